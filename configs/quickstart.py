@@ -1,0 +1,67 @@
+"""A small Mask R-CNN on generated pictures of shapes: the whole line in minutes on two CPU cores.
+
+    python -m mask_rcnn_jax.prepare shapes --data_dir data/shapes
+    python -m mask_rcnn_jax.train --config configs/quickstart.py --workdir runs/quickstart
+
+NVIDIA's recipe (configs/coco.py) made small: ResNet-10 with group norm from random weights, narrow
+heads, 128 x 128 pixels, Adam.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import coco
+
+
+def get_config() -> ConfigDict:
+    config = coco.get_config()
+    config.data.update(
+        train_json="data/shapes/annotations/instances_train.json",
+        train_images="data/shapes/train",
+        val_json="data/shapes/annotations/instances_val.json",
+        val_images="data/shapes/val",
+        image_size=(128, 128),
+        max_instances=20,
+        bad_annotations="error",
+        num_workers=0,
+    )
+    config.model.update(
+        depth=10,
+        norm="group",
+        frozen_stages=0,
+        fpn_channels=64,
+        anchor_sizes=(16.0, 32.0, 64.0, 128.0, 256.0),
+        rpn_channels=64,
+        rpn_anchors_per_image=64,
+        pre_nms_topk_train=300,
+        pre_nms_topk_test=300,
+        post_nms_topk_train=100,
+        post_nms_topk_test=100,
+        rois_per_image=64,
+        box_channels=256,
+        mask_channels=64,
+    )
+    config.optim.update(
+        name="adamw",
+        learning_rate=1e-3,
+        reference_batch=8,
+        warmup_steps=50,
+        clip_norm=10.0,
+        weight_decay=1e-2,
+    )
+    config.train.update(
+        batch_size=8,
+        steps=600,
+        precision="float32",
+        log_every=20,
+        checkpoint_every=200,
+        eval_every=600,
+    )
+    config.eval.update(
+        batch_size=8,
+        pictures=8,
+        loss_images=16,
+        score_threshold=0.05,
+        pre_nms_topk=300,
+        detections_per_image=20,
+    )
+    return config

@@ -1,0 +1,84 @@
+"""Flags, logging and error lines shared by the commands."""
+
+import logging as std_logging
+import sys
+from collections.abc import Callable, Sequence
+
+from absl import flags, logging
+from ml_collections import config_flags
+
+CONFIG_HELP = "Recipe, a Python file with get_config(); --config.section.name=value overrides it."
+
+
+def define_config(required: bool = True) -> None:
+    """Define `--config`, whose entries may be overridden one by one on the command line."""
+    config_flags.DEFINE_config_file("config", None, CONFIG_HELP, lock_config=True)
+    if required:
+        flags.mark_flag_as_required("config")
+
+
+def run(main: Callable[[Sequence[str]], None], define_flags: Callable[[], None]) -> None:
+    """Parse the flags, run `main(positional arguments)` and leave with its exit code.
+
+    0 on success. 2 with one line for a user's mistake (ValueError, OSError, a bad flag), 1 with one
+    line for anything else; `--debug` shows the traceback.
+    """
+    define_flags()
+    flags.DEFINE_bool("debug", False, "Show the traceback of an error.")
+    flags.DEFINE_enum("platform", None, ["cpu", "gpu"], "Device to run on; the best one if unset.")
+    debug = "--debug" in sys.argv
+    try:
+        positional = flags.FLAGS(sys.argv)[1:]
+        _set_up_logging()
+        _choose_platform(flags.FLAGS.platform)
+        main(positional)
+    except KeyboardInterrupt:
+        _fail("interrupted", 130)
+    except (ValueError, OSError, flags.Error, AttributeError, KeyError, TypeError) as error:
+        if debug:
+            raise
+        _fail(_one_line(error), 2 if _is_mistake(error) else 1)
+    except Exception as error:  # the last line of defence: no bare traceback reaches the user
+        if debug:
+            raise
+        _fail(f"{type(error).__name__}: {_one_line(error)} (--debug shows where)", 1)
+
+
+def _is_mistake(error: Exception) -> bool:
+    """User's mistakes are ValueError, OSError and whatever parsing the flags raised."""
+    return isinstance(error, ValueError | OSError | flags.Error) or not flags.FLAGS.is_parsed()
+
+
+def _one_line(error: Exception) -> str:
+    text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+    return " ".join(text.split()) or type(error).__name__
+
+
+def _fail(message: str, code: int) -> None:
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    sys.exit(code)
+
+
+def _set_up_logging() -> None:
+    """Plain lines on stderr: our own from INFO, libraries' from WARNING, orbax's from ERROR."""
+    logging.use_absl_handler()
+    logging.set_verbosity(logging.INFO)
+    handler = logging.get_absl_handler()
+    handler.setFormatter(std_logging.Formatter("%(message)s"))
+    handler.addFilter(_is_wanted)
+
+
+def _is_wanted(record: std_logging.LogRecord) -> bool:
+    if "mask_rcnn_jax" in record.pathname:
+        return True
+    return record.levelno >= (
+        std_logging.ERROR if "orbax" in record.pathname else std_logging.WARNING
+    )
+
+
+def _choose_platform(platform: str | None) -> None:
+    if platform is None:
+        return
+    import jax
+
+    jax.config.update("jax_platforms", {"cpu": "cpu", "gpu": "cuda"}[platform])

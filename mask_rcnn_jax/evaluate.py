@@ -1,0 +1,78 @@
+"""Score a model, or an existing results file, with the COCO protocol.
+
+    python -m mask_rcnn_jax.evaluate --config configs/coco.py --workdir runs/coco
+    python -m mask_rcnn_jax.evaluate --config configs/coco.py --results segm_results.json
+
+The first takes the run's latest checkpoint; `--weights runs/coco/checkpoints/90000` takes another.
+Results go to `--output`, or to `eval/<step>` in the workdir.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from absl import flags, logging
+from ml_collections import ConfigDict
+
+from mask_rcnn_jax import cli
+from mask_rcnn_jax.evaluation import coco as coco_evaluation
+from mask_rcnn_jax.training import evaluator, run
+from mask_rcnn_jax.training.checkpoint import find_checkpoint
+from mask_rcnn_jax.training.step import make_mesh, make_predict_step, replicate
+
+
+def evaluate_model(config: ConfigDict, weights: str, output: str | None) -> dict:
+    """Detect on `config.data.val_json`, score, and write results; returns the metrics."""
+    checkpoint = find_checkpoint(weights)
+    dataset = run.load_split(config, "val")
+    _, categories = run.read_workdir(checkpoint.workdir)
+    run.check_classes(dataset, categories, weights)
+    config.model.num_classes = len(categories)
+    folder = Path(output) if output else checkpoint.workdir / "eval" / str(checkpoint.step)
+    folder.mkdir(parents=True, exist_ok=True)  # an unwritable folder is found out before the work
+    mesh = make_mesh()
+    model = run.make_model(config, len(categories))
+    loader = run.make_eval_loader(config, dataset, config.eval.max_images)
+    results = evaluator.detect(
+        make_predict_step(model, mesh, **run.thresholds(config)),
+        replicate(run.load_variables(weights, config), mesh),
+        loader, dataset, mesh, loader.num_images,
+    )  # fmt: skip
+    image_ids = [record.id for record in dataset.images[: loader.num_images]]
+    metrics = evaluator.score_and_write(dataset, results, image_ids, folder)
+    logging.info("results: %s", folder)
+    return metrics
+
+
+def evaluate_results(config: ConfigDict, results_json: str, output: str | None) -> dict:
+    """Score a COCO results file, boxes or masks or both, against `config.data.val_json`."""
+    results = coco_evaluation.split_results(coco_evaluation.load_results(results_json))
+    metrics = coco_evaluation.score(config.data.val_json, *results)
+    logging.info("%s", coco_evaluation.format_table(metrics))
+    if output:
+        Path(output).mkdir(parents=True, exist_ok=True)
+        (Path(output) / "metrics.json").write_text(json.dumps(metrics, indent=1))
+    return metrics
+
+
+def _define_flags() -> None:
+    cli.define_config()
+    flags.DEFINE_string("workdir", None, "Folder of a run; its latest checkpoint is taken.")
+    flags.DEFINE_string("weights", None, "A workdir or one of its checkpoints/<step>.")
+    flags.DEFINE_string("results", None, "A COCO results file to score without a model.")
+    flags.DEFINE_string("output", None, "Where to write results and metrics.json.")
+
+
+def main(_: Sequence[str]) -> None:
+    FLAGS = flags.FLAGS
+    sources = [source for source in (FLAGS.workdir, FLAGS.weights, FLAGS.results) if source]
+    if len(sources) != 1:
+        raise ValueError("evaluate needs exactly one of --workdir, --weights and --results")
+    if FLAGS.results:
+        evaluate_results(FLAGS.config, FLAGS.results, FLAGS.output)
+    else:
+        evaluate_model(FLAGS.config, sources[0], FLAGS.output)
+
+
+if __name__ == "__main__":
+    cli.run(main, _define_flags)

@@ -1,0 +1,365 @@
+"""Detections to COCO results, and COCO results to the 24 published numbers.
+
+COCO's own conventions live here and nowhere else: boxes as (x, y, width, height) in pixels of the
+original picture, the category ids of the json, masks as run-length codes.
+"""
+
+import contextlib
+import io
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+from pycocotools import mask as coco_mask
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+
+from mask_rcnn_jax.evaluation.paste import encode_window, paste_mask
+from mask_rcnn_jax.structures import Detections
+
+# The order in which pycocotools' COCOeval.summarize() leaves its twelve statistics.
+METRIC_NAMES = (
+    *("AP", "AP50", "AP75", "APs", "APm", "APl"),
+    *("ARmax1", "ARmax10", "ARmax100", "ARs", "ARm", "ARl"),
+)
+# Per type of result: the prefix of its metrics' names and the key that holds its geometry.
+_TYPES = {"bbox": ("", "bbox"), "segm": ("mask_", "segmentation")}
+
+
+def to_coco_results(
+    detections: Detections,
+    scales: np.ndarray,
+    image_ids: Sequence[int | str | None],
+    image_sizes_original: Sequence[tuple[int, int]],
+    category_ids: Sequence[int | str],
+) -> tuple[list[dict], list[dict]]:
+    """Turns a batch of detections into COCO results, in pixels of the original pictures.
+
+    Args:
+        detections: a batch [B, D, ...] with boxes in network pixels.
+        scales: [B, 2] (y, x) network pixels per original pixel.
+        image_ids: per image the id of the json, or None for an image that only fills the batch.
+        image_sizes_original: per image (height, width); not read where the id is None.
+        category_ids: the json's id of class k is `category_ids[k - 1]`.
+
+    Returns:
+        Box results and mask results, the same detections in the same order.
+    """
+    detections = Detections(**{k: np.asarray(v) for k, v in vars(detections).items()})
+    bbox_results, segm_results = [], []
+    for b, image_id in enumerate(image_ids):
+        if image_id is None:
+            continue
+        height, width = (int(side) for side in image_sizes_original[b])
+        boxes = _to_original(detections.boxes[b], scales[b])
+        for d in np.flatnonzero(detections.valid[b]):
+            entry = {
+                "image_id": image_id,
+                "category_id": category_ids[int(detections.classes[b][d]) - 1],
+                "score": float(detections.scores[b][d]),
+            }
+            # The mask is pasted with the whole box: clipping the box first would squeeze it.
+            crop, origin = paste_mask(detections.masks[b][d], boxes[d], height, width)
+            code = encode_window(crop, origin, height, width)
+            bbox_results.append({**entry, "bbox": _clipped_xywh(boxes[d], height, width)})
+            segm_results.append({**entry, "segmentation": code})
+    return bbox_results, segm_results
+
+
+def _to_original(boxes: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """Boxes [D, 4] from network pixels to original pixels; scale is (y, x)."""
+    scale_y, scale_x = np.asarray(scale, np.float64)
+    return boxes.astype(np.float64) / np.array([scale_x, scale_y, scale_x, scale_y])
+
+
+def _clipped_xywh(box: np.ndarray, height: int, width: int) -> list[float]:
+    """(x1, y1, x2, y2) clipped to the picture, as COCO's (x, y, width, height)."""
+    x1, x2 = np.clip(box[[0, 2]], 0, width)
+    y1, y2 = np.clip(box[[1, 3]], 0, height)
+    return [round(float(value), 3) for value in (x1, y1, x2 - x1, y2 - y1)]
+
+
+def load_results(path: str | os.PathLike) -> list[dict]:
+    """Reads a COCO results file: a json list with one object per detection."""
+    results = _read_json(path)
+    if not isinstance(results, list):
+        raise ValueError(f"{path}: expected a json list of detections (COCO results format)")
+    for i, result in enumerate(results):
+        if not isinstance(result, dict):
+            raise ValueError(f"{path}: entry {i} is not an object")
+        for key in ("image_id", "category_id", "score"):
+            if key not in result:
+                raise ValueError(f"{path}: entry {i} has no {key!r}")
+        if "bbox" not in result and "segmentation" not in result:
+            raise ValueError(f"{path}: entry {i} has neither 'bbox' nor 'segmentation'")
+        if "bbox" in result and not _is_box(result["bbox"]):
+            raise ValueError(
+                f"{path}: 'bbox' of entry {i} is {result['bbox']!r}, expected [x, y, width, height]"
+            )
+    for key in ("bbox", "segmentation"):
+        _check_uniform(path, results, key)
+    return results
+
+
+def split_results(results: list[dict]) -> tuple[list[dict] | None, list[dict] | None]:
+    """Box results and mask results of one file, None for a type that it does not hold.
+
+    A file without detections counts as box results, so that it scores zero and not nothing.
+    """
+    if not results:
+        return [], None
+    return tuple(results if key in results[0] else None for _, key in _TYPES.values())
+
+
+def score(
+    gt: str | os.PathLike | dict,
+    bbox_results: list[dict] | None,
+    segm_results: list[dict] | None,
+    *,
+    image_ids: Sequence[int | str] | None = None,
+    skip_bad: bool = False,
+) -> dict:
+    """Scores COCO results against COCO ground truth, exactly as pycocotools does.
+
+    Args:
+        gt: a COCO instances json or its content. Annotations may lack `id`, `area`, `iscrowd`.
+        bbox_results, segm_results: COCO results; None leaves that type out, an empty list is
+            scored (as zero).
+        image_ids: score on these images only; default is every image of the ground truth.
+        skip_bad: leave out ground truth of unusable geometry; default is a ValueError.
+
+    Returns:
+        The 12 numbers of METRIC_NAMES for boxes, the same with `mask_` in front for masks, and
+        "per_category": {name: {"AP": ..., "mask_AP": ...}}. As in pycocotools, -1 stands where
+        the ground truth has nothing to measure.
+    """
+    source = "ground truth" if isinstance(gt, dict) else str(gt)
+    content = gt if isinstance(gt, dict) else _read_json(gt)
+    _check_ground_truth(content, source)
+    names = _category_names(content["categories"])
+    metrics, per_category = {}, {name: {} for name in names.values()}
+    for iou_type, results in (("bbox", bbox_results), ("segm", segm_results)):
+        if results is None:
+            continue
+        prefix, key = _TYPES[iou_type]
+        truth = _fill_annotations(content, iou_type, source, skip_bad)
+        evaluation = _evaluate(content, truth, results, iou_type, image_ids)
+        values = zip(METRIC_NAMES, evaluation.stats, strict=True)
+        metrics |= {prefix + name: float(value) for name, value in values}
+        for category_id, ap in _category_aps(evaluation).items():
+            per_category[names[category_id]][prefix + "AP"] = ap
+    return {**metrics, "per_category": per_category}
+
+
+def format_table(metrics: dict) -> str:
+    """The COCO table as text, boxes and masks side by side, then AP per category."""
+    prefixes = [prefix for prefix, _ in _TYPES.values() if prefix + "AP" in metrics]
+    titles = ["box" if prefix == "" else "mask" for prefix in prefixes]
+    lines = [_row("", titles)]
+    for name, meaning in zip(METRIC_NAMES, _METRIC_MEANINGS, strict=True):
+        label = f"{name:<9}{meaning}"
+        lines.append(_row(label, [f"{metrics[prefix + name]:.3f}" for prefix in prefixes]))
+    lines.append(_row("AP per category", titles))
+    for category, aps in metrics["per_category"].items():
+        cells = [aps[prefix + "AP"] for prefix in prefixes]
+        lines.append(_row(f"  {category}", ["-" if ap < 0 else f"{ap:.3f}" for ap in cells]))
+    return "\n".join(lines)
+
+
+_METRIC_MEANINGS = (
+    *("IoU 0.50:0.95", "IoU 0.50", "IoU 0.75"),
+    *("IoU 0.50:0.95  small (< 32^2 px)", "IoU 0.50:0.95  medium", "IoU 0.50:0.95  large (> 96^2)"),
+    *("1 detection per image", "10 detections per image", "100 detections per image"),
+    *("100 detections  small", "100 detections  medium", "100 detections  large"),
+)
+
+
+def _row(label: str, cells: list[str]) -> str:
+    return f"{label:<44}" + "".join(f"{cell:>8}" for cell in cells)
+
+
+def _evaluate(
+    gt: dict, truth: list[dict], results: list[dict], iou_type: str, image_ids: Sequence | None
+) -> COCOeval:
+    """Runs pycocotools for one type of result, without its printing."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        coco_gt = _index(gt, truth)
+        coco_results = _index(gt, _fill_results(gt, results, iou_type))
+        evaluation = COCOeval(coco_gt, coco_results, iou_type)
+        if image_ids is not None:
+            evaluation.params.imgIds = sorted(set(image_ids))
+        evaluation.evaluate()
+        evaluation.accumulate()
+        evaluation.summarize()
+    return evaluation
+
+
+def _index(gt: dict, annotations: list[dict]) -> COCO:
+    """A pycocotools index of these annotations on the ground truth's images and categories."""
+    coco = COCO()
+    coco.dataset = {
+        "images": gt["images"],
+        "categories": gt["categories"],
+        "annotations": annotations,
+    }
+    coco.createIndex()
+    return coco
+
+
+def _fill_annotations(gt: dict, iou_type: str, source: str, skip_bad: bool) -> list[dict]:
+    """Copies of the ground truth's annotations with every key that pycocotools reads."""
+    sizes = {image["id"]: (image.get("height"), image.get("width")) for image in gt["images"]}
+    filled = []
+    for position, annotation in enumerate(gt["annotations"]):
+        try:
+            annotation = _fill_annotation(annotation, sizes[annotation["image_id"]], iou_type)
+        except ValueError as error:
+            if skip_bad:
+                continue
+            name = annotation.get("id", f"number {position}, which has no id,")
+            raise ValueError(f"{source}: annotation {name} {error}") from error
+        if skip_bad and min(annotation["bbox"][2:]) == 0:
+            continue
+        # Numbered anew from 1, because pycocotools takes a match with annotation 0 for no match.
+        filled.append({**annotation, "id": len(filled) + 1})
+    return filled
+
+
+def _fill_annotation(annotation: dict, size: tuple[int, int], iou_type: str) -> dict:
+    """One annotation with `bbox`, `area`, `iscrowd` and, for masks, a run-length code."""
+    annotation = {**annotation, "iscrowd": int(annotation.get("iscrowd", 0))}
+    if iou_type == "segm" or "bbox" not in annotation or "area" not in annotation:
+        if annotation.get("segmentation"):
+            code = _ground_truth_code(annotation["segmentation"], *size)
+            annotation.setdefault("bbox", coco_mask.toBbox(code).tolist())
+            annotation.setdefault("area", float(coco_mask.area(code)))
+            annotation["segmentation"] = code
+        elif iou_type == "segm":
+            raise ValueError("has no 'segmentation', which mask scores need")
+    if not _is_box(annotation.get("bbox")):
+        raise ValueError(f"has the box {annotation.get('bbox')!r}, expected [x, y, width, height]")
+    annotation.setdefault("area", annotation["bbox"][2] * annotation["bbox"][3])
+    return annotation
+
+
+def _ground_truth_code(segmentation: list | dict, height: int, width: int) -> dict:
+    """The compressed run-length code of polygons or of either kind of RLE."""
+    if height is None or width is None:
+        raise ValueError("is of an image without 'height' or 'width'")
+    if isinstance(segmentation, list):
+        if any(not isinstance(part, list) or len(part) < 6 for part in segmentation):
+            raise ValueError("has a polygon of fewer than three points")
+        return coco_mask.merge(coco_mask.frPyObjects(segmentation, height, width))
+    if segmentation.get("size") != [height, width]:
+        size = segmentation.get("size")
+        raise ValueError(f"has an RLE of size {size}, its image is {[height, width]}")
+    return _compressed(segmentation)
+
+
+def _compressed(code: dict) -> dict:
+    """A run-length code as a string, from a string or from a list of counts."""
+    if isinstance(code["counts"], list):
+        return coco_mask.frPyObjects(code, *code["size"])
+    return code
+
+
+def _fill_results(gt: dict, results: list[dict], iou_type: str) -> list[dict]:
+    """Copies of the results with every key that pycocotools reads, and no other.
+
+    Only one type's geometry stays: were the box left beside the mask, pycocotools would take the
+    box's area for the mask's when it sorts into small, medium and large.
+    """
+    known = {image["id"] for image in gt["images"]}
+    _, key = _TYPES[iou_type]
+    filled = []
+    for i, result in enumerate(results):
+        if result["image_id"] not in known:
+            raise ValueError(
+                f"results: entry {i} is of image {result['image_id']!r}, "
+                f"which is not among the {len(known)} images of the ground truth"
+            )
+        geometry = result[key]
+        if iou_type == "bbox":
+            box, area = geometry, geometry[2] * geometry[3]
+        else:
+            geometry = _result_code(geometry, i)
+            box, area = coco_mask.toBbox(geometry).tolist(), float(coco_mask.area(geometry))
+        entry = {k: result[k] for k in ("image_id", "category_id", "score")}
+        entry |= {"id": i + 1, "iscrowd": 0, "bbox": box, "area": area, key: geometry}
+        filled.append(entry)
+    return filled
+
+
+def _result_code(segmentation: dict, i: int) -> dict:
+    """A result's run-length code, compressed if it is not."""
+    if not isinstance(segmentation, dict) or not {"size", "counts"} <= segmentation.keys():
+        raise ValueError(f"results: the segmentation of entry {i} is not an RLE (size, counts)")
+    return _compressed(segmentation)
+
+
+def _category_aps(evaluation: COCOeval) -> dict[int, float]:
+    """AP at IoU 0.50:0.95 over all areas per category id; -1 without ground truth."""
+    precision = evaluation.eval["precision"][:, :, :, 0, -1]  # [IoU, recall, category]
+    aps = {}
+    for k, category_id in enumerate(evaluation.params.catIds):
+        measured = precision[:, :, k][precision[:, :, k] > -1]
+        aps[category_id] = float(measured.mean()) if measured.size else -1.0
+    return aps
+
+
+def _category_names(categories: list[dict]) -> dict[int, str]:
+    """Name per category id; where two share one name, the id is added to tell them apart."""
+    names = {category["id"]: str(category.get("name", category["id"])) for category in categories}
+    count = Counter(names.values())
+    return {i: name if count[name] == 1 else f"{name} ({i})" for i, name in names.items()}
+
+
+def _check_ground_truth(gt: object, source: str) -> None:
+    """Says which key is missing where the ground truth is not COCO."""
+    for section, keys in (
+        ("images", ("id",)),
+        ("categories", ("id",)),
+        ("annotations", ("image_id", "category_id")),
+    ):
+        if not isinstance(gt, dict) or section not in gt:
+            raise ValueError(f"{source}: not a COCO instances json: it has no {section!r}")
+        for i, entry in enumerate(gt[section]):
+            for key in keys:
+                if key not in entry:
+                    raise ValueError(f"{source}: entry {i} of {section!r} has no {key!r}")
+    known = {image["id"] for image in gt["images"]}
+    for i, annotation in enumerate(gt["annotations"]):
+        if annotation["image_id"] not in known:
+            raise ValueError(
+                f"{source}: entry {i} of 'annotations' is of image {annotation['image_id']!r}, "
+                "which is not in 'images'"
+            )
+
+
+def _is_box(value: object) -> bool:
+    """Whether it is a list of four finite numbers, the last two not negative."""
+    return (
+        isinstance(value, list)
+        and len(value) == 4
+        and all(isinstance(number, int | float) and math.isfinite(number) for number in value)
+        and min(value[2:]) >= 0
+    )
+
+
+def _check_uniform(path: str | os.PathLike, results: list[dict], key: str) -> None:
+    """All detections of a file have this key, or none has."""
+    having = sum(key in result for result in results)
+    if 0 < having < len(results):
+        first = next(i for i, result in enumerate(results) if key not in result)
+        raise ValueError(f"{path}: entry {first} has no {key!r}, though {having} others have")
+
+
+def _read_json(path: str | os.PathLike) -> object:
+    with open(path, encoding="utf-8") as file:
+        try:
+            return json.load(file)
+        except ValueError as error:  # json's and unicode's decoding errors
+            raise ValueError(f"{path}: not readable as json: {error}") from error

@@ -1,0 +1,82 @@
+"""Masks from their boxes back into the picture: paste (host numpy) and run-length encoding.
+
+A predicted mask is an M x M grid of probabilities stretched over its box. Coordinates are
+continuous: the grid's cell centres and the picture's pixel centres both lie at +0.5, outside the
+grid the probability is zero. Since half of anything outside is below the threshold, a pasted mask
+never leaves its box, and only the box's window of the picture is ever computed.
+"""
+
+import math
+
+import numpy as np
+from pycocotools import mask as coco_mask
+
+
+def paste_mask(
+    mask: np.ndarray, box: np.ndarray, height: int, width: int, *, threshold: float = 0.5
+) -> tuple[np.ndarray, tuple[int, int]]:
+    """Binary mask of an object inside its window of the picture.
+
+    Args:
+        mask: [M, M] probabilities in 0..1.
+        box: (x1, y1, x2, y2) in picture pixels, not necessarily inside the picture.
+        height, width: size of the picture.
+
+    Returns:
+        uint8 crop [h, w] of zeros and ones, and the (x, y) of its upper left pixel. The crop is
+        empty (h or w is 0) where the box covers no pixel centre.
+    """
+    columns, x_weights = _axis_weights(box[0], box[2], width, mask.shape[1])
+    rows, y_weights = _axis_weights(box[1], box[3], height, mask.shape[0])
+    # Bilinear interpolation is separable: two small matrix products paste the whole window.
+    pasted = y_weights @ mask.astype(np.float32, copy=False) @ x_weights.T
+    return (pasted >= threshold).astype(np.uint8), (columns.start, rows.start)
+
+
+def encode_window(crop: np.ndarray, origin: tuple[int, int], height: int, width: int) -> dict:
+    """COCO run-length code of a picture that is zero but for one window.
+
+    The runs are found in the window alone, so that the cost does not grow with the picture.
+
+    Args:
+        crop: uint8 [h, w] of zeros and ones, wholly inside the picture.
+        origin: (x, y) of the crop's upper left pixel.
+
+    Returns:
+        {"size": [height, width], "counts": str}
+    """
+    h, w = crop.shape
+    x0, y0 = origin
+    # COCO runs go down the columns. A zero above and below ends every run within its column.
+    columns = np.zeros((w, h + 2), np.int8)
+    columns[:, 1:-1] = crop.T
+    column, row = np.nonzero(np.diff(columns, axis=1))
+    edges = (x0 + column) * height + y0 + row  # begin, end, begin, end, ...
+    # A run that reaches the bottom goes on at the top of the next column. There its end is the
+    # next one's begin, the same number twice: without the two the runs are one.
+    values, times = np.unique(edges, return_counts=True)
+    marks = values[times == 1]
+    counts = np.diff(np.concatenate(([0], marks, [height * width])))
+    if marks.size and marks[-1] == height * width:
+        counts = counts[:-1]  # the last run is the object's, nothing follows
+    size = [height, width]
+    code = coco_mask.frPyObjects({"size": size, "counts": counts.tolist()}, height, width)
+    return {"size": size, "counts": code["counts"].decode("ascii")}
+
+
+def _axis_weights(low: float, high: float, size: int, cells: int) -> tuple[range, np.ndarray]:
+    """The pixels of one axis whose centres lie in [low, high], and how each reads the cells.
+
+    Returns:
+        The pixels [n] as a range, and float32 weights [n, cells]: two neighbours per pixel, one
+        where the other lies outside the grid and counts as zero.
+    """
+    # `not >` rather than `<=`: also true of NaN.
+    if not high > low or not math.isfinite(low) or not math.isfinite(high):
+        return range(0), np.zeros((0, cells), np.float32)
+    low, high = float(low), float(high)
+    first = min(max(math.ceil(low - 0.5), 0), size)
+    last = max(min(math.floor(high - 0.5) + 1, size), first)
+    cell = (np.arange(first, last) + 0.5 - low) * (cells / (high - low)) - 0.5
+    distance = np.abs(cell[:, None] - np.arange(cells))
+    return range(first, last), np.maximum(1.0 - distance, 0.0).astype(np.float32)

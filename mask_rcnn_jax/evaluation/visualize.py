@@ -1,0 +1,337 @@
+"""Annotated pictures: boxes, masks, names and scores drawn on the image.
+
+Everything scales with the picture, from 64 pixels to many megapixels. Every instance has its own
+colour, small objects are drawn over large ones, and labels keep inside the picture and out of
+each other's way.
+"""
+
+import functools
+import unicodedata
+from collections.abc import Sequence
+from pathlib import Path
+
+import cv2
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+FILL_OPACITY = 0.42
+# Below this many pixels on the shorter side, a picture has no room for text beside its objects.
+MIN_SIDE = 320
+# cv2 takes coordinates as integers of 1/16 pixel.
+_SHIFT = 4
+# Contours are traced on a grid of about this many cells per side of a box.
+_TRACE_SIDE = 224
+# A label of which more than this share would cover other labels is left out.
+_MAX_LABEL_OVERLAP = 0.35
+
+
+def draw_detections(
+    image: np.ndarray,
+    boxes: np.ndarray,
+    classes: np.ndarray,
+    scores: np.ndarray,
+    masks: np.ndarray | None,
+    class_names: Sequence[str],
+    *,
+    score_threshold: float = 0.5,
+    min_side: int = MIN_SIDE,
+) -> np.ndarray:
+    """Draws the detections whose score reaches the threshold.
+
+    Args:
+        image: uint8 [H, W, 3] RGB; not changed.
+        boxes: [n, 4] in pixels of this image. Rows of padding have score 0.
+        classes: [n] int, class k is `class_names[k - 1]`.
+        scores: [n] in 0..1.
+        masks: [n, M, M] probability inside the box, or None to draw boxes alone.
+        min_side: a smaller picture is enlarged, by a whole factor, until its shorter side has
+            as many pixels; 0 keeps every picture's size.
+
+    Returns:
+        uint8 [H, W, 3] RGB, or [f H, f W, 3] where the picture was enlarged
+    """
+    keep = np.flatnonzero((np.asarray(scores) >= score_threshold) & (np.asarray(classes) > 0))
+    keep = keep[np.argsort(-np.asarray(scores)[keep], kind="stable")]
+    names = [str(class_names[classes[i] - 1]) for i in keep]
+    values = [f"{float(scores[i]):.2f}" for i in keep]
+    masks = None if masks is None else np.asarray(masks)[keep]
+    image, boxes = _enlarge(image, np.asarray(boxes)[keep], min_side)
+    return draw_instances(image, boxes, names, values, masks)
+
+
+def draw_ground_truth(
+    image: np.ndarray,
+    boxes: np.ndarray,
+    classes: np.ndarray,
+    masks: np.ndarray | None,
+    class_names: Sequence[str],
+    *,
+    min_side: int = MIN_SIDE,
+) -> np.ndarray:
+    """Draws ground truth: as draw_detections, but masks are uint8 [n, M, M] crops of 0..255."""
+    keep = np.flatnonzero(np.asarray(classes) > 0)
+    names = [str(class_names[classes[i] - 1]) for i in keep]
+    masks = None if masks is None else np.asarray(masks)[keep].astype(np.float32) / 255
+    image, boxes = _enlarge(image, np.asarray(boxes)[keep], min_side)
+    return draw_instances(image, boxes, names, [""] * len(keep), masks)
+
+
+def side_by_side(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Two pictures of one height with a thin white line between them."""
+    line = np.full((left.shape[0], max(2, left.shape[1] // 200), 3), 255, np.uint8)
+    return np.concatenate([left, line, right], axis=1)
+
+
+def write_picture(path: Path, image: np.ndarray) -> None:
+    """Writes a uint8 [H, W, 3] RGB picture as JPEG or PNG, with the folders on its way."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not cv2.imwrite(str(path), cv2.cvtColor(image, cv2.COLOR_RGB2BGR)):
+        raise OSError(f"{path}: the picture cannot be written")
+
+
+def _enlarge(image: np.ndarray, boxes: np.ndarray, min_side: int) -> tuple[np.ndarray, np.ndarray]:
+    factor = -(-min_side // min(image.shape[:2]))
+    if factor <= 1:
+        return image, boxes
+    image = cv2.resize(image, None, fx=factor, fy=factor, interpolation=cv2.INTER_CUBIC)
+    return image, boxes * factor
+
+
+def draw_instances(
+    image: np.ndarray,
+    boxes: np.ndarray,
+    names: Sequence[str],
+    values: Sequence[str],
+    masks: np.ndarray | None,
+) -> np.ndarray:
+    """Draws n instances, the most important first in the arguments.
+
+    Args:
+        image: uint8 [H, W, 3] RGB; not changed.
+        boxes: [n, 4] in pixels of this image.
+        names, values: the two parts of each label; a long name is cut, a value never.
+        masks: [n, M, M] float probability inside the box, or None.
+    """
+    canvas = np.ascontiguousarray(image).copy()
+    height, width = canvas.shape[:2]
+    scale = float(np.sqrt(height * width))
+    thickness = max(1, round(scale / 480))
+    boxes = np.nan_to_num(np.asarray(boxes, np.float64).reshape(-1, 4))
+    areas = np.prod(np.maximum(boxes[:, 2:] - boxes[:, :2], 0), axis=1)
+    for i in np.argsort(-areas, kind="stable"):
+        if masks is not None:
+            outline = _trace(masks[i], boxes[i])
+            _fill(canvas, outline, instance_color(i))
+            _stroke(canvas, outline, instance_color(i), thickness)
+        _rectangle(canvas, boxes[i], instance_color(i), thickness)
+    _draw_labels(canvas, boxes, names, values, scale)
+    return canvas
+
+
+def instance_color(i: int) -> tuple[int, int, int]:
+    """RGB of the i-th instance of a picture."""
+    palette = _palette()
+    return palette[int(i) % len(palette)]
+
+
+@functools.cache
+def _palette(size: int = 60) -> tuple[tuple[int, int, int], ...]:
+    """Bright colours, each as far as can be (in CIE Lab) from all that come before it."""
+    levels = np.linspace(0, 1, 13, dtype=np.float32)
+    rgb = np.stack(np.meshgrid(levels, levels, levels), axis=-1).reshape(-1, 3)
+    vivid = (rgb.max(axis=1) > 0.85) & (rgb.max(axis=1) - rgb.min(axis=1) > 0.5)
+    rgb = rgb[vivid]
+    lab = cv2.cvtColor(rgb[None], cv2.COLOR_RGB2LAB)[0]
+    lab[:, 0] *= 0.6  # a lighter shade of one hue is a weaker distinction than another hue
+    chosen = [int(np.argmin(np.abs(rgb - [0.08, 0.58, 1.0]).sum(axis=1)))]
+    distance = np.full(len(lab), np.inf)
+    while len(chosen) < size:
+        distance = np.minimum(distance, np.linalg.norm(lab - lab[chosen[-1]], axis=1))
+        chosen.append(int(np.argmax(distance)))
+    return tuple(tuple(int(round(255 * float(c))) for c in rgb[i]) for i in chosen)
+
+
+def _trace(mask: np.ndarray, box: np.ndarray) -> list[np.ndarray]:
+    """The lines along which a mask's probability is one half, holes included.
+
+    Traced on a magnified mask, so that the line runs between the picture's pixels, and smoothed
+    over a few cells of that grid to take its steps out.
+
+    Returns:
+        Closed polygons, float32 [p, 2] (x, y) in picture pixels.
+    """
+    factor = max(1, _TRACE_SIDE // max(mask.shape))
+    # One ring of zeros: the object ends at its box, as it does when the mask is pasted.
+    padded = np.pad(mask.astype(np.float32), 1)
+    fine = cv2.resize(padded, None, fx=factor, fy=factor, interpolation=cv2.INTER_LINEAR)
+    inside = (fine >= 0.5).astype(np.uint8)
+    contours, _ = cv2.findContours(inside, cv2.RETR_CCOMP, cv2.CHAIN_APPROX_NONE)
+    size = np.array([box[2] - box[0], box[3] - box[1]])
+    cell = size / (np.array(mask.shape[::-1]) * factor)
+    polygons = []
+    for contour in contours:
+        points = contour[:, 0].astype(np.float32)
+        if len(points) < 6:  # a speck of one or two cells
+            continue
+        points = _smooth(points) + 0.5 - factor
+        points = (points * cell + box[:2]).astype(np.float32)
+        polygons.append(cv2.approxPolyDP(points[:, None], 0.2, True)[:, 0])
+    return polygons
+
+
+def _smooth(points: np.ndarray, reach: int = 3) -> np.ndarray:
+    """Moving average over 2 * reach + 1 points of a closed line [p, 2]."""
+    reach = min(reach, (len(points) - 1) // 2)
+    around = np.concatenate([points[-reach:], points, points[:reach]]) if reach else points
+    total = np.cumsum(np.concatenate([np.zeros((1, 2)), around]), axis=0)
+    window = 2 * reach + 1
+    return (total[window:] - total[:-window]) / window
+
+
+def _fill(canvas: np.ndarray, polygons: list[np.ndarray], color: tuple[int, int, int]) -> None:
+    """Tints the inside of the polygons (even-odd, so that holes stay clear)."""
+    if not polygons:
+        return
+    points = np.concatenate(polygons)
+    height, width = canvas.shape[:2]
+    x0, y0 = np.clip(np.floor(points.min(axis=0)).astype(int), 0, (width, height))
+    x1, y1 = np.clip(np.ceil(points.max(axis=0)).astype(int) + 1, 0, (width, height))
+    if x1 <= x0 or y1 <= y0:
+        return
+    window = canvas[y0:y1, x0:x1]
+    stencil = np.zeros(window.shape[:2], np.uint8)
+    cv2.fillPoly(stencil, [_fixed(p - (x0, y0)) for p in polygons], 255, cv2.LINE_8, _SHIFT)
+    shades = np.arange(256)[:, None] * (1 - FILL_OPACITY) + np.array(color) * FILL_OPACITY
+    tinted = cv2.LUT(window, np.round(shades).astype(np.uint8)[:, None])
+    cv2.copyTo(tinted, stencil, window)
+
+
+def _stroke(
+    canvas: np.ndarray, polygons: list[np.ndarray], color: tuple[int, int, int], thickness: int
+) -> None:
+    lines = [_fixed(polygon) for polygon in polygons]
+    cv2.polylines(canvas, lines, True, color, thickness, cv2.LINE_AA, _SHIFT)
+
+
+def _rectangle(
+    canvas: np.ndarray, box: np.ndarray, color: tuple[int, int, int], thickness: int
+) -> None:
+    """The box, with the parts of it that lie outside the picture moved to the picture's edge."""
+    height, width = canvas.shape[:2]
+    x1, x2 = np.clip(np.round(box[[0, 2]]), (0, 1), (width - 1, width)).astype(int)
+    y1, y2 = np.clip(np.round(box[[1, 3]]), (0, 1), (height - 1, height)).astype(int)
+    cv2.rectangle(canvas, (x1, y1), (max(x2 - 1, x1), max(y2 - 1, y1)), color, thickness)
+
+
+def _fixed(points: np.ndarray) -> np.ndarray:
+    """Continuous picture coordinates to cv2's fixed point, whose pixel centres are whole."""
+    return np.round((points - 0.5) * (1 << _SHIFT)).astype(np.int32)
+
+
+def _draw_labels(
+    canvas: np.ndarray,
+    boxes: np.ndarray,
+    names: Sequence[str],
+    values: Sequence[str],
+    scale: float,
+) -> None:
+    """Places the labels one by one, each where it hides least of those already there."""
+    height, width = canvas.shape[:2]
+    max_width = max(0.4 * width, min(width, 130))
+    taken = np.zeros((0, 4))
+    for i, box in enumerate(boxes):
+        font_size = _font_size(box, scale)
+        text = _fit(names[i], values[i], font_size, max_width)
+        label = _render(text, font_size, instance_color(i))[:height, :width]
+        spots = _label_spots(box, label.shape[0], label.shape[1], height, width)
+        hidden = _overlap(spots, taken)
+        own = _overlap(spots, box[None])
+        # Beside a small object rather than on it; a large one has room for its label.
+        covers_object = own > 0.25 * np.prod(box[2:] - box[:2])
+        best = int(np.argmin(hidden + np.where(covers_object, 0.2 * own, 0)))
+        if hidden[best] > _MAX_LABEL_OVERLAP * label.shape[0] * label.shape[1]:
+            continue
+        x0, y0, x1, y1 = spots[best]
+        canvas[y0:y1, x0:x1] = label
+        taken = np.concatenate([taken, spots[best : best + 1]])
+
+
+def _font_size(box: np.ndarray, scale: float) -> int:
+    """Grows with the picture, and is smaller on small objects, but never too small to read."""
+    full = 0.017 * scale + 3
+    side = np.sqrt(max(box[2] - box[0], 0) * max(box[3] - box[1], 0))
+    return max(11, round(float(np.clip(0.3 * side, 0.6 * full, full))))
+
+
+def _label_spots(box: np.ndarray, h: int, w: int, height: int, width: int) -> np.ndarray:
+    """Where a label of h x w pixels may go, best first, all inside the picture: int [s, 4]."""
+    x1, y1, x2, y2 = np.round(box)
+    spots = [(x1, y1 - h), (x1, y1), (x1, y2), (x1, y2 - h)]
+    spots += [(x2 - w, y1 - h), (x2 - w, y1), (x2 - w, y2), (x2 - w, y2 - h)]
+    spots += [(x2, y1), (x1 - w, y1), (x1, y1 - 2 * h), (x1, y2 + h)]
+    spots += [(x1, y1 + step * h) for step in range(1, 4)]
+    corner = np.clip(np.array(spots), 0, (width - w, height - h)).astype(int)
+    return np.concatenate([corner, corner + (w, h)], axis=1)
+
+
+def _overlap(spots: np.ndarray, taken: np.ndarray) -> np.ndarray:
+    """Pixels of each spot [s, 4] that the rectangles [t, 4] cover: [s]."""
+    low = np.maximum(spots[:, None, :2], taken[None, :, :2])
+    high = np.minimum(spots[:, None, 2:], taken[None, :, 2:])
+    return np.prod(np.maximum(high - low, 0), axis=2).sum(axis=1)
+
+
+@functools.lru_cache(maxsize=512)
+def _fit(name: str, value: str, font_size: int, max_width: float) -> str:
+    """The label's text, its name cut with an ellipsis until it fits max_width pixels."""
+    name = _printable(name)
+    room = max_width - 2 * _padding(font_size)
+    text = f"{name} {value}".strip()
+    while _font(text, font_size).getlength(text) > room and name:
+        name = name[:-1].rstrip()
+        text = f"{name}... {value}".strip() if name else value
+    return text
+
+
+def _printable(name: str) -> str:
+    """The name; without accents and foreign letters where no font for them is at hand."""
+    if name.isascii() or _dejavu(10):
+        return name
+    return unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode() or "?"
+
+
+@functools.lru_cache(maxsize=512)
+def _render(text: str, font_size: int, color: tuple[int, int, int]) -> np.ndarray:
+    """A label as a small picture: the text on the instance's colour, uint8 [h, w, 3]."""
+    font = _font(text, font_size)
+    ascent, descent = font.getmetrics()
+    pad = _padding(font_size)
+    size = (int(np.ceil(font.getlength(text))) + 2 * pad, ascent + descent + 1)
+    dark_text = np.dot(color, (0.299, 0.587, 0.114)) > 120
+    label = Image.new("RGB", size, color)
+    text_color = (0, 0, 0) if dark_text else (255, 255, 255)
+    ImageDraw.Draw(label).text((pad, 0), text, fill=text_color, font=font)
+    return np.asarray(label)
+
+
+def _padding(font_size: int) -> int:
+    return max(2, font_size // 5)
+
+
+def _font(text: str, size: int) -> ImageFont.FreeTypeFont:
+    """Pillow's own font, the same on every machine; for other alphabets DejaVu if it is there."""
+    font = None if text.isascii() else _dejavu(size)
+    return font or _pillow_font(size)
+
+
+@functools.cache
+def _pillow_font(size: int) -> ImageFont.FreeTypeFont:
+    return ImageFont.load_default(size)
+
+
+@functools.cache
+def _dejavu(size: int) -> ImageFont.FreeTypeFont | None:
+    try:
+        return ImageFont.truetype("DejaVuSans.ttf", size)
+    except OSError:
+        return None

@@ -1,0 +1,107 @@
+"""Arithmetic on boxes: area, IoU, the delta coder, clipping and flipping.
+
+Boxes are `[x1, y1, x2, y2]` in pixels. `offset` is 0 for continuous coordinates (width = x2 - x1)
+and 1 for the inclusive-pixel convention of the Caffe era (width = x2 - x1 + 1), which NVIDIA's
+TensorFlow 2 recipe keeps in its box coder and its PyTorch recipe keeps everywhere.
+Every function is finite, with finite gradients, on the all-zero boxes that padding holds.
+"""
+
+import math
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Num
+
+# exp(dw) may enlarge an anchor by at most 1000 / 16: the anchor of 16 px, the image of 1000.
+MAX_LOG_SCALE = math.log(1000.0 / 16.0)
+# Widths are floored here before a division or a log. 1e-8 is NVIDIA TensorFlow 2's value.
+MIN_WIDTH = 1e-8
+
+
+def area(boxes: Float[Array, "*dims 4"], *, offset: float = 0.0) -> Float[Array, "*dims"]:
+    """Area in square pixels; 0 for a box turned inside out."""
+    width = jnp.maximum(boxes[..., 2] - boxes[..., 0] + offset, 0.0)
+    height = jnp.maximum(boxes[..., 3] - boxes[..., 1] + offset, 0.0)
+    return width * height
+
+
+def pairwise_iou(
+    a: Float[Array, "N 4"], b: Float[Array, "G 4"], *, offset: float = 0.0
+) -> Float[Array, "N G"]:
+    """Intersection over union of every pair; 0 where the union is empty."""
+    x1 = jnp.maximum(a[:, None, 0], b[None, :, 0])
+    y1 = jnp.maximum(a[:, None, 1], b[None, :, 1])
+    x2 = jnp.minimum(a[:, None, 2], b[None, :, 2])
+    y2 = jnp.minimum(a[:, None, 3], b[None, :, 3])
+    inter = jnp.maximum(x2 - x1 + offset, 0.0) * jnp.maximum(y2 - y1 + offset, 0.0)
+    union = area(a, offset=offset)[:, None] + area(b, offset=offset)[None, :] - inter
+    # Replace the empty union before dividing: a NaN made here would survive in the gradient.
+    return inter / jnp.where(union > 0.0, union, 1.0)
+
+
+def encode(
+    boxes: Float[Array, "*dims 4"],
+    anchors: Float[Array, "*dims2 4"],
+    *,
+    weights: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0),
+    offset: float = 0.0,
+) -> Float[Array, "*out 4"]:
+    """Deltas (dx, dy, dw, dh) that turn `anchors` into `boxes`; leading axes broadcast.
+
+    dx and dy are in units of the anchor's width and height, dw and dh are logs of the ratio of
+    sides (R-CNN, Girshick 2014), each multiplied by its weight.
+    """
+    boxes, anchors = jnp.broadcast_arrays(boxes, anchors)
+    box_x, box_y, box_w, box_h = _centre_form(boxes, offset)
+    anchor_x, anchor_y, anchor_w, anchor_h = _centre_form(anchors, offset)
+    box_w, box_h = jnp.maximum(box_w, MIN_WIDTH), jnp.maximum(box_h, MIN_WIDTH)
+    anchor_w, anchor_h = jnp.maximum(anchor_w, MIN_WIDTH), jnp.maximum(anchor_h, MIN_WIDTH)
+    dx = weights[0] * (box_x - anchor_x) / anchor_w
+    dy = weights[1] * (box_y - anchor_y) / anchor_h
+    dw = weights[2] * (jnp.log(box_w) - jnp.log(anchor_w))
+    dh = weights[3] * (jnp.log(box_h) - jnp.log(anchor_h))
+    return jnp.stack([dx, dy, dw, dh], axis=-1)
+
+
+def decode(
+    deltas: Float[Array, "*dims 4"],
+    anchors: Float[Array, "*dims2 4"],
+    *,
+    weights: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0),
+    offset: float = 0.0,
+) -> Float[Array, "*out 4"]:
+    """The inverse of `encode`; leading axes broadcast. Growth is limited to `MAX_LOG_SCALE`."""
+    deltas, anchors = jnp.broadcast_arrays(deltas, anchors)
+    anchor_x, anchor_y, anchor_w, anchor_h = _centre_form(anchors, offset)
+    x = deltas[..., 0] / weights[0] * anchor_w + anchor_x
+    y = deltas[..., 1] / weights[1] * anchor_h + anchor_y
+    w = jnp.exp(jnp.minimum(deltas[..., 2] / weights[2], MAX_LOG_SCALE)) * anchor_w
+    h = jnp.exp(jnp.minimum(deltas[..., 3] / weights[3], MAX_LOG_SCALE)) * anchor_h
+    x1, y1 = x - 0.5 * w, y - 0.5 * h
+    return jnp.stack([x1, y1, x + 0.5 * w - offset, y + 0.5 * h - offset], axis=-1)
+
+
+def clip(
+    boxes: Float[Array, "*dims 4"],
+    size: Num[Array, "2"] | tuple[float, float],
+    *,
+    offset: float = 0.0,
+) -> Float[Array, "*dims 4"]:
+    """Boxes cut to an image of `size` (height, width): coordinates in [0, side - offset]."""
+    height, width = size[0] - offset, size[1] - offset
+    x1, y1, x2, y2 = (boxes[..., i] for i in range(4))
+    x1, x2 = (jnp.minimum(jnp.maximum(x, 0.0), width) for x in (x1, x2))
+    y1, y2 = (jnp.minimum(jnp.maximum(y, 0.0), height) for y in (y1, y2))
+    return jnp.stack([x1, y1, x2, y2], axis=-1)
+
+
+def flip(boxes: Float[Array, "*dims 4"], width: float | Float[Array, ""]) -> Float[Array, "*dims 4"]:
+    """Boxes of the image mirrored left to right; `width` in pixels."""
+    x1, y1, x2, y2 = (boxes[..., i] for i in range(4))
+    return jnp.stack([width - x2, y1, width - x1, y2], axis=-1)
+
+
+def _centre_form(boxes: Float[Array, "*dims 4"], offset: float) -> tuple[Array, Array, Array, Array]:
+    """Centre x and y, width, height."""
+    w = boxes[..., 2] - boxes[..., 0] + offset
+    h = boxes[..., 3] - boxes[..., 1] + offset
+    return boxes[..., 0] + 0.5 * w, boxes[..., 1] + 0.5 * h, w, h

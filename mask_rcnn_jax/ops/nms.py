@@ -1,0 +1,128 @@
+"""Greedy non-maximum suppression, exact, in blocks.
+
+A sequential greedy pass is N dependent steps; the full N x N matrix is too large. Here boxes are
+taken a tile at a time: a tile is first thinned by everything already kept, then resolved within
+itself. The number of dependent steps is the number of tiles times a short fixed point, and the
+largest intermediate is B * TILE * TILE.
+"""
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+TILE = 128
+
+
+def nms(
+    boxes: Float[Array, "B N 4"],
+    valid: Bool[Array, "B N"],
+    *,
+    groups: Int[Array, "B N"] | None = None,
+    iou_thresh: float,
+    max_out: int | None = None,
+    offset: float = 0.0,
+    implementation: str | None = None,
+) -> Bool[Array, "B N"]:
+    """Which boxes survive, for B independent problems sorted by falling score.
+
+    A box is suppressed when a better surviving one has IoU > `iou_thresh` with it. Rows that are
+    not valid neither survive nor suppress. With `max_out` only the first that many survivors of
+    each problem are kept, and the work stops when every problem has them.
+
+    Args:
+        groups: a box only suppresses boxes of its own group, such as its class; None is one group.
+        offset: 1 for widths of the inclusive-pixel convention, see `boxes`.
+        implementation: "xla" or None for the code below.
+    """
+    if implementation == "pallas":
+        raise NotImplementedError("implementation='pallas' of nms is not available in this build")
+    if implementation not in (None, "xla"):
+        raise ValueError(f"implementation is {implementation!r}, expected None, 'xla' or 'pallas'")
+    num = boxes.shape[1]
+    max_out = num if max_out is None else min(max_out, num)
+    boxes = lax.stop_gradient(boxes)
+    if groups is None:
+        groups = jnp.zeros(valid.shape, jnp.int32)
+    padding = (0, 0), (0, -num % TILE if num else TILE)
+    boxes = jnp.pad(boxes, (*padding, (0, 0)))
+    valid, groups = jnp.pad(valid, padding), jnp.pad(groups, padding)
+    keep = _resolve(boxes, valid, groups, iou_thresh, max_out, offset)
+    keep = keep[:, :num]
+    return keep & (jnp.cumsum(keep, axis=1) <= max_out)
+
+
+def _resolve(
+    boxes: Float[Array, "B N 4"],
+    valid: Bool[Array, "B N"],
+    groups: Int[Array, "B N"],
+    iou_thresh: float,
+    max_out: int,
+    offset: float,
+) -> Bool[Array, "B N"]:
+    """Survivors tile by tile; tiles after the early exit are False. N is a multiple of TILE."""
+    num_tiles = boxes.shape[1] // TILE
+
+    def tile_of(x: Array, t: Array) -> Array:
+        return lax.dynamic_slice_in_dim(x, t * TILE, TILE, axis=1)
+
+    def unfinished(state: tuple[Array, Array]) -> Array:
+        t, keep = state
+        return (t < num_tiles) & jnp.any(jnp.sum(keep, axis=1) < max_out)
+
+    def next_tile(state: tuple[Array, Array]) -> tuple[Array, Array]:
+        t, keep = state
+        tile, tile_groups = tile_of(boxes, t), tile_of(groups, t)
+
+        def thin(earlier: Array, alive: Array) -> Array:
+            hit = _overlaps(tile_of(boxes, earlier), tile, iou_thresh, offset)
+            hit &= _same(tile_of(groups, earlier), tile_groups)
+            return alive & ~jnp.any(hit & tile_of(keep, earlier)[:, :, None], axis=1)
+
+        alive = lax.fori_loop(0, t, thin, tile_of(valid, t))
+        kept = _resolve_tile(tile, alive, tile_groups, iou_thresh, offset)
+        return t + 1, lax.dynamic_update_slice_in_dim(keep, kept, t * TILE, axis=1)
+
+    start = jnp.zeros((), jnp.int32), jnp.zeros_like(valid)
+    return lax.while_loop(unfinished, next_tile, start)[1]
+
+
+def _resolve_tile(
+    tile: Float[Array, "B T 4"],
+    alive: Bool[Array, "B T"],
+    groups: Int[Array, "B T"],
+    iou_thresh: float,
+    offset: float,
+) -> Bool[Array, "B T"]:
+    """Greedy survivors of one tile.
+
+    `keep = alive and not suppressed by keep` is iterated from `keep = alive`. Row i is right once
+    all rows before it are, so the only fixed point is the greedy answer, and it is reached in as
+    many rounds as the longest chain of suppressions, a handful in practice.
+    """
+    earlier = jnp.triu(jnp.ones((TILE, TILE), bool), k=1)  # [suppressor, suppressed]
+    hit = _overlaps(tile, tile, iou_thresh, offset) & _same(groups, groups) & earlier[None]
+
+    def again(state: tuple[Array, Array]) -> tuple[Array, Array]:
+        keep, _ = state
+        new = alive & ~jnp.any(hit & keep[:, :, None], axis=1)
+        return new, jnp.any(new != keep)
+
+    return lax.while_loop(lambda state: state[1], again, (alive, jnp.ones((), bool)))[0]
+
+
+def _overlaps(
+    a: Float[Array, "B T 4"], b: Float[Array, "B T 4"], iou_thresh: float, offset: float
+) -> Bool[Array, "B T T"]:
+    """Whether IoU(a_i, b_j) > `iou_thresh`, without a division."""
+    a, b = a[:, :, None, :], b[:, None, :, :]
+    width = jnp.minimum(a[..., 2], b[..., 2]) - jnp.maximum(a[..., 0], b[..., 0]) + offset
+    height = jnp.minimum(a[..., 3], b[..., 3]) - jnp.maximum(a[..., 1], b[..., 1]) + offset
+    inter = jnp.maximum(width, 0.0) * jnp.maximum(height, 0.0)
+    area_a = (a[..., 2] - a[..., 0] + offset) * (a[..., 3] - a[..., 1] + offset)
+    area_b = (b[..., 2] - b[..., 0] + offset) * (b[..., 3] - b[..., 1] + offset)
+    return inter > iou_thresh * (area_a + area_b - inter)
+
+
+def _same(a: Int[Array, "B T"], b: Int[Array, "B T"]) -> Bool[Array, "B T T"]:
+    """Whether a_i and b_j are of one group."""
+    return a[:, :, None] == b[:, None, :]

@@ -1,0 +1,101 @@
+"""Put data on disk, or check what is there.
+
+python -m mask_rcnn_jax.prepare shapes --data_dir DIR
+python -m mask_rcnn_jax.prepare check --data_dir DIR
+python -m mask_rcnn_jax.prepare check --json FILE --images DIR
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from absl import flags
+
+from mask_rcnn_jax import cli
+from mask_rcnn_jax.data.coco import check_coco, load_coco
+from mask_rcnn_jax.data.shapes import write_shapes
+
+FLAGS = flags.FLAGS
+ACTIONS = ("shapes", "check")
+
+
+def define_flags() -> None:
+    flags.DEFINE_string("data_dir", None, "Folder of the data set: annotations/ and image folders.")
+    flags.DEFINE_string("json", None, "check: one annotation file, together with --images.")
+    flags.DEFINE_string("images", None, "check: the folder of the images of --json.")
+    flags.DEFINE_integer("train", 400, "shapes: number of training images.", lower_bound=1)
+    flags.DEFINE_integer("val", 60, "shapes: number of validation images.", lower_bound=1)
+    flags.DEFINE_integer("size", 128, "shapes: side of the pictures in pixels.", lower_bound=64)
+    flags.DEFINE_integer("seed", 0, "shapes: another seed, other pictures.", lower_bound=0)
+
+
+def main(positional: Sequence[str]) -> None:
+    action = positional[0] if len(positional) == 1 else None
+    if action == "shapes":
+        prepare_shapes()
+    elif action == "check":
+        check(pairs_to_check())
+    else:
+        raise ValueError(f"prepare got {' '.join(positional)!r}, expected one of {list(ACTIONS)}")
+
+
+def prepare_shapes() -> None:
+    if not FLAGS.data_dir:
+        raise ValueError("prepare shapes needs --data_dir")
+    paths = write_shapes(
+        FLAGS.data_dir,
+        train=FLAGS.train,
+        val=FLAGS.val,
+        seed=FLAGS.seed,
+        size=(FLAGS.size, FLAGS.size),
+    )
+    for split, path in paths.items():
+        print(f"{path}: {getattr(FLAGS, split)} images in {Path(FLAGS.data_dir) / split}")
+
+
+def check(pairs: list[tuple[Path, Path]]) -> None:
+    """Print every problem of every (json, image folder); ValueError if there is one."""
+    total = 0
+    for json_path, image_dir in pairs:
+        problems = check_coco(json_path, image_dir)
+        for problem in problems:
+            print(f"{json_path}: {problem}")
+        if not problems:
+            dataset = load_coco(json_path, image_dir)
+            objects = sum(len(image.annotations) for image in dataset.images)
+            print(
+                f"{json_path}: no problem in {len(dataset.images)} images, {objects} annotations, "
+                f"{len(dataset.class_names)} classes"
+            )
+        total += len(problems)
+    if total:
+        raise ValueError(f"{total} problems found, see the lines above")
+
+
+def pairs_to_check() -> list[tuple[Path, Path]]:
+    """(json, image folder) of --json and --images, or of everything in --data_dir."""
+    if FLAGS.json and FLAGS.images:
+        return [(Path(FLAGS.json), Path(FLAGS.images))]
+    if FLAGS.json or FLAGS.images or not FLAGS.data_dir:
+        raise ValueError("prepare check needs --data_dir, or --json together with --images")
+    folder = Path(FLAGS.data_dir) / "annotations"
+    # COCO keeps captions and keypoints beside the instances.
+    paths = sorted(folder.glob("instances_*.json")) or sorted(folder.glob("*.json"))
+    if not paths:
+        raise ValueError(f"no json in {folder}, name one with --json and --images")
+    return [(path, image_folder(path)) for path in paths]
+
+
+def image_folder(json_path: Path) -> Path:
+    """The folder that belongs to DIR/annotations/instances_NAME.json: DIR/NAME, or without the
+    last parts of NAME (instances_train_rle.json belongs to DIR/train)."""
+    name = json_path.stem.removeprefix("instances_")
+    while name:
+        folder = json_path.parent.parent / name
+        if folder.is_dir():
+            return folder
+        name = name.rpartition("_")[0]
+    raise ValueError(f"no image folder found for {json_path}, name it with --json and --images")
+
+
+if __name__ == "__main__":
+    cli.run(main, define_flags)

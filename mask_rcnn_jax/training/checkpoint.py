@@ -1,0 +1,107 @@
+"""Checkpoints of a run: the last few and the best by mask AP, written by orbax in the background."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from orbax.checkpoint.checkpoint_managers import preservation_policy
+
+from mask_rcnn_jax.training.step import TrainState
+
+
+class Checkpoints:
+    """`DIR/checkpoints/<step>/`. A save that was cut off is never seen by `latest_step`."""
+
+    def __init__(self, workdir: str | Path, keep: int):
+        policy = preservation_policy.AnyPreservationPolicy(
+            [
+                preservation_policy.LatestN(keep),
+                preservation_policy.BestN(get_metric_fn=_mask_ap, reverse=False, n=1),
+            ]
+        )
+        self._manager = ocp.CheckpointManager(
+            Path(workdir).absolute() / "checkpoints",
+            options=ocp.CheckpointManagerOptions(
+                best_fn=_mask_ap,
+                best_mode="max",
+                preservation_policy=policy,
+                cleanup_tmp_directories=True,
+            ),
+        )
+
+    @property
+    def latest_step(self) -> int | None:
+        return self._manager.latest_step()
+
+    def save(self, state: TrainState, metrics: dict[str, float] | None = None) -> None:
+        """Start writing the state; `metrics` holds `ap/mask` where this step was evaluated."""
+        step = int(state.step)
+        if step in self._manager.all_steps():
+            return
+        self._manager.save(step, args=ocp.args.Composite(state=ocp.args.StandardSave(state)),
+                           metrics=metrics)  # fmt: skip
+
+    def restore(self, state: TrainState) -> TrainState:
+        """The latest state; `state` gives shapes, dtypes and shardings."""
+        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, state)
+        args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract))
+        return self._manager.restore(self.latest_step, args=args).state
+
+    def close(self) -> None:
+        """Wait for what is being written."""
+        self._manager.wait_until_finished()
+        self._manager.close()
+
+
+def _mask_ap(metrics: dict[str, float]) -> float:
+    return metrics["ap/mask"]
+
+
+class CheckpointPath(NamedTuple):
+    """One checkpoint of a run."""
+
+    workdir: Path
+    step: int
+
+    @property
+    def folder(self) -> Path:
+        return self.workdir / "checkpoints" / str(self.step)
+
+
+def find_checkpoint(path: str | Path) -> CheckpointPath:
+    """The checkpoint that a path means: `WORKDIR/checkpoints/<step>`, or the latest of a workdir.
+
+    Raises ValueError where there is none.
+    """
+    path = Path(path).absolute()
+    if path.name.isdigit() and path.parent.name == "checkpoints":
+        found = CheckpointPath(path.parents[1], int(path.name))
+    else:
+        folders = (path / "checkpoints").glob("*")
+        steps = [int(folder.name) for folder in folders if folder.name.isdigit()]
+        if not steps:
+            raise ValueError(f"{path} holds no checkpoint, expected {path}/checkpoints/<step>")
+        found = CheckpointPath(path, max(steps))
+    if not (found.folder / "state").is_dir():
+        raise ValueError(f"{found.folder} is no checkpoint of a run")
+    return found
+
+
+def load_checkpoint(path: str | Path) -> dict:
+    """`{"params", "batch_stats"}` as numpy arrays, see `find_checkpoint` for what `path` may be.
+
+    Needs neither the model nor the optimiser.
+    """
+    folder = find_checkpoint(path).folder / "state"
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        saved = checkpointer.metadata(folder).item_metadata.tree
+        item = {name: saved[name] for name in ("params", "batch_stats") if name in saved}
+        item = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), item)
+        restore_args = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), item)
+        restored = checkpointer.restore(
+            folder,
+            args=ocp.args.PyTreeRestore(item=item, restore_args=restore_args, partial_restore=True),
+        )
+    return {"params": restored["params"], "batch_stats": restored.get("batch_stats", {})}

@@ -1,0 +1,105 @@
+"""A model over a data set: detections, COCO scores and validation loss."""
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import jax
+import numpy as np
+from absl import logging
+from jax.sharding import Mesh
+
+from mask_rcnn_jax.data.coco import CocoDataset, decode_image
+from mask_rcnn_jax.evaluation import coco as coco_evaluation
+from mask_rcnn_jax.evaluation import visualize
+from mask_rcnn_jax.structures import Batch, Detections
+from mask_rcnn_jax.training.metrics import Progress
+from mask_rcnn_jax.training.step import shard_batch
+
+
+def detect(
+    predict_step: Callable[[dict, Batch], Detections],
+    variables: dict,
+    batches: Iterable[Batch],
+    dataset: CocoDataset,
+    mesh: Mesh,
+    num_images: int,
+) -> tuple[list[dict], list[dict]]:
+    """COCO results (boxes, masks) of every image of `batches`. Masks are encoded while the device works."""
+    results = ([], [])
+    progress = Progress("evaluated", num_images)
+    pending = None
+    for batch in batches:
+        detections = predict_step(variables, shard_batch(batch, mesh))
+        if pending is not None:
+            _append_results(results, *pending, dataset)
+        pending = batch, detections
+        progress.advance(int(np.sum(batch.image_index >= 0)))
+    if pending is not None:
+        _append_results(results, *pending, dataset)
+    return results
+
+
+def _append_results(results, batch: Batch, detections: Detections, dataset: CocoDataset) -> None:
+    records = [dataset.images[i] if i >= 0 else None for i in batch.image_index]
+    new = coco_evaluation.to_coco_results(
+        jax.device_get(detections),
+        batch.scales,
+        [record and record.id for record in records],
+        [(record.height, record.width) if record else (0, 0) for record in records],
+        dataset.category_ids,
+    )
+    for all_results, batch_results in zip(results, new, strict=True):
+        all_results.extend(batch_results)
+
+
+def score_and_write(
+    dataset: CocoDataset, results: tuple[list[dict], list[dict]], image_ids: list, output: Path
+) -> dict:
+    """COCO metrics of the results; both and `metrics.json` are written under `output`."""
+    output.mkdir(parents=True, exist_ok=True)
+    for name, entries in zip(("bbox_results", "segm_results"), results, strict=True):
+        (output / f"{name}.json").write_text(json.dumps(entries))
+    metrics = coco_evaluation.score(dataset.json_path, *results, image_ids=image_ids, skip_bad=True)
+    (output / "metrics.json").write_text(json.dumps(metrics, indent=1))
+    logging.info("%s", coco_evaluation.format_table(metrics))
+    return metrics
+
+
+def mean_losses(
+    loss_step: Callable[[dict, Batch], dict[str, jax.Array]],
+    variables: dict,
+    batches: Iterable[Batch],
+    mesh: Mesh,
+) -> dict[str, float]:
+    """Losses averaged over batches, named `val_loss/...`."""
+    losses = [loss_step(variables, shard_batch(batch, mesh)) for batch in batches]
+    means = jax.tree.map(lambda *values: float(np.mean(values)), *jax.device_get(losses))
+    return {f"val_{name}": value for name, value in means.items()}
+
+
+def draw_pictures(
+    predict_step: Callable[[dict, Batch], Detections],
+    variables: dict,
+    batches: Iterable[Batch],
+    dataset: CocoDataset,
+    mesh: Mesh,
+    output: Path,
+) -> dict[str, np.ndarray]:
+    """Every image of `batches` with its detections, written as JPEG below `output`, by file name."""
+    pictures = {}
+    for batch in batches:
+        detections = jax.device_get(predict_step(variables, shard_batch(batch, mesh)))
+        for row, index in enumerate(batch.image_index):
+            if index < 0:
+                continue
+            one = jax.tree.map(lambda leaf, row=row: leaf[row], detections)
+            file_name = dataset.images[index].file_name
+            picture = visualize.draw_detections(
+                decode_image(dataset.image_path(index)),
+                one.boxes / np.tile(batch.scales[row][::-1], 2),
+                one.classes, one.scores, one.masks, dataset.class_names,
+            )  # fmt: skip
+            visualize.write_picture(output / f"{Path(file_name).stem}.jpg", picture)
+            pictures[file_name] = picture
+    return pictures

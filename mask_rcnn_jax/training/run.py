@@ -1,0 +1,233 @@
+"""What belongs to a run: its data, its model and the `config.json` of its workdir."""
+
+import difflib
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from absl import logging
+from ml_collections import ConfigDict
+
+from mask_rcnn_jax.data.coco import CocoDataset, load_coco
+from mask_rcnn_jax.data.loader import EvalLoader
+from mask_rcnn_jax.models.mask_rcnn import MaskRCNN, build_model
+from mask_rcnn_jax.training import pretrained
+from mask_rcnn_jax.training.checkpoint import load_checkpoint
+from mask_rcnn_jax.training.step import init_variables
+
+PRECISIONS = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+# Entries that a resumed run may change; all others shape the parameters or the order of the data.
+FREE_TO_CHANGE = (
+    "data.num_workers", "eval.", "train.log_every", "train.checkpoint_every", "train.eval_every",
+    "train.keep_checkpoints", "train.stop_at_box_ap", "train.stop_at_mask_ap",
+)  # fmt: skip
+
+
+def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) -> ConfigDict:
+    """The config of a recipe (`configs/x.py`) or of a run (its workdir or `config.json`).
+
+    overrides: `{"train.batch_size": 4}`; ValueError names an entry that does not exist.
+    """
+    path = Path(path)
+    if path.suffix == ".py":
+        config = _load_recipe(path)
+    else:
+        config, _ = read_workdir(path.parent if path.name == "config.json" else path)
+    for name, value in (overrides or {}).items():
+        _override(config, name, value)
+    return config
+
+
+def load_variables(path: str | Path, config: ConfigDict) -> dict:
+    """`{"params", "batch_stats"}` of a run (its latest checkpoint) or of `checkpoints/<step>`.
+
+    Raises ValueError with what is missing, unexpected or misshapen if they do not fit the model of
+    `config`, whose `model.num_classes` must be set.
+    """
+    model = make_model(config, config.model.num_classes)
+    expected = jax.eval_shape(lambda: init_variables(model, 0, (64, 64)))
+    variables, _ = pretrained.merge_into(
+        expected, load_checkpoint(path), reinit=(), source=str(path)
+    )
+    return variables
+
+
+def load_split(config: ConfigDict, split: str) -> CocoDataset:
+    """The checked "train" or "val" set of `config.data`."""
+    return load_coco(
+        config.data[f"{split}_json"],
+        config.data[f"{split}_images"],
+        bad_annotations=config.data.bad_annotations,
+    )
+
+
+def make_model(config: ConfigDict, num_classes: int) -> MaskRCNN:
+    """The model for that many classes. Raises ValueError if the config names another number."""
+    if config.model.num_classes not in (0, num_classes):
+        raise ValueError(
+            f"model.num_classes is {config.model.num_classes}, but the annotations have "
+            f"{num_classes} categories; 0 takes what the annotations have"
+        )
+    if config.train.precision not in PRECISIONS:
+        raise ValueError(
+            f"train.precision is {config.train.precision!r}, expected one of {list(PRECISIONS)}"
+        )
+    fields = {**config.model, "num_classes": num_classes}
+    return build_model(fields, PRECISIONS[config.train.precision])
+
+
+def make_eval_loader(config: ConfigDict, dataset: CocoDataset, max_images: int) -> EvalLoader:
+    """Batches of the first `max_images` images (0: all), this process' share."""
+    devices = jax.device_count()
+    rows = -(-config.eval.batch_size // devices) * jax.local_device_count()
+    return EvalLoader(
+        dataset,
+        batch_size=rows,
+        image_size=tuple(config.data.image_size),
+        resize=config.data.resize,
+        max_instances=config.data.max_instances,
+        num_workers=config.data.num_workers,
+        max_images=max_images,
+        process_index=jax.process_index(),
+        process_count=jax.process_count(),
+    )
+
+
+def thresholds(config: ConfigDict) -> dict:
+    """The keyword arguments of `MaskRCNN.predict`."""
+    names = ("score_threshold", "nms_thresh", "pre_nms_topk", "detections_per_image")
+    return {name: config.eval[name] for name in names}
+
+
+def initialise_from(variables: dict, source: str, norm: str) -> dict:
+    """`variables` with those of `source`: a run, one of its checkpoints or a ResNet's .safetensors.
+
+    Layers whose size follows the number of classes stay as they are, and are listed, where that
+    number differs; anything else that does not fit is a ValueError.
+    """
+    if os.path.isdir(source):
+        loaded = load_checkpoint(source)
+    elif source.endswith(".safetensors"):
+        tensors = pretrained.load_safetensors(source)
+        loaded = pretrained.torchvision_resnet_to_flax(tensors, norm=norm)
+    else:
+        raise ValueError(
+            f"model.init_from is {source!r}: no such directory, and not a .safetensors file"
+        )
+    variables, report = pretrained.merge_into(variables, loaded, source=source)
+    for line in report:
+        logging.info("%s", line)
+    return variables
+
+
+def open_workdir(workdir: str, config: ConfigDict, dataset: CocoDataset) -> None:
+    """Write `config.json`, or check that the one there is of the same run.
+
+    Raises ValueError if it is of another config or other classes, OSError if it cannot be written.
+    """
+    path = Path(workdir) / "config.json"
+    content = _to_json(config, dataset)
+    if path.exists():
+        _check_same_run(path, content)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(".tmp")
+    draft.write_text(json.dumps(content, indent=1))
+    os.replace(draft, path)
+
+
+def read_workdir(workdir: str | Path) -> tuple[ConfigDict, list[dict]]:
+    """The config and the categories `[{"id", "name"}, ...]` of a run, class 1 first."""
+    path = Path(workdir) / "config.json"
+    if not path.is_file():
+        raise ValueError(f"{workdir} is no workdir of a run: it has no config.json")
+    content = json.loads(path.read_text())
+    return ConfigDict(content["config"]), content["categories"]
+
+
+def check_classes(dataset: CocoDataset, categories: list[dict], where: str) -> None:
+    """Raise ValueError if a data set does not have the categories that a model was trained on."""
+    ours = list(zip(dataset.category_ids, dataset.class_names, strict=True))
+    theirs = [(category["id"], category["name"]) for category in categories]
+    if ours != theirs:
+        different = [pair for pair in ours + theirs if (pair in ours) != (pair in theirs)]
+        raise ValueError(
+            f"{dataset.json_path} has {len(ours)} categories, {where} has {len(theirs)}; "
+            f"not in both (id, name): {different[:5]}"
+        )
+
+
+def categories_of(dataset: CocoDataset) -> list[dict]:
+    """`[{"id", "name"}, ...]`, class 1 first."""
+    pairs = zip(dataset.category_ids, dataset.class_names, strict=True)
+    return [{"id": category_id, "name": name} for category_id, name in pairs]
+
+
+def _load_recipe(path: Path) -> ConfigDict:
+    if not path.is_file():
+        raise ValueError(f"config {path} does not exist")
+    root = str(path.absolute().parent.parent)  # recipes import each other as `configs.<name>`
+    sys.path.insert(0, root)
+    try:
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(root)
+    return module.get_config()
+
+
+def _override(config: ConfigDict, name: str, value) -> None:
+    *sections, key = name.split(".")
+    try:
+        section = config
+        for part in sections:
+            section = section[part]
+        if key not in section:
+            raise KeyError(name)
+        section[key] = value
+    except (KeyError, TypeError) as error:
+        known = _flatten(config.to_dict())
+        close = difflib.get_close_matches(name, known, 1)
+        hint = f", did you mean {close[0]!r}?" if close else ""
+        raise ValueError(
+            f"cannot set config entry {name!r} to {value!r}{hint} ({error})"
+        ) from error
+
+
+def _to_json(config: ConfigDict, dataset: CocoDataset) -> dict:
+    return json.loads(
+        json.dumps({"config": config.to_dict(), "categories": categories_of(dataset)})
+    )
+
+
+def _check_same_run(path: Path, content: dict) -> None:
+    try:
+        old = json.loads(path.read_text())
+        before, now = (_flatten(c["config"]) for c in (old, content))
+    except (ValueError, KeyError) as error:
+        raise ValueError(f"{path} cannot be read, choose another --workdir: {error}") from error
+    for name in sorted(before.keys() | now.keys()):
+        if before.get(name) != now.get(name) and not name.startswith(FREE_TO_CHANGE):
+            raise ValueError(
+                f"{path.parent} holds a run of another config: {name} was {before.get(name)!r} and "
+                f"is {now.get(name)!r} now; choose another --workdir or set it back"
+            )
+    if old.get("categories") != content["categories"]:
+        raise ValueError(
+            f"{path.parent} holds a run with other categories, choose another --workdir"
+        )
+
+
+def _flatten(tree: dict, prefix: str = "") -> dict:
+    flat = {}
+    for key, value in tree.items():
+        flat |= (
+            _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+        )
+    return flat

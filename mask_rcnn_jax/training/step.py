@@ -1,0 +1,188 @@
+"""The jitted steps: train, validation loss and prediction, each one XLA program on all devices."""
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+from jax import lax
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from mask_rcnn_jax.models.mask_rcnn import MaskRCNN, TrainOutputs
+from mask_rcnn_jax.ops import boxes as box_ops
+from mask_rcnn_jax.ops import losses
+from mask_rcnn_jax.structures import Batch, Detections
+
+
+@struct.dataclass
+class TrainState:
+    """All that changes while training; `step` counts finished optimiser steps."""
+
+    step: jax.Array
+    params: dict
+    batch_stats: dict
+    opt_state: optax.OptState
+
+    @property
+    def variables(self) -> dict:
+        return {"params": self.params, "batch_stats": self.batch_stats}
+
+
+def make_mesh() -> Mesh:
+    """All devices on one axis, `data`."""
+    return jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
+
+
+def shard_batch(batch: Batch, mesh: Mesh) -> Batch:
+    """This process' rows of a batch, spread over its devices."""
+    sharding = NamedSharding(mesh, P("data"))
+    return jax.tree.map(partial(jax.make_array_from_process_local_data, sharding), batch)
+
+
+def replicate(tree, mesh: Mesh):
+    """The same tree on every device."""
+    return jax.device_put(tree, NamedSharding(mesh, P()))
+
+
+def init_variables(model: MaskRCNN, seed: int, canvas: tuple[int, int]) -> dict:
+    """Fresh `params` and `batch_stats`; the images are only shapes."""
+
+    def initialise(key):
+        images = jnp.zeros((1, *canvas, 3), jnp.uint8)
+        sizes = jnp.full((1, 2), 64, jnp.int32)
+        return model.init(key, images, sizes, method="init_all")
+
+    variables = jax.jit(initialise)(jax.random.key(seed))
+    return {"params": variables["params"], "batch_stats": variables.get("batch_stats", {})}
+
+
+def make_train_step(
+    model: MaskRCNN,
+    tx: optax.GradientTransformation,
+    schedule: optax.Schedule,
+    mesh: Mesh,
+    *,
+    seed: int,
+    flip_probability: float,
+) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]:
+    """`step(state, batch) -> (state, metrics)`; the old state's buffers are reused.
+
+    Random numbers are a function of (seed, step, row of the global batch) alone, so the result does
+    not depend on the number of devices. Losses are normalised per device, gradients averaged.
+    """
+
+    def step(state: TrainState, batch: Batch):
+        flip_keys, model_keys = _image_keys(seed, state.step, batch)
+        batch = random_flip(batch, flip_keys, flip_probability)
+
+        def loss_fn(params):
+            outputs, updated = model.apply(
+                {"params": params, "batch_stats": state.batch_stats},
+                batch, model_keys, train=True, method="forward_train", mutable=["batch_stats"],
+            )  # fmt: skip
+            terms = loss_terms(outputs, model.rpn_anchors_per_image)
+            return terms["loss/total"], (terms, updated.get("batch_stats", {}))
+
+        grads, (terms, batch_stats) = jax.grad(loss_fn, has_aux=True)(state.params)
+        # Under check_vma=False the gradients are this device's own: average them exactly once.
+        grads, terms, batch_stats = lax.pmean((grads, terms, batch_stats), "data")
+        updates, opt_state = tx.update(grads, state.opt_state, state.params)
+        metrics = {
+            **terms,
+            "grad_norm": optax.global_norm(grads),
+            "lr": jnp.asarray(schedule(state.step), jnp.float32),
+        }
+        new = TrainState(
+            step=state.step + 1,
+            params=optax.apply_updates(state.params, updates),
+            batch_stats=batch_stats,
+            opt_state=opt_state,
+        )
+        return new, metrics
+
+    sharded = jax.shard_map(
+        step, mesh=mesh, in_specs=(P(), P("data")), out_specs=(P(), P()), check_vma=False
+    )
+    return jax.jit(sharded, donate_argnums=0)
+
+
+def make_loss_step(
+    model: MaskRCNN, mesh: Mesh, *, seed: int
+) -> Callable[[dict, Batch], dict[str, jax.Array]]:
+    """`loss(variables, batch) -> losses` without flips, gradients or batch statistics updates."""
+
+    def step(variables: dict, batch: Batch):
+        _, keys = _image_keys(seed, jnp.int32(0), batch)
+        outputs = model.apply(variables, batch, keys, train=False, method="forward_train")
+        return lax.pmean(loss_terms(outputs, model.rpn_anchors_per_image), "data")
+
+    return jax.jit(
+        jax.shard_map(step, mesh=mesh, in_specs=(P(), P("data")), out_specs=P(), check_vma=False)
+    )
+
+
+def make_predict_step(
+    model: MaskRCNN, mesh: Mesh, **thresholds
+) -> Callable[[dict, Batch], Detections]:
+    """`predict(variables, batch) -> Detections`; `thresholds` are those of `MaskRCNN.predict`."""
+
+    def step(variables: dict, batch: Batch):
+        return model.apply(
+            variables, batch.images, batch.image_sizes, method="predict", **thresholds
+        )
+
+    return jax.jit(
+        jax.shard_map(
+            step, mesh=mesh, in_specs=(P(), P("data")), out_specs=P("data"), check_vma=False
+        )
+    )
+
+
+def loss_terms(outputs: TrainOutputs, anchors_per_image: int) -> dict[str, jax.Array]:
+    """The five losses of the paper, all with weight 1, and their sum."""
+    rois = outputs.rois
+    rpn_cls, rpn_box = losses.rpn_losses(
+        outputs.rpn_logits, outputs.rpn_deltas, outputs.sampled_labels, outputs.anchor_labels,
+        outputs.anchor_deltas, batch_per_image=anchors_per_image,
+    )  # fmt: skip
+    box_cls, box_reg = losses.box_losses(
+        outputs.class_logits, outputs.box_deltas, rois.classes, rois.deltas, rois.valid
+    )
+    foreground = rois.foreground[:, : outputs.mask_logits.shape[1]]
+    terms = {
+        "loss/rpn_cls": rpn_cls,
+        "loss/rpn_box": rpn_box,
+        "loss/box_cls": box_cls,
+        "loss/box_reg": box_reg,
+        "loss/mask": losses.mask_loss(outputs.mask_logits, outputs.mask_targets, foreground),
+    }
+    return {"loss/total": sum(terms.values()), **terms}
+
+
+def random_flip(batch: Batch, keys: jax.Array, probability: float) -> Batch:
+    """Mirror each image left to right with that probability, inside its own width."""
+
+    def one(image, size, targets, key):
+        flip = jax.random.bernoulli(key, probability)
+        column = jnp.arange(image.shape[1])
+        mirrored = jnp.where(column < size[1], size[1] - 1 - column, column)
+        image = jnp.take(image, jnp.where(flip, mirrored, column), axis=1)
+        flipped = box_ops.flip(targets.boxes, size[1].astype(jnp.float32))
+        boxes = jnp.where(flip & targets.valid[:, None], flipped, targets.boxes)
+        masks = jnp.where(flip, targets.masks[..., ::-1], targets.masks)
+        return image, targets.replace(boxes=boxes, masks=masks)
+
+    images, targets = jax.vmap(one)(batch.images, batch.image_sizes, batch.targets, keys)
+    return batch.replace(images=images, targets=targets)
+
+
+def _image_keys(seed: int, step: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    """Two keys for every image of this device, from its row in the global batch."""
+    rows = batch.images.shape[0]
+    key = jax.random.fold_in(jax.random.key(seed), step)
+    row = lax.axis_index("data") * rows + jnp.arange(rows)
+    keys = jax.vmap(lambda r: jax.random.split(jax.random.fold_in(key, r)))(row)
+    return keys[:, 0], keys[:, 1]

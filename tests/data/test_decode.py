@@ -1,0 +1,98 @@
+import cv2
+import numpy as np
+import pytest
+from PIL import Image
+
+from mask_rcnn_jax.data.coco import UndecodableImage, check_image_size, decode_image
+from tests.helpers import shared
+
+# A red upper left quarter on grey, 20 x 30.
+COLOUR = np.full((20, 30, 3), 128, np.uint8)
+COLOUR[:10, :15] = (250, 10, 20)
+
+
+@pytest.mark.parametrize("suffix, tolerance", [("png", 0), ("jpg", 12), ("bmp", 0)])
+def test_colour_is_rgb(tmp_path, suffix, tolerance):
+    path = tmp_path / f"a.{suffix}"
+    quality = {"quality": 100, "subsampling": 0} if suffix == "jpg" else {}
+    Image.fromarray(COLOUR).save(path, **quality)
+    image = decode_image(path)
+    assert image.dtype == np.uint8
+    np.testing.assert_allclose(image.astype(int), COLOUR, atol=tolerance)
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png"])
+def test_grey_becomes_three_equal_channels(tmp_path, suffix):
+    path = tmp_path / f"a.{suffix}"
+    grey = np.tile(np.arange(0, 240, 8, dtype=np.uint8), (20, 1))
+    Image.fromarray(grey).save(path)
+    image = decode_image(path)
+    np.testing.assert_allclose(image[..., 0].astype(int), grey, atol=4 if suffix == "jpg" else 0)
+    assert (image == image[..., :1]).all()
+
+
+def test_cmyk_becomes_rgb(tmp_path):
+    path = tmp_path / "a.jpg"
+    Image.fromarray(COLOUR).convert("CMYK").save(path, quality=100, subsampling=0)
+    np.testing.assert_allclose(decode_image(path).astype(int), COLOUR, atol=12)
+
+
+def test_alpha_is_dropped(tmp_path):
+    path = tmp_path / "a.png"
+    alpha = np.full((20, 30, 1), 77, np.uint8)
+    Image.fromarray(np.concatenate([COLOUR, alpha], axis=2)).save(path)
+    np.testing.assert_array_equal(decode_image(path), COLOUR)
+
+
+def test_sixteen_bits_become_eight(tmp_path):
+    path = tmp_path / "a.png"
+    cv2.imwrite(str(path), COLOUR[:, :, ::-1].astype(np.uint16) * 256)
+    np.testing.assert_array_equal(decode_image(path), COLOUR)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_rotation_is_ignored(tmp_path, orientation):
+    path = tmp_path / "a.jpg"
+    image = Image.fromarray(COLOUR)
+    exif = image.getexif()
+    exif[0x0112] = orientation
+    image.save(path, exif=exif, quality=100, subsampling=0)
+    np.testing.assert_allclose(decode_image(path).astype(int), COLOUR, atol=12)
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png"])
+@pytest.mark.parametrize("part", [0.0, 0.3, 0.9, 0.999])
+def test_truncated_file_is_named(tmp_path, suffix, part):
+    path = tmp_path / f"broken.{suffix}"
+    noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)
+    Image.fromarray(noise).save(path)
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * part)])
+    with pytest.raises(UndecodableImage, match=f"broken.{suffix}: truncated"):
+        decode_image(path)
+
+
+def test_other_file_is_named(tmp_path):
+    path = tmp_path / "notes.jpg"
+    path.write_text("hello " * 100)
+    with pytest.raises(ValueError, match="notes.jpg: .*not an image"):
+        decode_image(path)
+
+
+def test_absent_file_is_an_os_error(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        decode_image(tmp_path / "gone.jpg")
+
+
+def test_size_that_disagrees_is_named():
+    check_image_size(COLOUR, (20, 30), "a.jpg")
+    with pytest.raises(ValueError, match=r"a.jpg: the file is 20 x 30 .* says 30 x 20"):
+        check_image_size(COLOUR, (30, 20), "a.jpg")
+
+
+def test_real_jpegs_equal_pillow():
+    for path in sorted(shared("data/coco_mini/val2017").glob("*.jpg"))[:8]:
+        with Image.open(path) as image:
+            expected = np.asarray(image.convert("RGB")).astype(int)
+        # Two JPEG libraries may round the colour conversion differently.
+        np.testing.assert_allclose(decode_image(path).astype(int), expected, atol=4)

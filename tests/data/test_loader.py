@@ -1,0 +1,265 @@
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from mask_rcnn_jax.data.coco import load_coco
+from mask_rcnn_jax.data.loader import EvalLoader, TrainLoader, canvas_buckets
+from tests.data.small_set import rectangle
+
+RECIPE = {"image_size": (64, 128), "resize": "shortest_edge", "max_instances": 2, "mask_size": 8}
+LANDSCAPE, PORTRAIT = (64, 128), (128, 64)
+# 11 landscapes, 5 portraits
+SIZES = [(20, 30)] * 4 + [(30, 20)] * 2 + [(25, 25)] * 7 + [(40, 20)] * 3
+OBJECTS = [rectangle(2, 3, 9, 8, image_id=k) for k in (1, 2, 5, 7, 8, 14)]
+
+
+@pytest.fixture
+def dataset(coco_files):
+    return load_coco(*coco_files(sizes=SIZES, annotations=OBJECTS))
+
+
+def train_batches(
+    dataset, steps, *, start=0, processes=1, global_batch=4, seed=3, workers=0, **keys
+):
+    """[step][process] -> Batch."""
+    loaders = [
+        TrainLoader(
+            dataset,
+            seed=seed,
+            start_step=start,
+            batch_size=global_batch // processes,
+            process_index=p,
+            process_count=processes,
+            num_workers=workers,
+            **(RECIPE | keys),
+        )
+        for p in range(processes)
+    ]
+    try:
+        return [[next(loader) for loader in loaders] for _ in range(steps)]
+    finally:
+        for loader in loaders:
+            loader.close()
+
+
+def global_sets(batches):
+    """Per step: the canvas, and the sorted images over all processes."""
+    sets = []
+    for parts in batches:
+        (shape,) = {part.images.shape[1:3] for part in parts}
+        sets.append((shape, sorted(np.concatenate([p.image_index for p in parts]).tolist())))
+    return sets
+
+
+def assert_same(a, b):
+    for name in ("images", "image_sizes", "scales", "image_index"):
+        np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
+    for name in ("boxes", "classes", "masks", "valid"):
+        np.testing.assert_array_equal(getattr(a.targets, name), getattr(b.targets, name))
+
+
+def test_batch_is_what_structures_promise(dataset):
+    ((batch,),) = train_batches(dataset, 1)
+    height, width = batch.images.shape[1:3]
+    assert (height, width) in (LANDSCAPE, PORTRAIT)
+    expected = {
+        "images": ((4, height, width, 3), np.uint8),
+        "image_sizes": ((4, 2), np.int32),
+        "scales": ((4, 2), np.float32),
+        "image_index": ((4,), np.int32),
+    }
+    targets = {
+        "boxes": ((4, 2, 4), np.float32),
+        "classes": ((4, 2), np.int32),
+        "masks": ((4, 2, 8, 8), np.uint8),
+        "valid": ((4, 2), np.bool_),
+    }
+    for holder, spec in ((batch, expected), (batch.targets, targets)):
+        for name, (shape, dtype) in spec.items():
+            assert getattr(holder, name).shape == shape and getattr(holder, name).dtype == dtype
+    # image k is filled with the value k + 1
+    np.testing.assert_array_equal(batch.images[:, 0, 0, 0], batch.image_index + 1)
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_global_batches_do_not_depend_on_the_process_count(dataset, processes):
+    whole = global_sets(train_batches(dataset, 12))
+    assert global_sets(train_batches(dataset, 12, processes=processes)) == whole
+    assert len({canvas for canvas, _ in whole}) == 2
+
+
+@pytest.mark.parametrize("start, processes", [(1, 1), (7, 2), (11, 4)])
+def test_starting_later_gives_the_suffix(dataset, start, processes):
+    whole = global_sets(train_batches(dataset, 14))
+    later = train_batches(dataset, 14 - start, start=start, processes=processes)
+    assert global_sets(later) == whole[start:]
+
+
+def test_a_far_step_is_reached_at_once(dataset):
+    ((batch,),) = train_batches(dataset, 1, start=10**7)
+    assert batch.images.shape[0] == 4
+
+
+def test_another_seed_gives_another_order(dataset):
+    first = global_sets(train_batches(dataset, 10))
+    assert global_sets(train_batches(dataset, 10)) == first
+    assert global_sets(train_batches(dataset, 10, seed=4)) != first
+
+
+def test_every_epoch_is_a_new_permutation_of_each_bucket(dataset):
+    batches = train_batches(dataset, 80, global_batch=1)
+    buckets = canvas_buckets(dataset, range(len(SIZES)), (64, 128), "shortest_edge")
+    assert {canvas: len(bucket) for canvas, bucket in buckets.items()} == {
+        LANDSCAPE: 11,
+        PORTRAIT: 5,
+    }
+    for canvas, bucket in buckets.items():
+        order = [b.image_index[0] for (b,) in batches if b.images.shape[1:3] == canvas]
+        size = len(bucket)
+        epochs = [tuple(order[k : k + size]) for k in range(0, 4 * size, size)]
+        assert all(sorted(epoch) == sorted(bucket) for epoch in epochs)
+        assert len(set(epochs)) == 4
+
+
+def test_buckets_take_turns_by_their_size(dataset):
+    shapes = Counter(b.images.shape[1:3] for (b,) in train_batches(dataset, 160, global_batch=1))
+    assert abs(shapes[LANDSCAPE] - 110) <= 1 and abs(shapes[PORTRAIT] - 50) <= 1
+
+
+def test_bucket_smaller_than_a_batch_repeats(coco_files):
+    dataset = load_coco(*coco_files(sizes=SIZES[:5]), require_annotations=False)
+    batches = train_batches(dataset, 10, global_batch=4)
+    portraits = [b.image_index.tolist() for (b,) in batches if b.images.shape[1:3] == PORTRAIT]
+    assert portraits and all(rows == [4] * 4 for rows in portraits)
+
+
+def test_empty_images_can_be_left_out(dataset):
+    seen = [b.image_index for (b,) in train_batches(dataset, 12, keep_empty=False)]
+    assert set(np.concatenate(seen).tolist()) == {0, 1, 4, 6, 7, 13}
+    with_empty = [b.image_index for (b,) in train_batches(dataset, 12)]
+    assert len(set(np.concatenate(with_empty).tolist())) == len(SIZES)
+
+
+def test_nothing_to_train_on_is_named(coco_files):
+    dataset = load_coco(*coco_files(), require_annotations=False)
+    with pytest.raises(ValueError, match="no image to train on"):
+        train_batches(dataset, 1, keep_empty=False)
+
+
+def test_worker_processes_give_the_same_batches(dataset):
+    threads = train_batches(dataset, 6)
+    workers = train_batches(dataset, 6, workers=2)
+    for (a,), (b,) in zip(threads, workers, strict=True):
+        assert_same(a, b)
+
+
+def test_objects_beyond_max_instances_are_counted_and_logged_once(coco_files, caplog):
+    many = [rectangle(0, 0, side, side) for side in (3, 9, 5, 7)]
+    crowd = rectangle(0, 0, 9, 9, iscrowd=1)
+    dataset = load_coco(*coco_files(annotations=[*many, crowd]))
+    loader = TrainLoader(
+        dataset,
+        seed=0,
+        start_step=0,
+        batch_size=1,
+        num_workers=0,
+        **(RECIPE | {"max_instances": 3}),
+    )
+    batches = [next(loader) for _ in range(3)]
+    loader.close()
+    assert loader.overflowed == 1 and all(b.targets.valid.all() for b in batches)
+    scale = batches[0].scales[0, 1]
+    np.testing.assert_allclose(batches[0].targets.boxes[0, :, 2], np.array([9, 5, 7]) * scale)
+    assert caplog.text.count("the 1 smallest of 4 objects are left out") == 1
+
+
+def truncate(dataset, index):
+    with open(dataset.image_path(index), "r+b") as file:
+        file.truncate(40)
+
+
+def test_undecodable_image_is_replaced_and_named_once(dataset, caplog):
+    whole = train_batches(dataset, 16)
+    truncate(dataset, 5)  # a portrait; the next portrait is image 13
+    loader = TrainLoader(dataset, seed=3, start_step=0, batch_size=4, num_workers=0, **RECIPE)
+    batches = [next(loader) for _ in range(16)]
+    loader.close()
+    for (before,), after in zip(whole, batches, strict=True):
+        expected = np.where(before.image_index == 5, 13, before.image_index)
+        np.testing.assert_array_equal(after.image_index, expected)
+        np.testing.assert_array_equal(after.images[:, 0, 0, 0], expected + 1)
+    assert loader.skipped == {"006.png"}
+    assert caplog.text.count("skipped 006.png") == 1
+
+
+def test_no_decodable_image_stops(dataset):
+    for index in (4, 5, 13, 14, 15):
+        truncate(dataset, index)
+    with pytest.raises(ValueError, match="no image of 5 can be decoded"):
+        train_batches(dataset, 10)
+
+
+def test_size_that_disagrees_is_not_skipped(coco_files):
+    entry = {"id": 1, "file_name": "001.png", "height": 60, "width": 40}
+    dataset = load_coco(*coco_files(images=[entry]), require_annotations=False)
+    with pytest.raises(ValueError, match="001.png: the file is 40 x 60"):
+        train_batches(dataset, 1)
+
+
+def eval_loader(dataset, **keys):
+    return EvalLoader(dataset, **({"batch_size": 4, "num_workers": 0} | RECIPE | keys))
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4])
+@pytest.mark.parametrize("batch_size", [1, 3, 4])
+def test_evaluation_sees_every_image_once(dataset, processes, batch_size):
+    passes = [
+        list(eval_loader(dataset, batch_size=batch_size, process_index=p, process_count=processes))
+        for p in range(processes)
+    ]
+    index = np.concatenate([batch.image_index for part in passes for batch in part])
+    assert sorted(index[index >= 0].tolist()) == list(range(len(SIZES)))
+    # all processes run the same programs in the same order
+    shapes = [[batch.images.shape for batch in part] for part in passes]
+    assert all(part == shapes[0] for part in shapes)
+    assert all(shape[0] == batch_size for shape in shapes[0])
+    loader = eval_loader(dataset, batch_size=batch_size, process_count=processes)
+    assert len(loader) == len(shapes[0]) and loader.num_images == len(SIZES)
+
+
+def test_evaluation_pads_the_last_batch_of_a_canvas(dataset):
+    batches = list(eval_loader(dataset))
+    assert [(b.image_index < 0).sum() for b in batches] == [0, 0, 1, 0, 3]
+    last = batches[-1]
+    np.testing.assert_array_equal(last.image_index, [15, -1, -1, -1])
+    assert not last.images[1:].any() and not last.targets.valid[1:].any()
+    assert (last.image_sizes[1:] == 1).all() and (last.scales[1:] == 1).all()
+
+
+def test_evaluation_may_be_repeated_left_early_and_cut_short(dataset):
+    loader = eval_loader(dataset, max_images=6)
+    next(iter(loader))
+    for _ in range(2):
+        index = np.concatenate([batch.image_index for batch in loader])
+        assert sorted(index[index >= 0].tolist()) == list(range(6))
+    assert eval_loader(dataset, max_images=0).num_images == len(SIZES)
+    assert eval_loader(dataset, max_images=99).num_images == len(SIZES)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_evaluation_names_an_undecodable_image(dataset, workers):
+    truncate(dataset, 5)
+    with pytest.raises(ValueError, match="006.png: truncated, damaged or not an image"):
+        list(eval_loader(dataset, num_workers=workers))
+
+
+def test_original_ids_are_found_by_image_index(coco_files):
+    files = coco_files(sizes=[(20, 30)] * 2)
+    content = json.loads(files[0].read_text())
+    content["images"][0]["id"], content["images"][1]["id"] = 900, "b"
+    files[0].write_text(json.dumps(content))
+    dataset = load_coco(*files, require_annotations=False)
+    (batch,) = eval_loader(dataset, batch_size=2)
+    assert [dataset.images[i].id for i in batch.image_index] == [900, "b"]

@@ -1,0 +1,57 @@
+"""What several test files need: random inputs, comparisons of trees, the shared reference data."""
+
+import os
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+SHARED = Path(
+    os.environ.get("MASK_RCNN_SHARED") or Path(__file__).resolve().parents[1] / ".." / "shared"
+)
+
+
+def shared(path: str) -> Path:
+    """A file or folder of the shared reference data; skips the test where it is absent."""
+    found = SHARED / path
+    if not found.exists():
+        pytest.skip(f"needs the reference data {path} (folder from MASK_RCNN_SHARED, or ../shared)")
+    return found
+
+
+def random_boxes(rng: np.random.Generator, n: int, size: float = 100.0) -> np.ndarray:
+    """[n, 4] float32 boxes x1, y1, x2, y2 inside a square of `size`, none empty."""
+    corner = rng.uniform(0.0, 0.7 * size, (n, 2))
+    side = rng.uniform(0.05 * size, 0.3 * size, (n, 2))
+    return np.concatenate([corner, corner + side], axis=1).astype(np.float32)
+
+
+def assert_tree_close(actual, expected, *, rtol: float = 0.0, atol: float = 0.0) -> None:
+    """Two trees of the same structure with leaves that are close; names the leaf that is not."""
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    expected_leaves = jax.tree.leaves(expected)
+    for (path, leaf), other in zip(
+        jax.tree_util.tree_leaves_with_path(actual), expected_leaves, strict=True
+    ):
+        name = jax.tree_util.keystr(path)
+        np.testing.assert_allclose(leaf, other, rtol=rtol, atol=atol, err_msg=name)
+
+
+def assert_finite_tree(tree) -> None:
+    """No NaN and no infinity in any floating leaf; names the leaf that has one."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        leaf = np.asarray(leaf)
+        if np.issubdtype(leaf.dtype, np.floating) or leaf.dtype.name == "bfloat16":
+            name = jax.tree_util.keystr(path) or "the value"
+            assert np.isfinite(leaf.astype(np.float32)).all(), f"{name} is not finite"
+
+
+def assert_finite_with_grad(function, *args) -> None:
+    """`function(*args)` and the gradients of its sum with respect to all `args` are finite."""
+
+    def total(*args):
+        return sum(jax.numpy.sum(leaf) for leaf in jax.tree.leaves(function(*args)))
+
+    assert_finite_tree(function(*args))
+    assert_finite_tree(jax.jit(jax.grad(total, argnums=tuple(range(len(args)))))(*args))

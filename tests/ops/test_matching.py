@@ -1,0 +1,261 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mask_rcnn_jax.ops import boxes as box_ops
+from mask_rcnn_jax.ops import matching
+from mask_rcnn_jax.ops.anchors import anchor_grid
+from tests.helpers import assert_tree_close, random_boxes, shared
+
+SWAP = [1, 0, 3, 2]  # NVIDIA's boxes are y before x
+
+THRESHOLDS = ("fg_thresh", "bg_thresh")
+match_anchors = jax.jit(matching.match_anchors, static_argnames=(*THRESHOLDS, "low_quality"))
+match_rois = jax.jit(matching.match_rois, static_argnames=(*THRESHOLDS, "strict"))
+sample = jax.jit(matching.sample, static_argnames=("num", "fg_fraction"))
+sample_mask = jax.jit(matching.sample_mask, static_argnames=("num", "fg_fraction"))
+pairwise_iou = jax.jit(box_ops.pairwise_iou)
+
+
+def slow_match(iou, valid, fg_thresh, bg_thresh, low_quality):
+    """One anchor, then one ground truth, at a time."""
+    rows = [g for g in range(iou.shape[1]) if valid[g]]
+    matched, labels = np.zeros(len(iou), int), np.zeros(len(iou), int)
+    for a in range(len(iou)):
+        best = max(rows, key=lambda g: (iou[a, g], -g), default=None)
+        if best is not None and iou[a, best] > 0:
+            matched[a] = best
+            labels[a] = 1 if iou[a, best] >= fg_thresh else 0 if iou[a, best] < bg_thresh else -1
+    for g in reversed(rows):
+        reach = iou[:, g].max()
+        if reach > 0 and low_quality == "best":
+            anchor = iou[:, g].argmax()
+            matched[anchor], labels[anchor] = g, 1
+        if reach > 0 and low_quality == "ties":
+            labels[iou[:, g] == reach] = 1
+    return matched, labels
+
+
+def quantised_iou(rng, anchors, gts):
+    """IoUs of ten values only, so that ties are everywhere."""
+    return rng.integers(0, 10, (anchors, gts)).astype(np.float32) / 10
+
+
+@pytest.mark.parametrize("low_quality", matching.LOW_QUALITY_RULES)
+@pytest.mark.parametrize("num_valid", [0, 1, 5, 8])
+def test_match_anchors_equals_slow_oracle(low_quality, num_valid):
+    rng = np.random.default_rng(num_valid)
+    valid = np.arange(8) < num_valid
+    settings = {"fg_thresh": 0.7, "bg_thresh": 0.3, "low_quality": low_quality}
+    for _ in range(5):
+        iou = quantised_iou(rng, 40, 8) * (rng.random((1, 8)) < 0.8)  # some reach no anchor
+        iou = iou.astype(np.float32)
+        matched, labels = match_anchors(jnp.asarray(iou), jnp.asarray(valid), **settings)
+        expected_matched, expected_labels = slow_match(iou, valid, **settings)
+        np.testing.assert_array_equal(labels, expected_labels)
+        decided = expected_labels != 0
+        np.testing.assert_array_equal(matched[decided], expected_matched[decided])
+
+
+def test_match_anchors_by_hand():
+    iou = jnp.array(
+        [
+            [0.7, 0.1, 0.0],  # foreground: exactly the threshold
+            [0.3, 0.0, 0.0],  # between: exactly the lower threshold
+            [0.2, 0.2, 0.0],  # best of row 1, and would be background
+            [0.0, 0.2, 0.0],  # ties for best of row 1
+            [0.0, 0.0, 0.0],  # background; row 2 overlaps nothing and claims nobody
+        ]
+    )
+    valid = jnp.ones(3, bool)
+    settings = {"fg_thresh": 0.7, "bg_thresh": 0.3}
+    matched, labels = match_anchors(iou, valid, **settings)
+    np.testing.assert_array_equal(labels, [1, -1, 1, 0, 0])
+    assert matched[2] == 1  # re-assigned to the row that claimed it
+    matched, labels = match_anchors(iou, valid, low_quality="ties", **settings)
+    np.testing.assert_array_equal(labels, [1, -1, 1, 1, 0])
+    assert matched[2] == 0  # keeps its own best
+    _, labels = match_anchors(iou, valid, low_quality="none", **settings)
+    np.testing.assert_array_equal(labels, [1, -1, 0, 0, 0])
+
+
+def test_lower_row_wins_a_contested_anchor():
+    iou = jnp.array([[0.5, 0.6], [0.1, 0.2]])
+    matched, labels = match_anchors(
+        iou, jnp.ones(2, bool), fg_thresh=0.7, bg_thresh=0.3, low_quality="best"
+    )
+    assert (matched[0], labels[0]) == (0, 1)
+
+
+def test_unknown_rule_is_refused():
+    with pytest.raises(ValueError, match="low_quality is 'torch', expected one of"):
+        match_anchors(
+            jnp.zeros((3, 2)), jnp.ones(2, bool), fg_thresh=0.7, bg_thresh=0.3, low_quality="torch"
+        )
+
+
+def test_padded_ground_truth_changes_nothing():
+    rng = np.random.default_rng(0)
+    anchors, gt = jnp.asarray(random_boxes(rng, 60)), jnp.asarray(random_boxes(rng, 4))
+    # Padding is told by `valid` alone: here it even equals real anchors.
+    padded, valid = jnp.concatenate([gt, anchors[:5]]), jnp.arange(9) < 4
+    for low_quality in matching.LOW_QUALITY_RULES:
+        settings = {"fg_thresh": 0.5, "bg_thresh": 0.3, "low_quality": low_quality}
+        few = match_anchors(
+            pairwise_iou(anchors, gt), jnp.ones(4, bool), **settings
+        )
+        many = match_anchors(pairwise_iou(anchors, padded), valid, **settings)
+        np.testing.assert_array_equal(few[1], many[1])
+        np.testing.assert_array_equal(few[0], many[0])
+
+
+@pytest.mark.parametrize(("strict", "at_threshold"), [(False, 1), (True, -1)])
+def test_match_rois_by_hand(strict, at_threshold):
+    iou = jnp.array([[0.2, 0.6], [0.5, 0.1], [0.4, 0.3], [0.0, 0.0], [0.9, 0.9], [0.0, 0.95]])
+    roi_valid = jnp.array([True, True, True, True, False, True])
+    matched, labels = match_rois(
+        iou, jnp.array([True, True]), roi_valid, fg_thresh=0.5, bg_thresh=0.5, strict=strict
+    )
+    np.testing.assert_array_equal(labels, [1, at_threshold, 0, 0, -1, 1])
+    np.testing.assert_array_equal(matched, [1, 0, 0, 0, 0, 1])
+    _, labels = match_rois(
+        iou, jnp.zeros(2, bool), roi_valid, fg_thresh=0.5, bg_thresh=0.5, strict=strict
+    )
+    np.testing.assert_array_equal(labels, [0, 0, 0, 0, -1, 0])
+
+
+def test_jit_equals_eager():
+    rng = np.random.default_rng(1)
+    iou, valid = jnp.asarray(quantised_iou(rng, 50, 6)), jnp.arange(6) < 5
+    settings = {"fg_thresh": 0.7, "bg_thresh": 0.3, "low_quality": "best"}
+    eager = matching.match_anchors(iou, valid, **settings)
+    assert_tree_close(match_anchors(iou, valid, **settings), eager)
+    drawn = matching.sample(jax.random.key(0), eager[1], num=16, fg_fraction=0.5)
+    assert_tree_close(sample(jax.random.key(0), eager[1], num=16, fg_fraction=0.5), drawn)
+
+
+def labels_with(fg, bg, ignored, rng):
+    labels = np.repeat([1, 0, -1], [fg, bg, ignored]).astype(np.int32)
+    return jnp.asarray(rng.permutation(labels))
+
+
+@pytest.mark.parametrize(
+    ("fg", "bg", "expected_fg", "expected_bg"),
+    [(50, 500, 16, 48), (3, 500, 3, 61), (50, 10, 16, 10), (0, 500, 0, 64), (50, 0, 16, 0), (0, 0, 0, 0)],
+)
+def test_sample_counts(fg, bg, expected_fg, expected_bg):
+    labels = labels_with(fg, bg, 20, np.random.default_rng(fg + bg))
+    idxs, sampled, valid = sample(jax.random.key(0), labels, num=64, fg_fraction=0.25)
+    assert idxs.shape == sampled.shape == valid.shape == (64,)
+    total = expected_fg + expected_bg
+    np.testing.assert_array_equal(valid, np.arange(64) < total)  # filled places come first
+    np.testing.assert_array_equal(sampled, np.arange(64) < expected_fg)  # foreground before all
+    chosen = np.asarray(idxs)[:total]
+    assert len(set(chosen.tolist())) == total
+    np.testing.assert_array_equal(np.asarray(labels)[chosen], np.asarray(sampled)[:total])
+    np.testing.assert_array_equal(np.asarray(idxs)[total:], 0)
+
+
+def test_sample_mask_is_the_same_choice():
+    labels = labels_with(10, 100, 20, np.random.default_rng(0))
+    key = jax.random.key(3)
+    idxs, _, valid = sample(key, labels, num=32, fg_fraction=0.5)
+    mask = sample_mask(key, labels, num=32, fg_fraction=0.5)
+    np.testing.assert_array_equal(np.flatnonzero(mask), np.sort(np.asarray(idxs)[valid]))
+
+
+def test_sample_is_uniform_and_depends_on_the_key():
+    labels = jnp.asarray(np.repeat([1, 0], [4, 36]).astype(np.int32))
+    draw = jax.jit(
+        jax.vmap(lambda key: sample_mask(key, labels, num=8, fg_fraction=0.25))
+    )
+    share = np.asarray(draw(jax.random.split(jax.random.key(0), 4000))).mean(axis=0)
+    # 2 of 4 foreground and 6 of 36 background; 5 standard errors of 4000 draws.
+    np.testing.assert_allclose(share[:4], 2 / 4, atol=5 * (0.25 / 4000) ** 0.5)
+    np.testing.assert_allclose(share[4:], 6 / 36, atol=5 * (5 / 36 / 4000) ** 0.5)
+
+
+def test_sample_more_than_there_are():
+    idxs, sampled, valid = sample(
+        jax.random.key(0), jnp.array([0, 1, -1]), num=8, fg_fraction=0.5
+    )
+    np.testing.assert_array_equal(idxs, [1, 0, 0, 0, 0, 0, 0, 0])
+    np.testing.assert_array_equal(sampled, [1, 0, 0, 0, 0, 0, 0, 0])
+    np.testing.assert_array_equal(valid, np.arange(8) < 2)
+
+
+def test_sample_without_key_takes_the_first_rows():
+    labels = jnp.array([0, 1, 0, -1, 1, 1, 0])
+    idxs, _, _ = sample(None, labels, num=4, fg_fraction=0.5)
+    np.testing.assert_array_equal(idxs, [1, 4, 0, 2])
+
+
+def test_matching_equals_torchvision():
+    golden = np.load(shared("goldens/torchvision/ops.npz"))
+    iou, valid = jnp.asarray(golden["match_q"].T), jnp.ones(6, bool)
+    for name, settings in {
+        "match_rpn": {"fg_thresh": 0.7, "bg_thresh": 0.3, "low_quality": "ties"},
+        "match_roi": {"fg_thresh": 0.5, "bg_thresh": 0.5, "low_quality": "none"},
+    }.items():
+        matched, labels = match_anchors(iou, valid, **settings)
+        theirs = np.where(labels == 1, matched, np.where(labels == 0, -1, -2))
+        np.testing.assert_array_equal(theirs, golden[name])
+    matched, labels = match_rois(
+        iou, valid, jnp.ones(80, bool), fg_thresh=0.5, bg_thresh=0.5
+    )
+    np.testing.assert_array_equal(np.where(labels == 1, matched, -1), golden["match_roi"])
+
+
+@pytest.mark.parametrize("image", [0, 1])
+def test_anchor_targets_equal_nvidia(image):
+    golden = np.load(shared("goldens/nvidia_tf2/nv_train.npz"))
+    levels = anchor_grid(
+        (256, 384),
+        strides=(4, 8, 16, 32, 64),
+        sizes=(32, 64, 128, 256, 512),
+        shapes=((1.0, 1.0), (1.4, 0.7), (0.7, 1.4)),
+    )
+    anchors = jnp.asarray(np.concatenate(levels))
+    gt = jnp.asarray(golden["gt_boxes"][image][:, SWAP])
+    valid = jnp.asarray(golden["gt_classes"][image, :, 0] > 0)
+    iou = pairwise_iou(anchors, gt)
+    matched, labels = match_anchors(iou, valid, fg_thresh=0.7, bg_thresh=0.3)
+    theirs = np.where(labels == 1, matched, np.where(labels == 0, -1, -2))
+    np.testing.assert_array_equal(theirs, golden[f"rpn_match_results{image}"])
+
+    sampled = sample_mask(None, labels, num=256, fg_fraction=0.5)
+    scores = [golden[f"score_targets_{level}"][image].reshape(-1) for level in range(2, 7)]
+    np.testing.assert_array_equal(np.where(sampled, labels, -1), np.concatenate(scores))
+
+    targets = [golden[f"box_targets_{level}"][image].reshape(-1, 4) for level in range(2, 7)]
+    deltas = np.where((labels == 1)[:, None], box_ops.encode(gt[matched], anchors), 0.0)
+    np.testing.assert_allclose(deltas, np.concatenate(targets)[:, SWAP], atol=1e-6)
+
+
+@pytest.mark.parametrize("image", [0, 1])
+def test_sampled_rois_equal_nvidia(image):
+    """Their sampler, with its shuffle made the identity, keeps the highest rows of each kind."""
+    golden = np.load(shared("goldens/nvidia_tf2/nv_train.npz"))
+    gt = golden["gt_boxes"][image][:, SWAP]
+    gt_valid = golden["gt_classes"][image, :, 0] > 0
+    candidates = np.concatenate([golden["train_proposals"][image][:, SWAP], gt])
+    roi_valid = np.concatenate([np.ones(1000, bool), gt_valid])
+    _, labels = match_rois(
+        pairwise_iou(jnp.asarray(candidates), jnp.asarray(gt)),
+        jnp.asarray(gt_valid),
+        jnp.asarray(roi_valid),
+        fg_thresh=0.5,
+        bg_thresh=0.5,
+        strict=True,
+    )
+    idxs, sampled, valid = sample(None, labels[::-1], num=512, fg_fraction=0.25)
+    assert np.asarray(valid).all()
+    boxes = candidates[len(candidates) - 1 - np.asarray(idxs)]
+    is_fg = golden["roi_class_targets"][image] > 0
+    theirs = golden["roi_boxes"][image][:, SWAP]
+    for mine, reference in (
+        (boxes[np.asarray(sampled) == 1], theirs[is_fg]),
+        (boxes[np.asarray(sampled) == 0], theirs[~is_fg]),
+    ):
+        np.testing.assert_array_equal(mine[::-1], reference)
