@@ -1,8 +1,8 @@
 """Settings of every test run: two CPU devices, strict shapes, slow and GPU tests only on demand.
 
-    pytest                 the fast tests, on the CPU
-    pytest --slow          and the slow ones
-    pytest --gpu           on the GPU, the tests marked `gpu` included
+pytest                 the fast tests, on the CPU
+pytest --slow          and the slow ones
+pytest --gpu           on the GPU, the tests marked `gpu` included
 """
 
 import os
@@ -11,7 +11,9 @@ import sys
 import pytest
 
 if "--gpu" not in sys.argv:
-    os.environ["JAX_PLATFORMS"] = "cpu"  # before anything imports jax; commands that tests start inherit it
+    os.environ["JAX_PLATFORMS"] = (
+        "cpu"  # before anything imports jax; commands that tests start inherit it
+    )
 
 import jax  # noqa: E402
 

@@ -55,3 +55,44 @@ def assert_finite_with_grad(function, *args) -> None:
 
     assert_finite_tree(function(*args))
     assert_finite_tree(jax.jit(jax.grad(total, argnums=tuple(range(len(args)))))(*args))
+
+
+def tiny_config():
+    """The quickstart recipe on 64 x 64 pixels with very small layers and two classes."""
+    from configs import quickstart
+
+    config = quickstart.get_config()
+    config.data.update(image_size=(64, 64), max_instances=4)
+    config.model.update(
+        num_classes=2, fpn_channels=32, rpn_channels=32, rpn_anchors_per_image=16,
+        pre_nms_topk_train=50, pre_nms_topk_test=50, post_nms_topk_train=20, post_nms_topk_test=20,
+        rois_per_image=16, box_channels=32, mask_channels=32,
+    )  # fmt: skip
+    config.optim.update(warmup_steps=1)
+    config.train.update(batch_size=4, steps=8)
+    config.eval.update(batch_size=2, pre_nms_topk=50, detections_per_image=5)
+    return config
+
+
+def tiny_batch(batch_size: int, side: int = 64, instances: int = 4, seed: int = 0):
+    """Noise images with two square objects each (none in the last image) and full masks."""
+    from mask_rcnn_jax.structures import Batch, Targets
+
+    rng = np.random.default_rng(seed)
+    valid = np.zeros((batch_size, instances), bool)
+    valid[: max(batch_size - 1, 1), :2] = True
+    corner = rng.uniform(0, side / 2, (batch_size, instances, 2))
+    boxes = np.concatenate([corner, corner + rng.uniform(16, side / 2, corner.shape)], axis=-1)
+    return Batch(
+        images=rng.integers(0, 256, (batch_size, side, side, 3), dtype=np.uint8),
+        image_sizes=np.full((batch_size, 2), side, np.int32),
+        scales=np.ones((batch_size, 2), np.float32),
+        image_index=np.arange(batch_size, dtype=np.int32),
+        targets=Targets(
+            boxes=(boxes * valid[..., None]).astype(np.float32),
+            classes=(rng.integers(1, 3, valid.shape) * valid).astype(np.int32),
+            masks=np.where(valid, 255, 0)[..., None, None].astype(np.uint8)
+            * np.ones((112, 112), np.uint8),
+            valid=valid,
+        ),
+    )

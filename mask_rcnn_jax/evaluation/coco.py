@@ -17,7 +17,7 @@ from pycocotools import mask as coco_mask
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from mask_rcnn_jax.evaluation.paste import encode_window, paste_mask
+from mask_rcnn_jax.evaluation.paste import encode_window, paste_mask, run_lengths
 from mask_rcnn_jax.structures import Detections
 
 # The order in which pycocotools' COCOeval.summarize() leaves its twelve statistics.
@@ -253,16 +253,23 @@ def _ground_truth_code(segmentation: list | dict, height: int, width: int) -> di
         if any(not isinstance(part, list) or len(part) < 6 for part in segmentation):
             raise ValueError("has a polygon of fewer than three points")
         return coco_mask.merge(coco_mask.frPyObjects(segmentation, height, width))
-    if segmentation.get("size") != [height, width]:
-        size = segmentation.get("size")
-        raise ValueError(f"has an RLE of size {size}, its image is {[height, width]}")
-    return _compressed(segmentation)
+    return _checked_code(segmentation, height, width)
 
 
-def _compressed(code: dict) -> dict:
-    """A run-length code as a string, from a string or from a list of counts."""
+def _checked_code(code: object, height: int, width: int) -> dict:
+    """A run-length code, compressed if it is not, that covers the picture and no more.
+
+    Checked because pycocotools would not: it loops for ever over a code that ends too early.
+    """
+    if not isinstance(code, dict) or not {"size", "counts"} <= code.keys():
+        raise ValueError("has a segmentation that is neither polygons nor an RLE (size, counts)")
+    if list(code["size"]) != [height, width]:
+        raise ValueError(f"has an RLE of size {code['size']}, its image is {[height, width]}")
+    runs = run_lengths(code)
+    if runs.min(initial=0) < 0 or runs.sum() != height * width:
+        raise ValueError(f"has a broken RLE, its runs are not {height} x {width} pixels in all")
     if isinstance(code["counts"], list):
-        return coco_mask.frPyObjects(code, *code["size"])
+        return coco_mask.frPyObjects(code, height, width)
     return code
 
 
@@ -272,32 +279,28 @@ def _fill_results(gt: dict, results: list[dict], iou_type: str) -> list[dict]:
     Only one type's geometry stays: were the box left beside the mask, pycocotools would take the
     box's area for the mask's when it sorts into small, medium and large.
     """
-    known = {image["id"] for image in gt["images"]}
+    sizes = {image["id"]: (image.get("height"), image.get("width")) for image in gt["images"]}
     _, key = _TYPES[iou_type]
     filled = []
     for i, result in enumerate(results):
-        if result["image_id"] not in known:
+        if result["image_id"] not in sizes:
             raise ValueError(
                 f"results: entry {i} is of image {result['image_id']!r}, "
-                f"which is not among the {len(known)} images of the ground truth"
+                f"which is not among the {len(sizes)} images of the ground truth"
             )
         geometry = result[key]
         if iou_type == "bbox":
             box, area = geometry, geometry[2] * geometry[3]
         else:
-            geometry = _result_code(geometry, i)
+            try:
+                geometry = _checked_code(geometry, *sizes[result["image_id"]])
+            except ValueError as error:
+                raise ValueError(f"results: entry {i} {error}") from error
             box, area = coco_mask.toBbox(geometry).tolist(), float(coco_mask.area(geometry))
         entry = {k: result[k] for k in ("image_id", "category_id", "score")}
         entry |= {"id": i + 1, "iscrowd": 0, "bbox": box, "area": area, key: geometry}
         filled.append(entry)
     return filled
-
-
-def _result_code(segmentation: dict, i: int) -> dict:
-    """A result's run-length code, compressed if it is not."""
-    if not isinstance(segmentation, dict) or not {"size", "counts"} <= segmentation.keys():
-        raise ValueError(f"results: the segmentation of entry {i} is not an RLE (size, counts)")
-    return _compressed(segmentation)
 
 
 def _category_aps(evaluation: COCOeval) -> dict[int, float]:

@@ -64,6 +64,31 @@ def encode_window(crop: np.ndarray, origin: tuple[int, int], height: int, width:
     return {"size": size, "counts": code["counts"].decode("ascii")}
 
 
+def run_lengths(code: dict) -> np.ndarray:
+    """The runs of a COCO code, zeros first: int64 [runs]. A broken string has a negative run.
+
+    A string holds one number per run, five bits per character, low bits first, bit 5 set on all
+    characters but a number's last, bit 4 of which is the sign. From the fourth number on they are
+    differences from the number two before.
+    """
+    counts = code["counts"]
+    if isinstance(counts, list):
+        return np.array(counts, np.int64)
+    counts = counts.encode("ascii") if isinstance(counts, str) else counts
+    symbols = np.frombuffer(counts, np.uint8).astype(np.int64) - 48
+    ends = np.flatnonzero(symbols & 32 == 0)
+    if not ends.size or ends[-1] != symbols.size - 1:
+        return np.array([-1])
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    sizes = ends - starts + 1
+    shifts = 5 * (np.arange(symbols.size) - np.repeat(starts, sizes))
+    runs = np.add.reduceat((symbols & 31) << np.minimum(shifts, 50), starts)
+    runs -= (symbols[ends] & 16 != 0) * (1 << np.minimum(5 * sizes, 55))
+    runs[1::2] = np.cumsum(runs[1::2])
+    runs[2::2] = np.cumsum(runs[2::2])
+    return runs
+
+
 def _axis_weights(low: float, high: float, size: int, cells: int) -> tuple[range, np.ndarray]:
     """The pixels of one axis whose centres lie in [low, high], and how each reads the cells.
 

@@ -47,4 +47,5 @@ class UpConv(nn.Module):
         x, kernel, bias = nn.dtypes.promote_dtype(x, kernel, bias, dtype=self.dtype)
         y = lax.dot_general(x, kernel.reshape(-1, channels), (((3,), (1,)), ((), ())))
         y = y.reshape(num, height, width, 2, 2, self.features).transpose(0, 1, 3, 2, 4, 5)
-        return y.reshape(num, 2 * height, 2 * width, self.features) + bias
+        y = y.reshape(num, 2 * height, 2 * width, self.features)
+        return y + bias[None, None, None]

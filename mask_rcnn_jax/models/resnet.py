@@ -31,7 +31,8 @@ class FrozenNorm(nn.Module):
         shape = (x.shape[-1],)
         scale = self.variable("batch_stats", "scale", jnp.ones, shape, jnp.float32).value
         bias = self.variable("batch_stats", "bias", jnp.zeros, shape, jnp.float32).value
-        return x * scale.astype(self.dtype) + bias.astype(self.dtype)
+        scale, bias = scale.astype(self.dtype), bias.astype(self.dtype)
+        return x * scale[None, None, None] + bias[None, None, None]
 
 
 def make_norm(norm: str, dtype: DTypeLike, train: bool):

@@ -30,7 +30,9 @@ def anchor_grid(
         the edge of the canvas are kept as they are.
     """
     if len(strides) != len(sizes):
-        raise ValueError(f"{len(strides)} anchor strides but {len(sizes)} sizes: one of each per level")
+        raise ValueError(
+            f"{len(strides)} anchor strides but {len(sizes)} sizes, expected one per level"
+        )
     levels = zip(strides, sizes, strict=True)
     return [_level(image_size, s, size, shapes, centre, rounded) for s, size in levels]
 

@@ -94,13 +94,17 @@ def clip(
     return jnp.stack([x1, y1, x2, y2], axis=-1)
 
 
-def flip(boxes: Float[Array, "*dims 4"], width: float | Float[Array, ""]) -> Float[Array, "*dims 4"]:
+def flip(
+    boxes: Float[Array, "*dims 4"], width: float | Float[Array, ""]
+) -> Float[Array, "*dims 4"]:
     """Boxes of the image mirrored left to right; `width` in pixels."""
     x1, y1, x2, y2 = (boxes[..., i] for i in range(4))
     return jnp.stack([width - x2, y1, width - x1, y2], axis=-1)
 
 
-def _centre_form(boxes: Float[Array, "*dims 4"], offset: float) -> tuple[Array, Array, Array, Array]:
+def _centre_form(
+    boxes: Float[Array, "*dims 4"], offset: float
+) -> tuple[Array, Array, Array, Array]:
     """Centre x and y, width, height."""
     w = boxes[..., 2] - boxes[..., 0] + offset
     h = boxes[..., 3] - boxes[..., 1] + offset

@@ -23,8 +23,12 @@ def huber(x: Float[Array, "*dims"], delta: float) -> Float[Array, "*dims"]:
 def sigmoid_cross_entropy(
     logits: Float[Array, "*dims"], labels: Float[Array, "*dims"]
 ) -> Float[Array, "*dims"]:
-    """Binary cross-entropy of sigmoid(logits) elementwise, in a form that cannot overflow."""
-    return jnp.maximum(logits, 0.0) - logits * labels + jnp.log1p(jnp.exp(-jnp.abs(logits)))
+    """Binary cross-entropy of sigmoid(logits) elementwise, in a form that cannot overflow.
+
+    With softplus, not max and abs: theirs is a wrong gradient at a logit of exactly 0, and an
+    untrained head has those wherever its input is 0.
+    """
+    return jax.nn.softplus(logits) - logits * labels
 
 
 def rpn_losses(
@@ -99,5 +103,5 @@ def _objectness_sum(logits: Float[Array, "B A"], labels: Int[Array, "B A"]) -> F
 
 
 def _mean(x: Float[Array, "*dims"], wanted: Bool[Array, "*dims"]) -> Float[Array, ""]:
-    """Mean of `x` where `wanted`, 0 where nothing is. A value that is not wanted has no gradient."""
+    """Mean of `x` where `wanted`, 0 where nothing is; other values get no gradient."""
     return jnp.sum(jnp.where(wanted, x, 0.0)) / jnp.maximum(jnp.sum(wanted), 1)

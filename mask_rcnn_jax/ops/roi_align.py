@@ -98,7 +98,9 @@ def _check_settings(
     num_maps: int, strides: Sequence[float], sampling: int, border: str, implementation: str | None
 ) -> None:
     if implementation == "pallas":
-        raise NotImplementedError("implementation='pallas' of roi_align is not available in this build")
+        raise NotImplementedError(
+            "implementation='pallas' of roi_align is not available in this build"
+        )
     if implementation not in (None, "xla"):
         raise ValueError(f"implementation is {implementation!r}, expected None, 'xla' or 'pallas'")
     if border not in ("clamp", "zero"):
@@ -121,8 +123,9 @@ def _axis_taps(
 ) -> tuple[Int[Array, "R P T"], Float[Array, "R P T"]]:
     """Indices along one axis of the map and their weights, T = 2 * sampling taps a cell."""
     length = end - start if min_size is None else jnp.maximum(end - start, min_size)
-    places = (np.arange(output_size * sampling) + 0.5) / sampling  # in bins
-    at = start[:, None] - shift + jnp.asarray(places, jnp.float32)[None] * (length / output_size)[:, None]
+    places = (np.arange(output_size * sampling) + 0.5) / sampling  # of the samples, in bins
+    bin_size = (length / output_size)[:, None]
+    at = (start - shift)[:, None] + jnp.asarray(places, jnp.float32)[None] * bin_size
     side = side[:, None]
     weight = jnp.full(at.shape, 1.0 / sampling)
     if zero_outside:

@@ -39,7 +39,8 @@ def ground_truth():
     ]
     crowd = np.zeros((100, 120), np.uint8, order="F")
     crowd[60:100, 80:120] = 1
-    counts = np.diff(np.flatnonzero(np.diff(crowd.ravel("F"), prepend=0, append=1)), prepend=0)
+    pixels = crowd.ravel("F")
+    edges = [0, *(np.flatnonzero(pixels[1:] != pixels[:-1]) + 1), pixels.size]
     annotations.append(
         {
             "id": 4,
@@ -48,7 +49,7 @@ def ground_truth():
             "bbox": [80, 60, 40, 40],
             "area": 1600,
             "iscrowd": 1,
-            "segmentation": {"size": [100, 120], "counts": counts.tolist()},
+            "segmentation": {"size": [100, 120], "counts": np.diff(edges).tolist()},
         }
     )
     return {
@@ -105,7 +106,7 @@ def test_perfect_results_score_one_and_ignore_the_crowd():
     segm_results.append({**extra, "segmentation": {**code, "counts": code["counts"].decode()}})
     metrics = score(gt, bbox_results, segm_results)
     assert metrics["AP"] == metrics["mask_AP"] == pytest.approx(1.0)
-    assert metrics["APs"] == -1  # no small object
+    assert metrics["APl"] == -1  # no large object
     assert metrics["per_category"] == {
         name: {"AP": pytest.approx(1.0), "mask_AP": pytest.approx(1.0)} for name in ("cat", "dog")
     }
@@ -134,8 +135,8 @@ def test_per_category_equals_the_score_of_that_category_alone():
 
 def test_empty_results_score_zero():
     metrics = score(ground_truth(), [], [])
-    assert metrics["AP"] == metrics["ARmax100"] == metrics["mask_AP"] == metrics["mask_APl"] == 0
-    assert metrics["mask_APs"] == -1
+    assert metrics["AP"] == metrics["ARmax100"] == metrics["mask_AP"] == metrics["mask_APs"] == 0
+    assert metrics["mask_APl"] == -1
     assert metrics["per_category"]["cat"] == {"AP": 0, "mask_AP": 0}
 
 
@@ -226,6 +227,7 @@ def test_categories_of_one_name_are_told_apart():
         (lambda gt: gt["annotations"][1].pop("segmentation"), "annotation 2 has no 'segmentation'"),
         (lambda gt: gt["annotations"][1].update(segmentation=[[1, 2, 3, 4]]), "annotation 2 has a"),
         (lambda gt: gt["annotations"][3]["segmentation"].update(size=[9, 9]), "RLE of size"),
+        (lambda gt: gt["annotations"][3]["segmentation"]["counts"].pop(), "annotation 4 has a bro"),
         (lambda gt: gt["annotations"][1].update(bbox=[1, 2, float("nan"), 4]), "annotation 2 has"),
         (lambda gt: gt["annotations"][1].update(bbox=[1, 2, -3, 4]), "annotation 2 has the box"),
     ],
@@ -253,6 +255,25 @@ def test_result_of_an_unknown_image_is_named():
     results = [{"image_id": 55, "category_id": 7, "bbox": [1, 1, 2, 2], "score": 0.5}]
     with pytest.raises(ValueError, match="entry 0 is of image 55"):
         score(ground_truth(), results, None)
+
+
+@pytest.mark.parametrize(
+    ("segmentation", "message"),
+    [
+        ({"size": [50, 60], "counts": [3000]}, "RLE of size [50, 60]"),
+        ({"size": [100, 120], "counts": [5, 10]}, "broken RLE"),
+        ({"size": [100, 120], "counts": "5:"}, "broken RLE"),
+        ({"size": [100, 120], "counts": "P"}, "broken RLE"),  # ends within a number
+        ({"size": [100, 120], "counts": ""}, "broken RLE"),
+        ({"counts": [12000]}, "neither polygons nor an RLE"),
+        (square(1, 1, 5), "neither polygons nor an RLE"),
+    ],
+)
+def test_faulty_result_mask_is_named(segmentation, message):
+    result = {"image_id": 1, "category_id": 7, "score": 1, "segmentation": segmentation}
+    with pytest.raises(ValueError, match=re.escape(message)) as error:
+        score(ground_truth(), None, [result])
+    assert "entry 0" in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def test_encode_by_hand():
     np.testing.assert_allclose(encode(box, anchor), expected, rtol=1e-6)
     weighted = encode(box, anchor, weights=(10.0, 10.0, 5.0, 5.0))
     np.testing.assert_allclose(weighted, np.multiply(expected, [10, 10, 5, 5]), rtol=1e-6)
-    # Inclusive pixels: the anchor is 11 x 21 about (15.5, 30.5), the box 21 x 41 about (23.5, 40.5).
+    # Inclusive pixels: 11 x 21 about (15.5, 30.5), and 21 x 41 about (23.5, 40.5).
     inclusive = [8 / 11, 10 / 21, np.log(21 / 11), np.log(41 / 21)]
     np.testing.assert_allclose(encode(box, anchor, offset=1.0), inclusive, rtol=1e-6)
 

@@ -102,9 +102,7 @@ def test_padded_ground_truth_changes_nothing():
     padded, valid = jnp.concatenate([gt, anchors[:5]]), jnp.arange(9) < 4
     for low_quality in matching.LOW_QUALITY_RULES:
         settings = {"fg_thresh": 0.5, "bg_thresh": 0.3, "low_quality": low_quality}
-        few = match_anchors(
-            pairwise_iou(anchors, gt), jnp.ones(4, bool), **settings
-        )
+        few = match_anchors(pairwise_iou(anchors, gt), jnp.ones(4, bool), **settings)
         many = match_anchors(pairwise_iou(anchors, padded), valid, **settings)
         np.testing.assert_array_equal(few[1], many[1])
         np.testing.assert_array_equal(few[0], many[0])
@@ -142,10 +140,17 @@ def labels_with(fg, bg, ignored, rng):
 
 @pytest.mark.parametrize(
     ("fg", "bg", "expected_fg", "expected_bg"),
-    [(50, 500, 16, 48), (3, 500, 3, 61), (50, 10, 16, 10), (0, 500, 0, 64), (50, 0, 16, 0), (0, 0, 0, 0)],
+    [
+        (50, 500, 16, 48),
+        (3, 500, 3, 61),
+        (50, 10, 16, 10),
+        (0, 500, 0, 64),
+        (50, 0, 16, 0),
+        (0, 0, 0, 0),
+    ],
 )
 def test_sample_counts(fg, bg, expected_fg, expected_bg):
-    labels = labels_with(fg, bg, 20, np.random.default_rng(fg + bg))
+    labels = labels_with(fg, bg, 570 - fg - bg, np.random.default_rng(fg + bg))
     idxs, sampled, valid = sample(jax.random.key(0), labels, num=64, fg_fraction=0.25)
     assert idxs.shape == sampled.shape == valid.shape == (64,)
     total = expected_fg + expected_bg
@@ -167,9 +172,7 @@ def test_sample_mask_is_the_same_choice():
 
 def test_sample_is_uniform_and_depends_on_the_key():
     labels = jnp.asarray(np.repeat([1, 0], [4, 36]).astype(np.int32))
-    draw = jax.jit(
-        jax.vmap(lambda key: sample_mask(key, labels, num=8, fg_fraction=0.25))
-    )
+    draw = jax.jit(jax.vmap(lambda key: sample_mask(key, labels, num=8, fg_fraction=0.25)))
     share = np.asarray(draw(jax.random.split(jax.random.key(0), 4000))).mean(axis=0)
     # 2 of 4 foreground and 6 of 36 background; 5 standard errors of 4000 draws.
     np.testing.assert_allclose(share[:4], 2 / 4, atol=5 * (0.25 / 4000) ** 0.5)
@@ -177,9 +180,7 @@ def test_sample_is_uniform_and_depends_on_the_key():
 
 
 def test_sample_more_than_there_are():
-    idxs, sampled, valid = sample(
-        jax.random.key(0), jnp.array([0, 1, -1]), num=8, fg_fraction=0.5
-    )
+    idxs, sampled, valid = sample(jax.random.key(0), jnp.array([0, 1, -1]), num=8, fg_fraction=0.5)
     np.testing.assert_array_equal(idxs, [1, 0, 0, 0, 0, 0, 0, 0])
     np.testing.assert_array_equal(sampled, [1, 0, 0, 0, 0, 0, 0, 0])
     np.testing.assert_array_equal(valid, np.arange(8) < 2)
@@ -201,9 +202,7 @@ def test_matching_equals_torchvision():
         matched, labels = match_anchors(iou, valid, **settings)
         theirs = np.where(labels == 1, matched, np.where(labels == 0, -1, -2))
         np.testing.assert_array_equal(theirs, golden[name])
-    matched, labels = match_rois(
-        iou, valid, jnp.ones(80, bool), fg_thresh=0.5, bg_thresh=0.5
-    )
+    matched, labels = match_rois(iou, valid, jnp.ones(80, bool), fg_thresh=0.5, bg_thresh=0.5)
     np.testing.assert_array_equal(np.where(labels == 1, matched, -1), golden["match_roi"])
 
 

@@ -92,8 +92,13 @@ def test_ramp_by_hand(sampling, half_pixel, shift):
 
 @pytest.mark.parametrize(
     ("sampling", "half_pixel", "border", "min_size"),
-    [(1, False, "clamp", None), (2, True, "zero", None), (2, False, "zero", 1.0), (3, True, "clamp", 2.0)],
-)  # fmt: skip
+    [
+        (1, False, "clamp", None),
+        (2, True, "zero", None),
+        (2, False, "zero", 1.0),
+        (3, True, "clamp", 2.0),
+    ],
+)
 def test_equals_slow_oracle(sampling, half_pixel, border, min_size):
     rng = np.random.default_rng(sampling)
     features, boxes = pyramid(rng, size=(64, 80)), boxes_of_all_kinds(rng)
@@ -240,7 +245,9 @@ def test_equals_torchvision_multi_scale(size):
     )  # fmt: skip
     expected = golden[f"ms_out{size}"].transpose(0, 2, 3, 1)
     valid = np.arange(max(counts))[None] < np.array(counts)[:, None]
-    np.testing.assert_allclose(np.asarray(out)[valid], expected, atol=1e-5)
+    # A sample near x = 80 cells is placed to 8e-6 in float32, and these features (standard normal)
+    # change by up to 4 from cell to cell.
+    np.testing.assert_allclose(np.asarray(out)[valid], expected, atol=3e-5)
 
     draw = np.random.Generator(np.random.PCG64(8)).normal(size=golden[f"ms_out{size}"].shape)
     upstream = np.zeros(out.shape, np.float32)

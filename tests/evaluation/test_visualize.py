@@ -1,0 +1,197 @@
+import itertools
+
+import cv2
+import numpy as np
+import pytest
+
+from mask_rcnn_jax.evaluation.visualize import (
+    draw_detections,
+    draw_ground_truth,
+    instance_color,
+    side_by_side,
+)
+
+GREY = 128
+
+
+def grey_image(height, width):
+    return np.full((height, width, 3), GREY, np.uint8)
+
+
+def disk(side=28, radius=0.4, hole=0.0):
+    """[side, side] probabilities of a disk, its radius given in parts of the box."""
+    centre = (np.arange(side) + 0.5) / side - 0.5
+    distance = np.hypot(centre[:, None], centre)
+    soft = 1 / side
+    outer = np.clip(0.5 + (radius - distance) / soft, 0, 1)
+    inner = np.clip(0.5 + (distance - hole) / soft, 0, 1) if hole else 1.0
+    return (outer * inner).astype(np.float32)
+
+
+def changed(picture):
+    """[H, W] bool: the pixels that are no longer grey."""
+    return (picture != GREY).any(axis=2)
+
+
+def draw_disk(box, mask, height=400, width=400, names=("a",)):
+    return draw_detections(
+        grey_image(height, width), np.array([box]), np.array([1]), np.array([0.9]), mask[None], names
+    )
+
+
+def is_color(pixels, color):
+    return (pixels == np.array(color)).all(axis=-1)
+
+
+def test_fill_and_contour_follow_the_mask():
+    picture = draw_disk((100, 100, 300, 300), disk(radius=0.4))
+    y, x = np.mgrid[:400, :400]
+    distance = np.hypot(y + 0.5 - 200, x + 0.5 - 200)
+    tint = np.round(0.58 * GREY + 0.42 * np.array(instance_color(0)))
+    assert (np.abs(picture[distance < 77] - tint) <= 1).all()
+    ring = (distance > 83) & (distance < 98) & (y > 130)  # below the label, inside the box
+    assert not changed(picture)[ring].any()
+    # On every ray, the strongest colour lies within a pixel of the true edge at 80.
+    for angle in np.linspace(0.1, 3.0, 40):
+        radii = np.arange(74, 86, 0.25)
+        rows = (200 + radii * np.sin(angle)).astype(int)
+        columns = (200 + radii * np.cos(angle)).astype(int)
+        difference = np.abs(picture[rows, columns] - np.array(instance_color(0), float)).sum(axis=1)
+        strongest = radii[difference <= difference.min() + 1].mean()
+        assert abs(strongest - 80) < 1.2
+
+
+def test_hole_of_a_mask_stays_clear():
+    picture = draw_disk((100, 100, 300, 300), disk(radius=0.4, hole=0.2))
+    y, x = np.mgrid[:400, :400]
+    distance = np.hypot(y - 200, x - 200)
+    assert not changed(picture)[distance < 36].any()
+    assert changed(picture)[(distance > 44) & (distance < 76)].all()
+
+
+def test_threshold_and_padding_leave_the_picture_alone():
+    image = grey_image(400, 400)
+    boxes = np.array([[10, 10, 200, 200], [50, 50, 300, 300], [0, 0, 0, 0]])
+    masks = np.stack([disk()] * 3)
+    arguments = boxes, np.array([1, 2, 0]), np.array([0.3, 0.49, 0.0]), masks, ("a", "b")
+    np.testing.assert_array_equal(draw_detections(image, *arguments), image)
+    np.testing.assert_array_equal(draw_detections(image, *arguments, score_threshold=0.5), image)
+    assert changed(draw_detections(image, *arguments, score_threshold=0.4)).any()
+    assert (image == GREY).all()  # the argument itself is never drawn on
+    # Padding has score 0, which reaches a threshold of 0, but class 0.
+    assert not changed(draw_detections(image, *arguments, score_threshold=0.0))[:8, :8].any()
+
+
+def test_picture_without_detections_is_returned_as_it_is():
+    image = np.random.default_rng(0).integers(0, 256, (330, 340, 3), np.uint8)
+    empty = np.zeros((0, 4)), np.zeros(0, int), np.zeros(0), np.zeros((0, 28, 28)), ()
+    np.testing.assert_array_equal(draw_detections(image, *empty), image)
+
+
+def test_first_colours_are_distinct():
+    rgb = np.array([instance_color(i) for i in range(20)], np.float32) / 255
+    lab = cv2.cvtColor(rgb[None], cv2.COLOR_RGB2LAB)[0]
+    # A difference of 2 in CIE Lab is just noticeable.
+    for n, least in ((8, 40), (20, 25)):
+        for one, other in itertools.combinations(lab[:n], 2):
+            assert np.linalg.norm(one - other) > least
+
+
+def test_small_object_is_drawn_over_a_large_one():
+    boxes = np.array([[180, 180, 230, 230], [20, 20, 380, 380]])
+    for order in ([0, 1], [1, 0]):
+        picture = draw_detections(
+            grey_image(400, 400),
+            boxes[order],
+            np.array([1, 1]),
+            np.array([0.9, 0.8]),
+            np.ones((2, 28, 28), np.float32),
+            ("a",),
+        )
+        small = instance_color(order.index(0))
+        assert is_color(picture[205:229, 229], small).all()  # the right side of its box
+
+
+@pytest.mark.parametrize(
+    "box",
+    [
+        (0, 0, 40, 40),
+        (360, 0, 400, 30),
+        (0, 380, 30, 400),
+        (370, 370, 400, 400),
+        (-50, -50, 450, 450),
+        (500, 500, 600, 600),
+        (200, 200, 200, 200),
+    ],
+)
+@pytest.mark.parametrize("name", ["a", "a name that is far too long for a picture of this width"])
+def test_label_is_whole_and_inside_the_picture(box, name):
+    plain = draw_disk(box, disk(), names=("",))
+    picture = draw_disk(box, disk(), names=(name,))
+    color = is_color(picture, instance_color(0)).astype(np.uint8)
+    # The label's padding is a solid run of its colour, at least two pixels wide and a line high.
+    runs = cv2.erode(color, np.ones((9, 2), np.uint8), borderValue=0)
+    assert runs.any()
+    assert picture.shape == plain.shape == (400, 400, 3)
+
+
+def test_score_survives_a_name_that_is_cut():
+    long = draw_disk((0, 0, 400, 400), np.zeros((28, 28)), names=("x" * 300,))
+    longer = draw_disk((0, 0, 400, 400), np.zeros((28, 28)), names=("x" * 400,))
+    other_score = draw_detections(
+        grey_image(400, 400),
+        np.array([[0, 0, 400, 400]]),
+        np.array([1]),
+        np.array([0.87]),
+        np.zeros((1, 28, 28)),
+        ("x" * 300,),
+    )
+    np.testing.assert_array_equal(long, longer)
+    assert (long != other_score).any()
+
+
+@pytest.mark.parametrize("size", [(64, 64), (48, 3), (1, 1), (2000, 700)])
+@pytest.mark.parametrize("masks", [None, np.ones((3, 28, 28), np.float32)])
+def test_any_size_of_picture_can_be_drawn_on(size, masks):
+    height, width = size
+    boxes = np.array([[0, 0, width, height], [0.2, 0.2, 0.4, 0.4], [-1e5, -1e5, 1e5, 1e5]])
+    names = ("with accents: crème brûlée", "人", "")
+    picture = draw_detections(
+        grey_image(*size), boxes, np.array([1, 2, 3]), np.ones(3), masks, names, min_side=0
+    )
+    assert picture.shape == (*size, 3)
+    assert picture.dtype == np.uint8
+
+
+def test_boxes_that_are_not_numbers_do_no_harm():
+    boxes = np.array([[np.nan, 0, 10, 10], [0, 0, np.inf, 10]])
+    masks = np.ones((2, 28, 28), np.float32)
+    draw_detections(grey_image(400, 400), boxes, np.array([1, 1]), np.ones(2), masks, ("a",))
+
+
+def test_small_picture_is_enlarged_by_a_whole_factor():
+    image = np.random.default_rng(0).integers(0, 256, (50, 80, 3), np.uint8)
+    box = np.array([[20, 10, 60, 40]])
+    picture = draw_detections(image, box, np.array([1]), np.ones(1), None, ("a",), min_side=120)
+    assert picture.shape == (150, 240, 3)
+    assert is_color(picture[60:118, 60], instance_color(0)).all()  # the box's left side, tripled
+    kept = draw_detections(image, box, np.array([1]), np.ones(1), None, ("a",), min_side=0)
+    assert kept.shape == image.shape
+
+
+def test_ground_truth_draws_crops_of_bytes():
+    crops = (disk(112)[None] * 255).astype(np.uint8)
+    truth = draw_ground_truth(
+        grey_image(400, 400), np.array([[100, 100, 300, 300]]), np.array([1]), crops, ("a",)
+    )
+    detection = draw_disk((100, 100, 300, 300), disk(112))
+    inside = (slice(130, 300), slice(100, 300))  # below the labels
+    assert (truth[inside] == detection[inside]).mean() > 0.995
+
+
+def test_side_by_side_keeps_both_pictures():
+    left, right = grey_image(30, 40), grey_image(30, 50) + 1
+    both = side_by_side(left, right)
+    assert both.shape[0] == 30
+    np.testing.assert_array_equal(both[:, :40], left)
+    np.testing.assert_array_equal(both[:, -50:], right)

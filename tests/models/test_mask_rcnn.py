@@ -1,0 +1,161 @@
+"""The whole forward pass: proposals, detections and what padding may not change."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mask_rcnn_jax.models.mask_rcnn import build_model
+from mask_rcnn_jax.models.roi_heads import sample_rois, select_detections
+from mask_rcnn_jax.models.rpn import select_proposals
+from mask_rcnn_jax.ops.boxes import decode
+from mask_rcnn_jax.structures import Proposals, Targets
+from mask_rcnn_jax.training.step import init_variables
+from tests.helpers import random_boxes, tiny_batch, tiny_config
+
+
+@pytest.fixture(scope="module")
+def model():
+    return build_model(tiny_config().model)
+
+
+@pytest.fixture(scope="module")
+def variables(model):
+    return init_variables(model, 0, (64, 64))
+
+
+THRESHOLDS = dict(
+    score_threshold=0.0, nms_thresh=0.5, pre_nms_topk=60, detections_per_image=5
+)
+
+
+@pytest.fixture(scope="module")
+def predict(model, variables):
+    return jax.jit(
+        lambda images, sizes: model.apply(variables, images, sizes, method="predict", **THRESHOLDS)
+    )
+
+
+def slow_nms(boxes, thresh):
+    """Rows kept by greedy NMS of boxes sorted by falling score."""
+    keep = []
+    for i, box in enumerate(boxes):
+        for k in keep:
+            other = boxes[k]
+            side = np.minimum(box[2:], other[2:]) - np.maximum(box[:2], other[:2])
+            inter = np.prod(np.maximum(side, 0))
+            union = np.prod(box[2:] - box[:2]) + np.prod(other[2:] - other[:2]) - inter
+            if inter > thresh * union:
+                break
+        else:
+            keep.append(i)
+    return keep
+
+
+def test_detections_equal_a_slow_nms_per_class():
+    rng = np.random.default_rng(0)
+    rows, classes, limit = 40, 3, 12
+    logits = rng.normal(scale=2.0, size=(1, rows, classes + 1)).astype(np.float32)
+    deltas = rng.normal(scale=0.5, size=(1, rows, classes + 1, 4)).astype(np.float32)
+    boxes = random_boxes(rng, rows, 60.0)
+    valid = np.arange(rows) < 35
+    proposals = Proposals(boxes=jnp.asarray(boxes)[None], scores=jnp.ones((1, rows)),
+                          valid=jnp.asarray(valid)[None])  # fmt: skip
+    weights = (10.0, 10.0, 5.0, 5.0)
+    found, scores, labels, ok = (np.asarray(x)[0] for x in select_detections(
+        jnp.asarray(logits), jnp.asarray(deltas), proposals, jnp.array([[64, 64]]),
+        box_weights=weights, box_offset=0.0, score_threshold=0.05, nms_thresh=0.5,
+        pre_nms_topk=rows * classes, detections_per_image=limit,
+    ))  # fmt: skip
+
+    probability = np.exp(logits[0]) / np.exp(logits[0]).sum(axis=1, keepdims=True)
+    expected = []
+    for label in range(1, classes + 1):
+        rows_in = [r for r in range(rows) if valid[r] and probability[r, label] > 0.05]
+        rows_in.sort(key=lambda r: -probability[r, label])
+        decoded = np.clip(
+            decode(deltas[0, rows_in, label], boxes[rows_in], weights=weights, offset=0.0), 0, 64
+        )
+        expected += [
+            (probability[rows_in[k], label], label, decoded[k]) for k in slow_nms(decoded, 0.5)
+        ]
+    expected = sorted(expected, key=lambda e: -e[0])[:limit]
+    assert ok.sum() == len(expected)
+    np.testing.assert_allclose(scores[ok], [e[0] for e in expected], rtol=1e-5)
+    np.testing.assert_array_equal(labels[ok], [e[1] for e in expected])
+    np.testing.assert_allclose(found[ok], [e[2] for e in expected], atol=1e-3)
+    assert not found[~ok].any() and not scores[~ok].any() and not labels[~ok].any()
+
+
+def test_proposals_are_inside_the_image_sorted_and_padded(model):
+    rng = np.random.default_rng(1)
+    anchors = model.anchors((64, 64))
+    logits = [jnp.asarray(rng.normal(size=(2, len(a))), jnp.float32) for a in anchors]
+    deltas = [jnp.asarray(rng.normal(size=(2, len(a), 4)), jnp.float32) for a in anchors]
+    sizes = jnp.array([[64, 40], [30, 64]])
+    proposals = select_proposals(
+        logits, deltas, anchors, sizes,
+        pre_nms_topk=50, post_nms_topk=400, nms_thresh=0.7, box_offset=1.0,
+    )  # fmt: skip
+    assert proposals.boxes.shape == (2, 400, 4)
+    for b in range(2):
+        valid = np.asarray(proposals.valid[b])
+        boxes, scores = np.asarray(proposals.boxes[b]), np.asarray(proposals.scores[b])
+        assert 0 < valid.sum() < 400 and valid[: valid.sum()].all()
+        assert not boxes[~valid].any() and not scores[~valid].any()
+        assert (np.diff(scores[valid]) <= 0).all()
+        assert (boxes[valid] >= 0).all()
+        height, width = sizes[b]
+        assert boxes[:, [0, 2]].max() <= width - 1 and boxes[:, [1, 3]].max() <= height - 1
+
+
+def test_sampled_rois_start_with_foreground_and_regress_to_their_object():
+    rng = np.random.default_rng(2)
+    gt = random_boxes(rng, 3)
+    near = gt[rng.integers(0, 3, 20)] + rng.normal(scale=0.5, size=(20, 4))
+    boxes = np.concatenate([near, random_boxes(rng, 30, 20.0)]).astype(np.float32)
+    targets = Targets(
+        boxes=jnp.asarray(np.concatenate([gt, np.zeros((2, 4), np.float32)])),
+        classes=jnp.array([1, 2, 3, 0, 0]), masks=jnp.zeros((5, 8, 8), jnp.uint8),
+        valid=jnp.array([True, True, True, False, False]),
+    )  # fmt: skip
+    proposals = Proposals(boxes=jnp.asarray(boxes), scores=jnp.ones(50), valid=jnp.ones(50, bool))
+    options = dict(rois_per_image=32, fg_fraction=0.25, fg_thresh=0.5,
+                   box_weights=(10.0, 10.0, 5.0, 5.0), box_offset=0.0)  # fmt: skip
+    rois = sample_rois(jax.random.key(0), proposals, targets, **options)
+    assert rois.foreground.tolist() == [True] * 8 + [False] * 24
+    assert (np.asarray(rois.classes) > 0).tolist() == rois.foreground.tolist()
+    back = decode(rois.deltas, rois.boxes, weights=options["box_weights"], offset=0.0)
+    matched = np.asarray(targets.boxes)[rois.matched_idxs]
+    np.testing.assert_allclose(back[:8], matched[:8], atol=1e-3)
+
+    nothing = targets.replace(valid=jnp.zeros(5, bool))
+    rois = sample_rois(jax.random.key(0), proposals, nothing, **options)
+    assert not rois.foreground.any() and not rois.classes.any() and rois.valid.sum() == 32
+
+
+def test_other_images_of_the_batch_change_nothing(predict):
+    batch = tiny_batch(2)
+    both = predict(batch.images, batch.image_sizes)
+    other = predict(batch.images[[0, 0]], batch.image_sizes)
+    for together, alone in zip(jax.tree.leaves(both), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(together[0], alone[0], atol=1e-5)
+
+
+def test_pixels_beyond_the_image_change_nothing(predict):
+    batch = tiny_batch(2)
+    sizes = np.array([[40, 64], [64, 48]], np.int32)
+    dirty = batch.images.copy()
+    dirty[0, 40:], dirty[1, :, 48:] = 255, 7
+    for clean, found in zip(
+        jax.tree.leaves(predict(batch.images, sizes)), jax.tree.leaves(predict(dirty, sizes)),
+        strict=True,
+    ):  # fmt: skip
+        np.testing.assert_array_equal(clean, found)
+
+
+def test_without_a_class_count_the_model_is_refused():
+    config = tiny_config()
+    config.model.num_classes = 0
+    with pytest.raises(ValueError, match="num_classes is 0"):
+        build_model(config.model)

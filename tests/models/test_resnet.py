@@ -1,0 +1,121 @@
+"""ResNet trunks: shapes of every depth, paddings, norms and frozen stages."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from jax import lax
+
+from mask_rcnn_jax.models.conv import UpConv, conv_general_dilated
+from mask_rcnn_jax.models.resnet import ResNet
+
+RECIPE = dict(norm="frozen", stride_in="3x3", padding="torch", frozen_stages=0, dtype=jnp.float32)
+
+
+def init_and_apply(side=64, **fields):
+    model = ResNet(**{**RECIPE, **fields})
+    images = jax.random.normal(jax.random.key(0), (1, side, side, 3))
+    variables = model.init(jax.random.key(1), images, False)
+    return model, variables, images
+
+
+# Trainable weights without norms and classifier, in millions: torchvision's parameter counts less
+# the classifier and the batch norms' scales and biases.
+@pytest.mark.parametrize(
+    ("depth", "channels", "millions"),
+    [(10, 512, 4.90), (18, 512, 11.17), (34, 512, 21.27), (50, 2048, 23.45), (101, 2048, 42.39),
+     (152, 2048, 57.99)],
+)  # fmt: skip
+def test_every_depth_has_its_shapes_and_size(depth, channels, millions):
+    model = ResNet(depth=depth, **RECIPE)
+    images = jax.ShapeDtypeStruct((2, 128, 192, 3), jnp.float32)
+    features, variables = jax.eval_shape(
+        lambda x: model.init_with_output(jax.random.key(0), x, False), images
+    )
+    expected = [(2, 128 // s, 192 // s, channels // d)
+                for s, d in zip((4, 8, 16, 32), (8, 4, 2, 1), strict=True)]  # fmt: skip
+    assert [f.shape for f in features] == expected
+    size = sum(np.prod(p.shape) for p in jax.tree.leaves(variables["params"])) / 1e6
+    assert size == pytest.approx(millions, abs=0.006)
+
+
+@pytest.mark.parametrize("stride_in", ["3x3", "1x1"])
+def test_the_named_convolution_strides(stride_in):
+    model, variables, images = init_and_apply(depth=50, stride_in=stride_in)
+    _, state = model.apply(variables, images, False, capture_intermediates=True)
+    block = state["intermediates"]["res3_0"]
+    side = block["conv1"]["__call__"][0].shape[1]
+    assert side == (8 if stride_in == "1x1" else 16)
+
+
+def test_same_padding_shifts_what_torch_padding_centres():
+    kernel = np.zeros((3, 3, 1, 1), np.float32)
+    kernel[1, 1] = 1.0
+    ramp = jnp.arange(8.0)[None, None, :, None] * jnp.ones((1, 8, 1, 1))
+    model, variables, _ = init_and_apply(depth=10, padding="same")
+    same = nn.Conv(1, (3, 3), 2, "SAME", use_bias=False).apply({"params": {"kernel": kernel}}, ramp)
+    torch = nn.Conv(1, (3, 3), 2, 1, use_bias=False).apply({"params": {"kernel": kernel}}, ramp)
+    np.testing.assert_array_equal(same[0, 0, :, 0], [1, 3, 5, 7])
+    np.testing.assert_array_equal(torch[0, 0, :, 0], [0, 2, 4, 6])
+    other = ResNet(depth=10, **RECIPE)
+    images = jax.random.normal(jax.random.key(0), (1, 64, 64, 3))
+    assert not np.allclose(
+        model.apply(variables, images, False)[0], other.apply(variables, images, False)[0]
+    )
+
+
+@pytest.mark.parametrize("frozen_stages", [0, 1, 2, 4])
+def test_frozen_stages_have_no_gradient_and_the_others_do(frozen_stages):
+    model, variables, images = init_and_apply(depth=10, norm="group", frozen_stages=frozen_stages)
+
+    def loss(params):
+        return sum(jnp.sum(jnp.square(f)) for f in model.apply({"params": params}, images, False))
+
+    grads = jax.jit(jax.grad(loss))(variables["params"])
+    frozen = ["stem", "res2", "res3", "res4", "res5"][:frozen_stages]
+    for module, tree in grads.items():
+        largest = max(float(jnp.max(jnp.abs(g))) for g in jax.tree.leaves(tree))
+        assert (largest == 0.0) == (module.split("_")[0] in frozen), module
+
+
+def test_trained_batch_norm_moves_its_statistics_and_frozen_norm_has_none():
+    model, variables, images = init_and_apply(depth=10, norm="batch")
+    _, updated = model.apply(variables, images, True, mutable=["batch_stats"])
+    before = variables["batch_stats"]["stem_norm"]["mean"]
+    assert not np.allclose(updated["batch_stats"]["stem_norm"]["mean"], before)
+    _, frozen, _ = init_and_apply(depth=10, norm="frozen")
+    assert set(frozen["batch_stats"]["stem_norm"]) == {"scale", "bias"}
+    assert "stem_norm" not in frozen["params"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("depth", 20), ("norm", "layer"), ("stride_in", "5x5"), ("padding", "valid")],
+)
+def test_an_unknown_choice_is_refused_by_name(field, value):
+    with pytest.raises(ValueError, match=f"model.{field} is {value!r}"):
+        init_and_apply(**{"depth": 10, field: value})
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_pointwise_convolution_as_matmul_equals_the_convolution(stride):
+    rng = np.random.default_rng(0)
+    x, kernel = rng.normal(size=(2, 5, 7, 4)), rng.normal(size=(1, 1, 4, 3))
+    names = ("NHWC", "HWIO", "NHWC")
+    args = (jnp.float32(x), jnp.float32(kernel), (stride, stride), [(0, 0), (0, 0)])
+    np.testing.assert_allclose(
+        conv_general_dilated(*args, dimension_numbers=names),
+        lax.conv_general_dilated(*args, dimension_numbers=names),
+        atol=1e-6,
+    )
+
+
+def test_up_convolution_equals_flax_transposed_convolution():
+    x = jax.random.normal(jax.random.key(0), (2, 3, 5, 4))
+    up = UpConv(6, jnp.float32, nn.initializers.normal())
+    variables = up.init(jax.random.key(1), x)
+    reference = nn.ConvTranspose(6, (2, 2), (2, 2), transpose_kernel=True)
+    np.testing.assert_allclose(
+        up.apply(variables, x), reference.apply(variables, x), atol=1e-6
+    )

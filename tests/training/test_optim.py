@@ -1,0 +1,93 @@
+"""Schedule and optimiser against numbers worked by hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mask_rcnn_jax.training.optim import make_optimizer, make_schedule
+
+SCHEDULE = dict(learning_rate=0.04, reference_batch=32, batch_size=32, steps=100, warmup_steps=10,
+                warmup_factor=0.1, decay_at=(0.6, 0.8), decay_factor=0.1)  # fmt: skip
+OPTIMIZER = dict(name="sgd", momentum=0.9, weight_decay=0.0, bias_lr_factor=1.0, clip_norm=0.0,
+                 frozen_stages=0)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("step", "rate"),
+    [(0, 0.004), (5, 0.022), (10, 0.04), (59, 0.04), (60, 0.004), (79, 0.004), (80, 0.0004),
+     (99, 0.0004), (500, 0.0004)],
+)  # fmt: skip
+def test_warm_up_and_steps_down(step, rate):
+    assert float(make_schedule(**SCHEDULE)(step)) == pytest.approx(rate, rel=1e-5)
+
+
+def test_the_rate_follows_the_global_batch():
+    assert float(make_schedule(**{**SCHEDULE, "batch_size": 8})(20)) == pytest.approx(0.01)
+
+
+def test_no_warm_up_starts_at_the_peak():
+    assert float(make_schedule(**{**SCHEDULE, "warmup_steps": 0})(0)) == pytest.approx(0.04)
+
+
+def test_a_warm_up_longer_than_the_first_decay_is_refused():
+    with pytest.raises(ValueError, match="warmup_steps is 70"):
+        make_schedule(**{**SCHEDULE, "warmup_steps": 70})
+
+
+def params():
+    return {
+        "backbone": {"stem_conv": {"kernel": jnp.ones((1, 1))}, "res3_0": {"kernel": jnp.ones((1, 1))}},
+        "box_head": {"fc1": {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}},
+    }
+
+
+def run(steps=1, schedule=lambda step: 0.1, **options):
+    """Parameters after `steps` with all gradients one."""
+    values = params()
+    tx = make_optimizer(schedule, values, **{**OPTIMIZER, **options})
+    state = tx.init(values)
+    for _ in range(steps):
+        updates, state = tx.update(jax.tree.map(jnp.ones_like, values), state, values)
+        values = jax.tree.map(jnp.add, values, updates)
+    return values
+
+
+def test_the_rate_goes_into_the_velocity():
+    """v1 = -0.1, v2 = 0.9 v1 - 0.01: a tenth of the rate leaves nine tenths of the first move."""
+    head = run(2, schedule=lambda step: jnp.where(step == 0, 0.1, 0.01))["box_head"]["fc1"]
+    np.testing.assert_allclose(head["kernel"], 1 - 0.1 - (0.09 + 0.01), rtol=1e-6)
+
+
+def test_decay_reaches_kernels_only():
+    head = run(weight_decay=0.5)["box_head"]["fc1"]
+    np.testing.assert_allclose(head["kernel"], 1 - 0.1 * 1.5, rtol=1e-6)
+    np.testing.assert_allclose(head["bias"], 0.9, rtol=1e-6)
+
+
+def test_biases_have_their_own_rate():
+    head = run(bias_lr_factor=2.0)["box_head"]["fc1"]
+    np.testing.assert_allclose(head["bias"], 0.8, rtol=1e-6)
+    np.testing.assert_allclose(head["kernel"], 0.9, rtol=1e-6)
+
+
+def test_frozen_stages_stay_and_do_not_decay():
+    values = run(3, frozen_stages=2, weight_decay=0.5)
+    np.testing.assert_array_equal(values["backbone"]["stem_conv"]["kernel"], 1.0)
+    assert float(values["backbone"]["res3_0"]["kernel"][0, 0]) < 1.0
+
+
+def test_gradients_are_clipped_by_their_global_norm():
+    """Eight gradients of one have norm sqrt(8); clipped to 1 each moves by 0.1 / sqrt(8)."""
+    head = run(clip_norm=1.0)["box_head"]["fc1"]
+    np.testing.assert_allclose(head["kernel"], 1 - 0.1 / np.sqrt(8), rtol=1e-5)
+
+
+def test_adamw_moves_by_the_rate():
+    head = run(name="adamw")["box_head"]["fc1"]
+    np.testing.assert_allclose(head["kernel"], 0.9, rtol=1e-5)
+
+
+def test_an_unknown_optimizer_is_refused():
+    with pytest.raises(ValueError, match="optim.name is 'lamb'"):
+        run(name="lamb")
