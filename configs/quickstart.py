@@ -36,7 +36,10 @@ def get_config() -> ConfigDict:
         pre_nms_topk_test=300,
         post_nms_topk_train=100,
         post_nms_topk_test=100,
+        box_offset=0.0,  # continuous boxes and pixel centres: half a pixel counts in small pictures
         rois_per_image=64,
+        roi_sampling=2,
+        roi_half_pixel=True,
         box_channels=256,
         mask_channels=64,
     )

@@ -1,8 +1,7 @@
 """Settings of every test run: two CPU devices, strict shapes, slow and GPU tests only on demand.
 
-pytest                 the fast tests, on the CPU
-pytest --slow          and the slow ones
-pytest --gpu           on the GPU, the tests marked `gpu` included
+`pytest` runs the fast tests on the CPU, `--slow` the slow ones too, `--gpu` everything but the slow
+ones on the GPU, with the tests that need one.
 """
 
 import os
@@ -11,9 +10,8 @@ import sys
 import pytest
 
 if "--gpu" not in sys.argv:
-    os.environ["JAX_PLATFORMS"] = (
-        "cpu"  # before anything imports jax; commands that tests start inherit it
-    )
+    # Before anything imports jax, and inherited by the commands that tests start.
+    os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax  # noqa: E402
 
@@ -26,11 +24,6 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="also run tests marked slow")
     parser.addoption("--gpu", action="store_true", help="use the GPU, and run tests marked gpu")
-
-
-def pytest_configure(config):
-    config.addinivalue_line("markers", "slow: takes more than a few seconds; needs --slow")
-    config.addinivalue_line("markers", "gpu: needs a GPU and --gpu")
 
 
 def pytest_collection_modifyitems(config, items):

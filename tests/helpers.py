@@ -51,10 +51,12 @@ def assert_finite_with_grad(function, *args) -> None:
     """`function(*args)` and the gradients of its sum with respect to all `args` are finite."""
 
     def total(*args):
-        return sum(jax.numpy.sum(leaf) for leaf in jax.tree.leaves(function(*args)))
+        value = function(*args)
+        return sum(jax.numpy.sum(leaf) for leaf in jax.tree.leaves(value)), value
 
-    assert_finite_tree(function(*args))
-    assert_finite_tree(jax.jit(jax.grad(total, argnums=tuple(range(len(args)))))(*args))
+    grad = jax.grad(total, argnums=tuple(range(len(args))), has_aux=True)
+    grads, value = jax.jit(grad)(*args)
+    assert_finite_tree({"value": value, "gradients": grads})
 
 
 def tiny_config():

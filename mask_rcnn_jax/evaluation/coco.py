@@ -7,17 +7,21 @@ original picture, the category ids of the json, masks as run-length codes.
 import contextlib
 import io
 import json
-import math
 import os
 from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
-from pycocotools import mask as coco_mask
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from mask_rcnn_jax.evaluation.paste import encode_window, paste_mask, run_lengths
+from mask_rcnn_jax.evaluation.entries import (
+    check_ground_truth,
+    fill_annotations,
+    fill_results,
+    is_box,
+)
+from mask_rcnn_jax.evaluation.paste import encode_window, paste_mask
 from mask_rcnn_jax.structures import Detections
 
 # The order in which pycocotools' COCOeval.summarize() leaves its twelve statistics.
@@ -95,7 +99,7 @@ def load_results(path: str | os.PathLike) -> list[dict]:
                 raise ValueError(f"{path}: entry {i} has no {key!r}")
         if "bbox" not in result and "segmentation" not in result:
             raise ValueError(f"{path}: entry {i} has neither 'bbox' nor 'segmentation'")
-        if "bbox" in result and not _is_box(result["bbox"]):
+        if "bbox" in result and not is_box(result["bbox"]):
             raise ValueError(
                 f"{path}: 'bbox' of entry {i} is {result['bbox']!r}, expected [x, y, width, height]"
             )
@@ -138,14 +142,14 @@ def score(
     """
     source = "ground truth" if isinstance(gt, dict) else str(gt)
     content = gt if isinstance(gt, dict) else _read_json(gt)
-    _check_ground_truth(content, source)
+    check_ground_truth(content, source)
     names = _category_names(content["categories"])
     metrics, per_category = {}, {name: {} for name in names.values()}
     for iou_type, results in (("bbox", bbox_results), ("segm", segm_results)):
         if results is None:
             continue
         prefix, key = _TYPES[iou_type]
-        truth = _fill_annotations(content, iou_type, source, skip_bad)
+        truth = fill_annotations(content, iou_type, source, skip_bad)
         evaluation = _evaluate(content, truth, results, iou_type, image_ids)
         values = zip(METRIC_NAMES, evaluation.stats, strict=True)
         metrics |= {prefix + name: float(value) for name, value in values}
@@ -187,7 +191,7 @@ def _evaluate(
     """Runs pycocotools for one type of result, without its printing."""
     with contextlib.redirect_stdout(io.StringIO()):
         coco_gt = _index(gt, truth)
-        coco_results = _index(gt, _fill_results(gt, results, iou_type))
+        coco_results = _index(gt, fill_results(gt, results, iou_type))
         evaluation = COCOeval(coco_gt, coco_results, iou_type)
         if image_ids is not None:
             evaluation.params.imgIds = sorted(set(image_ids))
@@ -209,100 +213,6 @@ def _index(gt: dict, annotations: list[dict]) -> COCO:
     return coco
 
 
-def _fill_annotations(gt: dict, iou_type: str, source: str, skip_bad: bool) -> list[dict]:
-    """Copies of the ground truth's annotations with every key that pycocotools reads."""
-    sizes = {image["id"]: (image.get("height"), image.get("width")) for image in gt["images"]}
-    filled = []
-    for position, annotation in enumerate(gt["annotations"]):
-        try:
-            annotation = _fill_annotation(annotation, sizes[annotation["image_id"]], iou_type)
-        except ValueError as error:
-            if skip_bad:
-                continue
-            name = annotation.get("id", f"number {position}, which has no id,")
-            raise ValueError(f"{source}: annotation {name} {error}") from error
-        if skip_bad and min(annotation["bbox"][2:]) == 0:
-            continue
-        # Numbered anew from 1, because pycocotools takes a match with annotation 0 for no match.
-        filled.append({**annotation, "id": len(filled) + 1})
-    return filled
-
-
-def _fill_annotation(annotation: dict, size: tuple[int, int], iou_type: str) -> dict:
-    """One annotation with `bbox`, `area`, `iscrowd` and, for masks, a run-length code."""
-    annotation = {**annotation, "iscrowd": int(annotation.get("iscrowd", 0))}
-    if iou_type == "segm" or "bbox" not in annotation or "area" not in annotation:
-        if annotation.get("segmentation"):
-            code = _ground_truth_code(annotation["segmentation"], *size)
-            annotation.setdefault("bbox", coco_mask.toBbox(code).tolist())
-            annotation.setdefault("area", float(coco_mask.area(code)))
-            annotation["segmentation"] = code
-        elif iou_type == "segm":
-            raise ValueError("has no 'segmentation', which mask scores need")
-    if not _is_box(annotation.get("bbox")):
-        raise ValueError(f"has the box {annotation.get('bbox')!r}, expected [x, y, width, height]")
-    annotation.setdefault("area", annotation["bbox"][2] * annotation["bbox"][3])
-    return annotation
-
-
-def _ground_truth_code(segmentation: list | dict, height: int, width: int) -> dict:
-    """The compressed run-length code of polygons or of either kind of RLE."""
-    if height is None or width is None:
-        raise ValueError("is of an image without 'height' or 'width'")
-    if isinstance(segmentation, list):
-        if any(not isinstance(part, list) or len(part) < 6 for part in segmentation):
-            raise ValueError("has a polygon of fewer than three points")
-        return coco_mask.merge(coco_mask.frPyObjects(segmentation, height, width))
-    return _checked_code(segmentation, height, width)
-
-
-def _checked_code(code: object, height: int, width: int) -> dict:
-    """A run-length code, compressed if it is not, that covers the picture and no more.
-
-    Checked because pycocotools would not: it loops for ever over a code that ends too early.
-    """
-    if not isinstance(code, dict) or not {"size", "counts"} <= code.keys():
-        raise ValueError("has a segmentation that is neither polygons nor an RLE (size, counts)")
-    if list(code["size"]) != [height, width]:
-        raise ValueError(f"has an RLE of size {code['size']}, its image is {[height, width]}")
-    runs = run_lengths(code)
-    if runs.min(initial=0) < 0 or runs.sum() != height * width:
-        raise ValueError(f"has a broken RLE, its runs are not {height} x {width} pixels in all")
-    if isinstance(code["counts"], list):
-        return coco_mask.frPyObjects(code, height, width)
-    return code
-
-
-def _fill_results(gt: dict, results: list[dict], iou_type: str) -> list[dict]:
-    """Copies of the results with every key that pycocotools reads, and no other.
-
-    Only one type's geometry stays: were the box left beside the mask, pycocotools would take the
-    box's area for the mask's when it sorts into small, medium and large.
-    """
-    sizes = {image["id"]: (image.get("height"), image.get("width")) for image in gt["images"]}
-    _, key = _TYPES[iou_type]
-    filled = []
-    for i, result in enumerate(results):
-        if result["image_id"] not in sizes:
-            raise ValueError(
-                f"results: entry {i} is of image {result['image_id']!r}, "
-                f"which is not among the {len(sizes)} images of the ground truth"
-            )
-        geometry = result[key]
-        if iou_type == "bbox":
-            box, area = geometry, geometry[2] * geometry[3]
-        else:
-            try:
-                geometry = _checked_code(geometry, *sizes[result["image_id"]])
-            except ValueError as error:
-                raise ValueError(f"results: entry {i} {error}") from error
-            box, area = coco_mask.toBbox(geometry).tolist(), float(coco_mask.area(geometry))
-        entry = {k: result[k] for k in ("image_id", "category_id", "score")}
-        entry |= {"id": i + 1, "iscrowd": 0, "bbox": box, "area": area, key: geometry}
-        filled.append(entry)
-    return filled
-
-
 def _category_aps(evaluation: COCOeval) -> dict[int, float]:
     """AP at IoU 0.50:0.95 over all areas per category id; -1 without ground truth."""
     precision = evaluation.eval["precision"][:, :, :, 0, -1]  # [IoU, recall, category]
@@ -318,38 +228,6 @@ def _category_names(categories: list[dict]) -> dict[int, str]:
     names = {category["id"]: str(category.get("name", category["id"])) for category in categories}
     count = Counter(names.values())
     return {i: name if count[name] == 1 else f"{name} ({i})" for i, name in names.items()}
-
-
-def _check_ground_truth(gt: object, source: str) -> None:
-    """Says which key is missing where the ground truth is not COCO."""
-    for section, keys in (
-        ("images", ("id",)),
-        ("categories", ("id",)),
-        ("annotations", ("image_id", "category_id")),
-    ):
-        if not isinstance(gt, dict) or section not in gt:
-            raise ValueError(f"{source}: not a COCO instances json: it has no {section!r}")
-        for i, entry in enumerate(gt[section]):
-            for key in keys:
-                if key not in entry:
-                    raise ValueError(f"{source}: entry {i} of {section!r} has no {key!r}")
-    known = {image["id"] for image in gt["images"]}
-    for i, annotation in enumerate(gt["annotations"]):
-        if annotation["image_id"] not in known:
-            raise ValueError(
-                f"{source}: entry {i} of 'annotations' is of image {annotation['image_id']!r}, "
-                "which is not in 'images'"
-            )
-
-
-def _is_box(value: object) -> bool:
-    """Whether it is a list of four finite numbers, the last two not negative."""
-    return (
-        isinstance(value, list)
-        and len(value) == 4
-        and all(isinstance(number, int | float) and math.isfinite(number) for number in value)
-        and min(value[2:]) >= 0
-    )
 
 
 def _check_uniform(path: str | os.PathLike, results: list[dict], key: str) -> None:

@@ -6,13 +6,13 @@ each other's way.
 """
 
 import functools
-import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 
 import cv2
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+
+from mask_rcnn_jax.evaluation.labels import draw_labels
 
 FILL_OPACITY = 0.42
 # Below this many pixels on the shorter side, a picture has no room for text beside its objects.
@@ -21,8 +21,6 @@ MIN_SIDE = 320
 _SHIFT = 4
 # Contours are traced on a grid of about this many cells per side of a box.
 _TRACE_SIDE = 224
-# A label of which more than this share would cover other labels is left out.
-_MAX_LABEL_OVERLAP = 0.35
 
 
 def draw_detections(
@@ -116,7 +114,8 @@ def draw_instances(
     height, width = canvas.shape[:2]
     scale = float(np.sqrt(height * width))
     thickness = max(1, round(scale / 480))
-    boxes = np.nan_to_num(np.asarray(boxes, np.float64).reshape(-1, 4))
+    # A model that diverged may give anything; cv2 wants numbers of moderate size.
+    boxes = np.clip(np.nan_to_num(np.asarray(boxes, np.float64).reshape(-1, 4)), -1e6, 1e6)
     areas = np.prod(np.maximum(boxes[:, 2:] - boxes[:, :2], 0), axis=1)
     for i in np.argsort(-areas, kind="stable"):
         if masks is not None:
@@ -124,7 +123,8 @@ def draw_instances(
             _fill(canvas, outline, instance_color(i))
             _stroke(canvas, outline, instance_color(i), thickness)
         _rectangle(canvas, boxes[i], instance_color(i), thickness)
-    _draw_labels(canvas, boxes, names, values, scale)
+    colors = [instance_color(i) for i in range(len(boxes))]
+    draw_labels(canvas, boxes, names, values, colors)
     return canvas
 
 
@@ -226,112 +226,3 @@ def _rectangle(
 def _fixed(points: np.ndarray) -> np.ndarray:
     """Continuous picture coordinates to cv2's fixed point, whose pixel centres are whole."""
     return np.round((points - 0.5) * (1 << _SHIFT)).astype(np.int32)
-
-
-def _draw_labels(
-    canvas: np.ndarray,
-    boxes: np.ndarray,
-    names: Sequence[str],
-    values: Sequence[str],
-    scale: float,
-) -> None:
-    """Places the labels one by one, each where it hides least of those already there."""
-    height, width = canvas.shape[:2]
-    max_width = max(0.4 * width, min(width, 130))
-    taken = np.zeros((0, 4))
-    for i, box in enumerate(boxes):
-        font_size = _font_size(box, scale)
-        text = _fit(names[i], values[i], font_size, max_width)
-        label = _render(text, font_size, instance_color(i))[:height, :width]
-        spots = _label_spots(box, label.shape[0], label.shape[1], height, width)
-        hidden = _overlap(spots, taken)
-        own = _overlap(spots, box[None])
-        # Beside a small object rather than on it; a large one has room for its label.
-        covers_object = own > 0.25 * np.prod(box[2:] - box[:2])
-        best = int(np.argmin(hidden + np.where(covers_object, 0.2 * own, 0)))
-        if hidden[best] > _MAX_LABEL_OVERLAP * label.shape[0] * label.shape[1]:
-            continue
-        x0, y0, x1, y1 = spots[best]
-        canvas[y0:y1, x0:x1] = label
-        taken = np.concatenate([taken, spots[best : best + 1]])
-
-
-def _font_size(box: np.ndarray, scale: float) -> int:
-    """Grows with the picture, and is smaller on small objects, but never too small to read."""
-    full = 0.017 * scale + 3
-    side = np.sqrt(max(box[2] - box[0], 0) * max(box[3] - box[1], 0))
-    return max(11, round(float(np.clip(0.3 * side, 0.6 * full, full))))
-
-
-def _label_spots(box: np.ndarray, h: int, w: int, height: int, width: int) -> np.ndarray:
-    """Where a label of h x w pixels may go, best first, all inside the picture: int [s, 4]."""
-    x1, y1, x2, y2 = np.round(box)
-    spots = [(x1, y1 - h), (x1, y1), (x1, y2), (x1, y2 - h)]
-    spots += [(x2 - w, y1 - h), (x2 - w, y1), (x2 - w, y2), (x2 - w, y2 - h)]
-    spots += [(x2, y1), (x1 - w, y1), (x1, y1 - 2 * h), (x1, y2 + h)]
-    spots += [(x1, y1 + step * h) for step in range(1, 4)]
-    corner = np.clip(np.array(spots), 0, (width - w, height - h)).astype(int)
-    return np.concatenate([corner, corner + (w, h)], axis=1)
-
-
-def _overlap(spots: np.ndarray, taken: np.ndarray) -> np.ndarray:
-    """Pixels of each spot [s, 4] that the rectangles [t, 4] cover: [s]."""
-    low = np.maximum(spots[:, None, :2], taken[None, :, :2])
-    high = np.minimum(spots[:, None, 2:], taken[None, :, 2:])
-    return np.prod(np.maximum(high - low, 0), axis=2).sum(axis=1)
-
-
-@functools.lru_cache(maxsize=512)
-def _fit(name: str, value: str, font_size: int, max_width: float) -> str:
-    """The label's text, its name cut with an ellipsis until it fits max_width pixels."""
-    name = _printable(name)
-    room = max_width - 2 * _padding(font_size)
-    text = f"{name} {value}".strip()
-    while _font(text, font_size).getlength(text) > room and name:
-        name = name[:-1].rstrip()
-        text = f"{name}... {value}".strip() if name else value
-    return text
-
-
-def _printable(name: str) -> str:
-    """The name; without accents and foreign letters where no font for them is at hand."""
-    if name.isascii() or _dejavu(10):
-        return name
-    return unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode() or "?"
-
-
-@functools.lru_cache(maxsize=512)
-def _render(text: str, font_size: int, color: tuple[int, int, int]) -> np.ndarray:
-    """A label as a small picture: the text on the instance's colour, uint8 [h, w, 3]."""
-    font = _font(text, font_size)
-    ascent, descent = font.getmetrics()
-    pad = _padding(font_size)
-    size = (int(np.ceil(font.getlength(text))) + 2 * pad, ascent + descent + 1)
-    dark_text = np.dot(color, (0.299, 0.587, 0.114)) > 120
-    label = Image.new("RGB", size, color)
-    text_color = (0, 0, 0) if dark_text else (255, 255, 255)
-    ImageDraw.Draw(label).text((pad, 0), text, fill=text_color, font=font)
-    return np.asarray(label)
-
-
-def _padding(font_size: int) -> int:
-    return max(2, font_size // 5)
-
-
-def _font(text: str, size: int) -> ImageFont.FreeTypeFont:
-    """Pillow's own font, the same on every machine; for other alphabets DejaVu if it is there."""
-    font = None if text.isascii() else _dejavu(size)
-    return font or _pillow_font(size)
-
-
-@functools.cache
-def _pillow_font(size: int) -> ImageFont.FreeTypeFont:
-    return ImageFont.load_default(size)
-
-
-@functools.cache
-def _dejavu(size: int) -> ImageFont.FreeTypeFont | None:
-    try:
-        return ImageFont.truetype("DejaVuSans.ttf", size)
-    except OSError:
-        return None

@@ -84,9 +84,9 @@ def sample(
     Returns:
         Rows chosen, their labels (1 or 0), and which of the `num` places are filled.
     """
-    priority = (
-        jnp.ones(labels.shape) if key is None else 1.0 - jax.random.uniform(key, labels.shape)
-    )
+    priority = jnp.ones(labels.shape)
+    if key is not None:
+        priority -= jax.random.uniform(key, labels.shape)  # still above 0, the unwanted rows' own
     max_fg = round(num * fg_fraction)
     fg_idxs = _highest(jnp.where(labels == 1, priority, 0.0), max_fg)
     bg_idxs = _highest(jnp.where(labels == 0, priority, 0.0), num)

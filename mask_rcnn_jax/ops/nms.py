@@ -35,7 +35,7 @@ def nms(
         implementation: "xla" or None for the code below.
     """
     if implementation == "pallas":
-        raise NotImplementedError("implementation='pallas' of nms is not available in this build")
+        raise NotImplementedError("nms: implementation='pallas' is not in this build")
     if implementation not in (None, "xla"):
         raise ValueError(f"implementation is {implementation!r}, expected None, 'xla' or 'pallas'")
     num = boxes.shape[1]

@@ -98,9 +98,7 @@ def _check_settings(
     num_maps: int, strides: Sequence[float], sampling: int, border: str, implementation: str | None
 ) -> None:
     if implementation == "pallas":
-        raise NotImplementedError(
-            "implementation='pallas' of roi_align is not available in this build"
-        )
+        raise NotImplementedError("roi_align: implementation='pallas' is not in this build")
     if implementation not in (None, "xla"):
         raise ValueError(f"implementation is {implementation!r}, expected None, 'xla' or 'pallas'")
     if border not in ("clamp", "zero"):

@@ -1,4 +1,4 @@
-"""Metrics of a run: one json line per record, TensorBoard scalars and pictures, one log line."""
+"""Metrics of a run, as json lines and for TensorBoard, and the progress of long work."""
 
 import json
 import math

@@ -196,7 +196,9 @@ def test_string_ids_score_like_numbers():
 def test_image_ids_restrict_the_score():
     gt = ground_truth()
     bbox_results = [r for r in perfect_results(gt)[0] if r["image_id"] == 1]
-    assert score(gt, bbox_results, None)["ARmax100"] == pytest.approx(0.75)  # cat 1 of 2, dog 1 of 1
+    assert score(gt, bbox_results, None)["ARmax100"] == pytest.approx(
+        0.75
+    )  # cat 1 of 2, dog 1 of 1
     assert score(gt, bbox_results, None, image_ids=[1])["ARmax100"] == pytest.approx(1.0)
 
 
@@ -224,6 +226,10 @@ def test_categories_of_one_name_are_told_apart():
         (lambda gt: gt.pop("annotations"), "has no 'annotations'"),
         (lambda gt: gt["annotations"][1].pop("category_id"), "entry 1 of 'annotations' has no"),
         (lambda gt: gt["annotations"][1].update(image_id=9), "is of image 9"),
+        (
+            lambda gt: gt["images"][0].pop("width"),
+            "annotation 1 is of an image without 'height' or",
+        ),
         (lambda gt: gt["annotations"][1].pop("segmentation"), "annotation 2 has no 'segmentation'"),
         (lambda gt: gt["annotations"][1].update(segmentation=[[1, 2, 3, 4]]), "annotation 2 has a"),
         (lambda gt: gt["annotations"][3]["segmentation"].update(size=[9, 9]), "RLE of size"),

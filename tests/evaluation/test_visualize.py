@@ -9,6 +9,7 @@ from mask_rcnn_jax.evaluation.visualize import (
     draw_ground_truth,
     instance_color,
     side_by_side,
+    write_picture,
 )
 
 GREY = 128
@@ -35,7 +36,12 @@ def changed(picture):
 
 def draw_disk(box, mask, height=400, width=400, names=("a",)):
     return draw_detections(
-        grey_image(height, width), np.array([box]), np.array([1]), np.array([0.9]), mask[None], names
+        grey_image(height, width),
+        np.array([box]),
+        np.array([1]),
+        np.array([0.9]),
+        mask[None],
+        names,
     )
 
 
@@ -187,6 +193,16 @@ def test_ground_truth_draws_crops_of_bytes():
     detection = draw_disk((100, 100, 300, 300), disk(112))
     inside = (slice(130, 300), slice(100, 300))  # below the labels
     assert (truth[inside] == detection[inside]).mean() > 0.995
+
+
+def test_picture_is_written_into_a_new_folder(tmp_path):
+    picture = np.random.default_rng(0).integers(0, 256, (9, 7, 3), np.uint8)
+    path = tmp_path / "a" / "b" / "picture.png"
+    write_picture(path, picture)
+    np.testing.assert_array_equal(cv2.imread(str(path))[..., ::-1], picture)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError):
+        write_picture(tmp_path / "file" / "picture.png", picture)
 
 
 def test_side_by_side_keeps_both_pictures():

@@ -135,15 +135,6 @@ def tfrecords(data):
         position += 16 + length
 
 
-def test_scalars_are_logged_in_one_line(tmp_path, caplog):
-    with caplog.at_level("INFO", logger=logging.get_absl_logger().name):
-        with MetricWriter(tmp_path) as writer:
-            writer.write_scalars(7, {"loss/total": 0.123456, "lr": 1e-5})
-    assert [record.getMessage() for record in caplog.records] == [
-        "step 7  loss/total 0.1235  lr 1e-05"
-    ]
-
-
 def test_progress_tells_items_rate_and_remaining_time(monkeypatch, caplog):
     now = [100.0]
     monkeypatch.setattr("mask_rcnn_jax.training.metrics.time.monotonic", lambda: now[0])

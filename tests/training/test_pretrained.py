@@ -83,7 +83,11 @@ def torchvision_forward(tensors, image):
         weight = tensors[f"{name}.weight"]
         pad = weight.shape[-1] // 2
         return jax.lax.conv_general_dilated(
-            x, weight, (stride, stride), [(pad, pad)] * 2, dimension_numbers=("NCHW", "OIHW", "NCHW")
+            x,
+            weight,
+            (stride, stride),
+            [(pad, pad)] * 2,
+            dimension_numbers=("NCHW", "OIHW", "NCHW"),
         )
 
     def norm(x, name):
@@ -160,7 +164,7 @@ def test_resnet_of_another_depth_does_not_fit():
     # A ResNet-34 has 8 blocks more, each of 2 convolutions and 2 norms of 2 arrays.
     with pytest.raises(ValueError, match=r"file: .* missing 48 \(.*\); unexpected 0; misshapen 0"):
         merge_into(init(Trunk(34)), loaded, source="file")
-    with pytest.raises(ValueError, match=r"missing \d+ .*res2_0/conv3.*; misshapen \d+"):
+    with pytest.raises(ValueError, match=r"missing 99 \(.*; misshapen 17 \(params/backbone/res2_0"):
         merge_into(init(Trunk(50)), loaded, source="file")
 
 
@@ -211,10 +215,10 @@ def test_heads_of_another_class_count_are_initialised_and_listed():
     assert merged["batch_stats"]["backbone"]["norm"]["scale"].all()
     assert not merged["params"]["box_head"]["cls_score"]["kernel"].any()
     assert merged["params"]["box_head"]["bbox_pred"]["kernel"].shape == (6, 16)
-    assert report == [
-        "file: 3 arrays taken for backbone, box_head",
-        "params/box_head/cls_score/kernel: (6, 91) in the file, (6, 4) in the model, initialised",
+    assert report[0] == "file: 3 arrays taken for backbone, box_head"
+    assert sorted(report[1:]) == [
         "params/box_head/bbox_pred/kernel: (6, 364) in the file, (6, 16) in the model, initialised",
+        "params/box_head/cls_score/kernel: (6, 91) in the file, (6, 4) in the model, initialised",
     ]
 
 

@@ -1,0 +1,128 @@
+"""Text labels beside the boxes of a picture: readable, inside it, and out of each other's way."""
+
+import functools
+import unicodedata
+from collections.abc import Sequence
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+# A label of which more than this share would cover other labels is left out.
+_MAX_OVERLAP = 0.35
+
+
+def draw_labels(
+    canvas: np.ndarray,
+    boxes: np.ndarray,
+    names: Sequence[str],
+    values: Sequence[str],
+    colors: Sequence[tuple[int, int, int]],
+) -> None:
+    """Places the labels one by one, each where it hides least of those already there.
+
+    Args:
+        canvas: uint8 [H, W, 3] RGB, drawn on.
+        boxes: [n, 4] in pixels.
+        names, values: the two parts of each label; a long name is cut, a value never.
+        colors: RGB behind each text.
+    """
+    height, width = canvas.shape[:2]
+    scale = float(np.sqrt(height * width))
+    max_width = max(0.4 * width, min(width, 130))
+    taken = np.zeros((0, 4))
+    for i, box in enumerate(boxes):
+        font_size = _font_size(box, scale)
+        text = _fit(names[i], values[i], font_size, max_width)
+        label = _render(text, font_size, colors[i])[:height, :width]
+        spots = _label_spots(box, label.shape[0], label.shape[1], height, width)
+        hidden = _overlap(spots, taken)
+        own = _overlap(spots, box[None])
+        # Beside a small object rather than on it; a large one has room for its label.
+        covers_object = own > 0.25 * np.prod(box[2:] - box[:2])
+        best = int(np.argmin(hidden + np.where(covers_object, 0.2 * own, 0)))
+        if hidden[best] > _MAX_OVERLAP * label.shape[0] * label.shape[1]:
+            continue
+        x0, y0, x1, y1 = spots[best]
+        canvas[y0:y1, x0:x1] = label
+        taken = np.concatenate([taken, spots[best : best + 1]])
+
+
+def _font_size(box: np.ndarray, scale: float) -> int:
+    """Grows with the picture, and is smaller on small objects, but never too small to read."""
+    full = 0.017 * scale + 3
+    side = np.sqrt(max(box[2] - box[0], 0) * max(box[3] - box[1], 0))
+    return max(11, round(float(np.clip(0.3 * side, 0.6 * full, full))))
+
+
+def _label_spots(box: np.ndarray, h: int, w: int, height: int, width: int) -> np.ndarray:
+    """Where a label of h x w pixels may go, best first, all inside the picture: int [s, 4]."""
+    x1, y1, x2, y2 = np.round(box)
+    spots = [(x1, y1 - h), (x1, y1), (x1, y2), (x1, y2 - h)]
+    spots += [(x2 - w, y1 - h), (x2 - w, y1), (x2 - w, y2), (x2 - w, y2 - h)]
+    spots += [(x2, y1), (x1 - w, y1), (x1, y1 - 2 * h), (x1, y2 + h)]
+    spots += [(x1, y1 + step * h) for step in range(1, 4)]
+    corner = np.clip(np.array(spots), 0, (width - w, height - h)).astype(int)
+    return np.concatenate([corner, corner + (w, h)], axis=1)
+
+
+def _overlap(spots: np.ndarray, taken: np.ndarray) -> np.ndarray:
+    """Pixels of each spot [s, 4] that the rectangles [t, 4] cover: [s]."""
+    low = np.maximum(spots[:, None, :2], taken[None, :, :2])
+    high = np.minimum(spots[:, None, 2:], taken[None, :, 2:])
+    return np.prod(np.maximum(high - low, 0), axis=2).sum(axis=1)
+
+
+@functools.lru_cache(maxsize=512)
+def _fit(name: str, value: str, font_size: int, max_width: float) -> str:
+    """The label's text, its name cut with an ellipsis until it fits max_width pixels."""
+    name = _printable(name)
+    room = max_width - 2 * _padding(font_size)
+    text = f"{name} {value}".strip()
+    while _font(text, font_size).getlength(text) > room and name:
+        name = name[:-1].rstrip()
+        text = f"{name}... {value}".strip() if name else value
+    return text
+
+
+def _printable(name: str) -> str:
+    """The name; without accents and foreign letters where no font for them is at hand."""
+    if name.isascii() or _dejavu(10):
+        return name
+    return unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode() or "?"
+
+
+@functools.lru_cache(maxsize=512)
+def _render(text: str, font_size: int, color: tuple[int, int, int]) -> np.ndarray:
+    """A label as a small picture: the text on the instance's colour, uint8 [h, w, 3]."""
+    font = _font(text, font_size)
+    ascent, descent = font.getmetrics()
+    pad = _padding(font_size)
+    size = (int(np.ceil(font.getlength(text))) + 2 * pad, ascent + descent + 1)
+    dark_text = np.dot(color, (0.299, 0.587, 0.114)) > 120
+    label = Image.new("RGB", size, color)
+    text_color = (0, 0, 0) if dark_text else (255, 255, 255)
+    ImageDraw.Draw(label).text((pad, 0), text, fill=text_color, font=font)
+    return np.asarray(label)
+
+
+def _padding(font_size: int) -> int:
+    return max(2, font_size // 5)
+
+
+def _font(text: str, size: int) -> ImageFont.FreeTypeFont:
+    """Pillow's own font, the same on every machine; for other alphabets DejaVu if it is there."""
+    font = None if text.isascii() else _dejavu(size)
+    return font or _pillow_font(size)
+
+
+@functools.cache
+def _pillow_font(size: int) -> ImageFont.FreeTypeFont:
+    return ImageFont.load_default(size)
+
+
+@functools.cache
+def _dejavu(size: int) -> ImageFont.FreeTypeFont | None:
+    try:
+        return ImageFont.truetype("DejaVuSans.ttf", size)
+    except OSError:
+        return None

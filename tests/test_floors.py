@@ -1,0 +1,62 @@
+"""Imports go down only, rooms of one floor do not import each other, commands are on top."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+COMMANDS = ("train", "evaluate", "infer", "prepare", "export", "benchmark")
+FLOORS = {
+    "training": 4, "deploy": 4, "models": 3, "ops": 2, "data": 2, "evaluation": 1,
+    "structures": 0, "cli": 0, "pallas_kernels": 0,
+}  # fmt: skip
+# These run on any GPU machine: nothing beyond jax, flax, optax, numpy and our own rooms.
+LEAN = ["ops", "models", "training/step.py", "training/optim.py"]
+LEAN_IMPORTS = {"jax", "flax", "optax", "numpy", "jaxtyping", "mask_rcnn_jax", "pallas_kernels",
+                "collections", "functools", "typing", "math"}  # fmt: skip
+
+
+def source_files():
+    return sorted((ROOT / "mask_rcnn_jax").rglob("*.py"))
+
+
+def imports(path: Path) -> list[str]:
+    """Dotted names of all imports of a file, those inside functions too."""
+    names = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return names
+
+
+def room_of(dotted: str) -> str | None:
+    """The room or top-level module of one of our own names."""
+    first, *rest = dotted.split(".")
+    if first == "pallas_kernels":
+        return first
+    return rest[0] if first == "mask_rcnn_jax" and rest else None
+
+
+@pytest.mark.parametrize("path", source_files(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_go_down_only(path):
+    room = path.relative_to(ROOT / "mask_rcnn_jax").parts[0].removesuffix(".py")
+    if room == "__init__":
+        return
+    floor = 5 if room in COMMANDS else FLOORS[room]
+    for name in imports(path):
+        other = room_of(name)
+        if other is None or other == room:
+            continue
+        assert other not in COMMANDS, f"{path.name} imports the command {name}"
+        assert FLOORS[other] < floor, f"{path.name} (floor {floor}) imports {name}"
+
+
+@pytest.mark.parametrize("where", LEAN)
+def test_what_runs_on_any_gpu_machine_needs_jax_flax_optax_numpy_only(where):
+    target = ROOT / "mask_rcnn_jax" / where
+    for path in [target] if target.is_file() else sorted(target.glob("*.py")):
+        extra = {name.split(".")[0] for name in imports(path)} - LEAN_IMPORTS
+        assert not extra, f"{path.name} imports {extra}"
