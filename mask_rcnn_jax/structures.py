@@ -32,7 +32,7 @@ class Targets:
 
 @struct.dataclass
 class Batch:
-    """What a loader ships to the device. Everything that follows (normalise, flip) is inside jit."""
+    """What a loader ships to the device; all that follows (normalise, flip) is inside jit."""
 
     images: ArrayLike  # [B, H, W, 3] uint8 RGB; zero beyond `image_sizes`, right and below
     image_sizes: ArrayLike  # [B, 2] int32 (height, width) of the resized image inside the canvas

@@ -88,6 +88,7 @@ def write_picture(path: Path, image: np.ndarray) -> None:
 
 
 def _enlarge(image: np.ndarray, boxes: np.ndarray, min_side: int) -> tuple[np.ndarray, np.ndarray]:
+    """The picture and its boxes, times the whole factor that gives it `min_side` pixels."""
     factor = -(-min_side // min(image.shape[:2]))
     if factor <= 1:
         return image, boxes

@@ -107,7 +107,7 @@ class MaskRCNN(nn.Module):
         self.mask_head(self._pool(pyramid, boxes, 14), jnp.zeros((len(images), 1), jnp.int32))
 
     def forward_train(self, batch: Batch, keys: jax.Array, *, train: bool) -> TrainOutputs:
-        """Both stages with sampling. `keys` [B]: one PRNG key an image. `train` is for batch norm."""
+        """Both stages with sampling. `keys` [B]: one PRNG key an image. `train`: for batch norm."""
         targets = batch.targets
         pyramid = self.pyramid(batch.images, batch.image_sizes, train)
         logits, deltas = self.rpn_head(pyramid)

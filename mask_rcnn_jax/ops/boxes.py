@@ -82,7 +82,7 @@ def decode(
 
 def clip(
     boxes: Float[Array, "*dims 4"],
-    size: Num[Array, "2"] | tuple[float, float],
+    size: Num[Array, "2"] | tuple[int, int],
     *,
     offset: float = 0.0,
 ) -> Float[Array, "*dims 4"]:

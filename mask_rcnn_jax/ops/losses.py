@@ -32,8 +32,8 @@ def sigmoid_cross_entropy(
 
 
 def rpn_losses(
-    logits: Sequence[Float[Array, "B A_l"]],
-    deltas: Sequence[Float[Array, "B A_l 4"]],
+    logits: Sequence[Float[Array, "B _A"]],
+    deltas: Sequence[Float[Array, "B _A 4"]],
     labels: Int[Array, "B A"],
     matched_labels: Int[Array, "B A"],
     target_deltas: Float[Array, "B A 4"],

@@ -41,11 +41,11 @@ def assign_levels(
 
 
 def roi_align(
-    features: Sequence[Float[Array, "B H W C"]],
+    features: Sequence[Float[Array, "B _H _W C"]],
     boxes: Float[Array, "B N 4"],
     *,
     output_size: int,
-    strides: Sequence[float],
+    strides: Sequence[int],
     sampling: int = 1,
     half_pixel: bool = False,
     border: str = "clamp",
@@ -95,7 +95,7 @@ def roi_align(
 
 
 def _check_settings(
-    num_maps: int, strides: Sequence[float], sampling: int, border: str, implementation: str | None
+    num_maps: int, strides: Sequence[int], sampling: int, border: str, implementation: str | None
 ) -> None:
     if implementation == "pallas":
         raise NotImplementedError("roi_align: implementation='pallas' is not in this build")

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: the last few and the best by mask AP, written by orbax in the background."""
+"""Checkpoints of a run: the last few and the best by mask AP, written in the background."""
 
 from pathlib import Path
 from typing import NamedTuple

@@ -25,7 +25,10 @@ def detect(
     mesh: Mesh,
     num_images: int,
 ) -> tuple[list[dict], list[dict]]:
-    """COCO results (boxes, masks) of every image of `batches`. Masks are encoded while the device works."""
+    """COCO results (boxes, masks) of every image of `batches`.
+
+    Masks of one batch are encoded while the device works on the next.
+    """
     results = ([], [])
     progress = Progress("evaluated", num_images)
     pending = None
@@ -86,7 +89,7 @@ def draw_pictures(
     mesh: Mesh,
     output: Path,
 ) -> dict[str, np.ndarray]:
-    """Every image of `batches` with its detections, written as JPEG below `output`, by file name."""
+    """Every image of `batches` with its detections, by file name; also written below `output`."""
     pictures = {}
     for batch in batches:
         detections = jax.device_get(predict_step(variables, shard_batch(batch, mesh)))

@@ -92,7 +92,7 @@ def make_train_step(
         updates, opt_state = tx.update(grads, state.opt_state, state.params)
         metrics = {
             **terms,
-            "grad_norm": optax.global_norm(grads),
+            "grad_norm": optax.tree.norm(grads),
             "lr": jnp.asarray(schedule(state.step), jnp.float32),
         }
         new = TrainState(

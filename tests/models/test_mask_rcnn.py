@@ -24,9 +24,7 @@ def variables(model):
     return init_variables(model, 0, (64, 64))
 
 
-THRESHOLDS = dict(
-    score_threshold=0.0, nms_thresh=0.5, pre_nms_topk=60, detections_per_image=5
-)
+THRESHOLDS = dict(score_threshold=0.0, nms_thresh=0.5, pre_nms_topk=60, detections_per_image=5)
 
 
 @pytest.fixture(scope="module")

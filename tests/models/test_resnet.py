@@ -116,6 +116,4 @@ def test_up_convolution_equals_flax_transposed_convolution():
     up = UpConv(6, jnp.float32, nn.initializers.normal())
     variables = up.init(jax.random.key(1), x)
     reference = nn.ConvTranspose(6, (2, 2), (2, 2), transpose_kernel=True)
-    np.testing.assert_allclose(
-        up.apply(variables, x), reference.apply(variables, x), atol=1e-6
-    )
+    np.testing.assert_allclose(up.apply(variables, x), reference.apply(variables, x), atol=1e-6)

@@ -4,13 +4,13 @@ import pytest
 from mask_rcnn_jax.ops.anchors import anchor_grid
 from tests.helpers import shared
 
-STRIDES, SIZES = (4, 8, 16, 32, 64), (32, 64, 128, 256, 512)
+STRIDES, SIZES = (4, 8, 16, 32, 64), (32.0, 64.0, 128.0, 256.0, 512.0)
 NVIDIA_SHAPES = ((1.0, 1.0), (1.4, 0.7), (0.7, 1.4))
 TORCH_SHAPES = tuple((r**-0.5, r**0.5) for r in (0.5, 1.0, 2.0))
 
 
 def test_grid_by_hand():
-    (level,) = anchor_grid((16, 20), strides=(8,), sizes=(10,), shapes=((1.0, 1.0), (2.0, 0.5)))
+    (level,) = anchor_grid((16, 20), strides=(8,), sizes=(10.0,), shapes=((1.0, 1.0), (2.0, 0.5)))
     assert level.dtype == np.float32
     expected = []
     for y in (4, 12):
@@ -26,7 +26,7 @@ def test_number_of_anchors_on_nvidia_canvas():
 
 def test_strides_and_sizes_must_pair_up():
     with pytest.raises(ValueError, match="2 anchor strides but 1 sizes"):
-        anchor_grid((64, 64), strides=(4, 8), sizes=(32,), shapes=NVIDIA_SHAPES)
+        anchor_grid((64, 64), strides=(4, 8), sizes=(32.0,), shapes=NVIDIA_SHAPES)
 
 
 def test_grid_equals_nvidia():

@@ -212,7 +212,7 @@ def test_anchor_targets_equal_nvidia(image):
     levels = anchor_grid(
         (256, 384),
         strides=(4, 8, 16, 32, 64),
-        sizes=(32, 64, 128, 256, 512),
+        sizes=(32.0, 64.0, 128.0, 256.0, 512.0),
         shapes=((1.0, 1.0), (1.4, 0.7), (0.7, 1.4)),
     )
     anchors = jnp.asarray(np.concatenate(levels))

@@ -36,8 +36,9 @@ def test_a_warm_up_longer_than_the_first_decay_is_refused():
 
 
 def params():
+    kernel = {"kernel": jnp.ones((1, 1))}
     return {
-        "backbone": {"stem_conv": {"kernel": jnp.ones((1, 1))}, "res3_0": {"kernel": jnp.ones((1, 1))}},
+        "backbone": {"stem_conv": kernel, "res3_0": kernel},
         "box_head": {"fc1": {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}},
     }
 

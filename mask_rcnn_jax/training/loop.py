@@ -1,0 +1,238 @@
+"""The training loop: steps, checkpoints, evaluations, and how it ends."""
+
+import math
+import signal
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import logging
+from ml_collections import ConfigDict
+
+from mask_rcnn_jax.data.coco import CocoDataset
+from mask_rcnn_jax.data.loader import TrainLoader
+from mask_rcnn_jax.training import evaluator, run
+from mask_rcnn_jax.training.checkpoint import Checkpoints
+from mask_rcnn_jax.training.metrics import MetricWriter, clock
+from mask_rcnn_jax.training.optim import make_optimizer, make_schedule
+from mask_rcnn_jax.training.step import (
+    TrainState,
+    init_variables,
+    make_loss_step,
+    make_mesh,
+    make_predict_step,
+    make_train_step,
+    replicate,
+    shard_batch,
+)
+
+
+def train_and_evaluate(config: ConfigDict, workdir: str) -> TrainState:
+    """Run the recipe from where the workdir stands to its last step; returns the final state."""
+    mesh = make_mesh()
+    _check_batch_sizes(config)
+    train_set, val_set = run.load_split(config, "train"), run.load_split(config, "val")
+    run.check_classes(val_set, run.categories_of(train_set), train_set.json_path)
+    model = run.make_model(config, len(train_set.class_names))
+    run.open_workdir(workdir, config, train_set)
+    checkpoints = Checkpoints(workdir, config.train.keep_checkpoints)
+    state, tx, schedule = _initial_state(
+        config, model, resuming=checkpoints.latest_step is not None
+    )
+    state = replicate(state, mesh)
+    if checkpoints.latest_step is not None:
+        state = checkpoints.restore(state)
+        logging.info("resuming at step %d of %d", int(state.step), config.train.steps)
+
+    train_step = make_train_step(
+        model, tx, schedule, mesh, seed=config.train.seed,
+        flip_probability=config.data.flip_probability,
+    )  # fmt: skip
+    evaluate = _Evaluation(config, val_set, model, mesh, Path(workdir))
+    start = int(state.step)
+    loader = TrainLoader(
+        train_set,
+        seed=config.train.seed,
+        start_step=start,
+        batch_size=config.train.batch_size // jax.process_count(),
+        process_index=jax.process_index(),
+        process_count=jax.process_count(),
+        image_size=tuple(config.data.image_size),
+        resize=config.data.resize,
+        max_instances=config.data.max_instances,
+        num_workers=config.data.num_workers,
+    )
+    if loader.overflowed:
+        logging.info("%d objects beyond data.max_instances are left out", loader.overflowed)
+    writer = MetricWriter(workdir, jax.process_index(), resume_step=start)
+    log = _StepLog(config, writer, train_set)
+    stop = _StopOnSigterm()
+    try:
+        for step in range(start + 1, config.train.steps + 1):
+            state, metrics = train_step(state, shard_batch(batch := next(loader), mesh))
+            log.finish_previous(step, metrics, batch.image_index)
+            evaluates = step % config.train.eval_every == 0 or step == config.train.steps
+            if not (evaluates or stop.requested or step % config.train.checkpoint_every == 0):
+                continue
+            log.finish()  # nothing is saved before its losses are known to be finite
+            aps = evaluate(state, writer) if evaluates else None
+            checkpoints.save(state, aps)
+            log.restart_clock()
+            if stop.requested:
+                logging.info("stopped by SIGTERM, saved step %d in %s", step, workdir)
+                break
+            if aps and _reached(config, aps):
+                logging.info("target AP reached at step %d", step)
+                break
+    finally:
+        loader.close()
+        checkpoints.close()
+        writer.close()
+        stop.restore()
+    if loader.skipped:
+        logging.info("%d images could not be decoded and were skipped", len(loader.skipped))
+    if start >= config.train.steps:
+        logging.info("nothing to do: %s has all %d steps", workdir, start)
+    return state
+
+
+def _initial_state(config: ConfigDict, model, *, resuming: bool):
+    """State of step 0, with the weights of `model.init_from`, its optimiser and its schedule."""
+    optim = config.optim.to_dict()
+    schedule_names = (
+        "learning_rate", "reference_batch", "warmup_steps", "warmup_factor", "decay_at",
+        "decay_factor",
+    )  # fmt: skip
+    schedule = make_schedule(
+        batch_size=config.train.batch_size,
+        steps=config.train.steps,
+        **{name: optim.pop(name) for name in schedule_names},
+    )
+    variables = init_variables(model, config.train.seed, (64, 64))
+    if config.model.init_from and not resuming:
+        variables = run.initialise_from(variables, config.model.init_from, config.model.norm)
+    tx = make_optimizer(
+        schedule, variables["params"], frozen_stages=config.model.frozen_stages, **optim
+    )
+    state = TrainState(
+        step=jnp.int32(0),
+        params=variables["params"],
+        batch_stats=variables["batch_stats"],
+        opt_state=tx.init(variables["params"]),
+    )
+    return state, tx, schedule
+
+
+class _Evaluation:
+    """COCO evaluation, validation loss and pictures of the validation set at one step."""
+
+    def __init__(self, config: ConfigDict, val_set: CocoDataset, model, mesh, workdir: Path):
+        self._config, self._val_set, self._mesh, self._workdir = config, val_set, mesh, workdir
+        self._predict = make_predict_step(model, mesh, **run.thresholds(config))
+        self._loss = make_loss_step(model, mesh, seed=config.train.seed)
+
+    def __call__(self, state: TrainState, writer: MetricWriter) -> dict[str, float]:
+        """Scores as `ap/box` and `ap/mask`; everything is written below `eval/<step>/`."""
+        config, step = self._config, int(state.step)
+        output = self._workdir / "eval" / str(step)
+        loader = run.make_eval_loader(config, self._val_set, config.eval.max_images)
+        results = evaluator.detect(
+            self._predict, state.variables, loader, self._val_set, self._mesh, loader.num_images
+        )
+        image_ids = [record.id for record in self._val_set.images[: loader.num_images]]
+        metrics = evaluator.score_and_write(self._val_set, results, image_ids, output)
+        aps = {"ap/box": metrics["AP"], "ap/mask": metrics["mask_AP"]}
+        losses = {}
+        if config.eval.loss_images:
+            losses = evaluator.mean_losses(
+                self._loss, state.variables,
+                run.make_eval_loader(config, self._val_set, config.eval.loss_images), self._mesh,
+            )  # fmt: skip
+        writer.write_scalars(step, {**aps, **losses})
+        if config.eval.pictures:
+            pictures = evaluator.draw_pictures(
+                self._predict, state.variables,
+                run.make_eval_loader(config, self._val_set, config.eval.pictures),
+                self._val_set, self._mesh, output / "pictures",
+            )  # fmt: skip
+            writer.write_images(step, pictures)
+            logging.info("annotated pictures: %s", output / "pictures")
+        return aps
+
+
+@dataclass
+class _StepLog:
+    """Reads the metrics of a step after the next is dispatched, so that the device never waits."""
+
+    config: ConfigDict
+    writer: MetricWriter
+    dataset: CocoDataset
+    _pending: tuple | None = None
+    _images: int = 0
+    _since: float = field(default_factory=time.monotonic)
+
+    def finish_previous(self, step: int, metrics: dict, image_index: np.ndarray) -> None:
+        self.finish()
+        self._pending = step, metrics, image_index
+
+    def finish(self) -> None:
+        """Wait for the pending step; FloatingPointError if one of its losses is not finite."""
+        if self._pending is None:
+            return
+        (step, metrics, image_index), self._pending = self._pending, None
+        metrics = {name: float(value) for name, value in jax.device_get(metrics).items()}
+        self._check_finite(step, metrics, image_index)
+        self._images += self.config.train.batch_size
+        if step % self.config.train.log_every == 0 or step in (1, self.config.train.steps):
+            rate = self._images / max(time.monotonic() - self._since, 1e-9)
+            left = (self.config.train.steps - step) * self.config.train.batch_size / rate
+            self.writer.write_scalars(step, {**metrics, "perf/images_per_s": rate})
+            logging.info(
+                "step %d of %d  loss %.3f  %.3g images/s  %s left",
+                step, self.config.train.steps, metrics["loss/total"], rate, clock(left),
+            )  # fmt: skip
+            self.restart_clock()
+
+    def restart_clock(self) -> None:
+        """Start counting images anew; compiling, evaluating and saving do not count."""
+        self._images, self._since = 0, time.monotonic()
+
+    def _check_finite(self, step: int, metrics: dict, image_index: np.ndarray) -> None:
+        broken = [name for name, value in metrics.items() if not math.isfinite(value)]
+        if broken:
+            ids = [self.dataset.images[i].id for i in image_index if i >= 0]
+            raise FloatingPointError(
+                f"step {step}: {', '.join(broken)} is not finite, images {ids}; the last "
+                "checkpoint is kept; try a lower optim.learning_rate or more optim.warmup_steps"
+            )
+
+
+class _StopOnSigterm:
+    """Remembers a SIGTERM, so that the loop can save and leave."""
+
+    def __init__(self):
+        self.requested = False
+        self._before = signal.signal(signal.SIGTERM, self._note)
+
+    def _note(self, signum, frame) -> None:
+        self.requested = True
+
+    def restore(self) -> None:
+        signal.signal(signal.SIGTERM, self._before)
+
+
+def _check_batch_sizes(config: ConfigDict) -> None:
+    batch, devices = config.train.batch_size, jax.device_count()
+    if batch < 1 or batch % devices:
+        raise ValueError(
+            f"train.batch_size is {batch}, expected a multiple of the {devices} devices"
+        )
+
+
+def _reached(config: ConfigDict, aps: dict[str, float]) -> bool:
+    """Whether both target APs, where set, are reached; never if none is set."""
+    box, mask = config.train.stop_at_box_ap, config.train.stop_at_mask_ap
+    return (box > 0 or mask > 0) and aps["ap/box"] >= box and aps["ap/mask"] >= mask
