@@ -99,7 +99,7 @@ def get_config() -> ConfigDict:
             eval=dict(
                 batch_size=8,
                 max_images=0,  # 0 is all
-                loss_images=0,  # validation loss on that many images; 0 is none
+                loss_images=320,  # validation loss on that many images; 0 is none
                 pictures=4,  # annotated validation pictures at each evaluation
                 score_threshold=0.0,
                 nms_thresh=0.5,

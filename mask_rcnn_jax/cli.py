@@ -21,37 +21,58 @@ def run(main: Callable[[Sequence[str]], None], define_flags: Callable[[], None])
     """Parse the flags, run `main(positional arguments)` and leave with its exit code.
 
     0 on success. 2 with one line for a user's mistake (ValueError, OSError, a bad flag), 1 with one
-    line for anything else; `--debug` shows the traceback.
+    line for anything else; `--debug` shows the traceback. `--help` describes the command.
     """
     define_flags()
     flags.DEFINE_bool("debug", False, "Show the traceback of an error.")
     flags.DEFINE_enum("platform", None, ["cpu", "gpu"], "Device to run on; the best one if unset.")
+    if "--help" in sys.argv:
+        print(_help(main))
+        return
     debug = "--debug" in sys.argv
     try:
-        positional = flags.FLAGS(sys.argv)[1:]
+        positional = _parse_flags(sys.argv)
         _set_up_logging()
         _choose_platform(flags.FLAGS.platform)
         main(positional)
     except KeyboardInterrupt:
         _fail("interrupted", 130)
-    except (ValueError, OSError, flags.Error, AttributeError, KeyError, TypeError) as error:
+    except (ValueError, OSError, flags.Error) as error:
         if debug:
             raise
-        _fail(_one_line(error), 2 if _is_mistake(error) else 1)
+        _fail(_one_line(error), 2)
     except Exception as error:  # the last line of defence: no bare traceback reaches the user
         if debug:
             raise
         _fail(f"{type(error).__name__}: {_one_line(error)} (--debug shows where)", 1)
 
 
-def _is_mistake(error: Exception) -> bool:
-    """User's mistakes are ValueError, OSError and whatever parsing the flags raised."""
-    return isinstance(error, ValueError | OSError | flags.Error) or not flags.FLAGS.is_parsed()
+def _parse_flags(argv: Sequence[str]) -> list[str]:
+    """The positional arguments. ValueError for whatever a recipe, which is code, raises."""
+    try:
+        positional = flags.FLAGS(argv)[1:]
+        if "config" in flags.FLAGS:
+            # ml_collections puts off what went wrong in a file until the config is used.
+            hasattr(flags.FLAGS.config, "lock")
+    except flags.Error:
+        raise
+    except Exception as error:
+        raise ValueError(f"--config: {_one_line(error)}") from error
+    return positional
+
+
+def _help(main: Callable) -> str:
+    """The docstring of the command and our own flags, without those of libraries."""
+    about = sys.modules[main.__module__].__doc__
+    return f"{about}{flags.FLAGS.main_module_help()}\n{flags.FLAGS.module_help(__name__)}"
 
 
 def _one_line(error: Exception) -> str:
-    text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
-    return " ".join(text.split()) or type(error).__name__
+    """Its text without line breaks; a KeyError would put quotes around it, and may be wrapped."""
+    text = error
+    while isinstance(text, KeyError | AttributeError) and text.args:
+        text = text.args[0]
+    return " ".join(str(text).split()) or type(error).__name__
 
 
 def _fail(message: str, code: int) -> None:

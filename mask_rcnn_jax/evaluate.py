@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 
 from mask_rcnn_jax import cli
 from mask_rcnn_jax.evaluation import coco as coco_evaluation
+from mask_rcnn_jax.models.mask_rcnn import predict_options
 from mask_rcnn_jax.training import evaluator, run
 from mask_rcnn_jax.training.checkpoint import find_checkpoint
 from mask_rcnn_jax.training.step import make_mesh, make_predict_step, replicate
@@ -34,7 +35,7 @@ def evaluate_model(config: ConfigDict, weights: str, output: str | None) -> dict
     model = run.make_model(config, len(categories))
     loader = run.make_eval_loader(config, dataset, config.eval.max_images)
     results = evaluator.detect(
-        make_predict_step(model, mesh, **run.thresholds(config)),
+        make_predict_step(model, mesh, **predict_options(config.eval)),
         replicate(run.load_variables(weights, config), mesh),
         loader, dataset, mesh, loader.num_images,
     )  # fmt: skip

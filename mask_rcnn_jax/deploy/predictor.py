@@ -3,12 +3,11 @@
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
 from mask_rcnn_jax.data.transforms import resize_image, resize_plan
-from mask_rcnn_jax.models.mask_rcnn import build_model
+from mask_rcnn_jax.models.mask_rcnn import build_model, predict_options
 from mask_rcnn_jax.structures import Detections
 
 
@@ -22,14 +21,9 @@ class Predictor:
         self._image_size = tuple(config.data.image_size)
         self._resize = config.data.resize
         self._variables = jax.device_put(variables)
-        dtype = jnp.bfloat16 if config.train.precision == "bfloat16" else jnp.float32
-        names = ("score_threshold", "nms_thresh", "pre_nms_topk", "detections_per_image")
+        model = build_model(config.model, config.train.precision)
         self._predict = jax.jit(
-            partial(
-                build_model(config.model, dtype).apply,
-                method="predict",
-                **{name: config.eval[name] for name in names},
-            )
+            partial(model.apply, method="predict", **predict_options(config.eval))
         )
 
     def __call__(self, image: np.ndarray) -> Detections:

@@ -30,6 +30,7 @@ from mask_rcnn_jax.ops.roi_align import roi_align
 from mask_rcnn_jax.structures import Batch, Detections, Proposals, Targets
 
 STRIDES = (4, 8, 16, 32, 64)
+PRECISIONS = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
 @struct.dataclass
@@ -229,16 +230,25 @@ class MaskRCNN(nn.Module):
         )  # fmt: skip
 
 
-def build_model(config: Mapping[str, Any], dtype: DTypeLike = jnp.float32) -> MaskRCNN:
-    """The model of a recipe's `model` section. `dtype` is that of the trunk and heads.
+def build_model(config: Mapping[str, Any], precision: str = "float32") -> MaskRCNN:
+    """The model of a recipe's `model` section, its trunk and heads computing in `precision`.
 
-    Raises ValueError if `num_classes` is still 0: the commands set it from the json's categories.
+    Raises ValueError if `num_classes` is still 0 (the commands set it from the json's categories)
+    and for an unknown precision.
     """
+    if precision not in PRECISIONS:
+        raise ValueError(f"train.precision is {precision!r}, expected one of {list(PRECISIONS)}")
     fields = {name: _hashable(value) for name, value in dict(config).items()}
     fields.pop("init_from", None)
     if fields["num_classes"] < 1:
         raise ValueError(f"model.num_classes is {fields['num_classes']}, expected at least 1")
-    return MaskRCNN(**fields, dtype=dtype)
+    return MaskRCNN(**fields, dtype=PRECISIONS[precision])
+
+
+def predict_options(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The keyword arguments of `MaskRCNN.predict` out of a recipe's `eval` section."""
+    names = ("score_threshold", "nms_thresh", "pre_nms_topk", "detections_per_image")
+    return {name: config[name] for name in names}
 
 
 def _hashable(value):

@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 
 from mask_rcnn_jax.data.coco import CocoDataset
 from mask_rcnn_jax.data.loader import TrainLoader
+from mask_rcnn_jax.models.mask_rcnn import predict_options
 from mask_rcnn_jax.training import evaluator, run
 from mask_rcnn_jax.training.checkpoint import Checkpoints
 from mask_rcnn_jax.training.metrics import MetricWriter, clock
@@ -131,7 +132,7 @@ class _Evaluation:
 
     def __init__(self, config: ConfigDict, val_set: CocoDataset, model, mesh, workdir: Path):
         self._config, self._val_set, self._mesh, self._workdir = config, val_set, mesh, workdir
-        self._predict = make_predict_step(model, mesh, **run.thresholds(config))
+        self._predict = make_predict_step(model, mesh, **predict_options(config.eval))
         self._loss = make_loss_step(model, mesh, seed=config.train.seed)
 
     def __call__(self, state: TrainState, writer: MetricWriter) -> dict[str, float]:

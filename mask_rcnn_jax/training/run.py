@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from absl import logging
 from ml_collections import ConfigDict
 
@@ -21,7 +20,6 @@ from mask_rcnn_jax.training import pretrained
 from mask_rcnn_jax.training.checkpoint import load_checkpoint
 from mask_rcnn_jax.training.step import init_variables
 
-PRECISIONS = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 # Entries that a resumed run may change; all others shape the parameters or the order of the data.
 FREE_TO_CHANGE = (
     "data.num_workers", "eval.", "train.log_every", "train.checkpoint_every", "train.eval_every",
@@ -38,7 +36,8 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
     if path.suffix == ".py":
         config = _load_recipe(path)
     else:
-        config, _ = read_workdir(path.parent if path.name == "config.json" else path)
+        config, categories = read_workdir(path.parent if path.name == "config.json" else path)
+        config.model.num_classes = len(categories)
     for name, value in (overrides or {}).items():
         _override(config, name, value)
     return config
@@ -74,12 +73,8 @@ def make_model(config: ConfigDict, num_classes: int) -> MaskRCNN:
             f"model.num_classes is {config.model.num_classes}, but the annotations have "
             f"{num_classes} categories; 0 takes what the annotations have"
         )
-    if config.train.precision not in PRECISIONS:
-        raise ValueError(
-            f"train.precision is {config.train.precision!r}, expected one of {list(PRECISIONS)}"
-        )
     fields = {**config.model, "num_classes": num_classes}
-    return build_model(fields, PRECISIONS[config.train.precision])
+    return build_model(fields, config.train.precision)
 
 
 def make_eval_loader(config: ConfigDict, dataset: CocoDataset, max_images: int) -> EvalLoader:
@@ -97,12 +92,6 @@ def make_eval_loader(config: ConfigDict, dataset: CocoDataset, max_images: int) 
         process_index=jax.process_index(),
         process_count=jax.process_count(),
     )
-
-
-def thresholds(config: ConfigDict) -> dict:
-    """The keyword arguments of `MaskRCNN.predict`."""
-    names = ("score_threshold", "nms_thresh", "pre_nms_topk", "detections_per_image")
-    return {name: config.eval[name] for name in names}
 
 
 def initialise_from(variables: dict, source: str, norm: str) -> dict:
@@ -146,8 +135,11 @@ def read_workdir(workdir: str | Path) -> tuple[ConfigDict, list[dict]]:
     path = Path(workdir) / "config.json"
     if not path.is_file():
         raise ValueError(f"{workdir} is no workdir of a run: it has no config.json")
-    content = json.loads(path.read_text())
-    return ConfigDict(content["config"]), content["categories"]
+    try:
+        content = json.loads(path.read_text())
+        return ConfigDict(content["config"]), content["categories"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is damaged: {error!r}") from error
 
 
 def check_classes(dataset: CocoDataset, categories: list[dict], where: str) -> None:
