@@ -41,7 +41,7 @@ def get_config() -> ConfigDict:
         roi_sampling=2,
         roi_half_pixel=True,
         box_channels=256,
-        mask_channels=64,
+        mask_channels=32,
     )
     config.optim.update(
         name="adamw",

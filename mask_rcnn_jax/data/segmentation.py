@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from pycocotools import mask as coco_mask
 
+from mask_rcnn_jax.evaluation.paste import run_lengths
+
 Segmentation = Sequence[Any] | dict[str, Any]
 
 
@@ -45,39 +47,17 @@ def _rle_fault(rle: dict[str, Any], height: int, width: int) -> str | None:
     if rle["size"] != [height, width]:
         return f"RLE of size {rle['size']}, expected [{height}, {width}]"
     try:
-        runs = _runs(rle["counts"])
-    except (TypeError, ValueError, IndexError):
+        runs = run_lengths(rle)
+    except (TypeError, ValueError, AttributeError):
         return "RLE counts cannot be read"
     # pycocotools reads beyond its memory when the runs do not add up, so this is checked here.
-    if min(runs, default=0) < 0 or sum(runs) != height * width:
-        return f"RLE covers {sum(runs)} pixels, expected {height} x {width} = {height * width}"
-    if sum(runs[1::2]) == 0:
+    if runs.min(initial=0) < 0:
+        return "RLE counts cannot be read"
+    if runs.sum() != height * width:
+        return f"RLE covers {runs.sum()} pixels, expected {height} x {width} = {height * width}"
+    if runs[1::2].sum() == 0:
         return "RLE holds no pixel"
     return None
-
-
-def _runs(counts: list[int] | str | bytes) -> list[int]:
-    """Lengths of the runs, first background. A string holds 5 bits per character, low bits first;
-    bit 5 says that more follow, bit 4 of the last is the sign; from the fourth run on the
-    difference to the run before the last is stored."""
-    if isinstance(counts, list):
-        return [int(run) for run in counts]
-    data = counts.encode() if isinstance(counts, str) else counts
-    runs: list[int] = []
-    position = 0
-    while position < len(data):
-        value = shift = 0
-        more = True
-        while more:
-            bits = data[position] - 48
-            position += 1
-            value |= (bits & 0x1F) << shift
-            shift += 5
-            more = bool(bits & 0x20)
-        if bits & 0x10:
-            value -= 1 << shift
-        runs.append(value + runs[-2] if len(runs) > 2 else value)
-    return runs
 
 
 def compact(segmentation: Segmentation, height: int, width: int) -> Segmentation:

@@ -66,8 +66,6 @@ def train_and_evaluate(config: ConfigDict, workdir: str) -> TrainState:
         max_instances=config.data.max_instances,
         num_workers=config.data.num_workers,
     )
-    if loader.overflowed:
-        logging.info("%d objects beyond data.max_instances are left out", loader.overflowed)
     writer = MetricWriter(workdir, jax.process_index(), resume_step=start)
     log = _StepLog(config, writer, train_set)
     stop = _StopOnSigterm()
