@@ -52,7 +52,7 @@ def _rle_fault(rle: dict[str, Any], height: int, width: int) -> str | None:
         return "RLE counts cannot be read"
     # pycocotools reads beyond its memory when the runs do not add up, so this is checked here.
     if runs.min(initial=0) < 0:
-        return "RLE counts cannot be read"
+        return "RLE counts cannot be read or hold a negative run"
     if runs.sum() != height * width:
         return f"RLE covers {runs.sum()} pixels, expected {height} x {width} = {height * width}"
     if runs[1::2].sum() == 0:

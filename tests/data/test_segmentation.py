@@ -108,7 +108,7 @@ def test_compact_polygons_draw_the_same_mask():
         ({"size": [8, 6], "counts": [10, 20, 18]}, "RLE of size [8, 6], expected [6, 8]"),
         ({"size": 48, "counts": [10, 20, 18]}, "RLE of size 48"),
         ({"size": [6, 8], "counts": [10, 20, 17]}, "RLE covers 47 pixels, expected 6 x 8 = 48"),
-        ({"size": [6, 8], "counts": [10, 60, -22]}, "RLE covers"),
+        ({"size": [6, 8], "counts": [10, 60, -22]}, "negative run"),
         ({"size": [6, 8], "counts": compressed_rle(blob())["counts"]}, "RLE covers 3500 pixels"),
         ({"size": [6, 8], "counts": "ooo"}, "cannot be read"),
         ({"size": [6, 8], "counts": 12}, "cannot be read"),
