@@ -24,15 +24,16 @@ from mask_rcnn_jax.training.step import make_mesh, make_predict_step, replicate
 
 def evaluate_model(config: ConfigDict, weights: str, output: str | None) -> dict:
     """Detect on `config.data.val_json`, score, and write results; returns the metrics."""
+    run.check_counts(config)
     checkpoint = find_checkpoint(weights)
     dataset = run.load_split(config, "val")
     _, categories = run.read_workdir(checkpoint.workdir)
     run.check_classes(dataset, categories, weights)
+    model = run.make_model(config, len(categories))
     config.model.num_classes = len(categories)
     folder = Path(output) if output else checkpoint.workdir / "eval" / str(checkpoint.step)
     folder.mkdir(parents=True, exist_ok=True)  # an unwritable folder is found out before the work
     mesh = make_mesh()
-    model = run.make_model(config, len(categories))
     loader = run.make_eval_loader(config, dataset, config.eval.max_images)
     results = evaluator.detect(
         make_predict_step(model, mesh, **predict_options(config.eval)),

@@ -40,20 +40,21 @@ def infer(
     unless there is no other. Returns the entries of detections.json.
     """
     paths = find_images(inputs)
+    folder = Path(output)
+    targets = _targets(paths, folder)
     workdir = find_checkpoint(weights).workdir
     run_config, categories = run.read_workdir(workdir)
     config = run_config if config is None else config
+    run.make_model(config, len(categories))  # a config of other classes is found out
     config.model.num_classes = len(categories)
     config.eval.score_threshold = score_threshold
     predictor = Predictor(config, run.load_variables(weights, config))
     names = [category["name"] for category in categories]
     ids = [category["id"] for category in categories]
 
-    folder = Path(output)
     folder.mkdir(parents=True, exist_ok=True)
     progress = Progress("pictures", len(paths))
     entries, unreadable = [], []
-    targets = _targets(paths, folder)
     for image_id, (path, target) in enumerate(zip(paths, targets, strict=True), start=1):
         progress.advance(1)
         try:
@@ -95,7 +96,10 @@ def find_images(inputs: Sequence[str]) -> list[Path]:
 
 
 def _targets(paths: Sequence[Path], folder: Path) -> list[Path]:
-    """A file in `folder` for each picture; two of the same name get a number."""
+    """A file in `folder` for each picture; two of the same name get a number.
+
+    Raises ValueError if one of the pictures would be overwritten.
+    """
     taken: set[str] = set()
     targets = []
     for path in paths:
@@ -106,6 +110,12 @@ def _targets(paths: Sequence[Path], folder: Path) -> list[Path]:
             name = f"{path.stem}_{count}"
         taken.add(name + suffix)
         targets.append(folder / (name + suffix))
+    overwritten = {path.resolve() for path in paths} & {path.resolve() for path in targets}
+    if overwritten:
+        raise ValueError(
+            f"--output {folder} would overwrite {len(overwritten)} pictures of --input, "
+            f"{min(overwritten)} for one; choose another folder"
+        )
     return targets
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy
@@ -40,8 +41,13 @@ class Checkpoints:
         step = int(state.step)
         if step in self._manager.all_steps():
             return
-        self._manager.save(step, args=ocp.args.Composite(state=ocp.args.StandardSave(state)),
-                           metrics=metrics)  # fmt: skip
+        # A copy: the next step takes over the state's buffers while this is still being written.
+        snapshot = jax.tree.map(jnp.copy, state)
+        self._manager.save(
+            step,
+            args=ocp.args.Composite(state=ocp.args.StandardSave(snapshot)),
+            metrics=metrics,
+        )
 
     def restore(self, state: TrainState) -> TrainState:
         """The latest state; `state` gives shapes, dtypes and shardings."""

@@ -34,7 +34,8 @@ from mask_rcnn_jax.training.step import (
 def train_and_evaluate(config: ConfigDict, workdir: str) -> TrainState:
     """Run the recipe from where the workdir stands to its last step; returns the final state."""
     mesh = make_mesh()
-    _check_batch_sizes(config)
+    run.check_counts(config)
+    _check_batch_size(config)
     train_set, val_set = run.load_split(config, "train"), run.load_split(config, "val")
     run.check_classes(val_set, run.categories_of(train_set), train_set.json_path)
     model = run.make_model(config, len(train_set.class_names))
@@ -46,6 +47,10 @@ def train_and_evaluate(config: ConfigDict, workdir: str) -> TrainState:
     state = replicate(state, mesh)
     if checkpoints.latest_step is not None:
         state = checkpoints.restore(state)
+        if int(state.step) >= config.train.steps:
+            logging.info("nothing to do: %s has all %d steps", workdir, config.train.steps)
+            checkpoints.close()
+            return state
         logging.info("resuming at step %d of %d", int(state.step), config.train.steps)
 
     train_step = make_train_step(
@@ -93,8 +98,6 @@ def train_and_evaluate(config: ConfigDict, workdir: str) -> TrainState:
         stop.restore()
     if loader.skipped:
         logging.info("%d images could not be decoded and were skipped", len(loader.skipped))
-    if start >= config.train.steps:
-        logging.info("nothing to do: %s has all %d steps", workdir, start)
     return state
 
 
@@ -223,7 +226,7 @@ class _StopOnSigterm:
         signal.signal(signal.SIGTERM, self._before)
 
 
-def _check_batch_sizes(config: ConfigDict) -> None:
+def _check_batch_size(config: ConfigDict) -> None:
     batch, devices = config.train.batch_size, jax.device_count()
     if batch < 1 or batch % devices:
         raise ValueError(

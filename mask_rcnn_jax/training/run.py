@@ -25,6 +25,10 @@ FREE_TO_CHANGE = (
     "data.num_workers", "eval.", "train.log_every", "train.checkpoint_every", "train.eval_every",
     "train.keep_checkpoints", "train.stop_at_box_ap", "train.stop_at_mask_ap",
 )  # fmt: skip
+AT_LEAST_ONE = (
+    "data.max_instances", "train.steps", "train.log_every", "train.checkpoint_every",
+    "train.eval_every", "train.keep_checkpoints", "eval.batch_size", "eval.detections_per_image",
+)  # fmt: skip
 
 
 def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) -> ConfigDict:
@@ -55,6 +59,14 @@ def load_variables(path: str | Path, config: ConfigDict) -> dict:
         expected, load_checkpoint(path), reinit=(), source=str(path)
     )
     return variables
+
+
+def check_counts(config: ConfigDict) -> None:
+    """Raise ValueError, naming the entry, for a count that nothing can be done with."""
+    for name, lowest in [*((name, 1) for name in AT_LEAST_ONE), ("data.num_workers", 0)]:
+        section, key = name.split(".")
+        if config[section][key] < lowest:
+            raise ValueError(f"{name} is {config[section][key]}, expected at least {lowest}")
 
 
 def load_split(config: ConfigDict, split: str) -> CocoDataset:

@@ -1,0 +1,124 @@
+"""The commands as a user starts them, and the small run that the tests share."""
+
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+from absl import flags, logging
+
+ROOT = Path(__file__).resolve().parents[2]
+RECIPE = ROOT / "configs" / "quickstart.py"
+STEPS = 20
+# The quickstart recipe at its smallest. Groups of 32 channels leave the backbone as it is.
+SMALL = {
+    "data.image_size": (64, 64),
+    "data.max_instances": 6,
+    "model.fpn_channels": 32,
+    "model.rpn_channels": 32,
+    "model.rpn_anchors_per_image": 16,
+    "model.pre_nms_topk_train": 50,
+    "model.pre_nms_topk_test": 50,
+    "model.post_nms_topk_train": 20,
+    "model.post_nms_topk_test": 20,
+    "model.rois_per_image": 16,
+    "model.box_channels": 32,
+    "model.mask_channels": 32,
+    "optim.warmup_steps": 1,
+    "train.batch_size": 2,
+    "train.steps": STEPS,
+    "train.log_every": 1,
+    "train.checkpoint_every": 4,
+    "train.eval_every": STEPS,
+    "eval.batch_size": 2,
+    "eval.loss_images": 2,
+    "eval.pictures": 2,
+    "eval.score_threshold": 0.0,
+    "eval.pre_nms_topk": 50,
+    "eval.detections_per_image": 5,
+}
+
+
+def data_entries(train: tuple, val: tuple) -> dict:
+    """The entries of `config.data` for two pairs (json, image folder)."""
+    values = map(str, (*train, *val))
+    names = ("data.train_json", "data.train_images", "data.val_json", "data.val_images")
+    return dict(zip(names, values, strict=True))
+
+
+def config_flags(overrides: dict) -> list[str]:
+    """`--config` and an override for each entry."""
+    return [f"--config={RECIPE}", *(f"--config.{name}={v}" for name, v in overrides.items())]
+
+
+def start(entry: str, *arguments, cache: Path, output=subprocess.PIPE) -> subprocess.Popen:
+    """`python -m mask_rcnn_jax.<entry>` on two CPU devices. What one process compiles, the next
+    takes from the folder `cache`."""
+    environment = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "JAX_NUM_CPU_DEVICES": "2",
+        "JAX_COMPILATION_CACHE_DIR": str(cache),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+    command = [sys.executable, "-m", f"mask_rcnn_jax.{entry}", *map(str, arguments)]
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment, text=True, stdout=output, stderr=output
+    )
+
+
+def run(entry: str, *arguments, cache: Path) -> subprocess.CompletedProcess:
+    """A command to its end."""
+    process = start(entry, *arguments, cache=cache)
+    try:
+        out, err = process.communicate(timeout=600)
+    finally:
+        process.kill()
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def run_inside(entry: str, *arguments) -> int:
+    """A command in this process, which saves the imports; returns its exit code."""
+    known, argv = set(flags.FLAGS), sys.argv
+    verbosity = logging.get_verbosity()
+    sys.argv = [entry, *map(str, arguments)]
+    try:
+        runpy.run_module(f"mask_rcnn_jax.{entry}", run_name="__main__")
+        return 0
+    except SystemExit as end:
+        return end.code
+    finally:
+        sys.argv = argv
+        for name in set(flags.FLAGS) - known:
+            delattr(flags.FLAGS, name)
+        flags.FLAGS.unparse_flags()
+        sys.modules.pop("config_config", None)  # the recipe, which the next one would extend
+        logging.set_verbosity(verbosity)
+
+
+def check_done(done: subprocess.CompletedProcess) -> subprocess.CompletedProcess:
+    """The same; fails with what the command said unless it left with exit code 0."""
+    assert done.returncode == 0, f"exit code {done.returncode}:\n{done.stderr}"
+    assert "Traceback" not in done.stderr, done.stderr
+    return done
+
+
+def error_line(code: int, stderr: str, expected_code: int = 2) -> str:
+    """The text after `error: ` of a command that failed as a command should: with that exit code,
+    that one line at the end, and no traceback."""
+    assert code == expected_code, f"exit code {code}, expected {expected_code}:\n{stderr}"
+    assert "Traceback" not in stderr, stderr
+    lines = stderr.splitlines()
+    assert [line.startswith("error: ") for line in lines].count(True) == 1, stderr
+    assert lines[-1].startswith("error: "), stderr
+    return lines[-1].removeprefix("error: ")
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder, by its path."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(Path(folder).rglob("*"))
+        if path.is_file()
+    }

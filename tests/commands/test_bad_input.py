@@ -1,0 +1,473 @@
+"""What bad input gets: one clear line, exit code 2, and nothing written before it is lost."""
+
+import json
+import shutil
+
+import cv2
+import jax
+import numpy as np
+import pytest
+
+from mask_rcnn_jax.training.checkpoint import load_checkpoint
+from mask_rcnn_jax.training.metrics import read_metrics
+from tests.commands.command import (
+    SMALL,
+    STEPS,
+    check_done,
+    config_flags,
+    data_entries,
+    error_line,
+    files_in,
+    run,
+    run_inside,
+)
+from tests.data.small_set import CATEGORIES, rectangle, write_coco
+from tests.helpers import assert_finite_tree
+
+
+@pytest.fixture(scope="module")
+def compilations():
+    """A name for everything that XLA compiled in this process so far."""
+    names = []
+
+    def note(event: str, _: float, **kwargs) -> None:
+        if "backend_compile" in event:
+            names.append(kwargs.get("fun_name", event))
+
+    jax.monitoring.register_event_duration_secs_listener(note)
+    yield names
+    jax.monitoring.unregister_event_duration_listener(note)
+
+
+@pytest.fixture
+def fails(capsys, compilations):
+    """`fails(entry, *arguments)` is the error line of a command that fails before it compiles."""
+
+    def fails(entry, *arguments) -> str:
+        before = len(compilations)
+        code = run_inside(entry, *arguments)
+        line = error_line(code, capsys.readouterr().err)
+        assert not compilations[before:], f"compiled before the mistake was found: {line}"
+        return line
+
+    return fails
+
+
+@pytest.fixture
+def small_set(tmp_path):
+    """A sound set of two pictures: (json, image folder)."""
+    annotations = [rectangle(5, 5, 20, 20), rectangle(30, 30, 20, 10)]
+    return write_coco(tmp_path, sizes=[(64, 64)] * 2, annotations=annotations)
+
+
+@pytest.fixture
+def sound(small_set):
+    """A recipe on that set, for training and validation."""
+    return SMALL | data_entries(small_set, small_set)
+
+
+@pytest.fixture
+def workdir(trained):
+    """The workdir of a finished run, in which nothing may change."""
+    before = files_in(trained.workdir)
+    yield trained.workdir
+    after = files_in(trained.workdir)
+    changed = {name for name in before | after if before.get(name) != after.get(name)}
+    assert not changed, "a command that failed changed these files of the workdir"
+
+
+def edit(path, change):
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+# Name of the row: (what is done to a sound json, what the error line must say).
+JSON_FAULTS = {
+    "no categories key": (lambda c: c.pop("categories"), ["not a COCO json", "'categories'"]),
+    "no images key": (lambda c: c.pop("images"), ["not a COCO json", "'images'"]),
+    "no annotations key": (lambda c: c.pop("annotations"), ["not a COCO json", "'annotations'"]),
+    "image without height": (lambda c: c["images"][1].pop("height"), ["images[1]", "'height'"]),
+    "no annotation at all": (lambda c: c["annotations"].clear(), ["'annotations' is empty"]),
+    "no image at all": (
+        lambda c: (c["images"].clear(), c["annotations"].clear()),
+        ["'images' is empty"],
+    ),
+    "image listed but absent": (
+        lambda c: c["images"][1].update(file_name="gone.png"),
+        ["'gone.png'", "not in"],
+    ),
+    "duplicate image id": (lambda c: c["images"][1].update(id=1), ["images", "id 1 ", "2 times"]),
+    "duplicate annotation id": (
+        lambda c: c["annotations"][1].update(id=1),
+        ["annotations", "id 1 ", "2 times"],
+    ),
+    "duplicate category id": (
+        lambda c: c["categories"][1].update(id=7),
+        ["categories", "id 7 ", "2 times"],
+    ),
+    "category id unknown": (
+        lambda c: c["annotations"][1].update(category_id=99),
+        ["annotation 2", "category_id 99", "not in 'categories'"],
+    ),
+    "image id unknown": (
+        lambda c: c["annotations"][1].update(image_id=99),
+        ["annotation 2", "image_id 99", "not in 'images'"],
+    ),
+}
+
+# The same for the second annotation, on an image of 64 x 64.
+ANNOTATION_FAULTS = {
+    "box of no width": ({"bbox": [5, 5, 0, 10]}, ["[5, 5, 0, 10]", "no area"]),
+    "box of negative height": ({"bbox": [5, 5, 10, -3]}, ["[5, 5, 10, -3]", "no area"]),
+    "box with NaN": ({"bbox": [5, float("nan"), 10, 10]}, ["nan", "not a finite number"]),
+    "box outside the image": ({"bbox": [70, 5, 10, 10]}, ["outside the image of 64 x 64"]),
+    "box of three numbers": ({"bbox": [5, 5, 10]}, ["expected [x, y, width, height]"]),
+    "polygon of two points": ({"segmentation": [[5, 5, 9, 9]]}, ["polygon", "three points"]),
+    "RLE of another size": (
+        {"segmentation": {"size": [32, 64], "counts": [2048]}},
+        ["RLE", "32", "64"],
+    ),
+    "compressed RLE of another size": (
+        {"segmentation": {"size": [32, 64], "counts": "PP2"}},
+        ["RLE", "32", "64"],
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", JSON_FAULTS)
+def test_faulty_json(fault, fails, sound, small_set, tmp_path):
+    change, words = JSON_FAULTS[fault]
+    edit(small_set[0], change)
+    line = fails("train", *config_flags(sound), "--workdir", tmp_path / "run")
+    for word in [str(small_set[0]), *words]:
+        assert word in line
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("fault", ANNOTATION_FAULTS)
+def test_faulty_annotation(fault, fails, sound, small_set, tmp_path):
+    """Every line names the annotation, and how to go on without it."""
+    replace, words = ANNOTATION_FAULTS[fault]
+    edit(small_set[0], lambda content: content["annotations"][1].update(replace))
+    line = fails("train", *config_flags(sound), "--workdir", tmp_path / "run")
+    for word in [str(small_set[0]), "annotation 2", "data.bad_annotations=skip", *words]:
+        assert word in line
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "content, words",
+    [
+        (None, ["no annotation file", "expected a COCO json"]),
+        ('{"images": [', ["cannot be read as JSON"]),
+        (b"\xff\xd8\xff\xe0", ["cannot be read as JSON"]),
+        ('[{"image_id": 1}]', ["not a COCO json", "a list"]),
+    ],
+    ids=["missing", "cut off", "binary", "results"],
+)
+def test_unreadable_json(content, words, fails, sound, small_set, tmp_path):
+    path = small_set[0]
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    line = fails("train", *config_flags(sound), "--workdir", tmp_path / "run")
+    for word in [str(path), *words]:
+        assert word in line
+
+
+def test_faulty_annotations_may_be_left_out(fails, sound, small_set, tmp_path):
+    """With `skip` the same json goes on, here to the next mistake."""
+    edit(small_set[0], lambda content: content["annotations"][1].update(bbox=[5, 5, 0, 10]))
+    overrides = sound | {"data.bad_annotations": "skip", "model.num_classes": 9}
+    line = fails("train", *config_flags(overrides), "--workdir", tmp_path / "run")
+    assert "model.num_classes is 9, but the annotations have 2 categories" in line
+
+
+def test_validation_set_of_other_classes(fails, sound, small_set, tmp_path):
+    categories = [CATEGORIES[0], {"id": 3, "name": "horse"}]
+    (tmp_path / "val").mkdir()
+    val = write_coco(tmp_path / "val", annotations=[rectangle(1, 1, 9, 9)], categories=categories)
+    overrides = sound | data_entries(small_set, val)
+    line = fails("train", *config_flags(overrides), "--workdir", tmp_path / "run")
+    assert str(val[0]) in line and "(3, 'cat')" in line and "(3, 'horse')" in line
+
+
+# Name of the row: (entries of the config, what the error line must say).
+CONFIG_FAULTS = {
+    "unknown entry": ({"train.bath_size": 4}, ["bath_size", 'Did you mean "batch_size"']),
+    "unknown section": ({"tran.batch_size": 4}, ["tran", 'Did you mean "train"']),
+    "value of another type": ({"train.batch_size": "four"}, ["train.batch_size", "four"]),
+    "batch not for all devices": (
+        {"train.batch_size": 3},
+        ["train.batch_size is 3", "multiple of the 2 devices"],
+    ),
+    "no batch": ({"train.batch_size": 0}, ["train.batch_size is 0"]),
+    "never log": ({"train.log_every": 0}, ["train.log_every is 0, expected at least 1"]),
+    "never evaluate": ({"train.eval_every": 0}, ["train.eval_every is 0, expected at least 1"]),
+    "negative workers": ({"data.num_workers": -1}, ["data.num_workers is -1", "at least 0"]),
+    "no evaluation batch": ({"eval.batch_size": 0}, ["eval.batch_size is 0"]),
+    "unknown precision": ({"train.precision": "int8"}, ["train.precision is 'int8'", "float32"]),
+    "unknown choice for bad annotations": (
+        {"data.bad_annotations": "ignore"},
+        ["data.bad_annotations is 'ignore'", "'skip'"],
+    ),
+    "class count of another set": (
+        {"model.num_classes": 80},
+        ["model.num_classes is 80", "have 2 categories"],
+    ),
+    "no such image folder": ({"data.train_images": "nowhere"}, ["no image folder 'nowhere'"]),
+}
+
+
+@pytest.mark.parametrize("fault", CONFIG_FAULTS)
+def test_faulty_config(fault, fails, sound, tmp_path):
+    entries, words = CONFIG_FAULTS[fault]
+    line = fails("train", *config_flags(sound | entries), "--workdir", tmp_path / "run")
+    for word in words:
+        assert word in line
+    assert not (tmp_path / "run").exists()
+
+
+RECIPES = {
+    "absent": (None, "No such file"),
+    "syntax error": ("def get_config(:\n", "invalid syntax"),
+    "no get_config": ("x = 1\n", "get_config"),
+    "import that fails": ("import nothing_of_that_name\n", "nothing_of_that_name"),
+}
+
+
+@pytest.mark.parametrize("overrides", [[], ["--config.train.steps=3"]], ids=["", "override"])
+@pytest.mark.parametrize("fault", RECIPES)
+def test_faulty_recipe(fault, overrides, fails, tmp_path):
+    content, words = RECIPES[fault]
+    recipe = tmp_path / "recipe.py"
+    if content:
+        recipe.write_text(content)
+    line = fails("train", "--config", recipe, *overrides, "--workdir", tmp_path / "run")
+    assert "--config" in line and words in line
+
+
+@pytest.mark.parametrize(
+    "entry, arguments, words",
+    [
+        ("train", ["--workdir=w"], ["--config", "must have a value"]),
+        ("train", [*config_flags({})], ["--workdir", "must have a value"]),
+        ("train", [*config_flags({}), "--workdri=w"], ["workdri", "Did you mean: workdir"]),
+        ("evaluate", ["--workdir=w"], ["--config", "must have a value"]),
+        ("evaluate", config_flags({}), ["exactly one of --workdir, --weights and --results"]),
+        (
+            "evaluate",
+            [*config_flags({}), "--workdir=w", "--results=r"],
+            ["exactly one of --workdir, --weights and --results"],
+        ),
+        ("evaluate", [*config_flags({}), "--workdir=nowhere"], ["nowhere", "no checkpoint"]),
+        ("evaluate", [*config_flags({}), "--results=nowhere.json"], ["nowhere.json"]),
+        ("infer", ["--workdir=w", "--input=i"], ["--output", "must have a value"]),
+        ("infer", ["--workdir=w", "--output=o"], ["--input", "must have a value"]),
+        ("infer", ["--input=i", "--output=o"], ["exactly one of --workdir and --weights"]),
+        (
+            "infer",
+            ["--workdir=w", "--input=i", "--output=o", "--score_threshold=2"],
+            ["score_threshold", "1.0"],
+        ),
+        ("infer", ["--workdir=w", "--input=nowhere/*.jpg", "--output=o"], ["nowhere/*.jpg"]),
+    ],
+)
+def test_faulty_flags(entry, arguments, words, fails, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    line = fails(entry, *arguments)
+    for word in words:
+        assert word in line
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "entry, arguments, words",
+    [
+        ("train", [*config_flags({"train.bath_size": 4}), "--workdir=w"], "batch_size"),
+        ("train", [*config_flags({"data.train_json": "none.json"}), "--workdir=w"], "none.json"),
+        ("infer", ["--workdir=w", "--input=tests", "--output=o"], "--input tests: no pictures"),
+    ],
+)
+def test_the_same_from_a_shell(entry, arguments, words, cache):
+    done = run(entry, *arguments, cache=cache)
+    assert words in error_line(done.returncode, done.stderr)
+    assert done.stderr.count("\n") == 1 and not done.stdout
+
+
+def test_unwritable_workdir(fails, sound, tmp_path):
+    """Below a regular file nobody may write, not even root."""
+    (tmp_path / "file").write_text("mine")
+    line = fails("train", *config_flags(sound), "--workdir", tmp_path / "file" / "run")
+    assert str(tmp_path / "file") in line
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_workdir_of_another_config(fails, trained, workdir):
+    overrides = trained.overrides | {"optim.learning_rate": 0.5}
+    line = fails("train", *config_flags(overrides), "--workdir", workdir)
+    for word in (str(workdir), "optim.learning_rate was 0.001 and is 0.5", "another --workdir"):
+        assert word in line
+
+
+def test_workdir_of_other_categories(fails, trained, tmp_path):
+    shutil.copy(trained.workdir / "config.json", tmp_path)
+    edit(tmp_path / "config.json", lambda content: content["categories"].pop())
+    before = files_in(tmp_path)
+    line = fails("train", *trained.flags, "--workdir", tmp_path)
+    assert str(tmp_path) in line and "other categories" in line
+    assert files_in(tmp_path) == before
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"config": {}, "cat'])
+def test_damaged_config_json(content, fails, trained, tmp_path):
+    shutil.copytree(trained.workdir, tmp_path / "run")
+    path = tmp_path / "run" / "config.json"
+    path.write_text(content)
+    arguments = ["--workdir", tmp_path / "run"]
+    pictures = ["--input", trained.data_dir / "val", "--output", tmp_path / "out"]
+    lines = [
+        fails("train", *trained.flags, *arguments),
+        fails("evaluate", *trained.flags, *arguments),
+        fails("infer", *arguments, *pictures),
+    ]
+    assert all(str(path) in line for line in lines), lines
+    assert path.read_text() == content
+
+
+def test_evaluation_set_of_other_classes(fails, trained, workdir, small_set):
+    overrides = trained.overrides | data_entries(small_set, small_set)
+    line = fails("evaluate", *config_flags(overrides), "--workdir", workdir)
+    assert f"{small_set[0]} has 2 categories, {workdir} has 4" in line
+
+
+def test_config_that_does_not_fit_the_checkpoint(fails, trained, workdir, tmp_path):
+    """A class count, then a layer, that the checkpoint does not have; evaluate, then infer."""
+    pictures = ["--input", trained.data_dir / "val", "--output", tmp_path / "out"]
+    for entry, arguments in (("evaluate", ["--output", tmp_path / "out"]), ("infer", pictures)):
+        more = ["--workdir", workdir, *arguments]
+        classes = config_flags(trained.overrides | {"model.num_classes": 7})
+        assert "model.num_classes is 7" in fails(entry, *classes, *more)
+        layers = config_flags(trained.overrides | {"model.mask_channels": 64})
+        line = fails(entry, *layers, *more)
+        assert str(workdir) in line and "does not fit the model" in line
+        assert "mask_head" in line and "32" in line and "64" in line
+
+
+def test_no_such_checkpoint(fails, trained, workdir):
+    for weights, words in (
+        (workdir / "checkpoints" / "3", "is no checkpoint of a run"),
+        (workdir / "eval", "holds no checkpoint"),
+    ):
+        line = fails("evaluate", *trained.flags, "--weights", weights)
+        assert str(weights) in line and words in line
+
+
+@pytest.mark.parametrize(
+    "content, words",
+    [
+        ("{}", ["expected a json list"]),
+        ('[{"image_id": 1}]', ["entry 0", "'category_id'"]),
+        (
+            '[{"image_id": 77, "category_id": 3, "score": 0.5, "bbox": [1, 1, 2, 2]}]',
+            ["entry 0", "image 77"],
+        ),
+    ],
+    ids=["not a list", "missing key", "unknown image"],
+)
+def test_faulty_results(content, words, fails, sound, tmp_path):
+    path = tmp_path / "results.json"
+    path.write_text(content)
+    line = fails("evaluate", *config_flags(sound), "--results", path)
+    for word in words:
+        assert word in line
+
+
+def test_infer_without_pictures(fails, workdir, tmp_path):
+    (tmp_path / "notes.txt").write_text("no picture")
+    out = tmp_path / "out"
+    line = fails("infer", "--workdir", workdir, "--input", tmp_path, "--output", out)
+    assert f"--input {tmp_path}: no pictures" in line
+    assert not out.exists()
+
+
+def test_infer_never_writes_over_its_input(fails, trained, workdir, tmp_path):
+    shutil.copytree(trained.data_dir / "val", tmp_path / "mine")
+    before = files_in(tmp_path / "mine")
+    arguments = ["--input", tmp_path / "mine", "--output", tmp_path / "mine"]
+    line = fails("infer", "--workdir", workdir, *arguments)
+    assert "would overwrite 4 pictures" in line
+    assert files_in(tmp_path / "mine") == before
+
+
+def test_infer_with_nothing_but_damaged_pictures(fails, workdir, tmp_path):
+    (tmp_path / "1.jpg").write_bytes(b"no picture")
+    arguments = ["--input", tmp_path / "1.jpg", "--output", tmp_path / "out"]
+    line = fails("infer", "--workdir", workdir, *arguments)
+    assert "no picture could be read" in line and "1.jpg" in line
+
+
+def test_infer_to_an_unwritable_folder(fails, trained, workdir, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    arguments = ["--input", trained.data_dir / "val", "--output", tmp_path / "file" / "out"]
+    assert str(tmp_path / "file") in fails("infer", "--workdir", workdir, *arguments)
+
+
+def copy_damaged(data_dir, target, split, names):
+    """The pictures of a split, the named ones cut off in the middle; returns the new folder."""
+    shutil.copytree(data_dir / split, target)
+    for name in names:
+        data = (target / name).read_bytes()
+        (target / name).write_bytes(data[: len(data) // 2])
+    return target
+
+
+def test_training_skips_and_counts_truncated_images(trained, tmp_path, cache):
+    """In 20 batches of 2 each of the 12 images comes up three times: the two are met for sure."""
+    damaged = ["000003.jpg", "000008.jpg"]
+    folder = copy_damaged(trained.data_dir, tmp_path / "train", "train", damaged)
+    overrides = trained.overrides | {
+        "data.train_images": str(folder), "eval.max_images": 2, "eval.loss_images": 0,
+        "eval.pictures": 0,
+    }  # fmt: skip
+    flags = config_flags(overrides)
+    done = check_done(run("train", *flags, "--workdir", tmp_path / "run", cache=cache))
+    for name in damaged:
+        assert done.stderr.count(f"skipped {name}") == 1
+    assert "2 images could not be decoded and were skipped" in done.stderr
+    assert (tmp_path / "run" / "checkpoints" / str(STEPS)).is_dir()
+
+
+def test_evaluation_names_a_truncated_image(trained, workdir, tmp_path, cache):
+    folder = copy_damaged(trained.data_dir, tmp_path / "val", "val", ["000002.jpg"])
+    flags = config_flags(trained.overrides | {"data.val_images": str(folder)})
+    arguments = ["--workdir", workdir, "--output", tmp_path / "out"]
+    done = run("evaluate", *flags, *arguments, cache=cache)
+    line = error_line(done.returncode, done.stderr)
+    assert f"{folder / '000002.jpg'}: truncated" in line
+
+
+def test_image_of_another_size_than_the_json_says(trained, tmp_path, cache):
+    shutil.copytree(trained.data_dir / "train", tmp_path / "train")
+    for path in (tmp_path / "train").iterdir():
+        cv2.imwrite(str(path), np.zeros((48, 80, 3), np.uint8))
+    flags = config_flags(trained.overrides | {"data.train_images": str(tmp_path / "train")})
+    done = run("train", *flags, "--workdir", tmp_path / "run", cache=cache)
+    line = error_line(done.returncode, done.stderr)
+    assert str(tmp_path / "train") in line
+    assert "the file is 48 x 80" in line and "the json says 64 x 64" in line
+
+
+def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_checkpoint(
+    trained, tmp_path, cache
+):
+    """The learning rate jumps half way: step 11 ruins the parameters, and step 12 shows it."""
+    overrides = trained.overrides | {"optim.decay_at": (0.5,), "optim.decay_factor": 1e30}
+    workdir = tmp_path / "run"
+    done = run("train", *config_flags(overrides), "--workdir", workdir, cache=cache)
+    line = error_line(done.returncode, done.stderr, expected_code=1)
+    assert "step 12: " in line and "loss/total" in line and "images [" in line
+    assert sorted(path.name for path in (workdir / "checkpoints").iterdir()) == ["4", "8"]
+    assert_finite_tree(load_checkpoint(workdir))
+    assert [record["step"] for record in read_metrics(workdir / "metrics.jsonl")] == [*range(1, 12)]

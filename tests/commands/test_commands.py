@@ -1,0 +1,287 @@
+"""One small run through every command: what each leaves behind, and how a run is taken up again."""
+
+import json
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+import mask_rcnn_jax as mrcnn
+from mask_rcnn_jax.data.coco import decode_image
+from mask_rcnn_jax.evaluation.coco import METRIC_NAMES
+from mask_rcnn_jax.training.checkpoint import load_checkpoint
+from mask_rcnn_jax.training.metrics import read_metrics
+from tests.commands.command import (
+    RECIPE,
+    STEPS,
+    check_done,
+    config_flags,
+    files_in,
+    run,
+    start,
+)
+from tests.helpers import assert_tree_close, shared
+
+LOSSES = ("loss/total", "loss/rpn_cls", "loss/rpn_box", "loss/box_cls", "loss/box_reg", "loss/mask")
+NUMBERS = [prefix + name for prefix in ("", "mask_") for name in METRIC_NAMES]
+
+
+def read_json(path: Path):
+    return json.loads(path.read_text())
+
+
+class TestTrain:
+    def test_writes_the_config_and_the_classes(self, trained):
+        content = read_json(trained.workdir / "config.json")
+        assert content["config"]["train"]["steps"] == STEPS
+        assert content["config"]["data"]["image_size"] == [64, 64]
+        names = [(category["id"], category["name"]) for category in content["categories"]]
+        assert names == [(1, "circle"), (2, "square"), (4, "triangle"), (7, "star")]
+
+    def test_writes_a_line_of_metrics_per_step_and_one_per_evaluation(self, trained):
+        *steps, last = read_metrics(trained.workdir / "metrics.jsonl")
+        assert [record["step"] for record in steps] == [*range(1, STEPS + 1)]
+        names = {"step", *LOSSES, "lr", "grad_norm", "perf/images_per_s"}
+        for record in steps:
+            assert set(record) == names
+            assert sum(record[name] for name in LOSSES[1:]) == pytest.approx(record["loss/total"])
+        assert last.keys() == {"step", "ap/box", "ap/mask", *(f"val_{name}" for name in LOSSES)}
+        assert last["step"] == STEPS
+
+    def test_writes_tensorboard_events(self, trained):
+        events = list(trained.workdir.glob("events.out.tfevents.*"))
+        assert len(events) == 1
+        content = events[0].read_bytes()
+        for name in ("loss/total", "ap/box", "val_loss/mask", "000000.jpg"):
+            assert name.encode() in content, f"no {name} in the events"
+
+    def test_keeps_the_last_two_checkpoints(self, trained):
+        folders = (trained.workdir / "checkpoints").iterdir()
+        assert sorted(int(folder.name) for folder in folders) == [16, 20]
+
+    def test_writes_the_evaluation(self, trained):
+        folder = trained.workdir / "eval" / str(STEPS)
+        metrics = read_json(folder / "metrics.json")
+        assert set(metrics) == {*NUMBERS, "per_category"}
+        assert set(metrics["per_category"]) == {"circle", "square", "triangle", "star"}
+        boxes, masks = (read_json(folder / f"{name}_results.json") for name in ("bbox", "segm"))
+        assert boxes and len(boxes) == len(masks)
+        assert {entry["category_id"] for entry in boxes} <= {1, 2, 4, 7}
+        assert {entry["image_id"] for entry in boxes} <= {1, 2, 3, 4}
+        assert all(entry["segmentation"]["size"] == [64, 64] for entry in masks)
+
+    def test_writes_annotated_pictures(self, trained):
+        folder = trained.workdir / "eval" / str(STEPS) / "pictures"
+        assert sorted(path.name for path in folder.iterdir()) == ["000000.jpg", "000001.jpg"]
+        for path in folder.iterdir():
+            plain = decode_image(trained.data_dir / "val" / path.name)
+            assert np.abs(decode_image(path).astype(int) - plain).max() > 50, "nothing is drawn"
+        assert f"annotated pictures: {folder}" in trained.log
+
+    def test_says_how_far_it_is_and_ends_with_the_coco_table(self, trained):
+        assert f"step 4 of {STEPS}  loss " in trained.log
+        assert "images/s" in trained.log and "left" in trained.log
+        assert "AP       IoU 0.50:0.95" in trained.log
+
+    def test_again_has_nothing_to_do_and_changes_nothing(self, trained, cache):
+        before = files_in(trained.workdir)
+        done = check_done(run("train", *trained.flags, "--workdir", trained.workdir, cache=cache))
+        assert f"nothing to do: {trained.workdir} has all {STEPS} steps" in done.stderr
+        assert files_in(trained.workdir) == before
+
+    @pytest.mark.parametrize(
+        "sent, exit_code", [(signal.SIGTERM, 0), (signal.SIGKILL, -signal.SIGKILL)]
+    )
+    def test_a_stopped_run_ends_like_one_that_was_not(
+        self, sent, exit_code, trained, tmp_path, cache
+    ):
+        """Stopped once its first checkpoint is there; then the same command again."""
+        workdir = tmp_path / "run"
+        command = ("train", *trained.flags, "--workdir", workdir)
+        log = stop_at_first_checkpoint(command, workdir, sent, exit_code, tmp_path / "log", cache)
+        stopped_at = max(int(path.name) for path in (workdir / "checkpoints").glob("[0-9]*[0-9]"))
+        if sent == signal.SIGTERM:
+            assert f"stopped by SIGTERM, saved step {stopped_at} in {workdir}" in log
+            assert read_metrics(workdir / "metrics.jsonl")[-1]["step"] == stopped_at
+
+        done = check_done(run(*command, cache=cache))
+        assert f"resuming at step {stopped_at} of {STEPS}" in done.stderr
+        series, expected = (
+            [
+                {name: value for name, value in record.items() if name != "perf/images_per_s"}
+                for record in read_metrics(folder / "metrics.jsonl")
+            ]
+            for folder in (workdir, trained.workdir)
+        )
+        assert series == expected
+        assert_tree_close(load_checkpoint(workdir), load_checkpoint(trained.workdir))
+
+
+def stop_at_first_checkpoint(command, workdir, sent, exit_code, log, cache) -> str:
+    """Start the command, send it a signal in the middle of training; returns what it said."""
+    with open(log, "w") as output:
+        process = start(*command, cache=cache, output=output)
+        try:
+            deadline = time.monotonic() + 300
+            while not (workdir / "checkpoints" / "4").exists():
+                assert process.poll() is None, f"ended before its signal:\n{log.read_text()}"
+                assert time.monotonic() < deadline, f"no checkpoint:\n{log.read_text()}"
+                time.sleep(0.01)
+            process.send_signal(sent)
+            assert process.wait(300) == exit_code, log.read_text()
+        finally:
+            process.kill()
+            process.wait()
+    text = log.read_text()
+    assert "Traceback" not in text, text
+    assert not (workdir / "checkpoints" / str(STEPS)).exists(), "ended before its signal came"
+    return text
+
+
+class TestEvaluate:
+    @pytest.mark.parametrize("checkpoint", ["", "checkpoints/20"])
+    def test_scores_the_run_as_its_training_did(self, checkpoint, trained, tmp_path, cache):
+        before = files_in(trained.workdir)
+        source = "--weights" if checkpoint else "--workdir"
+        arguments = [source, trained.workdir / checkpoint, "--output", tmp_path / "out"]
+        done = check_done(run("evaluate", *trained.flags, *arguments, cache=cache))
+        assert "AP       IoU 0.50:0.95" in done.stderr and "star" in done.stderr
+        written = {name for name in files_in(tmp_path / "out")}
+        assert written == {"bbox_results.json", "segm_results.json", "metrics.json"}
+        for name in written:
+            expected = read_json(trained.workdir / "eval" / str(STEPS) / name)
+            assert read_json(tmp_path / "out" / name) == expected, name
+        assert files_in(trained.workdir) == before
+
+    @pytest.mark.parametrize("kind, prefix", [("bbox", ""), ("segm", "mask_")])
+    def test_scores_a_results_file(self, kind, prefix, trained, tmp_path, cache):
+        """With the results of the run, and with the ground truth as results."""
+        folder = trained.workdir / "eval" / str(STEPS)
+        arguments = ["--results", folder / f"{kind}_results.json", "--output", tmp_path / "out"]
+        check_done(run("evaluate", *trained.flags, *arguments, cache=cache))
+        expected = read_json(folder / "metrics.json")
+        metrics = read_json(tmp_path / "out" / "metrics.json")
+        assert set(metrics) == {*(prefix + name for name in METRIC_NAMES), "per_category"}
+        assert all(metrics[name] == expected[name] for name in metrics if name != "per_category")
+
+    @pytest.mark.parametrize("kind, ap", [("bbox", "0.505"), ("segm", "0.320")])
+    def test_scores_published_results(self, kind, ap, cache):
+        folder = shared("data/eval_oracle")
+        truth = {"data.val_json": str(folder / "instances_val2014_100.json")}
+        results = folder / f"instances_val2014_fake{kind}100_results.json"
+        done = check_done(run("evaluate", *config_flags(truth), "--results", results, cache=cache))
+        row = next(line for line in done.stderr.splitlines() if line.startswith("AP "))
+        assert row.split()[-1] == ap
+
+
+@pytest.fixture(scope="module")
+def inferred(trained, tmp_path_factory, cache):
+    """`infer` on a folder, a glob and a file; one of five pictures is damaged."""
+    folder = tmp_path_factory.mktemp("infer")
+    shutil.copytree(trained.data_dir / "val", folder / "photos")
+    (folder / "photos" / "broken.jpg").write_bytes(b"no picture")
+    (folder / "photos" / "notes.txt").write_text("no picture either")
+    (folder / "more").mkdir()
+    wide = np.random.default_rng(0).integers(0, 256, (50, 130, 3), dtype=np.uint8)
+    cv2.imwrite(str(folder / "more" / "000000.png"), wide)
+    cv2.imwrite(str(folder / "more" / "000000.jpg"), wide)
+    inputs = (folder / "photos", folder / "more" / "*.png", folder / "more" / "000000.jpg")
+    arguments = [f"--input={path}" for path in inputs]
+    output = folder / "out"
+    done = run(
+        "infer", "--workdir", trained.workdir, *arguments, "--output", output,
+        "--score_threshold=0.01", cache=cache,
+    )  # fmt: skip
+    return folder, output, check_done(done)
+
+
+class TestInfer:
+    def test_writes_one_picture_for_each_that_can_be_read(self, inferred):
+        folder, output, _ = inferred
+        sources = {f"{k:06d}.jpg": folder / "photos" / f"{k:06d}.jpg" for k in range(4)}
+        sources["000000.png"] = folder / "more" / "000000.png"
+        sources["000000_2.jpg"] = folder / "more" / "000000.jpg"
+        assert {path.name for path in output.iterdir()} == {*sources, "detections.json"}
+        for name, source in sources.items():
+            assert decode_image(output / name).shape == decode_image(source).shape, name
+
+    def test_names_and_leaves_out_a_damaged_picture(self, inferred):
+        folder, _, done = inferred
+        assert f"left out {folder / 'photos' / 'broken.jpg'}: truncated" in done.stderr
+        assert "pictures: 7 of 7" in done.stderr
+
+    def test_writes_detections_in_coco_format(self, inferred):
+        _, output, _ = inferred
+        entries = read_json(output / "detections.json")
+        keys = {"file_name", "image_id", "category_id", "score", "bbox", "segmentation"}
+        sizes = {"000000.png": (50, 130)}
+        for entry in entries:
+            assert set(entry) == keys
+            assert entry["category_id"] in (1, 2, 4, 7) and entry["score"] >= 0.01
+            if entry["file_name"] == "000000.png":
+                assert entry["segmentation"]["size"] == [*sizes["000000.png"]]
+        names = {entry["file_name"] for entry in entries}
+        assert names == {*(f"{k:06d}.jpg" for k in range(4)), "000000.png"}
+
+    def test_takes_a_checkpoint_and_leaves_out_what_scores_low(self, trained, tmp_path, cache):
+        arguments = ["--weights", trained.workdir / "checkpoints" / "16"]
+        arguments += ["--input", trained.data_dir / "val", "--output", tmp_path]
+        done = check_done(run("infer", *arguments, "--score_threshold=1.0", cache=cache))
+        assert "0 detections in 4 pictures" in done.stderr
+        assert read_json(tmp_path / "detections.json") == []
+        assert len(list(tmp_path.glob("*.jpg"))) == 4
+
+
+class TestLibrary:
+    @pytest.mark.parametrize("source", ["workdir", "recipe"])
+    def test_predictor_finds_what_infer_finds(self, source, trained, inferred):
+        folder, output, _ = inferred
+        path, overrides = trained.workdir, {"eval.score_threshold": 0.01}
+        if source == "recipe":
+            path, overrides = RECIPE, trained.overrides | overrides | {"model.num_classes": 4}
+        config = mrcnn.load_config(path, overrides=overrides)
+        model = mrcnn.build_model(config.model)
+        assert isinstance(model, mrcnn.MaskRCNN) and model.num_classes == 4
+        predictor = mrcnn.Predictor(config, mrcnn.load_variables(trained.workdir, config))
+
+        image = decode_image(folder / "more" / "000000.png")  # 50 x 130 pixels
+        found = predictor(image)
+        boxes, valid = found.boxes, found.valid
+        assert valid.any() and boxes.shape == (5, 4) and found.masks.shape == (5, 28, 28)
+        assert (boxes >= 0).all() and (boxes <= [130, 50, 130, 50]).all()
+        assert (boxes[valid, :2] < boxes[valid, 2:]).all()
+
+        entries = read_json(output / "detections.json")
+        entries = [entry for entry in entries if entry["file_name"] == "000000.png"]
+        category_ids = np.array([1, 2, 4, 7])[found.classes[valid] - 1]
+        assert [entry["category_id"] for entry in entries] == category_ids.tolist()
+        scores, corners = found.scores[valid], boxes[valid]
+        np.testing.assert_allclose([entry["score"] for entry in entries], scores, rtol=1e-5)
+        sides = np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], axis=1)
+        np.testing.assert_allclose([entry["bbox"] for entry in entries], sides, atol=1e-3)
+
+    def test_an_entry_that_does_not_exist_is_named(self):
+        with pytest.raises(ValueError, match="train.bath_size.*'train.batch_size'"):
+            mrcnn.load_config(RECIPE, overrides={"train.bath_size": 4})
+
+    def test_another_class_count_is_said_from_both_sides(self, trained):
+        config = mrcnn.load_config(trained.workdir, overrides={"model.num_classes": 9})
+        with pytest.raises(ValueError, match=r"does not fit.*\(32, 5\) in the file.*\(32, 10\)"):
+            mrcnn.load_variables(trained.workdir, config)
+
+
+def test_help_describes_the_command(cache):
+    for entry in ("train", "evaluate", "infer", "prepare"):
+        done = check_done(run(entry, "--help", cache=cache))
+        assert f"python -m mask_rcnn_jax.{entry}" in done.stdout
+        assert "--debug" in done.stdout and not done.stderr
+
+
+def test_debug_shows_the_traceback(cache):
+    done = run("train", *config_flags({}), "--workdir=w", "--debug", cache=cache)
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr and "load_coco" in done.stderr
