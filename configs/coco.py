@@ -11,15 +11,20 @@ Where NVIDIA's page and code differ, or their code contradicts its evident inten
     GPU trains eight times too hot;
   * the ImageNet weights are there from the first step; theirs arrive after it;
   * classes are the json's categories in the order of their ids, without the 11 unused COCO ids;
-  * masks are pasted by continuous interpolation in place of their integer box.
-As in their code: one fixed canvas for landscape and portrait, anchors encoded without the +1 that
+  * masks are pasted by continuous interpolation in place of their integer box;
+  * ground-truth masks are drawn from the polygons straight into their 112 x 112 crop, and sampled
+    at pixel centres;
+  * bfloat16 in place of float16 with loss scaling;
+  * detection considers the best 4096 scores of all classes, theirs 1000 of each class;
+  * where an image has too few RoIs, the empty rows do not count; theirs train as background.
+As in their code: losses normalised over the images of one device, one fixed canvas for landscape and portrait, anchors encoded without the +1 that
 decoding assumes, RPN box targets of all matched anchors, RoIAlign with one point a bin, P2 to P6,
 no score threshold, stem and res2 frozen from the start.
 """
 
 from ml_collections import ConfigDict
 
-EPOCH = 118_287 / 32  # steps at the reference batch
+EPOCH = 118_287 // 32  # steps at the reference batch
 
 
 def get_config() -> ConfigDict:
@@ -75,7 +80,7 @@ def get_config() -> ConfigDict:
                 name="sgd",
                 learning_rate=0.04,
                 reference_batch=32,  # the global batch that learning_rate is for
-                warmup_steps=round(0.3 * EPOCH),
+                warmup_until=0.3 / 12,  # of train.steps
                 warmup_factor=0.0,
                 decay_at=(8 / 12, 10 / 12),  # of train.steps
                 decay_factor=0.1,
@@ -86,13 +91,13 @@ def get_config() -> ConfigDict:
             ),
             train=dict(
                 batch_size=32,  # over all devices
-                steps=round(12 * EPOCH),
+                steps=12 * EPOCH,
                 seed=0,
                 precision="bfloat16",
                 log_every=100,
                 checkpoint_every=1000,
                 keep_checkpoints=2,  # beside the best
-                eval_every=round(EPOCH),
+                eval_every=EPOCH,
                 stop_at_box_ap=0.0,  # stop once both are reached; 0 is never
                 stop_at_mask_ap=0.0,
             ),

@@ -47,7 +47,7 @@ def get_config() -> ConfigDict:
         name="adamw",
         learning_rate=1e-3,
         reference_batch=8,
-        warmup_steps=50,
+        warmup_until=1 / 12,
         clip_norm=10.0,
         weight_decay=1e-2,
     )

@@ -1,6 +1,7 @@
 """Flags, logging and error lines shared by the commands."""
 
 import logging as std_logging
+import os
 import sys
 from collections.abc import Callable, Sequence
 
@@ -90,7 +91,7 @@ def _set_up_logging() -> None:
 
 
 def _is_wanted(record: std_logging.LogRecord) -> bool:
-    if "mask_rcnn_jax" in record.pathname:
+    if record.pathname.startswith(os.path.dirname(__file__)):
         return True
     return record.levelno >= (
         std_logging.ERROR if "orbax" in record.pathname else std_logging.WARNING

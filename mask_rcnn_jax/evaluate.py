@@ -1,9 +1,10 @@
 """Score a model, or an existing results file, with the COCO protocol.
 
-    python -m mask_rcnn_jax.evaluate --config configs/coco.py --workdir runs/coco
+    python -m mask_rcnn_jax.evaluate --workdir runs/coco
     python -m mask_rcnn_jax.evaluate --config configs/coco.py --results segm_results.json
 
-The first takes the run's latest checkpoint; `--weights runs/coco/checkpoints/90000` takes another.
+The first takes the run's config, or one that is given, and its latest checkpoint;
+`--weights runs/coco/checkpoints/90000` takes another.
 Results go to `--output`, or to `eval/<step>` in the workdir.
 """
 
@@ -22,12 +23,17 @@ from mask_rcnn_jax.training.checkpoint import find_checkpoint
 from mask_rcnn_jax.training.step import make_mesh, make_predict_step, replicate
 
 
-def evaluate_model(config: ConfigDict, weights: str, output: str | None) -> dict:
-    """Detect on `config.data.val_json`, score, and write results; returns the metrics."""
-    run.check_counts(config)
+def evaluate_model(config: ConfigDict | None, weights: str, output: str | None) -> dict:
+    """Detect on `config.data.val_json`, score, and write results; returns the metrics.
+
+    Without a config that of the run is taken.
+    """
     checkpoint = find_checkpoint(weights)
+    run_config, categories = run.read_workdir(checkpoint.workdir)
+    config = run_config if config is None else config
+    run.check_counts(config)
+    run.check_model(config, checkpoint.workdir)
     dataset = run.load_split(config, "val")
-    _, categories = run.read_workdir(checkpoint.workdir)
     run.check_classes(dataset, categories, weights)
     model = run.make_model(config, len(categories))
     config.model.num_classes = len(categories)
@@ -49,7 +55,8 @@ def evaluate_model(config: ConfigDict, weights: str, output: str | None) -> dict
 def evaluate_results(config: ConfigDict, results_json: str, output: str | None) -> dict:
     """Score a COCO results file, boxes or masks or both, against `config.data.val_json`."""
     results = coco_evaluation.split_results(coco_evaluation.load_results(results_json))
-    metrics = coco_evaluation.score(config.data.val_json, *results)
+    skip_bad = config.data.bad_annotations == "skip"
+    metrics = coco_evaluation.score(config.data.val_json, *results, skip_bad=skip_bad)
     logging.info("%s", coco_evaluation.format_table(metrics))
     if output:
         Path(output).mkdir(parents=True, exist_ok=True)
@@ -58,7 +65,7 @@ def evaluate_results(config: ConfigDict, results_json: str, output: str | None) 
 
 
 def _define_flags() -> None:
-    cli.define_config()
+    cli.define_config(required=False)
     flags.DEFINE_string("workdir", None, "Folder of a run; its latest checkpoint is taken.")
     flags.DEFINE_string("weights", None, "A workdir or one of its checkpoints/<step>.")
     flags.DEFINE_string("results", None, "A COCO results file to score without a model.")
@@ -70,6 +77,8 @@ def main(_: Sequence[str]) -> None:
     sources = [source for source in (FLAGS.workdir, FLAGS.weights, FLAGS.results) if source]
     if len(sources) != 1:
         raise ValueError("evaluate needs exactly one of --workdir, --weights and --results")
+    if FLAGS.results and FLAGS.config is None:
+        raise ValueError("evaluate --results needs --config, whose data.val_json is scored against")
     if FLAGS.results:
         evaluate_results(FLAGS.config, FLAGS.results, FLAGS.output)
     else:

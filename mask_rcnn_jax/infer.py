@@ -45,6 +45,7 @@ def infer(
     workdir = find_checkpoint(weights).workdir
     run_config, categories = run.read_workdir(workdir)
     config = run_config if config is None else config
+    run.check_model(config, workdir)
     run.make_model(config, len(categories))  # a config of other classes is found out
     config.model.num_classes = len(categories)
     config.eval.score_threshold = score_threshold

@@ -70,7 +70,7 @@ def tiny_config():
         pre_nms_topk_train=50, pre_nms_topk_test=50, post_nms_topk_train=20, post_nms_topk_test=20,
         rois_per_image=16, box_channels=32, mask_channels=32,
     )  # fmt: skip
-    config.optim.update(warmup_steps=1)
+    config.optim.update(warmup_until=0.1)
     config.train.update(batch_size=4, steps=8)
     config.eval.update(batch_size=2, pre_nms_topk=50, detections_per_image=5)
     return config

@@ -280,7 +280,18 @@ def _box_fault(box: Any, height: int, width: int) -> str | None:
         return f"box {box} has no area, expected [x, y, width, height]"
     if x >= width or y >= height or x + box_width <= 0 or y + box_height <= 0:
         return f"box {box} lies outside the image of {height} x {width} (height x width)"
+    x1, y1, x2, y2 = _clipped_box(x, y, box_width, box_height, height, width)
+    if x1 >= x2 or y1 >= y2:
+        return f"box {box} has no area in single precision inside the image"
     return None
+
+
+def _clipped_box(
+    x: float, y: float, box_width: float, box_height: float, height: int, width: int
+) -> np.ndarray:
+    """[x1, y1, x2, y2] float32, the part inside the image."""
+    box = np.array([x, y, x + box_width, y + box_height], np.float32)
+    return np.clip(box, 0, np.array([width, height, width, height], np.float32))
 
 
 def _build(json_path: str, image_dir: str, content: dict, faults: dict[int, str]) -> CocoDataset:
@@ -315,11 +326,10 @@ def _build(json_path: str, image_dir: str, content: dict, faults: dict[int, str]
 def _annotation(entry: dict, class_index: int, height: int, width: int) -> Annotation:
     """A sound annotation; what the json leaves out is made from the segmentation."""
     segmentation = compact(entry["segmentation"], height, width)
-    x, y, box_width, box_height = entry.get("bbox") or segmentation_box(segmentation, height, width)
-    box = np.array([x, y, x + box_width, y + box_height], np.float32)
+    box = entry.get("bbox") or segmentation_box(segmentation, height, width)
     area = entry.get("area")
     return Annotation(
-        box=np.clip(box, 0, np.array([width, height, width, height], np.float32)),
+        box=_clipped_box(*box, height, width),
         class_index=class_index,
         segmentation=segmentation,
         area=float(segmentation_area(segmentation, height, width) if area is None else area),

@@ -48,7 +48,7 @@ def _rle_fault(rle: dict[str, Any], height: int, width: int) -> str | None:
         return f"RLE of size {rle['size']}, expected [{height}, {width}]"
     try:
         runs = run_lengths(rle)
-    except (TypeError, ValueError, AttributeError):
+    except (TypeError, ValueError, AttributeError, OverflowError):
         return "RLE counts cannot be read"
     # pycocotools reads beyond its memory when the runs do not add up, so this is checked here.
     if runs.min(initial=0) < 0:

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 from flax import struct
 from jax import lax
@@ -182,7 +183,7 @@ class MaskRCNN(nn.Module):
         )
         return self.fpn(self.backbone(jnp.where(inside[..., None], x, 0.0), train))
 
-    def anchors(self, canvas: tuple[int, int]) -> list[jax.Array]:
+    def anchors(self, canvas: tuple[int, int]) -> list[np.ndarray]:
         """Anchors per level, [A_l, 4], for images of that height and width."""
         return anchor_grid(
             canvas, strides=STRIDES, sizes=self.anchor_sizes, shapes=self.anchor_shapes

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from mask_rcnn_jax.ops import boxes as box_ops
+
 TILE = 128
 
 
@@ -118,9 +120,8 @@ def _overlaps(
     width = jnp.minimum(a[..., 2], b[..., 2]) - jnp.maximum(a[..., 0], b[..., 0]) + offset
     height = jnp.minimum(a[..., 3], b[..., 3]) - jnp.maximum(a[..., 1], b[..., 1]) + offset
     inter = jnp.maximum(width, 0.0) * jnp.maximum(height, 0.0)
-    area_a = (a[..., 2] - a[..., 0] + offset) * (a[..., 3] - a[..., 1] + offset)
-    area_b = (b[..., 2] - b[..., 0] + offset) * (b[..., 3] - b[..., 1] + offset)
-    return inter > iou_thresh * (area_a + area_b - inter)
+    union = box_ops.area(a, offset=offset) + box_ops.area(b, offset=offset) - inter
+    return inter > iou_thresh * union
 
 
 def _same(a: Int[Array, "B T"], b: Int[Array, "B T"]) -> Bool[Array, "B T T"]:

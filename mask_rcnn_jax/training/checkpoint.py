@@ -19,7 +19,12 @@ class Checkpoints:
         policy = preservation_policy.AnyPreservationPolicy(
             [
                 preservation_policy.LatestN(keep),
-                preservation_policy.BestN(get_metric_fn=_mask_ap, reverse=False, n=1),
+                preservation_policy.BestN(
+                    get_metric_fn=_mask_ap,
+                    reverse=False,
+                    n=1,
+                    keep_checkpoints_without_metrics=False,
+                ),
             ]
         )
         self._manager = ocp.CheckpointManager(

@@ -75,8 +75,14 @@ def mean_losses(
     batches: Iterable[Batch],
     mesh: Mesh,
 ) -> dict[str, float]:
-    """Losses averaged over batches, named `val_loss/...`."""
-    losses = [loss_step(variables, shard_batch(batch, mesh)) for batch in batches]
+    """Losses averaged over the full batches, named `val_loss/...`; empty if there is none.
+
+    A batch that was filled up is left out: its padding images would count as empty ones.
+    """
+    full = (batch for batch in batches if np.all(batch.image_index >= 0))
+    losses = [loss_step(variables, shard_batch(batch, mesh)) for batch in full]
+    if not losses:
+        return {}
     means = jax.tree.map(lambda *values: float(np.mean(values)), *jax.device_get(losses))
     return {f"val_{name}": value for name, value in means.items()}
 
@@ -89,7 +95,10 @@ def draw_pictures(
     mesh: Mesh,
     output: Path,
 ) -> dict[str, np.ndarray]:
-    """Every image of `batches` with its detections, by file name; also written below `output`."""
+    """Every image of `batches`, by file name: ground truth on the left, detections on the right.
+
+    Also written below `output`.
+    """
     pictures = {}
     for batch in batches:
         detections = jax.device_get(predict_step(variables, shard_batch(batch, mesh)))
@@ -98,11 +107,20 @@ def draw_pictures(
                 continue
             one = jax.tree.map(lambda leaf, row=row: leaf[row], detections)
             file_name = dataset.images[index].file_name
-            picture = visualize.draw_detections(
-                decode_image(dataset.image_path(index)),
-                one.boxes / np.tile(batch.scales[row][::-1], 2),
-                one.classes, one.scores, one.masks, dataset.class_names,
+            image = decode_image(dataset.image_path(index))
+            to_original = 1 / np.tile(batch.scales[row][::-1], 2)
+            truth = jax.tree.map(lambda leaf, row=row: leaf[row], batch.targets)
+            picture = visualize.side_by_side(
+                visualize.draw_ground_truth(
+                    image, truth.boxes * to_original, truth.classes, truth.masks,
+                    dataset.class_names,
+                ),
+                visualize.draw_detections(
+                    image, one.boxes * to_original, one.classes, one.scores, one.masks,
+                    dataset.class_names,
+                ),
             )  # fmt: skip
-            visualize.write_picture(output / f"{Path(file_name).stem}.jpg", picture)
+            name = Path(file_name).with_suffix(".jpg")
+            visualize.write_picture(output / "_".join(name.parts), picture)
             pictures[file_name] = picture
     return pictures

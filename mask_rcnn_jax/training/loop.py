@@ -17,7 +17,7 @@ from mask_rcnn_jax.data.loader import TrainLoader
 from mask_rcnn_jax.models.mask_rcnn import predict_options
 from mask_rcnn_jax.training import evaluator, run
 from mask_rcnn_jax.training.checkpoint import Checkpoints
-from mask_rcnn_jax.training.metrics import MetricWriter, clock
+from mask_rcnn_jax.training.metrics import MetricWriter, clock, read_metrics
 from mask_rcnn_jax.training.optim import make_optimizer, make_schedule
 from mask_rcnn_jax.training.step import (
     TrainState,
@@ -39,42 +39,28 @@ def train_and_evaluate(config: ConfigDict, workdir: str) -> TrainState:
     train_set, val_set = run.load_split(config, "train"), run.load_split(config, "val")
     run.check_classes(val_set, run.categories_of(train_set), train_set.json_path)
     model = run.make_model(config, len(train_set.class_names))
-    run.open_workdir(workdir, config, train_set)
     checkpoints = Checkpoints(workdir, config.train.keep_checkpoints)
-    state, tx, schedule = _initial_state(
-        config, model, resuming=checkpoints.latest_step is not None
-    )
+    resuming = checkpoints.latest_step is not None
+    run.open_workdir(workdir, config, train_set, resuming=resuming)
+    state, tx, schedule = _initial_state(config, model, resuming=resuming)
     state = replicate(state, mesh)
-    if checkpoints.latest_step is not None:
+    if resuming:
         state = checkpoints.restore(state)
-        if int(state.step) >= config.train.steps:
-            logging.info("nothing to do: %s has all %d steps", workdir, config.train.steps)
-            checkpoints.close()
-            return state
         logging.info("resuming at step %d of %d", int(state.step), config.train.steps)
-
+    start = int(state.step)
+    loader = _train_loader(config, train_set, start)
+    writer = MetricWriter(workdir, jax.process_index(), resume_step=start)
+    evaluate = _Evaluation(config, val_set, model, mesh, Path(workdir))
     train_step = make_train_step(
         model, tx, schedule, mesh, seed=config.train.seed,
         flip_probability=config.data.flip_probability,
     )  # fmt: skip
-    evaluate = _Evaluation(config, val_set, model, mesh, Path(workdir))
-    start = int(state.step)
-    loader = TrainLoader(
-        train_set,
-        seed=config.train.seed,
-        start_step=start,
-        batch_size=config.train.batch_size // jax.process_count(),
-        process_index=jax.process_index(),
-        process_count=jax.process_count(),
-        image_size=tuple(config.data.image_size),
-        resize=config.data.resize,
-        max_instances=config.data.max_instances,
-        num_workers=config.data.num_workers,
-    )
-    writer = MetricWriter(workdir, jax.process_index(), resume_step=start)
     log = _StepLog(config, writer, train_set)
     stop = _StopOnSigterm()
     try:
+        if start and _is_last(config, start, evaluate.earlier(start)):
+            logging.info("nothing to do: %s is finished at step %d", workdir, start)
+            return state
         for step in range(start + 1, config.train.steps + 1):
             state, metrics = train_step(state, shard_batch(batch := next(loader), mesh))
             log.finish_previous(step, metrics, batch.image_index)
@@ -82,15 +68,21 @@ def train_and_evaluate(config: ConfigDict, workdir: str) -> TrainState:
             if not (evaluates or stop.requested or step % config.train.checkpoint_every == 0):
                 continue
             log.finish()  # nothing is saved before its losses are known to be finite
-            aps = evaluate(state, writer) if evaluates else None
-            checkpoints.save(state, aps)
+            aps = None
+            try:
+                if evaluates and not stop.requested:
+                    aps = evaluate(state, writer)
+            finally:  # a failed evaluation loses no step
+                checkpoints.save(state, aps)
             log.restart_clock()
             if stop.requested:
                 logging.info("stopped by SIGTERM, saved step %d in %s", step, workdir)
                 break
-            if aps and _reached(config, aps):
-                logging.info("target AP reached at step %d", step)
+            if aps and _is_last(config, step, aps):
+                logging.info("finished at step %d", step)
                 break
+        if start >= config.train.steps:  # the last evaluation was cut off
+            evaluate(state, writer)
     finally:
         loader.close()
         checkpoints.close()
@@ -101,11 +93,27 @@ def train_and_evaluate(config: ConfigDict, workdir: str) -> TrainState:
     return state
 
 
+def _train_loader(config: ConfigDict, dataset: CocoDataset, start: int) -> TrainLoader:
+    """This process' share of the training batches from step `start` on."""
+    return TrainLoader(
+        dataset,
+        seed=config.train.seed,
+        start_step=start,
+        batch_size=config.train.batch_size // jax.process_count(),
+        process_index=jax.process_index(),
+        process_count=jax.process_count(),
+        image_size=tuple(config.data.image_size),
+        resize=config.data.resize,
+        max_instances=config.data.max_instances,
+        num_workers=config.data.num_workers,
+    )
+
+
 def _initial_state(config: ConfigDict, model, *, resuming: bool):
     """State of step 0, with the weights of `model.init_from`, its optimiser and its schedule."""
     optim = config.optim.to_dict()
     schedule_names = (
-        "learning_rate", "reference_batch", "warmup_steps", "warmup_factor", "decay_at",
+        "learning_rate", "reference_batch", "warmup_until", "warmup_factor", "decay_at",
         "decay_factor",
     )  # fmt: skip
     schedule = make_schedule(
@@ -114,8 +122,13 @@ def _initial_state(config: ConfigDict, model, *, resuming: bool):
         **{name: optim.pop(name) for name in schedule_names},
     )
     variables = init_variables(model, config.train.seed, (64, 64))
+    if not (config.model.init_from or resuming) and config.model.norm == "frozen":
+        logging.warning(
+            "model.norm is 'frozen' and the weights are random: this will hardly learn; set "
+            "model.init_from, or model.norm=group and model.frozen_stages=0"
+        )
     if config.model.init_from and not resuming:
-        variables = run.initialise_from(variables, config.model.init_from, config.model.norm)
+        variables = run.initialise_from(variables, config.model)
     tx = make_optimizer(
         schedule, variables["params"], frozen_stages=config.model.frozen_stages, **optim
     )
@@ -135,6 +148,14 @@ class _Evaluation:
         self._config, self._val_set, self._mesh, self._workdir = config, val_set, mesh, workdir
         self._predict = make_predict_step(model, mesh, **predict_options(config.eval))
         self._loss = make_loss_step(model, mesh, seed=config.train.seed)
+
+    def earlier(self, step: int) -> dict[str, float] | None:
+        """What an evaluation of that step found before, None if there was none."""
+        path = self._workdir / "metrics.jsonl"
+        for record in read_metrics(path) if path.exists() else []:
+            if record["step"] == step and "ap/box" in record:
+                return record
+        return None
 
     def __call__(self, state: TrainState, writer: MetricWriter) -> dict[str, float]:
         """Scores as `ap/box` and `ap/mask`; everything is written below `eval/<step>/`."""
@@ -208,7 +229,7 @@ class _StepLog:
             ids = [self.dataset.images[i].id for i in image_index if i >= 0]
             raise FloatingPointError(
                 f"step {step}: {', '.join(broken)} is not finite, images {ids}; the last "
-                "checkpoint is kept; try a lower optim.learning_rate or more optim.warmup_steps"
+                "checkpoint is kept; try a lower optim.learning_rate or a longer optim.warmup_until"
             )
 
 
@@ -234,7 +255,10 @@ def _check_batch_size(config: ConfigDict) -> None:
         )
 
 
-def _reached(config: ConfigDict, aps: dict[str, float]) -> bool:
-    """Whether both target APs, where set, are reached; never if none is set."""
+def _is_last(config: ConfigDict, step: int, aps: dict[str, float] | None) -> bool:
+    """Whether an evaluated step ends the run: the last one, or one that reached the target APs."""
+    if aps is None:
+        return False
     box, mask = config.train.stop_at_box_ap, config.train.stop_at_mask_ap
-    return (box > 0 or mask > 0) and aps["ap/box"] >= box and aps["ap/mask"] >= mask
+    reached = (box > 0 or mask > 0) and aps["ap/box"] >= box and aps["ap/mask"] >= mask
+    return step >= config.train.steps or reached

@@ -10,7 +10,7 @@ def make_schedule(
     reference_batch: int,
     batch_size: int,
     steps: int,
-    warmup_steps: int,
+    warmup_until: float,
     warmup_factor: float,
     decay_at: tuple[float, ...],
     decay_factor: float,
@@ -18,16 +18,18 @@ def make_schedule(
     """Linear warm-up, then steps down; the peak follows the global batch (linear scaling rule).
 
     learning_rate: peak at a global batch of `reference_batch`.
+    warmup_until: the fraction of `steps` at which the peak is reached.
     warmup_factor: the first step's share of the peak.
     decay_at: fractions of `steps` after which the rate is multiplied by `decay_factor`.
     """
     peak = learning_rate * batch_size / reference_batch
-    boundaries = {round(at * steps): decay_factor for at in decay_at}
-    if min(boundaries, default=steps) < warmup_steps:
+    if not 0 <= warmup_until <= min(decay_at, default=1.0):
         raise ValueError(
-            f"optim.warmup_steps is {warmup_steps}, but the first decay comes at step "
-            f"{min(boundaries)}: expected a warm-up that ends before it"
+            f"optim.warmup_until is {warmup_until}, expected a fraction of the steps from 0 to the "
+            f"first of optim.decay_at {tuple(decay_at)}"
         )
+    warmup_steps = round(warmup_until * steps)
+    boundaries = {round(at * steps): decay_factor for at in decay_at}
     after = {at - warmup_steps: factor for at, factor in boundaries.items()}
     return optax.join_schedules(
         [

@@ -106,17 +106,24 @@ def make_eval_loader(config: ConfigDict, dataset: CocoDataset, max_images: int) 
     )
 
 
-def initialise_from(variables: dict, source: str, norm: str) -> dict:
-    """`variables` with those of `source`: a run, one of its checkpoints or a ResNet's .safetensors.
+def initialise_from(variables: dict, config: ConfigDict) -> dict:
+    """`variables` with those of `config.init_from`, the `model` section's.
 
+    That is a run, one of its checkpoints, or a ResNet in torchvision's names (.safetensors).
     Layers whose size follows the number of classes stay as they are, and are listed, where that
     number differs; anything else that does not fit is a ValueError.
     """
+    source = config.init_from
     if os.path.isdir(source):
         loaded = load_checkpoint(source)
     elif source.endswith(".safetensors"):
         tensors = pretrained.load_safetensors(source)
-        loaded = pretrained.torchvision_resnet_to_flax(tensors, norm=norm)
+        loaded = pretrained.torchvision_resnet_to_flax(tensors, norm=config.norm)
+        if config.padding != "torch":
+            logging.warning(
+                "%s was trained with model.padding=torch; with %r its strided layers see the "
+                "picture shifted by a pixel", source, config.padding,
+            )  # fmt: skip
     else:
         raise ValueError(
             f"model.init_from is {source!r}: no such directory, and not a .safetensors file"
@@ -127,14 +134,14 @@ def initialise_from(variables: dict, source: str, norm: str) -> dict:
     return variables
 
 
-def open_workdir(workdir: str, config: ConfigDict, dataset: CocoDataset) -> None:
-    """Write `config.json`, or check that the one there is of the same run.
+def open_workdir(workdir: str, config: ConfigDict, dataset: CocoDataset, *, resuming: bool) -> None:
+    """Write `config.json`; when resuming, check before that the one there is of the same run.
 
     Raises ValueError if it is of another config or other classes, OSError if it cannot be written.
     """
     path = Path(workdir) / "config.json"
     content = _to_json(config, dataset)
-    if path.exists():
+    if resuming and path.exists():
         _check_same_run(path, content)
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(".tmp")
@@ -152,6 +159,21 @@ def read_workdir(workdir: str | Path) -> tuple[ConfigDict, list[dict]]:
         return ConfigDict(content["config"]), content["categories"]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is damaged: {error!r}") from error
+
+
+def check_model(config: ConfigDict, workdir: Path) -> None:
+    """Raise ValueError if a config describes another model than the run's, or other image sizes."""
+    run_config, _ = read_workdir(workdir)
+    before, now = (_flatten(json.loads(json.dumps(c.to_dict()))) for c in (run_config, config))
+    for name in now:
+        if name in ("model.init_from", "model.num_classes"):
+            continue
+        described = name.startswith("model.") or name in ("data.image_size", "data.resize")
+        if described and before.get(name) != now[name]:
+            raise ValueError(
+                f"{workdir} was trained with {name}={before.get(name)!r}, the config says "
+                f"{now[name]!r}; without --config that of the run is taken"
+            )
 
 
 def check_classes(dataset: CocoDataset, categories: list[dict], where: str) -> None:

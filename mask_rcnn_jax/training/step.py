@@ -70,8 +70,8 @@ def make_train_step(
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]:
     """`step(state, batch) -> (state, metrics)`; the old state's buffers are reused.
 
-    Random numbers are a function of (seed, step, row of the global batch) alone, so the result does
-    not depend on the number of devices. Losses are normalised per device, gradients averaged.
+    Random numbers are a function of (seed, step, image) alone: flips and samples do not depend on
+    the number of devices. Losses are normalised over one device's images, gradients averaged.
     """
 
     def step(state: TrainState, batch: Batch):
@@ -180,9 +180,7 @@ def random_flip(batch: Batch, keys: jax.Array, probability: float) -> Batch:
 
 
 def _image_keys(seed: int, step: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
-    """Two keys for every image of this device, from its row in the global batch."""
-    rows = batch.images.shape[0]
+    """Two keys for every image, from its place in the data set."""
     key = jax.random.fold_in(jax.random.key(seed), step)
-    row = lax.axis_index("data") * rows + jnp.arange(rows)
-    keys = jax.vmap(lambda r: jax.random.split(jax.random.fold_in(key, r)))(row)
+    keys = jax.vmap(lambda i: jax.random.split(jax.random.fold_in(key, i)))(batch.image_index)
     return keys[:, 0], keys[:, 1]

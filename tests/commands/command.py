@@ -25,7 +25,7 @@ SMALL = {
     "model.rois_per_image": 16,
     "model.box_channels": 32,
     "model.mask_channels": 32,
-    "optim.warmup_steps": 1,
+    "optim.warmup_until": 0.25,
     "train.batch_size": 2,
     "train.steps": STEPS,
     "train.log_every": 1,

@@ -278,7 +278,7 @@ def test_help_describes_the_command(cache):
     for entry in ("train", "evaluate", "infer", "prepare"):
         done = check_done(run(entry, "--help", cache=cache))
         assert f"python -m mask_rcnn_jax.{entry}" in done.stdout
-        assert "--debug" in done.stdout and not done.stderr
+        assert "--[no]debug" in done.stdout and not done.stderr
 
 
 def test_debug_shows_the_traceback(cache):

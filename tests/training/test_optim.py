@@ -7,7 +7,7 @@ import pytest
 
 from mask_rcnn_jax.training.optim import make_optimizer, make_schedule
 
-SCHEDULE = dict(learning_rate=0.04, reference_batch=32, batch_size=32, steps=100, warmup_steps=10,
+SCHEDULE = dict(learning_rate=0.04, reference_batch=32, batch_size=32, steps=100, warmup_until=0.1,
                 warmup_factor=0.1, decay_at=(0.6, 0.8), decay_factor=0.1)  # fmt: skip
 OPTIMIZER = dict(name="sgd", momentum=0.9, weight_decay=0.0, bias_lr_factor=1.0, clip_norm=0.0,
                  frozen_stages=0)  # fmt: skip
@@ -27,12 +27,12 @@ def test_the_rate_follows_the_global_batch():
 
 
 def test_no_warm_up_starts_at_the_peak():
-    assert float(make_schedule(**{**SCHEDULE, "warmup_steps": 0})(0)) == pytest.approx(0.04)
+    assert float(make_schedule(**{**SCHEDULE, "warmup_until": 0.0})(0)) == pytest.approx(0.04)
 
 
 def test_a_warm_up_longer_than_the_first_decay_is_refused():
-    with pytest.raises(ValueError, match="warmup_steps is 70"):
-        make_schedule(**{**SCHEDULE, "warmup_steps": 70})
+    with pytest.raises(ValueError, match="warmup_until is 0.7"):
+        make_schedule(**{**SCHEDULE, "warmup_until": 0.7})
 
 
 def params():

@@ -91,7 +91,7 @@ def test_a_set_of_ones_own_trains_with_four_paths(tmp_path):
     config = tiny_config()
     config.model.num_classes = 0
     config.train.update(steps=2, eval_every=2, log_every=1)
-    config.optim.update(warmup_steps=0)
+    config.optim.update(warmup_until=0.0)
     config.eval.update(max_images=4, loss_images=2, pictures=1)
     config.data.update(train_json=str(path), train_images=str(images), val_json=str(path),
                        val_images=str(images))  # fmt: skip

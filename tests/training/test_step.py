@@ -47,27 +47,36 @@ def trained():
     return model, tx, mesh, step
 
 
-def test_two_devices_equal_one_when_each_image_counts_the_same():
-    """Plain SGD makes the new parameters tell the gradients; the two halves of the batch are equal,
-    so that normalising per device and over all is the same number."""
+def test_two_devices_equal_one_with_flips_and_sampling():
+    """Plain SGD makes the new parameters tell the gradients. The halves of the batch are the same
+    images, so that normalising over a device and over all of them is the same number."""
     model = build_model(tiny_config().model)
     tx = optax.sgd(1e-2)
-    half = tiny_batch(2)
-    batch = jax.tree.map(lambda x: np.concatenate([x, x]), half)
-    # All anchors, proposals and RoIs are used: what is sampled cannot depend on the row.
-    wide = model.clone(rpn_anchors_per_image=1023 * 4, rois_per_image=96, post_nms_topk_train=92)
+    batch = jax.tree.map(lambda x: np.concatenate([x, x]), tiny_batch(2))
     results = []
     for devices in (1, 2):
         mesh = mesh_of(devices)
-        step = make_train_step(wide, tx, lambda _: 1e-2, mesh, seed=0, flip_probability=0.0)
-        state, metrics = step(new_state(wide, tx, mesh), shard_batch(batch, mesh))
+        step = make_train_step(model, tx, lambda _: 1e-2, mesh, seed=0, flip_probability=0.5)
+        state, metrics = step(new_state(model, tx, mesh), shard_batch(batch, mesh))
         results.append((jax.device_get(state.params), jax.device_get(metrics)))
     (one, one_metrics), (two, two_metrics) = results
-    start = jax.device_get(new_state(wide, tx, mesh_of(1)).params)
+    start = jax.device_get(new_state(model, tx, mesh_of(1)).params)
     moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), one, start)
     assert min(jax.tree.leaves(moved["box_head"])) > 0
     assert_tree_close(two, one, atol=1e-5)
     assert_tree_close(two_metrics, one_metrics, rtol=1e-4, atol=1e-5)
+
+
+def test_flips_follow_the_image_and_not_its_row(trained):
+    """The same images in another order give the same step."""
+    model, tx, mesh, _ = trained
+    step = make_train_step(model, optax.sgd(1e-2), lambda _: 1e-2, mesh, seed=0,
+                           flip_probability=0.5)  # fmt: skip
+    state = lambda: new_state(model, optax.sgd(1e-2), mesh)  # noqa: E731
+    batch = tiny_batch(4)
+    swapped = jax.tree.map(lambda x: x[[1, 0, 3, 2]], batch)
+    one, other = (step(state(), shard_batch(b, mesh))[0].params for b in (batch, swapped))
+    assert_tree_close(other, one, atol=1e-5)
 
 
 def test_steps_lower_the_loss_without_compiling_again(trained):
