@@ -17,9 +17,10 @@ Where NVIDIA's page and code differ, or their code contradicts its evident inten
   * bfloat16 in place of float16 with loss scaling;
   * detection considers the best 4096 scores of all classes, theirs 1000 of each class;
   * where an image has too few RoIs, the empty rows do not count; theirs train as background.
-As in their code: losses normalised over the images of one device, one fixed canvas for landscape and portrait, anchors encoded without the +1 that
-decoding assumes, RPN box targets of all matched anchors, RoIAlign with one point a bin, P2 to P6,
-no score threshold, stem and res2 frozen from the start.
+As in their code: losses normalised over the images of one device, one fixed canvas for landscape
+and portrait, anchors encoded without the +1 that decoding assumes, RPN box targets of all matched
+anchors, RoIAlign with one point a bin, P2 to P6, no score threshold, stem and res2 frozen from the
+start.
 """
 
 from ml_collections import ConfigDict

@@ -3,6 +3,7 @@
 import math
 import signal
 import time
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,55 +40,56 @@ def train_and_evaluate(config: ConfigDict, workdir: str) -> TrainState:
     train_set, val_set = run.load_split(config, "train"), run.load_split(config, "val")
     run.check_classes(val_set, run.categories_of(train_set), train_set.json_path)
     model = run.make_model(config, len(train_set.class_names))
-    checkpoints = Checkpoints(workdir, config.train.keep_checkpoints)
-    resuming = checkpoints.latest_step is not None
-    run.open_workdir(workdir, config, train_set, resuming=resuming)
-    state, tx, schedule = _initial_state(config, model, resuming=resuming)
-    state = replicate(state, mesh)
-    if resuming:
-        state = checkpoints.restore(state)
-        logging.info("resuming at step %d of %d", int(state.step), config.train.steps)
-    start = int(state.step)
-    loader = _train_loader(config, train_set, start)
-    writer = MetricWriter(workdir, jax.process_index(), resume_step=start)
-    evaluate = _Evaluation(config, val_set, model, mesh, Path(workdir))
-    train_step = make_train_step(
-        model, tx, schedule, mesh, seed=config.train.seed,
-        flip_probability=config.data.flip_probability,
-    )  # fmt: skip
-    log = _StepLog(config, writer, train_set)
-    stop = _StopOnSigterm()
-    try:
-        if start and _is_last(config, start, evaluate.earlier(start)):
+    # Closed whatever happens: its threads would have the last word after an error.
+    with closing(Checkpoints(workdir, config.train.keep_checkpoints)) as checkpoints:
+        resuming = checkpoints.latest_step is not None
+        run.open_workdir(workdir, config, train_set, resuming=resuming)
+        state, tx, schedule = _initial_state(config, model, resuming=resuming)
+        state = replicate(state, mesh)
+        if resuming:
+            state = checkpoints.restore(state)
+        start = int(state.step)
+        if start and _is_last(config, start, _earlier_evaluation(workdir, start)):
             logging.info("nothing to do: %s is finished at step %d", workdir, start)
             return state
-        for step in range(start + 1, config.train.steps + 1):
-            state, metrics = train_step(state, shard_batch(batch := next(loader), mesh))
-            log.finish_previous(step, metrics, batch.image_index)
-            evaluates = step % config.train.eval_every == 0 or step == config.train.steps
-            if not (evaluates or stop.requested or step % config.train.checkpoint_every == 0):
-                continue
-            log.finish()  # nothing is saved before its losses are known to be finite
-            aps = None
-            try:
-                if evaluates and not stop.requested:
-                    aps = evaluate(state, writer)
-            finally:  # a failed evaluation loses no step
-                checkpoints.save(state, aps)
-            log.restart_clock()
-            if stop.requested:
-                logging.info("stopped by SIGTERM, saved step %d in %s", step, workdir)
-                break
-            if aps and _is_last(config, step, aps):
-                logging.info("finished at step %d", step)
-                break
-        if start >= config.train.steps:  # the last evaluation was cut off
-            evaluate(state, writer)
-    finally:
-        loader.close()
-        checkpoints.close()
-        writer.close()
-        stop.restore()
+        if start:
+            logging.info("resuming at step %d of %d", start, config.train.steps)
+        train_step = make_train_step(
+            model, tx, schedule, mesh, seed=config.train.seed,
+            flip_probability=config.data.flip_probability,
+        )  # fmt: skip
+        loader = _train_loader(config, train_set, start)
+        writer = MetricWriter(workdir, jax.process_index(), resume_step=start)
+        evaluate = _Evaluation(config, val_set, model, mesh, Path(workdir))
+        log = _StepLog(config, writer, train_set)
+        stop = _StopOnSigterm()
+        try:
+            for step in range(start + 1, config.train.steps + 1):
+                state, metrics = train_step(state, shard_batch(batch := next(loader), mesh))
+                log.finish_previous(step, metrics, batch.image_index)
+                evaluates = step % config.train.eval_every == 0 or step == config.train.steps
+                if not (evaluates or stop.requested or step % config.train.checkpoint_every == 0):
+                    continue
+                log.finish()  # nothing is saved before its losses are known to be finite
+                aps = None
+                try:
+                    if evaluates and not stop.requested:
+                        aps = evaluate(state, writer)
+                finally:  # a failed evaluation loses no step
+                    checkpoints.save(state, aps)
+                log.restart_clock()
+                if stop.requested:
+                    logging.info("stopped by SIGTERM, saved step %d in %s", step, workdir)
+                    break
+                if aps and _is_last(config, step, aps):
+                    logging.info("finished at step %d", step)
+                    break
+            if start >= config.train.steps:  # the last evaluation was cut off
+                evaluate(state, writer)
+        finally:
+            loader.close()
+            writer.close()
+            stop.restore()
     if loader.skipped:
         logging.info("%d images could not be decoded and were skipped", len(loader.skipped))
     return state
@@ -141,6 +143,15 @@ def _initial_state(config: ConfigDict, model, *, resuming: bool):
     return state, tx, schedule
 
 
+def _earlier_evaluation(workdir: str, step: int) -> dict[str, float] | None:
+    """What an evaluation of that step found before, None if there was none."""
+    path = Path(workdir) / "metrics.jsonl"
+    for record in read_metrics(path) if path.exists() else []:
+        if record["step"] == step and "ap/box" in record:
+            return record
+    return None
+
+
 class _Evaluation:
     """COCO evaluation, validation loss and pictures of the validation set at one step."""
 
@@ -148,14 +159,6 @@ class _Evaluation:
         self._config, self._val_set, self._mesh, self._workdir = config, val_set, mesh, workdir
         self._predict = make_predict_step(model, mesh, **predict_options(config.eval))
         self._loss = make_loss_step(model, mesh, seed=config.train.seed)
-
-    def earlier(self, step: int) -> dict[str, float] | None:
-        """What an evaluation of that step found before, None if there was none."""
-        path = self._workdir / "metrics.jsonl"
-        for record in read_metrics(path) if path.exists() else []:
-            if record["step"] == step and "ap/box" in record:
-                return record
-        return None
 
     def __call__(self, state: TrainState, writer: MetricWriter) -> dict[str, float]:
         """Scores as `ap/box` and `ap/mask`; everything is written below `eval/<step>/`."""

@@ -60,8 +60,7 @@ class TestTrain:
             assert name.encode() in content, f"no {name} in the events"
 
     def test_keeps_the_last_two_checkpoints(self, trained):
-        folders = (trained.workdir / "checkpoints").iterdir()
-        assert sorted(int(folder.name) for folder in folders) == [16, 20]
+        assert saved_steps(trained.workdir) == [16, 20]
 
     def test_writes_the_evaluation(self, trained):
         folder = trained.workdir / "eval" / str(STEPS)
@@ -78,8 +77,8 @@ class TestTrain:
         folder = trained.workdir / "eval" / str(STEPS) / "pictures"
         assert sorted(path.name for path in folder.iterdir()) == ["000000.jpg", "000001.jpg"]
         for path in folder.iterdir():
-            plain = decode_image(trained.data_dir / "val" / path.name)
-            assert np.abs(decode_image(path).astype(int) - plain).max() > 50, "nothing is drawn"
+            height, width = decode_image(path).shape[:2]
+            assert height >= 64 and width >= 128, "ground truth and detections, side by side"
         assert f"annotated pictures: {folder}" in trained.log
 
     def test_says_how_far_it_is_and_ends_with_the_coco_table(self, trained):
@@ -90,7 +89,7 @@ class TestTrain:
     def test_again_has_nothing_to_do_and_changes_nothing(self, trained, cache):
         before = files_in(trained.workdir)
         done = check_done(run("train", *trained.flags, "--workdir", trained.workdir, cache=cache))
-        assert f"nothing to do: {trained.workdir} has all {STEPS} steps" in done.stderr
+        assert f"nothing to do: {trained.workdir} is finished at step {STEPS}" in done.stderr
         assert files_in(trained.workdir) == before
 
     @pytest.mark.parametrize(
@@ -103,7 +102,7 @@ class TestTrain:
         workdir = tmp_path / "run"
         command = ("train", *trained.flags, "--workdir", workdir)
         log = stop_at_first_checkpoint(command, workdir, sent, exit_code, tmp_path / "log", cache)
-        stopped_at = max(int(path.name) for path in (workdir / "checkpoints").glob("[0-9]*[0-9]"))
+        stopped_at = max(saved_steps(workdir))
         if sent == signal.SIGTERM:
             assert f"stopped by SIGTERM, saved step {stopped_at} in {workdir}" in log
             assert read_metrics(workdir / "metrics.jsonl")[-1]["step"] == stopped_at
@@ -119,6 +118,12 @@ class TestTrain:
         )
         assert series == expected
         assert_tree_close(load_checkpoint(workdir), load_checkpoint(trained.workdir))
+
+
+def saved_steps(workdir: Path) -> list[int]:
+    """The steps of the finished checkpoints; one that is still being written has another name."""
+    names = (path.name for path in (workdir / "checkpoints").iterdir())
+    return sorted(int(name) for name in names if name.isdigit())
 
 
 def stop_at_first_checkpoint(command, workdir, sent, exit_code, log, cache) -> str:
@@ -201,13 +206,16 @@ def inferred(trained, tmp_path_factory, cache):
 
 class TestInfer:
     def test_writes_one_picture_for_each_that_can_be_read(self, inferred):
+        """Small pictures come out enlarged; the proportions stay."""
         folder, output, _ = inferred
         sources = {f"{k:06d}.jpg": folder / "photos" / f"{k:06d}.jpg" for k in range(4)}
         sources["000000.png"] = folder / "more" / "000000.png"
         sources["000000_2.jpg"] = folder / "more" / "000000.jpg"
         assert {path.name for path in output.iterdir()} == {*sources, "detections.json"}
         for name, source in sources.items():
-            assert decode_image(output / name).shape == decode_image(source).shape, name
+            height, width = decode_image(source).shape[:2]
+            drawn = decode_image(output / name).shape
+            assert drawn[0] / drawn[1] == pytest.approx(height / width, rel=0.02), name
 
     def test_names_and_leaves_out_a_damaged_picture(self, inferred):
         folder, _, done = inferred
@@ -218,12 +226,11 @@ class TestInfer:
         _, output, _ = inferred
         entries = read_json(output / "detections.json")
         keys = {"file_name", "image_id", "category_id", "score", "bbox", "segmentation"}
-        sizes = {"000000.png": (50, 130)}
         for entry in entries:
             assert set(entry) == keys
             assert entry["category_id"] in (1, 2, 4, 7) and entry["score"] >= 0.01
             if entry["file_name"] == "000000.png":
-                assert entry["segmentation"]["size"] == [*sizes["000000.png"]]
+                assert entry["segmentation"]["size"] == [50, 130]
         names = {entry["file_name"] for entry in entries}
         assert names == {*(f"{k:06d}.jpg" for k in range(4)), "000000.png"}
 
@@ -253,7 +260,7 @@ class TestLibrary:
         boxes, valid = found.boxes, found.valid
         assert valid.any() and boxes.shape == (5, 4) and found.masks.shape == (5, 28, 28)
         assert (boxes >= 0).all() and (boxes <= [130, 50, 130, 50]).all()
-        assert (boxes[valid, :2] < boxes[valid, 2:]).all()
+        assert (boxes[valid, :2] <= boxes[valid, 2:]).all()
 
         entries = read_json(output / "detections.json")
         entries = [entry for entry in entries if entry["file_name"] == "000000.png"]

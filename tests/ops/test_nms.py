@@ -145,3 +145,10 @@ def test_equals_torchvision():
         )
         kept = order[np.asarray(keep)[0, : len(boxes)]]
         np.testing.assert_array_equal(kept, golden[f"{case['key']}_keep"], err_msg=case["name"])
+
+
+def test_a_box_turned_inside_out_suppresses_nothing():
+    """Decoding with the +1 convention can turn a thin box inside out; its area counts as 0."""
+    boxes = jnp.array([[[600.0, 0.0, 599.5, 200.0], [10.0, 10.0, 15.0, 15.0]]])
+    keep = nms(boxes, jnp.ones((1, 2), bool), iou_thresh=0.5)
+    assert keep.tolist() == [[True, True]]
