@@ -57,7 +57,7 @@ def evaluate_results(config: ConfigDict, results_json: str, output: str | None) 
     results = coco_evaluation.split_results(coco_evaluation.load_results(results_json))
     skip_bad = config.data.bad_annotations == "skip"
     metrics = coco_evaluation.score(config.data.val_json, *results, skip_bad=skip_bad)
-    logging.info("%s", coco_evaluation.format_table(metrics))
+    print(coco_evaluation.format_table(metrics), flush=True)
     if output:
         Path(output).mkdir(parents=True, exist_ok=True)
         (Path(output) / "metrics.json").write_text(json.dumps(metrics, indent=1))

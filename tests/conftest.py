@@ -12,6 +12,9 @@ import pytest
 if "--gpu" not in sys.argv:
     # Before anything imports jax, and inherited by the commands that tests start.
     os.environ["JAX_PLATFORMS"] = "cpu"
+    # Compiling takes most of the time of the tests, and optimising most of that of compiling.
+    flags = os.environ.get("XLA_FLAGS", "")
+    os.environ["XLA_FLAGS"] = f"{flags} --xla_backend_optimization_level=0".strip()
 
 import jax  # noqa: E402
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from absl import logging
 from jax.sharding import Mesh
 
 from mask_rcnn_jax.data.coco import CocoDataset, decode_image
@@ -59,13 +58,13 @@ def _append_results(results, batch: Batch, detections: Detections, dataset: Coco
 def score_and_write(
     dataset: CocoDataset, results: tuple[list[dict], list[dict]], image_ids: list, output: Path
 ) -> dict:
-    """COCO metrics of the results; both and `metrics.json` are written under `output`."""
+    """COCO metrics of the results; the table goes to stdout, results and metrics to `output`."""
     output.mkdir(parents=True, exist_ok=True)
     for name, entries in zip(("bbox_results", "segm_results"), results, strict=True):
         (output / f"{name}.json").write_text(json.dumps(entries))
     metrics = coco_evaluation.score(dataset.json_path, *results, image_ids=image_ids, skip_bad=True)
     (output / "metrics.json").write_text(json.dumps(metrics, indent=1))
-    logging.info("%s", coco_evaluation.format_table(metrics))
+    print(coco_evaluation.format_table(metrics), flush=True)
     return metrics
 
 

@@ -123,7 +123,7 @@ def _initial_state(config: ConfigDict, model, *, resuming: bool):
         steps=config.train.steps,
         **{name: optim.pop(name) for name in schedule_names},
     )
-    variables = init_variables(model, config.train.seed, (64, 64))
+    variables = init_variables(model, config.train.seed)
     if not (config.model.init_from or resuming) and config.model.norm == "frozen":
         logging.warning(
             "model.norm is 'frozen' and the weights are random: this will hardly learn; set "

@@ -18,7 +18,7 @@ from mask_rcnn_jax.data.loader import EvalLoader
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN, build_model
 from mask_rcnn_jax.training import pretrained
 from mask_rcnn_jax.training.checkpoint import load_checkpoint
-from mask_rcnn_jax.training.step import init_variables
+from mask_rcnn_jax.training.step import abstract_variables
 
 # Entries that a resumed run may change; all others shape the parameters or the order of the data.
 FREE_TO_CHANGE = (
@@ -54,9 +54,8 @@ def load_variables(path: str | Path, config: ConfigDict) -> dict:
     `config`, whose `model.num_classes` must be set.
     """
     model = make_model(config, config.model.num_classes)
-    expected = jax.eval_shape(lambda: init_variables(model, 0, (64, 64)))
     variables, _ = pretrained.merge_into(
-        expected, load_checkpoint(path), reinit=(), source=str(path)
+        abstract_variables(model), load_checkpoint(path), reinit=(), source=str(path)
     )
     return variables
 

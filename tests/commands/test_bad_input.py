@@ -459,6 +459,14 @@ def test_image_of_another_size_than_the_json_says(trained, tmp_path, cache):
     assert "the file is 48 x 80" in line and "the json says 64 x 64" in line
 
 
+def test_a_mistake_found_after_the_run_was_opened_is_one_line_too(sound, tmp_path, cache):
+    """Checkpoints are open by then, and their threads must not have the last word."""
+    flags = config_flags(sound | {"optim.warmup_until": 0.9})
+    done = run("train", *flags, "--workdir", tmp_path / "run", cache=cache)
+    assert "optim.warmup_until is 0.9" in error_line(done.returncode, done.stderr)
+    assert done.stderr.count("\n") == 1, done.stderr
+
+
 def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_checkpoint(
     trained, tmp_path, cache
 ):

@@ -154,7 +154,7 @@ class TestEvaluate:
         source = "--weights" if checkpoint else "--workdir"
         arguments = [source, trained.workdir / checkpoint, "--output", tmp_path / "out"]
         done = check_done(run("evaluate", *trained.flags, *arguments, cache=cache))
-        assert "AP       IoU 0.50:0.95" in done.stderr and "star" in done.stderr
+        assert "AP       IoU 0.50:0.95" in done.stdout and "star" in done.stderr
         written = {name for name in files_in(tmp_path / "out")}
         assert written == {"bbox_results.json", "segm_results.json", "metrics.json"}
         for name in written:
@@ -179,7 +179,7 @@ class TestEvaluate:
         truth = {"data.val_json": str(folder / "instances_val2014_100.json")}
         results = folder / f"instances_val2014_fake{kind}100_results.json"
         done = check_done(run("evaluate", *config_flags(truth), "--results", results, cache=cache))
-        row = next(line for line in done.stderr.splitlines() if line.startswith("AP "))
+        row = next(line for line in done.stdout.splitlines() if line.startswith("AP "))
         assert row.split()[-1] == ap
 
 

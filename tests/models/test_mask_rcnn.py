@@ -21,7 +21,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def variables(model):
-    return init_variables(model, 0, (64, 64))
+    return init_variables(model, 0)
 
 
 THRESHOLDS = dict(score_threshold=0.0, nms_thresh=0.5, pre_nms_topk=60, detections_per_image=5)

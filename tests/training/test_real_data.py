@@ -40,7 +40,7 @@ def test_an_epoch_compiles_once_per_canvas(annotations, images):
     config = tiny_config()
     config.model.num_classes = len(dataset.class_names)
     model, mesh, tx = build_model(config.model), make_mesh(), optax.sgd(1e-4)
-    variables = init_variables(model, 0, (64, 64))
+    variables = init_variables(model, 0)
     state = replicate(
         TrainState(np.int32(0), variables["params"], {}, tx.init(variables["params"])), mesh
     )

@@ -1,5 +1,7 @@
 """The jitted steps: devices, flips, compilations, and that they learn."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,8 +30,13 @@ def mesh_of(devices: int) -> Mesh:
     )
 
 
+@functools.cache
+def initial_variables(model):
+    return jax.device_get(init_variables(model, 0))
+
+
 def new_state(model, tx, mesh):
-    variables = init_variables(model, 0, (64, 64))
+    variables = initial_variables(model)
     return replicate(
         TrainState(step=jnp.int32(0), params=variables["params"],
                    batch_stats=variables["batch_stats"], opt_state=tx.init(variables["params"])),
