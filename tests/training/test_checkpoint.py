@@ -1,0 +1,92 @@
+"""Which checkpoints stay, what is in them, and when a run ends."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mask_rcnn_jax.training.checkpoint import Checkpoints, find_checkpoint, load_checkpoint
+from mask_rcnn_jax.training.loop import _is_last
+from mask_rcnn_jax.training.step import TrainState
+from tests.helpers import tiny_config
+
+
+def state_of(step: int) -> TrainState:
+    return TrainState(
+        step=jnp.int32(step),
+        params={"head": {"kernel": jnp.full((2, 3), float(step))}},
+        batch_stats={"norm": {"scale": jnp.full(3, -float(step))}},
+        opt_state=(jnp.full((2, 3), 10.0 * step), jnp.int32(step)),
+    )
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A workdir in which eight steps were saved, every second one with its mask AP."""
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for step, ap in zip(range(1, 9), (0, 0.2, 0, 0.6, 0, 0.3, 0, 0.4), strict=True):
+        checkpoints.save(state_of(step), {"ap/box": ap, "ap/mask": ap} if ap else None)
+    checkpoints.close()
+    return tmp_path
+
+
+def test_the_last_two_and_the_best_stay(saved):
+    steps = sorted(int(folder.name) for folder in (saved / "checkpoints").iterdir())
+    assert steps == [4, 7, 8]
+
+
+def test_restoring_gives_the_latest_state_bit_for_bit(saved):
+    checkpoints = Checkpoints(saved, keep=2)
+    restored = checkpoints.restore(state_of(0))
+    checkpoints.close()
+    for a, b in zip(jax.tree.leaves(restored), jax.tree.leaves(state_of(8)), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(("path", "step"), [("", 8), ("checkpoints/4", 4)])
+def test_parameters_load_without_model_and_optimiser(saved, path, step):
+    loaded = load_checkpoint(saved / path)
+    assert set(loaded) == {"params", "batch_stats"}
+    np.testing.assert_array_equal(loaded["params"]["head"]["kernel"], np.full((2, 3), step))
+    np.testing.assert_array_equal(loaded["batch_stats"]["norm"]["scale"], np.full(3, -step))
+
+
+def test_a_snapshot_is_not_changed_by_the_next_step(tmp_path):
+    """The state is donated to the next step while it is still being written."""
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    state = state_of(1).replace(params={"head": {"kernel": jnp.ones((512, 1024))}})
+    advance = jax.jit(lambda s: jax.tree.map(lambda x: x + 1, s), donate_argnums=0)
+    checkpoints.save(state)
+    for _ in range(3):
+        state = advance(state)
+    jax.block_until_ready(state)
+    checkpoints.close()
+    kernel = load_checkpoint(tmp_path)["params"]["head"]["kernel"]
+    np.testing.assert_array_equal(kernel, np.ones((512, 1024)))
+
+
+@pytest.mark.parametrize("path", ["", "checkpoints/3", "elsewhere"])
+def test_what_is_no_checkpoint_is_refused(tmp_path, path):
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(ValueError, match="no checkpoint"):
+        find_checkpoint(tmp_path / path)
+
+
+@pytest.mark.parametrize(
+    ("targets", "step", "aps", "last"),
+    [
+        ((0, 0), 8, (0.1, 0.1), True),
+        ((0, 0), 4, (0.9, 0.9), False),
+        ((0.3, 0.2), 4, (0.3, 0.2), True),
+        ((0.3, 0.2), 4, (0.4, 0.1), False),
+        ((0.3, 0), 4, (0.4, 0.1), True),
+        ((0.3, 0.2), 8, None, False),
+    ],
+)
+def test_a_run_ends_at_its_last_step_or_at_both_targets(targets, step, aps, last):
+    config = tiny_config()
+    config.train.update(
+        steps=8, stop_at_box_ap=float(targets[0]), stop_at_mask_ap=float(targets[1])
+    )
+    aps = aps and {"ap/box": aps[0], "ap/mask": aps[1]}
+    assert _is_last(config, step, aps) == last
