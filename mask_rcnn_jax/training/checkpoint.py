@@ -70,6 +70,11 @@ def _mask_ap(metrics: dict[str, float]) -> float:
     return metrics["ap/mask"]
 
 
+def has_checkpoint(workdir: str | Path) -> bool:
+    """Whether a run can resume from here. Looks at names only, opens nothing."""
+    return any(folder.name.isdigit() for folder in (Path(workdir) / "checkpoints").glob("*"))
+
+
 class CheckpointPath(NamedTuple):
     """One checkpoint of a run."""
 

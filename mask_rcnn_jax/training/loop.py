@@ -10,14 +10,15 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from absl import logging
 from ml_collections import ConfigDict
 
 from mask_rcnn_jax.data.coco import CocoDataset
 from mask_rcnn_jax.data.loader import TrainLoader
-from mask_rcnn_jax.models.mask_rcnn import predict_options
+from mask_rcnn_jax.models.mask_rcnn import MaskRCNN, predict_options
 from mask_rcnn_jax.training import evaluator, run
-from mask_rcnn_jax.training.checkpoint import Checkpoints
+from mask_rcnn_jax.training.checkpoint import Checkpoints, has_checkpoint
 from mask_rcnn_jax.training.metrics import MetricWriter, clock, read_metrics
 from mask_rcnn_jax.training.optim import make_optimizer, make_schedule
 from mask_rcnn_jax.training.step import (
@@ -31,6 +32,10 @@ from mask_rcnn_jax.training.step import (
     shard_batch,
 )
 
+SCHEDULE_ENTRIES = (
+    "learning_rate", "reference_batch", "warmup_until", "warmup_factor", "decay_at", "decay_factor",
+)  # fmt: skip
+
 
 def train_and_evaluate(config: ConfigDict, workdir: str) -> TrainState:
     """Run the recipe from where the workdir stands to its last step; returns the final state."""
@@ -40,12 +45,13 @@ def train_and_evaluate(config: ConfigDict, workdir: str) -> TrainState:
     train_set, val_set = run.load_split(config, "train"), run.load_split(config, "val")
     run.check_classes(val_set, run.categories_of(train_set), train_set.json_path)
     model = run.make_model(config, len(train_set.class_names))
+    schedule = _schedule(config)
+    resuming = has_checkpoint(workdir)
+    run.open_workdir(workdir, config, train_set, resuming=resuming)
+    state, tx = _initial_state(config, model, schedule, resuming=resuming)
+    state = replicate(state, mesh)
     # Closed whatever happens: its threads would have the last word after an error.
     with closing(Checkpoints(workdir, config.train.keep_checkpoints)) as checkpoints:
-        resuming = checkpoints.latest_step is not None
-        run.open_workdir(workdir, config, train_set, resuming=resuming)
-        state, tx, schedule = _initial_state(config, model, resuming=resuming)
-        state = replicate(state, mesh)
         if resuming:
             state = checkpoints.restore(state)
         start = int(state.step)
@@ -111,18 +117,17 @@ def _train_loader(config: ConfigDict, dataset: CocoDataset, start: int) -> Train
     )
 
 
-def _initial_state(config: ConfigDict, model, *, resuming: bool):
-    """State of step 0, with the weights of `model.init_from`, its optimiser and its schedule."""
-    optim = config.optim.to_dict()
-    schedule_names = (
-        "learning_rate", "reference_batch", "warmup_until", "warmup_factor", "decay_at",
-        "decay_factor",
-    )  # fmt: skip
-    schedule = make_schedule(
+def _schedule(config: ConfigDict) -> optax.Schedule:
+    """The learning rate of every step. Raises ValueError for a warm-up that ends too late."""
+    return make_schedule(
         batch_size=config.train.batch_size,
         steps=config.train.steps,
-        **{name: optim.pop(name) for name in schedule_names},
+        **{name: config.optim[name] for name in SCHEDULE_ENTRIES},
     )
+
+
+def _initial_state(config: ConfigDict, model: MaskRCNN, schedule, *, resuming: bool):
+    """State of step 0, with the weights of `model.init_from`, and its optimiser."""
     variables = init_variables(model, config.train.seed)
     if not (config.model.init_from or resuming) and config.model.norm == "frozen":
         logging.warning(
@@ -132,7 +137,10 @@ def _initial_state(config: ConfigDict, model, *, resuming: bool):
     if config.model.init_from and not resuming:
         variables = run.initialise_from(variables, config.model)
     tx = make_optimizer(
-        schedule, variables["params"], frozen_stages=config.model.frozen_stages, **optim
+        schedule,
+        variables["params"],
+        frozen_stages=config.model.frozen_stages,
+        **{name: value for name, value in config.optim.items() if name not in SCHEDULE_ENTRIES},
     )
     state = TrainState(
         step=jnp.int32(0),
@@ -140,7 +148,7 @@ def _initial_state(config: ConfigDict, model, *, resuming: bool):
         batch_stats=variables["batch_stats"],
         opt_state=tx.init(variables["params"]),
     )
-    return state, tx, schedule
+    return state, tx
 
 
 def _earlier_evaluation(workdir: str, step: int) -> dict[str, float] | None:

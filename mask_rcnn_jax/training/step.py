@@ -56,7 +56,7 @@ def init_variables(model: MaskRCNN, seed: int) -> dict:
 
 def abstract_variables(model: MaskRCNN) -> dict:
     """Shapes and dtypes of the model's variables, without computing any."""
-    return jax.eval_shape(partial(_init, model), jax.random.key(0))
+    return jax.eval_shape(lambda: _init(model, jax.random.key(0)))
 
 
 def _init(model: MaskRCNN, key: jax.Array) -> dict:

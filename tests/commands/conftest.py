@@ -37,4 +37,5 @@ def trained(tmp_path_factory, cache) -> Run:
     pairs = [(jsons[split], data_dir / split) for split in ("train", "val")]
     overrides = SMALL | data_entries(*pairs)
     done = run("train", *config_flags(overrides), "--workdir", workdir, cache=cache)
-    return Run(workdir, data_dir, overrides, check_done(done).stderr)
+    check_done(done)
+    return Run(workdir, data_dir, overrides, done.stderr + done.stdout)

@@ -154,7 +154,7 @@ class TestEvaluate:
         source = "--weights" if checkpoint else "--workdir"
         arguments = [source, trained.workdir / checkpoint, "--output", tmp_path / "out"]
         done = check_done(run("evaluate", *trained.flags, *arguments, cache=cache))
-        assert "AP       IoU 0.50:0.95" in done.stdout and "star" in done.stderr
+        assert "AP       IoU 0.50:0.95" in done.stdout and "star" in done.stdout
         written = {name for name in files_in(tmp_path / "out")}
         assert written == {"bbox_results.json", "segm_results.json", "metrics.json"}
         for name in written:
