@@ -1,6 +1,8 @@
 """Score a model, or an existing results file, with the COCO protocol.
 
     python -m mask_rcnn_jax.evaluate --workdir runs/coco
+    python -m mask_rcnn_jax.evaluate --config configs/coco_torchvision.py --weights model.pth \\
+        --output out
     python -m mask_rcnn_jax.evaluate --config configs/coco.py --results segm_results.json
 
 The first takes the run's config, or one that is given, and its latest checkpoint;
@@ -18,7 +20,7 @@ from ml_collections import ConfigDict
 from mask_rcnn_jax import cli
 from mask_rcnn_jax.evaluation import coco as coco_evaluation
 from mask_rcnn_jax.models.mask_rcnn import predict_options
-from mask_rcnn_jax.training import evaluator, run
+from mask_rcnn_jax.training import evaluator, pretrained, run
 from mask_rcnn_jax.training.checkpoint import find_checkpoint
 from mask_rcnn_jax.training.step import make_mesh, make_predict_step, replicate
 
@@ -26,18 +28,24 @@ from mask_rcnn_jax.training.step import make_mesh, make_predict_step, replicate
 def evaluate_model(config: ConfigDict | None, weights: str, output: str | None) -> dict:
     """Detect on `config.data.val_json`, score, and write results; returns the metrics.
 
-    Without a config that of the run is taken.
+    weights: a run, one of its checkpoints, or a file of weights; without a config that of the run
+    is taken, a file needs one, and an output folder.
     """
-    checkpoint = find_checkpoint(weights)
-    run_config, categories = run.read_workdir(checkpoint.workdir)
-    config = run_config if config is None else config
+    if pretrained.is_run(weights):
+        checkpoint = find_checkpoint(weights)
+        run_config, categories = run.read_workdir(checkpoint.workdir)
+        config = run_config if config is None else config
+        run.check_model(config, checkpoint.workdir)
+        output = output or checkpoint.workdir / "eval" / str(checkpoint.step)
+    elif config is None or output is None:
+        raise ValueError(f"--weights {weights} is no run: it needs --config and --output")
     run.check_counts(config)
-    run.check_model(config, checkpoint.workdir)
     dataset = run.load_split(config, "val")
-    run.check_classes(dataset, categories, weights)
-    model = run.make_model(config, len(categories))
-    config.model.num_classes = len(categories)
-    folder = Path(output) if output else checkpoint.workdir / "eval" / str(checkpoint.step)
+    if pretrained.is_run(weights):
+        run.check_classes(dataset, categories, weights)
+    model = run.make_model(config, len(dataset.class_names))
+    config.model.num_classes = len(dataset.class_names)
+    folder = Path(output)
     folder.mkdir(parents=True, exist_ok=True)  # an unwritable folder is found out before the work
     mesh = make_mesh()
     loader = run.make_eval_loader(config, dataset, config.eval.max_images)
@@ -45,6 +53,7 @@ def evaluate_model(config: ConfigDict | None, weights: str, output: str | None) 
         make_predict_step(model, mesh, **predict_options(config.eval)),
         replicate(run.load_variables(weights, config), mesh),
         loader, dataset, mesh, loader.num_images,
+        paste=config.eval.paste, box_offset=config.eval.box_offset,
     )  # fmt: skip
     image_ids = [record.id for record in dataset.images[: loader.num_images]]
     metrics = evaluator.score_and_write(dataset, results, image_ids, folder)
@@ -67,7 +76,7 @@ def evaluate_results(config: ConfigDict, results_json: str, output: str | None) 
 def _define_flags() -> None:
     cli.define_config(required=False)
     flags.DEFINE_string("workdir", None, "Folder of a run; its latest checkpoint is taken.")
-    flags.DEFINE_string("weights", None, "A workdir or one of its checkpoints/<step>.")
+    flags.DEFINE_string("weights", None, "A workdir, one of its checkpoints/<step>, or a file.")
     flags.DEFINE_string("results", None, "A COCO results file to score without a model.")
     flags.DEFINE_string("output", None, "Where to write results and metrics.json.")
 

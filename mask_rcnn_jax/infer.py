@@ -3,6 +3,8 @@
     python -m mask_rcnn_jax.infer --workdir runs/quickstart --input photo.jpg --output out
     python -m mask_rcnn_jax.infer --workdir runs/quickstart --input 'photos/*.png' --input more/ \\
         --output out --score_threshold 0.7
+    python -m mask_rcnn_jax.infer --config configs/coco_torchvision.py:coco_v1 \\
+        --weights maskrcnn_resnet50_fpn_coco-bf2d0c1e.pth --input photo.jpg --output out
 """
 
 import glob
@@ -20,7 +22,7 @@ from mask_rcnn_jax.data.coco import UndecodableImage, decode_image
 from mask_rcnn_jax.deploy.predictor import Predictor
 from mask_rcnn_jax.evaluation import visualize
 from mask_rcnn_jax.evaluation.coco import to_coco_results
-from mask_rcnn_jax.training import run
+from mask_rcnn_jax.training import pretrained, run
 from mask_rcnn_jax.training.checkpoint import find_checkpoint
 from mask_rcnn_jax.training.metrics import Progress
 
@@ -36,20 +38,27 @@ def infer(
 ) -> list[dict]:
     """Detect in every picture of `inputs` and write what was found below `output`.
 
-    Without a config that of the run is taken. A picture that cannot be read is named and left out,
+    weights: a run, one of its checkpoints, or a file of weights, which needs a config; without one
+    that of the run is taken. A picture that cannot be read is named and left out,
     unless there is no other. Returns the entries of detections.json.
     """
     paths = find_images(inputs)
     folder = Path(output)
     targets = _targets(paths, folder)
-    workdir = find_checkpoint(weights).workdir
-    run_config, categories = run.read_workdir(workdir)
-    config = run_config if config is None else config
-    run.check_model(config, workdir)
-    run.make_model(config, len(categories))  # a config of other classes is found out
-    config.model.num_classes = len(categories)
+    if pretrained.is_run(weights):
+        workdir = find_checkpoint(weights).workdir
+        run_config, categories = run.read_workdir(workdir)
+        config = run_config if config is None else config
+        run.check_model(config, workdir)
+        run.make_model(config, len(categories))  # a config of other classes is found out
+        config.model.num_classes = len(categories)
+    elif config is None:
+        raise ValueError(f"--weights {weights} is no run: it needs --config")
+    variables = run.load_variables(weights, config)
+    if not pretrained.is_run(weights):
+        categories = run.categories_of_weights(config, variables)
     config.eval.score_threshold = score_threshold
-    predictor = Predictor(config, run.load_variables(weights, config))
+    predictor = Predictor(config, variables)
     names = [category["name"] for category in categories]
     ids = [category["id"] for category in categories]
 
@@ -70,7 +79,7 @@ def infer(
             score_threshold=score_threshold,
         )  # fmt: skip
         visualize.write_picture(target, picture)
-        entries += _results(found, image.shape[:2], image_id, path, ids)
+        entries += _results(found, image.shape[:2], image_id, path, ids, config)
     if len(unreadable) == len(paths):
         raise ValueError(f"no picture could be read: {unreadable[0]}")
     (folder / "detections.json").write_text(json.dumps(entries))
@@ -120,10 +129,15 @@ def _targets(paths: Sequence[Path], folder: Path) -> list[Path]:
     return targets
 
 
-def _results(found, size: tuple[int, int], image_id: int, path: Path, ids: list) -> list[dict]:
+def _results(
+    found, size: tuple[int, int], image_id: int, path: Path, ids: list, config: ConfigDict
+) -> list[dict]:
     """Entries of detections.json, box and mask in one, with `file_name`."""
     one = jax.tree.map(lambda leaf: leaf[None], found)
-    boxes, masks = to_coco_results(one, [(1.0, 1.0)], [image_id], [size], ids)
+    boxes, masks = to_coco_results(
+        one, [(1.0, 1.0)], [image_id], [size], ids,
+        paste=config.eval.paste, box_offset=config.eval.box_offset,
+    )  # fmt: skip
     return [
         {"file_name": path.name, **box, "segmentation": mask["segmentation"]}
         for box, mask in zip(boxes, masks, strict=True)
@@ -133,7 +147,7 @@ def _results(found, size: tuple[int, int], image_id: int, path: Path, ids: list)
 def _define_flags() -> None:
     cli.define_config(required=False)
     flags.DEFINE_string("workdir", None, "Folder of a run; its latest checkpoint is taken.")
-    flags.DEFINE_string("weights", None, "A workdir or one of its checkpoints/<step>.")
+    flags.DEFINE_string("weights", None, "A workdir, one of its checkpoints/<step>, or a file.")
     flags.DEFINE_multi_string("input", None, "File, folder or glob; repeatable.", required=True)
     flags.DEFINE_string("output", None, "Folder for the annotated pictures.", required=True)
     flags.DEFINE_float("score_threshold", 0.5, "Leave out detections below it.", 0.0, 1.0)

@@ -1,25 +1,29 @@
-"""Put data on disk, or check what is there.
+"""Put data and public weights on disk, or check what is there.
 
 python -m mask_rcnn_jax.prepare shapes --data_dir DIR
 python -m mask_rcnn_jax.prepare check --data_dir DIR
 python -m mask_rcnn_jax.prepare check --json FILE --images DIR
+python -m mask_rcnn_jax.prepare weights resnet50 --data_dir DIR
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from absl import flags
 
 from mask_rcnn_jax import cli
 from mask_rcnn_jax.data.coco import check_coco, load_coco
+from mask_rcnn_jax.data.download import PUBLIC_WEIGHTS, download_weights
 from mask_rcnn_jax.data.shapes import write_shapes
+from mask_rcnn_jax.training.metrics import Progress
 
 FLAGS = flags.FLAGS
-ACTIONS = ("shapes", "check")
+ACTIONS = ("shapes", "check", "weights")
+DATA_DIR_HELP = "Folder of the data set (annotations/ and image folders), or of the weights."
 
 
 def define_flags() -> None:
-    flags.DEFINE_string("data_dir", None, "Folder of the data set: annotations/ and image folders.")
+    flags.DEFINE_string("data_dir", None, DATA_DIR_HELP)
     flags.DEFINE_string("json", None, "check: one annotation file, together with --images.")
     flags.DEFINE_string("images", None, "check: the folder of the images of --json.")
     flags.DEFINE_integer("train", 400, "shapes: number of training images.", lower_bound=1)
@@ -29,10 +33,12 @@ def define_flags() -> None:
 
 
 def main(positional: Sequence[str]) -> None:
-    action = positional[0] if len(positional) == 1 else None
-    if action == "shapes":
+    action, *names = positional or [None]
+    if action == "weights":
+        prepare_weights(names)
+    elif action == "shapes" and not names:
         prepare_shapes()
-    elif action == "check":
+    elif action == "check" and not names:
         check(pairs_to_check())
     else:
         raise ValueError(f"prepare got {' '.join(positional)!r}, expected one of {list(ACTIONS)}")
@@ -50,6 +56,19 @@ def prepare_shapes() -> None:
     )
     for split, path in paths.items():
         print(f"{path}: {getattr(FLAGS, split)} images in {Path(FLAGS.data_dir) / split}")
+
+
+def prepare_weights(names: Sequence[str]) -> None:
+    """Download public weights by name into --data_dir, unless they are there."""
+    if len(names) != 1:
+        raise ValueError(f"prepare weights needs one name of {list(PUBLIC_WEIGHTS)}")
+    if not FLAGS.data_dir:
+        raise ValueError("prepare weights needs --data_dir")
+    print(download_weights(names[0], FLAGS.data_dir, progress_of))
+
+
+def progress_of(total: int) -> Callable[[int], None]:
+    return Progress("bytes", total).advance
 
 
 def check(pairs: list[tuple[Path, Path]]) -> None:

@@ -6,6 +6,7 @@ Shape letters used in every module:
     A  anchors (all levels)         N, R  proposals, sampled RoIs (padded)
     G  ground-truth rows (padded)   D     detections (padded)
     K  foreground classes           M     side of a ground-truth mask crop
+    V  polygon vertices (padded)
 
 Padding convention: every axis of variable length has a static size and a `valid` mask. Rows that
 are not valid hold zeros, and `valid` is the only truth: nobody infers it from an area, a score or
@@ -26,15 +27,22 @@ class Targets:
 
     boxes: ArrayLike  # [G, 4] float32, network pixels
     classes: ArrayLike  # [G] int32, 1..K
-    masks: ArrayLike  # [G, M, M] uint8, 0..255: the object inside its own box, resampled to M x M
+    # [G, M, M] uint8, 0..255: the object inside its own box, resampled to M x M; or [G, H, W], 0 or
+    # 255, on the whole canvas if the recipe cuts its targets from there
+    masks: ArrayLike
     valid: ArrayLike  # [G] bool
+    # [G, V, 3] float32: x, y in network pixels and the number of the polygon, 0, 1, ..; unused
+    # vertices are (0, 0, -1), all of them for an object without polygons or with more vertices
+    # than V. V is 0 unless the recipe draws its targets from polygons
+    polygons: ArrayLike
 
 
 @struct.dataclass
 class Batch:
     """What a loader ships to the device; all that follows (normalise, flip) is inside jit."""
 
-    images: ArrayLike  # [B, H, W, 3] uint8 RGB; zero beyond `image_sizes`, right and below
+    # [B, H, W, 3] uint8, or float32 in 0..255, RGB; zero beyond `image_sizes`, right and below
+    images: ArrayLike
     image_sizes: ArrayLike  # [B, 2] int32 (height, width) of the resized image inside the canvas
     scales: ArrayLike  # [B, 2] float32 (y, x): network pixels per original pixel
     image_index: ArrayLike  # [B] int32 index into the dataset's images; -1 for a padding image

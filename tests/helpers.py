@@ -96,5 +96,6 @@ def tiny_batch(batch_size: int, side: int = 64, instances: int = 4, seed: int = 
             masks=np.where(valid, 255, 0)[..., None, None].astype(np.uint8)
             * np.ones((112, 112), np.uint8),
             valid=valid,
+            polygons=np.zeros((*valid.shape, 0, 3), np.float32),
         ),
     )

@@ -14,7 +14,7 @@ FLOORS = {
 # These run on any GPU machine: nothing beyond jax, flax, optax, numpy and our own rooms.
 LEAN = ["ops", "models", "training/step.py", "training/optim.py"]
 LEAN_IMPORTS = {"jax", "flax", "optax", "numpy", "jaxtyping", "mask_rcnn_jax", "pallas_kernels",
-                "collections", "functools", "typing", "math"}  # fmt: skip
+                "collections", "dataclasses", "functools", "typing", "math"}  # fmt: skip
 
 
 def source_files():

@@ -6,9 +6,7 @@ polygon of two points) stops too, or leaves those annotations out if the user sa
 """
 
 import json
-import math
 import os
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,20 +15,22 @@ import cv2
 import numpy as np
 from absl import logging
 
+from mask_rcnn_jax.data.coco_checks import (
+    annotation_faults,
+    clipped_box,
+    reference_problems,
+    structure_problems,
+)
 from mask_rcnn_jax.data.segmentation import (
     Segmentation,
     compact,
     segmentation_area,
     segmentation_box,
-    segmentation_fault,
 )
 
 CHECK_HINT = "`python -m mask_rcnn_jax.prepare check` lists all"
-ENTRY_KEYS = {
-    "images": ("id", "file_name", "height", "width"),
-    "categories": ("id", "name"),
-    "annotations": ("image_id", "category_id"),
-}
+# Each class costs the model a row of weights, so an id that is no count of classes is refused.
+MAX_RAW_ID = 10_000
 
 
 class UndecodableImage(ValueError):
@@ -66,7 +66,7 @@ class CocoDataset:
     json_path: str
     image_dir: str
     class_names: tuple[str, ...]
-    category_ids: tuple[int, ...]  # as in the json, rising
+    category_ids: tuple[int | str, ...]  # rising; the json's, or 1..K with raw class ids
     images: tuple[ImageRecord, ...]
 
     def image_path(self, index: int) -> str:
@@ -79,15 +79,28 @@ def load_coco(
     *,
     bad_annotations: str = "error",
     require_annotations: bool = True,
+    class_ids: str = "contiguous",
 ) -> CocoDataset:
-    """Read and check a COCO json. `bad_annotations` is "error" or "skip" (left out and counted)."""
+    """Read and check a COCO json.
+
+    Args:
+        bad_annotations: "error", or "skip" (left out and counted).
+        require_annotations: a json without any annotation is an error.
+        class_ids: "contiguous" numbers the categories 1..K by rising id. "raw" makes the id the
+            class, as torchvision and NVIDIA's TensorFlow code do: K is the highest id, and a class
+            without a category is named "unused 12".
+
+    Raises ValueError for a json that cannot be used, FileNotFoundError if it is not there.
+    """
     if bad_annotations not in ("error", "skip"):
         raise ValueError(f"data.bad_annotations is {bad_annotations!r}, expected 'error' or 'skip'")
+    if class_ids not in ("contiguous", "raw"):
+        raise ValueError(f"data.class_ids is {class_ids!r}, expected 'contiguous' or 'raw'")
     json_path, image_dir = os.fspath(json_path), os.fspath(image_dir)
     content = _read_json(json_path)
-    _raise_first(json_path, _structure_problems(content))
-    _raise_first(json_path, _reference_problems(content, image_dir, require_annotations))
-    faults = _annotation_faults(content)
+    _raise_first(json_path, structure_problems(content))
+    _raise_first(json_path, reference_problems(content, image_dir, require_annotations))
+    faults = annotation_faults(content)
     if faults and bad_annotations == "error":
         more = f", the first of {len(faults)} faulty annotations" if len(faults) > 1 else ""
         raise ValueError(
@@ -102,18 +115,28 @@ def load_coco(
             len(content["annotations"]),
             next(iter(faults.values())),
         )
-    return _build(json_path, image_dir, content, faults)
+    classes = _classes(json_path, content["categories"], class_ids)
+    return _build(json_path, image_dir, content, faults, classes)
+
+
+def load_categories(json_path: str | os.PathLike, *, class_ids: str = "contiguous") -> list[dict]:
+    """`[{"id", "name"}, ...]` of a COCO json, class 1 first; `class_ids` as for `load_coco`."""
+    json_path = os.fspath(json_path)
+    content = _read_json(json_path)
+    _raise_first(json_path, structure_problems(content))
+    classes = _classes(json_path, content["categories"], class_ids)
+    return [{"id": category_id, "name": name} for category_id, name in classes.items()]
 
 
 def check_coco(json_path: str | os.PathLike, image_dir: str | os.PathLike) -> list[str]:
     """Every problem of a COCO json and its images, one line each; decodes every image."""
     json_path, image_dir = os.fspath(json_path), os.fspath(image_dir)
     content = _read_json(json_path)
-    problems = list(_structure_problems(content))
+    problems = list(structure_problems(content))
     if problems:
         return problems  # nothing else can be looked up
-    problems += _reference_problems(content, image_dir, require_annotations=True)
-    problems += _annotation_faults(content).values()
+    problems += reference_problems(content, image_dir, require_annotations=True)
+    problems += annotation_faults(content).values()
     problems += _image_problems(content["images"], image_dir)
     return problems
 
@@ -158,74 +181,6 @@ def _raise_first(json_path: str, problems: Iterable[str]) -> None:
         raise ValueError(f"{json_path}: {problems[0]}{more}")
 
 
-def _structure_problems(content: Any) -> Iterator[str]:
-    """Missing keys and entries of the wrong type, without which no id can be looked up."""
-    if not isinstance(content, dict):
-        kind = "a list (detection results?)" if isinstance(content, list) else "not an object"
-        yield f"not a COCO json: {kind}, expected an object with {', '.join(ENTRY_KEYS)}"
-        return
-    for section, keys in ENTRY_KEYS.items():
-        entries = content.get(section)
-        if not isinstance(entries, list):
-            yield f"not a COCO json: key {section!r} is missing or not a list"
-            continue
-        for position, entry in enumerate(entries):
-            where = f"{section}[{position}]"
-            if not isinstance(entry, dict):
-                yield f"{where} is not an object"
-                continue
-            missing = [key for key in keys if key not in entry]
-            if missing:
-                yield f"{where} lacks {', '.join(map(repr, missing))}"
-            elif not all(isinstance(entry[k], int | str) for k in keys if k.endswith("id")):
-                yield f"{where} has an id that is neither a number nor a string"
-            elif section == "images" and not all(_is_size(entry[k]) for k in ("height", "width")):
-                yield f"{where} has height or width that is not a positive whole number"
-
-
-def _is_size(value: Any) -> bool:
-    return isinstance(value, int | float) and value > 0 and value == int(value)
-
-
-def _reference_problems(content: dict, image_dir: str, require_annotations: bool) -> Iterator[str]:
-    """Duplicate ids, ids that point nowhere, absent files, nothing to learn from."""
-    images, annotations = content["images"], content["annotations"]
-    for section in ENTRY_KEYS:
-        ids = Counter(entry["id"] for entry in content[section] if "id" in entry)
-        yield from (f"{section}: id {i!r} occurs {n} times" for i, n in ids.items() if n > 1)
-    names = Counter(entry["name"] for entry in content["categories"])
-    yield from (f"categories: name {i!r} occurs {n} times" for i, n in names.items() if n > 1)
-    if not images:
-        yield "'images' is empty"
-    yield from _absent_images([entry["file_name"] for entry in images], image_dir)
-
-    image_ids = {entry["id"] for entry in images}
-    category_ids = {entry["id"] for entry in content["categories"]}
-    for position, entry in enumerate(annotations):
-        name = _name(entry, position)
-        if entry["image_id"] not in image_ids:
-            yield f"{name}: image_id {entry['image_id']!r} is not in 'images'"
-        if entry["category_id"] not in category_ids:
-            yield f"{name}: category_id {entry['category_id']!r} is not in 'categories'"
-    if require_annotations and not annotations:
-        yield "'annotations' is empty, expected at least one object"
-
-
-def _absent_images(file_names: list[str], image_dir: str) -> Iterator[str]:
-    """One listing per folder: a stat per file takes minutes on a network disk."""
-    if not os.path.isdir(image_dir):
-        yield f"no image folder {image_dir!r}"
-        return
-    listings: dict[str, set[str]] = {}
-    for file_name in file_names:
-        folder, base = os.path.split(file_name)
-        if folder not in listings:
-            path = os.path.join(image_dir, folder)
-            listings[folder] = set(os.listdir(path)) if os.path.isdir(path) else set()
-        if base not in listings[folder]:
-            yield f"image {file_name!r} is listed but not in {image_dir}"
-
-
 def _image_problems(images: list[dict], image_dir: str) -> Iterator[str]:
     for entry in images:
         path = os.path.join(image_dir, entry["file_name"])
@@ -237,66 +192,31 @@ def _image_problems(images: list[dict], image_dir: str) -> Iterator[str]:
             yield str(error)
 
 
-def _name(entry: dict, position: int) -> str:
-    return f"annotation {entry['id']}" if "id" in entry else f"annotations[{position}] (no id)"
+def _classes(json_path: str, categories: list[dict], class_ids: str) -> dict[int | str, str]:
+    """Category id -> name of the classes 1..K, in their order."""
+    names = {entry["id"]: str(entry["name"]) for entry in categories}
+    if class_ids == "contiguous":
+        order = sorted(names, key=lambda i: (isinstance(i, str), i))  # numbers before strings
+        return {category_id: names[category_id] for category_id in order}
+    for category_id in names:
+        whole = isinstance(category_id, int) and not isinstance(category_id, bool)
+        if not whole or not 1 <= category_id <= MAX_RAW_ID:
+            raise ValueError(
+                f"{json_path}: category id {category_id!r} cannot be a class, data.class_ids='raw' "
+                f"expects whole numbers from 1 to {MAX_RAW_ID}"
+            )
+    highest = max(names, default=0)
+    return {k: names.get(k, f"unused {k}") for k in range(1, highest + 1)}
 
 
-def _annotation_faults(content: dict) -> dict[int, str]:
-    """Position in 'annotations' -> what is wrong with it."""
-    sizes = {
-        entry["id"]: (int(entry["height"]), int(entry["width"])) for entry in content["images"]
-    }
-    faults = {}
-    for position, entry in enumerate(content["annotations"]):
-        if entry["image_id"] not in sizes:
-            continue  # a problem of the whole file
-        fault = _annotation_fault(entry, *sizes[entry["image_id"]])
-        if fault:
-            name = f"{_name(entry, position)} of image {entry['image_id']}"
-            faults[position] = f"{name}: {fault}"
-    return faults
-
-
-def _annotation_fault(entry: dict, height: int, width: int) -> str | None:
-    if "segmentation" not in entry:
-        return "lacks 'segmentation'"
-    segmentation, box = entry["segmentation"], entry.get("bbox")
-    if box is not None and (fault := _box_fault(box, height, width)):
-        return fault
-    if fault := segmentation_fault(segmentation, height, width):
-        return fault
-    if box is None:
-        return _box_fault(segmentation_box(segmentation, height, width), height, width)
-    return None
-
-
-def _box_fault(box: Any, height: int, width: int) -> str | None:
-    if not isinstance(box, list) or len(box) != 4:
-        return f"box {box!r}, expected [x, y, width, height]"
-    if not all(isinstance(v, int | float) and math.isfinite(v) for v in box):
-        return f"box {box} has a value that is not a finite number"
-    x, y, box_width, box_height = box
-    if box_width <= 0 or box_height <= 0:
-        return f"box {box} has no area, expected [x, y, width, height]"
-    if x >= width or y >= height or x + box_width <= 0 or y + box_height <= 0:
-        return f"box {box} lies outside the image of {height} x {width} (height x width)"
-    x1, y1, x2, y2 = _clipped_box(x, y, box_width, box_height, height, width)
-    if x1 >= x2 or y1 >= y2:
-        return f"box {box} has no area in single precision inside the image"
-    return None
-
-
-def _clipped_box(
-    x: float, y: float, box_width: float, box_height: float, height: int, width: int
-) -> np.ndarray:
-    """[x1, y1, x2, y2] float32, the part inside the image."""
-    box = np.array([x, y, x + box_width, y + box_height], np.float32)
-    return np.clip(box, 0, np.array([width, height, width, height], np.float32))
-
-
-def _build(json_path: str, image_dir: str, content: dict, faults: dict[int, str]) -> CocoDataset:
-    categories = sorted(content["categories"], key=lambda entry: entry["id"])
-    class_of = {entry["id"]: k for k, entry in enumerate(categories, start=1)}
+def _build(
+    json_path: str,
+    image_dir: str,
+    content: dict,
+    faults: dict[int, str],
+    classes: dict[int | str, str],
+) -> CocoDataset:
+    class_of = {category_id: k for k, category_id in enumerate(classes, start=1)}
     sizes = {
         entry["id"]: (int(entry["height"]), int(entry["width"])) for entry in content["images"]
     }
@@ -309,8 +229,8 @@ def _build(json_path: str, image_dir: str, content: dict, faults: dict[int, str]
     return CocoDataset(
         json_path=json_path,
         image_dir=image_dir,
-        class_names=tuple(str(entry["name"]) for entry in categories),
-        category_ids=tuple(entry["id"] for entry in categories),
+        class_names=tuple(classes.values()),
+        category_ids=tuple(classes),
         images=tuple(
             ImageRecord(
                 entry["id"],
@@ -329,7 +249,7 @@ def _annotation(entry: dict, class_index: int, height: int, width: int) -> Annot
     box = entry.get("bbox") or segmentation_box(segmentation, height, width)
     area = entry.get("area")
     return Annotation(
-        box=_clipped_box(*box, height, width),
+        box=clipped_box(*box, height, width),
         class_index=class_index,
         segmentation=segmentation,
         area=float(segmentation_area(segmentation, height, width) if area is None else area),

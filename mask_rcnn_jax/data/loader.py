@@ -1,14 +1,14 @@
 """Batches for training, without end, and for evaluation, each image once.
 
 The order of training is a pure function of (seed, step): the batches of one step over all
-processes hold the same images however many processes there are, and a run may start at any step.
-So a checkpoint stores the step and nothing else of the loader. Each canvas shape is a bucket with
-its own shuffled order; the buckets take turns in proportion to their size, and every batch has the
-shape of one bucket.
+processes hold the same images at the same sizes however many processes there are, and a run may
+start at any step. So a checkpoint stores the step and nothing else of the loader. Each canvas shape
+is a bucket with its own shuffled order; the buckets take turns in proportion to their size, and
+every batch has the shape of one bucket.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import cv2
@@ -18,7 +18,10 @@ import numpy as np
 from absl import flags, logging
 
 from mask_rcnn_jax.data.coco import CocoDataset, UndecodableImage
-from mask_rcnn_jax.data.transforms import load_example, padding_example, resize_plan
+from mask_rcnn_jax.data.options import ExampleOptions
+from mask_rcnn_jax.data.resize import resize_plan
+from mask_rcnn_jax.data.segmentation import vertex_count
+from mask_rcnn_jax.data.transforms import load_example, padding_example, training_objects
 from mask_rcnn_jax.structures import Batch
 
 # Batches are made in parallel already. Worker processes import this module too.
@@ -32,47 +35,48 @@ THREADS_WITHOUT_WORKERS = 4
 class TrainLoader:
     """An endless iterator of one process's `Batch`es of numpy arrays, from `start_step` on.
 
-    `batch_size` is per process. `skipped` holds the file names that could not be decoded so far;
-    in their place came the next image of the same canvas. `overflowed` counts the objects of the
-    dataset that are left out because their image holds more than `max_instances`.
+    `batch_size` is per process. `keep_empty=False` leaves out images without an object to learn
+    from; ValueError if no image is left. `skipped` holds the file names that could not be decoded
+    so far; in their place came the next image of the same canvas. `overflowed` counts the objects
+    of the dataset that are left out because their image holds more than `max_instances`; `undrawn`
+    those without an outline of at most `max_vertices` vertices, if the options ask for polygons.
     """
 
     def __init__(
         self,
         dataset: CocoDataset,
+        options: ExampleOptions,
         *,
         seed: int,
         start_step: int,
         batch_size: int,
+        num_workers: int,
         process_index: int = 0,
         process_count: int = 1,
-        image_size: tuple[int, int],
-        resize: str,
-        max_instances: int,
-        num_workers: int,
-        mask_size: int = 112,
         keep_empty: bool = True,
     ):
         self._dataset = dataset
         self.skipped: set[str] = set()
-        self.overflowed = _count_overflow(dataset, max_instances)
-        indices = [i for i in range(len(dataset.images)) if keep_empty or _has_objects(dataset, i)]
+        objects = [training_objects(image.annotations, options) for image in dataset.images]
+        self.overflowed = _count_overflow(dataset, objects, options.max_instances)
+        self.undrawn = _count_undrawn(dataset, objects, options.max_vertices)
+        indices = [index for index, found in enumerate(objects) if keep_empty or found]
         if not indices:
-            raise ValueError(f"{dataset.json_path}: no image to train on")
-        options = {
-            "image_size": image_size,
-            "resize": resize,
-            "max_instances": max_instances,
-            "mask_size": mask_size,
-        }
+            raise ValueError(
+                f"{dataset.json_path}: no image to train on, since no image has an object and "
+                "data.keep_empty is False"
+            )
         first, stride = process_index, process_count
-        buckets = canvas_buckets(dataset, indices, image_size, resize)
+        buckets = canvas_buckets(dataset, indices, options)
         self.canvases = tuple(buckets)
+        # The random numbers of an example follow its place in the epochs, which is known before the
+        # processes share the examples out.
         batches = [
-            grain.MapDataset.source(_TrainExamples(dataset, bucket, options))
+            grain.MapDataset.range(len(bucket))
             .seed(seed)
             .shuffle()
-            .repeat(EPOCHS)[first::stride]
+            .repeat(EPOCHS)
+            .random_map(_TrainExamples(dataset, bucket, options))[first::stride]
             .batch(batch_size, batch_fn=_stack)
             for bucket in buckets.values()
         ]
@@ -109,28 +113,19 @@ class EvalLoader:
     def __init__(
         self,
         dataset: CocoDataset,
+        options: ExampleOptions,
         *,
         batch_size: int,
-        image_size: tuple[int, int],
-        resize: str,
-        max_instances: int,
         num_workers: int,
         max_images: int | None = None,
         process_index: int = 0,
         process_count: int = 1,
-        mask_size: int = 112,
     ):
         indices = range(len(dataset.images))[: max_images or None]
         self.num_images = len(indices)
         self._num_workers = num_workers
-        options = {
-            "image_size": image_size,
-            "resize": resize,
-            "max_instances": max_instances,
-            "mask_size": mask_size,
-        }
         plan = []
-        for canvas, bucket in canvas_buckets(dataset, indices, image_size, resize).items():
+        for canvas, bucket in canvas_buckets(dataset, indices, options).items():
             for start in range(0, len(bucket), batch_size * process_count):
                 together = bucket[start : start + batch_size * process_count]
                 rows = together[process_index::process_count]
@@ -149,44 +144,43 @@ class EvalLoader:
 
 
 def canvas_buckets(
-    dataset: CocoDataset, indices: Any, image_size: tuple[int, int], resize: str
+    dataset: CocoDataset, indices: Iterable[int], options: ExampleOptions
 ) -> dict[tuple[int, int], list[int]]:
     """Canvas (H, W) -> indices of the images that go on it."""
     buckets: dict[tuple[int, int], list[int]] = {}
     for index in indices:
         record = dataset.images[index]
-        canvas = resize_plan(record.height, record.width, image_size, resize).canvas
+        canvas = resize_plan(record.height, record.width, options).canvas
         buckets.setdefault(canvas, []).append(index)
     return buckets
 
 
 class _TrainExamples:
-    """Random access to the examples of one bucket, for grain."""
+    """The examples of one bucket by position, for grain's `random_map`."""
 
-    def __init__(self, dataset: CocoDataset, indices: list[int], options: dict[str, Any]):
+    def __init__(self, dataset: CocoDataset, indices: list[int], options: ExampleOptions):
         self._dataset = dataset
         self._indices = indices
         self._options = options
 
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    def __getitem__(self, position: int) -> tuple[Batch, np.int32]:
+    def __call__(self, position: int, rng: np.random.Generator) -> tuple[Batch, np.int32]:
         """The example and the index that was asked for; they differ if that did not decode."""
-        wanted = self._indices[position]
-        for offset in range(len(self)):
-            index = self._indices[(position + offset) % len(self)]
+        indices, short_sides = self._indices, self._options.short_sides
+        short_side = int(rng.choice(short_sides)) if short_sides else None
+        for offset in range(len(indices)):
+            index = indices[(position + offset) % len(indices)]
             try:
-                return load_example(self._dataset, index, **self._options), np.int32(wanted)
+                example = load_example(self._dataset, index, self._options, short_side)
             except UndecodableImage:
                 continue
-        raise ValueError(f"{self._dataset.image_dir}: no image of {len(self)} can be decoded")
+            return example, np.int32(indices[position])
+        raise ValueError(f"{self._dataset.image_dir}: no image of {len(indices)} can be decoded")
 
 
 class _EvalBatches:
     """Random access to the planned batches of (canvas, image indices), for grain."""
 
-    def __init__(self, dataset: CocoDataset, plan: list, options: dict[str, Any]):
+    def __init__(self, dataset: CocoDataset, plan: list, options: ExampleOptions):
         self._dataset = dataset
         self._plan = plan
         self._options = options
@@ -200,8 +194,8 @@ class _EvalBatches:
 
     def _example(self, canvas: tuple[int, int], index: int) -> Batch:
         if index >= 0:
-            return load_example(self._dataset, index, **self._options)
-        return padding_example(canvas, self._options["max_instances"], self._options["mask_size"])
+            return load_example(self._dataset, index, self._options)
+        return padding_example(canvas, self._options)
 
 
 def _stack(rows: list) -> Any:
@@ -219,14 +213,9 @@ def _start(batches: grain.MapDataset, num_workers: int) -> grain.DatasetIterator
     return iter(batches.to_iter_dataset(grain.ReadOptions(1, 2)).mp_prefetch(options))
 
 
-def _has_objects(dataset: CocoDataset, index: int) -> bool:
-    return any(not annotation.iscrowd for annotation in dataset.images[index].annotations)
-
-
-def _count_overflow(dataset: CocoDataset, max_instances: int) -> int:
+def _count_overflow(dataset: CocoDataset, objects: list[list], max_instances: int) -> int:
     """Objects beyond `max_instances` per image, over the dataset; named in one warning."""
-    counts = [sum(not a.iscrowd for a in image.annotations) for image in dataset.images]
-    over = [count - max_instances for count in counts if count > max_instances]
+    over = [len(found) - max_instances for found in objects if len(found) > max_instances]
     if over:
         logging.warning(
             "%s: %d images hold more than data.max_instances=%d objects; the %d smallest of %d "
@@ -235,6 +224,28 @@ def _count_overflow(dataset: CocoDataset, max_instances: int) -> int:
             len(over),
             max_instances,
             sum(over),
-            sum(counts),
+            sum(map(len, objects)),
         )
     return sum(over)
+
+
+def _count_undrawn(dataset: CocoDataset, objects: list[list], max_vertices: int) -> int:
+    """Objects that have no polygons or too many vertices, over the dataset; named in one warning.
+    0 if no polygons are asked for."""
+    if not max_vertices:
+        return 0
+    counts = [vertex_count(a.segmentation) for found in objects for a in found]
+    encoded, large = counts.count(0), sum(count > max_vertices for count in counts)
+    if not encoded + large:
+        return 0
+    logging.warning(
+        "%s: %d of %d objects have no outline to draw a mask target from: %d are run-length codes, "
+        "%d have more than data.max_vertices=%d vertices",
+        dataset.json_path,
+        encoded + large,
+        len(counts),
+        encoded,
+        large,
+        max_vertices,
+    )
+    return encoded + large

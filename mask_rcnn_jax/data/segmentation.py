@@ -1,4 +1,4 @@
-"""COCO segmentations: is it sound, and its pixels in the image or inside a box.
+"""COCO segmentations: is it sound, its pixels in the image or inside a box, its outline.
 
 A segmentation is a list of polygons `[[x1, y1, x2, y2, ...], ...]` in pixels, or a run-length
 encoding `{"size": [height, width], "counts": ...}`, whose counts are a list (uncompressed) or a
@@ -108,6 +108,23 @@ def crop_mask(
         for part in segmentation
     ]
     return segmentation_to_mask(parts, side, side) * np.uint8(255)
+
+
+def vertex_count(segmentation: Segmentation) -> int:
+    """Vertices of all its polygons; 0 for RLE."""
+    return 0 if isinstance(segmentation, dict) else sum(len(part) // 2 for part in segmentation)
+
+
+def polygon_vertices(segmentation: Segmentation, max_vertices: int) -> np.ndarray:
+    """[n, 3] float64: x, y in image pixels and the number of the polygon, 0, 1, ...
+
+    n is 0 for RLE and for polygons of more than `max_vertices` vertices together.
+    """
+    if not 0 < vertex_count(segmentation) <= max_vertices:
+        return np.zeros((0, 3))
+    points = [np.asarray(part, np.float64).reshape(-1, 2) for part in segmentation]
+    numbers = np.repeat(np.arange(len(points)), [len(part) for part in points])
+    return np.column_stack([np.concatenate(points), numbers])
 
 
 def _sample_positions(

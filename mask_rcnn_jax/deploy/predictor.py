@@ -6,7 +6,8 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from mask_rcnn_jax.data.transforms import resize_image, resize_plan
+from mask_rcnn_jax.data.options import example_options
+from mask_rcnn_jax.data.resize import resize_image, resize_plan
 from mask_rcnn_jax.models.mask_rcnn import build_model, predict_options
 from mask_rcnn_jax.structures import Detections
 
@@ -18,10 +19,11 @@ class Predictor:
     """
 
     def __init__(self, config: ConfigDict, variables: dict):
-        self._image_size = tuple(config.data.image_size)
-        self._resize = config.data.resize
+        self._options = example_options(config.data)
         self._variables = jax.device_put(variables)
-        model = build_model(config.model, config.train.precision)
+        # The weights know what a recipe leaves to the annotations.
+        num_classes = variables["params"]["box_head"]["cls_score"]["bias"].shape[0] - 1
+        model = build_model({**config.model, "num_classes": num_classes}, config.train.precision)
         self._predict = jax.jit(
             partial(model.apply, method="predict", **predict_options(config.eval))
         )
@@ -35,10 +37,9 @@ class Predictor:
         if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8:
             raise ValueError(f"image is {image.dtype} {image.shape}, expected uint8 [H, W, 3] RGB")
         height, width = image.shape[:2]
-        plan = resize_plan(height, width, self._image_size, self._resize)
-        detections = self._predict(
-            self._variables, resize_image(image, plan)[None], np.array([plan.size], np.int32)
-        )
+        plan = resize_plan(height, width, self._options)
+        resized = resize_image(image, plan, self._options)
+        detections = self._predict(self._variables, resized[None], np.array([plan.size], np.int32))
         detections = jax.tree.map(lambda leaf: leaf[0], jax.device_get(detections))
         scale_y, scale_x = plan.scale
         boxes = detections.boxes / np.array([scale_x, scale_y, scale_x, scale_y], np.float32)

@@ -39,6 +39,9 @@ def to_coco_results(
     image_ids: Sequence[int | str | None],
     image_sizes_original: Sequence[tuple[int, int]],
     category_ids: Sequence[int | str],
+    *,
+    paste: str = "continuous",
+    box_offset: float = 0.0,
 ) -> tuple[list[dict], list[dict]]:
     """Turns a batch of detections into COCO results, in pixels of the original pictures.
 
@@ -48,6 +51,8 @@ def to_coco_results(
         image_ids: per image the id of the json, or None for an image that only fills the batch.
         image_sizes_original: per image (height, width); not read where the id is None.
         category_ids: the json's id of class k is `category_ids[k - 1]`.
+        paste: how masks get into the picture, see `paste.paste_mask`.
+        box_offset: 1 adds a pixel to widths and heights (inclusive boxes).
 
     Returns:
         Box results and mask results, the same detections in the same order.
@@ -66,9 +71,11 @@ def to_coco_results(
                 "score": float(detections.scores[b][d]),
             }
             # The mask is pasted with the whole box: clipping the box first would squeeze it.
-            crop, origin = paste_mask(detections.masks[b][d], boxes[d], height, width)
+            crop, origin = paste_mask(detections.masks[b][d], boxes[d], height, width, rule=paste)
             code = encode_window(crop, origin, height, width)
-            bbox_results.append({**entry, "bbox": _clipped_xywh(boxes[d], height, width)})
+            bbox_results.append(
+                {**entry, "bbox": _clipped_xywh(boxes[d], height, width, box_offset)}
+            )
             segm_results.append({**entry, "segmentation": code})
     return bbox_results, segm_results
 
@@ -79,11 +86,11 @@ def _to_original(boxes: np.ndarray, scale: np.ndarray) -> np.ndarray:
     return boxes.astype(np.float64) / np.array([scale_x, scale_y, scale_x, scale_y])
 
 
-def _clipped_xywh(box: np.ndarray, height: int, width: int) -> list[float]:
+def _clipped_xywh(box: np.ndarray, height: int, width: int, offset: float) -> list[float]:
     """(x1, y1, x2, y2) clipped to the picture, as COCO's (x, y, width, height)."""
-    x1, x2 = np.clip(box[[0, 2]], 0, width)
-    y1, y2 = np.clip(box[[1, 3]], 0, height)
-    return [round(float(value), 3) for value in (x1, y1, x2 - x1, y2 - y1)]
+    x1, x2 = np.clip(box[[0, 2]], 0, width - offset)
+    y1, y2 = np.clip(box[[1, 3]], 0, height - offset)
+    return [round(float(value), 3) for value in (x1, y1, x2 - x1 + offset, y2 - y1 + offset)]
 
 
 def load_results(path: str | os.PathLike) -> list[dict]:

@@ -13,24 +13,21 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from mask_rcnn_jax.models.fpn import FPN
+from mask_rcnn_jax.models.frame import STRIDES, Frame, make_frame
 from mask_rcnn_jax.models.resnet import ResNet
 from mask_rcnn_jax.models.roi_heads import (
     BoxHead,
     MaskHead,
     SampledRois,
+    mask_targets,
     sample_rois,
     select_detections,
     to_detections,
 )
-from mask_rcnn_jax.models.rpn import RPNHead, select_proposals
-from mask_rcnn_jax.ops import boxes as box_ops
-from mask_rcnn_jax.ops import matching
-from mask_rcnn_jax.ops.anchors import anchor_grid
-from mask_rcnn_jax.ops.masks import mask_targets
+from mask_rcnn_jax.models.rpn import RPNHead, label_anchors, select_proposals
 from mask_rcnn_jax.ops.roi_align import roi_align
-from mask_rcnn_jax.structures import Batch, Detections, Proposals, Targets
+from mask_rcnn_jax.structures import Batch, Detections, Proposals
 
-STRIDES = (4, 8, 16, 32, 64)
 PRECISIONS = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
@@ -47,7 +44,7 @@ class TrainOutputs:
     class_logits: jax.Array  # [B, R, K + 1]
     box_deltas: jax.Array  # [B, R, K + 1, 4]
     mask_logits: jax.Array  # [B, F, 28, 28] of the true class, for the first F = foreground RoIs
-    mask_targets: jax.Array  # [B, F, 28, 28] 0 or 1
+    mask_targets: jax.Array  # [B, F, 28, 28] 0..1
 
 
 class MaskRCNN(nn.Module):
@@ -60,76 +57,124 @@ class MaskRCNN(nn.Module):
     num_classes: int  # K, without background
     depth: int
     norm: str
+    norm_eps: float
     stride_in: str
     padding: str
+    pool_padding: str
     frozen_stages: int
-    pixel_mean: tuple[float, ...]  # RGB, in 0..255
+    channel_order: str  # "rgb" or "bgr": what the first convolution sees
+    pixel_mean: tuple[float, ...]  # of R, G, B in 0..255
     pixel_std: tuple[float, ...]
+    # 0: feature maps fill the canvas. 32: they end at the batch's largest image rounded up to 32
+    # pixels, as where batches are padded to their largest image (torchvision, Detectron2).
+    pad_multiple: int
     fpn_channels: int
+    fpn_init: str
     anchor_sizes: tuple[float, ...]  # pixels, one per level P2..P6
     anchor_shapes: tuple[tuple[float, float], ...]  # (width, height) multiples of the size
+    anchor_centre: float
+    anchor_rounding: str
+    anchor_offset: float
+    anchor_stride: str  # "level": 4..64; "map": padded image size // map size (torchvision)
     rpn_channels: int
     rpn_fg_thresh: float
     rpn_bg_thresh: float
     rpn_low_quality: str
+    rpn_straddle: float  # pixels an anchor may reach over the image to be trained on; -1: any
     rpn_anchors_per_image: int
     rpn_fg_fraction: float
+    rpn_encode_offset: float  # as box_offset, in the regression targets of anchors
     rpn_nms_thresh: float
     pre_nms_topk_train: int  # per level
     pre_nms_topk_test: int
-    post_nms_topk_train: int  # per image
-    post_nms_topk_test: int
+    post_nms_topk_train: int  # per image, or per device batch
+    post_nms_topk_test: int  # per image
+    post_nms_scope: str  # of post_nms_topk_train: "image" or "batch"
+    proposal_min_size: float
     box_offset: float  # 1.0: inclusive pixels (width = x2 - x1 + 1) when boxes are decoded
+    iou_offset: float  # the same in IoU and in the area that chooses a level
     rois_per_image: int
     roi_fg_fraction: float
     roi_fg_thresh: float
-    roi_sampling: int  # RoIAlign points per bin and axis
+    roi_fg_strict: bool
+    roi_bg_thresh: tuple[float, float]
+    roi_max_level: int  # RoIAlign reads P2 up to this level
+    roi_sampling: int  # RoIAlign points per bin and axis; 0 adapts to the bin's size
+    roi_max_sampling: int  # the most when it adapts
     roi_half_pixel: bool
+    roi_border: str
+    roi_min_size: float
     box_weights: tuple[float, ...]
     box_channels: int
+    fc_init: str
+    predictor_init: str
     mask_channels: int
+    mask_targets: str
+    mask_half_pixel: bool  # of mask_targets "crops", see ops.masks
+    mask_predictor_init: str
     dtype: DTypeLike = jnp.float32
 
     def setup(self):
         self.backbone = ResNet(
-            depth=self.depth, norm=self.norm, stride_in=self.stride_in, padding=self.padding,
+            depth=self.depth, norm=self.norm, norm_eps=self.norm_eps, stride_in=self.stride_in,
+            padding=self.padding, pool_padding=self.pool_padding,
             frozen_stages=self.frozen_stages, dtype=self.dtype,
         )  # fmt: skip
-        self.fpn = FPN(self.fpn_channels, self.dtype)
+        self.fpn = FPN(self.fpn_channels, self.fpn_init, self.dtype)
         self.rpn_head = RPNHead(len(self.anchor_shapes), self.rpn_channels, self.dtype)
-        self.box_head = BoxHead(self.num_classes, self.box_channels, self.dtype)
-        self.mask_head = MaskHead(self.num_classes, self.mask_channels, self.dtype)
+        self.box_head = BoxHead(
+            self.num_classes, self.box_channels, self.fc_init, self.predictor_init, self.dtype
+        )
+        self.mask_head = MaskHead(
+            self.num_classes, self.mask_channels, self.mask_predictor_init, self.dtype
+        )
 
     def init_all(self, images: jax.Array, image_sizes: jax.Array) -> None:
         """Touch every parameter once; for `model.init(key, images, image_sizes, method=...)`."""
-        pyramid = self.pyramid(images, image_sizes, train=False)
+        pyramid, frame = self.pyramid(images, image_sizes, train=False)
         self.rpn_head(pyramid)
         boxes = jnp.zeros((len(images), 1, 4))
-        self.box_head(self._pool(pyramid, boxes, 7))
-        self.mask_head(self._pool(pyramid, boxes, 14), jnp.zeros((len(images), 1), jnp.int32))
+        self.box_head(self._pool(pyramid, boxes, 7, frame))
+        classes = jnp.zeros((len(images), 1), jnp.int32)
+        self.mask_head(self._pool(pyramid, boxes, 14, frame), classes)
 
-    def forward_train(self, batch: Batch, keys: jax.Array, *, train: bool) -> TrainOutputs:
-        """Both stages with sampling. `keys` [B]: one PRNG key an image. `train`: for batch norm."""
+    def forward_train(self, batch: Batch, keys: jax.Array | None, *, train: bool) -> TrainOutputs:
+        """Both stages with sampling. `train`: for batch norm.
+
+        `keys` [B]: one PRNG key an image. Without keys the lowest rows are sampled.
+        """
         targets = batch.targets
-        pyramid = self.pyramid(batch.images, batch.image_sizes, train)
+        pyramid, frame = self.pyramid(batch.images, batch.image_sizes, train)
         logits, deltas = self.rpn_head(pyramid)
-        anchors = self.anchors(batch.images.shape[1:3])
-        rpn_keys, roi_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
-        labels, sampled, anchor_deltas = jax.vmap(self._label_anchors, in_axes=(None, 0, 0))(
-            jnp.concatenate(anchors), targets, rpn_keys
-        )
+        anchors, exists = self.anchors(frame), frame.existing_anchors(len(self.anchor_shapes))
+        rpn_keys = roi_keys = None
+        if keys is not None:
+            rpn_keys, roi_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
+        labels, sampled, anchor_deltas = jax.vmap(partial(
+            label_anchors, jnp.concatenate(anchors), exists,
+            fg_thresh=self.rpn_fg_thresh, bg_thresh=self.rpn_bg_thresh,
+            low_quality=self.rpn_low_quality, straddle=self.rpn_straddle,
+            anchors_per_image=self.rpn_anchors_per_image, fg_fraction=self.rpn_fg_fraction,
+            encode_offset=self.rpn_encode_offset, iou_offset=self.iou_offset,
+        ))(targets, batch.image_sizes, rpn_keys)  # fmt: skip
         proposals = self._proposals(
-            logits, deltas, anchors, batch.image_sizes,
-            self.pre_nms_topk_train, self.post_nms_topk_train,
+            logits, deltas, anchors, exists, batch.image_sizes,
+            self.pre_nms_topk_train, self.post_nms_topk_train, self.post_nms_scope,
         )  # fmt: skip
         rois = jax.vmap(partial(
             sample_rois, rois_per_image=self.rois_per_image, fg_fraction=self.roi_fg_fraction,
-            fg_thresh=self.roi_fg_thresh, box_weights=self.box_weights, box_offset=self.box_offset,
+            fg_thresh=self.roi_fg_thresh, fg_strict=self.roi_fg_strict,
+            bg_thresh=self.roi_bg_thresh, box_weights=self.box_weights, box_offset=self.box_offset,
+            iou_offset=self.iou_offset,
         ))(roi_keys, proposals, targets)  # fmt: skip
-        class_logits, box_deltas = self.box_head(self._pool(pyramid, rois.boxes, 7))
+        class_logits, box_deltas = self.box_head(self._pool(pyramid, rois.boxes, 7, frame))
         # Foreground rows come first, so the mask head sees them all in a slice of static size.
         masked = jax.tree.map(lambda x: x[:, : self._max_foreground], rois)
-        mask_logits = self.mask_head(self._pool(pyramid, masked.boxes, 14), masked.classes)
+        pooled = self._pool(pyramid, masked.boxes, 14, frame)
+        targets_of = partial(
+            mask_targets, kind=self.mask_targets, half_pixel=self.mask_half_pixel,
+            min_side=max(0.1, self.roi_min_size),
+        )  # fmt: skip
         return TrainOutputs(
             rpn_logits=logits,
             rpn_deltas=deltas,
@@ -139,9 +184,9 @@ class MaskRCNN(nn.Module):
             rois=rois,
             class_logits=class_logits,
             box_deltas=box_deltas,
-            mask_logits=mask_logits,
-            mask_targets=jax.vmap(mask_targets)(
-                targets.masks, targets.boxes, masked.boxes, masked.matched_idxs
+            mask_logits=self.mask_head(pooled, masked.classes),
+            mask_targets=jax.vmap(targets_of)(
+                targets, masked.boxes, masked.matched_idxs, batch.image_sizes
             ),
         )
 
@@ -151,83 +196,89 @@ class MaskRCNN(nn.Module):
         image_sizes: jax.Array,
         *,
         score_threshold: float,
+        min_box_size: float,
         nms_thresh: float,
         pre_nms_topk: int,
         detections_per_image: int,
     ) -> Detections:
-        """[B, H, W, 3] uint8 and [B, 2] to `Detections` in network pixels."""
-        pyramid = self.pyramid(images, image_sizes, train=False)
+        """[B, H, W, 3] in 0..255 (uint8 or float) and [B, 2] to `Detections` in network pixels."""
+        pyramid, frame = self.pyramid(images, image_sizes, train=False)
         logits, deltas = self.rpn_head(pyramid)
-        anchors = self.anchors(images.shape[1:3])
+        anchors, exists = self.anchors(frame), frame.existing_anchors(len(self.anchor_shapes))
         proposals = self._proposals(
-            logits, deltas, anchors, image_sizes, self.pre_nms_topk_test, self.post_nms_topk_test
-        )
-        class_logits, box_deltas = self.box_head(self._pool(pyramid, proposals.boxes, 7))
+            logits, deltas, anchors, exists, image_sizes,
+            self.pre_nms_topk_test, self.post_nms_topk_test, "image",
+        )  # fmt: skip
+        class_logits, box_deltas = self.box_head(self._pool(pyramid, proposals.boxes, 7, frame))
         selected = select_detections(
             class_logits, box_deltas, proposals, image_sizes,
-            box_weights=self.box_weights, box_offset=self.box_offset,
-            score_threshold=score_threshold, nms_thresh=nms_thresh, pre_nms_topk=pre_nms_topk,
-            detections_per_image=detections_per_image,
+            box_weights=self.box_weights, box_offset=self.box_offset, iou_offset=self.iou_offset,
+            score_threshold=score_threshold, min_box_size=min_box_size, nms_thresh=nms_thresh,
+            pre_nms_topk=pre_nms_topk, detections_per_image=detections_per_image,
         )  # fmt: skip
         boxes, _, classes, _ = selected
-        return to_detections(selected, self.mask_head(self._pool(pyramid, boxes, 14), classes))
+        mask_logits = self.mask_head(self._pool(pyramid, boxes, 14, frame), classes)
+        return to_detections(selected, mask_logits)
 
-    def pyramid(self, images: jax.Array, image_sizes: jax.Array, train: bool) -> list[jax.Array]:
-        """P2..P6 of uint8 images; whatever lies beyond `image_sizes` counts as the mean colour."""
+    def pyramid(
+        self, images: jax.Array, image_sizes: jax.Array, train: bool
+    ) -> tuple[list[jax.Array], Frame]:
+        """P2..P6 of images in 0..255, and how far they reach.
+
+        Whatever lies beyond `image_sizes` counts as the mean colour.
+        """
         x = (images.astype(jnp.float32) - jnp.asarray(self.pixel_mean)[None, None, None]) / (
             jnp.asarray(self.pixel_std)[None, None, None]
         )
+        if self.channel_order not in ("rgb", "bgr"):
+            raise ValueError(
+                f"model.channel_order is {self.channel_order!r}, expected 'rgb' or 'bgr'"
+            )
+        if self.channel_order == "bgr":
+            x = x[..., ::-1]
         height, width = images.shape[1:3]
         inside = (jnp.arange(height)[None, :, None] < image_sizes[:, 0, None, None]) & (
             jnp.arange(width)[None, None, :] < image_sizes[:, 1, None, None]
         )
-        return self.fpn(self.backbone(jnp.where(inside[..., None], x, 0.0), train))
+        frame = make_frame((height, width), image_sizes, self.pad_multiple)
+        x = jnp.where(inside[..., None], x, 0.0)
+        return self.fpn(self.backbone(x, train, frame), frame), frame
 
-    def anchors(self, canvas: tuple[int, int]) -> list[np.ndarray]:
-        """Anchors per level, [A_l, 4], for images of that height and width."""
-        return anchor_grid(
-            canvas, strides=STRIDES, sizes=self.anchor_sizes, shapes=self.anchor_shapes
-        )
+    def anchors(self, frame: Frame) -> list[jax.Array | np.ndarray]:
+        """Anchors per level, [A_l, 4], of the whole canvas."""
+        return frame.anchors(
+            self.anchor_sizes, self.anchor_shapes, centre=self.anchor_centre,
+            rounding=self.anchor_rounding, offset=self.anchor_offset, stride=self.anchor_stride,
+        )  # fmt: skip
 
     @property
     def _max_foreground(self) -> int:
         return round(self.rois_per_image * self.roi_fg_fraction)
 
-    def _label_anchors(self, anchors: jax.Array, targets: Targets, key: jax.Array):
-        """Labels before and after sampling, and regression targets, of one image's anchors."""
-        matched_idxs, labels = matching.match_anchors(
-            box_ops.pairwise_iou(anchors, targets.boxes),
-            targets.valid,
-            fg_thresh=self.rpn_fg_thresh,
-            bg_thresh=self.rpn_bg_thresh,
-            low_quality=self.rpn_low_quality,
-        )
-        sampled = matching.sample_mask(
-            key, labels, num=self.rpn_anchors_per_image, fg_fraction=self.rpn_fg_fraction
-        )
-        # NVIDIA's TensorFlow code encodes anchors without the +1 that its decoder assumes.
-        deltas = box_ops.encode(
-            targets.boxes[matched_idxs], anchors, weights=(1.0, 1.0, 1.0, 1.0), offset=0.0
-        )
-        deltas = jnp.where((labels == 1)[:, None], deltas, 0.0)
-        return labels, jnp.where(sampled, labels, -1), deltas
-
     def _proposals(
-        self, logits, deltas, anchors, image_sizes, pre_nms_topk: int, post_nms_topk: int
+        self, logits, deltas, anchors, exists, image_sizes, pre_nms_topk, post_nms_topk, scope
     ) -> Proposals:
         """Proposals without a path for gradients (paper section 3)."""
         return lax.stop_gradient(
             select_proposals(
-                logits, deltas, anchors, image_sizes,
-                pre_nms_topk=pre_nms_topk, post_nms_topk=post_nms_topk,
-                nms_thresh=self.rpn_nms_thresh, box_offset=self.box_offset,
+                logits, deltas, anchors, exists, image_sizes,
+                pre_nms_topk=pre_nms_topk, post_nms_topk=post_nms_topk, scope=scope,
+                nms_thresh=self.rpn_nms_thresh, min_size=self.proposal_min_size,
+                box_offset=self.box_offset, iou_offset=self.iou_offset,
             )
         )  # fmt: skip
 
-    def _pool(self, pyramid: list[jax.Array], boxes: jax.Array, size: int) -> jax.Array:
+    def _pool(
+        self, pyramid: list[jax.Array], boxes: jax.Array, size: int, frame: Frame
+    ) -> jax.Array:
+        if self.roi_max_level not in range(2, 7):
+            raise ValueError(f"model.roi_max_level is {self.roi_max_level}, expected 2 to 6")
+        maps = pyramid[: self.roi_max_level - 1]
         return roi_align(
-            pyramid, boxes, output_size=size, strides=STRIDES[: len(pyramid)],
-            sampling=self.roi_sampling, half_pixel=self.roi_half_pixel,
+            maps, boxes, output_size=size, strides=STRIDES[: len(maps)],
+            sampling=self.roi_sampling, max_sampling=self.roi_max_sampling,
+            half_pixel=self.roi_half_pixel, border=self.roi_border,
+            min_size=self.roi_min_size or None, level_offset=self.iou_offset, extent=frame.extent,
         )  # fmt: skip
 
 
@@ -248,7 +299,13 @@ def build_model(config: Mapping[str, Any], precision: str = "float32") -> MaskRC
 
 def predict_options(config: Mapping[str, Any]) -> dict[str, Any]:
     """The keyword arguments of `MaskRCNN.predict` out of a recipe's `eval` section."""
-    names = ("score_threshold", "nms_thresh", "pre_nms_topk", "detections_per_image")
+    names = (
+        "score_threshold",
+        "min_box_size",
+        "nms_thresh",
+        "pre_nms_topk",
+        "detections_per_image",
+    )
     return {name: config[name] for name in names}
 
 

@@ -9,6 +9,8 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from mask_rcnn_jax.models.conv import Conv
+from mask_rcnn_jax.models.frame import Frame
+from mask_rcnn_jax.models.init import he_fan_out
 
 BLOCKS_PER_STAGE = {
     10: (1, 1, 1, 1),
@@ -18,7 +20,6 @@ BLOCKS_PER_STAGE = {
     101: (3, 4, 23, 3),
     152: (3, 8, 36, 3),
 }
-he_fan_out = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
 
 
 class FrozenNorm(nn.Module):
@@ -35,17 +36,22 @@ class FrozenNorm(nn.Module):
         return x * scale[None, None, None] + bias[None, None, None]
 
 
-def make_norm(norm: str, dtype: DTypeLike, train: bool):
-    """The norm layer of that name: "frozen", "batch" (trained) or "group" (32 groups)."""
+def make_norm(norm: str, eps: float, dtype: DTypeLike, train: bool):
+    """The norm layer of that name.
+
+    "frozen": a fixed scale and bias. "affine": fixed statistics, trained scale and bias (what
+    TAO's freeze_bn and mmdetection's norm_eval do). "batch": trained. "group": 32 groups.
+    """
     if norm == "frozen":
         return partial(FrozenNorm, dtype=dtype)
-    if norm == "batch":
+    if norm in ("batch", "affine"):
+        stored = norm == "affine" or not train
         return partial(
-            nn.BatchNorm, use_running_average=not train, momentum=0.9, epsilon=1e-5, dtype=dtype
+            nn.BatchNorm, use_running_average=stored, momentum=0.9, epsilon=eps, dtype=dtype
         )
     if norm == "group":
-        return partial(nn.GroupNorm, num_groups=32, epsilon=1e-5, dtype=dtype)
-    raise ValueError(f"model.norm is {norm!r}, expected 'frozen', 'batch' or 'group'")
+        return partial(nn.GroupNorm, num_groups=32, epsilon=eps, dtype=dtype)
+    raise ValueError(f"model.norm is {norm!r}, expected 'frozen', 'affine', 'batch' or 'group'")
 
 
 class BasicBlock(nn.Module):
@@ -97,37 +103,42 @@ class ResNet(nn.Module):
 
     stride_in: the convolution of a bottleneck that strides, "3x3" (v1.5, torchvision) or "1x1"
         (the 2015 paper, MSRA weights).
-    padding: "torch" pads k // 2 on both sides; "same" is TensorFlow's rule (uneven at stride 2).
+    padding: of the convolutions; "torch" pads k // 2 on both sides, "same" is TensorFlow's rule
+        (uneven at stride 2). pool_padding: the same of the stem's max-pooling.
     frozen_stages: how many of stem, res2, .. res5 get no gradient, counted from the stem.
     """
 
     depth: int
     norm: str
+    norm_eps: float
     stride_in: str
     padding: str
+    pool_padding: str
     frozen_stages: int
     dtype: DTypeLike
 
     @nn.compact
-    def __call__(self, images: jax.Array, train: bool) -> list[jax.Array]:
+    def __call__(self, images: jax.Array, train: bool, frame: Frame) -> list[jax.Array]:
         """[B, H, W, 3] normalised images to C2..C5, strides 4..32."""
         _check_choice("model.depth", self.depth, BLOCKS_PER_STAGE)
         _check_choice("model.stride_in", self.stride_in, ("3x3", "1x1"))
         _check_choice("model.padding", self.padding, ("torch", "same"))
+        _check_choice("model.pool_padding", self.pool_padding, ("torch", "same"))
 
         def conv(width, kernel, stride, name):
             padding = "SAME" if self.padding == "same" else kernel // 2
-            return Conv(width, (kernel, kernel), stride, padding, use_bias=False, dtype=self.dtype,
-                        kernel_init=he_fan_out, name=name)  # fmt: skip
+            layer = Conv(width, (kernel, kernel), stride, padding, use_bias=False, dtype=self.dtype,
+                         kernel_init=he_fan_out, name=name)  # fmt: skip
+            return layer if kernel == 1 else lambda x: layer(frame.keep_inside(x))
 
-        norm = make_norm(self.norm, self.dtype, train)
+        norm = make_norm(self.norm, self.norm_eps, self.dtype, train)
         block = partial(BasicBlock, conv=conv, norm=norm)
         if self.depth >= 50:
             block = partial(Bottleneck, stride_in=self.stride_in, conv=conv, norm=norm)
 
         x = conv(64, 7, 2, name="stem_conv")(images.astype(self.dtype))
         x = nn.relu(norm(name="stem_norm")(x))
-        x = _max_pool(x, self.padding)
+        x = _max_pool(frame.keep_inside(x), self.pool_padding)
         x = lax.stop_gradient(x) if self.frozen_stages >= 1 else x
         features = []
         for stage, blocks in enumerate(BLOCKS_PER_STAGE[self.depth], start=2):

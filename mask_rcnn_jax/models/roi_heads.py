@@ -8,14 +8,13 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from mask_rcnn_jax.models.conv import Conv, UpConv
-from mask_rcnn_jax.models.resnet import he_fan_out
+from mask_rcnn_jax.models.init import dense, he_fan_out, he_fan_out_up
 from mask_rcnn_jax.ops import boxes as box_ops
+from mask_rcnn_jax.ops import masks as mask_ops
 from mask_rcnn_jax.ops import matching
 from mask_rcnn_jax.ops.nms import nms
+from mask_rcnn_jax.ops.polygons import polygon_mask_targets
 from mask_rcnn_jax.structures import Detections, Proposals, Targets
-
-# The kernel of an up-convolution is [2, 2, out, in].
-_he_fan_out_up = nn.initializers.variance_scaling(2.0, "fan_out", "normal", in_axis=3, out_axis=2)
 
 
 class BoxHead(nn.Module):
@@ -23,20 +22,23 @@ class BoxHead(nn.Module):
 
     num_classes: int
     channels: int
+    fc_init: str
+    predictor_init: str  # "normal" (standard deviations 0.01 and 0.001) or as fc_init
     dtype: DTypeLike
 
     @nn.compact
     def __call__(self, roi_features: jax.Array) -> tuple[jax.Array, jax.Array]:
         """[B, R, P, P, C] to logits [B, R, K + 1] and deltas [B, R, K + 1, 4], float32."""
-        glorot = nn.initializers.glorot_uniform()
         x = roi_features.reshape(*roi_features.shape[:2], -1)
-        x = nn.relu(nn.Dense(self.channels, kernel_init=glorot, dtype=self.dtype, name="fc1")(x))
-        x = nn.relu(nn.Dense(self.channels, kernel_init=glorot, dtype=self.dtype, name="fc2")(x))
+        x = nn.relu(dense(x, self.channels, self.fc_init, "fc1", self.dtype))
+        x = nn.relu(dense(x, self.channels, self.fc_init, "fc2", self.dtype))
         x = x.astype(jnp.float32)
         rows = self.num_classes + 1
-        logits = nn.Dense(rows, kernel_init=nn.initializers.normal(0.01), name="cls_score")(x)
-        init = nn.initializers.normal(0.001)
-        deltas = nn.Dense(4 * rows, kernel_init=init, name="bbox_pred")(x)
+        class_init = box_init = self.predictor_init
+        if self.predictor_init == "normal":
+            class_init, box_init = nn.initializers.normal(0.01), nn.initializers.normal(0.001)
+        logits = dense(x, rows, class_init, "cls_score")
+        deltas = dense(x, 4 * rows, box_init, "bbox_pred")
         return logits, deltas.reshape(*deltas.shape[:2], rows, 4)
 
 
@@ -45,6 +47,7 @@ class MaskHead(nn.Module):
 
     num_classes: int
     channels: int
+    predictor_init: str  # "he" or "normal" (standard deviation 0.001)
     dtype: DTypeLike
 
     @nn.compact
@@ -56,10 +59,16 @@ class MaskHead(nn.Module):
             conv = Conv(self.channels, (3, 3), padding=1, kernel_init=he_fan_out, dtype=self.dtype,
                         name=f"mask_fcn{i}")  # fmt: skip
             x = nn.relu(conv(x))
-        up = UpConv(self.channels, self.dtype, _he_fan_out_up, name="mask_deconv")
+        up = UpConv(self.channels, self.dtype, he_fan_out_up, name="mask_deconv")
         x = nn.relu(up(x))
-        predictor = Conv(self.num_classes + 1, (1, 1), kernel_init=he_fan_out, dtype=self.dtype,
-                         name="mask_predictor")  # fmt: skip
+        inits = {"he": he_fan_out, "normal": nn.initializers.normal(0.001)}
+        if self.predictor_init not in inits:
+            raise ValueError(
+                f"model.mask_predictor_init is {self.predictor_init!r}, expected one of "
+                f"{list(inits)}"
+            )
+        predictor = Conv(self.num_classes + 1, (1, 1), kernel_init=inits[self.predictor_init],
+                         dtype=self.dtype, name="mask_predictor")  # fmt: skip
         logits = predictor(x).reshape(batch, rois, *x.shape[1:3], -1)
         # A masked sum and not a gather, whose gradient would be a slow scatter.
         is_class = (
@@ -89,19 +98,27 @@ def sample_rois(
     rois_per_image: int,
     fg_fraction: float,
     fg_thresh: float,
+    fg_strict: bool,
+    bg_thresh: tuple[float, float],
     box_weights: tuple[float, ...],
     box_offset: float,
+    iou_offset: float,
 ) -> SampledRois:
-    """Draw the RoIs of one image from its proposals and its ground-truth boxes."""
+    """Draw the RoIs of one image from its proposals and its ground-truth boxes.
+
+    Without a key the lowest rows are taken. fg_strict: foreground only above `fg_thresh`.
+    bg_thresh: background from the first to below the second IoU.
+    """
     candidates = jnp.concatenate([proposals.boxes, targets.boxes])
-    iou = box_ops.pairwise_iou(candidates, targets.boxes)
+    iou = box_ops.pairwise_iou(candidates, targets.boxes, offset=iou_offset)
     matched_idxs, labels = matching.match_rois(
         iou,
         targets.valid,
         jnp.concatenate([proposals.valid, targets.valid]),
         fg_thresh=fg_thresh,
-        bg_thresh=fg_thresh,
-        strict=True,
+        bg_thresh=bg_thresh[1],
+        bg_thresh_low=bg_thresh[0],
+        strict=fg_strict,
     )
     idxs, labels, valid = matching.sample(key, labels, num=rois_per_image, fg_fraction=fg_fraction)
     foreground = valid & (labels == 1)
@@ -120,6 +137,39 @@ def sample_rois(
     )
 
 
+def mask_targets(
+    targets: Targets,
+    rois: jax.Array,
+    matched_idxs: jax.Array,
+    image_size: jax.Array,
+    *,
+    kind: str,
+    half_pixel: bool,
+    min_side: float,
+) -> jax.Array:
+    """[F, 28, 28] targets of one image's foreground RoIs [F, 4], 0..1.
+
+    kind: "crops" thresholds crops of the ground truth, "soft" averages them, "whole" averages masks
+    of the whole image, "polygons" draws outlines, and crops where there is none. half_pixel: of
+    crops, see `ops.masks`. min_side: of polygons, see `ops.polygons`.
+    """
+    sources = targets.masks, targets.boxes, rois, matched_idxs
+    if kind == "crops":
+        return mask_ops.mask_targets(*sources, half_pixel=half_pixel)
+    if kind == "soft":
+        return mask_ops.soft_mask_targets(*sources)
+    if kind == "whole":
+        return mask_ops.soft_mask_targets(*sources, image_size=image_size)
+    if kind == "polygons":
+        drawn, is_drawn = polygon_mask_targets(
+            targets.polygons, rois, matched_idxs, min_side=min_side
+        )
+        crops = mask_ops.mask_targets(*sources, half_pixel=half_pixel)
+        return jnp.where(is_drawn[:, None, None], drawn, crops)
+    kinds = ["crops", "soft", "whole", "polygons"]
+    raise ValueError(f"model.mask_targets is {kind!r}, expected one of {kinds}")
+
+
 def select_detections(
     class_logits: jax.Array,
     box_deltas: jax.Array,
@@ -128,7 +178,9 @@ def select_detections(
     *,
     box_weights: tuple[float, ...],
     box_offset: float,
+    iou_offset: float,
     score_threshold: float,
+    min_box_size: float,
     nms_thresh: float,
     pre_nms_topk: int,
     detections_per_image: int,
@@ -136,8 +188,9 @@ def select_detections(
     """Per-class NMS over the best candidates of all classes.
 
     class_logits [B, N, K + 1], box_deltas [B, N, K + 1, 4], proposals and image_sizes with a B
-    axis. One greedy pass over all classes by falling score, suppressing within a class, keeps what
-    an NMS per class followed by a top-k keeps, and can stop at `detections_per_image`.
+    axis. Boxes whose width or height is not above `min_box_size` are left out. One greedy pass over
+    all classes by falling score, suppressing within a class, keeps what an NMS per class followed
+    by a top-k keeps, and can stop at `detections_per_image`.
     Returns boxes [B, D, 4], scores [B, D], classes [B, D] and valid [B, D].
     """
     batch, rows, classes = class_logits.shape
@@ -152,9 +205,12 @@ def select_detections(
     origin = jnp.take_along_axis(proposals.boxes, roi[..., None], axis=1)
     boxes = box_ops.decode(deltas, origin, weights=box_weights, offset=box_offset)
     boxes = jax.vmap(lambda b, size: box_ops.clip(b, size, offset=box_offset))(boxes, image_sizes)
+    sides = boxes[..., 2:] - boxes[..., :2] + box_offset
+    candidate = (top >= 0) & jnp.all(sides > min_box_size, axis=-1)
     keep = nms(
-        boxes, top >= 0, groups=class_index, iou_thresh=nms_thresh, max_out=detections_per_image
-    )
+        boxes, candidate, groups=class_index, iou_thresh=nms_thresh,
+        max_out=detections_per_image, offset=iou_offset,
+    )  # fmt: skip
     count = min(detections_per_image, keep.shape[1])
     top, order = lax.top_k(jnp.where(keep, top, -1.0), count)
     valid = top >= 0

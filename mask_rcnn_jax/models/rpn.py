@@ -8,8 +8,9 @@ from jax.typing import DTypeLike
 
 from mask_rcnn_jax.models.conv import Conv
 from mask_rcnn_jax.ops import boxes as box_ops
+from mask_rcnn_jax.ops import matching
 from mask_rcnn_jax.ops.nms import nms
-from mask_rcnn_jax.structures import Proposals
+from mask_rcnn_jax.structures import Proposals, Targets
 
 
 class RPNHead(nn.Module):
@@ -38,23 +39,75 @@ class RPNHead(nn.Module):
         return logits, deltas
 
 
+def label_anchors(
+    anchors: jax.Array,
+    exists: list[jax.Array] | None,
+    targets: Targets,
+    image_size: jax.Array,
+    key: jax.Array | None,
+    *,
+    fg_thresh: float,
+    bg_thresh: float,
+    low_quality: str,
+    straddle: float,
+    anchors_per_image: int,
+    fg_fraction: float,
+    encode_offset: float,
+    iou_offset: float,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """What the anchors [A, 4] of one image should say.
+
+    exists: per level [A_l], which anchors there are; None for all. Without a key the lowest rows
+    are sampled. straddle: anchors that reach further over the image are left out; -1: none is.
+    Returns labels 1 / 0 / -1 before and after sampling, [A] each, and regression targets [A, 4],
+    zero unless foreground.
+    """
+    iou = box_ops.pairwise_iou(anchors, targets.boxes, offset=iou_offset)
+    if exists is not None:
+        iou = jnp.where(jnp.concatenate(exists)[:, None], iou, 0.0)
+    matched_idxs, labels = matching.match_anchors(
+        iou, targets.valid, fg_thresh=fg_thresh, bg_thresh=bg_thresh, low_quality=low_quality
+    )
+    if exists is not None:
+        labels = jnp.where(jnp.concatenate(exists), labels, -1)
+    if straddle >= 0:
+        limit = image_size[::-1][None] + straddle
+        inside = (anchors[:, :2] >= -straddle) & (anchors[:, 2:] < limit)
+        labels = jnp.where(jnp.all(inside, axis=1), labels, -1)
+    sampled = matching.sample_mask(key, labels, num=anchors_per_image, fg_fraction=fg_fraction)
+    deltas = box_ops.encode(targets.boxes[matched_idxs], anchors, offset=encode_offset)
+    deltas = jnp.where((labels == 1)[:, None], deltas, 0.0)
+    return labels, jnp.where(sampled, labels, -1), deltas
+
+
 def select_proposals(
     logits: list[jax.Array],
     deltas: list[jax.Array],
     anchors: list[jax.Array],
+    exists: list[jax.Array] | None,
     image_sizes: jax.Array,
     *,
     pre_nms_topk: int,
     post_nms_topk: int,
+    scope: str,
     nms_thresh: float,
+    min_size: float,
     box_offset: float,
+    iou_offset: float,
 ) -> Proposals:
-    """Best boxes per level, de-duplicated per level, then the best `post_nms_topk` of an image.
+    """Best boxes per level, de-duplicated per level, then the best `post_nms_topk` of all levels.
 
     logits [B, A_l], deltas [B, A_l, 4] and anchors [A_l, 4] per level; image_sizes [B, 2].
-    Returns `post_nms_topk` rows an image by falling score; boxes lie inside the image.
+    exists: per level [A_l], which anchors there are; None for all.
+    scope: "image" keeps that many of each image, "batch" that many of the whole batch.
+    min_size: boxes whose clipped width or height is not above it are dropped; -1 keeps all.
+    Returns rows by falling score, boxes inside the image; `post_nms_topk` of them an image, or
+    fewer where the levels together cannot give as many and `scope` is "batch".
     """
-    widest = min(pre_nms_topk, max(level.shape[1] for level in logits))
+    if scope not in ("image", "batch"):
+        raise ValueError(f"model.post_nms_scope is {scope!r}, expected 'image' or 'batch'")
+    ks = [min(pre_nms_topk, level.shape[1]) for level in logits]
+    widest = max(ks)
     decode = jax.vmap(
         lambda d, a, size: box_ops.clip(
             box_ops.decode(d, a, weights=(1.0, 1.0, 1.0, 1.0), offset=box_offset),
@@ -62,11 +115,15 @@ def select_proposals(
         )
     )  # fmt: skip
     level_boxes, level_logits = [], []
-    for level_logit, level_delta, level_anchors in zip(logits, deltas, anchors, strict=True):
-        k = min(pre_nms_topk, level_logit.shape[1])
-        top, index = lax.top_k(level_logit, k)
-        top_deltas = jnp.take_along_axis(level_delta, index[..., None], axis=1)
-        boxes = decode(top_deltas, jnp.asarray(level_anchors)[index], image_sizes)
+    for level, k in enumerate(ks):
+        scores = logits[level]
+        if exists is not None:
+            scores = jnp.where(exists[level][None], scores, -jnp.inf)
+        top, index = lax.top_k(scores, k)
+        top_deltas = jnp.take_along_axis(deltas[level], index[..., None], axis=1)
+        boxes = decode(top_deltas, jnp.asarray(anchors[level])[index], image_sizes)
+        sides = boxes[..., 2:] - boxes[..., :2] + box_offset
+        top = jnp.where(jnp.all(sides > min_size, axis=-1), top, -jnp.inf)
         level_boxes.append(jnp.pad(boxes, ((0, 0), (0, widest - k), (0, 0))))
         level_logits.append(jnp.pad(top, ((0, 0), (0, widest - k)), constant_values=-jnp.inf))
     boxes = jnp.stack(level_boxes, axis=1)  # [B, L, k, 4]
@@ -77,15 +134,29 @@ def select_proposals(
         jnp.isfinite(scores).reshape(batch * levels, widest),
         iou_thresh=nms_thresh,
         max_out=post_nms_topk,
+        offset=iou_offset,
     ).reshape(batch, levels * widest)
     kept = jnp.where(keep, scores.reshape(batch, -1), -jnp.inf)
-    count = min(post_nms_topk, kept.shape[1])
+    count = min(post_nms_topk, sum(ks))
+    rows = post_nms_topk
+    if scope == "batch":
+        rows = count
+        if batch > 1:  # one image cannot exceed the limit of the batch
+            kept = _best_of_batch(kept, post_nms_topk)
     top, index = lax.top_k(kept, count)
     valid = jnp.isfinite(top)
     top_boxes = jnp.take_along_axis(boxes.reshape(batch, -1, 4), index[..., None], axis=1)
-    pad = post_nms_topk - count
+    pad = rows - count
     return Proposals(
         boxes=jnp.pad(jnp.where(valid[..., None], top_boxes, 0.0), ((0, 0), (0, pad), (0, 0))),
         scores=jnp.pad(jnp.where(valid, nn.sigmoid(top), 0.0), ((0, 0), (0, pad))),
         valid=jnp.pad(valid, ((0, 0), (0, pad))),
     )
+
+
+def _best_of_batch(scores: jax.Array, count: int) -> jax.Array:
+    """[B, N] with all but the `count` highest of all rows at -inf."""
+    flat = scores.reshape(-1)
+    _, best = lax.top_k(flat, min(count, flat.shape[0]))
+    chosen = jnp.zeros(flat.shape, bool).at[best].set(True)
+    return jnp.where(chosen, flat, -jnp.inf).reshape(scores.shape)

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+ROUNDINGS = ("none", "half_sides", "base_window")
+
 
 def anchor_grid(
     image_size: tuple[int, int],
@@ -12,7 +14,8 @@ def anchor_grid(
     sizes: Sequence[float],
     shapes: Sequence[tuple[float, float]],
     centre: float = 0.5,
-    rounded: bool = False,
+    rounding: str = "none",
+    offset: float = 0.0,
 ) -> list[np.ndarray]:
     """Anchors of every pyramid level, `[x1, y1, x2, y2]` in pixels of the canvas.
 
@@ -22,8 +25,11 @@ def anchor_grid(
         sizes: side of the base square in pixels, one per level.
         shapes: (width, height) multipliers of the base square, one anchor each.
         centre: where in its cell an anchor is centred, in strides: 0.5 is the middle of the cell
-            (NVIDIA's TensorFlow recipes), 0 its corner (torchvision, Detectron2).
-        rounded: round half the width and height to whole pixels, as torchvision does.
+            (NVIDIA), 0 its corner (torchvision, Detectron2).
+        rounding: "none"; "half_sides" rounds half the width and height to whole pixels
+            (torchvision); "base_window" rounds the sides of a shape as large as one cell before it
+            is scaled to the level's size (Caffe, and with it NVIDIA's PyTorch recipe).
+        offset: 1 for the inclusive-pixel convention, x2 = x1 + width - 1.
 
     Returns:
         One float32 [A_l, 4] per level, ordered by (row, column, shape). Anchors that reach over
@@ -33,25 +39,34 @@ def anchor_grid(
         raise ValueError(
             f"{len(strides)} anchor strides but {len(sizes)} sizes, expected one per level"
         )
-    levels = zip(strides, sizes, strict=True)
-    return [_level(image_size, s, size, shapes, centre, rounded) for s, size in levels]
+    if rounding not in ROUNDINGS:
+        raise ValueError(f"model.anchor_rounding is {rounding!r}, expected one of {ROUNDINGS}")
+    levels = []
+    for stride, size in zip(strides, sizes, strict=True):
+        half = _half_sides(np.asarray(shapes, np.float64), stride, size, rounding)
+        corners = np.concatenate([-half, half - offset], axis=-1)  # [shapes, 4]
+        rows, columns = cell_index(image_size, stride, 1)
+        centres = np.stack([columns, rows] * 2, axis=-1) * stride + centre * stride
+        boxes = centres[:, None, :] + corners[None]
+        levels.append(boxes.reshape(-1, 4).astype(np.float32))
+    return levels
 
 
-def _level(
-    image_size: tuple[int, int],
-    stride: int,
-    size: float,
-    shapes: Sequence[tuple[float, float]],
-    centre: float,
-    rounded: bool,
-) -> np.ndarray:
+def cell_index(
+    image_size: tuple[int, int], stride: int, anchors_per_cell: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The row and the column of the cell of every anchor of one level, [A_l] each."""
     rows, columns = (-(-side // stride) for side in image_size)
-    y = (np.arange(rows) + centre) * stride
-    x = (np.arange(columns) + centre) * stride
-    centres = np.stack([*np.meshgrid(x, y)] * 2, axis=-1)  # [rows, columns, (x, y, x, y)]
-    half = np.asarray(shapes, np.float64) * size / 2
-    if rounded:
-        half = np.round(half)
-    corners = np.concatenate([-half, half], axis=-1)  # [shapes, 4]
-    boxes = centres[:, :, None, :] + corners[None, None]
-    return boxes.reshape(-1, 4).astype(np.float32)
+    row, column = np.divmod(np.arange(rows * columns), columns)
+    return np.repeat(row, anchors_per_cell), np.repeat(column, anchors_per_cell)
+
+
+def _half_sides(shapes: np.ndarray, stride: int, size: float, rounding: str) -> np.ndarray:
+    """Half the (width, height) of every shape at one level, [shapes, 2]."""
+    if rounding == "base_window":
+        # np.round goes to the even neighbour, as the numpy code of that time did.
+        width = np.round(shapes[:, 0] * stride)
+        height = np.round(width * shapes[:, 1] / shapes[:, 0])
+        return np.stack([width, height], axis=-1) * size / stride / 2
+    half = shapes * size / 2
+    return np.round(half) if rounding == "half_sides" else half

@@ -1,10 +1,18 @@
-"""Mask targets of sampled regions, cut from crops of the ground-truth masks."""
+"""Mask targets of sampled regions, cut from the ground-truth masks or from crops of them.
 
+Interpolation is separable, so a target is two small matrix products instead of many gathers.
+"""
+
+import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Float, Int, Num
 
+from mask_rcnn_jax.ops.bilinear import adaptive_samples, mean_hats
+
 MIN_SIDE = 1e-6  # pixels; keeps an empty ground-truth box from dividing by zero
+PIXELS_AT_ONCE = 1 << 22  # of float masks in memory at a time, 16 MiB
 
 
 def mask_targets(
@@ -26,8 +34,7 @@ def mask_targets(
         half_pixel: crop pixels have their centres at +0.5, which is where the loader samples them.
             False reads coordinates as pixel indices, as NVIDIA's TensorFlow recipes do.
 
-    Bilinear, with zeros outside the crop, then 1 from one half up. Interpolation is separable, so
-    it is two small matrix products instead of four gathers.
+    Bilinear, with zeros outside the crop, then 1 from one half up.
     """
     crop_side = masks.shape[-1]
     boxes = gt_boxes[matched_idxs]
@@ -37,6 +44,61 @@ def mask_targets(
     crops = masks[matched_idxs].astype(jnp.float32)
     sampled = jnp.einsum("rpy,ryx,rqx->rpq", along_y, crops, along_x, precision="highest")
     return (sampled >= 127.5).astype(jnp.float32)
+
+
+def soft_mask_targets(
+    masks: Num[Array, "G M N"],
+    gt_boxes: Float[Array, "G 4"],
+    rois: Float[Array, "R 4"],
+    matched_idxs: Int[Array, "R"],
+    *,
+    size: int = 28,
+    image_size: Int[Array, "2"] | None = None,
+) -> Float[Array, "R size size"]:
+    """Soft target of each region, 0..1: its object's mask averaged over size x size bins.
+
+    A bin is the mean of ceil(its side) bilinear samples along each axis, a region is at least one
+    pixel wide, and coordinates are pixel indices: torchvision's RoIAlign of the mask with
+    sampling_ratio -1, scale 1 and not `aligned`.
+
+    Args:
+        masks: 0..255. With `image_size`: of the whole image, [G, H, W] in network pixels.
+            Without: crops as `mask_targets` takes them, close to the same from a fraction of the
+            memory. On COCO objects the mean difference is 0.02: 0.004 above 96 x 96 pixels, 0.07
+            below 16 x 16, where the crop is finer than the image. (Of `mask_targets` it is 0.05.)
+        gt_boxes: the boxes of the crops, network pixels; not read with `image_size`.
+        rois: network pixels; a degenerate one is widened to one pixel.
+        matched_idxs: ground-truth row of each region.
+        image_size: (height, width) of the image inside [H, W]; nothing beyond it is read.
+    """
+    boxes = gt_boxes[matched_idxs]
+
+    def weights(axis: int) -> Float[Array, "R size M"]:
+        cells = masks.shape[2 - axis]
+        cell = jnp.arange(cells, dtype=jnp.float32)[None, None, :]
+        start, end = rois[:, axis], rois[:, axis + 2]
+        length = jnp.maximum(end - start, 1.0)
+        first, step, count = adaptive_samples(start, length, size)
+        if image_size is not None:
+            side = jnp.minimum(image_size[1 - axis], cells)[None, None, None]
+            return mean_hats(cell, first, step, count, side)
+        # The centre of pixel index i lies at i + 0.5, in the image as in the crop.
+        low, high = boxes[:, axis, None, None], boxes[:, axis + 2, None, None]
+        scale = cells / jnp.maximum(high - low, MIN_SIDE)
+        return mean_hats(cell, (first + 0.5 - low) * scale - 0.5, step * scale, count)
+
+    def product(args):
+        row, along_y, along_x = args
+        mask = masks[row].astype(jnp.float32)
+        return jnp.einsum("py,yx,qx->pq", along_y, mask, along_x, precision="highest")
+
+    rows = (matched_idxs, weights(1), weights(0))
+    at_once = PIXELS_AT_ONCE // (masks.shape[1] * masks.shape[2])
+    if at_once >= len(rois):
+        targets = jax.vmap(product)(rows)
+    else:  # whole-image masks of all regions together would take gigabytes
+        targets = lax.map(product, rows, batch_size=max(at_once, 1))
+    return jnp.clip(targets / 255.0, 0.0, 1.0)
 
 
 def _interpolation(

@@ -60,17 +60,19 @@ def match_rois(
     *,
     fg_thresh: float,
     bg_thresh: float,
+    bg_thresh_low: float = 0.0,
     strict: bool = False,
 ) -> tuple[Int[Array, "N"], Int[Array, "N"]]:
     """Ground-truth row of every proposal, and its label; -1 for a padded proposal.
 
     Foreground from IoU `fg_thresh` up (only above it if `strict`, as in NVIDIA TF), background
-    below `bg_thresh`, else left out.
+    from `bg_thresh_low` up to below `bg_thresh`, else left out.
     """
     iou = jnp.where(gt_valid[None, :], iou, 0.0)
     matched_idxs, best_iou = _first_max(iou, axis=1)
     labels = _threshold(best_iou, fg_thresh, bg_thresh, strict=strict)
-    return matched_idxs, jnp.where(roi_valid, labels, -1)
+    usable = roi_valid & ((labels == 1) | (best_iou >= bg_thresh_low))
+    return matched_idxs, jnp.where(usable, labels, -1)
 
 
 def sample(

@@ -3,10 +3,13 @@
 All levels are laid out in one table of pixels, [B * sum(H_l * W_l), C]. Every output cell is a
 weighted sum of rows of that table: bilinear interpolation gives 2 taps an axis for each of the S
 sample points, so 2S x 2S taps a cell, and the weights are products of one factor per axis.
+Where S follows the size of the box, neighbouring samples are at most one cell apart, so the taps of
+an axis are at most S + 1 neighbouring cells.
 The taps are walked one at a time: no intermediate is larger than the output and the table.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +18,10 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from mask_rcnn_jax.ops import boxes as box_ops
+from mask_rcnn_jax.ops.bilinear import adaptive_samples, mean_hats
 
 MIN_LEVEL = 2  # features[0] is P2
+MAX_UNROLLED = 8  # taps per axis; more are walked by a loop of the program, as far as they are used
 
 
 def assign_levels(
@@ -26,13 +31,15 @@ def assign_levels(
     max_level: int,
     canonical_size: float = 224.0,
     canonical_level: int = 4,
+    offset: float = 0.0,
 ) -> Int[Array, "*dims"]:
     """Pyramid level of each box: floor(log2(sqrt(area) / 224)) + 4, within the levels there are.
 
     Counts the level boundaries that the area has reached, which is the same number without the
     rounding of a logarithm and without log(0) for an empty box (that goes to `min_level`).
+    `offset`: 1 for inclusive pixels (width = x2 - x1 + 1) in the area.
     """
-    area = box_ops.area(boxes)
+    area = box_ops.area(boxes, offset=offset)
     level = jnp.full(area.shape, min_level, jnp.int32)
     for boundary in range(min_level + 1, max_level + 1):
         side = canonical_size * 2.0 ** (boundary - canonical_level)
@@ -44,40 +51,54 @@ def roi_align(
     features: Sequence[Float[Array, "B _H _W C"]],
     boxes: Float[Array, "B N 4"],
     *,
-    output_size: int,
+    output_size: int | tuple[int, int],
     strides: Sequence[int],
     sampling: int = 1,
+    max_sampling: int = 8,
     half_pixel: bool = False,
     border: str = "clamp",
     min_size: float | None = None,
+    level_offset: float = 0.0,
+    extent: Int[Array, "2"] | None = None,
     implementation: str | None = None,
-) -> Float[Array, "B N P P C"]:
-    """Features of each box at P x P cells, from the level that fits its size.
+) -> Float[Array, "B N P Q C"]:
+    """Features of each box at P x Q cells, from the level that fits its size.
 
     Args:
         features: maps from P2 upward, NHWC; `strides` holds pixels per cell of each.
-        boxes: network pixels. A padded (all-zero) row gives the features of the top left corner.
-        output_size: P.
-        sampling: S; a cell is the mean of S x S bilinear samples.
+        boxes: network pixels. A padded (all-zero) row gives the features of the top left corner,
+            or zeros where `sampling` is 0 and there is no `min_size`.
+        output_size: P and Q, or one number for both.
+        sampling: S; a cell is the mean of S x S bilinear samples. 0 adapts S to each box and axis:
+            ceil(cells of the map per cell of the output), as torchvision and Detectron2 do with
+            sampling_ratio 0. A box without extent along an axis has no sample there and gives 0.
+        max_sampling: up to this S the adaptive samples are exact. A cell that should have more
+            is the mean of max_sampling + 1 evenly spread points an axis, each read from the
+            nearest cell of the map. Costs up to (max_sampling + 1)^2 taps.
         half_pixel: subtract half a cell before sampling, which is right for pixel centres at +0.5
             (Detectron2 "aligned"); NVIDIA and torchvision do not.
         border: "clamp" moves samples to the nearest cell of the map (NVIDIA TF); "zero" makes
             samples further than one cell outside count 0 (torchvision, Detectron2).
         min_size: smallest side of a box in cells, or None for no limit; torchvision has 1 unless
             `half_pixel`.
+        level_offset: `offset` of `assign_levels`.
+        extent: (height, width) in network pixels that the maps cover where they are larger than
+            that: of each map only ceil(extent / stride) rows and columns exist. None: the whole
+            maps.
         implementation: "xla" or None for the code below.
 
     Weights and sums are float32, the result has the features' dtype. Gradients flow to the
     features only, never to the boxes.
     """
-    _check_settings(len(features), strides, sampling, border, implementation)
+    _check_settings(len(features), strides, sampling, max_sampling, border, implementation)
     boxes = lax.stop_gradient(boxes)
     batch, num = boxes.shape[:2]
     channels = features[0].shape[-1]
     boxes = boxes.reshape(-1, 4)
 
     # Where each box's map lies in the table: first row, height, width.
-    level = assign_levels(boxes, max_level=MIN_LEVEL + len(features) - 1) - MIN_LEVEL
+    level = assign_levels(boxes, max_level=MIN_LEVEL + len(features) - 1, offset=level_offset)
+    level -= MIN_LEVEL
     sizes = np.array([f.shape[1:3] for f in features], np.int32)
     first = batch * np.concatenate([[0], np.cumsum(sizes.prod(axis=1))[:-1]])
     heights, widths = (jnp.asarray(side)[level] for side in sizes.T)
@@ -85,17 +106,34 @@ def roi_align(
     origin = jnp.asarray(first.astype(np.int32))[level] + image * heights * widths
     table = jnp.concatenate([f.reshape(-1, channels) for f in features])
 
+    rows, columns = heights, widths
+    if extent is not None:
+        cells = -(-extent[None, :] // jnp.asarray(strides, jnp.int32)[:, None])  # [levels, 2]
+        rows, columns = jnp.clip(cells, 1, jnp.asarray(sizes))[level].T
+
     cells = boxes / jnp.asarray(strides, jnp.float32)[level][:, None]
-    axis = (output_size, sampling, 0.5 if half_pixel else 0.0, border == "zero", min_size)
-    y_taps, y_weights = _axis_taps(cells[:, 1], cells[:, 3], heights, *axis)
-    x_taps, x_weights = _axis_taps(cells[:, 0], cells[:, 2], widths, *axis)
+    p, q = (output_size, output_size) if isinstance(output_size, int) else output_size
+    if sampling:
+        axis_taps = partial(_axis_taps, sampling=sampling)
+    else:
+        axis_taps = partial(_adaptive_taps, max_sampling=max_sampling)
+    axis_taps = partial(
+        axis_taps, shift=0.5 if half_pixel else 0.0, border=border, min_size=min_size
+    )
+    y_taps, y_weights = axis_taps(cells[:, 1], cells[:, 3], rows, p)
+    x_taps, x_weights = axis_taps(cells[:, 0], cells[:, 2], columns, q)
     y_taps = origin[:, None, None] + y_taps * widths[:, None, None]
     pooled = _gather_sum(table, y_taps, x_taps, y_weights, x_weights)
-    return pooled.reshape(batch, num, output_size, output_size, channels)
+    return pooled.reshape(batch, num, p, q, channels)
 
 
 def _check_settings(
-    num_maps: int, strides: Sequence[int], sampling: int, border: str, implementation: str | None
+    num_maps: int,
+    strides: Sequence[int],
+    sampling: int,
+    max_sampling: int,
+    border: str,
+    implementation: str | None,
 ) -> None:
     if implementation == "pallas":
         raise NotImplementedError("roi_align: implementation='pallas' is not in this build")
@@ -103,8 +141,12 @@ def _check_settings(
         raise ValueError(f"implementation is {implementation!r}, expected None, 'xla' or 'pallas'")
     if border not in ("clamp", "zero"):
         raise ValueError(f"border is {border!r}, expected 'clamp' or 'zero'")
-    if sampling < 1:
-        raise ValueError(f"sampling is {sampling}, expected at least 1 point per cell and axis")
+    if sampling < 0:
+        raise ValueError(
+            f"sampling is {sampling}, expected points per cell and axis, or 0 for adaptive"
+        )
+    if max_sampling < 1:
+        raise ValueError(f"max_sampling is {max_sampling}, expected at least 1")
     if len(strides) != num_maps:
         raise ValueError(f"{len(strides)} strides for {num_maps} feature maps, expected one each")
 
@@ -114,9 +156,10 @@ def _axis_taps(
     end: Float[Array, "R"],
     side: Int[Array, "R"],
     output_size: int,
+    *,
     sampling: int,
     shift: float,
-    zero_outside: bool,
+    border: str,
     min_size: float | None,
 ) -> tuple[Int[Array, "R P T"], Float[Array, "R P T"]]:
     """Indices along one axis of the map and their weights, T = 2 * sampling taps a cell."""
@@ -126,7 +169,7 @@ def _axis_taps(
     at = (start - shift)[:, None] + jnp.asarray(places, jnp.float32)[None] * bin_size
     side = side[:, None]
     weight = jnp.full(at.shape, 1.0 / sampling)
-    if zero_outside:
+    if border == "zero":
         weight = jnp.where((at < -1.0) | (at > side), 0.0, weight)
     at = jnp.clip(at, 0.0, (side - 1).astype(jnp.float32))
     # Clipped again as an integer: a NaN box of a diverged run must not index outside the table.
@@ -139,28 +182,80 @@ def _axis_taps(
     return taps.reshape(shape), weights.reshape(shape)
 
 
+def _adaptive_taps(
+    start: Float[Array, "R"],
+    end: Float[Array, "R"],
+    side: Int[Array, "R"],
+    output_size: int,
+    *,
+    max_sampling: int,
+    shift: float,
+    border: str,
+    min_size: float | None,
+) -> tuple[Int[Array, "R P T"], Float[Array, "R P T"]]:
+    """As `_axis_taps` with ceil(cells per bin) samples; T = max_sampling + 1 taps a cell."""
+    start, end = start - shift, end - shift
+    length = end - start if min_size is None else jnp.maximum(end - start, min_size)
+    first, step, count = adaptive_samples(start, length, output_size)
+    side, tap = side[:, None, None], jnp.arange(max_sampling + 1)[None, None, :]
+    limit = (side - 1).astype(jnp.float32)
+
+    # Few samples: their cells from the first sample's on.
+    low = jnp.clip(jnp.floor(jnp.clip(first, 0.0, limit)).astype(jnp.int32), 0, side - 1) + tap
+    weights = mean_hats(low.astype(jnp.float32), first, step, count, side, border=border)
+
+    # Too many: points with the same centre and spread.
+    bin_start, bin_size = first - 0.5 * step, count * step
+    spread = bin_start + (tap + 0.5) / (max_sampling + 1) * bin_size
+    nearest = jnp.floor(jnp.clip(spread, 0.0, limit) + 0.5).astype(jnp.int32)
+    even = jnp.full(spread.shape, 1.0 / (max_sampling + 1))
+    if border == "zero":
+        even = jnp.where((spread < -1.0) | (spread > side), 0.0, even)
+
+    taps = jnp.clip(jnp.where(count > max_sampling, nearest, low), 0, side - 1)
+    return taps, jnp.where(count > max_sampling, even, weights)
+
+
 @jax.custom_vjp
 def _gather_sum(
     table: Float[Array, "pixels C"],
     y_taps: Int[Array, "R P T"],
-    x_taps: Int[Array, "R P T"],
+    x_taps: Int[Array, "R Q T"],
     y_weights: Float[Array, "R P T"],
-    x_weights: Float[Array, "R P T"],
-) -> Float[Array, "R P P C"]:
+    x_weights: Float[Array, "R Q T"],
+) -> Float[Array, "R P Q C"]:
     """out[r, p, q] = sum over taps of weight * table[y_tap + x_tap]."""
-    side, total = y_taps.shape[-1], 0.0
-    for tap in range(side * side):
-        rows, weights = _tap(tap, y_taps, x_taps, y_weights, x_weights)
-        picked = table.at[rows].get(mode="promise_in_bounds").astype(jnp.float32)
-        total += picked * weights[..., None]
+    taps = (y_taps, x_taps, y_weights, x_weights)
+
+    def add_row(i, total):
+        for j in range(x_taps.shape[-1]):
+            rows, weights = _tap(i, j, *taps)
+            picked = table.at[rows].get(mode="promise_in_bounds").astype(jnp.float32)
+            total += picked * weights[..., None]
+        return total
+
+    if y_taps.shape[-1] <= MAX_UNROLLED:
+        total = 0.0
+        for i in range(y_taps.shape[-1]):
+            total = add_row(i, total)
+    else:
+        shape = (y_taps.shape[0], y_taps.shape[1], x_taps.shape[1], table.shape[1])
+        total = lax.fori_loop(0, _num_used(y_weights), add_row, jnp.zeros(shape, jnp.float32))
     return total.astype(table.dtype)
 
 
-def _tap(tap, y_taps, x_taps, y_weights, x_weights):
-    """Table rows [R, P, P] and weights [R, P, P] of one of the T * T taps of every cell."""
-    i, j = divmod(tap, y_taps.shape[-1])
+def _tap(i, j, y_taps, x_taps, y_weights, x_weights):
+    """Table rows [R, P, Q] and weights [R, P, Q] of one of the T * T taps of every cell."""
     rows = y_taps[:, :, None, i] + x_taps[:, None, :, j]
     return rows, y_weights[:, :, None, i] * x_weights[:, None, :, j]
+
+
+def _num_used(weights: Float[Array, "R P T"]) -> int | Int[Array, ""]:
+    """How many taps from the first on have a weight in any cell."""
+    num = weights.shape[-1]
+    if num <= MAX_UNROLLED:
+        return num
+    return jnp.max(jnp.where(weights != 0.0, jnp.arange(1, num + 1)[None, None, :], 0))
 
 
 def _gather_sum_fwd(table, *taps):
@@ -174,14 +269,15 @@ def _gather_sum_bwd(saved, grad):
     A loop of the program, not of Python, so that only one tap's share is in memory at a time.
     """
     empty_table, taps = saved
+    num_rows, num_columns = _num_used(taps[2]), _num_used(taps[3])
 
     def add_tap(tap, total):
-        rows, weights = _tap(tap, *taps)
+        rows, weights = _tap(*divmod(tap, num_columns), *taps)
         share = grad.astype(jnp.float32) * weights[..., None]
         return total.at[rows].add(share, mode="promise_in_bounds")
 
     total = jnp.zeros((empty_table.shape[0], grad.shape[-1]), jnp.float32)
-    total = lax.fori_loop(0, taps[0].shape[-1] ** 2, add_tap, total)
+    total = lax.fori_loop(0, num_rows * num_columns, add_tap, total)
     return total.astype(empty_table.dtype), None, None, None, None
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -23,26 +24,31 @@ def detect(
     dataset: CocoDataset,
     mesh: Mesh,
     num_images: int,
+    *,
+    paste: str,
+    box_offset: float,
 ) -> tuple[list[dict], list[dict]]:
-    """COCO results (boxes, masks) of every image of `batches`.
+    """COCO results (boxes, masks) of every image of `batches`; `paste`, `box_offset` as there.
 
     Masks of one batch are encoded while the device works on the next.
     """
-    results = ([], [])
+    results, append = ([], []), partial(_append_results, paste=paste, box_offset=box_offset)
     progress = Progress("evaluated", num_images)
     pending = None
     for batch in batches:
         detections = predict_step(variables, shard_batch(batch, mesh))
         if pending is not None:
-            _append_results(results, *pending, dataset)
+            append(results, *pending, dataset)
         pending = batch, detections
         progress.advance(int(np.sum(batch.image_index >= 0)))
     if pending is not None:
-        _append_results(results, *pending, dataset)
+        append(results, *pending, dataset)
     return results
 
 
-def _append_results(results, batch: Batch, detections: Detections, dataset: CocoDataset) -> None:
+def _append_results(
+    results, batch: Batch, detections: Detections, dataset: CocoDataset, *, paste, box_offset
+) -> None:
     records = [dataset.images[i] if i >= 0 else None for i in batch.image_index]
     new = coco_evaluation.to_coco_results(
         jax.device_get(detections),
@@ -50,6 +56,8 @@ def _append_results(results, batch: Batch, detections: Detections, dataset: Coco
         [record and record.id for record in records],
         [(record.height, record.width) if record else (0, 0) for record in records],
         dataset.category_ids,
+        paste=paste,
+        box_offset=box_offset,
     )
     for all_results, batch_results in zip(results, new, strict=True):
         all_results.extend(batch_results)

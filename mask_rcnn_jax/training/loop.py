@@ -16,8 +16,9 @@ from ml_collections import ConfigDict
 
 from mask_rcnn_jax.data.coco import CocoDataset
 from mask_rcnn_jax.data.loader import TrainLoader
+from mask_rcnn_jax.data.options import example_options
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN, predict_options
-from mask_rcnn_jax.training import evaluator, run
+from mask_rcnn_jax.training import evaluator, pretrained, run
 from mask_rcnn_jax.training.checkpoint import Checkpoints, has_checkpoint
 from mask_rcnn_jax.training.metrics import MetricWriter, clock, read_metrics
 from mask_rcnn_jax.training.optim import make_optimizer, make_schedule
@@ -33,7 +34,7 @@ from mask_rcnn_jax.training.step import (
 )
 
 SCHEDULE_ENTRIES = (
-    "learning_rate", "reference_batch", "warmup_until", "warmup_factor", "decay_at", "decay_factor",
+    "learning_rate", "reference_batch", "warmup_until", "warmup_factor", "decay_at", "decay_levels",
 )  # fmt: skip
 
 
@@ -44,6 +45,7 @@ def train_and_evaluate(config: ConfigDict, workdir: str) -> TrainState:
     _check_batch_size(config)
     train_set, val_set = run.load_split(config, "train"), run.load_split(config, "val")
     run.check_classes(val_set, run.categories_of(train_set), train_set.json_path)
+    run.set_steps(config, train_set)
     model = run.make_model(config, len(train_set.class_names))
     schedule = _schedule(config)
     resuming = has_checkpoint(workdir)
@@ -61,8 +63,8 @@ def train_and_evaluate(config: ConfigDict, workdir: str) -> TrainState:
         if start:
             logging.info("resuming at step %d of %d", start, config.train.steps)
         train_step = make_train_step(
-            model, tx, schedule, mesh, seed=config.train.seed,
-            flip_probability=config.data.flip_probability,
+            model, tx, schedule, mesh, loss=loss_options(config), seed=config.train.seed,
+            flip_probability=config.data.flip_probability, box_offset=config.data.box_offset,
         )  # fmt: skip
         loader = _train_loader(config, train_set, start)
         writer = MetricWriter(workdir, jax.process_index(), resume_step=start)
@@ -105,16 +107,20 @@ def _train_loader(config: ConfigDict, dataset: CocoDataset, start: int) -> Train
     """This process' share of the training batches from step `start` on."""
     return TrainLoader(
         dataset,
+        example_options(config.data),
         seed=config.train.seed,
         start_step=start,
         batch_size=config.train.batch_size // jax.process_count(),
+        num_workers=config.data.num_workers,
         process_index=jax.process_index(),
         process_count=jax.process_count(),
-        image_size=tuple(config.data.image_size),
-        resize=config.data.resize,
-        max_instances=config.data.max_instances,
-        num_workers=config.data.num_workers,
+        keep_empty=config.data.keep_empty,
     )
+
+
+def loss_options(config: ConfigDict) -> dict:
+    """The keyword arguments of `loss_terms`."""
+    return {**config.loss, "anchors_per_image": config.model.rpn_anchors_per_image}
 
 
 def _schedule(config: ConfigDict) -> optax.Schedule:
@@ -135,7 +141,7 @@ def _initial_state(config: ConfigDict, model: MaskRCNN, schedule, *, resuming: b
             "model.init_from, or model.norm=group and model.frozen_stages=0"
         )
     if config.model.init_from and not resuming:
-        variables = run.initialise_from(variables, config.model)
+        variables = pretrained.initialise_from(variables, config.model)
     tx = make_optimizer(
         schedule,
         variables["params"],
@@ -166,7 +172,7 @@ class _Evaluation:
     def __init__(self, config: ConfigDict, val_set: CocoDataset, model, mesh, workdir: Path):
         self._config, self._val_set, self._mesh, self._workdir = config, val_set, mesh, workdir
         self._predict = make_predict_step(model, mesh, **predict_options(config.eval))
-        self._loss = make_loss_step(model, mesh, seed=config.train.seed)
+        self._loss = make_loss_step(model, mesh, loss=loss_options(config), seed=config.train.seed)
 
     def __call__(self, state: TrainState, writer: MetricWriter) -> dict[str, float]:
         """Scores as `ap/box` and `ap/mask`; everything is written below `eval/<step>/`."""
@@ -174,8 +180,9 @@ class _Evaluation:
         output = self._workdir / "eval" / str(step)
         loader = run.make_eval_loader(config, self._val_set, config.eval.max_images)
         results = evaluator.detect(
-            self._predict, state.variables, loader, self._val_set, self._mesh, loader.num_images
-        )
+            self._predict, state.variables, loader, self._val_set, self._mesh, loader.num_images,
+            paste=config.eval.paste, box_offset=config.eval.box_offset,
+        )  # fmt: skip
         image_ids = [record.id for record in self._val_set.images[: loader.num_images]]
         metrics = evaluator.score_and_write(self._val_set, results, image_ids, output)
         aps = {"ap/box": metrics["AP"], "ap/mask": metrics["mask_AP"]}

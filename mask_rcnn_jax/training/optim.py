@@ -13,14 +13,14 @@ def make_schedule(
     warmup_until: float,
     warmup_factor: float,
     decay_at: tuple[float, ...],
-    decay_factor: float,
+    decay_levels: tuple[float, ...],
 ) -> optax.Schedule:
     """Linear warm-up, then steps down; the peak follows the global batch (linear scaling rule).
 
     learning_rate: peak at a global batch of `reference_batch`.
     warmup_until: the fraction of `steps` at which the peak is reached.
     warmup_factor: the first step's share of the peak.
-    decay_at: fractions of `steps` after which the rate is multiplied by `decay_factor`.
+    decay_at, decay_levels: from these fractions of `steps` on the rate is that share of the peak.
     """
     peak = learning_rate * batch_size / reference_batch
     if not 0 <= warmup_until <= min(decay_at, default=1.0):
@@ -28,16 +28,15 @@ def make_schedule(
             f"optim.warmup_until is {warmup_until}, expected a fraction of the steps from 0 to the "
             f"first of optim.decay_at {tuple(decay_at)}"
         )
-    warmup_steps = round(warmup_until * steps)
-    boundaries = {round(at * steps): decay_factor for at in decay_at}
-    after = {at - warmup_steps: factor for at, factor in boundaries.items()}
-    return optax.join_schedules(
-        [
-            optax.linear_schedule(peak * warmup_factor, peak, max(warmup_steps, 1)),
-            optax.piecewise_constant_schedule(peak, after),
-        ],
-        [warmup_steps],
-    )
+    if len(decay_at) != len(decay_levels) or list(decay_at) != sorted(decay_at):
+        raise ValueError(
+            f"optim.decay_at is {tuple(decay_at)} and optim.decay_levels {tuple(decay_levels)}, "
+            "expected rising fractions of the steps and a level for each"
+        )
+    boundaries = [round(at * steps) for at in (warmup_until, *decay_at)]
+    warmup = optax.linear_schedule(peak * warmup_factor, peak, max(boundaries[0], 1))
+    levels = [optax.constant_schedule(peak * level) for level in (1.0, *decay_levels)]
+    return optax.join_schedules([warmup, *levels], boundaries)
 
 
 def make_optimizer(
@@ -46,22 +45,30 @@ def make_optimizer(
     *,
     name: str,
     momentum: float,
+    rate_in_velocity: bool,
     weight_decay: float,
+    decay_on: tuple[str, ...],
     bias_lr_factor: float,
     clip_norm: float,
     frozen_stages: int,
 ) -> optax.GradientTransformation:
-    """SGD with momentum, or AdamW, with decay on kernels only and without frozen parameters.
+    """SGD with momentum, or AdamW, without frozen parameters.
 
-    The learning rate is applied before the velocity, as Keras and NVIDIA's TensorFlow recipe do:
-    a lower rate then only slows what is added from there on.
+    rate_in_velocity: SGD multiplies what enters the velocity by the learning rate (Keras, and
+        NVIDIA's TensorFlow 2 recipe: a lower rate only slows what is added from there on), or else
+        the velocity itself (torch).
+    decay_on: names of the parameters that decay, of "kernel", "bias" and a norm's "scale".
+    bias_lr_factor: how much faster biases learn.
     clip_norm: largest global norm of the gradients; 0 leaves them alone.
     """
-    decay = optax.add_decayed_weights(weight_decay, mask=_kernels)
-    bias_rate = optax.masked(optax.scale(bias_lr_factor), _biases)
-    rate = optax.scale_by_learning_rate(schedule)
+    unknown = set(decay_on) - {"kernel", "bias", "scale"}
+    if unknown:
+        raise ValueError(f"optim.decay_on has {unknown}, expected 'kernel', 'bias' or 'scale'")
+    decay = optax.add_decayed_weights(weight_decay, mask=lambda tree: _named(tree, decay_on))
+    bias_rate = optax.masked(optax.scale(bias_lr_factor), lambda tree: _named(tree, ("bias",)))
+    rate, velocity = optax.scale_by_learning_rate(schedule), optax.trace(momentum)
     if name == "sgd":
-        chain = [decay, bias_rate, rate, optax.trace(momentum)]
+        chain = [decay, bias_rate, *([rate, velocity] if rate_in_velocity else [velocity, rate])]
     elif name == "adamw":
         chain = [optax.scale_by_adam(), decay, bias_rate, rate]
     else:
@@ -74,12 +81,9 @@ def make_optimizer(
     return optax.partition({"trained": optax.chain(*chain), "frozen": optax.set_to_zero()}, labels)
 
 
-def _kernels(params):
-    return jax.tree.map(lambda p: p.ndim > 1, params)
-
-
-def _biases(params):
-    return jax.tree.map(lambda p: p.ndim <= 1, params)
+def _named(params, names: tuple[str, ...]):
+    """Which parameters have one of these names, as a tree of bools."""
+    return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key in names, params)
 
 
 def _is_frozen(path, frozen_stages: int) -> bool:

@@ -1,86 +1,90 @@
-"""Pretrained weights: from a file's arrays to the variables of our model.
+"""Pretrained weights: from a run or a file to the variables of our model.
 
-Three steps, each of which can be read and tested alone: read the file, rename and transpose its
-arrays into our tree, and merge that tree into freshly initialised variables. Nothing is dropped
-or left out silently: what does not fit ends in an error that lists both sides.
+Read the file, rename and transpose its arrays into our tree, and merge that tree into freshly
+initialised variables. Nothing is dropped or left out silently: what does not fit ends in an error
+that lists both sides.
 """
 
 import os
-import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from absl import logging
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-# torchvision's name of a backbone inside a whole detector.
-_DETECTOR_PREFIX = "backbone.body."
-_BLOCK = re.compile(r"layer([1-4])\.(\d+)\.(conv[123]|bn[123]|downsample\.[01])\.(\w+)")
-_STEM = re.compile(r"(conv1|bn1)\.(\w+)")
-_BATCH_NORM_PARTS = ("weight", "bias", "running_mean", "running_var")
+from mask_rcnn_jax.training.checkpoint import load_checkpoint
+from mask_rcnn_jax.training.weight_files import read_arrays
+from mask_rcnn_jax.training.weight_names import OURS, listing, num_classes_in, to_flax
+from mask_rcnn_jax.training.weight_recipes import recipe_mismatches
+from mask_rcnn_jax.training.weight_sources import SOURCES
+
 # The arrays whose shape depends on the number of classes.
 CLASS_DEPENDENT = ("box_head/cls_score", "box_head/bbox_pred", "mask_head/mask_predictor")
-# How many names of one kind an error message lists.
-_LISTED = 4
 
 
-def load_safetensors(path: str | os.PathLike) -> dict[str, np.ndarray]:
-    """Reads a .safetensors file; half precision becomes float32."""
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
-    if not os.path.isfile(path):
-        raise FileNotFoundError(f"{path}: no such file")
-    try:
-        tensors = load_file(path)
-    except SafetensorError as error:
-        raise ValueError(f"{path}: not a readable safetensors file: {error}") from error
-    return {name: _widen(tensor) for name, tensor in tensors.items()}
+def is_run(path: str | os.PathLike) -> bool:
+    """Whether a path is, or should be, a workdir or a checkpoint in one, and no file of weights."""
+    path = Path(path)
+    if path.exists():
+        return path.is_dir() and not any(path.glob("*.index"))
+    return not path.suffix
 
 
-def torchvision_resnet_to_flax(
-    tensors: Mapping[str, np.ndarray], *, eps: float = 1e-5, norm: str = "frozen"
-) -> dict:
-    """Turns a ResNet under torchvision's names into our backbone's variables.
+def load(path: str | os.PathLike, model: Mapping[str, Any]) -> dict:
+    """{"params": ..., "batch_stats": ...} of a run, of one of its checkpoints or of a file.
+
+    What a file is, and how it fits the `model` section of the config, is logged.
+    """
+    if is_run(path):
+        return load_checkpoint(path)
+    variables, _, report = load_weights(path, model)
+    for line in report:
+        logging.info("%s", line)
+    return variables
+
+
+def initialise_from(variables: dict, model: Mapping[str, Any]) -> dict:
+    """`variables` with those of `model.init_from`: anything that `load` takes, or a backbone.
+
+    Layers whose size follows the number of classes stay as they are, and are listed, where that
+    number differs; anything else that does not fit is a ValueError.
+    """
+    source = model["init_from"]
+    variables, report = merge_into(variables, load(source, model), source=source)
+    for line in report:
+        logging.info("%s", line)
+    return variables
+
+
+def load_weights(path: str | os.PathLike, model: Mapping[str, Any]) -> tuple[dict, str, list[str]]:
+    """Weights of any known system, as variables of ours.
 
     Args:
-        tensors: `conv1.weight`, `layer1.0.bn1.running_var`, ... , all with or all without the
-            prefix `backbone.body.`. The classifier `fc` and `num_batches_tracked` are not used.
-        eps: what the batch normalisation adds to the variance.
-        norm: "frozen" folds each batch normalisation into a scale and a bias; "batch" keeps it
-            trainable.
+        path: a file that `weight_files` can read.
+        model: the `model` section of the config: `norm` and `norm_eps` say what the arrays become,
+            the other entries are compared with those of the system's own model.
 
     Returns:
-        {"params": {"backbone": ...}, "batch_stats": {"backbone": ...}} of numpy arrays, with
-        convolution kernels as [height, width, in, out].
+        {"params": ..., "batch_stats": ...} of numpy arrays, the backbone alone or all modules;
+        the source, see `weight_names.identify`; and lines that say what the file is and with which
+        entries of `model` its weights mean something else.
+
+    Raises ValueError or OSError, naming the file, where it cannot be read or is of no known system.
     """
-    if norm not in ("frozen", "batch"):
-        raise ValueError(
-            f"model.norm={norm!r} has no counterpart in a torchvision ResNet, "
-            "expected 'frozen' or 'batch'"
-        )
-    kernels, norms, unknown = {}, {}, []
-    for name, tensor in _backbone_tensors(tensors).items():
-        target = _rename(name)
-        if target is None:
-            unknown.append(name)
-        elif target[-1] == "kernel":
-            kernels[target] = np.ascontiguousarray(tensor.transpose(2, 3, 1, 0))
-        else:
-            norms.setdefault(target[:-1], {})[target[-1]] = tensor
-    if unknown or not kernels:
-        raise ValueError(
-            "not a torchvision ResNet: "
-            + (f"unexpected {_some(unknown)}" if unknown else "no convolution in it")
-        )
-    params, stats = dict(kernels), {}
-    for path, parts in norms.items():
-        lacking = [part for part in _BATCH_NORM_PARTS if part not in parts]
-        if lacking:
-            raise ValueError(f"normalisation {'/'.join(path)} lacks {', '.join(lacking)}")
-        norm_params, norm_stats = _convert_norm(parts, eps, norm)
-        params |= {(*path, key): value for key, value in norm_params.items()}
-        stats |= {(*path, key): value for key, value in norm_stats.items()}
-    return {"params": unflatten_dict(params), "batch_stats": unflatten_dict(stats)}
+    arrays = read_arrays(path)
+    try:
+        variables, source = to_flax(arrays, norm=model["norm"], eps=model["norm_eps"])
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    classes = num_classes_in(variables)
+    about = "" if classes is None else f", {classes} classes and background"
+    if source == OURS:
+        return variables, source, [f"{path}: weights of mask_rcnn_jax{about}"]
+    report = [f"{path}: weights of {SOURCES[source].title}{about}"]
+    report += [f"{path}: {line}" for line in recipe_mismatches(source, model)]
+    return variables, source, report
 
 
 def merge_into(
@@ -114,9 +118,9 @@ def merge_into(
         shapes = [f"{_text(p)} {_versus(theirs[p], ours[p])}" for p in misshapen]
         raise ValueError(
             f"{source}: does not fit the model: "
-            f"missing {_some(map(_text, missing))}; "
-            f"unexpected {_some(map(_text, unexpected))}; "
-            f"misshapen {_some(shapes)}"
+            f"missing {listing(map(_text, missing))}; "
+            f"unexpected {listing(map(_text, unexpected))}; "
+            f"misshapen {listing(shapes)}"
         )
     taken = [path for path in theirs if path not in reinitialised]
     merged = {**ours, **{p: np.asarray(theirs[p], dtype=ours[p].dtype) for p in taken}}
@@ -127,53 +131,6 @@ def merge_into(
         f"{_text(path)}: {_versus(theirs[path], ours[path])}, initialised" for path in reinitialised
     ]
     return {"batch_stats": {}, **unflatten_dict(merged)}, report
-
-
-def _backbone_tensors(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The arrays of the backbone, without prefix; the classifier and the counters left out."""
-    kept = {}
-    for name, tensor in tensors.items():
-        name = name.removeprefix(_DETECTOR_PREFIX)
-        if not name.startswith("fc.") and not name.endswith(".num_batches_tracked"):
-            kept[name] = tensor
-    return kept
-
-
-def _rename(name: str) -> tuple[str, ...] | None:
-    """Our path of a torchvision name; a normalisation keeps torchvision's last part. None: unknown.
-
-    layer1.0.conv2.weight -> (backbone, res2_0, conv2, kernel)
-    layer1.0.downsample.1.running_var -> (backbone, res2_0, shortcut_norm, running_var)
-    """
-    if match := _STEM.fullmatch(name):
-        layer, part = match.groups()
-        modules = ("backbone",)
-        module = {"conv1": "stem_conv", "bn1": "stem_norm"}[layer]
-    elif match := _BLOCK.fullmatch(name):
-        stage, block, layer, part = match.groups()
-        modules = ("backbone", f"res{int(stage) + 1}_{block}")
-        module = {"downsample.0": "shortcut", "downsample.1": "shortcut_norm"}.get(layer, layer)
-        module = module.replace("bn", "norm")
-    else:
-        return None
-    if "norm" in module:
-        return (*modules, module, part) if part in _BATCH_NORM_PARTS else None
-    return (*modules, module, "kernel") if part == "weight" else None
-
-
-def _convert_norm(parts: Mapping[str, np.ndarray], eps: float, norm: str) -> tuple[dict, dict]:
-    """The params and the batch_stats of one batch normalisation, each leaf [C] float32."""
-    gamma, beta, mean, var = (np.asarray(parts[p], np.float32) for p in _BATCH_NORM_PARTS)
-    if norm == "batch":
-        return {"scale": gamma, "bias": beta}, {"mean": mean, "var": var}
-    scale = gamma / np.sqrt(var + np.float32(eps))
-    return {}, {"scale": scale, "bias": beta - mean * scale}
-
-
-def _widen(tensor: np.ndarray) -> np.ndarray:
-    """float16 and bfloat16 as float32, anything else as it is."""
-    half = tensor.dtype.name in ("float16", "bfloat16")
-    return tensor.astype(np.float32) if half else tensor
 
 
 def _has_prefix(path: tuple[str, ...], prefixes: Sequence[str]) -> bool:
@@ -188,12 +145,3 @@ def _text(path: tuple[str, ...]) -> str:
 
 def _versus(theirs: np.ndarray, ours: np.ndarray) -> str:
     return f"{np.shape(theirs)} in the file, {np.shape(ours)} in the model"
-
-
-def _some(names) -> str:
-    """A count and the first few names."""
-    names = list(names)
-    if not names:
-        return "0"
-    shown = ", ".join(names[:_LISTED]) + (", ..." if len(names) > _LISTED else "")
-    return f"{len(names)} ({shown})"

@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from absl import logging
 from ml_collections import ConfigDict
 
-from mask_rcnn_jax.data.coco import CocoDataset, load_coco
+from mask_rcnn_jax.data.coco import CocoDataset, load_categories, load_coco
+from mask_rcnn_jax.data.coco_categories import COCO_CATEGORIES
 from mask_rcnn_jax.data.loader import EvalLoader
+from mask_rcnn_jax.data.options import example_options
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN, build_model
 from mask_rcnn_jax.training import pretrained
-from mask_rcnn_jax.training.checkpoint import load_checkpoint
 from mask_rcnn_jax.training.step import abstract_variables
+from mask_rcnn_jax.training.weight_names import num_classes_in
 
 # Entries that a resumed run may change; all others shape the parameters or the order of the data.
 FREE_TO_CHANGE = (
@@ -26,20 +27,26 @@ FREE_TO_CHANGE = (
     "train.keep_checkpoints", "train.stop_at_box_ap", "train.stop_at_mask_ap",
 )  # fmt: skip
 AT_LEAST_ONE = (
-    "data.max_instances", "train.steps", "train.log_every", "train.checkpoint_every",
-    "train.eval_every", "train.keep_checkpoints", "eval.batch_size", "eval.detections_per_image",
+    "data.max_instances", "train.batch_size", "train.log_every", "train.checkpoint_every",
+    "train.keep_checkpoints", "eval.batch_size", "eval.detections_per_image",
 )  # fmt: skip
+AT_LEAST_ZERO = ("data.num_workers", "train.epochs", "train.steps", "train.eval_every")
+
+# Beside the model section: what a picture looks like to the model, and what its classes mean.
+MODEL_INPUT = ("data.image_size", "data.resize", "data.resize_rounding", "data.antialias",
+               "data.image_dtype", "data.class_ids")  # fmt: skip
 
 
 def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) -> ConfigDict:
-    """The config of a recipe (`configs/x.py`) or of a run (its workdir or `config.json`).
+    """The config of a recipe (`configs/x.py`, `configs/x.py:variant`) or of a run (its workdir or
+    `config.json`).
 
     overrides: `{"train.batch_size": 4}`; ValueError names an entry that does not exist.
     """
-    path = Path(path)
-    if path.suffix == ".py":
-        config = _load_recipe(path)
+    if str(path).endswith(".py") or ".py:" in str(path):
+        config = _load_recipe(str(path))
     else:
+        path = Path(path)
         config, categories = read_workdir(path.parent if path.name == "config.json" else path)
         config.model.num_classes = len(categories)
     for name, value in (overrides or {}).items():
@@ -48,21 +55,28 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
 
 
 def load_variables(path: str | Path, config: ConfigDict) -> dict:
-    """`{"params", "batch_stats"}` of a run (its latest checkpoint) or of `checkpoints/<step>`.
+    """`{"params", "batch_stats"}` of a run (its latest checkpoint), of `checkpoints/<step>` or of a
+    whole detector's weights of any format that `pretrained.load` reads.
 
-    Raises ValueError with what is missing, unexpected or misshapen if they do not fit the model of
-    `config`, whose `model.num_classes` must be set.
+    The number of classes is `config.model.num_classes`, or that of the weights if it is 0.
+    Raises ValueError with what is missing, unexpected or misshapen if they do not fit the model.
     """
-    model = make_model(config, config.model.num_classes)
-    variables, _ = pretrained.merge_into(
-        abstract_variables(model), load_checkpoint(path), reinit=(), source=str(path)
-    )
+    loaded = pretrained.load(path, config.model)
+    num_classes = config.model.num_classes or num_classes_in(loaded)
+    if num_classes is None:
+        raise ValueError(f"{path} holds a backbone and no detector; model.init_from takes it")
+    expected = abstract_variables(make_model(config, num_classes))
+    variables, _ = pretrained.merge_into(expected, loaded, reinit=(), source=str(path))
+    absent = sorted(expected["params"].keys() - loaded["params"].keys())
+    if absent:
+        raise ValueError(f"{path} has no {', '.join(absent)}; model.init_from takes such a file")
     return variables
 
 
 def check_counts(config: ConfigDict) -> None:
     """Raise ValueError, naming the entry, for a count that nothing can be done with."""
-    for name, lowest in [*((name, 1) for name in AT_LEAST_ONE), ("data.num_workers", 0)]:
+    lowest_of = {**dict.fromkeys(AT_LEAST_ONE, 1), **dict.fromkeys(AT_LEAST_ZERO, 0)}
+    for name, lowest in lowest_of.items():
         section, key = name.split(".")
         if config[section][key] < lowest:
             raise ValueError(f"{name} is {config[section][key]}, expected at least {lowest}")
@@ -74,15 +88,46 @@ def load_split(config: ConfigDict, split: str) -> CocoDataset:
         config.data[f"{split}_json"],
         config.data[f"{split}_images"],
         bad_annotations=config.data.bad_annotations,
+        class_ids=config.data.class_ids,
     )
 
 
+def set_steps(config: ConfigDict, dataset: CocoDataset) -> None:
+    """Turn `train.epochs` into steps, and `train.eval_every=0` into one epoch.
+
+    Raises ValueError, naming the entries, where no step would be left.
+    """
+    num_images = len(dataset.images)
+    if not config.data.keep_empty:
+        num_images = sum(any(not a.iscrowd for a in i.annotations) for i in dataset.images)
+    epoch = max(1, round(num_images / config.train.batch_size))
+    if config.train.epochs:
+        config.train.steps = round(config.train.epochs * num_images / config.train.batch_size)
+    if config.train.eval_every == 0:
+        config.train.eval_every = epoch
+    if config.train.steps < 1:
+        raise ValueError(
+            f"train.epochs={config.train.epochs} and train.steps={config.train.steps} with "
+            f"{num_images} images and train.batch_size={config.train.batch_size} give no step"
+        )
+
+
 def make_model(config: ConfigDict, num_classes: int) -> MaskRCNN:
-    """The model for that many classes. Raises ValueError if the config names another number."""
+    """The model for that many classes.
+
+    Raises ValueError if the config names another number, or mask targets that its data lacks.
+    """
     if config.model.num_classes not in (0, num_classes):
         raise ValueError(
             f"model.num_classes is {config.model.num_classes}, but the annotations have "
             f"{num_classes} categories; 0 takes what the annotations have"
+        )
+    wants = {"whole": ("data.mask_frame", "image"), "polygons": ("data.max_vertices", 512)}
+    entry, value = wants.get(config.model.mask_targets, ("data.mask_frame", "box"))
+    there = config.data[entry.removeprefix("data.")]
+    if there != value and not (entry == "data.max_vertices" and there > 0):
+        raise ValueError(
+            f"model.mask_targets={config.model.mask_targets} needs {entry}={value}, it is {there!r}"
         )
     fields = {**config.model, "num_classes": num_classes}
     return build_model(fields, config.train.precision)
@@ -94,43 +139,13 @@ def make_eval_loader(config: ConfigDict, dataset: CocoDataset, max_images: int) 
     rows = -(-config.eval.batch_size // devices) * jax.local_device_count()
     return EvalLoader(
         dataset,
+        example_options(config.data),
         batch_size=rows,
-        image_size=tuple(config.data.image_size),
-        resize=config.data.resize,
-        max_instances=config.data.max_instances,
         num_workers=config.data.num_workers,
         max_images=max_images,
         process_index=jax.process_index(),
         process_count=jax.process_count(),
     )
-
-
-def initialise_from(variables: dict, config: ConfigDict) -> dict:
-    """`variables` with those of `config.init_from`, the `model` section's.
-
-    That is a run, one of its checkpoints, or a ResNet in torchvision's names (.safetensors).
-    Layers whose size follows the number of classes stay as they are, and are listed, where that
-    number differs; anything else that does not fit is a ValueError.
-    """
-    source = config.init_from
-    if os.path.isdir(source):
-        loaded = load_checkpoint(source)
-    elif source.endswith(".safetensors"):
-        tensors = pretrained.load_safetensors(source)
-        loaded = pretrained.torchvision_resnet_to_flax(tensors, norm=config.norm)
-        if config.padding != "torch":
-            logging.warning(
-                "%s was trained with model.padding=torch; with %r its strided layers see the "
-                "picture shifted by a pixel", source, config.padding,
-            )  # fmt: skip
-    else:
-        raise ValueError(
-            f"model.init_from is {source!r}: no such directory, and not a .safetensors file"
-        )
-    variables, report = pretrained.merge_into(variables, loaded, source=source)
-    for line in report:
-        logging.info("%s", line)
-    return variables
 
 
 def open_workdir(workdir: str, config: ConfigDict, dataset: CocoDataset, *, resuming: bool) -> None:
@@ -167,7 +182,7 @@ def check_model(config: ConfigDict, workdir: Path) -> None:
     for name in now:
         if name in ("model.init_from", "model.num_classes"):
             continue
-        described = name.startswith("model.") or name in ("data.image_size", "data.resize")
+        described = name.startswith("model.") or name in MODEL_INPUT
         if described and before.get(name) != now[name]:
             raise ValueError(
                 f"{workdir} was trained with {name}={before.get(name)!r}, the config says "
@@ -193,7 +208,28 @@ def categories_of(dataset: CocoDataset) -> list[dict]:
     return [{"id": category_id, "name": name} for category_id, name in pairs]
 
 
-def _load_recipe(path: Path) -> ConfigDict:
+def categories_of_weights(config: ConfigDict, variables: dict) -> list[dict]:
+    """Names for the classes of weights that do not bring any.
+
+    Those of `data.val_json` where it exists and their number is right, else COCO's, else numbers.
+    """
+    count = num_classes_in(variables)
+    if os.path.isfile(config.data.val_json):
+        categories = load_categories(config.data.val_json, class_ids=config.data.class_ids)
+        if len(categories) == count:
+            return categories
+    raw = config.data.class_ids == "raw"
+    names = dict(COCO_CATEGORIES)
+    if count == (max(names) if raw else len(names)):
+        ids = range(1, count + 1) if raw else names
+        return [{"id": i, "name": names.get(i, f"unused {i}")} for i in ids]
+    return [{"id": k, "name": f"class {k}"} for k in range(1, count + 1)]
+
+
+def _load_recipe(name: str) -> ConfigDict:
+    """The config of `path` or `path:variant`."""
+    stem, _, variant = name.rpartition(".py")
+    path, variant = Path(stem + ".py"), variant.removeprefix(":")
     if not path.is_file():
         raise ValueError(f"config {path} does not exist")
     root = str(path.absolute().parent.parent)  # recipes import each other as `configs.<name>`
@@ -204,7 +240,7 @@ def _load_recipe(path: Path) -> ConfigDict:
         spec.loader.exec_module(module)
     finally:
         sys.path.remove(root)
-    return module.get_config()
+    return module.get_config(variant) if variant else module.get_config()
 
 
 def _override(config: ConfigDict, name: str, value) -> None:

@@ -1,7 +1,8 @@
 """The jitted steps: train, validation loss and prediction, each one XLA program on all devices."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -71,25 +72,31 @@ def make_train_step(
     schedule: optax.Schedule,
     mesh: Mesh,
     *,
+    loss: Mapping[str, Any],
     seed: int,
     flip_probability: float,
+    box_offset: float = 0.0,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]:
     """`step(state, batch) -> (state, metrics)`; the old state's buffers are reused.
 
+    loss: keyword arguments of `loss_terms`. box_offset: 1 where ground-truth boxes are inclusive.
     Random numbers are a function of (seed, step, image) alone: flips and samples do not depend on
     the number of devices. Losses are normalised over one device's images, gradients averaged.
     """
 
     def step(state: TrainState, batch: Batch):
         flip_keys, model_keys = _image_keys(seed, state.step, batch)
-        batch = random_flip(batch, flip_keys, flip_probability)
+        batch = random_flip(
+            batch, flip_keys, flip_probability, box_offset=box_offset,
+            whole_masks=model.mask_targets == "whole",
+        )  # fmt: skip
 
         def loss_fn(params):
             outputs, updated = model.apply(
                 {"params": params, "batch_stats": state.batch_stats},
                 batch, model_keys, train=True, method="forward_train", mutable=["batch_stats"],
             )  # fmt: skip
-            terms = loss_terms(outputs, model.rpn_anchors_per_image)
+            terms = loss_terms(outputs, **loss)
             return terms["loss/total"], (terms, updated.get("batch_stats", {}))
 
         grads, (terms, batch_stats) = jax.grad(loss_fn, has_aux=True)(state.params)
@@ -116,14 +123,14 @@ def make_train_step(
 
 
 def make_loss_step(
-    model: MaskRCNN, mesh: Mesh, *, seed: int
+    model: MaskRCNN, mesh: Mesh, *, loss: Mapping[str, Any], seed: int
 ) -> Callable[[dict, Batch], dict[str, jax.Array]]:
     """`loss(variables, batch) -> losses` without flips, gradients or batch statistics updates."""
 
     def step(variables: dict, batch: Batch):
         _, keys = _image_keys(seed, jnp.int32(0), batch)
         outputs = model.apply(variables, batch, keys, train=False, method="forward_train")
-        return lax.pmean(loss_terms(outputs, model.rpn_anchors_per_image), "data")
+        return lax.pmean(loss_terms(outputs, **loss), "data")
 
     return jax.jit(
         jax.shard_map(step, mesh=mesh, in_specs=(P(), P("data")), out_specs=P(), check_vma=False)
@@ -147,39 +154,73 @@ def make_predict_step(
     )
 
 
-def loss_terms(outputs: TrainOutputs, anchors_per_image: int) -> dict[str, jax.Array]:
-    """The five losses of the paper, all with weight 1, and their sum."""
+def loss_terms(
+    outputs: TrainOutputs,
+    *,
+    anchors_per_image: int,
+    rpn_cls_average: str,
+    rpn_box_loss: str,
+    rpn_box_beta: float,
+    rpn_box_average: str,
+    box_beta: float,
+    box_average: str,
+    rpn_box_weight: float,
+    box_reg_weight: float,
+    mask_weight: float,
+) -> dict[str, jax.Array]:
+    """The five losses, as a recipe's `loss` section wants them, and their weighted sum."""
     rois = outputs.rois
     rpn_cls, rpn_box = losses.rpn_losses(
         outputs.rpn_logits, outputs.rpn_deltas, outputs.sampled_labels, outputs.anchor_labels,
-        outputs.anchor_deltas, batch_per_image=anchors_per_image,
+        outputs.anchor_deltas, batch_per_image=anchors_per_image, cls_average=rpn_cls_average,
+        box_loss=rpn_box_loss, box_beta=rpn_box_beta, box_average=rpn_box_average,
     )  # fmt: skip
     box_cls, box_reg = losses.box_losses(
-        outputs.class_logits, outputs.box_deltas, rois.classes, rois.deltas, rois.valid
-    )
+        outputs.class_logits, outputs.box_deltas, rois.classes, rois.deltas, rois.valid,
+        box_beta=box_beta, box_average=box_average,
+    )  # fmt: skip
     foreground = rois.foreground[:, : outputs.mask_logits.shape[1]]
     terms = {
         "loss/rpn_cls": rpn_cls,
-        "loss/rpn_box": rpn_box,
+        "loss/rpn_box": rpn_box_weight * rpn_box,
         "loss/box_cls": box_cls,
-        "loss/box_reg": box_reg,
-        "loss/mask": losses.mask_loss(outputs.mask_logits, outputs.mask_targets, foreground),
+        "loss/box_reg": box_reg_weight * box_reg,
+        "loss/mask": mask_weight
+        * losses.mask_loss(outputs.mask_logits, outputs.mask_targets, foreground),
     }
     return {"loss/total": sum(terms.values()), **terms}
 
 
-def random_flip(batch: Batch, keys: jax.Array, probability: float) -> Batch:
-    """Mirror each image left to right with that probability, inside its own width."""
+def random_flip(
+    batch: Batch,
+    keys: jax.Array,
+    probability: float,
+    *,
+    box_offset: float = 0.0,
+    whole_masks: bool = False,
+) -> Batch:
+    """Mirror each image left to right with that probability, inside its own width.
+
+    box_offset: 1 where boxes are inclusive. whole_masks: masks are of the image, not of the box.
+    """
 
     def one(image, size, targets, key):
         flip = jax.random.bernoulli(key, probability)
         column = jnp.arange(image.shape[1])
         mirrored = jnp.where(column < size[1], size[1] - 1 - column, column)
-        image = jnp.take(image, jnp.where(flip, mirrored, column), axis=1)
-        flipped = box_ops.flip(targets.boxes, size[1].astype(jnp.float32))
-        boxes = jnp.where(flip & targets.valid[:, None], flipped, targets.boxes)
-        masks = jnp.where(flip, targets.masks[..., ::-1], targets.masks)
-        return image, targets.replace(boxes=boxes, masks=masks)
+        source = jnp.where(flip, mirrored, column)
+        image = jnp.take(image, source, axis=1)
+        width = size[1].astype(jnp.float32) - box_offset
+        boxes = jnp.where(
+            flip & targets.valid[:, None], box_ops.flip(targets.boxes, width), targets.boxes
+        )
+        if whole_masks:
+            masks = jnp.take(targets.masks, source, axis=2)
+        else:
+            masks = jnp.where(flip, targets.masks[..., ::-1], targets.masks)
+        x, y, part = (targets.polygons[..., i] for i in range(3))
+        polygons = jnp.stack([jnp.where(flip & (part >= 0), width - x, x), y, part], axis=-1)
+        return image, targets.replace(boxes=boxes, masks=masks, polygons=polygons)
 
     images, targets = jax.vmap(one)(batch.images, batch.image_sizes, batch.targets, keys)
     return batch.replace(images=images, targets=targets)

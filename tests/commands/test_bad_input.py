@@ -11,6 +11,7 @@ import pytest
 from mask_rcnn_jax.training.checkpoint import load_checkpoint
 from mask_rcnn_jax.training.metrics import read_metrics
 from tests.commands.command import (
+    RECIPE,
     SMALL,
     STEPS,
     check_done,
@@ -204,7 +205,7 @@ CONFIG_FAULTS = {
     ),
     "no batch": ({"train.batch_size": 0}, ["train.batch_size is 0"]),
     "never log": ({"train.log_every": 0}, ["train.log_every is 0, expected at least 1"]),
-    "never evaluate": ({"train.eval_every": 0}, ["train.eval_every is 0, expected at least 1"]),
+    "never evaluate": ({"train.eval_every": -1}, ["train.eval_every is -1, expected at least 0"]),
     "negative workers": ({"data.num_workers": -1}, ["data.num_workers is -1", "at least 0"]),
     "no evaluation batch": ({"eval.batch_size": 0}, ["eval.batch_size is 0"]),
     "unknown precision": ({"train.precision": "int8"}, ["train.precision is 'int8'", "float32"]),
@@ -262,6 +263,17 @@ def test_faulty_recipe(fault, overrides, fails, tmp_path):
             ["exactly one of --workdir, --weights and --results"],
         ),
         ("evaluate", [*config_flags({}), "--workdir=nowhere"], ["nowhere", "no checkpoint"]),
+        ("evaluate", ["--weights=some.pth"], ["some.pth is no run", "--config and --output"]),
+        (
+            "infer",
+            ["--weights=some.pth", f"--input={RECIPE}", "--output=out"],
+            ["some.pth is no run: it needs --config"],
+        ),
+        (
+            "infer",
+            [*config_flags({}), "--weights=some.pth", f"--input={RECIPE}", "--output=out"],
+            ["some.pth: no such file"],
+        ),
         ("evaluate", [*config_flags({}), "--results=nowhere.json"], ["nowhere.json"]),
         ("infer", ["--workdir=w", "--input=i"], ["--output", "must have a value"]),
         ("infer", ["--workdir=w", "--output=o"], ["--input", "must have a value"]),
@@ -471,7 +483,7 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_checkpoint(
     trained, tmp_path, cache
 ):
     """The learning rate jumps half way: step 11 ruins the parameters, and step 12 shows it."""
-    overrides = trained.overrides | {"optim.decay_at": (0.5,), "optim.decay_factor": 1e30}
+    overrides = trained.overrides | {"optim.decay_at": (0.5,), "optim.decay_levels": (1e30,)}
     workdir = tmp_path / "run"
     done = run("train", *config_flags(overrides), "--workdir", workdir, cache=cache)
     line = error_line(done.returncode, done.stderr, expected_code=1)

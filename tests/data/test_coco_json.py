@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from mask_rcnn_jax.data.coco import check_coco, load_coco
+from mask_rcnn_jax.data.coco_categories import COCO_CATEGORIES
 from mask_rcnn_jax.data.shapes import uncompressed_rle
 from tests.data.small_set import CATEGORIES, rectangle
 from tests.helpers import shared
@@ -18,6 +19,61 @@ def test_classes_follow_the_original_ids(coco_files):
     assert dataset.class_names == ("cat", "dog")
     assert dataset.category_ids == (3, 7)
     assert [a.class_index for a in dataset.images[0].annotations] == [1, 2]
+
+
+def test_raw_ids_are_the_classes(coco_files):
+    files = coco_files(annotations=[GOOD, rectangle(1, 1, 5, 5, category_id=7)])
+    dataset = load_coco(*files, class_ids="raw")
+    unused = [f"unused {k}" for k in (1, 2, 4, 5, 6)]
+    assert dataset.class_names == (*unused[:2], "cat", *unused[2:], "dog")
+    assert dataset.category_ids == (1, 2, 3, 4, 5, 6, 7)
+    assert [a.class_index for a in dataset.images[0].annotations] == [3, 7]
+
+
+@pytest.mark.parametrize("category_id", [0, -3, "3", 3.0, True, 10**9])
+def test_raw_ids_must_be_whole_numbers(coco_files, category_id):
+    categories = [{"id": category_id, "name": "dog"}, {"id": 4, "name": "cat"}]
+    files = coco_files(categories=categories, annotations=[GOOD | {"category_id": 4}])
+    with pytest.raises(ValueError) as error:
+        load_coco(*files, class_ids="raw")
+    message = str(error.value)
+    if category_id != 3.0:  # which is no id at all
+        assert f"category id {category_id!r} cannot be a class" in message
+        assert "data.class_ids='raw' expects whole numbers from 1" in message
+    assert str(files[0]) in message and "\n" not in message
+
+
+def test_unknown_class_ids_are_refused(coco_files):
+    with pytest.raises(ValueError, match="data.class_ids is 'sorted', expected 'contiguous' or"):
+        load_coco(*coco_files(annotations=[GOOD]), class_ids="sorted")
+
+
+def test_numbers_come_before_strings(coco_files):
+    categories = [{"id": name, "name": f"the {name}"} for name in ("b", 7, "a", 3)]
+    dataset = load_coco(*coco_files(categories=categories, annotations=[GOOD]))
+    assert dataset.category_ids == (3, 7, "a", "b")
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_coco_categories_are_those_of_coco(split):
+    folder = shared("data/coco_mini")
+    files = folder / f"annotations/instances_{split}2017.json", folder / f"{split}2017"
+    dataset = load_coco(*files)
+    assert COCO_CATEGORIES == tuple(zip(dataset.category_ids, dataset.class_names, strict=True))
+    raw = load_coco(*files, class_ids="raw")
+    assert raw.category_ids == tuple(range(1, 91))
+    names = dict(COCO_CATEGORIES)
+    assert raw.class_names == tuple(names.get(k, f"unused {k}") for k in range(1, 91))
+    for ours, theirs in zip(dataset.images, raw.images, strict=True):
+        assert [dataset.category_ids[a.class_index - 1] for a in ours.annotations] == [
+            a.class_index for a in theirs.annotations
+        ]
+
+
+def test_coco_has_eighty_categories_of_ninety_ids():
+    ids, names = zip(*COCO_CATEGORIES, strict=True)
+    assert list(ids) == sorted(set(ids)) and len(set(names)) == 80
+    assert set(range(1, 91)) - set(ids) == {12, 26, 29, 30, 45, 66, 68, 69, 71, 83}
 
 
 def test_boxes_become_corners_clipped_to_the_image(coco_files):

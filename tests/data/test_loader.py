@@ -1,14 +1,20 @@
 import json
 from collections import Counter
+from dataclasses import replace
 
+import jax
 import numpy as np
 import pytest
 
 from mask_rcnn_jax.data.coco import load_coco
 from mask_rcnn_jax.data.loader import EvalLoader, TrainLoader, canvas_buckets
+from mask_rcnn_jax.data.options import ExampleOptions
+from mask_rcnn_jax.data.shapes import uncompressed_rle
 from tests.data.small_set import rectangle
+from tests.helpers import assert_tree_close
 
-RECIPE = {"image_size": (64, 128), "resize": "shortest_edge", "max_instances": 2, "mask_size": 8}
+RECIPE = ExampleOptions(image_size=(64, 128), resize="shortest_edge", max_instances=2, mask_size=8)
+MULTI_SCALE = replace(RECIPE, short_sides=(20, 40, 64))
 LANDSCAPE, PORTRAIT = (64, 128), (128, 64)
 # 11 landscapes, 5 portraits
 SIZES = [(20, 30)] * 4 + [(30, 20)] * 2 + [(25, 25)] * 7 + [(40, 20)] * 3
@@ -21,19 +27,29 @@ def dataset(coco_files):
 
 
 def train_batches(
-    dataset, steps, *, start=0, processes=1, global_batch=4, seed=3, workers=0, **keys
+    dataset,
+    steps,
+    options=RECIPE,
+    *,
+    start=0,
+    processes=1,
+    global_batch=4,
+    seed=3,
+    workers=0,
+    keep_empty=True,
 ):
     """[step][process] -> Batch."""
     loaders = [
         TrainLoader(
             dataset,
+            options,
             seed=seed,
             start_step=start,
             batch_size=global_batch // processes,
             process_index=p,
             process_count=processes,
             num_workers=workers,
-            **(RECIPE | keys),
+            keep_empty=keep_empty,
         )
         for p in range(processes)
     ]
@@ -45,19 +61,17 @@ def train_batches(
 
 
 def global_sets(batches):
-    """Per step: the canvas, and the sorted images over all processes."""
+    """Per step: the canvas, and the sorted images and their sizes over all processes."""
     sets = []
     for parts in batches:
         (shape,) = {part.images.shape[1:3] for part in parts}
-        sets.append((shape, sorted(np.concatenate([p.image_index for p in parts]).tolist())))
+        rows = [
+            (int(index), *size.tolist())
+            for part in parts
+            for index, size in zip(part.image_index, part.image_sizes, strict=True)
+        ]
+        sets.append((shape, sorted(rows)))
     return sets
-
-
-def assert_same(a, b):
-    for name in ("images", "image_sizes", "scales", "image_index"):
-        np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
-    for name in ("boxes", "classes", "masks", "valid"):
-        np.testing.assert_array_equal(getattr(a.targets, name), getattr(b.targets, name))
 
 
 def test_batch_is_what_structures_promise(dataset):
@@ -75,6 +89,7 @@ def test_batch_is_what_structures_promise(dataset):
         "classes": ((4, 2), np.int32),
         "masks": ((4, 2, 8, 8), np.uint8),
         "valid": ((4, 2), np.bool_),
+        "polygons": ((4, 2, 0, 3), np.float32),
     }
     for holder, spec in ((batch, expected), (batch.targets, targets)):
         for name, (shape, dtype) in spec.items():
@@ -83,18 +98,64 @@ def test_batch_is_what_structures_promise(dataset):
     np.testing.assert_array_equal(batch.images[:, 0, 0, 0], batch.image_index + 1)
 
 
+def test_options_shape_the_batch(dataset):
+    options = replace(RECIPE, image_dtype="float32", mask_frame="image", max_vertices=6)
+    ((batch,),) = train_batches(dataset, 1, options)
+    canvas = batch.images.shape[1:3]
+    assert batch.images.dtype == np.float32
+    assert (batch.targets.masks.shape, batch.targets.masks.dtype) == ((4, 2, *canvas), np.uint8)
+    assert batch.targets.polygons.shape == (4, 2, 6, 3)
+    for evaluated in eval_loader(dataset, options):
+        same = jax.tree.map(lambda a, b: a.dtype == b.dtype and a.ndim == b.ndim, evaluated, batch)
+        assert all(jax.tree.leaves(same))
+
+
+@pytest.mark.parametrize("options", [RECIPE, MULTI_SCALE])
 @pytest.mark.parametrize("processes", [2, 4])
-def test_global_batches_do_not_depend_on_the_process_count(dataset, processes):
-    whole = global_sets(train_batches(dataset, 12))
-    assert global_sets(train_batches(dataset, 12, processes=processes)) == whole
+def test_global_batches_do_not_depend_on_the_process_count(dataset, processes, options):
+    whole = global_sets(train_batches(dataset, 12, options))
+    assert global_sets(train_batches(dataset, 12, options, processes=processes)) == whole
     assert len({canvas for canvas, _ in whole}) == 2
 
 
+@pytest.mark.parametrize("options", [RECIPE, MULTI_SCALE])
 @pytest.mark.parametrize("start, processes", [(1, 1), (7, 2), (11, 4)])
-def test_starting_later_gives_the_suffix(dataset, start, processes):
-    whole = global_sets(train_batches(dataset, 14))
-    later = train_batches(dataset, 14 - start, start=start, processes=processes)
+def test_starting_later_gives_the_suffix(dataset, start, processes, options):
+    whole = global_sets(train_batches(dataset, 14, options))
+    later = train_batches(dataset, 14 - start, options, start=start, processes=processes)
     assert global_sets(later) == whole[start:]
+
+
+def short_sides(batches):
+    return [int(b.image_sizes[0].min()) for (b,) in batches]
+
+
+def test_short_sides_are_drawn_uniformly_for_each_image(dataset):
+    batches = train_batches(dataset, 480, MULTI_SCALE, global_batch=1)
+    counts = Counter(short_sides(batches))
+    assert set(counts) == {20, 40, 64}
+    # 160 of each, with a standard deviation of 10
+    assert all(abs(count - 160) < 40 for count in counts.values())
+    seen = {}
+    for (batch,) in batches:
+        seen.setdefault(int(batch.image_index[0]), set()).add(int(batch.image_sizes[0].min()))
+    assert all(sides == {20, 40, 64} for sides in seen.values())  # new in every epoch
+    assert {b.images.shape[1:3] for (b,) in batches} == {LANDSCAPE, PORTRAIT}
+
+
+def test_short_sides_do_not_change_the_order_and_follow_the_seed(dataset):
+    plain = train_batches(dataset, 30, global_batch=1)
+    drawn = train_batches(dataset, 30, MULTI_SCALE, global_batch=1)
+    assert [b.image_index[0] for (b,) in plain] == [b.image_index[0] for (b,) in drawn]
+    assert set(short_sides(plain)) == {64}
+    again = train_batches(dataset, 30, MULTI_SCALE, global_batch=1)
+    other = train_batches(dataset, 30, MULTI_SCALE, global_batch=1, seed=4)
+    assert short_sides(again) == short_sides(drawn) != short_sides(other)
+
+
+def test_evaluation_does_not_draw_short_sides(dataset):
+    for drawn, plain in zip(eval_loader(dataset, MULTI_SCALE), eval_loader(dataset), strict=True):
+        assert_tree_close(drawn, plain)
 
 
 def test_a_far_step_is_reached_at_once(dataset):
@@ -110,7 +171,7 @@ def test_another_seed_gives_another_order(dataset):
 
 def test_every_epoch_is_a_new_permutation_of_each_bucket(dataset):
     batches = train_batches(dataset, 80, global_batch=1)
-    buckets = canvas_buckets(dataset, range(len(SIZES)), (64, 128), "shortest_edge")
+    buckets = canvas_buckets(dataset, range(len(SIZES)), RECIPE)
     assert {canvas: len(bucket) for canvas, bucket in buckets.items()} == {
         LANDSCAPE: 11,
         PORTRAIT: 5,
@@ -144,35 +205,70 @@ def test_empty_images_can_be_left_out(dataset):
 
 def test_nothing_to_train_on_is_named(coco_files):
     dataset = load_coco(*coco_files(), require_annotations=False)
-    with pytest.raises(ValueError, match="no image to train on"):
+    with pytest.raises(ValueError, match="no image to train on, .* data.keep_empty is False"):
         train_batches(dataset, 1, keep_empty=False)
 
 
-def test_worker_processes_give_the_same_batches(dataset):
-    threads = train_batches(dataset, 6)
-    workers = train_batches(dataset, 6, workers=2)
+@pytest.mark.parametrize(
+    "options, kept",
+    [
+        (RECIPE, {0}),
+        (replace(RECIPE, skip_crowd=False), {0, 1, 2}),
+        (replace(RECIPE, box_offset=1.0), {0}),
+        (replace(RECIPE, box_offset=1.0, skip_crowd=False), {0, 1}),
+    ],
+)
+def test_images_without_targets_are_empty(coco_files, options, kept):
+    objects = [
+        rectangle(1, 1, 9, 9),
+        rectangle(1, 1, 9, 9, image_id=2, iscrowd=1),
+        rectangle(1, 1, 1, 9, image_id=3, iscrowd=1),  # empty if it ends at its last pixel
+    ]
+    dataset = load_coco(*coco_files(sizes=[(20, 30)] * 4, annotations=objects))
+    seen = [b.image_index for (b,) in train_batches(dataset, 3, options, keep_empty=False)]
+    assert set(np.concatenate(seen).tolist()) == kept
+
+
+@pytest.mark.parametrize("options", [RECIPE, MULTI_SCALE])
+def test_worker_processes_give_the_same_batches(dataset, options):
+    threads = train_batches(dataset, 6, options)
+    workers = train_batches(dataset, 6, options, workers=2)
     for (a,), (b,) in zip(threads, workers, strict=True):
-        assert_same(a, b)
+        assert_tree_close(a, b)
 
 
 def test_objects_beyond_max_instances_are_counted_and_logged_once(coco_files, caplog):
     many = [rectangle(0, 0, side, side) for side in (3, 9, 5, 7)]
     crowd = rectangle(0, 0, 9, 9, iscrowd=1)
     dataset = load_coco(*coco_files(annotations=[*many, crowd]))
-    loader = TrainLoader(
-        dataset,
-        seed=0,
-        start_step=0,
-        batch_size=1,
-        num_workers=0,
-        **(RECIPE | {"max_instances": 3}),
-    )
+    options = replace(RECIPE, max_instances=3)
+    loader = TrainLoader(dataset, options, seed=0, start_step=0, batch_size=1, num_workers=0)
     batches = [next(loader) for _ in range(3)]
     loader.close()
     assert loader.overflowed == 1 and all(b.targets.valid.all() for b in batches)
     scale = batches[0].scales[0, 1]
     np.testing.assert_allclose(batches[0].targets.boxes[0, :, 2], np.array([9, 5, 7]) * scale)
     assert caplog.text.count("the 1 smallest of 4 objects are left out") == 1
+
+
+def test_objects_without_an_outline_are_counted_and_logged_once(coco_files, caplog):
+    mask = np.zeros((40, 60), np.uint8)
+    mask[3:9, 4:20] = 1
+    encoded = rectangle(4, 3, 16, 6, segmentation=uncompressed_rle(mask))
+    pentagon = rectangle(2, 2, 9, 9, segmentation=[[2, 2, 11, 2, 11, 11, 6, 11, 2, 11]])
+    two_parts = rectangle(2, 2, 9, 9, segmentation=[[2, 2, 4, 2, 4, 4], [8, 8, 11, 8, 11, 11]])
+    objects = [rectangle(1, 1, 9, 9), encoded, pentagon, two_parts, encoded | {"iscrowd": 1}]
+    dataset = load_coco(*coco_files(annotations=objects))
+    for vertices, undrawn in ((0, 0), (4, 3), (5, 2), (6, 1)):
+        options = replace(RECIPE, max_instances=9, max_vertices=vertices)
+        loader = TrainLoader(dataset, options, seed=0, start_step=0, batch_size=1, num_workers=0)
+        drawn = (next(loader).targets.polygons[0, :, :, 2] >= 0).any(axis=1).sum()
+        loader.close()
+        assert loader.undrawn == undrawn
+        assert drawn == (4 - undrawn if vertices else 0)
+    assert caplog.text.count("objects have no outline") == 3
+    line = "3 of 4 objects have no outline to draw a mask target from: 1 are run-length codes, 2"
+    assert caplog.text.count(line) == 1
 
 
 def truncate(dataset, index):
@@ -183,7 +279,7 @@ def truncate(dataset, index):
 def test_undecodable_image_is_replaced_and_named_once(dataset, caplog):
     whole = train_batches(dataset, 16)
     truncate(dataset, 5)  # a portrait; the next portrait is image 13
-    loader = TrainLoader(dataset, seed=3, start_step=0, batch_size=4, num_workers=0, **RECIPE)
+    loader = TrainLoader(dataset, RECIPE, seed=3, start_step=0, batch_size=4, num_workers=0)
     batches = [next(loader) for _ in range(16)]
     loader.close()
     for (before,), after in zip(whole, batches, strict=True):
@@ -208,8 +304,8 @@ def test_size_that_disagrees_is_not_skipped(coco_files):
         train_batches(dataset, 1)
 
 
-def eval_loader(dataset, **keys):
-    return EvalLoader(dataset, **({"batch_size": 4, "num_workers": 0} | RECIPE | keys))
+def eval_loader(dataset, options=RECIPE, **keys):
+    return EvalLoader(dataset, options, **({"batch_size": 4, "num_workers": 0} | keys))
 
 
 @pytest.mark.parametrize("processes", [1, 2, 4])

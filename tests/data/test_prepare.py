@@ -45,7 +45,7 @@ def test_check_prints_every_problem_and_fails(coco_files):
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        (["bogus"], "expected one of ['shapes', 'check']"),
+        (["bogus"], "expected one of ['shapes', 'check', 'weights']"),
         (["shapes"], "prepare shapes needs --data_dir"),
         (["check", "--json", "a.json"], "--json together with --images"),
         (["check", "--json", "a.json", "--images", "b"], "no annotation file 'a.json'"),

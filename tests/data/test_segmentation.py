@@ -7,10 +7,12 @@ from pycocotools import mask as coco_mask
 from mask_rcnn_jax.data.segmentation import (
     compact,
     crop_mask,
+    polygon_vertices,
     segmentation_area,
     segmentation_box,
     segmentation_fault,
     segmentation_to_mask,
+    vertex_count,
 )
 from mask_rcnn_jax.data.shapes import compressed_rle, uncompressed_rle
 from tests.helpers import shared
@@ -169,6 +171,26 @@ def point_in_polygon(points, corners):
         nearest = a + t[..., None] * (b - a)
         distance = np.minimum(distance, np.linalg.norm(points - nearest, axis=-1))
     return inside, distance
+
+
+def test_vertices_carry_the_number_of_their_polygon():
+    two = [SQUARE[0], [0.5, 0.25, 3, 1, 2, 2]]
+    for segmentation in (two, compact(two, 6, 8)):
+        assert vertex_count(segmentation) == 7
+        vertices = polygon_vertices(segmentation, 7)
+        points = np.array(two[0] + two[1]).reshape(-1, 2)
+        np.testing.assert_array_equal(vertices[:, :2], points)
+        np.testing.assert_array_equal(vertices[:, 2], [0, 0, 0, 0, 1, 1, 1])
+
+
+@pytest.mark.parametrize("limit, count", [(0, 0), (3, 0), (4, 4), (9, 4)])
+def test_polygons_of_too_many_vertices_are_left_out(limit, count):
+    assert polygon_vertices(SQUARE, limit).shape == (count, 3)
+
+
+def test_rle_has_no_vertices():
+    for rle in (uncompressed_rle(blob()), compressed_rle(blob())):
+        assert vertex_count(rle) == 0 and polygon_vertices(rle, 100).shape == (0, 3)
 
 
 def test_polygon_crop_outside_the_polygon_is_empty():

@@ -1,10 +1,12 @@
 import math
 
+import cv2
 import numpy as np
 import pytest
 from pycocotools import mask as coco_mask
 
 from mask_rcnn_jax.evaluation.paste import encode_window, paste_mask, run_lengths
+from tests.helpers import shared
 
 
 def full_picture(crop, origin, height, width):
@@ -89,6 +91,105 @@ def test_box_without_pixels_gives_an_empty_mask(box):
     code = encode_window(crop, origin, 16, 20)
     assert code["size"] == [16, 20]
     assert coco_mask.area(code) == 0
+
+
+@pytest.mark.parametrize(
+    "box",
+    [
+        (9.0, 5.0, 5.0, 9.0),
+        (-9.0, 2.0, -2.0, 8.0),
+        (21.0, 2.0, 30.0, 8.0),
+        (2.0, -9.0, 8.0, -2.0),
+        (2.0, 17.0, 8.0, 30.0),
+        (math.nan, 0.0, 4.0, 4.0),
+        (0.0, 0.0, math.inf, 4.0),
+    ],
+)
+def test_integer_rule_gives_an_empty_mask_outside_the_picture(box):
+    crop, _ = paste_mask(np.ones((28, 28)), np.array(box), 16, 20, rule="integer")
+    assert crop.size == 0
+
+
+def test_integer_rule_covers_whole_pixels_by_hand():
+    # Grown by 30/28 about its centre the box is 8.93 .. 24.07: pixels 8 to 24, 17 for 30 cells. The
+    # first reads place 0.38 between the zero border (0) and the object (1), the next one 2.15.
+    full = np.ones((28, 28), np.float32)
+    crop, origin = paste_mask(full, (9.43, 9.43, 23.57, 23.57), 40, 50, rule="integer")
+    assert origin == (8, 8)
+    assert crop.shape == (17, 17)
+    np.testing.assert_array_equal(crop, np.pad(np.ones((15, 15)), 1))
+    # Negative corners are cut towards zero.
+    crop, origin = paste_mask(full, (-0.8, -0.8, 4.0, 4.0), 40, 50, rule="integer")
+    assert origin == (0, 0)
+    # A box without extent still is a pixel.
+    crop, origin = paste_mask(full, (7.2, 5.1, 7.2, 5.1), 40, 50, rule="integer")
+    assert (crop.tolist(), origin) == ([[1]], (7, 5))
+
+
+def test_rules_differ_at_the_threshold():
+    half = np.full((28, 28), 0.5, np.float32)
+    box = (4.0, 4.0, 24.0, 24.0)
+    assert paste_mask(half, box, 30, 30)[0].sum() > 0
+    assert paste_mask(half, box, 30, 30, rule="integer")[0].sum() == 0
+
+
+def test_unknown_rule_is_refused():
+    with pytest.raises(ValueError, match="rule is 'grid'"):
+        paste_mask(np.ones((2, 2)), (0, 0, 2, 2), 4, 4, rule="grid")
+
+
+def resized_paste(mask, box, height, width):
+    """The integer rule step by step, with cv2 for the resizing."""
+    side = len(mask)
+    x1, y1, x2, y2 = np.asarray(box, np.float32)
+    scale = np.float32((side + 2) / side)
+    half = np.array([x2 - x1, y2 - y1]) * np.float32(0.5) * scale
+    centre = np.array([x1 + x2, y1 + y2]) * np.float32(0.5)
+    (left, top), (right, bottom) = (centre - half).astype(int), (centre + half).astype(int)
+    padded = np.pad(mask, 1)
+    size = (max(int(right - left) + 1, 1), max(int(bottom - top) + 1, 1))
+    pasted = (cv2.resize(padded, size) > 0.5).astype(np.uint8)
+    # A picture with a margin on all sides takes any box.
+    margin = 300
+    picture = np.zeros((height + 2 * margin, width + 2 * margin), np.uint8)
+    picture[margin + top :, margin + left :][: size[1], : size[0]] = pasted
+    return picture[margin:-margin, margin:-margin]
+
+
+def test_integer_rule_equals_cv2():
+    rng = np.random.default_rng(3)
+    for trial in range(60):
+        mask = rng.random((28, 28)).astype(np.float32)
+        if trial % 2:
+            mask = cv2.GaussianBlur(mask, (0, 0), 2.0)
+        corner, side = rng.uniform(-60, 150, 2), np.exp(rng.uniform(0, 5.0, 2))
+        box = np.concatenate([corner, corner + side]).astype(np.float32)
+        crop, origin = paste_mask(mask, box, 90, 120, rule="integer")
+        np.testing.assert_array_equal(
+            full_picture(crop, origin, 90, 120), resized_paste(mask, box, 90, 120), err_msg=str(box)
+        )
+
+
+def test_integer_rule_equals_torchvision():
+    golden = np.load(shared("goldens/torchvision/ops.npz"))
+    height, width = golden["paste_hw"]
+    for mask, box, expected in zip(
+        golden["paste_masks"], golden["paste_boxes"], golden["paste_out"], strict=True
+    ):
+        pasted = paste_mask(mask[0], box, height, width, rule="integer")
+        np.testing.assert_array_equal(full_picture(*pasted, height, width), expected > 0.5)
+
+
+@pytest.mark.parametrize("image", [0, 1])
+def test_integer_rule_equals_torchvision_model(image):
+    golden = np.load(shared("goldens/torchvision/small_eval.npz"))
+    count, height, width = golden[f"pasted_shape{image}"]
+    expected = np.unpackbits(golden[f"pasted_bin{image}"], axis=-1)[..., :width]
+    assert len(expected) == count > 20
+    for row in range(count):
+        mask, box = golden[f"mask_probs{image}"][row, 0], golden[f"det_boxes{image}"][row]
+        pasted = paste_mask(mask, box, height, width, rule="integer")
+        np.testing.assert_array_equal(full_picture(*pasted, height, width), expected[row])
 
 
 def test_encode_window_joins_runs_over_column_ends():

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mask_rcnn_jax.models.frame import Frame
 from mask_rcnn_jax.models.mask_rcnn import build_model
 from mask_rcnn_jax.models.roi_heads import sample_rois, select_detections
 from mask_rcnn_jax.models.rpn import select_proposals
@@ -24,7 +25,8 @@ def variables(model):
     return init_variables(model, 0)
 
 
-THRESHOLDS = dict(score_threshold=0.0, nms_thresh=0.5, pre_nms_topk=60, detections_per_image=5)
+THRESHOLDS = dict(score_threshold=0.0, min_box_size=-1.0, nms_thresh=0.5, pre_nms_topk=60,
+                  detections_per_image=5)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +64,8 @@ def test_detections_equal_a_slow_nms_per_class():
     weights = (10.0, 10.0, 5.0, 5.0)
     found, scores, labels, ok = (np.asarray(x)[0] for x in select_detections(
         jnp.asarray(logits), jnp.asarray(deltas), proposals, jnp.array([[64, 64]]),
-        box_weights=weights, box_offset=0.0, score_threshold=0.05, nms_thresh=0.5,
-        pre_nms_topk=rows * classes, detections_per_image=limit,
+        box_weights=weights, box_offset=0.0, iou_offset=0.0, score_threshold=0.05,
+        min_box_size=-1.0, nms_thresh=0.5, pre_nms_topk=rows * classes, detections_per_image=limit,
     ))  # fmt: skip
 
     probability = np.exp(logits[0]) / np.exp(logits[0]).sum(axis=1, keepdims=True)
@@ -87,13 +89,13 @@ def test_detections_equal_a_slow_nms_per_class():
 
 def test_proposals_are_inside_the_image_sorted_and_padded(model):
     rng = np.random.default_rng(1)
-    anchors = model.anchors((64, 64))
+    anchors = model.anchors(Frame((64, 64), None))
     logits = [jnp.asarray(rng.normal(size=(2, len(a))), jnp.float32) for a in anchors]
     deltas = [jnp.asarray(rng.normal(size=(2, len(a), 4)), jnp.float32) for a in anchors]
     sizes = jnp.array([[64, 40], [30, 64]])
     proposals = select_proposals(
-        logits, deltas, anchors, sizes,
-        pre_nms_topk=50, post_nms_topk=400, nms_thresh=0.7, box_offset=1.0,
+        logits, deltas, anchors, None, sizes, pre_nms_topk=50, post_nms_topk=400, scope="image",
+        nms_thresh=0.7, min_size=-1.0, box_offset=1.0, iou_offset=0.0,
     )  # fmt: skip
     assert proposals.boxes.shape == (2, 400, 4)
     for b in range(2):
@@ -115,11 +117,13 @@ def test_sampled_rois_start_with_foreground_and_regress_to_their_object():
     targets = Targets(
         boxes=jnp.asarray(np.concatenate([gt, np.zeros((2, 4), np.float32)])),
         classes=jnp.array([1, 2, 3, 0, 0]), masks=jnp.zeros((5, 8, 8), jnp.uint8),
+        polygons=jnp.zeros((5, 0, 3)),
         valid=jnp.array([True, True, True, False, False]),
     )  # fmt: skip
     proposals = Proposals(boxes=jnp.asarray(boxes), scores=jnp.ones(50), valid=jnp.ones(50, bool))
-    options = dict(rois_per_image=32, fg_fraction=0.25, fg_thresh=0.5,
-                   box_weights=(10.0, 10.0, 5.0, 5.0), box_offset=0.0)  # fmt: skip
+    options = dict(rois_per_image=32, fg_fraction=0.25, fg_thresh=0.5, fg_strict=True,
+                   bg_thresh=(0.0, 0.5), box_weights=(10.0, 10.0, 5.0, 5.0), box_offset=0.0,
+                   iou_offset=0.0)  # fmt: skip
     rois = sample_rois(jax.random.key(0), proposals, targets, **options)
     assert rois.foreground.tolist() == [True] * 8 + [False] * 24
     assert (np.asarray(rois.classes) > 0).tolist() == rois.foreground.tolist()

@@ -8,15 +8,18 @@ from flax import linen as nn
 from jax import lax
 
 from mask_rcnn_jax.models.conv import UpConv, conv_general_dilated
+from mask_rcnn_jax.models.frame import Frame
 from mask_rcnn_jax.models.resnet import ResNet
 
-RECIPE = dict(norm="frozen", stride_in="3x3", padding="torch", frozen_stages=0, dtype=jnp.float32)
+RECIPE = dict(norm="frozen", norm_eps=1e-5, stride_in="3x3", padding="torch", pool_padding="torch",
+              frozen_stages=0, dtype=jnp.float32)  # fmt: skip
+FRAME = Frame((64, 64), None)
 
 
 def init_and_apply(side=64, **fields):
     model = ResNet(**{**RECIPE, **fields})
     images = jax.random.normal(jax.random.key(0), (1, side, side, 3))
-    variables = model.init(jax.random.key(1), images, False)
+    variables = model.init(jax.random.key(1), images, False, FRAME)
     return model, variables, images
 
 
@@ -31,7 +34,8 @@ def test_every_depth_has_its_shapes_and_size(depth, channels, millions):
     model = ResNet(depth=depth, **RECIPE)
     images = jax.ShapeDtypeStruct((2, 128, 192, 3), jnp.float32)
     features, variables = jax.eval_shape(
-        lambda x: model.init_with_output(jax.random.key(0), x, False), images
+        lambda x: model.init_with_output(jax.random.key(0), x, False, Frame((128, 192), None)),
+        images,
     )
     expected = [(2, 128 // s, 192 // s, channels // d)
                 for s, d in zip((4, 8, 16, 32), (8, 4, 2, 1), strict=True)]  # fmt: skip
@@ -43,7 +47,7 @@ def test_every_depth_has_its_shapes_and_size(depth, channels, millions):
 @pytest.mark.parametrize("stride_in", ["3x3", "1x1"])
 def test_the_named_convolution_strides(stride_in):
     model, variables, images = init_and_apply(depth=50, stride_in=stride_in)
-    _, state = model.apply(variables, images, False, capture_intermediates=True)
+    _, state = model.apply(variables, images, False, FRAME, capture_intermediates=True)
     block = state["intermediates"]["res3_0"]
     side = block["conv1"]["__call__"][0].shape[1]
     assert side == (8 if stride_in == "1x1" else 16)
@@ -61,7 +65,8 @@ def test_same_padding_shifts_what_torch_padding_centres():
     other = ResNet(depth=10, **RECIPE)
     images = jax.random.normal(jax.random.key(0), (1, 64, 64, 3))
     assert not np.allclose(
-        model.apply(variables, images, False)[0], other.apply(variables, images, False)[0]
+        model.apply(variables, images, False, FRAME)[0],
+        other.apply(variables, images, False, FRAME)[0],
     )
 
 
@@ -70,7 +75,9 @@ def test_frozen_stages_have_no_gradient_and_the_others_do(frozen_stages):
     model, variables, images = init_and_apply(depth=10, norm="group", frozen_stages=frozen_stages)
 
     def loss(params):
-        return sum(jnp.sum(jnp.square(f)) for f in model.apply({"params": params}, images, False))
+        return sum(
+            jnp.sum(jnp.square(f)) for f in model.apply({"params": params}, images, False, FRAME)
+        )
 
     grads = jax.jit(jax.grad(loss))(variables["params"])
     frozen = ["stem", "res2", "res3", "res4", "res5"][:frozen_stages]
@@ -79,11 +86,17 @@ def test_frozen_stages_have_no_gradient_and_the_others_do(frozen_stages):
         assert (largest == 0.0) == (module.split("_")[0] in frozen), module
 
 
-def test_trained_batch_norm_moves_its_statistics_and_frozen_norm_has_none():
+def test_which_norms_move_their_statistics_and_which_have_parameters():
     model, variables, images = init_and_apply(depth=10, norm="batch")
-    _, updated = model.apply(variables, images, True, mutable=["batch_stats"])
+    _, updated = model.apply(variables, images, True, FRAME, mutable=["batch_stats"])
     before = variables["batch_stats"]["stem_norm"]["mean"]
     assert not np.allclose(updated["batch_stats"]["stem_norm"]["mean"], before)
+    model, variables, images = init_and_apply(depth=10, norm="affine")
+    _, updated = model.apply(variables, images, True, FRAME, mutable=["batch_stats"])
+    assert jax.tree.all(
+        jax.tree.map(np.array_equal, updated, {"batch_stats": variables["batch_stats"]})
+    )
+    assert set(variables["params"]["stem_norm"]) == {"scale", "bias"}
     _, frozen, _ = init_and_apply(depth=10, norm="frozen")
     assert set(frozen["batch_stats"]["stem_norm"]) == {"scale", "bias"}
     assert "stem_norm" not in frozen["params"]
@@ -91,8 +104,9 @@ def test_trained_batch_norm_moves_its_statistics_and_frozen_norm_has_none():
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("depth", 20), ("norm", "layer"), ("stride_in", "5x5"), ("padding", "valid")],
-)
+    [("depth", 20), ("norm", "layer"), ("stride_in", "5x5"), ("padding", "valid"),
+     ("pool_padding", "valid")],
+)  # fmt: skip
 def test_an_unknown_choice_is_refused_by_name(field, value):
     with pytest.raises(ValueError, match=f"model.{field} is {value!r}"):
         init_and_apply(**{"depth": 10, field: value})

@@ -37,9 +37,28 @@ def test_grid_equals_nvidia():
 
 def test_grid_equals_torchvision():
     golden = np.load(shared("goldens/torchvision/ops.npz"))
-    settings = {"sizes": SIZES, "shapes": TORCH_SHAPES, "centre": 0.0, "rounded": True}
+    settings = {"sizes": SIZES, "shapes": TORCH_SHAPES, "centre": 0.0, "rounding": "half_sides"}
     levels = anchor_grid((192, 320), strides=STRIDES, **settings)
     np.testing.assert_array_equal(np.concatenate(levels), golden["anchors_192x320"])
     levels = anchor_grid((832, 1344), strides=STRIDES, **settings)
     picked = np.concatenate(levels)[golden["anchors_832x1344_idx"]]
     np.testing.assert_array_equal(picked, golden["anchors_832x1344_at_idx"])
+
+
+def test_caffe_rounding_by_hand():
+    """maskrcnn-benchmark's anchors at the first cell: sides rounded at the size of one cell."""
+    levels = anchor_grid(
+        (64, 64), strides=STRIDES, sizes=SIZES, shapes=TORCH_SHAPES, rounding="base_window",
+        offset=1.0,
+    )  # fmt: skip
+    # Base windows of 4, 8 and 64 pixels: 6 x 3, 4 x 4, 3 x 6; 11 x 6, ..; 91 x 46 (45.5 to even).
+    np.testing.assert_array_equal(
+        levels[0][:3], [[-22, -10, 25, 13], [-14, -14, 17, 17], [-10, -22, 13, 25]]
+    )
+    np.testing.assert_array_equal(levels[1][0], [-40, -20, 47, 27])
+    np.testing.assert_array_equal(levels[4][0], [32 - 364, 32 - 184, 32 + 363, 32 + 183])
+
+
+def test_unknown_rounding_is_named():
+    with pytest.raises(ValueError, match="model.anchor_rounding is 'up'"):
+        anchor_grid((64, 64), strides=(4,), sizes=(32.0,), shapes=NVIDIA_SHAPES, rounding="up")

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from mask_rcnn_jax.ops import masks as mask_ops
-from tests.helpers import assert_finite_tree, random_boxes, shared
+from tests.helpers import assert_finite_tree, assert_finite_with_grad, random_boxes, shared
 
 mask_targets = jax.jit(mask_ops.mask_targets, static_argnames=("size", "half_pixel"))
+soft_mask_targets = jax.jit(mask_ops.soft_mask_targets, static_argnames="size")
 
 
 def slow_mask_targets(masks, gt_boxes, rois, matched_idxs, size, half_pixel):
@@ -119,3 +120,161 @@ def test_equals_nvidia(image):
     )
     expected = np.unpackbits(golden["mask_targets"][image], axis=-1)[stored][:, :, :28]
     np.testing.assert_array_equal(targets, expected)
+
+
+def slow_soft_targets(masks, boxes, rois, matched_idxs, size, image_size=None):
+    """The mean of single samples, in float64. Masks 0..1; `boxes` of crops, or an image size."""
+    out = np.zeros((len(rois), size, size))
+    for r, (x1, y1, x2, y2) in enumerate(rois.astype(np.float64)):
+        mask = masks[matched_idxs[r]].astype(np.float64)
+        box = None if image_size else boxes[matched_idxs[r]].astype(np.float64)
+        width, height = max(x2 - x1, 1.0), max(y2 - y1, 1.0)
+        rows, columns = int(np.ceil(height / size)), int(np.ceil(width / size))
+        for p, q, i, j in np.ndindex(size, size, rows, columns):
+            y = y1 + (p + (i + 0.5) / rows) * height / size
+            x = x1 + (q + (j + 0.5) / columns) * width / size
+            if image_size:
+                value = slow_clamped(mask[: image_size[0], : image_size[1]], y, x)
+            else:
+                y = (y + 0.5 - box[1]) / (box[3] - box[1]) * mask.shape[0] - 0.5
+                x = (x + 0.5 - box[0]) / (box[2] - box[0]) * mask.shape[1] - 0.5
+                value = slow_bilinear(np.pad(mask, 2), np.clip(y, -2, mask.shape[0]) + 2,
+                                      np.clip(x, -2, mask.shape[1]) + 2)  # fmt: skip
+            out[r, p, q] += value / (rows * columns)
+    return out
+
+
+def slow_bilinear(mask, y, x):
+    top, left = int(y), int(x)
+    v, u = y - top, x - left
+    corners = np.pad(mask, ((0, 1), (0, 1)))[top : top + 2, left : left + 2]
+    return np.array([1 - v, v]) @ corners @ np.array([1 - u, u])
+
+
+def slow_clamped(mask, y, x):
+    """Zero further than one pixel outside, else the nearest place inside."""
+    height, width = mask.shape
+    if y < -1 or y > height or x < -1 or x > width:
+        return 0.0
+    return slow_bilinear(mask, np.clip(y, 0, height - 1), np.clip(x, 0, width - 1))
+
+
+def test_soft_targets_by_hand():
+    """Left half full. A bin is two pixels wide and read at pixel indices 0.5 and 1.5, and so on."""
+    mask = np.zeros((1, 8, 8), np.uint8)
+    mask[:, :, :4] = 255
+    roi = jnp.array([[0.0, 0.0, 8.0, 8.0]])
+    settings = {"size": 4, "image_size": jnp.array([8, 8])}
+    targets = soft_mask_targets(jnp.asarray(mask), roi, roi, jnp.zeros(1, jnp.int32), **settings)
+    assert targets.dtype == jnp.float32
+    np.testing.assert_allclose(targets[0], np.tile([1, 0.75, 0, 0], (4, 1)))
+
+
+def soft_case(rng):
+    """Rois inside, over every edge, wholly outside, tiny, empty and inside out, and their masks."""
+    masks = rng.integers(0, 256, (3, 40, 60)).astype(np.uint8)
+    boxes = np.array([[3, 4, 40, 30], [10.3, 2.2, 20.9, 31.7], [0, 0, 50, 32]], np.float32)
+    matched = rng.integers(0, 3, 14).astype(np.int32)
+    rois = boxes[matched] + rng.normal(0, 5, (14, 4)).astype(np.float32)
+    rois[:6] = [
+        [-9, -7, 60, 45], [60, 50, 80, 70], [5, 5, 5, 5], [20, 20, 10, 9], [4.2, 5.1, 4.7, 20],
+        [0, 0, 50, 32],
+    ]  # fmt: skip
+    return masks, boxes, rois, matched
+
+
+def test_soft_targets_of_whole_masks_equal_slow_oracle():
+    masks, boxes, rois, matched = soft_case(np.random.default_rng(4))
+    args = [jnp.asarray(a) for a in (masks, boxes, rois, matched)]
+    targets = soft_mask_targets(*args, size=7, image_size=jnp.array([32, 50]))
+    expected = slow_soft_targets(masks / 255, boxes, rois, matched, 7, (32, 50))
+    np.testing.assert_allclose(targets, expected, atol=2e-5)
+    # What lies beyond the image is not read.
+    garbage = args[0].at[:, 32:].set(7).at[:, :, 50:].set(99)
+    again = soft_mask_targets(garbage, *args[1:], size=7, image_size=jnp.array([32, 50]))
+    np.testing.assert_array_equal(again, targets)
+
+
+def test_soft_targets_of_crops_equal_slow_oracle():
+    masks, boxes, rois, matched = soft_case(np.random.default_rng(5))
+    masks = masks[:, :24, :24]
+    targets = soft_mask_targets(*[jnp.asarray(a) for a in (masks, boxes, rois, matched)], size=7)
+    expected = slow_soft_targets(masks / 255, boxes, rois, matched, 7)
+    np.testing.assert_allclose(targets, expected, atol=3e-5)
+
+
+def test_soft_targets_of_crops_are_close_to_those_of_whole_masks():
+    """An ellipse, drawn at the resolution of the image and of the crop."""
+    y, x = np.mgrid[:120, :160] + 0.5
+    whole = ((x - 70) / 50) ** 2 + ((y - 60) / 40) ** 2 < 1
+    v, u = (np.mgrid[:112, :112] + 0.5) / 112 - 0.5
+    crop = u**2 + v**2 < 0.25
+    box = np.array([[20, 20, 120, 100]], np.float32)
+    rois = box + np.random.default_rng(6).normal(0, 8, (6, 4)).astype(np.float32)
+    args = [jnp.asarray(a) for a in (box, rois, np.zeros(6, np.int32))]
+    whole, crop = (jnp.asarray(mask[None] * np.uint8(255)) for mask in (whole, crop))
+    exact = soft_mask_targets(whole, *args, image_size=jnp.array([120, 160]))
+    assert np.abs(soft_mask_targets(crop, *args) - exact).mean() < 0.01
+
+
+def test_soft_targets_do_not_depend_on_how_many_are_made_at_once(monkeypatch):
+    masks, boxes, rois, matched = soft_case(np.random.default_rng(7))
+    args = [jnp.asarray(a) for a in (masks, boxes, rois, matched)]
+    together = mask_ops.soft_mask_targets(*args, size=5, image_size=jnp.array([32, 50]))
+    for pixels in (1, 4 * 40 * 60):  # one at a time, and four, which does not divide 14
+        monkeypatch.setattr(mask_ops, "PIXELS_AT_ONCE", pixels)
+        apart = mask_ops.soft_mask_targets(*args, size=5, image_size=jnp.array([32, 50]))
+        np.testing.assert_allclose(apart, together, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("image_size", [None, (32, 50)])
+def test_soft_targets_of_padded_rows_are_finite_and_change_nothing(image_size):
+    masks, boxes, rois, matched = soft_case(np.random.default_rng(8))
+    args = [jnp.asarray(a) for a in (masks, boxes, rois, matched)]
+    size = None if image_size is None else jnp.array(image_size)
+    few = soft_mask_targets(*args, size=5, image_size=size)
+    padded = [
+        jnp.pad(a, ((0, 2), *((0, 0),) * (a.ndim - 1)), constant_values=value)
+        for a, value in zip(args, (0, 0, 0, 4), strict=True)
+    ]
+    many = soft_mask_targets(*padded, size=5, image_size=size)
+    np.testing.assert_array_equal(many[:14], few)
+    np.testing.assert_array_equal(many[14:], 0.0)
+    assert_finite_with_grad(
+        lambda boxes, rois: soft_mask_targets(
+            padded[0], boxes, rois, padded[3], size=5, image_size=size
+        ),
+        padded[1],
+        padded[2],
+    )
+
+
+def test_soft_targets_equal_torchvision():
+    golden = np.load(shared("goldens/torchvision/ops.npz"))
+    masks = jnp.asarray(golden["mt_masks"] * np.uint8(255))
+    rois, matched = jnp.asarray(golden["mt_boxes"]), jnp.asarray(golden["mt_idx"].astype(np.int32))
+    size = jnp.array(masks.shape[1:])
+    targets = soft_mask_targets(masks, jnp.zeros((3, 4)), rois, matched, image_size=size)
+    np.testing.assert_allclose(targets, golden["mt_out"], atol=2e-5)
+
+
+def test_soft_targets_equal_torchvision_in_training():
+    golden = np.load(shared("goldens/torchvision/small_train.npz"))
+    targets = []
+    for image in (0, 1):
+        shape = golden[f"gt_masks_resized_shape{image}"]
+        masks = np.unpackbits(golden[f"gt_masks_resized{image}"], axis=-1)[..., : shape[-1]]
+        # On a canvas that is larger than the image.
+        masks = jnp.pad(jnp.asarray(masks * np.uint8(255)), ((0, 0), (0, 11), (0, 32)))
+        row = golden[f"mask_pos_in_rois{image}"]
+        targets.append(
+            soft_mask_targets(
+                masks,
+                jnp.asarray(golden[f"gt_boxes_resized{image}"]),
+                jnp.asarray(golden[f"roi_boxes{image}"][row]),
+                jnp.asarray(golden[f"roi_matched_gt{image}"][row].astype(np.int32)),
+                image_size=jnp.asarray(shape[1:]),
+            )
+        )
+    # Rois end at up to 320 pixels, where float32 places a sample to 3e-5.
+    np.testing.assert_allclose(np.concatenate(targets), golden["mask_targets"], atol=5e-5)

@@ -9,7 +9,10 @@ from mask_rcnn_jax.ops import roi_align as roi_align_module
 from mask_rcnn_jax.ops.roi_align import assign_levels
 from tests.helpers import assert_finite_tree, random_boxes, shared
 
-SETTINGS = ("output_size", "strides", "sampling", "half_pixel", "border", "min_size")
+SETTINGS = (
+    "output_size", "strides", "sampling", "max_sampling", "half_pixel", "border", "min_size",
+    "level_offset",
+)  # fmt: skip
 roi_align = jax.jit(roi_align_module.roi_align, static_argnames=SETTINGS)
 
 
@@ -21,7 +24,7 @@ def pyramid(rng, batch=2, size=(64, 96), channels=3, levels=4):
 
 
 def slow_roi_align(features, boxes, output_size, strides, sampling, half_pixel, border, min_size):
-    """One sample point at a time, in float64."""
+    """One sample point at a time, in float64. A `sampling` of 0 is as many as the box asks for."""
     batch, num = boxes.shape[:2]
     out = np.zeros((batch, num, output_size, output_size, features[0].shape[-1]))
     for b, n in np.ndindex(batch, num):
@@ -35,10 +38,13 @@ def slow_roi_align(features, boxes, output_size, strides, sampling, half_pixel, 
         if min_size is not None:
             width, height = max(width, min_size), max(height, min_size)
         shift = 0.5 if half_pixel else 0.0
-        for p, q, i, j in np.ndindex(output_size, output_size, sampling, sampling):
-            y = y1 - shift + (p + (i + 0.5) / sampling) * height / output_size
-            x = x1 - shift + (q + (j + 0.5) / sampling) * width / output_size
-            out[b, n, p, q] += slow_bilinear(f, y, x, border) / sampling**2
+        rows, columns = (
+            sampling or max(int(np.ceil(side / output_size)), 0) for side in (height, width)
+        )
+        for p, q, i, j in np.ndindex(output_size, output_size, rows, columns):
+            y = y1 - shift + (p + (i + 0.5) / rows) * height / output_size
+            x = x1 - shift + (q + (j + 0.5) / columns) * width / output_size
+            out[b, n, p, q] += slow_bilinear(f, y, x, border) / (rows * columns)
     return out
 
 
@@ -78,7 +84,18 @@ def test_levels_equal_torchvision():
     np.testing.assert_array_equal(levels - 2, golden["lvl"])  # theirs count from 0
 
 
-@pytest.mark.parametrize("sampling", [1, 2])
+def test_levels_with_inclusive_pixels():
+    """A box of 0..111 is 112 pixels wide if both ends count."""
+    box = jnp.array([[0.0, 0.0, 111.0, 111.0]])
+    assert assign_levels(box, max_level=5).item() == 2
+    assert assign_levels(box, max_level=5, offset=1.0).item() == 3
+    flat = [jnp.zeros((1, 64, 64, 1)), jnp.ones((1, 32, 32, 1))]  # the level as a feature
+    for offset, level in ((0.0, 0), (1.0, 1)):
+        out = roi_align(flat, box[None], output_size=1, strides=(4, 8), level_offset=offset)
+        assert out.item() == level
+
+
+@pytest.mark.parametrize("sampling", [0, 1, 2])
 @pytest.mark.parametrize(("half_pixel", "shift"), [(False, 0.0), (True, 0.5)])
 def test_ramp_by_hand(sampling, half_pixel, shift):
     """On features equal to their column index a cell holds the x of its own centre."""
@@ -97,6 +114,10 @@ def test_ramp_by_hand(sampling, half_pixel, shift):
         (2, True, "zero", None),
         (2, False, "zero", 1.0),
         (3, True, "clamp", 2.0),
+        (0, False, "clamp", None),
+        (0, True, "zero", None),
+        (0, False, "zero", 1.0),
+        (0, True, "clamp", 2.0),
     ],
 )
 def test_equals_slow_oracle(sampling, half_pixel, border, min_size):
@@ -110,12 +131,77 @@ def test_equals_slow_oracle(sampling, half_pixel, border, min_size):
     np.testing.assert_allclose(out, slow_roi_align(features, boxes, **settings), atol=2e-5)
 
 
-def test_gradient_is_the_transpose_of_the_forward():
+@pytest.mark.parametrize("border", ["clamp", "zero"])
+def test_more_samples_than_the_bound_become_points_at_the_nearest_cell(border):
+    """2 bins of 15 and of 5 cells: 15 samples are too many for a bound of 5, 5 are not."""
+    rng = np.random.default_rng(10)
+    f = rng.normal(size=(1, 12, 40, 2)).astype(np.float32)
+    box = np.array([[[12.2, 0.9, 42.2, 10.9]]], np.float32)
+    out = roi_align(
+        [jnp.asarray(f)], jnp.asarray(box), output_size=2, strides=(1,), sampling=0,
+        max_sampling=5, border=border,
+    )  # fmt: skip
+    expected = np.zeros((2, 2, 2))
+    for p, q, i, j in np.ndindex(2, 2, 5, 6):
+        y, x = 0.9 + 5 * p + i + 0.5, 12.2 + 15 * q + (j + 0.5) * 15 / 6
+        if border == "zero" and x > 40:
+            continue
+        column = int(np.clip(np.floor(x + 0.5), 0, 39))
+        expected[p, q] += slow_bilinear(f[0], y, float(column), border) / 30
+    np.testing.assert_allclose(out[0, 0], expected, atol=1e-5)
+
+
+def test_bounded_samples_are_close_on_smooth_features():
+    y, x = np.mgrid[:100, :100]
+    f = jnp.asarray(np.sin(x / 9.0) * np.cos(y / 7.0), jnp.float32)[None, :, :, None]
+    boxes = jnp.array([[[1.3, 2.4, 95.2, 13.7], [20.1, 3.0, 33.3, 97.5]]])
+    settings = {"output_size": 3, "strides": (1,), "sampling": 0, "half_pixel": True}
+    exact = roi_align([f], boxes, max_sampling=40, **settings)
+    np.testing.assert_allclose(roi_align([f], boxes, **settings), exact, atol=0.02)
+    assert np.abs(exact).max() > 0.2
+
+
+@pytest.mark.parametrize(("sampling", "border"), [(1, "clamp"), (2, "zero"), (0, "zero")])
+def test_what_lies_beyond_the_extent_does_not_exist(sampling, border):
+    """As on maps cut to 44 x 70 pixels, rounded up to whole cells; and no gradient goes there."""
+    rng = np.random.default_rng(11)
+    features = [jnp.asarray(f) for f in pyramid(rng, levels=3)]
+    across = np.full((2, 1, 4), [10.0, 10.0, 130.0, 140.0], np.float32)  # of the second level
+    boxes = jnp.asarray(np.concatenate([boxes_of_all_kinds(rng), across], axis=1))
+    settings = {
+        "output_size": 3, "strides": (4, 8, 16), "sampling": sampling, "border": border,
+        "half_pixel": True,
+    }  # fmt: skip
+    cells = [(11, 18), (6, 9), (3, 5)]
+    cut = [f[:, :rows, :columns] for f, (rows, columns) in zip(features, cells, strict=True)]
+    out, vjp = jax.vjp(
+        lambda f: roi_align(f, boxes, extent=jnp.array([44, 70]), **settings), features
+    )
+    np.testing.assert_allclose(out, roi_align(cut, boxes, **settings), rtol=1e-6, atol=1e-6)
+    for grad, (rows, columns) in zip(vjp(jnp.ones_like(out))[0], cells, strict=True):
+        assert np.any(np.asarray(grad))
+        np.testing.assert_array_equal(grad[:, rows:], 0.0)
+        np.testing.assert_array_equal(grad[:, :, columns:], 0.0)
+
+
+def test_an_extent_of_the_whole_maps_changes_nothing():
+    rng = np.random.default_rng(12)
+    features = [jnp.asarray(f) for f in pyramid(rng)]
+    boxes = jnp.asarray(boxes_of_all_kinds(rng))
+    settings = {"output_size": 2, "strides": (4, 8, 16, 32), "sampling": 2}
+    whole = roi_align(features, boxes, **settings)
+    for extent in ((256, 384), (500, 500)):
+        out = roi_align(features, boxes, extent=jnp.array(extent), **settings)
+        np.testing.assert_array_equal(out, whole)
+
+
+@pytest.mark.parametrize("sampling", [2, 0])
+def test_gradient_is_the_transpose_of_the_forward(sampling):
     """Linear in the features, so <g, f(x)> = <f^T(g), x>, and autodiff of plain code agrees."""
     rng = np.random.default_rng(4)
     features = [jnp.asarray(f) for f in pyramid(rng, size=(32, 40), levels=3)]
     boxes = jnp.asarray(boxes_of_all_kinds(rng))
-    settings = {"output_size": 4, "strides": (4, 8, 16), "sampling": 2}
+    settings = {"output_size": 4, "strides": (4, 8, 16), "sampling": sampling}
     out, vjp = jax.vjp(lambda f: roi_align(f, boxes, **settings), features)
     upstream = jnp.asarray(rng.normal(size=out.shape).astype(np.float32))
     (grads,) = vjp(upstream)
@@ -146,14 +232,18 @@ def test_padding_changes_nothing():
     np.testing.assert_allclose(few, many[:, : boxes.shape[1]], rtol=1e-6, atol=1e-6)
 
 
-def test_degenerate_boxes_are_finite_and_nan_boxes_stay_inside_the_table():
+@pytest.mark.parametrize("sampling", [1, 0])
+def test_degenerate_boxes_are_finite_and_nan_boxes_stay_inside_the_table(sampling):
     features = [jnp.asarray(f) for f in pyramid(np.random.default_rng(7), levels=1)]
     boxes = jnp.array([[[0.0] * 4, [9.0] * 4, [1e9] * 4, [-1e9, -1e9, 1e9, 1e9]]] * 2)
-    out, vjp = jax.vjp(lambda f: roi_align(f, boxes, output_size=2, strides=(4,)), features)
+    settings = {"output_size": 2, "strides": (4,), "sampling": sampling}
+    out, vjp = jax.vjp(lambda f: roi_align(f, boxes, **settings), features)
     assert_finite_tree((out, vjp(jnp.ones_like(out))))
+    if sampling == 0:  # no extent, no sample
+        np.testing.assert_array_equal(np.asarray(out)[:, :2], 0.0)
     broken = boxes.at[:, 1].set(jnp.nan)
     good = np.array([0, 2, 3])
-    again = roi_align(features, broken, output_size=2, strides=(4,))
+    again = roi_align(features, broken, **settings)
     np.testing.assert_array_equal(np.asarray(again)[:, good], np.asarray(out)[:, good])
 
 
@@ -170,12 +260,14 @@ def test_bfloat16_features_keep_their_dtype_and_float32_sums():
     assert {g.dtype for g in vjp(out)[0]} == {jnp.dtype(jnp.bfloat16)}
 
 
-def test_jit_equals_eager():
+@pytest.mark.parametrize("sampling", [1, 0])
+def test_jit_equals_eager(sampling):
     rng = np.random.default_rng(9)
     features = [jnp.asarray(f) for f in pyramid(rng, levels=1)]
     boxes = jnp.asarray(boxes_of_all_kinds(rng))
-    eager = roi_align_module.roi_align(features, boxes, output_size=2, strides=(4,))
-    jitted = roi_align(features, boxes, output_size=2, strides=(4,))
+    settings = {"output_size": 2, "strides": (4,), "sampling": sampling}
+    eager = roi_align_module.roi_align(features, boxes, **settings)
+    jitted = roi_align(features, boxes, **settings)
     np.testing.assert_allclose(jitted, eager, rtol=1e-5, atol=1e-5)
 
 
@@ -184,7 +276,8 @@ def test_jit_equals_eager():
     [
         ({"implementation": "cuda"}, "implementation is 'cuda'"),
         ({"border": "torch"}, "border is 'torch'"),
-        ({"sampling": 0}, "sampling is 0"),
+        ({"sampling": -1}, "sampling is -1"),
+        ({"max_sampling": 0}, "max_sampling is 0"),
         ({"strides": (4, 8)}, "2 strides for 1 feature maps"),
     ],
 )
@@ -194,38 +287,36 @@ def test_wrong_settings_are_refused(wrong, message):
         roi_align_module.roi_align([jnp.zeros((1, 8, 8, 1))], jnp.zeros((1, 1, 4)), **settings)
 
 
-def torchvision_cases():
-    """Their single-level cases that we offer: a fixed number of samples, square outputs."""
-    cases = json.loads(shared("goldens/torchvision/ops_roi_align_cases.json").read_text())
-    return [c for c in cases if c["sampling_ratio"] and len(set(c["output_size"])) == 1]
-
-
 def test_equals_torchvision_forward_and_gradient():
+    """Every single-level case: aligned or not, 1, 2 or adaptive samples, square or not."""
+    cases = json.loads(shared("goldens/torchvision/ops_roi_align_cases.json").read_text())
     golden = np.load(shared("goldens/torchvision/ops.npz"))
     features = jnp.asarray(golden["ra_x"].transpose(0, 2, 3, 1))
     image, boxes = golden["ra_rois"][:, 0].astype(int), golden["ra_rois"][:, 1:]
     # Ours takes equally many boxes of every image: give all to both, then pick.
     boxes = jnp.asarray(np.stack([boxes, boxes]))
-    cases = torchvision_cases()
-    assert len(cases) == 16
+    assert len(cases) == 34
     for case in cases:
+        # The scale, 1, 1/2 or 1/4, goes into the boxes: fewer programs to compile.
+        scaled = boxes * case["spatial_scale"]
         settings = {
-            "output_size": case["output_size"][0], "strides": (round(1 / case["spatial_scale"]),),
-            "sampling": case["sampling_ratio"], "half_pixel": case["aligned"],
-            "border": "zero", "min_size": None if case["aligned"] else 1.0,
+            "output_size": tuple(case["output_size"]), "strides": (1,), "max_sampling": 17,
+            "sampling": case["sampling_ratio"], "half_pixel": case["aligned"], "border": "zero",
+            "min_size": None if case["aligned"] else 1.0,
         }  # fmt: skip
-        out, vjp = jax.vjp(lambda x, s=settings: roi_align([x], boxes, **s), features)
-        expected = golden[f"{case['key']}_y"]  # [R, C, P, P]
+        out, vjp = jax.vjp(lambda x, b=scaled, s=settings: roi_align([x], b, **s), features)
+        expected = golden[f"{case['key']}_y"]  # [R, C, P, Q]
         picked = np.asarray(out)[image, np.arange(len(image))]
-        np.testing.assert_allclose(picked.transpose(0, 3, 1, 2), expected, atol=1e-5)
-
+        np.testing.assert_allclose(
+            picked.transpose(0, 3, 1, 2), expected, atol=1e-5, err_msg=case["key"]
+        )
         draw = np.random.Generator(np.random.PCG64(6)).normal(size=expected.shape)
         upstream = np.zeros(out.shape, np.float32)
         upstream[image, np.arange(len(image))] = draw.astype(np.float32).transpose(0, 2, 3, 1)
         (grad,) = vjp(jnp.asarray(upstream))
         # Up to a hundred terms of size 1 meet in one pixel, added in another order.
         expected = golden[f"{case['key']}_gx"].transpose(0, 2, 3, 1)
-        np.testing.assert_allclose(grad, expected, rtol=1e-5, atol=3e-5)
+        np.testing.assert_allclose(grad, expected, rtol=1e-5, atol=3e-5, err_msg=case["key"])
 
 
 @pytest.mark.parametrize("size", [7, 14])

@@ -8,9 +8,10 @@ import pytest
 from mask_rcnn_jax.training.optim import make_optimizer, make_schedule
 
 SCHEDULE = dict(learning_rate=0.04, reference_batch=32, batch_size=32, steps=100, warmup_until=0.1,
-                warmup_factor=0.1, decay_at=(0.6, 0.8), decay_factor=0.1)  # fmt: skip
-OPTIMIZER = dict(name="sgd", momentum=0.9, weight_decay=0.0, bias_lr_factor=1.0, clip_norm=0.0,
-                 frozen_stages=0)  # fmt: skip
+                warmup_factor=0.1, decay_at=(0.6, 0.8), decay_levels=(0.1, 0.01))  # fmt: skip
+OPTIMIZER = dict(name="sgd", momentum=0.9, rate_in_velocity=True, weight_decay=0.0,
+                 decay_on=("kernel",), bias_lr_factor=1.0,
+                 clip_norm=0.0, frozen_stages=0)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -38,7 +39,11 @@ def test_a_warm_up_longer_than_the_first_decay_is_refused():
 def params():
     kernel = {"kernel": jnp.ones((1, 1))}
     return {
-        "backbone": {"stem_conv": kernel, "res3_0": kernel},
+        "backbone": {
+            "stem_conv": kernel,
+            "res3_0": kernel,
+            "res3_norm": {"scale": jnp.ones(1), "bias": jnp.zeros(1)},
+        },  # fmt: skip
         "box_head": {"fc1": {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}},
     }
 
@@ -60,10 +65,30 @@ def test_the_rate_goes_into_the_velocity():
     np.testing.assert_allclose(head["kernel"], 1 - 0.1 - (0.09 + 0.01), rtol=1e-6)
 
 
-def test_decay_reaches_kernels_only():
-    head = run(weight_decay=0.5)["box_head"]["fc1"]
-    np.testing.assert_allclose(head["kernel"], 1 - 0.1 * 1.5, rtol=1e-6)
-    np.testing.assert_allclose(head["bias"], 0.9, rtol=1e-6)
+def test_or_it_multiplies_the_velocity():
+    """v1 = 1, v2 = 1.9: torch's form, where a lower rate slows the whole move."""
+    schedule = lambda step: jnp.where(step == 0, 0.1, 0.01)  # noqa: E731
+    head = run(2, schedule=schedule, rate_in_velocity=False)["box_head"]["fc1"]
+    np.testing.assert_allclose(head["kernel"], 1 - 0.1 - 0.01 * 1.9, rtol=1e-6)
+
+
+@pytest.mark.parametrize("decay_on", [("kernel",), ("kernel", "bias"), ("kernel", "scale")])
+def test_decay_reaches_what_is_named(decay_on):
+    values = run(weight_decay=0.5, decay_on=decay_on)
+    leaves = {**values["box_head"]["fc1"], "scale": values["backbone"]["res3_norm"]["scale"]}
+    for name, leaf in leaves.items():
+        expected = 1 - 0.1 * (1.5 if name in decay_on else 1.0)
+        np.testing.assert_allclose(leaf, expected, rtol=1e-6, err_msg=name)
+
+
+def test_levels_need_a_place_each():
+    with pytest.raises(ValueError, match="optim.decay_levels"):
+        make_schedule(**{**SCHEDULE, "decay_levels": (0.1,)})
+
+
+def test_decay_on_an_unknown_parameter_is_refused():
+    with pytest.raises(ValueError, match="optim.decay_on has {'gamma'}"):
+        run(decay_on=("gamma",))
 
 
 def test_biases_have_their_own_rate():
@@ -79,9 +104,9 @@ def test_frozen_stages_stay_and_do_not_decay():
 
 
 def test_gradients_are_clipped_by_their_global_norm():
-    """Eight gradients of one have norm sqrt(8); clipped to 1 each moves by 0.1 / sqrt(8)."""
+    """Ten gradients of one have norm sqrt(10); clipped to 1 each moves by 0.1 / sqrt(10)."""
     head = run(clip_norm=1.0)["box_head"]["fc1"]
-    np.testing.assert_allclose(head["kernel"], 1 - 0.1 / np.sqrt(8), rtol=1e-5)
+    np.testing.assert_allclose(head["kernel"], 1 - 0.1 / np.sqrt(10), rtol=1e-5)
 
 
 def test_adamw_moves_by_the_rate():

@@ -1,23 +1,22 @@
-import re
+"""From a file to variables that compute what the file's own system does, and the merge."""
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import pytest
 from flax import linen as nn
 from flax.traverse_util import flatten_dict
 from safetensors.numpy import save_file
 
+from mask_rcnn_jax.models.frame import Frame
 from mask_rcnn_jax.models.resnet import ResNet
-from mask_rcnn_jax.training.pretrained import (
-    load_safetensors,
-    merge_into,
-    torchvision_resnet_to_flax,
-)
+from mask_rcnn_jax.training.pretrained import load_weights, merge_into
+from mask_rcnn_jax.training.weight_names import to_flax, to_ours_flat
 from tests.helpers import shared
+from tests.training.system_names import system
 
 RESNET50 = "data/weights/resnet50_imagenet.safetensors"
+MODEL = {"norm": "frozen", "norm_eps": 1e-5, "stride_in": "3x3", "padding": "torch"}
 
 
 class Trunk(nn.Module):
@@ -28,9 +27,9 @@ class Trunk(nn.Module):
 
     @nn.compact
     def __call__(self, images):
-        return ResNet(self.depth, self.norm, "3x3", "torch", 0, jnp.float32, name="backbone")(
-            images, False
-        )
+        resnet = ResNet(self.depth, self.norm, 1e-5, "3x3", "torch", "torch", 0, jnp.float32,
+                        name="backbone")  # fmt: skip
+        return resnet(images, False, Frame(images.shape[1:3], None))
 
 
 def init(trunk):
@@ -115,44 +114,29 @@ def torchvision_forward(tensors, image):
     return features
 
 
-@pytest.mark.parametrize("norm", ["frozen", "batch"])
+@pytest.mark.parametrize("norm", ["frozen", "affine", "batch"])
 @pytest.mark.parametrize("prefix", ["", "backbone.body."])
 def test_converted_resnet18_computes_what_torchvision_does(norm, prefix):
     tensors = torchvision_resnet18()
-    loaded = torchvision_resnet_to_flax({prefix + k: v for k, v in tensors.items()}, norm=norm)
+    tensors = {prefix + name: array for name, array in tensors.items()}
+    loaded, _ = to_flax(tensors, norm=norm, eps=1e-5)
     trunk = Trunk(18, norm)
     variables, report = merge_into(zeros(init(trunk)), loaded, source="file")
     assert report == [f"file: {len(flatten_dict(loaded))} arrays taken for backbone"]
     image = np.random.default_rng(1).normal(size=(1, 64, 64, 3)).astype(np.float32)
     features = trunk.apply(variables, image)
     with jax.numpy_rank_promotion("allow"):
-        expected = torchvision_forward(tensors, image.transpose(0, 3, 1, 2))
+        expected = torchvision_forward(torchvision_resnet18(), image.transpose(0, 3, 1, 2))
     for ours, theirs in zip(features, expected, strict=True):
         np.testing.assert_allclose(ours.transpose(0, 3, 1, 2), theirs, rtol=1e-4, atol=1e-4)
-
-
-def test_frozen_norm_is_folded_by_hand():
-    tensors = torchvision_resnet18()
-    for part, value in (("weight", 3), ("bias", 1), ("running_mean", 4), ("running_var", 2.24)):
-        tensors[f"bn1.{part}"] = np.full(64, value, np.float32)
-    stem = torchvision_resnet_to_flax(tensors, eps=0.01)["batch_stats"]["backbone"]["stem_norm"]
-    np.testing.assert_allclose(stem["scale"], 2.0, rtol=1e-6)  # 3 / sqrt(2.24 + 0.01)
-    np.testing.assert_allclose(stem["bias"], -7.0, rtol=1e-6)  # 1 - 4 * 2
-
-
-def test_kernel_axes_go_from_oihw_to_hwio():
-    tensors = torchvision_resnet18()
-    kernel = torchvision_resnet_to_flax(tensors)["params"]["backbone"]["stem_conv"]["kernel"]
-    assert kernel.shape == (7, 7, 3, 64)
-    assert kernel[2, 5, 1, 40] == tensors["conv1.weight"][40, 1, 2, 5]
 
 
 @pytest.mark.parametrize(("norm", "count"), [("frozen", 159), ("batch", 265)])
 def test_real_resnet50_covers_the_backbone(norm, count):
     path = shared(RESNET50)
-    tensors = load_safetensors(path)
-    assert {tensor.dtype for tensor in tensors.values()} == {np.dtype(np.float32)}
-    loaded = torchvision_resnet_to_flax(tensors, norm=norm)
+    loaded, source, lines = load_weights(path, MODEL | {"norm": norm})
+    assert source == "torchvision_resnet"
+    assert lines == [f"{path}: weights of torchvision's ResNet"]
     variables, report = merge_into(init(Trunk(50, norm)), loaded, source=str(path))
     assert report == [f"{path}: {count} arrays taken for backbone"]
     leaves = jax.tree.leaves(variables)
@@ -160,7 +144,7 @@ def test_real_resnet50_covers_the_backbone(norm, count):
 
 
 def test_resnet_of_another_depth_does_not_fit():
-    loaded = torchvision_resnet_to_flax(torchvision_resnet18())
+    loaded, _ = to_flax(torchvision_resnet18(), norm="frozen", eps=1e-5)
     # A ResNet-34 has 8 blocks more, each of 2 convolutions and 2 norms of 2 arrays.
     with pytest.raises(ValueError, match=r"file: .* missing 48 \(.*\); unexpected 0; misshapen 0"):
         merge_into(init(Trunk(34)), loaded, source="file")
@@ -168,25 +152,53 @@ def test_resnet_of_another_depth_does_not_fit():
         merge_into(init(Trunk(50)), loaded, source="file")
 
 
-def test_group_norm_has_no_counterpart():
-    with pytest.raises(ValueError, match=r"model\.norm='group'"):
-        torchvision_resnet_to_flax(torchvision_resnet18(), norm="group")
+class TestLoadWeights:
+    def save(self, arrays, tmp_path):
+        path = tmp_path / "weights.safetensors"
+        save_file(arrays, path)
+        return path
 
+    def test_detector(self, tmp_path):
+        names, arrays = system("torchvision")
+        path = self.save(arrays, tmp_path)
+        loaded, source, report = load_weights(path, MODEL)
+        assert source == "torchvision"
+        assert report == [f"{path}: weights of torchvision's Mask R-CNN, 3 classes and background"]
+        jax.tree.map(
+            np.testing.assert_array_equal, loaded, to_flax(arrays, norm="frozen", eps=1e-5)[0]
+        )
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda t: t.pop("layer1.0.bn2.running_var"), "backbone/res2_0/norm2 lacks running_var"),
-        (lambda t: t.update({"rpn.head.conv.weight": np.zeros(3)}), "unexpected 1 (rpn.head.conv"),
-        (lambda t: t.update({"layer5.0.conv1.weight": np.zeros(3)}), "unexpected 1 (layer5.0.co"),
-        (lambda t: t.clear(), "no convolution"),
-    ],
-)
-def test_arrays_that_are_no_resnet_are_named(change, message):
-    tensors = torchvision_resnet18()
-    change(tensors)
-    with pytest.raises(ValueError, match=re.escape(message)):
-        torchvision_resnet_to_flax(tensors)
+    def test_says_which_entries_the_weights_are_not_for(self, tmp_path):
+        path = self.save(torchvision_resnet18(), tmp_path)
+        _, _, report = load_weights(path, MODEL | {"padding": "same", "norm_eps": 1e-3})
+        assert report[1:] == [
+            f"{path}: model.padding is 'same', torchvision's ResNet has 'torch'",
+            f"{path}: model.norm_eps is 0.001, torchvision's ResNet has 1e-05",
+        ]
+
+    def test_epsilon_and_norm_are_those_of_the_model(self, tmp_path):
+        tensors = torchvision_resnet18()
+        path = self.save(tensors, tmp_path)
+        for norm in ("frozen", "affine"):
+            loaded, _, _ = load_weights(path, MODEL | {"norm": norm, "norm_eps": 0.5})
+            expected, _ = to_flax(tensors, norm=norm, eps=0.5)
+            jax.tree.map(np.testing.assert_array_equal, loaded, expected)
+
+    def test_our_own_names(self, tmp_path):
+        ours, _ = to_flax(system("torchvision")[1], norm="frozen", eps=1e-5)
+        path = self.save(to_ours_flat(ours), tmp_path)
+        loaded, source, report = load_weights(path, MODEL)
+        assert source == "ours"
+        assert report == [f"{path}: weights of mask_rcnn_jax, 3 classes and background"]
+        jax.tree.map(np.testing.assert_array_equal, loaded, ours)
+
+    def test_mistakes_name_the_file(self, tmp_path):
+        path = self.save({"some.weight": np.zeros(2)}, tmp_path)
+        with pytest.raises(ValueError, match=rf"{path}: names of no known system: 1 \(some\.wei"):
+            load_weights(path, MODEL)
+        path = self.save(torchvision_resnet18(), tmp_path)
+        with pytest.raises(ValueError, match=rf"{path}: model\.norm is 'group'"):
+            load_weights(path, MODEL | {"norm": "group"})
 
 
 def model_variables(classes=4):
@@ -265,31 +277,3 @@ def test_long_lists_are_cut():
     loaded = {"params": {"other": {f"layer{i}": np.ones(2) for i in range(9)}}}
     with pytest.raises(ValueError, match=r"unexpected 9 \(params/other/layer0, .*layer3, \.\.\.\)"):
         merge_into(model_variables(), loaded)
-
-
-def test_safetensors_of_half_precision_become_float32(tmp_path):
-    path = tmp_path / "weights.safetensors"
-    values = np.array([[0.5, -1.25], [3.0, 1e-3]])
-    save_file(
-        {
-            "half": values.astype(np.float16),
-            "brain": values.astype(ml_dtypes.bfloat16),
-            "full": values.astype(np.float32),
-            "count": np.array([3]),
-        },
-        path,
-    )
-    tensors = load_safetensors(path)
-    kinds = {name: tensor.dtype.name for name, tensor in tensors.items()}
-    assert kinds == {"half": "float32", "brain": "float32", "full": "float32", "count": "int64"}
-    np.testing.assert_array_equal(tensors["half"], values.astype(np.float16))
-    np.testing.assert_array_equal(tensors["brain"][0], [0.5, -1.25])
-
-
-def test_unreadable_safetensors_are_named(tmp_path):
-    path = tmp_path / "weights.safetensors"
-    with pytest.raises(OSError, match=r"weights\.safetensors: no such file"):
-        load_safetensors(path)
-    path.write_bytes(b"not at all")
-    with pytest.raises(ValueError, match=r"weights\.safetensors: not a readable safetensors file"):
-        load_safetensors(path)

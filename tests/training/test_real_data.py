@@ -8,8 +8,9 @@ import pytest
 
 from mask_rcnn_jax.data.coco import load_coco
 from mask_rcnn_jax.data.loader import EvalLoader, TrainLoader
-from mask_rcnn_jax.models.mask_rcnn import build_model
-from mask_rcnn_jax.training.loop import train_and_evaluate
+from mask_rcnn_jax.data.options import ExampleOptions
+from mask_rcnn_jax.models.mask_rcnn import build_model, predict_options
+from mask_rcnn_jax.training.loop import loss_options, train_and_evaluate
 from mask_rcnn_jax.training.metrics import read_metrics
 from mask_rcnn_jax.training.step import (
     TrainState,
@@ -23,8 +24,7 @@ from mask_rcnn_jax.training.step import (
 from tests.helpers import shared, tiny_config
 
 # Landscape and portrait canvases of 64 x 128 and 128 x 64; some images have more than 4 objects.
-SHAPES = dict(image_size=(64, 128), resize="shortest_edge", max_instances=4, num_workers=0)
-
+OPTIONS = ExampleOptions(image_size=(64, 128), resize="shortest_edge", max_instances=4)
 
 COCO128 = ("data/coco128/annotations/instances_train2017.json", "data/coco128/train2017")
 COCO_MINI = ("data/coco_mini/annotations/instances_val2017.json", "data/coco_mini/val2017")
@@ -44,8 +44,10 @@ def test_an_epoch_compiles_once_per_canvas(annotations, images):
     state = replicate(
         TrainState(np.int32(0), variables["params"], {}, tx.init(variables["params"])), mesh
     )
-    step = make_train_step(model, tx, lambda _: 1e-4, mesh, seed=0, flip_probability=0.5)
-    loader = TrainLoader(dataset, seed=0, start_step=0, batch_size=8, **SHAPES)
+    step = make_train_step(
+        model, tx, lambda _: 1e-4, mesh, loss=loss_options(config), seed=0, flip_probability=0.5
+    )
+    loader = TrainLoader(dataset, OPTIONS, seed=0, start_step=0, batch_size=8, num_workers=0)
     canvases, seen = set(), 0
     try:
         while seen < len(dataset.images):
@@ -59,10 +61,8 @@ def test_an_epoch_compiles_once_per_canvas(annotations, images):
     assert canvases == {(64, 128), (128, 64)}
     assert step._cache_size() == 2
 
-    predict = make_predict_step(
-        model, mesh, score_threshold=0.05, nms_thresh=0.5, pre_nms_topk=50, detections_per_image=5
-    )
-    batches = EvalLoader(dataset, batch_size=8, **SHAPES)
+    predict = make_predict_step(model, mesh, **predict_options(config.eval))
+    batches = EvalLoader(dataset, OPTIONS, batch_size=8, num_workers=0)
     indices = []
     for batch in batches:
         predict(state.variables, shard_batch(batch, mesh))

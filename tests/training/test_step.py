@@ -9,7 +9,8 @@ import optax
 import pytest
 from jax.sharding import AxisType, Mesh
 
-from mask_rcnn_jax.models.mask_rcnn import build_model
+from mask_rcnn_jax.models.mask_rcnn import build_model, predict_options
+from mask_rcnn_jax.training.loop import loss_options
 from mask_rcnn_jax.training.step import (
     TrainState,
     init_variables,
@@ -22,6 +23,8 @@ from mask_rcnn_jax.training.step import (
     shard_batch,
 )
 from tests.helpers import assert_finite_tree, assert_tree_close, tiny_batch, tiny_config
+
+LOSS = loss_options(tiny_config())
 
 
 def mesh_of(devices: int) -> Mesh:
@@ -50,7 +53,7 @@ def trained():
     model = build_model(tiny_config().model)
     tx = optax.adam(2e-3)
     mesh = mesh_of(2)
-    step = make_train_step(model, tx, lambda _: 2e-3, mesh, seed=0, flip_probability=0.0)
+    step = make_train_step(model, tx, lambda _: 2e-3, mesh, loss=LOSS, seed=0, flip_probability=0.0)
     return model, tx, mesh, step
 
 
@@ -63,7 +66,9 @@ def test_two_devices_equal_one_with_flips_and_sampling():
     results = []
     for devices in (1, 2):
         mesh = mesh_of(devices)
-        step = make_train_step(model, tx, lambda _: 1e-2, mesh, seed=0, flip_probability=0.5)
+        step = make_train_step(
+            model, tx, lambda _: 1e-2, mesh, loss=LOSS, seed=0, flip_probability=0.5
+        )
         state, metrics = step(new_state(model, tx, mesh), shard_batch(batch, mesh))
         results.append((jax.device_get(state.params), jax.device_get(metrics)))
     (one, one_metrics), (two, two_metrics) = results
@@ -77,7 +82,7 @@ def test_two_devices_equal_one_with_flips_and_sampling():
 def test_flips_follow_the_image_and_not_its_row(trained):
     """The same images in another order give the same step."""
     model, tx, mesh, _ = trained
-    step = make_train_step(model, optax.sgd(1e-2), lambda _: 1e-2, mesh, seed=0,
+    step = make_train_step(model, optax.sgd(1e-2), lambda _: 1e-2, mesh, loss=LOSS, seed=0,
                            flip_probability=0.5)  # fmt: skip
     state = lambda: new_state(model, optax.sgd(1e-2), mesh)  # noqa: E731
     batch = tiny_batch(4)
@@ -115,13 +120,13 @@ def test_validation_loss_and_prediction_run_on_all_devices(trained):
     model, tx, mesh, _ = trained
     state = new_state(model, tx, mesh)
     batch = shard_batch(tiny_batch(4), mesh)
-    losses = make_loss_step(model, mesh, seed=0)(state.variables, batch)
+    losses = make_loss_step(model, mesh, loss=LOSS, seed=0)(state.variables, batch)
     assert_finite_tree(losses)
     parts = sum(float(v) for name, v in losses.items() if name != "loss/total")
     assert float(losses["loss/total"]) == pytest.approx(parts, rel=1e-6)
-    detections = make_predict_step(
-        model, mesh, score_threshold=0.0, nms_thresh=0.5, pre_nms_topk=50, detections_per_image=5
-    )(state.variables, batch)
+    detections = make_predict_step(model, mesh, **predict_options(tiny_config().eval))(
+        state.variables, batch
+    )
     assert detections.boxes.shape == (4, 5, 4) and detections.masks.shape == (4, 5, 28, 28)
 
 

@@ -1,0 +1,42 @@
+"""Initial values of layers, by the names that recipes give them."""
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax.typing import DTypeLike
+
+he_fan_out = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
+# The kernel of an up-convolution is [2, 2, out, in].
+he_fan_out_up = nn.initializers.variance_scaling(2.0, "fan_out", "normal", in_axis=3, out_axis=2)
+
+
+def fan_init(name: str) -> nn.initializers.Initializer:
+    """Uniform kernels: "glorot" (TensorFlow), "xavier_fill" (Caffe2: by the inputs alone, bound
+    sqrt(3 / fan_in)) or "linear" (torch's nn.Linear, bound sqrt(1 / fan_in))."""
+    scales = {"xavier_fill": 1.0, "linear": 1.0 / 3.0}
+    if name == "glorot":
+        return nn.initializers.glorot_uniform()
+    if name not in scales:
+        known = ["glorot", *scales]
+        raise ValueError(f"model.fpn_init or model.fc_init is {name!r}, expected one of {known}")
+    return nn.initializers.variance_scaling(scales[name], "fan_in", "uniform")
+
+
+def dense(
+    x: jax.Array,
+    features: int,
+    init: str | nn.initializers.Initializer,
+    name: str,
+    dtype: DTypeLike | None = None,
+) -> jax.Array:
+    """A fully connected layer of the calling module; "linear" draws its bias too, as torch does."""
+    bias_init = nn.initializers.zeros
+    if init == "linear":
+        bound = x.shape[-1] ** -0.5
+
+        def bias_init(key, shape, dtype=jnp.float32):
+            return jax.random.uniform(key, shape, dtype, -bound, bound)
+
+    kernel_init = fan_init(init) if isinstance(init, str) else init
+    layer = nn.Dense(features, kernel_init=kernel_init, bias_init=bias_init, dtype=dtype, name=name)
+    return layer(x)

@@ -1,0 +1,301 @@
+"""Where weights come from: each system's names beside ours.
+
+A row is a pair of templates: their name of a layer, our path of it. `{stage}` stands for a number
+that is the same on both sides, `{stage-1}` for that number less one, `[...]` for what may be
+missing. What a layer holds ("weight", "bias", ...) is appended by the parts of the source.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+Rows = tuple[tuple[str, str], ...]
+
+# Values that a number in a template can have.
+RANGES = {"stage": (2, 5), "block": (0, 99), "conv": (1, 3), "level": (2, 5), "fcn": (1, 4)}
+TORCH_PARTS = {".weight": "kernel", ".bias": "bias"}
+TORCH_NORM_PARTS = {
+    ".weight": "scale", ".bias": "bias", ".running_mean": "mean", ".running_var": "var",
+}  # fmt: skip
+TF_PARTS = {"/kernel": "kernel", "/bias": "bias"}
+TF_NORM_PARTS = {
+    "/gamma": "scale", "/beta": "bias", "/moving_mean": "mean", "/moving_variance": "var",
+}  # fmt: skip
+# The classifier, and what an optimiser and a training loop leave in a checkpoint.
+_TF_UNUSED = r".*dense.*|(?!.*/(kernel|gamma|beta|moving_mean|moving_variance)$).*"
+
+
+@dataclass(frozen=True)
+class Source:
+    """One system's weights.
+
+    layout: "torch" (OIHW, Linear [out, in], the box head's input flattened C, H, W) or "tf" (HWIO,
+        [in, out], flattened H, W, C as ours).
+    background: which of the class outputs is background. "last": boxes and masks have no slot for
+        it.
+    deltas: order of box regression, "xy" (dx, dy, dw, dh) or "yx" (dy, dx, dh, dw).
+    has_eps: whether its batch normalisation adds an epsilon to the variance.
+    """
+
+    title: str
+    signs: tuple[str, ...]  # a file of this source has one of these names
+    rows: Rows
+    parts: Mapping[str, str] = field(default_factory=lambda: TORCH_PARTS)
+    norm_parts: Mapping[str, str] = field(default_factory=lambda: TORCH_NORM_PARTS)
+    unused: str = r".*\.num_batches_tracked"  # names that have no counterpart in our model
+    layout: str = "torch"
+    background: str = "first"
+    deltas: str = "xy"
+    has_eps: bool = True
+
+
+def _torch_resnet(prefix: str, stem: str = "") -> Rows:
+    """torchvision's ResNet and those that took over its names."""
+    block = prefix + "layer{stage-1}.{block}."
+    return (
+        (f"{prefix}{stem}conv1", "backbone/stem_conv"),
+        (f"{prefix}{stem}bn1", "backbone/stem_norm"),
+        (block + "conv{conv}", "backbone/res{stage}_{block}/conv{conv}"),
+        (block + "bn{conv}", "backbone/res{stage}_{block}/norm{conv}"),
+        (block + "downsample.0", "backbone/res{stage}_{block}/shortcut"),
+        (block + "downsample.1", "backbone/res{stage}_{block}/shortcut_norm"),
+    )
+
+
+def _detectron2_resnet(prefix: str) -> Rows:
+    block = prefix + "res{stage}.{block}."
+    return (
+        (prefix + "stem.conv1", "backbone/stem_conv"),
+        (prefix + "stem.conv1.norm", "backbone/stem_norm"),
+        (block + "conv{conv}", "backbone/res{stage}_{block}/conv{conv}"),
+        (block + "conv{conv}.norm", "backbone/res{stage}_{block}/norm{conv}"),
+        (block + "shortcut", "backbone/res{stage}_{block}/shortcut"),
+        (block + "shortcut.norm", "backbone/res{stage}_{block}/shortcut_norm"),
+    )
+
+
+def _google_resnet50() -> Rows:
+    """Layers are numbered as they were made: in a stage's first block the shortcut comes first."""
+    layers = [("stem_conv", "stem_norm")]
+    for stage, blocks in zip((2, 3, 4, 5), (3, 4, 6, 3), strict=True):
+        for block in range(blocks):
+            path = f"res{stage}_{block}"
+            if block == 0:
+                layers.append((f"{path}/shortcut", f"{path}/shortcut_norm"))
+            layers += [(f"{path}/conv{i}", f"{path}/norm{i}") for i in (1, 2, 3)]
+    rows = []
+    for index, (conv, norm) in enumerate(layers):
+        number = f"_{index}" if index else ""
+        rows.append((f"[resnet50/]conv2d{number}", f"backbone/{conv}"))
+        rows.append((f"[resnet50/]batch_normalization{number}", f"backbone/{norm}"))
+    return tuple(rows)
+
+
+_TORCHVISION_HEADS: Rows = (
+    ("rpn.head.cls_logits", "rpn_head/objectness_logits"),
+    ("rpn.head.bbox_pred", "rpn_head/anchor_deltas"),
+    ("roi_heads.box_head.fc6", "box_head/fc1"),
+    ("roi_heads.box_head.fc7", "box_head/fc2"),
+    ("roi_heads.box_predictor.cls_score", "box_head/cls_score"),
+    ("roi_heads.box_predictor.bbox_pred", "box_head/bbox_pred"),
+    ("roi_heads.mask_predictor.conv5_mask", "mask_head/mask_deconv"),
+    ("roi_heads.mask_predictor.mask_fcn_logits", "mask_head/mask_predictor"),
+)
+_TORCHVISION: Rows = (
+    *_torch_resnet("backbone.body."),
+    ("backbone.fpn.inner_blocks.{level-2}.0", "fpn/fpn_lateral{level}"),
+    ("backbone.fpn.layer_blocks.{level-2}.0", "fpn/fpn_output{level}"),
+    ("rpn.head.conv.0.0", "rpn_head/conv"),
+    ("roi_heads.mask_head.{fcn-1}.0", "mask_head/mask_fcn{fcn}"),
+    *_TORCHVISION_HEADS,
+)
+_TORCHVISION_OLD: Rows = (
+    *_torch_resnet("backbone.body."),
+    ("backbone.fpn.inner_blocks.{level-2}", "fpn/fpn_lateral{level}"),
+    ("backbone.fpn.layer_blocks.{level-2}", "fpn/fpn_output{level}"),
+    ("rpn.head.conv", "rpn_head/conv"),
+    ("roi_heads.mask_head.mask_fcn{fcn}", "mask_head/mask_fcn{fcn}"),
+    *_TORCHVISION_HEADS,
+)
+_DETECTRON2: Rows = (
+    *_detectron2_resnet("backbone.bottom_up."),
+    ("backbone.fpn_lateral{level}", "fpn/fpn_lateral{level}"),
+    ("backbone.fpn_output{level}", "fpn/fpn_output{level}"),
+    ("proposal_generator.rpn_head.conv", "rpn_head/conv"),
+    ("proposal_generator.rpn_head.objectness_logits", "rpn_head/objectness_logits"),
+    ("proposal_generator.rpn_head.anchor_deltas", "rpn_head/anchor_deltas"),
+    ("roi_heads.box_head.fc1", "box_head/fc1"),
+    ("roi_heads.box_head.fc2", "box_head/fc2"),
+    ("roi_heads.box_predictor.cls_score", "box_head/cls_score"),
+    ("roi_heads.box_predictor.bbox_pred", "box_head/bbox_pred"),
+    ("roi_heads.mask_head.mask_fcn{fcn}", "mask_head/mask_fcn{fcn}"),
+    ("roi_heads.mask_head.deconv", "mask_head/mask_deconv"),
+    ("roi_heads.mask_head.predictor", "mask_head/mask_predictor"),
+)
+_MASKRCNN_BENCHMARK: Rows = (
+    *_torch_resnet("backbone.body.", stem="stem."),
+    ("backbone.fpn.fpn_inner{level-1}", "fpn/fpn_lateral{level}"),
+    ("backbone.fpn.fpn_layer{level-1}", "fpn/fpn_output{level}"),
+    ("rpn.head.conv", "rpn_head/conv"),
+    ("rpn.head.cls_logits", "rpn_head/objectness_logits"),
+    ("rpn.head.bbox_pred", "rpn_head/anchor_deltas"),
+    ("roi_heads.box.feature_extractor.fc6", "box_head/fc1"),
+    ("roi_heads.box.feature_extractor.fc7", "box_head/fc2"),
+    ("roi_heads.box.predictor.cls_score", "box_head/cls_score"),
+    ("roi_heads.box.predictor.bbox_pred", "box_head/bbox_pred"),
+    ("roi_heads.mask.feature_extractor.mask_fcn{fcn}", "mask_head/mask_fcn{fcn}"),
+    ("roi_heads.mask.predictor.conv5_mask", "mask_head/mask_deconv"),
+    ("roi_heads.mask.predictor.mask_fcn_logits", "mask_head/mask_predictor"),
+)
+_MMDETECTION: Rows = (
+    *_torch_resnet("backbone."),
+    ("neck.lateral_convs.{level-2}.conv", "fpn/fpn_lateral{level}"),
+    ("neck.fpn_convs.{level-2}.conv", "fpn/fpn_output{level}"),
+    ("rpn_head.rpn_conv", "rpn_head/conv"),
+    ("rpn_head.rpn_cls", "rpn_head/objectness_logits"),
+    ("rpn_head.rpn_reg", "rpn_head/anchor_deltas"),
+    ("roi_head.bbox_head.shared_fcs.0", "box_head/fc1"),
+    ("roi_head.bbox_head.shared_fcs.1", "box_head/fc2"),
+    ("roi_head.bbox_head.fc_cls", "box_head/cls_score"),
+    ("roi_head.bbox_head.fc_reg", "box_head/bbox_pred"),
+    ("roi_head.mask_head.convs.{fcn-1}.conv", "mask_head/mask_fcn{fcn}"),
+    ("roi_head.mask_head.upsample", "mask_head/mask_deconv"),
+    ("roi_head.mask_head.conv_logits", "mask_head/mask_predictor"),
+)
+_CAFFE2: Rows = (
+    ("conv1", "backbone/stem_conv"),
+    ("res_conv1_bn", "backbone/stem_norm"),
+    ("res{stage}_{block}_branch1", "backbone/res{stage}_{block}/shortcut"),
+    ("res{stage}_{block}_branch1_bn", "backbone/res{stage}_{block}/shortcut_norm"),
+    ("res{stage}_{block}_branch2a", "backbone/res{stage}_{block}/conv1"),
+    ("res{stage}_{block}_branch2a_bn", "backbone/res{stage}_{block}/norm1"),
+    ("res{stage}_{block}_branch2b", "backbone/res{stage}_{block}/conv2"),
+    ("res{stage}_{block}_branch2b_bn", "backbone/res{stage}_{block}/norm2"),
+    ("res{stage}_{block}_branch2c", "backbone/res{stage}_{block}/conv3"),
+    ("res{stage}_{block}_branch2c_bn", "backbone/res{stage}_{block}/norm3"),
+)
+# Both files are called R-50.pkl. Detectron's has what detectron2's four arrays fold into.
+_DETECTRON_NORM_PARTS = {"_s": "scale", "_b": "bias"}
+_DETECTRON2_NORM_PARTS = {
+    "_gamma": "scale", "_beta": "bias", "_running_mean": "mean", "_running_var": "var",
+}  # fmt: skip
+# Both systems leave the biases of the convolutions out too: a normalisation follows.
+_CAFFE2_UNUSED = r"(fc\d*|pred)_[wb]|conv1_b|res\d_\d+_branch\w\w?_b|.*_momentum|lr|model_iter"
+_NVIDIA_RN50_BLOCK = "resnet50/btlnck_block_{stage-2}_{block}/"
+_NVIDIA_RN50: Rows = (
+    ("resnet50/conv2d/conv2d", "backbone/stem_conv"),
+    ("resnet50/conv2d/BatchNorm", "backbone/stem_norm"),
+    (_NVIDIA_RN50_BLOCK + "bottleneck_{conv}/conv2d", "backbone/res{stage}_{block}/conv{conv}"),
+    (_NVIDIA_RN50_BLOCK + "bottleneck_{conv}/BatchNorm", "backbone/res{stage}_{block}/norm{conv}"),
+    (_NVIDIA_RN50_BLOCK + "shortcut/conv2d/conv2d", "backbone/res{stage}_{block}/shortcut"),
+    (_NVIDIA_RN50_BLOCK + "shortcut/conv2d/BatchNorm", "backbone/res{stage}_{block}/shortcut_norm"),
+)
+_NVIDIA_TF2_BLOCK = "resnet50/group_{stage-1}/block_{block}/"
+_NVIDIA_TF2: Rows = (
+    ("resnet50/stem", "backbone/stem_conv"),
+    ("resnet50/stem/bn", "backbone/stem_norm"),
+    (_NVIDIA_TF2_BLOCK + "conv{conv}", "backbone/res{stage}_{block}/conv{conv}"),
+    (_NVIDIA_TF2_BLOCK + "conv{conv}/bn", "backbone/res{stage}_{block}/norm{conv}"),
+    (_NVIDIA_TF2_BLOCK + "shortcut", "backbone/res{stage}_{block}/shortcut"),
+    (_NVIDIA_TF2_BLOCK + "shortcut/bn", "backbone/res{stage}_{block}/shortcut_norm"),
+    ("fpn/l{level}", "fpn/fpn_lateral{level}"),
+    ("fpn/post_hoc_d{level}", "fpn/fpn_output{level}"),
+    ("rpn_head/rpn", "rpn_head/conv"),
+    ("rpn_head/rpn-class", "rpn_head/objectness_logits"),
+    ("rpn_head/rpn-box", "rpn_head/anchor_deltas"),
+    ("box_head/fc6", "box_head/fc1"),
+    ("box_head/fc7", "box_head/fc2"),
+    ("box_head/class-predict", "box_head/cls_score"),
+    ("box_head/box-predict", "box_head/bbox_pred"),
+    ("mask_head/mask-conv-l{fcn-1}", "mask_head/mask_fcn{fcn}"),
+    ("mask_head/conv5-mask", "mask_head/mask_deconv"),
+    ("mask_head/mask_fcn_logits", "mask_head/mask_predictor"),
+)
+
+SOURCES = {
+    "torchvision": Source(
+        title="torchvision's Mask R-CNN",
+        signs=("backbone.fpn.inner_blocks.0.0.weight",),
+        rows=_TORCHVISION,
+    ),
+    "torchvision_old": Source(
+        title="torchvision's Mask R-CNN (old names)",
+        signs=("backbone.fpn.inner_blocks.0.weight",),
+        rows=_TORCHVISION_OLD,
+    ),
+    "torchvision_resnet": Source(
+        title="torchvision's ResNet",
+        signs=("conv1.weight", "backbone.body.conv1.weight"),
+        rows=_torch_resnet("[backbone.body.]"),
+        unused=r".*\.num_batches_tracked|(backbone\.body\.)?fc\..*",
+    ),
+    "detectron2": Source(
+        title="detectron2's Mask R-CNN",
+        signs=("backbone.fpn_lateral2.weight",),
+        rows=_DETECTRON2,
+        unused=r".*\.num_batches_tracked|proposal_generator\.anchor_generator\..*|pixel_(mean|std)",
+        background="last",
+    ),
+    "detectron2_resnet": Source(
+        title="detectron2's ResNet",
+        signs=("stem.conv1.weight", "backbone.bottom_up.stem.conv1.weight"),
+        rows=_detectron2_resnet("[backbone.bottom_up.]"),
+        unused=r".*\.num_batches_tracked|(stem\.)?(fc|linear)\..*",
+    ),
+    "detectron_msra": Source(
+        title="Detectron's copy of the MSRA ResNet",
+        signs=("res_conv1_bn_s",),
+        rows=_CAFFE2,
+        parts={"_w": "kernel"},
+        norm_parts=_DETECTRON_NORM_PARTS,
+        unused=_CAFFE2_UNUSED,
+    ),
+    "detectron2_msra": Source(
+        title="detectron2's copy of the MSRA ResNet",
+        signs=("res_conv1_bn_running_var",),
+        rows=_CAFFE2,
+        parts={"_w": "kernel"},
+        norm_parts=_DETECTRON2_NORM_PARTS,
+        unused=_CAFFE2_UNUSED,
+    ),
+    "maskrcnn_benchmark": Source(
+        title="maskrcnn-benchmark's Mask R-CNN",
+        signs=("backbone.fpn.fpn_inner1.weight",),
+        rows=_MASKRCNN_BENCHMARK,
+        unused=r".*\.num_batches_tracked|rpn\.anchor_generator\..*",
+        has_eps=False,
+    ),
+    "mmdetection": Source(
+        title="mmdetection's Mask R-CNN",
+        signs=("neck.lateral_convs.0.conv.weight",),
+        rows=_MMDETECTION,
+        background="last",
+    ),
+    "google_resnet": Source(
+        title="Google's TensorFlow ResNet-50",
+        signs=("conv2d/kernel", "resnet50/conv2d/kernel"),
+        rows=_google_resnet50(),
+        parts=TF_PARTS,
+        norm_parts=TF_NORM_PARTS,
+        unused=_TF_UNUSED,
+        layout="tf",
+    ),
+    "nvidia_rn50": Source(
+        title="NVIDIA's TensorFlow ResNet-50",
+        signs=("resnet50/conv2d/conv2d/kernel",),
+        rows=_NVIDIA_RN50,
+        parts=TF_PARTS,
+        norm_parts=TF_NORM_PARTS,
+        unused=_TF_UNUSED,
+        layout="tf",
+    ),
+    "nvidia_tf2": Source(
+        title="NVIDIA's TensorFlow 2 Mask R-CNN",
+        signs=("resnet50/stem/kernel",),
+        rows=_NVIDIA_TF2,
+        parts=TF_PARTS,
+        norm_parts=TF_NORM_PARTS,
+        unused=r"global_step",
+        layout="tf",
+        deltas="yx",
+    ),
+}

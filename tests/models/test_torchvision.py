@@ -1,0 +1,306 @@
+"""A whole small model against torchvision 0.28: every stage, detections, losses and gradients.
+
+The reference is ResNet-18 with FPN and all heads, on two images of different size, see the README
+of the reference outputs. One model, evaluated once per mode; each test looks at one stage.
+"""
+
+import jax
+import numpy as np
+import pytest
+
+from configs import coco_torchvision
+from mask_rcnn_jax.data.options import example_options
+from mask_rcnn_jax.data.resize import resize_image, resize_plan
+from mask_rcnn_jax.data.segmentation import segmentation_to_mask
+from mask_rcnn_jax.evaluation.coco import to_coco_results
+from mask_rcnn_jax.models.mask_rcnn import build_model, predict_options
+from mask_rcnn_jax.ops import boxes as box_ops
+from mask_rcnn_jax.structures import Batch, Targets
+from mask_rcnn_jax.training.loop import loss_options
+from mask_rcnn_jax.training.step import loss_terms
+from mask_rcnn_jax.training.weight_names import to_flax, to_torchvision
+from tests.helpers import shared
+
+IMAGES = (0, 1)
+
+
+def golden(name):
+    return np.load(shared(f"goldens/torchvision/{name}.npz"))
+
+
+def small_config():
+    config = coco_torchvision.get_config()
+    config.data.update(image_size=(192, 320))
+    config.model.update(
+        num_classes=6, depth=18, frozen_stages=0, box_channels=256, rpn_anchors_per_image=64,
+        rois_per_image=64, pre_nms_topk_train=400, pre_nms_topk_test=300, post_nms_topk_train=300,
+        post_nms_topk_test=200,
+    )  # fmt: skip
+    config.eval.update(score_threshold=0.35)
+    return config
+
+
+@pytest.fixture(scope="module")
+def variables():
+    weights = {k: v.astype(np.float32) for k, v in golden("small_weights_fp16").items()}
+    return to_flax(weights, norm="frozen", eps=1e-5)[0]
+
+
+@pytest.fixture(scope="module")
+def resized():
+    """(uint8 image, plan, float32 canvas) of both images, by our own resizing."""
+    options = example_options(small_config().data)
+    rows = []
+    for i in IMAGES:
+        image = golden("small_eval")[f"img{i}"].transpose(1, 2, 0)
+        plan = resize_plan(*image.shape[:2], options)
+        rows.append((image, plan, resize_image(np.ascontiguousarray(image), plan, options)))
+    return rows
+
+
+@pytest.fixture(scope="module")
+def inputs(resized):
+    images = np.stack([canvas for _, _, canvas in resized])
+    return images, np.array([plan.size for _, plan, _ in resized], np.int32)
+
+
+def test_resized_images(inputs):
+    images, sizes = inputs
+    expected = golden("small_eval")
+    np.testing.assert_array_equal(sizes, expected["image_sizes"])
+    model = small_config().model
+    ours = (images - model.pixel_mean) / np.array(model.pixel_std)
+    for i, (height, width) in enumerate(sizes):
+        ours[i, height:] = ours[i, :, width:] = 0
+    np.testing.assert_allclose(ours.transpose(0, 3, 1, 2), expected["batch"], atol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def stages(variables, inputs):
+    """Every stage's output in the order of the model, as numpy."""
+
+    def run(model, images, sizes):
+        pyramid, frame = model.pyramid(images, sizes, train=False)
+        logits, deltas = model.rpn_head(pyramid)
+        anchors, exists = model.anchors(frame), frame.existing_anchors(3)
+        proposals = model._proposals(
+            logits, deltas, anchors, exists, sizes, model.pre_nms_topk_test,
+            model.post_nms_topk_test, "image",
+        )  # fmt: skip
+        roi_features = model._pool(pyramid, proposals.boxes, 7, frame)
+        return (
+            pyramid,
+            logits,
+            deltas,
+            anchors,
+            proposals,
+            roi_features,
+            model.box_head(roi_features),
+        )
+
+    model = build_model(small_config().model)
+    outputs = jax.jit(lambda v, *args: model.apply(v, *args, method=run))(variables, *inputs)
+    names = ("pyramid", "logits", "deltas", "anchors", "proposals", "roi_features", "box_head")
+    return dict(zip(names, jax.device_get(outputs), strict=True))
+
+
+@pytest.mark.parametrize("level", range(2, 7))
+def test_pyramid(stages, level):
+    ours = stages["pyramid"][level - 2].transpose(0, 3, 1, 2)
+    np.testing.assert_allclose(ours, golden("small_eval")[f"P{level}"], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("level", range(2, 7))
+def test_rpn_head(stages, level):
+    expected = golden("small_eval")
+    logits = expected[f"rpn_logits_P{level}"].transpose(0, 2, 3, 1).reshape(2, -1)
+    deltas = expected[f"rpn_deltas_P{level}"].transpose(0, 2, 3, 1).reshape(2, -1, 4)
+    np.testing.assert_allclose(stages["logits"][level - 2], logits, atol=1e-4, rtol=1e-4)
+    np.testing.assert_allclose(stages["deltas"][level - 2], deltas, atol=1e-4, rtol=1e-4)
+
+
+def test_anchors(stages):
+    np.testing.assert_array_equal(
+        np.concatenate(stages["anchors"]), golden("small_eval")["anchors"]
+    )
+
+
+def test_decoded_anchors(stages):
+    decoded = box_ops.decode(stages["deltas"][0][:, :1000], stages["anchors"][0][:1000])
+    np.testing.assert_allclose(decoded, golden("small_eval")["rpn_decoded_first1000"], atol=1e-2)
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_proposals(stages, image):
+    expected = golden("small_eval")
+    proposals = stages["proposals"]
+    assert proposals.valid[image].all()
+    np.testing.assert_allclose(proposals.boxes[image], expected[f"proposals{image}"], atol=1e-2)
+    np.testing.assert_allclose(
+        proposals.scores[image], expected[f"proposal_scores{image}"], atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_box_head(stages, image):
+    expected = golden("small_eval")
+    features = stages["roi_features"][image, :32].transpose(0, 3, 1, 2)
+    np.testing.assert_allclose(
+        features, expected[f"box_roi_features{image}_first32"], atol=5e-4, rtol=1e-4
+    )
+    logits, deltas = (part[image] for part in stages["box_head"])
+    np.testing.assert_allclose(logits, expected[f"cls_logits{image}"], atol=5e-4, rtol=1e-4)
+    np.testing.assert_allclose(
+        deltas.reshape(len(deltas), -1), expected[f"box_deltas{image}"], atol=5e-4, rtol=1e-4
+    )
+
+
+@pytest.fixture(scope="module")
+def detections(variables, inputs):
+    model, options = build_model(small_config().model), predict_options(small_config().eval)
+    predict = jax.jit(lambda v, *args: model.apply(v, *args, method="predict", **options))
+    return jax.device_get(predict(variables, *inputs))
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_detections_from_raw_images(detections, resized, image):
+    expected = golden("small_eval")
+    count = len(expected[f"det_labels{image}"])
+    assert detections.valid[image].sum() == count
+    np.testing.assert_array_equal(detections.classes[image, :count], expected[f"det_labels{image}"])
+    np.testing.assert_allclose(
+        detections.scores[image, :count], expected[f"det_scores{image}"], atol=1e-4
+    )
+    np.testing.assert_allclose(
+        detections.boxes[image, :count], expected[f"det_boxes_resized{image}"], atol=1e-2
+    )
+    scale_y, scale_x = resized[image][1].scale
+    original = detections.boxes[image, :count] / np.array([scale_x, scale_y] * 2)
+    np.testing.assert_allclose(original, expected[f"det_boxes{image}"], atol=1e-2)
+    np.testing.assert_allclose(
+        detections.masks[image, :count], expected[f"mask_probs{image}"][:, 0], atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_masks_in_the_picture(detections, resized, image):
+    """Pasted into the original picture, as evaluation writes them."""
+    expected = golden("small_eval")
+    shape = expected[f"pasted_shape{image}"]
+    pasted = np.unpackbits(expected[f"pasted_bin{image}"], axis=-1)[..., : shape[-1]]
+    one = jax.tree.map(lambda leaf: leaf[image : image + 1], detections)
+    raw, plan, _ = resized[image]
+    _, masks = to_coco_results(
+        one, [plan.scale], [1], [raw.shape[:2]], range(1, 7), paste=small_config().eval.paste
+    )
+    ours = np.stack([segmentation_to_mask(m["segmentation"], *raw.shape[:2]) for m in masks])
+    different = (ours != pasted.reshape(ours.shape)).sum(axis=(1, 2))
+    # A probability within 1e-6 of one half may fall on either side.
+    assert different.max() <= 1 and different.sum() <= 3, different
+
+
+@pytest.fixture(scope="module")
+def training(variables, inputs):
+    """Outputs and gradients of the training forward pass with torchvision's deterministic samples:
+    the first of each kind."""
+    expected = golden("small_train")
+    images, sizes = inputs
+    canvas = images.shape[1:3]
+    targets = []
+    for i in IMAGES:
+        count = len(expected[f"gt_labels{i}"])
+        height, width = expected[f"gt_masks_resized_shape{i}"][-2:]
+        masks = np.zeros((8, *canvas), np.uint8)
+        bits = np.unpackbits(expected[f"gt_masks_resized{i}"], axis=-1)[..., :width]
+        masks[:count, :height, :width] = 255 * bits
+        targets.append(
+            Targets(
+                boxes=_padded(expected[f"gt_boxes_resized{i}"], 8),
+                classes=_padded(expected[f"gt_labels{i}"].astype(np.int32), 8),
+                masks=masks,
+                polygons=np.zeros((8, 0, 3), np.float32),
+                valid=np.arange(8) < count,
+            )
+        )
+    batch = Batch(
+        images=images,
+        image_sizes=sizes,
+        scales=np.ones((2, 2), np.float32),
+        image_index=np.arange(2, dtype=np.int32),
+        targets=jax.tree.map(lambda *rows: np.stack(rows), *targets),
+    )
+    config = small_config()
+    config.model.mask_targets = "whole"
+    model = build_model(config.model)
+
+    def loss_fn(params, name):
+        outputs = model.apply(
+            {**variables, "params": params}, batch, None, train=True, method="forward_train"
+        )
+        terms = loss_terms(outputs, **loss_options(config))
+        return terms[name], (outputs, terms)
+
+    @jax.jit
+    def run(params):
+        grads, (outputs, terms) = jax.grad(loss_fn, has_aux=True)(params, "loss/total")
+        return outputs, terms, grads
+
+    return jax.device_get(run(variables["params"]))
+
+
+def _padded(rows, count):
+    return np.concatenate([rows, np.zeros((count - len(rows), *rows.shape[1:]), rows.dtype)])
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_anchor_labels_and_samples(training, image):
+    outputs, _, _ = training
+    expected = golden("small_train")
+    np.testing.assert_array_equal(outputs.anchor_labels[image], expected[f"rpn_labels{image}"])
+    foreground = np.flatnonzero(outputs.sampled_labels[image] == 1)
+    np.testing.assert_array_equal(foreground, expected[f"rpn_pos_idx{image}"])
+    background = np.flatnonzero(outputs.sampled_labels[image] == 0)
+    np.testing.assert_array_equal(background, expected[f"rpn_neg_idx{image}"])
+    np.testing.assert_allclose(
+        outputs.anchor_deltas[image][foreground], expected[f"rpn_reg_targets_pos{image}"], atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_sampled_rois(training, image):
+    """Ours come foreground first, torchvision's by index: both are sorted by their boxes."""
+    rois = jax.tree.map(lambda leaf: leaf[image], training[0].rois)
+    expected = golden("small_train")
+    boxes, labels = expected[f"roi_boxes{image}"], expected[f"roi_labels{image}"]
+    ours, theirs = np.lexsort(np.round(rois.boxes).T), np.lexsort(np.round(boxes).T)
+    assert rois.valid.all()
+    np.testing.assert_allclose(rois.boxes[ours], boxes[theirs], atol=1e-2)
+    np.testing.assert_array_equal(rois.classes[ours], labels[theirs])
+    targets = np.where(labels[:, None] > 0, expected[f"roi_reg_targets{image}"], 0.0)
+    np.testing.assert_allclose(rois.deltas[ours], targets[theirs], atol=2e-3)
+
+
+def test_mask_targets(training):
+    outputs, expected = training[0], golden("small_train")
+    foreground = outputs.rois.foreground[:, : outputs.mask_targets.shape[1]]
+    assert foreground.all()
+    ours = outputs.mask_targets.reshape(-1, 28, 28)
+    np.testing.assert_allclose(ours, expected["mask_targets"], atol=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [("rpn_cls", "objectness"), ("rpn_box", "rpn_box_reg"), ("box_cls", "classifier"),
+     ("box_reg", "box_reg"), ("mask", "mask")],
+)  # fmt: skip
+def test_losses(training, ours, theirs):
+    expected = float(golden("small_train")[f"loss_{theirs}"])
+    assert float(training[1][f"loss/{ours}"]) == pytest.approx(expected, rel=1e-5)
+
+
+def test_gradient_norms(training):
+    expected = golden("small_train")
+    names = to_torchvision({"params": training[2], "batch_stats": {}}, norm_eps=1e-5)
+    for name, norm in zip(expected["param_names"], expected["grad_norm_total"], strict=True):
+        ours = float(np.linalg.norm(np.asarray(names[str(name)], np.float64)))
+        assert ours == pytest.approx(float(norm), rel=1e-3), name
