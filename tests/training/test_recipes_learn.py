@@ -12,7 +12,8 @@ from tests.test_recipes import SYSTEMS, recipe
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*SYSTEMS, "coco_detectron2:3x", "finetune"])
 def test_a_recipe_learns(name, tmp_path):
-    """Sizes and the rate fit two cores; what makes up the recipe stays."""
+    """Sizes and the rate fit two cores, colours the weights at hand, which are torchvision's; what
+    else makes up the recipe stays."""
     config = recipe(name)
     annotations = str(shared("data/coco128/annotations/instances_train2017.json"))
     images = str(shared("data/coco128/train2017"))
@@ -25,7 +26,8 @@ def test_a_recipe_learns(name, tmp_path):
     config.model.update(
         init_from=str(shared("data/weights/resnet50_imagenet.safetensors")), rois_per_image=64,
         pre_nms_topk_train=300, post_nms_topk_train=200, pre_nms_topk_test=200,
-        post_nms_topk_test=100,
+        post_nms_topk_test=100, channel_order="rgb", pixel_mean=(123.675, 116.28, 103.53),
+        pixel_std=(58.395, 57.12, 57.375),
     )  # fmt: skip
     config.optim.update(
         learning_rate=0.005, reference_batch=2, warmup_until=0.25, decay_at=(), decay_levels=()
