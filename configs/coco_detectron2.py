@@ -112,6 +112,8 @@ def get_config(variant: str = "1x") -> ConfigDict:
         decay_on=("kernel", "bias"),
         bias_lr_factor=1.0,
     )
-    config.train.update(batch_size=16, steps=steps, checkpoint_every=5000, eval_every=0)
+    config.train.update(
+        batch_size=16, steps=steps, checkpoint_every=5000, eval_every=0, precision="float32"
+    )
     config.eval.update(score_threshold=0.05, paste="continuous")
     return config
