@@ -1,6 +1,7 @@
 """Mask R-CNN R-50-FPN on COCO 2017, the recipe of NVIDIA's TensorFlow 2 example (mrcnn_tf2).
 
-    python -m mask_rcnn_jax.train --config configs/coco.py --workdir runs/coco
+    python -m mask_rcnn_jax.train --config configs/coco.py --workdir runs/coco \\
+        --config.model.init_from=weights/nvidia_rn50_tf_amp
 
 Not measured here. NVIDIA publishes box AP 37.96 and mask AP 34.44 for 12 epochs on eight A100.
 
@@ -10,8 +11,9 @@ Where NVIDIA's page and code differ, or their code contradicts its evident inten
   * a learning rate that follows the global batch; theirs follows the batch of one GPU, so that one
     GPU trains eight times too hot;
   * the ImageNet weights are there from the first step; theirs arrive after it;
-  * classes are the json's categories in the order of their ids, without the 11 unused COCO ids;
-  * masks are pasted by continuous interpolation in place of their integer box;
+  * classes are the json's categories in the order of their ids, without the 11 unused COCO ids
+    (data.class_ids=raw has them, for weights with 91 outputs);
+  * resized pixels are rounded to whole numbers; a ground truth without overlap claims no anchor;
   * ground-truth masks are drawn from the polygons straight into their 112 x 112 crop, and sampled
     at pixel centres;
   * bfloat16 in place of float16 with loss scaling;
@@ -144,7 +146,7 @@ def get_config() -> ConfigDict:
                 steps=12 * EPOCH,
                 epochs=0.0,  # if not 0, sets steps
                 seed=0,
-                precision="bfloat16",
+                precision="bfloat16",  # also of evaluation and inference
                 log_every=100,
                 checkpoint_every=1000,
                 keep_checkpoints=2,  # beside the best
@@ -162,7 +164,7 @@ def get_config() -> ConfigDict:
                 nms_thresh=0.5,
                 pre_nms_topk=4096,
                 detections_per_image=100,
-                paste="continuous",
+                paste="integer",
                 box_offset=0.0,
             ),
         )

@@ -1,13 +1,15 @@
 """Mask R-CNN R-50-FPN on COCO 2017, the recipe of the TAO Toolkit (TensorFlow 1 backend).
 
-    python -m mask_rcnn_jax.train --config configs/coco_tao.py --workdir runs/tao
+    python -m mask_rcnn_jax.train --config configs/coco_tao.py --workdir runs/tao \\
+        --config.model.init_from=weights/resnet50-0676ba61.pth --config.model.stride_in=3x3
 
 Not measured here. NVIDIA's blog post gives box AP 33.4 and mask AP 30.7 after 100,000 steps on
 eight GPUs, from weights of an Open Images subset.
 
 What differs from TensorFlow 1 (configs/coco_nvidia_tf1.py) stands below, with the numbers of the
 blog post; `configs/coco_tao.py:docs` has those of the documentation's sample instead.
-docs/recipes.md maps every field of a TAO spec to an entry here.
+docs/recipes.md maps every field of a TAO spec to an entry here. TAO's own weights (.hdf5, .tlt) are
+not read; torchvision's, in the command, have their stride in the 3x3 convolution.
 TAO's freeze_bn uses the stored statistics but still trains scale and bias; so does this.
 """
 
@@ -34,6 +36,7 @@ def get_config(variant: str = "blog") -> ConfigDict:
     if variant == "blog":
         _schedule(config, batch_size=24, steps=100_000, levels=(0.1, 0.01, 0.001))
         config.optim.update(
+            warmup_until=1000 / 100_000,
             warmup_factor=1e-4 / 0.02,
             decay_at=(0.6, 0.8, 0.9),
             weight_decay=2e-5,
@@ -41,7 +44,7 @@ def get_config(variant: str = "blog") -> ConfigDict:
     elif variant == "docs":
         _schedule(config, batch_size=16, steps=120_000, levels=(0.1, 0.02, 0.002))
         config.optim.update(
-            warmup_factor=0.0,
+            warmup_until=0.0,
             decay_at=(60 / 120, 80 / 120, 100 / 120),
             weight_decay=1e-4,
         )
@@ -52,4 +55,4 @@ def get_config(variant: str = "blog") -> ConfigDict:
 
 def _schedule(config: ConfigDict, batch_size: int, steps: int, levels: tuple) -> None:
     config.train.update(batch_size=batch_size, steps=steps, eval_every=10_000)
-    config.optim.update(reference_batch=batch_size, warmup_until=1000 / steps, decay_levels=levels)
+    config.optim.update(reference_batch=batch_size, decay_levels=levels)

@@ -113,5 +113,5 @@ def get_config(variant: str = "") -> ConfigDict:
         bias_lr_factor=1.0,
     )
     config.train.update(batch_size=16, steps=26 * epoch, eval_every=epoch, precision="float32")
-    config.eval.update(score_threshold=0.05, min_box_size=1e-2, paste="integer")
+    config.eval.update(batch_size=1, score_threshold=0.05, min_box_size=1e-2, paste="integer")
     return config

@@ -6,7 +6,7 @@
         --config.data.val_json=val.json --config.data.val_images=val \\
         --config.model.init_from=weights/maskrcnn_resnet50_fpn_coco-bf2d0c1e.pth
 
-Not measured here with these weights; docs/results.md has a run from ImageNet weights.
+Not measured here with these weights; docs/results.md has a run of the same model from ImageNet's.
 
 torchvision's model (configs/coco_torchvision.py:coco_v1), so that its COCO weights fit; the layers
 whose size follows the number of classes start anew. Ten epochs at a small rate, evaluated after

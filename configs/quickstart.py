@@ -67,6 +67,7 @@ def get_config() -> ConfigDict:
         pictures=8,
         loss_images=16,
         score_threshold=0.05,
+        paste="continuous",
         pre_nms_topk=300,
         detections_per_image=20,
     )

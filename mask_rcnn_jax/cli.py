@@ -4,6 +4,7 @@ import logging as std_logging
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from absl import flags, logging
 from ml_collections import config_flags
@@ -51,6 +52,7 @@ def run(main: Callable[[Sequence[str]], None], define_flags: Callable[[], None])
 def _parse_flags(argv: Sequence[str]) -> list[str]:
     """The positional arguments. ValueError for whatever a recipe, which is code, raises."""
     try:
+        _let_recipes_import_each_other(argv)
         positional = flags.FLAGS(argv)[1:]
         if "config" in flags.FLAGS:
             # ml_collections puts off what went wrong in a file until the config is used.
@@ -60,6 +62,15 @@ def _parse_flags(argv: Sequence[str]) -> list[str]:
     except Exception as error:
         raise ValueError(f"--config: {_one_line(error)}") from error
     return positional
+
+
+def _let_recipes_import_each_other(argv: Sequence[str]) -> None:
+    """Recipes say `from configs import coco`: add the folder above that of --config to the path."""
+    for argument, following in zip(argv, [*argv[1:], ""], strict=True):
+        name, equals, value = argument.lstrip("-").partition("=")
+        if name == "config":
+            path = Path((value if equals else following).partition(".py")[0])
+            sys.path.append(str(path.absolute().parent.parent))
 
 
 def _help(main: Callable) -> str:

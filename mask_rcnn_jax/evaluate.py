@@ -39,7 +39,7 @@ def evaluate_model(config: ConfigDict | None, weights: str, output: str | None) 
         output = output or checkpoint.workdir / "eval" / str(checkpoint.step)
     elif config is None or output is None:
         raise ValueError(f"--weights {weights} is no run: it needs --config and --output")
-    run.check_counts(config)
+    run.check_entries(config)
     dataset = run.load_split(config, "val")
     if pretrained.is_run(weights):
         run.check_classes(dataset, categories, weights)

@@ -29,10 +29,10 @@ from mask_rcnn_jax.training.weight_recipes import recipe_mismatches
 FORMATS = ("safetensors", "torchvision")
 
 
-def export(config: ConfigDict | None, weights: str, names: str, output: str) -> Path:
+def export(config: ConfigDict | None, weights: str, form: str, output: str) -> Path:
     """Write the weights of a run, of one of its checkpoints or of a file; returns what it wrote.
 
-    config: needed for a file of weights; without one that of the run is taken. names: of `FORMATS`.
+    config: needed for a file of weights; without one that of the run is taken. form: of `FORMATS`.
     """
     target = Path(output)
     if target.suffix != ".safetensors":
@@ -45,15 +45,15 @@ def export(config: ConfigDict | None, weights: str, names: str, output: str) -> 
         config.model.num_classes = len(categories)
     elif config is None:
         raise ValueError(f"--weights {weights} is no run: it needs --config")
-    if names == "torchvision":
+    if form == "torchvision":
         check_torchvision(config.model)
     variables = run.load_variables(weights, config)
-    if names == "torchvision":
+    if form == "torchvision":
         arrays = to_torchvision(variables, norm_eps=config.model.norm_eps)
     else:
         arrays = to_ours_flat(variables)
     _write(target, arrays)
-    print(f"{target}: {len(arrays)} arrays in the names of --format={names}")
+    print(f"{target}: {len(arrays)} arrays in the names of --format={form}")
     return target
 
 

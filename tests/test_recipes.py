@@ -51,6 +51,11 @@ def test_a_variant_differs_and_an_unknown_one_is_refused(name):
         recipe(f"{stem}:typo")
 
 
+def test_a_recipe_without_variants_says_so():
+    with pytest.raises(ValueError, match="coco.py:3x: this recipe has no variants"):
+        recipe("coco:3x")
+
+
 def test_targets_need_their_data():
     config = recipe("coco")
     config.model.mask_targets = "polygons"

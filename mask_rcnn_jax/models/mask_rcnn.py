@@ -65,8 +65,8 @@ class MaskRCNN(nn.Module):
     channel_order: str  # "rgb" or "bgr": what the first convolution sees
     pixel_mean: tuple[float, ...]  # of R, G, B in 0..255
     pixel_std: tuple[float, ...]
-    # 0: feature maps fill the canvas. 32: they end at the batch's largest image rounded up to 32
-    # pixels, as where batches are padded to their largest image (torchvision, Detectron2).
+    # 0: feature maps fill the canvas. 32: they end at the largest image of the device's batch,
+    # rounded up to 32 pixels, as where batches are padded to their largest (torchvision, ...).
     pad_multiple: int
     fpn_channels: int
     fpn_init: str

@@ -44,6 +44,8 @@ def make_norm(norm: str, eps: float, dtype: DTypeLike, train: bool):
     """
     if norm == "frozen":
         return partial(FrozenNorm, dtype=dtype)
+    if eps <= 0:
+        raise ValueError(f"model.norm_eps is {eps}, expected 1e-5 or so with model.norm={norm}")
     if norm in ("batch", "affine"):
         stored = norm == "affine" or not train
         return partial(

@@ -35,7 +35,9 @@ def match_anchors(
     Padded ground truth matches nothing; without any, all anchors are background with row 0.
     """
     if low_quality not in LOW_QUALITY_RULES:
-        raise ValueError(f"low_quality is {low_quality!r}, expected one of {LOW_QUALITY_RULES}")
+        raise ValueError(
+            f"model.rpn_low_quality is {low_quality!r}, expected one of {LOW_QUALITY_RULES}"
+        )
     iou = jnp.where(gt_valid[None, :], iou, 0.0)
     matched_idxs, best_iou = _first_max(iou, axis=1)
     labels = _threshold(best_iou, fg_thresh, bg_thresh)

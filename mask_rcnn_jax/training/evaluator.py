@@ -28,7 +28,8 @@ def detect(
     paste: str,
     box_offset: float,
 ) -> tuple[list[dict], list[dict]]:
-    """COCO results (boxes, masks) of every image of `batches`; `paste`, `box_offset` as there.
+    """COCO results (boxes, masks) of every image of `batches`; `paste` and `box_offset` are
+    those of `evaluation.coco.to_coco_results`.
 
     Masks of one batch are encoded while the device works on the next.
     """
@@ -117,9 +118,11 @@ def draw_pictures(
             image = decode_image(dataset.image_path(index))
             to_original = 1 / np.tile(batch.scales[row][::-1], 2)
             truth = jax.tree.map(lambda leaf, row=row: leaf[row], batch.targets)
+            whole = truth.masks.shape[1:] == batch.images.shape[1:3]  # not drawn: no crops of boxes
             picture = visualize.side_by_side(
                 visualize.draw_ground_truth(
-                    image, truth.boxes * to_original, truth.classes, truth.masks,
+                    image, truth.boxes * to_original, truth.classes,
+                    None if whole else truth.masks,
                     dataset.class_names,
                 ),
                 visualize.draw_detections(

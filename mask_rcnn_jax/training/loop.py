@@ -41,7 +41,7 @@ SCHEDULE_ENTRIES = (
 def train_and_evaluate(config: ConfigDict, workdir: str) -> TrainState:
     """Run the recipe from where the workdir stands to its last step; returns the final state."""
     mesh = make_mesh()
-    run.check_counts(config)
+    run.check_entries(config)
     _check_batch_size(config)
     train_set, val_set = run.load_split(config, "train"), run.load_split(config, "val")
     run.check_classes(val_set, run.categories_of(train_set), train_set.json_path)
@@ -135,11 +135,11 @@ def _schedule(config: ConfigDict) -> optax.Schedule:
 def _initial_state(config: ConfigDict, model: MaskRCNN, schedule, *, resuming: bool):
     """State of step 0, with the weights of `model.init_from`, and its optimiser."""
     variables = init_variables(model, config.train.seed)
-    if not (config.model.init_from or resuming) and config.model.norm == "frozen":
+    if not (config.model.init_from or resuming) and config.model.norm in ("frozen", "affine"):
         logging.warning(
-            "model.norm is 'frozen' and the weights are random: this will hardly learn; set "
-            "model.init_from, or model.norm=group and model.frozen_stages=0"
-        )
+            "model.norm is %r and the weights are random: this will hardly learn; set "
+            "model.init_from, or model.norm=group and model.frozen_stages=0", config.model.norm,
+        )  # fmt: skip
     if config.model.init_from and not resuming:
         variables = pretrained.initialise_from(variables, config.model)
     tx = make_optimizer(

@@ -27,6 +27,8 @@ CLASS_DEPENDENT = ("box_head/cls_score", "box_head/bbox_pred", "mask_head/mask_p
 def is_run(path: str | os.PathLike) -> bool:
     """Whether a path is, or should be, a workdir or a checkpoint in one, and no file of weights."""
     path = Path(path)
+    if Path(f"{path}.index").is_file():
+        return False
     if path.exists():
         return path.is_dir() and not any(path.glob("*.index"))
     return not path.suffix

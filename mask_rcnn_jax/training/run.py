@@ -2,6 +2,7 @@
 
 import difflib
 import importlib.util
+import inspect
 import json
 import os
 import sys
@@ -10,12 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from absl import logging
 from ml_collections import ConfigDict
 
 from mask_rcnn_jax.data.coco import CocoDataset, load_categories, load_coco
 from mask_rcnn_jax.data.coco_categories import COCO_CATEGORIES
 from mask_rcnn_jax.data.loader import EvalLoader
 from mask_rcnn_jax.data.options import example_options
+from mask_rcnn_jax.data.transforms import training_objects
+from mask_rcnn_jax.evaluation.paste import RULES
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN, build_model
 from mask_rcnn_jax.training import pretrained
 from mask_rcnn_jax.training.step import abstract_variables
@@ -43,7 +47,7 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
 
     overrides: `{"train.batch_size": 4}`; ValueError names an entry that does not exist.
     """
-    if str(path).endswith(".py") or ".py:" in str(path):
+    if (str(path).endswith(".py") or ".py:" in str(path)) and not Path(path).is_dir():
         config = _load_recipe(str(path))
     else:
         path = Path(path)
@@ -62,9 +66,14 @@ def load_variables(path: str | Path, config: ConfigDict) -> dict:
     Raises ValueError with what is missing, unexpected or misshapen if they do not fit the model.
     """
     loaded = pretrained.load(path, config.model)
-    num_classes = config.model.num_classes or num_classes_in(loaded)
+    num_classes = num_classes_in(loaded)
     if num_classes is None:
         raise ValueError(f"{path} holds a backbone and no detector; model.init_from takes it")
+    if config.model.num_classes not in (0, num_classes):
+        raise ValueError(
+            f"{path} has {num_classes} classes, expected {config.model.num_classes} as in "
+            "model.num_classes or data.val_json (data.class_ids says how ids become classes)"
+        )
     expected = abstract_variables(make_model(config, num_classes))
     variables, _ = pretrained.merge_into(expected, loaded, reinit=(), source=str(path))
     absent = sorted(expected["params"].keys() - loaded["params"].keys())
@@ -73,13 +82,15 @@ def load_variables(path: str | Path, config: ConfigDict) -> dict:
     return variables
 
 
-def check_counts(config: ConfigDict) -> None:
-    """Raise ValueError, naming the entry, for a count that nothing can be done with."""
+def check_entries(config: ConfigDict) -> None:
+    """Raise ValueError, naming the entry, for what would only be found out after a long time."""
     lowest_of = {**dict.fromkeys(AT_LEAST_ONE, 1), **dict.fromkeys(AT_LEAST_ZERO, 0)}
     for name, lowest in lowest_of.items():
         section, key = name.split(".")
         if config[section][key] < lowest:
             raise ValueError(f"{name} is {config[section][key]}, expected at least {lowest}")
+    if config.eval.paste not in RULES:
+        raise ValueError(f"eval.paste is {config.eval.paste!r}, expected one of {list(RULES)}")
 
 
 def load_split(config: ConfigDict, split: str) -> CocoDataset:
@@ -97,12 +108,16 @@ def set_steps(config: ConfigDict, dataset: CocoDataset) -> None:
 
     Raises ValueError, naming the entries, where no step would be left.
     """
-    num_images = len(dataset.images)
+    num_images, options = len(dataset.images), example_options(config.data)
     if not config.data.keep_empty:
-        num_images = sum(any(not a.iscrowd for a in i.annotations) for i in dataset.images)
+        num_images = sum(bool(training_objects(i.annotations, options)) for i in dataset.images)
     epoch = max(1, round(num_images / config.train.batch_size))
     if config.train.epochs:
         config.train.steps = round(config.train.epochs * num_images / config.train.batch_size)
+        logging.info(
+            "train.epochs=%g with %d images sets train.steps=%d", config.train.epochs, num_images,
+            config.train.steps,
+        )  # fmt: skip
     if config.train.eval_every == 0:
         config.train.eval_every = epoch
     if config.train.steps < 1:
@@ -122,13 +137,12 @@ def make_model(config: ConfigDict, num_classes: int) -> MaskRCNN:
             f"model.num_classes is {config.model.num_classes}, but the annotations have "
             f"{num_classes} categories; 0 takes what the annotations have"
         )
-    wants = {"whole": ("data.mask_frame", "image"), "polygons": ("data.max_vertices", 512)}
-    entry, value = wants.get(config.model.mask_targets, ("data.mask_frame", "box"))
-    there = config.data[entry.removeprefix("data.")]
-    if there != value and not (entry == "data.max_vertices" and there > 0):
-        raise ValueError(
-            f"model.mask_targets={config.model.mask_targets} needs {entry}={value}, it is {there!r}"
-        )
+    kind = config.model.mask_targets
+    frame = "image" if kind == "whole" else "box"
+    if config.data.mask_frame != frame:
+        raise ValueError(f"model.mask_targets={kind} needs data.mask_frame={frame}")
+    if kind == "polygons" and not config.data.max_vertices:
+        raise ValueError("model.mask_targets=polygons needs data.max_vertices above 0, such as 512")
     fields = {**config.model, "num_classes": num_classes}
     return build_model(fields, config.train.precision)
 
@@ -240,6 +254,8 @@ def _load_recipe(name: str) -> ConfigDict:
         spec.loader.exec_module(module)
     finally:
         sys.path.remove(root)
+    if variant and not inspect.signature(module.get_config).parameters:
+        raise ValueError(f"{path}:{variant}: this recipe has no variants")
     return module.get_config(variant) if variant else module.get_config()
 
 

@@ -80,8 +80,9 @@ def make_train_step(
     """`step(state, batch) -> (state, metrics)`; the old state's buffers are reused.
 
     loss: keyword arguments of `loss_terms`. box_offset: 1 where ground-truth boxes are inclusive.
-    Random numbers are a function of (seed, step, image) alone: flips and samples do not depend on
-    the number of devices. Losses are normalised over one device's images, gradients averaged.
+    Random numbers are a function of (seed, step, image) alone and do not depend on the number of
+    devices; samples do where a recipe looks at a device's batch (pad_multiple, post_nms_scope).
+    Losses are normalised over one device's images, gradients averaged.
     """
 
     def step(state: TrainState, batch: Batch):

@@ -7,7 +7,9 @@ of the reference outputs. One model, evaluated once per mode; each test looks at
 import jax
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
+import mask_rcnn_jax as mrcnn
 from configs import coco_torchvision
 from mask_rcnn_jax.data.options import example_options
 from mask_rcnn_jax.data.resize import resize_image, resize_plan
@@ -197,6 +199,25 @@ def test_masks_in_the_picture(detections, resized, image):
     different = (ours != pasted.reshape(ours.shape)).sum(axis=(1, 2))
     # A probability within 1e-6 of one half may fall on either side.
     assert different.max() <= 1 and different.sum() <= 3, different
+
+
+def test_a_file_of_their_weights_gives_their_detections(tmp_path):
+    """As a user runs it: the file, the recipe and a picture. Alone, the second picture fills the
+    reference's batch; the first would end earlier than there."""
+    weights = {k: v.astype(np.float32) for k, v in golden("small_weights_fp16").items()}
+    save_file(weights, tmp_path / "small.safetensors")
+    config = small_config()
+    config.model.num_classes = 0  # found out from the file
+    predictor = mrcnn.Predictor(
+        config, mrcnn.load_variables(tmp_path / "small.safetensors", config)
+    )
+    expected = golden("small_eval")
+    found = predictor(np.ascontiguousarray(expected["img1"].transpose(1, 2, 0)))
+    count = len(expected["det_labels1"])
+    assert len(found) == count
+    np.testing.assert_array_equal(found.classes[:count], expected["det_labels1"])
+    np.testing.assert_allclose(found.scores[:count], expected["det_scores1"], atol=1e-4)
+    np.testing.assert_allclose(found.boxes[:count], expected["det_boxes1"], atol=1e-2)
 
 
 @pytest.fixture(scope="module")
