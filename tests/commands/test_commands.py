@@ -277,7 +277,7 @@ class TestLibrary:
 
     def test_another_class_count_is_said_from_both_sides(self, trained):
         config = mrcnn.load_config(trained.workdir, overrides={"model.num_classes": 9})
-        with pytest.raises(ValueError, match=r"does not fit.*\(32, 5\) in the file.*\(32, 10\)"):
+        with pytest.raises(ValueError, match="run has 4 classes, expected 9"):
             mrcnn.load_variables(trained.workdir, config)
 
 

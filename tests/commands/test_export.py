@@ -111,7 +111,7 @@ def test_run_in_our_own_names(trained, tmp_path):
     [
         ({"norm": "group"}, "model.norm is 'group', torchvision's ResNet has batch normalisation"),
         ({"depth": 50, "stride_in": "1x1"}, "model.stride_in is '1x1', torchvision's ResNet"),
-        ({"num_classes": 4}, "does not fit the model"),
+        ({"num_classes": 4}, "has 3 classes, expected 4"),
     ],
 )
 def test_model_that_torchvision_does_not_have(changes, message, weights, tmp_path, capsys):
