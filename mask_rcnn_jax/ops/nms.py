@@ -4,13 +4,17 @@ A sequential greedy pass is N dependent steps; the full N x N matrix is too larg
 taken a tile at a time: a tile is first thinned by everything already kept, then resolved within
 itself. The number of dependent steps is the number of tiles times a short fixed point, and the
 largest intermediate is B * TILE * TILE.
+That is the definition; on GPUs that have it, the kernel of `pallas_kernels` gives the same answer.
 """
+
+from functools import partial
 
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from mask_rcnn_jax.ops import boxes as box_ops
+from mask_rcnn_jax.ops import dispatch
 
 TILE = 128
 
@@ -34,15 +38,35 @@ def nms(
     Args:
         groups: a box only suppresses boxes of its own group, such as its class; None is one group.
         offset: 1 for widths of the inclusive-pixel convention, see `boxes`.
-        implementation: "xla" or None for the code below.
+        implementation: "xla", or "pallas" for the GPU kernel, or None: the kernel where the
+            program is compiled for an NVIDIA GPU and `pallas_kernels` knows no reason against it.
+
+    Raises NotImplementedError with the reason if "pallas" cannot be.
     """
-    if implementation == "pallas":
-        raise NotImplementedError("nms: implementation='pallas' is not in this build")
-    if implementation not in (None, "xla"):
-        raise ValueError(f"implementation is {implementation!r}, expected None, 'xla' or 'pallas'")
     num = boxes.shape[1]
     max_out = num if max_out is None else min(max_out, num)
-    boxes = lax.stop_gradient(boxes)
+    options = dict(iou_thresh=iou_thresh, max_out=max_out, offset=offset)
+
+    def load_kernel():
+        from pallas_kernels import nms as kernels
+
+        return kernels.unsupported(num, boxes.dtype), partial(kernels.nms, **options)
+
+    xla = partial(_xla_nms, **options)
+    run = dispatch.choose("nms", implementation, xla=xla, load_kernel=load_kernel)
+    return run(lax.stop_gradient(boxes), valid, groups)
+
+
+def _xla_nms(
+    boxes: Float[Array, "B N 4"],
+    valid: Bool[Array, "B N"],
+    groups: Int[Array, "B N"] | None,
+    *,
+    iou_thresh: float,
+    max_out: int,
+    offset: float,
+) -> Bool[Array, "B N"]:
+    num = boxes.shape[1]
     if groups is None:
         groups = jnp.zeros(valid.shape, jnp.int32)
     padding = (0, 0), (0, -num % TILE if num else TILE)

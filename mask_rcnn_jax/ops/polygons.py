@@ -5,11 +5,16 @@ rounding the other coordinate, and notes in every column of the grid at which he
 over the refined column's middle. From there downward each pixel changes between out and in. Here
 that height is a division of whole numbers for every pair of an edge and a column: nothing is
 walked, and a short loop over words of bits joins the edges of each polygon.
+That is the definition; on GPUs that have it, the kernel of `pallas_kernels` fills the same pixels.
 """
+
+from functools import partial
 
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt
+
+from mask_rcnn_jax.ops import dispatch
 
 REFINE = 5  # refined pixels per pixel; odd, so that a column has one in its middle
 # Refined coordinates are cut off here: 32-bit integers hold 4 * LIMIT^2. With 28 pixels it lies
@@ -26,6 +31,7 @@ def polygon_mask_targets(
     *,
     size: int = 28,
     min_side: float = 0.1,
+    implementation: str | None = None,
 ) -> tuple[Float[Array, "R size size"], Bool[Array, "R"]]:
     """Binary target of each region: its object's polygons, filled on size x size pixels.
 
@@ -38,6 +44,8 @@ def polygon_mask_targets(
         min_side: the least width and height in pixels that a region is taken for: 0.1 in
             Detectron2, 1 in maskrcnn-benchmark and NVIDIA's PyTorch code. None of them adds a
             pixel to the width.
+        implementation: "xla", or "pallas" for the GPU kernel, or None: the kernel where the
+            program is compiled for an NVIDIA GPU and `pallas_kernels` knows no reason against it.
 
     Returns:
         The targets, 0 or 1, and which of them stand for an object that has vertices. The others
@@ -45,22 +53,41 @@ def polygon_mask_targets(
 
     The same pixels as pycocotools (but for rounding in float32) for every polygon within 143 sides
     of its region if `size` is 28; vertices further away are moved to that distance.
+
+    Raises NotImplementedError with the reason if "pallas" cannot be.
     """
-    starts, ends, begins = _edges(polygons)
+
+    def load_kernel():
+        from pallas_kernels import mask_targets as kernels
+
+        return kernels.unsupported(size), partial(kernels.fill_polygons, size=size)
+
+    xla = partial(_xla_fill, size=size)
+    fill = dispatch.choose("polygon_mask_targets", implementation, xla=xla, load_kernel=load_kernel)
+    starts, ends, begins = _edges(lax.stop_gradient(polygons))
     used = polygons[..., 2] >= 0
+    rois = lax.stop_gradient(rois)
     sides = jnp.maximum(rois[:, 2:] - rois[:, :2], min_side)
 
-    def of_rois(of_objects):
-        """[G, V, ...] to [V, R, ...]."""
-        return jnp.moveaxis(of_objects[matched_idxs], 1, 0)
-
     def refined(points):
-        points = (of_rois(points) - rois[None, :, :2]) * (REFINE * size / sides)[None] + 0.5
+        """[G, V, 2] in network pixels to [R, V, 2]."""
+        points = points[matched_idxs] - rois[:, None, :2]
+        points = points * (REFINE * size / sides)[:, None] + 0.5
         # Towards zero, as a cast does in C.
         return jnp.clip(points, -LIMIT, LIMIT).astype(jnp.int32)
 
-    words = _rows_below(_first_rows(refined(starts), refined(ends), size), size)
-    words = jnp.where(of_rois(used)[:, :, None, None], words, jnp.uint32(0))
+    edges = jnp.concatenate([refined(starts), refined(ends)], axis=-1)
+    targets = fill(edges, begins[matched_idxs], used[matched_idxs])
+    return targets, jnp.any(used, axis=1)[matched_idxs]
+
+
+def _xla_fill(
+    edges: Int[Array, "R V 4"], begins: Bool[Array, "R V"], used: Bool[Array, "R V"], *, size: int
+) -> Float[Array, "R size size"]:
+    """The pixels inside any part; edges in refined pixels, (x, y) of the start and the end."""
+    edges, begins, used = (jnp.moveaxis(x, 1, 0) for x in (edges, begins, used))
+    words = _rows_below(_first_rows(edges[..., :2], edges[..., 2:], size), size)
+    words = jnp.where(used[:, :, None, None], words, jnp.uint32(0))
 
     def add_edge(carry, edge):
         """`part`: the rows inside the part that is being drawn, `union`: inside those before."""
@@ -69,12 +96,11 @@ def polygon_mask_targets(
         return (union, jnp.where(begins, word, part ^ word)), None
 
     outside = jnp.zeros(words.shape[1:], jnp.uint32)
-    edges = (words, of_rois(begins)[:, :, None, None])
-    (union, part), _ = lax.scan(add_edge, (outside, outside), edges, unroll=UNROLLED)
+    with_words = (words, begins[:, :, None, None])
+    (union, part), _ = lax.scan(add_edge, (outside, outside), with_words, unroll=UNROLLED)
     inside = union | part  # [R, words, columns]
     bits = (inside[:, :, None, :] >> jnp.arange(WORD, dtype=jnp.uint32)[None, None, :, None]) & 1
-    targets = bits.astype(jnp.float32).reshape(len(rois), -1, size)[:, :size]
-    return targets, jnp.any(used, axis=1)[matched_idxs]
+    return bits.astype(jnp.float32).reshape(edges.shape[1], -1, size)[:, :size]
 
 
 def _edges(

@@ -5,7 +5,8 @@ weighted sum of rows of that table: bilinear interpolation gives 2 taps an axis 
 sample points, so 2S x 2S taps a cell, and the weights are products of one factor per axis.
 Where S follows the size of the box, neighbouring samples are at most one cell apart, so the taps of
 an axis are at most S + 1 neighbouring cells.
-The taps are walked one at a time: no intermediate is larger than the output and the table.
+The taps are walked one at a time: no intermediate is larger than the output and the table. That is
+the definition; on GPUs that have it, the kernel of `pallas_kernels` computes the same sum.
 """
 
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from mask_rcnn_jax.ops import boxes as box_ops
+from mask_rcnn_jax.ops import dispatch
 from mask_rcnn_jax.ops.bilinear import adaptive_samples, mean_hats
 
 MIN_LEVEL = 2  # features[0] is P2
@@ -85,12 +87,15 @@ def roi_align(
         extent: (height, width) in network pixels that the maps cover where they are larger than
             that: of each map only ceil(extent / stride) rows and columns exist. None: the whole
             maps.
-        implementation: "xla" or None for the code below.
+        implementation: "xla", or "pallas" for the GPU kernel, or None: the kernel where the
+            program is compiled for an NVIDIA GPU and `pallas_kernels` knows no reason against it.
 
     Weights and sums are float32, the result has the features' dtype. Gradients flow to the
     features only, never to the boxes.
+
+    Raises NotImplementedError with the reason if "pallas" cannot be.
     """
-    _check_settings(len(features), strides, sampling, max_sampling, border, implementation)
+    _check_settings(len(features), strides, sampling, max_sampling, border)
     boxes = lax.stop_gradient(boxes)
     batch, num = boxes.shape[:2]
     channels = features[0].shape[-1]
@@ -123,7 +128,7 @@ def roi_align(
     y_taps, y_weights = axis_taps(cells[:, 1], cells[:, 3], rows, p)
     x_taps, x_weights = axis_taps(cells[:, 0], cells[:, 2], columns, q)
     y_taps = origin[:, None, None] + y_taps * widths[:, None, None]
-    pooled = _gather_sum(table, y_taps, x_taps, y_weights, x_weights)
+    pooled = _gather_sum(implementation, table, y_taps, x_taps, y_weights, x_weights)
     return pooled.reshape(batch, num, p, q, channels)
 
 
@@ -133,12 +138,7 @@ def _check_settings(
     sampling: int,
     max_sampling: int,
     border: str,
-    implementation: str | None,
 ) -> None:
-    if implementation == "pallas":
-        raise NotImplementedError("roi_align: implementation='pallas' is not in this build")
-    if implementation not in (None, "xla"):
-        raise ValueError(f"implementation is {implementation!r}, expected None, 'xla' or 'pallas'")
     if border not in ("clamp", "zero"):
         raise ValueError(f"border is {border!r}, expected 'clamp' or 'zero'")
     if sampling < 0:
@@ -216,8 +216,9 @@ def _adaptive_taps(
     return taps, jnp.where(count > max_sampling, even, weights)
 
 
-@jax.custom_vjp
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _gather_sum(
+    implementation: str | None,
     table: Float[Array, "pixels C"],
     y_taps: Int[Array, "R P T"],
     x_taps: Int[Array, "R Q T"],
@@ -225,7 +226,42 @@ def _gather_sum(
     x_weights: Float[Array, "R Q T"],
 ) -> Float[Array, "R P Q C"]:
     """out[r, p, q] = sum over taps of weight * table[y_tap + x_tap]."""
-    taps = (y_taps, x_taps, y_weights, x_weights)
+
+    def load_kernel():
+        from pallas_kernels import roi_align as kernels
+
+        return kernels.unsupported(table.shape[1], table.dtype), kernels.gather_sum
+
+    run = dispatch.choose("roi_align", implementation, xla=_xla_gather_sum, load_kernel=load_kernel)
+    return run(table, y_taps, x_taps, y_weights, x_weights)
+
+
+def _gather_sum_fwd(implementation, table, *taps):
+    # Backward needs the table's length only: a table without channels carries it.
+    return _gather_sum(implementation, table, *taps), (table[:, :0], taps)
+
+
+def _gather_sum_bwd(implementation, saved, grad):
+    empty_table, taps = saved
+    options = dict(num_rows=empty_table.shape[0])
+
+    def load_kernel():
+        from pallas_kernels import roi_align as kernels
+
+        reason = kernels.unsupported(grad.shape[-1], grad.dtype)
+        return reason, partial(kernels.gather_sum_transpose, **options)
+
+    xla = partial(_xla_transpose, **options)
+    run = dispatch.choose("roi_align", implementation, xla=xla, load_kernel=load_kernel)
+    return run(grad, *taps), None, None, None, None
+
+
+_gather_sum.defvjp(_gather_sum_fwd, _gather_sum_bwd)
+
+
+def _xla_gather_sum(table: Float[Array, "pixels C"], *taps: Array) -> Float[Array, "R P Q C"]:
+    """The sum of `_gather_sum`, whose other arguments are `taps`."""
+    y_taps, x_taps, y_weights, _ = taps
 
     def add_row(i, total):
         for j in range(x_taps.shape[-1]):
@@ -258,27 +294,19 @@ def _num_used(weights: Float[Array, "R P T"]) -> int | Int[Array, ""]:
     return jnp.max(jnp.where(weights != 0.0, jnp.arange(1, num + 1)[None, None, :], 0))
 
 
-def _gather_sum_fwd(table, *taps):
-    # Backward needs the table's length and dtype only: a table without channels carries both.
-    return _gather_sum(table, *taps), (table[:, :0], taps)
-
-
-def _gather_sum_bwd(saved, grad):
+def _xla_transpose(
+    grad: Float[Array, "R P Q C"], *taps: Array, num_rows: int
+) -> Float[Array, "pixels C"]:
     """Adds the taps' shares into one float32 table; automatic differentiation would make one each.
 
     A loop of the program, not of Python, so that only one tap's share is in memory at a time.
     """
-    empty_table, taps = saved
-    num_rows, num_columns = _num_used(taps[2]), _num_used(taps[3])
+    used_y, used_x = _num_used(taps[2]), _num_used(taps[3])
 
     def add_tap(tap, total):
-        rows, weights = _tap(*divmod(tap, num_columns), *taps)
+        rows, weights = _tap(*divmod(tap, used_x), *taps)
         share = grad.astype(jnp.float32) * weights[..., None]
         return total.at[rows].add(share, mode="promise_in_bounds")
 
-    total = jnp.zeros((empty_table.shape[0], grad.shape[-1]), jnp.float32)
-    total = lax.fori_loop(0, num_rows * num_columns, add_tap, total)
-    return total.astype(empty_table.dtype), None, None, None, None
-
-
-_gather_sum.defvjp(_gather_sum_fwd, _gather_sum_bwd)
+    total = jnp.zeros((num_rows, grad.shape[-1]), jnp.float32)
+    return lax.fori_loop(0, used_y * used_x, add_tap, total).astype(grad.dtype)

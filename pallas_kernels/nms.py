@@ -1,0 +1,170 @@
+"""Greedy non-maximum suppression of many problems at once, exact, in two kernels.
+
+The first has a program for every problem, 32 suppressing boxes and a tile of boxes: bit b of a word
+says whether box b of the 32 overlaps the word's box too much. The second has a program for every
+problem: it takes 32 boxes a step, resolves them among themselves, and strikes out every later box
+that one of the survivors overlaps.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+BLOCK = 32  # boxes whose suppressions fill one word
+LANES = 128  # a vector's length is a multiple of this
+TILE = 512  # boxes that a program of the first kernel compares with its 32
+MAX_BOXES = 8192  # of a problem; the second kernel keeps them in registers
+COMPILER_PARAMS = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup)
+
+
+def unsupported(num_boxes: int, dtype: jax.typing.DTypeLike) -> str | None:
+    """Why `nms` cannot take problems of that many boxes of that type, or None."""
+    if num_boxes > MAX_BOXES:
+        return f"{num_boxes} boxes a problem, expected at most {MAX_BOXES}"
+    if jnp.dtype(dtype) != jnp.float32:
+        return f"dtype {jnp.dtype(dtype).name}, expected float32"
+    return None
+
+
+def nms(
+    boxes: jax.Array,
+    valid: jax.Array,
+    groups: jax.Array | None,
+    *,
+    iou_thresh: float,
+    max_out: int,
+    offset: float = 0.0,
+    interpret: Any = None,
+) -> jax.Array:
+    """Which boxes survive, for B independent problems sorted by falling score: [B, N] bool.
+
+    A box is suppressed when a better surviving one of its group has
+    intersection > `iou_thresh` * union with it, in float32. Rows that are not valid neither survive
+    nor suppress, whatever they hold. Only the first `max_out` survivors of a problem are kept.
+
+    Args:
+        boxes: [B, N, 4] float32, x1, y1, x2, y2; N is at most 8192.
+        valid: [B, N] bool.
+        groups: [B, N] int32, such as classes; None is one group.
+        offset: added to widths and heights, 1 for inclusive pixels.
+        interpret: as in `plgpu.kernel`.
+    """
+    problems, num = valid.shape
+    if not problems or not num:
+        return jnp.zeros((problems, num), bool)
+    if reason := unsupported(num, boxes.dtype):
+        raise NotImplementedError(f"nms: {reason}")
+    padded = num + -num % (LANES if num <= TILE else TILE)
+    padding = (0, 0), (0, padded - num)
+    planes = jnp.moveaxis(jnp.pad(boxes, (*padding, (0, 0))), -1, 1)  # [B, 4, N]
+    groups = () if groups is None else (jnp.pad(groups.astype(jnp.int32), padding),)
+    ends = jnp.max(jnp.where(valid, jnp.arange(1, num + 1, dtype=jnp.int32), 0), axis=1)
+    words = _suppression_words(
+        planes, ends, *groups, iou_thresh=iou_thresh, offset=offset, interpret=interpret
+    )
+    alive = jnp.pad(valid, padding).astype(jnp.int32)
+    keep = _resolve(words, alive, ends, max_out=max_out, interpret=interpret)
+    return keep[:, :num] != 0
+
+
+def _suppression_words(planes, ends, *groups, iou_thresh, offset, interpret):
+    """[B, N / 32, N] int32: bit b of [p, k, j] is set if box 32 k + b suppresses box j.
+
+    ends: [B] int32, the number of rows up to a problem's last valid one.
+    """
+    problems, _, num = planes.shape
+    tile = min(num, TILE)
+
+    def nms_words(planes, ends, *refs):
+        *groups, words = refs
+        problem, block = lax.axis_index("problem"), lax.axis_index("block")
+        start = lax.axis_index("tile") * tile
+        columns = pl.ds(start, tile)
+        x1, y1, x2, y2 = (planes[problem, i, columns] for i in range(4))
+        area = _area(x2 - x1 + offset, y2 - y1 + offset)
+        index = lax.iota(jnp.int32, tile) + start
+        group = groups[0][problem, columns] if groups else None
+
+        def suppress(bit, words):
+            row = block * BLOCK + bit
+            left, top, right, bottom = (planes[problem, i, row] for i in range(4))
+            row_area = _area(right - left + offset, bottom - top + offset)
+            inter = _area(
+                jnp.minimum(x2, right) - jnp.maximum(x1, left) + offset,
+                jnp.minimum(y2, bottom) - jnp.maximum(y1, top) + offset,
+            )
+            hit = (inter > iou_thresh * (row_area + area - inter)) & (index > row)
+            if groups:
+                hit &= group == groups[0][problem, row]
+            return words | jnp.where(hit, lax.shift_left(jnp.int32(1), bit), 0)
+
+        # A tile before the block holds no box that comes later.
+        end = ends[problem]
+        needed = (start + tile > block * BLOCK) & (start < end) & (block * BLOCK < end)
+        steps = jnp.where(needed, BLOCK, 0)
+        words[problem, block, columns] = lax.fori_loop(0, steps, suppress, index * 0)
+
+    return plgpu.kernel(
+        nms_words,
+        out_type=jax.ShapeDtypeStruct((problems, num // BLOCK, num), jnp.int32),
+        grid=(problems, num // BLOCK, num // tile),
+        grid_names=("problem", "block", "tile"),
+        compiler_params=COMPILER_PARAMS,
+        interpret=interpret,
+    )(planes, ends, *groups)
+
+
+def _area(width, height):
+    """width * height, 0 if one is not positive.
+
+    A choice and not two maxima, so that the compiler cannot fuse the product with a sum: fused, a
+    box whose overlap is exactly the threshold would depend on how its product is rounded.
+    """
+    return jnp.where((width > 0.0) & (height > 0.0), width * height, 0.0)
+
+
+def _resolve(words, alive, ends, *, max_out, interpret):
+    """[B, N] int32, 1 for the first `max_out` survivors; alive: [B, N] int32, 1 where valid."""
+    problems, num = alive.shape
+
+    def nms_resolve(words, valid, ends, keep):
+        problem = lax.axis_index("problem")
+        index, end = lax.iota(jnp.int32, num), ends[problem]
+
+        def unfinished(state):
+            block, count, _ = state
+            return (block * BLOCK < end) & (count < max_out)
+
+        def next_block(state):
+            block, count, alive = state
+            bit = index - block * BLOCK
+            here = (bit >= 0) & (bit < BLOCK)
+            candidates = jnp.sum(jnp.where(here, lax.shift_left(alive, jnp.where(here, bit, 0)), 0))
+            kept = jnp.int32(0)
+            for i in range(BLOCK):
+                better = words[problem, block, block * BLOCK + i] & kept
+                keeps = (better == 0) & (count < max_out)
+                keep_bit = lax.shift_right_logical(candidates, jnp.int32(i)) & 1
+                keep_bit = keep_bit * keeps.astype(jnp.int32)
+                kept |= lax.shift_left(keep_bit, jnp.int32(i))
+                count += keep_bit
+            survives = lax.shift_right_logical(kept, jnp.where(here, bit, 0)) & 1
+            later = jnp.where((words[problem, block] & kept) != 0, 0, alive)
+            return block + 1, count, jnp.where(here, survives, later)
+
+        start = jnp.int32(0), jnp.int32(0), valid[problem]
+        block, _, alive = lax.while_loop(unfinished, next_block, start)
+        keep[problem] = jnp.where(index < block * BLOCK, alive, 0)
+
+    return plgpu.kernel(
+        nms_resolve,
+        out_type=jax.ShapeDtypeStruct((problems, num), jnp.int32),
+        grid=(problems,),
+        grid_names=("problem",),
+        compiler_params=COMPILER_PARAMS,
+        interpret=interpret,
+    )(words, alive, ends)

@@ -1,0 +1,199 @@
+"""RoIAlign's inner sum and its transpose as Pallas Mosaic GPU kernels.
+
+The feature maps are one table of pixels, [rows, C]. A cell of the output is a weighted sum of rows,
+with a tap and a weight per axis: out[r, p, q] = sum yw[r, p, a] xw[r, q, b] table[y[r, p, a] +
+x[r, q, b]]. Which taps and weights make RoIAlign is the caller's business.
+
+Letters: R boxes, P x Q cells of each, T taps of a cell along y and U along x, C channels.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+# The default of the lowering semantics changed between versions of JAX.
+COMPILER_PARAMS = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup)
+LANES = 128  # a vector's length is a multiple of this
+MAX_CHANNELS = 1024  # wider rows need almost all registers of a thread
+DTYPES = ("float32", "bfloat16", "float16")
+MAX_UNROLLED = 16  # T * U up to this are straight code; more are loops as far as they are used
+ROWS_PER_PROGRAM = 8  # of the table, in the transpose
+UNROLLED_ENTRIES = 4  # of a table row's list that are in flight together, in the transpose
+
+
+def unsupported(channels: int, dtype: jax.typing.DTypeLike) -> str | None:
+    """Why `gather_sum` and its transpose cannot take a table with these, or None."""
+    if channels % LANES or not 0 < channels <= MAX_CHANNELS:
+        return f"{channels} channels, expected a multiple of {LANES} up to {MAX_CHANNELS}"
+    if jnp.dtype(dtype).name not in DTYPES:
+        return f"dtype {jnp.dtype(dtype).name}, expected {', '.join(DTYPES)}"
+    return None
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
+def gather_sum(
+    table: jax.Array,
+    y_taps: jax.Array,
+    x_taps: jax.Array,
+    y_weights: jax.Array,
+    x_weights: jax.Array,
+    interpret: Any = None,
+) -> jax.Array:
+    """out[r, p, q] = sum over taps of y_weight * x_weight * table[y_tap + x_tap].
+
+    Args:
+        table: [rows, C], float32, bfloat16 or float16; C is a multiple of 128, at most 1024.
+        y_taps: [R, P, T] int32, the first row of the table of a line of pixels.
+        x_taps: [R, Q, U] int32, places in the line. Every sum of two taps is a row of the table,
+            also where a weight is 0: out of bounds is undefined.
+        y_weights: [R, P, T] float32. Taps after the last weight that is not 0 cost little.
+        x_weights: [R, Q, U] float32.
+        interpret: as in `plgpu.kernel`.
+
+    Returns [R, P, Q, C] in the table's dtype; products and sums are float32. Gradients flow to the
+    table only, the same bits on every run. NotImplementedError if `unsupported` says so.
+    """
+    if reason := unsupported(table.shape[1], table.dtype):
+        raise NotImplementedError(f"gather_sum: {reason}")
+    num, num_y, taps_y = y_taps.shape
+    num_x, taps_x = x_taps.shape[1:]
+    channels = table.shape[1]
+    out_type = jax.ShapeDtypeStruct((num, num_y, num_x, channels), table.dtype)
+    if 0 in out_type.shape:
+        return jnp.zeros(out_type.shape, out_type.dtype)
+    unrolled = taps_y * taps_x <= MAX_UNROLLED
+
+    def gather_sum_kernel(y_taps, x_taps, y_weights, x_weights, *refs):
+        *used, table, out = refs
+        line = lax.axis_index("line")
+        r, p = lax.div(line, num_y), lax.rem(line, num_y)
+
+        def share(q, a, b):
+            weight = y_weights[r, p, a] * x_weights[r, q, b]
+            return table[y_taps[r, p, a] + x_taps[r, q, b]].astype(jnp.float32) * weight
+
+        def cell(q, _):
+            if unrolled:
+                pairs = [(a, b) for a in range(taps_y) for b in range(taps_x)]
+                total = sum((share(q, a, b) for a, b in pairs[1:]), share(q, *pairs[0]))
+            else:
+                used_y, used_x = used
+
+                def add_line(a, total):
+                    return lax.fori_loop(
+                        0, used_x[r, q], lambda b, total: total + share(q, a, b), total
+                    )
+
+                zeros = jnp.zeros((channels,), jnp.float32)
+                total = lax.fori_loop(0, used_y[r, p], add_line, zeros)
+            out[r, p, q] = total.astype(out.dtype)
+            return 0
+
+        lax.fori_loop(0, num_x, cell, 0)
+
+    used = () if unrolled else (_num_used(y_weights), _num_used(x_weights))
+    return plgpu.kernel(
+        gather_sum_kernel,
+        out_type=out_type,
+        grid=(num * num_y,),  # one axis, as only the last one may be longer than 65535
+        grid_names=("line",),
+        compiler_params=COMPILER_PARAMS,
+        interpret=interpret,
+    )(y_taps, x_taps, y_weights, x_weights, *used, table)
+
+
+def gather_sum_transpose(
+    grad: jax.Array,
+    y_taps: jax.Array,
+    x_taps: jax.Array,
+    y_weights: jax.Array,
+    x_weights: jax.Array,
+    *,
+    num_rows: int,
+    interpret: Any = None,
+) -> jax.Array:
+    """What `grad` [R, P, Q, C] of `gather_sum` gives its table: [num_rows, C] in grad's dtype.
+
+    Every row of the table has the list of the cells that read it, from one sort, and adds them up
+    in that order in float32: no atomics, and the same bits on every run.
+    """
+    channels = grad.shape[-1]
+    if reason := unsupported(channels, grad.dtype):
+        raise NotImplementedError(f"gather_sum_transpose: {reason}")
+    if 0 in (*grad.shape, num_rows):
+        return jnp.zeros((num_rows, channels), grad.dtype)
+    starts, cells, weights = _cells_of_rows(y_taps, x_taps, y_weights, x_weights, num_rows)
+
+    def gather_sum_transpose_kernel(starts, cells, weights, grad, out):
+        first = lax.axis_index("program") * ROWS_PER_PROGRAM
+
+        def row(i, _):
+            start, end = starts[i], starts[i + 1]
+
+            def add(step, total):
+                for entry in range(UNROLLED_ENTRIES):
+                    k = start + step * UNROLLED_ENTRIES + entry
+                    # Past the end the last one again, which is at hand, without its weight.
+                    weight = jnp.where(k < end, weights[jnp.minimum(k, end - 1)], 0.0)
+                    cell = cells[jnp.minimum(k, end - 1)]
+                    total += grad[cell].astype(jnp.float32) * weight
+                return total
+
+            steps = (end - start + UNROLLED_ENTRIES - 1) // UNROLLED_ENTRIES
+            total = lax.fori_loop(0, steps, add, jnp.zeros((channels,), jnp.float32))
+            out[i] = total.astype(out.dtype)
+            return 0
+
+        lax.fori_loop(first, jnp.minimum(first + ROWS_PER_PROGRAM, num_rows), row, 0)
+
+    return plgpu.kernel(
+        gather_sum_transpose_kernel,
+        out_type=jax.ShapeDtypeStruct((num_rows, channels), grad.dtype),
+        grid=(-(-num_rows // ROWS_PER_PROGRAM),),
+        grid_names=("program",),
+        compiler_params=COMPILER_PARAMS,
+        interpret=interpret,
+    )(starts, cells, weights, grad.reshape(-1, channels))
+
+
+def _gather_sum_fwd(table, y_taps, x_taps, y_weights, x_weights, interpret):
+    taps = (y_taps, x_taps, y_weights, x_weights)
+    # Backward needs the table's length only: a table without channels carries it.
+    return gather_sum(table, *taps, interpret), (table[:, :0], taps)
+
+
+def _gather_sum_bwd(interpret, saved, grad):
+    empty, taps = saved
+    table_grad = gather_sum_transpose(grad, *taps, num_rows=empty.shape[0], interpret=interpret)
+    return table_grad, None, None, None, None
+
+
+gather_sum.defvjp(_gather_sum_fwd, _gather_sum_bwd)
+
+
+def _num_used(weights: jax.Array) -> jax.Array:
+    """[R, P] int32: how many taps of each cell from the first on up to the last with a weight."""
+    numbers = jnp.arange(1, weights.shape[-1] + 1, dtype=jnp.int32)
+    return jnp.max(jnp.where(weights != 0.0, numbers[None, None, :], 0), axis=-1)
+
+
+def _cells_of_rows(y_taps, x_taps, y_weights, x_weights, num_rows):
+    """The transposed sum: row i reads cells[starts[i] : starts[i + 1]] with weights[the same].
+
+    Cells count through R, P and Q. A tap without weight is in no row's list.
+    """
+    weights = y_weights[:, :, None, :, None] * x_weights[:, None, :, None, :]
+    rows = y_taps[:, :, None, :, None] + x_taps[:, None, :, None, :]
+    rows = jnp.where(weights == 0.0, num_rows, rows).reshape(-1)
+    # Stable, so that a row's list is in the order of the cells.
+    rows, order = lax.sort((rows, lax.iota(jnp.int32, rows.size)), num_keys=1)
+    # Not the loop that is the default: its steps are a few microseconds of work each.
+    starts = jnp.searchsorted(
+        rows, jnp.arange(num_rows + 1, dtype=jnp.int32), method="scan_unrolled"
+    )
+    taps_of_cell = y_taps.shape[-1] * x_taps.shape[-1]
+    return starts.astype(jnp.int32), order // taps_of_cell, weights.reshape(-1)[order]

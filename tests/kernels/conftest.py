@@ -1,0 +1,56 @@
+"""Interpreters for the kernels: they run on the CPU, one program of the grid after the other."""
+
+from functools import partial
+
+import jax
+import pytest
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+try:
+    from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks
+    from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
+except ImportError:  # the places moved with JAX 0.11
+    gpu_callbacks = pytest.importorskip("jax._src.pallas.mosaic_gpu.interpret.gpu_callbacks")
+    InterpretGPUParams = plgpu.InterpretGPUParams
+
+
+@pytest.fixture
+def mosaic():
+    """A function that runs another one with `interpret=`, and fails if two threads race.
+
+    Reading out of bounds raises. About 0.05 s a program: at most 30 of them a test.
+    """
+
+    def run(function, *args, **options):
+        params = InterpretGPUParams(detect_races=True)
+        out = jax.jit(partial(function, interpret=params, **options))(*args)
+        jax.block_until_ready(out)
+        assert not gpu_callbacks.get_races().races_found, "a race, printed above"
+        return out
+
+    # An interpreter that raised is of no use to the next test.
+    gpu_callbacks.reset_gpu_interpret_mode_state()
+    yield run
+    gpu_callbacks.reset_gpu_interpret_mode_state()
+
+
+@pytest.fixture
+def pallas_call(monkeypatch):
+    """A function that runs another one, with every kernel of it launched by `pl.pallas_call`.
+
+    That interpreter is quicker and knows neither threads nor bounds, so sizes can be larger.
+    """
+
+    def kernel(body, *, out_type, grid, grid_names, compiler_params, interpret):
+        def with_ids(*refs):
+            axes = {name: pl.program_id(i) for i, name in enumerate(grid_names)}
+            with monkeypatch.context() as patch:
+                patch.setattr(lax, "axis_index", axes.__getitem__)
+                body(*refs)
+
+        return pl.pallas_call(with_ids, out_shape=out_type, grid=grid, interpret=True)
+
+    monkeypatch.setattr(plgpu, "kernel", kernel)
+    return lambda function, *args, **options: jax.jit(partial(function, **options))(*args)
