@@ -147,6 +147,7 @@ def get_config() -> ConfigDict:
                 epochs=0.0,  # if not 0, sets steps
                 seed=0,
                 precision="bfloat16",  # also of evaluation and inference
+                implementation="auto",  # of RoIAlign, NMS and polygon targets: "xla" or "pallas"
                 log_every=100,
                 checkpoint_every=1000,
                 keep_checkpoints=2,  # beside the best

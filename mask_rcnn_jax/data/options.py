@@ -69,6 +69,16 @@ def example_options(data_config: Mapping[str, Any]) -> ExampleOptions:
     return ExampleOptions(**values)
 
 
+def canvas_size(options: ExampleOptions, *, portrait: bool = False) -> tuple[int, int]:
+    """(height, width) of the arrays that hold a landscape or square image, or a portrait."""
+    if options.resize == "fit":
+        return options.image_size
+    short, long = (
+        -(-side // CANVAS_MULTIPLE) * CANVAS_MULTIPLE for side in sorted(options.image_size)
+    )
+    return (long, short) if portrait else (short, long)
+
+
 def _is_count(value: Any, lowest: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= lowest
 

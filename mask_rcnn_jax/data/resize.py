@@ -7,7 +7,7 @@ import cv2
 import numpy as np
 from PIL import Image
 
-from mask_rcnn_jax.data.options import CANVAS_MULTIPLE, ExampleOptions
+from mask_rcnn_jax.data.options import ExampleOptions, canvas_size
 
 
 class ResizePlan(NamedTuple):
@@ -29,13 +29,11 @@ def resize_plan(
     and square images, one for portraits, both rounded up to a multiple of 64. `short_side` takes
     the place of the first on the same canvas. No side exceeds the canvas, none is below 1.
     """
+    canvas = canvas_size(options, portrait=height > width)
     if options.resize == "fit":
-        canvas = options.image_size
         size = _fit(height, width, canvas)
     else:
         short, long = sorted(options.image_size)
-        limit = (short, long) if height <= width else (long, short)
-        canvas = tuple(-(-side // CANVAS_MULTIPLE) * CANVAS_MULTIPLE for side in limit)
         size = _SHORTEST_EDGE[options.resize_rounding](height, width, short_side or short, long)
     size = (min(max(1, size[0]), canvas[0]), min(max(1, size[1]), canvas[1]))
     return ResizePlan(canvas, size, (size[0] / height, size[1] / width))

@@ -23,7 +23,11 @@ class Predictor:
         self._variables = jax.device_put(variables)
         # The weights know what a recipe leaves to the annotations.
         num_classes = variables["params"]["box_head"]["cls_score"]["bias"].shape[0] - 1
-        model = build_model({**config.model, "num_classes": num_classes}, config.train.precision)
+        model = build_model(
+            {**config.model, "num_classes": num_classes},
+            config.train.precision,
+            config.train.implementation,
+        )
         self._predict = jax.jit(
             partial(model.apply, method="predict", **predict_options(config.eval))
         )

@@ -29,6 +29,7 @@ from mask_rcnn_jax.ops.roi_align import roi_align
 from mask_rcnn_jax.structures import Batch, Detections, Proposals
 
 PRECISIONS = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+IMPLEMENTATIONS = {"auto": None, "xla": "xla", "pallas": "pallas"}
 
 
 @struct.dataclass
@@ -113,6 +114,7 @@ class MaskRCNN(nn.Module):
     mask_half_pixel: bool  # of mask_targets "crops", see ops.masks
     mask_predictor_init: str
     dtype: DTypeLike = jnp.float32
+    implementation: str | None = None  # of RoIAlign, NMS and polygon targets, see ops.dispatch
 
     def setup(self):
         self.backbone = ResNet(
@@ -173,7 +175,7 @@ class MaskRCNN(nn.Module):
         pooled = self._pool(pyramid, masked.boxes, 14, frame)
         targets_of = partial(
             mask_targets, kind=self.mask_targets, half_pixel=self.mask_half_pixel,
-            min_side=max(0.1, self.roi_min_size),
+            min_side=max(0.1, self.roi_min_size), implementation=self.implementation,
         )  # fmt: skip
         return TrainOutputs(
             rpn_logits=logits,
@@ -215,6 +217,7 @@ class MaskRCNN(nn.Module):
             box_weights=self.box_weights, box_offset=self.box_offset, iou_offset=self.iou_offset,
             score_threshold=score_threshold, min_box_size=min_box_size, nms_thresh=nms_thresh,
             pre_nms_topk=pre_nms_topk, detections_per_image=detections_per_image,
+            implementation=self.implementation,
         )  # fmt: skip
         boxes, _, classes, _ = selected
         mask_logits = self.mask_head(self._pool(pyramid, boxes, 14, frame), classes)
@@ -265,6 +268,7 @@ class MaskRCNN(nn.Module):
                 pre_nms_topk=pre_nms_topk, post_nms_topk=post_nms_topk, scope=scope,
                 nms_thresh=self.rpn_nms_thresh, min_size=self.proposal_min_size,
                 box_offset=self.box_offset, iou_offset=self.iou_offset,
+                implementation=self.implementation,
             )
         )  # fmt: skip
 
@@ -279,22 +283,33 @@ class MaskRCNN(nn.Module):
             sampling=self.roi_sampling, max_sampling=self.roi_max_sampling,
             half_pixel=self.roi_half_pixel, border=self.roi_border,
             min_size=self.roi_min_size or None, level_offset=self.iou_offset, extent=frame.extent,
+            implementation=self.implementation,
         )  # fmt: skip
 
 
-def build_model(config: Mapping[str, Any], precision: str = "float32") -> MaskRCNN:
+def build_model(
+    config: Mapping[str, Any], precision: str = "float32", implementation: str = "auto"
+) -> MaskRCNN:
     """The model of a recipe's `model` section, its trunk and heads computing in `precision`.
 
+    implementation: "xla", or "pallas" for GPU kernels, or "auto": kernels where they can be.
+
     Raises ValueError if `num_classes` is still 0 (the commands set it from the json's categories)
-    and for an unknown precision.
+    and for an unknown precision or implementation.
     """
     if precision not in PRECISIONS:
         raise ValueError(f"train.precision is {precision!r}, expected one of {list(PRECISIONS)}")
+    if implementation not in IMPLEMENTATIONS:
+        raise ValueError(
+            f"train.implementation is {implementation!r}, expected one of {list(IMPLEMENTATIONS)}"
+        )
     fields = {name: _hashable(value) for name, value in dict(config).items()}
     fields.pop("init_from", None)
     if fields["num_classes"] < 1:
         raise ValueError(f"model.num_classes is {fields['num_classes']}, expected at least 1")
-    return MaskRCNN(**fields, dtype=PRECISIONS[precision])
+    return MaskRCNN(
+        **fields, dtype=PRECISIONS[precision], implementation=IMPLEMENTATIONS[implementation]
+    )
 
 
 def predict_options(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """ResNet trunks (He et al., "Deep Residual Learning", 2015) that return C2..C5."""
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -25,15 +26,12 @@ BLOCKS_PER_STAGE = {
 class FrozenNorm(nn.Module):
     """Batch norm folded into `x * scale + bias`, fixed: both vectors live in `batch_stats`."""
 
-    dtype: DTypeLike
-
     @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        shape = (x.shape[-1],)
-        scale = self.variable("batch_stats", "scale", jnp.ones, shape, jnp.float32).value
-        bias = self.variable("batch_stats", "bias", jnp.zeros, shape, jnp.float32).value
-        scale, bias = scale.astype(self.dtype), bias.astype(self.dtype)
-        return x * scale[None, None, None] + bias[None, None, None]
+    def __call__(self, features: int) -> tuple[jax.Array, jax.Array]:
+        """Scale and bias, [features] each, float32."""
+        scale = self.variable("batch_stats", "scale", jnp.ones, (features,), jnp.float32).value
+        bias = self.variable("batch_stats", "bias", jnp.zeros, (features,), jnp.float32).value
+        return scale, bias
 
 
 def make_norm(norm: str, eps: float, dtype: DTypeLike, train: bool):
@@ -43,7 +41,7 @@ def make_norm(norm: str, eps: float, dtype: DTypeLike, train: bool):
     TAO's freeze_bn and mmdetection's norm_eval do). "batch": trained. "group": 32 groups.
     """
     if norm == "frozen":
-        return partial(FrozenNorm, dtype=dtype)
+        return FrozenNorm
     if eps <= 0:
         raise ValueError(f"model.norm_eps is {eps}, expected 1e-5 or so with model.norm={norm}")
     if norm in ("batch", "affine"):
@@ -61,19 +59,16 @@ class BasicBlock(nn.Module):
 
     width: int
     stride: int
-    conv: partial
-    norm: partial
+    unit: Callable
 
     expansion = 1
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        y = self.conv(self.width, 3, self.stride, name="conv1")(x)
-        y = nn.relu(self.norm(name="norm1")(y))
-        y = self.norm(name="norm2")(self.conv(self.width, 3, 1, name="conv2")(y))
+        y = nn.relu(self.unit(x, self.width, 3, self.stride, "conv1", "norm1"))
+        y = self.unit(y, self.width, 3, 1, "conv2", "norm2")
         if x.shape != y.shape:
-            x = self.conv(self.width, 1, self.stride, name="shortcut")(x)
-            x = self.norm(name="shortcut_norm")(x)
+            x = self.unit(x, self.width, 1, self.stride, "shortcut", "shortcut_norm")
         return nn.relu(x + y)
 
 
@@ -83,20 +78,18 @@ class Bottleneck(nn.Module):
     width: int
     stride: int
     stride_in: str
-    conv: partial
-    norm: partial
+    unit: Callable
 
     expansion = 4
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         stride1, stride2 = (self.stride, 1) if self.stride_in == "1x1" else (1, self.stride)
-        y = nn.relu(self.norm(name="norm1")(self.conv(self.width, 1, stride1, name="conv1")(x)))
-        y = nn.relu(self.norm(name="norm2")(self.conv(self.width, 3, stride2, name="conv2")(y)))
-        y = self.norm(name="norm3")(self.conv(4 * self.width, 1, 1, name="conv3")(y))
+        y = nn.relu(self.unit(x, self.width, 1, stride1, "conv1", "norm1"))
+        y = nn.relu(self.unit(y, self.width, 3, stride2, "conv2", "norm2"))
+        y = self.unit(y, 4 * self.width, 1, 1, "conv3", "norm3")
         if x.shape != y.shape:
-            x = self.conv(4 * self.width, 1, self.stride, name="shortcut")(x)
-            x = self.norm(name="shortcut_norm")(x)
+            x = self.unit(x, 4 * self.width, 1, self.stride, "shortcut", "shortcut_norm")
         return nn.relu(x + y)
 
 
@@ -127,19 +120,24 @@ class ResNet(nn.Module):
         _check_choice("model.padding", self.padding, ("torch", "same"))
         _check_choice("model.pool_padding", self.pool_padding, ("torch", "same"))
 
-        def conv(width, kernel, stride, name):
+        make_layer = make_norm(self.norm, self.norm_eps, self.dtype, train)
+
+        def unit(x, width, kernel, stride, conv, norm):
+            """Convolution and norm of these names."""
             padding = "SAME" if self.padding == "same" else kernel // 2
-            layer = Conv(width, (kernel, kernel), stride, padding, use_bias=False, dtype=self.dtype,
-                         kernel_init=he_fan_out, name=name)  # fmt: skip
-            return layer if kernel == 1 else lambda x: layer(frame.keep_inside(x))
+            conv = Conv(width, (kernel, kernel), stride, padding, use_bias=False, dtype=self.dtype,
+                        kernel_init=he_fan_out, name=conv)  # fmt: skip
+            norm = make_layer(name=norm)
+            x = x if kernel == 1 else frame.keep_inside(x)
+            if isinstance(norm, FrozenNorm):
+                return conv(x, norm(width))
+            return norm(conv(x))
 
-        norm = make_norm(self.norm, self.norm_eps, self.dtype, train)
-        block = partial(BasicBlock, conv=conv, norm=norm)
+        block = partial(BasicBlock, unit=unit)
         if self.depth >= 50:
-            block = partial(Bottleneck, stride_in=self.stride_in, conv=conv, norm=norm)
+            block = partial(Bottleneck, stride_in=self.stride_in, unit=unit)
 
-        x = conv(64, 7, 2, name="stem_conv")(images.astype(self.dtype))
-        x = nn.relu(norm(name="stem_norm")(x))
+        x = nn.relu(unit(images.astype(self.dtype), 64, 7, 2, "stem_conv", "stem_norm"))
         x = _max_pool(frame.keep_inside(x), self.pool_padding)
         x = lax.stop_gradient(x) if self.frozen_stages >= 1 else x
         features = []

@@ -7,7 +7,7 @@ from flax import struct
 from jax import lax
 from jax.typing import DTypeLike
 
-from mask_rcnn_jax.models.conv import Conv, UpConv
+from mask_rcnn_jax.models.conv import Conv, UpConv, pixel_shuffle
 from mask_rcnn_jax.models.init import dense, he_fan_out, he_fan_out_up
 from mask_rcnn_jax.ops import boxes as box_ops
 from mask_rcnn_jax.ops import masks as mask_ops
@@ -43,7 +43,10 @@ class BoxHead(nn.Module):
 
 
 class MaskHead(nn.Module):
-    """Four 3x3 convolutions, a 2x2 up-convolution and a mask per class."""
+    """Four 3x3 convolutions, a 2x2 up-convolution and a 1x1 convolution to a mask per class.
+
+    Of the masks only that of the RoI's class is computed.
+    """
 
     num_classes: int
     channels: int
@@ -53,7 +56,7 @@ class MaskHead(nn.Module):
     @nn.compact
     def __call__(self, roi_features: jax.Array, classes: jax.Array) -> jax.Array:
         """[B, R, P, P, C] and classes [B, R] to the logits of those classes, [B, R, 2P, 2P]."""
-        batch, rois = roi_features.shape[:2]
+        batch, rois, size = roi_features.shape[:3]
         x = roi_features.reshape(batch * rois, *roi_features.shape[2:])
         for i in range(1, 5):
             conv = Conv(self.channels, (3, 3), padding=1, kernel_init=he_fan_out, dtype=self.dtype,
@@ -67,15 +70,35 @@ class MaskHead(nn.Module):
                 f"model.mask_predictor_init is {self.predictor_init!r}, expected one of "
                 f"{list(inits)}"
             )
-        predictor = Conv(self.num_classes + 1, (1, 1), kernel_init=inits[self.predictor_init],
-                         dtype=self.dtype, name="mask_predictor")  # fmt: skip
-        logits = predictor(x).reshape(batch, rois, *x.shape[1:3], -1)
-        # A masked sum and not a gather, whose gradient would be a slow scatter.
-        is_class = (
-            jnp.arange(self.num_classes + 1)[None, None, None, None, :]
-            == (classes[:, :, None, None, None])
+        predictor = ClassMask(
+            self.num_classes, inits[self.predictor_init], self.dtype, name="mask_predictor"
         )
-        return jnp.sum(jnp.where(is_class, logits, 0), axis=-1).astype(jnp.float32)
+        logits = predictor(x, classes.reshape(-1))
+        return pixel_shuffle(logits).reshape(batch, rois, 2 * size, 2 * size)
+
+
+class ClassMask(nn.Module):
+    """A 1x1 convolution to K + 1 channels, of which each RoI has one; parameters of `nn.Conv`."""
+
+    num_classes: int
+    kernel_init: nn.initializers.Initializer
+    dtype: DTypeLike
+
+    @nn.compact
+    def __call__(self, x: jax.Array, classes: jax.Array) -> jax.Array:
+        """[N, .., C] and classes [N] to [N, ..], float32."""
+        num, rows = len(classes), self.num_classes + 1
+        shape = (1, 1, x.shape[-1], rows)
+        kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
+        bias = self.param("bias", nn.initializers.zeros, (rows,), jnp.float32)
+        # A product and not a gather, whose gradient would add up in any order on a GPU. Exact: one
+        # factor is 1, the others are 0.
+        is_class = nn.one_hot(classes, rows)
+        weights = jnp.matmul(is_class, kernel[0, 0].T, precision="highest")  # [N, C]
+        bias = jnp.matmul(is_class, bias, precision="highest")
+        pixels = x.reshape(num, -1, x.shape[-1])
+        logits = jnp.einsum("npc,nc->np", pixels, weights.astype(self.dtype))
+        return (logits.astype(jnp.float32) + bias[:, None]).reshape(x.shape[:-1])
 
 
 @struct.dataclass
@@ -146,6 +169,7 @@ def mask_targets(
     kind: str,
     half_pixel: bool,
     min_side: float,
+    implementation: str | None = None,
 ) -> jax.Array:
     """[F, 28, 28] targets of one image's foreground RoIs [F, 4], 0..1.
 
@@ -162,8 +186,9 @@ def mask_targets(
         return mask_ops.soft_mask_targets(*sources, image_size=image_size)
     if kind == "polygons":
         drawn, is_drawn = polygon_mask_targets(
-            targets.polygons, rois, matched_idxs, min_side=min_side
-        )
+            targets.polygons, rois, matched_idxs, min_side=min_side,
+            implementation=implementation,
+        )  # fmt: skip
         crops = mask_ops.mask_targets(*sources, half_pixel=half_pixel)
         return jnp.where(is_drawn[:, None, None], drawn, crops)
     kinds = ["crops", "soft", "whole", "polygons"]
@@ -184,6 +209,7 @@ def select_detections(
     nms_thresh: float,
     pre_nms_topk: int,
     detections_per_image: int,
+    implementation: str | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Per-class NMS over the best candidates of all classes.
 
@@ -209,7 +235,7 @@ def select_detections(
     candidate = (top >= 0) & jnp.all(sides > min_box_size, axis=-1)
     keep = nms(
         boxes, candidate, groups=class_index, iou_thresh=nms_thresh,
-        max_out=detections_per_image, offset=iou_offset,
+        max_out=detections_per_image, offset=iou_offset, implementation=implementation,
     )  # fmt: skip
     count = min(detections_per_image, keep.shape[1])
     top, order = lax.top_k(jnp.where(keep, top, -1.0), count)

@@ -62,12 +62,15 @@ def label_anchors(
     Returns labels 1 / 0 / -1 before and after sampling, [A] each, and regression targets [A, 4],
     zero unless foreground.
     """
-    iou = box_ops.pairwise_iou(anchors, targets.boxes, offset=iou_offset)
-    if exists is not None:
-        iou = jnp.where(jnp.concatenate(exists)[:, None], iou, 0.0)
+
+    def iou_of(anchors: jax.Array) -> jax.Array:
+        iou = box_ops.pairwise_iou(anchors, targets.boxes, offset=iou_offset)
+        return iou if exists is None else jnp.where(jnp.concatenate(exists)[:, None], iou, 0.0)
+
     matched_idxs, labels = matching.match_anchors(
-        iou, targets.valid, fg_thresh=fg_thresh, bg_thresh=bg_thresh, low_quality=low_quality
-    )
+        iou_of, anchors, targets.valid,
+        fg_thresh=fg_thresh, bg_thresh=bg_thresh, low_quality=low_quality,
+    )  # fmt: skip
     if exists is not None:
         labels = jnp.where(jnp.concatenate(exists), labels, -1)
     if straddle >= 0:
@@ -94,6 +97,7 @@ def select_proposals(
     min_size: float,
     box_offset: float,
     iou_offset: float,
+    implementation: str | None = None,
 ) -> Proposals:
     """Best boxes per level, de-duplicated per level, then the best `post_nms_topk` of all levels.
 
@@ -135,6 +139,7 @@ def select_proposals(
         iou_thresh=nms_thresh,
         max_out=post_nms_topk,
         offset=iou_offset,
+        implementation=implementation,
     ).reshape(batch, levels * widest)
     kept = jnp.where(keep, scores.reshape(batch, -1), -jnp.inf)
     count = min(post_nms_topk, sum(ks))

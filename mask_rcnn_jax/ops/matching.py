@@ -4,15 +4,19 @@ Labels are int32: 1 foreground, 0 background, -1 left out. The sampler has a fix
 that the training step has static shapes.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 LOW_QUALITY_RULES = ("best", "ties", "none")
 
 
 def match_anchors(
-    iou: Float[Array, "A G"],
+    iou_of: Callable[[Array], Float[Array, "A G"]],
+    anchors: Array,
     gt_valid: Bool[Array, "G"],
     *,
     fg_thresh: float,
@@ -21,6 +25,9 @@ def match_anchors(
 ) -> tuple[Int[Array, "A"], Int[Array, "A"]]:
     """Ground-truth row of every anchor, and its label.
 
+    `iou_of(anchors)` is the IoU with every ground truth. It is called anew for every look along
+    that matrix, so that XLA reduces it while it computes it: 280 thousand anchors and 100 objects
+    would be 112 MB an image.
     An anchor is foreground from IoU `fg_thresh` up, background below `bg_thresh`, else left out.
     A ground truth that no anchor reaches well enough still gets one or more, by `low_quality`:
 
@@ -38,18 +45,25 @@ def match_anchors(
         raise ValueError(
             f"model.rpn_low_quality is {low_quality!r}, expected one of {LOW_QUALITY_RULES}"
         )
-    iou = jnp.where(gt_valid[None, :], iou, 0.0)
-    matched_idxs, best_iou = _first_max(iou, axis=1)
+
+    def valid_iou(anchors: Array) -> Float[Array, "A G"]:
+        return jnp.where(gt_valid[None, :], iou_of(anchors), 0.0)
+
+    matched_idxs, best_iou = _first_max(valid_iou(anchors), axis=1)
     labels = _threshold(best_iou, fg_thresh, bg_thresh)
+    if low_quality == "none":
+        return matched_idxs, labels
+    # Without the barrier XLA would see the same matrix twice, and store it.
+    anchors = lax.optimization_barrier(anchors)
+    best_anchor, reach = _first_max(valid_iou(anchors), axis=0)
     if low_quality == "best":
-        num_gt = iou.shape[1]
-        best_anchor, reach = _first_max(iou, axis=0)
+        num_anchors, num_gt = matched_idxs.shape[0], gt_valid.shape[0]
         claims = jnp.where(reach > 0.0, jnp.arange(num_gt, dtype=jnp.int32), num_gt)
-        claimed = jnp.full(iou.shape[0], num_gt, jnp.int32).at[best_anchor].min(claims)
+        claimed = jnp.full(num_anchors, num_gt, jnp.int32).at[best_anchor].min(claims)
         matched_idxs = jnp.where(claimed < num_gt, claimed, matched_idxs)
         labels = jnp.where(claimed < num_gt, 1, labels)
-    elif low_quality == "ties":
-        reach = jnp.max(iou, axis=0)
+    else:
+        iou = valid_iou(lax.optimization_barrier(anchors))
         claimed = jnp.any((iou == reach[None, :]) & (reach[None, :] > 0.0), axis=1)
         labels = jnp.where(claimed, 1, labels)
     return matched_idxs, labels

@@ -52,12 +52,12 @@ def nms(
 
         return kernels.unsupported(num, boxes.dtype), partial(kernels.nms, **options)
 
-    xla = partial(_xla_nms, **options)
+    xla = partial(xla_nms, **options)
     run = dispatch.choose("nms", implementation, xla=xla, load_kernel=load_kernel)
     return run(lax.stop_gradient(boxes), valid, groups)
 
 
-def _xla_nms(
+def xla_nms(
     boxes: Float[Array, "B N 4"],
     valid: Bool[Array, "B N"],
     groups: Int[Array, "B N"] | None,

@@ -62,7 +62,7 @@ def polygon_mask_targets(
 
         return kernels.unsupported(size), partial(kernels.fill_polygons, size=size)
 
-    xla = partial(_xla_fill, size=size)
+    xla = partial(xla_fill_polygons, size=size)
     fill = dispatch.choose("polygon_mask_targets", implementation, xla=xla, load_kernel=load_kernel)
     starts, ends, begins = _edges(lax.stop_gradient(polygons))
     used = polygons[..., 2] >= 0
@@ -81,7 +81,7 @@ def polygon_mask_targets(
     return targets, jnp.any(used, axis=1)[matched_idxs]
 
 
-def _xla_fill(
+def xla_fill_polygons(
     edges: Int[Array, "R V 4"], begins: Bool[Array, "R V"], used: Bool[Array, "R V"], *, size: int
 ) -> Float[Array, "R size size"]:
     """The pixels inside any part; edges in refined pixels, (x, y) of the start and the end."""

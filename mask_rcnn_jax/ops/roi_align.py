@@ -232,7 +232,7 @@ def _gather_sum(
 
         return kernels.unsupported(table.shape[1], table.dtype), kernels.gather_sum
 
-    run = dispatch.choose("roi_align", implementation, xla=_xla_gather_sum, load_kernel=load_kernel)
+    run = dispatch.choose("roi_align", implementation, xla=xla_gather_sum, load_kernel=load_kernel)
     return run(table, y_taps, x_taps, y_weights, x_weights)
 
 
@@ -251,7 +251,7 @@ def _gather_sum_bwd(implementation, saved, grad):
         reason = kernels.unsupported(grad.shape[-1], grad.dtype)
         return reason, partial(kernels.gather_sum_transpose, **options)
 
-    xla = partial(_xla_transpose, **options)
+    xla = partial(xla_gather_sum_transpose, **options)
     run = dispatch.choose("roi_align", implementation, xla=xla, load_kernel=load_kernel)
     return run(grad, *taps), None, None, None, None
 
@@ -259,7 +259,7 @@ def _gather_sum_bwd(implementation, saved, grad):
 _gather_sum.defvjp(_gather_sum_fwd, _gather_sum_bwd)
 
 
-def _xla_gather_sum(table: Float[Array, "pixels C"], *taps: Array) -> Float[Array, "R P Q C"]:
+def xla_gather_sum(table: Float[Array, "pixels C"], *taps: Array) -> Float[Array, "R P Q C"]:
     """The sum of `_gather_sum`, whose other arguments are `taps`."""
     y_taps, x_taps, y_weights, _ = taps
 
@@ -294,7 +294,7 @@ def _num_used(weights: Float[Array, "R P T"]) -> int | Int[Array, ""]:
     return jnp.max(jnp.where(weights != 0.0, jnp.arange(1, num + 1)[None, None, :], 0))
 
 
-def _xla_transpose(
+def xla_gather_sum_transpose(
     grad: Float[Array, "R P Q C"], *taps: Array, num_rows: int
 ) -> Float[Array, "pixels C"]:
     """Adds the taps' shares into one float32 table; automatic differentiation would make one each.

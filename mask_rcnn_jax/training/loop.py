@@ -10,7 +10,6 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from absl import logging
 from ml_collections import ConfigDict
 
@@ -21,10 +20,16 @@ from mask_rcnn_jax.models.mask_rcnn import MaskRCNN, predict_options
 from mask_rcnn_jax.training import evaluator, pretrained, run
 from mask_rcnn_jax.training.checkpoint import Checkpoints, has_checkpoint
 from mask_rcnn_jax.training.metrics import MetricWriter, clock, read_metrics
-from mask_rcnn_jax.training.optim import make_optimizer, make_schedule
+from mask_rcnn_jax.training.optim import (
+    make_optimizer,
+    make_schedule,
+    optimizer_options,
+    schedule_options,
+)
 from mask_rcnn_jax.training.step import (
     TrainState,
     init_variables,
+    loss_options,
     make_loss_step,
     make_mesh,
     make_predict_step,
@@ -32,10 +37,6 @@ from mask_rcnn_jax.training.step import (
     replicate,
     shard_batch,
 )
-
-SCHEDULE_ENTRIES = (
-    "learning_rate", "reference_batch", "warmup_until", "warmup_factor", "decay_at", "decay_levels",
-)  # fmt: skip
 
 
 def train_and_evaluate(config: ConfigDict, workdir: str) -> TrainState:
@@ -47,7 +48,7 @@ def train_and_evaluate(config: ConfigDict, workdir: str) -> TrainState:
     run.check_classes(val_set, run.categories_of(train_set), train_set.json_path)
     run.set_steps(config, train_set)
     model = run.make_model(config, len(train_set.class_names))
-    schedule = _schedule(config)
+    schedule = make_schedule(**schedule_options(config))
     resuming = has_checkpoint(workdir)
     run.open_workdir(workdir, config, train_set, resuming=resuming)
     state, tx = _initial_state(config, model, schedule, resuming=resuming)
@@ -118,20 +119,6 @@ def _train_loader(config: ConfigDict, dataset: CocoDataset, start: int) -> Train
     )
 
 
-def loss_options(config: ConfigDict) -> dict:
-    """The keyword arguments of `loss_terms`."""
-    return {**config.loss, "anchors_per_image": config.model.rpn_anchors_per_image}
-
-
-def _schedule(config: ConfigDict) -> optax.Schedule:
-    """The learning rate of every step. Raises ValueError for a warm-up that ends too late."""
-    return make_schedule(
-        batch_size=config.train.batch_size,
-        steps=config.train.steps,
-        **{name: config.optim[name] for name in SCHEDULE_ENTRIES},
-    )
-
-
 def _initial_state(config: ConfigDict, model: MaskRCNN, schedule, *, resuming: bool):
     """State of step 0, with the weights of `model.init_from`, and its optimiser."""
     variables = init_variables(model, config.train.seed)
@@ -142,12 +129,7 @@ def _initial_state(config: ConfigDict, model: MaskRCNN, schedule, *, resuming: b
         )  # fmt: skip
     if config.model.init_from and not resuming:
         variables = pretrained.initialise_from(variables, config.model)
-    tx = make_optimizer(
-        schedule,
-        variables["params"],
-        frozen_stages=config.model.frozen_stages,
-        **{name: value for name, value in config.optim.items() if name not in SCHEDULE_ENTRIES},
-    )
+    tx = make_optimizer(schedule, variables["params"], **optimizer_options(config))
     state = TrainState(
         step=jnp.int32(0),
         params=variables["params"],

@@ -1,7 +1,27 @@
 """Schedule and optimiser of a recipe, put together from optax."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import jax
 import optax
+
+SCHEDULE_ENTRIES = (
+    "learning_rate", "reference_batch", "warmup_until", "warmup_factor", "decay_at", "decay_levels",
+)  # fmt: skip
+
+
+def schedule_options(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The keyword arguments of `make_schedule` out of a recipe."""
+    entries = {name: config["optim"][name] for name in SCHEDULE_ENTRIES}
+    train = config["train"]
+    return {"batch_size": train["batch_size"], "steps": train["steps"], **entries}
+
+
+def optimizer_options(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The keyword arguments of `make_optimizer` out of a recipe."""
+    entries = {k: v for k, v in config["optim"].items() if k not in SCHEDULE_ENTRIES}
+    return {"frozen_stages": config["model"]["frozen_stages"], **entries}
 
 
 def make_schedule(

@@ -28,7 +28,8 @@ from mask_rcnn_jax.training.weight_names import num_classes_in
 # Entries that a resumed run may change; all others shape the parameters or the order of the data.
 FREE_TO_CHANGE = (
     "data.num_workers", "eval.", "train.log_every", "train.checkpoint_every", "train.eval_every",
-    "train.keep_checkpoints", "train.stop_at_box_ap", "train.stop_at_mask_ap",
+    "train.implementation", "train.keep_checkpoints", "train.stop_at_box_ap",
+    "train.stop_at_mask_ap",
 )  # fmt: skip
 AT_LEAST_ONE = (
     "data.max_instances", "train.batch_size", "train.log_every", "train.checkpoint_every",
@@ -130,7 +131,8 @@ def set_steps(config: ConfigDict, dataset: CocoDataset) -> None:
 def make_model(config: ConfigDict, num_classes: int) -> MaskRCNN:
     """The model for that many classes.
 
-    Raises ValueError if the config names another number, or mask targets that its data lacks.
+    Raises ValueError if the config names another number, mask targets that its data lacks, or
+    kernels that this machine cannot run.
     """
     if config.model.num_classes not in (0, num_classes):
         raise ValueError(
@@ -143,8 +145,10 @@ def make_model(config: ConfigDict, num_classes: int) -> MaskRCNN:
         raise ValueError(f"model.mask_targets={kind} needs data.mask_frame={frame}")
     if kind == "polygons" and not config.data.max_vertices:
         raise ValueError("model.mask_targets=polygons needs data.max_vertices above 0, such as 512")
+    if config.train.implementation == "pallas" and jax.default_backend() != "gpu":
+        raise ValueError("train.implementation is pallas, which needs an NVIDIA GPU; auto does not")
     fields = {**config.model, "num_classes": num_classes}
-    return build_model(fields, config.train.precision)
+    return build_model(fields, config.train.precision, config.train.implementation)
 
 
 def make_eval_loader(config: ConfigDict, dataset: CocoDataset, max_images: int) -> EvalLoader:

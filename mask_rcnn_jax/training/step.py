@@ -192,6 +192,11 @@ def loss_terms(
     return {"loss/total": sum(terms.values()), **terms}
 
 
+def loss_options(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The keyword arguments of `loss_terms` out of a recipe."""
+    return {**config["loss"], "anchors_per_image": config["model"]["rpn_anchors_per_image"]}
+
+
 def random_flip(
     batch: Batch,
     keys: jax.Array,

@@ -12,7 +12,7 @@ from mask_rcnn_jax.ops.polygons import polygon_mask_targets
 from pallas_kernels import mask_targets as kernels
 from pallas_kernels.cases import MASK_TARGET_CASES, example
 
-xla_fill = jax.jit(polygon_ops._xla_fill, static_argnames="size")
+xla_fill = jax.jit(polygon_ops.xla_fill_polygons, static_argnames="size")
 TINY = [case for case in MASK_TARGET_CASES if case.tiny]
 NO_EDGE = (1, 2, 33, 14)  # would be seen if it were drawn
 

@@ -118,7 +118,7 @@ parts = st.lists(
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_any_outlines_are_filled_as_pycocotools_walks_them(name, request):
-    run = runner(name, request, mask_kernels.fill_polygons, polygon_ops._xla_fill, size=8)
+    run = runner(name, request, mask_kernels.fill_polygons, polygon_ops.xla_fill_polygons, size=8)
 
     @examples(EXAMPLES[name])
     @hypothesis.given(parts)

@@ -1,13 +1,16 @@
 """The whole forward pass: proposals, detections and what padding may not change."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 
 from mask_rcnn_jax.models.frame import Frame
 from mask_rcnn_jax.models.mask_rcnn import build_model
-from mask_rcnn_jax.models.roi_heads import sample_rois, select_detections
+from mask_rcnn_jax.models.roi_heads import MaskHead, sample_rois, select_detections
 from mask_rcnn_jax.models.rpn import select_proposals
 from mask_rcnn_jax.ops.boxes import decode
 from mask_rcnn_jax.structures import Proposals, Targets
@@ -161,3 +164,33 @@ def test_without_a_class_count_the_model_is_refused():
     config.model.num_classes = 0
     with pytest.raises(ValueError, match="num_classes is 0"):
         build_model(config.model)
+
+
+def test_mask_head_gives_the_logits_of_each_rois_class():
+    """The same layers of Flax, all classes, then a choice; and the same gradients."""
+    rng = np.random.default_rng(0)
+    features = jnp.asarray(rng.normal(size=(2, 3, 6, 6, 8)), jnp.float32)
+    classes = jnp.array([[0, 2, 4], [1, 1, 3]])
+    head = MaskHead(4, 8, "he", jnp.float32)
+    params = head.init(jax.random.key(0), features, classes)["params"]
+    params["mask_predictor"]["bias"] = jnp.arange(5.0)
+
+    def all_classes(params):
+        x = features.reshape(6, 6, 6, 8)
+        for i in range(1, 5):
+            x = nn.relu(nn.Conv(8, (3, 3)).apply({"params": params[f"mask_fcn{i}"]}, x))
+        up = nn.ConvTranspose(8, (2, 2), (2, 2), transpose_kernel=True)
+        x = nn.relu(up.apply({"params": params["mask_deconv"]}, x))
+        logits = nn.Conv(5, (1, 1)).apply({"params": params["mask_predictor"]}, x)
+        return jnp.stack([logits[i, ..., k] for i, k in enumerate(classes.reshape(-1))])
+
+    def chosen(params):
+        return head.apply({"params": params}, features, classes).reshape(6, 12, 12)
+
+    np.testing.assert_allclose(chosen(params), all_classes(params), atol=1e-5)
+    weights = jnp.asarray(rng.normal(size=(6, 12, 12)), jnp.float32)
+    ours, theirs = (
+        jax.grad(lambda params: jnp.sum(f(params) * weights))(params)  # noqa: B023
+        for f in (chosen, all_classes)
+    )
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), ours, theirs)

@@ -1,13 +1,14 @@
 """ResNet trunks: shapes of every depth, paddings, norms and frozen stages."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
-from jax import lax
 
-from mask_rcnn_jax.models.conv import UpConv, conv_general_dilated
+from mask_rcnn_jax.models.conv import Conv, UpConv, pixel_shuffle
 from mask_rcnn_jax.models.frame import Frame
 from mask_rcnn_jax.models.resnet import ResNet
 
@@ -112,17 +113,44 @@ def test_an_unknown_choice_is_refused_by_name(field, value):
         init_and_apply(**{"depth": 10, field: value})
 
 
-@pytest.mark.parametrize("stride", [1, 2])
-def test_pointwise_convolution_as_matmul_equals_the_convolution(stride):
-    rng = np.random.default_rng(0)
-    x, kernel = rng.normal(size=(2, 5, 7, 4)), rng.normal(size=(1, 1, 4, 3))
-    names = ("NHWC", "HWIO", "NHWC")
-    args = (jnp.float32(x), jnp.float32(kernel), (stride, stride), [(0, 0), (0, 0)])
-    np.testing.assert_allclose(
-        conv_general_dilated(*args, dimension_numbers=names),
-        lax.conv_general_dilated(*args, dimension_numbers=names),
-        atol=1e-6,
+@pytest.mark.parametrize(
+    ("side", "stride", "padding"),
+    [(1, 1, 0), (1, 2, 0), (1, 2, "SAME"), (3, 1, 1), (3, 2, 1), (3, 2, "SAME"), (7, 2, 3),
+     (7, 2, "SAME")],
+)  # fmt: skip
+def test_convolution_equals_flax(side, stride, padding):
+    x = jax.random.normal(jax.random.key(0), (2, 9, 8, 4))
+    ours, theirs = Conv(3, (side, side), stride, padding), nn.Conv(3, (side, side), stride, padding)
+    variables = theirs.init(jax.random.key(1), x)
+    variables["params"]["bias"] = jnp.arange(3.0)
+    np.testing.assert_allclose(ours.apply(variables, x), theirs.apply(variables, x), atol=1e-5)
+    assert jax.tree.map(jnp.shape, ours.init(jax.random.key(1), x)) == jax.tree.map(
+        jnp.shape, variables
     )
+
+
+@pytest.mark.parametrize("use_bias", [False, True])
+def test_fixed_norm_in_the_convolution_equals_one_behind_it(use_bias):
+    x = jax.random.normal(jax.random.key(0), (2, 6, 5, 4))
+    conv = Conv(3, (3, 3), padding=1, use_bias=use_bias)
+    params = conv.init(jax.random.key(1), x)["params"]
+    params = {**params, **({"bias": jnp.array([0.5, -1.0, 2.0])} if use_bias else {})}
+    scale, shift = jnp.array([2.0, 0.0, -0.5]), jnp.array([1.0, 3.0, -2.0])
+
+    def folded(params, x):
+        return conv.apply({"params": params}, x, (scale, shift))
+
+    def apart(params, x):
+        y = conv.apply({"params": params}, x)
+        return y * scale[None, None, None] + shift[None, None, None]
+
+    np.testing.assert_allclose(folded(params, x), apart(params, x), atol=1e-5)
+    weights = jax.random.normal(jax.random.key(2), (2, 6, 5, 3))
+    grads, expected = (
+        jax.grad(lambda params, x: jnp.sum(f(params, x) * weights), argnums=(0, 1))(params, x)  # noqa: B023
+        for f in (folded, apart)
+    )
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-4), grads, expected)
 
 
 def test_up_convolution_equals_flax_transposed_convolution():
@@ -130,4 +158,5 @@ def test_up_convolution_equals_flax_transposed_convolution():
     up = UpConv(6, jnp.float32, nn.initializers.normal())
     variables = up.init(jax.random.key(1), x)
     reference = nn.ConvTranspose(6, (2, 2), (2, 2), transpose_kernel=True)
-    np.testing.assert_allclose(up.apply(variables, x), reference.apply(variables, x), atol=1e-6)
+    y = pixel_shuffle(jnp.moveaxis(up.apply(variables, x), -1, 1))
+    np.testing.assert_allclose(jnp.moveaxis(y, 1, -1), reference.apply(variables, x), atol=1e-6)

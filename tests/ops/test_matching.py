@@ -11,11 +11,22 @@ from tests.helpers import assert_tree_close, random_boxes, shared
 SWAP = [1, 0, 3, 2]  # NVIDIA's boxes are y before x
 
 THRESHOLDS = ("fg_thresh", "bg_thresh")
-match_anchors = jax.jit(matching.match_anchors, static_argnames=(*THRESHOLDS, "low_quality"))
+match_boxes = jax.jit(
+    matching.match_anchors, static_argnames=("iou_of", *THRESHOLDS, "low_quality")
+)
 match_rois = jax.jit(matching.match_rois, static_argnames=(*THRESHOLDS, "strict"))
 sample = jax.jit(matching.sample, static_argnames=("num", "fg_fraction"))
 sample_mask = jax.jit(matching.sample_mask, static_argnames=("num", "fg_fraction"))
 pairwise_iou = jax.jit(box_ops.pairwise_iou)
+
+
+def itself(iou):
+    return iou
+
+
+def match_anchors(iou, valid, **settings):
+    """Of a matrix that is there."""
+    return match_boxes(itself, iou, valid, **settings)
 
 
 def slow_match(iou, valid, fg_thresh, bg_thresh, low_quality):
@@ -108,6 +119,34 @@ def test_padded_ground_truth_changes_nothing():
         np.testing.assert_array_equal(few[0], many[0])
 
 
+@pytest.mark.parametrize("low_quality", matching.LOW_QUALITY_RULES)
+def test_matrix_is_neither_stored_nor_different_where_it_is_not(low_quality):
+    """Every look along the matrix computes it anew: to the same bits, or "ties" would miss some."""
+    rng = np.random.default_rng(5)
+    grid = anchor_grid(
+        (256, 384), strides=(4, 8, 16), sizes=(32.0, 64.0, 128.0), shapes=((1.0, 1.0), (1.4, 0.7))
+    )
+    anchors = jnp.asarray(np.concatenate(grid))
+    # Some on the grid, so that many anchors reach them equally well.
+    gt = jnp.concatenate([anchors[1000:1020] + 2.0, jnp.asarray(random_boxes(rng, 80))])
+    valid = jnp.arange(100) < 60
+    settings = {"fg_thresh": 0.7, "bg_thresh": 0.3, "low_quality": low_quality}
+
+    from_boxes = jax.jit(
+        lambda gt: matching.match_anchors(
+            lambda anchors: box_ops.pairwise_iou(anchors, gt), anchors, valid, **settings
+        )
+    )
+    matched, labels = from_boxes(gt)
+    expected = match_anchors(pairwise_iou(anchors, gt), valid, **settings)
+    np.testing.assert_array_equal(matched, expected[0])
+    np.testing.assert_array_equal(labels, expected[1])
+    if low_quality == "ties":  # XLA stores it on the CPU, on a GPU it does not
+        return
+    memory = from_boxes.lower(gt).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 4 * anchors.shape[0] * gt.shape[0] / 4
+
+
 @pytest.mark.parametrize(("strict", "at_threshold"), [(False, 1), (True, -1)])
 def test_match_rois_by_hand(strict, at_threshold):
     iou = jnp.array([[0.2, 0.6], [0.5, 0.1], [0.4, 0.3], [0.0, 0.0], [0.9, 0.9], [0.0, 0.95]])
@@ -127,7 +166,7 @@ def test_jit_equals_eager():
     rng = np.random.default_rng(1)
     iou, valid = jnp.asarray(quantised_iou(rng, 50, 6)), jnp.arange(6) < 5
     settings = {"fg_thresh": 0.7, "bg_thresh": 0.3, "low_quality": "best"}
-    eager = matching.match_anchors(iou, valid, **settings)
+    eager = matching.match_anchors(itself, iou, valid, **settings)
     assert_tree_close(match_anchors(iou, valid, **settings), eager)
     drawn = matching.sample(jax.random.key(0), eager[1], num=16, fg_fraction=0.5)
     assert_tree_close(sample(jax.random.key(0), eager[1], num=16, fg_fraction=0.5), drawn)

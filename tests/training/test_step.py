@@ -10,10 +10,10 @@ import pytest
 from jax.sharding import AxisType, Mesh
 
 from mask_rcnn_jax.models.mask_rcnn import build_model, predict_options
-from mask_rcnn_jax.training.loop import loss_options
 from mask_rcnn_jax.training.step import (
     TrainState,
     init_variables,
+    loss_options,
     make_loss_step,
     make_mesh,
     make_predict_step,

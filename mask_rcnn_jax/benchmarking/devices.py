@@ -1,0 +1,57 @@
+"""What a device can do at most, from its data sheet, and how long something takes on it."""
+
+import time
+from collections.abc import Callable
+
+import jax
+import numpy as np
+
+# Dense matrix products, TFLOP/s by precision, and terabytes/s of memory.
+PEAKS = {
+    "H200": {"bfloat16": 989, "float16": 989, "tf32": 495, "float32": 67, "bytes": 4.8},
+    "H100": {"bfloat16": 989, "float16": 989, "tf32": 495, "float32": 67, "bytes": 3.35},
+    "A100": {"bfloat16": 312, "float16": 312, "tf32": 156, "float32": 19.5, "bytes": 2.0},
+}
+
+
+def peak(unit: str) -> float | None:
+    """FLOP/s of a precision, or bytes/s of the memory ("bytes"); None for a device not listed."""
+    kind = jax.devices()[0].device_kind
+    return next((1e12 * peaks[unit] for name, peaks in PEAKS.items() if name in kind), None)
+
+
+def describe() -> dict[str, str | int]:
+    """What a figure needs to be worth anything to others."""
+    return {
+        "device": jax.devices()[0].device_kind,
+        "devices": jax.device_count(),
+        "jax": jax.__version__,
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def time_calls(function: Callable, *args, repeats: int = 20, budget_s: float = 2.0) -> list[float]:
+    """Seconds of single calls, compiled and warm: `repeats` of them, fewer once `budget_s` is up.
+
+    Several calls are sent off at a time where one is too short for the clock of the host.
+    """
+    jax.block_until_ready(function(*args))
+    started = time.perf_counter()
+    jax.block_until_ready(function(*args))
+    once = time.perf_counter() - started
+    bunch = max(1, min(50, round(2e-3 / max(once, 1e-9))))
+    times = []
+    until = time.perf_counter() + budget_s
+    while len(times) < 3 or (len(times) < repeats and time.perf_counter() < until):
+        started = time.perf_counter()
+        for _ in range(bunch):
+            out = function(*args)
+        jax.block_until_ready(out)
+        times.append((time.perf_counter() - started) / bunch)
+    return times
+
+
+def summary(times: list[float]) -> dict[str, float]:
+    """Median and quartiles in milliseconds."""
+    low, median, high = (float(x) for x in np.percentile(np.array(times) * 1e3, (25, 50, 75)))
+    return {"ms": round(median, 4), "ms_25": round(low, 4), "ms_75": round(high, 4)}

@@ -1,0 +1,171 @@
+"""A training step and something to feed it, without a data set or the libraries for one."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from mask_rcnn_jax.data.options import ExampleOptions, canvas_size, example_options
+from mask_rcnn_jax.models.mask_rcnn import MaskRCNN, build_model, predict_options
+from mask_rcnn_jax.structures import Batch, Targets
+from mask_rcnn_jax.training.optim import (
+    make_optimizer,
+    make_schedule,
+    optimizer_options,
+    schedule_options,
+)
+from mask_rcnn_jax.training.step import (
+    TrainState,
+    abstract_variables,
+    loss_options,
+    make_predict_step,
+    make_train_step,
+)
+
+COCO_CLASSES = {"contiguous": 80, "raw": 90}  # foreground classes
+OBJECTS = 8  # of an image; COCO's mean is 7.3
+
+
+def recipe_model(config: Mapping[str, Any]) -> MaskRCNN:
+    """The recipe's model, with COCO's classes where it leaves their number to the data."""
+    count = config.model.num_classes or COCO_CLASSES[config.data.class_ids]
+    model = {**config.model, "num_classes": count}
+    return build_model(model, config.train.precision, config.train.implementation)
+
+
+def recipe_step(config: Mapping[str, Any], model: MaskRCNN, params: Mapping[str, Any], mesh):
+    """`step(state, batch)` of the recipe, and the optimiser; only the shapes of params count."""
+    schedule = make_schedule(**schedule_options(config))
+    tx = make_optimizer(schedule, params, **optimizer_options(config))
+    step = make_train_step(
+        model, tx, schedule, mesh, loss=loss_options(config), seed=config.train.seed,
+        flip_probability=config.data.flip_probability, box_offset=config.data.box_offset,
+    )  # fmt: skip
+    return step, tx
+
+
+def fresh_state(variables: dict, tx: optax.GradientTransformation) -> TrainState:
+    """The state of step 0."""
+    return TrainState(
+        step=jnp.int32(0),
+        params=variables["params"],
+        batch_stats=variables["batch_stats"],
+        opt_state=tx.init(variables["params"]),
+    )
+
+
+def lower_step(
+    config: Mapping[str, Any], step_mesh: Mesh | AbstractMesh, mesh: Mesh, batch_size: int
+) -> jax.stages.Lowered:
+    """The training step on `step_mesh`, for abstract arguments on the devices of `mesh`."""
+    model = recipe_model(config)
+    variables = abstract_variables(model)
+    step, tx = recipe_step(config, model, variables["params"], step_mesh)
+    state = jax.eval_shape(lambda variables: fresh_state(variables, tx), variables)
+    batch = abstract_batch(config, batch_size, model.num_classes)
+    return step.lower(_placed(state, mesh, P()), _placed(batch, mesh, P("data")))
+
+
+def train_flops(config: Mapping[str, Any]) -> float:
+    """Floating-point operations of a training step on one image.
+
+    Counted in the plain code, before anything is optimised; the body of a loop counts once.
+    """
+    mesh = _one_cpu()
+    return lower_step(_plain(config), mesh, mesh, 1).cost_analysis()["flops"]
+
+
+def infer_flops(config: Mapping[str, Any]) -> float:
+    """The same of a prediction."""
+    config, mesh = _plain(config), _one_cpu()
+    model = recipe_model(config)
+    predict = make_predict_step(model, mesh, **predict_options(config.eval))
+    variables = _placed(abstract_variables(model), mesh, P())
+    batch = _placed(abstract_batch(config, 1, model.num_classes), mesh, P("data"))
+    return predict.lower(variables, batch).cost_analysis()["flops"]
+
+
+def _plain(config):
+    """The config with no kernel of our own, whose operations XLA could not count."""
+    sections = {name: dict(section) for name, section in config.items()}
+    sections["train"]["implementation"] = "xla"
+    return type(config)(sections)
+
+
+def _one_cpu() -> Mesh:
+    return Mesh(np.array(jax.devices("cpu")[:1]), ("data",))
+
+
+def _placed(tree, mesh: Mesh, spec: P):
+    """Abstract arrays on the devices of a mesh."""
+    sharding = NamedSharding(mesh, spec)
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
+
+
+def synthetic_batch(
+    config: Mapping[str, Any], batch_size: int, num_classes: int, seed: int = 0
+) -> Batch:
+    """Noise with `OBJECTS` ellipses an image, at their true sizes in COCO's range; landscape."""
+    options = example_options(config.data)
+    height, width = canvas_size(options)
+    rng = np.random.default_rng(seed)
+    dtype = np.dtype(options.image_dtype)
+    return Batch(
+        images=rng.integers(0, 256, (batch_size, height, width, 3), np.uint8).astype(dtype),
+        image_sizes=np.tile(np.int32([height, width]), (batch_size, 1)),
+        scales=np.ones((batch_size, 2), np.float32),
+        image_index=np.arange(batch_size, dtype=np.int32),
+        targets=_ellipses(rng, options, batch_size, (height, width), num_classes),
+    )
+
+
+def abstract_batch(config: Mapping[str, Any], batch_size: int, num_classes: int) -> Batch:
+    """The shapes and dtypes of such a batch."""
+    one = synthetic_batch(config, 1, num_classes)
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((batch_size, *x.shape[1:]), x.dtype), one)
+
+
+def _ellipses(
+    rng: np.random.Generator,
+    options: ExampleOptions,
+    batch: int,
+    canvas: tuple[int, int],
+    num_classes: int,
+) -> Targets:
+    count = min(OBJECTS, options.max_instances)
+    rows, side = options.max_instances, options.mask_size
+    limit = np.float32([canvas[1], canvas[0]])
+    centre = rng.uniform(0.1, 0.9, (batch, count, 2)) * limit
+    half = np.exp(rng.uniform(np.log(8), np.log(min(canvas) / 3), (batch, count, 2)))
+    boxes = np.zeros((batch, rows, 4), np.float32)
+    boxes[:, :count, :2] = np.maximum(centre - half, 0)
+    boxes[:, :count, 2:] = np.minimum(centre + half, limit)
+    valid = np.zeros((batch, rows), bool)
+    valid[:, :count] = True
+    classes = np.where(valid, rng.integers(1, num_classes + 1, valid.shape), 0).astype(np.int32)
+
+    if options.mask_frame == "box":
+        y, x = np.mgrid[:side, :side] / (side - 1) * 2 - 1
+        masks = np.broadcast_to((x * x + y * y <= 1) * np.uint8(255), (batch, rows, side, side))
+    else:
+        masks = np.zeros((batch, rows, *canvas), np.uint8)
+        for image, row in np.ndindex(batch, count):
+            x1, y1, x2, y2 = boxes[image, row].astype(int)
+            masks[image, row, y1:y2, x1:x2] = 255
+
+    polygons = np.zeros((batch, rows, options.max_vertices, 3), np.float32)
+    polygons[..., 2] = -1
+    corners = min(32, options.max_vertices)
+    if corners:
+        angle = np.arange(corners) / corners * 2 * np.pi
+        around = np.stack([np.cos(angle), np.sin(angle)], axis=-1)
+        outline = centre[:, :, None] + half[:, :, None] * around
+        polygons[:, :count, :corners, :2] = np.clip(outline, 0, limit)
+        polygons[:, :count, :corners, 2] = 0
+    masks = np.where(valid[..., None, None], masks, np.uint8(0))
+    return Targets(boxes=boxes, classes=classes, masks=masks, valid=valid, polygons=polygons)
