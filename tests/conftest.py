@@ -1,7 +1,7 @@
 """Settings of every test run: two CPU devices, strict shapes, slow and GPU tests only on demand.
 
-`pytest` runs the fast tests on the CPU, `--slow` the slow ones too, `--gpu` everything but the slow
-ones on the GPU, with the tests that need one.
+`pytest` runs the fast tests on the CPU (in two processes with `-n 2 --dist loadgroup`), `--slow`
+the slow ones too, `--gpu` everything but the slow ones on the GPU, with the tests that need one.
 """
 
 import os
@@ -30,6 +30,13 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
+    for item in items:
+        # What `-n 2 --dist loadgroup` keeps in one process: a file, whose fixtures cost most of its
+        # time, and all of the commands, which share a trained run.
+        folder = item.path.parent
+        item.add_marker(
+            pytest.mark.xdist_group(str(folder if folder.name == "commands" else item.path))
+        )
     for mark in ("slow", "gpu"):
         if not config.getoption(f"--{mark}"):
             for item in items:

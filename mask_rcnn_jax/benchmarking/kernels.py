@@ -1,6 +1,6 @@
 """The GPU kernels beside the plain code that defines them: same values, and both times."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -27,44 +27,40 @@ class Pair:
     tolerance: float  # largest difference allowed, as a share of the largest value
 
 
-def pairs(only: str = "") -> Iterator[Pair]:
-    """Of all cases but the tiny ones, RoIAlign forward and transposed, if `only` is in the name."""
+def names() -> list[str]:
+    """Of what is compared: all cases but the tiny ones, RoIAlign forward and transposed."""
+    found = []
+    for case in cases.CASES:
+        ops = ["gather_sum", "gather_sum_transpose"] if case.op == "gather_sum" else [case.op]
+        found += [] if case.tiny else [f"{op} {case.name}" for op in ops]
+    return found
+
+
+def make_pair(name: str) -> Pair:
+    """One of `names()`."""
     # Here, as Pallas takes long to import, and commands that need no kernel import this file.
     from pallas_kernels import mask_targets, nms, roi_align
 
-    for case in cases.CASES:
-        if case.tiny:
-            continue
-        if case.op == "gather_sum":
-            names = [f"gather_sum {case.name}", f"gather_sum_transpose {case.name}"]
-        else:
-            names = [f"{case.op} {case.name}"]
-        if not any(only in name for name in names):
-            continue
-        args = jax.device_put(cases.example(case))
-        if case.op == "nms":
-            made = [(partial(nms.nms, **case.options), partial(xla_nms, **case.options), args, 0.0)]
-        elif case.op == "fill_polygons":
-            kernel = partial(mask_targets.fill_polygons, **case.options)
-            made = [(kernel, partial(xla_fill_polygons, **case.options), args, 0.0)]
-        else:
-            table, *taps = args
-            # The last bit of the table's dtype, as one sum may round up where the other does not.
-            tolerance = 4 * float(jnp.finfo(table.dtype).eps)
-            rows = dict(num_rows=table.shape[0])
+    op, case_name = name.split(" ")
+    case = next(case for case in cases.CASES if case.name == case_name)
+    args, options = jax.device_put(cases.example(case)), dict(case.options)
+    kernel, plain, tolerance = {
+        "nms": (nms.nms, xla_nms, 0.0),
+        "fill_polygons": (mask_targets.fill_polygons, xla_fill_polygons, 0.0),
+        "gather_sum": (roi_align.gather_sum, xla_gather_sum, None),
+        "gather_sum_transpose": (roi_align.gather_sum_transpose, xla_gather_sum_transpose, None),
+    }[op]
+    if op.startswith("gather_sum"):
+        table, *taps = args
+        # One sum may round up where the other does not.
+        tolerance = 4 * float(jnp.finfo(table.dtype).eps)
+        if op == "gather_sum_transpose":
+            options["num_rows"] = table.shape[0]
             shape = (*taps[0].shape[:2], taps[1].shape[1], table.shape[1])
-            grad = jax.random.normal(jax.random.key(0), shape, jnp.float32).astype(table.dtype)
-            transposes = (
-                partial(roi_align.gather_sum_transpose, **rows),
-                partial(xla_gather_sum_transpose, **rows),
-            )
-            made = [
-                (roi_align.gather_sum, xla_gather_sum, args, tolerance),
-                (*transposes, (grad, *taps), tolerance),
-            ]
-        for name, (kernel, plain, arguments, tolerance) in zip(names, made, strict=True):
-            if only in name:
-                yield Pair(name, jax.jit(kernel), jax.jit(plain), arguments, tolerance)
+            grad = jax.random.normal(jax.random.key(0), shape, jnp.float32)
+            args = (grad.astype(table.dtype), *taps)
+    kernel, plain = (jax.jit(partial(function, **options)) for function in (kernel, plain))
+    return Pair(name, kernel, plain, args, tolerance)
 
 
 def compare(pair: Pair) -> str | None:
@@ -73,10 +69,10 @@ def compare(pair: Pair) -> str | None:
         np.asarray(function(*pair.args), np.float32)
         for function in (pair.kernel, pair.kernel, pair.plain)
     )
-    if not np.array_equal(ours, again):
-        return f"two runs differ by up to {np.max(np.abs(ours - again)):.3g}"
     if not np.all(np.isfinite(ours)):
         return "values are not finite"
+    if not np.array_equal(ours, again):
+        return f"two runs differ by up to {np.max(np.abs(ours - again)):.3g}"
     difference, largest = np.max(np.abs(ours - theirs)), np.max(np.abs(theirs))
     if difference > pair.tolerance * largest:
         return f"differs from the plain code by {difference:.3g}, largest value {largest:.3g}"
@@ -104,7 +100,7 @@ def run(only: str = "") -> dict[str, Any]:
     """Check and time every pair; prints a line for each. `failures` names those that are wrong."""
     rows, failures = {}, {}
     print(f"{'kernel and case':58} {'kernel ms':>10} {'XLA ms':>10} {'GB/s':>8} {'of peak':>8}")
-    for pair in pairs(only):
+    for pair in (make_pair(name) for name in names() if only in name):
         problem = compare(pair)
         row = measure(pair)
         rows[pair.name] = row

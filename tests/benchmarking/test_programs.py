@@ -1,0 +1,109 @@
+"""What is counted in a compiled program, and the limits for it."""
+
+import dataclasses
+
+import pytest
+
+from mask_rcnn_jax.benchmarking import budgets
+from mask_rcnn_jax.benchmarking.gpu_compile import Program, count_instructions
+
+HLO = """HloModule jit_step, entry_computation_layout={(f32[8]{0})->f32[8]{0}}
+
+%region_1.2 (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %add.1 = f32[] add(%a, %b)
+}
+
+%fused_transpose (param_0: f32[2,4]) -> bf16[4,2] {
+  %param_0 = f32[2,4]{1,0} parameter(0)
+  %convert.5 = bf16[2,4]{1,0} convert(%param_0)
+  ROOT %transpose.3 = bf16[4,2]{1,0} transpose(%convert.5), dimensions={1,0}
+}
+
+%wrapped_sort_computation (x: f32[8]) -> f32[8] {
+  %x = f32[8]{0} parameter(0)
+  ROOT %sort.7 = f32[8]{0} sort(%x), dimensions={0}, to_apply=%region_1.2
+}
+
+%body (state: (s32[], f32[8])) -> (s32[], f32[8]) {
+  %state = (s32[], f32[8]{0}) parameter(0)
+  ROOT %copy.1 = (s32[], f32[8]{0}) copy(%state)
+}
+
+ENTRY %main.9 (Arg_0.1: f32[8]) -> f32[8] {
+  %Arg_0.1 = f32[8]{0} parameter(0)
+  %custom-call.1 = f32[8]{0} custom-call(%Arg_0.1), custom_call_target="mosaic_gpu_v2", metadata={op_name="jit(step)/jvp(M)/pool"}
+  %custom-call.2 = f32[8]{0} custom-call(%Arg_0.1), custom_call_target="mosaic_gpu_v2", metadata={op_name="jit(step)/transpose(jvp(M))/pool"}
+  %custom-call.4 = f32[8]{0} custom-call(%Arg_0.1), custom_call_target="mosaic_gpu_v2", metadata={op_name="jit(step)/transpose(jvp(M))/pool"}
+  %cudnn-conv = (f32[8]{0}, u8[0]{0}) custom-call(%Arg_0.1), custom_call_target="__cudnn$convForward"
+  %gemm = f32[8]{0} custom-call(%Arg_0.1), custom_call_target="__cublas$gemm"
+  %dot_fusion = f32[8]{0} fusion(%gemm), kind=kCustom, calls=%gemm_computation, backend_config={"fusion_backend_config":{"kind":"__triton_gemm"}}
+  %fusion.1 = bf16[4,2]{1,0} fusion(%gemm), kind=kInput, calls=%fused_transpose
+  %wrapped_sort = f32[8]{0} fusion(%gemm), kind=kInput, calls=%wrapped_sort_computation
+  %while.1 = (s32[], f32[8]{0}) while(%gemm), condition=%condition, body=%body
+  %all-reduce-start = f32[8]{0} all-reduce-start(%gemm), to_apply=%region_1.2
+  ROOT %all-reduce-done = f32[8]{0} all-reduce-done(%all-reduce-start)
+}
+"""  # noqa: E501
+
+PROGRAM = Program(
+    images_per_device=2, devices=1, peak_mb=2100.0, temp_mb=1700.0, gflop_per_image=1500.0,
+    launches=900, kernels_forward=4, kernels_backward=2, convolutions=82, matmuls=120, copies=45,
+    transposes=120, converts=440, sorts=12, scatters=2, loops=0, all_reduces=0, compile_s=50.0,
+)  # fmt: skip
+
+
+def test_instructions_are_counted_where_they_start_work():
+    assert count_instructions(HLO) == {
+        "launches": 10,  # 5 library and custom calls, 3 fusions, the copy in the loop, all-reduce
+        "kernels_forward": 1,
+        "kernels_backward": 2,
+        "convolutions": 1,
+        "matmuls": 2,
+        "copies": 1,
+        "transposes": 1,
+        "converts": 1,
+        "sorts": 1,
+        "scatters": 0,
+        "loops": 1,
+        "all_reduces": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({"any": {"launches": 900, "least_kernels_backward": 2}}, None),
+        ({"any": {"launches": 899}}, "launches is 900 with 2 images on each of 1 devices"),
+        ({"any": {"least_kernels_forward": 5}}, "least_kernels_forward is 4"),
+        ({"images_2": {"peak_mb": 2000}}, "peak_mb is 2100.0"),
+        ({"images_8": {"peak_mb": 2000}}, None),
+    ],
+)  # fmt: skip
+def test_what_is_over_its_limit_is_named(limits, expected):
+    found = budgets.excesses(PROGRAM, limits)
+    assert [expected in line for line in found] == ([True] if expected else [])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("[any]\nlaunch = 3", r"\[any\] has \['launch'\], expected of"), ("any = [", "limits.toml: ")],
+)
+def test_a_bad_file_of_limits_is_refused_by_name(tmp_path, text, message):
+    path = tmp_path / "limits.toml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        budgets.load(str(path))
+
+
+def test_the_projects_own_limits_can_be_read_and_are_held_by_nothing_absurd():
+    from tests.commands.command import ROOT
+
+    limits = budgets.load(str(ROOT / "benchmarks" / "budgets.toml"))
+    assert budgets.excesses(dataclasses.replace(PROGRAM, launches=10**6, kernels_forward=0), limits)
+
+
+def test_the_table_has_a_column_for_each_program():
+    text = budgets.table("h100", [PROGRAM, dataclasses.replace(PROGRAM, devices=4, peak_mb=1.5)])
+    assert "| devices | 1 | 4 |" in text and "| peak_mb | 2100.0 | 1.5 |" in text

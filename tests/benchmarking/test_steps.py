@@ -1,0 +1,86 @@
+"""Benchmarks of the steps and the kernels: on what they run, and what they report."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mask_rcnn_jax.benchmarking import devices, inputs, kernels, steps
+from mask_rcnn_jax.data.options import canvas_size, example_options
+from mask_rcnn_jax.data.transforms import padding_example
+from mask_rcnn_jax.training.run import load_config
+from tests.commands.command import ROOT
+from tests.helpers import tiny_config
+
+RECIPES = ["coco", "coco_nvidia_pytorch", "coco_torchvision", "quickstart"]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_generated_batches_have_the_shapes_of_a_loaders(recipe):
+    config = load_config(ROOT / "configs" / f"{recipe}.py")
+    options = example_options(config.data)
+    loaded = padding_example(canvas_size(options), options)
+    batch = inputs.abstract_batch(config, 3, 80)
+    assert jax.tree.structure(batch) == jax.tree.structure(loaded)
+    for made, row in zip(jax.tree.leaves(batch), jax.tree.leaves(loaded), strict=True):
+        assert (made.shape, made.dtype) == ((3, *np.shape(row)), np.asarray(row).dtype)
+
+
+def test_generated_objects_are_sound():
+    config = load_config(ROOT / "configs" / "coco_nvidia_pytorch.py")
+    targets = inputs.synthetic_batch(config, 2, 5).targets
+    height, width = canvas_size(example_options(config.data))
+    boxes = targets.boxes[targets.valid]
+    assert (boxes[:, :2] >= 0).all() and (boxes[:, 2:] <= [width, height]).all()
+    assert ((boxes[:, 2:] - boxes[:, :2]) >= 8).all()
+    assert set(targets.classes[targets.valid]) <= {1, 2, 3, 4, 5}
+    assert targets.valid.sum() == 2 * inputs.OBJECTS
+    assert (targets.polygons[targets.valid][..., 2] == 0).sum(axis=-1).min() == 32
+    assert not targets.masks[~targets.valid].any()
+
+
+def test_figures_of_the_steps():
+    config = tiny_config()
+    train, infer = steps.train(config, calls=3), steps.infer(config, calls=3)
+    for figures, batch_size in ((train, 4), (infer, 2)):
+        assert figures["steps"] == 3 and figures["batch_size"] == batch_size
+        assert figures["images_per_s"] == pytest.approx(
+            batch_size / figures["ms_per_step"] * 1e3, rel=1e-2
+        )
+        assert 0 < figures["ms_per_step_25"] <= figures["ms_per_step"] <= figures["ms_per_step_75"]
+        assert figures["planned_peak_memory_mb"] > 0 and figures["image_size"] == [64, 64]
+        assert figures["peak_memory_mb"] is None and figures["percent_of_peak"] is None  # of a CPU
+    # A step does the work of a prediction forward, and about twice that backward.
+    assert 2 < train["gflop_per_image"] / infer["gflop_per_image"] < 5
+
+
+@pytest.mark.parametrize(
+    ("kernel", "problem"),
+    [
+        (lambda x: x + 1, None),
+        (lambda x: x + 1.1, "differs from the plain code by 0.1"),
+        (lambda x: x / 0, "values are not finite"),
+    ],
+)
+def test_a_wrong_kernel_is_found(kernel, problem):
+    pair = kernels.Pair("a kernel", jax.jit(kernel), lambda x: x + 1, (jnp.arange(4.0),), 1e-6)
+    found = kernels.compare(pair)
+    assert found is problem or problem in found
+
+
+def test_a_kernel_that_changes_from_run_to_run_is_found():
+    runs = iter((0.0, 1e-6))
+    pair = kernels.Pair("a", lambda x: x + next(runs), lambda x: x, (jnp.zeros(4),), 1.0)
+    assert kernels.compare(pair).startswith("two runs differ by up to 1e-06")
+
+
+def test_times_of_calls():
+    times = devices.time_calls(jax.jit(lambda x: x + 1), jnp.zeros(3), repeats=5, budget_s=0.2)
+    assert 3 <= len(times) <= 5 and min(times) > 0
+    assert devices.summary([1e-3, 2e-3, 3e-3]) == {"ms": 2.0, "ms_25": 1.5, "ms_75": 2.5}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", kernels.names())
+def test_kernels_on_the_device(name):
+    assert kernels.compare(kernels.make_pair(name)) is None
