@@ -45,6 +45,13 @@ def test_what_is_wrong_is_found(output, exit_code, failure):
     assert failure in report.failure
 
 
+@pytest.mark.parametrize(("name", "fails"), [("nms tiny", True), ("gather_sum tiny", False)])
+def test_a_fused_product_is_refused_where_its_rounding_counts(name, fails):
+    output = "\tfma.rn.f32 \t%r1, %r2, %r3, %r4;\n" + output_of_a_child(WELL)
+    report = check_compile.read_output(name, output, 0, "9.0")
+    assert (report.failure is not None) == fails
+
+
 @pytest.mark.parametrize("failure", [None, "8 bytes of registers are spilled"])
 def test_the_exit_code_and_the_table(monkeypatch, tmp_path, capsys, failure):
     def check_one(target, name):
