@@ -12,7 +12,7 @@ FLOORS = {
     "structures": 0, "cli": 0, "pallas_kernels": 0,
 }  # fmt: skip
 # These run on any GPU machine: nothing beyond jax, flax, optax, numpy and our own rooms.
-LEAN = ["ops", "models", "training/step.py", "training/optim.py"]
+LEAN = ["ops", "models", "training/step.py", "training/optim.py", "training/loss_scale.py"]
 LEAN_IMPORTS = {"jax", "flax", "optax", "numpy", "jaxtyping", "mask_rcnn_jax", "pallas_kernels",
                 "collections", "dataclasses", "functools", "typing", "math"}  # fmt: skip
 

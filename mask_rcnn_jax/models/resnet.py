@@ -108,6 +108,7 @@ class ResNet(nn.Module):
     padding: of the convolutions; "torch" pads k // 2 on both sides, "same" is TensorFlow's rule
         (uneven at stride 2). pool_padding: the same of the stem's max-pooling.
     frozen_stages: how many of stem, res2, .. res5 get no gradient, counted from the stem.
+    remat: the backward pass computes what is inside a block again, from the block's input.
     """
 
     depth: int
@@ -118,6 +119,7 @@ class ResNet(nn.Module):
     pool_padding: str
     frozen_stages: int
     dtype: DTypeLike
+    remat: bool = False
 
     @nn.compact
     def __call__(self, images: jax.Array, train: bool, frame: Frame) -> list[jax.Array]:
@@ -134,9 +136,10 @@ class ResNet(nn.Module):
             return layer if kernel == 1 else lambda x: layer(frame.keep_inside(x))
 
         norm = make_norm(self.norm, self.norm_eps, self.dtype, train)
-        block = partial(BasicBlock, conv=conv, norm=norm)
+        again = nn.remat if self.remat else lambda block: block
+        block = partial(again(BasicBlock), conv=conv, norm=norm)
         if self.depth >= 50:
-            block = partial(Bottleneck, stride_in=self.stride_in, conv=conv, norm=norm)
+            block = partial(again(Bottleneck), stride_in=self.stride_in, conv=conv, norm=norm)
 
         x = conv(64, 7, 2, name="stem_conv")(images.astype(self.dtype))
         x = nn.relu(norm(name="stem_norm")(x))

@@ -39,6 +39,32 @@ def make_schedule(
     return optax.join_schedules([warmup, *levels], boundaries)
 
 
+def parts_of_batch(
+    batch_size: int, devices: int, *, accumulate_steps: int, images_per_device: int
+) -> int:
+    """In how many parts each device takes its share of the global batch.
+
+    images_per_device: the images of one part, or 0 for `accumulate_steps` parts.
+    Raises ValueError, naming the entries of the config, where the batch cannot be divided so.
+    """
+    parts, divisor = accumulate_steps, devices * accumulate_steps
+    share = f"the {devices} devices"
+    if images_per_device:
+        if accumulate_steps != 1:
+            raise ValueError(
+                f"train.images_per_device is {images_per_device} and optim.accumulate_steps "
+                f"{accumulate_steps}; the first sets the second, which must be left at 1"
+            )
+        share += f" times train.images_per_device={images_per_device}"
+        divisor = devices * images_per_device
+        parts = batch_size // divisor
+    elif accumulate_steps > 1:
+        share += f" times optim.accumulate_steps={accumulate_steps}"
+    if batch_size < 1 or batch_size % divisor:
+        raise ValueError(f"train.batch_size is {batch_size}, expected a multiple of {share}")
+    return parts
+
+
 def make_optimizer(
     schedule: optax.Schedule,
     params: dict,
