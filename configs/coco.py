@@ -140,14 +140,20 @@ def get_config() -> ConfigDict:
                 decay_on=("kernel",),
                 bias_lr_factor=1.0,
                 clip_norm=0.0,
+                accumulate_steps=1,  # parts that a device takes its images in, a step
+                loss_scale=2.0**15,  # at the start; with train.precision=float16
+                loss_scale_growth=2000,  # good steps until it doubles
+                loss_scale_floor=1.0,  # an overflow there stops the run
             ),
             train=dict(
                 batch_size=32,  # over all devices
                 steps=12 * EPOCH,
                 epochs=0.0,  # if not 0, sets steps
                 seed=0,
-                precision="bfloat16",  # also of evaluation and inference
+                images_per_device=0,  # if not 0, sets accumulate_steps
+                precision="bfloat16",  # float32, tf32 or float16; also of evaluation and inference
                 implementation="auto",  # of RoIAlign, NMS and polygon targets: "xla" or "pallas"
+                remat="none",  # backbone, heads or all: compute again what memory cannot hold
                 log_every=100,
                 checkpoint_every=1000,
                 keep_checkpoints=2,  # beside the best

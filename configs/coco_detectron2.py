@@ -113,6 +113,7 @@ def get_config(variant: str = "1x") -> ConfigDict:
         weight_decay=1e-4,
         decay_on=("kernel", "bias"),
         bias_lr_factor=1.0,
+        loss_scale=2.0**16,
     )
     config.train.update(
         batch_size=16, steps=steps, checkpoint_every=5000, eval_every=0, precision="float32"

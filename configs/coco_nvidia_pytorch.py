@@ -125,6 +125,7 @@ def get_config(variant: str = "bs96") -> ConfigDict:
         weight_decay=1e-4,
         decay_on=("kernel",),
         bias_lr_factor=2.0,
+        loss_scale=2.0**13,
     )
     config.train.update(
         batch_size=batch, steps=steps, checkpoint_every=2500, eval_every=0, precision="float32"

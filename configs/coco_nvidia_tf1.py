@@ -31,6 +31,7 @@ def get_config() -> ConfigDict:
         decay_at=(30_000 / STEPS, 40_000 / STEPS),
         rate_in_velocity=False,
         bias_lr_factor=2.0,
+        loss_scale=2.0**12,
     )
     config.train.update(steps=STEPS, eval_every=2500, checkpoint_every=3696)
     return config

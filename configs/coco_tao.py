@@ -31,6 +31,7 @@ def get_config(variant: str = "blog") -> ConfigDict:
     config.optim.update(
         learning_rate=0.02,
         bias_lr_factor=2.0,
+        loss_scale=2.0**15,
         decay_on=("kernel", "scale"),
     )
     if variant == "blog":

@@ -111,6 +111,7 @@ def get_config(variant: str = "") -> ConfigDict:
         weight_decay=1e-4,
         decay_on=("kernel", "bias"),
         bias_lr_factor=1.0,
+        loss_scale=2.0**16,
     )
     config.train.update(batch_size=16, steps=26 * epoch, eval_every=epoch, precision="float32")
     config.eval.update(batch_size=1, score_threshold=0.05, min_box_size=1e-2, paste="integer")

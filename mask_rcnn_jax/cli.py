@@ -9,7 +9,12 @@ from pathlib import Path
 from absl import flags, logging
 from ml_collections import config_flags
 
+AUTO = "auto"  # of --coordinator_address
+OFF = "off"  # of --compile_cache
 CONFIG_HELP = "Recipe, a Python file with get_config(); --config.section.name=value overrides it."
+
+_one_of_several = False  # whether other processes work with this one
+_not_first = False  # whether one of them is the first, which speaks for all
 
 
 def define_config(required: bool = True) -> None:
@@ -17,6 +22,20 @@ def define_config(required: bool = True) -> None:
     config_flags.DEFINE_config_file("config", None, CONFIG_HELP, lock_config=True)
     if required:
         flags.mark_flag_as_required("config")
+
+
+def define_processes() -> None:
+    """Define the flags of a command that several processes can run together."""
+    flags.DEFINE_string(
+        "coordinator_address", None, f"HOST:PORT of the first of several processes; {AUTO!r} takes "
+        "this and the next two from SLURM, Open MPI or Kubernetes. One process alone if unset.",
+    )  # fmt: skip
+    flags.DEFINE_integer("num_processes", None, "How many processes there are.")
+    flags.DEFINE_integer("process_id", None, "Which of them this one is, from 0.")
+    flags.DEFINE_integer(
+        "lost_after", 100, "Seconds without a sign of life until a process counts as dead, and the "
+        "others end.", lower_bound=1,
+    )  # fmt: skip
 
 
 def run(main: Callable[[Sequence[str]], None], define_flags: Callable[[], None]) -> None:
@@ -27,6 +46,10 @@ def run(main: Callable[[Sequence[str]], None], define_flags: Callable[[], None])
     """
     define_flags()
     flags.DEFINE_bool("debug", False, "Show the traceback of an error.")
+    flags.DEFINE_string(
+        "compile_cache", None, "Folder for compiled programs, which the next start takes from "
+        f"there; ~/.cache/mask_rcnn_jax if unset, {OFF!r} keeps none.",
+    )  # fmt: skip
     flags.DEFINE_enum("platform", None, ["cpu", "gpu"], "Device to run on; the best one if unset.")
     if "--help" in sys.argv:
         print(_help(main))
@@ -36,6 +59,8 @@ def run(main: Callable[[Sequence[str]], None], define_flags: Callable[[], None])
         positional = _parse_flags(sys.argv)
         _set_up_logging()
         _choose_platform(flags.FLAGS.platform)
+        _choose_compile_cache(flags.FLAGS.compile_cache)
+        _join_processes()
         main(positional)
     except KeyboardInterrupt:
         _fail("interrupted", 130)
@@ -89,11 +114,18 @@ def _one_line(error: Exception) -> str:
 
 def _fail(message: str, code: int) -> None:
     print(f"error: {message}", file=sys.stderr, flush=True)
+    if _one_of_several:
+        # An orderly exit would wait for the others, who wait for this one. So they notice.
+        sys.stdout.flush()
+        os._exit(code)
     sys.exit(code)
 
 
 def _set_up_logging() -> None:
-    """Plain lines on stderr: our own from INFO, libraries' from WARNING, orbax's from ERROR."""
+    """Plain lines on stderr: our own from INFO, libraries' from WARNING.
+
+    Orbax's stay away: it warns of nothing, and what it logs as an error it also raises.
+    """
     logging.use_absl_handler()
     logging.set_verbosity(logging.INFO)
     handler = logging.get_absl_handler()
@@ -102,11 +134,11 @@ def _set_up_logging() -> None:
 
 
 def _is_wanted(record: std_logging.LogRecord) -> bool:
+    if _not_first and record.levelno < std_logging.WARNING:
+        return False
     if record.pathname.startswith(os.path.dirname(__file__)):
         return True
-    return record.levelno >= (
-        std_logging.ERROR if "orbax" in record.pathname else std_logging.WARNING
-    )
+    return record.levelno >= std_logging.WARNING and "orbax" not in record.pathname
 
 
 def _choose_platform(platform: str | None) -> None:
@@ -115,3 +147,64 @@ def _choose_platform(platform: str | None) -> None:
     import jax
 
     jax.config.update("jax_platforms", {"cpu": "cpu", "gpu": "cuda"}[platform])
+
+
+def _choose_compile_cache(folder: str | None) -> None:
+    """Keep what is compiled, in a folder of the user's own unless JAX's own settings name one."""
+    import jax
+
+    if folder == OFF:
+        jax.config.update("jax_enable_compilation_cache", False)
+        return
+    if folder is None and jax.config.jax_compilation_cache_dir:
+        return
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    path = Path(folder or os.path.join(home, "mask_rcnn_jax"))
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        if folder:
+            raise
+        logging.warning("nothing that is compiled is kept: %s", _one_line(error))
+        return
+    jax.config.update("jax_compilation_cache_dir", str(path))
+
+
+def _join_processes() -> None:
+    """Wait for the other processes, if there are any, before anything looks at the devices."""
+    global _one_of_several, _not_first
+    FLAGS = flags.FLAGS
+    if "coordinator_address" not in FLAGS:
+        return
+    address, numbers = FLAGS.coordinator_address, (FLAGS.num_processes, FLAGS.process_id)
+    if address is None:
+        if numbers != (None, None):
+            raise ValueError("--num_processes and --process_id need --coordinator_address")
+        return
+    import jax
+
+    if address == AUTO:
+        where = {}
+    else:
+        _check_processes(address, *numbers)
+        where = {"coordinator_address": address, "num_processes": numbers[0],
+                 "process_id": numbers[1]}  # fmt: skip
+    try:
+        jax.distributed.initialize(**where, heartbeat_timeout_seconds=FLAGS.lost_after)
+    except ValueError as error:
+        raise ValueError(
+            f"--coordinator_address={address}: {_one_line(error)} HOST:PORT, --num_processes and "
+            "--process_id say it without a cluster"
+        ) from error
+    _one_of_several = jax.process_count() > 1
+    _not_first = jax.process_index() > 0
+
+
+def _check_processes(address: str, count: int | None, index: int | None) -> None:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise ValueError(f"--coordinator_address is {address!r}, expected HOST:PORT or {AUTO!r}")
+    if count is None or index is None:
+        raise ValueError("--coordinator_address needs --num_processes and --process_id")
+    if not 0 <= index < count:
+        raise ValueError(f"--process_id is {index}, expected 0 to {count - 1} (--num_processes)")

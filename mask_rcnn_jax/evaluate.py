@@ -75,6 +75,7 @@ def evaluate_results(config: ConfigDict, results_json: str, output: str | None) 
 
 def _define_flags() -> None:
     cli.define_config(required=False)
+    cli.define_processes()
     flags.DEFINE_string("workdir", None, "Folder of a run; its latest checkpoint is taken.")
     flags.DEFINE_string("weights", None, "A workdir, one of its checkpoints/<step>, or a file.")
     flags.DEFINE_string("results", None, "A COCO results file to score without a model.")

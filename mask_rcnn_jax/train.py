@@ -16,6 +16,7 @@ from mask_rcnn_jax.training.loop import train_and_evaluate
 
 def _define_flags() -> None:
     cli.define_config()
+    cli.define_processes()
     flags.DEFINE_string("workdir", None, "Folder of the run.", required=True)
 
 

@@ -12,7 +12,8 @@ FLOORS = {
     "evaluation": 1, "structures": 0, "cli": 0, "pallas_kernels": 0,
 }  # fmt: skip
 # These run on any GPU machine: nothing beyond jax, flax, optax, numpy and our own rooms.
-LEAN = ["ops", "models", "training/step.py", "training/optim.py", "benchmarking"]
+LEAN = ["ops", "models", "training/step.py", "training/optim.py", "training/loss_scale.py",
+        "benchmarking"]  # fmt: skip
 LEAN_IMPORTS = {"jax", "flax", "optax", "numpy", "jaxtyping", "mask_rcnn_jax", "pallas_kernels",
                 "collections", "dataclasses", "functools", "typing", "math", "re", "time",
                 "tomllib"}  # fmt: skip

@@ -14,9 +14,9 @@ from mask_rcnn_jax.data.options import ExampleOptions, canvas_size, example_opti
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN, build_model, predict_options
 from mask_rcnn_jax.structures import Batch, Targets
 from mask_rcnn_jax.training.optim import (
-    make_optimizer,
+    build_optimizer,
     make_schedule,
-    optimizer_options,
+    parts_of_batch,
     schedule_options,
 )
 from mask_rcnn_jax.training.step import (
@@ -35,16 +35,28 @@ def recipe_model(config: Mapping[str, Any]) -> MaskRCNN:
     """The recipe's model, with COCO's classes where it leaves their number to the data."""
     count = config.model.num_classes or COCO_CLASSES[config.data.class_ids]
     model = {**config.model, "num_classes": count}
-    return build_model(model, config.train.precision, config.train.implementation)
+    names = ("precision", "implementation", "remat")
+    return build_model(model, **{name: config.train[name] for name in names})
 
 
-def recipe_step(config: Mapping[str, Any], model: MaskRCNN, params: Mapping[str, Any], mesh):
+def recipe_step(
+    config: Mapping[str, Any],
+    model: MaskRCNN,
+    params: Mapping[str, Any],
+    mesh: Mesh | AbstractMesh,
+    batch_size: int,
+):
     """`step(state, batch)` of the recipe, and the optimiser; only the shapes of params count."""
+    parts = parts_of_batch(
+        batch_size, mesh.size, accumulate_steps=config.optim.accumulate_steps,
+        images_per_device=config.train.images_per_device,
+    )  # fmt: skip
     schedule = make_schedule(**schedule_options(config))
-    tx = make_optimizer(schedule, params, **optimizer_options(config))
+    tx = build_optimizer(config, schedule, params)
     step = make_train_step(
         model, tx, schedule, mesh, loss=loss_options(config), seed=config.train.seed,
         flip_probability=config.data.flip_probability, box_offset=config.data.box_offset,
+        accumulate_steps=parts,
     )  # fmt: skip
     return step, tx
 
@@ -65,7 +77,7 @@ def lower_step(
     """The training step on `step_mesh`, for abstract arguments on the devices of `mesh`."""
     model = recipe_model(config)
     variables = abstract_variables(model)
-    step, tx = recipe_step(config, model, variables["params"], step_mesh)
+    step, tx = recipe_step(config, model, variables["params"], step_mesh, batch_size)
     state = jax.eval_shape(lambda variables: fresh_state(variables, tx), variables)
     batch = abstract_batch(config, batch_size, model.num_classes)
     return step.lower(_placed(state, mesh, P()), _placed(batch, mesh, P("data")))
@@ -76,8 +88,9 @@ def train_flops(config: Mapping[str, Any]) -> float:
 
     Counted in the plain code, before anything is optimised; the body of a loop counts once.
     """
-    mesh = _one_cpu()
-    return lower_step(_plain(config), mesh, mesh, 1).cost_analysis()["flops"]
+    config, mesh = _plain(config), _one_cpu()
+    config.optim.accumulate_steps, config.train.images_per_device = 1, 0
+    return lower_step(config, mesh, mesh, 1).cost_analysis()["flops"]
 
 
 def infer_flops(config: Mapping[str, Any]) -> float:

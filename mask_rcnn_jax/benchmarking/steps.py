@@ -24,7 +24,7 @@ def train(config: Mapping[str, Any], calls: int) -> dict[str, Any]:
     """Steady state of the recipe's step at `train.batch_size`, over all devices."""
     mesh, model = make_mesh(), inputs.recipe_model(config)
     variables = init_variables(model, config.train.seed)
-    step, tx = inputs.recipe_step(config, model, variables["params"], mesh)
+    step, tx = inputs.recipe_step(config, model, variables["params"], mesh, config.train.batch_size)
     state = replicate(inputs.fresh_state(variables, tx), mesh)
     batch_size = config.train.batch_size
     batch = shard_batch(inputs.synthetic_batch(config, batch_size, model.num_classes), mesh)

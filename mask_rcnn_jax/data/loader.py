@@ -1,7 +1,7 @@
 """Batches for training, without end, and for evaluation, each image once.
 
 The order of training is a pure function of (seed, step): the batches of one step over all
-processes hold the same images at the same sizes however many processes there are, and a run may
+processes, one after the other, are the same batch however many processes there are, and a run may
 start at any step. So a checkpoint stores the step and nothing else of the loader. Each canvas shape
 is a bucket with its own shuffled order; the buckets take turns in proportion to their size, and
 every batch has the shape of one bucket.
@@ -66,19 +66,21 @@ class TrainLoader:
                 f"{dataset.json_path}: no image to train on, since no image has an object and "
                 "data.keep_empty is False"
             )
-        first, stride = process_index, process_count
         buckets = canvas_buckets(dataset, indices, options)
         self.canvases = tuple(buckets)
         # The random numbers of an example follow its place in the epochs, which is known before the
         # processes share the examples out.
-        batches = [
+        examples = [
             grain.MapDataset.range(len(bucket))
             .seed(seed)
             .shuffle()
             .repeat(EPOCHS)
-            .random_map(_TrainExamples(dataset, bucket, options))[first::stride]
-            .batch(batch_size, batch_fn=_stack)
+            .random_map(_TrainExamples(dataset, bucket, options))
             for bucket in buckets.values()
+        ]
+        shares = [_Share(of, batch_size, process_index, process_count) for of in examples]
+        batches = [
+            grain.MapDataset.source(share).batch(batch_size, batch_fn=_stack) for share in shares
         ]
         sizes = [len(bucket) for bucket in buckets.values()]
         order = grain.MapDataset.mix(batches, weights=sizes)
@@ -108,6 +110,7 @@ class EvalLoader:
 
     Every image comes exactly once over all processes. Every process gets the same number of
     batches of the same shapes; missing rows hold padding images, whose `image_index` is -1.
+    `is_full` says of each batch whether no row is missing on any process.
     """
 
     def __init__(
@@ -125,11 +128,13 @@ class EvalLoader:
         self.num_images = len(indices)
         self._num_workers = num_workers
         plan = []
+        self.is_full: list[bool] = []
         for canvas, bucket in canvas_buckets(dataset, indices, options).items():
             for start in range(0, len(bucket), batch_size * process_count):
                 together = bucket[start : start + batch_size * process_count]
-                rows = together[process_index::process_count]
+                rows = together[process_index * batch_size :][:batch_size]
                 plan.append((canvas, rows + [-1] * (batch_size - len(rows))))
+                self.is_full.append(len(together) == batch_size * process_count)
         self._batches = _EvalBatches(dataset, plan, options)
 
     def __len__(self) -> int:
@@ -175,6 +180,23 @@ class _TrainExamples:
                 continue
             return example, np.int32(indices[position])
         raise ValueError(f"{self._dataset.image_dir}: no image of {len(indices)} can be decoded")
+
+
+class _Share:
+    """One process' examples, by position: `rows` neighbours of every global batch.
+
+    The processes' rows, one process after the other, are the global batch in its order.
+    """
+
+    def __init__(self, examples: grain.MapDataset, rows: int, index: int, count: int):
+        self._examples, self._rows, self._index, self._count = examples, rows, index, count
+
+    def __len__(self) -> int:
+        return len(self._examples) // (self._rows * self._count) * self._rows
+
+    def __getitem__(self, position: int) -> tuple[Batch, np.int32]:
+        step, row = divmod(position, self._rows)
+        return self._examples[(step * self._count + self._index) * self._rows + row]
 
 
 class _EvalBatches:

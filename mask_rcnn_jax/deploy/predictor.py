@@ -25,8 +25,8 @@ class Predictor:
         num_classes = variables["params"]["box_head"]["cls_score"]["bias"].shape[0] - 1
         model = build_model(
             {**config.model, "num_classes": num_classes},
-            config.train.precision,
-            config.train.implementation,
+            precision=config.train.precision,
+            implementation=config.train.implementation,
         )
         self._predict = jax.jit(
             partial(model.apply, method="predict", **predict_options(config.eval))

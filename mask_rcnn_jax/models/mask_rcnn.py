@@ -1,7 +1,7 @@
 """Mask R-CNN (He et al., 2017) on a feature pyramid: the whole forward story."""
 
 from collections.abc import Mapping
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import jax
@@ -28,8 +28,35 @@ from mask_rcnn_jax.models.rpn import RPNHead, label_anchors, select_proposals
 from mask_rcnn_jax.ops.roi_align import roi_align
 from mask_rcnn_jax.structures import Batch, Detections, Proposals
 
-PRECISIONS = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+# Of the trunk and the heads: the dtype, and what matrix products of float32 may be rounded to.
+# Left to itself a GPU rounds them to tf32, so float32 has to be asked for.
+PRECISIONS = {
+    "float32": (jnp.float32, "float32"),
+    "tf32": (jnp.float32, "tensorfloat32"),
+    "bfloat16": (jnp.bfloat16, None),
+    "float16": (jnp.float16, None),
+}
 IMPLEMENTATIONS = {"auto": None, "xla": "xla", "pallas": "pallas"}
+# What is computed again in the backward pass instead of being kept in memory.
+REMATS = {
+    "none": (),
+    "backbone": ("backbone",),
+    "heads": ("heads",),
+    "all": ("backbone", "heads"),
+}
+
+
+def _in_precision(method):
+    """A method of the model with its matrix products as `matmul_precision` says, gradients too."""
+
+    @wraps(method)
+    def wrapped(self, *args, **kwargs):
+        if self.matmul_precision is None:
+            return method(self, *args, **kwargs)
+        with jax.default_matmul_precision(self.matmul_precision):
+            return method(self, *args, **kwargs)
+
+    return wrapped
 
 
 @struct.dataclass
@@ -114,20 +141,24 @@ class MaskRCNN(nn.Module):
     mask_half_pixel: bool  # of mask_targets "crops", see ops.masks
     mask_predictor_init: str
     dtype: DTypeLike = jnp.float32
+    matmul_precision: str | None = None  # of float32 products: see PRECISIONS
+    remat: str = "none"  # see REMATS
     implementation: str | None = None  # of RoIAlign, NMS and polygon targets, see ops.dispatch
 
     def setup(self):
+        parts = REMATS[self.remat]
+        again = nn.remat if "heads" in parts else lambda head: head
         self.backbone = ResNet(
             depth=self.depth, norm=self.norm, norm_eps=self.norm_eps, stride_in=self.stride_in,
             padding=self.padding, pool_padding=self.pool_padding,
-            frozen_stages=self.frozen_stages, dtype=self.dtype,
+            frozen_stages=self.frozen_stages, dtype=self.dtype, remat="backbone" in parts,
         )  # fmt: skip
         self.fpn = FPN(self.fpn_channels, self.fpn_init, self.dtype)
-        self.rpn_head = RPNHead(len(self.anchor_shapes), self.rpn_channels, self.dtype)
-        self.box_head = BoxHead(
+        self.rpn_head = again(RPNHead)(len(self.anchor_shapes), self.rpn_channels, self.dtype)
+        self.box_head = again(BoxHead)(
             self.num_classes, self.box_channels, self.fc_init, self.predictor_init, self.dtype
         )
-        self.mask_head = MaskHead(
+        self.mask_head = again(MaskHead)(
             self.num_classes, self.mask_channels, self.mask_predictor_init, self.dtype
         )
 
@@ -140,6 +171,7 @@ class MaskRCNN(nn.Module):
         classes = jnp.zeros((len(images), 1), jnp.int32)
         self.mask_head(self._pool(pyramid, boxes, 14, frame), classes)
 
+    @_in_precision
     def forward_train(self, batch: Batch, keys: jax.Array | None, *, train: bool) -> TrainOutputs:
         """Both stages with sampling. `train`: for batch norm.
 
@@ -192,6 +224,7 @@ class MaskRCNN(nn.Module):
             ),
         )
 
+    @_in_precision
     def predict(
         self,
         images: jax.Array,
@@ -288,15 +321,22 @@ class MaskRCNN(nn.Module):
 
 
 def build_model(
-    config: Mapping[str, Any], precision: str = "float32", implementation: str = "auto"
+    config: Mapping[str, Any],
+    *,
+    precision: str = "float32",
+    implementation: str = "auto",
+    remat: str = "none",
 ) -> MaskRCNN:
     """The model of a recipe's `model` section, its trunk and heads computing in `precision`.
 
     implementation: "xla", or "pallas" for GPU kernels, or "auto": kernels where they can be.
-
+    remat: what the backward pass computes again: "none", "backbone" (every residual block),
+    "heads" (the three heads) or "all". Changes memory and time, no number.
     Raises ValueError if `num_classes` is still 0 (the commands set it from the json's categories)
-    and for an unknown precision or implementation.
+    and for an unknown precision, implementation or remat.
     """
+    if remat not in REMATS:
+        raise ValueError(f"train.remat is {remat!r}, expected one of {list(REMATS)}")
     if precision not in PRECISIONS:
         raise ValueError(f"train.precision is {precision!r}, expected one of {list(PRECISIONS)}")
     if implementation not in IMPLEMENTATIONS:
@@ -307,9 +347,11 @@ def build_model(
     fields.pop("init_from", None)
     if fields["num_classes"] < 1:
         raise ValueError(f"model.num_classes is {fields['num_classes']}, expected at least 1")
+    dtype, matmul_precision = PRECISIONS[precision]
     return MaskRCNN(
-        **fields, dtype=PRECISIONS[precision], implementation=IMPLEMENTATIONS[implementation]
-    )
+        **fields, dtype=dtype, matmul_precision=matmul_precision, remat=remat,
+        implementation=IMPLEMENTATIONS[implementation],
+    )  # fmt: skip
 
 
 def predict_options(config: Mapping[str, Any]) -> dict[str, Any]:

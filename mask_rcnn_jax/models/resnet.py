@@ -101,6 +101,7 @@ class ResNet(nn.Module):
     padding: of the convolutions; "torch" pads k // 2 on both sides, "same" is TensorFlow's rule
         (uneven at stride 2). pool_padding: the same of the stem's max-pooling.
     frozen_stages: how many of stem, res2, .. res5 get no gradient, counted from the stem.
+    remat: the backward pass computes what is inside a block again, from the block's input.
     """
 
     depth: int
@@ -111,6 +112,7 @@ class ResNet(nn.Module):
     pool_padding: str
     frozen_stages: int
     dtype: DTypeLike
+    remat: bool = False
 
     @nn.compact
     def __call__(self, images: jax.Array, train: bool, frame: Frame) -> list[jax.Array]:
@@ -133,9 +135,10 @@ class ResNet(nn.Module):
                 return conv(x, norm(width))
             return norm(conv(x))
 
-        block = partial(BasicBlock, unit=unit)
+        again = nn.remat if self.remat else lambda block: block
+        block = partial(again(BasicBlock), unit=unit)
         if self.depth >= 50:
-            block = partial(Bottleneck, stride_in=self.stride_in, unit=unit)
+            block = partial(again(Bottleneck), stride_in=self.stride_in, unit=unit)
 
         x = nn.relu(unit(images.astype(self.dtype), 64, 7, 2, "stem_conv", "stem_norm"))
         x = _max_pool(frame.keep_inside(x), self.pool_padding)

@@ -1,5 +1,7 @@
 """Checkpoints of a run: the last few and the best by mask AP, written in the background."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +15,11 @@ from mask_rcnn_jax.training.step import TrainState
 
 
 class Checkpoints:
-    """`DIR/checkpoints/<step>/`. A save that was cut off is never seen by `latest_step`."""
+    """`DIR/checkpoints/<step>/`. A save that was cut off is never seen by `latest_step`.
+
+    With several processes, all of them make the same calls, on a folder that they share. OSError
+    if a checkpoint cannot be written, from the next call on; earlier ones are as they were.
+    """
 
     def __init__(self, workdir: str | Path, keep: int):
         policy = preservation_policy.AnyPreservationPolicy(
@@ -48,11 +54,12 @@ class Checkpoints:
             return
         # A copy: the next step takes over the state's buffers while this is still being written.
         snapshot = jax.tree.map(jnp.copy, state)
-        self._manager.save(
-            step,
-            args=ocp.args.Composite(state=ocp.args.StandardSave(snapshot)),
-            metrics=metrics,
-        )
+        with self._failing_clearly():
+            self._manager.save(
+                step,
+                args=ocp.args.Composite(state=ocp.args.StandardSave(snapshot)),
+                metrics=metrics,
+            )
 
     def restore(self, state: TrainState) -> TrainState:
         """The latest state; `state` gives shapes, dtypes and shardings."""
@@ -62,8 +69,21 @@ class Checkpoints:
 
     def close(self) -> None:
         """Wait for what is being written."""
-        self._manager.wait_until_finished()
-        self._manager.close()
+        try:
+            with self._failing_clearly():
+                self._manager.wait_until_finished()
+        finally:
+            self._manager.close()
+
+    @contextmanager
+    def _failing_clearly(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # a full disk is a ValueError of tensorstore, among others
+            raise OSError(
+                f"{self._manager.directory}: a checkpoint could not be written, earlier ones are "
+                f"kept: {error}"
+            ) from error
 
 
 def _mask_ap(metrics: dict[str, float]) -> float:

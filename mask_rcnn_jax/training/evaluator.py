@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import jax
@@ -10,9 +11,11 @@ import numpy as np
 from jax.sharding import Mesh
 
 from mask_rcnn_jax.data.coco import CocoDataset, decode_image
+from mask_rcnn_jax.data.loader import EvalLoader
 from mask_rcnn_jax.evaluation import coco as coco_evaluation
 from mask_rcnn_jax.evaluation import visualize
 from mask_rcnn_jax.structures import Batch, Detections
+from mask_rcnn_jax.training import processes
 from mask_rcnn_jax.training.metrics import Progress
 from mask_rcnn_jax.training.step import shard_batch
 
@@ -28,10 +31,11 @@ def detect(
     paste: str,
     box_offset: float,
 ) -> tuple[list[dict], list[dict]]:
-    """COCO results (boxes, masks) of every image of `batches`; `paste` and `box_offset` are
-    those of `evaluation.coco.to_coco_results`.
+    """COCO results (boxes, masks) of every image of `batches`, in the order of the dataset; `paste`
+    and `box_offset` are those of `evaluation.coco.to_coco_results`.
 
-    Masks of one batch are encoded while the device works on the next.
+    Every process works on its own batches and returns the results of all. Masks of one batch are
+    encoded while the device works on the next.
     """
     results, append = ([], []), partial(_append_results, paste=paste, box_offset=box_offset)
     progress = Progress("evaluated", num_images)
@@ -41,10 +45,14 @@ def detect(
         if pending is not None:
             append(results, *pending, dataset)
         pending = batch, detections
-        progress.advance(int(np.sum(batch.image_index >= 0)))
+        progress.advance(jax.process_count() * int(np.sum(batch.image_index >= 0)))
     if pending is not None:
         append(results, *pending, dataset)
-    return results
+    place = {record.id: index for index, record in enumerate(dataset.images)}
+    return tuple(
+        sorted(chain(*processes.gather(entries)), key=lambda entry: place[entry["image_id"]])
+        for entries in results
+    )
 
 
 def _append_results(
@@ -52,7 +60,7 @@ def _append_results(
 ) -> None:
     records = [dataset.images[i] if i >= 0 else None for i in batch.image_index]
     new = coco_evaluation.to_coco_results(
-        jax.device_get(detections),
+        processes.local_rows(detections),
         batch.scales,
         [record and record.id for record in records],
         [(record.height, record.width) if record else (0, 0) for record in records],
@@ -67,27 +75,32 @@ def _append_results(
 def score_and_write(
     dataset: CocoDataset, results: tuple[list[dict], list[dict]], image_ids: list, output: Path
 ) -> dict:
-    """COCO metrics of the results; the table goes to stdout, results and metrics to `output`."""
+    """COCO metrics of the results; the table goes to stdout, results and metrics to `output`.
+
+    The first process scores and writes, the others are told the metrics.
+    """
+    if jax.process_index() != 0:
+        return processes.from_first(None)
     output.mkdir(parents=True, exist_ok=True)
     for name, entries in zip(("bbox_results", "segm_results"), results, strict=True):
         (output / f"{name}.json").write_text(json.dumps(entries))
     metrics = coco_evaluation.score(dataset.json_path, *results, image_ids=image_ids, skip_bad=True)
     (output / "metrics.json").write_text(json.dumps(metrics, indent=1))
     print(coco_evaluation.format_table(metrics), flush=True)
-    return metrics
+    return processes.from_first(metrics)
 
 
 def mean_losses(
     loss_step: Callable[[dict, Batch], dict[str, jax.Array]],
     variables: dict,
-    batches: Iterable[Batch],
+    batches: EvalLoader,
     mesh: Mesh,
 ) -> dict[str, float]:
     """Losses averaged over the full batches, named `val_loss/...`; empty if there is none.
 
     A batch that was filled up is left out: its padding images would count as empty ones.
     """
-    full = (batch for batch in batches if np.all(batch.image_index >= 0))
+    full = (batch for batch, is_full in zip(batches, batches.is_full, strict=True) if is_full)
     losses = [loss_step(variables, shard_batch(batch, mesh)) for batch in full]
     if not losses:
         return {}
@@ -105,11 +118,15 @@ def draw_pictures(
 ) -> dict[str, np.ndarray]:
     """Every image of `batches`, by file name: ground truth on the left, detections on the right.
 
-    Also written below `output`.
+    Also written below `output`. The first process draws; the others return nothing.
     """
     pictures = {}
     for batch in batches:
-        detections = jax.device_get(predict_step(variables, shard_batch(batch, mesh)))
+        detections = processes.all_rows(predict_step(variables, shard_batch(batch, mesh)))
+        canvas = batch.images.shape[1:3]
+        batch = processes.all_rows(batch.replace(images=None))
+        if jax.process_index() != 0:
+            continue
         for row, index in enumerate(batch.image_index):
             if index < 0:
                 continue
@@ -118,7 +135,7 @@ def draw_pictures(
             image = decode_image(dataset.image_path(index))
             to_original = 1 / np.tile(batch.scales[row][::-1], 2)
             truth = jax.tree.map(lambda leaf, row=row: leaf[row], batch.targets)
-            whole = truth.masks.shape[1:] == batch.images.shape[1:3]  # not drawn: no crops of boxes
+            whole = truth.masks.shape[1:] == canvas  # not drawn: no crops of boxes
             picture = visualize.side_by_side(
                 visualize.draw_ground_truth(
                     image, truth.boxes * to_original, truth.classes,

@@ -1,15 +1,11 @@
 """The training loop: steps, checkpoints, evaluations, and how it ends."""
 
-import math
-import signal
 import time
 from contextlib import closing
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from absl import logging
 from ml_collections import ConfigDict
 
@@ -19,13 +15,14 @@ from mask_rcnn_jax.data.options import example_options
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN, predict_options
 from mask_rcnn_jax.training import evaluator, pretrained, run
 from mask_rcnn_jax.training.checkpoint import Checkpoints, has_checkpoint
-from mask_rcnn_jax.training.metrics import MetricWriter, clock, read_metrics
+from mask_rcnn_jax.training.metrics import MetricWriter, read_metrics
 from mask_rcnn_jax.training.optim import (
-    make_optimizer,
+    build_optimizer,
     make_schedule,
-    optimizer_options,
+    parts_of_batch,
     schedule_options,
 )
+from mask_rcnn_jax.training.processes import StopOnSigterm
 from mask_rcnn_jax.training.step import (
     TrainState,
     init_variables,
@@ -37,13 +34,18 @@ from mask_rcnn_jax.training.step import (
     replicate,
     shard_batch,
 )
+from mask_rcnn_jax.training.step_log import StepLog
 
 
 def train_and_evaluate(config: ConfigDict, workdir: str) -> TrainState:
     """Run the recipe from where the workdir stands to its last step; returns the final state."""
+    started = time.monotonic()
     mesh = make_mesh()
     run.check_entries(config)
-    _check_batch_size(config)
+    parts = parts_of_batch(
+        config.train.batch_size, mesh.size, accumulate_steps=config.optim.accumulate_steps,
+        images_per_device=config.train.images_per_device,
+    )  # fmt: skip
     train_set, val_set = run.load_split(config, "train"), run.load_split(config, "val")
     run.check_classes(val_set, run.categories_of(train_set), train_set.json_path)
     run.set_steps(config, train_set)
@@ -66,28 +68,34 @@ def train_and_evaluate(config: ConfigDict, workdir: str) -> TrainState:
         train_step = make_train_step(
             model, tx, schedule, mesh, loss=loss_options(config), seed=config.train.seed,
             flip_probability=config.data.flip_probability, box_offset=config.data.box_offset,
+            accumulate_steps=parts,
+        )  # fmt: skip
+        logging.info(
+            "a step takes %d images: %d devices, %d at a time on each",
+            config.train.batch_size, mesh.size, config.train.batch_size // (mesh.size * parts),
         )  # fmt: skip
         loader = _train_loader(config, train_set, start)
         writer = MetricWriter(workdir, jax.process_index(), resume_step=start)
         evaluate = _Evaluation(config, val_set, model, mesh, Path(workdir))
-        log = _StepLog(config, writer, train_set)
-        stop = _StopOnSigterm()
+        log = StepLog(config, writer, train_set, started)
+        stop = StopOnSigterm()
         try:
             for step in range(start + 1, config.train.steps + 1):
                 state, metrics = train_step(state, shard_batch(batch := next(loader), mesh))
                 log.finish_previous(step, metrics, batch.image_index)
                 evaluates = step % config.train.eval_every == 0 or step == config.train.steps
-                if not (evaluates or stop.requested or step % config.train.checkpoint_every == 0):
+                stops = stop.requested_at(step)
+                if not (evaluates or stops or step % config.train.checkpoint_every == 0):
                     continue
                 log.finish()  # nothing is saved before its losses are known to be finite
                 aps = None
                 try:
-                    if evaluates and not stop.requested:
+                    if evaluates and not stops:
                         aps = evaluate(state, writer)
                 finally:  # a failed evaluation loses no step
                     checkpoints.save(state, aps)
                 log.restart_clock()
-                if stop.requested:
+                if stops:
                     logging.info("stopped by SIGTERM, saved step %d in %s", step, workdir)
                     break
                 if aps and _is_last(config, step, aps):
@@ -129,7 +137,7 @@ def _initial_state(config: ConfigDict, model: MaskRCNN, schedule, *, resuming: b
         )  # fmt: skip
     if config.model.init_from and not resuming:
         variables = pretrained.initialise_from(variables, config.model)
-    tx = make_optimizer(schedule, variables["params"], **optimizer_options(config))
+    tx = build_optimizer(config, schedule, variables["params"])
     state = TrainState(
         step=jnp.int32(0),
         params=variables["params"],
@@ -184,75 +192,6 @@ class _Evaluation:
             writer.write_images(step, pictures)
             logging.info("annotated pictures: %s", output / "pictures")
         return aps
-
-
-@dataclass
-class _StepLog:
-    """Reads the metrics of a step after the next is dispatched, so that the device never waits."""
-
-    config: ConfigDict
-    writer: MetricWriter
-    dataset: CocoDataset
-    _pending: tuple | None = None
-    _images: int = 0
-    _since: float = field(default_factory=time.monotonic)
-
-    def finish_previous(self, step: int, metrics: dict, image_index: np.ndarray) -> None:
-        self.finish()
-        self._pending = step, metrics, image_index
-
-    def finish(self) -> None:
-        """Wait for the pending step; FloatingPointError if one of its losses is not finite."""
-        if self._pending is None:
-            return
-        (step, metrics, image_index), self._pending = self._pending, None
-        metrics = {name: float(value) for name, value in jax.device_get(metrics).items()}
-        self._check_finite(step, metrics, image_index)
-        self._images += self.config.train.batch_size
-        if step % self.config.train.log_every == 0 or step in (1, self.config.train.steps):
-            rate = self._images / max(time.monotonic() - self._since, 1e-9)
-            left = (self.config.train.steps - step) * self.config.train.batch_size / rate
-            self.writer.write_scalars(step, {**metrics, "perf/images_per_s": rate})
-            logging.info(
-                "step %d of %d  loss %.3f  %.3g images/s  %s left",
-                step, self.config.train.steps, metrics["loss/total"], rate, clock(left),
-            )  # fmt: skip
-            self.restart_clock()
-
-    def restart_clock(self) -> None:
-        """Start counting images anew; compiling, evaluating and saving do not count."""
-        self._images, self._since = 0, time.monotonic()
-
-    def _check_finite(self, step: int, metrics: dict, image_index: np.ndarray) -> None:
-        broken = [name for name, value in metrics.items() if not math.isfinite(value)]
-        if broken:
-            ids = [self.dataset.images[i].id for i in image_index if i >= 0]
-            raise FloatingPointError(
-                f"step {step}: {', '.join(broken)} is not finite, images {ids}; the last "
-                "checkpoint is kept; try a lower optim.learning_rate or a longer optim.warmup_until"
-            )
-
-
-class _StopOnSigterm:
-    """Remembers a SIGTERM, so that the loop can save and leave."""
-
-    def __init__(self):
-        self.requested = False
-        self._before = signal.signal(signal.SIGTERM, self._note)
-
-    def _note(self, signum, frame) -> None:
-        self.requested = True
-
-    def restore(self) -> None:
-        signal.signal(signal.SIGTERM, self._before)
-
-
-def _check_batch_size(config: ConfigDict) -> None:
-    batch, devices = config.train.batch_size, jax.device_count()
-    if batch < 1 or batch % devices:
-        raise ValueError(
-            f"train.batch_size is {batch}, expected a multiple of the {devices} devices"
-        )
 
 
 def _is_last(config: ConfigDict, step: int, aps: dict[str, float] | None) -> bool:

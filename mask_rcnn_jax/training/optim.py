@@ -6,8 +6,14 @@ from typing import Any
 import jax
 import optax
 
+from mask_rcnn_jax.training.loss_scale import dynamic_loss_scale
+
 SCHEDULE_ENTRIES = (
     "learning_rate", "reference_batch", "warmup_until", "warmup_factor", "decay_at", "decay_levels",
+)  # fmt: skip
+OPTIMIZER_ENTRIES = (
+    "name", "momentum", "rate_in_velocity", "weight_decay", "decay_on", "bias_lr_factor",
+    "clip_norm",
 )  # fmt: skip
 
 
@@ -18,10 +24,22 @@ def schedule_options(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"batch_size": train["batch_size"], "steps": train["steps"], **entries}
 
 
-def optimizer_options(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The keyword arguments of `make_optimizer` out of a recipe."""
-    entries = {k: v for k, v in config["optim"].items() if k not in SCHEDULE_ENTRIES}
-    return {"frozen_stages": config["model"]["frozen_stages"], **entries}
+def build_optimizer(
+    config: Mapping[str, Any], schedule: optax.Schedule, params: Mapping[str, Any]
+) -> optax.GradientTransformation:
+    """The optimiser of a recipe, inside a dynamic loss scale if the precision is float16."""
+    optim = config["optim"]
+    entries = {name: optim[name] for name in OPTIMIZER_ENTRIES}
+    frozen_stages = config["model"]["frozen_stages"]
+    tx = make_optimizer(schedule, params, frozen_stages=frozen_stages, **entries)
+    if config["train"]["precision"] != "float16":
+        return tx
+    return dynamic_loss_scale(
+        tx,
+        init_scale=optim["loss_scale"],
+        growth_interval=optim["loss_scale_growth"],
+        floor=optim["loss_scale_floor"],
+    )
 
 
 def make_schedule(
@@ -57,6 +75,32 @@ def make_schedule(
     warmup = optax.linear_schedule(peak * warmup_factor, peak, max(boundaries[0], 1))
     levels = [optax.constant_schedule(peak * level) for level in (1.0, *decay_levels)]
     return optax.join_schedules([warmup, *levels], boundaries)
+
+
+def parts_of_batch(
+    batch_size: int, devices: int, *, accumulate_steps: int, images_per_device: int
+) -> int:
+    """In how many parts each device takes its share of the global batch.
+
+    images_per_device: the images of one part, or 0 for `accumulate_steps` parts.
+    Raises ValueError, naming the entries of the config, where the batch cannot be divided so.
+    """
+    parts, divisor = accumulate_steps, devices * accumulate_steps
+    share = f"the {devices} devices"
+    if images_per_device:
+        if accumulate_steps != 1:
+            raise ValueError(
+                f"train.images_per_device is {images_per_device} and optim.accumulate_steps "
+                f"{accumulate_steps}; the first sets the second, which must be left at 1"
+            )
+        share += f" times train.images_per_device={images_per_device}"
+        divisor = devices * images_per_device
+        parts = batch_size // divisor
+    elif accumulate_steps > 1:
+        share += f" times optim.accumulate_steps={accumulate_steps}"
+    if batch_size < 1 or batch_size % divisor:
+        raise ValueError(f"train.batch_size is {batch_size}, expected a multiple of {share}")
+    return parts
 
 
 def make_optimizer(

@@ -30,12 +30,18 @@ FREE_TO_CHANGE = (
     "data.num_workers", "eval.", "train.log_every", "train.checkpoint_every", "train.eval_every",
     "train.implementation", "train.keep_checkpoints", "train.stop_at_box_ap",
     "train.stop_at_mask_ap",
+    # How the same global batch is worked through, on more devices or fewer.
+    "optim.accumulate_steps", "train.images_per_device", "train.remat",
 )  # fmt: skip
 AT_LEAST_ONE = (
-    "data.max_instances", "train.batch_size", "train.log_every", "train.checkpoint_every",
-    "train.keep_checkpoints", "eval.batch_size", "eval.detections_per_image",
+    "data.max_instances", "optim.accumulate_steps", "train.batch_size", "train.log_every",
+    "train.checkpoint_every", "train.keep_checkpoints", "eval.batch_size",
+    "eval.detections_per_image",
 )  # fmt: skip
-AT_LEAST_ZERO = ("data.num_workers", "train.epochs", "train.steps", "train.eval_every")
+AT_LEAST_ZERO = (
+    "data.num_workers", "train.epochs", "train.images_per_device", "train.steps",
+    "train.eval_every",
+)  # fmt: skip
 
 # Beside the model section: what a picture looks like to the model, and what its classes mean.
 MODEL_INPUT = ("data.image_size", "data.resize", "data.resize_rounding", "data.antialias",
@@ -148,7 +154,8 @@ def make_model(config: ConfigDict, num_classes: int) -> MaskRCNN:
     if config.train.implementation == "pallas" and jax.default_backend() != "gpu":
         raise ValueError("train.implementation is pallas, which needs an NVIDIA GPU; auto does not")
     fields = {**config.model, "num_classes": num_classes}
-    return build_model(fields, config.train.precision, config.train.implementation)
+    names = ("precision", "implementation", "remat")
+    return build_model(fields, **{name: config.train[name] for name in names})
 
 
 def make_eval_loader(config: ConfigDict, dataset: CocoDataset, max_images: int) -> EvalLoader:
@@ -167,7 +174,8 @@ def make_eval_loader(config: ConfigDict, dataset: CocoDataset, max_images: int) 
 
 
 def open_workdir(workdir: str, config: ConfigDict, dataset: CocoDataset, *, resuming: bool) -> None:
-    """Write `config.json`; when resuming, check before that the one there is of the same run.
+    """Write `config.json`, on the first process; when resuming, check before that the one there is
+    of the same run.
 
     Raises ValueError if it is of another config or other classes, OSError if it cannot be written.
     """
@@ -175,6 +183,8 @@ def open_workdir(workdir: str, config: ConfigDict, dataset: CocoDataset, *, resu
     content = _to_json(config, dataset)
     if resuming and path.exists():
         _check_same_run(path, content)
+    if jax.process_index() != 0:
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(".tmp")
     draft.write_text(json.dumps(content, indent=1))

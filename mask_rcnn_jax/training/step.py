@@ -16,6 +16,7 @@ from mask_rcnn_jax.models.mask_rcnn import MaskRCNN, TrainOutputs
 from mask_rcnn_jax.ops import boxes as box_ops
 from mask_rcnn_jax.ops import losses
 from mask_rcnn_jax.structures import Batch, Detections
+from mask_rcnn_jax.training import loss_scale
 
 
 @struct.dataclass
@@ -76,16 +77,22 @@ def make_train_step(
     seed: int,
     flip_probability: float,
     box_offset: float = 0.0,
+    accumulate_steps: int = 1,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]:
     """`step(state, batch) -> (state, metrics)`; the old state's buffers are reused.
 
     loss: keyword arguments of `loss_terms`. box_offset: 1 where ground-truth boxes are inclusive.
     Random numbers are a function of (seed, step, image) alone and do not depend on the number of
     devices; samples do where a recipe looks at a device's batch (pad_multiple, post_nms_scope).
-    Losses are normalised over one device's images, gradients averaged.
+    accumulate_steps: a device takes its images in that many parts, one after the other. The parts
+    count as devices do: losses are normalised over one part, gradients averaged over all parts and
+    devices. So k parts on n devices equal one part on k * n devices.
+    With `loss_scale.dynamic_loss_scale` as `tx`, a step that overflows changes neither parameters
+    nor optimiser nor batch statistics; `grad_norm` is not finite then. `step` counts it all the
+    same, because its images are used up; the schedule does not.
     """
 
-    def step(state: TrainState, batch: Batch):
+    def part_gradients(state: TrainState, scale: jax.Array | float, batch: Batch):
         flip_keys, model_keys = _image_keys(seed, state.step, batch)
         batch = random_flip(
             batch, flip_keys, flip_probability, box_offset=box_offset,
@@ -95,20 +102,33 @@ def make_train_step(
         def loss_fn(params):
             outputs, updated = model.apply(
                 {"params": params, "batch_stats": state.batch_stats},
-                batch, model_keys, train=True, method="forward_train", mutable=["batch_stats"],
+                batch, model_keys, train=True, method="forward_train",
+                # Averaging fixed statistics over three devices would move them by their rounding.
+                mutable=["batch_stats"] if model.norm == "batch" else [],
             )  # fmt: skip
             terms = loss_terms(outputs, **loss)
-            return terms["loss/total"], (terms, updated.get("batch_stats", {}))
+            return scale * terms["loss/total"], (terms, updated.get("batch_stats", {}))
 
         grads, (terms, batch_stats) = jax.grad(loss_fn, has_aux=True)(state.params)
+        return grads, terms, batch_stats
+
+    def step(state: TrainState, batch: Batch):
+        scaling = isinstance(state.opt_state, loss_scale.LossScaleState)
+        scale = state.opt_state.scale if scaling else 1.0
+        local = _mean_over_parts(partial(part_gradients, state, scale), batch, accumulate_steps)
         # Under check_vma=False the gradients are this device's own: average them exactly once.
-        grads, terms, batch_stats = lax.pmean((grads, terms, batch_stats), "data")
+        grads, terms, batch_stats = lax.pmean(local, "data")
+        batch_stats = batch_stats or state.batch_stats
         updates, opt_state = tx.update(grads, state.opt_state, state.params)
-        metrics = {
-            **terms,
-            "grad_norm": optax.tree.norm(grads),
-            "lr": jnp.asarray(schedule(state.step), jnp.float32),
-        }
+        updates_done = state.step
+        metrics = {**terms, "grad_norm": optax.tree.norm(grads) / scale}
+        if scaling:
+            # The gradients are averaged before anybody looks at them, so all devices agree.
+            skipped = opt_state.skipped > state.opt_state.skipped
+            batch_stats = loss_scale.where(skipped, state.batch_stats, batch_stats)
+            updates_done = state.step - state.opt_state.skipped
+            metrics |= {"loss_scale": scale, "skipped_steps": opt_state.skipped}
+        metrics["lr"] = jnp.asarray(schedule(updates_done), jnp.float32)
         new = TrainState(
             step=state.step + 1,
             params=optax.apply_updates(state.params, updates),
@@ -237,3 +257,18 @@ def _image_keys(seed: int, step: jax.Array, batch: Batch) -> tuple[jax.Array, ja
     key = jax.random.fold_in(jax.random.key(seed), step)
     keys = jax.vmap(lambda i: jax.random.split(jax.random.fold_in(key, i)))(batch.image_index)
     return keys[:, 0], keys[:, 1]
+
+
+def _mean_over_parts(function: Callable[[Batch], Any], batch: Batch, parts: int):
+    """The mean of `function` over equal parts of the rows, one part at a time in memory."""
+    if parts == 1:
+        return function(batch)
+    split = jax.tree.map(lambda x: x.reshape(parts, len(x) // parts, *x.shape[1:]), batch)
+    of_part = jax.eval_shape(function, jax.tree.map(lambda x: x[0], split))
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), of_part)
+
+    def add(total, part):
+        return optax.tree.add(total, function(part)), None
+
+    total, _ = lax.scan(add, zeros, split)
+    return jax.tree.map(lambda x: x / parts, total)

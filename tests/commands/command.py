@@ -52,25 +52,30 @@ def config_flags(overrides: dict) -> list[str]:
     return [f"--config={RECIPE}", *(f"--config.{name}={v}" for name, v in overrides.items())]
 
 
-def start(entry: str, *arguments, cache: Path, output=subprocess.PIPE) -> subprocess.Popen:
-    """`python -m mask_rcnn_jax.<entry>` on two CPU devices. What one process compiles, the next
-    takes from the folder `cache`."""
-    environment = os.environ | {
+def environment(cache: Path, devices: int = 2) -> dict[str, str]:
+    """That many CPU devices; what one process compiles, the next takes from the folder `cache`."""
+    return os.environ | {
         "JAX_PLATFORMS": "cpu",
-        "JAX_NUM_CPU_DEVICES": "2",
+        "JAX_NUM_CPU_DEVICES": str(devices),
         "JAX_COMPILATION_CACHE_DIR": str(cache),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
+
+
+def start(
+    entry: str, *arguments, cache: Path, output=subprocess.PIPE, devices: int = 2
+) -> subprocess.Popen:
+    """`python -m mask_rcnn_jax.<entry>` on that many CPU devices."""
     command = [sys.executable, "-m", f"mask_rcnn_jax.{entry}", *map(str, arguments)]
     return subprocess.Popen(
-        command, cwd=ROOT, env=environment, text=True, stdout=output, stderr=output
+        command, cwd=ROOT, env=environment(cache, devices), text=True, stdout=output, stderr=output
     )
 
 
-def run(entry: str, *arguments, cache: Path) -> subprocess.CompletedProcess:
+def run(entry: str, *arguments, cache: Path, devices: int = 2) -> subprocess.CompletedProcess:
     """A command to its end."""
-    process = start(entry, *arguments, cache=cache)
+    process = start(entry, *arguments, cache=cache, devices=devices)
     try:
         out, err = process.communicate(timeout=600)
     finally:
@@ -82,7 +87,7 @@ def run_inside(entry: str, *arguments) -> int:
     """A command in this process, which saves the imports; returns its exit code."""
     known, argv = set(flags.FLAGS), sys.argv
     verbosity = logging.get_verbosity()
-    sys.argv = [entry, *map(str, arguments)]
+    sys.argv = [entry, *map(str, arguments), "--compile_cache=off"]
     try:
         runpy.run_module(f"mask_rcnn_jax.{entry}", run_name="__main__")
         return 0

@@ -60,8 +60,8 @@ def train_batches(
             loader.close()
 
 
-def global_sets(batches):
-    """Per step: the canvas, and the sorted images and their sizes over all processes."""
+def global_batches(batches):
+    """Per step: the canvas, and the images and their sizes, one process after the other."""
     sets = []
     for parts in batches:
         (shape,) = {part.images.shape[1:3] for part in parts}
@@ -70,7 +70,7 @@ def global_sets(batches):
             for part in parts
             for index, size in zip(part.image_index, part.image_sizes, strict=True)
         ]
-        sets.append((shape, sorted(rows)))
+        sets.append((shape, rows))
     return sets
 
 
@@ -113,17 +113,17 @@ def test_options_shape_the_batch(dataset):
 @pytest.mark.parametrize("options", [RECIPE, MULTI_SCALE])
 @pytest.mark.parametrize("processes", [2, 4])
 def test_global_batches_do_not_depend_on_the_process_count(dataset, processes, options):
-    whole = global_sets(train_batches(dataset, 12, options))
-    assert global_sets(train_batches(dataset, 12, options, processes=processes)) == whole
+    whole = global_batches(train_batches(dataset, 12, options))
+    assert global_batches(train_batches(dataset, 12, options, processes=processes)) == whole
     assert len({canvas for canvas, _ in whole}) == 2
 
 
 @pytest.mark.parametrize("options", [RECIPE, MULTI_SCALE])
 @pytest.mark.parametrize("start, processes", [(1, 1), (7, 2), (11, 4)])
 def test_starting_later_gives_the_suffix(dataset, start, processes, options):
-    whole = global_sets(train_batches(dataset, 14, options))
+    whole = global_batches(train_batches(dataset, 14, options))
     later = train_batches(dataset, 14 - start, options, start=start, processes=processes)
-    assert global_sets(later) == whole[start:]
+    assert global_batches(later) == whole[start:]
 
 
 def short_sides(batches):
@@ -164,9 +164,9 @@ def test_a_far_step_is_reached_at_once(dataset):
 
 
 def test_another_seed_gives_another_order(dataset):
-    first = global_sets(train_batches(dataset, 10))
-    assert global_sets(train_batches(dataset, 10)) == first
-    assert global_sets(train_batches(dataset, 10, seed=4)) != first
+    first = global_batches(train_batches(dataset, 10))
+    assert global_batches(train_batches(dataset, 10)) == first
+    assert global_batches(train_batches(dataset, 10, seed=4)) != first
 
 
 def test_every_epoch_is_a_new_permutation_of_each_bucket(dataset):
@@ -323,6 +323,10 @@ def test_evaluation_sees_every_image_once(dataset, processes, batch_size):
     assert all(shape[0] == batch_size for shape in shapes[0])
     loader = eval_loader(dataset, batch_size=batch_size, process_count=processes)
     assert len(loader) == len(shapes[0]) and loader.num_images == len(SIZES)
+    together = [
+        np.concatenate([b.image_index for b in parts]) for parts in zip(*passes, strict=True)
+    ]
+    assert loader.is_full == [bool((index >= 0).all()) for index in together]
 
 
 def test_evaluation_pads_the_last_batch_of_a_canvas(dataset):

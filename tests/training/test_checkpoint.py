@@ -1,5 +1,12 @@
 """Which checkpoints stay, what is in them, and when a run ends."""
 
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -63,6 +70,59 @@ def test_a_snapshot_is_not_changed_by_the_next_step(tmp_path):
     checkpoints.close()
     kernel = load_checkpoint(tmp_path)["params"]["head"]["kernel"]
     np.testing.assert_array_equal(kernel, np.ones((512, 1024)))
+
+
+def large_state(step: int) -> TrainState:
+    """16 MiB that do not compress."""
+    kernel = jax.random.normal(jax.random.key(step), (4096, 1024))
+    return state_of(step).replace(params={"head": {"kernel": kernel}})
+
+
+def save_and_die(workdir: str) -> None:
+    """Steps 1 and 2; the process is killed while the second is being written."""
+    checkpoints = Checkpoints(workdir, keep=2)
+    checkpoints.save(state_of(1))
+    checkpoints._manager.wait_until_finished()
+    checkpoints.save(large_state(2))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def save_where_a_disk_is_full(workdir: str) -> None:
+    """The same with files of at most a mebibyte; prints the error."""
+    checkpoints = Checkpoints(workdir, keep=2)
+    checkpoints.save(state_of(1))
+    checkpoints._manager.wait_until_finished()
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+    try:
+        checkpoints.save(large_state(2))
+        checkpoints.close()
+    except OSError as error:
+        print("OSError:", error, flush=True)
+        os._exit(2)
+
+
+@pytest.mark.parametrize(
+    "function, code", [("save_and_die", -signal.SIGKILL), ("save_where_a_disk_is_full", 2)]
+)
+def test_a_save_that_fails_leaves_the_one_before(function, code, tmp_path):
+    program = f"from tests.training.test_checkpoint import {function} as f; f({str(tmp_path)!r})"
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", program], cwd=root, text=True, capture_output=True)
+    assert done.returncode == code, done.stderr
+    if code == 2:
+        assert f"OSError: {tmp_path}/checkpoints: a checkpoint could not be written" in done.stdout
+        assert "File too large" in done.stdout
+
+    assert find_checkpoint(tmp_path).step == 1
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    assert checkpoints.latest_step == 1
+    restored = checkpoints.restore(state_of(0))
+    jax.tree.map(np.testing.assert_array_equal, restored, state_of(1))
+    checkpoints.save(large_state(2))
+    checkpoints.close()
+    assert find_checkpoint(tmp_path).step == 2
+    assert sorted(folder.name for folder in (tmp_path / "checkpoints").iterdir()) == ["1", "2"]
 
 
 @pytest.mark.parametrize("path", ["", "checkpoints/3", "elsewhere"])

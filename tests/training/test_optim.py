@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mask_rcnn_jax.training.optim import make_optimizer, make_schedule
+from mask_rcnn_jax.training.optim import make_optimizer, make_schedule, parts_of_batch
 
 SCHEDULE = dict(learning_rate=0.04, reference_batch=32, batch_size=32, steps=100, warmup_until=0.1,
                 warmup_factor=0.1, decay_at=(0.6, 0.8), decay_levels=(0.1, 0.01))  # fmt: skip
@@ -117,3 +117,27 @@ def test_adamw_moves_by_the_rate():
 def test_an_unknown_optimizer_is_refused():
     with pytest.raises(ValueError, match="optim.name is 'lamb'"):
         run(name="lamb")
+
+
+@pytest.mark.parametrize(
+    ("batch", "devices", "steps", "each", "parts"),
+    [(8, 8, 1, 0, 1), (8, 2, 4, 0, 4), (8, 2, 1, 0, 1), (8, 2, 1, 1, 4), (8, 8, 1, 1, 1),
+     (8, 1, 1, 2, 4)],
+)  # fmt: skip
+def test_a_batch_is_divided_among_devices_and_parts(batch, devices, steps, each, parts):
+    assert parts_of_batch(batch, devices, accumulate_steps=steps, images_per_device=each) == parts
+
+
+@pytest.mark.parametrize(
+    ("batch", "devices", "steps", "each", "message"),
+    [
+        (6, 4, 1, 0, "train.batch_size is 6, expected a multiple of the 4 devices$"),
+        (0, 1, 1, 0, "train.batch_size is 0"),
+        (8, 2, 3, 0, "the 2 devices times optim.accumulate_steps=3"),
+        (8, 2, 1, 3, "the 2 devices times train.images_per_device=3"),
+        (8, 2, 4, 1, "optim.accumulate_steps 4; the first sets the second"),
+    ],
+)
+def test_a_batch_that_cannot_be_divided_is_refused(batch, devices, steps, each, message):
+    with pytest.raises(ValueError, match=message):
+        parts_of_batch(batch, devices, accumulate_steps=steps, images_per_device=each)

@@ -1,6 +1,9 @@
 """The jitted steps: devices, flips, compilations, and that they learn."""
 
 import functools
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +15,7 @@ from jax.sharding import AxisType, Mesh
 from mask_rcnn_jax.models.mask_rcnn import build_model, predict_options
 from mask_rcnn_jax.training.step import (
     TrainState,
+    abstract_variables,
     init_variables,
     loss_options,
     make_loss_step,
@@ -24,6 +28,7 @@ from mask_rcnn_jax.training.step import (
 )
 from tests.helpers import assert_finite_tree, assert_tree_close, tiny_batch, tiny_config
 
+ROOT = Path(__file__).resolve().parents[2]
 LOSS = loss_options(tiny_config())
 
 
@@ -57,26 +62,75 @@ def trained():
     return model, tx, mesh, step
 
 
-def test_two_devices_equal_one_with_flips_and_sampling():
-    """Plain SGD makes the new parameters tell the gradients. The halves of the batch are the same
-    images, so that normalising over a device and over all of them is the same number."""
-    model = build_model(tiny_config().model)
-    tx = optax.sgd(1e-2)
-    batch = jax.tree.map(lambda x: np.concatenate([x, x]), tiny_batch(2))
-    results = []
-    for devices in (1, 2):
-        mesh = mesh_of(devices)
-        step = make_train_step(
-            model, tx, lambda _: 1e-2, mesh, loss=LOSS, seed=0, flip_probability=0.5
-        )
-        state, metrics = step(new_state(model, tx, mesh), shard_batch(batch, mesh))
-        results.append((jax.device_get(state.params), jax.device_get(metrics)))
-    (one, one_metrics), (two, two_metrics) = results
-    start = jax.device_get(new_state(model, tx, mesh_of(1)).params)
-    moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), one, start)
+def detectron2_loss() -> dict:
+    """Sums over a number of samples that the recipe fixes, and means over RoIs."""
+    from configs import coco_detectron2
+
+    return loss_options(tiny_config()) | dict(coco_detectron2.get_config().loss)
+
+
+# The parts that a batch of four different images is worked through in, by the number of devices.
+# "parts": losses divide by what is found in a part, so that the parts must be the same ones.
+# "whole": counts are the same in every image, so that a part's size is of no matter.
+DIVISIONS = {
+    "parts": (LOSS, {}, [(1, 4), (2, 2), (4, 1)]),
+    "whole": (
+        detectron2_loss(),
+        # Ground truth is foreground and all else background: two and fourteen in every image.
+        {"roi_fg_thresh": 0.99, "roi_bg_thresh": (0.0, 0.99)},
+        [(1, 1), (2, 1), (4, 1)],
+    ),
+}
+
+
+def step_of_division(kind: str, devices: int, parts: int):
+    """New parameters, by SGD, which tells the gradients, and metrics of a batch divided so."""
+    loss, changes, _ = DIVISIONS[kind]
+    config = tiny_config()
+    config.model.update(changes)
+    model, tx, mesh = build_model(config.model), optax.sgd(1e-2), mesh_of(devices)
+    batch = tiny_batch(5)  # its last image is empty
+    batch = jax.tree.map(lambda x: x[:4], batch)
+    step = make_train_step(
+        model, tx, lambda _: 1e-2, mesh, loss=loss, seed=0, flip_probability=0.5,
+        accumulate_steps=parts,
+    )  # fmt: skip
+    state, metrics = step(new_state(model, tx, mesh), shard_batch(batch, mesh))
+    return jax.device_get((state.params, metrics))
+
+
+def check_divisions(kind: str, devices: set[int]) -> None:
+    """All divisions of a batch over so many devices give one step."""
+    first, *others = [d for d in DIVISIONS[kind][2] if d[0] in devices]
+    params, metrics = step_of_division(kind, *first)
+    config = tiny_config()
+    config.model.update(DIVISIONS[kind][1])
+    start = initial_variables(build_model(config.model))["params"]
+    moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), params, start)
     assert min(jax.tree.leaves(moved["box_head"])) > 0
-    assert_tree_close(two, one, atol=1e-5)
-    assert_tree_close(two_metrics, one_metrics, rtol=1e-4, atol=1e-5)
+    assert min(jax.tree.leaves(moved["mask_head"])) > 0
+    for division in others:
+        other_params, other_metrics = step_of_division(kind, *division)
+        assert_tree_close(other_params, params, atol=1e-7)  # gradients to 1e-5: the rate is 0.01
+        assert_tree_close(other_metrics, metrics, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", DIVISIONS)
+def test_devices_and_parts_of_a_batch_make_no_difference(kind):
+    check_divisions(kind, {1, 2})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", DIVISIONS)
+def test_four_devices_make_no_difference_either(kind):
+    program = f"""
+import jax
+jax.config.update("jax_num_cpu_devices", 4)
+jax.config.update("jax_numpy_rank_promotion", "raise")
+from tests.training.test_step import check_divisions
+check_divisions({kind!r}, {{1, 2, 4}})
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
 
 
 def test_flips_follow_the_image_and_not_its_row(trained):
@@ -150,6 +204,60 @@ def test_flip_mirrors_image_boxes_and_masks_inside_the_image_width():
     same = random_flip(batch, keys, 0.0)
     for a, b in zip(jax.tree.leaves(same), jax.tree.leaves(batch), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def abstract_state(model, tx) -> TrainState:
+    """The shapes of `new_state`."""
+
+    def state(variables):
+        return TrainState(step=jnp.int32(0), opt_state=tx.init(variables["params"]), **variables)
+
+    return jax.eval_shape(state, abstract_variables(model))
+
+
+def primitives_of(jaxpr, inside: bool = False):
+    """(name, whether it is inside a loop) of every operation of a program."""
+    for equation in jaxpr.eqns:
+        name = equation.primitive.name
+        yield name, inside
+        for value in jax.tree.leaves(
+            equation.params, is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")
+        ):
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                yield from primitives_of(inner, inside or name in ("scan", "while"))
+
+
+def test_parts_of_a_batch_share_one_all_reduce():
+    """It comes after the loop over the parts."""
+    model, tx, mesh = build_model(tiny_config().model), optax.sgd(1e-2), mesh_of(2)
+    step = make_train_step(model, tx, lambda _: 1e-2, mesh, loss=LOSS, seed=0,
+                           flip_probability=0.5, accumulate_steps=2)  # fmt: skip
+    traced = step.trace(abstract_state(model, tx), tiny_batch(4))
+    found = [inside for name, inside in primitives_of(traced.jaxpr.jaxpr) if "psum" in name]
+    assert found and not any(found)
+    assert "scan" in {name for name, _ in primitives_of(traced.jaxpr.jaxpr)}
+
+
+@pytest.mark.slow
+def test_computing_again_saves_memory_and_changes_no_number():
+    """On 192 pixels, where activations outweigh parameters."""
+    config = tiny_config()
+    config.data.image_size = (192, 192)
+    tx, mesh = optax.sgd(1e-2), mesh_of(1)
+    batch = tiny_batch(4, side=192)
+    memory, results = {}, {}
+    for remat in ("none", "backbone", "heads", "all"):
+        model = build_model(config.model, remat=remat)
+        step = make_train_step(model, tx, lambda _: 1e-2, mesh, loss=LOSS, seed=0,
+                               flip_probability=0.5)  # fmt: skip
+        state, batches = new_state(model, tx, mesh), shard_batch(batch, mesh)
+        compiled = step.lower(state, batches).compile()
+        memory[remat] = compiled.memory_analysis().temp_size_in_bytes
+        results[remat] = jax.device_get(compiled(state, batches))
+        assert_tree_close(results[remat][0].params, results["none"][0].params, atol=1e-7)
+    assert memory["all"] < min(memory["backbone"], memory["heads"]), memory
+    assert max(memory["backbone"], memory["heads"]) < memory["none"], memory
 
 
 def test_the_mesh_has_every_device():

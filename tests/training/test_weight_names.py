@@ -36,7 +36,7 @@ def model_paths():
     for norm in ("frozen", "affine"):
         config = coco_torchvision.get_config()
         config.model.update(norm=norm, num_classes=CLASSES)
-        variables = abstract_variables(build_model(config.model, "float32"))
+        variables = abstract_variables(build_model(config.model))
         paths[norm] = {"/".join(path) for path in flatten_dict(dict(variables))}
     return paths
 
@@ -290,7 +290,7 @@ class TestBack:
         shapes = {name: tuple(map(int, shape.strip("(),").split(","))) for name, shape in pairs}
         config = coco_torchvision.get_config()
         config.model.num_classes = 90
-        abstract = abstract_variables(build_model(config.model, "float32"))
+        abstract = abstract_variables(build_model(config.model))
         ours = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), abstract)
         theirs = to_torchvision(ours, norm_eps=1e-5)
         assert {name: array.shape for name, array in theirs.items()} == shapes

@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# One process that drives the GPUs of this machine, or its CPU.
+#
+#   launch/local.sh train --config configs/coco.py --workdir runs/coco
+#   GPUS=4 launch/local.sh train_amp --config configs/coco.py --workdir runs/coco
+#   GPUS=8 launch/local.sh evaluate --workdir runs/coco
+#
+# GPUS: how many, the first ones; all if unset.
+set -euo pipefail
+here=$(dirname "${BASH_SOURCE[0]}")
+# shellcheck source=launch/env.sh
+source "$here/env.sh"
+[ $# -gt 0 ] || { echo "error: local.sh needs train, train_amp, evaluate or benchmark" >&2; exit 2; }
+if [ -n "${GPUS:-}" ]; then
+  CUDA_VISIBLE_DEVICES=$(seq -s, 0 $((GPUS - 1)))
+  export CUDA_VISIBLE_DEVICES
+fi
+run_entry "$@"

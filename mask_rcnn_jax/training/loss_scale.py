@@ -1,0 +1,75 @@
+"""Dynamic loss scaling for float16, as an optax transformation around an optimiser.
+
+Small gradients vanish in float16. The step multiplies the loss by a scale, so that the gradients
+come out larger by it; here they are divided by it again before the optimiser sees them. Whoever
+overflows has a scale that is too large: that step changes nothing but the scale, which is halved.
+After enough steps without an overflow it is doubled.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+
+class LossScaleState(NamedTuple):
+    """The scale, what it depends on, and the state of the optimiser inside."""
+
+    scale: jax.Array  # float32 [], the factor of the next step's loss
+    good_steps: jax.Array  # int32 [], steps since the scale changed or overflowed
+    skipped: jax.Array  # int32 [], steps that changed nothing, since the start
+    inner: optax.OptState
+
+
+def dynamic_loss_scale(
+    inner: optax.GradientTransformation,
+    *,
+    init_scale: float,
+    growth_interval: int,
+    floor: float,
+) -> optax.GradientTransformation:
+    """`inner` for gradients of a loss that was multiplied by `state.scale`.
+
+    Where the global norm of the gradients is not finite, the updates are zero and the state of
+    `inner` stays. The caller leaves alone what else the step would have changed: `skipped` rises
+    then. growth_interval: good steps after which the scale doubles. floor: the smallest scale; a
+    skip that leaves it there means that no scale helps. Raises ValueError for values without
+    meaning, naming the entries of the config.
+    """
+    if not 0 < floor <= init_scale:
+        raise ValueError(
+            f"optim.loss_scale is {init_scale} and optim.loss_scale_floor {floor}, expected a "
+            "floor above 0 and not above the scale"
+        )
+    if growth_interval < 1:
+        raise ValueError(f"optim.loss_scale_growth is {growth_interval}, expected at least 1")
+
+    def init(params):
+        # Two zeros: one buffer in two places could not be donated.
+        good_steps, skipped = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)
+        return LossScaleState(jnp.float32(init_scale), good_steps, skipped, inner.init(params))
+
+    def update(grads, state, params=None):
+        grads = jax.tree.map(lambda g: g / state.scale, grads)
+        finite = jnp.isfinite(optax.tree.norm(grads))
+        updates, inner_state = inner.update(grads, state.inner, params)
+        good_steps = jnp.where(finite, state.good_steps + 1, 0)
+        grows = (good_steps >= growth_interval) & jnp.isfinite(2 * state.scale)
+        return where(finite, updates, optax.tree.zeros_like(updates)), LossScaleState(
+            scale=jnp.where(
+                finite,
+                jnp.where(grows, 2 * state.scale, state.scale),
+                jnp.maximum(state.scale / 2, floor),
+            ),
+            good_steps=jnp.where(grows, 0, good_steps),
+            skipped=state.skipped + ~finite,
+            inner=where(finite, inner_state, state.inner),
+        )
+
+    return optax.GradientTransformation(init, update)
+
+
+def where(condition: jax.Array, yes, no):
+    """One of two trees of the same structure."""
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)

@@ -1,0 +1,77 @@
+"""What the processes of one run tell each other; with one process, nothing.
+
+All functions that gather must be called by every process, in the same order.
+"""
+
+import json
+import signal
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+
+def local_rows(tree) -> Any:
+    """The rows of batched arrays that lie on this process' devices, in order, as numpy arrays."""
+    return jax.tree.map(_rows_here, tree)
+
+
+def all_rows(tree) -> Any:
+    """The rows of all processes, as numpy arrays: of arrays over all devices, or of each process'
+    own numpy arrays, which must have the same shapes everywhere."""
+    if jax.process_count() == 1:
+        return jax.device_get(tree)
+    return multihost_utils.process_allgather(tree, tiled=True)
+
+
+def gather(value) -> list:
+    """What every process has, in the order of the processes; anything that json can write."""
+    if jax.process_count() == 1:
+        return [value]
+    data = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    sizes = multihost_utils.process_allgather(np.array([len(data)])).reshape(-1)
+    padded = np.zeros(sizes.max(), np.uint8)
+    padded[: len(data)] = data
+    rows = multihost_utils.process_allgather(padded)
+    return [
+        json.loads(row[:size].tobytes().decode()) for row, size in zip(rows, sizes, strict=True)
+    ]
+
+
+def from_first(value) -> Any:
+    """What the first process has, of what json can write; the others' values do not matter."""
+    return value if jax.process_count() == 1 else gather(value)[0]
+
+
+class StopOnSigterm:
+    """A SIGTERM to any process as a wish to save and leave, which all hear at the same step.
+
+    With several processes JAX catches the signal, from `jax.distributed.initialize` on, and they
+    agree on a step that none of them has done yet.
+    """
+
+    def __init__(self):
+        self._requested = False
+        self._alone = jax.process_count() == 1
+        if self._alone:
+            self._before = signal.signal(signal.SIGTERM, self._note)
+
+    def requested_at(self, step: int) -> bool:
+        """Whether this step is to be the last one. Every process asks once a step."""
+        if self._alone:
+            return self._requested
+        return multihost_utils.reached_preemption_sync_point(step)
+
+    def restore(self) -> None:
+        """What SIGTERM did before."""
+        if self._alone:
+            signal.signal(signal.SIGTERM, self._before)
+
+    def _note(self, signum, frame) -> None:
+        self._requested = True
+
+
+def _rows_here(array: jax.Array) -> np.ndarray:
+    shards = sorted(array.addressable_shards, key=lambda shard: shard.index[0].start or 0)
+    return np.concatenate([np.asarray(shard.data) for shard in shards])

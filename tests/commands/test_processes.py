@@ -1,0 +1,188 @@
+"""Several processes on one run, with real collectives: they agree, stop together and end together.
+
+They are started with launch/multinode.sh.
+"""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mask_rcnn_jax.training.checkpoint import load_checkpoint
+from mask_rcnn_jax.training.metrics import read_metrics
+from tests.commands.command import (
+    ROOT,
+    STEPS,
+    check_done,
+    config_flags,
+    environment,
+    error_line,
+    files_in,
+    run,
+    run_inside,
+)
+from tests.helpers import assert_tree_close
+
+
+class Pair:
+    """Two processes of one command, with a log each."""
+
+    def __init__(self, *arguments, folder: Path, cache: Path, devices: int = 1):
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            port = free.getsockname()[1]
+        self.logs = [folder / f"process{i}.log" for i in range(2)]
+        self.processes = []
+        for index, log in enumerate(self.logs):
+            where = {
+                "COORDINATOR": f"localhost:{port}", "PROCESSES": "2", "PROCESS_ID": str(index),
+                "PYTHON": sys.executable,
+            }  # fmt: skip
+            with open(log, "w") as output:
+                self.processes.append(subprocess.Popen(
+                    [ROOT / "launch" / "multinode.sh", *map(str, arguments)], cwd=ROOT,
+                    env=environment(cache, devices) | where, stdout=output, stderr=output,
+                ))  # fmt: skip
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc_info):
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+    def wait_for(self, path: Path) -> None:
+        deadline = time.monotonic() + 400
+        while not path.exists():
+            assert all(p.poll() is None for p in self.processes), self.said()
+            assert time.monotonic() < deadline, self.said()
+            time.sleep(0.02)
+
+    def codes(self, timeout: float = 400) -> list[int]:
+        return [process.wait(timeout) for process in self.processes]
+
+    def said(self) -> str:
+        return "\n".join(log.read_text() for log in self.logs)
+
+
+def losses_of(workdir: Path, last_step: int = STEPS) -> list[dict]:
+    return [
+        {name: value for name, value in record.items() if name != "perf/images_per_s"}
+        for record in read_metrics(workdir / "metrics.jsonl")
+        if record["step"] <= last_step
+    ]
+
+
+def check_same_series(series: list[dict], expected: list[dict], rel: float) -> None:
+    assert [record.keys() for record in series] == [record.keys() for record in expected]
+    for record, other in zip(series, expected, strict=True):
+        assert record == pytest.approx(other, rel=rel, abs=1e-6)
+
+
+def test_two_processes_stop_at_one_step_and_one_process_goes_on(trained, tmp_path, cache):
+    """SIGTERM goes to the second process alone, while it compiles. The run ends like one that was
+    never stopped and had one process only."""
+    workdir = tmp_path / "run"
+    command = ("train", *trained.flags, "--workdir", workdir)
+    with Pair(*command, folder=tmp_path, cache=cache) as pair:
+        pair.wait_for(workdir / "config.json")
+        pair.processes[1].send_signal(signal.SIGTERM)
+        assert pair.codes() == [0, 0], pair.said()
+    first, second = (log.read_text() for log in pair.logs)
+    (step,) = [int(folder.name) for folder in (workdir / "checkpoints").iterdir()]
+    assert 0 < step < STEPS
+    assert f"stopped by SIGTERM, saved step {step} in {workdir}" in first
+    assert "step 1 of" in first and "step 1 of" not in second
+    expected = losses_of(trained.workdir)
+    check_same_series(losses_of(workdir), expected[:step], rel=1e-5)
+
+    done = check_done(run(*command, cache=cache))
+    assert f"resuming at step {step} of {STEPS}" in done.stderr
+    check_same_series(losses_of(workdir), expected, rel=1e-3)
+    assert_tree_close(load_checkpoint(workdir), load_checkpoint(trained.workdir), atol=1e-4)
+
+
+def test_two_processes_evaluate_as_one_does(trained, tmp_path, cache):
+    out = tmp_path / "out"
+    arguments = ("evaluate", *trained.flags, "--workdir", trained.workdir, "--output", out)
+    with Pair(*arguments, folder=tmp_path, cache=cache) as pair:
+        assert pair.codes() == [0, 0], pair.said()
+    first, second = (log.read_text() for log in pair.logs)
+    assert "AP       IoU 0.50:0.95" in first and "AP" not in second
+    written = files_in(out)
+    assert set(written) == {"bbox_results.json", "segm_results.json", "metrics.json"}
+    for name, content in written.items():
+        expected = (trained.workdir / "eval" / str(STEPS) / name).read_bytes()
+        assert json.loads(content) == json.loads(expected), name
+
+
+@pytest.mark.slow
+def test_two_processes_with_two_devices_equal_one_with_four(trained, tmp_path, cache):
+    """SGD, whose steps follow the gradients; three images are evaluated, so that rows are empty."""
+    changes = {
+        "optim.name": "sgd", "train.batch_size": 8, "train.steps": 4, "train.eval_every": 4,
+        "eval.batch_size": 4, "eval.max_images": 3, "optim.warmup_until": 0.25,
+    }  # fmt: skip
+    flags = config_flags(trained.overrides | changes)
+    one, two = tmp_path / "one", tmp_path / "two"
+    check_done(run("train", *flags, "--workdir", one, cache=cache, devices=4))
+    with Pair("train", *flags, "--workdir", two, folder=tmp_path, cache=cache, devices=2) as pair:
+        assert pair.codes() == [0, 0], pair.said()
+    check_same_series(losses_of(two), losses_of(one), rel=1e-5)
+    assert_tree_close(load_checkpoint(two), load_checkpoint(one), atol=1e-6)
+    for kind in ("bbox", "segm"):
+        ours, theirs = (
+            json.loads((folder / "eval" / "4" / f"{kind}_results.json").read_text())
+            for folder in (two, one)
+        )
+        assert len(ours) == len(theirs) > 0
+        for entry, other in zip(ours, theirs, strict=True):
+            assert entry["image_id"] == other["image_id"]
+            assert entry["score"] == pytest.approx(other["score"], abs=1e-5)
+    pictures = [set(path.name for path in (w / "eval/4/pictures").iterdir()) for w in (one, two)]
+    assert pictures[0] == pictures[1] and len(pictures[0]) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_process_that_dies_takes_the_other_down(victim, trained, tmp_path, cache):
+    workdir = tmp_path / "run"
+    flags = config_flags(trained.overrides | {"train.steps": 100_000})
+    command = ("train", *flags, "--workdir", workdir, "--lost_after=10")
+    with Pair(*command, folder=tmp_path, cache=cache) as pair:
+        pair.wait_for(workdir / "checkpoints" / "4")
+        pair.processes[victim].kill()
+        assert pair.processes[1 - victim].wait(90) != 0
+    said = pair.logs[1 - victim].read_text()
+    assert "Traceback" not in said
+    assert "error: " in said or "died" in said or "unavailable" in said.lower(), said
+
+
+@pytest.mark.parametrize(
+    "arguments, expected",
+    [
+        (["--process_id=1"], "need --coordinator_address"),
+        (["--coordinator_address=host"], "expected HOST:PORT or 'auto'"),
+        (["--coordinator_address=host:1"], "needs --num_processes and --process_id"),
+        (
+            ["--coordinator_address=host:1", "--num_processes=2", "--process_id=2"],
+            "--process_id is 2, expected 0 to 1",
+        ),
+    ],
+)
+def test_processes_that_are_not_described_are_refused(arguments, expected, capsys):
+    code = run_inside("train", *config_flags({}), "--workdir=w", *arguments)
+    assert expected in error_line(code, capsys.readouterr().err)
+
+
+def test_no_cluster_to_find_the_others_in_is_said(cache):
+    flags = [*config_flags({}), "--workdir=w", "--coordinator_address=auto"]
+    done = run("train", *flags, cache=cache)
+    line = error_line(done.returncode, done.stderr)
+    assert "HOST:PORT, --num_processes and --process_id say it without a cluster" in line

@@ -1,0 +1,131 @@
+"""Loss scaling: the rule on numbers worked by hand, and a step that overflows float16."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from mask_rcnn_jax.models.mask_rcnn import build_model
+from mask_rcnn_jax.training.loop import loss_options
+from mask_rcnn_jax.training.loss_scale import dynamic_loss_scale
+from mask_rcnn_jax.training.metrics import MetricWriter
+from mask_rcnn_jax.training.step import (
+    TrainState,
+    init_variables,
+    make_mesh,
+    make_train_step,
+    replicate,
+    shard_batch,
+)
+from mask_rcnn_jax.training.step_log import StepLog
+from tests.helpers import tiny_batch, tiny_config
+
+
+def scaled(inner=None, init_scale=8.0, growth_interval=3, floor=2.0):
+    return dynamic_loss_scale(
+        inner or optax.sgd(0.5, momentum=0.9),
+        init_scale=init_scale, growth_interval=growth_interval, floor=floor,
+    )  # fmt: skip
+
+
+def play(gradients, **options):
+    """(parameter, scale, skipped) after each of these gradients of the unscaled loss."""
+    tx = scaled(**options)
+    value = jnp.float32(1.0)
+    state = tx.init(value)
+    played = []
+    for gradient in gradients:
+        updates, state = tx.update(gradient * state.scale, state, value)
+        value = optax.apply_updates(value, updates)
+        played.append((float(value), float(state.scale), int(state.skipped)))
+    return played
+
+
+def test_the_scale_cancels_out():
+    (value, _, _), *_ = play([0.25])
+    assert value == 1.0 - 0.5 * 0.25
+
+
+@pytest.mark.parametrize("overflow", [np.inf, -np.inf, np.nan])
+def test_an_overflow_changes_nothing_but_the_scale(overflow):
+    """The velocity too: with it untouched, the second good step is 0.9 of the first and itself."""
+    played = play([0.25, overflow, 0.25])
+    assert played[1] == (played[0][0], 4.0, 1)
+    assert played[2][0] == pytest.approx(played[1][0] - 0.5 * (0.9 * 0.25 + 0.25))
+
+
+def test_the_scale_doubles_after_good_steps_in_a_row():
+    scales = [scale for _, scale, _ in play([1, 1, np.inf, 1, 1, 1, 1, 1, 1, 1])]
+    assert scales == [8, 8, 4, 4, 4, 8, 8, 8, 16, 16]
+
+
+def test_the_scale_stays_above_its_floor_and_finite():
+    assert [scale for _, scale, _ in play([np.inf] * 4)] == [4, 2, 2, 2]
+    largest = 2.0**127
+    assert play([0.0, 0.0], init_scale=largest, growth_interval=1)[-1][1] == largest
+
+
+@pytest.mark.parametrize(
+    "options", [{"floor": 0.0}, {"floor": 16.0}, {"growth_interval": 0}, {"init_scale": -1.0}]
+)
+def test_scales_without_meaning_are_refused(options):
+    with pytest.raises(ValueError, match="optim.loss_scale"):
+        scaled(**options)
+
+
+def test_a_step_that_overflows_float16_leaves_everything_as_it_was():
+    """With batch statistics, two parts a device and two devices."""
+    config = tiny_config()
+    config.model.update(norm="batch")
+    model = build_model(config.model, precision="float16")
+    tx = scaled(optax.sgd(1e-3, momentum=0.9), init_scale=2.0**60, growth_interval=2, floor=1.0)
+    mesh = make_mesh()
+    variables = jax.device_get(init_variables(model, 0))
+    state = replicate(
+        TrainState(step=jnp.int32(0), opt_state=tx.init(variables["params"]), **variables), mesh
+    )
+    step = make_train_step(
+        model, tx, lambda count: 1e-3 / (1 + count), mesh, loss=loss_options(config), seed=0,
+        flip_probability=0.5, accumulate_steps=2,
+    )  # fmt: skip
+    batch = shard_batch(tiny_batch(4), mesh)
+
+    before = jax.device_get(state)
+    state, metrics = step(state, batch)
+    after = jax.device_get(state)
+    assert not np.isfinite(metrics["grad_norm"])
+    assert float(metrics["loss_scale"]) == 2.0**60 and int(metrics["skipped_steps"]) == 1
+    assert after.step == 1 and after.opt_state.scale == 2.0**59
+    for name in ("params", "batch_stats"):
+        jax.tree.map(np.testing.assert_array_equal, getattr(after, name), getattr(before, name))
+    jax.tree.map(np.testing.assert_array_equal, after.opt_state.inner, before.opt_state.inner)
+
+    after = after.replace(opt_state=after.opt_state._replace(scale=np.float32(2.0**8)))
+    state = replicate(after, mesh)
+    for scale in (2.0**8, 2.0**8, 2.0**9):
+        state, metrics = step(state, batch)
+        assert float(metrics["loss_scale"]) == scale
+        assert np.isfinite(metrics["grad_norm"]) and int(metrics["skipped_steps"]) == 1
+    assert float(metrics["lr"]) == pytest.approx(1e-3 / 3)  # the third that did something
+    moved = jax.device_get(state)
+    for name in ("params", "batch_stats"):
+        pairs = jax.tree.leaves(
+            jax.tree.map(lambda a, b: np.any(a != b), getattr(moved, name), getattr(before, name))
+        )
+        assert all(pairs), name
+
+
+@pytest.mark.parametrize("scale, stops", [(4.0, False), (2.0, True)])
+def test_an_overflow_at_the_floor_stops_the_run(scale, stops, tmp_path):
+    config = tiny_config()
+    config.optim.loss_scale_floor = 2.0
+    dataset = type("Images", (), {"images": []})
+    log = StepLog(config, MetricWriter(tmp_path, process_index=1), dataset, 0.0)
+    metrics = {"loss/total": np.inf, "grad_norm": np.nan, "loss_scale": scale, "skipped_steps": 1}
+    log.finish_previous(7, {name: jnp.float32(v) for name, v in metrics.items()}, np.array([-1]))
+    if stops:
+        with pytest.raises(FloatingPointError, match="step 7: .*floor=2, .*=bfloat16"):
+            log.finish()
+    else:
+        log.finish()
