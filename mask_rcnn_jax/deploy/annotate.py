@@ -144,7 +144,8 @@ class _Output:
         self._video = video
         self._names = dict(zip(classes.category_ids, classes.names, strict=True))
         self._writer = VideoWriter(target, height, width, video.rate / stride, video.pixel_aspect)
-        self._lines = open(target.with_suffix(".jsonl"), "w", encoding="utf-8")
+        # A line at a time, so that others can follow while it grows.
+        self._lines = open(target.with_suffix(".jsonl"), "w", 1, encoding="utf-8")
         self._line = Line(self._write, self._finish, FRAMES_AHEAD)
         self._count, self._ended = 0, False
 

@@ -198,10 +198,12 @@ class VideoWriter:
         return OSError(f"{self._path}: cannot be written: {_reason(error)}")
 
 
-# Numbers of ITU-T H.273 for ITU-R BT.709, the same for primaries, transfer and matrix; and of
-# FFmpeg for luma in 16..235.
-_BT709 = 1
+# Numbers of ITU-T H.273, for BT.709 the same for primaries, transfer and matrix; and of FFmpeg for
+# luma in 16..235.
+_BT709, _UNSPECIFIED, _BT601 = 1, 2, 5
+_OTHER_MATRICES = (_BT709, 4, 7, 9)  # FCC, SMPTE 240M, BT.2020
 _LIMITED_RANGE = 1
+_HD_HEIGHT = 720
 
 
 def import_av():
@@ -247,8 +249,18 @@ def _frames_by_duration(stream, rate: Fraction) -> int | None:
 
 def _upright(frame, width: int, height: int, turns: int) -> np.ndarray:
     """[H, W, 3] RGB of that size, then turned by `turns` quarters against the clock."""
-    image = frame.to_ndarray(format="rgb24", width=width, height=height)
+    image = frame.to_ndarray(
+        format="rgb24", width=width, height=height, src_colorspace=_color_matrix(frame)
+    )
     return np.ascontiguousarray(np.rot90(image, turns))
+
+
+def _color_matrix(frame) -> int:
+    """How its colours were made, in FFmpeg's numbers; where it does not say, by its size, as
+    players guess it."""
+    if frame.colorspace in _OTHER_MATRICES:
+        return frame.colorspace
+    return _BT709 if frame.colorspace == _UNSPECIFIED and frame.height >= _HD_HEIGHT else _BT601
 
 
 def _reason(error: Exception) -> str:

@@ -19,17 +19,8 @@ def images():
 
 
 @pytest.fixture(scope="module")
-def single(variables):
-    return Predictor(two_canvas_config(), variables)
-
-
-@pytest.fixture(scope="module")
-def batched(variables):
-    return Predictor(two_canvas_config(), variables, batch_size=3)
-
-
-@pytest.fixture
 def compilations():
+    """What XLA compiled in this process so far."""
     names = []
 
     def note(event: str, _: float, **kwargs) -> None:
@@ -41,44 +32,9 @@ def compilations():
     jax.monitoring.unregister_event_duration_listener(note)
 
 
-def assert_same(found, expected):
-    np.testing.assert_array_equal(found.valid, expected.valid)
-    np.testing.assert_array_equal(found.classes, expected.classes)
-    np.testing.assert_allclose(found.boxes, expected.boxes, atol=2e-3)
-    np.testing.assert_allclose(found.scores, expected.scores, atol=1e-5)
-    np.testing.assert_allclose(found.masks, expected.masks, atol=1e-4)
-
-
-def test_a_batch_of_any_sizes_finds_what_single_pictures_do(single, batched, images):
-    alone = [single(image) for image in images]
-    together = batched(images)
-    assert len(together) == len(images)
-    for image, found, expected in zip(images, together, alone, strict=True):
-        assert_same(found, expected)
-        height, width = image.shape[:2]
-        assert (found.boxes >= 0).all() and (found.boxes <= [width, height, width, height]).all()
-        assert found.boxes.shape == (5, 4) and found.masks.shape == (5, 28, 28)
-    assert any(len(found) for found in alone)
-    assert_same(batched(images[0]), alone[0])  # a single picture, the batch filled up
-    same_size = np.stack([images[0], images[0][::-1]])
-    assert_same(batched(same_size)[0], alone[0])
-    assert batched([]) == []
-
-
-def test_compiles_once_for_each_canvas(variables, images, compilations):
-    predictor = Predictor(two_canvas_config(), variables, batch_size=2)
-    compilations.clear()
-    predictor(images[0])
-    assert len(compilations) == 1
-    predictor(images)  # landscape and portrait
-    assert len(compilations) == 2
-    predictor(images[::-1])
-    predictor(images[1])
-    assert len(compilations) == 2
-
-
-def test_threads_share_it(variables, images, compilations, single):
-    expected = [single(image) for image in images]
+@pytest.fixture(scope="module")
+def alone(variables, images, compilations):
+    """Detections of each picture, by four threads at once that need the same compilations."""
     predictor = Predictor(two_canvas_config(), variables)
     compilations.clear()
     results = [None] * 4
@@ -91,38 +47,67 @@ def test_threads_share_it(variables, images, compilations, single):
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(compilations) == 2
-    for found in results:
-        for one, other in zip(found, expected, strict=True):
-            assert_same(one, other)
+    assert len(compilations) == 2, "one for landscape, one for portrait"
+    for found in results[1:]:
+        jax.tree.map(np.testing.assert_array_equal, found, results[0])
+    return results[0]
 
 
-def test_stream_keeps_the_order_of_its_pictures(batched, images):
+def assert_same(found, expected):
+    np.testing.assert_array_equal(found.valid, expected.valid)
+    np.testing.assert_array_equal(found.classes, expected.classes)
+    np.testing.assert_allclose(found.boxes, expected.boxes, atol=2e-3)
+    np.testing.assert_allclose(found.scores, expected.scores, atol=1e-5)
+    np.testing.assert_allclose(found.masks, expected.masks, atol=1e-4)
+
+
+def test_threads_share_what_is_compiled(alone):
+    assert any(len(found) for found in alone)
+
+
+def test_a_batch_of_any_sizes_finds_what_single_pictures_do(alone, predictor, images, compilations):
+    together = predictor(images)
+    assert len(together) == len(images)
+    for image, found, expected in zip(images, together, alone, strict=True):
+        assert_same(found, expected)
+        height, width = image.shape[:2]
+        assert (found.boxes >= 0).all() and (found.boxes <= [width, height, width, height]).all()
+        assert found.boxes.shape == (5, 4) and found.masks.shape == (5, 28, 28)
+    assert_same(predictor(images[0]), alone[0])  # a single picture, the batch filled up
+    same_size = np.stack([images[0], images[0][::-1]])
+    assert_same(predictor(same_size)[0], alone[0])
+    assert predictor([]) == []
+    compilations.clear()
+    predictor(images[::-1])
+    assert not compilations
+
+
+def test_stream_keeps_the_order_of_its_pictures(alone, predictor, images):
     order = [0, 1, 2, 0, 0, 1, 3, 0, 4, 0, 0, 0, 1]
-    pictures = [(key, batched.prepare(images[index])) for key, index in enumerate(order)]
-    found = list(batched.stream(iter(pictures)))
+    pictures = [(key, predictor.prepare(images[index])) for key, index in enumerate(order)]
+    found = list(predictor.stream(iter(pictures)))
     assert [key for key, _, _ in found] == [*range(len(order))]
     for (_, picture, detections), index in zip(found, order, strict=True):
         assert picture.image is images[index]
-        assert_same(detections, batched(images[index]))
+        assert_same(detections, alone[index])
 
 
-def test_a_picture_waits_for_others_only_so_long(batched, images, monkeypatch):
+def test_a_picture_waits_for_others_only_so_long(predictor, images, monkeypatch):
     """One portrait, then landscapes for ever: it comes out after a few batches."""
 
     def pictures(taken):
         for number in range(10**6):
             taken.append(number)
-            yield number, batched.prepare(images[0 if number else 1])
+            yield number, predictor.prepare(images[0 if number else 1])
 
     taken = []
-    stream = batched.stream(pictures(taken))
+    stream = predictor.stream(pictures(taken))
     assert next(stream)[0] == 0
     assert len(taken) <= 3 * (predictor_module.MAX_WAITING_BATCHES + 2)
     stream.close()
     monkeypatch.setattr(predictor_module, "MAX_WAITING_BYTES", 0)
     taken.clear()
-    stream = batched.stream(pictures(taken))
+    stream = predictor.stream(pictures(taken))
     assert next(stream)[0] == 0
     assert len(taken) <= 3
     stream.close()
@@ -138,8 +123,8 @@ def test_a_picture_waits_for_others_only_so_long(batched, images, monkeypatch):
     ],
     ids=["grey", "RGBA", "float", "empty"],
 )
-def test_refuses_what_is_no_picture(single, batched, image):
-    for refuse in (lambda: single(image), lambda: batched([image])):
+def test_refuses_what_is_no_picture(predictor, image):
+    for refuse in (lambda: predictor(image), lambda: predictor([image])):
         with pytest.raises(ValueError, match="expected uint8"):
             refuse()
 
@@ -149,6 +134,7 @@ def test_refuses_an_empty_batch_size(variables):
         Predictor(two_canvas_config(), variables, batch_size=0)
 
 
+@pytest.mark.slow
 def test_thousands_of_detections(variables):
     """More than there are candidates: the rest is padding."""
     config = two_canvas_config()

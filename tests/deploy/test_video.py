@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from mask_rcnn_jax.deploy.video import UnreadableVideo, Video, VideoWriter
-from tests.deploy.conftest import frame_image, turn, write_sound, write_video
+from tests.deploy.videos import frame_image, turn, write_sound, write_video
 
 CODECS = {
     "h264.mp4": ("libx264", {}),
