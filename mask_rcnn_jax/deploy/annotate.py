@@ -173,6 +173,7 @@ class _Output:
             self._writer.close()
         finally:
             self._lines.close()
+            self._writer = None  # an encoder holds many frames
 
     def end_if_complete(self) -> None:
         """Lets the thread finish the files once every frame that was read is here."""

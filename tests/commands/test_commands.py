@@ -265,8 +265,8 @@ class TestInfer:
         assert len(list(tmp_path.glob("*.jpg"))) == 4
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-def test_a_video_that_is_broken_off_can_be_played(sent, trained, tmp_path, cache):
+def test_a_video_that_is_broken_off_can_be_played(trained, tmp_path, cache):
+    """SIGTERM, which is handled as Ctrl-C is, and which no shell lets a job ignore."""
     clip = write_video(tmp_path / "clip.mp4", 2000)
     command = ("infer", "--workdir", trained.workdir, "--input", clip, "--output", tmp_path / "out")
     with open(tmp_path / "log", "w") as output:
@@ -277,7 +277,7 @@ def test_a_video_that_is_broken_off_can_be_played(sent, trained, tmp_path, cache
                 assert process.poll() is None, (tmp_path / "log").read_text()
                 assert time.monotonic() < deadline, (tmp_path / "log").read_text()
                 time.sleep(0.05)
-            process.send_signal(sent)
+            process.send_signal(signal.SIGTERM)
             assert process.wait(300) == 130, (tmp_path / "log").read_text()
         finally:
             process.kill()
