@@ -141,14 +141,18 @@ def check_coco(json_path: str | os.PathLike, image_dir: str | os.PathLike) -> li
     return problems
 
 
-def decode_image(path: str | os.PathLike) -> np.ndarray:
+def decode_image(path: str | os.PathLike, *, upright: bool = False) -> np.ndarray:
     """[H, W, 3] uint8 RGB of a grey, colour, CMYK, RGBA or 16-bit file, as stored: the EXIF
-    rotation is not applied, since annotations are made on the stored pixels."""
+    rotation is not applied, since annotations are made on the stored pixels. `upright` applies it.
+    """
     with open(path, "rb") as file:
         data = np.frombuffer(file.read(), np.uint8)
     # imdecode refuses truncated data; imread would return it with the rest of the picture grey.
-    flags = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
-    image = cv2.imdecode(data, flags) if data.size else None
+    flags = cv2.IMREAD_COLOR_RGB | (0 if upright else cv2.IMREAD_IGNORE_ORIENTATION)
+    try:
+        image = cv2.imdecode(data, flags) if data.size else None
+    except cv2.error as error:  # more pixels than it allows
+        raise UndecodableImage(f"{os.fspath(path)}: {error.err or error}") from error
     if image is None:
         raise UndecodableImage(f"{os.fspath(path)}: truncated, damaged or not an image")
     return image

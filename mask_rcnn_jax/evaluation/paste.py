@@ -19,6 +19,10 @@ import numpy as np
 from pycocotools import mask as coco_mask
 
 RULES = ("continuous", "integer")
+# Probabilities are computed for so many pixels at a time: no picture of floats is made, and the
+# products are so small that OpenBLAS leaves them to one thread. Several, which wait for each other,
+# take many times as long on a machine with other work, such as decoding and drawing.
+_PIXELS_AT_ONCE = 8192
 
 
 def paste_mask(
@@ -50,10 +54,16 @@ def paste_mask(
     axis_weights = _axis_weights if rule == "continuous" else _integer_axis_weights
     columns, x_weights = axis_weights(box[0], box[2], width, mask.shape[1])
     rows, y_weights = axis_weights(box[1], box[3], height, mask.shape[0])
-    # Bilinear interpolation is separable: two small matrix products paste the whole window.
-    pasted = y_weights @ mask.astype(np.float32, copy=False) @ x_weights.T
-    inside = pasted >= threshold if rule == "continuous" else pasted > threshold
-    return inside.astype(np.uint8), (columns.start, rows.start)
+    # Bilinear interpolation is separable: two small matrix products paste a window.
+    mask = mask.astype(np.float32, copy=False)
+    inside = np.greater_equal if rule == "continuous" else np.greater
+    crop = np.empty((len(rows), len(columns)), bool)
+    step = max(1, _PIXELS_AT_ONCE // max(len(columns), mask.shape[1]))
+    for start in range(0, len(rows), step):
+        slab = slice(start, start + step)
+        pasted = y_weights[slab] @ mask @ x_weights.T
+        inside(pasted, np.float32(threshold), out=crop[slab])
+    return crop.view(np.uint8), (columns.start, rows.start)
 
 
 def encode_window(crop: np.ndarray, origin: tuple[int, int], height: int, width: int) -> dict:

@@ -1,8 +1,8 @@
 """Annotated pictures: boxes, masks, names and scores drawn on the image.
 
 Everything scales with the picture, from 64 pixels to many megapixels. Every instance has its own
-colour, small objects are drawn over large ones, and labels keep inside the picture and out of
-each other's way.
+colour, or in videos every class, small objects are drawn over large ones, and labels keep inside
+the picture and out of each other's way.
 """
 
 import functools
@@ -33,6 +33,7 @@ def draw_detections(
     *,
     score_threshold: float = 0.5,
     min_side: int = MIN_SIDE,
+    color_by: str = "instance",
 ) -> np.ndarray:
     """Draws the detections whose score reaches the threshold.
 
@@ -44,6 +45,8 @@ def draw_detections(
         masks: [n, M, M] probability inside the box, or None to draw boxes alone.
         min_side: a smaller picture is enlarged, by a whole factor, until its shorter side has
             as many pixels; 0 keeps every picture's size.
+        color_by: "instance" tells the objects of a picture apart; "class" gives an object the
+            same colour in every picture.
 
     Returns:
         uint8 [H, W, 3] RGB, or [f H, f W, 3] where the picture was enlarged
@@ -54,7 +57,8 @@ def draw_detections(
     values = [f"{float(scores[i]):.2f}" for i in keep]
     masks = None if masks is None else np.asarray(masks)[keep]
     image, boxes = _enlarge(image, np.asarray(boxes)[keep], min_side)
-    return draw_instances(image, boxes, names, values, masks)
+    kinds = np.asarray(classes)[keep] - 1 if color_by == "class" else None
+    return draw_instances(image, boxes, names, values, masks, kinds)
 
 
 def draw_ground_truth(
@@ -102,6 +106,7 @@ def draw_instances(
     names: Sequence[str],
     values: Sequence[str],
     masks: np.ndarray | None,
+    kinds: np.ndarray | None = None,
 ) -> np.ndarray:
     """Draws n instances, the most important first in the arguments.
 
@@ -110,6 +115,7 @@ def draw_instances(
         boxes: [n, 4] in pixels of this image.
         names, values: the two parts of each label; a long name is cut, a value never.
         masks: [n, M, M] float probability inside the box, or None.
+        kinds: [n] int; instances of one kind get one colour. None: each its own.
     """
     canvas = np.ascontiguousarray(image).copy()
     height, width = canvas.shape[:2]
@@ -118,13 +124,13 @@ def draw_instances(
     # A model that diverged may give anything; cv2 wants numbers of moderate size.
     boxes = np.clip(np.nan_to_num(np.asarray(boxes, np.float64).reshape(-1, 4)), -1e6, 1e6)
     areas = np.prod(np.maximum(boxes[:, 2:] - boxes[:, :2], 0), axis=1)
+    colors = [instance_color(i) for i in (range(len(boxes)) if kinds is None else kinds)]
     for i in np.argsort(-areas, kind="stable"):
         if masks is not None:
             outline = _trace(masks[i], boxes[i])
-            _fill(canvas, outline, instance_color(i))
-            _stroke(canvas, outline, instance_color(i), thickness)
-        _rectangle(canvas, boxes[i], instance_color(i), thickness)
-    colors = [instance_color(i) for i in range(len(boxes))]
+            _fill(canvas, outline, colors[i])
+            _stroke(canvas, outline, colors[i], thickness)
+        _rectangle(canvas, boxes[i], colors[i], thickness)
     draw_labels(canvas, boxes, names, values, colors)
     return canvas
 

@@ -83,27 +83,34 @@ class MetricWriter:
 
 
 class Progress:
-    """Logs how far a long piece of work is: items, rate and remaining time, every few seconds."""
+    """Logs how far a long piece of work is: items, rate and remaining time, every few seconds.
 
-    def __init__(self, what: str, total: int, *, every_seconds: float = 10.0):
+    total: may be an estimate, or None where nobody knows.
+    """
+
+    def __init__(self, what: str, total: int | None, *, every_seconds: float = 10.0):
         self._what, self._total, self._every = what, total, every_seconds
         self._done = 0
         self._start = self._logged = time.monotonic()
 
     def advance(self, items: int) -> None:
         """Counts items as done."""
-        self._done += items
+        before, self._done = self._done, self._done + items
         now = time.monotonic()
-        finished = self._done >= self._total
+        finished = self._total is not None and before < self._total <= self._done
         if not finished and now - self._logged < self._every:
             return
         self._logged = now
         seconds = max(now - self._start, 1e-9)
         rate = self._done / seconds
-        left = "" if finished or not rate else f", {clock((self._total - self._done) / rate)} left"
+        left, of = "", ""
+        if self._total is not None and self._done <= self._total:
+            of = f" of {self._total}"
+            if rate and not finished:
+                left = f", {clock((self._total - self._done) / rate)} left"
         logging.info(
-            "%s: %d of %d, %.3g per second, %s%s",
-            self._what, self._done, self._total, rate, clock(seconds), left,
+            "%s: %d%s, %.3g per second, %s%s",
+            self._what, self._done, of, rate, clock(seconds), left,
         )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 
 import cv2
 import jax
@@ -23,6 +24,7 @@ from tests.commands.command import (
     run_inside,
 )
 from tests.data.small_set import CATEGORIES, rectangle, write_coco
+from tests.deploy.videos import write_sound
 from tests.helpers import assert_finite_tree
 
 
@@ -284,6 +286,8 @@ def test_faulty_recipe(fault, overrides, fails, tmp_path):
             ["score_threshold", "1.0"],
         ),
         ("infer", ["--workdir=w", "--input=nowhere/*.jpg", "--output=o"], ["nowhere/*.jpg"]),
+        ("infer", ["--workdir=w", "--input=i", "--output=o", "--stride=0"], ["stride", "0"]),
+        ("infer", ["--workdir=w", "--input=i", "--output=o", "--max_frames=-1"], ["max_frames"]),
     ],
 )
 def test_faulty_flags(entry, arguments, words, fails, monkeypatch, tmp_path):
@@ -409,7 +413,7 @@ def test_infer_never_writes_over_its_input(fails, trained, workdir, tmp_path):
     before = files_in(tmp_path / "mine")
     arguments = ["--input", tmp_path / "mine", "--output", tmp_path / "mine"]
     line = fails("infer", "--workdir", workdir, *arguments)
-    assert "would overwrite 4 pictures" in line
+    assert "would overwrite 4 files" in line
     assert files_in(tmp_path / "mine") == before
 
 
@@ -417,7 +421,29 @@ def test_infer_with_nothing_but_damaged_pictures(fails, workdir, tmp_path):
     (tmp_path / "1.jpg").write_bytes(b"no picture")
     arguments = ["--input", tmp_path / "1.jpg", "--output", tmp_path / "out"]
     line = fails("infer", "--workdir", workdir, *arguments)
-    assert "no picture could be read" in line and "1.jpg" in line
+    assert "no input could be read" in line and "1.jpg" in line
+
+
+@pytest.mark.parametrize(
+    "content, words",
+    [(b"", "Invalid data"), (b"no video", "Invalid data"), (None, "holds no video, only audio")],
+)
+def test_infer_with_nothing_but_a_broken_video(content, words, fails, workdir, tmp_path):
+    clip = write_sound(tmp_path / "clip.mp4")
+    if content is not None:
+        clip.write_bytes(content)
+    line = fails("infer", "--workdir", workdir, "--input", clip, "--output", tmp_path / "out")
+    assert "no input could be read" in line and str(clip) in line and words in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_infer_without_pyav(fails, trained, workdir, tmp_path, monkeypatch):
+    """Said before anything is loaded, and only where there are videos."""
+    (tmp_path / "clip.mp4").write_bytes(b"")
+    monkeypatch.setitem(sys.modules, "av", None)
+    arguments = ["--input", tmp_path / "clip.mp4", "--output", tmp_path / "out"]
+    line = fails("infer", "--workdir", workdir, *arguments)
+    assert "pip install 'mask-rcnn-jax[video]'" in line
 
 
 def test_infer_to_an_unwritable_folder(fails, trained, workdir, tmp_path):

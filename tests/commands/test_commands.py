@@ -12,6 +12,7 @@ import pytest
 
 import mask_rcnn_jax as mrcnn
 from mask_rcnn_jax.data.coco import decode_image
+from mask_rcnn_jax.deploy.video import Video
 from mask_rcnn_jax.evaluation.coco import METRIC_NAMES
 from mask_rcnn_jax.training.checkpoint import load_checkpoint
 from mask_rcnn_jax.training.metrics import read_metrics
@@ -24,6 +25,7 @@ from tests.commands.command import (
     run,
     start,
 )
+from tests.deploy.videos import write_sound, write_video
 from tests.helpers import assert_tree_close, shared
 
 LOSSES = ("loss/total", "loss/rpn_cls", "loss/rpn_box", "loss/box_cls", "loss/box_reg", "loss/mask")
@@ -185,11 +187,13 @@ class TestEvaluate:
 
 @pytest.fixture(scope="module")
 def inferred(trained, tmp_path_factory, cache):
-    """`infer` on a folder, a glob and a file; one of five pictures is damaged."""
+    """`infer` on a folder, a glob and a file; one of five pictures and one video are damaged."""
     folder = tmp_path_factory.mktemp("infer")
     shutil.copytree(trained.data_dir / "val", folder / "photos")
     (folder / "photos" / "broken.jpg").write_bytes(b"no picture")
     (folder / "photos" / "notes.txt").write_text("no picture either")
+    write_video(folder / "photos" / "clip.avi", 8, "mpeg4", rate=30)
+    write_sound(folder / "photos" / "sound.mp4")
     (folder / "more").mkdir()
     wide = np.random.default_rng(0).integers(0, 256, (50, 130, 3), dtype=np.uint8)
     cv2.imwrite(str(folder / "more" / "000000.png"), wide)
@@ -199,7 +203,7 @@ def inferred(trained, tmp_path_factory, cache):
     output = folder / "out"
     done = run(
         "infer", "--workdir", trained.workdir, *arguments, "--output", output,
-        "--score_threshold=0.01", cache=cache,
+        "--score_threshold=0.01", "--batch_size=2", "--stride=2", "--max_frames=3", cache=cache,
     )  # fmt: skip
     return folder, output, check_done(done)
 
@@ -211,7 +215,8 @@ class TestInfer:
         sources = {f"{k:06d}.jpg": folder / "photos" / f"{k:06d}.jpg" for k in range(4)}
         sources["000000.png"] = folder / "more" / "000000.png"
         sources["000000_2.jpg"] = folder / "more" / "000000.jpg"
-        assert {path.name for path in output.iterdir()} == {*sources, "detections.json"}
+        written = {path.name for path in output.iterdir()}
+        assert written == {*sources, "detections.json", "clip.mp4", "clip.jsonl"}
         for name, source in sources.items():
             height, width = decode_image(source).shape[:2]
             drawn = decode_image(output / name).shape
@@ -221,6 +226,23 @@ class TestInfer:
         folder, _, done = inferred
         assert f"left out {folder / 'photos' / 'broken.jpg'}: truncated" in done.stderr
         assert "pictures: 7 of 7" in done.stderr
+        assert f"left out {folder / 'photos' / 'sound.mp4'}: holds no video" in done.stderr
+        assert "2 of 9 inputs left out" in done.stderr
+        assert "frames: 3 of 3" in done.stderr
+
+    def test_writes_a_video_and_a_line_for_each_of_its_frames(self, inferred):
+        _, output, _ = inferred
+        video = Video(str(output / "clip.mp4"))
+        assert video.rate == 15 and len(list(video.frames())) == 3
+        lines = [json.loads(line) for line in (output / "clip.jsonl").read_text().splitlines()]
+        assert [line["frame"] for line in lines] == [0, 2, 4]
+        assert [line["time"] for line in lines] == pytest.approx([0, 2 / 30, 4 / 30], abs=1e-6)
+        names = {"circle": 1, "square": 2, "triangle": 4, "star": 7}
+        for line in lines:
+            assert set(line) == {"file_name", "frame", "time", "detections"}
+            for entry in line["detections"]:
+                assert names[entry["category"]] == entry["category_id"]
+                assert entry["segmentation"]["size"] == [48, 64]
 
     def test_writes_detections_in_coco_format(self, inferred):
         _, output, _ = inferred
@@ -241,6 +263,29 @@ class TestInfer:
         assert "0 detections in 4 pictures" in done.stderr
         assert read_json(tmp_path / "detections.json") == []
         assert len(list(tmp_path.glob("*.jpg"))) == 4
+
+
+def test_a_video_that_is_broken_off_can_be_played(trained, tmp_path, cache):
+    """SIGTERM, which is handled as Ctrl-C is, and which no shell lets a job ignore."""
+    clip = write_video(tmp_path / "clip.mp4", 2000)
+    command = ("infer", "--workdir", trained.workdir, "--input", clip, "--output", tmp_path / "out")
+    with open(tmp_path / "log", "w") as output:
+        process = start(*command, cache=cache, output=output)
+        try:
+            lines, deadline = tmp_path / "out" / "clip.jsonl", time.monotonic() + 300
+            while not (lines.exists() and lines.stat().st_size):
+                assert process.poll() is None, (tmp_path / "log").read_text()
+                assert time.monotonic() < deadline, (tmp_path / "log").read_text()
+                time.sleep(0.05)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(300) == 130, (tmp_path / "log").read_text()
+        finally:
+            process.kill()
+            process.wait()
+    log = (tmp_path / "log").read_text()
+    assert "error: interrupted" in log and "Traceback" not in log, log
+    count = len(list(Video(str(tmp_path / "out" / "clip.mp4")).frames()))
+    assert 0 < count < 2000 and count == len(lines.read_text().splitlines())
 
 
 class TestLibrary:

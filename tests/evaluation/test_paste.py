@@ -1,4 +1,5 @@
 import math
+import tracemalloc
 
 import cv2
 import numpy as np
@@ -223,3 +224,28 @@ def test_run_lengths_read_both_kinds_of_code():
         assert run_lengths(code).tolist() == run_lengths(plain).tolist() == runs.tolist()
         text = {**code, "counts": code["counts"].decode()}
         assert run_lengths(text).tolist() == runs.tolist()
+
+
+@pytest.mark.parametrize("rule", ["continuous", "integer"])
+def test_large_windows_are_pasted_in_slabs(rule, monkeypatch):
+    mask = cv2.GaussianBlur(np.random.default_rng(5).random((28, 28)).astype(np.float32), (0, 0), 2)
+    box = np.array([-20.5, 3.2, 290.1, 240.9], np.float32)
+    slabs, origin = paste_mask(mask, box, 250, 300, rule=rule)
+    monkeypatch.setattr("mask_rcnn_jax.evaluation.paste._PIXELS_AT_ONCE", 10**6)
+    whole, other = paste_mask(mask, box, 250, 300, rule=rule)
+    assert origin == other and 0 < whole.sum() < whole.size
+    assert (whole != slabs).sum() <= 1  # a sum in another order may fall beside one half
+
+
+def test_objects_as_large_as_a_large_picture_take_little_memory():
+    """A dozen megapixels: a picture of floats alone would be 46 MiB."""
+    mask = np.pad(np.ones((26, 26), np.float32), 1)
+    box = np.array([0.0, 0.0, 4000.0, 3000.0], np.float32)
+    tracemalloc.start()
+    for _ in range(2):
+        crop, origin = paste_mask(mask, box, 3000, 4000)
+        code = encode_window(crop, origin, 3000, 4000)
+        assert code["size"] == [3000, 4000] and coco_mask.area(code) == crop.sum() > 1e7
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 42 * 2**20, f"{peak / 2**20:.0f} MiB"

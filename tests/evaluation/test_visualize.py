@@ -211,3 +211,24 @@ def test_side_by_side_keeps_both_pictures():
     assert both.shape[0] == 30
     np.testing.assert_array_equal(both[:, :40], left)
     np.testing.assert_array_equal(both[:, -50:], right)
+
+
+def test_colours_by_class_are_the_same_in_every_picture():
+    boxes = np.array([[10, 10, 100, 100], [150, 150, 250, 250], [280, 280, 380, 380]])
+    scores = np.array([0.7, 0.8, 0.9])
+    for classes in ([2, 2, 5], [5, 2, 1]):
+        picture = draw_detections(
+            grey_image(400, 400), boxes, np.array(classes), scores, None, "abcde", color_by="class"
+        )
+        for box, k in zip(boxes, classes, strict=True):
+            assert is_color(picture[box[3] - 30 : box[3] - 5, box[0]], instance_color(k - 1)).all()
+
+
+def test_thousands_of_objects_are_drawn():
+    rng = np.random.default_rng(0)
+    corner = rng.uniform(0, 900, (2000, 2))
+    boxes = np.concatenate([corner, corner + rng.uniform(5, 60, (2000, 2))], axis=1)
+    picture = draw_detections(
+        grey_image(1000, 1000), boxes, np.ones(2000, int), np.ones(2000), None, ("a",)
+    )
+    assert changed(picture).mean() > 0.5

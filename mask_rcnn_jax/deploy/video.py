@@ -1,0 +1,267 @@
+"""Videos: frames out of any container that PyAV reads, and H.264 in an mp4 that browsers play."""
+
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+# Containers that count in milliseconds round a frame's time by up to half of one.
+_ROUNDING = Fraction(6, 10_000)
+_HIGHEST_RATE = 1000
+_DEFAULT_RATE = Fraction(25)
+_TIMEOUT = (20.0, 20.0)  # of a network stream: seconds to open it, to wait for a packet
+
+
+class UnreadableVideo(ValueError):
+    """A file or address that gives no frame."""
+
+
+class Frame(NamedTuple):
+    """A decoded frame, upright."""
+
+    image: np.ndarray  # uint8 [H, W, 3] RGB
+    number: int  # in the video, from 0
+    time: Fraction  # seconds since the first frame
+
+
+class Video:
+    """A file or address that holds a video; nothing stays open between the calls.
+
+    rate: frames per second. num_frames: as the container says, or by its duration; None if it does
+    not. pixel_aspect: width of a stored pixel by its height. Raises UnreadableVideo, naming the
+    source, where there is no video, and ValueError if PyAV is not installed.
+    """
+
+    def __init__(self, source: str):
+        av = import_av()
+        self.source = source
+        self.frames_read: int | None = None  # once `frames` has come to its end
+        self.damaged = 0  # packets that could not be decoded
+        try:
+            with _open(av, source) as container:
+                stream = _video_stream(av, container, source)
+                self.rate = _rate(stream)
+                self.num_frames = stream.frames or _frames_by_duration(stream, self.rate)
+                self.pixel_aspect = Fraction(stream.sample_aspect_ratio or 1) or Fraction(1)
+        except av.FFmpegError as error:
+            raise UnreadableVideo(
+                f"{source}: no video that can be read: {_reason(error)}"
+            ) from error
+
+    def expected_frames(self, stride: int, max_frames: int) -> int | None:
+        """How many frames `frames` will give, as far as the container tells."""
+        if self.num_frames is None:
+            return max_frames or None
+        count = -(-self.num_frames // stride)
+        return min(count, max_frames) if max_frames else count
+
+    def frames(self, stride: int = 1, max_frames: int = 0) -> Iterator[Frame]:
+        """Every `stride`-th frame, `max_frames` of them at most (0: all), all of the first's size.
+
+        What cannot be decoded is counted in `damaged` and left out. Raises UnreadableVideo if there
+        is no frame at all.
+        """
+        av = import_av()
+        count, size = 0, None
+        try:
+            with _open(av, self.source) as container:
+                stream = _video_stream(av, container, self.source)
+                stream.thread_type = "AUTO"
+                times = _Times(self.rate, by_dts=container.format.name == "avi")
+                for number, frame in enumerate(self._decode(av, container, stream)):
+                    time = times.of(frame)
+                    if number % stride:
+                        continue
+                    size = size or (frame.width, frame.height, round(frame.rotation / 90) % 4)
+                    yield Frame(_upright(frame, *size), number, time)
+                    count += 1
+                    if count == max_frames:
+                        break
+        except av.FFmpegError as error:
+            if not count:
+                raise UnreadableVideo(f"{self.source}: {_reason(error)}") from error
+            self.damaged += 1
+        finally:
+            self.frames_read = count
+        if not count:
+            raise UnreadableVideo(f"{self.source}: holds no frame that can be decoded")
+
+    def _decode(self, av, container, stream) -> Iterator:
+        packets = container.demux(stream)
+        while True:
+            try:
+                packet = next(packets)
+            except StopIteration:
+                return
+            except av.FFmpegError:  # nothing after this can be found; the decoder may hold frames
+                self.damaged += 1
+                yield from stream.codec_context.decode(None)
+                return
+            try:
+                frames = packet.decode()
+            except av.FFmpegError:
+                self.damaged += 1
+                continue
+            yield from frames
+
+
+class _Times:
+    """When frames are shown, in seconds since the first of them: they only grow."""
+
+    def __init__(self, rate: Fraction, by_dts: bool):
+        # AVI knows the order of decoding alone, in which its frames are numbered.
+        self._by_dts = by_dts
+        self._interval = 1 / rate
+        self._first: Fraction | None = None
+        self._last: Fraction | None = None
+
+    def of(self, frame) -> Fraction:
+        """The container's time; where it says none or goes back, one interval after the last."""
+        ticks = frame.dts if self._by_dts else frame.pts
+        following = Fraction(0) if self._last is None else self._last + self._interval
+        if ticks is None:
+            self._last = following
+            return following
+        time = ticks * frame.time_base
+        if self._first is None:
+            self._first = time - following
+        time -= self._first
+        self._last = following if self._last is not None and time <= self._last else time
+        return self._last
+
+
+class VideoWriter:
+    """Writes pictures of one size as H.264, yuv420p, in an mp4 whose index comes first.
+
+    A side of an odd number of pixels gets one more, a copy of its last. Raises OSError, naming the
+    file, if it cannot be written.
+    """
+
+    def __init__(self, path: Path, height: int, width: int, rate: Fraction, pixel_aspect: Fraction):
+        self._av = import_av()
+        self._path = path
+        self._rate = rate
+        # Ticks of which a frame lasts a whole number, fine enough for frames between frames.
+        self._time_base = Fraction(1, rate.numerator * -(-10_000 // rate.numerator))
+        self._last = -1
+        if "libx264" not in self._av.codecs_available:
+            raise ValueError(f"{path}: this build of PyAV has no H.264 encoder (libx264)")
+        try:
+            self._container = self._av.open(str(path), "w", options={"movflags": "+faststart"})
+            stream = self._container.add_stream("libx264", rate=rate)
+            stream.width, stream.height = width + width % 2, height + height % 2
+            stream.pix_fmt = "yuv420p"
+            stream.options = {"preset": "veryfast", "crf": "20"}
+            context = stream.codec_context
+            context.time_base = self._time_base
+            context.sample_aspect_ratio = pixel_aspect
+            # Said, since players guess from the height otherwise.
+            context.colorspace = context.color_primaries = context.color_trc = _BT709
+            context.color_range = _LIMITED_RANGE
+        except self._av.FFmpegError as error:
+            raise self._failure(error) from error
+        self._stream = stream
+
+    def write(self, image: np.ndarray, time: Fraction) -> None:
+        """Appends uint8 [H, W, 3] RGB, shown from `time` (seconds) on; times only grow."""
+        pad = [(0, side % 2) for side in image.shape[:2]] + [(0, 0)]
+        image = np.pad(image, pad, mode="edge") if any(pad[0] + pad[1]) else image
+        frame = self._av.VideoFrame.from_ndarray(np.ascontiguousarray(image), format="rgb24")
+        frame = frame.reformat(
+            format="yuv420p", dst_colorspace=_BT709, dst_color_range=_LIMITED_RANGE
+        )
+        frame.pts = self._last = max(self._ticks(time), self._last + 1)
+        frame.time_base = self._time_base
+        try:
+            self._container.mux(self._stream.encode(frame))
+        except self._av.FFmpegError as error:
+            raise self._failure(error) from error
+
+    def close(self) -> None:
+        """Writes what the encoder still holds, and the index, without which no player opens it."""
+        try:
+            try:
+                self._container.mux(self._stream.encode(None))
+            finally:
+                self._container.close()
+        except self._av.FFmpegError as error:
+            raise self._failure(error) from error
+
+    def _ticks(self, time: Fraction) -> int:
+        nearest = round(time * self._rate) / self._rate
+        time = nearest if abs(time - nearest) <= _ROUNDING else time
+        return round(time / self._time_base)
+
+    def _failure(self, error: Exception) -> OSError:
+        return OSError(f"{self._path}: cannot be written: {_reason(error)}")
+
+
+# Numbers of ITU-T H.273, for BT.709 the same for primaries, transfer and matrix; and of FFmpeg for
+# luma in 16..235.
+_BT709, _UNSPECIFIED, _BT601 = 1, 2, 5
+_OTHER_MATRICES = (_BT709, 4, 7, 9)  # FCC, SMPTE 240M, BT.2020
+_LIMITED_RANGE = 1
+_HD_HEIGHT = 720
+
+
+def import_av():
+    """PyAV. Raises ValueError, naming the extra to install, where it is absent."""
+    try:
+        import av
+    except ImportError as error:
+        raise ValueError("videos need PyAV: pip install 'mask-rcnn-jax[video]'") from error
+    return av
+
+
+def _open(av, source: str):
+    return av.open(source, timeout=_TIMEOUT if "://" in source else None)
+
+
+def _video_stream(av, container, source: str):
+    """The first moving picture; the cover of a record is none."""
+    for stream in container.streams.video:
+        if not stream.disposition & av.stream.Disposition.attached_pic:
+            return stream
+    kinds = sorted({stream.type for stream in container.streams}) or ["nothing"]
+    raise UnreadableVideo(f"{source}: holds no video, only {', '.join(kinds)}")
+
+
+def _rate(stream) -> Fraction:
+    """Frames per second; what a container without a rate says instead is beyond belief."""
+    for rate in (stream.average_rate, stream.guessed_rate):
+        if rate and 0 < rate <= _HIGHEST_RATE:
+            return Fraction(rate).limit_denominator(1001)
+    return _DEFAULT_RATE
+
+
+def _frames_by_duration(stream, rate: Fraction) -> int | None:
+    container = stream.container
+    if stream.duration:
+        seconds = stream.duration * stream.time_base
+    elif container.duration:
+        seconds = Fraction(container.duration, 1_000_000)
+    else:
+        return None
+    return max(1, round(seconds * rate))
+
+
+def _upright(frame, width: int, height: int, turns: int) -> np.ndarray:
+    """[H, W, 3] RGB of that size, then turned by `turns` quarters against the clock."""
+    image = frame.to_ndarray(
+        format="rgb24", width=width, height=height, src_colorspace=_color_matrix(frame)
+    )
+    return np.ascontiguousarray(np.rot90(image, turns))
+
+
+def _color_matrix(frame) -> int:
+    """How its colours were made, in FFmpeg's numbers; where it does not say, by its size, as
+    players guess it."""
+    if frame.colorspace in _OTHER_MATRICES:
+        return frame.colorspace
+    return _BT709 if frame.colorspace == _UNSPECIFIED and frame.height >= _HD_HEIGHT else _BT601
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)

@@ -1,0 +1,29 @@
+"""A very small model with random weights."""
+
+import jax
+import pytest
+
+from mask_rcnn_jax.deploy.predictor import Predictor
+from mask_rcnn_jax.models.mask_rcnn import build_model
+from mask_rcnn_jax.training.step import init_variables
+from tests.helpers import tiny_config
+
+
+def two_canvas_config():
+    """Two classes; landscape and portrait pictures go on 64 x 128 and on 128 x 64."""
+    config = tiny_config()
+    config.data.update(image_size=(48, 96), resize="shortest_edge", antialias=False)
+    config.model.pad_multiple = 16
+    return config
+
+
+@pytest.fixture(scope="session")
+def variables() -> dict:
+    config = two_canvas_config()
+    return jax.device_get(init_variables(build_model(config.model), 0))
+
+
+@pytest.fixture(scope="session")
+def predictor(variables) -> Predictor:
+    """For three pictures at once."""
+    return Predictor(two_canvas_config(), variables, batch_size=3)

@@ -1,0 +1,207 @@
+import json
+from pathlib import Path
+
+import av
+import cv2
+import numpy as np
+import pytest
+from pycocotools import mask as coco_mask
+
+from mask_rcnn_jax.data.coco import decode_image
+from mask_rcnn_jax.deploy.annotate import Classes, Rules, annotate_pictures, annotate_videos
+from mask_rcnn_jax.deploy.video import Video
+from tests.deploy.videos import frame_image, turn, write_video
+
+CLASSES = Classes(["bolt", "nut"], [3, 8])
+RULES = Rules(0.0, "continuous", 0.0)
+
+
+def refuse(error):
+    raise AssertionError(f"left out: {error}")
+
+
+def run_videos(predictor, files, leave_out=refuse, **options):
+    options = {"stride": 1, "max_frames": 0} | options
+    found = annotate_videos(predictor, files, CLASSES, RULES, leave_out, **options)
+    return [(Path(video.source).name, count) for video, count in found]
+
+
+def read_lines(path):
+    return [json.loads(line) for line in path.with_suffix(".jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def annotated(predictor, tmp_path_factory):
+    """Three videos at once, one of them portrait and one shorter than a batch; four at a time do
+    not fit."""
+    folder = tmp_path_factory.mktemp("videos")
+    (folder / "out").mkdir()
+    sources = {
+        "a": write_video(folder / "a.mkv", 7),
+        "b": write_video(folder / "b.mp4", 4, rate=30),
+        "c": write_video(folder / "c.avi", 2, "mpeg4"),
+        "d": write_video(folder / "d.mp4", 3, size=(70, 200)),
+    }
+    turn(sources["b"], (0, 1, -1, 0))
+    videos = {name: Video(str(path)) for name, path in sources.items()}
+    files = [(video, folder / "out" / f"{name}.mp4") for name, video in videos.items()]
+    yielded = run_videos(predictor, files)
+    return folder / "out", sources, yielded
+
+
+COUNTS = {"a": 7, "b": 4, "c": 2, "d": 3}
+
+
+def test_every_frame_comes_out_once_at_its_time(annotated):
+    folder, sources, yielded = annotated
+    assert len(yielded) == sum(COUNTS.values())
+    for name, count in COUNTS.items():
+        source, written = Video(str(sources[name])), Video(str(folder / f"{name}.mp4"))
+        assert written.rate == source.rate and written.num_frames == count
+        frames = list(written.frames())
+        assert [frame.time for frame in frames] == [n / source.rate for n in range(count)]
+        assert frames[0].image.shape == next(iter(source.frames())).image.shape
+        lines = read_lines(folder / f"{name}.mp4")
+        assert [line["frame"] for line in lines] == [*range(count)]
+        assert {line["file_name"] for line in lines} == {sources[name].name}
+        counted = [number for file_name, number in yielded if file_name == sources[name].name]
+        assert [len(line["detections"]) for line in lines] == counted
+
+
+def test_frames_in_shared_batches_are_found_as_alone(annotated, predictor):
+    folder, sources, _ = annotated
+    found_any = False
+    for name in ("a", "b", "d"):
+        lines = read_lines(folder / f"{name}.mp4")
+        frames = list(Video(str(sources[name])).frames())
+        alone = predictor([frame.image for frame in frames])
+        for frame, found, line in zip(frames, alone, lines, strict=True):
+            assert [d["category_id"] for d in line["detections"]] == [
+                CLASSES.category_ids[k - 1] for k in found.classes[found.valid]
+            ]
+            for detection, box, score in zip(
+                line["detections"], found.boxes, found.scores, strict=False
+            ):
+                found_any = True
+                assert set(detection) == {
+                    "category", "category_id", "score", "bbox", "segmentation",
+                }  # fmt: skip
+                assert detection["category"] == {3: "bolt", 8: "nut"}[detection["category_id"]]
+                x, y, width, height = detection["bbox"]
+                np.testing.assert_allclose([x, y, x + width, y + height], box, atol=0.01)
+                assert detection["score"] == pytest.approx(score, abs=1e-4)
+                assert detection["segmentation"]["size"] == list(frame.image.shape[:2])
+                assert 0 <= coco_mask.area(detection["segmentation"]) <= width * height + 200
+    assert found_any
+
+
+def test_something_is_drawn(annotated):
+    folder, sources, _ = annotated
+    for name in ("a", "d"):
+        before = next(iter(Video(str(sources[name])).frames())).image
+        after = next(iter(Video(str(folder / f"{name}.mp4")).frames())).image
+        assert (np.abs(before.astype(int) - after).max(axis=2) > 40).mean() > 0.02
+
+
+def test_stride_and_max_frames(predictor, tmp_path):
+    video = Video(str(write_video(tmp_path / "a.mp4", 20, rate=30)))
+    target = tmp_path / "out.mp4"
+    run_videos(predictor, [(video, target)], stride=4, max_frames=3)
+    assert [line["frame"] for line in read_lines(target)] == [0, 4, 8]
+    written = Video(str(target))
+    assert written.rate == pytest.approx(7.5)
+    assert [float(frame.time) for frame in written.frames()] == pytest.approx([0, 4 / 30, 8 / 30])
+
+
+def test_a_video_that_breaks_does_not_stop_the_others(predictor, tmp_path):
+    """One without a single frame, one whose second half is gone."""
+    options = {"container_options": {"movflags": "+faststart"}, "pixel_format": "yuvj420p"}
+    broken = write_video(tmp_path / "broken.mp4", 8, "mjpeg", **options)
+    broken.write_bytes(broken.read_bytes()[: 3 * broken.stat().st_size // 4])
+    empty = write_video(tmp_path / "empty.mp4", 20, "mjpeg", **options)
+    content = empty.read_bytes()
+    empty.write_bytes(content[: content.index(b"mdat") + 8])
+    sound = write_video(tmp_path / "sound.mp4", 3)
+    (tmp_path / "out").mkdir()
+    videos = [Video(str(path)) for path in (broken, empty, sound)]
+    left_out = []
+    files = [(video, tmp_path / "out" / Path(video.source).name) for video in videos]
+    run_videos(predictor, files, left_out.append)
+    assert len(left_out) == 1 and "empty.mp4" in str(left_out[0])
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {
+        "broken.mp4", "broken.jsonl", "sound.mp4", "sound.jsonl",
+    }  # fmt: skip
+    count = len(list(Video(str(tmp_path / "out" / "broken.mp4")).frames()))
+    assert 2 < count < 8 and count == videos[0].frames_read
+    assert len(list(Video(str(tmp_path / "out" / "sound.mp4")).frames())) == 3
+
+
+@pytest.mark.parametrize("how", ["close", "interrupt"])
+def test_what_was_written_plays_when_the_work_is_broken_off(how, predictor, tmp_path):
+    video = Video(str(write_video(tmp_path / "a.mp4", 200)))
+    target = tmp_path / "out.mp4"
+    found = annotate_videos(
+        predictor, [(video, target)], CLASSES, RULES, refuse, stride=1, max_frames=0
+    )
+    for _ in range(6):
+        next(found)
+    if how == "close":
+        found.close()
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            found.throw(KeyboardInterrupt)
+    with av.open(str(target)) as container:
+        assert len(list(container.decode(video=0))) == 6
+    assert len(read_lines(target)) == 6
+
+
+def test_an_encoder_that_fails_ends_the_work(predictor, tmp_path):
+    video = Video(str(write_video(tmp_path / "a.mp4", 30)))
+    with pytest.raises(OSError, match="gone"):
+        run_videos(predictor, [(video, tmp_path / "gone" / "out.mp4")])
+
+
+def test_pictures_come_in_order_and_damaged_ones_are_left_out(predictor, tmp_path):
+    sizes = [(48, 64), (64, 48), (30, 90), (48, 64), (90, 30), (40, 60), (48, 64)]
+    files = []
+    for number, size in enumerate(sizes):
+        path = tmp_path / f"{number}.png"
+        cv2.imwrite(str(path), frame_image(number, *size))
+        files.append((path, tmp_path / "out" / f"{number}.jpg"))
+    files[3][0].write_bytes(b"no picture")
+    left_out = []
+    found = list(annotate_pictures(predictor, files, CLASSES, RULES, left_out.append))
+    kept = [0, 1, 2, 4, 5, 6]
+    expected = predictor([decode_image(files[number][0]) for number in kept])
+    assert [str(error) for error in left_out] == [
+        f"{files[3][0]}: truncated, damaged or not an image"
+    ]
+    assert len(found) == len(kept)
+    for entries, number, alone in zip(found, kept, expected, strict=True):
+        assert {entry["image_id"] for entry in entries} <= {number + 1}
+        assert {entry["file_name"] for entry in entries} <= {f"{number}.png"}
+        np.testing.assert_allclose(
+            [entry["score"] for entry in entries], alone.scores[alone.valid], atol=1e-4
+        )
+        height, width = decode_image(files[number][1]).shape[:2]
+        assert height / width == pytest.approx(sizes[number][0] / sizes[number][1], rel=0.05)
+
+
+def test_pictures_are_turned_as_their_camera_says(predictor, tmp_path):
+    """EXIF orientation 6: the stored picture is shown a quarter clockwise."""
+    image = np.zeros((40, 60, 3), np.uint8)
+    image[:10] = (0, 0, 255)  # BGR: the upper edge, which is shown on the right
+    jpeg = cv2.imencode(".jpg", image)[1].tobytes()
+    exif = b"Exif\x00\x00II*\x00\x08\x00\x00\x00\x01\x00\x12\x01\x03\x00\x01\x00\x00\x00\x06\x00"
+    exif += bytes(6)
+    segment = b"\xff\xe1" + (len(exif) + 2).to_bytes(2, "big") + exif
+    (tmp_path / "a.jpg").write_bytes(jpeg[:2] + segment + jpeg[2:])
+    assert decode_image(tmp_path / "a.jpg").shape == (40, 60, 3)
+    upright = decode_image(tmp_path / "a.jpg", upright=True)
+    assert upright.shape == (60, 40, 3)
+    assert upright[30, 37, 0] > 200 and upright[30, 3, 0] < 60
+    files = [(tmp_path / "a.jpg", tmp_path / "out.jpg")]
+    (entries,) = annotate_pictures(predictor, files, CLASSES, RULES, refuse)
+    assert {tuple(entry["segmentation"]["size"]) for entry in entries} == {(60, 40)}
+    height, width = decode_image(tmp_path / "out.jpg").shape[:2]
+    assert height > width

@@ -1,0 +1,146 @@
+import threading
+
+import jax
+import numpy as np
+import pytest
+
+from mask_rcnn_jax.deploy import predictor as predictor_module
+from mask_rcnn_jax.deploy.predictor import Predictor
+from tests.deploy.conftest import two_canvas_config
+
+# Both orientations, squares, slivers and a single pixel; several that end at other places.
+SIZES = [(48, 64), (64, 48), (50, 50), (30, 200), (200, 30), (48, 90), (1, 1), (40, 61), (96, 48)]
+
+
+@pytest.fixture(scope="module")
+def images():
+    rng = np.random.default_rng(0)
+    return [rng.integers(0, 256, (*size, 3), dtype=np.uint8) for size in SIZES]
+
+
+@pytest.fixture(scope="module")
+def compilations():
+    """What XLA compiled in this process so far."""
+    names = []
+
+    def note(event: str, _: float, **kwargs) -> None:
+        if "backend_compile" in event:
+            names.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(note)
+    yield names
+    jax.monitoring.unregister_event_duration_listener(note)
+
+
+@pytest.fixture(scope="module")
+def alone(variables, images, compilations):
+    """Detections of each picture, by four threads at once that need the same compilations."""
+    predictor = Predictor(two_canvas_config(), variables)
+    compilations.clear()
+    results = [None] * 4
+
+    def work(at: int) -> None:
+        results[at] = [predictor(image) for image in images]
+
+    threads = [threading.Thread(target=work, args=(at,)) for at in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(compilations) == 2, "one for landscape, one for portrait"
+    for found in results[1:]:
+        jax.tree.map(np.testing.assert_array_equal, found, results[0])
+    return results[0]
+
+
+def assert_same(found, expected):
+    np.testing.assert_array_equal(found.valid, expected.valid)
+    np.testing.assert_array_equal(found.classes, expected.classes)
+    np.testing.assert_allclose(found.boxes, expected.boxes, atol=2e-3)
+    np.testing.assert_allclose(found.scores, expected.scores, atol=1e-5)
+    np.testing.assert_allclose(found.masks, expected.masks, atol=1e-4)
+
+
+def test_threads_share_what_is_compiled(alone):
+    assert any(len(found) for found in alone)
+
+
+def test_a_batch_of_any_sizes_finds_what_single_pictures_do(alone, predictor, images, compilations):
+    together = predictor(images)
+    assert len(together) == len(images)
+    for image, found, expected in zip(images, together, alone, strict=True):
+        assert_same(found, expected)
+        height, width = image.shape[:2]
+        assert (found.boxes >= 0).all() and (found.boxes <= [width, height, width, height]).all()
+        assert found.boxes.shape == (5, 4) and found.masks.shape == (5, 28, 28)
+    assert_same(predictor(images[0]), alone[0])  # a single picture, the batch filled up
+    same_size = np.stack([images[0], images[0][::-1]])
+    assert_same(predictor(same_size)[0], alone[0])
+    assert predictor([]) == []
+    compilations.clear()
+    predictor(images[::-1])
+    assert not compilations
+
+
+def test_stream_keeps_the_order_of_its_pictures(alone, predictor, images):
+    order = [0, 1, 2, 0, 0, 1, 3, 0, 4, 0, 0, 0, 1]
+    pictures = [(key, predictor.prepare(images[index])) for key, index in enumerate(order)]
+    found = list(predictor.stream(iter(pictures)))
+    assert [key for key, _, _ in found] == [*range(len(order))]
+    for (_, picture, detections), index in zip(found, order, strict=True):
+        assert picture.image is images[index]
+        assert_same(detections, alone[index])
+
+
+def test_a_picture_waits_for_others_only_so_long(predictor, images, monkeypatch):
+    """One portrait, then landscapes for ever: it comes out after a few batches."""
+
+    def pictures(taken):
+        for number in range(10**6):
+            taken.append(number)
+            yield number, predictor.prepare(images[0 if number else 1])
+
+    taken = []
+    stream = predictor.stream(pictures(taken))
+    assert next(stream)[0] == 0
+    assert len(taken) <= 3 * (predictor_module.MAX_WAITING_BATCHES + 2)
+    stream.close()
+    monkeypatch.setattr(predictor_module, "MAX_WAITING_BYTES", 0)
+    taken.clear()
+    stream = predictor.stream(pictures(taken))
+    assert next(stream)[0] == 0
+    assert len(taken) <= 3
+    stream.close()
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        np.zeros((4, 5), np.uint8),
+        np.zeros((4, 5, 4), np.uint8),
+        np.zeros((4, 5, 3), np.float32),
+        np.zeros((0, 5, 3), np.uint8),
+    ],
+    ids=["grey", "RGBA", "float", "empty"],
+)
+def test_refuses_what_is_no_picture(predictor, image):
+    for refuse in (lambda: predictor(image), lambda: predictor([image])):
+        with pytest.raises(ValueError, match="expected uint8"):
+            refuse()
+
+
+def test_refuses_an_empty_batch_size(variables):
+    with pytest.raises(ValueError, match="batch_size is 0, expected at least 1"):
+        Predictor(two_canvas_config(), variables, batch_size=0)
+
+
+@pytest.mark.slow
+def test_thousands_of_detections(variables):
+    """More than there are candidates: the rest is padding."""
+    config = two_canvas_config()
+    config.model.update(pre_nms_topk_test=1000, post_nms_topk_test=900)
+    config.eval.update(pre_nms_topk=1800, detections_per_image=2000, nms_thresh=1.0)
+    found = Predictor(config, variables)(np.zeros((48, 64, 3), np.uint8))
+    assert found.boxes.shape == (2000, 4) and found.masks.shape == (2000, 28, 28)
+    assert 100 < len(found) <= 1800
+    assert (np.diff(found.scores) <= 0).all() and not found.boxes[len(found) :].any()

@@ -1,0 +1,215 @@
+from fractions import Fraction
+
+import av
+import numpy as np
+import pytest
+
+from mask_rcnn_jax.deploy.video import UnreadableVideo, Video, VideoWriter
+from tests.deploy.videos import frame_image, turn, write_sound, write_video
+
+CODECS = {
+    "h264.mp4": ("libx264", {}),
+    "h264.mkv": ("libx264", {}),
+    "h264.ts": ("libx264", {}),
+    "h265.mp4": ("libx265", {"options": {"preset": "ultrafast", "x265-params": "log-level=0"}}),
+    "vp9.webm": ("libvpx-vp9", {"options": {"deadline": "realtime", "cpu-used": "8"}}),
+    "mpeg4.avi": ("mpeg4", {"options": {"qscale": "2"}}),
+    "mjpeg.mov": ("mjpeg", {"pixel_format": "yuvj420p"}),
+}
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_reads_300_frames_of_any_codec_with_their_number_rate_and_content(name, tmp_path):
+    codec, options = CODECS[name]
+    video = Video(str(write_video(tmp_path / name, 300, codec, **options)))
+    assert video.rate == 25
+    assert abs(video.expected_frames(1, 0) - 300) <= (0 if name.endswith(("mp4", "avi")) else 1)
+    count = 0
+    for count, frame in enumerate(video.frames(), start=1):
+        assert frame.number == count - 1
+        assert abs(frame.time - Fraction(frame.number, 25)) <= Fraction(1, 1000)
+        assert frame.image.shape == (48, 64, 3) and frame.image.dtype == np.uint8
+        difference = frame.image.astype(int) - frame_image(frame.number, 48, 64)
+        assert np.abs(difference).mean() < 6
+    assert count == video.frames_read == 300
+    assert video.damaged == 0
+
+
+@pytest.mark.parametrize(
+    "stride, max_frames, numbers",
+    [(1, 3, [0, 1, 2]), (4, 0, [0, 4, 8]), (4, 2, [0, 4]), (20, 0, [0]), (1, 99, [*range(10)])],
+)
+def test_stride_and_number_of_frames(stride, max_frames, numbers, tmp_path):
+    video = Video(str(write_video(tmp_path / "a.mp4", 10)))
+    frames = list(video.frames(stride, max_frames))
+    assert [frame.number for frame in frames] == numbers
+    assert [frame.time for frame in frames] == [Fraction(number, 25) for number in numbers]
+    assert video.expected_frames(stride, max_frames) == video.frames_read == len(numbers)
+
+
+# What players show of the upper left corner (0, 0), as (x, y) of the upright picture.
+@pytest.mark.parametrize(
+    "matrix, quarters", [((0, 1, -1, 0), 3), ((-1, 0, 0, -1), 2), ((0, -1, 1, 0), 1)]
+)
+def test_rotation_of_the_container_is_applied(matrix, quarters, tmp_path):
+    """A matrix says where a point is shown; rot90 turns against the clock."""
+    path = write_video(tmp_path / "a.mp4", 3)
+    stored = [frame.image for frame in Video(str(path)).frames()]
+    turn(path, matrix)
+    a, b, c, d = matrix
+    for frame, image in zip(Video(str(path)).frames(), stored, strict=True):
+        assert frame.image.flags.c_contiguous
+        height, width = frame.image.shape[:2]
+        assert (height, width) == ((64, 48) if a == 0 else (48, 64))
+        np.testing.assert_array_equal(frame.image, np.rot90(image, quarters))
+        y, x = 10, 3  # one pixel by the matrix, relative to the picture's middle
+        u, v = x - 31.5, y - 23.5
+        shown_x, shown_y = a * u + c * v + (width - 1) / 2, b * u + d * v + (height - 1) / 2
+        np.testing.assert_array_equal(frame.image[int(shown_y), int(shown_x)], image[y, x])
+
+
+def test_times_of_a_variable_rate_are_kept(tmp_path):
+    ticks = [0, 40, 200, 210, 800, 1600]
+    source = write_video(tmp_path / "a.mkv", len(ticks), ticks=ticks)
+    video = Video(str(source))
+    frames = list(video.frames())
+    assert [round(1000 * frame.time) for frame in frames] == ticks
+    write_frames(tmp_path / "b.mp4", frames, video)
+    copied = list(Video(str(tmp_path / "b.mp4")).frames())
+    assert [round(1000 * frame.time) for frame in copied] == ticks
+
+
+def write_frames(path, frames, video):
+    height, width = frames[0].image.shape[:2]
+    writer = VideoWriter(path, height, width, video.rate, video.pixel_aspect)
+    for frame in frames:
+        writer.write(frame.image, frame.time)
+    writer.close()
+
+
+@pytest.mark.parametrize("suffix", [".mp4", ".mkv", ".avi"])
+@pytest.mark.parametrize("rate", [Fraction(25), Fraction(30000, 1001), Fraction(24000, 1001)])
+def test_writes_what_browsers_play_at_the_same_rate(rate, suffix, tmp_path):
+    """Matroska rounds times to milliseconds; what comes out is exact again."""
+    source = Video(str(write_video(tmp_path / f"a{suffix}", 40, rate=rate)))
+    assert source.rate == rate
+    write_frames(tmp_path / "out.mp4", list(source.frames()), source)
+    content = (tmp_path / "out.mp4").read_bytes()
+    assert content.index(b"moov") < content.index(b"mdat")
+    with av.open(str(tmp_path / "out.mp4")) as container:
+        (stream,) = container.streams
+        context = stream.codec_context
+        assert (context.name, context.pix_fmt) == ("h264", "yuv420p")
+        assert context.profile in ("High", "Main", "Constrained Baseline")
+        assert stream.average_rate == rate and stream.frames == 40
+        times = [frame.pts * frame.time_base for frame in container.decode(stream)]
+    assert times == [number / rate for number in range(40)]
+
+
+@pytest.mark.parametrize("size", [(47, 63), (48, 63), (2, 2), (1, 1)])
+def test_an_odd_side_gets_one_more_pixel(size, tmp_path):
+    height, width = size
+    image = np.random.default_rng(0).integers(60, 200, (1, 1, 3), np.uint8).repeat(height, 0)
+    image = image.repeat(width, 1)
+    writer = VideoWriter(tmp_path / "a.mp4", height, width, Fraction(25), Fraction(1))
+    for number in range(3):
+        writer.write(image, Fraction(number, 25))
+    writer.close()
+    for frame in Video(str(tmp_path / "a.mp4")).frames():
+        assert frame.image.shape == (height + height % 2, width + width % 2, 3)
+        assert np.abs(frame.image.astype(int) - image[0, 0]).max() <= 6  # its last column as well
+
+
+def test_colours_and_the_shape_of_pixels_survive(tmp_path):
+    image = np.zeros((64, 96, 3), np.uint8)
+    for column, color in enumerate([(210, 30, 40), (30, 190, 60), (20, 60, 220)]):
+        image[:, 32 * column : 32 * column + 32] = color
+    writer = VideoWriter(tmp_path / "a.mp4", 64, 96, Fraction(25), Fraction(16, 15))
+    writer.write(image, Fraction(0))
+    writer.close()
+    video = Video(str(tmp_path / "a.mp4"))
+    assert video.pixel_aspect == Fraction(16, 15)
+    (frame,) = video.frames()
+    middle = frame.image[32, [16, 48, 80]].astype(int)
+    assert np.abs(middle - image[32, [16, 48, 80]]).max() <= 4
+    with av.open(str(tmp_path / "a.mp4")) as container:  # the colours are those of HD video
+        assert container.streams.video[0].codec_context.colorspace == 1
+
+
+def test_times_that_stand_still_are_moved_on(tmp_path):
+    writer = VideoWriter(tmp_path / "a.mp4", 16, 16, Fraction(25), Fraction(1))
+    for time in (0, 0, Fraction(1, 25), 0):
+        writer.write(np.zeros((16, 16, 3), np.uint8), Fraction(time))
+    writer.close()
+    assert len(list(Video(str(tmp_path / "a.mp4")).frames())) == 4
+
+
+def test_a_truncated_video_gives_what_is_left_of_it(tmp_path):
+    """The second half of the bytes is missing; the index comes first."""
+    options = {"container_options": {"movflags": "+faststart"}, "size": (96, 128)}
+    path = write_video(tmp_path / "a.mp4", 100, "mjpeg", pixel_format="yuvj420p", **options)
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    video = Video(str(path))
+    frames = list(video.frames())
+    assert video.num_frames == 100
+    assert 30 < len(frames) == video.frames_read < 70
+    difference = frames[20].image.astype(int) - frame_image(20, 96, 128)
+    assert np.abs(difference).mean() < 6
+
+
+def test_damage_in_the_middle_costs_only_what_it_hits(tmp_path):
+    path = write_video(tmp_path / "a.avi", 60, "mjpeg", pixel_format="yuvj420p", size=(96, 128))
+    content = bytearray(path.read_bytes())
+    with av.open(str(path)) as container:
+        packets = [packet for packet in container.demux(video=0) if packet.size]
+    for packet in packets[20:23]:
+        content[packet.pos : packet.pos + packet.size] = bytes(packet.size)
+    path.write_bytes(content)
+    video = Video(str(path))
+    frames = list(video.frames())
+    assert len(frames) == 57 and video.damaged == 3
+    assert np.abs(frames[-1].image.astype(int) - frame_image(59, 96, 128)).mean() < 6
+
+
+def zero_frames(path):
+    write_video(path, 0)
+
+
+FAULTS = {
+    "absent": (lambda path: None, "No such file"),
+    "empty": (lambda path: path.write_bytes(b""), "Invalid data"),
+    "text": (lambda path: path.write_text("no video at all\n" * 50), "Invalid data"),
+    "index cut off": (lambda path: cut(write_video(path, 30)), "Invalid data"),
+    "sound only": (write_sound, "holds no video, only audio"),
+    "no frame": (zero_frames, ""),
+}
+
+
+def cut(path):
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_file_without_frames_is_named(fault, tmp_path):
+    make, words = FAULTS[fault]
+    path = tmp_path / "clip.mp4"
+    make(path)
+    with pytest.raises(UnreadableVideo) as caught:
+        list(Video(str(path)).frames())
+    assert str(path) in str(caught.value) and words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_video_that_cannot_be_written_is_named(tmp_path):
+    writer = None
+    with pytest.raises(OSError, match="gone/a.mp4"):
+        writer = VideoWriter(tmp_path / "gone" / "a.mp4", 16, 16, Fraction(25), Fraction(1))
+        writer.write(np.zeros((16, 16, 3), np.uint8), Fraction(0))
+        writer.close()
+
+
+def test_an_address_is_read_as_a_file_is(tmp_path):
+    path = write_video(tmp_path / "a.mp4", 5)
+    assert len(list(Video(f"file://{path}").frames())) == 5
