@@ -14,7 +14,8 @@ FLOORS = {
 # These run on any GPU machine: nothing beyond jax, flax, optax, numpy and our own rooms.
 LEAN = ["ops", "models", "training/step.py", "training/optim.py"]
 LEAN_IMPORTS = {"jax", "flax", "optax", "numpy", "jaxtyping", "mask_rcnn_jax", "pallas_kernels",
-                "collections", "dataclasses", "functools", "typing", "math"}  # fmt: skip
+                "collections", "contextlib", "dataclasses", "functools", "typing",
+                "math"}  # fmt: skip
 
 
 def source_files():

@@ -1,11 +1,24 @@
 """How an op finds its body: XLA's, or the GPU kernel of `pallas_kernels`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 from jax import lax
 
 from pallas_kernels import support
+
+_portable = [False]
+
+
+@contextmanager
+def only_xla() -> Iterator[None]:
+    """Programs traced inside hold no GPU kernel, unless one is asked for by name."""
+    before, _portable[0] = _portable[0], True
+    try:
+        yield
+    finally:
+        _portable[0] = before
 
 
 def choose(
@@ -28,7 +41,7 @@ def choose(
     """
     if implementation not in (None, "xla", "pallas"):
         raise ValueError(f"implementation is {implementation!r}, expected None, 'xla' or 'pallas'")
-    if implementation == "xla":
+    if implementation == "xla" or (implementation is None and _portable[0]):
         return xla
     unsupported = support.mosaic_unsupported()
     if not unsupported:
