@@ -130,7 +130,8 @@ def load_onnx(model: bytes) -> Callable:
     names = [value.name for value in session.get_outputs()]
 
     def run(images: np.ndarray, image_sizes: np.ndarray) -> Detections:
-        feeds = as_feeds(images, image_sizes, wanted["images"].shape, wanted["images"].type)
+        dtype = {"tensor(uint8)": "uint8", "tensor(float)": "float32"}[wanted["images"].type]
+        feeds = as_feeds(images, image_sizes, wanted["images"].shape, dtype)
         feeds = {name: value for name, value in feeds.items() if name in wanted}
         found = dict(zip(names, session.run(names, feeds), strict=True))
         found["valid"] = found["valid"].astype(bool)
@@ -139,17 +140,16 @@ def load_onnx(model: bytes) -> Callable:
     return run
 
 
-def as_feeds(images: np.ndarray, image_sizes: np.ndarray, shape: list[int], kind: str) -> dict:
+def as_feeds(images: np.ndarray, image_sizes: np.ndarray, shape: list[int], dtype: str) -> dict:
     """Pictures as the inputs of a model, the last one repeated up to its batch.
 
-    shape, kind: of the input `images`, such as [1, 3, 64, 64] and "tensor(float)".
+    shape, dtype: of the input `images`, such as [1, 3, 64, 64] and "float32".
     """
     planar = shape[1] == 3
     height, width = shape[2:] if planar else shape[1:3]
     rows = np.minimum(np.arange(shape[0]), len(images) - 1)
     images = np.asarray(images)[rows, :height, :width]
     images = images.transpose(0, 3, 1, 2) if planar else images
-    dtype = np.uint8 if "uint8" in kind else np.float32
     sizes = np.asarray(image_sizes)[rows]
     return {"images": np.ascontiguousarray(images, dtype), "image_sizes": sizes.astype(np.int32)}
 

@@ -68,5 +68,5 @@ def check_serialiser() -> None:
         import flatbuffers  # noqa: F401
     except ImportError as error:
         raise ValueError(
-            "--format=stablehlo needs the package flatbuffers: pip install 'mask-rcnn-jax[export]'"
+            "--format=stablehlo needs the package flatbuffers: pip install flatbuffers"
         ) from error
