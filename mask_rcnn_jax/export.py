@@ -1,42 +1,130 @@
 """Write a trained model for use elsewhere.
 
+    python -m mask_rcnn_jax.export --workdir runs/mine --format stablehlo --output out
+    python -m mask_rcnn_jax.export --workdir runs/mine --format onnx --output out
+    python -m mask_rcnn_jax.export --workdir runs/mine --format onnx --output out \\
+        --picture_size 1080,1920 --deepstream
+    python -m mask_rcnn_jax.export --workdir runs/mine --format onnx --output out \\
+        --int8 --calibration data/photos
     python -m mask_rcnn_jax.export --workdir runs/mine --format torchvision \\
         --output mine.safetensors
-    python -m mask_rcnn_jax.export --config configs/coco_torchvision.py --weights model.pth \\
-        --format safetensors --output model.safetensors
 
-`safetensors` keeps our names and is read by `--weights` and `model.init_from`. `torchvision` is the
-state dict of torchvision's MaskRCNN (`load_state_dict(safetensors.torch.load_file(FILE))`), with
-classes 1, 2, ... in the order of the categories; a recipe that differs from
-configs/coco_torchvision.py needs the same changes there, and what differs is listed.
+`stablehlo` and `onnx` are whole models, a picture in and detections out, that run without this
+package: a folder with the model and its manifest.json. docs/deployment.md shows how to use them.
+With `--int8` it also holds the float model, and reports the AP of both on config.data.val_json.
+
+`safetensors` and `torchvision` are weights alone. The first keeps our names and is read by
+`--weights` and `model.init_from`. The second is the state dict of torchvision's MaskRCNN
+(`load_state_dict(safetensors.torch.load_file(FILE))`), with classes 1, 2, ... in the order of the
+categories; a recipe that differs from configs/coco_torchvision.py needs the same changes there, and
+what differs is listed.
+
+Everything is compared with the live model before it is written.
 """
 
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import jax
 import numpy as np
 from absl import flags, logging
 from ml_collections import ConfigDict
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from mask_rcnn_jax import cli
-from mask_rcnn_jax.training import pretrained, run
+from mask_rcnn_jax.data.coco import CocoDataset
+from mask_rcnn_jax.data.loader import EvalLoader
+from mask_rcnn_jax.data.options import example_options
+from mask_rcnn_jax.deploy.artifact import Artifact, ArtifactOptions, build_artifact
+from mask_rcnn_jax.deploy.manifest import make_manifest
+from mask_rcnn_jax.deploy.quantize import CALIBRATORS
+from mask_rcnn_jax.evaluation import coco as coco_evaluation
+from mask_rcnn_jax.training import evaluator, pretrained, run
 from mask_rcnn_jax.training.checkpoint import find_checkpoint
-from mask_rcnn_jax.training.weight_names import to_ours_flat, to_torchvision
+from mask_rcnn_jax.training.weight_names import to_flax, to_ours_flat, to_torchvision
 from mask_rcnn_jax.training.weight_recipes import recipe_mismatches
 
-FORMATS = ("safetensors", "torchvision")
+WEIGHTS = ("safetensors", "torchvision")
+MODELS = ("stablehlo", "onnx")
+FORMATS = MODELS + WEIGHTS
+AP_NAMES = ("AP", "AP50", "mask_AP", "mask_AP50")
 
 
-def export(config: ConfigDict | None, weights: str, form: str, output: str) -> Path:
+def export_weights(config: ConfigDict | None, weights: str, form: str, output: str) -> Path:
     """Write the weights of a run, of one of its checkpoints or of a file; returns what it wrote.
 
-    config: needed for a file of weights; without one that of the run is taken. form: of `FORMATS`.
+    config: needed for a file of weights; without one that of the run is taken. form: of `WEIGHTS`.
     """
     target = Path(output)
     if target.suffix != ".safetensors":
         raise ValueError(f"--output is {output}, expected a name that ends in .safetensors")
+    config, variables, categories = load(config, weights, form)
+    eps = config.model.norm_eps
+    if form == "torchvision":
+        arrays = to_torchvision(variables, norm_eps=eps)
+        eps = 1e-5  # what it has been converted to
+    else:
+        arrays = to_ours_flat(variables)
+    content = save(arrays)
+    again, _ = to_flax(arrays, norm=config.model.norm, eps=eps)
+    difference = _largest_difference(again, variables)
+    manifest = make_manifest(
+        config, categories, form=form, files=[target.name], inputs={}, canvas=None,
+        picture_size=None, resized=None, precision="float32", valid_dtype="bool",
+        details={"self_check": {"largest_difference": difference}, "config": _json(config)},
+    )  # fmt: skip
+    write(target.parent, {
+        target.name: content, f"{target.stem}.manifest.json": _dump(manifest),
+    })  # fmt: skip
+    print(f"{target}: {len(arrays)} arrays in the names of --format={form}")
+    print(f"self-check: read back, the largest difference is {difference:.2g}")
+    return target
+
+
+def export_model(
+    config: ConfigDict | None, weights: str, form: str, output: str, options: ArtifactOptions
+) -> dict:
+    """Write a model of `MODELS`, checked against the live one; returns its manifest."""
+    config, variables, categories = load(config, weights, form)
+    dataset = None
+    if options.int8:
+        if not os.path.isfile(config.data.val_json):
+            raise ValueError(
+                f"--int8 reports AP on config.data.val_json, which is {config.data.val_json!r}: "
+                "no such file"
+            )
+        dataset = run.load_split(config, "val")
+        run.check_classes(dataset, categories, weights)
+    artifact = build_artifact(config, variables, categories, form, options, Path(output))
+    details = {"self_check": artifact.self_check, "config": _json(config)}
+    if options.int8:
+        aps = {}
+        for name, predict in artifact.predictors.items():
+            aps[name] = score(config, dataset, predict, artifact)
+        details["ap"] = aps
+        for name in AP_NAMES:
+            pair = "  ".join(f"{kind} {values[name]:.4f}" for kind, values in aps.items())
+            print(f"{name:10}{pair}")
+    files = {**artifact.files, "manifest.json": b""}
+    manifest = make_manifest(
+        config, categories, form=form, files=sorted(files), inputs=artifact.inputs,
+        canvas=artifact.canvas, picture_size=options.picture_size, resized=artifact.resized,
+        precision=artifact.precision, valid_dtype="int32" if options.deepstream else "bool",
+        details={**artifact.details, **details},
+    )  # fmt: skip
+    files["manifest.json"] = _dump(manifest)
+    write(Path(output), files)
+    print(f"{output}: {', '.join(sorted(files))}")
+    for kind, check in artifact.self_check.items():
+        print(f"self-check, {kind}: {check['text']}")
+    return manifest
+
+
+def load(config: ConfigDict | None, weights: str, form: str) -> tuple[ConfigDict, dict, list[dict]]:
+    """The config, the variables and the categories of a run or of a file of weights."""
+    categories = None
     if pretrained.is_run(weights):
         workdir = find_checkpoint(weights).workdir
         run_config, categories = run.read_workdir(workdir)
@@ -47,14 +135,41 @@ def export(config: ConfigDict | None, weights: str, form: str, output: str) -> P
         raise ValueError(f"--weights {weights} is no run: it needs --config")
     if form == "torchvision":
         check_torchvision(config.model)
+    run.check_entries(config)
     variables = run.load_variables(weights, config)
-    if form == "torchvision":
-        arrays = to_torchvision(variables, norm_eps=config.model.norm_eps)
-    else:
-        arrays = to_ours_flat(variables)
-    _write(target, arrays)
-    print(f"{target}: {len(arrays)} arrays in the names of --format={form}")
-    return target
+    if categories is None:
+        categories = run.categories_of_weights(config, variables)
+        config.model.num_classes = len(categories)
+    return config, variables, categories
+
+
+def score(
+    config: ConfigDict, dataset: CocoDataset, predict: Callable, artifact: Artifact
+) -> dict[str, float]:
+    """AP of an exported model on the images of `config.data.val_json` that fit its input."""
+    loader = EvalLoader(
+        dataset, example_options(config.data), batch_size=1, num_workers=config.data.num_workers,
+        max_images=config.eval.max_images,
+    )  # fmt: skip
+    kept = []
+
+    def fitting():
+        for batch in loader:
+            if artifact.takes(batch.images, batch.image_sizes):
+                kept.append(dataset.images[int(batch.image_index[0])].id)
+                yield batch
+
+    results = evaluator.detect(
+        lambda _, batch: predict(np.asarray(batch.images), np.asarray(batch.image_sizes)),
+        {}, fitting(), dataset, jax.make_mesh((1,), ("data",), devices=jax.local_devices()[:1]),
+        loader.num_images, paste=config.eval.paste, box_offset=config.eval.box_offset,
+    )  # fmt: skip
+    if not kept:
+        raise ValueError(f"no image of {dataset.json_path} has the size that the model is for")
+    if len(kept) < loader.num_images:
+        logging.info("AP of the %d of %d images that fit", len(kept), loader.num_images)
+    metrics = coco_evaluation.score(dataset.json_path, *results, image_ids=kept, skip_bad=True)
+    return {name: metrics[name] for name in AP_NAMES}
 
 
 def check_torchvision(model: ConfigDict) -> None:
@@ -75,27 +190,79 @@ def check_torchvision(model: ConfigDict) -> None:
         logging.warning("%s", line)
 
 
-def _write(target: Path, arrays: dict[str, np.ndarray]) -> None:
-    """Write the file in one step: it is there as a whole or not at all."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    draft = target.with_name(target.name + ".tmp")
-    save_file(arrays, draft)
-    os.replace(draft, target)
+def write(folder: Path, files: dict[str, bytes]) -> None:
+    """Write files, each in one step: it is there as a whole or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        draft = folder / (name + ".tmp")
+        draft.write_bytes(content)
+        os.replace(draft, folder / name)
+
+
+def _largest_difference(a: dict, b: dict) -> float:
+    gaps = jax.tree.map(lambda x, y: float(np.abs(np.asarray(x) - np.asarray(y)).max()), a, b)
+    return max(jax.tree.leaves(gaps))
+
+
+def _json(config: ConfigDict) -> dict:
+    return json.loads(json.dumps(config.to_dict()))
+
+
+def _dump(content: dict) -> bytes:
+    return json.dumps(content, indent=1).encode()
 
 
 def _define_flags() -> None:
     cli.define_config(required=False)
     flags.DEFINE_string("workdir", None, "Folder of a run; its latest checkpoint is taken.")
     flags.DEFINE_string("weights", None, "A workdir, one of its checkpoints/<step>, or a file.")
-    flags.DEFINE_enum("format", None, FORMATS, "Whose names the arrays get.", required=True)
-    flags.DEFINE_string("output", None, "The .safetensors file to write.", required=True)
+    flags.DEFINE_enum("format", None, FORMATS, "What to write.", required=True)
+    flags.DEFINE_string(
+        "output", None, "A folder; for weights the .safetensors file.", required=True
+    )
+    flags.DEFINE_integer(
+        "batch", None, "Pictures of one run. stablehlo takes any unless it is set, onnx has 1.", 1
+    )
+    flags.DEFINE_enum(
+        "orientation", "landscape", ["landscape", "portrait"],
+        "Whose canvas, for recipes that have two; square pictures are landscape.",
+    )  # fmt: skip
+    flags.DEFINE_list(
+        "picture_size", [], "HEIGHT,WIDTH of all pictures; onnx then has no input image_sizes."
+    )
+    flags.DEFINE_bool(
+        "deepstream", False, "onnx for nvinfer: planar float32 input and nvinfer.txt."
+    )
+    flags.DEFINE_integer("opset", None, "Of onnx; 17 unless it is set.")
+    flags.DEFINE_bool("int8", False, "Also quantise to int8, by the pictures of --calibration.")
+    flags.DEFINE_string("calibration", None, "Folder of pictures like those to come.")
+    flags.DEFINE_enum("calibrator", "minmax", CALIBRATORS, "How onnx ranges are found.")
 
 
 def main(_: Sequence[str]) -> None:
     FLAGS = flags.FLAGS
     if (FLAGS.workdir is None) == (FLAGS.weights is None):
         raise ValueError("export needs exactly one of --workdir and --weights")
-    export(FLAGS.config, FLAGS.workdir or FLAGS.weights, FLAGS.format, FLAGS.output)
+    options = ArtifactOptions(
+        batch=FLAGS.batch, orientation=FLAGS.orientation,
+        picture_size=_size("--picture_size", FLAGS.picture_size), deepstream=FLAGS.deepstream,
+        opset=FLAGS.opset, int8=FLAGS.int8, calibration=FLAGS.calibration,
+        calibrator=FLAGS.calibrator,
+    )  # fmt: skip
+    options.check(FLAGS.format)
+    weights = FLAGS.workdir or FLAGS.weights
+    if FLAGS.format in WEIGHTS:
+        export_weights(FLAGS.config, weights, FLAGS.format, FLAGS.output)
+    else:
+        export_model(FLAGS.config, weights, FLAGS.format, FLAGS.output, options)
+
+
+def _size(name: str, values: list[str]) -> tuple[int, int] | None:
+    if not values:
+        return None
+    if len(values) != 2 or not all(value.strip().isdigit() and int(value) for value in values):
+        raise ValueError(f"{name} is {','.join(values)}, expected HEIGHT,WIDTH in pixels")
+    return int(values[0]), int(values[1])
 
 
 if __name__ == "__main__":

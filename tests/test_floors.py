@@ -15,8 +15,8 @@ FLOORS = {
 LEAN = ["ops", "models", "training/step.py", "training/optim.py", "training/loss_scale.py",
         "benchmarking"]  # fmt: skip
 LEAN_IMPORTS = {"jax", "flax", "optax", "numpy", "jaxtyping", "mask_rcnn_jax", "pallas_kernels",
-                "collections", "dataclasses", "functools", "typing", "math", "re", "time",
-                "tomllib"}  # fmt: skip
+                "collections", "contextlib", "dataclasses", "functools", "typing", "math", "re",
+                "time", "tomllib"}  # fmt: skip
 
 
 def source_files():

@@ -1,5 +1,8 @@
 """`export` through the command line: what it writes is read back, and what it refuses."""
 
+import configparser
+import json
+
 import jax
 import numpy as np
 import pytest
@@ -57,15 +60,21 @@ def test_file_is_read_back_as_it_was(names, weights, tmp_path, capsys, caplog):
     arguments = ["--weights", path, f"--format={names}", "--output", target]
     assert run_inside("export", *small_flags(), *arguments) == 0
     arrays = load_file(target)
-    assert (
-        capsys.readouterr().out
-        == f"{target}: {len(arrays)} arrays in the names of --format={names}\n"
-    )
+    said = capsys.readouterr().out.splitlines()
+    assert said == [
+        f"{target}: {len(arrays)} arrays in the names of --format={names}",
+        "self-check: read back, the largest difference is 0",
+    ]
     assert "WARNING" not in {record.levelname for record in caplog.records}
     again, source = to_flax(arrays, norm="frozen", eps=1e-5)
     assert source == {"safetensors": "ours", "torchvision": "torchvision"}[names]
     jax.tree.map(np.testing.assert_array_equal, again, variables)
-    assert [file.name for file in target.parent.iterdir()] == [target.name]
+    assert sorted(file.name for file in target.parent.iterdir()) == [
+        "out.manifest.json", "out.safetensors",
+    ]  # fmt: skip
+    manifest = json.loads((target.parent / "out.manifest.json").read_text())
+    assert manifest["preprocessing"]["image_size"] == [800, 1333]
+    assert [entry["class"] for entry in manifest["classes"]] == [1, 2, 3]
     # The commands read it too.
     jax.tree.map(np.testing.assert_array_equal, load_variables(target, small_config()), variables)
 
@@ -129,6 +138,22 @@ def test_model_that_torchvision_does_not_have(changes, message, weights, tmp_pat
         (["--workdir", "a", "--weights", "b"], "export needs exactly one of"),
         (["--weights", "file.pth"], "--weights file.pth is no run: it needs --config"),
         (["--weights", "w.pth", "--output=model.pth"], "ends in .safetensors"),
+        (["--workdir=a", "--batch=2"], "--batch has no meaning with --format=safetensors"),
+        (["--workdir=a", "--int8"], "--int8 has no meaning with --format=safetensors"),
+        (["--workdir=a", "--format=stablehlo", "--opset=17"], "--opset has no meaning with"),
+        (
+            ["--workdir=a", "--format=stablehlo", "--picture_size=4,4"],
+            "--picture_size has no meaning with --format=stablehlo",
+        ),
+        (
+            ["--workdir=a", "--format=stablehlo", "--int8", "--calibrator=entropy"],
+            "--calibrator=entropy has no meaning with --format=stablehlo",
+        ),
+        (["--workdir=a", "--format=onnx", "--int8"], "--int8 needs --calibration"),
+        (["--workdir=a", "--format=onnx", "--calibration=b"], "--calibration is for --int8"),
+        (["--workdir=a", "--format=onnx", "--deepstream"], "--deepstream needs --picture_size"),
+        (["--workdir=a", "--format=onnx", "--picture_size=4"], "expected HEIGHT,WIDTH in pixels"),
+        (["--workdir=a", "--format=onnx", "--batch=0"], "--batch=0"),
     ],
 )
 def test_mistakes_are_one_line(arguments, message, capsys):
@@ -138,5 +163,76 @@ def test_mistakes_are_one_line(arguments, message, capsys):
 
 
 def test_format_must_be_one(capsys):
-    code = run_inside("export", "--workdir=a", "--format=onnx", "--output=a.safetensors")
+    code = run_inside("export", "--workdir=a", "--format=pickle", "--output=a.safetensors")
     assert "torchvision" in error_line(code, capsys.readouterr().err)
+
+
+def test_onnx_of_a_run_in_int8_for_deepstream(trained, tmp_path, capsys):
+    pytest.importorskip("onnx")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    target = tmp_path / "onnx"
+    arguments = [
+        "--workdir", trained.workdir, "--format=onnx", "--output", target, "--batch=2",
+        "--picture_size=48,64", "--deepstream", "--int8",
+        "--calibration", trained.data_dir / "val", "--config.eval.max_images=4",
+    ]  # fmt: skip
+    # Pictures of the validation set are 64 x 64 and those to come 48 x 64: no AP can be measured.
+    code = run_inside("export", *trained.flags, *arguments)
+    assert "no image of" in error_line(code, capsys.readouterr().err)
+    arguments[arguments.index("--picture_size=48,64")] = "--picture_size=64,64"
+    assert run_inside("export", *trained.flags, *arguments) == 0
+    said = capsys.readouterr().out
+    assert "self-check, float: 5" in said or "self-check, float: " in said
+    assert [line.split()[0] for line in said.splitlines()[-6:-2]][-1] == "mask_AP50"
+    files = ["calibration.json", "labels.txt", "manifest.json", "model.onnx", "model_int8.onnx",
+             "nvinfer.txt"]  # fmt: skip
+    assert sorted(path.name for path in target.iterdir()) == files
+    manifest = json.loads((target / "manifest.json").read_text())
+    names = [entry["name"] for entry in manifest["classes"]]
+    assert (target / "labels.txt").read_text().splitlines() == names
+    assert names == ["circle", "square", "triangle", "star"]
+    assert manifest["ap"].keys() == {"float", "int8"}
+    assert manifest["self_check"]["float"]["boxes"] < 0.1
+    assert manifest["calibration"] == {"pictures": 4, "calibrator": "minmax"}
+    assert manifest["preprocessing"]["resized_size"] == [64, 64]
+    nvinfer = configparser.ConfigParser()
+    nvinfer.read(target / "nvinfer.txt")
+    entries = nvinfer["property"]
+    assert entries["infer-dims"] == "3;64;64" and entries["net-scale-factor"] == "1.0"
+    assert entries["onnx-file"] == "model_int8.onnx" and entries["num-detected-classes"] == "4"
+    for name in ("model.onnx", "model_int8.onnx"):
+        session = onnxruntime.InferenceSession(
+            target / name, providers=["CPUExecutionProvider"]
+        )  # fmt: skip
+        (images,) = session.get_inputs()
+        assert (images.type, images.shape) == ("tensor(float)", [2, 3, 64, 64])
+        described = manifest["outputs"]
+        for output in session.get_outputs():
+            assert output.shape == described[output.name]["shape"]
+            kind = {"float32": "float"}.get(described[output.name]["dtype"], "int32")
+            assert output.type == f"tensor({kind})"
+
+
+@pytest.mark.slow
+def test_stablehlo_of_a_run_in_int8(trained, tmp_path, capsys):
+    pytest.importorskip("flatbuffers")
+    arguments = [
+        "--workdir", trained.workdir, "--format=stablehlo", "--output", tmp_path, "--int8",
+        "--calibration", trained.data_dir / "val", "--config.eval.max_images=2",
+    ]  # fmt: skip
+    assert run_inside("export", *trained.flags, *arguments) == 0
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert manifest["inputs"]["images"]["shape"] == ["batch", 64, 64, 3]
+    assert manifest["self_check"]["float"]["scores"] < 1e-4
+    sizes = [(tmp_path / f"{name}.stablehlo").stat().st_size for name in ("model", "model_int8")]
+    assert sizes[1] < 0.4 * sizes[0]
+
+
+def test_int8_needs_annotations_and_pictures(trained, tmp_path, capsys):
+    pytest.importorskip("onnx")
+    arguments = ["--workdir", trained.workdir, "--format=onnx", "--output", tmp_path, "--int8"]
+    absent = [*trained.flags, "--config.data.val_json=none.json", "--calibration", tmp_path]
+    code = run_inside("export", *absent, *arguments)
+    assert "--int8 reports AP on config.data.val_json" in error_line(code, capsys.readouterr().err)
+    code = run_inside("export", *trained.flags, "--calibration", tmp_path, *arguments)
+    assert "no pictures there" in error_line(code, capsys.readouterr().err)

@@ -1,0 +1,151 @@
+"""What comes with an exported model: `manifest.json`, `labels.txt` and a configuration of nvinfer.
+
+The manifest says everything that is needed to use the model without this package.
+"""
+
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from typing import Any
+
+OUTPUTS = {
+    "boxes": ("float32", [4], "x1, y1, x2, y2 in pixels of the input, by falling score"),
+    "scores": ("float32", [], "probability of the class"),
+    "classes": ("int32", [], "1, 2, .. as in `classes`"),
+    "masks": ("float32", [28, 28], "probability of the object on a grid stretched over its box"),
+    "valid": ("bool", [], "which rows hold a detection; the others hold zeros"),
+}
+RESIZES = {
+    "fit": "as large as image_size (height, width) allows, fractions of a pixel cut off",
+    "shortest_edge": "short side to image_size[0] unless the long one would exceed image_size[1]",
+}
+PASTES = {
+    "continuous": "bilinear with cell and pixel centres at +0.5, zero outside; from 0.5 up",
+    "integer": "a border of one zero cell, the box grown alike and cut to whole pixels; above 0.5",
+}
+
+
+def make_manifest(
+    config: Mapping[str, Any],
+    categories: Sequence[Mapping[str, Any]],
+    *,
+    form: str,
+    files: Sequence[str],
+    inputs: Mapping[str, Mapping[str, Any]],
+    canvas: tuple[int, int] | None,
+    picture_size: tuple[int, int] | None,
+    resized: tuple[int, int] | None,
+    precision: str,
+    valid_dtype: str,
+    details: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The content of `manifest.json`.
+
+    Args:
+        config: the recipe. categories: `[{"id", "name"}, ...]`, class 1 first.
+        form: of `export --format`. files: what was written.
+        inputs: dtype, shape and meaning by name; empty for a file of weights.
+        canvas: (H, W) of the input. picture_size: (height, width) that pictures must have, and
+            `resized` what becomes of it on the canvas; None for any.
+        precision: that it computes in. valid_dtype: of the output `valid`.
+        details: more entries, such as what the self-check found.
+    """
+    data, model, options = config["data"], config["model"], config["eval"]
+    manifest = {
+        "format": form,
+        "files": list(files),
+        "made_by": f"mask_rcnn_jax {_version()}",
+        "precision": precision,
+        "classes": [
+            {"class": k, "id": category["id"], "name": category["name"]}
+            for k, category in enumerate(categories, start=1)
+        ],
+        "preprocessing": {
+            "colours": "RGB, 0 to 255; normalised inside, as in training",
+            "resize": data["resize"],
+            "resize_means": RESIZES[data["resize"]],
+            "image_size": list(data["image_size"]),
+            "rounding_of_sides": data["resize_rounding"],
+            "interpolation": "PIL bilinear" if data["antialias"] else "OpenCV INTER_LINEAR",
+            "rounded_to_whole_numbers": data["image_dtype"] == "uint8",
+            "placement": "upper left corner of the canvas; what lies beyond the picture is ignored",
+            "pixel_mean": list(model["pixel_mean"]),
+            "pixel_std": list(model["pixel_std"]),
+        },
+        "postprocessing": {
+            "boxes": "divide x by (resized width / width), y by (resized height / height)",
+            "mask": PASTES[options["paste"]],
+            "mask_rule": options["paste"],
+            "width_offset": options["box_offset"],
+        },
+        **details,
+    }
+    if inputs:
+        manifest["inputs"] = dict(inputs)
+        rows = [inputs["images"]["shape"][0], options["detections_per_image"]]
+        manifest["outputs"] = {
+            name: {
+                "dtype": valid_dtype if name == "valid" else dtype,
+                "shape": rows + shape,
+                "means": means,
+            }
+            for name, (dtype, shape, means) in OUTPUTS.items()
+        }
+        manifest["detection"] = {
+            name: options[name] for name in (
+                "score_threshold", "min_box_size", "nms_thresh", "pre_nms_topk",
+                "detections_per_image",
+            )
+        }  # fmt: skip
+        manifest["preprocessing"]["canvas"] = list(canvas)
+    if picture_size is not None:
+        manifest["preprocessing"]["picture_size"] = list(picture_size)
+        manifest["preprocessing"]["resized_size"] = list(resized)
+    return manifest
+
+
+def labels(categories: Sequence[Mapping[str, Any]]) -> str:
+    """A name a line, the first of class 1."""
+    return "".join(" ".join(str(category["name"]).split()) + "\n" for category in categories)
+
+
+def nvinfer_config(
+    canvas: tuple[int, int], *, model_file: str, batch: int, num_classes: int, int8: bool
+) -> str:
+    """DeepStream's nvinfer for a planar float32 model of `deploy.onnx`.
+
+    Pixels go in as they are (factor 1, offsets 0): the one factor of nvinfer cannot say a standard
+    deviation per colour, so the model normalises. Outputs are attached as tensors.
+    """
+    height, width = canvas
+    engine = f"{model_file}_b{batch}_gpu0_{'int8' if int8 else 'fp32'}.engine"
+    entries = {
+        "gpu-id": 0,
+        "onnx-file": model_file,
+        "model-engine-file": engine,
+        "labelfile-path": "labels.txt",
+        "batch-size": batch,
+        "network-mode": 1 if int8 else 0,  # 0 is float32, 1 int8
+        "infer-dims": f"3;{height};{width}",
+        "network-input-order": 0,  # planar
+        "model-color-format": 0,  # RGB
+        "net-scale-factor": "1.0",
+        "offsets": "0;0;0",
+        "maintain-aspect-ratio": 1,
+        "symmetric-padding": 0,  # right and below
+        "scaling-filter": 1,  # bilinear
+        "process-mode": 1,  # whole frames
+        "network-type": 100,  # outputs are no type of DeepStream's own ...
+        "output-tensor-meta": 1,  # ... but attached to the frame
+        "output-blob-names": "boxes;scores;classes;masks;valid",
+        "num-detected-classes": num_classes,
+        "cluster-mode": 4,  # none: the model has done it
+        "gie-unique-id": 1,
+    }
+    return "[property]\n" + "".join(f"{key}={value}\n" for key, value in entries.items())
+
+
+def _version() -> str:
+    try:
+        return metadata.version("mask-rcnn-jax")
+    except metadata.PackageNotFoundError:
+        return "(not installed)"

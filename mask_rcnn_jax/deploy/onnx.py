@@ -1,0 +1,188 @@
+"""Mask R-CNN as one ONNX model: a picture in, detections out, of standard operators alone.
+
+Every step of `MaskRCNN.predict` has its counterpart here, with the same order of equal scores:
+TopK puts the lower row first, as `lax.top_k` does; NonMaxSuppression gets boxes that are sorted and
+scores that only say how, so that nothing hangs on its own sort; RoiAlign reads every level, with
+the boxes of other levels moved off the map, where it gives zeros.
+"""
+
+import importlib
+from collections.abc import Callable
+
+import numpy as np
+
+from mask_rcnn_jax.deploy.onnx_graph import Graph, Map, finish, floats, ints
+from mask_rcnn_jax.deploy.onnx_layers import Extent, Trunk, inside
+from mask_rcnn_jax.deploy.onnx_regions import Regions
+from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
+from mask_rcnn_jax.structures import Detections
+
+
+def check_mappable(model: MaskRCNN, batch: int, image_size: tuple[int, int] | None) -> None:
+    """Raise ValueError for what the operators do not compute exactly."""
+    if model.roi_border == "clamp" and model.roi_min_size > 0:
+        raise ValueError(
+            f"--format=onnx: model.roi_border='clamp' with model.roi_min_size={model.roi_min_size} "
+            "has no RoiAlign in ONNX, which counts samples outside the map as zero; "
+            "model.roi_border='zero' or model.roi_min_size=0 can be exported"
+        )
+    if model.norm not in ("frozen", "affine", "batch", "group"):
+        raise ValueError(f"--format=onnx: model.norm is {model.norm!r}, which it does not know")
+    if model.pad_multiple and batch > 1 and image_size is None:
+        raise ValueError(
+            f"--format=onnx: --batch is {batch}, but with model.pad_multiple={model.pad_multiple} "
+            "maps end at each picture: only --batch=1, or --picture_size for pictures of one size"
+        )
+
+
+def export_canvas(
+    model: MaskRCNN, canvas: tuple[int, int], image_size: tuple[int, int] | None
+) -> tuple[int, int]:
+    """(H, W) of the input: the recipe's canvas, or for pictures of one size what counts of it."""
+    if image_size is None or not model.pad_multiple:
+        return canvas
+    height, width = (-(-side // model.pad_multiple) * model.pad_multiple for side in image_size)
+    return height, width
+
+
+def build_onnx(
+    model: MaskRCNN,
+    variables: dict,
+    *,
+    canvas: tuple[int, int],
+    batch: int,
+    image_size: tuple[int, int] | None,
+    dtype: str,
+    planar: bool,
+    opset: int,
+    score_threshold: float,
+    min_box_size: float,
+    nms_thresh: float,
+    pre_nms_topk: int,
+    detections_per_image: int,
+):
+    """The checked `onnx.ModelProto` of `model.predict` with these weights, in float32.
+
+    Args:
+        canvas: (H, W) of the input, see `export_canvas`.
+        image_size: (height, width) on the canvas of every picture, which is then no input; None
+            makes it the input `image_sizes`, int32 [batch, 2].
+        dtype: of the input `images` in 0..255, "uint8" or "float32".
+        planar: `images` are [batch, 3, H, W] in place of [batch, H, W, 3].
+        opset: of OPSETS. The other arguments are those of `MaskRCNN.predict`.
+
+    Outputs are the fields of `Detections`, `valid` as int32 where `planar`.
+    Raises ValueError for what `check_mappable` refuses.
+    """
+    check_mappable(model, batch, image_size)
+    height, width = canvas
+    graph = Graph()
+    inputs = {
+        "images": (
+            {"uint8": "UINT8", "float32": "FLOAT"}[dtype],
+            [batch, 3, height, width] if planar else [batch, height, width, 3],
+        )
+    }
+    if image_size is None:
+        inputs["image_sizes"] = ("INT32", [batch, 2])
+        sizes = graph.cast("image_sizes", "INT64")
+    else:
+        sizes = graph.constant(np.tile(ints(*image_size), (batch, 1)))
+    extent = None
+    if model.pad_multiple and image_size is None:
+        multiple = ints(model.pad_multiple)
+        blocks = graph.op("Div", graph.op("Add", sizes, multiple - 1), multiple)
+        extent = graph.op("Mul", blocks, multiple)
+    regions = Regions(graph, model, variables["params"], canvas, batch, Extent(graph, extent))
+    images = _normalise(graph, model, canvas, dtype, planar, sizes, image_size == canvas)
+    pyramid = Trunk(graph, model, variables, regions.extent).pyramid(images)
+    limits = regions.box_limits(sizes)
+    boxes, valid, rows = regions.proposals(pyramid, limits)
+    boxes, classes, valid = regions.detections(
+        pyramid, boxes, valid, rows, limits, score_threshold=score_threshold,
+        min_box_size=min_box_size, nms_thresh=nms_thresh, pre_nms_topk=pre_nms_topk,
+        count=detections_per_image, valid_as="INT32" if planar else "BOOL",
+    )  # fmt: skip
+    regions.masks(pyramid, boxes, classes, valid, detections_per_image)
+    count = [batch, detections_per_image]
+    outputs = {
+        "boxes": ("FLOAT", [*count, 4]),
+        "scores": ("FLOAT", count),
+        "classes": ("INT32", count),
+        "masks": ("FLOAT", [*count, 28, 28]),
+        "valid": ("INT32" if planar else "BOOL", count),
+    }
+    return finish(graph, "mask_rcnn", inputs, outputs, opset)
+
+
+def load_onnx(model: bytes) -> Callable:
+    """A function (images [n, H, W, 3], image_sizes [n, 2]) to `Detections` of an exported model.
+
+    It takes up to as many pictures as the model's batch, and a canvas at least as large as its own,
+    of which it reads the upper left part.
+    """
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    wanted = {value.name: value for value in session.get_inputs()}
+    names = [value.name for value in session.get_outputs()]
+
+    def run(images: np.ndarray, image_sizes: np.ndarray) -> Detections:
+        dtype = {"tensor(uint8)": "uint8", "tensor(float)": "float32"}[wanted["images"].type]
+        feeds = as_feeds(images, image_sizes, wanted["images"].shape, dtype)
+        feeds = {name: value for name, value in feeds.items() if name in wanted}
+        found = dict(zip(names, session.run(names, feeds), strict=True))
+        found["valid"] = found["valid"].astype(bool)
+        return Detections(**{name: value[: len(images)] for name, value in found.items()})
+
+    return run
+
+
+def as_feeds(images: np.ndarray, image_sizes: np.ndarray, shape: list[int], dtype: str) -> dict:
+    """Pictures as the inputs of a model, the last one repeated up to its batch.
+
+    shape, dtype: of the input `images`, such as [1, 3, 64, 64] and "float32".
+    """
+    planar = shape[1] == 3
+    height, width = shape[2:] if planar else shape[1:3]
+    rows = np.minimum(np.arange(shape[0]), len(images) - 1)
+    images = np.asarray(images)[rows, :height, :width]
+    images = images.transpose(0, 3, 1, 2) if planar else images
+    sizes = np.asarray(image_sizes)[rows]
+    return {"images": np.ascontiguousarray(images, dtype), "image_sizes": sizes.astype(np.int32)}
+
+
+def check_packages(*names: str) -> None:
+    """Raise ValueError, naming what to install, if one of them is missing."""
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise ValueError(
+                f"--format=onnx needs the package {name}: pip install 'mask-rcnn-jax[export]'"
+            ) from error
+
+
+def _normalise(
+    graph: Graph,
+    model: MaskRCNN,
+    canvas: tuple[int, int],
+    dtype: str,
+    planar: bool,
+    sizes: str,
+    fills_canvas: bool,
+) -> Map:
+    """NCHW in units of the standard deviation, zero beyond the picture."""
+    x = graph.cast("images", "FLOAT") if dtype == "uint8" else "images"
+    if not planar:
+        x = graph.op("Transpose", x, perm=[0, 3, 1, 2])
+    mean, std = (
+        np.array(values, np.float32)[:, None, None]
+        for values in (model.pixel_mean, model.pixel_std)
+    )
+    x = graph.op("Div", graph.op("Sub", x, mean), std)
+    if not fills_canvas:
+        x = graph.op("Where", inside(graph, sizes, *canvas), x, floats(0.0))
+    return Map(x, *canvas)

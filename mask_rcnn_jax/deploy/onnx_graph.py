@@ -1,0 +1,139 @@
+"""An ONNX graph under construction: its nodes, constants and small compounds of operators.
+
+Values are referred to by their names (str); numpy arrays in their place become constants.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+OPSETS = range(16, 22)  # RoiAlign's half pixel came with 16; nothing in use changes up to 21
+# Scores of rows that do not count. Finite: runtimes for half precision keep it apart from NaN.
+NEVER = -1e30
+
+
+class Map(NamedTuple):
+    """A feature map, [B, C, height, width]."""
+
+    name: str
+    height: int
+    width: int
+
+
+class Graph:
+    """Nodes in the order of computation."""
+
+    def __init__(self):
+        self.nodes = []
+        self.initializers = []
+        self._constants: dict[str | tuple, str] = {}
+        self._count = 0
+
+    def op(
+        self,
+        op_type: str,
+        *inputs: str | np.ndarray,
+        outputs: int = 1,
+        name: str = "",
+        **attributes,
+    ) -> str | list[str]:
+        """Append an operator; returns the name of its output, or a list if it has several."""
+        from onnx import helper
+
+        self._count += 1
+        name = name or f"{op_type}_{self._count}"
+        results = [name] if outputs == 1 else [f"{name}:{i}" for i in range(outputs)]
+        inputs = [value if isinstance(value, str) else self.constant(value) for value in inputs]
+        self.nodes.append(helper.make_node(op_type, inputs, results, name=name, **attributes))
+        return results[0] if outputs == 1 else results
+
+    def constant(self, value: np.ndarray, name: str = "") -> str:
+        """The name of a constant. One of the same name, or a small equal one, is stored once."""
+        from onnx import numpy_helper
+
+        value = np.ascontiguousarray(value)
+        small = value.size <= 64
+        key = name or (small and (value.dtype.str, value.shape, value.tobytes()))
+        if key and key in self._constants:
+            return self._constants[key]
+        name = name or f"constant_{len(self.initializers)}"
+        self.initializers.append(numpy_helper.from_array(value, name))
+        if key:
+            self._constants[key] = name
+        return name
+
+    def reshape(self, x: str, *shape: int) -> str:
+        return self.op("Reshape", x, ints(*shape))
+
+    def unsqueeze(self, x: str, axis: int) -> str:
+        return self.op("Unsqueeze", x, ints(axis))
+
+    def slice(self, x: str, start: int, stop: int, axis: int) -> str:
+        return self.op("Slice", x, ints(start), ints(stop), ints(axis))
+
+    def concat(self, *parts: str | np.ndarray, axis: int) -> str:
+        return parts[0] if len(parts) == 1 else self.op("Concat", *parts, axis=axis)
+
+    def cast(self, x: str, dtype: str, name: str = "") -> str:
+        """dtype: as in onnx.TensorProto, such as "FLOAT"."""
+        from onnx import TensorProto
+
+        return self.op("Cast", x, to=getattr(TensorProto, dtype), name=name)
+
+    def rows(self, x: str, index: str) -> str:
+        """x [B, N, ...] and index [B, M] to x[b, index[b, m]], [B, M, ...]."""
+        return self.op("GatherND", x, self.unsqueeze(index, 2), batch_dims=1)
+
+    def top_k(self, x: str, count: int) -> list[str]:
+        """The largest along the last axis by falling value, and their int64 index; of equals the
+        lower index comes first."""
+        return self.op("TopK", x, ints(count), axis=-1, largest=1, sorted=1, outputs=2)
+
+    def pad_rows(self, x: str, shape: Sequence[int], count: int, dtype) -> str:
+        """x [B, shape[1], ...] with zeros up to `count` rows."""
+        if shape[1] == count:
+            return x
+        zeros = np.zeros((shape[0], count - shape[1], *shape[2:]), dtype)
+        return self.concat(x, zeros, axis=1)
+
+
+def ints(*values: int) -> np.ndarray:
+    return np.array(values, np.int64)
+
+
+def floats(*values: float) -> np.ndarray:
+    """A constant [n], or of no axes for one number."""
+    return np.array(values if len(values) > 1 else values[0], np.float32)
+
+
+def finish(
+    graph: Graph, name: str, inputs: dict[str, tuple], outputs: dict[str, tuple], opset: int
+):
+    """The checked `onnx.ModelProto`. inputs, outputs: dtype (as in TensorProto) and shape by name.
+
+    Raises ValueError for an opset that the operators are not meant for.
+    """
+    import onnx
+    from onnx import helper
+
+    if opset not in OPSETS:
+        raise ValueError(f"--opset is {opset}, expected {OPSETS.start} to {OPSETS.stop - 1}")
+
+    def infos(values):
+        return [
+            helper.make_tensor_value_info(key, getattr(onnx.TensorProto, dtype), shape)
+            for key, (dtype, shape) in values.items()
+        ]
+
+    body = helper.make_graph(
+        graph.nodes, name, infos(inputs), infos(outputs), initializer=graph.initializers
+    )
+    imports = [helper.make_opsetid("", opset)]
+    # The oldest version of the file format that knows the opset, for the oldest readers.
+    version = helper.find_min_ir_version_for(imports)
+    model = helper.make_model(
+        body, opset_imports=imports, ir_version=version, producer_name="mask_rcnn_jax"
+    )
+    onnx.checker.check_model(model, full_check=True)
+    return model

@@ -1,0 +1,68 @@
+"""Small models with random weights that find something, and pictures for them."""
+
+from functools import partial
+
+import jax
+import numpy as np
+
+from mask_rcnn_jax.data.options import example_options
+from mask_rcnn_jax.data.shapes import draw_picture
+from mask_rcnn_jax.deploy.pictures import on_canvas
+from mask_rcnn_jax.models.mask_rcnn import predict_options
+from mask_rcnn_jax.training.run import load_config, make_model
+from mask_rcnn_jax.training.step import abstract_variables
+from tests.commands.command import ROOT
+
+SMALL = {
+    "model.depth": 10,
+    "model.num_classes": 3,
+    "model.fpn_channels": 16,
+    "model.rpn_channels": 16,
+    "model.box_channels": 32,
+    "model.mask_channels": 8,
+    "model.anchor_sizes": (16.0, 32.0, 64.0, 128.0, 256.0),
+    "model.pre_nms_topk_test": 100,
+    "model.post_nms_topk_test": 30,
+    "train.precision": "float32",
+    "eval.pre_nms_topk": 60,
+    "eval.detections_per_image": 12,
+    "eval.score_threshold": 0.05,
+}
+# What makes the outputs of random layers vary as much as those of trained ones.
+GAINS = {"objectness_logits": 1.0, "anchor_deltas": 0.3, "cls_score": 2.0, "bbox_pred": 1.0}
+
+
+def small_config(recipe: str, size: tuple[int, int], **changes):
+    """A recipe on small pictures. `size` is its data.image_size."""
+    overrides = {"data.short_sides": (), "data.image_size": size}
+    changes = {name.replace("__", "."): value for name, value in changes.items()}
+    return load_config(ROOT / "configs" / f"{recipe}.py", SMALL | overrides | changes)
+
+
+def random_variables(config) -> dict:
+    rng = np.random.default_rng(0)
+
+    def fill(path, leaf):
+        name = jax.tree_util.keystr(path)
+        if name.endswith("['var']") or name.endswith("['scale']"):
+            return rng.uniform(0.8, 1.2, leaf.shape).astype(np.float32)
+        if not name.endswith("['kernel']"):
+            return rng.normal(0, 0.1, leaf.shape).astype(np.float32)
+        inputs = leaf.shape[-1] if "mask_deconv" in name else np.prod(leaf.shape[:-1])
+        gain = next((GAINS[layer] for layer in GAINS if layer in name), 1.2)
+        return rng.normal(0, gain / np.sqrt(inputs), leaf.shape).astype(np.float32)
+
+    model = make_model(config, config.model.num_classes)
+    return jax.tree_util.tree_map_with_path(fill, abstract_variables(model))
+
+
+def predict_function(config):
+    """The model, and (variables, images, image_sizes) to `Detections`."""
+    model = make_model(config, config.model.num_classes)
+    return model, partial(model.apply, method="predict", **predict_options(config.eval))
+
+
+def generated(config, sizes, canvas, picture_size=None):
+    """Pictures of these sizes as inputs of the model."""
+    drawn = [draw_picture(0, "val", i, size)[0] for i, size in enumerate(sizes)]
+    return list(on_canvas(drawn, example_options(config.data), canvas, picture_size))

@@ -1,0 +1,242 @@
+"""The ONNX model against the live one: operators, layers, whole recipes, and what is refused."""
+
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+
+from mask_rcnn_jax.data.coco import decode_image
+from mask_rcnn_jax.data.options import example_options
+from mask_rcnn_jax.data.resize import resize_plan
+from mask_rcnn_jax.deploy.compare import compare
+from mask_rcnn_jax.deploy.pictures import on_canvas
+from mask_rcnn_jax.models.frame import STRIDES, Frame
+from mask_rcnn_jax.models.mask_rcnn import predict_options
+from mask_rcnn_jax.ops.nms import nms
+from mask_rcnn_jax.ops.roi_align import roi_align
+from tests.deploy.small_model import generated, predict_function, random_variables, small_config
+from tests.helpers import random_boxes, shared
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+from mask_rcnn_jax.deploy.onnx import build_onnx, export_canvas, load_onnx  # noqa: E402
+from mask_rcnn_jax.deploy.onnx_graph import OPSETS, Graph, Map, finish  # noqa: E402
+from mask_rcnn_jax.deploy.onnx_layers import Extent, Trunk  # noqa: E402
+from mask_rcnn_jax.deploy.onnx_regions import Regions  # noqa: E402
+
+SIZES = [(60, 96), (96, 64), (90, 90)]
+RECIPES = {
+    "quickstart": (96, 128),
+    "coco": (64, 128),
+    "coco_nvidia_tf1": (64, 128),
+    "coco_tao": (64, 128),
+    "coco_torchvision": (64, 100),
+    "coco_nvidia_pytorch": (64, 100),
+    "coco_detectron2": (64, 100),
+}
+NUMPY_TYPES = {"float32": "FLOAT", "int64": "INT64", "bool": "BOOL"}
+
+
+def run_graph(graph, inputs: dict, outputs: list[str], rank: int, opset: int = 17) -> list:
+    """Values of `outputs`, which have that many axes of any length."""
+    import onnxruntime
+
+    infos = {k: (NUMPY_TYPES[v.dtype.name], list(v.shape)) for k, v in inputs.items()}
+    model = finish(graph, "test", infos, {k: ("FLOAT", [None] * rank) for k in outputs}, opset)
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    return session.run(outputs, inputs)
+
+
+def export(config, variables, **changes):
+    model, _ = predict_function(config)
+    plan = resize_plan(*(changes.pop("size", None) or (64, 96)), example_options(config.data))
+    options = dict(batch=1, image_size=None, dtype="uint8", planar=False, opset=17) | changes
+    if config.data.image_dtype == "float32":
+        options["dtype"] = "float32"
+    canvas = export_canvas(model, plan.canvas, options["image_size"])
+    built = build_onnx(model, variables, canvas=canvas, **options, **predict_options(config.eval))
+    return load_onnx(built.SerializeToString()), plan.canvas
+
+
+@pytest.mark.parametrize("opset", [OPSETS.start, 17, OPSETS.stop - 1])
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+def test_nms_is_ours(offset, opset):
+    rng = np.random.default_rng(1)
+    config = small_config("coco", (64, 128), model__iou_offset=offset)
+    model, _ = predict_function(config)
+    boxes = np.stack([random_boxes(rng, 80, 60), random_boxes(rng, 80, 60)])
+    boxes[:, ::9, 2] = boxes[:, ::9, 0] - 0.7  # inside out
+    boxes[:, 1::9, 2:] = boxes[:, 1::9, :2]  # without area
+    boxes[:, 40] = boxes[:, 2]  # the same twice
+    valid = rng.random((2, 80)) > 0.2
+    classes = rng.integers(1, 4, (2, 80))
+    graph = Graph()
+    regions = Regions(graph, model, {}, (64, 64), 2, Extent(graph, None))
+    for name, groups in (("all", None), ("grouped", "classes")):
+        keep = regions.nms("boxes", "valid", 80, iou_thresh=0.4, max_out=7, classes=groups)
+        graph.cast(keep, "FLOAT", name=name)
+    inputs = {"boxes": boxes, "valid": valid, "classes": classes.astype(np.int64)}
+    kept, grouped = run_graph(graph, inputs, ["all", "grouped"], 2, opset)
+    options = dict(iou_thresh=0.4, offset=offset)
+    np.testing.assert_array_equal(kept > 0, nms(boxes, valid, max_out=7, **options))
+    # Seven of each class here, where ours counts over all: compare the first seven of all.
+    expected = np.asarray(nms(boxes, valid, groups=classes.astype(np.int32), **options))
+    for c in (1, 2, 3):
+        of_class = expected & (classes == c)
+        of_class &= np.cumsum(of_class, axis=1) <= 7
+        np.testing.assert_array_equal((grouped > 0) & (classes == c), of_class)
+
+
+@pytest.mark.parametrize(
+    ("half_pixel", "sampling", "border", "min_size"),
+    [
+        (False, 1, "clamp", 0.0),  # NVIDIA TensorFlow, TAO
+        (False, 2, "zero", 1.0),  # torchvision, NVIDIA PyTorch
+        (True, 0, "zero", 0.0),  # detectron2
+        (True, 2, "clamp", 0.0),  # quickstart
+    ],
+)
+@pytest.mark.parametrize("max_level", [5, 6])
+def test_roi_align_is_ours(half_pixel, sampling, border, min_size, max_level):
+    rng = np.random.default_rng(2)
+    config = small_config(
+        "coco", (64, 128), model__roi_half_pixel=half_pixel, model__roi_sampling=sampling,
+        model__roi_border=border, model__roi_min_size=min_size, model__roi_max_level=max_level,
+        model__iou_offset=1.0,
+    )  # fmt: skip
+    model, _ = predict_function(config)
+    side = 576  # large enough for boxes of P5
+    boxes = np.stack([random_boxes(rng, 12, side), random_boxes(rng, 12, 80.0)])
+    boxes[0, 0] = 0, 0, side, side
+    boxes[0, 1] = side - 0.5, side - 3, side, side  # a speck in the corner
+    boxes[0, 2] = 0
+    boxes[0, 3] = 100, 100, 212, 211  # 113 x 112 with inclusive pixels
+    maps = [
+        rng.normal(size=(2, -(-side // stride), -(-side // stride), 3)).astype(np.float32)
+        for stride in STRIDES
+    ]
+    inputs = {f"p{i}": m.transpose(0, 3, 1, 2).copy() for i, m in enumerate(maps)}
+    graph = Graph()
+    regions = Regions(graph, model, {}, (side, side), 2, Extent(graph, None))
+    named = [Map(f"p{i}", *m.shape[1:3]) for i, m in enumerate(maps)]
+    graph.op("Identity", regions.pool(named, "boxes", 12, 7), name="pooled")
+    used = {k: v for k, v in inputs.items() if int(k[1]) < max_level - 1} | {"boxes": boxes}
+    (pooled,) = run_graph(graph, used, ["pooled"], 4)
+    expected = roi_align(
+        maps[: max_level - 1], boxes, output_size=7, strides=STRIDES[: max_level - 1],
+        sampling=sampling, max_sampling=16, half_pixel=half_pixel, border=border,
+        min_size=min_size or None, level_offset=1.0,
+    )  # fmt: skip
+    expected = np.asarray(expected).reshape(24, 7, 7, 3).transpose(0, 3, 1, 2)
+    np.testing.assert_allclose(pooled, expected, atol=2e-4)
+
+
+@pytest.mark.parametrize("stride_in", ["1x1", "3x3"])
+def test_bottlenecks_are_ours(stride_in):
+    config = small_config(
+        "coco", (64, 64), model__depth=50, model__stride_in=stride_in, model__norm="affine",
+        model__norm_eps=1e-3, model__channel_order="bgr",
+    )  # fmt: skip
+    model, variables = predict_function(config)[0], random_variables(config)
+    rng = np.random.default_rng(3)
+    images = rng.integers(0, 256, (1, 64, 64, 3), dtype=np.uint8)
+    normalised = (images - np.array(model.pixel_mean)) / np.array(model.pixel_std)
+    graph = Graph()
+    maps = Trunk(graph, model, variables, Extent(graph, None)).pyramid(Map("images", 64, 64))
+    feed = {"images": normalised.transpose(0, 3, 1, 2).astype(np.float32).copy()}
+    found = run_graph(graph, feed, [m.name for m in maps], 4)
+    expected, _ = jax.jit(partial(model.apply, method="pyramid", train=False))(
+        variables, images, np.array([[64, 64]], np.int32)
+    )
+    for ours, theirs in zip(expected, found, strict=True):
+        ours = np.asarray(ours).transpose(0, 3, 1, 2)
+        np.testing.assert_allclose(theirs, ours, atol=1e-4 * np.abs(ours).max())
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_detections_are_the_live_ones(recipe):
+    depth = {"model__depth": 10}
+    if recipe == "coco_torchvision":
+        depth["model__norm_eps"] = 1e-5
+    config = small_config(recipe, RECIPES[recipe], **depth)
+    variables = random_variables(config)
+    _, predict = predict_function(config)
+    exported, canvas = export(config, variables)
+    pictures = generated(config, SIZES, canvas)
+    live = jax.jit(partial(predict, variables))
+    found = compare(live, exported, pictures, config.eval.score_threshold)
+    assert found.detections >= 9, found
+    assert found.within_bars and found.masks < 1e-2, found
+
+
+@pytest.mark.parametrize("recipe", ["quickstart", "coco_torchvision"])
+def test_pictures_of_one_size_in_batches_and_planar(recipe):
+    config = small_config(recipe, RECIPES[recipe], data__image_dtype="uint8")
+    variables = random_variables(config)
+    _, predict = predict_function(config)
+    live = jax.jit(partial(predict, variables))
+    plan = resize_plan(48, 80, example_options(config.data))
+    exported, canvas = export(
+        config, variables, size=(48, 80), image_size=plan.size, batch=2, planar=True,
+        dtype="float32",
+    )  # fmt: skip
+    pictures = generated(config, [(48, 80)] * 3, canvas)
+    found = compare(live, exported, pictures, config.eval.score_threshold)
+    assert found.detections >= 9 and found.within_bars, found
+    # Two in one run are what they are alone.
+    images, sizes = (np.concatenate(parts) for parts in zip(*pictures[:2], strict=True))
+    together = exported(images, sizes)
+    for row in range(2):
+        alone = exported(images[row : row + 1], sizes[row : row + 1])
+        np.testing.assert_allclose(together.boxes[row], alone.boxes[0], atol=1e-3)
+        np.testing.assert_allclose(together.scores[row], alone.scores[0], atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["coco", "coco_torchvision"])
+def test_fifty_coco_pictures(recipe):
+    size = (256, 384)
+    paths = sorted(shared("data/coco_mini/val2017").glob("*.jpg"))[:50]
+    config = small_config(recipe, size)
+    variables = random_variables(config)
+    _, predict = predict_function(config)
+    exported, canvas = export(config, variables, size=(256, 384))
+    decoded = (decode_image(path) for path in paths)
+    pictures = on_canvas(decoded, example_options(config.data), canvas, None)
+    live = jax.jit(partial(predict, variables))
+    found = compare(live, exported, pictures, config.eval.score_threshold)
+    assert found.pictures == 50 and found.detections >= 100
+    assert found.within_bars, found
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "message"),
+    [
+        ({"model__roi_border": "clamp", "model__roi_min_size": 1.0}, {}, "has no RoiAlign in ONNX"),
+        ({"model__pad_multiple": 32}, {"batch": 2}, "only --batch=1, or --picture_size"),
+        ({}, {"opset": 15}, "--opset is 15, expected 16 to 21"),
+        ({}, {"opset": 30}, "--opset is 30, expected 16 to 21"),
+    ],
+)
+def test_what_has_no_exact_form_is_refused(changes, options, message):
+    config = small_config("coco", (64, 64), **changes)
+    with pytest.raises(ValueError, match=message):
+        export(config, random_variables(config), **options)
+
+
+def test_anchors_end_with_the_picture():
+    config = small_config("coco_torchvision", (64, 100))
+    model, _ = predict_function(config)
+    assert export_canvas(model, (64, 128), (60, 90)) == (64, 96)
+    assert export_canvas(model, (64, 128), None) == (64, 128)
+    graph = Graph()
+    regions = Regions(graph, model, {}, (64, 96), 1, Extent(graph, None))
+    # 64 / 1 and 96 / 2 pixels a cell on P6, as the live model has them inside a larger canvas
+    live = model.anchors(Frame((64, 128), np.array([64, 96], np.int32)))[-1].reshape(1, 2, 3, 4)
+    ours = regions.anchors()[-1].reshape(1, 2, 3, 4)
+    np.testing.assert_array_equal(ours, np.asarray(live))
+    assert ours[0, 1, 0, 0] - ours[0, 0, 0, 0] == 48

@@ -1,0 +1,94 @@
+"""The exported program against the live model, and run by a script without this package."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+from mask_rcnn_jax.data.shapes import draw_picture
+from mask_rcnn_jax.deploy.compare import compare
+from mask_rcnn_jax.deploy.manifest import make_manifest
+from mask_rcnn_jax.structures import Detections
+from tests.commands.command import ROOT
+from tests.deploy.small_model import generated, predict_function, random_variables, small_config
+
+pytest.importorskip("flatbuffers")
+
+from mask_rcnn_jax.deploy.stablehlo import export_stablehlo, load_stablehlo  # noqa: E402
+
+CANVAS = (64, 128)
+GUARD = (
+    "import sys, runpy; sys.modules['mask_rcnn_jax'] = sys.modules['flax'] = None; "
+    "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+)
+
+
+@pytest.fixture(scope="module")
+def exported():
+    """A small model, its function, and the program for any batch."""
+    config = small_config("coco", CANVAS)
+    variables = random_variables(config)
+    _, predict = predict_function(config)
+    program = export_stablehlo(predict, variables, canvas=CANVAS, batch=None, dtype=np.uint8)
+    return config, partial(predict, variables), program
+
+
+def test_detections_are_the_live_ones_in_any_batch(exported):
+    config, predict, program = exported
+    run = load_stablehlo(program)
+    pictures = generated(config, [(60, 96), (96, 64), (90, 90)], CANVAS)
+    images, sizes = (np.concatenate(parts) for parts in zip(*pictures, strict=True))
+    found = compare(
+        jax.jit(predict), lambda *batch: Detections(**run(*batch)), [(images, sizes)],
+        config.eval.score_threshold,
+    )  # fmt: skip
+    assert found.pictures == 3 and found.detections >= 9
+    assert found.boxes < 1e-3 and found.scores < 1e-5 and found.masks < 1e-4, found
+    assert not found.unmatched
+
+
+def test_program_is_for_cpu_and_gpu_and_holds_no_kernel(exported):
+    program = jax.export.deserialize(bytearray(exported[2]))
+    assert program.platforms == ("cpu", "cuda")
+    assert "mosaic" not in program.mlir_module()
+    assert [str(aval.dtype) for aval in program.in_avals] == ["uint8", "int32"]
+    assert program.in_avals[0].shape[1:] == (*CANVAS, 3)
+
+
+def test_script_of_the_documentation_needs_jax_only(exported, tmp_path):
+    config, predict, program = exported
+    (tmp_path / "model.stablehlo").write_bytes(program)
+    categories = [{"id": i, "name": f"thing {i}"} for i in (3, 5, 9)]
+    manifest = make_manifest(
+        config, categories, form="stablehlo", files=[], canvas=CANVAS, picture_size=None,
+        inputs={"images": {"dtype": "uint8", "shape": ["batch", *CANVAS, 3]}},
+        resized=None, precision="float32", valid_dtype="bool", details={},
+    )  # fmt: skip
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    picture = draw_picture(0, "val", 0, CANVAS)[0]  # no resizing, whose rounding differs
+    Image.fromarray(picture).save(tmp_path / "picture.png")
+    text = (ROOT / "docs" / "deployment.md").read_text()
+    script = re.search(r"<!-- runs without this package -->\n```python\n(.*?)```", text, re.S)[1]
+    assert len(script.splitlines()) <= 25
+    (tmp_path / "detect.py").write_text(script)
+    done = subprocess.run(
+        [sys.executable, "-c", GUARD, "detect.py", ".", "picture.png"], cwd=tmp_path, text=True,
+        capture_output=True, env={**os.environ, "JAX_PLATFORMS": "cpu"}, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = jax.jit(predict)(picture[None], np.array([CANVAS], np.int32))
+    lines = done.stdout.splitlines()
+    assert len(lines) == int(found.valid.sum()) >= 3
+    for i, line in enumerate(lines):
+        name, score, box = re.match(r"(thing \d) ([\d.]+) \[(.*)\]", line).groups()
+        assert name == categories[int(found.classes[0, i]) - 1]["name"]
+        assert float(score) == pytest.approx(float(found.scores[0, i]), abs=1e-3)
+        box = [float(number) for number in box.split(",")]
+        np.testing.assert_allclose(box, found.boxes[0, i], atol=0.1)
