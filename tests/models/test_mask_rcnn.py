@@ -1,17 +1,20 @@
 """The whole forward pass: proposals, detections and what padding may not change."""
 
+import re
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from mask_rcnn_jax.models.frame import Frame
-from mask_rcnn_jax.models.mask_rcnn import build_model
+from mask_rcnn_jax.models.mask_rcnn import build_model, predict_options
 from mask_rcnn_jax.models.roi_heads import sample_rois, select_detections
 from mask_rcnn_jax.models.rpn import select_proposals
 from mask_rcnn_jax.ops.boxes import decode
 from mask_rcnn_jax.structures import Proposals, Targets
-from mask_rcnn_jax.training.step import init_variables
+from mask_rcnn_jax.training.step import abstract_variables, init_variables
 from tests.helpers import random_boxes, tiny_batch, tiny_config
 
 
@@ -161,3 +164,27 @@ def test_without_a_class_count_the_model_is_refused():
     config.model.num_classes = 0
     with pytest.raises(ValueError, match="num_classes is 0"):
         build_model(config.model)
+
+
+@pytest.mark.parametrize(
+    ("precision", "products"),
+    [("float32", "HIGHEST"), ("tf32", "HIGH"), ("bfloat16", "None"), ("float16", "None")],
+)
+def test_the_precision_says_what_float32_products_are_rounded_to(precision, products):
+    """Those of the trunk and the heads. What is asked for explicitly, as masks do, stays."""
+    config = tiny_config()
+    model = build_model(config.model, precision)
+    variables = abstract_variables(build_model(config.model))
+    predict = partial(model.apply, method="predict", **predict_options(config.eval))
+    batch = tiny_batch(1)
+    program = str(jax.make_jaxpr(predict)(variables, batch.images, batch.image_sizes))
+    found = re.findall(r"precision=\(?(?:Precision\.)?(\w+)", program)
+    assert len(found) > 20 and found.count(products) >= 0.9 * len(found), found
+
+
+def test_an_unknown_precision_or_recomputation_is_refused():
+    config = tiny_config()
+    with pytest.raises(ValueError, match="train.precision is 'int8', expected one of .*'tf32'"):
+        build_model(config.model, "int8")
+    with pytest.raises(ValueError, match="train.remat is 'most', expected one of .*'heads'"):
+        build_model(config.model, "float32", "most")
