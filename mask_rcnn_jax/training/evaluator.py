@@ -39,13 +39,15 @@ def detect(
     """
     results, append = ([], []), partial(_append_results, paste=paste, box_offset=box_offset)
     progress = Progress("evaluated", num_images)
-    pending = None
+    pending, seen = None, 0
     for batch in batches:
         detections = predict_step(variables, shard_batch(batch, mesh))
         if pending is not None:
             append(results, *pending, dataset)
         pending = batch, detections
-        progress.advance(jax.process_count() * int(np.sum(batch.image_index >= 0)))
+        together = jax.process_count() * int(np.sum(batch.image_index >= 0))
+        progress.advance(min(together, num_images - seen))
+        seen = min(num_images, seen + together)
     if pending is not None:
         append(results, *pending, dataset)
     place = {record.id: index for index, record in enumerate(dataset.images)}
@@ -124,7 +126,8 @@ def draw_pictures(
     for batch in batches:
         detections = processes.all_rows(predict_step(variables, shard_batch(batch, mesh)))
         canvas = batch.images.shape[1:3]
-        batch = processes.all_rows(batch.replace(images=None))
+        drawn = batch.targets.replace(polygons=None)
+        batch = processes.all_rows(batch.replace(images=None, targets=drawn))
         if jax.process_index() != 0:
             continue
         for row, index in enumerate(batch.image_index):

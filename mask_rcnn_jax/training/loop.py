@@ -15,6 +15,7 @@ from mask_rcnn_jax.data.options import example_options
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN, predict_options
 from mask_rcnn_jax.training import evaluator, pretrained, run
 from mask_rcnn_jax.training.checkpoint import Checkpoints, has_checkpoint
+from mask_rcnn_jax.training.loss_scale import check_scale
 from mask_rcnn_jax.training.metrics import MetricWriter, read_metrics
 from mask_rcnn_jax.training.optim import (
     build_optimizer,
@@ -42,14 +43,16 @@ def train_and_evaluate(config: ConfigDict, workdir: str) -> TrainState:
     started = time.monotonic()
     mesh = make_mesh()
     run.check_entries(config)
+    optim = config.optim
+    check_scale(optim.loss_scale, optim.loss_scale_growth, optim.loss_scale_floor)
     parts = parts_of_batch(
-        config.train.batch_size, mesh.size, accumulate_steps=config.optim.accumulate_steps,
+        config.train.batch_size, mesh.size, accumulate_steps=optim.accumulate_steps,
         images_per_device=config.train.images_per_device,
     )  # fmt: skip
     train_set, val_set = run.load_split(config, "train"), run.load_split(config, "val")
     run.check_classes(val_set, run.categories_of(train_set), train_set.json_path)
     run.set_steps(config, train_set)
-    model = run.make_model(config, len(train_set.class_names))
+    model = run.make_model(config, len(train_set.class_names), config.train.remat)
     schedule = make_schedule(**schedule_options(config))
     resuming = has_checkpoint(workdir)
     run.open_workdir(workdir, config, train_set, resuming=resuming)
@@ -92,8 +95,11 @@ def train_and_evaluate(config: ConfigDict, workdir: str) -> TrainState:
                 try:
                     if evaluates and not stops:
                         aps = evaluate(state, writer)
-                finally:  # a failed evaluation loses no step
-                    checkpoints.save(state, aps)
+                except BaseException:
+                    if jax.process_count() == 1:  # others would not be there to save with
+                        checkpoints.save(state)  # a failed evaluation loses no step
+                    raise
+                checkpoints.save(state, aps)
                 log.restart_clock()
                 if stops:
                     logging.info("stopped by SIGTERM, saved step %d in %s", step, workdir)

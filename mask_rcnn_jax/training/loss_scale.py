@@ -34,16 +34,9 @@ def dynamic_loss_scale(
     Where the global norm of the gradients is not finite, the updates are zero and the state of
     `inner` stays. The caller leaves alone what else the step would have changed: `skipped` rises
     then. growth_interval: good steps after which the scale doubles. floor: the smallest scale; a
-    skip that leaves it there means that no scale helps. Raises ValueError for values without
-    meaning, naming the entries of the config.
+    skip that leaves it there means that no scale helps. Raises ValueError as `check_scale` does.
     """
-    if not 0 < floor <= init_scale:
-        raise ValueError(
-            f"optim.loss_scale is {init_scale} and optim.loss_scale_floor {floor}, expected a "
-            "floor above 0 and not above the scale"
-        )
-    if growth_interval < 1:
-        raise ValueError(f"optim.loss_scale_growth is {growth_interval}, expected at least 1")
+    check_scale(init_scale, growth_interval, floor)
 
     def init(params):
         # Two zeros: one buffer in two places could not be donated.
@@ -68,6 +61,17 @@ def dynamic_loss_scale(
         )
 
     return optax.GradientTransformation(init, update)
+
+
+def check_scale(init_scale: float, growth_interval: int, floor: float) -> None:
+    """Raise ValueError, naming the entries of the config, for values without meaning."""
+    if not 0 < floor <= init_scale:
+        raise ValueError(
+            f"optim.loss_scale is {init_scale} and optim.loss_scale_floor {floor}, expected a "
+            "floor above 0 and not above the scale"
+        )
+    if growth_interval < 1:
+        raise ValueError(f"optim.loss_scale_growth is {growth_interval}, expected at least 1")
 
 
 def where(condition: jax.Array, yes, no):

@@ -85,6 +85,10 @@ def parts_of_batch(
     images_per_device: the images of one part, or 0 for `accumulate_steps` parts.
     Raises ValueError, naming the entries of the config, where the batch cannot be divided so.
     """
+    if accumulate_steps < 1:
+        raise ValueError(f"optim.accumulate_steps is {accumulate_steps}, expected at least 1")
+    if images_per_device < 0:
+        raise ValueError(f"train.images_per_device is {images_per_device}, expected at least 0")
     parts, divisor = accumulate_steps, devices * accumulate_steps
     share = f"the {devices} devices"
     if images_per_device:

@@ -34,14 +34,10 @@ FREE_TO_CHANGE = (
     "optim.accumulate_steps", "train.images_per_device", "train.remat",
 )  # fmt: skip
 AT_LEAST_ONE = (
-    "data.max_instances", "optim.accumulate_steps", "train.batch_size", "train.log_every",
-    "train.checkpoint_every", "train.keep_checkpoints", "eval.batch_size",
-    "eval.detections_per_image",
+    "data.max_instances", "train.batch_size", "train.log_every", "train.checkpoint_every",
+    "train.keep_checkpoints", "eval.batch_size", "eval.detections_per_image",
 )  # fmt: skip
-AT_LEAST_ZERO = (
-    "data.num_workers", "train.epochs", "train.images_per_device", "train.steps",
-    "train.eval_every",
-)  # fmt: skip
+AT_LEAST_ZERO = ("data.num_workers", "train.epochs", "train.steps", "train.eval_every")
 
 # Beside the model section: what a picture looks like to the model, and what its classes mean.
 MODEL_INPUT = ("data.image_size", "data.resize", "data.resize_rounding", "data.antialias",
@@ -134,8 +130,8 @@ def set_steps(config: ConfigDict, dataset: CocoDataset) -> None:
         )
 
 
-def make_model(config: ConfigDict, num_classes: int) -> MaskRCNN:
-    """The model for that many classes.
+def make_model(config: ConfigDict, num_classes: int, remat: str = "none") -> MaskRCNN:
+    """The model for that many classes; `remat` is that of `build_model`, of use in training only.
 
     Raises ValueError if the config names another number, mask targets that its data lacks, or
     kernels that this machine cannot run.
@@ -154,8 +150,8 @@ def make_model(config: ConfigDict, num_classes: int) -> MaskRCNN:
     if config.train.implementation == "pallas" and jax.default_backend() != "gpu":
         raise ValueError("train.implementation is pallas, which needs an NVIDIA GPU; auto does not")
     fields = {**config.model, "num_classes": num_classes}
-    names = ("precision", "implementation", "remat")
-    return build_model(fields, **{name: config.train[name] for name in names})
+    precision, implementation = config.train.precision, config.train.implementation
+    return build_model(fields, precision=precision, implementation=implementation, remat=remat)
 
 
 def make_eval_loader(config: ConfigDict, dataset: CocoDataset, max_images: int) -> EvalLoader:

@@ -210,6 +210,16 @@ CONFIG_FAULTS = {
     "never evaluate": ({"train.eval_every": -1}, ["train.eval_every is -1, expected at least 0"]),
     "negative workers": ({"data.num_workers": -1}, ["data.num_workers is -1", "at least 0"]),
     "no evaluation batch": ({"eval.batch_size": 0}, ["eval.batch_size is 0"]),
+    "no part": ({"optim.accumulate_steps": 0}, ["optim.accumulate_steps is 0"]),
+    "parts that leave a rest": (
+        {"train.images_per_device": 3},
+        ["train.batch_size is 2", "the 2 devices times train.images_per_device=3"],
+    ),
+    "unknown remat": ({"train.remat": "some"}, ["train.remat is 'some'", "backbone"]),
+    "scale below its floor": (
+        {"train.precision": "float16", "optim.loss_scale": 0.5},
+        ["optim.loss_scale is 0.5", "optim.loss_scale_floor 1.0"],
+    ),
     "unknown precision": ({"train.precision": "int8"}, ["train.precision is 'int8'", "float32"]),
     "unknown choice for bad annotations": (
         {"data.bad_annotations": "ignore"},

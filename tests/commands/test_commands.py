@@ -86,6 +86,8 @@ class TestTrain:
     def test_says_how_far_it_is_and_ends_with_the_coco_table(self, trained):
         assert f"step 4 of {STEPS}  loss " in trained.log
         assert "images/s" in trained.log and "left" in trained.log
+        assert "first step done after" in trained.log
+        assert "a step takes 2 images: 2 devices, 1 at a time on each" in trained.log
         assert "AP       IoU 0.50:0.95" in trained.log
 
     def test_again_has_nothing_to_do_and_changes_nothing(self, trained, cache):

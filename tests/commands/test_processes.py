@@ -85,6 +85,7 @@ def check_same_series(series: list[dict], expected: list[dict], rel: float) -> N
         assert record == pytest.approx(other, rel=rel, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_two_processes_stop_at_one_step_and_one_process_goes_on(trained, tmp_path, cache):
     """SIGTERM goes to the second process alone, while it compiles. The run ends like one that was
     never stopped and had one process only."""
@@ -108,6 +109,7 @@ def test_two_processes_stop_at_one_step_and_one_process_goes_on(trained, tmp_pat
     assert_tree_close(load_checkpoint(workdir), load_checkpoint(trained.workdir), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_two_processes_evaluate_as_one_does(trained, tmp_path, cache):
     out = tmp_path / "out"
     arguments = ("evaluate", *trained.flags, "--workdir", trained.workdir, "--output", out)

@@ -1,5 +1,6 @@
 """The whole forward pass: proposals, detections and what padding may not change."""
 
+import re
 from functools import partial
 
 import jax
@@ -9,12 +10,12 @@ import pytest
 from flax import linen as nn
 
 from mask_rcnn_jax.models.frame import Frame
-from mask_rcnn_jax.models.mask_rcnn import build_model
+from mask_rcnn_jax.models.mask_rcnn import build_model, predict_options
 from mask_rcnn_jax.models.roi_heads import MaskHead, sample_rois, select_detections
 from mask_rcnn_jax.models.rpn import select_proposals
 from mask_rcnn_jax.ops.boxes import decode
 from mask_rcnn_jax.structures import Proposals, Targets
-from mask_rcnn_jax.training.step import init_variables
+from mask_rcnn_jax.training.step import abstract_variables, init_variables
 from tests.helpers import random_boxes, tiny_batch, tiny_config
 
 
@@ -194,3 +195,27 @@ def test_mask_head_gives_the_logits_of_each_rois_class():
         for f in (chosen, all_classes)
     )
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("precision", "products"),
+    [("float32", "HIGHEST"), ("tf32", "HIGH"), ("bfloat16", "None"), ("float16", "None")],
+)
+def test_the_precision_says_what_float32_products_are_rounded_to(precision, products):
+    """Those of the trunk and the heads. What is asked for explicitly, as masks do, stays."""
+    config = tiny_config()
+    model = build_model(config.model, precision=precision)
+    variables = abstract_variables(build_model(config.model))
+    predict = partial(model.apply, method="predict", **predict_options(config.eval))
+    batch = tiny_batch(1)
+    program = str(jax.make_jaxpr(predict)(variables, batch.images, batch.image_sizes))
+    found = re.findall(r"precision=\(?(?:Precision\.)?(\w+)", program)
+    assert len(found) > 20 and found.count(products) >= 0.9 * len(found), found
+
+
+def test_an_unknown_precision_or_recomputation_is_refused():
+    config = tiny_config()
+    with pytest.raises(ValueError, match="train.precision is 'int8', expected one of .*'tf32'"):
+        build_model(config.model, precision="int8")
+    with pytest.raises(ValueError, match="train.remat is 'most', expected one of .*'heads'"):
+        build_model(config.model, remat="most")

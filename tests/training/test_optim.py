@@ -133,6 +133,8 @@ def test_a_batch_is_divided_among_devices_and_parts(batch, devices, steps, each,
     [
         (6, 4, 1, 0, "train.batch_size is 6, expected a multiple of the 4 devices$"),
         (0, 1, 1, 0, "train.batch_size is 0"),
+        (8, 2, 0, 0, "optim.accumulate_steps is 0, expected at least 1"),
+        (8, 2, 1, -1, "train.images_per_device is -1, expected at least 0"),
         (8, 2, 3, 0, "the 2 devices times optim.accumulate_steps=3"),
         (8, 2, 1, 3, "the 2 devices times train.images_per_device=3"),
         (8, 2, 4, 1, "optim.accumulate_steps 4; the first sets the second"),

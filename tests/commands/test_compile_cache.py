@@ -1,0 +1,69 @@
+"""Where compiled programs are kept, and that a damaged one does no harm."""
+
+import os
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from mask_rcnn_jax import cli
+from tests.commands.command import ROOT
+
+
+@pytest.fixture(autouse=True)
+def settings():
+    """As they were, afterwards."""
+    names = ("jax_compilation_cache_dir", "jax_enable_compilation_cache")
+    before = {name: getattr(jax.config, name) for name in names}
+    jax.config.update("jax_compilation_cache_dir", None)
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+def test_it_is_the_users_own_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cli._choose_compile_cache(None)
+    folder = tmp_path / "mask_rcnn_jax"
+    assert jax.config.jax_compilation_cache_dir == str(folder)
+    assert folder.stat().st_mode & 0o077 == 0
+
+
+def test_another_folder_or_none_can_be_had(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "unused"))
+    cli._choose_compile_cache(str(tmp_path / "a" / "b"))
+    assert jax.config.jax_compilation_cache_dir == str(tmp_path / "a" / "b")
+    cli._choose_compile_cache(None)  # what JAX's own settings say stays
+    assert jax.config.jax_compilation_cache_dir == str(tmp_path / "a" / "b")
+    cli._choose_compile_cache("off")
+    assert not jax.config.jax_enable_compilation_cache
+    assert not (tmp_path / "unused").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_no_reason_to_stop(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    cli._choose_compile_cache(None)
+    assert jax.config.jax_compilation_cache_dir is None
+    with pytest.raises(OSError):
+        cli._choose_compile_cache(str(tmp_path / "file" / "sub"))
+
+
+def test_a_damaged_entry_is_compiled_again(tmp_path):
+    program = f"""
+import jax
+from mask_rcnn_jax import cli
+cli._choose_compile_cache({str(tmp_path)!r})
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+print(jax.jit(lambda x: 2 * x + 1)(3.0))
+"""
+    command = [sys.executable, "-c", program]
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("JAX_PERSISTENT")}
+    for _ in range(2):
+        done = subprocess.run(command, cwd=ROOT, env=clean, text=True, capture_output=True)
+        assert (done.returncode, done.stdout) == (0, "7.0\n"), done.stderr
+        entries = list(tmp_path.glob("*-cache"))
+        assert entries
+        for entry in entries:
+            entry.write_bytes(entry.read_bytes()[:100])
