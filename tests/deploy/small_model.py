@@ -50,6 +50,8 @@ def random_variables(config) -> dict:
             return rng.normal(0, 0.1, leaf.shape).astype(np.float32)
         inputs = leaf.shape[-1] if "mask_deconv" in name else np.prod(leaf.shape[:-1])
         gain = next((GAINS[layer] for layer in GAINS if layer in name), 1.2)
+        if "stem_conv" in name:
+            gain *= np.mean(config.model.pixel_std) / 57.0  # some recipes take the mean off only
         return rng.normal(0, gain / np.sqrt(inputs), leaf.shape).astype(np.float32)
 
     model = make_model(config, config.model.num_classes)
