@@ -14,7 +14,7 @@ from tests.helpers import assert_tree_close, tiny_config
 
 @pytest.mark.slow
 def test_float16_in_parts_resumes_with_its_scale(tmp_path):
-    """The scale starts so high that the first steps overflow."""
+    """It doubles with every step."""
     jsons = write_shapes(tmp_path / "shapes", train=8, val=2, size=(64, 64))
     workdir = tmp_path / "run"
 
@@ -24,9 +24,9 @@ def test_float16_in_parts_resumes_with_its_scale(tmp_path):
             config.data[f"{split}_json"] = str(jsons[split])
             config.data[f"{split}_images"] = str(tmp_path / "shapes" / split)
         config.model.num_classes = 0
-        config.optim.update(loss_scale=2.0**40, loss_scale_growth=3)
+        config.optim.update(loss_scale=2.0**8, loss_scale_growth=1)
         config.train.update(
-            precision="float16", steps=24, log_every=1, checkpoint_every=12, eval_every=24,
+            precision="float16", steps=6, log_every=1, checkpoint_every=3, eval_every=6,
             images_per_device=1,
         )  # fmt: skip
         config.eval.update(loss_images=0, pictures=0)
@@ -40,13 +40,11 @@ def test_float16_in_parts_resumes_with_its_scale(tmp_path):
     train_and_evaluate(config(), str(workdir))
     whole, parameters = series(), load_checkpoint(workdir)
     steps = [record for record in whole if "loss_scale" in record]
-    assert [record["step"] for record in steps] == list(range(1, 25))
-    assert steps[0]["loss_scale"] == 2.0**40 and steps[0]["skipped_steps"] == 1
-    assert steps[0]["grad_norm"] is None
-    skipped = steps[-1]["skipped_steps"]
-    assert 2 < skipped < 23 and np.isfinite(steps[-1]["loss/total"])
+    assert [record["loss_scale"] for record in steps] == [2.0**k for k in range(8, 14)]
+    assert {record["skipped_steps"] for record in steps} == {0}
+    assert np.isfinite([record["loss/total"] for record in steps]).all()
 
-    shutil.rmtree(workdir / "checkpoints" / "24")
+    shutil.rmtree(workdir / "checkpoints" / "6")
     train_and_evaluate(config(), str(workdir))
     assert series() == whole
     assert_tree_close(load_checkpoint(workdir), parameters)
