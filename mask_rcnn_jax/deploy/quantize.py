@@ -18,6 +18,9 @@ CALIBRATORS = ("minmax", "entropy")
 OP_TYPES = ["Conv", "Gemm", "ConvTranspose"]
 FLOAT_LAYERS = ("objectness_logits", "anchor_deltas", "cls_score", "bbox_pred", "mask_predictor")
 
+# Of the histograms that "entropy" cuts. By default they are as many as the steps: it cuts nothing.
+BINS = 2048
+
 
 def quantize_onnx(
     model: bytes, feeds: Iterable[dict[str, np.ndarray]], *, calibrator: str, cache: Path
@@ -62,7 +65,7 @@ def _measure(source: Path, feeds: list[dict], calibrator: str) -> dict[str, list
     augmented = str(source.with_name("augmented.onnx"))
     worker = create_calibrator(
         source, OP_TYPES, augmented_model_path=augmented, calibrate_method=method,
-        extra_options={"symmetric": True},
+        extra_options={"symmetric": True, "num_bins": BINS},
     )  # fmt: skip
     for feed in feeds:
         # One at a time: the calibrator holds every activation of what it is given at once.
