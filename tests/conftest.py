@@ -29,6 +29,7 @@ def pytest_addoption(parser):
     parser.addoption("--gpu", action="store_true", help="use the GPU, and run tests marked gpu")
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks for the groups
 def pytest_collection_modifyitems(config, items):
     for item in items:
         # What `-n 2 --dist loadgroup` keeps in one process: a file, whose fixtures cost most of its

@@ -84,11 +84,12 @@ DIVISIONS = {
 
 
 def step_of_division(kind: str, devices: int, parts: int):
-    """New parameters, by SGD, which tells the gradients, and metrics of a batch divided so."""
+    """Gradients, new parameters and metrics of a batch divided so."""
     loss, changes, _ = DIVISIONS[kind]
     config = tiny_config()
     config.model.update(changes)
-    model, tx, mesh = build_model(config.model), optax.sgd(1e-2), mesh_of(devices)
+    model, mesh = build_model(config.model), mesh_of(devices)
+    tx = optax.sgd(1e-2, momentum=0.9)  # after one step the momentum is the gradient
     batch = tiny_batch(5)  # its last image is empty
     batch = jax.tree.map(lambda x: x[:4], batch)
     step = make_train_step(
@@ -96,22 +97,20 @@ def step_of_division(kind: str, devices: int, parts: int):
         accumulate_steps=parts,
     )  # fmt: skip
     state, metrics = step(new_state(model, tx, mesh), shard_batch(batch, mesh))
-    return jax.device_get((state.params, metrics))
+    return jax.device_get((state.opt_state[0].trace, state.params, metrics))
 
 
 def check_divisions(kind: str, devices: set[int]) -> None:
     """All divisions of a batch over so many devices give one step."""
     first, *others = [d for d in DIVISIONS[kind][2] if d[0] in devices]
-    params, metrics = step_of_division(kind, *first)
-    config = tiny_config()
-    config.model.update(DIVISIONS[kind][1])
-    start = initial_variables(build_model(config.model))["params"]
-    moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), params, start)
-    assert min(jax.tree.leaves(moved["box_head"])) > 0
-    assert min(jax.tree.leaves(moved["mask_head"])) > 0
+    gradients, params, metrics = step_of_division(kind, *first)
+    largest = jax.tree.map(lambda leaf: np.abs(leaf).max(), gradients)
+    assert min(jax.tree.leaves(largest["box_head"])) > 1e-4
+    assert min(jax.tree.leaves(largest["mask_head"])) > 1e-4
     for division in others:
-        other_params, other_metrics = step_of_division(kind, *division)
-        assert_tree_close(other_params, params, atol=1e-7)  # gradients to 1e-5: the rate is 0.01
+        other_gradients, other_params, other_metrics = step_of_division(kind, *division)
+        assert_tree_close(other_gradients, gradients, rtol=1e-5, atol=1e-5)
+        assert_tree_close(other_params, params, rtol=1e-6, atol=1e-6)
         assert_tree_close(other_metrics, metrics, rtol=1e-5, atol=1e-5)
 
 
@@ -240,24 +239,21 @@ def test_parts_of_a_batch_share_one_all_reduce():
 
 
 @pytest.mark.slow
-def test_computing_again_saves_memory_and_changes_no_number():
-    """On 192 pixels, where activations outweigh parameters."""
-    config = tiny_config()
-    config.data.image_size = (192, 192)
-    tx, mesh = optax.sgd(1e-2), mesh_of(1)
-    batch = tiny_batch(4, side=192)
-    memory, results = {}, {}
+def test_computing_again_changes_no_number():
+    """Four residual blocks, three heads. What memory it saves is seen on a GPU's compiler: the
+    CPU's finds out that the same is computed twice, and keeps it."""
+    batch, tx, mesh = tiny_batch(4), optax.sgd(1e-2, momentum=0.9), mesh_of(1)
+    results, again = {}, {}
     for remat in ("none", "backbone", "heads", "all"):
-        model = build_model(config.model, remat=remat)
+        model = build_model(tiny_config().model, remat=remat)
         step = make_train_step(model, tx, lambda _: 1e-2, mesh, loss=LOSS, seed=0,
                                flip_probability=0.5)  # fmt: skip
-        state, batches = new_state(model, tx, mesh), shard_batch(batch, mesh)
-        compiled = step.lower(state, batches).compile()
-        memory[remat] = compiled.memory_analysis().temp_size_in_bytes
-        results[remat] = jax.device_get(compiled(state, batches))
-        assert_tree_close(results[remat][0].params, results["none"][0].params, atol=1e-7)
-    assert memory["all"] < min(memory["backbone"], memory["heads"]), memory
-    assert max(memory["backbone"], memory["heads"]) < memory["none"], memory
+        traced = step.trace(abstract_state(model, tx), batch)
+        again[remat] = [name for name, _ in primitives_of(traced.jaxpr.jaxpr)].count("checkpoint")
+        results[remat] = step(new_state(model, tx, mesh), shard_batch(batch, mesh))[0].opt_state
+        assert_tree_close(results[remat], results["none"], rtol=1e-5, atol=1e-5)
+    assert again["none"] == 0 < again["backbone"] and again["heads"] > 0
+    assert again["all"] == again["backbone"] + again["heads"]
 
 
 def test_the_mesh_has_every_device():
