@@ -72,6 +72,8 @@ class StopOnSigterm:
         self._requested = True
 
 
-def _rows_here(array: jax.Array) -> np.ndarray:
+def _rows_here(array: jax.Array | np.ndarray) -> np.ndarray:
+    if isinstance(array, np.ndarray):  # of a model that is no JAX program
+        return array
     shards = sorted(array.addressable_shards, key=lambda shard: shard.index[0].start or 0)
     return np.concatenate([np.asarray(shard.data) for shard in shards])

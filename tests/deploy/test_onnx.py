@@ -135,7 +135,7 @@ def test_roi_align_is_ours(half_pixel, sampling, border, min_size, max_level):
     np.testing.assert_allclose(pooled, expected, atol=2e-4)
 
 
-@pytest.mark.parametrize("stride_in", ["1x1", "3x3"])
+@pytest.mark.parametrize("stride_in", [pytest.param("1x1", marks=pytest.mark.slow), "3x3"])
 def test_bottlenecks_are_ours(stride_in):
     config = small_config(
         "coco", (64, 64), model__depth=50, model__stride_in=stride_in, model__norm="affine",
@@ -158,7 +158,13 @@ def test_bottlenecks_are_ours(stride_in):
         np.testing.assert_allclose(theirs, ours, atol=1e-4 * np.abs(ours).max())
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+QUICK = ("coco", "coco_torchvision")
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in RECIPES],
+)
 def test_detections_are_the_live_ones(recipe):
     depth = {"model__depth": 10}
     if recipe == "coco_torchvision":

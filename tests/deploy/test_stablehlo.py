@@ -33,7 +33,7 @@ GUARD = (
 @pytest.fixture(scope="module")
 def exported():
     """A small model, its function, and the program for any batch."""
-    config = small_config("coco", CANVAS)
+    config = small_config("coco", CANVAS, train__implementation="xla")
     variables = random_variables(config)
     _, predict = predict_function(config)
     program = export_stablehlo(predict, variables, canvas=CANVAS, batch=None, dtype=np.uint8)
