@@ -7,7 +7,7 @@
 # torch is installed, then the training step and the prediction. Under 9 minutes. Writes JSON files
 # into FOLDER (benchmarks/results); exit code 0 only if everything ran and every value was right.
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit
 out=${1:-benchmarks/results}
 python=${PYTHON:-python3}
 device=$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1 | tr -cs 'A-Za-z0-9\n' '-')

@@ -15,6 +15,7 @@ from mask_rcnn_jax.training.metrics import read_metrics
 from mask_rcnn_jax.training.step import (
     TrainState,
     init_variables,
+    loss_options,
     make_mesh,
     make_predict_step,
     make_train_step,
