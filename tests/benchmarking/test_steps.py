@@ -39,6 +39,7 @@ def test_generated_objects_are_sound():
     assert not targets.masks[~targets.valid].any()
 
 
+@pytest.mark.slow
 def test_figures_of_the_steps():
     config = tiny_config()
     train, infer = steps.train(config, calls=3), steps.infer(config, calls=3)

@@ -74,6 +74,7 @@ def test_scales_without_meaning_are_refused(options):
         scaled(**options)
 
 
+@pytest.mark.slow
 def test_a_step_that_overflows_float16_leaves_everything_as_it_was():
     """With batch statistics, two parts a device and two devices."""
     config = tiny_config()

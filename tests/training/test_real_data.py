@@ -72,6 +72,7 @@ def test_an_epoch_compiles_once_per_canvas(annotations, images):
     assert predict._cache_size() == 2
 
 
+@pytest.mark.slow
 def test_a_set_of_ones_own_trains_with_four_paths(tmp_path):
     """Other category names and ids, no annotation ids: nothing but the paths is set."""
     images = shared("data/coco_mini/val2017")

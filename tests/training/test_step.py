@@ -114,7 +114,9 @@ def check_divisions(kind: str, devices: set[int]) -> None:
         assert_tree_close(other_metrics, metrics, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", DIVISIONS)
+@pytest.mark.parametrize(
+    "kind", ["whole", *(pytest.param(k, marks=pytest.mark.slow) for k in DIVISIONS if k != "whole")]
+)
 def test_devices_and_parts_of_a_batch_make_no_difference(kind):
     check_divisions(kind, {1, 2})
 

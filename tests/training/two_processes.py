@@ -1,4 +1,4 @@
-"""A small command for `test_processes.py`, which starts it twice: collectives without a model.
+"""A small command for `test_two_processes.py`, which starts it twice: collectives without a model.
 
 python -m tests.training.two_processes MODE WORKDIR --coordinator_address=... ; MODE is "tell" or
 "run".
