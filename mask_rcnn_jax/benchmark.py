@@ -57,6 +57,7 @@ def main(positional: Sequence[str]) -> None:
     kind = positional[0]
     if kind != "kernels" and FLAGS.config is None:
         raise ValueError(f"benchmark {kind} needs --config")
+    jax.config.update("jax_enable_compilation_cache", False)  # compiling is measured, too
     if kind == "compile":
         jax.config.update("jax_platforms", "cpu")  # JAX is not to look for a GPU
         images, devices = _counts("images", FLAGS.images), _counts("devices", FLAGS.devices)
