@@ -1,6 +1,6 @@
 """Settings of every test run: two CPU devices, strict shapes, slow and GPU tests only on demand.
 
-`pytest` runs the fast tests on the CPU (in two processes with `-n 2 --dist loadgroup`), `--slow`
+`pytest` runs the fast tests on the CPU (in two processes with `-n 2 --dist loadfile`), `--slow`
 the slow ones too, `--gpu` everything but the slow ones on the GPU, with the tests that need one.
 """
 
@@ -29,15 +29,7 @@ def pytest_addoption(parser):
     parser.addoption("--gpu", action="store_true", help="use the GPU, and run tests marked gpu")
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist looks for the groups
 def pytest_collection_modifyitems(config, items):
-    for item in items:
-        # What `-n 2 --dist loadgroup` keeps in one process: a file, whose fixtures cost most of its
-        # time, and all of the commands, which share a trained run.
-        folder = item.path.parent
-        item.add_marker(
-            pytest.mark.xdist_group(str(folder if folder.name == "commands" else item.path))
-        )
     for mark in ("slow", "gpu"):
         if not config.getoption(f"--{mark}"):
             for item in items:
