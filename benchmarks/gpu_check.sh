@@ -29,12 +29,12 @@ benchmark() { # benchmark SECONDS KIND FILE ARGUMENTS..
 }
 
 step 100 "kernel tests" "$python" -m pytest -q --gpu -m gpu tests/benchmarking
-benchmark 120 kernels kernels
+benchmark 100 kernels kernels
 if "$python" -c 'import torchvision' 2>/dev/null; then
   step 40 "torchvision's operations" "$python" benchmarks/torchvision_ops.py "$name-torchvision_ops.json"
 fi
 for batch in 2 8; do
-  benchmark 120 train "train_$batch" --config configs/coco.py --config.train.batch_size="$batch"
+  benchmark 90 train "train_$batch" --config configs/coco.py --config.train.batch_size="$batch"
 done
-benchmark 100 infer infer_8 --config configs/coco.py --config.eval.batch_size=8
+benchmark 90 infer infer_8 --config configs/coco.py --config.eval.batch_size=8
 exit "$failed"
