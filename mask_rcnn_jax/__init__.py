@@ -20,7 +20,7 @@ _HOMES = {
     "Predictor": "deploy.predictor",
     "Proposals": "structures",
     "Targets": "structures",
-    "build_model": "models.mask_rcnn",
+    "build_model": "models.build",
     "load_config": "training.run",
     "load_variables": "training.run",
 }

@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 
 from mask_rcnn_jax import cli
 from mask_rcnn_jax.evaluation import coco as coco_evaluation
-from mask_rcnn_jax.models.mask_rcnn import predict_options
+from mask_rcnn_jax.models.build import predict_options
 from mask_rcnn_jax.training import evaluator, pretrained, run
 from mask_rcnn_jax.training.checkpoint import find_checkpoint
 from mask_rcnn_jax.training.step import make_mesh, make_predict_step, replicate

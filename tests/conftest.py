@@ -24,6 +24,13 @@ jax.config.update("jax_num_cpu_devices", 2)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def forget_compiled_programs():
+    """Those of a file of tests are of no use to the next, and all together take gigabytes."""
+    yield
+    jax.clear_caches()
+
+
 def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="also run tests marked slow")
     parser.addoption("--gpu", action="store_true", help="use the GPU, and run tests marked gpu")

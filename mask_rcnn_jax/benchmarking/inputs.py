@@ -11,7 +11,8 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from mask_rcnn_jax.data.options import ExampleOptions, canvas_size, example_options
-from mask_rcnn_jax.models.mask_rcnn import MaskRCNN, build_model, predict_options
+from mask_rcnn_jax.models.build import build_model, predict_options
+from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.structures import Batch, Targets
 from mask_rcnn_jax.training.optim import (
     build_optimizer,

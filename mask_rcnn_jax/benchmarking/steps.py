@@ -8,7 +8,7 @@ import jax
 
 from mask_rcnn_jax.benchmarking import devices, inputs
 from mask_rcnn_jax.data.options import canvas_size, example_options
-from mask_rcnn_jax.models.mask_rcnn import predict_options
+from mask_rcnn_jax.models.build import predict_options
 from mask_rcnn_jax.training.step import (
     init_variables,
     make_mesh,

@@ -17,7 +17,8 @@ from mask_rcnn_jax.data.options import example_options
 from mask_rcnn_jax.data.resize import resize_plan
 from mask_rcnn_jax.deploy import manifest, onnx, pictures, quantize, quantize_jax, stablehlo
 from mask_rcnn_jax.deploy.compare import BOX_BAR, SCORE_BAR, compare
-from mask_rcnn_jax.models.mask_rcnn import MaskRCNN, build_model, predict_options
+from mask_rcnn_jax.models.build import build_model, predict_options
+from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.structures import Detections
 
 DEFAULT_OPSET = 17

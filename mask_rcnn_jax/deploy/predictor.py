@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from mask_rcnn_jax.data.options import example_options
 from mask_rcnn_jax.data.resize import ResizePlan, resize_image, resize_plan
-from mask_rcnn_jax.models.mask_rcnn import build_model, predict_options
+from mask_rcnn_jax.models.build import build_model, predict_options
 from mask_rcnn_jax.structures import Detections
 
 # `stream` starts a batch that is not full yet rather than keep more than this waiting.

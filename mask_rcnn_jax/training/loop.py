@@ -12,7 +12,8 @@ from ml_collections import ConfigDict
 from mask_rcnn_jax.data.coco import CocoDataset
 from mask_rcnn_jax.data.loader import TrainLoader
 from mask_rcnn_jax.data.options import example_options
-from mask_rcnn_jax.models.mask_rcnn import MaskRCNN, predict_options
+from mask_rcnn_jax.models.build import predict_options
+from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.training import evaluator, pretrained, run
 from mask_rcnn_jax.training.checkpoint import Checkpoints, has_checkpoint
 from mask_rcnn_jax.training.loss_scale import check_scale

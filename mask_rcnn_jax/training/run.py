@@ -20,7 +20,8 @@ from mask_rcnn_jax.data.loader import EvalLoader
 from mask_rcnn_jax.data.options import example_options
 from mask_rcnn_jax.data.transforms import training_objects
 from mask_rcnn_jax.evaluation.paste import RULES
-from mask_rcnn_jax.models.mask_rcnn import MaskRCNN, build_model
+from mask_rcnn_jax.models.build import build_model
+from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.training import pretrained
 from mask_rcnn_jax.training.step import abstract_variables
 from mask_rcnn_jax.training.weight_names import num_classes_in

@@ -5,10 +5,7 @@ They are started with launch/multinode.sh.
 
 import json
 import signal
-import socket
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -27,48 +24,20 @@ from tests.commands.command import (
     run_inside,
 )
 from tests.helpers import assert_tree_close
+from tests.pair import Pair
 
 
-class Pair:
-    """Two processes of one command, with a log each."""
+def launched(*arguments, folder: Path, cache: Path, devices: int = 1) -> Pair:
+    """Two processes of one command."""
 
-    def __init__(self, *arguments, folder: Path, cache: Path, devices: int = 1):
-        with socket.socket() as free:
-            free.bind(("localhost", 0))
-            port = free.getsockname()[1]
-        self.logs = [folder / f"process{i}.log" for i in range(2)]
-        self.processes = []
-        for index, log in enumerate(self.logs):
-            where = {
-                "COORDINATOR": f"localhost:{port}", "PROCESSES": "2", "PROCESS_ID": str(index),
-                "PYTHON": sys.executable,
-            }  # fmt: skip
-            with open(log, "w") as output:
-                self.processes.append(subprocess.Popen(
-                    [ROOT / "launch" / "multinode.sh", *map(str, arguments)], cwd=ROOT,
-                    env=environment(cache, devices) | where, stdout=output, stderr=output,
-                ))  # fmt: skip
+    def start(index, port):
+        where = {
+            "COORDINATOR": f"localhost:{port}", "PROCESSES": "2", "PROCESS_ID": str(index),
+            "PYTHON": sys.executable,
+        }  # fmt: skip
+        return [ROOT / "launch" / "multinode.sh", *arguments], environment(cache, devices) | where
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exc_info):
-        for process in self.processes:
-            process.kill()
-            process.wait()
-
-    def wait_for(self, path: Path) -> None:
-        deadline = time.monotonic() + 400
-        while not path.exists():
-            assert all(p.poll() is None for p in self.processes), self.said()
-            assert time.monotonic() < deadline, self.said()
-            time.sleep(0.02)
-
-    def codes(self, timeout: float = 400) -> list[int]:
-        return [process.wait(timeout) for process in self.processes]
-
-    def said(self) -> str:
-        return "\n".join(log.read_text() for log in self.logs)
+    return Pair(start, folder)
 
 
 def losses_of(workdir: Path, last_step: int = STEPS) -> list[dict]:
@@ -91,7 +60,7 @@ def test_two_processes_stop_at_one_step_and_one_process_goes_on(trained, tmp_pat
     never stopped and had one process only."""
     workdir = tmp_path / "run"
     command = ("train", *trained.flags, "--workdir", workdir)
-    with Pair(*command, folder=tmp_path, cache=cache) as pair:
+    with launched(*command, folder=tmp_path, cache=cache) as pair:
         pair.wait_for(workdir / "config.json")
         pair.processes[1].send_signal(signal.SIGTERM)
         assert pair.codes() == [0, 0], pair.said()
@@ -113,7 +82,7 @@ def test_two_processes_stop_at_one_step_and_one_process_goes_on(trained, tmp_pat
 def test_two_processes_evaluate_as_one_does(trained, tmp_path, cache):
     out = tmp_path / "out"
     arguments = ("evaluate", *trained.flags, "--workdir", trained.workdir, "--output", out)
-    with Pair(*arguments, folder=tmp_path, cache=cache) as pair:
+    with launched(*arguments, folder=tmp_path, cache=cache) as pair:
         assert pair.codes() == [0, 0], pair.said()
     first, second = (log.read_text() for log in pair.logs)
     assert "AP       IoU 0.50:0.95" in first and "AP" not in second
@@ -134,7 +103,9 @@ def test_two_processes_with_two_devices_equal_one_with_four(trained, tmp_path, c
     flags = config_flags(trained.overrides | changes)
     one, two = tmp_path / "one", tmp_path / "two"
     check_done(run("train", *flags, "--workdir", one, cache=cache, devices=4))
-    with Pair("train", *flags, "--workdir", two, folder=tmp_path, cache=cache, devices=2) as pair:
+    with launched(
+        "train", *flags, "--workdir", two, folder=tmp_path, cache=cache, devices=2
+    ) as pair:
         assert pair.codes() == [0, 0], pair.said()
     check_same_series(losses_of(two), losses_of(one), rel=1e-5)
     assert_tree_close(load_checkpoint(two), load_checkpoint(one), atol=1e-6)
@@ -157,7 +128,7 @@ def test_a_process_that_dies_takes_the_other_down(victim, trained, tmp_path, cac
     workdir = tmp_path / "run"
     flags = config_flags(trained.overrides | {"train.steps": 100_000})
     command = ("train", *flags, "--workdir", workdir, "--lost_after=10")
-    with Pair(*command, folder=tmp_path, cache=cache) as pair:
+    with launched(*command, folder=tmp_path, cache=cache) as pair:
         pair.wait_for(workdir / "checkpoints" / "4")
         pair.processes[victim].kill()
         assert pair.processes[1 - victim].wait(90) != 0

@@ -8,7 +8,7 @@ import numpy as np
 from mask_rcnn_jax.data.options import example_options
 from mask_rcnn_jax.data.shapes import draw_picture
 from mask_rcnn_jax.deploy.pictures import on_canvas
-from mask_rcnn_jax.models.mask_rcnn import predict_options
+from mask_rcnn_jax.models.build import predict_options
 from mask_rcnn_jax.training.run import load_config, make_model
 from mask_rcnn_jax.training.step import abstract_variables
 from tests.commands.command import ROOT

@@ -11,8 +11,8 @@ from mask_rcnn_jax.data.options import example_options
 from mask_rcnn_jax.data.resize import resize_plan
 from mask_rcnn_jax.deploy.compare import compare
 from mask_rcnn_jax.deploy.pictures import on_canvas
+from mask_rcnn_jax.models.build import predict_options
 from mask_rcnn_jax.models.frame import STRIDES, Frame
-from mask_rcnn_jax.models.mask_rcnn import predict_options
 from mask_rcnn_jax.ops.nms import nms
 from mask_rcnn_jax.ops.roi_align import roi_align
 from tests.deploy.small_model import generated, predict_function, random_variables, small_config

@@ -1,6 +1,6 @@
 """What holds for any boxes and polygons, tried on those that hypothesis finds worst.
 
-The Mosaic interpreter, with a good part of a second an example, gets few of them.
+The interpreters, with a good part of a second an example, get few of them without --slow.
 """
 
 import functools
@@ -23,6 +23,7 @@ from tests.kernels.test_mask_targets_kernel import filled
 ROWS = 36  # more than fill one word of the kernel
 LEAST = 14  # fewer would rarely meet
 EXAMPLES = {"xla": 60, "pallas_call": 12, "mosaic": 2}
+MORE_EXAMPLES = {"xla": 400, "pallas_call": 60, "mosaic": 10}  # with --slow
 
 # Of whole pixels, so that areas and thresholds are exact; many are empty, inside out or alike.
 pixel = st.integers(-3, 9)
@@ -36,6 +37,11 @@ row = st.one_of(
     st.tuples(st.one_of(not_valid, square), st.just(False), st.integers(0, 1)),
 )
 rows = st.lists(row, min_size=LEAST, max_size=ROWS)
+
+
+def examples_of(name, request):
+    counts = MORE_EXAMPLES if request.config.getoption("--slow") else EXAMPLES
+    return examples(counts[name])
 
 
 def examples(count):
@@ -99,7 +105,7 @@ def test_any_boxes_have_the_exact_survivors(name, thresh, offset, max_out, reque
         name, request, nms_kernels.nms, xla, iou_thresh=thresh, offset=offset, max_out=max_out
     )
 
-    @examples(EXAMPLES[name])
+    @examples_of(name, request)
     @hypothesis.given(rows)
     def check(rows):
         expected = exact_survivors(rows, thresh, offset)[:max_out]
@@ -120,7 +126,7 @@ parts = st.lists(
 def test_any_outlines_are_filled_as_pycocotools_walks_them(name, request):
     run = runner(name, request, mask_kernels.fill_polygons, polygon_ops.xla_fill_polygons, size=8)
 
-    @examples(EXAMPLES[name])
+    @examples_of(name, request)
     @hypothesis.given(parts)
     def check(parts):
         edges = np.zeros((1, VERTICES, 4), np.int32)

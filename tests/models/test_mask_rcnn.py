@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
+from mask_rcnn_jax.models.build import build_model, predict_options
 from mask_rcnn_jax.models.frame import Frame
-from mask_rcnn_jax.models.mask_rcnn import build_model, predict_options
 from mask_rcnn_jax.models.roi_heads import MaskHead, sample_rois, select_detections
 from mask_rcnn_jax.models.rpn import select_proposals
 from mask_rcnn_jax.ops.boxes import decode

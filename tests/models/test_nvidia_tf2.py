@@ -17,7 +17,7 @@ from configs import coco
 from mask_rcnn_jax.data.options import example_options
 from mask_rcnn_jax.data.resize import resize_image, resize_plan
 from mask_rcnn_jax.models import roi_heads
-from mask_rcnn_jax.models.mask_rcnn import build_model, predict_options
+from mask_rcnn_jax.models.build import build_model, predict_options
 from mask_rcnn_jax.ops import matching
 from mask_rcnn_jax.structures import Batch, Targets
 from mask_rcnn_jax.training.step import loss_options, loss_terms

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from configs import coco_torchvision
+from mask_rcnn_jax.models.build import build_model, predict_options
 from mask_rcnn_jax.models.frame import Frame, make_frame
-from mask_rcnn_jax.models.mask_rcnn import build_model, predict_options
 from mask_rcnn_jax.models.rpn import label_anchors, select_proposals
 from mask_rcnn_jax.structures import Targets
 from mask_rcnn_jax.training.step import init_variables

@@ -15,7 +15,7 @@ from mask_rcnn_jax.data.options import example_options
 from mask_rcnn_jax.data.resize import resize_image, resize_plan
 from mask_rcnn_jax.data.segmentation import segmentation_to_mask
 from mask_rcnn_jax.evaluation.coco import to_coco_results
-from mask_rcnn_jax.models.mask_rcnn import build_model, predict_options
+from mask_rcnn_jax.models.build import build_model, predict_options
 from mask_rcnn_jax.ops import boxes as box_ops
 from mask_rcnn_jax.structures import Batch, Targets
 from mask_rcnn_jax.training.step import loss_options, loss_terms

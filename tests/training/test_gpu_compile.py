@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from mask_rcnn_jax.models.mask_rcnn import build_model
+from mask_rcnn_jax.models.build import build_model
 from mask_rcnn_jax.training.step import make_train_step
 from pallas_kernels import check_compile
 from tests.helpers import tiny_batch, tiny_config

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from mask_rcnn_jax.models.mask_rcnn import build_model
+from mask_rcnn_jax.models.build import build_model
 from mask_rcnn_jax.training.loop import loss_options
 from mask_rcnn_jax.training.loss_scale import dynamic_loss_scale
 from mask_rcnn_jax.training.metrics import MetricWriter

@@ -9,7 +9,7 @@ import pytest
 from mask_rcnn_jax.data.coco import load_coco
 from mask_rcnn_jax.data.loader import EvalLoader, TrainLoader
 from mask_rcnn_jax.data.options import ExampleOptions
-from mask_rcnn_jax.models.mask_rcnn import build_model, predict_options
+from mask_rcnn_jax.models.build import build_model, predict_options
 from mask_rcnn_jax.training.loop import train_and_evaluate
 from mask_rcnn_jax.training.metrics import read_metrics
 from mask_rcnn_jax.training.step import (

@@ -12,7 +12,7 @@ import optax
 import pytest
 from jax.sharding import AxisType, Mesh
 
-from mask_rcnn_jax.models.mask_rcnn import build_model, predict_options
+from mask_rcnn_jax.models.build import build_model, predict_options
 from mask_rcnn_jax.training.step import (
     TrainState,
     abstract_variables,

@@ -2,62 +2,31 @@
 
 import os
 import signal
-import socket
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.pair import Pair
 
 
-class Pair:
-    """Two processes of `two_processes.py` with two devices each, and a log for each."""
+def started(mode: str, workdir: Path, *flags: str) -> Pair:
+    """Two processes of `two_processes.py` with two devices each."""
 
-    def __init__(self, mode: str, workdir: Path, *flags: str):
-        with socket.socket() as free:
-            free.bind(("localhost", 0))
-            port = free.getsockname()[1]
-        environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"}
-        self.logs = [workdir / f"process{i}.log" for i in range(2)]
-        self.processes = []
-        for index, log in enumerate(self.logs):
-            where = [
-                f"--coordinator_address=localhost:{port}", "--num_processes=2",
-                f"--process_id={index}", "--compile_cache=off", *flags,
-            ]  # fmt: skip
-            command = [sys.executable, "-m", "tests.training.two_processes", mode, workdir, *where]
-            with open(log, "w") as output:
-                self.processes.append(
-                    subprocess.Popen(
-                        command, cwd=ROOT, env=environment, stdout=output, stderr=output
-                    )
-                )
+    def start(index, port):
+        where = [
+            f"--coordinator_address=localhost:{port}", "--num_processes=2",
+            f"--process_id={index}", "--compile_cache=off", *flags,
+        ]  # fmt: skip
+        command = [sys.executable, "-m", "tests.training.two_processes", mode, workdir, *where]
+        return command, os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"}
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exc_info):
-        for process in self.processes:
-            process.kill()
-            process.wait()
-
-    def wait_for(self, path: Path) -> None:
-        deadline = time.monotonic() + 300
-        while not path.exists():
-            assert all(p.poll() is None for p in self.processes), self.said()
-            assert time.monotonic() < deadline, self.said()
-            time.sleep(0.02)
-
-    def said(self) -> list[str]:
-        return [log.read_text() for log in self.logs]
+    return Pair(start, workdir)
 
 
 def test_they_tell_each_other_what_they_have(tmp_path):
-    with Pair("tell", tmp_path) as pair:
-        assert [p.wait(300) for p in pair.processes] == [0, 0], pair.said()
+    with started("tell", tmp_path) as pair:
+        assert pair.codes() == [0, 0], pair.said()
     first, second = pair.said()
     assert "told: 1 of 1" in first and "told: 1 of 1" not in second
     assert "every process says this" in first and "every process says this" in second
@@ -65,10 +34,10 @@ def test_they_tell_each_other_what_they_have(tmp_path):
 
 def test_a_sigterm_to_one_stops_both_at_the_same_step(tmp_path):
     """The rows are 1 and 2, so that every step adds 1.5 on both."""
-    with Pair("run", tmp_path) as pair:
+    with started("run", tmp_path) as pair:
         pair.wait_for(tmp_path / "checkpoints" / "3")
         pair.processes[1].send_signal(signal.SIGTERM)
-        assert [p.wait(300) for p in pair.processes] == [0, 0], pair.said()
+        assert pair.codes() == [0, 0], pair.said()
     first, second = (text.splitlines()[-1] for text in pair.said())
     assert first == second
     step = int(first.split()[2])
@@ -78,7 +47,7 @@ def test_a_sigterm_to_one_stops_both_at_the_same_step(tmp_path):
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_the_death_of_one_ends_the_other(victim, tmp_path):
-    with Pair("run", tmp_path, "--lost_after=5") as pair:
+    with started("run", tmp_path, "--lost_after=5") as pair:
         pair.wait_for(tmp_path / "checkpoints" / "3")
         pair.processes[victim].kill()
         assert pair.processes[1 - victim].wait(60) not in (0, -signal.SIGKILL)

@@ -9,8 +9,8 @@ import pytest
 from flax.traverse_util import flatten_dict
 
 from configs import coco_torchvision
+from mask_rcnn_jax.models.build import build_model
 from mask_rcnn_jax.models.conv import UpConv, pixel_shuffle
-from mask_rcnn_jax.models.mask_rcnn import build_model
 from mask_rcnn_jax.training.step import abstract_variables
 from mask_rcnn_jax.training.weight_names import (
     identify,
