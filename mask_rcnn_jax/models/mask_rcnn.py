@@ -24,7 +24,7 @@ from mask_rcnn_jax.models.roi_heads import (
 )
 from mask_rcnn_jax.models.rpn import RPNHead, label_anchors, select_proposals
 from mask_rcnn_jax.ops.roi_align import roi_align
-from mask_rcnn_jax.structures import Batch, Detections, Proposals
+from mask_rcnn_jax.structures import Batch, Detections, Proposals, Targets
 
 
 def _in_precision(method):
@@ -147,9 +147,9 @@ class MaskRCNN(nn.Module):
         pyramid, frame = self.pyramid(images, image_sizes, train=False)
         self.rpn_head(pyramid)
         boxes = jnp.zeros((len(images), 1, 4))
-        self.box_head(self._pool(pyramid, boxes, 7, frame))
+        self.box_head(self.pool(pyramid, boxes, 7, frame))
         classes = jnp.zeros((len(images), 1), jnp.int32)
-        self.mask_head(self._pool(pyramid, boxes, 14, frame), classes)
+        self.mask_head(self.pool(pyramid, boxes, 14, frame), classes)
 
     @_in_precision
     def forward_train(self, batch: Batch, keys: jax.Array | None, *, train: bool) -> TrainOutputs:
@@ -157,41 +157,21 @@ class MaskRCNN(nn.Module):
 
         `keys` [B]: one PRNG key an image. Without keys the lowest rows are sampled.
         """
-        targets = batch.targets
-        pyramid, frame = self.pyramid(batch.images, batch.image_sizes, train)
-        logits, deltas = self.rpn_head(pyramid)
-        anchors, exists = self.anchors(frame), frame.existing_anchors(len(self.anchor_shapes))
         rpn_keys = roi_keys = None
         if keys is not None:
             rpn_keys, roi_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
-        labels, sampled, anchor_deltas = jax.vmap(partial(
-            label_anchors, jnp.concatenate(anchors), exists,
-            fg_thresh=self.rpn_fg_thresh, bg_thresh=self.rpn_bg_thresh,
-            low_quality=self.rpn_low_quality, straddle=self.rpn_straddle,
-            anchors_per_image=self.rpn_anchors_per_image, fg_fraction=self.rpn_fg_fraction,
-            encode_offset=self.rpn_encode_offset, iou_offset=self.iou_offset,
-        ))(targets, batch.image_sizes, rpn_keys)  # fmt: skip
-        proposals = self._proposals(
-            logits, deltas, anchors, exists, batch.image_sizes,
-            self.pre_nms_topk_train, self.post_nms_topk_train, self.post_nms_scope,
-        )  # fmt: skip
-        rois = jax.vmap(partial(
-            sample_rois, rois_per_image=self.rois_per_image, fg_fraction=self.roi_fg_fraction,
-            fg_thresh=self.roi_fg_thresh, fg_strict=self.roi_fg_strict,
-            bg_thresh=self.roi_bg_thresh, box_weights=self.box_weights, box_offset=self.box_offset,
-            iou_offset=self.iou_offset,
-        ))(roi_keys, proposals, targets)  # fmt: skip
-        class_logits, box_deltas = self.box_head(self._pool(pyramid, rois.boxes, 7, frame))
+        pyramid, frame = self.pyramid(batch.images, batch.image_sizes, train)
+        rpn_logits, rpn_deltas = self.rpn_head(pyramid)
+        labels, sampled, anchor_deltas = self.rpn_targets(frame, batch, rpn_keys)
+        proposals = self.proposals(rpn_logits, rpn_deltas, frame, batch.image_sizes, train=True)
+        rois = self.sample(proposals, batch.targets, roi_keys)
+        class_logits, box_deltas = self.box_head(self.pool(pyramid, rois.boxes, 7, frame))
         # Foreground rows come first, so the mask head sees them all in a slice of static size.
-        masked = jax.tree.map(lambda x: x[:, : self._max_foreground], rois)
-        pooled = self._pool(pyramid, masked.boxes, 14, frame)
-        targets_of = partial(
-            mask_targets, kind=self.mask_targets, half_pixel=self.mask_half_pixel,
-            min_side=max(0.1, self.roi_min_size), implementation=self.implementation,
-        )  # fmt: skip
+        masked = jax.tree.map(lambda x: x[:, : self.max_foreground], rois)
+        pooled = self.pool(pyramid, masked.boxes, 14, frame)
         return TrainOutputs(
-            rpn_logits=logits,
-            rpn_deltas=deltas,
+            rpn_logits=rpn_logits,
+            rpn_deltas=rpn_deltas,
             anchor_labels=labels,
             sampled_labels=sampled,
             anchor_deltas=anchor_deltas,
@@ -199,9 +179,7 @@ class MaskRCNN(nn.Module):
             class_logits=class_logits,
             box_deltas=box_deltas,
             mask_logits=self.mask_head(pooled, masked.classes),
-            mask_targets=jax.vmap(targets_of)(
-                targets, masked.boxes, masked.matched_idxs, batch.image_sizes
-            ),
+            mask_targets=self.mask_targets_of(masked, batch),
         )
 
     @_in_precision
@@ -218,13 +196,8 @@ class MaskRCNN(nn.Module):
     ) -> Detections:
         """[B, H, W, 3] in 0..255 (uint8 or float) and [B, 2] to `Detections` in network pixels."""
         pyramid, frame = self.pyramid(images, image_sizes, train=False)
-        logits, deltas = self.rpn_head(pyramid)
-        anchors, exists = self.anchors(frame), frame.existing_anchors(len(self.anchor_shapes))
-        proposals = self._proposals(
-            logits, deltas, anchors, exists, image_sizes,
-            self.pre_nms_topk_test, self.post_nms_topk_test, "image",
-        )  # fmt: skip
-        class_logits, box_deltas = self.box_head(self._pool(pyramid, proposals.boxes, 7, frame))
+        proposals = self.proposals(*self.rpn_head(pyramid), frame, image_sizes, train=False)
+        class_logits, box_deltas = self.box_head(self.pool(pyramid, proposals.boxes, 7, frame))
         selected = select_detections(
             class_logits, box_deltas, proposals, image_sizes,
             box_weights=self.box_weights, box_offset=self.box_offset, iou_offset=self.iou_offset,
@@ -233,7 +206,7 @@ class MaskRCNN(nn.Module):
             implementation=self.implementation,
         )  # fmt: skip
         boxes, _, classes, _ = selected
-        mask_logits = self.mask_head(self._pool(pyramid, boxes, 14, frame), classes)
+        mask_logits = self.mask_head(self.pool(pyramid, boxes, 14, frame), classes)
         return to_detections(selected, mask_logits)
 
     def pyramid(
@@ -267,27 +240,74 @@ class MaskRCNN(nn.Module):
             rounding=self.anchor_rounding, offset=self.anchor_offset, stride=self.anchor_stride,
         )  # fmt: skip
 
+    def rpn_targets(
+        self, frame: Frame, batch: Batch, keys: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Labels of the A anchors [B, A], those sampled [B, A], and deltas [B, A, 4]."""
+        anchors, exists = self.anchors(frame), frame.existing_anchors(len(self.anchor_shapes))
+        return jax.vmap(partial(
+            label_anchors, jnp.concatenate(anchors), exists,
+            fg_thresh=self.rpn_fg_thresh, bg_thresh=self.rpn_bg_thresh,
+            low_quality=self.rpn_low_quality, straddle=self.rpn_straddle,
+            anchors_per_image=self.rpn_anchors_per_image, fg_fraction=self.rpn_fg_fraction,
+            encode_offset=self.rpn_encode_offset, iou_offset=self.iou_offset,
+        ))(batch.targets, batch.image_sizes, keys)  # fmt: skip
+
+    def proposals(
+        self,
+        logits: list[jax.Array],
+        deltas: list[jax.Array],
+        frame: Frame,
+        image_sizes: jax.Array,
+        *,
+        train: bool,
+    ) -> Proposals:
+        """Proposals out of the RPN head's outputs, without a path for gradients (paper 3)."""
+        anchors, exists = self.anchors(frame), frame.existing_anchors(len(self.anchor_shapes))
+        select = partial(
+            select_proposals, logits, deltas, anchors, exists, image_sizes,
+            nms_thresh=self.rpn_nms_thresh, min_size=self.proposal_min_size,
+            box_offset=self.box_offset, iou_offset=self.iou_offset,
+            implementation=self.implementation,
+        )  # fmt: skip
+        if train:
+            selected = select(
+                pre_nms_topk=self.pre_nms_topk_train, post_nms_topk=self.post_nms_topk_train,
+                scope=self.post_nms_scope,
+            )  # fmt: skip
+        else:
+            selected = select(
+                pre_nms_topk=self.pre_nms_topk_test, post_nms_topk=self.post_nms_topk_test,
+                scope="image",
+            )  # fmt: skip
+        return lax.stop_gradient(selected)
+
     @property
-    def _max_foreground(self) -> int:
+    def max_foreground(self) -> int:
+        """Foreground RoIs an image at most; they come first in `SampledRois`."""
         return round(self.rois_per_image * self.roi_fg_fraction)
 
-    def _proposals(
-        self, logits, deltas, anchors, exists, image_sizes, pre_nms_topk, post_nms_topk, scope
-    ) -> Proposals:
-        """Proposals without a path for gradients (paper section 3)."""
-        return lax.stop_gradient(
-            select_proposals(
-                logits, deltas, anchors, exists, image_sizes,
-                pre_nms_topk=pre_nms_topk, post_nms_topk=post_nms_topk, scope=scope,
-                nms_thresh=self.rpn_nms_thresh, min_size=self.proposal_min_size,
-                box_offset=self.box_offset, iou_offset=self.iou_offset,
-                implementation=self.implementation,
-            )
-        )  # fmt: skip
+    def sample(self, proposals: Proposals, targets: Targets, keys: jax.Array | None) -> SampledRois:
+        """The RoIs [B, R] that the box head is trained on."""
+        return jax.vmap(partial(
+            sample_rois, rois_per_image=self.rois_per_image, fg_fraction=self.roi_fg_fraction,
+            fg_thresh=self.roi_fg_thresh, fg_strict=self.roi_fg_strict,
+            bg_thresh=self.roi_bg_thresh, box_weights=self.box_weights, box_offset=self.box_offset,
+            iou_offset=self.iou_offset,
+        ))(keys, proposals, targets)  # fmt: skip
 
-    def _pool(
+    def mask_targets_of(self, rois: SampledRois, batch: Batch) -> jax.Array:
+        """[B, R, 28, 28] in 0..1, of the objects that RoIs were matched to."""
+        targets_of = partial(
+            mask_targets, kind=self.mask_targets, half_pixel=self.mask_half_pixel,
+            min_side=max(0.1, self.roi_min_size), implementation=self.implementation,
+        )  # fmt: skip
+        return jax.vmap(targets_of)(batch.targets, rois.boxes, rois.matched_idxs, batch.image_sizes)
+
+    def pool(
         self, pyramid: list[jax.Array], boxes: jax.Array, size: int, frame: Frame
     ) -> jax.Array:
+        """[B, R, size, size, C] under boxes [B, R, 4], each from the level of its size."""
         if self.roi_max_level not in range(2, 7):
             raise ValueError(f"model.roi_max_level is {self.roi_max_level}, expected 2 to 6")
         maps = pyramid[: self.roi_max_level - 1]

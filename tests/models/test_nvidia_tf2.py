@@ -84,11 +84,8 @@ def stages(variables, inputs):
     def run(model, images, sizes):
         pyramid, frame = model.pyramid(images, sizes, train=False)
         logits, deltas = model.rpn_head(pyramid)
-        proposals = model._proposals(
-            logits, deltas, model.anchors(frame), None, sizes, model.pre_nms_topk_test,
-            model.post_nms_topk_test, "image",
-        )  # fmt: skip
-        roi_features = model._pool(pyramid, proposals.boxes, 7, frame)
+        proposals = model.proposals(logits, deltas, frame, sizes, train=False)
+        roi_features = model.pool(pyramid, proposals.boxes, 7, frame)
         return pyramid, logits, deltas, proposals, roi_features[:, :8], model.box_head(roi_features)
 
     model = build_model(their_config().model)

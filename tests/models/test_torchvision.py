@@ -83,12 +83,9 @@ def stages(variables, inputs):
     def run(model, images, sizes):
         pyramid, frame = model.pyramid(images, sizes, train=False)
         logits, deltas = model.rpn_head(pyramid)
-        anchors, exists = model.anchors(frame), frame.existing_anchors(3)
-        proposals = model._proposals(
-            logits, deltas, anchors, exists, sizes, model.pre_nms_topk_test,
-            model.post_nms_topk_test, "image",
-        )  # fmt: skip
-        roi_features = model._pool(pyramid, proposals.boxes, 7, frame)
+        anchors = model.anchors(frame)
+        proposals = model.proposals(logits, deltas, frame, sizes, train=False)
+        roi_features = model.pool(pyramid, proposals.boxes, 7, frame)
         return (
             pyramid,
             logits,
