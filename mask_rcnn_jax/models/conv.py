@@ -6,6 +6,8 @@ from flax import linen as nn
 from jax import lax
 from jax.typing import DTypeLike
 
+from mask_rcnn_jax.ops.convolution import conv
+
 
 class Conv(nn.Module):
     """A convolution, and the fixed affine map per channel that follows it, as one.
@@ -47,13 +49,13 @@ class Conv(nn.Module):
         on CPU, and it needs no algorithm search on GPU.
         """
         if self.kernel_size == (1, 1):
-            x = x[:, :: self.stride, :: self.stride]
+            if self.stride > 1:
+                # A strided read fused into the product ends the process in XLA's Triton code
+                # generator (openxla/xla issue 47381), as with `train.remat=backbone`.
+                x = lax.optimization_barrier(x[:, :: self.stride, :: self.stride])
             return lax.dot_general(x, kernel[0, 0], (((3,), (0,)), ((), ())))
-        pads = self.padding if self.padding == "SAME" else [(self.padding, self.padding)] * 2
-        dimensions = ("NHWC", "HWIO", "NHWC")
-        return lax.conv_general_dilated(
-            x, kernel, (self.stride, self.stride), pads, dimension_numbers=dimensions
-        )
+        pads = self.padding if self.padding == "SAME" else ((self.padding, self.padding),) * 2
+        return conv(x, kernel, self.stride, pads)
 
 
 class UpConv(nn.Module):

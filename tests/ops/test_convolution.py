@@ -1,0 +1,94 @@
+"""Convolution against loops in numpy, and its gradients against those that JAX derives."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from mask_rcnn_jax.ops import convolution
+from mask_rcnn_jax.ops.convolution import conv, kernel_gradient
+
+ONE = ((1, 1), (1, 1))
+# Map, kernel, features in and out, stride, padding: blocks of one row, of several, an uneven rest.
+CASES = {
+    "3x3": ((2, 7, 5), (3, 3), (3, 4), 1, ONE),
+    "3x3, stride 2": ((2, 8, 7), (3, 3), (3, 2), 2, ONE),
+    "stem": ((1, 15, 18), (7, 7), (3, 4), 2, ((3, 3), (3, 3))),
+    "SAME, stride 2": ((1, 8, 9), (3, 3), (2, 3), 2, "SAME"),
+    "no padding": ((1, 6, 6), (2, 3), (2, 2), 1, ((0, 0), (0, 0))),
+    "one pixel": ((3, 1, 1), (3, 3), (2, 2), 1, ONE),
+    "stride past the end": ((1, 8, 8), (1, 1), (2, 2), 3, ((0, 0), (0, 0))),
+}
+
+
+def problem(case, dtype=np.float32):
+    (batch, height, width), kernel_size, (channels, features), stride, padding = CASES[case]
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(batch, height, width, channels)).astype(dtype)
+    kernel = rng.normal(size=(*kernel_size, channels, features)).astype(dtype)
+    return jnp.asarray(x), jnp.asarray(kernel), stride, padding
+
+
+def by_loops(x, kernel, stride, padding):
+    if padding == "SAME":
+        padding = lax.padtype_to_pads(x.shape[1:3], kernel.shape[:2], (stride, stride), "SAME")
+    x = np.pad(np.float64(x), ((0, 0), *padding, (0, 0)))
+    kh, kw = kernel.shape[:2]
+    rows, columns = ((x.shape[1 + i] - kernel.shape[i]) // stride + 1 for i in range(2))
+    out = np.zeros((len(x), rows, columns, kernel.shape[3]))
+    for i, j in np.ndindex(rows, columns):
+        window = x[:, i * stride : i * stride + kh, j * stride : j * stride + kw]
+        out[:, i, j] = np.einsum("nhwc,hwck->nk", window, np.float64(kernel))
+    return out
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_values(case):
+    x, kernel, stride, padding = problem(case)
+    expected = by_loops(x, kernel, stride, padding)
+    np.testing.assert_allclose(conv(x, kernel, stride, padding), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("positions", [1, 12, 1024])
+@pytest.mark.parametrize("case", CASES)
+def test_gradients(case, positions, monkeypatch):
+    """The convolution is linear in each argument, so differences are exact but for rounding."""
+    monkeypatch.setattr(convolution, "POSITIONS", positions)
+    x, kernel, stride, padding = problem(case)
+    out, pull = jax.vjp(lambda x, kernel: conv(x, kernel, stride, padding), x, kernel)
+    rng = np.random.default_rng(1)
+    grad = rng.normal(size=out.shape).astype(np.float32)
+    of_x, of_kernel = map(np.asarray, pull(jnp.asarray(grad)))
+    for _ in range(3):
+        dx, dk = (rng.normal(size=a.shape).astype(np.float32) for a in (x, kernel))
+        assert np.sum(of_x * dx) == pytest.approx(
+            np.sum(grad * by_loops(dx, kernel, stride, padding)), rel=1e-4, abs=1e-3
+        )
+        assert np.sum(of_kernel * dk) == pytest.approx(
+            np.sum(grad * by_loops(x, dk, stride, padding)), rel=1e-4, abs=1e-3
+        )
+
+
+def test_sums_of_bfloat16_are_made_in_float32():
+    x = jnp.ones((1, 64, 64, 1), jnp.bfloat16)
+    gradient = kernel_gradient(x, x, kernel_size=(1, 1), stride=1, padding=((0, 0), (0, 0)))
+    assert gradient.dtype == jnp.bfloat16 and gradient.item() == 64 * 64
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_gradients_are_those_of_the_plain_convolution(dtype):
+    x, kernel, stride, padding = problem("3x3, stride 2", np.float32)
+    args = x.astype(dtype), kernel.astype(dtype)
+
+    def total(function, x, kernel):
+        return jnp.sum(jnp.sin(function(x, kernel, stride, padding).astype(jnp.float32)))
+
+    ours = jax.grad(total, argnums=(1, 2))(conv, *args)
+    plain = jax.grad(total, argnums=(1, 2))(convolution._conv, *args)
+    tolerance = 1e-5 if dtype == jnp.float32 else 0.05
+    for mine, theirs in zip(ours, plain, strict=True):
+        assert mine.dtype == dtype
+        np.testing.assert_allclose(
+            np.float32(mine), np.float32(theirs), rtol=tolerance, atol=tolerance
+        )
