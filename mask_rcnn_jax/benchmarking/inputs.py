@@ -73,25 +73,34 @@ def fresh_state(variables: dict, tx: optax.GradientTransformation) -> TrainState
 
 
 def lower_step(
-    config: Mapping[str, Any], step_mesh: Mesh | AbstractMesh, mesh: Mesh, batch_size: int
+    config: Mapping[str, Any],
+    step_mesh: Mesh | AbstractMesh,
+    mesh: Mesh,
+    batch_size: int,
+    platform: str | None = None,
 ) -> jax.stages.Lowered:
-    """The training step on `step_mesh`, for abstract arguments on the devices of `mesh`."""
+    """The training step on `step_mesh`, for abstract arguments on the devices of `mesh`.
+
+    platform: "cuda" for what GPUs would run, where the devices are none.
+    """
     model = recipe_model(config)
     variables = abstract_variables(model)
     step, tx = recipe_step(config, model, variables["params"], step_mesh, batch_size)
     state = jax.eval_shape(lambda variables: fresh_state(variables, tx), variables)
     batch = abstract_batch(config, batch_size, model.num_classes)
-    return step.lower(_placed(state, mesh, P()), _placed(batch, mesh, P("data")))
+    traced = step.trace(_placed(state, mesh, P()), _placed(batch, mesh, P("data")))
+    return traced.lower(lowering_platforms=platform and (platform,))
 
 
 def train_flops(config: Mapping[str, Any]) -> float:
     """Floating-point operations of a training step on one image.
 
-    Counted in the plain code, before anything is optimised; the body of a loop counts once.
+    Counted in the plain code, before anything is optimised; the body of a loop counts once, so it
+    is the code for GPUs, where convolutions are none.
     """
     config, mesh = _plain(config), _one_cpu()
     config.optim.accumulate_steps, config.train.images_per_device = 1, 0
-    return lower_step(config, mesh, mesh, 1).cost_analysis()["flops"]
+    return lower_step(config, mesh, mesh, 1, "cuda").cost_analysis()["flops"]
 
 
 def infer_flops(config: Mapping[str, Any]) -> float:

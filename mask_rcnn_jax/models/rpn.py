@@ -25,7 +25,7 @@ class RPNHead(nn.Module):
         """Logits [B, A_l] and deltas [B, A_l, 4] per level, float32; anchors in (y, x, shape)."""
         normal = nn.initializers.normal(0.01)
         conv = Conv(self.channels, (3, 3), padding=1, kernel_init=normal, dtype=self.dtype,
-                    name="conv")  # fmt: skip
+                    few_gradients=True, name="conv")  # fmt: skip
         objectness = Conv(self.anchors_per_location, (1, 1), kernel_init=normal, dtype=self.dtype,
                           name="objectness_logits")  # fmt: skip
         anchor_deltas = Conv(4 * self.anchors_per_location, (1, 1), kernel_init=normal,

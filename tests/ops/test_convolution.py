@@ -50,15 +50,18 @@ def test_values(case):
     np.testing.assert_allclose(conv(x, kernel, stride, padding), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("few", [False, True])
 @pytest.mark.parametrize("positions", [1, 12, 1024])
 @pytest.mark.parametrize("case", CASES)
-def test_gradients(case, positions, monkeypatch):
+def test_gradients(case, positions, few, monkeypatch):
     """The convolution is linear in each argument, so differences are exact but for rounding."""
-    monkeypatch.setattr(convolution, "POSITIONS", positions)
+    monkeypatch.setattr(convolution, "FEW" if few else "POSITIONS", positions)
     x, kernel, stride, padding = problem(case)
-    out, pull = jax.vjp(lambda x, kernel: conv(x, kernel, stride, padding), x, kernel)
+    out, pull = jax.vjp(lambda x, kernel: conv(x, kernel, stride, padding, few), x, kernel)
     rng = np.random.default_rng(1)
     grad = rng.normal(size=out.shape).astype(np.float32)
+    if few:
+        grad *= rng.uniform(size=(*out.shape[:3], 1)) < 0.3
     of_x, of_kernel = map(np.asarray, pull(jnp.asarray(grad)))
     for _ in range(3):
         dx, dk = (rng.normal(size=a.shape).astype(np.float32) for a in (x, kernel))
@@ -68,6 +71,14 @@ def test_gradients(case, positions, monkeypatch):
         assert np.sum(of_kernel * dk) == pytest.approx(
             np.sum(grad * by_loops(x, dk, stride, padding)), rel=1e-4, abs=1e-3
         )
+
+
+def test_no_gradient_at_all_and_one_that_is_not_a_number():
+    x, kernel, stride, padding = problem("3x3")
+    out, pull = jax.vjp(lambda x, kernel: conv(x, kernel, stride, padding, True), x, kernel)
+    assert not any(np.any(gradient) for gradient in pull(jnp.zeros_like(out)))
+    of_x, of_kernel = pull(jnp.zeros_like(out).at[0, 2, 3].set(jnp.nan))
+    assert np.isnan(of_kernel).all() and np.isnan(of_x).sum() == 9 * x.shape[-1]
 
 
 def test_sums_of_bfloat16_are_made_in_float32():
