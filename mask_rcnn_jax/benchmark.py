@@ -1,11 +1,14 @@
-"""Measure the training step, the prediction and the kernels, or look at what a GPU would run.
+"""Measure the training step, the prediction, the input and the kernels, or what a GPU would run.
 
     python -m mask_rcnn_jax.benchmark train --config configs/coco.py --config.train.batch_size=8
     python -m mask_rcnn_jax.benchmark infer --config configs/coco.py --config.eval.batch_size=8
+    python -m mask_rcnn_jax.benchmark data --config configs/coco.py
     python -m mask_rcnn_jax.benchmark kernels
     python -m mask_rcnn_jax.benchmark compile --target h100 --config configs/coco.py
 
-`train` and `infer` run on generated pictures, in steady state; `kernels` needs a GPU. `compile`
+`train` and `infer` run on generated pictures, in steady state; with `--stages` the stages of the
+model are timed too, each alone, and with `--profile DIR` a trace is written and the costliest
+operations are listed. `data` reads and prepares batches. `kernels` needs a GPU. `compile`
 needs none: it compiles the whole training step for GPUs that are not there, prints memory and
 counts, and with `--budgets FILE` fails if one of them is over its budget.
 """
@@ -20,9 +23,16 @@ import jax
 from absl import flags
 
 from mask_rcnn_jax import cli
-from mask_rcnn_jax.benchmarking import budgets, gpu_compile, kernels, steps
+from mask_rcnn_jax.benchmarking import (
+    budgets,
+    gpu_compile,
+    kernels,
+    profile,
+    stages,
+    steps,
+)
 
-KINDS = ("train", "infer", "kernels", "compile")
+KINDS = ("train", "infer", "data", "kernels", "compile")
 
 
 def compile_for(target: str, config, shapes: Sequence[tuple[int, int]], budget_file: str | None):
@@ -43,6 +53,11 @@ def _define_flags() -> None:
     cli.define_config(required=False)
     flags.DEFINE_string("json", None, "A file for the figures, one JSON object.")
     flags.DEFINE_integer("steps", 20, "Timed steps of train and infer.", lower_bound=1)
+    flags.DEFINE_bool("stages", False, "Time the stages of train and infer, too.")
+    flags.DEFINE_string("profile", None, "A folder for a trace of train or infer.")
+    flags.DEFINE_integer(
+        "pictures", 64, "For data: generated JPEGs; 0 takes config.data.train_json.", lower_bound=0
+    )
     flags.DEFINE_string("only", "", "Kernels and cases whose name has this in it.")
     flags.DEFINE_string("target", "h100", "The GPU to compile for: h100, h200 or a100.")
     flags.DEFINE_list("images", ["2", "8"], "Images a device to compile for.")
@@ -67,9 +82,20 @@ def main(positional: Sequence[str]) -> None:
         if jax.default_backend() != "gpu":
             raise ValueError("benchmark kernels needs a GPU, this machine has none")
         figures = kernels.run(FLAGS.only)
-    else:
-        figures = {"train": steps.train, "infer": steps.infer}[kind](FLAGS.config, FLAGS.steps)
+    elif kind == "data":
+        from mask_rcnn_jax.benchmarking import loading  # reads pictures, with other libraries
+
+        figures = loading.run(FLAGS.config, FLAGS.pictures, FLAGS.steps)
         print(json.dumps(figures, indent=1), flush=True)
+    else:
+        run = {"train": steps.train, "infer": steps.infer}[kind]
+        figures = run(FLAGS.config, FLAGS.steps, FLAGS.profile)
+        if FLAGS.stages:
+            of_stages = {"train": stages.train, "infer": stages.infer}[kind]
+            figures["ms_of_stages"] = of_stages(FLAGS.config, FLAGS.steps)
+        print(json.dumps(figures, indent=1), flush=True)
+        if FLAGS.profile:
+            print(profile.table(figures["costliest"]), flush=True)
     if FLAGS.json:
         _write(Path(FLAGS.json), figures)
     if figures.get("failures"):

@@ -2,11 +2,12 @@
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
 
-from mask_rcnn_jax.benchmarking import devices, inputs
+from mask_rcnn_jax.benchmarking import devices, inputs, profile
 from mask_rcnn_jax.data.options import canvas_size, example_options
 from mask_rcnn_jax.models.build import predict_options
 from mask_rcnn_jax.training.step import (
@@ -20,8 +21,11 @@ from mask_rcnn_jax.training.step import (
 WARM_UP = 3  # calls that are not timed
 
 
-def train(config: Mapping[str, Any], calls: int) -> dict[str, Any]:
-    """Steady state of the recipe's step at `train.batch_size`, over all devices."""
+def train(config: Mapping[str, Any], calls: int, profile_dir: str | None = None) -> dict[str, Any]:
+    """Steady state of the recipe's step at `train.batch_size`, over all devices.
+
+    profile_dir: a folder for a trace of some more steps.
+    """
     mesh, model = make_mesh(), inputs.recipe_model(config)
     variables = init_variables(model, config.train.seed)
     step, tx = inputs.recipe_step(config, model, variables["params"], mesh, config.train.batch_size)
@@ -36,10 +40,11 @@ def train(config: Mapping[str, Any], calls: int) -> dict[str, Any]:
         return metrics
 
     times = _steady(call, calls)
-    return _report(config, times, batch_size, compiled, compile_s, inputs.train_flops(config))
+    figures = _report(config, times, batch_size, compiled, compile_s, inputs.train_flops(config))
+    return figures | _profiled(call, compiled, profile_dir)
 
 
-def infer(config: Mapping[str, Any], calls: int) -> dict[str, Any]:
+def infer(config: Mapping[str, Any], calls: int, profile_dir: str | None = None) -> dict[str, Any]:
     """Steady state of the prediction at `eval.batch_size`: images in, detections out, no paste."""
     mesh, model = make_mesh(), inputs.recipe_model(config)
     variables = replicate(init_variables(model, config.train.seed), mesh)
@@ -47,8 +52,14 @@ def infer(config: Mapping[str, Any], calls: int) -> dict[str, Any]:
     batch = shard_batch(inputs.synthetic_batch(config, batch_size, model.num_classes), mesh)
     predict = make_predict_step(model, mesh, **predict_options(config.eval))
     compiled, compile_s = _compile(predict, variables, batch)
-    times = _steady(lambda: compiled(variables, batch), calls)
-    return _report(config, times, batch_size, compiled, compile_s, inputs.infer_flops(config))
+    call = partial(compiled, variables, batch)
+    times = _steady(call, calls)
+    figures = _report(config, times, batch_size, compiled, compile_s, inputs.infer_flops(config))
+    return figures | _profiled(call, compiled, profile_dir)
+
+
+def _profiled(call: Callable, compiled: jax.stages.Compiled, folder: str | None) -> dict[str, Any]:
+    return {"costliest": profile.costliest(call, compiled, folder)} if folder else {}
 
 
 def _compile(function: Callable, *args) -> tuple[jax.stages.Compiled, float]:

@@ -1,0 +1,103 @@
+"""How fast pictures become batches."""
+
+import json
+import resource
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+
+from mask_rcnn_jax.benchmarking import devices
+from mask_rcnn_jax.data.coco import load_coco
+from mask_rcnn_jax.data.loader import TrainLoader
+from mask_rcnn_jax.data.options import canvas_size, example_options
+
+WARM_UP = 2  # batches that are not timed
+HEIGHT, WIDTH, OBJECTS = 480, 640, 7  # of a generated picture: COCO's most frequent size, its mean
+JPEG_QUALITY = 90  # about 2 bits a pixel with noise as below, as in COCO
+
+
+def run(config: Mapping[str, Any], pictures: int, batches: int) -> dict[str, Any]:
+    """Images per second of the training loader with `data.num_workers` processes (0: threads).
+
+    pictures: how many JPEGs are generated to read from; 0 reads `data.train_json`. The batch is
+    `train.batch_size`. `images_per_s_per_core` divides by the CPU seconds used; None with worker
+    processes, whose seconds are not seen.
+    """
+    if not pictures:
+        return _measure(config, config.data.train_json, config.data.train_images, batches)
+    with tempfile.TemporaryDirectory() as folder:
+        return _measure(config, write_pictures(Path(folder), pictures), folder, batches)
+
+
+def _measure(config: Mapping[str, Any], json_path, image_dir, batches: int) -> dict[str, Any]:
+    options = example_options(config.data)
+    dataset = load_coco(json_path, image_dir, bad_annotations=config.data.bad_annotations)
+    loader = TrainLoader(
+        dataset, options, seed=0, start_step=0, batch_size=config.train.batch_size,
+        num_workers=config.data.num_workers,
+    )  # fmt: skip
+    for _ in range(WARM_UP):
+        next(loader)
+    times, last, cpu = [], time.perf_counter(), time.process_time()
+    for _ in range(batches):
+        next(loader)
+        now = time.perf_counter()
+        times.append(now - last)
+        last = now
+    cpu = time.process_time() - cpu
+    loader.close()
+    images = config.train.batch_size * batches
+    return {
+        "jax": devices.describe()["jax"],
+        "date": devices.describe()["date"],
+        "batch_size": config.train.batch_size,
+        "num_workers": config.data.num_workers,
+        "image_size": list(canvas_size(options)),
+        "images_per_s": round(images / sum(times), 1),
+        **{f"{name}_per_batch": value for name, value in devices.summary(times).items()},
+        "images_per_s_per_core": None if config.data.num_workers else round(images / cpu, 1),
+        "peak_memory_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3, 1),
+    }
+
+
+def write_pictures(folder: Path, count: int) -> Path:
+    """JPEGs of clouds and noise with polygons of 40 corners on them, and their COCO json."""
+    rng = np.random.default_rng(0)
+    images, annotations = [], []
+    for index in range(count):
+        clouds = cv2.resize(rng.uniform(0, 255, (12, 16, 3)), (WIDTH, HEIGHT))
+        noisy = clouds + rng.normal(0, 12, (HEIGHT, WIDTH, 3))
+        name = f"{index}.jpg"
+        cv2.imwrite(
+            str(folder / name), np.clip(noisy, 0, 255).astype(np.uint8),
+            [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY],
+        )  # fmt: skip
+        images.append({"id": index, "file_name": name, "height": HEIGHT, "width": WIDTH})
+        for _ in range(OBJECTS):
+            annotations.append(_object(rng, len(annotations) + 1, index))
+    path = folder / "instances.json"
+    categories = [{"id": 1, "name": "cloud"}]
+    path.write_text(
+        json.dumps({"images": images, "annotations": annotations, "categories": categories})
+    )
+    return path
+
+
+def _object(rng: np.random.Generator, identity: int, image: int) -> dict[str, Any]:
+    radius = rng.uniform(10, 100, (40, 1)) * [1, 0.9]
+    angle = np.linspace(0, 2 * np.pi, 40, endpoint=False)
+    outline = rng.uniform(0.2, 0.8, 2) * [WIDTH, HEIGHT] + radius * np.stack(
+        [np.cos(angle), np.sin(angle)], axis=1
+    )
+    outline = np.clip(outline, 0, [WIDTH, HEIGHT]).round(2)
+    low, size = outline.min(axis=0), np.ptp(outline, axis=0)
+    return {
+        "id": identity, "image_id": image, "category_id": 1, "iscrowd": 0,
+        "bbox": [*low.tolist(), *size.tolist()], "area": float(np.prod(size) / 2),
+        "segmentation": [outline.reshape(-1).tolist()],
+    }  # fmt: skip

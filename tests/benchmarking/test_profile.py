@@ -1,0 +1,31 @@
+"""The trace of a program names its operations, and what they came from."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from mask_rcnn_jax.benchmarking import profile, stages
+from tests.helpers import tiny_config
+
+
+def test_the_costliest_operation_is_found(tmp_path):
+    def function(x):
+        with jax.named_scope("the_costly_part"):
+            y = jnp.sort(x.reshape(-1))
+        return y[0] + jnp.sum(x[0])
+
+    x = jnp.ones((300, 1000))
+    compiled = jax.jit(function).lower(x).compile()
+    ranked = profile.costliest(lambda: compiled(x), compiled, str(tmp_path), count=2)
+    assert "the_costly_part" in ranked[0]["source"] and ranked[0]["percent"] > 50
+    assert [row["ms"] for row in ranked] == sorted((row["ms"] for row in ranked), reverse=True)
+    assert ranked[0]["name"] in profile.table(ranked)
+
+
+@pytest.mark.slow
+def test_stages_are_all_timed():
+    training, prediction = stages.train(tiny_config(), 2), stages.infer(tiny_config(), 2)
+    assert all(ms > 0 for ms in [*training.values(), *prediction.values()])
+    assert list(training)[0] == list(prediction)[0] == "backbone and FPN"
+    # Forward and backward against forward, on a batch twice as large.
+    assert training["backbone and FPN"] > 2 * prediction["backbone and FPN"]
