@@ -20,11 +20,11 @@ height, width = map(int, arguments.size.split(","))
 device = "cuda" if torch.cuda.is_available() else "cpu"
 torch.manual_seed(0)
 model = torchvision.models.detection.maskrcnn_resnet50_fpn(
-    weights=None, weights_backbone=None, num_classes=91, trainable_backbone_layers=3,
+    weights=None, weights_backbone=None, num_classes=91,
     min_size=min(height, width), max_size=max(height, width),
     box_score_thresh=0.0,  # random weights are sure of nothing, and 100 detections are wanted
 )  # fmt: skip
-# With trainable_backbone_layers only pretrained backbones are frozen.
+# As `trainable_backbone_layers=3` does with pretrained weights.
 for name, parameter in model.backbone.body.named_parameters():
     parameter.requires_grad_(name.startswith(("layer2", "layer3", "layer4")))
 model.transform.postprocess = lambda result, *_: result  # masks are not pasted

@@ -25,11 +25,17 @@ class Conv(nn.Module):
     few_gradients: bool = False  # the loss reads few positions of the output
 
     @nn.compact
-    def __call__(self, x: jax.Array, affine: tuple[jax.Array, jax.Array] | None = None):
+    def __call__(
+        self,
+        x: jax.Array,
+        affine: tuple[jax.Array, jax.Array] | None = None,
+        live: jax.Array | None = None,
+    ) -> jax.Array:
         """[B, H, W, C] to [B, h, w, features] in `dtype`.
 
         affine: (scale, bias), [features] each, of a norm that follows. Scaling the kernel spares a
         pass over the output, and one over its gradient.
+        live: [B] bool, the rows that anybody reads, see `ops.convolution.conv`; None for all.
         """
         shape = (*self.kernel_size, x.shape[-1], self.features)
         kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
@@ -40,10 +46,10 @@ class Conv(nn.Module):
             scale, shift = affine
             kernel = kernel * scale[None, None, None]
             bias = shift if bias is None else bias * scale + shift
-        y = self._convolve(x.astype(self.dtype), kernel.astype(self.dtype))
+        y = self._convolve(x.astype(self.dtype), kernel.astype(self.dtype), live)
         return y if bias is None else y + bias.astype(self.dtype)[None, None, None]
 
-    def _convolve(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
+    def _convolve(self, x: jax.Array, kernel: jax.Array, live: jax.Array | None) -> jax.Array:
         """1x1 kernels as a matrix product.
 
         It is the same sum; its gradients are several times faster than those of a 1x1 convolution
@@ -56,7 +62,7 @@ class Conv(nn.Module):
                 x = lax.optimization_barrier(x[:, :: self.stride, :: self.stride])
             return lax.dot_general(x, kernel[0, 0], (((3,), (0,)), ((), ())))
         pads = self.padding if self.padding == "SAME" else ((self.padding, self.padding),) * 2
-        return conv(x, kernel, self.stride, pads, self.few_gradients)
+        return conv(x, kernel, live, self.stride, pads, self.few_gradients)
 
 
 class UpConv(nn.Module):

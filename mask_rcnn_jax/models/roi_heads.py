@@ -55,13 +55,17 @@ class MaskHead(nn.Module):
 
     @nn.compact
     def __call__(self, roi_features: jax.Array, classes: jax.Array) -> jax.Array:
-        """[B, R, P, P, C] and classes [B, R] to the logits of those classes, [B, R, 2P, 2P]."""
+        """[B, R, P, P, C] and classes [B, R] to the logits of those classes, [B, R, 2P, 2P].
+
+        Logits of class 0, of background and of rows that are not valid, mean nothing.
+        """
         batch, rois, size = roi_features.shape[:3]
+        classes = classes.reshape(-1)
         x = roi_features.reshape(batch * rois, *roi_features.shape[2:])
         for i in range(1, 5):
             conv = Conv(self.channels, (3, 3), padding=1, kernel_init=he_fan_out, dtype=self.dtype,
                         name=f"mask_fcn{i}")  # fmt: skip
-            x = nn.relu(conv(x))
+            x = nn.relu(conv(x, live=classes > 0))
         up = UpConv(self.channels, self.dtype, he_fan_out_up, name="mask_deconv")
         x = nn.relu(up(x))
         inits = {"he": he_fan_out, "normal": nn.initializers.normal(0.001)}
@@ -73,7 +77,7 @@ class MaskHead(nn.Module):
         predictor = ClassMask(
             self.num_classes, inits[self.predictor_init], self.dtype, name="mask_predictor"
         )
-        logits = predictor(x, classes.reshape(-1))
+        logits = predictor(x, classes)
         return pixel_shuffle(logits).reshape(batch, rois, 2 * size, 2 * size)
 
 

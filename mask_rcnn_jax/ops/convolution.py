@@ -1,6 +1,6 @@
 """Convolution, with gradients that are quick on a CPU too."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import jax
@@ -10,23 +10,42 @@ from jax import lax
 
 DIMENSIONS = ("NHWC", "HWIO", "NHWC")
 POSITIONS = 1024  # of the output at a time: their patches stay in the cache
+CHUNK = 8  # images at a time, where some are not live
 FEW = 256  # positions with a gradient at a time, where there are few
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
+@partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
 def conv(
     x: jax.Array,
     kernel: jax.Array,
+    live: jax.Array | None,
     stride: int,
     padding: str | tuple[tuple[int, int], ...],
     few_gradients: bool = False,
 ) -> jax.Array:
     """[N, H, W, C] and a kernel [kh, kw, C, K] of the same dtype to [N, h, w, K].
 
-    padding: (before, after) of both axes in pixels, or "SAME": TensorFlow's rule. few_gradients:
-    the output's gradient is expected to be zero nearly everywhere; see `few_gradients_of`.
+    live: [N] bool, rows of the output that anybody reads; None for all. What is in the others is
+    not defined, and their gradient must be 0; a CPU leaves them out, forward and backward.
+    padding: (before, after) of both axes in pixels, or "SAME": TensorFlow's rule.
+    few_gradients: the output's gradient is expected to be zero nearly everywhere; see
+    `few_gradients_of`.
     """
-    return _conv(x, kernel, stride, padding)
+    if live is None:
+        return _conv(x, kernel, stride, padding)
+
+    def default(x, kernel, live):
+        return _conv(x, kernel, stride, padding)
+
+    def cpu(x, kernel, live):
+        def compute(i, out):
+            part = _conv(_chunk(x, i), kernel, stride, padding)
+            return lax.dynamic_update_slice_in_dim(out, part, i * len(part), axis=0)
+
+        shape = jax.eval_shape(default, x, kernel, live)
+        return _over_live_chunks(live, compute, jnp.zeros(shape.shape, shape.dtype))
+
+    return lax.platform_dependent(x, kernel, live, cpu=cpu, default=default)
 
 
 def _conv(x: jax.Array, kernel: jax.Array, stride: int, padding) -> jax.Array:
@@ -35,30 +54,58 @@ def _conv(x: jax.Array, kernel: jax.Array, stride: int, padding) -> jax.Array:
     )
 
 
-def _forward(x, kernel, stride, padding, few_gradients):
-    return _conv(x, kernel, stride, padding), (x, kernel)
+def _forward(x, kernel, live, stride, padding, few_gradients):
+    return conv(x, kernel, live, stride, padding, few_gradients), (x, kernel, live)
 
 
 def _backward(stride, padding, few_gradients, saved, grad):
     def gradient_of_x(x, kernel, grad):
         return jax.linear_transpose(lambda x: _conv(x, kernel, stride, padding), x)(grad)[0]
 
-    def default(x, kernel, grad):
+    def default(x, kernel, live, grad):
         of_kernel = jax.linear_transpose(lambda kernel: _conv(x, kernel, stride, padding), kernel)
         return gradient_of_x(x, kernel, grad), of_kernel(grad)[0]
 
-    def cpu(x, kernel, grad):
+    def cpu(x, kernel, live, grad):
         if few_gradients:
             return few_gradients_of(x, kernel, grad, stride=stride, padding=padding)
-        of_kernel = kernel_gradient(
-            x, grad, kernel_size=kernel.shape[:2], stride=stride, padding=padding
+        of_kernel = partial(
+            kernel_gradient, kernel_size=kernel.shape[:2], stride=stride, padding=padding
         )
-        return gradient_of_x(x, kernel, grad), of_kernel
+        if live is None:
+            return gradient_of_x(x, kernel, grad), of_kernel(x, grad)
 
-    return lax.platform_dependent(*saved, grad, cpu=cpu, default=default)
+        def add(i, totals):
+            x_part, grad_part = _chunk(x, i), _chunk(grad, i)
+            part = gradient_of_x(x_part, kernel, grad_part)
+            of_x = lax.dynamic_update_slice_in_dim(totals[0], part, i * len(part), axis=0)
+            return of_x, totals[1] + of_kernel(x_part, grad_part).astype(jnp.float32)
+
+        of_x, total = _over_live_chunks(
+            live, add, (jnp.zeros_like(x), jnp.zeros(kernel.shape, jnp.float32))
+        )
+        return of_x, total.astype(kernel.dtype)
+
+    return *lax.platform_dependent(*saved, grad, cpu=cpu, default=default), None
 
 
 conv.defvjp(_forward, _backward)
+
+
+def _chunk_rows(rows: int) -> int:
+    return max(size for size in range(1, CHUNK + 1) if rows % size == 0)
+
+
+def _chunk(x: jax.Array, i: jax.Array) -> jax.Array:
+    size = _chunk_rows(len(x))
+    return lax.dynamic_slice_in_dim(x, i * size, size, axis=0)
+
+
+def _over_live_chunks(live: jax.Array, body: Callable, start):
+    """`body(i, carry)` for each chunk i that has a live row."""
+    used = jnp.any(live.reshape(-1, _chunk_rows(len(live))), axis=1)
+    order = jnp.nonzero(used, size=len(used), fill_value=0)[0]
+    return lax.fori_loop(0, jnp.sum(used), lambda i, carry: body(order[i], carry), start)
 
 
 def kernel_gradient(

@@ -47,7 +47,9 @@ def by_loops(x, kernel, stride, padding):
 def test_values(case):
     x, kernel, stride, padding = problem(case)
     expected = by_loops(x, kernel, stride, padding)
-    np.testing.assert_allclose(conv(x, kernel, stride, padding), expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        conv(x, kernel, None, stride, padding), expected, rtol=1e-5, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("few", [False, True])
@@ -57,7 +59,7 @@ def test_gradients(case, positions, few, monkeypatch):
     """The convolution is linear in each argument, so differences are exact but for rounding."""
     monkeypatch.setattr(convolution, "FEW" if few else "POSITIONS", positions)
     x, kernel, stride, padding = problem(case)
-    out, pull = jax.vjp(lambda x, kernel: conv(x, kernel, stride, padding, few), x, kernel)
+    out, pull = jax.vjp(lambda x, kernel: conv(x, kernel, None, stride, padding, few), x, kernel)
     rng = np.random.default_rng(1)
     grad = rng.normal(size=out.shape).astype(np.float32)
     if few:
@@ -73,9 +75,38 @@ def test_gradients(case, positions, few, monkeypatch):
         )
 
 
+@pytest.mark.parametrize("rows", [1, 7, 12])
+def test_rows_that_nobody_reads_are_left_out(rows):
+    """In chunks of 1, 7 and 6 rows."""
+    rng = np.random.default_rng(0)
+    live = np.arange(rows) % 5 == 0
+    x = rng.normal(size=(rows, 4, 5, 3)).astype(np.float32)
+    kernel = jnp.asarray(rng.normal(size=(3, 3, 3, 2)), jnp.float32)
+    grad = rng.normal(size=(rows, 4, 5, 2)).astype(np.float32) * live[:, None, None, None]
+
+    def run(x, kernel):
+        return conv(x, kernel, jnp.asarray(live), 1, ONE)
+
+    out, pull = jax.vjp(run, jnp.asarray(x), kernel)
+    plain, plain_pull = jax.vjp(lambda x, k: conv(x, k, None, 1, ONE), jnp.asarray(x), kernel)
+    np.testing.assert_allclose(out[live], plain[live], rtol=1e-5, atol=1e-6)
+    for mine, theirs in zip(pull(jnp.asarray(grad)), plain_pull(jnp.asarray(grad)), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_a_cpu_computes_nothing_where_no_row_is_live():
+    if jax.default_backend() != "cpu":
+        pytest.skip("other devices compute what nobody reads")
+    x, kernel, stride, padding = problem("3x3")
+    dead = jnp.zeros(len(x), bool)
+    out, pull = jax.vjp(lambda x, k: conv(x * jnp.nan, k, dead, stride, padding), x, kernel)
+    assert not np.any(out)
+    assert not np.any(pull(jnp.zeros_like(out))[1])
+
+
 def test_no_gradient_at_all_and_one_that_is_not_a_number():
     x, kernel, stride, padding = problem("3x3")
-    out, pull = jax.vjp(lambda x, kernel: conv(x, kernel, stride, padding, True), x, kernel)
+    out, pull = jax.vjp(lambda x, kernel: conv(x, kernel, None, stride, padding, True), x, kernel)
     assert not any(np.any(gradient) for gradient in pull(jnp.zeros_like(out)))
     of_x, of_kernel = pull(jnp.zeros_like(out).at[0, 2, 3].set(jnp.nan))
     assert np.isnan(of_kernel).all() and np.isnan(of_x).sum() == 9 * x.shape[-1]
@@ -93,10 +124,12 @@ def test_gradients_are_those_of_the_plain_convolution(dtype):
     args = x.astype(dtype), kernel.astype(dtype)
 
     def total(function, x, kernel):
-        return jnp.sum(jnp.sin(function(x, kernel, stride, padding).astype(jnp.float32)))
+        return jnp.sum(jnp.sin(function(x, kernel).astype(jnp.float32)))
 
-    ours = jax.grad(total, argnums=(1, 2))(conv, *args)
-    plain = jax.grad(total, argnums=(1, 2))(convolution._conv, *args)
+    ours = jax.grad(total, argnums=(1, 2))(lambda x, k: conv(x, k, None, stride, padding), *args)
+    plain = jax.grad(total, argnums=(1, 2))(
+        lambda x, k: convolution._conv(x, k, stride, padding), *args
+    )
     tolerance = 1e-5 if dtype == jnp.float32 else 0.05
     for mine, theirs in zip(ours, plain, strict=True):
         assert mine.dtype == dtype
