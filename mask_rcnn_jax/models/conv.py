@@ -78,14 +78,14 @@ class UpConv(nn.Module):
     kernel_init: nn.initializers.Initializer
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """[N, H, W, C] to [N, H, W, 2, 2, features]."""
+    def __call__(self, x: jax.Array, live: jax.Array | None = None) -> jax.Array:
+        """[N, H, W, C] to [N, H, W, 2, 2, features]; `live` as in `Conv`."""
         channels = x.shape[-1]
         shape = (2, 2, self.features, channels)
         kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
         bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
         x, kernel, bias = nn.dtypes.promote_dtype(x, kernel, bias, dtype=self.dtype)
-        y = lax.dot_general(x, kernel.reshape(-1, channels), (((3,), (1,)), ((), ())))
+        y = conv(x, kernel.reshape(-1, channels).T[None, None], live, 1, ((0, 0), (0, 0)))
         return y.reshape(*x.shape[:3], 2, 2, self.features) + bias[None, None, None, None, None]
 
 

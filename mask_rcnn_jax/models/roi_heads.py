@@ -67,7 +67,7 @@ class MaskHead(nn.Module):
                         name=f"mask_fcn{i}")  # fmt: skip
             x = nn.relu(conv(x, live=classes > 0))
         up = UpConv(self.channels, self.dtype, he_fan_out_up, name="mask_deconv")
-        x = nn.relu(up(x))
+        x = nn.relu(up(x, classes > 0))
         inits = {"he": he_fan_out, "normal": nn.initializers.normal(0.001)}
         if self.predictor_init not in inits:
             raise ValueError(

@@ -18,6 +18,7 @@ CASES = {
     "SAME, stride 2": ((1, 8, 9), (3, 3), (2, 3), 2, "SAME"),
     "no padding": ((1, 6, 6), (2, 3), (2, 2), 1, ((0, 0), (0, 0))),
     "one pixel": ((3, 1, 1), (3, 3), (2, 2), 1, ONE),
+    "1x1": ((2, 5, 4), (1, 1), (3, 4), 1, ((0, 0), (0, 0))),
     "stride past the end": ((1, 8, 8), (1, 1), (2, 2), 3, ((0, 0), (0, 0))),
 }
 
@@ -75,23 +76,22 @@ def test_gradients(case, positions, few, monkeypatch):
         )
 
 
-@pytest.mark.parametrize("rows", [1, 7, 12])
-def test_rows_that_nobody_reads_are_left_out(rows):
-    """In chunks of 1, 7 and 6 rows."""
+@pytest.mark.parametrize("rows", [1, 7, 36, 37])
+@pytest.mark.parametrize("case", ["3x3", "3x3, stride 2", "SAME, stride 2", "1x1", "no padding"])
+def test_rows_that_nobody_reads_are_left_out(case, rows):
+    """In chunks of 1, 7, 12 and 1 rows."""
+    x, kernel, stride, padding = problem(case)
     rng = np.random.default_rng(0)
     live = np.arange(rows) % 5 == 0
-    x = rng.normal(size=(rows, 4, 5, 3)).astype(np.float32)
-    kernel = jnp.asarray(rng.normal(size=(3, 3, 3, 2)), jnp.float32)
-    grad = rng.normal(size=(rows, 4, 5, 2)).astype(np.float32) * live[:, None, None, None]
+    x = jnp.asarray(rng.normal(size=(rows, *x.shape[1:])), jnp.float32)
 
-    def run(x, kernel):
-        return conv(x, kernel, jnp.asarray(live), 1, ONE)
-
-    out, pull = jax.vjp(run, jnp.asarray(x), kernel)
-    plain, plain_pull = jax.vjp(lambda x, k: conv(x, k, None, 1, ONE), jnp.asarray(x), kernel)
-    np.testing.assert_allclose(out[live], plain[live], rtol=1e-5, atol=1e-6)
-    for mine, theirs in zip(pull(jnp.asarray(grad)), plain_pull(jnp.asarray(grad)), strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
+    out, pull = jax.vjp(lambda x, k: conv(x, k, jnp.asarray(live), stride, padding), x, kernel)
+    plain, plain_pull = jax.vjp(lambda x, k: conv(x, k, None, stride, padding), x, kernel)
+    np.testing.assert_allclose(out[live], plain[live], rtol=1e-5, atol=1e-5)
+    grad = rng.normal(size=out.shape) * live[:, None, None, None]
+    grad = jnp.asarray(grad, jnp.float32)
+    for mine, theirs in zip(pull(grad), plain_pull(grad), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-4)
 
 
 def test_a_cpu_computes_nothing_where_no_row_is_live():
