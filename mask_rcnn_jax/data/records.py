@@ -10,6 +10,7 @@ from pathlib import Path
 
 NAME, VERSION = "coco_instances", "1.0.0"
 MAKE = "`python -m mask_rcnn_jax.prepare tfds` makes it"
+MAKE_ANEW = "delete the folder, and `python -m mask_rcnn_jax.prepare tfds` makes it anew"
 
 
 def records_dir(tfds_dir: str | os.PathLike) -> Path:
@@ -44,11 +45,13 @@ class Records:
         try:
             example = self._source[index]
         except Exception as error:  # the readers raise whatever their C++ code throws
-            raise ValueError(f"{where} cannot be read ({_first_line(error)}); {MAKE}") from error
+            raise ValueError(
+                f"{where} cannot be read ({_first_line(error)}); {MAKE_ANEW}"
+            ) from error
         found = example["image/id"]
         found = found.decode() if isinstance(found, bytes) else str(found)
         if found != str(image_id):
-            raise ValueError(f"{where} is of image {found}, the json says {image_id}; {MAKE}")
+            raise ValueError(f"{where} is of image {found}, the json says {image_id}; {MAKE_ANEW}")
         return example["image"]
 
 
@@ -56,15 +59,17 @@ def _open(directory: Path, split: str):
     """The data source of tensorflow-datasets that leaves the images encoded, its parts checked."""
     import tensorflow_datasets as tfds
 
-    if not (directory / "dataset_info.json").is_file():
+    if not directory.is_dir():
         raise FileNotFoundError(f"no data set in {directory} (data.tfds_dir); {MAKE}")
+    if not (directory / "dataset_info.json").is_file():
+        raise FileNotFoundError(f"{directory} has no dataset_info.json; {MAKE_ANEW}")
     try:
         builder = tfds.builder_from_directory(directory)
         splits = dict(builder.info.splits)
     except Exception as error:  # a parser's own, on whatever a damaged file holds
-        raise ValueError(f"{directory} is damaged ({_first_line(error)}); {MAKE}") from error
+        raise ValueError(f"{directory} is damaged ({_first_line(error)}); {MAKE_ANEW}") from error
     if split not in splits:
-        raise ValueError(f"{directory} has no split {split!r}, only {sorted(splits)}; {MAKE}")
+        raise ValueError(f"{directory} has no split {split!r}, only {sorted(splits)}; {MAKE_ANEW}")
     _check_shards(splits[split])
     decoders = {"image": tfds.decode.SkipDecoding()}
     return builder.as_data_source(split, decoders=decoders)
@@ -76,15 +81,15 @@ def _check_shards(split_info) -> None:
     for path, count in zip(split_info.filepaths, split_info.shard_lengths, strict=True):
         path = os.fspath(path)
         if not os.path.isfile(path):
-            raise FileNotFoundError(f"{path} is missing; {MAKE}")
+            raise FileNotFoundError(f"{path} is missing; {MAKE_ANEW}")
         try:
             reader = ArrayRecordReader(path)
             found = reader.num_records()
             reader.close()
         except Exception as error:  # whatever its C++ code throws
-            raise ValueError(f"{path} is damaged ({_first_line(error)}); {MAKE}") from error
+            raise ValueError(f"{path} is damaged ({_first_line(error)}); {MAKE_ANEW}") from error
         if found != count:
-            raise ValueError(f"{path} holds {found} records, expected {count}; {MAKE}")
+            raise ValueError(f"{path} holds {found} records, expected {count}; {MAKE_ANEW}")
 
 
 def _first_line(error: Exception) -> str:
