@@ -348,8 +348,10 @@ def test_commands_write_records_and_score_against_them(tmp_path, capsys):
     names = ("image_id", "category_id", "bbox")
     results.write_text(json.dumps([{n: e[n] for n in names} | {"score": 0.5} for e in entries]))
     output = tmp_path / "out"
-    flags = [f"--config={RECIPE}", "--results", results, "--output", output,
-             f"--config.data.val_json={truth}", f"--config.data.tfds_dir={data_dir / 'tfds'}"]  # fmt: skip
+    flags = [
+        f"--config={RECIPE}", "--results", results, "--output", output,
+        f"--config.data.val_json={truth}", f"--config.data.tfds_dir={data_dir / 'tfds'}",
+    ]  # fmt: skip
     assert run_inside("evaluate", *flags) == 0
     expected = json.loads((output / "metrics.json").read_text())
     shutil.move(truth, tmp_path)
