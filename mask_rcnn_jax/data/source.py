@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mask_rcnn_jax.data.coco import CocoDataset, load_coco
-from mask_rcnn_jax.data.records import Records, annotation_name, records_dir
+from mask_rcnn_jax.data.records import MAKE_ANEW, Records, annotation_name, records_dir
 
 SOURCES = ("json", "tfds")
 
@@ -21,7 +21,13 @@ def load_split(data: Mapping[str, Any], split: str) -> CocoDataset:
         return load_coco(annotations, data[f"{split}_images"], **checks)
     directory = records_dir(data["tfds_dir"])
     records = Records(directory, split)
-    return load_coco(annotations, directory, records=records, **checks)
+    dataset = load_coco(annotations, directory, records=records, **checks)
+    if len(records) != len(dataset.images):
+        raise ValueError(
+            f"{directory}: {len(records)} records of {split!r}, but {len(dataset.images)} images "
+            f"in {annotations}; {MAKE_ANEW}"
+        )
+    return dataset
 
 
 def annotation_file(data: Mapping[str, Any], split: str) -> str:

@@ -277,11 +277,15 @@ def cut(path):
         file.truncate(path.stat().st_size // 2)
 
 
-def drop_image(directory):
+def edit_images(directory, change):
     path = directory / "instances_train.json"
     content = json.loads(path.read_text())
-    content["images"].reverse()
+    change(content["images"])
     path.write_text(json.dumps(content))
+
+
+def add_image(images):
+    images.append(images[0] | {"id": 99})
 
 
 FIRST = "coco_instances-train.array_record-00000-of-0000"
@@ -294,7 +298,11 @@ DAMAGES = {
     "cut shard": (lambda d: cut(next(d.glob(FIRST + "*"))), "is damaged"),
     "empty shard": (lambda d: next(d.glob(FIRST + "*")).write_bytes(b""), "is damaged"),
     "no json": (lambda d: (d / "instances_train.json").unlink(), "no annotation file"),
-    "other json": (drop_image, "record 0 of 'train' is of image 1, the json says 8"),
+    "other json": (
+        lambda d: edit_images(d, list.reverse),
+        "record 0 of 'train' is of image 1, the json says 8",
+    ),
+    "longer json": (lambda d: edit_images(d, add_image), "8 records of 'train', but 9 images"),
 }
 
 
