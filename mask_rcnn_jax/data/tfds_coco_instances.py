@@ -65,7 +65,10 @@ def prepare_tfds(
     builder = CocoInstances(data_dir=tfds_dir, sets=sets, advance=advance)
     # It says that it downloads, and makes folders for that.
     with contextlib.redirect_stdout(io.StringIO()), tempfile.TemporaryDirectory() as downloads:
-        builder.download_and_prepare(download_dir=downloads, file_format="array_record")
+        try:
+            builder.download_and_prepare(download_dir=downloads, file_format="array_record")
+        except RuntimeError as error:  # of the C++ code that writes records
+            raise OSError(f"{directory} cannot be written: {error}") from error
     try:
         _check_written(directory, sets)
     except Exception:

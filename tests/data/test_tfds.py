@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import resource
 import shutil
 import subprocess
 import sys
@@ -248,6 +249,17 @@ def test_what_cannot_be_used_leaves_nothing(made, tmp_path, monkeypatch):
     with pytest.raises(OSError, match="bytes are needed, 1,000 are free"):
         prepare_tfds(tmp_path / "a", {"train": (json_path, image_dir)}, no_progress)
     assert not records_dir(tmp_path / "a").exists()
+
+
+def test_failing_disk_is_one_error_and_leaves_nothing(made, tmp_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (24 << 10, hard))  # less than a shard
+    try:
+        with pytest.raises(OSError, match="1.0.0 cannot be written: .*File too large"):
+            prepare_tfds(tmp_path, {"train": made[0]}, no_progress)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list((tmp_path / "coco_instances").iterdir()) == []
 
 
 def test_broken_off_work_is_done_anew(made, tmp_path):
