@@ -34,6 +34,8 @@ def get_config() -> ConfigDict:
     return ConfigDict(
         dict(
             data=dict(
+                source="json",  # "tfds": the records in tfds_dir, in place of the next four
+                tfds_dir="data/coco/tfds",  # as `prepare tfds` makes it
                 train_json="data/coco/annotations/instances_train2017.json",
                 train_images="data/coco/train2017",
                 val_json="data/coco/annotations/instances_val2017.json",

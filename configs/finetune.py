@@ -21,6 +21,7 @@ from configs import coco_torchvision
 def get_config() -> ConfigDict:
     config = coco_torchvision.get_config("coco_v1")
     config.data.update(
+        tfds_dir="tfds",
         train_json="train.json",
         train_images="train",
         val_json="val.json",

@@ -19,6 +19,7 @@ from configs import coco
 def get_config() -> ConfigDict:
     config = coco.get_config()
     config.data.update(
+        tfds_dir="data/shapes/tfds",
         train_json="data/shapes/annotations/instances_train.json",
         train_images="data/shapes/train",
         val_json="data/shapes/annotations/instances_val.json",

@@ -18,6 +18,7 @@ from absl import flags, logging
 from ml_collections import ConfigDict
 
 from mask_rcnn_jax import cli
+from mask_rcnn_jax.data.source import annotation_file
 from mask_rcnn_jax.evaluation import coco as coco_evaluation
 from mask_rcnn_jax.models.build import predict_options
 from mask_rcnn_jax.training import evaluator, pretrained, run
@@ -62,10 +63,11 @@ def evaluate_model(config: ConfigDict | None, weights: str, output: str | None) 
 
 
 def evaluate_results(config: ConfigDict, results_json: str, output: str | None) -> dict:
-    """Score a COCO results file, boxes or masks or both, against `config.data.val_json`."""
+    """Score a COCO results file, boxes or masks or both, against the "val" set of `config.data`."""
     results = coco_evaluation.split_results(coco_evaluation.load_results(results_json))
     skip_bad = config.data.bad_annotations == "skip"
-    metrics = coco_evaluation.score(config.data.val_json, *results, skip_bad=skip_bad)
+    annotations = annotation_file(config.data, "val")
+    metrics = coco_evaluation.score(annotations, *results, skip_bad=skip_bad)
     print(coco_evaluation.format_table(metrics), flush=True)
     if output:
         Path(output).mkdir(parents=True, exist_ok=True)

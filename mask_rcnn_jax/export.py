@@ -37,6 +37,7 @@ from mask_rcnn_jax import cli
 from mask_rcnn_jax.data.coco import CocoDataset
 from mask_rcnn_jax.data.loader import EvalLoader
 from mask_rcnn_jax.data.options import example_options
+from mask_rcnn_jax.data.source import annotation_file
 from mask_rcnn_jax.deploy.artifact import Artifact, ArtifactOptions, build_artifact
 from mask_rcnn_jax.deploy.manifest import make_manifest
 from mask_rcnn_jax.deploy.quantize import CALIBRATORS
@@ -90,10 +91,10 @@ def export_model(
     config, variables, categories = load(config, weights, form)
     dataset = None
     if options.int8:
-        if not os.path.isfile(config.data.val_json):
+        annotations = annotation_file(config.data, "val")
+        if not os.path.isfile(annotations):
             raise ValueError(
-                f"--int8 reports AP on config.data.val_json, which is {config.data.val_json!r}: "
-                "no such file"
+                f"--int8 reports AP on config.data.val_json, which is {annotations!r}: no such file"
             )
         dataset = run.load_split(config, "val")
         run.check_classes(dataset, categories, weights)

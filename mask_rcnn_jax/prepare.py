@@ -4,6 +4,8 @@ python -m mask_rcnn_jax.prepare shapes --data_dir DIR
 python -m mask_rcnn_jax.prepare check --data_dir DIR
 python -m mask_rcnn_jax.prepare check --json FILE --images DIR
 python -m mask_rcnn_jax.prepare weights resnet50 --data_dir DIR
+python -m mask_rcnn_jax.prepare coco2017 --data_dir DIR
+python -m mask_rcnn_jax.prepare tfds --data_dir DIR
 """
 
 from collections.abc import Callable, Sequence
@@ -12,13 +14,16 @@ from pathlib import Path
 from absl import flags
 
 from mask_rcnn_jax import cli
+from mask_rcnn_jax.data import coco2017
 from mask_rcnn_jax.data.coco import check_coco, load_coco
 from mask_rcnn_jax.data.download import PUBLIC_WEIGHTS, download_weights
 from mask_rcnn_jax.data.shapes import write_shapes
 from mask_rcnn_jax.training.metrics import Progress
 
 FLAGS = flags.FLAGS
-ACTIONS = ("shapes", "check", "weights")
+ACTIONS = ("shapes", "check", "weights", "coco2017", "tfds")
+SPLITS = {"both": ("train", "val"), "train": ("train",), "val": ("val",)}
+JSON_NAMES = ("instances_{}2017.json", "instances_{}.json")  # COCO's, and those of `shapes`
 DATA_DIR_HELP = "Folder of the data set (annotations/ and image folders), or of the weights."
 
 
@@ -30,6 +35,17 @@ def define_flags() -> None:
     flags.DEFINE_integer("val", 60, "shapes: number of validation images.", lower_bound=1)
     flags.DEFINE_integer("size", 128, "shapes: side of the pictures in pixels.", lower_bound=64)
     flags.DEFINE_integer("seed", 0, "shapes: another seed, other pictures.", lower_bound=0)
+    flags.DEFINE_enum("split", "both", list(SPLITS), "coco2017, tfds: the images to prepare.")
+    flags.DEFINE_bool("delete_zips", False, "coco2017: delete the zips once all is unpacked.")
+    flags.DEFINE_string("tfds_dir", None, "tfds: where to write; DATA_DIR/tfds if unset.")
+    for split in SPLITS["both"]:
+        names = " or ".join(name.format(split) for name in JSON_NAMES)
+        flags.DEFINE_string(
+            f"{split}_json", None, f"tfds: annotations; DATA_DIR/annotations/{names} if unset."
+        )
+        flags.DEFINE_string(
+            f"{split}_images", None, f"tfds: the folder of the images of --{split}_json."
+        )
 
 
 def main(positional: Sequence[str]) -> None:
@@ -40,6 +56,10 @@ def main(positional: Sequence[str]) -> None:
         prepare_shapes()
     elif action == "check" and not names:
         check(pairs_to_check())
+    elif action == "coco2017" and not names:
+        prepare_coco2017()
+    elif action == "tfds" and not names:
+        prepare_records()
     else:
         raise ValueError(f"prepare got {' '.join(positional)!r}, expected one of {list(ACTIONS)}")
 
@@ -65,6 +85,49 @@ def prepare_weights(names: Sequence[str]) -> None:
     if not FLAGS.data_dir:
         raise ValueError("prepare weights needs --data_dir")
     print(download_weights(names[0], FLAGS.data_dir, progress_of))
+
+
+def prepare_coco2017() -> None:
+    """Download and unpack COCO 2017 into --data_dir, but for what is there."""
+    if not FLAGS.data_dir:
+        raise ValueError("prepare coco2017 needs --data_dir")
+    release, splits = coco2017.COCO2017, SPLITS[FLAGS.split]
+    zips = coco2017.prepare_release(
+        release, FLAGS.data_dir, splits, delete_zips=FLAGS.delete_zips, progress_of=progress_of
+    )
+    for name in splits:
+        split, folder = release.splits[name], Path(FLAGS.data_dir)
+        print(f"{folder / split.json}: {split.num_images} images in {folder / split.images}")
+    if zips:
+        print(f"no longer needed: {', '.join(map(str, zips))}")
+
+
+def prepare_records() -> None:
+    """Write a COCO set as records for `data.source=tfds`, unless they are there."""
+    if not FLAGS.data_dir:
+        raise ValueError("prepare tfds needs --data_dir")
+    from mask_rcnn_jax.data.tfds_coco_instances import prepare_tfds
+
+    folder = Path(FLAGS.tfds_dir or Path(FLAGS.data_dir) / "tfds")
+    sources = {split: source_of(split) for split in SPLITS[FLAGS.split]}
+    directory = prepare_tfds(folder, sources, lambda total: Progress("images", total).advance)
+    print(f"{directory}: --config.data.source=tfds --config.data.tfds_dir={folder}")
+
+
+def source_of(split: str) -> tuple[Path, Path]:
+    """(json, image folder) of a split of the set in --data_dir, or as the flags name them."""
+    json_path, images = FLAGS[f"{split}_json"].value, FLAGS[f"{split}_images"].value
+    if json_path is None:
+        folder = Path(FLAGS.data_dir) / "annotations"
+        candidates = [folder / name.format(split) for name in JSON_NAMES]
+        json_path = next((path for path in candidates if path.is_file()), None)
+        if json_path is None:
+            raise ValueError(
+                f"no {' or '.join(map(str, candidates))}, name one with --{split}_json, or choose "
+                "another --split"
+            )
+    json_path = Path(json_path)
+    return json_path, Path(images) if images else image_folder(json_path)
 
 
 def progress_of(total: int) -> Callable[[int], None]:
@@ -113,7 +176,10 @@ def image_folder(json_path: Path) -> Path:
         if folder.is_dir():
             return folder
         name = name.rpartition("_")[0]
-    raise ValueError(f"no image folder found for {json_path}, name it with --json and --images")
+    raise ValueError(
+        f"no image folder found for {json_path}, name it: check has --images, tfds --train_images "
+        "and --val_images"
+    )
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from mask_rcnn_jax.data.coco_checks import (
     reference_problems,
     structure_problems,
 )
+from mask_rcnn_jax.data.records import Records
 from mask_rcnn_jax.data.segmentation import (
     Segmentation,
     compact,
@@ -68,9 +69,17 @@ class CocoDataset:
     class_names: tuple[str, ...]
     category_ids: tuple[int | str, ...]  # rising; the json's, or 1..K with raw class ids
     images: tuple[ImageRecord, ...]
+    records: Records | None = None  # where the images are, if not files in `image_dir`
 
     def image_path(self, index: int) -> str:
         return os.path.join(self.image_dir, self.images[index].file_name)
+
+    def decode(self, index: int) -> np.ndarray:
+        """[H, W, 3] uint8 RGB of an image, as `decode_image` gives it."""
+        path = self.image_path(index)
+        if self.records is None:
+            return decode_image(path)
+        return decode_bytes(self.records.read(index, self.images[index].id), path)
 
 
 def load_coco(
@@ -80,6 +89,7 @@ def load_coco(
     bad_annotations: str = "error",
     require_annotations: bool = True,
     class_ids: str = "contiguous",
+    records: Records | None = None,
 ) -> CocoDataset:
     """Read and check a COCO json.
 
@@ -89,6 +99,8 @@ def load_coco(
         class_ids: "contiguous" numbers the categories 1..K by rising id. "raw" makes the id the
             class, as torchvision and NVIDIA's TensorFlow code do: K is the highest id, and a class
             without a category is named "unused 12".
+        records: hold the images, in the order of the json; no file is looked for in `image_dir`,
+            which only names the images in messages.
 
     Raises ValueError for a json that cannot be used, FileNotFoundError if it is not there.
     """
@@ -99,7 +111,8 @@ def load_coco(
     json_path, image_dir = os.fspath(json_path), os.fspath(image_dir)
     content = _read_json(json_path)
     _raise_first(json_path, structure_problems(content))
-    _raise_first(json_path, reference_problems(content, image_dir, require_annotations))
+    folder = image_dir if records is None else None
+    _raise_first(json_path, reference_problems(content, folder, require_annotations))
     faults = annotation_faults(content)
     if faults and bad_annotations == "error":
         more = f", the first of {len(faults)} faulty annotations" if len(faults) > 1 else ""
@@ -116,7 +129,7 @@ def load_coco(
             next(iter(faults.values())),
         )
     classes = _classes(json_path, content["categories"], class_ids)
-    return _build(json_path, image_dir, content, faults, classes)
+    return _build(json_path, image_dir, content, faults, classes, records)
 
 
 def load_categories(json_path: str | os.PathLike, *, class_ids: str = "contiguous") -> list[dict]:
@@ -146,15 +159,20 @@ def decode_image(path: str | os.PathLike, *, upright: bool = False) -> np.ndarra
     rotation is not applied, since annotations are made on the stored pixels. `upright` applies it.
     """
     with open(path, "rb") as file:
-        data = np.frombuffer(file.read(), np.uint8)
+        return decode_bytes(file.read(), os.fspath(path), upright=upright)
+
+
+def decode_bytes(content: bytes, path: str, *, upright: bool = False) -> np.ndarray:
+    """`decode_image` of what the file `path` holds."""
+    data = np.frombuffer(content, np.uint8)
     # imdecode refuses truncated data; imread would return it with the rest of the picture grey.
     flags = cv2.IMREAD_COLOR_RGB | (0 if upright else cv2.IMREAD_IGNORE_ORIENTATION)
     try:
         image = cv2.imdecode(data, flags) if data.size else None
     except cv2.error as error:  # more pixels than it allows
-        raise UndecodableImage(f"{os.fspath(path)}: {error.err or error}") from error
+        raise UndecodableImage(f"{path}: {error.err or error}") from error
     if image is None:
-        raise UndecodableImage(f"{os.fspath(path)}: truncated, damaged or not an image")
+        raise UndecodableImage(f"{path}: truncated, damaged or not an image")
     return image
 
 
@@ -219,6 +237,7 @@ def _build(
     content: dict,
     faults: dict[int, str],
     classes: dict[int | str, str],
+    records: Records | None,
 ) -> CocoDataset:
     class_of = {category_id: k for k, category_id in enumerate(classes, start=1)}
     sizes = {
@@ -244,6 +263,7 @@ def _build(
             )
             for entry in content["images"]
         ),
+        records=records,
     )
 
 

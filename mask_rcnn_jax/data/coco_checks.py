@@ -49,8 +49,10 @@ def _is_size(value: Any) -> bool:
     return isinstance(value, int | float) and value > 0 and value == int(value)
 
 
-def reference_problems(content: dict, image_dir: str, require_annotations: bool) -> Iterator[str]:
-    """Duplicate ids, ids that point nowhere, absent files, nothing to learn from."""
+def reference_problems(
+    content: dict, image_dir: str | None, require_annotations: bool
+) -> Iterator[str]:
+    """Duplicate ids, ids that point nowhere, nothing to learn from, files absent in `image_dir`."""
     images, annotations = content["images"], content["annotations"]
     for section in ENTRY_KEYS:
         ids = Counter(entry["id"] for entry in content[section] if "id" in entry)
@@ -59,7 +61,8 @@ def reference_problems(content: dict, image_dir: str, require_annotations: bool)
     yield from (f"categories: name {i!r} occurs {n} times" for i, n in names.items() if n > 1)
     if not images:
         yield "'images' is empty"
-    yield from _absent_images([entry["file_name"] for entry in images], image_dir)
+    if image_dir is not None:
+        yield from _absent_images([entry["file_name"] for entry in images], image_dir)
 
     image_ids = {entry["id"] for entry in images}
     category_ids = {entry["id"] for entry in content["categories"]}

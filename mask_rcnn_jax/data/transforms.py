@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mask_rcnn_jax.data.coco import Annotation, CocoDataset, check_image_size, decode_image
+from mask_rcnn_jax.data.coco import Annotation, CocoDataset, check_image_size
 from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.resize import ResizePlan, resize_image, resize_mask, resize_plan
 from mask_rcnn_jax.data.segmentation import crop_mask, polygon_vertices, segmentation_to_mask
@@ -19,9 +19,8 @@ def load_example(
     `short_side` is the one drawn for this image; None takes that of `options.image_size`.
     """
     record = dataset.images[index]
-    path = dataset.image_path(index)
-    image = decode_image(path)
-    check_image_size(image, (record.height, record.width), path)
+    image = dataset.decode(index)
+    check_image_size(image, (record.height, record.width), dataset.image_path(index))
     plan = resize_plan(record.height, record.width, options, short_side)
 
     objects = keep_largest(training_objects(record.annotations, options), options.max_instances)

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from mask_rcnn_jax.data.coco import CocoDataset, decode_image
+from mask_rcnn_jax.data.coco import CocoDataset
 from mask_rcnn_jax.data.loader import EvalLoader
 from mask_rcnn_jax.evaluation import coco as coco_evaluation
 from mask_rcnn_jax.evaluation import visualize
@@ -135,7 +135,7 @@ def draw_pictures(
                 continue
             one = jax.tree.map(lambda leaf, row=row: leaf[row], detections)
             file_name = dataset.images[index].file_name
-            image = decode_image(dataset.image_path(index))
+            image = dataset.decode(index)
             to_original = 1 / np.tile(batch.scales[row][::-1], 2)
             truth = jax.tree.map(lambda leaf, row=row: leaf[row], batch.targets)
             whole = truth.masks.shape[1:] == canvas  # not drawn: no crops of boxes

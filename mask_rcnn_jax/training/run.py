@@ -14,7 +14,8 @@ import jax
 from absl import logging
 from ml_collections import ConfigDict
 
-from mask_rcnn_jax.data.coco import CocoDataset, load_categories, load_coco
+from mask_rcnn_jax.data import source
+from mask_rcnn_jax.data.coco import CocoDataset, load_categories
 from mask_rcnn_jax.data.coco_categories import COCO_CATEGORIES
 from mask_rcnn_jax.data.loader import EvalLoader
 from mask_rcnn_jax.data.options import example_options
@@ -99,12 +100,7 @@ def check_entries(config: ConfigDict) -> None:
 
 def load_split(config: ConfigDict, split: str) -> CocoDataset:
     """The checked "train" or "val" set of `config.data`."""
-    return load_coco(
-        config.data[f"{split}_json"],
-        config.data[f"{split}_images"],
-        bad_annotations=config.data.bad_annotations,
-        class_ids=config.data.class_ids,
-    )
+    return source.load_split(config.data, split)
 
 
 def set_steps(config: ConfigDict, dataset: CocoDataset) -> None:
@@ -236,11 +232,12 @@ def categories_of(dataset: CocoDataset) -> list[dict]:
 def categories_of_weights(config: ConfigDict, variables: dict) -> list[dict]:
     """Names for the classes of weights that do not bring any.
 
-    Those of `data.val_json` where it exists and their number is right, else COCO's, else numbers.
+    Those of the "val" set where it exists and their number is right, else COCO's, else numbers.
     """
     count = num_classes_in(variables)
-    if os.path.isfile(config.data.val_json):
-        categories = load_categories(config.data.val_json, class_ids=config.data.class_ids)
+    annotations = source.annotation_file(config.data, "val")
+    if os.path.isfile(annotations):
+        categories = load_categories(annotations, class_ids=config.data.class_ids)
         if len(categories) == count:
             return categories
     raw = config.data.class_ids == "raw"

@@ -45,7 +45,9 @@ def test_check_prints_every_problem_and_fails(coco_files):
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        (["bogus"], "expected one of ['shapes', 'check', 'weights']"),
+        (["bogus"], "expected one of ['shapes', 'check', 'weights', 'coco2017', 'tfds']"),
+        (["coco2017"], "prepare coco2017 needs --data_dir"),
+        (["tfds"], "prepare tfds needs --data_dir"),
         (["shapes"], "prepare shapes needs --data_dir"),
         (["check", "--json", "a.json"], "--json together with --images"),
         (["check", "--json", "a.json", "--images", "b"], "no annotation file 'a.json'"),

@@ -1,0 +1,40 @@
+"""Where a config's images and annotations come from: a json with files, or records."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from mask_rcnn_jax.data.coco import CocoDataset, load_coco
+from mask_rcnn_jax.data.records import MAKE_ANEW, Records, annotation_name, records_dir
+
+SOURCES = ("json", "tfds")
+
+
+def load_split(data: Mapping[str, Any], split: str) -> CocoDataset:
+    """The checked "train" or "val" set of a config's `data` section.
+
+    Both sources give the same examples, if the records were made from that json. Raises ValueError
+    or FileNotFoundError for a set that is not there or cannot be used.
+    """
+    checks = {"bad_annotations": data["bad_annotations"], "class_ids": data["class_ids"]}
+    annotations = annotation_file(data, split)
+    if data["source"] == "json":
+        return load_coco(annotations, data[f"{split}_images"], **checks)
+    directory = records_dir(data["tfds_dir"])
+    records = Records(directory, split)
+    dataset = load_coco(annotations, directory, records=records, **checks)
+    if len(records) != len(dataset.images):
+        raise ValueError(
+            f"{directory}: {len(records)} records of {split!r}, but {len(dataset.images)} images "
+            f"in {annotations}; {MAKE_ANEW}"
+        )
+    return dataset
+
+
+def annotation_file(data: Mapping[str, Any], split: str) -> str:
+    """Path of the COCO json of a split, whether it is there or not."""
+    if data["source"] not in SOURCES:
+        expected = " or ".join(map(repr, SOURCES))
+        raise ValueError(f"data.source is {data['source']!r}, expected {expected}")
+    if data["source"] == "json":
+        return data[f"{split}_json"]
+    return str(records_dir(data["tfds_dir"]) / annotation_name(split))
