@@ -119,7 +119,8 @@ def _write_report(
         try:
             path = os.path.join(config.data.val_images, image["file_name"])
             picture = decode_image(path)
-            check_image_size(picture, (image["height"], image["width"]), path)
+            if "height" in image and "width" in image:
+                check_image_size(picture, (image["height"], image["width"]), path)
             return picture
         except (KeyError, OSError, TypeError, ValueError) as error:
             failures.append(f"image {image['id']}: {error!r}")

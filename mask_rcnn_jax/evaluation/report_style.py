@@ -77,9 +77,9 @@ text-overflow:ellipsis;white-space:nowrap}
 padding:.4rem 0;text-align:left;vertical-align:bottom}
 .confusion tbody th{position:sticky;left:0;background:var(--page);min-width:0}
 .dense{font-size:.62rem;line-height:1;border-spacing:1px}
-.dense td,.dense thead td{width:.7rem;min-width:.7rem;height:.7rem;padding:0;font-size:0}
+.dense td,.dense thead td{width:.66rem;min-width:.66rem;height:.66rem;padding:0;font-size:0}
 .dense tbody th{padding:0 .35rem 0 0}
-.dense thead th{width:.7rem;max-width:.7rem;line-height:.7rem;font-size:.6rem}
+.dense thead th{width:.66rem;max-width:.66rem;padding:0;line-height:.66rem;font-size:.6rem}
 .pictures{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,26rem),1fr));
 gap:1.75rem 1.5rem}
 figure{margin:0}
