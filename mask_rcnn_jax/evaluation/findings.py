@@ -36,9 +36,9 @@ class Findings(NamedTuple):
     histogram: np.ndarray  # [2, bins] int, scores of true and of false detections
     histogram_range: tuple[float, float]
     num_images: int
-    num_true: int  # from here on: of detections that reach the threshold
+    threshold: float  # the score that a detection must reach to count in all that follows
+    num_true: int
     num_false: int
-    threshold: float
     confusion: np.ndarray  # [K + 1, K + 1] int, see `confusion_matrix`
     misses: list[Mistake]
     false_alarms: list[Mistake]
@@ -75,9 +75,9 @@ def examine(evaluation: COCOeval) -> Findings:
         ),
         histogram_range=(low, high),
         num_images=len(evaluation.params.imgIds),
+        threshold=threshold,
         num_true=int((counted & is_true).sum()),
         num_false=int((counted & ~is_true).sum()),
-        threshold=threshold,
         confusion=confusion_matrix(evaluation, threshold),
         misses=misses(evaluation, IOU_50, threshold, names),
         false_alarms=false_alarms(evaluation, IOU_50, threshold, names),

@@ -97,22 +97,18 @@ def run_chart(what: str, series: Sequence[tuple[str, str, list[tuple[float, floa
 
     series: (name, class of the line, [(step, value)]), values finite, none of the lists empty.
     """
-    points = [point for _, _, line in series for point in line]
-    steps, values = zip(*points, strict=True)
+    lines = [(kind, _thinned(line)) for _, kind, line in series]
+    steps, values = zip(*(point for _, line in lines for point in line), strict=True)
     first, last = min(steps), max(steps)
-    low, high = min(0.0, *values), max(*values, 0.0)
-    shown = [(name, kind, _thinned(line)) for name, kind, line in series]
-    if high > 0:  # a single outlier is not to press everything else down
-        high = max(value for _, _, line in shown for _, value in line) or high
+    low, high = min(0.0, *values), max(0.0, *values)
     span = (low, high if high > low else low + 1)
     frame = Frame(46, 24, 260, 110, (first, last if last > first else first + 1), span)
     y_ticks = [(value, _short(value)) for value in np.linspace(*span, 3)]
     x_ticks = [(value, _short(value)) for value in np.linspace(*frame.x, 3)]
     parts = [_axes(frame, x_ticks, y_ticks, "", "")]
     parts.append(f'<text class="key" x="0" y="12">{escape(what)}</text>')
-    for _, kind, line in shown:
+    for kind, line in lines:
         x, y = zip(*line, strict=True)
-        y = np.minimum(y, span[1])
         if len(line) == 1:
             cx, cy = frame.place(x[0], y[0])
             parts.append(f'<circle class="{kind}" cx="{cx:.1f}" cy="{cy:.1f}" r="3"/>')
