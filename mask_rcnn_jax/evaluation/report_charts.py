@@ -44,7 +44,7 @@ def pr_curves(findings: Findings) -> str:
     rows = list(zip(findings.iou_thresholds, findings.precision, strict=True))
     for i, (iou, precision) in reversed(list(enumerate(rows))):
         # The strictest threshold is the faintest line.
-        opacity = 1 - 0.8 * i / max(len(rows) - 1, 1)
+        opacity = 1 - 0.7 * i / max(len(rows) - 1, 1)
         style = f'class="line" stroke-opacity="{opacity:.2f}"'
         parts.append(_polyline(frame, findings.recalls, precision, style))
         y = 44 + 21 * i
@@ -92,17 +92,23 @@ def score_histogram(findings: Findings) -> str:
     return _svg(460, bottom + 46, what, [*parts, label])
 
 
-def run_chart(what: str, series: Sequence[tuple[str, str, list[tuple[float, float]]]]) -> str:
+def run_chart(
+    what: str,
+    series: Sequence[tuple[str, str, list[tuple[float, float]]]],
+    steps: tuple[float, float],
+) -> str:
     """Lines over the steps of a run.
 
-    series: (name, class of the line, [(step, value)]), values finite, none of the lists empty.
+    Args:
+        series: (name, class of the line, [(step, value)]), values finite, none of the lists empty.
+        steps: the first and the last of the run.
     """
     lines = [(kind, _thinned(line)) for _, kind, line in series]
-    steps, values = zip(*(point for _, line in lines for point in line), strict=True)
-    first, last = min(steps), max(steps)
-    low, high = min(0.0, *values), max(0.0, *values)
+    values = [value for _, line in lines for _, value in line]
+    low, high = min(0.0, *values), _ceiling(max(0.0, *values))
     span = (low, high if high > low else low + 1)
-    frame = Frame(46, 24, 260, 110, (first, last if last > first else first + 1), span)
+    first, last = steps
+    frame = Frame(46, 30, 260, 110, (first, last if last > first else first + 1), span)
     y_ticks = [(value, _short(value)) for value in np.linspace(*span, 3)]
     x_ticks = [(value, _short(value)) for value in np.linspace(*frame.x, 3)]
     parts = [_axes(frame, x_ticks, y_ticks, "", "")]
@@ -115,7 +121,16 @@ def run_chart(what: str, series: Sequence[tuple[str, str, list[tuple[float, floa
         else:
             parts.append(_polyline(frame, x, y, f'class="{kind}"'))
     names = " and ".join(name for name, _, _ in series)
-    return _svg(320, 160, f"{what}, {names}, over the steps of the run", parts)
+    return _svg(320, 166, f"{what}, {names}, over the steps of the run", parts)
+
+
+def _ceiling(high: float) -> float:
+    """A round number that is no less, of which the half is round too."""
+    if high <= 0:
+        return high
+    unit = 10.0 ** math.floor(math.log10(high))
+    # Float32 noise is not to double an axis.
+    return next(unit * times for times in (1, 2, 4, 6, 8, 10, 20) if unit * times > 0.999 * high)
 
 
 def _thinned(line: list[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -152,7 +167,7 @@ def _polyline(frame: Frame, x: Sequence[float], y: Sequence[float], style: str) 
 
 def _short(value: float) -> str:
     """A number in few characters: 0.25, 1.5, 300, 90k, 1e-05."""
-    if value and abs(value) < 1e-3:
+    if value and abs(value) < 1e-4:
         return f"{value:.0e}"
     if abs(value) >= 10_000 and math.isfinite(value):
         return f"{value / 1000:.4g}k"

@@ -20,9 +20,12 @@ def run_section(records: Sequence[dict]) -> str:
     """The section, empty if the records have no losses."""
     present = {name for record in records for name in record if name.startswith("loss/")}
     names = [name for name in _LOSSES if name in present] + sorted(present - _LOSSES.keys())
+    steps = [record["step"] for record in records if _is_number(record.get("step"))]
+    span = min(steps, default=0), max(steps, default=0)
     charts = [
         _chart(
             records,
+            span,
             _LOSSES.get(name, name),
             (("training", "line", name), ("validation", "also", f"val_{name}")),
         )
@@ -30,9 +33,9 @@ def run_section(records: Sequence[dict]) -> str:
     ]
     if not any(charts):
         return ""
-    charts.append(_chart(records, "Learning rate", (("learning rate", "line", "lr"),)))
+    charts.append(_chart(records, span, "Learning rate", (("learning rate", "line", "lr"),)))
     aps = (("box AP", "line", "ap/box"), ("mask AP", "also", "ap/mask"))
-    charts.append(_chart(records, "AP of boxes (blue) and masks (amber)", aps))
+    charts.append(_chart(records, span, "AP of boxes (blue) and masks (amber)", aps))
     return (
         "<h2>Training</h2>"
         '<p class="soft">Losses of the run over its steps: <span class="swatch" '
@@ -42,11 +45,17 @@ def run_section(records: Sequence[dict]) -> str:
     )
 
 
-def _chart(records: Sequence[dict], what: str, lines: Sequence[tuple[str, str, str]]) -> str:
-    """A chart of lines (name, class, key of the records); empty without a number to show."""
+def _chart(
+    records: Sequence[dict],
+    span: tuple[float, float],
+    what: str,
+    lines: Sequence[tuple[str, str, str]],
+) -> str:
+    """A chart of lines (name, class, key of the records) over a span of steps; empty without a
+    number to show."""
     series = [(name, kind, _series(records, key)) for name, kind, key in lines]
     series = [entry for entry in series if entry[2]]
-    return f"<div>{run_chart(what, series)}</div>" if series else ""
+    return f"<div>{run_chart(what, series, span)}</div>" if series else ""
 
 
 def _series(records: Sequence[dict], key: str) -> list[tuple[float, float]]:

@@ -17,9 +17,9 @@ MAX_LISTED = 10
 # A size's label, and the names of its AP and of its average recall.
 _SIZES = (
     ("All", "AP", "ARmax100"),
-    ("Small (< 32²)", "APs", "ARs"),
+    ("Small (<\u00a032²)", "APs", "ARs"),
     ("Medium", "APm", "ARm"),
-    ("Large (> 96²)", "APl", "ARl"),
+    ("Large (>\u00a096²)", "APl", "ARl"),
 )
 
 
@@ -59,7 +59,7 @@ def categories_table(findings: Sequence[Findings]) -> str:
             f'<td data-v="{count}">{count:,}</td>{cells}</tr>'
         )
     caption = "AP of each category; a click on a column sorts"
-    return _table(caption, "Category", heads, rows, sortable=True)
+    return _table(caption, "Category", heads, rows, sorted_by=len(heads) - 1)
 
 
 def confusion_table(main: Findings) -> str:
@@ -108,7 +108,7 @@ def confusion_list(main: Findings) -> str:
     ]
     if not rows:
         return ""
-    heads = ["Found as", "Times", "Share of its objects"]
+    heads = ["Found as", "Times", "Share"]
     return _table("Categories most often taken for another", "Object", heads, rows)
 
 
@@ -128,16 +128,25 @@ def _largest_confusion(main: Findings) -> tuple[list[str], np.ndarray]:
 
 
 def _table(
-    caption: str, first: str, heads: Sequence[str], rows: Sequence[str], sortable: bool = False
+    caption: str,
+    first: str,
+    heads: Sequence[str],
+    rows: Sequence[str],
+    sorted_by: int | None = None,
 ) -> str:
-    def head(text: str) -> str:
-        text = escape(text)
-        return f'<th scope="col">{f"<button>{text}</button>" if sortable else text}</th>'
+    """sorted_by: the column that the rows fall by, of a table that a click sorts anew."""
+    sortable = sorted_by is not None
 
+    def head(column: int, text: str) -> str:
+        text = f"<button>{escape(text)}</button>" if sortable else escape(text)
+        order = ' aria-sort="descending"' if column == sorted_by else ""
+        return f'<th scope="col"{order}>{text}</th>'
+
+    columns = "".join(head(column, text) for column, text in enumerate([first, *heads]))
     return (
         f'<div class="scroll" tabindex="0" role="group" aria-label="{caption}">'
         f'<table class="plain{" sortable" if sortable else ""}"><caption>{caption}</caption>'
-        f"<thead><tr>{''.join(map(head, [first, *heads]))}</tr></thead>"
+        f"<thead><tr>{columns}</tr></thead>"
         f"<tbody>{''.join(rows)}</tbody></table></div>"
     )
 
