@@ -47,9 +47,9 @@ def write_report(
             had; the page then says so in its place.
         records: of the run's metrics.jsonl, or none.
     """
-    Path(path).write_text(
-        make_page(title, about, findings, read_picture, records), encoding="utf-8"
-    )
+    page = make_page(title, about, findings, read_picture, records)
+    # json can hold half of a surrogate pair, which no encoding can.
+    Path(path).write_text(page, encoding="utf-8", errors="replace")
 
 
 def make_page(
@@ -166,8 +166,8 @@ def _scores(findings: Sequence[Findings]) -> str:
         "<h2>Scores of true and false detections</h2>"
         '<p class="soft"><span class="swatch true"></span>True detections point up, <span '
         'class="swatch false"></span>false ones down, each on a scale of its own. '
-        "The dashed line is the score with the best F1 over all detections; it is the threshold "
-        f'below.</p><div class="charts">{"".join(charts)}</div>'
+        "The dashed line is the score with the best F1 over all detections (0.50 if none is true); "
+        f'it is the threshold below.</p><div class="charts">{"".join(charts)}</div>'
     )
 
 

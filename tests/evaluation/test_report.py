@@ -121,6 +121,7 @@ class TestPage:
     def test_sorts_by_any_column_of_the_categories(self, page):
         heads = [attrs for tag, attrs, above in page.elements if tag == "button"]
         assert len(heads) == 6  # name, objects, AP and AP50 of boxes and of masks
+        assert len(page.all("th", **{"aria-sort": "descending"})) == 1
         # Best first; a category without objects is last and has no number.
         rows = [text for tag, text in page.texts if tag == "th" and text in ("cat", "dog", "bird")]
         assert rows[:3] == ["cat", "dog", "bird"]
@@ -309,7 +310,8 @@ class TestCommand:
         (tmp_path / "images").mkdir()
         cv2.imwrite(str(tmp_path / "images" / "one.jpg"), noise())
         assert decode_image(tmp_path / "images" / "one.jpg").shape == (HEIGHT, WIDTH, 3)
-        (tmp_path / "val.json").write_text(json.dumps(ground_truth()))
+        gt = ground_truth(file_names=("one.jpg", "half of a pair \ud800.jpg"))
+        (tmp_path / "val.json").write_text(json.dumps(gt))
         (tmp_path / "results.json").write_text(json.dumps(results_of("mask")))
         return [
             f"--config={RECIPE}",
