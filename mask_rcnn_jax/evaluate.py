@@ -49,7 +49,7 @@ def evaluate_model(
         config = run_config if config is None else config
         run.check_model(config, checkpoint.workdir)
         output = output or checkpoint.workdir / "eval" / str(checkpoint.step)
-        title = f"Evaluation of {checkpoint.workdir}, step {checkpoint.step}"
+        title = f"Evaluation of {weights}, step {checkpoint.step}"
         if report and (checkpoint.workdir / FILE_NAME).is_file():
             records = read_metrics(checkpoint.workdir / FILE_NAME)
     elif config is None or output is None:
