@@ -16,7 +16,7 @@ SIDE, QUALITY = 320, 85
 # The window is so many times the object, but no less than this share of the picture or this many
 # pixels.
 CONTEXT, MIN_SHARE, MIN_PIXELS = 1.6, 0.3, 48
-# Places in the palette of `instance_color`: amber for the mistake, blue for everything else.
+# Places in the palette of `instance_color`: yellow for the mistake, blue for everything else.
 MISTAKE_COLOR, OTHER_COLOR = 5, 0
 
 
@@ -50,8 +50,9 @@ def window(box: Sequence[float], height: int, width: int) -> tuple[int, int, int
 
 def _span(centre: float, length: float, size: int) -> tuple[int, int]:
     """The part of 0..size of that length that lies best about the centre."""
-    length = min(math.ceil(length), size)
-    start = min(max(round(centre - length / 2), 0), size - length)
+    # Limited before it is rounded: a result's box may be of any size.
+    length = math.ceil(min(length, size))
+    start = round(min(max(centre - length / 2, 0), size - length))
     return start, start + length
 
 

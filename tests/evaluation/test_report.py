@@ -228,6 +228,8 @@ def test_a_run_without_losses_has_no_curves(records):
         ((500, 500, 4, 4), 1000, 2000, (352, 352, 652, 652)),  # 0.3 of the picture at least
         ((0, 0, 300, 200), 200, 300, (0, 0, 300, 200)),
         ((10, 10, 3, 3), 20, 30, (0, 0, 30, 20)),  # a picture smaller than any window
+        ((-1e308, 1.7e308, 1e308, 1.7e308), 200, 300, (0, 0, 300, 200)),
+        ((400, -90, 10, 10), 200, 300, (240, 0, 300, 60)),  # outside the picture
     ],
 )
 def test_window(box, height, width, expected):
