@@ -7,37 +7,52 @@
 
 The first takes the run's config, or one that is given, and its latest checkpoint;
 `--weights runs/coco/checkpoints/90000` takes another.
-Results go to `--output`, or to `eval/<step>` in the workdir.
+Results go to `--output`, or to `eval/<step>` in the workdir. `--report` adds report.html there, a
+page with curves, tables and the worst mistakes as pictures.
 """
 
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 from absl import flags, logging
 from ml_collections import ConfigDict
+from pycocotools.cocoeval import COCOeval
 
 from mask_rcnn_jax import cli
-from mask_rcnn_jax.data.source import annotation_file
+from mask_rcnn_jax.data.coco import check_image_size, decode_image
+from mask_rcnn_jax.data.source import annotation_file, load_split
 from mask_rcnn_jax.evaluation import coco as coco_evaluation
+from mask_rcnn_jax.evaluation.findings import Findings, examine
+from mask_rcnn_jax.evaluation.report import write_report
 from mask_rcnn_jax.models.build import predict_options
 from mask_rcnn_jax.training import evaluator, pretrained, run
 from mask_rcnn_jax.training.checkpoint import find_checkpoint
+from mask_rcnn_jax.training.metrics import FILE_NAME, read_metrics
 from mask_rcnn_jax.training.step import make_mesh, make_predict_step, replicate
 
 
-def evaluate_model(config: ConfigDict | None, weights: str, output: str | None) -> dict:
+def evaluate_model(
+    config: ConfigDict | None, weights: str, output: str | None, *, report: bool = False
+) -> dict:
     """Detect on `config.data.val_json`, score, and write results; returns the metrics.
 
     weights: a run, one of its checkpoints, or a file of weights; without a config that of the run
     is taken, a file needs one, and an output folder.
+    report: also write report.html.
     """
+    title, records = f"Evaluation of {weights}", []
     if pretrained.is_run(weights):
         checkpoint = find_checkpoint(weights)
         run_config, categories = run.read_workdir(checkpoint.workdir)
         config = run_config if config is None else config
         run.check_model(config, checkpoint.workdir)
         output = output or checkpoint.workdir / "eval" / str(checkpoint.step)
+        title = f"Evaluation of {weights}, step {checkpoint.step}"
+        if report and (checkpoint.workdir / FILE_NAME).is_file():
+            records = read_metrics(checkpoint.workdir / FILE_NAME)
     elif config is None or output is None:
         raise ValueError(f"--weights {weights} is no run: it needs --config and --output")
     run.check_entries(config)
@@ -57,22 +72,81 @@ def evaluate_model(config: ConfigDict | None, weights: str, output: str | None) 
         paste=config.eval.paste, box_offset=config.eval.box_offset,
     )  # fmt: skip
     image_ids = [record.id for record in dataset.images[: loader.num_images]]
-    metrics = evaluator.score_and_write(dataset, results, image_ids, folder)
+    findings, collect = _collector(report)
+    metrics = evaluator.score_and_write(dataset, results, image_ids, folder, collect)
+    if findings:  # on the first process
+        _write_report(folder, title, config, findings, records)
     logging.info("results: %s", folder)
     return metrics
 
 
-def evaluate_results(config: ConfigDict, results_json: str, output: str | None) -> dict:
-    """Score a COCO results file, boxes or masks or both, against the "val" set of `config.data`."""
+def evaluate_results(
+    config: ConfigDict, results_json: str, output: str | None, *, report: bool = False
+) -> dict:
+    """Score a COCO results file, boxes or masks or both, against the "val" set of `config.data`.
+
+    report: also write report.html into `output`.
+    """
+    if report and not output:
+        raise ValueError("--report with --results needs --output, where report.html is written")
     results = coco_evaluation.split_results(coco_evaluation.load_results(results_json))
     skip_bad = config.data.bad_annotations == "skip"
     annotations = annotation_file(config.data, "val")
-    metrics = coco_evaluation.score(annotations, *results, skip_bad=skip_bad)
+    findings, collect = _collector(report)
+    metrics = coco_evaluation.score(annotations, *results, skip_bad=skip_bad, examine=collect)
     print(coco_evaluation.format_table(metrics), flush=True)
     if output:
         Path(output).mkdir(parents=True, exist_ok=True)
         (Path(output) / "metrics.json").write_text(json.dumps(metrics, indent=1))
+    if report:
+        _write_report(Path(output), f"Evaluation of {results_json}", config, findings, records=[])
     return metrics
+
+
+def _collector(wanted: bool) -> tuple[list[Findings], Callable[[COCOeval], None] | None]:
+    """A list, and what puts the findings of an evaluation into it; None if they are not wanted."""
+    findings = []
+    return findings, (lambda one: findings.append(examine(one))) if wanted else None
+
+
+def _write_report(
+    folder: Path, title: str, config: ConfigDict, findings: list[Findings], records: list[dict]
+) -> None:
+    """report.html in the folder, with the pictures of the "val" set that are there."""
+    failures = []
+    read = _reader(config)
+
+    def read_picture(image: dict) -> np.ndarray | None:
+        try:
+            return read(image)
+        except (KeyError, OSError, TypeError, ValueError) as error:
+            failures.append(f"image {image['id']}: {error!r}")
+            return None
+
+    about = {"Ground truth": annotation_file(config.data, "val")}
+    write_report(folder / "report.html", title, about, findings, read_picture, records)
+    if failures:
+        logging.warning(
+            "report: %d pictures could not be read, the first: %s", len(failures), failures[0]
+        )
+    logging.info("report: %s", folder / "report.html")
+
+
+def _reader(config: ConfigDict) -> Callable[[dict], np.ndarray]:
+    """What decodes the picture of an entry of the json's `images`."""
+    if config.data.source == "tfds":
+        dataset = load_split(config.data, "val")
+        places = {record.id: index for index, record in enumerate(dataset.images)}
+        return lambda image: dataset.decode(places[image["id"]])
+
+    def read(image: dict) -> np.ndarray:
+        path = os.path.join(config.data.val_images, image["file_name"])
+        picture = decode_image(path)
+        if "height" in image and "width" in image:
+            check_image_size(picture, (image["height"], image["width"]), path)
+        return picture
+
+    return read
 
 
 def _define_flags() -> None:
@@ -82,6 +156,7 @@ def _define_flags() -> None:
     flags.DEFINE_string("weights", None, "A workdir, one of its checkpoints/<step>, or a file.")
     flags.DEFINE_string("results", None, "A COCO results file to score without a model.")
     flags.DEFINE_string("output", None, "Where to write results and metrics.json.")
+    flags.DEFINE_bool("report", False, "Also write report.html, to look at.")
 
 
 def main(_: Sequence[str]) -> None:
@@ -92,9 +167,9 @@ def main(_: Sequence[str]) -> None:
     if FLAGS.results and FLAGS.config is None:
         raise ValueError("evaluate --results needs --config, whose data.val_json is scored against")
     if FLAGS.results:
-        evaluate_results(FLAGS.config, FLAGS.results, FLAGS.output)
+        evaluate_results(FLAGS.config, FLAGS.results, FLAGS.output, report=FLAGS.report)
     else:
-        evaluate_model(FLAGS.config, sources[0], FLAGS.output)
+        evaluate_model(FLAGS.config, sources[0], FLAGS.output, report=FLAGS.report)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import io
 import json
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from pycocotools.coco import COCO
@@ -132,6 +132,7 @@ def score(
     *,
     image_ids: Sequence[int | str] | None = None,
     skip_bad: bool = False,
+    examine: Callable[[COCOeval], None] | None = None,
 ) -> dict:
     """Scores COCO results against COCO ground truth, exactly as pycocotools does.
 
@@ -141,6 +142,8 @@ def score(
             scored (as zero).
         image_ids: score on these images only; default is every image of the ground truth.
         skip_bad: leave out ground truth of unusable geometry; default is a ValueError.
+        examine: is shown pycocotools' evaluation of each type, with its arrays, boxes first; it is
+            not kept, since it may take gigabytes.
 
     Returns:
         The 12 numbers of METRIC_NAMES for boxes, the same with `mask_` in front for masks, and
@@ -150,7 +153,7 @@ def score(
     source = "ground truth" if isinstance(gt, dict) else str(gt)
     content = gt if isinstance(gt, dict) else _read_json(gt)
     check_ground_truth(content, source)
-    names = _category_names(content["categories"])
+    names = category_names(content["categories"])
     metrics, per_category = {}, {name: {} for name in names.values()}
     for iou_type, results in (("bbox", bbox_results), ("segm", segm_results)):
         if results is None:
@@ -162,6 +165,8 @@ def score(
         metrics |= {prefix + name: float(value) for name, value in values}
         for category_id, ap in _category_aps(evaluation).items():
             per_category[names[category_id]][prefix + "AP"] = ap
+        if examine is not None:
+            examine(evaluation)
     return {**metrics, "per_category": per_category}
 
 
@@ -197,8 +202,8 @@ def _evaluate(
 ) -> COCOeval:
     """Runs pycocotools for one type of result, without its printing."""
     with contextlib.redirect_stdout(io.StringIO()):
-        coco_gt = _index(gt, truth)
-        coco_results = _index(gt, fill_results(gt, results, iou_type))
+        coco_gt = index_annotations(gt, truth)
+        coco_results = index_annotations(gt, fill_results(gt, results, iou_type))
         evaluation = COCOeval(coco_gt, coco_results, iou_type)
         if image_ids is not None:
             evaluation.params.imgIds = sorted(set(image_ids))
@@ -208,7 +213,7 @@ def _evaluate(
     return evaluation
 
 
-def _index(gt: dict, annotations: list[dict]) -> COCO:
+def index_annotations(gt: dict, annotations: list[dict]) -> COCO:
     """A pycocotools index of these annotations on the ground truth's images and categories."""
     coco = COCO()
     coco.dataset = {
@@ -230,7 +235,7 @@ def _category_aps(evaluation: COCOeval) -> dict[int, float]:
     return aps
 
 
-def _category_names(categories: list[dict]) -> dict[int, str]:
+def category_names(categories: list[dict]) -> dict[int, str]:
     """Name per category id; where two share one name, the id is added to tell them apart."""
     names = {category["id"]: str(category.get("name", category["id"])) for category in categories}
     count = Counter(names.values())

@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 import numpy as np
 from jax.sharding import Mesh
+from pycocotools.cocoeval import COCOeval
 
 from mask_rcnn_jax.data.coco import CocoDataset
 from mask_rcnn_jax.data.loader import EvalLoader
@@ -75,18 +76,25 @@ def _append_results(
 
 
 def score_and_write(
-    dataset: CocoDataset, results: tuple[list[dict], list[dict]], image_ids: list, output: Path
+    dataset: CocoDataset,
+    results: tuple[list[dict], list[dict]],
+    image_ids: list,
+    output: Path,
+    examine: Callable[[COCOeval], None] | None = None,
 ) -> dict:
     """COCO metrics of the results; the table goes to stdout, results and metrics to `output`.
 
-    The first process scores and writes, the others are told the metrics.
+    The first process scores and writes, the others are told the metrics. `examine` is that of
+    `evaluation.coco.score`, called on the first process.
     """
     if jax.process_index() != 0:
         return processes.from_first(None)
     output.mkdir(parents=True, exist_ok=True)
     for name, entries in zip(("bbox_results", "segm_results"), results, strict=True):
         (output / f"{name}.json").write_text(json.dumps(entries))
-    metrics = coco_evaluation.score(dataset.json_path, *results, image_ids=image_ids, skip_bad=True)
+    metrics = coco_evaluation.score(
+        dataset.json_path, *results, image_ids=image_ids, skip_bad=True, examine=examine
+    )
     (output / "metrics.json").write_text(json.dumps(metrics, indent=1))
     print(coco_evaluation.format_table(metrics), flush=True)
     return processes.from_first(metrics)

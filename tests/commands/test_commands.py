@@ -157,11 +157,15 @@ class TestEvaluate:
         before = files_in(trained.workdir)
         source = "--weights" if checkpoint else "--workdir"
         arguments = [source, trained.workdir / checkpoint, "--output", tmp_path / "out"]
-        done = check_done(run("evaluate", *trained.flags, *arguments, cache=cache))
+        done = check_done(run("evaluate", *trained.flags, *arguments, "--report", cache=cache))
         assert "AP       IoU 0.50:0.95" in done.stdout and "star" in done.stdout
         written = {name for name in files_in(tmp_path / "out")}
-        assert written == {"bbox_results.json", "segm_results.json", "metrics.json"}
-        for name in written:
+        results = {"bbox_results.json", "segm_results.json", "metrics.json"}
+        assert written == {*results, "report.html"}
+        page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+        assert f"Evaluation of {trained.workdir / checkpoint}, step {STEPS}" in page
+        assert page.count("<polyline") >= 20 + len(LOSSES)  # precision and recall, curves of losses
+        for name in results:
             expected = read_json(trained.workdir / "eval" / str(STEPS) / name)
             assert read_json(tmp_path / "out" / name) == expected, name
         assert files_in(trained.workdir) == before
