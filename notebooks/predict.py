@@ -58,8 +58,8 @@ class_names
 # %% [markdown]
 # ## The picture
 #
-# A predictor takes pictures of any size as uint8 arrays, height x width x RGB. It resizes them as in
-# training, and gives boxes in pixels of the picture you passed in. The first call compiles the
+# A predictor takes pictures of any size as uint8 arrays, height x width x RGB. It resizes them as
+# in training, and gives boxes in pixels of the picture you passed in. The first call compiles the
 # model; later ones are quick.
 
 # %%
