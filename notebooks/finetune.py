@@ -27,7 +27,7 @@ from mask_rcnn_jax.training.metrics import read_metrics
 os.chdir(Path(mrcnn.__file__).parents[1])
 BASE = os.environ.get("NOTEBOOK_RUN", "runs/quickstart")  # whose weights to start from
 FOLDER = Path(os.environ.get("NOTEBOOK_FOLDER", "runs/notebook"))  # everything goes here
-EPOCHS = float(os.environ.get("NOTEBOOK_EPOCHS", "5"))
+EPOCHS = float(os.environ.get("NOTEBOOK_EPOCHS", "6"))
 
 # %% [markdown]
 # ## The data
@@ -88,9 +88,9 @@ Image.fromarray(truth)
 #
 # `configs/finetune.py` is made for this: few epochs, a small learning rate. Here it gets small
 # pictures, and the model of the run whose weights we start from, since weights fit only the model
-# that they were trained in. For torchvision's weights leave the lines about `config.model` out
-# (the recipe is for them) and say
-# `"model.init_from": "weights/maskrcnn_resnet50_fpn_coco-bf2d0c1e.pth"`.
+# that they were trained in; with it its optimiser, Adam, since small models with group norm learn
+# slowly with the other's. The recipe as it is fits torchvision's weights: leave out the four lines
+# below it and say `"model.init_from": "weights/maskrcnn_resnet50_fpn_coco-bf2d0c1e.pth"`.
 
 # %%
 config = mrcnn.load_config(
@@ -111,7 +111,8 @@ config = mrcnn.load_config(
         "eval.pictures": 0,
     },
 )
-config.model = mrcnn.load_config(BASE).model
+base = mrcnn.load_config(BASE)
+config.model, config.optim = base.model, base.optim
 config.model.num_classes = 0  # what the annotations have
 config.model.init_from = BASE
 
