@@ -89,21 +89,26 @@ def test_the_walk_of_own_data(tmp_path, cache):
         cv2.imwrite(str(tmp_path / "new" / f"{name}.png"), picture)
     write_video(tmp_path / "clip.mp4", FRAMES)
 
-    said = {}
-    for entry, *arguments in commands_of(ROOT / "docs" / "own_data.md"):
-        if entry == "train":
-            arguments += [f"--config.{name}={value}" for name, value in CHEAP.items()]
+    def run(entry: str, *arguments) -> str:
         done = subprocess.run(
             [sys.executable, "-m", f"mask_rcnn_jax.{entry}", *arguments], cwd=tmp_path, text=True,
             capture_output=True, timeout=1200,
             env=environment(cache, devices=1) | {"PYTHONPATH": str(ROOT)},
         )  # fmt: skip
         check_done(done)
-        said[entry, arguments[0]] = done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    cheap = [f"--config.{name}={value}" for name, value in CHEAP.items()]
+    said = {}
+    for entry, *arguments in commands_of(ROOT / "docs" / "own_data.md"):
+        if entry == "train":
+            arguments += cheap
+            recipe = [flag for flag in arguments if flag.startswith("--config.")]
+        said[entry, arguments[0]] = run(entry, *arguments)
 
     assert f"all.json: no problem in {PICTURES} images" in said["prepare", "check"]
     assert "my/val.json: 60 images" in said["prepare", "split"]
-    train_log = next(text for (entry, _), text in said.items() if entry == "train")
+    train_log = said["train", "--config"]
     assert "arrays taken for backbone, box_head, fpn, mask_head, rpn_head" in train_log
     assert "params/box_head/cls_score/kernel: (32, 91) in the file, (32, 5) in the mod" in train_log
     scores = json.loads((tmp_path / "runs/mine/eval/8/metrics.json").read_text())
@@ -117,3 +122,11 @@ def test_the_walk_of_own_data(tmp_path, cache):
     for line in done.stdout.splitlines():
         assert re.fullmatch(r"(circle|square|triangle|star) [\d.]+ \[[-\d., ]+\]", line), line
     assert done.stdout
+
+    # Out under torchvision's names and in again, as docs/from_others.md says.
+    run("export", "--workdir=runs/mine", "--format=torchvision", "--output=mine.safetensors")
+    weights = ["--weights=mine.safetensors", "--output=again"]
+    run("evaluate", "--config=configs/finetune.py", *recipe, *weights)
+    again = json.loads((tmp_path / "again" / "metrics.json").read_text())
+    assert again["AP"] == pytest.approx(scores["AP"], abs=1e-3)
+    assert again["mask_AP"] == pytest.approx(scores["mask_AP"], abs=1e-3)
