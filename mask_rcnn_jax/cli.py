@@ -57,7 +57,7 @@ def run(main: Callable[[Sequence[str]], None], define_flags: Callable[[], None])
     debug = "--debug" in sys.argv
     try:
         positional = _parse_flags(sys.argv)
-        _set_up_logging()
+        set_up_logging()
         _choose_platform(flags.FLAGS.platform)
         _choose_compile_cache(flags.FLAGS.compile_cache)
         _join_processes()
@@ -121,7 +121,7 @@ def _fail(message: str, code: int) -> None:
     sys.exit(code)
 
 
-def _set_up_logging() -> None:
+def set_up_logging() -> None:
     """Plain lines on stderr: our own from INFO, libraries' from WARNING.
 
     Orbax's stay away: it warns of nothing, and what it logs as an error it also raises.

@@ -1,13 +1,18 @@
-"""Put data and public weights on disk, or check what is there.
+"""Put data and public weights on disk, check what is there, or bring it into COCO's format.
 
 python -m mask_rcnn_jax.prepare shapes --data_dir DIR
 python -m mask_rcnn_jax.prepare check --data_dir DIR
 python -m mask_rcnn_jax.prepare check --json FILE --images DIR
+python -m mask_rcnn_jax.prepare labelme --input DIR --output FILE
+python -m mask_rcnn_jax.prepare via --input FILE --images DIR --output FILE
+python -m mask_rcnn_jax.prepare split --json FILE --val 60 --output DIR
 python -m mask_rcnn_jax.prepare weights resnet50 --data_dir DIR
 python -m mask_rcnn_jax.prepare coco2017 --data_dir DIR
 python -m mask_rcnn_jax.prepare tfds --data_dir DIR
 """
 
+import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -15,13 +20,16 @@ from absl import flags
 
 from mask_rcnn_jax import cli
 from mask_rcnn_jax.data import coco2017
-from mask_rcnn_jax.data.coco import check_coco, load_coco
+from mask_rcnn_jax.data.coco import check_coco, load_coco, read_coco
+from mask_rcnn_jax.data.coco_build import build_coco, split_coco
 from mask_rcnn_jax.data.download import PUBLIC_WEIGHTS, download_weights
+from mask_rcnn_jax.data.labelme import read_labelme
 from mask_rcnn_jax.data.shapes import write_shapes
+from mask_rcnn_jax.data.via import read_via
 from mask_rcnn_jax.training.metrics import Progress
 
 FLAGS = flags.FLAGS
-ACTIONS = ("shapes", "check", "weights", "coco2017", "tfds")
+ACTIONS = ("shapes", "check", "labelme", "via", "split", "weights", "coco2017", "tfds")
 SPLITS = {"both": ("train", "val"), "train": ("train",), "val": ("val",)}
 JSON_NAMES = ("instances_{}2017.json", "instances_{}.json")  # COCO's, and those of `shapes`
 DATA_DIR_HELP = "Folder of the data set (annotations/ and image folders), or of the weights."
@@ -29,12 +37,19 @@ DATA_DIR_HELP = "Folder of the data set (annotations/ and image folders), or of 
 
 def define_flags() -> None:
     flags.DEFINE_string("data_dir", None, DATA_DIR_HELP)
-    flags.DEFINE_string("json", None, "check: one annotation file, together with --images.")
-    flags.DEFINE_string("images", None, "check: the folder of the images of --json.")
+    flags.DEFINE_string("json", None, "check: one annotation file, with --images. split: the file.")
+    flags.DEFINE_string(
+        "images", None, "check: the folder of the images of --json. labelme, via: of the images, "
+        "if not beside the annotations.",
+    )  # fmt: skip
+    flags.DEFINE_string("input", None, "labelme: folder of its json files. via: its json file.")
+    flags.DEFINE_string("output", None, "labelme, via: the json to write. split: a folder.")
+    flags.DEFINE_string("attribute", None, "via: the region attribute that names the class.")
+    flags.DEFINE_string("class_name", None, "via: the class of all regions, without an attribute.")
     flags.DEFINE_integer("train", 400, "shapes: number of training images.", lower_bound=1)
-    flags.DEFINE_integer("val", 60, "shapes: number of validation images.", lower_bound=1)
+    flags.DEFINE_integer("val", 60, "shapes, split: number of validation images.", lower_bound=1)
     flags.DEFINE_integer("size", 128, "shapes: side of the pictures in pixels.", lower_bound=64)
-    flags.DEFINE_integer("seed", 0, "shapes: another seed, other pictures.", lower_bound=0)
+    flags.DEFINE_integer("seed", 0, "shapes, split: another seed, another set.", lower_bound=0)
     flags.DEFINE_enum("split", "both", list(SPLITS), "coco2017, tfds: the images to prepare.")
     flags.DEFINE_bool("delete_zips", False, "coco2017: delete the zips once all is unpacked.")
     flags.DEFINE_string("tfds_dir", None, "tfds: where to write; DATA_DIR/tfds if unset.")
@@ -60,6 +75,10 @@ def main(positional: Sequence[str]) -> None:
         prepare_coco2017()
     elif action == "tfds" and not names:
         prepare_records()
+    elif action in ("labelme", "via") and not names:
+        convert(action)
+    elif action == "split" and not names:
+        split()
     else:
         raise ValueError(f"prepare got {' '.join(positional)!r}, expected one of {list(ACTIONS)}")
 
@@ -151,6 +170,43 @@ def check(pairs: list[tuple[Path, Path]]) -> None:
         total += len(problems)
     if total:
         raise ValueError(f"{total} problems found, see the lines above")
+
+
+def convert(tool: str) -> None:
+    """Write the COCO json --output from annotations of labelme or VIA."""
+    if not (FLAGS.input and FLAGS.output):
+        raise ValueError(f"prepare {tool} needs --input and --output")
+    if tool == "labelme":
+        pictures, left_out = read_labelme(FLAGS.input, FLAGS.images, FLAGS.output)
+        folder = FLAGS.images or FLAGS.input
+    else:
+        pictures, left_out = read_via(
+            FLAGS.input, FLAGS.images, attribute=FLAGS.attribute, class_name=FLAGS.class_name
+        )
+        folder = FLAGS.images or Path(FLAGS.input).parent
+    content = build_coco(pictures, folder)
+    for line in left_out:
+        print(f"left out: {line}")
+    write_json(Path(FLAGS.output), content)
+
+
+def split() -> None:
+    """Write train.json and val.json into --output, from --json."""
+    if not (FLAGS.json and FLAGS.output and FLAGS["val"].present):
+        raise ValueError("prepare split needs --json, --val and --output")
+    for name, content in split_coco(read_coco(FLAGS.json), FLAGS.val, FLAGS.seed).items():
+        write_json(Path(FLAGS.output) / f"{name}.json", content)
+
+
+def write_json(path: Path, content: dict) -> None:
+    """Write a COCO json and print what it holds."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content))
+    objects = Counter(entry["category_id"] for entry in content["annotations"])
+    counts = ", ".join(f"{entry['name']} {objects[entry['id']]}" for entry in content["categories"])
+    empty = len({image["id"] for image in content["images"]}
+                - {entry["image_id"] for entry in content["annotations"]})  # fmt: skip
+    print(f"{path}: {len(content['images'])} images, {empty} of them without objects; {counts}")
 
 
 def pairs_to_check() -> list[tuple[Path, Path]]:

@@ -109,8 +109,7 @@ def load_coco(
     if class_ids not in ("contiguous", "raw"):
         raise ValueError(f"data.class_ids is {class_ids!r}, expected 'contiguous' or 'raw'")
     json_path, image_dir = os.fspath(json_path), os.fspath(image_dir)
-    content = _read_json(json_path)
-    _raise_first(json_path, structure_problems(content))
+    content = read_coco(json_path)
     folder = image_dir if records is None else None
     _raise_first(json_path, reference_problems(content, folder, require_annotations))
     faults = annotation_faults(content)
@@ -134,11 +133,16 @@ def load_coco(
 
 def load_categories(json_path: str | os.PathLike, *, class_ids: str = "contiguous") -> list[dict]:
     """`[{"id", "name"}, ...]` of a COCO json, class 1 first; `class_ids` as for `load_coco`."""
+    classes = _classes(os.fspath(json_path), read_coco(json_path)["categories"], class_ids)
+    return [{"id": category_id, "name": name} for category_id, name in classes.items()]
+
+
+def read_coco(json_path: str | os.PathLike) -> dict[str, Any]:
+    """The content of a COCO json whose sections and ids can be looked up; ValueError if not."""
     json_path = os.fspath(json_path)
     content = _read_json(json_path)
     _raise_first(json_path, structure_problems(content))
-    classes = _classes(json_path, content["categories"], class_ids)
-    return [{"id": category_id, "name": name} for category_id, name in classes.items()]
+    return content
 
 
 def check_coco(json_path: str | os.PathLike, image_dir: str | os.PathLike) -> list[str]:

@@ -49,6 +49,7 @@ class TrainOutputs:
     anchor_labels: jax.Array  # [B, A] 1 / 0 / -1, matched
     sampled_labels: jax.Array  # [B, A] 1 / 0 / -1, sampled for the objectness loss
     anchor_deltas: jax.Array  # [B, A, 4] regression targets
+    proposals: Proposals  # with a B axis; no loss reads them
     rois: SampledRois  # with a B axis
     class_logits: jax.Array  # [B, R, K + 1]
     box_deltas: jax.Array  # [B, R, K + 1, 4]
@@ -175,6 +176,7 @@ class MaskRCNN(nn.Module):
             anchor_labels=labels,
             sampled_labels=sampled,
             anchor_deltas=anchor_deltas,
+            proposals=proposals,
             rois=rois,
             class_logits=class_logits,
             box_deltas=box_deltas,

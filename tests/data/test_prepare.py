@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+import cv2
+import numpy as np
 import pytest
 
 from tests.data.small_set import rectangle
@@ -45,16 +47,62 @@ def test_check_prints_every_problem_and_fails(coco_files):
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        (["bogus"], "expected one of ['shapes', 'check', 'weights', 'coco2017', 'tfds']"),
+        (["bogus"], "expected one of ['shapes', 'check', 'labelme',"),
         (["coco2017"], "prepare coco2017 needs --data_dir"),
         (["tfds"], "prepare tfds needs --data_dir"),
         (["shapes"], "prepare shapes needs --data_dir"),
         (["check", "--json", "a.json"], "--json together with --images"),
         (["check", "--json", "a.json", "--images", "b"], "no annotation file 'a.json'"),
         (["check", "--data_dir", "nowhere"], "no json in nowhere"),
+        (["labelme", "--input", "a"], "prepare labelme needs --input and --output"),
+        (["labelme", "--input", "nowhere", "--output", "a.json"], "no folder 'nowhere'"),
+        (["via", "--input", "nowhere", "--output", "a.json"], "no file 'nowhere'"),
+        (["split", "--json", "a", "--output", "b"], "prepare split needs --json, --val and"),
     ],
 )
 def test_mistake_is_one_line_with_exit_code_2(arguments, words):
     done = prepare(*arguments)
     assert done.returncode == 2
     assert words in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_annotations_of_labelme_become_two_sound_sets(tmp_path):
+    """labelme's files, split in two, checked."""
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for k in range(6):
+        cv2.imwrite(str(folder / f"{k}.png"), np.full((40, 60, 3), k, np.uint8))
+        box = {"label": "cat", "shape_type": "rectangle", "points": [[5, 5], [20, 30]]}
+        dot = {"label": "cat", "shape_type": "point", "points": [[5, 5]]}
+        content = {"shapes": [box, dot][: k % 3], "imagePath": f"{k}.png"}
+        (folder / f"{k}.json").write_text(json.dumps(content))
+    for _ in range(2):  # the second finds the json of the first beside labelme's
+        done = prepare("labelme", "--input", folder, "--output", folder / "all.json")
+        assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("left out: ") == 2
+    assert done.stdout.endswith("all.json: 6 images, 2 of them without objects; cat 4\n")
+    done = prepare("split", "--json", folder / "all.json", "--val=2", "--output", tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    parts = [json.loads((tmp_path / f"{name}.json").read_text()) for name in ("train", "val")]
+    names = [{image["file_name"] for image in part["images"]} for part in parts]
+    assert [len(part) for part in names] == [4, 2] and not names[0] & names[1]
+    assert sum(len(part["annotations"]) for part in parts) == 4
+    for part, name in zip(parts, ("train", "val"), strict=True):
+        assert part["categories"] == [{"id": 1, "name": "cat"}]
+        if part["annotations"]:
+            done = prepare("check", "--json", tmp_path / f"{name}.json", "--images", folder)
+            assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_annotations_of_via(tmp_path):
+    cv2.imwrite(str(tmp_path / "a.png"), np.zeros((40, 60, 3), np.uint8))
+    circle = {"name": "circle", "cx": 30, "cy": 20, "r": 10}
+    entry = {"filename": "a.png", "regions": [{"shape_attributes": circle}]}
+    (tmp_path / "via.json").write_text(json.dumps({"a.png1": entry}))
+    arguments = ["via", "--input", tmp_path / "via.json", "--output", tmp_path / "new" / "all.json"]
+    done = prepare(*arguments)
+    assert done.returncode == 2 and "--class_name makes all of them of one" in done.stderr
+    done = prepare(*arguments, "--class_name=balloon", "--images", tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    done = prepare("check", "--json", tmp_path / "new" / "all.json", "--images", tmp_path)
+    assert "no problem in 1 images, 1 annotations, 1 classes" in done.stdout

@@ -1,10 +1,7 @@
 """The exported program against the live model, and run by a script without this package."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from functools import partial
 
 import jax
@@ -16,7 +13,7 @@ from mask_rcnn_jax.data.shapes import draw_picture
 from mask_rcnn_jax.deploy.compare import compare
 from mask_rcnn_jax.deploy.manifest import make_manifest
 from mask_rcnn_jax.structures import Detections
-from tests.commands.command import ROOT
+from tests.deploy.alone import documented_script, run_alone
 from tests.deploy.small_model import generated, predict_function, random_variables, small_config
 
 pytest.importorskip("flatbuffers")
@@ -24,10 +21,6 @@ pytest.importorskip("flatbuffers")
 from mask_rcnn_jax.deploy.stablehlo import export_stablehlo, load_stablehlo  # noqa: E402
 
 CANVAS = (64, 128)
-GUARD = (
-    "import sys, runpy; sys.modules['mask_rcnn_jax'] = sys.modules['flax'] = None; "
-    "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
-)
 
 
 @pytest.fixture(scope="module")
@@ -74,14 +67,8 @@ def test_script_of_the_documentation_needs_jax_only(exported, tmp_path):
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     picture = draw_picture(0, "val", 0, CANVAS)[0]  # no resizing, whose rounding differs
     Image.fromarray(picture).save(tmp_path / "picture.png")
-    text = (ROOT / "docs" / "deployment.md").read_text()
-    script = re.search(r"<!-- runs without this package -->\n```python\n(.*?)```", text, re.S)[1]
-    assert len(script.splitlines()) <= 25
-    (tmp_path / "detect.py").write_text(script)
-    done = subprocess.run(
-        [sys.executable, "-c", GUARD, "detect.py", ".", "picture.png"], cwd=tmp_path, text=True,
-        capture_output=True, env={**os.environ, "JAX_PLATFORMS": "cpu"}, timeout=600,
-    )  # fmt: skip
+    assert len(documented_script().splitlines()) <= 25
+    done = run_alone(tmp_path, ".", "picture.png")
     assert done.returncode == 0, done.stderr
     found = jax.jit(predict)(picture[None], np.array([CANVAS], np.int32))
     lines = done.stdout.splitlines()

@@ -1,0 +1,61 @@
+"""What the documentation names is there: entries of configs, messages, files, flags."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from configs import coco
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+SECTIONS = "data|model|loss|optim|train|eval"
+FILE_ENDINGS = {"json", "py", "safetensors", "onnx", "engine", "stablehlo", "pth"}
+
+
+def page_id(path: Path) -> str:
+    return path.name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_every_entry_of_a_config_exists(page):
+    entries = coco.get_config()
+    named = re.findall(rf"(?<![\w/.])({SECTIONS})\.(\w+)(?![\w/]|\.\w)", page.read_text())
+    unknown = {
+        f"{section}.{key}"
+        for section, key in named
+        if key not in entries[section] and key not in FILE_ENDINGS
+    }
+    assert not unknown
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_every_link_to_a_file_leads_somewhere(page):
+    text = page.read_text()
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", text):
+        linked = page.parent / target if target else page
+        assert linked.exists(), target
+        if anchor:
+            titles = re.findall(r"^#+ (.*)$", linked.read_text(), re.M)
+            slugs = [re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles]
+            assert anchor in slugs, anchor
+
+
+def test_every_message_of_own_data_is_said_somewhere():
+    page = (ROOT / "docs" / "own_data.md").read_text().split("## When it says")[1]
+    source = "".join(path.read_text() for path in sorted((ROOT / "mask_rcnn_jax").rglob("*.py")))
+    source = re.sub(r'"\s*\n\s*f?"', "", source)  # strings over several lines
+    messages = re.findall(r"^\| `([^`]+)` \|", page, re.M)
+    assert len(messages) > 10
+    assert [message for message in messages if message not in source] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_every_flag_of_a_command_exists(page):
+    """Of `python -m mask_rcnn_jax.<command>`; entries of configs are looked at above."""
+    text = re.sub(r"\\\n\s*", "", page.read_text())
+    for command, rest in re.findall(r"python -m mask_rcnn_jax\.(\w+)([^\n`&]*)", text):
+        source = (ROOT / "mask_rcnn_jax" / f"{command}.py").read_text()
+        source += (ROOT / "mask_rcnn_jax" / "cli.py").read_text()
+        for flag in re.findall(r"--(\w+)(?![\w.]*\.)", rest):
+            assert flag == "config" or f'"{flag}"' in source, f"{command} --{flag}"

@@ -1,0 +1,100 @@
+"""The notebooks, run as scripts on a small run with random weights."""
+
+import runpy
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mask_rcnn_jax.data.shapes import write_shapes
+from mask_rcnn_jax.training.checkpoint import Checkpoints
+from mask_rcnn_jax.training.run import load_config, load_split, open_workdir
+from mask_rcnn_jax.training.step import TrainState
+from tests.commands.command import RECIPE, ROOT, SMALL, data_entries
+from tests.deploy.small_model import random_variables
+
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.py"))
+
+
+@pytest.fixture(scope="module")
+def small_run(tmp_path_factory) -> Path:
+    """A workdir as training leaves it, without the training; its data lies beside it."""
+    folder = tmp_path_factory.mktemp("notebooks")
+    jsons = write_shapes(folder / "shapes", train=6, val=2, size=(64, 64))
+    pairs = [(jsons[split], folder / "shapes" / split) for split in ("train", "val")]
+    config = load_config(RECIPE, SMALL | data_entries(*pairs))
+    open_workdir(str(folder / "run"), config, load_split(config, "train"), resuming=False)
+    config.model.num_classes = 4
+    variables = {"batch_stats": {}, **random_variables(config)}
+    state = TrainState(step=jnp.int32(7), opt_state=(), **variables)
+    checkpoints = Checkpoints(folder / "run", keep=1)
+    checkpoints.save(state)
+    checkpoints.close()
+    return folder / "run"
+
+
+@pytest.fixture
+def run_notebook(small_run, tmp_path, monkeypatch):
+    """Runs one to its end; returns its variables."""
+    monkeypatch.chdir(ROOT)  # and back again: they change the folder
+    monkeypatch.setenv("NOTEBOOK_RUN", str(small_run))
+    monkeypatch.setenv("NOTEBOOK_FOLDER", str(tmp_path))
+
+    def run(name: str, **settings) -> dict:
+        for key, value in settings.items():
+            monkeypatch.setenv(f"NOTEBOOK_{key.upper()}", str(value))
+        return runpy.run_path(str(ROOT / "notebooks" / f"{name}.py"))
+
+    return run
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_sources_are_cells_with_words_first(path):
+    cells = path.read_text().split("# %%")
+    assert cells[0] == "" and cells[1].startswith(" [markdown]\n# # ")
+    for cell in cells[1:]:
+        kind, *lines = cell.strip("\n").split("\n")
+        if kind == " [markdown]":
+            assert all(line.startswith("# ") or line in ("#", "") for line in lines), cell
+
+
+def test_predict(run_notebook, small_run):
+    picture = small_run.parent / "shapes" / "val" / "000000.jpg"
+    found = run_notebook("predict", picture=picture, score=0.0)
+    assert found["checkpoint"].step == 7
+    assert found["class_names"] == ["circle", "square", "triangle", "star"]
+    assert len(found["detections"]) > 0
+    # Small pictures are enlarged, and something is drawn on this one.
+    drawn, image = found["picture"], found["image"]
+    assert image.shape == (64, 64, 3) and drawn.shape == (320, 320, 3)
+    assert drawn.std(axis=(0, 1)).min() > 0
+    assert found["cut_out"].shape[:2] == found["window"].shape
+
+
+def test_one_image(run_notebook):
+    found = run_notebook("one_image", index=0)
+    one, targets, anchors = found["one"], found["targets"], found["anchors"]
+    assert len(anchors) == len(one.anchor_labels) == 3 * (16**2 + 8**2 + 4**2 + 2**2 + 1)
+    # What the words say: every object has an anchor, what is sampled was matched, and a
+    # foreground region comes from a proposal or is an object itself.
+    assert np.sum(one.anchor_labels == 1) >= targets.valid.sum() > 0
+    assert set(one.anchor_labels[one.sampled_labels >= 0]) <= {0, 1}
+    candidates = np.concatenate([one.proposals.boxes, targets.boxes])
+    foreground = one.rois.boxes[one.rois.foreground]
+    assert len(foreground) > 0
+    for box in foreground:
+        assert np.abs(candidates - box).max(axis=1).min() == 0
+    assert found["sheet"].size == (3 * 112, 112 * found["count"])
+
+
+@pytest.mark.slow
+def test_finetune(run_notebook, tmp_path):
+    found = run_notebook("finetune", epochs=2)
+    losses = list(found["losses"].values())
+    assert losses[-1] < losses[0]
+    assert set(found["scores"]["per_category"]) == {"rolls", "stands"}
+    assert found["val_set"].class_names == ("rolls", "stands")
+    assert found["picture"].shape == found["truth"].shape
+    # Again: nothing is trained anew.
+    assert list(run_notebook("finetune", epochs=2)["losses"].values()) == losses
