@@ -27,10 +27,12 @@ def costliest(
             out = call()
         jax.block_until_ready(out)
     traces = sorted(Path(folder).rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
-    durations = durations_of(ProfileData.from_file(str(traces[-1])))
-    sources = dict(
-        re.findall(r'%?([\w.\-]+) = .*metadata=\{.*?op_name="([^"]*)"', compiled.as_text())
-    )
+    program = compiled.as_text()
+    module = re.match(r"HloModule ([\w.\-]+)", program)[1]
+    durations = durations_of(ProfileData.from_file(str(traces[-1])), module)
+    if not durations:
+        raise RuntimeError(f"{traces[-1]} has no operation of {module}")
+    sources = dict(re.findall(r'%?([\w.\-]+) = .*metadata=\{.*?op_name="([^"]*)"', program))
     total = sum(durations.values())
     ranked = sorted(durations.items(), key=lambda item: -item[1])[:count]
     return [
@@ -44,15 +46,16 @@ def costliest(
     ]
 
 
-def durations_of(trace: ProfileData) -> dict[str, float]:
-    """Nanoseconds by operation of the compiled programs, over all calls and devices."""
+def durations_of(trace: ProfileData, module: str) -> dict[str, float]:
+    """Nanoseconds by operation of the compiled program `module`, over all calls and devices."""
     durations: dict[str, float] = defaultdict(float)
     for plane in trace.planes:
         for line in plane.lines:
             for event in line.events:
-                name = dict(event.stats).get("hlo_op")
-                if name and not event.name.startswith("end: "):
-                    durations[str(name)] += event.duration_ns
+                stats = dict(event.stats)
+                ours = stats.get("hlo_module") == module and not event.name.startswith("end: ")
+                if ours and "hlo_op" in stats:
+                    durations[str(stats["hlo_op"])] += event.duration_ns
     return durations
 
 
