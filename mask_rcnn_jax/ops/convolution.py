@@ -31,7 +31,7 @@ def conv(
     few_gradients: the output's gradient is expected to be zero nearly everywhere; see
     `few_gradients_of`.
     """
-    if live is None:
+    if live is None or not len(x):
         return _conv(x, kernel, stride, padding)
 
     def default(x, kernel, live):
@@ -74,7 +74,7 @@ def _backward(stride, padding, few_gradients, saved, grad):
         of_kernel = partial(
             kernel_gradient, kernel_size=kernel.shape[:2], stride=stride, padding=padding
         )
-        if live is None:
+        if live is None or not len(x):
             return gradient_of_x(x, kernel, grad), of_kernel(x, grad)
         if stride == 1:  # turned around once, and not for every chunk, which is five times slower
             around = jnp.flip(kernel, (0, 1)).swapaxes(2, 3)

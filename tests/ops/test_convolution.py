@@ -76,10 +76,10 @@ def test_gradients(case, positions, few, monkeypatch):
         )
 
 
-@pytest.mark.parametrize("rows", [1, 7, 36, 37])
+@pytest.mark.parametrize("rows", [0, 1, 7, 36, 37])
 @pytest.mark.parametrize("case", ["3x3", "3x3, stride 2", "SAME, stride 2", "1x1", "no padding"])
 def test_rows_that_nobody_reads_are_left_out(case, rows):
-    """In chunks of 1, 7, 12 and 1 rows."""
+    """In chunks of 1, 7, 12 and 1 rows, and none at all."""
     x, kernel, stride, padding = problem(case)
     rng = np.random.default_rng(0)
     live = np.arange(rows) % 5 == 0
