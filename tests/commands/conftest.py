@@ -1,5 +1,7 @@
 """A set of generated pictures and one trained run, made once."""
 
+import fcntl
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,19 +25,37 @@ class Run(NamedTuple):
 
 
 @pytest.fixture(scope="session")
-def cache(tmp_path_factory) -> Path:
-    """What was compiled, for all processes of these tests."""
-    return tmp_path_factory.mktemp("compiled")
+def together(tmp_path_factory) -> Path:
+    """A folder that pytest's worker processes share."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "together"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.fixture(scope="session")
-def trained(tmp_path_factory, cache) -> Run:
-    """`train` on 12 pictures of shapes, uninterrupted."""
-    folder = tmp_path_factory.mktemp("trained")
-    data_dir, workdir = folder / "shapes", folder / "run"
-    jsons = write_shapes(data_dir, train=12, val=4, size=(64, 64))
-    pairs = [(jsons[split], data_dir / split) for split in ("train", "val")]
-    overrides = SMALL | data_entries(*pairs)
-    done = run("train", *config_flags(overrides), "--workdir", workdir, cache=cache)
-    check_done(done)
-    return Run(workdir, data_dir, overrides, done.stderr + done.stdout)
+def cache(together) -> Path:
+    """What was compiled, for all processes of these tests."""
+    folder = together / "compiled"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def trained(together, cache) -> Run:
+    """`train` on 12 pictures of shapes, uninterrupted; the first worker to come makes it."""
+    folder = together / "trained"
+    data_dir, workdir, log = folder / "shapes", folder / "run", folder / "log"
+    with open(together / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        pairs = [
+            (data_dir / "annotations" / f"instances_{split}.json", data_dir / split)
+            for split in ("train", "val")
+        ]
+        overrides = SMALL | data_entries(*pairs)
+        if not log.exists():
+            write_shapes(data_dir, train=12, val=4, size=(64, 64))
+            done = run("train", *config_flags(overrides), "--workdir", workdir, cache=cache)
+            check_done(done)
+            log.write_text(done.stderr + done.stdout)
+    return Run(workdir, data_dir, overrides, log.read_text())

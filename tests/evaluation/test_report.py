@@ -294,6 +294,7 @@ def large_set(num_images, num_categories):
     return gt, results
 
 
+@pytest.mark.slow
 def test_5000_images_of_80_categories_stay_under_20_mb():
     gt, results = large_set(5000, 80)
     # Noise is the most that a JPEG can weigh.
