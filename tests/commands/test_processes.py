@@ -4,6 +4,7 @@ They are started with launch/multinode.sh.
 """
 
 import json
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -120,6 +121,27 @@ def test_two_processes_with_two_devices_equal_one_with_four(trained, tmp_path, c
             assert entry["score"] == pytest.approx(other["score"], abs=1e-5)
     pictures = [set(path.name for path in (w / "eval/4/pictures").iterdir()) for w in (one, two)]
     assert pictures[0] == pictures[1] and len(pictures[0]) == 2
+
+
+@pytest.mark.slow
+def test_a_run_of_eight_devices_goes_on_on_fewer(trained, tmp_path, cache):
+    """The parts of a batch make up for the devices that are gone."""
+    changes = {
+        "optim.name": "sgd", "train.batch_size": 8, "train.images_per_device": 1,
+        "train.steps": 6, "train.checkpoint_every": 3, "train.eval_every": 6,
+        "eval.batch_size": 8, "eval.max_images": 1,
+    }  # fmt: skip
+    flags = config_flags(trained.overrides | changes)
+    whole = tmp_path / "whole"
+    check_done(run("train", *flags, "--workdir", whole, cache=cache, devices=8))
+    for devices in (1, 4):
+        workdir = tmp_path / f"on_{devices}"
+        shutil.copytree(whole, workdir)
+        shutil.rmtree(workdir / "checkpoints" / "6")
+        done = check_done(run("train", *flags, "--workdir", workdir, cache=cache, devices=devices))
+        assert "resuming at step 3 of 6" in done.stderr
+        check_same_series(losses_of(workdir), losses_of(whole), rel=1e-4)
+        assert_tree_close(load_checkpoint(workdir), load_checkpoint(whole), atol=1e-5)
 
 
 @pytest.mark.slow
