@@ -51,13 +51,17 @@ def train(config: Mapping[str, Any], repeats: int) -> dict[str, float]:
 
     times = {}
     times["backbone and FPN"], pyramid = time(partial(_trunk, run), params, batch, gradient=(0,))
-    times["RPN head"], (logits, deltas) = time(
-        partial(run, method=_rpn_head), params, pyramid, gradient=(0, 1)
-    )
-    times["anchor targets"], _ = time(
+    times["anchor targets"], (_, sampled, _) = time(
         lambda batch, keys: run(params, frame, batch, keys, method=MaskRCNN.rpn_targets),
         batch, keys,
     )  # fmt: skip
+    # As in training, only sampled anchors have a gradient.
+    ends = np.cumsum([h * w * len(model.anchor_shapes) for _, h, w, _ in map(jnp.shape, pyramid)])
+    learning = [x.astype(jnp.float32) for x in jnp.split(sampled >= 0, ends[:-1], axis=1)]
+    grads = learning, [jnp.repeat(x[..., None], 4, axis=-1) for x in learning]
+    times["RPN head"], (logits, deltas) = time(
+        partial(run, method=_rpn_head), params, pyramid, gradient=(0, 1), cotangents=grads
+    )
     times["proposals"], proposals = time(propose, batch, logits, deltas)
     times["RoI sampling"], rois = time(
         partial(run, params, method=MaskRCNN.sample), proposals, batch.targets, keys
@@ -156,9 +160,16 @@ def _optimiser(config, model: MaskRCNN, params: dict, repeats: int) -> float:
 
 
 def _time(
-    function: Callable, *args, repeats: int, gradient: tuple[int, ...] = ()
+    function: Callable,
+    *args,
+    repeats: int,
+    gradient: tuple[int, ...] = (),
+    cotangents: Any = None,
 ) -> tuple[float, Any]:
-    """Median milliseconds, and the output; with the gradients of the arguments `gradient`."""
+    """Median milliseconds, and the output; with the gradients of the arguments `gradient`.
+
+    cotangents: the gradient of the output; None is 1 everywhere.
+    """
     forward = jax.jit(function)
     out = forward(*args)
     if not gradient:
@@ -173,6 +184,6 @@ def _time(
 
         return jax.vjp(of_some, *(args[i] for i in gradient))[1](cotangents)
 
-    cotangents = jax.tree.map(jnp.ones_like, out)
+    cotangents = jax.tree.map(jnp.ones_like, out) if cotangents is None else cotangents
     times = devices.time_calls(jax.jit(both), cotangents, *args, repeats=repeats)
     return devices.summary(times)["ms"], out
