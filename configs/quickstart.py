@@ -7,8 +7,8 @@ NVIDIA's recipe (configs/coco.py) made small: ResNet-10 with group norm from ran
 heads, 128 x 128 pixels, Adam.
 
 Measured 2026-11-21 on two cores of an AMD EPYC, JAX 0.10.2: 4 minutes with installation and
-evaluation on an idle machine; in a later run, beside other work, box AP 0.646 and mask AP 0.637 on
-the 60 held-out pictures.
+evaluation on an idle machine; in a later run, beside other work, 6 minutes, box AP 0.658 and mask
+AP 0.645 on the 60 held-out pictures.
 """
 
 from ml_collections import ConfigDict
