@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from mask_rcnn_jax.ops import winograd
+
 DIMENSIONS = ("NHWC", "HWIO", "NHWC")
 POSITIONS = 1024  # of the output at a time: their patches stay in the cache
 CHUNK = 16  # images at a time, where some are not live
@@ -31,13 +33,16 @@ def conv(
     few_gradients: the output's gradient is expected to be zero nearly everywhere; see
     `few_gradients_of`.
     """
-    if live is None or not len(x):
+    if live is None and not winograd.pays(x, kernel.shape, stride):
         return _conv(x, kernel, stride, padding)
 
     def default(x, kernel, live):
         return _conv(x, kernel, stride, padding)
 
     def cpu(x, kernel, live):
+        if live is None or not len(x):
+            return _conv_on_cpu(x, kernel, stride, padding)
+
         def compute(i, out):
             part = _conv(_chunk(x, i), kernel, stride, padding)
             return lax.dynamic_update_slice_in_dim(out, part, i * len(part), axis=0)
@@ -56,44 +61,56 @@ def _conv(x: jax.Array, kernel: jax.Array, stride: int, padding) -> jax.Array:
     )
 
 
+def _conv_on_cpu(x: jax.Array, kernel: jax.Array, stride: int, padding) -> jax.Array:
+    if winograd.pays(x, kernel.shape, stride):
+        return winograd.conv3x3(x, kernel, _pads(x, (3, 3), stride, padding))
+    return _conv(x, kernel, stride, padding)
+
+
 def _forward(x, kernel, live, stride, padding, few_gradients):
     return conv(x, kernel, live, stride, padding, few_gradients), (x, kernel, live)
 
 
 def _backward(stride, padding, few_gradients, saved, grad):
-    def gradient_of_x(x, kernel, grad):
-        return jax.linear_transpose(lambda x: _conv(x, kernel, stride, padding), x)(grad)[0]
-
     def default(x, kernel, live, grad):
+        of_x = jax.linear_transpose(lambda x: _conv(x, kernel, stride, padding), x)
         of_kernel = jax.linear_transpose(lambda kernel: _conv(x, kernel, stride, padding), kernel)
-        return gradient_of_x(x, kernel, grad), of_kernel(grad)[0]
+        return of_x(grad)[0], of_kernel(grad)[0]
 
     def cpu(x, kernel, live, grad):
+        pads = _pads(x, kernel.shape[:2], stride, padding)
         if few_gradients:
-            return few_gradients_of(x, kernel, grad, stride=stride, padding=padding)
-        of_kernel = partial(
-            kernel_gradient, kernel_size=kernel.shape[:2], stride=stride, padding=padding
-        )
-        if live is None or not len(x):
-            return gradient_of_x(x, kernel, grad), of_kernel(x, grad)
-        if stride == 1:  # turned around once, and not for every chunk, which is five times slower
-            around = jnp.flip(kernel, (0, 1)).swapaxes(2, 3)
-            sides = zip(kernel.shape[:2], _pads(x, kernel.shape[:2], stride, padding), strict=True)
+            return few_gradients_of(x, kernel, grad, stride=stride, padding=pads)
+        # Turned around once, and not for every chunk, which is five times slower.
+        around = jnp.flip(kernel, (0, 1)).swapaxes(2, 3)
+
+        def of_x(x, grad):
+            if stride > 1:
+                return jax.linear_transpose(lambda x: _conv(x, kernel, stride, pads), x)(grad)[0]
+            sides = zip(kernel.shape[:2], pads, strict=True)
             margins = [(k - 1 - before, k - 1 - after) for k, (before, after) in sides]
+            return _conv_on_cpu(grad, around, 1, margins)
+
+        def of_kernel(x, grad):
+            if winograd.pays(x, kernel.shape, stride):
+                return winograd.kernel_gradient3x3(x, grad, pads)
+            return kernel_gradient(
+                x, grad, kernel_size=kernel.shape[:2], stride=stride, padding=pads
+            )
+
+        if live is None or not len(x):
+            return of_x(x, grad), of_kernel(x, grad)
 
         def add(i, totals):
             x_part, grad_part = _chunk(x, i), _chunk(grad, i)
-            if stride == 1:
-                part = _conv(grad_part, around, 1, margins)
-            else:
-                part = gradient_of_x(x_part, kernel, grad_part)
-            of_x = lax.dynamic_update_slice_in_dim(totals[0], part, i * len(part), axis=0)
-            return of_x, totals[1] + of_kernel(x_part, grad_part).astype(jnp.float32)
+            part = of_x(x_part, grad_part)
+            of_all_x = lax.dynamic_update_slice_in_dim(totals[0], part, i * len(part), axis=0)
+            return of_all_x, totals[1] + of_kernel(x_part, grad_part).astype(jnp.float32)
 
-        of_x, total = _over_live_chunks(
+        of_all_x, total = _over_live_chunks(
             live, add, (jnp.zeros_like(x), jnp.zeros(kernel.shape, jnp.float32))
         )
-        return of_x, total.astype(kernel.dtype)
+        return of_all_x, total.astype(kernel.dtype)
 
     return *lax.platform_dependent(*saved, grad, cpu=cpu, default=default), None
 

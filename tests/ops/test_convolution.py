@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from mask_rcnn_jax.ops import convolution
+from mask_rcnn_jax.ops import convolution, winograd
 from mask_rcnn_jax.ops.convolution import conv, kernel_gradient
 
 ONE = ((1, 1), (1, 1))
@@ -17,6 +17,7 @@ CASES = {
     "stem": ((1, 15, 18), (7, 7), (3, 4), 2, ((3, 3), (3, 3))),
     "SAME, stride 2": ((1, 8, 9), (3, 3), (2, 3), 2, "SAME"),
     "no padding": ((1, 6, 6), (2, 3), (2, 2), 1, ((0, 0), (0, 0))),
+    "uneven padding": ((2, 5, 9), (3, 3), (2, 3), 1, ((0, 2), (3, 0))),
     "one pixel": ((3, 1, 1), (3, 3), (2, 2), 1, ONE),
     "1x1": ((2, 5, 4), (1, 1), (3, 4), 1, ((0, 0), (0, 0))),
     "stride past the end": ((1, 8, 8), (1, 1), (2, 2), 3, ((0, 0), (0, 0))),
@@ -74,6 +75,28 @@ def test_gradients(case, positions, few, monkeypatch):
         assert np.sum(of_kernel * dk) == pytest.approx(
             np.sum(grad * by_loops(x, dk, stride, padding)), rel=1e-4, abs=1e-3
         )
+
+
+@pytest.mark.parametrize("tiles", [1, 5, 512])
+@pytest.mark.parametrize("case", ["3x3", "one pixel", "uneven padding"])
+def test_with_fewer_multiplications(case, tiles, monkeypatch):
+    """Values and both gradients of maps that are large enough, which none of the others is."""
+    if jax.default_backend() != "cpu":
+        pytest.skip("other devices do not have it")
+    monkeypatch.setattr(winograd, "TILES", tiles)
+    monkeypatch.setattr(winograd, "pays", lambda *_: True)
+    monkeypatch.setattr(convolution, "kernel_gradient", None)  # it is not to be used
+    test_values(case)
+    test_gradients(case, 1024, False, monkeypatch)
+
+
+def test_large_maps_have_fewer_multiplications():
+    if jax.default_backend() != "cpu":
+        pytest.skip("other devices do not have it")
+    x, kernel = jnp.zeros((1, 128, 128, 256)), jnp.zeros((3, 3, 256, 256))
+    program = jax.jit(lambda x, k: conv(x, k, None, 1, ONE)).lower(x, kernel).compile()
+    assert program.cost_analysis()["flops"] < 2 * 9 * 128**2 * 256**2
+    assert " convolution(" not in program.as_text()
 
 
 @pytest.mark.parametrize("rows", [0, 1, 7, 36, 37])
