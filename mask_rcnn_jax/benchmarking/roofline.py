@@ -1,4 +1,4 @@
-"""How long a compiled program would take at the least: an estimate from its text, no measurement.
+"""How long a compiled program would take on a GPU: an estimate from its text, no measurement.
 
 Each instruction takes the longest of: its matrix operations at the device's rate for their
 precision, its bytes at the rate of the memory, and one launch. They run one after the other; time
@@ -126,7 +126,7 @@ def report(estimates: dict[str, dict[str, float]], rows: Sequence[dict[str, Any]
     for device, figures in estimates.items():
         parts = ", ".join(f"{kind} {figures[f'ms_{kind}']}" for kind in KINDS)
         lines.append(
-            f"estimate, not a measurement: {device} at most {figures['images_per_s']} images/s, "
+            f"estimate, not a measurement: {device} {figures['images_per_s']} images/s, "
             f"{figures['ms']} ms ({parts})"
         )
     lines.append(f"costliest that is no product, on {next(iter(estimates))}:")
