@@ -9,8 +9,7 @@ from mask_rcnn_jax.benchmarking.hlo import Array, Instruction, Program, operand_
 
 ALIASES = {"bitcast", "reshape"}  # the same elements under another shape
 PICKING = {"slice", "dynamic-slice", "gather"}  # read a part of their first operand
-# In the name of a library's call: forward, gradient of the input, gradient of the kernel.
-CONVOLUTION = "__cudnn$conv"
+CONVOLUTION = "__cudnn$conv"  # how the names of cuDNN's calls for them begin
 
 
 def moved_bytes(program: Program, computation: str, instruction: Instruction) -> float:
@@ -107,16 +106,14 @@ def matrix_flops(
         for inner in program.computations[instruction.calls].values():
             yield from matrix_flops(program, instruction.calls, inner)
     elif target.startswith(CONVOLUTION) or instruction.opcode == "convolution":
-        yield "convolution", _precision(operands[0], instruction), _conv_flops(
-            target, operands, instruction
-        )  # fmt: skip
+        flops = _conv_flops(target, operands, instruction)
+        yield "convolution", _precision(operands[0], instruction), flops
     elif instruction.opcode == "dot":
         contracted = _numbers(instruction.attribute(r"lhs_contracting_dims=\{([\d,]*)\}"))
         flops = 2 * instruction.arrays[0].size * prod(operands[0].shape[i] for i in contracted)
         yield "matmul", _precision(operands[0], instruction), flops
     elif "gemm" in target or "matmul" in target:
-        found = instruction.attribute(r'"lhs_contracting_dimensions":\[([^\]]*)\]')
-        contracted = _numbers(found)
+        contracted = _numbers(instruction.attribute(r'"lhs_contracting_dimensions":\[([^\]]*)\]'))
         flops = 2 * instruction.arrays[0].size * prod(operands[0].shape[i] for i in contracted)
         yield "matmul", _precision(operands[0], instruction), flops
 
