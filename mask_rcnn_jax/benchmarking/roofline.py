@@ -7,9 +7,9 @@ of the host, collectives and what a cache may spare are not in it. Of the kernel
 one pass over its operands, though it takes several.
 
 Peaks are those of data sheets, which nothing reaches. What counts is the share that long-running
-simple programs have been seen to reach on an H200: about 790 of 989 TFLOP/s in a bfloat16 product of
-two 8192 x 8192 matrices of random numbers, 4.3 of 4.8 TB/s in a copy of gigabytes. The same shares
-are taken for the other devices.
+simple programs have been seen to reach on an H200: about 790 of 989 TFLOP/s in a bfloat16 product
+of two 8192 x 8192 matrices of random numbers, 4.3 of 4.8 TB/s in a copy of gigabytes. The same
+shares are taken for the other devices.
 """
 
 import re
