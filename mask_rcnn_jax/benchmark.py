@@ -9,8 +9,8 @@
 `train` and `infer` run on generated pictures, in steady state; with `--stages` the stages of the
 model are timed too, each alone, and with `--profile DIR` a trace is written and the costliest
 operations are listed. `data` reads and prepares batches. `kernels` needs a GPU. `compile`
-needs none: it compiles the whole training step for GPUs that are not there, prints memory and
-counts, and with `--budgets FILE` fails if one of them is over its budget.
+needs none: it compiles the whole training step for GPUs that are not there, prints memory, counts
+and an estimate of the time, and with `--budgets FILE` fails if one of them is over its budget.
 """
 
 import dataclasses
@@ -28,6 +28,7 @@ from mask_rcnn_jax.benchmarking import (
     gpu_compile,
     kernels,
     profile,
+    roofline,
     stages,
     steps,
 )
@@ -43,6 +44,9 @@ def compile_for(target: str, config, shapes: Sequence[tuple[int, int]], budget_f
         programs.append(program)
         over += budgets.excesses(program, limits)
     print(budgets.table(target, programs), flush=True)
+    for program in programs:
+        print(f"\n{program.images_per_device} images on each of {program.devices} devices")
+        print(roofline.report(program.estimates, program.costliest), flush=True)
     if over:
         raise ValueError(f"over the budget of {budget_file}: " + "; ".join(over))
     figures = [dataclasses.asdict(program) for program in programs]

@@ -10,13 +10,9 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
-from mask_rcnn_jax.benchmarking import inputs
+from mask_rcnn_jax.benchmarking import hlo, inputs, roofline
+from mask_rcnn_jax.benchmarking.hlo import FREE, KERNEL
 from pallas_kernels import check_compile
-
-# Instructions that start no work of their own on the GPU, those of a loop's body are looked at.
-FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional",
-        "call", "after-all", "partition-id", "replica-id", "all-reduce-done"}  # fmt: skip
-KERNEL = "mosaic_gpu_v2"  # what Mosaic GPU kernels are called in a compiled program
 
 
 @dataclass(frozen=True)
@@ -28,6 +24,7 @@ class Program:
     peak_mb: float  # of a device, with parameters and batch; cuDNN's workspace is not in it
     temp_mb: float
     gflop_per_image: float  # forward and backward, of the program before it is optimised
+    gbytes_per_image: float  # through memory, with a loop's as often as it turns
     launches: int  # instructions that start work: fusions, library and custom calls, copies, sorts
     kernels_forward: int  # those of `pallas_kernels`
     kernels_backward: int
@@ -41,6 +38,8 @@ class Program:
     loops: int
     all_reduces: int
     compile_s: float
+    estimates: dict[str, dict[str, float]]  # by device, see `roofline.estimate`
+    costliest: list[dict[str, Any]]  # on the first of them, see `roofline.costliest`
 
 
 def compile_steps(
@@ -67,24 +66,32 @@ def compile_steps(
         compiled = lowered.compile()
         seconds = time.perf_counter() - started
         memory = compiled.memory_analysis()
+        text = compiled.as_text()
+        works = roofline.works(hlo.parse(text))
+        devices_of = roofline.DEVICES[target]
         yield Program(
             images_per_device=images_per_device,
             devices=devices,
             peak_mb=round(memory.peak_memory_in_bytes / 1e6, 1),
             temp_mb=round(memory.temp_size_in_bytes / 1e6, 1),
             gflop_per_image=gflop,
-            **count_instructions(compiled.as_text()),
+            gbytes_per_image=round(roofline.gbytes(works) / images_per_device, 2),
+            **count_instructions(text),
             compile_s=round(seconds, 1),
+            estimates={
+                name: roofline.estimate(works, images_per_device, name) for name in devices_of
+            },
+            costliest=roofline.costliest(works, devices_of[0]),
         )
 
 
-def count_instructions(hlo: str) -> dict[str, int]:
+def count_instructions(text: str) -> dict[str, int]:
     """The counts of `Program` in the text of an optimised XLA program."""
     # Computations that instructions are fused into, or that a reduction applies, are no launches.
-    inner = set(re.findall(r"(?:calls|to_apply)=%?([\w.\-]+)", hlo))
+    inner = set(re.findall(r"(?:calls|to_apply)=%?([\w.\-]+)", text))
     launched, everywhere, calls = Counter(), Counter(), Counter()
     computation = ""
-    for line in hlo.splitlines():
+    for line in text.splitlines():
         if not line.startswith(" "):
             found = re.match(r"(?:ENTRY )?%?([\w.\-]+) ", line)
             computation = found[1] if found else ""

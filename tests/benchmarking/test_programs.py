@@ -49,8 +49,9 @@ ENTRY %main.9 (Arg_0.1: f32[8]) -> f32[8] {
 
 PROGRAM = Program(
     images_per_device=2, devices=1, peak_mb=2100.0, temp_mb=1700.0, gflop_per_image=1500.0,
-    launches=900, kernels_forward=4, kernels_backward=2, convolutions=82, matmuls=120, copies=45,
-    transposes=120, converts=440, sorts=12, scatters=2, loops=0, all_reduces=0, compile_s=50.0,
+    gbytes_per_image=7.5, launches=900, kernels_forward=4, kernels_backward=2, convolutions=82,
+    matmuls=120, copies=45, transposes=120, converts=440, sorts=12, scatters=2, loops=0,
+    all_reduces=0, compile_s=50.0, estimates={"H200": {"ms": 9.0}}, costliest=[{"source": "a"}],
 )  # fmt: skip
 
 
@@ -79,6 +80,7 @@ def test_instructions_are_counted_where_they_start_work():
         ({"any": {"least_kernels_forward": 5}}, "least_kernels_forward is 4"),
         ({"images_2": {"peak_mb": 2000}}, "peak_mb is 2100.0"),
         ({"images_8": {"peak_mb": 2000}}, None),
+        ({"any": {"gbytes_per_image": 7.4}}, "gbytes_per_image is 7.5"),
     ],
 )  # fmt: skip
 def test_what_is_over_its_limit_is_named(limits, expected):
@@ -88,7 +90,11 @@ def test_what_is_over_its_limit_is_named(limits, expected):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("[any]\nlaunch = 3", r"\[any\] has \['launch'\], expected of"), ("any = [", "limits.toml: ")],
+    [
+        ("[any]\nlaunch = 3", r"\[any\] has \['launch'\], expected of"),
+        ("[any]\ncostliest = 3", r"\[any\] has \['costliest'\], expected of"),
+        ("any = [", "limits.toml: "),
+    ],
 )
 def test_a_bad_file_of_limits_is_refused_by_name(tmp_path, text, message):
     path = tmp_path / "limits.toml"
@@ -107,3 +113,4 @@ def test_the_projects_own_limits_can_be_read_and_are_held_by_nothing_absurd():
 def test_the_table_has_a_column_for_each_program():
     text = budgets.table("h100", [PROGRAM, dataclasses.replace(PROGRAM, devices=4, peak_mb=1.5)])
     assert "| devices | 1 | 4 |" in text and "| peak_mb | 2100.0 | 1.5 |" in text
+    assert "estimates" not in text and "costliest" not in text
