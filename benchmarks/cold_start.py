@@ -2,8 +2,8 @@
 
     python benchmarks/cold_start.py --size 832,1344 --repeats 3 --json cold.json
 
-Prints two tables: what the imports take; and the seconds from the start of the process to the end of
-the first training step, and to the end of `infer` with one picture, with a compile cache that is
+Prints two tables: what the imports take; and the seconds from the start of the process to the end
+of the first training step, and to the end of `infer` with one picture, with a compile cache that is
 empty and with the one that this left. The commands are those of a user, with configs/coco.py in
 float32, one picture at a time and generated pictures. Medians of fresh processes; files have been
 read before, so that a disk counts for little.

@@ -52,7 +52,9 @@ def compile_for(target: str, config, shapes: Sequence[tuple[int, int]], budget_f
 def _define_flags() -> None:
     cli.define_config(required=False)
     flags.DEFINE_string("json", None, "A file for the figures, one JSON object.")
-    flags.DEFINE_integer("steps", 20, "Timed steps of train and infer, batches of data.", lower_bound=1)
+    flags.DEFINE_integer(
+        "steps", 20, "Timed steps of train and infer, batches of data.", lower_bound=1
+    )
     flags.DEFINE_bool("stages", False, "Time the stages of train and infer, too.")
     flags.DEFINE_string("profile", None, "A folder for a trace of train or infer.")
     flags.DEFINE_integer(
