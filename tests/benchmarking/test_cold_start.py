@@ -20,3 +20,14 @@ def test_seconds_are_written_with_their_extremes():
 def test_a_command_that_fails_ends_the_benchmark(run):
     with pytest.raises(SystemExit, match="error: prepare ended with 2: error: "):
         run("prepare", "nothing")
+
+
+def test_training_is_ended_after_its_first_step(monkeypatch, tmp_path):
+    (tmp_path / "mask_rcnn_jax").mkdir()
+    (tmp_path / "mask_rcnn_jax" / "train.py").write_text(
+        "import sys, time\n"
+        "print('first step done after 0.1 s', file=sys.stderr, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    monkeypatch.setattr(cold_start, "ROOT", tmp_path)
+    assert 0 < cold_start.until_first_step("train", "--workdir=x") < 300
