@@ -56,12 +56,18 @@ def compile_for(target: str, config, shapes: Sequence[tuple[int, int]], budget_f
 def _define_flags() -> None:
     cli.define_config(required=False)
     flags.DEFINE_string("json", None, "A file for the figures, one JSON object.")
-    flags.DEFINE_integer("steps", 20, "Timed steps of train and infer.", lower_bound=1)
+    flags.DEFINE_integer(
+        "steps", 20, "Timed steps of train and infer, batches of data.", lower_bound=1
+    )
     flags.DEFINE_bool("stages", False, "Time the stages of train and infer, too.")
     flags.DEFINE_string("profile", None, "A folder for a trace of train or infer.")
     flags.DEFINE_integer(
         "pictures", 64, "For data: generated JPEGs; 0 takes config.data.train_json.", lower_bound=0
     )
+    flags.DEFINE_list(
+        "workers", None, "For data: numbers of worker processes, one measured after the other; "
+        "config.data.num_workers if unset.",
+    )  # fmt: skip
     flags.DEFINE_string("only", "", "Kernels and cases whose name has this in it.")
     flags.DEFINE_string("target", "h100", "The GPU to compile for: h100, h200 or a100.")
     flags.DEFINE_list("images", ["2", "8"], "Images a device to compile for.")
@@ -89,7 +95,9 @@ def main(positional: Sequence[str]) -> None:
     elif kind == "data":
         from mask_rcnn_jax.benchmarking import loading  # reads pictures, with other libraries
 
-        figures = loading.run(FLAGS.config, FLAGS.pictures, FLAGS.steps)
+        workers = _counts("workers", FLAGS.workers or [str(FLAGS.config.data.num_workers)], 0)
+        runs = [loading.run(FLAGS.config, FLAGS.pictures, FLAGS.steps, n) for n in workers]
+        figures = {"runs": runs} if len(runs) > 1 else runs[0]
         print(json.dumps(figures, indent=1), flush=True)
     else:
         run = {"train": steps.train, "infer": steps.infer}[kind]
@@ -106,10 +114,10 @@ def main(positional: Sequence[str]) -> None:
         raise ValueError("; ".join(f"{k}: {v}" for k, v in figures["failures"].items()))
 
 
-def _counts(flag: str, texts: Sequence[str]) -> list[int]:
+def _counts(flag: str, texts: Sequence[str], least: int = 1) -> list[int]:
     for text in texts:
-        if not text.isdigit() or int(text) < 1:
-            raise ValueError(f"--{flag} has {text!r}, expected whole numbers from 1")
+        if not text.isdigit() or int(text) < least:
+            raise ValueError(f"--{flag} has {text!r}, expected whole numbers from {least}")
     return [int(text) for text in texts]
 
 

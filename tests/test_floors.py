@@ -16,7 +16,7 @@ LEAN = ["ops", "models", "training/step.py", "training/optim.py", "training/loss
         "benchmarking"]  # fmt: skip
 LEAN_IMPORTS = {"jax", "flax", "optax", "numpy", "jaxtyping", "mask_rcnn_jax", "pallas_kernels",
                 "collections", "contextlib", "dataclasses", "functools", "typing", "math", "re",
-                "time", "tomllib", "pathlib"}  # fmt: skip
+                "time", "tomllib", "pathlib", "os", "resource", "sys"}  # fmt: skip
 NOT_LEAN = ["loading.py"]  # reads pictures
 
 

@@ -1,5 +1,7 @@
 """What a device can do at most, from its data sheet, and how long something takes on it."""
 
+import resource
+import sys
 import time
 from collections.abc import Callable
 
@@ -28,6 +30,12 @@ def describe() -> dict[str, str | int]:
         "jax": jax.__version__,
         "date": time.strftime("%Y-%m-%d"),
     }
+
+
+def peak_rss_mb() -> float:
+    """The most memory that this process has held so far, in MB."""
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6, 1)
 
 
 def time_calls(function: Callable, *args, repeats: int = 20, budget_s: float = 2.0) -> list[float]:

@@ -92,6 +92,15 @@ def lower_step(
     return traced.lower(lowering_platforms=platform and (platform,))
 
 
+def lower_predict(config: Mapping[str, Any], mesh: Mesh, batch_size: int) -> jax.stages.Lowered:
+    """The prediction for abstract arguments on the devices of `mesh`."""
+    model = recipe_model(config)
+    predict = make_predict_step(model, mesh, **predict_options(config.eval))
+    variables = _placed(abstract_variables(model), mesh, P())
+    batch = _placed(abstract_batch(config, batch_size, model.num_classes), mesh, P("data"))
+    return predict.lower(variables, batch)
+
+
 def train_flops(config: Mapping[str, Any]) -> float:
     """Floating-point operations of a training step on one image.
 
@@ -105,12 +114,7 @@ def train_flops(config: Mapping[str, Any]) -> float:
 
 def infer_flops(config: Mapping[str, Any]) -> float:
     """The same of a prediction."""
-    config, mesh = _plain(config), _one_cpu()
-    model = recipe_model(config)
-    predict = make_predict_step(model, mesh, **predict_options(config.eval))
-    variables = _placed(abstract_variables(model), mesh, P())
-    batch = _placed(abstract_batch(config, 1, model.num_classes), mesh, P("data"))
-    return predict.lower(variables, batch).cost_analysis()["flops"]
+    return lower_predict(_plain(config), _one_cpu(), 1).cost_analysis()["flops"]
 
 
 def _plain(config):
@@ -131,9 +135,16 @@ def _placed(tree, mesh: Mesh, spec: P):
 
 
 def synthetic_batch(
-    config: Mapping[str, Any], batch_size: int, num_classes: int, seed: int = 0
+    config: Mapping[str, Any],
+    batch_size: int,
+    num_classes: int,
+    seed: int = 0,
+    objects: int = OBJECTS,
 ) -> Batch:
-    """Noise with `OBJECTS` ellipses an image, at their true sizes in COCO's range; landscape."""
+    """Noise with ellipses on it, at their true sizes in COCO's range; landscape.
+
+    objects: ellipses an image, `data.max_instances` at most.
+    """
     options = example_options(config.data)
     height, width = canvas_size(options)
     rng = np.random.default_rng(seed)
@@ -143,7 +154,7 @@ def synthetic_batch(
         image_sizes=np.tile(np.int32([height, width]), (batch_size, 1)),
         scales=np.ones((batch_size, 2), np.float32),
         image_index=np.arange(batch_size, dtype=np.int32),
-        targets=_ellipses(rng, options, batch_size, (height, width), num_classes),
+        targets=_ellipses(rng, options, batch_size, (height, width), num_classes, objects),
     )
 
 
@@ -159,8 +170,9 @@ def _ellipses(
     batch: int,
     canvas: tuple[int, int],
     num_classes: int,
+    objects: int,
 ) -> Targets:
-    count = min(OBJECTS, options.max_instances)
+    count = min(objects, options.max_instances)
     rows, side = options.max_instances, options.mask_size
     limit = np.float32([canvas[1], canvas[0]])
     centre = rng.uniform(0.1, 0.9, (batch, count, 2)) * limit

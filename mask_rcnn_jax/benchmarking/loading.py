@@ -1,7 +1,6 @@
 """How fast pictures become batches."""
 
 import json
-import resource
 import tempfile
 import time
 from collections.abc import Mapping
@@ -11,7 +10,7 @@ from typing import Any
 import cv2
 import numpy as np
 
-from mask_rcnn_jax.benchmarking import devices
+from mask_rcnn_jax.benchmarking import devices, process_tree
 from mask_rcnn_jax.data.coco import load_coco
 from mask_rcnn_jax.data.loader import TrainLoader
 from mask_rcnn_jax.data.options import canvas_size, example_options
@@ -21,47 +20,55 @@ HEIGHT, WIDTH, OBJECTS = 480, 640, 7  # of a generated picture: COCO's most freq
 JPEG_QUALITY = 90  # about 2 bits a pixel with noise as below, as in COCO
 
 
-def run(config: Mapping[str, Any], pictures: int, batches: int) -> dict[str, Any]:
-    """Images per second of the training loader with `data.num_workers` processes (0: threads).
+def run(config: Mapping[str, Any], pictures: int, batches: int, workers: int) -> dict[str, Any]:
+    """Images per second of the training loader with `workers` processes (0: threads).
 
     pictures: how many JPEGs are generated to read from; 0 reads `data.train_json`. The batch is
-    `train.batch_size`. `images_per_s_per_core` divides by the CPU seconds used; None with worker
-    processes, whose seconds are not seen.
+    `train.batch_size`. `images_per_s_per_core` divides by the CPU seconds that all processes used;
+    memory is that of all of them, the most after any batch, and after a third and all of them.
     """
     if not pictures:
-        return _measure(config, config.data.train_json, config.data.train_images, batches)
+        return _measure(config, config.data.train_json, config.data.train_images, batches, workers)
     with tempfile.TemporaryDirectory() as folder:
-        return _measure(config, write_pictures(Path(folder), pictures), folder, batches)
+        json_path = write_pictures(Path(folder), pictures)
+        return _measure(config, json_path, folder, batches, workers)
 
 
-def _measure(config: Mapping[str, Any], json_path, image_dir, batches: int) -> dict[str, Any]:
+def _measure(
+    config: Mapping[str, Any], json_path: str | Path, image_dir: str, batches: int, workers: int
+) -> dict[str, Any]:
     options = example_options(config.data)
     dataset = load_coco(json_path, image_dir, bad_annotations=config.data.bad_annotations)
     loader = TrainLoader(
         dataset, options, seed=0, start_step=0, batch_size=config.train.batch_size,
-        num_workers=config.data.num_workers,
+        num_workers=workers,
     )  # fmt: skip
-    for _ in range(WARM_UP):
+    for _ in range(WARM_UP * (1 + workers)):  # each worker has two batches ready
         next(loader)
-    times, last, cpu = [], time.perf_counter(), time.process_time()
+    processes = process_tree.family()
+    times, memory, cpu = [], [], process_tree.cpu_seconds(processes)
+    last = time.perf_counter()
     for _ in range(batches):
         next(loader)
+        memory.append(process_tree.rss_mb(processes))
         now = time.perf_counter()
         times.append(now - last)
         last = now
-    cpu = time.process_time() - cpu
+    cpu = process_tree.cpu_seconds(processes) - cpu
     loader.close()
     images = config.train.batch_size * batches
     return {
         "jax": devices.describe()["jax"],
         "date": devices.describe()["date"],
         "batch_size": config.train.batch_size,
-        "num_workers": config.data.num_workers,
+        "num_workers": workers,
         "image_size": list(canvas_size(options)),
         "images_per_s": round(images / sum(times), 1),
         **{f"{name}_per_batch": value for name, value in devices.summary(times).items()},
-        "images_per_s_per_core": None if config.data.num_workers else round(images / cpu, 1),
-        "peak_memory_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3, 1),
+        "images_per_s_per_core": round(images / cpu, 1) if cpu else None,
+        "peak_memory_mb": max(memory),
+        "memory_mb_after_third": memory[(batches - 1) // 3],
+        "memory_mb_at_end": memory[-1],
     }
 
 

@@ -21,17 +21,23 @@ from mask_rcnn_jax.training.step import (
 WARM_UP = 3  # calls that are not timed
 
 
-def train(config: Mapping[str, Any], calls: int, profile_dir: str | None = None) -> dict[str, Any]:
+def train(
+    config: Mapping[str, Any],
+    calls: int,
+    profile_dir: str | None = None,
+    objects: int = inputs.OBJECTS,
+) -> dict[str, Any]:
     """Steady state of the recipe's step at `train.batch_size`, over all devices.
 
-    profile_dir: a folder for a trace of some more steps.
+    profile_dir: a folder for a trace of some more steps. objects: of an image.
     """
     mesh, model = make_mesh(), inputs.recipe_model(config)
     variables = init_variables(model, config.train.seed)
     step, tx = inputs.recipe_step(config, model, variables["params"], mesh, config.train.batch_size)
     state = replicate(inputs.fresh_state(variables, tx), mesh)
     batch_size = config.train.batch_size
-    batch = shard_batch(inputs.synthetic_batch(config, batch_size, model.num_classes), mesh)
+    batch = inputs.synthetic_batch(config, batch_size, model.num_classes, objects=objects)
+    batch = shard_batch(batch, mesh)
     compiled, compile_s = _compile(step, state, batch)
 
     def call():
@@ -40,7 +46,9 @@ def train(config: Mapping[str, Any], calls: int, profile_dir: str | None = None)
         return metrics
 
     times = _steady(call, calls)
-    figures = _report(config, times, batch_size, compiled, compile_s, inputs.train_flops(config))
+    rss = devices.peak_rss_mb()  # before the program is lowered again, for its operations
+    flops = inputs.train_flops(config)
+    figures = _report(config, times, batch_size, compiled, compile_s, rss, flops)
     return figures | _profiled(call, compiled, profile_dir)
 
 
@@ -54,7 +62,9 @@ def infer(config: Mapping[str, Any], calls: int, profile_dir: str | None = None)
     compiled, compile_s = _compile(predict, variables, batch)
     call = partial(compiled, variables, batch)
     times = _steady(call, calls)
-    figures = _report(config, times, batch_size, compiled, compile_s, inputs.infer_flops(config))
+    rss = devices.peak_rss_mb()
+    flops = inputs.infer_flops(config)
+    figures = _report(config, times, batch_size, compiled, compile_s, rss, flops)
     return figures | _profiled(call, compiled, profile_dir)
 
 
@@ -90,9 +100,14 @@ def _report(
     batch_size: int,
     compiled: jax.stages.Compiled,
     compile_s: float,
+    rss: float,
     flops_per_image: float,
 ) -> dict[str, Any]:
-    """The figures of one benchmark; those that the device does not tell are None."""
+    """The figures of one benchmark; those that the device does not tell are None.
+
+    `peak_memory_mb` is the device's. `peak_rss_mb` is the process's, on the host; on a CPU it is
+    all there is to know, and holds Python, the libraries and what compiling took.
+    """
     summary = devices.summary(times)
     images_per_s = batch_size / (summary["ms"] / 1e3)
     peak = devices.peak(config.train.precision)
@@ -112,6 +127,7 @@ def _report(
         "compile_s": round(compile_s, 1),
         "planned_peak_memory_mb": round(planned.peak_memory_in_bytes / 1e6, 1),
         "peak_memory_mb": round(memory["peak_bytes_in_use"] / 1e6, 1) if memory else None,
+        "peak_rss_mb": rss,
         "gflop_per_image": round(flops_per_image / 1e9, 1),
         "percent_of_peak": peak
         and round(100 * flops_per_image * images_per_s / jax.device_count() / peak, 1),

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
-from mask_rcnn_jax.ops.anchors import anchor_grid, cell_index
+from mask_rcnn_jax.ops.anchors import anchor_sides, boxes_between
 
 STRIDES = (4, 8, 16, 32, 64)
 
@@ -42,9 +43,13 @@ class Frame:
             return None
         exists = []
         for stride in STRIDES:
-            row, column = cell_index(self.canvas, stride, anchors_per_cell)
-            rows, columns = self.cells(stride)
-            exists.append((row < rows) & (column < columns))
+            whole = [-(-side // stride) for side in self.canvas]
+            row, column = (
+                jnp.arange(count) < inside
+                for count, inside in zip(whole, self.cells(stride), strict=True)
+            )
+            cells = row[:, None] & column[None]
+            exists.append(jnp.repeat(cells.reshape(-1), anchors_per_cell))
         return exists
 
     def anchors(
@@ -56,7 +61,7 @@ class Frame:
         rounding: str,
         offset: float,
         stride: str,
-    ) -> list[jax.Array | np.ndarray]:
+    ) -> list[jax.Array]:
         """Anchors per level, [A_l, 4], of the whole canvas, as `ops.anchors.anchor_grid` has them.
 
         stride: "level" sets them 4, 8, .. 64 pixels apart; "map" divides the pixels that count by
@@ -64,19 +69,22 @@ class Frame:
         """
         if stride not in ("level", "map"):
             raise ValueError(f"model.anchor_stride is {stride!r}, expected 'level' or 'map'")
-        grid = anchor_grid(
+        sides = anchor_sides(
             self.canvas, strides=STRIDES, sizes=sizes, shapes=shapes, centre=centre,
             rounding=rounding, offset=offset,
         )  # fmt: skip
-        if stride == "level" or self.extent is None:
-            return grid
-        moved = []
-        for level_stride, boxes in zip(STRIDES, grid, strict=True):
-            extra = self.extent // self.cells(level_stride) - level_stride  # [2] (y, x)
-            row, column = cell_index(self.canvas, level_stride, len(shapes))
-            y, x = (row + centre) * extra[0], (column + centre) * extra[1]
-            moved.append(boxes + jnp.stack([x, y, x, y], axis=-1).astype(jnp.float32))
-        return moved
+        if stride == "map" and self.extent is not None:
+            for level, (x, y) in enumerate(sides):
+                extra = self.extent // self.cells(STRIDES[level]) - STRIDES[level]  # [2] (y, x)
+                sides[level] = _spread(x, extra[1], centre), _spread(y, extra[0], centre)
+        # XLA is to make them once, and not anew for every ground-truth box that they are held to.
+        return lax.optimization_barrier([boxes_between(x, y) for x, y in sides])
+
+
+def _spread(sides: np.ndarray, extra: jax.Array, centre: float) -> jax.Array:
+    """The sides [cells, shapes, 2] of anchors whose cells are `extra` pixels larger."""
+    moved = (np.arange(len(sides), dtype=np.float32) + centre) * extra.astype(jnp.float32)
+    return sides + moved[:, None, None]
 
 
 def make_frame(canvas: tuple[int, int], image_sizes: jax.Array, pad_multiple: int) -> Frame:

@@ -4,7 +4,6 @@ from functools import partial, wraps
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import linen as nn
 from flax import struct
 from jax import lax
@@ -235,7 +234,7 @@ class MaskRCNN(nn.Module):
         x = jnp.where(inside[..., None], x, 0.0)
         return self.fpn(self.backbone(x, train, frame), frame), frame
 
-    def anchors(self, frame: Frame) -> list[jax.Array | np.ndarray]:
+    def anchors(self, frame: Frame) -> list[jax.Array]:
         """Anchors per level, [A_l, 4], of the whole canvas."""
         return frame.anchors(
             self.anchor_sizes, self.anchor_shapes, centre=self.anchor_centre,

@@ -1,8 +1,15 @@
-"""The grid of anchor boxes, made on the host: it depends on the canvas alone."""
+"""The grid of anchor boxes, which depends on the canvas alone.
+
+All anchors of a row or a column of cells have two sides in common. Those are worked out on the
+host, a few kilobytes; the boxes are put together from them in the program, which would otherwise
+carry megabytes of constants.
+"""
 
 from collections.abc import Sequence
 
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 
 ROUNDINGS = ("none", "half_sides", "base_window")
 
@@ -16,7 +23,7 @@ def anchor_grid(
     centre: float = 0.5,
     rounding: str = "none",
     offset: float = 0.0,
-) -> list[np.ndarray]:
+) -> list[Float[Array, "A_l 4"]]:
     """Anchors of every pyramid level, `[x1, y1, x2, y2]` in pixels of the canvas.
 
     Args:
@@ -35,21 +42,54 @@ def anchor_grid(
         One float32 [A_l, 4] per level, ordered by (row, column, shape). Anchors that reach over
         the edge of the canvas are kept as they are.
     """
+    sides = anchor_sides(
+        image_size, strides=strides, sizes=sizes, shapes=shapes, centre=centre, rounding=rounding,
+        offset=offset,
+    )  # fmt: skip
+    return [boxes_between(x, y) for x, y in sides]
+
+
+def anchor_sides(
+    image_size: tuple[int, int],
+    *,
+    strides: Sequence[int],
+    sizes: Sequence[float],
+    shapes: Sequence[tuple[float, float]],
+    centre: float,
+    rounding: str,
+    offset: float,
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Where the anchors of `anchor_grid` begin and end, per level along x and along y.
+
+    float32 [columns, shapes, 2] and [rows, shapes, 2].
+    """
     if len(strides) != len(sizes):
         raise ValueError(
             f"{len(strides)} anchor strides but {len(sizes)} sizes, expected one per level"
         )
     if rounding not in ROUNDINGS:
         raise ValueError(f"model.anchor_rounding is {rounding!r}, expected one of {ROUNDINGS}")
+    height, width = image_size
     levels = []
     for stride, size in zip(strides, sizes, strict=True):
         half = _half_sides(np.asarray(shapes, np.float64), stride, size, rounding)
-        corners = np.concatenate([-half, half - offset], axis=-1)  # [shapes, 4]
-        rows, columns = cell_index(image_size, stride, 1)
-        centres = np.stack([columns, rows] * 2, axis=-1) * stride + centre * stride
-        boxes = centres[:, None, :] + corners[None]
-        levels.append(boxes.reshape(-1, 4).astype(np.float32))
+        ends = np.stack([-half, half - offset], axis=-1)  # [shapes, (x, y), (begin, end)]
+        along = []
+        for axis, side in enumerate((width, height)):
+            centres = np.arange(-(-side // stride)) * stride + centre * stride
+            along.append((centres[:, None, None] + ends[None, :, axis]).astype(np.float32))
+        levels.append(tuple(along))
     return levels
+
+
+def boxes_between(
+    x: Float[Array | np.ndarray, "columns shapes 2"], y: Float[Array | np.ndarray, "rows shapes 2"]
+) -> Float[Array, "A_l 4"]:
+    """The boxes of one level from their sides."""
+    grid = (len(y), *x.shape[:2])
+    x, y = x[None], y[:, None]
+    sides = [jnp.broadcast_to(along[..., end], grid) for end in (0, 1) for along in (x, y)]
+    return jnp.stack(sides, axis=-1).reshape(-1, 4)
 
 
 def cell_index(

@@ -51,6 +51,7 @@ def test_figures_of_the_steps():
         assert 0 < figures["ms_per_step_25"] <= figures["ms_per_step"] <= figures["ms_per_step_75"]
         assert figures["planned_peak_memory_mb"] > 0 and figures["image_size"] == [64, 64]
         assert figures["peak_memory_mb"] is None and figures["percent_of_peak"] is None  # of a CPU
+        assert figures["peak_rss_mb"] > 100
     # A step does the work of a prediction forward, and about twice that backward.
     assert 2 < train["gflop_per_image"] / infer["gflop_per_image"] < 5
 
@@ -79,6 +80,11 @@ def test_times_of_calls():
     times = devices.time_calls(jax.jit(lambda x: x + 1), jnp.zeros(3), repeats=5, budget_s=0.2)
     assert 3 <= len(times) <= 5 and min(times) > 0
     assert devices.summary([1e-3, 2e-3, 3e-3]) == {"ms": 2.0, "ms_25": 1.5, "ms_75": 2.5}
+
+
+def test_peak_memory_of_the_process_is_in_megabytes():
+    held = np.ones(25_000_000)  # 200 MB
+    assert held.nbytes / 1e6 < devices.peak_rss_mb() < 50_000
 
 
 @pytest.mark.gpu

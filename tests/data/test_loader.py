@@ -5,6 +5,7 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
+from grain.multiprocessing import SharedMemoryArray
 
 from mask_rcnn_jax.data.coco import load_coco
 from mask_rcnn_jax.data.loader import EvalLoader, TrainLoader, canvas_buckets
@@ -235,6 +236,8 @@ def test_worker_processes_give_the_same_batches(dataset, options):
     workers = train_batches(dataset, 6, options, workers=2)
     for (a,), (b,) in zip(threads, workers, strict=True):
         assert_tree_close(a, b)
+        handed_over = b.images, b.targets.boxes, b.targets.masks
+        assert all(isinstance(array, SharedMemoryArray) for array in handed_over)
 
 
 def test_objects_beyond_max_instances_are_counted_and_logged_once(coco_files, caplog):

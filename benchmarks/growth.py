@@ -1,0 +1,157 @@
+"""How the time and the memory of a step grow with whatever may become large.
+
+    python benchmarks/growth.py --mode train --size 512,768 --steps 5 --json growth.json
+    python benchmarks/growth.py --mode infer --axes images,classes
+
+One thing at a time differs from the base, which is configs/coco.py in float32 with one picture, 10
+objects, 80 classes. Each point runs in a process of its own, so that its peak memory is its own.
+Prints a table: median milliseconds, how many times the base's, the memory that XLA plans for the
+program, the most that the process held (Python, libraries and compiling too), and the operations.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+SIZES = ((256, 384), (512, 768), (832, 1344))
+ROOM = 100  # rows for objects, more where there are more objects
+
+
+def axes(mode: str) -> dict[str, dict[Any, dict[str, Any]]]:
+    """Name -> value -> what it changes, for all that matters to `mode`."""
+    kind = {"train": "train", "infer": "test"}[mode]
+    batch = {"train": "train", "infer": "eval"}[mode]
+
+    def entry(name, *values):
+        return {value: {name: value} for value in values}
+
+    found = {
+        "images": entry(f"{batch}.batch_size", 1, 2, 4),
+        "size": {"x".join(map(str, size)): {"data.image_size": size} for size in SIZES},
+        "candidates": entry(f"model.pre_nms_topk_{kind}", 500, 1000, 2000, 4000),
+        "proposals": entry(f"model.post_nms_topk_{kind}", 250, 500, 1000, 2000),
+        "classes": entry("model.num_classes", 1, 80, 1000),
+    }
+    if mode == "train":
+        found["rois"] = entry("model.rois_per_image", 128, 256, 512, 1024)
+        found["objects"] = {
+            count: {"objects": count, "data.max_instances": max(count, ROOM)}
+            for count in (1, 10, 100, 500)
+        }
+    else:
+        found["detections"] = entry("eval.detections_per_image", 25, 50, 100, 200, 400)
+    return found
+
+
+def base(mode: str, size: tuple[int, int]) -> dict[str, Any]:
+    """The point that all others differ from in one thing."""
+    from_recipe = {
+        "train": {"train.batch_size": 1, "model.pre_nms_topk_train": 2000,
+                  "model.post_nms_topk_train": 1000, "model.rois_per_image": 512},
+        "infer": {"eval.batch_size": 1, "model.pre_nms_topk_test": 1000,
+                  "model.post_nms_topk_test": 1000, "eval.detections_per_image": 100},
+    }  # fmt: skip
+    common = {"train.precision": "float32", "data.image_size": size, "data.max_instances": ROOM,
+              "model.num_classes": 80, "objects": 10}  # fmt: skip
+    return common | from_recipe[mode]
+
+
+def points(mode: str, size: tuple[int, int], wanted: list[str]) -> list[tuple[str, dict[str, Any]]]:
+    """The name of each row and what is run for it; the base first, and then not again."""
+    start = base(mode, size)
+    rows = [("base", start)]
+    for axis in wanted:
+        for value, change in axes(mode)[axis].items():
+            if start | change != start:
+                rows.append((f"{axis} {value}", start | change))
+    return rows
+
+
+def main(arguments: argparse.Namespace) -> None:
+    known = axes(arguments.mode)
+    wanted = arguments.axes.split(",") if arguments.axes else list(known)
+    size = tuple(int(side) for side in arguments.size.split(","))
+    if unknown := set(wanted) - set(known):
+        raise SystemExit(f"error: --axes has {sorted(unknown)}, expected of {sorted(known)}")
+    started, rows, first = time.strftime("%Y-%m-%d"), [], None
+    print("\n".join(header(arguments.mode)), flush=True)
+    for name, point in points(arguments.mode, size, wanted):
+        figures = measure(arguments.mode, point, arguments.steps)
+        first = first or figures
+        rows.append({"name": name, "point": point, **figures})
+        print(line(name, figures, first), flush=True)
+    if arguments.json:
+        report = {"mode": arguments.mode, "date": started, "rows": rows}
+        Path(arguments.json).write_text(json.dumps(report, indent=1) + "\n")
+    if failed := [row["name"] for row in rows if "failed" in row]:
+        raise SystemExit(f"error: failed: {', '.join(failed)}")
+
+
+def measure(mode: str, point: dict[str, Any], steps: int) -> dict[str, Any]:
+    """What `mask_rcnn_jax.benchmark` says of it, or why there is nothing to say."""
+    problem = json.dumps({"mode": mode, "point": point, "steps": steps})
+    command = [sys.executable, __file__, "--worker", problem]
+    done = subprocess.run(command, text=True, capture_output=True, cwd=HERE.parent)
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:] or [""]
+        return {"failed": f"exit code {done.returncode} {last[0]}".strip()}
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def header(mode: str) -> list[str]:
+    names = [mode, "ms", "quartiles", "times base", "planned MB", "process MB", "GFLOP an image"]
+    return [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+
+
+def line(name: str, figures: dict[str, Any], first: dict[str, Any]) -> str:
+    """A row of the table; the base is `first`."""
+    if "failed" in figures:
+        return f"| {name} | {figures['failed']} | | | | | |"
+    ms, base_ms = figures["ms_per_step"], first.get("ms_per_step")
+    cells = [
+        name,
+        f"{ms:.0f}",
+        f"{figures['ms_per_step_25']:.0f} to {figures['ms_per_step_75']:.0f}",
+        f"{ms / base_ms:.2f}" if base_ms else "",
+        f"{figures['planned_peak_memory_mb']:,.0f}",
+        f"{figures['peak_rss_mb']:,.0f}",
+        f"{figures['gflop_per_image']:,.0f}",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def work(problem: dict[str, Any]) -> None:
+    """One point, in a process of its own."""
+    from mask_rcnn_jax.benchmarking import steps
+    from mask_rcnn_jax.training.run import load_config
+
+    overrides = dict(problem["point"])
+    objects = overrides.pop("objects")
+    overrides["data.image_size"] = tuple(overrides["data.image_size"])
+    config = load_config(HERE.parent / "configs" / "coco.py", overrides)
+    if problem["mode"] == "train":
+        figures = steps.train(config, problem["steps"], objects=objects)
+    else:
+        figures = steps.infer(config, problem["steps"])
+    print(json.dumps(figures))
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--mode", default="train", choices=["train", "infer"])
+    parser.add_argument("--size", default="512,768", help="height,width of the base's canvas")
+    parser.add_argument("--axes", help="some of them, with commas between; all if left out")
+    parser.add_argument("--steps", type=int, default=5, help="timed steps of each point")
+    parser.add_argument("--json", help="a file for the figures")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    parsed = parse()
+    work(json.loads(parsed.worker)) if parsed.worker else main(parsed)
