@@ -5,18 +5,29 @@ the slow ones too, `--gpu` everything but the slow ones on the GPU, with the tes
 """
 
 import os
+import shutil
 import sys
+import tempfile
 
 import pytest
 
 if "--gpu" not in sys.argv:
     # Before anything imports jax, and inherited by the commands that tests start.
     os.environ["JAX_PLATFORMS"] = "cpu"
-    # Compiling takes most of the time of the tests, and optimising most of that of compiling.
-    flags = os.environ.get("XLA_FLAGS", "")
-    os.environ["XLA_FLAGS"] = f"{flags} --xla_backend_optimization_level=0".strip()
 
 import jax  # noqa: E402
+
+# Compiling takes most of the time of the tests. What one process of them compiled, the others take
+# from a folder.
+CACHE = None if "JAX_COMPILATION_CACHE_DIR" in os.environ else tempfile.mkdtemp(prefix="compiled")
+if CACHE:
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = CACHE
+    jax.config.update("jax_compilation_cache_dir", CACHE)
+if "--gpu" not in sys.argv:
+    quick = "--xla_backend_optimization_level=0"
+    if jax.__version_info__ < (0, 11):
+        quick += " --xla_cpu_use_fusion_emitters=false"  # the newer ones take twice the time
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {quick}".strip()
 
 # Two devices, so that every sharded code path really shards.
 jax.config.update("jax_num_cpu_devices", 2)
@@ -29,6 +40,11 @@ def forget_compiled_programs():
     """Those of a file of tests are of no use to the next, and all together take gigabytes."""
     yield
     jax.clear_caches()
+
+
+def pytest_unconfigure():
+    if CACHE:
+        shutil.rmtree(CACHE, ignore_errors=True)
 
 
 def pytest_addoption(parser):

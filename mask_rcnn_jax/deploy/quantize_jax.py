@@ -14,7 +14,7 @@ import numpy as np
 from flax import linen as nn
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from mask_rcnn_jax.models.conv import Conv, UpConv
+from mask_rcnn_jax.models.conv import Conv, Dense, UpConv
 
 # As in the int8 ONNX model.
 FLOAT_LAYERS = ("objectness_logits", "anchor_deltas", "cls_score", "bbox_pred", "mask_predictor")
@@ -88,7 +88,7 @@ def quantize_jax(
 def _quantised_path(context: nn.module.InterceptorContext) -> str:
     """The path of the layer that is being called, or "" if it stays as it is."""
     layer = context.module
-    kinds = (Conv, nn.Dense, UpConv)
+    kinds = (Conv, Dense, UpConv)
     if context.method_name != "__call__" or not isinstance(layer, kinds):
         return ""
     return "" if layer.name in FLOAT_LAYERS else "/".join(layer.path)

@@ -1,4 +1,4 @@
-"""Convolutions in the form that runs fastest, forward and backward."""
+"""Convolutions and products in the form that runs fastest, forward and backward."""
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +47,7 @@ class Conv(nn.Module):
             kernel = kernel * scale[None, None, None]
             bias = shift if bias is None else bias * scale + shift
         y = self._convolve(x.astype(self.dtype), kernel.astype(self.dtype), live)
-        return y if bias is None else y + bias.astype(self.dtype)[None, None, None]
+        return y if bias is None else add_bias(y, bias)
 
     def _convolve(self, x: jax.Array, kernel: jax.Array, live: jax.Array | None) -> jax.Array:
         """1x1 kernels as a matrix product.
@@ -84,9 +84,35 @@ class UpConv(nn.Module):
         shape = (2, 2, self.features, channels)
         kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
         bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
-        x, kernel, bias = nn.dtypes.promote_dtype(x, kernel, bias, dtype=self.dtype)
-        y = conv(x, kernel.reshape(-1, channels).T[None, None], live, 1, ((0, 0), (0, 0)))
-        return y.reshape(*x.shape[:3], 2, 2, self.features) + bias[None, None, None, None, None]
+        kernel = kernel.astype(self.dtype).reshape(-1, channels).T[None, None]
+        y = conv(x.astype(self.dtype), kernel, live, 1, ((0, 0), (0, 0)))
+        return add_bias(y.reshape(*x.shape[:3], 2, 2, self.features), bias)
+
+
+class Dense(nn.Module):
+    """A fully connected layer with the parameters of `nn.Dense`, float32."""
+
+    features: int
+    kernel_init: nn.initializers.Initializer
+    bias_init: nn.initializers.Initializer
+    dtype: DTypeLike | None = None  # None: of x and the kernel
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[.., C] to [.., features]."""
+        kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.features), jnp.float32)
+        bias = self.param("bias", self.bias_init, (self.features,), jnp.float32)
+        x, kernel = nn.dtypes.promote_dtype(x, kernel, dtype=self.dtype)
+        return add_bias(x @ kernel, bias)
+
+
+def add_bias(x: jax.Array, bias: jax.Array) -> jax.Array:
+    """[.., features] in the dtype of x, and a bias in float32.
+
+    Added in float32, so that the bias's gradient is summed in float32: over a million positions in
+    bfloat16, which GPUs of the Hopper generation would do, it would stop growing.
+    """
+    return (x + jnp.expand_dims(bias, range(x.ndim - 1))).astype(x.dtype)
 
 
 def pixel_shuffle(x: jax.Array) -> jax.Array:

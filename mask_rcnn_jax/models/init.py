@@ -5,6 +5,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.typing import DTypeLike
 
+from mask_rcnn_jax.models.conv import Dense
+
 he_fan_out = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
 # The kernel of an up-convolution is [2, 2, out, in].
 he_fan_out_up = nn.initializers.variance_scaling(2.0, "fan_out", "normal", in_axis=3, out_axis=2)
@@ -38,5 +40,4 @@ def dense(
             return jax.random.uniform(key, shape, dtype, -bound, bound)
 
     kernel_init = fan_init(init) if isinstance(init, str) else init
-    layer = nn.Dense(features, kernel_init=kernel_init, bias_init=bias_init, dtype=dtype, name=name)
-    return layer(x)
+    return Dense(features, kernel_init, bias_init, dtype, name=name)(x)

@@ -26,6 +26,8 @@ from tests.helpers import shared
 
 XYXY = [1, 0, 3, 2]  # from y1, x1, y2, x2
 EVERYTHING = 100_000
+# More proposals than any recipe has: without optimisation they take longer to sort out.
+OPTIMISED = {"xla_backend_optimization_level": 1}
 
 
 def golden(name):
@@ -89,7 +91,10 @@ def stages(variables, inputs):
         return pyramid, logits, deltas, proposals, roi_features[:, :8], model.box_head(roi_features)
 
     model = build_model(their_config().model)
-    outputs = jax.jit(lambda v, *args: model.apply(v, *args, method=run))(variables, *inputs)
+    run_all = jax.jit(
+        lambda v, *args: model.apply(v, *args, method=run), compiler_options=OPTIMISED
+    )
+    outputs = run_all(variables, *inputs)
     names = ("pyramid", "logits", "deltas", "proposals", "roi_features", "box_head")
     return dict(zip(names, jax.device_get(outputs), strict=True))
 
@@ -148,7 +153,10 @@ def test_box_head(stages, order):
 
 def test_detections(variables, inputs):
     model, options = build_model(their_config().model), predict_options(their_config().eval)
-    predict = jax.jit(lambda v, *args: model.apply(v, *args, method="predict", **options))
+    predict = jax.jit(
+        lambda v, *args: model.apply(v, *args, method="predict", **options),
+        compiler_options=OPTIMISED,
+    )
     found, expected = jax.device_get(predict(variables, *inputs)), golden("eval")
     np.testing.assert_array_equal(found.valid.sum(axis=1), expected["num_detections"])
     np.testing.assert_allclose(found.scores, expected["detection_scores"], atol=1e-4)
@@ -197,7 +205,8 @@ def training(variables, inputs):
     with pytest.MonkeyPatch.context() as patch:
         sampling = SimpleNamespace(match_rois=matching.match_rois, sample=_highest_rows)
         patch.setattr(roi_heads, "matching", sampling)
-        grads, (outputs, terms) = jax.jit(jax.grad(loss_fn, has_aux=True))(variables["params"])
+        gradient = jax.jit(jax.grad(loss_fn, has_aux=True), compiler_options=OPTIMISED)
+        grads, (outputs, terms) = gradient(variables["params"])
     return jax.device_get((outputs, terms, grads))
 
 

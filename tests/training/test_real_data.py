@@ -31,11 +31,10 @@ COCO128 = ("data/coco128/annotations/instances_train2017.json", "data/coco128/tr
 COCO_MINI = ("data/coco_mini/annotations/instances_val2017.json", "data/coco_mini/val2017")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("annotations", "images"),
-    [pytest.param(*COCO128, marks=pytest.mark.slow, id="coco128"),
-     pytest.param(*COCO_MINI, id="coco_mini")],
-)  # fmt: skip
+    ("annotations", "images"), [COCO128, COCO_MINI], ids=["coco128", "coco_mini"]
+)
 def test_an_epoch_compiles_once_per_canvas(annotations, images):
     dataset = load_coco(shared(annotations), shared(images))
     config = tiny_config()

@@ -1,6 +1,8 @@
 """The jitted steps: devices, flips, compilations, and that they learn."""
 
 import functools
+import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +14,7 @@ import optax
 import pytest
 from jax.sharding import AxisType, Mesh
 
+from mask_rcnn_jax.benchmarking import inputs
 from mask_rcnn_jax.models.build import build_model, predict_options
 from mask_rcnn_jax.training.step import (
     TrainState,
@@ -257,6 +260,21 @@ def test_computing_again_changes_no_number():
         assert_tree_close(results[remat], results["none"], rtol=1e-5, atol=1e-5)
     assert again["none"] == 0 < again["backbone"] and again["heads"] > 0
     assert again["all"] == again["backbone"] + again["heads"]
+
+
+def test_no_long_sum_is_made_in_bfloat16():
+    """A sum over many positions, such as the gradient of a bias, would stop growing."""
+    config = tiny_config()
+    config.train.update(precision="bfloat16", batch_size=1)
+    mesh = mesh_of(1)
+    program = inputs.lower_step(config, mesh, mesh, 1).as_text()
+    sums = re.findall(
+        r"applies stablehlo.add across dimensions = \[(.+)\] : \(tensor<([\dx]+)xbf16>", program
+    )
+    for axes, shape in sums:
+        sides = [int(side) for side in shape.split("x")]
+        assert math.prod(sides[int(axis)] for axis in axes.split(",")) <= 4, (axes, shape)
+    assert sums  # the gradient of a map that was upsampled sums two
 
 
 def test_the_mesh_has_every_device():
