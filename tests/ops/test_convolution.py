@@ -90,6 +90,20 @@ def test_with_fewer_multiplications(case, tiles, monkeypatch):
     test_gradients(case, 1024, False, monkeypatch)
 
 
+def test_fewer_multiplications_cost_no_precision():
+    """Errors against sums in float64, of as many channels as a pyramid has."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(1, 16, 16, 256)).astype(np.float32)
+    kernel = rng.normal(size=(3, 3, 256, 64)).astype(np.float32)
+    exact = by_loops(x, kernel, 1, ONE)
+    plain = lax.conv_general_dilated(
+        x, kernel, (1, 1), ONE, dimension_numbers=convolution.DIMENSIONS, precision="highest"
+    )
+    ours = winograd.conv3x3(jnp.asarray(x), jnp.asarray(kernel), ONE)
+    ours_error, plain_error = (np.std(np.asarray(y) - exact) for y in (ours, plain))
+    assert ours_error < 1.1 * plain_error
+
+
 def test_large_maps_have_fewer_multiplications():
     if jax.default_backend() != "cpu":
         pytest.skip("other devices do not have it")

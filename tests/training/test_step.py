@@ -263,7 +263,7 @@ def test_computing_again_changes_no_number():
 
 
 def test_no_long_sum_is_made_in_bfloat16():
-    """A sum over many positions, such as the gradient of a bias, would stop growing."""
+    """A sum over many positions, such as the gradient of a bias, would lose its small terms."""
     config = tiny_config()
     config.train.update(precision="bfloat16", batch_size=1)
     mesh = mesh_of(1)
