@@ -8,20 +8,21 @@ every batch has the shape of one bucket.
 """
 
 import os
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import cv2
 import grain
 import jax
 import numpy as np
 from absl import flags, logging
+from grain.multiprocessing import SharedMemoryArray
 
 from mask_rcnn_jax.data.coco import CocoDataset, UndecodableImage
 from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.resize import resize_plan
 from mask_rcnn_jax.data.segmentation import vertex_count
-from mask_rcnn_jax.data.transforms import load_example, padding_example, training_objects
+from mask_rcnn_jax.data.transforms import empty_batch, load_row, training_objects
 from mask_rcnn_jax.structures import Batch
 
 # Batches are made in parallel already. Worker processes import this module too.
@@ -29,6 +30,7 @@ cv2.setNumThreads(1)
 
 # grain cannot slice a dataset that repeats without end; nobody trains for ten million epochs.
 EPOCHS = 10**7
+Zeros = Callable[..., np.ndarray]  # of (shape, dtype)
 THREADS_WITHOUT_WORKERS = 4
 
 
@@ -70,18 +72,24 @@ class TrainLoader:
         self.canvases = tuple(buckets)
         # The random numbers of an example follow its place in the epochs, which is known before the
         # processes share the examples out.
-        examples = [
+        draws = [
             grain.MapDataset.range(len(bucket))
             .seed(seed)
             .shuffle()
             .repeat(EPOCHS)
-            .random_map(_TrainExamples(dataset, bucket, options))
+            .random_map(_ShortSide(options))
             for bucket in buckets.values()
         ]
-        shares = [_Share(of, batch_size, process_index, process_count) for of in examples]
         batches = [
-            grain.MapDataset.source(share).batch(batch_size, batch_fn=_stack) for share in shares
-        ]
+            grain.MapDataset.source(
+                _TrainBatches(
+                    dataset, options, canvas, bucket, drawn, rows=batch_size,
+                    process_index=process_index, process_count=process_count,
+                    zeros=_zeros(num_workers),
+                )
+            )
+            for (canvas, bucket), drawn in zip(buckets.items(), draws, strict=True)
+        ]  # fmt: skip
         sizes = [len(bucket) for bucket in buckets.values()]
         order = grain.MapDataset.mix(batches, weights=sizes)
         self._iterator = _start(order[start_step:], num_workers)
@@ -135,7 +143,7 @@ class EvalLoader:
                 rows = together[process_index * batch_size :][:batch_size]
                 plan.append((canvas, rows + [-1] * (batch_size - len(rows))))
                 self.is_full.append(len(together) == batch_size * process_count)
-        self._batches = _EvalBatches(dataset, plan, options)
+        self._batches = _EvalBatches(dataset, plan, options, _zeros(num_workers))
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -160,68 +168,97 @@ def canvas_buckets(
     return buckets
 
 
-class _TrainExamples:
-    """The examples of one bucket by position, for grain's `random_map`."""
+class _ShortSide:
+    """Draws one for an example at a position of the epochs, for grain's `random_map`."""
 
-    def __init__(self, dataset: CocoDataset, indices: list[int], options: ExampleOptions):
-        self._dataset = dataset
-        self._indices = indices
-        self._options = options
+    def __init__(self, options: ExampleOptions):
+        self._short_sides = options.short_sides
 
-    def __call__(self, position: int, rng: np.random.Generator) -> tuple[Batch, np.int32]:
-        """The example and the index that was asked for; they differ if that did not decode."""
-        indices, short_sides = self._indices, self._options.short_sides
-        short_side = int(rng.choice(short_sides)) if short_sides else None
+    def __call__(self, position: int, rng: np.random.Generator) -> tuple[int, int | None]:
+        return position, int(rng.choice(self._short_sides)) if self._short_sides else None
+
+
+class _TrainBatches:
+    """One process' batches of one canvas by step, for grain: `rows` neighbours of every global
+    batch. The processes' rows, one process after the other, are the global batch in its order.
+    """
+
+    def __init__(
+        self,
+        dataset: CocoDataset,
+        options: ExampleOptions,
+        canvas: tuple[int, int],
+        indices: list[int],
+        draws: grain.MapDataset,
+        *,
+        rows: int,
+        process_index: int,
+        process_count: int,
+        zeros: Zeros,
+    ):
+        self._dataset, self._options, self._canvas = dataset, options, canvas
+        self._indices, self._draws, self._zeros = indices, draws, zeros
+        self._rows, self._process_index, self._process_count = rows, process_index, process_count
+
+    def __len__(self) -> int:
+        return len(self._draws) // (self._rows * self._process_count)
+
+    def __getitem__(self, step: int) -> tuple[Batch, np.ndarray]:
+        """The batch and the indices that were asked for; they differ where one did not decode."""
+        first = (step * self._process_count + self._process_index) * self._rows
+        draws = [self._draws[first + row] for row in range(self._rows)]
+        batch = empty_batch(self._rows, self._canvas, self._options, self._zeros)
+        with _given_back_on_error(batch):
+            for row, (position, short_side) in enumerate(draws):
+                self._load(batch, row, position, short_side)
+        return batch, np.int32([self._indices[position] for position, _ in draws])
+
+    def _load(self, batch: Batch, row: int, position: int, short_side: int | None) -> None:
+        dataset, indices = self._dataset, self._indices
         for offset in range(len(indices)):
             index = indices[(position + offset) % len(indices)]
             try:
-                example = load_example(self._dataset, index, self._options, short_side)
+                return load_row(batch, row, dataset, index, self._options, short_side)
             except UndecodableImage:
                 continue
-            return example, np.int32(indices[position])
-        raise ValueError(f"{self._dataset.image_dir}: no image of {len(indices)} can be decoded")
-
-
-class _Share:
-    """One process' examples, by position: `rows` neighbours of every global batch.
-
-    The processes' rows, one process after the other, are the global batch in its order.
-    """
-
-    def __init__(self, examples: grain.MapDataset, rows: int, index: int, count: int):
-        self._examples, self._rows, self._index, self._count = examples, rows, index, count
-
-    def __len__(self) -> int:
-        return len(self._examples) // (self._rows * self._count) * self._rows
-
-    def __getitem__(self, position: int) -> tuple[Batch, np.int32]:
-        step, row = divmod(position, self._rows)
-        return self._examples[(step * self._count + self._index) * self._rows + row]
+        raise ValueError(f"{dataset.image_dir}: no image of {len(indices)} can be decoded")
 
 
 class _EvalBatches:
     """Random access to the planned batches of (canvas, image indices), for grain."""
 
-    def __init__(self, dataset: CocoDataset, plan: list, options: ExampleOptions):
-        self._dataset = dataset
-        self._plan = plan
-        self._options = options
+    def __init__(self, dataset: CocoDataset, plan: list, options: ExampleOptions, zeros: Zeros):
+        self._dataset, self._plan, self._options, self._zeros = dataset, plan, options, zeros
 
     def __len__(self) -> int:
         return len(self._plan)
 
     def __getitem__(self, step: int) -> Batch:
-        canvas, rows = self._plan[step]
-        return _stack([self._example(canvas, index) for index in rows])
+        canvas, indices = self._plan[step]
+        batch = empty_batch(len(indices), canvas, self._options, self._zeros)
+        with _given_back_on_error(batch):
+            for row, index in enumerate(indices):
+                if index >= 0:
+                    load_row(batch, row, self._dataset, index, self._options)
+        return batch
 
-    def _example(self, canvas: tuple[int, int], index: int) -> Batch:
-        if index >= 0:
-            return load_example(self._dataset, index, self._options)
-        return padding_example(canvas, self._options)
+
+@contextmanager
+def _given_back_on_error(batch: Batch) -> Iterator[None]:
+    """Shared memory that nobody is handed would stay behind, and be complained of."""
+    try:
+        yield
+    except BaseException:
+        for array in jax.tree.leaves(batch):
+            if isinstance(array, SharedMemoryArray):
+                array.unlink_on_del()
+        raise
 
 
-def _stack(rows: list) -> Any:
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
+def _zeros(num_workers: int) -> Zeros:
+    """What makes the large arrays of a batch: worker processes hand over shared memory as it is,
+    and copy anything else into some."""
+    return SharedMemoryArray if num_workers else np.zeros
 
 
 def _start(batches: grain.MapDataset, num_workers: int) -> grain.DatasetIterator:

@@ -76,20 +76,23 @@ def _caffe(height: int, width: int, short: int, long: int) -> tuple[int, int]:
 _SHORTEST_EDGE = {"floor": _floor, "round": _round, "caffe": _caffe}
 
 
-def resize_image(image: np.ndarray, plan: ResizePlan, options: ExampleOptions) -> np.ndarray:
+def resize_image(
+    image: np.ndarray, plan: ResizePlan, options: ExampleOptions, out: np.ndarray | None = None
+) -> np.ndarray:
     """[H, W, 3] canvas of `image_dtype` with the resized image, zero right of it and below.
 
-    image: uint8 [height, width, 3]. Bilinear at pixel centres; values stay in 0..255.
+    image: uint8 [height, width, 3]. Bilinear at pixel centres; values stay in 0..255. `out` is a
+    canvas of zeros to write on and to return.
     """
+    canvas = np.zeros((*plan.canvas, 3), options.image_dtype) if out is None else out
     height, width = plan.size
+    place = canvas[:height, :width]
     if options.antialias:
         picture = Image.fromarray(image)
-        resized = np.asarray(picture.resize((width, height), Image.Resampling.BILINEAR))
+        place[:] = picture.resize((width, height), Image.Resampling.BILINEAR)
     else:
         pixels = image.astype(options.image_dtype, copy=False)
-        resized = cv2.resize(pixels, (width, height), interpolation=cv2.INTER_LINEAR)
-    canvas = np.zeros((*plan.canvas, 3), options.image_dtype)
-    canvas[:height, :width] = resized
+        cv2.resize(pixels, (width, height), dst=place, interpolation=cv2.INTER_LINEAR)
     return canvas
 
 

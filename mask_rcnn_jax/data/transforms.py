@@ -1,11 +1,12 @@
 """From an image record to one row of a `Batch`: decode, resize, pad, targets."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import jax
 import numpy as np
 
 from mask_rcnn_jax.data.coco import Annotation, CocoDataset, check_image_size
-from mask_rcnn_jax.data.options import ExampleOptions
+from mask_rcnn_jax.data.options import ExampleOptions, canvas_size
 from mask_rcnn_jax.data.resize import ResizePlan, resize_image, resize_mask, resize_plan
 from mask_rcnn_jax.data.segmentation import crop_mask, polygon_vertices, segmentation_to_mask
 from mask_rcnn_jax.structures import Batch, Targets
@@ -14,35 +15,49 @@ from mask_rcnn_jax.structures import Batch, Targets
 def load_example(
     dataset: CocoDataset, index: int, options: ExampleOptions, short_side: int | None = None
 ) -> Batch:
-    """Image `index` and its objects as a `Batch` without its B axis.
+    """Image `index` and its objects as a `Batch` without its B axis; `load_row` fills it."""
+    record = dataset.images[index]
+    canvas = canvas_size(options, portrait=record.height > record.width)
+    batch = empty_batch(1, canvas, options)
+    load_row(batch, 0, dataset, index, options, short_side)
+    return jax.tree.map(lambda leaf: leaf[0], batch)
 
-    `short_side` is the one drawn for this image; None takes that of `options.image_size`.
+
+def load_row(
+    batch: Batch,
+    row: int,
+    dataset: CocoDataset,
+    index: int,
+    options: ExampleOptions,
+    short_side: int | None = None,
+) -> None:
+    """Write image `index` and its objects into an empty row of a batch of its canvas.
+
+    `short_side` is the one drawn for this image; None takes that of `options.image_size`. Raises
+    `UndecodableImage`, and then the row is still empty.
     """
     record = dataset.images[index]
     image = dataset.decode(index)
     check_image_size(image, (record.height, record.width), dataset.image_path(index))
     plan = resize_plan(record.height, record.width, options, short_side)
 
+    resize_image(image, plan, options, out=batch.images[row])
+    batch.image_sizes[row] = plan.size
+    batch.scales[row] = plan.scale
+    batch.image_index[row] = index
     objects = keep_largest(training_objects(record.annotations, options), options.max_instances)
-    targets = empty_targets(plan.canvas, options)
+    targets = jax.tree.map(lambda leaf: leaf[row], batch.targets)
     scale_y, scale_x = plan.scale
     offset = np.float32([0, 0, options.box_offset, options.box_offset])
-    for row, annotation in enumerate(objects):
+    for place, annotation in enumerate(objects):
         box = annotation.box - offset
-        targets.boxes[row] = box * (scale_x, scale_y, scale_x, scale_y)
-        targets.classes[row] = annotation.class_index
-        targets.masks[row] = _mask(annotation, box, image.shape[:2], plan, options)
+        targets.boxes[place] = box * (scale_x, scale_y, scale_x, scale_y)
+        targets.classes[place] = annotation.class_index
+        targets.masks[place] = _mask(annotation, box, image.shape[:2], plan, options)
         if options.max_vertices:
             vertices = polygon_vertices(annotation.segmentation, options.max_vertices)
-            targets.polygons[row, : len(vertices)] = vertices * (scale_x, scale_y, 1)
+            targets.polygons[place, : len(vertices)] = vertices * (scale_x, scale_y, 1)
     targets.valid[: len(objects)] = True
-    return Batch(
-        images=resize_image(image, plan, options),
-        image_sizes=np.array(plan.size, np.int32),
-        scales=np.array(plan.scale, np.float32),
-        image_index=np.int32(index),
-        targets=targets,
-    )
 
 
 def training_objects(
@@ -78,27 +93,30 @@ def _mask(
     return resize_mask(mask, plan) * np.uint8(255)
 
 
-def empty_targets(canvas: tuple[int, int], options: ExampleOptions) -> Targets:
-    """Targets of one image without objects."""
-    rows, side = options.max_instances, options.mask_size
+def empty_batch(
+    rows: int,
+    canvas: tuple[int, int],
+    options: ExampleOptions,
+    zeros: Callable[..., np.ndarray] = np.zeros,
+) -> Batch:
+    """A batch of padding: `image_index` -1, black images of one pixel, no object.
+
+    `zeros(shape, dtype)` makes the two large arrays, images and masks.
+    """
+    objects, side = options.max_instances, options.mask_size
     mask_shape = canvas if options.mask_frame == "image" else (side, side)
-    polygons = np.zeros((rows, options.max_vertices, 3), np.float32)
-    polygons[..., 2] = -1
-    return Targets(
-        boxes=np.zeros((rows, 4), np.float32),
-        classes=np.zeros(rows, np.int32),
-        masks=np.zeros((rows, *mask_shape), np.uint8),
-        valid=np.zeros(rows, bool),
-        polygons=polygons,
+    batch = Batch(
+        images=zeros((rows, *canvas, 3), options.image_dtype),
+        image_sizes=np.ones((rows, 2), np.int32),
+        scales=np.ones((rows, 2), np.float32),
+        image_index=np.full(rows, -1, np.int32),
+        targets=Targets(
+            boxes=np.zeros((rows, objects, 4), np.float32),
+            classes=np.zeros((rows, objects), np.int32),
+            masks=zeros((rows, objects, *mask_shape), np.uint8),
+            valid=np.zeros((rows, objects), bool),
+            polygons=np.zeros((rows, objects, options.max_vertices, 3), np.float32),
+        ),
     )
-
-
-def padding_example(canvas: tuple[int, int], options: ExampleOptions) -> Batch:
-    """The row that fills up a batch: `image_index` -1, a black image of one pixel, no object."""
-    return Batch(
-        images=np.zeros((*canvas, 3), options.image_dtype),
-        image_sizes=np.ones(2, np.int32),
-        scales=np.ones(2, np.float32),
-        image_index=np.int32(-1),
-        targets=empty_targets(canvas, options),
-    )
+    batch.targets.polygons[..., 2] = -1
+    return batch

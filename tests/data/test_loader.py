@@ -1,16 +1,20 @@
+import gc
 import json
 from collections import Counter
 from dataclasses import replace
+from multiprocessing.shared_memory import SharedMemory
 
 import jax
 import numpy as np
 import pytest
 from grain.multiprocessing import SharedMemoryArray
 
+from mask_rcnn_jax.data import loader
 from mask_rcnn_jax.data.coco import load_coco
 from mask_rcnn_jax.data.loader import EvalLoader, TrainLoader, canvas_buckets
 from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.shapes import uncompressed_rle
+from mask_rcnn_jax.data.transforms import empty_batch
 from tests.data.small_set import rectangle
 from tests.helpers import assert_tree_close
 
@@ -356,6 +360,29 @@ def test_evaluation_names_an_undecodable_image(dataset, workers):
     truncate(dataset, 5)
     with pytest.raises(ValueError, match="006.png: truncated, damaged or not an image"):
         list(eval_loader(dataset, num_workers=workers))
+
+
+def test_shared_memory_of_a_batch_that_fails_does_not_stay_behind(dataset, monkeypatch):
+    names = []
+
+    def noted(*arguments):
+        batch = empty_batch(*arguments)
+        names.extend(array.shm.name for array in (batch.images, batch.targets.masks))
+        return batch
+
+    monkeypatch.setattr(loader, "empty_batch", noted)
+    truncate(dataset, 5)
+    batches = eval_loader(dataset, num_workers=1)._batches
+    with pytest.raises(ValueError, match="006.png"):
+        for step in range(len(batches)):
+            for array in jax.tree.leaves(batches[step]):
+                if isinstance(array, SharedMemoryArray):
+                    array.unlink_on_del()  # as who is handed it does
+    gc.collect()
+    assert len(names) >= 2
+    for name in names:
+        with pytest.raises(FileNotFoundError):
+            SharedMemory(name)
 
 
 def test_original_ids_are_found_by_image_index(coco_files):

@@ -6,7 +6,7 @@ from mask_rcnn_jax.data.coco import load_coco
 from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.segmentation import segmentation_to_mask
 from mask_rcnn_jax.data.shapes import uncompressed_rle
-from mask_rcnn_jax.data.transforms import load_example, padding_example, training_objects
+from mask_rcnn_jax.data.transforms import empty_batch, load_example, training_objects
 from tests.data.small_set import rectangle
 from tests.helpers import shared
 
@@ -184,9 +184,10 @@ def test_size_that_disagrees_with_the_json_stops(coco_files):
 )
 def test_padding_row_has_the_shapes_of_an_example(coco_files, keys):
     row = example(coco_files(annotations=[rectangle(0, 0, 9, 9)]), **keys)
-    pad = padding_example((128, 192), options(**keys))
+    batch = empty_batch(2, (128, 192), options(**keys))
+    pad = jax.tree.map(lambda leaf: leaf[1], batch)
     shapes, expected = (
-        jax.tree.map(lambda leaf: f"{leaf.dtype} {leaf.shape}", batch) for batch in (pad, row)
+        jax.tree.map(lambda leaf: f"{leaf.dtype} {leaf.shape}", example) for example in (pad, row)
     )
     assert shapes == expected
     assert pad.image_index == -1 and not pad.targets.valid.any() and not pad.images.any()
