@@ -4,6 +4,7 @@
 the slow ones too, `--gpu` everything but the slow ones on the GPU, with the tests that need one.
 """
 
+import gc
 import os
 import shutil
 import sys
@@ -33,6 +34,10 @@ if "--gpu" not in sys.argv:
 jax.config.update("jax_num_cpu_devices", 2)
 # [N] + [1, N] is more often a mistake than a wish: say it with [None, :].
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+# Tracing makes millions of small objects; to look for garbage among them takes a tenth of its time.
+gc.set_threshold(50_000, 20, 100)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -91,7 +91,8 @@ def run_inside(entry: str, *arguments) -> int:
     """A command in this process, which saves the imports; returns its exit code."""
     known, argv = set(flags.FLAGS), sys.argv
     verbosity = logging.get_verbosity()
-    sys.argv = [entry, *map(str, arguments), "--compile_cache=off"]
+    compiles = [] if entry == "prepare" else ["--compile_cache=off"]
+    sys.argv = [entry, *map(str, arguments), *compiles]
     try:
         runpy.run_module(f"mask_rcnn_jax.{entry}", run_name="__main__")
         return 0

@@ -152,8 +152,8 @@ def test_flips_follow_the_image_and_not_its_row(trained):
 def test_steps_lower_the_loss_without_compiling_again(trained):
     model, tx, mesh, step = trained
     state = new_state(model, tx, mesh)
-    batches = [shard_batch(tiny_batch(4, seed=seed), mesh) for seed in (0, 0, 1, 2)]
-    crowded = tiny_batch(4)
+    batches = [shard_batch(tiny_batch(2, seed=seed), mesh) for seed in (0, 0, 1, 2)]
+    crowded = tiny_batch(2)
     targets = crowded.targets.replace(valid=np.zeros_like(crowded.targets.valid))
     empty = shard_batch(crowded.replace(targets=targets), mesh)
     totals = []
@@ -168,7 +168,7 @@ def test_steps_lower_the_loss_without_compiling_again(trained):
 
 def test_same_state_and_batch_give_the_same_bits(trained):
     model, tx, mesh, step = trained
-    batch = shard_batch(tiny_batch(4), mesh)
+    batch = shard_batch(tiny_batch(2), mesh)
     first, second = (step(new_state(model, tx, mesh), batch) for _ in range(2))
     for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
         np.testing.assert_array_equal(a, b)
