@@ -38,6 +38,8 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 # Tracing makes millions of small objects; to look for garbage among them takes a tenth of its time.
 gc.set_threshold(50_000, 20, 100)
+# Programs need not carry the lines that they come from.
+jax.config.update("jax_traceback_in_locations_limit", 0)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -150,18 +150,21 @@ def test_no_boxes_and_no_problems():
         assert keep.shape == shape and keep.dtype == bool
 
 
+def program_for_gpus(case, implementation):
+    boxes, valid, groups = case.args
+    run = partial(op, **case.options, implementation=implementation)
+    traced = jax.jit(lambda b, v, g: run(b, v, groups=g)).trace(boxes, valid, groups)
+    return traced.lower(lowering_platforms=("cuda",)).as_text()
+
+
 @pytest.mark.parametrize("case", NMS_CASES, ids=str)
 def test_on_nvidia_gpus_the_op_is_two_kernels(case):
-    boxes, valid, groups = case.args
+    assert program_for_gpus(case, None).count("mosaic_gpu_v2") == 2
 
-    def program(implementation):
-        run = partial(op, **case.options, implementation=implementation)
-        traced = jax.jit(lambda b, v, g: run(b, v, groups=g)).trace(boxes, valid, groups)
-        return traced.lower(lowering_platforms=("cuda",)).as_text()
 
-    assert program(None).count("mosaic_gpu_v2") == 2
-    assert program("pallas").count("mosaic_gpu_v2") == 2
-    assert "mosaic_gpu" not in program("xla")
+def test_on_nvidia_gpus_the_choice_is_followed():
+    assert program_for_gpus(TINY[1], "pallas").count("mosaic_gpu_v2") == 2
+    assert "mosaic_gpu" not in program_for_gpus(TINY[1], "xla")
 
 
 def test_without_a_gpu_the_op_is_the_xla_body():
