@@ -39,6 +39,12 @@ def test_generated_objects_are_sound():
     assert not targets.masks[~targets.valid].any()
 
 
+def test_planned_memory_has_what_is_temporary():
+    x = np.ones((100, 1000), np.float32)
+    compiled = jax.jit(lambda x: (jnp.sort(x, 0) @ jnp.sort(x, 1).T).sum()).lower(x).compile()
+    assert steps._planned_bytes(compiled.memory_analysis()) >= 3 * x.nbytes
+
+
 @pytest.mark.slow
 def test_figures_of_the_steps():
     config = tiny_config()
