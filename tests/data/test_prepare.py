@@ -62,8 +62,8 @@ def test_check_prints_every_problem_and_fails(coco_files):
     ],
 )
 def test_mistake_is_one_line_with_exit_code_2(arguments, words, capsys):
-    line = error_line(run_inside("prepare", *arguments), capsys.readouterr().err)
-    assert words in line
+    code, err = run_inside("prepare", *arguments), capsys.readouterr().err
+    assert words in error_line(code, err) and err.count("\n") == 1
 
 
 def test_annotations_of_labelme_become_two_sound_sets(tmp_path):
