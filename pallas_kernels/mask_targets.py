@@ -39,6 +39,8 @@ def fill_polygons(
         used: [R, V] bool; the other edges are not there.
         size: at most 128.
         interpret: as in `plgpu.kernel`.
+
+    Raises NotImplementedError if `unsupported` says so.
     """
     if reason := unsupported(size):
         raise NotImplementedError(f"fill_polygons: {reason}")

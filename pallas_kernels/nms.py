@@ -52,6 +52,8 @@ def nms(
         groups: [B, N] int32, such as classes; None is one group.
         offset: added to widths and heights, 1 for inclusive pixels.
         interpret: as in `plgpu.kernel`.
+
+    Raises NotImplementedError if `unsupported` says so.
     """
     problems, num = valid.shape
     if not problems or not num:

@@ -55,7 +55,7 @@ def gather_sum(
         interpret: as in `plgpu.kernel`.
 
     Returns [R, P, Q, C] in the table's dtype; products and sums are float32. Gradients flow to the
-    table only, the same bits on every run. NotImplementedError if `unsupported` says so.
+    table only, the same bits on every run. Raises NotImplementedError if `unsupported` says so.
     """
     if reason := unsupported(table.shape[1], table.dtype):
         raise NotImplementedError(f"gather_sum: {reason}")
@@ -119,7 +119,8 @@ def gather_sum_transpose(
     """What `grad` [R, P, Q, C] of `gather_sum` gives its table: [num_rows, C] in grad's dtype.
 
     Every row of the table has the list of the cells that read it, from one sort, and adds them up
-    in that order in float32: no atomics, and the same bits on every run.
+    in that order in float32: no atomics, and the same bits on every run. Raises NotImplementedError
+    if `unsupported` says so.
     """
     channels = grad.shape[-1]
     if reason := unsupported(channels, grad.dtype):

@@ -29,8 +29,8 @@ def unpack(
     Args:
         progress_of: see `ProgressOf`; counts bytes of files.
 
-    Raises ValueError for an archive that is damaged or holds a name that leads out of `folder`, of
-    which nothing is unpacked, and OSError if the disk is too small.
+    Raises ValueError for an archive that is damaged, compressed in an unknown way or holds a name
+    that leads out of `folder`, of which nothing is unpacked, and OSError if the disk is too small.
     """
     archive, folder = Path(archive), Path(folder)
     try:
@@ -52,8 +52,10 @@ def unpack(
             for member in absent:
                 _write(content, member, folder / member.filename)
                 advance(member.file_size)
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise ValueError(f"{archive} is damaged: {error}") from error
+    except NotImplementedError as error:  # zipfile's, of a way to compress that it does not know
+        raise ValueError(f"{archive} cannot be unpacked: {error}") from error
 
 
 def _check_name(archive: Path, member: zipfile.ZipInfo) -> None:

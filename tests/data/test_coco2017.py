@@ -237,6 +237,17 @@ def test_links_are_refused(tmp_path):
         unpack(archive, tmp_path, prefix="val2017/", progress_of=lambda total: lambda n: None)
 
 
+def test_a_compression_that_is_not_known_is_said(tmp_path):
+    archive = tmp_path / "a.zip"
+    with zipfile.ZipFile(archive, "w") as content:
+        content.writestr("val2017/1.jpg", "picture")
+    written, entry = bytearray(archive.read_bytes()), archive.read_bytes().index(b"PK\x01\x02")
+    written[8:10] = written[entry + 10 : entry + 12] = bytes([97, 0])  # WavPack
+    archive.write_bytes(written)
+    with pytest.raises(ValueError, match="a.zip cannot be unpacked: .* method is not supported"):
+        unpack(archive, tmp_path, prefix="val2017/", progress_of=lambda total: lambda n: None)
+
+
 def broken(content):
     """The same archive with other bytes in its last image, whose CRC is then wrong."""
     position = content.index(image_bytes("101.jpg"))
