@@ -12,7 +12,7 @@ from mask_rcnn_jax.ops import winograd
 
 DIMENSIONS = ("NHWC", "HWIO", "NHWC")
 POSITIONS = 1024  # of the output at a time: their patches stay in the cache
-CHUNK = 16  # images at a time, where some are not live
+CHUNK = 20  # images at a time at the most, where some are not live
 FEW = 256  # positions with a gradient at a time, where there are few
 
 
@@ -41,10 +41,11 @@ def conv(
 
     def cpu(x, kernel, live):
         if live is None or not len(x):
-            return _conv_on_cpu(x, kernel, stride, padding)
+            return _conv_on_cpu(x, kernel, stride, padding)(x)
+        convolve = _conv_on_cpu(_chunk(x, 0), kernel, stride, padding)
 
         def compute(i, out):
-            part = _conv(_chunk(x, i), kernel, stride, padding)
+            part = convolve(_chunk(x, i))
             return lax.dynamic_update_slice_in_dim(out, part, i * len(part), axis=0)
 
         shape = jax.eval_shape(default, x, kernel, live)
@@ -61,10 +62,12 @@ def _conv(x: jax.Array, kernel: jax.Array, stride: int, padding) -> jax.Array:
     )
 
 
-def _conv_on_cpu(x: jax.Array, kernel: jax.Array, stride: int, padding) -> jax.Array:
+def _conv_on_cpu(x: jax.Array, kernel: jax.Array, stride: int, padding) -> Callable:
+    """The convolution of any array of x's shape, where the kernel is prepared once for all."""
     if winograd.pays(x, kernel.shape, stride):
-        return winograd.conv3x3(x, kernel, _pads(x, (3, 3), stride, padding))
-    return _conv(x, kernel, stride, padding)
+        pads, weights = _pads(x, (3, 3), stride, padding), winograd.transform(kernel)
+        return lambda x: winograd.conv3x3(x, weights, pads)
+    return lambda x: _conv(x, kernel, stride, padding)
 
 
 def _forward(x, kernel, live, stride, padding, few_gradients):
@@ -81,15 +84,6 @@ def _backward(stride, padding, few_gradients, saved, grad):
         pads = _pads(x, kernel.shape[:2], stride, padding)
         if few_gradients:
             return few_gradients_of(x, kernel, grad, stride=stride, padding=pads)
-        # Turned around once, and not for every chunk, which is five times slower.
-        around = jnp.flip(kernel, (0, 1)).swapaxes(2, 3)
-
-        def of_x(x, grad):
-            if stride > 1:
-                return jax.linear_transpose(lambda x: _conv(x, kernel, stride, pads), x)(grad)[0]
-            sides = zip(kernel.shape[:2], pads, strict=True)
-            margins = [(k - 1 - before, k - 1 - after) for k, (before, after) in sides]
-            return _conv_on_cpu(grad, around, 1, margins)
 
         def of_kernel(x, grad):
             if winograd.pays(x, kernel.shape, stride):
@@ -99,11 +93,12 @@ def _backward(stride, padding, few_gradients, saved, grad):
             )
 
         if live is None or not len(x):
-            return of_x(x, grad), of_kernel(x, grad)
+            return _input_gradient(x, grad, kernel, stride, pads)(grad), of_kernel(x, grad)
+        of_x = _input_gradient(_chunk(x, 0), _chunk(grad, 0), kernel, stride, pads)
 
         def add(i, totals):
             x_part, grad_part = _chunk(x, i), _chunk(grad, i)
-            part = of_x(x_part, grad_part)
+            part = of_x(grad_part)
             of_all_x = lax.dynamic_update_slice_in_dim(totals[0], part, i * len(part), axis=0)
             return of_all_x, totals[1] + of_kernel(x_part, grad_part).astype(jnp.float32)
 
@@ -116,6 +111,19 @@ def _backward(stride, padding, few_gradients, saved, grad):
 
 
 conv.defvjp(_forward, _backward)
+
+
+def _input_gradient(
+    x: jax.Array, grad: jax.Array, kernel: jax.Array, stride: int, pads
+) -> Callable:
+    """What any gradient of grad's shape gives an input of x's, as in `_conv_on_cpu`."""
+    if stride > 1:
+        pull = jax.linear_transpose(lambda x: _conv(x, kernel, stride, pads), x)
+        return lambda grad: pull(grad)[0]
+    around = jnp.flip(kernel, (0, 1)).swapaxes(2, 3)
+    sides = zip(kernel.shape[:2], pads, strict=True)
+    margins = [(k - 1 - before, k - 1 - after) for k, (before, after) in sides]
+    return _conv_on_cpu(grad, around, 1, margins)
 
 
 def _pads(x: jax.Array, kernel_size: Sequence[int], stride: int, padding):

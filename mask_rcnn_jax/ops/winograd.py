@@ -1,4 +1,4 @@
-"""3x3 convolutions of large maps with less than half of the multiplications.
+"""3x3 convolutions of many channels with less than half of the multiplications.
 
 Winograd's minimal filtering F(2x2, 3x3), as in Lavin and Gray, Fast Algorithms for Convolutional
 Neural Networks, section 4.1: the four outputs of a tile from sixteen products of sums of inputs and
@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-TILES = 512  # at a time: their sums and products stay in the cache
+TILES = 256  # at a time: their sums and products stay in the cache
+WHOLE = 1200  # tiles that need no loop: cores share the work less well in one
 OF_INPUT = np.array([[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]])
 OF_KERNEL = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]], np.float32)
 OF_OUTPUT = np.array([[1, 1, 1, 0], [0, 1, -1, -1]])
@@ -23,14 +24,18 @@ Pads = Sequence[tuple[int, int]]  # (before, after) of both axes
 def pays(x: jax.Array, kernel_shape: Sequence[int], stride: int) -> bool:
     """Whether a CPU is faster with it: the sums cost as much for few channels as for many."""
     alike = tuple(kernel_shape[:2]) == (3, 3) and stride == 1 and x.dtype == jnp.float32
-    return alike and min(kernel_shape[2:]) >= 256 and x.size >= 2**14 * x.shape[-1]
+    return alike and min(kernel_shape[2:]) >= 256 and x.size >= 1000 * x.shape[-1]
 
 
-def conv3x3(x: jax.Array, kernel: jax.Array, pads: Pads) -> jax.Array:
-    """[N, H, W, C] and [3, 3, C, K] float32 to [N, h, w, K]."""
+def transform(kernel: jax.Array) -> jax.Array:
+    """[3, 3, C, K] float32 to the weights [4, 4, C, K] that `conv3x3` multiplies with."""
+    return jnp.einsum("ai,ijck,bj->abck", OF_KERNEL, kernel, OF_KERNEL, precision="highest")
+
+
+def conv3x3(x: jax.Array, weights: jax.Array, pads: Pads) -> jax.Array:
+    """[N, H, W, C] float32 and a kernel's `transform` to [N, h, w, K]."""
     tiling = _Tiling.of(x, pads)
     x = tiling.pad(x, pads)
-    weights = jnp.einsum("ai,ijck,bj->abck", OF_KERNEL, kernel, OF_KERNEL, precision="highest")
 
     def add_block(i, out):
         sums = tiling.sums(x, i)
@@ -42,7 +47,7 @@ def conv3x3(x: jax.Array, kernel: jax.Array, pads: Pads) -> jax.Array:
         tiles = jnp.stack(tiles, axis=2).reshape(len(x), *tiling.block_size, -1)
         return lax.dynamic_update_slice_in_dim(out, tiles, i * tiling.block_size[0], axis=1)
 
-    out = jnp.zeros((len(x), *tiling.size, kernel.shape[-1]), x.dtype)
+    out = jnp.zeros((len(x), *tiling.size, weights.shape[-1]), x.dtype)
     height, width = tiling.output_size
     return lax.fori_loop(0, tiling.blocks, add_block, out)[:, :height, :width]
 
@@ -90,7 +95,8 @@ class _Tiling:
     def of(cls, x: jax.Array, pads: Pads) -> "_Tiling":
         height, width = (size + sum(pad) - 2 for size, pad in zip(x.shape[1:3], pads, strict=True))
         rows, columns = -(-height // 2), -(-width // 2)
-        block = -(-rows // max(1, round(len(x) * rows * columns / TILES)))
+        tiles = len(x) * rows * columns
+        block = rows if tiles <= WHOLE else -(-rows // max(1, round(tiles / TILES)))
         return cls((height, width), columns, block, -(-rows // block))
 
     @property

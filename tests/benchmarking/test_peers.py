@@ -1,0 +1,80 @@
+"""Two processes taking steps in turns, and what is said of their times."""
+
+import json
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from benchmarks import peers
+
+
+@pytest.fixture
+def stand_in(tmp_path):
+    """A program that takes 2 s for every step, whatever it is to do."""
+    path = tmp_path / "python"
+    path.write_text('#!/bin/sh\necho "a stand-in"\nwhile read line; do echo 2; done\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_steps_in_turns(stand_in, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "executable", stand_in)
+    report = tmp_path / "ratio.json"
+    options = ["--mode=infer", "--size=64,128", "--steps=3", f"--json={report}"]
+    peers.main(peers.parse([f"--python={stand_in}", *options]))
+    assert "ours: a stand-in\ntorchvision: a stand-in\n" in capsys.readouterr().out
+    values = json.loads(report.read_text())
+    assert values["steps"] == 3 and values["size"] == "64,128"
+    assert values["torchvision_over_ours"] == {"low": 1, "median": 1, "high": 1}
+    assert "source" not in values  # a path of somebody's machine
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["train", "infer"])
+def test_our_side_takes_steps(stand_in, mode, capsys):
+    peers.main(
+        peers.parse([f"--python={stand_in}", f"--mode={mode}", "--size=64,100", "--steps=1"])
+    )
+    assert "canvas (64, 128)" in capsys.readouterr().out
+
+
+def test_a_peer_that_ends_is_told_of():
+    with pytest.raises(SystemExit, match="error: .* ended with 3"):
+        peers.Side([sys.executable, "-c", "raise SystemExit(3)"]).answer()
+
+
+def test_the_ratio_is_of_neighbours():
+    """A step that the whole machine was slow for counts as any other."""
+    report = peers.summary({"ours": [1.0, 10.0, 2.0], "peer": [1.5, 15.0, 3.0]}, "peer")
+    assert report["peer_over_ours"] == {"low": 1.5, "median": 1.5, "high": 1.5}
+    assert report["ours_s"]["median"] == 2.0 and report["peer_s"]["median"] == 3.0
+
+
+def test_what_the_peer_cannot_do_is_said_at_once(tmp_path, capsys):
+    for options, message in [
+        ([], "wants --source, a folder that has mrcnn_tf2 in it"),
+        ([f"--source={tmp_path}"], "wants --source"),
+    ]:
+        with pytest.raises(SystemExit):
+            peers.parse(["--peer=nvidia_tf2", *options])
+        assert message in capsys.readouterr().err
+    (tmp_path / "mrcnn_tf2").mkdir()
+    with pytest.raises(SystemExit):
+        peers.parse(["--peer=nvidia_tf2", f"--source={tmp_path}", "--precision=bfloat16"])
+    assert "runs in float32 only" in capsys.readouterr().err
+
+
+def test_boxes_are_inside_and_of_a_size_that_is_learnt():
+    settings = SimpleNamespace(height=200, width=300, batch=2, objects=50)
+    boxes = peers.draw_boxes(settings)
+    assert boxes.shape == (2, 50, 4) and boxes.dtype == np.float32
+    assert (boxes >= 0).all() and (boxes <= np.float32([300, 200, 300, 200])).all()
+    assert (boxes[..., 2:] - boxes[..., :2] > 8).all()
+    np.testing.assert_array_equal(boxes, peers.draw_boxes(settings))
+
+
+@pytest.mark.parametrize("size, on", [((800, 1216), (832, 1216)), ((64, 65), (64, 128))])
+def test_canvas(size, on):
+    assert peers.canvas(*size) == on
