@@ -1,4 +1,4 @@
-"""The side of NVIDIA's TensorFlow 2 example in `peers.py`: a step of its Mask R-CNN for every line.
+"""The side of NVIDIA's TensorFlow 2 example in `peers.py`: steps of its Mask R-CNN.
 
 Its package mrcnn_tf2 is imported from `--source`. Anchors are labelled outside its step, in its
 input pipeline, so that random labels stand for them here.

@@ -1,4 +1,4 @@
-"""torchvision's side of `peers.py`: a step of its Mask R-CNN for every line that comes in."""
+"""torchvision's side of `peers.py`: steps of its Mask R-CNN."""
 
 import numpy as np
 import torch

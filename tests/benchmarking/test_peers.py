@@ -12,9 +12,9 @@ from benchmarks import peers
 
 @pytest.fixture
 def stand_in(tmp_path):
-    """A program that takes 2 s for every step, whatever it is to do."""
+    """A program whose steps take 2 s, whatever they are to do."""
     path = tmp_path / "python"
-    path.write_text('#!/bin/sh\necho "a stand-in"\nwhile read line; do echo 2; done\n')
+    path.write_text('#!/bin/sh\necho "a stand-in"\nwhile read line; do echo 2; echo 2; done\n')
     path.chmod(0o755)
     return str(path)
 
@@ -22,11 +22,11 @@ def stand_in(tmp_path):
 def test_steps_in_turns(stand_in, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "executable", stand_in)
     report = tmp_path / "ratio.json"
-    options = ["--mode=infer", "--size=64,128", "--steps=3", f"--json={report}"]
+    options = ["--mode=infer", "--size=64,128", "--turns=3", f"--json={report}"]
     peers.main(peers.parse([f"--python={stand_in}", *options]))
     assert "ours: a stand-in\ntorchvision: a stand-in\n" in capsys.readouterr().out
     values = json.loads(report.read_text())
-    assert values["steps"] == 3 and values["size"] == "64,128"
+    assert values["steps"] == 6 and values["size"] == "64,128"
     assert values["torchvision_over_ours"] == {"low": 1, "median": 1, "high": 1}
     assert "source" not in values  # a path of somebody's machine
 
@@ -35,7 +35,7 @@ def test_steps_in_turns(stand_in, tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("mode", ["train", "infer"])
 def test_our_side_takes_steps(stand_in, mode, capsys):
     peers.main(
-        peers.parse([f"--python={stand_in}", f"--mode={mode}", "--size=64,100", "--steps=1"])
+        peers.parse([f"--python={stand_in}", f"--mode={mode}", "--size=64,100", "--turns=1"])
     )
     assert "canvas (64, 128)" in capsys.readouterr().out
 
