@@ -6,13 +6,12 @@
         --source DeepLearningExamples/TensorFlow2/Segmentation/MaskRCNN --size 832,1344
 
 Each side lives in a process and an environment of its own; a few steps of ours, as many of theirs,
-and so on, so that whatever else the machine does falls on both. The first of a turn is not timed: a
-virtual machine takes an idle process's free memory away, and a step that has to ask for it anew was
-seen to take half as long again. Prints the median time of each and the median of the ratios of
-neighbours, with quartiles. Ours runs the peer's recipe. Both start from random weights, with
-R-50-FPN, 1000 proposals, 100 detections, in training 512 RoIs an image; masks are not pasted.
-`--precision bfloat16` is autocast on their side. `--channels_last` and `--compile` are for
-torchvision.
+and so on, so that whatever else the machine does falls on both. The first of a turn is not timed:
+after 15 idle seconds one of ours was seen to take half as long again, all of it the system's time.
+Prints the median time of each and the median of the ratios of neighbours, with quartiles. Ours runs
+the peer's recipe. Both start from random weights, with R-50-FPN, 1000 proposals, 100 detections, in
+training 512 RoIs an image; masks are not pasted. `--precision bfloat16` is autocast on their side.
+`--channels_last` and `--compile` are for torchvision.
 """
 
 import argparse
