@@ -128,7 +128,7 @@ def line(name: str, figures: dict[str, Any], first: dict[str, Any]) -> str:
 def work(problem: dict[str, Any]) -> None:
     """One point, in a process of its own."""
     from mask_rcnn_jax.benchmarking import steps
-    from mask_rcnn_jax.training.run import load_config
+    from mask_rcnn_jax.config import load_config
 
     overrides = dict(problem["point"])
     objects = overrides.pop("objects")

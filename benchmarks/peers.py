@@ -137,15 +137,9 @@ def work(settings: dict) -> None:
     import jax
 
     from mask_rcnn_jax.benchmarking import inputs
-    from mask_rcnn_jax.models.build import predict_options
-    from mask_rcnn_jax.training.run import load_config
-    from mask_rcnn_jax.training.step import (
-        init_variables,
-        make_mesh,
-        make_predict_step,
-        replicate,
-        shard_batch,
-    )
+    from mask_rcnn_jax.config import load_config
+    from mask_rcnn_jax.models.build import init_variables, predict_options
+    from mask_rcnn_jax.training.step import make_mesh, make_predict_step, replicate, shard_batch
 
     height, width = map(int, settings["size"].split(","))
     size = height, width

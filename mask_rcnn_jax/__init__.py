@@ -21,8 +21,8 @@ _HOMES = {
     "Proposals": "structures",
     "Targets": "structures",
     "build_model": "models.build",
-    "load_config": "training.run",
-    "load_variables": "training.run",
+    "load_config": "config",
+    "load_variables": "weights.restore",
 }
 __all__ = sorted(_HOMES)
 

@@ -22,16 +22,18 @@ from ml_collections import ConfigDict
 from pycocotools.cocoeval import COCOeval
 
 from mask_rcnn_jax import cli
-from mask_rcnn_jax.data.coco import check_image_size, decode_image
+from mask_rcnn_jax.data.coco import check_classes, check_image_size, decode_image
 from mask_rcnn_jax.data.source import annotation_file, load_split
 from mask_rcnn_jax.evaluation import coco as coco_evaluation
-from mask_rcnn_jax.evaluation.findings import Findings, examine
-from mask_rcnn_jax.evaluation.report import write_report
 from mask_rcnn_jax.models.build import predict_options
-from mask_rcnn_jax.training import evaluator, pretrained, run
-from mask_rcnn_jax.training.checkpoint import find_checkpoint
+from mask_rcnn_jax.report.analysis import Findings, examine
+from mask_rcnn_jax.report.page import write_report
+from mask_rcnn_jax.training import evaluator
 from mask_rcnn_jax.training.metrics import FILE_NAME, read_metrics
+from mask_rcnn_jax.training.setup import make_eval_loader
 from mask_rcnn_jax.training.step import make_mesh, make_predict_step, replicate
+from mask_rcnn_jax.weights import pretrained
+from mask_rcnn_jax.weights.restore import make_model, restore
 
 
 def evaluate_model(
@@ -43,31 +45,30 @@ def evaluate_model(
     is taken, a file needs one, and an output folder.
     report: also write report.html.
     """
+    if not pretrained.is_run(weights) and (config is None or output is None):
+        raise ValueError(f"--weights {weights} is no run: it needs --config and --output")
+    config, variables, categories, checkpoint = restore(config, weights)
+    dataset = load_split(config.data, "val")
     title, records = f"Evaluation of {weights}", []
-    if pretrained.is_run(weights):
-        checkpoint = find_checkpoint(weights)
-        run_config, categories = run.read_workdir(checkpoint.workdir)
-        config = run_config if config is None else config
-        run.check_model(config, checkpoint.workdir)
+    if checkpoint:
+        check_classes(dataset, categories, weights)
         output = output or checkpoint.workdir / "eval" / str(checkpoint.step)
         title = f"Evaluation of {weights}, step {checkpoint.step}"
         if report and (checkpoint.workdir / FILE_NAME).is_file():
             records = read_metrics(checkpoint.workdir / FILE_NAME)
-    elif config is None or output is None:
-        raise ValueError(f"--weights {weights} is no run: it needs --config and --output")
-    run.check_entries(config)
-    dataset = run.load_split(config, "val")
-    if pretrained.is_run(weights):
-        run.check_classes(dataset, categories, weights)
-    model = run.make_model(config, len(dataset.class_names))
-    config.model.num_classes = len(dataset.class_names)
+    elif len(dataset.class_names) != len(categories):
+        raise ValueError(
+            f"{weights} has {len(categories)} classes, expected {len(dataset.class_names)} as in "
+            f"{dataset.json_path} (data.class_ids says how ids become classes)"
+        )
+    model = make_model(config, len(categories))
     folder = Path(output)
     folder.mkdir(parents=True, exist_ok=True)  # an unwritable folder is found out before the work
     mesh = make_mesh()
-    loader = run.make_eval_loader(config, dataset, config.eval.max_images)
+    loader = make_eval_loader(config, dataset, config.eval.max_images)
     results = evaluator.detect(
         make_predict_step(model, mesh, **predict_options(config.eval)),
-        replicate(run.load_variables(weights, config), mesh),
+        replicate(variables, mesh),
         loader, dataset, mesh, loader.num_images,
         paste=config.eval.paste, box_offset=config.eval.box_offset,
     )  # fmt: skip

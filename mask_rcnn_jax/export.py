@@ -34,18 +34,18 @@ from ml_collections import ConfigDict
 from safetensors.numpy import save
 
 from mask_rcnn_jax import cli
-from mask_rcnn_jax.data.coco import CocoDataset
+from mask_rcnn_jax.data.coco import CocoDataset, check_classes
 from mask_rcnn_jax.data.loader import EvalLoader
 from mask_rcnn_jax.data.options import example_options
-from mask_rcnn_jax.data.source import annotation_file
+from mask_rcnn_jax.data.source import annotation_file, load_split
 from mask_rcnn_jax.deploy.artifact import Artifact, ArtifactOptions, build_artifact
 from mask_rcnn_jax.deploy.manifest import make_manifest
 from mask_rcnn_jax.deploy.quantize import CALIBRATORS
 from mask_rcnn_jax.evaluation import coco as coco_evaluation
-from mask_rcnn_jax.training import evaluator, pretrained, run
-from mask_rcnn_jax.training.checkpoint import find_checkpoint
-from mask_rcnn_jax.training.weight_names import to_flax, to_ours_flat, to_torchvision
-from mask_rcnn_jax.training.weight_recipes import recipe_mismatches
+from mask_rcnn_jax.training import evaluator
+from mask_rcnn_jax.weights.convert import to_flax, to_ours_flat, to_torchvision
+from mask_rcnn_jax.weights.expected_model import recipe_mismatches
+from mask_rcnn_jax.weights.restore import restore
 
 WEIGHTS = ("safetensors", "torchvision")
 MODELS = ("stablehlo", "onnx")
@@ -61,7 +61,9 @@ def export_weights(config: ConfigDict | None, weights: str, form: str, output: s
     target = Path(output)
     if target.suffix != ".safetensors":
         raise ValueError(f"--output is {output}, expected a name that ends in .safetensors")
-    config, variables, categories = load(config, weights, form)
+    config, variables, categories, _ = restore(config, weights)
+    if form == "torchvision":
+        check_torchvision(config.model)
     eps = config.model.norm_eps
     if form == "torchvision":
         arrays = to_torchvision(variables, norm_eps=eps)
@@ -88,7 +90,7 @@ def export_model(
     config: ConfigDict | None, weights: str, form: str, output: str, options: ArtifactOptions
 ) -> dict:
     """Write a model of `MODELS`, checked against the live one; returns its manifest."""
-    config, variables, categories = load(config, weights, form)
+    config, variables, categories, _ = restore(config, weights)
     dataset = None
     if options.int8:
         annotations = annotation_file(config.data, "val")
@@ -96,8 +98,8 @@ def export_model(
             raise ValueError(
                 f"--int8 reports AP on config.data.val_json, which is {annotations!r}: no such file"
             )
-        dataset = run.load_split(config, "val")
-        run.check_classes(dataset, categories, weights)
+        dataset = load_split(config.data, "val")
+        check_classes(dataset, categories, weights)
     artifact = build_artifact(config, variables, categories, form, options, Path(output))
     details = {"self_check": artifact.self_check, "config": _json(config)}
     if options.int8:
@@ -121,27 +123,6 @@ def export_model(
     for kind, check in artifact.self_check.items():
         print(f"self-check, {kind}: {check['text']}")
     return manifest
-
-
-def load(config: ConfigDict | None, weights: str, form: str) -> tuple[ConfigDict, dict, list[dict]]:
-    """The config, the variables and the categories of a run or of a file of weights."""
-    categories = None
-    if pretrained.is_run(weights):
-        workdir = find_checkpoint(weights).workdir
-        run_config, categories = run.read_workdir(workdir)
-        config = run_config if config is None else config
-        run.check_model(config, workdir)
-        config.model.num_classes = len(categories)
-    elif config is None:
-        raise ValueError(f"--weights {weights} is no run: it needs --config")
-    if form == "torchvision":
-        check_torchvision(config.model)
-    run.check_entries(config)
-    variables = run.load_variables(weights, config)
-    if categories is None:
-        categories = run.categories_of_weights(config, variables)
-        config.model.num_classes = len(categories)
-    return config, variables, categories
 
 
 def score(

@@ -28,9 +28,8 @@ from mask_rcnn_jax.deploy import annotate
 from mask_rcnn_jax.deploy.inputs import find_inputs, output_files
 from mask_rcnn_jax.deploy.predictor import Predictor
 from mask_rcnn_jax.deploy.video import UnreadableVideo, Video, import_av
-from mask_rcnn_jax.training import pretrained, run
-from mask_rcnn_jax.training.checkpoint import find_checkpoint
-from mask_rcnn_jax.training.metrics import Progress
+from mask_rcnn_jax.progress import Progress
+from mask_rcnn_jax.weights.restore import restore
 
 # On a CPU, which one picture keeps busy, a batch only takes memory.
 BATCH_SIZES = {"cpu": 1}
@@ -60,7 +59,8 @@ def infer(
     picture_files, video_files = output_files(pictures, sources, folder)
     if sources:
         import_av()
-    config, variables, classes = _load(config, weights)
+    config, variables, categories, _ = restore(config, weights)
+    classes = annotate.Classes([c["name"] for c in categories], [c["id"] for c in categories])
     config.eval.score_threshold = score_threshold
     left_out: list[str] = []
     videos = _open_videos(zip(sources, video_files, strict=True), left_out)
@@ -82,24 +82,6 @@ def infer(
     if left_out:
         logging.warning("%d of %d inputs left out", len(left_out), len(pictures) + len(sources))
     logging.info("results: %s", folder)
-
-
-def _load(config: ConfigDict | None, weights: str) -> tuple[ConfigDict, dict, annotate.Classes]:
-    """The config that fits the weights, the weights, and what their classes are called."""
-    if pretrained.is_run(weights):
-        workdir = find_checkpoint(weights).workdir
-        run_config, categories = run.read_workdir(workdir)
-        config = run_config if config is None else config
-        run.check_model(config, workdir)
-        run.make_model(config, len(categories))  # a config of other classes is found out
-        config.model.num_classes = len(categories)
-    elif config is None:
-        raise ValueError(f"--weights {weights} is no run: it needs --config")
-    variables = run.load_variables(weights, config)
-    if not pretrained.is_run(weights):
-        categories = run.categories_of_weights(config, variables)
-    names = [category["name"] for category in categories]
-    return config, variables, annotate.Classes(names, [category["id"] for category in categories])
 
 
 def _open_videos(files, left_out: list[str]) -> list[tuple[Video, Path]]:

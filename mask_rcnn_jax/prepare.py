@@ -19,14 +19,14 @@ from pathlib import Path
 from absl import flags
 
 from mask_rcnn_jax import cli
-from mask_rcnn_jax.data import coco2017
 from mask_rcnn_jax.data.coco import check_coco, load_coco, read_coco
-from mask_rcnn_jax.data.coco_build import build_coco, split_coco
-from mask_rcnn_jax.data.download import PUBLIC_WEIGHTS, download_weights
-from mask_rcnn_jax.data.labelme import read_labelme
-from mask_rcnn_jax.data.shapes import write_shapes
-from mask_rcnn_jax.data.via import read_via
-from mask_rcnn_jax.training.metrics import Progress
+from mask_rcnn_jax.formats import coco2017
+from mask_rcnn_jax.formats.coco_build import build_coco, split_coco
+from mask_rcnn_jax.formats.download import PUBLIC_WEIGHTS, download_weights
+from mask_rcnn_jax.formats.labelme import read_labelme
+from mask_rcnn_jax.formats.shapes import write_shapes
+from mask_rcnn_jax.formats.via import read_via
+from mask_rcnn_jax.progress import Progress
 
 FLAGS = flags.FLAGS
 ACTIONS = ("shapes", "check", "labelme", "via", "split", "weights", "coco2017", "tfds")
@@ -125,7 +125,7 @@ def prepare_records() -> None:
     """Write a COCO set as records for `data.source=tfds`, unless they are there."""
     if not FLAGS.data_dir:
         raise ValueError("prepare tfds needs --data_dir")
-    from mask_rcnn_jax.data.tfds_coco_instances import prepare_tfds
+    from mask_rcnn_jax.formats.tfds_coco_instances import prepare_tfds
 
     folder = Path(FLAGS.tfds_dir or Path(FLAGS.data_dir) / "tfds")
     sources = {split: source_of(split) for split in SPLITS[FLAGS.split]}

@@ -21,8 +21,8 @@ import mask_rcnn_jax as mrcnn
 from mask_rcnn_jax import cli
 from mask_rcnn_jax.data.coco import check_coco, decode_image, load_coco
 from mask_rcnn_jax.data.segmentation import crop_mask
-from mask_rcnn_jax.data.shapes import write_shapes
 from mask_rcnn_jax.evaluation.visualize import draw_detections, draw_ground_truth, side_by_side
+from mask_rcnn_jax.formats.shapes import write_shapes
 from mask_rcnn_jax.training.loop import train_and_evaluate
 from mask_rcnn_jax.training.metrics import read_metrics
 

@@ -21,11 +21,12 @@ from PIL import Image, ImageDraw
 
 import mask_rcnn_jax as mrcnn
 from mask_rcnn_jax.data.options import example_options
+from mask_rcnn_jax.data.source import load_split
 from mask_rcnn_jax.data.transforms import load_example
 from mask_rcnn_jax.evaluation.visualize import draw_ground_truth, instance_color
 from mask_rcnn_jax.models.frame import STRIDES, make_frame
-from mask_rcnn_jax.training.run import load_split, make_model
 from mask_rcnn_jax.training.step import loss_options, loss_terms
+from mask_rcnn_jax.weights.restore import make_model
 
 os.chdir(Path(mrcnn.__file__).parents[1])
 RUN = os.environ.get("NOTEBOOK_RUN", "runs/quickstart")
@@ -40,7 +41,7 @@ INDEX = int(os.environ.get("NOTEBOOK_INDEX", "4"))  # which image of the trainin
 
 # %%
 config = mrcnn.load_config(RUN)
-dataset = load_split(config, "train")
+dataset = load_split(config.data, "train")
 example = load_example(dataset, INDEX, example_options(config.data))
 batch = jax.tree.map(lambda leaf: np.asarray(leaf)[None], example)  # a batch of one
 

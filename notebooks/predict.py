@@ -17,11 +17,11 @@ import numpy as np
 from PIL import Image
 
 import mask_rcnn_jax as mrcnn
+from mask_rcnn_jax.config import read_workdir
 from mask_rcnn_jax.data.coco import decode_image
 from mask_rcnn_jax.evaluation.paste import paste_mask
 from mask_rcnn_jax.evaluation.visualize import draw_detections
-from mask_rcnn_jax.training.checkpoint import find_checkpoint
-from mask_rcnn_jax.training.run import read_workdir
+from mask_rcnn_jax.weights.run_checkpoint import find_checkpoint
 
 os.chdir(Path(mrcnn.__file__).parents[1])
 RUN = os.environ.get("NOTEBOOK_RUN", "runs/quickstart")

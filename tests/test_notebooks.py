@@ -7,9 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mask_rcnn_jax.data.shapes import write_shapes
+from mask_rcnn_jax.config import load_config
+from mask_rcnn_jax.data.source import load_split
+from mask_rcnn_jax.formats.shapes import write_shapes
 from mask_rcnn_jax.training.checkpoint import Checkpoints
-from mask_rcnn_jax.training.run import load_config, load_split, open_workdir
+from mask_rcnn_jax.training.setup import open_workdir
 from mask_rcnn_jax.training.step import TrainState
 from tests.commands.command import RECIPE, ROOT, SMALL, data_entries
 from tests.deploy.small_model import random_variables
@@ -24,7 +26,9 @@ def small_run(tmp_path_factory) -> Path:
     jsons = write_shapes(folder / "shapes", train=6, val=2, size=(64, 64))
     pairs = [(jsons[split], folder / "shapes" / split) for split in ("train", "val")]
     config = load_config(RECIPE, SMALL | data_entries(*pairs))
-    open_workdir(str(folder / "run"), config, load_split(config, "train"), resuming=False)
+    open_workdir(
+        str(folder / "run"), config, load_split(config.data, "train").categories, resuming=False
+    )
     config.model.num_classes = 4
     variables = {"batch_stats": {}, **random_variables(config)}
     state = TrainState(step=jnp.int32(7), opt_state=(), **variables)

@@ -7,8 +7,9 @@ from pathlib import Path
 import jax
 import pytest
 
-from mask_rcnn_jax.training.run import load_config, make_model
-from mask_rcnn_jax.training.step import abstract_variables
+from mask_rcnn_jax.config import load_config
+from mask_rcnn_jax.models.build import abstract_variables
+from mask_rcnn_jax.weights.restore import make_model
 
 ROOT = Path(__file__).resolve().parents[1]
 SYSTEMS = ("coco", "coco_nvidia_tf1", "coco_tao", "coco_nvidia_pytorch", "coco_torchvision",

@@ -11,7 +11,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from mask_rcnn_jax.data.options import ExampleOptions, canvas_size, example_options
-from mask_rcnn_jax.models.build import build_model, predict_options
+from mask_rcnn_jax.models.build import abstract_variables, build_model, predict_options
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.structures import Batch, Targets
 from mask_rcnn_jax.training.optim import (
@@ -20,13 +20,7 @@ from mask_rcnn_jax.training.optim import (
     parts_of_batch,
     schedule_options,
 )
-from mask_rcnn_jax.training.step import (
-    TrainState,
-    abstract_variables,
-    loss_options,
-    make_predict_step,
-    make_train_step,
-)
+from mask_rcnn_jax.training.step import TrainState, loss_options, make_predict_step, make_train_step
 
 COCO_CLASSES = {"contiguous": 80, "raw": 90}  # foreground classes
 OBJECTS = 8  # of an image; COCO's mean is 7.3

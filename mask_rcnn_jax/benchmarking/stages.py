@@ -15,12 +15,12 @@ import optax
 from jax.sharding import Mesh
 
 from mask_rcnn_jax.benchmarking import devices, inputs
-from mask_rcnn_jax.models.build import predict_options
+from mask_rcnn_jax.models.build import init_variables, predict_options
 from mask_rcnn_jax.models.frame import make_frame
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.models.roi_heads import select_detections
 from mask_rcnn_jax.structures import Batch
-from mask_rcnn_jax.training.step import init_variables, loss_options, loss_terms
+from mask_rcnn_jax.training.step import loss_options, loss_terms
 
 RAW_OUTPUTS = ("rpn_logits", "rpn_deltas", "class_logits", "box_deltas", "mask_logits")
 

@@ -9,14 +9,8 @@ import jax
 
 from mask_rcnn_jax.benchmarking import devices, inputs, profile
 from mask_rcnn_jax.data.options import canvas_size, example_options
-from mask_rcnn_jax.models.build import predict_options
-from mask_rcnn_jax.training.step import (
-    init_variables,
-    make_mesh,
-    make_predict_step,
-    replicate,
-    shard_batch,
-)
+from mask_rcnn_jax.models.build import init_variables, predict_options
+from mask_rcnn_jax.training.step import make_mesh, make_predict_step, replicate, shard_batch
 
 WARM_UP = 3  # calls that are not timed
 

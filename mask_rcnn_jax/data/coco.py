@@ -71,6 +71,12 @@ class CocoDataset:
     images: tuple[ImageRecord, ...]
     records: Records | None = None  # where the images are, if not files in `image_dir`
 
+    @property
+    def categories(self) -> list[dict]:
+        """`[{"id", "name"}, ...]`, class 1 first."""
+        pairs = zip(self.category_ids, self.class_names, strict=True)
+        return [{"id": category_id, "name": name} for category_id, name in pairs]
+
     def image_path(self, index: int) -> str:
         return os.path.join(self.image_dir, self.images[index].file_name)
 
@@ -129,6 +135,18 @@ def load_coco(
         )
     classes = _classes(json_path, content["categories"], class_ids)
     return _build(json_path, image_dir, content, faults, classes, records)
+
+
+def check_classes(dataset: CocoDataset, categories: list[dict], where: str) -> None:
+    """Raise ValueError if a data set does not have the categories that a model was trained on."""
+    ours = list(zip(dataset.category_ids, dataset.class_names, strict=True))
+    theirs = [(category["id"], category["name"]) for category in categories]
+    if ours != theirs:
+        different = [pair for pair in ours + theirs if (pair in ours) != (pair in theirs)]
+        raise ValueError(
+            f"{dataset.json_path} has {len(ours)} categories, {where} has {len(theirs)}; "
+            f"not in both (id, name): {different[:5]}"
+        )
 
 
 def load_categories(json_path: str | os.PathLike, *, class_ids: str = "contiguous") -> list[dict]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from pycocotools import mask as coco_mask
 
-from mask_rcnn_jax.evaluation.paste import run_lengths
+from mask_rcnn_jax.rle import run_lengths
 
 Segmentation = Sequence[Any] | dict[str, Any]
 

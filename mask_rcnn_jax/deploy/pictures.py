@@ -9,7 +9,7 @@ import numpy as np
 from mask_rcnn_jax.data.coco import decode_image
 from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.resize import resize_image, resize_plan
-from mask_rcnn_jax.data.shapes import draw_picture
+from mask_rcnn_jax.formats.shapes import draw_picture
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp")
 

@@ -21,7 +21,8 @@ from mask_rcnn_jax.evaluation.entries import (
     fill_results,
     is_box,
 )
-from mask_rcnn_jax.evaluation.paste import encode_window, paste_mask
+from mask_rcnn_jax.evaluation.paste import paste_mask
+from mask_rcnn_jax.rle import encode_window
 from mask_rcnn_jax.structures import Detections
 
 # The order in which pycocotools' COCOeval.summarize() leaves its twelve statistics.

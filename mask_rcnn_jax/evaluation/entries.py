@@ -4,7 +4,7 @@ import math
 
 from pycocotools import mask as coco_mask
 
-from mask_rcnn_jax.evaluation.paste import run_lengths
+from mask_rcnn_jax.rle import run_lengths
 
 
 def check_ground_truth(gt: object, source: str) -> None:

@@ -1,8 +1,10 @@
 """A model from a recipe."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
@@ -57,6 +59,24 @@ def build_model(
         **fields, dtype=dtype, matmul_precision=matmul_precision, remat=REMATS[remat],
         implementation=IMPLEMENTATIONS[implementation],
     )  # fmt: skip
+
+
+def init_variables(model: MaskRCNN, seed: int) -> dict:
+    """Fresh `params` and `batch_stats`."""
+    # Runs once and is mostly random numbers: optimising it takes far longer than running it.
+    quick = {"xla_backend_optimization_level": 0}
+    return jax.jit(partial(_init, model), compiler_options=quick)(jax.random.key(seed))
+
+
+def abstract_variables(model: MaskRCNN) -> dict:
+    """Shapes and dtypes of the model's variables, without computing any."""
+    return jax.eval_shape(lambda: _init(model, jax.random.key(0)))
+
+
+def _init(model: MaskRCNN, key: jax.Array) -> dict:
+    images = jnp.zeros((1, 64, 64, 3), jnp.uint8)  # only the shape counts
+    sizes = jnp.full((1, 2), 64, jnp.int32)
+    return {"batch_stats": {}, **model.init(key, images, sizes, method="init_all")}
 
 
 def predict_options(config: Mapping[str, Any]) -> dict[str, Any]:

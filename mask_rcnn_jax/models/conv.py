@@ -6,7 +6,7 @@ from flax import linen as nn
 from jax import lax
 from jax.typing import DTypeLike
 
-from mask_rcnn_jax.ops.convolution import conv
+from mask_rcnn_jax.cpu_kernels.convolution import conv
 
 
 class Conv(nn.Module):

@@ -15,9 +15,9 @@ from mask_rcnn_jax.data.coco import CocoDataset
 from mask_rcnn_jax.data.loader import EvalLoader
 from mask_rcnn_jax.evaluation import coco as coco_evaluation
 from mask_rcnn_jax.evaluation import visualize
+from mask_rcnn_jax.progress import Progress
 from mask_rcnn_jax.structures import Batch, Detections
 from mask_rcnn_jax.training import processes
-from mask_rcnn_jax.training.metrics import Progress
 from mask_rcnn_jax.training.step import shard_batch
 
 

@@ -9,13 +9,15 @@ import jax.numpy as jnp
 from absl import logging
 from ml_collections import ConfigDict
 
-from mask_rcnn_jax.data.coco import CocoDataset
+from mask_rcnn_jax.config import check_entries
+from mask_rcnn_jax.data.coco import CocoDataset, check_classes
 from mask_rcnn_jax.data.loader import TrainLoader
 from mask_rcnn_jax.data.options import example_options
-from mask_rcnn_jax.models.build import predict_options
+from mask_rcnn_jax.data.source import load_split
+from mask_rcnn_jax.models.build import init_variables, predict_options
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
-from mask_rcnn_jax.training import evaluator, pretrained, run
-from mask_rcnn_jax.training.checkpoint import Checkpoints, has_checkpoint
+from mask_rcnn_jax.training import evaluator
+from mask_rcnn_jax.training.checkpoint import Checkpoints
 from mask_rcnn_jax.training.loss_scale import check_scale
 from mask_rcnn_jax.training.metrics import MetricWriter, read_metrics
 from mask_rcnn_jax.training.optim import (
@@ -25,9 +27,9 @@ from mask_rcnn_jax.training.optim import (
     schedule_options,
 )
 from mask_rcnn_jax.training.processes import StopOnSigterm
+from mask_rcnn_jax.training.setup import make_eval_loader, open_workdir, set_steps
 from mask_rcnn_jax.training.step import (
     TrainState,
-    init_variables,
     loss_options,
     make_loss_step,
     make_mesh,
@@ -37,26 +39,29 @@ from mask_rcnn_jax.training.step import (
     shard_batch,
 )
 from mask_rcnn_jax.training.step_log import StepLog
+from mask_rcnn_jax.weights import pretrained
+from mask_rcnn_jax.weights.restore import make_model
+from mask_rcnn_jax.weights.run_checkpoint import has_checkpoint
 
 
 def train_and_evaluate(config: ConfigDict, workdir: str) -> TrainState:
     """Run the recipe from where the workdir stands to its last step; returns the final state."""
     started = time.monotonic()
     mesh = make_mesh()
-    run.check_entries(config)
+    check_entries(config)
     optim = config.optim
     check_scale(optim.loss_scale, optim.loss_scale_growth, optim.loss_scale_floor)
     parts = parts_of_batch(
         config.train.batch_size, mesh.size, accumulate_steps=optim.accumulate_steps,
         images_per_device=config.train.images_per_device,
     )  # fmt: skip
-    train_set, val_set = run.load_split(config, "train"), run.load_split(config, "val")
-    run.check_classes(val_set, run.categories_of(train_set), train_set.json_path)
-    run.set_steps(config, train_set)
-    model = run.make_model(config, len(train_set.class_names), config.train.remat)
+    train_set, val_set = load_split(config.data, "train"), load_split(config.data, "val")
+    check_classes(val_set, train_set.categories, train_set.json_path)
+    set_steps(config, train_set)
+    model = make_model(config, len(train_set.class_names), config.train.remat)
     schedule = make_schedule(**schedule_options(config))
     resuming = has_checkpoint(workdir)
-    run.open_workdir(workdir, config, train_set, resuming=resuming)
+    open_workdir(workdir, config, train_set.categories, resuming=resuming)
     state, tx = _initial_state(config, model, schedule, resuming=resuming)
     state = replicate(state, mesh)
     # Closed whatever happens: its threads would have the last word after an error.
@@ -175,7 +180,7 @@ class _Evaluation:
         """Scores as `ap/box` and `ap/mask`; everything is written below `eval/<step>/`."""
         config, step = self._config, int(state.step)
         output = self._workdir / "eval" / str(step)
-        loader = run.make_eval_loader(config, self._val_set, config.eval.max_images)
+        loader = make_eval_loader(config, self._val_set, config.eval.max_images)
         results = evaluator.detect(
             self._predict, state.variables, loader, self._val_set, self._mesh, loader.num_images,
             paste=config.eval.paste, box_offset=config.eval.box_offset,
@@ -187,13 +192,13 @@ class _Evaluation:
         if config.eval.loss_images:
             losses = evaluator.mean_losses(
                 self._loss, state.variables,
-                run.make_eval_loader(config, self._val_set, config.eval.loss_images), self._mesh,
+                make_eval_loader(config, self._val_set, config.eval.loss_images), self._mesh,
             )  # fmt: skip
         writer.write_scalars(step, {**aps, **losses})
         if config.eval.pictures:
             pictures = evaluator.draw_pictures(
                 self._predict, state.variables,
-                run.make_eval_loader(config, self._val_set, config.eval.pictures),
+                make_eval_loader(config, self._val_set, config.eval.pictures),
                 self._val_set, self._mesh, output / "pictures",
             )  # fmt: skip
             writer.write_images(step, pictures)

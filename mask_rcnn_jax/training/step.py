@@ -49,24 +49,6 @@ def replicate(tree, mesh: Mesh):
     return jax.device_put(tree, NamedSharding(mesh, P()))
 
 
-def init_variables(model: MaskRCNN, seed: int) -> dict:
-    """Fresh `params` and `batch_stats`."""
-    # Runs once and is mostly random numbers: optimising it takes far longer than running it.
-    quick = {"xla_backend_optimization_level": 0}
-    return jax.jit(partial(_init, model), compiler_options=quick)(jax.random.key(seed))
-
-
-def abstract_variables(model: MaskRCNN) -> dict:
-    """Shapes and dtypes of the model's variables, without computing any."""
-    return jax.eval_shape(lambda: _init(model, jax.random.key(0)))
-
-
-def _init(model: MaskRCNN, key: jax.Array) -> dict:
-    images = jnp.zeros((1, 64, 64, 3), jnp.uint8)  # only the shape counts
-    sizes = jnp.full((1, 2), 64, jnp.int32)
-    return {"batch_stats": {}, **model.init(key, images, sizes, method="init_all")}
-
-
 def make_train_step(
     model: MaskRCNN,
     tx: optax.GradientTransformation,

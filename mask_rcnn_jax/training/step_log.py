@@ -10,7 +10,8 @@ from absl import logging
 from ml_collections import ConfigDict
 
 from mask_rcnn_jax.data.coco import CocoDataset
-from mask_rcnn_jax.training.metrics import MetricWriter, clock
+from mask_rcnn_jax.progress import clock
+from mask_rcnn_jax.training.metrics import MetricWriter
 
 
 @dataclass

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import Mesh
 
 from mask_rcnn_jax.benchmarking import inputs
-from mask_rcnn_jax.training.run import load_config
+from mask_rcnn_jax.config import load_config
 from tests.commands.command import ROOT
 
 MOST = 100_000  # bytes; anchors alone would be 4.5 million

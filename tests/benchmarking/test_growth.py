@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import growth
 from mask_rcnn_jax.benchmarking import inputs
-from mask_rcnn_jax.training.run import load_config
+from mask_rcnn_jax.config import load_config
 from tests.commands.command import ROOT
 
 FIGURES = {

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from mask_rcnn_jax.benchmarking import devices, inputs, kernels, steps
+from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.data.options import canvas_size, example_options
 from mask_rcnn_jax.data.transforms import empty_batch
-from mask_rcnn_jax.training.run import load_config
 from tests.commands.command import ROOT
 from tests.helpers import tiny_config
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from mask_rcnn_jax.data.shapes import write_shapes
+from mask_rcnn_jax.formats.shapes import write_shapes
 from tests.commands.command import SMALL, check_done, config_flags, data_entries, run
 
 DAMAGED = ("000003.jpg", "000008.jpg")  # pictures to train on

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 import pytest
 
-from mask_rcnn_jax.training.checkpoint import load_checkpoint
 from mask_rcnn_jax.training.metrics import read_metrics
+from mask_rcnn_jax.weights.run_checkpoint import load_checkpoint
 from tests.commands.command import (
     RECIPE,
     SMALL,

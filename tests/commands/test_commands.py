@@ -14,8 +14,8 @@ import mask_rcnn_jax as mrcnn
 from mask_rcnn_jax.data.coco import decode_image
 from mask_rcnn_jax.deploy.video import Video
 from mask_rcnn_jax.evaluation.coco import METRIC_NAMES
-from mask_rcnn_jax.training.checkpoint import load_checkpoint
 from mask_rcnn_jax.training.metrics import read_metrics
+from mask_rcnn_jax.weights.run_checkpoint import load_checkpoint
 from tests.commands.command import (
     RECIPE,
     STEPS,

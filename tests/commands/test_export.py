@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from mask_rcnn_jax.training.checkpoint import load_checkpoint
-from mask_rcnn_jax.training.run import load_config, load_variables, make_model
-from mask_rcnn_jax.training.step import abstract_variables
-from mask_rcnn_jax.training.weight_names import to_flax, to_ours_flat, to_torchvision
+from mask_rcnn_jax.config import load_config
+from mask_rcnn_jax.models.build import abstract_variables
+from mask_rcnn_jax.weights.convert import to_flax, to_ours_flat, to_torchvision
+from mask_rcnn_jax.weights.restore import load_variables, make_model
+from mask_rcnn_jax.weights.run_checkpoint import load_checkpoint
 from tests.commands.command import ROOT, error_line, run_inside
 
 RECIPE = f"{ROOT}/configs/coco_torchvision.py"

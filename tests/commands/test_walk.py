@@ -11,11 +11,11 @@ import cv2
 import pytest
 from safetensors.numpy import save_file
 
+from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.data.coco import decode_image
-from mask_rcnn_jax.data.shapes import write_shapes
 from mask_rcnn_jax.deploy.video import Video
-from mask_rcnn_jax.training.run import load_config
-from mask_rcnn_jax.training.weight_names import to_torchvision
+from mask_rcnn_jax.formats.shapes import write_shapes
+from mask_rcnn_jax.weights.convert import to_torchvision
 from tests.commands.command import ROOT, SMALL, check_done, environment
 from tests.deploy.alone import run_alone
 from tests.deploy.small_model import random_variables

@@ -2,8 +2,8 @@ from functools import partial
 
 import pytest
 
-from tests.data.file_server import running
 from tests.data.small_set import write_coco
+from tests.formats.file_server import running
 
 
 @pytest.fixture

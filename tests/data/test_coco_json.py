@@ -5,7 +5,7 @@ import pytest
 
 from mask_rcnn_jax.data.coco import check_coco, load_coco
 from mask_rcnn_jax.data.coco_categories import COCO_CATEGORIES
-from mask_rcnn_jax.data.shapes import uncompressed_rle
+from mask_rcnn_jax.formats.shapes import uncompressed_rle
 from tests.data.small_set import CATEGORIES, rectangle
 from tests.helpers import shared
 

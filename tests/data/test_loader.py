@@ -13,8 +13,8 @@ from mask_rcnn_jax.data import loader
 from mask_rcnn_jax.data.coco import load_coco
 from mask_rcnn_jax.data.loader import EvalLoader, TrainLoader, canvas_buckets
 from mask_rcnn_jax.data.options import ExampleOptions
-from mask_rcnn_jax.data.shapes import uncompressed_rle
 from mask_rcnn_jax.data.transforms import empty_batch
+from mask_rcnn_jax.formats.shapes import uncompressed_rle
 from tests.data.small_set import rectangle
 from tests.helpers import assert_tree_close
 

@@ -4,8 +4,7 @@ import jax
 import pytest
 
 from mask_rcnn_jax.deploy.predictor import Predictor
-from mask_rcnn_jax.models.build import build_model
-from mask_rcnn_jax.training.step import init_variables
+from mask_rcnn_jax.models.build import build_model, init_variables
 from tests.helpers import tiny_config
 
 

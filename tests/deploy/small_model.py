@@ -5,12 +5,12 @@ from functools import partial
 import jax
 import numpy as np
 
+from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.data.options import example_options
-from mask_rcnn_jax.data.shapes import draw_picture
 from mask_rcnn_jax.deploy.pictures import on_canvas
-from mask_rcnn_jax.models.build import predict_options
-from mask_rcnn_jax.training.run import load_config, make_model
-from mask_rcnn_jax.training.step import abstract_variables
+from mask_rcnn_jax.formats.shapes import draw_picture
+from mask_rcnn_jax.models.build import abstract_variables, predict_options
+from mask_rcnn_jax.weights.restore import make_model
 from tests.commands.command import ROOT
 
 SMALL = {

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mask_rcnn_jax.data.shapes import draw_picture
 from mask_rcnn_jax.deploy.compare import compare
 from mask_rcnn_jax.deploy.manifest import make_manifest
+from mask_rcnn_jax.formats.shapes import draw_picture
 from mask_rcnn_jax.structures import Detections
 from tests.deploy.alone import documented_script, run_alone
 from tests.deploy.small_model import generated, predict_function, random_variables, small_config

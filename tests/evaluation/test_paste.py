@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from pycocotools import mask as coco_mask
 
-from mask_rcnn_jax.evaluation.paste import encode_window, paste_mask, run_lengths
+from mask_rcnn_jax.evaluation.paste import paste_mask
+from mask_rcnn_jax.rle import encode_window, run_lengths
 from tests.helpers import shared
 
 

@@ -9,13 +9,17 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from mask_rcnn_jax.models.build import build_model, predict_options
+from mask_rcnn_jax.models.build import (
+    abstract_variables,
+    build_model,
+    init_variables,
+    predict_options,
+)
 from mask_rcnn_jax.models.frame import Frame
 from mask_rcnn_jax.models.roi_heads import MaskHead, sample_rois, select_detections
 from mask_rcnn_jax.models.rpn import select_proposals
 from mask_rcnn_jax.ops.boxes import decode
 from mask_rcnn_jax.structures import Proposals, Targets
-from mask_rcnn_jax.training.step import abstract_variables, init_variables
 from tests.helpers import random_boxes, tiny_batch, tiny_config
 
 

@@ -21,7 +21,7 @@ from mask_rcnn_jax.models.build import build_model, predict_options
 from mask_rcnn_jax.ops import matching
 from mask_rcnn_jax.structures import Batch, Targets
 from mask_rcnn_jax.training.step import loss_options, loss_terms
-from mask_rcnn_jax.training.weight_names import to_flax
+from mask_rcnn_jax.weights.convert import to_flax
 from tests.helpers import shared
 
 XYXY = [1, 0, 3, 2]  # from y1, x1, y2, x2

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from configs import coco_torchvision
-from mask_rcnn_jax.models.build import build_model, predict_options
+from mask_rcnn_jax.models.build import build_model, init_variables, predict_options
 from mask_rcnn_jax.models.frame import Frame, make_frame
 from mask_rcnn_jax.models.rpn import label_anchors, select_proposals
 from mask_rcnn_jax.structures import Targets
-from mask_rcnn_jax.training.step import init_variables
 from tests.helpers import tiny_batch
 
 LABELS = dict(fg_thresh=0.7, bg_thresh=0.3, low_quality="ties", anchors_per_image=4,

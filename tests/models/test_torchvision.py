@@ -19,7 +19,7 @@ from mask_rcnn_jax.models.build import build_model, predict_options
 from mask_rcnn_jax.ops import boxes as box_ops
 from mask_rcnn_jax.structures import Batch, Targets
 from mask_rcnn_jax.training.step import loss_options, loss_terms
-from mask_rcnn_jax.training.weight_names import to_flax, to_torchvision
+from mask_rcnn_jax.weights.convert import to_flax, to_torchvision
 from tests.helpers import shared
 
 IMAGES = (0, 1)

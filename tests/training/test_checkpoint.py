@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mask_rcnn_jax.training.checkpoint import Checkpoints, find_checkpoint, load_checkpoint
+from mask_rcnn_jax.training.checkpoint import Checkpoints
 from mask_rcnn_jax.training.loop import _is_last
 from mask_rcnn_jax.training.step import TrainState
+from mask_rcnn_jax.weights.run_checkpoint import find_checkpoint, load_checkpoint
 from tests.helpers import tiny_config
 
 

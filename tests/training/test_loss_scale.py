@@ -6,13 +6,12 @@ import numpy as np
 import optax
 import pytest
 
-from mask_rcnn_jax.models.build import build_model
+from mask_rcnn_jax.models.build import build_model, init_variables
 from mask_rcnn_jax.training.loop import loss_options
 from mask_rcnn_jax.training.loss_scale import dynamic_loss_scale
 from mask_rcnn_jax.training.metrics import MetricWriter
 from mask_rcnn_jax.training.step import (
     TrainState,
-    init_variables,
     make_mesh,
     make_train_step,
     replicate,

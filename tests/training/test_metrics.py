@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from absl import logging
 
-from mask_rcnn_jax.training.metrics import MetricWriter, Progress, read_metrics
+from mask_rcnn_jax.progress import Progress
+from mask_rcnn_jax.training.metrics import MetricWriter, read_metrics
 
 
 def lines(workdir):
@@ -137,7 +138,7 @@ def tfrecords(data):
 
 def test_progress_tells_items_rate_and_remaining_time(monkeypatch, caplog):
     now = [100.0]
-    monkeypatch.setattr("mask_rcnn_jax.training.metrics.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("mask_rcnn_jax.progress.time.monotonic", lambda: now[0])
     with caplog.at_level("INFO", logger=logging.get_absl_logger().name):
         progress = Progress("evaluate", 100, every_seconds=10)
         for seconds, items in ((5, 10), (10, 20), (12, 10), (50, 60)):
@@ -151,7 +152,7 @@ def test_progress_tells_items_rate_and_remaining_time(monkeypatch, caplog):
 
 def test_progress_of_work_of_unknown_or_misjudged_length(monkeypatch, caplog):
     now = [0.0]
-    monkeypatch.setattr("mask_rcnn_jax.training.metrics.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("mask_rcnn_jax.progress.time.monotonic", lambda: now[0])
     with caplog.at_level("INFO", logger=logging.get_absl_logger().name):
         for total in (None, 4):
             now[0] = 0.0

@@ -9,12 +9,11 @@ import pytest
 from mask_rcnn_jax.data.coco import load_coco
 from mask_rcnn_jax.data.loader import EvalLoader, TrainLoader
 from mask_rcnn_jax.data.options import ExampleOptions
-from mask_rcnn_jax.models.build import build_model, predict_options
+from mask_rcnn_jax.models.build import build_model, init_variables, predict_options
 from mask_rcnn_jax.training.loop import train_and_evaluate
 from mask_rcnn_jax.training.metrics import read_metrics
 from mask_rcnn_jax.training.step import (
     TrainState,
-    init_variables,
     loss_options,
     make_mesh,
     make_predict_step,

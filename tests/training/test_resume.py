@@ -5,10 +5,10 @@ import shutil
 import numpy as np
 import pytest
 
-from mask_rcnn_jax.data.shapes import write_shapes
-from mask_rcnn_jax.training.checkpoint import load_checkpoint
+from mask_rcnn_jax.formats.shapes import write_shapes
 from mask_rcnn_jax.training.loop import train_and_evaluate
 from mask_rcnn_jax.training.metrics import read_metrics
+from mask_rcnn_jax.weights.run_checkpoint import load_checkpoint
 from tests.helpers import assert_tree_close, tiny_config
 
 

@@ -15,11 +15,14 @@ import pytest
 from jax.sharding import AxisType, Mesh
 
 from mask_rcnn_jax.benchmarking import inputs
-from mask_rcnn_jax.models.build import build_model, predict_options
+from mask_rcnn_jax.models.build import (
+    abstract_variables,
+    build_model,
+    init_variables,
+    predict_options,
+)
 from mask_rcnn_jax.training.step import (
     TrainState,
-    abstract_variables,
-    init_variables,
     loss_options,
     make_loss_step,
     make_mesh,

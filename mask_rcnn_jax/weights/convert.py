@@ -1,0 +1,317 @@
+"""From every system's names and layouts to our variables, and back to torchvision's.
+
+What the names are is in `weight_sources`; here is what is done with them.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from functools import cache
+
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from mask_rcnn_jax.weights.sources import RANGES, SOURCES, Source
+
+OURS = "ours"
+COLLECTIONS = ("params", "batch_stats")
+TORCHVISION_EPS = 1e-5  # of the models that torchvision builds
+NORM_LEAVES = ("scale", "bias", "mean", "var")
+ROI_SIDE = 7  # cells a side of the map that the box head flattens
+BOX_LAYERS = ("rpn_head/anchor_deltas", "box_head/bbox_pred")
+# How many names an error message lists.
+LISTED = 4
+
+
+def identify(names: Iterable[str]) -> str:
+    """The system whose names these are: a key of `SOURCES`, or "ours".
+
+    Raises ValueError that lists names where it is none, or where some names are not its own.
+    """
+    return _identify(list(names))[0]
+
+
+def to_flax(arrays: Mapping[str, np.ndarray], *, norm: str, eps: float) -> tuple[dict, str]:
+    """Arrays under any known system's names as our variables.
+
+    Args:
+        arrays: by name, float32. The classifier of a backbone and what training leaves in a
+            checkpoint are not used.
+        norm: the model's. "frozen" folds each batch normalisation into a scale and a bias;
+            "affine" and "batch" keep its statistics. "group" has no counterpart anywhere.
+        eps: what the model's batch normalisation adds to the variance; systems that add nothing
+            are converted so that the layer computes the same.
+
+    Returns:
+        {"params": ..., "batch_stats": ...} of float32 numpy arrays, the backbone alone or with
+        FPN and heads; and the source, see `identify`.
+        Classes keep their order, with background first: where a system has it last or has no
+        slot for it in boxes and masks, that slot is zeros.
+    """
+    name, paths = _identify(list(arrays))
+    if name == OURS:
+        return _from_ours(arrays), name
+    if norm not in ("frozen", "affine", "batch"):
+        raise ValueError(
+            f"model.norm is {norm!r}, which {SOURCES[name].title} has no counterpart for; "
+            "expected 'frozen', 'affine' or 'batch'"
+        )
+    source = SOURCES[name]
+    params, stats, norms = {}, {}, {}
+    for theirs, path in paths.items():
+        module, leaf = path.rsplit("/", 1)
+        array = np.asarray(arrays[theirs], np.float32)
+        if _is_norm(module):
+            norms.setdefault(module, {})[leaf] = array
+        else:
+            params[path] = _to_our_layout(module, theirs, array, source)
+    for module, parts in norms.items():
+        norm_params, norm_stats = _convert_norm(module, parts, norm, eps, source.has_eps)
+        params |= {f"{module}/{leaf}": value for leaf, value in norm_params.items()}
+        stats |= {f"{module}/{leaf}": value for leaf, value in norm_stats.items()}
+    _check_classes(params)
+    return {"params": _unflatten(params), "batch_stats": _unflatten(stats)}, name
+
+
+def num_classes_in(variables: Mapping) -> int | None:
+    """K, the classes without background, of variables of ours; None without a box head."""
+    head = variables["params"].get("box_head", {}).get("cls_score")
+    return None if head is None else head["bias"].shape[0] - 1
+
+
+def to_ours_flat(variables: Mapping) -> dict[str, np.ndarray]:
+    """Our variables by names like "params/backbone/stem_conv/kernel"; `to_flax` reads them back."""
+    flat = flatten_dict({name: variables[name] for name in COLLECTIONS}, sep="/")
+    return {name: np.ascontiguousarray(value) for name, value in flat.items()}
+
+
+def to_torchvision(
+    variables: Mapping, *, norm_eps: float, names: str = "new"
+) -> dict[str, np.ndarray]:
+    """Our variables as the state dict of torchvision's `MaskRCNN`, which then computes the same.
+
+    Args:
+        variables: of a whole detector or of some of its modules.
+        norm_eps: what our batch normalisation adds to the variance; theirs adds 1e-5. Variances
+            are changed by the difference, so that a round trip is exact only where there is none.
+        names: "new", or "old" for those before torchvision 0.13.
+
+    A frozen norm becomes a batch normalisation of mean 0 whose variance and epsilon add up to
+    exactly 1. Raises ValueError for what torchvision has no place for.
+    """
+    source = SOURCES[{"new": "torchvision", "old": "torchvision_old"}[names]]
+    params, stats = (flatten_dict(dict(variables[name]), sep="/") for name in COLLECTIONS)
+    result = {}
+    for path, value in {**params, **stats}.items():
+        module, leaf = path.rsplit("/", 1)
+        value = np.asarray(value, np.float32)
+        if not _is_norm(module):
+            value = _to_torch_layout(module, value)
+        elif leaf == "scale" and f"{module}/var" not in stats:
+            if path in params:
+                raise ValueError("torchvision has no counterpart of model.norm='group'")
+            result[_to_theirs(f"{module}/mean", source)] = np.zeros_like(value)
+            result[_to_theirs(f"{module}/var", source)] = _unit_variance(value, TORCHVISION_EPS)
+        elif leaf == "var" and norm_eps != TORCHVISION_EPS:
+            value = value + np.float32(norm_eps - TORCHVISION_EPS)
+        result[_to_theirs(path, source)] = np.ascontiguousarray(value)
+    return result
+
+
+def _identify(names: list[str]) -> tuple[str, dict[str, str]]:
+    """The source, and our path for each of its names that has one."""
+    if names and all(name.split("/")[0] in COLLECTIONS for name in names):
+        return OURS, {}
+    present = set(names)
+    fits, misfits = {}, {}
+    for key, source in SOURCES.items():
+        if present.isdisjoint(source.signs):
+            continue
+        paths, unknown = _paths(names, source)
+        if unknown:
+            misfits[key] = unknown
+        else:
+            fits[key] = paths
+    if len(fits) == 1:
+        return next(iter(fits.items()))
+    if fits:
+        raise ValueError(f"these names fit several systems: {', '.join(sorted(fits))}")
+    if misfits:
+        key = min(misfits, key=lambda key: len(misfits[key]))
+        raise ValueError(
+            f"like the names of {SOURCES[key].title}, "
+            f"but {listing(misfits[key])} have no counterpart in our model"
+        )
+    known = ", ".join(source.title for source in SOURCES.values())
+    raise ValueError(f"names of no known system: {listing(sorted(names))}; known are {known}")
+
+
+def _paths(names: list[str], source: Source) -> tuple[dict[str, str], list[str]]:
+    """Our path by name, and the names that `source` does not explain."""
+    paths, unknown, taken = {}, [], {}
+    for name in names:
+        path = _to_path(name, source)
+        if path is None:
+            if not re.fullmatch(source.unused, name):
+                unknown.append(name)
+        elif path in taken:
+            raise ValueError(f"{taken[path]} and {name} are the same layer {path}")
+        else:
+            paths[name] = path
+            taken[path] = name
+    return paths, unknown
+
+
+def _to_path(name: str, source: Source) -> str | None:
+    """`layer1.0.bn2.running_var` -> `backbone/res2_0/norm2/var`; None where no row fits."""
+    for theirs, ours in source.rows:
+        parts = source.norm_parts if _is_norm(ours) else source.parts
+        for part, leaf in parts.items():
+            path = _translate(name, theirs + part, f"{ours}/{leaf}")
+            if path is not None:
+                return path
+    return None
+
+
+def _to_theirs(path: str, source: Source) -> str:
+    """The reverse of `_to_path`."""
+    for theirs, ours in source.rows:
+        parts = source.norm_parts if _is_norm(ours) else source.parts
+        for part, leaf in parts.items():
+            name = _translate(path, f"{ours}/{leaf}", theirs + part)
+            if name is not None:
+                return name
+    raise ValueError(f"{source.title} has no counterpart of {path}")
+
+
+def _translate(text: str, template: str, target: str) -> str | None:
+    """`text` in the form of `target`, if it has the form of `template`."""
+    match = _pattern(template).fullmatch(text)
+    if match is None:
+        return None
+    values = {}
+    for number, offset in _numbers(template):
+        values[number] = int(match[number]) - offset
+        low, high = RANGES[number]
+        if not low <= values[number] <= high:
+            return None
+    for number, offset in _numbers(target):
+        target = re.sub(rf"\{{{number}[^}}]*\}}", str(values[number] + offset), target)
+    return target
+
+
+@cache
+def _pattern(template: str) -> re.Pattern:
+    """A template as a regular expression; see `weight_sources` for what it may hold."""
+    pattern = ""
+    for piece in re.split(r"(\{[^}]*\}|\[|\])", template):
+        if piece.startswith("{"):
+            pattern += rf"(?P<{_numbers(piece)[0][0]}>\d+)"
+        else:
+            pattern += {"[": "(?:", "]": ")?"}.get(piece, re.escape(piece))
+    return re.compile(pattern)
+
+
+@cache
+def _numbers(template: str) -> list[tuple[str, int]]:
+    """The (name, offset) of the numbers in a template: "{level-2}" is ("level", -2)."""
+    return [(name, int(offset or 0)) for name, offset in re.findall(r"{(\w+)(-\d+)?}", template)]
+
+
+def _to_our_layout(module: str, name: str, array: np.ndarray, source: Source) -> np.ndarray:
+    """A kernel or bias of theirs, except of a normalisation, in our layout and order."""
+    if source.layout == "torch":
+        if module == "box_head/fc1" and array.ndim == 2:
+            if array.shape[1] % ROI_SIDE**2:
+                raise ValueError(
+                    f"{name} has {array.shape[1]} inputs, expected {ROI_SIDE} x {ROI_SIDE} cells "
+                    "of some channels"
+                )
+            array = array.reshape(len(array), -1, ROI_SIDE, ROI_SIDE)  # out, C, H, W
+            array = array.transpose(2, 3, 1, 0).reshape(-1, len(array))
+        else:
+            # OIHW to HWIO, [out, in] to [in, out]; of the up-convolution, whose torch kernel is
+            # [in, out, h, w], to our [h, w, out, in].
+            array = array.transpose({4: (2, 3, 1, 0), 2: (1, 0)}.get(array.ndim))
+    if source.deltas == "yx" and module in BOX_LAYERS:
+        array = array.reshape(*array.shape[:-1], -1, 4)[..., [1, 0, 3, 2]].reshape(array.shape)
+    if source.background == "last":
+        if module == "box_head/cls_score":
+            array = np.roll(array, 1, axis=-1)
+        elif module in ("box_head/bbox_pred", "mask_head/mask_predictor"):
+            slot = 4 if module == "box_head/bbox_pred" else 1
+            array = np.pad(array, [(0, 0)] * (array.ndim - 1) + [(slot, 0)])
+    return np.ascontiguousarray(array)
+
+
+def _to_torch_layout(module: str, array: np.ndarray) -> np.ndarray:
+    """The reverse of `_to_our_layout` for torchvision."""
+    if module == "box_head/fc1" and array.ndim == 2:
+        outputs = array.shape[1]
+        array = array.reshape(ROI_SIDE, ROI_SIDE, -1, outputs).transpose(3, 2, 0, 1)
+        return array.reshape(outputs, -1)
+    return array.transpose({4: (3, 2, 0, 1), 2: (1, 0)}.get(array.ndim))
+
+
+def _convert_norm(
+    module: str, parts: Mapping[str, np.ndarray], norm: str, eps: float, has_eps: bool
+) -> tuple[dict, dict]:
+    """The params and the batch_stats of one batch normalisation, each leaf [C] float32.
+
+    parts: scale and bias, and mean and var unless they are folded into those already.
+    """
+    wanted = NORM_LEAVES if {"mean", "var"} & parts.keys() else NORM_LEAVES[:2]
+    lacking = [leaf for leaf in wanted if leaf not in parts]
+    if lacking:
+        raise ValueError(f"the normalisation {module} lacks {', '.join(lacking)}")
+    scale, bias = parts["scale"], parts["bias"]
+    if "var" in parts:
+        if has_eps and norm != "frozen":
+            return {"scale": scale, "bias": bias}, {"mean": parts["mean"], "var": parts["var"]}
+        scale = scale / np.sqrt(parts["var"] + np.float32(eps if has_eps else 0.0))
+        bias = bias - parts["mean"] * scale
+    if norm == "frozen":
+        return {}, {"scale": scale, "bias": bias}
+    stats = {"mean": np.zeros_like(scale), "var": _unit_variance(scale, eps)}
+    return {"scale": scale, "bias": bias}, stats
+
+
+def _unit_variance(like: np.ndarray, eps: float) -> np.ndarray:
+    """A variance to which adding `eps` in float32 gives exactly 1."""
+    return np.full_like(like, np.float32(1) - np.float32(eps))
+
+
+def _check_classes(params: Mapping[str, np.ndarray]) -> None:
+    """Raise ValueError unless boxes and masks have a slot for every class score."""
+    rows = {
+        module: params[f"{module}/bias"].shape[0]
+        for module in ("box_head/cls_score", "box_head/bbox_pred", "mask_head/mask_predictor")
+        if f"{module}/bias" in params
+    }
+    classes = rows.get("box_head/cls_score")
+    wanted = {"box_head/bbox_pred": 4, "mask_head/mask_predictor": 1}
+    for module, per_class in wanted.items():
+        if classes and rows.get(module, per_class * classes) != per_class * classes:
+            raise ValueError(
+                f"{module} has {rows[module]} outputs for {classes} class scores (background with "
+                f"them), expected {per_class} for each"
+            )
+
+
+def _from_ours(arrays: Mapping[str, np.ndarray]) -> dict:
+    return {"params": {}, "batch_stats": {}, **_unflatten(arrays)}
+
+
+def _is_norm(module: str) -> bool:
+    return "norm" in module.rsplit("/", 1)[-1]
+
+
+def _unflatten(flat: Mapping[str, np.ndarray]) -> dict:
+    return unflatten_dict({tuple(path.split("/")): value for path, value in flat.items()})
+
+
+def listing(names: Iterable[str]) -> str:
+    """A count and the first few names."""
+    names = list(names)
+    if not names:
+        return "0"
+    return f"{len(names)} ({', '.join(names[:LISTED])}{', ...' if len(names) > LISTED else ''})"

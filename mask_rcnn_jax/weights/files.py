@@ -1,0 +1,288 @@
+"""Files of weights: whatever the format, a flat dict of numpy arrays comes out.
+
+Neither torch nor TensorFlow is needed, and no code in a file is ever run, see `weight_pickle`.
+"""
+
+import io
+import math
+import os
+import re
+import zipfile
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from mask_rcnn_jax.weights.tf_checkpoint import TABLE_MAGIC, read_tf_checkpoint
+from mask_rcnn_jax.weights.torch_pickle import (
+    NumpyArray,
+    Storage,
+    Tensor,
+    WeightUnpickler,
+    printable,
+    widened,
+)
+
+FORMATS = (
+    "safetensors, a torch .pth, a pickle of arrays (detectron2, Detectron) "
+    "or a TensorFlow checkpoint"
+)
+# Under which of its entries a checkpoint keeps the weights; the first that is there counts.
+WRAPPERS = ("model", "state_dict", "model_state_dict", "blobs")
+# torch before 1.6 wrote this number as a pickle of its own at the start of a file.
+_TORCH_MAGIC = 0x1950A86A20F9469CFC6C
+_ZIP_MAGIC = (b"PK\x03\x04", b"PK\x05\x06")
+# The first bytes of pickles: protocol 2 and newer, then a dict, a tuple or a name in older ones.
+_PICKLE_MAGIC = (b"\x80", b"(", b"}", b"c")
+# Views may repeat elements (stride 0), but not blow a small file up to the size of the memory.
+_MAX_REPEATED = 2**24
+_MAX_SAFETENSORS_HEADER = 100_000_000  # bytes, by that format's definition
+
+
+def read_arrays(path: str | os.PathLike) -> dict[str, np.ndarray]:
+    """The arrays of a file of weights, by the names that the file gives them.
+
+    Args:
+        path: a file of one of `FORMATS`, which its content decides and not its name. Of a
+            TensorFlow checkpoint the common start of its files' names, its `.index`, or a folder
+            with one checkpoint or with a `checkpoint` file that names one.
+
+    Returns:
+        Arrays in memory of their own. float16 and bfloat16 become float32, other types stay.
+        Of a checkpoint, the entry that holds the weights, see `WRAPPERS`; without the prefix
+        `module.` if all names have it. What is not an array (epoch, arguments) is left out.
+
+    Raises FileNotFoundError, and ValueError for a file which is of no known format, incomplete or
+    corrupt, holds no arrays, or wants code to be run.
+    """
+    path = os.fspath(path)
+    if os.path.isfile(path):
+        arrays = _read_file(path)
+    elif os.path.isfile(f"{path}.index"):
+        arrays = read_tf_checkpoint(path)
+    elif os.path.isdir(path):
+        arrays = read_tf_checkpoint(_checkpoint_in(path))
+    else:
+        raise FileNotFoundError(f"{path}: no such file")
+    if not arrays:
+        raise ValueError(f"{path}: holds no arrays; expected {FORMATS}")
+    if all(name.startswith("module.") for name in arrays):
+        arrays = {name.removeprefix("module."): array for name, array in arrays.items()}
+    return arrays
+
+
+def _read_file(path: str) -> dict[str, np.ndarray]:
+    """The arrays of one file, by the format that its first and last bytes tell."""
+    with open(path, "rb") as file:
+        start = file.read(16)
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - len(TABLE_MAGIC), 0))
+        end = file.read()
+    if not size:
+        raise ValueError(f"{path}: is empty; expected {FORMATS}")
+    if end == TABLE_MAGIC:
+        if not path.endswith(".index"):
+            raise ValueError(
+                f"{path}: the index of a TensorFlow checkpoint, whose name must end in .index, "
+                "or one in TensorFlow's old format, which is not read"
+            )
+        return read_tf_checkpoint(path.removesuffix(".index"))
+    if start[8:9] == b"{" and int.from_bytes(start[:8], "little") <= _MAX_SAFETENSORS_HEADER:
+        read = _read_safetensors
+    elif start.startswith(_ZIP_MAGIC):
+        read = _read_torch_zip
+    elif start.startswith(_PICKLE_MAGIC):
+        read = _read_pickle
+    else:
+        raise ValueError(
+            f"{path}: of no known format, it begins with {start[:8]!r}; expected {FORMATS}"
+        )
+    try:
+        return read(path)
+    # What a corrupt pickle or archive does to its reader is not to be listed.
+    except Exception as error:
+        message = " ".join(str(error).split())
+        if not isinstance(error, ValueError):
+            message = f"incomplete or corrupt, {type(error).__name__}: {message}"
+        raise ValueError(f"{path}: {message}") from error
+
+
+def _read_safetensors(path: str) -> dict[str, np.ndarray]:
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        tensors = load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"not a readable safetensors file: {error}") from error
+    return {name: widened(tensor) for name, tensor in tensors.items()}
+
+
+def _read_torch_zip(path: str) -> dict[str, np.ndarray]:
+    """What `torch.save` has written since 1.6: a pickle, and a member for each storage."""
+    with zipfile.ZipFile(path) as archive:
+        pickles = [name for name in archive.namelist() if re.fullmatch(r"[^/]+/data\.pkl", name)]
+        if len(pickles) != 1:
+            raise ValueError("a zip archive that torch did not write: it needs one data.pkl")
+        root = pickles[0].removesuffix("data.pkl")
+        if f"{root}byteorder" in archive.namelist():
+            order = _member(archive, f"{root}byteorder")
+            if order != b"little":
+                raise ValueError("written by a big-endian machine, which is not read")
+        tree = WeightUnpickler(io.BytesIO(_member(archive, pickles[0]))).load()
+
+        @lru_cache(maxsize=1)
+        def read(storage: Storage) -> bytes:
+            size = storage.numel * storage.dtype.itemsize
+            return _member(archive, f"{root}data/{storage.key}", size)
+
+        return _arrays_of(tree, read)
+
+
+def _member(archive: zipfile.ZipFile, name: str, size: int | None = None) -> bytes:
+    """A member of the archive, which must have `size` bytes."""
+    if name not in archive.NameToInfo:
+        raise ValueError(f"incomplete, {printable(name)} is missing in it")
+    info = archive.getinfo(name)
+    # torch never compresses. Without compression no member is larger than the file.
+    if info.compress_type != zipfile.ZIP_STORED:
+        raise ValueError("a compressed zip archive, which torch does not write")
+    if size is not None and info.file_size != size:
+        raise ValueError(f"corrupt, {printable(name)} has {info.file_size} bytes, expected {size}")
+    return archive.read(info)
+
+
+def _read_pickle(path: str) -> dict[str, np.ndarray]:
+    """A pickle of arrays, or the pickles and storages that torch before 1.6 wrote."""
+    with open(path, "rb") as file:
+        data = file.read()
+    file = io.BytesIO(data)
+    unpickler = WeightUnpickler(file)
+    tree = unpickler.load()
+    if type(tree) is int and tree == _TORCH_MAGIC:
+        return _read_torch_legacy(data, file)
+    if unpickler.storages:
+        raise ValueError("tensors of torch without the storages that torch.save writes")
+    return _arrays_of(tree, None)
+
+
+def _read_torch_legacy(data: bytes, file: io.BytesIO) -> dict[str, np.ndarray]:
+    """The rest of a file of torch before 1.6: three pickles, storage keys, storages."""
+    protocol, system = (WeightUnpickler(file).load() for _ in range(2))
+    if protocol != 1001 or not system["little_endian"]:
+        raise ValueError("of a torch protocol or byte order that is not read")
+    unpickler = WeightUnpickler(file)
+    tree = unpickler.load()
+    places = {}
+    position = None
+    for key in WeightUnpickler(file).load():
+        if key not in unpickler.storages:
+            raise ValueError("corrupt, it has storages that no tensor refers to")
+        storage = unpickler.storages[key]
+        position = file.tell() if position is None else position
+        numel = int.from_bytes(data[position : position + 8], "little")
+        end = position + 8 + numel * storage.dtype.itemsize
+        if end > len(data):
+            raise ValueError("incomplete, it ends within its storages")
+        if numel != storage.numel:
+            raise ValueError(f"corrupt, a storage has {numel} elements, expected {storage.numel}")
+        places[key] = slice(position + 8, end)
+        position = end
+    missing = unpickler.storages.keys() - places.keys()
+    if missing:
+        raise ValueError(f"incomplete, {len(missing)} storages are missing in it")
+    return _arrays_of(tree, lambda storage: memoryview(data)[places[storage.key]])
+
+
+def _arrays_of(tree: Any, read: Callable[[Storage], bytes] | None) -> dict[str, np.ndarray]:
+    """The arrays of a pickled object, out of the entry that holds the weights if it has one."""
+    if not isinstance(tree, dict):
+        raise ValueError("holds no names, expected a dict of arrays by name")
+    for wrapper in WRAPPERS:
+        if isinstance(tree.get(wrapper), dict) and _records(tree[wrapper]):
+            tree = tree[wrapper]
+            break
+    records = _records(tree)
+    if not records:
+        entries = printable(", ".join(map(str, tree))) if tree else "none"
+        raise ValueError(f"holds no arrays by name, its entries are: {entries}")
+    arrays = {}
+    for name, record in records.items():
+        try:
+            arrays[name] = _to_array(record, read)
+        except (ValueError, OverflowError, MemoryError) as error:
+            raise ValueError(f"{printable(name)}: {error}") from error
+    return arrays
+
+
+def _records(tree: dict) -> dict[str, Tensor | NumpyArray]:
+    return {
+        name: value
+        for name, value in tree.items()
+        if isinstance(name, str) and isinstance(value, (Tensor, NumpyArray))
+    }
+
+
+def _to_array(record: Tensor | NumpyArray, read: Callable[[Storage], bytes]) -> np.ndarray:
+    """The numbers of a record, in memory of their own; half precision becomes float32.
+
+    Args:
+        record: from a `WeightUnpickler`.
+        read: returns the little-endian bytes of a whole storage, exactly `numel` elements.
+
+    Raises ValueError where a view reaches beyond its storage, or the data are not as many as the
+    shape needs.
+    """
+    if isinstance(record, NumpyArray):
+        return _numpy_to_array(record)
+    storage, dtype, offset, shape, strides = record
+    # A storage without a type counts in bytes.
+    length = storage.length * storage.dtype.itemsize // dtype.itemsize
+    numel = math.prod(shape)
+    last = offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    if numel and last >= length:
+        raise ValueError(f"a tensor of shape {shape} reaches beyond the end of its storage")
+    if numel > max(length, _MAX_REPEATED):
+        raise ValueError(f"a tensor of shape {shape} repeats a storage of {length} elements")
+    if not numel:
+        return widened(np.zeros(shape, dtype))
+    view = np.ndarray(
+        shape,
+        dtype,
+        buffer=read(storage),
+        offset=storage.start * storage.dtype.itemsize + offset * dtype.itemsize,
+        strides=tuple(stride * dtype.itemsize for stride in strides),
+    )
+    return widened(np.array(view, order="C"))
+
+
+def _numpy_to_array(record: NumpyArray) -> np.ndarray:
+    dtype, shape, data = record.dtype, record.shape, record.data
+    if dtype is None or len(data) != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"a numpy array of shape {shape} has {len(data)} bytes")
+    if not data:
+        return widened(np.zeros(shape, dtype))
+    return widened(np.frombuffer(data, dtype).reshape(shape, order=record.order).copy("C"))
+
+
+def _checkpoint_in(folder: str) -> str:
+    """The common start of the names of the TensorFlow checkpoint in a folder."""
+    prefixes = sorted(
+        os.path.join(folder, name.removesuffix(".index"))
+        for name in os.listdir(folder)
+        if name.endswith(".index")
+    )
+    listing = os.path.join(folder, "checkpoint")
+    if os.path.isfile(listing):
+        with open(listing, encoding="utf-8", errors="replace") as file:
+            latest = re.search(r'^model_checkpoint_path:\s*"(.*)"', file.read(), re.MULTILINE)
+        # Folders move: the file may hold a path of another machine.
+        prefix = latest and os.path.join(folder, os.path.basename(latest[1]))
+        if prefix in prefixes:
+            return prefix
+        raise ValueError(f"{listing}: names a checkpoint that is not in its folder")
+    if len(prefixes) == 1:
+        return prefixes[0]
+    found = f"{len(prefixes)} TensorFlow checkpoints" if prefixes else "no TensorFlow checkpoint"
+    raise ValueError(f"{folder}: a folder with {found}, expected one, or a file: {FORMATS}")

@@ -1,0 +1,260 @@
+"""TensorFlow checkpoints (TensorBundle, since TensorFlow 0.12) without TensorFlow.
+
+`PREFIX.index` is a sorted table in LevelDB's format: for each name, in which shard its numbers are,
+where, of which type and shape. `PREFIX.data-00000-of-00001` and its sisters hold the numbers.
+Table blocks and numbers carry CRC-32C checksums, and all of them are verified.
+"""
+
+import functools
+import math
+import os
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from mask_rcnn_jax.weights.torch_pickle import widened
+
+TABLE_MAGIC = struct.pack("<Q", 0xDB4775248B80FB57)
+_FOOTER_BYTES = 48
+_BLOCK_TRAILER_BYTES = 5  # how the block is compressed, and its checksum
+# The names that Keras and tf.train.Checkpoint give variables end in this.
+_VARIABLE_SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
+# TensorFlow's numbers of types. Strings, such as the graph of objects, are no weights.
+_DTYPES = {
+    1: "<f4", 2: "<f8", 3: "<i4", 4: "u1", 5: "<i2", 6: "i1", 9: "<i8", 14: jnp.bfloat16,
+    17: "<u2", 19: "<f2", 22: "<u4", 23: "<u8",
+}  # fmt: skip
+# Fields of the messages BundleHeaderProto, BundleEntryProto, TensorShapeProto and its Dim.
+_NUM_SHARDS, _ENDIANNESS = 1, 2
+_DTYPE, _SHAPE, _SHARD, _OFFSET, _SIZE, _CRC, _SLICES = 1, 2, 3, 4, 5, 6, 7
+_DIM, _DIM_SIZE = 2, 1
+_CRC_POLYNOMIAL = 0x82F63B78
+_LANE_BYTES_LOG2 = 8
+
+
+def read_tf_checkpoint(prefix: str | os.PathLike) -> dict[str, np.ndarray]:
+    """The arrays of the checkpoint `prefix.index`, `prefix.data-00000-of-00001`, ...
+
+    Returns:
+        All tensors of integers and floats by their names, optimiser slots and counters too.
+        float16 and bfloat16 become float32. The suffix `/.ATTRIBUTES/VARIABLE_VALUE` of
+        TensorFlow 2's names is left out.
+
+    Raises FileNotFoundError where one of the files is missing; ValueError, naming the file, for
+    one that is incomplete or corrupt, for compressed tables and for variables stored in slices.
+    """
+    index = f"{os.fspath(prefix)}.index"
+    try:
+        with open(index, "rb") as file:
+            entries = _read_table(file.read())
+        if b"" not in entries:
+            raise ValueError("the table has no header")
+        header = _fields(entries.pop(b""))
+        if _first(header, _ENDIANNESS):
+            raise ValueError("written by a big-endian machine, which is not read")
+        variables = {name: _fields(entry) for name, entry in entries.items()}
+        found = {name: e for name, e in variables.items() if _first(e, _DTYPE) in _DTYPES}
+        places = {_text(name): _Place(entry) for name, entry in found.items()}
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{index}: no such file") from error
+    except (ValueError, IndexError, TypeError) as error:
+        raise ValueError(f"{index}: not a readable TensorFlow checkpoint: {error}") from error
+    shards = _first(header, _NUM_SHARDS)
+    return {
+        name.removesuffix(_VARIABLE_SUFFIX): _read_tensor(
+            f"{os.fspath(prefix)}.data-{place.shard:05d}-of-{shards:05d}", name, place
+        )
+        for name, place in places.items()
+    }
+
+
+class _Place:
+    """Where the numbers of one tensor are, and what they are."""
+
+    def __init__(self, entry: dict[int, list]):
+        if _SLICES in entry:
+            raise ValueError("a variable stored in slices, which is not read")
+        self.dtype = np.dtype(_DTYPES[_first(entry, _DTYPE)])
+        dims = _fields(entry[_SHAPE][0]).get(_DIM, []) if _SHAPE in entry else []
+        self.shape = tuple(_first(_fields(dim), _DIM_SIZE) for dim in dims)
+        self.shard = _first(entry, _SHARD)
+        self.offset = _first(entry, _OFFSET)
+        self.size = _first(entry, _SIZE)
+        self.crc = _first(entry, _CRC)
+        if self.size != math.prod(self.shape) * self.dtype.itemsize:
+            raise ValueError(f"a tensor of shape {self.shape} with {self.size} bytes")
+
+
+def _read_tensor(path: str, name: str, place: _Place) -> np.ndarray:
+    try:
+        with open(path, "rb") as file:
+            if place.offset + place.size > os.fstat(file.fileno()).st_size:
+                raise ValueError(f"{path}: incomplete, {name} lies beyond its end")
+            file.seek(place.offset)
+            data = file.read(place.size)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{path}: no such file, but its .index names it") from error
+    if _masked(crc32c(data)) != place.crc:
+        raise ValueError(f"{path}: corrupt, the checksum of {name} is wrong")
+    return widened(np.frombuffer(data, place.dtype).reshape(place.shape).copy())
+
+
+def _read_table(data: bytes) -> dict[bytes, bytes]:
+    """All keys and values of a table in LevelDB's format."""
+    if len(data) < _FOOTER_BYTES or not data.endswith(TABLE_MAGIC):
+        raise ValueError("incomplete, or no table")
+    footer = data[-_FOOTER_BYTES:]
+    _, position = _handle(footer, 0)
+    blocks, _ = _handle(footer, position)
+    entries = {}
+    for _, value in _read_block(data, *blocks):
+        entries.update(_read_block(data, *_handle(value, 0)[0]))
+    return entries
+
+
+def _read_block(data: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]:
+    """The keys and values of the block at `offset`; keys share beginnings with the one before."""
+    end = offset + size
+    trailer = data[end : end + _BLOCK_TRAILER_BYTES]
+    if size < 4 or len(trailer) < _BLOCK_TRAILER_BYTES:
+        raise ValueError("incomplete, a block lies beyond its end")
+    kind, crc = struct.unpack("<BI", trailer)
+    if _masked(crc32c(data[offset : end + 1])) != crc:
+        raise ValueError("corrupt, the checksum of a block is wrong")
+    if kind:
+        raise ValueError("its table is compressed, which is not read")
+    (restarts,) = struct.unpack("<I", data[end - 4 : end])
+    block = data[offset : end - 4 - 4 * restarts]
+    position, key = 0, b""
+    while position < len(block):
+        shared, position = _varint(block, position)
+        unshared, position = _varint(block, position)
+        length, position = _varint(block, position)
+        middle = position + unshared
+        if shared > len(key) or middle + length > len(block):
+            raise ValueError("corrupt, a key or a value ends beyond its block")
+        key = key[:shared] + block[position:middle]
+        position = middle + length
+        yield key, block[middle:position]
+
+
+def _handle(data: bytes, position: int) -> tuple[tuple[int, int], int]:
+    """Offset and size of a block, and the position behind them."""
+    offset, position = _varint(data, position)
+    size, position = _varint(data, position)
+    return (offset, size), position
+
+
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    """A whole number of seven bits a byte, and the position behind it."""
+    result = 0
+    for shift in range(0, 70, 7):
+        byte = data[position]
+        position += 1
+        result |= (byte & 127) << shift
+        if byte < 128:
+            return result, position
+    raise ValueError("corrupt, a number without an end")
+
+
+def _fields(message: bytes) -> dict[int, list[Any]]:
+    """The fields of a protocol buffer by their numbers, those within it still as bytes."""
+    fields, position = {}, 0
+    while position < len(message):
+        tag, position = _varint(message, position)
+        kind = tag & 7
+        if kind == 0:
+            value, position = _varint(message, position)
+        elif kind in (1, 5):
+            width = 8 if kind == 1 else 4
+            value = int.from_bytes(message[position : position + width], "little")
+            position += width
+        elif kind == 2:
+            length, position = _varint(message, position)
+            value = message[position : position + length]
+            position += length
+        else:
+            raise ValueError("corrupt, a field of unknown type")
+        if position > len(message):
+            raise ValueError("corrupt, a field ends beyond its message")
+        fields.setdefault(tag >> 3, []).append(value)
+    return fields
+
+
+def _first(fields: dict[int, list], number: int) -> int:
+    """A field that is a number; 0, their default, is not written."""
+    value = fields.get(number, [0])[0]
+    if not (isinstance(value, int) and value < 2**63):
+        raise ValueError("corrupt, a field is not a number from 0 up")
+    return value
+
+
+def _text(name: bytes) -> str:
+    text = name.decode("utf-8", "backslashreplace")
+    if name.startswith(b"\0"):
+        raise ValueError("a variable stored in slices, which is not read")
+    if not text.isprintable():
+        raise ValueError(f"corrupt, the name {name[:40]!r}")
+    return text
+
+
+def _masked(crc: int) -> int:
+    """LevelDB rotates and shifts the checksums that it stores among the data."""
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def crc32c(data: bytes) -> int:
+    """CRC-32C (Castagnoli) of some bytes, about half a second per 100 MB.
+
+    A checksum is linear in its data, apart from a constant at each end. So it is taken of many
+    short lanes at once, and the lanes are then joined in pairs: the first one's checksum, moved
+    on by the length of the second, plus (exclusive or) the second one's.
+    """
+    lane = 1 << _LANE_BYTES_LOG2
+    lanes = 1 << max(math.ceil(len(data) / lane) - 1, 0).bit_length()
+    # Zeros in front do not change the linear part.
+    padded = np.zeros(lanes * lane, np.uint8)
+    padded[padded.size - len(data) :] = np.frombuffer(data, np.uint8)
+    low, high = _four_zeros_tables()
+    crcs = np.zeros(lanes, np.uint32)
+    for words in np.ascontiguousarray(padded.view("<u4").reshape(lanes, -1).T):
+        crcs ^= words
+        crcs = low[crcs & 0xFFFF] ^ high[crcs >> 16]
+    power = _LANE_BYTES_LOG2
+    while crcs.size > 1:
+        crcs = _apply(_zeros(power), crcs[0::2]) ^ crcs[1::2]
+        power += 1
+    start = np.array([0xFFFFFFFF], np.uint32)
+    for bit in range(len(data).bit_length()):
+        if len(data) >> bit & 1:
+            start = _apply(_zeros(bit), start)
+    return int(crcs[0] ^ start[0]) ^ 0xFFFFFFFF
+
+
+@functools.cache
+def _zeros(power: int) -> np.ndarray:
+    """What 2**power zero bytes make of a checksum: [32] uint32, for each bit set in it."""
+    if power:
+        return _apply(_zeros(power - 1), _zeros(power - 1))
+    bits = np.uint32(1) << np.arange(32, dtype=np.uint32)
+    for _ in range(8):
+        bits = bits >> 1 ^ np.where(bits & 1, np.uint32(_CRC_POLYNOMIAL), np.uint32(0))
+    return bits
+
+
+@functools.cache
+def _four_zeros_tables() -> tuple[np.ndarray, np.ndarray]:
+    """What four zero bytes make of the lower and of the upper half of a checksum."""
+    half = np.arange(1 << 16, dtype=np.uint32)
+    return _apply(_zeros(2), half), _apply(_zeros(2), half << 16)
+
+
+def _apply(images: np.ndarray, crcs: np.ndarray) -> np.ndarray:
+    """The linear map with these images of the 32 bits, of each checksum."""
+    result = np.zeros_like(crcs)
+    for bit, image in enumerate(images):
+        result ^= (crcs >> bit & 1) * image
+    return result

@@ -1,0 +1,178 @@
+"""Convolution against loops in numpy, and its gradients against those that JAX derives."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from mask_rcnn_jax.cpu_kernels import convolution, winograd
+from mask_rcnn_jax.cpu_kernels.convolution import conv, kernel_gradient
+
+ONE = ((1, 1), (1, 1))
+# Map, kernel, features in and out, stride, padding: blocks of one row, of several, an uneven rest.
+CASES = {
+    "3x3": ((2, 7, 5), (3, 3), (3, 4), 1, ONE),
+    "3x3, stride 2": ((2, 8, 7), (3, 3), (3, 2), 2, ONE),
+    "stem": ((1, 15, 18), (7, 7), (3, 4), 2, ((3, 3), (3, 3))),
+    "SAME, stride 2": ((1, 8, 9), (3, 3), (2, 3), 2, "SAME"),
+    "no padding": ((1, 6, 6), (2, 3), (2, 2), 1, ((0, 0), (0, 0))),
+    "uneven padding": ((2, 5, 9), (3, 3), (2, 3), 1, ((0, 2), (3, 0))),
+    "one pixel": ((3, 1, 1), (3, 3), (2, 2), 1, ONE),
+    "1x1": ((2, 5, 4), (1, 1), (3, 4), 1, ((0, 0), (0, 0))),
+    "stride past the end": ((1, 8, 8), (1, 1), (2, 2), 3, ((0, 0), (0, 0))),
+}
+
+
+def problem(case, dtype=np.float32):
+    (batch, height, width), kernel_size, (channels, features), stride, padding = CASES[case]
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(batch, height, width, channels)).astype(dtype)
+    kernel = rng.normal(size=(*kernel_size, channels, features)).astype(dtype)
+    return jnp.asarray(x), jnp.asarray(kernel), stride, padding
+
+
+def by_loops(x, kernel, stride, padding):
+    if padding == "SAME":
+        padding = lax.padtype_to_pads(x.shape[1:3], kernel.shape[:2], (stride, stride), "SAME")
+    x = np.pad(np.float64(x), ((0, 0), *padding, (0, 0)))
+    kh, kw = kernel.shape[:2]
+    rows, columns = ((x.shape[1 + i] - kernel.shape[i]) // stride + 1 for i in range(2))
+    out = np.zeros((len(x), rows, columns, kernel.shape[3]))
+    for i, j in np.ndindex(rows, columns):
+        window = x[:, i * stride : i * stride + kh, j * stride : j * stride + kw]
+        out[:, i, j] = np.einsum("nhwc,hwck->nk", window, np.float64(kernel))
+    return out
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_values(case):
+    x, kernel, stride, padding = problem(case)
+    expected = by_loops(x, kernel, stride, padding)
+    np.testing.assert_allclose(
+        conv(x, kernel, None, stride, padding), expected, rtol=1e-5, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("few", [False, True])
+@pytest.mark.parametrize("positions", [1, 12, 1024])
+@pytest.mark.parametrize("case", CASES)
+def test_gradients(case, positions, few, monkeypatch):
+    """The convolution is linear in each argument, so differences are exact but for rounding."""
+    monkeypatch.setattr(convolution, "FEW" if few else "POSITIONS", positions)
+    x, kernel, stride, padding = problem(case)
+    out, pull = jax.vjp(lambda x, kernel: conv(x, kernel, None, stride, padding, few), x, kernel)
+    rng = np.random.default_rng(1)
+    grad = rng.normal(size=out.shape).astype(np.float32)
+    if few:
+        grad *= rng.uniform(size=(*out.shape[:3], 1)) < 0.3
+    of_x, of_kernel = map(np.asarray, pull(jnp.asarray(grad)))
+    for _ in range(3):
+        dx, dk = (rng.normal(size=a.shape).astype(np.float32) for a in (x, kernel))
+        assert np.sum(of_x * dx) == pytest.approx(
+            np.sum(grad * by_loops(dx, kernel, stride, padding)), rel=1e-4, abs=1e-3
+        )
+        assert np.sum(of_kernel * dk) == pytest.approx(
+            np.sum(grad * by_loops(x, dk, stride, padding)), rel=1e-4, abs=1e-3
+        )
+
+
+@pytest.mark.parametrize("tiles", [1, 5, 512])
+@pytest.mark.parametrize("case", ["3x3", "one pixel", "uneven padding"])
+def test_with_fewer_multiplications(case, tiles, monkeypatch):
+    """Values and both gradients of maps that are large enough, which none of the others is."""
+    if jax.default_backend() != "cpu":
+        pytest.skip("other devices do not have it")
+    monkeypatch.setattr(winograd, "TILES", tiles)
+    monkeypatch.setattr(winograd, "WHOLE", 0 if tiles == 1 else 6)
+    monkeypatch.setattr(winograd, "pays", lambda *_: True)
+    monkeypatch.setattr(convolution, "kernel_gradient", None)  # it is not to be used
+    test_values(case)
+    test_gradients(case, 1024, False, monkeypatch)
+
+
+def test_fewer_multiplications_cost_no_precision():
+    """Errors against sums in float64, of as many channels as a pyramid has."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(1, 16, 16, 256)).astype(np.float32)
+    kernel = rng.normal(size=(3, 3, 256, 64)).astype(np.float32)
+    exact = by_loops(x, kernel, 1, ONE)
+    plain = lax.conv_general_dilated(
+        x, kernel, (1, 1), ONE, dimension_numbers=convolution.DIMENSIONS, precision="highest"
+    )
+    ours = winograd.conv3x3(jnp.asarray(x), winograd.transform(jnp.asarray(kernel)), ONE)
+    ours_error, plain_error = (np.std(np.asarray(y) - exact) for y in (ours, plain))
+    assert ours_error < 1.1 * plain_error
+
+
+@pytest.mark.parametrize("shape", [(1, 128, 128, 256), (1, 32, 32, 256), (40, 14, 14, 256)])
+def test_many_channels_have_fewer_multiplications(shape):
+    if jax.default_backend() != "cpu":
+        pytest.skip("other devices do not have it")
+    x, kernel = jnp.zeros(shape), jnp.zeros((3, 3, 256, 256))
+    live = jnp.ones(len(x), bool) if len(x) > 1 else None
+    program = jax.jit(lambda x, k: conv(x, k, live, 1, ONE)).lower(x, kernel).compile()
+    assert program.cost_analysis()["flops"] < 2 * 9 * x[..., 0].size * 256**2
+    assert " convolution(" not in program.as_text()
+
+
+@pytest.mark.parametrize("rows", [0, 1, 7, 36, 37])
+@pytest.mark.parametrize("case", ["3x3", "3x3, stride 2", "SAME, stride 2", "1x1", "no padding"])
+def test_rows_that_nobody_reads_are_left_out(case, rows):
+    """In chunks of 1, 7, 12 and 1 rows, and none at all."""
+    x, kernel, stride, padding = problem(case)
+    rng = np.random.default_rng(0)
+    live = np.arange(rows) % 5 == 0
+    x = jnp.asarray(rng.normal(size=(rows, *x.shape[1:])), jnp.float32)
+
+    out, pull = jax.vjp(lambda x, k: conv(x, k, jnp.asarray(live), stride, padding), x, kernel)
+    plain, plain_pull = jax.vjp(lambda x, k: conv(x, k, None, stride, padding), x, kernel)
+    np.testing.assert_allclose(out[live], plain[live], rtol=1e-5, atol=1e-5)
+    grad = rng.normal(size=out.shape) * live[:, None, None, None]
+    grad = jnp.asarray(grad, jnp.float32)
+    for mine, theirs in zip(pull(grad), plain_pull(grad), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_a_cpu_computes_nothing_where_no_row_is_live():
+    if jax.default_backend() != "cpu":
+        pytest.skip("other devices compute what nobody reads")
+    x, kernel, stride, padding = problem("3x3")
+    dead = jnp.zeros(len(x), bool)
+    out, pull = jax.vjp(lambda x, k: conv(x * jnp.nan, k, dead, stride, padding), x, kernel)
+    assert not np.any(out)
+    assert not np.any(pull(jnp.zeros_like(out))[1])
+
+
+def test_no_gradient_at_all_and_one_that_is_not_a_number():
+    x, kernel, stride, padding = problem("3x3")
+    out, pull = jax.vjp(lambda x, kernel: conv(x, kernel, None, stride, padding, True), x, kernel)
+    assert not any(np.any(gradient) for gradient in pull(jnp.zeros_like(out)))
+    of_x, of_kernel = pull(jnp.zeros_like(out).at[0, 2, 3].set(jnp.nan))
+    assert np.isnan(of_kernel).all() and np.isnan(of_x).sum() == 9 * x.shape[-1]
+
+
+def test_sums_of_bfloat16_are_made_in_float32():
+    x = jnp.ones((1, 64, 64, 1), jnp.bfloat16)
+    gradient = kernel_gradient(x, x, kernel_size=(1, 1), stride=1, padding=((0, 0), (0, 0)))
+    assert gradient.dtype == jnp.bfloat16 and gradient.item() == 64 * 64
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_gradients_are_those_of_the_plain_convolution(dtype):
+    x, kernel, stride, padding = problem("3x3, stride 2", np.float32)
+    args = x.astype(dtype), kernel.astype(dtype)
+
+    def total(function, x, kernel):
+        return jnp.sum(jnp.sin(function(x, kernel).astype(jnp.float32)))
+
+    ours = jax.grad(total, argnums=(1, 2))(lambda x, k: conv(x, k, None, stride, padding), *args)
+    plain = jax.grad(total, argnums=(1, 2))(
+        lambda x, k: convolution._conv(x, k, stride, padding), *args
+    )
+    tolerance = 1e-5 if dtype == jnp.float32 else 0.05
+    for mine, theirs in zip(ours, plain, strict=True):
+        assert mine.dtype == dtype
+        np.testing.assert_allclose(
+            np.float32(mine), np.float32(theirs), rtol=tolerance, atol=tolerance
+        )
