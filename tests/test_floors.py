@@ -13,8 +13,10 @@ FLOORS = {
     "cli": 1, "config": 1, "progress": 1, "rle": 1, "structures": 1,
 }  # fmt: skip
 # These run on any GPU machine: nothing beyond jax, flax, optax, numpy and our own rooms.
-LEAN = ["ops", "models", "cpu_kernels", "training/step.py", "training/optim.py", "training/loss_scale.py",
-        "benchmarking"]  # fmt: skip
+LEAN = [
+    "ops", "models", "cpu_kernels", "training/step.py", "training/optim.py",
+    "training/loss_scale.py", "benchmarking",
+]  # fmt: skip
 LEAN_IMPORTS = {"jax", "flax", "optax", "numpy", "jaxtyping", "mask_rcnn_jax", "pallas_kernels",
                 "collections", "contextlib", "dataclasses", "functools", "typing", "math", "re",
                 "time", "tomllib", "pathlib", "os", "resource", "sys"}  # fmt: skip
