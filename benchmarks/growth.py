@@ -38,7 +38,7 @@ def axes(mode: str) -> dict[str, dict[Any, dict[str, Any]]]:
         "classes": entry("model.num_classes", 1, 80, 1000),
     }
     if mode == "train":
-        found["rois"] = entry("model.rois_per_image", 128, 256, 512, 1024)
+        found["rois"] = entry("model.sampling.batch_size_per_image", 128, 256, 512, 1024)
         found["objects"] = {
             count: {"objects": count, "data.max_instances": max(count, ROOM)}
             for count in (1, 10, 100, 500)
@@ -51,13 +51,26 @@ def axes(mode: str) -> dict[str, dict[Any, dict[str, Any]]]:
 def base(mode: str, size: tuple[int, int]) -> dict[str, Any]:
     """The point that all others differ from in one thing."""
     from_recipe = {
-        "train": {"train.batch_size": 1, "model.pre_nms_topk_train": 2000,
-                  "model.post_nms_topk_train": 1000, "model.rois_per_image": 512},
-        "infer": {"eval.batch_size": 1, "model.pre_nms_topk_test": 1000,
-                  "model.post_nms_topk_test": 1000, "eval.detections_per_image": 100},
-    }  # fmt: skip
-    common = {"train.precision": "float32", "data.image_size": size, "data.max_instances": ROOM,
-              "model.num_classes": 80, "objects": 10}  # fmt: skip
+        "train": {
+            "train.batch_size": 1,
+            "model.rpn.pre_nms_topk_train": 2000,
+            "model.rpn.post_nms_topk_train": 1000,
+            "model.sampling.batch_size_per_image": 512,
+        },
+        "infer": {
+            "eval.batch_size": 1,
+            "model.rpn.pre_nms_topk_test": 1000,
+            "model.rpn.post_nms_topk_test": 1000,
+            "eval.detections_per_image": 100,
+        },
+    }
+    common = {
+        "train.precision": "float32",
+        "data.image_size": size,
+        "data.max_instances": ROOM,
+        "model.num_classes": 80,
+        "objects": 10,
+    }
     return common | from_recipe[mode]
 
 

@@ -138,7 +138,8 @@ def work(settings: dict) -> None:
 
     from mask_rcnn_jax.benchmarking import inputs
     from mask_rcnn_jax.config import load_config
-    from mask_rcnn_jax.models.build import init_variables, predict_options
+    from mask_rcnn_jax.models.build import init_variables
+    from mask_rcnn_jax.models.detect import detect_options
     from mask_rcnn_jax.training.step import make_mesh, make_predict_step, replicate, shard_batch
 
     height, width = map(int, settings["size"].split(","))
@@ -168,7 +169,7 @@ def work(settings: dict) -> None:
             state, metrics = train_step(state, batch)
             jax.block_until_ready(metrics)
     else:
-        predict = make_predict_step(model, mesh, **predict_options(config.eval))
+        predict = make_predict_step(model, mesh, detect_options(config))
         variables = replicate(variables, mesh)
 
         def step():

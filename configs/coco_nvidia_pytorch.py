@@ -19,7 +19,7 @@ objects an image are trained on; detection considers the best 4096 scores of all
 
 from ml_collections import ConfigDict
 
-from configs import coco
+from mask_rcnn_jax.configs import base
 
 # variant: batch, steps, rate, decay steps, warm-up steps and factor, a device's proposals
 SCHEDULES = {
@@ -33,86 +33,22 @@ SCHEDULES = {
 
 def get_config(variant: str = "bs96") -> ConfigDict:
     if variant not in SCHEDULES:
-        raise ValueError(
-            f"configs/coco_nvidia_pytorch.py:{variant}: expected one of {list(SCHEDULES)}"
-        )
+        raise ValueError(f"coco_nvidia_pytorch:{variant}: expected one of {list(SCHEDULES)}")
     batch, steps, rate, decays, warmup, factor, proposals = SCHEDULES[variant]
-    config = coco.get_config()
-    config.data.update(
-        image_size=(800, 1333),  # short side, longest side allowed
-        resize="shortest_edge",
-        resize_rounding="caffe",
-        antialias=True,
-        max_vertices=512,
-        box_offset=1.0,  # x2 = x + width - 1
-        keep_empty=False,
-    )
-    config.model = dict(
-        num_classes=0,
-        init_from="",
-        depth=50,
-        norm="frozen",
-        norm_eps=0.0,
-        stride_in="1x1",
-        padding="torch",
-        pool_padding="torch",
-        frozen_stages=2,
-        channel_order="bgr",
-        pixel_mean=(122.7717, 115.9465, 102.9801),
-        pixel_std=(1.0, 1.0, 1.0),
-        pad_multiple=32,
-        fpn_channels=256,
-        fpn_init="xavier_fill",
-        anchor_sizes=(32.0, 64.0, 128.0, 256.0, 512.0),
-        anchor_shapes=((2**0.5, 0.5**0.5), (1.0, 1.0), (0.5**0.5, 2**0.5)),
-        anchor_centre=0.5,
-        anchor_rounding="base_window",
-        anchor_offset=1.0,
-        anchor_stride="level",
-        rpn_channels=256,
-        rpn_fg_thresh=0.7,
-        rpn_bg_thresh=0.3,
-        rpn_low_quality="ties",
-        rpn_straddle=0.0,
-        rpn_anchors_per_image=256,
-        rpn_fg_fraction=0.5,
-        rpn_encode_offset=1.0,
-        rpn_nms_thresh=0.7,
-        pre_nms_topk_train=2000,
-        pre_nms_topk_test=1000,
-        post_nms_topk_train=proposals,
-        post_nms_topk_test=1000,
-        post_nms_scope="batch",
-        proposal_min_size=-1.0,
-        box_offset=1.0,
-        iou_offset=1.0,
-        rois_per_image=512,
-        roi_fg_fraction=0.25,
-        roi_fg_thresh=0.5,
-        roi_fg_strict=False,
-        roi_bg_thresh=(0.0, 0.5),
-        roi_max_level=5,
-        roi_sampling=2,
-        roi_max_sampling=8,
-        roi_half_pixel=False,
-        roi_border="zero",
-        roi_min_size=1.0,
-        box_weights=(10.0, 10.0, 5.0, 5.0),
-        box_channels=1024,
-        fc_init="xavier_fill",
-        predictor_init="normal",
-        mask_channels=256,
-        mask_targets="polygons",
-        mask_half_pixel=True,
-        mask_predictor_init="he",
-    )
-    config.loss.update(
-        rpn_cls_average="sampled",
-        rpn_box_loss="smooth_l1",
-        rpn_box_beta=1 / 9,
-        rpn_box_average="sampled",
-        box_beta=1.0,
-        box_average="rois",
+    config = base.get_config()
+    config.data.update(resize_rounding="caffe", antialias=True, max_vertices=512, keep_empty=False)
+    config.model.update(
+        input=dict(channel_order="bgr", mean=(122.7717, 115.9465, 102.9801), std=(1.0, 1.0, 1.0)),
+        backbone=dict(stride_in="1x1", norm_eps=0.0),
+        anchors=dict(center=0.5, rounding="base_window"),
+        box_coder=dict(inclusive="all"),
+        rpn=dict(
+            straddle_thresh=0.0,
+            min_size=-1.0,
+            post_nms_scope="batch",
+            post_nms_topk_train=proposals,
+        ),
+        mask_targets=dict(kind="polygons"),
     )
     config.optim.update(
         learning_rate=rate,
@@ -120,22 +56,11 @@ def get_config(variant: str = "bs96") -> ConfigDict:
         warmup_until=warmup / steps,
         warmup_factor=factor,
         decay_at=tuple(step / steps for step in decays),
-        decay_levels=(0.1, 0.01),
-        rate_in_velocity=False,
-        weight_decay=1e-4,
         decay_on=("kernel",),
         bias_lr_factor=2.0,
         loss_scale=2.0**13,
     )
-    config.train.update(
-        batch_size=batch, steps=steps, checkpoint_every=2500, eval_every=0, precision="float32"
-    )
-    config.eval.update(
-        batch_size=1,
-        score_threshold=0.05,
-        paste="integer",
-        box_offset=1.0,  # results are written with width = x2 - x1 + 1
-    )
+    config.train.update(batch_size=batch, steps=steps, checkpoint_every=2500)
     if variant == "mlperf":
         config.train.update(stop_at_box_ap=0.377, stop_at_mask_ap=0.339)
     return config

@@ -14,18 +14,15 @@ images theirs is a rate of 0.005, which the linear rule gives as well.
 
 from ml_collections import ConfigDict
 
-from configs import coco
+from mask_rcnn_jax.configs import coco
 
 STEPS = 45_000
 
 
 def get_config() -> ConfigDict:
     config = coco.get_config()
-    config.model.update(
-        norm_eps=1e-4,
-        padding="torch",  # strided convolutions pad both sides, the max-pooling does not
-        pool_padding="same",
-    )
+    # Strided convolutions pad both sides, the max-pooling does not.
+    config.model.backbone.update(norm_eps=1e-4, padding="torch")
     config.optim.update(
         warmup_until=1000 / STEPS,
         decay_at=(30_000 / STEPS, 40_000 / STEPS),

@@ -15,25 +15,14 @@ TAO's freeze_bn uses the stored statistics but still trains scale and bias; so d
 
 from ml_collections import ConfigDict
 
-from configs import coco_nvidia_tf1
+from mask_rcnn_jax.configs import coco_nvidia_tf1
 
 
 def get_config(variant: str = "blog") -> ConfigDict:
     config = coco_nvidia_tf1.get_config()
-    config.data.update(max_instances=200)
-    config.model.update(
-        norm="affine",
-        norm_eps=1e-3,
-        stride_in="1x1",
-        padding="same",
-        pool_padding="same",
-    )
-    config.optim.update(
-        learning_rate=0.02,
-        bias_lr_factor=2.0,
-        loss_scale=2.0**15,
-        decay_on=("kernel", "scale"),
-    )
+    config.data.max_instances = 200
+    config.model.backbone.update(norm="affine", norm_eps=1e-3, stride_in="1x1", padding="same")
+    config.optim.update(learning_rate=0.02, loss_scale=2.0**15, decay_on=("kernel", "scale"))
     if variant == "blog":
         _schedule(config, batch_size=24, steps=100_000, levels=(0.1, 0.01, 0.001))
         config.optim.update(
@@ -44,13 +33,9 @@ def get_config(variant: str = "blog") -> ConfigDict:
         )
     elif variant == "docs":
         _schedule(config, batch_size=16, steps=120_000, levels=(0.1, 0.02, 0.002))
-        config.optim.update(
-            warmup_until=0.0,
-            decay_at=(60 / 120, 80 / 120, 100 / 120),
-            weight_decay=1e-4,
-        )
+        config.optim.update(warmup_until=0.0, decay_at=(60 / 120, 80 / 120, 100 / 120))
     else:
-        raise ValueError(f"configs/coco_tao.py:{variant}: expected blog or docs")
+        raise ValueError(f"coco_tao:{variant}: expected blog or docs")
     return config
 
 

@@ -15,7 +15,7 @@ each. On a CPU make the pictures smaller: --config.data.image_size="(320, 512)".
 
 from ml_collections import ConfigDict
 
-from configs import coco_torchvision
+from mask_rcnn_jax.configs import coco_torchvision
 
 
 def get_config() -> ConfigDict:
@@ -32,17 +32,8 @@ def get_config() -> ConfigDict:
         num_workers=4,
     )
     config.optim.update(
-        learning_rate=0.005,
-        reference_batch=4,
-        warmup_until=0.05,
-        decay_at=(0.7, 0.9),
+        learning_rate=0.005, reference_batch=4, warmup_until=0.05, decay_at=(0.7, 0.9)
     )
-    config.train.update(
-        batch_size=4,
-        epochs=10.0,
-        log_every=20,
-        checkpoint_every=500,
-        eval_every=0,
-    )
+    config.train.update(batch_size=4, epochs=10.0, log_every=20, checkpoint_every=500, eval_every=0)
     config.eval.update(loss_images=100, pictures=8)
     return config

@@ -13,7 +13,7 @@ AP 0.645 on the 60 held-out pictures.
 
 from ml_collections import ConfigDict
 
-from configs import coco
+from mask_rcnn_jax.configs import coco
 
 
 def get_config() -> ConfigDict:
@@ -30,23 +30,23 @@ def get_config() -> ConfigDict:
         num_workers=0,
     )
     config.model.update(
-        depth=10,
-        norm="group",
-        frozen_stages=0,
-        fpn_channels=64,
-        anchor_sizes=(16.0, 32.0, 64.0, 128.0, 256.0),
-        rpn_channels=64,
-        rpn_anchors_per_image=64,
-        pre_nms_topk_train=300,
-        pre_nms_topk_test=300,
-        post_nms_topk_train=100,
-        post_nms_topk_test=100,
-        box_offset=0.0,  # continuous boxes and pixel centres: half a pixel counts in small pictures
-        rois_per_image=64,
-        roi_sampling=2,
-        roi_half_pixel=True,
-        box_channels=256,
-        mask_channels=32,
+        backbone=dict(depth=10, norm="group", frozen_stages=0),
+        fpn=dict(channels=64),
+        anchors=dict(sizes=(16.0, 32.0, 64.0, 128.0, 256.0)),
+        # Continuous boxes and pixel centers: half a pixel counts in small images.
+        box_coder=dict(inclusive="none"),
+        roi_align=dict(sampling_ratio=2, aligned=True),
+        rpn=dict(
+            channels=64,
+            batch_size_per_image=64,
+            pre_nms_topk_train=300,
+            pre_nms_topk_test=300,
+            post_nms_topk_train=100,
+            post_nms_topk_test=100,
+        ),
+        sampling=dict(batch_size_per_image=64),
+        box_head=dict(channels=256),
+        mask_head=dict(channels=32),
     )
     config.optim.update(
         name="adamw",

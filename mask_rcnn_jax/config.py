@@ -15,7 +15,6 @@ AT_LEAST_ONE = (
     "data.max_instances", "train.batch_size", "train.log_every", "train.checkpoint_every",
     "train.keep_checkpoints", "eval.batch_size", "eval.detections_per_image",
 )  # fmt: skip
-PASTE_RULES = ("continuous", "integer")
 AT_LEAST_ZERO = ("data.num_workers", "train.epochs", "train.steps", "train.eval_every")
 
 
@@ -25,7 +24,11 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
 
     overrides: `{"train.batch_size": 4}`; ValueError names an entry that does not exist.
     """
-    if (str(path).endswith(".py") or ".py:" in str(path)) and not Path(path).is_dir():
+    name, _, variant = str(path).partition(":")
+    if importlib.util.find_spec(f"mask_rcnn_jax.configs.{name}") if name.isidentifier() else None:
+        module = importlib.import_module(f"mask_rcnn_jax.configs.{name}")
+        config = module.get_config(variant) if variant else module.get_config()
+    elif (str(path).endswith(".py") or ".py:" in str(path)) and not Path(path).is_dir():
         config = _load_recipe(str(path))
     else:
         path = Path(path)
@@ -43,10 +46,6 @@ def check_entries(config: ConfigDict) -> None:
         section, key = name.split(".")
         if config[section][key] < lowest:
             raise ValueError(f"{name} is {config[section][key]}, expected at least {lowest}")
-    if config.eval.paste not in PASTE_RULES:
-        raise ValueError(
-            f"eval.paste is {config.eval.paste!r}, expected one of {list(PASTE_RULES)}"
-        )
 
 
 def read_workdir(workdir: str | Path) -> tuple[ConfigDict, list[dict]]:
@@ -98,10 +97,12 @@ def _override(config: ConfigDict, name: str, value) -> None:
         ) from error
 
 
-def flatten(tree: dict, prefix: str = "") -> dict:
+def flatten(tree: Mapping, prefix: str = "") -> dict[str, Any]:
+    """The entries of a config by their dotted names."""
     flat = {}
     for key, value in tree.items():
-        flat |= (
-            flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-        )
+        if isinstance(value, Mapping | ConfigDict):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
     return flat

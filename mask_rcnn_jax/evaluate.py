@@ -23,9 +23,9 @@ from pycocotools.cocoeval import COCOeval
 
 from mask_rcnn_jax import cli
 from mask_rcnn_jax.data.coco import check_classes, check_image_size, decode_image
+from mask_rcnn_jax.data.options import has_inclusive_boxes
 from mask_rcnn_jax.data.source import annotation_file, load_split
 from mask_rcnn_jax.evaluation import coco as coco_evaluation
-from mask_rcnn_jax.models.build import predict_options
 from mask_rcnn_jax.report.analysis import Findings, examine
 from mask_rcnn_jax.report.page import write_report
 from mask_rcnn_jax.training import evaluator
@@ -67,10 +67,10 @@ def evaluate_model(
     mesh = make_mesh()
     loader = make_eval_loader(config, dataset, config.eval.max_images)
     results = evaluator.detect(
-        make_predict_step(model, mesh, **predict_options(config.eval)),
+        make_predict_step(model, mesh, detect_options(config)),
         replicate(variables, mesh),
         loader, dataset, mesh, loader.num_images,
-        paste=config.eval.paste, box_offset=config.eval.box_offset,
+        paste=config.eval.paste, inclusive_boxes=has_inclusive_boxes(config),
     )  # fmt: skip
     image_ids = [record.id for record in dataset.images[: loader.num_images]]
     findings, collect = _collector(report)

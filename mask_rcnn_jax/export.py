@@ -36,16 +36,16 @@ from safetensors.numpy import save
 from mask_rcnn_jax import cli
 from mask_rcnn_jax.data.coco import CocoDataset, check_classes
 from mask_rcnn_jax.data.loader import EvalLoader
-from mask_rcnn_jax.data.options import example_options
+from mask_rcnn_jax.data.options import example_options, has_inclusive_boxes
 from mask_rcnn_jax.data.source import annotation_file, load_split
 from mask_rcnn_jax.deploy.artifact import Artifact, ArtifactOptions, build_artifact
-from mask_rcnn_jax.deploy.manifest import make_manifest
+from mask_rcnn_jax.deploy.manifest import Program, make_manifest
 from mask_rcnn_jax.deploy.quantize import CALIBRATORS
 from mask_rcnn_jax.evaluation import coco as coco_evaluation
 from mask_rcnn_jax.training import evaluator
 from mask_rcnn_jax.weights.convert import to_flax, to_ours_flat, to_torchvision
-from mask_rcnn_jax.weights.expected_model import recipe_mismatches
-from mask_rcnn_jax.weights.restore import restore
+from mask_rcnn_jax.weights.expected_model import mismatches
+from mask_rcnn_jax.weights.restore import restore, restore_config
 
 WEIGHTS = ("safetensors", "torchvision")
 MODELS = ("stablehlo", "onnx")
@@ -61,23 +61,26 @@ def export_weights(config: ConfigDict | None, weights: str, form: str, output: s
     target = Path(output)
     if target.suffix != ".safetensors":
         raise ValueError(f"--output is {output}, expected a name that ends in .safetensors")
-    config, variables, categories, _ = restore(config, weights)
     if form == "torchvision":
-        check_torchvision(config.model)
-    eps = config.model.norm_eps
+        check_torchvision(restore_config(config, weights)[0].model)
+    config, variables, categories, _ = restore(config, weights)
+    eps = config.model.backbone.norm_eps
     if form == "torchvision":
         arrays = to_torchvision(variables, norm_eps=eps)
         eps = 1e-5  # what it has been converted to
     else:
         arrays = to_ours_flat(variables)
     content = save(arrays)
-    again, _ = to_flax(arrays, norm=config.model.norm, eps=eps)
+    again, _ = to_flax(arrays, norm=config.model.backbone.norm, eps=eps)
     difference = _largest_difference(again, variables)
     manifest = make_manifest(
-        config, categories, form=form, files=[target.name], inputs={}, canvas=None,
-        picture_size=None, resized=None, precision="float32", valid_dtype="bool",
+        config,
+        categories,
+        form=form,
+        files=[target.name],
+        program=None,
         details={"self_check": {"largest_difference": difference}, "config": _json(config)},
-    )  # fmt: skip
+    )
     write(target.parent, {
         target.name: content, f"{target.stem}.manifest.json": _dump(manifest),
     })  # fmt: skip
@@ -111,12 +114,22 @@ def export_model(
             pair = "  ".join(f"{kind} {values[name]:.4f}" for kind, values in aps.items())
             print(f"{name:10}{pair}")
     files = {**artifact.files, "manifest.json": b""}
+    program = Program(
+        artifact.inputs,
+        artifact.canvas,
+        artifact.precision,
+        options.picture_size,
+        artifact.resized,
+        "int32" if options.deepstream else "bool",
+    )
     manifest = make_manifest(
-        config, categories, form=form, files=sorted(files), inputs=artifact.inputs,
-        canvas=artifact.canvas, picture_size=options.picture_size, resized=artifact.resized,
-        precision=artifact.precision, valid_dtype="int32" if options.deepstream else "bool",
+        config,
+        categories,
+        form=form,
+        files=sorted(files),
+        program=program,
         details={**artifact.details, **details},
-    )  # fmt: skip
+    )
     files["manifest.json"] = _dump(manifest)
     write(Path(output), files)
     print(f"{output}: {', '.join(sorted(files))}")
@@ -130,7 +143,7 @@ def score(
 ) -> dict[str, float]:
     """AP of an exported model on the images of `config.data.val_json` that fit its input."""
     loader = EvalLoader(
-        dataset, example_options(config.data), batch_size=1, num_workers=config.data.num_workers,
+        dataset, example_options(config), batch_size=1, num_workers=config.data.num_workers,
         max_images=config.eval.max_images,
     )  # fmt: skip
     kept = []
@@ -144,7 +157,7 @@ def score(
     results = evaluator.detect(
         lambda _, batch: predict(np.asarray(batch.images), np.asarray(batch.image_sizes)),
         {}, fitting(), dataset, jax.make_mesh((1,), ("data",), devices=jax.local_devices()[:1]),
-        loader.num_images, paste=config.eval.paste, box_offset=config.eval.box_offset,
+        loader.num_images, paste=config.eval.paste, inclusive_boxes=has_inclusive_boxes(config),
     )  # fmt: skip
     if not kept:
         raise ValueError(f"no image of {dataset.json_path} has the size that the model is for")
@@ -161,14 +174,19 @@ def check_torchvision(model: ConfigDict) -> None:
     layers (anchors, RoIAlign, the input's colours and padding) is given to its classes by the
     user, or missing there, and costs accuracy where it differs.
     """
-    if model.norm == "group":
-        raise ValueError("model.norm is 'group', torchvision's ResNet has batch normalisation only")
-    if model.depth >= 50 and model.stride_in != "3x3":
+    backbone = model.backbone
+    if backbone.name != "resnet":
+        raise ValueError(f"model.backbone.name is {backbone.name!r}, torchvision has 'resnet' only")
+    if backbone.norm == "group":
         raise ValueError(
-            f"model.stride_in is {model.stride_in!r}, torchvision's ResNet strides in '3x3' only"
+            "model.backbone.norm is 'group', torchvision's ResNet has batch normalization only"
         )
-    kept = {name: value for name, value in model.items() if name != "norm_eps"}  # is converted
-    for line in recipe_mismatches("torchvision", kept):
+    if backbone.depth >= 50 and backbone.stride_in != "3x3":
+        raise ValueError(
+            f"model.backbone.stride_in is {backbone.stride_in!r}, torchvision's ResNet strides in "
+            "'3x3' only"
+        )
+    for line in mismatches("torchvision", model, without=["backbone.norm_eps"]):  # is converted
         logging.warning("%s", line)
 
 

@@ -24,6 +24,7 @@ from absl import flags, logging
 from ml_collections import ConfigDict
 
 from mask_rcnn_jax import cli
+from mask_rcnn_jax.data.options import has_inclusive_boxes
 from mask_rcnn_jax.deploy import annotate
 from mask_rcnn_jax.deploy.inputs import find_inputs, output_files
 from mask_rcnn_jax.deploy.predictor import Predictor
@@ -70,7 +71,7 @@ def infer(
     batch_size = batch_size or BATCH_SIZES.get(jax.default_backend(), BATCH_SIZE)
     batch_size = batch_size if videos else min(batch_size, len(pictures))
     predictor = Predictor(config, variables, batch_size)
-    rules = annotate.Rules(score_threshold, config.eval.paste, config.eval.box_offset)
+    rules = annotate.Rules(score_threshold, config.eval.paste, has_inclusive_boxes(config))
     folder.mkdir(parents=True, exist_ok=True)
     if pictures:
         files = list(zip(pictures, picture_files, strict=True))

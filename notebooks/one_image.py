@@ -24,7 +24,7 @@ from mask_rcnn_jax.data.options import example_options
 from mask_rcnn_jax.data.source import load_split
 from mask_rcnn_jax.data.transforms import load_example
 from mask_rcnn_jax.evaluation.visualize import draw_ground_truth, instance_color
-from mask_rcnn_jax.models.frame import STRIDES, make_frame
+from mask_rcnn_jax.ops.extent import STRIDES, valid_extent
 from mask_rcnn_jax.training.step import loss_options, loss_terms
 from mask_rcnn_jax.weights.restore import make_model
 
@@ -42,7 +42,7 @@ INDEX = int(os.environ.get("NOTEBOOK_INDEX", "4"))  # which image of the trainin
 # %%
 config = mrcnn.load_config(RUN)
 dataset = load_split(config.data, "train")
-example = load_example(dataset, INDEX, example_options(config.data))
+example = load_example(dataset, INDEX, example_options(config))
 batch = jax.tree.map(lambda leaf: np.asarray(leaf)[None], example)  # a batch of one
 
 targets = example.targets
@@ -82,18 +82,18 @@ def draw_boxes(picture, boxes, color):
 # At every cell of every level of the pyramid stand a few boxes of fixed size: the anchors. Coarse
 # levels have few and large ones. Here are those of the cell in the middle, a colour per level.
 # Objects much smaller than the smallest anchor, or of stranger proportions than any, are hard to
-# learn: see `model.anchor_sizes` and `model.anchor_shapes`.
+# learn: see `model.anchors.sizes` and `model.anchors.aspect_ratios`.
 
 # %%
 model = make_model(config, len(dataset.class_names))
-frame = make_frame(canvas.shape[:2], batch.image_sizes, config.model.pad_multiple)
-anchors = [np.asarray(level) for level in model.anchors(frame)]
+extent = valid_extent(canvas.shape[:2], batch.image_sizes, config.model.input.pad_multiple)
+anchors = [np.asarray(level) for level in model.anchor_grid(extent).boxes]
 
-picture, shapes = blank(), len(config.model.anchor_shapes)
+picture, shapes = blank(), len(config.model.anchors.aspect_ratios)
 for level, boxes in enumerate(anchors):
     rows, columns = (-(-side // STRIDES[level]) for side in canvas.shape[:2])
     cell = (rows // 2) * columns + columns // 2
-    size = config.model.anchor_sizes[level]
+    size = config.model.anchors.sizes[level]
     print(f"P{level + 2}: {rows} x {columns} cells, {len(boxes)} anchors of {size:g} pixels")
     draw_boxes(picture, boxes[cell * shapes : (cell + 1) * shapes], instance_color(level))
 anchors = np.concatenate(anchors)
@@ -190,5 +190,7 @@ sheet
 # of the second, what is it, where is it, and which pixels are its own. Training lowers their sum.
 
 # %%
-for name, value in loss_terms(outputs, **loss_options(config)).items():
+for name, value in loss_terms(
+    outputs, loss_options(config), model.rpn.batch_size_per_image
+).items():
     print(f"{name:14} {float(value):.3f}")

@@ -61,15 +61,25 @@ def assert_finite_with_grad(function, *args) -> None:
 
 def tiny_config():
     """The quickstart recipe on 64 x 64 pixels with very small layers and two classes."""
-    from configs import quickstart
+    from mask_rcnn_jax.configs import quickstart
 
     config = quickstart.get_config()
     config.data.update(image_size=(64, 64), max_instances=4)
     config.model.update(
-        num_classes=2, fpn_channels=32, rpn_channels=32, rpn_anchors_per_image=16,
-        pre_nms_topk_train=50, pre_nms_topk_test=50, post_nms_topk_train=20, post_nms_topk_test=20,
-        rois_per_image=16, box_channels=32, mask_channels=32,
-    )  # fmt: skip
+        num_classes=2,
+        fpn=dict(channels=32),
+        rpn=dict(
+            channels=32,
+            batch_size_per_image=16,
+            pre_nms_topk_train=50,
+            pre_nms_topk_test=50,
+            post_nms_topk_train=20,
+            post_nms_topk_test=20,
+        ),
+        sampling=dict(batch_size_per_image=16),
+        box_head=dict(channels=32),
+        mask_head=dict(channels=32),
+    )
     config.optim.update(warmup_until=0.1)
     config.train.update(batch_size=4, steps=8)
     config.eval.update(batch_size=2, pre_nms_topk=50, detections_per_image=5)

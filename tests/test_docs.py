@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from configs import coco
+from mask_rcnn_jax.configs import coco
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

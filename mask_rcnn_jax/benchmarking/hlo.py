@@ -7,8 +7,20 @@ from functools import cached_property
 from math import prod
 
 # Instructions that start no work of their own on a device.
-FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional",
-        "call", "after-all", "partition-id", "replica-id", "all-reduce-done"}  # fmt: skip
+FREE = {
+    "parameter",
+    "constant",
+    "tuple",
+    "get-tuple-element",
+    "bitcast",
+    "while",
+    "conditional",
+    "call",
+    "after-all",
+    "partition-id",
+    "replica-id",
+    "all-reduce-done",
+}
 KERNEL = "mosaic_gpu_v2"  # what Mosaic GPU kernels are called in a compiled program
 COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective-permute")
 
@@ -145,9 +157,13 @@ def parse(text: str) -> Program:
         end = _closing(rest)
         arguments = "" if opcode in ("constant", "parameter") else rest[:end]
         inside[name] = Instruction(
-            name=name, opcode=opcode, arrays=_arrays(output), root=bool(root),
-            operands=tuple(_operands(arguments)), text=rest[end + 1 :],
-        )  # fmt: skip
+            name=name,
+            opcode=opcode,
+            arrays=_arrays(output),
+            root=bool(root),
+            operands=tuple(_operands(arguments)),
+            text=rest[end + 1 :],
+        )
     if not entry:
         raise ValueError("the text has no ENTRY computation, expected an XLA program")
     return Program(computations, entry)

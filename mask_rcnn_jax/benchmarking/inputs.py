@@ -11,14 +11,15 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from mask_rcnn_jax.data.options import ExampleOptions, canvas_size, example_options
-from mask_rcnn_jax.models.build import abstract_variables, build_model, predict_options
+from mask_rcnn_jax.models.build import abstract_variables, build_model
+from mask_rcnn_jax.models.detect import detect_options
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.structures import Batch, Targets
 from mask_rcnn_jax.training.optim import (
     build_optimizer,
+    count_microbatches,
     make_schedule,
-    parts_of_batch,
-    schedule_options,
+    optim_options,
 )
 from mask_rcnn_jax.training.step import TrainState, loss_options, make_predict_step, make_train_step
 
@@ -26,10 +27,14 @@ COCO_CLASSES = {"contiguous": 80, "raw": 90}  # foreground classes
 OBJECTS = 8  # of an image; COCO's mean is 7.3
 
 
+def num_classes(config: Mapping[str, Any]) -> int:
+    """The config's number of classes, or COCO's where it leaves that to the data."""
+    return config.model.num_classes or COCO_CLASSES[config.data.class_ids]
+
+
 def recipe_model(config: Mapping[str, Any]) -> MaskRCNN:
     """The recipe's model, with COCO's classes where it leaves their number to the data."""
-    count = config.model.num_classes or COCO_CLASSES[config.data.class_ids]
-    model = {**config.model, "num_classes": count}
+    model = {**config.model, "num_classes": num_classes(config)}
     names = ("precision", "implementation", "remat")
     return build_model(model, **{name: config.train[name] for name in names})
 
@@ -41,18 +46,25 @@ def recipe_step(
     mesh: Mesh | AbstractMesh,
     batch_size: int,
 ):
-    """`step(state, batch)` of the recipe, and the optimiser; only the shapes of params count."""
-    parts = parts_of_batch(
-        batch_size, mesh.size, accumulate_steps=config.optim.accumulate_steps,
+    """`step(state, batch)` of the recipe, and the optimizer; only the shapes of params count."""
+    microbatches = count_microbatches(
+        batch_size,
+        mesh.size,
+        accumulate_steps=config.optim.accumulate_steps,
         images_per_device=config.train.images_per_device,
-    )  # fmt: skip
-    schedule = make_schedule(**schedule_options(config))
-    tx = build_optimizer(config, schedule, params)
+    )
+    schedule = make_schedule(optim_options(config), config.train.batch_size, config.train.steps)
+    tx = build_optimizer(config, schedule, params, model.backbone)
     step = make_train_step(
-        model, tx, schedule, mesh, loss=loss_options(config), seed=config.train.seed,
-        flip_probability=config.data.flip_probability, box_offset=config.data.box_offset,
-        accumulate_steps=parts,
-    )  # fmt: skip
+        model,
+        tx,
+        schedule,
+        mesh,
+        loss=loss_options(config),
+        seed=config.train.seed,
+        flip_probability=config.data.flip_probability,
+        accumulate_steps=microbatches,
+    )
     return step, tx
 
 
@@ -81,7 +93,7 @@ def lower_step(
     variables = abstract_variables(model)
     step, tx = recipe_step(config, model, variables["params"], step_mesh, batch_size)
     state = jax.eval_shape(lambda variables: fresh_state(variables, tx), variables)
-    batch = abstract_batch(config, batch_size, model.num_classes)
+    batch = abstract_batch(config, batch_size)
     traced = step.trace(_placed(state, mesh, P()), _placed(batch, mesh, P("data")))
     return traced.lower(lowering_platforms=platform and (platform,))
 
@@ -89,9 +101,9 @@ def lower_step(
 def lower_predict(config: Mapping[str, Any], mesh: Mesh, batch_size: int) -> jax.stages.Lowered:
     """The prediction for abstract arguments on the devices of `mesh`."""
     model = recipe_model(config)
-    predict = make_predict_step(model, mesh, **predict_options(config.eval))
+    predict = make_predict_step(model, mesh, detect_options(config))
     variables = _placed(abstract_variables(model), mesh, P())
-    batch = _placed(abstract_batch(config, batch_size, model.num_classes), mesh, P("data"))
+    batch = _placed(abstract_batch(config, batch_size), mesh, P("data"))
     return predict.lower(variables, batch)
 
 
@@ -131,7 +143,6 @@ def _placed(tree, mesh: Mesh, spec: P):
 def synthetic_batch(
     config: Mapping[str, Any],
     batch_size: int,
-    num_classes: int,
     seed: int = 0,
     objects: int = OBJECTS,
 ) -> Batch:
@@ -139,33 +150,34 @@ def synthetic_batch(
 
     objects: ellipses an image, `data.max_instances` at most.
     """
-    options = example_options(config.data)
+    options = example_options(config)
     height, width = canvas_size(options)
     rng = np.random.default_rng(seed)
     dtype = np.dtype(options.image_dtype)
+    images = rng.integers(0, 256, (batch_size, height, width, 3), np.uint8).astype(dtype)
     return Batch(
-        images=rng.integers(0, 256, (batch_size, height, width, 3), np.uint8).astype(dtype),
+        images=images,
         image_sizes=np.tile(np.int32([height, width]), (batch_size, 1)),
         scales=np.ones((batch_size, 2), np.float32),
         image_index=np.arange(batch_size, dtype=np.int32),
-        targets=_ellipses(rng, options, batch_size, (height, width), num_classes, objects),
+        targets=_ellipses(rng, options, images, num_classes(config), objects),
     )
 
 
-def abstract_batch(config: Mapping[str, Any], batch_size: int, num_classes: int) -> Batch:
+def abstract_batch(config: Mapping[str, Any], batch_size: int) -> Batch:
     """The shapes and dtypes of such a batch."""
-    one = synthetic_batch(config, 1, num_classes)
+    one = synthetic_batch(config, 1)
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct((batch_size, *x.shape[1:]), x.dtype), one)
 
 
 def _ellipses(
     rng: np.random.Generator,
     options: ExampleOptions,
-    batch: int,
-    canvas: tuple[int, int],
+    images: np.ndarray,
     num_classes: int,
     objects: int,
 ) -> Targets:
+    batch, canvas = len(images), images.shape[1:3]
     count = min(objects, options.max_instances)
     rows, side = options.max_instances, options.mask_size
     limit = np.float32([canvas[1], canvas[0]])

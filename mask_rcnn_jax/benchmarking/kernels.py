@@ -109,6 +109,7 @@ def run(only: str = "") -> dict[str, Any]:
         share = "" if row["percent_of_peak"] is None else f"{row['percent_of_peak']:.1f} %"
         print(
             f"{pair.name:58} {row['kernel']['ms']:10.3f} {row['xla']['ms']:10.3f} "
-            f"{row['gigabytes_per_s']:8.0f} {share:>8} {problem or ''}", flush=True,
-        )  # fmt: skip
+            f"{row['gigabytes_per_s']:8.0f} {share:>8} {problem or ''}",
+            flush=True,
+        )
     return {**devices.describe(), "kernels": rows, "failures": failures}

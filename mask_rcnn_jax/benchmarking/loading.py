@@ -37,12 +37,16 @@ def run(config: Mapping[str, Any], pictures: int, batches: int, workers: int) ->
 def _measure(
     config: Mapping[str, Any], json_path: str | Path, image_dir: str, batches: int, workers: int
 ) -> dict[str, Any]:
-    options = example_options(config.data)
+    options = example_options(config)
     dataset = load_coco(json_path, image_dir, bad_annotations=config.data.bad_annotations)
     loader = TrainLoader(
-        dataset, options, seed=0, start_step=0, batch_size=config.train.batch_size,
+        dataset,
+        options,
+        seed=0,
+        start_step=0,
+        batch_size=config.train.batch_size,
         num_workers=workers,
-    )  # fmt: skip
+    )
     for _ in range(WARM_UP * (1 + workers)):  # each worker has two batches ready
         next(loader)
     processes = process_tree.family()
@@ -81,9 +85,10 @@ def write_pictures(folder: Path, count: int) -> Path:
         noisy = clouds + rng.normal(0, 12, (HEIGHT, WIDTH, 3))
         name = f"{index}.jpg"
         cv2.imwrite(
-            str(folder / name), np.clip(noisy, 0, 255).astype(np.uint8),
+            str(folder / name),
+            np.clip(noisy, 0, 255).astype(np.uint8),
             [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY],
-        )  # fmt: skip
+        )
         images.append({"id": index, "file_name": name, "height": HEIGHT, "width": WIDTH})
         for _ in range(OBJECTS):
             annotations.append(_object(rng, len(annotations) + 1, index))
@@ -104,7 +109,11 @@ def _object(rng: np.random.Generator, identity: int, image: int) -> dict[str, An
     outline = np.clip(outline, 0, [WIDTH, HEIGHT]).round(2)
     low, size = outline.min(axis=0), np.ptp(outline, axis=0)
     return {
-        "id": identity, "image_id": image, "category_id": 1, "iscrowd": 0,
-        "bbox": [*low.tolist(), *size.tolist()], "area": float(np.prod(size) / 2),
+        "id": identity,
+        "image_id": image,
+        "category_id": 1,
+        "iscrowd": 0,
+        "bbox": [*low.tolist(), *size.tolist()],
+        "area": float(np.prod(size) / 2),
         "segmentation": [outline.reshape(-1).tolist()],
-    }  # fmt: skip
+    }

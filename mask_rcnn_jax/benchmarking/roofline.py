@@ -97,11 +97,6 @@ def gbytes(found: Sequence[Work]) -> float:
     return sum(work.times * work.bytes for work in found) / 1e9
 
 
-def matrix_gflop(found: Sequence[Work]) -> float:
-    """Operations of convolutions and matrix products as they are launched, in 1e9."""
-    return sum(work.times * sum(work.flops.values()) for work in found) / 1e9
-
-
 def costliest(found: Sequence[Work], device: str, count: int = 10) -> list[dict[str, Any]]:
     """What takes longest of all that is no product, summed by source."""
     groups: dict[str, list[Work]] = defaultdict(list)

@@ -15,10 +15,10 @@ import optax
 from jax.sharding import Mesh
 
 from mask_rcnn_jax.benchmarking import devices, inputs
-from mask_rcnn_jax.models.build import init_variables, predict_options
-from mask_rcnn_jax.models.frame import make_frame
-from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
-from mask_rcnn_jax.models.roi_heads import select_detections
+from mask_rcnn_jax.models.build import init_variables
+from mask_rcnn_jax.models.detect import detect_options
+from mask_rcnn_jax.models.mask_rcnn import BOX_SIZE, MASK_SIZE, MaskRCNN
+from mask_rcnn_jax.ops.extent import valid_extent
 from mask_rcnn_jax.structures import Batch
 from mask_rcnn_jax.training.step import loss_options, loss_terms
 
@@ -32,31 +32,36 @@ def train(config: Mapping[str, Any], repeats: int) -> dict[str, float]:
     """
     model, variables, batch = _problem(config, config.train.batch_size)
     params, run = variables["params"], _runner(model, variables)
-    frame = make_frame(batch.images.shape[1:3], batch.image_sizes, model.pad_multiple)
+    extent = valid_extent(batch.images.shape[1:3], batch.image_sizes, model.input.pad_multiple)
     keys = jax.random.split(jax.random.key(0), len(batch.images))
     time = partial(_time, repeats=repeats)
+    most = model.sampling.max_foreground
 
     def propose(batch, logits, deltas):
-        return run(params, logits, deltas, frame, batch.image_sizes, train=True,
-                   method=MaskRCNN.proposals)  # fmt: skip
+        return run(
+            params, logits, deltas, batch.image_sizes, extent, train=True, method=MaskRCNN.propose
+        )
 
     def pool(rois, pyramid):
         return tuple(
-            run(params, pyramid, boxes, size, frame, method=MaskRCNN.pool)
-            for boxes, size in ((rois.boxes, 7), (rois.boxes[:, : model.max_foreground], 14))
+            run(params, pyramid, boxes, size, extent, method=MaskRCNN.pool)
+            for boxes, size in ((rois.boxes, BOX_SIZE), (rois.boxes[:, :most], MASK_SIZE))
         )
 
     def loss(differentiable, outputs):
-        return loss_terms(outputs.replace(**differentiable), **loss_options(config))["loss/total"]
+        outputs = outputs.replace(**differentiable)
+        options = loss_options(config)
+        return loss_terms(outputs, options, model.rpn.batch_size_per_image)["loss/total"]
 
     times = {}
     times["backbone and FPN"], pyramid = time(partial(_trunk, run), params, batch, gradient=(0,))
     times["anchor targets"], (_, sampled, _) = time(
-        lambda batch, keys: run(params, frame, batch, keys, method=MaskRCNN.rpn_targets),
-        batch, keys,
-    )  # fmt: skip
+        lambda batch, keys: run(params, batch, keys, extent, method=MaskRCNN.anchor_targets),
+        batch,
+        keys,
+    )
     # As in training, only sampled anchors have a gradient.
-    ends = np.cumsum([h * w * len(model.anchor_shapes) for _, h, w, _ in map(jnp.shape, pyramid)])
+    ends = np.cumsum([h * w * model.anchors.per_cell for _, h, w, _ in map(jnp.shape, pyramid)])
     learning = [x.astype(jnp.float32) for x in jnp.split(sampled >= 0, ends[:-1], axis=1)]
     grads = learning, [jnp.repeat(x[..., None], 4, axis=-1) for x in learning]
     times["RPN head"], (logits, deltas) = time(
@@ -64,22 +69,22 @@ def train(config: Mapping[str, Any], repeats: int) -> dict[str, float]:
     )
     times["proposals"], proposals = time(propose, batch, logits, deltas)
     times["RoI sampling"], rois = time(
-        partial(run, params, method=MaskRCNN.sample), proposals, batch.targets, keys
+        partial(run, params, method=MaskRCNN.sample), proposals, batch, keys
     )
     times["RoIAlign"], (boxed, masked) = time(pool, rois, pyramid, gradient=(1,))
-    foreground = jax.tree.map(lambda x: x[:, : model.max_foreground], rois)
+    foreground = jax.tree.map(lambda x: x[:, :most], rois)
     times["box head"], _ = time(partial(run, method=_box_head), params, boxed, gradient=(0, 1))
     times["mask head"], _ = time(
         partial(run, method=_mask_head), params, masked, foreground.classes, gradient=(0, 1)
     )
     times["mask targets"], _ = time(
-        partial(run, params, method=MaskRCNN.mask_targets_of), foreground, batch
+        partial(run, params, method=MaskRCNN.masks_of), foreground, batch
     )
     outputs = jax.jit(partial(run, train=False, method=MaskRCNN.forward_train))(params, batch, keys)
     times["losses"], _ = time(
         loss, {name: getattr(outputs, name) for name in RAW_OUTPUTS}, outputs, gradient=(0,)
     )
-    times["optimiser"] = _optimiser(config, model, params, repeats)
+    times["optimizer"] = _optimizer(config, model, params, repeats)
     return times
 
 
@@ -87,38 +92,42 @@ def infer(config: Mapping[str, Any], repeats: int) -> dict[str, float]:
     """Milliseconds of the stages of a prediction on one device, at `eval.batch_size`."""
     model, variables, batch = _problem(config, config.eval.batch_size)
     params, run = variables["params"], _runner(model, variables)
-    frame = make_frame(batch.images.shape[1:3], batch.image_sizes, model.pad_multiple)
+    extent = valid_extent(batch.images.shape[1:3], batch.image_sizes, model.input.pad_multiple)
     time = partial(_time, repeats=repeats)
 
     def propose(batch, logits, deltas):
-        return run(params, logits, deltas, frame, batch.image_sizes, train=False,
-                   method=MaskRCNN.proposals)  # fmt: skip
+        return run(
+            params, logits, deltas, batch.image_sizes, extent, train=False, method=MaskRCNN.propose
+        )
 
     def pool(pyramid, boxes, *, size):
-        return run(params, pyramid, boxes, size, frame, method=MaskRCNN.pool)
+        return run(params, pyramid, boxes, size, extent, method=MaskRCNN.pool)
 
     def detect(class_logits, box_deltas, proposals, batch):
-        return select_detections(
-            class_logits, box_deltas, proposals, batch.image_sizes, box_weights=model.box_weights,
-            box_offset=model.box_offset, iou_offset=model.iou_offset,
-            implementation=model.implementation, **predict_options(config.eval),
-        )  # fmt: skip
+        return detect_options(config)(
+            class_logits,
+            box_deltas,
+            proposals,
+            batch.image_sizes,
+            coder=model.box_coder,
+            implementation=model.implementation,
+        )
 
     times = {}
     times["backbone and FPN"], pyramid = time(partial(_trunk, run), params, batch)
     times["RPN head"], (logits, deltas) = time(partial(run, method=_rpn_head), params, pyramid)
     times["proposals"], proposals = time(propose, batch, logits, deltas)
-    times["RoIAlign of boxes"], boxed = time(partial(pool, size=7), pyramid, proposals.boxes)
+    times["RoIAlign of boxes"], boxed = time(partial(pool, size=BOX_SIZE), pyramid, proposals.boxes)
     times["box head"], head = time(partial(run, method=_box_head), params, boxed)
     times["detections"], selected = time(detect, *head, proposals, batch)
     boxes, _, classes, _ = selected
-    times["RoIAlign of masks"], masked = time(partial(pool, size=14), pyramid, boxes)
+    times["RoIAlign of masks"], masked = time(partial(pool, size=MASK_SIZE), pyramid, boxes)
     times["mask head"], _ = time(partial(run, method=_mask_head), params, masked, classes)
     return times
 
 
 def _trunk(run: Callable, params, batch: Batch) -> list[jax.Array]:
-    return run(params, batch.images, batch.image_sizes, False, method=MaskRCNN.pyramid)[0]
+    return run(params, batch.images, batch.image_sizes, train=False, method=MaskRCNN.pyramid)[0]
 
 
 def _rpn_head(model, pyramid):
@@ -135,7 +144,7 @@ def _mask_head(model, features, classes):
 
 def _problem(config: Mapping[str, Any], batch_size: int) -> tuple[MaskRCNN, dict, Batch]:
     model = inputs.recipe_model(config)
-    batch = jax.device_put(inputs.synthetic_batch(config, batch_size, model.num_classes))
+    batch = jax.device_put(inputs.synthetic_batch(config, batch_size))
     return model, init_variables(model, config.train.seed), batch
 
 
@@ -147,7 +156,7 @@ def _runner(model: MaskRCNN, variables: Mapping[str, Any]) -> Callable:
     return run
 
 
-def _optimiser(config, model: MaskRCNN, params: dict, repeats: int) -> float:
+def _optimizer(config, model: MaskRCNN, params: dict, repeats: int) -> float:
     mesh = Mesh(np.array(jax.devices()[:1]), ("data",))
     _, tx = inputs.recipe_step(config, model, params, mesh, config.train.batch_size)
     state = tx.init(params)

@@ -9,7 +9,8 @@ import jax
 
 from mask_rcnn_jax.benchmarking import devices, inputs, profile
 from mask_rcnn_jax.data.options import canvas_size, example_options
-from mask_rcnn_jax.models.build import init_variables, predict_options
+from mask_rcnn_jax.models.build import init_variables
+from mask_rcnn_jax.models.detect import detect_options
 from mask_rcnn_jax.training.step import make_mesh, make_predict_step, replicate, shard_batch
 
 WARM_UP = 3  # calls that are not timed
@@ -30,7 +31,7 @@ def train(
     step, tx = inputs.recipe_step(config, model, variables["params"], mesh, config.train.batch_size)
     state = replicate(inputs.fresh_state(variables, tx), mesh)
     batch_size = config.train.batch_size
-    batch = inputs.synthetic_batch(config, batch_size, model.num_classes, objects=objects)
+    batch = inputs.synthetic_batch(config, batch_size, objects=objects)
     batch = shard_batch(batch, mesh)
     compiled, compile_s = _compile(step, state, batch)
 
@@ -51,8 +52,8 @@ def infer(config: Mapping[str, Any], calls: int, profile_dir: str | None = None)
     mesh, model = make_mesh(), inputs.recipe_model(config)
     variables = replicate(init_variables(model, config.train.seed), mesh)
     batch_size = config.eval.batch_size
-    batch = shard_batch(inputs.synthetic_batch(config, batch_size, model.num_classes), mesh)
-    predict = make_predict_step(model, mesh, **predict_options(config.eval))
+    batch = shard_batch(inputs.synthetic_batch(config, batch_size), mesh)
+    predict = make_predict_step(model, mesh, detect_options(config))
     compiled, compile_s = _compile(predict, variables, batch)
     call = partial(compiled, variables, batch)
     times = _steady(call, calls)
@@ -111,7 +112,7 @@ def _report(
         "batch_size": batch_size,
         "precision": config.train.precision,
         "implementation": config.train.implementation,
-        "image_size": list(canvas_size(example_options(config.data))),
+        "image_size": list(canvas_size(example_options(config))),
         "images_per_s": round(images_per_s, 3),
         "ms_per_step": summary["ms"],
         "ms_per_step_25": summary["ms_25"],

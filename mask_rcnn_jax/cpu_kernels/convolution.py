@@ -12,7 +12,7 @@ from mask_rcnn_jax.cpu_kernels import winograd
 
 DIMENSIONS = ("NHWC", "HWIO", "NHWC")
 POSITIONS = 1024  # of the output at a time: their patches stay in the cache
-CHUNK = 20  # images at a time at the most, where some are not live
+CHUNK = 20  # images at a time at the most, where some are not valid
 FEW = 256  # positions with a gradient at a time, where there are few
 
 
@@ -20,27 +20,27 @@ FEW = 256  # positions with a gradient at a time, where there are few
 def conv(
     x: jax.Array,
     kernel: jax.Array,
-    live: jax.Array | None,
+    valid: jax.Array | None,
     stride: int,
     padding: str | tuple[tuple[int, int], ...],
-    few_gradients: bool = False,
+    sparse_cotangent: bool = False,
 ) -> jax.Array:
     """[N, H, W, C] and a kernel [kh, kw, C, K] of the same dtype to [N, h, w, K].
 
-    live: [N] bool, rows of the output that anybody reads; None for all. What is in the others is
+    valid: [N] bool, rows of the output that anybody reads; None for all. What is in the others is
     not defined, and their gradient must be 0; a CPU leaves them out, forward and backward.
     padding: (before, after) of both axes in pixels, or "SAME": TensorFlow's rule.
-    few_gradients: the output's gradient is expected to be zero nearly everywhere; see
-    `few_gradients_of`.
+    sparse_cotangent: the output's gradient is expected to be zero nearly everywhere; see
+    `sparse_gradients`.
     """
-    if live is None and not winograd.pays(x, kernel.shape, stride):
+    if valid is None and not winograd.pays(x, kernel.shape, stride):
         return _conv(x, kernel, stride, padding)
 
-    def default(x, kernel, live):
+    def default(x, kernel, valid):
         return _conv(x, kernel, stride, padding)
 
-    def cpu(x, kernel, live):
-        if live is None or not len(x):
+    def cpu(x, kernel, valid):
+        if valid is None or not len(x):
             return _conv_on_cpu(x, kernel, stride, padding)(x)
         convolve = _conv_on_cpu(_chunk(x, 0), kernel, stride, padding)
 
@@ -48,10 +48,10 @@ def conv(
             part = convolve(_chunk(x, i))
             return lax.dynamic_update_slice_in_dim(out, part, i * len(part), axis=0)
 
-        shape = jax.eval_shape(default, x, kernel, live)
-        return _over_live_chunks(live, compute, jnp.zeros(shape.shape, shape.dtype))
+        shape = jax.eval_shape(default, x, kernel, valid)
+        return _over_valid_chunks(valid, compute, jnp.zeros(shape.shape, shape.dtype))
 
-    return lax.platform_dependent(x, kernel, live, cpu=cpu, default=default)
+    return lax.platform_dependent(x, kernel, valid, cpu=cpu, default=default)
 
 
 def _conv(x: jax.Array, kernel: jax.Array, stride: int, padding) -> jax.Array:
@@ -70,20 +70,20 @@ def _conv_on_cpu(x: jax.Array, kernel: jax.Array, stride: int, padding) -> Calla
     return lambda x: _conv(x, kernel, stride, padding)
 
 
-def _forward(x, kernel, live, stride, padding, few_gradients):
-    return conv(x, kernel, live, stride, padding, few_gradients), (x, kernel, live)
+def _forward(x, kernel, valid, stride, padding, sparse_cotangent):
+    return conv(x, kernel, valid, stride, padding, sparse_cotangent), (x, kernel, valid)
 
 
-def _backward(stride, padding, few_gradients, saved, grad):
-    def default(x, kernel, live, grad):
+def _backward(stride, padding, sparse_cotangent, saved, grad):
+    def default(x, kernel, valid, grad):
         of_x = jax.linear_transpose(lambda x: _conv(x, kernel, stride, padding), x)
         of_kernel = jax.linear_transpose(lambda kernel: _conv(x, kernel, stride, padding), kernel)
         return of_x(grad)[0], of_kernel(grad)[0]
 
-    def cpu(x, kernel, live, grad):
+    def cpu(x, kernel, valid, grad):
         pads = _pads(x, kernel.shape[:2], stride, padding)
-        if few_gradients:
-            return few_gradients_of(x, kernel, grad, stride=stride, padding=pads)
+        if sparse_cotangent:
+            return sparse_gradients(x, kernel, grad, stride=stride, padding=pads)
 
         def of_kernel(x, grad):
             if winograd.pays(x, kernel.shape, stride):
@@ -92,7 +92,7 @@ def _backward(stride, padding, few_gradients, saved, grad):
                 x, grad, kernel_size=kernel.shape[:2], stride=stride, padding=pads
             )
 
-        if live is None or not len(x):
+        if valid is None or not len(x):
             return _input_gradient(x, grad, kernel, stride, pads)(grad), of_kernel(x, grad)
         of_x = _input_gradient(_chunk(x, 0), _chunk(grad, 0), kernel, stride, pads)
 
@@ -102,8 +102,8 @@ def _backward(stride, padding, few_gradients, saved, grad):
             of_all_x = lax.dynamic_update_slice_in_dim(totals[0], part, i * len(part), axis=0)
             return of_all_x, totals[1] + of_kernel(x_part, grad_part).astype(jnp.float32)
 
-        of_all_x, total = _over_live_chunks(
-            live, add, (jnp.zeros_like(x), jnp.zeros(kernel.shape, jnp.float32))
+        of_all_x, total = _over_valid_chunks(
+            valid, add, (jnp.zeros_like(x), jnp.zeros(kernel.shape, jnp.float32))
         )
         return of_all_x, total.astype(kernel.dtype)
 
@@ -142,9 +142,9 @@ def _chunk(x: jax.Array, i: jax.Array) -> jax.Array:
     return lax.dynamic_slice_in_dim(x, i * size, size, axis=0)
 
 
-def _over_live_chunks(live: jax.Array, body: Callable, start):
-    """`body(i, carry)` for each chunk i that has a live row."""
-    used = jnp.any(live.reshape(-1, _chunk_rows(len(live))), axis=1)
+def _over_valid_chunks(valid: jax.Array, body: Callable, start):
+    """`body(i, carry)` for each chunk i that has a valid row."""
+    used = jnp.any(valid.reshape(-1, _chunk_rows(len(valid))), axis=1)
     order = jnp.nonzero(used, size=len(used), fill_value=0)[0]
     return lax.fori_loop(0, jnp.sum(used), lambda i, carry: body(order[i], carry), start)
 
@@ -173,11 +173,18 @@ def kernel_gradient(
 
     def add_block(i, total):
         seen = lax.dynamic_slice_in_dim(x, i * block * stride, stride * (block - 1) + kh, axis=1)
-        patches = jnp.concatenate([
-            seen[:, dy : dy + stride * (block - 1) + 1 : stride,
-                 dx : dx + stride * (columns - 1) + 1 : stride]
-            for dy in range(kh) for dx in range(kw)
-        ], axis=-1)  # fmt: skip
+        patches = jnp.concatenate(
+            [
+                seen[
+                    :,
+                    dy : dy + stride * (block - 1) + 1 : stride,
+                    dx : dx + stride * (columns - 1) + 1 : stride,
+                ]
+                for dy in range(kh)
+                for dx in range(kw)
+            ],
+            axis=-1,
+        )
         part = lax.dynamic_slice_in_dim(grad, i * block, block, axis=1)
         return total + lax.dot_general(
             part, patches, (((0, 1, 2), (0, 1, 2)), ((), ())), preferred_element_type=jnp.float32
@@ -188,7 +195,7 @@ def kernel_gradient(
     return total.T.reshape(kh, kw, -1, features).astype(x.dtype)
 
 
-def few_gradients_of(
+def sparse_gradients(
     x: jax.Array,
     kernel: jax.Array,
     grad: jax.Array,
@@ -216,8 +223,8 @@ def few_gradients_of(
     def add_block(i, totals):
         of_x, of_kernel = totals
         here = lax.dynamic_slice_in_dim(positions, i * FEW, FEW)
-        live = i * FEW + jnp.arange(FEW) < count
-        part = jnp.where(live[:, None], grad[here], 0)
+        valid = i * FEW + jnp.arange(FEW) < count
+        part = jnp.where(valid[:, None], grad[here], 0)
         image, pixel = here // (rows * columns), here % (rows * columns)
         row, column = pixel // columns * stride, pixel % columns * stride
         taps = ((image * padded_rows + row) * padded_columns + column)[:, None] + offsets[None]

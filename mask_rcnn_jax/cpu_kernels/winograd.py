@@ -78,8 +78,9 @@ def kernel_gradient3x3(x: jax.Array, grad: jax.Array, pads: Pads) -> jax.Array:
 
     zeros = jnp.zeros((x.shape[-1], grad.shape[-1]), x.dtype)
     totals = lax.fori_loop(0, tiling.blocks, add_block, [[zeros] * 4] * 4)
-    return jnp.einsum("ai,abck,bj->ijck", OF_KERNEL, jnp.array(totals), OF_KERNEL,
-                      precision="highest")  # fmt: skip
+    return jnp.einsum(
+        "ai,abck,bj->ijck", OF_KERNEL, jnp.array(totals), OF_KERNEL, precision="highest"
+    )
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ def load_row(
     objects = keep_largest(training_objects(record.annotations, options), options.max_instances)
     targets = jax.tree.map(lambda leaf: leaf[row], batch.targets)
     scale_y, scale_x = plan.scale
-    offset = np.float32([0, 0, options.box_offset, options.box_offset])
+    offset = np.float32([0, 0, options.inclusive_boxes, options.inclusive_boxes])
     for place, annotation in enumerate(objects):
         box = annotation.box - offset
         targets.boxes[place] = box * (scale_x, scale_y, scale_x, scale_y)
@@ -64,7 +64,7 @@ def training_objects(
     annotations: Sequence[Annotation], options: ExampleOptions
 ) -> list[Annotation]:
     """The objects to learn from: no crowds if so chosen, no box without area at its offset."""
-    offset = options.box_offset
+    offset = float(options.inclusive_boxes)
     return [
         annotation
         for annotation in annotations

@@ -41,7 +41,7 @@ class Rules(NamedTuple):
 
     score_threshold: float
     paste: str
-    box_offset: float
+    inclusive_boxes: bool
 
 
 def annotate_pictures(
@@ -201,9 +201,15 @@ def _draw(
     image: np.ndarray, found: Detections, classes: Classes, rules: Rules, **options
 ) -> np.ndarray:
     return visualize.draw_detections(
-        image, found.boxes, found.classes, found.scores, found.masks, classes.names,
-        score_threshold=rules.score_threshold, **options,
-    )  # fmt: skip
+        image,
+        found.boxes,
+        found.classes,
+        found.scores,
+        found.masks,
+        classes.names,
+        score_threshold=rules.score_threshold,
+        **options,
+    )
 
 
 def _results(
@@ -212,9 +218,14 @@ def _results(
     """COCO results of one picture, box and mask in one."""
     one = jax.tree.map(lambda leaf: leaf[None], found)
     boxes, masks = to_coco_results(
-        one, [(1.0, 1.0)], [image_id], [size], classes.category_ids,
-        paste=rules.paste, box_offset=rules.box_offset,
-    )  # fmt: skip
+        one,
+        [(1.0, 1.0)],
+        [image_id],
+        [size],
+        classes.category_ids,
+        paste=rules.paste,
+        inclusive_boxes=rules.inclusive_boxes,
+    )
     return [
         {**box, "segmentation": mask["segmentation"]}
         for box, mask in zip(boxes, masks, strict=True)

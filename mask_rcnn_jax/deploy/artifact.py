@@ -17,7 +17,9 @@ from mask_rcnn_jax.data.options import example_options
 from mask_rcnn_jax.data.resize import resize_plan
 from mask_rcnn_jax.deploy import manifest, onnx, pictures, quantize, quantize_jax, stablehlo
 from mask_rcnn_jax.deploy.compare import BOX_BAR, SCORE_BAR, compare
-from mask_rcnn_jax.models.build import build_model, predict_options
+from mask_rcnn_jax.deploy.inputs import IMAGE_SUFFIXES
+from mask_rcnn_jax.models.build import build_model
+from mask_rcnn_jax.models.detect import detect_options
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.structures import Detections
 
@@ -116,8 +118,8 @@ def build_artifact(
     if precision != config.train.precision:
         logging.info("computes in float32, train.precision is %s", config.train.precision)
     model = build_model(config.model, precision=precision, implementation="xla")
-    predict = partial(model.apply, method="predict", **predict_options(config.eval))
-    example = example_options(config.data)
+    predict = partial(model.apply, method="predict", detect=detect_options(config))
+    example = example_options(config)
     plan = resize_plan(*_typical_size(example, options), example)
     resized = plan.size if options.picture_size else None
     source = Source(config, model, predict, variables, categories, plan.canvas, resized)
@@ -138,8 +140,9 @@ def build_artifact(
         else:
             _add_int8_stablehlo(artifact, source, calibration, options)
         artifact.details["calibration"] = {
-            "pictures": len(calibration), "calibrator": options.calibrator,
-        }  # fmt: skip
+            "pictures": len(calibration),
+            "calibrator": options.calibrator,
+        }
         checked(artifact, "int8")
     return artifact
 
@@ -167,7 +170,7 @@ def _val_pictures(config: ConfigDict) -> list[Path]:
     folder = Path(config.data.val_images)
     if not folder.is_dir():
         return []
-    found = (path for path in sorted(folder.iterdir()) if path.suffix.lower() in pictures.SUFFIXES)
+    found = (path for path in sorted(folder.iterdir()) if path.suffix.lower() in IMAGE_SUFFIXES)
     return list(islice(found, CHECKED_PICTURES))
 
 
@@ -176,23 +179,29 @@ def _make_onnx(source: Source, options: ArtifactOptions) -> Artifact:
     opset = options.opset or DEFAULT_OPSET
     canvas = onnx.export_canvas(source.model, source.canvas, source.resized)
     dtype = "float32" if planar else source.config.data.image_dtype
-    content = onnx.build_onnx(
-        source.model, source.variables, canvas=canvas, batch=batch, image_size=source.resized,
-        dtype=dtype, planar=planar, opset=opset, **predict_options(source.config.eval),
-    ).SerializeToString()  # fmt: skip
+    given = onnx.OnnxInput(canvas, source.resized, batch, dtype, planar)
+    detect = detect_options(source.config)
+    built = onnx.build_onnx(source.model, source.variables, given, opset=opset, detect=detect)
+    content = built.SerializeToString()
     shape = [batch, 3, *canvas] if planar else [batch, *canvas, 3]
     artifact = Artifact(
-        canvas, source.canvas, source.resized,
-        inputs=_inputs(dtype, shape, None if source.resized else [batch, 2]), precision="float32",
-    )  # fmt: skip
+        canvas,
+        source.canvas,
+        source.resized,
+        inputs=_inputs(dtype, shape, None if source.resized else [batch, 2]),
+        precision="float32",
+    )
     artifact.files["model.onnx"] = content
     artifact.files["labels.txt"] = manifest.labels(source.categories).encode()
     if options.deepstream:
         name = "model_int8.onnx" if options.int8 else "model.onnx"
         artifact.files["nvinfer.txt"] = manifest.nvinfer_config(
-            canvas, model_file=name, batch=batch, num_classes=len(source.categories),
+            canvas,
+            model_file=name,
+            batch=batch,
+            num_classes=len(source.categories),
             int8=options.int8,
-        ).encode()  # fmt: skip
+        ).encode()
     artifact.predictors["float"] = onnx.load_onnx(content)
     artifact.details["opset"] = opset
     return artifact
@@ -216,10 +225,12 @@ def _make_stablehlo(source: Source, options: ArtifactOptions) -> Artifact:
     batch = options.batch or "batch"
     dtype = source.config.data.image_dtype
     artifact = Artifact(
-        source.canvas, source.canvas, None,
+        source.canvas,
+        source.canvas,
+        None,
         inputs=_inputs(dtype, [batch, *source.canvas, 3], [batch, 2]),
         precision=source.config.train.precision,
-    )  # fmt: skip
+    )
     artifact.details["platforms"] = list(stablehlo.PLATFORMS)
     _add_program(artifact, "float", "model.stablehlo", source.predict, source.variables, options)
     return artifact

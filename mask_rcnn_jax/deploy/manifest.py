@@ -5,7 +5,10 @@ The manifest says everything that is needed to use the model without this packag
 
 from collections.abc import Mapping, Sequence
 from importlib import metadata
-from typing import Any
+from typing import Any, NamedTuple
+
+from mask_rcnn_jax.data.options import has_inclusive_boxes
+from mask_rcnn_jax.models.detect import detect_options
 
 OUTPUTS = {
     "boxes": ("float32", [4], "x1, y1, x2, y2 in pixels of the input, by falling score"),
@@ -24,37 +27,42 @@ PASTES = {
 }
 
 
+class Program(NamedTuple):
+    """The interface of an exported model."""
+
+    inputs: Mapping[str, Mapping[str, Any]]  # dtype, shape and meaning by name
+    canvas: tuple[int, int]  # (H, W) of the input
+    precision: str
+    picture_size: tuple[int, int] | None = None  # (height, width) of all images; None: any
+    resized: tuple[int, int] | None = None  # their size on the canvas
+    valid_dtype: str = "bool"  # of the output `valid`
+
+
 def make_manifest(
     config: Mapping[str, Any],
     categories: Sequence[Mapping[str, Any]],
     *,
     form: str,
     files: Sequence[str],
-    inputs: Mapping[str, Mapping[str, Any]],
-    canvas: tuple[int, int] | None,
-    picture_size: tuple[int, int] | None,
-    resized: tuple[int, int] | None,
-    precision: str,
-    valid_dtype: str,
+    program: Program | None,
     details: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The content of `manifest.json`.
 
     Args:
-        config: the recipe. categories: `[{"id", "name"}, ...]`, class 1 first.
-        form: of `export --format`. files: what was written.
-        inputs: dtype, shape and meaning by name; empty for a file of weights.
-        canvas: (H, W) of the input. picture_size: (height, width) that pictures must have, and
-            `resized` what becomes of it on the canvas; None for any.
-        precision: that it computes in. valid_dtype: of the output `valid`.
-        details: more entries, such as what the self-check found.
+        config: the recipe.
+        categories: `[{"id", "name"}, ...]`, class 1 first.
+        form: the export's `--format`.
+        files: names of the files beside the manifest.
+        program: None for a file of weights.
+        details: more entries, such as the result of the self-check.
     """
     data, model, options = config["data"], config["model"], config["eval"]
     manifest = {
         "format": form,
         "files": list(files),
         "made_by": f"mask_rcnn_jax {_version()}",
-        "precision": precision,
+        "precision": program.precision if program else "float32",
         "classes": [
             {"class": k, "id": category["id"], "name": category["name"]}
             for k, category in enumerate(categories, start=1)
@@ -68,38 +76,33 @@ def make_manifest(
             "interpolation": "PIL bilinear" if data["antialias"] else "OpenCV INTER_LINEAR",
             "rounded_to_whole_numbers": data["image_dtype"] == "uint8",
             "placement": "upper left corner of the canvas; what lies beyond the picture is ignored",
-            "pixel_mean": list(model["pixel_mean"]),
-            "pixel_std": list(model["pixel_std"]),
+            "pixel_mean": list(model["input"]["mean"]),
+            "pixel_std": list(model["input"]["std"]),
         },
         "postprocessing": {
             "boxes": "divide x by (resized width / width), y by (resized height / height)",
             "mask": PASTES[options["paste"]],
             "mask_rule": options["paste"],
-            "width_offset": options["box_offset"],
+            "width_offset": float(has_inclusive_boxes(config)),
         },
         **details,
     }
-    if inputs:
-        manifest["inputs"] = dict(inputs)
-        rows = [inputs["images"]["shape"][0], options["detections_per_image"]]
+    if program:
+        manifest["inputs"] = dict(program.inputs)
+        rows = [program.inputs["images"]["shape"][0], options["detections_per_image"]]
         manifest["outputs"] = {
             name: {
-                "dtype": valid_dtype if name == "valid" else dtype,
+                "dtype": program.valid_dtype if name == "valid" else dtype,
                 "shape": rows + shape,
                 "means": means,
             }
             for name, (dtype, shape, means) in OUTPUTS.items()
         }
-        manifest["detection"] = {
-            name: options[name] for name in (
-                "score_threshold", "min_box_size", "nms_thresh", "pre_nms_topk",
-                "detections_per_image",
-            )
-        }  # fmt: skip
-        manifest["preprocessing"]["canvas"] = list(canvas)
-    if picture_size is not None:
-        manifest["preprocessing"]["picture_size"] = list(picture_size)
-        manifest["preprocessing"]["resized_size"] = list(resized)
+        manifest["detection"] = vars(detect_options(config))
+        manifest["preprocessing"]["canvas"] = list(program.canvas)
+        if program.picture_size is not None:
+            manifest["preprocessing"]["picture_size"] = list(program.picture_size)
+            manifest["preprocessing"]["resized_size"] = list(program.resized)
     return manifest
 
 

@@ -8,29 +8,43 @@ the boxes of other levels moved off the map, where it gives zeros.
 
 import importlib
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mask_rcnn_jax.deploy.onnx_graph import Graph, Map, finish, floats, ints
 from mask_rcnn_jax.deploy.onnx_layers import Extent, Trunk, inside
 from mask_rcnn_jax.deploy.onnx_regions import Regions
+from mask_rcnn_jax.models.detect import Detect
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
+from mask_rcnn_jax.models.resnet import ResNet
+from mask_rcnn_jax.models.roi_heads import BoxHead, MaskHead
 from mask_rcnn_jax.structures import Detections
+
+if TYPE_CHECKING:
+    import onnx
 
 
 def check_mappable(model: MaskRCNN, batch: int, image_size: tuple[int, int] | None) -> None:
     """Raise ValueError for what the operators do not compute exactly."""
-    if model.roi_border == "clamp" and model.roi_min_size > 0:
+    for part, known in (("backbone", ResNet), ("box_head", BoxHead), ("mask_head", MaskHead)):
+        module = getattr(model, part)
+        if not isinstance(module, known):
+            raise ValueError(
+                f"--format=onnx: model.{part} is {type(module).__name__}, which it cannot convert; "
+                "--format=stablehlo can"
+            )
+    align, pad_multiple = model.roi_align, model.input.pad_multiple
+    if align.border == "clamp" and align.min_size > 0:
         raise ValueError(
-            f"--format=onnx: model.roi_border='clamp' with model.roi_min_size={model.roi_min_size} "
-            "has no RoiAlign in ONNX, which counts samples outside the map as zero; "
-            "model.roi_border='zero' or model.roi_min_size=0 can be exported"
+            "--format=onnx: model.roi_align.border='clamp' with model.roi_align.min_size="
+            f"{align.min_size} has no RoiAlign in ONNX, which counts samples outside the map as "
+            "zero; model.roi_align.border='zero' or model.roi_align.min_size=0 can be exported"
         )
-    if model.norm not in ("frozen", "affine", "batch", "group"):
-        raise ValueError(f"--format=onnx: model.norm is {model.norm!r}, which it does not know")
-    if model.pad_multiple and batch > 1 and image_size is None:
+    if pad_multiple and batch > 1 and image_size is None:
         raise ValueError(
-            f"--format=onnx: --batch is {batch}, but with model.pad_multiple={model.pad_multiple} "
+            f"--format=onnx: --batch is {batch}, but with model.input.pad_multiple={pad_multiple} "
             "maps end at each picture: only --batch=1, or --picture_size for pictures of one size"
         )
 
@@ -39,43 +53,38 @@ def export_canvas(
     model: MaskRCNN, canvas: tuple[int, int], image_size: tuple[int, int] | None
 ) -> tuple[int, int]:
     """(H, W) of the input: the recipe's canvas, or for pictures of one size what counts of it."""
-    if image_size is None or not model.pad_multiple:
+    multiple = model.input.pad_multiple
+    if image_size is None or not multiple:
         return canvas
-    height, width = (-(-side // model.pad_multiple) * model.pad_multiple for side in image_size)
+    height, width = (-(-side // multiple) * multiple for side in image_size)
     return height, width
 
 
+@dataclass(frozen=True)
+class OnnxInput:
+    """The input `images` of an ONNX model, pixels in 0..255."""
+
+    canvas: tuple[int, int]  # (H, W), see `export_canvas`
+    # (height, width) of every image on the canvas; None makes it the input `image_sizes`,
+    # int32 [batch, 2]
+    image_size: tuple[int, int] | None = None
+    batch: int = 1
+    dtype: str = "uint8"  # or "float32"
+    planar: bool = False  # [batch, 3, H, W] instead of [batch, H, W, 3]
+
+
 def build_onnx(
-    model: MaskRCNN,
-    variables: dict,
-    *,
-    canvas: tuple[int, int],
-    batch: int,
-    image_size: tuple[int, int] | None,
-    dtype: str,
-    planar: bool,
-    opset: int,
-    score_threshold: float,
-    min_box_size: float,
-    nms_thresh: float,
-    pre_nms_topk: int,
-    detections_per_image: int,
-):
-    """The checked `onnx.ModelProto` of `model.predict` with these weights, in float32.
+    model: MaskRCNN, variables: dict, source: OnnxInput, *, opset: int, detect: Detect
+) -> "onnx.ModelProto":
+    """The checked ONNX model of `model.predict` with these weights, in float32.
 
-    Args:
-        canvas: (H, W) of the input, see `export_canvas`.
-        image_size: (height, width) on the canvas of every picture, which is then no input; None
-            makes it the input `image_sizes`, int32 [batch, 2].
-        dtype: of the input `images` in 0..255, "uint8" or "float32".
-        planar: `images` are [batch, 3, H, W] in place of [batch, H, W, 3].
-        opset: of OPSETS. The other arguments are those of `MaskRCNN.predict`.
-
-    Outputs are the fields of `Detections`, `valid` as int32 where `planar`.
-    Raises ValueError for what `check_mappable` refuses.
+    Outputs are the fields of `Detections`, `valid` as int32 where the input is planar.
+    Raises ValueError for a model or an input that `check_mappable` refuses.
     """
+    batch, image_size = source.batch, source.image_size
     check_mappable(model, batch, image_size)
-    height, width = canvas
+    height, width = canvas = source.canvas
+    planar, dtype = source.planar, source.dtype
     graph = Graph()
     inputs = {
         "images": (
@@ -89,8 +98,8 @@ def build_onnx(
     else:
         sizes = graph.constant(np.tile(ints(*image_size), (batch, 1)))
     extent = None
-    if model.pad_multiple and image_size is None:
-        multiple = ints(model.pad_multiple)
+    if model.input.pad_multiple and image_size is None:
+        multiple = ints(model.input.pad_multiple)
         blocks = graph.op("Div", graph.op("Add", sizes, multiple - 1), multiple)
         extent = graph.op("Mul", blocks, multiple)
     regions = Regions(graph, model, variables["params"], canvas, batch, Extent(graph, extent))
@@ -98,13 +107,12 @@ def build_onnx(
     pyramid = Trunk(graph, model, variables, regions.extent).pyramid(images)
     limits = regions.box_limits(sizes)
     boxes, valid, rows = regions.proposals(pyramid, limits)
+    valid_as = "INT32" if planar else "BOOL"
     boxes, classes, valid = regions.detections(
-        pyramid, boxes, valid, rows, limits, score_threshold=score_threshold,
-        min_box_size=min_box_size, nms_thresh=nms_thresh, pre_nms_topk=pre_nms_topk,
-        count=detections_per_image, valid_as="INT32" if planar else "BOOL",
-    )  # fmt: skip
-    regions.masks(pyramid, boxes, classes, valid, detections_per_image)
-    count = [batch, detections_per_image]
+        pyramid, boxes, valid, rows, limits, detect, valid_as=valid_as
+    )
+    regions.masks(pyramid, boxes, classes, valid, detect.detections_per_image)
+    count = [batch, detect.detections_per_image]
     outputs = {
         "boxes": ("FLOAT", [*count, 4]),
         "scores": ("FLOAT", count),
@@ -180,7 +188,7 @@ def _normalise(
         x = graph.op("Transpose", x, perm=[0, 3, 1, 2])
     mean, std = (
         np.array(values, np.float32)[:, None, None]
-        for values in (model.pixel_mean, model.pixel_std)
+        for values in (model.input.mean, model.input.std)
     )
     x = graph.op("Div", graph.op("Sub", x, mean), std)
     if not fills_canvas:

@@ -1,7 +1,7 @@
 """The layers of `models/` as ONNX operators: trunk, pyramid and heads, NCHW, float32.
 
 A fixed norm is multiplied into the convolution before it. Where a recipe lets maps end at the
-picture (`model.pad_multiple`), `Extent` cuts them as `models.frame.Frame` does.
+picture (`model.input.pad_multiple`), `Extent` cuts them as `ops.extent.ValidExtent` does.
 """
 
 import numpy as np
@@ -50,27 +50,39 @@ def inside(graph: Graph, sizes: str, height: int, width: int) -> str:
 
 
 def conv(
-    graph: Graph, x: Map, layer: dict, name: str, *, stride: int = 1, padding: str = "torch",
-    scale: np.ndarray | None = None, bias: np.ndarray | None = None, weights: str = "",
-) -> Map:  # fmt: skip
-    """A convolution of our kernel [k, k, in, out]; `scale` and `bias` [out] follow it.
+    graph: Graph,
+    x: Map,
+    layer: dict,
+    name: str,
+    *,
+    stride: int = 1,
+    padding: str = "torch",
+    affine: tuple[np.ndarray, np.ndarray] | None = None,
+    weights: str = "",
+) -> Map:
+    """A convolution with our kernel [k, k, in, out].
 
-    weights: name of the layer's constants, for one that runs several times.
+    affine: scale and bias, [out] each, that follow it. weights: name of the layer's constants where
+    it runs several times.
     """
     weights = weights or name
     kernel = np.asarray(layer["kernel"], np.float32)
-    if scale is not None:
-        kernel = kernel * scale
-    bias = layer["bias"] if bias is None and "bias" in layer else bias
+    bias = layer.get("bias")
+    if affine is not None:
+        kernel, bias = kernel * affine[0], affine[1]
     side = kernel.shape[0]
     pads, sizes = zip(*(_pads(n, side, stride, padding) for n in (x.height, x.width)), strict=True)
     inputs = [x.name, graph.constant(kernel.transpose(3, 2, 0, 1), f"{weights}/kernel")]
     if bias is not None:
         inputs.append(graph.constant(np.asarray(bias, np.float32), f"{weights}/bias"))
     result = graph.op(
-        "Conv", *inputs, name=name, kernel_shape=[side, side], strides=[stride, stride],
+        "Conv",
+        *inputs,
+        name=name,
+        kernel_shape=[side, side],
+        strides=[stride, stride],
         pads=[pads[0][0], pads[1][0], pads[0][1], pads[1][1]],
-    )  # fmt: skip
+    )
     return Map(result, *sizes)
 
 
@@ -93,9 +105,12 @@ def dense(graph: Graph, x: str, layer: dict, name: str, kernel: np.ndarray | Non
     kernel = np.asarray(layer["kernel"] if kernel is None else kernel, np.float32)
     bias = np.asarray(layer["bias"], np.float32)
     return graph.op(
-        "Gemm", x, graph.constant(kernel, f"{name}/kernel"), graph.constant(bias, f"{name}/bias"),
+        "Gemm",
+        x,
+        graph.constant(kernel, f"{name}/kernel"),
+        graph.constant(bias, f"{name}/bias"),
         name=name,
-    )  # fmt: skip
+    )
 
 
 class Trunk:
@@ -112,7 +127,7 @@ class Trunk:
         x = self._conv_norm(images, "stem_conv", "stem_norm", stride=2, map_stride=1)
         x = self._max_pool(extent.keep_inside(relu(graph, x), 2))
         features = []
-        for stage, blocks in enumerate(BLOCKS_PER_STAGE[self._model.depth], start=2):
+        for stage, blocks in enumerate(BLOCKS_PER_STAGE[self._model.backbone.depth], start=2):
             for i in range(blocks):
                 stride = 2 if stage > 2 and i == 0 else 1
                 x = self._block(x, f"res{stage}_{i}", stride, 2**stage // stride)
@@ -123,28 +138,33 @@ class Trunk:
         """map_stride: pixels per cell of `x`."""
         where = [block] if block else []
         layer = _inner(self._params["backbone"], [*where, conv_name])
-        scale, bias = self._fixed_norm([*where, norm_name])
+        affine = self._fixed_norm([*where, norm_name])
         if layer["kernel"].shape[0] > 1:
             x = self._extent.keep_inside(x, map_stride)
-        if not block and self._model.channel_order == "bgr":
+        if not block and self._model.input.channel_order == "bgr":
             layer = {**layer, "kernel": np.asarray(layer["kernel"])[:, :, ::-1]}
         name = "/".join([*where, conv_name])
         x = conv(
-            self._graph, x, layer, name, stride=stride, padding=self._model.padding,
-            scale=scale, bias=bias,
-        )  # fmt: skip
-        return self._group_norm(x, [*where, norm_name]) if scale is None else x
+            self._graph,
+            x,
+            layer,
+            name,
+            stride=stride,
+            padding=self._model.backbone.padding,
+            affine=affine,
+        )
+        return self._group_norm(x, [*where, norm_name]) if affine is None else x
 
-    def _fixed_norm(self, path: list[str]) -> tuple[np.ndarray | None, np.ndarray | None]:
+    def _fixed_norm(self, path: list[str]) -> tuple[np.ndarray, np.ndarray] | None:
         """Scale and bias of a norm with fixed statistics; None for one that computes them."""
-        if self._model.norm == "group":
-            return None, None
+        if self._model.backbone.norm == "group":
+            return None
         stats = _inner(self._stats["backbone"], path)
-        if self._model.norm == "frozen":
+        if self._model.backbone.norm == "frozen":
             return np.asarray(stats["scale"]), np.asarray(stats["bias"])
         params = _inner(self._params["backbone"], path)
         scale = np.asarray(params["scale"]) / np.sqrt(
-            np.asarray(stats["var"]) + np.float32(self._model.norm_eps)
+            np.asarray(stats["var"]) + np.float32(self._model.backbone.norm_eps)
         )
         return scale, np.asarray(params["bias"]) - np.asarray(stats["mean"]) * scale
 
@@ -155,7 +175,11 @@ class Trunk:
         grouped = graph.reshape(x.name, 0, groups, -1)
         one, zero = np.ones(groups, np.float32), np.zeros(groups, np.float32)
         grouped = graph.op(
-            "InstanceNormalization", grouped, one, zero, epsilon=float(self._model.norm_eps)
+            "InstanceNormalization",
+            grouped,
+            one,
+            zero,
+            epsilon=float(self._model.backbone.norm_eps),
         )
         y = graph.reshape(grouped, 0, channels, x.height, x.width)
         scale, bias = (
@@ -165,25 +189,27 @@ class Trunk:
 
     def _max_pool(self, x: Map) -> Map:
         pads, sizes = zip(
-            *(_pads(n, 3, 2, self._model.pool_padding) for n in (x.height, x.width)), strict=True
+            *(_pads(n, 3, 2, self._model.backbone.pool_padding) for n in (x.height, x.width)),
+            strict=True,
         )
         result = self._graph.op(
-            "MaxPool", x.name, kernel_shape=[3, 3], strides=[2, 2],
+            "MaxPool",
+            x.name,
+            kernel_shape=[3, 3],
+            strides=[2, 2],
             pads=[pads[0][0], pads[1][0], pads[0][1], pads[1][1]],
-        )  # fmt: skip
+        )
         return Map(result, *sizes)
 
     def _block(self, x: Map, block: str, stride: int, map_stride: int) -> Map:
         """A basic block or a bottleneck; map_stride: pixels per cell of `x`."""
         graph = self._graph
         strides = [stride, 1]
-        if self._model.depth >= 50:
-            strides = [stride, 1, 1] if self._model.stride_in == "1x1" else [1, stride, 1]
+        if self._model.backbone.depth >= 50:
+            strides = [stride, 1, 1] if self._model.backbone.stride_in == "1x1" else [1, stride, 1]
         y, at = x, map_stride
         for i, step in enumerate(strides, start=1):
-            y = self._conv_norm(
-                y, f"conv{i}", f"norm{i}", stride=step, map_stride=at, block=block
-            )  # fmt: skip
+            y = self._conv_norm(y, f"conv{i}", f"norm{i}", stride=step, map_stride=at, block=block)
             at *= step
             if i < len(strides):
                 y = relu(graph, y)
@@ -202,15 +228,22 @@ class Trunk:
             )
             if top_down is not None:
                 doubled = graph.op(
-                    "Resize", top_down.name, "", floats(1.0, 1.0, 2.0, 2.0), mode="nearest",
-                    coordinate_transformation_mode="asymmetric", nearest_mode="floor",
-                )  # fmt: skip
+                    "Resize",
+                    top_down.name,
+                    "",
+                    floats(1.0, 1.0, 2.0, 2.0),
+                    mode="nearest",
+                    coordinate_transformation_mode="asymmetric",
+                    nearest_mode="floor",
+                )
                 lateral = lateral._replace(name=graph.op("Add", lateral.name, doubled))
             top_down = lateral
             output = conv(
-                graph, extent.keep_inside(top_down, 2**level), params[f"fpn_output{level}"],
+                graph,
+                extent.keep_inside(top_down, 2**level),
+                params[f"fpn_output{level}"],
                 f"fpn_output{level}",
-            )  # fmt: skip
+            )
             pyramid.insert(0, extent.keep_inside(output, 2**level))
         top = pyramid[-1]
         every_second = graph.op("MaxPool", top.name, kernel_shape=[1, 1], strides=[2, 2])
@@ -251,10 +284,14 @@ def mask_head(graph: Graph, params: dict, pooled: str, side: int) -> str:
     up = params["mask_deconv"]
     kernel = np.asarray(up["kernel"], np.float32).transpose(3, 2, 0, 1)  # [in, out, 2, 2]
     y = graph.op(
-        "ConvTranspose", x.name, graph.constant(kernel, "mask_deconv/kernel"),
+        "ConvTranspose",
+        x.name,
+        graph.constant(kernel, "mask_deconv/kernel"),
         graph.constant(np.asarray(up["bias"], np.float32), "mask_deconv/bias"),
-        name="mask_deconv", kernel_shape=[2, 2], strides=[2, 2],
-    )  # fmt: skip
+        name="mask_deconv",
+        kernel_shape=[2, 2],
+        strides=[2, 2],
+    )
     x = Map(graph.op("Relu", y), 2 * side, 2 * side)
     return conv(graph, x, params["mask_predictor"], "mask_predictor").name
 

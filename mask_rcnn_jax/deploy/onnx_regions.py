@@ -6,10 +6,11 @@ import numpy as np
 
 from mask_rcnn_jax.deploy.onnx_graph import NEVER, Graph, Map, floats, ints
 from mask_rcnn_jax.deploy.onnx_layers import Extent, box_head, mask_head, rpn_head
-from mask_rcnn_jax.models.frame import STRIDES, Frame
+from mask_rcnn_jax.models.detect import Detect
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.ops.anchors import cell_index
 from mask_rcnn_jax.ops.boxes import MAX_LOG_SCALE
+from mask_rcnn_jax.ops.extent import STRIDES, ValidExtent
 
 MIN_LEVEL = 2
 OFF_THE_MAP = -1e4  # pixels: more than a cell of the coarsest level outside
@@ -29,12 +30,14 @@ class Regions:
     ):
         self._graph, self._model, self._params = graph, model, params
         self._canvas, self._batch, self.extent = canvas, batch, extent
+        self._coder = model.box_coder
+        self._num_classes = model.box_head.num_classes
 
     def box_limits(self, sizes: str) -> str:
         """[B, 1, 4] largest x, y, x, y of a box."""
         graph = self._graph
         sizes = graph.op("Gather", graph.cast(sizes, "FLOAT"), ints(1, 0, 1, 0), axis=1)
-        return graph.unsqueeze(graph.op("Sub", sizes, floats(self._model.box_offset)), 1)
+        return graph.unsqueeze(graph.op("Sub", sizes, floats(self._coder.offset)), 1)
 
     def proposals(self, pyramid: Sequence[Map], limits: str) -> tuple[str, str, int]:
         """Boxes [B, N, 4], valid [B, N], and N."""
@@ -42,59 +45,77 @@ class Regions:
         all_boxes, all_scores, total = [], [], 0
         for i, (features, anchors) in enumerate(zip(pyramid, self.anchors(), strict=True)):
             scores, deltas = rpn_head(graph, self._params["rpn_head"], features, MIN_LEVEL + i)
-            count = min(model.pre_nms_topk_test, len(anchors))
+            count = min(model.rpn.pre_nms_topk_test, len(anchors))
             if self.extent.extent is not None:
                 scores = graph.op("Where", self._exists(i), scores, floats(NEVER))
             top, index = graph.top_k(scores, count)
             origin = graph.op("Gather", anchors, index, axis=0)
-            if self.extent.extent is not None and model.anchor_stride == "map":
+            if self.extent.extent is not None and model.anchors.stride == "map":
                 origin = graph.op("Add", origin, self._moved(i, index))
             boxes = self._decode(graph.rows(deltas, index), origin, (1.0,) * 4, limits)
-            large = self._larger(boxes, model.proposal_min_size)
+            large = self._larger(boxes, model.rpn.min_size)
             top = graph.op("Where", large, top, floats(NEVER))
             keep = self.nms(
-                boxes, graph.op("Greater", top, floats(NEVER / 2)), count,
-                iou_thresh=model.rpn_nms_thresh, max_out=model.post_nms_topk_test,
-            )  # fmt: skip
+                boxes,
+                graph.op("Greater", top, floats(NEVER / 2)),
+                count,
+                iou_thresh=model.rpn.nms_thresh,
+                max_out=model.rpn.post_nms_topk_test,
+            )
             all_boxes.append(boxes)
             all_scores.append(graph.op("Where", keep, top, floats(NEVER)))
             total += count
-        rows = min(model.post_nms_topk_test, total)
+        rows = min(model.rpn.post_nms_topk_test, total)
         top, index = graph.top_k(graph.concat(*all_scores, axis=1), rows)
         valid = graph.op("Greater", top, floats(NEVER / 2))
         boxes = graph.rows(graph.concat(*all_boxes, axis=1), index)
         return self._where_valid(valid, boxes, 1), valid, rows
 
     def detections(
-        self, pyramid, proposals: str, proposals_valid: str, rows: int, limits: str, *,
-        score_threshold, min_box_size, nms_thresh, pre_nms_topk, count, valid_as,
-    ) -> tuple[str, str, str]:  # fmt: skip
+        self,
+        pyramid: Sequence[Map],
+        proposals: str,
+        proposals_valid: str,
+        rows: int,
+        limits: str,
+        detect: Detect,
+        *,
+        valid_as: str,
+    ) -> tuple[str, str, str]:
         """Boxes [B, D, 4], classes int64 [B, D] and valid [B, D]; makes all outputs but masks."""
         graph, model, batch = self._graph, self._model, self._batch
-        num_classes = model.num_classes
+        num_classes, count = self._num_classes, detect.detections_per_image
         pooled = self.pool(pyramid, proposals, rows, 7)
         logits, deltas = box_head(graph, self._params["box_head"], pooled, 7)
         scores = graph.slice(graph.op("Softmax", logits, axis=1), 1, num_classes + 1, axis=1)
         scores = graph.reshape(scores, batch, rows, num_classes)
         usable = graph.op(
-            "And", graph.op("Greater", scores, floats(score_threshold)),
+            "And",
+            graph.op("Greater", scores, floats(detect.score_threshold)),
             graph.unsqueeze(proposals_valid, 2),
-        )  # fmt: skip
+        )
         scores = graph.op("Where", usable, scores, floats(-1.0))
-        candidates = min(pre_nms_topk, rows * num_classes)
+        candidates = min(detect.pre_nms_topk, rows * num_classes)
         top, index = graph.top_k(graph.reshape(scores, batch, -1), candidates)
         roi = graph.op("Div", index, ints(num_classes))
         class_index = graph.op("Add", graph.op("Mod", index, ints(num_classes)), ints(1))
         deltas = graph.reshape(deltas, batch, rows * (num_classes + 1), 4)
         row = graph.op("Add", graph.op("Mul", roi, ints(num_classes + 1)), class_index)
         boxes = self._decode(
-            graph.rows(deltas, row), graph.rows(proposals, roi), model.box_weights, limits
+            graph.rows(deltas, row), graph.rows(proposals, roi), model.box_coder.weights, limits
         )
         valid = graph.op(
-            "And", graph.op("GreaterOrEqual", top, floats(0.0)), self._larger(boxes, min_box_size)
+            "And",
+            graph.op("GreaterOrEqual", top, floats(0.0)),
+            self._larger(boxes, detect.min_box_size),
         )
         keep = self.nms(
-            boxes, valid, candidates, iou_thresh=nms_thresh, max_out=count, classes=class_index
+            boxes,
+            valid,
+            candidates,
+            iou_thresh=detect.nms_thresh,
+            max_out=count,
+            classes=class_index,
         )
         best = min(count, candidates)
         top, index = graph.top_k(graph.op("Where", keep, top, floats(-1.0)), best)
@@ -122,21 +143,23 @@ class Regions:
 
     def anchors(self) -> list[np.ndarray]:
         # On an input that ends with the picture, distances of "map" are known; else see `_moved`.
-        whole = self.extent.extent is None and self._model.pad_multiple
-        frame = Frame(self._canvas, np.array(self._canvas, np.int32) if whole else None)
-        return [np.asarray(level) for level in self._model.anchors(frame)]
+        whole = self.extent.extent is None and self._model.input.pad_multiple
+        extent = ValidExtent(self._canvas, np.array(self._canvas, np.int32) if whole else None)
+        boxes = self._model.anchors(extent, offset=self._coder.iou_offset).boxes
+        return [np.asarray(level) for level in boxes]
 
     def _cell_of_anchors(self, level: int) -> tuple[np.ndarray, np.ndarray]:
-        return cell_index(self._canvas, STRIDES[level], len(self._model.anchor_shapes))
+        return cell_index(self._canvas, STRIDES[level], self._model.anchors.per_cell)
 
     def _exists(self, level: int) -> str:
         """bool [B, A_l]: which anchors are on a cell that counts."""
         graph, cells = self._graph, self.extent.cells(STRIDES[level])
         row, column = (index[None].astype(np.int64) for index in self._cell_of_anchors(level))
         return graph.op(
-            "And", graph.op("Less", row, graph.slice(cells, 0, 1, axis=1)),
+            "And",
+            graph.op("Less", row, graph.slice(cells, 0, 1, axis=1)),
             graph.op("Less", column, graph.slice(cells, 1, 2, axis=1)),
-        )  # fmt: skip
+        )
 
     def _moved(self, level: int, index: str) -> str:
         """[B, k, 4]: how much further the anchors of `index` are apart than on the whole canvas."""
@@ -146,14 +169,14 @@ class Regions:
         extra = graph.op("Gather", graph.cast(extra, "FLOAT"), ints(1, 0, 1, 0), axis=1)
         row, column = self._cell_of_anchors(level)
         places = np.stack([column, row] * 2, axis=1).astype(np.float32) + np.float32(
-            self._model.anchor_centre
+            self._model.anchors.center
         )
         places = graph.op("Gather", places, index, axis=0)
         return graph.op("Mul", places, graph.unsqueeze(extra, 1))
 
     def _decode(self, deltas: str, origin: str, weights: Sequence[float], limits: str) -> str:
         """Boxes [B, k, 4] from deltas and the boxes they refer to, clipped."""
-        graph, offset = self._graph, floats(self._model.box_offset)
+        graph, offset = self._graph, floats(self._coder.offset)
         low, high = graph.slice(origin, 0, 2, axis=2), graph.slice(origin, 2, 4, axis=2)
         sides = graph.op("Add", graph.op("Sub", high, low), offset)
         centre = graph.op("Add", low, graph.op("Mul", sides, floats(0.5)))
@@ -180,10 +203,13 @@ class Regions:
     def _larger(self, boxes: str, min_size: float) -> str:
         """bool [B, k]: whether both sides are above `min_size`."""
         graph = self._graph
-        return graph.op("And", *(
-            graph.op("Greater", side, floats(min_size))
-            for side in self._sides(boxes, self._model.box_offset, 2)
-        ))  # fmt: skip
+        return graph.op(
+            "And",
+            *(
+                graph.op("Greater", side, floats(min_size))
+                for side in self._sides(boxes, self._coder.offset, 2)
+            ),
+        )
 
     def nms(
         self, boxes: str, valid: str, rows: int, *, iou_thresh, max_out, classes: str | None = None
@@ -198,17 +224,21 @@ class Regions:
         # It calls the axes y and x, which makes no difference.
         low = graph.slice(boxes, 0, 2, axis=2)
         high = graph.slice(boxes, 2, 4, axis=2)
-        high = graph.op("Max", graph.op("Add", high, floats(self._model.iou_offset)), low)
+        high = graph.op("Max", graph.op("Add", high, floats(self._coder.iou_offset)), low)
         rank = (np.arange(rows, 0, -1) / rows).astype(np.float32)[None]
         scores = graph.unsqueeze(graph.op("Where", valid, rank, floats(0.0)), 1)
         if classes is not None:
-            every = np.arange(1, self._model.num_classes + 1)[None, :, None]
+            every = np.arange(1, self._num_classes + 1)[None, :, None]
             same = graph.op("Equal", graph.unsqueeze(classes, 1), every)
             scores = graph.op("Where", same, scores, floats(0.0))
         selected = graph.op(
-            "NonMaxSuppression", graph.concat(low, high, axis=2), scores,
-            ints(min(max_out, rows)), np.array([iou_thresh], np.float32), np.zeros(1, np.float32),
-        )  # fmt: skip
+            "NonMaxSuppression",
+            graph.concat(low, high, axis=2),
+            scores,
+            ints(min(max_out, rows)),
+            np.array([iou_thresh], np.float32),
+            np.zeros(1, np.float32),
+        )
         places = graph.op("Gather", selected, ints(0, 2), axis=1)
         length = graph.slice(graph.op("Shape", places), 0, 1, axis=0)
         ones = graph.op("Expand", np.ones(1, np.float32), length)
@@ -218,10 +248,11 @@ class Regions:
     def pool(self, pyramid: Sequence[Map], boxes: str, rows: int, size: int) -> str:
         """RoIAlign of boxes [B, rows, 4]: [B * rows, C, size, size]."""
         graph, model = self._graph, self._model
-        maps = pyramid[: model.roi_max_level - 1]
+        maps = pyramid[: model.roi_align.max_level - 1]
         boxes = graph.reshape(boxes, -1, 4)
         width, height = (
-            graph.op("Max", side, floats(0.0)) for side in self._sides(boxes, model.iou_offset, 1)
+            graph.op("Max", side, floats(0.0))
+            for side in self._sides(boxes, self._coder.iou_offset, 1)
         )
         area = graph.unsqueeze(graph.op("Mul", width, height), 1)
         start = graph.slice(boxes, 0, 2, axis=1)
@@ -231,20 +262,27 @@ class Regions:
         for i, (features, stride) in enumerate(zip(maps, STRIDES, strict=False)):
             # The operator takes half a cell off, which the other convention does not.
             first = start
-            if not model.roi_half_pixel:
+            if not model.roi_align.aligned:
                 first = graph.op("Add", start, floats(0.5 * stride))
             sides = length
-            if model.roi_min_size > 0:
-                sides = graph.op("Max", length, floats(model.roi_min_size * stride))
+            if model.roi_align.min_size > 0:
+                sides = graph.op("Max", length, floats(model.roi_align.min_size * stride))
             moved = graph.concat(first, graph.op("Add", first, sides), axis=1)
             moved = graph.op(
                 "Where", self._on_level(area, i, len(maps)), moved, floats(OFF_THE_MAP)
             )
             pooled = graph.op(
-                "RoiAlign", self._cut(features, stride), moved, image, mode="avg",
-                output_height=size, output_width=size, sampling_ratio=model.roi_sampling,
-                spatial_scale=1.0 / stride, coordinate_transformation_mode="half_pixel",
-            )  # fmt: skip
+                "RoiAlign",
+                self._cut(features, stride),
+                moved,
+                image,
+                mode="avg",
+                output_height=size,
+                output_width=size,
+                sampling_ratio=model.roi_align.sampling_ratio,
+                spatial_scale=1.0 / stride,
+                coordinate_transformation_mode="half_pixel",
+            )
             total = pooled if total is None else graph.op("Add", total, pooled)
         return total
 

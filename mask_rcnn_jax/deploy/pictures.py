@@ -9,18 +9,17 @@ import numpy as np
 from mask_rcnn_jax.data.coco import decode_image
 from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.resize import resize_image, resize_plan
+from mask_rcnn_jax.deploy.inputs import IMAGE_SUFFIXES
 from mask_rcnn_jax.formats.shapes import draw_picture
-
-SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp")
 
 
 def picture_paths(folder: str) -> list[Path]:
     """The picture files of a folder, by name. Raises ValueError if there are none."""
     if not Path(folder).is_dir():
         raise ValueError(f"--calibration {folder} is no folder")
-    paths = sorted(path for path in Path(folder).iterdir() if path.suffix.lower() in SUFFIXES)
+    paths = sorted(path for path in Path(folder).iterdir() if path.suffix.lower() in IMAGE_SUFFIXES)
     if not paths:
-        raise ValueError(f"--calibration {folder}: no pictures there ({', '.join(SUFFIXES)})")
+        raise ValueError(f"--calibration {folder}: no pictures there ({', '.join(IMAGE_SUFFIXES)})")
     return paths
 
 

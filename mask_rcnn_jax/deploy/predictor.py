@@ -12,7 +12,8 @@ from ml_collections import ConfigDict
 
 from mask_rcnn_jax.data.options import example_options
 from mask_rcnn_jax.data.resize import ResizePlan, resize_image, resize_plan
-from mask_rcnn_jax.models.build import build_model, predict_options
+from mask_rcnn_jax.models.build import build_model
+from mask_rcnn_jax.models.detect import detect_options
 from mask_rcnn_jax.structures import Detections
 
 # `stream` starts a batch that is not full yet rather than keep more than this waiting.
@@ -40,7 +41,7 @@ class Predictor:
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}, expected at least 1")
         self.batch_size = batch_size
-        self._options = example_options(config.data)
+        self._options = example_options(config)
         self._variables = jax.device_put(variables)
         # The weights know what a recipe leaves to the annotations.
         num_classes = variables["params"]["box_head"]["cls_score"]["bias"].shape[0] - 1
@@ -49,9 +50,9 @@ class Predictor:
             precision=config.train.precision,
             implementation=config.train.implementation,
         )
-        self._pad_multiple = config.model.pad_multiple
+        self._pad_multiple = config.model.input.pad_multiple
         self._predict = jax.jit(
-            partial(model.apply, method="predict", **predict_options(config.eval))
+            partial(model.apply, method="predict", detect=detect_options(config))
         )
         self._compiled: dict[tuple[int, int], jax.stages.Compiled] = {}
         self._lock = threading.Lock()
@@ -123,8 +124,9 @@ class Predictor:
     def _waits_too_long(self, waiting: dict[Any, list]) -> bool:
         pictures = [picture for rows in waiting.values() for _, _, picture in rows]
         held = sum(picture.image.nbytes + picture.canvas.nbytes for picture in pictures)
-        oldest, newest = (pick(row[0] for rows in waiting.values() for row in rows)
-                          for pick in (min, max))  # fmt: skip
+        oldest, newest = (
+            pick(row[0] for rows in waiting.values() for row in rows) for pick in (min, max)
+        )
         return held > MAX_WAITING_BYTES or newest - oldest >= MAX_WAITING_BATCHES * self.batch_size
 
     def _bucket(self, plan: ResizePlan) -> tuple:

@@ -64,9 +64,12 @@ def _measure(source: Path, feeds: list[dict], calibrator: str) -> dict[str, list
     method = {"minmax": CalibrationMethod.MinMax, "entropy": CalibrationMethod.Entropy}[calibrator]
     augmented = str(source.with_name("augmented.onnx"))
     worker = create_calibrator(
-        source, OP_TYPES, augmented_model_path=augmented, calibrate_method=method,
+        source,
+        OP_TYPES,
+        augmented_model_path=augmented,
+        calibrate_method=method,
         extra_options={"symmetric": True, "num_bins": BINS},
-    )  # fmt: skip
+    )
     for feed in feeds:
         # One at a time: the calibrator holds every activation of what it is given at once.
         worker.collect_data(_Reader(feed))
@@ -98,9 +101,10 @@ def _insert_pairs(source: Path, target: Path, ranges: dict[str, list[float]]) ->
         for name, (low, high) in ranges.items()
     }
     floats = [
-        node.name for node in model.graph.node
+        node.name
+        for node in model.graph.node
         if node.op_type in OP_TYPES and node.name.split("/")[-1] in FLOAT_LAYERS
-    ]  # fmt: skip
+    ]
     quantizer = QDQQuantizer(
         model,
         True,  # weights per channel

@@ -14,10 +14,9 @@ import numpy as np
 from flax import linen as nn
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from mask_rcnn_jax.deploy.quantize import FLOAT_LAYERS
 from mask_rcnn_jax.models.conv import Conv, Dense, UpConv
 
-# As in the int8 ONNX model.
-FLOAT_LAYERS = ("objectness_logits", "anchor_deltas", "cls_score", "bbox_pred", "mask_predictor")
 STEPS = 127
 
 

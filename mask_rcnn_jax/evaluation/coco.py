@@ -42,7 +42,7 @@ def to_coco_results(
     category_ids: Sequence[int | str],
     *,
     paste: str = "continuous",
-    box_offset: float = 0.0,
+    inclusive_boxes: bool = False,
 ) -> tuple[list[dict], list[dict]]:
     """Turns a batch of detections into COCO results, in pixels of the original pictures.
 
@@ -53,7 +53,7 @@ def to_coco_results(
         image_sizes_original: per image (height, width); not read where the id is None.
         category_ids: the json's id of class k is `category_ids[k - 1]`.
         paste: how masks get into the picture, see `paste.paste_mask`.
-        box_offset: 1 adds a pixel to widths and heights (inclusive boxes).
+        inclusive_boxes: boxes end at their last pixel: width = x2 - x1 + 1.
 
     Returns:
         Box results and mask results, the same detections in the same order.
@@ -74,9 +74,8 @@ def to_coco_results(
             # The mask is pasted with the whole box: clipping the box first would squeeze it.
             crop, origin = paste_mask(detections.masks[b][d], boxes[d], height, width, rule=paste)
             code = encode_window(crop, origin, height, width)
-            bbox_results.append(
-                {**entry, "bbox": _clipped_xywh(boxes[d], height, width, box_offset)}
-            )
+            bbox = _clipped_xywh(boxes[d], height, width, float(inclusive_boxes))
+            bbox_results.append({**entry, "bbox": bbox})
             segm_results.append({**entry, "segmentation": code})
     return bbox_results, segm_results
 

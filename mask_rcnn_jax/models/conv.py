@@ -10,7 +10,7 @@ from mask_rcnn_jax.cpu_kernels.convolution import conv
 
 
 class Conv(nn.Module):
-    """A convolution, and the fixed affine map per channel that follows it, as one.
+    """A convolution and a fixed affine map per channel that may follow it, fused.
 
     Parameters are those of `nn.Conv`, float32.
     """
@@ -22,21 +22,21 @@ class Conv(nn.Module):
     use_bias: bool = True
     kernel_init: nn.initializers.Initializer = nn.initializers.lecun_normal()
     dtype: DTypeLike = jnp.float32
-    few_gradients: bool = False  # the loss reads few positions of the output
+
+    sparse_cotangent = False
 
     @nn.compact
     def __call__(
-        self,
-        x: jax.Array,
-        affine: tuple[jax.Array, jax.Array] | None = None,
-        live: jax.Array | None = None,
+        self, x: jax.Array, affine: tuple[jax.Array, jax.Array] | None = None
     ) -> jax.Array:
         """[B, H, W, C] to [B, h, w, features] in `dtype`.
 
-        affine: (scale, bias), [features] each, of a norm that follows. Scaling the kernel spares a
-        pass over the output, and one over its gradient.
-        live: [B] bool, the rows that anybody reads, see `ops.convolution.conv`; None for all.
+        affine: (scale, bias), [features] each, of a norm that follows. Scaling the kernel saves a
+        pass over the output and one over its gradient.
         """
+        return self._apply(x, affine, valid=None)
+
+    def _apply(self, x: jax.Array, affine, valid: jax.Array | None) -> jax.Array:
         shape = (*self.kernel_size, x.shape[-1], self.features)
         kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
         bias = None
@@ -46,10 +46,10 @@ class Conv(nn.Module):
             scale, shift = affine
             kernel = kernel * scale[None, None, None]
             bias = shift if bias is None else bias * scale + shift
-        y = self._convolve(x.astype(self.dtype), kernel.astype(self.dtype), live)
+        y = self._convolve(x.astype(self.dtype), kernel.astype(self.dtype), valid)
         return y if bias is None else add_bias(y, bias)
 
-    def _convolve(self, x: jax.Array, kernel: jax.Array, live: jax.Array | None) -> jax.Array:
+    def _convolve(self, x: jax.Array, kernel: jax.Array, valid: jax.Array | None) -> jax.Array:
         """1x1 kernels as a matrix product.
 
         It is the same sum; its gradients are several times faster than those of a 1x1 convolution
@@ -62,7 +62,25 @@ class Conv(nn.Module):
                 x = lax.optimization_barrier(x[:, :: self.stride, :: self.stride])
             return lax.dot_general(x, kernel[0, 0], (((3,), (0,)), ((), ())))
         pads = self.padding if self.padding == "SAME" else ((self.padding, self.padding),) * 2
-        return conv(x, kernel, live, self.stride, pads, self.few_gradients)
+        return conv(x, kernel, valid, self.stride, pads, self.sparse_cotangent)
+
+
+class SparselyTrainedConv(Conv):
+    """A `Conv` whose output the loss reads at few positions; its gradient is cheaper on a CPU."""
+
+    sparse_cotangent = True
+
+
+class RoIConv(Conv):
+    """A `Conv` over RoIs, some of which are padding and are skipped on a CPU."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array, valid: jax.Array) -> jax.Array:
+        """[N, H, W, C] and valid [N] to [N, h, w, features]; other rows are unspecified.
+
+        The gradient of a row that is not valid must be zero.
+        """
+        return self._apply(x, None, valid)
 
 
 class UpConv(nn.Module):
@@ -78,14 +96,14 @@ class UpConv(nn.Module):
     kernel_init: nn.initializers.Initializer
 
     @nn.compact
-    def __call__(self, x: jax.Array, live: jax.Array | None = None) -> jax.Array:
-        """[N, H, W, C] to [N, H, W, 2, 2, features]; `live` as in `Conv`."""
+    def __call__(self, x: jax.Array, valid: jax.Array | None = None) -> jax.Array:
+        """[N, H, W, C] to [N, H, W, 2, 2, features]; `valid` as in `RoIConv`."""
         channels = x.shape[-1]
         shape = (2, 2, self.features, channels)
         kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
         bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
         kernel = kernel.astype(self.dtype).reshape(-1, channels).T[None, None]
-        y = conv(x.astype(self.dtype), kernel, live, 1, ((0, 0), (0, 0)))
+        y = conv(x.astype(self.dtype), kernel, valid, 1, ((0, 0), (0, 0)))
         return add_bias(y.reshape(*x.shape[:3], 2, 2, self.features), bias)
 
 

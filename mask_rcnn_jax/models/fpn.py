@@ -1,37 +1,50 @@
 """Feature pyramid (Lin et al., "Feature Pyramid Networks", 2017)."""
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax.typing import DTypeLike
 
 from mask_rcnn_jax.models.conv import Conv
-from mask_rcnn_jax.models.frame import Frame
 from mask_rcnn_jax.models.init import fan_init
+from mask_rcnn_jax.ops.extent import ValidExtent
 
 
 class FPN(nn.Module):
-    """C2..C5 to P2..P6, all with `channels`; P6 is every second pixel of P5."""
+    """C2..C5 to P2..P6; P6 is every second pixel of P5.
 
-    channels: int
-    kernel_init: str
-    dtype: DTypeLike
+    Attributes:
+        channels: of every map of the pyramid.
+        init: kernels' initial values, see `models.init.fan_init`.
+    """
+
+    channels: int = 256
+    init: Literal["glorot", "xavier_fill", "linear"] = "xavier_fill"
+    dtype: DTypeLike = jnp.float32
 
     @nn.compact
-    def __call__(self, features: list[jax.Array], frame: Frame) -> list[jax.Array]:
-        """Maps of strides 4..32 to maps of strides 4..64."""
+    def __call__(self, features: list[jax.Array], extent: ValidExtent) -> list[jax.Array]:
+        """Maps of strides 4..32 to maps of strides 4..64, zero outside the valid extent."""
 
-        def conv(kernel, name):
-            return Conv(self.channels, (kernel, kernel), padding=kernel // 2, dtype=self.dtype,
-                        kernel_init=fan_init(self.kernel_init), name=name)  # fmt: skip
+        def conv(kernel: int, name: str) -> Conv:
+            return Conv(
+                self.channels,
+                (kernel, kernel),
+                padding=kernel // 2,
+                dtype=self.dtype,
+                kernel_init=fan_init(self.init),
+                name=name,
+            )
 
         pyramid = []
         top_down = None
         for level in range(5, 1, -1):
             lateral = conv(1, f"fpn_lateral{level}")(features[level - 2])
             top_down = lateral if top_down is None else lateral + _upsample(top_down)
-            output = conv(3, f"fpn_output{level}")(frame.keep_inside(top_down))
-            pyramid.insert(0, frame.keep_inside(output))
+            output = conv(3, f"fpn_output{level}")(extent.mask(top_down))
+            pyramid.insert(0, extent.mask(output))
         return [*pyramid, pyramid[-1][:, ::2, ::2]]
 
 

@@ -19,8 +19,7 @@ def fan_init(name: str) -> nn.initializers.Initializer:
     if name == "glorot":
         return nn.initializers.glorot_uniform()
     if name not in scales:
-        known = ["glorot", *scales]
-        raise ValueError(f"model.fpn_init or model.fc_init is {name!r}, expected one of {known}")
+        raise ValueError(f"init is {name!r}, expected one of {['glorot', *scales]}")
     return nn.initializers.variance_scaling(scales[name], "fan_in", "uniform")
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +11,8 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from mask_rcnn_jax.models.conv import Conv
-from mask_rcnn_jax.models.frame import Frame
 from mask_rcnn_jax.models.init import he_fan_out
+from mask_rcnn_jax.ops.extent import ValidExtent
 
 BLOCKS_PER_STAGE = {
     10: (1, 1, 1, 1),
@@ -35,15 +36,11 @@ class FrozenNorm(nn.Module):
 
 
 def make_norm(norm: str, eps: float, dtype: DTypeLike, train: bool):
-    """The norm layer of that name.
-
-    "frozen": a fixed scale and bias. "affine": fixed statistics, trained scale and bias (what
-    TAO's freeze_bn and mmdetection's norm_eval do). "batch": trained. "group": 32 groups.
-    """
+    """The norm layer of that name, see `ResNet`."""
     if norm == "frozen":
         return FrozenNorm
     if eps <= 0:
-        raise ValueError(f"model.norm_eps is {eps}, expected 1e-5 or so with model.norm={norm}")
+        raise ValueError(f"norm_eps is {eps}, expected 1e-5 or so with norm={norm}")
     if norm in ("batch", "affine"):
         stored = norm == "affine" or not train
         return partial(
@@ -51,7 +48,7 @@ def make_norm(norm: str, eps: float, dtype: DTypeLike, train: bool):
         )
     if norm == "group":
         return partial(nn.GroupNorm, num_groups=32, epsilon=eps, dtype=dtype)
-    raise ValueError(f"model.norm is {norm!r}, expected 'frozen', 'affine', 'batch' or 'group'")
+    raise ValueError(f"norm is {norm!r}, expected 'frozen', 'affine', 'batch' or 'group'")
 
 
 class BasicBlock(nn.Module):
@@ -59,16 +56,14 @@ class BasicBlock(nn.Module):
 
     width: int
     stride: int
-    unit: Callable
-
-    expansion = 1
+    conv_norm: Callable
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        y = nn.relu(self.unit(x, self.width, 3, self.stride, "conv1", "norm1"))
-        y = self.unit(y, self.width, 3, 1, "conv2", "norm2")
+        y = nn.relu(self.conv_norm(x, self.width, 3, self.stride, "conv1", "norm1"))
+        y = self.conv_norm(y, self.width, 3, 1, "conv2", "norm2")
         if x.shape != y.shape:
-            x = self.unit(x, self.width, 1, self.stride, "shortcut", "shortcut_norm")
+            x = self.conv_norm(x, self.width, 1, self.stride, "shortcut", "shortcut_norm")
         return nn.relu(x + y)
 
 
@@ -78,70 +73,89 @@ class Bottleneck(nn.Module):
     width: int
     stride: int
     stride_in: str
-    unit: Callable
-
-    expansion = 4
+    conv_norm: Callable
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         stride1, stride2 = (self.stride, 1) if self.stride_in == "1x1" else (1, self.stride)
-        y = nn.relu(self.unit(x, self.width, 1, stride1, "conv1", "norm1"))
-        y = nn.relu(self.unit(y, self.width, 3, stride2, "conv2", "norm2"))
-        y = self.unit(y, 4 * self.width, 1, 1, "conv3", "norm3")
+        y = nn.relu(self.conv_norm(x, self.width, 1, stride1, "conv1", "norm1"))
+        y = nn.relu(self.conv_norm(y, self.width, 3, stride2, "conv2", "norm2"))
+        y = self.conv_norm(y, 4 * self.width, 1, 1, "conv3", "norm3")
         if x.shape != y.shape:
-            x = self.unit(x, 4 * self.width, 1, self.stride, "shortcut", "shortcut_norm")
+            x = self.conv_norm(x, 4 * self.width, 1, self.stride, "shortcut", "shortcut_norm")
         return nn.relu(x + y)
 
 
 class ResNet(nn.Module):
-    """ResNet of `depth` layers without the classifier.
+    """ResNet without the classifier.
 
-    stride_in: the convolution of a bottleneck that strides, "3x3" (v1.5, torchvision) or "1x1"
-        (the 2015 paper, MSRA weights).
-    padding: of the convolutions; "torch" pads k // 2 on both sides, "same" is TensorFlow's rule
-        (uneven at stride 2). pool_padding: the same of the stem's max-pooling.
-    frozen_stages: how many of stem, res2, .. res5 get no gradient, counted from the stem.
-    remat: the backward pass computes what is inside a block again, from the block's input.
+    Attributes:
+        depth: layers.
+        norm: "frozen": a fixed scale and bias; "affine": fixed statistics, trained scale and bias
+            (TAO's freeze_bn, mmdetection's norm_eval); "batch": trained; "group": 32 groups.
+        norm_eps: added to the variance.
+        stride_in: the convolution of a bottleneck that strides, "3x3" (v1.5, torchvision) or "1x1"
+            (the 2015 paper, MSRA weights).
+        padding: of the convolutions; "torch" pads k // 2 on both sides, "same" is TensorFlow's rule
+            (uneven at stride 2).
+        pool_padding: the same for the stem's max-pooling.
+        frozen_stages: how many of stem, res2, .. res5 are not trained, counted from the stem.
+        remat: recompute the inside of a block in the backward pass, from the block's input.
     """
 
-    depth: int
-    norm: str
-    norm_eps: float
-    stride_in: str
-    padding: str
-    pool_padding: str
-    frozen_stages: int
-    dtype: DTypeLike
+    depth: Literal[10, 18, 34, 50, 101, 152] = 50
+    norm: Literal["frozen", "affine", "batch", "group"] = "frozen"
+    norm_eps: float = 1e-5
+    stride_in: Literal["3x3", "1x1"] = "3x3"
+    padding: Literal["torch", "same"] = "torch"
+    pool_padding: Literal["torch", "same"] = "torch"
+    frozen_stages: int = 2
+    dtype: DTypeLike = jnp.float32
     remat: bool = False
 
-    @nn.compact
-    def __call__(self, images: jax.Array, train: bool, frame: Frame) -> list[jax.Array]:
-        """[B, H, W, 3] normalised images to C2..C5, strides 4..32."""
-        _check_choice("model.depth", self.depth, BLOCKS_PER_STAGE)
-        _check_choice("model.stride_in", self.stride_in, ("3x3", "1x1"))
-        _check_choice("model.padding", self.padding, ("torch", "same"))
-        _check_choice("model.pool_padding", self.pool_padding, ("torch", "same"))
+    @property
+    def frozen(self) -> tuple[str, ...]:
+        """Prefixes of the names of its layers that are not trained."""
+        return ("stem", "res2", "res3", "res4", "res5")[: self.frozen_stages]
 
+    @property
+    def trains_batch_stats(self) -> bool:
+        """Whether training updates `batch_stats`."""
+        return self.norm == "batch"
+
+    @nn.compact
+    def __call__(
+        self, x: jax.Array, *, train: bool, extent: ValidExtent | None = None
+    ) -> list[jax.Array]:
+        """[B, H, W, 3] normalized images to C2..C5, strides 4..32, zero outside the extent."""
+        mask = (lambda x: x) if extent is None else extent.mask
         make_layer = make_norm(self.norm, self.norm_eps, self.dtype, train)
 
-        def unit(x, width, kernel, stride, conv, norm):
+        def conv_norm(x, width, kernel, stride, conv, norm):
             """Convolution and norm of these names."""
-            padding = "SAME" if self.padding == "same" else kernel // 2
-            conv = Conv(width, (kernel, kernel), stride, padding, use_bias=False, dtype=self.dtype,
-                        kernel_init=he_fan_out, name=conv)  # fmt: skip
+            conv = Conv(
+                width,
+                (kernel, kernel),
+                stride,
+                "SAME" if self.padding == "same" else kernel // 2,
+                use_bias=False,
+                dtype=self.dtype,
+                kernel_init=he_fan_out,
+                name=conv,
+            )
             norm = make_layer(name=norm)
-            x = x if kernel == 1 else frame.keep_inside(x)
+            x = x if kernel == 1 else mask(x)
             if isinstance(norm, FrozenNorm):
                 return conv(x, norm(width))
             return norm(conv(x))
 
-        again = nn.remat if self.remat else lambda block: block
-        block = partial(again(BasicBlock), unit=unit)
+        maybe_remat = nn.remat if self.remat else lambda block: block
+        block = partial(maybe_remat(BasicBlock), conv_norm=conv_norm)
         if self.depth >= 50:
-            block = partial(again(Bottleneck), stride_in=self.stride_in, unit=unit)
+            block = partial(maybe_remat(Bottleneck), stride_in=self.stride_in, conv_norm=conv_norm)
 
-        x = nn.relu(unit(images.astype(self.dtype), 64, 7, 2, "stem_conv", "stem_norm"))
-        x = _max_pool(frame.keep_inside(x), self.pool_padding)
+        x = nn.relu(conv_norm(x.astype(self.dtype), 64, 7, 2, "stem_conv", "stem_norm"))
+        x = _max_pool(mask(x), self.pool_padding)
         x = lax.stop_gradient(x) if self.frozen_stages >= 1 else x
         features = []
         for stage, blocks in enumerate(BLOCKS_PER_STAGE[self.depth], start=2):
@@ -156,8 +170,3 @@ class ResNet(nn.Module):
 def _max_pool(x: jax.Array, padding: str) -> jax.Array:
     pads = "SAME" if padding == "same" else ((1, 1), (1, 1))
     return nn.max_pool(x, (3, 3), (2, 2), pads)
-
-
-def _check_choice(name: str, value, choices) -> None:
-    if value not in choices:
-        raise ValueError(f"{name} is {value!r}, expected one of {list(choices)}")

@@ -1,4 +1,9 @@
-"""Region proposal network (Ren et al., "Faster R-CNN", 2015): the head, and its proposals."""
+"""Region proposal network (Ren et al., "Faster R-CNN", 2015): head, targets and proposals."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -6,9 +11,10 @@ from flax import linen as nn
 from jax import lax
 from jax.typing import DTypeLike
 
-from mask_rcnn_jax.models.conv import Conv
-from mask_rcnn_jax.ops import boxes as box_ops
+from mask_rcnn_jax.models.conv import Conv, SparselyTrainedConv
 from mask_rcnn_jax.ops import matching
+from mask_rcnn_jax.ops.anchors import Anchors
+from mask_rcnn_jax.ops.boxes import BoxCoder
 from mask_rcnn_jax.ops.nms import nms
 from mask_rcnn_jax.structures import Proposals, Targets
 
@@ -16,20 +22,17 @@ from mask_rcnn_jax.structures import Proposals, Targets
 class RPNHead(nn.Module):
     """Objectness and box deltas for every anchor; one head shared by all levels."""
 
-    anchors_per_location: int
+    anchors_per_cell: int
     channels: int
-    dtype: DTypeLike
+    dtype: DTypeLike = jnp.float32
 
     @nn.compact
     def __call__(self, pyramid: list[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
         """Logits [B, A_l] and deltas [B, A_l, 4] per level, float32; anchors in (y, x, shape)."""
-        normal = nn.initializers.normal(0.01)
-        conv = Conv(self.channels, (3, 3), padding=1, kernel_init=normal, dtype=self.dtype,
-                    few_gradients=True, name="conv")  # fmt: skip
-        objectness = Conv(self.anchors_per_location, (1, 1), kernel_init=normal, dtype=self.dtype,
-                          name="objectness_logits")  # fmt: skip
-        anchor_deltas = Conv(4 * self.anchors_per_location, (1, 1), kernel_init=normal,
-                             dtype=self.dtype, name="anchor_deltas")  # fmt: skip
+        options = dict(kernel_init=nn.initializers.normal(0.01), dtype=self.dtype)
+        conv = SparselyTrainedConv(self.channels, (3, 3), padding=1, name="conv", **options)
+        objectness = Conv(self.anchors_per_cell, (1, 1), name="objectness_logits", **options)
+        anchor_deltas = Conv(4 * self.anchors_per_cell, (1, 1), name="anchor_deltas", **options)
         logits, deltas = [], []
         for feature in pyramid:
             batch = feature.shape[0]
@@ -39,124 +42,166 @@ class RPNHead(nn.Module):
         return logits, deltas
 
 
-def label_anchors(
-    anchors: jax.Array,
-    exists: list[jax.Array] | None,
-    targets: Targets,
-    image_size: jax.Array,
-    key: jax.Array | None,
-    *,
-    fg_thresh: float,
-    bg_thresh: float,
-    low_quality: str,
-    straddle: float,
-    anchors_per_image: int,
-    fg_fraction: float,
-    encode_offset: float,
-    iou_offset: float,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """What the anchors [A, 4] of one image should say.
+@dataclass(frozen=True)
+class RPN:
+    """Targets of the RPN and selection of its proposals.
 
-    exists: per level [A_l], which anchors there are; None for all. Without a key the lowest rows
-    are sampled. straddle: anchors that reach further over the image are left out; -1: none is.
-    Returns labels 1 / 0 / -1 before and after sampling, [A] each, and regression targets [A, 4],
-    zero unless foreground.
+    Attributes:
+        channels: of the head's 3x3 convolution.
+        fg_iou_thresh: anchors with at least this IoU are foreground.
+        bg_iou_thresh: anchors below this IoU are background; those between are not trained on.
+        low_quality: which anchors a ground truth without a foreground anchor gets, see
+            `ops.matching.match_anchors`.
+        straddle_thresh: pixels that an anchor may reach over the image to be trained on; -1: any.
+        batch_size_per_image: anchors that are sampled per image.
+        positive_fraction: largest share of foreground among them.
+        nms_thresh: IoU above which the proposal with the lower score is dropped.
+        pre_nms_topk_train: proposals per level before NMS, in training.
+        pre_nms_topk_test: the same in prediction.
+        post_nms_topk_train: proposals after NMS in training, of `post_nms_scope`.
+        post_nms_topk_test: proposals per image after NMS in prediction.
+        post_nms_scope: whether `post_nms_topk_train` counts per image or for the device's batch.
+        min_size: proposals whose clipped width or height is not above it are dropped, pixels; -1
+            keeps all.
     """
 
-    def iou_of(anchors: jax.Array) -> jax.Array:
-        iou = box_ops.pairwise_iou(anchors, targets.boxes, offset=iou_offset)
-        return iou if exists is None else jnp.where(jnp.concatenate(exists)[:, None], iou, 0.0)
+    channels: int = 256
+    fg_iou_thresh: float = 0.7
+    bg_iou_thresh: float = 0.3
+    low_quality: Literal["best", "ties", "none"] = "ties"
+    straddle_thresh: float = -1.0
+    batch_size_per_image: int = 256
+    positive_fraction: float = 0.5
+    nms_thresh: float = 0.7
+    pre_nms_topk_train: int = 2000
+    pre_nms_topk_test: int = 1000
+    post_nms_topk_train: int = 1000
+    post_nms_topk_test: int = 1000
+    post_nms_scope: Literal["image", "batch"] = "image"
+    min_size: float = 0.0
 
-    matched_idxs, labels = matching.match_anchors(
-        iou_of, anchors, targets.valid,
-        fg_thresh=fg_thresh, bg_thresh=bg_thresh, low_quality=low_quality,
-    )  # fmt: skip
-    if exists is not None:
-        labels = jnp.where(jnp.concatenate(exists), labels, -1)
-    if straddle >= 0:
-        limit = image_size[::-1][None] + straddle
-        inside = (anchors[:, :2] >= -straddle) & (anchors[:, 2:] < limit)
-        labels = jnp.where(jnp.all(inside, axis=1), labels, -1)
-    sampled = matching.sample_mask(key, labels, num=anchors_per_image, fg_fraction=fg_fraction)
-    deltas = box_ops.encode(targets.boxes[matched_idxs], anchors, offset=encode_offset)
-    deltas = jnp.where((labels == 1)[:, None], deltas, 0.0)
-    return labels, jnp.where(sampled, labels, -1), deltas
+    def targets(
+        self,
+        key: jax.Array | None,
+        targets: Targets,
+        image_size: jax.Array,
+        *,
+        anchors: Anchors,
+        coder: BoxCoder,
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Labels and regression targets of the anchors of one image.
 
+        Without a key the lowest rows are sampled.
+        Returns labels 1 / 0 / -1 before and after sampling, [A] each, and deltas [A, 4], zero
+        unless foreground.
+        """
+        boxes = jnp.concatenate(anchors.boxes)
+        valid = None if anchors.valid is None else jnp.concatenate(anchors.valid)
 
-def select_proposals(
-    logits: list[jax.Array],
-    deltas: list[jax.Array],
-    anchors: list[jax.Array],
-    exists: list[jax.Array] | None,
-    image_sizes: jax.Array,
-    *,
-    pre_nms_topk: int,
-    post_nms_topk: int,
-    scope: str,
-    nms_thresh: float,
-    min_size: float,
-    box_offset: float,
-    iou_offset: float,
-    implementation: str | None = None,
-) -> Proposals:
-    """Best boxes per level, de-duplicated per level, then the best `post_nms_topk` of all levels.
+        def iou(boxes: jax.Array) -> jax.Array:
+            iou = coder.iou(boxes, targets.boxes)
+            return iou if valid is None else jnp.where(valid[:, None], iou, 0.0)
 
-    logits [B, A_l], deltas [B, A_l, 4] and anchors [A_l, 4] per level; image_sizes [B, 2].
-    exists: per level [A_l], which anchors there are; None for all.
-    scope: "image" keeps that many of each image, "batch" that many of the whole batch.
-    min_size: boxes whose clipped width or height is not above it are dropped; -1 keeps all.
-    Returns rows by falling score, boxes inside the image; `post_nms_topk` of them an image, or
-    fewer where the levels together cannot give as many and `scope` is "batch".
-    """
-    if scope not in ("image", "batch"):
-        raise ValueError(f"model.post_nms_scope is {scope!r}, expected 'image' or 'batch'")
-    ks = [min(pre_nms_topk, level.shape[1]) for level in logits]
-    widest = max(ks)
-    decode = jax.vmap(
-        lambda d, a, size: box_ops.clip(
-            box_ops.decode(d, a, weights=(1.0, 1.0, 1.0, 1.0), offset=box_offset),
-            size, offset=box_offset,
+        matched_idxs, labels = matching.match_anchors(
+            iou,
+            boxes,
+            targets.valid,
+            fg_thresh=self.fg_iou_thresh,
+            bg_thresh=self.bg_iou_thresh,
+            low_quality=self.low_quality,
         )
-    )  # fmt: skip
-    level_boxes, level_logits = [], []
-    for level, k in enumerate(ks):
-        scores = logits[level]
-        if exists is not None:
-            scores = jnp.where(exists[level][None], scores, -jnp.inf)
-        top, index = lax.top_k(scores, k)
-        top_deltas = jnp.take_along_axis(deltas[level], index[..., None], axis=1)
-        boxes = decode(top_deltas, jnp.asarray(anchors[level])[index], image_sizes)
-        sides = boxes[..., 2:] - boxes[..., :2] + box_offset
-        top = jnp.where(jnp.all(sides > min_size, axis=-1), top, -jnp.inf)
-        level_boxes.append(jnp.pad(boxes, ((0, 0), (0, widest - k), (0, 0))))
-        level_logits.append(jnp.pad(top, ((0, 0), (0, widest - k)), constant_values=-jnp.inf))
-    boxes = jnp.stack(level_boxes, axis=1)  # [B, L, k, 4]
-    scores = jnp.stack(level_logits, axis=1)  # [B, L, k]
-    batch, levels = scores.shape[:2]
-    keep = nms(
-        boxes.reshape(batch * levels, widest, 4),
-        jnp.isfinite(scores).reshape(batch * levels, widest),
-        iou_thresh=nms_thresh,
-        max_out=post_nms_topk,
-        offset=iou_offset,
-        implementation=implementation,
-    ).reshape(batch, levels * widest)
-    kept = jnp.where(keep, scores.reshape(batch, -1), -jnp.inf)
-    count = min(post_nms_topk, sum(ks))
-    rows = post_nms_topk
-    if scope == "batch":
-        rows = count
-        if batch > 1:  # one image cannot exceed the limit of the batch
-            kept = _best_of_batch(kept, post_nms_topk)
-    top, index = lax.top_k(kept, count)
-    valid = jnp.isfinite(top)
-    top_boxes = jnp.take_along_axis(boxes.reshape(batch, -1, 4), index[..., None], axis=1)
-    pad = rows - count
-    return Proposals(
-        boxes=jnp.pad(jnp.where(valid[..., None], top_boxes, 0.0), ((0, 0), (0, pad), (0, 0))),
-        scores=jnp.pad(jnp.where(valid, nn.sigmoid(top), 0.0), ((0, 0), (0, pad))),
-        valid=jnp.pad(valid, ((0, 0), (0, pad))),
-    )
+        if valid is not None:
+            labels = jnp.where(valid, labels, -1)
+        if self.straddle_thresh >= 0:
+            limit = image_size[::-1][None] + self.straddle_thresh
+            inside = (boxes[:, :2] >= -self.straddle_thresh) & (boxes[:, 2:] < limit)
+            labels = jnp.where(jnp.all(inside, axis=1), labels, -1)
+        sampled = matching.sample_mask(
+            key, labels, num=self.batch_size_per_image, fg_fraction=self.positive_fraction
+        )
+        deltas = coder.encode_anchors(targets.boxes[matched_idxs], boxes)
+        deltas = jnp.where((labels == 1)[:, None], deltas, 0.0)
+        return labels, jnp.where(sampled, labels, -1), deltas
+
+    def proposals(
+        self,
+        logits: Sequence[jax.Array],
+        deltas: Sequence[jax.Array],
+        image_sizes: jax.Array,
+        *,
+        anchors: Anchors,
+        coder: BoxCoder,
+        train: bool,
+        implementation: str | None = None,
+    ) -> Proposals:
+        """Best boxes per level, NMS per level, then the best of all levels.
+
+        logits [B, A_l] and deltas [B, A_l, 4] per level; image_sizes [B, 2].
+        Returns rows by falling score, boxes inside the image; post_nms_topk of them an image, or
+        fewer where the levels together have fewer and `post_nms_scope` is "batch" in training. No
+        gradient flows through them (paper section 3).
+        """
+        pre_nms_topk = self.pre_nms_topk_train if train else self.pre_nms_topk_test
+        rows = self.post_nms_topk_train if train else self.post_nms_topk_test
+        best = partial(self._best_of_level, coder=coder, image_sizes=image_sizes)
+        ks = [min(pre_nms_topk, level.shape[1]) for level in logits]
+        widest = max(ks)
+        valid = anchors.valid or [None] * len(ks)
+        levels = [
+            _pad_rows(*best(*level), widest)
+            for level in zip(logits, deltas, anchors.boxes, valid, ks, strict=True)
+        ]
+        boxes, scores = (jnp.stack(arrays, axis=1) for arrays in zip(*levels, strict=True))
+        batch, num_levels = scores.shape[:2]  # boxes [B, L, k, 4], scores [B, L, k]
+        keep = nms(
+            boxes.reshape(batch * num_levels, widest, 4),
+            jnp.isfinite(scores).reshape(batch * num_levels, widest),
+            iou_thresh=self.nms_thresh,
+            max_out=rows,
+            offset=coder.iou_offset,
+            implementation=implementation,
+        ).reshape(batch, num_levels * widest)
+        kept = jnp.where(keep, scores.reshape(batch, -1), -jnp.inf)
+        count = min(rows, sum(ks))
+        if train and self.post_nms_scope == "batch":
+            if batch > 1:  # one image cannot exceed the limit of the batch
+                kept = _best_of_batch(kept, rows)
+            rows = count
+        top, index = lax.top_k(kept, count)
+        valid = jnp.isfinite(top)
+        top_boxes = jnp.take_along_axis(boxes.reshape(batch, -1, 4), index[..., None], axis=1)
+        pad = rows - count
+        return lax.stop_gradient(
+            Proposals(
+                boxes=jnp.pad(
+                    jnp.where(valid[..., None], top_boxes, 0.0), ((0, 0), (0, pad), (0, 0))
+                ),
+                scores=jnp.pad(jnp.where(valid, nn.sigmoid(top), 0.0), ((0, 0), (0, pad))),
+                valid=jnp.pad(valid, ((0, 0), (0, pad))),
+            )
+        )
+
+    def _best_of_level(
+        self, logits, deltas, anchors, valid, k: int, *, coder: BoxCoder, image_sizes
+    ) -> tuple[jax.Array, jax.Array]:
+        """Boxes [B, k, 4] with the highest logits, and these [B, k], -inf for a dropped box."""
+        if valid is not None:
+            logits = jnp.where(valid[None], logits, -jnp.inf)
+        top, index = lax.top_k(logits, k)
+        top_deltas = jnp.take_along_axis(deltas, index[..., None], axis=1)
+
+        def decode(deltas, anchors, size):
+            return coder.clip(coder.decode_anchors(deltas, anchors), size)
+
+        boxes = jax.vmap(decode)(top_deltas, jnp.asarray(anchors)[index], image_sizes)
+        large = jnp.all(coder.sides(boxes) > self.min_size, axis=-1)
+        return boxes, jnp.where(large, top, -jnp.inf)
+
+
+def _pad_rows(boxes: jax.Array, scores: jax.Array, rows: int) -> tuple[jax.Array, jax.Array]:
+    """The arrays [B, k, 4] and [B, k] with more rows, whose scores are -inf."""
+    pad = (0, 0), (0, rows - scores.shape[1])
+    return jnp.pad(boxes, (*pad, (0, 0))), jnp.pad(scores, pad, constant_values=-jnp.inf)
 
 
 def _best_of_batch(scores: jax.Array, count: int) -> jax.Array:

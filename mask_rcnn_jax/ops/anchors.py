@@ -1,88 +1,133 @@
-"""The grid of anchor boxes, which depends on the canvas alone.
+"""The grid of anchor boxes.
 
-All anchors of a row or a column of cells have two sides in common. Those are worked out on the
-host, a few kilobytes; the boxes are put together from them in the program, which would otherwise
-carry megabytes of constants.
+Anchor coordinates along x and y are computed per column and per row on the host (kilobytes) and
+broadcast to boxes on the device, so that the program holds no constants of several megabytes.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jax import lax
+from jaxtyping import Array, Bool, Float
 
-ROUNDINGS = ("none", "half_sides", "base_window")
+from mask_rcnn_jax.ops.extent import STRIDES, ValidExtent
 
 
-def anchor_grid(
-    image_size: tuple[int, int],
-    *,
-    strides: Sequence[int],
-    sizes: Sequence[float],
-    shapes: Sequence[tuple[float, float]],
-    centre: float = 0.5,
-    rounding: str = "none",
-    offset: float = 0.0,
-) -> list[Float[Array, "A_l 4"]]:
-    """Anchors of every pyramid level, `[x1, y1, x2, y2]` in pixels of the canvas.
+class Anchors(NamedTuple):
+    """The anchors of a batch, a list entry per pyramid level, in the order (row, column, shape)."""
 
-    Args:
-        image_size: (height, width) of the canvas. A level has ceil(side / stride) cells a side.
-        strides: pixels per cell, one per level.
-        sizes: side of the base square in pixels, one per level.
-        shapes: (width, height) multipliers of the base square, one anchor each.
-        centre: where in its cell an anchor is centred, in strides: 0.5 is the middle of the cell
-            (NVIDIA), 0 its corner (torchvision, Detectron2).
+    boxes: Sequence[Float[Array, "A_l 4"]]  # pixels of the canvas
+    valid: Sequence[Bool[Array, "A_l"]] | None  # whether the cell is valid; None: all are
+
+
+@dataclass(frozen=True)
+class AnchorGrid:
+    """Anchors of every pyramid level P2..P6 (Ren et al., "Faster R-CNN", 2015).
+
+    Attributes:
+        sizes: side of the base square of each level, pixels.
+        aspect_ratios: (width, height) factors of the base square, one anchor each.
+        center: position of an anchor's center in its cell, in strides: 0.5 is the middle (NVIDIA),
+            0 the corner (torchvision, Detectron2).
         rounding: "none"; "half_sides" rounds half the width and height to whole pixels
-            (torchvision); "base_window" rounds the sides of a shape as large as one cell before it
-            is scaled to the level's size (Caffe, and with it NVIDIA's PyTorch recipe).
-        offset: 1 for the inclusive-pixel convention, x2 = x1 + width - 1.
-
-    Returns:
-        One float32 [A_l, 4] per level, ordered by (row, column, shape). Anchors that reach over
-        the edge of the canvas are kept as they are.
+            (torchvision); "base_window" rounds the sides of a shape at the size of a cell, before
+            it is scaled to the level's size (Caffe, maskrcnn-benchmark).
+        stride: "level" places anchors 4, 8, .. 64 pixels apart; "map" divides the valid pixels by
+            the valid cells, which differs on the last level (torchvision).
     """
-    sides = anchor_sides(
-        image_size, strides=strides, sizes=sizes, shapes=shapes, centre=centre, rounding=rounding,
-        offset=offset,
-    )  # fmt: skip
-    return [boxes_between(x, y) for x, y in sides]
 
+    sizes: tuple[float, ...] = (32.0, 64.0, 128.0, 256.0, 512.0)
+    aspect_ratios: tuple[tuple[float, float], ...] = (
+        (2**0.5, 0.5**0.5),
+        (1.0, 1.0),
+        (0.5**0.5, 2**0.5),
+    )
+    center: float = 0.0
+    rounding: Literal["none", "half_sides", "base_window"] = "none"
+    stride: Literal["level", "map"] = "level"
 
-def anchor_sides(
-    image_size: tuple[int, int],
-    *,
-    strides: Sequence[int],
-    sizes: Sequence[float],
-    shapes: Sequence[tuple[float, float]],
-    centre: float,
-    rounding: str,
-    offset: float,
-) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Where the anchors of `anchor_grid` begin and end, per level along x and along y.
+    def __post_init__(self):
+        if len(self.sizes) != len(STRIDES):
+            raise ValueError(f"sizes is {self.sizes}, expected {len(STRIDES)}, one per level")
 
-    float32 [columns, shapes, 2] and [rows, shapes, 2].
-    """
-    if len(strides) != len(sizes):
-        raise ValueError(
-            f"{len(strides)} anchor strides but {len(sizes)} sizes, expected one per level"
-        )
-    if rounding not in ROUNDINGS:
-        raise ValueError(f"model.anchor_rounding is {rounding!r}, expected one of {ROUNDINGS}")
-    height, width = image_size
-    levels = []
-    for stride, size in zip(strides, sizes, strict=True):
-        half = _half_sides(np.asarray(shapes, np.float64), stride, size, rounding)
+    @property
+    def per_cell(self) -> int:
+        """Anchors per cell of a map."""
+        return len(self.aspect_ratios)
+
+    def __call__(self, extent: ValidExtent, *, offset: float = 0.0) -> Anchors:
+        """Anchors of the whole canvas; those over its edge are kept as they are.
+
+        offset: 1 for inclusive pixels, x2 = x1 + width - 1.
+        """
+        levels = []
+        for stride, size in zip(STRIDES, self.sizes, strict=True):
+            x, y = self.sides(extent.canvas, stride, size, offset)
+            if self.stride == "map" and extent.size is not None:
+                extra = extent.size // extent.cells(stride) - stride  # [2] (y, x)
+                x, y = self._spread(x, extra[1]), self._spread(y, extra[0])
+            levels.append(_boxes_between(x, y))
+        # Barrier: otherwise XLA recomputes the anchors for every ground-truth box.
+        boxes = lax.optimization_barrier(levels)
+        return Anchors(boxes, None if extent.size is None else self._valid(extent))
+
+    def sides(
+        self, canvas: tuple[int, int], stride: int, size: float, offset: float
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Begin and end of a level's anchors along x and along y.
+
+        float32 [columns, shapes, 2] and [rows, shapes, 2]; a level has ceil(side / stride) cells.
+        """
+        half = self._half_sides(stride, size)
         ends = np.stack([-half, half - offset], axis=-1)  # [shapes, (x, y), (begin, end)]
         along = []
-        for axis, side in enumerate((width, height)):
-            centres = np.arange(-(-side // stride)) * stride + centre * stride
-            along.append((centres[:, None, None] + ends[None, :, axis]).astype(np.float32))
-        levels.append(tuple(along))
-    return levels
+        for axis, side in enumerate(reversed(canvas)):
+            centers = np.arange(-(-side // stride)) * stride + self.center * stride
+            along.append((centers[:, None, None] + ends[None, :, axis]).astype(np.float32))
+        return along[0], along[1]
+
+    def _half_sides(self, stride: int, size: float) -> np.ndarray:
+        """Half the (width, height) of every shape at one level, [shapes, 2]."""
+        shapes = np.asarray(self.aspect_ratios, np.float64)
+        if self.rounding == "base_window":
+            # np.round goes to the even neighbor, as the numpy code of that time did.
+            width = np.round(shapes[:, 0] * stride)
+            height = np.round(width * shapes[:, 1] / shapes[:, 0])
+            return np.stack([width, height], axis=-1) * size / stride / 2
+        half = shapes * size / 2
+        return np.round(half) if self.rounding == "half_sides" else half
+
+    def _spread(self, sides: np.ndarray, extra: jax.Array) -> jax.Array:
+        """Shift the sides [cells, shapes, 2] of anchors whose cells are `extra` pixels larger."""
+        shift = (np.arange(len(sides), dtype=np.float32) + self.center) * extra.astype(jnp.float32)
+        return sides + shift[:, None, None]
+
+    def _valid(self, extent: ValidExtent) -> list[jax.Array]:
+        valid = []
+        for stride in STRIDES:
+            row, column = (
+                jnp.arange(-(-side // stride)) < count
+                for side, count in zip(extent.canvas, extent.cells(stride), strict=True)
+            )
+            cells = row[:, None] & column[None]
+            valid.append(jnp.repeat(cells.reshape(-1), self.per_cell))
+        return valid
 
 
-def boxes_between(
+def cell_index(
+    canvas: tuple[int, int], stride: int, anchors_per_cell: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Row and column of the cell of every anchor of one level, [A_l] each."""
+    rows, columns = (-(-side // stride) for side in canvas)
+    row, column = np.divmod(np.arange(rows * columns), columns)
+    return np.repeat(row, anchors_per_cell), np.repeat(column, anchors_per_cell)
+
+
+def _boxes_between(
     x: Float[Array | np.ndarray, "columns shapes 2"], y: Float[Array | np.ndarray, "rows shapes 2"]
 ) -> Float[Array, "A_l 4"]:
     """The boxes of one level from their sides."""
@@ -90,23 +135,3 @@ def boxes_between(
     x, y = x[None], y[:, None]
     sides = [jnp.broadcast_to(along[..., end], grid) for end in (0, 1) for along in (x, y)]
     return jnp.stack(sides, axis=-1).reshape(-1, 4)
-
-
-def cell_index(
-    image_size: tuple[int, int], stride: int, anchors_per_cell: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """The row and the column of the cell of every anchor of one level, [A_l] each."""
-    rows, columns = (-(-side // stride) for side in image_size)
-    row, column = np.divmod(np.arange(rows * columns), columns)
-    return np.repeat(row, anchors_per_cell), np.repeat(column, anchors_per_cell)
-
-
-def _half_sides(shapes: np.ndarray, stride: int, size: float, rounding: str) -> np.ndarray:
-    """Half the (width, height) of every shape at one level, [shapes, 2]."""
-    if rounding == "base_window":
-        # np.round goes to the even neighbour, as the numpy code of that time did.
-        width = np.round(shapes[:, 0] * stride)
-        height = np.round(width * shapes[:, 1] / shapes[:, 0])
-        return np.stack([width, height], axis=-1) * size / stride / 2
-    half = shapes * size / 2
-    return np.round(half) if rounding == "half_sides" else half

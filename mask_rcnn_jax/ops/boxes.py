@@ -7,6 +7,8 @@ Every function is finite, with finite gradients, on the all-zero boxes that padd
 """
 
 import math
+from dataclasses import dataclass
+from typing import Literal
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Num
@@ -15,6 +17,70 @@ from jaxtyping import Array, Float, Num
 MAX_LOG_SCALE = math.log(1000.0 / 16.0)
 # Widths are floored here before a division or a log. 1e-8 is NVIDIA TensorFlow 2's value.
 MIN_WIDTH = 1e-8
+
+
+@dataclass(frozen=True)
+class BoxCoder:
+    """Encode and decode boxes as deltas, and the pixel convention of all box arithmetic.
+
+    Attributes:
+        weights: factors of (dx, dy, dw, dh) for RoIs; those of anchors are 1.
+        inclusive: where a box ends at its last pixel, so that width = x2 - x1 + 1. "none": nowhere;
+            "all": everywhere (Detectron, maskrcnn-benchmark); "decoder": in the deltas of RoIs and
+            where boxes are decoded and clipped, but not where anchors are encoded nor in IoU
+            (NVIDIA's TensorFlow examples).
+    """
+
+    weights: tuple[float, float, float, float] = (10.0, 10.0, 5.0, 5.0)
+    inclusive: Literal["none", "decoder", "all"] = "none"
+
+    @property
+    def offset(self) -> float:
+        """1.0 where boxes are decoded with inclusive pixels, else 0.0."""
+        return 0.0 if self.inclusive == "none" else 1.0
+
+    @property
+    def iou_offset(self) -> float:
+        """1.0 where IoU, areas and anchors have inclusive pixels, else 0.0."""
+        return 1.0 if self.inclusive == "all" else 0.0
+
+    def iou(self, a: Float[Array, "N 4"], b: Float[Array, "G 4"]) -> Float[Array, "N G"]:
+        """`pairwise_iou` in this convention."""
+        return pairwise_iou(a, b, offset=self.iou_offset)
+
+    def sides(self, boxes: Float[Array, "*dims 4"]) -> Float[Array, "*dims 2"]:
+        """Width and height."""
+        return boxes[..., 2:] - boxes[..., :2] + self.offset
+
+    def clip(
+        self, boxes: Float[Array, "*dims 4"], size: Num[Array, "2"]
+    ) -> Float[Array, "*dims 4"]:
+        """`clip` in this convention."""
+        return clip(boxes, size, offset=self.offset)
+
+    def encode_anchors(
+        self, boxes: Float[Array, "*dims 4"], anchors: Float[Array, "*dims2 4"]
+    ) -> Float[Array, "*out 4"]:
+        """Deltas that turn anchors into boxes."""
+        return encode(boxes, anchors, offset=self.iou_offset)
+
+    def decode_anchors(
+        self, deltas: Float[Array, "*dims 4"], anchors: Float[Array, "*dims2 4"]
+    ) -> Float[Array, "*out 4"]:
+        """The inverse of `encode_anchors`."""
+        return decode(deltas, anchors, offset=self.offset)
+
+    def encode_rois(
+        self, boxes: Float[Array, "*dims 4"], rois: Float[Array, "*dims2 4"]
+    ) -> Float[Array, "*out 4"]:
+        """Deltas that turn RoIs into boxes."""
+        return encode(boxes, rois, weights=self.weights, offset=self.offset)
+
+    def decode_rois(
+        self, deltas: Float[Array, "*dims 4"], rois: Float[Array, "*dims2 4"]
+    ) -> Float[Array, "*out 4"]:
+        """The inverse of `encode_rois`."""
+        return decode(deltas, rois, weights=self.weights, offset=self.offset)
 
 
 def area(boxes: Float[Array, "*dims 4"], *, offset: float = 0.0) -> Float[Array, "*dims"]:
@@ -51,8 +117,8 @@ def encode(
     sides (R-CNN, Girshick 2014), each multiplied by its weight.
     """
     boxes, anchors = jnp.broadcast_arrays(boxes, anchors)
-    box_x, box_y, box_w, box_h = _centre_form(boxes, offset)
-    anchor_x, anchor_y, anchor_w, anchor_h = _centre_form(anchors, offset)
+    box_x, box_y, box_w, box_h = _center_form(boxes, offset)
+    anchor_x, anchor_y, anchor_w, anchor_h = _center_form(anchors, offset)
     box_w, box_h = jnp.maximum(box_w, MIN_WIDTH), jnp.maximum(box_h, MIN_WIDTH)
     anchor_w, anchor_h = jnp.maximum(anchor_w, MIN_WIDTH), jnp.maximum(anchor_h, MIN_WIDTH)
     dx = weights[0] * (box_x - anchor_x) / anchor_w
@@ -71,7 +137,7 @@ def decode(
 ) -> Float[Array, "*out 4"]:
     """The inverse of `encode`; leading axes broadcast. Growth is limited to `MAX_LOG_SCALE`."""
     deltas, anchors = jnp.broadcast_arrays(deltas, anchors)
-    anchor_x, anchor_y, anchor_w, anchor_h = _centre_form(anchors, offset)
+    anchor_x, anchor_y, anchor_w, anchor_h = _center_form(anchors, offset)
     x = deltas[..., 0] / weights[0] * anchor_w + anchor_x
     y = deltas[..., 1] / weights[1] * anchor_h + anchor_y
     w = jnp.exp(jnp.minimum(deltas[..., 2] / weights[2], MAX_LOG_SCALE)) * anchor_w
@@ -102,10 +168,10 @@ def flip(
     return jnp.stack([width - x2, y1, width - x1, y2], axis=-1)
 
 
-def _centre_form(
+def _center_form(
     boxes: Float[Array, "*dims 4"], offset: float
 ) -> tuple[Array, Array, Array, Array]:
-    """Centre x and y, width, height."""
+    """Center x and y, width, height."""
     w = boxes[..., 2] - boxes[..., 0] + offset
     h = boxes[..., 3] - boxes[..., 1] + offset
     return boxes[..., 0] + 0.5 * w, boxes[..., 1] + 0.5 * h, w, h

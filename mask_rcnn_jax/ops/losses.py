@@ -4,11 +4,46 @@ All sums are float32, whatever the dtype of the network. Every mean divides by m
 batch without foreground gives 0 and gradients of 0.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
+
+
+@dataclass(frozen=True)
+class LossOptions:
+    """Normalizers, shapes and weights of the losses.
+
+    Attributes:
+        rpn_cls_average: divisor of the objectness sum. "budget": `model.rpn.batch_size_per_image`
+            times images, even if fewer were sampled (NVIDIA's TensorFlow examples, Detectron2);
+            "sampled": the sampled anchors (torchvision, maskrcnn-benchmark).
+        rpn_box_loss: "huber" with delta = beta, or "smooth_l1" with beta.
+        rpn_box_beta: where the box loss of the RPN becomes linear; 0 is L1.
+        rpn_box_average: "sampled" and "budget" sum over the sampled foreground and divide as above.
+            "matched_per_level" takes every anchor that matched: the mean over target coordinates
+            that are not exactly 0, level by level, and the sum of those means (NVIDIA's TensorFlow
+            examples; their code tells padding from targets so, and drops true zeros too).
+        box_beta: where the smooth L1 loss of the box head becomes linear; 0 is L1.
+        box_average: divisor of the box head's loss: the coordinates of the "foreground" RoIs
+            (NVIDIA's TensorFlow examples) or the number of sampled "rois" (the others).
+        rpn_box_weight: factor of the RPN's box loss.
+        box_reg_weight: factor of the box head's box loss.
+        mask_weight: factor of the mask loss.
+    """
+
+    rpn_cls_average: Literal["budget", "sampled"] = "sampled"
+    rpn_box_loss: Literal["huber", "smooth_l1"] = "smooth_l1"
+    rpn_box_beta: float = 1 / 9
+    rpn_box_average: Literal["sampled", "budget", "matched_per_level"] = "sampled"
+    box_beta: float = 1.0
+    box_average: Literal["foreground", "rois"] = "rois"
+    rpn_box_weight: float = 1.0
+    box_reg_weight: float = 1.0
+    mask_weight: float = 1.0
 
 
 def huber(x: Float[Array, "*dims"], delta: float) -> Float[Array, "*dims"]:
@@ -40,12 +75,9 @@ def rpn_losses(
     labels: Int[Array, "B A"],
     matched_labels: Int[Array, "B A"],
     target_deltas: Float[Array, "B A 4"],
+    options: LossOptions,
     *,
     batch_per_image: int,
-    cls_average: str,
-    box_loss: str,
-    box_beta: float,
-    box_average: str,
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Objectness and box loss of the region proposal network.
 
@@ -55,39 +87,26 @@ def rpn_losses(
         matched_labels: before sampling.
         target_deltas: read where `matched_labels` is 1.
         batch_per_image: anchors that are to be sampled per image.
-        cls_average: what the objectness sum is divided by. "budget": `batch_per_image` times
-            images, even if fewer were sampled (NVIDIA TF, Detectron2); "sampled": the anchors that
-            were (torchvision, maskrcnn-benchmark).
-        box_loss, box_beta: "huber" with delta = beta or "smooth_l1" with beta, 0 for L1.
-        box_average: "sampled" and "budget" sum over the sampled foreground and divide as above.
-            "matched_per_level" takes every anchor that is foreground in `matched_labels`: level by
-            level the mean over target coordinates that are not exactly 0, and the sum of those
-            means (NVIDIA TF; its code tells padding from targets so, and drops true zeros too).
     """
     sampled = labels >= 0
     counts = {
         "budget": labels.shape[0] * batch_per_image,
         "sampled": jnp.maximum(jnp.sum(sampled), 1),
     }
-    if cls_average not in counts:
-        raise ValueError(f"loss.rpn_cls_average is {cls_average!r}, expected one of {list(counts)}")
-    if box_average not in (*counts, "matched_per_level"):
-        known = [*counts, "matched_per_level"]
-        raise ValueError(f"loss.rpn_box_average is {box_average!r}, expected one of {known}")
-    error_of = _box_error(box_loss, box_beta)
+    box_error = _box_error(options.rpn_box_loss, options.rpn_box_beta)
     objectness, box, start = 0.0, 0.0, 0
     for level_logits, level_deltas in zip(logits, deltas, strict=True):
         here = slice(start, start + level_logits.shape[1])
         start = here.stop
         objectness += _objectness_sum(level_logits, labels[:, here])
         targets = target_deltas[:, here]
-        error = error_of(level_deltas.astype(jnp.float32) - targets)
-        if box_average == "matched_per_level":
+        error = box_error(level_deltas.astype(jnp.float32) - targets)
+        if options.rpn_box_average == "matched_per_level":
             box += _mean(error, (matched_labels[:, here, None] == 1) & (targets != 0.0))
         else:
             foreground = labels[:, here, None] == 1
-            box += jnp.sum(jnp.where(foreground, error, 0.0)) / counts[box_average]
-    return objectness / counts[cls_average], box
+            box += jnp.sum(jnp.where(foreground, error, 0.0)) / counts[options.rpn_box_average]
+    return objectness / counts[options.rpn_cls_average], box
 
 
 def box_losses(
@@ -96,15 +115,12 @@ def box_losses(
     classes: Int[Array, "B R"],
     target_deltas: Float[Array, "B R 4"],
     valid: Bool[Array, "B R"],
-    *,
-    box_beta: float,
-    box_average: str,
+    options: LossOptions,
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Classification and box loss of the box head; K1 is K + 1, with background at 0.
 
-    Softmax cross-entropy, mean over the valid regions; smooth L1 of the deltas of the true class,
-    summed over the foreground regions and divided by the number of their coordinates (box_average
-    "foreground", NVIDIA TF) or of all valid regions ("rois", the others).
+    Softmax cross-entropy, mean over the valid RoIs; smooth L1 of the true class's deltas, summed
+    over the foreground RoIs and divided by `options.box_average`.
     """
     log_probs = jax.nn.log_softmax(class_logits.astype(jnp.float32))
     is_class = jnp.arange(class_logits.shape[-1])[None, None, :] == classes[..., None]
@@ -112,12 +128,10 @@ def box_losses(
 
     chosen = jnp.where(is_class[..., None], box_deltas.astype(jnp.float32), 0.0).sum(axis=2)
     foreground = valid & (classes > 0)
-    error = smooth_l1(chosen - target_deltas, box_beta)
+    error = smooth_l1(chosen - target_deltas, options.box_beta)
     counts = {"foreground": 4 * jnp.sum(foreground), "rois": jnp.sum(valid)}
-    if box_average not in counts:
-        raise ValueError(f"loss.box_average is {box_average!r}, expected one of {list(counts)}")
     total = jnp.sum(jnp.where(foreground[..., None], error, 0.0))
-    return class_loss, total / jnp.maximum(counts[box_average], 1)
+    return class_loss, total / jnp.maximum(counts[options.box_average], 1)
 
 
 def mask_loss(
@@ -130,12 +144,8 @@ def mask_loss(
     return _mean(error, jnp.broadcast_to(fg[..., None, None], error.shape))
 
 
-def _box_error(name: str, beta: float):
-    if name == "huber":
-        return lambda x: huber(x, beta)
-    if name == "smooth_l1":
-        return lambda x: smooth_l1(x, beta)
-    raise ValueError(f"loss.rpn_box_loss is {name!r}, expected 'huber' or 'smooth_l1'")
+def _box_error(name: str, beta: float) -> Callable[[jax.Array], jax.Array]:
+    return (lambda x: huber(x, beta)) if name == "huber" else (lambda x: smooth_l1(x, beta))
 
 
 def _objectness_sum(logits: Float[Array, "B A"], labels: Int[Array, "B A"]) -> Float[Array, ""]:

@@ -22,7 +22,7 @@ def mask_targets(
     matched_idxs: Int[Array, "R"],
     *,
     size: int = 28,
-    half_pixel: bool = True,
+    aligned: bool = True,
 ) -> Float[Array, "R size size"]:
     """Binary target of each region: its object's mask at the centres of size x size bins.
 
@@ -31,14 +31,14 @@ def mask_targets(
         gt_boxes: the boxes of those crops, network pixels.
         rois: network pixels; a degenerate one samples a line or a point.
         matched_idxs: ground-truth row of each region.
-        half_pixel: crop pixels have their centres at +0.5, which is where the loader samples them.
+        aligned: crop pixels have their centres at +0.5, which is where the loader samples them.
             False reads coordinates as pixel indices, as NVIDIA's TensorFlow recipes do.
 
     Bilinear, with zeros outside the crop, then 1 from one half up.
     """
     crop_side = masks.shape[-1]
     boxes = gt_boxes[matched_idxs]
-    shift = 0.5 if half_pixel else 0.0
+    shift = 0.5 if aligned else 0.0
     along_x = _interpolation(rois[:, 0::2], boxes[:, 0::2], size, crop_side, shift)
     along_y = _interpolation(rois[:, 1::2], boxes[:, 1::2], size, crop_side, shift)
     crops = masks[matched_idxs].astype(jnp.float32)

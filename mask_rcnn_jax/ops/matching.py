@@ -42,9 +42,7 @@ def match_anchors(
     Padded ground truth matches nothing; without any, all anchors are background with row 0.
     """
     if low_quality not in LOW_QUALITY_RULES:
-        raise ValueError(
-            f"model.rpn_low_quality is {low_quality!r}, expected one of {LOW_QUALITY_RULES}"
-        )
+        raise ValueError(f"low_quality is {low_quality!r}, expected one of {LOW_QUALITY_RULES}")
 
     def valid_iou(anchors: Array) -> Float[Array, "A G"]:
         return jnp.where(gt_valid[None, :], iou_of(anchors), 0.0)

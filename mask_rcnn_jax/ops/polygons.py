@@ -30,7 +30,7 @@ def polygon_mask_targets(
     matched_idxs: Int[Array, "R"],
     *,
     size: int = 28,
-    min_side: float = 0.1,
+    min_size: float = 0.1,
     implementation: str | None = None,
 ) -> tuple[Float[Array, "R size size"], Bool[Array, "R"]]:
     """Binary target of each region: its object's polygons, filled on size x size pixels.
@@ -41,7 +41,7 @@ def polygon_mask_targets(
             its first. -1 marks padding, anywhere. A pixel is 1 inside any part.
         rois: network pixels.
         matched_idxs: ground-truth row of each region.
-        min_side: the least width and height in pixels that a region is taken for: 0.1 in
+        min_size: the least width and height in pixels that a region is taken for: 0.1 in
             Detectron2, 1 in maskrcnn-benchmark and NVIDIA's PyTorch code. None of them adds a
             pixel to the width.
         implementation: "xla", or "pallas" for the GPU kernel, or None: the kernel where the
@@ -67,7 +67,7 @@ def polygon_mask_targets(
     starts, ends, begins = _edges(lax.stop_gradient(polygons))
     used = polygons[..., 2] >= 0
     rois = lax.stop_gradient(rois)
-    sides = jnp.maximum(rois[:, 2:] - rois[:, :2], min_side)
+    sides = jnp.maximum(rois[:, 2:] - rois[:, :2], min_size)
 
     def refined(points):
         """[G, V, 2] in network pixels to [R, V, 2]."""

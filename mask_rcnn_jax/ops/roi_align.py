@@ -10,7 +10,9 @@ the definition; on GPUs that have it, the kernel of `pallas_kernels` computes th
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +23,7 @@ from jaxtyping import Array, Float, Int
 from mask_rcnn_jax.ops import boxes as box_ops
 from mask_rcnn_jax.ops import dispatch
 from mask_rcnn_jax.ops.bilinear import adaptive_samples, mean_hats
+from mask_rcnn_jax.ops.extent import STRIDES
 
 MIN_LEVEL = 2  # features[0] is P2
 MAX_UNROLLED = 8  # taps per axis; more are walked by a loop of the program, as far as they are used
@@ -49,53 +52,80 @@ def assign_levels(
     return level
 
 
+@dataclass(frozen=True)
+class RoIAlign:
+    """How `roi_align` samples the maps.
+
+    Attributes:
+        max_level: the coarsest map that is read, from P2 up: 2 to 6.
+        sampling_ratio: S; an output cell is the mean of S x S bilinear samples. 0 adapts S to each
+            box and axis: ceil(cells of the map per cell of the output), as torchvision and
+            Detectron2 do. A box without extent along an axis has no sample there and gives 0.
+        max_sampling_ratio: up to this S adaptive samples are exact. A cell that should have more is
+            the mean of max_sampling_ratio + 1 evenly spread points an axis, each read from the
+            nearest cell of the map. Costs up to (max_sampling_ratio + 1)^2 taps.
+        aligned: subtract half a cell before sampling, for pixel centers at +0.5 (Detectron2).
+        border: "clamp" moves samples to the nearest cell of the map (NVIDIA's TensorFlow examples);
+            "zero" gives 0 for samples further than one cell outside (torchvision, Detectron2).
+        min_size: smallest side of a box, in cells; 0 for no limit. torchvision has 1 unless
+            `aligned`.
+    """
+
+    max_level: int = 5
+    sampling_ratio: int = 2
+    max_sampling_ratio: int = 8
+    aligned: bool = False
+    border: Literal["clamp", "zero"] = "zero"
+    min_size: float = 1.0
+
+    def __post_init__(self):
+        if self.max_level not in range(MIN_LEVEL, MIN_LEVEL + len(STRIDES)):
+            raise ValueError(f"max_level is {self.max_level}, expected 2 to 6")
+        if self.sampling_ratio < 0:
+            raise ValueError(
+                f"sampling_ratio is {self.sampling_ratio}, expected points per cell and axis, or 0 "
+                "for adaptive"
+            )
+        if self.max_sampling_ratio < 1:
+            raise ValueError(
+                f"max_sampling_ratio is {self.max_sampling_ratio}, expected at least 1"
+            )
+
+
 def roi_align(
     features: Sequence[Float[Array, "B _H _W C"]],
     boxes: Float[Array, "B N 4"],
+    options: RoIAlign,
     *,
     output_size: int | tuple[int, int],
-    strides: Sequence[int],
-    sampling: int = 1,
-    max_sampling: int = 8,
-    half_pixel: bool = False,
-    border: str = "clamp",
-    min_size: float | None = None,
+    strides: Sequence[int] = STRIDES,
     level_offset: float = 0.0,
     extent: Int[Array, "2"] | None = None,
     implementation: str | None = None,
 ) -> Float[Array, "B N P Q C"]:
-    """Features of each box at P x Q cells, from the level that fits its size.
+    """Features of each box at P x Q cells, from the pyramid level that fits its size.
 
     Args:
-        features: maps from P2 upward, NHWC; `strides` holds pixels per cell of each.
-        boxes: network pixels. A padded (all-zero) row gives the features of the top left corner,
-            or zeros where `sampling` is 0 and there is no `min_size`.
+        features: maps from P2 upward, NHWC; those above `options.max_level` are not read.
+        boxes: pixels of the network input. A padded (all-zero) row gives the features of the top
+            left corner, or zeros with adaptive sampling and no `min_size`.
         output_size: P and Q, or one number for both.
-        sampling: S; a cell is the mean of S x S bilinear samples. 0 adapts S to each box and axis:
-            ceil(cells of the map per cell of the output), as torchvision and Detectron2 do with
-            sampling_ratio 0. A box without extent along an axis has no sample there and gives 0.
-        max_sampling: up to this S the adaptive samples are exact. A cell that should have more
-            is the mean of max_sampling + 1 evenly spread points an axis, each read from the
-            nearest cell of the map. Costs up to (max_sampling + 1)^2 taps.
-        half_pixel: subtract half a cell before sampling, which is right for pixel centres at +0.5
-            (Detectron2 "aligned"); NVIDIA and torchvision do not.
-        border: "clamp" moves samples to the nearest cell of the map (NVIDIA TF); "zero" makes
-            samples further than one cell outside count 0 (torchvision, Detectron2).
-        min_size: smallest side of a box in cells, or None for no limit; torchvision has 1 unless
-            `half_pixel`.
+        strides: pixels per cell of each map.
         level_offset: `offset` of `assign_levels`.
-        extent: (height, width) in network pixels that the maps cover where they are larger than
-            that: of each map only ceil(extent / stride) rows and columns exist. None: the whole
-            maps.
+        extent: (height, width) in pixels that the maps cover where they are larger than that: of
+            each map only ceil(extent / stride) rows and columns are valid. None: the whole maps.
         implementation: "xla", or "pallas" for the GPU kernel, or None: the kernel where the
-            program is compiled for an NVIDIA GPU and `pallas_kernels` knows no reason against it.
+            program is compiled for an NVIDIA GPU and `pallas_kernels` supports the arguments.
 
     Weights and sums are float32, the result has the features' dtype. Gradients flow to the
     features only, never to the boxes.
 
-    Raises NotImplementedError with the reason if "pallas" cannot be.
+    Raises NotImplementedError with the reason if "pallas" is not supported.
     """
-    _check_settings(len(features), strides, sampling, max_sampling, border)
+    features = features[: options.max_level - MIN_LEVEL + 1]
+    if len(strides) < len(features):
+        raise ValueError(f"{len(strides)} strides for {len(features)} maps, expected one each")
+    strides = strides[: len(features)]
     boxes = lax.stop_gradient(boxes)
     batch, num = boxes.shape[:2]
     channels = features[0].shape[-1]
@@ -118,37 +148,12 @@ def roi_align(
 
     cells = boxes / jnp.asarray(strides, jnp.float32)[level][:, None]
     p, q = (output_size, output_size) if isinstance(output_size, int) else output_size
-    if sampling:
-        axis_taps = partial(_axis_taps, sampling=sampling)
-    else:
-        axis_taps = partial(_adaptive_taps, max_sampling=max_sampling)
-    axis_taps = partial(
-        axis_taps, shift=0.5 if half_pixel else 0.0, border=border, min_size=min_size
-    )
-    y_taps, y_weights = axis_taps(cells[:, 1], cells[:, 3], rows, p)
-    x_taps, x_weights = axis_taps(cells[:, 0], cells[:, 2], columns, q)
+    axis_taps = _axis_taps if options.sampling_ratio else _adaptive_taps
+    y_taps, y_weights = axis_taps(cells[:, 1], cells[:, 3], rows, p, options)
+    x_taps, x_weights = axis_taps(cells[:, 0], cells[:, 2], columns, q, options)
     y_taps = origin[:, None, None] + y_taps * widths[:, None, None]
     pooled = _gather_sum(implementation, table, y_taps, x_taps, y_weights, x_weights)
     return pooled.reshape(batch, num, p, q, channels)
-
-
-def _check_settings(
-    num_maps: int,
-    strides: Sequence[int],
-    sampling: int,
-    max_sampling: int,
-    border: str,
-) -> None:
-    if border not in ("clamp", "zero"):
-        raise ValueError(f"border is {border!r}, expected 'clamp' or 'zero'")
-    if sampling < 0:
-        raise ValueError(
-            f"sampling is {sampling}, expected points per cell and axis, or 0 for adaptive"
-        )
-    if max_sampling < 1:
-        raise ValueError(f"max_sampling is {max_sampling}, expected at least 1")
-    if len(strides) != num_maps:
-        raise ValueError(f"{len(strides)} strides for {num_maps} feature maps, expected one each")
 
 
 def _axis_taps(
@@ -156,20 +161,17 @@ def _axis_taps(
     end: Float[Array, "R"],
     side: Int[Array, "R"],
     output_size: int,
-    *,
-    sampling: int,
-    shift: float,
-    border: str,
-    min_size: float | None,
+    options: RoIAlign,
 ) -> tuple[Int[Array, "R P T"], Float[Array, "R P T"]]:
-    """Indices along one axis of the map and their weights, T = 2 * sampling taps a cell."""
-    length = end - start if min_size is None else jnp.maximum(end - start, min_size)
+    """Indices along one axis of the map and their weights, T = 2 * sampling_ratio taps a cell."""
+    sampling = options.sampling_ratio
+    length = _lengths(start, end, options)
     places = (np.arange(output_size * sampling) + 0.5) / sampling  # of the samples, in bins
     bin_size = (length / output_size)[:, None]
-    at = (start - shift)[:, None] + jnp.asarray(places, jnp.float32)[None] * bin_size
+    at = (start - _shift(options))[:, None] + jnp.asarray(places, jnp.float32)[None] * bin_size
     side = side[:, None]
     weight = jnp.full(at.shape, 1.0 / sampling)
-    if border == "zero":
+    if options.border == "zero":
         weight = jnp.where((at < -1.0) | (at > side), 0.0, weight)
     at = jnp.clip(at, 0.0, (side - 1).astype(jnp.float32))
     # Clipped again as an integer: a NaN box of a diverged run must not index outside the table.
@@ -187,33 +189,41 @@ def _adaptive_taps(
     end: Float[Array, "R"],
     side: Int[Array, "R"],
     output_size: int,
-    *,
-    max_sampling: int,
-    shift: float,
-    border: str,
-    min_size: float | None,
+    options: RoIAlign,
 ) -> tuple[Int[Array, "R P T"], Float[Array, "R P T"]]:
-    """As `_axis_taps` with ceil(cells per bin) samples; T = max_sampling + 1 taps a cell."""
-    start, end = start - shift, end - shift
-    length = end - start if min_size is None else jnp.maximum(end - start, min_size)
+    """As `_axis_taps` with ceil(cells per bin) samples; T = max_sampling_ratio + 1 taps a cell."""
+    most = options.max_sampling_ratio
+    start, end = start - _shift(options), end - _shift(options)
+    length = _lengths(start, end, options)
     first, step, count = adaptive_samples(start, length, output_size)
-    side, tap = side[:, None, None], jnp.arange(max_sampling + 1)[None, None, :]
+    side, tap = side[:, None, None], jnp.arange(most + 1)[None, None, :]
     limit = (side - 1).astype(jnp.float32)
 
     # Few samples: their cells from the first sample's on.
     low = jnp.clip(jnp.floor(jnp.clip(first, 0.0, limit)).astype(jnp.int32), 0, side - 1) + tap
-    weights = mean_hats(low.astype(jnp.float32), first, step, count, side, border=border)
+    weights = mean_hats(low.astype(jnp.float32), first, step, count, side, border=options.border)
 
     # Too many: points with the same centre and spread.
     bin_start, bin_size = first - 0.5 * step, count * step
-    spread = bin_start + (tap + 0.5) / (max_sampling + 1) * bin_size
+    spread = bin_start + (tap + 0.5) / (most + 1) * bin_size
     nearest = jnp.floor(jnp.clip(spread, 0.0, limit) + 0.5).astype(jnp.int32)
-    even = jnp.full(spread.shape, 1.0 / (max_sampling + 1))
-    if border == "zero":
+    even = jnp.full(spread.shape, 1.0 / (most + 1))
+    if options.border == "zero":
         even = jnp.where((spread < -1.0) | (spread > side), 0.0, even)
 
-    taps = jnp.clip(jnp.where(count > max_sampling, nearest, low), 0, side - 1)
-    return taps, jnp.where(count > max_sampling, even, weights)
+    taps = jnp.clip(jnp.where(count > most, nearest, low), 0, side - 1)
+    return taps, jnp.where(count > most, even, weights)
+
+
+def _shift(options: RoIAlign) -> float:
+    return 0.5 if options.aligned else 0.0
+
+
+def _lengths(
+    start: Float[Array, "R"], end: Float[Array, "R"], options: RoIAlign
+) -> Float[Array, "R"]:
+    length = end - start
+    return jnp.maximum(length, options.min_size) if options.min_size else length
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

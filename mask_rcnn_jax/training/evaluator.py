@@ -30,15 +30,18 @@ def detect(
     num_images: int,
     *,
     paste: str,
-    box_offset: float,
+    inclusive_boxes: bool,
 ) -> tuple[list[dict], list[dict]]:
     """COCO results (boxes, masks) of every image of `batches`, in the order of the dataset; `paste`
-    and `box_offset` are those of `evaluation.coco.to_coco_results`.
+    and `inclusive_boxes` are those of `evaluation.coco.to_coco_results`.
 
     Every process works on its own batches and returns the results of all. Masks of one batch are
     encoded while the device works on the next.
     """
-    results, append = ([], []), partial(_append_results, paste=paste, box_offset=box_offset)
+    results, append = (
+        ([], []),
+        partial(_append_results, paste=paste, inclusive_boxes=inclusive_boxes),
+    )
     progress = Progress("evaluated", num_images)
     pending, seen = None, 0
     for batch in batches:
@@ -59,7 +62,7 @@ def detect(
 
 
 def _append_results(
-    results, batch: Batch, detections: Detections, dataset: CocoDataset, *, paste, box_offset
+    results, batch: Batch, detections: Detections, dataset: CocoDataset, *, paste, inclusive_boxes
 ) -> None:
     records = [dataset.images[i] if i >= 0 else None for i in batch.image_index]
     new = coco_evaluation.to_coco_results(
@@ -69,7 +72,7 @@ def _append_results(
         [(record.height, record.width) if record else (0, 0) for record in records],
         dataset.category_ids,
         paste=paste,
-        box_offset=box_offset,
+        inclusive_boxes=inclusive_boxes,
     )
     for all_results, batch_results in zip(results, new, strict=True):
         all_results.extend(batch_results)

@@ -12,9 +12,10 @@ from ml_collections import ConfigDict
 from mask_rcnn_jax.config import check_entries
 from mask_rcnn_jax.data.coco import CocoDataset, check_classes
 from mask_rcnn_jax.data.loader import TrainLoader
-from mask_rcnn_jax.data.options import example_options
+from mask_rcnn_jax.data.options import example_options, has_inclusive_boxes
 from mask_rcnn_jax.data.source import load_split
-from mask_rcnn_jax.models.build import init_variables, predict_options
+from mask_rcnn_jax.models.build import init_variables
+from mask_rcnn_jax.models.detect import detect_options
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.training import evaluator
 from mask_rcnn_jax.training.checkpoint import Checkpoints
@@ -22,9 +23,9 @@ from mask_rcnn_jax.training.loss_scale import check_scale
 from mask_rcnn_jax.training.metrics import MetricWriter, read_metrics
 from mask_rcnn_jax.training.optim import (
     build_optimizer,
+    count_microbatches,
     make_schedule,
-    parts_of_batch,
-    schedule_options,
+    optim_options,
 )
 from mask_rcnn_jax.training.processes import StopOnSigterm
 from mask_rcnn_jax.training.setup import make_eval_loader, open_workdir, set_steps
@@ -51,15 +52,17 @@ def train_and_evaluate(config: ConfigDict, workdir: str) -> TrainState:
     check_entries(config)
     optim = config.optim
     check_scale(optim.loss_scale, optim.loss_scale_growth, optim.loss_scale_floor)
-    parts = parts_of_batch(
-        config.train.batch_size, mesh.size, accumulate_steps=optim.accumulate_steps,
+    microbatches = count_microbatches(
+        config.train.batch_size,
+        mesh.size,
+        accumulate_steps=optim.accumulate_steps,
         images_per_device=config.train.images_per_device,
-    )  # fmt: skip
+    )
     train_set, val_set = load_split(config.data, "train"), load_split(config.data, "val")
     check_classes(val_set, train_set.categories, train_set.json_path)
     set_steps(config, train_set)
     model = make_model(config, len(train_set.class_names), config.train.remat)
-    schedule = make_schedule(**schedule_options(config))
+    schedule = make_schedule(optim_options(config), config.train.batch_size, config.train.steps)
     resuming = has_checkpoint(workdir)
     open_workdir(workdir, config, train_set.categories, resuming=resuming)
     state, tx = _initial_state(config, model, schedule, resuming=resuming)
@@ -75,14 +78,21 @@ def train_and_evaluate(config: ConfigDict, workdir: str) -> TrainState:
         if start:
             logging.info("resuming at step %d of %d", start, config.train.steps)
         train_step = make_train_step(
-            model, tx, schedule, mesh, loss=loss_options(config), seed=config.train.seed,
-            flip_probability=config.data.flip_probability, box_offset=config.data.box_offset,
-            accumulate_steps=parts,
-        )  # fmt: skip
+            model,
+            tx,
+            schedule,
+            mesh,
+            loss=loss_options(config),
+            seed=config.train.seed,
+            flip_probability=config.data.flip_probability,
+            accumulate_steps=microbatches,
+        )
         logging.info(
             "a step takes %d images: %d devices, %d at a time on each",
-            config.train.batch_size, mesh.size, config.train.batch_size // (mesh.size * parts),
-        )  # fmt: skip
+            config.train.batch_size,
+            mesh.size,
+            config.train.batch_size // (mesh.size * microbatches),
+        )
         loader = _train_loader(config, train_set, start)
         writer = MetricWriter(workdir, jax.process_index(), resume_step=start)
         evaluate = _Evaluation(config, val_set, model, mesh, Path(workdir))
@@ -128,7 +138,7 @@ def _train_loader(config: ConfigDict, dataset: CocoDataset, start: int) -> Train
     """This process' share of the training batches from step `start` on."""
     return TrainLoader(
         dataset,
-        example_options(config.data),
+        example_options(config),
         seed=config.train.seed,
         start_step=start,
         batch_size=config.train.batch_size // jax.process_count(),
@@ -142,14 +152,16 @@ def _train_loader(config: ConfigDict, dataset: CocoDataset, start: int) -> Train
 def _initial_state(config: ConfigDict, model: MaskRCNN, schedule, *, resuming: bool):
     """State of step 0, with the weights of `model.init_from`, and its optimiser."""
     variables = init_variables(model, config.train.seed)
-    if not (config.model.init_from or resuming) and config.model.norm in ("frozen", "affine"):
+    norm = config.model.backbone.get("norm")
+    if not (config.model.init_from or resuming) and norm in ("frozen", "affine"):
         logging.warning(
-            "model.norm is %r and the weights are random: this will hardly learn; set "
-            "model.init_from, or model.norm=group and model.frozen_stages=0", config.model.norm,
-        )  # fmt: skip
+            "model.backbone.norm is %r and the weights are random: this will hardly learn; set "
+            "model.init_from, or model.backbone.norm=group and model.backbone.frozen_stages=0",
+            norm,
+        )
     if config.model.init_from and not resuming:
         variables = pretrained.initialise_from(variables, config.model)
-    tx = build_optimizer(config, schedule, variables["params"])
+    tx = build_optimizer(config, schedule, variables["params"], model.backbone)
     state = TrainState(
         step=jnp.int32(0),
         params=variables["params"],
@@ -173,7 +185,7 @@ class _Evaluation:
 
     def __init__(self, config: ConfigDict, val_set: CocoDataset, model, mesh, workdir: Path):
         self._config, self._val_set, self._mesh, self._workdir = config, val_set, mesh, workdir
-        self._predict = make_predict_step(model, mesh, **predict_options(config.eval))
+        self._predict = make_predict_step(model, mesh, detect_options(config))
         self._loss = make_loss_step(model, mesh, loss=loss_options(config), seed=config.train.seed)
 
     def __call__(self, state: TrainState, writer: MetricWriter) -> dict[str, float]:
@@ -182,25 +194,36 @@ class _Evaluation:
         output = self._workdir / "eval" / str(step)
         loader = make_eval_loader(config, self._val_set, config.eval.max_images)
         results = evaluator.detect(
-            self._predict, state.variables, loader, self._val_set, self._mesh, loader.num_images,
-            paste=config.eval.paste, box_offset=config.eval.box_offset,
-        )  # fmt: skip
+            self._predict,
+            state.variables,
+            loader,
+            self._val_set,
+            self._mesh,
+            loader.num_images,
+            paste=config.eval.paste,
+            inclusive_boxes=has_inclusive_boxes(config),
+        )
         image_ids = [record.id for record in self._val_set.images[: loader.num_images]]
         metrics = evaluator.score_and_write(self._val_set, results, image_ids, output)
         aps = {"ap/box": metrics["AP"], "ap/mask": metrics["mask_AP"]}
         losses = {}
         if config.eval.loss_images:
             losses = evaluator.mean_losses(
-                self._loss, state.variables,
-                make_eval_loader(config, self._val_set, config.eval.loss_images), self._mesh,
-            )  # fmt: skip
+                self._loss,
+                state.variables,
+                make_eval_loader(config, self._val_set, config.eval.loss_images),
+                self._mesh,
+            )
         writer.write_scalars(step, {**aps, **losses})
         if config.eval.pictures:
             pictures = evaluator.draw_pictures(
-                self._predict, state.variables,
+                self._predict,
+                state.variables,
                 make_eval_loader(config, self._val_set, config.eval.pictures),
-                self._val_set, self._mesh, output / "pictures",
-            )  # fmt: skip
+                self._val_set,
+                self._mesh,
+                output / "pictures",
+            )
             writer.write_images(step, pictures)
             logging.info("annotated pictures: %s", output / "pictures")
         return aps

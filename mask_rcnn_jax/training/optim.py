@@ -1,95 +1,126 @@
-"""Schedule and optimiser of a recipe, put together from optax."""
+"""Learning-rate schedule and optimizer of a recipe, composed from optax."""
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import jax
 import optax
+from flax import linen as nn
 
+from mask_rcnn_jax import parts
 from mask_rcnn_jax.training.loss_scale import dynamic_loss_scale
 
-SCHEDULE_ENTRIES = (
-    "learning_rate", "reference_batch", "warmup_until", "warmup_factor", "decay_at", "decay_levels",
-)  # fmt: skip
-OPTIMIZER_ENTRIES = (
-    "name", "momentum", "rate_in_velocity", "weight_decay", "decay_on", "bias_lr_factor",
-    "clip_norm",
-)  # fmt: skip
+
+@dataclass(frozen=True)
+class OptimOptions:
+    """Optimizer and schedule: linear warm-up, then steps down.
+
+    The peak rate follows the global batch (linear scaling rule, Goyal et al., 2017).
+
+    Attributes:
+        name: the optimizer.
+        learning_rate: peak at a global batch of `reference_batch`.
+        reference_batch: the global batch that `learning_rate` is for.
+        warmup_until: the fraction of `train.steps` at which the peak is reached.
+        warmup_factor: the first step's share of the peak.
+        decay_at: fractions of `train.steps` from which on the rate is lower.
+        decay_levels: the share of the peak from each of `decay_at` on.
+        momentum: of "sgd".
+        rate_in_velocity: multiply what enters the velocity by the rate, so that a lower rate only
+            slows what is added from there on (Keras, NVIDIA's TensorFlow 2 example), instead of
+            the velocity itself (torch). Of "sgd".
+        weight_decay: added to the gradients, times the parameter.
+        decay_on: names of the parameters that decay, of "kernel", "bias" and a norm's "scale".
+        bias_lr_factor: how much faster biases learn.
+        clip_norm: largest global norm of the gradients; 0 leaves them alone.
+        accumulate_steps: microbatches that a device takes its images in, in a step.
+        loss_scale: initial loss scale, with `train.precision` "float16".
+        loss_scale_growth: finite steps until the loss scale doubles.
+        loss_scale_floor: an overflow at this loss scale stops the run.
+    """
+
+    name: Literal["sgd", "adamw"] = "sgd"
+    learning_rate: float = 0.02
+    reference_batch: int = 16
+    warmup_until: float = 1000 / 90_000
+    warmup_factor: float = 1e-3
+    decay_at: tuple[float, ...] = (60 / 90, 80 / 90)
+    decay_levels: tuple[float, ...] = (0.1, 0.01)
+    momentum: float = 0.9
+    rate_in_velocity: bool = False
+    weight_decay: float = 1e-4
+    decay_on: tuple[str, ...] = ("kernel", "bias")
+    bias_lr_factor: float = 1.0
+    clip_norm: float = 0.0
+    accumulate_steps: int = 1
+    loss_scale: float = 2.0**16
+    loss_scale_growth: int = 2000
+    loss_scale_floor: float = 1.0
+
+    def __post_init__(self):
+        if not 0 <= self.warmup_until <= min(self.decay_at, default=1.0):
+            raise ValueError(
+                f"warmup_until is {self.warmup_until}, expected a fraction of the steps from 0 to "
+                f"the first of optim.decay_at {self.decay_at}"
+            )
+        rising = list(self.decay_at) == sorted(self.decay_at)
+        if len(self.decay_at) != len(self.decay_levels) or not rising:
+            raise ValueError(
+                f"decay_at is {self.decay_at} and optim.decay_levels {self.decay_levels}, expected "
+                "rising fractions of the steps and a level for each"
+            )
+        unknown = set(self.decay_on) - {"kernel", "bias", "scale"}
+        if unknown:
+            raise ValueError(f"decay_on has {unknown}, expected 'kernel', 'bias' or 'scale'")
 
 
-def schedule_options(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The keyword arguments of `make_schedule` out of a recipe."""
-    entries = {name: config["optim"][name] for name in SCHEDULE_ENTRIES}
-    train = config["train"]
-    return {"batch_size": train["batch_size"], "steps": train["steps"], **entries}
+def optim_options(config: Mapping[str, Any]) -> OptimOptions:
+    """The options of a config. Raises ValueError, naming the entry, for a wrong value."""
+    return parts.build(OptimOptions, config["optim"], "optim")
 
 
 def build_optimizer(
-    config: Mapping[str, Any], schedule: optax.Schedule, params: Mapping[str, Any]
+    config: Mapping[str, Any],
+    schedule: optax.Schedule,
+    params: Mapping[str, Any],
+    backbone: nn.Module,
 ) -> optax.GradientTransformation:
-    """The optimiser of a recipe, inside a dynamic loss scale if the precision is float16."""
-    optim = config["optim"]
-    entries = {name: optim[name] for name in OPTIMIZER_ENTRIES}
-    frozen_stages = config["model"]["frozen_stages"]
-    tx = make_optimizer(schedule, params, frozen_stages=frozen_stages, **entries)
+    """The optimizer of a recipe, inside a dynamic loss scale if the precision is float16."""
+    options = optim_options(config)
+    tx = make_optimizer(options, schedule, params, frozen=getattr(backbone, "frozen", ()))
     if config["train"]["precision"] != "float16":
         return tx
     return dynamic_loss_scale(
         tx,
-        init_scale=optim["loss_scale"],
-        growth_interval=optim["loss_scale_growth"],
-        floor=optim["loss_scale_floor"],
+        init_scale=options.loss_scale,
+        growth_interval=options.loss_scale_growth,
+        floor=options.loss_scale_floor,
     )
 
 
-def make_schedule(
-    *,
-    learning_rate: float,
-    reference_batch: int,
-    batch_size: int,
-    steps: int,
-    warmup_until: float,
-    warmup_factor: float,
-    decay_at: tuple[float, ...],
-    decay_levels: tuple[float, ...],
-) -> optax.Schedule:
-    """Linear warm-up, then steps down; the peak follows the global batch (linear scaling rule).
-
-    learning_rate: peak at a global batch of `reference_batch`.
-    warmup_until: the fraction of `steps` at which the peak is reached.
-    warmup_factor: the first step's share of the peak.
-    decay_at, decay_levels: from these fractions of `steps` on the rate is that share of the peak.
-    """
-    peak = learning_rate * batch_size / reference_batch
-    if not 0 <= warmup_until <= min(decay_at, default=1.0):
-        raise ValueError(
-            f"optim.warmup_until is {warmup_until}, expected a fraction of the steps from 0 to the "
-            f"first of optim.decay_at {tuple(decay_at)}"
-        )
-    if len(decay_at) != len(decay_levels) or list(decay_at) != sorted(decay_at):
-        raise ValueError(
-            f"optim.decay_at is {tuple(decay_at)} and optim.decay_levels {tuple(decay_levels)}, "
-            "expected rising fractions of the steps and a level for each"
-        )
-    boundaries = [round(at * steps) for at in (warmup_until, *decay_at)]
-    warmup = optax.linear_schedule(peak * warmup_factor, peak, max(boundaries[0], 1))
-    levels = [optax.constant_schedule(peak * level) for level in (1.0, *decay_levels)]
+def make_schedule(options: OptimOptions, batch_size: int, steps: int) -> optax.Schedule:
+    """The learning rate as a function of the step, for a global batch and a number of steps."""
+    peak = options.learning_rate * batch_size / options.reference_batch
+    boundaries = [round(at * steps) for at in (options.warmup_until, *options.decay_at)]
+    warmup = optax.linear_schedule(peak * options.warmup_factor, peak, max(boundaries[0], 1))
+    levels = [optax.constant_schedule(peak * level) for level in (1.0, *options.decay_levels)]
     return optax.join_schedules([warmup, *levels], boundaries)
 
 
-def parts_of_batch(
+def count_microbatches(
     batch_size: int, devices: int, *, accumulate_steps: int, images_per_device: int
 ) -> int:
-    """In how many parts each device takes its share of the global batch.
+    """Number of microbatches in which each device takes its share of the global batch.
 
-    images_per_device: the images of one part, or 0 for `accumulate_steps` parts.
+    images_per_device: images of a microbatch, or 0 for `accumulate_steps` microbatches.
     Raises ValueError, naming the entries of the config, where the batch cannot be divided so.
     """
     if accumulate_steps < 1:
         raise ValueError(f"optim.accumulate_steps is {accumulate_steps}, expected at least 1")
     if images_per_device < 0:
         raise ValueError(f"train.images_per_device is {images_per_device}, expected at least 0")
-    parts, divisor = accumulate_steps, devices * accumulate_steps
+    microbatches, divisor = accumulate_steps, devices * accumulate_steps
     share = f"the {devices} devices"
     if images_per_device:
         if accumulate_steps != 1:
@@ -99,54 +130,49 @@ def parts_of_batch(
             )
         share += f" times train.images_per_device={images_per_device}"
         divisor = devices * images_per_device
-        parts = batch_size // divisor
+        microbatches = batch_size // divisor
     elif accumulate_steps > 1:
         share += f" times optim.accumulate_steps={accumulate_steps}"
     if batch_size < 1 or batch_size % divisor:
         raise ValueError(f"train.batch_size is {batch_size}, expected a multiple of {share}")
-    return parts
+    return microbatches
 
 
 def make_optimizer(
+    options: OptimOptions,
     schedule: optax.Schedule,
-    params: dict,
-    *,
-    name: str,
-    momentum: float,
-    rate_in_velocity: bool,
-    weight_decay: float,
-    decay_on: tuple[str, ...],
-    bias_lr_factor: float,
-    clip_norm: float,
-    frozen_stages: int,
+    params: Mapping[str, Any],
+    frozen: tuple[str, ...] = (),
 ) -> optax.GradientTransformation:
-    """SGD with momentum, or AdamW, without frozen parameters.
+    """SGD with momentum, or AdamW.
 
-    rate_in_velocity: SGD multiplies what enters the velocity by the learning rate (Keras, and
-        NVIDIA's TensorFlow 2 recipe: a lower rate only slows what is added from there on), or else
-        the velocity itself (torch).
-    decay_on: names of the parameters that decay, of "kernel", "bias" and a norm's "scale".
-    bias_lr_factor: how much faster biases learn.
-    clip_norm: largest global norm of the gradients; 0 leaves them alone.
+    frozen: prefixes of the names of the backbone's layers that are not trained.
     """
-    unknown = set(decay_on) - {"kernel", "bias", "scale"}
-    if unknown:
-        raise ValueError(f"optim.decay_on has {unknown}, expected 'kernel', 'bias' or 'scale'")
-    decay = optax.add_decayed_weights(weight_decay, mask=lambda tree: _named(tree, decay_on))
-    bias_rate = optax.masked(optax.scale(bias_lr_factor), lambda tree: _named(tree, ("bias",)))
-    rate, velocity = optax.scale_by_learning_rate(schedule), optax.trace(momentum)
-    if name == "sgd":
-        chain = [decay, bias_rate, *([rate, velocity] if rate_in_velocity else [velocity, rate])]
-    elif name == "adamw":
-        chain = [optax.scale_by_adam(), decay, bias_rate, rate]
-    else:
-        raise ValueError(f"optim.name is {name!r}, expected 'sgd' or 'adamw'")
-    if clip_norm > 0:
-        chain.insert(0, optax.clip_by_global_norm(clip_norm))
-    labels = jax.tree_util.tree_map_with_path(
-        lambda path, _: "frozen" if _is_frozen(path, frozen_stages) else "trained", params
+    decay = optax.add_decayed_weights(
+        options.weight_decay, mask=lambda tree: _named(tree, options.decay_on)
     )
-    return optax.partition({"trained": optax.chain(*chain), "frozen": optax.set_to_zero()}, labels)
+    bias_rate = optax.masked(
+        optax.scale(options.bias_lr_factor), lambda tree: _named(tree, ("bias",))
+    )
+    rate, velocity = optax.scale_by_learning_rate(schedule), optax.trace(options.momentum)
+    if options.name == "sgd":
+        last = [rate, velocity] if options.rate_in_velocity else [velocity, rate]
+        chain = [decay, bias_rate, *last]
+    else:
+        chain = [optax.scale_by_adam(), decay, bias_rate, rate]
+    if options.clip_norm > 0:
+        chain.insert(0, optax.clip_by_global_norm(options.clip_norm))
+    return train_only(optax.chain(*chain), params, frozen)
+
+
+def train_only(
+    tx: optax.GradientTransformation, params: Mapping[str, Any], frozen: tuple[str, ...]
+) -> optax.GradientTransformation:
+    """An optimizer that leaves frozen layers of the backbone as they are."""
+    labels = jax.tree_util.tree_map_with_path(
+        lambda path, _: "frozen" if _is_frozen(path, frozen) else "trained", params
+    )
+    return optax.partition({"trained": tx, "frozen": optax.set_to_zero()}, labels)
 
 
 def _named(params, names: tuple[str, ...]):
@@ -154,8 +180,8 @@ def _named(params, names: tuple[str, ...]):
     return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key in names, params)
 
 
-def _is_frozen(path, frozen_stages: int) -> bool:
-    """Whether a parameter belongs to the first `frozen_stages` of stem, res2, .. res5."""
-    module, name = (key.key for key in path[:2])
-    frozen = ["stem", "res2", "res3", "res4", "res5"][:frozen_stages]
-    return module == "backbone" and name.split("_")[0] in frozen
+def _is_frozen(path, prefixes: tuple[str, ...]) -> bool:
+    """Whether a parameter belongs to a layer of the backbone with one of these prefixes."""
+    module, layer = (key.key for key in path[:2])
+    starts = (layer == prefix or layer.startswith(f"{prefix}_") for prefix in prefixes)
+    return module == "backbone" and any(starts)

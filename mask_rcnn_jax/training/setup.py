@@ -29,7 +29,7 @@ def set_steps(config: ConfigDict, dataset: CocoDataset) -> None:
 
     Raises ValueError, naming the entries, where no step would be left.
     """
-    num_images, options = len(dataset.images), example_options(config.data)
+    num_images, options = len(dataset.images), example_options(config)
     if not config.data.keep_empty:
         num_images = sum(bool(training_objects(i.annotations, options)) for i in dataset.images)
     epoch = max(1, round(num_images / config.train.batch_size))
@@ -54,7 +54,7 @@ def make_eval_loader(config: ConfigDict, dataset: CocoDataset, max_images: int) 
     rows = -(-config.eval.batch_size // devices) * jax.local_device_count()
     return EvalLoader(
         dataset,
-        example_options(config.data),
+        example_options(config),
         batch_size=rows,
         num_workers=config.data.num_workers,
         max_images=max_images,

@@ -12,9 +12,12 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from mask_rcnn_jax import parts
+from mask_rcnn_jax.models.detect import Detect
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN, TrainOutputs
 from mask_rcnn_jax.ops import boxes as box_ops
 from mask_rcnn_jax.ops import losses
+from mask_rcnn_jax.ops.losses import LossOptions
 from mask_rcnn_jax.structures import Batch, Detections
 from mask_rcnn_jax.training import loss_scale
 
@@ -55,15 +58,13 @@ def make_train_step(
     schedule: optax.Schedule,
     mesh: Mesh,
     *,
-    loss: Mapping[str, Any],
+    loss: LossOptions,
     seed: int,
     flip_probability: float,
-    box_offset: float = 0.0,
     accumulate_steps: int = 1,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]:
     """`step(state, batch) -> (state, metrics)`; the old state's buffers are reused.
 
-    loss: keyword arguments of `loss_terms`. box_offset: 1 where ground-truth boxes are inclusive.
     Random numbers are a function of (seed, step, image) alone and do not depend on the number of
     devices; samples do where a recipe looks at a device's batch (pad_multiple, post_nms_scope).
     accumulate_steps: a device takes its images in that many parts, one after the other. The parts
@@ -74,21 +75,29 @@ def make_train_step(
     same, because its images are used up; the schedule does not.
     """
 
+    trains_batch_stats = getattr(model.backbone, "trains_batch_stats", True)
+
     def part_gradients(state: TrainState, scale: jax.Array | float, batch: Batch):
         flip_keys, model_keys = _image_keys(seed, state.step, batch)
         batch = random_flip(
-            batch, flip_keys, flip_probability, box_offset=box_offset,
-            whole_masks=model.mask_targets == "whole",
-        )  # fmt: skip
+            batch,
+            flip_keys,
+            flip_probability,
+            box_offset=model.box_coder.iou_offset,
+            whole_masks=model.mask_targets.kind == "whole",
+        )
 
         def loss_fn(params):
             outputs, updated = model.apply(
                 {"params": params, "batch_stats": state.batch_stats},
-                batch, model_keys, train=True, method="forward_train",
+                batch,
+                model_keys,
+                train=True,
+                method="forward_train",
                 # Averaging fixed statistics over three devices would move them by their rounding.
-                mutable=["batch_stats"] if model.norm == "batch" else [],
-            )  # fmt: skip
-            terms = loss_terms(outputs, **loss)
+                mutable=["batch_stats"] if trains_batch_stats else [],
+            )
+            terms = loss_terms(outputs, loss, model.rpn.batch_size_per_image)
             return scale * terms["loss/total"], (terms, updated.get("batch_stats", {}))
 
         grads, (terms, batch_stats) = jax.grad(loss_fn, has_aux=True)(state.params)
@@ -126,14 +135,15 @@ def make_train_step(
 
 
 def make_loss_step(
-    model: MaskRCNN, mesh: Mesh, *, loss: Mapping[str, Any], seed: int
+    model: MaskRCNN, mesh: Mesh, *, loss: LossOptions, seed: int
 ) -> Callable[[dict, Batch], dict[str, jax.Array]]:
     """`loss(variables, batch) -> losses` without flips, gradients or batch statistics updates."""
 
     def step(variables: dict, batch: Batch):
         _, keys = _image_keys(seed, jnp.int32(0), batch)
         outputs = model.apply(variables, batch, keys, train=False, method="forward_train")
-        return lax.pmean(loss_terms(outputs, **loss), "data")
+        terms = loss_terms(outputs, loss, model.rpn.batch_size_per_image)
+        return lax.pmean(terms, "data")
 
     return jax.jit(
         jax.shard_map(step, mesh=mesh, in_specs=(P(), P("data")), out_specs=P(), check_vma=False)
@@ -141,14 +151,12 @@ def make_loss_step(
 
 
 def make_predict_step(
-    model: MaskRCNN, mesh: Mesh, **thresholds
+    model: MaskRCNN, mesh: Mesh, detect: Detect
 ) -> Callable[[dict, Batch], Detections]:
-    """`predict(variables, batch) -> Detections`; `thresholds` are those of `MaskRCNN.predict`."""
+    """`predict(variables, batch) -> Detections`."""
 
     def step(variables: dict, batch: Batch):
-        return model.apply(
-            variables, batch.images, batch.image_sizes, method="predict", **thresholds
-        )
+        return model.apply(variables, batch.images, batch.image_sizes, detect, method="predict")
 
     return jax.jit(
         jax.shard_map(
@@ -158,45 +166,40 @@ def make_predict_step(
 
 
 def loss_terms(
-    outputs: TrainOutputs,
-    *,
-    anchors_per_image: int,
-    rpn_cls_average: str,
-    rpn_box_loss: str,
-    rpn_box_beta: float,
-    rpn_box_average: str,
-    box_beta: float,
-    box_average: str,
-    rpn_box_weight: float,
-    box_reg_weight: float,
-    mask_weight: float,
+    outputs: TrainOutputs, options: LossOptions, anchors_per_image: int
 ) -> dict[str, jax.Array]:
-    """The five losses, as a recipe's `loss` section wants them, and their weighted sum."""
+    """The five losses and their weighted sum, scalars.
+
+    anchors_per_image: `model.rpn.batch_size_per_image`.
+    """
     rois = outputs.rois
     rpn_cls, rpn_box = losses.rpn_losses(
-        outputs.rpn_logits, outputs.rpn_deltas, outputs.sampled_labels, outputs.anchor_labels,
-        outputs.anchor_deltas, batch_per_image=anchors_per_image, cls_average=rpn_cls_average,
-        box_loss=rpn_box_loss, box_beta=rpn_box_beta, box_average=rpn_box_average,
-    )  # fmt: skip
+        outputs.rpn_logits,
+        outputs.rpn_deltas,
+        outputs.sampled_labels,
+        outputs.anchor_labels,
+        outputs.anchor_deltas,
+        options,
+        batch_per_image=anchors_per_image,
+    )
     box_cls, box_reg = losses.box_losses(
-        outputs.class_logits, outputs.box_deltas, rois.classes, rois.deltas, rois.valid,
-        box_beta=box_beta, box_average=box_average,
-    )  # fmt: skip
+        outputs.class_logits, outputs.box_deltas, rois.classes, rois.deltas, rois.valid, options
+    )
     foreground = rois.foreground[:, : outputs.mask_logits.shape[1]]
+    mask = losses.mask_loss(outputs.mask_logits, outputs.mask_targets, foreground)
     terms = {
         "loss/rpn_cls": rpn_cls,
-        "loss/rpn_box": rpn_box_weight * rpn_box,
+        "loss/rpn_box": options.rpn_box_weight * rpn_box,
         "loss/box_cls": box_cls,
-        "loss/box_reg": box_reg_weight * box_reg,
-        "loss/mask": mask_weight
-        * losses.mask_loss(outputs.mask_logits, outputs.mask_targets, foreground),
+        "loss/box_reg": options.box_reg_weight * box_reg,
+        "loss/mask": options.mask_weight * mask,
     }
     return {"loss/total": sum(terms.values()), **terms}
 
 
-def loss_options(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The keyword arguments of `loss_terms` out of a recipe."""
-    return {**config["loss"], "anchors_per_image": config["model"]["rpn_anchors_per_image"]}
+def loss_options(config: Mapping[str, Any]) -> LossOptions:
+    """The loss options of a config. Raises ValueError, naming the entry, for a wrong value."""
+    return parts.build(LossOptions, config["loss"], "loss")
 
 
 def random_flip(

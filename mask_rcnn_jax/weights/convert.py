@@ -1,10 +1,10 @@
 """From every system's names and layouts to our variables, and back to torchvision's.
 
-What the names are is in `weight_sources`; here is what is done with them.
+What the names are is in `sources`; here is what is done with them.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 
 import numpy as np
@@ -20,14 +20,6 @@ ROI_SIDE = 7  # cells a side of the map that the box head flattens
 BOX_LAYERS = ("rpn_head/anchor_deltas", "box_head/bbox_pred")
 # How many names an error message lists.
 LISTED = 4
-
-
-def identify(names: Iterable[str]) -> str:
-    """The system whose names these are: a key of `SOURCES`, or "ours".
-
-    Raises ValueError that lists names where it is none, or where some names are not its own.
-    """
-    return _identify(list(names))[0]
 
 
 def to_flax(arrays: Mapping[str, np.ndarray], *, norm: str, eps: float) -> tuple[dict, str]:
@@ -47,12 +39,12 @@ def to_flax(arrays: Mapping[str, np.ndarray], *, norm: str, eps: float) -> tuple
         Classes keep their order, with background first: where a system has it last or has no
         slot for it in boxes and masks, that slot is zeros.
     """
-    name, paths = _identify(list(arrays))
+    name, paths = identify(list(arrays))
     if name == OURS:
         return _from_ours(arrays), name
     if norm not in ("frozen", "affine", "batch"):
         raise ValueError(
-            f"model.norm is {norm!r}, which {SOURCES[name].title} has no counterpart for; "
+            f"model.backbone.norm is {norm!r}, which {SOURCES[name].title} has no counterpart for; "
             "expected 'frozen', 'affine' or 'batch'"
         )
     source = SOURCES[name]
@@ -108,7 +100,7 @@ def to_torchvision(
             value = _to_torch_layout(module, value)
         elif leaf == "scale" and f"{module}/var" not in stats:
             if path in params:
-                raise ValueError("torchvision has no counterpart of model.norm='group'")
+                raise ValueError("torchvision has no counterpart of model.backbone.norm='group'")
             result[_to_theirs(f"{module}/mean", source)] = np.zeros_like(value)
             result[_to_theirs(f"{module}/var", source)] = _unit_variance(value, TORCHVISION_EPS)
         elif leaf == "var" and norm_eps != TORCHVISION_EPS:
@@ -117,8 +109,12 @@ def to_torchvision(
     return result
 
 
-def _identify(names: list[str]) -> tuple[str, dict[str, str]]:
-    """The source, and our path for each of its names that has one."""
+def identify(names: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """The system whose names these are, and our path for each name that has one.
+
+    The system is a key of `SOURCES`, or "ours". Raises ValueError that lists names where it is
+    none, or where some names are not its own.
+    """
     if names and all(name.split("/")[0] in COLLECTIONS for name in names):
         return OURS, {}
     present = set(names)
@@ -201,7 +197,7 @@ def _translate(text: str, template: str, target: str) -> str | None:
 
 @cache
 def _pattern(template: str) -> re.Pattern:
-    """A template as a regular expression; see `weight_sources` for what it may hold."""
+    """A template as a regular expression; see `sources` for what it may hold."""
     pattern = ""
     for piece in re.split(r"(\{[^}]*\}|\[|\])", template):
         if piece.startswith("{"):

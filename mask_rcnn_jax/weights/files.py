@@ -1,6 +1,6 @@
 """Files of weights: whatever the format, a flat dict of numpy arrays comes out.
 
-Neither torch nor TensorFlow is needed, and no code in a file is ever run, see `weight_pickle`.
+Neither torch nor TensorFlow is needed, and no code in a file is ever run, see `torch_pickle`.
 """
 
 import io

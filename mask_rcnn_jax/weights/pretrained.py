@@ -15,7 +15,7 @@ from absl import logging
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from mask_rcnn_jax.weights.convert import OURS, listing, num_classes_in, to_flax
-from mask_rcnn_jax.weights.expected_model import recipe_mismatches
+from mask_rcnn_jax.weights.expected_model import mismatches
 from mask_rcnn_jax.weights.files import read_arrays
 from mask_rcnn_jax.weights.run_checkpoint import load_checkpoint
 from mask_rcnn_jax.weights.sources import SOURCES
@@ -64,20 +64,22 @@ def load_weights(path: str | os.PathLike, model: Mapping[str, Any]) -> tuple[dic
     """Weights of any known system, as variables of ours.
 
     Args:
-        path: a file that `weight_files` can read.
+        path: a file that `weights.files` can read.
         model: the `model` section of the config: `norm` and `norm_eps` say what the arrays become,
             the other entries are compared with those of the system's own model.
 
     Returns:
         {"params": ..., "batch_stats": ...} of numpy arrays, the backbone alone or all modules;
-        the source, see `weight_names.identify`; and lines that say what the file is and with which
+        the source, see `convert.identify`; and lines that say what the file is and with which
         entries of `model` its weights mean something else.
 
     Raises ValueError or OSError, naming the file, where it cannot be read or is of no known system.
     """
     arrays = read_arrays(path)
     try:
-        variables, source = to_flax(arrays, norm=model["norm"], eps=model["norm_eps"])
+        variables, source = to_flax(
+            arrays, norm=model["backbone"]["norm"], eps=model["backbone"]["norm_eps"]
+        )
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     classes = num_classes_in(variables)
@@ -85,7 +87,7 @@ def load_weights(path: str | os.PathLike, model: Mapping[str, Any]) -> tuple[dic
     if source == OURS:
         return variables, source, [f"{path}: weights of mask_rcnn_jax{about}"]
     report = [f"{path}: weights of {SOURCES[source].title}{about}"]
-    report += [f"{path}: {line}" for line in recipe_mismatches(source, model)]
+    report += [f"{path}: {line}" for line in mismatches(source, model)]
     return variables, source, report
 
 

@@ -19,8 +19,14 @@ from mask_rcnn_jax.weights.convert import num_classes_in
 from mask_rcnn_jax.weights.run_checkpoint import CheckpointPath, find_checkpoint
 
 # Beside the model section: what an image looks like to the model, and what its classes mean.
-MODEL_INPUT = ("data.image_size", "data.resize", "data.resize_rounding", "data.antialias",
-               "data.image_dtype", "data.class_ids")  # fmt: skip
+MODEL_INPUT = (
+    "data.image_size",
+    "data.resize",
+    "data.resize_rounding",
+    "data.antialias",
+    "data.image_dtype",
+    "data.class_ids",
+)
 
 
 class Restored(NamedTuple):
@@ -38,6 +44,18 @@ def restore(config: ConfigDict | None, weights: str | os.PathLike) -> Restored:
     config: None takes the run's own; a file of weights needs one. A given config must describe the
     run's model. Raises ValueError where it does not, and where the weights do not fit.
     """
+    config, categories, checkpoint = restore_config(config, weights)
+    variables = load_variables(weights, config)
+    if categories is None:
+        categories = categories_of_weights(config, variables)
+        config.model.num_classes = len(categories)
+    return Restored(config, variables, categories, checkpoint)
+
+
+def restore_config(
+    config: ConfigDict | None, weights: str | os.PathLike
+) -> tuple[ConfigDict, list[dict] | None, CheckpointPath | None]:
+    """As `restore`, without reading the weights; a file of weights has no categories of its own."""
     checkpoint = categories = None
     if pretrained.is_run(weights):
         checkpoint = find_checkpoint(weights)
@@ -53,11 +71,7 @@ def restore(config: ConfigDict | None, weights: str | os.PathLike) -> Restored:
     elif config is None:
         raise ValueError(f"--weights {weights} is no run: it needs --config")
     check_entries(config)
-    variables = load_variables(weights, config)
-    if categories is None:
-        categories = categories_of_weights(config, variables)
-        config.model.num_classes = len(categories)
-    return Restored(config, variables, categories, checkpoint)
+    return config, categories, checkpoint
 
 
 def load_variables(path: str | Path, config: ConfigDict) -> dict:
@@ -95,12 +109,14 @@ def make_model(config: ConfigDict, num_classes: int, remat: str = "none") -> Mas
             f"model.num_classes is {config.model.num_classes}, but the annotations have "
             f"{num_classes} categories; 0 takes what the annotations have"
         )
-    kind = config.model.mask_targets
+    kind = config.model.mask_targets.kind
     frame = "image" if kind == "whole" else "box"
     if config.data.mask_frame != frame:
-        raise ValueError(f"model.mask_targets={kind} needs data.mask_frame={frame}")
+        raise ValueError(f"model.mask_targets.kind={kind} needs data.mask_frame={frame}")
     if kind == "polygons" and not config.data.max_vertices:
-        raise ValueError("model.mask_targets=polygons needs data.max_vertices above 0, such as 512")
+        raise ValueError(
+            "model.mask_targets.kind=polygons needs data.max_vertices above 0, such as 512"
+        )
     if config.train.implementation == "pallas" and jax.default_backend() != "gpu":
         raise ValueError("train.implementation is pallas, which needs an NVIDIA GPU; auto does not")
     fields = {**config.model, "num_classes": num_classes}

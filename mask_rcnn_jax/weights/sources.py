@@ -14,12 +14,18 @@ Rows = tuple[tuple[str, str], ...]
 RANGES = {"stage": (2, 5), "block": (0, 99), "conv": (1, 3), "level": (2, 5), "fcn": (1, 4)}
 TORCH_PARTS = {".weight": "kernel", ".bias": "bias"}
 TORCH_NORM_PARTS = {
-    ".weight": "scale", ".bias": "bias", ".running_mean": "mean", ".running_var": "var",
-}  # fmt: skip
+    ".weight": "scale",
+    ".bias": "bias",
+    ".running_mean": "mean",
+    ".running_var": "var",
+}
 TF_PARTS = {"/kernel": "kernel", "/bias": "bias"}
 TF_NORM_PARTS = {
-    "/gamma": "scale", "/beta": "bias", "/moving_mean": "mean", "/moving_variance": "var",
-}  # fmt: skip
+    "/gamma": "scale",
+    "/beta": "bias",
+    "/moving_mean": "mean",
+    "/moving_variance": "var",
+}
 # The classifier, and what an optimiser and a training loop leave in a checkpoint.
 _TF_UNUSED = r".*dense.*|(?!.*/(kernel|gamma|beta|moving_mean|moving_variance)$).*"
 
@@ -176,8 +182,11 @@ _CAFFE2: Rows = (
 # Both files are called R-50.pkl. Detectron's has what detectron2's four arrays fold into.
 _DETECTRON_NORM_PARTS = {"_s": "scale", "_b": "bias"}
 _DETECTRON2_NORM_PARTS = {
-    "_gamma": "scale", "_beta": "bias", "_running_mean": "mean", "_running_var": "var",
-}  # fmt: skip
+    "_gamma": "scale",
+    "_beta": "bias",
+    "_running_mean": "mean",
+    "_running_var": "var",
+}
 # Both systems leave the biases of the convolutions out too: a normalisation follows.
 _CAFFE2_UNUSED = r"(fc\d*|pred)_[wb]|conv1_b|res\d_\d+_branch\w\w?_b|.*_momentum|lr|model_iter"
 _NVIDIA_RN50_BLOCK = "resnet50/btlnck_block_{stage-2}_{block}/"

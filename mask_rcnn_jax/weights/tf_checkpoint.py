@@ -24,9 +24,19 @@ _BLOCK_TRAILER_BYTES = 5  # how the block is compressed, and its checksum
 _VARIABLE_SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 # TensorFlow's numbers of types. Strings, such as the graph of objects, are no weights.
 _DTYPES = {
-    1: "<f4", 2: "<f8", 3: "<i4", 4: "u1", 5: "<i2", 6: "i1", 9: "<i8", 14: jnp.bfloat16,
-    17: "<u2", 19: "<f2", 22: "<u4", 23: "<u8",
-}  # fmt: skip
+    1: "<f4",
+    2: "<f8",
+    3: "<i4",
+    4: "u1",
+    5: "<i2",
+    6: "i1",
+    9: "<i8",
+    14: jnp.bfloat16,
+    17: "<u2",
+    19: "<f2",
+    22: "<u4",
+    23: "<u8",
+}
 # Fields of the messages BundleHeaderProto, BundleEntryProto, TensorShapeProto and its Dim.
 _NUM_SHARDS, _ENDIANNESS = 1, 2
 _DTYPE, _SHAPE, _SHARD, _OFFSET, _SIZE, _CRC, _SLICES = 1, 2, 3, 4, 5, 6, 7

@@ -17,15 +17,33 @@ import numpy as np
 _BFLOAT16 = np.dtype(jnp.bfloat16)
 # Names as torch pickles them, here without "torch." or "torch.storage.".
 _STORAGE_DTYPES = {
-    "FloatStorage": "<f4", "DoubleStorage": "<f8", "HalfStorage": "<f2",
-    "BFloat16Storage": _BFLOAT16, "LongStorage": "<i8", "IntStorage": "<i4", "ShortStorage": "<i2",
-    "CharStorage": "i1", "ByteStorage": "u1", "BoolStorage": "?", "UntypedStorage": "u1",
-}  # fmt: skip
+    "FloatStorage": "<f4",
+    "DoubleStorage": "<f8",
+    "HalfStorage": "<f2",
+    "BFloat16Storage": _BFLOAT16,
+    "LongStorage": "<i8",
+    "IntStorage": "<i4",
+    "ShortStorage": "<i2",
+    "CharStorage": "i1",
+    "ByteStorage": "u1",
+    "BoolStorage": "?",
+    "UntypedStorage": "u1",
+}
 _TORCH_DTYPES = {
-    "float32": "<f4", "float64": "<f8", "float16": "<f2", "bfloat16": _BFLOAT16, "int64": "<i8",
-    "int32": "<i4", "int16": "<i2", "int8": "i1", "uint8": "u1", "uint16": "<u2", "uint32": "<u4",
-    "uint64": "<u8", "bool": "?",
-}  # fmt: skip
+    "float32": "<f4",
+    "float64": "<f8",
+    "float16": "<f2",
+    "bfloat16": _BFLOAT16,
+    "int64": "<i8",
+    "int32": "<i4",
+    "int16": "<i2",
+    "int8": "i1",
+    "uint8": "u1",
+    "uint16": "<u2",
+    "uint32": "<u4",
+    "uint64": "<u8",
+    "bool": "?",
+}
 _NUMPY_DTYPE = re.compile(r"b1|[iu][1248]|f[248]")
 _KEY_TYPES = (str, int, float, bytes, type(None))
 

@@ -18,9 +18,9 @@ RECIPES = ["coco", "coco_nvidia_pytorch", "coco_torchvision", "quickstart"]
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_generated_batches_have_the_shapes_of_a_loaders(recipe):
     config = load_config(ROOT / "configs" / f"{recipe}.py")
-    options = example_options(config.data)
+    options = example_options(config)
     loaded = empty_batch(3, canvas_size(options), options)
-    batch = inputs.abstract_batch(config, 3, 80)
+    batch = inputs.abstract_batch(config, 3)
     assert jax.tree.structure(batch) == jax.tree.structure(loaded)
     for made, leaf in zip(jax.tree.leaves(batch), jax.tree.leaves(loaded), strict=True):
         assert (made.shape, made.dtype) == (leaf.shape, leaf.dtype)
@@ -28,8 +28,9 @@ def test_generated_batches_have_the_shapes_of_a_loaders(recipe):
 
 def test_generated_objects_are_sound():
     config = load_config(ROOT / "configs" / "coco_nvidia_pytorch.py")
-    targets = inputs.synthetic_batch(config, 2, 5).targets
-    height, width = canvas_size(example_options(config.data))
+    config.model.num_classes = 5
+    targets = inputs.synthetic_batch(config, 2).targets
+    height, width = canvas_size(example_options(config))
     boxes = targets.boxes[targets.valid]
     assert (boxes[:, :2] >= 0).all() and (boxes[:, 2:] <= [width, height]).all()
     assert ((boxes[:, 2:] - boxes[:, :2]) >= 8).all()

@@ -376,9 +376,9 @@ def test_config_that_does_not_fit_the_checkpoint(fails, trained, workdir, tmp_pa
         more = ["--workdir", workdir, *arguments]
         classes = config_flags(trained.overrides | {"model.num_classes": 7})
         assert "model.num_classes is 7" in fails(entry, *classes, *more)
-        layers = config_flags(trained.overrides | {"model.mask_channels": 64})
+        layers = config_flags(trained.overrides | {"model.mask_head.channels": 64})
         line = fails(entry, *layers, *more)
-        assert f"{workdir} was trained with model.mask_channels=32, the config says 64" in line
+        assert f"{workdir} was trained with model.mask_head.channels=32, the config says 64" in line
 
 
 def test_no_such_checkpoint(fails, trained, workdir):

@@ -18,21 +18,23 @@ from tests.commands.command import ROOT, error_line, run_inside
 RECIPE = f"{ROOT}/configs/coco_torchvision.py"
 # A small model of torchvision's kind.
 SMALL = {
-    "model.depth": 10,
-    "model.fpn_channels": 8,
-    "model.rpn_channels": 8,
-    "model.box_channels": 8,
-    "model.mask_channels": 8,
+    "model.backbone.depth": 10,
+    "model.fpn.channels": 8,
+    "model.rpn.channels": 8,
+    "model.box_head.channels": 8,
+    "model.mask_head.channels": 8,
     "model.num_classes": 3,
 }
 
 
 def small_config(**changes):
-    return load_config(RECIPE, SMALL | {f"model.{name}": value for name, value in changes.items()})
+    return load_config(
+        RECIPE, SMALL | {f"model.backbone.{name}": value for name, value in changes.items()}
+    )
 
 
 def small_flags(**changes):
-    overrides = SMALL | {f"model.{name}": value for name, value in changes.items()}
+    overrides = SMALL | {f"model.backbone.{name}": value for name, value in changes.items()}
     return [
         f"--config={RECIPE}",
         *(f"--config.{name}={value}" for name, value in overrides.items()),
@@ -98,12 +100,13 @@ def test_epsilon_of_the_config_is_converted(tmp_path):
 def test_what_torchvision_has_otherwise_is_listed(weights, tmp_path, caplog):
     target = tmp_path / "out.safetensors"
     arguments = ["--weights", weights[0], "--format=torchvision", "--output", target]
-    flags = small_flags(padding="same", roi_sampling=1, norm_eps=1e-3)  # the last is converted
+    flags = small_flags(padding="same", norm_eps=1e-3)  # the second is converted
+    flags += ["--config.model.roi_align.sampling_ratio=1"]
     assert run_inside("export", *flags, *arguments) == 0
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert warnings == [
-        "model.padding is 'same', torchvision's Mask R-CNN has 'torch'",
-        "model.roi_sampling is 1, torchvision's Mask R-CNN has 2",
+        "model.backbone.padding is 'same', torchvision's Mask R-CNN has 'torch'",
+        "model.roi_align.sampling_ratio is 1, torchvision's Mask R-CNN has 2",
     ]
 
 
@@ -119,8 +122,14 @@ def test_run_in_our_own_names(trained, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"norm": "group"}, "model.norm is 'group', torchvision's ResNet has batch normalisation"),
-        ({"depth": 50, "stride_in": "1x1"}, "model.stride_in is '1x1', torchvision's ResNet"),
+        (
+            {"norm": "group"},
+            "model.backbone.norm is 'group', torchvision's ResNet has batch normalization",
+        ),
+        (
+            {"depth": 50, "stride_in": "1x1"},
+            "model.backbone.stride_in is '1x1', torchvision's ResNet",
+        ),
         ({"num_classes": 4}, "has 3 classes, expected 4"),
     ],
 )

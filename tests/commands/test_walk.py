@@ -25,7 +25,7 @@ SIDE, PICTURES, FRAMES = 64, 66, 5
 WEIGHTS = "weights/maskrcnn_resnet50_fpn_coco-bf2d0c1e.pth"
 # What makes the commands cheap; nothing else is added to them.
 CHEAP = SMALL | {
-    "model.depth": 10,
+    "model.backbone.depth": 10,
     "data.image_size": (SIDE, 2 * SIDE),
     "data.num_workers": 0,
     "train.epochs": 0,
@@ -72,7 +72,7 @@ def write_weights(path: Path) -> None:
     config = load_config(ROOT / "configs" / "finetune.py", small | {"model.num_classes": 90})
     variables = random_variables(config)
     path.parent.mkdir()
-    save_file(to_torchvision(variables, norm_eps=config.model.norm_eps), path)
+    save_file(to_torchvision(variables, norm_eps=config.model.backbone.norm_eps), path)
 
 
 @pytest.mark.slow

@@ -110,8 +110,8 @@ def test_many_channels_have_fewer_multiplications(shape):
     if jax.default_backend() != "cpu":
         pytest.skip("other devices do not have it")
     x, kernel = jnp.zeros(shape), jnp.zeros((3, 3, 256, 256))
-    live = jnp.ones(len(x), bool) if len(x) > 1 else None
-    program = jax.jit(lambda x, k: conv(x, k, live, 1, ONE)).lower(x, kernel).compile()
+    valid = jnp.ones(len(x), bool) if len(x) > 1 else None
+    program = jax.jit(lambda x, k: conv(x, k, valid, 1, ONE)).lower(x, kernel).compile()
     assert program.cost_analysis()["flops"] < 2 * 9 * x[..., 0].size * 256**2
     assert " convolution(" not in program.as_text()
 
@@ -122,13 +122,13 @@ def test_rows_that_nobody_reads_are_left_out(case, rows):
     """In chunks of 1, 7, 12 and 1 rows, and none at all."""
     x, kernel, stride, padding = problem(case)
     rng = np.random.default_rng(0)
-    live = np.arange(rows) % 5 == 0
+    valid = np.arange(rows) % 5 == 0
     x = jnp.asarray(rng.normal(size=(rows, *x.shape[1:])), jnp.float32)
 
-    out, pull = jax.vjp(lambda x, k: conv(x, k, jnp.asarray(live), stride, padding), x, kernel)
+    out, pull = jax.vjp(lambda x, k: conv(x, k, jnp.asarray(valid), stride, padding), x, kernel)
     plain, plain_pull = jax.vjp(lambda x, k: conv(x, k, None, stride, padding), x, kernel)
-    np.testing.assert_allclose(out[live], plain[live], rtol=1e-5, atol=1e-5)
-    grad = rng.normal(size=out.shape) * live[:, None, None, None]
+    np.testing.assert_allclose(out[valid], plain[valid], rtol=1e-5, atol=1e-5)
+    grad = rng.normal(size=out.shape) * valid[:, None, None, None]
     grad = jnp.asarray(grad, jnp.float32)
     for mine, theirs in zip(pull(grad), plain_pull(grad), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-4)

@@ -219,8 +219,8 @@ def test_nothing_to_train_on_is_named(coco_files):
     [
         (RECIPE, {0}),
         (replace(RECIPE, skip_crowd=False), {0, 1, 2}),
-        (replace(RECIPE, box_offset=1.0), {0}),
-        (replace(RECIPE, box_offset=1.0, skip_crowd=False), {0, 1}),
+        (replace(RECIPE, inclusive_boxes=True), {0}),
+        (replace(RECIPE, inclusive_boxes=True, skip_crowd=False), {0, 1}),
     ],
 )
 def test_images_without_targets_are_empty(coco_files, options, kept):

@@ -132,7 +132,7 @@ def test_boxes_may_end_at_their_last_pixel(coco_files):
         rectangle(5, 5, 9, 0.5),
     ]
     files = coco_files(annotations=objects)
-    row = example(files, box_offset=1.0)
+    row = example(files, inclusive_boxes=True)
     boxes = np.array([[6, 4, 35, 23], [50, 30, 59, 39], [0] * 4]) * 3.2
     np.testing.assert_allclose(row.targets.boxes, boxes, rtol=1e-6)
     assert row.targets.valid.tolist() == [True, True, False]
@@ -140,10 +140,10 @@ def test_boxes_may_end_at_their_last_pixel(coco_files):
     assert example(files).targets.valid.sum() == 3
 
 
-def test_crop_follows_the_box_offset(coco_files):
+def test_crop_follows_inclusive_boxes(coco_files):
     # the left half of the box 10..21, whose offset box is 10..20: five of ten columns, not of 11
     entry = rectangle(10, 10, 11, 11) | {"segmentation": [[10, 10, 15, 10, 15, 21, 10, 21]]}
-    row = example(coco_files(annotations=[entry]), box_offset=1.0, mask_size=10)
+    row = example(coco_files(annotations=[entry]), inclusive_boxes=True, mask_size=10)
     expected = np.zeros((10, 10), np.uint8)
     expected[:, :5] = 255
     np.testing.assert_array_equal(row.targets.masks[0], expected)

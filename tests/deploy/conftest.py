@@ -12,7 +12,7 @@ def two_canvas_config():
     """Two classes; landscape and portrait pictures go on 64 x 128 and on 128 x 64."""
     config = tiny_config()
     config.data.update(image_size=(48, 96), resize="shortest_edge", antialias=False)
-    config.model.pad_multiple = 16
+    config.model.input.pad_multiple = 16
     return config
 
 

@@ -9,20 +9,21 @@ from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.data.options import example_options
 from mask_rcnn_jax.deploy.pictures import on_canvas
 from mask_rcnn_jax.formats.shapes import draw_picture
-from mask_rcnn_jax.models.build import abstract_variables, predict_options
+from mask_rcnn_jax.models.build import abstract_variables
+from mask_rcnn_jax.models.detect import detect_options
 from mask_rcnn_jax.weights.restore import make_model
 from tests.commands.command import ROOT
 
 SMALL = {
-    "model.depth": 10,
+    "model.backbone.depth": 10,
     "model.num_classes": 3,
-    "model.fpn_channels": 16,
-    "model.rpn_channels": 16,
-    "model.box_channels": 32,
-    "model.mask_channels": 8,
-    "model.anchor_sizes": (16.0, 32.0, 64.0, 128.0, 256.0),
-    "model.pre_nms_topk_test": 100,
-    "model.post_nms_topk_test": 30,
+    "model.fpn.channels": 16,
+    "model.rpn.channels": 16,
+    "model.box_head.channels": 32,
+    "model.mask_head.channels": 8,
+    "model.anchors.sizes": (16.0, 32.0, 64.0, 128.0, 256.0),
+    "model.rpn.pre_nms_topk_test": 100,
+    "model.rpn.post_nms_topk_test": 30,
     "train.precision": "float32",
     "eval.pre_nms_topk": 60,
     "eval.detections_per_image": 12,
@@ -51,7 +52,7 @@ def random_variables(config) -> dict:
         inputs = leaf.shape[-1] if "mask_deconv" in name else np.prod(leaf.shape[:-1])
         gain = next((GAINS[layer] for layer in GAINS if layer in name), 1.2)
         if "stem_conv" in name:
-            gain *= np.mean(config.model.pixel_std) / 57.0  # some recipes take the mean off only
+            gain *= np.mean(config.model.input.std) / 57.0  # some recipes take the mean off only
         return rng.normal(0, gain / np.sqrt(inputs), leaf.shape).astype(np.float32)
 
     model = make_model(config, config.model.num_classes)
@@ -61,10 +62,10 @@ def random_variables(config) -> dict:
 def predict_function(config):
     """The model, and (variables, images, image_sizes) to `Detections`."""
     model = make_model(config, config.model.num_classes)
-    return model, partial(model.apply, method="predict", **predict_options(config.eval))
+    return model, partial(model.apply, detect=detect_options(config), method="predict")
 
 
 def generated(config, sizes, canvas, picture_size=None):
     """Pictures of these sizes as inputs of the model."""
     drawn = [draw_picture(0, "val", i, size)[0] for i, size in enumerate(sizes)]
-    return list(on_canvas(drawn, example_options(config.data), canvas, picture_size))
+    return list(on_canvas(drawn, example_options(config), canvas, picture_size))

@@ -11,17 +11,17 @@ from mask_rcnn_jax.data.options import example_options
 from mask_rcnn_jax.data.resize import resize_plan
 from mask_rcnn_jax.deploy.compare import compare
 from mask_rcnn_jax.deploy.pictures import on_canvas
-from mask_rcnn_jax.models.build import predict_options
-from mask_rcnn_jax.models.frame import STRIDES, Frame
+from mask_rcnn_jax.models.detect import detect_options
+from mask_rcnn_jax.ops.extent import STRIDES, ValidExtent
 from mask_rcnn_jax.ops.nms import nms
-from mask_rcnn_jax.ops.roi_align import roi_align
+from mask_rcnn_jax.ops.roi_align import RoIAlign, roi_align
 from tests.deploy.small_model import generated, predict_function, random_variables, small_config
 from tests.helpers import random_boxes, shared
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-from mask_rcnn_jax.deploy.onnx import build_onnx, export_canvas, load_onnx  # noqa: E402
+from mask_rcnn_jax.deploy.onnx import OnnxInput, build_onnx, export_canvas, load_onnx  # noqa: E402
 from mask_rcnn_jax.deploy.onnx_graph import OPSETS, Graph, Map, finish  # noqa: E402
 from mask_rcnn_jax.deploy.onnx_layers import Extent, Trunk  # noqa: E402
 from mask_rcnn_jax.deploy.onnx_regions import Regions  # noqa: E402
@@ -53,12 +53,12 @@ def run_graph(graph, inputs: dict, outputs: list[str], rank: int, opset: int = 1
 
 def export(config, variables, **changes):
     model, _ = predict_function(config)
-    plan = resize_plan(*(changes.pop("size", None) or (64, 96)), example_options(config.data))
-    options = dict(batch=1, image_size=None, dtype="uint8", planar=False, opset=17) | changes
-    if config.data.image_dtype == "float32":
-        options["dtype"] = "float32"
-    canvas = export_canvas(model, plan.canvas, options["image_size"])
-    built = build_onnx(model, variables, canvas=canvas, **options, **predict_options(config.eval))
+    plan = resize_plan(*(changes.pop("size", None) or (64, 96)), example_options(config))
+    opset = changes.pop("opset", 17)
+    options = {"dtype": config.data.image_dtype} | changes
+    canvas = export_canvas(model, plan.canvas, options.get("image_size"))
+    source, detect = OnnxInput(canvas, **options), detect_options(config)
+    built = build_onnx(model, variables, source, opset=opset, detect=detect)
     return load_onnx(built.SerializeToString()), plan.canvas
 
 
@@ -66,7 +66,8 @@ def export(config, variables, **changes):
 @pytest.mark.parametrize("offset", [0.0, 1.0])
 def test_nms_is_ours(offset, opset):
     rng = np.random.default_rng(1)
-    config = small_config("coco", (64, 128), model__iou_offset=offset)
+    inclusive = "all" if offset else "none"
+    config = small_config("coco", (64, 128), model__box_coder__inclusive=inclusive)
     model, _ = predict_function(config)
     boxes = np.stack([random_boxes(rng, 80, 60), random_boxes(rng, 80, 60)])
     boxes[:, ::9, 2] = boxes[:, ::9, 0] - 0.7  # inside out
@@ -92,7 +93,7 @@ def test_nms_is_ours(offset, opset):
 
 
 @pytest.mark.parametrize(
-    ("half_pixel", "sampling", "border", "min_size"),
+    ("aligned", "sampling", "border", "min_size"),
     [
         (False, 1, "clamp", 0.0),  # NVIDIA TensorFlow, TAO
         (False, 2, "zero", 1.0),  # torchvision, NVIDIA PyTorch
@@ -101,13 +102,11 @@ def test_nms_is_ours(offset, opset):
     ],
 )
 @pytest.mark.parametrize("max_level", [5, 6])
-def test_roi_align_is_ours(half_pixel, sampling, border, min_size, max_level):
+def test_roi_align_is_ours(aligned, sampling, border, min_size, max_level):
     rng = np.random.default_rng(2)
-    config = small_config(
-        "coco", (64, 128), model__roi_half_pixel=half_pixel, model__roi_sampling=sampling,
-        model__roi_border=border, model__roi_min_size=min_size, model__roi_max_level=max_level,
-        model__iou_offset=1.0,
-    )  # fmt: skip
+    options = RoIAlign(max_level, sampling, 16, aligned, border, min_size)
+    changes = {f"model.roi_align.{name}": value for name, value in vars(options).items()}
+    config = small_config("coco", (64, 128), **changes, model__box_coder__inclusive="all")
     model, _ = predict_function(config)
     side = 576  # large enough for boxes of P5
     boxes = np.stack([random_boxes(rng, 12, side), random_boxes(rng, 12, 80.0)])
@@ -126,11 +125,7 @@ def test_roi_align_is_ours(half_pixel, sampling, border, min_size, max_level):
     graph.op("Identity", regions.pool(named, "boxes", 12, 7), name="pooled")
     used = {k: v for k, v in inputs.items() if int(k[1]) < max_level - 1} | {"boxes": boxes}
     (pooled,) = run_graph(graph, used, ["pooled"], 4)
-    expected = roi_align(
-        maps[: max_level - 1], boxes, output_size=7, strides=STRIDES[: max_level - 1],
-        sampling=sampling, max_sampling=16, half_pixel=half_pixel, border=border,
-        min_size=min_size or None, level_offset=1.0,
-    )  # fmt: skip
+    expected = roi_align(maps, boxes, options, output_size=7, level_offset=1.0)
     expected = np.asarray(expected).reshape(24, 7, 7, 3).transpose(0, 3, 1, 2)
     np.testing.assert_allclose(pooled, expected, atol=2e-4)
 
@@ -138,20 +133,25 @@ def test_roi_align_is_ours(half_pixel, sampling, border, min_size, max_level):
 @pytest.mark.parametrize("stride_in", [pytest.param("1x1", marks=pytest.mark.slow), "3x3"])
 def test_bottlenecks_are_ours(stride_in):
     config = small_config(
-        "coco", (64, 64), model__depth=50, model__stride_in=stride_in, model__norm="affine",
-        model__norm_eps=1e-3, model__channel_order="bgr",
-    )  # fmt: skip
+        "coco",
+        (64, 64),
+        model__backbone__depth=50,
+        model__backbone__stride_in=stride_in,
+        model__backbone__norm="affine",
+        model__backbone__norm_eps=1e-3,
+        model__input__channel_order="bgr",
+    )
     model, variables = predict_function(config)[0], random_variables(config)
     rng = np.random.default_rng(3)
     images = rng.integers(0, 256, (1, 64, 64, 3), dtype=np.uint8)
-    normalised = (images - np.array(model.pixel_mean)) / np.array(model.pixel_std)
+    normalised = (images - np.array(model.input.mean)) / np.array(model.input.std)
     graph = Graph()
     maps = Trunk(graph, model, variables, Extent(graph, None)).pyramid(Map("images", 64, 64))
     feed = {"images": normalised.transpose(0, 3, 1, 2).astype(np.float32).copy()}
     found = run_graph(graph, feed, [m.name for m in maps], 4)
     sizes = np.array([[64, 64]], np.int32)
     expected = jax.jit(
-        lambda variables: model.apply(variables, images, sizes, False, method="pyramid")[0]
+        lambda variables: model.apply(variables, images, sizes, train=False, method="pyramid")[0]
     )(variables)
     for ours, theirs in zip(expected, found, strict=True):
         ours = np.asarray(ours).transpose(0, 3, 1, 2)
@@ -166,9 +166,9 @@ QUICK = ("coco", "coco_torchvision")
     [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in RECIPES],
 )
 def test_detections_are_the_live_ones(recipe):
-    depth = {"model__depth": 10}
+    depth = {"model__backbone__depth": 10}
     if recipe == "coco_torchvision":
-        depth["model__norm_eps"] = 1e-5
+        depth["model__backbone__norm_eps"] = 1e-5
     config = small_config(recipe, RECIPES[recipe], **depth)
     variables = random_variables(config)
     _, predict = predict_function(config)
@@ -186,7 +186,7 @@ def test_pictures_of_one_size_in_batches_and_planar(recipe):
     variables = random_variables(config)
     _, predict = predict_function(config)
     live = jax.jit(partial(predict, variables))
-    plan = resize_plan(48, 80, example_options(config.data))
+    plan = resize_plan(48, 80, example_options(config))
     exported, canvas = export(
         config, variables, size=(48, 80), image_size=plan.size, batch=2, planar=True,
         dtype="float32",
@@ -213,7 +213,7 @@ def test_fifty_coco_pictures(recipe):
     _, predict = predict_function(config)
     exported, canvas = export(config, variables, size=(256, 384))
     decoded = (decode_image(path) for path in paths)
-    pictures = on_canvas(decoded, example_options(config.data), canvas, None)
+    pictures = on_canvas(decoded, example_options(config), canvas, None)
     live = jax.jit(partial(predict, variables))
     found = compare(live, exported, pictures, config.eval.score_threshold)
     assert found.pictures == 50 and found.detections >= 100
@@ -223,8 +223,12 @@ def test_fifty_coco_pictures(recipe):
 @pytest.mark.parametrize(
     ("changes", "options", "message"),
     [
-        ({"model__roi_border": "clamp", "model__roi_min_size": 1.0}, {}, "has no RoiAlign in ONNX"),
-        ({"model__pad_multiple": 32}, {"batch": 2}, "only --batch=1, or --picture_size"),
+        (
+            {"model__roi_align__border": "clamp", "model__roi_align__min_size": 1.0},
+            {},
+            "has no RoiAlign in ONNX",
+        ),
+        ({"model__input__pad_multiple": 32}, {"batch": 2}, "only --batch=1, or --picture_size"),
         ({}, {"opset": 15}, "--opset is 15, expected 16 to 21"),
         ({}, {"opset": 30}, "--opset is 30, expected 16 to 21"),
     ],
@@ -243,7 +247,8 @@ def test_anchors_end_with_the_picture():
     graph = Graph()
     regions = Regions(graph, model, {}, (64, 96), 1, Extent(graph, None))
     # 64 / 1 and 96 / 2 pixels a cell on P6, as the live model has them inside a larger canvas
-    live = model.anchors(Frame((64, 128), np.array([64, 96], np.int32)))[-1].reshape(1, 2, 3, 4)
+    extent = ValidExtent((64, 128), np.array([64, 96], np.int32))
+    live = model.anchor_grid(extent).boxes[-1].reshape(1, 2, 3, 4)
     ours = regions.anchors()[-1].reshape(1, 2, 3, 4)
     np.testing.assert_array_equal(ours, np.asarray(live))
     assert ours[0, 1, 0, 0] - ours[0, 0, 0, 0] == 48

@@ -138,7 +138,7 @@ def test_refuses_an_empty_batch_size(variables):
 def test_thousands_of_detections(variables):
     """More than there are candidates: the rest is padding."""
     config = two_canvas_config()
-    config.model.update(pre_nms_topk_test=1000, post_nms_topk_test=900)
+    config.model.update(rpn=dict(pre_nms_topk_test=1000, post_nms_topk_test=900))
     config.eval.update(pre_nms_topk=1800, detections_per_image=2000, nms_thresh=1.0)
     found = Predictor(config, variables)(np.zeros((48, 64, 3), np.uint8))
     assert found.boxes.shape == (2000, 4) and found.masks.shape == (2000, 28, 28)

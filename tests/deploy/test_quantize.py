@@ -102,7 +102,7 @@ def test_jax_weights_are_int8_and_detections_close():
     ranges = measure_ranges(predict, variables, pictures)
     # Every convolution and dense layer but five; the RPN's runs on five levels and counts once.
     assert len(ranges) == 12 + 8 + 1 + 2 + 5
-    stem = max(np.abs((p - np.array(config.model.pixel_mean)) / config.model.pixel_std)[
+    stem = max(np.abs((p - np.array(config.model.input.mean)) / config.model.input.std)[
         :, : s[0, 0], : s[0, 1]].max() for p, s in pictures)  # fmt: skip
     assert ranges["backbone/stem_conv"] == pytest.approx(stem, rel=1e-5)
 

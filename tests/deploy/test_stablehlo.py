@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from mask_rcnn_jax.deploy.compare import compare
-from mask_rcnn_jax.deploy.manifest import make_manifest
+from mask_rcnn_jax.deploy.manifest import Program, make_manifest
 from mask_rcnn_jax.formats.shapes import draw_picture
 from mask_rcnn_jax.structures import Detections
 from tests.deploy.alone import documented_script, run_alone
@@ -59,11 +59,11 @@ def test_script_of_the_documentation_needs_jax_only(exported, tmp_path):
     config, predict, program = exported
     (tmp_path / "model.stablehlo").write_bytes(program)
     categories = [{"id": i, "name": f"thing {i}"} for i in (3, 5, 9)]
+    inputs = {"images": {"dtype": "uint8", "shape": ["batch", *CANVAS, 3]}}
+    program = Program(inputs, CANVAS, "float32")
     manifest = make_manifest(
-        config, categories, form="stablehlo", files=[], canvas=CANVAS, picture_size=None,
-        inputs={"images": {"dtype": "uint8", "shape": ["batch", *CANVAS, 3]}},
-        resized=None, precision="float32", valid_dtype="bool", details={},
-    )  # fmt: skip
+        config, categories, form="stablehlo", files=[], program=program, details={}
+    )
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     picture = draw_picture(0, "val", 0, CANVAS)[0]  # no resizing, whose rounding differs
     Image.fromarray(picture).save(tmp_path / "picture.png")

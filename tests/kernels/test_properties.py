@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from mask_rcnn_jax.ops import polygons as polygon_ops
 from mask_rcnn_jax.ops.nms import nms
-from mask_rcnn_jax.ops.roi_align import roi_align
+from mask_rcnn_jax.ops.roi_align import RoIAlign, roi_align
 from pallas_kernels import mask_targets as mask_kernels
 from pallas_kernels import nms as nms_kernels
 from tests.kernels.test_mask_targets_kernel import filled
@@ -151,11 +151,8 @@ number = st.one_of(st.floats(-1e4, 1e4, width=32), pixel.map(float))
 def test_any_boxes_pool_within_the_range_of_the_map(sampling, border):
     """Weights are not negative and sum to at most 1, and no tap reads from beyond the map."""
     features = jnp.asarray(np.random.default_rng(0).uniform(1, 2, (1, 6, 9, 1)), jnp.float32)
-    pool = jax.jit(
-        lambda boxes: roi_align(
-            [features], boxes, output_size=2, strides=[4], sampling=sampling, border=border
-        )
-    )
+    options = RoIAlign(sampling_ratio=sampling, border=border, min_size=0.0)
+    pool = jax.jit(lambda boxes: roi_align([features], boxes, options, output_size=2))
 
     @examples(30)
     @hypothesis.given(st.lists(st.tuples(*[number] * 4), min_size=4, max_size=4))

@@ -178,10 +178,8 @@ def boxes():
 
 
 def loss(features, boxes, implementation=None, sampling=2):
-    out = ops.roi_align(
-        features, boxes, output_size=3, strides=(4, 8, 16), sampling=sampling,
-        implementation=implementation,
-    )  # fmt: skip
+    options = ops.RoIAlign(sampling_ratio=sampling)
+    out = ops.roi_align(features, boxes, options, output_size=3, implementation=implementation)
     return jnp.sum(jnp.sin(out.astype(jnp.float32)))
 
 

@@ -13,12 +13,13 @@ from mask_rcnn_jax.models.build import (
     abstract_variables,
     build_model,
     init_variables,
-    predict_options,
 )
-from mask_rcnn_jax.models.frame import Frame
-from mask_rcnn_jax.models.roi_heads import MaskHead, sample_rois, select_detections
-from mask_rcnn_jax.models.rpn import select_proposals
-from mask_rcnn_jax.ops.boxes import decode
+from mask_rcnn_jax.models.detect import Detect, detect_options
+from mask_rcnn_jax.models.roi_heads import MaskHead
+from mask_rcnn_jax.models.rpn import RPN
+from mask_rcnn_jax.models.sampling import RoISampling
+from mask_rcnn_jax.ops.boxes import BoxCoder, decode
+from mask_rcnn_jax.ops.extent import ValidExtent
 from mask_rcnn_jax.structures import Proposals, Targets
 from tests.helpers import random_boxes, tiny_batch, tiny_config
 
@@ -33,14 +34,13 @@ def variables(model):
     return init_variables(model, 0)
 
 
-THRESHOLDS = dict(score_threshold=0.0, min_box_size=-1.0, nms_thresh=0.5, pre_nms_topk=60,
-                  detections_per_image=5)  # fmt: skip
+DETECT = Detect(score_threshold=0.0, pre_nms_topk=60, detections_per_image=5)
 
 
 @pytest.fixture(scope="module")
 def predict(model, variables):
     return jax.jit(
-        lambda images, sizes: model.apply(variables, images, sizes, method="predict", **THRESHOLDS)
+        lambda images, sizes: model.apply(variables, images, sizes, DETECT, method="predict")
     )
 
 
@@ -70,11 +70,10 @@ def test_detections_equal_a_slow_nms_per_class():
     proposals = Proposals(boxes=jnp.asarray(boxes)[None], scores=jnp.ones((1, rows)),
                           valid=jnp.asarray(valid)[None])  # fmt: skip
     weights = (10.0, 10.0, 5.0, 5.0)
-    found, scores, labels, ok = (np.asarray(x)[0] for x in select_detections(
-        jnp.asarray(logits), jnp.asarray(deltas), proposals, jnp.array([[64, 64]]),
-        box_weights=weights, box_offset=0.0, iou_offset=0.0, score_threshold=0.05,
-        min_box_size=-1.0, nms_thresh=0.5, pre_nms_topk=rows * classes, detections_per_image=limit,
-    ))  # fmt: skip
+    detect = Detect(pre_nms_topk=rows * classes, detections_per_image=limit)
+    arrays = jnp.asarray(logits), jnp.asarray(deltas), proposals, jnp.array([[64, 64]])
+    selected = detect(*arrays, coder=BoxCoder(weights))
+    found, scores, labels, ok = (np.asarray(x)[0] for x in selected)
 
     probability = np.exp(logits[0]) / np.exp(logits[0]).sum(axis=1, keepdims=True)
     expected = []
@@ -97,14 +96,13 @@ def test_detections_equal_a_slow_nms_per_class():
 
 def test_proposals_are_inside_the_image_sorted_and_padded(model):
     rng = np.random.default_rng(1)
-    anchors = model.anchors(Frame((64, 64), None))
-    logits = [jnp.asarray(rng.normal(size=(2, len(a))), jnp.float32) for a in anchors]
-    deltas = [jnp.asarray(rng.normal(size=(2, len(a), 4)), jnp.float32) for a in anchors]
+    anchors = model.anchor_grid(ValidExtent((64, 64), None))
+    logits = [jnp.asarray(rng.normal(size=(2, len(a))), jnp.float32) for a in anchors.boxes]
+    deltas = [jnp.asarray(rng.normal(size=(2, len(a), 4)), jnp.float32) for a in anchors.boxes]
     sizes = jnp.array([[64, 40], [30, 64]])
-    proposals = select_proposals(
-        logits, deltas, anchors, None, sizes, pre_nms_topk=50, post_nms_topk=400, scope="image",
-        nms_thresh=0.7, min_size=-1.0, box_offset=1.0, iou_offset=0.0,
-    )  # fmt: skip
+    rpn = RPN(pre_nms_topk_test=50, post_nms_topk_test=400, min_size=-1.0)
+    coder = BoxCoder(inclusive="decoder")
+    proposals = rpn.proposals(logits, deltas, sizes, anchors=anchors, coder=coder, train=False)
     assert proposals.boxes.shape == (2, 400, 4)
     for b in range(2):
         valid = np.asarray(proposals.valid[b])
@@ -129,18 +127,16 @@ def test_sampled_rois_start_with_foreground_and_regress_to_their_object():
         valid=jnp.array([True, True, True, False, False]),
     )  # fmt: skip
     proposals = Proposals(boxes=jnp.asarray(boxes), scores=jnp.ones(50), valid=jnp.ones(50, bool))
-    options = dict(rois_per_image=32, fg_fraction=0.25, fg_thresh=0.5, fg_strict=True,
-                   bg_thresh=(0.0, 0.5), box_weights=(10.0, 10.0, 5.0, 5.0), box_offset=0.0,
-                   iou_offset=0.0)  # fmt: skip
-    rois = sample_rois(jax.random.key(0), proposals, targets, **options)
+    sample, coder = RoISampling(batch_size_per_image=32, fg_strict=True), BoxCoder()
+    rois = sample(jax.random.key(0), proposals, targets, coder=coder)
     assert rois.foreground.tolist() == [True] * 8 + [False] * 24
     assert (np.asarray(rois.classes) > 0).tolist() == rois.foreground.tolist()
-    back = decode(rois.deltas, rois.boxes, weights=options["box_weights"], offset=0.0)
+    back = decode(rois.deltas, rois.boxes, weights=coder.weights, offset=0.0)
     matched = np.asarray(targets.boxes)[rois.matched_idxs]
     np.testing.assert_allclose(back[:8], matched[:8], atol=1e-3)
 
     nothing = targets.replace(valid=jnp.zeros(5, bool))
-    rois = sample_rois(jax.random.key(0), proposals, nothing, **options)
+    rois = sample(jax.random.key(0), proposals, nothing, coder=coder)
     assert not rois.foreground.any() and not rois.classes.any() and rois.valid.sum() == 32
 
 
@@ -210,7 +206,7 @@ def test_the_precision_says_what_float32_products_are_rounded_to(precision, prod
     config = tiny_config()
     model = build_model(config.model, precision=precision)
     variables = abstract_variables(build_model(config.model))
-    predict = partial(model.apply, method="predict", **predict_options(config.eval))
+    predict = partial(model.apply, detect=detect_options(config), method="predict")
     batch = tiny_batch(1)
     program = str(jax.make_jaxpr(predict)(variables, batch.images, batch.image_sizes))
     found = re.findall(r"precision=\(?(?:Precision\.)?(\w+)", program)

@@ -13,11 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs import coco
+from mask_rcnn_jax.configs import coco
 from mask_rcnn_jax.data.options import example_options
 from mask_rcnn_jax.data.resize import resize_image, resize_plan
-from mask_rcnn_jax.models import roi_heads
-from mask_rcnn_jax.models.build import build_model, predict_options
+from mask_rcnn_jax.models import sampling
+from mask_rcnn_jax.models.build import build_model
+from mask_rcnn_jax.models.detect import detect_options
 from mask_rcnn_jax.ops import matching
 from mask_rcnn_jax.structures import Batch, Targets
 from mask_rcnn_jax.training.step import loss_options, loss_terms
@@ -38,9 +39,10 @@ def their_config():
     config = coco.get_config()
     config.data.update(image_size=(256, 384), image_dtype="float32")
     config.model.update(
-        num_classes=90, pre_nms_topk_train=EVERYTHING, pre_nms_topk_test=EVERYTHING,
-        mask_half_pixel=False,
-    )  # fmt: skip
+        num_classes=90,
+        rpn=dict(pre_nms_topk_train=EVERYTHING, pre_nms_topk_test=EVERYTHING),
+        mask_targets=dict(aligned=False),
+    )
     config.eval.update(pre_nms_topk=EVERYTHING)
     return config
 
@@ -62,7 +64,7 @@ def variables(weights):
 @pytest.fixture(scope="module")
 def inputs():
     """Canvases [2, 256, 384, 3] and image sizes by our own resizing."""
-    options, images, sizes = example_options(their_config().data), [], []
+    options, images, sizes = example_options(their_config()), [], []
     for i in (0, 1):
         image = golden("eval")[f"img{i}"]
         plan = resize_plan(*image.shape[:2], options)
@@ -75,7 +77,7 @@ def test_resized_images(inputs):
     images, sizes = inputs
     expected, model = golden("eval"), their_config().model
     np.testing.assert_array_equal(sizes, expected["image_info"][:, :2])
-    ours = (images - model.pixel_mean) / np.array(model.pixel_std)
+    ours = (images - model.input.mean) / np.array(model.input.std)
     for i, (height, width) in enumerate(sizes):
         ours[i, height:] = ours[i, :, width:] = 0
     np.testing.assert_allclose(ours, expected["images"], atol=1e-4)
@@ -84,10 +86,10 @@ def test_resized_images(inputs):
 @pytest.fixture(scope="module")
 def stages(variables, inputs):
     def run(model, images, sizes):
-        pyramid, frame = model.pyramid(images, sizes, train=False)
+        pyramid, extent = model.pyramid(images, sizes, train=False)
         logits, deltas = model.rpn_head(pyramid)
-        proposals = model.proposals(logits, deltas, frame, sizes, train=False)
-        roi_features = model.pool(pyramid, proposals.boxes, 7, frame)
+        proposals = model.propose(logits, deltas, sizes, extent, train=False)
+        roi_features = model.pool(pyramid, proposals.boxes, 7, extent)
         return pyramid, logits, deltas, proposals, roi_features[:, :8], model.box_head(roi_features)
 
     model = build_model(their_config().model)
@@ -152,9 +154,9 @@ def test_box_head(stages, order):
 
 
 def test_detections(variables, inputs):
-    model, options = build_model(their_config().model), predict_options(their_config().eval)
+    model, options = build_model(their_config().model), detect_options(their_config())
     predict = jax.jit(
-        lambda v, *args: model.apply(v, *args, method="predict", **options),
+        lambda v, *args: model.apply(v, *args, detect=options, method="predict"),
         compiler_options=OPTIMISED,
     )
     found, expected = jax.device_get(predict(variables, *inputs)), golden("eval")
@@ -199,12 +201,12 @@ def training(variables, inputs):
         outputs = model.apply(
             {**variables, "params": params}, batch, None, train=True, method="forward_train"
         )
-        terms = loss_terms(outputs, **loss_options(config))
+        terms = loss_terms(outputs, loss_options(config), model.rpn.batch_size_per_image)
         return terms["loss/total"], (outputs, terms)
 
     with pytest.MonkeyPatch.context() as patch:
-        sampling = SimpleNamespace(match_rois=matching.match_rois, sample=_highest_rows)
-        patch.setattr(roi_heads, "matching", sampling)
+        replaced = SimpleNamespace(match_rois=matching.match_rois, sample=_highest_rows)
+        patch.setattr(sampling, "matching", replaced)
         gradient = jax.jit(jax.grad(loss_fn, has_aux=True), compiler_options=OPTIMISED)
         grads, (outputs, terms) = gradient(variables["params"])
     return jax.device_get((outputs, terms, grads))

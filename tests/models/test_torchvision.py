@@ -10,12 +10,13 @@ import pytest
 from safetensors.numpy import save_file
 
 import mask_rcnn_jax as mrcnn
-from configs import coco_torchvision
+from mask_rcnn_jax.configs import coco_torchvision
 from mask_rcnn_jax.data.options import example_options
 from mask_rcnn_jax.data.resize import resize_image, resize_plan
 from mask_rcnn_jax.data.segmentation import segmentation_to_mask
 from mask_rcnn_jax.evaluation.coco import to_coco_results
-from mask_rcnn_jax.models.build import build_model, predict_options
+from mask_rcnn_jax.models.build import build_model
+from mask_rcnn_jax.models.detect import detect_options
 from mask_rcnn_jax.ops import boxes as box_ops
 from mask_rcnn_jax.structures import Batch, Targets
 from mask_rcnn_jax.training.step import loss_options, loss_terms
@@ -33,10 +34,18 @@ def small_config():
     config = coco_torchvision.get_config()
     config.data.update(image_size=(192, 320))
     config.model.update(
-        num_classes=6, depth=18, frozen_stages=0, box_channels=256, rpn_anchors_per_image=64,
-        rois_per_image=64, pre_nms_topk_train=400, pre_nms_topk_test=300, post_nms_topk_train=300,
-        post_nms_topk_test=200,
-    )  # fmt: skip
+        num_classes=6,
+        backbone=dict(depth=18, frozen_stages=0),
+        box_head=dict(channels=256),
+        rpn=dict(
+            batch_size_per_image=64,
+            pre_nms_topk_train=400,
+            pre_nms_topk_test=300,
+            post_nms_topk_train=300,
+            post_nms_topk_test=200,
+        ),
+        sampling=dict(batch_size_per_image=64),
+    )
     config.eval.update(score_threshold=0.35)
     return config
 
@@ -50,7 +59,7 @@ def variables():
 @pytest.fixture(scope="module")
 def resized():
     """(uint8 image, plan, float32 canvas) of both images, by our own resizing."""
-    options = example_options(small_config().data)
+    options = example_options(small_config())
     rows = []
     for i in IMAGES:
         image = golden("small_eval")[f"img{i}"].transpose(1, 2, 0)
@@ -70,7 +79,7 @@ def test_resized_images(inputs):
     expected = golden("small_eval")
     np.testing.assert_array_equal(sizes, expected["image_sizes"])
     model = small_config().model
-    ours = (images - model.pixel_mean) / np.array(model.pixel_std)
+    ours = (images - model.input.mean) / np.array(model.input.std)
     for i, (height, width) in enumerate(sizes):
         ours[i, height:] = ours[i, :, width:] = 0
     np.testing.assert_allclose(ours.transpose(0, 3, 1, 2), expected["batch"], atol=1e-4)
@@ -81,11 +90,11 @@ def stages(variables, inputs):
     """Every stage's output in the order of the model, as numpy."""
 
     def run(model, images, sizes):
-        pyramid, frame = model.pyramid(images, sizes, train=False)
+        pyramid, extent = model.pyramid(images, sizes, train=False)
         logits, deltas = model.rpn_head(pyramid)
-        anchors = model.anchors(frame)
-        proposals = model.proposals(logits, deltas, frame, sizes, train=False)
-        roi_features = model.pool(pyramid, proposals.boxes, 7, frame)
+        anchors = model.anchor_grid(extent).boxes
+        proposals = model.propose(logits, deltas, sizes, extent, train=False)
+        roi_features = model.pool(pyramid, proposals.boxes, 7, extent)
         return (
             pyramid,
             logits,
@@ -155,8 +164,8 @@ def test_box_head(stages, image):
 
 @pytest.fixture(scope="module")
 def detections(variables, inputs):
-    model, options = build_model(small_config().model), predict_options(small_config().eval)
-    predict = jax.jit(lambda v, *args: model.apply(v, *args, method="predict", **options))
+    model, options = build_model(small_config().model), detect_options(small_config())
+    predict = jax.jit(lambda v, *args: model.apply(v, *args, detect=options, method="predict"))
     return jax.device_get(predict(variables, *inputs))
 
 
@@ -247,14 +256,14 @@ def training(variables, inputs):
         targets=jax.tree.map(lambda *rows: np.stack(rows), *targets),
     )
     config = small_config()
-    config.model.mask_targets = "whole"
+    config.model.mask_targets.kind = "whole"
     model = build_model(config.model)
 
     def loss_fn(params, name):
         outputs = model.apply(
             {**variables, "params": params}, batch, None, train=True, method="forward_train"
         )
-        terms = loss_terms(outputs, **loss_options(config))
+        terms = loss_terms(outputs, loss_options(config), model.rpn.batch_size_per_image)
         return terms[name], (outputs, terms)
 
     @jax.jit

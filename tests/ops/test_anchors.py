@@ -1,16 +1,22 @@
 import numpy as np
 import pytest
 
-from mask_rcnn_jax.ops.anchors import anchor_grid
+from mask_rcnn_jax.ops.anchors import AnchorGrid
+from mask_rcnn_jax.ops.extent import ValidExtent, valid_extent
 from tests.helpers import shared
 
-STRIDES, SIZES = (4, 8, 16, 32, 64), (32.0, 64.0, 128.0, 256.0, 512.0)
-NVIDIA_SHAPES = ((1.0, 1.0), (1.4, 0.7), (0.7, 1.4))
-TORCH_SHAPES = tuple((r**-0.5, r**0.5) for r in (0.5, 1.0, 2.0))
+NVIDIA = AnchorGrid(aspect_ratios=((1.0, 1.0), (1.4, 0.7), (0.7, 1.4)), center=0.5)
+TORCHVISION = AnchorGrid(rounding="half_sides")
+
+
+def grid(anchors: AnchorGrid, canvas: tuple[int, int], **options) -> list[np.ndarray]:
+    """The levels of the whole canvas."""
+    return [np.asarray(level) for level in anchors(ValidExtent(canvas, None), **options).boxes]
 
 
 def test_grid_by_hand():
-    (level,) = anchor_grid((16, 20), strides=(8,), sizes=(10.0,), shapes=((1.0, 1.0), (2.0, 0.5)))
+    anchors = AnchorGrid((1.0, 10.0, 1.0, 1.0, 1.0), ((1.0, 1.0), (2.0, 0.5)), center=0.5)
+    level = grid(anchors, (16, 20))[1]
     assert level.dtype == np.float32
     expected = []
     for y in (4, 12):
@@ -20,37 +26,31 @@ def test_grid_by_hand():
 
 
 def test_number_of_anchors_on_nvidia_canvas():
-    levels = anchor_grid((832, 1344), strides=STRIDES, sizes=SIZES, shapes=NVIDIA_SHAPES)
+    levels = grid(NVIDIA, (832, 1344))
     assert [len(level) for level in levels] == [209664, 52416, 13104, 3276, 819]
 
 
-def test_strides_and_sizes_must_pair_up():
-    with pytest.raises(ValueError, match="2 anchor strides but 1 sizes"):
-        anchor_grid((64, 64), strides=(4, 8), sizes=(32.0,), shapes=NVIDIA_SHAPES)
+def test_there_is_a_size_for_every_level():
+    with pytest.raises(ValueError, match=r"sizes is \(32.0,\), expected 5"):
+        AnchorGrid(sizes=(32.0,))
 
 
 def test_grid_equals_nvidia():
     golden = np.load(shared("goldens/nvidia_tf2/nv_eval.npz"))["anchors"][:, [1, 0, 3, 2]]
-    levels = anchor_grid((256, 384), strides=STRIDES, sizes=SIZES, shapes=NVIDIA_SHAPES)
-    np.testing.assert_array_equal(np.concatenate(levels), golden)
+    np.testing.assert_array_equal(np.concatenate(grid(NVIDIA, (256, 384))), golden)
 
 
 def test_grid_equals_torchvision():
     golden = np.load(shared("goldens/torchvision/ops.npz"))
-    settings = {"sizes": SIZES, "shapes": TORCH_SHAPES, "centre": 0.0, "rounding": "half_sides"}
-    levels = anchor_grid((192, 320), strides=STRIDES, **settings)
+    levels = grid(TORCHVISION, (192, 320))
     np.testing.assert_array_equal(np.concatenate(levels), golden["anchors_192x320"])
-    levels = anchor_grid((832, 1344), strides=STRIDES, **settings)
-    picked = np.concatenate(levels)[golden["anchors_832x1344_idx"]]
+    picked = np.concatenate(grid(TORCHVISION, (832, 1344)))[golden["anchors_832x1344_idx"]]
     np.testing.assert_array_equal(picked, golden["anchors_832x1344_at_idx"])
 
 
 def test_caffe_rounding_by_hand():
     """maskrcnn-benchmark's anchors at the first cell: sides rounded at the size of one cell."""
-    levels = anchor_grid(
-        (64, 64), strides=STRIDES, sizes=SIZES, shapes=TORCH_SHAPES, rounding="base_window",
-        offset=1.0,
-    )  # fmt: skip
+    levels = grid(AnchorGrid(center=0.5, rounding="base_window"), (64, 64), offset=1.0)
     # Base windows of 4, 8 and 64 pixels: 6 x 3, 4 x 4, 3 x 6; 11 x 6, ..; 91 x 46 (45.5 to even).
     np.testing.assert_array_equal(
         levels[0][:3], [[-22, -10, 25, 13], [-14, -14, 17, 17], [-10, -22, 13, 25]]
@@ -59,6 +59,22 @@ def test_caffe_rounding_by_hand():
     np.testing.assert_array_equal(levels[4][0], [32 - 364, 32 - 184, 32 + 363, 32 + 183])
 
 
-def test_unknown_rounding_is_named():
-    with pytest.raises(ValueError, match="model.anchor_rounding is 'up'"):
-        anchor_grid((64, 64), strides=(4,), sizes=(32.0,), shapes=NVIDIA_SHAPES, rounding="up")
+def test_strides_follow_the_map():
+    """torchvision divides 800 padded rows by the 13 cells of the last level: 61 pixels."""
+    anchors = AnchorGrid((512.0,) * 5, ((1.0, 1.0),), rounding="half_sides", stride="map")
+    extent = valid_extent((832, 1344), np.array([[800, 1216]]), 32)
+    last = np.asarray(anchors(extent).boxes[4]).reshape(13, 21, 4)
+    np.testing.assert_array_equal(last[:3, 0, 1] + 256, [0, 61, 122])
+    np.testing.assert_array_equal(last[0, :3, 0] + 256, [0, 64, 128])
+
+
+def test_anchors_outside_the_extent_are_not_valid():
+    extent = valid_extent((64, 128), np.array([[20, 40], [30, 30]]), 32)  # 32 x 64 pixels
+    anchors = NVIDIA(extent)
+    assert NVIDIA(ValidExtent((64, 128), None)).valid is None
+    for stride, boxes, valid in zip((4, 8, 16, 32, 64), anchors.boxes, anchors.valid, strict=True):
+        rows, columns = -(-64 // stride), -(-128 // stride)
+        expected = np.zeros((rows, columns, 3), bool)
+        expected[: -(-32 // stride), : -(-64 // stride)] = True
+        np.testing.assert_array_equal(valid, expected.reshape(-1))
+        assert len(boxes) == len(valid)

@@ -6,11 +6,11 @@ import pytest
 from mask_rcnn_jax.ops import masks as mask_ops
 from tests.helpers import assert_finite_tree, assert_finite_with_grad, random_boxes, shared
 
-mask_targets = jax.jit(mask_ops.mask_targets, static_argnames=("size", "half_pixel"))
+mask_targets = jax.jit(mask_ops.mask_targets, static_argnames=("size", "aligned"))
 soft_mask_targets = jax.jit(mask_ops.soft_mask_targets, static_argnames="size")
 
 
-def slow_mask_targets(masks, gt_boxes, rois, matched_idxs, size, half_pixel):
+def slow_mask_targets(masks, gt_boxes, rois, matched_idxs, size, aligned):
     """Interpolated values 0..255 before the threshold: one bin at a time, in float64."""
     side = masks.shape[-1]
     out = np.zeros((len(rois), size, size))
@@ -19,8 +19,8 @@ def slow_mask_targets(masks, gt_boxes, rois, matched_idxs, size, half_pixel):
         gt, roi = gt_boxes[matched_idxs[r]].astype(np.float64), rois[r].astype(np.float64)
         x = roi[0] + (q + 0.5) / size * (roi[2] - roi[0])
         y = roi[1] + (p + 0.5) / size * (roi[3] - roi[1])
-        x = (x - gt[0]) / (gt[2] - gt[0]) * side - (0.5 if half_pixel else 0.0)
-        y = (y - gt[1]) / (gt[3] - gt[1]) * side - (0.5 if half_pixel else 0.0)
+        x = (x - gt[0]) / (gt[2] - gt[0]) * side - (0.5 if aligned else 0.0)
+        y = (y - gt[1]) / (gt[3] - gt[1]) * side - (0.5 if aligned else 0.0)
         top, left = int(np.floor(y)), int(np.floor(x))
         for i, j in ((top, left), (top, left + 1), (top + 1, left), (top + 1, left + 1)):
             if 0 <= i < side and 0 <= j < side:
@@ -55,8 +55,8 @@ def test_threshold_is_one_half_up():
         np.testing.assert_array_equal(targets, np.full((1, 2, 2), expected))
 
 
-@pytest.mark.parametrize("half_pixel", [True, False])
-def test_equals_slow_oracle(half_pixel):
+@pytest.mark.parametrize("aligned", [True, False])
+def test_equals_slow_oracle(aligned):
     rng = np.random.default_rng(1)
     masks = rng.integers(0, 256, (3, 20, 20)).astype(np.uint8)
     gt_boxes = random_boxes(rng, 3)
@@ -68,9 +68,9 @@ def test_equals_slow_oracle(half_pixel):
         jnp.asarray(rois),
         jnp.asarray(matched),
         size=7,
-        half_pixel=half_pixel,
+        aligned=aligned,
     )
-    exact = slow_mask_targets(masks, gt_boxes, rois, matched, 7, half_pixel)
+    exact = slow_mask_targets(masks, gt_boxes, rois, matched, 7, aligned)
     decided = np.abs(exact - 127.5) > 0.02  # float32 places a sample to 1e-5 of a crop's pixel
     assert decided.mean() > 0.99
     np.testing.assert_array_equal(np.asarray(targets)[decided], (exact >= 127.5)[decided])
@@ -116,7 +116,7 @@ def test_equals_nvidia(image):
         jnp.asarray(golden["gt_boxes"][image, :16][:, swap]),
         jnp.asarray(golden["mask_rois"][image][stored][:, swap]),
         jnp.asarray(matched[stored]),
-        half_pixel=False,
+        aligned=False,
     )
     expected = np.unpackbits(golden["mask_targets"][image], axis=-1)[stored][:, :, :28]
     np.testing.assert_array_equal(targets, expected)

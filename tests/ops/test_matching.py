@@ -5,7 +5,8 @@ import pytest
 
 from mask_rcnn_jax.ops import boxes as box_ops
 from mask_rcnn_jax.ops import matching
-from mask_rcnn_jax.ops.anchors import anchor_grid
+from mask_rcnn_jax.ops.anchors import AnchorGrid
+from mask_rcnn_jax.ops.extent import ValidExtent
 from tests.helpers import assert_tree_close, random_boxes, shared
 
 SWAP = [1, 0, 3, 2]  # NVIDIA's boxes are y before x
@@ -127,10 +128,8 @@ AS_USERS = {"xla_cpu_use_fusion_emitters": True} if jax.__version_info__ < (0, 1
 def test_matrix_is_neither_stored_nor_different_where_it_is_not(low_quality):
     """Every look along the matrix computes it anew: to the same bits, or "ties" would miss some."""
     rng = np.random.default_rng(5)
-    grid = anchor_grid(
-        (256, 384), strides=(4, 8, 16), sizes=(32.0, 64.0, 128.0), shapes=((1.0, 1.0), (1.4, 0.7))
-    )
-    anchors = jnp.asarray(np.concatenate(grid))
+    grid = AnchorGrid(aspect_ratios=((1.0, 1.0), (1.4, 0.7)), center=0.5)
+    anchors = jnp.concatenate(grid(ValidExtent((256, 384), None)).boxes[:3])
     # Some on the grid, so that many anchors reach them equally well.
     gt = jnp.concatenate([anchors[1000:1020] + 2.0, jnp.asarray(random_boxes(rng, 80))])
     valid = jnp.arange(100) < 60
@@ -254,13 +253,8 @@ def test_matching_equals_torchvision():
 @pytest.mark.parametrize("image", [0, 1])
 def test_anchor_targets_equal_nvidia(image):
     golden = np.load(shared("goldens/nvidia_tf2/nv_train.npz"))
-    levels = anchor_grid(
-        (256, 384),
-        strides=(4, 8, 16, 32, 64),
-        sizes=(32.0, 64.0, 128.0, 256.0, 512.0),
-        shapes=((1.0, 1.0), (1.4, 0.7), (0.7, 1.4)),
-    )
-    anchors = jnp.asarray(np.concatenate(levels))
+    grid = AnchorGrid(aspect_ratios=((1.0, 1.0), (1.4, 0.7), (0.7, 1.4)), center=0.5)
+    anchors = jnp.concatenate(grid(ValidExtent((256, 384), None)).boxes)
     gt = jnp.asarray(golden["gt_boxes"][image][:, SWAP])
     valid = jnp.asarray(golden["gt_classes"][image, :, 0] > 0)
     iou = pairwise_iou(anchors, gt)

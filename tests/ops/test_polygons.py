@@ -10,7 +10,7 @@ from mask_rcnn_jax.ops import polygons as polygon_ops
 from tests.helpers import shared
 
 polygon_mask_targets = jax.jit(
-    polygon_ops.polygon_mask_targets, static_argnames=("size", "min_side")
+    polygon_ops.polygon_mask_targets, static_argnames=("size", "min_size")
 )
 
 
@@ -24,23 +24,23 @@ def packed(objects, vertices=64):
     return jnp.asarray(out)
 
 
-def drawn_by_pycocotools(parts, roi, size, min_side):
+def drawn_by_pycocotools(parts, roi, size, min_size):
     roi = roi.astype(np.float64)
-    scale = size / np.maximum(roi[2:] - roi[:2], min_side)
+    scale = size / np.maximum(roi[2:] - roi[:2], min_size)
     parts = [((part.astype(np.float64) - roi[:2]) * scale).ravel().tolist() for part in parts]
     return coco_mask.decode(coco_mask.merge(coco_mask.frPyObjects(parts, size, size)))
 
 
-def wrong_share(objects, rois, matched, *, size=28, min_side=0.1, vertices=64):
+def wrong_share(objects, rois, matched, *, size=28, min_size=0.1, vertices=64):
     """Share of pixels unlike pycocotools', and of pixels that are 1."""
     targets, drawn = polygon_mask_targets(
         packed(objects, vertices), jnp.asarray(rois), jnp.asarray(matched), size=size,
-        min_side=min_side,
+        min_size=min_size,
     )  # fmt: skip
     assert targets.dtype == jnp.float32
     assert np.all(drawn)
     expected = [
-        drawn_by_pycocotools(objects[g], roi, size, min_side)
+        drawn_by_pycocotools(objects[g], roi, size, min_size)
         for g, roi in zip(matched, rois, strict=True)
     ]
     return np.mean(np.asarray(targets) != np.array(expected)), np.mean(expected)
@@ -94,13 +94,13 @@ def test_random_polygons_equal_pycocotools(spread):
     assert ones > 0.03
 
 
-@pytest.mark.parametrize(("size", "min_side"), [(14, 1.0), (28, 0.1), (56, 0.1)])
-def test_tiny_rois_and_other_sizes_equal_pycocotools(size, min_side):
+@pytest.mark.parametrize(("size", "min_size"), [(14, 1.0), (28, 0.1), (56, 0.1)])
+def test_tiny_rois_and_other_sizes_equal_pycocotools(size, min_size):
     rng = np.random.default_rng(size)
     objects = random_objects(rng, 60, 2, 25)
     corner = rng.uniform(22, 28, (60, 2))
     rois = np.concatenate([corner, corner + rng.uniform(0.3, 4, (60, 2))], 1).astype(np.float32)
-    wrong, ones = wrong_share(objects, rois, np.arange(60), size=size, min_side=min_side)
+    wrong, ones = wrong_share(objects, rois, np.arange(60), size=size, min_size=min_size)
     assert wrong <= 1e-3
     assert 0.1 < ones < 0.9
 

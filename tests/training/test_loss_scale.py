@@ -7,11 +7,11 @@ import optax
 import pytest
 
 from mask_rcnn_jax.models.build import build_model, init_variables
-from mask_rcnn_jax.training.loop import loss_options
 from mask_rcnn_jax.training.loss_scale import dynamic_loss_scale
 from mask_rcnn_jax.training.metrics import MetricWriter
 from mask_rcnn_jax.training.step import (
     TrainState,
+    loss_options,
     make_mesh,
     make_train_step,
     replicate,
@@ -77,7 +77,7 @@ def test_scales_without_meaning_are_refused(options):
 def test_a_step_that_overflows_float16_leaves_everything_as_it_was():
     """With batch statistics, two parts a device and two devices."""
     config = tiny_config()
-    config.model.update(norm="batch")
+    config.model.update(backbone=dict(norm="batch"))
     model = build_model(config.model, precision="float16")
     tx = scaled(optax.sgd(1e-3, momentum=0.9), init_scale=2.0**60, growth_interval=2, floor=1.0)
     mesh = make_mesh()

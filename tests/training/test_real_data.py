@@ -9,7 +9,8 @@ import pytest
 from mask_rcnn_jax.data.coco import load_coco
 from mask_rcnn_jax.data.loader import EvalLoader, TrainLoader
 from mask_rcnn_jax.data.options import ExampleOptions
-from mask_rcnn_jax.models.build import build_model, init_variables, predict_options
+from mask_rcnn_jax.models.build import build_model, init_variables
+from mask_rcnn_jax.models.detect import detect_options
 from mask_rcnn_jax.training.loop import train_and_evaluate
 from mask_rcnn_jax.training.metrics import read_metrics
 from mask_rcnn_jax.training.step import (
@@ -60,7 +61,7 @@ def test_an_epoch_compiles_once_per_canvas(annotations, images):
     assert canvases == {(64, 128), (128, 64)}
     assert step._cache_size() == 2
 
-    predict = make_predict_step(model, mesh, **predict_options(config.eval))
+    predict = make_predict_step(model, mesh, detect_options(config))
     batches = EvalLoader(dataset, OPTIONS, batch_size=8, num_workers=0)
     indices = []
     for batch in batches:

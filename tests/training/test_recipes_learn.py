@@ -24,11 +24,18 @@ def test_a_recipe_learns(name, tmp_path):
         short_sides=(128, 160) if config.data.short_sides else (),
     )  # fmt: skip
     config.model.update(
-        init_from=str(shared("data/weights/resnet50_imagenet.safetensors")), rois_per_image=64,
-        pre_nms_topk_train=300, post_nms_topk_train=200, pre_nms_topk_test=200,
-        post_nms_topk_test=100, channel_order="rgb", pixel_mean=(123.675, 116.28, 103.53),
-        pixel_std=(58.395, 57.12, 57.375),
-    )  # fmt: skip
+        init_from=str(shared("data/weights/resnet50_imagenet.safetensors")),
+        sampling=dict(batch_size_per_image=64),
+        rpn=dict(
+            pre_nms_topk_train=300,
+            post_nms_topk_train=200,
+            pre_nms_topk_test=200,
+            post_nms_topk_test=100,
+        ),
+        input=dict(
+            channel_order="rgb", mean=(123.675, 116.28, 103.53), std=(58.395, 57.12, 57.375)
+        ),
+    )
     config.optim.update(
         learning_rate=0.005, reference_batch=2, warmup_until=0.25, decay_at=(), decay_levels=()
     )

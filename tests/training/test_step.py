@@ -19,8 +19,9 @@ from mask_rcnn_jax.models.build import (
     abstract_variables,
     build_model,
     init_variables,
-    predict_options,
 )
+from mask_rcnn_jax.models.detect import detect_options
+from mask_rcnn_jax.ops.losses import LossOptions
 from mask_rcnn_jax.training.step import (
     TrainState,
     loss_options,
@@ -68,11 +69,11 @@ def trained():
     return model, tx, mesh, step
 
 
-def detectron2_loss() -> dict:
+def detectron2_loss() -> LossOptions:
     """Sums over a number of samples that the recipe fixes, and means over RoIs."""
-    from configs import coco_detectron2
+    from mask_rcnn_jax.configs import coco_detectron2
 
-    return loss_options(tiny_config()) | dict(coco_detectron2.get_config().loss)
+    return loss_options(coco_detectron2.get_config())
 
 
 # The parts that a batch of four different images is worked through in, by the number of devices.
@@ -83,7 +84,7 @@ DIVISIONS = {
     "whole": (
         detectron2_loss(),
         # Ground truth is foreground and all else background: two and fourteen in every image.
-        {"roi_fg_thresh": 0.99, "roi_bg_thresh": (0.0, 0.99)},
+        {"fg_iou_thresh": 0.99, "bg_iou_range": (0.0, 0.99)},
         [(1, 1), (2, 1), (4, 1)],
     ),
 }
@@ -93,7 +94,7 @@ def step_of_division(kind: str, devices: int, parts: int):
     """Gradients, new parameters and metrics of a batch divided so."""
     loss, changes, _ = DIVISIONS[kind]
     config = tiny_config()
-    config.model.update(changes)
+    config.model.sampling.update(changes)
     model, mesh = build_model(config.model), mesh_of(devices)
     tx = optax.sgd(1e-2, momentum=0.9)  # after one step the momentum is the gradient
     batch = tiny_batch(5)  # its last image is empty
@@ -185,7 +186,7 @@ def test_validation_loss_and_prediction_run_on_all_devices(trained):
     assert_finite_tree(losses)
     parts = sum(float(v) for name, v in losses.items() if name != "loss/total")
     assert float(losses["loss/total"]) == pytest.approx(parts, rel=1e-6)
-    detections = make_predict_step(model, mesh, **predict_options(tiny_config().eval))(
+    detections = make_predict_step(model, mesh, detect_options(tiny_config()))(
         state.variables, batch
     )
     assert detections.boxes.shape == (4, 5, 4) and detections.masks.shape == (4, 5, 28, 28)

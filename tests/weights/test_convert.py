@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
-from configs import coco_torchvision
+from mask_rcnn_jax.configs import coco_torchvision
 from mask_rcnn_jax.models.build import abstract_variables, build_model
 from mask_rcnn_jax.models.conv import UpConv, pixel_shuffle
 from mask_rcnn_jax.weights.convert import (
@@ -34,7 +34,7 @@ def model_paths():
     paths = {}
     for norm in ("frozen", "affine"):
         config = coco_torchvision.get_config()
-        config.model.update(norm=norm, num_classes=CLASSES)
+        config.model.update(num_classes=CLASSES, backbone=dict(norm=norm))
         variables = abstract_variables(build_model(config.model))
         paths[norm] = {"/".join(path) for path in flatten_dict(dict(variables))}
     return paths
@@ -44,7 +44,7 @@ def model_paths():
 @pytest.mark.parametrize("norm", ["frozen", "affine"])
 def test_every_name_finds_its_place_and_none_is_empty(source, names, norm, model_paths):
     variables, found = to_flax(arrays_of(source, names), norm=norm, eps=1e-5)
-    assert found == source == identify(names)
+    assert found == source == identify(names)[0]
     paths = {"/".join(path) for path in flatten_dict(variables)}
     if num_classes_in(variables) is None:
         expected = {path for path in model_paths[norm] if path.split("/")[1] == "backbone"}
@@ -321,7 +321,7 @@ class TestBack:
 
     def test_group_norm_and_unknown_layers_are_refused(self):
         norm = {"backbone": {"stem_norm": {"scale": np.ones(2), "bias": np.ones(2)}}}
-        with pytest.raises(ValueError, match="model.norm='group'"):
+        with pytest.raises(ValueError, match="model.backbone.norm='group'"):
             to_torchvision({"params": norm, "batch_stats": {}}, norm_eps=1e-5)
         other = {"backbone": {"stem_conv2": {"kernel": np.ones((1, 1, 2, 2))}}}
         with pytest.raises(ValueError, match="no counterpart of backbone/stem_conv2/kernel"):

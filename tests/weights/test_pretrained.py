@@ -8,7 +8,6 @@ from flax import linen as nn
 from flax.traverse_util import flatten_dict
 from safetensors.numpy import save_file
 
-from mask_rcnn_jax.models.frame import Frame
 from mask_rcnn_jax.models.resnet import ResNet
 from mask_rcnn_jax.weights.convert import to_flax, to_ours_flat
 from mask_rcnn_jax.weights.pretrained import load_weights, merge_into
@@ -16,7 +15,13 @@ from tests.helpers import shared
 from tests.weights.system_names import system
 
 RESNET50 = "data/weights/resnet50_imagenet.safetensors"
-MODEL = {"norm": "frozen", "norm_eps": 1e-5, "stride_in": "3x3", "padding": "torch"}
+BACKBONE = {"norm": "frozen", "norm_eps": 1e-5, "stride_in": "3x3", "padding": "torch"}
+MODEL = {"backbone": BACKBONE}
+
+
+def model_with(**changes):
+    """`MODEL` with other entries of its backbone."""
+    return {"backbone": BACKBONE | changes}
 
 
 class Trunk(nn.Module):
@@ -27,9 +32,8 @@ class Trunk(nn.Module):
 
     @nn.compact
     def __call__(self, images):
-        resnet = ResNet(self.depth, self.norm, 1e-5, "3x3", "torch", "torch", 0, jnp.float32,
-                        name="backbone")  # fmt: skip
-        return resnet(images, False, Frame(images.shape[1:3], None))
+        resnet = ResNet(self.depth, self.norm, frozen_stages=0, name="backbone")
+        return resnet(images, train=False)
 
 
 def init(trunk):
@@ -134,7 +138,7 @@ def test_converted_resnet18_computes_what_torchvision_does(norm, prefix):
 @pytest.mark.parametrize(("norm", "count"), [("frozen", 159), ("batch", 265)])
 def test_real_resnet50_covers_the_backbone(norm, count):
     path = shared(RESNET50)
-    loaded, source, lines = load_weights(path, MODEL | {"norm": norm})
+    loaded, source, lines = load_weights(path, model_with(norm=norm))
     assert source == "torchvision_resnet"
     assert lines == [f"{path}: weights of torchvision's ResNet"]
     variables, report = merge_into(init(Trunk(50, norm)), loaded, source=str(path))
@@ -170,17 +174,17 @@ class TestLoadWeights:
 
     def test_says_which_entries_the_weights_are_not_for(self, tmp_path):
         path = self.save(torchvision_resnet18(), tmp_path)
-        _, _, report = load_weights(path, MODEL | {"padding": "same", "norm_eps": 1e-3})
+        _, _, report = load_weights(path, model_with(padding="same", norm_eps=1e-3))
         assert report[1:] == [
-            f"{path}: model.padding is 'same', torchvision's ResNet has 'torch'",
-            f"{path}: model.norm_eps is 0.001, torchvision's ResNet has 1e-05",
+            f"{path}: model.backbone.padding is 'same', torchvision's ResNet has 'torch'",
+            f"{path}: model.backbone.norm_eps is 0.001, torchvision's ResNet has 1e-05",
         ]
 
     def test_epsilon_and_norm_are_those_of_the_model(self, tmp_path):
         tensors = torchvision_resnet18()
         path = self.save(tensors, tmp_path)
         for norm in ("frozen", "affine"):
-            loaded, _, _ = load_weights(path, MODEL | {"norm": norm, "norm_eps": 0.5})
+            loaded, _, _ = load_weights(path, model_with(norm=norm, norm_eps=0.5))
             expected, _ = to_flax(tensors, norm=norm, eps=0.5)
             jax.tree.map(np.testing.assert_array_equal, loaded, expected)
 
@@ -197,8 +201,8 @@ class TestLoadWeights:
         with pytest.raises(ValueError, match=rf"{path}: names of no known system: 1 \(some\.wei"):
             load_weights(path, MODEL)
         path = self.save(torchvision_resnet18(), tmp_path)
-        with pytest.raises(ValueError, match=rf"{path}: model\.norm is 'group'"):
-            load_weights(path, MODEL | {"norm": "group"})
+        with pytest.raises(ValueError, match=rf"{path}: model\.backbone\.norm is 'group'"):
+            load_weights(path, model_with(norm="group"))
 
 
 def model_variables(classes=4):

@@ -1,0 +1,1 @@
+"""Recipes: each module's `get_config()` is a whole config."""

@@ -1,0 +1,47 @@
+"""What all recipes start from: the default of every entry, and COCO 2017 as the data."""
+
+from ml_collections import ConfigDict
+
+from mask_rcnn_jax import parts
+from mask_rcnn_jax.data.options import DataOptions, ExampleOptions
+from mask_rcnn_jax.models import build
+from mask_rcnn_jax.ops.losses import LossOptions
+from mask_rcnn_jax.training.optim import OptimOptions
+from mask_rcnn_jax.training.options import EvalOptions, TrainOptions
+
+SECTIONS = {"loss": LossOptions, "optim": OptimOptions, "train": TrainOptions, "eval": EvalOptions}
+GIVEN = ("inclusive_boxes",)  # follows from model.box_coder.inclusive
+COCO = dict(
+    tfds_dir="data/coco/tfds",
+    train_json="data/coco/annotations/instances_train2017.json",
+    train_images="data/coco/train2017",
+    val_json="data/coco/annotations/instances_val2017.json",
+    val_images="data/coco/val2017",
+    image_size=(800, 1333),
+    resize="shortest_edge",
+    max_instances=100,
+    bad_annotations="skip",  # it has a few boxes without area
+    num_workers=16,
+)
+
+
+def get_config() -> ConfigDict:
+    data = parts.defaults(DataOptions) | parts.defaults(ExampleOptions, GIVEN) | COCO
+    model = dict(num_classes=0, init_from="", **build.default_sections())
+    rest = {name: parts.defaults(options) for name, options in SECTIONS.items()}
+    return ConfigDict(dict(data=data, model=model, **rest)).lock()
+
+
+def describe(config: ConfigDict) -> dict[str, parts.Entry]:
+    """Type, choices and meaning of every entry of a config, by its dotted name."""
+    found = {
+        "model.num_classes": parts.Entry(0, int, "classes without background; 0: as annotated."),
+        "model.init_from": parts.Entry(
+            "", str, "a run's workdir or a file of weights to start from; '' starts at random."
+        ),
+    }
+    for section, options in {**SECTIONS, "data": DataOptions}.items():
+        found |= {f"{section}.{name}": e for name, e in parts.entries(options).items()}
+    found |= {f"data.{name}": e for name, e in parts.entries(ExampleOptions, GIVEN).items()}
+    found |= {f"model.{name}": e for name, e in build.describe(config.model).items()}
+    return found

@@ -1,0 +1,59 @@
+"""Write the table of differences between the recipes into docs/recipes.md.
+
+python docs/recipe_table.py
+"""
+
+import importlib
+from pathlib import Path
+
+from mask_rcnn_jax.config import flatten
+
+PAGE = Path(__file__).with_name("recipes.md")
+BEGIN, END = "<!-- table of differences: docs/recipe_table.py writes it -->\n", "<!-- end -->"
+SYSTEMS = (
+    "coco",
+    "coco_nvidia_tf1",
+    "coco_tao",
+    "coco_nvidia_pytorch",
+    "coco_torchvision",
+    "coco_detectron2",
+)
+HABITS = ("train.checkpoint_every", "train.eval_every")  # and not behavior
+
+
+def table() -> str:
+    """A row for each entry that differs between the systems' recipes."""
+    modules = [importlib.import_module(f"mask_rcnn_jax.configs.{name}") for name in SYSTEMS]
+    configs = [flatten(module.get_config()) for module in modules]
+    rows = [
+        _row("entry", [f"`{name}`" for name in SYSTEMS]),
+        "|" + "---|" * (len(SYSTEMS) + 1),
+    ]
+    for name in sorted(configs[0]):
+        values = [config[name] for config in configs]
+        if name not in HABITS and any(value != values[0] for value in values):
+            rows.append(_row(f"`{name}`", map(_text, values)))
+    return "\n".join(rows) + "\n"
+
+
+def update(page: str) -> str:
+    """The page with today's table."""
+    before, rest = page.split(BEGIN)
+    return f"{before}{BEGIN}\n{table()}\n{END}{rest.split(END, 1)[1]}"
+
+
+def _row(name: str, cells) -> str:
+    return f"| {name} | {' | '.join(cells)} |"
+
+
+def _text(value) -> str:
+    if isinstance(value, tuple):
+        parts = (f"({_text(part)})" if isinstance(part, tuple) else _text(part) for part in value)
+        return ", ".join(parts) or "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(update(PAGE.read_text()))

@@ -1,0 +1,155 @@
+"""Build parts from sections of a config, and describe the entries of a section.
+
+A part is a frozen dataclass, a Flax module or a function. Its parameters are the entries of its
+section: the annotation gives type and choices, the default gives the value, and the `Attributes` or
+`Args` of its docstring give the meaning.
+"""
+
+import importlib
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+
+MODULE_FIELDS = ("parent", "name")  # of every Flax module
+
+
+class Entry(NamedTuple):
+    """An entry of a config section."""
+
+    default: Any
+    type: Any
+    meaning: str
+
+    @property
+    def choices(self) -> tuple:
+        """The allowed values of a `Literal`, or ()."""
+        return get_args(self.type) if get_origin(self.type) is Literal else ()
+
+
+def entries(part: Callable, given: tuple[str, ...] = ()) -> dict[str, Entry]:
+    """The entries that configure a part, by name.
+
+    given: parameters that come from elsewhere, such as `dtype`.
+    """
+    hints = get_type_hints(part if inspect.isfunction(part) else part.__init__)
+    meanings = _meanings(inspect.getdoc(part) or "")
+    parameters = inspect.signature(part).parameters
+    hidden = {*given, *(MODULE_FIELDS if "parent" in parameters else ())}
+    found = {}
+    for name, parameter in parameters.items():
+        if name in hidden or parameter.kind is parameter.VAR_KEYWORD:
+            continue
+        found[name] = Entry(parameter.default, hints.get(name), meanings.get(name, ""))
+    return found
+
+
+def defaults(part: Callable, given: tuple[str, ...] = ()) -> dict[str, Any]:
+    """A config section with the part's defaults."""
+    return {name: entry.default for name, entry in entries(part, given).items()}
+
+
+def build(part: Callable, section: Mapping[str, Any], where: str, **given) -> Any:
+    """Call the part with the entries of its section.
+
+    Args:
+        section: entries by name. One that is missing has the part's default.
+        where: the section's name, for messages, such as "model.rpn".
+        given: further arguments. Those that the part does not take are left out.
+
+    Raises ValueError, naming the entry, for an unknown entry, a missing one without default, and a
+    value of a wrong type or not among the choices.
+    """
+    known = entries(part, tuple(given))
+    signature = inspect.signature(part).parameters
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in signature.values())
+    arguments = {name: value for name, value in given.items() if name in signature}
+    for name, value in section.items():
+        if name not in known and not takes_all:
+            raise ValueError(f"{where} has no entry {name!r}, expected one of {sorted(known)}")
+        arguments[name] = _checked(
+            value, known[name].type if name in known else None, f"{where}.{name}"
+        )
+    missing = [
+        name
+        for name, entry in known.items()
+        if entry.default is inspect.Parameter.empty and name not in arguments
+    ]
+    if missing:
+        raise ValueError(f"{where}.{missing[0]} is missing")
+    try:
+        return part(**arguments)
+    except ValueError as error:
+        names_entry = str(error).partition(" ")[0] in known
+        raise ValueError(f"{where}{'.' if names_entry else ': '}{error}") from error
+
+
+def pick(part: Callable, section: Mapping[str, Any], where: str, **given) -> Any:
+    """As `build`, from a section that also holds entries of other parts."""
+    own = entries(part, tuple(given))
+    return build(part, {name: section[name] for name in own if name in section}, where, **given)
+
+
+def find(name: str, ours: Mapping[str, Callable], where: str) -> Callable:
+    """One of our builders by its name, or a function of the user's as `package.module:function`.
+
+    Raises ValueError, naming the entry, for a name that is neither.
+    """
+    if name in ours:
+        return ours[name]
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        raise ValueError(
+            f"{where} is {name!r}, expected one of {sorted(ours)} or package.module:function"
+        )
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"{where} is {name!r}: {error}") from error
+
+
+def _checked(value: Any, kind: Any, where: str) -> Any:
+    """The value with lists as tuples; ValueError if it is not of that annotation."""
+    value = _as_tuple(value)
+    if not _fits(value, kind):
+        choices = get_args(kind) if get_origin(kind) is Literal else ()
+        expected = f"one of {list(choices)}" if choices else _text(kind)
+        raise ValueError(f"{where} is {value!r}, expected {expected}")
+    return value
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    origin, args = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return value in args
+    if origin is tuple and args[-1:] == (Ellipsis,):
+        return isinstance(value, tuple) and all(_fits(item, args[0]) for item in value)
+    if origin is tuple:
+        pairs = zip(value, args, strict=False) if isinstance(value, tuple) else ()
+        return (
+            isinstance(value, tuple)
+            and len(value) == len(args)
+            and all(_fits(item, each) for item, each in pairs)
+        )
+    if kind in (int, float):
+        allowed = (int,) if kind is int else (int, float)
+        return isinstance(value, allowed) and not isinstance(value, bool)
+    return not isinstance(kind, type) or kind not in (bool, str) or isinstance(value, kind)
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(map(_as_tuple, value)) if isinstance(value, list | tuple) else value
+
+
+def _text(kind: Any) -> str:
+    """An annotation as text: int, tuple[float, ...]."""
+    return kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind)
+
+
+def _meanings(doc: str) -> dict[str, str]:
+    """The text of each parameter in the `Attributes` or `Args` section of a docstring."""
+    section = re.search(r"^(?:Attributes|Args):\n((?:[ ]+.*\n?|\n)+)", doc, re.MULTILINE)
+    if not section:
+        return {}
+    items = re.findall(r"^    (\w+): ((?:.*\n?)(?:[ ]{5,}.*\n?)*)", section[1], re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in items}

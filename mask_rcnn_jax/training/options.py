@@ -1,0 +1,70 @@
+"""The entries of a config's `train` and `eval` sections."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mask_rcnn_jax.models.detect import Detect
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """Length and execution of a run.
+
+    Attributes:
+        batch_size: images of a step, over all devices.
+        steps: length of the run.
+        epochs: sets `steps` if not 0.
+        seed: of initial weights, the order of images and sampling.
+        images_per_device: sets `optim.accumulate_steps` if not 0.
+        precision: of the layers, also in evaluation and inference; parameters, losses and boxes are
+            float32.
+        implementation: of RoIAlign, NMS and polygon targets; "auto" takes GPU kernels where they
+            are supported.
+        remat: what the backward pass recomputes instead of keeping it in memory.
+        log_every: steps between two lines of metrics.
+        checkpoint_every: steps between two checkpoints.
+        keep_checkpoints: latest checkpoints that are kept, beside the best one.
+        eval_every: steps between two evaluations; 0: an epoch.
+        stop_at_box_ap: stop once this and `stop_at_mask_ap` are reached; 0 for both: never.
+        stop_at_mask_ap: see `stop_at_box_ap`.
+    """
+
+    batch_size: int = 16
+    steps: int = 90_000
+    epochs: float = 0.0
+    seed: int = 0
+    images_per_device: int = 0
+    precision: Literal["float32", "tf32", "bfloat16", "float16"] = "float32"
+    implementation: Literal["auto", "xla", "pallas"] = "auto"
+    remat: Literal["none", "backbone", "heads", "all"] = "none"
+    log_every: int = 100
+    checkpoint_every: int = 1000
+    keep_checkpoints: int = 2
+    eval_every: int = 0
+    stop_at_box_ap: float = 0.0
+    stop_at_mask_ap: float = 0.0
+
+
+@dataclass(frozen=True)
+class EvalOptions(Detect):
+    """Evaluation and inference.
+
+    Attributes:
+        score_threshold: detections need a score above it.
+        min_box_size: detections need a width and height above it, pixels of the network input; -1
+            keeps all.
+        nms_thresh: IoU above which the lower of two detections of one class is dropped.
+        pre_nms_topk: candidates per image that NMS considers, the best of all classes.
+        detections_per_image: the most detections of an image.
+        batch_size: images at a time, over all devices.
+        max_images: images to evaluate on; 0: all.
+        loss_images: images for the validation loss; 0: none.
+        pictures: annotated validation images at each evaluation.
+        paste: how masks are resized into the image, see `evaluation.paste`.
+    """
+
+    batch_size: int = 1
+    max_images: int = 0
+    loss_images: int = 320
+    pictures: int = 4
+    paste: Literal["continuous", "integer"] = "integer"

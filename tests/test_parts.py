@@ -1,0 +1,125 @@
+"""Parts are built from sections of a config, and say what is wrong with one."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import pytest
+from flax import linen as nn
+
+from mask_rcnn_jax import parts
+from mask_rcnn_jax.configs import base
+from mask_rcnn_jax.models.build import build_model
+from mask_rcnn_jax.training.optim import OptimOptions
+
+
+@dataclass(frozen=True)
+class Oven:
+    """Something to configure.
+
+    Attributes:
+        heat: degrees,
+            Celsius.
+        mode: where the heat comes from.
+        shelves: heights: one each.
+        door: open or not.
+    """
+
+    heat: float
+    mode: Literal["top", "bottom"] = "top"
+    shelves: tuple[int, ...] = ()
+    door: bool = False
+
+    def __post_init__(self):
+        if self.heat > 300:
+            raise ValueError(f"heat is {self.heat}, expected at most 300")
+        if self.door and self.shelves:
+            raise ValueError("an open oven has no shelves")
+
+
+class Layer(nn.Module):
+    """A layer of a user's.
+
+    Attributes:
+        width: channels.
+    """
+
+    width: int = 3
+    dtype: str = "float32"
+
+
+def test_entries_have_default_choices_and_meaning():
+    entries = parts.entries(Oven)
+    assert list(entries) == ["heat", "mode", "shelves", "door"]
+    assert entries["mode"].choices == ("top", "bottom") and entries["mode"].default == "top"
+    assert entries["heat"].meaning == "degrees, Celsius."
+    assert entries["shelves"].meaning == "heights: one each."
+    assert parts.entries(Layer, given=("dtype",)).keys() == {"width"}
+    assert parts.entries(OptimOptions)["name"].choices == ("sgd", "adamw")
+
+
+def test_a_part_is_built_from_its_section():
+    oven = parts.build(Oven, {"heat": 200, "shelves": [1, 3]}, "oven")
+    assert oven == Oven(200, shelves=(1, 3))
+    layer = parts.build(Layer, {"width": 5}, "layer", dtype="bfloat16", num_classes=3)
+    assert (layer.width, layer.dtype) == (5, "bfloat16")
+    assert parts.pick(Oven, {"heat": 1.0, "color": "red"}, "oven") == Oven(1.0)
+
+
+def test_a_function_of_any_keywords_takes_all_entries():
+    assert parts.build(lambda **entries: entries, {"a": 1, "b": [2]}, "x") == {"a": 1, "b": (2,)}
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({}, "kitchen.oven.heat is missing"),
+        ({"heat": 1, "hat": 2}, "kitchen.oven has no entry 'hat', expected one of"),
+        ({"heat": "hot"}, "kitchen.oven.heat is 'hot', expected float"),
+        ({"heat": True}, "kitchen.oven.heat is True, expected float"),
+        ({"heat": 1, "mode": "side"}, r"kitchen.oven.mode is 'side', expected one of \['top'"),
+        ({"heat": 1, "shelves": (1, 2.5)}, r"kitchen.oven.shelves is \(1, 2.5\), expected tuple"),
+        ({"heat": 1, "shelves": 3}, "kitchen.oven.shelves is 3, expected tuple"),
+        ({"heat": 1, "door": 1}, "kitchen.oven.door is 1, expected bool"),
+        ({"heat": 301}, "kitchen.oven.heat is 301, expected at most 300"),
+        ({"heat": 1, "door": True, "shelves": (1,)}, "kitchen.oven: an open oven has no shelves"),
+    ],
+)
+def test_a_wrong_section_is_named(section, message):
+    with pytest.raises(ValueError, match=message) as error:
+        parts.build(Oven, section, "kitchen.oven")
+    assert "\n" not in str(error.value)
+
+
+def test_a_builder_is_ours_or_a_function_of_the_users():
+    assert parts.find("oven", {"oven": Oven}, "name") is Oven
+    assert parts.find("math:sqrt", {}, "name")(4.0) == 2.0
+    with pytest.raises(ValueError, match=r"name is 'over', expected one of \['oven'\] or package"):
+        parts.find("over", {"oven": Oven}, "name")
+    with pytest.raises(ValueError, match="name is 'no_such_module:f': No module named"):
+        parts.find("no_such_module:f", {}, "name")
+    with pytest.raises(ValueError, match="name is 'math:root'.*no attribute 'root'"):
+        parts.find("math:root", {}, "name")
+
+
+CHOICES = {
+    name: entry.choices for name, entry in base.describe(base.get_config()).items() if entry.choices
+}
+
+
+@pytest.mark.parametrize("name", [n for n in CHOICES if n.startswith("model.")])
+def test_an_unknown_choice_of_the_model_is_refused_by_its_name(name):
+    config = base.get_config()
+    config.model.num_classes = 3
+    *sections, entry = name.split(".")
+    section = config
+    for part in sections:
+        section = section[part]
+    section[entry] = type(CHOICES[name][0])(12345)
+    with pytest.raises(ValueError, match=f"{name} is .*12345.*, expected one of"):
+        build_model(config.model)
+
+
+def test_every_entry_of_the_config_has_a_meaning():
+    assert len(CHOICES) > 20
+    missing = [name for name, e in base.describe(base.get_config()).items() if not e.meaning]
+    assert not missing
