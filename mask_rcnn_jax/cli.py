@@ -1,5 +1,6 @@
 """Flags, logging and error lines shared by the commands."""
 
+import difflib
 import logging as std_logging
 import os
 import sys
@@ -9,9 +10,14 @@ from pathlib import Path
 from absl import flags, logging
 from ml_collections import config_flags
 
+from mask_rcnn_jax.config import flatten, load_config
+
 AUTO = "auto"  # of --coordinator_address
 OFF = "off"  # of --compile_cache
-CONFIG_HELP = "Recipe, a Python file with get_config(); --config.section.name=value overrides it."
+CONFIG_HELP = (
+    "Recipe: its name (coco, coco_torchvision:coco_v1), the path of a Python file with "
+    "get_config(), or a run's workdir. --config.section.name=value overrides an entry."
+)
 
 _one_of_several = False  # whether other processes work with this one
 _not_first = False  # whether one of them is the first, which speaks for all
@@ -19,7 +25,7 @@ _not_first = False  # whether one of them is the first, which speaks for all
 
 def define_config(required: bool = True) -> None:
     """Define `--config`, whose entries may be overridden one by one on the command line."""
-    config_flags.DEFINE_config_file("config", None, CONFIG_HELP, lock_config=True)
+    flags.DEFINE_string("config", None, CONFIG_HELP)  # `_parse_flags` makes a ConfigDict of it
     if required:
         flags.mark_flag_as_required("config")
 
@@ -75,27 +81,61 @@ def run(main: Callable[[Sequence[str]], None], define_flags: Callable[[], None])
 
 
 def _parse_flags(argv: Sequence[str]) -> list[str]:
-    """The positional arguments. ValueError for whatever a recipe, which is code, raises."""
+    """Parse the flags into `flags.FLAGS`; return the positional arguments."""
+    FLAGS = flags.FLAGS
+    if "config" in FLAGS:
+        argv, config = _take_config(FLAGS.read_flags_from_files(argv, force_gnu=False))
+        if config is not None:
+            _define_entries(config, argv)
     try:
-        _let_recipes_import_each_other(argv)
-        positional = flags.FLAGS(argv)[1:]
-        if "config" in flags.FLAGS:
-            # ml_collections puts off what went wrong in a file until the config is used.
-            hasattr(flags.FLAGS.config, "lock")
+        return FLAGS(argv)[1:]
+    except flags.UnrecognizedFlagError as error:
+        raise ValueError(f"{_one_line(error)}{_entry_hint(error.flagname)}") from error
+
+
+def _take_config(argv: Sequence[str]) -> tuple[list[str], str | None]:
+    """Split `--config VALUE` from the other arguments."""
+    rest, config, arguments = [], None, iter(argv)
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        if argument == "--":
+            rest += [argument, *arguments]
+        elif name in ("--config", "-config"):
+            config = value if equals else next(arguments, "")
+            if not config:
+                raise ValueError("--config must have a value: a recipe or a run")
+        else:
+            rest.append(argument)
+    return rest, config
+
+
+def _define_entries(name: str, argv: Sequence[str]) -> None:
+    """Make `--config` the ConfigDict of that recipe or run, with the overrides of `argv`.
+
+    Raises ValueError for any error of the recipe, which is code.
+    """
+    try:
+        config = load_config(name)
+        delattr(flags.FLAGS, "config")
+        config_flags.DEFINE_config_dict("config", config, CONFIG_HELP, sys_argv=list(argv))
     except flags.Error:
         raise
     except Exception as error:
         raise ValueError(f"--config: {_one_line(error)}") from error
-    return positional
 
 
-def _let_recipes_import_each_other(argv: Sequence[str]) -> None:
-    """Recipes say `from configs import coco`: add the folder above that of --config to the path."""
-    for argument, following in zip(argv, [*argv[1:], ""], strict=True):
-        name, equals, value = argument.lstrip("-").partition("=")
-        if name == "config":
-            path = Path((value if equals else following).partition(".py")[0])
-            sys.path.append(str(path.absolute().parent.parent))
+def _entry_hint(flag: str) -> str:
+    """Name the entries of the config that a user may have meant by an unknown flag."""
+    config = flags.FLAGS["config"].value if "config" in flags.FLAGS else None
+    if config is None:
+        return ": an entry of --config, which is missing" if flag.startswith("config.") else ""
+    entries = list(flatten(config.to_dict()))
+    meant = [name for name in entries if f".{name}".endswith(f".{flag}")]
+    if not meant:
+        keys = {name.rpartition(".")[2]: name for name in entries}
+        meant = [keys[key] for key in difflib.get_close_matches(flag, keys, 1)]
+    meant.sort(key=lambda name: not name.startswith("train."))
+    return f", did you mean {' or '.join(f'--config.{name}' for name in meant)}?" if meant else ""
 
 
 def _help(main: Callable) -> str:

@@ -4,13 +4,14 @@ import difflib
 import importlib.util
 import inspect
 import json
-import sys
 from collections.abc import Mapping
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
+RECIPES = Path(__file__).parent / "configs"
 AT_LEAST_ONE = (
     "data.max_instances", "train.batch_size", "train.log_every", "train.checkpoint_every",
     "train.keep_checkpoints", "eval.batch_size", "eval.detections_per_image",
@@ -18,25 +19,42 @@ AT_LEAST_ONE = (
 AT_LEAST_ZERO = ("data.num_workers", "train.epochs", "train.steps", "train.eval_every")
 
 
-def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) -> ConfigDict:
-    """The config of a recipe (`configs/x.py`, `configs/x.py:variant`) or of a run (its workdir or
-    `config.json`).
+def load_config(name_or_path: str | Path, overrides: Mapping[str, Any] | None = None) -> ConfigDict:
+    """Load the config of a recipe or of a run.
 
-    overrides: `{"train.batch_size": 4}`; ValueError names an entry that does not exist.
+    Args:
+        name_or_path: the name of a recipe that comes with this package (`coco`, or
+            `coco_torchvision:coco_v1` for a variant of one), the path of a recipe (`my/recipe.py`,
+            `my/recipe.py:variant`), the workdir of a run, or its `config.json`. A file or a workdir
+            that exists wins over a name.
+        overrides: values of single entries, as `{"train.batch_size": 4}`.
+
+    Raises:
+        ValueError: there is no such recipe or run, a run's config is damaged, or an override names
+            an unknown entry or has a value of another type.
     """
-    name, _, variant = str(path).partition(":")
-    if importlib.util.find_spec(f"mask_rcnn_jax.configs.{name}") if name.isidentifier() else None:
-        module = importlib.import_module(f"mask_rcnn_jax.configs.{name}")
-        config = module.get_config(variant) if variant else module.get_config()
-    elif (str(path).endswith(".py") or ".py:" in str(path)) and not Path(path).is_dir():
-        config = _load_recipe(str(path))
+    text, path = str(name_or_path), Path(name_or_path)
+    recipe, _, variant = text.partition(":")
+    if path.name == "config.json" and path.is_file():
+        config = _load_run(path.parent)
+    elif (path / "config.json").is_file():
+        config = _load_run(path)
+    elif path.is_file():
+        config = _load_recipe(path, text)
+    elif Path(recipe).is_file():
+        config = _load_recipe(Path(recipe), recipe, variant)
+    elif recipe in recipe_names():
+        config = _load_recipe(RECIPES / f"{recipe}.py", recipe, variant)
     else:
-        path = Path(path)
-        config, categories = read_workdir(path.parent if path.name == "config.json" else path)
-        config.model.num_classes = len(categories)
+        raise ValueError(_not_found(text))
     for name, value in (overrides or {}).items():
         _override(config, name, value)
     return config
+
+
+def recipe_names() -> list[str]:
+    """Names of the recipes that come with this package."""
+    return sorted(path.stem for path in RECIPES.glob("[!_]*.py"))
 
 
 def check_entries(config: ConfigDict) -> None:
@@ -60,23 +78,44 @@ def read_workdir(workdir: str | Path) -> tuple[ConfigDict, list[dict]]:
         raise ValueError(f"{path} is damaged: {error!r}") from error
 
 
-def _load_recipe(name: str) -> ConfigDict:
-    """The config of `path` or `path:variant`."""
-    stem, _, variant = name.rpartition(".py")
-    path, variant = Path(stem + ".py"), variant.removeprefix(":")
-    if not path.is_file():
-        raise ValueError(f"config {path} does not exist")
-    root = str(path.absolute().parent.parent)  # recipes import each other as `configs.<name>`
-    sys.path.insert(0, root)
-    try:
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(root)
+def _load_run(workdir: Path) -> ConfigDict:
+    config, categories = read_workdir(workdir)
+    config = ConfigDict(_lists_to_tuples(config.to_dict()))
+    config.model.num_classes = len(categories)
+    return config
+
+
+def _lists_to_tuples(value):
+    """Undo the conversion by JSON: recipes have tuples, and so have their overrides."""
+    if isinstance(value, dict):
+        return {key: _lists_to_tuples(item) for key, item in value.items()}
+    return tuple(map(_lists_to_tuples, value)) if isinstance(value, list) else value
+
+
+def _load_recipe(path: Path, name: str, variant: str = "") -> ConfigDict:
+    """Run a recipe, which is Python code, and return the result of its `get_config`."""
+    loader = SourceFileLoader(path.stem, str(path))  # whatever the name of the file ends in
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(path.stem, loader))
+    loader.exec_module(module)
+    if not hasattr(module, "get_config"):
+        raise ValueError(f"{name} is no recipe: it has no get_config()")
     if variant and not inspect.signature(module.get_config).parameters:
-        raise ValueError(f"{path}:{variant}: this recipe has no variants")
+        raise ValueError(f"{name}:{variant}: this recipe has no variants")
     return module.get_config(variant) if variant else module.get_config()
+
+
+def _not_found(text: str) -> str:
+    """Describe the recipes there are to a user who asked for another one."""
+    path, names = Path(text), recipe_names()
+    if path.is_dir():
+        return f"{text} is no workdir of a run: it has no config.json"
+    wanted = path.name.partition(":")[0].removesuffix(".py")
+    close = difflib.get_close_matches(wanted, names, 1)
+    hint = f", did you mean {close[0]!r}?" if close else "."
+    return (
+        f"no recipe or run {text!r}{hint} Expected a path, or the name of one of these recipes: "
+        f"{', '.join(names)}"
+    )
 
 
 def _override(config: ConfigDict, name: str, value) -> None:

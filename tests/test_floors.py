@@ -20,7 +20,7 @@ FLOORS = {
     "evaluation": 2,
     "cpu_kernels": 1,
     "pallas_kernels": 1,
-    "cli": 1,
+    "cli": 2,
     "config": 1,
     "progress": 1,
     "rle": 1,

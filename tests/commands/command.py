@@ -103,7 +103,6 @@ def run_inside(entry: str, *arguments) -> int:
         for name in set(flags.FLAGS) - known:
             delattr(flags.FLAGS, name)
         flags.FLAGS.unparse_flags()
-        sys.modules.pop("config_config", None)  # the recipe, which the next one would extend
         logging.set_verbosity(verbosity)
 
 

@@ -243,7 +243,7 @@ def test_faulty_config(fault, fails, sound, tmp_path):
 
 
 RECIPES = {
-    "absent": (None, "No such file"),
+    "absent": (None, "no recipe or run"),
     "syntax error": ("def get_config(:\n", "invalid syntax"),
     "no get_config": ("x = 1\n", "get_config"),
     "import that fails": ("import nothing_of_that_name\n", "nothing_of_that_name"),
@@ -267,6 +267,28 @@ def test_faulty_recipe(fault, overrides, fails, tmp_path):
         ("train", ["--workdir=w"], ["--config", "must have a value"]),
         ("train", [*config_flags({})], ["--workdir", "must have a value"]),
         ("train", [*config_flags({}), "--workdri=w"], ["workdri", "Did you mean: workdir"]),
+        ("train", ["--config", "--workdir=w"], ["--config", "no recipe or run '--workdir=w'"]),
+        ("train", ["--config=", "--workdir=w"], ["--config must have a value"]),
+        (
+            "train",
+            ["--config=quickstart", "--workdir=w", "--batch_size=4"],
+            ["did you mean --config.train.batch_size or --config.eval.batch_size?"],
+        ),
+        (
+            "train",
+            ["--config=quickstart", "--workdir=w", "--optim.learning_rate=4"],
+            ["did you mean --config.optim.learning_rate?"],
+        ),
+        (
+            "train",
+            ["--config=quickstart", "--workdir=w", "--learningrate=4"],
+            ["did you mean --config.optim.learning_rate?"],
+        ),
+        (
+            "infer",
+            ["--workdir=w", "--input=i", "--output=o", "--config.eval.paste=integer"],
+            ["config.eval.paste", "an entry of --config, which is missing"],
+        ),
         ("evaluate", ["--results=r"], ["--results needs --config"]),
         ("evaluate", config_flags({}), ["exactly one of --workdir, --weights and --results"]),
         (

@@ -1,0 +1,135 @@
+"""Recipes and runs are found by name and by path, from any folder."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mask_rcnn_jax.config import load_config, recipe_names
+from tests.commands.command import ROOT, error_line
+
+NAMES = ["coco", "coco_detectron2", "coco_nvidia_pytorch", "coco_nvidia_tf1", "coco_tao",
+         "coco_torchvision", "finetune", "quickstart"]  # fmt: skip
+RECIPE = """
+from ml_collections import ConfigDict
+
+from mask_rcnn_jax.configs import quickstart
+
+
+def get_config(variant="") -> ConfigDict:
+    config = quickstart.get_config()
+    config.train.steps = 1000 if variant == "long" else 10
+    return config
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    """An empty folder, which is the current one."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write_run(workdir: Path) -> None:
+    """The config.json of a run with three classes, as training writes it."""
+    config = load_config("quickstart", {"train.steps": 7, "data.image_size": (64, 96)})
+    categories = [{"id": i, "name": f"class {i}"} for i in (1, 5, 9)]
+    workdir.mkdir(parents=True)
+    content = {"config": config.to_dict(), "categories": categories}
+    (workdir / "config.json").write_text(json.dumps(content))
+
+
+def test_the_package_has_the_recipes_of_the_repository():
+    assert recipe_names() == NAMES
+    assert sorted(path.stem for path in (ROOT / "configs").glob("[a-z]*.py")) == NAMES
+
+
+@pytest.mark.parametrize("name", [*NAMES, "coco_torchvision:coco_v1", "coco_detectron2:3x"])
+def test_a_name_is_the_recipe_of_the_package(name, folder):
+    stem, colon, variant = name.partition(":")
+    assert load_config(name) == load_config(f"{ROOT}/configs/{stem}.py{colon}{variant}")
+
+
+def test_a_recipe_of_ones_own_builds_on_ours(folder):
+    (folder / "my").mkdir()
+    (folder / "my" / "recipe.py").write_text(RECIPE)
+    assert load_config("my/recipe.py").train.steps == 10
+    assert load_config(folder / "my" / "recipe.py").train.steps == 10
+    assert load_config("my/recipe.py:long").train.steps == 1000
+    assert load_config("my/recipe.py:long", {"train.steps": 3}).train.steps == 3
+
+
+def test_a_file_wins_over_a_name_and_a_folder_that_is_no_run_does_not(folder):
+    (folder / "coco").mkdir()
+    (folder / "quickstart").write_text(RECIPE)
+    assert load_config("quickstart").train.steps == 10
+    assert load_config("quickstart:long").train.steps == 1000
+    assert load_config("coco") == load_config(ROOT / "configs" / "coco.py")
+
+
+def test_a_run_is_a_config_with_the_types_of_its_recipe(folder):
+    write_run(folder / "coco")  # the name of a recipe, too
+    recipe = load_config(ROOT / "configs" / "quickstart.py")
+    for name in ("coco", "coco/", "coco/config.json"):
+        config = load_config(name)
+        assert (config.train.steps, config.model.num_classes) == (7, 3)
+        assert config.data.image_size == (64, 96)
+        types = {key: type(value) for key, value in config.data.items()}
+        assert types == {key: type(value) for key, value in recipe.data.items()}
+
+
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("quikstart", ["no recipe or run 'quikstart', did you mean 'quickstart'?", *NAMES]),
+        ("elsewhere/finetune.py", ["no recipe or run", "did you mean 'finetune'?"]),
+        ("configs/coco_torchvision.py:coco_v1", ["did you mean 'coco_torchvision'?"]),
+        ("zzz", ["no recipe or run 'zzz'. Expected a path, or the name of one", *NAMES]),
+        ("empty", ["empty is no workdir of a run: it has no config.json"]),
+        ("nothing.py", ["nothing.py is no recipe: it has no get_config()"]),
+        ("coco:3x", ["coco:3x: this recipe has no variants"]),
+        ("coco_torchvision:3x", ["coco_torchvision", "3x", "expected coco_v1"]),
+    ],
+)
+def test_an_unknown_one_is_refused_and_the_others_are_named(name, words, folder):
+    (folder / "empty").mkdir()
+    (folder / "nothing.py").write_text("x = 1\n")
+    with pytest.raises(ValueError) as caught:
+        load_config(name)
+    assert [word for word in words if word not in str(caught.value)] == []
+
+
+def start(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
+    """`train` in a folder of a user's own; ends at the data, which it lacks."""
+    command = [sys.executable, "-m", "mask_rcnn_jax.train", "--workdir=run", "--compile_cache=off"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [*command, *arguments], cwd=folder, env=environment, text=True, capture_output=True
+    )
+
+
+def test_a_configs_package_of_ones_own_is_not_in_the_way(folder):
+    """It comes first on the path, and its recipe imports both it and ours."""
+    (folder / "configs").mkdir()
+    (folder / "configs" / "__init__.py").write_text("JSON = 'mine.json'\n")
+    own = RECIPE.replace("    return", "    config.data.train_json = configs.JSON\n    return")
+    (folder / "configs" / "finetune.py").write_text(f"import configs\n{own}")
+    done = start(folder, "--config=configs/finetune.py")
+    assert "no annotation file 'mine.json'" in error_line(done.returncode, done.stderr)
+    done = start(folder, "--config", "finetune", "--config.data.train_json=other.json")
+    assert "no annotation file 'other.json'" in error_line(done.returncode, done.stderr)
+
+
+def test_entries_of_a_run_can_be_set_on_the_command_line(folder):
+    write_run(folder / "old")
+    shutil.copy(folder / "old" / "config.json", folder / "config.json")
+    size, path = "--config.data.image_size=(64, 128)", "--config.data.train_json=my.json"
+    for name in ("old", "config.json"):
+        done = start(folder, size, "--config", name, path)
+        assert "no annotation file 'my.json'" in error_line(done.returncode, done.stderr)
+    done = start(folder, "--config=old", "--config.train.steps=ten")
+    assert "train.steps" in error_line(done.returncode, done.stderr)
