@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-COMMANDS = ("train", "evaluate", "infer", "prepare", "export", "benchmark")
+COMMANDS = ("__main__", "train", "evaluate", "infer", "prepare", "export", "benchmark")
 FLOORS = {
     "benchmarking": 6,
     "training": 5,
@@ -24,6 +24,7 @@ FLOORS = {
     "config": 1,
     "progress": 1,
     "rle": 1,
+    "cli_help": 1,
     "parts": 1,
     "structures": 1,
     "configs": 8,

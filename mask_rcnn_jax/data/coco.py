@@ -7,8 +7,10 @@ polygon of two points) stops too, or leaves those annotations out if the user sa
 
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import cv2
@@ -208,9 +210,23 @@ def check_image_size(image: np.ndarray, record_size: tuple[int, int], path: str)
         )
 
 
+def _how_to_make(path: Path) -> str:
+    """The command that makes a missing json, if it has the place that `prepare` would give it."""
+    action, folder = "", path.parent.parent
+    if re.fullmatch(r"instances_(train|val)2017\.json", path.name):
+        action = "coco2017"
+    elif re.fullmatch(r"instances_(train|val)\.json", path.name) and folder.name == "shapes":
+        action = "shapes"
+    if not action or path.parent.name != "annotations":
+        return ""
+    return f"; `python -m mask_rcnn_jax prepare {action} --data_dir {folder}` makes it"
+
+
 def _read_json(path: str) -> Any:
     if not os.path.isfile(path):
-        raise FileNotFoundError(f"no annotation file {path!r}, expected a COCO json")
+        raise FileNotFoundError(
+            f"no annotation file {path!r}, expected a COCO json{_how_to_make(Path(path))}"
+        )
     try:
         with open(path, encoding="utf-8") as file:
             return json.load(file)

@@ -55,10 +55,21 @@ class Records:
         return example["image"]
 
 
+def import_tfds():
+    """Import tensorflow-datasets; ValueError, with the extra to install, where it is missing."""
+    try:
+        import tensorflow_datasets as tfds
+    except ImportError as error:
+        raise ValueError(
+            "data.source=tfds and `prepare tfds` need tensorflow-datasets: "
+            "pip install 'mask-rcnn-jax[tfds]'"
+        ) from error
+    return tfds
+
+
 def _open(directory: Path, split: str):
     """The data source of tensorflow-datasets that leaves the images encoded, its parts checked."""
-    import tensorflow_datasets as tfds
-
+    tfds = import_tfds()
     if not directory.is_dir():
         raise FileNotFoundError(f"no data set in {directory} (data.tfds_dir); {MAKE}")
     if not (directory / "dataset_info.json").is_file():

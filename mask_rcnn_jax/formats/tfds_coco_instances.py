@@ -20,14 +20,21 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import tensorflow_datasets as tfds
 
 from mask_rcnn_jax.data.coco import CocoDataset, ImageRecord, load_coco
 from mask_rcnn_jax.data.coco_checks import annotation_faults
-from mask_rcnn_jax.data.records import NAME, VERSION, Records, annotation_name, records_dir
+from mask_rcnn_jax.data.records import (
+    NAME,
+    VERSION,
+    Records,
+    annotation_name,
+    import_tfds,
+    records_dir,
+)
 from mask_rcnn_jax.formats.disk import check_room
 from mask_rcnn_jax.formats.download import ProgressOf
 
+tfds = import_tfds()
 SHARD_BYTES = 256 << 20  # few enough files for a network disk, many enough to copy in parallel
 _DESCRIPTION = "Images with instance masks, in COCO's format."
 

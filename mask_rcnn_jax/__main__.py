@@ -1,0 +1,50 @@
+"""Mask R-CNN in JAX and Flax: prepare data, train, evaluate and deploy.
+
+mask-rcnn-jax COMMAND [ARGUMENTS]           or  python -m mask_rcnn_jax COMMAND [ARGUMENTS]
+mask-rcnn-jax COMMAND --help                describes a command and its flags
+"""
+
+import ast
+import difflib
+import importlib.util
+import runpy
+import sys
+from pathlib import Path
+
+import mask_rcnn_jax
+
+COMMANDS = ("prepare", "train", "evaluate", "infer", "export", "benchmark")
+HELP = ("-h", "-help", "--help", "help")
+
+
+def main() -> None:
+    """Run the command that the first argument names, as `python -m mask_rcnn_jax.<command>` does.
+
+    The code of the command is imported only once it is chosen: the list of commands comes at once.
+    """
+    name = sys.argv[1] if len(sys.argv) > 1 else "--help"
+    if name in HELP:
+        print(f"{__doc__}\ncommands:\n{_list_commands()}")
+    elif name == "--version":
+        print(f"mask-rcnn-jax {mask_rcnn_jax.__version__}")
+    elif name in COMMANDS:
+        del sys.argv[1]
+        runpy.run_module(f"mask_rcnn_jax.{name}", run_name="__main__", alter_sys=True)
+    else:
+        close = difflib.get_close_matches(name, COMMANDS, 1)
+        hint = f", did you mean {close[0]!r}?" if close else f", expected {', '.join(COMMANDS)}"
+        print(f"error: no command {name!r}{hint}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _list_commands() -> str:
+    """Format a line for each command, from the first line of its docstring."""
+    lines = []
+    for name in COMMANDS:
+        source = Path(importlib.util.find_spec(f"mask_rcnn_jax.{name}").origin).read_text()
+        lines.append(f"  {name:10} {ast.get_docstring(ast.parse(source)).splitlines()[0]}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
