@@ -2,37 +2,84 @@
 
 import mask_rcnn_jax as mrcnn
 
-config = mrcnn.load_config("configs/coco.py", overrides={"model.num_classes": 80})
+config = mrcnn.load_config("coco", overrides={"model.num_classes": 80})
 variables = mrcnn.load_variables("runs/coco", config)
 predictor = mrcnn.Predictor(config, variables)
 detections = predictor(image)  # uint8 [H, W, 3] RGB -> Detections in its pixels
 """
 
 import importlib
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
+__all__ = [
+    "Batch",
+    "Detections",
+    "MaskRCNN",
+    "Predictor",
+    "Proposals",
+    "Targets",
+    "build_model",
+    "evaluate",
+    "load_config",
+    "load_variables",
+    "train",
+]
+
+if TYPE_CHECKING:  # for editors and type checkers; `_HOMES` says the same to Python
+    from mask_rcnn_jax.config import load_config
+    from mask_rcnn_jax.deploy.predictor import Predictor
+    from mask_rcnn_jax.evaluate import evaluate_model as evaluate
+    from mask_rcnn_jax.models.build import build_model
+    from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
+    from mask_rcnn_jax.structures import Batch, Detections, Proposals, Targets
+    from mask_rcnn_jax.training.loop import train_and_evaluate as train
+    from mask_rcnn_jax.weights.restore import load_variables
 
 _HOMES = {
-    "Batch": "structures",
-    "Detections": "structures",
-    "MaskRCNN": "models.mask_rcnn",
-    "Predictor": "deploy.predictor",
-    "Proposals": "structures",
-    "Targets": "structures",
-    "build_model": "models.build",
-    "load_config": "config",
-    "load_variables": "weights.restore",
+    "Batch": "structures:Batch",
+    "Detections": "structures:Detections",
+    "MaskRCNN": "models.mask_rcnn:MaskRCNN",
+    "Predictor": "deploy.predictor:Predictor",
+    "Proposals": "structures:Proposals",
+    "Targets": "structures:Targets",
+    "build_model": "models.build:build_model",
+    "evaluate": "evaluate:evaluate_model",
+    "load_config": "config:load_config",
+    "load_variables": "weights.restore:load_variables",
+    "train": "training.loop:train_and_evaluate",
 }
-__all__ = sorted(_HOMES)
 
 
-def __getattr__(name: str):
-    """Import a public name when it is first used: `import mask_rcnn_jax` alone stays quick."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+class _Package(ModuleType):
+    """A package whose public names win over its submodules.
+
+    `mask_rcnn_jax/train.py` is the command `python -m mask_rcnn_jax.train`, and `mrcnn.train` the
+    function. Importing a submodule sets it as an attribute of its package; without this class the
+    meaning of `mrcnn.train` would depend on whether somebody has imported the command.
+    """
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _HOMES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
+
+if not TYPE_CHECKING:  # a type checker would take it for a module with any attribute
+
+    def __getattr__(name: str):
+        """Import a public name when it is first used: `import mask_rcnn_jax` alone stays quick."""
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        module, _, attribute = _HOMES[name].partition(":")
+        value = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    return sorted({*globals(), *_HOMES})
