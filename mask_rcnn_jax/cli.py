@@ -4,12 +4,13 @@ import difflib
 import logging as std_logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from absl import flags, logging
 from ml_collections import config_flags
 
+from mask_rcnn_jax.cli_help import format_help
 from mask_rcnn_jax.config import flatten, load_config
 
 AUTO = "auto"  # of --coordinator_address
@@ -18,6 +19,9 @@ CONFIG_HELP = (
     "Recipe: its name (coco, coco_torchvision:coco_v1), the path of a Python file with "
     "get_config(), or a run's workdir. --config.section.name=value overrides an entry."
 )
+HELP_FLAGS = {"-h", "-help", "--help"}
+COMMON_FLAGS = ("platform", "compile_cache", "debug")
+PROCESS_FLAGS = ("coordinator_address", "num_processes", "process_id", "lost_after")
 
 _one_of_several = False  # whether other processes work with this one
 _not_first = False  # whether one of them is the first, which speaks for all
@@ -44,21 +48,33 @@ def define_processes() -> None:
     )  # fmt: skip
 
 
-def run(main: Callable[[Sequence[str]], None], define_flags: Callable[[], None]) -> None:
+def run(
+    main: Callable[[Sequence[str]], None],
+    define_flags: Callable[[], None],
+    groups: Mapping[str, Sequence[str]] | None = None,
+) -> None:
     """Parse the flags, run `main(positional arguments)` and leave with its exit code.
 
     0 on success. 2 with one line for a user's mistake (ValueError, OSError, a bad flag), 1 with one
     line for anything else; `--debug` shows the traceback. `--help` describes the command.
+
+    Args:
+        main: the command.
+        define_flags: defines the command's own flags.
+        groups: headings and names of these flags, for `--help`. A heading that starts with
+            "ACTION:" belongs to the action of that name; `ACTION --help` shows no other.
     """
+    others = set(flags.FLAGS)
     define_flags()
+    own = [name for name in flags.FLAGS if name not in {*others, *PROCESS_FLAGS}]
     flags.DEFINE_bool("debug", False, "Show the traceback of an error.")
     flags.DEFINE_string(
         "compile_cache", None, "Folder for compiled programs, which the next start takes from "
         f"there; ~/.cache/mask_rcnn_jax if unset, {OFF!r} keeps none.",
     )  # fmt: skip
     flags.DEFINE_enum("platform", None, ["cpu", "gpu"], "Device to run on; the best one if unset.")
-    if "--help" in sys.argv:
-        print(_help(main))
+    if not HELP_FLAGS.isdisjoint(sys.argv):
+        print(_help(main, groups or {"flags": own}, sys.argv))
         return
     debug = "--debug" in sys.argv
     try:
@@ -138,10 +154,13 @@ def _entry_hint(flag: str) -> str:
     return f", did you mean {' or '.join(f'--config.{name}' for name in meant)}?" if meant else ""
 
 
-def _help(main: Callable) -> str:
-    """The docstring of the command and our own flags, without those of libraries."""
-    about = sys.modules[main.__module__].__doc__
-    return f"{about}{flags.FLAGS.main_module_help()}\n{flags.FLAGS.module_help(__name__)}"
+def _help(main: Callable, groups: Mapping[str, Sequence[str]], argv: Sequence[str]) -> str:
+    """The docstring of the command, its own flags, and below them those of all commands."""
+    chosen = {key: names for key, names in groups.items() if key.partition(":")[0] in argv}
+    shared = {"flags of all commands": COMMON_FLAGS}
+    if PROCESS_FLAGS[0] in flags.FLAGS:
+        shared = {"flags for several processes": PROCESS_FLAGS, **shared}
+    return format_help(main.__globals__["__doc__"], {**(chosen or groups), **shared})
 
 
 def _one_line(error: Exception) -> str:

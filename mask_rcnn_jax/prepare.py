@@ -1,14 +1,16 @@
 """Put data and public weights on disk, check what is there, or bring it into COCO's format.
 
-python -m mask_rcnn_jax.prepare shapes --data_dir DIR
-python -m mask_rcnn_jax.prepare check --data_dir DIR
-python -m mask_rcnn_jax.prepare check --json FILE --images DIR
-python -m mask_rcnn_jax.prepare labelme --input DIR --output FILE
-python -m mask_rcnn_jax.prepare via --input FILE --images DIR --output FILE
-python -m mask_rcnn_jax.prepare split --json FILE --val 60 --output DIR
-python -m mask_rcnn_jax.prepare weights resnet50 --data_dir DIR
-python -m mask_rcnn_jax.prepare coco2017 --data_dir DIR
-python -m mask_rcnn_jax.prepare tfds --data_dir DIR
+    python -m mask_rcnn_jax.prepare shapes --data_dir DIR
+    python -m mask_rcnn_jax.prepare check --data_dir DIR
+    python -m mask_rcnn_jax.prepare check --json FILE --images DIR
+    python -m mask_rcnn_jax.prepare labelme --input DIR --output FILE
+    python -m mask_rcnn_jax.prepare via --input FILE --images DIR --output FILE
+    python -m mask_rcnn_jax.prepare split --json FILE --val 60 --output DIR
+    python -m mask_rcnn_jax.prepare weights resnet50 --data_dir DIR
+    python -m mask_rcnn_jax.prepare coco2017 --data_dir DIR
+    python -m mask_rcnn_jax.prepare tfds --data_dir DIR
+
+`prepare ACTION --help` describes the flags of one action.
 """
 
 import json
@@ -29,7 +31,21 @@ from mask_rcnn_jax.formats.via import read_via
 from mask_rcnn_jax.progress import Progress
 
 FLAGS = flags.FLAGS
-ACTIONS = ("shapes", "check", "labelme", "via", "split", "weights", "coco2017", "tfds")
+# Headings of --help and the flags of each action.
+ACTIONS = {
+    "shapes: a set of generated pictures": ("data_dir", "train", "val", "size", "seed"),
+    "check: every problem of annotations and images": ("data_dir", "json", "images"),
+    "labelme: annotations of labelme to a COCO json": ("input", "images", "output"),
+    "via: annotations of the VGG Image Annotator to a COCO json": (
+        "input", "images", "output", "attribute", "class_name",
+    ),
+    "split: one COCO json to train.json and val.json": ("json", "val", "seed", "output"),
+    "weights: public weights by name": ("data_dir",),
+    "coco2017: COCO 2017, downloaded and unpacked": ("data_dir", "split", "delete_zips"),
+    "tfds: a COCO set as records of tensorflow-datasets": (
+        "data_dir", "tfds_dir", "split", "train_json", "train_images", "val_json", "val_images",
+    ),
+}  # fmt: skip
 SPLITS = {"both": ("train", "val"), "train": ("train",), "val": ("val",)}
 JSON_NAMES = ("instances_{}2017.json", "instances_{}.json")  # COCO's, and those of `shapes`
 DATA_DIR_HELP = "Folder of the data set (annotations/ and image folders), or of the weights."
@@ -37,30 +53,27 @@ DATA_DIR_HELP = "Folder of the data set (annotations/ and image folders), or of 
 
 def define_flags() -> None:
     flags.DEFINE_string("data_dir", None, DATA_DIR_HELP)
-    flags.DEFINE_string("json", None, "check: one annotation file, with --images. split: the file.")
+    flags.DEFINE_string("json", None, "Annotation file; check takes it together with --images.")
     flags.DEFINE_string(
-        "images", None, "check: the folder of the images of --json. labelme, via: of the images, "
-        "if not beside the annotations.",
-    )  # fmt: skip
-    flags.DEFINE_string("input", None, "labelme: folder of its json files. via: its json file.")
-    flags.DEFINE_string("output", None, "labelme, via: the json to write. split: a folder.")
-    flags.DEFINE_string("attribute", None, "via: the region attribute that names the class.")
-    flags.DEFINE_string("class_name", None, "via: the class of all regions, without an attribute.")
-    flags.DEFINE_integer("train", 400, "shapes: number of training images.", lower_bound=1)
-    flags.DEFINE_integer("val", 60, "shapes, split: number of validation images.", lower_bound=1)
-    flags.DEFINE_integer("size", 128, "shapes: side of the pictures in pixels.", lower_bound=64)
-    flags.DEFINE_integer("seed", 0, "shapes, split: another seed, another set.", lower_bound=0)
-    flags.DEFINE_enum("split", "both", list(SPLITS), "coco2017, tfds: the images to prepare.")
-    flags.DEFINE_bool("delete_zips", False, "coco2017: delete the zips once all is unpacked.")
-    flags.DEFINE_string("tfds_dir", None, "tfds: where to write; DATA_DIR/tfds if unset.")
+        "images", None, "Folder of the images; labelme and via: if not beside the annotations."
+    )
+    flags.DEFINE_string("input", None, "The json file of via, the folder of those of labelme.")
+    flags.DEFINE_string("output", None, "The json to write; for split a folder.")
+    flags.DEFINE_string("attribute", None, "Region attribute that names the class.")
+    flags.DEFINE_string("class_name", None, "Class of all regions, without --attribute.")
+    flags.DEFINE_integer("train", 400, "Number of training images.", lower_bound=1)
+    flags.DEFINE_integer("val", 60, "Number of validation images.", lower_bound=1)
+    flags.DEFINE_integer("size", 128, "Side of the images in pixels.", lower_bound=64)
+    flags.DEFINE_integer("seed", 0, "Seed of the random choice.", lower_bound=0)
+    flags.DEFINE_enum("split", "both", list(SPLITS), "The images to prepare.")
+    flags.DEFINE_bool("delete_zips", False, "Delete the zips once everything is unpacked.")
+    flags.DEFINE_string("tfds_dir", None, "Folder for the records; DATA_DIR/tfds if unset.")
     for split in SPLITS["both"]:
         names = " or ".join(name.format(split) for name in JSON_NAMES)
         flags.DEFINE_string(
-            f"{split}_json", None, f"tfds: annotations; DATA_DIR/annotations/{names} if unset."
+            f"{split}_json", None, f"Annotation file; DATA_DIR/annotations/{names} if unset."
         )
-        flags.DEFINE_string(
-            f"{split}_images", None, f"tfds: the folder of the images of --{split}_json."
-        )
+        flags.DEFINE_string(f"{split}_images", None, f"Folder of the images of --{split}_json.")
 
 
 def main(positional: Sequence[str]) -> None:
@@ -80,7 +93,8 @@ def main(positional: Sequence[str]) -> None:
     elif action == "split" and not names:
         split()
     else:
-        raise ValueError(f"prepare got {' '.join(positional)!r}, expected one of {list(ACTIONS)}")
+        actions = [heading.partition(":")[0] for heading in ACTIONS]
+        raise ValueError(f"prepare got {' '.join(positional)!r}, expected one of {actions}")
 
 
 def prepare_shapes() -> None:
@@ -239,4 +253,4 @@ def image_folder(json_path: Path) -> Path:
 
 
 if __name__ == "__main__":
-    cli.run(main, define_flags)
+    cli.run(main, define_flags, ACTIONS)

@@ -93,6 +93,7 @@ def run_inside(entry: str, *arguments) -> int:
     verbosity = logging.get_verbosity()
     compiles = [] if entry == "prepare" else ["--compile_cache=off"]
     sys.argv = [entry, *map(str, arguments), *compiles]
+    sys.modules.pop(f"mask_rcnn_jax.{entry}", None)  # runpy warns if a test has imported it
     try:
         runpy.run_module(f"mask_rcnn_jax.{entry}", run_name="__main__")
         return 0

@@ -1,0 +1,41 @@
+"""The text of `--help`: what a command does, and its flags in groups."""
+
+import re
+import shutil
+import textwrap
+from collections.abc import Mapping, Sequence
+
+from absl import flags
+
+NAME_WIDTH = 25
+MAX_WIDTH = 100
+REQUIRED = "Flag --{} must have a value other than None."  # says absl of a required flag
+
+
+def format_help(about: str, groups: Mapping[str, Sequence[str]]) -> str:
+    """Format the help of a command.
+
+    Args:
+        about: the docstring of the command.
+        groups: headings and the names of the flags below each.
+    """
+    parts = [textwrap.dedent(about).strip()]
+    for heading, names in groups.items():
+        title = heading if ":" in heading else f"{heading}:"
+        parts.append("\n".join([title, *map(_format_flag, names)]))
+    return "\n\n".join(parts)
+
+
+def _format_flag(name: str) -> str:
+    flag = flags.FLAGS[name]
+    shown = f"  --[no]{name}" if flag.boolean else f"  --{name}"
+    text = re.sub(r"\s*;\s*repeat this option to .*", "", flag.help or "", flags=re.DOTALL)
+    if any(validator.message == REQUIRED.format(name) for validator in flag.validators):
+        text += " Required."
+    elif flag.default not in (None, False, "", []):
+        text += f" Default: {flag.default_as_str.strip(chr(39))}."
+    indent = " " * NAME_WIDTH
+    first = shown.ljust(NAME_WIDTH) if len(shown) < NAME_WIDTH else f"{shown}\n{indent}"
+    width = min(shutil.get_terminal_size().columns, MAX_WIDTH)
+    wrapper = textwrap.TextWrapper(width - NAME_WIDTH, break_long_words=False)
+    return first + f"\n{indent}".join(wrapper.wrap(" ".join(text.split())))

@@ -1,0 +1,94 @@
+"""The list of commands and `--help`, as a new user reads them."""
+
+import ast
+import re
+import subprocess
+import sys
+
+import pytest
+from absl import flags
+
+from mask_rcnn_jax import prepare
+from mask_rcnn_jax.__main__ import COMMANDS
+from tests.commands.command import ROOT, check_done, error_line, run_inside
+
+SHARED = ["platform", "compile_cache", "debug"]
+FLAG = re.compile(r"^  --(?:\[no\])?(\w+)", re.MULTILINE)
+
+
+def package(*arguments: str) -> subprocess.CompletedProcess:
+    """`python -m mask_rcnn_jax ARGUMENTS`."""
+    command = [sys.executable, "-W", "error", "-m", "mask_rcnn_jax", *arguments]
+    return subprocess.run(command, cwd=ROOT, text=True, capture_output=True)
+
+
+def sections(text: str) -> dict[str, list[str]]:
+    """The flags below each heading, in order."""
+    blocks = [block for block in text.split("\n\n") if FLAG.search(block)]
+    return {block.partition("\n")[0]: FLAG.findall(block) for block in blocks}
+
+
+def test_the_package_lists_its_commands_with_the_first_line_of_each():
+    done = check_done(package())
+    for name in COMMANDS:
+        source = (ROOT / "mask_rcnn_jax" / f"{name}.py").read_text()
+        first = ast.get_docstring(ast.parse(source)).splitlines()[0]
+        assert re.search(rf"^  {name} +{re.escape(first)}$", done.stdout, re.MULTILINE)
+    commands = {path.stem for path in (ROOT / "mask_rcnn_jax").glob("*.py")
+                if "cli.run(" in path.read_text()}  # fmt: skip
+    assert commands == set(COMMANDS)
+    assert check_done(package("-h")).stdout == check_done(package("help")).stdout == done.stdout
+
+
+def test_the_package_runs_a_command_and_refuses_others():
+    done = package("trian", "--config", "coco")
+    assert error_line(done.returncode, done.stderr) == "no command 'trian', did you mean 'train'?"
+    done = package("zzz")
+    assert "expected prepare, train, evaluate" in error_line(done.returncode, done.stderr)
+    done = package("train", "--workdir", "w")
+    assert "--config" in error_line(done.returncode, done.stderr)
+    done = package("prepare", "split", "--help")
+    alone = [sys.executable, "-m", "mask_rcnn_jax.prepare", "split", "-h"]
+    assert done.stdout == subprocess.check_output(alone, cwd=ROOT, text=True)
+    assert check_done(done).stderr == ""
+
+
+@pytest.mark.parametrize("entry", COMMANDS)
+def test_own_flags_come_first_and_no_heading_is_a_path(entry, capsys):
+    assert run_inside(entry, "-h") == 0
+    text = capsys.readouterr().out
+    assert ".py:" not in text.replace("configs/coco_torchvision.py:coco_v1", "")
+    groups = sections(text)
+    assert list(groups)[-1] == "flags of all commands:" and groups.popitem()[1] == SHARED
+    several = groups.pop("flags for several processes:", [])
+    assert (len(several) == 4) == (entry in ("train", "evaluate"))
+    own = [name for names in groups.values() for name in names]
+    assert own and not {*SHARED, *several} & set(own)
+    if entry in ("train", "evaluate", "infer", "export"):
+        assert groups["flags:"][:2] == ["config", "workdir"]
+    required = "Required." in text
+    assert required == (entry in ("train", "infer", "export"))
+
+
+def test_prepare_groups_its_flags_by_action(capsys):
+    assert run_inside("prepare", "--help") == 0
+    everything = capsys.readouterr().out
+    groups = sections(everything)
+    groups.popitem()
+    assert groups == {name: list(names) for name, names in prepare.ACTIONS.items()}
+    for heading in groups:
+        action = heading.partition(":")[0]
+        assert f"python -m mask_rcnn_jax.prepare {action} " in everything
+    assert run_inside("prepare", "via", "--help") == 0
+    assert list(sections(capsys.readouterr().out)) == [
+        "via: annotations of the VGG Image Annotator to a COCO json", "flags of all commands:",
+    ]  # fmt: skip
+
+
+def test_every_flag_of_prepare_belongs_to_an_action():
+    before = set(flags.FLAGS)
+    prepare.define_flags()
+    defined = set(flags.FLAGS) - before
+    for name in defined:
+        delattr(flags.FLAGS, name)
+    assert defined == {name for names in prepare.ACTIONS.values() for name in names}
