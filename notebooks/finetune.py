@@ -26,7 +26,8 @@ from mask_rcnn_jax.formats.shapes import write_shapes
 from mask_rcnn_jax.training.loop import train_and_evaluate
 from mask_rcnn_jax.training.metrics import read_metrics
 
-os.chdir(Path(mrcnn.__file__).parents[1])
+folders = [Path.cwd(), *Path.cwd().parents]
+os.chdir(next((folder for folder in folders if (folder / "runs").is_dir()), "."))
 BASE = os.environ.get("NOTEBOOK_RUN", "runs/quickstart")  # whose weights to start from
 FOLDER = Path(os.environ.get("NOTEBOOK_FOLDER", "runs/notebook"))  # everything goes here
 EPOCHS = float(os.environ.get("NOTEBOOK_EPOCHS", "6"))
@@ -91,7 +92,7 @@ Image.fromarray(truth)
 # %% [markdown]
 # ## The recipe
 #
-# `configs/finetune.py` is made for this: few epochs, a small learning rate. Here it gets small
+# The recipe `finetune` is made for this: few epochs, a small learning rate. Here it gets small
 # pictures, and the model of the run whose weights we start from, since weights fit only the model
 # that they were trained in; with it its optimiser, Adam, since small models with group norm learn
 # slowly with the other's. The recipe as it is fits torchvision's weights: leave out the four lines
@@ -99,7 +100,7 @@ Image.fromarray(truth)
 
 # %%
 config = mrcnn.load_config(
-    "configs/finetune.py",
+    "finetune",
     {
         "data.train_json": str(jsons["train"]),
         "data.train_images": str(images["train"]),

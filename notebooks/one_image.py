@@ -8,7 +8,7 @@
 # they should be?
 #
 # The run comes from the first command of the README; put your own in its place. Paths start at the
-# repository.
+# folder that has `runs` in it, where that command was given: this one, or the nearest one above.
 
 # %%
 import os
@@ -28,7 +28,8 @@ from mask_rcnn_jax.ops.extent import STRIDES, valid_extent
 from mask_rcnn_jax.training.step import loss_options, loss_terms
 from mask_rcnn_jax.weights.restore import make_model
 
-os.chdir(Path(mrcnn.__file__).parents[1])
+folders = [Path.cwd(), *Path.cwd().parents]
+os.chdir(next((folder for folder in folders if (folder / "runs").is_dir()), "."))
 RUN = os.environ.get("NOTEBOOK_RUN", "runs/quickstart")
 INDEX = int(os.environ.get("NOTEBOOK_INDEX", "4"))  # which image of the training set
 

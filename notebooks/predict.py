@@ -6,7 +6,8 @@
 # look at a picture.
 #
 # The run below comes from the first command of the README. Put your own in its place: the
-# `--workdir` of a training, or one of its `checkpoints/<step>`. Paths start at the repository.
+# `--workdir` of a training, or one of its `checkpoints/<step>`. Paths start at the folder that has
+# `runs` in it: this one, or the nearest one above.
 
 # %%
 import os
@@ -23,7 +24,8 @@ from mask_rcnn_jax.evaluation.paste import paste_mask
 from mask_rcnn_jax.evaluation.visualize import draw_detections
 from mask_rcnn_jax.weights.run_checkpoint import find_checkpoint
 
-os.chdir(Path(mrcnn.__file__).parents[1])
+folders = [Path.cwd(), *Path.cwd().parents]
+os.chdir(next((folder for folder in folders if (folder / "runs").is_dir()), "."))
 RUN = os.environ.get("NOTEBOOK_RUN", "runs/quickstart")
 PICTURE = os.environ.get("NOTEBOOK_PICTURE", "data/shapes/val/000004.jpg")
 SCORE = float(os.environ.get("NOTEBOOK_SCORE", "0.5"))  # what scores lower is not shown

@@ -41,7 +41,7 @@ def small_run(tmp_path_factory) -> Path:
 @pytest.fixture
 def run_notebook(small_run, tmp_path, monkeypatch):
     """Runs one to its end; returns its variables."""
-    monkeypatch.chdir(ROOT)  # and back again: they change the folder
+    monkeypatch.chdir(tmp_path)  # and back again: they change the folder
     monkeypatch.setenv("NOTEBOOK_RUN", str(small_run))
     monkeypatch.setenv("NOTEBOOK_FOLDER", str(tmp_path))
 

@@ -79,7 +79,6 @@ def write_weights(path: Path) -> None:
 def test_the_walk_of_own_data(tmp_path, cache):
     """labelme's files -> json -> train -> evaluate -> pictures and a video -> a file that runs
     without this package."""
-    (tmp_path / "configs").symlink_to(ROOT / "configs")
     (tmp_path / "photos").mkdir()
     write_labelme(tmp_path / "photos")
     write_weights(tmp_path / WEIGHTS)
@@ -126,7 +125,7 @@ def test_the_walk_of_own_data(tmp_path, cache):
     # Out under torchvision's names and in again, as docs/from_others.md says.
     run("export", "--workdir=runs/mine", "--format=torchvision", "--output=mine.safetensors")
     weights = ["--weights=mine.safetensors", "--output=again"]
-    run("evaluate", "--config=configs/finetune.py", *recipe, *weights)
+    run("evaluate", "--config=finetune", *recipe, *weights)
     again = json.loads((tmp_path / "again" / "metrics.json").read_text())
     assert again["AP"] == pytest.approx(scores["AP"], abs=1e-3)
     assert again["mask_AP"] == pytest.approx(scores["mask_AP"], abs=1e-3)

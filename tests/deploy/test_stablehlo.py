@@ -55,7 +55,7 @@ def test_program_is_for_cpu_and_gpu_and_holds_no_kernel(exported):
     assert program.in_avals[0].shape[1:] == (*CANVAS, 3)
 
 
-def test_script_of_the_documentation_needs_jax_only(exported, tmp_path):
+def test_script_of_the_documentation_needs_what_it_says_only(exported, tmp_path):
     config, predict, program = exported
     (tmp_path / "model.stablehlo").write_bytes(program)
     categories = [{"id": i, "name": f"thing {i}"} for i in (3, 5, 9)]
