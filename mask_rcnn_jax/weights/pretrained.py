@@ -77,9 +77,8 @@ def load_weights(path: str | os.PathLike, model: Mapping[str, Any]) -> tuple[dic
     """
     arrays = read_arrays(path)
     try:
-        variables, source = to_flax(
-            arrays, norm=model["backbone"]["norm"], eps=model["backbone"]["norm_eps"]
-        )
+        backbone = {"norm": "frozen", "norm_eps": 1e-5, **model["backbone"]}
+        variables, source = to_flax(arrays, norm=backbone["norm"], eps=backbone["norm_eps"])
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     classes = num_classes_in(variables)
