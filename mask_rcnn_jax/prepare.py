@@ -37,15 +37,25 @@ ACTIONS = {
     "check: every problem of annotations and images": ("data_dir", "json", "images"),
     "labelme: annotations of labelme to a COCO json": ("input", "images", "output"),
     "via: annotations of the VGG Image Annotator to a COCO json": (
-        "input", "images", "output", "attribute", "class_name",
+        "input",
+        "images",
+        "output",
+        "attribute",
+        "class_name",
     ),
     "split: one COCO json to train.json and val.json": ("json", "val", "seed", "output"),
     "weights: public weights by name": ("data_dir",),
     "coco2017: COCO 2017, downloaded and unpacked": ("data_dir", "split", "delete_zips"),
     "tfds: a COCO set as records of tensorflow-datasets": (
-        "data_dir", "tfds_dir", "split", "train_json", "train_images", "val_json", "val_images",
+        "data_dir",
+        "tfds_dir",
+        "split",
+        "train_json",
+        "train_images",
+        "val_json",
+        "val_images",
     ),
-}  # fmt: skip
+}
 SPLITS = {"both": ("train", "val"), "train": ("train",), "val": ("val",)}
 JSON_NAMES = ("instances_{}2017.json", "instances_{}.json")  # COCO's, and those of `shapes`
 DATA_DIR_HELP = "Folder of the data set (annotations/ and image folders), or of the weights."

@@ -12,8 +12,16 @@ import pytest
 from mask_rcnn_jax.config import load_config, recipe_names
 from tests.commands.command import ROOT, error_line
 
-NAMES = ["coco", "coco_detectron2", "coco_nvidia_pytorch", "coco_nvidia_tf1", "coco_tao",
-         "coco_torchvision", "finetune", "quickstart"]  # fmt: skip
+NAMES = [
+    "coco",
+    "coco_detectron2",
+    "coco_nvidia_pytorch",
+    "coco_nvidia_tf1",
+    "coco_tao",
+    "coco_torchvision",
+    "finetune",
+    "quickstart",
+]
 RECIPE = """
 from ml_collections import ConfigDict
 

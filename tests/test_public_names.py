@@ -25,9 +25,10 @@ FUNCTIONS = ("train", "evaluate")  # and commands
 
 def test_type_checkers_are_told_what_python_is_told():
     (block,) = (
-        node for node in ast.parse(inspect.getsource(mrcnn)).body
+        node
+        for node in ast.parse(inspect.getsource(mrcnn)).body
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-    )  # fmt: skip
+    )
     told = {
         alias.asname or alias.name: f"{node.module.removeprefix('mask_rcnn_jax.')}:{alias.name}"
         for node in block.body
@@ -123,13 +124,28 @@ mrcnn.nonsense
 def test_a_type_checker_sees_types_and_refuses_what_is_not_there(tmp_path):
     (tmp_path / "user.py").write_text(MYPY)
     done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent",
-         f"--cache-dir={tmp_path}", "user.py"],
-        cwd=tmp_path, env=os.environ | {"MYPYPATH": str(ROOT)}, text=True, capture_output=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "mypy",
+            "--strict",
+            "--follow-imports=silent",
+            f"--cache-dir={tmp_path}",
+            "user.py",
+        ],
+        cwd=tmp_path,
+        env=os.environ | {"MYPYPATH": str(ROOT)},
+        text=True,
+        capture_output=True,
+    )
     revealed = [line for line in done.stdout.splitlines() if "Revealed type" in line]
-    words = ("def (name_or_path: str", "mask_rcnn_jax.deploy.predictor.Predictor", "workdir: str",
-             "workdir: str", "mask_rcnn_jax.models.mask_rcnn.MaskRCNN")  # fmt: skip
+    words = (
+        "def (name_or_path: str",
+        "mask_rcnn_jax.deploy.predictor.Predictor",
+        "workdir: str",
+        "workdir: str",
+        "mask_rcnn_jax.models.mask_rcnn.MaskRCNN",
+    )
     assert len(revealed) == len(words), done.stdout
     assert [word for word, line in zip(words, revealed, strict=True) if word not in line] == []
     errors = [line for line in done.stdout.splitlines() if "error:" in line]

@@ -34,8 +34,11 @@ def test_the_package_lists_its_commands_with_the_first_line_of_each():
         source = (ROOT / "mask_rcnn_jax" / f"{name}.py").read_text()
         first = ast.get_docstring(ast.parse(source)).splitlines()[0]
         assert re.search(rf"^  {name} +{re.escape(first)}$", done.stdout, re.MULTILINE)
-    commands = {path.stem for path in (ROOT / "mask_rcnn_jax").glob("*.py")
-                if "cli.run(" in path.read_text()}  # fmt: skip
+    commands = {
+        path.stem
+        for path in (ROOT / "mask_rcnn_jax").glob("*.py")
+        if "cli.run(" in path.read_text()
+    }
     assert commands == set(COMMANDS)
     assert check_done(package("-h")).stdout == check_done(package("help")).stdout == done.stdout
 
@@ -81,8 +84,9 @@ def test_prepare_groups_its_flags_by_action(capsys):
         assert f"python -m mask_rcnn_jax.prepare {action} " in everything
     assert run_inside("prepare", "via", "--help") == 0
     assert list(sections(capsys.readouterr().out)) == [
-        "via: annotations of the VGG Image Annotator to a COCO json", "flags of all commands:",
-    ]  # fmt: skip
+        "via: annotations of the VGG Image Annotator to a COCO json",
+        "flags of all commands:",
+    ]
 
 
 def test_every_flag_of_prepare_belongs_to_an_action():

@@ -140,9 +140,13 @@ def test_the_walk_from_an_empty_folder(binaries, tmp_path, cache):
 
     def run(*command: str) -> subprocess.CompletedProcess:
         return subprocess.run(
-            [binaries / command[0], *command[1:]], cwd=folder, env=variables, text=True,
-            capture_output=True, timeout=600,
-        )  # fmt: skip
+            [binaries / command[0], *command[1:]],
+            cwd=folder,
+            env=variables,
+            text=True,
+            capture_output=True,
+            timeout=600,
+        )
 
     def say(program: str) -> list[str]:
         return check_done(run("python", "-c", program)).stdout.split()
@@ -153,8 +157,16 @@ def test_the_walk_from_an_empty_folder(binaries, tmp_path, cache):
     assert listed == check_done(run("python", "-m", "mask_rcnn_jax", "--help")).stdout
 
     small = [f"--config.{name}={value}" for name, value in SMALL.items()]
-    train = ["train", "--config", "quickstart", "--workdir", "runs/quickstart", *small,
-             "--config.train.steps=4", "--config.train.eval_every=4"]  # fmt: skip
+    train = [
+        "train",
+        "--config",
+        "quickstart",
+        "--workdir",
+        "runs/quickstart",
+        *small,
+        "--config.train.steps=4",
+        "--config.train.eval_every=4",
+    ]
     lacking = run("mask-rcnn-jax", *train)
     hint = "`python -m mask_rcnn_jax prepare shapes --data_dir data/shapes` makes it"
     assert hint in error_line(lacking.returncode, lacking.stderr)

@@ -34,8 +34,17 @@ def run_alone(folder: Path, *arguments) -> subprocess.CompletedProcess:
     """`python detect.py <arguments>` in `folder`, on the CPU."""
     (folder / "detect.py").write_text(documented_script())
     return subprocess.run(
-        [sys.executable, "-c", GUARD, ",".join(absent_modules()), "detect.py",
-         *map(str, arguments)],
-        cwd=folder, text=True, capture_output=True, env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        [
+            sys.executable,
+            "-c",
+            GUARD,
+            ",".join(absent_modules()),
+            "detect.py",
+            *map(str, arguments),
+        ],
+        cwd=folder,
+        text=True,
+        capture_output=True,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
         timeout=600,
-    )  # fmt: skip
+    )
