@@ -1,6 +1,7 @@
 """Flags, logging and error lines shared by the commands."""
 
 import difflib
+import importlib
 import logging as std_logging
 import os
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 from absl import flags, logging
 from ml_collections import config_flags
 
-from mask_rcnn_jax.cli_help import format_help
+from mask_rcnn_jax.cli_help import format_entries, format_help
 from mask_rcnn_jax.config import flatten, load_config
 
 AUTO = "auto"  # of --coordinator_address
@@ -30,6 +31,7 @@ _not_first = False  # whether one of them is the first, which speaks for all
 def define_config(required: bool = True) -> None:
     """Define `--config`, whose entries may be overridden one by one on the command line."""
     flags.DEFINE_string("config", None, CONFIG_HELP)  # `_parse_flags` makes a ConfigDict of it
+    flags.DEFINE_bool("list_config", False, "Print every entry of --config and its meaning.")
     if required:
         flags.mark_flag_as_required("config")
 
@@ -78,6 +80,9 @@ def run(
         return
     debug = "--debug" in sys.argv
     try:
+        if "--list_config" in sys.argv and "config" in flags.FLAGS:
+            _list_config(sys.argv)
+            return
         positional = _parse_flags(sys.argv)
         set_up_logging()
         _choose_platform(flags.FLAGS.platform)
@@ -138,6 +143,21 @@ def _define_entries(name: str, argv: Sequence[str]) -> None:
         raise
     except Exception as error:
         raise ValueError(f"--config: {_one_line(error)}") from error
+
+
+def _list_config(argv: Sequence[str]) -> None:
+    """Print every entry of `--config` with its value, choices and meaning."""
+    argv, name = _take_config(argv)
+    if name is None:
+        raise ValueError("--list_config needs --config, a recipe or a run")
+    _define_entries(name, argv)
+    for flag in flags.FLAGS:
+        flags.FLAGS[flag].validators.clear()  # nothing else is needed to list a config
+    flags.FLAGS(argv)
+    config = flags.FLAGS.config
+    # Recipes stand above all rooms; this one describes the entries of the others.
+    described = importlib.import_module("mask_rcnn_jax.configs.base").describe(config)
+    print(format_entries(flatten(config), described))
 
 
 def _entry_hint(flag: str) -> str:

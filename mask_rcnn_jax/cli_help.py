@@ -1,11 +1,14 @@
-"""The text of `--help`: what a command does, and its flags in groups."""
+"""The texts of `--help` and `--list_config`."""
 
 import re
 import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from absl import flags
+
+from mask_rcnn_jax.parts import Entry
 
 NAME_WIDTH = 25
 MAX_WIDTH = 100
@@ -24,6 +27,26 @@ def format_help(about: str, groups: Mapping[str, Sequence[str]]) -> str:
         title = heading if ":" in heading else f"{heading}:"
         parts.append("\n".join([title, *map(_format_flag, names)]))
     return "\n\n".join(parts)
+
+
+def format_entries(values: Mapping[str, Any], described: Mapping[str, Entry]) -> str:
+    """Format the entries of a config: name, value, meaning and choices.
+
+    Args:
+        values: by dotted name.
+        described: meaning and choices of the entries, by dotted name.
+    """
+    wrapper = textwrap.TextWrapper(min(shutil.get_terminal_size().columns, MAX_WIDTH))
+    wrapper.initial_indent = wrapper.subsequent_indent = "    "
+    lines = []
+    for name, value in values.items():
+        lines.append(f"{name} = {value!r}")
+        entry = described.get(name)
+        if entry is not None:
+            choices = ", ".join(map(repr, entry.choices))
+            text = f"{entry.meaning} One of {choices}." if choices else entry.meaning
+            lines += wrapper.wrap(text)
+    return "\n".join(lines)
 
 
 def _format_flag(name: str) -> str:

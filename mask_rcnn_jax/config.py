@@ -54,7 +54,7 @@ def load_config(name_or_path: str | Path, overrides: Mapping[str, Any] | None = 
 
 def recipe_names() -> list[str]:
     """Names of the recipes that come with this package."""
-    return sorted(path.stem for path in RECIPES.glob("[!_]*.py"))
+    return sorted({path.stem for path in RECIPES.glob("*.py")} - {"__init__", "base"})
 
 
 def check_entries(config: ConfigDict) -> None:

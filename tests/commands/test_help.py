@@ -10,6 +10,7 @@ from absl import flags
 
 from mask_rcnn_jax import prepare
 from mask_rcnn_jax.__main__ import COMMANDS
+from mask_rcnn_jax.config import flatten, load_config
 from tests.commands.command import ROOT, check_done, error_line, run_inside
 
 SHARED = ["platform", "compile_cache", "debug"]
@@ -96,3 +97,13 @@ def test_every_flag_of_prepare_belongs_to_an_action():
     for name in defined:
         delattr(flags.FLAGS, name)
     assert defined == {name for names in prepare.ACTIONS.values() for name in names}
+
+
+def test_every_entry_of_a_config_is_listed_with_meaning_and_choices(capsys):
+    flags = ["--config=quickstart", "--config.model.rpn.channels=48", "--list_config"]
+    assert run_inside("train", *flags) == 0
+    text = capsys.readouterr().out
+    config = flatten(load_config("quickstart"))
+    assert [line.split(" = ")[0] for line in text.splitlines() if " = " in line] == list(config)
+    assert "model.rpn.channels = 48\n    of the head's 3x3 convolution." in text
+    assert "'frozen', 'affine', 'batch', 'group'." in " ".join(text.split())
