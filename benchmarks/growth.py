@@ -33,8 +33,8 @@ def axes(mode: str) -> dict[str, dict[Any, dict[str, Any]]]:
     found = {
         "images": entry(f"{batch}.batch_size", 1, 2, 4),
         "size": {"x".join(map(str, size)): {"data.image_size": size} for size in SIZES},
-        "candidates": entry(f"model.pre_nms_topk_{kind}", 500, 1000, 2000, 4000),
-        "proposals": entry(f"model.post_nms_topk_{kind}", 250, 500, 1000, 2000),
+        "candidates": entry(f"model.rpn.pre_nms_topk_{kind}", 500, 1000, 2000, 4000),
+        "proposals": entry(f"model.rpn.post_nms_topk_{kind}", 250, 500, 1000, 2000),
         "classes": entry("model.num_classes", 1, 80, 1000),
     }
     if mode == "train":

@@ -26,6 +26,7 @@ from mask_rcnn_jax.data.coco import check_classes, check_image_size, decode_imag
 from mask_rcnn_jax.data.options import has_inclusive_boxes
 from mask_rcnn_jax.data.source import annotation_file, load_split
 from mask_rcnn_jax.evaluation import coco as coco_evaluation
+from mask_rcnn_jax.models.detect import detect_options
 from mask_rcnn_jax.report.analysis import Findings, examine
 from mask_rcnn_jax.report.page import write_report
 from mask_rcnn_jax.training import evaluator

@@ -307,7 +307,7 @@ class TestLibrary:
             path, overrides = RECIPE, trained.overrides | overrides | {"model.num_classes": 4}
         config = mrcnn.load_config(path, overrides=overrides)
         model = mrcnn.build_model(config.model)
-        assert isinstance(model, mrcnn.MaskRCNN) and model.num_classes == 4
+        assert isinstance(model, mrcnn.MaskRCNN) and model.box_head.num_classes == 4
         predictor = mrcnn.Predictor(config, mrcnn.load_variables(trained.workdir, config))
 
         image = decode_image(folder / "more" / "000000.png")  # 50 x 130 pixels

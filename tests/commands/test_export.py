@@ -34,7 +34,7 @@ def small_config(**changes):
 
 
 def small_flags(**changes):
-    overrides = SMALL | {f"model.backbone.{name}": value for name, value in changes.items()}
+    overrides = SMALL | {f"model.{name.replace('__', '.')}": v for name, v in changes.items()}
     return [
         f"--config={RECIPE}",
         *(f"--config.{name}={value}" for name, value in overrides.items()),
@@ -88,7 +88,7 @@ def test_epsilon_of_the_config_is_converted(tmp_path):
     save_file(to_ours_flat(variables), tmp_path / "ours.safetensors")
     arguments = ["--weights", tmp_path / "ours.safetensors", "--format=torchvision"]
     target = tmp_path / "out.safetensors"
-    flags = small_flags(norm="affine", norm_eps=1e-3)
+    flags = small_flags(backbone__norm="affine", backbone__norm_eps=1e-3)
     assert run_inside("export", *flags, *arguments, "--output", target) == 0
     expected = to_torchvision(variables, norm_eps=1e-3)
     arrays = load_file(target)
@@ -100,7 +100,9 @@ def test_epsilon_of_the_config_is_converted(tmp_path):
 def test_what_torchvision_has_otherwise_is_listed(weights, tmp_path, caplog):
     target = tmp_path / "out.safetensors"
     arguments = ["--weights", weights[0], "--format=torchvision", "--output", target]
-    flags = small_flags(padding="same", norm_eps=1e-3)  # the second is converted
+    flags = small_flags(
+        backbone__padding="same", backbone__norm_eps=1e-3
+    )  # the second is converted
     flags += ["--config.model.roi_align.sampling_ratio=1"]
     assert run_inside("export", *flags, *arguments) == 0
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
@@ -123,11 +125,11 @@ def test_run_in_our_own_names(trained, tmp_path):
     ("changes", "message"),
     [
         (
-            {"norm": "group"},
+            {"backbone__norm": "group"},
             "model.backbone.norm is 'group', torchvision's ResNet has batch normalization",
         ),
         (
-            {"depth": 50, "stride_in": "1x1"},
+            {"backbone__depth": 50, "backbone__stride_in": "1x1"},
             "model.backbone.stride_in is '1x1', torchvision's ResNet",
         ),
         ({"num_classes": 4}, "has 3 classes, expected 4"),

@@ -249,7 +249,9 @@ class TestMistakes:
             to_flax(arrays, norm="frozen", eps=1e-5)
 
     def test_group_norm_has_no_counterpart(self):
-        with pytest.raises(ValueError, match=r"model\.norm is 'group', which torchvision's ResNet"):
+        with pytest.raises(
+            ValueError, match=r"model\.backbone\.norm is 'group', which torchvision's ResNet"
+        ):
             to_flax(system("torchvision_resnet")[1], norm="group", eps=1e-5)
 
     @pytest.mark.parametrize(
