@@ -8,7 +8,7 @@
 The first takes the run's config, or one that is given, and its latest checkpoint;
 `--weights runs/coco/checkpoints/90000` takes another.
 Results go to `--output`, or to `eval/<step>` in the workdir. `--report` adds report.html there, a
-page with curves, tables and the worst mistakes as pictures.
+page with curves, tables and images of the costliest errors.
 """
 
 import json
@@ -27,7 +27,7 @@ from mask_rcnn_jax.data.options import has_inclusive_boxes
 from mask_rcnn_jax.data.source import annotation_file, load_split
 from mask_rcnn_jax.evaluation import coco as coco_evaluation
 from mask_rcnn_jax.models.detect import detect_options
-from mask_rcnn_jax.report.analysis import Findings, examine
+from mask_rcnn_jax.report.analysis import Analysis, analyze
 from mask_rcnn_jax.report.page import write_report
 from mask_rcnn_jax.training import evaluator
 from mask_rcnn_jax.training.metrics import FILE_NAME, read_metrics
@@ -74,10 +74,10 @@ def evaluate_model(
         paste=config.eval.paste, inclusive_boxes=has_inclusive_boxes(config),
     )  # fmt: skip
     image_ids = [record.id for record in dataset.images[: loader.num_images]]
-    findings, collect = _collector(report)
+    analyses, collect = _collector(report)
     metrics = evaluator.score_and_write(dataset, results, image_ids, folder, collect)
-    if findings:  # on the first process
-        _write_report(folder, title, config, findings, records)
+    if analyses:  # on the first process
+        _write_report(folder, title, config, analyses, records)
     logging.info("results: %s", folder)
     return metrics
 
@@ -94,25 +94,25 @@ def evaluate_results(
     results = coco_evaluation.split_results(coco_evaluation.load_results(results_json))
     skip_bad = config.data.bad_annotations == "skip"
     annotations = annotation_file(config.data, "val")
-    findings, collect = _collector(report)
-    metrics = coco_evaluation.score(annotations, *results, skip_bad=skip_bad, examine=collect)
+    analyses, collect = _collector(report)
+    metrics = coco_evaluation.score(annotations, *results, skip_bad=skip_bad, callback=collect)
     print(coco_evaluation.format_table(metrics), flush=True)
     if output:
         Path(output).mkdir(parents=True, exist_ok=True)
         (Path(output) / "metrics.json").write_text(json.dumps(metrics, indent=1))
     if report:
-        _write_report(Path(output), f"Evaluation of {results_json}", config, findings, records=[])
+        _write_report(Path(output), f"Evaluation of {results_json}", config, analyses, records=[])
     return metrics
 
 
-def _collector(wanted: bool) -> tuple[list[Findings], Callable[[COCOeval], None] | None]:
-    """A list, and what puts the findings of an evaluation into it; None if they are not wanted."""
-    findings = []
-    return findings, (lambda one: findings.append(examine(one))) if wanted else None
+def _collector(wanted: bool) -> tuple[list[Analysis], Callable[[COCOeval], None] | None]:
+    """A list, and a callback that appends the analysis of an evaluation; None if not wanted."""
+    analyses = []
+    return analyses, (lambda evaluation: analyses.append(analyze(evaluation))) if wanted else None
 
 
 def _write_report(
-    folder: Path, title: str, config: ConfigDict, findings: list[Findings], records: list[dict]
+    folder: Path, title: str, config: ConfigDict, analyses: list[Analysis], records: list[dict]
 ) -> None:
     """report.html in the folder, with the pictures of the "val" set that are there."""
     failures = []
@@ -126,7 +126,7 @@ def _write_report(
             return None
 
     about = {"Ground truth": annotation_file(config.data, "val")}
-    write_report(folder / "report.html", title, about, findings, read_picture, records)
+    write_report(folder / "report.html", title, about, analyses, read_picture, records)
     if failures:
         logging.warning(
             "report: %d pictures could not be read, the first: %s", len(failures), failures[0]

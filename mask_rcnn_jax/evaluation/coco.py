@@ -1,7 +1,7 @@
-"""Detections to COCO results, and COCO results to the 24 published numbers.
+"""Convert detections to COCO results and compute the 24 COCO metrics.
 
-COCO's own conventions live here and nowhere else: boxes as (x, y, width, height) in pixels of the
-original picture, the category ids of the json, masks as run-length codes.
+COCO conventions are confined to this module: boxes are (x, y, width, height) in original image
+pixels, category ids are those of the json, and masks are RLE.
 """
 
 import contextlib
@@ -25,12 +25,12 @@ from mask_rcnn_jax.evaluation.paste import paste_mask
 from mask_rcnn_jax.rle import encode_window
 from mask_rcnn_jax.structures import Detections
 
-# The order in which pycocotools' COCOeval.summarize() leaves its twelve statistics.
+# Order of the twelve statistics of pycocotools' COCOeval.summarize().
 METRIC_NAMES = (
     *("AP", "AP50", "AP75", "APs", "APm", "APl"),
     *("ARmax1", "ARmax10", "ARmax100", "ARs", "ARm", "ARl"),
 )
-# Per type of result: the prefix of its metrics' names and the key that holds its geometry.
+# Metric name prefix and geometry key per result type.
 _TYPES = {"bbox": ("", "bbox"), "segm": ("mask_", "segmentation")}
 
 
@@ -44,19 +44,19 @@ def to_coco_results(
     paste: str = "continuous",
     inclusive_boxes: bool = False,
 ) -> tuple[list[dict], list[dict]]:
-    """Turns a batch of detections into COCO results, in pixels of the original pictures.
+    """Convert a batch of detections to COCO results in original image pixels.
 
     Args:
         detections: a batch [B, D, ...] with boxes in network pixels.
         scales: [B, 2] (y, x) network pixels per original pixel.
-        image_ids: per image the id of the json, or None for an image that only fills the batch.
-        image_sizes_original: per image (height, width); not read where the id is None.
-        category_ids: the json's id of class k is `category_ids[k - 1]`.
-        paste: how masks get into the picture, see `paste.paste_mask`.
-        inclusive_boxes: boxes end at their last pixel: width = x2 - x1 + 1.
+        image_ids: json id per image; None for an image that pads the batch.
+        image_sizes_original: (height, width) per image; ignored for padding.
+        category_ids: class k has the json id `category_ids[k - 1]`.
+        paste: mask pasting rule, see `paste.paste_mask`.
+        inclusive_boxes: x2 and y2 are the last pixels of a box, so width = x2 - x1 + 1.
 
     Returns:
-        Box results and mask results, the same detections in the same order.
+        Box results and mask results for the same detections in the same order.
     """
     detections = Detections(**{k: np.asarray(v) for k, v in vars(detections).items()})
     bbox_results, segm_results = [], []
@@ -71,30 +71,30 @@ def to_coco_results(
                 "category_id": category_ids[int(detections.classes[b][d]) - 1],
                 "score": float(detections.scores[b][d]),
             }
-            # The mask is pasted with the whole box: clipping the box first would squeeze it.
+            # Paste with the unclipped box: clipping it first would squeeze the mask.
             crop, origin = paste_mask(detections.masks[b][d], boxes[d], height, width, rule=paste)
-            code = encode_window(crop, origin, height, width)
+            rle = encode_window(crop, origin, height, width)
             bbox = _clipped_xywh(boxes[d], height, width, float(inclusive_boxes))
             bbox_results.append({**entry, "bbox": bbox})
-            segm_results.append({**entry, "segmentation": code})
+            segm_results.append({**entry, "segmentation": rle})
     return bbox_results, segm_results
 
 
 def _to_original(boxes: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """Boxes [D, 4] from network pixels to original pixels; scale is (y, x)."""
+    """Scale boxes [D, 4] from network to original pixels; scale is (y, x)."""
     scale_y, scale_x = np.asarray(scale, np.float64)
     return boxes.astype(np.float64) / np.array([scale_x, scale_y, scale_x, scale_y])
 
 
 def _clipped_xywh(box: np.ndarray, height: int, width: int, offset: float) -> list[float]:
-    """(x1, y1, x2, y2) clipped to the picture, as COCO's (x, y, width, height)."""
+    """Clip (x1, y1, x2, y2) to the image and convert to COCO's (x, y, width, height)."""
     x1, x2 = np.clip(box[[0, 2]], 0, width - offset)
     y1, y2 = np.clip(box[[1, 3]], 0, height - offset)
     return [round(float(value), 3) for value in (x1, y1, x2 - x1 + offset, y2 - y1 + offset)]
 
 
 def load_results(path: str | os.PathLike) -> list[dict]:
-    """Reads a COCO results file: a json list with one object per detection."""
+    """Read a COCO results file, a json list with one object per detection."""
     results = _read_json(path)
     if not isinstance(results, list):
         raise ValueError(f"{path}: expected a json list of detections (COCO results format)")
@@ -116,9 +116,9 @@ def load_results(path: str | os.PathLike) -> list[dict]:
 
 
 def split_results(results: list[dict]) -> tuple[list[dict] | None, list[dict] | None]:
-    """Box results and mask results of one file, None for a type that it does not hold.
+    """Return the box and the mask results of one file, None for an absent type.
 
-    A file without detections counts as box results, so that it scores zero and not nothing.
+    A file without detections counts as box results, which scores zero.
     """
     if not results:
         return [], None
@@ -132,23 +132,23 @@ def score(
     *,
     image_ids: Sequence[int | str] | None = None,
     skip_bad: bool = False,
-    examine: Callable[[COCOeval], None] | None = None,
+    callback: Callable[[COCOeval], None] | None = None,
 ) -> dict:
-    """Scores COCO results against COCO ground truth, exactly as pycocotools does.
+    """Score COCO results against COCO ground truth, exactly as pycocotools does.
 
     Args:
         gt: a COCO instances json or its content. Annotations may lack `id`, `area`, `iscrowd`.
-        bbox_results, segm_results: COCO results; None leaves that type out, an empty list is
-            scored (as zero).
-        image_ids: score on these images only; default is every image of the ground truth.
-        skip_bad: leave out ground truth of unusable geometry; default is a ValueError.
-        examine: is shown pycocotools' evaluation of each type, with its arrays, boxes first; it is
-            not kept, since it may take gigabytes.
+        bbox_results: COCO results; None skips the type, an empty list scores zero.
+        segm_results: likewise.
+        image_ids: images to score; default all images of the ground truth.
+        skip_bad: skip ground truth with unusable geometry instead of raising ValueError.
+        callback: called with pycocotools' evaluation of each type, boxes first. The evaluation is
+            not kept, since its arrays may take gigabytes.
 
     Returns:
-        The 12 numbers of METRIC_NAMES for boxes, the same with `mask_` in front for masks, and
-        "per_category": {name: {"AP": ..., "mask_AP": ...}}. As in pycocotools, -1 stands where
-        the ground truth has nothing to measure.
+        METRIC_NAMES for boxes, the same names prefixed with `mask_` for masks, and "per_category":
+        {name: {"AP": ..., "mask_AP": ...}}. As in pycocotools, a value is -1 if the ground truth
+        has no objects for it.
     """
     source = "ground truth" if isinstance(gt, dict) else str(gt)
     content = gt if isinstance(gt, dict) else _read_json(gt)
@@ -165,13 +165,13 @@ def score(
         metrics |= {prefix + name: float(value) for name, value in values}
         for category_id, ap in _category_aps(evaluation).items():
             per_category[names[category_id]][prefix + "AP"] = ap
-        if examine is not None:
-            examine(evaluation)
+        if callback is not None:
+            callback(evaluation)
     return {**metrics, "per_category": per_category}
 
 
 def format_table(metrics: dict) -> str:
-    """The COCO table as text, boxes and masks side by side, then AP per category."""
+    """Format the COCO table, boxes and masks side by side, then AP per category."""
     prefixes = [prefix for prefix, _ in _TYPES.values() if prefix + "AP" in metrics]
     titles = ["box" if prefix == "" else "mask" for prefix in prefixes]
     lines = [_row("", titles)]
@@ -200,7 +200,7 @@ def _row(label: str, cells: list[str]) -> str:
 def _evaluate(
     gt: dict, truth: list[dict], results: list[dict], iou_type: str, image_ids: Sequence | None
 ) -> COCOeval:
-    """Runs pycocotools for one type of result, without its printing."""
+    """Run pycocotools for one result type, without its printing."""
     with contextlib.redirect_stdout(io.StringIO()):
         coco_gt = index_annotations(gt, truth)
         coco_results = index_annotations(gt, fill_results(gt, results, iou_type))
@@ -214,19 +214,15 @@ def _evaluate(
 
 
 def index_annotations(gt: dict, annotations: list[dict]) -> COCO:
-    """A pycocotools index of these annotations on the ground truth's images and categories."""
+    """Index annotations with pycocotools on the ground truth's images and categories."""
     coco = COCO()
-    coco.dataset = {
-        "images": gt["images"],
-        "categories": gt["categories"],
-        "annotations": annotations,
-    }
+    coco.dataset = {key: gt[key] for key in ("images", "categories")} | {"annotations": annotations}
     coco.createIndex()
     return coco
 
 
 def _category_aps(evaluation: COCOeval) -> dict[int, float]:
-    """AP at IoU 0.50:0.95 over all areas per category id; -1 without ground truth."""
+    """AP at IoU 0.50:0.95 for all areas per category id; -1 without ground truth."""
     precision = evaluation.eval["precision"][:, :, :, 0, -1]  # [IoU, recall, category]
     aps = {}
     for k, category_id in enumerate(evaluation.params.catIds):
@@ -236,23 +232,23 @@ def _category_aps(evaluation: COCOeval) -> dict[int, float]:
 
 
 def category_names(categories: list[dict]) -> dict[int, str]:
-    """Name per category id; where two share one name, the id is added to tell them apart."""
+    """Map category ids to names, appending the id to a duplicate name."""
     names = {category["id"]: str(category.get("name", category["id"])) for category in categories}
     count = Counter(names.values())
     return {i: name if count[name] == 1 else f"{name} ({i})" for i, name in names.items()}
 
 
 def _check_uniform(path: str | os.PathLike, results: list[dict], key: str) -> None:
-    """All detections of a file have this key, or none has."""
-    having = sum(key in result for result in results)
-    if 0 < having < len(results):
+    """Raise unless all detections or none have this key."""
+    count = sum(key in result for result in results)
+    if 0 < count < len(results):
         first = next(i for i, result in enumerate(results) if key not in result)
-        raise ValueError(f"{path}: entry {first} has no {key!r}, though {having} others have")
+        raise ValueError(f"{path}: entry {first} has no {key!r}, but {count} others have")
 
 
 def _read_json(path: str | os.PathLike) -> object:
     with open(path, encoding="utf-8") as file:
         try:
             return json.load(file)
-        except ValueError as error:  # json's and unicode's decoding errors
+        except ValueError as error:  # JSON and Unicode decoding errors
             raise ValueError(f"{path}: not readable as json: {error}") from error

@@ -1,7 +1,7 @@
-"""The charts of a report as inline SVG: precision over recall, score histograms, curves of a run.
+"""Inline SVG charts: precision-recall curves, score histograms, training curves.
 
-Colours and text sizes are classes of the report's stylesheet, so that a chart follows the reader's
-light or dark scheme. Coordinates are those of the viewBox, which the page stretches to its column.
+Colors and text sizes are classes of the report's stylesheet, so charts follow the reader's light or
+dark scheme. Coordinates are in viewBox units; the page scales the viewBox to its column.
 """
 
 import math
@@ -11,14 +11,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mask_rcnn_jax.report.analysis import Findings
+from mask_rcnn_jax.report.analysis import Analysis
 
-# A line of more points than this is drawn through the means of so many stretches of it.
+# Longer lines are averaged down to this many points.
 MAX_POINTS = 240
 
 
-class Frame(NamedTuple):
-    """Where a chart's axes lie, and what they span."""
+class PlotArea(NamedTuple):
+    """Position of a chart's axes in the viewBox, and their value ranges."""
 
     left: float
     top: float
@@ -27,38 +27,38 @@ class Frame(NamedTuple):
     x: tuple[float, float]
     y: tuple[float, float]
 
-    def place(self, x: float, y: float) -> tuple[float, float]:
-        """Viewbox coordinates of a value."""
-        across = (x - self.x[0]) / (self.x[1] - self.x[0])
+    def to_viewbox(self, x: float, y: float) -> tuple[float, float]:
+        """Convert a data point to viewBox coordinates."""
+        right = (x - self.x[0]) / (self.x[1] - self.x[0])
         up = (y - self.y[0]) / (self.y[1] - self.y[0])
-        return self.left + across * self.width, self.top + (1 - up) * self.height
+        return self.left + right * self.width, self.top + (1 - up) * self.height
 
 
-def pr_curves(findings: Findings) -> str:
-    """Precision over recall, a line for each IoU threshold, with the AP of each beside it."""
-    frame = Frame(44, 12, 300, 240, (0, 1), (0, 1))
+def pr_curves(analysis: Analysis) -> str:
+    """Draw precision over recall, one line per IoU threshold, with the AP values beside them."""
+    area = PlotArea(44, 12, 300, 240, (0, 1), (0, 1))
     ticks = [(value, f"{value:g}") for value in (0, 0.25, 0.5, 0.75, 1)]
-    parts = [_axes(frame, ticks, ticks, "Recall", "Precision")]
+    parts = [_axes(area, ticks, ticks, "Recall", "Precision")]
     parts.append('<text class="key" x="360" y="22">IoU</text>')
     parts.append('<text class="key" x="456" y="22" text-anchor="end">AP</text>')
-    rows = list(zip(findings.iou_thresholds, findings.precision, strict=True))
+    rows = list(zip(analysis.iou_thresholds, analysis.precision, strict=True))
     for i, (iou, precision) in reversed(list(enumerate(rows))):
         # The strictest threshold is the faintest line.
         opacity = 1 - 0.7 * i / max(len(rows) - 1, 1)
         style = f'class="line" stroke-opacity="{opacity:.2f}"'
-        parts.append(_polyline(frame, findings.recalls, precision, style))
+        parts.append(_polyline(area, analysis.recalls, precision, style))
         y = 44 + 21 * i
         parts.append(f'<path {style} d="M360 {y - 4}h18"/>')
         parts.append(f'<text x="386" y="{y}">{iou:.2f}</text>')
         parts.append(f'<text x="456" y="{y}" text-anchor="end">{precision.mean():.3f}</text>')
-    what = f"Precision over recall of the {findings.kind} results at ten IoU thresholds"
-    return _svg(460, 292, what, parts)
+    title = f"Precision over recall of the {analysis.kind} results at ten IoU thresholds"
+    return _svg(460, 292, title, parts)
 
 
-def score_histogram(findings: Findings) -> str:
-    """Scores of true detections upwards, of false ones downwards, each on a scale of its own."""
-    true, false = (np.asarray(counts, float) for counts in findings.histogram)
-    low, high = findings.histogram_range
+def score_histogram(analysis: Analysis) -> str:
+    """Draw true detection scores upward and false ones downward, each to its own scale."""
+    true, false = (np.asarray(counts, float) for counts in analysis.histogram)
+    low, high = analysis.histogram_range
     bins, left, width, half = len(true), 44, 400, 100
     middle = 12 + half
     parts = []
@@ -80,93 +80,94 @@ def score_histogram(findings: Findings) -> str:
         parts.append(f'<text x="{left - 6}" y="{edge + 4}" text-anchor="end">{highest:.0f}</text>')
     parts.append(f'<path class="axis" d="M{left} {middle}h{width}"/>')
     bottom = middle + half
-    for part in (0, 0.25, 0.5, 0.75, 1):
-        x = left + part * width
-        value = _short(low + part * (high - low))
+    for fraction in (0, 0.25, 0.5, 0.75, 1):
+        x = left + fraction * width
+        value = _short(low + fraction * (high - low))
         parts.append(f'<text x="{x:.1f}" y="{bottom + 18}" text-anchor="middle">{value}</text>')
-    if low <= findings.threshold <= high:
-        x = left + (findings.threshold - low) / (high - low) * width
+    if low <= analysis.threshold <= high:
+        x = left + (analysis.threshold - low) / (high - low) * width
         parts.append(f'<path class="mark" d="M{x:.1f} 12V{bottom}"/>')
     label = f'<text x="{left + width / 2}" y="{bottom + 38}" text-anchor="middle">Score</text>'
-    what = f"Histogram of the scores of true and false {findings.kind} detections"
-    return _svg(460, bottom + 46, what, [*parts, label])
+    title = f"Histogram of the scores of true and false {analysis.kind} detections"
+    return _svg(460, bottom + 46, title, [*parts, label])
 
 
-def run_chart(
-    what: str,
+def training_curve(
+    title: str,
     series: Sequence[tuple[str, str, list[tuple[float, float]]]],
     steps: tuple[float, float],
 ) -> str:
-    """Lines over the steps of a run.
+    """Draw lines over the training steps.
 
     Args:
-        series: (name, class of the line, [(step, value)]), values finite, none of the lists empty.
-        steps: the first and the last of the run.
+        title: chart title.
+        series: (name, CSS class, [(step, value)]) per line; values are finite, no list is empty.
+        steps: first and last step of the run.
     """
-    lines = [(kind, _thinned(line)) for _, kind, line in series]
+    lines = [(css_class, _downsample(line)) for _, css_class, line in series]
     values = [value for _, line in lines for _, value in line]
-    low, high = min(0.0, *values), _ceiling(max(0.0, *values))
+    low, high = min(0.0, *values), _round_up(max(0.0, *values))
     span = (low, high if high > low else low + 1)
     first, last = steps
-    frame = Frame(46, 30, 260, 110, (first, last if last > first else first + 1), span)
+    area = PlotArea(46, 30, 260, 110, (first, last if last > first else first + 1), span)
     y_ticks = [(value, _short(value)) for value in np.linspace(*span, 3)]
-    x_ticks = [(value, _short(value)) for value in np.linspace(*frame.x, 3)]
-    parts = [_axes(frame, x_ticks, y_ticks, "", "")]
-    parts.append(f'<text class="key" x="0" y="12">{escape(what)}</text>')
-    for kind, line in lines:
+    x_ticks = [(value, _short(value)) for value in np.linspace(*area.x, 3)]
+    parts = [_axes(area, x_ticks, y_ticks, "", "")]
+    parts.append(f'<text class="key" x="0" y="12">{escape(title)}</text>')
+    for css_class, line in lines:
         x, y = zip(*line, strict=True)
         if len(line) == 1:
-            cx, cy = frame.place(x[0], y[0])
-            parts.append(f'<circle class="{kind}" cx="{cx:.1f}" cy="{cy:.1f}" r="3"/>')
+            cx, cy = area.to_viewbox(x[0], y[0])
+            parts.append(f'<circle class="{css_class}" cx="{cx:.1f}" cy="{cy:.1f}" r="3"/>')
         else:
-            parts.append(_polyline(frame, x, y, f'class="{kind}"'))
+            parts.append(_polyline(area, x, y, f'class="{css_class}"'))
     names = " and ".join(name for name, _, _ in series)
-    return _svg(320, 166, f"{what}, {names}, over the steps of the run", parts)
+    return _svg(320, 166, f"{title}, {names}, over the steps of the run", parts)
 
 
-def _ceiling(high: float) -> float:
-    """A round number that is no less, of which the half is round too."""
+def _round_up(high: float) -> float:
+    """Round up to a number whose half is round too."""
     if high <= 0:
         return high
     unit = 10.0 ** math.floor(math.log10(high))
-    # Float32 noise is not to double an axis.
+    # The tolerance keeps float32 noise from doubling an axis.
     return next(unit * times for times in (1, 2, 4, 6, 8, 10, 20) if unit * times > 0.999 * high)
 
 
-def _thinned(line: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The line itself, or the means of MAX_POINTS stretches of it."""
+def _downsample(line: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Average a long line over MAX_POINTS segments."""
     if len(line) <= MAX_POINTS:
         return line
     return [tuple(part.mean(axis=0)) for part in np.array_split(np.array(line), MAX_POINTS)]
 
 
-def _axes(frame: Frame, x_ticks, y_ticks, x_name: str, y_name: str) -> str:
-    """Grid lines with their numbers, and the names of the axes."""
+def _axes(area: PlotArea, x_ticks, y_ticks, x_name: str, y_name: str) -> str:
+    """Draw grid lines, tick labels and axis names."""
     parts = []
-    bottom = frame.top + frame.height
+    bottom = area.top + area.height
     for value, text in y_ticks:
-        _, y = frame.place(frame.x[0], value)
-        parts.append(f'<path class="grid" d="M{frame.left} {y:.1f}h{frame.width}"/>')
-        parts.append(f'<text x="{frame.left - 6}" y="{y + 4:.1f}" text-anchor="end">{text}</text>')
+        _, y = area.to_viewbox(area.x[0], value)
+        parts.append(f'<path class="grid" d="M{area.left} {y:.1f}h{area.width}"/>')
+        parts.append(f'<text x="{area.left - 6}" y="{y + 4:.1f}" text-anchor="end">{text}</text>')
     for value, text in x_ticks:
-        x, _ = frame.place(value, frame.y[0])
+        x, _ = area.to_viewbox(value, area.y[0])
         parts.append(f'<text x="{x:.1f}" y="{bottom + 17}" text-anchor="middle">{text}</text>')
-    middle = frame.left + frame.width / 2
+    middle = area.left + area.width / 2
     parts.append(f'<text x="{middle}" y="{bottom + 36}" text-anchor="middle">{x_name}</text>')
-    across = frame.top + frame.height / 2
-    turned = f'transform="rotate(-90 12 {across})"'
-    parts.append(f'<text x="12" y="{across}" text-anchor="middle" {turned}>{y_name}</text>')
+    middle = area.top + area.height / 2
+    rotation = f'transform="rotate(-90 12 {middle})"'
+    parts.append(f'<text x="12" y="{middle}" text-anchor="middle" {rotation}>{y_name}</text>')
     return "".join(parts)
 
 
-def _polyline(frame: Frame, x: Sequence[float], y: Sequence[float], style: str) -> str:
-    points = (frame.place(*pair) for pair in zip(x, y, strict=True))
+def _polyline(area: PlotArea, x: Sequence[float], y: Sequence[float], style: str) -> str:
+    points = (area.to_viewbox(*pair) for pair in zip(x, y, strict=True))
     text = " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
     return f'<polyline {style} points="{text}"/>'
 
 
 def _short(value: float) -> str:
-    """A number in few characters: 0.25, 1.5, 300, 90k, 1e-05."""
+    """Format a number briefly: 0.25, 1.5, 300, 90k, 1e-05."""
     if value and abs(value) < 1e-4:
         return f"{value:.0e}"
     if abs(value) >= 10_000 and math.isfinite(value):
@@ -174,8 +175,8 @@ def _short(value: float) -> str:
     return f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
 
 
-def _svg(width: float, height: float, what: str, parts: Sequence[str]) -> str:
+def _svg(width: float, height: float, title: str, parts: Sequence[str]) -> str:
     return (
-        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(what)}">'
-        f"<title>{escape(what)}</title>{''.join(parts)}</svg>"
+        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}">'
+        f"<title>{escape(title)}</title>{''.join(parts)}</svg>"
     )

@@ -1,13 +1,13 @@
-"""The most costly mistakes of one pycocotools evaluation, with what their pictures need.
+"""Costliest errors of a pycocotools evaluation, with the instances needed to draw them.
 
-Who matches whom is COCOeval's own answer. The cost of a mistake is how sure the model was of it:
+Matches are those of COCOeval. The cost of an error measures the model's confidence in it:
 
-  * a miss is an object without a detection of its category that reaches the score threshold. Its
-    cost is 1 minus the score of the detection that does match it, 0 where none does.
-  * a false alarm is a detection that reaches the threshold and matches no object of its category.
-    Its cost is its score.
+  * A miss is an object without a detection of its category that reaches the score threshold. Its
+    cost is 1 minus the score of its matched detection, or 1 without a match.
+  * A false positive is a detection that reaches the threshold and matches no object of its
+    category. Its cost is its score.
 
-Of equal costs the larger object comes first.
+Ties are ordered by decreasing object area.
 """
 
 import math
@@ -17,36 +17,36 @@ from typing import NamedTuple
 
 from pycocotools.cocoeval import COCOeval
 
-# What a report shows of each kind, and of one image, so that one odd picture does not fill it.
+# Limits per error type; the limit per image keeps one odd image from filling the report.
 MAX_SHOWN, MAX_PER_IMAGE = 16, 2
-# Further objects of a picture are not drawn.
-MAX_SHAPES = 100
+# Maximum number of instances drawn per image.
+MAX_INSTANCES = 100
 
 
-class Shape(NamedTuple):
-    """An object or a detection to be drawn."""
+class Instance(NamedTuple):
+    """A ground-truth object or a detection to draw."""
 
-    box: tuple[float, float, float, float]  # x, y, width, height in pixels of the picture
-    mask: dict | None  # run-length code of the whole picture, None where only boxes are scored
+    box: tuple[float, float, float, float]  # x, y, width, height in image pixels
+    mask: dict | None  # RLE of the whole image; None for box results
     name: str
-    score: float | None  # None for an object of the ground truth
-    is_it: bool  # whether it is the mistake itself
+    score: float | None  # None for ground truth
+    is_error: bool  # whether this instance is the error itself
 
 
-class Mistake(NamedTuple):
-    """One miss or false alarm."""
+class DetectionError(NamedTuple):
+    """A miss or a false positive."""
 
-    image: dict  # the json's entry
-    name: str  # of the category
+    image: dict  # entry of the json's `images`
+    name: str  # category name
     cost: float
     note: str
     box: tuple[float, float, float, float]  # x, y, width, height
-    truth: list[Shape]
-    found: list[Shape]  # detections that reach the threshold, highest score first
+    truth: list[Instance]
+    detections: list[Instance]  # with at least the threshold score, by decreasing score
 
 
-def entries(evaluation: COCOeval, area: int) -> Iterator[tuple[int, dict]]:
-    """(place of its category in `catIds`, entry of `evalImgs`) for one of the `areaRng`."""
+def image_entries(evaluation: COCOeval, area: int) -> Iterator[tuple[int, dict]]:
+    """Iterate over (index into `catIds`, entry of `evalImgs`) for one index into `areaRng`."""
     images, areas = len(evaluation.params.imgIds), len(evaluation.params.areaRng)
     for k in range(len(evaluation.params.catIds)):
         start = (k * areas + area) * images
@@ -57,13 +57,17 @@ def entries(evaluation: COCOeval, area: int) -> Iterator[tuple[int, dict]]:
 
 def misses(
     evaluation: COCOeval, iou: int, threshold: float, names: dict[int | str, str]
-) -> list[Mistake]:
-    """The most costly misses at the IoU threshold number `iou`, at most MAX_SHOWN.
+) -> list[DetectionError]:
+    """Return the costliest misses, at most MAX_SHOWN.
 
-    names: of the category ids.
+    Args:
+        evaluation: pycocotools' evaluation.
+        iou: index into `iouThrs`.
+        threshold: minimum detection score.
+        names: category id to name.
     """
     found = []
-    for _, entry in entries(evaluation, 0):
+    for _, entry in image_entries(evaluation, 0):
         scores = dict(zip(entry["dtIds"], entry["dtScores"], strict=True))
         for i, match, ignored in zip(
             entry["gtIds"], entry["gtMatches"][iou], entry["gtIgnore"], strict=True
@@ -73,78 +77,78 @@ def misses(
             if not ignored and score < threshold:
                 found.append((1 - score, evaluation.cocoGt.anns[i]))
     shown = []
-    for cost, annotation in _most_costly(found):
+    for cost, annotation in _costliest(found):
         note = f"found with score {1 - cost:.2f}" if cost < 1 else "nothing found"
-        shown.append(_mistake(evaluation, annotation, cost, note, threshold, names))
+        shown.append(_make_error(evaluation, annotation, cost, note, threshold, names))
     return shown
 
 
-def false_alarms(
+def false_positives(
     evaluation: COCOeval, iou: int, threshold: float, names: dict[int | str, str]
-) -> list[Mistake]:
-    """The most costly false alarms at the IoU threshold number `iou`, at most MAX_SHOWN."""
+) -> list[DetectionError]:
+    """Return the costliest false positives, at most MAX_SHOWN. Arguments as for `misses`."""
     found, nearest = [], {}
-    for _, entry in entries(evaluation, 0):
-        # Rows in the order of dtIds; without objects or without detections it is an empty list.
+    for _, entry in image_entries(evaluation, 0):
+        # Rows follow dtIds; an empty list if there are no objects or no detections.
         ious = evaluation.ious[entry["image_id"], entry["category_id"]]
         for row, (i, score) in enumerate(zip(entry["dtIds"], entry["dtScores"], strict=True)):
-            false = not entry["dtMatches"][iou][row] and not entry["dtIgnore"][iou][row]
-            if false and score >= threshold and math.isfinite(score):
+            is_false = not entry["dtMatches"][iou][row] and not entry["dtIgnore"][iou][row]
+            if is_false and score >= threshold and math.isfinite(score):
                 found.append((score, evaluation.cocoDt.anns[i]))
                 nearest[i] = float(max(ious[row], default=0)) if len(ious) else 0.0
     shown = []
-    for cost, annotation in _most_costly(found):
+    for cost, annotation in _costliest(found):
         name, overlap = names[annotation["category_id"]], nearest[annotation["id"]]
         note = f"IoU {overlap:.2f} with the nearest {name}" if overlap else f"no {name} there"
-        shown.append(_mistake(evaluation, annotation, cost, note, threshold, names))
+        shown.append(_make_error(evaluation, annotation, cost, note, threshold, names))
     return shown
 
 
-def _most_costly(found: Iterable[tuple[float, dict]]) -> list[tuple[float, dict]]:
-    """The first MAX_SHOWN pairs (cost, annotation), with at most MAX_PER_IMAGE of an image."""
-    of_image, chosen = Counter(), []
+def _costliest(found: Iterable[tuple[float, dict]]) -> list[tuple[float, dict]]:
+    """First MAX_SHOWN pairs (cost, annotation), with at most MAX_PER_IMAGE per image."""
+    per_image, chosen = Counter(), []
     for cost, annotation in sorted(found, key=lambda pair: (-pair[0], -pair[1]["area"])):
-        of_image[annotation["image_id"]] += 1
-        if of_image[annotation["image_id"]] <= MAX_PER_IMAGE:
+        per_image[annotation["image_id"]] += 1
+        if per_image[annotation["image_id"]] <= MAX_PER_IMAGE:
             chosen.append((cost, annotation))
             if len(chosen) == MAX_SHOWN:
                 break
     return chosen
 
 
-def _mistake(
+def _make_error(
     evaluation: COCOeval,
     annotation: dict,
     cost: float,
     note: str,
     threshold: float,
     names: dict[int | str, str],
-) -> Mistake:
+) -> DetectionError:
     image_id = annotation["image_id"]
-    with_masks = evaluation.params.iouType == "segm"
+    has_masks = evaluation.params.iouType == "segm"
 
-    def shapes(annotations: Iterable[dict], scored: bool) -> list[Shape]:
+    def instances(annotations: Iterable[dict], scored: bool) -> list[Instance]:
         known = [a for a in annotations if a["category_id"] in names]
         known.sort(key=lambda a: -a["score"] if scored else 0)
-        known.sort(key=lambda a: a is not annotation)  # the first gets the best place for its label
+        known.sort(key=lambda a: a is not annotation)  # the first instance is labeled first
         return [
-            Shape(
+            Instance(
                 tuple(a["bbox"]),
-                a["segmentation"] if with_masks else None,
+                a["segmentation"] if has_masks else None,
                 names[a["category_id"]] + (" (crowd)" if a["iscrowd"] else ""),
                 a["score"] if scored else None,
                 a is annotation,
             )
-            for a in known[:MAX_SHAPES]
+            for a in known[:MAX_INSTANCES]
         ]
 
-    reached = [a for a in evaluation.cocoDt.imgToAnns[image_id] if a["score"] >= threshold]
-    return Mistake(
+    kept = [a for a in evaluation.cocoDt.imgToAnns[image_id] if a["score"] >= threshold]
+    return DetectionError(
         image=evaluation.cocoGt.imgs[image_id],
         name=names[annotation["category_id"]],
         cost=float(cost),
         note=note,
         box=tuple(annotation["bbox"]),
-        truth=shapes(evaluation.cocoGt.imgToAnns[image_id], scored=False),
-        found=shapes(reached, scored=True),
+        truth=instances(evaluation.cocoGt.imgToAnns[image_id], scored=False),
+        detections=instances(kept, scored=True),
     )

@@ -1,8 +1,8 @@
-"""An evaluation as one HTML page with everything in it: numbers, curves, tables, pictures.
+"""Self-contained HTML report of an evaluation: numbers, curves, tables, images.
 
-The page asks for nothing: its stylesheet, its one script (which sorts tables), its charts and its
-pictures are inside, and its content security policy forbids the rest. Every name from the data is
-escaped. Its size is bounded by the number and the size of the pictures and of the tables.
+The page loads nothing: its stylesheet, its one script (which sorts tables), its charts and its
+images are inline, and its content security policy forbids everything else. Every name from the data
+is escaped. The number and size of images and tables are bounded, and so is the page.
 """
 
 import base64
@@ -14,11 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from mask_rcnn_jax.report.analysis import Findings
+from mask_rcnn_jax.report.analysis import Analysis
 from mask_rcnn_jax.report.charts import pr_curves, score_histogram
-from mask_rcnn_jax.report.error_images import draw_mistake
-from mask_rcnn_jax.report.errors import Mistake
-from mask_rcnn_jax.report.run_page import run_section
+from mask_rcnn_jax.report.error_images import draw_error
+from mask_rcnn_jax.report.errors import DetectionError
 from mask_rcnn_jax.report.style import SCRIPT, STYLE
 from mask_rcnn_jax.report.tables import (
     categories_table,
@@ -27,71 +26,71 @@ from mask_rcnn_jax.report.tables import (
     sizes_table,
     tiles,
 )
+from mask_rcnn_jax.report.training_section import training_section
+
+_MISSES = (
+    "Objects without a detection of their category that reaches the score threshold. The cost of a "
+    "miss is 1 minus the score of its matched detection, or 1 without a match; on a tie, larger "
+    "objects come first."
+)
+_FALSE_POSITIVES = (
+    "Detections that reach the score threshold and match no object of their category. The cost of "
+    "a false positive is its score."
+)
 
 
 def write_report(
     path: str | os.PathLike,
     title: str,
     about: Mapping[str, str],
-    findings: Sequence[Findings],
-    read_picture: Callable[[dict], np.ndarray | None],
+    analyses: Sequence[Analysis],
+    read_image: Callable[[dict], np.ndarray | None],
     records: Sequence[dict],
 ) -> None:
-    """Writes the page.
+    """Write the report.
 
     Args:
-        title: what was evaluated.
-        about: further facts by their names, shown under the title.
-        findings: of each type of result, at least one; confusion and pictures are of the last.
-        read_picture: uint8 [H, W, 3] RGB of an image entry of the json, or None where it cannot be
-            had; the page then says so in its place.
-        records: of the run's metrics.jsonl, or none.
+        path: the HTML file.
+        title: page title; names the evaluated model or results.
+        about: further facts by name, shown below the title.
+        analyses: one per result type, at least one; confusion and error images use the last.
+        read_image: returns uint8 [H, W, 3] RGB for an image entry of the json, or None if it is
+            unavailable, which the page then states in its place.
+        records: records of the run's metrics.jsonl; may be empty.
     """
-    page = make_page(title, about, findings, read_picture, records)
-    # json can hold half of a surrogate pair, which no encoding can.
+    page = make_page(title, about, analyses, read_image, records)
+    # A json may contain lone surrogates, which UTF-8 cannot encode.
     Path(path).write_text(page, encoding="utf-8", errors="replace")
 
 
 def make_page(
     title: str,
     about: Mapping[str, str],
-    findings: Sequence[Findings],
-    read_picture: Callable[[dict], np.ndarray | None],
+    analyses: Sequence[Analysis],
+    read_image: Callable[[dict], np.ndarray | None],
     records: Sequence[dict],
 ) -> str:
-    """The page that `write_report` writes."""
-    main = findings[-1]
+    """Return the report's HTML. Arguments as for `write_report`."""
+    main = analyses[-1]
     facts = {
         **about,
-        "Pictures": f"{main.num_images:,}",
+        "Images": f"{main.num_images:,}",
         "Objects": f"{main.num_objects:,}",
         "Categories": f"{len(main.categories):,}",
     }
+    missed = main.num_objects - main.num_true
+    misses = _gallery(main, main.misses, missed, "Misses", _MISSES, read_image)
+    false_positives = _gallery(
+        main, main.false_positives, main.num_false, "False positives", _FALSE_POSITIVES, read_image
+    )
     sections = {
-        "Curves": _curves(findings),
-        "Categories": _categories(findings),
-        "Scores": _scores(findings),
+        "Curves": _curves(analyses),
+        "Categories": _categories(analyses),
+        "Scores": _scores(analyses),
         "Confusion": _confusion(main),
-        "Misses": _gallery(
-            main,
-            main.misses,
-            main.num_objects - main.num_true,
-            "Misses",
-            "Objects without a detection of their category that reaches the score threshold. The "
-            "cost of a miss is 1 minus the score of the detection that does match it, 0 if none "
-            "does; of equal costs the larger object comes first.",
-            read_picture,
-        ),
-        "False alarms": _gallery(
-            main,
-            main.false_alarms,
-            main.num_false,
-            "False alarms",
-            "Detections that reach the score threshold and match no object of their category. "
-            "The cost of a false alarm is its score.",
-            read_picture,
-        ),
-        "Training": run_section(records),
+        "Misses": misses,
+        "False positives": false_positives,
+        "Training": training_section(records),
     }
     sections = {name: content for name, content in sections.items() if content}
     links = "".join(f'<a href="#{_anchor(name)}">{name}</a>' for name in sections)
@@ -105,11 +104,11 @@ def make_page(
     return (
         f"<!doctype html>\n{_head(title)}\n<body>\n<header><h1>{escape(title)}</h1>"
         f"<dl>{entries}</dl></header>\n<main>\n"
-        f'<section aria-label="Summary">{tiles(findings)}</section>\n'
+        f'<section aria-label="Summary">{tiles(analyses)}</section>\n'
         f"<nav>{links}</nav>\n{body}\n</main>\n"
-        "<footer>Scores are those of pycocotools. A detection is right where it matches an object "
-        "of its category at IoU 0.50, unless another IoU is named; at most 100 detections of a "
-        "category count in a picture.</footer>\n"
+        "<footer>Scores are computed by pycocotools. A detection is true if it matches an object "
+        "of its category at IoU 0.50, unless another IoU is given; at most 100 detections per "
+        "category and image count.</footer>\n"
         f"<script>{SCRIPT}</script>\n</body>\n</html>\n"
     )
 
@@ -131,104 +130,106 @@ def _anchor(name: str) -> str:
     return name.lower().replace(" ", "-")
 
 
-def _curves(findings: Sequence[Findings]) -> str:
+def _curves(analyses: Sequence[Analysis]) -> str:
     charts = "".join(
-        f"<div><h3>{_kind(one)}</h3>{pr_curves(one)}</div>"
-        for one in findings
-        if one.precision is not None
+        f"<div><h3>{_heading(analysis)}</h3>{pr_curves(analysis)}</div>"
+        for analysis in analyses
+        if analysis.precision is not None
     )
     charts = f'<div class="charts">{charts}</div>' if charts else _note("There are no objects.")
     return (
         "<h2>Precision and recall</h2>"
-        '<p class="soft">One line for each IoU that a match needs, the mean over categories.</p>'
+        '<p class="soft">One line per IoU threshold for a match, averaged over categories.</p>'
         f"{charts}"
     )
 
 
-def _categories(findings: Sequence[Findings]) -> str:
+def _categories(analyses: Sequence[Analysis]) -> str:
     return (
-        f"<h2>Sizes and categories</h2>{sizes_table(findings)}<p></p>{categories_table(findings)}"
+        f"<h2>Sizes and categories</h2>{sizes_table(analyses)}<p></p>{categories_table(analyses)}"
     )
 
 
-def _scores(findings: Sequence[Findings]) -> str:
+def _scores(analyses: Sequence[Analysis]) -> str:
     charts = []
-    for one in findings:
-        found = one.num_true + one.num_false
-        precision = f"{one.num_true / found:.2f}" if found else "-"
-        recall = f"{one.num_true / one.num_objects:.2f}" if one.num_objects else "-"
-        chart = score_histogram(one) if one.histogram.any() else _note("There are no detections.")
+    for analysis in analyses:
+        num_true, count = analysis.num_true, analysis.num_true + analysis.num_false
+        precision = f"{num_true / count:.2f}" if count else "-"
+        recall = f"{num_true / analysis.num_objects:.2f}" if analysis.num_objects else "-"
+        has_scores = analysis.histogram.any()
+        chart = score_histogram(analysis) if has_scores else _note("There are no detections.")
         charts.append(
-            f"<div><h3>{_kind(one)}</h3>{chart}<p>Score {one.threshold:.2f} or more: precision "
-            f"{precision}, recall {recall}.</p></div>"
+            f"<div><h3>{_heading(analysis)}</h3>{chart}<p>Score {analysis.threshold:.2f} or more: "
+            f"precision {precision}, recall {recall}.</p></div>"
         )
     return (
         "<h2>Scores of true and false detections</h2>"
         '<p class="soft"><span class="swatch true"></span>True detections point up, <span '
-        'class="swatch false"></span>false ones down, each on a scale of its own. '
-        "The dashed line is the score with the best F1 over all detections (0.50 if none is true); "
+        'class="swatch false"></span>false ones down, each to its own scale. The dashed line is '
+        "the score with the best F1 over all detections (0.50 if none is true); "
         f'it is the threshold below.</p><div class="charts">{"".join(charts)}</div>'
     )
 
 
-def _confusion(main: Findings) -> str:
+def _confusion(main: Analysis) -> str:
     return (
         "<h2>Confusion</h2>"
-        f'<p class="soft">Rows are what is there, columns what it was found as, {main.kind} '
-        f"detections with a score of {main.threshold:.2f} or more. Each, the surest first, takes "
-        "the free object it overlaps most, at IoU 0.50 or more, whatever its category. Strength "
-        "of colour is the share of the row.</p>"
+        f'<p class="soft">Rows are ground-truth categories, columns detected categories, for '
+        f"{main.kind} detections with a score of {main.threshold:.2f} or more. By decreasing "
+        "score, each detection takes the free object with the highest IoU of at least 0.50, "
+        "regardless of category. Color strength is the share of the row.</p>"
         f'<div class="row">{confusion_table(main)}{confusion_list(main)}</div>'
     )
 
 
 def _gallery(
-    main: Findings,
-    mistakes: Sequence[Mistake],
+    main: Analysis,
+    errors: Sequence[DetectionError],
     count: int,
     heading: str,
     meaning: str,
-    read_picture: Callable[[dict], np.ndarray | None],
+    read_image: Callable[[dict], np.ndarray | None],
 ) -> str:
-    if not mistakes:
+    if not errors:
         return f"<h2>{heading}</h2>{_note('None.')}"
-    absent, figures = 0, []
-    for mistake in mistakes:
-        image = read_picture(mistake.image)
-        absent += image is None
-        figures.append(_figure(mistake, image, heading))
-    shown = f"Shown are {len(mistakes)} of {count:,}, the most costly, two of a picture at most."
+    unread, figures = 0, []
+    for error in errors:
+        image = read_image(error.image)
+        unread += image is None
+        figures.append(_figure(error, image, heading))
     return (
         f"<h2>{heading}</h2>"
-        f'<p class="soft">{meaning} The threshold is {main.threshold:.2f}. {shown}</p>'
-        '<p class="soft">Left the ground truth, right the predictions. The object in question is '
-        '<span class="swatch" style="background:#ffd400"></span>yellow, others are '
+        f'<p class="soft">{meaning} The threshold is {main.threshold:.2f}. Shown are the '
+        f"{len(errors)} costliest of {count:,}, at most two per image.</p>"
+        '<p class="soft">Left: ground truth; right: predictions. The error is '
+        '<span class="swatch" style="background:#ffd400"></span>yellow, everything else '
         '<span class="swatch" style="background:#1595ff"></span>blue.</p>'
-        + (_note(f"{absent} of these pictures could not be read.") if absent else "")
-        + f'<div class="pictures">{"".join(figures)}</div>'
+        + (_note(f"{unread} of these images could not be read.") if unread else "")
+        + f'<div class="gallery">{"".join(figures)}</div>'
     )
 
 
-def _figure(mistake: Mistake, image: np.ndarray | None, heading: str) -> str:
-    name = escape(mistake.name)
-    file_name = escape(str(mistake.image.get("file_name", mistake.image["id"])))
-    what = f"{'missed' if heading == 'Misses' else 'falsely found'} {name} in {file_name}"
+def _figure(error: DetectionError, image: np.ndarray | None, heading: str) -> str:
+    name = escape(error.name)
+    file_name = escape(str(error.image.get("file_name", error.image["id"])))
+    kind = "missed" if heading == "Misses" else "false positive"
     if image is None:
-        shown = '<div class="absent">The picture could not be read.</div>'
+        content = '<div class="absent">The image could not be read.</div>'
     else:
-        truth, found = draw_mistake(image, mistake)
-        shown = (
-            f'<div class="pair"><img src="{truth}" alt="Ground truth around the {what}">'
-            f'<img src="{found}" alt="Predictions around the {what}"></div>'
+        truth, predictions = draw_error(image, error)
+        subject = f"{kind} {name} in {file_name}"
+        content = (
+            f'<div class="pair"><img src="{truth}" alt="Ground truth around the {subject}">'
+            f'<img src="{predictions}" alt="Predictions around the {subject}"></div>'
         )
     return (
-        f"<figure>{shown}<figcaption><b>{name}</b> cost {mistake.cost:.2f}, "
-        f"{escape(mistake.note)} · {file_name}</figcaption></figure>"
+        f"<figure>{content}<figcaption><b>{name}</b> cost {error.cost:.2f}, "
+        f"{escape(error.note)} · {file_name}</figcaption></figure>"
     )
 
 
-def _kind(findings: Findings) -> str:
-    return "Boxes" if findings.kind == "box" else "Masks"
+def _heading(analysis: Analysis) -> str:
+    return "Boxes" if analysis.kind == "box" else "Masks"
 
 
 def _note(text: str) -> str:

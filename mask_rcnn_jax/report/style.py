@@ -1,4 +1,4 @@
-"""How a report looks, and its only script, which sorts tables."""
+"""Stylesheet of the report, and its only script, which sorts tables."""
 
 STYLE = """
 :root{color-scheme:light dark;
@@ -41,10 +41,10 @@ svg text{fill:var(--soft);font-size:12px}
 svg .key{fill:var(--text);font-weight:600}
 .grid,.axis{fill:none;stroke:var(--line);stroke-width:1}
 .axis{stroke:var(--soft)}
-.line,.also{fill:none;stroke:rgb(var(--blue));stroke-width:1.75;stroke-linejoin:round}
-.also{stroke:rgb(var(--amber))}
+.line,.line2{fill:none;stroke:rgb(var(--blue));stroke-width:1.75;stroke-linejoin:round}
+.line2{stroke:rgb(var(--amber))}
 circle.line{fill:rgb(var(--blue))}
-circle.also{fill:rgb(var(--amber))}
+circle.line2{fill:rgb(var(--amber))}
 .mark{stroke:var(--mark);stroke-width:1.25;stroke-dasharray:3 3}
 .true{fill:rgb(var(--blue));background:rgb(var(--blue))}
 .false{fill:rgb(var(--amber));background:rgb(var(--amber))}
@@ -80,7 +80,7 @@ padding:.4rem 0;text-align:left;vertical-align:bottom}
 .dense td,.dense thead td{width:.66rem;min-width:.66rem;height:.66rem;padding:0;font-size:0}
 .dense tbody th{padding:0 .35rem 0 0}
 .dense thead th{width:.66rem;max-width:.66rem;padding:0;line-height:.66rem;font-size:.6rem}
-.pictures{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,26rem),1fr));
+.gallery{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,26rem),1fr));
 gap:1.75rem 1.5rem}
 figure{margin:0}
 .pair{display:grid;grid-template-columns:1fr 1fr;gap:3px;align-items:start}
@@ -99,7 +99,7 @@ th,td{padding:.36rem .5rem}th:first-child{min-width:6rem}svg text{font-size:13px
 @media print{.scroll{max-height:none;border:0}nav{display:none}}
 """
 
-# Confusion cells in nine strengths: c for correct, w for wrong.
+# Nine shades of confusion cells: c for correct, w for wrong.
 STYLE += "".join(
     f".confusion .{kind}{level}{{background:rgb(var(--{color})/{0.2 + 0.08 * level:.2f})"
     f"{';color:var(--page)' if level > 5 else ''}}}"
@@ -107,7 +107,7 @@ STYLE += "".join(
     for level in range(1, 10)
 )
 
-# A click sorts by the column, another the other way round; cells without a value stay at the end.
+# A click sorts by the column, a second click reverses; cells without a value stay last.
 SCRIPT = """
 for (const table of document.querySelectorAll("table.sortable")) {
   const value = (row, column) => {

@@ -83,11 +83,11 @@ def score_and_write(
     results: tuple[list[dict], list[dict]],
     image_ids: list,
     output: Path,
-    examine: Callable[[COCOeval], None] | None = None,
+    callback: Callable[[COCOeval], None] | None = None,
 ) -> dict:
     """COCO metrics of the results; the table goes to stdout, results and metrics to `output`.
 
-    The first process scores and writes, the others are told the metrics. `examine` is that of
+    The first process scores and writes, the others are told the metrics. `callback` is that of
     `evaluation.coco.score`, called on the first process.
     """
     if jax.process_index() != 0:
@@ -96,7 +96,7 @@ def score_and_write(
     for name, entries in zip(("bbox_results", "segm_results"), results, strict=True):
         (output / f"{name}.json").write_text(json.dumps(entries))
     metrics = coco_evaluation.score(
-        dataset.json_path, *results, image_ids=image_ids, skip_bad=True, examine=examine
+        dataset.json_path, *results, image_ids=image_ids, skip_bad=True, callback=callback
     )
     (output / "metrics.json").write_text(json.dumps(metrics, indent=1))
     print(coco_evaluation.format_table(metrics), flush=True)

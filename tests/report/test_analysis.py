@@ -5,7 +5,7 @@ import pytest
 from pycocotools import mask as coco_mask
 
 from mask_rcnn_jax.evaluation import coco
-from mask_rcnn_jax.report.analysis import DEFAULT_THRESHOLD, best_threshold, examine
+from mask_rcnn_jax.report.analysis import DEFAULT_THRESHOLD, analyze, best_threshold
 from mask_rcnn_jax.report.errors import MAX_PER_IMAGE, MAX_SHOWN
 from tests.helpers import shared
 from tests.report.report_case import CROWD, ground_truth, results_of, square_results
@@ -13,19 +13,19 @@ from tests.report.report_case import CROWD, ground_truth, results_of, square_res
 KINDS = ["box", "mask"]
 
 
-def findings_of(gt, results, kind="box"):
-    """The findings of results of one kind, and pycocotools' metrics without their prefix."""
+def analysis_of(gt, results, kind="box"):
+    """The analysis of results of one kind, and pycocotools' metrics without their prefix."""
     found = []
     pair = (results, None) if kind == "box" else (None, results)
-    metrics = coco.score(gt, *pair, examine=lambda evaluation: found.append(examine(evaluation)))
+    metrics = coco.score(gt, *pair, callback=lambda evaluation: found.append(analyze(evaluation)))
     prefix = "" if kind == "box" else "mask_"
     return found[0], {name.removeprefix(prefix): value for name, value in metrics.items()}
 
 
 @pytest.fixture(params=KINDS)
 def case(request):
-    """The findings of the worked example: categories dog (3), bird (5) and cat (7)."""
-    return findings_of(ground_truth(), results_of(request.param), request.param)[0]
+    """The analysis of the worked example: categories dog (3), bird (5) and cat (7)."""
+    return analysis_of(ground_truth(), results_of(request.param), request.param)[0]
 
 
 def test_threshold_is_that_of_the_best_f1(case):
@@ -54,28 +54,32 @@ def test_misses(case):
     assert [miss.cost for miss in case.misses] == pytest.approx([1, 0.8])
 
 
-def test_false_alarms(case):
-    told = [(alarm.name, alarm.image["id"], alarm.note, alarm.box) for alarm in case.false_alarms]
+def test_false_positives(case):
+    told = [
+        (error.name, error.image["id"], error.note, error.box) for error in case.false_positives
+    ]
     overlap = 20 * 10 / (60 * 60 + 20 * 20 - 20 * 10)
     assert told == [
         ("cat", 2, f"IoU {overlap:.2f} with the nearest cat", (55, 10, 20, 20)),
         ("cat", 1, "no cat there", (50, 40, 40, 40)),
     ]
-    assert [alarm.cost for alarm in case.false_alarms] == pytest.approx([0.85, 0.8])
+    assert [error.cost for error in case.false_positives] == pytest.approx([0.85, 0.8])
 
 
-def test_a_mistake_brings_what_its_picture_shows(case):
+def test_an_error_holds_the_instances_of_its_image(case):
     miss = case.misses[0]
-    assert [(shape.name, shape.score, shape.is_it) for shape in miss.truth] == [
+    assert [(shape.name, shape.score, shape.is_error) for shape in miss.truth] == [
         ("dog", None, True),
         ("cat", None, False),
     ]
     # Detections below the threshold are not shown.
-    assert [(shape.name, shape.score, shape.is_it) for shape in miss.found] == [
+    assert [(shape.name, shape.score, shape.is_error) for shape in miss.detections] == [
         ("cat", 0.9, False),
         ("cat", 0.8, False),
     ]
-    assert all((shape.mask is None) == (case.kind == "box") for shape in miss.truth + miss.found)
+    assert all(
+        (shape.mask is None) == (case.kind == "box") for shape in miss.truth + miss.detections
+    )
     assert "dog (crowd)" in [shape.name for shape in case.misses[1].truth]
 
 
@@ -97,7 +101,7 @@ def test_histogram_counts_every_detection_that_counts(case):
 
 def test_scores_that_are_no_probabilities_have_their_own_range():
     results = [{**result, "score": 10 * result["score"] - 3} for result in results_of("box")]
-    found, _ = findings_of(ground_truth(), results)
+    found, _ = analysis_of(ground_truth(), results)
     assert found.histogram_range == (-1, pytest.approx(6))
     assert found.histogram.sum() == 9
 
@@ -106,7 +110,7 @@ def test_scores_that_are_no_probabilities_have_their_own_range():
 def test_numbers_are_those_of_pycocotools(kind, name):
     folder = shared("data/eval_oracle")
     results = coco.load_results(folder / f"instances_val2014_fake{name}100_results.json")
-    found, metrics = findings_of(folder / "instances_val2014_100.json", results, kind)
+    found, metrics = analysis_of(folder / "instances_val2014_100.json", results, kind)
     assert found.stats.tolist() == [metrics[name] for name in coco.METRIC_NAMES]
     expected = [
         aps["AP" if kind == "box" else "mask_AP"] for aps in metrics["per_category"].values()
@@ -126,7 +130,7 @@ def test_numbers_are_those_of_pycocotools(kind, name):
 @pytest.mark.parametrize("some", [True, False])
 def test_nothing_to_find_and_nothing_found(kind, truth, some):
     gt = ground_truth() if truth else {**ground_truth(), "annotations": []}
-    found, _ = findings_of(gt, results_of(kind) if some else [], kind)
+    found, _ = analysis_of(gt, results_of(kind) if some else [], kind)
     assert (found.precision is None) == (not truth)
     if not (truth and some):
         assert found.threshold == DEFAULT_THRESHOLD
@@ -134,7 +138,7 @@ def test_nothing_to_find_and_nothing_found(kind, truth, some):
         assert len(found.misses) == found.num_objects == (4 if truth else 0)
         # The one in the crowd is false where there is no crowd. Two of each picture are shown.
         assert found.num_false == (6 if some else 0)
-        assert len(found.false_alarms) == (4 if some else 0)
+        assert len(found.false_positives) == (4 if some else 0)
         assert found.confusion[:, -1].sum() == found.num_objects
         assert found.confusion[-1].sum() == found.num_false
     assert found.category_ap[1].tolist() == [-1, -1, -1]
@@ -155,7 +159,7 @@ def test_best_threshold(scores, is_true, num_objects, expected):
     assert best_threshold(np.array(scores), np.array(is_true, bool), num_objects) == expected
 
 
-def test_mistakes_shown_are_the_most_costly_and_few_of_an_image():
+def test_errors_shown_are_the_costliest_and_few_per_image():
     images = [{"id": i, "height": 100, "width": 120, "file_name": f"{i}"} for i in range(20)]
     gt = {"images": images, "categories": [{"id": 1, "name": "cat"}], "annotations": []}
     results = [
@@ -168,9 +172,9 @@ def test_mistakes_shown_are_the_most_costly_and_few_of_an_image():
         for i in range(20)
         for j in range(4)
     ]
-    found, _ = findings_of(gt, results)
+    found, _ = analysis_of(gt, results)
     assert found.num_false == 80
-    shown = [(alarm.image["id"], alarm.box[0] // 9) for alarm in found.false_alarms]
+    shown = [(error.image["id"], error.box[0] // 9) for error in found.false_positives]
     assert shown == [
         (i, j) for i in range(MAX_SHOWN // MAX_PER_IMAGE) for j in range(MAX_PER_IMAGE)
     ]
@@ -178,12 +182,12 @@ def test_mistakes_shown_are_the_most_costly_and_few_of_an_image():
 
 def test_of_equal_costs_the_larger_object_comes_first():
     gt = ground_truth()
-    found, _ = findings_of(gt, [])
+    found, _ = analysis_of(gt, [])
     assert [miss.box[2] for miss in found.misses] == [60, 40, 30, 20]
 
 
-def test_crowd_detections_are_no_mistakes():
+def test_crowd_detections_are_no_errors():
     crowd = coco_mask.toBbox(coco_mask.frPyObjects(CROWD["segmentation"], 100, 120)).tolist()
     results = square_results("box", [(2, 3, *crowd[:3], 0.99)])
-    found, _ = findings_of(ground_truth(), results)
+    found, _ = analysis_of(ground_truth(), results)
     assert found.num_false == 0 and not found.histogram.any()

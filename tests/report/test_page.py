@@ -10,8 +10,8 @@ import pytest
 
 from mask_rcnn_jax.data.coco import decode_image
 from mask_rcnn_jax.evaluation import coco
-from mask_rcnn_jax.report.analysis import examine
-from mask_rcnn_jax.report.error_images import SIDE, draw_mistake, window
+from mask_rcnn_jax.report.analysis import analyze
+from mask_rcnn_jax.report.error_images import SIDE, draw_error, error_window
 from mask_rcnn_jax.report.page import make_page
 from mask_rcnn_jax.report.tables import MAX_CONFUSED, confusion_table
 from tests.commands.command import RECIPE, error_line, run_inside
@@ -63,7 +63,7 @@ def page_of(gt, results, *, picture=None, records=(), title="a model", kinds=("b
     """The page of results {kind: results}; `picture` stands for every file that is asked for."""
     found = []
     pair = [results[kind] if kind in kinds else None for kind in ("box", "mask")]
-    coco.score(gt, *pair, examine=lambda evaluation: found.append(examine(evaluation)))
+    coco.score(gt, *pair, callback=lambda evaluation: found.append(analyze(evaluation)))
     return Page(make_page(title, {"Ground truth": "val.json"}, found, lambda _: picture, records))
 
 
@@ -95,7 +95,7 @@ class TestPage:
         assert_asks_for_nothing(page)
         links = [attrs["href"] for attrs in page.all("a")]
         assert links == [f"#{attrs['id']}" for attrs in page.all("section") if "id" in attrs]
-        names = "curves categories scores confusion misses false-alarms"
+        names = "curves categories scores confusion misses false-positives"
         assert links == [f"#{name}" for name in names.split()]
         assert len(page.all("script")) == len(page.all("style")) == 1
         assert page.all("meta", name="viewport")
@@ -127,7 +127,7 @@ class TestPage:
         assert rows[:3] == ["cat", "dog", "bird"]
         assert page.all("td", **{"data-v": ""}) and page.says("-")
 
-    def test_shows_each_mistake_in_two_pictures(self, page):
+    def test_shows_each_error_in_two_images(self, page):
         pictures = page.all("img")
         assert len(pictures) == 2 * (2 + 2)
         for attrs in pictures:
@@ -136,7 +136,7 @@ class TestPage:
             decoded = cv2.imdecode(np.frombuffer(base64.b64decode(data), np.uint8), 1)
             assert max(decoded.shape[:2]) == SIDE
         assert page.all("img", alt="Ground truth around the missed dog in one.jpg")
-        assert page.all("img", alt="Predictions around the falsely found cat in two.jpg")
+        assert page.all("img", alt="Predictions around the false positive cat in two.jpg")
         assert page.says("cost 0.80, found with score 0.20 · two.jpg")
 
     def test_numbers_of_the_confusion_matrix(self, page):
@@ -168,11 +168,11 @@ def test_names_do_no_harm():
             assert ("th", words) in page.texts
 
 
-def test_pictures_that_cannot_be_read_are_said():
+def test_unreadable_images_are_reported():
     page = page_of(ground_truth(), both(), picture=None)
     assert not page.all("img")
-    assert page.says("2 of these pictures could not be read.")
-    assert page.says("The picture could not be read.")
+    assert page.says("2 of these images could not be read.")
+    assert page.says("The image could not be read.")
     assert page.says("found with score 0.20")
 
 
@@ -233,17 +233,17 @@ def test_a_run_without_losses_has_no_curves(records):
     ],
 )
 def test_window(box, height, width, expected):
-    assert window(box, height, width) == expected
+    assert error_window(box, height, width) == expected
 
 
 @pytest.mark.parametrize("kind", ["box", "mask"])
-def test_the_mistake_is_yellow_where_it_is_and_only_there(kind):
+def test_the_error_is_yellow_where_it_is_and_only_there(kind):
     found = []
     pair = (results_of("box"), None) if kind == "box" else (None, results_of("mask"))
-    coco.score(ground_truth(), *pair, examine=lambda evaluation: found.append(examine(evaluation)))
+    coco.score(ground_truth(), *pair, callback=lambda evaluation: found.append(analyze(evaluation)))
     black = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
-    for mistake, yellow_side in ((found[0].misses[0], 0), (found[0].false_alarms[0], 1)):
-        for side, uri in enumerate(draw_mistake(black, mistake)):
+    for error, yellow_side in ((found[0].misses[0], 0), (found[0].false_positives[0], 1)):
+        for side, uri in enumerate(draw_error(black, error)):
             data = np.frombuffer(base64.b64decode(uri.split(",")[1]), np.uint8)
             blue, green, red = cv2.imdecode(data, 1).astype(int).transpose(2, 0, 1)
             yellow = (np.minimum(red, green) > blue + 50).sum()
@@ -254,7 +254,7 @@ def test_many_categories_share_a_row():
     found = []
     gt = ground_truth()
     gt["categories"] += [{"id": i, "name": f"other {i}"} for i in range(8, 8 + 2 * MAX_CONFUSED)]
-    coco.score(gt, results_of("box"), None, examine=lambda one: found.append(examine(one)))
+    coco.score(gt, results_of("box"), None, callback=lambda one: found.append(analyze(one)))
     table = Page(confusion_table(found[0]))
     # A column for each category kept, the others, "missed"; the names of as many rows.
     assert len(table.all("th", scope="col")) == len(table.all("th", scope="row"))
@@ -329,8 +329,8 @@ class TestCommand:
         page = Page((tmp_path / "out" / "report.html").read_text(encoding="utf-8"))
         assert_asks_for_nothing(page)
         assert page.says(f"Evaluation of {tmp_path / 'results.json'}")
-        assert len(page.all("img")) == 4  # a miss and a false alarm in the first picture
-        assert page.says("1 of these pictures could not be read.")
+        assert len(page.all("img")) == 4  # a miss and a false positive in the first image
+        assert page.says("1 of these images could not be read.")
         assert "2 pictures could not be read, the first: image 2" in caplog.text
 
     def test_needs_a_folder(self, flags, capfd):

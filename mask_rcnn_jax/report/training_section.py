@@ -1,11 +1,11 @@
-"""The curves of a run in a report: its losses, its learning rate and its APs over the steps."""
+"""Training section of the report: losses, learning rate and APs over the steps of the run."""
 
 import math
 from collections.abc import Sequence
 
-from mask_rcnn_jax.report.charts import run_chart
+from mask_rcnn_jax.report.charts import training_curve
 
-# What the metrics of a run are called; losses that are not here keep their own names.
+# Chart titles by metric name; other losses use their metric name.
 _LOSSES = {
     "loss/total": "Total loss",
     "loss/rpn_cls": "Proposals: object or not",
@@ -16,29 +16,24 @@ _LOSSES = {
 }
 
 
-def run_section(records: Sequence[dict]) -> str:
-    """The section, empty if the records have no losses."""
+def training_section(records: Sequence[dict]) -> str:
+    """Return the section's HTML; empty if the records have no losses."""
     present = {name for record in records for name in record if name.startswith("loss/")}
     names = [name for name in _LOSSES if name in present] + sorted(present - _LOSSES.keys())
     steps = [record["step"] for record in records if _is_number(record.get("step"))]
     span = min(steps, default=0), max(steps, default=0)
-    charts = [
-        _chart(
-            records,
-            span,
-            _LOSSES.get(name, name),
-            (("training", "line", name), ("validation", "also", f"val_{name}")),
-        )
-        for name in names
-    ]
+    charts = []
+    for name in names:
+        lines = (("training", "line", name), ("validation", "line2", f"val_{name}"))
+        charts.append(_chart(records, span, _LOSSES.get(name, name), lines))
     if not any(charts):
         return ""
     charts.append(_chart(records, span, "Learning rate", (("learning rate", "line", "lr"),)))
-    aps = (("box AP", "line", "ap/box"), ("mask AP", "also", "ap/mask"))
+    aps = (("box AP", "line", "ap/box"), ("mask AP", "line2", "ap/mask"))
     charts.append(_chart(records, span, "AP of boxes (blue) and masks (amber)", aps))
     return (
         "<h2>Training</h2>"
-        '<p class="soft">Losses of the run over its steps: <span class="swatch" '
+        '<p class="soft">Losses over the training steps: <span class="swatch" '
         'style="background:rgb(var(--blue))"></span>training, <span class="swatch" '
         'style="background:rgb(var(--amber))"></span>validation.</p>'
         f'<div class="charts small">{"".join(charts)}</div>'
@@ -48,18 +43,17 @@ def run_section(records: Sequence[dict]) -> str:
 def _chart(
     records: Sequence[dict],
     span: tuple[float, float],
-    what: str,
+    title: str,
     lines: Sequence[tuple[str, str, str]],
 ) -> str:
-    """A chart of lines (name, class, key of the records) over a span of steps; empty without a
-    number to show."""
-    series = [(name, kind, _series(records, key)) for name, kind, key in lines]
-    series = [entry for entry in series if entry[2]]
-    return f"<div>{run_chart(what, series, span)}</div>" if series else ""
+    """Draw lines (name, CSS class, record key) over a range of steps; empty without values."""
+    series = [(name, css_class, _series(records, key)) for name, css_class, key in lines]
+    series = [line for line in series if line[2]]
+    return f"<div>{training_curve(title, series, span)}</div>" if series else ""
 
 
 def _series(records: Sequence[dict], key: str) -> list[tuple[float, float]]:
-    """(step, value) of the records that have both as finite numbers, by step."""
+    """(step, value) of each record with finite values for both, by increasing step."""
     pairs = [(record.get("step"), record.get(key)) for record in records]
     return sorted(pair for pair in pairs if all(_is_number(value) for value in pair))
 
