@@ -170,7 +170,5 @@ for name, aps in scores["per_category"].items():
 trained = mrcnn.load_config(FOLDER / "run")
 predictor = mrcnn.Predictor(trained, mrcnn.load_variables(FOLDER / "run", trained))
 found = predictor(image)
-picture = draw_detections(
-    image, found.boxes, found.classes, found.scores, found.masks, val_set.class_names
-)
+picture = draw_detections(image, found, val_set.class_names)
 Image.fromarray(side_by_side(truth, picture))

@@ -79,10 +79,7 @@ for k in range(len(detections)):
 # pictures are drawn from a score of 0.5 up. Small pictures are enlarged.
 
 # %%
-picture = draw_detections(
-    image, detections.boxes, detections.classes, detections.scores, detections.masks, class_names,
-    score_threshold=SCORE,
-)  # fmt: skip
+picture = draw_detections(image, detections, class_names, score_threshold=SCORE)
 Image.fromarray(picture)
 
 # %% [markdown]

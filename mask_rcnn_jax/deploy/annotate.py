@@ -74,7 +74,7 @@ def annotate_pictures(
 
     def write(found: tuple[tuple, Prepared, Detections]) -> list[dict]:
         (number, source, target), picture, detections = found
-        visualize.write_picture(target, _draw(picture.image, detections, classes, rules))
+        visualize.write_image(target, _draw(picture.image, detections, classes, rules))
         results = _results(detections, picture.image.shape[:2], number, classes, rules)
         return [{"file_name": source.name, **result} for result in results]
 
@@ -201,14 +201,7 @@ def _draw(
     image: np.ndarray, found: Detections, classes: Classes, rules: Rules, **options
 ) -> np.ndarray:
     return visualize.draw_detections(
-        image,
-        found.boxes,
-        found.classes,
-        found.scores,
-        found.masks,
-        classes.names,
-        score_threshold=rules.score_threshold,
-        **options,
+        image, found, classes.names, score_threshold=rules.score_threshold, **options
     )
 
 

@@ -1,4 +1,4 @@
-"""Text labels beside the boxes of a picture: readable, inside it, and out of each other's way."""
+"""Place text labels beside boxes: readable, inside the image, with little overlap."""
 
 import functools
 import unicodedata
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-# A label of which more than this share would cover other labels is left out.
+# A label is dropped if more than this share of it would cover other labels.
 _MAX_OVERLAP = 0.35
 
 
@@ -18,13 +18,14 @@ def draw_labels(
     values: Sequence[str],
     colors: Sequence[tuple[int, int, int]],
 ) -> None:
-    """Places the labels one by one, each where it hides least of those already there.
+    """Draw the labels in order, each where it hides the least of earlier labels.
 
     Args:
-        canvas: uint8 [H, W, 3] RGB, drawn on.
+        canvas: uint8 [H, W, 3] RGB, modified in place.
         boxes: [n, 4] in pixels.
-        names, values: the two parts of each label; a long name is cut, a value never.
-        colors: RGB behind each text.
+        names: first part of each label; truncated if long.
+        values: second part of each label; never truncated.
+        colors: RGB background of each label.
     """
     height, width = canvas.shape[:2]
     scale = float(np.sqrt(height * width))
@@ -37,7 +38,7 @@ def draw_labels(
         spots = _label_spots(box, label.shape[0], label.shape[1], height, width)
         hidden = _overlap(spots, taken)
         own = _overlap(spots, box[None])
-        # Beside a small object rather than on it; a large one has room for its label.
+        # Prefer spots beside a small object; a large one has room for its label.
         covers_object = own > 0.25 * np.prod(box[2:] - box[:2])
         best = int(np.argmin(hidden + np.where(covers_object, 0.2 * own, 0)))
         if hidden[best] > _MAX_OVERLAP * label.shape[0] * label.shape[1]:
@@ -48,14 +49,14 @@ def draw_labels(
 
 
 def _font_size(box: np.ndarray, scale: float) -> int:
-    """Grows with the picture, and is smaller on small objects, but never too small to read."""
+    """Font size in pixels: grows with the image, smaller on small objects, at least 11."""
     full = 0.017 * scale + 3
     side = np.sqrt(max(box[2] - box[0], 0) * max(box[3] - box[1], 0))
     return max(11, round(float(np.clip(0.3 * side, 0.6 * full, full))))
 
 
 def _label_spots(box: np.ndarray, h: int, w: int, height: int, width: int) -> np.ndarray:
-    """Where a label of h x w pixels may go, best first, all inside the picture: int [s, 4]."""
+    """Candidate positions of an h x w label inside the image, best first: int [s, 4]."""
     x1, y1, x2, y2 = np.round(box)
     spots = [(x1, y1 - h), (x1, y1), (x1, y2), (x1, y2 - h)]
     spots += [(x2 - w, y1 - h), (x2 - w, y1), (x2 - w, y2), (x2 - w, y2 - h)]
@@ -66,7 +67,7 @@ def _label_spots(box: np.ndarray, h: int, w: int, height: int, width: int) -> np
 
 
 def _overlap(spots: np.ndarray, taken: np.ndarray) -> np.ndarray:
-    """Pixels of each spot [s, 4] that the rectangles [t, 4] cover: [s]."""
+    """Number of pixels of each spot [s, 4] covered by the rectangles [t, 4]: [s]."""
     low = np.maximum(spots[:, None, :2], taken[None, :, :2])
     high = np.minimum(spots[:, None, 2:], taken[None, :, 2:])
     return np.prod(np.maximum(high - low, 0), axis=2).sum(axis=1)
@@ -74,7 +75,7 @@ def _overlap(spots: np.ndarray, taken: np.ndarray) -> np.ndarray:
 
 @functools.lru_cache(maxsize=512)
 def _fit(name: str, value: str, font_size: int, max_width: float) -> str:
-    """The label's text, its name cut with an ellipsis until it fits max_width pixels."""
+    """Join name and value, truncating the name to fit into max_width pixels."""
     name = _printable(name)
     room = max_width - 2 * _padding(font_size)
     text = f"{name} {value}".strip()
@@ -85,7 +86,7 @@ def _fit(name: str, value: str, font_size: int, max_width: float) -> str:
 
 
 def _printable(name: str) -> str:
-    """The name; without accents and foreign letters where no font for them is at hand."""
+    """Reduce the name to ASCII if no font has its other letters."""
     if name.isascii() or _dejavu(10):
         return name
     return unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode() or "?"
@@ -93,7 +94,7 @@ def _printable(name: str) -> str:
 
 @functools.lru_cache(maxsize=512)
 def _render(text: str, font_size: int, color: tuple[int, int, int]) -> np.ndarray:
-    """A label as a small picture: the text on the instance's colour, uint8 [h, w, 3]."""
+    """Render a label, text on the instance's color: uint8 [h, w, 3]."""
     font = _font(text, font_size)
     ascent, descent = font.getmetrics()
     pad = _padding(font_size)
@@ -110,7 +111,7 @@ def _padding(font_size: int) -> int:
 
 
 def _font(text: str, size: int) -> ImageFont.FreeTypeFont:
-    """Pillow's own font, the same on every machine; for other alphabets DejaVu if it is there."""
+    """Pillow's built-in font for ASCII, the same on every machine; else DejaVu if installed."""
     font = None if text.isascii() else _dejavu(size)
     return font or _pillow_font(size)
 

@@ -1,8 +1,7 @@
-"""Annotated pictures: boxes, masks, names and scores drawn on the image.
+"""Draw boxes, masks, class names and scores on images.
 
-Everything scales with the picture, from 64 pixels to many megapixels. Every instance has its own
-colour, or in videos every class, small objects are drawn over large ones, and labels keep inside
-the picture and out of each other's way.
+Line widths and text scale with the image, from 64 pixels to many megapixels. Each instance, or in
+videos each class, has its own color. Small objects are drawn over large ones.
 """
 
 import functools
@@ -13,52 +12,50 @@ import cv2
 import numpy as np
 
 from mask_rcnn_jax.evaluation.labels import draw_labels
+from mask_rcnn_jax.structures import Detections
 
 FILL_OPACITY = 0.42
-# Below this many pixels on the shorter side, a picture has no room for text beside its objects.
+# Images with a shorter side below this have no room for text beside their objects.
 MIN_SIDE = 320
-# cv2 takes coordinates as integers of 1/16 pixel.
+# Fractional bits of cv2's integer coordinates.
 _SHIFT = 4
-# Contours are traced on a grid of about this many cells per side of a box.
+# Approximate number of grid cells per box side for contour tracing.
 _TRACE_SIDE = 224
 
 
 def draw_detections(
     image: np.ndarray,
-    boxes: np.ndarray,
-    classes: np.ndarray,
-    scores: np.ndarray,
-    masks: np.ndarray | None,
+    detections: Detections,
     class_names: Sequence[str],
     *,
     score_threshold: float = 0.5,
     min_side: int = MIN_SIDE,
     color_by: str = "instance",
 ) -> np.ndarray:
-    """Draws the detections whose score reaches the threshold.
+    """Draw the detections that reach the score threshold.
 
     Args:
-        image: uint8 [H, W, 3] RGB; not changed.
-        boxes: [n, 4] in pixels of this image. Rows of padding have score 0.
-        classes: [n] int, class k is `class_names[k - 1]`.
-        scores: [n] in 0..1.
-        masks: [n, M, M] probability inside the box, or None to draw boxes alone.
-        min_side: a smaller picture is enlarged, by a whole factor, until its shorter side has
-            as many pixels; 0 keeps every picture's size.
-        color_by: "instance" tells the objects of a picture apart; "class" gives an object the
-            same colour in every picture.
+        image: uint8 [H, W, 3] RGB; not modified.
+        detections: of this image, with boxes in its pixels; `masks` may be None.
+        class_names: class k is `class_names[k - 1]`; padding has class 0.
+        score_threshold: minimum score.
+        min_side: enlarge smaller images by an integer factor until the shorter side has this many
+            pixels; 0 keeps the size.
+        color_by: "instance" distinguishes the objects of an image; "class" gives a class the same
+            color in all images.
 
     Returns:
-        uint8 [H, W, 3] RGB, or [f H, f W, 3] where the picture was enlarged
+        uint8 [f * H, f * W, 3] RGB with the enlargement factor f, usually 1.
     """
-    keep = np.flatnonzero((np.asarray(scores) >= score_threshold) & (np.asarray(classes) > 0))
-    keep = keep[np.argsort(-np.asarray(scores)[keep], kind="stable")]
+    scores, classes = np.asarray(detections.scores), np.asarray(detections.classes)
+    keep = np.flatnonzero((scores >= score_threshold) & (classes > 0))
+    keep = keep[np.argsort(-scores[keep], kind="stable")]
     names = [str(class_names[classes[i] - 1]) for i in keep]
     values = [f"{float(scores[i]):.2f}" for i in keep]
-    masks = None if masks is None else np.asarray(masks)[keep]
-    image, boxes = _enlarge(image, np.asarray(boxes)[keep], min_side)
-    kinds = np.asarray(classes)[keep] - 1 if color_by == "class" else None
-    return draw_instances(image, boxes, names, values, masks, kinds)
+    masks = None if detections.masks is None else np.asarray(detections.masks)[keep]
+    image, boxes = _enlarge(image, np.asarray(detections.boxes)[keep], min_side)
+    color_indices = classes[keep] - 1 if color_by == "class" else None
+    return draw_instances(image, boxes, names, values, masks, color_indices)
 
 
 def draw_ground_truth(
@@ -70,7 +67,16 @@ def draw_ground_truth(
     *,
     min_side: int = MIN_SIDE,
 ) -> np.ndarray:
-    """Draws ground truth: as draw_detections, but masks are uint8 [n, M, M] crops of 0..255."""
+    """Draw ground truth like `draw_detections`.
+
+    Args:
+        image: uint8 [H, W, 3] RGB; not modified.
+        boxes: [n, 4] in image pixels.
+        classes: [n] int, 0 for padding.
+        masks: [n, M, M] uint8 crops in 0..255, or None.
+        class_names: class k is `class_names[k - 1]`.
+        min_side: as for `draw_detections`.
+    """
     keep = np.flatnonzero(np.asarray(classes) > 0)
     names = [str(class_names[classes[i] - 1]) for i in keep]
     masks = None if masks is None else np.asarray(masks)[keep].astype(np.float32) / 255
@@ -79,20 +85,20 @@ def draw_ground_truth(
 
 
 def side_by_side(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Two pictures of one height with a thin white line between them."""
+    """Join two images of equal height with a thin white line."""
     line = np.full((left.shape[0], max(2, left.shape[1] // 200), 3), 255, np.uint8)
     return np.concatenate([left, line, right], axis=1)
 
 
-def write_picture(path: Path, image: np.ndarray) -> None:
-    """Writes a uint8 [H, W, 3] RGB picture as JPEG or PNG, with the folders on its way."""
+def write_image(path: Path, image: np.ndarray) -> None:
+    """Write a uint8 [H, W, 3] RGB image as JPEG or PNG, creating its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if not cv2.imwrite(str(path), cv2.cvtColor(image, cv2.COLOR_RGB2BGR)):
-        raise OSError(f"{path}: the picture cannot be written")
+        raise OSError(f"{path}: the image cannot be written")
 
 
 def _enlarge(image: np.ndarray, boxes: np.ndarray, min_side: int) -> tuple[np.ndarray, np.ndarray]:
-    """The picture and its boxes, times the whole factor that gives it `min_side` pixels."""
+    """Scale image and boxes by the smallest integer factor that reaches `min_side` pixels."""
     factor = -(-min_side // min(image.shape[:2]))
     if factor <= 1:
         return image, boxes
@@ -106,25 +112,27 @@ def draw_instances(
     names: Sequence[str],
     values: Sequence[str],
     masks: np.ndarray | None,
-    kinds: np.ndarray | None = None,
+    color_indices: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Draws n instances, the most important first in the arguments.
+    """Draw n instances, given in decreasing order of label priority.
 
     Args:
-        image: uint8 [H, W, 3] RGB; not changed.
-        boxes: [n, 4] in pixels of this image.
-        names, values: the two parts of each label; a long name is cut, a value never.
-        masks: [n, M, M] float probability inside the box, or None.
-        kinds: [n] int; instances of one kind get one colour. None: each its own.
+        image: uint8 [H, W, 3] RGB; not modified.
+        boxes: [n, 4] in image pixels.
+        names: first part of each label; truncated if long.
+        values: second part of each label; never truncated.
+        masks: [n, M, M] float probabilities inside the box, or None.
+        color_indices: [n] int index for `instance_color`; None gives each instance its own.
     """
     canvas = np.ascontiguousarray(image).copy()
     height, width = canvas.shape[:2]
     scale = float(np.sqrt(height * width))
     thickness = max(1, round(scale / 480))
-    # A model that diverged may give anything; cv2 wants numbers of moderate size.
+    # A diverged model may return any value; cv2 needs moderate ones.
     boxes = np.clip(np.nan_to_num(np.asarray(boxes, np.float64).reshape(-1, 4)), -1e6, 1e6)
     areas = np.prod(np.maximum(boxes[:, 2:] - boxes[:, :2], 0), axis=1)
-    colors = [instance_color(i) for i in (range(len(boxes)) if kinds is None else kinds)]
+    indices = range(len(boxes)) if color_indices is None else color_indices
+    colors = [instance_color(i) for i in indices]
     for i in np.argsort(-areas, kind="stable"):
         if masks is not None:
             outline = _trace(masks[i], boxes[i])
@@ -136,20 +144,20 @@ def draw_instances(
 
 
 def instance_color(i: int) -> tuple[int, int, int]:
-    """RGB of the i-th instance of a picture."""
+    """RGB color number i of the palette, which repeats."""
     palette = _palette()
     return palette[int(i) % len(palette)]
 
 
 @functools.cache
 def _palette(size: int = 60) -> tuple[tuple[int, int, int], ...]:
-    """Bright colours, each as far as can be (in CIE Lab) from all that come before it."""
+    """Bright colors, each at the largest CIE Lab distance from all earlier ones."""
     levels = np.linspace(0, 1, 13, dtype=np.float32)
     rgb = np.stack(np.meshgrid(levels, levels, levels), axis=-1).reshape(-1, 3)
     vivid = (rgb.max(axis=1) > 0.85) & (rgb.max(axis=1) - rgb.min(axis=1) > 0.5)
     rgb = rgb[vivid]
     lab = cv2.cvtColor(rgb[None], cv2.COLOR_RGB2LAB)[0]
-    lab[:, 0] *= 0.6  # a lighter shade of one hue is a weaker distinction than another hue
+    lab[:, 0] *= 0.6  # lightness separates colors less than hue
     chosen = [int(np.argmin(np.abs(rgb - [0.08, 0.58, 1.0]).sum(axis=1)))]
     distance = np.full(len(lab), np.inf)
     while len(chosen) < size:
@@ -159,16 +167,16 @@ def _palette(size: int = 60) -> tuple[tuple[int, int, int], ...]:
 
 
 def _trace(mask: np.ndarray, box: np.ndarray) -> list[np.ndarray]:
-    """The lines along which a mask's probability is one half, holes included.
+    """Trace the contours of probability 0.5, including holes.
 
-    Traced on a magnified mask, so that the line runs between the picture's pixels, and smoothed
-    over a few cells of that grid to take its steps out.
+    The mask is enlarged first for sub-pixel contours, which are then smoothed over a few grid cells
+    to remove staircase artifacts.
 
     Returns:
-        Closed polygons, float32 [p, 2] (x, y) in picture pixels.
+        Closed polygons, float32 [p, 2] (x, y) in image pixels.
     """
     factor = max(1, _TRACE_SIDE // max(mask.shape))
-    # One ring of zeros: the object ends at its box, as it does when the mask is pasted.
+    # Pad with zeros: the object ends at its box, as in a pasted mask.
     padded = np.pad(mask.astype(np.float32), 1)
     fine = cv2.resize(padded, None, fx=factor, fy=factor, interpolation=cv2.INTER_LINEAR)
     inside = (fine >= 0.5).astype(np.uint8)
@@ -187,7 +195,7 @@ def _trace(mask: np.ndarray, box: np.ndarray) -> list[np.ndarray]:
 
 
 def _smooth(points: np.ndarray, reach: int = 3) -> np.ndarray:
-    """Moving average over 2 * reach + 1 points of a closed line [p, 2]."""
+    """Moving average over 2 * reach + 1 points of a closed polygon [p, 2]."""
     reach = min(reach, (len(points) - 1) // 2)
     around = np.concatenate([points[-reach:], points, points[:reach]]) if reach else points
     total = np.cumsum(np.concatenate([np.zeros((1, 2)), around]), axis=0)
@@ -196,7 +204,7 @@ def _smooth(points: np.ndarray, reach: int = 3) -> np.ndarray:
 
 
 def _fill(canvas: np.ndarray, polygons: list[np.ndarray], color: tuple[int, int, int]) -> None:
-    """Tints the inside of the polygons (even-odd, so that holes stay clear)."""
+    """Tint the inside of the polygons; the even-odd rule keeps holes clear."""
     if not polygons:
         return
     points = np.concatenate(polygons)
@@ -223,7 +231,7 @@ def _stroke(
 def _rectangle(
     canvas: np.ndarray, box: np.ndarray, color: tuple[int, int, int], thickness: int
 ) -> None:
-    """The box, with the parts of it that lie outside the picture moved to the picture's edge."""
+    """Draw the box, clipped to the image border."""
     height, width = canvas.shape[:2]
     x1, x2 = np.clip(np.round(box[[0, 2]]), (0, 1), (width - 1, width)).astype(int)
     y1, y2 = np.clip(np.round(box[[1, 3]]), (0, 1), (height - 1, height)).astype(int)
@@ -231,5 +239,5 @@ def _rectangle(
 
 
 def _fixed(points: np.ndarray) -> np.ndarray:
-    """Continuous picture coordinates to cv2's fixed point, whose pixel centres are whole."""
+    """Convert continuous coordinates to cv2's fixed point with integer pixel centers."""
     return np.round((points - 0.5) * (1 << _SHIFT)).astype(np.int32)

@@ -157,11 +157,10 @@ def draw_pictures(
                     dataset.class_names,
                 ),
                 visualize.draw_detections(
-                    image, one.boxes * to_original, one.classes, one.scores, one.masks,
-                    dataset.class_names,
+                    image, one.replace(boxes=one.boxes * to_original), dataset.class_names
                 ),
             )  # fmt: skip
             name = Path(file_name).with_suffix(".jpg")
-            visualize.write_picture(output / "_".join(name.parts), picture)
+            visualize.write_image(output / "_".join(name.parts), picture)
             pictures[file_name] = picture
     return pictures

@@ -225,10 +225,10 @@ def test_categories_of_one_name_are_told_apart():
         (lambda gt: gt.pop("images"), "has no 'images'"),
         (lambda gt: gt.pop("annotations"), "has no 'annotations'"),
         (lambda gt: gt["annotations"][1].pop("category_id"), "entry 1 of 'annotations' has no"),
-        (lambda gt: gt["annotations"][1].update(image_id=9), "is of image 9"),
+        (lambda gt: gt["annotations"][1].update(image_id=9), "refers to image 9"),
         (
             lambda gt: gt["images"][0].pop("width"),
-            "annotation 1 is of an image without 'height' or",
+            "annotation 1 refers to an image without 'height' or",
         ),
         (lambda gt: gt["annotations"][1].pop("segmentation"), "annotation 2 has no 'segmentation'"),
         (lambda gt: gt["annotations"][1].update(segmentation=[[1, 2, 3, 4]]), "annotation 2 has a"),
@@ -259,7 +259,7 @@ def test_skip_bad_leaves_faulty_annotations_out():
 
 def test_result_of_an_unknown_image_is_named():
     results = [{"image_id": 55, "category_id": 7, "bbox": [1, 1, 2, 2], "score": 0.5}]
-    with pytest.raises(ValueError, match="entry 0 is of image 55"):
+    with pytest.raises(ValueError, match="entry 0 refers to image 55"):
         score(ground_truth(), results, None)
 
 

@@ -9,8 +9,9 @@ from mask_rcnn_jax.evaluation.visualize import (
     draw_ground_truth,
     instance_color,
     side_by_side,
-    write_picture,
+    write_image,
 )
+from mask_rcnn_jax.structures import Detections
 
 GREY = 128
 
@@ -34,15 +35,13 @@ def changed(picture):
     return (picture != GREY).any(axis=2)
 
 
-def draw_disk(box, mask, height=400, width=400, names=("a",)):
-    return draw_detections(
-        grey_image(height, width),
-        np.array([box]),
-        np.array([1]),
-        np.array([0.9]),
-        mask[None],
-        names,
-    )
+def found(boxes, classes, scores, masks=None):
+    classes = np.array(classes, int)
+    return Detections(np.array(boxes), np.array(scores), classes, masks, classes > 0)
+
+
+def draw_disk(box, mask, height=400, width=400, names=("a",), score=0.9):
+    return draw_detections(grey_image(height, width), found([box], [1], [score], mask[None]), names)
 
 
 def is_color(pixels, color):
@@ -79,7 +78,7 @@ def test_threshold_and_padding_leave_the_picture_alone():
     image = grey_image(400, 400)
     boxes = np.array([[10, 10, 200, 200], [50, 50, 300, 300], [0, 0, 0, 0]])
     masks = np.stack([disk()] * 3)
-    arguments = boxes, np.array([1, 2, 0]), np.array([0.3, 0.49, 0.0]), masks, ("a", "b")
+    arguments = found(boxes, [1, 2, 0], [0.3, 0.49, 0.0], masks), ("a", "b")
     np.testing.assert_array_equal(draw_detections(image, *arguments), image)
     np.testing.assert_array_equal(draw_detections(image, *arguments, score_threshold=0.5), image)
     assert changed(draw_detections(image, *arguments, score_threshold=0.4)).any()
@@ -90,8 +89,8 @@ def test_threshold_and_padding_leave_the_picture_alone():
 
 def test_picture_without_detections_is_returned_as_it_is():
     image = np.random.default_rng(0).integers(0, 256, (330, 340, 3), np.uint8)
-    empty = np.zeros((0, 4)), np.zeros(0, int), np.zeros(0), np.zeros((0, 28, 28)), ()
-    np.testing.assert_array_equal(draw_detections(image, *empty), image)
+    empty = found(np.zeros((0, 4)), [], [], np.zeros((0, 28, 28)))
+    np.testing.assert_array_equal(draw_detections(image, empty, ()), image)
 
 
 def test_first_colours_are_distinct():
@@ -106,14 +105,8 @@ def test_first_colours_are_distinct():
 def test_small_object_is_drawn_over_a_large_one():
     boxes = np.array([[180, 180, 230, 230], [20, 20, 380, 380]])
     for order in ([0, 1], [1, 0]):
-        picture = draw_detections(
-            grey_image(400, 400),
-            boxes[order],
-            np.array([1, 1]),
-            np.array([0.9, 0.8]),
-            np.ones((2, 28, 28), np.float32),
-            ("a",),
-        )
+        detections = found(boxes[order], [1, 1], [0.9, 0.8], np.ones((2, 28, 28), np.float32))
+        picture = draw_detections(grey_image(400, 400), detections, ("a",))
         small = instance_color(order.index(0))
         assert is_color(picture[205:229, 229], small).all()  # the right side of its box
 
@@ -144,14 +137,7 @@ def test_label_is_whole_and_inside_the_picture(box, name):
 def test_score_survives_a_name_that_is_cut():
     long = draw_disk((0, 0, 400, 400), np.zeros((28, 28)), names=("x" * 300,))
     longer = draw_disk((0, 0, 400, 400), np.zeros((28, 28)), names=("x" * 400,))
-    other_score = draw_detections(
-        grey_image(400, 400),
-        np.array([[0, 0, 400, 400]]),
-        np.array([1]),
-        np.array([0.87]),
-        np.zeros((1, 28, 28)),
-        ("x" * 300,),
-    )
+    other_score = draw_disk((0, 0, 400, 400), np.zeros((28, 28)), names=("x" * 300,), score=0.87)
     np.testing.assert_array_equal(long, longer)
     assert (long != other_score).any()
 
@@ -163,7 +149,7 @@ def test_any_size_of_picture_can_be_drawn_on(size, masks):
     boxes = np.array([[0, 0, width, height], [0.2, 0.2, 0.4, 0.4], [-1e5, -1e5, 1e5, 1e5]])
     names = ("with accents: crème brûlée", "人", "")
     picture = draw_detections(
-        grey_image(*size), boxes, np.array([1, 2, 3]), np.ones(3), masks, names, min_side=0
+        grey_image(*size), found(boxes, [1, 2, 3], np.ones(3), masks), names, min_side=0
     )
     assert picture.shape == (*size, 3)
     assert picture.dtype == np.uint8
@@ -172,16 +158,16 @@ def test_any_size_of_picture_can_be_drawn_on(size, masks):
 def test_boxes_that_are_not_numbers_do_no_harm():
     boxes = np.array([[np.nan, 0, 10, 10], [0, 0, np.inf, 10]])
     masks = np.ones((2, 28, 28), np.float32)
-    draw_detections(grey_image(400, 400), boxes, np.array([1, 1]), np.ones(2), masks, ("a",))
+    draw_detections(grey_image(400, 400), found(boxes, [1, 1], np.ones(2), masks), ("a",))
 
 
 def test_small_picture_is_enlarged_by_a_whole_factor():
     image = np.random.default_rng(0).integers(0, 256, (50, 80, 3), np.uint8)
-    box = np.array([[20, 10, 60, 40]])
-    picture = draw_detections(image, box, np.array([1]), np.ones(1), None, ("a",), min_side=120)
+    detections = found([[20, 10, 60, 40]], [1], [1.0])
+    picture = draw_detections(image, detections, ("a",), min_side=120)
     assert picture.shape == (150, 240, 3)
     assert is_color(picture[60:118, 60], instance_color(0)).all()  # the box's left side, tripled
-    kept = draw_detections(image, box, np.array([1]), np.ones(1), None, ("a",), min_side=0)
+    kept = draw_detections(image, detections, ("a",), min_side=0)
     assert kept.shape == image.shape
 
 
@@ -198,11 +184,11 @@ def test_ground_truth_draws_crops_of_bytes():
 def test_picture_is_written_into_a_new_folder(tmp_path):
     picture = np.random.default_rng(0).integers(0, 256, (9, 7, 3), np.uint8)
     path = tmp_path / "a" / "b" / "picture.png"
-    write_picture(path, picture)
+    write_image(path, picture)
     np.testing.assert_array_equal(cv2.imread(str(path))[..., ::-1], picture)
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError):
-        write_picture(tmp_path / "file" / "picture.png", picture)
+        write_image(tmp_path / "file" / "picture.png", picture)
 
 
 def test_side_by_side_keeps_both_pictures():
@@ -218,7 +204,7 @@ def test_colours_by_class_are_the_same_in_every_picture():
     scores = np.array([0.7, 0.8, 0.9])
     for classes in ([2, 2, 5], [5, 2, 1]):
         picture = draw_detections(
-            grey_image(400, 400), boxes, np.array(classes), scores, None, "abcde", color_by="class"
+            grey_image(400, 400), found(boxes, classes, scores), "abcde", color_by="class"
         )
         for box, k in zip(boxes, classes, strict=True):
             assert is_color(picture[box[3] - 30 : box[3] - 5, box[0]], instance_color(k - 1)).all()
@@ -229,6 +215,6 @@ def test_thousands_of_objects_are_drawn():
     corner = rng.uniform(0, 900, (2000, 2))
     boxes = np.concatenate([corner, corner + rng.uniform(5, 60, (2000, 2))], axis=1)
     picture = draw_detections(
-        grey_image(1000, 1000), boxes, np.ones(2000, int), np.ones(2000), None, ("a",)
+        grey_image(1000, 1000), found(boxes, np.ones(2000), np.ones(2000)), ("a",)
     )
     assert changed(picture).mean() > 0.5
