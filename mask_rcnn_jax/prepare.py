@@ -136,7 +136,7 @@ def prepare_coco2017() -> None:
         raise ValueError("prepare coco2017 needs --data_dir")
     release, splits = coco2017.COCO2017, SPLITS[FLAGS.split]
     zips = coco2017.prepare_release(
-        release, FLAGS.data_dir, splits, delete_zips=FLAGS.delete_zips, progress_of=progress_of
+        release, FLAGS.data_dir, splits, delete_zips=FLAGS.delete_zips, make_progress=progress_of
     )
     for name in splits:
         split, folder = release.splits[name], Path(FLAGS.data_dir)

@@ -10,7 +10,7 @@ from mask_rcnn_jax.data.coco import decode_image
 from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.resize import resize_image, resize_plan
 from mask_rcnn_jax.deploy.inputs import IMAGE_SUFFIXES
-from mask_rcnn_jax.formats.shapes import draw_picture
+from mask_rcnn_jax.formats.shapes import generate_image
 
 
 def picture_paths(folder: str) -> list[Path]:
@@ -50,4 +50,4 @@ def check_pictures(paths: Sequence[Path], canvas: tuple[int, int], count: int) -
         return [decode_image(path) for path in paths[:count]]
     side = min(max(canvas), 512)
     sizes = [(side * 3 // 4, side), (side, side), (side // 2, side)]
-    return [draw_picture(0, "val", i, sizes[i % len(sizes)])[0] for i in range(count)]
+    return [generate_image(0, "val", i, sizes[i % len(sizes)])[0] for i in range(count)]

@@ -1,8 +1,7 @@
-"""COCO 2017 from its publisher: downloaded, checked, unpacked, counted.
+"""Download, verify and unpack COCO 2017.
 
-The publisher names no checksums. The MD5 sums below are those that several independent projects
-compare with, NVIDIA's and Baidu's among them; lengths, the CRC of every file and the counts of
-images and annotations are compared too.
+COCO publishes no checksums. The MD5 sums below are used by several independent projects, including
+NVIDIA's and Baidu's; file sizes, CRCs and image and annotation counts are checked too.
 """
 
 import json
@@ -13,7 +12,7 @@ from pathlib import Path
 
 from absl import logging
 
-from mask_rcnn_jax.formats.download import ProgressOf, download
+from mask_rcnn_jax.formats.download import ProgressFactory, download
 from mask_rcnn_jax.formats.unpack import unpack
 
 
@@ -32,7 +31,7 @@ class Archive:
 
 @dataclass(frozen=True)
 class Split:
-    """Images and their annotations, and where they lie below the data set's folder."""
+    """Images and annotations of a split, with paths relative to the data set folder."""
 
     archive: Archive
     json: str
@@ -43,13 +42,15 @@ class Split:
 
 @dataclass(frozen=True)
 class Release:
-    """A data set as its publisher offers it."""
+    """A published data set."""
 
     annotations: Archive
     splits: Mapping[str, Split]
 
 
-_COCO = "http://images.cocodataset.org/"  # https there shows the certificate of another name
+_COCO = "http://images.cocodataset.org/"  # its https certificate has another host name
+_VAL = Archive(_COCO + "zips/val2017.zip", 815_585_330, "442b8da7639aecaf257c1dceb8ba8c80")
+_TRAIN = Archive(_COCO + "zips/train2017.zip", 19_336_861_798, "cced6f7f71b7629ddf16f17bbcfab6b2")
 COCO2017 = Release(
     annotations=Archive(
         url=_COCO + "annotations/annotations_trainval2017.zip",
@@ -57,27 +58,9 @@ COCO2017 = Release(
         md5="f4bbac642086de4f52a3fdda2de5fa2c",
     ),
     splits={
-        "val": Split(
-            archive=Archive(
-                url=_COCO + "zips/val2017.zip",
-                size=815_585_330,
-                md5="442b8da7639aecaf257c1dceb8ba8c80",
-            ),
-            json="annotations/instances_val2017.json",
-            images="val2017",
-            num_images=5_000,
-            num_annotations=36_781,
-        ),
+        "val": Split(_VAL, "annotations/instances_val2017.json", "val2017", 5_000, 36_781),
         "train": Split(
-            archive=Archive(
-                url=_COCO + "zips/train2017.zip",
-                size=19_336_861_798,
-                md5="cced6f7f71b7629ddf16f17bbcfab6b2",
-            ),
-            json="annotations/instances_train2017.json",
-            images="train2017",
-            num_images=118_287,
-            num_annotations=860_001,
+            _TRAIN, "annotations/instances_train2017.json", "train2017", 118_287, 860_001
         ),
     },
 )
@@ -89,33 +72,31 @@ def prepare_release(
     splits: Sequence[str],
     *,
     delete_zips: bool,
-    progress_of: ProgressOf,
+    make_progress: ProgressFactory,
 ) -> list[Path]:
-    """Bring the splits into `folder`, but for what is there; returns the zip files left there.
+    """Download and unpack the missing parts of the splits.
 
-    The zips lie in `folder` too, also those that a user put there. What a broken off call did is
-    kept for the next one.
+    Zips are stored in `folder`, where existing ones are used; `delete_zips` deletes them after
+    everything is unpacked and checked. Returns the zips left. Interrupted calls can be resumed.
 
-    Args:
-        delete_zips: delete those of the release once everything is unpacked and counted.
-        progress_of: see `ProgressOf`.
-
-    Raises OSError if a server or the disk fails, ValueError for content that is not the release's.
+    Raises:
+        OSError: if a server or the disk fails.
+        ValueError: if the content differs from the release.
     """
     folder = Path(folder)
     chosen = [release.splits[name] for name in splits]
     for split in chosen:
         if not (folder / split.json).is_file():
-            _bring(release.annotations, folder, split.json, progress_of)
-    # The annotations say what the images are called.
+            _download_and_unpack(release.annotations, folder, split.json, make_progress)
+    # The annotations list the image files.
     for split, names in [(split, _image_names(folder, split)) for split in chosen]:
-        if _absent(folder / split.images, names):
-            _bring(split.archive, folder, split.images + "/", progress_of)
-        absent = _absent(folder / split.images, names)
-        if absent:
+        if _missing(folder / split.images, names):
+            _download_and_unpack(split.archive, folder, split.images + "/", make_progress)
+        missing = _missing(folder / split.images, names)
+        if missing:
             raise ValueError(
-                f"{split.archive.name} lacks {len(absent)} of the {len(names)} images of "
-                f"{split.json}, first {absent[0]!r}"
+                f"{split.archive.name} lacks {len(missing)} of the {len(names)} images of "
+                f"{split.json}, first {missing[0]!r}"
             )
     archives = [release.annotations, *(split.archive for split in chosen)]
     zips = [folder / archive.name for archive in archives if (folder / archive.name).is_file()]
@@ -124,20 +105,20 @@ def prepare_release(
     return [] if delete_zips else zips
 
 
-def _bring(archive: Archive, folder: Path, prefix: str, progress_of: ProgressOf) -> None:
-    """What the archive holds under names that start with `prefix`."""
+def _download_and_unpack(
+    archive: Archive, folder: Path, prefix: str, make_progress: ProgressFactory
+) -> None:
+    """Unpack the members of an archive whose names start with `prefix`."""
     logging.info("%s: %.1f GB", archive.url, archive.size / 1e9)
-    path = download(
-        archive.url, folder / archive.name, md5=archive.md5, size=archive.size, persistent=True,
-        progress_of=progress_of,
-    )  # fmt: skip
-    unpack(path, folder, prefix=prefix, progress_of=progress_of)
+    path, expected = folder / archive.name, {"md5": archive.md5, "size": archive.size}
+    download(archive.url, path, **expected, persistent=True, make_progress=make_progress)
+    unpack(path, folder, prefix=prefix, make_progress=make_progress)
 
 
 def _image_names(folder: Path, split: Split) -> list[str]:
-    """The file names of the split's images; ValueError unless the json has the right counts."""
+    """Read the split's image file names; ValueError if the json has other counts."""
     path = folder / split.json
-    advice = "delete it to have it unpacked again, or choose another folder"
+    advice = "delete it to unpack it again, or choose another folder"
     try:
         with open(path, encoding="utf-8") as file:
             content = json.load(file)
@@ -145,19 +126,19 @@ def _image_names(folder: Path, split: Split) -> list[str]:
         annotations = len(content["annotations"])
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is damaged ({error}); {advice}") from error
-    for what, found, expected in (
+    for name, count, expected in (
         ("images", len(names), split.num_images),
         ("annotations", annotations, split.num_annotations),
     ):
-        if found != expected:
-            raise ValueError(f"{path} has {found} {what}, expected {expected}; {advice}")
+        if count != expected:
+            raise ValueError(f"{path} has {count} {name}, expected {expected}; {advice}")
     return names
 
 
-def _absent(images: Path, names: list[str]) -> list[str]:
-    """Those of the files that are not in the folder, or empty."""
+def _missing(images: Path, names: list[str]) -> list[str]:
+    """Select the files that are missing from the folder or empty."""
     if not images.is_dir():
         return names
     with os.scandir(images) as entries:
-        there = {entry.name for entry in entries if entry.stat().st_size}
-    return [name for name in names if name not in there]
+        present = {entry.name for entry in entries if entry.stat().st_size}
+    return [name for name in names if name not in present]

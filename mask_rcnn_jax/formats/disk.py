@@ -1,11 +1,11 @@
-"""Room on a disk, asked for before long work begins."""
+"""Check free disk space before long work begins."""
 
 import os
 import shutil
 
 
 def check_room(folder: str | os.PathLike, needed: int) -> None:
-    """Raise OSError unless `folder`, which exists, has room for that many bytes."""
+    """Raise OSError unless the existing `folder` has room for `needed` bytes."""
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise OSError(f"{os.fspath(folder)}: {needed:,} bytes are needed, {free:,} are free")

@@ -1,4 +1,4 @@
-"""Annotations of labelme, a json beside each picture, as drawn pictures."""
+"""Read labelme annotations, one json per image."""
 
 import base64
 import binascii
@@ -12,43 +12,47 @@ import cv2
 import numpy as np
 
 from mask_rcnn_jax.formats.coco_build import (
-    DrawnObject,
-    DrawnPicture,
-    check_pictures_exist,
+    AnnotatedImage,
+    AnnotatedObject,
+    check_images_exist,
     ellipse,
     has_area,
     join_parts,
-    picture_size,
+    read_image_size,
     rectangle,
 )
 
-# Labels with a meaning of their own in labelme: no objects.
+# labelme's special labels, which are not objects.
 NOT_OBJECTS = ("__ignore__", "_background_")
 OUTLINES = ("polygon", "oriented_rectangle", "rotation")
 
 
 def read_labelme(
     folder: str | os.PathLike, image_dir: str | os.PathLike | None, output: str | os.PathLike
-) -> tuple[list[DrawnPicture], list[str]]:
-    """Every json in `folder` and the folders in it, but for `output`.
+) -> tuple[list[AnnotatedImage], list[str]]:
+    """Read every json below `folder` except `output`.
 
-    Shapes of one label and one `group_id` are one object. Pictures are where `imagePath` says, or
-    in `image_dir` under the same name.
+    Shapes with the same label and `group_id` form one object. `image_dir` is the image folder; None
+    uses each json's `imagePath`.
 
-    Returns the pictures and a line for each shape that is left out since it has no area.
-    Raises ValueError or OSError, naming the file, for what cannot be read or does not fit.
+    Returns:
+        The images, and one line per shape skipped because it has no area.
+
+    Raises:
+        OSError, ValueError: naming the file, if it cannot be read or is inconsistent.
     """
-    folder, own = Path(folder), Path(output).absolute()
+    folder, skipped = Path(folder), Path(output).absolute()
     if not folder.is_dir():
-        raise NotADirectoryError(f"no folder {os.fspath(folder)!r}, expected labelme's json files")
-    paths = [path for path in sorted(folder.rglob("*.json")) if path.absolute() != own]
+        raise NotADirectoryError(f"no folder {os.fspath(folder)!r}, expected labelme json files")
+    paths = [path for path in sorted(folder.rglob("*.json")) if path.absolute() != skipped]
     if not paths:
-        raise ValueError(f"{folder} holds no json of labelme")
+        raise ValueError(f"{folder} holds no labelme json")
     contents = {path: _read(path) for path in paths}
-    pictures = {path: _picture_path(path, contents[path], image_dir) for path in paths}
-    check_pictures_exist(folder, list(pictures.values()))
+    image_paths = {path: _image_path(path, contents[path], image_dir) for path in paths}
+    check_images_exist(folder, list(image_paths.values()))
     left_out: list[str] = []
-    return [_drawn(path, contents[path], pictures[path], left_out) for path in paths], left_out
+    images = [_parse(path, contents[path], image_paths[path], left_out) for path in paths]
+    return images, left_out
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -62,22 +66,22 @@ def _read(path: Path) -> dict[str, Any]:
         if not (isinstance(content, dict) and isinstance(content.get(key), kind))
     ]
     if missing:
-        raise ValueError(f"{path}: not a file of labelme: it lacks {', '.join(map(repr, missing))}")
+        raise ValueError(f"{path}: not a labelme file: it lacks {', '.join(map(repr, missing))}")
     return content
 
 
-def _picture_path(path: Path, content: dict, image_dir: str | os.PathLike | None) -> Path:
+def _image_path(path: Path, content: dict, image_dir: str | os.PathLike | None) -> Path:
     name = content["imagePath"].replace("\\", "/")  # as written on Windows
     return path.parent / name if image_dir is None else Path(image_dir) / Path(name).name
 
 
-def _drawn(path: Path, content: dict, picture: Path, left_out: list[str]) -> DrawnPicture:
-    size = picture_size(picture)
-    said = content.get("imageHeight") or size[0], content.get("imageWidth") or size[1]
-    if said != size:
+def _parse(path: Path, content: dict, image_path: Path, left_out: list[str]) -> AnnotatedImage:
+    size = read_image_size(image_path)
+    stated = content.get("imageHeight") or size[0], content.get("imageWidth") or size[1]
+    if stated != size:
         raise ValueError(
-            f"{path}: drawn on {said[0]} x {said[1]} (height x width), but {picture.name} is "
-            f"{size[0]} x {size[1]}"
+            f"{path}: drawn on {stated[0]} x {stated[1]} (height x width), but {image_path.name} "
+            f"is {size[0]} x {size[1]}"
         )
     objects: dict[Any, tuple[str, list]] = {}
     for number, shape in enumerate(content["shapes"], start=1):
@@ -94,19 +98,19 @@ def _drawn(path: Path, content: dict, picture: Path, left_out: list[str]) -> Dra
         group = shape.get("group_id")
         key = number if group is None else (shape["label"], group)
         objects.setdefault(key, (shape["label"], []))[1].append(part)
-    drawn = [DrawnObject(label, join_parts(parts)) for label, parts in objects.values()]
-    return DrawnPicture(picture, size, drawn)
+    annotated = [AnnotatedObject(label, join_parts(parts)) for label, parts in objects.values()]
+    return AnnotatedImage(image_path, size, annotated)
 
 
 def _part(shape: dict, size: tuple[int, int], where: str) -> list | np.ndarray | None:
-    """Outline of (x, y) or mask [H, W] of a shape; None if it has no area."""
+    """Convert a shape to an outline (x, y) or a mask [H, W]; None if it has no area."""
     kind, points = shape.get("shape_type") or "polygon", _points(shape, where)
-    two = len(points) == 2
-    if kind == "mask" and two:
+    is_pair = len(points) == 2
+    if kind == "mask" and is_pair:
         return _mask(shape, points, size, where)
-    if kind == "circle" and two:
+    if kind == "circle" and is_pair:
         points = ellipse(*points[0], *[math.dist(*points)] * 2)
-    elif kind == "rectangle" and two:
+    elif kind == "rectangle" and is_pair:
         points = rectangle(*points[0], *points[1])
     elif kind not in OUTLINES and not (kind == "rectangle" and len(points) == 4):
         return None
@@ -125,7 +129,7 @@ def _points(shape: dict, where: str) -> list[list[float]]:
 
 
 def _mask(shape: dict, points: list, size: tuple[int, int], where: str) -> np.ndarray | None:
-    """The picture of a mask, which labelme stores as PNG, moved to its upper left corner."""
+    """Place a mask, stored by labelme as a PNG crop, into a mask of the whole image."""
     try:
         data = np.frombuffer(base64.b64decode(shape["mask"], validate=True), np.uint8)
         crop = cv2.imdecode(data, cv2.IMREAD_GRAYSCALE) if data.size else None

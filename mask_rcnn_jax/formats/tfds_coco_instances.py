@@ -1,11 +1,11 @@
-"""COCO instances as a data set of tensorflow-datasets, in ArrayRecord files.
+"""Write COCO instances as a tensorflow-datasets data set in ArrayRecord files.
 
-A record holds the bytes of the image file as they are, and the sound annotations under the names of
-tensorflow-datasets' own `coco/2017`, with segmentations, which that lacks. The order is the json's.
+A record holds the unchanged image file and its valid annotations, named as in tensorflow-datasets'
+own `coco/2017`, plus segmentations, which that lacks. Records keep the json's order.
 
-It is a `ShardBasedBuilder` because `GeneratorBasedBuilder` sorts more than 1 GB of records by way
-of TensorFlow's file system, and would change the order. Import this module only where records are
-written: importing tensorflow-datasets takes seconds. Reading is in `records.py`.
+The builder is a `ShardBasedBuilder`, since `GeneratorBasedBuilder` changes the order and needs
+TensorFlow's file system to sort more than 1 GB of records. Import this module only to write
+records: importing tensorflow-datasets takes seconds. `records.py` reads them.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ from mask_rcnn_jax.data.records import (
     records_dir,
 )
 from mask_rcnn_jax.formats.disk import check_room
-from mask_rcnn_jax.formats.download import ProgressOf
+from mask_rcnn_jax.formats.download import ProgressFactory
 
 tfds = import_tfds()
 SHARD_BYTES = 256 << 20  # few enough files for a network disk, many enough to copy in parallel
@@ -42,18 +42,22 @@ _DESCRIPTION = "Images with instance masks, in COCO's format."
 def prepare_tfds(
     tfds_dir: str | os.PathLike,
     sources: Mapping[str, tuple[str | os.PathLike, str | os.PathLike]],
-    progress_of: ProgressOf,
+    make_progress: ProgressFactory,
 ) -> Path:
-    """Write records of COCO sets, unless they are there; returns their folder.
+    """Write records of COCO sets unless they exist, and return their folder.
+
+    All sets are validated before anything is written. The folder appears only when complete.
 
     Args:
-        sources: split ("train", "val") to (json, image folder). Nothing is written before all are
-            found to be usable; faulty annotations are left out of the records, not of the copied
-            json, so that `data.bad_annotations` means the same for both.
-        progress_of: see `ProgressOf`; counts images.
+        tfds_dir: parent folder.
+        sources: (json, image folder) per split ("train", "val"). Faulty annotations are dropped
+            from the records but kept in the copied json, so `data.bad_annotations` has the same
+            meaning for both.
+        make_progress: see `ProgressFactory`; counts images.
 
-    Raises ValueError or OSError for a set that cannot be used, too little room, and a folder that
-    holds records of something else; it appears only when it is whole.
+    Raises:
+        OSError, ValueError: for an unusable set, too little disk space, or a folder with records
+            of other data.
     """
     directory = records_dir(tfds_dir)
     if directory.exists():
@@ -64,17 +68,17 @@ def prepare_tfds(
         for split, (json_path, image_dir) in sources.items()
     }
     _check_classes(sets)
-    for broken_off in directory.parent.glob(f"incomplete.*_{VERSION}"):
-        shutil.rmtree(broken_off)
+    for incomplete in directory.parent.glob(f"incomplete.*_{VERSION}"):
+        shutil.rmtree(incomplete)
     Path(tfds_dir).mkdir(parents=True, exist_ok=True)
     _check_room(tfds_dir, sets)
-    advance = progress_of(sum(len(dataset.images) for dataset in sets.values()))
+    advance = make_progress(sum(len(dataset.images) for dataset in sets.values()))
     builder = CocoInstances(data_dir=tfds_dir, sets=sets, advance=advance)
-    # It says that it downloads, and makes folders for that.
+    # The builder prints that it downloads, and creates folders for it.
     with contextlib.redirect_stdout(io.StringIO()), tempfile.TemporaryDirectory() as downloads:
         try:
             builder.download_and_prepare(download_dir=downloads, file_format="array_record")
-        except RuntimeError as error:  # of the C++ code that writes records
+        except RuntimeError as error:  # from the C++ record writer
             raise OSError(f"{directory} cannot be written: {error}") from error
     try:
         _check_written(directory, sets)
@@ -85,11 +89,11 @@ def prepare_tfds(
 
 
 class CocoInstances(tfds.core.ShardBasedBuilder, skip_registration=True):
-    """Splits of COCO sets with the same classes; label k - 1 is class k."""
+    """Builder for splits with the same classes; label k - 1 is class k."""
 
     name = NAME
     VERSION = tfds.core.Version(VERSION)
-    # Beside it, checksums of downloads are looked for, with a package that tfds does not declare.
+    # Otherwise tfds looks for download checksums there, with a package it does not declare.
     code_path = None
 
     def __init__(
@@ -100,7 +104,7 @@ class CocoInstances(tfds.core.ShardBasedBuilder, skip_registration=True):
         advance: Callable[[int], None],
     ):
         self._sets, self._advance = sets, advance
-        self._entries = {split: _sound_entries(dataset) for split, dataset in sets.items()}
+        self._entries = {split: _valid_entries(dataset) for split, dataset in sets.items()}
         super().__init__(data_dir=data_dir)
 
     def _info(self) -> tfds.core.DatasetInfo:
@@ -119,7 +123,7 @@ class CocoInstances(tfds.core.ShardBasedBuilder, skip_registration=True):
             "objects": tfds.features.Sequence(
                 {
                     "id": _id_feature(annotation_ids),
-                    "label": tfds.features.ClassLabel(names=[_plain(name) for name in names]),
+                    "label": tfds.features.ClassLabel(names=[_one_line(name) for name in names]),
                     "bbox": tfds.features.BBoxFeature(),
                     "area": tfds.features.Scalar(np.float32, doc="Pixels."),
                     "is_crowd": tfds.features.Scalar(np.bool_),
@@ -138,11 +142,11 @@ class CocoInstances(tfds.core.ShardBasedBuilder, skip_registration=True):
         del dl_manager
         shards = {}
         for split, dataset in self._sets.items():
-            # The folder gets its name only when everything is in it.
+            # The builder renames the folder when it is complete.
             shutil.copyfile(dataset.json_path, self.data_path / annotation_name(split))
-            count, files = len(dataset.images), _bytes_of_images(dataset)
-            number = min(count, -(-files // SHARD_BYTES) or 1)
-            bounds = [count * shard // number for shard in range(number + 1)]
+            count, size = len(dataset.images), _image_bytes(dataset)
+            num_shards = min(count, -(-size // SHARD_BYTES) or 1)
+            bounds = [count * shard // num_shards for shard in range(num_shards + 1)]
             shards[split] = [
                 partial(self._examples, split, start, stop)
                 for start, stop in zip(bounds, bounds[1:], strict=False)
@@ -164,28 +168,27 @@ class CocoInstances(tfds.core.ShardBasedBuilder, skip_registration=True):
 
     def _objects(self, image: ImageRecord, entries: list[tuple[int | str, str]]) -> list[dict]:
         feature = self.info.features["objects"].feature["id"]
-        objects = []
+        objects, height, width = [], image.height, image.width
         for annotation, (annotation_id, text) in zip(image.annotations, entries, strict=True):
             x1, y1, x2, y2 = (float(side) for side in annotation.box)
-            objects.append(
-                {
-                    "id": _encoded_id(annotation_id, feature),
-                    "label": annotation.class_index - 1,
-                    "bbox": tfds.features.BBox(
-                        ymin=y1 / image.height, xmin=x1 / image.width,
-                        ymax=y2 / image.height, xmax=x2 / image.width,
-                    ),
-                    "area": annotation.area,
-                    "is_crowd": annotation.iscrowd,
-                    "segmentation": text,
-                }
-            )  # fmt: skip
+            xmin, xmax, ymin, ymax = x1 / width, x2 / width, y1 / height, y2 / height
+            entry = {
+                "id": _encoded_id(annotation_id, feature),
+                "label": annotation.class_index - 1,
+                "bbox": tfds.features.BBox(ymin=ymin, xmin=xmin, ymax=ymax, xmax=xmax),
+                "area": annotation.area,
+                "is_crowd": annotation.iscrowd,
+                "segmentation": text,
+            }
+            objects.append(entry)
         return objects
 
 
-def _sound_entries(dataset: CocoDataset) -> dict[int | str, list[tuple[int | str, str]]]:
-    """Image id -> (id, segmentation in JSON) of the annotations that `dataset` holds, in the same
-    order; without an id, which COCO's have and nothing here needs, it is ""."""
+def _valid_entries(dataset: CocoDataset) -> dict[int | str, list[tuple[int | str, str]]]:
+    """Map image ids to (id, JSON segmentation) of the dataset's annotations, in the same order.
+
+    The id is "" if an annotation has none.
+    """
     with open(dataset.json_path, encoding="utf-8") as file:
         content = json.load(file)
     faults = annotation_faults(content)
@@ -198,7 +201,7 @@ def _sound_entries(dataset: CocoDataset) -> dict[int | str, list[tuple[int | str
 
 
 def _id_feature(ids: list[int | str]) -> tfds.features.FeatureConnector:
-    """Numbers if all are and fit, else text."""
+    """Scalar if all ids are 64-bit integers, otherwise text."""
     numbers = all(type(i) is int and abs(i) < 2**63 for i in ids)
     return tfds.features.Scalar(np.int64) if numbers else tfds.features.Text()
 
@@ -207,12 +210,12 @@ def _encoded_id(value: int | str, feature: tfds.features.FeatureConnector) -> in
     return str(value) if isinstance(feature, tfds.features.Text) else value
 
 
-def _plain(name: str) -> str:
-    """On one line, as the list of labels wants it."""
+def _one_line(name: str) -> str:
+    """Join a name into one line, as the label list requires."""
     return " ".join(name.split()) or "unnamed"
 
 
-def _bytes_of_images(dataset: CocoDataset) -> int:
+def _image_bytes(dataset: CocoDataset) -> int:
     return sum(os.path.getsize(dataset.image_path(i)) for i in range(len(dataset.images)))
 
 
@@ -225,27 +228,26 @@ def _check_classes(sets: Mapping[str, CocoDataset]) -> None:
 
 def _check_room(folder: str | os.PathLike, sets: Mapping[str, CocoDataset]) -> None:
     needed = sum(
-        _bytes_of_images(dataset) + 2 * os.path.getsize(dataset.json_path)
-        for dataset in sets.values()
+        _image_bytes(dataset) + 2 * os.path.getsize(dataset.json_path) for dataset in sets.values()
     )
     check_room(folder, needed)
 
 
 def _check_same(directory: Path, sources: Mapping[str, tuple]) -> None:
-    """Raise unless the folder holds whole records of these sets."""
+    """Raise unless the folder holds complete records of these sets."""
     for split, (json_path, _) in sources.items():
         Records(directory, split)
         copy = directory / annotation_name(split)
         if not copy.is_file() or not filecmp.cmp(json_path, copy, shallow=False):
-            raise ValueError(f"{directory} was not made from {json_path}; delete it or choose "
-                             "another folder")  # fmt: skip
+            advice = "delete it or choose another folder"
+            raise ValueError(f"{directory} was not made from {json_path}; {advice}")
 
 
 def _check_written(directory: Path, sets: Mapping[str, CocoDataset]) -> None:
-    """Read the last image back; a disk that was full shows in it or in the counts."""
+    """Check counts and the last image, which reveal a full disk."""
     for split, dataset in sets.items():
         records, last = Records(directory, split), len(dataset.images) - 1
         with open(dataset.image_path(last), "rb") as file:
             same = file.read() == records.read(last, dataset.images[last].id)
         if len(records) != last + 1 or not same:
-            raise OSError(f"{directory}: split {split!r} was not written whole")
+            raise OSError(f"{directory}: split {split!r} was not written completely")

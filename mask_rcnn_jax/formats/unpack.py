@@ -1,4 +1,4 @@
-"""Zip archives, unpacked so that a break leaves no half file and no work is done twice."""
+"""Unpack zip archives resumably, without leaving incomplete files."""
 
 import os
 import shutil
@@ -8,7 +8,7 @@ import zlib
 from pathlib import Path, PureWindowsPath
 
 from mask_rcnn_jax.formats.disk import check_room
-from mask_rcnn_jax.formats.download import ProgressOf
+from mask_rcnn_jax.formats.download import ProgressFactory
 
 _CHUNK = 1 << 20
 _ENCRYPTED = 0x1  # of a member's flag bits
@@ -17,20 +17,18 @@ _ENCRYPTED = 0x1  # of a member's flag bits
 def unpack(
     archive: str | os.PathLike,
     folder: str | os.PathLike,
-    *,
     prefix: str,
-    progress_of: ProgressOf,
+    make_progress: ProgressFactory,
 ) -> None:
-    """Bring the files of a zip archive whose names start with `prefix` into `folder`.
+    """Unpack the files of a zip archive whose names start with `prefix`.
 
-    A file that is there with the right length and CRC stays. Any other is written as its name +
-    ".part", compared with its CRC and then moved into place, so that one which is there is whole.
+    Existing files with the right size and CRC are kept. Others are written to name + ".part",
+    verified and then renamed, so files never appear incomplete.
 
-    Args:
-        progress_of: see `ProgressOf`; counts bytes of files.
-
-    Raises ValueError for an archive that is damaged, compressed in an unknown way or holds a name
-    that leads out of `folder`, of which nothing is unpacked, and OSError if the disk is too small.
+    Raises:
+        OSError: if the disk is too small.
+        ValueError: if the archive is damaged, uses an unknown compression, or holds a name outside
+            `folder`; in the last case nothing is unpacked.
     """
     archive, folder = Path(archive), Path(folder)
     try:
@@ -43,32 +41,32 @@ def unpack(
                 if member.filename.startswith(prefix) and not member.is_dir()
             ]
             if not members:
-                raise ValueError(f"{archive}: no file in it is called {prefix}...")
-            absent = [member for member in members if not _is_there(folder, member)]
+                raise ValueError(f"{archive}: no file name in it starts with {prefix!r}")
+            missing = [member for member in members if not _is_unpacked(folder, member)]
             folder.mkdir(parents=True, exist_ok=True)
-            needed = sum(member.file_size for member in absent)
+            needed = sum(member.file_size for member in missing)
             check_room(folder, needed)
-            advance = progress_of(needed)
-            for member in absent:
+            advance = make_progress(needed)
+            for member in missing:
                 _write(content, member, folder / member.filename)
                 advance(member.file_size)
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise ValueError(f"{archive} is damaged: {error}") from error
-    except NotImplementedError as error:  # zipfile's, of a way to compress that it does not know
+    except NotImplementedError as error:  # from zipfile, for an unknown compression
         raise ValueError(f"{archive} cannot be unpacked: {error}") from error
 
 
 def _check_name(archive: Path, member: zipfile.ZipInfo) -> None:
-    """Raise for what could be written somewhere else, on any system, and for links."""
+    """Reject links, and paths that lead out of the folder on any operating system."""
     name = PureWindowsPath(member.filename)
-    leads_out = name.drive or name.root or ".." in name.parts or "\\" in member.filename
-    if leads_out or stat.S_ISLNK(member.external_attr >> 16):
+    is_outside = name.drive or name.root or ".." in name.parts or "\\" in member.filename
+    if is_outside or stat.S_ISLNK(member.external_attr >> 16):
         raise ValueError(f"{archive}: unsafe name {member.filename!r} in it, nothing is unpacked")
     if member.flag_bits & _ENCRYPTED:
         raise ValueError(f"{archive}: {member.filename} is encrypted, nothing is unpacked")
 
 
-def _is_there(folder: Path, member: zipfile.ZipInfo) -> bool:
+def _is_unpacked(folder: Path, member: zipfile.ZipInfo) -> bool:
     path = folder / member.filename
     if not path.is_file() or path.stat().st_size != member.file_size:
         return False

@@ -8,7 +8,7 @@ import numpy as np
 from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.data.options import example_options
 from mask_rcnn_jax.deploy.pictures import on_canvas
-from mask_rcnn_jax.formats.shapes import draw_picture
+from mask_rcnn_jax.formats.shapes import generate_image
 from mask_rcnn_jax.models.build import abstract_variables
 from mask_rcnn_jax.models.detect import detect_options
 from mask_rcnn_jax.weights.restore import make_model
@@ -67,5 +67,5 @@ def predict_function(config):
 
 def generated(config, sizes, canvas, picture_size=None):
     """Pictures of these sizes as inputs of the model."""
-    drawn = [draw_picture(0, "val", i, size)[0] for i, size in enumerate(sizes)]
+    drawn = [generate_image(0, "val", i, size)[0] for i, size in enumerate(sizes)]
     return list(on_canvas(drawn, example_options(config), canvas, picture_size))

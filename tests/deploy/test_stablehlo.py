@@ -11,7 +11,7 @@ from PIL import Image
 
 from mask_rcnn_jax.deploy.compare import compare
 from mask_rcnn_jax.deploy.manifest import Program, make_manifest
-from mask_rcnn_jax.formats.shapes import draw_picture
+from mask_rcnn_jax.formats.shapes import generate_image
 from mask_rcnn_jax.structures import Detections
 from tests.deploy.alone import documented_script, run_alone
 from tests.deploy.small_model import generated, predict_function, random_variables, small_config
@@ -65,7 +65,7 @@ def test_script_of_the_documentation_needs_what_it_says_only(exported, tmp_path)
         config, categories, form="stablehlo", files=[], program=program, details={}
     )
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
-    picture = draw_picture(0, "val", 0, CANVAS)[0]  # no resizing, whose rounding differs
+    picture = generate_image(0, "val", 0, CANVAS)[0]  # no resizing, whose rounding differs
     Image.fromarray(picture).save(tmp_path / "picture.png")
     assert len(documented_script().splitlines()) <= 25
     done = run_alone(tmp_path, ".", "picture.png")

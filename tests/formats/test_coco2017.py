@@ -81,7 +81,7 @@ def release(file_server):
 
 def prepare(release, folder, splits=("train", "val"), delete_zips=False):
     return prepare_release(
-        release, folder, splits, delete_zips=delete_zips, progress_of=lambda total: lambda n: None
+        release, folder, splits, delete_zips=delete_zips, make_progress=lambda total: lambda n: None
     )
 
 
@@ -208,7 +208,7 @@ def test_annotations_of_something_else_stay(release, file_server, tmp_path, cont
     path = tmp_path / "annotations" / "instances_train2017.json"
     path.parent.mkdir()
     path.write_text(content)
-    with pytest.raises(ValueError, match=r"instances_train2017.json .*; delete it to have"):
+    with pytest.raises(ValueError, match=r"instances_train2017.json .*; delete it to unpack"):
         prepare(release, tmp_path, ["train"])
     assert file_server.requests == []
     prepare(release, tmp_path, ["val"])
@@ -223,7 +223,7 @@ def test_names_that_lead_out_are_refused(tmp_path, name):
     archive, folder = tmp_path / "a.zip", tmp_path / "in" / "side"
     archive.write_bytes(zipped({"val2017/100.jpg": b"x", name: b"x"}))
     with pytest.raises(ValueError, match="a.zip: unsafe name .* nothing is unpacked"):
-        unpack(archive, folder, prefix="", progress_of=lambda total: lambda n: None)
+        unpack(archive, folder, prefix="", make_progress=lambda total: lambda n: None)
     assert list(tmp_path.iterdir()) == [archive]
 
 
@@ -234,7 +234,7 @@ def test_links_are_refused(tmp_path):
     with zipfile.ZipFile(archive, "w") as content:
         content.writestr(link, "/etc")
     with pytest.raises(ValueError, match="unsafe name 'val2017/link'"):
-        unpack(archive, tmp_path, prefix="val2017/", progress_of=lambda total: lambda n: None)
+        unpack(archive, tmp_path, prefix="val2017/", make_progress=lambda total: lambda n: None)
 
 
 def test_a_compression_that_is_not_known_is_said(tmp_path):
@@ -245,7 +245,7 @@ def test_a_compression_that_is_not_known_is_said(tmp_path):
     written[8:10] = written[entry + 10 : entry + 12] = bytes([97, 0])  # WavPack
     archive.write_bytes(written)
     with pytest.raises(ValueError, match="a.zip cannot be unpacked: .* method is not supported"):
-        unpack(archive, tmp_path, prefix="val2017/", progress_of=lambda total: lambda n: None)
+        unpack(archive, tmp_path, prefix="val2017/", make_progress=lambda total: lambda n: None)
 
 
 def broken(content):

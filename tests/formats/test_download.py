@@ -45,7 +45,7 @@ def test_progress_adds_up_to_the_whole_file(server, tmp_path):
         return counts.append
 
     (tmp_path / "w.part").write_bytes(CONTENT[:HALF])
-    download(server.url("/file"), tmp_path / "w", sha256=SHA256, progress_of=progress_of)
+    download(server.url("/file"), tmp_path / "w", sha256=SHA256, make_progress=progress_of)
     assert totals == [len(CONTENT)]
     assert counts[0] == HALF and sum(counts) == len(CONTENT)
 
@@ -157,7 +157,7 @@ def test_part_of_the_known_length_is_only_checked_and_a_longer_one_is_no_part(se
 def test_another_range_than_asked_for_is_refused(server, tmp_path):
     server.shift = 10
     (tmp_path / "w.part").write_bytes(CONTENT[:HALF])
-    words = f"sent the bytes from {HALF - 10} on, asked for those from {HALF}"
+    words = f"sent bytes from {HALF - 10}, expected from {HALF}"
     with pytest.raises(OSError, match=words):
         download(server.url("/file"), tmp_path / "w", md5=MD5)
     assert (tmp_path / "w.part").read_bytes() == CONTENT[:HALF]
@@ -183,7 +183,7 @@ def test_checksum_must_be_one(tmp_path, sha256):
 def test_md5_must_be_whole_and_alone(tmp_path):
     with pytest.raises(ValueError, match="md5 is 'abc', expected 32 hexadecimal digits"):
         download("http://127.0.0.1:9/", tmp_path / "w", md5="abc")
-    with pytest.raises(ValueError, match="or md5 in its place"):
+    with pytest.raises(ValueError, match="or md5 instead"):
         download("http://127.0.0.1:9/", tmp_path / "w", md5=MD5, sha256=SHA256)
 
 
@@ -193,7 +193,7 @@ def test_weights_by_name(server, tmp_path, monkeypatch):
     )
     assert download_weights("some", tmp_path) == tmp_path / "file"
     assert (tmp_path / "file").read_bytes() == CONTENT
-    with pytest.raises(ValueError, match=r"called 'other', expected one of \['some'\]"):
+    with pytest.raises(ValueError, match=r"unknown weights 'other', expected one of \['some'\]"):
         download_weights("other", tmp_path)
 
 

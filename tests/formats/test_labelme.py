@@ -10,7 +10,7 @@ from PIL import Image
 
 from mask_rcnn_jax.data.coco import check_coco, load_coco
 from mask_rcnn_jax.data.segmentation import segmentation_to_mask
-from mask_rcnn_jax.formats.coco_build import build_coco, picture_size
+from mask_rcnn_jax.formats.coco_build import build_coco, read_image_size
 from mask_rcnn_jax.formats.labelme import read_labelme
 
 SIZE = (60, 80)
@@ -149,7 +149,7 @@ def test_folders_pictures_elsewhere_and_empty_pictures(tmp_path):
     [
         ({"imagePath": "gone.png"}, "no image"),
         ({"imageHeight": 80, "imageWidth": 60}, "drawn on 80 x 60 .* but a.png is 60 x 80"),
-        ({"shapes": None}, "not a file of labelme: it lacks 'shapes'"),
+        ({"shapes": None}, "not a labelme file: it lacks 'shapes'"),
         ({"imagePath": None}, "it lacks 'imagePath'"),
         ({"shapes": [{"points": []}]}, "shape 1 has no label"),
         ({"shapes": [shape("a", "polygon", [[1, 2], [3]])]}, r"not a list of \[x, y\]"),
@@ -171,14 +171,14 @@ def test_what_cannot_be_used_is_one_line(keys, words, tmp_path):
 @pytest.mark.parametrize("content", ["", "{", "[]", "7", '{"images": [], "annotations": []}'])
 def test_another_json_is_refused(content, tmp_path):
     (tmp_path / "a.json").write_text(content)
-    with pytest.raises(ValueError, match=r"a\.json: (cannot be read as|not a file of)"):
+    with pytest.raises(ValueError, match=r"a\.json: (cannot be read as|not a labelme file)"):
         convert(tmp_path)
 
 
 def test_absent_and_empty_folders_and_pictures_drawn_twice(tmp_path):
     with pytest.raises(OSError, match="no folder"):
         convert(tmp_path / "none")
-    with pytest.raises(ValueError, match="holds no json of labelme"):
+    with pytest.raises(ValueError, match="holds no labelme json"):
         convert(tmp_path)
     for name in "ab":
         write(tmp_path, name, [], imagePath="a.png")
@@ -193,8 +193,8 @@ def test_pictures_that_exif_turns_and_damaged_ones_are_refused(tmp_path):
     picture, exif = Image.new("RGB", (80, 60)), Image.Exif()
     exif[0x0112] = 6
     picture.save(tmp_path / "turned.jpg", exif=exif)
-    with pytest.raises(ValueError, match=r"turned.jpg: turned by its EXIF entry \(orientation 6\)"):
-        picture_size(tmp_path / "turned.jpg")
+    with pytest.raises(ValueError, match=r"turned.jpg: rotated by its EXIF .*orientation 6\)"):
+        read_image_size(tmp_path / "turned.jpg")
     (tmp_path / "bad.jpg").write_bytes(b"no picture")
     with pytest.raises(ValueError, match="bad.jpg: damaged or not an image"):
-        picture_size(tmp_path / "bad.jpg")
+        read_image_size(tmp_path / "bad.jpg")

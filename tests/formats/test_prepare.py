@@ -101,7 +101,7 @@ def test_annotations_of_via(tmp_path):
     (tmp_path / "via.json").write_text(json.dumps({"a.png1": entry}))
     arguments = ["via", "--input", tmp_path / "via.json", "--output", tmp_path / "new" / "all.json"]
     done = prepare(*arguments)
-    assert done.returncode == 2 and "--class_name makes all of them of one" in done.stderr
+    assert done.returncode == 2 and "--class_name assigns one class to all" in done.stderr
     done = prepare(*arguments, "--class_name=balloon", "--images", tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     done = prepare("check", "--json", tmp_path / "new" / "all.json", "--images", tmp_path)

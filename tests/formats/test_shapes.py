@@ -9,7 +9,7 @@ from mask_rcnn_jax.data.segmentation import segmentation_to_mask
 from mask_rcnn_jax.formats.shapes import (
     CATEGORIES,
     compressed_rle,
-    draw_picture,
+    generate_image,
     mask_to_polygons,
     uncompressed_rle,
     write_shapes,
@@ -100,9 +100,9 @@ def test_pictures_depend_on_their_arguments_alone(shapes, tmp_path):
     write_shapes(tmp_path / "longer", train=61, val=20)
     ours, theirs = file_contents(shapes / "train"), file_contents(tmp_path / "longer" / "train")
     assert ours.items() <= theirs.items() and len(theirs) == 61
-    other, _ = draw_picture(1, "train", 0, (128, 128))
-    assert (other != draw_picture(0, "train", 0, (128, 128))[0]).any()
-    assert (other != draw_picture(1, "val", 0, (128, 128))[0]).any()
+    other, _ = generate_image(1, "train", 0, (128, 128))
+    assert (other != generate_image(0, "train", 0, (128, 128))[0]).any()
+    assert (other != generate_image(1, "val", 0, (128, 128))[0]).any()
 
 
 def test_second_call_leaves_the_files_alone(shapes):
