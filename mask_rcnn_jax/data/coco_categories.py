@@ -1,6 +1,6 @@
-"""The categories of COCO 2017, for weights that come without their annotations."""
+"""COCO 2017 categories, for weights without their annotations."""
 
-# (id, name): what the files instances_{train,val}2017.json list. Ten of the ids 1..90 are unused.
+# (id, name) as in instances_{train,val}2017.json. Ten of the ids 1..90 are unused.
 COCO_CATEGORIES: tuple[tuple[int, str], ...] = (
     (1, "person"),
     (2, "bicycle"),

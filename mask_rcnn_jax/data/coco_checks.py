@@ -1,6 +1,6 @@
-"""What may be wrong in a COCO json, one line for each fault.
+"""COCO annotation validation, one message per problem.
 
-`structure_problems` come first: without the keys that they look for, the others cannot be asked.
+Run `structure_problems` first; the other checks rely on the keys it checks.
 """
 
 import math
@@ -21,7 +21,7 @@ ENTRY_KEYS = {
 
 
 def structure_problems(content: Any) -> Iterator[str]:
-    """Missing keys and entries of the wrong type, without which no id can be looked up."""
+    """Find missing keys and entries of the wrong type."""
     if not isinstance(content, dict):
         kind = "a list (detection results?)" if isinstance(content, list) else "not an object"
         yield f"not a COCO json: {kind}, expected an object with {', '.join(ENTRY_KEYS)}"
@@ -52,7 +52,7 @@ def _is_size(value: Any) -> bool:
 def reference_problems(
     content: dict, image_dir: str | None, require_annotations: bool
 ) -> Iterator[str]:
-    """Duplicate ids, ids that point nowhere, nothing to learn from, files absent in `image_dir`."""
+    """Find duplicate and dangling ids, empty sections, and files missing from `image_dir`."""
     images, annotations = content["images"], content["annotations"]
     for section in ENTRY_KEYS:
         ids = Counter(entry["id"] for entry in content[section] if "id" in entry)
@@ -77,7 +77,7 @@ def reference_problems(
 
 
 def _absent_images(file_names: list[str], image_dir: str) -> Iterator[str]:
-    """One listing per folder: a stat per file takes minutes on a network disk."""
+    """List each folder once: a stat per file takes minutes on a network disk."""
     if not os.path.isdir(image_dir):
         yield f"no image folder {image_dir!r}"
         return
@@ -96,14 +96,14 @@ def _name(entry: dict, position: int) -> str:
 
 
 def annotation_faults(content: dict) -> dict[int, str]:
-    """Position in 'annotations' -> what is wrong with it."""
+    """Map indices into 'annotations' to a message for each faulty annotation."""
     sizes = {
         entry["id"]: (int(entry["height"]), int(entry["width"])) for entry in content["images"]
     }
     faults = {}
     for position, entry in enumerate(content["annotations"]):
         if entry["image_id"] not in sizes:
-            continue  # a problem of the whole file
+            continue  # reported by reference_problems
         fault = _annotation_fault(entry, *sizes[entry["image_id"]])
         if fault:
             name = f"{_name(entry, position)} of image {entry['image_id']}"

@@ -1,4 +1,4 @@
-"""The entries of a config's `data` section."""
+"""Options of a config's `data` section."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,30 +6,30 @@ from typing import Any, Literal
 
 from mask_rcnn_jax import parts
 
-# Feature maps of strides 4 to 64 double exactly from level to level on such a canvas.
+# Feature map sizes then halve exactly from level to level (strides 4 to 64).
 CANVAS_MULTIPLE = 64
 
 
 @dataclass(frozen=True)
 class ExampleOptions:
-    """How an image and its objects become an example.
+    """Options for turning an image and its objects into an example.
 
     Attributes:
         image_size: (height, width) of the canvas, multiples of 64, or (short side, longest side
             allowed) with `resize` "shortest_edge"; pixels.
-        resize: "fit" scales an image into the canvas; "shortest_edge" has a canvas for each
+        resize: "fit" scales an image into the canvas; "shortest_edge" has one canvas per
             orientation.
-        max_instances: objects of an image; the largest are kept.
-        resize_rounding: how "shortest_edge" makes whole sides: as torchvision, Detectron2 or
-            maskrcnn-benchmark do.
-        antialias: shrink as PIL does, averaging all pixels, instead of sampling as OpenCV does.
-        image_dtype: "float32" does not round resized pixels to whole numbers.
-        short_sides: short sides of which training draws one for each image; () takes `image_size`.
+        max_instances: maximum objects per image; the largest are kept.
+        resize_rounding: rounding for "shortest_edge", as in torchvision, Detectron2 or
+            maskrcnn-benchmark, respectively.
+        antialias: average all pixels when shrinking, like PIL, instead of sampling like OpenCV.
+        image_dtype: "float32" keeps fractions of resized pixel values.
+        short_sides: training draws a short side per image from these; () uses `image_size`.
         mask_size: side of a mask crop.
-        mask_frame: masks as crops of each object's "box", or of the whole "image".
-        max_vertices: polygon vertices of an object that the model draws targets from; 0 has none.
-        skip_crowd: crowds are no training targets.
-        inclusive_boxes: ground-truth boxes end at their last pixel, x2 = x + width - 1.
+        mask_frame: crop masks to each object's "box", or keep the whole "image".
+        max_vertices: maximum polygon vertices per object if the model draws targets; 0 otherwise.
+        skip_crowd: exclude crowds from training targets.
+        inclusive_boxes: x2 and y2 of ground truth are the last pixels, x2 = x + width - 1.
     """
 
     image_size: tuple[int, int]
@@ -55,21 +55,22 @@ class ExampleOptions:
 
 @dataclass(frozen=True)
 class DataOptions:
-    """Where images and annotations come from, and how they are drawn.
+    """Options for reading and sampling images and annotations.
 
     Attributes:
-        source: "json": `train_json` and the following; "tfds": the records in `tfds_dir`.
-        tfds_dir: folder of the records that `prepare tfds` makes.
-        train_json: COCO annotations.
-        train_images: folder of their images.
-        val_json: COCO annotations to evaluate on.
-        val_images: folder of their images.
-        class_ids: "contiguous" numbers the categories in the order of their ids; "raw" makes class
-            k category id k.
-        keep_empty: train on images without objects, too.
-        bad_annotations: "error" stops at a faulty annotation; "skip" leaves it out and counts it.
-        flip_probability: of a mirrored training image.
-        num_workers: processes that load images; 0 uses threads of this one.
+        source: "json" reads the json and image entries below; "tfds" reads the records in
+            `tfds_dir`.
+        tfds_dir: folder of the records written by `prepare tfds`.
+        train_json: COCO annotations for training.
+        train_images: folder of the training images.
+        val_json: COCO annotations for evaluation.
+        val_images: folder of the evaluation images.
+        class_ids: "contiguous" numbers the categories by increasing id; "raw" uses category id k as
+            class k.
+        keep_empty: also train on images without objects.
+        bad_annotations: "error" raises on a faulty annotation; "skip" drops and counts it.
+        flip_probability: probability of a horizontal flip in training.
+        num_workers: number of loader processes; 0 uses threads of this process.
     """
 
     source: Literal["json", "tfds"] = "json"
@@ -86,18 +87,18 @@ class DataOptions:
 
 
 def has_inclusive_boxes(config: Mapping[str, Any]) -> bool:
-    """Whether a config's boxes end at their last pixel, so that width = x2 - x1 + 1."""
+    """Check whether x2 is the last pixel of a box, so that width = x2 - x1 + 1."""
     return config["model"]["box_coder"]["inclusive"] == "all"
 
 
 def example_options(config: Mapping[str, Any]) -> ExampleOptions:
-    """The options of a config. Raises ValueError, naming the entry, for a wrong value."""
+    """Read the options from a config; ValueError names an invalid entry."""
     inclusive = has_inclusive_boxes(config)
     return parts.pick(ExampleOptions, config["data"], "data", inclusive_boxes=inclusive)
 
 
 def canvas_size(options: ExampleOptions, *, portrait: bool = False) -> tuple[int, int]:
-    """(height, width) of the arrays that hold a landscape or square image, or a portrait."""
+    """Return the canvas (height, width) for landscape and square images, or for portraits."""
     if options.resize == "fit":
         return options.image_size
     short, long = (
@@ -113,37 +114,30 @@ def _is_count(value: Any, lowest: int) -> bool:
 def _check_image_size(options: ExampleOptions) -> None:
     size = options.image_size
     if options.resize == "fit":
-        multiple, expected = (
-            CANVAS_MULTIPLE,
-            f"(height, width), both multiples of {CANVAS_MULTIPLE}",
-        )
+        multiple = CANVAS_MULTIPLE
+        expected = f"(height, width), both multiples of {multiple}"
     else:
         multiple, expected = 1, "(short side, longest side), both at least 1"
-    sound = isinstance(size, tuple) and len(size) == 2 and all(_is_count(side, 1) for side in size)
-    if not sound or any(side % multiple for side in size):
+    valid = isinstance(size, tuple) and len(size) == 2 and all(_is_count(side, 1) for side in size)
+    if not valid or any(side % multiple for side in size):
         raise ValueError(f"image_size is {size}, expected {expected}")
 
 
 def _check_combinations(options: ExampleOptions) -> None:
-    if options.resize == "fit" and options.resize_rounding != "floor":
-        raise ValueError(
-            f"resize_rounding is {options.resize_rounding!r}, expected 'floor' with "
-            "data.resize='fit'"
-        )
+    rounding, short_sides = options.resize_rounding, options.short_sides
+    if options.resize == "fit" and rounding != "floor":
+        raise ValueError(f"resize_rounding is {rounding!r}, expected 'floor' if data.resize='fit'")
     if options.antialias and options.image_dtype != "uint8":
-        raise ValueError(
-            f"image_dtype is {options.image_dtype!r}, expected 'uint8' with data.antialias=True"
-        )
-    if not options.short_sides:
+        dtype = options.image_dtype
+        raise ValueError(f"image_dtype is {dtype!r}, expected 'uint8' if data.antialias=True")
+    if not short_sides:
         return
     if options.resize == "fit":
-        raise ValueError(
-            f"short_sides is {options.short_sides}, expected () with data.resize='fit'"
-        )
-    # Larger sides would need other canvases in training than in evaluation.
+        raise ValueError(f"short_sides is {short_sides}, expected () if data.resize='fit'")
+    # Larger sides would need different canvases in training and evaluation.
     highest = min(options.image_size)
-    if not all(_is_count(side, 1) and side <= highest for side in options.short_sides):
+    if not all(_is_count(side, 1) and side <= highest for side in short_sides):
         raise ValueError(
-            f"short_sides is {options.short_sides}, expected whole numbers from 1 to "
-            f"{highest}, the short side of data.image_size"
+            f"short_sides is {short_sides}, expected integers from 1 to {highest}, the short side "
+            "of data.image_size"
         )

@@ -1,4 +1,4 @@
-"""How large an image becomes, and its pixels at that size on the canvas."""
+"""Compute the resized image size, and resize images and masks onto the canvas."""
 
 import math
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from mask_rcnn_jax.data.options import ExampleOptions, canvas_size
 
 
 class ResizePlan(NamedTuple):
-    """How an image is laid on its canvas, in the upper left corner."""
+    """Placement of an image in the upper left corner of its canvas."""
 
     canvas: tuple[int, int]  # (H, W)
     size: tuple[int, int]  # (height, width) of the resized image
@@ -21,13 +21,13 @@ class ResizePlan(NamedTuple):
 def resize_plan(
     height: int, width: int, options: ExampleOptions, short_side: int | None = None
 ) -> ResizePlan:
-    """The static canvas of an image of this size, and its size on it; the aspect ratio is kept.
+    """Choose the static canvas of an image and its size there, keeping the aspect ratio.
 
-    "fit": the image is made as large as the canvas `image_size` allows; fractions of a pixel are
-    cut off, as in NVIDIA's TensorFlow code.
-    "shortest_edge": `image_size` is (short side, longest side allowed); one canvas for landscape
-    and square images, one for portraits, both rounded up to a multiple of 64. `short_side` takes
-    the place of the first on the same canvas. No side exceeds the canvas, none is below 1.
+    "fit": the largest size that fits the canvas `image_size`, truncated to whole pixels as in
+    NVIDIA's TensorFlow code.
+    "shortest_edge": `image_size` is (short side, longest side allowed). Landscape and square images
+    share one canvas, portraits another, both rounded up to multiples of 64. `short_side` replaces
+    the short side on the same canvas. Sides are at least 1 and at most the canvas.
     """
     canvas = canvas_size(options, portrait=height > width)
     if options.resize == "fit":
@@ -40,20 +40,20 @@ def resize_plan(
 
 
 def _fit(height: int, width: int, limit: tuple[int, int]) -> tuple[int, int]:
-    # Whole numbers throughout: int(width * scale) may lose a pixel where the product is whole.
+    # Integer arithmetic: int(width * scale) may lose a pixel if the exact product is an integer.
     if limit[0] * width <= limit[1] * height:
         return limit[0], width * limit[0] // height
     return height * limit[1] // width, limit[1]
 
 
 def _floor(height: int, width: int, short: int, long: int) -> tuple[int, int]:
-    """torchvision's GeneralizedRCNNTransform: a product just below a whole number loses a pixel."""
+    """torchvision's GeneralizedRCNNTransform: a product just below an integer loses a pixel."""
     scale = min(short / min(height, width), long / max(height, width))
     return math.floor(height * scale), math.floor(width * scale)
 
 
 def _round(height: int, width: int, short: int, long: int) -> tuple[int, int]:
-    """detectron2's ResizeShortestEdge: halves go up."""
+    """detectron2's ResizeShortestEdge: rounds halves up."""
     scale = short / min(height, width)
     new_height, new_width = (short, scale * width) if height < width else (scale * height, short)
     if max(new_height, new_width) > long:
@@ -63,8 +63,11 @@ def _round(height: int, width: int, short: int, long: int) -> tuple[int, int]:
 
 
 def _caffe(height: int, width: int, short: int, long: int) -> tuple[int, int]:
-    """maskrcnn-benchmark's Resize: the short side is rounded (halves to even) where the long one
-    would exceed its limit, which it still may by some pixels; the long side is cut off."""
+    """maskrcnn-benchmark's Resize.
+
+    If the long side would exceed its limit, the short side is scaled and rounded (halves to even).
+    The long side is truncated, and may still exceed the limit by a few pixels.
+    """
     smaller, larger = min(height, width), max(height, width)
     if larger / smaller * short > long:
         short = max(1, round(long * smaller / larger))
@@ -79,28 +82,26 @@ _SHORTEST_EDGE = {"floor": _floor, "round": _round, "caffe": _caffe}
 def resize_image(
     image: np.ndarray, plan: ResizePlan, options: ExampleOptions, out: np.ndarray | None = None
 ) -> np.ndarray:
-    """[H, W, 3] canvas of `image_dtype` with the resized image, zero right of it and below.
+    """Resize uint8 [height, width, 3] bilinearly onto a zero-padded [H, W, 3] canvas.
 
-    image: uint8 [height, width, 3]. Bilinear at pixel centres; values stay in 0..255. `out` is a
-    canvas of zeros to write on and to return.
+    The canvas has `image_dtype` with values in 0..255; `out` is a canvas of zeros to reuse.
     """
     canvas = np.zeros((*plan.canvas, 3), options.image_dtype) if out is None else out
     height, width = plan.size
-    place = canvas[:height, :width]
+    target = canvas[:height, :width]
     if options.antialias:
-        picture = Image.fromarray(image)
-        place[:] = picture.resize((width, height), Image.Resampling.BILINEAR)
+        target[:] = Image.fromarray(image).resize((width, height), Image.Resampling.BILINEAR)
     else:
         pixels = image.astype(options.image_dtype, copy=False)
-        cv2.resize(pixels, (width, height), dst=place, interpolation=cv2.INTER_LINEAR)
+        cv2.resize(pixels, (width, height), dst=target, interpolation=cv2.INTER_LINEAR)
     return canvas
 
 
 def resize_mask(mask: np.ndarray, plan: ResizePlan) -> np.ndarray:
-    """[H, W] canvas of the mask's dtype with the nearest pixels of `mask` [height, width].
+    """Resize a mask [height, width] by nearest neighbor onto a [H, W] canvas of its dtype.
 
-    The pixel taken is floor(i * before / after) in single precision, as in torch's interpolate:
-    where the product is whole, rounding may choose its neighbour.
+    Pixel i reads floor(i * before / after) in single precision, as in torch's interpolate, where
+    rounding may select a neighbor if the product is an integer.
     """
     rows, columns = (
         np.minimum(

@@ -1,8 +1,8 @@
-"""COCO segmentations: is it sound, its pixels in the image or inside a box, its outline.
+"""Validate, rasterize and crop COCO segmentations.
 
 A segmentation is a list of polygons `[[x1, y1, x2, y2, ...], ...]` in pixels, or a run-length
 encoding `{"size": [height, width], "counts": ...}`, whose counts are a list (uncompressed) or a
-string. `compact` keeps it small in memory; every other function takes both forms.
+string. All functions also accept the compact form returned by `compact`.
 """
 
 import math
@@ -18,7 +18,7 @@ Segmentation = Sequence[Any] | dict[str, Any]
 
 
 def segmentation_fault(segmentation: Any, height: int, width: int) -> str | None:
-    """What is wrong with the segmentation of an image of this size; None if nothing is."""
+    """Return why a segmentation is invalid for an image of this size; None if it is valid."""
     if isinstance(segmentation, dict):
         return _rle_fault(segmentation, height, width)
     if not isinstance(segmentation, list) or not segmentation:
@@ -35,7 +35,7 @@ def segmentation_fault(segmentation: Any, height: int, width: int) -> str | None
 
 def _all_finite(numbers: list[Any]) -> bool:
     try:
-        return math.isfinite(sum(numbers))  # one NaN or infinity spoils the sum; 20 times faster
+        return math.isfinite(sum(numbers))  # NaN or infinity propagates; 20 times faster
     except TypeError:
         return False
 
@@ -50,30 +50,30 @@ def _rle_fault(rle: dict[str, Any], height: int, width: int) -> str | None:
         runs = run_lengths(rle)
     except (TypeError, ValueError, AttributeError, OverflowError):
         return "RLE counts cannot be read"
-    # pycocotools reads beyond its memory when the runs do not add up, so this is checked here.
+    # Checked here: pycocotools reads out of bounds if the runs do not add up.
     if runs.min(initial=0) < 0:
-        return "RLE counts cannot be read or hold a negative run"
+        return "RLE counts cannot be read or have a negative run"
     if runs.sum() != height * width:
         return f"RLE covers {runs.sum()} pixels, expected {height} x {width} = {height * width}"
     if runs[1::2].sum() == 0:
-        return "RLE holds no pixel"
+        return "RLE has no pixel"
     return None
 
 
 def compact(segmentation: Segmentation, height: int, width: int) -> Segmentation:
-    """A sound segmentation as float32 arrays or compressed RLE: a tenth of the memory of lists."""
+    """Convert a valid segmentation to float32 arrays or compressed RLE, a tenth of the memory."""
     if isinstance(segmentation, dict):
         return _compressed(segmentation, height, width)
     return tuple(np.asarray(part, np.float32) for part in segmentation)
 
 
 def segmentation_area(segmentation: Segmentation, height: int, width: int) -> float:
-    """Pixels covered."""
+    """Return the area in pixels."""
     return float(coco_mask.area(_to_rle(segmentation, height, width)))
 
 
 def segmentation_box(segmentation: Segmentation, height: int, width: int) -> list[float]:
-    """Tight box `[x, y, width, height]` in pixels."""
+    """Return the tight box `[x, y, width, height]` in pixels."""
     if isinstance(segmentation, dict):
         return coco_mask.toBbox(_compressed(segmentation, height, width)).tolist()
     points = np.concatenate([np.asarray(part, np.float64).reshape(-1, 2) for part in segmentation])
@@ -82,17 +82,17 @@ def segmentation_box(segmentation: Segmentation, height: int, width: int) -> lis
 
 
 def segmentation_to_mask(segmentation: Segmentation, height: int, width: int) -> np.ndarray:
-    """[height, width] uint8 in {0, 1}."""
+    """Rasterize to [height, width] uint8 in {0, 1}."""
     return coco_mask.decode(_to_rle(segmentation, height, width))
 
 
 def crop_mask(
     segmentation: Segmentation, box: np.ndarray, height: int, width: int, side: int = 112
 ) -> np.ndarray:
-    """[side, side] uint8 in 0..255: the object inside `box` (x1, y1, x2, y2 in image pixels).
+    """Crop the mask inside `box` (x1, y1, x2, y2 in image pixels): [side, side] uint8 in 0..255.
 
-    Polygons are moved and scaled into the crop and drawn there; RLE is sampled bilinearly at the
-    centres of the crop's pixels, the image's border pixels extending beyond it.
+    Polygons are transformed to the crop and rasterized there. RLE is sampled bilinearly at the
+    centers of the crop pixels, with border pixels replicated outside the image.
     """
     x1, y1, x2, y2 = (float(v) for v in box)
     if isinstance(segmentation, dict):
@@ -111,26 +111,26 @@ def crop_mask(
 
 
 def vertex_count(segmentation: Segmentation) -> int:
-    """Vertices of all its polygons; 0 for RLE."""
+    """Count the vertices of all polygons; 0 for RLE."""
     return 0 if isinstance(segmentation, dict) else sum(len(part) // 2 for part in segmentation)
 
 
 def polygon_vertices(segmentation: Segmentation, max_vertices: int) -> np.ndarray:
-    """[n, 3] float64: x, y in image pixels and the number of the polygon, 0, 1, ...
+    """Return polygon vertices as [n, 3] float64: x, y in image pixels and polygon index.
 
-    n is 0 for RLE and for polygons of more than `max_vertices` vertices together.
+    n is 0 for RLE and for more than `max_vertices` vertices in total.
     """
     if not 0 < vertex_count(segmentation) <= max_vertices:
         return np.zeros((0, 3))
     points = [np.asarray(part, np.float64).reshape(-1, 2) for part in segmentation]
-    numbers = np.repeat(np.arange(len(points)), [len(part) for part in points])
-    return np.column_stack([np.concatenate(points), numbers])
+    indices = np.repeat(np.arange(len(points)), [len(part) for part in points])
+    return np.column_stack([np.concatenate(points), indices])
 
 
 def _sample_positions(
     start: float, stop: float, limit: int, side: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Indices and weights, [2, side] each, of the two pixels around each sample of one axis."""
+    """Indices and weights [2, side] of the two pixels around each sample along one axis."""
     position = start + (np.arange(side) + 0.5) * (stop - start) / side - 0.5
     low = np.floor(position).astype(np.int64)
     fraction = (position - low).astype(np.float32)
@@ -146,10 +146,8 @@ def _to_rle(segmentation: Segmentation, height: int, width: int) -> dict[str, An
 
 
 def _compressed(rle: dict[str, Any], height: int, width: int) -> dict[str, Any]:
-    if isinstance(rle["counts"], list):
-        return coco_mask.frPyObjects(rle, height, width)
     counts = rle["counts"]
-    return {
-        "size": [height, width],
-        "counts": counts.encode() if isinstance(counts, str) else counts,
-    }
+    if isinstance(counts, list):
+        return coco_mask.frPyObjects(rle, height, width)
+    counts = counts.encode() if isinstance(counts, str) else counts
+    return {"size": [height, width], "counts": counts}
