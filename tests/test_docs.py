@@ -42,7 +42,7 @@ def test_every_link_to_a_file_leads_somewhere(page):
 
 
 def test_every_message_of_own_data_is_said_somewhere():
-    page = (ROOT / "docs" / "own_data.md").read_text().split("## When it says")[1]
+    page = (ROOT / "docs" / "own_data.md").read_text().split("## Error messages")[1]
     source = "".join(path.read_text() for path in sorted((ROOT / "mask_rcnn_jax").rglob("*.py")))
     source = re.sub(r'"\s*\n\s*f?"', "", source)  # strings over several lines
     messages = re.findall(r"^\| `([^`]+)` \|", page, re.M)
