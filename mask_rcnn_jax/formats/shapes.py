@@ -211,7 +211,7 @@ def _annotation(
 
 def mask_to_polygons(mask: np.ndarray) -> list[list[float]] | None:
     """Trace outlines along pixel edges; None if the mask has a hole, which polygons lack."""
-    factor = 4  # findContours runs through pixel centres: 1/8 pixel from the edge at this factor
+    factor = 4  # findContours follows pixel centers, 1/8 pixel from the edge at this factor
     fine = cv2.resize(mask, None, fx=factor, fy=factor, interpolation=cv2.INTER_NEAREST)
     contours, hierarchy = cv2.findContours(fine, cv2.RETR_CCOMP, cv2.CHAIN_APPROX_SIMPLE)
     if any(parent >= 0 for parent in hierarchy[0, :, 3]):

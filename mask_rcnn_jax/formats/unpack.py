@@ -17,6 +17,7 @@ _ENCRYPTED = 0x1  # of a member's flag bits
 def unpack(
     archive: str | os.PathLike,
     folder: str | os.PathLike,
+    *,
     prefix: str,
     make_progress: ProgressFactory,
 ) -> None:
