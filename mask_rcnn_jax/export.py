@@ -1,4 +1,4 @@
-"""Write a trained model for use elsewhere.
+"""Export a trained model for use elsewhere.
 
     python -m mask_rcnn_jax.export --workdir runs/mine --format stablehlo --output out
     python -m mask_rcnn_jax.export --workdir runs/mine --format onnx --output out
@@ -9,22 +9,22 @@
     python -m mask_rcnn_jax.export --workdir runs/mine --format torchvision \\
         --output mine.safetensors
 
-`stablehlo` and `onnx` are whole models, a picture in and detections out, that run without this
-package: a folder with the model and its manifest.json. docs/deployment.md shows how to use them.
-With `--int8` it also holds the float model, and reports the AP of both on config.data.val_json.
+`stablehlo` and `onnx` write a folder with a complete model, from image to detections, and its
+manifest.json; it runs without this package, see docs/deployment.md. `--int8` adds an int8 model and
+reports the AP of both on config.data.val_json.
 
-`safetensors` and `torchvision` are weights alone. The first keeps our names and is read by
-`--weights` and `model.init_from`. The second is the state dict of torchvision's MaskRCNN
-(`load_state_dict(safetensors.torch.load_file(FILE))`), with classes 1, 2, ... in the order of the
-categories; a recipe that differs from configs/coco_torchvision.py needs the same changes there, and
-what differs is listed.
+`safetensors` and `torchvision` write weights only. `safetensors` keeps our names, for `--weights`
+and `model.init_from`. `torchvision` is a state dict for torchvision's MaskRCNN
+(`load_state_dict(safetensors.torch.load_file(FILE))`), with classes 1, 2, ... in category order.
+Any difference from configs/coco_torchvision.py is listed and must also be made in torchvision.
 
-Everything is compared with the live model before it is written.
+Every export is compared with the original model before it is written.
 """
 
 import json
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
 
 import jax
@@ -39,7 +39,7 @@ from mask_rcnn_jax.data.loader import EvalLoader
 from mask_rcnn_jax.data.options import example_options, has_inclusive_boxes
 from mask_rcnn_jax.data.source import annotation_file, load_split
 from mask_rcnn_jax.deploy.artifact import Artifact, ArtifactOptions, build_artifact
-from mask_rcnn_jax.deploy.manifest import Program, make_manifest
+from mask_rcnn_jax.deploy.manifest import ModelInterface, make_manifest
 from mask_rcnn_jax.deploy.quantize import CALIBRATORS
 from mask_rcnn_jax.evaluation import coco as coco_evaluation
 from mask_rcnn_jax.training import evaluator
@@ -53,46 +53,45 @@ FORMATS = MODELS + WEIGHTS
 AP_NAMES = ("AP", "AP50", "mask_AP", "mask_AP50")
 
 
-def export_weights(config: ConfigDict | None, weights: str, form: str, output: str) -> Path:
-    """Write the weights of a run, of one of its checkpoints or of a file; returns what it wrote.
+def export_weights(config: ConfigDict | None, weights: str, format: str, output: str) -> Path:
+    """Write weights in a format of `WEIGHTS` and return the path of the file.
 
-    config: needed for a file of weights; without one that of the run is taken. form: of `WEIGHTS`.
+    Args:
+        config: recipe; None takes the run's, a weight file needs one.
+        weights: a run, one of its checkpoints, or a weight file.
+        format: one of `WEIGHTS`.
+        output: path of the .safetensors file.
     """
     target = Path(output)
     if target.suffix != ".safetensors":
         raise ValueError(f"--output is {output}, expected a name that ends in .safetensors")
-    if form == "torchvision":
+    if format == "torchvision":
         check_torchvision(restore_config(config, weights)[0].model)
     config, variables, categories, _ = restore(config, weights)
     eps = config.model.backbone.norm_eps
-    if form == "torchvision":
+    if format == "torchvision":
         arrays = to_torchvision(variables, norm_eps=eps)
-        eps = 1e-5  # what it has been converted to
+        eps = 1e-5  # torchvision's, to which the weights are converted
     else:
         arrays = to_ours_flat(variables)
     content = save(arrays)
-    again, _ = to_flax(arrays, norm=config.model.backbone.norm, eps=eps)
-    difference = _largest_difference(again, variables)
+    restored, _ = to_flax(arrays, norm=config.model.backbone.norm, eps=eps)
+    difference = _largest_difference(restored, variables)
+    details = {"self_check": {"largest_difference": difference}, "config": _json(config)}
     manifest = make_manifest(
-        config,
-        categories,
-        form=form,
-        files=[target.name],
-        program=None,
-        details={"self_check": {"largest_difference": difference}, "config": _json(config)},
+        config, categories, format=format, files=[target.name], interface=None, details=details
     )
-    write(target.parent, {
-        target.name: content, f"{target.stem}.manifest.json": _dump(manifest),
-    })  # fmt: skip
-    print(f"{target}: {len(arrays)} arrays in the names of --format={form}")
+    manifest_name = f"{target.stem}.manifest.json"
+    write(target.parent, {target.name: content, manifest_name: _dump(manifest)})
+    print(f"{target}: {len(arrays)} arrays in the names of --format={format}")
     print(f"self-check: read back, the largest difference is {difference:.2g}")
     return target
 
 
 def export_model(
-    config: ConfigDict | None, weights: str, form: str, output: str, options: ArtifactOptions
+    config: ConfigDict | None, weights: str, format: str, output: str, options: ArtifactOptions
 ) -> dict:
-    """Write a model of `MODELS`, checked against the live one; returns its manifest."""
+    """Write a model in a format of `MODELS`, compared with the original; return its manifest."""
     config, variables, categories, _ = restore(config, weights)
     dataset = None
     if options.int8:
@@ -103,37 +102,33 @@ def export_model(
             )
         dataset = load_split(config.data, "val")
         check_classes(dataset, categories, weights)
-    artifact = build_artifact(config, variables, categories, form, options, Path(output))
-    details = {"self_check": artifact.self_check, "config": _json(config)}
+    artifact = build_artifact(config, variables, categories, format, options, Path(output))
+    checks = artifact.self_check
+    details = {**artifact.details, "self_check": checks, "config": _json(config)}
     if options.int8:
-        aps = {}
+        aps = details["ap"] = {}
         for name, predict in artifact.predictors.items():
             aps[name] = score(config, dataset, predict, artifact)
-        details["ap"] = aps
         for name in AP_NAMES:
             pair = "  ".join(f"{kind} {values[name]:.4f}" for kind, values in aps.items())
             print(f"{name:10}{pair}")
     files = {**artifact.files, "manifest.json": b""}
-    program = Program(
+    interface = ModelInterface(
         artifact.inputs,
         artifact.canvas,
         artifact.precision,
-        options.picture_size,
-        artifact.resized,
-        "int32" if options.deepstream else "bool",
+        picture_size=options.picture_size,
+        resized=artifact.resized,
+        valid_dtype="int32" if options.deepstream else "bool",
     )
+    names = sorted(files)
     manifest = make_manifest(
-        config,
-        categories,
-        form=form,
-        files=sorted(files),
-        program=program,
-        details={**artifact.details, **details},
+        config, categories, format=format, files=names, interface=interface, details=details
     )
     files["manifest.json"] = _dump(manifest)
     write(Path(output), files)
-    print(f"{output}: {', '.join(sorted(files))}")
-    for kind, check in artifact.self_check.items():
+    print(f"{output}: {', '.join(names)}")
+    for kind, check in checks.items():
         print(f"self-check, {kind}: {check['text']}")
     return manifest
 
@@ -141,38 +136,39 @@ def export_model(
 def score(
     config: ConfigDict, dataset: CocoDataset, predict: Callable, artifact: Artifact
 ) -> dict[str, float]:
-    """AP of an exported model on the images of `config.data.val_json` that fit its input."""
-    loader = EvalLoader(
-        dataset, example_options(config), batch_size=1, num_workers=config.data.num_workers,
-        max_images=config.eval.max_images,
-    )  # fmt: skip
+    """Compute AP of an exported model on the `config.data.val_json` images that fit its input."""
+    limits = {"num_workers": config.data.num_workers, "max_images": config.eval.max_images}
+    loader = EvalLoader(dataset, example_options(config), batch_size=1, **limits)
+    mesh = jax.make_mesh((1,), ("data",), devices=jax.local_devices()[:1])
     kept = []
 
     def fitting():
         for batch in loader:
-            if artifact.takes(batch.images, batch.image_sizes):
+            if artifact.accepts(batch.images, batch.image_sizes):
                 kept.append(dataset.images[int(batch.image_index[0])].id)
                 yield batch
 
+    def predict_batch(_, batch):
+        return predict(np.asarray(batch.images), np.asarray(batch.image_sizes))
+
+    rules = {"paste": config.eval.paste, "inclusive_boxes": has_inclusive_boxes(config)}
     results = evaluator.detect(
-        lambda _, batch: predict(np.asarray(batch.images), np.asarray(batch.image_sizes)),
-        {}, fitting(), dataset, jax.make_mesh((1,), ("data",), devices=jax.local_devices()[:1]),
-        loader.num_images, paste=config.eval.paste, inclusive_boxes=has_inclusive_boxes(config),
-    )  # fmt: skip
+        predict_batch, {}, fitting(), dataset, mesh, loader.num_images, **rules
+    )
     if not kept:
-        raise ValueError(f"no image of {dataset.json_path} has the size that the model is for")
+        raise ValueError(f"no image of {dataset.json_path} has the model's input size")
     if len(kept) < loader.num_images:
-        logging.info("AP of the %d of %d images that fit", len(kept), loader.num_images)
+        logging.info("AP on %d of %d images, which fit the input", len(kept), loader.num_images)
     metrics = coco_evaluation.score(dataset.json_path, *results, image_ids=kept, skip_bad=True)
     return {name: metrics[name] for name in AP_NAMES}
 
 
 def check_torchvision(model: ConfigDict) -> None:
-    """Raise ValueError for a model whose layers torchvision does not have; list what else differs.
+    """Raise ValueError if torchvision lacks a layer of the model; log all other differences.
 
-    Its ResNet has batch normalisation and strides in its 3x3 convolutions. Everything beyond the
-    layers (anchors, RoIAlign, the input's colours and padding) is given to its classes by the
-    user, or missing there, and costs accuracy where it differs.
+    torchvision's ResNet has batch normalization and strides in its 3x3 convolutions. The user sets
+    everything else (anchors, RoIAlign, input channel order and padding) in torchvision, if it has
+    the option; remaining differences cost accuracy.
     """
     backbone = model.backbone
     if backbone.name != "resnet":
@@ -191,12 +187,12 @@ def check_torchvision(model: ConfigDict) -> None:
 
 
 def write(folder: Path, files: dict[str, bytes]) -> None:
-    """Write files, each in one step: it is there as a whole or not at all."""
+    """Write each file atomically."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
-        draft = folder / (name + ".tmp")
-        draft.write_bytes(content)
-        os.replace(draft, folder / name)
+        temporary = folder / (name + ".tmp")
+        temporary.write_bytes(content)
+        os.replace(temporary, folder / name)
 
 
 def _largest_difference(a: dict, b: dict) -> float:
@@ -214,41 +210,36 @@ def _dump(content: dict) -> bytes:
 
 def _define_flags() -> None:
     cli.define_config(required=False)
-    flags.DEFINE_string("workdir", None, "Folder of a run; its latest checkpoint is taken.")
-    flags.DEFINE_string("weights", None, "A workdir, one of its checkpoints/<step>, or a file.")
-    flags.DEFINE_enum("format", None, FORMATS, "What to write.", required=True)
+    flags.DEFINE_string("workdir", None, "Run folder; its latest checkpoint is used.")
+    flags.DEFINE_string("weights", None, "Run folder, one of its checkpoints/<step>, or a file.")
+    flags.DEFINE_enum("format", None, FORMATS, "Export format.", required=True)
     flags.DEFINE_string(
-        "output", None, "A folder; for weights the .safetensors file.", required=True
+        "output", None, "Output folder; for weights the .safetensors file.", required=True
     )
     flags.DEFINE_integer(
-        "batch", None, "Pictures of one run. stablehlo takes any unless it is set, onnx has 1.", 1
+        "batch", None, "Batch size; by default any for stablehlo and 1 for onnx.", 1
     )
-    flags.DEFINE_enum(
-        "orientation", "landscape", ["landscape", "portrait"],
-        "Whose canvas, for recipes that have two; square pictures are landscape.",
-    )  # fmt: skip
+    canvas_help = "Canvas to export, for recipes with two; square images are landscape."
+    flags.DEFINE_enum("orientation", "landscape", ["landscape", "portrait"], canvas_help)
     flags.DEFINE_list(
-        "picture_size", [], "HEIGHT,WIDTH of all pictures; onnx then has no input image_sizes."
+        "picture_size", [], "HEIGHT,WIDTH of all images; removes the onnx input image_sizes."
     )
     flags.DEFINE_bool(
         "deepstream", False, "onnx for nvinfer: planar float32 input and nvinfer.txt."
     )
-    flags.DEFINE_integer("opset", None, "Of onnx; 17 unless it is set.")
-    flags.DEFINE_bool("int8", False, "Also quantise to int8, by the pictures of --calibration.")
-    flags.DEFINE_string("calibration", None, "Folder of pictures like those to come.")
-    flags.DEFINE_enum("calibrator", "minmax", CALIBRATORS, "How onnx ranges are found.")
+    flags.DEFINE_integer("opset", None, "onnx opset; default 17.")
+    flags.DEFINE_bool("int8", False, "Also export an int8 model, calibrated with --calibration.")
+    flags.DEFINE_string("calibration", None, "Folder of representative images for --int8.")
+    flags.DEFINE_enum("calibrator", "minmax", CALIBRATORS, "How to choose onnx int8 ranges.")
 
 
 def main(_: Sequence[str]) -> None:
     FLAGS = flags.FLAGS
     if (FLAGS.workdir is None) == (FLAGS.weights is None):
         raise ValueError("export needs exactly one of --workdir and --weights")
-    options = ArtifactOptions(
-        batch=FLAGS.batch, orientation=FLAGS.orientation,
-        picture_size=_size("--picture_size", FLAGS.picture_size), deepstream=FLAGS.deepstream,
-        opset=FLAGS.opset, int8=FLAGS.int8, calibration=FLAGS.calibration,
-        calibrator=FLAGS.calibrator,
-    )  # fmt: skip
+    values = {field.name: getattr(FLAGS, field.name) for field in fields(ArtifactOptions)}
+    values["picture_size"] = _size("--picture_size", FLAGS.picture_size)
+    options = ArtifactOptions(**values)
     options.check(FLAGS.format)
     weights = FLAGS.workdir or FLAGS.weights
     if FLAGS.format in WEIGHTS:

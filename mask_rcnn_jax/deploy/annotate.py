@@ -1,6 +1,6 @@
-"""Pictures and videos through a `Predictor`: what is found in them, and drawn, in files.
+"""Annotate images and videos with the detections of a `Predictor`.
 
-Reading, the device, drawing and encoding work at the same time, each on other pictures.
+Reading, inference, drawing and encoding run concurrently, each on different images.
 """
 
 import json
@@ -15,119 +15,122 @@ import jax
 import numpy as np
 
 from mask_rcnn_jax.data.coco import UndecodableImage, decode_image
-from mask_rcnn_jax.deploy.pipeline import Line, map_in_order, prefetch, take_turns
-from mask_rcnn_jax.deploy.predictor import Predictor, Prepared
-from mask_rcnn_jax.deploy.video import Frame, UnreadableVideo, Video, VideoWriter
+from mask_rcnn_jax.deploy.pipeline import BackgroundWriter, map_in_order, prefetch, round_robin
+from mask_rcnn_jax.deploy.predictor import Predictor, PreparedImage
+from mask_rcnn_jax.deploy.video import UnreadableVideo, Video, VideoFrame, VideoWriter
 from mask_rcnn_jax.evaluation import visualize
 from mask_rcnn_jax.evaluation.coco import to_coco_results
 from mask_rcnn_jax.structures import Detections
 
-# Drawing and reading leave Python's lock for most of their time, but more threads hold more
-# pictures.
+# Drawing and decoding mostly release the GIL, but more threads hold more images in memory.
 THREADS = min(4, os.cpu_count() or 1)
-# Frames that a reader is ahead and an encoder behind at most, for each video, beside a batch.
+# Frames per video, beyond one batch, that a reader may be ahead and an encoder behind.
 FRAMES_AHEAD = 4
 
 
-class Classes(NamedTuple):
-    """What class k is called, at k - 1."""
+class ClassNames(NamedTuple):
+    """Names and category ids of the classes; class k has index k - 1."""
 
     names: Sequence[str]
     category_ids: Sequence[int | str]
 
 
-class Rules(NamedTuple):
-    """What counts as found, and how masks and boxes are written; see `to_coco_results`."""
+class DrawOptions(NamedTuple):
+    """Score threshold, mask pasting rule and box convention; see `to_coco_results`."""
 
     score_threshold: float
     paste: str
     inclusive_boxes: bool
 
 
-def annotate_pictures(
+def annotate_images(
     predictor: Predictor,
     files: Sequence[tuple[Path, Path]],
-    classes: Classes,
-    rules: Rules,
-    leave_out: Callable[[UndecodableImage], None],
+    classes: ClassNames,
+    options: DrawOptions,
+    on_error: Callable[[UndecodableImage], None],
 ) -> Iterator[list[dict]]:
-    """Writes an annotated picture for each (source, target); yields its COCO results, in order.
+    """Write an annotated image for each (source, target) and yield its COCO results, in order.
 
-    The results are box and mask in one, with `file_name`; `image_id` is the place in `files`, from
-    1. A source that cannot be decoded is handed to `leave_out`.
+    Each result has box and mask in one entry, with `file_name`; `image_id` is the 1-based position
+    in `files`. A source that cannot be decoded is passed to `on_error` and skipped.
     """
     numbered = [(number, *pair) for number, pair in enumerate(files, start=1)]
 
-    def read(file: tuple) -> tuple[tuple, Prepared | UndecodableImage]:
+    def read(file: tuple) -> tuple[tuple, PreparedImage | UndecodableImage]:
         try:
             return file, predictor.prepare(decode_image(file[1], upright=True))
         except UndecodableImage as error:
             return file, error
 
-    def sound(pool) -> Iterator[tuple[tuple, Prepared]]:
-        with closing(map_in_order(pool, read, numbered, THREADS + 1)) as pictures:
-            for file, picture in pictures:
-                if isinstance(picture, UndecodableImage):
-                    leave_out(picture)
+    def decodable(pool) -> Iterator[tuple[tuple, PreparedImage]]:
+        with closing(map_in_order(pool, read, numbered, THREADS + 1)) as images:
+            for file, image in images:
+                if isinstance(image, UndecodableImage):
+                    on_error(image)
                 else:
-                    yield file, picture
+                    yield file, image
 
-    def write(found: tuple[tuple, Prepared, Detections]) -> list[dict]:
-        (number, source, target), picture, detections = found
-        visualize.write_image(target, _draw(picture.image, detections, classes, rules))
-        results = _results(detections, picture.image.shape[:2], number, classes, rules)
+    def write(item: tuple[tuple, PreparedImage, Detections]) -> list[dict]:
+        (number, source, target), prepared, detections = item
+        image = prepared.image
+        visualize.write_image(target, _draw(image, detections, classes, options))
+        results = _results(detections, image.shape[:2], number, classes, options)
         return [{"file_name": source.name, **result} for result in results]
 
     with ThreadPoolExecutor(THREADS) as pool, ThreadPoolExecutor(THREADS) as readers:
-        with closing(predictor.stream(sound(readers))) as found:
-            yield from map_in_order(pool, write, found, THREADS + 1)
+        with closing(predictor.stream(decodable(readers))) as detected:
+            yield from map_in_order(pool, write, detected, THREADS + 1)
 
 
 def annotate_videos(
     predictor: Predictor,
     files: Sequence[tuple[Video, Path]],
-    classes: Classes,
-    rules: Rules,
-    leave_out: Callable[[UnreadableVideo], None],
+    classes: ClassNames,
+    options: DrawOptions,
+    on_error: Callable[[UnreadableVideo], None],
     *,
     stride: int,
     max_frames: int,
 ) -> Iterator[tuple[Video, int]]:
-    """Writes an annotated mp4 for each (source, target), and beside it a .jsonl, a line per frame.
+    """Write an annotated mp4 and a .jsonl with one line per frame for each (source, target).
 
-    Up to `batch_size` videos are read at the same time and share the predictor's batches. Yields
-    the video and the number of its objects for each frame that was handed to its encoder. However
-    it ends, what was handed over is written and the files are closed. A video without a frame goes
-    to `leave_out`.
+    Up to `batch_size` videos are read concurrently and share the predictor's batches. A video
+    without frames is passed to `on_error`. On any exit, including errors, all frames handed to the
+    encoders are written and the files are closed.
+
+    Yields:
+        The video and its object count, for each frame handed to an encoder.
     """
-    outputs: dict[Video, _Output] = {}
+    outputs: dict[Video, _VideoOutput] = {}
     targets = dict(files)
     ahead = FRAMES_AHEAD + predictor.batch_size
 
-    def frames(video: Video) -> Iterator[tuple[tuple[Video, Frame], Prepared]]:
+    def frames(video: Video) -> Iterator[tuple[tuple[Video, VideoFrame], PreparedImage]]:
         try:
             for frame in video.frames(stride, max_frames):
                 yield (video, frame), predictor.prepare(frame.image)
         except UnreadableVideo as error:
-            leave_out(error)
+            on_error(error)
 
-    def draw(found: tuple[Any, Prepared, Detections]) -> tuple[Video, Frame, list[dict]]:
-        (video, frame), _, detections = found
-        results = _results(detections, frame.image.shape[:2], 0, classes, rules)
-        picture = _draw(frame.image, detections, classes, rules, min_side=0, color_by="class")
-        return video, frame._replace(image=picture), results
+    def draw(item: tuple[Any, PreparedImage, Detections]) -> tuple[Video, VideoFrame, list[dict]]:
+        (video, frame), _, detections = item
+        results = _results(detections, frame.image.shape[:2], 0, classes, options)
+        image = _draw(frame.image, detections, classes, options, min_side=0, color_by="class")
+        return video, frame._replace(image=image), results
 
     try:
         with ThreadPoolExecutor(THREADS) as pool:
             readers = (prefetch(frames(video), ahead) for video, _ in files)
             with (
-                closing(take_turns(readers, predictor.batch_size)) as turns,
-                closing(predictor.stream(turns)) as found,
-                closing(map_in_order(pool, draw, found, ahead)) as drawn,
+                closing(round_robin(readers, predictor.batch_size)) as prepared,
+                closing(predictor.stream(prepared)) as detected,
+                closing(map_in_order(pool, draw, detected, ahead)) as drawn,
             ):
                 for video, frame, results in drawn:
                     if video not in outputs:
-                        outputs[video] = _Output(video, targets[video], frame, classes, stride)
+                        target = targets[video]
+                        outputs[video] = _VideoOutput(video, target, frame, classes, stride)
                     outputs[video].put(frame, results)
                     yield video, len(results)
                     for output in outputs.values():
@@ -136,24 +139,26 @@ def annotate_videos(
         _close_all(outputs.values())
 
 
-class _Output:
-    """The files of one video, written by a thread of their own."""
+class _VideoOutput:
+    """Output files of one video, written by a background thread."""
 
-    def __init__(self, video: Video, target: Path, first: Frame, classes: Classes, stride: int):
+    def __init__(
+        self, video: Video, target: Path, first: VideoFrame, classes: ClassNames, stride: int
+    ):
         height, width = first.image.shape[:2]
         self._video = video
         self._names = dict(zip(classes.category_ids, classes.names, strict=True))
         self._writer = VideoWriter(target, height, width, video.rate / stride, video.pixel_aspect)
-        # A line at a time, so that others can follow while it grows.
+        # Line-buffered, so that other programs can follow the growing file.
         self._lines = open(target.with_suffix(".jsonl"), "w", 1, encoding="utf-8")
-        self._line = Line(self._write, self._finish, FRAMES_AHEAD)
+        self._background = BackgroundWriter(self._write, self._finish, FRAMES_AHEAD)
         self._count, self._ended = 0, False
 
-    def put(self, frame: Frame, results: list[dict]) -> None:
+    def put(self, frame: VideoFrame, results: list[dict]) -> None:
         self._count += 1
-        self._line.put((frame, results))
+        self._background.put((frame, results))
 
-    def _write(self, item: tuple[Frame, list[dict]]) -> None:
+    def _write(self, item: tuple[VideoFrame, list[dict]]) -> None:
         frame, results = item
         self._writer.write(frame.image, frame.time)
         record = {
@@ -176,17 +181,17 @@ class _Output:
             self._writer = None  # an encoder holds many frames
 
     def end_if_complete(self) -> None:
-        """Lets the thread finish the files once every frame that was read is here."""
+        """Let the thread finish the files once all frames read have arrived."""
         if not self._ended and self._count == self._video.frames_read:
             self._ended = True
-            self._line.end()
+            self._background.end()
 
     def close(self) -> None:
-        self._line.close()
+        self._background.close()
 
 
 def _close_all(outputs) -> None:
-    """Closes every output, whatever happens to one; then raises the first error."""
+    """Close every output even if some fail, then raise the first error."""
     errors = []
     for output in outputs:
         try:
@@ -198,26 +203,21 @@ def _close_all(outputs) -> None:
 
 
 def _draw(
-    image: np.ndarray, found: Detections, classes: Classes, rules: Rules, **options
+    image: np.ndarray, found: Detections, classes: ClassNames, options: DrawOptions, **kwargs
 ) -> np.ndarray:
     return visualize.draw_detections(
-        image, found, classes.names, score_threshold=rules.score_threshold, **options
+        image, found, classes.names, score_threshold=options.score_threshold, **kwargs
     )
 
 
 def _results(
-    found: Detections, size: tuple[int, int], image_id: int, classes: Classes, rules: Rules
+    found: Detections, size: tuple, image_id: int, classes: ClassNames, options: DrawOptions
 ) -> list[dict]:
-    """COCO results of one picture, box and mask in one."""
-    one = jax.tree.map(lambda leaf: leaf[None], found)
+    """COCO results of one image of `size` (height, width), box and mask in one entry."""
+    batch = jax.tree.map(lambda leaf: leaf[None], found)
+    rules = {"paste": options.paste, "inclusive_boxes": options.inclusive_boxes}
     boxes, masks = to_coco_results(
-        one,
-        [(1.0, 1.0)],
-        [image_id],
-        [size],
-        classes.category_ids,
-        paste=rules.paste,
-        inclusive_boxes=rules.inclusive_boxes,
+        batch, [(1.0, 1.0)], [image_id], [size], classes.category_ids, **rules
     )
     return [
         {**box, "segmentation": mask["segmentation"]}

@@ -1,4 +1,4 @@
-"""How far the detections of an exported model are from those of the live one."""
+"""Compare an exported model's detections with a reference."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -7,76 +7,76 @@ import numpy as np
 
 from mask_rcnn_jax.structures import Detections
 
-# A float export must stay within these.
-BOX_BAR = 0.1  # pixels
-SCORE_BAR = 1e-3
-SAME_PLACE = 2.0  # pixels between boxes that are taken for the same detection
+# Limits for a float32 export.
+BOX_TOLERANCE = 0.1  # pixels
+SCORE_TOLERANCE = 1e-3
+MATCH_DISTANCE = 2.0  # pixels: closer boxes of one class count as the same detection
 
 
 @dataclass
 class Differences:
-    """The largest ones over all pictures."""
+    """Largest differences over all images. Field names are keys in manifest.json."""
 
     pictures: int = 0
-    detections: int = 0  # of the live model
+    detections: int = 0  # of the reference
     boxes: float = 0.0  # pixels
     scores: float = 0.0
     masks: float = 0.0
-    unmatched: int = 0  # detections of one side only, but for those at the edge of being kept
+    unmatched: int = 0  # detections on one side only, except those close to a score limit
 
     @property
-    def within_bars(self) -> bool:
-        return not self.unmatched and self.boxes <= BOX_BAR and self.scores <= SCORE_BAR
+    def within_tolerance(self) -> bool:
+        return not self.unmatched and self.boxes <= BOX_TOLERANCE and self.scores <= SCORE_TOLERANCE
 
     def __str__(self) -> str:
         return (
-            f"{self.detections} detections in {self.pictures} pictures, largest difference of "
-            f"boxes {self.boxes:.2g} px, scores {self.scores:.2g}, masks {self.masks:.2g}, "
+            f"{self.detections} detections in {self.pictures} images, largest difference in boxes "
+            f"{self.boxes:.2g} px, scores {self.scores:.2g}, masks {self.masks:.2g}, "
             f"{self.unmatched} on one side only"
         )
 
 
 def compare(
-    live: Callable,
-    other: Callable,
-    pictures: Iterable[tuple[np.ndarray, np.ndarray]],
+    reference: Callable,
+    exported: Callable,
+    inputs: Iterable[tuple[np.ndarray, np.ndarray]],
     score_threshold: float,
 ) -> Differences:
-    """Differences of two functions (images [B, H, W, 3], image_sizes [B, 2]) to `Detections`."""
+    """Compare two functions (images [B, H, W, 3], image_sizes [B, 2]) -> `Detections`."""
     total = Differences()
-    for images, sizes in pictures:
-        expected, found = live(images, sizes), other(images, sizes)
+    for images, sizes in inputs:
+        batches = reference(images, sizes), exported(images, sizes)
         for row in range(len(images)):
             a, b = (
-                Detections(**{k: np.asarray(v)[row] for k, v in vars(side).items()})
-                for side in (expected, found)
+                Detections(**{k: np.asarray(v)[row] for k, v in vars(batch).items()})
+                for batch in batches
             )
             _add(total, a, b, score_threshold)
     return total
 
 
 def _add(total: Differences, a: Detections, b: Detections, score_threshold: float) -> None:
-    """The differences of one picture. Rows of equal score may come in another order."""
+    """Add the differences in one image. Rows with equal scores may be ordered differently."""
     total.pictures += 1
     rows_a, rows_b = (np.flatnonzero(side.valid) for side in (a, b))
     total.detections += len(rows_a)
-    free, lost = list(rows_b), []
+    unused, lost_scores = list(rows_b), []
     for i in rows_a:
-        gaps = [
+        distances = [
             np.abs(a.boxes[i] - b.boxes[j]).max() if a.classes[i] == b.classes[j] else np.inf
-            for j in free
+            for j in unused
         ]
-        if not gaps or min(gaps) > SAME_PLACE:
-            lost.append(a.scores[i])
+        if not distances or min(distances) > MATCH_DISTANCE:
+            lost_scores.append(a.scores[i])
             continue
-        j = free.pop(int(np.argmin(gaps)))
+        j = unused.pop(int(np.argmin(distances)))
         total.boxes = max(total.boxes, float(np.abs(a.boxes[i] - b.boxes[j]).max()))
         total.scores = max(total.scores, float(abs(a.scores[i] - b.scores[j])))
         total.masks = max(total.masks, float(np.abs(a.masks[i] - b.masks[j]).max()))
-    lost += [b.scores[j] for j in free]
-    # Whether a score just at the limit is kept is a matter of rounding.
+    lost_scores += [b.scores[j] for j in unused]
+    # Rounding decides whether a score at the limit is kept.
     limits = [score_threshold]
     limits += [side.scores[rows].min() for side, rows in ((a, rows_a), (b, rows_b)) if rows.size]
     total.unmatched += sum(
-        bool(min(abs(score - limit) for limit in limits) > SCORE_BAR) for score in lost
+        bool(min(abs(score - limit) for limit in limits) > SCORE_TOLERANCE) for score in lost_scores
     )

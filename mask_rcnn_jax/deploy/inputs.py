@@ -1,4 +1,4 @@
-"""Which pictures and videos the names on a command line mean, and the names of their results."""
+"""Find the images and videos named on a command line and name their output files."""
 
 import glob
 import os
@@ -16,13 +16,15 @@ VIDEO_SUFFIXES = (
 
 
 def find_inputs(inputs: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """Pictures and videos named by files, folders, glob patterns (`**`: any depth) and addresses,
-    each once, in order.
+    """Return image paths and video sources, in order and without duplicates.
 
-    A file that is named itself may have any suffix. Raises ValueError for an input that names
-    neither a picture nor a video.
+    Args:
+        inputs: files (with any suffix), folders, glob patterns (`**`: any depth) or URLs.
+
+    Raises:
+        ValueError: if an input names neither an image nor a video.
     """
-    pictures: dict[Path, None] = {}
+    images: dict[Path, None] = {}
     videos: dict[str, None] = {}
     for item in inputs:
         if "://" in item:
@@ -34,44 +36,42 @@ def find_inputs(inputs: Sequence[str]) -> tuple[list[Path], list[str]]:
             pattern = os.path.join(glob.escape(item), "*") if os.path.isdir(item) else item
             names = [name for name in glob.glob(pattern, recursive=True) if _has_known_suffix(name)]
         if not names:
-            raise ValueError(
-                f"--input {item}: no pictures or videos there "
-                f"({', '.join(IMAGE_SUFFIXES + VIDEO_SUFFIXES)})"
-            )
+            suffixes = ", ".join(IMAGE_SUFFIXES + VIDEO_SUFFIXES)
+            raise ValueError(f"--input {item}: no images or videos found ({suffixes})")
         for name in sorted(names):
-            if _is_picture(name):
-                pictures[Path(name)] = None
+            if _is_image(name):
+                images[Path(name)] = None
             else:
                 videos[name] = None
-    return list(pictures), list(videos)
+    return list(images), list(videos)
 
 
 def _has_known_suffix(name: str) -> bool:
     return name.lower().endswith(IMAGE_SUFFIXES + VIDEO_SUFFIXES) and os.path.isfile(name)
 
 
-def _is_picture(name: str) -> bool:
+def _is_image(name: str) -> bool:
     if _has_known_suffix(name):
         return name.lower().endswith(IMAGE_SUFFIXES)
     return cv2.haveImageReader(name)
 
 
 def output_files(
-    pictures: Sequence[Path], videos: Sequence[str], folder: Path
+    images: Sequence[Path], videos: Sequence[str], folder: Path
 ) -> tuple[list[Path], list[Path]]:
-    """A file in `folder` for each picture and each video; two of one name get a number.
+    """Return an output file in `folder` for each image and video; name clashes get a number.
 
-    PNG stays PNG, other pictures become .jpg, videos .mp4. Raises ValueError if one of the inputs
-    would be overwritten.
+    PNG stays PNG, other images become .jpg, videos .mp4. Raises ValueError if an input would be
+    overwritten.
     """
     taken: set[str] = set()
-    picture_files = [
+    image_files = [
         folder / _free_name(path.stem, ".png" if path.suffix.lower() == ".png" else ".jpg", taken)
-        for path in pictures
+        for path in images
     ]
     video_files = [folder / _free_name(_stem(source), ".mp4", taken) for source in videos]
-    _check_overwrite([*pictures, *map(Path, videos)], [*picture_files, *video_files], folder)
-    return picture_files, video_files
+    _check_overwrite([*images, *map(Path, videos)], [*image_files, *video_files], folder)
+    return image_files, video_files
 
 
 def _stem(source: str) -> str:
@@ -92,6 +92,6 @@ def _check_overwrite(inputs: Iterable[Path], outputs: Iterable[Path], folder: Pa
     overwritten = {path.resolve() for path in inputs} & {path.resolve() for path in outputs}
     if overwritten:
         raise ValueError(
-            f"--output {folder} would overwrite {len(overwritten)} files of --input, "
-            f"{min(overwritten)} for one; choose another folder"
+            f"--output {folder} would overwrite {len(overwritten)} files of --input, such as "
+            f"{min(overwritten)}; choose another folder"
         )

@@ -1,6 +1,6 @@
-"""What comes with an exported model: `manifest.json`, `labels.txt` and a configuration of nvinfer.
+"""Files that accompany an exported model: `manifest.json`, `labels.txt` and `nvinfer.txt`.
 
-The manifest says everything that is needed to use the model without this package.
+The manifest contains everything needed to use the model without this package.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,71 +11,71 @@ from mask_rcnn_jax.data.options import has_inclusive_boxes
 from mask_rcnn_jax.models.detect import detect_options
 
 OUTPUTS = {
-    "boxes": ("float32", [4], "x1, y1, x2, y2 in pixels of the input, by falling score"),
-    "scores": ("float32", [], "probability of the class"),
+    "boxes": ("float32", [4], "x1, y1, x2, y2 in input pixels, sorted by descending score"),
+    "scores": ("float32", [], "class probability"),
     "classes": ("int32", [], "1, 2, .. as in `classes`"),
-    "masks": ("float32", [28, 28], "probability of the object on a grid stretched over its box"),
-    "valid": ("bool", [], "which rows hold a detection; the others hold zeros"),
+    "masks": ("float32", [28, 28], "object probability on a grid stretched over the box"),
+    "valid": ("bool", [], "true for rows with a detection; other rows are zero"),
 }
 RESIZES = {
-    "fit": "as large as image_size (height, width) allows, fractions of a pixel cut off",
-    "shortest_edge": "short side to image_size[0] unless the long one would exceed image_size[1]",
+    "fit": "as large as image_size (height, width) allows, sides rounded down to whole pixels",
+    "shortest_edge": "short side to image_size[0] unless the long side would exceed image_size[1]",
 }
 PASTES = {
-    "continuous": "bilinear with cell and pixel centres at +0.5, zero outside; from 0.5 up",
-    "integer": "a border of one zero cell, the box grown alike and cut to whole pixels; above 0.5",
+    "continuous": "bilinear, cell and pixel centers at +0.5, zero outside; threshold >= 0.5",
+    "integer": "padded by one zero cell, box grown to match and cut to whole pixels; above 0.5",
 }
 
 
-class Program(NamedTuple):
-    """The interface of an exported model."""
+class ModelInterface(NamedTuple):
+    """Inputs and outputs of an exported model."""
 
     inputs: Mapping[str, Mapping[str, Any]]  # dtype, shape and meaning by name
     canvas: tuple[int, int]  # (H, W) of the input
     precision: str
-    picture_size: tuple[int, int] | None = None  # (height, width) of all images; None: any
-    resized: tuple[int, int] | None = None  # their size on the canvas
-    valid_dtype: str = "bool"  # of the output `valid`
+    picture_size: tuple[int, int] | None = None  # (height, width) of all images; None: any size
+    resized: tuple[int, int] | None = None  # their (height, width) on the canvas
+    valid_dtype: str = "bool"  # dtype of the output `valid`
 
 
 def make_manifest(
     config: Mapping[str, Any],
     categories: Sequence[Mapping[str, Any]],
     *,
-    form: str,
+    format: str,
     files: Sequence[str],
-    program: Program | None,
+    interface: ModelInterface | None,
     details: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The content of `manifest.json`.
+    """Return the content of `manifest.json`.
 
     Args:
         config: the recipe.
         categories: `[{"id", "name"}, ...]`, class 1 first.
-        form: the export's `--format`.
-        files: names of the files beside the manifest.
-        program: None for a file of weights.
-        details: more entries, such as the result of the self-check.
+        format: value of `--format`.
+        files: names of the accompanying files.
+        interface: None for a weight file.
+        details: additional entries, such as the self-check result.
     """
     data, model, options = config["data"], config["model"], config["eval"]
     manifest = {
-        "format": form,
+        "format": format,
         "files": list(files),
         "made_by": f"mask_rcnn_jax {_version()}",
-        "precision": program.precision if program else "float32",
+        "precision": interface.precision if interface else "float32",
         "classes": [
             {"class": k, "id": category["id"], "name": category["name"]}
             for k, category in enumerate(categories, start=1)
         ],
         "preprocessing": {
-            "colours": "RGB, 0 to 255; normalised inside, as in training",
+            "colours": "RGB, 0 to 255; normalized inside the model, as in training",
             "resize": data["resize"],
             "resize_means": RESIZES[data["resize"]],
             "image_size": list(data["image_size"]),
             "rounding_of_sides": data["resize_rounding"],
             "interpolation": "PIL bilinear" if data["antialias"] else "OpenCV INTER_LINEAR",
             "rounded_to_whole_numbers": data["image_dtype"] == "uint8",
-            "placement": "upper left corner of the canvas; what lies beyond the picture is ignored",
+            "placement": "upper left corner of the canvas; pixels outside the image are ignored",
             "pixel_mean": list(model["input"]["mean"]),
             "pixel_std": list(model["input"]["std"]),
         },
@@ -87,37 +87,38 @@ def make_manifest(
         },
         **details,
     }
-    if program:
-        manifest["inputs"] = dict(program.inputs)
-        rows = [program.inputs["images"]["shape"][0], options["detections_per_image"]]
+    if interface:
+        manifest["inputs"] = dict(interface.inputs)
+        rows = [interface.inputs["images"]["shape"][0], options["detections_per_image"]]
         manifest["outputs"] = {
             name: {
-                "dtype": program.valid_dtype if name == "valid" else dtype,
+                "dtype": interface.valid_dtype if name == "valid" else dtype,
                 "shape": rows + shape,
                 "means": means,
             }
             for name, (dtype, shape, means) in OUTPUTS.items()
         }
         manifest["detection"] = vars(detect_options(config))
-        manifest["preprocessing"]["canvas"] = list(program.canvas)
-        if program.picture_size is not None:
-            manifest["preprocessing"]["picture_size"] = list(program.picture_size)
-            manifest["preprocessing"]["resized_size"] = list(program.resized)
+        manifest["preprocessing"]["canvas"] = list(interface.canvas)
+        if interface.picture_size is not None:
+            manifest["preprocessing"]["picture_size"] = list(interface.picture_size)
+            manifest["preprocessing"]["resized_size"] = list(interface.resized)
     return manifest
 
 
 def labels(categories: Sequence[Mapping[str, Any]]) -> str:
-    """A name a line, the first of class 1."""
+    """Return the class names, one per line, class 1 first."""
     return "".join(" ".join(str(category["name"]).split()) + "\n" for category in categories)
 
 
 def nvinfer_config(
     canvas: tuple[int, int], *, model_file: str, batch: int, num_classes: int, int8: bool
 ) -> str:
-    """DeepStream's nvinfer for a planar float32 model of `deploy.onnx`.
+    """Return a DeepStream nvinfer configuration for a planar float32 model from `deploy.onnx`.
 
-    Pixels go in as they are (factor 1, offsets 0): the one factor of nvinfer cannot say a standard
-    deviation per colour, so the model normalises. Outputs are attached as tensors.
+    Pixels are passed unscaled (factor 1, offsets 0) and the model normalizes them, because
+    nvinfer's single factor cannot express per-channel standard deviations. Outputs are attached as
+    tensors.
     """
     height, width = canvas
     engine = f"{model_file}_b{batch}_gpu0_{'int8' if int8 else 'fp32'}.engine"
@@ -137,11 +138,11 @@ def nvinfer_config(
         "symmetric-padding": 0,  # right and below
         "scaling-filter": 1,  # bilinear
         "process-mode": 1,  # whole frames
-        "network-type": 100,  # outputs are no type of DeepStream's own ...
-        "output-tensor-meta": 1,  # ... but attached to the frame
+        "network-type": 100,  # not a DeepStream output type ...
+        "output-tensor-meta": 1,  # ... but tensors attached to the frame
         "output-blob-names": "boxes;scores;classes;masks;valid",
         "num-detected-classes": num_classes,
-        "cluster-mode": 4,  # none: the model has done it
+        "cluster-mode": 4,  # none: the model has done NMS
         "gie-unique-id": 1,
     }
     return "[property]\n" + "".join(f"{key}={value}\n" for key, value in entries.items())

@@ -1,9 +1,10 @@
-"""Mask R-CNN as one ONNX model: a picture in, detections out, of standard operators alone.
+"""Export Mask R-CNN as one ONNX model of standard operators, from image to detections.
 
-Every step of `MaskRCNN.predict` has its counterpart here, with the same order of equal scores:
-TopK puts the lower row first, as `lax.top_k` does; NonMaxSuppression gets boxes that are sorted and
-scores that only say how, so that nothing hangs on its own sort; RoiAlign reads every level, with
-the boxes of other levels moved off the map, where it gives zeros.
+Each step of `MaskRCNN.predict` has a counterpart with the same order of equal scores:
+ - TopK puts the lower row first, as `lax.top_k` does.
+ - NonMaxSuppression gets sorted boxes with rank scores, so the result does not depend on the
+   runtime's tie-breaking.
+ - RoiAlign reads every level; boxes assigned to other levels are moved off the map and yield zeros.
 """
 
 import importlib
@@ -13,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mask_rcnn_jax.deploy.onnx_graph import Graph, Map, finish, floats, ints
-from mask_rcnn_jax.deploy.onnx_layers import Extent, Trunk, inside
+from mask_rcnn_jax.deploy.onnx_graph import Graph, Map, floats, ints, make_model_proto
+from mask_rcnn_jax.deploy.onnx_layers import Extent, Trunk, cell_mask
 from mask_rcnn_jax.deploy.onnx_regions import Regions
 from mask_rcnn_jax.models.detect import Detect
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
     import onnx
 
 
-def check_mappable(model: MaskRCNN, batch: int, image_size: tuple[int, int] | None) -> None:
-    """Raise ValueError for what the operators do not compute exactly."""
+def check_exportable(model: MaskRCNN, batch: int, image_size: tuple[int, int] | None) -> None:
+    """Raise ValueError if ONNX operators cannot reproduce the model exactly."""
     for part, known in (("backbone", ResNet), ("box_head", BoxHead), ("mask_head", MaskHead)):
         module = getattr(model, part)
         if not isinstance(module, known):
@@ -39,20 +40,20 @@ def check_mappable(model: MaskRCNN, batch: int, image_size: tuple[int, int] | No
     if align.border == "clamp" and align.min_size > 0:
         raise ValueError(
             "--format=onnx: model.roi_align.border='clamp' with model.roi_align.min_size="
-            f"{align.min_size} has no RoiAlign in ONNX, which counts samples outside the map as "
+            f"{align.min_size} has no RoiAlign in ONNX, which treats samples outside the map as "
             "zero; model.roi_align.border='zero' or model.roi_align.min_size=0 can be exported"
         )
     if pad_multiple and batch > 1 and image_size is None:
         raise ValueError(
             f"--format=onnx: --batch is {batch}, but with model.input.pad_multiple={pad_multiple} "
-            "maps end at each picture: only --batch=1, or --picture_size for pictures of one size"
+            "maps end at each image: use --batch=1, or --picture_size for images of one size"
         )
 
 
 def export_canvas(
     model: MaskRCNN, canvas: tuple[int, int], image_size: tuple[int, int] | None
 ) -> tuple[int, int]:
-    """(H, W) of the input: the recipe's canvas, or for pictures of one size what counts of it."""
+    """(H, W) of the input: the recipe's canvas, or its valid part if all images have one size."""
     multiple = model.input.pad_multiple
     if image_size is None or not multiple:
         return canvas
@@ -62,54 +63,57 @@ def export_canvas(
 
 @dataclass(frozen=True)
 class OnnxInput:
-    """The input `images` of an ONNX model, pixels in 0..255."""
+    """Input `images` of an ONNX model, pixel values in 0..255.
 
-    canvas: tuple[int, int]  # (H, W), see `export_canvas`
-    # (height, width) of every image on the canvas; None makes it the input `image_sizes`,
-    # int32 [batch, 2]
+    Attributes:
+        canvas: (H, W), see `export_canvas`.
+        image_size: (height, width) of every image on the canvas; None adds the input `image_sizes`,
+            int32 [batch, 2].
+        batch: batch size.
+        dtype: "uint8" or "float32".
+        planar: [batch, 3, H, W] instead of [batch, H, W, 3].
+    """
+
+    canvas: tuple[int, int]
     image_size: tuple[int, int] | None = None
     batch: int = 1
-    dtype: str = "uint8"  # or "float32"
-    planar: bool = False  # [batch, 3, H, W] instead of [batch, H, W, 3]
+    dtype: str = "uint8"
+    planar: bool = False
 
 
 def build_onnx(
     model: MaskRCNN, variables: dict, source: OnnxInput, *, opset: int, detect: Detect
 ) -> "onnx.ModelProto":
-    """The checked ONNX model of `model.predict` with these weights, in float32.
+    """Build and check a float32 ONNX model of `model.predict` with these weights.
 
-    Outputs are the fields of `Detections`, `valid` as int32 where the input is planar.
-    Raises ValueError for a model or an input that `check_mappable` refuses.
+    Its outputs are the fields of `Detections`, with `valid` as int32 if the input is planar. Raises
+    ValueError for a model or input rejected by `check_exportable`.
     """
     batch, image_size = source.batch, source.image_size
-    check_mappable(model, batch, image_size)
+    check_exportable(model, batch, image_size)
     height, width = canvas = source.canvas
     planar, dtype = source.planar, source.dtype
     graph = Graph()
-    inputs = {
-        "images": (
-            {"uint8": "UINT8", "float32": "FLOAT"}[dtype],
-            [batch, 3, height, width] if planar else [batch, height, width, 3],
-        )
-    }
+    shape = [batch, 3, height, width] if planar else [batch, height, width, 3]
+    inputs = {"images": ({"uint8": "UINT8", "float32": "FLOAT"}[dtype], shape)}
     if image_size is None:
         inputs["image_sizes"] = ("INT32", [batch, 2])
         sizes = graph.cast("image_sizes", "INT64")
     else:
         sizes = graph.constant(np.tile(ints(*image_size), (batch, 1)))
-    extent = None
+    valid_size = None
     if model.input.pad_multiple and image_size is None:
         multiple = ints(model.input.pad_multiple)
         blocks = graph.op("Div", graph.op("Add", sizes, multiple - 1), multiple)
-        extent = graph.op("Mul", blocks, multiple)
-    regions = Regions(graph, model, variables["params"], canvas, batch, Extent(graph, extent))
-    images = _normalise(graph, model, canvas, dtype, planar, sizes, image_size == canvas)
+        valid_size = graph.op("Mul", blocks, multiple)
+    regions = Regions(graph, model, variables["params"], canvas, batch, Extent(graph, valid_size))
+    images = _normalize(graph, model, source, sizes)
     pyramid = Trunk(graph, model, variables, regions.extent).pyramid(images)
     limits = regions.box_limits(sizes)
     boxes, valid, rows = regions.proposals(pyramid, limits)
-    valid_as = "INT32" if planar else "BOOL"
+    valid_dtype = "INT32" if planar else "BOOL"
     boxes, classes, valid = regions.detections(
-        pyramid, boxes, valid, rows, limits, detect, valid_as=valid_as
+        pyramid, boxes, valid, rows, limits, detect, valid_dtype=valid_dtype
     )
     regions.masks(pyramid, boxes, classes, valid, detect.detections_per_image)
     count = [batch, detect.detections_per_image]
@@ -118,29 +122,29 @@ def build_onnx(
         "scores": ("FLOAT", count),
         "classes": ("INT32", count),
         "masks": ("FLOAT", [*count, 28, 28]),
-        "valid": ("INT32" if planar else "BOOL", count),
+        "valid": (valid_dtype, count),
     }
-    return finish(graph, "mask_rcnn", inputs, outputs, opset)
+    return make_model_proto(graph, "mask_rcnn", inputs, outputs, opset)
 
 
 def load_onnx(model: bytes) -> Callable:
-    """A function (images [n, H, W, 3], image_sizes [n, 2]) to `Detections` of an exported model.
+    """Load a model as a function (images [n, H, W, 3], image_sizes [n, 2]) -> `Detections`.
 
-    It takes up to as many pictures as the model's batch, and a canvas at least as large as its own,
-    of which it reads the upper left part.
+    It accepts up to `batch` images, on a canvas at least as large as the model's, of which it reads
+    the upper left part.
     """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    wanted = {value.name: value for value in session.get_inputs()}
+    inputs = {value.name: value for value in session.get_inputs()}
     names = [value.name for value in session.get_outputs()]
 
     def run(images: np.ndarray, image_sizes: np.ndarray) -> Detections:
-        dtype = {"tensor(uint8)": "uint8", "tensor(float)": "float32"}[wanted["images"].type]
-        feeds = as_feeds(images, image_sizes, wanted["images"].shape, dtype)
-        feeds = {name: value for name, value in feeds.items() if name in wanted}
+        dtype = {"tensor(uint8)": "uint8", "tensor(float)": "float32"}[inputs["images"].type]
+        feeds = make_feeds(images, image_sizes, inputs["images"].shape, dtype)
+        feeds = {name: value for name, value in feeds.items() if name in inputs}
         found = dict(zip(names, session.run(names, feeds), strict=True))
         found["valid"] = found["valid"].astype(bool)
         return Detections(**{name: value[: len(images)] for name, value in found.items()})
@@ -148,8 +152,8 @@ def load_onnx(model: bytes) -> Callable:
     return run
 
 
-def as_feeds(images: np.ndarray, image_sizes: np.ndarray, shape: list[int], dtype: str) -> dict:
-    """Pictures as the inputs of a model, the last one repeated up to its batch.
+def make_feeds(images: np.ndarray, image_sizes: np.ndarray, shape: list[int], dtype: str) -> dict:
+    """Convert images to model inputs, repeating the last image to fill the batch.
 
     shape, dtype: of the input `images`, such as [1, 3, 64, 64] and "float32".
     """
@@ -163,7 +167,7 @@ def as_feeds(images: np.ndarray, image_sizes: np.ndarray, shape: list[int], dtyp
 
 
 def check_packages(*names: str) -> None:
-    """Raise ValueError, naming what to install, if one of them is missing."""
+    """Raise ValueError, naming the extra to install, if a package is missing."""
     for name in names:
         try:
             importlib.import_module(name)
@@ -173,24 +177,16 @@ def check_packages(*names: str) -> None:
             ) from error
 
 
-def _normalise(
-    graph: Graph,
-    model: MaskRCNN,
-    canvas: tuple[int, int],
-    dtype: str,
-    planar: bool,
-    sizes: str,
-    fills_canvas: bool,
-) -> Map:
-    """NCHW in units of the standard deviation, zero beyond the picture."""
-    x = graph.cast("images", "FLOAT") if dtype == "uint8" else "images"
-    if not planar:
+def _normalize(graph: Graph, model: MaskRCNN, source: OnnxInput, sizes: str) -> Map:
+    """Normalize `images` to NCHW with mean and std, zero outside each image."""
+    x = graph.cast("images", "FLOAT") if source.dtype == "uint8" else "images"
+    if not source.planar:
         x = graph.op("Transpose", x, perm=[0, 3, 1, 2])
     mean, std = (
         np.array(values, np.float32)[:, None, None]
         for values in (model.input.mean, model.input.std)
     )
     x = graph.op("Div", graph.op("Sub", x, mean), std)
-    if not fills_canvas:
-        x = graph.op("Where", inside(graph, sizes, *canvas), x, floats(0.0))
-    return Map(x, *canvas)
+    if source.image_size != source.canvas:
+        x = graph.op("Where", cell_mask(graph, sizes, *source.canvas), x, floats(0.0))
+    return Map(x, *source.canvas)

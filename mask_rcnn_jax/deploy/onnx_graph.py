@@ -1,6 +1,6 @@
-"""An ONNX graph under construction: its nodes, constants and small compounds of operators.
+"""Build an ONNX graph from operators, constants and small operator combinations.
 
-Values are referred to by their names (str); numpy arrays in their place become constants.
+Values are referenced by name (str); numpy arrays passed instead become constants.
 """
 
 from collections.abc import Sequence
@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-OPSETS = range(16, 22)  # RoiAlign's half pixel came with 16; nothing in use changes up to 21
-# Scores of rows that do not count. Finite: runtimes for half precision keep it apart from NaN.
-NEVER = -1e30
+OPSETS = range(16, 22)  # RoiAlign has half_pixel since 16; operators used are unchanged up to 21
+# Score of invalid rows. Finite, so that half precision runtimes do not produce NaN.
+INVALID_SCORE = -1e30
 
 
 class Map(NamedTuple):
@@ -22,11 +22,10 @@ class Map(NamedTuple):
 
 
 class Graph:
-    """Nodes in the order of computation."""
+    """Nodes in execution order and constants."""
 
     def __init__(self):
-        self.nodes = []
-        self.initializers = []
+        self.nodes, self.initializers = [], []
         self._constants: dict[str | tuple, str] = {}
         self._count = 0
 
@@ -38,7 +37,7 @@ class Graph:
         name: str = "",
         **attributes,
     ) -> str | list[str]:
-        """Append an operator; returns the name of its output, or a list if it has several."""
+        """Append an operator and return its output name, or a list of names for several outputs."""
         from onnx import helper
 
         self._count += 1
@@ -49,7 +48,7 @@ class Graph:
         return results[0] if outputs == 1 else results
 
     def constant(self, value: np.ndarray, name: str = "") -> str:
-        """The name of a constant. One of the same name, or a small equal one, is stored once."""
+        """Add a constant and return its name. Equal names or small equal values are shared."""
         from onnx import numpy_helper
 
         value = np.ascontiguousarray(value)
@@ -76,22 +75,22 @@ class Graph:
         return parts[0] if len(parts) == 1 else self.op("Concat", *parts, axis=axis)
 
     def cast(self, x: str, dtype: str, name: str = "") -> str:
-        """dtype: as in onnx.TensorProto, such as "FLOAT"."""
+        """Cast to a dtype of onnx.TensorProto, such as "FLOAT"."""
         from onnx import TensorProto
 
         return self.op("Cast", x, to=getattr(TensorProto, dtype), name=name)
 
-    def rows(self, x: str, index: str) -> str:
-        """x [B, N, ...] and index [B, M] to x[b, index[b, m]], [B, M, ...]."""
+    def gather_rows(self, x: str, index: str) -> str:
+        """Gather x[b, index[b, m]], [B, M, ...], from x [B, N, ...] and index [B, M]."""
         return self.op("GatherND", x, self.unsqueeze(index, 2), batch_dims=1)
 
     def top_k(self, x: str, count: int) -> list[str]:
-        """The largest along the last axis by falling value, and their int64 index; of equals the
-        lower index comes first."""
+        """Values and int64 indices of the largest elements on the last axis, in descending order;
+        ties are sorted by index."""
         return self.op("TopK", x, ints(count), axis=-1, largest=1, sorted=1, outputs=2)
 
     def pad_rows(self, x: str, shape: Sequence[int], count: int, dtype) -> str:
-        """x [B, shape[1], ...] with zeros up to `count` rows."""
+        """Pad x [B, shape[1], ...] with zero rows to [B, count, ...]."""
         if shape[1] == count:
             return x
         zeros = np.zeros((shape[0], count - shape[1], *shape[2:]), dtype)
@@ -103,16 +102,17 @@ def ints(*values: int) -> np.ndarray:
 
 
 def floats(*values: float) -> np.ndarray:
-    """A constant [n], or of no axes for one number."""
+    """Return a float32 array [n], or a scalar for a single value."""
     return np.array(values if len(values) > 1 else values[0], np.float32)
 
 
-def finish(
+def make_model_proto(
     graph: Graph, name: str, inputs: dict[str, tuple], outputs: dict[str, tuple], opset: int
 ):
-    """The checked `onnx.ModelProto`. inputs, outputs: dtype (as in TensorProto) and shape by name.
+    """Make and check an `onnx.ModelProto`.
 
-    Raises ValueError for an opset that the operators are not meant for.
+    inputs, outputs: (dtype as in TensorProto, shape) by name. Raises ValueError for an unsupported
+    opset.
     """
     import onnx
     from onnx import helper
@@ -130,7 +130,7 @@ def finish(
         graph.nodes, name, infos(inputs), infos(outputs), initializer=graph.initializers
     )
     imports = [helper.make_opsetid("", opset)]
-    # The oldest version of the file format that knows the opset, for the oldest readers.
+    # The oldest file format version with this opset, for compatibility with old readers.
     version = helper.find_min_ir_version_for(imports)
     model = helper.make_model(
         body, opset_imports=imports, ir_version=version, producer_name="mask_rcnn_jax"

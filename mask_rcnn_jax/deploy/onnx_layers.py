@@ -1,7 +1,7 @@
-"""The layers of `models/` as ONNX operators: trunk, pyramid and heads, NCHW, float32.
+"""Layers of `models/` as ONNX operators: backbone, FPN and heads in NCHW float32.
 
-A fixed norm is multiplied into the convolution before it. Where a recipe lets maps end at the
-picture (`model.input.pad_multiple`), `Extent` cuts them as `ops.extent.ValidExtent` does.
+Fixed norms are folded into the preceding convolution. For recipes whose maps end at the image
+(`model.input.pad_multiple`), `Extent` masks them as `ops.extent.ValidExtent` does.
 """
 
 import numpy as np
@@ -11,42 +11,42 @@ from mask_rcnn_jax.models.resnet import BLOCKS_PER_STAGE
 
 
 class Extent:
-    """How much of the maps counts, where that is known only when the graph runs."""
+    """Valid extent of the feature maps, known only when the graph runs."""
 
-    def __init__(self, graph: Graph, extent: str | None):
-        """extent: int64 [B, 2] (height, width); None if all of the canvas counts."""
-        self._graph, self.extent = graph, extent
+    def __init__(self, graph: Graph, size: str | None):
+        """size: int64 [B, 2] (height, width); None if the whole canvas is valid."""
+        self._graph, self.size = graph, size
         self._cells: dict[int, str] = {}
         self._masks: dict[int, str] = {}
 
     def cells(self, stride: int) -> str:
-        """int64 [B, 2] (rows, columns) of a map of that stride that count."""
+        """int64 [B, 2] valid (rows, columns) of a map with this stride."""
         if stride not in self._cells:
             graph = self._graph
             self._cells[stride] = graph.op(
-                "Div", graph.op("Add", self.extent, ints(stride - 1)), ints(stride)
+                "Div", graph.op("Add", self.size, ints(stride - 1)), ints(stride)
             )
         return self._cells[stride]
 
-    def keep_inside(self, x: Map, stride: int) -> Map:
-        """Zeros in the cells that do not count."""
-        if self.extent is None:
+    def mask(self, x: Map, stride: int) -> Map:
+        """Zero the invalid cells."""
+        if self.size is None:
             return x
         graph = self._graph
         if stride not in self._masks:
-            self._masks[stride] = inside(graph, self.cells(stride), x.height, x.width)
+            self._masks[stride] = cell_mask(graph, self.cells(stride), x.height, x.width)
         return x._replace(name=graph.op("Where", self._masks[stride], x.name, floats(0.0)))
 
 
-def inside(graph: Graph, sizes: str, height: int, width: int) -> str:
-    """bool [B, 1, height, width]: which cells lie within the (rows, columns) of `sizes` [B, 2]."""
+def cell_mask(graph: Graph, sizes: str, height: int, width: int) -> str:
+    """bool [B, 1, height, width]: true within the (rows, columns) of `sizes` [B, 2]."""
     rows, columns = (
         graph.unsqueeze(graph.unsqueeze(graph.slice(sizes, i, i + 1, axis=1), 2), 3)
         for i in range(2)
     )
-    below = graph.op("Less", np.arange(height)[None, None, :, None], rows)
-    left = graph.op("Less", np.arange(width)[None, None, None, :], columns)
-    return graph.op("And", below, left)
+    row_valid = graph.op("Less", np.arange(height)[None, None, :, None], rows)
+    column_valid = graph.op("Less", np.arange(width)[None, None, None, :], columns)
+    return graph.op("And", row_valid, column_valid)
 
 
 def conv(
@@ -60,10 +60,10 @@ def conv(
     affine: tuple[np.ndarray, np.ndarray] | None = None,
     weights: str = "",
 ) -> Map:
-    """A convolution with our kernel [k, k, in, out].
+    """Apply a convolution whose kernel is stored as [k, k, in, out].
 
-    affine: scale and bias, [out] each, that follow it. weights: name of the layer's constants where
-    it runs several times.
+    affine: scale and bias, [out] each, folded into the convolution. weights: constant name prefix
+    for layers that run several times.
     """
     weights = weights or name
     kernel = np.asarray(layer["kernel"], np.float32)
@@ -71,23 +71,25 @@ def conv(
     if affine is not None:
         kernel, bias = kernel * affine[0], affine[1]
     side = kernel.shape[0]
-    pads, sizes = zip(*(_pads(n, side, stride, padding) for n in (x.height, x.width)), strict=True)
     inputs = [x.name, graph.constant(kernel.transpose(3, 2, 0, 1), f"{weights}/kernel")]
     if bias is not None:
         inputs.append(graph.constant(np.asarray(bias, np.float32), f"{weights}/bias"))
-    result = graph.op(
-        "Conv",
-        *inputs,
-        name=name,
-        kernel_shape=[side, side],
-        strides=[stride, stride],
-        pads=[pads[0][0], pads[1][0], pads[0][1], pads[1][1]],
-    )
-    return Map(result, *sizes)
+    return _window(graph, "Conv", x, inputs, side, stride, padding, name)
+
+
+def _window(
+    graph: Graph, op: str, x: Map, inputs: list[str], side: int, stride: int, padding: str, name=""
+) -> Map:
+    """Apply a square sliding-window operator: Conv or MaxPool."""
+    (top, bottom), height = _pads(x.height, side, stride, padding)
+    (left, right), width = _pads(x.width, side, stride, padding)
+    pads, sides, strides = [top, left, bottom, right], [side, side], [stride, stride]
+    y = graph.op(op, *inputs, name=name, kernel_shape=sides, strides=strides, pads=pads)
+    return Map(y, height, width)
 
 
 def _pads(length: int, kernel: int, stride: int, padding: str) -> tuple[tuple[int, int], int]:
-    """Zeros before and after one axis, and the length of the result."""
+    """Zeros before and after one axis, and the output length."""
     if padding == "same":
         result = -(-length // stride)
         total = max((result - 1) * stride + kernel - length, 0)
@@ -101,20 +103,15 @@ def relu(graph: Graph, x: Map) -> Map:
 
 
 def dense(graph: Graph, x: str, layer: dict, name: str, kernel: np.ndarray | None = None) -> str:
-    """x [N, in] to [N, out]. kernel: in place of the layer's own."""
+    """Apply a dense layer to x [N, in]. kernel: replaces the layer's kernel."""
     kernel = np.asarray(layer["kernel"] if kernel is None else kernel, np.float32)
-    bias = np.asarray(layer["bias"], np.float32)
-    return graph.op(
-        "Gemm",
-        x,
-        graph.constant(kernel, f"{name}/kernel"),
-        graph.constant(bias, f"{name}/bias"),
-        name=name,
-    )
+    kernel_name = graph.constant(kernel, f"{name}/kernel")
+    bias_name = graph.constant(np.asarray(layer["bias"], np.float32), f"{name}/bias")
+    return graph.op("Gemm", x, kernel_name, bias_name, name=name)
 
 
 class Trunk:
-    """ResNet and feature pyramid of a `MaskRCNN`, whose fields say how."""
+    """ResNet and FPN of a `MaskRCNN`."""
 
     def __init__(self, graph: Graph, model, variables: dict, extent: Extent):
         self._graph, self._model, self._extent = graph, model, extent
@@ -122,12 +119,13 @@ class Trunk:
         self._stats = variables.get("batch_stats", {})
 
     def pyramid(self, images: Map) -> list[Map]:
-        """Normalised images to P2..P6."""
-        graph, extent = self._graph, self._extent
+        """Compute P2..P6 from normalized images."""
+        graph, extent, backbone = self._graph, self._extent, self._model.backbone
         x = self._conv_norm(images, "stem_conv", "stem_norm", stride=2, map_stride=1)
-        x = self._max_pool(extent.keep_inside(relu(graph, x), 2))
+        x = extent.mask(relu(graph, x), 2)
+        x = _window(graph, "MaxPool", x, [x.name], 3, 2, backbone.pool_padding)
         features = []
-        for stage, blocks in enumerate(BLOCKS_PER_STAGE[self._model.backbone.depth], start=2):
+        for stage, blocks in enumerate(BLOCKS_PER_STAGE[backbone.depth], start=2):
             for i in range(blocks):
                 stride = 2 if stage > 2 and i == 0 else 1
                 x = self._block(x, f"res{stage}_{i}", stride, 2**stage // stride)
@@ -135,74 +133,47 @@ class Trunk:
         return self._fpn(features)
 
     def _conv_norm(self, x, conv_name, norm_name, *, stride, map_stride, block="") -> Map:
-        """map_stride: pixels per cell of `x`."""
-        where = [block] if block else []
-        layer = _inner(self._params["backbone"], [*where, conv_name])
-        affine = self._fixed_norm([*where, norm_name])
+        """Apply a convolution and its norm; map_stride: pixels per cell of `x`."""
+        prefix, backbone = [block] if block else [], self._model.backbone
+        layer = _subtree(self._params["backbone"], [*prefix, conv_name])
+        affine = self._fixed_norm([*prefix, norm_name])
         if layer["kernel"].shape[0] > 1:
-            x = self._extent.keep_inside(x, map_stride)
+            x = self._extent.mask(x, map_stride)
         if not block and self._model.input.channel_order == "bgr":
             layer = {**layer, "kernel": np.asarray(layer["kernel"])[:, :, ::-1]}
-        name = "/".join([*where, conv_name])
-        x = conv(
-            self._graph,
-            x,
-            layer,
-            name,
-            stride=stride,
-            padding=self._model.backbone.padding,
-            affine=affine,
-        )
-        return self._group_norm(x, [*where, norm_name]) if affine is None else x
+        name, padding = "/".join([*prefix, conv_name]), backbone.padding
+        x = conv(self._graph, x, layer, name, stride=stride, padding=padding, affine=affine)
+        return self._group_norm(x, [*prefix, norm_name]) if affine is None else x
 
     def _fixed_norm(self, path: list[str]) -> tuple[np.ndarray, np.ndarray] | None:
-        """Scale and bias of a norm with fixed statistics; None for one that computes them."""
-        if self._model.backbone.norm == "group":
+        """Scale and bias of a norm with fixed statistics; None for group norm."""
+        backbone = self._model.backbone
+        if backbone.norm == "group":
             return None
-        stats = _inner(self._stats["backbone"], path)
-        if self._model.backbone.norm == "frozen":
+        stats = _subtree(self._stats["backbone"], path)
+        if backbone.norm == "frozen":
             return np.asarray(stats["scale"]), np.asarray(stats["bias"])
-        params = _inner(self._params["backbone"], path)
-        scale = np.asarray(params["scale"]) / np.sqrt(
-            np.asarray(stats["var"]) + np.float32(self._model.backbone.norm_eps)
-        )
+        params = _subtree(self._params["backbone"], path)
+        std = np.sqrt(np.asarray(stats["var"]) + np.float32(backbone.norm_eps))
+        scale = np.asarray(params["scale"]) / std
         return scale, np.asarray(params["bias"]) - np.asarray(stats["mean"]) * scale
 
     def _group_norm(self, x: Map, path: list[str]) -> Map:
-        """32 groups, as an instance norm of the groups: its operator is older and better known."""
-        graph, params = self._graph, _inner(self._params["backbone"], path)
+        """32 groups, as InstanceNormalization over the groups: an older, better supported op."""
+        graph, params = self._graph, _subtree(self._params["backbone"], path)
         channels, groups = len(params["scale"]), 32
-        grouped = graph.reshape(x.name, 0, groups, -1)
+        y = graph.reshape(x.name, 0, groups, -1)
         one, zero = np.ones(groups, np.float32), np.zeros(groups, np.float32)
-        grouped = graph.op(
-            "InstanceNormalization",
-            grouped,
-            one,
-            zero,
-            epsilon=float(self._model.backbone.norm_eps),
-        )
-        y = graph.reshape(grouped, 0, channels, x.height, x.width)
+        epsilon = float(self._model.backbone.norm_eps)
+        y = graph.op("InstanceNormalization", y, one, zero, epsilon=epsilon)
+        y = graph.reshape(y, 0, channels, x.height, x.width)
         scale, bias = (
             np.asarray(params[key], np.float32)[:, None, None] for key in ("scale", "bias")
         )
         return x._replace(name=graph.op("Add", graph.op("Mul", y, scale), bias))
 
-    def _max_pool(self, x: Map) -> Map:
-        pads, sizes = zip(
-            *(_pads(n, 3, 2, self._model.backbone.pool_padding) for n in (x.height, x.width)),
-            strict=True,
-        )
-        result = self._graph.op(
-            "MaxPool",
-            x.name,
-            kernel_shape=[3, 3],
-            strides=[2, 2],
-            pads=[pads[0][0], pads[1][0], pads[0][1], pads[1][1]],
-        )
-        return Map(result, *sizes)
-
     def _block(self, x: Map, block: str, stride: int, map_stride: int) -> Map:
-        """A basic block or a bottleneck; map_stride: pixels per cell of `x`."""
+        """Apply a basic block or a bottleneck; map_stride: pixels per cell of `x`."""
         graph = self._graph
         strides = [stride, 1]
         if self._model.backbone.depth >= 50:
@@ -221,37 +192,27 @@ class Trunk:
 
     def _fpn(self, features: list[Map]) -> list[Map]:
         graph, extent, params = self._graph, self._extent, self._params["fpn"]
+        nearest = {"mode": "nearest", "nearest_mode": "floor"}
+        nearest["coordinate_transformation_mode"] = "asymmetric"
         pyramid, top_down = [], None
         for level in range(5, 1, -1):
-            lateral = conv(
-                graph, features[level - 2], params[f"fpn_lateral{level}"], f"fpn_lateral{level}"
-            )
+            name = f"fpn_lateral{level}"
+            lateral = conv(graph, features[level - 2], params[name], name)
             if top_down is not None:
-                doubled = graph.op(
-                    "Resize",
-                    top_down.name,
-                    "",
-                    floats(1.0, 1.0, 2.0, 2.0),
-                    mode="nearest",
-                    coordinate_transformation_mode="asymmetric",
-                    nearest_mode="floor",
-                )
+                scales = floats(1.0, 1.0, 2.0, 2.0)
+                doubled = graph.op("Resize", top_down.name, "", scales, **nearest)
                 lateral = lateral._replace(name=graph.op("Add", lateral.name, doubled))
             top_down = lateral
-            output = conv(
-                graph,
-                extent.keep_inside(top_down, 2**level),
-                params[f"fpn_output{level}"],
-                f"fpn_output{level}",
-            )
-            pyramid.insert(0, extent.keep_inside(output, 2**level))
+            name = f"fpn_output{level}"
+            output = conv(graph, extent.mask(top_down, 2**level), params[name], name)
+            pyramid.insert(0, extent.mask(output, 2**level))
         top = pyramid[-1]
-        every_second = graph.op("MaxPool", top.name, kernel_shape=[1, 1], strides=[2, 2])
-        return [*pyramid, Map(every_second, -(-top.height // 2), -(-top.width // 2))]
+        p6 = graph.op("MaxPool", top.name, kernel_shape=[1, 1], strides=[2, 2])
+        return [*pyramid, Map(p6, -(-top.height // 2), -(-top.width // 2))]
 
 
 def rpn_head(graph: Graph, params: dict, x: Map, level: int) -> tuple[str, str]:
-    """Logits [B, A_l] and deltas [B, A_l, 4] of one level."""
+    """Objectness logits [B, A_l] and deltas [B, A_l, 4] of one level."""
     hidden = relu(graph, conv(graph, x, params["conv"], f"rpn{level}/conv", weights="rpn/conv"))
     results = []
     for layer, tail in (("objectness_logits", []), ("anchor_deltas", [4])):
@@ -262,41 +223,33 @@ def rpn_head(graph: Graph, params: dict, x: Map, level: int) -> tuple[str, str]:
 
 
 def box_head(graph: Graph, params: dict, pooled: str, side: int) -> tuple[str, str]:
-    """[N, C, side, side] to class logits [N, K + 1] and deltas [N, 4 (K + 1)]."""
+    """Class logits [N, K + 1] and deltas [N, 4 (K + 1)] from pooled [N, C, side, side]."""
     kernel = np.asarray(params["fc1"]["kernel"], np.float32)
-    # Our rows run over (y, x, channel), those of a flattened NCHW map over (channel, y, x).
+    # Our kernel rows are ordered (y, x, channel), a flattened NCHW map (channel, y, x).
     by_channel = kernel.reshape(side, side, -1, kernel.shape[1]).transpose(2, 0, 1, 3)
     x = graph.op("Flatten", pooled, axis=1)
     x = dense(graph, x, params["fc1"], "fc1", by_channel.reshape(kernel.shape))
     x = graph.op("Relu", x)
     x = graph.op("Relu", dense(graph, x, params["fc2"], "fc2"))
-    return (
-        dense(graph, x, params["cls_score"], "cls_score"),
-        dense(graph, x, params["bbox_pred"], "bbox_pred"),
-    )
+    return tuple(dense(graph, x, params[name], name) for name in ("cls_score", "bbox_pred"))
 
 
 def mask_head(graph: Graph, params: dict, pooled: str, side: int) -> str:
-    """[N, C, side, side] to mask logits of every class, [N, K + 1, 2 side, 2 side]."""
+    """Mask logits [N, K + 1, 2 side, 2 side] of all classes from pooled [N, C, side, side]."""
     x = Map(pooled, side, side)
     for i in range(1, 5):
         x = relu(graph, conv(graph, x, params[f"mask_fcn{i}"], f"mask_fcn{i}"))
-    up = params["mask_deconv"]
+    up, name = params["mask_deconv"], "mask_deconv"
     kernel = np.asarray(up["kernel"], np.float32).transpose(3, 2, 0, 1)  # [in, out, 2, 2]
-    y = graph.op(
-        "ConvTranspose",
-        x.name,
-        graph.constant(kernel, "mask_deconv/kernel"),
-        graph.constant(np.asarray(up["bias"], np.float32), "mask_deconv/bias"),
-        name="mask_deconv",
-        kernel_shape=[2, 2],
-        strides=[2, 2],
-    )
+    kernel_name = graph.constant(kernel, f"{name}/kernel")
+    bias_name = graph.constant(np.asarray(up["bias"], np.float32), f"{name}/bias")
+    doubling = {"kernel_shape": [2, 2], "strides": [2, 2]}
+    y = graph.op("ConvTranspose", x.name, kernel_name, bias_name, name=name, **doubling)
     x = Map(graph.op("Relu", y), 2 * side, 2 * side)
     return conv(graph, x, params["mask_predictor"], "mask_predictor").name
 
 
-def _inner(tree: dict, path: list[str]) -> dict:
+def _subtree(tree: dict, path: list[str]) -> dict:
     for key in path:
         tree = tree[key]
     return tree

@@ -1,10 +1,10 @@
-"""What comes after the maps, as ONNX operators: proposals, detections and masks."""
+"""Proposals, detections and masks as ONNX operators: all steps after the feature maps."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from mask_rcnn_jax.deploy.onnx_graph import NEVER, Graph, Map, floats, ints
+from mask_rcnn_jax.deploy.onnx_graph import INVALID_SCORE, Graph, Map, floats, ints
 from mask_rcnn_jax.deploy.onnx_layers import Extent, box_head, mask_head, rpn_head
 from mask_rcnn_jax.models.detect import Detect
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
@@ -13,11 +13,11 @@ from mask_rcnn_jax.ops.boxes import MAX_LOG_SCALE
 from mask_rcnn_jax.ops.extent import STRIDES, ValidExtent
 
 MIN_LEVEL = 2
-OFF_THE_MAP = -1e4  # pixels: more than a cell of the coarsest level outside
+OFF_MAP = -1e4  # pixels: further outside the map than one cell of the coarsest level
 
 
 class Regions:
-    """Proposals, detections and masks of the pictures of a batch."""
+    """Proposals, detections and masks for a batch."""
 
     def __init__(
         self,
@@ -34,41 +34,37 @@ class Regions:
         self._num_classes = model.box_head.num_classes
 
     def box_limits(self, sizes: str) -> str:
-        """[B, 1, 4] largest x, y, x, y of a box."""
+        """[B, 1, 4] largest valid x, y, x, y of a box."""
         graph = self._graph
         sizes = graph.op("Gather", graph.cast(sizes, "FLOAT"), ints(1, 0, 1, 0), axis=1)
         return graph.unsqueeze(graph.op("Sub", sizes, floats(self._coder.offset)), 1)
 
     def proposals(self, pyramid: Sequence[Map], limits: str) -> tuple[str, str, int]:
-        """Boxes [B, N, 4], valid [B, N], and N."""
-        graph, model = self._graph, self._model
+        """Return boxes [B, N, 4], valid [B, N], and N."""
+        graph, model, rpn = self._graph, self._model, self._model.rpn
         all_boxes, all_scores, total = [], [], 0
         for i, (features, anchors) in enumerate(zip(pyramid, self.anchors(), strict=True)):
             scores, deltas = rpn_head(graph, self._params["rpn_head"], features, MIN_LEVEL + i)
-            count = min(model.rpn.pre_nms_topk_test, len(anchors))
-            if self.extent.extent is not None:
-                scores = graph.op("Where", self._exists(i), scores, floats(NEVER))
+            count = min(rpn.pre_nms_topk_test, len(anchors))
+            if self.extent.size is not None:
+                scores = graph.op("Where", self._anchor_valid(i), scores, floats(INVALID_SCORE))
             top, index = graph.top_k(scores, count)
             origin = graph.op("Gather", anchors, index, axis=0)
-            if self.extent.extent is not None and model.anchors.stride == "map":
-                origin = graph.op("Add", origin, self._moved(i, index))
-            boxes = self._decode(graph.rows(deltas, index), origin, (1.0,) * 4, limits)
-            large = self._larger(boxes, model.rpn.min_size)
-            top = graph.op("Where", large, top, floats(NEVER))
-            keep = self.nms(
-                boxes,
-                graph.op("Greater", top, floats(NEVER / 2)),
-                count,
-                iou_thresh=model.rpn.nms_thresh,
-                max_out=model.rpn.post_nms_topk_test,
-            )
+            if self.extent.size is not None and model.anchors.stride == "map":
+                origin = graph.op("Add", origin, self._anchor_shift(i, index))
+            boxes = self._decode(graph.gather_rows(deltas, index), origin, (1.0,) * 4, limits)
+            large = self._larger_than(boxes, rpn.min_size)
+            top = graph.op("Where", large, top, floats(INVALID_SCORE))
+            valid = graph.op("Greater", top, floats(INVALID_SCORE / 2))
+            limit = rpn.post_nms_topk_test
+            keep = self.nms(boxes, valid, count, iou_thresh=rpn.nms_thresh, max_out=limit)
             all_boxes.append(boxes)
-            all_scores.append(graph.op("Where", keep, top, floats(NEVER)))
+            all_scores.append(graph.op("Where", keep, top, floats(INVALID_SCORE)))
             total += count
-        rows = min(model.rpn.post_nms_topk_test, total)
+        rows = min(rpn.post_nms_topk_test, total)
         top, index = graph.top_k(graph.concat(*all_scores, axis=1), rows)
-        valid = graph.op("Greater", top, floats(NEVER / 2))
-        boxes = graph.rows(graph.concat(*all_boxes, axis=1), index)
+        valid = graph.op("Greater", top, floats(INVALID_SCORE / 2))
+        boxes = graph.gather_rows(graph.concat(*all_boxes, axis=1), index)
         return self._where_valid(valid, boxes, 1), valid, rows
 
     def detections(
@@ -80,20 +76,17 @@ class Regions:
         limits: str,
         detect: Detect,
         *,
-        valid_as: str,
+        valid_dtype: str,
     ) -> tuple[str, str, str]:
-        """Boxes [B, D, 4], classes int64 [B, D] and valid [B, D]; makes all outputs but masks."""
+        """Make all outputs except masks; return boxes [B, D, 4], int64 classes and valid [B, D]."""
         graph, model, batch = self._graph, self._model, self._batch
         num_classes, count = self._num_classes, detect.detections_per_image
         pooled = self.pool(pyramid, proposals, rows, 7)
         logits, deltas = box_head(graph, self._params["box_head"], pooled, 7)
         scores = graph.slice(graph.op("Softmax", logits, axis=1), 1, num_classes + 1, axis=1)
         scores = graph.reshape(scores, batch, rows, num_classes)
-        usable = graph.op(
-            "And",
-            graph.op("Greater", scores, floats(detect.score_threshold)),
-            graph.unsqueeze(proposals_valid, 2),
-        )
+        above = graph.op("Greater", scores, floats(detect.score_threshold))
+        usable = graph.op("And", above, graph.unsqueeze(proposals_valid, 2))
         scores = graph.op("Where", usable, scores, floats(-1.0))
         candidates = min(detect.pre_nms_topk, rows * num_classes)
         top, index = graph.top_k(graph.reshape(scores, batch, -1), candidates)
@@ -101,14 +94,10 @@ class Regions:
         class_index = graph.op("Add", graph.op("Mod", index, ints(num_classes)), ints(1))
         deltas = graph.reshape(deltas, batch, rows * (num_classes + 1), 4)
         row = graph.op("Add", graph.op("Mul", roi, ints(num_classes + 1)), class_index)
-        boxes = self._decode(
-            graph.rows(deltas, row), graph.rows(proposals, roi), model.box_coder.weights, limits
-        )
-        valid = graph.op(
-            "And",
-            graph.op("GreaterOrEqual", top, floats(0.0)),
-            self._larger(boxes, detect.min_box_size),
-        )
+        deltas, origin = graph.gather_rows(deltas, row), graph.gather_rows(proposals, roi)
+        boxes = self._decode(deltas, origin, model.box_coder.weights, limits)
+        valid = graph.op("GreaterOrEqual", top, floats(0.0))
+        valid = graph.op("And", valid, self._larger_than(boxes, detect.min_box_size))
         keep = self.nms(
             boxes,
             valid,
@@ -124,16 +113,16 @@ class Regions:
         valid = graph.op("GreaterOrEqual", top, floats(0.0))
         if best < count:
             valid = graph.op("And", valid, (np.arange(count) < best)[None])
-        boxes = self._where_valid(valid, graph.rows(boxes, index), 1, name="boxes")
+        boxes = self._where_valid(valid, graph.gather_rows(boxes, index), 1, name="boxes")
         class_index = graph.op("GatherElements", class_index, index, axis=1)
         class_index = graph.op("Where", valid, class_index, ints(0))
         self._where_valid(valid, top, 0, name="scores")
         graph.cast(class_index, "INT32", name="classes")
-        graph.cast(valid, valid_as, name="valid")
+        graph.cast(valid, valid_dtype, name="valid")
         return boxes, class_index, valid
 
     def masks(self, pyramid, boxes: str, classes: str, valid: str, count: int) -> None:
-        """The output `masks`, [B, D, 28, 28]."""
+        """Make the output `masks`, [B, D, 28, 28]."""
         graph = self._graph
         pooled = self.pool(pyramid, boxes, count, 14)
         logits = mask_head(graph, self._params["mask_head"], pooled, 14)
@@ -142,51 +131,49 @@ class Regions:
         self._where_valid(valid, masks, 2, name="masks")
 
     def anchors(self) -> list[np.ndarray]:
-        # On an input that ends with the picture, distances of "map" are known; else see `_moved`.
-        whole = self.extent.extent is None and self._model.input.pad_multiple
+        """Anchors [A_l, 4] of each level."""
+        # If the input ends with the image, spacings of "map" are known; else see `_anchor_shift`.
+        whole = self.extent.size is None and self._model.input.pad_multiple
         extent = ValidExtent(self._canvas, np.array(self._canvas, np.int32) if whole else None)
         boxes = self._model.anchors(extent, offset=self._coder.iou_offset).boxes
         return [np.asarray(level) for level in boxes]
 
-    def _cell_of_anchors(self, level: int) -> tuple[np.ndarray, np.ndarray]:
+    def _anchor_cells(self, level: int) -> tuple[np.ndarray, np.ndarray]:
         return cell_index(self._canvas, STRIDES[level], self._model.anchors.per_cell)
 
-    def _exists(self, level: int) -> str:
-        """bool [B, A_l]: which anchors are on a cell that counts."""
+    def _anchor_valid(self, level: int) -> str:
+        """bool [B, A_l]: true for anchors on a valid cell."""
         graph, cells = self._graph, self.extent.cells(STRIDES[level])
-        row, column = (index[None].astype(np.int64) for index in self._cell_of_anchors(level))
-        return graph.op(
-            "And",
-            graph.op("Less", row, graph.slice(cells, 0, 1, axis=1)),
-            graph.op("Less", column, graph.slice(cells, 1, 2, axis=1)),
-        )
+        row, column = (index[None].astype(np.int64) for index in self._anchor_cells(level))
+        row_valid = graph.op("Less", row, graph.slice(cells, 0, 1, axis=1))
+        column_valid = graph.op("Less", column, graph.slice(cells, 1, 2, axis=1))
+        return graph.op("And", row_valid, column_valid)
 
-    def _moved(self, level: int, index: str) -> str:
-        """[B, k, 4]: how much further the anchors of `index` are apart than on the whole canvas."""
+    def _anchor_shift(self, level: int, index: str) -> str:
+        """[B, k, 4] shift of anchors `index`, which are spaced wider than on the whole canvas."""
         graph, stride = self._graph, STRIDES[level]
         cells = self.extent.cells(stride)
-        extra = graph.op("Sub", graph.op("Div", self.extent.extent, cells), ints(stride))
+        extra = graph.op("Sub", graph.op("Div", self.extent.size, cells), ints(stride))
         extra = graph.op("Gather", graph.cast(extra, "FLOAT"), ints(1, 0, 1, 0), axis=1)
-        row, column = self._cell_of_anchors(level)
-        places = np.stack([column, row] * 2, axis=1).astype(np.float32) + np.float32(
-            self._model.anchors.center
-        )
+        row, column = self._anchor_cells(level)
+        center = np.float32(self._model.anchors.center)
+        places = np.stack([column, row] * 2, axis=1).astype(np.float32) + center
         places = graph.op("Gather", places, index, axis=0)
         return graph.op("Mul", places, graph.unsqueeze(extra, 1))
 
     def _decode(self, deltas: str, origin: str, weights: Sequence[float], limits: str) -> str:
-        """Boxes [B, k, 4] from deltas and the boxes they refer to, clipped."""
+        """Decode deltas relative to the boxes `origin` into clipped boxes [B, k, 4]."""
         graph, offset = self._graph, floats(self._coder.offset)
         low, high = graph.slice(origin, 0, 2, axis=2), graph.slice(origin, 2, 4, axis=2)
         sides = graph.op("Add", graph.op("Sub", high, low), offset)
-        centre = graph.op("Add", low, graph.op("Mul", sides, floats(0.5)))
+        center = graph.op("Add", low, graph.op("Mul", sides, floats(0.5)))
         shift = graph.op("Div", graph.slice(deltas, 0, 2, axis=2), floats(*weights[:2]))
-        centre = graph.op("Add", graph.op("Mul", shift, sides), centre)
+        center = graph.op("Add", graph.op("Mul", shift, sides), center)
         growth = graph.op("Div", graph.slice(deltas, 2, 4, axis=2), floats(*weights[2:]))
         growth = graph.op("Exp", graph.op("Min", growth, floats(MAX_LOG_SCALE)))
         half = graph.op("Mul", graph.op("Mul", growth, sides), floats(0.5))
-        high = graph.op("Sub", graph.op("Add", centre, half), offset)
-        boxes = graph.concat(graph.op("Sub", centre, half), high, axis=2)
+        high = graph.op("Sub", graph.op("Add", center, half), offset)
+        boxes = graph.concat(graph.op("Sub", center, half), high, axis=2)
         return graph.op("Min", graph.op("Max", boxes, floats(0.0)), limits)
 
     def _sides(self, boxes: str, offset: float, axis: int) -> tuple[str, str]:
@@ -200,28 +187,23 @@ class Regions:
             for low, high in ((x1, x2), (y1, y2))
         )
 
-    def _larger(self, boxes: str, min_size: float) -> str:
-        """bool [B, k]: whether both sides are above `min_size`."""
-        graph = self._graph
-        return graph.op(
-            "And",
-            *(
-                graph.op("Greater", side, floats(min_size))
-                for side in self._sides(boxes, self._coder.offset, 2)
-            ),
-        )
+    def _larger_than(self, boxes: str, min_size: float) -> str:
+        """bool [B, k]: true if both sides exceed `min_size`."""
+        graph, sides = self._graph, self._sides(boxes, self._coder.offset, 2)
+        return graph.op("And", *(graph.op("Greater", side, floats(min_size)) for side in sides))
 
     def nms(
         self, boxes: str, valid: str, rows: int, *, iou_thresh, max_out, classes: str | None = None
     ) -> str:
-        """bool [B, rows]: the survivors of boxes [B, rows, 4] by falling score, within classes.
+        """Suppress overlapping boxes [B, rows, 4], sorted by descending score, within classes.
 
-        With classes up to `max_out` of each survive; without, that many of the image.
+        Returns bool [B, rows]: true for kept boxes, up to `max_out` per class or, without classes,
+        per image.
         """
         graph, batch = self._graph, self._batch
-        # The operator has no inclusive pixels, and turns boxes that are inside out: their overlap
-        # is that of boxes a pixel longer, and an empty one neither suppresses nor is suppressed.
-        # It calls the axes y and x, which makes no difference.
+        # The operator has no inclusive pixels and flips inverted boxes. So sides are extended by
+        # the offset, and empty boxes neither suppress nor are suppressed. The operator expects y
+        # before x, which makes no difference.
         low = graph.slice(boxes, 0, 2, axis=2)
         high = graph.slice(boxes, 2, 4, axis=2)
         high = graph.op("Max", graph.op("Add", high, floats(self._coder.iou_offset)), low)
@@ -246,56 +228,53 @@ class Regions:
         return graph.op("Greater", marks, floats(0.5))
 
     def pool(self, pyramid: Sequence[Map], boxes: str, rows: int, size: int) -> str:
-        """RoIAlign of boxes [B, rows, 4]: [B * rows, C, size, size]."""
-        graph, model = self._graph, self._model
-        maps = pyramid[: model.roi_align.max_level - 1]
+        """RoIAlign of boxes [B, rows, 4], giving [B * rows, C, size, size]."""
+        graph, align = self._graph, self._model.roi_align
+        maps = pyramid[: align.max_level - 1]
         boxes = graph.reshape(boxes, -1, 4)
-        width, height = (
-            graph.op("Max", side, floats(0.0))
-            for side in self._sides(boxes, self._coder.iou_offset, 1)
-        )
+        sides = self._sides(boxes, self._coder.iou_offset, 1)
+        width, height = (graph.op("Max", side, floats(0.0)) for side in sides)
         area = graph.unsqueeze(graph.op("Mul", width, height), 1)
         start = graph.slice(boxes, 0, 2, axis=1)
         length = graph.op("Sub", graph.slice(boxes, 2, 4, axis=1), start)
         image = np.repeat(np.arange(self._batch), rows).astype(np.int64)
         total = None
         for i, (features, stride) in enumerate(zip(maps, STRIDES, strict=False)):
-            # The operator takes half a cell off, which the other convention does not.
+            # The operator subtracts half a cell; compensate if the model does not.
             first = start
-            if not model.roi_align.aligned:
+            if not align.aligned:
                 first = graph.op("Add", start, floats(0.5 * stride))
-            sides = length
-            if model.roi_align.min_size > 0:
-                sides = graph.op("Max", length, floats(model.roi_align.min_size * stride))
-            moved = graph.concat(first, graph.op("Add", first, sides), axis=1)
-            moved = graph.op(
-                "Where", self._on_level(area, i, len(maps)), moved, floats(OFF_THE_MAP)
-            )
+            lengths = length
+            if align.min_size > 0:
+                lengths = graph.op("Max", length, floats(align.min_size * stride))
+            rois = graph.concat(first, graph.op("Add", first, lengths), axis=1)
+            on_level = self._on_level(area, i, len(maps))
+            rois = graph.op("Where", on_level, rois, floats(OFF_MAP))
             pooled = graph.op(
                 "RoiAlign",
-                self._cut(features, stride),
-                moved,
+                self._crop_to_valid(features, stride),
+                rois,
                 image,
                 mode="avg",
                 output_height=size,
                 output_width=size,
-                sampling_ratio=model.roi_align.sampling_ratio,
+                sampling_ratio=align.sampling_ratio,
                 spatial_scale=1.0 / stride,
                 coordinate_transformation_mode="half_pixel",
             )
             total = pooled if total is None else graph.op("Add", total, pooled)
         return total
 
-    def _cut(self, features: Map, stride: int) -> str:
-        """The map up to its last cell that counts."""
-        if self.extent.extent is None:
+    def _crop_to_valid(self, features: Map, stride: int) -> str:
+        """Crop a map to its valid cells."""
+        if self.extent.size is None:
             return features.name
         graph = self._graph
         ends = graph.reshape(self.extent.cells(stride), 2)
         return graph.op("Slice", features.name, ints(0, 0), ends, ints(2, 3))
 
     def _on_level(self, area: str, i: int, num_levels: int) -> str:
-        """bool like `area`: whether a box of that area is read from map `i`."""
+        """bool, shaped like `area`: true for boxes pooled from map `i`."""
         graph, conditions = self._graph, []
         lowest, highest = (56.0 * 2**i) ** 2, (56.0 * 2 ** (i + 1)) ** 2  # P4 begins at 224 pixels
         if i > 0:
@@ -307,7 +286,7 @@ class Regions:
         return conditions[0] if len(conditions) == 1 else graph.op("And", *conditions)
 
     def _where_valid(self, valid: str, x: str, extra_axes: int, name: str = "") -> str:
-        """x [B, D, ...] with zeros in the rows that are not valid."""
+        """Zero the invalid rows of x [B, D, ...]."""
         for _ in range(extra_axes):
             valid = self._graph.unsqueeze(valid, -1)
         return self._graph.op("Where", valid, x, floats(0.0), name=name)

@@ -1,7 +1,7 @@
-"""Steps of a pipeline in threads: reading ahead, a pool in order, a line to a slow consumer.
+"""Threaded pipeline steps: prefetch, ordered map, round robin and background writer.
 
-Whatever fails in a thread is raised again in the thread that waits for its result. Every step is
-closed with its generator or its `with` block, which leaves no thread behind.
+An exception in a thread is re-raised in the thread that waits for the result. Closing the generator
+or leaving its `with` block closes a step and ends its threads.
 """
 
 import itertools
@@ -16,9 +16,9 @@ _END = object()
 
 
 def prefetch(items: Iterable, ahead: int) -> Iterator:
-    """The same items, made in a thread of their own, which stays up to `ahead` items ahead.
+    """Yield `items`, produced by a background thread up to `ahead` items in advance.
 
-    The thread ends with the items or when the generator is closed; then it also closes `items`, if
+    The thread ends with the items or when the generator is closed; it then closes `items`, too, if
     that is a generator.
     """
     ready: queue.Queue = queue.Queue(ahead)
@@ -48,15 +48,15 @@ def prefetch(items: Iterable, ahead: int) -> Iterator:
             yield item
     finally:
         stop.set()
-        while thread.is_alive():  # it may wait for a place in the queue
+        while thread.is_alive():  # it may be blocked on a full queue
             _drop(ready)
             thread.join(0.05)
 
 
-def _drop(line: queue.Queue) -> None:
+def _drop(items: queue.Queue) -> None:
     try:
         while True:
-            line.get_nowait()
+            items.get_nowait()
     except queue.Empty:
         pass
 
@@ -64,27 +64,27 @@ def _drop(line: queue.Queue) -> None:
 def map_in_order(
     pool: ThreadPoolExecutor, function: Callable[[Any], Any], items: Iterable, ahead: int
 ) -> Iterator:
-    """`map(function, items)` by a pool, up to `ahead` items under way, results in order."""
-    under_way: deque = deque()
+    """`map(function, items)` in a pool, with up to `ahead` items in flight and results in order."""
+    in_flight: deque = deque()
     try:
         for item in items:
-            if len(under_way) >= ahead:
-                yield under_way.popleft().result()
-            under_way.append(pool.submit(function, item))
-        while under_way:
-            yield under_way.popleft().result()
+            if len(in_flight) >= ahead:
+                yield in_flight.popleft().result()
+            in_flight.append(pool.submit(function, item))
+        while in_flight:
+            yield in_flight.popleft().result()
     finally:
-        for future in under_way:
+        for future in in_flight:
             future.cancel()
         if hasattr(items, "close"):
             items.close()
 
 
-def take_turns(sources: Iterable[Iterator], at_once: int) -> Iterator:
-    """One item of each of up to `at_once` sources, then the next of each; where one has ended
-    another begins."""
+def round_robin(sources: Iterable[Iterator], max_open: int) -> Iterator:
+    """Yield one item at a time from up to `max_open` sources in turn; the next source replaces an
+    exhausted one."""
     sources = iter(sources)
-    running = deque(itertools.islice(sources, at_once))
+    running = deque(itertools.islice(sources, max_open))
     try:
         while running:
             item = next(running[0], _END)
@@ -99,12 +99,12 @@ def take_turns(sources: Iterable[Iterator], at_once: int) -> Iterator:
             source.close()
 
 
-class Line:
-    """A thread that works off items one by one, at most `size` of them waiting.
+class BackgroundWriter:
+    """Thread that calls `work` on each item in order, with a queue of at most `size` items.
 
-    `put` blocks while the line is full, and raises what the thread raised. `end` says that there is
-    no more, `close` waits until all is done and raises too. `finish` is called in the thread at the
-    end, also after an error; items that come after an error are dropped.
+    `put` blocks while the queue is full; `end` marks the end of the input; `close` waits for
+    completion. `put` and `close` raise the thread's first exception, after which further items are
+    dropped. The thread calls `finish` last, even after an error.
     """
 
     def __init__(self, work: Callable[[Any], None], finish: Callable[[], None], size: int):
@@ -112,7 +112,7 @@ class Line:
         self._error: BaseException | None = None
         self._work, self._finish = work, finish
         self._ended = False
-        self._thread = threading.Thread(target=self._run, name="line", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="background-writer", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:

@@ -1,4 +1,4 @@
-"""A trained model as a function from pictures to their detections."""
+"""Run a trained model on images."""
 
 import threading
 from collections import deque
@@ -16,13 +16,13 @@ from mask_rcnn_jax.models.build import build_model
 from mask_rcnn_jax.models.detect import detect_options
 from mask_rcnn_jax.structures import Detections
 
-# `stream` starts a batch that is not full yet rather than keep more than this waiting.
+# `stream` starts a partial batch rather than keep more than this waiting.
 MAX_WAITING_BYTES = 256 << 20
 MAX_WAITING_BATCHES = 4
 
 
-class Prepared(NamedTuple):
-    """A picture and what the network gets of it."""
+class PreparedImage(NamedTuple):
+    """An image and its network input."""
 
     image: np.ndarray  # uint8 [H, W, 3]
     canvas: np.ndarray  # [canvas height, canvas width, 3]
@@ -30,11 +30,11 @@ class Prepared(NamedTuple):
 
 
 class Predictor:
-    """Detections of pictures of any size, in their own pixels. May be used by several threads.
+    """Detect objects in images of any size. Thread-safe.
 
-    Compiles once for each canvas of the recipe (one, or one for landscape and one for portrait),
-    for batches of `batch_size` rows, of which those without a picture are wasted work. A picture's
-    detections do not depend on what else is in its batch.
+    Compiles once per canvas of the recipe (one, or one each for landscape and portrait) for batches
+    of `batch_size` rows; rows without an image are wasted work. An image's detections do not depend
+    on the rest of its batch.
     """
 
     def __init__(self, config: ConfigDict, variables: dict, batch_size: int = 1):
@@ -43,66 +43,70 @@ class Predictor:
         self.batch_size = batch_size
         self._options = example_options(config)
         self._variables = jax.device_put(variables)
-        # The weights know what a recipe leaves to the annotations.
+        # A recipe may leave the class count to the annotations; the weights have it.
         num_classes = variables["params"]["box_head"]["cls_score"]["bias"].shape[0] - 1
-        model = build_model(
-            {**config.model, "num_classes": num_classes},
-            precision=config.train.precision,
-            implementation=config.train.implementation,
-        )
+        fields = {**config.model, "num_classes": num_classes}
+        precision, implementation = config.train.precision, config.train.implementation
+        model = build_model(fields, precision=precision, implementation=implementation)
         self._pad_multiple = config.model.input.pad_multiple
-        self._predict = jax.jit(
-            partial(model.apply, method="predict", detect=detect_options(config))
-        )
+        predict = partial(model.apply, method="predict", detect=detect_options(config))
+        self._predict = jax.jit(predict)
         self._compiled: dict[tuple[int, int], jax.stages.Compiled] = {}
         self._lock = threading.Lock()
 
     def __call__(self, images: np.ndarray | Sequence[np.ndarray]) -> Detections | list[Detections]:
-        """One picture, uint8 [H, W, 3] RGB, to its `Detections`; several, of any sizes, to a list.
+        """Detect objects in one image, or in a sequence of images of any sizes.
 
-        The leaves are numpy arrays, boxes in pixels of the picture, clipped to it. Masks are
-        probabilities on a 28 x 28 grid over the box; `evaluation.paste.paste_mask` puts one into
-        the picture. Raises ValueError for another shape or dtype.
+        Args:
+            images: uint8 [H, W, 3] RGB, or several of them.
+
+        Returns:
+            `Detections`, or a list of them for several images. Leaves are numpy arrays; boxes are
+            in image pixels, clipped to the image. Masks are probabilities on a 28 x 28 grid over
+            the box; `evaluation.paste.paste_mask` pastes them into the image.
+
+        Raises:
+            ValueError: for another shape or dtype.
         """
         if isinstance(images, np.ndarray) and images.ndim != 4:
             return _detections(self._start([self.prepare(images)]))[0]
-        pictures = ((None, self.prepare(image)) for image in images)
-        return [found for _, _, found in self.stream(pictures)]
+        prepared = ((None, self.prepare(image)) for image in images)
+        return [found for _, _, found in self.stream(prepared)]
 
-    def prepare(self, image: np.ndarray) -> Prepared:
-        """Lays a picture on its canvas; that is all the work of the host before the network."""
+    def prepare(self, image: np.ndarray) -> PreparedImage:
+        """Resize an image onto its canvas: all host work before the network."""
         if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8 or not image.size:
             raise ValueError(f"image is {image.dtype} {image.shape}, expected uint8 [H, W, 3] RGB")
         plan = resize_plan(*image.shape[:2], self._options)
-        return Prepared(image, resize_image(image, plan, self._options), plan)
+        return PreparedImage(image, resize_image(image, plan, self._options), plan)
 
     def stream(
-        self, pictures: Iterable[tuple[Any, Prepared]]
-    ) -> Iterator[tuple[Any, Prepared, Detections]]:
-        """Detections of (key, picture) pairs, in their order, as (key, picture, detections).
+        self, images: Iterable[tuple[Any, PreparedImage]]
+    ) -> Iterator[tuple[Any, PreparedImage, Detections]]:
+        """Yield (key, image, detections) for (key, image) pairs, in order.
 
-        Pictures of one canvas share a batch. The device works on one batch while the next is
-        gathered and the caller has the results of the last. A picture waits for others only while
-        few are waiting: MAX_WAITING_BATCHES, MAX_WAITING_BYTES.
+        Images on the same canvas share a batch. The device runs a batch while the next is gathered
+        and the caller processes the previous results. MAX_WAITING_BATCHES and MAX_WAITING_BYTES
+        limit how long an image waits for others.
         """
-        waiting: dict[Any, list] = {}  # bucket -> [(position, key, picture)], the oldest first
+        waiting: dict[Any, list] = {}  # bucket -> [(position, key, image)], oldest first
         started: deque = deque()
         done: dict[int, tuple] = {}
         position = -1
 
         def start(bucket) -> None:
             rows = waiting.pop(bucket)
-            started.append((rows, self._start([picture for _, _, picture in rows])))
+            started.append((rows, self._start([image for _, _, image in rows])))
 
         def finish() -> None:
             rows, result = started.popleft()
-            for (at, key, picture), found in zip(rows, _detections(result), strict=True):
-                done[at] = key, picture, found
+            for (at, key, image), found in zip(rows, _detections(result), strict=True):
+                done[at] = key, image, found
 
         following = 0
-        for position, (key, picture) in enumerate(pictures):
-            bucket = self._bucket(picture.plan)
-            waiting.setdefault(bucket, []).append((position, key, picture))
+        for position, (key, image) in enumerate(images):
+            bucket = self._bucket(image.plan)
+            waiting.setdefault(bucket, []).append((position, key, image))
             if len(waiting[bucket]) == self.batch_size:
                 start(bucket)
             elif self._waits_too_long(waiting):
@@ -122,46 +126,45 @@ class Predictor:
             yield done.pop(at)
 
     def _waits_too_long(self, waiting: dict[Any, list]) -> bool:
-        pictures = [picture for rows in waiting.values() for _, _, picture in rows]
-        held = sum(picture.image.nbytes + picture.canvas.nbytes for picture in pictures)
-        oldest, newest = (
-            pick(row[0] for rows in waiting.values() for row in rows) for pick in (min, max)
-        )
-        return held > MAX_WAITING_BYTES or newest - oldest >= MAX_WAITING_BATCHES * self.batch_size
+        images = [image for rows in waiting.values() for _, _, image in rows]
+        held = sum(image.image.nbytes + image.canvas.nbytes for image in images)
+        positions = [row[0] for rows in waiting.values() for row in rows]
+        age = max(positions) - min(positions)
+        return held > MAX_WAITING_BYTES or age >= MAX_WAITING_BATCHES * self.batch_size
 
     def _bucket(self, plan: ResizePlan) -> tuple:
-        """Pictures of one bucket may share a batch: one canvas, and maps that end at one place."""
+        """Key of images that can share a batch: same canvas and same valid extent."""
         if not self._pad_multiple:
             return (plan.canvas,)
         return plan.canvas, *(-(-side // self._pad_multiple) for side in plan.size)
 
-    def _start(self, pictures: list[Prepared]) -> tuple[list[Prepared], Detections]:
-        """Begins one batch, up to `batch_size` pictures of one bucket; does not wait for it."""
-        canvas = pictures[0].canvas
-        images = np.zeros((self.batch_size, *canvas.shape), canvas.dtype)
+    def _start(self, images: list[PreparedImage]) -> tuple[list[PreparedImage], Detections]:
+        """Dispatch one batch of up to `batch_size` images from one bucket without waiting."""
+        canvas = images[0].canvas
+        inputs = np.zeros((self.batch_size, *canvas.shape), canvas.dtype)
         sizes = np.ones((self.batch_size, 2), np.int32)
-        for row, picture in enumerate(pictures):
-            images[row], sizes[row] = picture.canvas, picture.plan.size
-        return pictures, self._executable(images, sizes)(self._variables, images, sizes)
+        for row, image in enumerate(images):
+            inputs[row], sizes[row] = image.canvas, image.plan.size
+        return images, self._executable(inputs, sizes)(self._variables, inputs, sizes)
 
-    def _executable(self, images: np.ndarray, sizes: np.ndarray) -> jax.stages.Compiled:
-        """Compiled for this canvas, by whichever thread needs it first."""
+    def _executable(self, inputs: np.ndarray, sizes: np.ndarray) -> jax.stages.Compiled:
+        """Return the program for this canvas, compiled by the first thread that needs it."""
         with self._lock:
-            key = images.shape[1:3]
+            key = inputs.shape[1:3]
             if key not in self._compiled:
-                lowered = self._predict.lower(self._variables, images, sizes)
+                lowered = self._predict.lower(self._variables, inputs, sizes)
                 self._compiled[key] = lowered.compile()
             return self._compiled[key]
 
 
-def _detections(started: tuple[list[Prepared], Detections]) -> list[Detections]:
-    """Waits for a batch; each picture's detections in its own pixels."""
-    pictures, batch = started[0], jax.device_get(started[1])
+def _detections(started: tuple[list[PreparedImage], Detections]) -> list[Detections]:
+    """Wait for a batch and return each image's detections in image pixels."""
+    images, batch = started[0], jax.device_get(started[1])
     found = []
-    for row, picture in enumerate(pictures):
+    for row, image in enumerate(images):
         one = jax.tree.map(lambda leaf, row=row: np.array(leaf[row]), batch)
-        height, width = picture.image.shape[:2]
-        scale_y, scale_x = picture.plan.scale
+        height, width = image.image.shape[:2]
+        scale_y, scale_x = image.plan.scale
         boxes = one.boxes / np.array([scale_x, scale_y, scale_x, scale_y], np.float32)
         limits = np.array([width, height, width, height], np.float32)
         found.append(one.replace(boxes=np.clip(boxes, 0, limits)))

@@ -1,9 +1,9 @@
-"""Post-training static quantisation of an exported ONNX model to int8.
+"""Post-training static int8 quantization of an exported ONNX model.
 
 Convolutions and fully connected layers get QuantizeLinear / DequantizeLinear pairs (QDQ), symmetric
-as TensorRT wants them: weights per output channel, activations per tensor, by the ranges seen on
-calibration pictures. The last layers of the heads stay float: they are small, and their outputs are
-scores and coordinates.
+as TensorRT requires: weights per output channel, activations per tensor, with ranges measured on
+calibration images. The heads' last layers stay float: they are small, and their outputs are scores
+and coordinates.
 """
 
 import hashlib
@@ -18,30 +18,34 @@ CALIBRATORS = ("minmax", "entropy")
 OP_TYPES = ["Conv", "Gemm", "ConvTranspose"]
 FLOAT_LAYERS = ("objectness_logits", "anchor_deltas", "cls_score", "bbox_pred", "mask_predictor")
 
-# Of the histograms that "entropy" cuts. By default they are as many as the steps: it cuts nothing.
-BINS = 2048
+# Histogram bins for entropy calibration. onnxruntime's default equals the number of quantization
+# steps, which disables clipping.
+HISTOGRAM_BINS = 2048
 
 
 def quantize_onnx(
     model: bytes, feeds: Iterable[dict[str, np.ndarray]], *, calibrator: str, cache: Path
 ) -> tuple[bytes, bool]:
-    """The int8 model, and whether its ranges came from the cache.
+    """Quantize a model.
 
     Args:
-        model: of `build_onnx`, serialised.
-        feeds: inputs by name, one for each run; not read if the cache holds their ranges.
-        calibrator: "minmax" takes the extremes seen; "entropy" clips them where the int8 histogram
-            tells most about the float one, which outliers move less.
-        cache: json file of the ranges. One of the same model, calibrator and pictures is used,
-            any other replaced.
+        model: serialized model from `build_onnx`.
+        feeds: inputs by name for each run; not run if the cache has their ranges.
+        calibrator: "minmax" uses the observed extremes; "entropy" clips them to minimize the
+            information lost in the int8 histogram and is less sensitive to outliers.
+        cache: json file with the ranges; replaced unless its model, calibrator and images match.
 
-    Raises ValueError for another calibrator, for no feeds, and for a cache that cannot be read.
+    Returns:
+        The int8 model, and whether its ranges came from the cache.
+
+    Raises:
+        ValueError: for an unknown calibrator, no feeds or an unreadable cache.
     """
     if calibrator not in CALIBRATORS:
         raise ValueError(f"--calibrator is {calibrator!r}, expected one of {list(CALIBRATORS)}")
     feeds = list(feeds)
     if not feeds:
-        raise ValueError("no calibration pictures")
+        raise ValueError("no calibration images")
     key = _fingerprint(model, feeds, calibrator)
     ranges = _read_cache(cache, key)
     cached = ranges is not None
@@ -52,35 +56,32 @@ def quantize_onnx(
             ranges = _measure(source, feeds, calibrator)
             cache.parent.mkdir(parents=True, exist_ok=True)
             cache.write_text(json.dumps({"key": key, "calibrator": calibrator, "ranges": ranges}))
-        _insert_pairs(source, target, ranges)
+        _insert_qdq(source, target, ranges)
         return target.read_bytes(), cached
 
 
 def _measure(source: Path, feeds: list[dict], calibrator: str) -> dict[str, list[float]]:
-    """Lowest and highest value of every tensor at a quantised layer."""
+    """Lowest and highest value of every tensor at a quantized layer."""
     from onnxruntime.quantization import CalibrationMethod
     from onnxruntime.quantization.calibrate import create_calibrator
 
     method = {"minmax": CalibrationMethod.MinMax, "entropy": CalibrationMethod.Entropy}[calibrator]
     augmented = str(source.with_name("augmented.onnx"))
+    options = {"symmetric": True, "num_bins": HISTOGRAM_BINS}
     worker = create_calibrator(
-        source,
-        OP_TYPES,
-        augmented_model_path=augmented,
-        calibrate_method=method,
-        extra_options={"symmetric": True, "num_bins": BINS},
+        source, OP_TYPES, augmented, calibrate_method=method, extra_options=options
     )
     for feed in feeds:
-        # One at a time: the calibrator holds every activation of what it is given at once.
+        # One feed per call: the calibrator keeps all activations of a call in memory.
         worker.collect_data(_Reader(feed))
         getattr(worker, "clear_collected_data", list)()
     found = worker.compute_data().data
-    lows_highs = {name: data.range_value for name, data in found.items()}
-    return {name: [float(np.min(a)), float(np.max(b))] for name, (a, b) in lows_highs.items()}
+    limits = {name: data.range_value for name, data in found.items()}
+    return {name: [float(np.min(low)), float(np.max(high))] for name, (low, high) in limits.items()}
 
 
 class _Reader:
-    """The inputs of one run, as calibrators want to be fed."""
+    """Calibration data reader for the inputs of one run."""
 
     def __init__(self, feed: dict):
         self._feeds = iter([feed])
@@ -89,7 +90,7 @@ class _Reader:
         return next(self._feeds, None)
 
 
-def _insert_pairs(source: Path, target: Path, ranges: dict[str, list[float]]) -> None:
+def _insert_qdq(source: Path, target: Path, ranges: dict[str, list[float]]) -> None:
     import onnx
     from onnxruntime.quantization import CalibrationMethod, QuantType
     from onnxruntime.quantization.calibrate import TensorData, TensorsData
@@ -108,7 +109,7 @@ def _insert_pairs(source: Path, target: Path, ranges: dict[str, list[float]]) ->
     quantizer = QDQQuantizer(
         model,
         True,  # weights per channel
-        False,  # the whole int8 range
+        False,  # full int8 range
         QuantType.QInt8,
         QuantType.QInt8,
         TensorsData(CalibrationMethod.MinMax, data),
@@ -132,11 +133,11 @@ def _fingerprint(model: bytes, feeds: list[dict], calibrator: str) -> str:
 
 
 def _read_cache(cache: Path, key: str) -> dict[str, list[float]] | None:
-    """The ranges of the cache if they are those of `key`."""
+    """Return the cached ranges if their key matches."""
     if not cache.is_file():
         return None
     try:
         content = json.loads(cache.read_text())
         return content["ranges"] if content["key"] == key else None
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{cache} is no calibration cache: {error!r}; remove it") from error
+        raise ValueError(f"{cache} is not a calibration cache: {error!r}; remove it") from error

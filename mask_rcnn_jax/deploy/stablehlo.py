@@ -1,6 +1,6 @@
-"""A model and its weights as one StableHLO program, for CPUs and NVIDIA GPUs, that JAX alone runs.
+"""Export a model with its weights as one StableHLO program for CPU and NVIDIA GPU.
 
-Pictures of a batch do not see each other: each is computed as in a batch of its own.
+The program needs only JAX. Images in a batch are independent: each is computed as a batch of one.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,23 +23,28 @@ def export_stablehlo(
     dtype: DTypeLike,
     platforms: Sequence[str] = PLATFORMS,
 ) -> bytes:
-    """The serialised program, which `jax.export.deserialize` reads.
+    """Export a program for `jax.export.deserialize`.
 
     Args:
-        predict: (variables, images [B, H, W, 3], image_sizes [B, 2]) to `Detections`.
+        predict: function (variables, images [B, H, W, 3], image_sizes [B, 2]) -> `Detections`. Its
+            model should have implementation="xla"; our GPU kernels would tie the program to one
+            GPU generation and one JAX version.
+        variables: the model's weights, stored in the program.
         canvas: (H, W) of the input.
-        batch: of the input; None leaves it open, so that one program takes any.
-        dtype: of `images`; `image_sizes` are int32.
+        batch: batch size; None exports a program for any batch size.
+        dtype: input dtype of `images`; `image_sizes` are int32.
+        platforms: JAX platforms that can run the program.
 
-    The program returns a dict of the fields of `Detections`. The model in `predict` should be one
-    of implementation="xla": a program with GPU kernels of our own would run on one generation of
-    GPUs and one version of JAX.
-    Raises ValueError if the package flatbuffers is missing.
+    Returns:
+        The serialized program; it returns a dict with the fields of `Detections`.
+
+    Raises:
+        ValueError: if the package flatbuffers is missing.
     """
-    check_serialiser()
+    check_serializer()
 
     def run(images, image_sizes):
-        # Otherwise compilers spend minutes on computing with constants, such as turning kernels.
+        # Prevents minutes of constant folding in compilers, such as kernel transposes.
         weights = lax.optimization_barrier(variables)
 
         def one(image, size):
@@ -57,11 +62,12 @@ def export_stablehlo(
 
 
 def load_stablehlo(program: bytes) -> Callable:
-    """The compiled function (images, image_sizes) to a dict of arrays."""
+    """Load a program as a jitted function (images, image_sizes) -> dict of arrays."""
     return jax.jit(export.deserialize(bytearray(program)).call)
 
 
-def check_serialiser() -> None:
+def check_serializer() -> None:
+    """Raise ValueError if the package flatbuffers is missing."""
     try:
         import flatbuffers  # noqa: F401
     except ImportError as error:

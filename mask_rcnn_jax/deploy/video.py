@@ -1,4 +1,4 @@
-"""Videos: frames out of any container that PyAV reads, and H.264 in an mp4 that browsers play."""
+"""Read video frames with PyAV and write H.264 mp4 files that browsers can play."""
 
 from collections.abc import Iterator
 from fractions import Fraction
@@ -7,38 +7,45 @@ from typing import NamedTuple
 
 import numpy as np
 
-# Containers that count in milliseconds round a frame's time by up to half of one.
+# Seconds. Containers with millisecond timestamps round a frame's time by up to 0.5 ms.
 _ROUNDING = Fraction(6, 10_000)
-_HIGHEST_RATE = 1000
+_MAX_RATE = 1000
 _DEFAULT_RATE = Fraction(25)
-_TIMEOUT = (20.0, 20.0)  # of a network stream: seconds to open it, to wait for a packet
+_TIMEOUT = (20.0, 20.0)  # seconds to open a network stream and to wait for a packet
 
 
 class UnreadableVideo(ValueError):
-    """A file or address that gives no frame."""
+    """A file or URL without any readable frame."""
 
 
-class Frame(NamedTuple):
-    """A decoded frame, upright."""
+class VideoFrame(NamedTuple):
+    """A decoded, upright frame."""
 
     image: np.ndarray  # uint8 [H, W, 3] RGB
-    number: int  # in the video, from 0
+    number: int  # 0-based index in the video
     time: Fraction  # seconds since the first frame
 
 
 class Video:
-    """A file or address that holds a video; nothing stays open between the calls.
+    """Video in a file or at a URL; nothing stays open between calls.
 
-    rate: frames per second. num_frames: as the container says, or by its duration; None if it does
-    not. pixel_aspect: width of a stored pixel by its height. Raises UnreadableVideo, naming the
-    source, where there is no video, and ValueError if PyAV is not installed.
+    Attributes:
+        rate: frames per second.
+        num_frames: as the container states or by its duration; None if unknown.
+        pixel_aspect: width / height of a stored pixel.
+        frames_read: frames yielded by the last `frames`, once it has ended; None before.
+        damaged: number of packets that could not be decoded.
+
+    Raises:
+        UnreadableVideo: if the source contains no readable video.
+        ValueError: if PyAV is not installed.
     """
 
     def __init__(self, source: str):
         av = import_av()
         self.source = source
-        self.frames_read: int | None = None  # once `frames` has come to its end
-        self.damaged = 0  # packets that could not be decoded
+        self.frames_read: int | None = None
+        self.damaged = 0
         try:
             with _open(av, source) as container:
                 stream = _video_stream(av, container, source)
@@ -46,22 +53,20 @@ class Video:
                 self.num_frames = stream.frames or _frames_by_duration(stream, self.rate)
                 self.pixel_aspect = Fraction(stream.sample_aspect_ratio or 1) or Fraction(1)
         except av.FFmpegError as error:
-            raise UnreadableVideo(
-                f"{source}: no video that can be read: {_reason(error)}"
-            ) from error
+            raise UnreadableVideo(f"{source}: not a readable video: {_reason(error)}") from error
 
     def expected_frames(self, stride: int, max_frames: int) -> int | None:
-        """How many frames `frames` will give, as far as the container tells."""
+        """Expected number of frames from `frames`; None if the container does not tell."""
         if self.num_frames is None:
             return max_frames or None
         count = -(-self.num_frames // stride)
         return min(count, max_frames) if max_frames else count
 
-    def frames(self, stride: int = 1, max_frames: int = 0) -> Iterator[Frame]:
-        """Every `stride`-th frame, `max_frames` of them at most (0: all), all of the first's size.
+    def frames(self, stride: int = 1, max_frames: int = 0) -> Iterator[VideoFrame]:
+        """Yield every `stride`-th frame, at most `max_frames` (0: all), resized to the first.
 
-        What cannot be decoded is counted in `damaged` and left out. Raises UnreadableVideo if there
-        is no frame at all.
+        Undecodable packets are counted in `damaged` and skipped. Raises UnreadableVideo if no frame
+        can be decoded.
         """
         av = import_av()
         count, size = 0, None
@@ -69,13 +74,13 @@ class Video:
             with _open(av, self.source) as container:
                 stream = _video_stream(av, container, self.source)
                 stream.thread_type = "AUTO"
-                times = _Times(self.rate, by_dts=container.format.name == "avi")
+                times = _FrameTimes(self.rate, by_dts=container.format.name == "avi")
                 for number, frame in enumerate(self._decode(av, container, stream)):
-                    time = times.of(frame)
+                    time = times.next_time(frame)
                     if number % stride:
                         continue
                     size = size or (frame.width, frame.height, round(frame.rotation / 90) % 4)
-                    yield Frame(_upright(frame, *size), number, time)
+                    yield VideoFrame(_upright(frame, *size), number, time)
                     count += 1
                     if count == max_frames:
                         break
@@ -86,7 +91,7 @@ class Video:
         finally:
             self.frames_read = count
         if not count:
-            raise UnreadableVideo(f"{self.source}: holds no frame that can be decoded")
+            raise UnreadableVideo(f"{self.source}: holds no decodable frame")
 
     def _decode(self, av, container, stream) -> Iterator:
         packets = container.demux(stream)
@@ -95,7 +100,7 @@ class Video:
                 packet = next(packets)
             except StopIteration:
                 return
-            except av.FFmpegError:  # nothing after this can be found; the decoder may hold frames
+            except av.FFmpegError:  # demuxing cannot continue; flush the decoder's frames
                 self.damaged += 1
                 yield from stream.codec_context.decode(None)
                 return
@@ -107,18 +112,17 @@ class Video:
             yield from frames
 
 
-class _Times:
-    """When frames are shown, in seconds since the first of them: they only grow."""
+class _FrameTimes:
+    """Strictly increasing presentation times in seconds since the first frame."""
 
     def __init__(self, rate: Fraction, by_dts: bool):
-        # AVI knows the order of decoding alone, in which its frames are numbered.
-        self._by_dts = by_dts
+        self._by_dts = by_dts  # AVI stores decoding order only
         self._interval = 1 / rate
         self._first: Fraction | None = None
         self._last: Fraction | None = None
 
-    def of(self, frame) -> Fraction:
-        """The container's time; where it says none or goes back, one interval after the last."""
+    def next_time(self, frame) -> Fraction:
+        """The container's time or, if it is absent or not later, one interval after the last."""
         ticks = frame.dts if self._by_dts else frame.pts
         following = Fraction(0) if self._last is None else self._last + self._interval
         if ticks is None:
@@ -133,17 +137,17 @@ class _Times:
 
 
 class VideoWriter:
-    """Writes pictures of one size as H.264, yuv420p, in an mp4 whose index comes first.
+    """Write equally sized images as H.264, yuv420p, to an mp4 with its index at the start.
 
-    A side of an odd number of pixels gets one more, a copy of its last. Raises OSError, naming the
-    file, if it cannot be written.
+    An odd side is padded by repeating its last row or column. Raises OSError, naming the file, if
+    it cannot be written.
     """
 
     def __init__(self, path: Path, height: int, width: int, rate: Fraction, pixel_aspect: Fraction):
         self._av = import_av()
         self._path = path
         self._rate = rate
-        # Ticks of which a frame lasts a whole number, fine enough for frames between frames.
+        # A frame interval is a whole number of ticks; they are fine enough for variable rates.
         self._time_base = Fraction(1, rate.numerator * -(-10_000 // rate.numerator))
         self._last = -1
         if "libx264" not in self._av.codecs_available:
@@ -157,7 +161,7 @@ class VideoWriter:
             context = stream.codec_context
             context.time_base = self._time_base
             context.sample_aspect_ratio = pixel_aspect
-            # Said, since players guess from the height otherwise.
+            # Set explicitly; players otherwise infer it from the frame height.
             context.colorspace = context.color_primaries = context.color_trc = _BT709
             context.color_range = _LIMITED_RANGE
         except self._av.FFmpegError as error:
@@ -165,7 +169,7 @@ class VideoWriter:
         self._stream = stream
 
     def write(self, image: np.ndarray, time: Fraction) -> None:
-        """Appends uint8 [H, W, 3] RGB, shown from `time` (seconds) on; times only grow."""
+        """Append a uint8 [H, W, 3] RGB image, shown from `time` (seconds) or the next free tick."""
         pad = [(0, side % 2) for side in image.shape[:2]] + [(0, 0)]
         image = np.pad(image, pad, mode="edge") if any(pad[0] + pad[1]) else image
         frame = self._av.VideoFrame.from_ndarray(np.ascontiguousarray(image), format="rgb24")
@@ -180,7 +184,7 @@ class VideoWriter:
             raise self._failure(error) from error
 
     def close(self) -> None:
-        """Writes what the encoder still holds, and the index, without which no player opens it."""
+        """Flush the encoder and write the index, without which the file cannot be played."""
         try:
             try:
                 self._container.mux(self._stream.encode(None))
@@ -198,7 +202,7 @@ class VideoWriter:
         return OSError(f"{self._path}: cannot be written: {_reason(error)}")
 
 
-# Numbers of ITU-T H.273, for BT.709 the same for primaries, transfer and matrix; and of FFmpeg for
+# ITU-T H.273 codes; BT.709 has the same code for primaries, transfer and matrix. FFmpeg's code for
 # luma in 16..235.
 _BT709, _UNSPECIFIED, _BT601 = 1, 2, 5
 _OTHER_MATRICES = (_BT709, 4, 7, 9)  # FCC, SMPTE 240M, BT.2020
@@ -207,7 +211,7 @@ _HD_HEIGHT = 720
 
 
 def import_av():
-    """PyAV. Raises ValueError, naming the extra to install, where it is absent."""
+    """Return PyAV. Raises ValueError, naming the extra to install, if it is missing."""
     try:
         import av
     except ImportError as error:
@@ -220,7 +224,7 @@ def _open(av, source: str):
 
 
 def _video_stream(av, container, source: str):
-    """The first moving picture; the cover of a record is none."""
+    """Return the first video stream that is not an attached cover image."""
     for stream in container.streams.video:
         if not stream.disposition & av.stream.Disposition.attached_pic:
             return stream
@@ -229,9 +233,9 @@ def _video_stream(av, container, source: str):
 
 
 def _rate(stream) -> Fraction:
-    """Frames per second; what a container without a rate says instead is beyond belief."""
+    """Frames per second. Containers without a rate report implausible values, which are ignored."""
     for rate in (stream.average_rate, stream.guessed_rate):
-        if rate and 0 < rate <= _HIGHEST_RATE:
+        if rate and 0 < rate <= _MAX_RATE:
             return Fraction(rate).limit_denominator(1001)
     return _DEFAULT_RATE
 
@@ -248,7 +252,7 @@ def _frames_by_duration(stream, rate: Fraction) -> int | None:
 
 
 def _upright(frame, width: int, height: int, turns: int) -> np.ndarray:
-    """[H, W, 3] RGB of that size, then turned by `turns` quarters against the clock."""
+    """Convert to RGB [height, width, 3], then rotate by `turns` counterclockwise quarters."""
     image = frame.to_ndarray(
         format="rgb24", width=width, height=height, src_colorspace=_color_matrix(frame)
     )
@@ -256,8 +260,8 @@ def _upright(frame, width: int, height: int, turns: int) -> np.ndarray:
 
 
 def _color_matrix(frame) -> int:
-    """How its colours were made, in FFmpeg's numbers; where it does not say, by its size, as
-    players guess it."""
+    """FFmpeg's code for the frame's color matrix; if unspecified, inferred from its height as
+    players do."""
     if frame.colorspace in _OTHER_MATRICES:
         return frame.colorspace
     return _BT709 if frame.colorspace == _UNSPECIFIED and frame.height >= _HD_HEIGHT else _BT601

@@ -335,7 +335,7 @@ def test_faulty_flags(entry, arguments, words, fails, monkeypatch, tmp_path):
     [
         ("train", [*config_flags({"train.bath_size": 4}), "--workdir=w"], "batch_size"),
         ("train", [*config_flags({"data.train_json": "none.json"}), "--workdir=w"], "none.json"),
-        ("infer", ["--workdir=w", "--input=tests", "--output=o"], "--input tests: no pictures"),
+        ("infer", ["--workdir=w", "--input=tests", "--output=o"], "--input tests: no images"),
     ],
 )
 def test_the_same_from_a_shell(entry, arguments, words, cache):
@@ -436,7 +436,7 @@ def test_infer_without_pictures(fails, workdir, tmp_path):
     (tmp_path / "notes.txt").write_text("no picture")
     out = tmp_path / "out"
     line = fails("infer", "--workdir", workdir, "--input", tmp_path, "--output", out)
-    assert f"--input {tmp_path}: no pictures" in line
+    assert f"--input {tmp_path}: no images" in line
     assert not out.exists()
 
 

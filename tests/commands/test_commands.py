@@ -234,10 +234,10 @@ class TestInfer:
 
     def test_names_and_leaves_out_a_damaged_picture(self, inferred):
         folder, _, done = inferred
-        assert f"left out {folder / 'photos' / 'broken.jpg'}: truncated" in done.stderr
-        assert "pictures: 7 of 7" in done.stderr
-        assert f"left out {folder / 'photos' / 'sound.mp4'}: holds no video" in done.stderr
-        assert "2 of 9 inputs left out" in done.stderr
+        assert f"skipped {folder / 'photos' / 'broken.jpg'}: truncated" in done.stderr
+        assert "images: 7 of 7" in done.stderr
+        assert f"skipped {folder / 'photos' / 'sound.mp4'}: holds no video" in done.stderr
+        assert "2 of 9 inputs skipped" in done.stderr
         assert "frames: 3 of 3" in done.stderr
 
     def test_writes_a_video_and_a_line_for_each_of_its_frames(self, inferred):
@@ -270,7 +270,7 @@ class TestInfer:
         arguments = ["--weights", trained.workdir / "checkpoints" / "16"]
         arguments += ["--input", trained.data_dir / "val", "--output", tmp_path]
         done = check_done(run("infer", *arguments, "--score_threshold=1.0", cache=cache))
-        assert "0 detections in 4 pictures" in done.stderr
+        assert "0 detections in 4 images" in done.stderr
         assert read_json(tmp_path / "detections.json") == []
         assert len(list(tmp_path.glob("*.jpg"))) == 4
 

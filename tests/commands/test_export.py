@@ -1,4 +1,4 @@
-"""`export` through the command line: what it writes is read back, and what it refuses."""
+"""`export` on the command line: reading back its output, and its error messages."""
 
 import configparser
 import json
@@ -16,7 +16,7 @@ from mask_rcnn_jax.weights.run_checkpoint import load_checkpoint
 from tests.commands.command import ROOT, error_line, run_inside
 
 RECIPE = f"{ROOT}/configs/coco_torchvision.py"
-# A small model of torchvision's kind.
+# A small model with torchvision's layers.
 SMALL = {
     "model.backbone.depth": 10,
     "model.fpn.channels": 8,
@@ -49,7 +49,7 @@ def random_variables(config):
 
 @pytest.fixture
 def weights(tmp_path):
-    """A file of weights in our names, and its variables."""
+    """A weight file with our names, and its variables."""
     variables = random_variables(small_config())
     path = tmp_path / "ours.safetensors"
     save_file(to_ours_flat(variables), path)
@@ -57,7 +57,7 @@ def weights(tmp_path):
 
 
 @pytest.mark.parametrize("names", ["safetensors", "torchvision"])
-def test_file_is_read_back_as_it_was(names, weights, tmp_path, capsys, caplog):
+def test_weights_are_read_back_unchanged(names, weights, tmp_path, capsys, caplog):
     path, variables = weights
     target = tmp_path / "new" / "out.safetensors"
     arguments = ["--weights", path, f"--format={names}", "--output", target]
@@ -69,16 +69,16 @@ def test_file_is_read_back_as_it_was(names, weights, tmp_path, capsys, caplog):
         "self-check: read back, the largest difference is 0",
     ]
     assert "WARNING" not in {record.levelname for record in caplog.records}
-    again, source = to_flax(arrays, norm="frozen", eps=1e-5)
+    restored, source = to_flax(arrays, norm="frozen", eps=1e-5)
     assert source == {"safetensors": "ours", "torchvision": "torchvision"}[names]
-    jax.tree.map(np.testing.assert_array_equal, again, variables)
+    jax.tree.map(np.testing.assert_array_equal, restored, variables)
     assert sorted(file.name for file in target.parent.iterdir()) == [
         "out.manifest.json", "out.safetensors",
     ]  # fmt: skip
     manifest = json.loads((target.parent / "out.manifest.json").read_text())
     assert manifest["preprocessing"]["image_size"] == [800, 1333]
     assert [entry["class"] for entry in manifest["classes"]] == [1, 2, 3]
-    # The commands read it too.
+    # Commands can read it, too.
     jax.tree.map(np.testing.assert_array_equal, load_variables(target, small_config()), variables)
 
 
@@ -97,7 +97,7 @@ def test_epsilon_of_the_config_is_converted(tmp_path):
         np.testing.assert_array_equal(arrays[name], expected[name], err_msg=name)
 
 
-def test_what_torchvision_has_otherwise_is_listed(weights, tmp_path, caplog):
+def test_differences_from_torchvision_are_listed(weights, tmp_path, caplog):
     target = tmp_path / "out.safetensors"
     arguments = ["--weights", weights[0], "--format=torchvision", "--output", target]
     flags = small_flags(
@@ -112,13 +112,13 @@ def test_what_torchvision_has_otherwise_is_listed(weights, tmp_path, caplog):
     ]
 
 
-def test_run_in_our_own_names(trained, tmp_path):
+def test_run_exports_our_names(trained, tmp_path):
     target = tmp_path / "run.safetensors"
     arguments = ["--workdir", trained.workdir, "--format=safetensors", "--output", target]
     assert run_inside("export", *arguments) == 0
-    again, _ = to_flax(load_file(target), norm="group", eps=1e-5)
+    restored, _ = to_flax(load_file(target), norm="group", eps=1e-5)
     expected = load_checkpoint(trained.workdir)
-    jax.tree.map(np.testing.assert_array_equal, again, expected)
+    jax.tree.map(np.testing.assert_array_equal, restored, expected)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_run_in_our_own_names(trained, tmp_path):
         ({"num_classes": 4}, "has 3 classes, expected 4"),
     ],
 )
-def test_model_that_torchvision_does_not_have(changes, message, weights, tmp_path, capsys):
+def test_models_that_torchvision_lacks_are_rejected(changes, message, weights, tmp_path, capsys):
     target = tmp_path / "out.safetensors"
     arguments = ["--weights", weights[0], "--format=torchvision", "--output", target]
     code = run_inside("export", *small_flags(**changes), *arguments)
@@ -150,19 +150,19 @@ def test_model_that_torchvision_does_not_have(changes, message, weights, tmp_pat
         (["--workdir", "a", "--weights", "b"], "export needs exactly one of"),
         (["--weights", "file.pth"], "--weights file.pth is no run: it needs --config"),
         (["--weights", "w.pth", "--output=model.pth"], "ends in .safetensors"),
-        (["--workdir=a", "--batch=2"], "--batch has no meaning with --format=safetensors"),
-        (["--workdir=a", "--int8"], "--int8 has no meaning with --format=safetensors"),
-        (["--workdir=a", "--format=stablehlo", "--opset=17"], "--opset has no meaning with"),
+        (["--workdir=a", "--batch=2"], "--batch does not apply to --format=safetensors"),
+        (["--workdir=a", "--int8"], "--int8 does not apply to --format=safetensors"),
+        (["--workdir=a", "--format=stablehlo", "--opset=17"], "--opset does not apply to"),
         (
             ["--workdir=a", "--format=stablehlo", "--picture_size=4,4"],
-            "--picture_size has no meaning with --format=stablehlo",
+            "--picture_size does not apply to --format=stablehlo",
         ),
         (
             ["--workdir=a", "--format=stablehlo", "--int8", "--calibrator=entropy"],
-            "--calibrator=entropy has no meaning with --format=stablehlo",
+            "--calibrator=entropy does not apply to --format=stablehlo",
         ),
         (["--workdir=a", "--format=onnx", "--int8"], "--int8 needs --calibration"),
-        (["--workdir=a", "--format=onnx", "--calibration=b"], "--calibration is for --int8"),
+        (["--workdir=a", "--format=onnx", "--calibration=b"], "--calibration needs --int8"),
         (["--workdir=a", "--format=onnx", "--deepstream"], "--deepstream needs --picture_size"),
         (["--workdir=a", "--format=onnx", "--picture_size=4"], "expected HEIGHT,WIDTH in pixels"),
         (["--workdir=a", "--format=onnx", "--batch=0"], "--batch=0"),
@@ -174,7 +174,7 @@ def test_mistakes_are_one_line(arguments, message, capsys):
     assert message in error_line(code, capsys.readouterr().err)
 
 
-def test_format_must_be_one(capsys):
+def test_unknown_format_is_rejected(capsys):
     code = run_inside("export", "--workdir=a", "--format=pickle", "--output=a.safetensors")
     assert "torchvision" in error_line(code, capsys.readouterr().err)
 
@@ -188,7 +188,7 @@ def test_onnx_of_a_run_in_int8_for_deepstream(trained, tmp_path, capsys):
         "--picture_size=48,64", "--deepstream", "--int8",
         "--calibration", trained.data_dir / "val", "--config.eval.max_images=4",
     ]  # fmt: skip
-    # Pictures of the validation set are 64 x 64 and those to come 48 x 64: no AP can be measured.
+    # Validation images are 64 x 64 but the model expects 48 x 64, so AP cannot be measured.
     code = run_inside("export", *trained.flags, *arguments)
     assert "no image of" in error_line(code, capsys.readouterr().err)
     arguments[arguments.index("--picture_size=48,64")] = "--picture_size=64,64"
@@ -241,11 +241,11 @@ def test_stablehlo_of_a_run_in_int8(trained, tmp_path, capsys):
     assert sizes[1] < 0.4 * sizes[0]
 
 
-def test_int8_needs_annotations_and_pictures(trained, tmp_path, capsys):
+def test_int8_needs_annotations_and_images(trained, tmp_path, capsys):
     pytest.importorskip("onnx")
     arguments = ["--workdir", trained.workdir, "--format=onnx", "--output", tmp_path, "--int8"]
     absent = [*trained.flags, "--config.data.val_json=none.json", "--calibration", tmp_path]
     code = run_inside("export", *absent, *arguments)
     assert "--int8 reports AP on config.data.val_json" in error_line(code, capsys.readouterr().err)
     code = run_inside("export", *trained.flags, "--calibration", tmp_path, *arguments)
-    assert "no pictures there" in error_line(code, capsys.readouterr().err)
+    assert "no images found" in error_line(code, capsys.readouterr().err)

@@ -1,4 +1,4 @@
-"""A very small model with random weights."""
+"""Fixtures: a very small model with random weights."""
 
 import jax
 import pytest
@@ -9,7 +9,7 @@ from tests.helpers import tiny_config
 
 
 def two_canvas_config():
-    """Two classes; landscape and portrait pictures go on 64 x 128 and on 128 x 64."""
+    """Config with 64 x 128 and 128 x 64 canvases for landscape and portrait images."""
     config = tiny_config()
     config.data.update(image_size=(48, 96), resize="shortest_edge", antialias=False)
     config.model.input.pad_multiple = 16
@@ -24,5 +24,5 @@ def variables() -> dict:
 
 @pytest.fixture(scope="session")
 def predictor(variables) -> Predictor:
-    """For three pictures at once."""
+    """Predictor with batches of three images."""
     return Predictor(two_canvas_config(), variables, batch_size=3)

@@ -1,4 +1,4 @@
-"""Small models with random weights that find something, and pictures for them."""
+"""Small models with random weights that produce detections, and images for them."""
 
 from functools import partial
 
@@ -7,7 +7,7 @@ import numpy as np
 
 from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.data.options import example_options
-from mask_rcnn_jax.deploy.pictures import on_canvas
+from mask_rcnn_jax.deploy.images import on_canvas
 from mask_rcnn_jax.formats.shapes import generate_image
 from mask_rcnn_jax.models.build import abstract_variables
 from mask_rcnn_jax.models.detect import detect_options
@@ -29,12 +29,12 @@ SMALL = {
     "eval.detections_per_image": 12,
     "eval.score_threshold": 0.05,
 }
-# What makes the outputs of random layers vary as much as those of trained ones.
+# Gains that make random outputs vary as much as trained ones.
 GAINS = {"objectness_logits": 1.0, "anchor_deltas": 0.3, "cls_score": 2.0, "bbox_pred": 1.0}
 
 
 def small_config(recipe: str, size: tuple[int, int], **changes):
-    """A recipe on small pictures. `size` is its data.image_size."""
+    """A recipe for small images. `size` is its data.image_size."""
     overrides = {"data.short_sides": (), "data.image_size": size}
     changes = {name.replace("__", "."): value for name, value in changes.items()}
     return load_config(ROOT / "configs" / f"{recipe}.py", SMALL | overrides | changes)
@@ -52,7 +52,7 @@ def random_variables(config) -> dict:
         inputs = leaf.shape[-1] if "mask_deconv" in name else np.prod(leaf.shape[:-1])
         gain = next((GAINS[layer] for layer in GAINS if layer in name), 1.2)
         if "stem_conv" in name:
-            gain *= np.mean(config.model.input.std) / 57.0  # some recipes take the mean off only
+            gain *= np.mean(config.model.input.std) / 57.0  # some recipes only subtract the mean
         return rng.normal(0, gain / np.sqrt(inputs), leaf.shape).astype(np.float32)
 
     model = make_model(config, config.model.num_classes)
@@ -60,12 +60,12 @@ def random_variables(config) -> dict:
 
 
 def predict_function(config):
-    """The model, and (variables, images, image_sizes) to `Detections`."""
+    """Return the model and a function (variables, images, image_sizes) -> `Detections`."""
     model = make_model(config, config.model.num_classes)
     return model, partial(model.apply, detect=detect_options(config), method="predict")
 
 
-def generated(config, sizes, canvas, picture_size=None):
-    """Pictures of these sizes as inputs of the model."""
+def generated(config, sizes, canvas, fixed_size=None):
+    """Generate images with these sizes as model inputs."""
     drawn = [generate_image(0, "val", i, size)[0] for i, size in enumerate(sizes)]
-    return list(on_canvas(drawn, example_options(config), canvas, picture_size))
+    return list(on_canvas(drawn, example_options(config), canvas, fixed_size))

@@ -8,21 +8,21 @@ import pytest
 from pycocotools import mask as coco_mask
 
 from mask_rcnn_jax.data.coco import decode_image
-from mask_rcnn_jax.deploy.annotate import Classes, Rules, annotate_pictures, annotate_videos
+from mask_rcnn_jax.deploy.annotate import ClassNames, DrawOptions, annotate_images, annotate_videos
 from mask_rcnn_jax.deploy.video import Video
 from tests.deploy.videos import frame_image, turn, write_video
 
-CLASSES = Classes(["bolt", "nut"], [3, 8])
-RULES = Rules(0.0, "continuous", 0.0)
+CLASSES = ClassNames(["bolt", "nut"], [3, 8])
+OPTIONS = DrawOptions(0.0, "continuous", 0.0)
 
 
 def refuse(error):
-    raise AssertionError(f"left out: {error}")
+    raise AssertionError(f"skipped: {error}")
 
 
-def run_videos(predictor, files, leave_out=refuse, **options):
+def run_videos(predictor, files, on_error=refuse, **options):
     options = {"stride": 1, "max_frames": 0} | options
-    found = annotate_videos(predictor, files, CLASSES, RULES, leave_out, **options)
+    found = annotate_videos(predictor, files, CLASSES, OPTIONS, on_error, **options)
     return [(Path(video.source).name, count) for video, count in found]
 
 
@@ -32,8 +32,7 @@ def read_lines(path):
 
 @pytest.fixture(scope="module")
 def annotated(predictor, tmp_path_factory):
-    """Three videos at once, one of them portrait and one shorter than a batch; four at a time do
-    not fit."""
+    """Four videos, of which three are open at once; one is portrait, one shorter than a batch."""
     folder = tmp_path_factory.mktemp("videos")
     (folder / "out").mkdir()
     sources = {
@@ -52,7 +51,7 @@ def annotated(predictor, tmp_path_factory):
 COUNTS = {"a": 7, "b": 4, "c": 2, "d": 3}
 
 
-def test_every_frame_comes_out_once_at_its_time(annotated):
+def test_every_frame_is_written_once_at_its_time(annotated):
     folder, sources, yielded = annotated
     assert len(yielded) == sum(COUNTS.values())
     for name, count in COUNTS.items():
@@ -68,7 +67,7 @@ def test_every_frame_comes_out_once_at_its_time(annotated):
         assert [len(line["detections"]) for line in lines] == counted
 
 
-def test_frames_in_shared_batches_are_found_as_alone(annotated, predictor):
+def test_shared_batches_match_single_frames(annotated, predictor):
     folder, sources, _ = annotated
     found_any = False
     for name in ("a", "b", "d"):
@@ -83,9 +82,8 @@ def test_frames_in_shared_batches_are_found_as_alone(annotated, predictor):
                 line["detections"], found.boxes, found.scores, strict=False
             ):
                 found_any = True
-                assert set(detection) == {
-                    "category", "category_id", "score", "bbox", "segmentation",
-                }  # fmt: skip
+                keys = {"category", "category_id", "score", "bbox", "segmentation"}
+                assert set(detection) == keys
                 assert detection["category"] == {3: "bolt", 8: "nut"}[detection["category_id"]]
                 x, y, width, height = detection["bbox"]
                 np.testing.assert_allclose([x, y, x + width, y + height], box, atol=0.01)
@@ -95,7 +93,7 @@ def test_frames_in_shared_batches_are_found_as_alone(annotated, predictor):
     assert found_any
 
 
-def test_something_is_drawn(annotated):
+def test_detections_are_drawn(annotated):
     folder, sources, _ = annotated
     for name in ("a", "d"):
         before = next(iter(Video(str(sources[name])).frames())).image
@@ -113,8 +111,8 @@ def test_stride_and_max_frames(predictor, tmp_path):
     assert [float(frame.time) for frame in written.frames()] == pytest.approx([0, 4 / 30, 8 / 30])
 
 
-def test_a_video_that_breaks_does_not_stop_the_others(predictor, tmp_path):
-    """One without a single frame, one whose second half is gone."""
+def test_a_damaged_video_does_not_stop_the_others(predictor, tmp_path):
+    """One video has no frame, another is truncated."""
     options = {"container_options": {"movflags": "+faststart"}, "pixel_format": "yuvj420p"}
     broken = write_video(tmp_path / "broken.mp4", 8, "mjpeg", **options)
     broken.write_bytes(broken.read_bytes()[: 3 * broken.stat().st_size // 4])
@@ -124,24 +122,23 @@ def test_a_video_that_breaks_does_not_stop_the_others(predictor, tmp_path):
     sound = write_video(tmp_path / "sound.mp4", 3)
     (tmp_path / "out").mkdir()
     videos = [Video(str(path)) for path in (broken, empty, sound)]
-    left_out = []
+    skipped = []
     files = [(video, tmp_path / "out" / Path(video.source).name) for video in videos]
-    run_videos(predictor, files, left_out.append)
-    assert len(left_out) == 1 and "empty.mp4" in str(left_out[0])
-    assert {p.name for p in (tmp_path / "out").iterdir()} == {
-        "broken.mp4", "broken.jsonl", "sound.mp4", "sound.jsonl",
-    }  # fmt: skip
+    run_videos(predictor, files, skipped.append)
+    assert len(skipped) == 1 and "empty.mp4" in str(skipped[0])
+    names = {"broken.mp4", "broken.jsonl", "sound.mp4", "sound.jsonl"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == names
     count = len(list(Video(str(tmp_path / "out" / "broken.mp4")).frames()))
     assert 2 < count < 8 and count == videos[0].frames_read
     assert len(list(Video(str(tmp_path / "out" / "sound.mp4")).frames())) == 3
 
 
 @pytest.mark.parametrize("how", ["close", "interrupt"])
-def test_what_was_written_plays_when_the_work_is_broken_off(how, predictor, tmp_path):
+def test_partial_output_is_playable_after_an_interrupt(how, predictor, tmp_path):
     video = Video(str(write_video(tmp_path / "a.mp4", 200)))
     target = tmp_path / "out.mp4"
     found = annotate_videos(
-        predictor, [(video, target)], CLASSES, RULES, refuse, stride=1, max_frames=0
+        predictor, [(video, target)], CLASSES, OPTIONS, refuse, stride=1, max_frames=0
     )
     for _ in range(6):
         next(found)
@@ -155,27 +152,26 @@ def test_what_was_written_plays_when_the_work_is_broken_off(how, predictor, tmp_
     assert len(read_lines(target)) == 6
 
 
-def test_an_encoder_that_fails_ends_the_work(predictor, tmp_path):
+def test_an_encoder_error_is_raised(predictor, tmp_path):
     video = Video(str(write_video(tmp_path / "a.mp4", 30)))
     with pytest.raises(OSError, match="gone"):
         run_videos(predictor, [(video, tmp_path / "gone" / "out.mp4")])
 
 
-def test_pictures_come_in_order_and_damaged_ones_are_left_out(predictor, tmp_path):
+def test_images_keep_their_order_and_damaged_ones_are_skipped(predictor, tmp_path):
     sizes = [(48, 64), (64, 48), (30, 90), (48, 64), (90, 30), (40, 60), (48, 64)]
     files = []
     for number, size in enumerate(sizes):
         path = tmp_path / f"{number}.png"
         cv2.imwrite(str(path), frame_image(number, *size))
         files.append((path, tmp_path / "out" / f"{number}.jpg"))
-    files[3][0].write_bytes(b"no picture")
-    left_out = []
-    found = list(annotate_pictures(predictor, files, CLASSES, RULES, left_out.append))
+    files[3][0].write_bytes(b"not an image")
+    skipped = []
+    found = list(annotate_images(predictor, files, CLASSES, OPTIONS, skipped.append))
     kept = [0, 1, 2, 4, 5, 6]
     expected = predictor([decode_image(files[number][0]) for number in kept])
-    assert [str(error) for error in left_out] == [
-        f"{files[3][0]}: truncated, damaged or not an image"
-    ]
+    message = f"{files[3][0]}: truncated, damaged or not an image"
+    assert [str(error) for error in skipped] == [message]
     assert len(found) == len(kept)
     for entries, number, alone in zip(found, kept, expected, strict=True):
         assert {entry["image_id"] for entry in entries} <= {number + 1}
@@ -187,10 +183,10 @@ def test_pictures_come_in_order_and_damaged_ones_are_left_out(predictor, tmp_pat
         assert height / width == pytest.approx(sizes[number][0] / sizes[number][1], rel=0.05)
 
 
-def test_pictures_are_turned_as_their_camera_says(predictor, tmp_path):
-    """EXIF orientation 6: the stored picture is shown a quarter clockwise."""
+def test_exif_orientation_is_applied(predictor, tmp_path):
+    """EXIF orientation 6: the stored image is displayed rotated 90 degrees clockwise."""
     image = np.zeros((40, 60, 3), np.uint8)
-    image[:10] = (0, 0, 255)  # BGR: the upper edge, which is shown on the right
+    image[:10] = (0, 0, 255)  # BGR: the top edge, displayed on the right
     jpeg = cv2.imencode(".jpg", image)[1].tobytes()
     exif = b"Exif\x00\x00II*\x00\x08\x00\x00\x00\x01\x00\x12\x01\x03\x00\x01\x00\x00\x00\x06\x00"
     exif += bytes(6)
@@ -201,7 +197,7 @@ def test_pictures_are_turned_as_their_camera_says(predictor, tmp_path):
     assert upright.shape == (60, 40, 3)
     assert upright[30, 37, 0] > 200 and upright[30, 3, 0] < 60
     files = [(tmp_path / "a.jpg", tmp_path / "out.jpg")]
-    (entries,) = annotate_pictures(predictor, files, CLASSES, RULES, refuse)
+    (entries,) = annotate_images(predictor, files, CLASSES, OPTIONS, refuse)
     assert {tuple(entry["segmentation"]["size"]) for entry in entries} == {(60, 40)}
     height, width = decode_image(tmp_path / "out.jpg").shape[:2]
     assert height > width

@@ -1,4 +1,4 @@
-"""The ONNX model against the live one: operators, layers, whole recipes, and what is refused."""
+"""ONNX against JAX: operators, layers, whole recipes and rejected models."""
 
 from functools import partial
 
@@ -10,7 +10,7 @@ from mask_rcnn_jax.data.coco import decode_image
 from mask_rcnn_jax.data.options import example_options
 from mask_rcnn_jax.data.resize import resize_plan
 from mask_rcnn_jax.deploy.compare import compare
-from mask_rcnn_jax.deploy.pictures import on_canvas
+from mask_rcnn_jax.deploy.images import on_canvas
 from mask_rcnn_jax.models.detect import detect_options
 from mask_rcnn_jax.ops.extent import STRIDES, ValidExtent
 from mask_rcnn_jax.ops.nms import nms
@@ -22,7 +22,7 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from mask_rcnn_jax.deploy.onnx import OnnxInput, build_onnx, export_canvas, load_onnx  # noqa: E402
-from mask_rcnn_jax.deploy.onnx_graph import OPSETS, Graph, Map, finish  # noqa: E402
+from mask_rcnn_jax.deploy.onnx_graph import OPSETS, Graph, Map, make_model_proto  # noqa: E402
 from mask_rcnn_jax.deploy.onnx_layers import Extent, Trunk  # noqa: E402
 from mask_rcnn_jax.deploy.onnx_regions import Regions  # noqa: E402
 
@@ -40,11 +40,13 @@ NUMPY_TYPES = {"float32": "FLOAT", "int64": "INT64", "bool": "BOOL"}
 
 
 def run_graph(graph, inputs: dict, outputs: list[str], rank: int, opset: int = 17) -> list:
-    """Values of `outputs`, which have that many axes of any length."""
+    """Compute the values of `outputs`, each with `rank` axes."""
     import onnxruntime
 
     infos = {k: (NUMPY_TYPES[v.dtype.name], list(v.shape)) for k, v in inputs.items()}
-    model = finish(graph, "test", infos, {k: ("FLOAT", [None] * rank) for k in outputs}, opset)
+    model = make_model_proto(
+        graph, "test", infos, {k: ("FLOAT", [None] * rank) for k in outputs}, opset
+    )
     session = onnxruntime.InferenceSession(
         model.SerializeToString(), providers=["CPUExecutionProvider"]
     )
@@ -64,15 +66,15 @@ def export(config, variables, **changes):
 
 @pytest.mark.parametrize("opset", [OPSETS.start, 17, OPSETS.stop - 1])
 @pytest.mark.parametrize("offset", [0.0, 1.0])
-def test_nms_is_ours(offset, opset):
+def test_nms_matches_jax(offset, opset):
     rng = np.random.default_rng(1)
     inclusive = "all" if offset else "none"
     config = small_config("coco", (64, 128), model__box_coder__inclusive=inclusive)
     model, _ = predict_function(config)
     boxes = np.stack([random_boxes(rng, 80, 60), random_boxes(rng, 80, 60)])
-    boxes[:, ::9, 2] = boxes[:, ::9, 0] - 0.7  # inside out
-    boxes[:, 1::9, 2:] = boxes[:, 1::9, :2]  # without area
-    boxes[:, 40] = boxes[:, 2]  # the same twice
+    boxes[:, ::9, 2] = boxes[:, ::9, 0] - 0.7  # inverted
+    boxes[:, 1::9, 2:] = boxes[:, 1::9, :2]  # empty
+    boxes[:, 40] = boxes[:, 2]  # duplicate
     valid = rng.random((2, 80)) > 0.2
     classes = rng.integers(1, 4, (2, 80))
     graph = Graph()
@@ -84,12 +86,12 @@ def test_nms_is_ours(offset, opset):
     kept, grouped = run_graph(graph, inputs, ["all", "grouped"], 2, opset)
     options = dict(iou_thresh=0.4, offset=offset)
     np.testing.assert_array_equal(kept > 0, nms(boxes, valid, max_out=7, **options))
-    # Seven of each class here, where ours counts over all: compare the first seven of all.
+    # ONNX keeps seven per class, JAX limits all classes together: compare seven of each class.
     expected = np.asarray(nms(boxes, valid, groups=classes.astype(np.int32), **options))
     for c in (1, 2, 3):
-        of_class = expected & (classes == c)
-        of_class &= np.cumsum(of_class, axis=1) <= 7
-        np.testing.assert_array_equal((grouped > 0) & (classes == c), of_class)
+        class_expected = expected & (classes == c)
+        class_expected &= np.cumsum(class_expected, axis=1) <= 7
+        np.testing.assert_array_equal((grouped > 0) & (classes == c), class_expected)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +104,7 @@ def test_nms_is_ours(offset, opset):
     ],
 )
 @pytest.mark.parametrize("max_level", [5, 6])
-def test_roi_align_is_ours(aligned, sampling, border, min_size, max_level):
+def test_roi_align_matches_jax(aligned, sampling, border, min_size, max_level):
     rng = np.random.default_rng(2)
     options = RoIAlign(max_level, sampling, 16, aligned, border, min_size)
     changes = {f"model.roi_align.{name}": value for name, value in vars(options).items()}
@@ -111,7 +113,7 @@ def test_roi_align_is_ours(aligned, sampling, border, min_size, max_level):
     side = 576  # large enough for boxes of P5
     boxes = np.stack([random_boxes(rng, 12, side), random_boxes(rng, 12, 80.0)])
     boxes[0, 0] = 0, 0, side, side
-    boxes[0, 1] = side - 0.5, side - 3, side, side  # a speck in the corner
+    boxes[0, 1] = side - 0.5, side - 3, side, side  # tiny, in the corner
     boxes[0, 2] = 0
     boxes[0, 3] = 100, 100, 212, 211  # 113 x 112 with inclusive pixels
     maps = [
@@ -131,7 +133,7 @@ def test_roi_align_is_ours(aligned, sampling, border, min_size, max_level):
 
 
 @pytest.mark.parametrize("stride_in", [pytest.param("1x1", marks=pytest.mark.slow), "3x3"])
-def test_bottlenecks_are_ours(stride_in):
+def test_bottlenecks_match_jax(stride_in):
     config = small_config(
         "coco",
         (64, 64),
@@ -144,18 +146,18 @@ def test_bottlenecks_are_ours(stride_in):
     model, variables = predict_function(config)[0], random_variables(config)
     rng = np.random.default_rng(3)
     images = rng.integers(0, 256, (1, 64, 64, 3), dtype=np.uint8)
-    normalised = (images - np.array(model.input.mean)) / np.array(model.input.std)
+    normalized = (images - np.array(model.input.mean)) / np.array(model.input.std)
     graph = Graph()
     maps = Trunk(graph, model, variables, Extent(graph, None)).pyramid(Map("images", 64, 64))
-    feed = {"images": normalised.transpose(0, 3, 1, 2).astype(np.float32).copy()}
+    feed = {"images": normalized.transpose(0, 3, 1, 2).astype(np.float32).copy()}
     found = run_graph(graph, feed, [m.name for m in maps], 4)
     sizes = np.array([[64, 64]], np.int32)
     expected = jax.jit(
         lambda variables: model.apply(variables, images, sizes, train=False, method="pyramid")[0]
     )(variables)
-    for ours, theirs in zip(expected, found, strict=True):
-        ours = np.asarray(ours).transpose(0, 3, 1, 2)
-        np.testing.assert_allclose(theirs, ours, atol=1e-4 * np.abs(ours).max())
+    for jax_map, onnx_map in zip(expected, found, strict=True):
+        jax_map = np.asarray(jax_map).transpose(0, 3, 1, 2)
+        np.testing.assert_allclose(onnx_map, jax_map, atol=1e-4 * np.abs(jax_map).max())
 
 
 QUICK = ("coco", "coco_torchvision")
@@ -165,7 +167,7 @@ QUICK = ("coco", "coco_torchvision")
     "recipe",
     [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in RECIPES],
 )
-def test_detections_are_the_live_ones(recipe):
+def test_detections_match_jax(recipe):
     depth = {"model__backbone__depth": 10}
     if recipe == "coco_torchvision":
         depth["model__backbone__norm_eps"] = 1e-5
@@ -173,29 +175,27 @@ def test_detections_are_the_live_ones(recipe):
     variables = random_variables(config)
     _, predict = predict_function(config)
     exported, canvas = export(config, variables)
-    pictures = generated(config, SIZES, canvas)
-    live = jax.jit(partial(predict, variables))
-    found = compare(live, exported, pictures, config.eval.score_threshold)
+    inputs = generated(config, SIZES, canvas)
+    reference = jax.jit(partial(predict, variables))
+    found = compare(reference, exported, inputs, config.eval.score_threshold)
     assert found.detections >= 9, found
-    assert found.within_bars and found.masks < 1e-2, found
+    assert found.within_tolerance and found.masks < 1e-2, found
 
 
 @pytest.mark.parametrize("recipe", ["quickstart", "coco_torchvision"])
-def test_pictures_of_one_size_in_batches_and_planar(recipe):
+def test_fixed_size_in_planar_batches(recipe):
     config = small_config(recipe, RECIPES[recipe], data__image_dtype="uint8")
     variables = random_variables(config)
     _, predict = predict_function(config)
-    live = jax.jit(partial(predict, variables))
+    reference = jax.jit(partial(predict, variables))
     plan = resize_plan(48, 80, example_options(config))
-    exported, canvas = export(
-        config, variables, size=(48, 80), image_size=plan.size, batch=2, planar=True,
-        dtype="float32",
-    )  # fmt: skip
-    pictures = generated(config, [(48, 80)] * 3, canvas)
-    found = compare(live, exported, pictures, config.eval.score_threshold)
-    assert found.detections >= 9 and found.within_bars, found
-    # Two in one run are what they are alone.
-    images, sizes = (np.concatenate(parts) for parts in zip(*pictures[:2], strict=True))
+    options = {"image_size": plan.size, "batch": 2, "planar": True, "dtype": "float32"}
+    exported, canvas = export(config, variables, size=(48, 80), **options)
+    inputs = generated(config, [(48, 80)] * 3, canvas)
+    found = compare(reference, exported, inputs, config.eval.score_threshold)
+    assert found.detections >= 9 and found.within_tolerance, found
+    # Batches match single images.
+    images, sizes = (np.concatenate(parts) for parts in zip(*inputs[:2], strict=True))
     together = exported(images, sizes)
     for row in range(2):
         alone = exported(images[row : row + 1], sizes[row : row + 1])
@@ -205,7 +205,7 @@ def test_pictures_of_one_size_in_batches_and_planar(recipe):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["coco", "coco_torchvision"])
-def test_fifty_coco_pictures(recipe):
+def test_fifty_coco_images(recipe):
     size = (256, 384)
     paths = sorted(shared("data/coco_mini/val2017").glob("*.jpg"))[:50]
     config = small_config(recipe, size)
@@ -213,11 +213,11 @@ def test_fifty_coco_pictures(recipe):
     _, predict = predict_function(config)
     exported, canvas = export(config, variables, size=(256, 384))
     decoded = (decode_image(path) for path in paths)
-    pictures = on_canvas(decoded, example_options(config), canvas, None)
-    live = jax.jit(partial(predict, variables))
-    found = compare(live, exported, pictures, config.eval.score_threshold)
+    inputs = on_canvas(decoded, example_options(config), canvas, None)
+    reference = jax.jit(partial(predict, variables))
+    found = compare(reference, exported, inputs, config.eval.score_threshold)
     assert found.pictures == 50 and found.detections >= 100
-    assert found.within_bars, found
+    assert found.within_tolerance, found
 
 
 @pytest.mark.parametrize(
@@ -228,27 +228,27 @@ def test_fifty_coco_pictures(recipe):
             {},
             "has no RoiAlign in ONNX",
         ),
-        ({"model__input__pad_multiple": 32}, {"batch": 2}, "only --batch=1, or --picture_size"),
+        ({"model__input__pad_multiple": 32}, {"batch": 2}, "use --batch=1, or --picture_size"),
         ({}, {"opset": 15}, "--opset is 15, expected 16 to 21"),
         ({}, {"opset": 30}, "--opset is 30, expected 16 to 21"),
     ],
 )
-def test_what_has_no_exact_form_is_refused(changes, options, message):
+def test_models_without_exact_form_are_rejected(changes, options, message):
     config = small_config("coco", (64, 64), **changes)
     with pytest.raises(ValueError, match=message):
         export(config, random_variables(config), **options)
 
 
-def test_anchors_end_with_the_picture():
+def test_anchors_end_with_the_image():
     config = small_config("coco_torchvision", (64, 100))
     model, _ = predict_function(config)
     assert export_canvas(model, (64, 128), (60, 90)) == (64, 96)
     assert export_canvas(model, (64, 128), None) == (64, 128)
     graph = Graph()
     regions = Regions(graph, model, {}, (64, 96), 1, Extent(graph, None))
-    # 64 / 1 and 96 / 2 pixels a cell on P6, as the live model has them inside a larger canvas
+    # 64 / 1 and 96 / 2 pixels per cell on P6, as in JAX on a larger canvas
     extent = ValidExtent((64, 128), np.array([64, 96], np.int32))
-    live = model.anchor_grid(extent).boxes[-1].reshape(1, 2, 3, 4)
-    ours = regions.anchors()[-1].reshape(1, 2, 3, 4)
-    np.testing.assert_array_equal(ours, np.asarray(live))
-    assert ours[0, 1, 0, 0] - ours[0, 0, 0, 0] == 48
+    expected = model.anchor_grid(extent).boxes[-1].reshape(1, 2, 3, 4)
+    found = regions.anchors()[-1].reshape(1, 2, 3, 4)
+    np.testing.assert_array_equal(found, np.asarray(expected))
+    assert found[0, 1, 0, 0] - found[0, 0, 0, 0] == 48

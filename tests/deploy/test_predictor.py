@@ -8,7 +8,7 @@ from mask_rcnn_jax.deploy import predictor as predictor_module
 from mask_rcnn_jax.deploy.predictor import Predictor
 from tests.deploy.conftest import two_canvas_config
 
-# Both orientations, squares, slivers and a single pixel; several that end at other places.
+# Both orientations, squares, slivers and a single pixel, with various valid extents.
 SIZES = [(48, 64), (64, 48), (50, 50), (30, 200), (200, 30), (48, 90), (1, 1), (40, 61), (96, 48)]
 
 
@@ -20,7 +20,7 @@ def images():
 
 @pytest.fixture(scope="module")
 def compilations():
-    """What XLA compiled in this process so far."""
+    """XLA compilations in this process."""
     names = []
 
     def note(event: str, _: float, **kwargs) -> None:
@@ -34,7 +34,7 @@ def compilations():
 
 @pytest.fixture(scope="module")
 def alone(variables, images, compilations):
-    """Detections of each picture, by four threads at once that need the same compilations."""
+    """Detections of each image from four concurrent threads that need the same programs."""
     predictor = Predictor(two_canvas_config(), variables)
     compilations.clear()
     results = [None] * 4
@@ -61,11 +61,11 @@ def assert_same(found, expected):
     np.testing.assert_allclose(found.masks, expected.masks, atol=1e-4)
 
 
-def test_threads_share_what_is_compiled(alone):
+def test_threads_share_compiled_programs(alone):
     assert any(len(found) for found in alone)
 
 
-def test_a_batch_of_any_sizes_finds_what_single_pictures_do(alone, predictor, images, compilations):
+def test_batches_match_single_images(alone, predictor, images, compilations):
     together = predictor(images)
     assert len(together) == len(images)
     for image, found, expected in zip(images, together, alone, strict=True):
@@ -73,7 +73,7 @@ def test_a_batch_of_any_sizes_finds_what_single_pictures_do(alone, predictor, im
         height, width = image.shape[:2]
         assert (found.boxes >= 0).all() and (found.boxes <= [width, height, width, height]).all()
         assert found.boxes.shape == (5, 4) and found.masks.shape == (5, 28, 28)
-    assert_same(predictor(images[0]), alone[0])  # a single picture, the batch filled up
+    assert_same(predictor(images[0]), alone[0])  # a single image in a padded batch
     same_size = np.stack([images[0], images[0][::-1]])
     assert_same(predictor(same_size)[0], alone[0])
     assert predictor([]) == []
@@ -82,32 +82,32 @@ def test_a_batch_of_any_sizes_finds_what_single_pictures_do(alone, predictor, im
     assert not compilations
 
 
-def test_stream_keeps_the_order_of_its_pictures(alone, predictor, images):
+def test_stream_keeps_the_order(alone, predictor, images):
     order = [0, 1, 2, 0, 0, 1, 3, 0, 4, 0, 0, 0, 1]
-    pictures = [(key, predictor.prepare(images[index])) for key, index in enumerate(order)]
-    found = list(predictor.stream(iter(pictures)))
+    prepared = [(key, predictor.prepare(images[index])) for key, index in enumerate(order)]
+    found = list(predictor.stream(iter(prepared)))
     assert [key for key, _, _ in found] == [*range(len(order))]
-    for (_, picture, detections), index in zip(found, order, strict=True):
-        assert picture.image is images[index]
+    for (_, image, detections), index in zip(found, order, strict=True):
+        assert image.image is images[index]
         assert_same(detections, alone[index])
 
 
-def test_a_picture_waits_for_others_only_so_long(predictor, images, monkeypatch):
-    """One portrait, then landscapes for ever: it comes out after a few batches."""
+def test_waiting_for_a_full_batch_is_limited(predictor, images, monkeypatch):
+    """One portrait followed by endless landscapes is returned after a few batches."""
 
-    def pictures(taken):
+    def prepared(taken):
         for number in range(10**6):
             taken.append(number)
             yield number, predictor.prepare(images[0 if number else 1])
 
     taken = []
-    stream = predictor.stream(pictures(taken))
+    stream = predictor.stream(prepared(taken))
     assert next(stream)[0] == 0
     assert len(taken) <= 3 * (predictor_module.MAX_WAITING_BATCHES + 2)
     stream.close()
     monkeypatch.setattr(predictor_module, "MAX_WAITING_BYTES", 0)
     taken.clear()
-    stream = predictor.stream(pictures(taken))
+    stream = predictor.stream(prepared(taken))
     assert next(stream)[0] == 0
     assert len(taken) <= 3
     stream.close()
@@ -121,22 +121,22 @@ def test_a_picture_waits_for_others_only_so_long(predictor, images, monkeypatch)
         np.zeros((4, 5, 3), np.float32),
         np.zeros((0, 5, 3), np.uint8),
     ],
-    ids=["grey", "RGBA", "float", "empty"],
+    ids=["gray", "RGBA", "float", "empty"],
 )
-def test_refuses_what_is_no_picture(predictor, image):
-    for refuse in (lambda: predictor(image), lambda: predictor([image])):
+def test_invalid_images_are_rejected(predictor, image):
+    for call in (lambda: predictor(image), lambda: predictor([image])):
         with pytest.raises(ValueError, match="expected uint8"):
-            refuse()
+            call()
 
 
-def test_refuses_an_empty_batch_size(variables):
+def test_batch_size_of_zero_is_rejected(variables):
     with pytest.raises(ValueError, match="batch_size is 0, expected at least 1"):
         Predictor(two_canvas_config(), variables, batch_size=0)
 
 
 @pytest.mark.slow
 def test_thousands_of_detections(variables):
-    """More than there are candidates: the rest is padding."""
+    """More rows than candidates: the rest is padding."""
     config = two_canvas_config()
     config.model.update(rpn=dict(pre_nms_topk_test=1000, post_nms_topk_test=900))
     config.eval.update(pre_nms_topk=1800, detections_per_image=2000, nms_thresh=1.0)

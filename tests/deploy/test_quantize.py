@@ -1,4 +1,4 @@
-"""int8: numbers by hand for single layers, ranges and their cache, whole small models."""
+"""int8: hand-computed values for single layers, ranges and their cache, small models."""
 
 import json
 from functools import partial
@@ -18,16 +18,14 @@ def conv_model(kernel: np.ndarray) -> bytes:
     """images float32 [1, 1, 4, 4] through one 1x1 convolution."""
     pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")
-    from mask_rcnn_jax.deploy.onnx_graph import Graph, finish
+    from mask_rcnn_jax.deploy.onnx_graph import Graph, make_model_proto
 
     graph = Graph()
     graph.op("Conv", "images", kernel, name="layer", kernel_shape=[1, 1])
     graph.op("Identity", "layer", name="out")
-    inputs, outputs = (
-        {"images": ("FLOAT", [1, 1, 4, 4])},
-        {"out": ("FLOAT", [1, len(kernel), 4, 4])},
-    )
-    return finish(graph, "test", inputs, outputs, 17).SerializeToString()
+    inputs = {"images": ("FLOAT", [1, 1, 4, 4])}
+    outputs = {"out": ("FLOAT", [1, len(kernel), 4, 4])}
+    return make_model_proto(graph, "test", inputs, outputs, 17).SerializeToString()
 
 
 def feed(largest: float) -> dict:
@@ -37,9 +35,8 @@ def feed(largest: float) -> dict:
 def run_onnx(model: bytes, inputs: dict) -> np.ndarray:
     import onnxruntime
 
-    return onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"]).run(
-        None, inputs
-    )[0]
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    return session.run(None, inputs)[0]
 
 
 def test_ranges_steps_and_cache(tmp_path):
@@ -51,7 +48,7 @@ def test_ranges_steps_and_cache(tmp_path):
     int8, cached = quantize_onnx(model, feeds, calibrator="minmax", cache=cache)
     assert not cached
     ranges = json.loads(cache.read_text())["ranges"]
-    assert ranges["images"] == [-4, 4]  # symmetric, of both pictures
+    assert ranges["images"] == [-4, 4]  # symmetric, over both feeds
     assert ranges["layer"] == [-12, 12]
     # Inputs in steps of 4 / 127, outputs in steps of 12 / 127; both channels' weights exact.
     found, exact = run_onnx(int8, feed(4.0)), run_onnx(model, feed(4.0))
@@ -59,12 +56,12 @@ def test_ranges_steps_and_cache(tmp_path):
     steps = found * 127 / 12
     np.testing.assert_allclose(steps, np.round(steps), atol=1e-3)
 
-    again, cached = quantize_onnx(model, feeds, calibrator="minmax", cache=cache)
-    assert cached and again == int8
+    repeated, cached = quantize_onnx(model, feeds, calibrator="minmax", cache=cache)
+    assert cached and repeated == int8
     _, cached = quantize_onnx(model, [feed(5.0)], calibrator="minmax", cache=cache)
     assert not cached
     cache.write_text("{")
-    with pytest.raises(ValueError, match="is no calibration cache"):
+    with pytest.raises(ValueError, match="is not a calibration cache"):
         quantize_onnx(model, feeds, calibrator="minmax", cache=cache)
 
 
@@ -90,7 +87,7 @@ def test_onnx_mistakes(tmp_path):
 
     with pytest.raises(ValueError, match="--calibrator is 'max', expected one of"):
         quantize_onnx(model, [feed(1.0)], calibrator="max", cache=tmp_path / "c.json")
-    with pytest.raises(ValueError, match="no calibration pictures"):
+    with pytest.raises(ValueError, match="no calibration images"):
         quantize_onnx(model, [], calibrator="minmax", cache=tmp_path / "c.json")
 
 
@@ -98,15 +95,15 @@ def test_jax_weights_are_int8_and_detections_close():
     config = small_config("coco", CANVAS)
     variables = random_variables(config)
     _, predict = predict_function(config)
-    pictures = generated(config, [(64, 128), (96, 64)], CANVAS)
-    ranges = measure_ranges(predict, variables, pictures)
-    # Every convolution and dense layer but five; the RPN's runs on five levels and counts once.
+    inputs = generated(config, [(64, 128), (96, 64)], CANVAS)
+    ranges = measure_ranges(predict, variables, inputs)
+    # All convolutions and dense layers except five; the RPN runs on five levels but counts once.
     assert len(ranges) == 12 + 8 + 1 + 2 + 5
-    stem = max(np.abs((p - np.array(config.model.input.mean)) / config.model.input.std)[
-        :, : s[0, 0], : s[0, 1]].max() for p, s in pictures)  # fmt: skip
+    mean, std = np.array(config.model.input.mean), config.model.input.std
+    stem = max(np.abs((x - mean) / std)[:, : s[0, 0], : s[0, 1]].max() for x, s in inputs)
     assert ranges["backbone/stem_conv"] == pytest.approx(stem, rel=1e-5)
 
-    quantised, packed = quantize_jax(predict, variables, ranges)
+    quantized, packed = quantize_jax(predict, variables, ranges)
     kernel = packed["params"]["fpn"]["fpn_output3"]["kernel"]
     original = variables["params"]["fpn"]["fpn_output3"]["kernel"]
     assert kernel["int8"].dtype == np.int8 and kernel["scale"].shape == (1, 1, 1, 16)
@@ -117,15 +114,15 @@ def test_jax_weights_are_int8_and_detections_close():
     assert up["scale"].shape == (1, 1, 8, 1)
     assert isinstance(packed["params"]["box_head"]["cls_score"]["kernel"], np.ndarray)
 
-    live = jax.jit(partial(predict, variables))
-    int8 = jax.jit(partial(quantised, packed))
-    found = compare(live, int8, pictures, config.eval.score_threshold)
+    reference = jax.jit(partial(predict, variables))
+    int8 = jax.jit(partial(quantized, packed))
+    found = compare(reference, int8, inputs, config.eval.score_threshold)
     assert found.detections >= 6
     assert 0 < found.boxes and found.scores < 0.2, found
     assert found.unmatched <= found.detections / 2, found
 
 
-def test_jax_needs_pictures():
+def test_jax_needs_calibration_images():
     config = small_config("coco", CANVAS)
-    with pytest.raises(ValueError, match="no calibration pictures"):
+    with pytest.raises(ValueError, match="no calibration images"):
         measure_ranges(predict_function(config)[1], {}, [])

@@ -1,4 +1,4 @@
-"""The exported program against the live model, and run by a script without this package."""
+"""The exported program against the original model, also run without this package."""
 
 import json
 import re
@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from mask_rcnn_jax.deploy.compare import compare
-from mask_rcnn_jax.deploy.manifest import Program, make_manifest
+from mask_rcnn_jax.deploy.manifest import ModelInterface, make_manifest
 from mask_rcnn_jax.formats.shapes import generate_image
 from mask_rcnn_jax.structures import Detections
 from tests.deploy.alone import documented_script, run_alone
@@ -25,7 +25,7 @@ CANVAS = (64, 128)
 
 @pytest.fixture(scope="module")
 def exported():
-    """A small model, its function, and the program for any batch."""
+    """Config and function of a small model, and its program for any batch size."""
     config = small_config("coco", CANVAS, train__implementation="xla")
     variables = random_variables(config)
     _, predict = predict_function(config)
@@ -33,21 +33,23 @@ def exported():
     return config, partial(predict, variables), program
 
 
-def test_detections_are_the_live_ones_in_any_batch(exported):
+def test_detections_match_the_original_in_any_batch(exported):
     config, predict, program = exported
     run = load_stablehlo(program)
-    pictures = generated(config, [(60, 96), (96, 64), (90, 90)], CANVAS)
-    images, sizes = (np.concatenate(parts) for parts in zip(*pictures, strict=True))
-    found = compare(
-        jax.jit(predict), lambda *batch: Detections(**run(*batch)), [(images, sizes)],
-        config.eval.score_threshold,
-    )  # fmt: skip
+    inputs = generated(config, [(60, 96), (96, 64), (90, 90)], CANVAS)
+    images, sizes = (np.concatenate(parts) for parts in zip(*inputs, strict=True))
+
+    def exported_predict(*batch):
+        return Detections(**run(*batch))
+
+    threshold = config.eval.score_threshold
+    found = compare(jax.jit(predict), exported_predict, [(images, sizes)], threshold)
     assert found.pictures == 3 and found.detections >= 9
     assert found.boxes < 1e-3 and found.scores < 1e-5 and found.masks < 1e-4, found
     assert not found.unmatched
 
 
-def test_program_is_for_cpu_and_gpu_and_holds_no_kernel(exported):
+def test_program_runs_on_cpu_and_gpu_without_kernels(exported):
     program = jax.export.deserialize(bytearray(exported[2]))
     assert program.platforms == ("cpu", "cuda")
     assert "mosaic" not in program.mlir_module()
@@ -60,17 +62,17 @@ def test_script_of_the_documentation_needs_what_it_says_only(exported, tmp_path)
     (tmp_path / "model.stablehlo").write_bytes(program)
     categories = [{"id": i, "name": f"thing {i}"} for i in (3, 5, 9)]
     inputs = {"images": {"dtype": "uint8", "shape": ["batch", *CANVAS, 3]}}
-    program = Program(inputs, CANVAS, "float32")
+    interface = ModelInterface(inputs, CANVAS, "float32")
     manifest = make_manifest(
-        config, categories, form="stablehlo", files=[], program=program, details={}
+        config, categories, format="stablehlo", files=[], interface=interface, details={}
     )
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
-    picture = generate_image(0, "val", 0, CANVAS)[0]  # no resizing, whose rounding differs
-    Image.fromarray(picture).save(tmp_path / "picture.png")
+    image = generate_image(0, "val", 0, CANVAS)[0]  # no resizing, whose rounding differs
+    Image.fromarray(image).save(tmp_path / "image.png")
     assert len(documented_script().splitlines()) <= 25
-    done = run_alone(tmp_path, ".", "picture.png")
+    done = run_alone(tmp_path, ".", "image.png")
     assert done.returncode == 0, done.stderr
-    found = jax.jit(predict)(picture[None], np.array([CANVAS], np.int32))
+    found = jax.jit(predict)(image[None], np.array([CANVAS], np.int32))
     lines = done.stdout.splitlines()
     assert len(lines) == int(found.valid.sum()) >= 3
     for i, line in enumerate(lines):

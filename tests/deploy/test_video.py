@@ -19,7 +19,7 @@ CODECS = {
 
 
 @pytest.mark.parametrize("name", CODECS)
-def test_reads_300_frames_of_any_codec_with_their_number_rate_and_content(name, tmp_path):
+def test_codecs_give_all_frames_with_rate_and_content(name, tmp_path):
     codec, options = CODECS[name]
     video = Video(str(write_video(tmp_path / name, 300, codec, **options)))
     assert video.rate == 25
@@ -39,7 +39,7 @@ def test_reads_300_frames_of_any_codec_with_their_number_rate_and_content(name, 
     "stride, max_frames, numbers",
     [(1, 3, [0, 1, 2]), (4, 0, [0, 4, 8]), (4, 2, [0, 4]), (20, 0, [0]), (1, 99, [*range(10)])],
 )
-def test_stride_and_number_of_frames(stride, max_frames, numbers, tmp_path):
+def test_stride_and_max_frames(stride, max_frames, numbers, tmp_path):
     video = Video(str(write_video(tmp_path / "a.mp4", 10)))
     frames = list(video.frames(stride, max_frames))
     assert [frame.number for frame in frames] == numbers
@@ -47,12 +47,11 @@ def test_stride_and_number_of_frames(stride, max_frames, numbers, tmp_path):
     assert video.expected_frames(stride, max_frames) == video.frames_read == len(numbers)
 
 
-# What players show of the upper left corner (0, 0), as (x, y) of the upright picture.
 @pytest.mark.parametrize(
     "matrix, quarters", [((0, 1, -1, 0), 3), ((-1, 0, 0, -1), 2), ((0, -1, 1, 0), 1)]
 )
-def test_rotation_of_the_container_is_applied(matrix, quarters, tmp_path):
-    """A matrix says where a point is shown; rot90 turns against the clock."""
+def test_container_rotation_is_applied(matrix, quarters, tmp_path):
+    """The matrix maps stored to displayed points; rot90 rotates counterclockwise."""
     path = write_video(tmp_path / "a.mp4", 3)
     stored = [frame.image for frame in Video(str(path)).frames()]
     turn(path, matrix)
@@ -62,13 +61,13 @@ def test_rotation_of_the_container_is_applied(matrix, quarters, tmp_path):
         height, width = frame.image.shape[:2]
         assert (height, width) == ((64, 48) if a == 0 else (48, 64))
         np.testing.assert_array_equal(frame.image, np.rot90(image, quarters))
-        y, x = 10, 3  # one pixel by the matrix, relative to the picture's middle
+        y, x = 10, 3  # map one pixel with the matrix, relative to the image center
         u, v = x - 31.5, y - 23.5
         shown_x, shown_y = a * u + c * v + (width - 1) / 2, b * u + d * v + (height - 1) / 2
         np.testing.assert_array_equal(frame.image[int(shown_y), int(shown_x)], image[y, x])
 
 
-def test_times_of_a_variable_rate_are_kept(tmp_path):
+def test_variable_frame_times_are_kept(tmp_path):
     ticks = [0, 40, 200, 210, 800, 1600]
     source = write_video(tmp_path / "a.mkv", len(ticks), ticks=ticks)
     video = Video(str(source))
@@ -89,8 +88,8 @@ def write_frames(path, frames, video):
 
 @pytest.mark.parametrize("suffix", [".mp4", ".mkv", ".avi"])
 @pytest.mark.parametrize("rate", [Fraction(25), Fraction(30000, 1001), Fraction(24000, 1001)])
-def test_writes_what_browsers_play_at_the_same_rate(rate, suffix, tmp_path):
-    """Matroska rounds times to milliseconds; what comes out is exact again."""
+def test_output_plays_in_browsers_at_the_same_rate(rate, suffix, tmp_path):
+    """Matroska rounds times to milliseconds; written times are exact again."""
     source = Video(str(write_video(tmp_path / f"a{suffix}", 40, rate=rate)))
     assert source.rate == rate
     write_frames(tmp_path / "out.mp4", list(source.frames()), source)
@@ -107,7 +106,7 @@ def test_writes_what_browsers_play_at_the_same_rate(rate, suffix, tmp_path):
 
 
 @pytest.mark.parametrize("size", [(47, 63), (48, 63), (2, 2), (1, 1)])
-def test_an_odd_side_gets_one_more_pixel(size, tmp_path):
+def test_odd_sides_get_one_more_pixel(size, tmp_path):
     height, width = size
     image = np.random.default_rng(0).integers(60, 200, (1, 1, 3), np.uint8).repeat(height, 0)
     image = image.repeat(width, 1)
@@ -117,10 +116,12 @@ def test_an_odd_side_gets_one_more_pixel(size, tmp_path):
     writer.close()
     for frame in Video(str(tmp_path / "a.mp4")).frames():
         assert frame.image.shape == (height + height % 2, width + width % 2, 3)
-        assert np.abs(frame.image.astype(int) - image[0, 0]).max() <= 6  # its last column as well
+        assert (
+            np.abs(frame.image.astype(int) - image[0, 0]).max() <= 6
+        )  # including the added row and column
 
 
-def test_colours_and_the_shape_of_pixels_survive(tmp_path):
+def test_colors_and_pixel_aspect_are_kept(tmp_path):
     image = np.zeros((64, 96, 3), np.uint8)
     for column, color in enumerate([(210, 30, 40), (30, 190, 60), (20, 60, 220)]):
         image[:, 32 * column : 32 * column + 32] = color
@@ -132,11 +133,11 @@ def test_colours_and_the_shape_of_pixels_survive(tmp_path):
     (frame,) = video.frames()
     middle = frame.image[32, [16, 48, 80]].astype(int)
     assert np.abs(middle - image[32, [16, 48, 80]]).max() <= 4
-    with av.open(str(tmp_path / "a.mp4")) as container:  # the colours are those of HD video
+    with av.open(str(tmp_path / "a.mp4")) as container:  # BT.709, as HD video
         assert container.streams.video[0].codec_context.colorspace == 1
 
 
-def test_times_that_stand_still_are_moved_on(tmp_path):
+def test_repeated_times_are_moved_forward(tmp_path):
     writer = VideoWriter(tmp_path / "a.mp4", 16, 16, Fraction(25), Fraction(1))
     for time in (0, 0, Fraction(1, 25), 0):
         writer.write(np.zeros((16, 16, 3), np.uint8), Fraction(time))
@@ -144,8 +145,8 @@ def test_times_that_stand_still_are_moved_on(tmp_path):
     assert len(list(Video(str(tmp_path / "a.mp4")).frames())) == 4
 
 
-def test_a_truncated_video_gives_what_is_left_of_it(tmp_path):
-    """The second half of the bytes is missing; the index comes first."""
+def test_truncated_video_gives_its_remaining_frames(tmp_path):
+    """The second half of the file is missing; its index is at the start."""
     options = {"container_options": {"movflags": "+faststart"}, "size": (96, 128)}
     path = write_video(tmp_path / "a.mp4", 100, "mjpeg", pixel_format="yuvj420p", **options)
     content = path.read_bytes()
@@ -158,7 +159,7 @@ def test_a_truncated_video_gives_what_is_left_of_it(tmp_path):
     assert np.abs(difference).mean() < 6
 
 
-def test_damage_in_the_middle_costs_only_what_it_hits(tmp_path):
+def test_damage_only_loses_the_affected_frames(tmp_path):
     path = write_video(tmp_path / "a.avi", 60, "mjpeg", pixel_format="yuvj420p", size=(96, 128))
     content = bytearray(path.read_bytes())
     with av.open(str(path)) as container:
@@ -192,7 +193,7 @@ def cut(path):
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_file_without_frames_is_named(fault, tmp_path):
+def test_file_without_frames_is_named(fault, tmp_path):
     make, words = FAULTS[fault]
     path = tmp_path / "clip.mp4"
     make(path)
@@ -202,7 +203,7 @@ def test_a_file_without_frames_is_named(fault, tmp_path):
     assert "\n" not in str(caught.value)
 
 
-def test_a_video_that_cannot_be_written_is_named(tmp_path):
+def test_unwritable_video_is_named(tmp_path):
     writer = None
     with pytest.raises(OSError, match="gone/a.mp4"):
         writer = VideoWriter(tmp_path / "gone" / "a.mp4", 16, 16, Fraction(25), Fraction(1))
@@ -210,6 +211,6 @@ def test_a_video_that_cannot_be_written_is_named(tmp_path):
         writer.close()
 
 
-def test_an_address_is_read_as_a_file_is(tmp_path):
+def test_urls_are_read_like_files(tmp_path):
     path = write_video(tmp_path / "a.mp4", 5)
     assert len(list(Video(f"file://{path}").frames())) == 5

@@ -1,4 +1,4 @@
-"""Videos made on the spot, sound and not."""
+"""Generate video and audio files."""
 
 from fractions import Fraction
 from pathlib import Path
@@ -8,7 +8,7 @@ import numpy as np
 
 
 def frame_image(number: int, height: int, width: int) -> np.ndarray:
-    """A grey value that tells the frame's number, and a white block that moves to the right."""
+    """Gray level encoding the frame number, and a white block moving to the right."""
     image = np.full((height, width, 3), 40 + number % 160, np.uint8)
     x = 2 * number % (width - 8)
     image[8:16, x : x + 8] = 255
@@ -27,7 +27,7 @@ def write_video(
     container_options=None,
     pixel_format: str = "yuv420p",
 ) -> Path:
-    """`count` frames of `frame_image`; `ticks`: their times in milliseconds, else the rate's."""
+    """Write `count` frames of `frame_image`; ticks: times in milliseconds, default by rate."""
     with av.open(str(path), "w", options=container_options or {}) as container:
         stream = container.add_stream(codec, rate=rate, options=options or {})
         stream.height, stream.width = size
@@ -44,7 +44,7 @@ def write_video(
 
 
 def turn(path: Path, matrix: tuple[int, int, int, int]) -> None:
-    """Writes a display matrix [a, b, c, d] into the track header of an mp4: (x, y) is shown at
+    """Write a display matrix [a, b, c, d] to an mp4 track header: (x, y) is shown at
     (a x + c y, b x + d y)."""
     content = bytearray(path.read_bytes())
     at = content.index(b"tkhd") + 44
