@@ -1,12 +1,12 @@
-"""How long it takes from the start of a command until something is done, once and again.
+"""Measure import times and the time from command start to first result.
 
     python benchmarks/cold_start.py --size 832,1344 --repeats 3 --json cold.json
 
-Prints two tables: what the imports take; and the seconds from the start of the process to the end
-of the first training step, and to the end of `infer` with one picture, with a compile cache that is
-empty and with the one that this left. The commands are those of a user, with configs/coco.py in
-float32, one picture at a time and generated pictures. Medians of fresh processes; files have been
-read before, so that a disk counts for little.
+Prints two tables: import times; and seconds from process start to the end of the first training
+step and to the end of `infer` with one image, with an empty compile cache and with the cache filled
+by that run. Runs the user's commands with configs/coco.py in float32, batch size 1 and generated
+images. Values are medians over fresh processes; files have been read before, so disk speed matters
+little.
 """
 
 import argparse
@@ -18,12 +18,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from mask_rcnn_jax.benchmarking.loading import write_pictures
+from mask_rcnn_jax.benchmarking.loading import write_images
 
 ROOT = Path(__file__).resolve().parents[1]
-MODULES = ["jax", *(f"mask_rcnn_jax{entry}" for entry in ("", ".train", ".evaluate", ".infer",
-                                                          ".export", ".prepare"))]  # fmt: skip
-FIRST_STEP = "first step done"  # what `train` says
+ENTRIES = ("", ".train", ".evaluate", ".infer", ".export", ".prepare")
+MODULES = ["jax", *(f"mask_rcnn_jax{entry}" for entry in ENTRIES)]
+FIRST_STEP = "first step done"  # logged by `train`
 
 
 def main(arguments: argparse.Namespace) -> None:
@@ -37,20 +37,19 @@ def main(arguments: argparse.Namespace) -> None:
     for name, (empty, filled) in starts.items():
         print(f"| {name} | {text(empty)} | {text(filled)} |", flush=True)
     if arguments.json:
-        report = {
-            "date": time.strftime("%Y-%m-%d"), "size": arguments.size, "import_s": imports,
-            "start_s": {n: {"empty": e, "filled": f} for n, (e, f) in starts.items()},
-        }  # fmt: skip
+        starts = {n: {"empty": empty, "filled": filled} for n, (empty, filled) in starts.items()}
+        report = {"date": time.strftime("%Y-%m-%d"), "size": arguments.size}
+        report |= {"import_s": imports, "start_s": starts}
         Path(arguments.json).write_text(json.dumps(report, indent=1) + "\n")
 
 
 def times(measure, name: str, repeats: int) -> list[float]:
-    measure(name)  # brings the files into memory
+    measure(name)  # load the files into the page cache
     return [measure(name) for _ in range(repeats)]
 
 
 def import_seconds(module: str) -> float:
-    """Seconds of an import in a new interpreter, without the interpreter's own start."""
+    """Time an import in a new interpreter, excluding interpreter startup."""
     program = (
         "import time; start = time.perf_counter(); import {}; print(time.perf_counter() - start)"
     )
@@ -60,8 +59,8 @@ def import_seconds(module: str) -> float:
 def first_results(
     folder: Path, size: str, repeats: int
 ) -> dict[str, tuple[list[float], list[float]]]:
-    """Seconds by name, with an empty and with a filled cache."""
-    json_path = write_pictures(folder, 4)
+    """Return {name: (seconds with an empty cache, seconds with a filled cache)}."""
+    json_path = write_images(folder, 4)
     recipe = ["--config=configs/coco.py", "--config.train.precision=float32"]
     recipe += [f"--config.data.image_size=({size})", "--config.data.num_workers=0"]
     recipe += ["--config.train.batch_size=1", "--config.train.steps=1"]
@@ -96,24 +95,25 @@ def run_command(entry: str, *arguments: str) -> None:
 
 
 def until_first_step(entry: str, *arguments: str) -> float:
-    """Seconds until `train` says that its first step is done; it is ended then."""
+    """Return seconds until `train` logs its first step, then kill it."""
     command = [sys.executable, "-m", f"mask_rcnn_jax.{entry}", *arguments]
     started = time.perf_counter()
-    process = subprocess.Popen(command, cwd=ROOT, text=True, stderr=subprocess.PIPE,
-                               stdout=subprocess.DEVNULL)  # fmt: skip
-    said = []
+    process = subprocess.Popen(
+        command, cwd=ROOT, text=True, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
+    )
+    log = []
     for line in process.stderr:
-        said.append(line)
+        log.append(line)
         if FIRST_STEP in line:
             seconds = time.perf_counter() - started
             process.kill()
             process.communicate()
             return seconds
-    raise SystemExit(f"error: {entry} ended with {process.wait()}: {''.join(said).strip()}")
+    raise SystemExit(f"error: {entry} ended with {process.wait()}: {''.join(log).strip()}")
 
 
 def text(values: list[float]) -> str:
-    """Median, with the extremes behind it if there are several."""
+    """Format the median, followed by the extremes if there are several values."""
     median = f"{statistics.median(values):.2f}"
     return median if len(values) == 1 else f"{median} ({min(values):.2f} to {max(values):.2f})"
 
@@ -121,8 +121,8 @@ def text(values: list[float]) -> str:
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--size", default="832,1344", help="height,width of the canvas")
-    parser.add_argument("--repeats", type=int, default=3, help="processes of each kind")
-    parser.add_argument("--json", help="a file for the figures")
+    parser.add_argument("--repeats", type=int, default=3, help="processes per measurement")
+    parser.add_argument("--json", help="write the figures to this file")
     return parser.parse_args(arguments)
 
 

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# On a machine with an NVIDIA GPU: are the kernels right there, and how fast is all of it?
+# Check kernel values and measure speed on a machine with an NVIDIA GPU.
 #
 #     benchmarks/gpu_check.sh [FOLDER]
 #
-# Compares every kernel with the plain code and times both, then times the training step and the
-# prediction, the most telling batches and precisions first, and torchvision's operations and model
-# where torch is installed. It starts nothing that may not end within 9 minutes, and says what it left
-# out; with more time, and for other choices:
+# Compares every kernel with its XLA reference and times both, then times training and prediction,
+# the most informative batch sizes and precisions first, and torchvision's operations and model if
+# torch is installed. Skips and names steps that might not end within 9 minutes. For more time or
+# other choices:
 #
 #     MINUTES=60 BATCHES="8 32" PRECISIONS=bfloat16 benchmarks/gpu_check.sh
 #
-# Writes JSON files into FOLDER (benchmarks/results); exit code 0 only if all that was started ran and
-# every value was right.
+# Writes JSON files into FOLDER (default benchmarks/results). Exits with 0 only if every started
+# step succeeded and every value was right.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 out=${1:-benchmarks/results}
@@ -22,7 +22,7 @@ mkdir -p "$out"
 seconds=$((${MINUTES:-9} * 60 - 20))
 failed=0
 
-step() { # step SECONDS NAME COMMAND..: run it within a time limit, if there is so much time left
+step() { # step SECONDS NAME COMMAND..: run within a time limit, if enough time is left
   local limit=$1 title=$2
   shift 2
   if ((SECONDS + limit > seconds)); then
@@ -45,7 +45,7 @@ model() { # model KIND BATCH PRECISION [SUFFIX ARGUMENTS..]: train or infer
     "--config.${section[$1]}.batch_size=$2" "--config.train.precision=$3" "${@:5}"
 }
 
-peer() { # peer train|infer: JAX would take most of the memory for itself
+peer() { # peer train|infer: without preallocation, or JAX would take most of the memory
   step 75 "torchvision, $1" env XLA_PYTHON_CLIENT_PREALLOCATE=false "$python" benchmarks/peers.py \
     --python "$python" --mode "$1" --size 800,1216 --batch 4 --precision bfloat16 --channels_last \
     --json "$name-peer_$1.json"

@@ -1,12 +1,12 @@
-"""How the time and the memory of a step grow with whatever may become large.
+"""Measure how step time and memory grow with images, size, objects and other counts.
 
     python benchmarks/growth.py --mode train --size 512,768 --steps 5 --json growth.json
     python benchmarks/growth.py --mode infer --axes images,classes
 
-One thing at a time differs from the base, which is configs/coco.py in float32 with one picture, 10
-objects, 80 classes. Each point runs in a process of its own, so that its peak memory is its own.
-Prints a table: median milliseconds, how many times the base's, the memory that XLA plans for the
-program, the most that the process held (Python, libraries and compiling too), and the operations.
+Each point changes one setting of the base: configs/coco.py in float32 with one image, 10 objects
+and 80 classes. Each runs in a separate process, so that peak memory is measured per point. Prints a
+table: median milliseconds and their multiple of the base, XLA's planned memory, the process's peak
+memory (including Python, libraries and compilation), and FLOPs.
 """
 
 import argparse
@@ -19,11 +19,11 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 SIZES = ((256, 384), (512, 768), (832, 1344))
-ROOM = 100  # rows for objects, more where there are more objects
+MAX_INSTANCES = 100  # more if there are more objects
 
 
 def axes(mode: str) -> dict[str, dict[Any, dict[str, Any]]]:
-    """Name -> value -> what it changes, for all that matters to `mode`."""
+    """Return {axis: {value: config changes}} for the axes that affect `mode`."""
     kind = {"train": "train", "infer": "test"}[mode]
     batch = {"train": "train", "infer": "eval"}[mode]
 
@@ -40,7 +40,7 @@ def axes(mode: str) -> dict[str, dict[Any, dict[str, Any]]]:
     if mode == "train":
         found["rois"] = entry("model.sampling.batch_size_per_image", 128, 256, 512, 1024)
         found["objects"] = {
-            count: {"objects": count, "data.max_instances": max(count, ROOM)}
+            count: {"objects": count, "data.max_instances": max(count, MAX_INSTANCES)}
             for count in (1, 10, 100, 500)
         }
     else:
@@ -49,7 +49,7 @@ def axes(mode: str) -> dict[str, dict[Any, dict[str, Any]]]:
 
 
 def base(mode: str, size: tuple[int, int]) -> dict[str, Any]:
-    """The point that all others differ from in one thing."""
+    """Return the config changes of the base point."""
     from_recipe = {
         "train": {
             "train.batch_size": 1,
@@ -67,7 +67,7 @@ def base(mode: str, size: tuple[int, int]) -> dict[str, Any]:
     common = {
         "train.precision": "float32",
         "data.image_size": size,
-        "data.max_instances": ROOM,
+        "data.max_instances": MAX_INSTANCES,
         "model.num_classes": 80,
         "objects": 10,
     }
@@ -75,7 +75,7 @@ def base(mode: str, size: tuple[int, int]) -> dict[str, Any]:
 
 
 def points(mode: str, size: tuple[int, int], wanted: list[str]) -> list[tuple[str, dict[str, Any]]]:
-    """The name of each row and what is run for it; the base first, and then not again."""
+    """Return (name, config changes) per row: the base first, then each point that differs."""
     start = base(mode, size)
     rows = [("base", start)]
     for axis in wanted:
@@ -90,7 +90,7 @@ def main(arguments: argparse.Namespace) -> None:
     wanted = arguments.axes.split(",") if arguments.axes else list(known)
     size = tuple(int(side) for side in arguments.size.split(","))
     if unknown := set(wanted) - set(known):
-        raise SystemExit(f"error: --axes has {sorted(unknown)}, expected of {sorted(known)}")
+        raise SystemExit(f"error: --axes has {sorted(unknown)}, expected some of {sorted(known)}")
     started, rows, first = time.strftime("%Y-%m-%d"), [], None
     print("\n".join(header(arguments.mode)), flush=True)
     for name, point in points(arguments.mode, size, wanted):
@@ -106,7 +106,7 @@ def main(arguments: argparse.Namespace) -> None:
 
 
 def measure(mode: str, point: dict[str, Any], steps: int) -> dict[str, Any]:
-    """What `mask_rcnn_jax.benchmark` says of it, or why there is nothing to say."""
+    """Return the benchmark's figures for a point, or {"failed": reason}."""
     problem = json.dumps({"mode": mode, "point": point, "steps": steps})
     command = [sys.executable, __file__, "--worker", problem]
     done = subprocess.run(command, text=True, capture_output=True, cwd=HERE.parent)
@@ -122,7 +122,7 @@ def header(mode: str) -> list[str]:
 
 
 def line(name: str, figures: dict[str, Any], first: dict[str, Any]) -> str:
-    """A row of the table; the base is `first`."""
+    """Format a table row; `first` holds the base's figures."""
     if "failed" in figures:
         return f"| {name} | {figures['failed']} | | | | | |"
     ms, base_ms = figures["ms_per_step"], first.get("ms_per_step")
@@ -139,7 +139,7 @@ def line(name: str, figures: dict[str, Any], first: dict[str, Any]) -> str:
 
 
 def work(problem: dict[str, Any]) -> None:
-    """One point, in a process of its own."""
+    """Measure one point in this process and print its figures as json."""
     from mask_rcnn_jax.benchmarking import steps
     from mask_rcnn_jax.config import load_config
 
@@ -157,10 +157,10 @@ def work(problem: dict[str, Any]) -> None:
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mode", default="train", choices=["train", "infer"])
-    parser.add_argument("--size", default="512,768", help="height,width of the base's canvas")
-    parser.add_argument("--axes", help="some of them, with commas between; all if left out")
-    parser.add_argument("--steps", type=int, default=5, help="timed steps of each point")
-    parser.add_argument("--json", help="a file for the figures")
+    parser.add_argument("--size", default="512,768", help="height,width of the base canvas")
+    parser.add_argument("--axes", help="comma-separated axes; all if unset")
+    parser.add_argument("--steps", type=int, default=5, help="timed steps per point")
+    parser.add_argument("--json", help="write the figures to this file")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 

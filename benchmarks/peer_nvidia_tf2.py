@@ -1,7 +1,7 @@
-"""The side of NVIDIA's TensorFlow 2 example in `peers.py`: steps of its Mask R-CNN.
+"""Run the Mask R-CNN of NVIDIA's TensorFlow 2 example for `peers.py`.
 
-Its package mrcnn_tf2 is imported from `--source`. Anchors are labelled outside its step, in its
-input pipeline, so that random labels stand for them here.
+Imports its package mrcnn_tf2 from `--source`. Its input pipeline labels anchors outside the step,
+so random labels replace them here.
 """
 
 import os
@@ -9,11 +9,11 @@ import sys
 from types import SimpleNamespace
 
 import numpy as np
-from peers import canvas, draw_boxes, serve, settings_of_peer
+from peers import canvas, draw_boxes, peer_settings, serve
 
-settings = settings_of_peer()
+settings = peer_settings()
 sys.path.insert(0, settings.source)
-os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")  # quicker on a CPU, and not always its default
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")  # faster on a CPU, not always the default
 
 import tensorflow as tf  # noqa: E402
 from mrcnn_tf2.config import CONFIG  # noqa: E402
@@ -29,7 +29,7 @@ model.compile(optimizer=tf.keras.optimizers.SGD(learning_rate=1e-5, momentum=0.9
 
 
 def anchor_labels(rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Labels of anchors: 1 and 0 for a few, -1 for all others, and targets where they are 1."""
+    """Label a few anchors 1 or 0 and all others -1; labels of 1 get box targets."""
     labels = {}
     for level in range(params.min_level, params.max_level + 1):
         shape = batch, height >> level, width >> level, len(params.aspect_ratios)
@@ -43,7 +43,7 @@ def anchor_labels(rng: np.random.Generator) -> dict[str, np.ndarray]:
 
 
 def make_inputs() -> dict[str, tf.Tensor]:
-    """What its data set gives for a batch."""
+    """Return a batch as its input pipeline would."""
     rng = np.random.default_rng(0)
     size = [settings.height, settings.width]
     inputs = {

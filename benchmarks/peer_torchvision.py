@@ -1,22 +1,26 @@
-"""torchvision's side of `peers.py`: steps of its Mask R-CNN."""
+"""Run torchvision's Mask R-CNN for `peers.py`."""
 
 import numpy as np
 import torch
 import torchvision
-from peers import draw_boxes, serve, settings_of_peer
+from peers import draw_boxes, peer_settings, serve
 
-settings = settings_of_peer()
+settings = peer_settings()
 device = "cuda" if torch.cuda.is_available() else "cpu"
 torch.manual_seed(0)
+sides = sorted((settings.height, settings.width))
 model = torchvision.models.detection.maskrcnn_resnet50_fpn(
-    weights=None, weights_backbone=None, num_classes=91,
-    min_size=min(settings.height, settings.width), max_size=max(settings.height, settings.width),
-    box_score_thresh=0.0,  # random weights are sure of nothing, and 100 detections are wanted
-)  # fmt: skip
-# As `trainable_backbone_layers=3` does with pretrained weights.
+    weights=None,
+    weights_backbone=None,
+    num_classes=91,
+    min_size=sides[0],
+    max_size=sides[1],
+    box_score_thresh=0.0,  # random weights give low scores, and 100 detections are wanted
+)
+# Freeze layers as `trainable_backbone_layers=3` does with pretrained weights.
 for name, parameter in model.backbone.body.named_parameters():
     parameter.requires_grad_(name.startswith(("layer2", "layer3", "layer4")))
-model.transform.postprocess = lambda result, *_: result  # masks are not pasted
+model.transform.postprocess = lambda result, *_: result  # do not paste masks
 model.to(device).train(settings.mode == "train")
 if settings.channels_last:
     model.to(memory_format=torch.channels_last)
@@ -31,12 +35,12 @@ images = [
 
 
 def target(boxes: np.ndarray) -> dict[str, torch.Tensor]:
-    """An ellipse in each box [N, 4]."""
+    """Return the target of an image with an ellipse in each box [N, 4]."""
     y, x = np.mgrid[: settings.height, : settings.width]
-    centre, half = (boxes[:, :2] + boxes[:, 2:]) / 2, (boxes[:, 2:] - boxes[:, :2]) / 2
+    center, half = (boxes[:, :2] + boxes[:, 2:]) / 2, (boxes[:, 2:] - boxes[:, :2]) / 2
     masks = [
         ((x - c[0]) / h[0]) ** 2 + ((y - c[1]) / h[1]) ** 2 <= 1
-        for c, h in zip(centre, half, strict=True)
+        for c, h in zip(center, half, strict=True)
     ]
     return {
         "boxes": torch.tensor(boxes, device=device),

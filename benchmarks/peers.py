@@ -1,17 +1,17 @@
-"""A peer and this package on the same pictures, in turns, in one run.
+"""Time a peer and this package in alternation on images of the same size.
 
     python benchmarks/peers.py --peer torchvision --python PEER_ENV/bin/python --mode train \
         --size 800,1216 --batch 1 --turns 3 --json ratio.json
     python benchmarks/peers.py --peer nvidia_tf2 --python PEER_ENV/bin/python --mode infer \
         --source DeepLearningExamples/TensorFlow2/Segmentation/MaskRCNN --size 832,1344
 
-Each side lives in a process and an environment of its own; a few steps of ours, as many of theirs,
-and so on, so that whatever else the machine does falls on both. The first of a turn is not timed:
-after 15 idle seconds one of ours was seen to take half as long again, all of it the system's time.
-Prints the median time of each and the median of the ratios of neighbours, with quartiles. Ours runs
-the peer's recipe. Both start from random weights, with R-50-FPN, 1000 proposals, 100 detections, in
-training 512 RoIs an image; masks are not pasted. `--precision bfloat16` is autocast on their side.
-`--channels_last` and `--compile` are for torchvision.
+Each side runs in its own process and environment. The sides take turns of a few steps, so that
+other load on the machine affects both. The first step of a turn is not timed: after 15 idle
+seconds, one of ours took half as long again, all of it system time. Prints median step times and
+the median ratio of neighboring steps, with quartiles. Our side runs the peer's recipe. Both use
+R-50-FPN with random weights, 1000 proposals and 100 detections, in training 512 RoIs per image;
+masks are not pasted. `--precision bfloat16` is autocast on the peer's side. `--channels_last` and
+`--compile` apply to torchvision.
 """
 
 import argparse
@@ -25,11 +25,10 @@ from types import SimpleNamespace
 
 import numpy as np
 
-TIMED = 2  # steps of a turn
+TIMED = 2  # steps per turn
 HERE = Path(__file__).resolve().parent
-RECIPES = {"torchvision": "coco_torchvision.py", "nvidia_tf2": "coco.py"}  # peer -> ours
-SETTINGS = ("peer", "mode", "size", "batch", "objects", "precision", "channels_last", "compile",
-            "source")  # fmt: skip
+RECIPES = {"torchvision": "coco_torchvision.py", "nvidia_tf2": "coco.py"}  # of our side, by peer
+SETTINGS = "peer mode size batch objects precision channels_last compile source".split()
 
 
 def main(arguments: argparse.Namespace) -> None:
@@ -57,13 +56,12 @@ def main(arguments: argparse.Namespace) -> None:
 
 
 class Side:
-    """A process that says a line when it is ready, and takes a turn when it is sent one."""
+    """A process that prints a line when ready, and runs a turn for each line it reads."""
 
     def __init__(self, command: list):
-        self.process = subprocess.Popen(
-            list(map(str, command)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            cwd=HERE.parent,
-        )  # fmt: skip
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        command = [str(part) for part in command]
+        self.process = subprocess.Popen(command, text=True, cwd=HERE.parent, **pipes)
 
     def answer(self) -> str:
         line = self.process.stdout.readline()
@@ -72,14 +70,14 @@ class Side:
         return line.strip()
 
     def take_turn(self) -> list[float]:
-        """Seconds of its timed steps."""
+        """Return the seconds of each timed step."""
         self.process.stdin.write("turn\n")
         self.process.stdin.flush()
         return [float(self.answer()) for _ in range(TIMED)]
 
 
 def summary(times: dict[str, list[float]], peer: str) -> dict:
-    """Seconds of each side, and theirs as a multiple of ours."""
+    """Return seconds per side, and the peer's as a multiple of ours."""
 
     def quartiles(values):
         low, median, high = np.percentile(values, (25, 50, 75)).round(4).tolist()
@@ -93,31 +91,31 @@ def summary(times: dict[str, list[float]], peer: str) -> dict:
     }
 
 
-def settings_of_peer() -> SimpleNamespace:
-    """What `main` gives a peer's script; `height` and `width` are of the pictures."""
+def peer_settings() -> SimpleNamespace:
+    """Read the settings `main` passes to a peer's script; adds the image `height` and `width`."""
     settings = json.loads(sys.argv[1])
     height, width = map(int, settings["size"].split(","))
     return SimpleNamespace(**settings, height=height, width=width)
 
 
 def canvas(height: int, width: int) -> tuple[int, int]:
-    """The next multiples of 64, the stride of P6, which is what both sides want."""
+    """Round up to multiples of 64, the stride of P6, as both sides require."""
     return height + -height % 64, width + -width % 64
 
 
 def draw_boxes(settings: SimpleNamespace) -> np.ndarray:
-    """[batch, objects, 4] float32 of the sizes that ours trains on; x1, y1, x2, y2 in pixels."""
+    """Draw [batch, objects, 4] float32 boxes x1, y1, x2, y2, sized as in our synthetic batch."""
     rng = np.random.default_rng(0)
     limit = np.float32([settings.width, settings.height])
     shape = settings.batch, settings.objects, 2
-    centre = rng.uniform(0.1, 0.9, shape) * limit
+    center = rng.uniform(0.1, 0.9, shape) * limit
     half = np.exp(rng.uniform(np.log(8), np.log(min(limit) / 3), shape))
-    corners = np.maximum(centre - half, 0), np.minimum(centre + half, limit)
+    corners = np.maximum(center - half, 0), np.minimum(center + half, limit)
     return np.concatenate(corners, axis=2).astype(np.float32)
 
 
 def serve(step: Callable[[], None], name: str) -> None:
-    """Take two steps, say what runs them, and take a turn for each line that comes in.
+    """Run two steps, print `name`, then run a turn for each line on stdin.
 
     step: returns when its work is done.
     """
@@ -133,7 +131,7 @@ def serve(step: Callable[[], None], name: str) -> None:
 
 
 def work(settings: dict) -> None:
-    """Our side."""
+    """Run our side."""
     import jax
 
     from mask_rcnn_jax.benchmarking import inputs
@@ -146,16 +144,13 @@ def work(settings: dict) -> None:
     size = height, width
     if settings["peer"] == "nvidia_tf2":
         size = canvas(height, width)
-    config = load_config(HERE.parent / "configs" / RECIPES[settings["peer"]], {
-        "data.image_size": size, "train.precision": settings["precision"],
-        "train.batch_size": settings["batch"],
-    })  # fmt: skip
-    config.eval.score_threshold = 0.0  # random weights are sure of nothing
+    config = load_config(HERE.parent / "configs" / RECIPES[settings["peer"]])
+    config.data.image_size, config.train.precision = size, settings["precision"]
+    config.train.batch_size = settings["batch"]
+    config.eval.score_threshold = 0.0  # random weights give low scores
     mesh, model = make_mesh(), inputs.recipe_model(config)
     variables = init_variables(model, 0)
-    batch = inputs.synthetic_batch(
-        config, settings["batch"], model.num_classes, objects=settings["objects"]
-    )
+    batch = inputs.synthetic_batch(config, settings["batch"], settings["objects"])
     batch.image_sizes[:] = height, width
     batch = shard_batch(batch, mesh)
     if settings["mode"] == "train":
@@ -182,22 +177,22 @@ def work(settings: dict) -> None:
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--peer", default="torchvision", choices=list(RECIPES))
-    parser.add_argument("--python", default=sys.executable, help="of the peer's environment")
+    parser.add_argument("--python", default=sys.executable, help="Python of the peer's environment")
     parser.add_argument("--mode", default="train", choices=["train", "infer"])
-    parser.add_argument("--size", default="800,1216", help="height,width of the pictures")
+    parser.add_argument("--size", default="800,1216", help="height,width of the images")
     parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--objects", type=int, default=8, help="of each picture, in training")
+    parser.add_argument("--objects", type=int, default=8, help="objects per image, in training")
     parser.add_argument("--precision", default="float32", choices=["float32", "bfloat16"])
-    parser.add_argument("--turns", type=int, default=4, help=f"of {TIMED} timed steps each")
+    parser.add_argument("--turns", type=int, default=4, help=f"turns of {TIMED} timed steps")
     parser.add_argument("--channels_last", action="store_true")
-    parser.add_argument("--compile", action="store_true", help="torch.compile of the backbone")
-    parser.add_argument("--source", help="folder that has mrcnn_tf2 in it, for nvidia_tf2")
-    parser.add_argument("--json", help="a file for the figures")
+    parser.add_argument("--compile", action="store_true", help="torch.compile the backbone")
+    parser.add_argument("--source", help="nvidia_tf2: folder containing mrcnn_tf2")
+    parser.add_argument("--json", help="write the figures to this file")
     parser.add_argument("--worker", type=json.loads, help=argparse.SUPPRESS)
     parsed = parser.parse_args(arguments)
     if parsed.peer == "nvidia_tf2" and not parsed.worker:
         if not Path(parsed.source or "", "mrcnn_tf2").is_dir():
-            parser.error("--peer nvidia_tf2 wants --source, a folder that has mrcnn_tf2 in it")
+            parser.error("--peer nvidia_tf2 needs --source, a folder containing mrcnn_tf2")
         if parsed.precision != "float32":
             parser.error("--peer nvidia_tf2 runs in float32 only")
     return parsed

@@ -1,8 +1,8 @@
-"""Time torchvision's RoIAlign and NMS on the sizes of `mask_rcnn_jax.benchmark kernels`.
+"""Time torchvision's RoIAlign and NMS at the sizes of `mask_rcnn_jax.benchmark kernels`.
 
     python benchmarks/torchvision_ops.py FILE.json
 
-Needs torch and torchvision with CUDA. Boxes are of the same kind and number, not the same boxes.
+Needs torch and torchvision with CUDA. Boxes are random, equal in number and kind but not in value.
 """
 
 import json
@@ -14,7 +14,7 @@ import torchvision
 
 
 def milliseconds(function, repeats: int = 20) -> float:
-    """Median time of one call, by the device's own clock."""
+    """Return the median time per call, measured by CUDA events."""
     for _ in range(3):
         function()
     times = []
@@ -29,13 +29,13 @@ def milliseconds(function, repeats: int = 20) -> float:
 
 
 def random_boxes(count: int, largest: float = 300.0) -> torch.Tensor:
-    """[count, 4] on 832 x 1344 pixels."""
+    """Return [count, 4] boxes on 832 x 1344 pixels."""
     corner = torch.rand(count, 2, device="cuda") * torch.tensor([1000.0, 500.0], device="cuda")
     return torch.cat([corner, corner + 16 + torch.rand(count, 2, device="cuda") * largest], dim=1)
 
 
 def roi_align(images: int, rois: int, size: int) -> dict[str, float]:
-    """P2 to P5 of 256 channels, 2 x 2 samples; float32, which is what its kernel computes in."""
+    """Pool P2 to P5 of 256 channels with 2 x 2 samples in float32, the kernel's compute dtype."""
     shapes = {str(i): (832 // s, 1344 // s) for i, s in enumerate((4, 8, 16, 32))}
     maps = {
         name: torch.randn(images, 256, *shape, device="cuda", requires_grad=True)
@@ -55,7 +55,7 @@ def roi_align(images: int, rois: int, size: int) -> dict[str, float]:
 
 
 def nms(problems: int, count: int, threshold: float) -> dict[str, float]:
-    """All problems in one call, as torchvision's detectors do."""
+    """Run all problems in one call, as torchvision's detectors do."""
     boxes, scores = random_boxes(problems * count), torch.rand(problems * count, device="cuda")
     group = torch.arange(problems, device="cuda").repeat_interleave(count)
     return {

@@ -1,4 +1,4 @@
-"""What a device can do at most, from its data sheet, and how long something takes on it."""
+"""Data-sheet peaks of devices, and timing of calls."""
 
 import resource
 import sys
@@ -8,7 +8,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-# Dense matrix products, TFLOP/s by precision, and terabytes/s of memory.
+# Dense matrix products in TFLOP/s by precision, and memory bandwidth in TB/s.
 PEAKS = {
     "H200": {"bfloat16": 989, "float16": 989, "tf32": 495, "float32": 67, "bytes": 4.8},
     "H100": {"bfloat16": 989, "float16": 989, "tf32": 495, "float32": 67, "bytes": 3.35},
@@ -17,13 +17,13 @@ PEAKS = {
 
 
 def peak(unit: str) -> float | None:
-    """FLOP/s of a precision, or bytes/s of the memory ("bytes"); None for a device not listed."""
+    """Return peak FLOP/s of a precision, or bytes/s for "bytes"; None for an unlisted device."""
     kind = jax.devices()[0].device_kind
     return next((1e12 * peaks[unit] for name, peaks in PEAKS.items() if name in kind), None)
 
 
 def describe() -> dict[str, str | int]:
-    """What a figure needs to be worth anything to others."""
+    """Return the device, the JAX version and the date, for comparing figures."""
     return {
         "device": jax.devices()[0].device_kind,
         "devices": jax.device_count(),
@@ -33,33 +33,33 @@ def describe() -> dict[str, str | int]:
 
 
 def peak_rss_mb() -> float:
-    """The most memory that this process has held so far, in MB."""
+    """Return this process's peak resident memory in MB."""
     unit = 1 if sys.platform == "darwin" else 1024  # bytes
     return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6, 1)
 
 
 def time_calls(function: Callable, *args, repeats: int = 20, budget_s: float = 2.0) -> list[float]:
-    """Seconds of single calls, compiled and warm: `repeats` of them, fewer once `budget_s` is up.
+    """Return seconds per warm call: `repeats` values, fewer (at least 3) after `budget_s` seconds.
 
-    Several calls are sent off at a time where one is too short for the clock of the host.
+    Calls too short for the host clock are dispatched several at a time.
     """
     jax.block_until_ready(function(*args))
     started = time.perf_counter()
     jax.block_until_ready(function(*args))
     once = time.perf_counter() - started
-    bunch = max(1, min(50, round(2e-3 / max(once, 1e-9))))
+    batch = max(1, min(50, round(2e-3 / max(once, 1e-9))))
     times = []
     until = time.perf_counter() + budget_s
     while len(times) < 3 or (len(times) < repeats and time.perf_counter() < until):
         started = time.perf_counter()
-        for _ in range(bunch):
+        for _ in range(batch):
             out = function(*args)
         jax.block_until_ready(out)
-        times.append((time.perf_counter() - started) / bunch)
+        times.append((time.perf_counter() - started) / batch)
     return times
 
 
 def summary(times: list[float]) -> dict[str, float]:
-    """Median and quartiles in milliseconds."""
+    """Return median and quartiles in milliseconds."""
     low, median, high = (float(x) for x in np.percentile(np.array(times) * 1e3, (25, 50, 75)))
     return {"ms": round(median, 4), "ms_25": round(low, 4), "ms_75": round(high, 4)}

@@ -1,4 +1,4 @@
-"""The text of an optimised XLA program, read into instructions."""
+"""Parse the text of an optimized XLA program."""
 
 import re
 from collections.abc import Iterator
@@ -6,40 +6,29 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-# Instructions that start no work of their own on a device.
-FREE = {
-    "parameter",
-    "constant",
-    "tuple",
-    "get-tuple-element",
-    "bitcast",
-    "while",
-    "conditional",
-    "call",
-    "after-all",
-    "partition-id",
-    "replica-id",
-    "all-reduce-done",
-}
-KERNEL = "mosaic_gpu_v2"  # what Mosaic GPU kernels are called in a compiled program
+# Opcodes that launch no work on the device.
+FREE = set(
+    "parameter constant tuple get-tuple-element bitcast while conditional call after-all "
+    "partition-id replica-id all-reduce-done".split()
+)
+KERNEL = "mosaic_gpu_v2"  # custom call target of Mosaic GPU kernels
 COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective-permute")
 
 
 @dataclass(frozen=True)
 class Array:
-    """dtype and shape of an array."""
+    """Dtype and shape of an array."""
 
-    dtype: str  # XLA's name: f32, bf16, pred, ..
+    dtype: str  # as XLA spells it: f32, bf16, pred, ..
     shape: tuple[int, ...]
 
     @property
     def size(self) -> int:
-        """Number of elements."""
         return prod(self.shape)
 
     @property
     def itemsize(self) -> float:
-        """Bytes of an element; half a byte for those of 4 bits."""
+        """Bytes per element; 0.5 for 4-bit types."""
         bits = re.search(r"\d+", self.dtype)
         return 1 if self.dtype == "pred" else int(bits[0]) / 8 if bits else 0
 
@@ -54,71 +43,69 @@ class Instruction:
 
     name: str
     opcode: str
-    arrays: tuple[Array, ...]  # the output; several of a tuple, nested ones in their order
-    operands: tuple[str, ...]  # names, with "#1" behind for the second array of a tuple
-    text: str  # all that follows the operands
+    arrays: tuple[Array, ...]  # outputs; nested tuples are flattened
+    operands: tuple[str, ...]  # names; "name#1" is the second array of a tuple
+    text: str  # everything after the operands
     root: bool
 
     def attribute(self, pattern: str, default: str = "") -> str:
-        """The first group of a regular expression in `text`."""
+        """Return the first group of a regular expression in `text`."""
         found = re.search(pattern, self.text)
         return found[1] if found else default
 
     @property
     def calls(self) -> str:
-        """The computation that a fusion or an asynchronous start runs."""
+        """Name of the computation run by a fusion or an asynchronous start."""
         return self.attribute(r"\bcalls=%?([\w.\-]+)")
 
     @property
     def target(self) -> str:
-        """Of a custom call."""
+        """Target of a custom call."""
         return self.attribute(r'custom_call_target="([^"]+)"')
 
     @property
     def source(self) -> str:
-        """What it was in the Python program: JAX's scopes and the primitive."""
+        """Origin in the Python program: JAX's name scopes and the primitive."""
         return self.attribute(r'op_name="([^"]*)"')
 
 
 @dataclass(frozen=True)
 class Program:
-    """Computations by name, their instructions by name and with operands before their users."""
+    """Computations by name; each lists its instructions by name, operands before users."""
 
     computations: dict[str, dict[str, Instruction]]
     entry: str
 
     @cached_property
     def launched(self) -> list[tuple[float, str, Instruction]]:
-        """(times, computation, instruction) for each that starts work on the device.
+        """(times, computation, instruction) for every instruction that starts device work.
 
-        Those of a loop count as often as the compiler knows that it turns, else once. Of a
-        conditional every branch counts. Of what starts and ends apart, the start stands for it.
+        Instructions in a loop count once per iteration if the compiler knows the trip count, else
+        once. Every branch of a conditional counts. Of an asynchronous pair, the start counts.
         """
         return list(self._walk(self.entry, 1))
 
     def _walk(self, name: str, times: float) -> Iterator[tuple[float, str, Instruction]]:
         for instruction in self.computations[name].values():
-            opcode, text = instruction.opcode, instruction.text
+            opcode = instruction.opcode
             if opcode == "while":
-                turns = int(instruction.attribute(r'known_trip_count"?:\{"n":"(\d+)"', "1"))
+                trips = int(instruction.attribute(r'known_trip_count"?:\{"n":"(\d+)"', "1"))
                 body = instruction.attribute(r"\bbody=%?([\w.\-]+)")
-                yield from self._walk(body, times * turns)
-            elif opcode == "conditional":
-                found = re.search(r"branch_computations=\{([^}]*)\}", text)
-                listed = re.findall(r"[\w.\-]+", found[1]) if found else []
-                pair = re.findall(r"(?:true|false)_computation=%?([\w.\-]+)", text)
-                for branch in listed + pair:
-                    yield from self._walk(branch, times)
-            elif opcode == "call":
-                called = instruction.attribute(r"\bto_apply=%?([\w.\-]+)")
-                yield from self._walk(called, times)
-            elif opcode == "async-start":
-                yield from self._walk(instruction.calls, times)
+                yield from self._walk(body, times * trips)
+            elif opcode in ("conditional", "call", "async-start"):
+                branches = instruction.attribute(r"branch_computations=\{([^}]*)\}")
+                keys = "true_computation|false_computation|to_apply|calls"
+                single = re.findall(rf"\b(?:{keys})=%?([\w.\-]+)", instruction.text)
+                for called in re.findall(r"[\w.\-]+", branches) + single:
+                    yield from self._walk(called, times)
             elif opcode not in FREE and not opcode.endswith(("-done", "-update")):
                 yield times, name, instruction
 
     def outputs(self, computation: str, instruction: Instruction) -> tuple[Array, ...]:
-        """Arrays that it writes; those of a start are in its end, its own output has more."""
+        """Return the arrays an instruction writes.
+
+        For a `-start` these are the outputs of its `-done`; its own output lists more arrays.
+        """
         if not instruction.opcode.endswith("-start"):
             return instruction.arrays
         for other in self.computations[computation].values():
@@ -127,8 +114,8 @@ class Program:
         return instruction.arrays[:1]
 
 
-def operand_of(scope: dict[str, Instruction], name: str) -> tuple[Array, ...]:
-    """Arrays of an operand in a computation; none if that has no such instruction."""
+def operand_arrays(scope: dict[str, Instruction], name: str) -> tuple[Array, ...]:
+    """Return the arrays of an operand; none if the computation lacks the instruction."""
     name, _, index = name.partition("#")
     if name not in scope:
         return ()
@@ -137,9 +124,9 @@ def operand_of(scope: dict[str, Instruction], name: str) -> tuple[Array, ...]:
 
 
 def parse(text: str) -> Program:
-    """The program in the text that `jax.stages.Compiled.as_text` gives.
+    """Parse the output of `jax.stages.Compiled.as_text`.
 
-    Raises ValueError if there is no entry computation in it.
+    Raises ValueError if it has no entry computation.
     """
     computations: dict[str, dict[str, Instruction]] = {}
     entry, inside = "", {}
@@ -154,15 +141,10 @@ def parse(text: str) -> Program:
         if not found:
             continue
         root, name, output, opcode, rest = found.groups()
-        end = _closing(rest)
-        arguments = "" if opcode in ("constant", "parameter") else rest[:end]
+        end = _closing_parenthesis(rest)
+        operands = () if opcode in ("constant", "parameter") else _operands(rest[:end])
         inside[name] = Instruction(
-            name=name,
-            opcode=opcode,
-            arrays=_arrays(output),
-            root=bool(root),
-            operands=tuple(_operands(arguments)),
-            text=rest[end + 1 :],
+            name, opcode, _arrays(output), operands, text=rest[end + 1 :], root=bool(root)
         )
     if not entry:
         raise ValueError("the text has no ENTRY computation, expected an XLA program")
@@ -174,17 +156,17 @@ def _arrays(text: str) -> tuple[Array, ...]:
     return tuple(Array(dtype, tuple(int(n) for n in dims.split(",") if n)) for dtype, dims in found)
 
 
-def _operands(text: str) -> list[str]:
-    """Names in a list of operands, which may have their shapes before them."""
+def _operands(text: str) -> tuple[str, ...]:
+    """Return the names in an operand list, in which shapes may precede names."""
     named = re.findall(r"%([\w.\-]+(?:#\d+)?)", text)
-    return named or [name for name in re.split(r"[\s,]+", text) if name]
+    return tuple(named or [name for name in re.split(r"[\s,]+", text) if name])
 
 
-def _closing(text: str) -> int:
-    """Where the parenthesis ends that was opened before the text."""
+def _closing_parenthesis(text: str) -> int:
+    """Return the index of the parenthesis that closes one opened before the text."""
     depth = 1
-    for at, letter in enumerate(text):
+    for index, letter in enumerate(text):
         depth += (letter == "(") - (letter == ")")
         if not depth:
-            return at
+            return index
     return len(text)

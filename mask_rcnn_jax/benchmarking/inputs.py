@@ -1,4 +1,4 @@
-"""A training step and something to feed it, without a data set or the libraries for one."""
+"""Training and prediction steps of a recipe, and synthetic batches for them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -24,16 +24,16 @@ from mask_rcnn_jax.training.optim import (
 from mask_rcnn_jax.training.step import TrainState, loss_options, make_predict_step, make_train_step
 
 COCO_CLASSES = {"contiguous": 80, "raw": 90}  # foreground classes
-OBJECTS = 8  # of an image; COCO's mean is 7.3
+OBJECTS = 8  # per image; COCO's mean is 7.3
 
 
 def num_classes(config: Mapping[str, Any]) -> int:
-    """The config's number of classes, or COCO's where it leaves that to the data."""
+    """Return the config's number of classes, or COCO's if the config leaves it to the data."""
     return config.model.num_classes or COCO_CLASSES[config.data.class_ids]
 
 
 def recipe_model(config: Mapping[str, Any]) -> MaskRCNN:
-    """The recipe's model, with COCO's classes where it leaves their number to the data."""
+    """Build the recipe's model with `num_classes(config)` classes."""
     model = {**config.model, "num_classes": num_classes(config)}
     names = ("precision", "implementation", "remat")
     return build_model(model, **{name: config.train[name] for name in names})
@@ -46,7 +46,7 @@ def recipe_step(
     mesh: Mesh | AbstractMesh,
     batch_size: int,
 ):
-    """`step(state, batch)` of the recipe, and the optimizer; only the shapes of params count."""
+    """Build the recipe's `step(state, batch)` and optimizer; only the shapes of `params` matter."""
     microbatches = count_microbatches(
         batch_size,
         mesh.size,
@@ -69,12 +69,10 @@ def recipe_step(
 
 
 def fresh_state(variables: dict, tx: optax.GradientTransformation) -> TrainState:
-    """The state of step 0."""
+    """Return the state of step 0."""
+    params, stats = variables["params"], variables["batch_stats"]
     return TrainState(
-        step=jnp.int32(0),
-        params=variables["params"],
-        batch_stats=variables["batch_stats"],
-        opt_state=tx.init(variables["params"]),
+        step=jnp.int32(0), params=params, batch_stats=stats, opt_state=tx.init(params)
     )
 
 
@@ -85,9 +83,9 @@ def lower_step(
     batch_size: int,
     platform: str | None = None,
 ) -> jax.stages.Lowered:
-    """The training step on `step_mesh`, for abstract arguments on the devices of `mesh`.
+    """Lower the training step on `step_mesh` for abstract arguments on the devices of `mesh`.
 
-    platform: "cuda" for what GPUs would run, where the devices are none.
+    platform: "cuda" lowers for GPUs although the devices are not.
     """
     model = recipe_model(config)
     variables = abstract_variables(model)
@@ -99,7 +97,7 @@ def lower_step(
 
 
 def lower_predict(config: Mapping[str, Any], mesh: Mesh, batch_size: int) -> jax.stages.Lowered:
-    """The prediction for abstract arguments on the devices of `mesh`."""
+    """Lower prediction for abstract arguments on the devices of `mesh`."""
     model = recipe_model(config)
     predict = make_predict_step(model, mesh, detect_options(config))
     variables = _placed(abstract_variables(model), mesh, P())
@@ -108,23 +106,23 @@ def lower_predict(config: Mapping[str, Any], mesh: Mesh, batch_size: int) -> jax
 
 
 def train_flops(config: Mapping[str, Any]) -> float:
-    """Floating-point operations of a training step on one image.
+    """Return the FLOPs of a training step on one image, before optimization.
 
-    Counted in the plain code, before anything is optimised; the body of a loop counts once, so it
-    is the code for GPUs, where convolutions are none.
+    Counted in the GPU form of the program, because loop bodies count once and only the CPU form
+    has convolutions in loops.
     """
-    config, mesh = _plain(config), _one_cpu()
+    config, mesh = _without_kernels(config), _one_cpu()
     config.optim.accumulate_steps, config.train.images_per_device = 1, 0
     return lower_step(config, mesh, mesh, 1, "cuda").cost_analysis()["flops"]
 
 
 def infer_flops(config: Mapping[str, Any]) -> float:
-    """The same of a prediction."""
-    return lower_predict(_plain(config), _one_cpu(), 1).cost_analysis()["flops"]
+    """Return the FLOPs of a prediction on one image, before optimization."""
+    return lower_predict(_without_kernels(config), _one_cpu(), 1).cost_analysis()["flops"]
 
 
-def _plain(config):
-    """The config with no kernel of our own, whose operations XLA could not count."""
+def _without_kernels(config):
+    """Copy the config with XLA implementations; XLA cannot count FLOPs inside Pallas kernels."""
     sections = {name: dict(section) for name, section in config.items()}
     sections["train"]["implementation"] = "xla"
     return type(config)(sections)
@@ -135,37 +133,32 @@ def _one_cpu() -> Mesh:
 
 
 def _placed(tree, mesh: Mesh, spec: P):
-    """Abstract arrays on the devices of a mesh."""
+    """Return abstract arrays on the devices of a mesh."""
     sharding = NamedSharding(mesh, spec)
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
 
 
-def synthetic_batch(
-    config: Mapping[str, Any],
-    batch_size: int,
-    seed: int = 0,
-    objects: int = OBJECTS,
-) -> Batch:
-    """Noise with ellipses on it, at their true sizes in COCO's range; landscape.
+def synthetic_batch(config: Mapping[str, Any], batch_size: int, objects: int = OBJECTS) -> Batch:
+    """Generate landscape noise images with ellipses of sizes as in COCO.
 
-    objects: ellipses an image, `data.max_instances` at most.
+    objects: ellipses per image, at most `data.max_instances`.
     """
     options = example_options(config)
     height, width = canvas_size(options)
-    rng = np.random.default_rng(seed)
-    dtype = np.dtype(options.image_dtype)
-    images = rng.integers(0, 256, (batch_size, height, width, 3), np.uint8).astype(dtype)
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (batch_size, height, width, 3), np.uint8)
+    images = images.astype(np.dtype(options.image_dtype))
     return Batch(
         images=images,
         image_sizes=np.tile(np.int32([height, width]), (batch_size, 1)),
         scales=np.ones((batch_size, 2), np.float32),
         image_index=np.arange(batch_size, dtype=np.int32),
-        targets=_ellipses(rng, options, images, num_classes(config), objects),
+        targets=_ellipses(rng, options, images.shape, num_classes(config), objects),
     )
 
 
 def abstract_batch(config: Mapping[str, Any], batch_size: int) -> Batch:
-    """The shapes and dtypes of such a batch."""
+    """Return the shapes and dtypes of a synthetic batch."""
     one = synthetic_batch(config, 1)
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct((batch_size, *x.shape[1:]), x.dtype), one)
 
@@ -173,19 +166,19 @@ def abstract_batch(config: Mapping[str, Any], batch_size: int) -> Batch:
 def _ellipses(
     rng: np.random.Generator,
     options: ExampleOptions,
-    images: np.ndarray,
+    image_shape: tuple[int, ...],
     num_classes: int,
     objects: int,
 ) -> Targets:
-    batch, canvas = len(images), images.shape[1:3]
-    count = min(objects, options.max_instances)
+    batch, *canvas = image_shape[:3]
     rows, side = options.max_instances, options.mask_size
-    limit = np.float32([canvas[1], canvas[0]])
-    centre = rng.uniform(0.1, 0.9, (batch, count, 2)) * limit
+    count = min(objects, rows)
+    limit = np.float32(canvas[::-1])
+    center = rng.uniform(0.1, 0.9, (batch, count, 2)) * limit
     half = np.exp(rng.uniform(np.log(8), np.log(min(canvas) / 3), (batch, count, 2)))
     boxes = np.zeros((batch, rows, 4), np.float32)
-    boxes[:, :count, :2] = np.maximum(centre - half, 0)
-    boxes[:, :count, 2:] = np.minimum(centre + half, limit)
+    boxes[:, :count, :2] = np.maximum(center - half, 0)
+    boxes[:, :count, 2:] = np.minimum(center + half, limit)
     valid = np.zeros((batch, rows), bool)
     valid[:, :count] = True
     classes = np.where(valid, rng.integers(1, num_classes + 1, valid.shape), 0).astype(np.int32)
@@ -204,8 +197,8 @@ def _ellipses(
     corners = min(32, options.max_vertices)
     if corners:
         angle = np.arange(corners) / corners * 2 * np.pi
-        around = np.stack([np.cos(angle), np.sin(angle)], axis=-1)
-        outline = centre[:, :, None] + half[:, :, None] * around
+        circle = np.stack([np.cos(angle), np.sin(angle)], axis=-1)
+        outline = center[:, :, None] + half[:, :, None] * circle
         polygons[:, :count, :corners, :2] = np.clip(outline, 0, limit)
         polygons[:, :count, :corners, 2] = 0
     masks = np.where(valid[..., None, None], masks, np.uint8(0))

@@ -1,4 +1,4 @@
-"""The GPU kernels beside the plain code that defines them: same values, and both times."""
+"""Compare each GPU kernel with the XLA reference that defines it: values and times."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,17 +18,17 @@ from pallas_kernels import cases
 
 @dataclass(frozen=True)
 class Pair:
-    """A kernel and its definition, on arguments that look like a model's."""
+    """A kernel and its XLA reference, with arguments like a model's."""
 
     name: str
     kernel: Callable
-    plain: Callable
+    reference: Callable
     args: tuple
-    tolerance: float  # largest difference allowed, as a share of the largest value
+    tolerance: float  # largest allowed difference, as a fraction of the largest value
 
 
 def names() -> list[str]:
-    """Of what is compared: all cases but the tiny ones, RoIAlign forward and transposed."""
+    """Return the names of all pairs: every case that is not tiny, RoIAlign in both directions."""
     found = []
     for case in cases.CASES:
         ops = ["gather_sum", "gather_sum_transpose"] if case.op == "gather_sum" else [case.op]
@@ -37,59 +37,62 @@ def names() -> list[str]:
 
 
 def make_pair(name: str) -> Pair:
-    """One of `names()`."""
-    # Here, as Pallas takes long to import, and commands that need no kernel import this file.
+    """Build one of `names()`."""
+    # Imported here because Pallas imports slowly and other commands import this file.
     from pallas_kernels import mask_targets, nms, roi_align
 
     op, case_name = name.split(" ")
     case = next(case for case in cases.CASES if case.name == case_name)
     args, options = jax.device_put(cases.example(case)), dict(case.options)
-    kernel, plain, tolerance = {
-        "nms": (nms.nms, xla_nms, 0.0),
-        "fill_polygons": (mask_targets.fill_polygons, xla_fill_polygons, 0.0),
-        "gather_sum": (roi_align.gather_sum, xla_gather_sum, None),
-        "gather_sum_transpose": (roi_align.gather_sum_transpose, xla_gather_sum_transpose, None),
+    kernel, reference = {
+        "nms": (nms.nms, xla_nms),
+        "fill_polygons": (mask_targets.fill_polygons, xla_fill_polygons),
+        "gather_sum": (roi_align.gather_sum, xla_gather_sum),
+        "gather_sum_transpose": (roi_align.gather_sum_transpose, xla_gather_sum_transpose),
     }[op]
+    tolerance = 0.0
     if op.startswith("gather_sum"):
         table, *taps = args
-        # One sum may round up where the other does not.
-        tolerance = 4 * float(jnp.finfo(table.dtype).eps)
+        tolerance = 4 * float(jnp.finfo(table.dtype).eps)  # sums may round differently
         if op == "gather_sum_transpose":
             options["num_rows"] = table.shape[0]
             shape = (*taps[0].shape[:2], taps[1].shape[1], table.shape[1])
             grad = jax.random.normal(jax.random.key(0), shape, jnp.float32)
             args = (grad.astype(table.dtype), *taps)
-    kernel, plain = (jax.jit(partial(function, **options)) for function in (kernel, plain))
-    return Pair(name, kernel, plain, args, tolerance)
+    kernel, reference = (jax.jit(partial(function, **options)) for function in (kernel, reference))
+    return Pair(name, kernel, reference, args, tolerance)
 
 
 def compare(pair: Pair) -> str | None:
-    """What is wrong with the kernel's values, in one line, or None. Runs it twice for its bits."""
-    ours, again, theirs = (
+    """Describe what is wrong with the kernel's values in one line, or return None.
+
+    Runs the kernel twice and expects identical bits.
+    """
+    actual, repeated, expected = (
         np.asarray(function(*pair.args), np.float32)
-        for function in (pair.kernel, pair.kernel, pair.plain)
+        for function in (pair.kernel, pair.kernel, pair.reference)
     )
-    if not np.all(np.isfinite(ours)):
+    if not np.all(np.isfinite(actual)):
         return "values are not finite"
-    if not np.array_equal(ours, again):
-        return f"two runs differ by up to {np.max(np.abs(ours - again)):.3g}"
-    difference, largest = np.max(np.abs(ours - theirs)), np.max(np.abs(theirs))
+    if not np.array_equal(actual, repeated):
+        return f"two runs differ by up to {np.max(np.abs(actual - repeated)):.3g}"
+    difference, largest = np.max(np.abs(actual - expected)), np.max(np.abs(expected))
     if difference > pair.tolerance * largest:
         return f"differs from the plain code by {difference:.3g}, largest value {largest:.3g}"
     return None
 
 
 def measure(pair: Pair) -> dict[str, Any]:
-    """Times of both, and the bytes/s that reading and writing each array once would have been."""
+    """Time both, and compute the kernel's bytes/s if every array moved once."""
     kernel = devices.summary(devices.time_calls(pair.kernel, *pair.args))
-    plain = devices.summary(devices.time_calls(pair.plain, *pair.args))
+    xla = devices.summary(devices.time_calls(pair.reference, *pair.args))
     moved = sum(x.nbytes for x in jax.tree.leaves((pair.args, pair.kernel(*pair.args))))
     achieved = moved / (kernel["ms"] / 1e3)
     peak = devices.peak("bytes")
     return {
         "kernel": kernel,
-        "xla": plain,
-        "xla_over_kernel": round(plain["ms"] / kernel["ms"], 2),
+        "xla": xla,
+        "xla_over_kernel": round(xla["ms"] / kernel["ms"], 2),
         "megabytes": round(moved / 1e6, 1),
         "gigabytes_per_s": round(achieved / 1e9, 1),
         "percent_of_peak": peak and round(100 * achieved / peak, 1),
@@ -97,13 +100,12 @@ def measure(pair: Pair) -> dict[str, Any]:
 
 
 def run(only: str = "") -> dict[str, Any]:
-    """Check and time every pair; prints a line for each. `failures` names those that are wrong."""
+    """Check and time every pair, printing a line for each; `failures` maps wrong pairs to why."""
     rows, failures = {}, {}
     print(f"{'kernel and case':58} {'kernel ms':>10} {'XLA ms':>10} {'GB/s':>8} {'of peak':>8}")
     for pair in (make_pair(name) for name in names() if only in name):
         problem = compare(pair)
-        row = measure(pair)
-        rows[pair.name] = row
+        row = rows[pair.name] = measure(pair)
         if problem:
             failures[pair.name] = problem
         share = "" if row["percent_of_peak"] is None else f"{row['percent_of_peak']:.1f} %"

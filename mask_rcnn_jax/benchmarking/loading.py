@@ -1,4 +1,4 @@
-"""How fast pictures become batches."""
+"""Measure how fast the loader turns images into batches."""
 
 import json
 import tempfile
@@ -15,22 +15,28 @@ from mask_rcnn_jax.data.coco import load_coco
 from mask_rcnn_jax.data.loader import TrainLoader
 from mask_rcnn_jax.data.options import canvas_size, example_options
 
-WARM_UP = 2  # batches that are not timed
-HEIGHT, WIDTH, OBJECTS = 480, 640, 7  # of a generated picture: COCO's most frequent size, its mean
-JPEG_QUALITY = 90  # about 2 bits a pixel with noise as below, as in COCO
+WARM_UP = 2  # untimed batches
+HEIGHT, WIDTH, OBJECTS = 480, 640, 7  # generated images: COCO's most frequent size, mean objects
+JPEG_QUALITY = 90  # about 2 bits per pixel with this noise, as in COCO
 
 
-def run(config: Mapping[str, Any], pictures: int, batches: int, workers: int) -> dict[str, Any]:
-    """Images per second of the training loader with `workers` processes (0: threads).
+def run(config: Mapping[str, Any], images: int, batches: int, workers: int) -> dict[str, Any]:
+    """Measure the training loader at `train.batch_size` with `workers` processes (0: threads).
 
-    pictures: how many JPEGs are generated to read from; 0 reads `data.train_json`. The batch is
-    `train.batch_size`. `images_per_s_per_core` divides by the CPU seconds that all processes used;
-    memory is that of all of them, the most after any batch, and after a third and all of them.
+    Args:
+        config: the recipe.
+        images: number of JPEGs to generate and read; 0 reads `data.train_json`.
+        batches: number of timed batches.
+        workers: number of worker processes.
+
+    Returns:
+        Figures; `images_per_s_per_core` divides by the CPU seconds of all processes, and memory is
+        summed over them: the peak, after a third of the batches and at the end.
     """
-    if not pictures:
+    if not images:
         return _measure(config, config.data.train_json, config.data.train_images, batches, workers)
     with tempfile.TemporaryDirectory() as folder:
-        json_path = write_pictures(Path(folder), pictures)
+        json_path = write_images(Path(folder), images)
         return _measure(config, json_path, folder, batches, workers)
 
 
@@ -47,7 +53,7 @@ def _measure(
         batch_size=config.train.batch_size,
         num_workers=workers,
     )
-    for _ in range(WARM_UP * (1 + workers)):  # each worker has two batches ready
+    for _ in range(WARM_UP * (1 + workers)):  # each worker prefetches two batches
         next(loader)
     processes = process_tree.family()
     times, memory, cpu = [], [], process_tree.cpu_seconds(processes)
@@ -76,41 +82,36 @@ def _measure(
     }
 
 
-def write_pictures(folder: Path, count: int) -> Path:
-    """JPEGs of clouds and noise with polygons of 40 corners on them, and their COCO json."""
+def write_images(folder: Path, count: int) -> Path:
+    """Write JPEGs of noisy clouds with 40-corner polygons, and return their COCO json's path."""
     rng = np.random.default_rng(0)
     images, annotations = [], []
     for index in range(count):
         clouds = cv2.resize(rng.uniform(0, 255, (12, 16, 3)), (WIDTH, HEIGHT))
         noisy = clouds + rng.normal(0, 12, (HEIGHT, WIDTH, 3))
+        pixels = np.clip(noisy, 0, 255).astype(np.uint8)
         name = f"{index}.jpg"
-        cv2.imwrite(
-            str(folder / name),
-            np.clip(noisy, 0, 255).astype(np.uint8),
-            [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY],
-        )
+        cv2.imwrite(str(folder / name), pixels, [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])
         images.append({"id": index, "file_name": name, "height": HEIGHT, "width": WIDTH})
         for _ in range(OBJECTS):
-            annotations.append(_object(rng, len(annotations) + 1, index))
-    path = folder / "instances.json"
+            annotations.append(_annotation(rng, len(annotations) + 1, index))
     categories = [{"id": 1, "name": "cloud"}]
-    path.write_text(
-        json.dumps({"images": images, "annotations": annotations, "categories": categories})
-    )
+    content = {"images": images, "annotations": annotations, "categories": categories}
+    path = folder / "instances.json"
+    path.write_text(json.dumps(content))
     return path
 
 
-def _object(rng: np.random.Generator, identity: int, image: int) -> dict[str, Any]:
+def _annotation(rng: np.random.Generator, annotation_id: int, image_id: int) -> dict[str, Any]:
     radius = rng.uniform(10, 100, (40, 1)) * [1, 0.9]
     angle = np.linspace(0, 2 * np.pi, 40, endpoint=False)
-    outline = rng.uniform(0.2, 0.8, 2) * [WIDTH, HEIGHT] + radius * np.stack(
-        [np.cos(angle), np.sin(angle)], axis=1
-    )
+    circle = np.stack([np.cos(angle), np.sin(angle)], axis=1)
+    outline = rng.uniform(0.2, 0.8, 2) * [WIDTH, HEIGHT] + radius * circle
     outline = np.clip(outline, 0, [WIDTH, HEIGHT]).round(2)
     low, size = outline.min(axis=0), np.ptp(outline, axis=0)
     return {
-        "id": identity,
-        "image_id": image,
+        "id": annotation_id,
+        "image_id": image_id,
         "category_id": 1,
         "iscrowd": 0,
         "bbox": [*low.tolist(), *size.tolist()],

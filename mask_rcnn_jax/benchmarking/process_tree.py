@@ -1,4 +1,4 @@
-"""What this process and all that it started take of the machine, as Linux tells it in /proc."""
+"""CPU time and memory of this process and its descendants, from Linux's /proc."""
 
 import os
 from collections.abc import Sequence
@@ -8,20 +8,18 @@ PROC = Path("/proc")
 
 
 def family() -> list[int]:
-    """The ids of this process, its children, theirs, and so on.
+    """Return the ids of this process and all its descendants.
 
     Raises ValueError on a system without /proc.
     """
     if not (PROC / "self" / "stat").exists():
-        raise ValueError("this benchmark reads /proc, which is there on Linux only")
+        raise ValueError("this benchmark reads /proc, which exists on Linux only")
     children: dict[int, list[int]] = {}
-    for entry in PROC.iterdir():
-        if entry.name.isdigit():
-            try:
-                parent = int(_fields(int(entry.name))[1])
-            except OSError:
-                continue  # it has ended
-            children.setdefault(parent, []).append(int(entry.name))
+    for process in (int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit()):
+        try:
+            children.setdefault(int(_stat_fields(process)[1]), []).append(process)
+        except OSError:
+            continue  # it has exited
     found = [os.getpid()]
     for process in found:
         found += children.get(process, [])
@@ -29,17 +27,17 @@ def family() -> list[int]:
 
 
 def cpu_seconds(processes: Sequence[int]) -> float:
-    """What they have used of all cores so far."""
-    ticks = sum(int(ticks) for process in processes for ticks in _fields(process)[11:13])
+    """Return the CPU time used so far, summed over all cores."""
+    ticks = sum(int(ticks) for process in processes for ticks in _stat_fields(process)[11:13])
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def rss_mb(processes: Sequence[int]) -> float:
-    """Memory they hold now; what several of them share, such as libraries, counts for each."""
+    """Return the resident memory in MB; pages shared by several processes count for each."""
     pages = (int((PROC / str(p) / "statm").read_text().split()[1]) for p in processes)
     return round(sum(pages) * os.sysconf("SC_PAGE_SIZE") / 1e6, 1)
 
 
-def _fields(process: int) -> list[str]:
-    """Of /proc/N/stat, from the state on: what precedes it is a name, which may hold anything."""
+def _stat_fields(process: int) -> list[str]:
+    """Return the fields of /proc/N/stat after the name, which may contain spaces."""
     return (PROC / str(process) / "stat").read_text().rpartition(")")[2].split()

@@ -1,15 +1,14 @@
-"""How long a compiled program would take on a GPU: an estimate from its text, no measurement.
+"""Estimate a compiled program's GPU run time from its text, without running it.
 
-Each instruction takes the longest of: its matrix operations at the device's rate for their
-precision, its bytes at the rate of the memory, and one launch. They run one after the other; time
-of the host, collectives and what a cache may spare are not in it. Of the kernels in
-`pallas_kernels` and of everything that is no product, bytes are all that counts; a sort counts as
-one pass over its operands, though it takes several.
+Each instruction takes the longest of three times: its matrix FLOPs at the device's rate for their
+precision, its bytes at the memory rate, and one launch. Instructions run one after the other; host
+time, collectives and cache hits are ignored. Only bytes count for the kernels of `pallas_kernels`
+and for everything that is not a matrix product; a sort counts as one pass over its operands,
+although it takes several.
 
-Peaks are those of data sheets, which nothing reaches. What counts is the share that long-running
-simple programs have been seen to reach on an H200: about 790 of 989 TFLOP/s in a bfloat16 product
-of two 8192 x 8192 matrices of random numbers, 4.3 of 4.8 TB/s in a copy of gigabytes. The same
-shares are taken for the other devices.
+Data-sheet peaks are never reached. They are scaled by the share that long-running simple programs
+reached on an H200: about 790 of 989 TFLOP/s for a bfloat16 product of two random 8192 x 8192
+matrices, 4.3 of 4.8 TB/s for a copy of gigabytes. Other devices use the same shares.
 """
 
 import re
@@ -23,25 +22,25 @@ from mask_rcnn_jax.benchmarking.devices import PEAKS
 
 MATRIX_REACH = 0.8
 MEMORY_REACH = 0.9
-LAUNCH_US = 2.5  # from the start of one short kernel to that of the next; assumed
+LAUNCH_US = 2.5  # between the starts of two short kernels; assumed
 KINDS = ("convolutions", "matmuls", "kernels", "rest")
-# The H200 runs what is compiled for the H100: the same processor with other memory.
+# The H200 runs programs compiled for the H100: same processor, other memory.
 DEVICES = {"h100": ("H200", "H100"), "h200": ("H200", "H100"), "a100": ("A100",)}
 
 
 @dataclass(frozen=True)
-class Work:
+class Launch:
     """One launched instruction."""
 
-    kind: str  # of KINDS
-    times: float  # that it is launched, for one in a loop
-    bytes: float  # of one launch
-    flops: dict[str, float]  # of its matrix products, by precision, of one launch
-    source: str  # scopes and primitive it comes from, as in `source_of`
+    kind: str  # one of KINDS
+    times: float  # launches per run of the program
+    bytes: float  # per launch
+    flops: dict[str, float]  # matrix FLOPs per launch, by precision
+    source: str  # shortened name scopes and primitive, see `_source`
 
 
-def works(program: hlo.Program) -> list[Work]:
-    """All that a program launches, without its collectives."""
+def launches(program: hlo.Program) -> list[Launch]:
+    """List everything a program launches except collectives."""
     found = []
     for times, computation, instruction in program.launched:
         if instruction.opcode.startswith(hlo.COLLECTIVES):
@@ -55,15 +54,15 @@ def works(program: hlo.Program) -> list[Work]:
         if kinds:
             kind = "convolutions" if "convolution" in kinds else "matmuls"
         moved = traffic.moved_bytes(program, computation, instruction)
-        found.append(Work(kind, times, moved, dict(flops), source_of(program, instruction)))
+        found.append(Launch(kind, times, moved, dict(flops), _source(program, instruction)))
     return found
 
 
-def source_of(program: hlo.Program, instruction: hlo.Instruction) -> str:
-    """The scopes of an instruction, shortened; layers that differ by a number are one.
+def _source(program: hlo.Program, instruction: hlo.Instruction) -> str:
+    """Shorten an instruction's name scopes; layers that differ by a number share one source.
 
-    `jit(step)/transpose(jvp(Model))/backbone/res2_0/add` is "backward backbone/res2_*/add". Where
-    an instruction has no name, it is the last one inside it that has.
+    `jit(step)/transpose(jvp(Model))/backbone/res2_0/add` becomes "backward backbone/res2_*/add".
+    An unnamed instruction takes the last name inside the computation it calls.
     """
     inside = program.computations.get(instruction.calls, {})
     named = [inner.source for inner in inside.values() if inner.source]
@@ -74,41 +73,41 @@ def source_of(program: hlo.Program, instruction: hlo.Instruction) -> str:
     return direction + "/".join(re.sub(r"\d+$", "*", part) for part in parts)
 
 
-def microseconds(work: Work, device: str) -> float:
-    """Of all launches of an instruction on a device of `PEAKS`."""
+def microseconds(launch: Launch, device: str) -> float:
+    """Estimate the total time of an instruction's launches on a device of `PEAKS`."""
     peaks = PEAKS[device]
-    compute = sum(1e-6 * n / (peaks[name] * MATRIX_REACH) for name, n in work.flops.items())
-    memory = 1e-6 * work.bytes / (peaks["bytes"] * MEMORY_REACH)
-    return work.times * max(compute, memory, LAUNCH_US)
+    compute = sum(1e-6 * n / (peaks[name] * MATRIX_REACH) for name, n in launch.flops.items())
+    memory = 1e-6 * launch.bytes / (peaks["bytes"] * MEMORY_REACH)
+    return launch.times * max(compute, memory, LAUNCH_US)
 
 
-def estimate(found: Sequence[Work], images: int, device: str) -> dict[str, float]:
-    """Milliseconds of a step with `images`, in all and by kind, and images/s."""
+def estimate(found: Sequence[Launch], images: int, device: str) -> dict[str, float]:
+    """Return images/s and milliseconds of a step with `images`, in total and by kind."""
     times: dict[str, float] = dict.fromkeys(KINDS, 0.0)
-    for work in found:
-        times[work.kind] += microseconds(work, device) / 1e3
+    for launch in found:
+        times[launch.kind] += microseconds(launch, device) / 1e3
     total = sum(times.values())
     rounded = {f"ms_{kind}": round(ms, 2) for kind, ms in times.items()}
     return {"images_per_s": round(1e3 * images / total, 1), "ms": round(total, 2), **rounded}
 
 
-def gbytes(found: Sequence[Work]) -> float:
-    """Gigabytes through memory."""
-    return sum(work.times * work.bytes for work in found) / 1e9
+def gbytes(found: Sequence[Launch]) -> float:
+    """Return the gigabytes read and written."""
+    return sum(launch.times * launch.bytes for launch in found) / 1e9
 
 
-def costliest(found: Sequence[Work], device: str, count: int = 10) -> list[dict[str, Any]]:
-    """What takes longest of all that is no product, summed by source."""
-    groups: dict[str, list[Work]] = defaultdict(list)
-    for work in found:
-        if work.kind in ("kernels", "rest"):
-            groups[work.source].append(work)
+def costliest(found: Sequence[Launch], device: str, count: int = 10) -> list[dict[str, Any]]:
+    """List the sources that take longest, matrix products excluded."""
+    groups: dict[str, list[Launch]] = defaultdict(list)
+    for launch in found:
+        if launch.kind in ("kernels", "rest"):
+            groups[launch.source].append(launch)
     rows = [
         {
             "source": source,
-            "launches": round(sum(work.times for work in group)),
+            "launches": round(sum(launch.times for launch in group)),
             "mbytes": round(1e3 * gbytes(group), 1),
-            "us": round(sum(microseconds(work, device) for work in group), 1),
+            "us": round(sum(microseconds(launch, device) for launch in group), 1),
         }
         for source, group in groups.items()
     ]
@@ -116,7 +115,7 @@ def costliest(found: Sequence[Work], device: str, count: int = 10) -> list[dict[
 
 
 def report(estimates: dict[str, dict[str, float]], rows: Sequence[dict[str, Any]]) -> str:
-    """Both for people."""
+    """Format estimates and costliest sources as text."""
     lines = []
     for device, figures in estimates.items():
         parts = ", ".join(f"{kind} {figures[f'ms_{kind}']}" for kind in KINDS)
@@ -125,8 +124,8 @@ def report(estimates: dict[str, dict[str, float]], rows: Sequence[dict[str, Any]
             f"{figures['ms']} ms ({parts})"
         )
     lines.append(f"costliest that is no product, on {next(iter(estimates))}:")
-    for row in rows:
-        lines.append(
-            f"{row['us']:9.1f} us {row['mbytes']:9.1f} MB {row['launches']:4d} x  {row['source']}"
-        )
+    lines += [
+        f"{row['us']:9.1f} us {row['mbytes']:9.1f} MB {row['launches']:4d} x  {row['source']}"
+        for row in rows
+    ]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""How fast the training step and the prediction run, without a data set."""
+"""Time the training step and prediction on generated batches."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ from mask_rcnn_jax.models.build import init_variables
 from mask_rcnn_jax.models.detect import detect_options
 from mask_rcnn_jax.training.step import make_mesh, make_predict_step, replicate, shard_batch
 
-WARM_UP = 3  # calls that are not timed
+WARM_UP = 3  # untimed calls
 
 
 def train(
@@ -22,17 +22,16 @@ def train(
     profile_dir: str | None = None,
     objects: int = inputs.OBJECTS,
 ) -> dict[str, Any]:
-    """Steady state of the recipe's step at `train.batch_size`, over all devices.
+    """Measure the recipe's training step at `train.batch_size`, over all devices.
 
-    profile_dir: a folder for a trace of some more steps. objects: of an image.
+    profile_dir: folder for a trace of a few more steps. objects: number per image.
     """
     mesh, model = make_mesh(), inputs.recipe_model(config)
     variables = init_variables(model, config.train.seed)
-    step, tx = inputs.recipe_step(config, model, variables["params"], mesh, config.train.batch_size)
-    state = replicate(inputs.fresh_state(variables, tx), mesh)
     batch_size = config.train.batch_size
-    batch = inputs.synthetic_batch(config, batch_size, objects=objects)
-    batch = shard_batch(batch, mesh)
+    step, tx = inputs.recipe_step(config, model, variables["params"], mesh, batch_size)
+    state = replicate(inputs.fresh_state(variables, tx), mesh)
+    batch = shard_batch(inputs.synthetic_batch(config, batch_size, objects=objects), mesh)
     compiled, compile_s = _compile(step, state, batch)
 
     def call():
@@ -41,14 +40,12 @@ def train(
         return metrics
 
     times = _steady(call, calls)
-    rss = devices.peak_rss_mb()  # before the program is lowered again, for its operations
-    flops = inputs.train_flops(config)
-    figures = _report(config, times, batch_size, compiled, compile_s, rss, flops)
+    figures = _figures(config, batch_size, compiled, compile_s, times, inputs.train_flops)
     return figures | _profiled(call, compiled, profile_dir)
 
 
 def infer(config: Mapping[str, Any], calls: int, profile_dir: str | None = None) -> dict[str, Any]:
-    """Steady state of the prediction at `eval.batch_size`: images in, detections out, no paste."""
+    """Measure prediction at `eval.batch_size`, from images to detections without pasted masks."""
     mesh, model = make_mesh(), inputs.recipe_model(config)
     variables = replicate(init_variables(model, config.train.seed), mesh)
     batch_size = config.eval.batch_size
@@ -57,9 +54,7 @@ def infer(config: Mapping[str, Any], calls: int, profile_dir: str | None = None)
     compiled, compile_s = _compile(predict, variables, batch)
     call = partial(compiled, variables, batch)
     times = _steady(call, calls)
-    rss = devices.peak_rss_mb()
-    flops = inputs.infer_flops(config)
-    figures = _report(config, times, batch_size, compiled, compile_s, rss, flops)
+    figures = _figures(config, batch_size, compiled, compile_s, times, inputs.infer_flops)
     return figures | _profiled(call, compiled, profile_dir)
 
 
@@ -74,7 +69,7 @@ def _compile(function: Callable, *args) -> tuple[jax.stages.Compiled, float]:
 
 
 def _steady(call: Callable[[], Any], calls: int) -> list[float]:
-    """Seconds from result to result, the next call always being sent off before one is awaited."""
+    """Return seconds between results, dispatching each call before waiting for the previous."""
     for _ in range(WARM_UP):
         out = call()
     jax.block_until_ready(out)
@@ -89,22 +84,24 @@ def _steady(call: Callable[[], Any], calls: int) -> list[float]:
     return times
 
 
-def _report(
+def _figures(
     config: Mapping[str, Any],
-    times: list[float],
     batch_size: int,
     compiled: jax.stages.Compiled,
     compile_s: float,
-    rss: float,
-    flops_per_image: float,
+    times: list[float],
+    count_flops: Callable[[Mapping[str, Any]], float],
 ) -> dict[str, Any]:
-    """The figures of one benchmark; those that the device does not tell are None.
+    """Return the figures of one benchmark; None for those the device does not report.
 
-    `peak_memory_mb` is the device's. `peak_rss_mb` is the process's, on the host; on a CPU it is
-    all there is to know, and holds Python, the libraries and what compiling took.
+    `peak_memory_mb` is device memory. `peak_rss_mb` is host memory of the process, which on a CPU
+    is the only measure and includes Python, libraries and compilation.
     """
+    rss = devices.peak_rss_mb()  # before `count_flops` lowers the program again
+    flops_per_image = count_flops(config)
     summary = devices.summary(times)
     images_per_s = batch_size / (summary["ms"] / 1e3)
+    flops_per_s = flops_per_image * images_per_s / jax.device_count()
     peak = devices.peak(config.train.precision)
     memory = jax.local_devices()[0].memory_stats()
     return {
@@ -123,13 +120,12 @@ def _report(
         "peak_memory_mb": round(memory["peak_bytes_in_use"] / 1e6, 1) if memory else None,
         "peak_rss_mb": rss,
         "gflop_per_image": round(flops_per_image / 1e9, 1),
-        "percent_of_peak": peak
-        and round(100 * flops_per_image * images_per_s / jax.device_count() / peak, 1),
+        "percent_of_peak": peak and round(100 * flops_per_s / peak, 1),
     }
 
 
 def _planned_bytes(memory) -> int:
-    """XLA's plan for a program with its arguments; a CPU's peak leaves out what is temporary."""
+    """Return XLA's planned memory including arguments; a CPU's own peak omits temporaries."""
     if jax.default_backend() != "cpu":
         return memory.peak_memory_in_bytes
     held = memory.argument_size_in_bytes + memory.output_size_in_bytes

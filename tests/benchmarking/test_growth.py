@@ -49,7 +49,7 @@ def test_a_point_that_fails_is_told_of(monkeypatch, tmp_path, capsys):
     rows = json.loads(path.read_text())["rows"]
     assert [row["name"] for row in rows] == ["base", "images 2", "images 4"]
     assert "| images 2 | 20 | 19 to 22 | 1.00 |" in capsys.readouterr().out
-    with pytest.raises(SystemExit, match="--axes has .'size_'., expected of"):
+    with pytest.raises(SystemExit, match="--axes has .'size_'., expected some of"):
         growth.main(growth.parse(["--axes=size_"]))
 
 

@@ -11,7 +11,7 @@ from tests.helpers import tiny_config
 
 
 def test_generated_pictures_are_a_sound_set(tmp_path):
-    dataset = load_coco(loading.write_pictures(tmp_path, 3), tmp_path)  # ValueError if not
+    dataset = load_coco(loading.write_images(tmp_path, 3), tmp_path)  # ValueError if not
     assert len(dataset.images) == 3 and dataset.class_names == ("cloud",)
     for image in dataset.images:
         assert len(image.annotations) == loading.OBJECTS
@@ -21,7 +21,7 @@ def test_generated_pictures_are_a_sound_set(tmp_path):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_figures(workers):
     config = tiny_config()
-    figures = loading.run(config, pictures=6, batches=4, workers=workers)
+    figures = loading.run(config, images=6, batches=4, workers=workers)
     assert figures["batch_size"] == config.train.batch_size
     assert figures["num_workers"] == workers and figures["images_per_s"] > 0
     per_core = figures["images_per_s_per_core"]  # None: less than a tick of the clock

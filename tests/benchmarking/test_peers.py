@@ -54,8 +54,8 @@ def test_the_ratio_is_of_neighbours():
 
 def test_what_the_peer_cannot_do_is_said_at_once(tmp_path, capsys):
     for options, message in [
-        ([], "wants --source, a folder that has mrcnn_tf2 in it"),
-        ([f"--source={tmp_path}"], "wants --source"),
+        ([], "needs --source, a folder containing mrcnn_tf2"),
+        ([f"--source={tmp_path}"], "needs --source"),
     ]:
         with pytest.raises(SystemExit):
             peers.parse(["--peer=nvidia_tf2", *options])

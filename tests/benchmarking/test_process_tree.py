@@ -43,5 +43,5 @@ def test_family_has_grandchildren_and_what_they_take(child):
 
 def test_a_system_without_proc_is_told_of(monkeypatch, tmp_path):
     monkeypatch.setattr(process_tree, "PROC", tmp_path)
-    with pytest.raises(ValueError, match="there on Linux only"):
+    with pytest.raises(ValueError, match="exists on Linux only"):
         process_tree.family()

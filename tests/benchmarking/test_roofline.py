@@ -151,7 +151,7 @@ def test_a_loop_counts_its_turns_and_a_pair_counts_once(program):
 
 
 def test_what_is_launched_is_sorted_by_kind_without_collectives(program):
-    works = roofline.works(program)
+    works = roofline.launches(program)
     kinds = {kind: sum(work.kind == kind for work in works) for kind in roofline.KINDS}
     assert kinds == {"convolutions": 3, "matmuls": 2, "kernels": 1, "rest": 7}
     assert gflop(works) == pytest.approx((3 * CONV + 2 * 2 * 64 * 32 * 16) / 1e9)
@@ -161,7 +161,7 @@ def test_what_is_launched_is_sorted_by_kind_without_collectives(program):
 
 def test_an_instruction_takes_the_longest_of_operations_bytes_and_launch():
     def us(flops, moved, times=1):
-        work = roofline.Work("matmuls", times, moved, {"bfloat16": flops}, "")
+        work = roofline.Launch("matmuls", times, moved, {"bfloat16": flops}, "")
         return roofline.microseconds(work, "A100")
 
     # 312 TFLOP/s and 2 TB/s on paper, of which 0.8 and 0.9 are reached.
@@ -172,7 +172,7 @@ def test_an_instruction_takes_the_longest_of_operations_bytes_and_launch():
 
 def test_the_estimate_adds_up_and_the_costliest_are_no_products():
     def work(kind, source, moved):
-        return roofline.Work(kind, 1, moved, {}, source)
+        return roofline.Launch(kind, 1, moved, {}, source)
 
     millisecond = 2e12 * 0.9 / 1e3
     works = [
@@ -199,7 +199,7 @@ def test_a_program_of_this_machine_is_read_the_same():
         return jnp.tanh(x @ y)
 
     shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((256, 512), (512, 128))]
-    works = roofline.works(hlo.parse(jax.jit(step).lower(*shapes).compile().as_text()))
+    works = roofline.launches(hlo.parse(jax.jit(step).lower(*shapes).compile().as_text()))
     assert gflop(works) == pytest.approx(2 * 256 * 512 * 128 / 1e9)
     # At the least both operands in and the output out, at the most the product out and in again.
     least = 4 * (256 * 512 + 512 * 128 + 256 * 128)
