@@ -1,7 +1,7 @@
-"""The grid of anchor boxes.
+"""Anchor grid.
 
-Anchor coordinates along x and y are computed per column and per row on the host (kilobytes) and
-broadcast to boxes on the device, so that the program holds no constants of several megabytes.
+Anchor x- and y-coordinates are computed per column and row on the host (kilobytes) and broadcast to
+boxes on the device, which avoids constants of several megabytes in the program.
 """
 
 from collections.abc import Sequence
@@ -18,24 +18,24 @@ from mask_rcnn_jax.ops.extent import STRIDES, ValidExtent
 
 
 class Anchors(NamedTuple):
-    """The anchors of a batch, a list entry per pyramid level, in the order (row, column, shape)."""
+    """Anchors per pyramid level, in (row, column, shape) order."""
 
-    boxes: Sequence[Float[Array, "A_l 4"]]  # pixels of the canvas
+    boxes: Sequence[Float[Array, "A_l 4"]]  # canvas pixels
     valid: Sequence[Bool[Array, "A_l"]] | None  # whether the cell is valid; None: all are
 
 
 @dataclass(frozen=True)
 class AnchorGrid:
-    """Anchors of every pyramid level P2..P6 (Ren et al., "Faster R-CNN", 2015).
+    """Anchors on every pyramid level P2..P6 (Ren et al., "Faster R-CNN", 2015).
 
     Attributes:
-        sizes: side of the base square of each level, pixels.
-        aspect_ratios: (width, height) factors of the base square, one anchor each.
-        center: position of an anchor's center in its cell, in strides: 0.5 is the middle (NVIDIA),
-            0 the corner (torchvision, Detectron2).
+        sizes: base square side per level, pixels.
+        aspect_ratios: (width, height) factors for the base square, one anchor each.
+        center: anchor center within a cell, in strides: 0.5 is the middle (NVIDIA), 0 the corner
+            (torchvision, Detectron2).
         rounding: "none"; "half_sides" rounds half the width and height to whole pixels
-            (torchvision); "base_window" rounds the sides of a shape at the size of a cell, before
-            it is scaled to the level's size (Caffe, maskrcnn-benchmark).
+            (torchvision); "base_window" rounds a shape's sides at cell size, before scaling it to
+            the level's size (Caffe, maskrcnn-benchmark).
         stride: "level" places anchors 4, 8, .. 64 pixels apart; "map" divides the valid pixels by
             the valid cells, which differs on the last level (torchvision).
     """
@@ -56,11 +56,11 @@ class AnchorGrid:
 
     @property
     def per_cell(self) -> int:
-        """Anchors per cell of a map."""
+        """Anchors per map cell."""
         return len(self.aspect_ratios)
 
     def __call__(self, extent: ValidExtent, *, offset: float = 0.0) -> Anchors:
-        """Anchors of the whole canvas; those over its edge are kept as they are.
+        """Return the anchors of the whole canvas; anchors beyond its edge are not clipped.
 
         offset: 1 for inclusive pixels, x2 = x1 + width - 1.
         """
@@ -78,12 +78,12 @@ class AnchorGrid:
     def sides(
         self, canvas: tuple[int, int], stride: int, size: float, offset: float
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Begin and end of a level's anchors along x and along y.
+        """Start and end of a level's anchors along x and y.
 
         float32 [columns, shapes, 2] and [rows, shapes, 2]; a level has ceil(side / stride) cells.
         """
         half = self._half_sides(stride, size)
-        ends = np.stack([-half, half - offset], axis=-1)  # [shapes, (x, y), (begin, end)]
+        ends = np.stack([-half, half - offset], axis=-1)  # [shapes, (x, y), (start, end)]
         along = []
         for axis, side in enumerate(reversed(canvas)):
             centers = np.arange(-(-side // stride)) * stride + self.center * stride
@@ -91,10 +91,10 @@ class AnchorGrid:
         return along[0], along[1]
 
     def _half_sides(self, stride: int, size: float) -> np.ndarray:
-        """Half the (width, height) of every shape at one level, [shapes, 2]."""
+        """Half (width, height) per shape at one level, [shapes, 2]."""
         shapes = np.asarray(self.aspect_ratios, np.float64)
         if self.rounding == "base_window":
-            # np.round goes to the even neighbor, as the numpy code of that time did.
+            # np.round rounds half to even, as the original NumPy code did.
             width = np.round(shapes[:, 0] * stride)
             height = np.round(width * shapes[:, 1] / shapes[:, 0])
             return np.stack([width, height], axis=-1) * size / stride / 2
@@ -102,7 +102,7 @@ class AnchorGrid:
         return np.round(half) if self.rounding == "half_sides" else half
 
     def _spread(self, sides: np.ndarray, extra: jax.Array) -> jax.Array:
-        """Shift the sides [cells, shapes, 2] of anchors whose cells are `extra` pixels larger."""
+        """Shift anchor sides [cells, shapes, 2] for cells `extra` pixels larger."""
         shift = (np.arange(len(sides), dtype=np.float32) + self.center) * extra.astype(jnp.float32)
         return sides + shift[:, None, None]
 
@@ -121,7 +121,7 @@ class AnchorGrid:
 def cell_index(
     canvas: tuple[int, int], stride: int, anchors_per_cell: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Row and column of the cell of every anchor of one level, [A_l] each."""
+    """Cell row and column of every anchor on one level, [A_l] each."""
     rows, columns = (-(-side // stride) for side in canvas)
     row, column = np.divmod(np.arange(rows * columns), columns)
     return np.repeat(row, anchors_per_cell), np.repeat(column, anchors_per_cell)
@@ -130,7 +130,7 @@ def cell_index(
 def _boxes_between(
     x: Float[Array | np.ndarray, "columns shapes 2"], y: Float[Array | np.ndarray, "rows shapes 2"]
 ) -> Float[Array, "A_l 4"]:
-    """The boxes of one level from their sides."""
+    """Combine one level's x and y sides into boxes."""
     grid = (len(y), *x.shape[:2])
     x, y = x[None], y[:, None]
     sides = [jnp.broadcast_to(along[..., end], grid) for end in (0, 1) for along in (x, y)]

@@ -1,9 +1,9 @@
-"""Arithmetic on boxes: area, IoU, the delta coder, clipping and flipping.
+"""Box arithmetic: area, IoU, delta coding, clipping and flipping.
 
 Boxes are `[x1, y1, x2, y2]` in pixels. `offset` is 0 for continuous coordinates (width = x2 - x1)
-and 1 for the inclusive-pixel convention of the Caffe era (width = x2 - x1 + 1), which NVIDIA's
-TensorFlow 2 recipe keeps in its box coder and its PyTorch recipe keeps everywhere.
-Every function is finite, with finite gradients, on the all-zero boxes that padding holds.
+and 1 for the Caffe-era inclusive-pixel convention (width = x2 - x1 + 1), which NVIDIA's TensorFlow
+2 recipe keeps in its box coder and its PyTorch recipe keeps everywhere.
+Every function is finite, with finite gradients, on all-zero padding boxes.
 """
 
 import math
@@ -13,22 +13,20 @@ from typing import Literal
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Num
 
-# exp(dw) may enlarge an anchor by at most 1000 / 16: the anchor of 16 px, the image of 1000.
+# exp(dw) enlarges an anchor by at most 1000 / 16: a 16 px anchor, a 1000 px image.
 MAX_LOG_SCALE = math.log(1000.0 / 16.0)
-# Widths are floored here before a division or a log. 1e-8 is NVIDIA TensorFlow 2's value.
-MIN_WIDTH = 1e-8
+MIN_WIDTH = 1e-8  # lower bound before a division or log; NVIDIA TensorFlow 2's value
 
 
 @dataclass(frozen=True)
 class BoxCoder:
-    """Encode and decode boxes as deltas, and the pixel convention of all box arithmetic.
+    """Box delta coder and pixel convention for all box arithmetic.
 
     Attributes:
-        weights: factors of (dx, dy, dw, dh) for RoIs; those of anchors are 1.
-        inclusive: where a box ends at its last pixel, so that width = x2 - x1 + 1. "none": nowhere;
-            "all": everywhere (Detectron, maskrcnn-benchmark); "decoder": in the deltas of RoIs and
-            where boxes are decoded and clipped, but not where anchors are encoded nor in IoU
-            (NVIDIA's TensorFlow examples).
+        weights: factors for the RoI deltas (dx, dy, dw, dh); anchors use 1.
+        inclusive: where x2 and y2 are inclusive pixels (width = x2 - x1 + 1). "none": nowhere;
+            "all": everywhere (Detectron, maskrcnn-benchmark); "decoder": in RoI deltas, decoding
+            and clipping, but not in anchor encoding or IoU (NVIDIA's TensorFlow examples).
     """
 
     weights: tuple[float, float, float, float] = (10.0, 10.0, 5.0, 5.0)
@@ -36,12 +34,12 @@ class BoxCoder:
 
     @property
     def offset(self) -> float:
-        """1.0 where boxes are decoded with inclusive pixels, else 0.0."""
+        """1.0 if decoding uses inclusive pixels, else 0.0."""
         return 0.0 if self.inclusive == "none" else 1.0
 
     @property
     def iou_offset(self) -> float:
-        """1.0 where IoU, areas and anchors have inclusive pixels, else 0.0."""
+        """1.0 if IoU, areas and anchors use inclusive pixels, else 0.0."""
         return 1.0 if self.inclusive == "all" else 0.0
 
     def iou(self, a: Float[Array, "N 4"], b: Float[Array, "G 4"]) -> Float[Array, "N G"]:
@@ -61,30 +59,30 @@ class BoxCoder:
     def encode_anchors(
         self, boxes: Float[Array, "*dims 4"], anchors: Float[Array, "*dims2 4"]
     ) -> Float[Array, "*out 4"]:
-        """Deltas that turn anchors into boxes."""
+        """Return the deltas from anchors to boxes."""
         return encode(boxes, anchors, offset=self.iou_offset)
 
     def decode_anchors(
         self, deltas: Float[Array, "*dims 4"], anchors: Float[Array, "*dims2 4"]
     ) -> Float[Array, "*out 4"]:
-        """The inverse of `encode_anchors`."""
+        """Invert `encode_anchors`."""
         return decode(deltas, anchors, offset=self.offset)
 
     def encode_rois(
         self, boxes: Float[Array, "*dims 4"], rois: Float[Array, "*dims2 4"]
     ) -> Float[Array, "*out 4"]:
-        """Deltas that turn RoIs into boxes."""
+        """Return the deltas from RoIs to boxes."""
         return encode(boxes, rois, weights=self.weights, offset=self.offset)
 
     def decode_rois(
         self, deltas: Float[Array, "*dims 4"], rois: Float[Array, "*dims2 4"]
     ) -> Float[Array, "*out 4"]:
-        """The inverse of `encode_rois`."""
+        """Invert `encode_rois`."""
         return decode(deltas, rois, weights=self.weights, offset=self.offset)
 
 
 def area(boxes: Float[Array, "*dims 4"], *, offset: float = 0.0) -> Float[Array, "*dims"]:
-    """Area in square pixels; 0 for a box turned inside out."""
+    """Area in square pixels; 0 for inverted boxes."""
     width = jnp.maximum(boxes[..., 2] - boxes[..., 0] + offset, 0.0)
     height = jnp.maximum(boxes[..., 3] - boxes[..., 1] + offset, 0.0)
     return width * height
@@ -93,14 +91,14 @@ def area(boxes: Float[Array, "*dims 4"], *, offset: float = 0.0) -> Float[Array,
 def pairwise_iou(
     a: Float[Array, "N 4"], b: Float[Array, "G 4"], *, offset: float = 0.0
 ) -> Float[Array, "N G"]:
-    """Intersection over union of every pair; 0 where the union is empty."""
+    """Intersection over union for every pair; 0 if the union is empty."""
     x1 = jnp.maximum(a[:, None, 0], b[None, :, 0])
     y1 = jnp.maximum(a[:, None, 1], b[None, :, 1])
     x2 = jnp.minimum(a[:, None, 2], b[None, :, 2])
     y2 = jnp.minimum(a[:, None, 3], b[None, :, 3])
     inter = jnp.maximum(x2 - x1 + offset, 0.0) * jnp.maximum(y2 - y1 + offset, 0.0)
     union = area(a, offset=offset)[:, None] + area(b, offset=offset)[None, :] - inter
-    # Replace the empty union before dividing: a NaN made here would survive in the gradient.
+    # Replace the empty union before dividing: a NaN here would survive in the gradient.
     return inter / jnp.where(union > 0.0, union, 1.0)
 
 
@@ -111,10 +109,10 @@ def encode(
     weights: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0),
     offset: float = 0.0,
 ) -> Float[Array, "*out 4"]:
-    """Deltas (dx, dy, dw, dh) that turn `anchors` into `boxes`; leading axes broadcast.
+    """Return the deltas (dx, dy, dw, dh) from `anchors` to `boxes`; leading axes broadcast.
 
-    dx and dy are in units of the anchor's width and height, dw and dh are logs of the ratio of
-    sides (R-CNN, Girshick 2014), each multiplied by its weight.
+    dx and dy are in anchor widths and heights, dw and dh are log side ratios (R-CNN, Girshick
+    2014), each multiplied by its weight.
     """
     boxes, anchors = jnp.broadcast_arrays(boxes, anchors)
     box_x, box_y, box_w, box_h = _center_form(boxes, offset)
@@ -135,7 +133,7 @@ def decode(
     weights: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0),
     offset: float = 0.0,
 ) -> Float[Array, "*out 4"]:
-    """The inverse of `encode`; leading axes broadcast. Growth is limited to `MAX_LOG_SCALE`."""
+    """Invert `encode`; leading axes broadcast. Growth is limited by `MAX_LOG_SCALE`."""
     deltas, anchors = jnp.broadcast_arrays(deltas, anchors)
     anchor_x, anchor_y, anchor_w, anchor_h = _center_form(anchors, offset)
     x = deltas[..., 0] / weights[0] * anchor_w + anchor_x
@@ -152,7 +150,7 @@ def clip(
     *,
     offset: float = 0.0,
 ) -> Float[Array, "*dims 4"]:
-    """Boxes cut to an image of `size` (height, width): coordinates in [0, side - offset]."""
+    """Clip boxes to an image of `size` (height, width): coordinates in [0, side - offset]."""
     height, width = size[0] - offset, size[1] - offset
     x1, y1, x2, y2 = (boxes[..., i] for i in range(4))
     x1, x2 = (jnp.minimum(jnp.maximum(x, 0.0), width) for x in (x1, x2))
@@ -163,7 +161,7 @@ def clip(
 def flip(
     boxes: Float[Array, "*dims 4"], width: float | Float[Array, ""]
 ) -> Float[Array, "*dims 4"]:
-    """Boxes of the image mirrored left to right; `width` in pixels."""
+    """Mirror boxes left to right in an image `width` pixels wide."""
     x1, y1, x2, y2 = (boxes[..., i] for i in range(4))
     return jnp.stack([width - x2, y1, width - x1, y2], axis=-1)
 

@@ -1,4 +1,4 @@
-"""How an op finds its body: XLA's, or the GPU kernel of `pallas_kernels`."""
+"""Select the XLA or Pallas implementation of an op."""
 
 from collections.abc import Callable
 from functools import partial
@@ -15,16 +15,19 @@ def choose(
     xla: Callable,
     load_kernel: Callable[[], tuple[str | None, Callable]],
 ) -> Callable:
-    """The function of arrays that `op` is to call.
+    """Return the function of arrays that implements `op`.
 
     Args:
-        implementation: "xla", or "pallas", or None: the kernel where the program is compiled for an
-            NVIDIA GPU and nothing speaks against it. Decided when the program is compiled and not
-            by the devices of this process, so that it can be compiled for another machine.
-        load_kernel: imports the kernel, which takes a while, and returns the reason in one line why
-            it cannot take the arguments, or None, and the kernel.
+        op: name for error messages.
+        implementation: "xla", "pallas", or None for the kernel in programs compiled for an NVIDIA
+            GPU, where supported. None is resolved at compile time, not from this process's devices,
+            so a program can be compiled for another machine.
+        xla: plain JAX implementation.
+        load_kernel: imports the kernel (slow) and returns (reason, kernel): one line saying why the
+            kernel cannot take the arguments, or None if it can.
 
-    Raises NotImplementedError with the reason if "pallas" cannot be.
+    Raises:
+        NotImplementedError: "pallas" is not supported; the message gives the reason.
     """
     if implementation not in (None, "xla", "pallas"):
         raise ValueError(f"implementation is {implementation!r}, expected None, 'xla' or 'pallas'")

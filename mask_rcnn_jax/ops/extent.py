@@ -1,8 +1,8 @@
-"""Valid extent of the feature maps of a padded batch.
+"""Valid extent of padded feature maps.
 
-Other frameworks pad a batch to its largest image, and their maps end there. Ours lie on a canvas of
-fixed size. A recipe that follows such a framework masks the rest: convolutions see zeros there,
-anchors are not valid, and RoIAlign stops at the last valid cell.
+Other frameworks pad a batch to its largest image, where their maps end; ours lie on a fixed-size
+canvas. Recipes following such a framework mask the rest: convolutions see zeros there, anchors are
+invalid, and RoIAlign stops at the last valid cell.
 """
 
 from dataclasses import dataclass
@@ -15,17 +15,17 @@ STRIDES = (4, 8, 16, 32, 64)  # pixels per cell of P2..P6
 
 @dataclass(frozen=True)
 class ValidExtent:
-    """The size of a batch's arrays and the upper left part of them that is valid."""
+    """Canvas size and valid size, anchored at the upper left."""
 
-    canvas: tuple[int, int]  # (H, W) of the arrays, pixels
-    size: jax.Array | None  # [2] int32 (height, width) that is valid, pixels; None: the canvas
+    canvas: tuple[int, int]  # array (H, W), pixels
+    size: jax.Array | None  # [2] int32 valid (height, width), pixels; None: the canvas
 
     def cells(self, stride: int) -> jax.Array:
-        """[2] (rows, columns) of the valid cells of a map with that stride; `size` is not None."""
+        """[2] valid (rows, columns) on a map with that stride; requires `size`."""
         return -(-self.size // stride)
 
     def mask(self, x: jax.Array) -> jax.Array:
-        """Set the cells of a map [B, h, w, C] outside the valid extent to zero."""
+        """Zero a map [B, h, w, C] outside the valid extent."""
         if self.size is None:
             return x
         rows, columns = self.cells(-(-self.canvas[0] // x.shape[1]))
@@ -34,9 +34,9 @@ class ValidExtent:
 
 
 def valid_extent(canvas: tuple[int, int], image_sizes: jax.Array, pad_multiple: int) -> ValidExtent:
-    """The extent of a batch whose images have sizes [B, 2] (height, width).
+    """Return the extent of the largest image, rounded up to `pad_multiple`; 0 for the whole canvas.
 
-    It ends at the largest image, rounded up to `pad_multiple`; 0 takes the whole canvas.
+    image_sizes: [B, 2] (height, width).
     """
     if not pad_multiple:
         return ValidExtent(canvas, None)

@@ -1,7 +1,7 @@
-"""The five losses, with the normalisers of the systems that recipes come from.
+"""The five losses, with each reference system's normalizers.
 
-All sums are float32, whatever the dtype of the network. Every mean divides by max(count, 1): a
-batch without foreground gives 0 and gradients of 0.
+All sums are float32, whatever the network dtype. Every mean divides by max(count, 1): a batch
+without foreground has zero loss and gradients.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,24 +15,24 @@ from jaxtyping import Array, Bool, Float, Int
 
 @dataclass(frozen=True)
 class LossOptions:
-    """Normalizers, shapes and weights of the losses.
+    """Loss normalizers, shapes and weights.
 
     Attributes:
-        rpn_cls_average: divisor of the objectness sum. "budget": `model.rpn.batch_size_per_image`
-            times images, even if fewer were sampled (NVIDIA's TensorFlow examples, Detectron2);
+        rpn_cls_average: objectness divisor. "budget": `model.rpn.batch_size_per_image` times
+            images, even if fewer were sampled (NVIDIA's TensorFlow examples, Detectron2);
             "sampled": the sampled anchors (torchvision, maskrcnn-benchmark).
         rpn_box_loss: "huber" with delta = beta, or "smooth_l1" with beta.
-        rpn_box_beta: where the box loss of the RPN becomes linear; 0 is L1.
+        rpn_box_beta: where the RPN box loss becomes linear; 0 is L1.
         rpn_box_average: "sampled" and "budget" sum over the sampled foreground and divide as above.
-            "matched_per_level" takes every anchor that matched: the mean over target coordinates
-            that are not exactly 0, level by level, and the sum of those means (NVIDIA's TensorFlow
-            examples; their code tells padding from targets so, and drops true zeros too).
-        box_beta: where the smooth L1 loss of the box head becomes linear; 0 is L1.
-        box_average: divisor of the box head's loss: the coordinates of the "foreground" RoIs
-            (NVIDIA's TensorFlow examples) or the number of sampled "rois" (the others).
-        rpn_box_weight: factor of the RPN's box loss.
-        box_reg_weight: factor of the box head's box loss.
-        mask_weight: factor of the mask loss.
+            "matched_per_level" uses every matched anchor: the sum over levels of the mean over
+            target coordinates that are not exactly 0 (NVIDIA's TensorFlow examples; their code
+            detects padding this way and drops true zeros too).
+        box_beta: where the box head's smooth L1 loss becomes linear; 0 is L1.
+        box_average: box head divisor: the coordinates of "foreground" RoIs (NVIDIA's TensorFlow
+            examples) or the number of sampled "rois" (the others).
+        rpn_box_weight: factor for the RPN box loss.
+        box_reg_weight: factor for the box head's box loss.
+        mask_weight: factor for the mask loss.
     """
 
     rpn_cls_average: Literal["budget", "sampled"] = "sampled"
@@ -47,24 +47,24 @@ class LossOptions:
 
 
 def huber(x: Float[Array, "*dims"], delta: float) -> Float[Array, "*dims"]:
-    """x^2 / 2 up to |x| = delta, then a line of slope delta; = delta * smooth_l1(beta=delta)."""
+    """x^2 / 2 up to |x| = delta, then slope delta; equals delta * smooth_l1(x, delta)."""
     magnitude = jnp.abs(x)
     inside = jnp.minimum(magnitude, delta)
     return 0.5 * inside * inside + delta * (magnitude - inside)
 
 
 def smooth_l1(x: Float[Array, "*dims"], beta: float) -> Float[Array, "*dims"]:
-    """x^2 / (2 beta) up to |x| = beta, then a line of slope 1; beta 0 is the absolute value."""
+    """x^2 / (2 beta) up to |x| = beta, then slope 1; the absolute value if beta is 0."""
     return huber(x, beta) / beta if beta > 0 else jnp.abs(x)
 
 
 def sigmoid_cross_entropy(
     logits: Float[Array, "*dims"], labels: Float[Array, "*dims"]
 ) -> Float[Array, "*dims"]:
-    """Binary cross-entropy of sigmoid(logits) elementwise, in a form that cannot overflow.
+    """Elementwise binary cross-entropy on sigmoid(logits), in a form that cannot overflow.
 
-    With softplus, not max and abs: theirs is a wrong gradient at a logit of exactly 0, and an
-    untrained head has those wherever its input is 0.
+    Uses softplus: max/abs formulations have the wrong gradient at logit 0, which an untrained head
+    outputs wherever its input is 0.
     """
     return jax.nn.softplus(logits) - logits * labels
 
@@ -79,14 +79,14 @@ def rpn_losses(
     *,
     batch_per_image: int,
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Objectness and box loss of the region proposal network.
+    """Objectness and box loss for the region proposal network.
 
     Args:
-        logits, deltas: one array per level, the levels in the order of the anchor axis.
-        labels: after sampling, 1 / 0 / -1; the objectness loss takes those >= 0.
+        logits, deltas: one array per level, in anchor-axis order.
+        labels: after sampling, 1 / 0 / -1; the objectness loss uses labels >= 0.
         matched_labels: before sampling.
         target_deltas: read where `matched_labels` is 1.
-        batch_per_image: anchors that are to be sampled per image.
+        batch_per_image: anchors to sample per image.
     """
     sampled = labels >= 0
     counts = {
@@ -96,15 +96,16 @@ def rpn_losses(
     box_error = _box_error(options.rpn_box_loss, options.rpn_box_beta)
     objectness, box, start = 0.0, 0.0, 0
     for level_logits, level_deltas in zip(logits, deltas, strict=True):
-        here = slice(start, start + level_logits.shape[1])
-        start = here.stop
-        objectness += _objectness_sum(level_logits, labels[:, here])
-        targets = target_deltas[:, here]
+        level = slice(start, start + level_logits.shape[1])
+        start = level.stop
+        objectness += _objectness_sum(level_logits, labels[:, level])
+        targets = target_deltas[:, level]
         error = box_error(level_deltas.astype(jnp.float32) - targets)
         if options.rpn_box_average == "matched_per_level":
-            box += _mean(error, (matched_labels[:, here, None] == 1) & (targets != 0.0))
+            matched = matched_labels[:, level, None] == 1
+            box += _masked_mean(error, matched & (targets != 0.0))
         else:
-            foreground = labels[:, here, None] == 1
+            foreground = labels[:, level, None] == 1
             box += jnp.sum(jnp.where(foreground, error, 0.0)) / counts[options.rpn_box_average]
     return objectness / counts[options.rpn_cls_average], box
 
@@ -117,14 +118,14 @@ def box_losses(
     valid: Bool[Array, "B R"],
     options: LossOptions,
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Classification and box loss of the box head; K1 is K + 1, with background at 0.
+    """Classification and box loss for the box head; K1 is K + 1, with background at 0.
 
-    Softmax cross-entropy, mean over the valid RoIs; smooth L1 of the true class's deltas, summed
-    over the foreground RoIs and divided by `options.box_average`.
+    Softmax cross-entropy, averaged over valid RoIs; smooth L1 on the true class's deltas, summed
+    over foreground RoIs and divided by `options.box_average`.
     """
     log_probs = jax.nn.log_softmax(class_logits.astype(jnp.float32))
     is_class = jnp.arange(class_logits.shape[-1])[None, None, :] == classes[..., None]
-    class_loss = _mean(-jnp.sum(jnp.where(is_class, log_probs, 0.0), axis=-1), valid)
+    class_loss = _masked_mean(-jnp.sum(jnp.where(is_class, log_probs, 0.0), axis=-1), valid)
 
     chosen = jnp.where(is_class[..., None], box_deltas.astype(jnp.float32), 0.0).sum(axis=2)
     foreground = valid & (classes > 0)
@@ -135,13 +136,11 @@ def box_losses(
 
 
 def mask_loss(
-    mask_logits: Float[Array, "B F S S"],
-    targets: Float[Array, "B F S S"],
-    fg: Bool[Array, "B F"],
+    mask_logits: Float[Array, "B F S S"], targets: Float[Array, "B F S S"], fg: Bool[Array, "B F"]
 ) -> Float[Array, ""]:
-    """Binary cross-entropy of the true class's mask, mean over the pixels of foreground regions."""
+    """Binary cross-entropy on the true class's mask, averaged over foreground RoIs' pixels."""
     error = sigmoid_cross_entropy(mask_logits.astype(jnp.float32), targets)
-    return _mean(error, jnp.broadcast_to(fg[..., None, None], error.shape))
+    return _masked_mean(error, jnp.broadcast_to(fg[..., None, None], error.shape))
 
 
 def _box_error(name: str, beta: float) -> Callable[[jax.Array], jax.Array]:
@@ -153,6 +152,6 @@ def _objectness_sum(logits: Float[Array, "B A"], labels: Int[Array, "B A"]) -> F
     return jnp.sum(jnp.where(labels >= 0, error, 0.0))
 
 
-def _mean(x: Float[Array, "*dims"], wanted: Bool[Array, "*dims"]) -> Float[Array, ""]:
-    """Mean of `x` where `wanted`, 0 where nothing is; other values get no gradient."""
-    return jnp.sum(jnp.where(wanted, x, 0.0)) / jnp.maximum(jnp.sum(wanted), 1)
+def _masked_mean(x: Float[Array, "*dims"], mask: Bool[Array, "*dims"]) -> Float[Array, ""]:
+    """Mean over `mask`, 0 if it is empty; other values get no gradient."""
+    return jnp.sum(jnp.where(mask, x, 0.0)) / jnp.maximum(jnp.sum(mask), 1)

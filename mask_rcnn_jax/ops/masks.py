@@ -1,6 +1,6 @@
-"""Mask targets of sampled regions, cut from the ground-truth masks or from crops of them.
+"""Mask targets for sampled RoIs, resampled from ground-truth masks or their crops.
 
-Interpolation is separable, so a target is two small matrix products instead of many gathers.
+Interpolation is separable, so a target takes two small matrix products instead of many gathers.
 """
 
 import jax
@@ -9,10 +9,10 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int, Num
 
-from mask_rcnn_jax.ops.bilinear import adaptive_samples, mean_hats
+from mask_rcnn_jax.ops.bilinear import adaptive_samples, mean_bilinear_weights
 
-MIN_SIDE = 1e-6  # pixels; keeps an empty ground-truth box from dividing by zero
-PIXELS_AT_ONCE = 1 << 22  # of float masks in memory at a time, 16 MiB
+MIN_SIDE = 1e-6  # pixels; avoids division by zero for empty ground-truth boxes
+MAX_FLOAT_PIXELS = 1 << 22  # float mask pixels in memory at a time, 16 MiB
 
 
 def mask_targets(
@@ -24,17 +24,18 @@ def mask_targets(
     size: int = 28,
     aligned: bool = True,
 ) -> Float[Array, "R size size"]:
-    """Binary target of each region: its object's mask at the centres of size x size bins.
+    """Sample each RoI's object mask at size x size bin centers and binarize it.
+
+    Bilinear with zeros outside the crop, then 1 from one half up.
 
     Args:
         masks: 0..255, each object inside its own box, resampled to M x M.
-        gt_boxes: the boxes of those crops, network pixels.
-        rois: network pixels; a degenerate one samples a line or a point.
-        matched_idxs: ground-truth row of each region.
-        aligned: crop pixels have their centres at +0.5, which is where the loader samples them.
-            False reads coordinates as pixel indices, as NVIDIA's TensorFlow recipes do.
-
-    Bilinear, with zeros outside the crop, then 1 from one half up.
+        gt_boxes: boxes of the crops, network pixels.
+        rois: network pixels; a degenerate RoI samples a line or a point.
+        matched_idxs: ground-truth row of each RoI.
+        size: bins per side.
+        aligned: crop pixels have their centers at +0.5, where the loader samples them. False reads
+            coordinates as pixel indices, as NVIDIA's TensorFlow recipes do.
     """
     crop_side = masks.shape[-1]
     boxes = gt_boxes[matched_idxs]
@@ -55,20 +56,21 @@ def soft_mask_targets(
     size: int = 28,
     image_size: Int[Array, "2"] | None = None,
 ) -> Float[Array, "R size size"]:
-    """Soft target of each region, 0..1: its object's mask averaged over size x size bins.
+    """Average each RoI's object mask over size x size bins, giving soft targets in 0..1.
 
-    A bin is the mean of ceil(its side) bilinear samples along each axis, a region is at least one
-    pixel wide, and coordinates are pixel indices: torchvision's RoIAlign of the mask with
-    sampling_ratio -1, scale 1 and not `aligned`.
+    A bin averages ceil(side) bilinear samples per axis, RoIs are at least one pixel wide, and
+    coordinates are pixel indices: torchvision's RoIAlign with sampling_ratio -1, scale 1 and
+    aligned=False, applied to the mask.
 
     Args:
-        masks: 0..255. With `image_size`: of the whole image, [G, H, W] in network pixels.
-            Without: crops as `mask_targets` takes them, close to the same from a fraction of the
-            memory. On COCO objects the mean difference is 0.02: 0.004 above 96 x 96 pixels, 0.07
-            below 16 x 16, where the crop is finer than the image. (Of `mask_targets` it is 0.05.)
-        gt_boxes: the boxes of the crops, network pixels; not read with `image_size`.
-        rois: network pixels; a degenerate one is widened to one pixel.
-        matched_idxs: ground-truth row of each region.
+        masks: 0..255. With `image_size`: whole-image masks, [G, H, W] in network pixels. Without:
+            crops as in `mask_targets`, for nearly the same result with a fraction of the memory. On
+            COCO objects the mean difference is 0.02: 0.004 above 96 x 96 pixels, 0.07 below 16 x
+            16, where the crop is finer than the image (for `mask_targets` it is 0.05).
+        gt_boxes: boxes of the crops, network pixels; not read with `image_size`.
+        rois: network pixels; a degenerate RoI is widened to one pixel.
+        matched_idxs: ground-truth row of each RoI.
+        size: bins per side.
         image_size: (height, width) of the image inside [H, W]; nothing beyond it is read.
     """
     boxes = gt_boxes[matched_idxs]
@@ -81,11 +83,11 @@ def soft_mask_targets(
         first, step, count = adaptive_samples(start, length, size)
         if image_size is not None:
             side = jnp.minimum(image_size[1 - axis], cells)[None, None, None]
-            return mean_hats(cell, first, step, count, side)
-        # The centre of pixel index i lies at i + 0.5, in the image as in the crop.
+            return mean_bilinear_weights(cell, first, step, count, side)
+        # Pixel i has its center at i + 0.5, in the image as in the crop.
         low, high = boxes[:, axis, None, None], boxes[:, axis + 2, None, None]
         scale = cells / jnp.maximum(high - low, MIN_SIDE)
-        return mean_hats(cell, (first + 0.5 - low) * scale - 0.5, step * scale, count)
+        return mean_bilinear_weights(cell, (first + 0.5 - low) * scale - 0.5, step * scale, count)
 
     def product(args):
         row, along_y, along_x = args
@@ -93,21 +95,21 @@ def soft_mask_targets(
         return jnp.einsum("py,yx,qx->pq", along_y, mask, along_x, precision="highest")
 
     rows = (matched_idxs, weights(1), weights(0))
-    at_once = PIXELS_AT_ONCE // (masks.shape[1] * masks.shape[2])
-    if at_once >= len(rois):
+    batch_size = MAX_FLOAT_PIXELS // (masks.shape[1] * masks.shape[2])
+    if batch_size >= len(rois):
         targets = jax.vmap(product)(rows)
-    else:  # whole-image masks of all regions together would take gigabytes
-        targets = lax.map(product, rows, batch_size=max(at_once, 1))
+    else:  # whole-image masks for all RoIs at once would take gigabytes
+        targets = lax.map(product, rows, batch_size=max(batch_size, 1))
     return jnp.clip(targets / 255.0, 0.0, 1.0)
 
 
 def _interpolation(
     roi: Float[Array, "R 2"], box: Float[Array, "R 2"], size: int, crop_side: int, shift: float
 ) -> Float[Array, "R size M"]:
-    """Bilinear weights of the crop's pixels at the bin centres, along one axis (start, end)."""
+    """Bilinear weights of crop pixels at bin centers; `roi` and `box` are (start, end) pairs."""
     bins = jnp.asarray((np.arange(size) + 0.5) / size, jnp.float32)[None]
-    place = roi[:, :1] + bins * (roi[:, 1:] - roi[:, :1])  # [R, size] network pixels
+    centers = roi[:, :1] + bins * (roi[:, 1:] - roi[:, :1])  # [R, size] network pixels
     scale = crop_side / jnp.maximum(box[:, 1:] - box[:, :1], MIN_SIDE)
-    at = (place - box[:, :1]) * scale - shift
+    at = (centers - box[:, :1]) * scale - shift
     pixels = jnp.arange(crop_side, dtype=jnp.float32)
     return jnp.maximum(1.0 - jnp.abs(at[:, :, None] - pixels[None, None, :]), 0.0)

@@ -1,10 +1,10 @@
-"""Greedy non-maximum suppression, exact, in blocks.
+"""Exact greedy non-maximum suppression in tiles.
 
-A sequential greedy pass is N dependent steps; the full N x N matrix is too large. Here boxes are
-taken a tile at a time: a tile is first thinned by everything already kept, then resolved within
-itself. The number of dependent steps is the number of tiles times a short fixed point, and the
-largest intermediate is B * TILE * TILE.
-That is the definition; on GPUs that have it, the kernel of `pallas_kernels` gives the same answer.
+A sequential greedy pass takes N dependent steps, and the full N x N matrix is too large. Here each
+tile of boxes is first suppressed by the boxes already kept, then resolved within itself. The
+dependent steps are the tiles times a short fixed-point iteration, and the largest intermediate is
+B * TILE * TILE.
+This is the definition; the kernel in `pallas_kernels` gives the same result.
 """
 
 from functools import partial
@@ -29,19 +29,20 @@ def nms(
     offset: float = 0.0,
     implementation: str | None = None,
 ) -> Bool[Array, "B N"]:
-    """Which boxes survive, for B independent problems sorted by falling score.
+    """Return the mask of surviving boxes for B independent problems sorted by descending score.
 
-    A box is suppressed when a better surviving one has IoU > `iou_thresh` with it. Rows that are
-    not valid neither survive nor suppress. With `max_out` only the first that many survivors of
-    each problem are kept, and the work stops when every problem has them.
+    A box is suppressed if a surviving box with a higher score has IoU > `iou_thresh` with it.
+    Invalid rows neither survive nor suppress.
 
     Args:
-        groups: a box only suppresses boxes of its own group, such as its class; None is one group.
-        offset: 1 for widths of the inclusive-pixel convention, see `boxes`.
-        implementation: "xla", or "pallas" for the GPU kernel, or None: the kernel where the
-            program is compiled for an NVIDIA GPU and `pallas_kernels` knows no reason against it.
+        groups: boxes only suppress boxes in their group, such as a class; None for one group.
+        max_out: keep only this many survivors per problem, and stop once every problem has them.
+        offset: 1 for inclusive-pixel widths, see `boxes`.
+        implementation: "xla", "pallas" for the GPU kernel, or None for the kernel in programs
+            compiled for an NVIDIA GPU, where supported.
 
-    Raises NotImplementedError with the reason if "pallas" cannot be.
+    Raises:
+        NotImplementedError: "pallas" is not supported; the message gives the reason.
     """
     num = boxes.shape[1]
     max_out = num if max_out is None else min(max_out, num)
@@ -72,8 +73,7 @@ def xla_nms(
     padding = (0, 0), (0, -num % TILE if num else TILE)
     boxes = jnp.pad(boxes, (*padding, (0, 0)))
     valid, groups = jnp.pad(valid, padding), jnp.pad(groups, padding)
-    keep = _resolve(boxes, valid, groups, iou_thresh, max_out, offset)
-    keep = keep[:, :num]
+    keep = _resolve(boxes, valid, groups, iou_thresh, max_out, offset)[:, :num]
     return keep & (jnp.cumsum(keep, axis=1) <= max_out)
 
 
@@ -85,10 +85,10 @@ def _resolve(
     max_out: int,
     offset: float,
 ) -> Bool[Array, "B N"]:
-    """Survivors tile by tile; tiles after the early exit are False. N is a multiple of TILE."""
+    """Resolve tile by tile; tiles after the early exit are False. N is a multiple of TILE."""
     num_tiles = boxes.shape[1] // TILE
 
-    def tile_of(x: Array, t: Array) -> Array:
+    def get_tile(x: Array, t: Array) -> Array:
         return lax.dynamic_slice_in_dim(x, t * TILE, TILE, axis=1)
 
     def unfinished(state: tuple[Array, Array]) -> Array:
@@ -97,14 +97,14 @@ def _resolve(
 
     def next_tile(state: tuple[Array, Array]) -> tuple[Array, Array]:
         t, keep = state
-        tile, tile_groups = tile_of(boxes, t), tile_of(groups, t)
+        tile, tile_groups = get_tile(boxes, t), get_tile(groups, t)
 
-        def thin(earlier: Array, alive: Array) -> Array:
-            hit = _overlaps(tile_of(boxes, earlier), tile, iou_thresh, offset)
-            hit &= _same(tile_of(groups, earlier), tile_groups)
-            return alive & ~jnp.any(hit & tile_of(keep, earlier)[:, :, None], axis=1)
+        def suppress(earlier: Array, alive: Array) -> Array:
+            hit = _overlaps(get_tile(boxes, earlier), tile, iou_thresh, offset)
+            hit &= _same_group(get_tile(groups, earlier), tile_groups)
+            return alive & ~jnp.any(hit & get_tile(keep, earlier)[:, :, None], axis=1)
 
-        alive = lax.fori_loop(0, t, thin, tile_of(valid, t))
+        alive = lax.fori_loop(0, t, suppress, get_tile(valid, t))
         kept = _resolve_tile(tile, alive, tile_groups, iou_thresh, offset)
         return t + 1, lax.dynamic_update_slice_in_dim(keep, kept, t * TILE, axis=1)
 
@@ -119,21 +119,21 @@ def _resolve_tile(
     iou_thresh: float,
     offset: float,
 ) -> Bool[Array, "B T"]:
-    """Greedy survivors of one tile.
+    """Greedy survivors within one tile.
 
-    `keep = alive and not suppressed by keep` is iterated from `keep = alive`. Row i is right once
-    all rows before it are, so the only fixed point is the greedy answer, and it is reached in as
-    many rounds as the longest chain of suppressions, a handful in practice.
+    Iterates `keep = alive and not suppressed by keep`, starting at `keep = alive`. Row i is correct
+    once all earlier rows are, so the only fixed point is the greedy result, reached in as many
+    iterations as the longest suppression chain: a handful in practice.
     """
     earlier = jnp.triu(jnp.ones((TILE, TILE), bool), k=1)  # [suppressor, suppressed]
-    hit = _overlaps(tile, tile, iou_thresh, offset) & _same(groups, groups) & earlier[None]
+    hit = _overlaps(tile, tile, iou_thresh, offset) & _same_group(groups, groups) & earlier[None]
 
-    def again(state: tuple[Array, Array]) -> tuple[Array, Array]:
+    def iterate(state: tuple[Array, Array]) -> tuple[Array, Array]:
         keep, _ = state
         new = alive & ~jnp.any(hit & keep[:, :, None], axis=1)
         return new, jnp.any(new != keep)
 
-    return lax.while_loop(lambda state: state[1], again, (alive, jnp.ones((), bool)))[0]
+    return lax.while_loop(lambda state: state[1], iterate, (alive, jnp.ones((), bool)))[0]
 
 
 def _overlaps(
@@ -148,6 +148,5 @@ def _overlaps(
     return inter > iou_thresh * union
 
 
-def _same(a: Int[Array, "B T"], b: Int[Array, "B T"]) -> Bool[Array, "B T T"]:
-    """Whether a_i and b_j are of one group."""
+def _same_group(a: Int[Array, "B T"], b: Int[Array, "B T"]) -> Bool[Array, "B T T"]:
     return a[:, :, None] == b[:, None, :]

@@ -1,11 +1,11 @@
-"""Mask targets drawn from polygons, with the rule by which pycocotools fills them.
+"""Rasterize polygons into mask targets with pycocotools' fill rule.
 
 pycocotools refines the grid five times, walks each edge along its longer axis in refined pixels,
-rounding the other coordinate, and notes in every column of the grid at which height the walk steps
-over the refined column's middle. From there downward each pixel changes between out and in. Here
-that height is a division of whole numbers for every pair of an edge and a column: nothing is
-walked, and a short loop over words of bits joins the edges of each polygon.
-That is the definition; on GPUs that have it, the kernel of `pallas_kernels` fills the same pixels.
+rounding the other coordinate, and records in each grid column the height where the walk crosses the
+middle of the column. All pixels below that height toggle between outside and inside. Here that
+height is one integer division per edge and column instead of a walk, and a short loop over bit
+words combines each polygon's edges.
+This is the definition; the kernel in `pallas_kernels` fills the same pixels.
 """
 
 from functools import partial
@@ -16,12 +16,12 @@ from jaxtyping import Array, Bool, Float, Int, UInt
 
 from mask_rcnn_jax.ops import dispatch
 
-REFINE = 5  # refined pixels per pixel; odd, so that a column has one in its middle
-# Refined coordinates are cut off here: 32-bit integers hold 4 * LIMIT^2. With 28 pixels it lies
-# 143 sides of the region away from it.
+REFINE = 5  # refined pixels per pixel; odd, so that a column has a middle one
+# Clip refined coordinates here: 32-bit integers hold 4 * LIMIT^2. For size 28 this is 143 RoI sides
+# away from the RoI.
 LIMIT = 20000
-WORD = 32  # rows of a column held by one integer
-UNROLLED = 16  # edges that one step of the loop adds
+WORD = 32  # column rows per integer
+UNROLLED = 16  # edges per loop step
 
 
 def polygon_mask_targets(
@@ -33,28 +33,28 @@ def polygon_mask_targets(
     min_size: float = 0.1,
     implementation: str | None = None,
 ) -> tuple[Float[Array, "R size size"], Bool[Array, "R"]]:
-    """Binary target of each region: its object's polygons, filled on size x size pixels.
+    """Fill each RoI's object polygons on size x size pixels.
+
+    Fills the same pixels as pycocotools (up to float32 rounding) for polygons within 143 RoI sides
+    if `size` is 28; vertices further away are moved to that distance.
 
     Args:
-        polygons: (x, y, part) of each vertex, network pixels. `part` counts the polygons of an
-            object from 0; the vertices of a part follow each other, and its last one is joined to
-            its first. -1 marks padding, anywhere. A pixel is 1 inside any part.
+        polygons: (x, y, part) per vertex, network pixels. `part` counts an object's polygons from
+            0; vertices in a part are consecutive, and its last one connects to its first. -1 marks
+            padding, anywhere. A pixel is 1 inside any part.
         rois: network pixels.
-        matched_idxs: ground-truth row of each region.
-        min_size: the least width and height in pixels that a region is taken for: 0.1 in
-            Detectron2, 1 in maskrcnn-benchmark and NVIDIA's PyTorch code. None of them adds a
-            pixel to the width.
-        implementation: "xla", or "pallas" for the GPU kernel, or None: the kernel where the
-            program is compiled for an NVIDIA GPU and `pallas_kernels` knows no reason against it.
+        matched_idxs: ground-truth row of each RoI.
+        size: pixels per side.
+        min_size: smallest width and height assumed for a RoI, in pixels: 0.1 in Detectron2, 1 in
+            maskrcnn-benchmark and NVIDIA's PyTorch code. None of them adds a pixel to the width.
+        implementation: "xla", "pallas" for the GPU kernel, or None for the kernel in programs
+            compiled for an NVIDIA GPU, where supported.
 
     Returns:
-        The targets, 0 or 1, and which of them stand for an object that has vertices. The others
-        are 0.
+        Targets, 0 or 1, and whether each RoI's object has vertices; targets are 0 if not.
 
-    The same pixels as pycocotools (but for rounding in float32) for every polygon within 143 sides
-    of its region if `size` is 28; vertices further away are moved to that distance.
-
-    Raises NotImplementedError with the reason if "pallas" cannot be.
+    Raises:
+        NotImplementedError: "pallas" is not supported; the message gives the reason.
     """
 
     def load_kernel():
@@ -70,10 +70,10 @@ def polygon_mask_targets(
     sides = jnp.maximum(rois[:, 2:] - rois[:, :2], min_size)
 
     def refined(points):
-        """[G, V, 2] in network pixels to [R, V, 2]."""
+        """Convert [G, V, 2] in network pixels to refined RoI pixels [R, V, 2]."""
         points = points[matched_idxs] - rois[:, None, :2]
         points = points * (REFINE * size / sides)[:, None] + 0.5
-        # Towards zero, as a cast does in C.
+        # Truncates toward zero, as a C cast does.
         return jnp.clip(points, -LIMIT, LIMIT).astype(jnp.int32)
 
     edges = jnp.concatenate([refined(starts), refined(ends)], axis=-1)
@@ -84,13 +84,13 @@ def polygon_mask_targets(
 def xla_fill_polygons(
     edges: Int[Array, "R V 4"], begins: Bool[Array, "R V"], used: Bool[Array, "R V"], *, size: int
 ) -> Float[Array, "R size size"]:
-    """The pixels inside any part; edges in refined pixels, (x, y) of the start and the end."""
+    """Set the pixels inside any part; edges are (x1, y1, x2, y2) in refined pixels."""
     edges, begins, used = (jnp.moveaxis(x, 1, 0) for x in (edges, begins, used))
     words = _rows_below(_first_rows(edges[..., :2], edges[..., 2:], size), size)
     words = jnp.where(used[:, :, None, None], words, jnp.uint32(0))
 
     def add_edge(carry, edge):
-        """`part`: the rows inside the part that is being drawn, `union`: inside those before."""
+        """`part` has the rows inside the current part, `union` those inside earlier parts."""
         (union, part), (word, begins) = carry, edge
         union = jnp.where(begins, union | part, union)
         return (union, jnp.where(begins, word, part ^ word)), None
@@ -106,7 +106,7 @@ def xla_fill_polygons(
 def _edges(
     polygons: Float[Array, "G V 3"],
 ) -> tuple[Float[Array, "G V 2"], Float[Array, "G V 2"], Bool[Array, "G V"]]:
-    """Both ends of the edge that starts at each vertex, and whether it is its part's first."""
+    """Start and end of the edge leaving each vertex, and whether it is its part's first edge."""
     points, part = polygons[..., :2], polygons[..., 2]
     last = part.shape[1] - 1
     index = jnp.broadcast_to(jnp.arange(last + 1)[None], part.shape)
@@ -119,34 +119,34 @@ def _edges(
 
 
 def _rows_below(first_row: Int[Array, "V R size"], size: int) -> UInt[Array, "V R words size"]:
-    """The rows from `first_row` on as the set bits of integers."""
+    """Set the bits of all rows from `first_row` down."""
     word = jnp.arange(-(-size // WORD))[None, None, :, None]
     above = jnp.clip(first_row[:, :, None, :] - WORD * word, 0, WORD).astype(jnp.uint32)
-    every = jnp.uint32(0xFFFFFFFF)
-    return jnp.where(above == WORD, jnp.uint32(0), every << jnp.minimum(above, WORD - 1))
+    ones = jnp.uint32(0xFFFFFFFF)
+    return jnp.where(above == WORD, jnp.uint32(0), ones << jnp.minimum(above, WORD - 1))
 
 
 def _first_rows(
     start: Int[Array, "V R 2"], end: Int[Array, "V R 2"], size: int
 ) -> Int[Array, "V R size"]:
-    """The first row, in each column, of the pixels below each edge; `size` where it has none.
+    """First row below each edge in each column; `size` if the edge does not cross the column.
 
-    An edge steps over a column's middle from refined pixel `left` to its right neighbour, or back.
-    The height of that step is the smaller one of both refined pixels.
+    An edge crosses a column's middle between refined pixel `left` and its right neighbor; the
+    crossing height is the smaller one.
     """
     left = REFINE * jnp.arange(size)[None, None, :] + REFINE // 2
     (x1, y1), (x2, y2) = (jnp.moveaxis(ends, -1, 0)[..., None] for ends in (start, end))
     width, height = jnp.abs(x2 - x1), jnp.abs(y2 - y1)
     wide = width >= height
-    # The walk goes right along a wide edge and down along a tall one.
+    # Walk right along a wide edge, down along a tall one.
     swap = jnp.where(wide, x1 > x2, y1 > y2)
     x1, x2 = jnp.where(swap, x2, x1), jnp.where(swap, x1, x2)
     y1, y2 = jnp.where(swap, y2, y1), jnp.where(swap, y1, y2)
 
-    # Wide: y1 + round(slope * steps) at the end of the step that is higher up in the picture.
+    # Wide: y1 + round(slope * steps) at the crossing's upper pixel.
     steps = left - x1 + (y2 < y1)
     wide_rise = 2 * (y2 - y1) * steps + width
-    # Tall: y1 + the last steps with round(x1 + slope * steps) still on the near side of the step.
+    # Tall: y1 + the last step for which round(x1 + slope * steps) is still before the crossing.
     right_rise = (2 * (left - x1) + 1) * height - 1
     left_rise = (2 * (x1 - left) - 1) * height
     rise = jnp.where(wide, wide_rise, jnp.where(x2 > x1, right_rise, left_rise))

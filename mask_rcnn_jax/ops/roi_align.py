@@ -1,12 +1,11 @@
 """RoIAlign over a feature pyramid (He et al. 2017), as a weighted sum of gathered rows.
 
-All levels are laid out in one table of pixels, [B * sum(H_l * W_l), C]. Every output cell is a
-weighted sum of rows of that table: bilinear interpolation gives 2 taps an axis for each of the S
-sample points, so 2S x 2S taps a cell, and the weights are products of one factor per axis.
-Where S follows the size of the box, neighbouring samples are at most one cell apart, so the taps of
-an axis are at most S + 1 neighbouring cells.
-The taps are walked one at a time: no intermediate is larger than the output and the table. That is
-the definition; on GPUs that have it, the kernel of `pallas_kernels` computes the same sum.
+All levels form one pixel table, [B * sum(H_l * W_l), C], and each output cell is a weighted sum of
+table rows. Bilinear interpolation takes 2 taps per axis for each of S sample points, so 2S x 2S
+taps per cell, whose weights are products of one factor per axis. With adaptive S, neighboring
+samples are at most one cell apart, so the taps along an axis are at most S + 1 adjacent cells.
+Taps are visited one at a time: no intermediate is larger than the output and the table. This is the
+definition; the kernel in `pallas_kernels` computes the same sum on GPUs that support it.
 """
 
 from collections.abc import Sequence
@@ -22,11 +21,11 @@ from jaxtyping import Array, Float, Int
 
 from mask_rcnn_jax.ops import boxes as box_ops
 from mask_rcnn_jax.ops import dispatch
-from mask_rcnn_jax.ops.bilinear import adaptive_samples, mean_hats
+from mask_rcnn_jax.ops.bilinear import adaptive_samples, mean_bilinear_weights
 from mask_rcnn_jax.ops.extent import STRIDES
 
 MIN_LEVEL = 2  # features[0] is P2
-MAX_UNROLLED = 8  # taps per axis; more are walked by a loop of the program, as far as they are used
+MAX_UNROLLED = 8  # taps per axis; more run in a device loop over the used ones
 
 
 def assign_levels(
@@ -38,11 +37,11 @@ def assign_levels(
     canonical_level: int = 4,
     offset: float = 0.0,
 ) -> Int[Array, "*dims"]:
-    """Pyramid level of each box: floor(log2(sqrt(area) / 224)) + 4, within the levels there are.
+    """Return each box's pyramid level: floor(log2(sqrt(area) / 224)) + 4, clamped to the range.
 
-    Counts the level boundaries that the area has reached, which is the same number without the
-    rounding of a logarithm and without log(0) for an empty box (that goes to `min_level`).
-    `offset`: 1 for inclusive pixels (width = x2 - x1 + 1) in the area.
+    Counts the level boundaries reached by the area, which gives the same number without a rounded
+    logarithm and without log(0) for empty boxes (these get `min_level`).
+    `offset`: 1 for areas with inclusive pixels (width = x2 - x1 + 1).
     """
     area = box_ops.area(boxes, offset=offset)
     level = jnp.full(area.shape, min_level, jnp.int32)
@@ -54,21 +53,20 @@ def assign_levels(
 
 @dataclass(frozen=True)
 class RoIAlign:
-    """How `roi_align` samples the maps.
+    """Sampling parameters of `roi_align`.
 
     Attributes:
-        max_level: the coarsest map that is read, from P2 up: 2 to 6.
-        sampling_ratio: S; an output cell is the mean of S x S bilinear samples. 0 adapts S to each
-            box and axis: ceil(cells of the map per cell of the output), as torchvision and
-            Detectron2 do. A box without extent along an axis has no sample there and gives 0.
-        max_sampling_ratio: up to this S adaptive samples are exact. A cell that should have more is
-            the mean of max_sampling_ratio + 1 evenly spread points an axis, each read from the
-            nearest cell of the map. Costs up to (max_sampling_ratio + 1)^2 taps.
+        max_level: coarsest map to read, 2 to 6; the finest is P2.
+        sampling_ratio: S; an output cell averages S x S bilinear samples. 0 adapts S to each box
+            and axis: ceil(map cells per output cell), as torchvision and Detectron2 do. A box
+            without extent along an axis has no samples there and gives 0.
+        max_sampling_ratio: adaptive sampling is exact up to this S. An output cell needing more
+            averages max_sampling_ratio + 1 evenly spaced points per axis, each read from the
+            nearest map cell. Costs up to (max_sampling_ratio + 1)^2 taps.
         aligned: subtract half a cell before sampling, for pixel centers at +0.5 (Detectron2).
-        border: "clamp" moves samples to the nearest cell of the map (NVIDIA's TensorFlow examples);
-            "zero" gives 0 for samples further than one cell outside (torchvision, Detectron2).
-        min_size: smallest side of a box, in cells; 0 for no limit. torchvision has 1 unless
-            `aligned`.
+        border: "clamp" moves samples to the nearest map cell (NVIDIA's TensorFlow examples); "zero"
+            gives 0 for samples more than one cell outside (torchvision, Detectron2).
+        min_size: smallest box side in cells; 0 for no limit. torchvision uses 1 unless `aligned`.
     """
 
     max_level: int = 5
@@ -83,13 +81,11 @@ class RoIAlign:
             raise ValueError(f"max_level is {self.max_level}, expected 2 to 6")
         if self.sampling_ratio < 0:
             raise ValueError(
-                f"sampling_ratio is {self.sampling_ratio}, expected points per cell and axis, or 0 "
-                "for adaptive"
+                f"sampling_ratio is {self.sampling_ratio}, expected samples per cell and axis, or "
+                "0 for adaptive sampling"
             )
         if self.max_sampling_ratio < 1:
-            raise ValueError(
-                f"max_sampling_ratio is {self.max_sampling_ratio}, expected at least 1"
-            )
+            raise ValueError(f"max_sampling_ratio is {self.max_sampling_ratio}, expected 1 or more")
 
 
 def roi_align(
@@ -103,35 +99,37 @@ def roi_align(
     extent: Int[Array, "2"] | None = None,
     implementation: str | None = None,
 ) -> Float[Array, "B N P Q C"]:
-    """Features of each box at P x Q cells, from the pyramid level that fits its size.
+    """Pool each box to P x Q cells from the pyramid level matching its size.
 
     Args:
-        features: maps from P2 upward, NHWC; those above `options.max_level` are not read.
-        boxes: pixels of the network input. A padded (all-zero) row gives the features of the top
-            left corner, or zeros with adaptive sampling and no `min_size`.
+        features: NHWC maps from P2 upward; maps above `options.max_level` are not read.
+        boxes: network pixels. A padded (all-zero) row gives the features at the top left corner, or
+            zeros with adaptive sampling and no `min_size`.
         output_size: P and Q, or one number for both.
         strides: pixels per cell of each map.
-        level_offset: `offset` of `assign_levels`.
-        extent: (height, width) in pixels that the maps cover where they are larger than that: of
-            each map only ceil(extent / stride) rows and columns are valid. None: the whole maps.
-        implementation: "xla", or "pallas" for the GPU kernel, or None: the kernel where the
-            program is compiled for an NVIDIA GPU and `pallas_kernels` supports the arguments.
+        level_offset: `offset` for `assign_levels`.
+        extent: (height, width) in pixels if the maps are larger than their valid area: only the
+            first ceil(extent / stride) rows and columns are valid. None: whole maps.
+        implementation: "xla", "pallas" for the GPU kernel, or None for the kernel in programs
+            compiled for an NVIDIA GPU, where supported.
 
-    Weights and sums are float32, the result has the features' dtype. Gradients flow to the
-    features only, never to the boxes.
+    Returns:
+        [B, N, P, Q, C] in the features' dtype; weights and sums are float32. Gradients flow to the
+        features only, never to the boxes.
 
-    Raises NotImplementedError with the reason if "pallas" is not supported.
+    Raises:
+        NotImplementedError: "pallas" is not supported; the message gives the reason.
     """
     features = features[: options.max_level - MIN_LEVEL + 1]
     if len(strides) < len(features):
-        raise ValueError(f"{len(strides)} strides for {len(features)} maps, expected one each")
+        raise ValueError(f"{len(strides)} strides for {len(features)} maps, expected one per map")
     strides = strides[: len(features)]
     boxes = lax.stop_gradient(boxes)
     batch, num = boxes.shape[:2]
     channels = features[0].shape[-1]
     boxes = boxes.reshape(-1, 4)
 
-    # Where each box's map lies in the table: first row, height, width.
+    # Location of each box's map in the table: first row, height, width.
     level = assign_levels(boxes, max_level=MIN_LEVEL + len(features) - 1, offset=level_offset)
     level -= MIN_LEVEL
     sizes = np.array([f.shape[1:3] for f in features], np.int32)
@@ -163,18 +161,18 @@ def _axis_taps(
     output_size: int,
     options: RoIAlign,
 ) -> tuple[Int[Array, "R P T"], Float[Array, "R P T"]]:
-    """Indices along one axis of the map and their weights, T = 2 * sampling_ratio taps a cell."""
+    """Tap indices and weights along one map axis; T = 2 * sampling_ratio taps per output cell."""
     sampling = options.sampling_ratio
     length = _lengths(start, end, options)
-    places = (np.arange(output_size * sampling) + 0.5) / sampling  # of the samples, in bins
+    samples = (np.arange(output_size * sampling) + 0.5) / sampling  # positions in bins
     bin_size = (length / output_size)[:, None]
-    at = (start - _shift(options))[:, None] + jnp.asarray(places, jnp.float32)[None] * bin_size
+    at = (start - _shift(options))[:, None] + jnp.asarray(samples, jnp.float32)[None] * bin_size
     side = side[:, None]
     weight = jnp.full(at.shape, 1.0 / sampling)
     if options.border == "zero":
         weight = jnp.where((at < -1.0) | (at > side), 0.0, weight)
     at = jnp.clip(at, 0.0, (side - 1).astype(jnp.float32))
-    # Clipped again as an integer: a NaN box of a diverged run must not index outside the table.
+    # Clip again as integers: NaN boxes of a diverged run must not index outside the table.
     low = jnp.clip(jnp.floor(at).astype(jnp.int32), 0, side - 1)
     high = jnp.minimum(low + 1, side - 1)
     fraction = at - low
@@ -191,28 +189,29 @@ def _adaptive_taps(
     output_size: int,
     options: RoIAlign,
 ) -> tuple[Int[Array, "R P T"], Float[Array, "R P T"]]:
-    """As `_axis_taps` with ceil(cells per bin) samples; T = max_sampling_ratio + 1 taps a cell."""
-    most = options.max_sampling_ratio
+    """`_axis_taps` with ceil(cells per bin) samples; T = max_sampling_ratio + 1."""
+    max_samples = options.max_sampling_ratio
     start, end = start - _shift(options), end - _shift(options)
     length = _lengths(start, end, options)
     first, step, count = adaptive_samples(start, length, output_size)
-    side, tap = side[:, None, None], jnp.arange(most + 1)[None, None, :]
+    side, tap = side[:, None, None], jnp.arange(max_samples + 1)[None, None, :]
     limit = (side - 1).astype(jnp.float32)
 
-    # Few samples: their cells from the first sample's on.
+    # Exact: consecutive cells, starting at the first sample's.
     low = jnp.clip(jnp.floor(jnp.clip(first, 0.0, limit)).astype(jnp.int32), 0, side - 1) + tap
-    weights = mean_hats(low.astype(jnp.float32), first, step, count, side, border=options.border)
+    cell = low.astype(jnp.float32)
+    weights = mean_bilinear_weights(cell, first, step, count, side, border=options.border)
 
-    # Too many: points with the same centre and spread.
+    # Too many samples: fewer points with the same center and spread.
     bin_start, bin_size = first - 0.5 * step, count * step
-    spread = bin_start + (tap + 0.5) / (most + 1) * bin_size
+    spread = bin_start + (tap + 0.5) / (max_samples + 1) * bin_size
     nearest = jnp.floor(jnp.clip(spread, 0.0, limit) + 0.5).astype(jnp.int32)
-    even = jnp.full(spread.shape, 1.0 / (most + 1))
+    even = jnp.full(spread.shape, 1.0 / (max_samples + 1))
     if options.border == "zero":
         even = jnp.where((spread < -1.0) | (spread > side), 0.0, even)
 
-    taps = jnp.clip(jnp.where(count > most, nearest, low), 0, side - 1)
-    return taps, jnp.where(count > most, even, weights)
+    taps = jnp.clip(jnp.where(count > max_samples, nearest, low), 0, side - 1)
+    return taps, jnp.where(count > max_samples, even, weights)
 
 
 def _shift(options: RoIAlign) -> float:
@@ -247,7 +246,7 @@ def _gather_sum(
 
 
 def _gather_sum_fwd(implementation, table, *taps):
-    # Backward needs the table's length only: a table without channels carries it.
+    # Backward only needs the table's length; save it as a table without channels.
     return _gather_sum(implementation, table, *taps), (table[:, :0], taps)
 
 
@@ -270,7 +269,7 @@ _gather_sum.defvjp(_gather_sum_fwd, _gather_sum_bwd)
 
 
 def xla_gather_sum(table: Float[Array, "pixels C"], *taps: Array) -> Float[Array, "R P Q C"]:
-    """The sum of `_gather_sum`, whose other arguments are `taps`."""
+    """Compute `_gather_sum`; `taps` are its remaining arguments."""
     y_taps, x_taps, y_weights, _ = taps
 
     def add_row(i, total):
@@ -291,13 +290,13 @@ def xla_gather_sum(table: Float[Array, "pixels C"], *taps: Array) -> Float[Array
 
 
 def _tap(i, j, y_taps, x_taps, y_weights, x_weights):
-    """Table rows [R, P, Q] and weights [R, P, Q] of one of the T * T taps of every cell."""
+    """Table rows and weights, [R, P, Q] each, for tap (i, j) of every output cell."""
     rows = y_taps[:, :, None, i] + x_taps[:, None, :, j]
     return rows, y_weights[:, :, None, i] * x_weights[:, None, :, j]
 
 
 def _num_used(weights: Float[Array, "R P T"]) -> int | Int[Array, ""]:
-    """How many taps from the first on have a weight in any cell."""
+    """Leading taps up to the last one with a nonzero weight in any cell."""
     num = weights.shape[-1]
     if num <= MAX_UNROLLED:
         return num
@@ -307,16 +306,16 @@ def _num_used(weights: Float[Array, "R P T"]) -> int | Int[Array, ""]:
 def xla_gather_sum_transpose(
     grad: Float[Array, "R P Q C"], *taps: Array, num_rows: int
 ) -> Float[Array, "pixels C"]:
-    """Adds the taps' shares into one float32 table; automatic differentiation would make one each.
+    """Scatter-add all taps into one float32 table; autodiff would allocate a table per tap.
 
-    A loop of the program, not of Python, so that only one tap's share is in memory at a time.
+    Uses a device loop, so that only one tap's contribution is in memory at a time.
     """
     used_y, used_x = _num_used(taps[2]), _num_used(taps[3])
 
     def add_tap(tap, total):
         rows, weights = _tap(*divmod(tap, used_x), *taps)
-        share = grad.astype(jnp.float32) * weights[..., None]
-        return total.at[rows].add(share, mode="promise_in_bounds")
+        update = grad.astype(jnp.float32) * weights[..., None]
+        return total.at[rows].add(update, mode="promise_in_bounds")
 
     total = jnp.zeros((num_rows, grad.shape[-1]), jnp.float32)
     return lax.fori_loop(0, used_y * used_x, add_tap, total).astype(grad.dtype)

@@ -222,7 +222,7 @@ def test_soft_targets_do_not_depend_on_how_many_are_made_at_once(monkeypatch):
     args = [jnp.asarray(a) for a in (masks, boxes, rois, matched)]
     together = mask_ops.soft_mask_targets(*args, size=5, image_size=jnp.array([32, 50]))
     for pixels in (1, 4 * 40 * 60):  # one at a time, and four, which does not divide 14
-        monkeypatch.setattr(mask_ops, "PIXELS_AT_ONCE", pixels)
+        monkeypatch.setattr(mask_ops, "MAX_FLOAT_PIXELS", pixels)
         apart = mask_ops.soft_mask_targets(*args, size=5, image_size=jnp.array([32, 50]))
         np.testing.assert_allclose(apart, together, rtol=1e-6, atol=1e-6)
 

@@ -13,7 +13,7 @@ SWAP = [1, 0, 3, 2]  # NVIDIA's boxes are y before x
 
 THRESHOLDS = ("fg_thresh", "bg_thresh")
 match_boxes = jax.jit(
-    matching.match_anchors, static_argnames=("iou_of", *THRESHOLDS, "low_quality")
+    matching.match_anchors, static_argnames=("iou_fn", *THRESHOLDS, "low_quality")
 )
 match_rois = jax.jit(matching.match_rois, static_argnames=(*THRESHOLDS, "strict"))
 sample = jax.jit(matching.sample, static_argnames=("num", "fg_fraction"))
