@@ -1,1 +1,1 @@
-"""Recipes: each module's `get_config()` is a whole config."""
+"""Recipes: each module's `get_config()` returns a complete config."""

@@ -1,4 +1,4 @@
-"""What all recipes start from: the default of every entry, and COCO 2017 as the data."""
+"""Defaults for every entry, with COCO 2017 as the data: the base of all recipes."""
 
 from ml_collections import ConfigDict
 
@@ -10,7 +10,7 @@ from mask_rcnn_jax.training.optim import OptimOptions
 from mask_rcnn_jax.training.options import EvalOptions, TrainOptions
 
 SECTIONS = {"loss": LossOptions, "optim": OptimOptions, "train": TrainOptions, "eval": EvalOptions}
-GIVEN = ("inclusive_boxes",)  # follows from model.box_coder.inclusive
+GIVEN = ("inclusive_boxes",)  # set by model.box_coder.inclusive
 COCO = dict(
     tfds_dir="data/coco/tfds",
     train_json="data/coco/annotations/instances_train2017.json",
@@ -20,7 +20,7 @@ COCO = dict(
     image_size=(800, 1333),
     resize="shortest_edge",
     max_instances=100,
-    bad_annotations="skip",  # it has a few boxes without area
+    bad_annotations="skip",  # a few boxes have no area
     num_workers=16,
 )
 
@@ -33,11 +33,11 @@ def get_config() -> ConfigDict:
 
 
 def describe(config: ConfigDict) -> dict[str, parts.Entry]:
-    """Type, choices and meaning of every entry of a config, by its dotted name."""
+    """Return type, choices and meaning for every config entry, by dotted name."""
     found = {
         "model.num_classes": parts.Entry(0, int, "classes without background; 0: as annotated."),
         "model.init_from": parts.Entry(
-            "", str, "a run's workdir or a file of weights to start from; '' starts at random."
+            "", str, "a run's workdir or a weight file to start from; '': random weights."
         ),
     }
     for section, options in {**SECTIONS, "data": DataOptions}.items():

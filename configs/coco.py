@@ -1,28 +1,28 @@
-"""Mask R-CNN R-50-FPN on COCO 2017, the recipe of NVIDIA's TensorFlow 2 example (mrcnn_tf2).
+"""Mask R-CNN R-50-FPN on COCO 2017, NVIDIA's TensorFlow 2 recipe (mrcnn_tf2).
 
     python -m mask_rcnn_jax.train --config configs/coco.py --workdir runs/coco \\
         --config.model.init_from=weights/nvidia_rn50_tf_amp
 
 Not measured here. NVIDIA publishes box AP 37.96 and mask AP 34.44 for 12 epochs on eight A100.
 
-Where NVIDIA's page and code differ, or their code contradicts its evident intent, we chose:
-  * a real pre-NMS top-k of 2000 (training) and 1000 (test) boxes a level, as their page says;
-    their code hands that number to NMS as an output limit and searches every anchor;
-  * a learning rate that follows the global batch; theirs follows the batch of one GPU, so that one
-    GPU trains eight times too hot;
-  * the ImageNet weights are there from the first step; theirs arrive after it;
-  * classes are the json's categories in the order of their ids, without the 11 unused COCO ids
-    (data.class_ids=raw has them, for weights with 91 outputs);
+Deliberate differences, where NVIDIA's page and code disagree or the code misses its evident intent:
+  * a real pre-NMS top-k, 2000 (training) and 1000 (test) boxes per level, as their page says; their
+    code passes that number to NMS as an output limit and searches every anchor;
+  * a learning rate scaled by the global batch; theirs uses the batch per GPU, so that a single GPU
+    trains at eight times the proper rate;
+  * ImageNet weights are loaded before the first step; theirs arrive after it;
+  * classes are the json's categories in id order, without the 11 unused COCO ids (with
+    data.class_ids=raw they are kept, for weights with 91 outputs);
   * resized pixels are rounded to whole numbers; a ground truth without overlap claims no anchor;
-  * ground-truth masks are drawn from the polygons straight into their 112 x 112 crop, and sampled
-    at pixel centres;
-  * bfloat16 in place of float16 with loss scaling;
-  * detection considers the best 4096 scores of all classes, theirs 1000 of each class;
-  * where an image has too few RoIs, the empty rows do not count; theirs train as background.
-As in their code: losses normalised over the images of one device, one fixed canvas for landscape
-and portrait, anchors encoded without the +1 that decoding assumes, RPN box targets of all matched
-anchors, RoIAlign with one point a bin, P2 to P6, no score threshold, stem and res2 frozen from the
-start.
+  * ground-truth masks are drawn from polygons directly into their 112 x 112 crop and sampled at
+    pixel centers;
+  * bfloat16 instead of float16 with loss scaling;
+  * detection considers the best 4096 scores over all classes, theirs 1000 per class;
+  * in images with too few RoIs, empty rows are ignored; theirs train as background.
+As in their code: losses normalized over the images on one device, one fixed canvas for landscape
+and portrait, anchors encoded without the +1 assumed in decoding, RPN box targets for all matched
+anchors, RoIAlign with one point per bin, P2 to P6, no score threshold, stem and res2 frozen from
+the start.
 """
 
 from ml_collections import ConfigDict
@@ -46,22 +46,11 @@ def get_config() -> ConfigDict:
         roi_align=dict(max_level=6, sampling_ratio=1, border="clamp", min_size=0.0),
         box_head=dict(fc_init="glorot"),
     )
-    config.loss.update(
-        rpn_cls_average="budget",
-        rpn_box_loss="huber",
-        rpn_box_average="matched_per_level",
-        box_average="foreground",
-    )
-    config.optim.update(
-        learning_rate=0.04,
-        reference_batch=32,
-        warmup_until=0.3 / 12,
-        warmup_factor=0.0,
-        decay_at=(8 / 12, 10 / 12),
-        rate_in_velocity=True,
-        decay_on=("kernel",),
-        loss_scale=2.0**15,
-    )
+    config.loss.update(rpn_cls_average="budget", rpn_box_loss="huber", box_average="foreground")
+    config.loss.rpn_box_average = "matched_per_level"
+    config.optim.update(learning_rate=0.04, reference_batch=32, rate_in_velocity=True)
+    config.optim.update(warmup_until=0.3 / 12, warmup_factor=0.0, decay_at=(8 / 12, 10 / 12))
+    config.optim.update(decay_on=("kernel",), loss_scale=2.0**15)
     config.train.update(batch_size=32, steps=12 * EPOCH, precision="bfloat16", eval_every=EPOCH)
     config.eval.update(batch_size=8, score_threshold=0.0)
     return config

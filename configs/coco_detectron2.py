@@ -1,4 +1,4 @@
-"""Mask R-CNN R-50-FPN on COCO 2017, the recipe of detectron2's mask_rcnn_R_50_FPN_1x and 3x.
+"""Mask R-CNN R-50-FPN on COCO 2017, detectron2's recipe (mask_rcnn_R_50_FPN_1x and 3x).
 
     python -m mask_rcnn_jax.train --config configs/coco_detectron2.py:3x --workdir runs/d2_3x \\
         --config.model.init_from=weights/R-50.pkl
@@ -7,10 +7,9 @@
 
 Not measured here. detectron2 publishes box AP 38.6 and mask AP 35.2 (1x), 41.0 and 37.2 (3x).
 
-Deliberate differences: RoIAlign takes at most 16 x 16 points a bin, which only boxes longer than
-112 cells of their level would exceed; polygons of more than 512 vertices fall back to mask crops;
-at most 100 objects an image are trained on, and detection considers the best 4096 scores of all
-classes.
+Deliberate differences: RoIAlign uses at most 16 x 16 points per bin, exceeded only by boxes longer
+than 112 cells on their level; objects with more than 512 polygon vertices use mask crops; training
+uses at most 100 objects per image; detection considers the best 4096 scores over all classes.
 """
 
 from ml_collections import ConfigDict
@@ -26,13 +25,8 @@ def get_config(variant: str = "1x") -> ConfigDict:
         raise ValueError(f"coco_detectron2:{variant}: expected one of {list(SCHEDULES)}")
     steps, decays = SCHEDULES[variant]
     config = base.get_config()
-    config.data.update(
-        resize_rounding="round",
-        antialias=True,
-        short_sides=(640, 672, 704, 736, 768, 800),
-        max_vertices=512,
-        keep_empty=False,
-    )
+    config.data.update(resize_rounding="round", antialias=True, max_vertices=512, keep_empty=False)
+    config.data.short_sides = (640, 672, 704, 736, 768, 800)
     config.model.update(
         input=dict(channel_order="bgr", std=(1.0, 1.0, 1.0)),
         backbone=dict(stride_in="1x1"),

@@ -1,27 +1,27 @@
-"""Mask R-CNN R-50-FPN on COCO 2017, the recipe of NVIDIA's PyTorch example (maskrcnn-benchmark).
+"""Mask R-CNN R-50-FPN on COCO 2017, NVIDIA's PyTorch recipe (maskrcnn-benchmark).
 
     python -m mask_rcnn_jax.train --config configs/coco_nvidia_pytorch.py --workdir runs/pytorch \\
         --config.model.init_from=weights/R-50.pkl
 
 Not measured here. NVIDIA publishes box AP 37.65 and mask AP 34.08 (TF32, eight A100).
 
-`init_from` is Detectron's R-50.pkl (of dl.fbaipublicfiles.com/detectron, not detectron2).
-Variants: `:bs64`, `:bs32` and `:1gpu` (batch 4) are NVIDIA's other schedules, `:mlperf` has the
-warm-up and the target APs of MLPerf.
+`init_from` is Detectron's R-50.pkl (from dl.fbaipublicfiles.com/detectron, not detectron2).
+Variants: `:bs64`, `:bs32` and `:1gpu` (batch 4) are NVIDIA's other schedules, `:mlperf` uses the
+warm-up and target APs from MLPerf.
 
-The numbers are those of the shipped e2e_mask_rcnn_R_50_FPN_1x.yaml and the launch scripts; NVIDIA's
-page lists the defaults behind them (rate 0.001, batch 16, conv4, background below 0.5). Their 1-GPU
-file trains on COCO 2014, whose json files are to be named in `data`. The number of proposals in
-training is that of one device's batch, for eight devices (one in `:1gpu`).
-Deliberate differences: polygons of more than 512 vertices fall back to mask crops; at most 100
-objects an image are trained on; detection considers the best 4096 scores of all classes.
+Values come from the shipped e2e_mask_rcnn_R_50_FPN_1x.yaml and the launch scripts; NVIDIA's page
+lists the defaults behind them (rate 0.001, batch 16, conv4, background below 0.5). Their 1-GPU file
+trains on COCO 2014, whose json files must be set in `data`. Training proposals are limited per
+device batch, for eight devices (one in `:1gpu`).
+Deliberate differences: objects with more than 512 polygon vertices use mask crops; training uses at
+most 100 objects per image; detection considers the best 4096 scores over all classes.
 """
 
 from ml_collections import ConfigDict
 
 from mask_rcnn_jax.configs import base
 
-# variant: batch, steps, rate, decay steps, warm-up steps and factor, a device's proposals
+# variant: batch, steps, rate, decay steps, warm-up steps and factor, proposals per device
 SCHEDULES = {
     "bs96": (96, 16_667, 0.12, (12_000, 16_000), 800, 1e-4, 12_000),
     "bs64": (64, 27_500, 0.08, (18_000, 24_000), 800, 1e-4, 8_000),
@@ -42,24 +42,14 @@ def get_config(variant: str = "bs96") -> ConfigDict:
         backbone=dict(stride_in="1x1", norm_eps=0.0),
         anchors=dict(center=0.5, rounding="base_window"),
         box_coder=dict(inclusive="all"),
-        rpn=dict(
-            straddle_thresh=0.0,
-            min_size=-1.0,
-            post_nms_scope="batch",
-            post_nms_topk_train=proposals,
-        ),
+        rpn=dict(straddle_thresh=0.0, min_size=-1.0, post_nms_scope="batch"),
         mask_targets=dict(kind="polygons"),
     )
-    config.optim.update(
-        learning_rate=rate,
-        reference_batch=batch,
-        warmup_until=warmup / steps,
-        warmup_factor=factor,
-        decay_at=tuple(step / steps for step in decays),
-        decay_on=("kernel",),
-        bias_lr_factor=2.0,
-        loss_scale=2.0**13,
-    )
+    config.model.rpn.post_nms_topk_train = proposals
+    config.optim.update(learning_rate=rate, reference_batch=batch, loss_scale=2.0**13)
+    config.optim.update(warmup_until=warmup / steps, warmup_factor=factor)
+    config.optim.update(decay_at=tuple(step / steps for step in decays))
+    config.optim.update(decay_on=("kernel",), bias_lr_factor=2.0)
     config.train.update(batch_size=batch, steps=steps, checkpoint_every=2500)
     if variant == "mlperf":
         config.train.update(stop_at_box_ap=0.377, stop_at_mask_ap=0.339)

@@ -1,15 +1,15 @@
-"""Mask R-CNN R-50-FPN on COCO 2017, the recipe of NVIDIA's TensorFlow 1 example.
+"""Mask R-CNN R-50-FPN on COCO 2017, NVIDIA's TensorFlow 1 recipe.
 
     python -m mask_rcnn_jax.train --config configs/coco_nvidia_tf1.py --workdir runs/tf1 \\
         --config.model.init_from=weights/resnet-nhwc-2018-02-07/model.ckpt-112603
 
 Not measured here. NVIDIA publishes box AP 37.77 and mask AP 34.35 (TF32, June 2020).
 
-What differs from TensorFlow 2 (configs/coco.py) stands below; of its deliberate differences those
-of classes, pixels, mask crops, bfloat16, detection's 4096 scores and empty rows hold here too, and
-a ground truth without overlap claims no anchor. Its scripts, unlike its defaults, also run NMS over
-all anchors. The schedule is that of eight GPUs with four images each; for one GPU with four
-images theirs is a rate of 0.005, which the linear rule gives as well.
+Changes the TensorFlow 2 recipe (configs/coco.py) as below. Deliberate differences are the same for
+classes, pixels, mask crops, bfloat16, detection's 4096 scores, empty rows and a ground truth
+without overlap. Its scripts, unlike its defaults, also run NMS over all anchors. The schedule is
+for eight GPUs with four images each; on one GPU with four images theirs uses rate 0.005, which the
+linear rule gives too.
 """
 
 from ml_collections import ConfigDict
@@ -21,14 +21,9 @@ STEPS = 45_000
 
 def get_config() -> ConfigDict:
     config = coco.get_config()
-    # Strided convolutions pad both sides, the max-pooling does not.
+    # Strided convolutions pad both sides, max pooling does not.
     config.model.backbone.update(norm_eps=1e-4, padding="torch")
-    config.optim.update(
-        warmup_until=1000 / STEPS,
-        decay_at=(30_000 / STEPS, 40_000 / STEPS),
-        rate_in_velocity=False,
-        bias_lr_factor=2.0,
-        loss_scale=2.0**12,
-    )
+    config.optim.update(warmup_until=1000 / STEPS, decay_at=(30_000 / STEPS, 40_000 / STEPS))
+    config.optim.update(rate_in_velocity=False, bias_lr_factor=2.0, loss_scale=2.0**12)
     config.train.update(steps=STEPS, eval_every=2500, checkpoint_every=3696)
     return config

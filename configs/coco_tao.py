@@ -1,16 +1,16 @@
-"""Mask R-CNN R-50-FPN on COCO 2017, the recipe of the TAO Toolkit (TensorFlow 1 backend).
+"""Mask R-CNN R-50-FPN on COCO 2017, the TAO Toolkit's recipe (TensorFlow 1 backend).
 
     python -m mask_rcnn_jax.train --config configs/coco_tao.py --workdir runs/tao \\
-        --config.model.init_from=weights/resnet50-0676ba61.pth --config.model.stride_in=3x3
+        --config.model.init_from=weights/resnet50-0676ba61.pth \\
+        --config.model.backbone.stride_in=3x3
 
 Not measured here. NVIDIA's blog post gives box AP 33.4 and mask AP 30.7 after 100,000 steps on
-eight GPUs, from weights of an Open Images subset.
+eight GPUs, from weights trained on an Open Images subset.
 
-What differs from TensorFlow 1 (configs/coco_nvidia_tf1.py) stands below, with the numbers of the
-blog post; `configs/coco_tao.py:docs` has those of the documentation's sample instead.
-docs/recipes.md maps every field of a TAO spec to an entry here. TAO's own weights (.hdf5, .tlt) are
-not read; torchvision's, in the command, have their stride in the 3x3 convolution.
-TAO's freeze_bn uses the stored statistics but still trains scale and bias; so does this.
+Changes the TensorFlow 1 recipe (configs/coco_nvidia_tf1.py) as below, with the blog post's numbers;
+`:docs` has those from the documentation's sample. docs/recipes.md maps TAO spec fields to entries.
+TAO's own weights (.hdf5, .tlt) are not supported; torchvision's, in the command, have their stride
+in the 3x3 convolution. Like TAO's freeze_bn, norms use stored statistics but train scale and bias.
 """
 
 from ml_collections import ConfigDict
@@ -25,12 +25,8 @@ def get_config(variant: str = "blog") -> ConfigDict:
     config.optim.update(learning_rate=0.02, loss_scale=2.0**15, decay_on=("kernel", "scale"))
     if variant == "blog":
         _schedule(config, batch_size=24, steps=100_000, levels=(0.1, 0.01, 0.001))
-        config.optim.update(
-            warmup_until=1000 / 100_000,
-            warmup_factor=1e-4 / 0.02,
-            decay_at=(0.6, 0.8, 0.9),
-            weight_decay=2e-5,
-        )
+        config.optim.update(warmup_until=1000 / 100_000, warmup_factor=1e-4 / 0.02)
+        config.optim.update(decay_at=(0.6, 0.8, 0.9), weight_decay=2e-5)
     elif variant == "docs":
         _schedule(config, batch_size=16, steps=120_000, levels=(0.1, 0.02, 0.002))
         config.optim.update(warmup_until=0.0, decay_at=(60 / 120, 80 / 120, 100 / 120))

@@ -1,4 +1,4 @@
-"""Mask R-CNN R-50-FPN on COCO 2017, the recipe of torchvision's maskrcnn_resnet50_fpn.
+"""Mask R-CNN R-50-FPN on COCO 2017, torchvision's recipe (maskrcnn_resnet50_fpn).
 
     python -m mask_rcnn_jax.train --config configs/coco_torchvision.py --workdir runs/torchvision \\
         --config.model.init_from=weights/resnet50-0676ba61.pth
@@ -8,31 +8,28 @@
 Not measured here. torchvision publishes box AP 37.9 and mask AP 34.6.
 
 `:coco_v1` is for torchvision's published COCO weights, whose batch norm has no epsilon.
-Deliberate differences: training sees ground-truth masks as 112 x 112 crops of their boxes
-(model.mask_targets=whole with data.mask_frame=image keeps them whole, at 100 MB an image);
-detection considers the best 4096 scores of all classes; at most 100 objects an image are trained
-on. train.precision=bfloat16 gives up being the same to the digit for speed.
+Deliberate differences: training uses ground-truth masks as 112 x 112 box crops
+(model.mask_targets.kind=whole with data.mask_frame=image keeps them whole, at 100 MB per image) and
+at most 100 objects per image; detection considers the best 4096 scores over all classes.
+train.precision=bfloat16 trades exact agreement for speed.
 """
 
 from ml_collections import ConfigDict
 
 from mask_rcnn_jax.configs import base
 
-EPOCH = 117_266 // 16  # steps; images without objects are left out
+EPOCH = 117_266 // 16  # steps, without images that have no objects
 
 
 def get_config(variant: str = "") -> ConfigDict:
     if variant not in ("", "coco_v1"):
         raise ValueError(f"coco_torchvision:{variant}: expected coco_v1 or nothing")
     config = base.get_config()
-    config.data.update(
-        class_ids="raw",  # 90 classes, of which COCO uses 80
-        image_dtype="float32",
-        keep_empty=False,
-    )
+    # "raw" gives 90 classes, of which COCO uses 80.
+    config.data.update(class_ids="raw", image_dtype="float32", keep_empty=False)
     config.model.update(
         backbone=dict(norm_eps=0.0 if variant == "coco_v1" else 1e-5),
-        # Anchors are 61 pixels apart on the last level where the padded height is 800.
+        # Anchors are 61 pixels apart on the last level if the padded height is 800.
         anchors=dict(rounding="half_sides", stride="map"),
         rpn=dict(post_nms_topk_train=2000, min_size=1e-3),
         box_head=dict(fc_init="linear", predictor_init="linear"),

@@ -1,4 +1,4 @@
-"""Write the table of differences between the recipes into docs/recipes.md.
+"""Write the recipes' table of differences into docs/recipes.md.
 
 python docs/recipe_table.py
 """
@@ -18,26 +18,24 @@ SYSTEMS = (
     "coco_torchvision",
     "coco_detectron2",
 )
-HABITS = ("train.checkpoint_every", "train.eval_every")  # and not behavior
+EXCLUDED = ("train.checkpoint_every", "train.eval_every")  # without effect on the model
 
 
 def table() -> str:
-    """A row for each entry that differs between the systems' recipes."""
+    """Return a row for each entry that differs between the systems' recipes."""
     modules = [importlib.import_module(f"mask_rcnn_jax.configs.{name}") for name in SYSTEMS]
     configs = [flatten(module.get_config()) for module in modules]
-    rows = [
-        _row("entry", [f"`{name}`" for name in SYSTEMS]),
-        "|" + "---|" * (len(SYSTEMS) + 1),
-    ]
+    header = _row("entry", [f"`{name}`" for name in SYSTEMS])
+    rows = [header, "|" + "---|" * (len(SYSTEMS) + 1)]
     for name in sorted(configs[0]):
         values = [config[name] for config in configs]
-        if name not in HABITS and any(value != values[0] for value in values):
+        if name not in EXCLUDED and any(value != values[0] for value in values):
             rows.append(_row(f"`{name}`", map(_text, values)))
     return "\n".join(rows) + "\n"
 
 
 def update(page: str) -> str:
-    """The page with today's table."""
+    """Return the page with the current table."""
     before, rest = page.split(BEGIN)
     return f"{before}{BEGIN}\n{table()}\n{END}{rest.split(END, 1)[1]}"
 
