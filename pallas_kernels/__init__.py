@@ -1,1 +1,1 @@
-"""Operations of Mask R-CNN as Pallas Mosaic GPU kernels for NVIDIA GPUs. Needs JAX only."""
+"""Mask R-CNN operations as Pallas Mosaic GPU kernels for NVIDIA GPUs. Needs only JAX."""

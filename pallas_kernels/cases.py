@@ -1,8 +1,8 @@
-"""The one list of shapes on which the kernels are tested, compiled and timed.
+"""Shapes for testing, compiling and timing the kernels.
 
-`args` are the kernel's positional arguments, abstract; `options` its static keyword arguments. Tiny
-cases suit an interpreter; the others have the sizes of a Mask R-CNN with an FPN of 256 channels on
-832 x 1344 pixels. `example` makes values that look like a model's for any of them.
+`args` are the kernel's abstract positional arguments, `options` its static keyword arguments. Tiny
+cases suit an interpreter; the others have the sizes in a Mask R-CNN with a 256-channel FPN on 832 x
+1344 pixels. `example` generates realistic values for any case.
 """
 
 import dataclasses
@@ -14,13 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# Pixels of the levels P2 to P5 of one image.
+# Pixels per image on levels P2 to P5.
 PYRAMID_ROWS = sum((832 // stride) * (1344 // stride) for stride in (4, 8, 16, 32))
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One call of the kernel named `op`."""
+    """One call to the kernel named `op`."""
 
     name: str
     op: str  # "gather_sum", "nms" or "fill_polygons"
@@ -33,21 +33,14 @@ class Case:
 
 
 def _gather_sum(
-    name: str,
-    rois: int,
-    *,
-    size: int,
-    taps: int,
-    dtype: str,
-    rows: int,
-    channels: int = 256,
-    tiny: bool = False,
+    name: str, rois: int, *, size: int, taps: int, dtype: str, rows: int, channels: int = 256
 ) -> Case:
-    """`rois` RoIs of `size` x `size` cells, `taps` an axis, from a table of `rows` pixels."""
+    """`rois` RoIs with `size` x `size` cells and `taps` per axis, on a table with `rows` pixels."""
     index = jax.ShapeDtypeStruct((rois, size, taps), jnp.int32)
     weight = jax.ShapeDtypeStruct((rois, size, taps), jnp.float32)
     table = jax.ShapeDtypeStruct((rows, channels), jnp.dtype(dtype))
-    return Case(name, "gather_sum", (table, index, index, weight, weight), tiny=tiny)
+    args = table, index, index, weight, weight
+    return Case(name, "gather_sum", args, tiny=name.startswith("tiny"))
 
 
 def _nms(
@@ -59,24 +52,22 @@ def _nms(
     iou_thresh: float = 0.5,
     max_out: int,
     offset: float = 0.0,
-    tiny: bool = False,
 ) -> Case:
     boxes = jax.ShapeDtypeStruct((problems, num, 4), jnp.float32)
     valid = jax.ShapeDtypeStruct((problems, num), jnp.bool_)
     groups = jax.ShapeDtypeStruct((problems, num), jnp.int32) if grouped else None
     options = dict(iou_thresh=iou_thresh, max_out=max_out, offset=offset)
-    return Case(name, "nms", (boxes, valid, groups), options, tiny)
+    return Case(name, "nms", (boxes, valid, groups), options, name.startswith("tiny"))
 
 
-def _fill_polygons(
-    name: str, rois: int, vertices: int, *, size: int = 28, tiny: bool = False
-) -> Case:
+def _fill_polygons(name: str, rois: int, vertices: int, *, size: int = 28) -> Case:
     edges = jax.ShapeDtypeStruct((rois, vertices, 4), jnp.int32)
     flag = jax.ShapeDtypeStruct((rois, vertices), jnp.bool_)
-    return Case(name, "fill_polygons", (edges, flag, flag), dict(size=size), tiny)
+    args = edges, flag, flag
+    return Case(name, "fill_polygons", args, dict(size=size), name.startswith("tiny"))
 
 
-# The taps of an axis: 2 of one sample, 4 of 2 x 2 samples, S + 1 of at most S adaptive samples.
+# Taps per axis: 2 for one sample, 4 for 2 x 2 samples, S + 1 for at most S adaptive samples.
 ROI_ALIGN_CASES = tuple(
     _gather_sum(f"{name}_{dtype}", rois, size=size, taps=taps, dtype=dtype, rows=rows)
     for dtype in ("float32", "bfloat16")
@@ -91,22 +82,16 @@ ROI_ALIGN_CASES = tuple(
         ("mask_28_train_2_images_4_samples", 2 * 128, 28, 4, 2 * PYRAMID_ROWS),
         ("box_test_1_image_4_samples", 1000, 7, 4, PYRAMID_ROWS),
     )
-) + (
-    _gather_sum(
-        "tiny_1_sample_float32", 2, size=3, taps=2, dtype="float32",
-        rows=60, channels=128, tiny=True,
-    ),
-    _gather_sum(
-        "tiny_4_samples_bfloat16", 2, size=3, taps=4, dtype="bfloat16",
-        rows=60, channels=256, tiny=True,
-    ),
-    _gather_sum(
-        "tiny_adaptive_float32", 2, size=2, taps=9, dtype="float32",
-        rows=200, channels=128, tiny=True,
-    ),
-)  # fmt: skip
+) + tuple(
+    _gather_sum(f"{name}_{dtype}", 2, size=size, taps=taps, dtype=dtype, rows=rows, channels=width)
+    for name, dtype, size, taps, rows, width in (
+        ("tiny_1_sample", "float32", 3, 2, 60, 128),
+        ("tiny_4_samples", "bfloat16", 3, 4, 60, 256),
+        ("tiny_adaptive", "float32", 2, 9, 200, 128),
+    )
+)
 
-# RPN: a problem is a level of an image. Detections: a problem is an image, a group is a class.
+# RPN: a problem is a level in an image. Detections: a problem is an image, a group is a class.
 NMS_CASES = (
     _nms("rpn_train_2_images", 2 * 5, 2000, iou_thresh=0.7, max_out=1000),
     _nms("rpn_train_8_images", 8 * 5, 2000, iou_thresh=0.7, max_out=1000),
@@ -116,31 +101,31 @@ NMS_CASES = (
     _nms("detections_8_images", 8, 4096, grouped=True, max_out=100),
     _nms("detections_8_images_all", 8, 4096, grouped=True, max_out=4096, offset=1.0),
     _nms("largest", 2, 8192, grouped=True, max_out=8192),
-    _nms("tiny", 2, 128, max_out=128, tiny=True),
-    _nms("tiny_grouped", 2, 100, grouped=True, max_out=20, tiny=True),
-    _nms("tiny_inclusive", 1, 128, iou_thresh=0.7, max_out=128, offset=1.0, tiny=True),
+    _nms("tiny", 2, 128, max_out=128),
+    _nms("tiny_grouped", 2, 100, grouped=True, max_out=20),
+    _nms("tiny_inclusive", 1, 128, iou_thresh=0.7, max_out=128, offset=1.0),
 )
 
-# 128 RoIs an image are the foreground's share of 512.
+# 128 RoIs per image: the foreground share among 512.
 MASK_TARGET_CASES = (
     _fill_polygons("mask_train_2_images", 2 * 128, 512),
     _fill_polygons("mask_train_8_images", 8 * 128, 512),
     _fill_polygons("mask_56_train_2_images", 2 * 128, 512, size=56),
-    _fill_polygons("tiny", 3, 24, tiny=True),
-    _fill_polygons("tiny_40", 2, 12, size=40, tiny=True),
+    _fill_polygons("tiny", 3, 24),
+    _fill_polygons("tiny_40", 2, 12, size=40),
 )
 
 CASES = ROI_ALIGN_CASES + NMS_CASES + MASK_TARGET_CASES
 
 
 def example(case: Case, seed: int = 0) -> tuple[np.ndarray | None, ...]:
-    """Values for the arguments of `case`, the same for the same seed."""
-    make = {"gather_sum": _taps, "nms": _boxes, "fill_polygons": _outlines}[case.op]
-    return make(np.random.default_rng(seed), case)
+    """Generate values for the arguments of `case`, reproducible by seed."""
+    generate = {"gather_sum": _taps, "nms": _boxes, "fill_polygons": _outlines}[case.op]
+    return generate(np.random.default_rng(seed), case)
 
 
 def _taps(rng: np.random.Generator, case: Case) -> tuple[np.ndarray, ...]:
-    """Windows of neighbouring pixels of one map that is about square; weights sum to 1."""
+    """Windows of neighboring pixels on one roughly square map; weights sum to 1."""
     table, y_taps, x_taps = case.args[:3]
     width = math.isqrt(table.shape[0])
     height = table.shape[0] // width
@@ -162,24 +147,23 @@ def _taps(rng: np.random.Generator, case: Case) -> tuple[np.ndarray, ...]:
 
 
 def _boxes(rng: np.random.Generator, case: Case) -> tuple[np.ndarray | None, ...]:
-    """Clusters of boxes as a detector makes around objects; a tenth of the rows is not valid."""
+    """Box clusters like a detector's around objects; a tenth of the rows are invalid."""
     boxes, _, groups = case.args
     problems, num = boxes.shape[:2]
     objects = max(num // 16, 1)
-    centre = rng.uniform(0, 1000, (problems, objects, 2))
+    center = rng.uniform(0, 1000, (problems, objects, 2))
     side = rng.uniform(16, 300, (problems, objects, 2))
-    which = rng.integers(0, objects, (problems, num))[..., None]
-    centre, side = (np.take_along_axis(x, which, axis=1) for x in (centre, side))
-    centre = centre + side * rng.normal(0, 0.1, centre.shape)
+    index = rng.integers(0, objects, (problems, num))[..., None]
+    center, side = (np.take_along_axis(x, index, axis=1) for x in (center, side))
+    center = center + side * rng.normal(0, 0.1, center.shape)
     side = side * np.exp(rng.normal(0, 0.1, side.shape))
-    made = np.concatenate([centre - side / 2, centre + side / 2], axis=-1).astype(np.float32)
+    values = np.concatenate([center - side / 2, center + side / 2], axis=-1).astype(np.float32)
     valid = rng.random((problems, num)) < 0.9
-    made_groups = None if groups is None else (which[..., 0] % 7 + 1).astype(np.int32)
-    return made, valid, made_groups
+    return values, valid, None if groups is None else (index[..., 0] % 7 + 1).astype(np.int32)
 
 
 def _outlines(rng: np.random.Generator, case: Case) -> tuple[np.ndarray, ...]:
-    """One or two closed wavy outlines a RoI, in refined pixels, a third of the vertices unused."""
+    """One or two closed wavy outlines per RoI, in refined pixels; a third of vertices unused."""
     rois, vertices = case.args[1].shape
     extent = 5 * case.options["size"]
     edges = rng.integers(0, extent, (rois, vertices, 4), np.int32)
@@ -189,8 +173,8 @@ def _outlines(rng: np.random.Generator, case: Case) -> tuple[np.ndarray, ...]:
         for part in range(rng.integers(1, 3)):
             angle = np.sort(rng.uniform(0, 2 * np.pi, count))
             radius = rng.uniform(0.2, 0.7) * extent * (1 + 0.2 * np.sin(7 * angle))
-            centre = rng.uniform(0.3, 0.7, 2) * extent
-            points = centre + radius[:, None] * np.stack([np.cos(angle), np.sin(angle)], axis=-1)
+            center = rng.uniform(0.3, 0.7, 2) * extent
+            points = center + radius[:, None] * np.stack([np.cos(angle), np.sin(angle)], axis=-1)
             points = points.astype(np.int32)
             rows = slice(part * count, (part + 1) * count)
             edges[roi, rows] = np.concatenate([points, np.roll(points, -1, axis=0)], axis=-1)

@@ -1,11 +1,11 @@
-"""Compile every kernel for a GPU that is not there, and look at the machine code.
+"""Compile every kernel without a GPU and check the machine code.
 
     python -m pallas_kernels.check_compile --target h100
 
-Each kernel of each case of `pallas_kernels.cases` is compiled in a process of its own: an error of
-the compiler ends the process, and a process remembers kernels that it has compiled for another GPU.
-Prints a table; the exit code is 0 only if there is machine code for the GPU and no register is
-spilled. Nothing is run, so no time and no value is checked.
+Compiles each case in `pallas_kernels.cases` in a separate process: compiler errors end the process,
+and a process caches kernels compiled for another GPU. Prints a table; the exit code is 0 only if
+there is machine code for the GPU and no register is spilled. Nothing runs, so neither times nor
+values are checked.
 """
 
 import argparse
@@ -32,35 +32,35 @@ PACKAGES = {
     "nvidia/cu13/bin/ptxas": "nvidia-cuda-nvcc",
     "nvidia/cu13/nvvm/libdevice/libdevice.10.bc": "nvidia-nvvm",
 }
-TIMEOUT = 600  # seconds a kernel, which takes a few
-RESULT = "result of the compiler: "
-UNFUSED = "nms"  # kernels whose comparisons must come out as in NumPy, to the last bit
+TIMEOUT = 600  # seconds per kernel; compiling takes a few
+RESULT = "compiler result: "
+UNFUSED = "nms"  # prefix of kernels whose comparisons must match NumPy bit for bit
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What came of one kernel of one case; `failure` is None if all is well."""
+    """Compilation result for one kernel and case; `failure` is None on success."""
 
     name: str
     failure: str | None = None
-    registers: int = 0  # of the kernel that has most, as all of the next
-    spill_bytes: int = 0
-    smem_bytes: int = 0  # static only
-    temp_bytes: int = 0  # of the whole function, with what XLA does around its kernels
+    registers: int = 0  # maximum over the function's kernels
+    spill_bytes: int = 0  # sum over the kernels
+    smem_bytes: int = 0  # maximum over the kernels, static only
+    temp_bytes: int = 0  # whole function, including XLA's code around its kernels
     peak_bytes: int = 0
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     targets = sorted(path.stem for path in TARGETS.glob("*.txtpb"))
-    parser.add_argument("--target", required=True, choices=targets, help="the GPU to compile for")
-    parser.add_argument("--only", default="", help="jobs whose name has this in it")
-    parser.add_argument("--jobs", type=int, default=2, help="how many compile at a time")
-    parser.add_argument("--json", help="a file for the table")
+    parser.add_argument("--target", required=True, choices=targets, help="GPU to compile for")
+    parser.add_argument("--only", default="", help="compile only jobs whose name contains this")
+    parser.add_argument("--jobs", type=int, default=2, help="parallel compilations")
+    parser.add_argument("--json", help="also write the table to this JSON file")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     flags = parser.parse_args(arguments)
 
-    problem = what_is_missing(flags.target)
+    problem = missing_requirement(flags.target)
     if problem:
         print(f"check_compile: {problem}", file=sys.stderr)
         return 1
@@ -70,7 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     names = [name for name in jobs() if flags.only in name]
     if not names:
-        print(f"check_compile: no case has {flags.only!r} in its name", file=sys.stderr)
+        print(f"check_compile: --only {flags.only!r} matches no case", file=sys.stderr)
         return 1
     with concurrent.futures.ThreadPoolExecutor(flags.jobs) as pool:
         reports = list(pool.map(functools.partial(check_one, flags.target), names))
@@ -81,27 +81,27 @@ def main(arguments: list[str] | None = None) -> int:
     return int(any(report.failure for report in reports))
 
 
-def what_is_missing(target: str) -> str | None:
-    """Why nothing can be compiled for `target` here, in one line, or None."""
-    missing = [package for needed, package in PACKAGES.items() if not _is_there(needed)]
+def missing_requirement(target: str) -> str | None:
+    """Return why this machine cannot compile for `target`, in one line, or None."""
+    missing = [package for needed, package in PACKAGES.items() if not _is_installed(needed)]
     if missing:
         return f"needs the packages {', '.join(missing)}; see pallas_kernels/README.md"
     capability = tuple(map(int, describe(target)["capability"].split(".")))
     return support.mosaic_unsupported(capability)
 
 
-def _is_there(needed: str) -> bool:
-    """A module, or a file of a package of NVIDIA's."""
+def _is_installed(needed: str) -> bool:
+    """Find a module, or a file in an NVIDIA package."""
     if "/" not in needed:
         try:
             return importlib.util.find_spec(needed) is not None
-        except ModuleNotFoundError:  # the package around it
+        except ModuleNotFoundError:  # its parent package
             return False
     return any((Path(folder) / needed).is_file() for folder in sys.path)
 
 
 def describe(target: str) -> dict[str, str]:
-    """Name, number of cores and compute capability of a target."""
+    """Return a target's name, core count and compute capability."""
     text = (TARGETS / f"{target}.txtpb").read_text()
     capability = re.search(r"cuda_compute_capability \{ major: (\d+) minor: (\d+)", text)
     return {
@@ -113,8 +113,8 @@ def describe(target: str) -> dict[str, str]:
 
 
 def jobs() -> dict[str, tuple[Callable, tuple]]:
-    """Function and abstract arguments by name: those of the cases, forward and transposed."""
-    # Here, as Pallas takes longer to import than it takes to see that a package is missing.
+    """Return function and abstract arguments by job name, with transposes."""
+    # Imported here: importing Pallas takes longer than finding that a package is missing.
     from pallas_kernels import mask_targets, nms, roi_align
 
     found = {}
@@ -127,14 +127,14 @@ def jobs() -> dict[str, tuple[Callable, tuple]]:
             found[f"gather_sum {case.name}"] = roi_align.gather_sum, case.args
             found[f"gather_sum_transpose {case.name}"] = transpose, (grad, *case.args[1:])
         else:
-            room = {"nms": nms, "fill_polygons": mask_targets}[case.op]
-            function = functools.partial(getattr(room, case.op), **case.options)
+            module = {"nms": nms, "fill_polygons": mask_targets}[case.op]
+            function = functools.partial(getattr(module, case.op), **case.options)
             found[f"{case.op} {case.name}"] = function, case.args
     return found
 
 
 def compile_one(target: str, job: tuple[Callable, tuple]) -> dict[str, int]:
-    """Bytes of memory and number of kernels of one job. ptxas writes what it does to the output."""
+    """Compile one job and return its memory in bytes and kernel count; ptxas logs to the output."""
     from jax.experimental import topologies
 
     function, args = job
@@ -159,7 +159,7 @@ def compile_one(target: str, job: tuple[Callable, tuple]) -> dict[str, int]:
 
 
 def abstract_mesh(mesh: jax.sharding.Mesh, gpu: dict[str, str]) -> jax.sharding.AbstractMesh:
-    """A mesh that tells Mosaic GPU what it compiles for: else it takes that for granted."""
+    """Return a mesh with the target GPU, which Mosaic GPU would otherwise assume."""
 
     @dataclasses.dataclass(frozen=True)
     class Device(jax.sharding.AbstractDevice):
@@ -170,23 +170,21 @@ def abstract_mesh(mesh: jax.sharding.Mesh, gpu: dict[str, str]) -> jax.sharding.
 
 
 def check_one(target: str, name: str) -> Report:
-    """Compiles one job in a process of its own."""
+    """Compile one job in a separate process."""
     command = [sys.executable, "-m", __spec__.name, "--target", target, "--only", name, "--child"]
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "MOSAIC_GPU_DUMP_PTXAS": "1"}
     if name.startswith(UNFUSED):
         environment["MOSAIC_GPU_DUMP_PTX"] = "1"
+    streams = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
-        done = subprocess.run(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, timeout=TIMEOUT,
-        )  # fmt: skip
+        done = subprocess.run(command, env=environment, timeout=TIMEOUT, **streams)
     except subprocess.TimeoutExpired:
         return Report(name, failure=f"took more than {TIMEOUT} s")
     return read_output(name, done.stdout, done.returncode, describe(target)["capability"])
 
 
 def read_output(name: str, output: str, exit_code: int, capability: str) -> Report:
-    """What the output of a child says, ptxas' messages among it."""
+    """Parse a child's output, including the messages from ptxas."""
     results = re.findall(rf"^{RESULT}(.*)$", output, re.MULTILINE)
     if exit_code or not results:
         last = (output.strip().splitlines() or ["no output"])[-1]
@@ -210,14 +208,14 @@ def read_output(name: str, output: str, exit_code: int, capability: str) -> Repo
     elif set(architectures) != {expected} or len(registers) != len(architectures):
         failure = f"machine code for {sorted(set(architectures))}, expected {expected}"
     elif name.startswith(UNFUSED) and re.search(r"\bfma\.\S*f32", output):
-        failure = "a product is fused with a sum, so it rounds otherwise than NumPy's"
+        failure = "a product is fused with a sum, so its rounding differs from NumPy's"
     elif report.spill_bytes:
         failure = f"{report.spill_bytes} bytes of registers are spilled"
     return dataclasses.replace(report, failure=failure)
 
 
 def table(target: str, reports: list[Report]) -> str:
-    """For people, and for a README."""
+    """Format the reports as Markdown."""
     lines = [
         f"JAX {jax.__version__}, {describe(target)['name']}, nothing run",
         "",

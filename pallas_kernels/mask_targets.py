@@ -1,7 +1,7 @@
-"""Filling polygons as pycocotools does, for many regions at once.
+"""Fill polygons by pycocotools' rule, for many regions at once.
 
-A program for every region: it walks the region's edges and keeps, for every column, one bit a row.
-The vectors hold the columns.
+Each program handles one region: it walks the region's edges and keeps a bit per row for every
+column. Vectors hold the columns.
 """
 
 from typing import Any
@@ -11,15 +11,15 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-LANES = 128  # length of a vector, and so the most columns
-WORD = 32  # rows of a column held by one integer
+LANES = 128  # vector length, which limits the columns
+WORD = 32  # column rows per integer
 REFINE = 5  # refined pixels per pixel, as in pycocotools
-UNROLLED = 4  # edges of one step, so that their loads overlap
+UNROLLED = 4  # edges per step, so that their loads overlap
 COMPILER_PARAMS = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup)
 
 
 def unsupported(size: int) -> str | None:
-    """Why `fill_polygons` cannot make targets of that size, or None."""
+    """Return why `fill_polygons` does not support that size, or None."""
     if size > LANES:
         return f"size {size}, expected at most {LANES}"
     return None
@@ -28,19 +28,20 @@ def unsupported(size: int) -> str | None:
 def fill_polygons(
     edges: jax.Array, begins: jax.Array, used: jax.Array, *, size: int, interpret: Any = None
 ) -> jax.Array:
-    """The pixels inside any part of each region's polygons: [R, size, size] float32, 0 or 1.
+    """Set the pixels inside any part of each region's polygons: [R, size, size] float32, 0 or 1.
 
-    A part's inside is where an odd number of its edges lies above.
+    A pixel is inside a part if an odd number of its edges lies above.
 
     Args:
-        edges: [R, V, 4] int32, x1, y1, x2, y2 of the edges in refined pixels, five per pixel,
-            within 20000 of 0; parts follow each other, each a closed outline.
-        begins: [R, V] bool, whether an edge is the first of its part.
-        used: [R, V] bool; the other edges are not there.
+        edges: [R, V, 4] int32, edges as x1, y1, x2, y2 in refined pixels, five per pixel, within
+            20000 of 0; parts are consecutive, each a closed outline.
+        begins: [R, V] bool, whether an edge is the first in its part.
+        used: [R, V] bool, valid edges.
         size: at most 128.
         interpret: as in `plgpu.kernel`.
 
-    Raises NotImplementedError if `unsupported` says so.
+    Raises:
+        NotImplementedError: `unsupported` returns a reason.
     """
     if reason := unsupported(size):
         raise NotImplementedError(f"fill_polygons: {reason}")
@@ -58,17 +59,17 @@ def fill_polygons(
 
 
 def _inside_words(edges, kinds, ends, *, size, interpret):
-    """[R, words, 128] int32: bit b of [r, w, c] is pixel (row 32 w + b, column c) of region r.
+    """Return [R, words, 128] int32: bit b in [r, w, c] is pixel (row 32 w + b, column c).
 
-    kinds: [R, V] int32, 0 for an edge that is not there, 3 for the first one of a part, else 1.
-    ends: [R] int32, the number of edges up to a region's last one.
+    kinds: [R, V] int32, 0 for an unused edge, 3 for a part's first edge, else 1.
+    ends: [R] int32, edge count up to a region's last one.
     """
     rois = len(ends)
     num_words = -(-size // WORD)
 
     def fill_polygons(edges, kinds, ends, out):
         roi = lax.axis_index("roi")
-        # The refined column in the middle of each pixel; edges step over its right border.
+        # The refined column in the middle of each pixel; edges cross its right border.
         middle = REFINE * lax.iota(jnp.int32, LANES) + REFINE // 2
         nothing = middle * 0
 
@@ -107,29 +108,29 @@ def _inside_words(edges, kinds, ends, *, size, interpret):
 
 
 def _first_row(x1, y1, x2, y2, middle, size):
-    """The first row in each column of the pixels below an edge; `size` where it has none.
+    """First row below an edge in each column; `size` if the edge does not cross the column.
 
-    x1, y1, x2, y2 are scalars. pycocotools walks the longer axis of an edge and rounds the other
-    coordinate; the height at which it steps over the border is a division of whole numbers whose
-    numerator is linear in the column.
+    x1, y1, x2, y2 are scalars. pycocotools walks an edge's longer axis and rounds the other
+    coordinate; the height where it crosses the border is an integer division with a numerator
+    linear in the column.
     """
     width, height = jnp.abs(x2 - x1), jnp.abs(y2 - y1)
     crossed = (jnp.minimum(x1, x2) <= middle) & (jnp.maximum(x1, x2) > middle)
     wide = width >= height
-    # The walk goes right along a wide edge and down along a tall one.
+    # Walk right along a wide edge, down along a tall one.
     swap = jnp.where(wide, x1 > x2, y1 > y2)
     x1, x2 = jnp.where(swap, x2, x1), jnp.where(swap, x1, x2)
     y1, y2 = jnp.where(swap, y2, y1), jnp.where(swap, y1, y2)
     rightward = x2 > x1
     slope = 2 * jnp.where(wide, y2 - y1, jnp.where(rightward, height, -height))
-    # Wide: round(slope * steps) at the end of the step that is higher up in the picture.
+    # Wide: round(slope * steps) at the crossing's upper pixel.
     wide_base = 2 * (y2 - y1) * ((y2 < y1).astype(jnp.int32) - x1) + width
-    # Tall: the last steps with round(x1 + slope * steps) still on the near side of the border.
+    # Tall: the last step for which round(x1 + slope * steps) is still before the border.
     tall_base = jnp.where(rightward, (1 - 2 * x1) * height - 1, (2 * x1 - 1) * height)
     rise = slope * middle + jnp.where(wide, wide_base, tall_base)
     divisor = jnp.maximum(2 * width, 1)
     quotient = lax.div(rise, middle * 0 + divisor)
     quotient -= (rise < quotient * divisor).astype(jnp.int32)
-    # Rounds towards zero, but what is below zero is cut off anyway.
+    # Rounds toward zero, but negative rows are clipped anyway.
     row = lax.div(y1 + quotient + REFINE // 2, middle * 0 + REFINE)
     return jnp.where(crossed, jnp.clip(row, 0, size), size)

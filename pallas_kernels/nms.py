@@ -1,9 +1,9 @@
-"""Greedy non-maximum suppression of many problems at once, exact, in two kernels.
+"""Exact greedy non-maximum suppression for many problems at once, in two kernels.
 
-The first has a program for every problem, 32 suppressing boxes and a tile of boxes: bit b of a word
-says whether box b of the 32 overlaps the word's box too much. The second has a program for every
-problem: it takes 32 boxes a step, resolves them among themselves, and strikes out every later box
-that one of the survivors overlaps.
+A program of the first kernel compares 32 suppressing boxes with a tile of boxes from one problem:
+bit b in a word tells whether box b out of the 32 overlaps the word's box too much. A program of the
+second handles one problem: it takes 32 boxes per step, resolves them among themselves, and drops
+every later box overlapped by a survivor.
 """
 
 from typing import Any
@@ -15,14 +15,14 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 BLOCK = 32  # boxes whose suppressions fill one word
-LANES = 128  # a vector's length is a multiple of this
-TILE = 512  # boxes that a program of the first kernel compares with its 32
-MAX_BOXES = 8192  # of a problem; the second kernel keeps them in registers
+LANES = 128  # vector lengths are multiples of this
+TILE = 512  # boxes compared with the 32 in a program of the first kernel
+MAX_BOXES = 8192  # per problem; the second kernel keeps them in registers
 COMPILER_PARAMS = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup)
 
 
 def unsupported(num_boxes: int, dtype: jax.typing.DTypeLike) -> str | None:
-    """Why `nms` cannot take problems of that many boxes of that type, or None."""
+    """Return why `nms` does not support that box count or dtype, or None."""
     if num_boxes > MAX_BOXES:
         return f"{num_boxes} boxes a problem, expected at most {MAX_BOXES}"
     if jnp.dtype(dtype) != jnp.float32:
@@ -40,20 +40,21 @@ def nms(
     offset: float = 0.0,
     interpret: Any = None,
 ) -> jax.Array:
-    """Which boxes survive, for B independent problems sorted by falling score: [B, N] bool.
+    """Return the mask [B, N] of surviving boxes for B problems sorted by descending score.
 
-    A box is suppressed when a better surviving one of its group has
-    intersection > `iou_thresh` * union with it, in float32. Rows that are not valid neither survive
-    nor suppress, whatever they hold. Only the first `max_out` survivors of a problem are kept.
+    A box is suppressed if a surviving box in its group with a higher score has
+    intersection > `iou_thresh` * union with it, in float32. Invalid rows neither survive nor
+    suppress, whatever their values. Only the first `max_out` survivors per problem are kept.
 
     Args:
         boxes: [B, N, 4] float32, x1, y1, x2, y2; N is at most 8192.
         valid: [B, N] bool.
-        groups: [B, N] int32, such as classes; None is one group.
+        groups: [B, N] int32, such as classes; None for one group.
         offset: added to widths and heights, 1 for inclusive pixels.
         interpret: as in `plgpu.kernel`.
 
-    Raises NotImplementedError if `unsupported` says so.
+    Raises:
+        NotImplementedError: `unsupported` returns a reason.
     """
     problems, num = valid.shape
     if not problems or not num:
@@ -74,9 +75,9 @@ def nms(
 
 
 def _suppression_words(planes, ends, *groups, iou_thresh, offset, interpret):
-    """[B, N / 32, N] int32: bit b of [p, k, j] is set if box 32 k + b suppresses box j.
+    """Return [B, N / 32, N] int32: bit b in [p, k, j] is set if box 32 k + b suppresses box j.
 
-    ends: [B] int32, the number of rows up to a problem's last valid one.
+    ends: [B] int32, row count up to a problem's last valid one.
     """
     problems, _, num = planes.shape
     tile = min(num, TILE)
@@ -104,7 +105,7 @@ def _suppression_words(planes, ends, *groups, iou_thresh, offset, interpret):
                 hit &= group == groups[0][problem, row]
             return words | jnp.where(hit, lax.shift_left(jnp.int32(1), bit), 0)
 
-        # A tile before the block holds no box that comes later.
+        # Tiles before the block have no later boxes.
         end = ends[problem]
         needed = (start + tile > block * BLOCK) & (start < end) & (block * BLOCK < end)
         steps = jnp.where(needed, BLOCK, 0)
@@ -121,16 +122,16 @@ def _suppression_words(planes, ends, *groups, iou_thresh, offset, interpret):
 
 
 def _area(width, height):
-    """width * height, 0 if one is not positive.
+    """width * height, or 0 unless both are positive.
 
-    A choice and not two maxima, so that the compiler cannot fuse the product with a sum: fused, a
-    box whose overlap is exactly the threshold would depend on how its product is rounded.
+    A select instead of two maxima keeps the compiler from fusing the product with a sum: fused, the
+    result for an overlap exactly at the threshold would depend on the product's rounding.
     """
     return jnp.where((width > 0.0) & (height > 0.0), width * height, 0.0)
 
 
 def _resolve(words, alive, ends, *, max_out, interpret):
-    """[B, N] int32, 1 for the first `max_out` survivors; alive: [B, N] int32, 1 where valid."""
+    """Return [B, N] int32, 1 for the first `max_out` survivors; `alive` is 1 for valid rows."""
     problems, num = alive.shape
 
     def nms_resolve(words, valid, ends, keep):

@@ -1,10 +1,10 @@
 """RoIAlign's inner sum and its transpose as Pallas Mosaic GPU kernels.
 
-The feature maps are one table of pixels, [rows, C]. A cell of the output is a weighted sum of rows,
-with a tap and a weight per axis: out[r, p, q] = sum yw[r, p, a] xw[r, q, b] table[y[r, p, a] +
-x[r, q, b]]. Which taps and weights make RoIAlign is the caller's business.
+The feature maps form one pixel table, [rows, C]. An output cell is a weighted sum of rows, with a
+tap and a weight per axis: out[r, p, q] = sum yw[r, p, a] xw[r, q, b] table[y[r, p, a] + x[r, q,
+b]]. The caller chooses taps and weights.
 
-Letters: R boxes, P x Q cells of each, T taps of a cell along y and U along x, C channels.
+Letters: R boxes with P x Q cells each, T taps per cell along y and U along x, C channels.
 """
 
 import functools
@@ -17,16 +17,16 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 # The default of the lowering semantics changed between versions of JAX.
 COMPILER_PARAMS = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup)
-LANES = 128  # a vector's length is a multiple of this
-MAX_CHANNELS = 1024  # wider rows need almost all registers of a thread
+LANES = 128  # vector lengths are multiples of this
+MAX_CHANNELS = 1024  # wider rows need almost all registers in a thread
 DTYPES = ("float32", "bfloat16", "float16")
-MAX_UNROLLED = 16  # T * U up to this are straight code; more are loops as far as they are used
-ROWS_PER_PROGRAM = 8  # of the table, in the transpose
-UNROLLED_ENTRIES = 4  # of a table row's list that are in flight together, in the transpose
+MAX_UNROLLED = 16  # largest T * U to unroll; more run in loops over the used taps
+ROWS_PER_PROGRAM = 8  # table rows per program in the transpose
+UNROLLED_ENTRIES = 4  # list entries per table row in flight together, in the transpose
 
 
 def unsupported(channels: int, dtype: jax.typing.DTypeLike) -> str | None:
-    """Why `gather_sum` and its transpose cannot take a table with these, or None."""
+    """Return why `gather_sum` and its transpose do not support such a table, or None."""
     if channels % LANES or not 0 < channels <= MAX_CHANNELS:
         return f"{channels} channels, expected a multiple of {LANES} up to {MAX_CHANNELS}"
     if jnp.dtype(dtype).name not in DTYPES:
@@ -47,15 +47,19 @@ def gather_sum(
 
     Args:
         table: [rows, C], float32, bfloat16 or float16; C is a multiple of 128, at most 1024.
-        y_taps: [R, P, T] int32, the first row of the table of a line of pixels.
-        x_taps: [R, Q, U] int32, places in the line. Every sum of two taps is a row of the table,
-            also where a weight is 0: out of bounds is undefined.
-        y_weights: [R, P, T] float32. Taps after the last weight that is not 0 cost little.
+        y_taps: [R, P, T] int32, first table row for a line of pixels.
+        x_taps: [R, Q, U] int32, offsets within the line. Every sum of two taps must be a table row,
+            even if a weight is 0: out of bounds is undefined.
+        y_weights: [R, P, T] float32. Taps after the last nonzero weight cost little.
         x_weights: [R, Q, U] float32.
         interpret: as in `plgpu.kernel`.
 
-    Returns [R, P, Q, C] in the table's dtype; products and sums are float32. Gradients flow to the
-    table only, the same bits on every run. Raises NotImplementedError if `unsupported` says so.
+    Returns:
+        [R, P, Q, C] in the table's dtype; products and sums are float32. Gradients flow to the
+        table only and are bit-reproducible.
+
+    Raises:
+        NotImplementedError: `unsupported` returns a reason.
     """
     if reason := unsupported(table.shape[1], table.dtype):
         raise NotImplementedError(f"gather_sum: {reason}")
@@ -72,20 +76,20 @@ def gather_sum(
         line = lax.axis_index("line")
         r, p = lax.div(line, num_y), lax.rem(line, num_y)
 
-        def share(q, a, b):
+        def term(q, a, b):
             weight = y_weights[r, p, a] * x_weights[r, q, b]
             return table[y_taps[r, p, a] + x_taps[r, q, b]].astype(jnp.float32) * weight
 
         def cell(q, _):
             if unrolled:
                 pairs = [(a, b) for a in range(taps_y) for b in range(taps_x)]
-                total = sum((share(q, a, b) for a, b in pairs[1:]), share(q, *pairs[0]))
+                total = sum((term(q, a, b) for a, b in pairs[1:]), term(q, *pairs[0]))
             else:
                 used_y, used_x = used
 
                 def add_line(a, total):
                     return lax.fori_loop(
-                        0, used_x[r, q], lambda b, total: total + share(q, a, b), total
+                        0, used_x[r, q], lambda b, total: total + term(q, a, b), total
                     )
 
                 zeros = jnp.zeros((channels,), jnp.float32)
@@ -99,7 +103,7 @@ def gather_sum(
     return plgpu.kernel(
         gather_sum_kernel,
         out_type=out_type,
-        grid=(num * num_y,),  # one axis, as only the last one may be longer than 65535
+        grid=(num * num_y,),  # one axis, since only the last may exceed 65535
         grid_names=("line",),
         compiler_params=COMPILER_PARAMS,
         interpret=interpret,
@@ -116,11 +120,13 @@ def gather_sum_transpose(
     num_rows: int,
     interpret: Any = None,
 ) -> jax.Array:
-    """What `grad` [R, P, Q, C] of `gather_sum` gives its table: [num_rows, C] in grad's dtype.
+    """Compute the table gradient [num_rows, C] from `grad` [R, P, Q, C], in grad's dtype.
 
-    Every row of the table has the list of the cells that read it, from one sort, and adds them up
-    in that order in float32: no atomics, and the same bits on every run. Raises NotImplementedError
-    if `unsupported` says so.
+    One sort lists the cells reading each table row, which are summed in that order in float32:
+    without atomics, and bit-reproducible.
+
+    Raises:
+        NotImplementedError: `unsupported` returns a reason.
     """
     channels = grad.shape[-1]
     if reason := unsupported(channels, grad.dtype):
@@ -138,7 +144,7 @@ def gather_sum_transpose(
             def add(step, total):
                 for entry in range(UNROLLED_ENTRIES):
                     k = start + step * UNROLLED_ENTRIES + entry
-                    # Past the end the last one again, which is at hand, without its weight.
+                    # Past the end, reuse the last entry, which is loaded already, with weight 0.
                     weight = jnp.where(k < end, weights[jnp.minimum(k, end - 1)], 0.0)
                     cell = cells[jnp.minimum(k, end - 1)]
                     total += grad[cell].astype(jnp.float32) * weight
@@ -163,7 +169,7 @@ def gather_sum_transpose(
 
 def _gather_sum_fwd(table, y_taps, x_taps, y_weights, x_weights, interpret):
     taps = (y_taps, x_taps, y_weights, x_weights)
-    # Backward needs the table's length only: a table without channels carries it.
+    # Backward only needs the table's length; save it as a table without channels.
     return gather_sum(table, *taps, interpret), (table[:, :0], taps)
 
 
@@ -177,24 +183,23 @@ gather_sum.defvjp(_gather_sum_fwd, _gather_sum_bwd)
 
 
 def _num_used(weights: jax.Array) -> jax.Array:
-    """[R, P] int32: how many taps of each cell from the first on up to the last with a weight."""
+    """[R, P] int32: each cell's leading taps up to the last one with a nonzero weight."""
     numbers = jnp.arange(1, weights.shape[-1] + 1, dtype=jnp.int32)
     return jnp.max(jnp.where(weights != 0.0, numbers[None, None, :], 0), axis=-1)
 
 
 def _cells_of_rows(y_taps, x_taps, y_weights, x_weights, num_rows):
-    """The transposed sum: row i reads cells[starts[i] : starts[i + 1]] with weights[the same].
+    """Transpose the sum: row i reads cells[starts[i] : starts[i + 1]], with weights likewise.
 
-    Cells count through R, P and Q. A tap without weight is in no row's list.
+    Cells are flat indices over R, P and Q. Taps with weight 0 are not listed.
     """
     weights = y_weights[:, :, None, :, None] * x_weights[:, None, :, None, :]
     rows = y_taps[:, :, None, :, None] + x_taps[:, None, :, None, :]
     rows = jnp.where(weights == 0.0, num_rows, rows).reshape(-1)
-    # Stable, so that a row's list is in the order of the cells.
+    # Stable, so that each row lists its cells in order.
     rows, order = lax.sort((rows, lax.iota(jnp.int32, rows.size)), num_keys=1)
-    # Not the loop that is the default: its steps are a few microseconds of work each.
-    starts = jnp.searchsorted(
-        rows, jnp.arange(num_rows + 1, dtype=jnp.int32), method="scan_unrolled"
-    )
+    # Unrolled: each step of the default loop takes a few microseconds.
+    queries = jnp.arange(num_rows + 1, dtype=jnp.int32)
+    starts = jnp.searchsorted(rows, queries, method="scan_unrolled")
     taps_of_cell = y_taps.shape[-1] * x_taps.shape[-1]
     return starts.astype(jnp.int32), order // taps_of_cell, weights.reshape(-1)[order]

@@ -1,43 +1,41 @@
-"""Whether kernels can run at all: the one place that knows versions of JAX and GPUs.
+"""Check kernel support by JAX version and GPU.
 
-What a kernel asks of its arguments is said by the `unsupported` of its own module. All is known
-while JAX traces, so that a caller may choose another implementation, or refuse.
+Each kernel module's `unsupported` checks its arguments. All checks happen at trace time, so a
+caller can choose another implementation or raise.
 """
 
 import jax
 from jax.extend import backend
 
-# Where the first JAX lowers Mosaic GPU kernels for a compute capability without aborting.
+# First JAX version to lower Mosaic GPU kernels for a compute capability without aborting.
 FIRST_JAX = {(8, 0): (0, 11), (9, 0): (0, 10)}
 
 
 def mosaic_unsupported(capability: tuple[int, int] | None = None) -> str | None:
-    """Why this JAX has no Mosaic GPU kernels for a GPU, in one line, or None.
+    """Return why this JAX has no Mosaic GPU kernels for a GPU, in one line, or None.
 
-    capability: of the GPU; by default of the one that code is lowered for.
+    capability: the GPU's compute capability; default: that of the lowering target.
     """
     capability = capability or compute_capability()
+    name = "{}.{}".format(*capability)
     if capability not in FIRST_JAX:
         names = " and ".join(f"{major}.{minor}" for major, minor in FIRST_JAX)
-        return "kernels are for compute capability {}, this GPU has {}.{}".format(
-            names, *capability
-        )
+        return f"kernels are for compute capability {names}, this GPU has {name}"
     if jax.__version_info__ < FIRST_JAX[capability]:
-        return "compute capability {}.{} needs JAX {}.{} or newer, this is {}".format(
-            *capability, *FIRST_JAX[capability], jax.__version__
-        )
+        first = "{}.{}".format(*FIRST_JAX[capability])
+        return f"compute capability {name} needs JAX {first} or newer, this is {jax.__version__}"
     try:
         from jax.experimental.pallas import mosaic_gpu  # noqa: F401
     except ImportError as error:
-        return f"this JAX is without Pallas Mosaic GPU ({error})"
+        return f"this JAX has no Pallas Mosaic GPU ({error})"
     return None
 
 
 def compute_capability() -> tuple[int, int]:
-    """Of the GPU that code is lowered for: (9, 0) where none is known, as Mosaic GPU assumes.
+    """Return the lowering target's compute capability; (9, 0) if unknown, as Mosaic GPU assumes.
 
-    It is that of the abstract device in the context (compiling without a GPU), or of the default
-    device. On a machine without a GPU it matters for code that is lowered for one only.
+    Uses the abstract device in context (compiling without a GPU) or the default device. Without a
+    GPU it only matters for code lowered for one.
     """
     for device in (jax.sharding.get_abstract_mesh().abstract_device, backend.get_default_device()):
         capability = getattr(device, "compute_capability", None)

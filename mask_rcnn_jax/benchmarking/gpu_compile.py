@@ -48,7 +48,7 @@ def compile_steps(
 
     Raises ValueError if packages are missing or JAX has no kernels for the GPU.
     """
-    problem = check_compile.what_is_missing(target)
+    problem = check_compile.missing_requirement(target)
     if problem:
         raise ValueError(f"cannot compile for {target}: {problem}")
     gpu = check_compile.describe(target)

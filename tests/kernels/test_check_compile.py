@@ -57,7 +57,7 @@ def test_the_exit_code_and_the_table(monkeypatch, tmp_path, capsys, failure):
     def check_one(target, name):
         return check_compile.Report(name, failure if "rpn" in name else None, registers=64)
 
-    monkeypatch.setattr(check_compile, "what_is_missing", lambda target: None)
+    monkeypatch.setattr(check_compile, "missing_requirement", lambda target: None)
     monkeypatch.setattr(check_compile, "check_one", check_one)
     file = tmp_path / "table.json"
     code = check_compile.main(["--target", "h100", "--only", "nms", "--json", str(file)])
@@ -103,7 +103,7 @@ def test_targets(target, capability):
 
 @pytest.mark.parametrize("name", ["gather_sum tiny_4", "gather_sum_transpose tiny_4"])
 def test_machine_code_for_a_gpu_that_is_not_there(name, capsys):
-    missing = check_compile.what_is_missing("h200")
+    missing = check_compile.missing_requirement("h200")
     if missing:
         pytest.skip(missing)
     assert check_compile.main(["--target", "h200", "--only", name]) == 0, capsys.readouterr().out

@@ -18,7 +18,7 @@ from tests.training.test_step import LOSS, abstract_state
 
 def compiled_for(gpus: int, images: int, *, side: int, remat: str = "none", parts: int = 1):
     """The step of a tiny model, 5 million parameters of 20 MiB, for so many H100s."""
-    missing = check_compile.what_is_missing("h100")
+    missing = check_compile.missing_requirement("h100")
     if missing:
         pytest.skip(missing)
     from jax.experimental import topologies
