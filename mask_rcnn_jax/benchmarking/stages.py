@@ -68,7 +68,7 @@ def train(config: Mapping[str, Any], repeats: int) -> dict[str, float]:
     times["box head"], _ = time(_head(run, "box_head"), params, boxed, gradient=(0, 1))
     mask_head = _head(run, "mask_head")
     times["mask head"], _ = time(mask_head, params, masked, foreground.classes, gradient=(0, 1))
-    mask_targets = partial(run, params, method=MaskRCNN.masks_of)
+    mask_targets = partial(run, params, method=MaskRCNN.roi_mask_targets)
     times["mask targets"], _ = time(mask_targets, foreground, batch)
     outputs = jax.jit(partial(run, train=False, method=MaskRCNN.forward_train))(params, batch, keys)
     raw = {name: getattr(outputs, name) for name in RAW_OUTPUTS}

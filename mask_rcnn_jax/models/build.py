@@ -1,4 +1,4 @@
-"""Build a model from a config, and initialize its variables."""
+"""Build a model from a config and initialize its variables."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -21,8 +21,7 @@ from mask_rcnn_jax.ops.anchors import AnchorGrid
 from mask_rcnn_jax.ops.boxes import BoxCoder
 from mask_rcnn_jax.ops.roi_align import RoIAlign
 
-# The dtype of backbone and heads, and the precision of float32 matrix products. A GPU would round
-# these to tf32 by default, so float32 has to be asked for.
+# Computation dtype and float32 matmul precision; GPUs round to tf32 unless float32 is requested.
 PRECISIONS = {
     "float32": (jnp.float32, "float32"),
     "tf32": (jnp.float32, "tensorfloat32"),
@@ -30,14 +29,14 @@ PRECISIONS = {
     "float16": (jnp.float16, None),
 }
 IMPLEMENTATIONS = {"auto": None, "xla": "xla", "pallas": "pallas"}
-# What the backward pass recomputes instead of keeping it in memory.
+# Parts recomputed in the backward pass instead of kept in memory.
 REMATS = {
     "none": (),
     "backbone": ("backbone",),
     "heads": ("heads",),
     "all": ("backbone", "heads"),
 }
-# Sections of `config.model` that are one part each.
+# `config.model` sections that map to one part each.
 PARTS = {
     "input": ImageInput,
     "fpn": FPN,
@@ -48,17 +47,17 @@ PARTS = {
     "roi_align": RoIAlign,
     "mask_targets": MaskTargets,
 }
-# Sections whose `name` chooses the builder, ours or `package.module:function`.
+# Sections whose `name` selects the builder, built in or `package.module:function`.
 BUILDERS = {
     "backbone": {"resnet": ResNet},
     "box_head": {"two_fc": BoxHead},
     "mask_head": {"four_conv": MaskHead},
 }
-GIVEN = ("num_classes", "dtype", "remat")  # arguments that do not come from the section
+GIVEN = ("num_classes", "dtype", "remat")  # arguments from outside the section
 
 
 def default_sections() -> dict[str, dict[str, Any]]:
-    """The sections of `config.model` with the defaults of our parts."""
+    """Return the sections of `config.model` with each part's defaults."""
     sections = {name: parts.defaults(part, GIVEN) for name, part in PARTS.items()}
     for section, builders in BUILDERS.items():
         (name, builder), *_ = builders.items()
@@ -67,15 +66,14 @@ def default_sections() -> dict[str, dict[str, Any]]:
 
 
 def describe(config: Mapping[str, Any]) -> dict[str, parts.Entry]:
-    """The entries of every section of `config.model`, as "section.entry"."""
+    """Return the entries in every section of `config.model`, by "section.entry"."""
     sections = dict(PARTS)
     found = {}
     for section, builders in BUILDERS.items():
         name = config[section]["name"]
         sections[section] = parts.find(name, builders, f"model.{section}.name")
-        found[f"{section}.name"] = parts.Entry(
-            name, str, f"{' or '.join(builders)}, or package.module:function of your own."
-        )
+        meaning = f"{' or '.join(builders)}, or package.module:function for your own."
+        found[f"{section}.name"] = parts.Entry(name, str, meaning)
     for section, part in sections.items():
         entries = parts.entries(part, GIVEN)
         found |= {f"{section}.{name}": entry for name, entry in entries.items()}
@@ -89,17 +87,18 @@ def build_model(
     implementation: str = "auto",
     remat: str = "none",
 ) -> MaskRCNN:
-    """The model of a config's `model` section.
+    """Build the model for a config's `model` section.
 
     Args:
-        config: `num_classes` and a section per part; a part that is missing has its defaults.
-        precision: of backbone and heads, a key of `PRECISIONS`.
-        implementation: "xla", or "pallas" for GPU kernels, or "auto": kernels where supported.
-        remat: what the backward pass recomputes: "none", "backbone" (every residual block), "heads"
-            or "all". Changes memory and time, no number.
+        config: `num_classes` and a section per part; missing sections use defaults.
+        precision: backbone and head precision, a key of `PRECISIONS`.
+        implementation: "xla", "pallas" for GPU kernels, or "auto" for kernels where supported.
+        remat: parts to recompute in the backward pass: "none", "backbone" (every residual block),
+            "heads" or "all". Changes memory and time, not results.
 
-    Raises ValueError, naming the entry, for `num_classes` 0 (the commands set it from the
-    annotations), an unknown entry and a value that is not allowed.
+    Raises:
+        ValueError: `num_classes` is 0 (the commands set it from the annotations), or an entry is
+            unknown or has an invalid value; the message names it.
     """
     _check_choice("train.remat", remat, REMATS)
     _check_choice("train.precision", precision, PRECISIONS)
@@ -111,7 +110,7 @@ def build_model(
     if unknown:
         raise ValueError(f"model has no entry {min(unknown)!r}")
     dtype, matmul_precision = PRECISIONS[precision]
-    made = {
+    built = {
         name: parts.build(part, config.get(name, {}), f"model.{name}", dtype=dtype)
         for name, part in PARTS.items()
     }
@@ -120,25 +119,24 @@ def build_model(
         given = {"num_classes": num_classes, "dtype": dtype}
         if section == "backbone":
             given = {"dtype": dtype, "remat": "backbone" in REMATS[remat]}
-        made[section] = _build_named(config.get(section, {}), section, maybe_remat, given)
+        built[section] = _build_named(config.get(section, {}), section, maybe_remat, given)
     return MaskRCNN(
-        **made,
-        rpn_head=maybe_remat(RPNHead)(made["anchors"].per_cell, made["rpn"].channels, dtype),
+        **built,
+        rpn_head=maybe_remat(RPNHead)(built["anchors"].per_cell, built["rpn"].channels, dtype),
         dtype=dtype,
         matmul_precision=matmul_precision,
         implementation=IMPLEMENTATIONS[implementation],
     )
 
 
-def _build_named(section: Mapping[str, Any], where: str, maybe_remat, given: dict) -> nn.Module:
-    """The backbone or a head by the `name` in its section."""
-    ours = BUILDERS[where]
-    options = dict(section)
-    name = options.pop("name", next(iter(ours)))
-    builder = parts.find(name, ours, f"model.{where}.name")
-    if where != "backbone" and builder in ours.values():
+def _build_named(config: Mapping[str, Any], section: str, maybe_remat, given: dict) -> nn.Module:
+    """Build the backbone or a head from the `name` in its section."""
+    builders, options = BUILDERS[section], dict(config)
+    name = options.pop("name", next(iter(builders)))
+    builder = parts.find(name, builders, f"model.{section}.name")
+    if section != "backbone" and builder in builders.values():
         builder = maybe_remat(builder)
-    return parts.build(builder, options, f"model.{where}", **given)
+    return parts.build(builder, options, f"model.{section}", **given)
 
 
 def _check_choice(name: str, value: Any, choices: Mapping) -> None:
@@ -147,18 +145,18 @@ def _check_choice(name: str, value: Any, choices: Mapping) -> None:
 
 
 def init_variables(model: MaskRCNN, seed: int) -> dict:
-    """Fresh `params` and `batch_stats`."""
-    # Runs once and is mostly random numbers: optimizing it takes far longer than running it.
+    """Initialize `params` and `batch_stats`."""
+    # Runs once, mostly to draw random numbers: optimizing it takes far longer than running it.
     quick = {"xla_backend_optimization_level": 0}
     return jax.jit(partial(_init, model), compiler_options=quick)(jax.random.key(seed))
 
 
 def abstract_variables(model: MaskRCNN) -> dict:
-    """Shapes and dtypes of the model's variables, without computing any."""
+    """Return the shapes and dtypes of the model's variables without computing them."""
     return jax.eval_shape(lambda: _init(model, jax.random.key(0)))
 
 
 def _init(model: MaskRCNN, key: jax.Array) -> dict:
-    images = jnp.zeros((1, 64, 64, 3), jnp.uint8)  # only the shape counts
+    images = jnp.zeros((1, 64, 64, 3), jnp.uint8)  # only the shape matters
     sizes = jnp.full((1, 2), 64, jnp.int32)
     return {"batch_stats": {}, **model.init(key, images, sizes, method="init_all")}

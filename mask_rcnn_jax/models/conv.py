@@ -1,4 +1,4 @@
-"""Convolutions and products in the form that runs fastest, forward and backward."""
+"""Convolution and dense layers in their fastest forms, forward and backward."""
 
 import jax
 import jax.numpy as jnp
@@ -10,15 +10,15 @@ from mask_rcnn_jax.cpu_kernels.convolution import conv
 
 
 class Conv(nn.Module):
-    """A convolution and a fixed affine map per channel that may follow it, fused.
+    """Convolution with an optional fused per-channel affine map.
 
-    Parameters are those of `nn.Conv`, float32.
+    Has the same parameters as `nn.Conv`, float32.
     """
 
     features: int
     kernel_size: tuple[int, int]
     stride: int = 1
-    padding: int | str = 0  # pixels on every side, or "SAME": TensorFlow's rule
+    padding: int | str = 0  # pixels per side, or "SAME": TensorFlow's rule
     use_bias: bool = True
     kernel_init: nn.initializers.Initializer = nn.initializers.lecun_normal()
     dtype: DTypeLike = jnp.float32
@@ -29,10 +29,10 @@ class Conv(nn.Module):
     def __call__(
         self, x: jax.Array, affine: tuple[jax.Array, jax.Array] | None = None
     ) -> jax.Array:
-        """[B, H, W, C] to [B, h, w, features] in `dtype`.
+        """Map [B, H, W, C] to [B, h, w, features] in `dtype`.
 
-        affine: (scale, bias), [features] each, of a norm that follows. Scaling the kernel saves a
-        pass over the output and one over its gradient.
+        affine: (scale, bias) of the following norm, [features] each. Scaling the kernel saves a
+        pass over the output and another over its gradient.
         """
         return self._apply(x, affine, valid=None)
 
@@ -50,15 +50,15 @@ class Conv(nn.Module):
         return y if bias is None else add_bias(y, bias)
 
     def _convolve(self, x: jax.Array, kernel: jax.Array, valid: jax.Array | None) -> jax.Array:
-        """1x1 kernels as a matrix product.
+        """Convolve, with 1x1 kernels as a matrix product.
 
-        It is the same sum; its gradients are several times faster than those of a 1x1 convolution
-        on CPU, and it needs no algorithm search on GPU.
+        The product is the same sum; on CPU its gradients are several times faster than a 1x1
+        convolution's, and on GPU it needs no algorithm search.
         """
         if self.kernel_size == (1, 1):
             if self.stride > 1:
-                # A strided read fused into the product ends the process in XLA's Triton code
-                # generator (openxla/xla issue 47381), as with `train.remat=backbone`.
+                # A strided read fused into the product crashes XLA's Triton code generator
+                # (openxla/xla issue 47381), as with `train.remat=backbone`.
                 x = lax.optimization_barrier(x[:, :: self.stride, :: self.stride])
             return lax.dot_general(x, kernel[0, 0], (((3,), (0,)), ((), ())))
         pads = self.padding if self.padding == "SAME" else ((self.padding, self.padding),) * 2
@@ -66,29 +66,29 @@ class Conv(nn.Module):
 
 
 class SparselyTrainedConv(Conv):
-    """A `Conv` whose output the loss reads at few positions; its gradient is cheaper on a CPU."""
+    """`Conv` with a loss at few output positions, which makes its gradient cheaper on a CPU."""
 
     sparse_cotangent = True
 
 
 class RoIConv(Conv):
-    """A `Conv` over RoIs, some of which are padding and are skipped on a CPU."""
+    """`Conv` over RoIs that skips padding rows on a CPU."""
 
     @nn.compact
     def __call__(self, x: jax.Array, valid: jax.Array) -> jax.Array:
-        """[N, H, W, C] and valid [N] to [N, h, w, features]; other rows are unspecified.
+        """Map [N, H, W, C] to [N, h, w, features]; rows not in `valid` [N] are unspecified.
 
-        The gradient of a row that is not valid must be zero.
+        Gradients must be zero for invalid rows.
         """
         return self._apply(x, None, valid)
 
 
 class UpConv(nn.Module):
-    """2x2 transposed convolution of stride 2, as one matrix product: its windows never overlap.
+    """2x2 transposed convolution with stride 2, as one matrix product: its windows never overlap.
 
-    The kernel [2, 2, out, in] is that of `nn.ConvTranspose(transpose_kernel=True)`, whose gradient
-    takes over ten times as long on CPU. Its four outputs per pixel stay beside each other, because
-    whatever works on pixels alone need not know their order; `pixel_shuffle` brings them into it.
+    The kernel [2, 2, out, in] matches `nn.ConvTranspose(transpose_kernel=True)`, whose gradient
+    takes over ten times as long on CPU. The four outputs per pixel stay on separate axes, since
+    pixelwise layers do not need their order; `pixel_shuffle` restores it.
     """
 
     features: int
@@ -97,7 +97,7 @@ class UpConv(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, valid: jax.Array | None = None) -> jax.Array:
-        """[N, H, W, C] to [N, H, W, 2, 2, features]; `valid` as in `RoIConv`."""
+        """Map [N, H, W, C] to [N, H, W, 2, 2, features]; `valid` as in `RoIConv`."""
         channels = x.shape[-1]
         shape = (2, 2, self.features, channels)
         kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
@@ -108,16 +108,16 @@ class UpConv(nn.Module):
 
 
 class Dense(nn.Module):
-    """A fully connected layer with the parameters of `nn.Dense`, float32."""
+    """Fully connected layer with the same parameters as `nn.Dense`, float32."""
 
     features: int
     kernel_init: nn.initializers.Initializer
     bias_init: nn.initializers.Initializer
-    dtype: DTypeLike | None = None  # None: of x and the kernel
+    dtype: DTypeLike | None = None  # None: promoted from x and the kernel
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """[.., C] to [.., features]."""
+        """Map [.., C] to [.., features]."""
         kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.features), jnp.float32)
         bias = self.param("bias", self.bias_init, (self.features,), jnp.float32)
         x, kernel = nn.dtypes.promote_dtype(x, kernel, dtype=self.dtype)
@@ -125,15 +125,15 @@ class Dense(nn.Module):
 
 
 def add_bias(x: jax.Array, bias: jax.Array) -> jax.Array:
-    """[.., features] in the dtype of x, and a bias in float32.
+    """Add a float32 bias to x [.., features] and keep x's dtype.
 
-    Added in float32, so that the bias's gradient, a sum over up to a million positions, is made in
-    float32: what JAX 0.10 compiles for an H100 would otherwise make it in bfloat16.
+    Adds in float32, so that the bias gradient, a sum over up to a million positions, is float32
+    too: JAX 0.10 would otherwise compute it in bfloat16 on an H100.
     """
     return (x + jnp.expand_dims(bias, range(x.ndim - 1))).astype(x.dtype)
 
 
 def pixel_shuffle(x: jax.Array) -> jax.Array:
-    """[.., H, W, 2, 2] to [.., 2H, 2W]."""
+    """Reorder [.., H, W, 2, 2] to [.., 2H, 2W]."""
     *leading, height, width, _, _ = x.shape
     return jnp.swapaxes(x, -3, -2).reshape(*leading, 2 * height, 2 * width)

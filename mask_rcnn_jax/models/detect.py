@@ -1,4 +1,4 @@
-"""Final detections from the box head's outputs."""
+"""Select final detections from the box head's outputs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,15 +16,15 @@ from mask_rcnn_jax.structures import Proposals
 
 @dataclass(frozen=True)
 class Detect:
-    """Selection of detections.
+    """Detection thresholds and limits.
 
     Attributes:
-        score_threshold: detections need a score above it.
-        min_box_size: detections need a width and height above it, pixels of the network input; -1
-            keeps all.
-        nms_thresh: IoU above which the lower of two detections of one class is dropped.
-        pre_nms_topk: candidates per image that NMS considers, the best of all classes.
-        detections_per_image: rows of the result.
+        score_threshold: keep detections with a score above this.
+        min_box_size: keep detections with width and height above this, network pixels; -1 keeps
+            all.
+        nms_thresh: IoU above which the lower-scored of two same-class detections is dropped.
+        pre_nms_topk: candidates per image before NMS, the best over all classes.
+        detections_per_image: rows in the result.
     """
 
     score_threshold: float = 0.05
@@ -43,12 +43,18 @@ class Detect:
         coder: BoxCoder,
         implementation: str | None = None,
     ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-        """Per-class NMS over the best candidates of all classes.
+        """Apply per-class NMS to the best candidates over all classes.
 
-        class_logits [B, N, K + 1], box_deltas [B, N, K + 1, 4], proposals and image_sizes with a B
-        axis. One greedy pass over all classes by falling score, suppressing within a class, keeps
-        the same boxes as an NMS per class followed by a top-k, and can stop early.
-        Returns boxes [B, D, 4], scores [B, D], classes [B, D] and valid [B, D].
+        A single greedy pass by descending score, suppressing within a class, keeps the same boxes
+        as NMS per class followed by top-k, and can stop early.
+
+        Args:
+            class_logits: [B, N, K + 1].
+            box_deltas: [B, N, K + 1, 4].
+            proposals, image_sizes: with a B axis.
+
+        Returns:
+            boxes [B, D, 4], scores [B, D], classes [B, D] and valid [B, D].
         """
         batch, rows, classes = class_logits.shape
         scores = jax.nn.softmax(class_logits)[..., 1:]
@@ -56,11 +62,9 @@ class Detect:
         scores = jnp.where(usable, scores, -1.0).reshape(batch, -1)
         top, index = lax.top_k(scores, min(self.pre_nms_topk, scores.shape[1]))
         roi, class_index = index // (classes - 1), index % (classes - 1) + 1
-        deltas = jnp.take_along_axis(
-            box_deltas.reshape(batch, rows * classes, 4),
-            (roi * classes + class_index)[..., None],
-            axis=1,
-        )
+        flat_deltas = box_deltas.reshape(batch, rows * classes, 4)
+        flat_index = roi * classes + class_index
+        deltas = jnp.take_along_axis(flat_deltas, flat_index[..., None], axis=1)
         rois = jnp.take_along_axis(proposals.boxes, roi[..., None], axis=1)
         boxes = jax.vmap(coder.clip)(coder.decode_rois(deltas, rois), image_sizes)
         candidate = (top >= 0) & jnp.all(coder.sides(boxes) > self.min_box_size, axis=-1)
@@ -88,5 +92,5 @@ class Detect:
 
 
 def detect_options(config: Mapping[str, Any]) -> Detect:
-    """`Detect` of a config. Raises ValueError, naming the entry, for a wrong value."""
+    """Build `Detect` from a config; an invalid value raises ValueError naming its entry."""
     return parts.pick(Detect, config["eval"], "eval")

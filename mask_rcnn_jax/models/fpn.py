@@ -13,11 +13,11 @@ from mask_rcnn_jax.ops.extent import ValidExtent
 
 
 class FPN(nn.Module):
-    """C2..C5 to P2..P6; P6 is every second pixel of P5.
+    """C2..C5 to P2..P6; P6 subsamples P5 by 2.
 
     Attributes:
-        channels: of every map of the pyramid.
-        init: kernels' initial values, see `models.init.fan_init`.
+        channels: channels per pyramid map.
+        init: kernel initializer, see `models.init.fan_init`.
     """
 
     channels: int = 256
@@ -26,20 +26,13 @@ class FPN(nn.Module):
 
     @nn.compact
     def __call__(self, features: list[jax.Array], extent: ValidExtent) -> list[jax.Array]:
-        """Maps of strides 4..32 to maps of strides 4..64, zero outside the valid extent."""
+        """Convert maps at strides 4..32 to strides 4..64, zero outside the valid extent."""
 
         def conv(kernel: int, name: str) -> Conv:
-            return Conv(
-                self.channels,
-                (kernel, kernel),
-                padding=kernel // 2,
-                dtype=self.dtype,
-                kernel_init=fan_init(self.init),
-                name=name,
-            )
+            options = dict(dtype=self.dtype, kernel_init=fan_init(self.init), name=name)
+            return Conv(self.channels, (kernel, kernel), padding=kernel // 2, **options)
 
-        pyramid = []
-        top_down = None
+        pyramid, top_down = [], None
         for level in range(5, 1, -1):
             lateral = conv(1, f"fpn_lateral{level}")(features[level - 2])
             top_down = lateral if top_down is None else lateral + _upsample(top_down)
@@ -49,5 +42,5 @@ class FPN(nn.Module):
 
 
 def _upsample(x: jax.Array) -> jax.Array:
-    """Twice the height and width, nearest."""
+    """Double height and width, nearest neighbor."""
     return jnp.repeat(jnp.repeat(x, 2, axis=1), 2, axis=2)

@@ -1,4 +1,4 @@
-"""Initial values of layers, by the names that recipes give them."""
+"""Layer initializers, by their names in recipes."""
 
 import jax
 import jax.numpy as jnp
@@ -8,13 +8,13 @@ from jax.typing import DTypeLike
 from mask_rcnn_jax.models.conv import Dense
 
 he_fan_out = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
-# The kernel of an up-convolution is [2, 2, out, in].
+# Up-convolution kernels are [2, 2, out, in].
 he_fan_out_up = nn.initializers.variance_scaling(2.0, "fan_out", "normal", in_axis=3, out_axis=2)
 
 
 def fan_init(name: str) -> nn.initializers.Initializer:
-    """Uniform kernels: "glorot" (TensorFlow), "xavier_fill" (Caffe2: by the inputs alone, bound
-    sqrt(3 / fan_in)) or "linear" (torch's nn.Linear, bound sqrt(1 / fan_in))."""
+    """Return a uniform initializer: "glorot" (TensorFlow), "xavier_fill" (Caffe2: bound
+    sqrt(3 / fan_in)) or "linear" (torch's nn.Linear: bound sqrt(1 / fan_in))."""
     scales = {"xavier_fill": 1.0, "linear": 1.0 / 3.0}
     if name == "glorot":
         return nn.initializers.glorot_uniform()
@@ -30,7 +30,7 @@ def dense(
     name: str,
     dtype: DTypeLike | None = None,
 ) -> jax.Array:
-    """A fully connected layer of the calling module; "linear" draws its bias too, as torch does."""
+    """Apply a fully connected layer; "linear" also draws a random bias, as torch does."""
     bias_init = nn.initializers.zeros
     if init == "linear":
         bound = x.shape[-1] ** -0.5

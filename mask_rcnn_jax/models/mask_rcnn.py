@@ -1,4 +1,4 @@
-"""Mask R-CNN (He et al., 2017) on a feature pyramid: the whole forward pass."""
+"""Mask R-CNN (He et al., 2017) on a feature pyramid."""
 
 import inspect
 from functools import partial, wraps
@@ -20,11 +20,11 @@ from mask_rcnn_jax.ops.extent import ValidExtent
 from mask_rcnn_jax.ops.roi_align import RoIAlign, roi_align
 from mask_rcnn_jax.structures import Batch, Detections, Proposals
 
-BOX_SIZE, MASK_SIZE = 7, 14  # cells a side that RoIAlign gives the box and the mask head
+BOX_SIZE, MASK_SIZE = 7, 14  # RoIAlign output size for the box and mask heads
 
 
 def _in_precision(method):
-    """Run a method of the model with its `matmul_precision`, gradients included."""
+    """Run a model method at its `matmul_precision`, including gradients."""
 
     @wraps(method)
     def wrapped(self, *args, **kwargs):
@@ -38,7 +38,7 @@ def _in_precision(method):
 
 @struct.dataclass
 class TrainOutputs:
-    """Raw outputs of both stages and their targets. A counts the anchors of all levels."""
+    """Raw outputs and targets from both stages; A counts anchors over all levels."""
 
     rpn_logits: list[jax.Array]  # per level [B, A_l]
     rpn_deltas: list[jax.Array]  # per level [B, A_l, 4]
@@ -54,7 +54,7 @@ class TrainOutputs:
 
 
 class MaskRCNN(nn.Module):
-    """Mask R-CNN, composed of parts; `models.build.build_model` makes one from a config.
+    """Mask R-CNN composed from parts; see `models.build.build_model`.
 
     `model.apply(variables, batch, keys, train=True, method="forward_train")` returns raw outputs
     and targets, `model.apply(variables, images, image_sizes, detect, method="predict")` returns
@@ -62,8 +62,8 @@ class MaskRCNN(nn.Module):
     """
 
     input: ImageInput
-    backbone: nn.Module  # (x, *, train) to maps of strides 4, 8, 16, 32
-    fpn: nn.Module  # (maps, extent) to maps of strides 4..64
+    backbone: nn.Module  # (x, *, train) to maps at strides 4, 8, 16, 32
+    fpn: nn.Module  # (maps, extent) to maps at strides 4..64
     anchors: AnchorGrid
     box_coder: BoxCoder
     rpn_head: nn.Module  # maps to logits and deltas per level
@@ -73,12 +73,12 @@ class MaskRCNN(nn.Module):
     box_head: nn.Module  # [B, R, 7, 7, C] to class logits and deltas
     mask_head: nn.Module  # [B, R, 14, 14, C] and classes [B, R] to mask logits [B, R, 28, 28]
     mask_targets: MaskTargets
-    dtype: DTypeLike = jnp.float32  # of the layers; parameters are float32
-    matmul_precision: str | None = None  # of float32 products, see jax.default_matmul_precision
-    implementation: str | None = None  # of RoIAlign, NMS and polygon targets, see ops.dispatch
+    dtype: DTypeLike = jnp.float32  # computation dtype; parameters are float32
+    matmul_precision: str | None = None  # for float32, see jax.default_matmul_precision
+    implementation: str | None = None  # for RoIAlign, NMS, polygon targets; see ops.dispatch
 
     def init_all(self, images: jax.Array, image_sizes: jax.Array) -> None:
-        """Use every parameter once; for `model.init(key, images, image_sizes, method=...)`."""
+        """Use every parameter once, for `model.init(key, images, image_sizes, method=...)`."""
         pyramid, extent = self.pyramid(images, image_sizes, train=False)
         self.rpn_head(pyramid)
         boxes = jnp.zeros((len(images), 1, 4))
@@ -88,9 +88,9 @@ class MaskRCNN(nn.Module):
 
     @_in_precision
     def forward_train(self, batch: Batch, keys: jax.Array | None, *, train: bool) -> TrainOutputs:
-        """Both stages with sampling.
+        """Run both stages with sampling.
 
-        keys: [B] PRNG keys, one per image; None samples the lowest rows. train: for batch norm.
+        keys: [B] PRNG keys, one per image; None samples the lowest rows. train: batch norm mode.
         """
         rpn_keys = roi_keys = None
         if keys is not None:
@@ -101,7 +101,7 @@ class MaskRCNN(nn.Module):
         proposals = self.propose(rpn_logits, rpn_deltas, batch.image_sizes, extent, train=True)
         rois = self.sample(proposals, batch, roi_keys)
         class_logits, box_deltas = self.box_head(self.pool(pyramid, rois.boxes, BOX_SIZE, extent))
-        # Foreground rows come first, so the mask head sees them all in a slice of static size.
+        # Foreground rows come first, so a slice with static size has them all.
         masked = jax.tree.map(lambda x: x[:, : self.sampling.max_foreground], rois)
         pooled = self.pool(pyramid, masked.boxes, MASK_SIZE, extent)
         return TrainOutputs(
@@ -115,22 +115,20 @@ class MaskRCNN(nn.Module):
             class_logits=class_logits,
             box_deltas=box_deltas,
             mask_logits=self.mask_head(pooled, masked.classes),
-            mask_targets=self.masks_of(masked, batch),
+            mask_targets=self.roi_mask_targets(masked, batch),
         )
 
     @_in_precision
     def predict(self, images: jax.Array, image_sizes: jax.Array, detect: Detect) -> Detections:
-        """[B, H, W, 3] in 0..255 (uint8 or float) and [B, 2] to `Detections` in network pixels."""
+        """Detect objects; results are in network pixels.
+
+        images: [B, H, W, 3] in 0..255, uint8 or float. image_sizes: [B, 2] (height, width).
+        """
         pyramid, extent = self.pyramid(images, image_sizes, train=False)
         proposals = self.propose(*self.rpn_head(pyramid), image_sizes, extent, train=False)
         head = self.box_head(self.pool(pyramid, proposals.boxes, BOX_SIZE, extent))
-        boxes, scores, classes, valid = detect(
-            *head,
-            proposals,
-            image_sizes,
-            coder=self.box_coder,
-            implementation=self.implementation,
-        )
+        detect = partial(detect, coder=self.box_coder, implementation=self.implementation)
+        boxes, scores, classes, valid = detect(*head, proposals, image_sizes)
         logits = self.mask_head(self.pool(pyramid, boxes, MASK_SIZE, extent), classes)
         masks = jnp.where(valid[..., None, None], nn.sigmoid(logits), 0.0)
         return Detections(boxes=boxes, scores=scores, classes=classes, masks=masks, valid=valid)
@@ -138,22 +136,22 @@ class MaskRCNN(nn.Module):
     def pyramid(
         self, images: jax.Array, image_sizes: jax.Array, *, train: bool
     ) -> tuple[list[jax.Array], ValidExtent]:
-        """P2..P6 of images in 0..255, and their valid extent."""
+        """Compute P2..P6 from images in 0..255, and their valid extent."""
         x, extent = self.input(images, image_sizes)
-        # A backbone of the user's need not know about the extent; the pyramid masks its maps.
-        known = "extent" in inspect.signature(type(self.backbone).__call__).parameters
-        options = {"extent": extent} if known else {}
+        # Custom backbones may ignore the extent: the FPN masks their maps.
+        takes_extent = "extent" in inspect.signature(type(self.backbone).__call__).parameters
+        options = {"extent": extent} if takes_extent else {}
         maps = self.backbone(x.astype(self.dtype), train=train, **options)
         return self.fpn(maps, extent), extent
 
     def anchor_grid(self, extent: ValidExtent) -> Anchors:
-        """Anchors of the whole canvas."""
+        """Return the anchors of the whole canvas."""
         return self.anchors(extent, offset=self.box_coder.iou_offset)
 
     def anchor_targets(
         self, batch: Batch, keys: jax.Array | None, extent: ValidExtent
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Labels [B, A] of the anchors, those that are sampled [B, A], and deltas [B, A, 4]."""
+        """Return anchor labels [B, A], sampled labels [B, A] and deltas [B, A, 4]."""
         anchors = self.anchor_grid(extent)
         targets = partial(self.rpn.targets, anchors=anchors, coder=self.box_coder)
         return jax.vmap(targets)(keys, batch.targets, batch.image_sizes)
@@ -161,35 +159,27 @@ class MaskRCNN(nn.Module):
     def propose(
         self, logits, deltas, image_sizes: jax.Array, extent: ValidExtent, *, train: bool
     ) -> Proposals:
-        """Proposals from the outputs of the RPN head."""
-        return self.rpn.proposals(
-            logits,
-            deltas,
-            image_sizes,
-            anchors=self.anchor_grid(extent),
-            coder=self.box_coder,
-            train=train,
-            implementation=self.implementation,
-        )
+        """Select proposals from the RPN head's outputs."""
+        options = dict(coder=self.box_coder, train=train, implementation=self.implementation)
+        anchors = self.anchor_grid(extent)
+        return self.rpn.proposals(logits, deltas, image_sizes, anchors=anchors, **options)
 
     def sample(self, proposals: Proposals, batch: Batch, keys: jax.Array | None) -> SampledRoIs:
-        """The RoIs [B, R] that the box head is trained on."""
+        """Sample RoIs [B, R] for training."""
         sample = partial(self.sampling, coder=self.box_coder)
         return jax.vmap(sample)(keys, proposals, batch.targets)
 
-    def masks_of(self, rois: SampledRoIs, batch: Batch) -> jax.Array:
-        """Mask targets [B, R, 28, 28] in 0..1 of RoIs."""
-        targets = partial(
-            self.mask_targets,
-            min_size=max(0.1, self.roi_align.min_size),
-            implementation=self.implementation,
-        )
+    def roi_mask_targets(self, rois: SampledRoIs, batch: Batch) -> jax.Array:
+        """Compute the RoIs' mask targets [B, R, 28, 28] in 0..1."""
+        min_size = max(0.1, self.roi_align.min_size)
+        options = dict(min_size=min_size, implementation=self.implementation)
+        targets = partial(self.mask_targets, **options)
         return jax.vmap(targets)(batch.targets, rois.boxes, rois.matched_idxs, batch.image_sizes)
 
     def pool(
         self, pyramid: list[jax.Array], boxes: jax.Array, size: int, extent: ValidExtent
     ) -> jax.Array:
-        """[B, R, size, size, C] under boxes [B, R, 4], each from the level of its size."""
+        """Pool boxes [B, R, 4], each from the level matching its size, to [B, R, size, size, C]."""
         return roi_align(
             pyramid,
             boxes,

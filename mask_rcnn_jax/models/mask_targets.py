@@ -1,4 +1,4 @@
-"""Select the mask targets of RoIs by a recipe's rule."""
+"""Mask targets for foreground RoIs, by each recipe's rule."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -13,16 +13,15 @@ from mask_rcnn_jax.structures import Targets
 
 @dataclass(frozen=True)
 class MaskTargets:
-    """Mask targets of foreground RoIs, 28 x 28.
+    """Mask targets for foreground RoIs, 28 x 28.
 
     Attributes:
-        kind: "crops" samples 112 x 112 crops of the ground truth and thresholds them; "soft"
-            averages crops without a threshold; "whole" averages masks of the whole image
-            (torchvision; needs data.mask_frame=image); "polygons" draws polygons by the COCO API's
-            rule, and takes crops where an object has none (Detectron2, maskrcnn-benchmark; needs
-            data.max_vertices).
+        kind: "crops" samples 112 x 112 ground-truth crops and thresholds them; "soft" averages
+            crops without a threshold; "whole" averages whole-image masks (torchvision; needs
+            data.mask_frame=image); "polygons" fills polygons by the COCO API's rule, or uses crops
+            for objects without polygons (Detectron2, maskrcnn-benchmark; needs data.max_vertices).
         aligned: crop pixels have their centers at +0.5; False reads coordinates as pixel indices.
-            Of "crops" alone.
+            Only for "crops" and objects without polygons.
     """
 
     kind: Literal["crops", "soft", "whole", "polygons"] = "crops"
@@ -38,9 +37,9 @@ class MaskTargets:
         min_size: float,
         implementation: str | None = None,
     ) -> jax.Array:
-        """[F, 28, 28] targets in 0..1 of one image's foreground RoIs [F, 4].
+        """Return targets [F, 28, 28] in 0..1 for one image's foreground RoIs [F, 4].
 
-        matched_idxs: [F] ground-truth rows. min_size: smallest side that `ops.polygons` assumes.
+        matched_idxs: [F] ground-truth rows. min_size: smallest RoI side for `ops.polygons`, pixels.
         """
         sources = targets.masks, targets.boxes, rois, matched_idxs
         if self.kind == "soft":
@@ -50,11 +49,6 @@ class MaskTargets:
         crops = mask_ops.mask_targets(*sources, aligned=self.aligned)
         if self.kind == "crops":
             return crops
-        drawn, is_drawn = polygon_mask_targets(
-            targets.polygons,
-            rois,
-            matched_idxs,
-            min_size=min_size,
-            implementation=implementation,
-        )
-        return jnp.where(is_drawn[:, None, None], drawn, crops)
+        options = dict(min_size=min_size, implementation=implementation)
+        filled, has_polygons = polygon_mask_targets(targets.polygons, rois, matched_idxs, **options)
+        return jnp.where(has_polygons[:, None, None], filled, crops)

@@ -1,4 +1,4 @@
-"""ResNet trunks (He et al., "Deep Residual Learning", 2015) that return C2..C5."""
+"""ResNet backbones (He et al., "Deep Residual Learning", 2015) returning C2..C5."""
 
 from collections.abc import Callable
 from functools import partial
@@ -25,27 +25,25 @@ BLOCKS_PER_STAGE = {
 
 
 class FrozenNorm(nn.Module):
-    """Batch norm folded into `x * scale + bias`, fixed: both vectors live in `batch_stats`."""
+    """Batch norm folded into a fixed `x * scale + bias`, both stored in `batch_stats`."""
 
     @nn.compact
     def __call__(self, features: int) -> tuple[jax.Array, jax.Array]:
-        """Scale and bias, [features] each, float32."""
+        """Return scale and bias, [features] each, float32."""
         scale = self.variable("batch_stats", "scale", jnp.ones, (features,), jnp.float32).value
         bias = self.variable("batch_stats", "bias", jnp.zeros, (features,), jnp.float32).value
         return scale, bias
 
 
 def make_norm(norm: str, eps: float, dtype: DTypeLike, train: bool):
-    """The norm layer of that name, see `ResNet`."""
+    """Return the norm layer for a name, see `ResNet`."""
     if norm == "frozen":
         return FrozenNorm
     if eps <= 0:
-        raise ValueError(f"norm_eps is {eps}, expected 1e-5 or so with norm={norm}")
+        raise ValueError(f"norm_eps is {eps}, expected above 0, such as 1e-5, with norm={norm}")
     if norm in ("batch", "affine"):
-        stored = norm == "affine" or not train
-        return partial(
-            nn.BatchNorm, use_running_average=stored, momentum=0.9, epsilon=eps, dtype=dtype
-        )
+        stored, options = norm == "affine" or not train, dict(epsilon=eps, dtype=dtype)
+        return partial(nn.BatchNorm, use_running_average=stored, momentum=0.9, **options)
     if norm == "group":
         return partial(nn.GroupNorm, num_groups=32, epsilon=eps, dtype=dtype)
     raise ValueError(f"norm is {norm!r}, expected 'frozen', 'affine', 'batch' or 'group'")
@@ -68,7 +66,7 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3, 1x1 with four times the width at the end (depths from 50)."""
+    """1x1, 3x3 and 1x1 convolutions, the last four times as wide (depths from 50)."""
 
     width: int
     stride: int
@@ -91,16 +89,16 @@ class ResNet(nn.Module):
 
     Attributes:
         depth: layers.
-        norm: "frozen": a fixed scale and bias; "affine": fixed statistics, trained scale and bias
+        norm: "frozen": fixed scale and bias; "affine": fixed statistics, trained scale and bias
             (TAO's freeze_bn, mmdetection's norm_eval); "batch": trained; "group": 32 groups.
         norm_eps: added to the variance.
-        stride_in: the convolution of a bottleneck that strides, "3x3" (v1.5, torchvision) or "1x1"
-            (the 2015 paper, MSRA weights).
-        padding: of the convolutions; "torch" pads k // 2 on both sides, "same" is TensorFlow's rule
+        stride_in: strided convolution in a bottleneck: "3x3" (v1.5, torchvision) or "1x1" (the 2015
+            paper, MSRA weights).
+        padding: "torch" pads convolutions by k // 2 on both sides, "same" uses TensorFlow's rule
             (uneven at stride 2).
-        pool_padding: the same for the stem's max-pooling.
-        frozen_stages: how many of stem, res2, .. res5 are not trained, counted from the stem.
-        remat: recompute the inside of a block in the backward pass, from the block's input.
+        pool_padding: the same for the stem's max pooling.
+        frozen_stages: untrained stages among stem, res2, .. res5, counted from the stem.
+        remat: recompute each block from its input in the backward pass.
     """
 
     depth: Literal[10, 18, 34, 50, 101, 152] = 50
@@ -115,7 +113,7 @@ class ResNet(nn.Module):
 
     @property
     def frozen(self) -> tuple[str, ...]:
-        """Prefixes of the names of its layers that are not trained."""
+        """Name prefixes of the untrained layers."""
         return ("stem", "res2", "res3", "res4", "res5")[: self.frozen_stages]
 
     @property
@@ -127,27 +125,18 @@ class ResNet(nn.Module):
     def __call__(
         self, x: jax.Array, *, train: bool, extent: ValidExtent | None = None
     ) -> list[jax.Array]:
-        """[B, H, W, 3] normalized images to C2..C5, strides 4..32, zero outside the extent."""
+        """Map normalized images [B, H, W, 3] to C2..C5; layers read zeros outside `extent`."""
         mask = (lambda x: x) if extent is None else extent.mask
         make_layer = make_norm(self.norm, self.norm_eps, self.dtype, train)
 
         def conv_norm(x, width, kernel, stride, conv, norm):
-            """Convolution and norm of these names."""
-            conv = Conv(
-                width,
-                (kernel, kernel),
-                stride,
-                "SAME" if self.padding == "same" else kernel // 2,
-                use_bias=False,
-                dtype=self.dtype,
-                kernel_init=he_fan_out,
-                name=conv,
-            )
+            """Apply a convolution and norm with these names."""
+            padding = "SAME" if self.padding == "same" else kernel // 2
+            options = dict(use_bias=False, dtype=self.dtype, kernel_init=he_fan_out)
+            conv = Conv(width, (kernel, kernel), stride, padding, name=conv, **options)
             norm = make_layer(name=norm)
             x = x if kernel == 1 else mask(x)
-            if isinstance(norm, FrozenNorm):
-                return conv(x, norm(width))
-            return norm(conv(x))
+            return conv(x, norm(width)) if isinstance(norm, FrozenNorm) else norm(conv(x))
 
         maybe_remat = nn.remat if self.remat else lambda block: block
         block = partial(maybe_remat(BasicBlock), conv_norm=conv_norm)

@@ -1,4 +1,4 @@
-"""The heads of the second stage (He et al., "Mask R-CNN", 2017)."""
+"""Second-stage heads (He et al., "Mask R-CNN", 2017)."""
 
 from typing import Literal
 
@@ -16,10 +16,10 @@ class BoxHead(nn.Module):
 
     Attributes:
         num_classes: K, without background.
-        channels: of the two layers.
-        fc_init: their initial kernels, see `models.init.fan_init`.
-        predictor_init: initial kernels of logits and deltas; "normal" has standard deviations 0.01
-            and 0.001, the others are as in `fc_init`.
+        channels: width of the two layers.
+        fc_init: their kernel initializer, see `models.init.fan_init`.
+        predictor_init: kernel initializer for logits and deltas; "normal" has standard deviations
+            0.01 and 0.001, the others are as in `fc_init`.
     """
 
     num_classes: int
@@ -30,7 +30,7 @@ class BoxHead(nn.Module):
 
     @nn.compact
     def __call__(self, roi_features: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """[B, R, P, P, C] to logits [B, R, K + 1] and deltas [B, R, K + 1, 4], float32."""
+        """Map [B, R, P, P, C] to logits [B, R, K + 1] and deltas [B, R, K + 1, 4], float32."""
         x = roi_features.reshape(*roi_features.shape[:2], -1)
         x = nn.relu(dense(x, self.channels, self.fc_init, "fc1", self.dtype))
         x = nn.relu(dense(x, self.channels, self.fc_init, "fc2", self.dtype))
@@ -45,15 +45,15 @@ class BoxHead(nn.Module):
 
 
 class MaskHead(nn.Module):
-    """Four 3x3 convolutions, a 2x2 up-convolution and a 1x1 convolution to a mask per class.
+    """Four 3x3 convolutions, a 2x2 up-convolution and a 1x1 convolution to class masks.
 
-    Only the mask of each RoI's class is computed.
+    Only the mask for each RoI's class is computed.
 
     Attributes:
         num_classes: K, without background.
-        channels: of the convolutions.
-        predictor_init: initial kernel of the 1x1 convolution: "he", by its outputs, or "normal",
-            with standard deviation 0.001.
+        channels: channels per convolution.
+        predictor_init: kernel initializer for the 1x1 convolution: "he" (fan-out), or "normal" with
+            standard deviation 0.001.
     """
 
     num_classes: int
@@ -63,9 +63,9 @@ class MaskHead(nn.Module):
 
     @nn.compact
     def __call__(self, roi_features: jax.Array, classes: jax.Array) -> jax.Array:
-        """[B, R, P, P, C] and classes [B, R] to the logits of those classes, [B, R, 2P, 2P].
+        """Map [B, R, P, P, C] and classes [B, R] to their mask logits, [B, R, 2P, 2P].
 
-        Logits of class 0, of background and of rows that are not valid, mean nothing.
+        Logits for class 0 (background and invalid rows) are unspecified.
         """
         batch, rois, size = roi_features.shape[:3]
         classes = classes.reshape(-1)
@@ -82,7 +82,7 @@ class MaskHead(nn.Module):
 
 
 class ClassMask(nn.Module):
-    """A 1x1 convolution to K + 1 channels, of which each RoI has one; parameters of `nn.Conv`."""
+    """1x1 convolution to one of K + 1 channels per RoI, with `nn.Conv`'s parameters."""
 
     num_classes: int
     kernel_init: nn.initializers.Initializer
@@ -90,12 +90,12 @@ class ClassMask(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, classes: jax.Array) -> jax.Array:
-        """[N, .., C] and classes [N] to [N, ..], float32."""
+        """Map [N, .., C] and classes [N] to [N, ..], float32."""
         num, rows = len(classes), self.num_classes + 1
         shape = (1, 1, x.shape[-1], rows)
         kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
         bias = self.param("bias", nn.initializers.zeros, (rows,), jnp.float32)
-        # A product and not a gather, whose gradient would add up in any order on a GPU. Exact: one
+        # A product, since a gather's gradient would be summed in any order on a GPU. Exact: one
         # factor is 1, the others are 0.
         is_class = nn.one_hot(classes, rows)
         weights = jnp.matmul(is_class, kernel[0, 0].T, precision="highest")  # [N, C]

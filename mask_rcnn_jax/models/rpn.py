@@ -20,7 +20,7 @@ from mask_rcnn_jax.structures import Proposals, Targets
 
 
 class RPNHead(nn.Module):
-    """Objectness and box deltas for every anchor; one head shared by all levels."""
+    """Objectness and box deltas for every anchor, with one head shared by all levels."""
 
     anchors_per_cell: int
     channels: int
@@ -28,7 +28,7 @@ class RPNHead(nn.Module):
 
     @nn.compact
     def __call__(self, pyramid: list[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
-        """Logits [B, A_l] and deltas [B, A_l, 4] per level, float32; anchors in (y, x, shape)."""
+        """Return logits [B, A_l] and deltas [B, A_l, 4] per level, float32, in anchor order."""
         options = dict(kernel_init=nn.initializers.normal(0.01), dtype=self.dtype)
         conv = SparselyTrainedConv(self.channels, (3, 3), padding=1, name="conv", **options)
         objectness = Conv(self.anchors_per_cell, (1, 1), name="objectness_logits", **options)
@@ -44,25 +44,25 @@ class RPNHead(nn.Module):
 
 @dataclass(frozen=True)
 class RPN:
-    """Targets of the RPN and selection of its proposals.
+    """RPN targets and proposal selection.
 
     Attributes:
-        channels: of the head's 3x3 convolution.
+        channels: channels in the head's 3x3 convolution.
         fg_iou_thresh: anchors with at least this IoU are foreground.
-        bg_iou_thresh: anchors below this IoU are background; those between are not trained on.
-        low_quality: which anchors a ground truth without a foreground anchor gets, see
+        bg_iou_thresh: anchors below this IoU are background; those between are ignored.
+        low_quality: anchors forced to match a ground truth without a foreground anchor, see
             `ops.matching.match_anchors`.
-        straddle_thresh: pixels that an anchor may reach over the image to be trained on; -1: any.
-        batch_size_per_image: anchors that are sampled per image.
-        positive_fraction: largest share of foreground among them.
+        straddle_thresh: ignore anchors that extend further beyond the image, pixels; -1: none.
+        batch_size_per_image: anchors sampled per image.
+        positive_fraction: largest foreground share among them.
         nms_thresh: IoU above which the proposal with the lower score is dropped.
         pre_nms_topk_train: proposals per level before NMS, in training.
         pre_nms_topk_test: the same in prediction.
-        post_nms_topk_train: proposals after NMS in training, of `post_nms_scope`.
+        post_nms_topk_train: proposals after NMS in training, per `post_nms_scope`.
         post_nms_topk_test: proposals per image after NMS in prediction.
-        post_nms_scope: whether `post_nms_topk_train` counts per image or for the device's batch.
-        min_size: proposals whose clipped width or height is not above it are dropped, pixels; -1
-            keeps all.
+        post_nms_scope: whether `post_nms_topk_train` counts per image or per device batch.
+        min_size: drop proposals whose clipped width or height is not above this, pixels; -1 keeps
+            all.
     """
 
     channels: int = 256
@@ -89,9 +89,9 @@ class RPN:
         anchors: Anchors,
         coder: BoxCoder,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Labels and regression targets of the anchors of one image.
+        """Return labels and regression targets for one image's anchors.
 
-        Without a key the lowest rows are sampled.
+        key: None samples the lowest rows.
         Returns labels 1 / 0 / -1 before and after sampling, [A] each, and deltas [A, 4], zero
         unless foreground.
         """
@@ -134,11 +134,11 @@ class RPN:
         train: bool,
         implementation: str | None = None,
     ) -> Proposals:
-        """Best boxes per level, NMS per level, then the best of all levels.
+        """Select the best boxes per level, apply NMS per level, then keep the best over all levels.
 
         logits [B, A_l] and deltas [B, A_l, 4] per level; image_sizes [B, 2].
-        Returns rows by falling score, boxes inside the image; post_nms_topk of them an image, or
-        fewer where the levels together have fewer and `post_nms_scope` is "batch" in training. No
+        Returns proposals by descending score, clipped to the image: post_nms_topk rows per image,
+        or fewer in training if `post_nms_scope` is "batch" and the levels together have fewer. No
         gradient flows through them (paper section 3).
         """
         pre_nms_topk = self.pre_nms_topk_train if train else self.pre_nms_topk_test
@@ -164,27 +164,24 @@ class RPN:
         kept = jnp.where(keep, scores.reshape(batch, -1), -jnp.inf)
         count = min(rows, sum(ks))
         if train and self.post_nms_scope == "batch":
-            if batch > 1:  # one image cannot exceed the limit of the batch
+            if batch > 1:  # a single image cannot exceed the batch limit
                 kept = _best_of_batch(kept, rows)
             rows = count
         top, index = lax.top_k(kept, count)
         valid = jnp.isfinite(top)
         top_boxes = jnp.take_along_axis(boxes.reshape(batch, -1, 4), index[..., None], axis=1)
-        pad = rows - count
-        return lax.stop_gradient(
-            Proposals(
-                boxes=jnp.pad(
-                    jnp.where(valid[..., None], top_boxes, 0.0), ((0, 0), (0, pad), (0, 0))
-                ),
-                scores=jnp.pad(jnp.where(valid, nn.sigmoid(top), 0.0), ((0, 0), (0, pad))),
-                valid=jnp.pad(valid, ((0, 0), (0, pad))),
-            )
+        pad = (0, 0), (0, rows - count)
+        proposals = Proposals(
+            boxes=jnp.pad(jnp.where(valid[..., None], top_boxes, 0.0), (*pad, (0, 0))),
+            scores=jnp.pad(jnp.where(valid, nn.sigmoid(top), 0.0), pad),
+            valid=jnp.pad(valid, pad),
         )
+        return lax.stop_gradient(proposals)
 
     def _best_of_level(
         self, logits, deltas, anchors, valid, k: int, *, coder: BoxCoder, image_sizes
     ) -> tuple[jax.Array, jax.Array]:
-        """Boxes [B, k, 4] with the highest logits, and these [B, k], -inf for a dropped box."""
+        """Return the boxes [B, k, 4] with the highest logits [B, k]; dropped boxes have -inf."""
         if valid is not None:
             logits = jnp.where(valid[None], logits, -jnp.inf)
         top, index = lax.top_k(logits, k)
@@ -199,13 +196,13 @@ class RPN:
 
 
 def _pad_rows(boxes: jax.Array, scores: jax.Array, rows: int) -> tuple[jax.Array, jax.Array]:
-    """The arrays [B, k, 4] and [B, k] with more rows, whose scores are -inf."""
+    """Pad boxes [B, k, 4] and scores [B, k] to `rows`, with score -inf."""
     pad = (0, 0), (0, rows - scores.shape[1])
     return jnp.pad(boxes, (*pad, (0, 0))), jnp.pad(scores, pad, constant_values=-jnp.inf)
 
 
 def _best_of_batch(scores: jax.Array, count: int) -> jax.Array:
-    """[B, N] with all but the `count` highest of all rows at -inf."""
+    """Set all but the `count` highest scores [B, N] in the batch to -inf."""
     flat = scores.reshape(-1)
     _, best = lax.top_k(flat, min(count, flat.shape[0]))
     chosen = jnp.zeros(flat.shape, bool).at[best].set(True)

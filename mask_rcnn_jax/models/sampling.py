@@ -1,4 +1,4 @@
-"""Sample the RoIs that the second stage trains on."""
+"""Sample RoIs for second-stage training."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from mask_rcnn_jax.structures import Proposals, Targets
 
 @struct.dataclass
 class SampledRoIs:
-    """The RoIs of one image that the second stage trains on; foreground rows come first."""
+    """RoIs sampled from one image for training; foreground rows come first."""
 
     boxes: jax.Array  # [R, 4]
     classes: jax.Array  # [R] int32, 0 for background
@@ -25,14 +25,14 @@ class SampledRoIs:
 
 @dataclass(frozen=True)
 class RoISampling:
-    """Sampling of RoIs (Girshick, "Fast R-CNN", 2015, section 2.3).
+    """RoI sampling (Girshick, "Fast R-CNN", 2015, section 2.3).
 
     Attributes:
-        batch_size_per_image: RoIs that are sampled per image.
-        positive_fraction: largest share of foreground among them.
-        fg_iou_thresh: RoIs from this IoU up are foreground.
-        fg_strict: foreground only above `fg_iou_thresh` (NVIDIA's TensorFlow examples).
-        bg_iou_range: background from the first to below the second IoU.
+        batch_size_per_image: RoIs sampled per image.
+        positive_fraction: largest foreground share among them.
+        fg_iou_thresh: RoIs with at least this IoU are foreground.
+        fg_strict: foreground needs an IoU above `fg_iou_thresh` (NVIDIA's TensorFlow examples).
+        bg_iou_range: background IoU, from the first value to below the second.
     """
 
     batch_size_per_image: int = 512
@@ -43,15 +43,15 @@ class RoISampling:
 
     @property
     def max_foreground(self) -> int:
-        """Foreground RoIs an image at most; they come first in `SampledRoIs`."""
+        """Maximum foreground RoIs per image; they come first in `SampledRoIs`."""
         return round(self.batch_size_per_image * self.positive_fraction)
 
     def __call__(
         self, key: jax.Array | None, proposals: Proposals, targets: Targets, *, coder: BoxCoder
     ) -> SampledRoIs:
-        """Sample the RoIs of one image from its proposals and its ground-truth boxes.
+        """Sample one image's RoIs from its proposals and ground-truth boxes.
 
-        Without a key the lowest rows are sampled.
+        key: None samples the lowest rows.
         """
         candidates = jnp.concatenate([proposals.boxes, targets.boxes])
         matched_idxs, labels = matching.match_rois(
