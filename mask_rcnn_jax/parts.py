@@ -1,8 +1,8 @@
-"""Build parts from sections of a config, and describe the entries of a section.
+"""Build parts from config sections and describe section entries.
 
-A part is a frozen dataclass, a Flax module or a function. Its parameters are the entries of its
-section: the annotation gives type and choices, the default gives the value, and the `Attributes` or
-`Args` of its docstring give the meaning.
+A part is a frozen dataclass, a Flax module or a function. Its parameters are its section's entries:
+annotations give types and choices, defaults give values, and the docstring's `Attributes` or `Args`
+give meanings.
 """
 
 import importlib
@@ -11,11 +11,11 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
-MODULE_FIELDS = ("parent", "name")  # of every Flax module
+MODULE_FIELDS = ("parent", "name")  # fields on every Flax module
 
 
 class Entry(NamedTuple):
-    """An entry of a config section."""
+    """A config section's entry."""
 
     default: Any
     type: Any
@@ -23,14 +23,14 @@ class Entry(NamedTuple):
 
     @property
     def choices(self) -> tuple:
-        """The allowed values of a `Literal`, or ()."""
+        """Allowed values for a `Literal`, or ()."""
         return get_args(self.type) if get_origin(self.type) is Literal else ()
 
 
 def entries(part: Callable, given: tuple[str, ...] = ()) -> dict[str, Entry]:
-    """The entries that configure a part, by name.
+    """Return a part's config entries by name.
 
-    given: parameters that come from elsewhere, such as `dtype`.
+    given: parameters from elsewhere, such as `dtype`.
     """
     hints = get_type_hints(part if inspect.isfunction(part) else part.__init__)
     meanings = _meanings(inspect.getdoc(part) or "")
@@ -45,20 +45,21 @@ def entries(part: Callable, given: tuple[str, ...] = ()) -> dict[str, Entry]:
 
 
 def defaults(part: Callable, given: tuple[str, ...] = ()) -> dict[str, Any]:
-    """A config section with the part's defaults."""
+    """Return a config section with the part's defaults."""
     return {name: entry.default for name, entry in entries(part, given).items()}
 
 
 def build(part: Callable, section: Mapping[str, Any], where: str, **given) -> Any:
-    """Call the part with the entries of its section.
+    """Call the part with its section's entries.
 
     Args:
-        section: entries by name. One that is missing has the part's default.
-        where: the section's name, for messages, such as "model.rpn".
-        given: further arguments. Those that the part does not take are left out.
+        section: entries by name; missing entries use the part's defaults.
+        where: section name for error messages, such as "model.rpn".
+        given: further arguments; those unknown to the part are dropped.
 
-    Raises ValueError, naming the entry, for an unknown entry, a missing one without default, and a
-    value of a wrong type or not among the choices.
+    Raises:
+        ValueError: an entry is unknown, is missing without a default, has a wrong type or is not
+            among the choices; the message names it.
     """
     known = entries(part, tuple(given))
     signature = inspect.signature(part).parameters
@@ -67,16 +68,11 @@ def build(part: Callable, section: Mapping[str, Any], where: str, **given) -> An
     for name, value in section.items():
         if name not in known and not takes_all:
             raise ValueError(f"{where} has no entry {name!r}, expected one of {sorted(known)}")
-        arguments[name] = _checked(
-            value, known[name].type if name in known else None, f"{where}.{name}"
-        )
-    missing = [
-        name
-        for name, entry in known.items()
-        if entry.default is inspect.Parameter.empty and name not in arguments
-    ]
-    if missing:
-        raise ValueError(f"{where}.{missing[0]} is missing")
+        kind = known[name].type if name in known else None
+        arguments[name] = _checked(value, kind, f"{where}.{name}")
+    for name, entry in known.items():
+        if entry.default is inspect.Parameter.empty and name not in arguments:
+            raise ValueError(f"{where}.{name} is missing")
     try:
         return part(**arguments)
     except ValueError as error:
@@ -85,22 +81,23 @@ def build(part: Callable, section: Mapping[str, Any], where: str, **given) -> An
 
 
 def pick(part: Callable, section: Mapping[str, Any], where: str, **given) -> Any:
-    """As `build`, from a section that also holds entries of other parts."""
+    """`build` from a section that also has entries for other parts."""
     own = entries(part, tuple(given))
     return build(part, {name: section[name] for name in own if name in section}, where, **given)
 
 
-def find(name: str, ours: Mapping[str, Callable], where: str) -> Callable:
-    """One of our builders by its name, or a function of the user's as `package.module:function`.
+def find(name: str, builders: Mapping[str, Callable], where: str) -> Callable:
+    """Return a built-in builder by name, or a custom one given as `package.module:function`.
 
-    Raises ValueError, naming the entry, for a name that is neither.
+    Raises:
+        ValueError: the name is neither; the message names the entry `where`.
     """
-    if name in ours:
-        return ours[name]
+    if name in builders:
+        return builders[name]
     module, colon, attribute = name.partition(":")
     if not colon:
         raise ValueError(
-            f"{where} is {name!r}, expected one of {sorted(ours)} or package.module:function"
+            f"{where} is {name!r}, expected one of {sorted(builders)} or package.module:function"
         )
     try:
         return getattr(importlib.import_module(module), attribute)
@@ -109,7 +106,7 @@ def find(name: str, ours: Mapping[str, Callable], where: str) -> Callable:
 
 
 def _checked(value: Any, kind: Any, where: str) -> Any:
-    """The value with lists as tuples; ValueError if it is not of that annotation."""
+    """Convert lists to tuples; raise ValueError if the value does not match the annotation."""
     value = _as_tuple(value)
     if not _fits(value, kind):
         choices = get_args(kind) if get_origin(kind) is Literal else ()
@@ -125,12 +122,8 @@ def _fits(value: Any, kind: Any) -> bool:
     if origin is tuple and args[-1:] == (Ellipsis,):
         return isinstance(value, tuple) and all(_fits(item, args[0]) for item in value)
     if origin is tuple:
-        pairs = zip(value, args, strict=False) if isinstance(value, tuple) else ()
-        return (
-            isinstance(value, tuple)
-            and len(value) == len(args)
-            and all(_fits(item, each) for item, each in pairs)
-        )
+        same_length = isinstance(value, tuple) and len(value) == len(args)
+        return same_length and all(map(_fits, value, args))
     if kind in (int, float):
         allowed = (int,) if kind is int else (int, float)
         return isinstance(value, allowed) and not isinstance(value, bool)
@@ -142,12 +135,12 @@ def _as_tuple(value: Any) -> Any:
 
 
 def _text(kind: Any) -> str:
-    """An annotation as text: int, tuple[float, ...]."""
+    """Format an annotation: int, tuple[float, ...]."""
     return kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind)
 
 
 def _meanings(doc: str) -> dict[str, str]:
-    """The text of each parameter in the `Attributes` or `Args` section of a docstring."""
+    """Return each parameter's text in a docstring's `Attributes` or `Args` section."""
     section = re.search(r"^(?:Attributes|Args):\n((?:[ ]+.*\n?|\n)+)", doc, re.MULTILINE)
     if not section:
         return {}

@@ -1,4 +1,4 @@
-"""Log the progress of long work: items done, rate and time left."""
+"""Log progress: items done, rate and time left."""
 
 import time
 
@@ -6,18 +6,18 @@ from absl import logging
 
 
 class Progress:
-    """Logs how far a long piece of work is: items, rate and remaining time, every few seconds.
+    """Logs items, rate and remaining time for a long task every few seconds.
 
-    total: may be an estimate, or None where nobody knows.
+    total: may be an estimate, or None if unknown.
     """
 
-    def __init__(self, what: str, total: int | None, *, every_seconds: float = 10.0):
-        self._what, self._total, self._every = what, total, every_seconds
+    def __init__(self, task: str, total: int | None, *, every_seconds: float = 10.0):
+        self._task, self._total, self._every = task, total, every_seconds
         self._done = 0
         self._start = self._logged = time.monotonic()
 
     def advance(self, items: int) -> None:
-        """Counts items as done."""
+        """Count items as done."""
         before, self._done = self._done, self._done + items
         now = time.monotonic()
         finished = self._total is not None and before < self._total <= self._done
@@ -26,18 +26,15 @@ class Progress:
         self._logged = now
         seconds = max(now - self._start, 1e-9)
         rate = self._done / seconds
-        left, of = "", ""
+        done, left = f"{self._task}: {self._done}", ""
         if self._total is not None and self._done <= self._total:
-            of = f" of {self._total}"
+            done += f" of {self._total}"
             if rate and not finished:
                 left = f", {clock((self._total - self._done) / rate)} left"
-        logging.info(
-            "%s: %d%s, %.3g per second, %s%s",
-            self._what, self._done, of, rate, clock(seconds), left,
-        )  # fmt: skip
+        logging.info("%s, %.3g per second, %s%s", done, rate, clock(seconds), left)
 
 
 def clock(seconds: float) -> str:
-    """Seconds as h:mm:ss."""
+    """Format seconds as h:mm:ss."""
     minutes, seconds = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}"

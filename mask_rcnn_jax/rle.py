@@ -1,48 +1,48 @@
-"""Run-length encoding of masks in COCO's format."""
+"""COCO run-length encoding (RLE) for masks."""
 
 import numpy as np
 from pycocotools import mask as coco_mask
 
 
 def encode_window(crop: np.ndarray, origin: tuple[int, int], height: int, width: int) -> dict:
-    """COCO run-length code of a picture that is zero but for one window.
+    """Encode a [height, width] image that is zero outside one window as COCO RLE.
 
-    The runs are found in the window alone, so that the cost does not grow with the picture.
+    Only the window is searched for runs, so the cost does not grow with the image.
 
     Args:
-        crop: uint8 [h, w] of zeros and ones, wholly inside the picture.
-        origin: (x, y) of the crop's upper left pixel.
+        crop: uint8 [h, w], 0 or 1, entirely inside the image.
+        origin: (x, y) position for the crop's upper left pixel.
 
     Returns:
         {"size": [height, width], "counts": str}
     """
     h, w = crop.shape
     x0, y0 = origin
-    # COCO runs go down the columns. A zero above and below ends every run within its column.
+    # COCO runs follow the columns. A zero above and below ends every run within its column.
     columns = np.zeros((w, h + 2), np.int8)
     columns[:, 1:-1] = crop.T
     column, row = np.nonzero(np.diff(columns, axis=1))
-    edges = (x0 + column) * height + y0 + row  # begin, end, begin, end, ...
-    # A run that reaches the bottom goes on at the top of the next column. There its end is the
-    # next one's begin, the same number twice: without the two the runs are one.
-    values, times = np.unique(edges, return_counts=True)
-    marks = values[times == 1]
-    counts = np.diff(np.concatenate(([0], marks, [height * width])))
-    if marks.size and marks[-1] == height * width:
-        counts = counts[:-1]  # the last run is the object's, nothing follows
+    edges = (x0 + column) * height + y0 + row  # start, end, start, end, ...
+    # A run reaching the bottom continues at the top of the next column, where its end equals the
+    # next run's start. Dropping both joins the runs.
+    values, repeats = np.unique(edges, return_counts=True)
+    edges = values[repeats == 1]
+    counts = np.diff(np.concatenate(([0], edges, [height * width])))
+    if edges.size and edges[-1] == height * width:
+        counts = counts[:-1]  # the last run belongs to the object, nothing follows
     size = [height, width]
-    code = coco_mask.frPyObjects({"size": size, "counts": counts.tolist()}, height, width)
-    return {"size": size, "counts": code["counts"].decode("ascii")}
+    rle = coco_mask.frPyObjects({"size": size, "counts": counts.tolist()}, height, width)
+    return {"size": size, "counts": rle["counts"].decode("ascii")}
 
 
-def run_lengths(code: dict) -> np.ndarray:
-    """The runs of a COCO code, zeros first: int64 [runs]. A broken string has a negative run.
+def run_lengths(rle: dict) -> np.ndarray:
+    """Decode a COCO RLE to runs, zeros first: int64 [runs]. A broken string has a negative run.
 
-    A string holds one number per run, five bits per character, low bits first, bit 5 set on all
-    characters but a number's last, bit 4 of which is the sign. From the fourth number on they are
+    A string holds a number per run, five bits per character, low bits first. Bit 5 is set on all
+    characters except a number's last, whose bit 4 is the sign. From the fourth on, numbers are
     differences from the number two before.
     """
-    counts = code["counts"]
+    counts = rle["counts"]
     if isinstance(counts, list):
         return np.array(counts, np.int64)
     counts = counts.encode("ascii") if isinstance(counts, str) else counts

@@ -13,37 +13,38 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-TILES = 256  # at a time: their sums and products stay in the cache
-WHOLE = 1200  # tiles that need no loop: cores share the work less well in one
-OF_INPUT = np.array([[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]])
-OF_KERNEL = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]], np.float32)
-OF_OUTPUT = np.array([[1, 1, 1, 0], [0, 1, -1, -1]])
-Pads = Sequence[tuple[int, int]]  # (before, after) of both axes
+BLOCK_TILES = 256  # tiles at a time: their sums and products stay in the cache
+MAX_TILES_WITHOUT_LOOP = 1200  # larger inputs loop over blocks, where cores share work less well
+INPUT_TRANSFORM = np.array([[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]])
+KERNEL_TRANSFORM = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]], np.float32)
+OUTPUT_TRANSFORM = np.array([[1, 1, 1, 0], [0, 1, -1, -1]])
+Pads = Sequence[tuple[int, int]]  # (before, after) for both axes
 
 
-def pays(x: jax.Array, kernel_shape: Sequence[int], stride: int) -> bool:
-    """Whether a CPU is faster with it: the sums cost as much for few channels as for many."""
-    alike = tuple(kernel_shape[:2]) == (3, 3) and stride == 1 and x.dtype == jnp.float32
-    return alike and min(kernel_shape[2:]) >= 256 and x.size >= 1000 * x.shape[-1]
+def is_profitable(x: jax.Array, kernel_shape: Sequence[int], stride: int) -> bool:
+    """Whether this is faster on a CPU: the transforms only pay off with many channels."""
+    supported = tuple(kernel_shape[:2]) == (3, 3) and stride == 1 and x.dtype == jnp.float32
+    return supported and min(kernel_shape[2:]) >= 256 and x.size >= 1000 * x.shape[-1]
 
 
 def transform(kernel: jax.Array) -> jax.Array:
-    """[3, 3, C, K] float32 to the weights [4, 4, C, K] that `conv3x3` multiplies with."""
-    return jnp.einsum("ai,ijck,bj->abck", OF_KERNEL, kernel, OF_KERNEL, precision="highest")
+    """Transform a kernel [3, 3, C, K] float32 to the weights [4, 4, C, K] for `conv3x3`."""
+    matrix = KERNEL_TRANSFORM
+    return jnp.einsum("ai,ijck,bj->abck", matrix, kernel, matrix, precision="highest")
 
 
 def conv3x3(x: jax.Array, weights: jax.Array, pads: Pads) -> jax.Array:
-    """[N, H, W, C] float32 and a kernel's `transform` to [N, h, w, K]."""
-    tiling = _Tiling.of(x, pads)
+    """Convolve [N, H, W, C] float32 with a kernel's `transform` to [N, h, w, K]."""
+    tiling = _Tiling.from_input(x, pads)
     x = tiling.pad(x, pads)
 
     def add_block(i, out):
-        sums = tiling.sums(x, i)
+        sums = tiling.input_sums(x, i)
         products = [
             [lax.dot_general(sums[a][b], weights[a, b], (((3,), (0,)), ((), ()))) for b in range(4)]
             for a in range(4)
         ]
-        tiles = [jnp.stack(row, axis=3) for row in _both_ways(OF_OUTPUT, products)]
+        tiles = [jnp.stack(row, axis=3) for row in _transform_tiles(OUTPUT_TRANSFORM, products)]
         tiles = jnp.stack(tiles, axis=2).reshape(len(x), *tiling.block_size, -1)
         return lax.dynamic_update_slice_in_dim(out, tiles, i * tiling.block_size[0], axis=1)
 
@@ -53,24 +54,24 @@ def conv3x3(x: jax.Array, weights: jax.Array, pads: Pads) -> jax.Array:
 
 
 def kernel_gradient3x3(x: jax.Array, grad: jax.Array, pads: Pads) -> jax.Array:
-    """The gradient [3, 3, C, K] of `conv3x3` from that of its output [N, h, w, K]."""
-    tiling = _Tiling.of(x, pads)
+    """Compute the kernel gradient [3, 3, C, K] from `conv3x3`'s output gradient [N, h, w, K]."""
+    tiling = _Tiling.from_input(x, pads)
     x = tiling.pad(x, pads)
-    more = [size - real for size, real in zip(tiling.size, tiling.output_size, strict=True)]
-    grad = jnp.pad(grad, ((0, 0), (0, more[0]), (0, more[1]), (0, 0)))
+    extra = [size - real for size, real in zip(tiling.size, tiling.output_size, strict=True)]
+    grad = jnp.pad(grad, ((0, 0), (0, extra[0]), (0, extra[1]), (0, 0)))
+    rows = tiling.block_size[0]
 
     def add_block(i, totals):
-        sums = tiling.sums(x, i)
-        part = lax.dynamic_slice_in_dim(
-            grad, i * tiling.block_size[0], tiling.block_size[0], axis=1
-        )
+        sums = tiling.input_sums(x, i)
+        part = lax.dynamic_slice_in_dim(grad, i * rows, rows, axis=1)
         tiles = part.reshape(len(x), tiling.block, 2, tiling.columns, 2, -1)
-        spread = _both_ways(OF_OUTPUT.T, [[tiles[:, :, r, :, c] for c in (0, 1)] for r in (0, 1)])
+        grads = [[tiles[:, :, r, :, c] for c in (0, 1)] for r in (0, 1)]
+        grads = _transform_tiles(OUTPUT_TRANSFORM.T, grads)
         # Flat, or XLA would write the sums a second time, transposed.
         return [
             [
                 totals[a][b]
-                + sums[a][b].reshape(-1, x.shape[-1]).T @ spread[a][b].reshape(-1, grad.shape[-1])
+                + sums[a][b].reshape(-1, x.shape[-1]).T @ grads[a][b].reshape(-1, grad.shape[-1])
                 for b in range(4)
             ]
             for a in range(4)
@@ -78,26 +79,27 @@ def kernel_gradient3x3(x: jax.Array, grad: jax.Array, pads: Pads) -> jax.Array:
 
     zeros = jnp.zeros((x.shape[-1], grad.shape[-1]), x.dtype)
     totals = lax.fori_loop(0, tiling.blocks, add_block, [[zeros] * 4] * 4)
-    return jnp.einsum(
-        "ai,abck,bj->ijck", OF_KERNEL, jnp.array(totals), OF_KERNEL, precision="highest"
-    )
+    matrix, totals = KERNEL_TRANSFORM, jnp.array(totals)
+    return jnp.einsum("ai,abck,bj->ijck", matrix, totals, matrix, precision="highest")
 
 
 @dataclass(frozen=True)
 class _Tiling:
-    """An output cut into tiles of 2 x 2, of which some rows are looked at together."""
+    """An output split into 2 x 2 tiles, processed in blocks of tile rows."""
 
     output_size: tuple[int, int]
-    columns: int  # of tiles
-    block: int  # rows of tiles looked at together
+    columns: int  # tiles per row
+    block: int  # tile rows per block
     blocks: int
 
     @classmethod
-    def of(cls, x: jax.Array, pads: Pads) -> "_Tiling":
+    def from_input(cls, x: jax.Array, pads: Pads) -> "_Tiling":
         height, width = (size + sum(pad) - 2 for size, pad in zip(x.shape[1:3], pads, strict=True))
         rows, columns = -(-height // 2), -(-width // 2)
         tiles = len(x) * rows * columns
-        block = rows if tiles <= WHOLE else -(-rows // max(1, round(tiles / TILES)))
+        block = rows
+        if tiles > MAX_TILES_WITHOUT_LOOP:
+            block = -(-rows // max(1, round(tiles / BLOCK_TILES)))
         return cls((height, width), columns, block, -(-rows // block))
 
     @property
@@ -106,31 +108,32 @@ class _Tiling:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Of all blocks: of the output, rounded up."""
+        """Output size rounded up to whole blocks."""
         return self.blocks * self.block_size[0], self.block_size[1]
 
     def pad(self, x: jax.Array, pads: Pads) -> jax.Array:
-        """x with all that the tiles see."""
+        """Pad x so that every tile's input window is in bounds."""
         margins = [
             (before, size + 2 - before - inside, 0)
             for (before, _), size, inside in zip(pads, self.size, x.shape[1:3], strict=True)
         ]
         return lax.pad(x, jnp.float32(0), [(0, 0, 0), *margins, (0, 0, 0)])
 
-    def sums(self, x: jax.Array, i: jax.Array) -> list[list[jax.Array]]:
-        """4 x 4 arrays [N, block, columns, C] of the padded x, of the tiles of block i."""
-        seen = lax.dynamic_slice_in_dim(x, i * 2 * self.block, 2 * self.block + 2, axis=1)
-        seen = seen.reshape(len(x), self.block + 1, 2, self.columns + 1, 2, -1)
+    def input_sums(self, x: jax.Array, i: jax.Array) -> list[list[jax.Array]]:
+        """Transform block i of the padded x: 4 x 4 arrays [N, block, columns, C]."""
+        rows = lax.dynamic_slice_in_dim(x, i * 2 * self.block, 2 * self.block + 2, axis=1)
+        rows = rows.reshape(len(x), self.block + 1, 2, self.columns + 1, 2, -1)
 
-        def of_all_tiles(row, column):
+        def pixel(row, column):  # in all tiles
             top, left = row // 2, column // 2
-            return seen[:, top : top + self.block, row % 2, left : left + self.columns, column % 2]
+            return rows[:, top : top + self.block, row % 2, left : left + self.columns, column % 2]
 
-        return _both_ways(OF_INPUT, [[of_all_tiles(r, c) for c in range(4)] for r in range(4)])
+        pixels = [[pixel(r, c) for c in range(4)] for r in range(4)]
+        return _transform_tiles(INPUT_TRANSFORM, pixels)
 
 
-def _both_ways(matrix: np.ndarray, tiles: list[list[jax.Array]]) -> list[list[jax.Array]]:
-    """matrix @ tiles @ matrix.T, where all numbers of the matrix are 0, 1 or -1."""
+def _transform_tiles(matrix: np.ndarray, tiles: list[list[jax.Array]]) -> list[list[jax.Array]]:
+    """matrix @ tiles @ matrix.T for a matrix with entries 0, 1 and -1."""
     rows = [[_sum(signs, column) for column in zip(*tiles, strict=True)] for signs in matrix]
     return [[_sum(signs, row) for signs in matrix] for row in rows]
 

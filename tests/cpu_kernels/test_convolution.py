@@ -59,7 +59,8 @@ def test_values(case):
 @pytest.mark.parametrize("case", CASES)
 def test_gradients(case, positions, few, monkeypatch):
     """The convolution is linear in each argument, so differences are exact but for rounding."""
-    monkeypatch.setattr(convolution, "FEW" if few else "POSITIONS", positions)
+    name = "SPARSE_BLOCK_POSITIONS" if few else "BLOCK_POSITIONS"
+    monkeypatch.setattr(convolution, name, positions)
     x, kernel, stride, padding = problem(case)
     out, pull = jax.vjp(lambda x, kernel: conv(x, kernel, None, stride, padding, few), x, kernel)
     rng = np.random.default_rng(1)
@@ -83,9 +84,9 @@ def test_with_fewer_multiplications(case, tiles, monkeypatch):
     """Values and both gradients of maps that are large enough, which none of the others is."""
     if jax.default_backend() != "cpu":
         pytest.skip("other devices do not have it")
-    monkeypatch.setattr(winograd, "TILES", tiles)
-    monkeypatch.setattr(winograd, "WHOLE", 0 if tiles == 1 else 6)
-    monkeypatch.setattr(winograd, "pays", lambda *_: True)
+    monkeypatch.setattr(winograd, "BLOCK_TILES", tiles)
+    monkeypatch.setattr(winograd, "MAX_TILES_WITHOUT_LOOP", 0 if tiles == 1 else 6)
+    monkeypatch.setattr(winograd, "is_profitable", lambda *_: True)
     monkeypatch.setattr(convolution, "kernel_gradient", None)  # it is not to be used
     test_values(case)
     test_gradients(case, 1024, False, monkeypatch)
