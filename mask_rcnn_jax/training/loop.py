@@ -160,7 +160,7 @@ def _initial_state(config: ConfigDict, model: MaskRCNN, schedule, *, resuming: b
             norm,
         )
     if config.model.init_from and not resuming:
-        variables = pretrained.initialise_from(variables, config.model)
+        variables = pretrained.initialize_from(variables, config.model)
     tx = build_optimizer(config, schedule, variables["params"], model.backbone)
     state = TrainState(
         step=jnp.int32(0),

@@ -1,6 +1,6 @@
-"""From every system's names and layouts to our variables, and back to torchvision's.
+"""Convert arrays named and laid out by any known system to our variables, and to torchvision's.
 
-What the names are is in `sources`; here is what is done with them.
+The names themselves are in `sources`.
 """
 
 import re
@@ -14,37 +14,34 @@ from mask_rcnn_jax.weights.sources import RANGES, SOURCES, Source
 
 OURS = "ours"
 COLLECTIONS = ("params", "batch_stats")
-TORCHVISION_EPS = 1e-5  # of the models that torchvision builds
+TORCHVISION_EPS = 1e-5  # batch norm epsilon of torchvision's models
 NORM_LEAVES = ("scale", "bias", "mean", "var")
-ROI_SIDE = 7  # cells a side of the map that the box head flattens
+ROI_SIDE = 7  # side of the RoI features that the box head flattens
 BOX_LAYERS = ("rpn_head/anchor_deltas", "box_head/bbox_pred")
-# How many names an error message lists.
-LISTED = 4
+LISTED = 4  # names listed by an error message
 
 
 def to_flax(arrays: Mapping[str, np.ndarray], *, norm: str, eps: float) -> tuple[dict, str]:
-    """Arrays under any known system's names as our variables.
+    """Convert arrays under any known system's names to our variables.
 
     Args:
-        arrays: by name, float32. The classifier of a backbone and what training leaves in a
-            checkpoint are not used.
-        norm: the model's. "frozen" folds each batch normalisation into a scale and a bias;
-            "affine" and "batch" keep its statistics. "group" has no counterpart anywhere.
-        eps: what the model's batch normalisation adds to the variance; systems that add nothing
-            are converted so that the layer computes the same.
+        arrays: float32 arrays by name. A backbone's classifier and training state are ignored.
+        norm: the model's norm. "frozen" folds each batch normalization into a scale and a bias;
+            "affine" and "batch" keep its statistics. No system has a counterpart to "group".
+        eps: the model's batch norm epsilon. Weights of systems without an epsilon are adjusted so
+            that the layer computes the same.
 
     Returns:
-        {"params": ..., "batch_stats": ...} of float32 numpy arrays, the backbone alone or with
-        FPN and heads; and the source, see `identify`.
-        Classes keep their order, with background first: where a system has it last or has no
-        slot for it in boxes and masks, that slot is zeros.
+        {"params": ..., "batch_stats": ...} of float32 numpy arrays, either the backbone alone or
+        all modules; and the source, see `identify`. Classes keep their order, background first:
+        if a system has no background slot for boxes and masks, zeros fill it.
     """
     name, paths = identify(list(arrays))
     if name == OURS:
         return _from_ours(arrays), name
     if norm not in ("frozen", "affine", "batch"):
         raise ValueError(
-            f"model.backbone.norm is {norm!r}, which {SOURCES[name].title} has no counterpart for; "
+            f"model.backbone.norm is {norm!r}, which {SOURCES[name].title} has no counterpart for, "
             "expected 'frozen', 'affine' or 'batch'"
         )
     source = SOURCES[name]
@@ -65,13 +62,13 @@ def to_flax(arrays: Mapping[str, np.ndarray], *, norm: str, eps: float) -> tuple
 
 
 def num_classes_in(variables: Mapping) -> int | None:
-    """K, the classes without background, of variables of ours; None without a box head."""
+    """Return K, the number of foreground classes, from our variables; None without a box head."""
     head = variables["params"].get("box_head", {}).get("cls_score")
     return None if head is None else head["bias"].shape[0] - 1
 
 
 def to_ours_flat(variables: Mapping) -> dict[str, np.ndarray]:
-    """Our variables by names like "params/backbone/stem_conv/kernel"; `to_flax` reads them back."""
+    """Flatten to names like "params/backbone/stem_conv/kernel", which `to_flax` reads back."""
     flat = flatten_dict({name: variables[name] for name in COLLECTIONS}, sep="/")
     return {name: np.ascontiguousarray(value) for name, value in flat.items()}
 
@@ -79,16 +76,17 @@ def to_ours_flat(variables: Mapping) -> dict[str, np.ndarray]:
 def to_torchvision(
     variables: Mapping, *, norm_eps: float, names: str = "new"
 ) -> dict[str, np.ndarray]:
-    """Our variables as the state dict of torchvision's `MaskRCNN`, which then computes the same.
+    """Convert our variables to a state dict of torchvision's `MaskRCNN` that computes the same.
+
+    A frozen norm becomes a batch norm with mean 0 whose variance and epsilon sum to exactly 1.
 
     Args:
-        variables: of a whole detector or of some of its modules.
-        norm_eps: what our batch normalisation adds to the variance; theirs adds 1e-5. Variances
-            are changed by the difference, so that a round trip is exact only where there is none.
-        names: "new", or "old" for those before torchvision 0.13.
+        variables: a whole detector or some of its modules.
+        norm_eps: our batch norm epsilon. Torchvision's is 1e-5; variances absorb the difference,
+            so a round trip is exact only if they are equal.
+        names: "new", or "old" for torchvision before 0.13.
 
-    A frozen norm becomes a batch normalisation of mean 0 whose variance and epsilon add up to
-    exactly 1. Raises ValueError for what torchvision has no place for.
+    Raises ValueError for arrays without a counterpart in torchvision.
     """
     source = SOURCES[{"new": "torchvision", "old": "torchvision_old"}[names]]
     params, stats = (flatten_dict(dict(variables[name]), sep="/") for name in COLLECTIONS)
@@ -110,10 +108,10 @@ def to_torchvision(
 
 
 def identify(names: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """The system whose names these are, and our path for each name that has one.
+    """Identify the system that uses these names, and map names to our paths.
 
-    The system is a key of `SOURCES`, or "ours". Raises ValueError that lists names where it is
-    none, or where some names are not its own.
+    Returns a key of `SOURCES` or "ours", and {name: path} without unused names. Raises ValueError
+    listing the names if no system fits or some names do not belong to it.
     """
     if names and all(name.split("/")[0] in COLLECTIONS for name in names):
         return OURS, {}
@@ -134,15 +132,15 @@ def identify(names: Sequence[str]) -> tuple[str, dict[str, str]]:
     if misfits:
         key = min(misfits, key=lambda key: len(misfits[key]))
         raise ValueError(
-            f"like the names of {SOURCES[key].title}, "
+            f"names like those of {SOURCES[key].title}, "
             f"but {listing(misfits[key])} have no counterpart in our model"
         )
     known = ", ".join(source.title for source in SOURCES.values())
-    raise ValueError(f"names of no known system: {listing(sorted(names))}; known are {known}")
+    raise ValueError(f"names of no known system: {listing(sorted(names))}; expected {known}")
 
 
 def _paths(names: list[str], source: Source) -> tuple[dict[str, str], list[str]]:
-    """Our path by name, and the names that `source` does not explain."""
+    """Return our path by name, and the names unknown to `source`."""
     paths, unknown, taken = {}, [], {}
     for name in names:
         path = _to_path(name, source)
@@ -150,7 +148,7 @@ def _paths(names: list[str], source: Source) -> tuple[dict[str, str], list[str]]
             if not re.fullmatch(source.unused, name):
                 unknown.append(name)
         elif path in taken:
-            raise ValueError(f"{taken[path]} and {name} are the same layer {path}")
+            raise ValueError(f"{taken[path]} and {name} are both the layer {path}")
         else:
             paths[name] = path
             taken[path] = name
@@ -158,7 +156,7 @@ def _paths(names: list[str], source: Source) -> tuple[dict[str, str], list[str]]
 
 
 def _to_path(name: str, source: Source) -> str | None:
-    """`layer1.0.bn2.running_var` -> `backbone/res2_0/norm2/var`; None where no row fits."""
+    """Map `layer1.0.bn2.running_var` to `backbone/res2_0/norm2/var`; None if no row fits."""
     for theirs, ours in source.rows:
         parts = source.norm_parts if _is_norm(ours) else source.parts
         for part, leaf in parts.items():
@@ -169,7 +167,7 @@ def _to_path(name: str, source: Source) -> str | None:
 
 
 def _to_theirs(path: str, source: Source) -> str:
-    """The reverse of `_to_path`."""
+    """Invert `_to_path`."""
     for theirs, ours in source.rows:
         parts = source.norm_parts if _is_norm(ours) else source.parts
         for part, leaf in parts.items():
@@ -180,7 +178,7 @@ def _to_theirs(path: str, source: Source) -> str:
 
 
 def _translate(text: str, template: str, target: str) -> str | None:
-    """`text` in the form of `target`, if it has the form of `template`."""
+    """Rewrite `text` from the form of `template` to the form of `target`; None if it differs."""
     match = _pattern(template).fullmatch(text)
     if match is None:
         return None
@@ -197,7 +195,7 @@ def _translate(text: str, template: str, target: str) -> str | None:
 
 @cache
 def _pattern(template: str) -> re.Pattern:
-    """A template as a regular expression; see `sources` for what it may hold."""
+    """Compile a template of `sources` to a regular expression."""
     pattern = ""
     for piece in re.split(r"(\{[^}]*\}|\[|\])", template):
         if piece.startswith("{"):
@@ -209,24 +207,24 @@ def _pattern(template: str) -> re.Pattern:
 
 @cache
 def _numbers(template: str) -> list[tuple[str, int]]:
-    """The (name, offset) of the numbers in a template: "{level-2}" is ("level", -2)."""
+    """Return (name, offset) of each number in a template: "{level-2}" is ("level", -2)."""
     return [(name, int(offset or 0)) for name, offset in re.findall(r"{(\w+)(-\d+)?}", template)]
 
 
 def _to_our_layout(module: str, name: str, array: np.ndarray, source: Source) -> np.ndarray:
-    """A kernel or bias of theirs, except of a normalisation, in our layout and order."""
+    """Convert a kernel or bias, except of a norm, to our layout and class order."""
     if source.layout == "torch":
         if module == "box_head/fc1" and array.ndim == 2:
             if array.shape[1] % ROI_SIDE**2:
                 raise ValueError(
-                    f"{name} has {array.shape[1]} inputs, expected {ROI_SIDE} x {ROI_SIDE} cells "
-                    "of some channels"
+                    f"{name} has {array.shape[1]} inputs, expected a multiple of "
+                    f"{ROI_SIDE} x {ROI_SIDE} cells"
                 )
             array = array.reshape(len(array), -1, ROI_SIDE, ROI_SIDE)  # out, C, H, W
             array = array.transpose(2, 3, 1, 0).reshape(-1, len(array))
         else:
-            # OIHW to HWIO, [out, in] to [in, out]; of the up-convolution, whose torch kernel is
-            # [in, out, h, w], to our [h, w, out, in].
+            # OIHW to HWIO and [out, in] to [in, out]; the up-convolution's torch kernel
+            # [in, out, h, w] becomes our [h, w, out, in].
             array = array.transpose({4: (2, 3, 1, 0), 2: (1, 0)}.get(array.ndim))
     if source.deltas == "yx" and module in BOX_LAYERS:
         array = array.reshape(*array.shape[:-1], -1, 4)[..., [1, 0, 3, 2]].reshape(array.shape)
@@ -240,7 +238,7 @@ def _to_our_layout(module: str, name: str, array: np.ndarray, source: Source) ->
 
 
 def _to_torch_layout(module: str, array: np.ndarray) -> np.ndarray:
-    """The reverse of `_to_our_layout` for torchvision."""
+    """Invert `_to_our_layout` for torchvision."""
     if module == "box_head/fc1" and array.ndim == 2:
         outputs = array.shape[1]
         array = array.reshape(ROI_SIDE, ROI_SIDE, -1, outputs).transpose(3, 2, 0, 1)
@@ -251,14 +249,14 @@ def _to_torch_layout(module: str, array: np.ndarray) -> np.ndarray:
 def _convert_norm(
     module: str, parts: Mapping[str, np.ndarray], norm: str, eps: float, has_eps: bool
 ) -> tuple[dict, dict]:
-    """The params and the batch_stats of one batch normalisation, each leaf [C] float32.
+    """Return params and batch_stats of one batch norm, each leaf [C] float32.
 
-    parts: scale and bias, and mean and var unless they are folded into those already.
+    parts: scale and bias, and mean and var unless already folded into them.
     """
     wanted = NORM_LEAVES if {"mean", "var"} & parts.keys() else NORM_LEAVES[:2]
     lacking = [leaf for leaf in wanted if leaf not in parts]
     if lacking:
-        raise ValueError(f"the normalisation {module} lacks {', '.join(lacking)}")
+        raise ValueError(f"the norm {module} lacks {', '.join(lacking)}")
     scale, bias = parts["scale"], parts["bias"]
     if "var" in parts:
         if has_eps and norm != "frozen":
@@ -272,12 +270,12 @@ def _convert_norm(
 
 
 def _unit_variance(like: np.ndarray, eps: float) -> np.ndarray:
-    """A variance to which adding `eps` in float32 gives exactly 1."""
+    """Return the variance that sums to exactly 1 with `eps` in float32."""
     return np.full_like(like, np.float32(1) - np.float32(eps))
 
 
 def _check_classes(params: Mapping[str, np.ndarray]) -> None:
-    """Raise ValueError unless boxes and masks have a slot for every class score."""
+    """Raise ValueError unless boxes and masks have one slot per class score."""
     rows = {
         module: params[f"{module}/bias"].shape[0]
         for module in ("box_head/cls_score", "box_head/bbox_pred", "mask_head/mask_predictor")
@@ -288,8 +286,8 @@ def _check_classes(params: Mapping[str, np.ndarray]) -> None:
     for module, per_class in wanted.items():
         if classes and rows.get(module, per_class * classes) != per_class * classes:
             raise ValueError(
-                f"{module} has {rows[module]} outputs for {classes} class scores (background with "
-                f"them), expected {per_class} for each"
+                f"{module} has {rows[module]} outputs for {classes} class scores (background "
+                f"included), expected {per_class} per score"
             )
 
 
@@ -306,7 +304,7 @@ def _unflatten(flat: Mapping[str, np.ndarray]) -> dict:
 
 
 def listing(names: Iterable[str]) -> str:
-    """A count and the first few names."""
+    """Format the number of names and the first few of them."""
     names = list(names)
     if not names:
         return "0"

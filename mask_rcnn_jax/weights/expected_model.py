@@ -1,7 +1,7 @@
-"""The model that each source's weights belong to, as entries of its recipe's `model` section.
+"""Model config entries that each source's weights depend on.
 
-With other values the same weights compute something else: a map is shifted by a pixel, an anchor
-lies elsewhere, the channels are swapped.
+With other values the same weights compute something else: feature maps shift by a pixel, anchors
+move, channels are swapped.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,20 +38,19 @@ DETECTOR = (
 
 
 class Expected(NamedTuple):
-    """A source's own model."""
+    """The model a source's weights belong to."""
 
     recipe: str
-    entries: tuple[str, ...]  # that its weights depend on
-    but: tuple[str, ...] = ()  # of these, entries that the weights leave open
+    entries: tuple[str, ...]  # entries of `model` that matter
+    ignored: tuple[str, ...] = ()  # entries among them that the source leaves open
 
 
-# Detectron's batch norm is folded, which leaves the epsilon open. The mean color is not part of a
-# ResNet from Facebook's collections. mmdetection has backbones of both kinds, torchvision's and
-# MSRA's, under the same names.
+# Detectron folds its batch norm, so any epsilon will do. ResNets from Facebook's collections come
+# without a mean color. mmdetection has torchvision's and MSRA's backbones under the same names.
 EXPECTED = {
     "torchvision": Expected("coco_torchvision", DETECTOR),
-    # Names before torchvision 0.13, which the published COCO_V1 file has; torchvision runs that
-    # file without an epsilon.
+    # Names before torchvision 0.13, used by the published COCO_V1 file, which torchvision runs
+    # without an epsilon.
     "torchvision_old": Expected("coco_torchvision:coco_v1", DETECTOR),
     "torchvision_resnet": Expected("coco_torchvision", BACKBONE),
     "detectron2": Expected("coco_detectron2", DETECTOR),
@@ -73,17 +72,17 @@ EXPECTED = {
 
 
 def mismatches(source: str, model: Mapping[str, Any], without: Sequence[str] = ()) -> list[str]:
-    """A line for each entry of a `model` section that differs from the source's own model.
+    """Describe each entry of a `model` section that differs from the source's own model.
 
     Args:
         source: a key of `EXPECTED`.
-        model: the section. Entries that it lacks are left out.
-        without: further entries to leave out, such as "backbone.norm_eps".
+        model: the section; missing entries are ignored.
+        without: further entries to ignore, such as "backbone.norm_eps".
     """
     expected = EXPECTED[source]
     ours = flatten({name: model[name] for name in model})
     theirs = flatten(load_config(expected.recipe).model)
-    names = [n for n in expected.entries if n in ours and n not in (*expected.but, *without)]
+    names = [n for n in expected.entries if n in ours and n not in (*expected.ignored, *without)]
     return [
         f"model.{name} is {_rounded(ours[name])!r}, "
         f"{SOURCES[source].title} has {_rounded(theirs[name])!r}"
@@ -93,7 +92,7 @@ def mismatches(source: str, model: Mapping[str, Any], without: Sequence[str] = (
 
 
 def _rounded(value):
-    """Numbers to six digits, lists as tuples, so that a config file and its json compare equal."""
+    """Round floats to six digits and make lists tuples, so that a config equals its json."""
     if isinstance(value, list | tuple):
         return tuple(_rounded(item) for item in value)
     return float(f"{value:.6g}") if isinstance(value, float) else value

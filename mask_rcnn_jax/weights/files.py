@@ -1,6 +1,6 @@
-"""Files of weights: whatever the format, a flat dict of numpy arrays comes out.
+"""Read weights files of several formats into a flat dict of numpy arrays.
 
-Neither torch nor TensorFlow is needed, and no code in a file is ever run, see `torch_pickle`.
+Needs neither torch nor TensorFlow, and never runs code stored in a file, see `torch_pickle`.
 """
 
 import io
@@ -28,33 +28,33 @@ FORMATS = (
     "safetensors, a torch .pth, a pickle of arrays (detectron2, Detectron) "
     "or a TensorFlow checkpoint"
 )
-# Under which of its entries a checkpoint keeps the weights; the first that is there counts.
+# Entries under which a checkpoint may keep the weights, in order of preference.
 WRAPPERS = ("model", "state_dict", "model_state_dict", "blobs")
-# torch before 1.6 wrote this number as a pickle of its own at the start of a file.
+# Files of torch before 1.6 start with a pickle of this number.
 _TORCH_MAGIC = 0x1950A86A20F9469CFC6C
 _ZIP_MAGIC = (b"PK\x03\x04", b"PK\x05\x06")
-# The first bytes of pickles: protocol 2 and newer, then a dict, a tuple or a name in older ones.
+# First bytes of pickles: of protocol 2 and newer, and of a tuple, a dict or a name in older ones.
 _PICKLE_MAGIC = (b"\x80", b"(", b"}", b"c")
-# Views may repeat elements (stride 0), but not blow a small file up to the size of the memory.
+# Views may repeat elements (stride 0), but a small file must not exhaust memory that way.
 _MAX_REPEATED = 2**24
-_MAX_SAFETENSORS_HEADER = 100_000_000  # bytes, by that format's definition
+_MAX_SAFETENSORS_HEADER = 100_000_000  # bytes, fixed by the format
 
 
 def read_arrays(path: str | os.PathLike) -> dict[str, np.ndarray]:
-    """The arrays of a file of weights, by the names that the file gives them.
+    """Read the arrays of a weights file by name.
 
     Args:
-        path: a file of one of `FORMATS`, which its content decides and not its name. Of a
-            TensorFlow checkpoint the common start of its files' names, its `.index`, or a folder
-            with one checkpoint or with a `checkpoint` file that names one.
+        path: a file in one of `FORMATS`, detected by content rather than name. For a TensorFlow
+            checkpoint: its prefix, its `.index`, or a folder with one checkpoint or with a
+            `checkpoint` file that names one.
 
     Returns:
-        Arrays in memory of their own. float16 and bfloat16 become float32, other types stay.
-        Of a checkpoint, the entry that holds the weights, see `WRAPPERS`; without the prefix
-        `module.` if all names have it. What is not an array (epoch, arguments) is left out.
+        Writable arrays. float16 and bfloat16 become float32, other types stay. From a training
+        checkpoint, only the entry with the weights, see `WRAPPERS`. A prefix `module.` common to
+        all names is removed; values other than arrays (epoch, arguments) are ignored.
 
-    Raises FileNotFoundError, and ValueError for a file which is of no known format, incomplete or
-    corrupt, holds no arrays, or wants code to be run.
+    Raises FileNotFoundError, and ValueError for a file that has an unknown format, is incomplete or
+    corrupt, holds no arrays, or tries to run code.
     """
     path = os.fspath(path)
     if os.path.isfile(path):
@@ -73,7 +73,7 @@ def read_arrays(path: str | os.PathLike) -> dict[str, np.ndarray]:
 
 
 def _read_file(path: str) -> dict[str, np.ndarray]:
-    """The arrays of one file, by the format that its first and last bytes tell."""
+    """Read one file in the format detected from its first and last bytes."""
     with open(path, "rb") as file:
         start = file.read(16)
         size = file.seek(0, os.SEEK_END)
@@ -85,7 +85,7 @@ def _read_file(path: str) -> dict[str, np.ndarray]:
         if not path.endswith(".index"):
             raise ValueError(
                 f"{path}: the index of a TensorFlow checkpoint, whose name must end in .index, "
-                "or one in TensorFlow's old format, which is not read"
+                "or a checkpoint in TensorFlow's old format, which is not supported"
             )
         return read_tf_checkpoint(path.removesuffix(".index"))
     if start[8:9] == b"{" and int.from_bytes(start[:8], "little") <= _MAX_SAFETENSORS_HEADER:
@@ -95,12 +95,10 @@ def _read_file(path: str) -> dict[str, np.ndarray]:
     elif start.startswith(_PICKLE_MAGIC):
         read = _read_pickle
     else:
-        raise ValueError(
-            f"{path}: of no known format, it begins with {start[:8]!r}; expected {FORMATS}"
-        )
+        raise ValueError(f"{path}: unknown format, begins with {start[:8]!r}; expected {FORMATS}")
     try:
         return read(path)
-    # What a corrupt pickle or archive does to its reader is not to be listed.
+    # Readers of corrupt pickles and archives raise exceptions of almost any type.
     except Exception as error:
         message = " ".join(str(error).split())
         if not isinstance(error, ValueError):
@@ -120,16 +118,15 @@ def _read_safetensors(path: str) -> dict[str, np.ndarray]:
 
 
 def _read_torch_zip(path: str) -> dict[str, np.ndarray]:
-    """What `torch.save` has written since 1.6: a pickle, and a member for each storage."""
+    """Read the format of `torch.save` since 1.6: a zip of a pickle and one member per storage."""
     with zipfile.ZipFile(path) as archive:
         pickles = [name for name in archive.namelist() if re.fullmatch(r"[^/]+/data\.pkl", name)]
         if len(pickles) != 1:
-            raise ValueError("a zip archive that torch did not write: it needs one data.pkl")
+            raise ValueError("a zip archive not written by torch, expected one data.pkl")
         root = pickles[0].removesuffix("data.pkl")
         if f"{root}byteorder" in archive.namelist():
-            order = _member(archive, f"{root}byteorder")
-            if order != b"little":
-                raise ValueError("written by a big-endian machine, which is not read")
+            if _member(archive, f"{root}byteorder") != b"little":
+                raise ValueError("written by a big-endian machine, which is not supported")
         tree = WeightUnpickler(io.BytesIO(_member(archive, pickles[0]))).load()
 
         @lru_cache(maxsize=1)
@@ -141,11 +138,11 @@ def _read_torch_zip(path: str) -> dict[str, np.ndarray]:
 
 
 def _member(archive: zipfile.ZipFile, name: str, size: int | None = None) -> bytes:
-    """A member of the archive, which must have `size` bytes."""
+    """Read a member of the archive, which must have `size` bytes."""
     if name not in archive.NameToInfo:
-        raise ValueError(f"incomplete, {printable(name)} is missing in it")
+        raise ValueError(f"incomplete, {printable(name)} is missing")
     info = archive.getinfo(name)
-    # torch never compresses. Without compression no member is larger than the file.
+    # torch never compresses, and uncompressed members cannot be larger than the file.
     if info.compress_type != zipfile.ZIP_STORED:
         raise ValueError("a compressed zip archive, which torch does not write")
     if size is not None and info.file_size != size:
@@ -154,7 +151,7 @@ def _member(archive: zipfile.ZipFile, name: str, size: int | None = None) -> byt
 
 
 def _read_pickle(path: str) -> dict[str, np.ndarray]:
-    """A pickle of arrays, or the pickles and storages that torch before 1.6 wrote."""
+    """Read a pickle of arrays, or the pickles and storages written by torch before 1.6."""
     with open(path, "rb") as file:
         data = file.read()
     file = io.BytesIO(data)
@@ -163,42 +160,42 @@ def _read_pickle(path: str) -> dict[str, np.ndarray]:
     if type(tree) is int and tree == _TORCH_MAGIC:
         return _read_torch_legacy(data, file)
     if unpickler.storages:
-        raise ValueError("tensors of torch without the storages that torch.save writes")
+        raise ValueError("torch tensors without the storages that torch.save writes")
     return _arrays_of(tree, None)
 
 
 def _read_torch_legacy(data: bytes, file: io.BytesIO) -> dict[str, np.ndarray]:
-    """The rest of a file of torch before 1.6: three pickles, storage keys, storages."""
+    """Read the rest of a file of torch before 1.6: three pickles, storage keys, storages."""
     protocol, system = (WeightUnpickler(file).load() for _ in range(2))
     if protocol != 1001 or not system["little_endian"]:
-        raise ValueError("of a torch protocol or byte order that is not read")
+        raise ValueError("unsupported torch protocol or byte order")
     unpickler = WeightUnpickler(file)
     tree = unpickler.load()
     places = {}
     position = None
     for key in WeightUnpickler(file).load():
         if key not in unpickler.storages:
-            raise ValueError("corrupt, it has storages that no tensor refers to")
+            raise ValueError("corrupt, no tensor refers to a storage")
         storage = unpickler.storages[key]
         position = file.tell() if position is None else position
         numel = int.from_bytes(data[position : position + 8], "little")
         end = position + 8 + numel * storage.dtype.itemsize
         if end > len(data):
-            raise ValueError("incomplete, it ends within its storages")
+            raise ValueError("incomplete, ends within its storages")
         if numel != storage.numel:
             raise ValueError(f"corrupt, a storage has {numel} elements, expected {storage.numel}")
         places[key] = slice(position + 8, end)
         position = end
     missing = unpickler.storages.keys() - places.keys()
     if missing:
-        raise ValueError(f"incomplete, {len(missing)} storages are missing in it")
+        raise ValueError(f"incomplete, {len(missing)} storages are missing")
     return _arrays_of(tree, lambda storage: memoryview(data)[places[storage.key]])
 
 
 def _arrays_of(tree: Any, read: Callable[[Storage], bytes] | None) -> dict[str, np.ndarray]:
-    """The arrays of a pickled object, out of the entry that holds the weights if it has one."""
+    """Convert a pickled object's arrays, from the entry with the weights if there is one."""
     if not isinstance(tree, dict):
-        raise ValueError("holds no names, expected a dict of arrays by name")
+        raise ValueError("has no names, expected a dict of arrays by name")
     for wrapper in WRAPPERS:
         if isinstance(tree.get(wrapper), dict) and _records(tree[wrapper]):
             tree = tree[wrapper]
@@ -206,7 +203,7 @@ def _arrays_of(tree: Any, read: Callable[[Storage], bytes] | None) -> dict[str, 
     records = _records(tree)
     if not records:
         entries = printable(", ".join(map(str, tree))) if tree else "none"
-        raise ValueError(f"holds no arrays by name, its entries are: {entries}")
+        raise ValueError(f"has no arrays by name, its entries are: {entries}")
     arrays = {}
     for name, record in records.items():
         try:
@@ -225,24 +222,21 @@ def _records(tree: dict) -> dict[str, Tensor | NumpyArray]:
 
 
 def _to_array(record: Tensor | NumpyArray, read: Callable[[Storage], bytes]) -> np.ndarray:
-    """The numbers of a record, in memory of their own; half precision becomes float32.
+    """Copy a record of `WeightUnpickler` into a new array; half precision becomes float32.
 
-    Args:
-        record: from a `WeightUnpickler`.
-        read: returns the little-endian bytes of a whole storage, exactly `numel` elements.
+    read: returns the little-endian bytes of a whole storage, exactly `numel` elements.
 
-    Raises ValueError where a view reaches beyond its storage, or the data are not as many as the
-    shape needs.
+    Raises ValueError if a view exceeds its storage or the data do not match the shape.
     """
     if isinstance(record, NumpyArray):
         return _numpy_to_array(record)
     storage, dtype, offset, shape, strides = record
-    # A storage without a type counts in bytes.
+    # Untyped storages count in bytes.
     length = storage.length * storage.dtype.itemsize // dtype.itemsize
     numel = math.prod(shape)
     last = offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
     if numel and last >= length:
-        raise ValueError(f"a tensor of shape {shape} reaches beyond the end of its storage")
+        raise ValueError(f"a tensor of shape {shape} extends beyond the end of its storage")
     if numel > max(length, _MAX_REPEATED):
         raise ValueError(f"a tensor of shape {shape} repeats a storage of {length} elements")
     if not numel:
@@ -267,17 +261,14 @@ def _numpy_to_array(record: NumpyArray) -> np.ndarray:
 
 
 def _checkpoint_in(folder: str) -> str:
-    """The common start of the names of the TensorFlow checkpoint in a folder."""
-    prefixes = sorted(
-        os.path.join(folder, name.removesuffix(".index"))
-        for name in os.listdir(folder)
-        if name.endswith(".index")
-    )
+    """Return the prefix of the TensorFlow checkpoint in a folder."""
+    names = (name for name in os.listdir(folder) if name.endswith(".index"))
+    prefixes = sorted(os.path.join(folder, name.removesuffix(".index")) for name in names)
     listing = os.path.join(folder, "checkpoint")
     if os.path.isfile(listing):
         with open(listing, encoding="utf-8", errors="replace") as file:
             latest = re.search(r'^model_checkpoint_path:\s*"(.*)"', file.read(), re.MULTILINE)
-        # Folders move: the file may hold a path of another machine.
+        # The file may hold an absolute path from another machine; take its last part.
         prefix = latest and os.path.join(folder, os.path.basename(latest[1]))
         if prefix in prefixes:
             return prefix

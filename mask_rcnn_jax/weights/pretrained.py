@@ -1,8 +1,7 @@
-"""Pretrained weights: from a run or a file to the variables of our model.
+"""Load pretrained weights from a run or a file, and merge them into a model's variables.
 
-Read the file, rename and transpose its arrays into our tree, and merge that tree into freshly
-initialised variables. Nothing is dropped or left out silently: what does not fit ends in an error
-that lists both sides.
+Arrays are read, renamed and transposed into our tree, and merged into initialized variables.
+Nothing is dropped silently: arrays that do not fit raise an error that lists both sides.
 """
 
 import os
@@ -20,12 +19,12 @@ from mask_rcnn_jax.weights.files import read_arrays
 from mask_rcnn_jax.weights.run_checkpoint import load_checkpoint
 from mask_rcnn_jax.weights.sources import SOURCES
 
-# The arrays whose shape depends on the number of classes.
+# Layers whose shape depends on the number of classes.
 CLASS_DEPENDENT = ("box_head/cls_score", "box_head/bbox_pred", "mask_head/mask_predictor")
 
 
 def is_run(path: str | os.PathLike) -> bool:
-    """Whether a path is, or should be, a workdir or a checkpoint in one, and no file of weights."""
+    """Whether a path names a workdir or a checkpoint in it, existing or not, not a weights file."""
     path = Path(path)
     if Path(f"{path}.index").is_file():
         return False
@@ -35,9 +34,9 @@ def is_run(path: str | os.PathLike) -> bool:
 
 
 def load(path: str | os.PathLike, model: Mapping[str, Any]) -> dict:
-    """{"params": ..., "batch_stats": ...} of a run, of one of its checkpoints or of a file.
+    """Load {"params": ..., "batch_stats": ...} from a run, one of its checkpoints or a file.
 
-    What a file is, and how it fits the `model` section of the config, is logged.
+    For a file, logs its source and how it differs from the config's `model` section.
     """
     if is_run(path):
         return load_checkpoint(path)
@@ -47,11 +46,11 @@ def load(path: str | os.PathLike, model: Mapping[str, Any]) -> dict:
     return variables
 
 
-def initialise_from(variables: dict, model: Mapping[str, Any]) -> dict:
-    """`variables` with those of `model.init_from`: anything that `load` takes, or a backbone.
+def initialize_from(variables: dict, model: Mapping[str, Any]) -> dict:
+    """Merge the weights at `model.init_from`, a backbone or a detector, into `variables`.
 
-    Layers whose size follows the number of classes stay as they are, and are listed, where that
-    number differs; anything else that does not fit is a ValueError.
+    Layers sized by the number of classes keep their initial values, and are logged, if that number
+    differs. Raises ValueError for anything else that does not fit.
     """
     source = model["init_from"]
     variables, report = merge_into(variables, load(source, model), source=source)
@@ -61,19 +60,19 @@ def initialise_from(variables: dict, model: Mapping[str, Any]) -> dict:
 
 
 def load_weights(path: str | os.PathLike, model: Mapping[str, Any]) -> tuple[dict, str, list[str]]:
-    """Weights of any known system, as variables of ours.
+    """Load a weights file of any known system as our variables.
 
     Args:
-        path: a file that `weights.files` can read.
-        model: the `model` section of the config: `norm` and `norm_eps` say what the arrays become,
-            the other entries are compared with those of the system's own model.
+        path: a file that `files.read_arrays` can read.
+        model: the config's `model` section. `backbone.norm` and `backbone.norm_eps` choose the
+            form of the norms; other entries are compared with the system's own model.
 
     Returns:
-        {"params": ..., "batch_stats": ...} of numpy arrays, the backbone alone or all modules;
-        the source, see `convert.identify`; and lines that say what the file is and with which
-        entries of `model` its weights mean something else.
+        {"params": ..., "batch_stats": ...} of numpy arrays, the backbone alone or all modules; the
+        source, see `convert.identify`; and report lines: the file's source, and each entry of
+        `model` for which its weights compute something else.
 
-    Raises ValueError or OSError, naming the file, where it cannot be read or is of no known system.
+    Raises ValueError or OSError, naming the file, if it cannot be read or its system is unknown.
     """
     arrays = read_arrays(path)
     try:
@@ -97,47 +96,43 @@ def merge_into(
     reinit: Sequence[str] = CLASS_DEPENDENT,
     source: str = "the weights",
 ) -> tuple[dict, list[str]]:
-    """Puts loaded arrays in the place of freshly initialised ones.
+    """Replace initialized arrays with loaded ones.
 
     Args:
-        variables: the model's {"params": ..., "batch_stats": ...}, initialised.
-        loaded: the same tree or a part of it. Each module at the top level (backbone, fpn, ...)
-            must be there as a whole or not at all.
-        reinit: prefixes of the arrays whose initial values stay where their shape differs.
+        variables: the model's {"params": ..., "batch_stats": ...}, initialized.
+        loaded: the same tree or a part of it. Top-level modules (backbone, fpn, ...) must be
+            complete or absent.
+        reinit: prefixes of arrays that keep their initial values if the shapes differ.
         source: the file, for messages.
 
     Returns:
-        The merged variables, and lines that say what was taken and what was not.
+        The merged variables, and report lines on loaded and initialized arrays.
     """
     ours = flatten_dict(dict(variables))
     theirs = flatten_dict(dict(loaded))
     modules = {path[1] for path in theirs}
     differing = [p for p in theirs if p in ours and np.shape(ours[p]) != np.shape(theirs[p])]
-    reinitialised = [path for path in differing if _has_prefix(path, reinit)]
-    misshapen = [path for path in differing if path not in reinitialised]
+    kept = [path for path in differing if _has_prefix(path, reinit)]
+    misshapen = [path for path in differing if path not in kept]
     missing = [path for path in ours if path[1] in modules and path not in theirs]
     unexpected = [path for path in theirs if path not in ours]
     if missing or unexpected or misshapen:
         shapes = [f"{_text(p)} {_versus(theirs[p], ours[p])}" for p in misshapen]
         raise ValueError(
-            f"{source}: does not fit the model: "
-            f"missing {listing(map(_text, missing))}; "
-            f"unexpected {listing(map(_text, unexpected))}; "
-            f"misshapen {listing(shapes)}"
+            f"{source}: does not fit the model: missing {listing(map(_text, missing))}; "
+            f"unexpected {listing(map(_text, unexpected))}; misshapen {listing(shapes)}"
         )
-    taken = [path for path in theirs if path not in reinitialised]
+    taken = [path for path in theirs if path not in kept]
     merged = {**ours, **{p: np.asarray(theirs[p], dtype=ours[p].dtype) for p in taken}}
     untouched = sorted({path[1] for path in ours} - modules)
-    report = [f"{source}: {len(taken)} arrays taken for {', '.join(sorted(modules))}"]
-    report += [f"{module}: not in the file, initialised" for module in untouched]
-    report += [
-        f"{_text(path)}: {_versus(theirs[path], ours[path])}, initialised" for path in reinitialised
-    ]
+    report = [f"{source}: {len(taken)} arrays loaded for {', '.join(sorted(modules))}"]
+    report += [f"{module}: not in the file, initialized" for module in untouched]
+    report += [f"{_text(p)}: {_versus(theirs[p], ours[p])}, initialized" for p in kept]
     return {"batch_stats": {}, **unflatten_dict(merged)}, report
 
 
 def _has_prefix(path: tuple[str, ...], prefixes: Sequence[str]) -> bool:
-    """Whether a path, its collection aside, lies under one of the prefixes."""
+    """Whether a path without its collection lies under one of the prefixes."""
     name = "/".join(path[1:])
     return any(name == prefix or name.startswith(prefix + "/") for prefix in prefixes)
 

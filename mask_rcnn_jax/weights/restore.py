@@ -1,4 +1,4 @@
-"""From a run or a file of weights to a model, its variables and its class names."""
+"""Restore a model, its variables and its class names from a run or a weights file."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from mask_rcnn_jax.weights import pretrained
 from mask_rcnn_jax.weights.convert import num_classes_in
 from mask_rcnn_jax.weights.run_checkpoint import CheckpointPath, find_checkpoint
 
-# Beside the model section: what an image looks like to the model, and what its classes mean.
+# Entries outside the model section that define the model's input and the meaning of its classes.
 MODEL_INPUT = (
     "data.image_size",
     "data.resize",
@@ -35,14 +35,18 @@ class Restored(NamedTuple):
     config: ConfigDict  # with the number of classes in `model.num_classes`
     variables: dict  # {"params", "batch_stats"}
     categories: list[dict]  # [{"id", "name"}, ...], class 1 first
-    checkpoint: CheckpointPath | None  # None for a file of weights
+    checkpoint: CheckpointPath | None  # None for a weights file
 
 
 def restore(config: ConfigDict | None, weights: str | os.PathLike) -> Restored:
-    """The model of a run (its workdir), of one of its checkpoints or of a file of weights.
+    """Restore a model from a run's workdir, one of its checkpoints or a weights file.
 
-    config: None takes the run's own; a file of weights needs one. A given config must describe the
-    run's model. Raises ValueError where it does not, and where the weights do not fit.
+    Args:
+        config: None uses the run's config; a weights file needs one.
+        weights: the path.
+
+    Raises ValueError if the config describes another model than the run's, or the weights do not
+    fit it.
     """
     config, categories, checkpoint = restore_config(config, weights)
     variables = load_variables(weights, config)
@@ -55,7 +59,7 @@ def restore(config: ConfigDict | None, weights: str | os.PathLike) -> Restored:
 def restore_config(
     config: ConfigDict | None, weights: str | os.PathLike
 ) -> tuple[ConfigDict, list[dict] | None, CheckpointPath | None]:
-    """As `restore`, without reading the weights; a file of weights has no categories of its own."""
+    """Restore config, categories (None for a weights file) and checkpoint, but no variables."""
     checkpoint = categories = None
     if pretrained.is_run(weights):
         checkpoint = find_checkpoint(weights)
@@ -65,26 +69,28 @@ def restore_config(
         if config.model.num_classes not in (0, len(categories)):
             raise ValueError(
                 f"model.num_classes is {config.model.num_classes}, but {weights} was trained on "
-                f"{len(categories)} categories; 0 takes what the run has"
+                f"{len(categories)} categories; 0 takes the run's number"
             )
         config.model.num_classes = len(categories)
     elif config is None:
-        raise ValueError(f"--weights {weights} is no run: it needs --config")
+        raise ValueError(f"--weights {weights} is not a run: it needs --config")
     check_entries(config)
     return config, categories, checkpoint
 
 
 def load_variables(path: str | Path, config: ConfigDict) -> dict:
-    """`{"params", "batch_stats"}` of a run (its latest checkpoint), of `checkpoints/<step>` or of a
-    whole detector's weights of any format that `pretrained.load` reads.
+    """Load {"params": ..., "batch_stats": ...} of a whole detector.
 
-    The number of classes is `config.model.num_classes`, or that of the weights if it is 0.
-    Raises ValueError with what is missing, unexpected or misshapen if they do not fit the model.
+    Args:
+        path: a workdir (its latest checkpoint), `checkpoints/<step>`, or a weights file.
+        config: the model's config; a `num_classes` of 0 takes the number of the weights.
+
+    Raises ValueError listing missing, unexpected and misshapen arrays if the weights do not fit.
     """
     loaded = pretrained.load(path, config.model)
     num_classes = num_classes_in(loaded)
     if num_classes is None:
-        raise ValueError(f"{path} holds a backbone and no detector; model.init_from takes it")
+        raise ValueError(f"{path} holds a backbone, expected a detector; use model.init_from")
     if config.model.num_classes not in (0, num_classes):
         raise ValueError(
             f"{path} has {num_classes} classes, expected {config.model.num_classes} as in "
@@ -94,20 +100,20 @@ def load_variables(path: str | Path, config: ConfigDict) -> dict:
     variables, _ = pretrained.merge_into(expected, loaded, reinit=(), source=str(path))
     absent = sorted(expected["params"].keys() - loaded["params"].keys())
     if absent:
-        raise ValueError(f"{path} has no {', '.join(absent)}; model.init_from takes such a file")
+        raise ValueError(f"{path} has no {', '.join(absent)}; use model.init_from for such a file")
     return variables
 
 
 def make_model(config: ConfigDict, num_classes: int, remat: str = "none") -> MaskRCNN:
-    """The model for that many classes; `remat` is that of `build_model`, of use in training only.
+    """Build the model for `num_classes` foreground classes.
 
-    Raises ValueError if the config names another number, mask targets that its data lacks, or
-    kernels that this machine cannot run.
+    remat: see `build_model`; matters in training only. Raises ValueError if the config has another
+    number of classes, mask targets its data lacks, or kernels this machine cannot run.
     """
     if config.model.num_classes not in (0, num_classes):
         raise ValueError(
             f"model.num_classes is {config.model.num_classes}, but the annotations have "
-            f"{num_classes} categories; 0 takes what the annotations have"
+            f"{num_classes} categories; 0 takes their number"
         )
     kind = config.model.mask_targets.kind
     frame = "image" if kind == "whole" else "box"
@@ -115,17 +121,17 @@ def make_model(config: ConfigDict, num_classes: int, remat: str = "none") -> Mas
         raise ValueError(f"model.mask_targets.kind={kind} needs data.mask_frame={frame}")
     if kind == "polygons" and not config.data.max_vertices:
         raise ValueError(
-            "model.mask_targets.kind=polygons needs data.max_vertices above 0, such as 512"
+            "model.mask_targets.kind=polygons needs a positive data.max_vertices, such as 512"
         )
     if config.train.implementation == "pallas" and jax.default_backend() != "gpu":
-        raise ValueError("train.implementation is pallas, which needs an NVIDIA GPU; auto does not")
+        raise ValueError("train.implementation is pallas, which needs an NVIDIA GPU; use auto")
     fields = {**config.model, "num_classes": num_classes}
     precision, implementation = config.train.precision, config.train.implementation
     return build_model(fields, precision=precision, implementation=implementation, remat=remat)
 
 
 def check_model(config: ConfigDict, workdir: Path) -> None:
-    """Raise ValueError if a config describes another model than the run's, or other image sizes."""
+    """Raise ValueError if a config's model or input differs from the run's."""
     run_config, _ = read_workdir(workdir)
     before, now = (flatten(json.loads(json.dumps(c.to_dict()))) for c in (run_config, config))
     for name in now:
@@ -135,14 +141,14 @@ def check_model(config: ConfigDict, workdir: Path) -> None:
         if described and before.get(name) != now[name]:
             raise ValueError(
                 f"{workdir} was trained with {name}={before.get(name)!r}, the config says "
-                f"{now[name]!r}; without --config that of the run is taken"
+                f"{now[name]!r}; leave out --config to use the run's"
             )
 
 
 def categories_of_weights(config: ConfigDict, variables: dict) -> list[dict]:
-    """Names for the classes of weights that do not bring any.
+    """Return categories for weights without class names.
 
-    Those of the "val" set where it exists and their number is right, else COCO's, else numbers.
+    Takes the names of the "val" set if their number is right, else COCO's, else numbers.
     """
     count = num_classes_in(variables)
     annotations = annotation_file(config.data, "val")

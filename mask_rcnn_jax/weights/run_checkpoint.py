@@ -9,7 +9,7 @@ import orbax.checkpoint as ocp
 
 
 def has_checkpoint(workdir: str | Path) -> bool:
-    """Whether a run can resume from here. Looks at names only, opens nothing."""
+    """Whether a workdir has a checkpoint to resume from; looks at names only."""
     return any(folder.name.isdigit() for folder in (Path(workdir) / "checkpoints").glob("*"))
 
 
@@ -25,9 +25,9 @@ class CheckpointPath(NamedTuple):
 
 
 def find_checkpoint(path: str | Path) -> CheckpointPath:
-    """The checkpoint that a path means: `WORKDIR/checkpoints/<step>`, or the latest of a workdir.
+    """Return the checkpoint at `WORKDIR/checkpoints/<step>`, or the latest one of a workdir.
 
-    Raises ValueError where there is none.
+    Raises ValueError if there is none.
     """
     path = Path(path).absolute()
     if path.name.isdigit() and path.parent.name == "checkpoints":
@@ -39,14 +39,14 @@ def find_checkpoint(path: str | Path) -> CheckpointPath:
             raise ValueError(f"{path} holds no checkpoint, expected {path}/checkpoints/<step>")
         found = CheckpointPath(path, max(steps))
     if not (found.folder / "state").is_dir():
-        raise ValueError(f"{found.folder} is no checkpoint of a run")
+        raise ValueError(f"{found.folder} is not a checkpoint of a run")
     return found
 
 
 def load_checkpoint(path: str | Path) -> dict:
-    """`{"params", "batch_stats"}` as numpy arrays, see `find_checkpoint` for what `path` may be.
+    """Load {"params": ..., "batch_stats": ...} as numpy arrays, without model or optimizer.
 
-    Needs neither the model nor the optimiser.
+    path: as for `find_checkpoint`.
     """
     folder = find_checkpoint(path).folder / "state"
     with ocp.PyTreeCheckpointer() as checkpointer:

@@ -1,8 +1,8 @@
-"""Where weights come from: each system's names beside ours.
+"""Layer names of the systems whose weights can be read, next to ours.
 
-A row is a pair of templates: their name of a layer, our path of it. `{stage}` stands for a number
-that is the same on both sides, `{stage-1}` for that number less one, `[...]` for what may be
-missing. What a layer holds ("weight", "bias", ...) is appended by the parts of the source.
+A row is a pair of templates: a system's layer name and our path. `{stage}` is a number equal on
+both sides, `{stage-1}` that number minus one, `[...]` an optional part. The `parts` of a source
+append array names ("weight", "bias", ...) to layer names.
 """
 
 from collections.abc import Mapping
@@ -10,44 +10,41 @@ from dataclasses import dataclass, field
 
 Rows = tuple[tuple[str, str], ...]
 
-# Values that a number in a template can have.
+# Ranges of the numbers in templates, inclusive.
 RANGES = {"stage": (2, 5), "block": (0, 99), "conv": (1, 3), "level": (2, 5), "fcn": (1, 4)}
 TORCH_PARTS = {".weight": "kernel", ".bias": "bias"}
-TORCH_NORM_PARTS = {
-    ".weight": "scale",
-    ".bias": "bias",
-    ".running_mean": "mean",
-    ".running_var": "var",
-}
 TF_PARTS = {"/kernel": "kernel", "/bias": "bias"}
-TF_NORM_PARTS = {
-    "/gamma": "scale",
-    "/beta": "bias",
-    "/moving_mean": "mean",
-    "/moving_variance": "var",
-}
-# The classifier, and what an optimiser and a training loop leave in a checkpoint.
+
+
+def _norm_parts(scale: str, bias: str, mean: str, var: str) -> dict[str, str]:
+    return {scale: "scale", bias: "bias", mean: "mean", var: "var"}
+
+
+TORCH_NORM_PARTS = _norm_parts(".weight", ".bias", ".running_mean", ".running_var")
+TF_NORM_PARTS = _norm_parts("/gamma", "/beta", "/moving_mean", "/moving_variance")
+# The classifier, optimizer slots and counters.
 _TF_UNUSED = r".*dense.*|(?!.*/(kernel|gamma|beta|moving_mean|moving_variance)$).*"
 
 
 @dataclass(frozen=True)
 class Source:
-    """One system's weights.
+    """Names and layout of one system's weights.
 
-    layout: "torch" (OIHW, Linear [out, in], the box head's input flattened C, H, W) or "tf" (HWIO,
-        [in, out], flattened H, W, C as ours).
-    background: which of the class outputs is background. "last": boxes and masks have no slot for
-        it.
-    deltas: order of box regression, "xy" (dx, dy, dw, dh) or "yx" (dy, dx, dh, dw).
-    has_eps: whether its batch normalisation adds an epsilon to the variance.
+    Attributes:
+        layout: "torch" (OIHW, Linear [out, in], box head input flattened C, H, W) or "tf" (HWIO,
+            [in, out], flattened H, W, C as ours).
+        background: position of the background class, "first" or "last"; with "last", boxes and
+            masks have no slot for it.
+        deltas: box regression order, "xy" (dx, dy, dw, dh) or "yx" (dy, dx, dh, dw).
+        has_eps: whether batch norm adds an epsilon to the variance.
     """
 
     title: str
-    signs: tuple[str, ...]  # a file of this source has one of these names
+    signs: tuple[str, ...]  # every file of this source has one of these names
     rows: Rows
     parts: Mapping[str, str] = field(default_factory=lambda: TORCH_PARTS)
     norm_parts: Mapping[str, str] = field(default_factory=lambda: TORCH_NORM_PARTS)
-    unused: str = r".*\.num_batches_tracked"  # names that have no counterpart in our model
+    unused: str = r".*\.num_batches_tracked"  # names without a counterpart in our model
     layout: str = "torch"
     background: str = "first"
     deltas: str = "xy"
@@ -55,7 +52,7 @@ class Source:
 
 
 def _torch_resnet(prefix: str, stem: str = "") -> Rows:
-    """torchvision's ResNet and those that took over its names."""
+    """Return the rows of torchvision's ResNet, whose names others adopted."""
     block = prefix + "layer{stage-1}.{block}."
     return (
         (f"{prefix}{stem}conv1", "backbone/stem_conv"),
@@ -80,13 +77,11 @@ def _detectron2_resnet(prefix: str) -> Rows:
 
 
 def _google_resnet50() -> Rows:
-    """Layers are numbered as they were made: in a stage's first block the shortcut comes first."""
+    """Return rows numbered in creation order: a stage's first block creates its shortcut first."""
     layers = [("stem_conv", "stem_norm")]
     for stage, blocks in zip((2, 3, 4, 5), (3, 4, 6, 3), strict=True):
-        for block in range(blocks):
-            path = f"res{stage}_{block}"
-            if block == 0:
-                layers.append((f"{path}/shortcut", f"{path}/shortcut_norm"))
+        layers.append((f"res{stage}_0/shortcut", f"res{stage}_0/shortcut_norm"))
+        for path in (f"res{stage}_{block}" for block in range(blocks)):
             layers += [(f"{path}/conv{i}", f"{path}/norm{i}") for i in (1, 2, 3)]
     rows = []
     for index, (conv, norm) in enumerate(layers):
@@ -179,15 +174,10 @@ _CAFFE2: Rows = (
     ("res{stage}_{block}_branch2c", "backbone/res{stage}_{block}/conv3"),
     ("res{stage}_{block}_branch2c_bn", "backbone/res{stage}_{block}/norm3"),
 )
-# Both files are called R-50.pkl. Detectron's has what detectron2's four arrays fold into.
+# Both files are called R-50.pkl. Detectron's holds detectron2's four arrays folded into two.
 _DETECTRON_NORM_PARTS = {"_s": "scale", "_b": "bias"}
-_DETECTRON2_NORM_PARTS = {
-    "_gamma": "scale",
-    "_beta": "bias",
-    "_running_mean": "mean",
-    "_running_var": "var",
-}
-# Both systems leave the biases of the convolutions out too: a normalisation follows.
+_DETECTRON2_NORM_PARTS = _norm_parts("_gamma", "_beta", "_running_mean", "_running_var")
+# Both systems ignore convolution biases as well, because a norm follows.
 _CAFFE2_UNUSED = r"(fc\d*|pred)_[wb]|conv1_b|res\d_\d+_branch\w\w?_b|.*_momentum|lr|model_iter"
 _NVIDIA_RN50_BLOCK = "resnet50/btlnck_block_{stage-2}_{block}/"
 _NVIDIA_RN50: Rows = (
@@ -220,91 +210,84 @@ _NVIDIA_TF2: Rows = (
     ("mask_head/mask_fcn_logits", "mask_head/mask_predictor"),
 )
 
+_TF = {"parts": TF_PARTS, "norm_parts": TF_NORM_PARTS, "layout": "tf"}
+_CAFFE2_OPTIONS = {"parts": {"_w": "kernel"}, "unused": _CAFFE2_UNUSED}
+
 SOURCES = {
     "torchvision": Source(
-        title="torchvision's Mask R-CNN",
-        signs=("backbone.fpn.inner_blocks.0.0.weight",),
-        rows=_TORCHVISION,
+        "torchvision's Mask R-CNN", ("backbone.fpn.inner_blocks.0.0.weight",), _TORCHVISION
     ),
     "torchvision_old": Source(
-        title="torchvision's Mask R-CNN (old names)",
-        signs=("backbone.fpn.inner_blocks.0.weight",),
-        rows=_TORCHVISION_OLD,
+        "torchvision's Mask R-CNN (old names)",
+        ("backbone.fpn.inner_blocks.0.weight",),
+        _TORCHVISION_OLD,
     ),
     "torchvision_resnet": Source(
-        title="torchvision's ResNet",
-        signs=("conv1.weight", "backbone.body.conv1.weight"),
-        rows=_torch_resnet("[backbone.body.]"),
+        "torchvision's ResNet",
+        ("conv1.weight", "backbone.body.conv1.weight"),
+        _torch_resnet("[backbone.body.]"),
         unused=r".*\.num_batches_tracked|(backbone\.body\.)?fc\..*",
     ),
     "detectron2": Source(
-        title="detectron2's Mask R-CNN",
-        signs=("backbone.fpn_lateral2.weight",),
-        rows=_DETECTRON2,
+        "detectron2's Mask R-CNN",
+        ("backbone.fpn_lateral2.weight",),
+        _DETECTRON2,
         unused=r".*\.num_batches_tracked|proposal_generator\.anchor_generator\..*|pixel_(mean|std)",
         background="last",
     ),
     "detectron2_resnet": Source(
-        title="detectron2's ResNet",
-        signs=("stem.conv1.weight", "backbone.bottom_up.stem.conv1.weight"),
-        rows=_detectron2_resnet("[backbone.bottom_up.]"),
+        "detectron2's ResNet",
+        ("stem.conv1.weight", "backbone.bottom_up.stem.conv1.weight"),
+        _detectron2_resnet("[backbone.bottom_up.]"),
         unused=r".*\.num_batches_tracked|(stem\.)?(fc|linear)\..*",
     ),
     "detectron_msra": Source(
-        title="Detectron's copy of the MSRA ResNet",
-        signs=("res_conv1_bn_s",),
-        rows=_CAFFE2,
-        parts={"_w": "kernel"},
+        "Detectron's copy of the MSRA ResNet",
+        ("res_conv1_bn_s",),
+        _CAFFE2,
         norm_parts=_DETECTRON_NORM_PARTS,
-        unused=_CAFFE2_UNUSED,
+        **_CAFFE2_OPTIONS,
     ),
     "detectron2_msra": Source(
-        title="detectron2's copy of the MSRA ResNet",
-        signs=("res_conv1_bn_running_var",),
-        rows=_CAFFE2,
-        parts={"_w": "kernel"},
+        "detectron2's copy of the MSRA ResNet",
+        ("res_conv1_bn_running_var",),
+        _CAFFE2,
         norm_parts=_DETECTRON2_NORM_PARTS,
-        unused=_CAFFE2_UNUSED,
+        **_CAFFE2_OPTIONS,
     ),
     "maskrcnn_benchmark": Source(
-        title="maskrcnn-benchmark's Mask R-CNN",
-        signs=("backbone.fpn.fpn_inner1.weight",),
-        rows=_MASKRCNN_BENCHMARK,
+        "maskrcnn-benchmark's Mask R-CNN",
+        ("backbone.fpn.fpn_inner1.weight",),
+        _MASKRCNN_BENCHMARK,
         unused=r".*\.num_batches_tracked|rpn\.anchor_generator\..*",
         has_eps=False,
     ),
     "mmdetection": Source(
-        title="mmdetection's Mask R-CNN",
-        signs=("neck.lateral_convs.0.conv.weight",),
-        rows=_MMDETECTION,
+        "mmdetection's Mask R-CNN",
+        ("neck.lateral_convs.0.conv.weight",),
+        _MMDETECTION,
         background="last",
     ),
     "google_resnet": Source(
-        title="Google's TensorFlow ResNet-50",
-        signs=("conv2d/kernel", "resnet50/conv2d/kernel"),
-        rows=_google_resnet50(),
-        parts=TF_PARTS,
-        norm_parts=TF_NORM_PARTS,
+        "Google's TensorFlow ResNet-50",
+        ("conv2d/kernel", "resnet50/conv2d/kernel"),
+        _google_resnet50(),
         unused=_TF_UNUSED,
-        layout="tf",
+        **_TF,
     ),
     "nvidia_rn50": Source(
-        title="NVIDIA's TensorFlow ResNet-50",
-        signs=("resnet50/conv2d/conv2d/kernel",),
-        rows=_NVIDIA_RN50,
-        parts=TF_PARTS,
-        norm_parts=TF_NORM_PARTS,
+        "NVIDIA's TensorFlow ResNet-50",
+        ("resnet50/conv2d/conv2d/kernel",),
+        _NVIDIA_RN50,
         unused=_TF_UNUSED,
-        layout="tf",
+        **_TF,
     ),
     "nvidia_tf2": Source(
-        title="NVIDIA's TensorFlow 2 Mask R-CNN",
-        signs=("resnet50/stem/kernel",),
-        rows=_NVIDIA_TF2,
-        parts=TF_PARTS,
-        norm_parts=TF_NORM_PARTS,
+        "NVIDIA's TensorFlow 2 Mask R-CNN",
+        ("resnet50/stem/kernel",),
+        _NVIDIA_TF2,
         unused=r"global_step",
-        layout="tf",
         deltas="yx",
+        **_TF,
     ),
 }

@@ -1,8 +1,8 @@
-"""TensorFlow checkpoints (TensorBundle, since TensorFlow 0.12) without TensorFlow.
+"""Read TensorFlow checkpoints (TensorBundle, since TensorFlow 0.12) without TensorFlow.
 
-`PREFIX.index` is a sorted table in LevelDB's format: for each name, in which shard its numbers are,
-where, of which type and shape. `PREFIX.data-00000-of-00001` and its sisters hold the numbers.
-Table blocks and numbers carry CRC-32C checksums, and all of them are verified.
+`PREFIX.index` is a sorted table in LevelDB's format that maps each name to the shard, offset, dtype
+and shape of its tensor. `PREFIX.data-00000-of-00001` and further shards hold the data. Table blocks
+and tensors carry CRC-32C checksums, which are all verified.
 """
 
 import functools
@@ -19,10 +19,10 @@ from mask_rcnn_jax.weights.torch_pickle import widened
 
 TABLE_MAGIC = struct.pack("<Q", 0xDB4775248B80FB57)
 _FOOTER_BYTES = 48
-_BLOCK_TRAILER_BYTES = 5  # how the block is compressed, and its checksum
-# The names that Keras and tf.train.Checkpoint give variables end in this.
+_BLOCK_TRAILER_BYTES = 5  # compression type and checksum
+# Suffix that Keras and tf.train.Checkpoint append to variable names.
 _VARIABLE_SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
-# TensorFlow's numbers of types. Strings, such as the graph of objects, are no weights.
+# TensorFlow's dtype enum, without strings such as the object graph.
 _DTYPES = {
     1: "<f4",
     2: "<f8",
@@ -46,15 +46,14 @@ _LANE_BYTES_LOG2 = 8
 
 
 def read_tf_checkpoint(prefix: str | os.PathLike) -> dict[str, np.ndarray]:
-    """The arrays of the checkpoint `prefix.index`, `prefix.data-00000-of-00001`, ...
+    """Read the checkpoint `prefix.index`, `prefix.data-00000-of-00001`, ...
 
     Returns:
-        All tensors of integers and floats by their names, optimiser slots and counters too.
-        float16 and bfloat16 become float32. The suffix `/.ATTRIBUTES/VARIABLE_VALUE` of
-        TensorFlow 2's names is left out.
+        All integer and float tensors by name, including optimizer slots and counters. float16 and
+        bfloat16 become float32. Names lose TensorFlow 2's suffix `/.ATTRIBUTES/VARIABLE_VALUE`.
 
-    Raises FileNotFoundError where one of the files is missing; ValueError, naming the file, for
-    one that is incomplete or corrupt, for compressed tables and for variables stored in slices.
+    Raises FileNotFoundError if a file is missing; ValueError, naming the file, if it is incomplete
+    or corrupt, has a compressed table or stores a variable in slices.
     """
     index = f"{os.fspath(prefix)}.index"
     try:
@@ -64,7 +63,7 @@ def read_tf_checkpoint(prefix: str | os.PathLike) -> dict[str, np.ndarray]:
             raise ValueError("the table has no header")
         header = _fields(entries.pop(b""))
         if _first(header, _ENDIANNESS):
-            raise ValueError("written by a big-endian machine, which is not read")
+            raise ValueError("written by a big-endian machine, which is not supported")
         variables = {name: _fields(entry) for name, entry in entries.items()}
         found = {name: e for name, e in variables.items() if _first(e, _DTYPE) in _DTYPES}
         places = {_text(name): _Place(entry) for name, entry in found.items()}
@@ -82,18 +81,16 @@ def read_tf_checkpoint(prefix: str | os.PathLike) -> dict[str, np.ndarray]:
 
 
 class _Place:
-    """Where the numbers of one tensor are, and what they are."""
+    """Location, dtype and shape of one tensor."""
 
     def __init__(self, entry: dict[int, list]):
         if _SLICES in entry:
-            raise ValueError("a variable stored in slices, which is not read")
+            raise ValueError("a variable stored in slices, which is not supported")
         self.dtype = np.dtype(_DTYPES[_first(entry, _DTYPE)])
         dims = _fields(entry[_SHAPE][0]).get(_DIM, []) if _SHAPE in entry else []
         self.shape = tuple(_first(_fields(dim), _DIM_SIZE) for dim in dims)
-        self.shard = _first(entry, _SHARD)
-        self.offset = _first(entry, _OFFSET)
-        self.size = _first(entry, _SIZE)
-        self.crc = _first(entry, _CRC)
+        self.shard, self.offset = _first(entry, _SHARD), _first(entry, _OFFSET)
+        self.size, self.crc = _first(entry, _SIZE), _first(entry, _CRC)
         if self.size != math.prod(self.shape) * self.dtype.itemsize:
             raise ValueError(f"a tensor of shape {self.shape} with {self.size} bytes")
 
@@ -102,7 +99,7 @@ def _read_tensor(path: str, name: str, place: _Place) -> np.ndarray:
     try:
         with open(path, "rb") as file:
             if place.offset + place.size > os.fstat(file.fileno()).st_size:
-                raise ValueError(f"{path}: incomplete, {name} lies beyond its end")
+                raise ValueError(f"{path}: incomplete, {name} lies beyond the end")
             file.seek(place.offset)
             data = file.read(place.size)
     except FileNotFoundError as error:
@@ -113,9 +110,9 @@ def _read_tensor(path: str, name: str, place: _Place) -> np.ndarray:
 
 
 def _read_table(data: bytes) -> dict[bytes, bytes]:
-    """All keys and values of a table in LevelDB's format."""
+    """Parse all keys and values of a LevelDB table."""
     if len(data) < _FOOTER_BYTES or not data.endswith(TABLE_MAGIC):
-        raise ValueError("incomplete, or no table")
+        raise ValueError("incomplete, or not a table")
     footer = data[-_FOOTER_BYTES:]
     _, position = _handle(footer, 0)
     blocks, _ = _handle(footer, position)
@@ -126,16 +123,16 @@ def _read_table(data: bytes) -> dict[bytes, bytes]:
 
 
 def _read_block(data: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]:
-    """The keys and values of the block at `offset`; keys share beginnings with the one before."""
+    """Yield the keys and values of a block; each key shares a prefix with the previous one."""
     end = offset + size
     trailer = data[end : end + _BLOCK_TRAILER_BYTES]
     if size < 4 or len(trailer) < _BLOCK_TRAILER_BYTES:
-        raise ValueError("incomplete, a block lies beyond its end")
+        raise ValueError("incomplete, a block lies beyond the end")
     kind, crc = struct.unpack("<BI", trailer)
     if _masked(crc32c(data[offset : end + 1])) != crc:
         raise ValueError("corrupt, the checksum of a block is wrong")
     if kind:
-        raise ValueError("its table is compressed, which is not read")
+        raise ValueError("a compressed table, which is not supported")
     (restarts,) = struct.unpack("<I", data[end - 4 : end])
     block = data[offset : end - 4 - 4 * restarts]
     position, key = 0, b""
@@ -152,14 +149,14 @@ def _read_block(data: bytes, offset: int, size: int) -> Iterator[tuple[bytes, by
 
 
 def _handle(data: bytes, position: int) -> tuple[tuple[int, int], int]:
-    """Offset and size of a block, and the position behind them."""
+    """Read a block's (offset, size), and return the position after them."""
     offset, position = _varint(data, position)
     size, position = _varint(data, position)
     return (offset, size), position
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """A whole number of seven bits a byte, and the position behind it."""
+    """Read an integer stored in seven bits per byte, and return the position after it."""
     result = 0
     for shift in range(0, 70, 7):
         byte = data[position]
@@ -167,11 +164,11 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
         result |= (byte & 127) << shift
         if byte < 128:
             return result, position
-    raise ValueError("corrupt, a number without an end")
+    raise ValueError("corrupt, an integer without an end")
 
 
 def _fields(message: bytes) -> dict[int, list[Any]]:
-    """The fields of a protocol buffer by their numbers, those within it still as bytes."""
+    """Parse a protocol buffer to values by field number; nested messages stay bytes."""
     fields, position = {}, 0
     while position < len(message):
         tag, position = _varint(message, position)
@@ -195,37 +192,37 @@ def _fields(message: bytes) -> dict[int, list[Any]]:
 
 
 def _first(fields: dict[int, list], number: int) -> int:
-    """A field that is a number; 0, their default, is not written."""
+    """Return an integer field; 0, the default, is not stored."""
     value = fields.get(number, [0])[0]
     if not (isinstance(value, int) and value < 2**63):
-        raise ValueError("corrupt, a field is not a number from 0 up")
+        raise ValueError("corrupt, a field is not a non-negative integer")
     return value
 
 
 def _text(name: bytes) -> str:
     text = name.decode("utf-8", "backslashreplace")
     if name.startswith(b"\0"):
-        raise ValueError("a variable stored in slices, which is not read")
+        raise ValueError("a variable stored in slices, which is not supported")
     if not text.isprintable():
-        raise ValueError(f"corrupt, the name {name[:40]!r}")
+        raise ValueError(f"corrupt, the name {name[:40]!r} is not printable")
     return text
 
 
 def _masked(crc: int) -> int:
-    """LevelDB rotates and shifts the checksums that it stores among the data."""
+    """Mask a checksum as LevelDB does before storing it next to the data."""
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def crc32c(data: bytes) -> int:
-    """CRC-32C (Castagnoli) of some bytes, about half a second per 100 MB.
+    """Compute the CRC-32C (Castagnoli), in about half a second per 100 MB.
 
-    A checksum is linear in its data, apart from a constant at each end. So it is taken of many
-    short lanes at once, and the lanes are then joined in pairs: the first one's checksum, moved
-    on by the length of the second, plus (exclusive or) the second one's.
+    A CRC is linear in the data, apart from a constant at each end. So the data are split into short
+    lanes whose CRCs are computed in parallel and then combined in pairs: the first CRC, advanced by
+    the length of the second lane, XOR the second CRC.
     """
     lane = 1 << _LANE_BYTES_LOG2
     lanes = 1 << max(math.ceil(len(data) / lane) - 1, 0).bit_length()
-    # Zeros in front do not change the linear part.
+    # Leading zeros do not change the linear part.
     padded = np.zeros(lanes * lane, np.uint8)
     padded[padded.size - len(data) :] = np.frombuffer(data, np.uint8)
     low, high = _four_zeros_tables()
@@ -246,7 +243,7 @@ def crc32c(data: bytes) -> int:
 
 @functools.cache
 def _zeros(power: int) -> np.ndarray:
-    """What 2**power zero bytes make of a checksum: [32] uint32, for each bit set in it."""
+    """Return the map of a CRC through 2**power zero bytes: [32] uint32, the image of each bit."""
     if power:
         return _apply(_zeros(power - 1), _zeros(power - 1))
     bits = np.uint32(1) << np.arange(32, dtype=np.uint32)
@@ -257,13 +254,13 @@ def _zeros(power: int) -> np.ndarray:
 
 @functools.cache
 def _four_zeros_tables() -> tuple[np.ndarray, np.ndarray]:
-    """What four zero bytes make of the lower and of the upper half of a checksum."""
+    """Tabulate the map through four zero bytes for the lower and upper half of a CRC."""
     half = np.arange(1 << 16, dtype=np.uint32)
     return _apply(_zeros(2), half), _apply(_zeros(2), half << 16)
 
 
 def _apply(images: np.ndarray, crcs: np.ndarray) -> np.ndarray:
-    """The linear map with these images of the 32 bits, of each checksum."""
+    """Apply a linear map, given by the images of the 32 bits, to each CRC."""
     result = np.zeros_like(crcs)
     for bit, image in enumerate(images):
         result ^= (crcs >> bit & 1) * image

@@ -1,8 +1,8 @@
-"""Unpickling for files of weights: arrays come out, and nothing that a file names is ever run.
+"""Unpickle weights files safely: read arrays without running any code a file names.
 
-A pickle is a program for a small stack machine which may import and call anything. Here it gets
-nothing to call but the few builders listed in `_BUILDERS`, which make records of this module; a
-record becomes an array only if a caller asks for it. Everything else is refused by name.
+A pickle is a program for a small stack machine that may import and call anything. This reader lets
+it call only the builders listed in `_BUILDERS`, which create records of this module; callers
+convert records to arrays. Everything else raises an error that names it.
 """
 
 import pickle
@@ -15,47 +15,35 @@ import jax.numpy as jnp
 import numpy as np
 
 _BFLOAT16 = np.dtype(jnp.bfloat16)
-# Names as torch pickles them, here without "torch." or "torch.storage.".
-_STORAGE_DTYPES = {
-    "FloatStorage": "<f4",
-    "DoubleStorage": "<f8",
-    "HalfStorage": "<f2",
-    "BFloat16Storage": _BFLOAT16,
-    "LongStorage": "<i8",
-    "IntStorage": "<i4",
-    "ShortStorage": "<i2",
-    "CharStorage": "i1",
-    "ByteStorage": "u1",
-    "BoolStorage": "?",
-    "UntypedStorage": "u1",
-}
-_TORCH_DTYPES = {
-    "float32": "<f4",
-    "float64": "<f8",
-    "float16": "<f2",
-    "bfloat16": _BFLOAT16,
-    "int64": "<i8",
-    "int32": "<i4",
-    "int16": "<i2",
-    "int8": "i1",
-    "uint8": "u1",
-    "uint16": "<u2",
-    "uint32": "<u4",
-    "uint64": "<u8",
-    "bool": "?",
+# Dtypes and storage classes by their names in the module torch; files are little-endian.
+_DTYPE_NAMES = "float16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool"
+_DTYPES = {name: np.dtype(name).newbyteorder("<") for name in _DTYPE_NAMES.split()}
+_DTYPES["bfloat16"] = _BFLOAT16
+_STORAGES = {
+    "FloatStorage": "float32",
+    "DoubleStorage": "float64",
+    "HalfStorage": "float16",
+    "BFloat16Storage": "bfloat16",
+    "LongStorage": "int64",
+    "IntStorage": "int32",
+    "ShortStorage": "int16",
+    "CharStorage": "int8",
+    "ByteStorage": "uint8",
+    "BoolStorage": "bool",
+    "UntypedStorage": "uint8",
 }
 _NUMPY_DTYPE = re.compile(r"b1|[iu][1248]|f[248]")
 _KEY_TYPES = (str, int, float, bytes, type(None))
 
 
 class Storage(NamedTuple):
-    """A run of numbers which a torch file keeps outside its pickle, or a part of one."""
+    """Elements that a torch file stores outside its pickle, or a range of them."""
 
     key: str
     dtype: np.dtype
-    numel: int  # elements of the whole run
-    start: int  # where the part begins
-    length: int  # elements of the part
+    numel: int  # elements of the whole storage
+    start: int  # first element of the range
+    length: int  # elements in the range
 
 
 class Tensor(NamedTuple):
@@ -69,7 +57,7 @@ class Tensor(NamedTuple):
 
 
 class NumpyArray:
-    """A numpy array; what it is and its bytes come with the BUILD that follows it."""
+    """A numpy array; the following BUILD instruction sets its dtype, shape and bytes."""
 
     dtype: np.dtype | None = None
     shape: tuple[int, ...] = ()
@@ -79,7 +67,7 @@ class NumpyArray:
     def build(self, state: tuple) -> None:
         _, self.shape, dtype, fortran, data = state
         self.order = "F" if fortran else "C"
-        # Bytes of Python 2 are strings here.
+        # Python 2's bytes arrive as strings.
         self.data = data.encode("latin1") if isinstance(data, str) else data
         if not (isinstance(dtype, _NumpyDtype) and isinstance(self.shape, tuple)):
             raise ValueError("a numpy array without dtype or shape")
@@ -102,8 +90,8 @@ class _NumpyDtype:
         self.dtype = self.dtype.newbyteorder(order)
 
 
-class _Nothing:
-    """Stands for an object that is of no use here, such as the arguments of a training run."""
+class _Ignored:
+    """Placeholder for an unused object, such as the arguments of a training run."""
 
     def __init__(self, *_: Any):
         pass
@@ -113,44 +101,44 @@ class _Nothing:
 
 
 class _Global(NamedTuple):
-    """What the pickle named; only the unpickler can do something with it."""
+    """A name in the pickle; only the unpickler can resolve it."""
 
     name: str
 
 
 class WeightUnpickler(pickle._Unpickler):
-    """Reads one pickle from `file`, which must not return more bytes than there are.
+    """Read one pickle from `file`.
 
-    The result of `load()` is made of dict, list, tuple, numbers, strings, bytes, None and the
-    records `Tensor` and `NumpyArray`. It raises ValueError for what is not allowed and nearly any
-    exception for a corrupt pickle.
+    `load()` returns dicts, lists, tuples, numbers, strings, bytes, None and the records `Tensor`
+    and `NumpyArray`. It raises ValueError for forbidden instructions and almost any exception for a
+    corrupt pickle.
 
-    The reader in Python is used instead of the one in C because each of its instructions can be
-    replaced, and because its memory is bounded by what the file holds.
+    Extends the Python unpickler, not the C one, because it lets every instruction be replaced and
+    its memory is bounded by the file size.
 
     Attributes:
-        storages: what the pickle's tensors refer to, by key.
+        storages: the storages that the pickle's tensors refer to, by key.
     """
 
     def __init__(self, file: BinaryIO):
-        # Strings of Python 2 are bytes, which latin1 keeps one to one.
+        # Python 2's strings are bytes, which latin1 preserves one to one.
         super().__init__(file, encoding="latin1")
         self.storages: dict[str, Storage] = {}
 
     def find_class(self, module: str, name: str) -> _Global:
-        """Imports nothing: a name is a name."""
+        """Return an allowed name without importing it."""
         full = f"{module}.{name}"
         if full not in _BUILDERS and full not in _VALUES:
             raise ValueError(
-                f"refused: the pickle wants to call {printable(full)}, which no file of weights "
-                "needs; expected a state dict, or arrays by name"
+                f"refused: the pickle imports {printable(full)}, which no weights file needs; "
+                "expected a state dict, or arrays by name"
             )
         return _Global(full)
 
     def persistent_load(self, pid: Any) -> Storage:
-        """torch's reference to a storage."""
+        """Resolve torch's reference to a storage."""
         if not (isinstance(pid, tuple) and len(pid) in (5, 6) and pid[0] == "storage"):
-            raise ValueError("refused: a reference to something that is not a torch storage")
+            raise ValueError("refused: a reference to something other than a torch storage")
         _, kind, key, _, numel, *view = pid
         dtype = _VALUES.get(kind.name) if isinstance(kind, _Global) else None
         if dtype is None or not isinstance(key, str):
@@ -158,7 +146,7 @@ class WeightUnpickler(pickle._Unpickler):
         _check_sizes(numel)
         storage = Storage(key, dtype, numel, 0, numel)
         if self.storages.setdefault(key, storage) != storage:
-            raise ValueError(f"two descriptions of the storage {printable(key)}")
+            raise ValueError(f"conflicting descriptions of the storage {printable(key)}")
         if view and view[0] is not None:
             _, start, length = view[0]
             _check_sizes(start, length)
@@ -168,26 +156,24 @@ class WeightUnpickler(pickle._Unpickler):
         return storage
 
     def _call(self) -> None:
-        args = self.stack.pop()
-        what = self.stack.pop()
+        args, what = self.stack.pop(), self.stack.pop()
         if not (isinstance(what, _Global) and isinstance(args, tuple)):
-            raise ValueError("refused: the pickle calls something that is not a function")
+            raise ValueError("refused: the pickle calls something other than a function")
         if what.name not in _BUILDERS:
-            raise ValueError(f"refused: the pickle wants to call {printable(what.name)}")
+            raise ValueError(f"refused: the pickle calls {printable(what.name)}")
         self.append(_BUILDERS[what.name](*args))
 
     def _build(self) -> None:
         state = self.stack.pop()
         target = self.stack[-1]
-        if isinstance(target, (NumpyArray, _NumpyDtype, _Nothing)):
+        if isinstance(target, (NumpyArray, _NumpyDtype, _Ignored)):
             target.build(state)
-        # An ordered dict of torch carries attributes, which are of no use here.
+        # Attributes of torch's ordered dicts are ignored.
         elif not isinstance(target, dict):
-            raise ValueError("refused: the pickle sets the state of something unknown")
+            raise ValueError("refused: the pickle sets the state of an unknown object")
 
     def _set_item(self) -> None:
-        value = self.stack.pop()
-        key = self.stack.pop()
+        value, key = self.stack.pop(), self.stack.pop()
         _fill(self.stack[-1], [(key, value)])
 
     def _set_items(self) -> None:
@@ -199,12 +185,12 @@ class WeightUnpickler(pickle._Unpickler):
         self.append(_fill({}, zip(items[::2], items[1::2], strict=True)))
 
     def _bytearray(self) -> None:
-        # The usual reader allocates first and looks at the file afterwards.
+        # The base class allocates before it checks the file size.
         (length,) = struct.unpack("<Q", self.read(8))
         self.append(self.read(length))
 
     def _refuse(self) -> None:
-        raise ValueError("refused: the pickle makes objects in a way that no file of weights needs")
+        raise ValueError("refused: the pickle uses an instruction that no weights file needs")
 
     dispatch = pickle._Unpickler.dispatch | {
         opcode[0]: instruction
@@ -218,7 +204,7 @@ class WeightUnpickler(pickle._Unpickler):
             ((pickle.INST, pickle.OBJ, pickle.NEWOBJ_EX), _refuse),
             ((pickle.EXT1, pickle.EXT2, pickle.EXT4), _refuse),
             ((pickle.NEXT_BUFFER, pickle.READONLY_BUFFER), _refuse),
-            # Sets are read as lists: hashing what a file made up can exhaust the C stack.
+            # Read sets as lists: hashing deeply nested elements can exhaust the C stack.
             ((pickle.EMPTY_SET,), pickle._Unpickler.load_empty_list),
             ((pickle.ADDITEMS,), pickle._Unpickler.load_appends),
             ((pickle.FROZENSET,), pickle._Unpickler.load_list),
@@ -228,13 +214,13 @@ class WeightUnpickler(pickle._Unpickler):
 
 
 def widened(array: np.ndarray) -> np.ndarray:
-    """Half precision as float32, anything else in this machine's byte order."""
+    """Convert half precision to float32, and other dtypes to native byte order."""
     half = array.dtype.newbyteorder("=") in (np.dtype(np.float16), _BFLOAT16)
     return array.astype(np.float32 if half else array.dtype.newbyteorder("="), copy=False)
 
 
 def printable(text: Any, limit: int = 80) -> str:
-    """What a file says, in a form that fits into a line of a message."""
+    """Escape and shorten text from a file for a one-line message."""
     text = ascii(text)[1:-1] if isinstance(text, str) else f"of type {type(text).__name__}"
     return text if len(text) <= limit else f"{text[:limit]}..."
 
@@ -249,31 +235,30 @@ def _tensor_of_dtype(storage, offset, shape, strides, _, hooks, dtype, metadata=
     if not (isinstance(storage, Storage) and isinstance(dtype, np.dtype)):
         raise ValueError("refused: a tensor without a storage or of unknown type")
     if not (isinstance(shape, tuple) and isinstance(strides, tuple) and len(shape) == len(strides)):
-        raise ValueError("a tensor whose shape and strides do not fit each other")
+        raise ValueError("a tensor whose shape and strides do not match")
     _check_sizes(offset, *shape, *strides)
-    # A conjugate or negated view: its numbers are not those of the storage.
-    if metadata:
+    if metadata:  # a conjugate or negated view, whose values differ from the storage
         raise ValueError("refused: a lazily negated or conjugated tensor")
     return Tensor(storage, dtype, offset, shape, strides)
 
 
 def _parameter(data, *_: Any) -> Tensor:
     if not isinstance(data, Tensor):
-        raise ValueError("refused: a parameter that is not a tensor")
+        raise ValueError("refused: a parameter other than a tensor")
     return data
 
 
 def _numpy_from_buffer(data, dtype, shape, order, *_: Any) -> NumpyArray:
-    """How numpy writes contiguous arrays in protocol 5."""
+    """Build a contiguous numpy array of pickle protocol 5."""
     array = NumpyArray()
     array.build((1, shape, dtype, order == "F", data))
     return array
 
 
 def _encode(text: str, encoding: str) -> bytes:
-    """How protocol 2 writes bytes."""
+    """Build the bytes of pickle protocol 2."""
     if not isinstance(text, str) or encoding not in ("latin1", "latin-1"):
-        raise ValueError("refused: the pickle encodes text as anything but latin1")
+        raise ValueError("refused: the pickle encodes text in another encoding than latin1")
     return text.encode("latin1")
 
 
@@ -283,30 +268,32 @@ def _mapping(items=()) -> dict:
 
 def _fill(target: dict, items) -> dict:
     if not isinstance(target, dict):
-        raise ValueError("refused: the pickle sets items of something that is not a dict")
+        raise ValueError("refused: the pickle sets items of something other than a dict")
     for key, value in items:
         if not isinstance(key, _KEY_TYPES):
-            raise ValueError("refused: a dict with keys that are neither names nor numbers")
+            raise ValueError("refused: dict keys other than strings or numbers")
         target[key] = value
     return target
 
 
 def _check_sizes(*values: Any) -> None:
     if not all(type(value) is int and 0 <= value < 2**63 for value in values):
-        raise ValueError("a size, an offset or a stride that is not a whole number from 0 up")
+        raise ValueError("a size, offset or stride that is not a non-negative integer")
 
 
-# What may be named but not called.
-_VALUES: dict[str, np.dtype | None] = {"numpy.ndarray": None} | {
-    f"{module}.{name}": np.dtype(dtype)
-    for module, dtypes in (
-        ("torch", _STORAGE_DTYPES),
-        ("torch.storage", {"UntypedStorage": "u1"}),
-        ("torch", _TORCH_DTYPES),
-    )
-    for name, dtype in dtypes.items()
+# Names a pickle may use but not call.
+_VALUES: dict[str, np.dtype | None] = {
+    "numpy.ndarray": None,
+    "torch.storage.UntypedStorage": _DTYPES["uint8"],
+    **{f"torch.{name}": dtype for name, dtype in _DTYPES.items()},
+    **{f"torch.{name}": _DTYPES[dtype] for name, dtype in _STORAGES.items()},
 }
-# What may be called. numpy has been renaming its module, and Python 2 had its own `builtins`.
+# Objects that training scripts store beside the weights; none is created, let alone run.
+_IGNORED = """
+    torch.Size torch.device argparse.Namespace pathlib.PosixPath pathlib.WindowsPath
+    __builtin__.set builtins.set numpy.core.multiarray.scalar numpy._core.multiarray.scalar
+"""
+# Names a pickle may call. numpy renamed its core module, and Python 2 had its own `builtins`.
 _BUILDERS: dict[str, Callable] = {
     "collections.OrderedDict": _mapping,
     "collections.Counter": _mapping,
@@ -319,16 +306,8 @@ _BUILDERS: dict[str, Callable] = {
     "_codecs.encode": _encode,
     "__builtin__.bytes": lambda: b"",
     "builtins.bytes": lambda: b"",
-    "torch.Size": _Nothing,
-    "torch.device": _Nothing,
-    # What training scripts leave beside the weights; none of it is made, let alone run.
-    "argparse.Namespace": _Nothing,
-    "pathlib.PosixPath": _Nothing,
-    "pathlib.WindowsPath": _Nothing,
-    "__builtin__.set": _Nothing,
-    "builtins.set": _Nothing,
+    **dict.fromkeys(_IGNORED.split(), _Ignored),
 }
 for _core in ("numpy.core", "numpy._core"):
     _BUILDERS[f"{_core}.multiarray._reconstruct"] = lambda *_: NumpyArray()
-    _BUILDERS[f"{_core}.multiarray.scalar"] = _Nothing
     _BUILDERS[f"{_core}.numeric._frombuffer"] = _numpy_from_buffer

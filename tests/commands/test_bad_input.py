@@ -301,7 +301,7 @@ def test_faulty_recipe(fault, overrides, fails, tmp_path):
         (
             "infer",
             ["--weights=some.pth", f"--input={RECIPE}", "--output=out"],
-            ["some.pth is no run: it needs --config"],
+            ["some.pth is not a run: it needs --config"],
         ),
         (
             "infer",
@@ -405,7 +405,7 @@ def test_config_that_does_not_fit_the_checkpoint(fails, trained, workdir, tmp_pa
 
 def test_no_such_checkpoint(fails, trained, workdir):
     for weights, words in (
-        (workdir / "checkpoints" / "3", "is no checkpoint of a run"),
+        (workdir / "checkpoints" / "3", "is not a checkpoint of a run"),
         (workdir / "eval", "holds no checkpoint"),
     ):
         line = fails("evaluate", *trained.flags, "--weights", weights)

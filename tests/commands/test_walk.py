@@ -108,7 +108,7 @@ def test_the_walk_of_own_data(tmp_path, cache):
     assert f"all.json: no problem in {PICTURES} images" in said["prepare", "check"]
     assert "my/val.json: 60 images" in said["prepare", "split"]
     train_log = said["train", "--config"]
-    assert "arrays taken for backbone, box_head, fpn, mask_head, rpn_head" in train_log
+    assert "arrays loaded for backbone, box_head, fpn, mask_head, rpn_head" in train_log
     assert "params/box_head/cls_score/kernel: (32, 91) in the file, (32, 5) in the mod" in train_log
     scores = json.loads((tmp_path / "runs/mine/eval/8/metrics.json").read_text())
     assert set(scores["per_category"]) == {"circle", "square", "triangle", "star"}

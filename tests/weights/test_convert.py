@@ -196,7 +196,7 @@ class TestMistakes:
         ("names", "message"),
         [
             ([], "names of no known system: 0"),
-            (["a.b", "c.d"], r"names of no known system: 2 \(a\.b, c\.d\); known are torchvision"),
+            (["a.b", "c.d"], r"names of no known system: 2 \(a\.b, c\.d\); expected torchvision"),
             (["params/backbone/x", "conv1"], "no known system"),
         ],
     )
@@ -270,7 +270,9 @@ class TestMistakes:
     def test_box_head_of_another_grid_is_refused(self):
         _, arrays = system("torchvision")
         arrays["roi_heads.box_head.fc6.weight"] = np.zeros((2, 2 * 25), np.float32)
-        with pytest.raises(ValueError, match="fc6.weight has 50 inputs, expected 7 x 7 cells"):
+        with pytest.raises(
+            ValueError, match="fc6.weight has 50 inputs, expected a multiple of 7 x 7 cells"
+        ):
             to_flax(arrays, norm="frozen", eps=1e-5)
 
 

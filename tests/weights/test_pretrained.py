@@ -126,7 +126,7 @@ def test_converted_resnet18_computes_what_torchvision_does(norm, prefix):
     loaded, _ = to_flax(tensors, norm=norm, eps=1e-5)
     trunk = Trunk(18, norm)
     variables, report = merge_into(zeros(init(trunk)), loaded, source="file")
-    assert report == [f"file: {len(flatten_dict(loaded))} arrays taken for backbone"]
+    assert report == [f"file: {len(flatten_dict(loaded))} arrays loaded for backbone"]
     image = np.random.default_rng(1).normal(size=(1, 64, 64, 3)).astype(np.float32)
     features = trunk.apply(variables, image)
     with jax.numpy_rank_promotion("allow"):
@@ -142,7 +142,7 @@ def test_real_resnet50_covers_the_backbone(norm, count):
     assert source == "torchvision_resnet"
     assert lines == [f"{path}: weights of torchvision's ResNet"]
     variables, report = merge_into(init(Trunk(50, norm)), loaded, source=str(path))
-    assert report == [f"{path}: {count} arrays taken for backbone"]
+    assert report == [f"{path}: {count} arrays loaded for backbone"]
     leaves = jax.tree.leaves(variables)
     assert all(isinstance(leaf, np.ndarray) and np.isfinite(leaf).all() for leaf in leaves)
 
@@ -224,17 +224,17 @@ def ones(tree):
     return jax.tree.map(np.ones_like, tree)
 
 
-def test_heads_of_another_class_count_are_initialised_and_listed():
+def test_heads_of_another_class_count_are_initialized_and_listed():
     loaded = ones(model_variables(classes=91))
     merged, report = merge_into(model_variables(4), loaded, source="file")
     assert merged["params"]["box_head"]["fc1"]["kernel"].all()
     assert merged["batch_stats"]["backbone"]["norm"]["scale"].all()
     assert not merged["params"]["box_head"]["cls_score"]["kernel"].any()
     assert merged["params"]["box_head"]["bbox_pred"]["kernel"].shape == (6, 16)
-    assert report[0] == "file: 3 arrays taken for backbone, box_head"
+    assert report[0] == "file: 3 arrays loaded for backbone, box_head"
     assert sorted(report[1:]) == [
-        "params/box_head/bbox_pred/kernel: (6, 364) in the file, (6, 16) in the model, initialised",
-        "params/box_head/cls_score/kernel: (6, 91) in the file, (6, 4) in the model, initialised",
+        "params/box_head/bbox_pred/kernel: (6, 364) in the file, (6, 16) in the model, initialized",
+        "params/box_head/cls_score/kernel: (6, 91) in the file, (6, 4) in the model, initialized",
     ]
 
 
@@ -251,8 +251,8 @@ def test_backbone_alone_leaves_the_heads_as_they_were():
     assert merged["params"]["backbone"]["conv"]["kernel"].all()
     assert not merged["params"]["box_head"]["fc1"]["kernel"].any()
     assert report == [
-        "file: 2 arrays taken for backbone",
-        "box_head: not in the file, initialised",
+        "file: 2 arrays loaded for backbone",
+        "box_head: not in the file, initialized",
     ]
 
 

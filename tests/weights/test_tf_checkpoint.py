@@ -287,7 +287,7 @@ def test_an_index_cut_or_changed_anywhere_is_an_error(tmp_path, prefix):
         ({"kind": 1}, "compressed"),
         ({"header": field(1, 1) + field(2, 1)}, "big-endian"),
         ({"slices": field(1, field(1, 0))}, "stored in slices"),
-        ({"header": b"\xff" * 12}, "number without an end"),
+        ({"header": b"\xff" * 12}, "integer without an end"),
         ({"header": field(1, b"\xff" * 12) + b"\x0b"}, "field of unknown type"),
         ({"header": b"\x0a\x7f"}, "field ends beyond its message"),
     ],

@@ -116,7 +116,7 @@ def test_a_name_that_is_not_listed_is_refused(tmp_path, marker, name, format, wh
         path.write_bytes(dumps(tree))
     else:
         file.write(path, tree)
-    assert_refused(path, marker, f"refused: the pickle wants to call {name}, ")
+    assert_refused(path, marker, f"refused: the pickle imports {name}, ")
 
 
 @pytest.mark.parametrize("protocol", range(6))
