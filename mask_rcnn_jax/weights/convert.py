@@ -4,7 +4,7 @@ The names themselves are in `sources`.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 
 import numpy as np
@@ -38,7 +38,7 @@ def to_flax(arrays: Mapping[str, np.ndarray], *, norm: str, eps: float) -> tuple
     """
     name, paths = identify(list(arrays))
     if name == OURS:
-        return _from_ours(arrays), name
+        return {"params": {}, "batch_stats": {}, **_unflatten(arrays)}, name
     if norm not in ("frozen", "affine", "batch"):
         raise ValueError(
             f"model.backbone.norm is {norm!r}, which {SOURCES[name].title} has no counterpart for, "
@@ -91,7 +91,7 @@ def to_torchvision(
     source = SOURCES[{"new": "torchvision", "old": "torchvision_old"}[names]]
     params, stats = (flatten_dict(dict(variables[name]), sep="/") for name in COLLECTIONS)
     result = {}
-    for path, value in {**params, **stats}.items():
+    for path, value in (params | stats).items():
         module, leaf = path.rsplit("/", 1)
         value = np.asarray(value, np.float32)
         if not _is_norm(module):
@@ -157,24 +157,25 @@ def _paths(names: list[str], source: Source) -> tuple[dict[str, str], list[str]]
 
 def _to_path(name: str, source: Source) -> str | None:
     """Map `layer1.0.bn2.running_var` to `backbone/res2_0/norm2/var`; None if no row fits."""
-    for theirs, ours in source.rows:
-        parts = source.norm_parts if _is_norm(ours) else source.parts
-        for part, leaf in parts.items():
-            path = _translate(name, theirs + part, f"{ours}/{leaf}")
-            if path is not None:
-                return path
-    return None
+    paths = (_translate(name, theirs, ours) for theirs, ours in _templates(source))
+    return next((path for path in paths if path is not None), None)
 
 
 def _to_theirs(path: str, source: Source) -> str:
     """Invert `_to_path`."""
+    for theirs, ours in _templates(source):
+        name = _translate(path, ours, theirs)
+        if name is not None:
+            return name
+    raise ValueError(f"{source.title} has no counterpart of {path}")
+
+
+def _templates(source: Source) -> Iterator[tuple[str, str]]:
+    """Yield the templates of array names: theirs and ours."""
     for theirs, ours in source.rows:
         parts = source.norm_parts if _is_norm(ours) else source.parts
         for part, leaf in parts.items():
-            name = _translate(path, f"{ours}/{leaf}", theirs + part)
-            if name is not None:
-                return name
-    raise ValueError(f"{source.title} has no counterpart of {path}")
+            yield theirs + part, f"{ours}/{leaf}"
 
 
 def _translate(text: str, template: str, target: str) -> str | None:
@@ -289,10 +290,6 @@ def _check_classes(params: Mapping[str, np.ndarray]) -> None:
                 f"{module} has {rows[module]} outputs for {classes} class scores (background "
                 f"included), expected {per_class} per score"
             )
-
-
-def _from_ours(arrays: Mapping[str, np.ndarray]) -> dict:
-    return {"params": {}, "batch_stats": {}, **_unflatten(arrays)}
 
 
 def _is_norm(module: str) -> bool:

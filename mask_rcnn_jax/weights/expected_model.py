@@ -10,30 +10,21 @@ from typing import Any, NamedTuple
 from mask_rcnn_jax.config import flatten, load_config
 from mask_rcnn_jax.weights.sources import SOURCES
 
+
+def _entries(section: str, names: str) -> tuple[str, ...]:
+    return tuple(f"{section}.{name}" for name in names.split())
+
+
 BACKBONE = (
-    "backbone.stride_in",
-    "backbone.padding",
-    "backbone.pool_padding",
-    "backbone.norm_eps",
-    "input.channel_order",
-    "input.mean",
-    "input.std",
+    *_entries("backbone", "stride_in padding pool_padding norm_eps"),
+    *_entries("input", "channel_order mean std"),
 )
 DETECTOR = (
     *BACKBONE,
     "input.pad_multiple",
-    "anchors.sizes",
-    "anchors.aspect_ratios",
-    "anchors.center",
-    "anchors.rounding",
-    "anchors.stride",
-    "box_coder.weights",
-    "box_coder.inclusive",
-    "roi_align.max_level",
-    "roi_align.sampling_ratio",
-    "roi_align.aligned",
-    "roi_align.border",
-    "roi_align.min_size",
+    *_entries("anchors", "sizes aspect_ratios center rounding stride"),
+    *_entries("box_coder", "weights inclusive"),
+    *_entries("roi_align", "max_level sampling_ratio aligned border min_size"),
 )
 
 
