@@ -1,14 +1,14 @@
 # %% [markdown]
-# # Fine-tune on data of your own
+# # Fine-tune on your own data
 #
-# From a folder of pictures with annotations to a model that finds what you drew: write the json,
-# check it, train from somebody's weights, look at the scores and at a picture.
+# From a folder of annotated images to a trained model: write the json, check it, train from
+# existing weights, look at the scores and at an image.
 #
-# To run anywhere, this notebook makes its own pictures, and starts from the run that the README's
-# first command leaves behind. Its 68 steps reached box AP 0.51 and mask AP 0.48 on 16 held-out
-# pictures; the whole notebook took 88 seconds of processor time (a shared machine, two cores of an
-# AMD EPYC, 2026-11-21). With photos you would start from torchvision's COCO weights; how is said
-# below. docs/own_data.md says how annotations of labelme, VIA and others become a COCO json.
+# To run anywhere, this notebook generates its own images and starts from the run of the README's
+# first command. Its 68 steps reached box AP 0.51 and mask AP 0.48 on 16 held-out images; the whole
+# notebook took 88 seconds of processor time (a shared machine, two cores of an AMD EPYC,
+# 2026-11-21). For photos, start from torchvision's COCO weights as described below.
+# docs/own_data.md explains how to convert annotations of labelme, VIA and others to a COCO json.
 
 # %%
 import json
@@ -28,19 +28,19 @@ from mask_rcnn_jax.training.metrics import read_metrics
 
 folders = [Path.cwd(), *Path.cwd().parents]
 os.chdir(next((folder for folder in folders if (folder / "runs").is_dir()), "."))
-BASE = os.environ.get("NOTEBOOK_RUN", "runs/quickstart")  # whose weights to start from
-FOLDER = Path(os.environ.get("NOTEBOOK_FOLDER", "runs/notebook"))  # everything goes here
+BASE = os.environ.get("NOTEBOOK_RUN", "runs/quickstart")  # initial weights
+FOLDER = Path(os.environ.get("NOTEBOOK_FOLDER", "runs/notebook"))  # for all output
 EPOCHS = float(os.environ.get("NOTEBOOK_EPOCHS", "6"))
 
 # %% [markdown]
 # ## The data
 #
-# A COCO json has three lists: images, categories, annotations. An annotation says in which image
-# it is, of which category, and where: a box `[x, y, width, height]` and an outline. Ids may be
-# any numbers. That is all; other keys are ignored.
+# A COCO json has three lists: images, categories, annotations. An annotation has an image, a
+# category, a box `[x, y, width, height]` and an outline. Ids may be any numbers; other keys are
+# ignored.
 #
-# Let us make pictures of shapes, and pretend that we care for two kinds of things only: what rolls
-# and what does not.
+# Let us generate images of shapes and merge them into two categories: shapes that roll and shapes
+# that stand.
 
 # %%
 images = {split: FOLDER / "data" / split for split in ("train", "val")}
@@ -59,11 +59,11 @@ print(content["images"][0])
 print({**content["annotations"][0], "segmentation": "[[x1, y1, x2, y2, ...]]"})
 
 # %% [markdown]
-# With your own data, leave that cell out and name your files: `jsons = {"train": "my/train.json",
-# "val": "my/val.json"}` and the folders of images in the same way.
+# For your own data, replace that cell with your files: `jsons = {"train": "my/train.json", "val":
+# "my/val.json"}`, and the image folders likewise.
 #
-# Always check first. Every fault has a line of its own: a box outside its image, a polygon of two
-# points, a picture that is not there or cannot be read.
+# Always check first. Each problem gets a line: a box outside its image, a polygon of two points, a
+# missing or unreadable image.
 
 # %%
 for split in jsons:
@@ -71,7 +71,7 @@ for split in jsons:
     print(f"{split}: {len(problems)} problems", *problems, sep="\n")
 
 # %% [markdown]
-# And look: most mistakes in data are found by eye.
+# Then look: most annotation errors are found by eye.
 
 # %%
 val_set = load_coco(jsons["val"], images["val"])
@@ -93,10 +93,10 @@ Image.fromarray(truth)
 # ## The recipe
 #
 # The recipe `finetune` is made for this: few epochs, a small learning rate. Here it gets small
-# pictures, and the model of the run whose weights we start from, since weights fit only the model
-# that they were trained in; with it its optimiser, Adam, since small models with group norm learn
-# slowly with the other's. The recipe as it is fits torchvision's weights: leave out the four lines
-# below it and say `"model.init_from": "weights/maskrcnn_resnet50_fpn_coco-bf2d0c1e.pth"`.
+# images and the model of the initial run, because weights fit only the model they were trained in.
+# It also gets that run's optimizer, Adam, because small models with group norm learn slowly with
+# SGD. For torchvision's weights, use the recipe unchanged: replace the four lines below it by the
+# override `"model.init_from": "weights/maskrcnn_resnet50_fpn_coco-bf2d0c1e.pth"`.
 
 # %%
 config = mrcnn.load_config(
@@ -106,7 +106,7 @@ config = mrcnn.load_config(
         "data.train_images": str(images["train"]),
         "data.val_json": str(jsons["val"]),
         "data.val_images": str(images["val"]),
-        "data.image_size": (128, 128),  # short side, and the most that the long side may have
+        "data.image_size": (128, 128),  # short side, longest side allowed
         "data.num_workers": 0,
         "train.batch_size": 4,
         "train.epochs": EPOCHS,
@@ -119,25 +119,23 @@ config = mrcnn.load_config(
 )
 base = mrcnn.load_config(BASE)
 config.model, config.optim = base.model, base.optim
-config.model.num_classes = 0  # what the annotations have
+config.model.num_classes = 0  # taken from the annotations
 config.model.init_from = BASE
 
 # %% [markdown]
 # ## Training
 #
-# The lines below say which layers start anew: those whose size follows the number of classes. All
-# others have their weights from the start, and so a few minutes are enough. Run this cell again
-# and it goes on where it was, or says that there is nothing to do; for another recipe take another
-# folder.
+# The log lists the layers that start from random weights: those sized by the number of classes. All
+# others start from the initial weights, so a few minutes are enough. Running this cell again
+# resumes the run, or reports that nothing is left to do; for another recipe, use another folder.
 
 # %%
-cli.set_up_logging()  # the lines that the commands show
+cli.set_up_logging()  # log as the commands do
 state = train_and_evaluate(config, str(FOLDER / "run"))
 
-# %% [markdown]
-# `metrics.jsonl` has a line for each logged step; TensorBoard shows the same. The loss should fall,
-# quickly first. If it does not, try a smaller learning rate; if it falls and the scores below stay
-# low, look at the annotations again.
+# %% [markdown] `metrics.jsonl` has a line per logged step; TensorBoard shows the same. The loss
+# should fall, quickly at first. If it does not, try a smaller learning rate; if it falls but the
+# scores below stay low, check the annotations again.
 
 # %%
 metrics = read_metrics(FOLDER / "run" / "metrics.jsonl")
@@ -148,10 +146,10 @@ for step, loss in losses.items():
 # %% [markdown]
 # ## Scores
 #
-# Average precision of boxes and masks on pictures that the model has not learned from: 0 is
-# nothing found, 1 is everything found, with exact outlines. The number after AP is the overlap
-# that counts as found; AP alone is the mean over 0.50 to 0.95. Later, and for other data:
-# `python -m mask_rcnn_jax.evaluate --workdir ...`.
+# Average precision (AP) of boxes and masks on held-out images: 0 means nothing found, 1 everything
+# found with exact outlines. The number after AP is the IoU threshold in percent; AP alone is the
+# mean over thresholds 0.50 to 0.95. For other data, run `python -m mask_rcnn_jax.evaluate --workdir
+# ...`.
 
 # %%
 last = max(int(folder.name) for folder in (FOLDER / "run" / "eval").iterdir())
@@ -162,13 +160,13 @@ for name, aps in scores["per_category"].items():
     print(f"{name:10} box AP {aps['AP']:.3f}  mask AP {aps['mask_AP']:.3f}")
 
 # %% [markdown]
-# ## A picture
+# ## An image
 #
-# What was drawn on the left, what was found on the right.
+# Ground truth on the left, detections on the right.
 
 # %%
 trained = mrcnn.load_config(FOLDER / "run")
 predictor = mrcnn.Predictor(trained, mrcnn.load_variables(FOLDER / "run", trained))
 found = predictor(image)
-picture = draw_detections(image, found, val_set.class_names)
-Image.fromarray(side_by_side(truth, picture))
+drawn = draw_detections(image, found, val_set.class_names)
+Image.fromarray(side_by_side(truth, drawn))

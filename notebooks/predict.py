@@ -1,13 +1,13 @@
 # %% [markdown]
-# # A trained model and a picture
+# # Predict on one image with a trained model
 #
-# A run leaves everything behind that is needed to use its model: the recipe and the classes in
-# `config.json`, the weights in `checkpoints/<step>`. Here we take them up again and let the model
-# look at a picture.
+# A run's workdir holds everything needed to use its model: the recipe and the classes in
+# `config.json`, the weights in `checkpoints/<step>`. This notebook loads them and runs the model on
+# an image.
 #
-# The run below comes from the first command of the README. Put your own in its place: the
-# `--workdir` of a training, or one of its `checkpoints/<step>`. Paths start at the folder that has
-# `runs` in it: this one, or the nearest one above.
+# The run below comes from the README's first command. Replace it with your own: the `--workdir` of
+# a training run, or one of its `checkpoints/<step>`. Paths are relative to the nearest folder that
+# contains `runs`, starting at the current one.
 
 # %%
 import os
@@ -27,16 +27,15 @@ from mask_rcnn_jax.weights.run_checkpoint import find_checkpoint
 folders = [Path.cwd(), *Path.cwd().parents]
 os.chdir(next((folder for folder in folders if (folder / "runs").is_dir()), "."))
 RUN = os.environ.get("NOTEBOOK_RUN", "runs/quickstart")
-PICTURE = os.environ.get("NOTEBOOK_PICTURE", "data/shapes/val/000004.jpg")
-SCORE = float(os.environ.get("NOTEBOOK_SCORE", "0.5"))  # what scores lower is not shown
+IMAGE = os.environ.get("NOTEBOOK_IMAGE", "data/shapes/val/000004.jpg")
+SCORE = float(os.environ.get("NOTEBOOK_SCORE", "0.5"))  # lowest score drawn
 
 # %% [markdown]
 # ## The recipe and the weights
 #
-# `load_config` gives the recipe that the run was trained with, so that nothing has to be set up
-# again. `load_variables` reads the orbax checkpoint, without the optimiser's part, and compares
-# every array with what the recipe's model needs. The weights of a layer are plain arrays, by the
-# layer's name.
+# `load_config` returns the recipe the run was trained with. `load_variables` reads the Orbax
+# checkpoint without the optimizer state, and checks every array against the model. Each layer's
+# weights are plain arrays under the layer's name.
 
 # %%
 checkpoint = find_checkpoint(RUN)
@@ -49,8 +48,8 @@ for name, layers in variables["params"].items():
     print(f"{name:10} {count:12,} parameters")
 
 # %% [markdown]
-# The model counts classes from 1; 0 is background. Their names are those of the annotations that it
-# was trained on, in the same order.
+# Classes count from 1; 0 is background. Their names come from the training annotations, in the same
+# order.
 
 # %%
 _, categories = read_workdir(checkpoint.workdir)
@@ -58,14 +57,14 @@ class_names = [category["name"] for category in categories]
 class_names
 
 # %% [markdown]
-# ## The picture
+# ## The image
 #
-# A predictor takes pictures of any size as uint8 arrays, height x width x RGB. It resizes them as
-# in training, and gives boxes in pixels of the picture you passed in. The first call compiles the
-# model; later ones are quick.
+# A predictor takes images of any size as uint8 arrays, height x width x RGB. It resizes them as in
+# training and returns boxes in pixels of the original image. The first call compiles the model;
+# later calls are fast.
 
 # %%
-image = decode_image(PICTURE)
+image = decode_image(IMAGE)
 predictor = mrcnn.Predictor(config, variables)
 detections = predictor(image)
 
@@ -74,29 +73,27 @@ for k in range(len(detections)):
     name = class_names[detections.classes[k] - 1]
     print(f"{name:10} {detections.scores[k]:.2f}  box {detections.boxes[k].round(1)}")
 
-# %% [markdown]
-# Most detections with a low score are second guesses. Evaluation wants them; people do not, so
-# pictures are drawn from a score of 0.5 up. Small pictures are enlarged.
+# %% [markdown] Most detections with a low score are false. Evaluation uses them all, but drawings
+# show only scores of at least 0.5. Small images are enlarged.
 
 # %%
-picture = draw_detections(image, detections, class_names, score_threshold=SCORE)
-Image.fromarray(picture)
+drawn = draw_detections(image, detections, class_names, score_threshold=SCORE)
+Image.fromarray(drawn)
 
 # %% [markdown]
 # ## One mask
 #
-# The network says for each cell of a 28 x 28 grid, laid over the box, how likely it belongs to the
-# object. That is all a mask is until somebody needs it in the picture.
+# The network predicts, for each cell of a 28 x 28 grid over the box, the probability that it
+# belongs to the object. Masks keep this form until they are pasted into an image.
 
 # %%
-best = 0  # detections come by falling score
+best = 0  # detections are sorted by descending score
 grid = detections.masks[best]
 Image.fromarray((255 * grid).astype(np.uint8)).resize((280, 280), Image.Resampling.NEAREST)
 
 # %% [markdown]
-# `paste_mask` stretches the grid over the box and gives the pixels inside the object, as a small
-# window of the picture and the place of its upper left corner. Cutting objects out is then one
-# line.
+# `paste_mask` stretches the grid over the box and returns the object's pixels: a boolean window and
+# its upper left corner in the image. Cutting objects out then takes one line.
 
 # %%
 height, width = image.shape[:2]
@@ -106,6 +103,5 @@ cut_out = np.where(window[..., None], image[rows, columns], 255).astype(np.uint8
 print(f"{window.sum()} pixels belong to the {class_names[detections.classes[best] - 1]}")
 Image.fromarray(cut_out).resize((4 * window.shape[1], 4 * window.shape[0]))
 
-# %% [markdown]
-# Several pictures at once: `predictor([image, another])`. Folders, videos and COCO results from the
-# command line: `python -m mask_rcnn_jax.infer`, see docs/inference.md.
+# %% [markdown] For several images at once, call `predictor([image, another])`. For folders, videos
+# and COCO results, use the command `python -m mask_rcnn_jax.infer`, see docs/inference.md.

@@ -64,13 +64,13 @@ def test_sources_are_cells_with_words_first(path):
 
 
 def test_predict(run_notebook, small_run):
-    picture = small_run.parent / "shapes" / "val" / "000000.jpg"
-    found = run_notebook("predict", picture=picture, score=0.0)
+    path = small_run.parent / "shapes" / "val" / "000000.jpg"
+    found = run_notebook("predict", image=path, score=0.0)
     assert found["checkpoint"].step == 7
     assert found["class_names"] == ["circle", "square", "triangle", "star"]
     assert len(found["detections"]) > 0
     # Small pictures are enlarged, and something is drawn on this one.
-    drawn, image = found["picture"], found["image"]
+    drawn, image = found["drawn"], found["image"]
     assert image.shape == (64, 64, 3) and drawn.shape == (320, 320, 3)
     assert drawn.std(axis=(0, 1)).min() > 0
     assert found["cut_out"].shape[:2] == found["window"].shape
@@ -99,6 +99,6 @@ def test_finetune(run_notebook, tmp_path):
     assert losses[-1] < losses[0]
     assert set(found["scores"]["per_category"]) == {"rolls", "stands"}
     assert found["val_set"].class_names == ("rolls", "stands")
-    assert found["picture"].shape == found["truth"].shape
+    assert found["drawn"].shape == found["truth"].shape
     # Again: nothing is trained anew.
     assert list(run_notebook("finetune", epochs=2)["losses"].values()) == losses
