@@ -203,7 +203,7 @@ def _define_flags() -> None:
         "input", None, "Image, video, folder, glob or URL; repeatable.", required=True
     )
     flags.DEFINE_string("output", None, "Output folder.", required=True)
-    flags.DEFINE_float("score_threshold", 0.5, "Lowest score of a detection.", 0.0, 1.0)
+    flags.DEFINE_float("score_threshold", 0.5, "Drop detections with lower scores.", 0.0, 1.0)
     flags.DEFINE_integer("batch_size", 0, "Images or frames per batch; 0: 1 on CPU, 8 on GPU.", 0)
     flags.DEFINE_integer("stride", 1, "Take every n-th frame of a video.", 1)
     flags.DEFINE_integer("max_frames", 0, "Maximum number of frames per video; 0: all.", 0)

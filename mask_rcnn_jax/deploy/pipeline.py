@@ -64,7 +64,7 @@ def _drop(items: queue.Queue) -> None:
 def map_in_order(
     pool: ThreadPoolExecutor, function: Callable[[Any], Any], items: Iterable, ahead: int
 ) -> Iterator:
-    """`map(function, items)` in a pool, with up to `ahead` items in flight and results in order."""
+    """Apply `function` in a pool to up to `ahead` items at a time; yield results in order."""
     in_flight: deque = deque()
     try:
         for item in items:
@@ -81,8 +81,7 @@ def map_in_order(
 
 
 def round_robin(sources: Iterable[Iterator], max_open: int) -> Iterator:
-    """Yield one item at a time from up to `max_open` sources in turn; the next source replaces an
-    exhausted one."""
+    """Yield one item at a time from up to `max_open` sources in turn, replacing exhausted ones."""
     sources = iter(sources)
     running = deque(itertools.islice(sources, max_open))
     try:
@@ -100,7 +99,7 @@ def round_robin(sources: Iterable[Iterator], max_open: int) -> Iterator:
 
 
 class BackgroundWriter:
-    """Thread that calls `work` on each item in order, with a queue of at most `size` items.
+    """Thread that calls `work` on items in order, queueing at most `size` of them.
 
     `put` blocks while the queue is full; `end` marks the end of the input; `close` waits for
     completion. `put` and `close` raise the thread's first exception, after which further items are

@@ -1,6 +1,7 @@
 """Export a model with its weights as one StableHLO program for CPU and NVIDIA GPU.
 
-The program needs only JAX. Images in a batch are independent: each is computed as a batch of one.
+The program runs without this package. Images in a batch are independent: each is computed as a
+batch of one.
 """
 
 from collections.abc import Callable, Sequence

@@ -116,7 +116,7 @@ class _FrameTimes:
     """Strictly increasing presentation times in seconds since the first frame."""
 
     def __init__(self, rate: Fraction, by_dts: bool):
-        self._by_dts = by_dts  # AVI stores decoding order only
+        self._by_dts = by_dts  # AVI only numbers frames in decoding order
         self._interval = 1 / rate
         self._first: Fraction | None = None
         self._last: Fraction | None = None
@@ -260,8 +260,7 @@ def _upright(frame, width: int, height: int, turns: int) -> np.ndarray:
 
 
 def _color_matrix(frame) -> int:
-    """FFmpeg's code for the frame's color matrix; if unspecified, inferred from its height as
-    players do."""
+    """FFmpeg's code for a frame's color matrix; if unspecified, inferred from the height."""
     if frame.colorspace in _OTHER_MATRICES:
         return frame.colorspace
     return _BT709 if frame.colorspace == _UNSPECIFIED and frame.height >= _HD_HEIGHT else _BT601
