@@ -8,10 +8,32 @@ give meanings.
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import (
+    Any,
+    Literal,
+    NamedTuple,
+    Protocol,
+    get_args,
+    get_origin,
+    get_type_hints,
+    runtime_checkable,
+)
 
 MODULE_FIELDS = ("parent", "name")  # fields on every Flax module
+
+
+@runtime_checkable
+class Section(Protocol):
+    """A section of a config: a dict, or an `ml_collections.ConfigDict`, which is no `Mapping`."""
+
+    def __getitem__(self, name: str, /) -> Any: ...
+
+    def __iter__(self) -> Iterator[str]: ...
+
+    def get(self, name: str, default: Any = None, /) -> Any: ...
+
+    def items(self) -> Iterable[tuple[str, Any]]: ...
 
 
 class Entry(NamedTuple):
@@ -49,7 +71,7 @@ def defaults(part: Callable, given: tuple[str, ...] = ()) -> dict[str, Any]:
     return {name: entry.default for name, entry in entries(part, given).items()}
 
 
-def build(part: Callable, section: Mapping[str, Any], where: str, **given) -> Any:
+def build(part: Callable, section: Section, where: str, **given) -> Any:
     """Call the part with its section's entries.
 
     Args:
@@ -80,7 +102,7 @@ def build(part: Callable, section: Mapping[str, Any], where: str, **given) -> An
         raise ValueError(f"{where}{'.' if names_entry else ': '}{error}") from error
 
 
-def pick(part: Callable, section: Mapping[str, Any], where: str, **given) -> Any:
+def pick(part: Callable, section: Section, where: str, **given) -> Any:
     """`build` from a section that also has entries for other parts."""
     own = entries(part, tuple(given))
     return build(part, {name: section[name] for name in own if name in section}, where, **given)

@@ -17,6 +17,7 @@ if "--gpu" not in sys.argv:
     os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax  # noqa: E402
+import jaxtyping  # noqa: E402
 
 # Compiling takes most of the time of the tests. What one process of them compiled, the others take
 # from a folder.
@@ -29,6 +30,13 @@ if "--gpu" not in sys.argv:
     if jax.__version_info__ < (0, 11):
         quick += " --xla_cpu_use_fusion_emitters=false"  # the newer ones take twice the time
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {quick}".strip()
+
+# Check every call of `ops` and `models` against its annotations. An int may stand for a float, as
+# everywhere in Python's typing.
+jaxtyping.install_import_hook(
+    ["mask_rcnn_jax.ops", "mask_rcnn_jax.models"],
+    "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))",
+)
 
 # Two devices, so that every sharded code path really shards.
 jax.config.update("jax_num_cpu_devices", 2)

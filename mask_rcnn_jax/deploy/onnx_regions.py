@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import jax.numpy as jnp
 import numpy as np
 
 from mask_rcnn_jax.deploy.onnx_graph import INVALID_SCORE, Graph, Map, floats, ints
@@ -134,7 +135,7 @@ class Regions:
         """Anchors [A_l, 4] of each level."""
         # If the input ends with the image, spacings of "map" are known; else see `_anchor_shift`.
         whole = self.extent.size is None and self._model.input.pad_multiple
-        extent = ValidExtent(self._canvas, np.array(self._canvas, np.int32) if whole else None)
+        extent = ValidExtent(self._canvas, jnp.array(self._canvas, jnp.int32) if whole else None)
         boxes = self._model.anchors(extent, offset=self._coder.iou_offset).boxes
         return [np.asarray(level) for level in boxes]
 

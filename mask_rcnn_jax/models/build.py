@@ -65,7 +65,7 @@ def default_sections() -> dict[str, dict[str, Any]]:
     return sections
 
 
-def describe(config: Mapping[str, Any]) -> dict[str, parts.Entry]:
+def describe(config: parts.Section) -> dict[str, parts.Entry]:
     """Return the entries in every section of `config.model`, by "section.entry"."""
     sections = dict(PARTS)
     found = {}
@@ -81,7 +81,7 @@ def describe(config: Mapping[str, Any]) -> dict[str, parts.Entry]:
 
 
 def build_model(
-    config: Mapping[str, Any],
+    config: parts.Section,
     *,
     precision: str = "float32",
     implementation: str = "auto",
@@ -129,7 +129,7 @@ def build_model(
     )
 
 
-def _build_named(config: Mapping[str, Any], section: str, maybe_remat, given: dict) -> nn.Module:
+def _build_named(config: parts.Section, section: str, maybe_remat, given: dict) -> nn.Module:
     """Build the backbone or a head from the `name` in its section."""
     builders, options = BUILDERS[section], dict(config)
     name = options.pop("name", next(iter(builders)))

@@ -1,8 +1,6 @@
 """Select final detections from the box head's outputs."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -91,6 +89,6 @@ class Detect:
         )
 
 
-def detect_options(config: Mapping[str, Any]) -> Detect:
+def detect_options(config: parts.Section) -> Detect:
     """Build `Detect` from a config; an invalid value raises ValueError naming its entry."""
     return parts.pick(Detect, config["eval"], "eval")

@@ -2,6 +2,7 @@
 
 import inspect
 from functools import partial, wraps
+from typing import no_type_check
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +37,7 @@ def _in_precision(method):
     return wrapped
 
 
+@no_type_check  # `jax.tree.map` may put anything into its fields
 @struct.dataclass
 class TrainOutputs:
     """Raw outputs and targets from both stages; A counts anchors over all levels."""

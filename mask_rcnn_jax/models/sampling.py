@@ -1,6 +1,7 @@
 """Sample RoIs for second-stage training."""
 
 from dataclasses import dataclass
+from typing import no_type_check
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from mask_rcnn_jax.ops.boxes import BoxCoder
 from mask_rcnn_jax.structures import Proposals, Targets
 
 
+@no_type_check  # `jax.tree.map` may put anything into its fields
 @struct.dataclass
 class SampledRoIs:
     """RoIs sampled from one image for training; foreground rows come first."""

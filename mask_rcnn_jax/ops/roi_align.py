@@ -230,9 +230,9 @@ def _gather_sum(
     implementation: str | None,
     table: Float[Array, "pixels C"],
     y_taps: Int[Array, "R P T"],
-    x_taps: Int[Array, "R Q T"],
+    x_taps: Int[Array, "R Q U"],
     y_weights: Float[Array, "R P T"],
-    x_weights: Float[Array, "R Q T"],
+    x_weights: Float[Array, "R Q U"],
 ) -> Float[Array, "R P Q C"]:
     """out[r, p, q] = sum over taps of weight * table[y_tap + x_tap]."""
 

@@ -3,6 +3,7 @@
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -247,7 +248,7 @@ def test_anchors_end_with_the_image():
     graph = Graph()
     regions = Regions(graph, model, {}, (64, 96), 1, Extent(graph, None))
     # 64 / 1 and 96 / 2 pixels per cell on P6, as in JAX on a larger canvas
-    extent = ValidExtent((64, 128), np.array([64, 96], np.int32))
+    extent = ValidExtent((64, 128), jnp.array([64, 96], jnp.int32))
     expected = model.anchor_grid(extent).boxes[-1].reshape(1, 2, 3, 4)
     found = regions.anchors()[-1].reshape(1, 2, 3, 4)
     np.testing.assert_array_equal(found, np.asarray(expected))

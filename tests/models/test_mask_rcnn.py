@@ -80,9 +80,8 @@ def test_detections_equal_a_slow_nms_per_class():
     for label in range(1, classes + 1):
         rows_in = [r for r in range(rows) if valid[r] and probability[r, label] > 0.05]
         rows_in.sort(key=lambda r: -probability[r, label])
-        decoded = np.clip(
-            decode(deltas[0, rows_in, label], boxes[rows_in], weights=weights, offset=0.0), 0, 64
-        )
+        chosen = jnp.asarray(deltas[0, rows_in, label]), jnp.asarray(boxes[rows_in])
+        decoded = np.clip(decode(*chosen, weights=weights, offset=0.0), 0, 64)
         expected += [
             (probability[rows_in[k], label], label, decoded[k]) for k in slow_nms(decoded, 0.5)
         ]

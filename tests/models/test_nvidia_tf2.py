@@ -58,7 +58,7 @@ def weights():
 
 @pytest.fixture(scope="module")
 def variables(weights):
-    return to_flax(weights, norm="frozen", eps=1e-5)[0]
+    return jax.tree.map(jnp.asarray, to_flax(weights, norm="frozen", eps=1e-5)[0])
 
 
 @pytest.fixture(scope="module")
@@ -195,6 +195,7 @@ def training(variables, inputs):
             valid=valid,
         ),
     )
+    batch = jax.tree.map(jnp.asarray, batch)
     model = build_model(config.model)
 
     def loss_fn(params):

@@ -125,7 +125,7 @@ def test_a_larger_canvas_changes_nothing():
 
     @jax.jit
     def run(one):
-        found = model.apply(variables, one.images, sizes, options, method="predict")
+        found = model.apply(variables, one.images, one.image_sizes, options, method="predict")
         return found, model.apply(variables, one, None, train=False, method="forward_train")
 
     found, trained = [], []

@@ -5,6 +5,7 @@ of the reference outputs. One model, evaluated once per mode; each test looks at
 """
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
@@ -53,7 +54,7 @@ def small_config():
 @pytest.fixture(scope="module")
 def variables():
     weights = {k: v.astype(np.float32) for k, v in golden("small_weights_fp16").items()}
-    return to_flax(weights, norm="frozen", eps=1e-5)[0]
+    return jax.tree.map(jnp.asarray, to_flax(weights, norm="frozen", eps=1e-5)[0])
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +134,8 @@ def test_anchors(stages):
 
 
 def test_decoded_anchors(stages):
-    decoded = box_ops.decode(stages["deltas"][0][:, :1000], stages["anchors"][0][:1000])
+    deltas, anchors = stages["deltas"][0][:, :1000], stages["anchors"][0][:1000]
+    decoded = box_ops.decode(jnp.asarray(deltas), jnp.asarray(anchors))
     np.testing.assert_allclose(decoded, golden("small_eval")["rpn_decoded_first1000"], atol=1e-2)
 
 
@@ -255,6 +257,7 @@ def training(variables, inputs):
         image_index=np.arange(2, dtype=np.int32),
         targets=jax.tree.map(lambda *rows: np.stack(rows), *targets),
     )
+    batch = jax.tree.map(jnp.asarray, batch)
     config = small_config()
     config.model.mask_targets.kind = "whole"
     model = build_model(config.model)

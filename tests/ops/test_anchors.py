@@ -1,3 +1,4 @@
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -62,14 +63,14 @@ def test_caffe_rounding_by_hand():
 def test_strides_follow_the_map():
     """torchvision divides 800 padded rows by the 13 cells of the last level: 61 pixels."""
     anchors = AnchorGrid((512.0,) * 5, ((1.0, 1.0),), rounding="half_sides", stride="map")
-    extent = valid_extent((832, 1344), np.array([[800, 1216]]), 32)
+    extent = valid_extent((832, 1344), jnp.array([[800, 1216]]), 32)
     last = np.asarray(anchors(extent).boxes[4]).reshape(13, 21, 4)
     np.testing.assert_array_equal(last[:3, 0, 1] + 256, [0, 61, 122])
     np.testing.assert_array_equal(last[0, :3, 0] + 256, [0, 64, 128])
 
 
 def test_anchors_outside_the_extent_are_not_valid():
-    extent = valid_extent((64, 128), np.array([[20, 40], [30, 30]]), 32)  # 32 x 64 pixels
+    extent = valid_extent((64, 128), jnp.array([[20, 40], [30, 30]]), 32)  # 32 x 64 pixels
     anchors = NVIDIA(extent)
     assert NVIDIA(ValidExtent((64, 128), None)).valid is None
     for stride, boxes, valid in zip((4, 8, 16, 32, 64), anchors.boxes, anchors.valid, strict=True):

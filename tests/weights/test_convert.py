@@ -105,7 +105,8 @@ class TestLayout:
             expected[:, i::2, j::2] = np.einsum("cyx,co->oyx", x, weight[:, :, i, j])
         layer = UpConv(2, jnp.float32, jax.nn.initializers.zeros)
         params = to_flax(arrays, norm="frozen", eps=1e-5)[0]["params"]["mask_head"]["mask_deconv"]
-        ours = layer.apply({"params": params}, x.transpose(1, 2, 0)[None])[0]
+        variables = jax.tree.map(jnp.asarray, {"params": params})
+        ours = layer.apply(variables, jnp.asarray(x.transpose(1, 2, 0)[None]))[0]
         ours = pixel_shuffle(jnp.moveaxis(ours, -1, 0))
         expected += params["bias"][:, None, None]
         np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5)

@@ -128,7 +128,7 @@ def test_converted_resnet18_computes_what_torchvision_does(norm, prefix):
     variables, report = merge_into(zeros(init(trunk)), loaded, source="file")
     assert report == [f"file: {len(flatten_dict(loaded))} arrays loaded for backbone"]
     image = np.random.default_rng(1).normal(size=(1, 64, 64, 3)).astype(np.float32)
-    features = trunk.apply(variables, image)
+    features = trunk.apply(jax.tree.map(jnp.asarray, variables), jnp.asarray(image))
     with jax.numpy_rank_promotion("allow"):
         expected = torchvision_forward(torchvision_resnet18(), image.transpose(0, 3, 1, 2))
     for ours, theirs in zip(features, expected, strict=True):
