@@ -71,7 +71,7 @@ def defaults(part: Callable, given: tuple[str, ...] = ()) -> dict[str, Any]:
     return {name: entry.default for name, entry in entries(part, given).items()}
 
 
-def build(part: Callable, section: Section, where: str, **given) -> Any:
+def build(part: Callable, section: Section, where: str, **given: Any) -> Any:
     """Call the part with its section's entries.
 
     Args:
@@ -102,7 +102,7 @@ def build(part: Callable, section: Section, where: str, **given) -> Any:
         raise ValueError(f"{where}{'.' if names_entry else ': '}{error}") from error
 
 
-def pick(part: Callable, section: Section, where: str, **given) -> Any:
+def pick(part: Callable, section: Section, where: str, **given: Any) -> Any:
     """`build` from a section that also has entries for other parts."""
     own = entries(part, tuple(given))
     return build(part, {name: section[name] for name in own if name in section}, where, **given)

@@ -10,7 +10,7 @@ from mask_rcnn_jax.configs import coco
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SECTIONS = "data|model|loss|optim|train|eval"
-FILE_ENDINGS = {"json", "py", "safetensors", "onnx", "engine", "stablehlo", "pth"}
+FILE_ENDINGS = {"json", "md", "py", "safetensors", "onnx", "engine", "stablehlo", "pth"}
 
 
 def page_id(path: Path) -> str:
@@ -39,6 +39,11 @@ def test_every_link_to_a_file_leads_somewhere(page):
             titles = re.findall(r"^#+ (.*)$", linked.read_text(), re.M)
             slugs = [re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles]
             assert anchor in slugs, anchor
+
+
+def test_the_site_lists_every_page():
+    listed = re.findall(r"^ +- (\w+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)
+    assert sorted(listed) == sorted(page.name for page in (ROOT / "docs").glob("*.md"))
 
 
 def test_every_message_of_own_data_is_said_somewhere():

@@ -82,7 +82,8 @@ def rpn_losses(
     """Objectness and box loss for the region proposal network.
 
     Args:
-        logits, deltas: one array per level, in anchor-axis order.
+        logits: one array per level, in anchor-axis order.
+        deltas: as `logits`.
         labels: after sampling, 1 / 0 / -1; the objectness loss uses labels >= 0.
         matched_labels: before sampling.
         target_deltas: read where `matched_labels` is 1.
