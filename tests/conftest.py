@@ -2,6 +2,8 @@
 
 `pytest` runs the fast tests on the CPU (in two processes with `-n 2 --dist loadfile`), `--slow`
 the slow ones too, `--gpu` everything but the slow ones on the GPU, with the tests that need one.
+MASK_RCNN_XLA_DEFAULTS=1 in the environment keeps XLA's default flags, those of users; otherwise XLA
+optimizes little, to save time.
 """
 
 import gc
@@ -25,7 +27,7 @@ CACHE = None if "JAX_COMPILATION_CACHE_DIR" in os.environ else tempfile.mkdtemp(
 if CACHE:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = CACHE
     jax.config.update("jax_compilation_cache_dir", CACHE)
-if "--gpu" not in sys.argv:
+if "--gpu" not in sys.argv and not os.environ.get("MASK_RCNN_XLA_DEFAULTS"):
     quick = "--xla_backend_optimization_level=0"
     if jax.__version_info__ < (0, 11):
         quick += " --xla_cpu_use_fusion_emitters=false"  # the newer ones take twice the time
