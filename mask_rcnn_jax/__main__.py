@@ -6,7 +6,6 @@ mask-rcnn-jax COMMAND --help                describes a command and its flags
 
 import ast
 import difflib
-import importlib.util
 import runpy
 import sys
 from pathlib import Path
@@ -41,8 +40,9 @@ def _list_commands() -> str:
     """Format a line for each command, from the first line of its docstring."""
     lines = []
     for name in COMMANDS:
-        source = Path(importlib.util.find_spec(f"mask_rcnn_jax.{name}").origin).read_text()
-        lines.append(f"  {name:10} {ast.get_docstring(ast.parse(source)).splitlines()[0]}")
+        source = (Path(__file__).parent / f"{name}.py").read_text()
+        doc = ast.get_docstring(ast.parse(source)) or ""
+        lines.append(f"  {name:10} {doc.partition(chr(10))[0]}")
     return "\n".join(lines)
 
 

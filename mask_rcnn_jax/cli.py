@@ -177,7 +177,7 @@ def _entry_hint(flag: str) -> str:
 def _help(main: Callable, groups: Mapping[str, Sequence[str]], argv: Sequence[str]) -> str:
     """The docstring of the command, its own flags, and below them those of all commands."""
     chosen = {key: names for key, names in groups.items() if key.partition(":")[0] in argv}
-    shared = {"flags of all commands": COMMON_FLAGS}
+    shared: dict[str, Sequence[str]] = {"flags of all commands": COMMON_FLAGS}
     if PROCESS_FLAGS[0] in flags.FLAGS:
         shared = {"flags for several processes": PROCESS_FLAGS, **shared}
     return format_help(main.__globals__["__doc__"], {**(chosen or groups), **shared})
@@ -235,7 +235,7 @@ def _choose_compile_cache(folder: str | None) -> None:
     if folder == OFF:
         jax.config.update("jax_enable_compilation_cache", False)
         return
-    if folder is None and jax.config.jax_compilation_cache_dir:
+    if folder is None and jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
         return
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     path = Path(folder or os.path.join(home, "mask_rcnn_jax"))

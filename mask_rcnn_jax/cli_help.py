@@ -56,7 +56,7 @@ def _format_flag(name: str) -> str:
     if any(validator.message == REQUIRED.format(name) for validator in flag.validators):
         text += " Required."
     elif flag.default not in (None, False, "", []):
-        text += f" Default: {flag.default_as_str.strip(chr(39))}."
+        text += f" Default: {str(flag.default_as_str).strip(chr(39))}."
     indent = " " * NAME_WIDTH
     first = shown.ljust(NAME_WIDTH) if len(shown) < NAME_WIDTH else f"{shown}\n{indent}"
     width = min(shutil.get_terminal_size().columns, MAX_WIDTH)

@@ -95,7 +95,9 @@ def _lists_to_tuples(value):
 def _load_recipe(path: Path, name: str, variant: str = "") -> ConfigDict:
     """Run a recipe, which is Python code, and return the result of its `get_config`."""
     loader = SourceFileLoader(path.stem, str(path))  # whatever the name of the file ends in
-    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(path.stem, loader))
+    spec = importlib.util.spec_from_loader(path.stem, loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
     if not hasattr(module, "get_config"):
         raise ValueError(f"{name} is no recipe: it has no get_config()")

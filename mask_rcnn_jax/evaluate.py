@@ -53,7 +53,7 @@ def evaluate_model(
     title, records = f"Evaluation of {weights}", []
     if checkpoint:
         check_classes(dataset, categories, weights)
-        output = output or checkpoint.workdir / "eval" / str(checkpoint.step)
+        output = output or str(checkpoint.workdir / "eval" / str(checkpoint.step))
         title = f"Evaluation of {weights}, step {checkpoint.step}"
         if report and (checkpoint.workdir / FILE_NAME).is_file():
             records = read_metrics(checkpoint.workdir / FILE_NAME)
@@ -63,6 +63,7 @@ def evaluate_model(
             f"{dataset.json_path} (data.class_ids says how ids become classes)"
         )
     model = make_model(config, len(categories))
+    assert output is not None  # a file of weights has none without --output
     folder = Path(output)
     folder.mkdir(parents=True, exist_ok=True)  # an unwritable folder is found out before the work
     mesh = make_mesh()
@@ -100,7 +101,7 @@ def evaluate_results(
     if output:
         Path(output).mkdir(parents=True, exist_ok=True)
         (Path(output) / "metrics.json").write_text(json.dumps(metrics, indent=1))
-    if report:
+    if report and output:
         _write_report(Path(output), f"Evaluation of {results_json}", config, analyses, records=[])
     return metrics
 

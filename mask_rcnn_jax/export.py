@@ -105,7 +105,7 @@ def export_model(
     artifact = build_artifact(config, variables, categories, format, options, Path(output))
     checks = artifact.self_check
     details = {**artifact.details, "self_check": checks, "config": _json(config)}
-    if options.int8:
+    if dataset is not None:
         aps = details["ap"] = {}
         for name, predict in artifact.predictors.items():
             aps[name] = score(config, dataset, predict, artifact)

@@ -171,8 +171,9 @@ def _infer_videos(
     finally:
         for video, target in videos:
             if frames[video]:
-                count = objects[video], frames[video]
-                logging.info("%d detections in %d frames: %s", *count, target)
+                logging.info(
+                    "%d detections in %d frames: %s", objects[video], frames[video], target
+                )
     for (video, _), wanted in zip(videos, expected, strict=True):
         if video.damaged:
             logging.warning("%s: %d damaged packets", video.source, video.damaged)
@@ -214,9 +215,17 @@ def main(_: Sequence[str]) -> None:
     if (FLAGS.workdir is None) == (FLAGS.weights is None):
         raise ValueError("infer needs exactly one of --workdir and --weights")
     weights, threshold = FLAGS.workdir or FLAGS.weights, FLAGS.score_threshold
-    options = {name: FLAGS[name].value for name in ("batch_size", "stride", "max_frames")}
     with _sigterm_as_interrupt():
-        infer(FLAGS.config, weights, FLAGS.input, FLAGS.output, threshold, **options)
+        infer(
+            FLAGS.config,
+            weights,
+            FLAGS.input,
+            FLAGS.output,
+            threshold,
+            batch_size=FLAGS.batch_size,
+            stride=FLAGS.stride,
+            max_frames=FLAGS.max_frames,
+        )
 
 
 if __name__ == "__main__":

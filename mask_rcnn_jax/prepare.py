@@ -87,7 +87,7 @@ def define_flags() -> None:
 
 
 def main(positional: Sequence[str]) -> None:
-    action, *names = positional or [None]
+    action, *names = positional or [""]
     if action == "weights":
         prepare_weights(names)
     elif action == "shapes" and not names:

@@ -15,25 +15,29 @@ Boxes are `[x1, y1, x2, y2]`, float32, in network input pixels, unless a name sa
 Class 0 is background and padding; foreground classes are 1..K.
 """
 
+from typing import Any
+
 import numpy as np
 from flax import struct
-from jax.typing import ArrayLike
+
+# np.ndarray on the host, jax.Array on a device, and whatever `jax.tree.map` makes of them.
+Array = Any
 
 
 @struct.dataclass
 class Targets:
     """Ground truth for one image, or for a batch with a leading B axis."""
 
-    boxes: ArrayLike  # [G, 4] float32, network pixels
-    classes: ArrayLike  # [G] int32, 1..K
+    boxes: Array  # [G, 4] float32, network pixels
+    classes: Array  # [G] int32, 1..K
     # [G, M, M] uint8, 0..255: the object inside its box, resampled to M x M; or [G, H, W], 0 or
     # 255, on the whole canvas for recipes with whole-image mask targets
-    masks: ArrayLike
-    valid: ArrayLike  # [G] bool
+    masks: Array
+    valid: Array  # [G] bool
     # [G, V, 3] float32: x, y in network pixels and the polygon index, 0, 1, ..; unused vertices are
     # (0, 0, -1), as are all for an object without polygons or with more than V vertices. V is 0
     # unless the recipe's mask targets use polygons
-    polygons: ArrayLike
+    polygons: Array
 
 
 @struct.dataclass
@@ -41,10 +45,10 @@ class Batch:
     """Loader output on the device; all further processing (normalize, flip) happens inside jit."""
 
     # [B, H, W, 3] uint8, or float32 in 0..255, RGB; zero beyond `image_sizes`, right and below
-    images: ArrayLike
-    image_sizes: ArrayLike  # [B, 2] int32 resized (height, width) inside the canvas
-    scales: ArrayLike  # [B, 2] float32 (y, x): network pixels per original pixel
-    image_index: ArrayLike  # [B] int32 index into the dataset's images; -1 for a padding image
+    images: Array
+    image_sizes: Array  # [B, 2] int32 resized (height, width) inside the canvas
+    scales: Array  # [B, 2] float32 (y, x): network pixels per original pixel
+    image_index: Array  # [B] int32 index into the dataset's images; -1 for a padding image
     targets: Targets
 
 
@@ -52,20 +56,20 @@ class Batch:
 class Proposals:
     """Proposals for one image or a batch."""
 
-    boxes: ArrayLike  # [N, 4] float32
-    scores: ArrayLike  # [N] float32, objectness probability
-    valid: ArrayLike  # [N] bool
+    boxes: Array  # [N, 4] float32
+    scores: Array  # [N] float32, objectness probability
+    valid: Array  # [N] bool
 
 
 @struct.dataclass
 class Detections:
     """Final detections for one image or a batch, by descending score."""
 
-    boxes: ArrayLike  # [D, 4] float32
-    scores: ArrayLike  # [D] float32
-    classes: ArrayLike  # [D] int32, 1..K
-    masks: ArrayLike  # [D, 28, 28] float32 probability inside the box
-    valid: ArrayLike  # [D] bool
+    boxes: Array  # [D, 4] float32
+    scores: Array  # [D] float32
+    classes: Array  # [D] int32, 1..K
+    masks: Array  # [D, 28, 28] float32 probability inside the box
+    valid: Array  # [D] bool
 
     def __len__(self) -> int:
         """Number of valid detections in one image."""

@@ -3,7 +3,7 @@
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +42,7 @@ class CompiledStep:
 
 
 def compile_steps(
-    config: Mapping[str, Any], target: str, shapes: Sequence[tuple[int, int]]
+    config: Any, target: str, shapes: Sequence[tuple[int, int]]
 ) -> Iterator[CompiledStep]:
     """Compile the recipe's training step for each (images per device, devices) on absent GPUs.
 
@@ -65,8 +65,8 @@ def compile_steps(
             lowered = inputs.lower_step(config, context, mesh, images * devices)
         compiled = lowered.compile()
         seconds = time.perf_counter() - started
-        memory = compiled.memory_analysis()
-        program = hlo.parse(compiled.as_text())
+        memory: Any = compiled.memory_analysis()
+        program = hlo.parse(str(compiled.as_text()))
         launches = roofline.launches(program)
         yield CompiledStep(
             images_per_device=images,

@@ -27,12 +27,12 @@ COCO_CLASSES = {"contiguous": 80, "raw": 90}  # foreground classes
 OBJECTS = 8  # per image; COCO's mean is 7.3
 
 
-def num_classes(config: Mapping[str, Any]) -> int:
+def num_classes(config: Any) -> int:
     """Return the config's number of classes, or COCO's if the config leaves it to the data."""
     return config.model.num_classes or COCO_CLASSES[config.data.class_ids]
 
 
-def recipe_model(config: Mapping[str, Any]) -> MaskRCNN:
+def recipe_model(config: Any) -> MaskRCNN:
     """Build the recipe's model with `num_classes(config)` classes."""
     model = {**config.model, "num_classes": num_classes(config)}
     names = ("precision", "implementation", "remat")
@@ -40,7 +40,7 @@ def recipe_model(config: Mapping[str, Any]) -> MaskRCNN:
 
 
 def recipe_step(
-    config: Mapping[str, Any],
+    config: Any,
     model: MaskRCNN,
     params: Mapping[str, Any],
     mesh: Mesh | AbstractMesh,
@@ -77,7 +77,7 @@ def fresh_state(variables: dict, tx: optax.GradientTransformation) -> TrainState
 
 
 def lower_step(
-    config: Mapping[str, Any],
+    config: Any,
     step_mesh: Mesh | AbstractMesh,
     mesh: Mesh,
     batch_size: int,
@@ -96,16 +96,16 @@ def lower_step(
     return traced.lower(lowering_platforms=platform and (platform,))
 
 
-def lower_predict(config: Mapping[str, Any], mesh: Mesh, batch_size: int) -> jax.stages.Lowered:
+def lower_predict(config: Any, mesh: Mesh, batch_size: int) -> jax.stages.Lowered:
     """Lower prediction for abstract arguments on the devices of `mesh`."""
     model = recipe_model(config)
-    predict = make_predict_step(model, mesh, detect_options(config))
+    predict: Any = make_predict_step(model, mesh, detect_options(config))
     variables = _placed(abstract_variables(model), mesh, P())
     batch = _placed(abstract_batch(config, batch_size), mesh, P("data"))
     return predict.lower(variables, batch)
 
 
-def train_flops(config: Mapping[str, Any]) -> float:
+def train_flops(config: Any) -> float:
     """Return the FLOPs of a training step on one image, before optimization.
 
     Counted in the GPU form of the program, because loop bodies count once and only the CPU form
@@ -113,12 +113,16 @@ def train_flops(config: Mapping[str, Any]) -> float:
     """
     config, mesh = _without_kernels(config), _one_cpu()
     config.optim.accumulate_steps, config.train.images_per_device = 1, 0
-    return lower_step(config, mesh, mesh, 1, "cuda").cost_analysis()["flops"]
+    return _flops(lower_step(config, mesh, mesh, 1, "cuda"))
 
 
-def infer_flops(config: Mapping[str, Any]) -> float:
+def infer_flops(config: Any) -> float:
     """Return the FLOPs of a prediction on one image, before optimization."""
-    return lower_predict(_without_kernels(config), _one_cpu(), 1).cost_analysis()["flops"]
+    return _flops(lower_predict(_without_kernels(config), _one_cpu(), 1))
+
+
+def _flops(lowered: jax.stages.Lowered) -> float:
+    return lowered.cost_analysis()["flops"]  # type: ignore[index]
 
 
 def _without_kernels(config):
@@ -138,7 +142,7 @@ def _placed(tree, mesh: Mesh, spec: P):
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
 
 
-def synthetic_batch(config: Mapping[str, Any], batch_size: int, objects: int = OBJECTS) -> Batch:
+def synthetic_batch(config: Any, batch_size: int, objects: int = OBJECTS) -> Batch:
     """Generate landscape noise images with ellipses of sizes as in COCO.
 
     objects: ellipses per image, at most `data.max_instances`.
@@ -150,14 +154,14 @@ def synthetic_batch(config: Mapping[str, Any], batch_size: int, objects: int = O
     images = images.astype(np.dtype(options.image_dtype))
     return Batch(
         images=images,
-        image_sizes=np.tile(np.int32([height, width]), (batch_size, 1)),
+        image_sizes=np.tile(np.array([height, width], np.int32), (batch_size, 1)),
         scales=np.ones((batch_size, 2), np.float32),
         image_index=np.arange(batch_size, dtype=np.int32),
         targets=_ellipses(rng, options, images.shape, num_classes(config), objects),
     )
 
 
-def abstract_batch(config: Mapping[str, Any], batch_size: int) -> Batch:
+def abstract_batch(config: Any, batch_size: int) -> Batch:
     """Return the shapes and dtypes of a synthetic batch."""
     one = synthetic_batch(config, 1)
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct((batch_size, *x.shape[1:]), x.dtype), one)
@@ -173,7 +177,7 @@ def _ellipses(
     batch, *canvas = image_shape[:3]
     rows, side = options.max_instances, options.mask_size
     count = min(objects, rows)
-    limit = np.float32(canvas[::-1])
+    limit = np.array(canvas[::-1], np.float32)
     center = rng.uniform(0.1, 0.9, (batch, count, 2)) * limit
     half = np.exp(rng.uniform(np.log(8), np.log(min(canvas) / 3), (batch, count, 2)))
     boxes = np.zeros((batch, rows, 4), np.float32)

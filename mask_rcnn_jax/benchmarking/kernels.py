@@ -44,12 +44,12 @@ def make_pair(name: str) -> Pair:
     op, case_name = name.split(" ")
     case = next(case for case in cases.CASES if case.name == case_name)
     args, options = jax.device_put(cases.example(case)), dict(case.options)
-    kernel, reference = {
+    choices: dict[str, tuple[Callable, Callable]] = {
         "nms": (nms.nms, xla_nms),
         "fill_polygons": (mask_targets.fill_polygons, xla_fill_polygons),
         "gather_sum": (roi_align.gather_sum, xla_gather_sum),
         "gather_sum_transpose": (roi_align.gather_sum_transpose, xla_gather_sum_transpose),
-    }[op]
+    }
     tolerance = 0.0
     if op.startswith("gather_sum"):
         table, *taps = args
@@ -59,7 +59,7 @@ def make_pair(name: str) -> Pair:
             shape = (*taps[0].shape[:2], taps[1].shape[1], table.shape[1])
             grad = jax.random.normal(jax.random.key(0), shape, jnp.float32)
             args = (grad.astype(table.dtype), *taps)
-    kernel, reference = (jax.jit(partial(function, **options)) for function in (kernel, reference))
+    kernel, reference = (jax.jit(partial(function, **options)) for function in choices[op])
     return Pair(name, kernel, reference, args, tolerance)
 
 

@@ -3,7 +3,6 @@
 import json
 import tempfile
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ HEIGHT, WIDTH, OBJECTS = 480, 640, 7  # generated images: COCO's most frequent s
 JPEG_QUALITY = 90  # about 2 bits per pixel with this noise, as in COCO
 
 
-def run(config: Mapping[str, Any], images: int, batches: int, workers: int) -> dict[str, Any]:
+def run(config: Any, images: int, batches: int, workers: int) -> dict[str, Any]:
     """Measure the training loader at `train.batch_size` with `workers` processes (0: threads).
 
     Args:
@@ -41,7 +40,7 @@ def run(config: Mapping[str, Any], images: int, batches: int, workers: int) -> d
 
 
 def _measure(
-    config: Mapping[str, Any], json_path: str | Path, image_dir: str, batches: int, workers: int
+    config: Any, json_path: str | Path, image_dir: str, batches: int, workers: int
 ) -> dict[str, Any]:
     options = example_options(config)
     dataset = load_coco(json_path, image_dir, bad_annotations=config.data.bad_annotations)

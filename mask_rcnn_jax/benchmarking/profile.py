@@ -34,8 +34,8 @@ def costliest(
             out = call()
         jax.block_until_ready(out)
     path = max(Path(folder).rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
-    program = compiled.as_text()
-    module = re.match(r"HloModule ([\w.\-]+)", program)[1]
+    program = str(compiled.as_text())
+    module = re.findall(r"\AHloModule ([\w.\-]+)", program)[0]
     durations = _durations(ProfileData.from_file(str(path)), module)
     if not durations:
         raise RuntimeError(f"{path} has no operation of {module}")

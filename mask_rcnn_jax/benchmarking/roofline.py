@@ -102,7 +102,7 @@ def costliest(found: Sequence[Launch], device: str, count: int = 10) -> list[dic
     for launch in found:
         if launch.kind in ("kernels", "rest"):
             groups[launch.source].append(launch)
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "source": source,
             "launches": round(sum(launch.times for launch in group)),

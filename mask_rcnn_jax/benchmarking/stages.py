@@ -4,7 +4,7 @@ The stages do not add up to a step: XLA fuses across stage boundaries and stores
 They show where to look.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -25,7 +25,7 @@ from mask_rcnn_jax.training.step import loss_options, loss_terms
 RAW_OUTPUTS = ("rpn_logits", "rpn_deltas", "class_logits", "box_deltas", "mask_logits")
 
 
-def train(config: Mapping[str, Any], repeats: int) -> dict[str, float]:
+def train(config: Any, repeats: int) -> dict[str, float]:
     """Return milliseconds of the stages of a training step on one device, gradients included.
 
     That device gets the whole `train.batch_size`. Stages without gradients run forward only.
@@ -77,7 +77,7 @@ def train(config: Mapping[str, Any], repeats: int) -> dict[str, float]:
     return times
 
 
-def infer(config: Mapping[str, Any], repeats: int) -> dict[str, float]:
+def infer(config: Any, repeats: int) -> dict[str, float]:
     """Return milliseconds of the stages of prediction on one device, at `eval.batch_size`."""
     model, params, run, batch, extent = _setup(config, config.eval.batch_size)
     time = partial(_time, repeats=repeats)
@@ -115,9 +115,7 @@ def _head(run: Callable, name: str) -> Callable:
     return partial(run, method=lambda model, *args: getattr(model, name)(*args))
 
 
-def _setup(
-    config: Mapping[str, Any], batch_size: int
-) -> tuple[MaskRCNN, dict, Callable, Batch, ValidExtent]:
+def _setup(config: Any, batch_size: int) -> tuple[MaskRCNN, dict, Callable, Batch, ValidExtent]:
     """Return the model, its params, `run(params, *args, method=...)`, a batch and its extent."""
     model = inputs.recipe_model(config)
     batch = jax.device_put(inputs.synthetic_batch(config, batch_size))

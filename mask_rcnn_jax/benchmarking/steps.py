@@ -1,7 +1,7 @@
 """Time the training step and prediction on generated batches."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ WARM_UP = 3  # untimed calls
 
 
 def train(
-    config: Mapping[str, Any],
+    config: Any,
     calls: int,
     profile_dir: str | None = None,
     objects: int = inputs.OBJECTS,
@@ -44,7 +44,7 @@ def train(
     return figures | _profiled(call, compiled, profile_dir)
 
 
-def infer(config: Mapping[str, Any], calls: int, profile_dir: str | None = None) -> dict[str, Any]:
+def infer(config: Any, calls: int, profile_dir: str | None = None) -> dict[str, Any]:
     """Measure prediction at `eval.batch_size`, from images to detections without pasted masks."""
     mesh, model = make_mesh(), inputs.recipe_model(config)
     variables = replicate(init_variables(model, config.train.seed), mesh)
@@ -62,7 +62,7 @@ def _profiled(call: Callable, compiled: jax.stages.Compiled, folder: str | None)
     return {"costliest": profile.costliest(call, compiled, folder)} if folder else {}
 
 
-def _compile(function: Callable, *args) -> tuple[jax.stages.Compiled, float]:
+def _compile(function: Any, *args) -> tuple[jax.stages.Compiled, float]:
     started = time.perf_counter()
     compiled = function.lower(*args).compile()
     return compiled, time.perf_counter() - started
@@ -85,12 +85,12 @@ def _steady(call: Callable[[], Any], calls: int) -> list[float]:
 
 
 def _figures(
-    config: Mapping[str, Any],
+    config: Any,
     batch_size: int,
     compiled: jax.stages.Compiled,
     compile_s: float,
     times: list[float],
-    count_flops: Callable[[Mapping[str, Any]], float],
+    count_flops: Callable[[Any], float],
 ) -> dict[str, Any]:
     """Return the figures of one benchmark; None for those the device does not report.
 

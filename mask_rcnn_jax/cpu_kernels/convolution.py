@@ -135,7 +135,7 @@ def _chunk_rows(rows: int) -> int:
     return max(size for size in range(1, MAX_CHUNK_IMAGES + 1) if rows % size == 0)
 
 
-def _chunk(x: jax.Array, i: jax.Array) -> jax.Array:
+def _chunk(x: jax.Array, i: int | jax.Array) -> jax.Array:
     size = _chunk_rows(len(x))
     return lax.dynamic_slice_in_dim(x, i * size, size, axis=0)
 

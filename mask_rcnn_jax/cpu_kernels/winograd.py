@@ -45,8 +45,8 @@ def conv3x3(x: jax.Array, weights: jax.Array, pads: Pads) -> jax.Array:
             for a in range(4)
         ]
         tiles = [jnp.stack(row, axis=3) for row in _transform_tiles(OUTPUT_TRANSFORM, products)]
-        tiles = jnp.stack(tiles, axis=2).reshape(len(x), *tiling.block_size, -1)
-        return lax.dynamic_update_slice_in_dim(out, tiles, i * tiling.block_size[0], axis=1)
+        block = jnp.stack(tiles, axis=2).reshape(len(x), *tiling.block_size, -1)
+        return lax.dynamic_update_slice_in_dim(out, block, i * tiling.block_size[0], axis=1)
 
     out = jnp.zeros((len(x), *tiling.size, weights.shape[-1]), x.dtype)
     height, width = tiling.output_size
@@ -140,4 +140,5 @@ def _transform_tiles(matrix: np.ndarray, tiles: list[list[jax.Array]]) -> list[l
 
 def _sum(signs: np.ndarray, terms: Sequence[jax.Array]) -> jax.Array:
     plus = sum(term for sign, term in zip(signs, terms, strict=True) if sign > 0)
-    return plus - sum(term for sign, term in zip(signs, terms, strict=True) if sign < 0)
+    minus = sum(term for sign, term in zip(signs, terms, strict=True) if sign < 0)
+    return plus - minus  # type: ignore[return-value]

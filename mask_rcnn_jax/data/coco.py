@@ -308,10 +308,10 @@ def _build(
 def _annotation(entry: dict, class_index: int, height: int, width: int) -> Annotation:
     """A sound annotation; what the json leaves out is made from the segmentation."""
     segmentation = compact(entry["segmentation"], height, width)
-    box = entry.get("bbox") or segmentation_box(segmentation, height, width)
+    x, y, w, h = entry.get("bbox") or segmentation_box(segmentation, height, width)
     area = entry.get("area")
     return Annotation(
-        box=clipped_box(*box, height, width),
+        box=clipped_box(x, y, w, h, height, width),
         class_index=class_index,
         segmentation=segmentation,
         area=float(segmentation_area(segmentation, height, width) if area is None else area),

@@ -211,7 +211,7 @@ class _TrainBatches:
         with _given_back_on_error(batch):
             for row, (position, short_side) in enumerate(draws):
                 self._load(batch, row, position, short_side)
-        return batch, np.int32([self._indices[position] for position, _ in draws])
+        return batch, np.array([self._indices[position] for position, _ in draws], np.int32)
 
     def _load(self, batch: Batch, row: int, position: int, short_side: int | None) -> None:
         dataset, indices = self._dataset, self._indices

@@ -48,7 +48,7 @@ def load_row(
     objects = keep_largest(training_objects(record.annotations, options), options.max_instances)
     targets = jax.tree.map(lambda leaf: leaf[row], batch.targets)
     scale_y, scale_x = plan.scale
-    offset = np.float32([0, 0, options.inclusive_boxes, options.inclusive_boxes])
+    offset = np.array([0, 0, options.inclusive_boxes, options.inclusive_boxes], np.float32)
     for place, annotation in enumerate(objects):
         box = annotation.box - offset
         targets.boxes[place] = box * (scale_x, scale_y, scale_x, scale_y)

@@ -5,7 +5,7 @@ Reading, inference, drawing and encoding run concurrently, each on different ima
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -49,7 +49,7 @@ def annotate_images(
     classes: ClassNames,
     options: DrawOptions,
     on_error: Callable[[UndecodableImage], None],
-) -> Iterator[list[dict]]:
+) -> Generator[list[dict]]:
     """Write an annotated image for each (source, target) and yield its COCO results, in order.
 
     Each result has box and mask in one entry, with `file_name`; `image_id` is the 1-based position
@@ -92,7 +92,7 @@ def annotate_videos(
     *,
     stride: int,
     max_frames: int,
-) -> Iterator[tuple[Video, int]]:
+) -> Generator[tuple[Video, int]]:
     """Write an annotated mp4 and a .jsonl with one line per frame for each (source, target).
 
     Up to `batch_size` videos are read concurrently and share the predictor's batches. A video
@@ -178,7 +178,7 @@ class _VideoOutput:
             self._writer.close()
         finally:
             self._lines.close()
-            self._writer = None  # an encoder holds many frames
+            self._writer = None  # type: ignore[assignment]  # an encoder holds many frames
 
     def end_if_complete(self) -> None:
         """Let the thread finish the files once all frames read have arrived."""
@@ -215,9 +215,14 @@ def _results(
 ) -> list[dict]:
     """COCO results of one image of `size` (height, width), box and mask in one entry."""
     batch = jax.tree.map(lambda leaf: leaf[None], found)
-    rules = {"paste": options.paste, "inclusive_boxes": options.inclusive_boxes}
     boxes, masks = to_coco_results(
-        batch, [(1.0, 1.0)], [image_id], [size], classes.category_ids, **rules
+        batch,
+        np.ones((1, 2)),
+        [image_id],
+        [size],
+        classes.category_ids,
+        paste=options.paste,
+        inclusive_boxes=options.inclusive_boxes,
     )
     return [
         {**box, "segmentation": mask["segmentation"]}

@@ -136,7 +136,7 @@ def build_artifact(
     def model_inputs(decoded):
         return list(on_canvas(decoded, example, plan.canvas, options.picture_size))
 
-    paths = image_paths(options.calibration) if options.int8 else []
+    paths = image_paths(options.calibration or "") if options.int8 else []
     inputs = model_inputs(check_images(_val_images(config), plan.canvas, CHECK_IMAGES))
     reference = jax.jit(partial(predict, variables))
     check = partial(_check, reference, inputs, config.eval.score_threshold)
@@ -212,7 +212,7 @@ def _add_int8_onnx(
 ) -> None:
     image_input = artifact.inputs["images"]
     shape, dtype = image_input["shape"], image_input["dtype"]
-    feeds = [onnx.make_feeds(*pair, shape, dtype) for pair in calibration]
+    feeds = [onnx.make_feeds(images, sizes, shape, dtype) for images, sizes in calibration]
     feeds = [{name: feed[name] for name in artifact.inputs} for feed in feeds]
     content, cached = quantize.quantize_onnx(
         artifact.files["model.onnx"], feeds, calibrator=options.calibrator, cache=cache

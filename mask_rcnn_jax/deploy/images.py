@@ -38,10 +38,10 @@ def on_canvas(
     for image in images:
         if fixed_size is not None:
             image = cv2.resize(image, fixed_size[::-1], interpolation=cv2.INTER_LINEAR)
-        plan = resize_plan(*image.shape[:2], options)
+        plan = resize_plan(image.shape[0], image.shape[1], options)
         if plan.canvas != canvas:
             image = np.ascontiguousarray(np.rot90(image))
-            plan = resize_plan(*image.shape[:2], options)
+            plan = resize_plan(image.shape[0], image.shape[1], options)
         resized = resize_image(image, plan, options)
         yield resized[None], np.array([plan.size], np.int32)
 

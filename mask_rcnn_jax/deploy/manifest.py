@@ -100,7 +100,7 @@ def make_manifest(
         }
         manifest["detection"] = vars(detect_options(config))
         manifest["preprocessing"]["canvas"] = list(interface.canvas)
-        if interface.picture_size is not None:
+        if interface.picture_size is not None and interface.resized is not None:
             manifest["preprocessing"]["picture_size"] = list(interface.picture_size)
             manifest["preprocessing"]["resized_size"] = list(interface.resized)
     return manifest

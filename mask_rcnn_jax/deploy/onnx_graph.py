@@ -4,7 +4,7 @@ Values are referenced by name (str); numpy arrays passed instead become constant
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,19 +33,29 @@ class Graph:
         self,
         op_type: str,
         *inputs: str | np.ndarray,
-        outputs: int = 1,
         name: str = "",
-        **attributes,
-    ) -> str | list[str]:
-        """Append an operator and return its output name, or a list of names for several outputs."""
+        **attributes: Any,
+    ) -> str:
+        """Append an operator with one output and return the output's name."""
+        return self.op_with_outputs(op_type, *inputs, outputs=1, name=name, **attributes)[0]
+
+    def op_with_outputs(
+        self,
+        op_type: str,
+        *inputs: str | np.ndarray,
+        outputs: int,
+        name: str = "",
+        **attributes: Any,
+    ) -> list[str]:
+        """Append an operator and return the names of its outputs."""
         from onnx import helper
 
         self._count += 1
         name = name or f"{op_type}_{self._count}"
         results = [name] if outputs == 1 else [f"{name}:{i}" for i in range(outputs)]
-        inputs = [value if isinstance(value, str) else self.constant(value) for value in inputs]
-        self.nodes.append(helper.make_node(op_type, inputs, results, name=name, **attributes))
-        return results[0] if outputs == 1 else results
+        names = [value if isinstance(value, str) else self.constant(value) for value in inputs]
+        self.nodes.append(helper.make_node(op_type, names, results, name=name, **attributes))
+        return results
 
     def constant(self, value: np.ndarray, name: str = "") -> str:
         """Add a constant and return its name. Equal names or small equal values are shared."""
@@ -72,7 +82,10 @@ class Graph:
         return self.op("Slice", x, ints(start), ints(stop), ints(axis))
 
     def concat(self, *parts: str | np.ndarray, axis: int) -> str:
-        return parts[0] if len(parts) == 1 else self.op("Concat", *parts, axis=axis)
+        first, *more = parts
+        if isinstance(first, str) and not more:
+            return first
+        return self.op("Concat", *parts, axis=axis)
 
     def cast(self, x: str, dtype: str, name: str = "") -> str:
         """Cast to a dtype of onnx.TensorProto, such as "FLOAT"."""
@@ -87,7 +100,7 @@ class Graph:
     def top_k(self, x: str, count: int) -> list[str]:
         """Values and int64 indices of the largest elements on the last axis, in descending order;
         ties are sorted by index."""
-        return self.op("TopK", x, ints(count), axis=-1, largest=1, sorted=1, outputs=2)
+        return self.op_with_outputs("TopK", x, ints(count), axis=-1, largest=1, sorted=1, outputs=2)
 
     def pad_rows(self, x: str, shape: Sequence[int], count: int, dtype) -> str:
         """Pad x [B, shape[1], ...] with zero rows to [B, count, ...]."""

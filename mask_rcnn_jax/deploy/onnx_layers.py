@@ -23,6 +23,7 @@ class Extent:
         """int64 [B, 2] valid (rows, columns) of a map with this stride."""
         if stride not in self._cells:
             graph = self._graph
+            assert self.size is not None
             self._cells[stride] = graph.op(
                 "Div", graph.op("Add", self.size, ints(stride - 1)), ints(stride)
             )
@@ -231,7 +232,8 @@ def box_head(graph: Graph, params: dict, pooled: str, side: int) -> tuple[str, s
     x = dense(graph, x, params["fc1"], "fc1", by_channel.reshape(kernel.shape))
     x = graph.op("Relu", x)
     x = graph.op("Relu", dense(graph, x, params["fc2"], "fc2"))
-    return tuple(dense(graph, x, params[name], name) for name in ("cls_score", "bbox_pred"))
+    logits, deltas = (dense(graph, x, params[name], name) for name in ("cls_score", "bbox_pred"))
+    return logits, deltas
 
 
 def mask_head(graph: Graph, params: dict, pooled: str, side: int) -> str:

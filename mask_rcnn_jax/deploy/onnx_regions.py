@@ -154,12 +154,13 @@ class Regions:
         """[B, k, 4] shift of anchors `index`, which are spaced wider than on the whole canvas."""
         graph, stride = self._graph, STRIDES[level]
         cells = self.extent.cells(stride)
+        assert self.extent.size is not None
         extra = graph.op("Sub", graph.op("Div", self.extent.size, cells), ints(stride))
         extra = graph.op("Gather", graph.cast(extra, "FLOAT"), ints(1, 0, 1, 0), axis=1)
         row, column = self._anchor_cells(level)
         center = np.float32(self._model.anchors.center)
-        places = np.stack([column, row] * 2, axis=1).astype(np.float32) + center
-        places = graph.op("Gather", places, index, axis=0)
+        centers = np.stack([column, row] * 2, axis=1).astype(np.float32) + center
+        places = graph.op("Gather", centers, index, axis=0)
         return graph.op("Mul", places, graph.unsqueeze(extra, 1))
 
     def _decode(self, deltas: str, origin: str, weights: Sequence[float], limits: str) -> str:
@@ -183,10 +184,11 @@ class Regions:
         x1, y1, x2, y2 = (
             graph.op("Squeeze", graph.slice(boxes, i, i + 1, axis), ints(axis)) for i in range(4)
         )
-        return tuple(
+        width, height = (
             graph.op("Add", graph.op("Sub", high, low), floats(offset))
             for low, high in ((x1, x2), (y1, y2))
         )
+        return width, height
 
     def _larger_than(self, boxes: str, min_size: float) -> str:
         """bool [B, k]: true if both sides exceed `min_size`."""
@@ -239,7 +241,7 @@ class Regions:
         start = graph.slice(boxes, 0, 2, axis=1)
         length = graph.op("Sub", graph.slice(boxes, 2, 4, axis=1), start)
         image = np.repeat(np.arange(self._batch), rows).astype(np.int64)
-        total = None
+        total = ""
         for i, (features, stride) in enumerate(zip(maps, STRIDES, strict=False)):
             # The operator subtracts half a cell; compensate if the model does not.
             first = start
@@ -263,7 +265,7 @@ class Regions:
                 spatial_scale=1.0 / stride,
                 coordinate_transformation_mode="half_pixel",
             )
-            total = pooled if total is None else graph.op("Add", total, pooled)
+            total = graph.op("Add", total, pooled) if total else pooled
         return total
 
     def _crop_to_valid(self, features: Map, stride: int) -> str:

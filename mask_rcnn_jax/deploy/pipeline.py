@@ -8,14 +8,14 @@ import itertools
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 _END = object()
 
 
-def prefetch(items: Iterable, ahead: int) -> Iterator:
+def prefetch(items: Iterable, ahead: int) -> Generator:
     """Yield `items`, produced by a background thread up to `ahead` items in advance.
 
     The thread ends with the items or when the generator is closed; it then closes `items`, too, if
@@ -25,7 +25,8 @@ def prefetch(items: Iterable, ahead: int) -> Iterator:
     stop = threading.Event()
 
     def work() -> None:
-        iterator, last = iter(items), (_END, None)
+        iterator = iter(items)
+        last: tuple[Any, BaseException | None] = (_END, None)
         try:
             while not stop.is_set() and (item := next(iterator, _END)) is not _END:
                 ready.put((item, None))
@@ -63,7 +64,7 @@ def _drop(items: queue.Queue) -> None:
 
 def map_in_order(
     pool: ThreadPoolExecutor, function: Callable[[Any], Any], items: Iterable, ahead: int
-) -> Iterator:
+) -> Generator:
     """Apply `function` in a pool to up to `ahead` items at a time; yield results in order."""
     in_flight: deque = deque()
     try:
@@ -80,7 +81,7 @@ def map_in_order(
             items.close()
 
 
-def round_robin(sources: Iterable[Iterator], max_open: int) -> Iterator:
+def round_robin(sources: Iterable[Generator], max_open: int) -> Generator:
     """Yield one item at a time from up to `max_open` sources in turn, replacing exhausted ones."""
     sources = iter(sources)
     running = deque(itertools.islice(sources, max_open))

@@ -2,7 +2,7 @@
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -77,12 +77,13 @@ class Predictor:
         """Resize an image onto its canvas: all host work before the network."""
         if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8 or not image.size:
             raise ValueError(f"image is {image.dtype} {image.shape}, expected uint8 [H, W, 3] RGB")
-        plan = resize_plan(*image.shape[:2], self._options)
+        height, width = image.shape[:2]
+        plan = resize_plan(height, width, self._options)
         return PreparedImage(image, resize_image(image, plan, self._options), plan)
 
     def stream(
         self, images: Iterable[tuple[Any, PreparedImage]]
-    ) -> Iterator[tuple[Any, PreparedImage, Detections]]:
+    ) -> Generator[tuple[Any, PreparedImage, Detections]]:
         """Yield (key, image, detections) for (key, image) pairs, in order.
 
         Images on the same canvas share a batch. The device runs a batch while the next is gathered

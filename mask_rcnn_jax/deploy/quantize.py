@@ -52,7 +52,7 @@ def quantize_onnx(
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder) / "float.onnx", Path(folder) / "int8.onnx"
         source.write_bytes(model)
-        if not cached:
+        if ranges is None:
             ranges = _measure(source, feeds, calibrator)
             cache.parent.mkdir(parents=True, exist_ok=True)
             cache.write_text(json.dumps({"key": key, "calibrator": calibrator, "ranges": ranges}))

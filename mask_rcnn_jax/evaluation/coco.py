@@ -10,6 +10,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from pycocotools.coco import COCO
@@ -122,7 +123,8 @@ def split_results(results: list[dict]) -> tuple[list[dict] | None, list[dict] | 
     """
     if not results:
         return [], None
-    return tuple(results if key in results[0] else None for _, key in _TYPES.values())
+    bbox, segm = (results if key in results[0] else None for _, key in _TYPES.values())
+    return bbox, segm
 
 
 def score(
@@ -246,7 +248,7 @@ def _check_uniform(path: str | os.PathLike, results: list[dict], key: str) -> No
         raise ValueError(f"{path}: entry {first} has no {key!r}, but {count} others have")
 
 
-def _read_json(path: str | os.PathLike) -> object:
+def _read_json(path: str | os.PathLike) -> Any:
     with open(path, encoding="utf-8") as file:
         try:
             return json.load(file)

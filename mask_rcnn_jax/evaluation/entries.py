@@ -1,13 +1,14 @@
 """Validate and complete COCO annotations and results, which pycocotools does not do."""
 
 import math
+from typing import Any
 
 from pycocotools import mask as coco_mask
 
 from mask_rcnn_jax.rle import run_lengths
 
 
-def check_ground_truth(gt: object, source: str) -> None:
+def check_ground_truth(gt: Any, source: str) -> None:
     """Raise ValueError naming the missing key if the ground truth is not COCO."""
     for section, keys in (
         ("images", ("id",)),

@@ -118,7 +118,7 @@ def _font(text: str, size: int) -> ImageFont.FreeTypeFont:
 
 @functools.cache
 def _pillow_font(size: int) -> ImageFont.FreeTypeFont:
-    return ImageFont.load_default(size)
+    return ImageFont.load_default(size)  # type: ignore[return-value]
 
 
 @functools.cache

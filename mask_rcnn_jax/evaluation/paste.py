@@ -90,7 +90,7 @@ def _integer_axis_weights(
 ) -> tuple[range, np.ndarray]:
     """Like `_axis_weights`, by the integer rule."""
     # Float32 as in the original code: rounding decides which pixels are covered.
-    low, high = np.float32(low), np.float32(high)
+    low, high = np.float32(low), np.float32(high)  # type: ignore[assignment]
     if not math.isfinite(low) or not math.isfinite(high):
         return range(0), np.zeros((0, cells), np.float32)
     center = (high + low) * np.float32(0.5)

@@ -163,7 +163,8 @@ def _palette(size: int = 60) -> tuple[tuple[int, int, int], ...]:
     while len(chosen) < size:
         distance = np.minimum(distance, np.linalg.norm(lab - lab[chosen[-1]], axis=1))
         chosen.append(int(np.argmax(distance)))
-    return tuple(tuple(int(round(255 * float(c))) for c in rgb[i]) for i in chosen)
+    rows = np.round(255 * rgb[chosen].astype(np.float64)).astype(int)
+    return tuple((int(r), int(g), int(b)) for r, g, b in rows)
 
 
 def _trace(mask: np.ndarray, box: np.ndarray) -> list[np.ndarray]:

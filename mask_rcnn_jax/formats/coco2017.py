@@ -110,8 +110,15 @@ def _download_and_unpack(
 ) -> None:
     """Unpack the members of an archive whose names start with `prefix`."""
     logging.info("%s: %.1f GB", archive.url, archive.size / 1e9)
-    path, expected = folder / archive.name, {"md5": archive.md5, "size": archive.size}
-    download(archive.url, path, **expected, persistent=True, make_progress=make_progress)
+    path = folder / archive.name
+    download(
+        archive.url,
+        path,
+        md5=archive.md5,
+        size=archive.size,
+        persistent=True,
+        make_progress=make_progress,
+    )
     unpack(path, folder, prefix=prefix, make_progress=make_progress)
 
 

@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -34,7 +35,10 @@ from mask_rcnn_jax.data.records import (
 from mask_rcnn_jax.formats.disk import check_room
 from mask_rcnn_jax.formats.download import ProgressFactory
 
-tfds = import_tfds()
+if TYPE_CHECKING:
+    import tensorflow_datasets as tfds
+else:
+    tfds = import_tfds()
 SHARD_BYTES = 256 << 20  # few enough files for a network disk, many enough to copy in parallel
 _DESCRIPTION = "Images with instance masks, in COCO's format."
 
@@ -88,7 +92,7 @@ def prepare_tfds(
     return directory
 
 
-class CocoInstances(tfds.core.ShardBasedBuilder, skip_registration=True):
+class CocoInstances(tfds.core.ShardBasedBuilder, skip_registration=True):  # type: ignore[call-arg]
     """Builder for splits with the same classes; label k - 1 is class k."""
 
     name = NAME
@@ -138,7 +142,7 @@ class CocoInstances(tfds.core.ShardBasedBuilder, skip_registration=True):
             disable_shuffling=True,
         )
 
-    def _shard_iterators_per_split(self, dl_manager) -> dict[str, list[Callable]]:
+    def _shard_iterators_per_split(self, dl_manager) -> dict[str, list[partial]]:
         del dl_manager
         shards = {}
         for split, dataset in self._sets.items():

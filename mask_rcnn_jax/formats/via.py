@@ -1,6 +1,7 @@
 """Read VGG Image Annotator annotations (VIA 1 and 2), one json for all images."""
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -119,7 +120,7 @@ def _only_attribute(path: Path, entries: list[dict]) -> str:
     return names[0]
 
 
-def _label(region: dict, attribute: str, where: str) -> str:
+def _label(region: dict, attribute: str | None, where: str) -> str:
     value = region.get("region_attributes", {}).get(attribute)
     if isinstance(value, dict):  # check boxes
         ticked = [name for name, on in value.items() if on]
@@ -139,7 +140,7 @@ def _outline(region: dict, where: str) -> list[list[float]]:
     try:
         values = [np.asarray(shape[name], np.float64) for name in OUTLINE_KEYS[kind]]
         angle = float(shape.get("theta", 0.0))
-        if not all(np.isfinite(value).all() for value in [*values, angle]):
+        if not (math.isfinite(angle) and all(np.isfinite(value).all() for value in values)):
             raise ValueError
         if kind == "polygon":
             return np.stack(values, axis=1).tolist()

@@ -1,6 +1,6 @@
 """Build a model from a config and initialize its variables."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -48,7 +48,7 @@ PARTS = {
     "mask_targets": MaskTargets,
 }
 # Sections whose `name` selects the builder, built in or `package.module:function`.
-BUILDERS = {
+BUILDERS: dict[str, dict[str, Callable]] = {
     "backbone": {"resnet": ResNet},
     "box_head": {"two_fc": BoxHead},
     "mask_head": {"four_conv": MaskHead},
@@ -67,7 +67,7 @@ def default_sections() -> dict[str, dict[str, Any]]:
 
 def describe(config: parts.Section) -> dict[str, parts.Entry]:
     """Return the entries in every section of `config.model`, by "section.entry"."""
-    sections = dict(PARTS)
+    sections: dict[str, Callable] = dict(PARTS)
     found = {}
     for section, builders in BUILDERS.items():
         name = config[section]["name"]

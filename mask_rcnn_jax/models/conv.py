@@ -75,7 +75,7 @@ class RoIConv(Conv):
     """`Conv` over RoIs that skips padding rows on a CPU."""
 
     @nn.compact
-    def __call__(self, x: jax.Array, valid: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, valid: jax.Array) -> jax.Array:  # type: ignore[override]
         """Map [N, H, W, C] to [N, h, w, features]; rows not in `valid` [N] are unspecified.
 
         Gradients must be zero for invalid rows.

@@ -1,6 +1,6 @@
 """Feature pyramid (Lin et al., "Feature Pyramid Networks", 2017)."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ class FPN(nn.Module):
     """
 
     channels: int = 256
-    init: Literal["glorot", "xavier_fill", "linear"] = "xavier_fill"
+    init: Literal["glorot", "xavier_fill", "linear"] = "xavier_fill"  # type: ignore[assignment]
     dtype: DTypeLike = jnp.float32
 
     @nn.compact
@@ -29,7 +29,9 @@ class FPN(nn.Module):
         """Convert maps at strides 4..32 to strides 4..64, zero outside the valid extent."""
 
         def conv(kernel: int, name: str) -> Conv:
-            options = dict(dtype=self.dtype, kernel_init=fan_init(self.init), name=name)
+            options: dict[str, Any] = dict(
+                dtype=self.dtype, kernel_init=fan_init(self.init), name=name
+            )
             return Conv(self.channels, (kernel, kernel), padding=kernel // 2, **options)
 
         pyramid, top_down = [], None

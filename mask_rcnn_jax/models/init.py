@@ -35,7 +35,7 @@ def dense(
     if init == "linear":
         bound = x.shape[-1] ** -0.5
 
-        def bias_init(key, shape, dtype=jnp.float32):
+        def bias_init(key, shape, dtype=jnp.float32):  # type: ignore[misc]
             return jax.random.uniform(key, shape, dtype, -bound, bound)
 
     kernel_init = fan_init(init) if isinstance(init, str) else init

@@ -1,8 +1,9 @@
 """Mask R-CNN (He et al., 2017) on a feature pyramid."""
 
 import inspect
+from collections.abc import Callable
 from functools import partial, wraps
-from typing import no_type_check
+from typing import Any, no_type_check
 
 import jax
 import jax.numpy as jnp
@@ -127,10 +128,12 @@ class MaskRCNN(nn.Module):
         images: [B, H, W, 3] in 0..255, uint8 or float. image_sizes: [B, 2] (height, width).
         """
         pyramid, extent = self.pyramid(images, image_sizes, train=False)
-        proposals = self.propose(*self.rpn_head(pyramid), image_sizes, extent, train=False)
-        head = self.box_head(self.pool(pyramid, proposals.boxes, BOX_SIZE, extent))
-        detect = partial(detect, coder=self.box_coder, implementation=self.implementation)
-        boxes, scores, classes, valid = detect(*head, proposals, image_sizes)
+        logits, deltas = self.rpn_head(pyramid)
+        proposals = self.propose(logits, deltas, image_sizes, extent, train=False)
+        logits, deltas = self.box_head(self.pool(pyramid, proposals.boxes, BOX_SIZE, extent))
+        options: dict[str, Any] = dict(coder=self.box_coder, implementation=self.implementation)
+        selected = detect(logits, deltas, proposals, image_sizes, **options)
+        boxes, scores, classes, valid = selected
         logits = self.mask_head(self.pool(pyramid, boxes, MASK_SIZE, extent), classes)
         masks = jnp.where(valid[..., None, None], nn.sigmoid(logits), 0.0)
         return Detections(boxes=boxes, scores=scores, classes=classes, masks=masks, valid=valid)
@@ -162,7 +165,9 @@ class MaskRCNN(nn.Module):
         self, logits, deltas, image_sizes: jax.Array, extent: ValidExtent, *, train: bool
     ) -> Proposals:
         """Select proposals from the RPN head's outputs."""
-        options = dict(coder=self.box_coder, train=train, implementation=self.implementation)
+        options: dict[str, Any] = dict(
+            coder=self.box_coder, train=train, implementation=self.implementation
+        )
         anchors = self.anchor_grid(extent)
         return self.rpn.proposals(logits, deltas, image_sizes, anchors=anchors, **options)
 
@@ -174,8 +179,8 @@ class MaskRCNN(nn.Module):
     def roi_mask_targets(self, rois: SampledRoIs, batch: Batch) -> jax.Array:
         """Compute the RoIs' mask targets [B, R, 28, 28] in 0..1."""
         min_size = max(0.1, self.roi_align.min_size)
-        options = dict(min_size=min_size, implementation=self.implementation)
-        targets = partial(self.mask_targets, **options)
+        options: dict[str, Any] = dict(min_size=min_size, implementation=self.implementation)
+        targets: Callable = partial(self.mask_targets, **options)
         return jax.vmap(targets)(batch.targets, rois.boxes, rois.matched_idxs, batch.image_sizes)
 
     def pool(

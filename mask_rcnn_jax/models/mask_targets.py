@@ -1,7 +1,7 @@
 """Mask targets for foreground RoIs, by each recipe's rule."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -49,6 +49,6 @@ class MaskTargets:
         crops = mask_ops.mask_targets(*sources, aligned=self.aligned)
         if self.kind == "crops":
             return crops
-        options = dict(min_size=min_size, implementation=implementation)
+        options: dict[str, Any] = dict(min_size=min_size, implementation=implementation)
         filled, has_polygons = polygon_mask_targets(targets.polygons, rois, matched_idxs, **options)
         return jnp.where(has_polygons[:, None, None], filled, crops)

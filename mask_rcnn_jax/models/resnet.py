@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -42,8 +42,8 @@ def make_norm(norm: str, eps: float, dtype: DTypeLike, train: bool):
     if eps <= 0:
         raise ValueError(f"norm_eps is {eps}, expected above 0, such as 1e-5, with norm={norm}")
     if norm in ("batch", "affine"):
-        stored, options = norm == "affine" or not train, dict(epsilon=eps, dtype=dtype)
-        return partial(nn.BatchNorm, use_running_average=stored, momentum=0.9, **options)
+        options: dict[str, Any] = dict(momentum=0.9, epsilon=eps, dtype=dtype)
+        return partial(nn.BatchNorm, use_running_average=norm == "affine" or not train, **options)
     if norm == "group":
         return partial(nn.GroupNorm, num_groups=32, epsilon=eps, dtype=dtype)
     raise ValueError(f"norm is {norm!r}, expected 'frozen', 'affine', 'batch' or 'group'")
@@ -132,7 +132,7 @@ class ResNet(nn.Module):
         def conv_norm(x, width, kernel, stride, conv, norm):
             """Apply a convolution and norm with these names."""
             padding = "SAME" if self.padding == "same" else kernel // 2
-            options = dict(use_bias=False, dtype=self.dtype, kernel_init=he_fan_out)
+            options: dict[str, Any] = dict(use_bias=False, dtype=self.dtype, kernel_init=he_fan_out)
             conv = Conv(width, (kernel, kernel), stride, padding, name=conv, **options)
             norm = make_layer(name=norm)
             x = x if kernel == 1 else mask(x)

@@ -1,6 +1,6 @@
 """Second-stage heads (He et al., "Mask R-CNN", 2017)."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,8 @@ class BoxHead(nn.Module):
         x = nn.relu(dense(x, self.channels, self.fc_init, "fc2", self.dtype))
         x = x.astype(jnp.float32)
         rows = self.num_classes + 1
-        class_init = box_init = self.predictor_init
+        class_init: Any = self.predictor_init
+        box_init = class_init
         if self.predictor_init == "normal":
             class_init, box_init = nn.initializers.normal(0.01), nn.initializers.normal(0.001)
         logits = dense(x, rows, class_init, "cls_score")
@@ -71,7 +72,7 @@ class MaskHead(nn.Module):
         classes = classes.reshape(-1)
         x = roi_features.reshape(batch * rois, *roi_features.shape[2:])
         valid = classes > 0
-        options = dict(padding=1, kernel_init=he_fan_out, dtype=self.dtype)
+        options: dict[str, Any] = dict(padding=1, kernel_init=he_fan_out, dtype=self.dtype)
         for i in range(1, 5):
             x = nn.relu(RoIConv(self.channels, (3, 3), name=f"mask_fcn{i}", **options)(x, valid))
         x = nn.relu(UpConv(self.channels, self.dtype, he_fan_out_up, name="mask_deconv")(x, valid))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ class RPNHead(nn.Module):
     @nn.compact
     def __call__(self, pyramid: list[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
         """Return logits [B, A_l] and deltas [B, A_l, 4] per level, float32, in anchor order."""
-        options = dict(kernel_init=nn.initializers.normal(0.01), dtype=self.dtype)
+        options: dict[str, Any] = dict(kernel_init=nn.initializers.normal(0.01), dtype=self.dtype)
         conv = SparselyTrainedConv(self.channels, (3, 3), padding=1, name="conv", **options)
         objectness = Conv(self.anchors_per_cell, (1, 1), name="objectness_logits", **options)
         anchor_deltas = Conv(4 * self.anchors_per_cell, (1, 1), name="anchor_deltas", **options)
@@ -146,10 +146,10 @@ class RPN:
         best = partial(self._best_of_level, coder=coder, image_sizes=image_sizes)
         ks = [min(pre_nms_topk, level.shape[1]) for level in logits]
         widest = max(ks)
-        valid = anchors.valid or [None] * len(ks)
+        anchor_valid: Sequence[Any] = anchors.valid or [None] * len(ks)
         levels = [
             _pad_rows(*best(*level), widest)
-            for level in zip(logits, deltas, anchors.boxes, valid, ks, strict=True)
+            for level in zip(logits, deltas, anchors.boxes, anchor_valid, ks, strict=True)
         ]
         boxes, scores = (jnp.stack(arrays, axis=1) for arrays in zip(*levels, strict=True))
         batch, num_levels = scores.shape[:2]  # boxes [B, L, k, 4], scores [B, L, k]

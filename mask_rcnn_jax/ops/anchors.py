@@ -69,8 +69,9 @@ class AnchorGrid:
             x, y = self.sides(extent.canvas, stride, size, offset)
             if self.stride == "map" and extent.size is not None:
                 extra = extent.size // extent.cells(stride) - stride  # [2] (y, x)
-                x, y = self._spread(x, extra[1]), self._spread(y, extra[0])
-            levels.append(_boxes_between(x, y))
+                levels.append(_boxes_between(self._spread(x, extra[1]), self._spread(y, extra[0])))
+            else:
+                levels.append(_boxes_between(x, y))
         # Barrier: otherwise XLA recomputes the anchors for every ground-truth box.
         boxes = lax.optimization_barrier(levels)
         return Anchors(boxes, None if extent.size is None else self._valid(extent))

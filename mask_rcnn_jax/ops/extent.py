@@ -22,7 +22,7 @@ class ValidExtent:
 
     def cells(self, stride: int) -> jax.Array:
         """[2] valid (rows, columns) on a map with that stride; requires `size`."""
-        return -(-self.size // stride)
+        return -(-self.size // stride)  # type: ignore[operator]
 
     def mask(self, x: jax.Array) -> jax.Array:
         """Zero a map [B, h, w, C] outside the valid extent."""

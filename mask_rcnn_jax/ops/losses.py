@@ -6,7 +6,7 @@ without foreground has zero loss and gradients.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -90,12 +90,14 @@ def rpn_losses(
         batch_per_image: anchors to sample per image.
     """
     sampled = labels >= 0
-    counts = {
+    counts: dict[str, Any] = {
         "budget": labels.shape[0] * batch_per_image,
         "sampled": jnp.maximum(jnp.sum(sampled), 1),
     }
     box_error = _box_error(options.rpn_box_loss, options.rpn_box_beta)
-    objectness, box, start = 0.0, 0.0, 0
+    objectness: Any = 0.0
+    box: Any = 0.0
+    start = 0
     for level_logits, level_deltas in zip(logits, deltas, strict=True):
         level = slice(start, start + level_logits.shape[1])
         start = level.stop

@@ -8,6 +8,7 @@ This is the definition; the kernel in `pallas_kernels` gives the same result.
 """
 
 from functools import partial
+from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
@@ -46,7 +47,7 @@ def nms(
     """
     num = boxes.shape[1]
     max_out = num if max_out is None else min(max_out, num)
-    options = dict(iou_thresh=iou_thresh, max_out=max_out, offset=offset)
+    options: dict[str, Any] = dict(iou_thresh=iou_thresh, max_out=max_out, offset=offset)
 
     def load_kernel():
         from pallas_kernels import nms as kernels

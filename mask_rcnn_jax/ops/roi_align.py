@@ -11,7 +11,7 @@ definition; the kernel in `pallas_kernels` computes the same sum on GPUs that su
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -280,7 +280,7 @@ def xla_gather_sum(table: Float[Array, "pixels C"], *taps: Array) -> Float[Array
         return total
 
     if y_taps.shape[-1] <= MAX_UNROLLED:
-        total = 0.0
+        total: Any = 0.0
         for i in range(y_taps.shape[-1]):
             total = add_row(i, total)
     else:

@@ -158,12 +158,12 @@ def _count_objects(evaluation: COCOeval) -> np.ndarray:
 
 def _detection_scores(evaluation: COCOeval) -> tuple[np.ndarray, np.ndarray]:
     """Score [n] and correctness [n] of all non-ignored detections with a finite score."""
-    scores, is_true = [np.zeros(0)], [np.zeros(0, bool)]
+    all_scores, all_true = [np.zeros(0)], [np.zeros(0, bool)]
     for _, entry in image_entries(evaluation, 0):
         kept = ~entry["dtIgnore"][IOU_50].astype(bool)
-        scores.append(np.asarray(entry["dtScores"], np.float64)[kept])
-        is_true.append(entry["dtMatches"][IOU_50][kept] > 0)
-    scores, is_true = np.concatenate(scores), np.concatenate(is_true)
+        all_scores.append(np.asarray(entry["dtScores"], np.float64)[kept])
+        all_true.append(entry["dtMatches"][IOU_50][kept] > 0)
+    scores, is_true = np.concatenate(all_scores), np.concatenate(all_true)
     finite = np.isfinite(scores)
     return scores[finite], is_true[finite]
 

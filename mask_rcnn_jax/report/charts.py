@@ -5,7 +5,7 @@ dark scheme. Coordinates are in viewBox units; the page scales the viewBox to it
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from typing import NamedTuple
 
@@ -41,6 +41,7 @@ def pr_curves(analysis: Analysis) -> str:
     parts = [_axes(area, ticks, ticks, "Recall", "Precision")]
     parts.append('<text class="key" x="360" y="22">IoU</text>')
     parts.append('<text class="key" x="456" y="22" text-anchor="end">AP</text>')
+    assert analysis.precision is not None  # the page leaves the chart out without it
     rows = list(zip(analysis.iou_thresholds, analysis.precision, strict=True))
     for i, (iou, precision) in reversed(list(enumerate(rows))):
         # The strictest threshold is the faintest line.
@@ -160,7 +161,7 @@ def _axes(area: PlotArea, x_ticks, y_ticks, x_name: str, y_name: str) -> str:
     return "".join(parts)
 
 
-def _polyline(area: PlotArea, x: Sequence[float], y: Sequence[float], style: str) -> str:
+def _polyline(area: PlotArea, x: Iterable[float], y: Iterable[float], style: str) -> str:
     points = (area.to_viewbox(*pair) for pair in zip(x, y, strict=True))
     text = " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
     return f'<polyline {style} points="{text}"/>'

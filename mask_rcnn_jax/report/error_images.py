@@ -34,10 +34,11 @@ def draw_error(image: np.ndarray, error: DetectionError) -> tuple[str, str]:
     size = (max(1, round((x1 - x0) * scale)), max(1, round((y1 - y0) * scale)))
     method = cv2.INTER_CUBIC if scale > 1 else cv2.INTER_AREA
     crop = cv2.resize(image[y0:y1, x0:x1], size, interpolation=method)
-    return tuple(
+    truth, found = (
         _data_uri(_draw(crop, instances, (x0, y0, x1, y1), scale))
         for instances in (error.truth, error.detections)
     )
+    return truth, found
 
 
 def error_window(box: Sequence[float], height: int, width: int) -> tuple[int, int, int, int]:
@@ -77,7 +78,7 @@ def _draw(
         np.array(boxes).reshape(-1, 4),
         [instance.name for instance in visible],
         ["" if instance.score is None else f"{instance.score:.2f}" for instance in visible],
-        masks if all(mask is not None for mask in masks) else None,
+        None if any(mask is None for mask in masks) else masks,  # type: ignore[arg-type]
         np.array([ERROR_COLOR if instance.is_error else OTHER_COLOR for instance in visible], int),
     )
 
@@ -99,4 +100,4 @@ def _box_and_mask(
 def _data_uri(image: np.ndarray) -> str:
     bgr = cv2.cvtColor(image, cv2.COLOR_RGB2BGR)
     _, data = cv2.imencode(".jpg", bgr, [cv2.IMWRITE_JPEG_QUALITY, QUALITY])
-    return "data:image/jpeg;base64," + base64.b64encode(data).decode("ascii")
+    return "data:image/jpeg;base64," + base64.b64encode(data.tobytes()).decode("ascii")

@@ -12,7 +12,7 @@ Ties are ordered by decreasing object area.
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from pycocotools.cocoeval import COCOeval
@@ -56,7 +56,7 @@ def image_entries(evaluation: COCOeval, area: int) -> Iterator[tuple[int, dict]]
 
 
 def misses(
-    evaluation: COCOeval, iou: int, threshold: float, names: dict[int | str, str]
+    evaluation: COCOeval, iou: int, threshold: float, names: Mapping[int, str]
 ) -> list[DetectionError]:
     """Return the costliest misses, at most MAX_SHOWN.
 
@@ -84,7 +84,7 @@ def misses(
 
 
 def false_positives(
-    evaluation: COCOeval, iou: int, threshold: float, names: dict[int | str, str]
+    evaluation: COCOeval, iou: int, threshold: float, names: Mapping[int, str]
 ) -> list[DetectionError]:
     """Return the costliest false positives, at most MAX_SHOWN. Arguments as for `misses`."""
     found, nearest = [], {}
@@ -122,7 +122,7 @@ def _make_error(
     cost: float,
     note: str,
     threshold: float,
-    names: dict[int | str, str],
+    names: Mapping[int, str],
 ) -> DetectionError:
     image_id = annotation["image_id"]
     has_masks = evaluation.params.iouType == "segm"

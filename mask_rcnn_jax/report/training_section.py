@@ -25,7 +25,7 @@ def training_section(records: Sequence[dict]) -> str:
     charts = []
     for name in names:
         lines = (("training", "line", name), ("validation", "line2", f"val_{name}"))
-        charts.append(_chart(records, span, _LOSSES.get(name, name), lines))
+        charts.append(_chart(records, span, _LOSSES.get(name) or name, lines))
     if not any(charts):
         return ""
     charts.append(_chart(records, span, "Learning rate", (("learning rate", "line", "lr"),)))
@@ -54,7 +54,7 @@ def _chart(
 
 def _series(records: Sequence[dict], key: str) -> list[tuple[float, float]]:
     """(step, value) of each record with finite values for both, by increasing step."""
-    pairs = [(record.get("step"), record.get(key)) for record in records]
+    pairs = [(record["step"], record[key]) for record in records if {"step", key} <= record.keys()]
     return sorted(pair for pair in pairs if all(_is_number(value) for value in pair))
 
 

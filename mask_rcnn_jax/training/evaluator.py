@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -38,10 +39,8 @@ def detect(
     Every process works on its own batches and returns the results of all. Masks of one batch are
     encoded while the device works on the next.
     """
-    results, append = (
-        ([], []),
-        partial(_append_results, paste=paste, inclusive_boxes=inclusive_boxes),
-    )
+    results: tuple[list[dict], list[dict]] = ([], [])
+    append = partial(_append_results, paste=paste, inclusive_boxes=inclusive_boxes)
     progress = Progress("evaluated", num_images)
     pending, seen = None, 0
     for batch in batches:
@@ -55,10 +54,11 @@ def detect(
     if pending is not None:
         append(results, *pending, dataset)
     place = {record.id: index for index, record in enumerate(dataset.images)}
-    return tuple(
+    boxes, masks = (
         sorted(chain(*processes.gather(entries)), key=lambda entry: place[entry["image_id"]])
         for entries in results
     )
+    return boxes, masks
 
 
 def _append_results(
@@ -137,8 +137,8 @@ def draw_pictures(
     for batch in batches:
         detections = processes.all_rows(predict_step(variables, shard_batch(batch, mesh)))
         canvas = batch.images.shape[1:3]
-        drawn = batch.targets.replace(polygons=None)
-        batch = processes.all_rows(batch.replace(images=None, targets=drawn))
+        drawn = replace(batch.targets, polygons=None)
+        batch = processes.all_rows(replace(batch, images=None, targets=drawn))
         if jax.process_index() != 0:
             continue
         for row, index in enumerate(batch.image_index):

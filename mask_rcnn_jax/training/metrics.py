@@ -5,6 +5,7 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -33,8 +34,8 @@ class MetricWriter:
             resume_step: the last step that counts as done (0 at the start of training); records
                 of later steps are removed. None keeps them all.
         """
-        self._file = None
-        self._events = None
+        self._file: TextIO | None = None
+        self._events: Any = None
         if process_index != 0:
             return
         from tensorboardX import SummaryWriter

@@ -1,6 +1,7 @@
 """The jitted steps: train, validation loss and prediction, each one XLA program on all devices."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 from jax import lax
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from mask_rcnn_jax import parts
@@ -56,7 +57,7 @@ def make_train_step(
     model: MaskRCNN,
     tx: optax.GradientTransformation,
     schedule: optax.Schedule,
-    mesh: Mesh,
+    mesh: Mesh | AbstractMesh,
     *,
     loss: LossOptions,
     seed: int,
@@ -141,7 +142,7 @@ def make_loss_step(
 
     def step(variables: dict, batch: Batch):
         _, keys = _image_keys(seed, jnp.int32(0), batch)
-        outputs = model.apply(variables, batch, keys, train=False, method="forward_train")
+        outputs: Any = model.apply(variables, batch, keys, train=False, method="forward_train")
         terms = loss_terms(outputs, loss, model.rpn.batch_size_per_image)
         return lax.pmean(terms, "data")
 
@@ -194,7 +195,7 @@ def loss_terms(
         "loss/box_reg": options.box_reg_weight * box_reg,
         "loss/mask": options.mask_weight * mask,
     }
-    return {"loss/total": sum(terms.values()), **terms}
+    return {"loss/total": sum(terms.values()), **terms}  # type: ignore[dict-item]
 
 
 def loss_options(config: Mapping[str, Any]) -> LossOptions:
@@ -234,7 +235,7 @@ def random_flip(
         return image, targets.replace(boxes=boxes, masks=masks, polygons=polygons)
 
     images, targets = jax.vmap(one)(batch.images, batch.image_sizes, batch.targets, keys)
-    return batch.replace(images=images, targets=targets)
+    return replace(batch, images=images, targets=targets)
 
 
 def _image_keys(seed: int, step: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:

@@ -139,7 +139,7 @@ def identify(names: Sequence[str]) -> tuple[str, dict[str, str]]:
     raise ValueError(f"names of no known system: {listing(sorted(names))}; expected {known}")
 
 
-def _paths(names: list[str], source: Source) -> tuple[dict[str, str], list[str]]:
+def _paths(names: Sequence[str], source: Source) -> tuple[dict[str, str], list[str]]:
     """Return our path by name, and the names unknown to `source`."""
     paths, unknown, taken = {}, [], {}
     for name in names:

@@ -38,6 +38,7 @@ _PICKLE_MAGIC = (b"\x80", b"(", b"}", b"c")
 # Views may repeat elements (stride 0), but a small file must not exhaust memory that way.
 _MAX_REPEATED = 2**24
 _MAX_SAFETENSORS_HEADER = 100_000_000  # bytes, fixed by the format
+Read = Callable[[Storage], bytes | memoryview]  # returns the bytes of a storage
 
 
 def read_arrays(path: str | os.PathLike) -> dict[str, np.ndarray]:
@@ -152,8 +153,8 @@ def _member(archive: zipfile.ZipFile, name: str, size: int | None = None) -> byt
 
 def _read_pickle(path: str) -> dict[str, np.ndarray]:
     """Read a pickle of arrays, or the pickles and storages written by torch before 1.6."""
-    with open(path, "rb") as file:
-        data = file.read()
+    with open(path, "rb") as stored:
+        data = stored.read()
     file = io.BytesIO(data)
     unpickler = WeightUnpickler(file)
     tree = unpickler.load()
@@ -192,7 +193,7 @@ def _read_torch_legacy(data: bytes, file: io.BytesIO) -> dict[str, np.ndarray]:
     return _arrays_of(tree, lambda storage: memoryview(data)[places[storage.key]])
 
 
-def _arrays_of(tree: Any, read: Callable[[Storage], bytes] | None) -> dict[str, np.ndarray]:
+def _arrays_of(tree: Any, read: Read | None) -> dict[str, np.ndarray]:
     """Convert a pickled object's arrays, from the entry with the weights if there is one."""
     if not isinstance(tree, dict):
         raise ValueError("has no names, expected a dict of arrays by name")
@@ -221,7 +222,7 @@ def _records(tree: dict) -> dict[str, Tensor | NumpyArray]:
     }
 
 
-def _to_array(record: Tensor | NumpyArray, read: Callable[[Storage], bytes]) -> np.ndarray:
+def _to_array(record: Tensor | NumpyArray, read: Read | None) -> np.ndarray:
     """Copy a record of `WeightUnpickler` into a new array; half precision becomes float32.
 
     read: returns the little-endian bytes of a whole storage, exactly `numel` elements.
@@ -241,6 +242,7 @@ def _to_array(record: Tensor | NumpyArray, read: Callable[[Storage], bytes]) -> 
         raise ValueError(f"a tensor of shape {shape} repeats a storage of {length} elements")
     if not numel:
         return widened(np.zeros(shape, dtype))
+    assert read is not None  # a tensor has a storage, and `_read_pickle` allows none without `read`
     view = np.ndarray(
         shape,
         dtype,
@@ -257,7 +259,7 @@ def _numpy_to_array(record: NumpyArray) -> np.ndarray:
         raise ValueError(f"a numpy array of shape {shape} has {len(data)} bytes")
     if not data:
         return widened(np.zeros(shape, dtype))
-    return widened(np.frombuffer(data, dtype).reshape(shape, order=record.order).copy("C"))
+    return widened(np.frombuffer(data, dtype).reshape(shape, order=record.order).copy("C"))  # type: ignore[call-overload]
 
 
 def _checkpoint_in(folder: str) -> str:

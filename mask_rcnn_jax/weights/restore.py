@@ -78,7 +78,7 @@ def restore_config(
     return config, categories, checkpoint
 
 
-def load_variables(path: str | Path, config: ConfigDict) -> dict:
+def load_variables(path: str | os.PathLike, config: ConfigDict) -> dict:
     """Load {"params": ..., "batch_stats": ...} of a whole detector.
 
     Args:
@@ -151,6 +151,7 @@ def categories_of_weights(config: ConfigDict, variables: dict) -> list[dict]:
     Takes the names of the "val" set if their number is right, else COCO's, else numbers.
     """
     count = num_classes_in(variables)
+    assert count is not None  # `load_variables` refuses a backbone alone
     annotations = annotation_file(config.data, "val")
     if os.path.isfile(annotations):
         categories = load_categories(annotations, class_ids=config.data.class_ids)

@@ -1,5 +1,6 @@
 """Find the checkpoints of a run and read their parameters."""
 
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -8,7 +9,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 
-def has_checkpoint(workdir: str | Path) -> bool:
+def has_checkpoint(workdir: str | os.PathLike) -> bool:
     """Whether a workdir has a checkpoint to resume from; looks at names only."""
     return any(folder.name.isdigit() for folder in (Path(workdir) / "checkpoints").glob("*"))
 
@@ -24,7 +25,7 @@ class CheckpointPath(NamedTuple):
         return self.workdir / "checkpoints" / str(self.step)
 
 
-def find_checkpoint(path: str | Path) -> CheckpointPath:
+def find_checkpoint(path: str | os.PathLike) -> CheckpointPath:
     """Return the checkpoint at `WORKDIR/checkpoints/<step>`, or the latest one of a workdir.
 
     Raises ValueError if there is none.
@@ -43,7 +44,7 @@ def find_checkpoint(path: str | Path) -> CheckpointPath:
     return found
 
 
-def load_checkpoint(path: str | Path) -> dict:
+def load_checkpoint(path: str | os.PathLike) -> dict:
     """Load {"params": ..., "batch_stats": ...} as numpy arrays, without model or optimizer.
 
     path: as for `find_checkpoint`.

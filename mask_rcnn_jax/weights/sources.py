@@ -7,6 +7,7 @@ append array names ("weight", "bias", ...) to layer names.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 Rows = tuple[tuple[str, str], ...]
 
@@ -210,8 +211,8 @@ _NVIDIA_TF2: Rows = (
     ("mask_head/mask_fcn_logits", "mask_head/mask_predictor"),
 )
 
-_TF = {"parts": TF_PARTS, "norm_parts": TF_NORM_PARTS, "layout": "tf"}
-_CAFFE2_OPTIONS = {"parts": {"_w": "kernel"}, "unused": _CAFFE2_UNUSED}
+_TF: dict[str, Any] = {"parts": TF_PARTS, "norm_parts": TF_NORM_PARTS, "layout": "tf"}
+_CAFFE2_OPTIONS: dict[str, Any] = {"parts": {"_w": "kernel"}, "unused": _CAFFE2_UNUSED}
 
 SOURCES = {
     "torchvision": Source(

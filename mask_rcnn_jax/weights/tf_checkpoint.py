@@ -170,6 +170,7 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
 def _fields(message: bytes) -> dict[int, list[Any]]:
     """Parse a protocol buffer to values by field number; nested messages stay bytes."""
     fields, position = {}, 0
+    value: int | bytes
     while position < len(message):
         tag, position = _varint(message, position)
         kind = tag & 7
@@ -248,7 +249,8 @@ def _zeros(power: int) -> np.ndarray:
         return _apply(_zeros(power - 1), _zeros(power - 1))
     bits = np.uint32(1) << np.arange(32, dtype=np.uint32)
     for _ in range(8):
-        bits = bits >> 1 ^ np.where(bits & 1, np.uint32(_CRC_POLYNOMIAL), np.uint32(0))
+        odd = np.where(bits & 1, np.uint32(_CRC_POLYNOMIAL), np.uint32(0))
+        bits = bits >> 1 ^ odd  # type: ignore[assignment]
     return bits
 
 

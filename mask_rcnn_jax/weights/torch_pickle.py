@@ -120,6 +120,12 @@ class WeightUnpickler(pickle._Unpickler):
         storages: the storages that the pickle's tensors refer to, by key.
     """
 
+    # Of the base class, which has no types.
+    stack: list
+    append: Callable[[Any], None]
+    pop_mark: Callable[[], list]
+    read: Callable[[int], bytes]
+
     def __init__(self, file: BinaryIO):
         # Python 2's strings are bytes, which latin1 preserves one to one.
         super().__init__(file, encoding="latin1")
@@ -192,7 +198,7 @@ class WeightUnpickler(pickle._Unpickler):
     def _refuse(self) -> None:
         raise ValueError("refused: the pickle uses an instruction that no weights file needs")
 
-    dispatch = pickle._Unpickler.dispatch | {
+    dispatch = pickle._Unpickler.dispatch | {  # type: ignore[assignment]
         opcode[0]: instruction
         for opcodes, instruction in (
             ((pickle.REDUCE, pickle.NEWOBJ), _call),
@@ -205,9 +211,9 @@ class WeightUnpickler(pickle._Unpickler):
             ((pickle.EXT1, pickle.EXT2, pickle.EXT4), _refuse),
             ((pickle.NEXT_BUFFER, pickle.READONLY_BUFFER), _refuse),
             # Read sets as lists: hashing deeply nested elements can exhaust the C stack.
-            ((pickle.EMPTY_SET,), pickle._Unpickler.load_empty_list),
-            ((pickle.ADDITEMS,), pickle._Unpickler.load_appends),
-            ((pickle.FROZENSET,), pickle._Unpickler.load_list),
+            ((pickle.EMPTY_SET,), pickle._Unpickler.load_empty_list),  # type: ignore[attr-defined]
+            ((pickle.ADDITEMS,), pickle._Unpickler.load_appends),  # type: ignore[attr-defined]
+            ((pickle.FROZENSET,), pickle._Unpickler.load_list),  # type: ignore[attr-defined]
         )
         for opcode in opcodes
     }
