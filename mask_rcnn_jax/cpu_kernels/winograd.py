@@ -2,7 +2,19 @@
 
 Winograd's minimal filtering F(2x2, 3x3), as in Lavin and Gray, Fast Algorithms for Convolutional
 Neural Networks, section 4.1: the four outputs of a tile from sixteen products of sums of inputs and
-sums of weights, for thirty-six. Rounding errors are no larger than those of XLA's convolution.
+sums of weights, for thirty-six.
+
+Rounding: an output is made of nine sums of C products whose variances add up to 25 C, in place of
+one sum of 9 C products. With u = 2^-24 the unit roundoff, and with independent inputs and weights
+of mean 0 and variance 1, the root mean square error is at most
+
+    u / sqrt(3) * sqrt(25 (C^2 + 10 C))    here, 10 C for the sums before and after the products,
+    u / sqrt(3) * 9 C                      for the direct convolution,
+
+in whatever order a processor adds. The order decides which of the two is better. Measured against
+float64 for 256 channels: 5e-7 of the root mean square output, which is 1.3 times the error of XLA's
+convolution on a processor with AVX-512 (1.6 times behind a ReLU; 1.7 and 2.1 times for 512
+channels) and 0.7 times with only AVX2 (0.8; 0.9 and 1.1).
 """
 
 from collections.abc import Sequence

@@ -1,5 +1,7 @@
 """Convolution against loops in numpy, and its gradients against those that JAX derives."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ from jax import lax
 
 from mask_rcnn_jax.cpu_kernels import convolution, winograd
 from mask_rcnn_jax.cpu_kernels.convolution import conv, kernel_gradient
+from tests.helpers import UNIT_ROUNDOFF, assert_within, rounding_bound
 
 ONE = ((1, 1), (1, 1))
 # Map, kernel, features in and out, stride, padding: blocks of one row, of several, an uneven rest.
@@ -45,37 +48,70 @@ def by_loops(x, kernel, stride, padding):
     return out
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_values(case):
+def bounds(x, kernel, stride, padding, grad):
+    """Rounding bounds of the output and, for this gradient of it, of both gradients.
+
+    The same programs run on absolute values, so that their results are the magnitudes; Winograd's
+    sums of inputs, weights and products add at most 10 roundings to those of the long sum.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("OF_INPUT", "OF_KERNEL", "OF_OUTPUT"):
+            patch.setattr(winograd, name, np.abs(getattr(winograd, name)))
+        out, pull = jax.vjp(
+            lambda x, kernel: conv(x, kernel, None, stride, padding), abs(x), abs(kernel)
+        )
+        magnitudes = [out, *pull(abs(grad))]
+    terms = [kernel[..., 0].size, kernel[:, :, 0].size, out[..., 0].size]
+    return [
+        rounding_bound(count + 10, np.asarray(magnitude))
+        for count, magnitude in zip(terms, magnitudes, strict=True)
+    ]
+
+
+@functools.cache
+def bounds_of(case, few, with_winograd):
     x, kernel, stride, padding = problem(case)
-    expected = by_loops(x, kernel, stride, padding)
-    np.testing.assert_allclose(
-        conv(x, kernel, None, stride, padding), expected, rtol=1e-5, atol=1e-5
-    )
+    out = jax.eval_shape(lambda x, k: conv(x, k, None, stride, padding), x, kernel)
+    return bounds(x, kernel, stride, padding, output_gradient(out.shape, few))
+
+
+def output_gradient(shape, few):
+    rng = np.random.default_rng(1)
+    grad = rng.normal(size=shape).astype(np.float32)
+    return grad * (rng.uniform(size=(*shape[:3], 1)) < 0.3) if few else grad
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_values(case, with_winograd=False):
+    x, kernel, stride, padding = problem(case)
+    out = conv(x, kernel, None, stride, padding)
+    bound = bounds_of(case, False, with_winograd)[0]
+    assert_within(out, by_loops(x, kernel, stride, padding), bound)
 
 
 @pytest.mark.parametrize("few", [False, True])
 @pytest.mark.parametrize("positions", [1, 12, 1024])
 @pytest.mark.parametrize("case", CASES)
-def test_gradients(case, positions, few, monkeypatch):
+def test_gradients(case, positions, few, monkeypatch, with_winograd=False):
     """The convolution is linear in each argument, so differences are exact but for rounding."""
     name = "SPARSE_BLOCK_POSITIONS" if few else "BLOCK_POSITIONS"
     monkeypatch.setattr(convolution, name, positions)
     x, kernel, stride, padding = problem(case)
     out, pull = jax.vjp(lambda x, kernel: conv(x, kernel, None, stride, padding, few), x, kernel)
-    rng = np.random.default_rng(1)
-    grad = rng.normal(size=out.shape).astype(np.float32)
-    if few:
-        grad *= rng.uniform(size=(*out.shape[:3], 1)) < 0.3
-    of_x, of_kernel = map(np.asarray, pull(jnp.asarray(grad)))
+    grad = output_gradient(out.shape, few)
+    of_x, of_kernel = (np.float64(part) for part in pull(jnp.asarray(grad)))
+    _, bound_of_x, bound_of_kernel = bounds_of(case, few, with_winograd)
+    rng = np.random.default_rng(2)
     for _ in range(3):
         dx, dk = (rng.normal(size=a.shape).astype(np.float32) for a in (x, kernel))
-        assert np.sum(of_x * dx) == pytest.approx(
-            np.sum(grad * by_loops(dx, kernel, stride, padding)), rel=1e-4, abs=1e-3
-        )
-        assert np.sum(of_kernel * dk) == pytest.approx(
-            np.sum(grad * by_loops(x, dk, stride, padding)), rel=1e-4, abs=1e-3
-        )
+        assert_within(
+            np.sum(of_x * dx), np.sum(grad * by_loops(dx, kernel, stride, padding)),
+            np.sum(bound_of_x * abs(dx)),
+        )  # fmt: skip
+        assert_within(
+            np.sum(of_kernel * dk), np.sum(grad * by_loops(x, dk, stride, padding)),
+            np.sum(bound_of_kernel * abs(dk)),
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("tiles", [1, 5, 512])
@@ -88,22 +124,20 @@ def test_with_fewer_multiplications(case, tiles, monkeypatch):
     monkeypatch.setattr(winograd, "MAX_TILES_WITHOUT_LOOP", 0 if tiles == 1 else 6)
     monkeypatch.setattr(winograd, "is_profitable", lambda *_: True)
     monkeypatch.setattr(convolution, "kernel_gradient", None)  # it is not to be used
-    test_values(case)
-    test_gradients(case, 1024, False, monkeypatch)
+    test_values(case, with_winograd=True)
+    test_gradients(case, 1024, False, monkeypatch, with_winograd=True)
 
 
-def test_fewer_multiplications_cost_no_precision():
-    """Errors against sums in float64, of as many channels as a pyramid has."""
+@pytest.mark.parametrize("channels", [64, 256])
+def test_rounding_with_fewer_multiplications(channels):
+    """winograd.py derives the bound, which holds for any order of the sums."""
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(1, 16, 16, 256)).astype(np.float32)
-    kernel = rng.normal(size=(3, 3, 256, 64)).astype(np.float32)
-    exact = by_loops(x, kernel, 1, ONE)
-    plain = lax.conv_general_dilated(
-        x, kernel, (1, 1), ONE, dimension_numbers=convolution.DIMENSIONS, precision="highest"
-    )
+    x = rng.normal(size=(1, 16, 16, channels)).astype(np.float32)
+    kernel = rng.normal(size=(3, 3, channels, 64)).astype(np.float32)
     ours = winograd.conv3x3(jnp.asarray(x), winograd.transform(jnp.asarray(kernel)), ONE)
-    ours_error, plain_error = (np.std(np.asarray(y) - exact) for y in (ours, plain))
-    assert ours_error < 1.1 * plain_error
+    error = np.asarray(ours) - by_loops(x, kernel, 1, ONE)
+    bound = UNIT_ROUNDOFF / np.sqrt(3) * np.sqrt(25 * (channels**2 + 10 * channels))
+    assert np.sqrt(np.mean(error**2)) < bound
 
 
 @pytest.mark.parametrize("shape", [(1, 128, 128, 256), (1, 32, 32, 256), (40, 14, 14, 256)])
@@ -128,11 +162,12 @@ def test_rows_that_nobody_reads_are_left_out(case, rows):
 
     out, pull = jax.vjp(lambda x, k: conv(x, k, jnp.asarray(valid), stride, padding), x, kernel)
     plain, plain_pull = jax.vjp(lambda x, k: conv(x, k, None, stride, padding), x, kernel)
-    np.testing.assert_allclose(out[valid], plain[valid], rtol=1e-5, atol=1e-5)
     grad = rng.normal(size=out.shape) * valid[:, None, None, None]
     grad = jnp.asarray(grad, jnp.float32)
-    for mine, theirs in zip(pull(grad), plain_pull(grad), strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-4)
+    bound, *gradient_bounds = bounds(x, kernel, stride, padding, grad)
+    assert_within(out[valid], plain[valid], 2 * bound[valid])
+    for mine, theirs, bound in zip(pull(grad), plain_pull(grad), gradient_bounds, strict=True):
+        assert_within(mine, theirs, 2 * bound)
 
 
 def test_a_cpu_computes_nothing_where_no_row_is_live():
@@ -162,18 +197,15 @@ def test_sums_of_bfloat16_are_made_in_float32():
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_gradients_are_those_of_the_plain_convolution(dtype):
     x, kernel, stride, padding = problem("3x3, stride 2", np.float32)
-    args = x.astype(dtype), kernel.astype(dtype)
-
-    def total(function, x, kernel):
-        return jnp.sum(jnp.sin(function(x, kernel).astype(jnp.float32)))
-
-    ours = jax.grad(total, argnums=(1, 2))(lambda x, k: conv(x, k, None, stride, padding), *args)
-    plain = jax.grad(total, argnums=(1, 2))(
-        lambda x, k: convolution._conv(x, k, stride, padding), *args
-    )
-    tolerance = 1e-5 if dtype == jnp.float32 else 0.05
-    for mine, theirs in zip(ours, plain, strict=True):
+    x, kernel = x.astype(dtype), kernel.astype(dtype)
+    out, pull = jax.vjp(lambda x, k: conv(x, k, None, stride, padding), x, kernel)
+    _, plain_pull = jax.vjp(lambda x, k: convolution._conv(x, k, stride, padding), x, kernel)
+    grad = jnp.asarray(output_gradient(out.shape, False), dtype)
+    exact = (a.astype(jnp.float32) for a in (x, kernel))
+    _, *gradient_bounds = bounds(*exact, stride, padding, grad.astype(jnp.float32))
+    # Sums in float32, then one rounding to eight bits of bfloat16, on either side.
+    half = 0.0 if dtype == jnp.float32 else 2.0**-8
+    for mine, theirs, bound in zip(pull(grad), plain_pull(grad), gradient_bounds, strict=True):
         assert mine.dtype == dtype
-        np.testing.assert_allclose(
-            np.float32(mine), np.float32(theirs), rtol=tolerance, atol=tolerance
-        )
+        mine, theirs = np.float32(mine), np.float32(theirs)
+        assert_within(mine, theirs, 2 * bound + half * (abs(theirs) + bound))
