@@ -1,4 +1,4 @@
-"""Shared by the tests: random inputs, rounding bounds, comparisons of trees, reference data."""
+"""Shared by the tests: random inputs, comparisons of trees, reference data."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,6 @@ import jax
 import numpy as np
 import pytest
 
-UNIT_ROUNDOFF = 2.0**-24  # largest relative error of one float32 operation
 SHARED = Path(
     os.environ.get("MASK_RCNN_SHARED") or Path(__file__).resolve().parents[1] / ".." / "shared"
 )
@@ -26,36 +25,6 @@ def random_boxes(rng: np.random.Generator, n: int, size: float = 100.0) -> np.nd
     corner = rng.uniform(0.0, 0.7 * size, (n, 2))
     side = rng.uniform(0.05 * size, 0.3 * size, (n, 2))
     return np.concatenate([corner, corner + side], axis=1).astype(np.float32)
-
-
-def rounding_bound(operations: int, magnitude: np.ndarray | float) -> np.ndarray | float:
-    """Largest error of a float32 result, whatever the order of its operations.
-
-    XLA chooses kernels by the processor: how a sum is cut into blocks, and where a product and a
-    sum are rounded as one, differs between machines. This bound holds for all of them (Higham,
-    Accuracy and Stability of Numerical Algorithms, section 3.1), so a test that passes on one
-    machine passes on another.
-
-    Args:
-        operations: roundings on the longest way from an input to the result, n for a sum of n
-            products.
-        magnitude: sum of the absolute values of all terms that meet in the result.
-    """
-    return operations * UNIT_ROUNDOFF / (1 - operations * UNIT_ROUNDOFF) * magnitude
-
-
-def assert_within(actual, expected, bound, err_msg: str = "") -> None:
-    """No difference is larger than `bound`, a number or an array that broadcasts."""
-    actual, expected = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
-    assert actual.shape == expected.shape, f"{err_msg} {actual.shape}, expected {expected.shape}"
-    difference, bound = np.abs(actual - expected), np.broadcast_to(bound, actual.shape)
-    wrong = ~(difference <= bound)  # NaN too
-    if wrong.any():
-        at = np.unravel_index(np.argmax(np.where(wrong, difference - bound, -np.inf)), wrong.shape)
-        raise AssertionError(
-            f"{err_msg} {wrong.sum()} of {wrong.size} differ by more than rounding; at "
-            f"{tuple(map(int, at))} {actual[at]}, expected {expected[at]} +- {bound[at]:.3g}"
-        )
 
 
 def assert_tree_close(actual, expected, *, rtol: float = 0.0, atol: float = 0.0) -> None:

@@ -10,7 +10,7 @@ from jax import lax
 
 from mask_rcnn_jax.cpu_kernels import convolution, winograd
 from mask_rcnn_jax.cpu_kernels.convolution import conv, kernel_gradient
-from tests.helpers import UNIT_ROUNDOFF, assert_within, rounding_bound
+from tests.bounds import UNIT_ROUNDOFF, assert_within, rounding_bound
 
 ONE = ((1, 1), (1, 1))
 # Map, kernel, features in and out, stride, padding: blocks of one row, of several, an uneven rest.
@@ -203,8 +203,8 @@ def test_gradients_are_those_of_the_plain_convolution(dtype):
     grad = jnp.asarray(output_gradient(out.shape, False), dtype)
     exact = (a.astype(jnp.float32) for a in (x, kernel))
     _, *gradient_bounds = bounds(*exact, stride, padding, grad.astype(jnp.float32))
-    # Sums in float32, then one rounding to eight bits of bfloat16, on either side.
-    half = 0.0 if dtype == jnp.float32 else 2.0**-8
+    # Sums in float32, then one rounding to the eight bits of bfloat16, on either side.
+    half = 0.0 if dtype == jnp.float32 else 2 * 2.0**-8
     for mine, theirs, bound in zip(pull(grad), plain_pull(grad), gradient_bounds, strict=True):
         assert mine.dtype == dtype
         mine, theirs = np.float32(mine), np.float32(theirs)

@@ -3,6 +3,9 @@
 The reference ran on two images on a 256 x 384 canvas. Where the recipe in configs/coco.py departs
 from their code on purpose, the entries below set it back: no pre-NMS top-k (their limit only caps
 what NMS returns), and mask crops read without the half pixel.
+
+Stages behind a decision get the reference's own proposals: IoUs of 0.700001 are among them, and
+which boxes survive depends on the rounding of the stages before.
 """
 
 import importlib.util
@@ -19,16 +22,22 @@ from mask_rcnn_jax.data.resize import resize_image, resize_plan
 from mask_rcnn_jax.models import sampling
 from mask_rcnn_jax.models.build import build_model
 from mask_rcnn_jax.models.detect import detect_options
+from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.ops import matching
-from mask_rcnn_jax.structures import Batch, Targets
+from mask_rcnn_jax.structures import Batch, Proposals, Targets
 from mask_rcnn_jax.training.step import loss_options, loss_terms
 from mask_rcnn_jax.weights.convert import to_flax
+from tests.bounds import assert_within, kink_bound, network_bound, rounding_bound, sum_bound
 from tests.helpers import shared
+from tests.survivors import Survivors, pair_survivors
 
 XYXY = [1, 0, 3, 2]  # from y1, x1, y2, x2
 EVERYTHING = 100_000
 # More proposals than any recipe has: without optimisation they take longer to sort out.
 OPTIMISED = {"xla_backend_optimization_level": 1}
+SIDE = 384.0  # of the canvas; no coordinate is larger
+# Products per output: of the stem, of 3, 4, 6 and 3 blocks, of the pyramid, of the widest head.
+TERMS = 147 + sum(n * 14 * c for n, c in ((3, 64), (4, 128), (6, 256), (3, 512))) + 4352 + 14592
 
 
 def golden(name):
@@ -83,21 +92,36 @@ def test_resized_images(inputs):
     np.testing.assert_allclose(ours, expected["images"], atol=1e-4)
 
 
+def their_rpn_outputs():
+    """Logits and deltas of every level."""
+    expected = golden("eval")
+    logits = [expected[f"rpn_logits_P{k}"].reshape(2, -1) for k in range(2, 7)]
+    deltas = [expected[f"rpn_deltas_P{k}"].reshape(2, -1, 4)[..., XYXY] for k in range(2, 7)]
+    return logits, deltas
+
+
 @pytest.fixture(scope="module")
 def stages(variables, inputs):
     def run(model, images, sizes):
         pyramid, extent = model.pyramid(images, sizes, train=False)
         logits, deltas = model.rpn_head(pyramid)
-        proposals = model.propose(logits, deltas, sizes, extent, train=False)
-        roi_features = model.pool(pyramid, proposals.boxes, 7, extent)
-        return pyramid, logits, deltas, proposals, roi_features[:, :8], model.box_head(roi_features)
+        given = [[jnp.asarray(level) for level in levels] for levels in their_rpn_outputs()]
+        proposals, train_proposals = (
+            model.propose(*given, sizes, extent, train=train) for train in (False, True)
+        )
+        roi_features = model.pool(pyramid, golden("eval")["proposals"][..., XYXY], 7, extent)
+        return (
+            pyramid, logits, deltas, proposals, train_proposals, roi_features[:, :8],
+            model.box_head(roi_features),
+        )  # fmt: skip
 
     model = build_model(their_config().model)
     run_all = jax.jit(
         lambda v, *args: model.apply(v, *args, method=run), compiler_options=OPTIMISED
     )
     outputs = run_all(variables, *inputs)
-    names = ("pyramid", "logits", "deltas", "proposals", "roi_features", "box_head")
+    names = ("pyramid", "logits", "deltas", "proposals", "train_proposals", "roi_features",
+             "box_head")  # fmt: skip
     return dict(zip(names, jax.device_get(outputs), strict=True))
 
 
@@ -105,52 +129,44 @@ def stages(variables, inputs):
 def test_pyramid(stages, level):
     expected, ours = golden("eval"), stages["pyramid"][level - 2]
     stride = int(expected[f"P{level}_stride"])
-    np.testing.assert_allclose(
-        ours[:, ::stride, ::stride, :64], expected[f"P{level}_sub"], atol=1e-4, rtol=1e-4
-    )
-    np.testing.assert_allclose(
-        ours.mean(axis=(1, 2)), expected[f"P{level}_mean"], atol=1e-4, rtol=1e-4
-    )
+    theirs = expected[f"P{level}_sub"]
+    assert_within(ours[:, ::stride, ::stride, :64], theirs, network_bound(TERMS, theirs))
+    theirs = expected[f"P{level}_mean"]
+    assert_within(ours.mean(axis=(1, 2)), theirs, network_bound(TERMS, theirs))
 
 
 @pytest.mark.parametrize("level", range(2, 7))
 def test_rpn_head(stages, level):
+    for name, theirs in zip(("logits", "deltas"), their_rpn_outputs(), strict=True):
+        ours, theirs = stages[name][level - 2], theirs[level - 2]
+        assert_within(ours, theirs, network_bound(TERMS, theirs), name)
+
+
+@pytest.mark.parametrize("image", [0, 1])
+@pytest.mark.parametrize("phase", ["eval", "train"])
+def test_proposals(stages, phase, image):
+    name = "proposals" if phase == "eval" else "train_proposals"
+    scores = golden(phase)["proposal_scores" if phase == "eval" else "train_proposal_scores"]
+    theirs = Survivors(golden(phase)[name][image][:, XYXY], scores[image])
+    ours = Survivors(stages[name].boxes[image], stages[name].scores[image])
+    # Decoding has about ten roundings, of coordinates up to the side of the canvas.
+    close = dict(box_close=rounding_bound(20, 2 * SIDE), score_close=1e-6)
+    rows, their_rows = pair_survivors(ours, theirs, iou_thresh=0.7, **close)
+    np.testing.assert_allclose(ours.scores[rows], theirs.scores[their_rows], atol=1e-6)
+
+
+def test_box_head(stages):
     expected = golden("eval")
-    logits = expected[f"rpn_logits_P{level}"].reshape(2, -1)
-    deltas = expected[f"rpn_deltas_P{level}"].reshape(2, -1, 4)[..., XYXY]
-    np.testing.assert_allclose(stages["logits"][level - 2], logits, atol=1e-4, rtol=1e-4)
-    np.testing.assert_allclose(stages["deltas"][level - 2], deltas, atol=1e-4, rtol=1e-4)
-
-
-@pytest.fixture(scope="module")
-def order(stages):
-    """[2, 1000] our row of each of their proposals. Neighbours whose scores differ by less than the
-    two programs do may have changed places, nothing else."""
-    theirs, ours = golden("eval")["proposals"][..., XYXY], stages["proposals"].boxes
-    distance = np.abs(theirs[:, :, None] - ours[:, None]).max(axis=-1)
-    rows = distance.argmin(axis=-1)
-    assert np.abs(rows - np.arange(1000)).max() <= 1
-    return rows[..., None]
-
-
-def test_proposals(stages, order):
-    expected, proposals = golden("eval"), stages["proposals"]
-    np.testing.assert_allclose(proposals.scores, expected["proposal_scores"], atol=1e-5)
-    boxes = np.take_along_axis(proposals.boxes, order, axis=1)
-    np.testing.assert_allclose(boxes, expected["proposals"][..., XYXY], atol=1e-2)
-
-
-def test_box_head(stages, order):
-    expected = golden("eval")
-    np.testing.assert_allclose(
-        stages["roi_features"], expected["box_roi_features_first8"], atol=1e-3, rtol=1e-4
-    )
+    theirs = expected["box_roi_features_first8"]
+    # A sample is placed at up to a quarter of the side, with six roundings; from one cell of a map
+    # to the next is at most twice its largest value.
+    sampling = rounding_bound(2 * 6, SIDE / 4) * 2 * np.abs(theirs).max()
+    assert_within(stages["roi_features"], theirs, network_bound(TERMS, theirs) + sampling)
     logits, deltas = stages["box_head"]
-    logits = np.take_along_axis(logits, order, axis=1)
-    np.testing.assert_allclose(logits, expected["class_outputs"], atol=1e-3, rtol=1e-4)
+    theirs = expected["class_outputs"]
+    assert_within(logits, theirs, network_bound(TERMS, theirs))
     theirs = expected["box_outputs_first128"].reshape(2, 128, 91, 4)[..., XYXY]
-    deltas = np.take_along_axis(deltas, order[..., None], axis=1)[:, :128]
-    np.testing.assert_allclose(deltas, theirs, atol=1e-3, rtol=1e-4)
+    assert_within(deltas[:, :128], theirs, network_bound(TERMS, theirs))
 
 
 def test_detections(variables, inputs):
@@ -161,10 +177,27 @@ def test_detections(variables, inputs):
     )
     found, expected = jax.device_get(predict(variables, *inputs)), golden("eval")
     np.testing.assert_array_equal(found.valid.sum(axis=1), expected["num_detections"])
-    np.testing.assert_allclose(found.scores, expected["detection_scores"], atol=1e-4)
-    np.testing.assert_array_equal(found.classes, expected["detection_classes"])
-    np.testing.assert_allclose(found.boxes, expected["detection_boxes"][..., XYXY], atol=1e-2)
-    np.testing.assert_allclose(found.masks, expected["detection_masks"], atol=2e-3)  # theirs fp16
+    # The slopes of softmax, of the decoder, whose weights are 10, and of the masks' sigmoid.
+    logits, deltas, masks = (
+        network_bound(TERMS, expected[name]).max()
+        for name in ("class_outputs", "box_outputs_first128", "mask_outputs_selected")
+    )
+    for image in (0, 1):
+        ours = Survivors(found.boxes[image], found.scores[image], found.classes[image])
+        boxes, scores, classes = (
+            expected[f"detection_{name}"][image] for name in ("boxes", "scores", "classes")
+        )
+        theirs = Survivors(boxes[:, XYXY], scores, classes)
+        rows, their_rows = pair_survivors(
+            ours, theirs, iou_thresh=0.5, box_close=deltas / 10 * SIDE, score_close=logits / 2
+        )
+        scores = scores[their_rows]
+        assert_within(ours.scores[rows], scores, 2 * scores * (1 - scores) * logits)
+        half_of_float16 = 2.0**-12
+        assert_within(
+            found.masks[image][rows], expected["detection_masks"][image][their_rows],
+            masks / 4 + half_of_float16,
+        )  # fmt: skip
 
 
 def _highest_rows(key, labels, *, num, fg_fraction):
@@ -205,9 +238,14 @@ def training(variables, inputs):
         terms = loss_terms(outputs, loss_options(config), model.rpn.batch_size_per_image)
         return terms["loss/total"], (outputs, terms)
 
+    proposals = Proposals(
+        boxes=expected["train_proposals"][..., XYXY], scores=expected["train_proposal_scores"],
+        valid=np.ones((2, 1000), bool),
+    )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         replaced = SimpleNamespace(match_rois=matching.match_rois, sample=_highest_rows)
         patch.setattr(sampling, "matching", replaced)
+        patch.setattr(MaskRCNN, "propose", lambda *args, **options: proposals)
         gradient = jax.jit(jax.grad(loss_fn, has_aux=True), compiler_options=OPTIMISED)
         grads, (outputs, terms) = gradient(variables["params"])
     return jax.device_get((outputs, terms, grads))
@@ -225,9 +263,9 @@ def test_sampled_anchors_and_their_targets(training):
     score_targets = [expected[f"score_targets_{k}"].reshape(2, -1) for k in range(2, 7)]
     np.testing.assert_array_equal(outputs.sampled_labels, np.concatenate(score_targets, axis=1))
     box_targets = [expected[f"box_targets_{k}"].reshape(2, -1, 4) for k in range(2, 7)]
-    np.testing.assert_allclose(
-        outputs.anchor_deltas, np.concatenate(box_targets, axis=1)[..., XYXY], atol=1e-5
-    )
+    # Anchors are at least 22 pixels wide, weights 1.
+    bound = rounding_bound(2 * 8, 2 * SIDE / 22)
+    assert_within(outputs.anchor_deltas, np.concatenate(box_targets, axis=1)[..., XYXY], bound)
 
 
 @pytest.mark.parametrize("image", [0, 1])
@@ -235,11 +273,14 @@ def test_sampled_rois(training, image):
     """The order differs: rows are sorted by their boxes on both sides."""
     rois, expected = jax.tree.map(lambda leaf: leaf[image], training[0].rois), golden("train")
     boxes = expected["roi_boxes"][image][:, XYXY]
-    ours, theirs = np.lexsort(np.round(rois.boxes, 1).T), np.lexsort(np.round(boxes, 1).T)
-    np.testing.assert_allclose(rois.boxes[ours], boxes[theirs], atol=1e-2)
+    ours, theirs = np.lexsort(rois.boxes.T), np.lexsort(boxes.T)
+    np.testing.assert_array_equal(rois.boxes[ours], boxes[theirs])
     np.testing.assert_array_equal(rois.classes[ours], expected["roi_class_targets"][image][theirs])
     targets = expected["roi_encoded_box_targets"][image][:, XYXY]
-    np.testing.assert_allclose(rois.deltas[ours], targets[theirs], atol=1e-3)
+    # Weights of 10; about six roundings, of coordinates up to the side of the canvas.
+    sides = np.tile(rois.boxes[:, 2:] - rois.boxes[:, :2] + 1, 2)
+    bound = rounding_bound(2 * 6, 10 * SIDE / sides)
+    assert_within(rois.deltas[ours], targets[theirs], bound[ours])
 
 
 LOSSES = {"rpn_cls": "rpn_score_loss", "rpn_box": "rpn_box_loss", "box_cls": "fast_rcnn_class_loss",
@@ -249,7 +290,7 @@ LOSSES = {"rpn_cls": "rpn_score_loss", "rpn_box": "rpn_box_loss", "box_cls": "fa
 @pytest.mark.parametrize("name", LOSSES)
 def test_losses(training, name):
     expected = float(golden("train")[f"loss_{LOSSES[name]}"])
-    assert float(training[1][f"loss/{name}"]) == pytest.approx(expected, rel=1e-4)
+    assert float(training[1][f"loss/{name}"]) == pytest.approx(expected, rel=sum_bound(TERMS))
 
 
 def _trained_kernels(variables):
@@ -269,6 +310,10 @@ def test_l2_loss(variables):
     assert 1e-4 * total / 2 == pytest.approx(expected, rel=1e-4)
 
 
+# A difference in any of at least 16 directions lies along the gradient by a quarter.
+NORMS = kink_bound(TERMS) / 4
+
+
 def test_gradient_norms(training, variables, weights):
     """Gradients with weight decay, parameter by parameter."""
     expected, grads = golden("train"), dict(jax.tree_util.tree_leaves_with_path(training[2]))
@@ -284,4 +329,6 @@ def test_gradient_norms(training, variables, weights):
     for name, norm in zip(expected["param_names"], expected["grad_norm_total"], strict=True):
         path = ours_of[str(name)]
         grad = grads[path] + (1e-4 * kernels[path] if path in kernels else 0.0)
-        assert float(np.linalg.norm(grad)) == pytest.approx(float(norm), rel=1e-3), name
+        assert float(np.linalg.norm(grad)) == pytest.approx(float(norm), rel=kink_bound(TERMS)), (
+            name
+        )

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from mask_rcnn_jax.ops import boxes as box_ops
+from tests.bounds import assert_within, decoding_bound, encoding_bound, rounding_bound
 from tests.helpers import assert_finite_with_grad, random_boxes, shared
 
 pairwise_iou = jax.jit(box_ops.pairwise_iou, static_argnames="offset")
@@ -51,7 +52,8 @@ def test_iou_equals_slow_oracle(offset):
 def test_iou_equals_torchvision():
     golden = np.load(shared("goldens/torchvision/ops.npz"))
     iou = pairwise_iou(jnp.asarray(golden["iou_a"]), jnp.asarray(golden["iou_b"]))
-    np.testing.assert_allclose(iou, np.nan_to_num(golden["iou"]), atol=1e-6)
+    # Sixteen roundings on either side: of sides, areas, their sum and the division.
+    assert_within(iou, np.nan_to_num(golden["iou"]), rounding_bound(2 * 16, 1.0))
 
 
 def test_degenerate_boxes_have_finite_values_and_gradients():
@@ -64,23 +66,28 @@ def test_degenerate_boxes_have_finite_values_and_gradients():
         assert_finite_with_grad(decode, first, second)
 
 
-@pytest.mark.parametrize("function", [box_ops.encode, box_ops.decode])
-def test_coder_jit_equals_eager(function):
+def test_coder_jit_equals_eager():
     rng = np.random.default_rng(2)
-    a, b = jnp.asarray(random_boxes(rng, 9)), jnp.asarray(random_boxes(rng, 9))
-    np.testing.assert_allclose(jax.jit(function)(a, b), function(a, b), rtol=1e-5, atol=1e-6)
+    boxes, anchors = random_boxes(rng, 9), random_boxes(rng, 9)
+    deltas = box_ops.encode(jnp.asarray(boxes), jnp.asarray(anchors))
+    assert_within(encode(boxes, anchors), deltas, 2 * encoding_bound(boxes, anchors))
+    eager = box_ops.decode(deltas, jnp.asarray(anchors))
+    assert_within(decode(deltas, anchors), eager, 2 * decoding_bound(deltas, anchors))
 
 
 def test_encode_by_hand():
     anchor = jnp.array([10.0, 20.0, 20.0, 40.0])  # centre (15, 30), 10 wide, 20 high
     box = jnp.array([13.0, 20.0, 33.0, 60.0])  # centre (23, 40), 20 wide, 40 high
     expected = [0.8, 0.5, np.log(2.0), np.log(2.0)]
-    np.testing.assert_allclose(encode(box, anchor), expected, rtol=1e-6)
-    weighted = encode(box, anchor, weights=(10.0, 10.0, 5.0, 5.0))
-    np.testing.assert_allclose(weighted, np.multiply(expected, [10, 10, 5, 5]), rtol=1e-6)
+    assert_within(encode(box, anchor), expected, encoding_bound(box, anchor))
+    weights = (10.0, 10.0, 5.0, 5.0)
+    bound = encoding_bound(box, anchor, weights)
+    assert_within(
+        encode(box, anchor, weights=weights), np.multiply(expected, [10, 10, 5, 5]), bound
+    )
     # Inclusive pixels: 11 x 21 about (15.5, 30.5), and 21 x 41 about (23.5, 40.5).
     inclusive = [8 / 11, 10 / 21, np.log(21 / 11), np.log(41 / 21)]
-    np.testing.assert_allclose(encode(box, anchor, offset=1.0), inclusive, rtol=1e-6)
+    assert_within(encode(box, anchor, offset=1.0), inclusive, encoding_bound(box, anchor))
 
 
 def test_decode_clamps_growth_to_62_5():
@@ -92,50 +99,56 @@ def test_decode_clamps_growth_to_62_5():
 @pytest.mark.parametrize("weights", [(1.0, 1.0, 1.0, 1.0), (10.0, 10.0, 5.0, 5.0)])
 def test_decode_inverts_encode(weights, offset):
     rng = np.random.default_rng(3)
-    boxes, anchors = jnp.asarray(random_boxes(rng, 50)), jnp.asarray(random_boxes(rng, 50))
-    deltas = encode(boxes, anchors, weights=weights, offset=offset)
+    boxes, anchors = random_boxes(rng, 50), random_boxes(rng, 50)
+    deltas = encode(jnp.asarray(boxes), jnp.asarray(anchors), weights=weights, offset=offset)
     back = decode(deltas, anchors, weights=weights, offset=offset)
-    np.testing.assert_allclose(back, boxes, atol=2e-5)
+    # What a delta is wrong by moves the box by as many sides of its anchor or of itself.
+    wrong = encoding_bound(boxes, anchors)
+    sides = [np.tile(b[:, 2:] - b[:, :2] + offset, 2) for b in (anchors, boxes)]
+    moved = wrong[:, [0, 1, 0, 1]] * sides[0] + wrong[:, [2, 3, 2, 3]] * sides[1]
+    assert_within(back, boxes, decoding_bound(deltas, anchors, weights) + moved)
 
 
 def test_coder_broadcasts_leading_axes():
     rng = np.random.default_rng(4)
-    anchors = jnp.asarray(random_boxes(rng, 6))
-    deltas = jnp.asarray(rng.normal(size=(2, 6, 3, 4)).astype(np.float32))
-    together = decode(deltas, anchors[None, :, None])
+    anchors = random_boxes(rng, 6)
+    deltas = rng.normal(size=(2, 6, 3, 4)).astype(np.float32)
+    wide = np.broadcast_to(anchors[None, :, None], deltas.shape)
+    bound = decoding_bound(deltas, wide)
+    together = np.asarray(decode(deltas, anchors[None, :, None]))
     assert together.shape == (2, 6, 3, 4)
-    alone = decode(deltas[1, :, 2], anchors)
-    np.testing.assert_allclose(together[1, :, 2], alone, rtol=1e-6, atol=1e-5)
+    assert_within(together[1, :, 2], decode(deltas[1, :, 2], anchors), 2 * bound[1, :, 2])
+    # Corners that are wrong by `bound` change a delta by as many sides.
     back = encode(together, anchors[None, :, None])
-    np.testing.assert_allclose(back, deltas, atol=1e-5)
+    sides = [np.tile(b[..., 2:] - b[..., :2], 2) for b in (wide, together)]
+    moved = 2 * bound / np.minimum(*sides)
+    assert_within(back, deltas, encoding_bound(together, wide) + moved)
 
 
 @pytest.mark.parametrize("name", ["1111", "10_10_5_5"])
 def test_coder_equals_torchvision(name):
     golden = np.load(shared("goldens/torchvision/ops.npz"))
     weights = tuple(float(c) for c in (name.split("_") if "_" in name else name))
-    anchors = jnp.asarray(golden["coder_anchors"])
-    deltas = encode(jnp.asarray(golden["coder_gt"]), anchors, weights=weights)
-    np.testing.assert_allclose(deltas, golden[f"encode_{name}"], rtol=1e-5, atol=1e-5)
-    per_class = jnp.asarray(golden[f"decode_in_{name}"].reshape(-1, 3, 4))
-    decoded = decode(per_class, anchors[:, None], weights=weights)
+    anchors, boxes = golden["coder_anchors"], golden["coder_gt"]
+    deltas = encode(jnp.asarray(boxes), jnp.asarray(anchors), weights=weights)
+    bound = 2 * encoding_bound(boxes, anchors, weights)
+    assert_within(deltas, golden[f"encode_{name}"], bound)
+    per_class = golden[f"decode_in_{name}"].reshape(-1, 3, 4)
+    decoded = decode(jnp.asarray(per_class), jnp.asarray(anchors)[:, None], weights=weights)
     expected = golden[f"decode_{name}"].reshape(-1, 3, 4)
-    np.testing.assert_allclose(decoded, expected, rtol=1e-5, atol=1e-4)
+    wide = np.broadcast_to(anchors[:, None], per_class.shape)
+    assert_within(decoded, expected, 2 * decoding_bound(per_class, wide, weights))
 
 
 def test_coder_equals_nvidia():
     golden = np.load(shared("goldens/nvidia_tf2/nv_train.npz"))
     swap = [1, 0, 3, 2]  # theirs are y before x
     fg = golden["roi_class_targets"] > 0
-    deltas = encode(
-        jnp.asarray(golden["roi_gt_boxes"][fg][:, swap]),
-        jnp.asarray(golden["roi_boxes"][fg][:, swap]),
-        weights=(10.0, 10.0, 5.0, 5.0),
-        offset=1.0,
-    )
-    np.testing.assert_allclose(
-        deltas, golden["roi_encoded_box_targets"][fg][:, swap], rtol=1e-5, atol=3e-6
-    )
+    boxes, rois = (golden[name][fg][:, swap] for name in ("roi_gt_boxes", "roi_boxes"))
+    weights = (10.0, 10.0, 5.0, 5.0)
+    deltas = encode(jnp.asarray(boxes), jnp.asarray(rois), weights=weights, offset=1.0)
+    expected = golden["roi_encoded_box_targets"][fg][:, swap]
+    assert_within(deltas, expected, 2 * encoding_bound(boxes, rois, weights))
 
 
 def test_clip_by_hand():

@@ -5,6 +5,7 @@ import pytest
 
 from mask_rcnn_jax.ops import losses
 from mask_rcnn_jax.ops.losses import LossOptions
+from tests.bounds import assert_within, rounding_bound, sum_bound
 from tests.helpers import assert_finite_with_grad, assert_tree_close, shared
 
 SWAP = [1, 0, 3, 2]  # NVIDIA's deltas are dy, dx, dh, dw
@@ -175,9 +176,11 @@ def test_padding_changes_nothing():
     value_and_grad = jax.jit(jax.value_and_grad(both, argnums=(0, 1)))
     few, few_grads = value_and_grad(*problem)
     many, many_grads = value_and_grad(*padded)
-    np.testing.assert_allclose(few, many, rtol=1e-6)
+    assert_within(few, many, rounding_bound(2 * 40, many))
     for alone, with_padding in zip(few_grads, many_grads, strict=True):
-        np.testing.assert_allclose(with_padding[:, :9], alone, rtol=1e-6)
+        # A probability less one: small where both are close.
+        bound = rounding_bound(2 * 20, np.abs(alone).max())
+        assert_within(with_padding[:, :9], alone, bound)
         np.testing.assert_array_equal(with_padding[:, 9:], 0.0)
 
 
@@ -211,13 +214,14 @@ def test_half_precision_inputs_are_summed_in_float32():
     half = box_losses(logits, deltas, *problem[2:], NVIDIA)
     full = box_losses(logits.astype(jnp.float32), deltas.astype(jnp.float32), *problem[2:], NVIDIA)
     assert {x.dtype for x in half} == {jnp.dtype(jnp.float32)}
-    assert_tree_close(half, full, rtol=1e-6)
+    assert_tree_close(half, full, rtol=rounding_bound(2 * 40, 1.0))
 
 
 def test_jit_equals_eager():
     problem = rpn_problem(np.random.default_rng(7))
     eager = losses.rpn_losses(*problem, NVIDIA, batch_per_image=BUDGET)
-    assert_tree_close(rpn_losses(*problem, NVIDIA, batch_per_image=BUDGET), eager, rtol=1e-6)
+    jitted = rpn_losses(*problem, NVIDIA, batch_per_image=BUDGET)
+    assert_tree_close(jitted, eager, rtol=rounding_bound(2 * 150, 1.0))
 
 
 def test_rpn_losses_equal_nvidia():
@@ -271,4 +275,4 @@ def test_mask_loss_equals_torchvision():
     logits, targets = golden["mask_logits_selected"][None], golden["mask_targets"][None]
     fg = jnp.ones(logits.shape[:2], bool)
     actual = losses.mask_loss(jnp.asarray(logits), jnp.asarray(targets), fg)
-    np.testing.assert_allclose(actual, golden["loss_mask"], rtol=1e-5)
+    np.testing.assert_allclose(actual, golden["loss_mask"], rtol=sum_bound(2 * targets.size))

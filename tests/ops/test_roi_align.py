@@ -8,6 +8,7 @@ import pytest
 
 from mask_rcnn_jax.ops import roi_align as roi_align_module
 from mask_rcnn_jax.ops.roi_align import RoIAlign, assign_levels
+from tests.bounds import assert_within, pooling_bound, pooling_gradient_bound, sum_bound
 from tests.helpers import assert_finite_tree, random_boxes, shared
 
 PLAIN = {"sampling_ratio": 1, "border": "clamp", "min_size": 0.0}
@@ -79,6 +80,12 @@ def slow_bilinear(f, y, x, border):
     return (1 - v) * upper + v * ((1 - u) * f[bottom, left] + u * f[bottom, right])
 
 
+def bound_of(features, boxes, first_stride=4):
+    """`pooling_bound` of every box, [B, N, 1, 1, 1]."""
+    cells = np.abs(boxes).max(axis=-1)[..., None, None, None] / first_stride
+    return pooling_bound(cells, max(float(np.abs(f).max()) for f in features))
+
+
 def boxes_of_all_kinds(rng):
     """Inside, larger than the image, beyond each edge, empty, inverted, and all sizes."""
     inside = np.stack([random_boxes(rng, 6, size) for size in (100.0, 250.0)])
@@ -147,7 +154,8 @@ def test_equals_slow_oracle(sampling, aligned, border, min_size):
         "aligned": aligned, "border": border, "min_size": min_size,
     }  # fmt: skip
     out = roi_align([jnp.asarray(f) for f in features], jnp.asarray(boxes), **settings)
-    np.testing.assert_allclose(out, slow_roi_align(features, boxes, **settings), atol=2e-5)
+    expected = slow_roi_align(features, boxes, **settings)
+    assert_within(out, expected, bound_of(features, boxes))
 
 
 @pytest.mark.parametrize("border", ["clamp", "zero"])
@@ -167,7 +175,7 @@ def test_more_samples_than_the_bound_become_points_at_the_nearest_cell(border):
             continue
         column = int(np.clip(np.floor(x + 0.5), 0, 39))
         expected[p, q] += slow_bilinear(f[0], y, float(column), border) / 30
-    np.testing.assert_allclose(out[0, 0], expected, atol=1e-5)
+    assert_within(out[0, 0], expected, bound_of([f], box, 1)[0, 0])
 
 
 def test_bounded_samples_are_close_on_smooth_features():
@@ -196,7 +204,7 @@ def test_what_lies_beyond_the_extent_does_not_exist(sampling, border):
     out, vjp = jax.vjp(
         lambda f: roi_align(f, boxes, extent=jnp.array([44, 70]), **settings), features
     )
-    np.testing.assert_allclose(out, roi_align(cut, boxes, **settings), rtol=1e-6, atol=1e-6)
+    assert_within(out, roi_align(cut, boxes, **settings), 2 * bound_of(features, boxes))
     for grad, (rows, columns) in zip(vjp(jnp.ones_like(out))[0], cells, strict=True):
         assert np.any(np.asarray(grad))
         np.testing.assert_array_equal(grad[:, rows:], 0.0)
@@ -211,7 +219,7 @@ def test_an_extent_of_the_whole_maps_changes_nothing():
     whole = roi_align(features, boxes, **settings)
     for extent in ((256, 384), (500, 500)):
         out = roi_align(features, boxes, extent=jnp.array(extent), **settings)
-        np.testing.assert_array_equal(out, whole)
+        assert_within(out, whole, 2 * bound_of(features, boxes))
 
 
 @pytest.mark.parametrize("sampling", [2, 0])
@@ -224,14 +232,20 @@ def test_gradient_is_the_transpose_of_the_forward(sampling):
     out, vjp = jax.vjp(lambda f: roi_align(f, boxes, **settings), features)
     upstream = jnp.asarray(rng.normal(size=out.shape).astype(np.float32))
     (grads,) = vjp(upstream)
-    pairing = sum(float(jnp.vdot(g, f)) for g, f in zip(grads, features, strict=True))
-    np.testing.assert_allclose(pairing, float(jnp.vdot(upstream, out)), rtol=1e-4)
+    (magnitudes,) = vjp(jnp.abs(upstream))
+    pairs = [np.float64(g) * f for g, f in zip(grads, features, strict=True)]
+    products = np.float64(upstream) * out
+    # Both sides have the same weights. 300: more than there are taps, or shares of a cell.
+    size = np.sqrt(np.sum(products**2) + sum(np.sum(pair**2) for pair in pairs))
+    pairing = sum(pair.sum() for pair in pairs)
+    assert_within(pairing, products.sum(), sum_bound(300) * size)
     # One pixel at a time: the response to a unit impulse is a column of the same matrix.
     for level, index in ((0, (0, 3, 5, 1)), (1, (1, 15, 19, 0)), (2, (0, 0, 0, 2))):
         impulse = [jnp.zeros_like(f) for f in features]
         impulse[level] = impulse[level].at[index].set(1.0)
-        expected = jnp.vdot(upstream, roi_align(impulse, boxes, **settings))
-        np.testing.assert_allclose(grads[level][index], expected, rtol=1e-5, atol=1e-6)
+        response = np.float64(roi_align(impulse, boxes, **settings))
+        bound = 2 * pooling_gradient_bound(np.abs(boxes).max() / 4, magnitudes[level])[index]
+        assert_within(grads[level][index], np.sum(upstream * response), bound)
 
 
 def test_no_gradient_to_boxes():
@@ -248,7 +262,7 @@ def test_padding_changes_nothing():
     padded = jnp.pad(boxes, ((0, 0), (0, 5), (0, 0)))
     settings = {"output_size": 2, "strides": (4, 8, 16, 32)}
     few, many = (roi_align(features, b, **settings) for b in (boxes, padded))
-    np.testing.assert_allclose(few, many[:, : boxes.shape[1]], rtol=1e-6, atol=1e-6)
+    assert_within(many[:, : boxes.shape[1]], few, 2 * bound_of(features, boxes))
 
 
 @pytest.mark.parametrize("sampling", [1, 0])
@@ -262,8 +276,8 @@ def test_degenerate_boxes_are_finite_and_nan_boxes_stay_inside_the_table(samplin
         np.testing.assert_array_equal(np.asarray(out)[:, :2], 0.0)
     broken = boxes.at[:, 1].set(jnp.nan)
     good = np.array([0, 2, 3])
-    again = roi_align(features, broken, **settings)
-    np.testing.assert_array_equal(np.asarray(again)[:, good], np.asarray(out)[:, good])
+    before, after = (np.asarray(roi_align(features, b, **settings)) for b in (boxes, broken))
+    np.testing.assert_array_equal(after[:, good], before[:, good])
 
 
 def test_bfloat16_features_keep_their_dtype_and_float32_sums():
@@ -274,8 +288,10 @@ def test_bfloat16_features_keep_their_dtype_and_float32_sums():
     out, vjp = jax.vjp(lambda f: roi_align(f, boxes, **settings), features)
     assert out.dtype == jnp.bfloat16
     exact = roi_align([f.astype(jnp.float32) for f in features], boxes, **settings)
-    # One rounding, at the very end.
-    np.testing.assert_array_equal(out, exact.astype(jnp.bfloat16))
+    # One rounding of the result to 8 bits, at the very end.
+    exact = np.asarray(exact)
+    bound = 2.0**-8 * np.abs(exact) + 2 * bound_of(features, boxes)
+    assert_within(out.astype(jnp.float32), exact, bound)
     assert {g.dtype for g in vjp(out)[0]} == {jnp.dtype(jnp.bfloat16)}
 
 
@@ -287,7 +303,7 @@ def test_jit_equals_eager(sampling):
     settings = {"output_size": 2, "strides": (4,), "sampling_ratio": sampling}
     eager = eager_roi_align(features, boxes, **settings)
     jitted = roi_align(features, boxes, **settings)
-    np.testing.assert_allclose(jitted, eager, rtol=1e-5, atol=1e-5)
+    assert_within(jitted, eager, 2 * bound_of(features, boxes))
 
 
 @pytest.mark.parametrize(
@@ -325,16 +341,15 @@ def test_equals_torchvision_forward_and_gradient():
         out, vjp = jax.vjp(lambda x, b=scaled, s=settings: roi_align([x], b, **s), features)
         expected = golden[f"{case['key']}_y"]  # [R, C, P, Q]
         picked = np.asarray(out)[image, np.arange(len(image))]
-        np.testing.assert_allclose(
-            picked.transpose(0, 3, 1, 2), expected, atol=1e-5, err_msg=case["key"]
-        )
+        cells = np.abs(scaled).max()
+        bound = 2 * pooling_bound(cells, float(np.abs(features).max()))
+        assert_within(picked.transpose(0, 3, 1, 2), expected, bound, case["key"])
         draw = np.random.Generator(np.random.PCG64(6)).normal(size=expected.shape)
         upstream = np.zeros(out.shape, np.float32)
         upstream[image, np.arange(len(image))] = draw.astype(np.float32).transpose(0, 2, 3, 1)
-        (grad,) = vjp(jnp.asarray(upstream))
-        # Up to a hundred terms of size 1 meet in one pixel, added in another order.
+        grad, magnitude = vjp(jnp.asarray(upstream))[0], vjp(jnp.abs(upstream))[0]
         expected = golden[f"{case['key']}_gx"].transpose(0, 2, 3, 1)
-        np.testing.assert_allclose(grad, expected, rtol=1e-5, atol=3e-5, err_msg=case["key"])
+        assert_within(grad, expected, 2 * pooling_gradient_bound(cells, magnitude), case["key"])
 
 
 @pytest.mark.parametrize("size", [7, 14])
@@ -354,13 +369,13 @@ def test_equals_torchvision_multi_scale(size):
     )  # fmt: skip
     expected = golden[f"ms_out{size}"].transpose(0, 2, 3, 1)
     valid = np.arange(max(counts))[None] < np.array(counts)[:, None]
-    # A sample near x = 80 cells is placed to 8e-6 in float32, and these features (standard normal)
-    # change by up to 4 from cell to cell.
-    np.testing.assert_allclose(np.asarray(out)[valid], expected, atol=3e-5)
+    bound = 2 * np.broadcast_to(bound_of(features, boxes), out.shape)
+    assert_within(np.asarray(out)[valid], expected, bound[valid])
 
     draw = np.random.Generator(np.random.PCG64(8)).normal(size=golden[f"ms_out{size}"].shape)
     upstream = np.zeros(out.shape, np.float32)
     upstream[valid] = draw.astype(np.float32).transpose(0, 2, 3, 1)
-    for level, grad in enumerate(vjp(jnp.asarray(upstream))[0]):
+    (grads,), (magnitudes,) = vjp(jnp.asarray(upstream)), vjp(jnp.abs(upstream))
+    for level, (grad, magnitude) in enumerate(zip(grads, magnitudes, strict=True)):
         expected = golden[f"ms_gx{size}_{level}"].transpose(0, 2, 3, 1)
-        np.testing.assert_allclose(grad, expected, rtol=1e-5, atol=3e-5)
+        assert_within(grad, expected, 2 * pooling_gradient_bound(boxes.max() / 4, magnitude))
