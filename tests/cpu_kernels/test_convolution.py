@@ -55,7 +55,7 @@ def bounds(x, kernel, stride, padding, grad):
     sums of inputs, weights and products add at most 10 roundings to those of the long sum.
     """
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("OF_INPUT", "OF_KERNEL", "OF_OUTPUT"):
+        for name in ("INPUT_TRANSFORM", "KERNEL_TRANSFORM", "OUTPUT_TRANSFORM"):
             patch.setattr(winograd, name, np.abs(getattr(winograd, name)))
         out, pull = jax.vjp(
             lambda x, kernel: conv(x, kernel, None, stride, padding), abs(x), abs(kernel)
