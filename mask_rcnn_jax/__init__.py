@@ -16,8 +16,12 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 __all__ = [
+    "Annotation",
     "Batch",
+    "Dataset",
     "Detections",
+    "Example",
+    "ImageRecord",
     "MaskRCNN",
     "Predictor",
     "Proposals",
@@ -31,26 +35,32 @@ __all__ = [
 
 if TYPE_CHECKING:  # for editors and type checkers; `_HOMES` says the same to Python
     from mask_rcnn_jax.config import load_config
+    from mask_rcnn_jax.data.augment import Example
+    from mask_rcnn_jax.data.dataset import Annotation, Dataset, ImageRecord
     from mask_rcnn_jax.deploy.predictor import Predictor
-    from mask_rcnn_jax.evaluate import evaluate_model as evaluate
     from mask_rcnn_jax.models.build import build_model
     from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
     from mask_rcnn_jax.structures import Batch, Detections, Proposals, Targets
-    from mask_rcnn_jax.training.loop import train_and_evaluate as train
+    from mask_rcnn_jax.training.loop import train
+    from mask_rcnn_jax.training.scoring import evaluate
     from mask_rcnn_jax.weights.restore import load_variables
 
 _HOMES = {
+    "Annotation": "data.dataset:Annotation",
     "Batch": "structures:Batch",
+    "Dataset": "data.dataset:Dataset",
     "Detections": "structures:Detections",
+    "Example": "data.augment:Example",
+    "ImageRecord": "data.dataset:ImageRecord",
     "MaskRCNN": "models.mask_rcnn:MaskRCNN",
     "Predictor": "deploy.predictor:Predictor",
     "Proposals": "structures:Proposals",
     "Targets": "structures:Targets",
     "build_model": "models.build:build_model",
-    "evaluate": "evaluate:evaluate_model",
+    "evaluate": "training.scoring:evaluate",
     "load_config": "config:load_config",
     "load_variables": "weights.restore:load_variables",
-    "train": "training.loop:train_and_evaluate",
+    "train": "training.loop:train",
 }
 
 

@@ -34,7 +34,8 @@ from ml_collections import ConfigDict
 from safetensors.numpy import save
 
 from mask_rcnn_jax import cli
-from mask_rcnn_jax.data.coco import CocoDataset, check_classes
+from mask_rcnn_jax.data.coco import CocoDataset
+from mask_rcnn_jax.data.dataset import check_classes
 from mask_rcnn_jax.data.loader import EvalLoader
 from mask_rcnn_jax.data.options import example_options, has_inclusive_boxes
 from mask_rcnn_jax.data.source import annotation_file, load_split

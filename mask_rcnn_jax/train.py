@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from absl import flags
 
 from mask_rcnn_jax import cli
-from mask_rcnn_jax.training.loop import train_and_evaluate
+from mask_rcnn_jax.training.loop import train
 
 
 def _define_flags() -> None:
@@ -21,7 +21,7 @@ def _define_flags() -> None:
 
 
 def main(_: Sequence[str]) -> None:
-    train_and_evaluate(flags.FLAGS.config, flags.FLAGS.workdir)
+    train(flags.FLAGS.config, flags.FLAGS.workdir)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from mask_rcnn_jax.data.coco import check_coco, decode_image, load_coco
 from mask_rcnn_jax.data.segmentation import crop_mask
 from mask_rcnn_jax.evaluation.visualize import draw_detections, draw_ground_truth, side_by_side
 from mask_rcnn_jax.formats.shapes import write_shapes
-from mask_rcnn_jax.training.loop import train_and_evaluate
+from mask_rcnn_jax.training.loop import train
 from mask_rcnn_jax.training.metrics import read_metrics
 
 folders = [Path.cwd(), *Path.cwd().parents]
@@ -130,10 +130,11 @@ config.model.init_from = BASE
 # resumes the run, or reports that nothing is left to do; for another recipe, use another folder.
 
 # %%
-cli.set_up_logging()  # log as the commands do
-state = train_and_evaluate(config, str(FOLDER / "run"))
+cli.set_up_logging()  # the lines that the commands show
+state = train(config, FOLDER / "run")
 
-# %% [markdown] `metrics.jsonl` has a line per logged step; TensorBoard shows the same. The loss
+# %% [markdown]
+# `metrics.jsonl` has a line per logged step; TensorBoard shows the same. The loss
 # should fall, quickly at first. If it does not, try a smaller learning rate; if it falls but the
 # scores below stay low, check the annotations again.
 

@@ -73,7 +73,8 @@ for k in range(len(detections)):
     name = class_names[detections.classes[k] - 1]
     print(f"{name:10} {detections.scores[k]:.2f}  box {detections.boxes[k].round(1)}")
 
-# %% [markdown] Most detections with a low score are false. Evaluation uses them all, but drawings
+# %% [markdown]
+# Most detections with a low score are false. Evaluation uses them all, but drawings
 # show only scores of at least 0.5. Small images are enlarged.
 
 # %%
@@ -103,5 +104,6 @@ cut_out = np.where(window[..., None], image[rows, columns], 255).astype(np.uint8
 print(f"{window.sum()} pixels belong to the {class_names[detections.classes[best] - 1]}")
 Image.fromarray(cut_out).resize((4 * window.shape[1], 4 * window.shape[0]))
 
-# %% [markdown] For several images at once, call `predictor([image, another])`. For folders, videos
+# %% [markdown]
+# For several images at once, call `predictor([image, another])`. For folders, videos
 # and COCO results, use the command `python -m mask_rcnn_jax.infer`, see docs/inference.md.

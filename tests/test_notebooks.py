@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from mask_rcnn_jax.config import load_config
+from mask_rcnn_jax.data.dataset import categories
 from mask_rcnn_jax.data.source import load_split
 from mask_rcnn_jax.formats.shapes import write_shapes
 from mask_rcnn_jax.training.checkpoint import Checkpoints
@@ -27,7 +28,7 @@ def small_run(tmp_path_factory) -> Path:
     pairs = [(jsons[split], folder / "shapes" / split) for split in ("train", "val")]
     config = load_config(RECIPE, SMALL | data_entries(*pairs))
     open_workdir(
-        str(folder / "run"), config, load_split(config.data, "train").categories, resuming=False
+        str(folder / "run"), config, categories(load_split(config.data, "train")), resuming=False
     )
     config.model.num_classes = 4
     variables = {"batch_stats": {}, **random_variables(config)}

@@ -11,7 +11,7 @@ import numpy as np
 
 from mask_rcnn_jax.benchmarking import devices, process_tree
 from mask_rcnn_jax.data.coco import load_coco
-from mask_rcnn_jax.data.loader import TrainLoader
+from mask_rcnn_jax.data.loader import TrainLoader, TrainOrder
 from mask_rcnn_jax.data.options import canvas_size, example_options
 
 WARM_UP = 2  # untimed batches
@@ -44,14 +44,8 @@ def _measure(
 ) -> dict[str, Any]:
     options = example_options(config)
     dataset = load_coco(json_path, image_dir, bad_annotations=config.data.bad_annotations)
-    loader = TrainLoader(
-        dataset,
-        options,
-        seed=0,
-        start_step=0,
-        batch_size=config.train.batch_size,
-        num_workers=workers,
-    )
+    order = TrainOrder(seed=0, batch_size=config.train.batch_size)
+    loader = TrainLoader(dataset, options, order, num_workers=workers)
     for _ in range(WARM_UP * (1 + workers)):  # each worker prefetches two batches
         next(loader)
     processes = process_tree.family()

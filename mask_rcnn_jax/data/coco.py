@@ -19,13 +19,13 @@ from absl import logging
 
 from mask_rcnn_jax.data.coco_checks import (
     annotation_faults,
-    clipped_box,
     reference_problems,
     structure_problems,
 )
+from mask_rcnn_jax.data.dataset import Annotation, ImageRecord, UndecodableImage
 from mask_rcnn_jax.data.records import Records
 from mask_rcnn_jax.data.segmentation import (
-    Segmentation,
+    clipped_box,
     compact,
     segmentation_area,
     segmentation_box,
@@ -36,35 +36,9 @@ CHECK_HINT = "`python -m mask_rcnn_jax.prepare check` lists all"
 MAX_RAW_ID = 10_000
 
 
-class UndecodableImage(ValueError):
-    """A file that is there but does not hold a whole image."""
-
-
-@dataclass(frozen=True, slots=True)
-class Annotation:
-    """One object of an image."""
-
-    box: np.ndarray  # [4] float32 (x1, y1, x2, y2), original pixels, clipped to the image
-    class_index: int  # 1..K
-    segmentation: Segmentation  # compact form
-    area: float  # pixels covered
-    iscrowd: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ImageRecord:
-    """One image and its objects."""
-
-    id: int | str  # as in the json
-    file_name: str
-    height: int
-    width: int
-    annotations: tuple[Annotation, ...]
-
-
 @dataclass(frozen=True)
 class CocoDataset:
-    """A checked COCO json. Class k (1..K) is `class_names[k - 1]`, `category_ids[k - 1]`."""
+    """A checked COCO json. Implements the protocol `Dataset`."""
 
     json_path: str
     image_dir: str
@@ -72,12 +46,6 @@ class CocoDataset:
     category_ids: tuple[int | str, ...]  # rising; the json's, or 1..K with raw class ids
     images: tuple[ImageRecord, ...]
     records: Records | None = None  # where the images are, if not files in `image_dir`
-
-    @property
-    def categories(self) -> list[dict]:
-        """`[{"id", "name"}, ...]`, class 1 first."""
-        pairs = zip(self.category_ids, self.class_names, strict=True)
-        return [{"id": category_id, "name": name} for category_id, name in pairs]
 
     def image_path(self, index: int) -> str:
         return os.path.join(self.image_dir, self.images[index].file_name)
@@ -137,18 +105,6 @@ def load_coco(
         )
     classes = _classes(json_path, content["categories"], class_ids)
     return _build(json_path, image_dir, content, faults, classes, records)
-
-
-def check_classes(dataset: CocoDataset, categories: list[dict], where: str) -> None:
-    """Raise ValueError if a data set does not have the categories that a model was trained on."""
-    ours = list(zip(dataset.category_ids, dataset.class_names, strict=True))
-    theirs = [(category["id"], category["name"]) for category in categories]
-    if ours != theirs:
-        different = [pair for pair in ours + theirs if (pair in ours) != (pair in theirs)]
-        raise ValueError(
-            f"{dataset.json_path} has {len(ours)} categories, {where} has {len(theirs)}; "
-            f"not in both (id, name): {different[:5]}"
-        )
 
 
 def load_categories(json_path: str | os.PathLike, *, class_ids: str = "contiguous") -> list[dict]:

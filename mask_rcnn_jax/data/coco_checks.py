@@ -9,9 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
-from mask_rcnn_jax.data.segmentation import segmentation_box, segmentation_fault
+from mask_rcnn_jax.data.segmentation import clipped_box, segmentation_box, segmentation_fault
 
 ENTRY_KEYS = {
     "images": ("id", "file_name", "height", "width"),
@@ -138,11 +136,3 @@ def _box_fault(box: Any, height: int, width: int) -> str | None:
     if x1 >= x2 or y1 >= y2:
         return f"box {box} has no area in single precision inside the image"
     return None
-
-
-def clipped_box(
-    x: float, y: float, box_width: float, box_height: float, height: int, width: int
-) -> np.ndarray:
-    """[x1, y1, x2, y2] float32, the part inside the image."""
-    box = np.array([x, y, x + box_width, y + box_height], np.float32)
-    return np.clip(box, 0, np.array([width, height, width, height], np.float32))

@@ -10,6 +10,8 @@ every batch has the shape of one bucket.
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 
 import cv2
 import grain
@@ -18,7 +20,8 @@ import numpy as np
 from absl import flags, logging
 from grain.multiprocessing import SharedMemoryArray
 
-from mask_rcnn_jax.data.coco import CocoDataset, UndecodableImage
+from mask_rcnn_jax.data.augment import Augment, Example, augmented
+from mask_rcnn_jax.data.dataset import Dataset, UndecodableImage, dataset_name, image_name
 from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.resize import resize_plan
 from mask_rcnn_jax.data.segmentation import vertex_count
@@ -34,38 +37,57 @@ Zeros = Callable[..., np.ndarray]  # of (shape, dtype)
 THREADS_WITHOUT_WORKERS = 4
 
 
+@dataclass(frozen=True)
+class TrainOrder:
+    """What decides which images a process reads at which step."""
+
+    seed: int
+    batch_size: int  # of this process
+    start_step: int = 0
+    process_index: int = 0
+    process_count: int = 1
+    keep_empty: bool = True  # False leaves out images without an object to learn from
+
+
 class TrainLoader:
     """An endless iterator of one process's `Batch`es of numpy arrays, from `start_step` on.
 
-    `batch_size` is per process. `keep_empty=False` leaves out images without an object to learn
-    from; ValueError if no image is left. `skipped` holds the file names that could not be decoded
-    so far; in their place came the next image of the same canvas. `overflowed` counts the objects
-    of the dataset that are left out because their image holds more than `max_instances`; `undrawn`
-    those without an outline of at most `max_vertices` vertices, if the options ask for polygons.
+    Attributes:
+        skipped: file names of the images that could not be decoded so far; in their place came the
+            next image of the same canvas.
+        overflowed: objects of the dataset that are left out because their image holds more than
+            `max_instances`.
+        undrawn: objects without an outline of at most `max_vertices` vertices, if the options ask
+            for polygons.
     """
 
     def __init__(
         self,
-        dataset: CocoDataset,
+        dataset: Dataset,
         options: ExampleOptions,
+        order: TrainOrder,
         *,
-        seed: int,
-        start_step: int,
-        batch_size: int,
         num_workers: int,
-        process_index: int = 0,
-        process_count: int = 1,
-        keep_empty: bool = True,
+        augment: Augment | None = None,
     ):
+        """Start to read.
+
+        Args:
+            num_workers: worker processes; 0 reads in threads of this process.
+            augment: changes every example before it is resized, also in worker processes.
+
+        Raises:
+            ValueError: no image is left to train on.
+        """
         self._dataset = dataset
         self.skipped: set[str] = set()
         objects = [training_objects(image.annotations, options) for image in dataset.images]
         self.overflowed = _count_overflow(dataset, objects, options.max_instances)
         self.undrawn = _count_undrawn(dataset, objects, options.max_vertices)
-        indices = [index for index, found in enumerate(objects) if keep_empty or found]
+        indices = [index for index, found in enumerate(objects) if order.keep_empty or found]
         if not indices:
             raise ValueError(
-                f"{dataset.json_path}: no image to train on, since no image has an object and "
+                f"{dataset_name(dataset)}: no image to train on, since no image has an object and "
                 "data.keep_empty is False"
             )
         buckets = canvas_buckets(dataset, indices, options)
@@ -74,7 +96,7 @@ class TrainLoader:
         # processes share the examples out.
         draws = [
             grain.MapDataset.range(len(bucket))
-            .seed(seed)
+            .seed(order.seed)
             .shuffle()
             .repeat(EPOCHS)
             .random_map(_ShortSide(options))
@@ -82,23 +104,19 @@ class TrainLoader:
         ]
         batches = [
             grain.MapDataset.source(
-                _TrainBatches(
-                    dataset, options, canvas, bucket, drawn, rows=batch_size,
-                    process_index=process_index, process_count=process_count,
-                    zeros=_zeros(num_workers),
-                )
+                _TrainBatches(dataset, options, order, bucket, drawn, augment, _zeros(num_workers))
             )
-            for (canvas, bucket), drawn in zip(buckets.items(), draws, strict=True)
-        ]  # fmt: skip
+            for bucket, drawn in zip(buckets.items(), draws, strict=True)
+        ]
         sizes = [len(bucket) for bucket in buckets.values()]
-        order = grain.MapDataset.mix(batches, weights=sizes)
-        self._iterator = _start(order[start_step:], num_workers)
+        mixed = grain.MapDataset.mix(batches, weights=sizes)
+        self._iterator = _start(mixed[order.start_step :], num_workers)
 
     def __iter__(self) -> "TrainLoader":
         return self
 
     def __next__(self) -> Batch:
-        batch, wanted = next(self._iterator)
+        batch, wanted = _next(self._iterator)
         for index in wanted[wanted != batch.image_index]:
             self._note_skipped(self._dataset.images[index].file_name)
         return batch
@@ -123,7 +141,7 @@ class EvalLoader:
 
     def __init__(
         self,
-        dataset: CocoDataset,
+        dataset: Dataset,
         options: ExampleOptions,
         *,
         batch_size: int,
@@ -151,13 +169,14 @@ class EvalLoader:
     def __iter__(self) -> Iterator[Batch]:
         iterator = _start(grain.MapDataset.source(self._batches), self._num_workers)
         try:
-            yield from iterator
+            for _ in range(len(self)):
+                yield _next(iterator)
         finally:
             iterator.close()
 
 
 def canvas_buckets(
-    dataset: CocoDataset, indices: Iterable[int], options: ExampleOptions
+    dataset: Dataset, indices: Iterable[int], options: ExampleOptions
 ) -> dict[tuple[int, int], list[int]]:
     """Canvas (H, W) -> indices of the images that go on it."""
     buckets: dict[tuple[int, int], list[int]] = {}
@@ -178,56 +197,66 @@ class _ShortSide:
         return position, int(rng.choice(self._short_sides)) if self._short_sides else None
 
 
+@dataclass(frozen=True, eq=False)
 class _TrainBatches:
-    """One process' batches of one canvas by step, for grain: `rows` neighbours of every global
-    batch. The processes' rows, one process after the other, are the global batch in its order.
+    """One process' batches of one canvas by step, for grain: its rows of every global batch.
+
+    The processes' rows, one process after the other, are the global batch in its order.
     """
 
-    def __init__(
-        self,
-        dataset: CocoDataset,
-        options: ExampleOptions,
-        canvas: tuple[int, int],
-        indices: list[int],
-        draws: grain.MapDataset,
-        *,
-        rows: int,
-        process_index: int,
-        process_count: int,
-        zeros: Zeros,
-    ):
-        self._dataset, self._options, self._canvas = dataset, options, canvas
-        self._indices, self._draws, self._zeros = indices, draws, zeros
-        self._rows, self._process_index, self._process_count = rows, process_index, process_count
+    dataset: Dataset
+    options: ExampleOptions
+    order: TrainOrder
+    bucket: tuple[tuple[int, int], list[int]]  # canvas and the images that go on it
+    draws: grain.MapDataset  # place in the bucket and short side of example 0, 1, ..
+    augment: Augment | None
+    zeros: Zeros
 
     def __len__(self) -> int:
-        return len(self._draws) // (self._rows * self._process_count)
+        return len(self.draws) // (self.order.batch_size * self.order.process_count)
 
     def __getitem__(self, step: int) -> tuple[Batch, np.ndarray]:
         """The batch and the indices that were asked for; they differ where one did not decode."""
-        first = (step * self._process_count + self._process_index) * self._rows
-        draws = [self._draws[first + row] for row in range(self._rows)]
-        batch = empty_batch(self._rows, self._canvas, self._options, self._zeros)
+        (canvas, indices), order = self.bucket, self.order
+        first = (step * order.process_count + order.process_index) * order.batch_size
+        batch = empty_batch(order.batch_size, canvas, self.options, self.zeros)
+        wanted = np.empty(order.batch_size, np.int32)
         with _given_back_on_error(batch):
-            for row, (position, short_side) in enumerate(draws):
-                self._load(batch, row, position, short_side)
-        return batch, np.array([self._indices[position] for position, _ in draws], np.int32)
+            for row in range(order.batch_size):
+                place, short_side = self.draws[first + row]
+                wanted[row] = indices[place]
+                self._load(batch, row, place, short_side, epoch=(first + row) // len(indices))
+        return batch, wanted
 
-    def _load(self, batch: Batch, row: int, position: int, short_side: int | None) -> None:
-        dataset, indices = self._dataset, self._indices
+    def _load(
+        self, batch: Batch, row: int, place: int, short_side: int | None, *, epoch: int
+    ) -> None:
+        _, indices = self.bucket
         for offset in range(len(indices)):
-            index = indices[(position + offset) % len(indices)]
+            index = indices[(place + offset) % len(indices)]
+            augment = self.augment and partial(self._augmented, epoch, index)
             try:
-                return load_row(batch, row, dataset, index, self._options, short_side)
+                return load_row(batch, row, self.dataset, index, self.options, short_side, augment)
             except UndecodableImage:
                 continue
-        raise ValueError(f"{dataset.image_dir}: no image of {len(indices)} can be decoded")
+        raise ValueError(f"{dataset_name(self.dataset)}: no image of {len(indices)} can be decoded")
+
+    def _augmented(self, epoch: int, index: int, example: Example) -> Example:
+        """An image comes once an epoch, so its random numbers are new every time."""
+        assert self.augment is not None
+        return augmented(
+            self.augment,
+            example,
+            np.random.default_rng((self.order.seed, epoch, index)),
+            num_classes=len(self.dataset.class_names),
+            where=image_name(self.dataset, index),
+        )
 
 
 class _EvalBatches:
     """Random access to the planned batches of (canvas, image indices), for grain."""
 
-    def __init__(self, dataset: CocoDataset, plan: list, options: ExampleOptions, zeros: Zeros):
+    def __init__(self, dataset: Dataset, plan: list, options: ExampleOptions, zeros: Zeros):
         self._dataset, self._plan, self._options, self._zeros = dataset, plan, options, zeros
 
     def __len__(self) -> int:
@@ -272,14 +301,27 @@ def _start(batches: grain.MapDataset, num_workers: int) -> grain.DatasetIterator
     return iter(batches.to_iter_dataset(grain.ReadOptions(1, 2)).mp_prefetch(options))
 
 
-def _count_overflow(dataset: CocoDataset, objects: list[list], max_instances: int) -> int:
+def _next(iterator: grain.DatasetIterator):
+    """The next element; ValueError where worker processes cannot be sent what they work on."""
+    try:
+        return next(iterator)
+    except Exception as error:  # pickling runs the code of whatever the dataset holds
+        if not any("cannot be pickled" in note for note in getattr(error, "__notes__", ())):
+            raise
+        raise ValueError(
+            "the dataset or augment cannot be pickled for the worker processes of "
+            f"data.num_workers ({error}); data.num_workers=0 needs no pickling"
+        ) from error
+
+
+def _count_overflow(dataset: Dataset, objects: list[list], max_instances: int) -> int:
     """Objects beyond `max_instances` per image, over the dataset; named in one warning."""
     over = [len(found) - max_instances for found in objects if len(found) > max_instances]
     if over:
         logging.warning(
             "%s: %d images hold more than data.max_instances=%d objects; the %d smallest of %d "
             "objects are left out",
-            dataset.json_path,
+            dataset_name(dataset),
             len(over),
             max_instances,
             sum(over),
@@ -288,7 +330,7 @@ def _count_overflow(dataset: CocoDataset, objects: list[list], max_instances: in
     return sum(over)
 
 
-def _count_undrawn(dataset: CocoDataset, objects: list[list], max_vertices: int) -> int:
+def _count_undrawn(dataset: Dataset, objects: list[list], max_vertices: int) -> int:
     """Objects that have no polygons or too many vertices, over the dataset; named in one warning.
     0 if no polygons are asked for."""
     if not max_vertices:
@@ -300,7 +342,7 @@ def _count_undrawn(dataset: CocoDataset, objects: list[list], max_vertices: int)
     logging.warning(
         "%s: %d of %d objects have no outline to draw a mask target from: %d are run-length codes, "
         "%d have more than data.max_vertices=%d vertices",
-        dataset.json_path,
+        dataset_name(dataset),
         encoded + large,
         len(counts),
         encoded,

@@ -19,7 +19,11 @@ class ResizePlan(NamedTuple):
 
 
 def resize_plan(
-    height: int, width: int, options: ExampleOptions, short_side: int | None = None
+    height: int,
+    width: int,
+    options: ExampleOptions,
+    short_side: int | None = None,
+    canvas: tuple[int, int] | None = None,
 ) -> ResizePlan:
     """Choose the static canvas of an image and its size there, keeping the aspect ratio.
 
@@ -27,14 +31,18 @@ def resize_plan(
     NVIDIA's TensorFlow code.
     "shortest_edge": `image_size` is (short side, longest side allowed). Landscape and square images
     share one canvas, portraits another, both rounded up to multiples of 64. `short_side` replaces
-    the short side on the same canvas. Sides are at least 1 and at most the canvas.
+    the short side on the same canvas. Sides are at least 1 and at most the canvas. `canvas` is that
+    of the image's batch; an image of the other orientation shrinks to fit it.
     """
-    canvas = canvas_size(options, portrait=height > width)
+    own = canvas_size(options, portrait=height > width)
+    canvas = own if canvas is None else canvas
     if options.resize == "fit":
         size = _fit(height, width, canvas)
     else:
         short, long = sorted(options.image_size)
         size = _SHORTEST_EDGE[options.resize_rounding](height, width, short_side or short, long)
+    if canvas != own and (size[0] > canvas[0] or size[1] > canvas[1]):
+        size = _fit(height, width, canvas)
     size = (min(max(1, size[0]), canvas[0]), min(max(1, size[1]), canvas[1]))
     return ResizePlan(canvas, size, (size[0] / height, size[1] / width))
 

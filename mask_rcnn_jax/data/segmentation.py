@@ -67,6 +67,27 @@ def compact(segmentation: Segmentation, height: int, width: int) -> Segmentation
     return tuple(np.asarray(part, np.float32) for part in segmentation)
 
 
+def compact_fault(segmentation: Any, height: int, width: int) -> str | None:
+    """Return why a segmentation is not a sound compact form for that image; None if it is."""
+    if isinstance(segmentation, dict):
+        return _rle_fault(segmentation, height, width)
+    if not isinstance(segmentation, tuple | list) or not segmentation:
+        return "segmentation is empty, expected polygons or RLE"
+    for part in segmentation:
+        if not isinstance(part, np.ndarray) or part.ndim != 1:
+            return "segmentation holds a polygon that is not a flat array of x, y"
+        if part.size < 6 or part.size % 2:
+            return f"polygon of {part.size} numbers, expected x, y of three points or more"
+        if not np.isfinite(part).all():
+            return "polygon has a coordinate that is not a finite number"
+    return None
+
+
+def mask_to_rle(mask: np.ndarray) -> dict[str, Any]:
+    """Compressed RLE of a bool mask [H, W]."""
+    return coco_mask.encode(np.asfortranarray(mask, np.uint8))
+
+
 def segmentation_area(segmentation: Segmentation, height: int, width: int) -> float:
     """Return the area in pixels."""
     return float(coco_mask.area(_to_rle(segmentation, height, width)))
@@ -79,6 +100,14 @@ def segmentation_box(segmentation: Segmentation, height: int, width: int) -> lis
     points = np.concatenate([np.asarray(part, np.float64).reshape(-1, 2) for part in segmentation])
     low, high = points.min(axis=0), points.max(axis=0)
     return [*low.tolist(), *(high - low).tolist()]
+
+
+def clipped_box(
+    x: float, y: float, box_width: float, box_height: float, height: int, width: int
+) -> np.ndarray:
+    """[x1, y1, x2, y2] float32, the part inside the image."""
+    box = np.array([x, y, x + box_width, y + box_height], np.float32)
+    return np.clip(box, 0, np.array([width, height, width, height], np.float32))
 
 
 def segmentation_to_mask(segmentation: Segmentation, height: int, width: int) -> np.ndarray:

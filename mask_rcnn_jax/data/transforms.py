@@ -5,7 +5,9 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 
-from mask_rcnn_jax.data.coco import Annotation, CocoDataset, check_image_size
+from mask_rcnn_jax.data.augment import Example, is_image
+from mask_rcnn_jax.data.coco import CocoDataset, check_image_size
+from mask_rcnn_jax.data.dataset import Annotation, Dataset, image_name
 from mask_rcnn_jax.data.options import ExampleOptions, canvas_size
 from mask_rcnn_jax.data.resize import ResizePlan, resize_image, resize_mask, resize_plan
 from mask_rcnn_jax.data.segmentation import crop_mask, polygon_vertices, segmentation_to_mask
@@ -13,7 +15,7 @@ from mask_rcnn_jax.structures import Batch, Targets
 
 
 def load_example(
-    dataset: CocoDataset, index: int, options: ExampleOptions, short_side: int | None = None
+    dataset: Dataset, index: int, options: ExampleOptions, short_side: int | None = None
 ) -> Batch:
     """Image `index` and its objects as a `Batch` without its B axis; `load_row` fills it."""
     record = dataset.images[index]
@@ -26,26 +28,33 @@ def load_example(
 def load_row(
     batch: Batch,
     row: int,
-    dataset: CocoDataset,
+    dataset: Dataset,
     index: int,
     options: ExampleOptions,
     short_side: int | None = None,
+    augment: Callable[[Example], Example] | None = None,
 ) -> None:
     """Write image `index` and its objects into an empty row of a batch of its canvas.
 
-    `short_side` is the one drawn for this image; None takes that of `options.image_size`. Raises
-    `UndecodableImage`, and then the row is still empty.
+    Args:
+        short_side: the one drawn for this image; None takes that of `options.image_size`.
+        augment: changes the example, in original pixels, before it is resized.
+
+    Raises:
+        UndecodableImage: the row is still empty then.
     """
     record = dataset.images[index]
-    image = dataset.decode(index)
-    check_image_size(image, (record.height, record.width), dataset.image_path(index))
-    plan = resize_plan(record.height, record.width, options, short_side)
+    example = Example(_decode(dataset, index), record.annotations)
+    if augment is not None:
+        example = augment(example)
+    height, width = example.image.shape[:2]
+    plan = resize_plan(height, width, options, short_side, canvas=batch.images.shape[1:3])
 
-    resize_image(image, plan, options, out=batch.images[row])
+    resize_image(example.image, plan, options, out=batch.images[row])
     batch.image_sizes[row] = plan.size
     batch.scales[row] = plan.scale
     batch.image_index[row] = index
-    objects = keep_largest(training_objects(record.annotations, options), options.max_instances)
+    objects = keep_largest(training_objects(example.objects, options), options.max_instances)
     targets = jax.tree.map(lambda leaf: leaf[row], batch.targets)
     scale_y, scale_x = plan.scale
     offset = np.array([0, 0, options.inclusive_boxes, options.inclusive_boxes], np.float32)
@@ -53,11 +62,23 @@ def load_row(
         box = annotation.box - offset
         targets.boxes[place] = box * (scale_x, scale_y, scale_x, scale_y)
         targets.classes[place] = annotation.class_index
-        targets.masks[place] = _mask(annotation, box, image.shape[:2], plan, options)
+        targets.masks[place] = _mask(annotation, box, (height, width), plan, options)
         if options.max_vertices:
             vertices = polygon_vertices(annotation.segmentation, options.max_vertices)
             targets.polygons[place, : len(vertices)] = vertices * (scale_x, scale_y, 1)
     targets.valid[: len(objects)] = True
+
+
+def _decode(dataset: Dataset, index: int) -> np.ndarray:
+    """The pixels of an image; ValueError unless they are as its record says."""
+    image, record = dataset.decode(index), dataset.images[index]
+    size, where = (record.height, record.width), image_name(dataset, index)
+    if isinstance(dataset, CocoDataset):
+        check_image_size(image, size, where)
+    elif not is_image(image) or image.shape[:2] != size:
+        found = f"{getattr(image, 'dtype', type(image).__name__)} {np.shape(image)}"
+        raise ValueError(f"{where}: decoded to {found}, expected uint8 {(*size, 3)} as recorded")
+    return image
 
 
 def training_objects(

@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mask_rcnn_jax.data.coco import CocoDataset, ImageRecord, load_coco
+from mask_rcnn_jax.data.coco import CocoDataset, load_coco
 from mask_rcnn_jax.data.coco_checks import annotation_faults
+from mask_rcnn_jax.data.dataset import ImageRecord
 from mask_rcnn_jax.data.records import (
     NAME,
     VERSION,

@@ -60,10 +60,22 @@ class Checkpoints:
             )
 
     def restore(self, state: TrainState) -> TrainState:
-        """The latest state; `state` gives shapes, dtypes and shardings."""
+        """The latest state; `state` gives shapes, dtypes and shardings.
+
+        Raises ValueError if the state of the optimizer was saved by an optimizer of another form.
+        """
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, state)
         args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract))
-        return self._manager.restore(self.latest_step, args=args).state
+        try:
+            return self._manager.restore(self.latest_step, args=args).state
+        except ValueError as error:
+            if "opt_state" not in str(error) or "structure" not in str(error):
+                raise
+            raise ValueError(
+                f"{self._manager.directory / str(self.latest_step)} was saved with another "
+                "optimizer, whose state does not fit; resume with the same one or choose another "
+                "workdir"
+            ) from error
 
     def close(self) -> None:
         """Wait for what is being written."""

@@ -12,7 +12,8 @@ import numpy as np
 from jax.sharding import Mesh
 from pycocotools.cocoeval import COCOeval
 
-from mask_rcnn_jax.data.coco import CocoDataset
+from mask_rcnn_jax.data.dataset import Dataset, category_ids
+from mask_rcnn_jax.data.ground_truth import ground_truth
 from mask_rcnn_jax.data.loader import EvalLoader
 from mask_rcnn_jax.evaluation import coco as coco_evaluation
 from mask_rcnn_jax.evaluation import visualize
@@ -26,7 +27,7 @@ def detect(
     predict_step: Callable[[dict, Batch], Detections],
     variables: dict,
     batches: Iterable[Batch],
-    dataset: CocoDataset,
+    dataset: Dataset,
     mesh: Mesh,
     num_images: int,
     *,
@@ -62,7 +63,7 @@ def detect(
 
 
 def _append_results(
-    results, batch: Batch, detections: Detections, dataset: CocoDataset, *, paste, inclusive_boxes
+    results, batch: Batch, detections: Detections, dataset: Dataset, *, paste, inclusive_boxes
 ) -> None:
     records = [dataset.images[i] if i >= 0 else None for i in batch.image_index]
     new = coco_evaluation.to_coco_results(
@@ -70,7 +71,7 @@ def _append_results(
         batch.scales,
         [record and record.id for record in records],
         [(record.height, record.width) if record else (0, 0) for record in records],
-        dataset.category_ids,
+        category_ids(dataset),
         paste=paste,
         inclusive_boxes=inclusive_boxes,
     )
@@ -79,7 +80,7 @@ def _append_results(
 
 
 def score_and_write(
-    dataset: CocoDataset,
+    dataset: Dataset,
     results: tuple[list[dict], list[dict]],
     image_ids: list,
     output: Path,
@@ -96,7 +97,7 @@ def score_and_write(
     for name, entries in zip(("bbox_results", "segm_results"), results, strict=True):
         (output / f"{name}.json").write_text(json.dumps(entries))
     metrics = coco_evaluation.score(
-        dataset.json_path, *results, image_ids=image_ids, skip_bad=True, callback=callback
+        ground_truth(dataset), *results, image_ids=image_ids, skip_bad=True, callback=callback
     )
     (output / "metrics.json").write_text(json.dumps(metrics, indent=1))
     print(coco_evaluation.format_table(metrics), flush=True)
@@ -125,7 +126,7 @@ def draw_pictures(
     predict_step: Callable[[dict, Batch], Detections],
     variables: dict,
     batches: Iterable[Batch],
-    dataset: CocoDataset,
+    dataset: Dataset,
     mesh: Mesh,
     output: Path,
 ) -> dict[str, np.ndarray]:

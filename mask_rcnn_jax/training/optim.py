@@ -82,13 +82,18 @@ def optim_options(config: Mapping[str, Any]) -> OptimOptions:
 
 def build_optimizer(
     config: Mapping[str, Any],
-    schedule: optax.Schedule,
+    schedule: optax.Schedule | None,
     params: Mapping[str, Any],
     backbone: nn.Module,
+    optimizer: optax.GradientTransformation | None = None,
 ) -> optax.GradientTransformation:
-    """The optimizer of a recipe, inside a dynamic loss scale if the precision is float16."""
+    """The optimizer of a recipe, or the given one, for the parameters that are not frozen.
+
+    It is inside a dynamic loss scale if the precision is float16.
+    """
     options = optim_options(config)
-    tx = make_optimizer(options, schedule, params, frozen=getattr(backbone, "frozen", ()))
+    optimizer = make_optimizer(options, schedule) if optimizer is None else optimizer
+    tx = train_only(optimizer, params, getattr(backbone, "frozen", ()))
     if config["train"]["precision"] != "float16":
         return tx
     return dynamic_loss_scale(
@@ -138,16 +143,8 @@ def count_microbatches(
     return microbatches
 
 
-def make_optimizer(
-    options: OptimOptions,
-    schedule: optax.Schedule,
-    params: Mapping[str, Any],
-    frozen: tuple[str, ...] = (),
-) -> optax.GradientTransformation:
-    """SGD with momentum, or AdamW.
-
-    frozen: prefixes of the names of the backbone's layers that are not trained.
-    """
+def make_optimizer(options: OptimOptions, schedule: optax.Schedule) -> optax.GradientTransformation:
+    """SGD with momentum, or AdamW."""
     decay = optax.add_decayed_weights(
         options.weight_decay, mask=lambda tree: _named(tree, options.decay_on)
     )
@@ -162,17 +159,27 @@ def make_optimizer(
         chain = [optax.scale_by_adam(), decay, bias_rate, rate]
     if options.clip_norm > 0:
         chain.insert(0, optax.clip_by_global_norm(options.clip_norm))
-    return train_only(optax.chain(*chain), params, frozen)
+    return optax.chain(*chain)
 
 
 def train_only(
     tx: optax.GradientTransformation, params: Mapping[str, Any], frozen: tuple[str, ...]
 ) -> optax.GradientTransformation:
-    """An optimizer that leaves frozen layers of the backbone as they are."""
+    """An optimizer that leaves frozen layers of the backbone as they are.
+
+    frozen: prefixes of their names.
+    """
     labels = jax.tree_util.tree_map_with_path(
         lambda path, _: "frozen" if _is_frozen(path, frozen) else "trained", params
     )
     return optax.partition({"trained": tx, "frozen": optax.set_to_zero()}, labels)
+
+
+def injected_rate(opt_state: optax.OptState) -> jax.Array | None:
+    """The learning rate that `optax.inject_hyperparams` keeps in a state; None without one."""
+    found = optax.tree.get_all_with_path(opt_state, "hyperparams")
+    rates = [values["learning_rate"] for _, values in found if "learning_rate" in values]
+    return rates[0] if len(rates) == 1 else None
 
 
 def _named(params, names: tuple[str, ...]):

@@ -27,6 +27,7 @@ class TrainOptions:
         eval_every: steps between two evaluations; 0: an epoch.
         stop_at_box_ap: stop once this and `stop_at_mask_ap` are reached; 0 for both: never.
         stop_at_mask_ap: see `stop_at_box_ap`.
+        loggers: of "wandb", "mlflow" and "clearml", beside metrics.jsonl and TensorBoard.
     """
 
     batch_size: int = 16
@@ -43,6 +44,7 @@ class TrainOptions:
     eval_every: int = 0
     stop_at_box_ap: float = 0.0
     stop_at_mask_ap: float = 0.0
+    loggers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ All functions that gather must be called by every process, in the same order.
 
 import json
 import signal
-from typing import Any
+import threading
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -54,19 +55,24 @@ class StopOnSigterm:
     def __init__(self):
         self._requested = False
         self._alone = jax.process_count() == 1
-        if self._alone:
+        # Python lets the main thread alone handle signals.
+        self._handles = self._alone and threading.current_thread() is threading.main_thread()
+
+    def __enter__(self) -> Self:
+        if self._handles:
             self._before = signal.signal(signal.SIGTERM, self._note)
+        return self
+
+    def __exit__(self, *exc_info) -> None:
+        """Restore what SIGTERM did before."""
+        if self._handles:
+            signal.signal(signal.SIGTERM, self._before)
 
     def requested_at(self, step: int) -> bool:
         """Whether this step is to be the last one. Every process asks once a step."""
         if self._alone:
             return self._requested
         return multihost_utils.reached_preemption_sync_point(step)
-
-    def restore(self) -> None:
-        """What SIGTERM did before."""
-        if self._alone:
-            signal.signal(signal.SIGTERM, self._before)
 
     def _note(self, signum, frame) -> None:
         self._requested = True

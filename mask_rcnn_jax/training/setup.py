@@ -1,18 +1,34 @@
-"""Prepare a run: its length, its evaluation batches and the config.json of its workdir."""
+"""Prepare a run: its config, datasets, length, batches, first state and workdir."""
 
 import json
 import os
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
+import optax
 from absl import logging
 from ml_collections import ConfigDict
 
-from mask_rcnn_jax.config import flatten
+from mask_rcnn_jax.config import flatten, load_config
+from mask_rcnn_jax.data.augment import Augment
 from mask_rcnn_jax.data.coco import CocoDataset
-from mask_rcnn_jax.data.loader import EvalLoader
+from mask_rcnn_jax.data.dataset import (
+    Dataset,
+    categories,
+    check_classes,
+    check_dataset,
+    dataset_name,
+)
+from mask_rcnn_jax.data.loader import EvalLoader, TrainLoader, TrainOrder
 from mask_rcnn_jax.data.options import example_options
+from mask_rcnn_jax.data.source import load_split
 from mask_rcnn_jax.data.transforms import training_objects
+from mask_rcnn_jax.models.build import init_variables
+from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
+from mask_rcnn_jax.training.optim import build_optimizer
+from mask_rcnn_jax.training.step import TrainState
+from mask_rcnn_jax.weights import pretrained
 
 # Entries that a resumed run may change; all others shape the parameters or the order of the data.
 FREE_TO_CHANGE = (
@@ -20,11 +36,49 @@ FREE_TO_CHANGE = (
     "train.implementation", "train.keep_checkpoints", "train.stop_at_box_ap",
     "train.stop_at_mask_ap",
     # How the same global batch is worked through, on more devices or fewer.
-    "optim.accumulate_steps", "train.images_per_device", "train.remat",
+    "optim.accumulate_steps", "train.images_per_device", "train.remat", "train.loggers",
 )  # fmt: skip
 
 
-def set_steps(config: ConfigDict, dataset: CocoDataset) -> None:
+def resolve_config(config: ConfigDict | str | Path) -> ConfigDict:
+    """Return a recipe's config by name or path, or a copy of a config, which training fills in."""
+    if isinstance(config, str | Path):
+        return load_config(config)
+    if not isinstance(config, ConfigDict):
+        raise ValueError(
+            f"config is {type(config).__name__}, expected a ConfigDict or the name of a recipe"
+        )
+    return config.copy_and_resolve_references()
+
+
+def open_datasets(
+    config: ConfigDict, train_set: Dataset | None, val_set: Dataset | None
+) -> tuple[Dataset, Dataset]:
+    """Return the checked datasets to train on and to evaluate: the given ones, or the config's.
+
+    The config then names a given dataset in place of the files that it replaces.
+    Raises ValueError for a dataset that cannot be used, and if their classes differ.
+    """
+    given = {"train": train_set, "val": val_set}
+    for split, dataset in given.items():
+        if dataset is not None and type(dataset) is not CocoDataset:
+            check_dataset(dataset, f"{split}_set")
+    found = {
+        split: load_split(config.data, split) if dataset is None else dataset
+        for split, dataset in given.items()
+    }
+    check_classes(found["val"], categories(found["train"]), dataset_name(found["train"]))
+    for split, dataset in given.items():
+        if isinstance(dataset, CocoDataset):
+            files = {f"{split}_json": dataset.json_path, f"{split}_images": dataset.image_dir}
+            config.data.update(source="json", **files)
+        elif dataset is not None:
+            name = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
+            config.data.update(source="json", **{f"{split}_json": f"{name}, given as {split}_set"})
+    return found["train"], found["val"]
+
+
+def set_steps(config: ConfigDict, dataset: Dataset) -> None:
     """Turn `train.epochs` into steps, and `train.eval_every=0` into one epoch.
 
     Raises ValueError, naming the entries, where no step would be left.
@@ -48,7 +102,23 @@ def set_steps(config: ConfigDict, dataset: CocoDataset) -> None:
         )
 
 
-def make_eval_loader(config: ConfigDict, dataset: CocoDataset, max_images: int) -> EvalLoader:
+def make_train_loader(
+    config: ConfigDict, dataset: Dataset, start_step: int, augment: Augment | None
+) -> TrainLoader:
+    """This process' share of the training batches from a step on."""
+    order = TrainOrder(
+        seed=config.train.seed,
+        start_step=start_step,
+        batch_size=config.train.batch_size // jax.process_count(),
+        process_index=jax.process_index(),
+        process_count=jax.process_count(),
+        keep_empty=config.data.keep_empty,
+    )
+    options, workers = example_options(config), config.data.num_workers
+    return TrainLoader(dataset, options, order, num_workers=workers, augment=augment)
+
+
+def make_eval_loader(config: ConfigDict, dataset: Dataset, max_images: int) -> EvalLoader:
     """Batches of the first `max_images` images (0: all), this process' share."""
     devices = jax.device_count()
     rows = -(-config.eval.batch_size // devices) * jax.local_device_count()
@@ -63,8 +133,37 @@ def make_eval_loader(config: ConfigDict, dataset: CocoDataset, max_images: int) 
     )
 
 
+def initial_state(
+    config: ConfigDict,
+    model: MaskRCNN,
+    schedule: optax.Schedule | None,
+    optimizer: optax.GradientTransformation | None,
+    *,
+    resuming: bool,
+) -> tuple[TrainState, optax.GradientTransformation]:
+    """State of step 0, with the weights of `model.init_from`, and its optimizer."""
+    variables = init_variables(model, config.train.seed)
+    norm = config.model.backbone.get("norm")
+    if not (config.model.init_from or resuming) and norm in ("frozen", "affine"):
+        logging.warning(
+            "model.backbone.norm is %r and the weights are random: this will hardly learn; set "
+            "model.init_from, or model.backbone.norm=group and model.backbone.frozen_stages=0",
+            norm,
+        )
+    if config.model.init_from and not resuming:
+        variables = pretrained.initialize_from(variables, config.model)
+    tx = build_optimizer(config, schedule, variables["params"], model.backbone, optimizer)
+    state = TrainState(
+        step=jnp.int32(0),
+        params=variables["params"],
+        batch_stats=variables["batch_stats"],
+        opt_state=tx.init(variables["params"]),
+    )
+    return state, tx
+
+
 def open_workdir(
-    workdir: str, config: ConfigDict, categories: list[dict], *, resuming: bool
+    workdir: str | Path, config: ConfigDict, categories: list[dict], *, resuming: bool
 ) -> None:
     """Write `config.json`, on the first process; when resuming, check before that the one there is
     of the same run.

@@ -21,6 +21,7 @@ from mask_rcnn_jax.ops import losses
 from mask_rcnn_jax.ops.losses import LossOptions
 from mask_rcnn_jax.structures import Batch, Detections
 from mask_rcnn_jax.training import loss_scale
+from mask_rcnn_jax.training.optim import injected_rate
 
 
 @struct.dataclass
@@ -56,7 +57,7 @@ def replicate(tree, mesh: Mesh):
 def make_train_step(
     model: MaskRCNN,
     tx: optax.GradientTransformation,
-    schedule: optax.Schedule,
+    schedule: optax.Schedule | None,
     mesh: Mesh | AbstractMesh,
     *,
     loss: LossOptions,
@@ -66,6 +67,8 @@ def make_train_step(
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]:
     """`step(state, batch) -> (state, metrics)`; the old state's buffers are reused.
 
+    schedule: gives the metric `lr`; without one the rate that `optax.inject_hyperparams` keeps in
+    the state is taken, if any.
     Random numbers are a function of (seed, step, image) alone and do not depend on the number of
     devices; samples do where a recipe looks at a device's batch (pad_multiple, post_nms_scope).
     accumulate_steps: a device takes its images in that many parts, one after the other. The parts
@@ -120,7 +123,9 @@ def make_train_step(
             batch_stats = loss_scale.where(skipped, state.batch_stats, batch_stats)
             updates_done = state.step - state.opt_state.skipped
             metrics |= {"loss_scale": scale, "skipped_steps": opt_state.skipped}
-        metrics["lr"] = jnp.asarray(schedule(updates_done), jnp.float32)
+        rate = injected_rate(opt_state) if schedule is None else schedule(updates_done)
+        if rate is not None:
+            metrics["lr"] = jnp.asarray(rate, jnp.float32)
         new = TrainState(
             step=state.step + 1,
             params=optax.apply_updates(state.params, updates),

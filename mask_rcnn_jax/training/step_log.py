@@ -1,31 +1,47 @@
-"""The metrics of the steps: read late, checked, written and told."""
+"""Log the metrics of training steps late, so that the device never waits, and check them."""
 
 import math
 import time
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import jax
 import numpy as np
 from absl import logging
 from ml_collections import ConfigDict
 
-from mask_rcnn_jax.data.coco import CocoDataset
+from mask_rcnn_jax.data.dataset import Dataset
 from mask_rcnn_jax.progress import clock
-from mask_rcnn_jax.training.metrics import MetricWriter
+from mask_rcnn_jax.structures import Batch
+from mask_rcnn_jax.training.loggers import Loggers
 
 
-@dataclass
 class StepLog:
     """Reads the metrics of a step after the next is dispatched, so that the device never waits."""
 
-    config: ConfigDict
-    writer: MetricWriter
-    dataset: CocoDataset
-    started: float  # time.monotonic() when the work began; the first step tells how long it took
-    _pending: tuple | None = None
-    _images: int = 0
-    _since: float = field(default_factory=time.monotonic)
-    _first: bool = True
+    def __init__(self, config: ConfigDict, loggers: Loggers, dataset: Dataset, started: float):
+        """Args: started: time.monotonic() when the work began; the first step says how long ago."""
+        self._config, self._loggers, self._dataset = config, loggers, dataset
+        self._started = started
+        self._pending: tuple[int, dict, np.ndarray] | None = None
+        self._canvases: set[tuple[int, ...]] = set()
+        self._first = True
+        self.restart_clock()
+
+    @contextmanager
+    def dispatching(self, batch: Batch) -> Iterator[None]:
+        """Say so, and stop the clock, where the step compiles: once per canvas."""
+        canvas = batch.images.shape[1:3]
+        if canvas in self._canvases:
+            yield
+            return
+        self._canvases.add(canvas)
+        self.finish()
+        logging.info("compiling the training step for images of %d x %d ...", *canvas)
+        begin = time.monotonic()
+        yield
+        logging.info("compiled in %.1f s", time.monotonic() - begin)
+        self.restart_clock()
 
     def finish_previous(self, step: int, metrics: dict, image_index: np.ndarray) -> None:
         self.finish()
@@ -40,17 +56,17 @@ class StepLog:
         metrics = {name: float(value) for name, value in jax.device_get(metrics).items()}
         if self._first:
             self._first = False
-            logging.info("first step done after %.1f s", time.monotonic() - self.started)
+            logging.info("first step done after %.1f s", time.monotonic() - self._started)
         self._check_finite(step, metrics, image_index)
-        self._images += self.config.train.batch_size
-        if step % self.config.train.log_every == 0 or step in (1, self.config.train.steps):
+        train = self._config.train
+        self._images += train.batch_size
+        if step % train.log_every == 0 or step in (1, train.steps):
             rate = self._images / max(time.monotonic() - self._since, 1e-9)
-            left = (self.config.train.steps - step) * self.config.train.batch_size / rate
-            self.writer.write_scalars(step, {**metrics, "perf/images_per_s": rate})
+            left = (train.steps - step) * train.batch_size / rate
+            self._loggers(step, {**metrics, "perf/images_per_s": rate})
             logging.info(
                 "step %d of %d  loss %.3f  %.3g images/s  %s left%s",
-                step, self.config.train.steps, metrics["loss/total"], rate, clock(left),
-                _scale_note(metrics),
+                step, train.steps, metrics["loss/total"], rate, clock(left), _scale_note(metrics),
             )  # fmt: skip
             self.restart_clock()
 
@@ -65,14 +81,14 @@ class StepLog:
         advice = "try a lower optim.learning_rate or a longer optim.warmup_until"
         what = f"{', '.join(broken)} is not finite"
         if "loss_scale" in metrics and "grad_norm" in broken:
-            if metrics["loss_scale"] > self.config.optim.loss_scale_floor:
+            if metrics["loss_scale"] > self._config.optim.loss_scale_floor:
                 return  # the step was skipped
             what = (
                 f"gradients overflow float16 at optim.loss_scale_floor="
-                f"{self.config.optim.loss_scale_floor:g}, the smallest loss scale"
+                f"{self._config.optim.loss_scale_floor:g}, the smallest loss scale"
             )
             advice += ", or train.precision=bfloat16"
-        ids = [self.dataset.images[i].id for i in image_index if i >= 0]
+        ids = [self._dataset.images[i].id for i in image_index if i >= 0]
         raise FloatingPointError(
             f"step {step}: {what}, images {ids}; the last checkpoint is kept; {advice}"
         )

@@ -11,7 +11,7 @@ from grain.multiprocessing import SharedMemoryArray
 
 from mask_rcnn_jax.data import loader
 from mask_rcnn_jax.data.coco import load_coco
-from mask_rcnn_jax.data.loader import EvalLoader, TrainLoader, canvas_buckets
+from mask_rcnn_jax.data.loader import EvalLoader, TrainLoader, TrainOrder, canvas_buckets
 from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.transforms import empty_batch
 from mask_rcnn_jax.formats.shapes import uncompressed_rle
@@ -42,19 +42,23 @@ def train_batches(
     seed=3,
     workers=0,
     keep_empty=True,
+    augment=None,
 ):
     """[step][process] -> Batch."""
     loaders = [
         TrainLoader(
             dataset,
             options,
-            seed=seed,
-            start_step=start,
-            batch_size=global_batch // processes,
-            process_index=p,
-            process_count=processes,
+            TrainOrder(
+                seed=seed,
+                start_step=start,
+                batch_size=global_batch // processes,
+                process_index=p,
+                process_count=processes,
+                keep_empty=keep_empty,
+            ),
             num_workers=workers,
-            keep_empty=keep_empty,
+            augment=augment,
         )
         for p in range(processes)
     ]
@@ -249,7 +253,7 @@ def test_objects_beyond_max_instances_are_counted_and_logged_once(coco_files, ca
     crowd = rectangle(0, 0, 9, 9, iscrowd=1)
     dataset = load_coco(*coco_files(annotations=[*many, crowd]))
     options = replace(RECIPE, max_instances=3)
-    loader = TrainLoader(dataset, options, seed=0, start_step=0, batch_size=1, num_workers=0)
+    loader = TrainLoader(dataset, options, TrainOrder(seed=0, batch_size=1), num_workers=0)
     batches = [next(loader) for _ in range(3)]
     loader.close()
     assert loader.overflowed == 1 and all(b.targets.valid.all() for b in batches)
@@ -268,7 +272,7 @@ def test_objects_without_an_outline_are_counted_and_logged_once(coco_files, capl
     dataset = load_coco(*coco_files(annotations=objects))
     for vertices, undrawn in ((0, 0), (4, 3), (5, 2), (6, 1)):
         options = replace(RECIPE, max_instances=9, max_vertices=vertices)
-        loader = TrainLoader(dataset, options, seed=0, start_step=0, batch_size=1, num_workers=0)
+        loader = TrainLoader(dataset, options, TrainOrder(seed=0, batch_size=1), num_workers=0)
         drawn = (next(loader).targets.polygons[0, :, :, 2] >= 0).any(axis=1).sum()
         loader.close()
         assert loader.undrawn == undrawn
@@ -286,7 +290,7 @@ def truncate(dataset, index):
 def test_undecodable_image_is_replaced_and_named_once(dataset, caplog):
     whole = train_batches(dataset, 16)
     truncate(dataset, 5)  # a portrait; the next portrait is image 13
-    loader = TrainLoader(dataset, RECIPE, seed=3, start_step=0, batch_size=4, num_workers=0)
+    loader = TrainLoader(dataset, RECIPE, TrainOrder(seed=3, batch_size=4), num_workers=0)
     batches = [next(loader) for _ in range(16)]
     loader.close()
     for (before,), after in zip(whole, batches, strict=True):

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from mask_rcnn_jax.data.coco import UndecodableImage
-from mask_rcnn_jax.data.loader import EvalLoader, TrainLoader
+from mask_rcnn_jax.data.loader import EvalLoader, TrainLoader, TrainOrder
 from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.records import Records, records_dir
 from mask_rcnn_jax.data.source import annotation_file, load_split
@@ -116,10 +116,8 @@ def damaged(made, tmp_path):
 
 
 def train_batches(dataset, options, *, steps=4, process=0, processes=1, start=0, workers=0):
-    loader = TrainLoader(
-        dataset, options, seed=3, start_step=start, batch_size=4 // processes,
-        num_workers=workers, process_index=process, process_count=processes,
-    )  # fmt: skip
+    order = TrainOrder(3, 4 // processes, start, process_index=process, process_count=processes)
+    loader = TrainLoader(dataset, options, order, num_workers=workers)
     try:
         batches = [next(loader) for _ in range(steps)]
     finally:

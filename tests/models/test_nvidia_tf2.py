@@ -109,7 +109,9 @@ def stages(variables, inputs):
         proposals, train_proposals = (
             model.propose(*given, sizes, extent, train=train) for train in (False, True)
         )
-        roi_features = model.pool(pyramid, jnp.asarray(golden("eval")["proposals"][..., XYXY]), 7, extent)
+        roi_features = model.pool(
+            pyramid, jnp.asarray(golden("eval")["proposals"][..., XYXY]), 7, extent
+        )
         return (
             pyramid, logits, deltas, proposals, train_proposals, roi_features[:, :8],
             model.box_head(roi_features),

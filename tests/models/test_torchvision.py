@@ -128,7 +128,7 @@ def stages(variables, inputs):
         proposals, train_proposals = (
             model.propose(*given, sizes, extent, train=train) for train in (False, True)
         )
-        roi_features = model.pool(pyramid, their_proposals("small_eval"), 7, extent)
+        roi_features = model.pool(pyramid, jnp.asarray(their_proposals("small_eval")), 7, extent)
         return (
             pyramid,
             logits,

@@ -1,16 +1,18 @@
+"""metrics.jsonl and TensorBoard's events, as a run and its resume write them."""
+
 import json
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+from contextlib import closing
 
 import numpy as np
 import pytest
-from absl import logging
 
-from mask_rcnn_jax.progress import Progress
-from mask_rcnn_jax.training.metrics import MetricWriter, read_metrics
+from mask_rcnn_jax.training.loggers import jsonl_logger, tensorboard_logger
+from mask_rcnn_jax.training.metrics import read_metrics
 
 
 def lines(workdir):
@@ -18,27 +20,33 @@ def lines(workdir):
 
 
 def test_scalars_become_one_json_line_each(tmp_path):
-    with MetricWriter(tmp_path) as writer:
-        writer.write_scalars(1, {"loss/total": np.float32(0.1), "lr": 0.5})
+    with closing(jsonl_logger(tmp_path)) as log:
+        log(1, {"loss/total": np.float32(0.1), "lr": 0.5}, {})
         # Readable before close: a killed run leaves what it has logged.
         assert lines(tmp_path) == [{"step": 1, "loss/total": float(np.float32(0.1)), "lr": 0.5}]
-        writer.write_scalars(np.int64(2), {"loss/total": 3})
+        log(np.int64(2), {"loss/total": 3}, {})
     assert lines(tmp_path)[1] == {"step": 2, "loss/total": 3.0}
 
 
+def test_images_alone_make_no_line(tmp_path):
+    with closing(jsonl_logger(tmp_path)) as log:
+        log(1, {}, {"a": np.zeros((2, 2, 3), np.uint8)})
+    assert lines(tmp_path) == []
+
+
 def test_numbers_that_json_lacks_become_null(tmp_path):
-    with MetricWriter(tmp_path) as writer:
-        writer.write_scalars(1, {"a": float("nan"), "b": float("inf"), "c": 1.0})
+    with closing(jsonl_logger(tmp_path)) as log:
+        log(1, {"a": float("nan"), "b": float("inf"), "c": 1.0}, {})
     assert lines(tmp_path) == [{"step": 1, "a": None, "b": None, "c": 1.0}]
 
 
 def test_resume_removes_the_steps_that_are_done_again(tmp_path):
-    with MetricWriter(tmp_path, resume_step=0) as writer:
+    with closing(jsonl_logger(tmp_path, 0)) as log:
         for step in (10, 20, 30):
-            writer.write_scalars(step, {"x": step})
-        writer.write_scalars(20, {"ap/box": 0.5})
-    with MetricWriter(tmp_path, resume_step=20) as writer:
-        writer.write_scalars(30, {"x": 31})
+            log(step, {"x": step}, {})
+        log(20, {"ap/box": 0.5}, {})
+    with closing(jsonl_logger(tmp_path, 20)) as log:
+        log(30, {"x": 31}, {})
     assert lines(tmp_path) == [
         {"step": 10, "x": 10.0},
         {"step": 20, "x": 20.0},
@@ -49,9 +57,9 @@ def test_resume_removes_the_steps_that_are_done_again(tmp_path):
 
 
 def test_start_over_at_step_zero_removes_everything(tmp_path):
-    with MetricWriter(tmp_path) as writer:
-        writer.write_scalars(1, {"x": 1})
-    MetricWriter(tmp_path, resume_step=0).close()
+    with closing(jsonl_logger(tmp_path)) as log:
+        log(1, {"x": 1}, {})
+    jsonl_logger(tmp_path, 0).close()
     assert lines(tmp_path) == []
 
 
@@ -60,35 +68,35 @@ def test_half_written_line_is_dropped(tmp_path, tail):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1, "x": 1.0}\n' + tail)
     assert read_metrics(path) == [{"step": 1, "x": 1.0}]
-    with MetricWriter(tmp_path) as writer:
-        writer.write_scalars(2, {"x": 2})
+    with closing(jsonl_logger(tmp_path)) as log:
+        log(2, {"x": 2}, {})
     assert lines(tmp_path) == [{"step": 1, "x": 1.0}, {"step": 2, "x": 2.0}]
 
 
 def test_line_without_its_end_keeps_its_record(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "x": 1.0}')
-    with MetricWriter(tmp_path) as writer:
-        writer.write_scalars(2, {"x": 2})
+    with closing(jsonl_logger(tmp_path)) as log:
+        log(2, {"x": 2}, {})
     assert [line["step"] for line in lines(tmp_path)] == [1, 2]
 
 
 def test_kept_records_are_unchanged_to_the_last_digit(tmp_path):
     values = np.random.default_rng(0).random(50).astype(np.float32)
-    with MetricWriter(tmp_path) as writer:
+    with closing(jsonl_logger(tmp_path)) as log:
         for step, value in enumerate(values):
-            writer.write_scalars(step, {"x": value})
+            log(step, {"x": value}, {})
     before = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    MetricWriter(tmp_path, resume_step=24).close()
+    jsonl_logger(tmp_path, 24).close()
     assert (tmp_path / "metrics.jsonl").read_text().splitlines() == before[:25]
 
 
 def test_killed_process_leaves_its_records(tmp_path):
     program = """
         import sys, os, signal
-        from mask_rcnn_jax.training.metrics import MetricWriter
-        writer = MetricWriter(sys.argv[1])
+        from mask_rcnn_jax.training.loggers import jsonl_logger
+        log = jsonl_logger(sys.argv[1])
         for step in range(1, 4):
-            writer.write_scalars(step, {"x": step})
+            log(step, {"x": step}, {})
         os.kill(os.getpid(), signal.SIGKILL)
     """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -98,25 +106,11 @@ def test_killed_process_leaves_its_records(tmp_path):
     assert [line["step"] for line in lines(tmp_path)] == [1, 2, 3]
 
 
-def test_other_processes_write_nothing(tmp_path):
-    with MetricWriter(tmp_path / "new", 1) as writer:
-        writer.write_scalars(1, {"x": 1})
-        writer.write_images(1, {"a": np.zeros((4, 4, 3), np.uint8)})
-    assert not (tmp_path / "new").exists()
-
-
-def test_close_may_come_twice(tmp_path):
-    writer = MetricWriter(tmp_path)
-    writer.close()
-    writer.close()
-
-
 def test_tensorboard_holds_scalars_pictures_and_the_purge(tmp_path):
     from tensorboardX.proto.event_pb2 import Event
 
-    with MetricWriter(tmp_path, resume_step=4) as writer:
-        writer.write_scalars(5, {"loss/total": 2.5})
-        writer.write_images(5, {"val/a": np.full((6, 8, 3), 200, np.uint8)})
+    with closing(tensorboard_logger(tmp_path, 4)) as log:
+        log(5, {"loss/total": 2.5}, {"val/a": np.full((6, 8, 3), 200, np.uint8)})
     (path,) = tmp_path.glob("events.out.tfevents.*")
     events = [Event.FromString(record) for record in tfrecords(path.read_bytes())]
     values = [(event.step, value) for event in events for value in event.summary.value]
@@ -134,33 +128,3 @@ def tfrecords(data):
         length = int.from_bytes(data[position : position + 8], "little")
         yield data[position + 12 : position + 12 + length]
         position += 16 + length
-
-
-def test_progress_tells_items_rate_and_remaining_time(monkeypatch, caplog):
-    now = [100.0]
-    monkeypatch.setattr("mask_rcnn_jax.progress.time.monotonic", lambda: now[0])
-    with caplog.at_level("INFO", logger=logging.get_absl_logger().name):
-        progress = Progress("evaluate", 100, every_seconds=10)
-        for seconds, items in ((5, 10), (10, 20), (12, 10), (50, 60)):
-            now[0] = 100.0 + seconds
-            progress.advance(items)
-    assert [record.getMessage() for record in caplog.records] == [
-        "evaluate: 30 of 100, 3 per second, 0:00:10, 0:00:23 left",
-        "evaluate: 100 of 100, 2 per second, 0:00:50",
-    ]
-
-
-def test_progress_of_work_of_unknown_or_misjudged_length(monkeypatch, caplog):
-    now = [0.0]
-    monkeypatch.setattr("mask_rcnn_jax.progress.time.monotonic", lambda: now[0])
-    with caplog.at_level("INFO", logger=logging.get_absl_logger().name):
-        for total in (None, 4):
-            now[0] = 0.0
-            progress = Progress("frames", total, every_seconds=10)
-            for seconds in (2, 4, 6, 8, 10, 11, 12):
-                now[0] = float(seconds)
-                progress.advance(1)
-    assert [record.getMessage() for record in caplog.records] == [
-        "frames: 5, 0.5 per second, 0:00:10",
-        "frames: 4 of 4, 0.5 per second, 0:00:08",
-    ]

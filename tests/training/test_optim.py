@@ -5,13 +5,16 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from mask_rcnn_jax.training.optim import (
     OptimOptions,
     count_microbatches,
+    injected_rate,
     make_optimizer,
     make_schedule,
+    train_only,
 )
 
 SCHEDULE = OptimOptions(
@@ -65,8 +68,12 @@ def params():
 
 def run(steps=1, schedule=lambda step: 0.1, frozen=(), **options):
     """Parameters after `steps` with all gradients one."""
+    return updated(make_optimizer(replace(OPTIMIZER, **options), schedule), steps, frozen)
+
+
+def updated(tx, steps, frozen):
     values = params()
-    tx = make_optimizer(replace(OPTIMIZER, **options), schedule, values, frozen)
+    tx = train_only(tx, values, frozen)
     state = tx.init(values)
     for _ in range(steps):
         updates, state = tx.update(jax.tree.map(jnp.ones_like, values), state, values)
@@ -116,6 +123,32 @@ def test_frozen_stages_stay_and_do_not_decay():
     values = run(3, frozen=("stem", "res2"), weight_decay=0.5)
     np.testing.assert_array_equal(values["backbone"]["stem_conv"]["kernel"], 1.0)
     assert float(values["backbone"]["res3_0"]["kernel"][0, 0]) < 1.0
+
+
+def test_any_optimizer_leaves_frozen_stages_alone():
+    """Lion moves by the rate whatever the gradient is; weight decay would move everything."""
+    values = updated(optax.lion(0.1, weight_decay=0.5), 2, frozen=("stem", "res3"))
+    np.testing.assert_array_equal(values["backbone"]["res3_0"]["kernel"], 1.0)
+    np.testing.assert_array_equal(values["backbone"]["res3_norm"]["bias"], 0.0)
+    after_one = 1 - 0.1 * (1 + 0.5)
+    expected = after_one - 0.1 * (1 + 0.5 * after_one)
+    np.testing.assert_allclose(values["box_head"]["fc1"]["kernel"], expected, rtol=1e-6)
+
+
+def test_an_injected_rate_is_found_whatever_is_around_it():
+    values = params()
+    schedule = optax.linear_schedule(0.5, 0.0, 10)
+    for inner, rate in ((0.25, 0.25), (schedule, 0.4)):
+        tx = optax.chain(
+            optax.clip_by_global_norm(1.0), optax.inject_hyperparams(optax.adamw)(inner)
+        )
+        tx = train_only(tx, values, ("stem",))
+        state = tx.init(values)
+        for _ in range(3):
+            _, state = tx.update(values, state, values)
+        assert float(injected_rate(state)) == pytest.approx(rate)
+    assert injected_rate(optax.adamw(0.1).init(values)) is None
+    assert injected_rate(optax.inject_hyperparams(optax.clip)(1.0).init(values)) is None
 
 
 def test_gradients_are_clipped_by_their_global_norm():

@@ -7,11 +7,11 @@ import optax
 import pytest
 
 from mask_rcnn_jax.data.coco import load_coco
-from mask_rcnn_jax.data.loader import EvalLoader, TrainLoader
+from mask_rcnn_jax.data.loader import EvalLoader, TrainLoader, TrainOrder
 from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.models.build import build_model, init_variables
 from mask_rcnn_jax.models.detect import detect_options
-from mask_rcnn_jax.training.loop import train_and_evaluate
+from mask_rcnn_jax.training.loop import train
 from mask_rcnn_jax.training.metrics import read_metrics
 from mask_rcnn_jax.training.step import (
     TrainState,
@@ -47,7 +47,7 @@ def test_an_epoch_compiles_once_per_canvas(annotations, images):
     step = make_train_step(
         model, tx, lambda _: 1e-4, mesh, loss=loss_options(config), seed=0, flip_probability=0.5
     )
-    loader = TrainLoader(dataset, OPTIONS, seed=0, start_step=0, batch_size=8, num_workers=0)
+    loader = TrainLoader(dataset, OPTIONS, TrainOrder(seed=0, batch_size=8), num_workers=0)
     canvases, seen = set(), 0
     try:
         while seen < len(dataset.images):
@@ -96,7 +96,7 @@ def test_a_set_of_ones_own_trains_with_four_paths(tmp_path):
     config.eval.update(max_images=4, loss_images=2, pictures=1)
     config.data.update(train_json=str(path), train_images=str(images), val_json=str(path),
                        val_images=str(images))  # fmt: skip
-    state = train_and_evaluate(config, str(tmp_path / "run"))
+    state = train(config, str(tmp_path / "run"))
     assert state.params["box_head"]["cls_score"]["bias"].shape == (41,)
     assert [record["step"] for record in read_metrics(tmp_path / "run" / "metrics.jsonl")] == [
         1,

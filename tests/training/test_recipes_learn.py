@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mask_rcnn_jax.training.loop import train_and_evaluate
+from mask_rcnn_jax.training.loop import train
 from mask_rcnn_jax.training.metrics import read_metrics
 from tests.helpers import shared
 from tests.test_recipes import SYSTEMS, recipe
@@ -43,7 +43,7 @@ def test_a_recipe_learns(name, tmp_path):
         batch_size=2, steps=20, epochs=0.0, eval_every=20, log_every=1, precision="float32"
     )
     config.eval.update(batch_size=2, max_images=4, loss_images=0, pictures=0)
-    train_and_evaluate(config, str(tmp_path))
+    train(config, str(tmp_path))
     records = list(read_metrics(tmp_path / "metrics.jsonl"))
     losses = [record["loss/total"] for record in records if "loss/total" in record]
     assert len(losses) == 20 and np.isfinite(losses).all()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mask_rcnn_jax.formats.shapes import write_shapes
-from mask_rcnn_jax.training.loop import train_and_evaluate
+from mask_rcnn_jax.training.loop import train
 from mask_rcnn_jax.training.metrics import read_metrics
 from mask_rcnn_jax.weights.run_checkpoint import load_checkpoint
 from tests.helpers import assert_tree_close, tiny_config
@@ -37,7 +37,7 @@ def test_float16_in_parts_resumes_with_its_scale(tmp_path):
         records = read_metrics(workdir / "metrics.jsonl")
         return [{k: v for k, v in record.items() if k not in drop} for record in records]
 
-    train_and_evaluate(config(), str(workdir))
+    train(config(), str(workdir))
     whole, parameters = series(), load_checkpoint(workdir)
     steps = [record for record in whole if "loss_scale" in record]
     assert [record["loss_scale"] for record in steps] == [2.0**k for k in range(8, 14)]
@@ -45,6 +45,6 @@ def test_float16_in_parts_resumes_with_its_scale(tmp_path):
     assert np.isfinite([record["loss/total"] for record in steps]).all()
 
     shutil.rmtree(workdir / "checkpoints" / "6")
-    train_and_evaluate(config(), str(workdir))
+    train(config(), str(workdir))
     assert series() == whole
     assert_tree_close(load_checkpoint(workdir), parameters)

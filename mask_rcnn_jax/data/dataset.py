@@ -1,0 +1,252 @@
+"""The dataset protocol: the images and objects that training and evaluation read.
+
+Everything is in pixels of the original image. `CocoDataset` implements the protocol for a COCO
+json; docs/extending.md shows a dataset of one's own.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+import numpy as np
+
+from mask_rcnn_jax.data.segmentation import (
+    Segmentation,
+    clipped_box,
+    compact_fault,
+    mask_to_rle,
+    segmentation_area,
+    segmentation_box,
+    segmentation_to_mask,
+)
+
+MEMBERS = ("class_names", "images", "decode")
+
+
+class UndecodableImage(ValueError):
+    """Raised by `Dataset.decode` for an image that is damaged; training skips such an image."""
+
+
+@dataclass(frozen=True, slots=True)
+class Annotation:
+    """One object of an image. Box and segmentation must describe the same object."""
+
+    box: np.ndarray  # [4] float32 (x1, y1, x2, y2), original pixels, clipped to the image
+    class_index: int  # 1..K
+    segmentation: Segmentation  # compact form: float32 arrays of x, y, or compressed RLE
+    area: float  # covered pixels
+    iscrowd: bool = False
+
+    @classmethod
+    def from_mask(cls, mask: np.ndarray, class_index: int, *, iscrowd: bool = False) -> Self:
+        """Build an annotation from a binary mask.
+
+        Args:
+            mask: [H, W] of the image's size; bool or integer, nonzero inside the object.
+            class_index: 1..K.
+            iscrowd: whether the mask covers a group of objects.
+
+        Raises:
+            ValueError: the mask has no pixel inside the object, or is not [H, W].
+        """
+        mask = np.asarray(mask)
+        if mask.ndim != 2 or not mask.any():
+            raise ValueError(f"mask of shape {mask.shape} is not [H, W] with at least one pixel")
+        code = mask_to_rle(mask != 0)
+        height, width = mask.shape
+        x, y, w, h = segmentation_box(code, height, width)
+        box = clipped_box(x, y, w, h, height, width)
+        return cls(box, class_index, code, float(np.count_nonzero(mask)), iscrowd)
+
+    @classmethod
+    def from_polygons(
+        cls,
+        polygons: Sequence[Any],
+        class_index: int,
+        image_size: tuple[int, int],
+        *,
+        iscrowd: bool = False,
+    ) -> Self:
+        """Build an annotation from the outlines of an object.
+
+        Args:
+            polygons: one or more outlines, [n, 2] (x, y) or flat [x1, y1, x2, y2, ...], n >= 3.
+            class_index: 1..K.
+            image_size: (height, width) of the image; the box is clipped to it.
+            iscrowd: whether the polygons outline a group of objects.
+
+        Raises:
+            ValueError: a polygon has too few points or a value that is not finite, or no area of
+                the box is inside the image.
+        """
+        height, width = image_size
+        segmentation = tuple(np.asarray(part, np.float32).reshape(-1) for part in polygons)
+        if fault := compact_fault(segmentation, height, width):
+            raise ValueError(fault)
+        x, y, w, h = segmentation_box(segmentation, height, width)
+        box = clipped_box(x, y, w, h, height, width)
+        if fault := _box_fault(box, height, width):
+            raise ValueError(fault)
+        area = segmentation_area(segmentation, height, width)
+        return cls(box, class_index, segmentation, area, iscrowd)
+
+    def with_mask(self, mask: np.ndarray) -> Self:
+        """Return the same object with another mask, as `from_mask` takes it."""
+        return type(self).from_mask(mask, self.class_index, iscrowd=self.iscrowd)
+
+    def with_polygons(self, polygons: Sequence[Any], image_size: tuple[int, int]) -> Self:
+        """Return the same object with other outlines, as `from_polygons` takes them."""
+        return type(self).from_polygons(
+            polygons, self.class_index, image_size, iscrowd=self.iscrowd
+        )
+
+    def mask(self, height: int, width: int) -> np.ndarray:
+        """Return the object as a binary mask, uint8 [height, width], for an image of that size."""
+        return segmentation_to_mask(self.segmentation, height, width)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRecord:
+    """One image and its objects."""
+
+    id: int | str  # unique in its dataset; results refer to it
+    file_name: str  # names the image in messages and output files
+    height: int
+    width: int
+    annotations: tuple[Annotation, ...]
+
+
+class Dataset(Protocol):
+    """Images with objects. Class k (1..K) is `class_names[k - 1]`.
+
+    Worker processes receive a pickled copy (`data.num_workers` above 0). A dataset may also have
+    `category_ids`, the ids of the classes in COCO results; they are 1..K without it.
+    """
+
+    @property
+    def class_names(self) -> Sequence[str]:
+        """Names of the classes, class 1 first."""
+        ...
+
+    @property
+    def images(self) -> Sequence[ImageRecord]:
+        """The images and their objects, without pixels."""
+        ...
+
+    def decode(self, index: int) -> np.ndarray:
+        """Return the pixels of `images[index]`: uint8 [height, width, 3], RGB.
+
+        Raises:
+            UndecodableImage: the image is damaged. Training skips it, evaluation stops.
+        """
+        ...
+
+
+def category_ids(dataset: Dataset) -> tuple[int | str, ...]:
+    """Return the category id of each class, class 1 first."""
+    ids = getattr(dataset, "category_ids", None)
+    return tuple(range(1, len(dataset.class_names) + 1) if ids is None else ids)
+
+
+def categories(dataset: Dataset) -> list[dict[str, Any]]:
+    """Return `[{"id", "name"}, ...]`, class 1 first."""
+    pairs = zip(category_ids(dataset), dataset.class_names, strict=True)
+    return [{"id": category_id, "name": name} for category_id, name in pairs]
+
+
+def dataset_name(dataset: Dataset) -> str:
+    """Return how messages refer to a dataset: its json, or the name of its class."""
+    return getattr(dataset, "json_path", None) or type(dataset).__name__
+
+
+def image_name(dataset: Dataset, index: int) -> str:
+    """Return how messages refer to an image: its path, or its name and dataset."""
+    path = getattr(dataset, "image_path", None)
+    if path is not None:
+        return path(index)
+    return f"{dataset_name(dataset)}: image {dataset.images[index].file_name!r}"
+
+
+def check_classes(dataset: Dataset, expected: list[dict], where: str) -> None:
+    """Raise ValueError if the categories of a dataset differ from those a model was trained on."""
+    ours = [(category["id"], category["name"]) for category in categories(dataset)]
+    theirs = [(category["id"], category["name"]) for category in expected]
+    if ours != theirs:
+        different = [pair for pair in ours + theirs if (pair in ours) != (pair in theirs)]
+        raise ValueError(
+            f"{dataset_name(dataset)} has {len(ours)} categories, {where} has {len(theirs)}; "
+            f"not in both (id, name): {different[:5]}"
+        )
+
+
+def check_dataset(dataset: Dataset, argument: str) -> None:
+    """Raise ValueError for the first thing in a dataset that training could not use.
+
+    Args:
+        argument: the name of the argument that the dataset was passed as, for the message.
+    """
+    name = f"{argument} ({type(dataset).__name__})"
+    missing = [member for member in MEMBERS if not hasattr(dataset, member)]
+    if missing:
+        raise ValueError(
+            f"{name} has no {', '.join(map(repr, missing))}; "
+            f"expected a dataset with {', '.join(MEMBERS)}"
+        )
+    for problem in _dataset_problems(dataset):
+        raise ValueError(f"{name}: {problem}")
+
+
+def annotation_fault(annotation: Any, height: int, width: int, num_classes: int) -> str | None:
+    """Return why an annotation does not fit an image of this size; None if it does."""
+    if not isinstance(annotation, Annotation):
+        return f"{type(annotation).__name__}, expected an Annotation"
+    index = annotation.class_index
+    if not isinstance(index, int | np.integer) or not 1 <= index <= num_classes:
+        return f"class_index {index!r}, expected 1 to {num_classes}"
+    if fault := _box_fault(annotation.box, height, width):
+        return fault
+    if not math.isfinite(annotation.area) or annotation.area < 0:
+        return f"area {annotation.area}, expected a number of pixels"
+    return compact_fault(annotation.segmentation, height, width)
+
+
+def _dataset_problems(dataset: Dataset) -> Iterator[str]:
+    names, ids = list(dataset.class_names), category_ids(dataset)
+    if not names or len(set(map(str, names))) < len(names):
+        yield f"class_names is {names!r}, expected different names, at least one"
+    if len(ids) != len(names) or len(set(ids)) < len(ids):
+        yield f"category_ids is {ids!r}, expected {len(names)} different ids, one for each class"
+    if not len(dataset.images):
+        yield "'images' is empty"
+    seen, objects = set(), 0
+    for record in dataset.images:
+        if not isinstance(record, ImageRecord):
+            yield f"'images' holds {type(record).__name__}, expected ImageRecord"
+        where = f"image {record.file_name!r}"
+        if not isinstance(record.id, int | str) or record.id in seen:
+            yield f"{where} has the id {record.id!r}, expected a whole number or string of its own"
+        if not all(isinstance(side, int) and side > 0 for side in (record.height, record.width)):
+            yield f"{where} has the size {record.height} x {record.width}, expected whole numbers"
+        seen.add(record.id)
+        for number, annotation in enumerate(record.annotations):
+            fault = annotation_fault(annotation, record.height, record.width, len(names))
+            if fault:
+                yield f"{where}, object {number}: {fault}"
+        objects += len(record.annotations)
+    if not objects:
+        yield "no image has an annotation, expected at least one object"
+
+
+def _box_fault(box: Any, height: int, width: int) -> str | None:
+    """Boxes are those of annotations: (x1, y1, x2, y2) inside the image."""
+    values = np.asarray(box, np.float64)
+    if values.shape != (4,) or not np.isfinite(values).all():
+        return f"box {values.tolist()}, expected four finite numbers (x1, y1, x2, y2)"
+    x1, y1, x2, y2 = values
+    if not (0 <= x1 < x2 <= width and 0 <= y1 < y2 <= height):
+        return (
+            f"box {values.tolist()} (x1, y1, x2, y2) has no area inside the image of "
+            f"{height} x {width} (height x width)"
+        )
+    return None

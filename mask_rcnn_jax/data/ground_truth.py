@@ -1,0 +1,44 @@
+"""COCO ground truth of any dataset, as pycocotools scores against it."""
+
+from typing import Any
+
+from mask_rcnn_jax.data.coco import CocoDataset
+from mask_rcnn_jax.data.dataset import Dataset, categories, category_ids
+from mask_rcnn_jax.data.segmentation import Segmentation
+
+
+def ground_truth(dataset: Dataset) -> str | dict[str, Any]:
+    """Return the path of the dataset's COCO json, or the same content for one without a json."""
+    return dataset.json_path if isinstance(dataset, CocoDataset) else coco_content(dataset)
+
+
+def coco_content(dataset: Dataset) -> dict[str, Any]:
+    """Return the images, categories and annotations of a dataset as a COCO json holds them."""
+    ids, annotations = category_ids(dataset), []
+    for record in dataset.images:
+        for annotation in record.annotations:
+            x1, y1, x2, y2 = (float(value) for value in annotation.box)
+            annotations.append(
+                {
+                    "id": len(annotations) + 1,
+                    "image_id": record.id,
+                    "category_id": ids[annotation.class_index - 1],
+                    "bbox": [x1, y1, x2 - x1, y2 - y1],
+                    "area": float(annotation.area),
+                    "iscrowd": int(annotation.iscrowd),
+                    "segmentation": _as_json(annotation.segmentation),
+                }
+            )
+    images = [
+        {"id": r.id, "file_name": r.file_name, "height": r.height, "width": r.width}
+        for r in dataset.images
+    ]
+    return {"images": images, "categories": categories(dataset), "annotations": annotations}
+
+
+def _as_json(segmentation: Segmentation) -> list | dict[str, Any]:
+    if not isinstance(segmentation, dict):
+        return [part.tolist() for part in segmentation]
+    counts = segmentation["counts"]
+    counts = counts.decode("ascii") if isinstance(counts, bytes) else counts
+    return {"size": list(segmentation["size"]), "counts": counts}

@@ -1,0 +1,275 @@
+"""Loggers: functions of (step, metrics, images) that receive everything a run measures.
+
+metrics: name -> float. images: name -> uint8 [H, W, 3] RGB, often empty. A logger may also have
+`open(workdir, config)`, called before the first step, and `close()`. All are called on the first
+process only.
+"""
+
+import importlib
+import json
+import uuid
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from absl import logging
+
+from mask_rcnn_jax.training.metrics import FILE_NAME, json_number, truncate_metrics
+
+Metrics = Mapping[str, float]
+Images = Mapping[str, np.ndarray]
+Logger = Callable[[int, Metrics, Images], None]
+
+
+class Loggers:
+    """Call every logger of a run, on the first process; nothing happens on the others.
+
+    A user's logger that raises is reported once, by name, and called again at the next step: a run
+    is worth more than its log. How often it failed is said at the end. An error of `open` stops the
+    run, which has not begun then.
+    """
+
+    def __init__(self, own: Sequence[Logger], users: Sequence[Logger]):
+        """Args: own: whose errors stop the run, such as those of a full disk. users: all others."""
+        self._own, self._users = tuple(own), tuple(users)
+        self._failures: Counter[str] = Counter()
+        self._closing = ExitStack()
+        for logger in self._own:
+            self._closing.callback(getattr(logger, "close"))  # noqa: B009
+
+    def open(self, workdir: Path, config: dict[str, Any]) -> None:
+        """Open the users' loggers."""
+        for logger in self._users:
+            if hasattr(logger, "open"):
+                try:
+                    logger.open(workdir, config)
+                except Exception as error:  # of somebody else's code
+                    why = f"{type(error).__name__}: {error}"
+                    raise ValueError(f"logger {logger_name(logger)} cannot start: {why}") from error
+            if hasattr(logger, "close"):
+                self._closing.callback(self._guard, logger, logger.close)
+
+    def __call__(self, step: int, metrics: Mapping[str, Any], images: Images | None = None) -> None:
+        """Log metrics, of anything that `float` takes, and images."""
+        values = {name: float(value) for name, value in metrics.items()}
+        for logger in self._own:
+            logger(int(step), values, images or {})
+        for logger in self._users:
+            self._guard(logger, logger, int(step), dict(values), dict(images or {}))
+
+    def close(self) -> None:
+        """Write out what is buffered. A second call does nothing."""
+        self._closing.close()
+        for name, count in self._failures.items():
+            logging.warning("logger %s failed %d times", name, count)
+        self._failures.clear()
+
+    def _guard(self, logger: Logger, call: Callable, *arguments) -> None:
+        try:
+            call(*arguments)
+        except Exception as error:  # of somebody else's code
+            name = logger_name(logger)
+            if not self._failures[name]:
+                logging.warning(
+                    "logger %s failed, the run goes on: %s: %s", name, type(error).__name__, error
+                )
+            self._failures[name] += 1
+
+
+def open_loggers(
+    workdir: Path, config: dict[str, Any], users: Sequence[Logger], *, resume_step: int
+) -> Loggers:
+    """Open metrics.jsonl, TensorBoard's events and the users' loggers, on the first process."""
+    if jax.process_index() != 0:
+        return Loggers((), ())
+    own = [jsonl_logger(workdir, resume_step), tensorboard_logger(workdir, resume_step)]
+    loggers = Loggers(own, users)
+    try:
+        loggers.open(Path(workdir), config)
+    except BaseException:
+        loggers.close()
+        raise
+    return loggers
+
+
+def logger_name(logger: Logger) -> str:
+    """Return the name of a logger for messages."""
+    return getattr(logger, "__name__", None) or type(logger).__name__
+
+
+def resolve_loggers(loggers: Sequence[Logger | str]) -> list[Logger]:
+    """Return loggers with names replaced by the loggers of `train.loggers` that they name.
+
+    Raises:
+        ValueError: a name is unknown, its package is not installed, or a logger is no function.
+    """
+    for logger in loggers:
+        if logger not in BY_NAME if isinstance(logger, str) else not callable(logger):
+            expected = ", ".join(map(repr, BY_NAME))
+            raise ValueError(
+                f"train.loggers has {logger!r}, expected {expected} or, in a call of train, a "
+                "function of (step, metrics, images)"
+            )
+    return [BY_NAME[one]() if isinstance(one, str) else one for one in loggers]
+
+
+@dataclass(frozen=True)
+class _Sink:
+    """A logging function and the function that closes what it writes to."""
+
+    log: Logger
+    close: Callable[[], Any]
+
+    def __call__(self, step: int, metrics: Metrics, images: Images) -> None:
+        self.log(step, metrics, images)
+
+
+def jsonl_logger(workdir: str | Path, resume_step: int | None = None) -> Logger:
+    """Append a line of `metrics.jsonl` for each call that has metrics.
+
+    resume_step: the last step that counts as done. What a killed run wrote of later steps is
+    removed, since they are about to be done again. None keeps it.
+    """
+    Path(workdir).mkdir(parents=True, exist_ok=True)
+    path = Path(workdir) / FILE_NAME
+    truncate_metrics(path, resume_step)
+    file = open(path, "a", encoding="utf-8")
+
+    def log(step: int, metrics: Metrics, images: Images) -> None:
+        if metrics:
+            record = {"step": int(step)} | {name: json_number(v) for name, v in metrics.items()}
+            file.write(json.dumps(record, allow_nan=False) + "\n")
+            file.flush()  # a killed run must have left every record that it logged
+
+    return _Sink(log, file.close)
+
+
+def tensorboard_logger(workdir: str | Path, resume_step: int | None = None) -> Logger:
+    """Write TensorBoard events into the workdir; `resume_step` is that of `jsonl_logger`."""
+    from tensorboardX import SummaryWriter
+
+    purge_step = None if resume_step is None else resume_step + 1
+    events = SummaryWriter(str(workdir), purge_step=purge_step)
+
+    def log(step: int, metrics: Metrics, images: Images) -> None:
+        for name, value in metrics.items():
+            events.add_scalar(name, value, step)
+        for name, image in images.items():
+            events.add_image(name, np.asarray(image), step, dataformats="HWC")
+        if images:
+            events.flush()
+
+    return _Sink(log, events.close)
+
+
+class _Service:
+    """A logger that starts with the run. start: (workdir, config) -> the opened logger."""
+
+    def __init__(self, name: str, start: Callable[[Path, dict[str, Any]], _Sink]):
+        self.__name__, self._start = name, start
+
+    def open(self, workdir: Path, config: dict[str, Any]) -> None:
+        self._sink = self._start(workdir, config)
+
+    def __call__(self, step: int, metrics: Metrics, images: Images) -> None:
+        self._sink(step, metrics, images)
+
+    def close(self) -> None:
+        self._sink.close()
+
+
+def wandb_logger(**kwargs) -> Logger:
+    """Log to Weights & Biases. kwargs: those of `wandb.init`, such as project and name."""
+    wandb = _package("wandb")
+
+    def start(workdir: Path, config: dict[str, Any]) -> _Sink:
+        path = workdir / "wandb_run.txt"
+        path.write_text(run_id := _recalled(path) or uuid.uuid4().hex)
+        defaults = {"name": workdir.name, "dir": str(workdir), "id": run_id, "resume": "allow"}
+        run = wandb.init(**{**defaults, "config": config, **kwargs})
+
+        def log(step: int, metrics: Metrics, images: Images) -> None:
+            pictures = {name: wandb.Image(image) for name, image in images.items()}
+            run.log({**metrics, **pictures}, step=step)
+
+        return _Sink(log, run.finish)
+
+    return _Service("wandb", start)
+
+
+def mlflow_logger(**kwargs) -> Logger:
+    """Log to the MLflow server of MLFLOW_TRACKING_URI. kwargs: those of `mlflow.start_run`."""
+    mlflow = _package("mlflow")
+
+    def start(workdir: Path, config: dict[str, Any]) -> _Sink:
+        path = workdir / "mlflow_run.txt"
+        run_id = _recalled(path)
+        known = {"run_id": run_id} if run_id else {"run_name": workdir.name}
+        path.write_text(mlflow.start_run(**{**known, **kwargs}).info.run_id)
+        mlflow.log_dict(config, "config.json")
+
+        def log(step: int, metrics: Metrics, images: Images) -> None:
+            mlflow.log_metrics(metrics, step=step)
+            for name, image in images.items():
+                place = Path("images", str(step), name).with_suffix(".png")
+                mlflow.log_image(image, artifact_file=str(place))
+
+        return _Sink(log, mlflow.end_run)
+
+    return _Service("mlflow", start)
+
+
+def clearml_logger(**kwargs) -> Logger:
+    """Log to ClearML. kwargs: those of `clearml.Task.init`, such as project_name and task_name."""
+    clearml = _package("clearml")
+
+    def start(workdir: Path, config: dict[str, Any]) -> _Sink:
+        path = workdir / "clearml_run.txt"
+        known = _recalled(path)
+        # A continued task would count on from its last step unless told 0.
+        resumed = {"continue_last_task": 0} if known else {}
+        defaults: dict[str, Any] = {"project_name": "mask_rcnn_jax", "task_name": workdir.name}
+        defaults |= {"reuse_last_task_id": known or False, **resumed}
+        # ClearML would otherwise log TensorBoard's events and the flags a second time.
+        defaults |= {"auto_connect_frameworks": False, "auto_connect_arg_parser": False}
+        clearml.Task._report_subprocess_enabled = False  # a fork may deadlock beside JAX's threads
+        task = clearml.Task.init(**{**defaults, **kwargs})
+        if not clearml.Task.is_offline():
+            path.write_text(task.id)
+        task.connect_configuration(config, "config")
+        report = task.get_logger()
+
+        def log(step: int, metrics: Metrics, images: Images) -> None:
+            for name, value in metrics.items():
+                title, _, series = name.partition("/")
+                report.report_scalar(title, series or title, value, iteration=step)
+            for name, image in images.items():
+                report.report_image("images", name, iteration=step, image=image)
+
+        return _Sink(log, task.close)
+
+    return _Service("clearml", start)
+
+
+BY_NAME = {"wandb": wandb_logger, "mlflow": mlflow_logger, "clearml": clearml_logger}
+
+
+def _package(name: str):
+    """Import an optional package; ValueError with the command that installs it."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ValueError(
+            f"the logger {name!r} needs the package {name}: pip install mask-rcnn-jax[{name}] "
+            f"({error})"
+        ) from error
+
+
+def _recalled(path: Path) -> str | None:
+    """Return the id that a service knows a resumed run by; None for a new run."""
+    return path.read_text().strip() if path.exists() else None

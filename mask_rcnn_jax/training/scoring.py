@@ -1,0 +1,188 @@
+"""Score a run, a file of weights or a COCO results file with the COCO protocol."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from absl import logging
+from ml_collections import ConfigDict
+from pycocotools.cocoeval import COCOeval
+
+from mask_rcnn_jax.data.coco import CocoDataset, check_image_size, decode_image
+from mask_rcnn_jax.data.dataset import Dataset, check_classes, check_dataset, dataset_name
+from mask_rcnn_jax.data.options import has_inclusive_boxes
+from mask_rcnn_jax.data.source import annotation_file, load_split
+from mask_rcnn_jax.evaluation import coco as coco_evaluation
+from mask_rcnn_jax.models.detect import detect_options
+from mask_rcnn_jax.report.analysis import Analysis, analyze
+from mask_rcnn_jax.report.page import write_report
+from mask_rcnn_jax.training import evaluator
+from mask_rcnn_jax.training.metrics import FILE_NAME, read_metrics
+from mask_rcnn_jax.training.setup import make_eval_loader, resolve_config
+from mask_rcnn_jax.training.step import make_mesh, make_predict_step, replicate
+from mask_rcnn_jax.weights import pretrained
+from mask_rcnn_jax.weights.restore import make_model, restore
+
+ReadImage = Callable[[dict], np.ndarray]  # of an entry of a COCO json's `images`
+
+
+def evaluate(
+    weights: str | Path,
+    config: ConfigDict | str | Path | None = None,
+    *,
+    val_set: Dataset | None = None,
+    output: str | Path | None = None,
+    report: bool = False,
+) -> dict:
+    """Detect objects on a dataset, score them and write the results.
+
+    Args:
+        weights: a run, one of its checkpoints, or a file of weights.
+        config: a recipe's name or path, or a config, which is not changed; None takes that of the
+            run. A file needs one.
+        val_set: the dataset; None takes `config.data.val_json`.
+        output: folder for bbox_results.json, segm_results.json and metrics.json; None takes
+            `eval/<step>` in the run's workdir. A file needs one.
+        report: also write report.html.
+
+    Returns:
+        The 24 COCO metrics, named AP, AP50, .., mask_AP, mask_AP50, .., and "per_category".
+
+    Raises:
+        ValueError, OSError: weights, config or dataset cannot be used or do not fit each other.
+    """
+    if not pretrained.is_run(weights) and (config is None or output is None):
+        raise ValueError(f"--weights {weights} is no run: it needs --config and --output")
+    given = None if config is None else resolve_config(config)
+    config, variables, categories, checkpoint = restore(given, weights)
+    if val_set is None:
+        val_set = load_split(config.data, "val")
+    elif type(val_set) is not CocoDataset:
+        check_dataset(val_set, "val_set")
+    title, records = f"Evaluation of {weights}", []
+    if checkpoint:
+        check_classes(val_set, categories, str(weights))
+        output = output or checkpoint.workdir / "eval" / str(checkpoint.step)
+        title = f"Evaluation of {weights}, step {checkpoint.step}"
+        if report and (checkpoint.workdir / FILE_NAME).is_file():
+            records = read_metrics(checkpoint.workdir / FILE_NAME)
+    elif len(val_set.class_names) != len(categories):
+        raise ValueError(
+            f"{weights} has {len(categories)} classes, expected {len(val_set.class_names)} as in "
+            f"{dataset_name(val_set)} (data.class_ids says how ids become classes)"
+        )
+    assert output is not None  # checked above for a file of weights
+    folder = Path(output)
+    folder.mkdir(parents=True, exist_ok=True)  # an unwritable folder is found out before the work
+    results, image_ids = _detect(config, variables, len(categories), val_set)
+    analyses, collect = _collector(report)
+    metrics = evaluator.score_and_write(val_set, results, image_ids, folder, collect)
+    if analyses:  # on the first process
+        read = _dataset_reader(val_set)
+        _write_report(folder, title, dataset_name(val_set), analyses, read, records)
+    logging.info("results: %s", folder)
+    return metrics
+
+
+def evaluate_results(
+    results_json: str | Path,
+    config: ConfigDict | str | Path,
+    *,
+    output: str | Path | None = None,
+    report: bool = False,
+) -> dict:
+    """Score a COCO results file, boxes or masks or both, against the "val" set of `config.data`.
+
+    Args:
+        output: folder for metrics.json; None writes nothing.
+        report: also write report.html into `output`.
+
+    Returns:
+        The COCO metrics of the types of result that the file holds, as `evaluate` names them.
+    """
+    if report and not output:
+        raise ValueError("--report with --results needs --output, where report.html is written")
+    config = resolve_config(config)
+    results = coco_evaluation.split_results(coco_evaluation.load_results(results_json))
+    skip_bad = config.data.bad_annotations == "skip"
+    annotations = annotation_file(config.data, "val")
+    analyses, collect = _collector(report)
+    metrics = coco_evaluation.score(annotations, *results, skip_bad=skip_bad, callback=collect)
+    print(coco_evaluation.format_table(metrics), flush=True)
+    if output:
+        Path(output).mkdir(parents=True, exist_ok=True)
+        (Path(output) / "metrics.json").write_text(json.dumps(metrics, indent=1))
+    if report and output:
+        title, read = f"Evaluation of {results_json}", _config_reader(config)
+        _write_report(Path(output), title, annotations, analyses, read, records=[])
+    return metrics
+
+
+def _detect(
+    config: ConfigDict, variables: dict, num_classes: int, val_set: Dataset
+) -> tuple[tuple[list[dict], list[dict]], list]:
+    """COCO results (boxes, masks) of the first `eval.max_images` images, and the images' ids."""
+    model, mesh = make_model(config, num_classes), make_mesh()
+    loader = make_eval_loader(config, val_set, config.eval.max_images)
+    results = evaluator.detect(
+        make_predict_step(model, mesh, detect_options(config)),
+        replicate(variables, mesh),
+        loader, val_set, mesh, loader.num_images,
+        paste=config.eval.paste, inclusive_boxes=has_inclusive_boxes(config),
+    )  # fmt: skip
+    return results, [val_set.images[index].id for index in range(loader.num_images)]
+
+
+def _collector(wanted: bool) -> tuple[list[Analysis], Callable[[COCOeval], None] | None]:
+    """A list, and a callback that appends the analysis of an evaluation; None if not wanted."""
+    analyses = []
+    return analyses, (lambda evaluation: analyses.append(analyze(evaluation))) if wanted else None
+
+
+def _write_report(
+    folder: Path,
+    title: str,
+    ground_truth: str,
+    analyses: list[Analysis],
+    read: ReadImage,
+    records: list[dict],
+) -> None:
+    """report.html in the folder, with the images that can be read."""
+    failures = []
+
+    def read_picture(image: dict) -> np.ndarray | None:
+        try:
+            return read(image)
+        except (KeyError, OSError, TypeError, ValueError) as error:
+            failures.append(f"image {image['id']}: {error!r}")
+            return None
+
+    about = {"Ground truth": ground_truth}
+    write_report(folder / "report.html", title, about, analyses, read_picture, records)
+    if failures:
+        logging.warning(
+            "report: %d pictures could not be read, the first: %s", len(failures), failures[0]
+        )
+    logging.info("report: %s", folder / "report.html")
+
+
+def _dataset_reader(dataset: Dataset) -> ReadImage:
+    places = {record.id: index for index, record in enumerate(dataset.images)}
+    return lambda image: dataset.decode(places[image["id"]])
+
+
+def _config_reader(config: ConfigDict) -> ReadImage:
+    """Reads from the files of the "val" set, whose json may lack everything but file names."""
+    if config.data.source == "tfds":
+        return _dataset_reader(load_split(config.data, "val"))
+
+    def read(image: dict) -> np.ndarray:
+        path = os.path.join(config.data.val_images, image["file_name"])
+        picture = decode_image(path)
+        if "height" in image and "width" in image:
+            check_image_size(picture, (image["height"], image["width"]), path)
+        return picture
+
+    return read
