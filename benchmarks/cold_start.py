@@ -84,7 +84,7 @@ def first_results(
             started = time.perf_counter()
             run_command("infer", *paths, cache)
             predictions[filled].append(time.perf_counter() - started)
-    return {"the first training step": steps, "the end of `infer`, one picture": predictions}
+    return {"the first training step": steps, "the end of `infer`, one image": predictions}
 
 
 def run_command(entry: str, *arguments: str) -> None:

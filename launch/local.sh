@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# One process that drives the GPUs of this machine, or its CPU.
+# Start one process that uses the GPUs of this machine, or its CPU.
 #
 #   launch/local.sh train --config configs/coco.py --workdir runs/coco
 #   GPUS=4 launch/local.sh train_amp --config configs/coco.py --workdir runs/coco
 #   GPUS=8 launch/local.sh evaluate --workdir runs/coco
 #
-# GPUS: how many, the first ones; all if unset.
+# GPUS: number of GPUs to use, starting with the first; all if unset.
 set -euo pipefail
 here=$(dirname "${BASH_SOURCE[0]}")
 # shellcheck source=launch/env.sh

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# One of several processes, each with all GPUs of its machine. Start it on every machine:
+# Start one of several processes, each with all GPUs of its machine. Run it on every machine:
 #
 #   COORDINATOR=host0:1234 PROCESSES=2 PROCESS_ID=0 launch/multinode.sh train --config ... (on host0)
 #   COORDINATOR=host0:1234 PROCESSES=2 PROCESS_ID=1 launch/multinode.sh train --config ... (on host1)
 #
-# COORDINATOR: where process 0 runs, and a free port there, which the others must reach.
-# The workdir and the data must be in the same place everywhere, on a file system that all share.
+# COORDINATOR: host of process 0 and a free port there, reachable from the other machines.
+# The workdir and the data must have the same path everywhere, on a shared file system.
 set -euo pipefail
 here=$(dirname "${BASH_SOURCE[0]}")
 # shellcheck source=launch/env.sh
