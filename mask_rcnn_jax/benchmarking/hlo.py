@@ -1,4 +1,4 @@
-"""Parse the text of an optimized XLA program."""
+"""Parse optimized XLA programs from their text."""
 
 import re
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "reduce-scatter", "coll
 
 @dataclass(frozen=True)
 class Array:
-    """Dtype and shape of an array."""
+    """Dtype and shape."""
 
     dtype: str  # as XLA spells it: f32, bf16, pred, ..
     shape: tuple[int, ...]
@@ -39,7 +39,7 @@ class Array:
 
 @dataclass(frozen=True)
 class Instruction:
-    """One line of a computation."""
+    """One instruction line."""
 
     name: str
     opcode: str
@@ -49,18 +49,18 @@ class Instruction:
     root: bool
 
     def attribute(self, pattern: str, default: str = "") -> str:
-        """Return the first group of a regular expression in `text`."""
+        """Search `text` for a regular expression and return its first group."""
         found = re.search(pattern, self.text)
         return found[1] if found else default
 
     @property
     def calls(self) -> str:
-        """Name of the computation run by a fusion or an asynchronous start."""
+        """Computation name run by a fusion or an asynchronous start."""
         return self.attribute(r"\bcalls=%?([\w.\-]+)")
 
     @property
     def target(self) -> str:
-        """Target of a custom call."""
+        """Custom call target."""
         return self.attribute(r'custom_call_target="([^"]+)"')
 
     @property
@@ -81,7 +81,7 @@ class Program:
         """(times, computation, instruction) for every instruction that starts device work.
 
         Instructions in a loop count once per iteration if the compiler knows the trip count, else
-        once. Every branch of a conditional counts. Of an asynchronous pair, the start counts.
+        once. Every conditional branch counts; asynchronous pairs count at their start.
         """
         return list(self._walk(self.entry, 1))
 
@@ -115,7 +115,7 @@ class Program:
 
 
 def operand_arrays(scope: dict[str, Instruction], name: str) -> tuple[Array, ...]:
-    """Return the arrays of an operand; none if the computation lacks the instruction."""
+    """Return an operand's arrays; none if the computation lacks the instruction."""
     name, _, index = name.partition("#")
     if name not in scope:
         return ()
@@ -124,7 +124,7 @@ def operand_arrays(scope: dict[str, Instruction], name: str) -> tuple[Array, ...
 
 
 def parse(text: str) -> Program:
-    """Parse the output of `jax.stages.Compiled.as_text`.
+    """Parse text from `jax.stages.Compiled.as_text`.
 
     Raises ValueError if it has no entry computation.
     """
@@ -163,7 +163,7 @@ def _operands(text: str) -> tuple[str, ...]:
 
 
 def _closing_parenthesis(text: str) -> int:
-    """Return the index of the parenthesis that closes one opened before the text."""
+    """Return the index where a parenthesis opened before the text closes."""
     depth = 1
     for index, letter in enumerate(text):
         depth += (letter == "(") - (letter == ")")

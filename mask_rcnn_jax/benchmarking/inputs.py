@@ -1,4 +1,4 @@
-"""Training and prediction steps of a recipe, and synthetic batches for them."""
+"""Recipes' training and prediction steps, and synthetic batches for them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -28,7 +28,7 @@ OBJECTS = 8  # per image; COCO's mean is 7.3
 
 
 def num_classes(config: Any) -> int:
-    """Return the config's number of classes, or COCO's if the config leaves it to the data."""
+    """Return the config's class count, or COCO's if the config leaves it to the data."""
     return config.model.num_classes or COCO_CLASSES[config.data.class_ids]
 
 
@@ -46,7 +46,7 @@ def recipe_step(
     mesh: Mesh | AbstractMesh,
     batch_size: int,
 ):
-    """Build the recipe's `step(state, batch)` and optimizer; only the shapes of `params` matter."""
+    """Build the recipe's `step(state, batch)` and optimizer; `params` may be abstract."""
     microbatches = count_microbatches(
         batch_size,
         mesh.size,
@@ -69,7 +69,7 @@ def recipe_step(
 
 
 def fresh_state(variables: dict, tx: optax.GradientTransformation) -> TrainState:
-    """Return the state of step 0."""
+    """Return the initial state."""
     params, stats = variables["params"], variables["batch_stats"]
     return TrainState(
         step=jnp.int32(0), params=params, batch_stats=stats, opt_state=tx.init(params)
@@ -83,9 +83,9 @@ def lower_step(
     batch_size: int,
     platform: str | None = None,
 ) -> jax.stages.Lowered:
-    """Lower the training step on `step_mesh` for abstract arguments on the devices of `mesh`.
+    """Lower the training step on `step_mesh` for abstract arguments on `mesh`.
 
-    platform: "cuda" lowers for GPUs although the devices are not.
+    platform: "cuda" lowers for GPUs even if the devices are not GPUs.
     """
     model = recipe_model(config)
     variables = abstract_variables(model)
@@ -97,7 +97,7 @@ def lower_step(
 
 
 def lower_predict(config: Any, mesh: Mesh, batch_size: int) -> jax.stages.Lowered:
-    """Lower prediction for abstract arguments on the devices of `mesh`."""
+    """Lower prediction for abstract arguments on `mesh`."""
     model = recipe_model(config)
     predict: Any = make_predict_step(model, mesh, detect_options(config))
     variables = _placed(abstract_variables(model), mesh, P())
@@ -106,10 +106,10 @@ def lower_predict(config: Any, mesh: Mesh, batch_size: int) -> jax.stages.Lowere
 
 
 def train_flops(config: Any) -> float:
-    """Return the FLOPs of a training step on one image, before optimization.
+    """Return a training step's FLOPs per image, before optimization.
 
-    Counted in the GPU form of the program, because loop bodies count once and only the CPU form
-    has convolutions in loops.
+    Counted in the GPU program, because loop bodies count once and only the CPU program has
+    convolutions in loops.
     """
     config, mesh = _without_kernels(config), _one_cpu()
     config.optim.accumulate_steps, config.train.images_per_device = 1, 0
@@ -117,7 +117,7 @@ def train_flops(config: Any) -> float:
 
 
 def infer_flops(config: Any) -> float:
-    """Return the FLOPs of a prediction on one image, before optimization."""
+    """Return prediction FLOPs per image, before optimization."""
     return _flops(lower_predict(_without_kernels(config), _one_cpu(), 1))
 
 
@@ -137,13 +137,13 @@ def _one_cpu() -> Mesh:
 
 
 def _placed(tree, mesh: Mesh, spec: P):
-    """Return abstract arrays on the devices of a mesh."""
+    """Return abstract arrays placed on a mesh."""
     sharding = NamedSharding(mesh, spec)
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
 
 
 def synthetic_batch(config: Any, batch_size: int, objects: int = OBJECTS) -> Batch:
-    """Generate landscape noise images with ellipses of sizes as in COCO.
+    """Generate landscape noise images with ellipses, sized as objects in COCO.
 
     objects: ellipses per image, at most `data.max_instances`.
     """
@@ -162,7 +162,7 @@ def synthetic_batch(config: Any, batch_size: int, objects: int = OBJECTS) -> Bat
 
 
 def abstract_batch(config: Any, batch_size: int) -> Batch:
-    """Return the shapes and dtypes of a synthetic batch."""
+    """Return a synthetic batch's shapes and dtypes."""
     one = synthetic_batch(config, 1)
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct((batch_size, *x.shape[1:]), x.dtype), one)
 

@@ -24,9 +24,9 @@ def run(config: Any, images: int, batches: int, workers: int) -> dict[str, Any]:
 
     Args:
         config: the recipe.
-        images: number of JPEGs to generate and read; 0 reads `data.train_json`.
-        batches: number of timed batches.
-        workers: number of worker processes.
+        images: JPEGs to generate and read; 0 reads `data.train_json`.
+        batches: timed batches.
+        workers: worker processes.
 
     Returns:
         Figures; `images_per_s_per_core` divides by the CPU seconds of all processes, and memory is
@@ -76,7 +76,7 @@ def _measure(
 
 
 def write_images(folder: Path, count: int) -> Path:
-    """Write JPEGs of noisy clouds with 40-corner polygons, and return their COCO json's path."""
+    """Write noisy cloud JPEGs with 40-corner polygons, and return their COCO json's path."""
     rng = np.random.default_rng(0)
     images, annotations = [], []
     for index in range(count):

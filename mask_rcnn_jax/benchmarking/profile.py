@@ -1,4 +1,4 @@
-"""Rank the operations of a compiled program by time, from a profiler trace."""
+"""Rank a compiled program's operations by time, from a profiler trace."""
 
 import re
 from collections import defaultdict
@@ -21,7 +21,7 @@ def costliest(
         call: runs `compiled` once.
         compiled: the traced program.
         folder: receives the trace.
-        count: number of operations to return.
+        count: operations to return.
 
     Returns:
         For each operation its `name` in the program, `source` (its origin in the model), `ms` per
@@ -53,7 +53,7 @@ def costliest(
 
 
 def _durations(trace: ProfileData, module: str) -> dict[str, float]:
-    """Sum nanoseconds by operation of a compiled program, over all calls and devices."""
+    """Sum a program's nanoseconds by operation, over all calls and devices."""
     durations: dict[str, float] = defaultdict(float)
     for event in (e for plane in trace.planes for line in plane.lines for e in line.events):
         stats = dict(event.stats)

@@ -74,7 +74,7 @@ def _source(program: hlo.Program, instruction: hlo.Instruction) -> str:
 
 
 def microseconds(launch: Launch, device: str) -> float:
-    """Estimate the total time of an instruction's launches on a device of `PEAKS`."""
+    """Estimate the total time for an instruction's launches on a device in `PEAKS`."""
     peaks = PEAKS[device]
     compute = sum(1e-6 * n / (peaks[name] * MATRIX_REACH) for name, n in launch.flops.items())
     memory = 1e-6 * launch.bytes / (peaks["bytes"] * MEMORY_REACH)
@@ -82,7 +82,7 @@ def microseconds(launch: Launch, device: str) -> float:
 
 
 def estimate(found: Sequence[Launch], images: int, device: str) -> dict[str, float]:
-    """Return images/s and milliseconds of a step with `images`, in total and by kind."""
+    """Return images/s and milliseconds for a step with `images`, in total and by kind."""
     times: dict[str, float] = dict.fromkeys(KINDS, 0.0)
     for launch in found:
         times[launch.kind] += microseconds(launch, device) / 1e3

@@ -1,4 +1,4 @@
-"""Time each stage of the model, compiled alone on the inputs it would receive.
+"""Time each model stage, compiled alone on the inputs it would receive.
 
 The stages do not add up to a step: XLA fuses across stage boundaries and stores no values there.
 They show where to look.
@@ -26,7 +26,7 @@ RAW_OUTPUTS = ("rpn_logits", "rpn_deltas", "class_logits", "box_deltas", "mask_l
 
 
 def train(config: Any, repeats: int) -> dict[str, float]:
-    """Return milliseconds of the stages of a training step on one device, gradients included.
+    """Return milliseconds per training stage on one device, gradients included.
 
     That device gets the whole `train.batch_size`. Stages without gradients run forward only.
     """
@@ -78,7 +78,7 @@ def train(config: Any, repeats: int) -> dict[str, float]:
 
 
 def infer(config: Any, repeats: int) -> dict[str, float]:
-    """Return milliseconds of the stages of prediction on one device, at `eval.batch_size`."""
+    """Return milliseconds per prediction stage on one device, at `eval.batch_size`."""
     model, params, run, batch, extent = _setup(config, config.eval.batch_size)
     time = partial(_time, repeats=repeats)
 
@@ -150,8 +150,8 @@ def _time(
 ) -> tuple[float, Any]:
     """Return median milliseconds and the output.
 
-    gradient: positions of arguments whose gradients are timed too. cotangents: gradient of the
-    output; None is 1 everywhere.
+    gradient: argument positions whose gradients are timed too. cotangents: output gradient; None
+    is 1 everywhere.
     """
     forward = jax.jit(function)
     out = forward(*args)

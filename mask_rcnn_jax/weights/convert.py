@@ -62,7 +62,7 @@ def to_flax(arrays: Mapping[str, np.ndarray], *, norm: str, eps: float) -> tuple
 
 
 def num_classes_in(variables: Mapping) -> int | None:
-    """Return K, the number of foreground classes, from our variables; None without a box head."""
+    """Return our variables' foreground class count K; None without a box head."""
     head = variables["params"].get("box_head", {}).get("cls_score")
     return None if head is None else head["bias"].shape[0] - 1
 
@@ -171,7 +171,7 @@ def _to_theirs(path: str, source: Source) -> str:
 
 
 def _templates(source: Source) -> Iterator[tuple[str, str]]:
-    """Yield the templates of array names: theirs and ours."""
+    """Yield array name templates, theirs and ours."""
     for theirs, ours in source.rows:
         parts = source.norm_parts if _is_norm(ours) else source.parts
         for part, leaf in parts.items():
@@ -179,7 +179,7 @@ def _templates(source: Source) -> Iterator[tuple[str, str]]:
 
 
 def _translate(text: str, template: str, target: str) -> str | None:
-    """Rewrite `text` from the form of `template` to the form of `target`; None if it differs."""
+    """Rewrite `text` from `template` to `target` form; None if it does not match."""
     match = _pattern(template).fullmatch(text)
     if match is None:
         return None
@@ -208,7 +208,7 @@ def _pattern(template: str) -> re.Pattern:
 
 @cache
 def _numbers(template: str) -> list[tuple[str, int]]:
-    """Return (name, offset) of each number in a template: "{level-2}" is ("level", -2)."""
+    """Return each number in a template as (name, offset): "{level-2}" is ("level", -2)."""
     return [(name, int(offset or 0)) for name, offset in re.findall(r"{(\w+)(-\d+)?}", template)]
 
 
@@ -250,7 +250,7 @@ def _to_torch_layout(module: str, array: np.ndarray) -> np.ndarray:
 def _convert_norm(
     module: str, parts: Mapping[str, np.ndarray], norm: str, eps: float, has_eps: bool
 ) -> tuple[dict, dict]:
-    """Return params and batch_stats of one batch norm, each leaf [C] float32.
+    """Return one batch norm's params and batch_stats, each leaf [C] float32.
 
     parts: scale and bias, and mean and var unless already folded into them.
     """
@@ -301,7 +301,7 @@ def _unflatten(flat: Mapping[str, np.ndarray]) -> dict:
 
 
 def listing(names: Iterable[str]) -> str:
-    """Format the number of names and the first few of them."""
+    """Format the name count and the first few names."""
     names = list(names)
     if not names:
         return "0"

@@ -1,4 +1,4 @@
-"""Read weights files of several formats into a flat dict of numpy arrays.
+"""Read weights files in several formats into flat dicts of numpy arrays.
 
 Needs neither torch nor TensorFlow, and never runs code stored in a file, see `torch_pickle`.
 """
@@ -42,7 +42,7 @@ Read = Callable[[Storage], bytes | memoryview]  # returns the bytes of a storage
 
 
 def read_arrays(path: str | os.PathLike) -> dict[str, np.ndarray]:
-    """Read the arrays of a weights file by name.
+    """Read a weights file into arrays by name.
 
     Args:
         path: a file in one of `FORMATS`, detected by content rather than name. For a TensorFlow
@@ -119,7 +119,7 @@ def _read_safetensors(path: str) -> dict[str, np.ndarray]:
 
 
 def _read_torch_zip(path: str) -> dict[str, np.ndarray]:
-    """Read the format of `torch.save` since 1.6: a zip of a pickle and one member per storage."""
+    """Read a zip written by `torch.save` since 1.6: a pickle and one member per storage."""
     with zipfile.ZipFile(path) as archive:
         pickles = [name for name in archive.namelist() if re.fullmatch(r"[^/]+/data\.pkl", name)]
         if len(pickles) != 1:
@@ -139,7 +139,7 @@ def _read_torch_zip(path: str) -> dict[str, np.ndarray]:
 
 
 def _member(archive: zipfile.ZipFile, name: str, size: int | None = None) -> bytes:
-    """Read a member of the archive, which must have `size` bytes."""
+    """Read an archive member, which must have `size` bytes."""
     if name not in archive.NameToInfo:
         raise ValueError(f"incomplete, {printable(name)} is missing")
     info = archive.getinfo(name)
@@ -166,7 +166,7 @@ def _read_pickle(path: str) -> dict[str, np.ndarray]:
 
 
 def _read_torch_legacy(data: bytes, file: io.BytesIO) -> dict[str, np.ndarray]:
-    """Read the rest of a file of torch before 1.6: three pickles, storage keys, storages."""
+    """Read the rest of a file from torch before 1.6: three pickles, storage keys, storages."""
     protocol, system = (WeightUnpickler(file).load() for _ in range(2))
     if protocol != 1001 or not system["little_endian"]:
         raise ValueError("unsupported torch protocol or byte order")
@@ -223,9 +223,9 @@ def _records(tree: dict) -> dict[str, Tensor | NumpyArray]:
 
 
 def _to_array(record: Tensor | NumpyArray, read: Read | None) -> np.ndarray:
-    """Copy a record of `WeightUnpickler` into a new array; half precision becomes float32.
+    """Copy a `WeightUnpickler` record into a new array; half precision becomes float32.
 
-    read: returns the little-endian bytes of a whole storage, exactly `numel` elements.
+    read: returns a whole storage as little-endian bytes, exactly `numel` elements.
 
     Raises ValueError if a view exceeds its storage or the data do not match the shape.
     """
@@ -263,7 +263,7 @@ def _numpy_to_array(record: NumpyArray) -> np.ndarray:
 
 
 def _checkpoint_in(folder: str) -> str:
-    """Return the prefix of the TensorFlow checkpoint in a folder."""
+    """Return the TensorFlow checkpoint prefix in a folder."""
     names = (name for name in os.listdir(folder) if name.endswith(".index"))
     prefixes = sorted(os.path.join(folder, name.removesuffix(".index")) for name in names)
     listing = os.path.join(folder, "checkpoint")

@@ -1,4 +1,4 @@
-"""Find the checkpoints of a run and read their parameters."""
+"""Find a run's checkpoints and read their parameters."""
 
 import os
 from pathlib import Path
@@ -15,7 +15,7 @@ def has_checkpoint(workdir: str | os.PathLike) -> bool:
 
 
 class CheckpointPath(NamedTuple):
-    """One checkpoint of a run."""
+    """A run's checkpoint."""
 
     workdir: Path
     step: int

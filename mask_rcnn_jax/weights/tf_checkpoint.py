@@ -81,7 +81,7 @@ def read_tf_checkpoint(prefix: str | os.PathLike) -> dict[str, np.ndarray]:
 
 
 class _Place:
-    """Location, dtype and shape of one tensor."""
+    """A tensor's location, dtype and shape."""
 
     def __init__(self, entry: dict[int, list]):
         if _SLICES in entry:
@@ -110,7 +110,7 @@ def _read_tensor(path: str, name: str, place: _Place) -> np.ndarray:
 
 
 def _read_table(data: bytes) -> dict[bytes, bytes]:
-    """Parse all keys and values of a LevelDB table."""
+    """Parse all keys and values in a LevelDB table."""
     if len(data) < _FOOTER_BYTES or not data.endswith(TABLE_MAGIC):
         raise ValueError("incomplete, or not a table")
     footer = data[-_FOOTER_BYTES:]
@@ -123,7 +123,7 @@ def _read_table(data: bytes) -> dict[bytes, bytes]:
 
 
 def _read_block(data: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the keys and values of a block; each key shares a prefix with the previous one."""
+    """Yield a block's keys and values; each key shares a prefix with the previous one."""
     end = offset + size
     trailer = data[end : end + _BLOCK_TRAILER_BYTES]
     if size < 4 or len(trailer) < _BLOCK_TRAILER_BYTES:
@@ -244,7 +244,7 @@ def crc32c(data: bytes) -> int:
 
 @functools.cache
 def _zeros(power: int) -> np.ndarray:
-    """Return the map of a CRC through 2**power zero bytes: [32] uint32, the image of each bit."""
+    """Return a CRC's map through 2**power zero bytes: [32] uint32, the image of each bit."""
     if power:
         return _apply(_zeros(power - 1), _zeros(power - 1))
     bits = np.uint32(1) << np.arange(32, dtype=np.uint32)
@@ -256,7 +256,7 @@ def _zeros(power: int) -> np.ndarray:
 
 @functools.cache
 def _four_zeros_tables() -> tuple[np.ndarray, np.ndarray]:
-    """Tabulate the map through four zero bytes for the lower and upper half of a CRC."""
+    """Tabulate the map through four zero bytes for a CRC's lower and upper half."""
     half = np.arange(1 << 16, dtype=np.uint32)
     return _apply(_zeros(2), half), _apply(_zeros(2), half << 16)
 

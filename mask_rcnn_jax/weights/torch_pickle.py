@@ -162,12 +162,12 @@ class WeightUnpickler(pickle._Unpickler):
         return storage
 
     def _call(self) -> None:
-        args, what = self.stack.pop(), self.stack.pop()
-        if not (isinstance(what, _Global) and isinstance(args, tuple)):
+        args, function = self.stack.pop(), self.stack.pop()
+        if not (isinstance(function, _Global) and isinstance(args, tuple)):
             raise ValueError("refused: the pickle calls something other than a function")
-        if what.name not in _BUILDERS:
-            raise ValueError(f"refused: the pickle calls {printable(what.name)}")
-        self.append(_BUILDERS[what.name](*args))
+        if function.name not in _BUILDERS:
+            raise ValueError(f"refused: the pickle calls {printable(function.name)}")
+        self.append(_BUILDERS[function.name](*args))
 
     def _build(self) -> None:
         state = self.stack.pop()
