@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from PIL import Image, ImageDraw
 
@@ -43,7 +44,7 @@ INDEX = int(os.environ.get("NOTEBOOK_INDEX", "4"))  # index in the training set
 config = mrcnn.load_config(RUN)
 dataset = load_split(config.data, "train")
 example = load_example(dataset, INDEX, example_options(config))
-batch = jax.tree.map(lambda leaf: np.asarray(leaf)[None], example)  # a batch of one
+batch = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], example)  # a batch of one
 
 targets = example.targets
 print("image   ", example.images.shape, example.images.dtype, "of which", example.image_sizes)

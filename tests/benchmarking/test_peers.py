@@ -45,7 +45,7 @@ def test_a_peer_that_ends_is_told_of():
         peers.Side([sys.executable, "-c", "raise SystemExit(3)"]).answer()
 
 
-def test_the_ratio_is_of_neighbours():
+def test_the_ratio_is_between_neighboring_steps():
     """A step that the whole machine was slow for counts as any other."""
     report = peers.summary({"ours": [1.0, 10.0, 2.0], "peer": [1.5, 15.0, 3.0]}, "peer")
     assert report["peer_over_ours"] == {"low": 1.5, "median": 1.5, "high": 1.5}
@@ -66,7 +66,7 @@ def test_what_the_peer_cannot_do_is_said_at_once(tmp_path, capsys):
     assert "runs in float32 only" in capsys.readouterr().err
 
 
-def test_boxes_are_inside_and_of_a_size_that_is_learnt():
+def test_boxes_are_inside_the_image_and_not_tiny():
     settings = SimpleNamespace(height=200, width=300, batch=2, objects=50)
     boxes = peers.draw_boxes(settings)
     assert boxes.shape == (2, 50, 4) and boxes.dtype == np.float32
