@@ -56,9 +56,9 @@ def evaluate(
     if not pretrained.is_run(weights) and (config is None or output is None):
         raise ValueError(f"--weights {weights} is no run: it needs --config and --output")
     given = None if config is None else resolve_config(config)
-    config, variables, categories, checkpoint = restore(given, weights)
+    resolved, variables, categories, checkpoint = restore(given, weights)
     if val_set is None:
-        val_set = load_split(config.data, "val")
+        val_set = load_split(resolved.data, "val")
     elif type(val_set) is not CocoDataset:
         check_dataset(val_set, "val_set")
     title, records = f"Evaluation of {weights}", []
@@ -76,7 +76,7 @@ def evaluate(
     assert output is not None  # checked above for a file of weights
     folder = Path(output)
     folder.mkdir(parents=True, exist_ok=True)  # an unwritable folder is found out before the work
-    results, image_ids = _detect(config, variables, len(categories), val_set)
+    results, image_ids = _detect(resolved, variables, len(categories), val_set)
     analyses, collect = _collector(report)
     metrics = evaluator.score_and_write(val_set, results, image_ids, folder, collect)
     if analyses:  # on the first process
