@@ -69,7 +69,7 @@ class _Package(ModuleType):
 
     `mask_rcnn_jax/train.py` is the command `python -m mask_rcnn_jax.train`, and `mrcnn.train` the
     function. Importing a submodule sets it as an attribute of its package; without this class the
-    meaning of `mrcnn.train` would depend on whether somebody has imported the command.
+    meaning of `mrcnn.train` would depend on whether the command has been imported.
     """
 
     def __setattr__(self, name: str, value: object) -> None:

@@ -58,7 +58,7 @@ def recipe_names() -> list[str]:
 
 
 def check_entries(config: ConfigDict) -> None:
-    """Raise ValueError, naming the entry, for what would only be found out after a long time."""
+    """Raise ValueError, naming the entry, for values that would only fail late in a run."""
     lowest_of = {**dict.fromkeys(AT_LEAST_ONE, 1), **dict.fromkeys(AT_LEAST_ZERO, 0)}
     for name, lowest in lowest_of.items():
         section, key = name.split(".")

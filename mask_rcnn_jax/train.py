@@ -3,7 +3,7 @@
     python -m mask_rcnn_jax.train --config configs/coco.py --workdir runs/coco
 
 Writes into the workdir: config.json, metrics.jsonl, TensorBoard events, checkpoints/<step>/ and
-eval/<step>/ (COCO results, metrics.json, annotated pictures).
+eval/<step>/ (COCO results, metrics.json, annotated images).
 """
 
 from collections.abc import Sequence

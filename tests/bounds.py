@@ -72,9 +72,9 @@ def encoding_bound(
     """Rounding of `ops.boxes.encode` of [N, 4] boxes that are not empty."""
     box_sides, anchor_sides = (np.float64(b)[..., 2:] - b[..., :2] for b in (boxes, anchors))
     coordinate = np.maximum(np.abs(boxes).max(axis=-1), np.abs(anchors).max(axis=-1))[..., None]
-    centres = 2 * coordinate / anchor_sides
+    centers = 2 * coordinate / anchor_sides
     logs = np.abs(np.log(box_sides)) + np.abs(np.log(anchor_sides)) + 2
-    return rounding_bound(8, np.concatenate([centres, logs], axis=-1) * weights)
+    return rounding_bound(8, np.concatenate([centers, logs], axis=-1) * weights)
 
 
 def decoding_bound(
@@ -126,7 +126,7 @@ def pooling_gradient_bound(
     Args:
         cells: as in `pooling_bound`.
         magnitude: the gradient for the absolute values of the output's gradient. A sample that is
-            placed wrongly moves its share to a neighbouring cell.
+            placed wrongly moves its share to a neighboring cell.
         terms: shares that meet in a cell.
     """
     magnitude = np.asarray(magnitude, np.float64)

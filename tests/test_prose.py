@@ -23,7 +23,8 @@ BRITISH = re.compile(
 )
 IDIOMS = re.compile(
     r"\b(?:anew|anybody|nobody|somebody|whoever|wherefrom|thrice|by lot|one's own|of no matter"
-    r"|found out|listened to|complained of|answers? to|of use|of no use|is said|pictures?)\b",
+    r"|found out|listened to|complained of|answers? to|of use|of no use|is said)\b"
+    r"|(?<!eval\.)(?<!/)(?<!\w)pictures?\b(?!: annotated|/|`)",
     re.IGNORECASE,
 )
 

@@ -135,7 +135,7 @@ def check_coco(json_path: str | os.PathLike, image_dir: str | os.PathLike) -> li
 
 
 def decode_image(path: str | os.PathLike, *, upright: bool = False) -> np.ndarray:
-    """[H, W, 3] uint8 RGB of a grey, colour, CMYK, RGBA or 16-bit file, as stored: the EXIF
+    """[H, W, 3] uint8 RGB of a gray, color, CMYK, RGBA or 16-bit file, as stored: the EXIF
     rotation is not applied, since annotations are made on the stored pixels. `upright` applies it.
     """
     with open(path, "rb") as file:
@@ -145,7 +145,7 @@ def decode_image(path: str | os.PathLike, *, upright: bool = False) -> np.ndarra
 def decode_bytes(content: bytes, path: str, *, upright: bool = False) -> np.ndarray:
     """`decode_image` of what the file `path` holds."""
     data = np.frombuffer(content, np.uint8)
-    # imdecode refuses truncated data; imread would return it with the rest of the picture grey.
+    # imdecode refuses truncated data; imread would return it with the rest of the image gray.
     flags = cv2.IMREAD_COLOR_RGB | (0 if upright else cv2.IMREAD_IGNORE_ORIENTATION)
     try:
         image = cv2.imdecode(data, flags) if data.size else None
@@ -157,7 +157,7 @@ def decode_bytes(content: bytes, path: str, *, upright: bool = False) -> np.ndar
 
 
 def check_image_size(image: np.ndarray, record_size: tuple[int, int], path: str) -> None:
-    """Raise if the decoded picture is not of the (height, width) that the json says."""
+    """Raise ValueError if a decoded image does not have the json's (height, width)."""
     if image.shape[:2] != record_size:
         (height, width), (json_height, json_width) = image.shape[:2], record_size
         raise ValueError(

@@ -1,7 +1,7 @@
 """The dataset protocol: the images and objects that training and evaluation read.
 
 Everything is in pixels of the original image. `CocoDataset` implements the protocol for a COCO
-json; docs/extending.md shows a dataset of one's own.
+json; docs/extending.md shows a custom dataset.
 """
 
 import math

@@ -68,7 +68,7 @@ def make_manifest(
             for k, category in enumerate(categories, start=1)
         ],
         "preprocessing": {
-            "colours": "RGB, 0 to 255; normalized inside the model, as in training",
+            "colors": "RGB, 0 to 255; normalized inside the model, as in training",
             "resize": data["resize"],
             "resize_means": RESIZES[data["resize"]],
             "image_size": list(data["image_size"]),

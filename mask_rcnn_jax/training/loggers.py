@@ -30,7 +30,7 @@ class Loggers:
     """Call every logger of a run, on the first process; nothing happens on the others.
 
     A user's logger that raises is reported once, by name, and called again at the next step: a run
-    is worth more than its log. How often it failed is said at the end. An error of `open` stops the
+    is worth more than its log. The failure count is logged at the end. An error of `open` stops the
     run, which has not begun then.
     """
 
@@ -48,7 +48,7 @@ class Loggers:
             if hasattr(logger, "open"):
                 try:
                     logger.open(workdir, config)
-                except Exception as error:  # of somebody else's code
+                except Exception as error:  # of the user's code
                     why = f"{type(error).__name__}: {error}"
                     raise ValueError(f"logger {logger_name(logger)} cannot start: {why}") from error
             if hasattr(logger, "close"):
@@ -72,7 +72,7 @@ class Loggers:
     def _guard(self, logger: Logger, call: Callable, *arguments) -> None:
         try:
             call(*arguments)
-        except Exception as error:  # of somebody else's code
+        except Exception as error:  # of the user's code
             name = logger_name(logger)
             if not self._failures[name]:
                 logging.warning(
@@ -194,8 +194,8 @@ def wandb_logger(**kwargs) -> Logger:
         run = wandb.init(**{**defaults, "config": config, **kwargs})
 
         def log(step: int, metrics: Metrics, images: Images) -> None:
-            pictures = {name: wandb.Image(image) for name, image in images.items()}
-            run.log({**metrics, **pictures}, step=step)
+            drawn = {name: wandb.Image(image) for name, image in images.items()}
+            run.log({**metrics, **drawn}, step=step)
 
         return _Sink(log, run.finish)
 

@@ -1,9 +1,9 @@
-"""Dynamic loss scaling for float16, as an optax transformation around an optimiser.
+"""Dynamic loss scaling for float16, as an optax transformation around an optimizer.
 
-Small gradients vanish in float16. The step multiplies the loss by a scale, so that the gradients
-come out larger by it; here they are divided by it again before the optimiser sees them. Whoever
-overflows has a scale that is too large: that step changes nothing but the scale, which is halved.
-After enough steps without an overflow it is doubled.
+Small gradients vanish in float16. The step multiplies the loss by a scale, which scales the
+gradients; they are divided by it here before they reach the optimizer. An overflow means the scale
+is too large: that step changes nothing but the scale, which is halved. After enough steps without
+an overflow the scale is doubled.
 """
 
 from typing import NamedTuple
@@ -14,7 +14,7 @@ import optax
 
 
 class LossScaleState(NamedTuple):
-    """The scale, what it depends on, and the state of the optimiser inside."""
+    """The scale, what it depends on, and the state of the optimizer inside."""
 
     scale: jax.Array  # float32 [], the factor of the next step's loss
     good_steps: jax.Array  # int32 [], steps since the scale changed or overflowed

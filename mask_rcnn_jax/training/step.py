@@ -26,7 +26,7 @@ from mask_rcnn_jax.training.optim import injected_rate
 
 @struct.dataclass
 class TrainState:
-    """All that changes while training; `step` counts finished optimiser steps."""
+    """All that changes while training; `step` counts finished optimizer steps."""
 
     step: jax.Array
     params: dict
@@ -72,10 +72,10 @@ def make_train_step(
     Random numbers are a function of (seed, step, image) alone and do not depend on the number of
     devices; samples do where a recipe looks at a device's batch (pad_multiple, post_nms_scope).
     accumulate_steps: a device takes its images in that many parts, one after the other. The parts
-    count as devices do: losses are normalised over one part, gradients averaged over all parts and
+    count as devices do: losses are normalized over one part, gradients averaged over all parts and
     devices. So k parts on n devices equal one part on k * n devices.
     With `loss_scale.dynamic_loss_scale` as `tx`, a step that overflows changes neither parameters
-    nor optimiser nor batch statistics; `grad_norm` is not finite then. `step` counts it all the
+    nor optimizer nor batch statistics; `grad_norm` is not finite then. `step` counts it all the
     same, because its images are used up; the schedule does not.
     """
 

@@ -71,7 +71,7 @@ class StepLog:
             self.restart_clock()
 
     def restart_clock(self) -> None:
-        """Start counting images anew; compiling, evaluating and saving do not count."""
+        """Restart the image count; compiling, evaluating and saving do not count."""
         self._images, self._since = 0, time.monotonic()
 
     def _check_finite(self, step: int, metrics: dict, image_index: np.ndarray) -> None:

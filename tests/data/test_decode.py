@@ -6,58 +6,58 @@ from PIL import Image
 from mask_rcnn_jax.data.coco import UndecodableImage, check_image_size, decode_image
 from tests.helpers import shared
 
-# A red upper left quarter on grey, 20 x 30.
-COLOUR = np.full((20, 30, 3), 128, np.uint8)
-COLOUR[:10, :15] = (250, 10, 20)
+# A red upper left quarter on gray, 20 x 30.
+COLOR = np.full((20, 30, 3), 128, np.uint8)
+COLOR[:10, :15] = (250, 10, 20)
 
 
 @pytest.mark.parametrize("suffix, tolerance", [("png", 0), ("jpg", 12), ("bmp", 0)])
-def test_colour_is_rgb(tmp_path, suffix, tolerance):
+def test_color_is_rgb(tmp_path, suffix, tolerance):
     path = tmp_path / f"a.{suffix}"
     quality = {"quality": 100, "subsampling": 0} if suffix == "jpg" else {}
-    Image.fromarray(COLOUR).save(path, **quality)
+    Image.fromarray(COLOR).save(path, **quality)
     image = decode_image(path)
     assert image.dtype == np.uint8
-    np.testing.assert_allclose(image.astype(int), COLOUR, atol=tolerance)
+    np.testing.assert_allclose(image.astype(int), COLOR, atol=tolerance)
 
 
 @pytest.mark.parametrize("suffix", ["jpg", "png"])
-def test_grey_becomes_three_equal_channels(tmp_path, suffix):
+def test_gray_becomes_three_equal_channels(tmp_path, suffix):
     path = tmp_path / f"a.{suffix}"
-    grey = np.tile(np.arange(0, 240, 8, dtype=np.uint8), (20, 1))
-    Image.fromarray(grey).save(path)
+    gray = np.tile(np.arange(0, 240, 8, dtype=np.uint8), (20, 1))
+    Image.fromarray(gray).save(path)
     image = decode_image(path)
-    np.testing.assert_allclose(image[..., 0].astype(int), grey, atol=4 if suffix == "jpg" else 0)
+    np.testing.assert_allclose(image[..., 0].astype(int), gray, atol=4 if suffix == "jpg" else 0)
     assert (image == image[..., :1]).all()
 
 
 def test_cmyk_becomes_rgb(tmp_path):
     path = tmp_path / "a.jpg"
-    Image.fromarray(COLOUR).convert("CMYK").save(path, quality=100, subsampling=0)
-    np.testing.assert_allclose(decode_image(path).astype(int), COLOUR, atol=12)
+    Image.fromarray(COLOR).convert("CMYK").save(path, quality=100, subsampling=0)
+    np.testing.assert_allclose(decode_image(path).astype(int), COLOR, atol=12)
 
 
 def test_alpha_is_dropped(tmp_path):
     path = tmp_path / "a.png"
     alpha = np.full((20, 30, 1), 77, np.uint8)
-    Image.fromarray(np.concatenate([COLOUR, alpha], axis=2)).save(path)
-    np.testing.assert_array_equal(decode_image(path), COLOUR)
+    Image.fromarray(np.concatenate([COLOR, alpha], axis=2)).save(path)
+    np.testing.assert_array_equal(decode_image(path), COLOR)
 
 
 def test_sixteen_bits_become_eight(tmp_path):
     path = tmp_path / "a.png"
-    cv2.imwrite(str(path), COLOUR[:, :, ::-1].astype(np.uint16) * 256)
-    np.testing.assert_array_equal(decode_image(path), COLOUR)
+    cv2.imwrite(str(path), COLOR[:, :, ::-1].astype(np.uint16) * 256)
+    np.testing.assert_array_equal(decode_image(path), COLOR)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_exif_rotation_is_ignored(tmp_path, orientation):
     path = tmp_path / "a.jpg"
-    image = Image.fromarray(COLOUR)
+    image = Image.fromarray(COLOR)
     exif = image.getexif()
     exif[0x0112] = orientation
     image.save(path, exif=exif, quality=100, subsampling=0)
-    np.testing.assert_allclose(decode_image(path).astype(int), COLOUR, atol=12)
+    np.testing.assert_allclose(decode_image(path).astype(int), COLOR, atol=12)
 
 
 @pytest.mark.parametrize("suffix", ["jpg", "png"])
@@ -85,14 +85,14 @@ def test_absent_file_is_an_os_error(tmp_path):
 
 
 def test_size_that_disagrees_is_named():
-    check_image_size(COLOUR, (20, 30), "a.jpg")
+    check_image_size(COLOR, (20, 30), "a.jpg")
     with pytest.raises(ValueError, match=r"a.jpg: the file is 20 x 30 .* says 30 x 20"):
-        check_image_size(COLOUR, (30, 20), "a.jpg")
+        check_image_size(COLOR, (30, 20), "a.jpg")
 
 
 def test_real_jpegs_equal_pillow():
     for path in sorted(shared("data/coco_mini/val2017").glob("*.jpg"))[:8]:
         with Image.open(path) as image:
             expected = np.asarray(image.convert("RGB")).astype(int)
-        # Two JPEG libraries may round the colour conversion differently.
+        # Two JPEG libraries may round the color conversion differently.
         np.testing.assert_allclose(decode_image(path).astype(int), expected, atol=4)

@@ -115,7 +115,7 @@ def test_image_lies_in_the_upper_left_corner(kind):
 
 
 def sampled(image, size):
-    """Bilinear at pixel centres in float64, the border extended."""
+    """Bilinear at pixel centers in float64, the border extended."""
     for axis, after in enumerate(size):
         before = image.shape[axis]
         position = np.clip((np.arange(after) + 0.5) * before / after - 0.5, 0, before - 1)
@@ -132,8 +132,8 @@ def averaged(image, size):
     for axis, after in enumerate(size):
         before = image.shape[axis]
         width = max(before / after, 1.0)
-        centres = (np.arange(after) + 0.5) * before / after
-        weights = 1 - np.abs(np.arange(before) + 0.5 - centres[:, None]) / width
+        centers = (np.arange(after) + 0.5) * before / after
+        weights = 1 - np.abs(np.arange(before) + 0.5 - centers[:, None]) / width
         weights = np.maximum(weights, 0)
         weights /= weights.sum(axis=1, keepdims=True)
         image = np.moveaxis(np.tensordot(weights, image, (1, axis)), 0, axis)
@@ -195,10 +195,10 @@ def test_torchvision_golden_images(index):
     height, width = plan.size
     np.testing.assert_array_equal(plan.size, golden["image_sizes"][index])
     assert plan.canvas == golden["batch"].shape[2:]
-    normalised = ((resize_image(image, plan, rule) / 255 - MEAN) / STD)[:height, :width]
+    normalized = ((resize_image(image, plan, rule) / 255 - MEAN) / STD)[:height, :width]
     expected = golden["batch"][index, :, :height, :width].transpose(1, 2, 0)
     # torch rounds the positions of its samples to single precision
-    np.testing.assert_allclose(normalised, expected, atol=1e-4)
+    np.testing.assert_allclose(normalized, expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("index", [0, 1])
@@ -225,6 +225,6 @@ def test_nvidia_golden_images(index):
     plan = resize_plan(*image.shape[:2], rule)
     height, width = plan.size
     assert (plan.size, image.shape[:2]) == (tuple(info[:2]), tuple(info[3:]))
-    normalised = ((resize_image(image, plan, rule) / 255 - MEAN) / STD)[:height, :width]
-    np.testing.assert_allclose(normalised, golden["images"][index, :height, :width], atol=1e-4)
+    normalized = ((resize_image(image, plan, rule) / 255 - MEAN) / STD)[:height, :width]
+    np.testing.assert_allclose(normalized, golden["images"][index, :height, :width], atol=1e-4)
     assert not golden["images"][index, height:].any() and golden["images"].shape[1:3] == plan.canvas

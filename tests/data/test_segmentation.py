@@ -29,7 +29,7 @@ def blob(height=50, width=70, seed=0):
 
 
 def oracle_crop(mask, box, side):
-    """Bilinear samples at the crop's pixel centres, one at a time, the border extended."""
+    """Bilinear samples at the crop's pixel centers, one at a time, the border extended."""
     height, width = mask.shape
     crop = np.zeros((side, side))
     for i in range(side):

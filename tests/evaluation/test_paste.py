@@ -35,11 +35,11 @@ def slow_probability(mask, box, height, width):
     return picture
 
 
-def test_full_mask_covers_the_pixels_whose_centres_are_in_the_box():
+def test_full_mask_covers_the_pixels_whose_centers_are_in_the_box():
     crop, origin = paste_mask(np.ones((28, 28), np.float32), (2.0, 3.0, 6.0, 5.0), 10, 12)
     assert origin == (2, 3)
     np.testing.assert_array_equal(crop, np.ones((2, 4), np.uint8))
-    # Centres from 2.5 to 5.5 lie in [2.5, 5.6]; those from 3.5 to 4.5 in [2.6, 4.9].
+    # Centers from 2.5 to 5.5 lie in [2.5, 5.6]; those from 3.5 to 4.5 in [2.6, 4.9].
     crop, origin = paste_mask(np.ones((28, 28), np.float32), (2.5, 2.6, 5.6, 4.9), 10, 12)
     assert origin == (2, 3)
     assert crop.shape == (2, 4)
@@ -78,7 +78,7 @@ def test_paste_equals_slow_bilinear_oracle(box):
     [
         (5.0, 5.0, 5.0, 9.0),
         (5.0, 9.0, 9.0, 5.0),
-        (5.6, 5.6, 6.4, 6.4),  # between pixel centres
+        (5.6, 5.6, 6.4, 6.4),  # between pixel centers
         (-9.0, 2.0, -1.0, 8.0),
         (21.0, 2.0, 30.0, 8.0),
         (2.0, -9.0, 8.0, -1.0),
@@ -113,7 +113,7 @@ def test_integer_rule_gives_an_empty_mask_outside_the_picture(box):
 
 
 def test_integer_rule_covers_whole_pixels_by_hand():
-    # Grown by 30/28 about its centre the box is 8.93 .. 24.07: pixels 8 to 24, 17 for 30 cells. The
+    # Grown by 30/28 about its center the box is 8.93 .. 24.07: pixels 8 to 24, 17 for 30 cells. The
     # first reads place 0.38 between the zero border (0) and the object (1), the next one 2.15.
     full = np.ones((28, 28), np.float32)
     crop, origin = paste_mask(full, (9.43, 9.43, 23.57, 23.57), 40, 50, rule="integer")
@@ -146,8 +146,8 @@ def resized_paste(mask, box, height, width):
     x1, y1, x2, y2 = np.asarray(box, np.float32)
     scale = np.float32((side + 2) / side)
     half = np.array([x2 - x1, y2 - y1]) * np.float32(0.5) * scale
-    centre = np.array([x1 + x2, y1 + y2]) * np.float32(0.5)
-    (left, top), (right, bottom) = (centre - half).astype(int), (centre + half).astype(int)
+    center = np.array([x1 + x2, y1 + y2]) * np.float32(0.5)
+    (left, top), (right, bottom) = (center - half).astype(int), (center + half).astype(int)
     padded = np.pad(mask, 1)
     size = (max(int(right - left) + 1, 1), max(int(bottom - top) + 1, 1))
     pasted = (cv2.resize(padded, size) > 0.5).astype(np.uint8)

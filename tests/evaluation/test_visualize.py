@@ -13,17 +13,17 @@ from mask_rcnn_jax.evaluation.visualize import (
 )
 from mask_rcnn_jax.structures import Detections
 
-GREY = 128
+GRAY = 128
 
 
-def grey_image(height, width):
-    return np.full((height, width, 3), GREY, np.uint8)
+def gray_image(height, width):
+    return np.full((height, width, 3), GRAY, np.uint8)
 
 
 def disk(side=28, radius=0.4, hole=0.0):
     """[side, side] probabilities of a disk, its radius given in parts of the box."""
-    centre = (np.arange(side) + 0.5) / side - 0.5
-    distance = np.hypot(centre[:, None], centre)
+    center = (np.arange(side) + 0.5) / side - 0.5
+    distance = np.hypot(center[:, None], center)
     soft = 1 / side
     outer = np.clip(0.5 + (radius - distance) / soft, 0, 1)
     inner = np.clip(0.5 + (distance - hole) / soft, 0, 1) if hole else 1.0
@@ -31,8 +31,8 @@ def disk(side=28, radius=0.4, hole=0.0):
 
 
 def changed(picture):
-    """[H, W] bool: the pixels that are no longer grey."""
-    return (picture != GREY).any(axis=2)
+    """[H, W] bool: the pixels that are no longer gray."""
+    return (picture != GRAY).any(axis=2)
 
 
 def found(boxes, classes, scores, masks=None):
@@ -41,7 +41,7 @@ def found(boxes, classes, scores, masks=None):
 
 
 def draw_disk(box, mask, height=400, width=400, names=("a",), score=0.9):
-    return draw_detections(grey_image(height, width), found([box], [1], [score], mask[None]), names)
+    return draw_detections(gray_image(height, width), found([box], [1], [score], mask[None]), names)
 
 
 def is_color(pixels, color):
@@ -52,11 +52,11 @@ def test_fill_and_contour_follow_the_mask():
     picture = draw_disk((100, 100, 300, 300), disk(radius=0.4))
     y, x = np.mgrid[:400, :400]
     distance = np.hypot(y + 0.5 - 200, x + 0.5 - 200)
-    tint = np.round(0.58 * GREY + 0.42 * np.array(instance_color(0)))
+    tint = np.round(0.58 * GRAY + 0.42 * np.array(instance_color(0)))
     assert (np.abs(picture[distance < 77] - tint) <= 1).all()
     ring = (distance > 83) & (distance < 98) & (y > 130)  # below the label, inside the box
     assert not changed(picture)[ring].any()
-    # On every ray, the strongest colour lies within a pixel of the true edge at 80.
+    # On every ray, the strongest color lies within a pixel of the true edge at 80.
     for angle in np.linspace(0.1, 3.0, 40):
         radii = np.arange(74, 86, 0.25)
         rows = (200 + radii * np.sin(angle)).astype(int)
@@ -75,14 +75,14 @@ def test_hole_of_a_mask_stays_clear():
 
 
 def test_threshold_and_padding_leave_the_picture_alone():
-    image = grey_image(400, 400)
+    image = gray_image(400, 400)
     boxes = np.array([[10, 10, 200, 200], [50, 50, 300, 300], [0, 0, 0, 0]])
     masks = np.stack([disk()] * 3)
     arguments = found(boxes, [1, 2, 0], [0.3, 0.49, 0.0], masks), ("a", "b")
     np.testing.assert_array_equal(draw_detections(image, *arguments), image)
     np.testing.assert_array_equal(draw_detections(image, *arguments, score_threshold=0.5), image)
     assert changed(draw_detections(image, *arguments, score_threshold=0.4)).any()
-    assert (image == GREY).all()  # the argument itself is never drawn on
+    assert (image == GRAY).all()  # the argument itself is never drawn on
     # Padding has score 0, which reaches a threshold of 0, but class 0.
     assert not changed(draw_detections(image, *arguments, score_threshold=0.0))[:8, :8].any()
 
@@ -93,7 +93,7 @@ def test_picture_without_detections_is_returned_as_it_is():
     np.testing.assert_array_equal(draw_detections(image, empty, ()), image)
 
 
-def test_first_colours_are_distinct():
+def test_first_colors_are_distinct():
     rgb = np.array([instance_color(i) for i in range(20)], np.float32) / 255
     lab = cv2.cvtColor(rgb[None], cv2.COLOR_RGB2LAB)[0]
     # A difference of 2 in CIE Lab is just noticeable.
@@ -106,7 +106,7 @@ def test_small_object_is_drawn_over_a_large_one():
     boxes = np.array([[180, 180, 230, 230], [20, 20, 380, 380]])
     for order in ([0, 1], [1, 0]):
         detections = found(boxes[order], [1, 1], [0.9, 0.8], np.ones((2, 28, 28), np.float32))
-        picture = draw_detections(grey_image(400, 400), detections, ("a",))
+        picture = draw_detections(gray_image(400, 400), detections, ("a",))
         small = instance_color(order.index(0))
         assert is_color(picture[205:229, 229], small).all()  # the right side of its box
 
@@ -128,7 +128,7 @@ def test_label_is_whole_and_inside_the_picture(box, name):
     plain = draw_disk(box, disk(), names=("",))
     picture = draw_disk(box, disk(), names=(name,))
     color = is_color(picture, instance_color(0)).astype(np.uint8)
-    # The label's padding is a solid run of its colour, at least two pixels wide and a line high.
+    # The label's padding is a solid run of its color, at least two pixels wide and a line high.
     runs = cv2.erode(color, np.ones((9, 2), np.uint8), borderValue=0)
     assert runs.any()
     assert picture.shape == plain.shape == (400, 400, 3)
@@ -149,7 +149,7 @@ def test_any_size_of_picture_can_be_drawn_on(size, masks):
     boxes = np.array([[0, 0, width, height], [0.2, 0.2, 0.4, 0.4], [-1e5, -1e5, 1e5, 1e5]])
     names = ("with accents: crème brûlée", "人", "")
     picture = draw_detections(
-        grey_image(*size), found(boxes, [1, 2, 3], np.ones(3), masks), names, min_side=0
+        gray_image(*size), found(boxes, [1, 2, 3], np.ones(3), masks), names, min_side=0
     )
     assert picture.shape == (*size, 3)
     assert picture.dtype == np.uint8
@@ -158,7 +158,7 @@ def test_any_size_of_picture_can_be_drawn_on(size, masks):
 def test_boxes_that_are_not_numbers_do_no_harm():
     boxes = np.array([[np.nan, 0, 10, 10], [0, 0, np.inf, 10]])
     masks = np.ones((2, 28, 28), np.float32)
-    draw_detections(grey_image(400, 400), found(boxes, [1, 1], np.ones(2), masks), ("a",))
+    draw_detections(gray_image(400, 400), found(boxes, [1, 1], np.ones(2), masks), ("a",))
 
 
 def test_small_picture_is_enlarged_by_a_whole_factor():
@@ -174,7 +174,7 @@ def test_small_picture_is_enlarged_by_a_whole_factor():
 def test_ground_truth_draws_crops_of_bytes():
     crops = (disk(112)[None] * 255).astype(np.uint8)
     truth = draw_ground_truth(
-        grey_image(400, 400), np.array([[100, 100, 300, 300]]), np.array([1]), crops, ("a",)
+        gray_image(400, 400), np.array([[100, 100, 300, 300]]), np.array([1]), crops, ("a",)
     )
     detection = draw_disk((100, 100, 300, 300), disk(112))
     inside = (slice(130, 300), slice(100, 300))  # below the labels
@@ -192,19 +192,19 @@ def test_picture_is_written_into_a_new_folder(tmp_path):
 
 
 def test_side_by_side_keeps_both_pictures():
-    left, right = grey_image(30, 40), grey_image(30, 50) + 1
+    left, right = gray_image(30, 40), gray_image(30, 50) + 1
     both = side_by_side(left, right)
     assert both.shape[0] == 30
     np.testing.assert_array_equal(both[:, :40], left)
     np.testing.assert_array_equal(both[:, -50:], right)
 
 
-def test_colours_by_class_are_the_same_in_every_picture():
+def test_colors_by_class_are_the_same_in_every_picture():
     boxes = np.array([[10, 10, 100, 100], [150, 150, 250, 250], [280, 280, 380, 380]])
     scores = np.array([0.7, 0.8, 0.9])
     for classes in ([2, 2, 5], [5, 2, 1]):
         picture = draw_detections(
-            grey_image(400, 400), found(boxes, classes, scores), "abcde", color_by="class"
+            gray_image(400, 400), found(boxes, classes, scores), "abcde", color_by="class"
         )
         for box, k in zip(boxes, classes, strict=True):
             assert is_color(picture[box[3] - 30 : box[3] - 5, box[0]], instance_color(k - 1)).all()
@@ -215,6 +215,6 @@ def test_thousands_of_objects_are_drawn():
     corner = rng.uniform(0, 900, (2000, 2))
     boxes = np.concatenate([corner, corner + rng.uniform(5, 60, (2000, 2))], axis=1)
     picture = draw_detections(
-        grey_image(1000, 1000), found(boxes, np.ones(2000), np.ones(2000)), ("a",)
+        gray_image(1000, 1000), found(boxes, np.ones(2000), np.ones(2000)), ("a",)
     )
     assert changed(picture).mean() > 0.5

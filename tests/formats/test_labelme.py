@@ -67,7 +67,7 @@ def test_every_shape_with_area_becomes_an_object(tmp_path):
     assert content["images"] == [{"id": 1, "file_name": "a.png", "height": 60, "width": 80}]
 
 
-def test_a_circle_is_its_centre_and_a_point_on_it(tmp_path):
+def test_a_circle_is_its_center_and_a_point_on_it(tmp_path):
     write(tmp_path, "a", [shape("ball", "circle", [[40, 30], [52, 46]])])  # radius 20
     (entry,) = convert(tmp_path)[0]["annotations"]
     y, x = np.mgrid[:60, :80] + 0.5

@@ -83,15 +83,15 @@ def test_boxes_and_areas_are_those_of_the_masks(shapes):
 
 
 def test_masks_follow_the_painted_shapes(shapes):
-    """Shapes are more colourful than the background on most of their pixels, not outside."""
+    """Shapes are more colorful than the background on most of their pixels, not outside."""
     dataset = load(shapes, "val")
     for index, image in enumerate(dataset.images):
         pixels = decode_image(dataset.image_path(index)).astype(int)
-        colourful = (pixels.max(axis=2) - pixels.min(axis=2)) > 85
-        mask = np.zeros(colourful.shape, bool)
+        colorful = (pixels.max(axis=2) - pixels.min(axis=2)) > 85
+        mask = np.zeros(colorful.shape, bool)
         for annotation in image.annotations:
             mask |= segmentation_to_mask(annotation.segmentation, 128, 128) > 0
-        assert (colourful != mask).mean() < 0.04
+        assert (colorful != mask).mean() < 0.04
 
 
 def test_pictures_depend_on_their_arguments_alone(shapes, tmp_path):

@@ -67,7 +67,7 @@ def write_set(folder, image_id=lambda k: k):
     for k, (entry, (height, width)) in enumerate(zip(content["images"], SIZES, strict=True)):
         picture = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
         (image_dir / entry["file_name"]).unlink()
-        entry["file_name"] = ("sub/ä b.jpg", "grey.png", "c.jpeg")[k] if k < 3 else f"{k}.jpg"
+        entry["file_name"] = ("sub/ä b.jpg", "gray.png", "c.jpeg")[k] if k < 3 else f"{k}.jpg"
         (image_dir / "sub").mkdir(exist_ok=True)
         content_of = picture[..., 0] if k == 1 else picture
         assert cv2.imwrite(str(image_dir / entry["file_name"]), content_of)

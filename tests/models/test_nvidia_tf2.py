@@ -33,8 +33,8 @@ from tests.survivors import Survivors, pair_survivors
 
 XYXY = [1, 0, 3, 2]  # from y1, x1, y2, x2
 EVERYTHING = 100_000
-# More proposals than any recipe has: without optimisation they take longer to sort out.
-OPTIMISED = {"xla_backend_optimization_level": 1}
+# More proposals than any recipe has: without optimization they take longer to sort out.
+OPTIMIZED = {"xla_backend_optimization_level": 1}
 SIDE = 384.0  # of the canvas; no coordinate is larger
 # Products per output: of the stem, of 3, 4, 6 and 3 blocks, of the pyramid, of the widest head.
 TERMS = 147 + sum(n * 14 * c for n, c in ((3, 64), (4, 128), (6, 256), (3, 512))) + 4352 + 14592
@@ -119,7 +119,7 @@ def stages(variables, inputs):
 
     model = build_model(their_config().model)
     run_all = jax.jit(
-        lambda v, *args: model.apply(v, *args, method=run), compiler_options=OPTIMISED
+        lambda v, *args: model.apply(v, *args, method=run), compiler_options=OPTIMIZED
     )
     outputs = run_all(variables, *inputs)
     names = ("pyramid", "logits", "deltas", "proposals", "train_proposals", "roi_features",
@@ -175,7 +175,7 @@ def test_detections(variables, inputs):
     model, options = build_model(their_config().model), detect_options(their_config())
     predict = jax.jit(
         lambda v, *args: model.apply(v, *args, detect=options, method="predict"),
-        compiler_options=OPTIMISED,
+        compiler_options=OPTIMIZED,
     )
     found, expected = jax.device_get(predict(variables, *inputs)), golden("eval")
     np.testing.assert_array_equal(found.valid.sum(axis=1), expected["num_detections"])
@@ -248,7 +248,7 @@ def training(variables, inputs):
         replaced = SimpleNamespace(match_rois=matching.match_rois, sample=_highest_rows)
         patch.setattr(sampling, "matching", replaced)
         patch.setattr(MaskRCNN, "propose", lambda *args, **options: proposals)
-        gradient = jax.jit(jax.grad(loss_fn, has_aux=True), compiler_options=OPTIMISED)
+        gradient = jax.jit(jax.grad(loss_fn, has_aux=True), compiler_options=OPTIMIZED)
         grads, (outputs, terms) = gradient(variables["params"])
     return jax.device_get((outputs, terms, grads))
 
@@ -305,7 +305,7 @@ def _trained_kernels(variables):
 
 
 def test_l2_loss(variables):
-    """Weight decay is part of the optimiser here; as a loss it would be theirs."""
+    """Weight decay is part of the optimizer here; as a loss it would be theirs."""
     total = sum(float(np.sum(np.square(k, dtype=np.float64))) for k in
                 _trained_kernels(variables).values())  # fmt: skip
     expected = float(golden("train")["loss_l2_regularization_loss"])

@@ -48,7 +48,7 @@ def test_the_named_convolution_strides(stride_in):
     assert side == (8 if stride_in == "1x1" else 16)
 
 
-def test_same_padding_shifts_what_torch_padding_centres():
+def test_same_padding_shifts_what_torch_padding_centers():
     kernel = np.zeros((3, 3, 1, 1), np.float32)
     kernel[1, 1] = 1.0
     ramp = jnp.arange(8.0)[None, None, :, None] * jnp.ones((1, 8, 1, 1))

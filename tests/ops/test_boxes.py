@@ -76,8 +76,8 @@ def test_coder_jit_equals_eager():
 
 
 def test_encode_by_hand():
-    anchor = jnp.array([10.0, 20.0, 20.0, 40.0])  # centre (15, 30), 10 wide, 20 high
-    box = jnp.array([13.0, 20.0, 33.0, 60.0])  # centre (23, 40), 20 wide, 40 high
+    anchor = jnp.array([10.0, 20.0, 20.0, 40.0])  # center (15, 30), 10 wide, 20 high
+    box = jnp.array([13.0, 20.0, 33.0, 60.0])  # center (23, 40), 20 wide, 40 high
     expected = [0.8, 0.5, np.log(2.0), np.log(2.0)]
     assert_within(encode(box, anchor), expected, encoding_bound(box, anchor))
     weights = (10.0, 10.0, 5.0, 5.0)

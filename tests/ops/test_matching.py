@@ -50,7 +50,7 @@ def slow_match(iou, valid, fg_thresh, bg_thresh, low_quality):
     return matched, labels
 
 
-def quantised_iou(rng, anchors, gts):
+def quantized_iou(rng, anchors, gts):
     """IoUs of ten values only, so that ties are everywhere."""
     return rng.integers(0, 10, (anchors, gts)).astype(np.float32) / 10
 
@@ -62,7 +62,7 @@ def test_match_anchors_equals_slow_oracle(low_quality, num_valid):
     valid = np.arange(8) < num_valid
     settings = {"fg_thresh": 0.7, "bg_thresh": 0.3, "low_quality": low_quality}
     for _ in range(5):
-        iou = quantised_iou(rng, 40, 8) * (rng.random((1, 8)) < 0.8)  # some reach no anchor
+        iou = quantized_iou(rng, 40, 8) * (rng.random((1, 8)) < 0.8)  # some reach no anchor
         iou = iou.astype(np.float32)
         matched, labels = match_anchors(jnp.asarray(iou), jnp.asarray(valid), **settings)
         expected_matched, expected_labels = slow_match(iou, valid, **settings)
@@ -170,7 +170,7 @@ def test_match_rois_by_hand(strict, at_threshold):
 
 def test_jit_equals_eager():
     rng = np.random.default_rng(1)
-    iou, valid = jnp.asarray(quantised_iou(rng, 50, 6)), jnp.arange(6) < 5
+    iou, valid = jnp.asarray(quantized_iou(rng, 50, 6)), jnp.arange(6) < 5
     settings = {"fg_thresh": 0.7, "bg_thresh": 0.3, "low_quality": "best"}
     eager = matching.match_anchors(itself, iou, valid, **settings)
     assert_tree_close(match_anchors(iou, valid, **settings), eager)

@@ -46,10 +46,10 @@ def wrong_share(objects, rois, matched, *, size=28, min_size=0.1, vertices=64):
     return np.mean(np.asarray(targets) != np.array(expected)), np.mean(expected)
 
 
-def random_objects(rng, count, spread, centre, max_parts=3):
+def random_objects(rng, count, spread, center, max_parts=3):
     return [
         [
-            rng.normal(centre, spread, (rng.integers(3, 16), 2)).astype(np.float32)
+            rng.normal(center, spread, (rng.integers(3, 16), 2)).astype(np.float32)
             for _ in range(rng.integers(1, max_parts + 1))
         ]
         for _ in range(count)
@@ -57,7 +57,7 @@ def random_objects(rng, count, spread, centre, max_parts=3):
 
 
 def test_a_rectangle_and_a_triangle_by_hand():
-    """A pixel is in when its centre is; here the centres on the slope are out."""
+    """A pixel is in when its center is; here the centers on the slope are out."""
     rectangle = np.array([[2, 1], [6, 1], [6, 7], [2, 7]], np.float32)
     triangle = np.array([[0, 0], [8, 0], [0, 8]], np.float32)
     roi = jnp.array([[0.0, 0.0, 8.0, 8.0]] * 2)
@@ -106,7 +106,7 @@ def test_tiny_rois_and_other_sizes_equal_pycocotools(size, min_size):
 
 
 def test_rows_of_whole_and_half_pixels_equal_pycocotools():
-    """Vertices on pixel borders and centres, where every rounding is a tie."""
+    """Vertices on pixel borders and centers, where every rounding is a tie."""
     rng = np.random.default_rng(0)
     objects = [
         [np.round(part * 2) / 2 for part in parts] for parts in random_objects(rng, 100, 12, 14)

@@ -124,7 +124,7 @@ def test_levels_with_inclusive_pixels():
 @pytest.mark.parametrize("sampling", [0, 1, 2])
 @pytest.mark.parametrize(("aligned", "shift"), [(False, 0.0), (True, 0.5)])
 def test_ramp_by_hand(sampling, aligned, shift):
-    """On features equal to their column index a cell holds the x of its own centre."""
+    """On features equal to their column index a cell holds the x of its own center."""
     ramp = jnp.broadcast_to(jnp.arange(12.0)[None, None, :, None], (1, 12, 12, 2))
     out = roi_align(
         [ramp], jnp.array([[[8.0, 4.0, 32.0, 28.0]]]), output_size=3, strides=(4,),

@@ -52,7 +52,7 @@ def test_restoring_gives_the_latest_state_bit_for_bit(saved):
 
 
 @pytest.mark.parametrize(("path", "step"), [("", 8), ("checkpoints/4", 4)])
-def test_parameters_load_without_model_and_optimiser(saved, path, step):
+def test_parameters_load_without_model_and_optimizer(saved, path, step):
     loaded = load_checkpoint(saved / path)
     assert set(loaded) == {"params", "batch_stats"}
     np.testing.assert_array_equal(loaded["params"]["head"]["kernel"], np.full((2, 3), step))

@@ -1,4 +1,4 @@
-"""Schedule and optimiser against numbers worked by hand."""
+"""Schedule and optimizer against numbers worked by hand."""
 
 from dataclasses import replace
 

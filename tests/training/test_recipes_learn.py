@@ -12,7 +12,7 @@ from tests.test_recipes import SYSTEMS, recipe
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*SYSTEMS, "coco_detectron2:3x", "finetune"])
 def test_a_recipe_learns(name, tmp_path):
-    """Sizes and the rate fit two cores, colours the weights at hand, which are torchvision's; what
+    """Sizes and the rate fit two cores, colors the weights at hand, which are torchvision's; what
     else makes up the recipe stays."""
     config = recipe(name)
     annotations = str(shared("data/coco128/annotations/instances_train2017.json"))

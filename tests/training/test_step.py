@@ -61,7 +61,7 @@ def new_state(model, tx, mesh):
 
 @pytest.fixture(scope="module")
 def trained():
-    """A model, its optimiser and a compiled step on two devices."""
+    """A model, its optimizer and a compiled step on two devices."""
     model = build_model(tiny_config().model)
     tx = optax.adam(2e-3)
     mesh = mesh_of(2)

@@ -243,7 +243,7 @@ class TestMistakes:
         more = arrays | {name: np.zeros(3, np.float32) for name in unused}
         assert flat(to_flax(more, norm="frozen", eps=1e-5)[0]).keys() == expected.keys()
 
-    def test_incomplete_normalisation_is_named(self):
+    def test_incomplete_normalization_is_named(self):
         _, arrays = system("torchvision_resnet")
         del arrays["layer1.0.bn2.running_var"], arrays["layer1.0.bn2.bias"]
         with pytest.raises(ValueError, match=r"backbone/res2_0/norm2 lacks bias, var"):
