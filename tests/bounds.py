@@ -7,6 +7,7 @@ another. Bounds therefore follow from the arithmetic.
 
 import itertools
 
+import jax
 import numpy as np
 
 from mask_rcnn_jax.ops.boxes import MAX_LOG_SCALE
@@ -64,6 +65,17 @@ def kink_bound(terms: int) -> float:
     """
     relative = np.sqrt(2) * sum_bound(terms) / 6
     return 2 * np.sqrt(2 * relative / np.sqrt(2 * np.pi))
+
+
+def assert_gradients_close(actual, expected, terms: int) -> None:
+    """Trees of gradients, or of the steps that they make, differ by `kink_bound` in every leaf."""
+    leaves = jax.tree_util.tree_leaves_with_path(expected)
+    for (path, leaf), other in zip(leaves, jax.tree.leaves(actual), strict=True):
+        leaf, other = np.asarray(leaf, np.float64), np.asarray(other, np.float64)
+        difference, size = np.linalg.norm(other - leaf), np.linalg.norm(leaf)
+        assert difference <= kink_bound(terms) * size, (
+            f"{jax.tree_util.keystr(path)} differs by {difference:.3g}, its norm is {size:.3g}"
+        )
 
 
 def encoding_bound(

@@ -59,6 +59,10 @@ def assert_finite_with_grad(function, *args) -> None:
     assert_finite_tree({"value": value, "gradients": grads})
 
 
+# Of the model of `tiny_config`, for the bounds of bounds.py: stem, blocks, pyramid, box head.
+TINY_TERMS = 147 + sum(2 * 9 * width for width in (64, 128, 256, 512)) + 800 + 1632
+
+
 def tiny_config():
     """The quickstart recipe on 64 x 64 pixels with very small layers and two classes."""
     from mask_rcnn_jax.configs import quickstart
