@@ -1,5 +1,6 @@
 """What the documentation names is there: entries of configs, messages, files, flags."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -39,6 +40,20 @@ def test_every_link_to_a_file_leads_somewhere(page):
             titles = re.findall(r"^#+ (.*)$", linked.read_text(), re.M)
             slugs = [re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles]
             assert anchor in slugs, anchor
+
+
+def test_every_documented_argument_exists():
+    """`mkdocs build --strict` fails otherwise."""
+    unknown = []
+    for path in sorted((ROOT / "mask_rcnn_jax").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.FunctionDef):
+                continue
+            section = re.search(r"^Args:\n((?: +.*\n?|\n)+)", ast.get_docstring(node) or "", re.M)
+            named = re.findall(r"^    (\S[^:\n]*):", section[1], re.M) if section else []
+            taken = {arg.arg for arg in ast.walk(node.args) if isinstance(arg, ast.arg)}
+            unknown += [f"{path.name}: {node.name}: {name}" for name in named if name not in taken]
+    assert not unknown
 
 
 def test_the_site_lists_every_page():

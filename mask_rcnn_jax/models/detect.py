@@ -49,7 +49,8 @@ class Detect:
         Args:
             class_logits: [B, N, K + 1].
             box_deltas: [B, N, K + 1, 4].
-            proposals, image_sizes: with a B axis.
+            proposals: with a B axis.
+            image_sizes: [B, 2] (height, width).
 
         Returns:
             boxes [B, D, 4], scores [B, D], classes [B, D] and valid [B, D].

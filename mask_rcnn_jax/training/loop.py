@@ -61,7 +61,8 @@ def train(
     Args:
         config: a recipe's name or path, or a config, which is not changed.
         workdir: folder of the run; docs/extending.md lists its files.
-        train_set, val_set: take the place of `config.data.train_json` and `val_json`.
+        train_set: takes the place of `config.data.train_json`.
+        val_set: takes the place of `config.data.val_json`.
         augment: `augment(example, rng) -> example`, on the host, see `data.augment.Augment`.
         optimizer: takes the place of the config's optimizer and schedule. Frozen parameters, loss
             scaling and the division of the batch stay the config's.
