@@ -21,6 +21,8 @@ if "--gpu" not in sys.argv:
 import jax  # noqa: E402
 import jaxtyping  # noqa: E402
 
+from tests import typechecker  # noqa: E402
+
 # Compiling takes most of the time of the tests. What one process of them compiled, the others take
 # from a folder.
 CACHE = None if "JAX_COMPILATION_CACHE_DIR" in os.environ else tempfile.mkdtemp(prefix="compiled")
@@ -33,11 +35,9 @@ if "--gpu" not in sys.argv and not os.environ.get("MASK_RCNN_XLA_DEFAULTS"):
         quick += " --xla_cpu_use_fusion_emitters=false"  # the newer ones take twice the time
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {quick}".strip()
 
-# Check every call of `ops` and `models` against its annotations. An int may stand for a float, as
-# everywhere in Python's typing.
+# Check every call of `ops` and `models` against its annotations.
 jaxtyping.install_import_hook(
-    ["mask_rcnn_jax.ops", "mask_rcnn_jax.models"],
-    "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))",
+    ["mask_rcnn_jax.ops", "mask_rcnn_jax.models"], f"{typechecker.__name__}.check"
 )
 
 # Two devices, so that every sharded code path really shards.

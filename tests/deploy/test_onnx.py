@@ -85,10 +85,11 @@ def test_nms_matches_jax(offset, opset):
         graph.cast(keep, "FLOAT", name=name)
     inputs = {"boxes": boxes, "valid": valid, "classes": classes.astype(np.int64)}
     kept, grouped = run_graph(graph, inputs, ["all", "grouped"], 2, opset)
+    boxes, valid, classes = map(jnp.asarray, (boxes, valid, classes.astype(np.int32)))
     options = dict(iou_thresh=0.4, offset=offset)
     np.testing.assert_array_equal(kept > 0, nms(boxes, valid, max_out=7, **options))
     # ONNX keeps seven per class, JAX limits all classes together: compare seven of each class.
-    expected = np.asarray(nms(boxes, valid, groups=classes.astype(np.int32), **options))
+    expected = np.asarray(nms(boxes, valid, groups=classes, **options))
     for c in (1, 2, 3):
         class_expected = expected & (classes == c)
         class_expected &= np.cumsum(class_expected, axis=1) <= 7
@@ -128,6 +129,7 @@ def test_roi_align_matches_jax(aligned, sampling, border, min_size, max_level):
     graph.op("Identity", regions.pool(named, "boxes", 12, 7), name="pooled")
     used = {k: v for k, v in inputs.items() if int(k[1]) < max_level - 1} | {"boxes": boxes}
     (pooled,) = run_graph(graph, used, ["pooled"], 4)
+    maps, boxes = jax.tree.map(jnp.asarray, (maps, boxes))
     expected = roi_align(maps, boxes, options, output_size=7, level_offset=1.0)
     expected = np.asarray(expected).reshape(24, 7, 7, 3).transpose(0, 3, 1, 2)
     np.testing.assert_allclose(pooled, expected, atol=2e-4)
