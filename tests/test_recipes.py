@@ -60,7 +60,7 @@ def test_a_recipe_without_variants_says_so():
 def test_targets_need_their_data():
     config = recipe("coco")
     config.model.mask_targets.kind = "polygons"
-    with pytest.raises(ValueError, match="needs data.max_vertices"):
+    with pytest.raises(ValueError, match="needs a positive data.max_vertices"):
         make_model(config, 3)
     config.model.mask_targets.kind = "whole"
     with pytest.raises(ValueError, match="needs data.mask_frame=image"):
