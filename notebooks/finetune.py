@@ -130,7 +130,7 @@ config.model.init_from = BASE
 # resumes the run, or reports that nothing is left to do; for another recipe, use another folder.
 
 # %%
-cli.set_up_logging()  # the lines that the commands show
+cli.set_up_logging()  # log as the commands do
 state = train(config, FOLDER / "run")
 
 # %% [markdown]

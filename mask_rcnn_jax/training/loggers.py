@@ -34,13 +34,13 @@ class Loggers:
     run, which has not begun then.
     """
 
-    def __init__(self, own: Sequence[Logger], users: Sequence[Logger]):
+    def __init__(self, own: Sequence["_Sink"], users: Sequence[Logger]):
         """Args: own: whose errors stop the run, such as those of a full disk. users: all others."""
         self._own, self._users = tuple(own), tuple(users)
         self._failures: Counter[str] = Counter()
         self._closing = ExitStack()
-        for logger in self._own:
-            self._closing.callback(getattr(logger, "close"))  # noqa: B009
+        for sink in self._own:
+            self._closing.callback(sink.close)
 
     def open(self, workdir: Path, config: dict[str, Any]) -> None:
         """Open the users' loggers."""
@@ -57,8 +57,8 @@ class Loggers:
     def __call__(self, step: int, metrics: Mapping[str, Any], images: Images | None = None) -> None:
         """Log metrics, of anything that `float` takes, and images."""
         values = {name: float(value) for name, value in metrics.items()}
-        for logger in self._own:
-            logger(int(step), values, images or {})
+        for sink in self._own:
+            sink(int(step), values, images or {})
         for logger in self._users:
             self._guard(logger, logger, int(step), dict(values), dict(images or {}))
 
@@ -129,7 +129,7 @@ class _Sink:
         self.log(step, metrics, images)
 
 
-def jsonl_logger(workdir: str | Path, resume_step: int | None = None) -> Logger:
+def jsonl_logger(workdir: str | Path, resume_step: int | None = None) -> _Sink:
     """Append a line of `metrics.jsonl` for each call that has metrics.
 
     resume_step: the last step that counts as done. What a killed run wrote of later steps is
@@ -149,7 +149,7 @@ def jsonl_logger(workdir: str | Path, resume_step: int | None = None) -> Logger:
     return _Sink(log, file.close)
 
 
-def tensorboard_logger(workdir: str | Path, resume_step: int | None = None) -> Logger:
+def tensorboard_logger(workdir: str | Path, resume_step: int | None = None) -> _Sink:
     """Write TensorBoard events into the workdir; `resume_step` is that of `jsonl_logger`."""
     from tensorboardX import SummaryWriter
 
