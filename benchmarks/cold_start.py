@@ -98,18 +98,17 @@ def until_first_step(entry: str, *arguments: str) -> float:
     """Return seconds until `train` logs its first step, then kill it."""
     command = [sys.executable, "-m", f"mask_rcnn_jax.{entry}", *arguments]
     started = time.perf_counter()
-    process = subprocess.Popen(
-        command, cwd=ROOT, text=True, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
-    )
     log = []
-    for line in process.stderr:
-        log.append(line)
-        if FIRST_STEP in line:
-            seconds = time.perf_counter() - started
-            process.kill()
-            process.communicate()
-            return seconds
-    raise SystemExit(f"error: {entry} ended with {process.wait()}: {''.join(log).strip()}")
+    with subprocess.Popen(
+        command, cwd=ROOT, text=True, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
+    ) as process:
+        for line in process.stderr:
+            log.append(line)
+            if FIRST_STEP in line:
+                seconds = time.perf_counter() - started
+                process.kill()
+                return seconds
+    raise SystemExit(f"error: {entry} ended with {process.returncode}: {''.join(log).strip()}")
 
 
 def text(values: list[float]) -> str:

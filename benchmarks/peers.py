@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -33,21 +34,22 @@ SETTINGS = "peer mode size batch objects precision channels_last compile source"
 
 def main(arguments: argparse.Namespace) -> None:
     settings = {name: getattr(arguments, name) for name in SETTINGS}
-    sides = {
-        "ours": Side([sys.executable, __file__, "--worker", json.dumps(settings)]),
-        arguments.peer: Side(
-            [arguments.python, HERE / f"peer_{arguments.peer}.py", json.dumps(settings)]
-        ),
+    commands = {
+        "ours": [sys.executable, __file__, "--worker", json.dumps(settings)],
+        arguments.peer: [
+            arguments.python,
+            HERE / f"peer_{arguments.peer}.py",
+            json.dumps(settings),
+        ],
     }
-    times = {name: [] for name in sides}
-    for name, side in sides.items():
-        print(f"{name}: {side.answer()}", flush=True)  # after its first steps
-    for _ in range(arguments.turns):
+    times = {name: [] for name in commands}
+    with ExitStack() as stack:
+        sides = {name: stack.enter_context(Side(command)) for name, command in commands.items()}
         for name, side in sides.items():
-            times[name] += side.take_turn()
-    for side in sides.values():
-        side.process.stdin.close()
-        side.process.wait()
+            print(f"{name}: {side.answer()}", flush=True)  # after its first steps
+        for _ in range(arguments.turns):
+            for name, side in sides.items():
+                times[name] += side.take_turn()
     del settings["source"]
     report = summary(times, arguments.peer) | settings | {"date": time.strftime("%Y-%m-%d")}
     print(json.dumps(report, indent=1))
@@ -62,6 +64,13 @@ class Side:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         command = [str(part) for part in command]
         self.process = subprocess.Popen(command, text=True, cwd=HERE.parent, **pipes)
+
+    def __enter__(self) -> "Side":
+        return self
+
+    def __exit__(self, *exception) -> None:
+        """Close the pipes, which ends the process, and wait for it."""
+        self.process.__exit__(*exception)
 
     def answer(self) -> str:
         line = self.process.stdout.readline()

@@ -1,5 +1,6 @@
 """Shared by the tests: random inputs, comparisons of trees, reference data."""
 
+import functools
 import os
 from pathlib import Path
 
@@ -18,6 +19,16 @@ def shared(path: str) -> Path:
     if not found.exists():
         pytest.skip(f"needs the reference data {path} (folder from MASK_RCNN_SHARED, or ../shared)")
     return found
+
+
+@functools.cache
+def load_golden(name: str) -> dict[str, np.ndarray]:
+    """Arrays of a file of reference outputs, such as "torchvision/ops"."""
+    with np.load(shared(f"goldens/{name}.npz")) as file:
+        arrays = {key: file[key] for key in file.files}
+    for array in arrays.values():
+        array.flags.writeable = False  # all tests of a process have the same ones
+    return arrays
 
 
 def random_boxes(rng: np.random.Generator, n: int, size: float = 100.0) -> np.ndarray:

@@ -41,8 +41,9 @@ def test_our_side_takes_steps(stand_in, mode, capsys):
 
 
 def test_a_peer_that_ends_is_told_of():
-    with pytest.raises(SystemExit, match="error: .* ended with 3"):
-        peers.Side([sys.executable, "-c", "raise SystemExit(3)"]).answer()
+    command = [sys.executable, "-c", "raise SystemExit(3)"]
+    with peers.Side(command) as side, pytest.raises(SystemExit, match="error: .* ended with 3"):
+        side.answer()
 
 
 def test_the_ratio_is_between_neighboring_steps():

@@ -3,7 +3,7 @@ import pytest
 
 from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.resize import ResizePlan, resize_image, resize_mask, resize_plan
-from tests.helpers import shared
+from tests.helpers import load_golden
 
 MEAN, STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
 
@@ -188,7 +188,7 @@ def golden_masks(golden, name, index):
 
 @pytest.mark.parametrize("index", [0, 1])
 def test_torchvision_golden_images(index):
-    golden = np.load(shared("goldens/torchvision/small_eval.npz"))
+    golden = load_golden("torchvision/small_eval")
     image = np.ascontiguousarray(golden[f"img{index}"].transpose(1, 2, 0))
     rule = options((192, 320), "shortest_edge", image_dtype="float32")
     plan = resize_plan(*image.shape[:2], rule)
@@ -203,7 +203,7 @@ def test_torchvision_golden_images(index):
 
 @pytest.mark.parametrize("index", [0, 1])
 def test_torchvision_golden_masks_and_boxes(index):
-    golden = np.load(shared("goldens/torchvision/small_train.npz"))
+    golden = load_golden("torchvision/small_train")
     masks = golden_masks(golden, "gt_masks", index)
     expected = golden_masks(golden, "gt_masks_resized", index)
     plan = resize_plan(*masks.shape[1:], options((192, 320), "shortest_edge"))
@@ -219,7 +219,7 @@ def test_torchvision_golden_masks_and_boxes(index):
 
 @pytest.mark.parametrize("index", [0, 1])
 def test_nvidia_golden_images(index):
-    golden = np.load(shared("goldens/nvidia_tf2/nv_eval.npz"))
+    golden = load_golden("nvidia_tf2/nv_eval")
     image, info = golden[f"img{index}"], golden["image_info"][index]
     rule = options((256, 384), "fit", image_dtype="float32")
     plan = resize_plan(*image.shape[:2], rule)

@@ -8,7 +8,7 @@ from pycocotools import mask as coco_mask
 
 from mask_rcnn_jax.evaluation.paste import paste_mask
 from mask_rcnn_jax.rle import encode_window, run_lengths
-from tests.helpers import shared
+from tests.helpers import load_golden
 
 
 def full_picture(crop, origin, height, width):
@@ -173,7 +173,7 @@ def test_integer_rule_equals_cv2():
 
 
 def test_integer_rule_equals_torchvision():
-    golden = np.load(shared("goldens/torchvision/ops.npz"))
+    golden = load_golden("torchvision/ops")
     height, width = golden["paste_hw"]
     for mask, box, expected in zip(
         golden["paste_masks"], golden["paste_boxes"], golden["paste_out"], strict=True
@@ -184,7 +184,7 @@ def test_integer_rule_equals_torchvision():
 
 @pytest.mark.parametrize("image", [0, 1])
 def test_integer_rule_equals_torchvision_model(image):
-    golden = np.load(shared("goldens/torchvision/small_eval.npz"))
+    golden = load_golden("torchvision/small_eval")
     count, height, width = golden[f"pasted_shape{image}"]
     expected = np.unpackbits(golden[f"pasted_bin{image}"], axis=-1)[..., :width]
     assert len(expected) == count > 20

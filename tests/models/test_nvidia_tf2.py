@@ -28,7 +28,7 @@ from mask_rcnn_jax.structures import Batch, Proposals, Targets
 from mask_rcnn_jax.training.step import loss_options, loss_terms
 from mask_rcnn_jax.weights.convert import to_flax
 from tests.bounds import assert_within, kink_bound, network_bound, rounding_bound, sum_bound
-from tests.helpers import shared
+from tests.helpers import load_golden, shared
 from tests.survivors import Survivors, pair_survivors
 
 XYXY = [1, 0, 3, 2]  # from y1, x1, y2, x2
@@ -41,7 +41,7 @@ TERMS = 147 + sum(n * 14 * c for n, c in ((3, 64), (4, 128), (6, 256), (3, 512))
 
 
 def golden(name):
-    return np.load(shared(f"goldens/nvidia_tf2/nv_{name}.npz"))
+    return load_golden(f"nvidia_tf2/nv_{name}")
 
 
 def their_config():
@@ -241,9 +241,10 @@ def training(variables, inputs):
         return terms["loss/total"], (outputs, terms)
 
     proposals = Proposals(
-        boxes=expected["train_proposals"][..., XYXY], scores=expected["train_proposal_scores"],
-        valid=np.ones((2, 1000), bool),
-    )  # fmt: skip
+        boxes=jnp.asarray(expected["train_proposals"][..., XYXY]),
+        scores=jnp.asarray(expected["train_proposal_scores"]),
+        valid=jnp.ones((2, 1000), bool),
+    )
     with pytest.MonkeyPatch.context() as patch:
         replaced = SimpleNamespace(match_rois=matching.match_rois, sample=_highest_rows)
         patch.setattr(sampling, "matching", replaced)

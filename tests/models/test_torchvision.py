@@ -32,7 +32,7 @@ from tests.bounds import (
     rounding_bound,
     sum_bound,
 )
-from tests.helpers import shared
+from tests.helpers import load_golden
 from tests.survivors import Survivors, pair_survivors
 
 IMAGES = (0, 1)
@@ -42,7 +42,7 @@ TERMS = 147 + sum(4 * 9 * c for c in (64, 128, 256, 512)) + 2816 + 13056
 
 
 def golden(name):
-    return np.load(shared(f"goldens/torchvision/{name}.npz"))
+    return load_golden(f"torchvision/{name}")
 
 
 def small_config():
@@ -333,9 +333,9 @@ def training(variables, inputs):
 
     boxes = their_proposals("small_train")
     proposals = Proposals(
-        boxes=boxes,
-        scores=np.ones(boxes.shape[:2], np.float32),
-        valid=np.ones(boxes.shape[:2], bool),
+        boxes=jnp.asarray(boxes),
+        scores=jnp.ones(boxes.shape[:2]),
+        valid=jnp.ones(boxes.shape[:2], bool),
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(MaskRCNN, "propose", lambda *args, **options: proposals)

@@ -4,7 +4,7 @@ import pytest
 
 from mask_rcnn_jax.ops.anchors import AnchorGrid
 from mask_rcnn_jax.ops.extent import ValidExtent, valid_extent
-from tests.helpers import shared
+from tests.helpers import load_golden
 
 NVIDIA = AnchorGrid(aspect_ratios=((1.0, 1.0), (1.4, 0.7), (0.7, 1.4)), center=0.5)
 TORCHVISION = AnchorGrid(rounding="half_sides")
@@ -37,12 +37,12 @@ def test_there_is_a_size_for_every_level():
 
 
 def test_grid_equals_nvidia():
-    golden = np.load(shared("goldens/nvidia_tf2/nv_eval.npz"))["anchors"][:, [1, 0, 3, 2]]
+    golden = load_golden("nvidia_tf2/nv_eval")["anchors"][:, [1, 0, 3, 2]]
     np.testing.assert_array_equal(np.concatenate(grid(NVIDIA, (256, 384))), golden)
 
 
 def test_grid_equals_torchvision():
-    golden = np.load(shared("goldens/torchvision/ops.npz"))
+    golden = load_golden("torchvision/ops")
     levels = grid(TORCHVISION, (192, 320))
     np.testing.assert_array_equal(np.concatenate(levels), golden["anchors_192x320"])
     picked = np.concatenate(grid(TORCHVISION, (832, 1344)))[golden["anchors_832x1344_idx"]]

@@ -5,7 +5,7 @@ import pytest
 
 from mask_rcnn_jax.ops import boxes as box_ops
 from tests.bounds import assert_within, decoding_bound, encoding_bound, rounding_bound
-from tests.helpers import assert_finite_with_grad, random_boxes, shared
+from tests.helpers import assert_finite_with_grad, load_golden, random_boxes
 
 pairwise_iou = jax.jit(box_ops.pairwise_iou, static_argnames="offset")
 encode = jax.jit(box_ops.encode, static_argnames=("weights", "offset"))
@@ -50,7 +50,7 @@ def test_iou_equals_slow_oracle(offset):
 
 
 def test_iou_equals_torchvision():
-    golden = np.load(shared("goldens/torchvision/ops.npz"))
+    golden = load_golden("torchvision/ops")
     iou = pairwise_iou(jnp.asarray(golden["iou_a"]), jnp.asarray(golden["iou_b"]))
     # Sixteen roundings on either side: of sides, areas, their sum and the division.
     assert_within(iou, np.nan_to_num(golden["iou"]), rounding_bound(2 * 16, 1.0))
@@ -127,7 +127,7 @@ def test_coder_broadcasts_leading_axes():
 
 @pytest.mark.parametrize("name", ["1111", "10_10_5_5"])
 def test_coder_equals_torchvision(name):
-    golden = np.load(shared("goldens/torchvision/ops.npz"))
+    golden = load_golden("torchvision/ops")
     weights = tuple(float(c) for c in (name.split("_") if "_" in name else name))
     anchors, boxes = golden["coder_anchors"], golden["coder_gt"]
     deltas = encode(jnp.asarray(boxes), jnp.asarray(anchors), weights=weights)
@@ -141,7 +141,7 @@ def test_coder_equals_torchvision(name):
 
 
 def test_coder_equals_nvidia():
-    golden = np.load(shared("goldens/nvidia_tf2/nv_train.npz"))
+    golden = load_golden("nvidia_tf2/nv_train")
     swap = [1, 0, 3, 2]  # theirs are y before x
     fg = golden["roi_class_targets"] > 0
     boxes, rois = (golden[name][fg][:, swap] for name in ("roi_gt_boxes", "roi_boxes"))
@@ -160,7 +160,7 @@ def test_clip_by_hand():
 
 
 def test_clip_equals_torchvision():
-    golden = np.load(shared("goldens/torchvision/ops.npz"))
+    golden = load_golden("torchvision/ops")
     clipped = box_ops.clip(jnp.asarray(golden["clip_in"]), jnp.asarray(golden["clip_hw"]))
     np.testing.assert_array_equal(clipped, golden["clip"])
 

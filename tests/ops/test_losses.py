@@ -6,7 +6,7 @@ import pytest
 from mask_rcnn_jax.ops import losses
 from mask_rcnn_jax.ops.losses import LossOptions
 from tests.bounds import assert_within, rounding_bound, sum_bound
-from tests.helpers import assert_finite_with_grad, assert_tree_close, shared
+from tests.helpers import assert_finite_with_grad, assert_tree_close, load_golden
 
 SWAP = [1, 0, 3, 2]  # NVIDIA's deltas are dy, dx, dh, dw
 # As NVIDIA's TensorFlow code has them; other systems are named where they are tested.
@@ -64,7 +64,7 @@ def test_huber_by_hand():
 
 
 def test_huber_equals_torchvision_smooth_l1():
-    golden = np.load(shared("goldens/torchvision/ops.npz"))
+    golden = load_golden("torchvision/ops")
     error = jnp.asarray(golden["sl1_p"] - golden["sl1_t"])
     total = losses.huber(error, 1 / 9).sum() * 9
     np.testing.assert_allclose(total, golden["sl1_sum_beta_1_9"], rtol=1e-5)
@@ -226,8 +226,8 @@ def test_jit_equals_eager():
 
 def test_rpn_losses_equal_nvidia():
     """Logits from their evaluation run: the same images and weights, nothing random in between."""
-    outputs = np.load(shared("goldens/nvidia_tf2/nv_eval.npz"))
-    golden = np.load(shared("goldens/nvidia_tf2/nv_train.npz"))
+    outputs = load_golden("nvidia_tf2/nv_eval")
+    golden = load_golden("nvidia_tf2/nv_train")
     levels = range(2, 7)
     logits = [jnp.asarray(outputs[f"rpn_logits_P{k}"].reshape(2, -1)) for k in levels]
     deltas = [outputs[f"rpn_deltas_P{k}"].reshape(2, -1, 4)[..., SWAP] for k in levels]
@@ -250,11 +250,11 @@ def test_rpn_losses_equal_nvidia():
 @pytest.mark.parametrize("system", ["nvidia_tf2", "torchvision"])
 def test_class_loss_equals(system):
     if system == "nvidia_tf2":
-        golden = np.load(shared("goldens/nvidia_tf2/nv_train.npz"))
+        golden = load_golden("nvidia_tf2/nv_train")
         logits, labels = golden["class_outputs"], golden["roi_class_targets"]
         expected = golden["loss_fast_rcnn_class_loss"]
     else:
-        golden = np.load(shared("goldens/torchvision/small_train.npz"))
+        golden = load_golden("torchvision/small_train")
         logits = golden["roi_cls_logits"].reshape(2, 64, 7)
         labels = np.stack([golden["roi_labels0"], golden["roi_labels1"]])
         expected = golden["loss_classifier"]
@@ -271,7 +271,7 @@ def test_class_loss_equals(system):
 
 
 def test_mask_loss_equals_torchvision():
-    golden = np.load(shared("goldens/torchvision/small_train.npz"))
+    golden = load_golden("torchvision/small_train")
     logits, targets = golden["mask_logits_selected"][None], golden["mask_targets"][None]
     fg = jnp.ones(logits.shape[:2], bool)
     actual = losses.mask_loss(jnp.asarray(logits), jnp.asarray(targets), fg)

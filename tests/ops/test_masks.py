@@ -5,7 +5,7 @@ import pytest
 
 from mask_rcnn_jax.ops import masks as mask_ops
 from tests.bounds import assert_within, placing_bound, rounding_bound
-from tests.helpers import assert_finite_tree, assert_finite_with_grad, random_boxes, shared
+from tests.helpers import assert_finite_tree, assert_finite_with_grad, load_golden, random_boxes
 
 mask_targets = jax.jit(mask_ops.mask_targets, static_argnames=("size", "aligned"))
 soft_mask_targets = jax.jit(mask_ops.soft_mask_targets, static_argnames="size")
@@ -106,7 +106,7 @@ def test_jit_equals_eager():
 
 @pytest.mark.parametrize("image", [0, 1])
 def test_equals_nvidia(image):
-    golden = np.load(shared("goldens/nvidia_tf2/nv_train.npz"))
+    golden = load_golden("nvidia_tf2/nv_train")
     swap = [1, 0, 3, 2]  # theirs are y before x
     # Only the crops of the first 16 ground truths are stored, with a border of 2 zero pixels.
     crops = golden["cropped_gt_masks_first16"][image][:, 2:-2, 2:-2]
@@ -258,7 +258,7 @@ def test_soft_targets_of_padded_rows_are_finite_and_change_nothing(image_size):
 
 
 def test_soft_targets_equal_torchvision():
-    golden = np.load(shared("goldens/torchvision/ops.npz"))
+    golden = load_golden("torchvision/ops")
     masks = jnp.asarray(golden["mt_masks"] * np.uint8(255))
     rois, matched = jnp.asarray(golden["mt_boxes"]), jnp.asarray(golden["mt_idx"].astype(np.int32))
     size = jnp.array(masks.shape[1:])
@@ -267,7 +267,7 @@ def test_soft_targets_equal_torchvision():
 
 
 def test_soft_targets_equal_torchvision_in_training():
-    golden = np.load(shared("goldens/torchvision/small_train.npz"))
+    golden = load_golden("torchvision/small_train")
     targets = []
     for image in (0, 1):
         shape = golden[f"gt_masks_resized_shape{image}"]

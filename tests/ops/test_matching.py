@@ -8,7 +8,7 @@ from mask_rcnn_jax.ops import matching
 from mask_rcnn_jax.ops.anchors import AnchorGrid
 from mask_rcnn_jax.ops.extent import ValidExtent
 from tests.bounds import assert_within, encoding_bound
-from tests.helpers import assert_tree_close, random_boxes, shared
+from tests.helpers import assert_tree_close, load_golden, random_boxes
 
 SWAP = [1, 0, 3, 2]  # NVIDIA's boxes are y before x
 
@@ -238,7 +238,7 @@ def test_sample_without_key_takes_the_first_rows():
 
 
 def test_matching_equals_torchvision():
-    golden = np.load(shared("goldens/torchvision/ops.npz"))
+    golden = load_golden("torchvision/ops")
     iou, valid = jnp.asarray(golden["match_q"].T), jnp.ones(6, bool)
     for name, settings in {
         "match_rpn": {"fg_thresh": 0.7, "bg_thresh": 0.3, "low_quality": "ties"},
@@ -253,7 +253,7 @@ def test_matching_equals_torchvision():
 
 @pytest.mark.parametrize("image", [0, 1])
 def test_anchor_targets_equal_nvidia(image):
-    golden = np.load(shared("goldens/nvidia_tf2/nv_train.npz"))
+    golden = load_golden("nvidia_tf2/nv_train")
     grid = AnchorGrid(aspect_ratios=((1.0, 1.0), (1.4, 0.7), (0.7, 1.4)), center=0.5)
     anchors = jnp.concatenate(grid(ValidExtent((256, 384), None)).boxes)
     gt = jnp.asarray(golden["gt_boxes"][image][:, SWAP])
@@ -281,7 +281,7 @@ def test_anchor_targets_equal_nvidia(image):
 @pytest.mark.parametrize("image", [0, 1])
 def test_sampled_rois_equal_nvidia(image):
     """Their sampler, with its shuffle made the identity, keeps the highest rows of each kind."""
-    golden = np.load(shared("goldens/nvidia_tf2/nv_train.npz"))
+    golden = load_golden("nvidia_tf2/nv_train")
     gt = golden["gt_boxes"][image][:, SWAP]
     gt_valid = golden["gt_classes"][image, :, 0] > 0
     candidates = np.concatenate([golden["train_proposals"][image][:, SWAP], gt])

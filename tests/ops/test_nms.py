@@ -7,7 +7,7 @@ import pytest
 
 from mask_rcnn_jax.ops import nms as nms_module
 from mask_rcnn_jax.ops.nms import TILE
-from tests.helpers import random_boxes, shared
+from tests.helpers import load_golden, random_boxes, shared
 
 nms = jax.jit(nms_module.nms, static_argnames=("iou_thresh", "max_out", "offset"))
 
@@ -128,7 +128,7 @@ def test_unknown_implementation_is_refused():
 
 def test_equals_torchvision():
     cases = json.loads(shared("goldens/torchvision/ops_nms_cases.json").read_text())
-    golden = np.load(shared("goldens/torchvision/ops.npz"))
+    golden = load_golden("torchvision/ops")
     most = max(case["n"] for case in cases)
     for case in cases:
         boxes, scores = golden[f"{case['key']}_boxes"], golden[f"{case['key']}_scores"]
