@@ -28,10 +28,14 @@ def pair_survivors(
     )
     distance = np.abs(ours.boxes[:, None] - theirs.boxes[None]).max(axis=-1)
     distance[ours.groups[:, None] != theirs.groups[None]] = np.inf
-    partner = distance.argmin(axis=1)
-    found = distance.min(axis=1) <= box_close
-    rows, their_rows = np.flatnonzero(found), partner[found]
-    assert len(set(their_rows.tolist())) == len(their_rows), "two rows have the same partner"
+    pairs, free = [], np.ones(len(theirs.scores), bool)
+    for row, scores_apart in enumerate(np.abs(ours.scores[:, None] - theirs.scores[None])):
+        candidates = np.flatnonzero((distance[row] <= box_close) & free)
+        if len(candidates):  # of boxes without area several may lie in one place
+            partner = candidates[scores_apart[candidates].argmin()]
+            free[partner] = False
+            pairs.append((row, partner))
+    rows, their_rows = np.array(pairs, int).reshape(-1, 2).T
     for one, other in ((ours, theirs), (theirs, ours)):
         assert np.all(np.diff(one.scores) <= 0)
         single, other_single = (
@@ -47,8 +51,8 @@ def pair_survivors(
 
 
 def _may_be_missing(one, row, other, other_single, iou_thresh, box_close, score_close) -> bool:
-    if one.scores[row] <= other.scores.min() + score_close:
-        return True  # beyond the end of the other list
+    if len(other_single) and one.scores[row] <= other.scores.min() + score_close:
+        return True  # pushed off the end of the other list by a box that it has in addition
     box = one.boxes[row]
     same_group = other.groups == one.groups[row]
     iou = np.where(same_group, _iou(box, other.boxes), 0.0)

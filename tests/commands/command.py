@@ -101,8 +101,10 @@ def run_inside(entry: str, *arguments) -> int:
         return end.code
     finally:
         sys.argv = argv
-        for name in set(flags.FLAGS) - known:
-            delattr(flags.FLAGS, name)
+        for name in set(flags.FLAGS) - known:  # libraries define theirs once, at their first import
+            owner = flags.FLAGS.find_module_defining_flag(name)
+            if not owner.startswith(("array_record.", "grain.", "orbax.")):
+                delattr(flags.FLAGS, name)
         flags.FLAGS.unparse_flags()
         logging.set_verbosity(verbosity)
 

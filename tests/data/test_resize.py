@@ -3,6 +3,7 @@ import pytest
 
 from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.resize import ResizePlan, resize_image, resize_mask, resize_plan
+from tests.bounds import rounding_bound
 from tests.helpers import load_golden
 
 MEAN, STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
@@ -143,8 +144,13 @@ def averaged(image, size):
 @pytest.mark.parametrize("size", [(64, 64), (20, 64), (64, 9), (31, 43)])
 @pytest.mark.parametrize(
     "kind, oracle, tolerance",
-    # weights of 11 bits and rounded, rounded after each axis, neither
-    [(KINDS[0], sampled, 0.8), (KINDS[1], averaged, 1.05), (KINDS[2], sampled, 1e-4)],
+    # Integers: weights of 11 bits and rounded; rounded after each axis. In float32, eight roundings
+    # of up to 255.
+    [
+        (KINDS[0], sampled, 0.8),
+        (KINDS[1], averaged, 1.05),
+        (KINDS[2], sampled, rounding_bound(8, 255.0)),
+    ],
 )
 def test_resize_equals_slow_oracle(size, kind, oracle, tolerance):
     rule = options((64, 64), "fit", **kind)

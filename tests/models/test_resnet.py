@@ -1,7 +1,5 @@
 """ResNet trunks: shapes of every depth, paddings, norms and frozen stages."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +8,7 @@ from flax import linen as nn
 
 from mask_rcnn_jax.models.conv import Conv, UpConv, pixel_shuffle
 from mask_rcnn_jax.models.resnet import ResNet
+from tests.bounds import assert_within, rounding_bound
 
 
 def init_and_apply(side=64, **fields):
@@ -107,7 +106,9 @@ def test_convolution_equals_flax(side, stride, padding):
     ours, theirs = Conv(3, (side, side), stride, padding), nn.Conv(3, (side, side), stride, padding)
     variables = theirs.init(jax.random.key(1), x)
     variables["params"]["bias"] = jnp.arange(3.0)
-    np.testing.assert_allclose(ours.apply(variables, x), theirs.apply(variables, x), atol=1e-5)
+    magnitude = theirs.apply(jax.tree.map(jnp.abs, variables), jnp.abs(x))
+    bound = rounding_bound(2 * (side * side * 4 + 1), magnitude)
+    assert_within(ours.apply(variables, x), theirs.apply(variables, x), bound)
     assert jax.tree.map(jnp.shape, ours.init(jax.random.key(1), x)) == jax.tree.map(
         jnp.shape, variables
     )
@@ -128,13 +129,24 @@ def test_fixed_norm_in_the_convolution_equals_one_behind_it(use_bias):
         y = conv.apply({"params": params}, x)
         return y * scale[None, None, None] + shift[None, None, None]
 
-    np.testing.assert_allclose(folded(params, x), apart(params, x), atol=1e-5)
+    def magnitude(params, x):
+        y = conv.apply({"params": params}, x)
+        return y * abs(scale)[None, None, None] + abs(shift)[None, None, None]
+
+    sizes = jax.tree.map(jnp.abs, (params, x))
+    assert_within(folded(params, x), apart(params, x), rounding_bound(2 * 40, magnitude(*sizes)))
     weights = jax.random.normal(jax.random.key(2), (2, 6, 5, 3))
-    grads, expected = (
-        jax.grad(lambda params, x: jnp.sum(f(params, x) * weights), argnums=(0, 1))(params, x)  # noqa: B023
-        for f in (folded, apart)
+    grads, expected, grad_sizes = (
+        jax.grad(lambda params, x: jnp.sum(f(params, x) * w), argnums=(0, 1))(*args)  # noqa: B023
+        for f, w, args in (
+            (folded, weights, (params, x)),
+            (apart, weights, (params, x)),
+            (magnitude, abs(weights), sizes),
+        )
     )
-    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-4), grads, expected)
+    positions = weights[..., 0].size
+    bounds = jax.tree.map(lambda size: rounding_bound(2 * (positions + 40), size), grad_sizes)
+    jax.tree.map(assert_within, grads, expected, bounds)
 
 
 def test_up_convolution_equals_flax_transposed_convolution():
