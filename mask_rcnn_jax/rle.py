@@ -4,6 +4,12 @@ import numpy as np
 from pycocotools import mask as coco_mask
 
 
+def compressed_rle(mask: np.ndarray) -> dict:
+    """Encode a uint8 mask [H, W] of zeros and ones as COCO RLE with string counts."""
+    rle = coco_mask.encode(np.asfortranarray(mask))
+    return {"size": list(mask.shape), "counts": rle["counts"].decode("ascii")}
+
+
 def encode_window(crop: np.ndarray, origin: tuple[int, int], height: int, width: int) -> dict:
     """Encode a [height, width] image that is zero outside one window as COCO RLE.
 

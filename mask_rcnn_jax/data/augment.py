@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mask_rcnn_jax.data.dataset import Annotation, annotation_fault
+from mask_rcnn_jax.data.dataset import Annotation, Dataset, annotation_fault, image_name
 
 
 @dataclass(frozen=True)
@@ -28,21 +28,20 @@ Augment = Callable[[Example, np.random.Generator], Example]
 
 
 def augmented(
-    augment: Augment, example: Example, rng: np.random.Generator, *, num_classes: int, where: str
+    augment: Augment, seed: tuple[int, ...], dataset: Dataset, index: int, example: Example
 ) -> Example:
-    """Apply an augmentation and check its result.
-
-    Args:
-        where: names the image in messages.
+    """Apply an augmentation to the example of image `index` and check its result.
 
     Raises:
         ValueError: the augmentation failed, or its result cannot be trained on.
     """
+    where = image_name(dataset, index)
     try:
-        result = augment(Example(example.image.copy(), example.objects), rng)
+        image = example.image.copy()
+        result = augment(Example(image, example.objects), np.random.default_rng(seed))
     except Exception as error:  # of somebody else's code
         raise ValueError(f"{where}: augment failed: {type(error).__name__}: {error}") from error
-    if fault := _fault(result, num_classes):
+    if fault := _fault(result, len(dataset.class_names)):
         raise ValueError(f"{where}: augment returned {fault}")
     return result
 

@@ -17,11 +17,7 @@ import cv2
 import numpy as np
 from absl import logging
 
-from mask_rcnn_jax.data.coco_checks import (
-    annotation_faults,
-    reference_problems,
-    structure_problems,
-)
+from mask_rcnn_jax.data import coco_checks
 from mask_rcnn_jax.data.dataset import Annotation, ImageRecord, UndecodableImage
 from mask_rcnn_jax.data.records import Records
 from mask_rcnn_jax.data.segmentation import (
@@ -87,24 +83,23 @@ def load_coco(
     json_path, image_dir = os.fspath(json_path), os.fspath(image_dir)
     content = read_coco(json_path)
     folder = image_dir if records is None else None
-    _raise_first(json_path, reference_problems(content, folder, require_annotations))
-    faults = annotation_faults(content)
-    if faults and bad_annotations == "error":
-        more = f", the first of {len(faults)} faulty annotations" if len(faults) > 1 else ""
-        raise ValueError(
-            f"{json_path}: {next(iter(faults.values()))}{more}; "
-            f"data.bad_annotations=skip leaves them out, {CHECK_HINT}"
-        )
+    problems = coco_checks.reference_problems(content, folder, require_annotations)
+    _raise_first(json_path, problems)
+    faults = coco_checks.annotation_faults(content)
     if faults:
-        logging.warning(
-            "%s: left out %d of %d annotations, first: %s",
-            json_path,
-            len(faults),
-            len(content["annotations"]),
-            next(iter(faults.values())),
-        )
+        first, count = next(iter(faults.values())), len(faults)
+        if bad_annotations == "error":
+            more = f", the first of {count} faulty annotations" if count > 1 else ""
+            raise ValueError(
+                f"{json_path}: {first}{more}; "
+                f"data.bad_annotations=skip leaves them out, {CHECK_HINT}"
+            )
+        numbers = count, len(content["annotations"])
+        logging.warning("%s: left out %d of %d annotations, first: %s", json_path, *numbers, first)
     classes = _classes(json_path, content["categories"], class_ids)
-    return _build(json_path, image_dir, content, faults, classes, records)
+    images = _image_records(content, faults, tuple(classes))
+    names = tuple(classes.values())
+    return CocoDataset(json_path, image_dir, names, tuple(classes), images, records)
 
 
 def load_categories(json_path: str | os.PathLike, *, class_ids: str = "contiguous") -> list[dict]:
@@ -117,7 +112,7 @@ def read_coco(json_path: str | os.PathLike) -> dict[str, Any]:
     """The content of a COCO json whose sections and ids can be looked up; ValueError if not."""
     json_path = os.fspath(json_path)
     content = _read_json(json_path)
-    _raise_first(json_path, structure_problems(content))
+    _raise_first(json_path, coco_checks.structure_problems(content))
     return content
 
 
@@ -125,11 +120,11 @@ def check_coco(json_path: str | os.PathLike, image_dir: str | os.PathLike) -> li
     """Every problem of a COCO json and its images, one line each; decodes every image."""
     json_path, image_dir = os.fspath(json_path), os.fspath(image_dir)
     content = _read_json(json_path)
-    problems = list(structure_problems(content))
+    problems = list(coco_checks.structure_problems(content))
     if problems:
         return problems  # nothing else can be looked up
-    problems += reference_problems(content, image_dir, require_annotations=True)
-    problems += annotation_faults(content).values()
+    problems += coco_checks.reference_problems(content, image_dir, require_annotations=True)
+    problems += coco_checks.annotation_faults(content).values()
     problems += _image_problems(content["images"], image_dir)
     return problems
 
@@ -183,6 +178,11 @@ def _read_json(path: str) -> Any:
         raise FileNotFoundError(
             f"no annotation file {path!r}, expected a COCO json{_how_to_make(Path(path))}"
         )
+    return read_json(path)
+
+
+def read_json(path: str | os.PathLike) -> Any:
+    """The content of a JSON file; ValueError if it is not one."""
     try:
         with open(path, encoding="utf-8") as file:
             return json.load(file)
@@ -225,51 +225,26 @@ def _classes(json_path: str, categories: list[dict], class_ids: str) -> dict[int
     return {k: names.get(k, f"unused {k}") for k in range(1, highest + 1)}
 
 
-def _build(
-    json_path: str,
-    image_dir: str,
-    content: dict,
-    faults: dict[int, str],
-    classes: dict[int | str, str],
-    records: Records | None,
-) -> CocoDataset:
-    class_of = {category_id: k for k, category_id in enumerate(classes, start=1)}
-    sizes = {
-        entry["id"]: (int(entry["height"]), int(entry["width"])) for entry in content["images"]
-    }
+def _image_records(
+    content: dict, faults: dict[int, str], category_ids: tuple[int | str, ...]
+) -> tuple[ImageRecord, ...]:
+    """The images of a sound json, without the faulty annotations."""
+    class_of = {category_id: k for k, category_id in enumerate(category_ids, start=1)}
+    sizes = coco_checks.image_sizes(content)
     annotations: dict[int | str, list[Annotation]] = {image_id: [] for image_id in sizes}
     for position, entry in enumerate(content["annotations"]):
         if position not in faults:
             image_id = entry["image_id"]
             class_index = class_of[entry["category_id"]]
             annotations[image_id].append(_annotation(entry, class_index, *sizes[image_id]))
-    return CocoDataset(
-        json_path=json_path,
-        image_dir=image_dir,
-        class_names=tuple(classes.values()),
-        category_ids=tuple(classes),
-        images=tuple(
-            ImageRecord(
-                entry["id"],
-                entry["file_name"],
-                *sizes[entry["id"]],
-                tuple(annotations[entry["id"]]),
-            )
-            for entry in content["images"]
-        ),
-        records=records,
-    )
+    names = {entry["id"]: entry["file_name"] for entry in content["images"]}
+    return tuple(ImageRecord(i, names[i], *sizes[i], tuple(annotations[i])) for i in names)
 
 
 def _annotation(entry: dict, class_index: int, height: int, width: int) -> Annotation:
     """A sound annotation; what the json leaves out is made from the segmentation."""
     segmentation = compact(entry["segmentation"], height, width)
-    x, y, w, h = entry.get("bbox") or segmentation_box(segmentation, height, width)
-    area = entry.get("area")
-    return Annotation(
-        box=clipped_box(x, y, w, h, height, width),
-        class_index=class_index,
-        segmentation=segmentation,
-        area=float(segmentation_area(segmentation, height, width) if area is None else area),
-        iscrowd=bool(entry.get("iscrowd", 0)),
-    )
+    box = entry.get("bbox") or segmentation_box(segmentation, height, width)
+    box, area = clipped_box(box, height, width), entry.get("area")
+    area = float(segmentation_area(segmentation, height, width) if area is None else area)
+    return Annotation(box, class_index, segmentation, area, bool(entry.get("iscrowd", 0)))

@@ -93,19 +93,21 @@ def _name(entry: dict, position: int) -> str:
     return f"annotation {entry['id']}" if "id" in entry else f"annotations[{position}] (no id)"
 
 
+def image_sizes(content: dict) -> dict[int | str, tuple[int, int]]:
+    """(height, width) per image id."""
+    images = content["images"]
+    return {entry["id"]: (int(entry["height"]), int(entry["width"])) for entry in images}
+
+
 def annotation_faults(content: dict) -> dict[int, str]:
     """Map indices into 'annotations' to a message for each faulty annotation."""
-    sizes = {
-        entry["id"]: (int(entry["height"]), int(entry["width"])) for entry in content["images"]
-    }
-    faults = {}
+    sizes, faults = image_sizes(content), {}
     for position, entry in enumerate(content["annotations"]):
         if entry["image_id"] not in sizes:
             continue  # reported by reference_problems
-        fault = _annotation_fault(entry, *sizes[entry["image_id"]])
-        if fault:
-            name = f"{_name(entry, position)} of image {entry['image_id']}"
-            faults[position] = f"{name}: {fault}"
+        if fault := _annotation_fault(entry, *sizes[entry["image_id"]]):
+            where = f"{_name(entry, position)} of image {entry['image_id']}"
+            faults[position] = f"{where}: {fault}"
     return faults
 
 
@@ -132,7 +134,7 @@ def _box_fault(box: Any, height: int, width: int) -> str | None:
         return f"box {box} has no area, expected [x, y, width, height]"
     if x >= width or y >= height or x + box_width <= 0 or y + box_height <= 0:
         return f"box {box} lies outside the image of {height} x {width} (height x width)"
-    x1, y1, x2, y2 = clipped_box(x, y, box_width, box_height, height, width)
+    x1, y1, x2, y2 = clipped_box(box, height, width)
     if x1 >= x2 or y1 >= y2:
         return f"box {box} has no area in single precision inside the image"
     return None

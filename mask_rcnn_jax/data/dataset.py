@@ -14,10 +14,10 @@ import numpy as np
 from mask_rcnn_jax.data.segmentation import (
     Segmentation,
     clipped_box,
-    compact_fault,
     mask_to_rle,
     segmentation_area,
     segmentation_box,
+    segmentation_fault,
     segmentation_to_mask,
 )
 
@@ -54,9 +54,7 @@ class Annotation:
         if mask.ndim != 2 or not mask.any():
             raise ValueError(f"mask of shape {mask.shape} is not [H, W] with at least one pixel")
         code = mask_to_rle(mask != 0)
-        height, width = mask.shape
-        x, y, w, h = segmentation_box(code, height, width)
-        box = clipped_box(x, y, w, h, height, width)
+        box = clipped_box(segmentation_box(code, *mask.shape), *mask.shape)
         return cls(box, class_index, code, float(np.count_nonzero(mask)), iscrowd)
 
     @classmethod
@@ -80,15 +78,13 @@ class Annotation:
             ValueError: a polygon has too few points or a value that is not finite, or no area of
                 the box is inside the image.
         """
-        height, width = image_size
         segmentation = tuple(np.asarray(part, np.float32).reshape(-1) for part in polygons)
-        if fault := compact_fault(segmentation, height, width):
+        if fault := segmentation_fault(segmentation, *image_size, is_compact=True):
             raise ValueError(fault)
-        x, y, w, h = segmentation_box(segmentation, height, width)
-        box = clipped_box(x, y, w, h, height, width)
-        if fault := _box_fault(box, height, width):
+        box = clipped_box(segmentation_box(segmentation, *image_size), *image_size)
+        if fault := _box_fault(box, *image_size):
             raise ValueError(fault)
-        area = segmentation_area(segmentation, height, width)
+        area = segmentation_area(segmentation, *image_size)
         return cls(box, class_index, segmentation, area, iscrowd)
 
     def with_mask(self, mask: np.ndarray) -> Self:
@@ -97,9 +93,8 @@ class Annotation:
 
     def with_polygons(self, polygons: Sequence[Any], image_size: tuple[int, int]) -> Self:
         """Return the same object with other outlines, as `from_polygons` takes them."""
-        return type(self).from_polygons(
-            polygons, self.class_index, image_size, iscrowd=self.iscrowd
-        )
+        kept = self.class_index, image_size
+        return type(self).from_polygons(polygons, *kept, iscrowd=self.iscrowd)
 
     def mask(self, height: int, width: int) -> np.ndarray:
         """Return the object as a binary mask, uint8 [height, width], for an image of that size."""
@@ -181,11 +176,7 @@ def check_classes(dataset: Dataset, expected: list[dict], where: str) -> None:
 
 
 def check_dataset(dataset: Dataset, argument: str) -> None:
-    """Raise ValueError for the first thing in a dataset that training could not use.
-
-    Args:
-        argument: the name of the argument that the dataset was passed as, for the message.
-    """
+    """Raise ValueError, naming the argument, for the first thing that training could not use."""
     name = f"{argument} ({type(dataset).__name__})"
     missing = [member for member in MEMBERS if not hasattr(dataset, member)]
     if missing:
@@ -208,7 +199,7 @@ def annotation_fault(annotation: Any, height: int, width: int, num_classes: int)
         return fault
     if not math.isfinite(annotation.area) or annotation.area < 0:
         return f"area {annotation.area}, expected a number of pixels"
-    return compact_fault(annotation.segmentation, height, width)
+    return segmentation_fault(annotation.segmentation, height, width, is_compact=True)
 
 
 def _dataset_problems(dataset: Dataset) -> Iterator[str]:
@@ -230,8 +221,8 @@ def _dataset_problems(dataset: Dataset) -> Iterator[str]:
             yield f"{where} has the size {record.height} x {record.width}, expected whole numbers"
         seen.add(record.id)
         for number, annotation in enumerate(record.annotations):
-            fault = annotation_fault(annotation, record.height, record.width, len(names))
-            if fault:
+            size = record.height, record.width
+            if fault := annotation_fault(annotation, *size, len(names)):
                 yield f"{where}, object {number}: {fault}"
         objects += len(record.annotations)
     if not objects:

@@ -18,17 +18,16 @@ def coco_content(dataset: Dataset) -> dict[str, Any]:
     for record in dataset.images:
         for annotation in record.annotations:
             x1, y1, x2, y2 = (float(value) for value in annotation.box)
-            annotations.append(
-                {
-                    "id": len(annotations) + 1,
-                    "image_id": record.id,
-                    "category_id": ids[annotation.class_index - 1],
-                    "bbox": [x1, y1, x2 - x1, y2 - y1],
-                    "area": float(annotation.area),
-                    "iscrowd": int(annotation.iscrowd),
-                    "segmentation": _as_json(annotation.segmentation),
-                }
-            )
+            entry = {
+                "id": len(annotations) + 1,
+                "image_id": record.id,
+                "category_id": ids[annotation.class_index - 1],
+                "bbox": [x1, y1, x2 - x1, y2 - y1],
+                "area": float(annotation.area),
+                "iscrowd": int(annotation.iscrowd),
+                "segmentation": _as_json(annotation.segmentation),
+            }
+            annotations.append(entry)
     images = [
         {"id": r.id, "file_name": r.file_name, "height": r.height, "width": r.width}
         for r in dataset.images

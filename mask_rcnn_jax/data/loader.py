@@ -1,10 +1,9 @@
 """Batches for training, without end, and for evaluation, each image once.
 
 The order of training is a pure function of (seed, step): the batches of one step over all
-processes, one after the other, are the same batch however many processes there are, and a run may
-start at any step. So a checkpoint stores the step and nothing else of the loader. Each canvas shape
-is a bucket with its own shuffled order; the buckets take turns in proportion to their size, and
-every batch has the shape of one bucket.
+processes, in their order, are the same batch for any number of processes, and a run may start at
+any step. So a checkpoint stores nothing of the loader but the step. Each canvas shape is a bucket
+with its own shuffled order; the buckets take turns in proportion to their size.
 """
 
 import os
@@ -20,8 +19,8 @@ import numpy as np
 from absl import flags, logging
 from grain.multiprocessing import SharedMemoryArray
 
-from mask_rcnn_jax.data.augment import Augment, Example, augmented
-from mask_rcnn_jax.data.dataset import Dataset, UndecodableImage, dataset_name, image_name
+from mask_rcnn_jax.data.augment import Augment, augmented
+from mask_rcnn_jax.data.dataset import Dataset, UndecodableImage, dataset_name
 from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.resize import resize_plan
 from mask_rcnn_jax.data.segmentation import vertex_count
@@ -53,10 +52,8 @@ class TrainLoader:
     """An endless iterator of one process's `Batch`es of numpy arrays, from `start_step` on.
 
     Attributes:
-        skipped: file names of the images that could not be decoded so far; in their place came the
-            next image of the same canvas.
-        overflowed: objects of the dataset that are left out because their image holds more than
-            `max_instances`.
+        skipped: file names of images that could not be decoded; the next of their canvas came.
+        overflowed: objects left out because their image holds more than `max_instances`.
         undrawn: objects without an outline of at most `max_vertices` vertices, if the options ask
             for polygons.
     """
@@ -92,22 +89,15 @@ class TrainLoader:
             )
         buckets = canvas_buckets(dataset, indices, options)
         self.canvases = tuple(buckets)
-        # The random numbers of an example follow its place in the epochs, which is known before the
-        # processes share the examples out.
-        draws = [
-            grain.MapDataset.range(len(bucket))
-            .seed(order.seed)
-            .shuffle()
-            .repeat(EPOCHS)
-            .random_map(_ShortSide(options))
-            for bucket in buckets.values()
-        ]
-        batches = [
-            grain.MapDataset.source(
-                _TrainBatches(dataset, options, order, bucket, drawn, augment, _zeros(num_workers))
-            )
-            for bucket, drawn in zip(buckets.items(), draws, strict=True)
-        ]
+        batches = []
+        for canvas, bucket in buckets.items():
+            # The random numbers of an example follow its place in the epochs, which is known before
+            # the processes share the examples out.
+            places = grain.MapDataset.range(len(bucket)).seed(order.seed).shuffle().repeat(EPOCHS)
+            draws = places.random_map(partial(_with_short_side, options.short_sides))
+            zeros = _zeros(num_workers)
+            source = _TrainBatches(dataset, options, order, canvas, bucket, draws, augment, zeros)
+            batches.append(grain.MapDataset.source(source))
         sizes = [len(bucket) for bucket in buckets.values()]
         mixed = grain.MapDataset.mix(batches, weights=sizes)
         self._iterator = _start(mixed[order.start_step :], num_workers)
@@ -118,13 +108,11 @@ class TrainLoader:
     def __next__(self) -> Batch:
         batch, wanted = _next(self._iterator)
         for index in wanted[wanted != batch.image_index]:
-            self._note_skipped(self._dataset.images[index].file_name)
+            file_name = self._dataset.images[index].file_name
+            if file_name not in self.skipped:
+                self.skipped.add(file_name)
+                logging.warning("skipped %s: truncated, damaged or not an image", file_name)
         return batch
-
-    def _note_skipped(self, file_name: str) -> None:
-        if file_name not in self.skipped:
-            self.skipped.add(file_name)
-            logging.warning("skipped %s: truncated, damaged or not an image", file_name)
 
     def close(self) -> None:
         """Stop the threads and worker processes."""
@@ -153,15 +141,14 @@ class EvalLoader:
         indices = range(len(dataset.images))[: max_images or None]
         self.num_images = len(indices)
         self._num_workers = num_workers
-        plan = []
-        self.is_full: list[bool] = []
+        plan, self.is_full = [], []
         for canvas, bucket in canvas_buckets(dataset, indices, options).items():
             for start in range(0, len(bucket), batch_size * process_count):
                 together = bucket[start : start + batch_size * process_count]
                 rows = together[process_index * batch_size :][:batch_size]
                 plan.append((canvas, rows + [-1] * (batch_size - len(rows))))
                 self.is_full.append(len(together) == batch_size * process_count)
-        self._batches = _EvalBatches(dataset, plan, options, _zeros(num_workers))
+        self._batches = _EvalBatches(dataset, options, _zeros(num_workers), plan)
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -187,27 +174,22 @@ def canvas_buckets(
     return buckets
 
 
-class _ShortSide:
-    """Draws one for an example at a position of the epochs, for grain's `random_map`."""
-
-    def __init__(self, options: ExampleOptions):
-        self._short_sides = options.short_sides
-
-    def __call__(self, position: int, rng: np.random.Generator) -> tuple[int, int | None]:
-        return position, int(rng.choice(self._short_sides)) if self._short_sides else None
+def _with_short_side(
+    short_sides: tuple[int, ...], place: int, rng: np.random.Generator
+) -> tuple[int, int | None]:
+    """Draw a short side for the example at a place of the epochs, for grain's `random_map`."""
+    return place, int(rng.choice(short_sides)) if short_sides else None
 
 
 @dataclass(frozen=True, eq=False)
 class _TrainBatches:
-    """One process' batches of one canvas by step, for grain: its rows of every global batch.
-
-    The processes' rows, one process after the other, are the global batch in its order.
-    """
+    """One process's batches of one canvas by step, for grain: its rows of every global batch."""
 
     dataset: Dataset
     options: ExampleOptions
     order: TrainOrder
-    bucket: tuple[tuple[int, int], list[int]]  # canvas and the images that go on it
+    canvas: tuple[int, int]
+    bucket: list[int]  # the images that go on the canvas
     draws: grain.MapDataset  # place in the bucket and short side of example 0, 1, ..
     augment: Augment | None
     zeros: Zeros
@@ -217,58 +199,50 @@ class _TrainBatches:
 
     def __getitem__(self, step: int) -> tuple[Batch, np.ndarray]:
         """The batch and the indices that were asked for; they differ where one did not decode."""
-        (canvas, indices), order = self.bucket, self.order
+        order = self.order
         first = (step * order.process_count + order.process_index) * order.batch_size
-        batch = empty_batch(order.batch_size, canvas, self.options, self.zeros)
+        batch = empty_batch(order.batch_size, self.canvas, self.options, self.zeros)
         wanted = np.empty(order.batch_size, np.int32)
         with _given_back_on_error(batch):
             for row in range(order.batch_size):
                 place, short_side = self.draws[first + row]
-                wanted[row] = indices[place]
-                self._load(batch, row, place, short_side, epoch=(first + row) // len(indices))
+                wanted[row] = self.bucket[place]
+                self._load(batch, row, place, short_side, (first + row) // len(self.bucket))
         return batch, wanted
 
-    def _load(
-        self, batch: Batch, row: int, place: int, short_side: int | None, *, epoch: int
-    ) -> None:
-        _, indices = self.bucket
-        for offset in range(len(indices)):
-            index = indices[(place + offset) % len(indices)]
-            augment = self.augment and partial(self._augmented, epoch, index)
+    def _load(self, batch: Batch, row: int, place: int, short_side: int | None, epoch: int) -> None:
+        dataset, count = self.dataset, len(self.bucket)
+        for offset in range(count):
+            index = self.bucket[(place + offset) % count]
+            # An image comes once an epoch, so its random numbers are new every time.
+            seed = (self.order.seed, epoch, index)
+            augment = self.augment and partial(augmented, self.augment, seed, dataset, index)
             try:
-                return load_row(batch, row, self.dataset, index, self.options, short_side, augment)
+                return load_row(batch, row, dataset, index, self.options, short_side, augment)
             except UndecodableImage:
                 continue
-        raise ValueError(f"{dataset_name(self.dataset)}: no image of {len(indices)} can be decoded")
-
-    def _augmented(self, epoch: int, index: int, example: Example) -> Example:
-        """An image comes once an epoch, so its random numbers are new every time."""
-        assert self.augment is not None
-        return augmented(
-            self.augment,
-            example,
-            np.random.default_rng((self.order.seed, epoch, index)),
-            num_classes=len(self.dataset.class_names),
-            where=image_name(self.dataset, index),
-        )
+        raise ValueError(f"{dataset_name(dataset)}: no image of {count} can be decoded")
 
 
+@dataclass(frozen=True, eq=False)
 class _EvalBatches:
-    """Random access to the planned batches of (canvas, image indices), for grain."""
+    """Random access to the planned batches, for grain."""
 
-    def __init__(self, dataset: Dataset, plan: list, options: ExampleOptions, zeros: Zeros):
-        self._dataset, self._plan, self._options, self._zeros = dataset, plan, options, zeros
+    dataset: Dataset
+    options: ExampleOptions
+    zeros: Zeros
+    plan: list[tuple[tuple[int, int], list[int]]]  # canvas and image indices of each batch
 
     def __len__(self) -> int:
-        return len(self._plan)
+        return len(self.plan)
 
     def __getitem__(self, step: int) -> Batch:
-        canvas, indices = self._plan[step]
-        batch = empty_batch(len(indices), canvas, self._options, self._zeros)
+        canvas, indices = self.plan[step]
+        batch = empty_batch(len(indices), canvas, self.options, self.zeros)
         with _given_back_on_error(batch):
             for row, index in enumerate(indices):
                 if index >= 0:
-                    load_row(batch, row, self._dataset, index, self._options)
+                    load_row(batch, row, self.dataset, index, self.options)
         return batch
 
 
@@ -315,38 +289,30 @@ def _next(iterator: grain.DatasetIterator):
 
 
 def _count_overflow(dataset: Dataset, objects: list[list], max_instances: int) -> int:
-    """Objects beyond `max_instances` per image, over the dataset; named in one warning."""
+    """Count objects beyond `max_instances` per image; warn if there are any."""
     over = [len(found) - max_instances for found in objects if len(found) > max_instances]
     if over:
-        logging.warning(
+        text = (
             "%s: %d images hold more than data.max_instances=%d objects; the %d smallest of %d "
-            "objects are left out",
-            dataset_name(dataset),
-            len(over),
-            max_instances,
-            sum(over),
-            sum(map(len, objects)),
+            "objects are left out"
         )
+        numbers = len(over), max_instances, sum(over), sum(map(len, objects))
+        logging.warning(text, dataset_name(dataset), *numbers)
     return sum(over)
 
 
 def _count_undrawn(dataset: Dataset, objects: list[list], max_vertices: int) -> int:
-    """Objects that have no polygons or too many vertices, over the dataset; named in one warning.
+    """Count objects without polygons or with too many vertices; warn if there are any.
     0 if no polygons are asked for."""
     if not max_vertices:
         return 0
     counts = [vertex_count(a.segmentation) for found in objects for a in found]
     encoded, large = counts.count(0), sum(count > max_vertices for count in counts)
-    if not encoded + large:
-        return 0
-    logging.warning(
-        "%s: %d of %d objects have no outline to draw a mask target from: %d are run-length codes, "
-        "%d have more than data.max_vertices=%d vertices",
-        dataset_name(dataset),
-        encoded + large,
-        len(counts),
-        encoded,
-        large,
-        max_vertices,
-    )
+    if encoded + large:
+        text = (
+            "%s: %d of %d objects have no outline to draw a mask target from: %d are run-length "
+            "codes, %d have more than data.max_vertices=%d vertices"
+        )
+        numbers = encoded + large, len(counts), encoded, large, max_vertices
+        logging.warning(text, dataset_name(dataset), *numbers)
     return encoded + large

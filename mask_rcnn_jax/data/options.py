@@ -49,7 +49,7 @@ class ExampleOptions:
         for name, lowest in (("max_instances", 1), ("mask_size", 1), ("max_vertices", 0)):
             if not _is_count(getattr(self, name), lowest):
                 raise ValueError(f"{name} is {getattr(self, name)!r}, expected at least {lowest}")
-        _check_image_size(self)
+        _check_image_size(self.image_size, multiple=CANVAS_MULTIPLE if self.resize == "fit" else 1)
         _check_combinations(self)
 
 
@@ -101,9 +101,8 @@ def canvas_size(options: ExampleOptions, *, portrait: bool = False) -> tuple[int
     """Return the canvas (height, width) for landscape and square images, or for portraits."""
     if options.resize == "fit":
         return options.image_size
-    short, long = (
-        -(-side // CANVAS_MULTIPLE) * CANVAS_MULTIPLE for side in sorted(options.image_size)
-    )
+    sides = sorted(options.image_size)
+    short, long = (-(-side // CANVAS_MULTIPLE) * CANVAS_MULTIPLE for side in sides)
     return (long, short) if portrait else (short, long)
 
 
@@ -111,15 +110,11 @@ def _is_count(value: Any, lowest: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= lowest
 
 
-def _check_image_size(options: ExampleOptions) -> None:
-    size = options.image_size
-    if options.resize == "fit":
-        multiple = CANVAS_MULTIPLE
-        expected = f"(height, width), both multiples of {multiple}"
-    else:
-        multiple, expected = 1, "(short side, longest side), both at least 1"
+def _check_image_size(size: Any, multiple: int) -> None:
     valid = isinstance(size, tuple) and len(size) == 2 and all(_is_count(side, 1) for side in size)
     if not valid or any(side % multiple for side in size):
+        on_canvas = f"(height, width), both multiples of {multiple}"
+        expected = on_canvas if multiple > 1 else "(short side, longest side), both at least 1"
         raise ValueError(f"image_size is {size}, expected {expected}")
 
 
@@ -130,9 +125,7 @@ def _check_combinations(options: ExampleOptions) -> None:
     if options.antialias and options.image_dtype != "uint8":
         dtype = options.image_dtype
         raise ValueError(f"image_dtype is {dtype!r}, expected 'uint8' if data.antialias=True")
-    if not short_sides:
-        return
-    if options.resize == "fit":
+    if short_sides and options.resize == "fit":
         raise ValueError(f"short_sides is {short_sides}, expected () if data.resize='fit'")
     # Larger sides would need different canvases in training and evaluation.
     highest = min(options.image_size)

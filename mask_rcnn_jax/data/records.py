@@ -45,9 +45,8 @@ class Records:
         try:
             example = self._source[index]
         except Exception as error:  # the readers raise whatever their C++ code throws
-            raise ValueError(
-                f"{where} cannot be read ({_first_line(error)}); {MAKE_ANEW}"
-            ) from error
+            reason = _first_line(error)
+            raise ValueError(f"{where} cannot be read ({reason}); {MAKE_ANEW}") from error
         found = example["image/id"]
         found = found.decode() if isinstance(found, bytes) else str(found)
         if found != str(image_id):
@@ -82,8 +81,7 @@ def _open(directory: Path, split: str):
     if split not in splits:
         raise ValueError(f"{directory} has no split {split!r}, only {sorted(splits)}; {MAKE_ANEW}")
     _check_shards(splits[split])
-    decoders = {"image": tfds.decode.SkipDecoding()}
-    return builder.as_data_source(split, decoders=decoders)
+    return builder.as_data_source(split, decoders={"image": tfds.decode.SkipDecoding()})
 
 
 def _check_shards(split_info) -> None:

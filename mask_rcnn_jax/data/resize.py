@@ -111,14 +111,11 @@ def resize_mask(mask: np.ndarray, plan: ResizePlan) -> np.ndarray:
     Pixel i reads floor(i * before / after) in single precision, as in torch's interpolate, where
     rounding may select a neighbor if the product is an integer.
     """
-    rows, columns = (
-        np.minimum(
-            np.arange(after, dtype=np.float32) * (np.float32(before) / np.float32(after)),
-            before - 1,
-        )
-        for before, after in zip(mask.shape, plan.size, strict=True)
-    )
+    sources = []
+    for before, after in zip(mask.shape, plan.size, strict=True):
+        source = np.arange(after, dtype=np.float32) * (np.float32(before) / np.float32(after))
+        sources.append(np.minimum(source, before - 1).astype(np.intp))
+    rows, columns = sources
     canvas = np.zeros(plan.canvas, mask.dtype)
-    resized = mask.take(columns.astype(np.intp), 1).take(rows.astype(np.intp), 0)
-    canvas[: plan.size[0], : plan.size[1]] = resized
+    canvas[: plan.size[0], : plan.size[1]] = mask.take(columns, 1).take(rows, 0)
     return canvas

@@ -17,18 +17,25 @@ from mask_rcnn_jax.rle import run_lengths
 Segmentation = Sequence[Any] | dict[str, Any]
 
 
-def segmentation_fault(segmentation: Any, height: int, width: int) -> str | None:
-    """Return why a segmentation is invalid for an image of this size; None if it is valid."""
+def segmentation_fault(
+    segmentation: Any, height: int, width: int, *, is_compact: bool = False
+) -> str | None:
+    """Return why a segmentation is invalid for an image of this size; None if it is valid.
+
+    `is_compact` expects the compact form, otherwise that of a COCO json.
+    """
     if isinstance(segmentation, dict):
         return _rle_fault(segmentation, height, width)
-    if not isinstance(segmentation, list) or not segmentation:
+    if not isinstance(segmentation, tuple | list if is_compact else list) or not segmentation:
         return "segmentation is empty, expected polygons or RLE"
     for part in segmentation:
-        if not isinstance(part, list):
+        if is_compact and not (isinstance(part, np.ndarray) and part.ndim == 1):
+            return "segmentation holds a polygon that is not a flat array of x, y"
+        if not is_compact and not isinstance(part, list):
             return "segmentation is a flat list, expected a list of polygons"
         if len(part) < 6 or len(part) % 2:
             return f"polygon of {len(part)} numbers, expected x, y of three points or more"
-        if not _all_finite(part):
+        if not (np.isfinite(part).all() if is_compact else _all_finite(part)):
             return "polygon has a coordinate that is not a finite number"
     return None
 
@@ -67,22 +74,6 @@ def compact(segmentation: Segmentation, height: int, width: int) -> Segmentation
     return tuple(np.asarray(part, np.float32) for part in segmentation)
 
 
-def compact_fault(segmentation: Any, height: int, width: int) -> str | None:
-    """Return why a segmentation is not a sound compact form for that image; None if it is."""
-    if isinstance(segmentation, dict):
-        return _rle_fault(segmentation, height, width)
-    if not isinstance(segmentation, tuple | list) or not segmentation:
-        return "segmentation is empty, expected polygons or RLE"
-    for part in segmentation:
-        if not isinstance(part, np.ndarray) or part.ndim != 1:
-            return "segmentation holds a polygon that is not a flat array of x, y"
-        if part.size < 6 or part.size % 2:
-            return f"polygon of {part.size} numbers, expected x, y of three points or more"
-        if not np.isfinite(part).all():
-            return "polygon has a coordinate that is not a finite number"
-    return None
-
-
 def mask_to_rle(mask: np.ndarray) -> dict[str, Any]:
     """Compressed RLE of a bool mask [H, W]."""
     return coco_mask.encode(np.asfortranarray(mask, np.uint8))
@@ -102,12 +93,11 @@ def segmentation_box(segmentation: Segmentation, height: int, width: int) -> lis
     return [*low.tolist(), *(high - low).tolist()]
 
 
-def clipped_box(
-    x: float, y: float, box_width: float, box_height: float, height: int, width: int
-) -> np.ndarray:
-    """[x1, y1, x2, y2] float32, the part inside the image."""
-    box = np.array([x, y, x + box_width, y + box_height], np.float32)
-    return np.clip(box, 0, np.array([width, height, width, height], np.float32))
+def clipped_box(box: Sequence[float], height: int, width: int) -> np.ndarray:
+    """[x1, y1, x2, y2] float32, the part of the box [x, y, width, height] inside the image."""
+    x, y, w, h = box
+    corners = np.array([x, y, x + w, y + h], np.float32)
+    return np.clip(corners, 0, np.array([width, height, width, height], np.float32))
 
 
 def segmentation_to_mask(segmentation: Segmentation, height: int, width: int) -> np.ndarray:

@@ -9,8 +9,8 @@ from mask_rcnn_jax.data.augment import Example, is_image
 from mask_rcnn_jax.data.coco import CocoDataset, check_image_size
 from mask_rcnn_jax.data.dataset import Annotation, Dataset, image_name
 from mask_rcnn_jax.data.options import ExampleOptions, canvas_size
-from mask_rcnn_jax.data.resize import ResizePlan, resize_image, resize_mask, resize_plan
-from mask_rcnn_jax.data.segmentation import crop_mask, polygon_vertices, segmentation_to_mask
+from mask_rcnn_jax.data.resize import resize_image, resize_mask, resize_plan
+from mask_rcnn_jax.data.segmentation import crop_mask, polygon_vertices
 from mask_rcnn_jax.structures import Batch, Targets
 
 
@@ -62,7 +62,12 @@ def load_row(
         box = annotation.box - offset
         targets.boxes[place] = box * (scale_x, scale_y, scale_x, scale_y)
         targets.classes[place] = annotation.class_index
-        targets.masks[place] = _mask(annotation, box, (height, width), plan, options)
+        if options.mask_frame == "box":
+            crop = crop_mask(annotation.segmentation, box, height, width, options.mask_size)
+            targets.masks[place] = crop
+        else:
+            mask = resize_mask(annotation.mask(height, width), plan)
+            targets.masks[place] = mask * np.uint8(255)
         if options.max_vertices:
             vertices = polygon_vertices(annotation.segmentation, options.max_vertices)
             targets.polygons[place, : len(vertices)] = vertices * (scale_x, scale_y, 1)
@@ -98,20 +103,6 @@ def keep_largest(objects: Sequence[Annotation], max_instances: int) -> list[Anno
     """All objects, or the largest, in the same order, if there are too many."""
     by_area = sorted(range(len(objects)), key=lambda i: -objects[i].area)
     return [objects[i] for i in sorted(by_area[:max_instances])]
-
-
-def _mask(
-    annotation: Annotation,
-    box: np.ndarray,
-    image_size: tuple[int, int],
-    plan: ResizePlan,
-    options: ExampleOptions,
-) -> np.ndarray:
-    """uint8 0..255: [M, M] in `box`, original pixels, or [H, W] on the canvas."""
-    if options.mask_frame == "box":
-        return crop_mask(annotation.segmentation, box, *image_size, options.mask_size)
-    mask = segmentation_to_mask(annotation.segmentation, *image_size)
-    return resize_mask(mask, plan) * np.uint8(255)
 
 
 def empty_batch(

@@ -56,9 +56,7 @@ def loaded(dataset, index, augment, options=SQUARE, canvas=(64, 64), seed=0):
     batch = empty_batch(1, canvas, options)
 
     def change(example):
-        return augmented(
-            augment, example, np.random.default_rng(seed), num_classes=4, where="image 'a'"
-        )
+        return augmented(augment, (seed,), dataset, index, example)
 
     load_row(batch, 0, dataset, index, options, augment=augment and change)
     return batch
@@ -156,7 +154,8 @@ OBJECT = Annotation.from_mask(np.eye(64), 1)
     ],
 )
 def test_bad_output_names_the_image(result, message):
-    with pytest.raises(ValueError, match=f"image 'a': augment returned {message}"):
+    expected = f"ShapeSet: image '000000.jpg': augment returned {message}"
+    with pytest.raises(ValueError, match=expected):
         loaded(ShapeSet("train", 1), 0, lambda example, rng: result)
 
 

@@ -14,7 +14,8 @@ from mask_rcnn_jax.data.segmentation import (
     segmentation_to_mask,
     vertex_count,
 )
-from mask_rcnn_jax.formats.shapes import compressed_rle, uncompressed_rle
+from mask_rcnn_jax.formats.shapes import uncompressed_rle
+from mask_rcnn_jax.rle import compressed_rle
 from tests.helpers import shared
 
 SQUARE = [[2, 1, 6, 1, 6, 4, 2, 4]]
