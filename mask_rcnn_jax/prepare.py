@@ -16,6 +16,7 @@
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from absl import flags
@@ -31,30 +32,19 @@ from mask_rcnn_jax.formats.via import read_via
 from mask_rcnn_jax.progress import Progress
 
 FLAGS = flags.FLAGS
+VIA_FLAGS = ("input", "images", "output", "attribute", "class_name")
+SOURCE_FLAGS = ("train_json", "train_images", "val_json", "val_images")
+TFDS_FLAGS = ("data_dir", "tfds_dir", "split", *SOURCE_FLAGS)
 # Headings of --help and the flags of each action.
 ACTIONS = {
     "shapes: a set of generated pictures": ("data_dir", "train", "val", "size", "seed"),
     "check: every problem of annotations and images": ("data_dir", "json", "images"),
     "labelme: annotations of labelme to a COCO json": ("input", "images", "output"),
-    "via: annotations of the VGG Image Annotator to a COCO json": (
-        "input",
-        "images",
-        "output",
-        "attribute",
-        "class_name",
-    ),
+    "via: annotations of the VGG Image Annotator to a COCO json": VIA_FLAGS,
     "split: one COCO json to train.json and val.json": ("json", "val", "seed", "output"),
     "weights: public weights by name": ("data_dir",),
     "coco2017: COCO 2017, downloaded and unpacked": ("data_dir", "split", "delete_zips"),
-    "tfds: a COCO set as records of tensorflow-datasets": (
-        "data_dir",
-        "tfds_dir",
-        "split",
-        "train_json",
-        "train_images",
-        "val_json",
-        "val_images",
-    ),
+    "tfds: a COCO set as records of tensorflow-datasets": TFDS_FLAGS,
 }
 SPLITS = {"both": ("train", "val"), "train": ("train",), "val": ("val",)}
 JSON_NAMES = ("instances_{}2017.json", "instances_{}.json")  # COCO's, and those of `shapes`
@@ -88,52 +78,30 @@ def define_flags() -> None:
 
 def main(positional: Sequence[str]) -> None:
     action, *names = positional or [""]
-    if action == "weights":
-        prepare_weights(names)
-    elif action == "shapes" and not names:
-        prepare_shapes()
-    elif action == "check" and not names:
-        check(pairs_to_check())
-    elif action == "coco2017" and not names:
-        prepare_coco2017()
-    elif action == "tfds" and not names:
-        prepare_records()
-    elif action in ("labelme", "via") and not names:
-        convert(action)
-    elif action == "split" and not names:
-        split()
-    else:
-        actions = [heading.partition(":")[0] for heading in ACTIONS]
-        raise ValueError(f"prepare got {' '.join(positional)!r}, expected one of {actions}")
+    if action == "weights" and len(names) != 1:
+        raise ValueError(f"prepare weights needs one name of {list(PUBLIC_WEIGHTS)}")
+    if action not in COMMANDS or (names and action != "weights"):
+        raise ValueError(f"prepare got {' '.join(positional)!r}, expected one of {list(COMMANDS)}")
+    if action in ("shapes", "weights", "coco2017", "tfds") and not FLAGS.data_dir:
+        raise ValueError(f"prepare {action} needs --data_dir")
+    COMMANDS[action](*names)
 
 
 def prepare_shapes() -> None:
-    if not FLAGS.data_dir:
-        raise ValueError("prepare shapes needs --data_dir")
-    paths = write_shapes(
-        FLAGS.data_dir,
-        train=FLAGS.train,
-        val=FLAGS.val,
-        seed=FLAGS.seed,
-        size=(FLAGS.size, FLAGS.size),
-    )
+    size = (FLAGS.size, FLAGS.size)
+    counts = {"train": FLAGS.train, "val": FLAGS.val}
+    paths = write_shapes(FLAGS.data_dir, **counts, seed=FLAGS.seed, size=size)
     for split, path in paths.items():
-        print(f"{path}: {getattr(FLAGS, split)} images in {Path(FLAGS.data_dir) / split}")
+        print(f"{path}: {counts[split]} images in {Path(FLAGS.data_dir) / split}")
 
 
-def prepare_weights(names: Sequence[str]) -> None:
+def prepare_weights(name: str) -> None:
     """Download public weights by name into --data_dir, unless they are there."""
-    if len(names) != 1:
-        raise ValueError(f"prepare weights needs one name of {list(PUBLIC_WEIGHTS)}")
-    if not FLAGS.data_dir:
-        raise ValueError("prepare weights needs --data_dir")
-    print(download_weights(names[0], FLAGS.data_dir, progress_of))
+    print(download_weights(name, FLAGS.data_dir, progress_of))
 
 
 def prepare_coco2017() -> None:
     """Download and unpack COCO 2017 into --data_dir, but for what is there."""
-    if not FLAGS.data_dir:
-        raise ValueError("prepare coco2017 needs --data_dir")
     release, splits = coco2017.COCO2017, SPLITS[FLAGS.split]
     zips = coco2017.prepare_release(
         release, FLAGS.data_dir, splits, delete_zips=FLAGS.delete_zips, make_progress=progress_of
@@ -147,8 +115,6 @@ def prepare_coco2017() -> None:
 
 def prepare_records() -> None:
     """Write a COCO set as records for `data.source=tfds`, unless they are there."""
-    if not FLAGS.data_dir:
-        raise ValueError("prepare tfds needs --data_dir")
     from mask_rcnn_jax.formats.tfds_coco_instances import prepare_tfds
 
     folder = Path(FLAGS.tfds_dir or Path(FLAGS.data_dir) / "tfds")
@@ -165,10 +131,9 @@ def source_of(split: str) -> tuple[Path, Path]:
         candidates = [folder / name.format(split) for name in JSON_NAMES]
         json_path = next((path for path in candidates if path.is_file()), None)
         if json_path is None:
-            raise ValueError(
-                f"no {' or '.join(map(str, candidates))}, name one with --{split}_json, or choose "
-                "another --split"
-            )
+            missing = " or ".join(map(str, candidates))
+            advice = f"name one with --{split}_json, or choose another --split"
+            raise ValueError(f"no {missing}, {advice}")
     json_path = Path(json_path)
     return json_path, Path(images) if images else image_folder(json_path)
 
@@ -177,20 +142,18 @@ def progress_of(total: int) -> Callable[[int], None]:
     return Progress("bytes", total).advance
 
 
-def check(pairs: list[tuple[Path, Path]]) -> None:
-    """Print every problem of every (json, image folder); ValueError if there is one."""
+def check() -> None:
+    """Print every problem of the sets that the flags name; ValueError if there is one."""
     total = 0
-    for json_path, image_dir in pairs:
+    for json_path, image_dir in pairs_to_check():
         problems = check_coco(json_path, image_dir)
         for problem in problems:
             print(f"{json_path}: {problem}")
         if not problems:
             dataset = load_coco(json_path, image_dir)
             objects = sum(len(image.annotations) for image in dataset.images)
-            print(
-                f"{json_path}: no problem in {len(dataset.images)} images, {objects} annotations, "
-                f"{len(dataset.class_names)} classes"
-            )
+            counts = f"{len(dataset.images)} images, {objects} annotations"
+            print(f"{json_path}: no problem in {counts}, {len(dataset.class_names)} classes")
         total += len(problems)
     if total:
         raise ValueError(f"{total} problems found, see the lines above")
@@ -200,15 +163,13 @@ def convert(tool: str) -> None:
     """Write the COCO json --output from annotations of labelme or VIA."""
     if not (FLAGS.input and FLAGS.output):
         raise ValueError(f"prepare {tool} needs --input and --output")
+    folder = FLAGS.images or (FLAGS.input if tool == "labelme" else Path(FLAGS.input).parent)
     if tool == "labelme":
-        pictures, left_out = read_labelme(FLAGS.input, FLAGS.images, FLAGS.output)
-        folder = FLAGS.images or FLAGS.input
+        images, left_out = read_labelme(FLAGS.input, FLAGS.images, FLAGS.output)
     else:
-        pictures, left_out = read_via(
-            FLAGS.input, FLAGS.images, attribute=FLAGS.attribute, class_name=FLAGS.class_name
-        )
-        folder = FLAGS.images or Path(FLAGS.input).parent
-    content = build_coco(pictures, folder)
+        classes = {"attribute": FLAGS.attribute, "class_name": FLAGS.class_name}
+        images, left_out = read_via(FLAGS.input, FLAGS.images, **classes)
+    content = build_coco(images, folder)
     for line in left_out:
         print(f"left out: {line}")
     write_json(Path(FLAGS.output), content)
@@ -228,8 +189,8 @@ def write_json(path: Path, content: dict) -> None:
     path.write_text(json.dumps(content))
     objects = Counter(entry["category_id"] for entry in content["annotations"])
     counts = ", ".join(f"{entry['name']} {objects[entry['id']]}" for entry in content["categories"])
-    empty = len({image["id"] for image in content["images"]}
-                - {entry["image_id"] for entry in content["annotations"]})  # fmt: skip
+    annotated = {entry["image_id"] for entry in content["annotations"]}
+    empty = sum(image["id"] not in annotated for image in content["images"])
     print(f"{path}: {len(content['images'])} images, {empty} of them without objects; {counts}")
 
 
@@ -256,10 +217,20 @@ def image_folder(json_path: Path) -> Path:
         if folder.is_dir():
             return folder
         name = name.rpartition("_")[0]
-    raise ValueError(
-        f"no image folder found for {json_path}, name it: check has --images, tfds --train_images "
-        "and --val_images"
-    )
+    advice = "name it: check has --images, tfds --train_images and --val_images"
+    raise ValueError(f"no image folder found for {json_path}, {advice}")
+
+
+COMMANDS: dict[str, Callable[..., None]] = {
+    "shapes": prepare_shapes,
+    "check": check,
+    "labelme": partial(convert, "labelme"),
+    "via": partial(convert, "via"),
+    "split": split,
+    "weights": prepare_weights,
+    "coco2017": prepare_coco2017,
+    "tfds": prepare_records,
+}
 
 
 if __name__ == "__main__":

@@ -16,12 +16,7 @@ import numpy as np
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from mask_rcnn_jax.evaluation.entries import (
-    check_ground_truth,
-    fill_annotations,
-    fill_results,
-    is_box,
-)
+from mask_rcnn_jax.evaluation import entries
 from mask_rcnn_jax.evaluation.paste import paste_mask
 from mask_rcnn_jax.rle import encode_window
 from mask_rcnn_jax.structures import Detections
@@ -65,7 +60,8 @@ def to_coco_results(
         if image_id is None:
             continue
         height, width = (int(side) for side in image_sizes_original[b])
-        boxes = _to_original(detections.boxes[b], scales[b])
+        scale_y, scale_x = np.asarray(scales[b], np.float64)
+        boxes = detections.boxes[b].astype(np.float64) / (scale_x, scale_y, scale_x, scale_y)
         for d in np.flatnonzero(detections.valid[b]):
             entry = {
                 "image_id": image_id,
@@ -79,12 +75,6 @@ def to_coco_results(
             bbox_results.append({**entry, "bbox": bbox})
             segm_results.append({**entry, "segmentation": rle})
     return bbox_results, segm_results
-
-
-def _to_original(boxes: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """Scale boxes [D, 4] from network to original pixels; scale is (y, x)."""
-    scale_y, scale_x = np.asarray(scale, np.float64)
-    return boxes.astype(np.float64) / np.array([scale_x, scale_y, scale_x, scale_y])
 
 
 def _clipped_xywh(box: np.ndarray, height: int, width: int, offset: float) -> list[float]:
@@ -107,12 +97,14 @@ def load_results(path: str | os.PathLike) -> list[dict]:
                 raise ValueError(f"{path}: entry {i} has no {key!r}")
         if "bbox" not in result and "segmentation" not in result:
             raise ValueError(f"{path}: entry {i} has neither 'bbox' nor 'segmentation'")
-        if "bbox" in result and not is_box(result["bbox"]):
-            raise ValueError(
-                f"{path}: 'bbox' of entry {i} is {result['bbox']!r}, expected [x, y, width, height]"
-            )
+        if "bbox" in result and not entries.is_box(result["bbox"]):
+            found = f"'bbox' of entry {i} is {result['bbox']!r}"
+            raise ValueError(f"{path}: {found}, expected [x, y, width, height]")
     for key in ("bbox", "segmentation"):
-        _check_uniform(path, results, key)
+        lacking = [i for i, result in enumerate(results) if key not in result]
+        if 0 < len(lacking) < len(results):
+            others = len(results) - len(lacking)
+            raise ValueError(f"{path}: entry {lacking[0]} has no {key!r}, but {others} others have")
     return results
 
 
@@ -154,14 +146,14 @@ def score(
     """
     source = "ground truth" if isinstance(gt, dict) else str(gt)
     content = gt if isinstance(gt, dict) else _read_json(gt)
-    check_ground_truth(content, source)
+    entries.check_ground_truth(content, source)
     names = category_names(content["categories"])
     metrics, per_category = {}, {name: {} for name in names.values()}
     for iou_type, results in (("bbox", bbox_results), ("segm", segm_results)):
         if results is None:
             continue
         prefix, key = _TYPES[iou_type]
-        truth = fill_annotations(content, iou_type, source, skip_bad)
+        truth = entries.fill_annotations(content, iou_type, source, skip_bad)
         evaluation = _evaluate(content, truth, results, iou_type, image_ids)
         values = zip(METRIC_NAMES, evaluation.stats, strict=True)
         metrics |= {prefix + name: float(value) for name, value in values}
@@ -205,7 +197,7 @@ def _evaluate(
     """Run pycocotools for one result type, without its printing."""
     with contextlib.redirect_stdout(io.StringIO()):
         coco_gt = index_annotations(gt, truth)
-        coco_results = index_annotations(gt, fill_results(gt, results, iou_type))
+        coco_results = index_annotations(gt, entries.fill_results(gt, results, iou_type))
         evaluation = COCOeval(coco_gt, coco_results, iou_type)
         if image_ids is not None:
             evaluation.params.imgIds = sorted(set(image_ids))
@@ -238,14 +230,6 @@ def category_names(categories: list[dict]) -> dict[int, str]:
     names = {category["id"]: str(category.get("name", category["id"])) for category in categories}
     count = Counter(names.values())
     return {i: name if count[name] == 1 else f"{name} ({i})" for i, name in names.items()}
-
-
-def _check_uniform(path: str | os.PathLike, results: list[dict], key: str) -> None:
-    """Raise unless all detections or none have this key."""
-    count = sum(key in result for result in results)
-    if 0 < count < len(results):
-        first = next(i for i, result in enumerate(results) if key not in result)
-        raise ValueError(f"{path}: entry {first} has no {key!r}, but {count} others have")
 
 
 def _read_json(path: str | os.PathLike) -> Any:

@@ -10,11 +10,9 @@ from mask_rcnn_jax.rle import run_lengths
 
 def check_ground_truth(gt: Any, source: str) -> None:
     """Raise ValueError naming the missing key if the ground truth is not COCO."""
-    for section, keys in (
-        ("images", ("id",)),
-        ("categories", ("id",)),
-        ("annotations", ("image_id", "category_id")),
-    ):
+    annotation_keys = ("image_id", "category_id")
+    required = {"images": ("id",), "categories": ("id",), "annotations": annotation_keys}
+    for section, keys in required.items():
         if not isinstance(gt, dict) or section not in gt:
             raise ValueError(f"{source}: not a COCO instances json: it has no {section!r}")
         for i, entry in enumerate(gt[section]):
@@ -24,10 +22,8 @@ def check_ground_truth(gt: Any, source: str) -> None:
     known = {image["id"] for image in gt["images"]}
     for i, annotation in enumerate(gt["annotations"]):
         if annotation["image_id"] not in known:
-            raise ValueError(
-                f"{source}: entry {i} of 'annotations' refers to image {annotation['image_id']!r}, "
-                "which is not in 'images'"
-            )
+            where = f"{source}: entry {i} of 'annotations' refers to image"
+            raise ValueError(f"{where} {annotation['image_id']!r}, which is not in 'images'")
 
 
 def fill_annotations(gt: dict, iou_type: str, source: str, skip_bad: bool) -> list[dict]:
@@ -51,10 +47,8 @@ def fill_annotations(gt: dict, iou_type: str, source: str, skip_bad: bool) -> li
 
 def _image_sizes(gt: dict) -> dict[int | str, tuple[int, int]]:
     """(height, width) per image id; 0 if missing from the json."""
-    return {
-        image["id"]: (int(image.get("height", 0)), int(image.get("width", 0)))
-        for image in gt["images"]
-    }
+    images = gt["images"]
+    return {i["id"]: (int(i.get("height", 0)), int(i.get("width", 0))) for i in images}
 
 
 def _fill_annotation(annotation: dict, size: tuple[int, int], iou_type: str) -> dict:
@@ -111,10 +105,8 @@ def fill_results(gt: dict, results: list[dict], iou_type: str) -> list[dict]:
     filled = []
     for i, result in enumerate(results):
         if result["image_id"] not in sizes:
-            raise ValueError(
-                f"results: entry {i} refers to image {result['image_id']!r}, "
-                f"which is not among the {len(sizes)} images of the ground truth"
-            )
+            absent = f"which is not among the {len(sizes)} images of the ground truth"
+            raise ValueError(f"results: entry {i} refers to image {result['image_id']!r}, {absent}")
         geometry = result[key]
         if iou_type == "bbox":
             box, area = geometry, geometry[2] * geometry[3]

@@ -113,12 +113,10 @@ def _padding(font_size: int) -> int:
 def _font(text: str, size: int) -> ImageFont.FreeTypeFont:
     """Pillow's built-in font for ASCII, the same on every machine; else DejaVu if installed."""
     font = None if text.isascii() else _dejavu(size)
-    return font or _pillow_font(size)
+    return font or _load_default(size)  # type: ignore[return-value]
 
 
-@functools.cache
-def _pillow_font(size: int) -> ImageFont.FreeTypeFont:
-    return ImageFont.load_default(size)  # type: ignore[return-value]
+_load_default = functools.cache(ImageFont.load_default)
 
 
 @functools.cache

@@ -15,6 +15,7 @@ from mask_rcnn_jax.evaluation.labels import draw_labels
 from mask_rcnn_jax.structures import Detections
 
 FILL_OPACITY = 0.42
+PALETTE_SIZE = 60
 # Images with a shorter side below this have no room for text beside their objects.
 MIN_SIDE = 320
 # Fractional bits of cv2's integer coordinates.
@@ -137,7 +138,8 @@ def draw_instances(
         if masks is not None:
             outline = _trace(masks[i], boxes[i])
             _fill(canvas, outline, colors[i])
-            _stroke(canvas, outline, colors[i], thickness)
+            lines = [_fixed(polygon) for polygon in outline]
+            cv2.polylines(canvas, lines, True, colors[i], thickness, cv2.LINE_AA, _SHIFT)
         _rectangle(canvas, boxes[i], colors[i], thickness)
     draw_labels(canvas, boxes, names, values, colors)
     return canvas
@@ -145,22 +147,20 @@ def draw_instances(
 
 def instance_color(i: int) -> tuple[int, int, int]:
     """RGB color number i of the palette, which repeats."""
-    palette = _palette()
-    return palette[int(i) % len(palette)]
+    return _palette()[int(i) % PALETTE_SIZE]
 
 
 @functools.cache
-def _palette(size: int = 60) -> tuple[tuple[int, int, int], ...]:
+def _palette() -> tuple[tuple[int, int, int], ...]:
     """Bright colors, each at the largest CIE Lab distance from all earlier ones."""
     levels = np.linspace(0, 1, 13, dtype=np.float32)
     rgb = np.stack(np.meshgrid(levels, levels, levels), axis=-1).reshape(-1, 3)
-    vivid = (rgb.max(axis=1) > 0.85) & (rgb.max(axis=1) - rgb.min(axis=1) > 0.5)
-    rgb = rgb[vivid]
+    rgb = rgb[(rgb.max(axis=1) > 0.85) & (rgb.max(axis=1) - rgb.min(axis=1) > 0.5)]
     lab = cv2.cvtColor(rgb[None], cv2.COLOR_RGB2LAB)[0]
     lab[:, 0] *= 0.6  # lightness separates colors less than hue
     chosen = [int(np.argmin(np.abs(rgb - [0.08, 0.58, 1.0]).sum(axis=1)))]
     distance = np.full(len(lab), np.inf)
-    while len(chosen) < size:
+    while len(chosen) < PALETTE_SIZE:
         distance = np.minimum(distance, np.linalg.norm(lab - lab[chosen[-1]], axis=1))
         chosen.append(int(np.argmax(distance)))
     rows = np.round(255 * rgb[chosen].astype(np.float64)).astype(int)
@@ -195,10 +195,10 @@ def _trace(mask: np.ndarray, box: np.ndarray) -> list[np.ndarray]:
     return polygons
 
 
-def _smooth(points: np.ndarray, reach: int = 3) -> np.ndarray:
-    """Moving average over 2 * reach + 1 points of a closed polygon [p, 2]."""
-    reach = min(reach, (len(points) - 1) // 2)
-    around = np.concatenate([points[-reach:], points, points[:reach]]) if reach else points
+def _smooth(points: np.ndarray) -> np.ndarray:
+    """Moving average over up to seven points of a closed polygon [p, 2], at least six points."""
+    reach = min(3, (len(points) - 1) // 2)
+    around = np.concatenate([points[-reach:], points, points[:reach]])
     total = np.cumsum(np.concatenate([np.zeros((1, 2)), around]), axis=0)
     window = 2 * reach + 1
     return (total[window:] - total[:-window]) / window
@@ -220,13 +220,6 @@ def _fill(canvas: np.ndarray, polygons: list[np.ndarray], color: tuple[int, int,
     shades = np.arange(256)[:, None] * (1 - FILL_OPACITY) + np.array(color) * FILL_OPACITY
     tinted = cv2.LUT(window, np.round(shades).astype(np.uint8)[:, None])
     cv2.copyTo(tinted, stencil, window)
-
-
-def _stroke(
-    canvas: np.ndarray, polygons: list[np.ndarray], color: tuple[int, int, int], thickness: int
-) -> None:
-    lines = [_fixed(polygon) for polygon in polygons]
-    cv2.polylines(canvas, lines, True, color, thickness, cv2.LINE_AA, _SHIFT)
 
 
 def _rectangle(

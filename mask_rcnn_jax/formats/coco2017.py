@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from absl import logging
@@ -51,17 +52,13 @@ class Release:
 _COCO = "http://images.cocodataset.org/"  # its https certificate has another host name
 _VAL = Archive(_COCO + "zips/val2017.zip", 815_585_330, "442b8da7639aecaf257c1dceb8ba8c80")
 _TRAIN = Archive(_COCO + "zips/train2017.zip", 19_336_861_798, "cced6f7f71b7629ddf16f17bbcfab6b2")
+_ANNOTATIONS = _COCO + "annotations/annotations_trainval2017.zip"
+_JSON = "annotations/instances_{}2017.json"
 COCO2017 = Release(
-    annotations=Archive(
-        url=_COCO + "annotations/annotations_trainval2017.zip",
-        size=252_907_541,
-        md5="f4bbac642086de4f52a3fdda2de5fa2c",
-    ),
+    annotations=Archive(_ANNOTATIONS, 252_907_541, "f4bbac642086de4f52a3fdda2de5fa2c"),
     splits={
-        "val": Split(_VAL, "annotations/instances_val2017.json", "val2017", 5_000, 36_781),
-        "train": Split(
-            _TRAIN, "annotations/instances_train2017.json", "train2017", 118_287, 860_001
-        ),
+        "val": Split(_VAL, _JSON.format("val"), "val2017", 5_000, 36_781),
+        "train": Split(_TRAIN, _JSON.format("train"), "train2017", 118_287, 860_001),
     },
 )
 
@@ -111,14 +108,8 @@ def _download_and_unpack(
     """Unpack the members of an archive whose names start with `prefix`."""
     logging.info("%s: %.1f GB", archive.url, archive.size / 1e9)
     path = folder / archive.name
-    download(
-        archive.url,
-        path,
-        md5=archive.md5,
-        size=archive.size,
-        persistent=True,
-        make_progress=make_progress,
-    )
+    fetch = partial(download, persistent=True, make_progress=make_progress)
+    fetch(archive.url, path, md5=archive.md5, size=archive.size)
     unpack(path, folder, prefix=prefix, make_progress=make_progress)
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
-from pycocotools import mask as coco_mask
 
 from mask_rcnn_jax.data.segmentation import (
     Segmentation,
@@ -18,6 +17,7 @@ from mask_rcnn_jax.data.segmentation import (
     segmentation_box,
     segmentation_to_mask,
 )
+from mask_rcnn_jax.rle import compressed_rle
 
 EXIF_ORIENTATION = 0x0112
 ELLIPSE_VERTICES = 64  # loses 0.2 percent of the area
@@ -133,9 +133,7 @@ def join_parts(parts: Sequence[list[list[float]] | np.ndarray]) -> Segmentation:
         return polygons
     if polygons:
         masks.append(segmentation_to_mask(polygons, *masks[0].shape) > 0)
-    union = np.any(masks, axis=0).astype(np.uint8, order="F")
-    counts = coco_mask.encode(union)["counts"].decode("ascii")
-    return {"size": list(union.shape), "counts": counts}
+    return compressed_rle(np.any(masks, axis=0).astype(np.uint8))
 
 
 def split_coco(content: dict[str, Any], val: int, seed: int) -> dict[str, dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 import base64
 import binascii
-import json
 import math
 import os
 from pathlib import Path
@@ -11,16 +10,8 @@ from typing import Any
 import cv2
 import numpy as np
 
-from mask_rcnn_jax.formats.coco_build import (
-    AnnotatedImage,
-    AnnotatedObject,
-    check_images_exist,
-    ellipse,
-    has_area,
-    join_parts,
-    read_image_size,
-    rectangle,
-)
+from mask_rcnn_jax.data.coco import read_json
+from mask_rcnn_jax.formats import coco_build
 
 # labelme's special labels, which are not objects.
 NOT_OBJECTS = ("__ignore__", "_background_")
@@ -29,7 +20,7 @@ OUTLINES = ("polygon", "oriented_rectangle", "rotation")
 
 def read_labelme(
     folder: str | os.PathLike, image_dir: str | os.PathLike | None, output: str | os.PathLike
-) -> tuple[list[AnnotatedImage], list[str]]:
+) -> tuple[list[coco_build.AnnotatedImage], list[str]]:
     """Read every json below `folder` except `output`.
 
     Shapes with the same label and `group_id` form one object. `image_dir` is the image folder; None
@@ -49,17 +40,14 @@ def read_labelme(
         raise ValueError(f"{folder} holds no labelme json")
     contents = {path: _read(path) for path in paths}
     image_paths = {path: _image_path(path, contents[path], image_dir) for path in paths}
-    check_images_exist(folder, list(image_paths.values()))
+    coco_build.check_images_exist(folder, list(image_paths.values()))
     left_out: list[str] = []
     images = [_parse(path, contents[path], image_paths[path], left_out) for path in paths]
     return images, left_out
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: cannot be read as JSON ({error})") from error
+    content = read_json(path)
     missing = [
         key
         for key, kind in (("shapes", list), ("imagePath", str))
@@ -75,8 +63,10 @@ def _image_path(path: Path, content: dict, image_dir: str | os.PathLike | None) 
     return path.parent / name if image_dir is None else Path(image_dir) / Path(name).name
 
 
-def _parse(path: Path, content: dict, image_path: Path, left_out: list[str]) -> AnnotatedImage:
-    size = read_image_size(image_path)
+def _parse(
+    path: Path, content: dict, image_path: Path, left_out: list[str]
+) -> coco_build.AnnotatedImage:
+    size = coco_build.read_image_size(image_path)
     stated = content.get("imageHeight") or size[0], content.get("imageWidth") or size[1]
     if stated != size:
         raise ValueError(
@@ -98,8 +88,9 @@ def _parse(path: Path, content: dict, image_path: Path, left_out: list[str]) -> 
         group = shape.get("group_id")
         key = number if group is None else (shape["label"], group)
         objects.setdefault(key, (shape["label"], []))[1].append(part)
-    annotated = [AnnotatedObject(label, join_parts(parts)) for label, parts in objects.values()]
-    return AnnotatedImage(image_path, size, annotated)
+    joined = [(label, coco_build.join_parts(parts)) for label, parts in objects.values()]
+    annotated = [coco_build.AnnotatedObject(*entry) for entry in joined]
+    return coco_build.AnnotatedImage(image_path, size, annotated)
 
 
 def _part(shape: dict, size: tuple[int, int], where: str) -> list | np.ndarray | None:
@@ -109,12 +100,12 @@ def _part(shape: dict, size: tuple[int, int], where: str) -> list | np.ndarray |
     if kind == "mask" and is_pair:
         return _mask(shape, points, size, where)
     if kind == "circle" and is_pair:
-        points = ellipse(*points[0], *[math.dist(*points)] * 2)
+        points = coco_build.ellipse(*points[0], *[math.dist(*points)] * 2)
     elif kind == "rectangle" and is_pair:
-        points = rectangle(*points[0], *points[1])
+        points = coco_build.rectangle(*points[0], *points[1])
     elif kind not in OUTLINES and not (kind == "rectangle" and len(points) == 4):
         return None
-    return points if has_area(points) else None
+    return points if coco_build.has_area(points) else None
 
 
 def _points(shape: dict, where: str) -> list[list[float]]:

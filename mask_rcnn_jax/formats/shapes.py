@@ -12,7 +12,8 @@ from typing import Any
 
 import cv2
 import numpy as np
-from pycocotools import mask as coco_mask
+
+from mask_rcnn_jax.rle import compressed_rle
 
 CATEGORIES = {1: "circle", 2: "square", 4: "triangle", 7: "star"}
 SPLITS = ("train", "val")
@@ -91,10 +92,8 @@ def generate_image(
     """Generate an image, [H, W, 3] uint8 RGB, and its COCO annotations without ids."""
     rng = np.random.default_rng([seed, SPLITS.index(split), index])
     image = _background(rng, size)
-    annotations = []
+    annotations, masks, categories = [], [], []  # masks of the visible parts so far
     crowd = np.zeros(size, np.uint8)
-    masks: list[np.ndarray] = []  # visible parts so far
-    categories: list[int] = []
     if index % PERIOD == CROWD_AT:
         category = int(rng.choice(list(CATEGORIES)))
         crowd = _draw_crowd(rng, image, category)
@@ -217,12 +216,6 @@ def mask_to_polygons(mask: np.ndarray) -> list[list[float]] | None:
     if any(parent >= 0 for parent in hierarchy[0, :, 3]):
         return None
     return [((contour.reshape(-1) + 0.5) / factor).tolist() for contour in contours]
-
-
-def compressed_rle(mask: np.ndarray) -> dict[str, Any]:
-    """Encode a mask as RLE with string counts."""
-    rle = coco_mask.encode(np.asfortranarray(mask))
-    return {"size": list(mask.shape), "counts": rle["counts"].decode()}
 
 
 def uncompressed_rle(mask: np.ndarray) -> dict[str, Any]:

@@ -17,29 +17,23 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mask_rcnn_jax.data import records
 from mask_rcnn_jax.data.coco import CocoDataset, load_coco
 from mask_rcnn_jax.data.coco_checks import annotation_faults
 from mask_rcnn_jax.data.dataset import ImageRecord
-from mask_rcnn_jax.data.records import (
-    NAME,
-    VERSION,
-    Records,
-    annotation_name,
-    import_tfds,
-    records_dir,
-)
 from mask_rcnn_jax.formats.disk import check_room
 from mask_rcnn_jax.formats.download import ProgressFactory
 
 if TYPE_CHECKING:
     import tensorflow_datasets as tfds
 else:
-    tfds = import_tfds()
+    tfds = records.import_tfds()
 SHARD_BYTES = 256 << 20  # few enough files for a network disk, many enough to copy in parallel
 _DESCRIPTION = "Images with instance masks, in COCO's format."
 
@@ -64,7 +58,7 @@ def prepare_tfds(
         OSError, ValueError: for an unusable set, too little disk space, or a folder with records
             of other data.
     """
-    directory = records_dir(tfds_dir)
+    directory = records.records_dir(tfds_dir)
     if directory.exists():
         _check_same(directory, sources)
         return directory
@@ -73,10 +67,12 @@ def prepare_tfds(
         for split, (json_path, image_dir) in sources.items()
     }
     _check_classes(sets)
-    for incomplete in directory.parent.glob(f"incomplete.*_{VERSION}"):
+    for incomplete in directory.parent.glob(f"incomplete.*_{records.VERSION}"):
         shutil.rmtree(incomplete)
     Path(tfds_dir).mkdir(parents=True, exist_ok=True)
-    _check_room(tfds_dir, sets)
+    files = [dataset.json_path for dataset in sets.values()]
+    images = sum(_image_bytes(dataset) for dataset in sets.values())
+    check_room(tfds_dir, images + 2 * sum(map(os.path.getsize, files)))
     advance = make_progress(sum(len(dataset.images) for dataset in sets.values()))
     builder = CocoInstances(data_dir=tfds_dir, sets=sets, advance=advance)
     # The builder prints that it downloads, and creates folders for it.
@@ -96,45 +92,34 @@ def prepare_tfds(
 class CocoInstances(tfds.core.ShardBasedBuilder, skip_registration=True):  # type: ignore[call-arg]
     """Builder for splits with the same classes; label k - 1 is class k."""
 
-    name = NAME
-    VERSION = tfds.core.Version(VERSION)
+    name = records.NAME
+    VERSION = tfds.core.Version(records.VERSION)
     # Otherwise tfds looks for download checksums there, with a package it does not declare.
     code_path = None
 
-    def __init__(
-        self,
-        *,
-        data_dir: str | os.PathLike,
-        sets: Mapping[str, CocoDataset],
-        advance: Callable[[int], None],
-    ):
+    def __init__(self, *, sets: Mapping[str, CocoDataset], advance: Callable[[int], None], **keys):
         self._sets, self._advance = sets, advance
         self._entries = {split: _valid_entries(dataset) for split, dataset in sets.items()}
-        super().__init__(data_dir=data_dir)
+        super().__init__(**keys)
 
     def _info(self) -> tfds.core.DatasetInfo:
         images = [image for dataset in self._sets.values() for image in dataset.images]
-        annotation_ids = [
-            annotation_id
-            for by_image in self._entries.values()
-            for entries in by_image.values()
-            for annotation_id, _ in entries
-        ]
+        by_image = [entries for split in self._entries.values() for entries in split.values()]
+        annotation_ids = [annotation_id for entries in by_image for annotation_id, _ in entries]
         names = next(iter(self._sets.values())).class_names
+        objects = {
+            "id": _id_feature(annotation_ids),
+            "label": tfds.features.ClassLabel(names=[_one_line(name) for name in names]),
+            "bbox": tfds.features.BBoxFeature(),
+            "area": tfds.features.Scalar(np.float32, doc="Pixels."),
+            "is_crowd": tfds.features.Scalar(np.bool_),
+            "segmentation": tfds.features.Text(doc="As in the COCO json, in JSON."),
+        }
         features = {
             "image": tfds.features.Image(shape=(None, None, 3), doc="The file's own bytes."),
             "image/filename": tfds.features.Text(),
             "image/id": _id_feature([image.id for image in images]),
-            "objects": tfds.features.Sequence(
-                {
-                    "id": _id_feature(annotation_ids),
-                    "label": tfds.features.ClassLabel(names=[_one_line(name) for name in names]),
-                    "bbox": tfds.features.BBoxFeature(),
-                    "area": tfds.features.Scalar(np.float32, doc="Pixels."),
-                    "is_crowd": tfds.features.Scalar(np.bool_),
-                    "segmentation": tfds.features.Text(doc="As in the COCO json, in JSON."),
-                }
-            ),
+            "objects": tfds.features.Sequence(objects),
         }
         return tfds.core.DatasetInfo(
             builder=self,
@@ -148,14 +133,11 @@ class CocoInstances(tfds.core.ShardBasedBuilder, skip_registration=True):  # typ
         shards = {}
         for split, dataset in self._sets.items():
             # The builder renames the folder when it is complete.
-            shutil.copyfile(dataset.json_path, self.data_path / annotation_name(split))
+            shutil.copyfile(dataset.json_path, self.data_path / records.annotation_name(split))
             count, size = len(dataset.images), _image_bytes(dataset)
             num_shards = min(count, -(-size // SHARD_BYTES) or 1)
             bounds = [count * shard // num_shards for shard in range(num_shards + 1)]
-            shards[split] = [
-                partial(self._examples, split, start, stop)
-                for start, stop in zip(bounds, bounds[1:], strict=False)
-            ]
+            shards[split] = [partial(self._examples, split, *ends) for ends in pairwise(bounds)]
         return shards
 
     def _examples(self, split: str, start: int, stop: int) -> Iterator[tuple[int, dict]]:
@@ -231,18 +213,11 @@ def _check_classes(sets: Mapping[str, CocoDataset]) -> None:
             raise ValueError(f"{first.json_path} and {other.json_path} have different categories")
 
 
-def _check_room(folder: str | os.PathLike, sets: Mapping[str, CocoDataset]) -> None:
-    needed = sum(
-        _image_bytes(dataset) + 2 * os.path.getsize(dataset.json_path) for dataset in sets.values()
-    )
-    check_room(folder, needed)
-
-
 def _check_same(directory: Path, sources: Mapping[str, tuple]) -> None:
     """Raise unless the folder holds complete records of these sets."""
     for split, (json_path, _) in sources.items():
-        Records(directory, split)
-        copy = directory / annotation_name(split)
+        records.Records(directory, split)
+        copy = directory / records.annotation_name(split)
         if not copy.is_file() or not filecmp.cmp(json_path, copy, shallow=False):
             advice = "delete it or choose another folder"
             raise ValueError(f"{directory} was not made from {json_path}; {advice}")
@@ -251,8 +226,8 @@ def _check_same(directory: Path, sources: Mapping[str, tuple]) -> None:
 def _check_written(directory: Path, sets: Mapping[str, CocoDataset]) -> None:
     """Check counts and the last image, which reveal a full disk."""
     for split, dataset in sets.items():
-        records, last = Records(directory, split), len(dataset.images) - 1
+        written, last = records.Records(directory, split), len(dataset.images) - 1
         with open(dataset.image_path(last), "rb") as file:
-            same = file.read() == records.read(last, dataset.images[last].id)
-        if len(records) != last + 1 or not same:
+            same = file.read() == written.read(last, dataset.images[last].id)
+        if len(written) != last + 1 or not same:
             raise OSError(f"{directory}: split {split!r} was not written completely")

@@ -1,6 +1,5 @@
 """Read VGG Image Annotator annotations (VIA 1 and 2), one json for all images."""
 
-import json
 import math
 import os
 from pathlib import Path
@@ -8,16 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from mask_rcnn_jax.formats.coco_build import (
-    AnnotatedImage,
-    AnnotatedObject,
-    check_images_exist,
-    ellipse,
-    has_area,
-    join_parts,
-    read_image_size,
-    rectangle,
-)
+from mask_rcnn_jax.data.coco import read_json
+from mask_rcnn_jax.formats import coco_build
 
 # Shape attributes that define the outline of a region.
 OUTLINE_KEYS = {
@@ -34,7 +25,7 @@ def read_via(
     *,
     attribute: str | None = None,
     class_name: str | None = None,
-) -> tuple[list[AnnotatedImage], list[str]]:
+) -> tuple[list[coco_build.AnnotatedImage], list[str]]:
     """Read a saved project or exported annotations.
 
     Args:
@@ -54,7 +45,7 @@ def read_via(
     entries = _read(json_path)
     if class_name is None and attribute is None:
         attribute = _only_attribute(json_path, entries)
-    check_images_exist(json_path, [folder / entry["filename"] for entry in entries])
+    coco_build.check_images_exist(json_path, [folder / entry["filename"] for entry in entries])
     images, left_out = [], []
     for entry in entries:
         objects = []
@@ -62,13 +53,13 @@ def read_via(
             where = f"{json_path}: {entry['filename']}, region {number}"
             label = class_name or _label(region, attribute, where)
             outline = _outline(region, where)
-            if has_area(outline):
-                objects.append(AnnotatedObject(label, join_parts([outline])))
+            if coco_build.has_area(outline):
+                objects.append(coco_build.AnnotatedObject(label, coco_build.join_parts([outline])))
             else:
                 kind = region["shape_attributes"].get("name")
                 left_out.append(f"{where} ({label}), a {kind} without area")
         path = folder / entry["filename"]
-        images.append(AnnotatedImage(path, read_image_size(path), objects))
+        images.append(coco_build.AnnotatedImage(path, coco_build.read_image_size(path), objects))
     return images, left_out
 
 
@@ -76,10 +67,7 @@ def _read(path: Path) -> list[dict[str, Any]]:
     """Return one entry per image, with its regions as a list for both versions."""
     if not path.is_file():
         raise FileNotFoundError(f"no file {os.fspath(path)!r}, expected a VIA json")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: cannot be read as JSON ({error})") from error
+    content = read_json(path)
     content = content if isinstance(content, dict) else {}
     if {"images", "annotations"} <= content.keys():
         raise ValueError(f"{path}: already a COCO json, use it as it is")
@@ -149,5 +137,5 @@ def _outline(region: dict, where: str) -> list[list[float]]:
         expected = ", ".join(OUTLINE_KEYS[kind])
         raise ValueError(f"{where}: {kind} expects the numbers {expected}") from error
     if kind == "rect":
-        return rectangle(first, second, first + sides[0], second + sides[1])
-    return ellipse(first, second, sides[0], sides[-1], angle)
+        return coco_build.rectangle(first, second, first + sides[0], second + sides[1])
+    return coco_build.ellipse(first, second, sides[0], sides[-1], angle)

@@ -50,23 +50,23 @@ class Analysis(NamedTuple):
 def analyze(evaluation: COCOeval) -> Analysis:
     """Analyze an evaluation on which `accumulate` and `summarize` have been called."""
     precision = evaluation.eval["precision"][:, :, :, 0, -1]  # [T, R, K]
+    # COCOeval fills a category's precision entirely or leaves all of it at -1.
     has_truth = (precision > -1).all(axis=(0, 1))
+    ap = precision.mean(axis=1)  # [T, K]
     objects = _count_objects(evaluation)
     scores, is_true = _detection_scores(evaluation)
     threshold = best_threshold(scores, is_true, int(objects[:, 0].sum()))
     kept = scores >= threshold
-    score_range = _score_range(scores)
+    score_range = float(scores.min(initial=0)), float(scores.max(initial=1))
     names = category_names(list(evaluation.cocoGt.cats.values()))
-    histogram = [
-        np.histogram(scores[is_true == truth], HISTOGRAM_BINS, score_range)[0]
-        for truth in (True, False)
-    ]
+    parts = scores[is_true], scores[~is_true]
+    histogram = [np.histogram(part, HISTOGRAM_BINS, score_range)[0] for part in parts]
     return Analysis(
         kind={"bbox": "box", "segm": "mask"}[evaluation.params.iouType],
         stats=np.array(evaluation.stats),
         categories=[names[i] for i in evaluation.params.catIds],
         objects=objects,
-        category_ap=_category_ap(precision),
+        category_ap=np.stack([ap.mean(axis=0), ap[IOU_50], ap[IOU_75]], axis=1),
         iou_thresholds=np.array(evaluation.params.iouThrs),
         recalls=np.array(evaluation.params.recThrs),
         precision=precision[:, :, has_truth].mean(axis=2) if has_truth.any() else None,
@@ -125,25 +125,16 @@ def confusion_matrix(evaluation: COCOeval, threshold: float) -> np.ndarray:
     background = len(categories)
     matrix = np.zeros((background + 1, background + 1), np.int64)
     for entry in filter(None, matched.evalImgs):
-        for i, match, ignored in zip(
-            entry["gtIds"], entry["gtMatches"][0], entry["gtIgnore"], strict=True
-        ):
+        objects = zip(entry["gtIds"], entry["gtMatches"][0], entry["gtIgnore"], strict=True)
+        for i, match, ignored in objects:
             if not ignored and not match:
                 matrix[categories[truth.anns[i]["category_id"]], background] += 1
-        for i, match, ignored in zip(
-            entry["dtIds"], entry["dtMatches"][0], entry["dtIgnore"][0], strict=True
-        ):
+        found = zip(entry["dtIds"], entry["dtMatches"][0], entry["dtIgnore"][0], strict=True)
+        for i, match, ignored in found:
             if not ignored:
                 row = categories[truth.anns[match]["category_id"]] if match else background
                 matrix[row, categories[matched.cocoDt.anns[i]["category_id"]]] += 1
     return matrix
-
-
-def _category_ap(precision: np.ndarray) -> np.ndarray:
-    """AP, AP50 and AP75 per category from precision [T, R, K]: [K, 3], -1 without objects."""
-    # COCOeval fills a category's precision entirely or leaves all of it at -1.
-    ap = precision.mean(axis=1)  # [T, K]
-    return np.stack([ap.mean(axis=0), ap[IOU_50], ap[IOU_75]], axis=1)
 
 
 def _count_objects(evaluation: COCOeval) -> np.ndarray:
@@ -166,8 +157,3 @@ def _detection_scores(evaluation: COCOeval) -> tuple[np.ndarray, np.ndarray]:
     scores, is_true = np.concatenate(all_scores), np.concatenate(all_true)
     finite = np.isfinite(scores)
     return scores[finite], is_true[finite]
-
-
-def _score_range(scores: np.ndarray) -> tuple[float, float]:
-    """(0, 1), extended to cover scores outside it."""
-    return float(scores.min(initial=0)), float(scores.max(initial=1))

@@ -69,9 +69,8 @@ def misses(
     found = []
     for _, entry in image_entries(evaluation, 0):
         scores = dict(zip(entry["dtIds"], entry["dtScores"], strict=True))
-        for i, match, ignored in zip(
-            entry["gtIds"], entry["gtMatches"][iou], entry["gtIgnore"], strict=True
-        ):
+        objects = zip(entry["gtIds"], entry["gtMatches"][iou], entry["gtIgnore"], strict=True)
+        for i, match, ignored in objects:
             score = scores[int(match)] if match else 0.0
             score = score if math.isfinite(score) else 0.0
             if not ignored and score < threshold:

@@ -58,19 +58,6 @@ def write_report(
             unavailable, which the page then states in its place.
         records: records of the run's metrics.jsonl; may be empty.
     """
-    page = make_page(title, about, analyses, read_image, records)
-    # A json may contain lone surrogates, which UTF-8 cannot encode.
-    Path(path).write_text(page, encoding="utf-8", errors="replace")
-
-
-def make_page(
-    title: str,
-    about: Mapping[str, str],
-    analyses: Sequence[Analysis],
-    read_image: Callable[[dict], np.ndarray | None],
-    records: Sequence[dict],
-) -> str:
-    """Return the report's HTML. Arguments as for `write_report`."""
     main = analyses[-1]
     facts = {
         **about,
@@ -78,18 +65,13 @@ def make_page(
         "Objects": f"{main.num_objects:,}",
         "Categories": f"{len(main.categories):,}",
     }
-    missed = main.num_objects - main.num_true
-    misses = _gallery(main, main.misses, missed, "Misses", _MISSES, read_image)
-    false_positives = _gallery(
-        main, main.false_positives, main.num_false, "False positives", _FALSE_POSITIVES, read_image
-    )
     sections = {
         "Curves": _curves(analyses),
         "Categories": _categories(analyses),
         "Scores": _scores(analyses),
         "Confusion": _confusion(main),
-        "Misses": misses,
-        "False positives": false_positives,
+        "Misses": _gallery(main, "Misses", _MISSES, read_image),
+        "False positives": _gallery(main, "False positives", _FALSE_POSITIVES, read_image),
         "Training": training_section(records),
     }
     sections = {name: content for name, content in sections.items() if content}
@@ -101,7 +83,7 @@ def make_page(
     body = "".join(
         f'<section id="{_anchor(name)}">{content}</section>' for name, content in sections.items()
     )
-    return (
+    page = (
         f"<!doctype html>\n{_head(title)}\n<body>\n<header><h1>{escape(title)}</h1>"
         f"<dl>{entries}</dl></header>\n<main>\n"
         f'<section aria-label="Summary">{tiles(analyses)}</section>\n'
@@ -111,6 +93,8 @@ def make_page(
         "category and image count.</footer>\n"
         f"<script>{SCRIPT}</script>\n</body>\n</html>\n"
     )
+    # A json may contain lone surrogates, which UTF-8 cannot encode.
+    Path(path).write_text(page, encoding="utf-8", errors="replace")
 
 
 def _head(title: str) -> str:
@@ -184,12 +168,14 @@ def _confusion(main: Analysis) -> str:
 
 def _gallery(
     main: Analysis,
-    errors: Sequence[DetectionError],
-    count: int,
     heading: str,
     meaning: str,
     read_image: Callable[[dict], np.ndarray | None],
 ) -> str:
+    if heading == "Misses":
+        errors, count = main.misses, main.num_objects - main.num_true
+    else:
+        errors, count = main.false_positives, main.num_false
     if not errors:
         return f"<h2>{heading}</h2>{_note('None.')}"
     unread, figures = 0, []

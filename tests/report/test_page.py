@@ -3,6 +3,8 @@
 import base64
 import json
 from html.parser import HTMLParser
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import cv2
 import numpy as np
@@ -12,7 +14,7 @@ from mask_rcnn_jax.data.coco import decode_image
 from mask_rcnn_jax.evaluation import coco
 from mask_rcnn_jax.report.analysis import analyze
 from mask_rcnn_jax.report.error_images import SIDE, draw_error, error_window
-from mask_rcnn_jax.report.page import make_page
+from mask_rcnn_jax.report.page import write_report
 from mask_rcnn_jax.report.tables import MAX_CONFUSED, confusion_table
 from tests.commands.command import RECIPE, error_line, run_inside
 from tests.report.report_case import HEIGHT, WIDTH, ground_truth, results_of
@@ -64,7 +66,11 @@ def page_of(gt, results, *, picture=None, records=(), title="a model", kinds=("b
     found = []
     pair = [results[kind] if kind in kinds else None for kind in ("box", "mask")]
     coco.score(gt, *pair, callback=lambda evaluation: found.append(analyze(evaluation)))
-    return Page(make_page(title, {"Ground truth": "val.json"}, found, lambda _: picture, records))
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "report.html"
+        about = {"Ground truth": "val.json"}
+        write_report(path, title, about, found, lambda _: picture, records)
+        return Page(path.read_text(encoding="utf-8"))
 
 
 def both(results=results_of):
