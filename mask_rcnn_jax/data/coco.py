@@ -110,7 +110,6 @@ def load_categories(json_path: str | os.PathLike, *, class_ids: str = "contiguou
 
 def read_coco(json_path: str | os.PathLike) -> dict[str, Any]:
     """The content of a COCO json whose sections and ids can be looked up; ValueError if not."""
-    json_path = os.fspath(json_path)
     content = _read_json(json_path)
     _raise_first(json_path, coco_checks.structure_problems(content))
     return content
@@ -118,8 +117,7 @@ def read_coco(json_path: str | os.PathLike) -> dict[str, Any]:
 
 def check_coco(json_path: str | os.PathLike, image_dir: str | os.PathLike) -> list[str]:
     """Every problem of a COCO json and its images, one line each; decodes every image."""
-    json_path, image_dir = os.fspath(json_path), os.fspath(image_dir)
-    content = _read_json(json_path)
+    image_dir, content = os.fspath(image_dir), _read_json(json_path)
     problems = list(coco_checks.structure_problems(content))
     if problems:
         return problems  # nothing else can be looked up
@@ -154,11 +152,8 @@ def decode_bytes(content: bytes, path: str, *, upright: bool = False) -> np.ndar
 def check_image_size(image: np.ndarray, record_size: tuple[int, int], path: str) -> None:
     """Raise ValueError if a decoded image does not have the json's (height, width)."""
     if image.shape[:2] != record_size:
-        (height, width), (json_height, json_width) = image.shape[:2], record_size
-        raise ValueError(
-            f"{path}: the file is {height} x {width} (height x width), "
-            f"the json says {json_height} x {json_width}"
-        )
+        found, stated = (f"{height} x {width}" for height, width in (image.shape[:2], record_size))
+        raise ValueError(f"{path}: the file is {found} (height x width), the json says {stated}")
 
 
 def _how_to_make(path: Path) -> str:
@@ -173,11 +168,10 @@ def _how_to_make(path: Path) -> str:
     return f"; `python -m mask_rcnn_jax prepare {action} --data_dir {folder}` makes it"
 
 
-def _read_json(path: str) -> Any:
+def _read_json(path: str | os.PathLike) -> Any:
     if not os.path.isfile(path):
-        raise FileNotFoundError(
-            f"no annotation file {path!r}, expected a COCO json{_how_to_make(Path(path))}"
-        )
+        expected = f"expected a COCO json{_how_to_make(Path(path))}"
+        raise FileNotFoundError(f"no annotation file {os.fspath(path)!r}, {expected}")
     return read_json(path)
 
 
@@ -190,7 +184,7 @@ def read_json(path: str | os.PathLike) -> Any:
         raise ValueError(f"{path}: cannot be read as JSON ({error})") from error
 
 
-def _raise_first(json_path: str, problems: Iterable[str]) -> None:
+def _raise_first(json_path: str | os.PathLike, problems: Iterable[str]) -> None:
     problems = list(problems)
     if problems:
         more = f" (and {len(problems) - 1} more problems; {CHECK_HINT})" if problems[1:] else ""
@@ -217,12 +211,11 @@ def _classes(json_path: str, categories: list[dict], class_ids: str) -> dict[int
     for category_id in names:
         whole = isinstance(category_id, int) and not isinstance(category_id, bool)
         if not whole or not 1 <= category_id <= MAX_RAW_ID:
+            expected = f"data.class_ids='raw' expects whole numbers from 1 to {MAX_RAW_ID}"
             raise ValueError(
-                f"{json_path}: category id {category_id!r} cannot be a class, data.class_ids='raw' "
-                f"expects whole numbers from 1 to {MAX_RAW_ID}"
+                f"{json_path}: category id {category_id!r} cannot be a class, {expected}"
             )
-    highest = max(names, default=0)
-    return {k: names.get(k, f"unused {k}") for k in range(1, highest + 1)}
+    return {k: names.get(k, f"unused {k}") for k in range(1, max(names, default=0) + 1)}
 
 
 def _image_records(

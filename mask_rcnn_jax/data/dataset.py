@@ -180,10 +180,8 @@ def check_dataset(dataset: Dataset, argument: str) -> None:
     name = f"{argument} ({type(dataset).__name__})"
     missing = [member for member in MEMBERS if not hasattr(dataset, member)]
     if missing:
-        raise ValueError(
-            f"{name} has no {', '.join(map(repr, missing))}; "
-            f"expected a dataset with {', '.join(MEMBERS)}"
-        )
+        expected = f"expected a dataset with {', '.join(MEMBERS)}"
+        raise ValueError(f"{name} has no {', '.join(map(repr, missing))}; {expected}")
     for problem in _dataset_problems(dataset):
         raise ValueError(f"{name}: {problem}")
 
@@ -236,8 +234,6 @@ def _box_fault(box: Any, height: int, width: int) -> str | None:
         return f"box {values.tolist()}, expected four finite numbers (x1, y1, x2, y2)"
     x1, y1, x2, y2 = values
     if not (0 <= x1 < x2 <= width and 0 <= y1 < y2 <= height):
-        return (
-            f"box {values.tolist()} (x1, y1, x2, y2) has no area inside the image of "
-            f"{height} x {width} (height x width)"
-        )
+        size = f"{height} x {width} (height x width)"
+        return f"box {values.tolist()} (x1, y1, x2, y2) has no area inside the image of {size}"
     return None

@@ -83,10 +83,8 @@ class TrainLoader:
         self.undrawn = _count_undrawn(dataset, objects, options.max_vertices)
         indices = [index for index, found in enumerate(objects) if order.keep_empty or found]
         if not indices:
-            raise ValueError(
-                f"{dataset_name(dataset)}: no image to train on, since no image has an object and "
-                "data.keep_empty is False"
-            )
+            reason = "no image has an object and data.keep_empty is False"
+            raise ValueError(f"{dataset_name(dataset)}: no image to train on, since {reason}")
         buckets = canvas_buckets(dataset, indices, options)
         self.canvases = tuple(buckets)
         batches = []
@@ -265,7 +263,7 @@ def _zeros(num_workers: int) -> Zeros:
 
 
 def _start(batches: grain.MapDataset, num_workers: int) -> grain.DatasetIterator:
-    """Begin to read: threads of this process if `num_workers` is 0, else that many processes."""
+    """Begin to read, in threads of this process if `num_workers` is 0."""
     if num_workers == 0:
         threads = min(THREADS_WITHOUT_WORKERS, os.cpu_count() or 1)
         return iter(batches.to_iter_dataset(grain.ReadOptions(threads, 2 * threads)))
@@ -282,10 +280,9 @@ def _next(iterator: grain.DatasetIterator):
     except Exception as error:  # pickling runs the code of whatever the dataset holds
         if not any("cannot be pickled" in note for note in getattr(error, "__notes__", ())):
             raise
-        raise ValueError(
-            "the dataset or augment cannot be pickled for the worker processes of "
-            f"data.num_workers ({error}); data.num_workers=0 needs no pickling"
-        ) from error
+        where = f"for the worker processes of data.num_workers ({error})"
+        advice = "data.num_workers=0 needs no pickling"
+        raise ValueError(f"the dataset or augment cannot be pickled {where}; {advice}") from error
 
 
 def _count_overflow(dataset: Dataset, objects: list[list], max_instances: int) -> int:

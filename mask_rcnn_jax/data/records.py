@@ -10,7 +10,7 @@ from pathlib import Path
 
 NAME, VERSION = "coco_instances", "1.0.0"
 MAKE = "`python -m mask_rcnn_jax.prepare tfds` makes it"
-MAKE_ANEW = "delete the folder, and `python -m mask_rcnn_jax.prepare tfds` makes it anew"
+MAKE_ANEW = f"delete the folder, and {MAKE} anew"
 
 
 def records_dir(tfds_dir: str | os.PathLike) -> Path:
@@ -59,10 +59,9 @@ def import_tfds():
     try:
         import tensorflow_datasets as tfds
     except ImportError as error:
-        raise ValueError(
-            "data.source=tfds and `prepare tfds` need tensorflow-datasets: "
-            "pip install 'mask-rcnn-jax[tfds]'"
-        ) from error
+        remedy = "pip install 'mask-rcnn-jax[tfds]'"
+        text = f"data.source=tfds and `prepare tfds` need tensorflow-datasets: {remedy}"
+        raise ValueError(text) from error
     return tfds
 
 

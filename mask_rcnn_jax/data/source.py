@@ -23,10 +23,8 @@ def load_split(data: Mapping[str, Any], split: str) -> CocoDataset:
     records = Records(directory, split)
     dataset = load_coco(annotations, directory, records=records, **checks)
     if len(records) != len(dataset.images):
-        raise ValueError(
-            f"{directory}: {len(records)} records of {split!r}, but {len(dataset.images)} images "
-            f"in {annotations}; {MAKE_ANEW}"
-        )
+        found = f"{len(records)} records of {split!r}, but {len(dataset.images)} images"
+        raise ValueError(f"{directory}: {found} in {annotations}; {MAKE_ANEW}")
     return dataset
 
 

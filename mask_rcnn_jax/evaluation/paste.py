@@ -70,9 +70,8 @@ def paste_mask(
 def _axis_weights(low: float, high: float, size: int, cells: int) -> tuple[range, np.ndarray]:
     """Interpolate along one axis, for pixels with centers in [low, high].
 
-    Returns:
-        Range of the n pixels, and float32 weights [n, cells]: two cells per pixel, or one if the
-        other is outside the grid and therefore zero.
+    Returns the range of the n pixels, and float32 weights [n, cells]: two cells per pixel, or one
+    if the other is outside the grid and therefore zero.
     """
     # `not >` instead of `<=` also catches NaN.
     if not high > low or not math.isfinite(low) or not math.isfinite(high):

@@ -115,13 +115,13 @@ def draw_instances(
     masks: np.ndarray | None,
     color_indices: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Draw n instances, given in decreasing order of label priority.
+    """Draw n instances, given in decreasing order of label priority, on a copy of the image.
 
     Args:
-        image: uint8 [H, W, 3] RGB; not modified.
+        image: uint8 [H, W, 3] RGB.
         boxes: [n, 4] in image pixels.
-        names: first part of each label; truncated if long.
-        values: second part of each label; never truncated.
+        names: first part of each label, see `draw_labels`.
+        values: second part of each label.
         masks: [n, M, M] float probabilities inside the box, or None.
         color_indices: [n] int index for `instance_color`; None gives each instance its own.
     """

@@ -91,10 +91,8 @@ def prepare_release(
             _download_and_unpack(split.archive, folder, split.images + "/", make_progress)
         missing = _missing(folder / split.images, names)
         if missing:
-            raise ValueError(
-                f"{split.archive.name} lacks {len(missing)} of the {len(names)} images of "
-                f"{split.json}, first {missing[0]!r}"
-            )
+            count = f"{len(missing)} of the {len(names)} images of {split.json}"
+            raise ValueError(f"{split.archive.name} lacks {count}, first {missing[0]!r}")
     archives = [release.annotations, *(split.archive for split in chosen)]
     zips = [folder / archive.name for archive in archives if (folder / archive.name).is_file()]
     for path in zips if delete_zips else ():
@@ -124,12 +122,11 @@ def _image_names(folder: Path, split: Split) -> list[str]:
         annotations = len(content["annotations"])
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is damaged ({error}); {advice}") from error
-    for name, count, expected in (
-        ("images", len(names), split.num_images),
-        ("annotations", annotations, split.num_annotations),
-    ):
-        if count != expected:
-            raise ValueError(f"{path} has {count} {name}, expected {expected}; {advice}")
+    if len(names) != split.num_images:
+        raise ValueError(f"{path} has {len(names)} images, expected {split.num_images}; {advice}")
+    if annotations != split.num_annotations:
+        expected = f"expected {split.num_annotations}; {advice}"
+        raise ValueError(f"{path} has {annotations} annotations, {expected}")
     return names
 
 

@@ -86,10 +86,8 @@ def read_image_size(path: Path) -> tuple[int, int]:
     except (UnidentifiedImageError, Image.DecompressionBombError) as error:
         raise ValueError(f"{path}: damaged or not an image") from error
     if orientation not in (0, 1):
-        raise ValueError(
-            f"{path}: rotated by its EXIF entry (orientation {orientation}), so annotations made "
-            "on screen do not match the stored pixels; store it upright"
-        )
+        reason = "so annotations made on screen do not match the stored pixels; store it upright"
+        raise ValueError(f"{path}: rotated by its EXIF entry (orientation {orientation}), {reason}")
     return height, width
 
 
@@ -146,11 +144,9 @@ def split_coco(content: dict[str, Any], val: int, seed: int) -> dict[str, dict[s
         raise ValueError(f"--val is {val}, expected 1 to {len(images) - 1} of {len(images)} images")
     order = np.random.default_rng(seed).permutation(len(images))
     chosen = {images[i]["id"] for i in order[:val]}
-    return {
-        split: content
-        | {
-            "images": [a for a in images if (a["id"] in chosen) == held_out],
-            "annotations": [a for a in annotations if (a["image_id"] in chosen) == held_out],
-        }
-        for split, held_out in (("train", False), ("val", True))
-    }
+    splits = {}
+    for split, held_out in (("train", False), ("val", True)):
+        kept = [a for a in annotations if (a["image_id"] in chosen) == held_out]
+        shown = [a for a in images if (a["id"] in chosen) == held_out]
+        splits[split] = content | {"images": shown, "annotations": kept}
+    return splits

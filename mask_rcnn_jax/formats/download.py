@@ -33,11 +33,7 @@ _TIMEOUT = 60.0  # seconds without data
 def download_weights(
     name: str, folder: str | os.PathLike, make_progress: ProgressFactory | None = None
 ) -> Path:
-    """Download an entry of `PUBLIC_WEIGHTS` into `folder`; see `download`.
-
-    Raises:
-        ValueError: for an unknown name, listing the known ones.
-    """
+    """Download an entry of `PUBLIC_WEIGHTS`; ValueError if unknown. See `download`."""
     if name not in PUBLIC_WEIGHTS:
         raise ValueError(f"unknown weights {name!r}, expected one of {list(PUBLIC_WEIGHTS)}")
     url, sha256 = PUBLIC_WEIGHTS[name]
@@ -102,9 +98,8 @@ def _checksum(sha256: str, md5: str) -> tuple[str, str]:
             raise ValueError(f"md5 is {md5!r}, expected 32 hexadecimal digits")
         return "md5", md5
     if md5 or not re.fullmatch(r"[0-9a-f]{8,64}", sha256):
-        raise ValueError(
-            f"sha256 is {sha256!r}, expected 8 to 64 hexadecimal digits, or md5 instead"
-        )
+        expected = "8 to 64 hexadecimal digits, or md5 instead"
+        raise ValueError(f"sha256 is {sha256!r}, expected {expected}")
     return "sha256", sha256
 
 

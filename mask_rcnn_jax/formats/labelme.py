@@ -48,11 +48,9 @@ def read_labelme(
 
 def _read(path: Path) -> dict[str, Any]:
     content = read_json(path)
-    missing = [
-        key
-        for key, kind in (("shapes", list), ("imagePath", str))
-        if not (isinstance(content, dict) and isinstance(content.get(key), kind))
-    ]
+    found = content if isinstance(content, dict) else {}
+    kinds = {"shapes": list, "imagePath": str}
+    missing = [key for key, kind in kinds.items() if not isinstance(found.get(key), kind)]
     if missing:
         raise ValueError(f"{path}: not a labelme file: it lacks {', '.join(map(repr, missing))}")
     return content
@@ -69,10 +67,8 @@ def _parse(
     size = coco_build.read_image_size(image_path)
     stated = content.get("imageHeight") or size[0], content.get("imageWidth") or size[1]
     if stated != size:
-        raise ValueError(
-            f"{path}: drawn on {stated[0]} x {stated[1]} (height x width), but {image_path.name} "
-            f"is {size[0]} x {size[1]}"
-        )
+        drawn = f"drawn on {stated[0]} x {stated[1]} (height x width)"
+        raise ValueError(f"{path}: {drawn}, but {image_path.name} is {size[0]} x {size[1]}")
     objects: dict[Any, tuple[str, list]] = {}
     for number, shape in enumerate(content["shapes"], start=1):
         where = f"{path}: shape {number}"

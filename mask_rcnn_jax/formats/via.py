@@ -100,9 +100,8 @@ def _only_attribute(path: Path, entries: list[dict]) -> str:
     regions = [region for entry in entries for region in entry["regions"]]
     names = sorted({name for region in regions for name in region.get("region_attributes", {})})
     if not names:
-        raise ValueError(
-            f"{path}: no region has an attribute; --class_name assigns one class to all regions"
-        )
+        advice = "--class_name assigns one class to all regions"
+        raise ValueError(f"{path}: no region has an attribute; {advice}")
     if len(names) > 1:
         raise ValueError(f"{path}: several attributes, choose one with --attribute: {names}")
     return names[0]

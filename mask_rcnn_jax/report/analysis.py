@@ -85,13 +85,8 @@ def analyze(evaluation: COCOeval) -> Analysis:
 def best_threshold(scores: np.ndarray, is_true: np.ndarray, num_objects: int) -> float:
     """Return the score threshold with the best F1, 2 * true / (detections + objects).
 
-    Args:
-        scores: [n] detection scores, all categories together.
-        is_true: [n] bool.
-        num_objects: number of ground-truth objects.
-
-    Returns:
-        The highest threshold on a tie; DEFAULT_THRESHOLD if no detection is true.
+    `scores` [n] and `is_true` [n] are those of all categories together. Returns the highest
+    threshold on a tie, DEFAULT_THRESHOLD if no detection is true.
     """
     if not is_true.any():
         return DEFAULT_THRESHOLD

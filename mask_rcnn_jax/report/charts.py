@@ -98,12 +98,9 @@ def training_curve(
     series: Sequence[tuple[str, str, list[tuple[float, float]]]],
     steps: tuple[float, float],
 ) -> str:
-    """Draw lines over the training steps.
+    """Draw lines over the training steps, from the first to the last of `steps`.
 
-    Args:
-        title: chart title.
-        series: (name, CSS class, [(step, value)]) per line; values are finite, no list is empty.
-        steps: first and last step of the run.
+    `series` has (name, CSS class, [(step, value)]) per line; values are finite, no list is empty.
     """
     lines = [(css_class, _downsample(line)) for _, css_class, line in series]
     values = [value for _, line in lines for _, value in line]

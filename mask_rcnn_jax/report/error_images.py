@@ -22,23 +22,16 @@ ERROR_COLOR, OTHER_COLOR = 5, 0
 def draw_error(image: np.ndarray, error: DetectionError) -> tuple[str, str]:
     """Draw the window around an error, with the ground truth and with the predictions.
 
-    Args:
-        image: uint8 [H, W, 3] RGB, the whole image.
-        error: the miss or false positive.
-
-    Returns:
-        Two JPEG data URIs; the longer side is SIDE pixels.
+    `image` is the whole image, uint8 [H, W, 3] RGB. Returns two JPEG data URIs, whose longer side
+    is SIDE pixels.
     """
-    x0, y0, x1, y1 = error_window(error.box, *image.shape[:2])
+    window = x0, y0, x1, y1 = error_window(error.box, *image.shape[:2])
     scale = SIDE / max(x1 - x0, y1 - y0)
     size = (max(1, round((x1 - x0) * scale)), max(1, round((y1 - y0) * scale)))
     method = cv2.INTER_CUBIC if scale > 1 else cv2.INTER_AREA
     crop = cv2.resize(image[y0:y1, x0:x1], size, interpolation=method)
-    truth, found = (
-        _data_uri(_draw(crop, instances, (x0, y0, x1, y1), scale))
-        for instances in (error.truth, error.detections)
-    )
-    return truth, found
+    truth, found = (_draw(crop, shown, window, scale) for shown in (error.truth, error.detections))
+    return _data_uri(truth), _data_uri(found)
 
 
 def error_window(box: Sequence[float], height: int, width: int) -> tuple[int, int, int, int]:
@@ -73,19 +66,15 @@ def _draw(
             visible.append(instance)
             boxes.append((np.array(box) - (x0, y0, x0, y0)) * scale)
             masks.append(mask)
-    return draw_instances(
-        crop,
-        np.array(boxes).reshape(-1, 4),
-        [instance.name for instance in visible],
-        ["" if instance.score is None else f"{instance.score:.2f}" for instance in visible],
-        None if any(mask is None for mask in masks) else masks,  # type: ignore[arg-type]
-        np.array([ERROR_COLOR if instance.is_error else OTHER_COLOR for instance in visible], int),
-    )
+    names = [instance.name for instance in visible]
+    values = ["" if instance.score is None else f"{instance.score:.2f}" for instance in visible]
+    colors = np.array([ERROR_COLOR if shown.is_error else OTHER_COLOR for shown in visible], int)
+    drawn = None if any(mask is None for mask in masks) else masks
+    placed = np.array(boxes).reshape(-1, 4)
+    return draw_instances(crop, placed, names, values, drawn, colors)  # type: ignore[arg-type]
 
 
-def _box_and_mask(
-    instance: Instance,
-) -> tuple[tuple[float, float, float, float], np.ndarray | None]:
+def _box_and_mask(instance: Instance) -> tuple[tuple[float, ...], np.ndarray | None]:
     """(x1, y1, x2, y2) of an instance, and its binary mask inside them: float32 [h, w]."""
     x, y, w, h = instance.box
     if instance.mask is None:

@@ -60,11 +60,8 @@ def misses(
 ) -> list[DetectionError]:
     """Return the costliest misses, at most MAX_SHOWN.
 
-    Args:
-        evaluation: pycocotools' evaluation.
-        iou: index into `iouThrs`.
-        threshold: minimum detection score.
-        names: category id to name.
+    `iou` is an index into `iouThrs`, `threshold` the minimum detection score; `names` maps category
+    ids to names.
     """
     found = []
     for _, entry in image_entries(evaluation, 0):
@@ -74,45 +71,44 @@ def misses(
             score = scores[int(match)] if match else 0.0
             score = score if math.isfinite(score) else 0.0
             if not ignored and score < threshold:
-                found.append((1 - score, evaluation.cocoGt.anns[i]))
-    shown = []
-    for cost, annotation in _costliest(found):
-        note = f"found with score {1 - cost:.2f}" if cost < 1 else "nothing found"
-        shown.append(_make_error(evaluation, annotation, cost, note, threshold, names))
-    return shown
+                cost = 1 - score
+                note = f"found with score {1 - cost:.2f}" if cost < 1 else "nothing found"
+                found.append((cost, evaluation.cocoGt.anns[i], note))
+    return _costliest(evaluation, found, threshold, names)
 
 
 def false_positives(
     evaluation: COCOeval, iou: int, threshold: float, names: Mapping[int, str]
 ) -> list[DetectionError]:
     """Return the costliest false positives, at most MAX_SHOWN. Arguments as for `misses`."""
-    found, nearest = [], {}
+    found = []
     for _, entry in image_entries(evaluation, 0):
         # Rows follow dtIds; an empty list if there are no objects or no detections.
         ious = evaluation.ious[entry["image_id"], entry["category_id"]]
         for row, (i, score) in enumerate(zip(entry["dtIds"], entry["dtScores"], strict=True)):
             is_false = not entry["dtMatches"][iou][row] and not entry["dtIgnore"][iou][row]
             if is_false and score >= threshold and math.isfinite(score):
-                found.append((score, evaluation.cocoDt.anns[i]))
-                nearest[i] = float(max(ious[row], default=0)) if len(ious) else 0.0
-    shown = []
-    for cost, annotation in _costliest(found):
-        name, overlap = names[annotation["category_id"]], nearest[annotation["id"]]
-        note = f"IoU {overlap:.2f} with the nearest {name}" if overlap else f"no {name} there"
-        shown.append(_make_error(evaluation, annotation, cost, note, threshold, names))
-    return shown
+                name = names[entry["category_id"]]
+                nearest = float(max(ious[row], default=0)) if len(ious) else 0.0
+                note = f"IoU {nearest:.2f} with the nearest {name}"
+                note = note if nearest else f"no {name} there"
+                found.append((score, evaluation.cocoDt.anns[i], note))
+    return _costliest(evaluation, found, threshold, names)
 
 
-def _costliest(found: Iterable[tuple[float, dict]]) -> list[tuple[float, dict]]:
-    """First MAX_SHOWN pairs (cost, annotation), with at most MAX_PER_IMAGE per image."""
-    per_image, chosen = Counter(), []
-    for cost, annotation in sorted(found, key=lambda pair: (-pair[0], -pair[1]["area"])):
+def _costliest(
+    evaluation: COCOeval,
+    found: list[tuple[float, dict, str]],
+    threshold: float,
+    names: Mapping[int, str],
+) -> list[DetectionError]:
+    """First MAX_SHOWN of (cost, annotation, note), with at most MAX_PER_IMAGE per image."""
+    per_image, shown = Counter(), []
+    for cost, annotation, note in sorted(found, key=lambda f: (-f[0], -f[1]["area"])):
         per_image[annotation["image_id"]] += 1
-        if per_image[annotation["image_id"]] <= MAX_PER_IMAGE:
-            chosen.append((cost, annotation))
-            if len(chosen) == MAX_SHOWN:
-                break
-    return chosen
+        if per_image[annotation["image_id"]] <= MAX_PER_IMAGE and len(shown) < MAX_SHOWN:
+            shown.append(_make_error(evaluation, annotation, cost, note, threshold, names))
+    return shown
 
 
 def _make_error(

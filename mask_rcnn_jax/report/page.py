@@ -14,18 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
+from mask_rcnn_jax.report import tables
 from mask_rcnn_jax.report.analysis import Analysis
 from mask_rcnn_jax.report.charts import pr_curves, score_histogram
 from mask_rcnn_jax.report.error_images import draw_error
 from mask_rcnn_jax.report.errors import DetectionError
 from mask_rcnn_jax.report.style import SCRIPT, STYLE
-from mask_rcnn_jax.report.tables import (
-    categories_table,
-    confusion_list,
-    confusion_table,
-    sizes_table,
-    tiles,
-)
 from mask_rcnn_jax.report.training_section import training_section
 
 _MISSES = (
@@ -59,12 +53,9 @@ def write_report(
         records: records of the run's metrics.jsonl; may be empty.
     """
     main = analyses[-1]
-    facts = {
-        **about,
-        "Images": f"{main.num_images:,}",
-        "Objects": f"{main.num_objects:,}",
-        "Categories": f"{len(main.categories):,}",
-    }
+    counts = {"Images": main.num_images, "Objects": main.num_objects}
+    counts["Categories"] = len(main.categories)
+    facts = {**about, **{name: f"{count:,}" for name, count in counts.items()}}
     sections = {
         "Curves": _curves(analyses),
         "Categories": _categories(analyses),
@@ -76,17 +67,14 @@ def write_report(
     }
     sections = {name: content for name, content in sections.items() if content}
     links = "".join(f'<a href="#{_anchor(name)}">{name}</a>' for name in sections)
-    entries = "".join(
-        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
-        for name, value in facts.items()
-    )
-    body = "".join(
-        f'<section id="{_anchor(name)}">{content}</section>' for name, content in sections.items()
-    )
+    pairs = [(escape(name), escape(value)) for name, value in facts.items()]
+    entries = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in pairs)
+    parts = [(_anchor(name), content) for name, content in sections.items()]
+    body = "".join(f'<section id="{anchor}">{content}</section>' for anchor, content in parts)
     page = (
         f"<!doctype html>\n{_head(title)}\n<body>\n<header><h1>{escape(title)}</h1>"
         f"<dl>{entries}</dl></header>\n<main>\n"
-        f'<section aria-label="Summary">{tiles(analyses)}</section>\n'
+        f'<section aria-label="Summary">{tables.tiles(analyses)}</section>\n'
         f"<nav>{links}</nav>\n{body}\n</main>\n"
         "<footer>Scores are computed by pycocotools. A detection is true if it matches an object "
         "of its category at IoU 0.50, unless another IoU is given; at most 100 detections per "
@@ -129,9 +117,8 @@ def _curves(analyses: Sequence[Analysis]) -> str:
 
 
 def _categories(analyses: Sequence[Analysis]) -> str:
-    return (
-        f"<h2>Sizes and categories</h2>{sizes_table(analyses)}<p></p>{categories_table(analyses)}"
-    )
+    sizes, categories = tables.sizes_table(analyses), tables.categories_table(analyses)
+    return f"<h2>Sizes and categories</h2>{sizes}<p></p>{categories}"
 
 
 def _scores(analyses: Sequence[Analysis]) -> str:
@@ -162,7 +149,7 @@ def _confusion(main: Analysis) -> str:
         f"{main.kind} detections with a score of {main.threshold:.2f} or more. By decreasing "
         "score, each detection takes the free object with the highest IoU of at least 0.50, "
         "regardless of category. Color strength is the share of the row.</p>"
-        f'<div class="row">{confusion_table(main)}{confusion_list(main)}</div>'
+        f'<div class="row">{tables.confusion_table(main)}{tables.confusion_list(main)}</div>'
     )
 
 

@@ -82,8 +82,8 @@ def confusion_table(main: Analysis) -> str:
             cells.append(f'<td class="{kind}{level}" title="{escape(title)}: {count}">{count}</td>')
         rows.append(f'<tr><th scope="row">{escape(name)}</th>{"".join(cells)}</tr>')
     dense = " dense" if len(names) > MAX_NUMBERED else ""
-    merged = len(main.categories) - len(names) + 1 if len(main.categories) > len(names) else 0
-    note = f"; {merged} categories with fewer errors are merged into “others”" if merged else ""
+    merged = len(main.categories) - len(names) + 1
+    note = f"; {merged} categories with fewer errors are merged into “others”" if merged > 1 else ""
     return (
         '<div class="scroll free" tabindex="0" role="group" aria-label="Confusion matrix">'
         f'<table class="confusion{dense}"><caption>Counts of objects and false positives{note}'
@@ -131,11 +131,7 @@ def _heads(analyses: Sequence[Analysis], names: Sequence[str]) -> list[str]:
 
 
 def _table(
-    caption: str,
-    first: str,
-    heads: Sequence[str],
-    rows: Sequence[str],
-    sorted_by: int | None = None,
+    caption: str, first: str, heads: list[str], rows: list[str], sorted_by: int | None = None
 ) -> str:
     """sorted_by: index of the initially sorted (descending) column; None if not sortable."""
     sortable = sorted_by is not None
@@ -149,8 +145,7 @@ def _table(
     return (
         f'<div class="scroll" tabindex="0" role="group" aria-label="{caption}">'
         f'<table class="plain{" sortable" if sortable else ""}"><caption>{caption}</caption>'
-        f"<thead><tr>{columns}</tr></thead>"
-        f"<tbody>{''.join(rows)}</tbody></table></div>"
+        f"<thead><tr>{columns}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
     )
 
 
