@@ -122,12 +122,10 @@ class Dataset(Protocol):
     @property
     def class_names(self) -> Sequence[str]:
         """Names of the classes, class 1 first."""
-        ...
 
     @property
     def images(self) -> Sequence[ImageRecord]:
         """The images and their objects, without pixels."""
-        ...
 
     def decode(self, index: int) -> np.ndarray:
         """Return the pixels of `images[index]`: uint8 [height, width, 3], RGB.
@@ -135,7 +133,6 @@ class Dataset(Protocol):
         Raises:
             UndecodableImage: the image is damaged. Training skips it, evaluation stops.
         """
-        ...
 
 
 def category_ids(dataset: Dataset) -> tuple[int | str, ...]:

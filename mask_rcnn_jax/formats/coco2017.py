@@ -107,7 +107,7 @@ def _download_and_unpack(
     logging.info("%s: %.1f GB", archive.url, archive.size / 1e9)
     path = folder / archive.name
     fetch = partial(download, persistent=True, make_progress=make_progress)
-    fetch(archive.url, path, md5=archive.md5, size=archive.size)
+    fetch(archive.url, path, f"md5:{archive.md5}", size=archive.size)
     unpack(path, folder, prefix=prefix, make_progress=make_progress)
 
 

@@ -38,15 +38,14 @@ def download_weights(
         raise ValueError(f"unknown weights {name!r}, expected one of {list(PUBLIC_WEIGHTS)}")
     url, sha256 = PUBLIC_WEIGHTS[name]
     path = Path(folder) / url.rpartition("/")[2]
-    return download(url, path, sha256=sha256, make_progress=make_progress)
+    return download(url, path, f"sha256:{sha256}", make_progress=make_progress)
 
 
 def download(
     url: str,
     path: str | os.PathLike,
+    checksum: str,
     *,
-    sha256: str = "",
-    md5: str = "",
     size: int = 0,
     persistent: bool = False,
     make_progress: ProgressFactory | None = None,
@@ -57,8 +56,7 @@ def download(
         url: http or https.
         path: created, with its folder, only when complete and verified. Until then the data is in
             `path` + ".part", from which the next call resumes.
-        sha256: hex digest, or at least its first 8 digits.
-        md5: hex digest of 32 digits, instead of sha256 if only MD5 is published.
+        checksum: "sha256:" and at least the first 8 hex digits, or "md5:" and all 32.
         size: expected bytes, 0 if unknown. Rejects responses whose size differs.
         persistent: resume after a lost connection, as long as each attempt yields at least 1 MiB.
         make_progress: see `ProgressFactory`.
@@ -68,7 +66,10 @@ def download(
             the disk is too small.
         ValueError: for a wrong checksum; the file is deleted.
     """
-    algorithm, expected = _checksum(sha256, md5)
+    if not re.fullmatch(r"sha256:[0-9a-f]{8,64}|md5:[0-9a-f]{32}", checksum):
+        forms = "'sha256:' and 8 to 64 hexadecimal digits, or 'md5:' and 32"
+        raise ValueError(f"checksum is {checksum!r}, expected {forms}")
+    algorithm, _, expected = checksum.partition(":")
     path = Path(path)
     if path.is_file() and _digest(path, algorithm).startswith(expected):
         return path
@@ -89,18 +90,6 @@ def download(
         raise ValueError(f"{url} has {algorithm} {digest}, expected {expected}; deleted, try again")
     os.replace(part, path)
     return path
-
-
-def _checksum(sha256: str, md5: str) -> tuple[str, str]:
-    """Return the algorithm and the expected digits."""
-    if md5 and not sha256:
-        if not re.fullmatch(r"[0-9a-f]{32}", md5):
-            raise ValueError(f"md5 is {md5!r}, expected 32 hexadecimal digits")
-        return "md5", md5
-    if md5 or not re.fullmatch(r"[0-9a-f]{8,64}", sha256):
-        expected = "8 to 64 hexadecimal digits, or md5 instead"
-        raise ValueError(f"sha256 is {sha256!r}, expected {expected}")
-    return "sha256", sha256
 
 
 def _size(part: Path) -> int:

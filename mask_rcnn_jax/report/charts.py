@@ -65,17 +65,15 @@ def score_histogram(analysis: Analysis) -> str:
     parts = []
     for name, counts, sign in (("true", true, -1), ("false", false, 1)):
         highest = max(counts.max(), 1)
-        for i, count in enumerate(counts):
-            if count:
-                size = max(count / highest * half, 0.75)
-                x = left + i * width / bins
-                y = middle - size if sign < 0 else middle
-                span = low + i * (high - low) / bins, low + (i + 1) * (high - low) / bins
-                parts.append(
-                    f'<rect class="{name}" x="{x + 0.5:.1f}" y="{y:.1f}" '
-                    f'width="{width / bins - 1:.1f}" height="{size:.1f}">'
-                    f"<title>{span[0]:.2f} to {span[1]:.2f}: {count:.0f} {name}</title></rect>"
-                )
+        for i in np.flatnonzero(counts):
+            size = max(counts[i] / highest * half, 0.75)
+            place, top = left + i * width / bins, middle - size if sign < 0 else middle
+            start, stop = (low + edge * (high - low) / bins for edge in (i, i + 1))
+            parts.append(
+                f'<rect class="{name}" x="{place + 0.5:.1f}" y="{top:.1f}" '
+                f'width="{width / bins - 1:.1f}" height="{size:.1f}">'
+                f"<title>{start:.2f} to {stop:.2f}: {counts[i]:.0f} {name}</title></rect>"
+            )
         edge = middle + sign * half
         parts.append(f'<path class="grid" d="M{left} {edge}h{width}"/>')
         parts.append(f'<text x="{left - 6}" y="{edge + 4}" text-anchor="end">{highest:.0f}</text>')
