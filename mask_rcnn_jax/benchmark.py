@@ -9,48 +9,20 @@
 `train` and `infer` time warm steps on generated images; `--stages` also times each stage of the
 model alone, and `--profile DIR` writes a trace and lists the costliest operations. `data` reads and
 prepares batches. `kernels` needs a GPU. `compile` needs none: it compiles the whole training step
-for GPUs, prints memory, counts and an estimated time, and with `--budgets FILE` fails if a figure
-exceeds its limit.
+for GPUs and gives its memory, FLOPs and compile time.
 """
 
-import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 from absl import flags
 
 from mask_rcnn_jax import cli
-from mask_rcnn_jax.benchmarking import (
-    budgets,
-    gpu_compile,
-    kernels,
-    profile,
-    roofline,
-    stages,
-    steps,
-)
+from mask_rcnn_jax.benchmarking import gpu_compile, kernels, profile, stages, steps
 
 KINDS = ("train", "infer", "data", "kernels", "compile")
-
-
-def compile_for(target: str, config, shapes: Sequence[tuple[int, int]], budget_file: str | None):
-    """Compile for each (images per device, devices) and print a table; return the figures."""
-    limits = budgets.load(budget_file) if budget_file else {}
-    compiled = list(gpu_compile.compile_steps(config, target, shapes))
-    print(budgets.table(target, compiled), flush=True)
-    for step in compiled:
-        print(f"\n{step.images_per_device} images on each of {step.devices} devices")
-        print(roofline.report(step.estimates, step.costliest), flush=True)
-    over = "; ".join(line for step in compiled for line in budgets.violations(step, limits))
-    return {
-        "target": target,
-        "jax": jax.__version__,
-        "programs": [dataclasses.asdict(step) for step in compiled],
-        "failures": {f"over the budget of {budget_file}": over} if over else {},
-    }
 
 
 def _define_flags() -> None:
@@ -70,7 +42,6 @@ def _define_flags() -> None:
     flags.DEFINE_string("target", "h100", "compile: target GPU, h100, h200 or a100.")
     flags.DEFINE_list("images", ["2", "8"], "compile: numbers of images per device.")
     flags.DEFINE_list("devices", ["1", "4"], "compile: numbers of devices.")
-    flags.DEFINE_string("budgets", None, "compile: TOML file with limits for the figures.")
 
 
 def main(positional: Sequence[str]) -> None:
@@ -85,7 +56,9 @@ def main(positional: Sequence[str]) -> None:
         jax.config.update("jax_platforms", "cpu")  # do not look for a GPU
         images, devices = _counts("images", FLAGS.images), _counts("devices", FLAGS.devices)
         shapes = [(i, d) for d in devices for i in images]
-        figures = compile_for(FLAGS.target, FLAGS.config, shapes, FLAGS.budgets)
+        compiled = gpu_compile.compile_steps(FLAGS.config, FLAGS.target, shapes)
+        programs = [figures for figures, _ in compiled]
+        figures = {"target": FLAGS.target, "jax": jax.__version__, "programs": programs}
     elif kind == "kernels":
         if jax.default_backend() != "gpu":
             raise ValueError("benchmark kernels needs a GPU, this machine has none")
@@ -96,18 +69,20 @@ def main(positional: Sequence[str]) -> None:
         workers = _counts("workers", FLAGS.workers or [str(FLAGS.config.data.num_workers)], 0)
         runs = [loading.run(FLAGS.config, FLAGS.pictures, FLAGS.steps, n) for n in workers]
         figures = {"runs": runs} if len(runs) > 1 else runs[0]
-        print(json.dumps(figures, indent=1), flush=True)
     else:
         run = {"train": steps.train, "infer": steps.infer}[kind]
         figures = run(FLAGS.config, FLAGS.steps, FLAGS.profile)
         if FLAGS.stages:
             time_stages = {"train": stages.train, "infer": stages.infer}[kind]
             figures["ms_of_stages"] = time_stages(FLAGS.config, FLAGS.steps)
-        print(json.dumps(figures, indent=1), flush=True)
-        if FLAGS.profile:
-            print(profile.table(figures["costliest"]), flush=True)
+    text = json.dumps(figures, indent=1) + "\n"
+    if kind != "kernels":  # prints a line for each
+        print(text, end="", flush=True)
+    if "costliest" in figures:
+        print(profile.table(figures["costliest"]), flush=True)
     if FLAGS.json:
-        _write(Path(FLAGS.json), figures)
+        Path(FLAGS.json).parent.mkdir(parents=True, exist_ok=True)
+        Path(FLAGS.json).write_text(text)
     if figures.get("failures"):
         raise ValueError("; ".join(f"{k}: {v}" for k, v in figures["failures"].items()))
 
@@ -117,11 +92,6 @@ def _counts(flag: str, texts: Sequence[str], lowest: int = 1) -> list[int]:
         if not text.isdigit() or int(text) < lowest:
             raise ValueError(f"--{flag} has {text!r}, expected whole numbers from {lowest}")
     return [int(text) for text in texts]
-
-
-def _write(path: Path, figures: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(figures, indent=1) + "\n")
 
 
 if __name__ == "__main__":

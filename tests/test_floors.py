@@ -57,7 +57,6 @@ LEAN_IMPORTS = {
     "time",
     "importlib",
     "inspect",
-    "tomllib",
     "pathlib",
     "os",
     "resource",

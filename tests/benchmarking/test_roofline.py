@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from mask_rcnn_jax.benchmarking import hlo, roofline, traffic
+from benchmarks import hlo, roofline, traffic
 
 HLO = """HloModule jit_step, is_scheduled=true, entry_computation_layout={(f32[8]{0})->f32[8]{0}}
 

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from math import prod
 
-from mask_rcnn_jax.benchmarking.hlo import Array, Instruction, Program, operand_arrays
+from benchmarks.hlo import Array, Instruction, Program, operand_arrays
 
 ALIASES = {"bitcast", "reshape"}  # same elements, another shape
 PICKING = {"slice", "dynamic-slice", "gather"}  # read a part of their first operand

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mask_rcnn_jax.benchmarking import hlo, traffic
+from benchmarks import hlo, traffic
 from mask_rcnn_jax.benchmarking.devices import PEAKS
 
 MATRIX_REACH = 0.8

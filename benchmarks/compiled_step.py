@@ -1,0 +1,149 @@
+"""Count and limit what the training step does once it is compiled for absent GPUs.
+
+    python -m benchmarks.compiled_step --config configs/coco.py --target h100 \\
+        --budgets benchmarks/budgets.toml
+
+Compiles as `mask_rcnn_jax.benchmark compile` does, and reads the rest from the program's text:
+launches, kernels, copies, memory traffic and an estimated time. With `--budgets FILE`, fails if a
+figure exceeds its limit.
+"""
+
+import argparse
+import json
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from benchmarks import hlo, roofline
+from mask_rcnn_jax.benchmarking.gpu_compile import compile_steps
+from mask_rcnn_jax.config import load_config
+
+Figures = dict[str, Any]
+Limits = dict[str, dict[str, float]]
+
+
+def main(arguments: argparse.Namespace) -> None:
+    limits = load_limits(arguments.budgets) if arguments.budgets else {}
+    shapes = [(images, devices) for devices in arguments.devices for images in arguments.images]
+    config, names = load_config(arguments.config), roofline.DEVICES[arguments.target]
+    steps = [
+        figures | read(compiled.as_text(), figures["images_per_device"], names)
+        for figures, compiled in compile_steps(config, arguments.target, shapes)
+    ]
+    print(table(arguments.target, steps), flush=True)
+    for step in steps:
+        print(f"\n{_shape(step)}\n{roofline.report(step['estimates'], step['costliest'])}")
+    if arguments.json:
+        report = {"target": arguments.target, "jax": jax.__version__, "programs": steps}
+        Path(arguments.json).write_text(json.dumps(report, indent=1) + "\n")
+    over = [line for step in steps for line in violations(step, limits)]
+    if over:
+        raise SystemExit(f"over the budget of {arguments.budgets}: {'; '.join(over)}")
+
+
+def read(text: str, images: int, devices: Sequence[str]) -> Figures:
+    """Return counts, traffic and estimates of a program for `images` on each of its devices."""
+    program = hlo.parse(text)
+    launches = roofline.launches(program)
+    return {
+        "gbytes_per_image": round(roofline.gbytes(launches) / images, 2),
+        **count_instructions(program),
+        "estimates": {name: roofline.estimate(launches, images, name) for name in devices},
+        "costliest": roofline.costliest(launches, devices[0]),
+    }
+
+
+def count_instructions(program: hlo.Program) -> dict[str, int]:
+    """Return counts over the whole program, loop bodies once."""
+    bodies = program.computations
+    everything = [instruction for body in bodies.values() for instruction in body.values()]
+    # Computations that are fused or applied by a reduction launch nothing themselves.
+    applied = r"\b(?:calls|to_apply)=%?([\w.\-]+)"
+    inner = {name for found in everything for name in re.findall(applied, found.text)}
+    outer = [body for name, body in bodies.items() if name not in inner]
+    launched = [instruction for body in outer for instruction in body.values()]
+    opcodes, launched_opcodes = (Counter(x.opcode for x in some) for some in (everything, launched))
+    kernels = [found for found in launched if found.target == hlo.KERNEL]
+    # Differentiation names the backward pass "transpose(jvp(..))".
+    backward = sum("transpose(jvp" in found.text for found in kernels)
+    return {
+        "launches": sum(n for opcode, n in launched_opcodes.items() if opcode not in hlo.FREE),
+        "kernels_forward": len(kernels) - backward,  # from `pallas_kernels`
+        "kernels_backward": backward,
+        "convolutions": sum(found.target.startswith("__cudnn$conv") for found in launched),
+        "matmuls": sum(map(_is_matmul, launched)),
+        "copies": launched_opcodes["copy"],
+        "transposes": opcodes["transpose"],  # including those inside fusions
+        "converts": opcodes["convert"],  # likewise
+        "sorts": opcodes["sort"],
+        "scatters": opcodes["scatter"],
+        "loops": opcodes["while"],
+        "all_reduces": opcodes["all-reduce"] + opcodes["all-reduce-start"],
+    }
+
+
+def _is_matmul(instruction: hlo.Instruction) -> bool:
+    """Whether an instruction is a library call or a Triton fusion for a matrix product."""
+    triton = instruction.opcode == "fusion" and "__triton_" in instruction.text
+    return bool(re.search("gemm|matmul", instruction.target)) or (
+        triton and "gemm" in instruction.name + instruction.text
+    )
+
+
+def load_limits(path: str) -> Limits:
+    """Load limits from a TOML file: a table `any`, and tables `images_N` by images per device."""
+    try:
+        return tomllib.loads(Path(path).read_text())
+    except tomllib.TOMLDecodeError as error:
+        raise SystemExit(f"error: {path}: {error}") from error
+
+
+def violations(step: Figures, limits: Limits) -> list[str]:
+    """Describe each figure above its limit, or below a limit named `least_..`."""
+    found = []
+    for table_name in ("any", f"images_{step['images_per_device']}"):
+        for name, limit in limits.get(table_name, {}).items():
+            value = step.get(name.removeprefix("least_"))
+            if not isinstance(value, int | float):
+                known = sorted(figure for figure in step if isinstance(step[figure], int | float))
+                raise SystemExit(f"error: [{table_name}] has {name!r}, expected one of {known}")
+            if value < limit if name.startswith("least_") else value > limit:
+                found.append(f"{name} is {value} with {_shape(step)}, the limit is {limit}")
+    return found
+
+
+def _shape(step: Figures) -> str:
+    return f"{step['images_per_device']} images on each of {step['devices']} devices"
+
+
+def table(target: str, steps: Sequence[Figures]) -> str:
+    """Format the figures as a Markdown table with one column per step."""
+    lines = [f"| {target} |" + " |" * len(steps), "|---|" + "---|" * len(steps)]
+    for name in (name for name, value in steps[0].items() if isinstance(value, int | float)):
+        lines.append(f"| {name} | " + " | ".join(str(step[name]) for step in steps) + " |")
+    return "\n".join(lines)
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    def counts(text: str) -> list[int]:
+        return [int(count) for count in text.split(",")]
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--config", required=True, help="a recipe")
+    parser.add_argument("--target", default="h100", choices=roofline.DEVICES)
+    parser.add_argument("--images", type=counts, default=[2, 8], help="numbers per device")
+    parser.add_argument("--devices", type=counts, default=[1, 4], help="numbers of devices")
+    parser.add_argument("--budgets", help="TOML file with limits for the figures")
+    parser.add_argument("--json", help="write the figures to this file")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_enable_compilation_cache", False)  # compile times are measured too
+    jax.config.update("jax_platforms", "cpu")  # do not look for a GPU
+    main(parse())
