@@ -142,11 +142,7 @@ def _optimizer(config, model: MaskRCNN, params: dict, repeats: int) -> float:
 
 
 def _time(
-    function: Callable,
-    *args,
-    repeats: int,
-    gradient: tuple[int, ...] = (),
-    cotangents: Any = None,
+    function: Callable, *args, repeats: int, gradient: tuple[int, ...] = (), cotangents: Any = None
 ) -> tuple[float, Any]:
     """Return median milliseconds and the output.
 

@@ -17,10 +17,7 @@ WARM_UP = 3  # untimed calls
 
 
 def train(
-    config: Any,
-    calls: int,
-    profile_dir: str | None = None,
-    objects: int = inputs.OBJECTS,
+    config: Any, calls: int, profile_dir: str | None = None, objects: int = inputs.OBJECTS
 ) -> dict[str, Any]:
     """Measure the recipe's training step at `train.batch_size`, over all devices.
 

@@ -29,13 +29,7 @@ class Graph:
         self._constants: dict[str | tuple, str] = {}
         self._count = 0
 
-    def op(
-        self,
-        op_type: str,
-        *inputs: str | np.ndarray,
-        name: str = "",
-        **attributes: Any,
-    ) -> str:
+    def op(self, op_type: str, *inputs: str | np.ndarray, name: str = "", **attributes: Any) -> str:
         """Append an operator with one output and return the output's name."""
         return self.op_with_outputs(op_type, *inputs, outputs=1, name=name, **attributes)[0]
 

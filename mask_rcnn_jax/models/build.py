@@ -30,12 +30,7 @@ PRECISIONS = {
 }
 IMPLEMENTATIONS = {"auto": None, "xla": "xla", "pallas": "pallas"}
 # Parts recomputed in the backward pass instead of kept in memory.
-REMATS = {
-    "none": (),
-    "backbone": ("backbone",),
-    "heads": ("heads",),
-    "all": ("backbone", "heads"),
-}
+REMATS = {"none": (), "backbone": ("backbone",), "heads": ("heads",), "all": ("backbone", "heads")}
 # `config.model` sections that map to one part each.
 PARTS = {
     "input": ImageInput,

@@ -145,10 +145,7 @@ def decode(
 
 
 def clip(
-    boxes: Float[Array, "*dims 4"],
-    size: Num[Array, "2"] | tuple[int, int],
-    *,
-    offset: float = 0.0,
+    boxes: Float[Array, "*dims 4"], size: Num[Array, "2"] | tuple[int, int], *, offset: float = 0.0
 ) -> Float[Array, "*dims 4"]:
     """Clip boxes to an image of `size` (height, width): coordinates in [0, side - offset]."""
     height, width = size[0] - offset, size[1] - offset
