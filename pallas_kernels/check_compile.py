@@ -135,19 +135,13 @@ def jobs() -> dict[str, tuple[Callable, tuple]]:
 
 def compile_one(target: str, job: tuple[Callable, tuple]) -> dict[str, int]:
     """Compile one job and return its memory in bytes and kernel count; ptxas logs to the output."""
-    from jax.experimental import topologies
-
     function, args = job
-    gpu = describe(target)
-    topology = topologies.get_topology_desc(
-        platform="cuda", target_config=gpu["text"], topology="1x1x1"
-    )
-    mesh = topologies.make_mesh(topology, (1,), ("device",))
+    mesh, context = absent_gpus(target, 1)
     everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     args = jax.tree.map(
         lambda arg: jax.ShapeDtypeStruct(arg.shape, arg.dtype, sharding=everywhere), args
     )
-    with jax.sharding.use_abstract_mesh(abstract_mesh(mesh, gpu)):
+    with jax.sharding.use_abstract_mesh(context):
         lowered = jax.jit(function).lower(*args)
     compiled = lowered.compile()
     memory = compiled.memory_analysis()
@@ -158,15 +152,22 @@ def compile_one(target: str, job: tuple[Callable, tuple]) -> dict[str, int]:
     }
 
 
-def abstract_mesh(mesh: jax.sharding.Mesh, gpu: dict[str, str]) -> jax.sharding.AbstractMesh:
-    """Return a mesh with the target GPU, which Mosaic GPU would otherwise assume."""
+def absent_gpus(target: str, count: int) -> tuple[jax.sharding.Mesh, jax.sharding.AbstractMesh]:
+    """Return a mesh for arguments, axis "data", and one that tells Mosaic GPU what GPU it has."""
+    from jax.experimental import topologies
+
+    gpu = describe(target)
+    topology = topologies.get_topology_desc(
+        platform="cuda", target_config=gpu["text"], topology=f"1x1x{count}"
+    )
+    mesh = topologies.make_mesh(topology, (count,), ("data",))
 
     @dataclasses.dataclass(frozen=True)
     class Device(jax.sharding.AbstractDevice):
         compute_capability: str = gpu["capability"]
 
     device = Device(device_kind=gpu["name"], num_cores=int(gpu["cores"]), platform="gpu")
-    return mesh.abstract_mesh.update(abstract_device=device)
+    return mesh, mesh.abstract_mesh.update(abstract_device=device)
 
 
 def check_one(target: str, name: str) -> Report:

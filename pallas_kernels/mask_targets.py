@@ -9,13 +9,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels import support
 
 LANES = 128  # vector length, which limits the columns
 WORD = 32  # column rows per integer
 REFINE = 5  # refined pixels per pixel, as in pycocotools
 UNROLLED = 4  # edges per step, so that their loads overlap
-COMPILER_PARAMS = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup)
 
 
 def unsupported(size: int) -> str | None:
@@ -97,14 +97,8 @@ def _inside_words(edges, kinds, ends, *, size, interpret):
         for word in range(num_words):
             out[roi, word] = unions[word] | parts[word]
 
-    return plgpu.kernel(
-        fill_polygons,
-        out_type=jax.ShapeDtypeStruct((rois, num_words, LANES), jnp.int32),
-        grid=(rois,),
-        grid_names=("roi",),
-        compiler_params=COMPILER_PARAMS,
-        interpret=interpret,
-    )(edges, kinds, ends)
+    out_type = jax.ShapeDtypeStruct((rois, num_words, LANES), jnp.int32)
+    return support.kernel(fill_polygons, out_type, interpret, roi=rois)(edges, kinds, ends)
 
 
 def _first_row(x1, y1, x2, y2, middle, size):

@@ -12,13 +12,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels import support
 
 BLOCK = 32  # boxes whose suppressions fill one word
 LANES = 128  # vector lengths are multiples of this
 TILE = 512  # boxes compared with the 32 in a program of the first kernel
 MAX_BOXES = 8192  # per problem; the second kernel keeps them in registers
-COMPILER_PARAMS = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup)
 
 
 def unsupported(num_boxes: int, dtype: jax.typing.DTypeLike) -> str | None:
@@ -111,14 +111,9 @@ def _suppression_words(planes, ends, *groups, iou_thresh, offset, interpret):
         steps = jnp.where(needed, BLOCK, 0)
         words[problem, block, columns] = lax.fori_loop(0, steps, suppress, index * 0)
 
-    return plgpu.kernel(
-        nms_words,
-        out_type=jax.ShapeDtypeStruct((problems, num // BLOCK, num), jnp.int32),
-        grid=(problems, num // BLOCK, num // tile),
-        grid_names=("problem", "block", "tile"),
-        compiler_params=COMPILER_PARAMS,
-        interpret=interpret,
-    )(planes, ends, *groups)
+    out_type = jax.ShapeDtypeStruct((problems, num // BLOCK, num), jnp.int32)
+    grid = dict(problem=problems, block=num // BLOCK, tile=num // tile)
+    return support.kernel(nms_words, out_type, interpret, **grid)(planes, ends, *groups)
 
 
 def _area(width, height):
@@ -163,11 +158,5 @@ def _resolve(words, alive, ends, *, max_out, interpret):
         block, _, alive = lax.while_loop(unfinished, next_block, start)
         keep[problem] = jnp.where(index < block * BLOCK, alive, 0)
 
-    return plgpu.kernel(
-        nms_resolve,
-        out_type=jax.ShapeDtypeStruct((problems, num), jnp.int32),
-        grid=(problems,),
-        grid_names=("problem",),
-        compiler_params=COMPILER_PARAMS,
-        interpret=interpret,
-    )(words, alive, ends)
+    out_type = jax.ShapeDtypeStruct((problems, num), jnp.int32)
+    return support.kernel(nms_resolve, out_type, interpret, problem=problems)(words, alive, ends)

@@ -13,10 +13,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
-# The default of the lowering semantics changed between versions of JAX.
-COMPILER_PARAMS = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup)
+from pallas_kernels import support
+
 LANES = 128  # vector lengths are multiples of this
 MAX_CHANNELS = 1024  # wider rows need almost all registers in a thread
 DTYPES = ("float32", "bfloat16", "float16")
@@ -100,14 +99,9 @@ def gather_sum(
         lax.fori_loop(0, num_x, cell, 0)
 
     used = () if unrolled else (_num_used(y_weights), _num_used(x_weights))
-    return plgpu.kernel(
-        gather_sum_kernel,
-        out_type=out_type,
-        grid=(num * num_y,),  # one axis, since only the last may exceed 65535
-        grid_names=("line",),
-        compiler_params=COMPILER_PARAMS,
-        interpret=interpret,
-    )(y_taps, x_taps, y_weights, x_weights, *used, table)
+    # One axis, since only the last may exceed 65535.
+    run = support.kernel(gather_sum_kernel, out_type, interpret, line=num * num_y)
+    return run(y_taps, x_taps, y_weights, x_weights, *used, table)
 
 
 def gather_sum_transpose(
@@ -157,14 +151,10 @@ def gather_sum_transpose(
 
         lax.fori_loop(first, jnp.minimum(first + ROWS_PER_PROGRAM, num_rows), row, 0)
 
-    return plgpu.kernel(
-        gather_sum_transpose_kernel,
-        out_type=jax.ShapeDtypeStruct((num_rows, channels), grad.dtype),
-        grid=(-(-num_rows // ROWS_PER_PROGRAM),),
-        grid_names=("program",),
-        compiler_params=COMPILER_PARAMS,
-        interpret=interpret,
-    )(starts, cells, weights, grad.reshape(-1, channels))
+    out_type = jax.ShapeDtypeStruct((num_rows, channels), grad.dtype)
+    programs = -(-num_rows // ROWS_PER_PROGRAM)
+    run = support.kernel(gather_sum_transpose_kernel, out_type, interpret, program=programs)
+    return run(starts, cells, weights, grad.reshape(-1, channels))
 
 
 def _gather_sum_fwd(table, y_taps, x_taps, y_weights, x_weights, interpret):

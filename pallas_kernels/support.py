@@ -1,8 +1,11 @@
-"""Check kernel support by JAX version and GPU.
+"""Check kernel support by JAX version and GPU, and call kernels.
 
 Each kernel module's `unsupported` checks its arguments. All checks happen at trace time, so a
 caller can choose another implementation or raise.
 """
+
+from collections.abc import Callable
+from typing import Any
 
 import jax
 from jax.extend import backend
@@ -43,3 +46,16 @@ def compute_capability() -> tuple[int, int]:
             major, minor = capability.split(".")
             return int(major), int(minor)
     return 9, 0
+
+
+def kernel(body: Callable, out_type: Any, interpret: Any, **grid: int) -> Callable:
+    """Return a function that runs `body(*arguments, out)` at every point of the grid.
+
+    interpret: as in `plgpu.kernel`. grid: size by axis name.
+    """
+    from jax.experimental.pallas import mosaic_gpu as plgpu  # imports slowly
+
+    # The default of the lowering semantics changed between versions of JAX.
+    params = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup)
+    options: dict[str, Any] = dict(grid=(*grid.values(),), grid_names=(*grid,), interpret=interpret)
+    return plgpu.kernel(body, out_type=out_type, compiler_params=params, **options)

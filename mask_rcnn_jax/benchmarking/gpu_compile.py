@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
-from jax.experimental import topologies
 
 from mask_rcnn_jax.benchmarking import inputs
 from pallas_kernels import check_compile
@@ -23,14 +22,9 @@ def compile_steps(
     problem = check_compile.missing_requirement(target)
     if problem:
         raise ValueError(f"cannot compile for {target}: {problem}")
-    gpu = check_compile.describe(target)
     gflop = round(inputs.train_flops(config) / 1e9, 1)
     for images, devices in shapes:
-        topology = topologies.get_topology_desc(
-            platform="cuda", target_config=gpu["text"], topology=f"1x1x{devices}"
-        )
-        mesh = topologies.make_mesh(topology, (devices,), ("data",))
-        context = check_compile.abstract_mesh(mesh, gpu)
+        mesh, context = check_compile.absent_gpus(target, devices)
         started = time.perf_counter()
         with jax.sharding.use_abstract_mesh(context):
             lowered = inputs.lower_step(config, context, mesh, images * devices)

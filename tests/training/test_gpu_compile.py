@@ -21,13 +21,7 @@ def compiled_for(gpus: int, images: int, *, side: int, remat: str = "none", part
     missing = check_compile.missing_requirement("h100")
     if missing:
         pytest.skip(missing)
-    from jax.experimental import topologies
-
-    gpu = check_compile.describe("h100")
-    topology = topologies.get_topology_desc(
-        platform="cuda", target_config=gpu["text"], topology=f"1x1x{gpus}"
-    )
-    mesh = topologies.make_mesh(topology, (gpus,), ("data",))
+    mesh, _ = check_compile.absent_gpus("h100", gpus)
     model = build_model(tiny_config().model, precision="bfloat16", remat=remat)
     tx = optax.sgd(1e-2, momentum=0.9)
     step = make_train_step(model, tx, lambda _: 1e-2, mesh, loss=LOSS, seed=0,
