@@ -71,7 +71,6 @@ def infer(
     if sources:
         import_av()
     config, variables, categories, _ = restore(config, weights)
-    classes = annotate.ClassNames([c["name"] for c in categories], [c["id"] for c in categories])
     config.eval.score_threshold = score_threshold
     skipped: list[str] = []
     videos = _open_videos(zip(sources, video_files, strict=True), skipped)
@@ -81,13 +80,15 @@ def infer(
     batch_size = batch_size or BATCH_SIZES.get(jax.default_backend(), BATCH_SIZE)
     batch_size = batch_size if videos else min(batch_size, len(images))
     predictor = Predictor(config, variables, batch_size)
-    options = annotate.DrawOptions(score_threshold, config.eval.paste, has_inclusive_boxes(config))
+    names, ids = ([category[key] for category in categories] for key in ("name", "id"))
+    rules = config.eval.paste, has_inclusive_boxes(config)
+    annotator = annotate.Annotator(names, ids, score_threshold, *rules)
     folder.mkdir(parents=True, exist_ok=True)
     if images:
         files = list(zip(images, image_files, strict=True))
-        _infer_images(predictor, files, classes, options, folder, skipped)
+        _infer_images(predictor, files, annotator, folder, skipped)
     if videos:
-        _infer_videos(predictor, videos, classes, options, skipped, stride, max_frames)
+        _infer_videos(predictor, videos, annotator, skipped, stride, max_frames)
     num_inputs = len(images) + len(sources)
     if len(skipped) == num_inputs:
         raise ValueError(f"no input could be read: {skipped[0]}")
@@ -111,9 +112,7 @@ def _skip(error: ValueError, skipped: list[str]) -> None:
     logging.warning("skipped %s", error)
 
 
-def _infer_images(
-    predictor: Predictor, files, classes, options, folder: Path, skipped: list[str]
-) -> None:
+def _infer_images(predictor: Predictor, files, annotator, folder: Path, skipped: list[str]) -> None:
     progress = Progress("images", len(files))
     done = count = 0
 
@@ -121,7 +120,7 @@ def _infer_images(
         _skip(error, skipped)
         progress.advance(1)
 
-    found = annotate.annotate_images(predictor, files, classes, options, on_error)
+    found = annotate.annotate_images(predictor, files, annotator, on_error)
     with _json_list(folder / "detections.json") as write, contextlib.closing(found):
         for entries in found:
             for entry in entries:
@@ -150,7 +149,7 @@ def _json_list(path: Path) -> Iterator:
 
 
 def _infer_videos(
-    predictor: Predictor, videos, classes, options, skipped: list[str], stride: int, max_frames: int
+    predictor: Predictor, videos, annotator, skipped: list[str], stride: int, max_frames: int
 ) -> None:
     expected = [video.expected_frames(stride, max_frames) for video, _ in videos]
     progress = Progress("frames", None if None in expected else sum(expected))
@@ -160,7 +159,7 @@ def _infer_videos(
         _skip(error, skipped)
 
     found = annotate.annotate_videos(
-        predictor, videos, classes, options, on_error, stride=stride, max_frames=max_frames
+        predictor, videos, annotator, on_error, stride=stride, max_frames=max_frames
     )
     try:
         with contextlib.closing(found):

@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,26 +28,35 @@ THREADS = min(4, os.cpu_count() or 1)
 FRAMES_AHEAD = 4
 
 
-class ClassNames(NamedTuple):
-    """Names and category ids of the classes; class k has index k - 1."""
+class Annotator(NamedTuple):
+    """How detections are drawn and written; see `to_coco_results`."""
 
-    names: Sequence[str]
+    names: Sequence[str]  # of the classes; class k has index k - 1
     category_ids: Sequence[int | str]
-
-
-class DrawOptions(NamedTuple):
-    """Score threshold, mask pasting rule and box convention; see `to_coco_results`."""
-
     score_threshold: float
     paste: str
     inclusive_boxes: bool
+
+    def draw(self, image: np.ndarray, found: Detections, **options) -> np.ndarray:
+        options["score_threshold"] = self.score_threshold
+        return visualize.draw_detections(image, found, self.names, **options)
+
+    def results(self, image: np.ndarray, found: Detections, image_id: int) -> list[dict]:
+        """COCO results of one image, box and mask in one entry."""
+        batch = jax.tree.map(lambda leaf: leaf[None], found)
+        rules: dict[str, Any] = dict(paste=self.paste, inclusive_boxes=self.inclusive_boxes)
+        sizes = [image.shape[:2]]
+        results = to_coco_results(
+            batch, np.ones((1, 2)), [image_id], sizes, self.category_ids, **rules
+        )
+        pairs = zip(*results, strict=True)
+        return [{**box, "segmentation": mask["segmentation"]} for box, mask in pairs]
 
 
 def annotate_images(
     predictor: Predictor,
     files: Sequence[tuple[Path, Path]],
-    classes: ClassNames,
-    options: DrawOptions,
+    annotator: Annotator,
     on_error: Callable[[UndecodableImage], None],
 ) -> Generator[list[dict]]:
     """Write an annotated image for each (source, target) and yield its COCO results, in order.
@@ -72,10 +81,9 @@ def annotate_images(
                     yield file, image
 
     def write(item: tuple[tuple, PreparedImage, Detections]) -> list[dict]:
-        (number, source, target), prepared, detections = item
-        image = prepared.image
-        visualize.write_image(target, _draw(image, detections, classes, options))
-        results = _results(detections, image.shape[:2], number, classes, options)
+        (number, source, target), (image, *_), detections = item
+        visualize.write_image(target, annotator.draw(image, detections))
+        results = annotator.results(image, detections, number)
         return [{"file_name": source.name, **result} for result in results]
 
     with ThreadPoolExecutor(THREADS) as pool, ThreadPoolExecutor(THREADS) as readers:
@@ -86,8 +94,7 @@ def annotate_images(
 def annotate_videos(
     predictor: Predictor,
     files: Sequence[tuple[Video, Path]],
-    classes: ClassNames,
-    options: DrawOptions,
+    annotator: Annotator,
     on_error: Callable[[UnreadableVideo], None],
     *,
     stride: int,
@@ -115,39 +122,37 @@ def annotate_videos(
 
     def draw(item: tuple[Any, PreparedImage, Detections]) -> tuple[Video, VideoFrame, list[dict]]:
         (video, frame), _, detections = item
-        results = _results(detections, frame.image.shape[:2], 0, classes, options)
-        image = _draw(frame.image, detections, classes, options, min_side=0, color_by="class")
+        results = annotator.results(frame.image, detections, 0)
+        image = annotator.draw(frame.image, detections, min_side=0, color_by="class")
         return video, frame._replace(image=image), results
 
-    try:
-        with ThreadPoolExecutor(THREADS) as pool:
-            readers = (prefetch(frames(video), ahead) for video, _ in files)
-            with (
-                closing(round_robin(readers, predictor.batch_size)) as prepared,
-                closing(predictor.stream(prepared)) as detected,
-                closing(map_in_order(pool, draw, detected, ahead)) as drawn,
-            ):
-                for video, frame, results in drawn:
-                    if video not in outputs:
-                        target = targets[video]
-                        outputs[video] = _VideoOutput(video, target, frame, classes, stride)
-                    outputs[video].put(frame, results)
-                    yield video, len(results)
-                    for output in outputs.values():
-                        output.end_if_complete()
-    finally:
-        _close_all(outputs.values())
+    readers = (prefetch(frames(video), ahead) for video, _ in files)
+    with (
+        ExitStack() as opened,
+        ThreadPoolExecutor(THREADS) as pool,
+        closing(round_robin(readers, predictor.batch_size)) as prepared,
+        closing(predictor.stream(prepared)) as detected,
+        closing(map_in_order(pool, draw, detected, ahead)) as drawn,
+    ):
+        for video, frame, results in drawn:
+            if video not in outputs:
+                output = _VideoOutput(video, targets[video], frame, annotator, stride)
+                outputs[video] = opened.enter_context(closing(output))
+            outputs[video].put(frame, results)
+            yield video, len(results)
+            for output in outputs.values():
+                output.end_if_complete()
 
 
 class _VideoOutput:
     """Output files of one video, written by a background thread."""
 
     def __init__(
-        self, video: Video, target: Path, first: VideoFrame, classes: ClassNames, stride: int
+        self, video: Video, target: Path, first: VideoFrame, annotator: Annotator, stride: int
     ):
         height, width = first.image.shape[:2]
         self._video = video
-        self._names = dict(zip(classes.category_ids, classes.names, strict=True))
+        self._names = dict(zip(annotator.category_ids, annotator.names, strict=True))
         self._writer = VideoWriter(target, height, width, video.rate / stride, video.pixel_aspect)
         # Line-buffered, so that other programs can follow the growing file.
         self._lines = open(target.with_suffix(".jsonl"), "w", 1, encoding="utf-8")
@@ -188,43 +193,3 @@ class _VideoOutput:
 
     def close(self) -> None:
         self._background.close()
-
-
-def _close_all(outputs) -> None:
-    """Close every output even if some fail, then raise the first error."""
-    errors = []
-    for output in outputs:
-        try:
-            output.close()
-        except Exception as error:
-            errors.append(error)
-    if errors:
-        raise errors[0]
-
-
-def _draw(
-    image: np.ndarray, found: Detections, classes: ClassNames, options: DrawOptions, **kwargs
-) -> np.ndarray:
-    return visualize.draw_detections(
-        image, found, classes.names, score_threshold=options.score_threshold, **kwargs
-    )
-
-
-def _results(
-    found: Detections, size: tuple, image_id: int, classes: ClassNames, options: DrawOptions
-) -> list[dict]:
-    """COCO results of one image of `size` (height, width), box and mask in one entry."""
-    batch = jax.tree.map(lambda leaf: leaf[None], found)
-    boxes, masks = to_coco_results(
-        batch,
-        np.ones((1, 2)),
-        [image_id],
-        [size],
-        classes.category_ids,
-        paste=options.paste,
-        inclusive_boxes=options.inclusive_boxes,
-    )
-    return [
-        {**box, "segmentation": mask["segmentation"]}
-        for box, mask in zip(boxes, masks, strict=True)
-    ]

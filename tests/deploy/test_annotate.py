@@ -8,12 +8,11 @@ import pytest
 from pycocotools import mask as coco_mask
 
 from mask_rcnn_jax.data.coco import decode_image
-from mask_rcnn_jax.deploy.annotate import ClassNames, DrawOptions, annotate_images, annotate_videos
+from mask_rcnn_jax.deploy.annotate import Annotator, annotate_images, annotate_videos
 from mask_rcnn_jax.deploy.video import Video
 from tests.deploy.videos import frame_image, turn, write_video
 
-CLASSES = ClassNames(["bolt", "nut"], [3, 8])
-OPTIONS = DrawOptions(0.0, "continuous", 0.0)
+ANNOTATOR = Annotator(["bolt", "nut"], [3, 8], 0.0, "continuous", 0.0)
 
 
 def refuse(error):
@@ -22,7 +21,7 @@ def refuse(error):
 
 def run_videos(predictor, files, on_error=refuse, **options):
     options = {"stride": 1, "max_frames": 0} | options
-    found = annotate_videos(predictor, files, CLASSES, OPTIONS, on_error, **options)
+    found = annotate_videos(predictor, files, ANNOTATOR, on_error, **options)
     return [(Path(video.source).name, count) for video, count in found]
 
 
@@ -76,7 +75,7 @@ def test_shared_batches_match_single_frames(annotated, predictor):
         alone = predictor([frame.image for frame in frames])
         for frame, found, line in zip(frames, alone, lines, strict=True):
             assert [d["category_id"] for d in line["detections"]] == [
-                CLASSES.category_ids[k - 1] for k in found.classes[found.valid]
+                ANNOTATOR.category_ids[k - 1] for k in found.classes[found.valid]
             ]
             for detection, box, score in zip(
                 line["detections"], found.boxes, found.scores, strict=False
@@ -137,9 +136,7 @@ def test_a_damaged_video_does_not_stop_the_others(predictor, tmp_path):
 def test_partial_output_is_playable_after_an_interrupt(how, predictor, tmp_path):
     video = Video(str(write_video(tmp_path / "a.mp4", 200)))
     target = tmp_path / "out.mp4"
-    found = annotate_videos(
-        predictor, [(video, target)], CLASSES, OPTIONS, refuse, stride=1, max_frames=0
-    )
+    found = annotate_videos(predictor, [(video, target)], ANNOTATOR, refuse, stride=1, max_frames=0)
     for _ in range(6):
         next(found)
     if how == "close":
@@ -167,7 +164,7 @@ def test_images_keep_their_order_and_damaged_ones_are_skipped(predictor, tmp_pat
         files.append((path, tmp_path / "out" / f"{number}.jpg"))
     files[3][0].write_bytes(b"not an image")
     skipped = []
-    found = list(annotate_images(predictor, files, CLASSES, OPTIONS, skipped.append))
+    found = list(annotate_images(predictor, files, ANNOTATOR, skipped.append))
     kept = [0, 1, 2, 4, 5, 6]
     expected = predictor([decode_image(files[number][0]) for number in kept])
     message = f"{files[3][0]}: truncated, damaged or not an image"
@@ -197,7 +194,7 @@ def test_exif_orientation_is_applied(predictor, tmp_path):
     assert upright.shape == (60, 40, 3)
     assert upright[30, 37, 0] > 200 and upright[30, 3, 0] < 60
     files = [(tmp_path / "a.jpg", tmp_path / "out.jpg")]
-    (entries,) = annotate_images(predictor, files, CLASSES, OPTIONS, refuse)
+    (entries,) = annotate_images(predictor, files, ANNOTATOR, refuse)
     assert {tuple(entry["segmentation"]["size"]) for entry in entries} == {(60, 40)}
     height, width = decode_image(tmp_path / "out.jpg").shape[:2]
     assert height > width
