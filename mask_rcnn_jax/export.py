@@ -40,7 +40,7 @@ from mask_rcnn_jax.data.loader import EvalLoader
 from mask_rcnn_jax.data.options import example_options, has_inclusive_boxes
 from mask_rcnn_jax.data.source import annotation_file, load_split
 from mask_rcnn_jax.deploy.artifact import Artifact, ArtifactOptions, build_artifact
-from mask_rcnn_jax.deploy.manifest import ModelInterface, make_manifest
+from mask_rcnn_jax.deploy.manifest import make_manifest
 from mask_rcnn_jax.deploy.quantize import CALIBRATORS
 from mask_rcnn_jax.evaluation import coco as coco_evaluation
 from mask_rcnn_jax.training import evaluator
@@ -114,15 +114,7 @@ def export_model(
             pair = "  ".join(f"{kind} {values[name]:.4f}" for kind, values in aps.items())
             print(f"{name:10}{pair}")
     files = {**artifact.files, "manifest.json": b""}
-    interface = ModelInterface(
-        artifact.inputs,
-        artifact.canvas,
-        artifact.precision,
-        picture_size=options.picture_size,
-        resized=artifact.resized,
-        valid_dtype="int32" if options.deepstream else "bool",
-    )
-    names = sorted(files)
+    names, interface = sorted(files), artifact.interface
     manifest = make_manifest(
         config, categories, format=format, files=names, interface=interface, details=details
     )

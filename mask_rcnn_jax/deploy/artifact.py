@@ -19,6 +19,7 @@ from mask_rcnn_jax.deploy import manifest, onnx, quantize, quantize_jax, stableh
 from mask_rcnn_jax.deploy.compare import BOX_TOLERANCE, SCORE_TOLERANCE, compare
 from mask_rcnn_jax.deploy.images import check_images, image_paths, on_canvas
 from mask_rcnn_jax.deploy.inputs import IMAGE_SUFFIXES
+from mask_rcnn_jax.deploy.manifest import ModelInterface
 from mask_rcnn_jax.models.build import build_model
 from mask_rcnn_jax.models.detect import detect_options
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
@@ -70,11 +71,8 @@ class ArtifactOptions:
 class Artifact:
     """Files of an exported model by name, and its metadata."""
 
-    canvas: tuple[int, int]  # (H, W) of the input
+    interface: ModelInterface
     full_canvas: tuple[int, int]  # (H, W) of the recipe
-    resized: tuple[int, int] | None  # size on the canvas if all images have the same, else None
-    inputs: dict[str, dict]  # dtype, shape and meaning by name
-    precision: str
     files: dict[str, bytes] = field(default_factory=dict)
     # "float" and "int8": functions (images, image_sizes) -> `Detections` on the recipe's canvas
     predictors: dict[str, Callable] = field(default_factory=dict)
@@ -83,21 +81,22 @@ class Artifact:
 
     def accepts(self, images: np.ndarray, sizes: np.ndarray) -> bool:
         """Whether a batch has the input size of the model."""
-        fits = tuple(images.shape[1:3]) == self.full_canvas
-        return fits and (self.resized is None or bool(np.all(np.asarray(sizes) == self.resized)))
+        fits, resized = tuple(images.shape[1:3]) == self.full_canvas, self.interface.resized
+        return fits and (resized is None or bool(np.all(np.asarray(sizes) == resized)))
 
 
 @dataclass(frozen=True)
 class SourceModel:
     """Model to export."""
 
+    options: ArtifactOptions
     config: ConfigDict
     model: MaskRCNN
     predict: Callable  # (variables, images, image_sizes) -> `Detections`
     variables: dict
     categories: list[dict]
     canvas: tuple[int, int]  # as `Artifact.full_canvas`
-    resized: tuple[int, int] | None  # as `Artifact.resized`
+    resized: tuple[int, int] | None  # as `ModelInterface.resized`
 
 
 def build_artifact(
@@ -122,7 +121,8 @@ def build_artifact(
         ValueError: if the model cannot be exported.
         RuntimeError: if a float32 export's detections differ from the original model's.
     """
-    check_ready(format)
+    if format == "onnx":
+        onnx.check_packages("onnx", "onnxruntime")
     precision = "float32" if format == "onnx" else config.train.precision
     if precision != config.train.precision:
         logging.info("exporting in float32; train.precision is %s", config.train.precision)
@@ -131,7 +131,8 @@ def build_artifact(
     example = example_options(config)
     plan = resize_plan(*_typical_size(example, options), example)
     resized = plan.size if options.picture_size else None
-    source = SourceModel(config, model, predict, variables, categories, plan.canvas, resized)
+    parts = model, predict, variables, categories, plan.canvas, resized
+    source = SourceModel(options, config, *parts)
 
     def model_inputs(decoded):
         return list(on_canvas(decoded, example, plan.canvas, options.picture_size))
@@ -140,26 +141,20 @@ def build_artifact(
     inputs = model_inputs(check_images(_val_images(config), plan.canvas, CHECK_IMAGES))
     reference = jax.jit(partial(predict, variables))
     check = partial(_check, reference, inputs, config.eval.score_threshold)
-    artifact = {"onnx": _make_onnx, "stablehlo": _make_stablehlo}[format](source, options)
+    artifact = {"onnx": _make_onnx, "stablehlo": _make_stablehlo}[format](source)
     check(artifact, "float")
     if options.int8:
         calibration = model_inputs(decode_image(path) for path in paths)
         if format == "onnx":
             _add_int8_onnx(artifact, calibration, options, folder / "calibration.json")
         else:
-            _add_int8_stablehlo(artifact, source, calibration, options)
+            ranges = quantize_jax.measure_ranges(predict, variables, calibration)
+            quantized = quantize_jax.quantize_jax(predict, variables, ranges)
+            _add_program(artifact, "int8", "model_int8.stablehlo", *quantized, options.batch)
         calibrated = {"pictures": len(calibration), "calibrator": options.calibrator}
         artifact.details["calibration"] = calibrated
         check(artifact, "int8")
     return artifact
-
-
-def check_ready(format: str) -> None:
-    """Raise ValueError, naming the package to install, if the format needs a missing package."""
-    if format == "onnx":
-        onnx.check_packages("onnx", "onnxruntime")
-    else:
-        stablehlo.check_serializer()
 
 
 def _typical_size(example, options: ArtifactOptions) -> tuple[int, int]:
@@ -181,7 +176,8 @@ def _val_images(config: ConfigDict) -> list[Path]:
     return list(islice(found, CHECK_IMAGES))
 
 
-def _make_onnx(source: SourceModel, options: ArtifactOptions) -> Artifact:
+def _make_onnx(source: SourceModel) -> Artifact:
+    options = source.options
     batch, planar = options.batch or 1, options.deepstream
     opset = options.opset or DEFAULT_OPSET
     canvas = onnx.export_canvas(source.model, source.canvas, source.resized)
@@ -192,7 +188,10 @@ def _make_onnx(source: SourceModel, options: ArtifactOptions) -> Artifact:
     content = built.SerializeToString()
     shape = [batch, 3, *canvas] if planar else [batch, *canvas, 3]
     inputs = _inputs(dtype, shape, None if source.resized else [batch, 2])
-    artifact = Artifact(canvas, source.canvas, source.resized, inputs, precision="float32")
+    valid_dtype = "int32" if planar else "bool"
+    sizes = options.picture_size, source.resized
+    interface = ModelInterface(inputs, canvas, "float32", *sizes, valid_dtype)
+    artifact = Artifact(interface, source.canvas)
     artifact.files["model.onnx"] = content
     artifact.files["labels.txt"] = manifest.labels(source.categories).encode()
     if options.deepstream:
@@ -210,10 +209,10 @@ def _make_onnx(source: SourceModel, options: ArtifactOptions) -> Artifact:
 def _add_int8_onnx(
     artifact: Artifact, calibration: list, options: ArtifactOptions, cache: Path
 ) -> None:
-    image_input = artifact.inputs["images"]
-    shape, dtype = image_input["shape"], image_input["dtype"]
+    inputs = artifact.interface.inputs
+    shape, dtype = inputs["images"]["shape"], inputs["images"]["dtype"]
     feeds = [onnx.make_feeds(images, sizes, shape, dtype) for images, sizes in calibration]
-    feeds = [{name: feed[name] for name in artifact.inputs} for feed in feeds]
+    feeds = [{name: feed[name] for name in inputs} for feed in feeds]
     content, cached = quantize.quantize_onnx(
         artifact.files["model.onnx"], feeds, calibrator=options.calibrator, cache=cache
     )
@@ -222,38 +221,25 @@ def _add_int8_onnx(
     artifact.predictors["int8"] = onnx.load_onnx(content)
 
 
-def _make_stablehlo(source: SourceModel, options: ArtifactOptions) -> Artifact:
-    batch = options.batch or "batch"
-    dtype, canvas = source.config.data.image_dtype, source.canvas
-    inputs = _inputs(dtype, [batch, *canvas, 3], [batch, 2])
-    artifact = Artifact(canvas, canvas, None, inputs, precision=source.config.train.precision)
+def _make_stablehlo(source: SourceModel) -> Artifact:
+    batch = source.options.batch
+    rows, canvas = batch or "batch", source.canvas
+    inputs = _inputs(source.config.data.image_dtype, [rows, *canvas, 3], [rows, 2])
+    artifact = Artifact(ModelInterface(inputs, canvas, source.config.train.precision), canvas)
     artifact.details["platforms"] = list(stablehlo.PLATFORMS)
-    _add_program(artifact, "float", "model.stablehlo", source.predict, source.variables, options)
+    _add_program(artifact, "float", "model.stablehlo", source.predict, source.variables, batch)
     return artifact
 
 
-def _add_int8_stablehlo(
-    artifact: Artifact, source: SourceModel, calibration: list, options: ArtifactOptions
-) -> None:
-    ranges = quantize_jax.measure_ranges(source.predict, source.variables, calibration)
-    quantized = quantize_jax.quantize_jax(source.predict, source.variables, ranges)
-    _add_program(artifact, "int8", "model_int8.stablehlo", *quantized, options)
-
-
 def _add_program(
-    artifact: Artifact,
-    kind: str,
-    file: str,
-    predict: Callable,
-    variables: dict,
-    options: ArtifactOptions,
+    artifact: Artifact, kind: str, file: str, predict: Callable, variables: dict, batch: int | None
 ) -> None:
-    dtype = artifact.inputs["images"]["dtype"]
+    canvas, dtype = artifact.full_canvas, artifact.interface.inputs["images"]["dtype"]
     program = stablehlo.export_stablehlo(
-        predict, variables, canvas=artifact.canvas, batch=options.batch, dtype=dtype
+        predict, variables, canvas=canvas, batch=batch, dtype=dtype
     )
     artifact.files[file] = program
-    artifact.predictors[kind] = partial(_run, stablehlo.load_stablehlo(program), options.batch)
+    artifact.predictors[kind] = partial(_run, stablehlo.load_stablehlo(program), batch)
 
 
 def _run(program: Callable, batch: int | None, images, image_sizes) -> Detections:
@@ -278,7 +264,7 @@ def _check(
     the summation order, and int8 rounding is coarser."""
     found = compare(reference, artifact.predictors[kind], inputs, score_threshold)
     artifact.self_check[kind] = {**vars(found), "text": str(found)}
-    exact = kind == "float" and artifact.precision == "float32"
+    exact = kind == "float" and artifact.interface.precision == "float32"
     if exact and not found.within_tolerance:
         raise RuntimeError(
             f"self-check: the exported model differs from the original: {found}; expected at most "

@@ -31,17 +31,11 @@ class Graph:
 
     def op(self, op_type: str, *inputs: str | np.ndarray, name: str = "", **attributes: Any) -> str:
         """Append an operator with one output and return the output's name."""
-        return self.op_with_outputs(op_type, *inputs, outputs=1, name=name, **attributes)[0]
+        return self._node(op_type, inputs, attributes, name=name)[0]
 
-    def op_with_outputs(
-        self,
-        op_type: str,
-        *inputs: str | np.ndarray,
-        outputs: int,
-        name: str = "",
-        **attributes: Any,
+    def _node(
+        self, op_type: str, inputs: Sequence, attributes: dict, outputs: int = 1, name: str = ""
     ) -> list[str]:
-        """Append an operator and return the names of its outputs."""
         from onnx import helper
 
         self._count += 1
@@ -94,7 +88,8 @@ class Graph:
     def top_k(self, x: str, count: int) -> list[str]:
         """Values and int64 indices of the largest elements on the last axis, in descending order;
         ties are sorted by index."""
-        return self.op_with_outputs("TopK", x, ints(count), axis=-1, largest=1, sorted=1, outputs=2)
+        attributes = {"axis": -1, "largest": 1, "sorted": 1}
+        return self._node("TopK", (x, ints(count)), attributes, outputs=2)
 
     def pad_rows(self, x: str, shape: Sequence[int], count: int, dtype) -> str:
         """Pad x [B, shape[1], ...] with zero rows to [B, count, ...]."""

@@ -1,6 +1,8 @@
 """Proposals, detections and masks as ONNX operators: all steps after the feature maps."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,40 +14,34 @@ from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.ops.anchors import cell_index
 from mask_rcnn_jax.ops.boxes import MAX_LOG_SCALE
 from mask_rcnn_jax.ops.extent import STRIDES, ValidExtent
+from mask_rcnn_jax.ops.roi_align import MIN_LEVEL
 
-MIN_LEVEL = 2
 OFF_MAP = -1e4  # pixels: further outside the map than one cell of the coarsest level
 
 
+@dataclass(frozen=True)
 class Regions:
     """Proposals, detections and masks for a batch."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        model: MaskRCNN,
-        params: dict,
-        canvas: tuple[int, int],
-        batch: int,
-        extent: Extent,
-    ):
-        self._graph, self._model, self._params = graph, model, params
-        self._canvas, self._batch, self.extent = canvas, batch, extent
-        self._coder = model.box_coder
-        self._num_classes = model.box_head.num_classes
+    graph: Graph
+    model: MaskRCNN
+    params: dict
+    canvas: tuple[int, int]
+    batch: int
+    extent: Extent
 
     def box_limits(self, sizes: str) -> str:
         """[B, 1, 4] largest valid x, y, x, y of a box."""
-        graph = self._graph
+        graph = self.graph
         sizes = graph.op("Gather", graph.cast(sizes, "FLOAT"), ints(1, 0, 1, 0), axis=1)
-        return graph.unsqueeze(graph.op("Sub", sizes, floats(self._coder.offset)), 1)
+        return graph.unsqueeze(graph.op("Sub", sizes, floats(self.model.box_coder.offset)), 1)
 
     def proposals(self, pyramid: Sequence[Map], limits: str) -> tuple[str, str, int]:
         """Return boxes [B, N, 4], valid [B, N], and N."""
-        graph, model, rpn = self._graph, self._model, self._model.rpn
+        graph, model, rpn = self.graph, self.model, self.model.rpn
         all_boxes, all_scores, total = [], [], 0
         for i, (features, anchors) in enumerate(zip(pyramid, self.anchors(), strict=True)):
-            scores, deltas = rpn_head(graph, self._params["rpn_head"], features, MIN_LEVEL + i)
+            scores, deltas = rpn_head(graph, self.params["rpn_head"], features, MIN_LEVEL + i)
             count = min(rpn.pre_nms_topk_test, len(anchors))
             if self.extent.size is not None:
                 scores = graph.op("Where", self._anchor_valid(i), scores, floats(INVALID_SCORE))
@@ -80,10 +76,10 @@ class Regions:
         valid_dtype: str,
     ) -> tuple[str, str, str]:
         """Make all outputs except masks; return boxes [B, D, 4], int64 classes and valid [B, D]."""
-        graph, model, batch = self._graph, self._model, self._batch
-        num_classes, count = self._num_classes, detect.detections_per_image
+        graph, model, batch = self.graph, self.model, self.batch
+        num_classes, count = self.model.box_head.num_classes, detect.detections_per_image
         pooled = self.pool(pyramid, proposals, rows, 7)
-        logits, deltas = box_head(graph, self._params["box_head"], pooled, 7)
+        logits, deltas = box_head(graph, self.params["box_head"], pooled, 7)
         scores = graph.slice(graph.op("Softmax", logits, axis=1), 1, num_classes + 1, axis=1)
         scores = graph.reshape(scores, batch, rows, num_classes)
         above = graph.op("Greater", scores, floats(detect.score_threshold))
@@ -99,14 +95,8 @@ class Regions:
         boxes = self._decode(deltas, origin, model.box_coder.weights, limits)
         valid = graph.op("GreaterOrEqual", top, floats(0.0))
         valid = graph.op("And", valid, self._larger_than(boxes, detect.min_box_size))
-        keep = self.nms(
-            boxes,
-            valid,
-            candidates,
-            iou_thresh=detect.nms_thresh,
-            max_out=count,
-            classes=class_index,
-        )
+        rule: dict[str, Any] = dict(iou_thresh=detect.nms_thresh, max_out=count)
+        keep = self.nms(boxes, valid, candidates, **rule, classes=class_index)
         best = min(count, candidates)
         top, index = graph.top_k(graph.op("Where", keep, top, floats(-1.0)), best)
         top = graph.pad_rows(top, (batch, best), count, np.float32)
@@ -124,27 +114,27 @@ class Regions:
 
     def masks(self, pyramid, boxes: str, classes: str, valid: str, count: int) -> None:
         """Make the output `masks`, [B, D, 28, 28]."""
-        graph = self._graph
+        graph = self.graph
         pooled = self.pool(pyramid, boxes, count, 14)
-        logits = mask_head(graph, self._params["mask_head"], pooled, 14)
+        logits = mask_head(graph, self.params["mask_head"], pooled, 14)
         logits = graph.op("GatherND", logits, graph.reshape(classes, -1, 1), batch_dims=1)
-        masks = graph.op("Sigmoid", graph.reshape(logits, self._batch, count, 28, 28))
+        masks = graph.op("Sigmoid", graph.reshape(logits, self.batch, count, 28, 28))
         self._where_valid(valid, masks, 2, name="masks")
 
     def anchors(self) -> list[np.ndarray]:
         """Anchors [A_l, 4] of each level."""
         # If the input ends with the image, spacings of "map" are known; else see `_anchor_shift`.
-        whole = self.extent.size is None and self._model.input.pad_multiple
-        extent = ValidExtent(self._canvas, jnp.array(self._canvas, jnp.int32) if whole else None)
-        boxes = self._model.anchors(extent, offset=self._coder.iou_offset).boxes
+        whole = self.extent.size is None and self.model.input.pad_multiple
+        extent = ValidExtent(self.canvas, jnp.array(self.canvas, jnp.int32) if whole else None)
+        boxes = self.model.anchors(extent, offset=self.model.box_coder.iou_offset).boxes
         return [np.asarray(level) for level in boxes]
 
     def _anchor_cells(self, level: int) -> tuple[np.ndarray, np.ndarray]:
-        return cell_index(self._canvas, STRIDES[level], self._model.anchors.per_cell)
+        return cell_index(self.canvas, STRIDES[level], self.model.anchors.per_cell)
 
     def _anchor_valid(self, level: int) -> str:
         """bool [B, A_l]: true for anchors on a valid cell."""
-        graph, cells = self._graph, self.extent.cells(STRIDES[level])
+        graph, cells = self.graph, self.extent.cells(STRIDES[level])
         row, column = (index[None].astype(np.int64) for index in self._anchor_cells(level))
         row_valid = graph.op("Less", row, graph.slice(cells, 0, 1, axis=1))
         column_valid = graph.op("Less", column, graph.slice(cells, 1, 2, axis=1))
@@ -152,20 +142,20 @@ class Regions:
 
     def _anchor_shift(self, level: int, index: str) -> str:
         """[B, k, 4] shift of anchors `index`, which are spaced wider than on the whole canvas."""
-        graph, stride = self._graph, STRIDES[level]
+        graph, stride = self.graph, STRIDES[level]
         cells = self.extent.cells(stride)
         assert self.extent.size is not None
         extra = graph.op("Sub", graph.op("Div", self.extent.size, cells), ints(stride))
         extra = graph.op("Gather", graph.cast(extra, "FLOAT"), ints(1, 0, 1, 0), axis=1)
         row, column = self._anchor_cells(level)
-        center = np.float32(self._model.anchors.center)
+        center = np.float32(self.model.anchors.center)
         centers = np.stack([column, row] * 2, axis=1).astype(np.float32) + center
         places = graph.op("Gather", centers, index, axis=0)
         return graph.op("Mul", places, graph.unsqueeze(extra, 1))
 
     def _decode(self, deltas: str, origin: str, weights: Sequence[float], limits: str) -> str:
         """Decode deltas relative to the boxes `origin` into clipped boxes [B, k, 4]."""
-        graph, offset = self._graph, floats(self._coder.offset)
+        graph, offset = self.graph, floats(self.model.box_coder.offset)
         low, high = graph.slice(origin, 0, 2, axis=2), graph.slice(origin, 2, 4, axis=2)
         sides = graph.op("Add", graph.op("Sub", high, low), offset)
         center = graph.op("Add", low, graph.op("Mul", sides, floats(0.5)))
@@ -180,7 +170,7 @@ class Regions:
 
     def _sides(self, boxes: str, offset: float, axis: int) -> tuple[str, str]:
         """Widths and heights of boxes [.., 4], without the last axis."""
-        graph = self._graph
+        graph = self.graph
         x1, y1, x2, y2 = (
             graph.op("Squeeze", graph.slice(boxes, i, i + 1, axis), ints(axis)) for i in range(4)
         )
@@ -192,7 +182,7 @@ class Regions:
 
     def _larger_than(self, boxes: str, min_size: float) -> str:
         """bool [B, k]: true if both sides exceed `min_size`."""
-        graph, sides = self._graph, self._sides(boxes, self._coder.offset, 2)
+        graph, sides = self.graph, self._sides(boxes, self.model.box_coder.offset, 2)
         return graph.op("And", *(graph.op("Greater", side, floats(min_size)) for side in sides))
 
     def nms(
@@ -203,27 +193,22 @@ class Regions:
         Returns bool [B, rows]: true for kept boxes, up to `max_out` per class or, without classes,
         per image.
         """
-        graph, batch = self._graph, self._batch
+        graph, batch = self.graph, self.batch
         # The operator has no inclusive pixels and flips inverted boxes. So sides are extended by
         # the offset, and empty boxes neither suppress nor are suppressed. The operator expects y
         # before x, which makes no difference.
         low = graph.slice(boxes, 0, 2, axis=2)
         high = graph.slice(boxes, 2, 4, axis=2)
-        high = graph.op("Max", graph.op("Add", high, floats(self._coder.iou_offset)), low)
+        high = graph.op("Max", graph.op("Add", high, floats(self.model.box_coder.iou_offset)), low)
         rank = (np.arange(rows, 0, -1) / rows).astype(np.float32)[None]
         scores = graph.unsqueeze(graph.op("Where", valid, rank, floats(0.0)), 1)
         if classes is not None:
-            every = np.arange(1, self._num_classes + 1)[None, :, None]
+            every = np.arange(1, self.model.box_head.num_classes + 1)[None, :, None]
             same = graph.op("Equal", graph.unsqueeze(classes, 1), every)
             scores = graph.op("Where", same, scores, floats(0.0))
-        selected = graph.op(
-            "NonMaxSuppression",
-            graph.concat(low, high, axis=2),
-            scores,
-            ints(min(max_out, rows)),
-            np.array([iou_thresh], np.float32),
-            np.zeros(1, np.float32),
-        )
+        corners, limit = graph.concat(low, high, axis=2), ints(min(max_out, rows))
+        thresholds = np.array([iou_thresh], np.float32), np.zeros(1, np.float32)
+        selected = graph.op("NonMaxSuppression", corners, scores, limit, *thresholds)
         places = graph.op("Gather", selected, ints(0, 2), axis=1)
         length = graph.slice(graph.op("Shape", places), 0, 1, axis=0)
         ones = graph.op("Expand", np.ones(1, np.float32), length)
@@ -232,39 +217,30 @@ class Regions:
 
     def pool(self, pyramid: Sequence[Map], boxes: str, rows: int, size: int) -> str:
         """RoIAlign of boxes [B, rows, 4], giving [B * rows, C, size, size]."""
-        graph, align = self._graph, self._model.roi_align
+        graph, align = self.graph, self.model.roi_align
         maps = pyramid[: align.max_level - 1]
         boxes = graph.reshape(boxes, -1, 4)
-        sides = self._sides(boxes, self._coder.iou_offset, 1)
+        sides = self._sides(boxes, self.model.box_coder.iou_offset, 1)
         width, height = (graph.op("Max", side, floats(0.0)) for side in sides)
         area = graph.unsqueeze(graph.op("Mul", width, height), 1)
         start = graph.slice(boxes, 0, 2, axis=1)
         length = graph.op("Sub", graph.slice(boxes, 2, 4, axis=1), start)
-        image = np.repeat(np.arange(self._batch), rows).astype(np.int64)
+        image = np.repeat(np.arange(self.batch), rows).astype(np.int64)
+        sampling: dict[str, Any] = {"mode": "avg", "sampling_ratio": align.sampling_ratio}
+        sampling |= {"output_height": size, "output_width": size}
+        sampling |= {"coordinate_transformation_mode": "half_pixel"}
         total = ""
         for i, (features, stride) in enumerate(zip(maps, STRIDES, strict=False)):
             # The operator subtracts half a cell; compensate if the model does not.
-            first = start
-            if not align.aligned:
-                first = graph.op("Add", start, floats(0.5 * stride))
-            lengths = length
-            if align.min_size > 0:
-                lengths = graph.op("Max", length, floats(align.min_size * stride))
+            half = floats(0.5 * stride)
+            first = start if align.aligned else graph.op("Add", start, half)
+            shortest = floats(align.min_size * stride)
+            lengths = graph.op("Max", length, shortest) if align.min_size > 0 else length
             rois = graph.concat(first, graph.op("Add", first, lengths), axis=1)
             on_level = self._on_level(area, i, len(maps))
             rois = graph.op("Where", on_level, rois, floats(OFF_MAP))
-            pooled = graph.op(
-                "RoiAlign",
-                self._crop_to_valid(features, stride),
-                rois,
-                image,
-                mode="avg",
-                output_height=size,
-                output_width=size,
-                sampling_ratio=align.sampling_ratio,
-                spatial_scale=1.0 / stride,
-                coordinate_transformation_mode="half_pixel",
-            )
+            x, scale = self._crop_to_valid(features, stride), 1.0 / stride
+            pooled = graph.op("RoiAlign", x, rois, image, spatial_scale=scale, **sampling)
             total = graph.op("Add", total, pooled) if total else pooled
         return total
 
@@ -272,13 +248,13 @@ class Regions:
         """Crop a map to its valid cells."""
         if self.extent.size is None:
             return features.name
-        graph = self._graph
+        graph = self.graph
         ends = graph.reshape(self.extent.cells(stride), 2)
         return graph.op("Slice", features.name, ints(0, 0), ends, ints(2, 3))
 
     def _on_level(self, area: str, i: int, num_levels: int) -> str:
         """bool, shaped like `area`: true for boxes pooled from map `i`."""
-        graph, conditions = self._graph, []
+        graph, conditions = self.graph, []
         lowest, highest = (56.0 * 2**i) ** 2, (56.0 * 2 ** (i + 1)) ** 2  # P4 begins at 224 pixels
         if i > 0:
             conditions.append(graph.op("GreaterOrEqual", area, floats(lowest)))
@@ -291,5 +267,5 @@ class Regions:
     def _where_valid(self, valid: str, x: str, extra_axes: int, name: str = "") -> str:
         """Zero the invalid rows of x [B, D, ...]."""
         for _ in range(extra_axes):
-            valid = self._graph.unsqueeze(valid, -1)
-        return self._graph.op("Where", valid, x, floats(0.0), name=name)
+            valid = self.graph.unsqueeze(valid, -1)
+        return self.graph.op("Where", valid, x, floats(0.0), name=name)

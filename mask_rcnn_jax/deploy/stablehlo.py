@@ -38,11 +38,7 @@ def export_stablehlo(
 
     Returns:
         The serialized program; it returns a dict with the fields of `Detections`.
-
-    Raises:
-        ValueError: if the package flatbuffers is missing.
     """
-    check_serializer()
 
     def run(images, image_sizes):
         # Prevents minutes of constant folding in compilers, such as kernel transposes.
@@ -65,13 +61,3 @@ def export_stablehlo(
 def load_stablehlo(program: bytes) -> Callable:
     """Load a program as a jitted function (images, image_sizes) -> dict of arrays."""
     return jax.jit(export.deserialize(bytearray(program)).call)
-
-
-def check_serializer() -> None:
-    """Raise ValueError if the package flatbuffers is missing."""
-    try:
-        import flatbuffers  # noqa: F401
-    except ImportError as error:
-        raise ValueError(
-            "--format=stablehlo needs the package flatbuffers: pip install flatbuffers"
-        ) from error

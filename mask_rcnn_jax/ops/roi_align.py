@@ -29,24 +29,18 @@ MAX_UNROLLED = 8  # taps per axis; more run in a device loop over the used ones
 
 
 def assign_levels(
-    boxes: Float[Array, "*dims 4"],
-    *,
-    min_level: int = MIN_LEVEL,
-    max_level: int,
-    canonical_size: float = 224.0,
-    canonical_level: int = 4,
-    offset: float = 0.0,
+    boxes: Float[Array, "*dims 4"], *, max_level: int, offset: float = 0.0
 ) -> Int[Array, "*dims"]:
     """Return each box's pyramid level: floor(log2(sqrt(area) / 224)) + 4, clamped to the range.
 
     Counts the level boundaries reached by the area, which gives the same number without a rounded
-    logarithm and without log(0) for empty boxes (these get `min_level`).
+    logarithm and without log(0) for empty boxes (these get `MIN_LEVEL`).
     `offset`: 1 for areas with inclusive pixels (width = x2 - x1 + 1).
     """
     area = box_ops.area(boxes, offset=offset)
-    level = jnp.full(area.shape, min_level, jnp.int32)
-    for boundary in range(min_level + 1, max_level + 1):
-        side = canonical_size * 2.0 ** (boundary - canonical_level)
+    level = jnp.full(area.shape, MIN_LEVEL, jnp.int32)
+    for boundary in range(MIN_LEVEL + 1, max_level + 1):
+        side = 224.0 * 2.0 ** (boundary - 4)
         level += (area >= side * side).astype(jnp.int32)
     return level
 
