@@ -70,10 +70,7 @@ def recipe_step(
 
 def fresh_state(variables: dict, tx: optax.GradientTransformation) -> TrainState:
     """Return the initial state."""
-    params, stats = variables["params"], variables["batch_stats"]
-    return TrainState(
-        step=jnp.int32(0), params=params, batch_stats=stats, opt_state=tx.init(params)
-    )
+    return TrainState(step=jnp.int32(0), opt_state=tx.init(variables["params"]), **variables)
 
 
 def lower_step(

@@ -57,7 +57,7 @@ def train(config: Any, repeats: int) -> dict[str, float]:
     learning = [x.astype(jnp.float32) for x in jnp.split(sampled >= 0, ends[:-1], axis=1)]
     grads = learning, [jnp.repeat(x[..., None], 4, axis=-1) for x in learning]
     times["RPN head"], (logits, deltas) = time(
-        _head(run, "rpn_head"), params, pyramid, gradient=(0, 1), cotangents=grads
+        partial(run, method="rpn_head"), params, pyramid, gradient=(0, 1), cotangents=grads
     )
     propose = partial(_propose, run, params, extent, train=True)
     times["proposals"], proposals = time(propose, batch, logits, deltas)
@@ -65,8 +65,8 @@ def train(config: Any, repeats: int) -> dict[str, float]:
     times["RoI sampling"], rois = time(sample, proposals, batch, keys)
     times["RoIAlign"], (boxed, masked) = time(pool, rois, pyramid, gradient=(1,))
     foreground = jax.tree.map(lambda x: x[:, :max_foreground], rois)
-    times["box head"], _ = time(_head(run, "box_head"), params, boxed, gradient=(0, 1))
-    mask_head = _head(run, "mask_head")
+    times["box head"], _ = time(partial(run, method="box_head"), params, boxed, gradient=(0, 1))
+    mask_head = partial(run, method="mask_head")
     times["mask head"], _ = time(mask_head, params, masked, foreground.classes, gradient=(0, 1))
     mask_targets = partial(run, params, method=MaskRCNN.roi_mask_targets)
     times["mask targets"], _ = time(mask_targets, foreground, batch)
@@ -90,15 +90,15 @@ def infer(config: Any, repeats: int) -> dict[str, float]:
     )
     times = {}
     times["backbone and FPN"], pyramid = time(partial(_trunk, run), params, batch)
-    times["RPN head"], (logits, deltas) = time(_head(run, "rpn_head"), params, pyramid)
+    times["RPN head"], (logits, deltas) = time(partial(run, method="rpn_head"), params, pyramid)
     propose = partial(_propose, run, params, extent, train=False)
     times["proposals"], proposals = time(propose, batch, logits, deltas)
     times["RoIAlign of boxes"], boxed = time(partial(pool, size=BOX_SIZE), pyramid, proposals.boxes)
-    times["box head"], head = time(_head(run, "box_head"), params, boxed)
+    times["box head"], head = time(partial(run, method="box_head"), params, boxed)
     times["detections"], selected = time(detect, *head, proposals, batch.image_sizes)
     boxes, _, classes, _ = selected
     times["RoIAlign of masks"], masked = time(partial(pool, size=MASK_SIZE), pyramid, boxes)
-    times["mask head"], _ = time(_head(run, "mask_head"), params, masked, classes)
+    times["mask head"], _ = time(partial(run, method="mask_head"), params, masked, classes)
     return times
 
 
@@ -109,10 +109,6 @@ def _trunk(run: Callable, params, batch: Batch) -> list[jax.Array]:
 def _propose(run: Callable, params, extent: ValidExtent, batch: Batch, logits, deltas, *, train):
     sizes = batch.image_sizes
     return run(params, logits, deltas, sizes, extent, train=train, method=MaskRCNN.propose)
-
-
-def _head(run: Callable, name: str) -> Callable:
-    return partial(run, method=lambda model, *args: getattr(model, name)(*args))
 
 
 def _setup(config: Any, batch_size: int) -> tuple[MaskRCNN, dict, Callable, Batch, ValidExtent]:

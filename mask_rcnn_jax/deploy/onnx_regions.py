@@ -11,7 +11,6 @@ from mask_rcnn_jax.deploy.onnx_graph import INVALID_SCORE, Graph, Map, floats, i
 from mask_rcnn_jax.deploy.onnx_layers import Extent, box_head, mask_head, rpn_head
 from mask_rcnn_jax.models.detect import Detect
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
-from mask_rcnn_jax.ops.anchors import cell_index
 from mask_rcnn_jax.ops.boxes import MAX_LOG_SCALE
 from mask_rcnn_jax.ops.extent import STRIDES, ValidExtent
 from mask_rcnn_jax.ops.roi_align import MIN_LEVEL
@@ -129,8 +128,10 @@ class Regions:
         boxes = self.model.anchors(extent, offset=self.model.box_coder.iou_offset).boxes
         return [np.asarray(level) for level in boxes]
 
-    def _anchor_cells(self, level: int) -> tuple[np.ndarray, np.ndarray]:
-        return cell_index(self.canvas, STRIDES[level], self.model.anchors.per_cell)
+    def _anchor_cells(self, level: int) -> np.ndarray:
+        """Cell row and column of every anchor on one level, [2, A_l]."""
+        cells = np.indices([-(-side // STRIDES[level]) for side in self.canvas])
+        return np.repeat(cells.reshape(2, -1), self.model.anchors.per_cell, axis=1)
 
     def _anchor_valid(self, level: int) -> str:
         """bool [B, A_l]: true for anchors on a valid cell."""

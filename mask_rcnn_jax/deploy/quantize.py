@@ -10,7 +10,9 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -73,21 +75,11 @@ def _measure(source: Path, feeds: list[dict], calibrator: str) -> dict[str, list
     )
     for feed in feeds:
         # One feed per call: the calibrator keeps all activations of a call in memory.
-        worker.collect_data(_Reader(feed))
+        worker.collect_data(SimpleNamespace(get_next=partial(next, iter([feed]), None)))
         getattr(worker, "clear_collected_data", list)()
     found = worker.compute_data().data
     limits = {name: data.range_value for name, data in found.items()}
     return {name: [float(np.min(low)), float(np.max(high))] for name, (low, high) in limits.items()}
-
-
-class _Reader:
-    """Calibration data reader for the inputs of one run."""
-
-    def __init__(self, feed: dict):
-        self._feeds = iter([feed])
-
-    def get_next(self) -> dict | None:
-        return next(self._feeds, None)
 
 
 def _insert_qdq(source: Path, target: Path, ranges: dict[str, list[float]]) -> None:

@@ -119,15 +119,6 @@ class AnchorGrid:
         return valid
 
 
-def cell_index(
-    canvas: tuple[int, int], stride: int, anchors_per_cell: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Cell row and column of every anchor on one level, [A_l] each."""
-    rows, columns = (-(-side // stride) for side in canvas)
-    row, column = np.divmod(np.arange(rows * columns), columns)
-    return np.repeat(row, anchors_per_cell), np.repeat(column, anchors_per_cell)
-
-
 def _boxes_between(
     x: Float[Array | np.ndarray, "columns shapes 2"], y: Float[Array | np.ndarray, "rows shapes 2"]
 ) -> Float[Array, "A_l 4"]:

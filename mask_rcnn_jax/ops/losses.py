@@ -4,7 +4,7 @@ All sums are float32, whatever the network dtype. Every mean divides by max(coun
 without foreground has zero loss and gradients.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -94,16 +94,18 @@ def rpn_losses(
         "budget": labels.shape[0] * batch_per_image,
         "sampled": jnp.maximum(jnp.sum(sampled), 1),
     }
-    box_error = _box_error(options.rpn_box_loss, options.rpn_box_beta)
+    box_error = {"huber": huber, "smooth_l1": smooth_l1}[options.rpn_box_loss]
     objectness: Any = 0.0
     box: Any = 0.0
     start = 0
     for level_logits, level_deltas in zip(logits, deltas, strict=True):
         level = slice(start, start + level_logits.shape[1])
         start = level.stop
-        objectness += _objectness_sum(level_logits, labels[:, level])
+        is_object = (labels[:, level] == 1).astype(jnp.float32)
+        error = sigmoid_cross_entropy(level_logits.astype(jnp.float32), is_object)
+        objectness += jnp.sum(jnp.where(sampled[:, level], error, 0.0))
         targets = target_deltas[:, level]
-        error = box_error(level_deltas.astype(jnp.float32) - targets)
+        error = box_error(level_deltas.astype(jnp.float32) - targets, options.rpn_box_beta)
         if options.rpn_box_average == "matched_per_level":
             matched = matched_labels[:, level, None] == 1
             box += _masked_mean(error, matched & (targets != 0.0))
@@ -144,15 +146,6 @@ def mask_loss(
     """Binary cross-entropy on the true class's mask, averaged over foreground RoIs' pixels."""
     error = sigmoid_cross_entropy(mask_logits.astype(jnp.float32), targets)
     return _masked_mean(error, jnp.broadcast_to(fg[..., None, None], error.shape))
-
-
-def _box_error(name: str, beta: float) -> Callable[[jax.Array], jax.Array]:
-    return (lambda x: huber(x, beta)) if name == "huber" else (lambda x: smooth_l1(x, beta))
-
-
-def _objectness_sum(logits: Float[Array, "B A"], labels: Int[Array, "B A"]) -> Float[Array, ""]:
-    error = sigmoid_cross_entropy(logits.astype(jnp.float32), (labels == 1).astype(jnp.float32))
-    return jnp.sum(jnp.where(labels >= 0, error, 0.0))
 
 
 def _masked_mean(x: Float[Array, "*dims"], mask: Bool[Array, "*dims"]) -> Float[Array, ""]:
