@@ -74,23 +74,16 @@ def xla_nms(
     padding = (0, 0), (0, -num % TILE if num else TILE)
     boxes = jnp.pad(boxes, (*padding, (0, 0)))
     valid, groups = jnp.pad(valid, padding), jnp.pad(groups, padding)
-    keep = _resolve(boxes, valid, groups, iou_thresh, max_out, offset)[:, :num]
-    return keep & (jnp.cumsum(keep, axis=1) <= max_out)
-
-
-def _resolve(
-    boxes: Float[Array, "B N 4"],
-    valid: Bool[Array, "B N"],
-    groups: Int[Array, "B N"],
-    iou_thresh: float,
-    max_out: int,
-    offset: float,
-) -> Bool[Array, "B N"]:
-    """Resolve tile by tile; tiles after the early exit are False. N is a multiple of TILE."""
     num_tiles = boxes.shape[1] // TILE
 
     def get_tile(x: Array, t: Array) -> Array:
         return lax.dynamic_slice_in_dim(x, t * TILE, TILE, axis=1)
+
+    def hits(a: tuple[Array, Array], b: tuple[Array, Array]) -> Bool[Array, "B T T"]:
+        """Whether a box of tile `a` suppresses one of `b`; a tile is (boxes, groups)."""
+        (a_boxes, a_groups), (b_boxes, b_groups) = a, b
+        overlaps = _overlaps(a_boxes, b_boxes, iou_thresh, offset)
+        return overlaps & (a_groups[:, :, None] == b_groups[:, None, :])
 
     def unfinished(state: tuple[Array, Array]) -> Array:
         t, keep = state
@@ -98,36 +91,30 @@ def _resolve(
 
     def next_tile(state: tuple[Array, Array]) -> tuple[Array, Array]:
         t, keep = state
-        tile, tile_groups = get_tile(boxes, t), get_tile(groups, t)
+        tile = get_tile(boxes, t), get_tile(groups, t)
 
         def suppress(earlier: Array, alive: Array) -> Array:
-            hit = _overlaps(get_tile(boxes, earlier), tile, iou_thresh, offset)
-            hit &= _same_group(get_tile(groups, earlier), tile_groups)
+            hit = hits((get_tile(boxes, earlier), get_tile(groups, earlier)), tile)
             return alive & ~jnp.any(hit & get_tile(keep, earlier)[:, :, None], axis=1)
 
         alive = lax.fori_loop(0, t, suppress, get_tile(valid, t))
-        kept = _resolve_tile(tile, alive, tile_groups, iou_thresh, offset)
+        kept = _resolve_tile(hits(tile, tile), alive)
         return t + 1, lax.dynamic_update_slice_in_dim(keep, kept, t * TILE, axis=1)
 
+    # Tiles after the early exit stay False.
     start = jnp.zeros((), jnp.int32), jnp.zeros_like(valid)
-    return lax.while_loop(unfinished, next_tile, start)[1]
+    keep = lax.while_loop(unfinished, next_tile, start)[1][:, :num]
+    return keep & (jnp.cumsum(keep, axis=1) <= max_out)
 
 
-def _resolve_tile(
-    tile: Float[Array, "B T 4"],
-    alive: Bool[Array, "B T"],
-    groups: Int[Array, "B T"],
-    iou_thresh: float,
-    offset: float,
-) -> Bool[Array, "B T"]:
-    """Greedy survivors within one tile.
+def _resolve_tile(hit: Bool[Array, "B T T"], alive: Bool[Array, "B T"]) -> Bool[Array, "B T"]:
+    """Greedy survivors within one tile; hit: whether a box would suppress another.
 
     Iterates `keep = alive and not suppressed by keep`, starting at `keep = alive`. Row i is correct
     once all earlier rows are, so the only fixed point is the greedy result, reached in as many
     iterations as the longest suppression chain: a handful in practice.
     """
-    earlier = jnp.triu(jnp.ones((TILE, TILE), bool), k=1)  # [suppressor, suppressed]
-    hit = _overlaps(tile, tile, iou_thresh, offset) & _same_group(groups, groups) & earlier[None]
+    hit &= jnp.triu(jnp.ones((TILE, TILE), bool), k=1)[None]  # [suppressor, suppressed]
 
     def iterate(state: tuple[Array, Array]) -> tuple[Array, Array]:
         keep, _ = state
@@ -147,7 +134,3 @@ def _overlaps(
     inter = jnp.maximum(width, 0.0) * jnp.maximum(height, 0.0)
     union = box_ops.area(a, offset=offset) + box_ops.area(b, offset=offset) - inter
     return inter > iou_thresh * union
-
-
-def _same_group(a: Int[Array, "B T"], b: Int[Array, "B T"]) -> Bool[Array, "B T T"]:
-    return a[:, :, None] == b[:, None, :]
