@@ -147,7 +147,13 @@ def work(settings: dict) -> None:
     from mask_rcnn_jax.config import load_config
     from mask_rcnn_jax.models.build import init_variables
     from mask_rcnn_jax.models.detect import detect_options
-    from mask_rcnn_jax.training.step import make_mesh, make_predict_step, replicate, shard_batch
+    from mask_rcnn_jax.training.step import (
+        TrainState,
+        make_mesh,
+        make_predict_step,
+        replicate,
+        shard_batch,
+    )
 
     height, width = map(int, settings["size"].split(","))
     size = height, width
@@ -166,7 +172,7 @@ def work(settings: dict) -> None:
         train_step, tx = inputs.recipe_step(
             config, model, variables["params"], mesh, settings["batch"]
         )
-        state = replicate(inputs.fresh_state(variables, tx), mesh)
+        state = replicate(TrainState.start(variables, tx), mesh)
 
         def step():
             nonlocal state

@@ -37,7 +37,7 @@ from mask_rcnn_jax import cli
 from mask_rcnn_jax.data.coco import CocoDataset
 from mask_rcnn_jax.data.dataset import check_classes
 from mask_rcnn_jax.data.loader import EvalLoader
-from mask_rcnn_jax.data.options import example_options, has_inclusive_boxes
+from mask_rcnn_jax.data.options import example_options
 from mask_rcnn_jax.data.source import annotation_file, load_split
 from mask_rcnn_jax.deploy.artifact import Artifact, ArtifactOptions, build_artifact
 from mask_rcnn_jax.deploy.manifest import make_manifest
@@ -133,21 +133,14 @@ def score(
     limits = {"num_workers": config.data.num_workers, "max_images": config.eval.max_images}
     loader = EvalLoader(dataset, example_options(config), batch_size=1, **limits)
     mesh = jax.make_mesh((1,), ("data",), devices=jax.local_devices()[:1])
-    kept = []
-
-    def fitting():
-        for batch in loader:
-            if artifact.accepts(batch.images, batch.image_sizes):
-                kept.append(dataset.images[int(batch.image_index[0])].id)
-                yield batch
 
     def predict_batch(_, batch):
         return predict(np.asarray(batch.images), np.asarray(batch.image_sizes))
 
-    rules = {"paste": config.eval.paste, "inclusive_boxes": has_inclusive_boxes(config)}
-    results = evaluator.detect(
-        predict_batch, {}, fitting(), dataset, mesh, loader.num_images, **rules
-    )
+    def accepts(batch):
+        return artifact.accepts(batch.images, batch.image_sizes)
+
+    *results, kept = evaluator.detect(predict_batch, {}, loader, dataset, mesh, config, accepts)
     if not kept:
         raise ValueError(f"no image of {dataset.json_path} has the model's input size")
     if len(kept) < loader.num_images:

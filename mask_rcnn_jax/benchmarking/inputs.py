@@ -4,9 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -15,12 +13,7 @@ from mask_rcnn_jax.models.build import abstract_variables, build_model
 from mask_rcnn_jax.models.detect import detect_options
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.structures import Batch, Targets
-from mask_rcnn_jax.training.optim import (
-    build_optimizer,
-    count_microbatches,
-    make_schedule,
-    optim_options,
-)
+from mask_rcnn_jax.training.optim import build_optimizer, count_microbatches, make_schedule
 from mask_rcnn_jax.training.step import TrainState, loss_options, make_predict_step, make_train_step
 
 COCO_CLASSES = {"contiguous": 80, "raw": 90}  # foreground classes
@@ -47,13 +40,8 @@ def recipe_step(
     batch_size: int,
 ):
     """Build the recipe's `step(state, batch)` and optimizer; `params` may be abstract."""
-    microbatches = count_microbatches(
-        batch_size,
-        mesh.size,
-        accumulate_steps=config.optim.accumulate_steps,
-        images_per_device=config.train.images_per_device,
-    )
-    schedule = make_schedule(optim_options(config), config.train.batch_size, config.train.steps)
+    microbatches = count_microbatches(config, batch_size, mesh.size)
+    schedule = make_schedule(config)
     tx = build_optimizer(config, schedule, params, model.backbone)
     step = make_train_step(
         model,
@@ -66,11 +54,6 @@ def recipe_step(
         accumulate_steps=microbatches,
     )
     return step, tx
-
-
-def fresh_state(variables: dict, tx: optax.GradientTransformation) -> TrainState:
-    """Return the initial state."""
-    return TrainState(step=jnp.int32(0), opt_state=tx.init(variables["params"]), **variables)
 
 
 def lower_step(
@@ -87,7 +70,7 @@ def lower_step(
     model = recipe_model(config)
     variables = abstract_variables(model)
     step, tx = recipe_step(config, model, variables["params"], step_mesh, batch_size)
-    state = jax.eval_shape(lambda variables: fresh_state(variables, tx), variables)
+    state = jax.eval_shape(lambda variables: TrainState.start(variables, tx), variables)
     batch = abstract_batch(config, batch_size)
     traced = step.trace(_placed(state, mesh, P()), _placed(batch, mesh, P("data")))
     return traced.lower(lowering_platforms=platform and (platform,))

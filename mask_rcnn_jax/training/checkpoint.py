@@ -2,12 +2,17 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import itemgetter
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
-from orbax.checkpoint.checkpoint_managers import preservation_policy
+from orbax.checkpoint.checkpoint_managers.preservation_policy import (
+    AnyPreservationPolicy,
+    BestN,
+    LatestN,
+)
 
 from mask_rcnn_jax.training.step import TrainState
 
@@ -20,26 +25,15 @@ class Checkpoints:
     """
 
     def __init__(self, workdir: str | Path, keep: int):
-        policy = preservation_policy.AnyPreservationPolicy(
-            [
-                preservation_policy.LatestN(keep),
-                preservation_policy.BestN(
-                    get_metric_fn=_mask_ap,
-                    reverse=False,
-                    n=1,
-                    keep_checkpoints_without_metrics=False,
-                ),
-            ]
+        mask_ap = itemgetter("ap/mask")
+        best = BestN(get_metric_fn=mask_ap, n=1, keep_checkpoints_without_metrics=False)
+        options = ocp.CheckpointManagerOptions(
+            best_fn=mask_ap,
+            preservation_policy=AnyPreservationPolicy([LatestN(keep), best]),
+            cleanup_tmp_directories=True,
         )
-        self._manager = ocp.CheckpointManager(
-            Path(workdir).absolute() / "checkpoints",
-            options=ocp.CheckpointManagerOptions(
-                best_fn=_mask_ap,
-                best_mode="max",
-                preservation_policy=policy,
-                cleanup_tmp_directories=True,
-            ),
-        )
+        folder = Path(workdir).absolute() / "checkpoints"
+        self._manager = ocp.CheckpointManager(folder, options=options)
 
     @property
     def latest_step(self) -> int | None:
@@ -51,13 +45,9 @@ class Checkpoints:
         if step in self._manager.all_steps():
             return
         # A copy: the next step takes over the state's buffers while this is still being written.
-        snapshot = jax.tree.map(jnp.copy, state)
+        snapshot = ocp.args.StandardSave(jax.tree.map(jnp.copy, state))
         with self._failing_clearly():
-            self._manager.save(
-                step,
-                args=ocp.args.Composite(state=ocp.args.StandardSave(snapshot)),
-                metrics=metrics,
-            )
+            self._manager.save(step, args=ocp.args.Composite(state=snapshot), metrics=metrics)
 
     def restore(self, state: TrainState) -> TrainState:
         """The latest state; `state` gives shapes, dtypes and shardings.
@@ -71,10 +61,10 @@ class Checkpoints:
         except ValueError as error:
             if "opt_state" not in str(error) or "structure" not in str(error):
                 raise
+            folder = self._manager.directory / str(self.latest_step)
             raise ValueError(
-                f"{self._manager.directory / str(self.latest_step)} was saved with another "
-                "optimizer, whose state does not fit; resume with the same one or choose another "
-                "workdir"
+                f"{folder} was saved with another optimizer, whose state does not fit; resume with "
+                "the same one or choose another workdir"
             ) from error
 
     def close(self) -> None:
@@ -90,11 +80,5 @@ class Checkpoints:
         try:
             yield
         except Exception as error:  # a full disk is a ValueError of tensorstore, among others
-            raise OSError(
-                f"{self._manager.directory}: a checkpoint could not be written, earlier ones are "
-                f"kept: {error}"
-            ) from error
-
-
-def _mask_ap(metrics: dict[str, float]) -> float:
-    return metrics["ap/mask"]
+            text = "a checkpoint could not be written, earlier ones are kept"
+            raise OSError(f"{self._manager.directory}: {text}: {error}") from error

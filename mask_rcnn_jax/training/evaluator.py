@@ -1,88 +1,119 @@
-"""A model over a data set: detections, COCO scores and validation loss."""
+"""A model over a data set: detections, COCO scores, validation losses and pictures."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from itertools import chain
 from pathlib import Path
 
 import jax
 import numpy as np
+from absl import logging
 from jax.sharding import Mesh
+from ml_collections import ConfigDict
 from pycocotools.cocoeval import COCOeval
 
 from mask_rcnn_jax.data.dataset import Dataset, category_ids
 from mask_rcnn_jax.data.ground_truth import ground_truth
 from mask_rcnn_jax.data.loader import EvalLoader
+from mask_rcnn_jax.data.options import has_inclusive_boxes
 from mask_rcnn_jax.evaluation import coco as coco_evaluation
 from mask_rcnn_jax.evaluation import visualize
+from mask_rcnn_jax.models.detect import detect_options
+from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.progress import Progress
 from mask_rcnn_jax.structures import Batch, Detections
-from mask_rcnn_jax.training import processes
-from mask_rcnn_jax.training.step import shard_batch
+from mask_rcnn_jax.training import processes, step
+from mask_rcnn_jax.training.setup import make_eval_loader
+from mask_rcnn_jax.training.step import TrainState, shard_batch
+
+PredictStep = Callable[[dict, Batch], Detections]
+LossStep = Callable[[dict, Batch], dict[str, jax.Array]]
+Found = tuple[list[dict], list[dict], list]  # COCO results (boxes, masks), ids of all images
+Validation = Callable[[TrainState], tuple[dict[str, float], dict[str, np.ndarray]]]
+
+
+def make_validation(
+    config: ConfigDict, val_set: Dataset, model: MaskRCNN, mesh: Mesh, workdir: Path
+) -> Validation:
+    """`validate(state) -> (metrics, images)`; everything is also written below `eval/<step>/`.
+
+    metrics: `ap/box`, `ap/mask` and, where asked for, `val_loss/...`. images: by file name, ground
+    truth beside detections.
+    """
+    predict = step.make_predict_step(model, mesh, detect_options(config))
+    loss, seed = step.loss_options(config), config.train.seed
+    loss_step = step.make_loss_step(model, mesh, loss=loss, seed=seed)
+
+    def validate(state: TrainState) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+        output = workdir / "eval" / str(int(state.step))
+        loader = make_eval_loader(config, val_set, config.eval.max_images)
+        found = detect(predict, state.variables, loader, val_set, mesh, config)
+        scores = score_and_write(val_set, found, output)
+        metrics, images = {"ap/box": scores["AP"], "ap/mask": scores["mask_AP"]}, {}
+        if config.eval.loss_images:
+            loader = make_eval_loader(config, val_set, config.eval.loss_images)
+            metrics |= mean_losses(loss_step, state.variables, loader, mesh)
+        if config.eval.pictures:
+            loader, folder = make_eval_loader(config, val_set, config.eval.pictures), "pictures"
+            images = draw_pictures(predict, state.variables, loader, val_set, mesh, output / folder)
+            logging.info("annotated pictures: %s", output / folder)
+        return metrics, images
+
+    return validate
 
 
 def detect(
-    predict_step: Callable[[dict, Batch], Detections],
+    predict_step: PredictStep,
     variables: dict,
-    batches: Iterable[Batch],
+    batches: EvalLoader,
     dataset: Dataset,
     mesh: Mesh,
-    num_images: int,
-    *,
-    paste: str,
-    inclusive_boxes: bool,
-) -> tuple[list[dict], list[dict]]:
-    """COCO results (boxes, masks) of every image of `batches`, in the order of the dataset; `paste`
-    and `inclusive_boxes` are those of `evaluation.coco.to_coco_results`.
+    config: ConfigDict,
+    accepts: Callable[[Batch], bool] = lambda batch: True,
+) -> Found:
+    """COCO results (boxes, masks) of every image of the accepted batches, and these images' ids, in
+    the order of the dataset.
 
     Every process works on its own batches and returns the results of all. Masks of one batch are
     encoded while the device works on the next.
     """
-    results: tuple[list[dict], list[dict]] = ([], [])
-    append = partial(_append_results, paste=paste, inclusive_boxes=inclusive_boxes)
-    progress = Progress("evaluated", num_images)
-    pending, seen = None, 0
-    for batch in batches:
-        detections = predict_step(variables, shard_batch(batch, mesh))
-        if pending is not None:
-            append(results, *pending, dataset)
-        pending = batch, detections
+    found: Found = ([], [], [])
+    options = {"paste": config.eval.paste, "inclusive_boxes": has_inclusive_boxes(config)}
+
+    def collect(batch: Batch, detections: Detections) -> None:
+        records = [dataset.images[i] if i >= 0 else None for i in batch.image_index]
+        ids = [record and record.id for record in records]
+        sizes = [(record.height, record.width) if record else (0, 0) for record in records]
+        rows, classes = processes.local_rows(detections), category_ids(dataset)
+        boxes, masks = coco_evaluation.to_coco_results(
+            rows, batch.scales, ids, sizes, classes, **options
+        )
+        found[0].extend(boxes)
+        found[1].extend(masks)
+        found[2].extend(image_id for image_id in ids if image_id is not None)
+
+    progress = Progress("evaluated", batches.num_images)
+    pending, seen = [], 0
+    for batch in filter(accepts, batches):
+        pending.append((batch, predict_step(variables, shard_batch(batch, mesh))))
+        if len(pending) > 1:
+            collect(*pending.pop(0))
         together = jax.process_count() * int(np.sum(batch.image_index >= 0))
-        progress.advance(min(together, num_images - seen))
-        seen = min(num_images, seen + together)
-    if pending is not None:
-        append(results, *pending, dataset)
+        progress.advance(min(together, batches.num_images - seen))
+        seen = min(batches.num_images, seen + together)
+    for last in pending:
+        collect(*last)
     place = {record.id: index for index, record in enumerate(dataset.images)}
-    boxes, masks = (
-        sorted(chain(*processes.gather(entries)), key=lambda entry: place[entry["image_id"]])
-        for entries in results
-    )
-    return boxes, masks
-
-
-def _append_results(
-    results, batch: Batch, detections: Detections, dataset: Dataset, *, paste, inclusive_boxes
-) -> None:
-    records = [dataset.images[i] if i >= 0 else None for i in batch.image_index]
-    new = coco_evaluation.to_coco_results(
-        processes.local_rows(detections),
-        batch.scales,
-        [record and record.id for record in records],
-        [(record.height, record.width) if record else (0, 0) for record in records],
-        category_ids(dataset),
-        paste=paste,
-        inclusive_boxes=inclusive_boxes,
-    )
-    for all_results, batch_results in zip(results, new, strict=True):
-        all_results.extend(batch_results)
+    boxes, masks, ids = (list(chain(*processes.gather(entries))) for entries in found)
+    for entries in (boxes, masks):
+        entries.sort(key=lambda entry: place[entry["image_id"]])
+    return boxes, masks, sorted(ids, key=place.__getitem__)
 
 
 def score_and_write(
     dataset: Dataset,
-    results: tuple[list[dict], list[dict]],
-    image_ids: list,
+    found: Found,
     output: Path,
     callback: Callable[[COCOeval], None] | None = None,
 ) -> dict:
@@ -94,6 +125,7 @@ def score_and_write(
     if jax.process_index() != 0:
         return processes.from_first(None)
     output.mkdir(parents=True, exist_ok=True)
+    *results, image_ids = found
     for name, entries in zip(("bbox_results", "segm_results"), results, strict=True):
         (output / f"{name}.json").write_text(json.dumps(entries))
     metrics = coco_evaluation.score(
@@ -105,10 +137,7 @@ def score_and_write(
 
 
 def mean_losses(
-    loss_step: Callable[[dict, Batch], dict[str, jax.Array]],
-    variables: dict,
-    batches: EvalLoader,
-    mesh: Mesh,
+    loss_step: LossStep, variables: dict, batches: EvalLoader, mesh: Mesh
 ) -> dict[str, float]:
     """Losses averaged over the full batches, named `val_loss/...`; empty if there is none.
 
@@ -123,9 +152,9 @@ def mean_losses(
 
 
 def draw_pictures(
-    predict_step: Callable[[dict, Batch], Detections],
+    predict_step: PredictStep,
     variables: dict,
-    batches: Iterable[Batch],
+    batches: EvalLoader,
     dataset: Dataset,
     mesh: Mesh,
     output: Path,
@@ -134,7 +163,7 @@ def draw_pictures(
 
     Also written below `output`. The first process draws; the others return nothing.
     """
-    pictures = {}
+    pictures, names = {}, dataset.class_names
     for batch in batches:
         detections = processes.all_rows(predict_step(variables, shard_batch(batch, mesh)))
         canvas = batch.images.shape[1:3]
@@ -145,23 +174,15 @@ def draw_pictures(
         for row, index in enumerate(batch.image_index):
             if index < 0:
                 continue
-            one = jax.tree.map(lambda leaf, row=row: leaf[row], detections)
-            file_name = dataset.images[index].file_name
-            image = dataset.decode(index)
+            found, truth = jax.tree.map(lambda x, row=row: x[row], (detections, batch.targets))
             to_original = 1 / np.tile(batch.scales[row][::-1], 2)
-            truth = jax.tree.map(lambda leaf, row=row: leaf[row], batch.targets)
-            whole = truth.masks.shape[1:] == canvas  # not drawn: no crops of boxes
-            picture = visualize.side_by_side(
-                visualize.draw_ground_truth(
-                    image, truth.boxes * to_original, truth.classes,
-                    None if whole else truth.masks,
-                    dataset.class_names,
-                ),
-                visualize.draw_detections(
-                    image, one.replace(boxes=one.boxes * to_original), dataset.class_names
-                ),
-            )  # fmt: skip
-            name = Path(file_name).with_suffix(".jpg")
-            visualize.write_image(output / "_".join(name.parts), picture)
+            boxes, found = truth.boxes * to_original, found.replace(boxes=found.boxes * to_original)
+            # Masks of the whole canvas are not drawn: they are no crops of boxes.
+            masks = None if truth.masks.shape[1:] == canvas else truth.masks
+            file_name, image = dataset.images[index].file_name, dataset.decode(index)
+            left = visualize.draw_ground_truth(image, boxes, truth.classes, masks, names)
+            picture = visualize.side_by_side(left, visualize.draw_detections(image, found, names))
+            path = output / "_".join(Path(file_name).with_suffix(".jpg").parts)
+            visualize.write_image(path, picture)
             pictures[file_name] = picture
     return pictures

@@ -9,9 +9,8 @@ import importlib
 import json
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +30,13 @@ class Loggers:
 
     A user's logger that raises is reported once, by name, and called again at the next step: a run
     is worth more than its log. The failure count is logged at the end. An error of `open` stops the
-    run, which has not begun then.
+    run, which has not begun then, as does one of our own loggers, such as that of a full disk.
     """
 
-    def __init__(self, own: Sequence["_Sink"], users: Sequence[Logger]):
-        """Args: own: whose errors stop the run, such as those of a full disk. users: all others."""
-        self._own, self._users = tuple(own), tuple(users)
+    def __init__(self, own: Sequence[AbstractContextManager[Logger]], users: Sequence[Logger]):
         self._failures: Counter[str] = Counter()
         self._closing = ExitStack()
-        for sink in self._own:
-            self._closing.callback(sink.close)
+        self._own, self._users = [self._closing.enter_context(one) for one in own], users
 
     def open(self, workdir: Path, config: dict[str, Any]) -> None:
         """Open the users' loggers."""
@@ -57,8 +53,8 @@ class Loggers:
     def __call__(self, step: int, metrics: Mapping[str, Any], images: Images | None = None) -> None:
         """Log metrics, of anything that `float` takes, and images."""
         values = {name: float(value) for name, value in metrics.items()}
-        for sink in self._own:
-            sink(int(step), values, images or {})
+        for log in self._own:
+            log(int(step), values, images or {})
         for logger in self._users:
             self._guard(logger, logger, int(step), dict(values), dict(images or {}))
 
@@ -75,9 +71,8 @@ class Loggers:
         except Exception as error:  # of the user's code
             name = logger_name(logger)
             if not self._failures[name]:
-                logging.warning(
-                    "logger %s failed, the run goes on: %s: %s", name, type(error).__name__, error
-                )
+                why = f"{type(error).__name__}: {error}"
+                logging.warning("logger %s failed, the run goes on: %s", name, why)
             self._failures[name] += 1
 
 
@@ -90,7 +85,7 @@ def open_loggers(
     own = [jsonl_logger(workdir, resume_step), tensorboard_logger(workdir, resume_step)]
     loggers = Loggers(own, users)
     try:
-        loggers.open(Path(workdir), config)
+        loggers.open(workdir, config)
     except BaseException:
         loggers.close()
         raise
@@ -118,27 +113,16 @@ def resolve_loggers(loggers: Sequence[Logger | str]) -> list[Logger]:
     return [BY_NAME[one]() if isinstance(one, str) else one for one in loggers]
 
 
-@dataclass(frozen=True)
-class _Sink:
-    """A logging function and the function that closes what it writes to."""
-
-    log: Logger
-    close: Callable[[], Any]
-
-    def __call__(self, step: int, metrics: Metrics, images: Images) -> None:
-        self.log(step, metrics, images)
-
-
-def jsonl_logger(workdir: str | Path, resume_step: int | None = None) -> _Sink:
+@contextmanager
+def jsonl_logger(workdir: Path, resume_step: int) -> Iterator[Logger]:
     """Append a line of `metrics.jsonl` for each call that has metrics.
 
     resume_step: the last step that counts as done. What a killed run wrote of later steps is
-    removed, since they are about to be done again. None keeps it.
+    removed, since they are about to be done again.
     """
-    Path(workdir).mkdir(parents=True, exist_ok=True)
-    path = Path(workdir) / FILE_NAME
+    workdir.mkdir(parents=True, exist_ok=True)
+    path = workdir / FILE_NAME
     truncate_metrics(path, resume_step)
-    file = open(path, "a", encoding="utf-8")
 
     def log(step: int, metrics: Metrics, images: Images) -> None:
         if metrics:
@@ -146,15 +130,14 @@ def jsonl_logger(workdir: str | Path, resume_step: int | None = None) -> _Sink:
             file.write(json.dumps(record, allow_nan=False) + "\n")
             file.flush()  # a killed run must have left every record that it logged
 
-    return _Sink(log, file.close)
+    with open(path, "a", encoding="utf-8") as file:
+        yield log
 
 
-def tensorboard_logger(workdir: str | Path, resume_step: int | None = None) -> _Sink:
+@contextmanager
+def tensorboard_logger(workdir: Path, resume_step: int) -> Iterator[Logger]:
     """Write TensorBoard events into the workdir; `resume_step` is that of `jsonl_logger`."""
     from tensorboardX import SummaryWriter
-
-    purge_step = None if resume_step is None else resume_step + 1
-    events = SummaryWriter(str(workdir), purge_step=purge_step)
 
     def log(step: int, metrics: Metrics, images: Images) -> None:
         for name, value in metrics.items():
@@ -164,40 +147,41 @@ def tensorboard_logger(workdir: str | Path, resume_step: int | None = None) -> _
         if images:
             events.flush()
 
-    return _Sink(log, events.close)
+    with SummaryWriter(str(workdir), purge_step=resume_step + 1) as events:
+        yield log
 
 
 class _Service:
-    """A logger that starts with the run. start: (workdir, config) -> the opened logger."""
+    """A logger that starts with the run. start: (workdir, config) -> the logger's context."""
 
-    def __init__(self, name: str, start: Callable[[Path, dict[str, Any]], _Sink]):
-        self.__name__, self._start = name, start
+    def __init__(self, name: str, start: Callable[..., AbstractContextManager[Logger]]):
+        self.__name__, self._start, self._closing = name, start, ExitStack()
+        self.close = self._closing.close
 
     def open(self, workdir: Path, config: dict[str, Any]) -> None:
-        self._sink = self._start(workdir, config)
+        self._log = self._closing.enter_context(self._start(workdir, config))
 
     def __call__(self, step: int, metrics: Metrics, images: Images) -> None:
-        self._sink(step, metrics, images)
-
-    def close(self) -> None:
-        self._sink.close()
+        self._log(step, metrics, images)
 
 
 def wandb_logger(**kwargs) -> Logger:
     """Log to Weights & Biases. kwargs: those of `wandb.init`, such as project and name."""
     wandb = _package("wandb")
 
-    def start(workdir: Path, config: dict[str, Any]) -> _Sink:
+    @contextmanager
+    def start(workdir: Path, config: dict[str, Any]) -> Iterator[Logger]:
         path = workdir / "wandb_run.txt"
         path.write_text(run_id := _recalled(path) or uuid.uuid4().hex)
         defaults = {"name": workdir.name, "dir": str(workdir), "id": run_id, "resume": "allow"}
-        run = wandb.init(**{**defaults, "config": config, **kwargs})
+        run = wandb.init(**defaults | {"config": config} | kwargs)
 
         def log(step: int, metrics: Metrics, images: Images) -> None:
             drawn = {name: wandb.Image(image) for name, image in images.items()}
             run.log({**metrics, **drawn}, step=step)
 
-        return _Sink(log, run.finish)
+        yield log
+        run.finish()
 
     return _Service("wandb", start)
 
@@ -206,7 +190,8 @@ def mlflow_logger(**kwargs) -> Logger:
     """Log to the MLflow server of MLFLOW_TRACKING_URI. kwargs: those of `mlflow.start_run`."""
     mlflow = _package("mlflow")
 
-    def start(workdir: Path, config: dict[str, Any]) -> _Sink:
+    @contextmanager
+    def start(workdir: Path, config: dict[str, Any]) -> Iterator[Logger]:
         path = workdir / "mlflow_run.txt"
         run_id = _recalled(path)
         known = {"run_id": run_id} if run_id else {"run_name": workdir.name}
@@ -217,9 +202,10 @@ def mlflow_logger(**kwargs) -> Logger:
             mlflow.log_metrics(metrics, step=step)
             for name, image in images.items():
                 place = Path("images", str(step), name).with_suffix(".png")
-                mlflow.log_image(image, artifact_file=str(place))
+                mlflow.log_image(image, str(place))
 
-        return _Sink(log, mlflow.end_run)
+        yield log
+        mlflow.end_run()
 
     return _Service("mlflow", start)
 
@@ -228,7 +214,8 @@ def clearml_logger(**kwargs) -> Logger:
     """Log to ClearML. kwargs: those of `clearml.Task.init`, such as project_name and task_name."""
     clearml = _package("clearml")
 
-    def start(workdir: Path, config: dict[str, Any]) -> _Sink:
+    @contextmanager
+    def start(workdir: Path, config: dict[str, Any]) -> Iterator[Logger]:
         path = workdir / "clearml_run.txt"
         known = _recalled(path)
         # A continued task would count on from its last step unless told 0.
@@ -251,7 +238,8 @@ def clearml_logger(**kwargs) -> Logger:
             for name, image in images.items():
                 report.report_image("images", name, iteration=step, image=image)
 
-        return _Sink(log, task.close)
+        yield log
+        task.close()
 
     return _Service("clearml", start)
 

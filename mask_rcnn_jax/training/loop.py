@@ -16,8 +16,8 @@ from mask_rcnn_jax.data.augment import Augment
 from mask_rcnn_jax.data.coco import CocoDataset
 from mask_rcnn_jax.data.dataset import Dataset, categories
 from mask_rcnn_jax.training.checkpoint import Checkpoints
+from mask_rcnn_jax.training.evaluator import Validation, make_validation
 from mask_rcnn_jax.training.loggers import Logger, Loggers, open_loggers, resolve_loggers
-from mask_rcnn_jax.training.loss_scale import check_scale
 from mask_rcnn_jax.training.metrics import FILE_NAME, read_metrics
 from mask_rcnn_jax.training.optim import count_microbatches, make_schedule, optim_options
 from mask_rcnn_jax.training.processes import StopOnSigterm
@@ -38,7 +38,6 @@ from mask_rcnn_jax.training.step import (
     shard_batch,
 )
 from mask_rcnn_jax.training.step_log import StepLog
-from mask_rcnn_jax.training.validation import Validation, make_validation
 from mask_rcnn_jax.weights.restore import make_model
 from mask_rcnn_jax.weights.run_checkpoint import has_checkpoint
 
@@ -83,7 +82,7 @@ def train(
     train_set, val_set = open_datasets(config, train_set, val_set)
     set_steps(config, train_set)
     model = make_model(config, len(train_set.class_names), config.train.remat)
-    schedule = _schedule(config) if optimizer is None else None
+    schedule = make_schedule(config) if optimizer is None else None
     resuming = has_checkpoint(workdir)
     open_workdir(workdir, config, categories(train_set), resuming=resuming)
     state, tx = initial_state(config, model, schedule, optimizer, resuming=resuming)
@@ -97,10 +96,9 @@ def train(
             logging.info("nothing to do: %s is finished at step %d", workdir, start)
             return state
         _log_start(config, mesh, microbatches, start)
-        train_step = make_train_step(
-            model, tx, schedule, mesh, loss=loss_options(config), seed=config.train.seed,
-            flip_probability=config.data.flip_probability, accumulate_steps=microbatches,
-        )  # fmt: skip
+        options = {"seed": config.train.seed, "flip_probability": config.data.flip_probability}
+        options |= {"loss": loss_options(config), "accumulate_steps": microbatches}
+        train_step = make_train_step(model, tx, schedule, mesh, **options)
         validate = make_validation(config, val_set, model, mesh, workdir)
         with (
             StopOnSigterm() as stop,
@@ -113,13 +111,13 @@ def train(
                 with steps.dispatching(batch):
                     state, metrics = train_step(state, shard_batch(batch, mesh))
                 steps.finish_previous(step, metrics, batch.image_index)
-                stops, evaluates = stop.requested_at(step), _evaluates(config, step)
+                stops = stop.requested_at(step)
+                evaluates = step % config.train.eval_every == 0 or step == config.train.steps
                 if not (stops or evaluates or step % config.train.checkpoint_every == 0):
                     continue
                 steps.finish()  # nothing is saved before its losses are known to be finite
-                aps = None
-                if evaluates and not stops:
-                    aps = _evaluate(validate, state, log, checkpoints)
+                finished = evaluates and not stops
+                aps = _evaluate(validate, state, log, checkpoints) if finished else None
                 checkpoints.save(state, aps)
                 steps.restart_clock()
                 if stops:
@@ -140,35 +138,21 @@ def train(
 def _check(config: ConfigDict, mesh: Mesh, optimizer: optax.GradientTransformation | None) -> int:
     """The number of microbatches of a device; ValueError for a faulty config."""
     check_entries(config)
-    train, optim = config.train, config.optim
-    check_scale(optim.loss_scale, optim.loss_scale_growth, optim.loss_scale_floor)
+    optim_options(config)
     if optimizer is not None and not isinstance(optimizer, optax.GradientTransformation):
         raise ValueError(
             f"optimizer is {type(optimizer).__name__}, expected an optax transformation, such as "
             "optax.adamw(1e-3)"
         )
-    return count_microbatches(
-        train.batch_size, mesh.size, accumulate_steps=optim.accumulate_steps,
-        images_per_device=train.images_per_device,
-    )  # fmt: skip
-
-
-def _schedule(config: ConfigDict) -> optax.Schedule:
-    return make_schedule(optim_options(config), config.train.batch_size, config.train.steps)
+    return count_microbatches(config, config.train.batch_size, mesh.size)
 
 
 def _log_start(config: ConfigDict, mesh: Mesh, microbatches: int, start: int) -> None:
     if start:
         logging.info("resuming at step %d of %d", start, config.train.steps)
-    size = config.train.batch_size
-    at_a_time = size // (mesh.size * microbatches)
-    logging.info(
-        "a step takes %d images: %d devices, %d at a time on each", size, mesh.size, at_a_time
-    )
-
-
-def _evaluates(config: ConfigDict, step: int) -> bool:
-    return step % config.train.eval_every == 0 or step == config.train.steps
+    size, devices = config.train.batch_size, mesh.size
+    text = "a step takes %d images: %d devices, %d at a time on each"
+    logging.info(text, size, devices, size // (devices * microbatches))
 
 
 def _evaluate(
@@ -195,10 +179,8 @@ def _say_next(workdir: Path, val_set: Dataset) -> None:
 def _earlier_evaluation(workdir: Path, step: int) -> dict[str, float] | None:
     """The record of an earlier evaluation of that step, None if there was none."""
     path = workdir / FILE_NAME
-    for record in read_metrics(path) if path.exists() else []:
-        if record["step"] == step and "ap/box" in record:
-            return record
-    return None
+    records = read_metrics(path) if path.exists() else []
+    return next((r for r in records if r["step"] == step and "ap/box" in r), None)
 
 
 def _is_last(config: ConfigDict, step: int, aps: dict[str, float] | None) -> bool:

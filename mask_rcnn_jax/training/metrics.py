@@ -22,16 +22,15 @@ def read_metrics(path: str | os.PathLike) -> list[dict]:
     return records
 
 
-def truncate_metrics(path: Path, last_step: int | None) -> None:
-    """Drop half-written records and those of steps after `last_step` (None: no step), atomically.
+def truncate_metrics(path: Path, last_step: int) -> None:
+    """Drop half-written records and those of steps after `last_step`, atomically.
 
     The shortened series replaces the file in one step: a run killed here leaves the old file or
     the new one.
     """
     if not path.exists():
         return
-    last = math.inf if last_step is None else last_step
-    records = [record for record in read_metrics(path) if record["step"] <= last]
+    records = [record for record in read_metrics(path) if record["step"] <= last_step]
     text = "".join(json.dumps(record) + "\n" for record in records)
     temporary = path.with_name(path.name + ".tmp")
     with open(temporary, "w", encoding="utf-8") as file:

@@ -1,7 +1,8 @@
 """Learning-rate schedule and optimizer of a recipe, composed from optax."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -73,6 +74,13 @@ class OptimOptions:
         unknown = set(self.decay_on) - {"kernel", "bias", "scale"}
         if unknown:
             raise ValueError(f"decay_on has {unknown}, expected 'kernel', 'bias' or 'scale'")
+        if not 0 < self.loss_scale_floor <= self.loss_scale:
+            raise ValueError(
+                f"loss_scale is {self.loss_scale} and optim.loss_scale_floor "
+                f"{self.loss_scale_floor}, expected a floor above 0 and not above the scale"
+            )
+        if self.loss_scale_growth < 1:
+            raise ValueError(f"loss_scale_growth is {self.loss_scale_growth}, expected at least 1")
 
 
 def optim_options(config: Mapping[str, Any]) -> OptimOptions:
@@ -96,31 +104,27 @@ def build_optimizer(
     tx = train_only(optimizer, params, getattr(backbone, "frozen", ()))
     if config["train"]["precision"] != "float16":
         return tx
-    return dynamic_loss_scale(
-        tx,
-        init_scale=options.loss_scale,
-        growth_interval=options.loss_scale_growth,
-        floor=options.loss_scale_floor,
-    )
+    scale, growth = options.loss_scale, options.loss_scale_growth
+    return dynamic_loss_scale(tx, scale, growth, options.loss_scale_floor)
 
 
-def make_schedule(options: OptimOptions, batch_size: int, steps: int) -> optax.Schedule:
-    """The learning rate as a function of the step, for a global batch and a number of steps."""
-    peak = options.learning_rate * batch_size / options.reference_batch
-    boundaries = [round(at * steps) for at in (options.warmup_until, *options.decay_at)]
+def make_schedule(config: Mapping[str, Any]) -> optax.Schedule:
+    """The learning rate as a function of the step."""
+    options, train = optim_options(config), config["train"]
+    peak = options.learning_rate * train["batch_size"] / options.reference_batch
+    boundaries = [round(at * train["steps"]) for at in (options.warmup_until, *options.decay_at)]
     warmup = optax.linear_schedule(peak * options.warmup_factor, peak, max(boundaries[0], 1))
     levels = [optax.constant_schedule(peak * level) for level in (1.0, *options.decay_levels)]
     return optax.join_schedules([warmup, *levels], boundaries)
 
 
-def count_microbatches(
-    batch_size: int, devices: int, *, accumulate_steps: int, images_per_device: int
-) -> int:
+def count_microbatches(config: Mapping[str, Any], batch_size: int, devices: int) -> int:
     """Number of microbatches in which each device takes its share of the global batch.
 
-    images_per_device: images of a microbatch, or 0 for `accumulate_steps` microbatches.
     Raises ValueError, naming the entries of the config, where the batch cannot be divided so.
     """
+    accumulate_steps = config["optim"]["accumulate_steps"]
+    images_per_device = config["train"]["images_per_device"]
     if accumulate_steps < 1:
         raise ValueError(f"optim.accumulate_steps is {accumulate_steps}, expected at least 1")
     if images_per_device < 0:
@@ -145,12 +149,8 @@ def count_microbatches(
 
 def make_optimizer(options: OptimOptions, schedule: optax.Schedule) -> optax.GradientTransformation:
     """SGD with momentum, or AdamW."""
-    decay = optax.add_decayed_weights(
-        options.weight_decay, mask=lambda tree: _named(tree, options.decay_on)
-    )
-    bias_rate = optax.masked(
-        optax.scale(options.bias_lr_factor), lambda tree: _named(tree, ("bias",))
-    )
+    decay = optax.add_decayed_weights(options.weight_decay, mask=_named(options.decay_on))
+    bias_rate = optax.masked(optax.scale(options.bias_lr_factor), _named(("bias",)))
     rate, velocity = optax.scale_by_learning_rate(schedule), optax.trace(options.momentum)
     if options.name == "sgd":
         last = [rate, velocity] if options.rate_in_velocity else [velocity, rate]
@@ -182,9 +182,9 @@ def injected_rate(opt_state: optax.OptState) -> jax.Array | None:
     return rates[0] if len(rates) == 1 else None
 
 
-def _named(params, names: tuple[str, ...]):
-    """Which parameters have one of these names, as a tree of bools."""
-    return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key in names, params)
+def _named(names: tuple[str, ...]) -> Callable:
+    """Which parameters have one of these names: a function from a tree to one of bools."""
+    return partial(jax.tree_util.tree_map_with_path, lambda path, _: path[-1].key in names)
 
 
 def _is_frozen(path, prefixes: tuple[str, ...]) -> bool:

@@ -15,7 +15,14 @@ from jax.experimental import multihost_utils
 
 def local_rows(tree) -> Any:
     """The rows of batched arrays that lie on this process' devices, in order, as numpy arrays."""
-    return jax.tree.map(_rows_here, tree)
+
+    def rows(array: jax.Array | np.ndarray) -> np.ndarray:
+        if isinstance(array, np.ndarray):  # of a model that is no JAX program
+            return array
+        shards = sorted(array.addressable_shards, key=lambda shard: shard.index[0].start or 0)
+        return np.concatenate([np.asarray(shard.data) for shard in shards])
+
+    return jax.tree.map(rows, tree)
 
 
 def all_rows(tree) -> Any:
@@ -35,9 +42,7 @@ def gather(value) -> list:
     padded = np.zeros(sizes.max(), np.uint8)
     padded[: len(data)] = data
     rows = multihost_utils.process_allgather(padded)
-    return [
-        json.loads(row[:size].tobytes().decode()) for row, size in zip(rows, sizes, strict=True)
-    ]
+    return [json.loads(bytes(row[:size])) for row, size in zip(rows, sizes, strict=True)]
 
 
 def from_first(value) -> Any:
@@ -76,10 +81,3 @@ class StopOnSigterm:
 
     def _note(self, signum, frame) -> None:
         self._requested = True
-
-
-def _rows_here(array: jax.Array | np.ndarray) -> np.ndarray:
-    if isinstance(array, np.ndarray):  # of a model that is no JAX program
-        return array
-    shards = sorted(array.addressable_shards, key=lambda shard: shard.index[0].start or 0)
-    return np.concatenate([np.asarray(shard.data) for shard in shards])

@@ -12,7 +12,6 @@ from pycocotools.cocoeval import COCOeval
 
 from mask_rcnn_jax.data.coco import CocoDataset, check_image_size, decode_image
 from mask_rcnn_jax.data.dataset import Dataset, check_classes, check_dataset, dataset_name
-from mask_rcnn_jax.data.options import has_inclusive_boxes
 from mask_rcnn_jax.data.source import annotation_file, load_split
 from mask_rcnn_jax.evaluation import coco as coco_evaluation
 from mask_rcnn_jax.models.detect import detect_options
@@ -76,9 +75,12 @@ def evaluate(
     assert output is not None  # checked above for a file of weights
     folder = Path(output)
     folder.mkdir(parents=True, exist_ok=True)  # an unwritable folder is found out before the work
-    results, image_ids = _detect(resolved, variables, len(categories), val_set)
+    model, mesh = make_model(resolved, len(categories)), make_mesh()
+    predict = make_predict_step(model, mesh, detect_options(resolved))
+    loader = make_eval_loader(resolved, val_set, resolved.eval.max_images)
+    found = evaluator.detect(predict, replicate(variables, mesh), loader, val_set, mesh, resolved)
     analyses, collect = _collector(report)
-    metrics = evaluator.score_and_write(val_set, results, image_ids, folder, collect)
+    metrics = evaluator.score_and_write(val_set, found, folder, collect)
     if analyses:  # on the first process
         read = _dataset_reader(val_set)
         _write_report(folder, title, dataset_name(val_set), analyses, read, records)
@@ -120,21 +122,6 @@ def evaluate_results(
     return metrics
 
 
-def _detect(
-    config: ConfigDict, variables: dict, num_classes: int, val_set: Dataset
-) -> tuple[tuple[list[dict], list[dict]], list]:
-    """COCO results (boxes, masks) of the first `eval.max_images` images, and the images' ids."""
-    model, mesh = make_model(config, num_classes), make_mesh()
-    loader = make_eval_loader(config, val_set, config.eval.max_images)
-    results = evaluator.detect(
-        make_predict_step(model, mesh, detect_options(config)),
-        replicate(variables, mesh),
-        loader, val_set, mesh, loader.num_images,
-        paste=config.eval.paste, inclusive_boxes=has_inclusive_boxes(config),
-    )  # fmt: skip
-    return results, [val_set.images[index].id for index in range(loader.num_images)]
-
-
 def _collector(wanted: bool) -> tuple[list[Analysis], Callable[[COCOeval], None] | None]:
     """A list, and a callback that appends the analysis of an evaluation; None if not wanted."""
     analyses = []
@@ -142,14 +129,9 @@ def _collector(wanted: bool) -> tuple[list[Analysis], Callable[[COCOeval], None]
 
 
 def _write_report(
-    folder: Path,
-    title: str,
-    ground_truth: str,
-    analyses: list[Analysis],
-    read: ReadImage,
-    records: list[dict],
+    folder: Path, title: str, ground_truth: str, analyses: list[Analysis], read: ReadImage, records
 ) -> None:
-    """report.html in the folder, with the images that can be read."""
+    """report.html in the folder, with the images that can be read. records: of metrics.jsonl."""
     failures = []
 
     def read_picture(image: dict) -> np.ndarray | None:
@@ -162,9 +144,8 @@ def _write_report(
     about = {"Ground truth": ground_truth}
     write_report(folder / "report.html", title, about, analyses, read_picture, records)
     if failures:
-        logging.warning(
-            "report: %d pictures could not be read, the first: %s", len(failures), failures[0]
-        )
+        text = "report: %d pictures could not be read, the first: %s"
+        logging.warning(text, len(failures), failures[0])
     logging.info("report: %s", folder / "report.html")
 
 

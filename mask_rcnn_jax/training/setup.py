@@ -5,21 +5,15 @@ import os
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import optax
 from absl import logging
 from ml_collections import ConfigDict
 
 from mask_rcnn_jax.config import flatten, load_config
+from mask_rcnn_jax.data import dataset as datasets
 from mask_rcnn_jax.data.augment import Augment
 from mask_rcnn_jax.data.coco import CocoDataset
-from mask_rcnn_jax.data.dataset import (
-    Dataset,
-    categories,
-    check_classes,
-    check_dataset,
-    dataset_name,
-)
+from mask_rcnn_jax.data.dataset import Dataset
 from mask_rcnn_jax.data.loader import EvalLoader, TrainLoader, TrainOrder
 from mask_rcnn_jax.data.options import example_options
 from mask_rcnn_jax.data.source import load_split
@@ -31,13 +25,13 @@ from mask_rcnn_jax.training.step import TrainState
 from mask_rcnn_jax.weights import pretrained
 
 # Entries that a resumed run may change; all others shape the parameters or the order of the data.
-FREE_TO_CHANGE = (
-    "data.num_workers", "eval.", "train.log_every", "train.checkpoint_every", "train.eval_every",
-    "train.implementation", "train.keep_checkpoints", "train.stop_at_box_ap",
-    "train.stop_at_mask_ap",
-    # How the same global batch is worked through, on more devices or fewer.
-    "optim.accumulate_steps", "train.images_per_device", "train.remat", "train.loggers",
-)  # fmt: skip
+FREE_TO_CHANGE = tuple(
+    """
+    data.num_workers eval. optim.accumulate_steps train.checkpoint_every train.eval_every
+    train.images_per_device train.implementation train.keep_checkpoints train.log_every
+    train.loggers train.remat train.stop_at_box_ap train.stop_at_mask_ap
+    """.split()
+)
 
 
 def resolve_config(config: ConfigDict | str | Path) -> ConfigDict:
@@ -62,12 +56,13 @@ def open_datasets(
     given = {"train": train_set, "val": val_set}
     for split, dataset in given.items():
         if dataset is not None and type(dataset) is not CocoDataset:
-            check_dataset(dataset, f"{split}_set")
+            datasets.check_dataset(dataset, f"{split}_set")
     found = {
         split: load_split(config.data, split) if dataset is None else dataset
         for split, dataset in given.items()
     }
-    check_classes(found["val"], categories(found["train"]), dataset_name(found["train"]))
+    classes, name = datasets.categories(found["train"]), datasets.dataset_name(found["train"])
+    datasets.check_classes(found["val"], classes, name)
     for split, dataset in given.items():
         if isinstance(dataset, CocoDataset):
             files = {f"{split}_json": dataset.json_path, f"{split}_images": dataset.image_dir}
@@ -86,19 +81,17 @@ def set_steps(config: ConfigDict, dataset: Dataset) -> None:
     num_images, options = len(dataset.images), example_options(config)
     if not config.data.keep_empty:
         num_images = sum(bool(training_objects(i.annotations, options)) for i in dataset.images)
-    epoch = max(1, round(num_images / config.train.batch_size))
-    if config.train.epochs:
-        config.train.steps = round(config.train.epochs * num_images / config.train.batch_size)
-        logging.info(
-            "train.epochs=%g with %d images sets train.steps=%d", config.train.epochs, num_images,
-            config.train.steps,
-        )  # fmt: skip
-    if config.train.eval_every == 0:
-        config.train.eval_every = epoch
-    if config.train.steps < 1:
+    train = config.train
+    if train.epochs:
+        train.steps = round(train.epochs * num_images / train.batch_size)
+        values = train.epochs, num_images, train.steps
+        logging.info("train.epochs=%g with %d images sets train.steps=%d", *values)
+    if train.eval_every == 0:
+        train.eval_every = max(1, round(num_images / train.batch_size))
+    if train.steps < 1:
         raise ValueError(
-            f"train.epochs={config.train.epochs} and train.steps={config.train.steps} with "
-            f"{num_images} images and train.batch_size={config.train.batch_size} give no step"
+            f"train.epochs={train.epochs} and train.steps={train.steps} with {num_images} images "
+            f"and train.batch_size={train.batch_size} give no step"
         )
 
 
@@ -106,31 +99,22 @@ def make_train_loader(
     config: ConfigDict, dataset: Dataset, start_step: int, augment: Augment | None
 ) -> TrainLoader:
     """This process' share of the training batches from a step on."""
-    order = TrainOrder(
-        seed=config.train.seed,
-        start_step=start_step,
-        batch_size=config.train.batch_size // jax.process_count(),
-        process_index=jax.process_index(),
-        process_count=jax.process_count(),
-        keep_empty=config.data.keep_empty,
-    )
+    rows, keep_empty = config.train.batch_size // jax.process_count(), config.data.keep_empty
+    order = TrainOrder(config.train.seed, rows, start_step, keep_empty=keep_empty, **_share())
     options, workers = example_options(config), config.data.num_workers
     return TrainLoader(dataset, options, order, num_workers=workers, augment=augment)
 
 
 def make_eval_loader(config: ConfigDict, dataset: Dataset, max_images: int) -> EvalLoader:
     """Batches of the first `max_images` images (0: all), this process' share."""
-    devices = jax.device_count()
-    rows = -(-config.eval.batch_size // devices) * jax.local_device_count()
-    return EvalLoader(
-        dataset,
-        example_options(config),
-        batch_size=rows,
-        num_workers=config.data.num_workers,
-        max_images=max_images,
-        process_index=jax.process_index(),
-        process_count=jax.process_count(),
-    )
+    rows = -(-config.eval.batch_size // jax.device_count()) * jax.local_device_count()
+    numbers = {"batch_size": rows, "max_images": max_images, **_share()}
+    workers = config.data.num_workers
+    return EvalLoader(dataset, example_options(config), num_workers=workers, **numbers)
+
+
+def _share() -> dict[str, int]:
+    return {"process_index": jax.process_index(), "process_count": jax.process_count()}
 
 
 def initial_state(
@@ -153,13 +137,7 @@ def initial_state(
     if config.model.init_from and not resuming:
         variables = pretrained.initialize_from(variables, config.model)
     tx = build_optimizer(config, schedule, variables["params"], model.backbone, optimizer)
-    state = TrainState(
-        step=jnp.int32(0),
-        params=variables["params"],
-        batch_stats=variables["batch_stats"],
-        opt_state=tx.init(variables["params"]),
-    )
-    return state, tx
+    return TrainState.start(variables, tx), tx
 
 
 def open_workdir(

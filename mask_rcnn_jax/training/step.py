@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -33,9 +33,19 @@ class TrainState:
     batch_stats: dict
     opt_state: optax.OptState
 
+    @classmethod
+    def start(cls, variables: dict, tx: optax.GradientTransformation) -> Self:
+        """The state of step 0."""
+        params, batch_stats = variables["params"], variables["batch_stats"]
+        return cls(jnp.int32(0), params, batch_stats, tx.init(params))
+
     @property
     def variables(self) -> dict:
         return {"params": self.params, "batch_stats": self.batch_stats}
+
+
+# A step takes replicated variables or a state, and its share of a batch.
+_sharded = partial(jax.shard_map, in_specs=(P(), P("data")), check_vma=False)
 
 
 def make_mesh() -> Mesh:
@@ -71,36 +81,27 @@ def make_train_step(
     the state is taken, if any.
     Random numbers are a function of (seed, step, image) alone and do not depend on the number of
     devices; samples do where a recipe looks at a device's batch (pad_multiple, post_nms_scope).
-    accumulate_steps: a device takes its images in that many parts, one after the other. The parts
-    count as devices do: losses are normalized over one part, gradients averaged over all parts and
-    devices. So k parts on n devices equal one part on k * n devices.
+    accumulate_steps: a device takes its images in that many parts, one after the other. Losses are
+    normalized over one part, gradients averaged over all: k parts on n devices equal one part on
+    k * n devices.
     With `loss_scale.dynamic_loss_scale` as `tx`, a step that overflows changes neither parameters
     nor optimizer nor batch statistics; `grad_norm` is not finite then. `step` counts it all the
     same, because its images are used up; the schedule does not.
     """
 
-    trains_batch_stats = getattr(model.backbone, "trains_batch_stats", True)
+    # Averaging fixed statistics over three devices would move them by their rounding.
+    mutable = ["batch_stats"] if getattr(model.backbone, "trains_batch_stats", True) else []
+    forward = partial(model.apply, method="forward_train", train=True, mutable=mutable)
+    box_offset, whole_masks = model.box_coder.iou_offset, model.mask_targets.kind == "whole"
+    flip = partial(random_flip, box_offset=box_offset, whole_masks=whole_masks)
 
     def part_gradients(state: TrainState, scale: jax.Array | float, batch: Batch):
         flip_keys, model_keys = _image_keys(seed, state.step, batch)
-        batch = random_flip(
-            batch,
-            flip_keys,
-            flip_probability,
-            box_offset=model.box_coder.iou_offset,
-            whole_masks=model.mask_targets.kind == "whole",
-        )
+        batch = flip(batch, flip_keys, flip_probability)
 
         def loss_fn(params):
-            outputs, updated = model.apply(
-                {"params": params, "batch_stats": state.batch_stats},
-                batch,
-                model_keys,
-                train=True,
-                method="forward_train",
-                # Averaging fixed statistics over three devices would move them by their rounding.
-                mutable=["batch_stats"] if trains_batch_stats else [],
-            )
+            variables = {"params": params, "batch_stats": state.batch_stats}
+            outputs, updated = forward(variables, batch, model_keys)
             terms = loss_terms(outputs, loss, model.rpn.batch_size_per_image)
             return scale * terms["loss/total"], (terms, updated.get("batch_stats", {}))
 
@@ -126,18 +127,10 @@ def make_train_step(
         rate = injected_rate(opt_state) if schedule is None else schedule(updates_done)
         if rate is not None:
             metrics["lr"] = jnp.asarray(rate, jnp.float32)
-        new = TrainState(
-            step=state.step + 1,
-            params=optax.apply_updates(state.params, updates),
-            batch_stats=batch_stats,
-            opt_state=opt_state,
-        )
-        return new, metrics
+        params = optax.apply_updates(state.params, updates)
+        return TrainState(state.step + 1, params, batch_stats, opt_state), metrics
 
-    sharded = jax.shard_map(
-        step, mesh=mesh, in_specs=(P(), P("data")), out_specs=(P(), P()), check_vma=False
-    )
-    return jax.jit(sharded, donate_argnums=0)
+    return jax.jit(_sharded(step, mesh=mesh, out_specs=(P(), P())), donate_argnums=0)
 
 
 def make_loss_step(
@@ -151,9 +144,7 @@ def make_loss_step(
         terms = loss_terms(outputs, loss, model.rpn.batch_size_per_image)
         return lax.pmean(terms, "data")
 
-    return jax.jit(
-        jax.shard_map(step, mesh=mesh, in_specs=(P(), P("data")), out_specs=P(), check_vma=False)
-    )
+    return jax.jit(_sharded(step, mesh=mesh, out_specs=P()))
 
 
 def make_predict_step(
@@ -164,11 +155,7 @@ def make_predict_step(
     def step(variables: dict, batch: Batch):
         return model.apply(variables, batch.images, batch.image_sizes, detect, method="predict")
 
-    return jax.jit(
-        jax.shard_map(
-            step, mesh=mesh, in_specs=(P(), P("data")), out_specs=P("data"), check_vma=False
-        )
-    )
+    return jax.jit(_sharded(step, mesh=mesh, out_specs=P("data")))
 
 
 def loss_terms(
@@ -178,16 +165,9 @@ def loss_terms(
 
     anchors_per_image: `model.rpn.batch_size_per_image`.
     """
-    rois = outputs.rois
-    rpn_cls, rpn_box = losses.rpn_losses(
-        outputs.rpn_logits,
-        outputs.rpn_deltas,
-        outputs.sampled_labels,
-        outputs.anchor_labels,
-        outputs.anchor_deltas,
-        options,
-        batch_per_image=anchors_per_image,
-    )
+    rois, labels = outputs.rois, (outputs.sampled_labels, outputs.anchor_labels)
+    rpn_args = (outputs.rpn_logits, outputs.rpn_deltas, *labels, outputs.anchor_deltas, options)
+    rpn_cls, rpn_box = losses.rpn_losses(*rpn_args, batch_per_image=anchors_per_image)
     box_cls, box_reg = losses.box_losses(
         outputs.class_logits, outputs.box_deltas, rois.classes, rois.deltas, rois.valid, options
     )
@@ -228,9 +208,8 @@ def random_flip(
         source = jnp.where(flip, mirrored, column)
         image = jnp.take(image, source, axis=1)
         width = size[1].astype(jnp.float32) - box_offset
-        boxes = jnp.where(
-            flip & targets.valid[:, None], box_ops.flip(targets.boxes, width), targets.boxes
-        )
+        flips = flip & targets.valid[:, None]
+        boxes = jnp.where(flips, box_ops.flip(targets.boxes, width), targets.boxes)
         if whole_masks:
             masks = jnp.take(targets.masks, source, axis=2)
         else:

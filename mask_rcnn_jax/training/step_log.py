@@ -62,12 +62,13 @@ class StepLog:
         self._images += train.batch_size
         if step % train.log_every == 0 or step in (1, train.steps):
             rate = self._images / max(time.monotonic() - self._since, 1e-9)
-            left = (train.steps - step) * train.batch_size / rate
+            left = clock((train.steps - step) * train.batch_size / rate)
             self._loggers(step, {**metrics, "perf/images_per_s": rate})
-            logging.info(
-                "step %d of %d  loss %.3f  %.3g images/s  %s left%s",
-                step, train.steps, metrics["loss/total"], rate, clock(left), _scale_note(metrics),
-            )  # fmt: skip
+            text = f"step {step} of {train.steps}  loss {metrics['loss/total']:.3f}  "
+            text += f"{rate:.3g} images/s  {left} left"
+            if "loss_scale" in metrics:
+                text += "  scale {loss_scale:g}, {skipped_steps:g} skipped".format(**metrics)
+            logging.info("%s", text)
             self.restart_clock()
 
     def restart_clock(self) -> None:
@@ -79,22 +80,14 @@ class StepLog:
         if not broken:
             return
         advice = "try a lower optim.learning_rate or a longer optim.warmup_until"
-        what = f"{', '.join(broken)} is not finite"
+        what, floor = f"{', '.join(broken)} is not finite", self._config.optim.loss_scale_floor
         if "loss_scale" in metrics and "grad_norm" in broken:
-            if metrics["loss_scale"] > self._config.optim.loss_scale_floor:
+            if metrics["loss_scale"] > floor:
                 return  # the step was skipped
-            what = (
-                f"gradients overflow float16 at optim.loss_scale_floor="
-                f"{self._config.optim.loss_scale_floor:g}, the smallest loss scale"
-            )
+            what = f"gradients overflow float16 at optim.loss_scale_floor={floor:g}, the smallest"
+            what += " loss scale"
             advice += ", or train.precision=bfloat16"
         ids = [self._dataset.images[i].id for i in image_index if i >= 0]
         raise FloatingPointError(
             f"step {step}: {what}, images {ids}; the last checkpoint is kept; {advice}"
         )
-
-
-def _scale_note(metrics: dict) -> str:
-    if "loss_scale" not in metrics:
-        return ""
-    return f"  scale {metrics['loss_scale']:g}, {metrics['skipped_steps']:g} skipped"

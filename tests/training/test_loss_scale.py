@@ -9,6 +9,7 @@ import pytest
 from mask_rcnn_jax.models.build import build_model, init_variables
 from mask_rcnn_jax.training.loggers import Loggers
 from mask_rcnn_jax.training.loss_scale import dynamic_loss_scale
+from mask_rcnn_jax.training.optim import optim_options
 from mask_rcnn_jax.training.step import (
     TrainState,
     loss_options,
@@ -22,10 +23,8 @@ from tests.helpers import tiny_batch, tiny_config
 
 
 def scaled(inner=None, init_scale=8.0, growth_interval=3, floor=2.0):
-    return dynamic_loss_scale(
-        inner or optax.sgd(0.5, momentum=0.9),
-        init_scale=init_scale, growth_interval=growth_interval, floor=floor,
-    )  # fmt: skip
+    inner = inner or optax.sgd(0.5, momentum=0.9)
+    return dynamic_loss_scale(inner, init_scale, growth_interval, floor)
 
 
 def play(gradients, **options):
@@ -66,11 +65,13 @@ def test_the_scale_stays_above_its_floor_and_finite():
 
 
 @pytest.mark.parametrize(
-    "options", [{"floor": 0.0}, {"floor": 16.0}, {"growth_interval": 0}, {"init_scale": -1.0}]
-)
+    "options",
+    [{"loss_scale_floor": 0.0}, {"loss_scale_floor": 2.0**17}, {"loss_scale_growth": 0},
+     {"loss_scale": -1.0}],
+)  # fmt: skip
 def test_scales_without_meaning_are_refused(options):
-    with pytest.raises(ValueError, match="optim.loss_scale"):
-        scaled(**options)
+    with pytest.raises(ValueError, match="^optim.loss_scale"):
+        optim_options({"optim": options})
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-from contextlib import closing
 
 import numpy as np
 import pytest
@@ -20,7 +19,7 @@ def lines(workdir):
 
 
 def test_scalars_become_one_json_line_each(tmp_path):
-    with closing(jsonl_logger(tmp_path)) as log:
+    with jsonl_logger(tmp_path, 99) as log:
         log(1, {"loss/total": np.float32(0.1), "lr": 0.5}, {})
         # Readable before close: a killed run leaves what it has logged.
         assert lines(tmp_path) == [{"step": 1, "loss/total": float(np.float32(0.1)), "lr": 0.5}]
@@ -29,23 +28,23 @@ def test_scalars_become_one_json_line_each(tmp_path):
 
 
 def test_images_alone_make_no_line(tmp_path):
-    with closing(jsonl_logger(tmp_path)) as log:
+    with jsonl_logger(tmp_path, 99) as log:
         log(1, {}, {"a": np.zeros((2, 2, 3), np.uint8)})
     assert lines(tmp_path) == []
 
 
 def test_numbers_that_json_lacks_become_null(tmp_path):
-    with closing(jsonl_logger(tmp_path)) as log:
+    with jsonl_logger(tmp_path, 99) as log:
         log(1, {"a": float("nan"), "b": float("inf"), "c": 1.0}, {})
     assert lines(tmp_path) == [{"step": 1, "a": None, "b": None, "c": 1.0}]
 
 
 def test_resume_removes_the_steps_that_are_done_again(tmp_path):
-    with closing(jsonl_logger(tmp_path, 0)) as log:
+    with jsonl_logger(tmp_path, 0) as log:
         for step in (10, 20, 30):
             log(step, {"x": step}, {})
         log(20, {"ap/box": 0.5}, {})
-    with closing(jsonl_logger(tmp_path, 20)) as log:
+    with jsonl_logger(tmp_path, 20) as log:
         log(30, {"x": 31}, {})
     assert lines(tmp_path) == [
         {"step": 10, "x": 10.0},
@@ -57,9 +56,10 @@ def test_resume_removes_the_steps_that_are_done_again(tmp_path):
 
 
 def test_start_over_at_step_zero_removes_everything(tmp_path):
-    with closing(jsonl_logger(tmp_path)) as log:
+    with jsonl_logger(tmp_path, 99) as log:
         log(1, {"x": 1}, {})
-    jsonl_logger(tmp_path, 0).close()
+    with jsonl_logger(tmp_path, 0):
+        pass
     assert lines(tmp_path) == []
 
 
@@ -68,36 +68,37 @@ def test_half_written_line_is_dropped(tmp_path, tail):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1, "x": 1.0}\n' + tail)
     assert read_metrics(path) == [{"step": 1, "x": 1.0}]
-    with closing(jsonl_logger(tmp_path)) as log:
+    with jsonl_logger(tmp_path, 99) as log:
         log(2, {"x": 2}, {})
     assert lines(tmp_path) == [{"step": 1, "x": 1.0}, {"step": 2, "x": 2.0}]
 
 
 def test_line_without_its_end_keeps_its_record(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "x": 1.0}')
-    with closing(jsonl_logger(tmp_path)) as log:
+    with jsonl_logger(tmp_path, 99) as log:
         log(2, {"x": 2}, {})
     assert [line["step"] for line in lines(tmp_path)] == [1, 2]
 
 
 def test_kept_records_are_unchanged_to_the_last_digit(tmp_path):
     values = np.random.default_rng(0).random(50).astype(np.float32)
-    with closing(jsonl_logger(tmp_path)) as log:
+    with jsonl_logger(tmp_path, 99) as log:
         for step, value in enumerate(values):
             log(step, {"x": value}, {})
     before = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    jsonl_logger(tmp_path, 24).close()
+    with jsonl_logger(tmp_path, 24):
+        pass
     assert (tmp_path / "metrics.jsonl").read_text().splitlines() == before[:25]
 
 
 def test_killed_process_leaves_its_records(tmp_path):
     program = """
-        import sys, os, signal
+        import sys, os, pathlib, signal
         from mask_rcnn_jax.training.loggers import jsonl_logger
-        log = jsonl_logger(sys.argv[1])
-        for step in range(1, 4):
-            log(step, {"x": step}, {})
-        os.kill(os.getpid(), signal.SIGKILL)
+        with jsonl_logger(pathlib.Path(sys.argv[1]), 0) as log:
+            for step in range(1, 4):
+                log(step, {"x": step}, {})
+            os.kill(os.getpid(), signal.SIGKILL)
     """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", textwrap.dedent(program), str(tmp_path)]
@@ -109,7 +110,7 @@ def test_killed_process_leaves_its_records(tmp_path):
 def test_tensorboard_holds_scalars_pictures_and_the_purge(tmp_path):
     from tensorboardX.proto.event_pb2 import Event
 
-    with closing(tensorboard_logger(tmp_path, 4)) as log:
+    with tensorboard_logger(tmp_path, 4) as log:
         log(5, {"loss/total": 2.5}, {"val/a": np.full((6, 8, 3), 200, np.uint8)})
     (path,) = tmp_path.glob("events.out.tfevents.*")
     events = [Event.FromString(record) for record in tfrecords(path.read_bytes())]

@@ -1,6 +1,6 @@
 """Schedule and optimizer against numbers worked by hand."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,9 @@ OPTIMIZER = OptimOptions(rate_in_velocity=True, weight_decay=0.0, decay_on=("ker
 
 
 def rate_at(step, batch_size=32, **changes):
-    return float(make_schedule(replace(SCHEDULE, **changes), batch_size, steps=100)(step))
+    optim = asdict(replace(SCHEDULE, **changes))
+    train = {"batch_size": batch_size, "steps": 100}
+    return float(make_schedule({"optim": optim, "train": train})(step))
 
 
 @pytest.mark.parametrize(
@@ -162,15 +164,17 @@ def test_adamw_moves_by_the_rate():
     np.testing.assert_allclose(head["kernel"], 0.9, rtol=1e-5)
 
 
+def config_of(steps, each):
+    return {"optim": {"accumulate_steps": steps}, "train": {"images_per_device": each}}
+
+
 @pytest.mark.parametrize(
     ("batch", "devices", "steps", "each", "parts"),
     [(8, 8, 1, 0, 1), (8, 2, 4, 0, 4), (8, 2, 1, 0, 1), (8, 2, 1, 1, 4), (8, 8, 1, 1, 1),
      (8, 1, 1, 2, 4)],
 )  # fmt: skip
 def test_a_batch_is_divided_among_devices_and_parts(batch, devices, steps, each, parts):
-    assert (
-        count_microbatches(batch, devices, accumulate_steps=steps, images_per_device=each) == parts
-    )
+    assert count_microbatches(config_of(steps, each), batch, devices) == parts
 
 
 @pytest.mark.parametrize(
@@ -187,4 +191,4 @@ def test_a_batch_is_divided_among_devices_and_parts(batch, devices, steps, each,
 )
 def test_a_batch_that_cannot_be_divided_is_refused(batch, devices, steps, each, message):
     with pytest.raises(ValueError, match=message):
-        count_microbatches(batch, devices, accumulate_steps=steps, images_per_device=each)
+        count_microbatches(config_of(steps, each), batch, devices)
