@@ -8,11 +8,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
-from orbax.checkpoint.checkpoint_managers.preservation_policy import (
-    AnyPreservationPolicy,
-    BestN,
-    LatestN,
-)
+from orbax.checkpoint.checkpoint_managers import preservation_policy as policies
 
 from mask_rcnn_jax.training.step import TrainState
 
@@ -26,10 +22,10 @@ class Checkpoints:
 
     def __init__(self, workdir: str | Path, keep: int):
         mask_ap = itemgetter("ap/mask")
-        best = BestN(get_metric_fn=mask_ap, n=1, keep_checkpoints_without_metrics=False)
+        best = policies.BestN(get_metric_fn=mask_ap, n=1, keep_checkpoints_without_metrics=False)
         options = ocp.CheckpointManagerOptions(
             best_fn=mask_ap,
-            preservation_policy=AnyPreservationPolicy([LatestN(keep), best]),
+            preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(keep), best]),
             cleanup_tmp_directories=True,
         )
         folder = Path(workdir).absolute() / "checkpoints"

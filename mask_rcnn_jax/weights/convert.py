@@ -73,9 +73,7 @@ def to_ours_flat(variables: Mapping) -> dict[str, np.ndarray]:
     return {name: np.ascontiguousarray(value) for name, value in flat.items()}
 
 
-def to_torchvision(
-    variables: Mapping, *, norm_eps: float, names: str = "new"
-) -> dict[str, np.ndarray]:
+def to_torchvision(variables: Mapping, *, norm_eps: float) -> dict[str, np.ndarray]:
     """Convert our variables to a state dict of torchvision's `MaskRCNN` that computes the same.
 
     A frozen norm becomes a batch norm with mean 0 whose variance and epsilon sum to exactly 1.
@@ -84,11 +82,9 @@ def to_torchvision(
         variables: a whole detector or some of its modules.
         norm_eps: our batch norm epsilon. Torchvision's is 1e-5; variances absorb the difference,
             so a round trip is exact only if they are equal.
-        names: "new", or "old" for torchvision before 0.13.
 
     Raises ValueError for arrays without a counterpart in torchvision.
     """
-    source = SOURCES[{"new": "torchvision", "old": "torchvision_old"}[names]]
     params, stats = (flatten_dict(dict(variables[name]), sep="/") for name in COLLECTIONS)
     result = {}
     for path, value in (params | stats).items():
@@ -99,11 +95,12 @@ def to_torchvision(
         elif leaf == "scale" and f"{module}/var" not in stats:
             if path in params:
                 raise ValueError("torchvision has no counterpart of model.backbone.norm='group'")
-            result[_to_theirs(f"{module}/mean", source)] = np.zeros_like(value)
-            result[_to_theirs(f"{module}/var", source)] = _unit_variance(value, TORCHVISION_EPS)
+            result[_to_torchvision_name(f"{module}/mean")] = np.zeros_like(value)
+            unit = _unit_variance(value, TORCHVISION_EPS)
+            result[_to_torchvision_name(f"{module}/var")] = unit
         elif leaf == "var" and norm_eps != TORCHVISION_EPS:
             value = value + np.float32(norm_eps - TORCHVISION_EPS)
-        result[_to_theirs(path, source)] = np.ascontiguousarray(value)
+        result[_to_torchvision_name(path)] = np.ascontiguousarray(value)
     return result
 
 
@@ -158,16 +155,17 @@ def _paths(names: Sequence[str], source: Source) -> tuple[dict[str, str], list[s
 def _to_path(name: str, source: Source) -> str | None:
     """Map `layer1.0.bn2.running_var` to `backbone/res2_0/norm2/var`; None if no row fits."""
     paths = (_translate(name, theirs, ours) for theirs, ours in _templates(source))
-    return next((path for path in paths if path is not None), None)
+    return next(filter(None, paths), None)
 
 
-def _to_theirs(path: str, source: Source) -> str:
+def _to_torchvision_name(path: str) -> str:
     """Invert `_to_path`."""
-    for theirs, ours in _templates(source):
-        name = _translate(path, ours, theirs)
-        if name is not None:
-            return name
-    raise ValueError(f"{source.title} has no counterpart of {path}")
+    source = SOURCES["torchvision"]
+    names = (_translate(path, ours, theirs) for theirs, ours in _templates(source))
+    name = next(filter(None, names), None)
+    if name is None:
+        raise ValueError(f"{source.title} has no counterpart of {path}")
+    return name
 
 
 def _templates(source: Source) -> Iterator[tuple[str, str]]:
@@ -209,7 +207,7 @@ def _pattern(template: str) -> re.Pattern:
 @cache
 def _numbers(template: str) -> list[tuple[str, int]]:
     """Return each number in a template as (name, offset): "{level-2}" is ("level", -2)."""
-    return [(name, int(offset or 0)) for name, offset in re.findall(r"{(\w+)(-\d+)?}", template)]
+    return [(name, int(offset or 0)) for name, offset in re.findall(r"{(\w+)([+-]\d+)?}", template)]
 
 
 def _to_our_layout(module: str, name: str, array: np.ndarray, source: Source) -> np.ndarray:
@@ -217,10 +215,8 @@ def _to_our_layout(module: str, name: str, array: np.ndarray, source: Source) ->
     if source.layout == "torch":
         if module == "box_head/fc1" and array.ndim == 2:
             if array.shape[1] % ROI_SIDE**2:
-                raise ValueError(
-                    f"{name} has {array.shape[1]} inputs, expected a multiple of "
-                    f"{ROI_SIDE} x {ROI_SIDE} cells"
-                )
+                expected = f"a multiple of {ROI_SIDE} x {ROI_SIDE} cells"
+                raise ValueError(f"{name} has {array.shape[1]} inputs, expected {expected}")
             array = array.reshape(len(array), -1, ROI_SIDE, ROI_SIDE)  # out, C, H, W
             array = array.transpose(2, 3, 1, 0).reshape(-1, len(array))
         else:
@@ -277,17 +273,12 @@ def _unit_variance(like: np.ndarray, eps: float) -> np.ndarray:
 
 def _check_classes(params: Mapping[str, np.ndarray]) -> None:
     """Raise ValueError unless boxes and masks have one slot per class score."""
-    rows = {
-        module: params[f"{module}/bias"].shape[0]
-        for module in ("box_head/cls_score", "box_head/bbox_pred", "mask_head/mask_predictor")
-        if f"{module}/bias" in params
-    }
-    classes = rows.get("box_head/cls_score")
-    wanted = {"box_head/bbox_pred": 4, "mask_head/mask_predictor": 1}
-    for module, per_class in wanted.items():
-        if classes and rows.get(module, per_class * classes) != per_class * classes:
+    scores = params.get("box_head/cls_score/bias", ())
+    for module, per_class in {"box_head/bbox_pred": 4, "mask_head/mask_predictor": 1}.items():
+        bias = params.get(f"{module}/bias")
+        if len(scores) and bias is not None and len(bias) != per_class * len(scores):
             raise ValueError(
-                f"{module} has {rows[module]} outputs for {classes} class scores (background "
+                f"{module} has {len(bias)} outputs for {len(scores)} class scores (background "
                 f"included), expected {per_class} per score"
             )
 
@@ -303,6 +294,5 @@ def _unflatten(flat: Mapping[str, np.ndarray]) -> dict:
 def listing(names: Iterable[str]) -> str:
     """Format the name count and the first few names."""
     names = list(names)
-    if not names:
-        return "0"
-    return f"{len(names)} ({', '.join(names[:LISTED])}{', ...' if len(names) > LISTED else ''})"
+    shown = ", ".join(names[:LISTED] + ["..."] * (len(names) > LISTED))
+    return f"{len(names)} ({shown})" if names else "0"

@@ -10,21 +10,18 @@ from typing import Any, NamedTuple
 from mask_rcnn_jax.config import flatten, load_config
 from mask_rcnn_jax.weights.sources import SOURCES
 
-
-def _entries(section: str, names: str) -> tuple[str, ...]:
-    return tuple(f"{section}.{name}" for name in names.split())
-
-
-BACKBONE = (
-    *_entries("backbone", "stride_in padding pool_padding norm_eps"),
-    *_entries("input", "channel_order mean std"),
+BACKBONE = tuple(
+    """
+    backbone.stride_in backbone.padding backbone.pool_padding backbone.norm_eps
+    input.channel_order input.mean input.std
+    """.split()
 )
-DETECTOR = (
-    *BACKBONE,
-    "input.pad_multiple",
-    *_entries("anchors", "sizes aspect_ratios center rounding stride"),
-    *_entries("box_coder", "weights inclusive"),
-    *_entries("roi_align", "max_level sampling_ratio aligned border min_size"),
+DETECTOR = BACKBONE + tuple(
+    """
+    input.pad_multiple anchors.sizes anchors.aspect_ratios anchors.center anchors.rounding
+    anchors.stride box_coder.weights box_coder.inclusive roi_align.max_level
+    roi_align.sampling_ratio roi_align.aligned roi_align.border roi_align.min_size
+    """.split()
 )
 
 
@@ -70,16 +67,15 @@ def mismatches(source: str, model: Mapping[str, Any], without: Sequence[str] = (
         model: the section; missing entries are ignored.
         without: further entries to ignore, such as "backbone.norm_eps".
     """
-    expected = EXPECTED[source]
-    ours = flatten({name: model[name] for name in model})
-    theirs = flatten(load_config(expected.recipe).model)
-    names = [n for n in expected.entries if n in ours and n not in (*expected.ignored, *without)]
-    return [
-        f"model.{name} is {_rounded(ours[name])!r}, "
-        f"{SOURCES[source].title} has {_rounded(theirs[name])!r}"
-        for name in names
-        if _rounded(ours[name]) != _rounded(theirs[name])
-    ]
+    expected, title = EXPECTED[source], SOURCES[source].title
+    ours, theirs = flatten(model), flatten(load_config(expected.recipe).model)
+    lines = []
+    for name in expected.entries:
+        if name in ours and name not in (*expected.ignored, *without):
+            our, their = _rounded(ours[name]), _rounded(theirs[name])
+            if our != their:
+                lines.append(f"model.{name} is {our!r}, {title} has {their!r}")
+    return lines
 
 
 def _rounded(value):

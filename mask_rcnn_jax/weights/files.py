@@ -24,10 +24,8 @@ from mask_rcnn_jax.weights.torch_pickle import (
     widened,
 )
 
-FORMATS = (
-    "safetensors, a torch .pth, a pickle of arrays (detectron2, Detectron) "
-    "or a TensorFlow checkpoint"
-)
+_PICKLES = "a torch .pth, a pickle of arrays (detectron2, Detectron)"
+FORMATS = f"safetensors, {_PICKLES} or a TensorFlow checkpoint"
 # Entries under which a checkpoint may keep the weights, in order of preference.
 WRAPPERS = ("model", "state_dict", "model_state_dict", "blobs")
 # Files of torch before 1.6 start with a pickle of this number.
@@ -172,13 +170,12 @@ def _read_torch_legacy(data: bytes, file: io.BytesIO) -> dict[str, np.ndarray]:
         raise ValueError("unsupported torch protocol or byte order")
     unpickler = WeightUnpickler(file)
     tree = unpickler.load()
-    places = {}
-    position = None
-    for key in WeightUnpickler(file).load():
+    keys, places = WeightUnpickler(file).load(), {}
+    position = file.tell()
+    for key in keys:
         if key not in unpickler.storages:
             raise ValueError("corrupt, no tensor refers to a storage")
         storage = unpickler.storages[key]
-        position = file.tell() if position is None else position
         numel = int.from_bytes(data[position : position + 8], "little")
         end = position + 8 + numel * storage.dtype.itemsize
         if end > len(data):
@@ -197,11 +194,8 @@ def _arrays_of(tree: Any, read: Read | None) -> dict[str, np.ndarray]:
     """Convert a pickled object's arrays, from the entry with the weights if there is one."""
     if not isinstance(tree, dict):
         raise ValueError("has no names, expected a dict of arrays by name")
-    for wrapper in WRAPPERS:
-        if isinstance(tree.get(wrapper), dict) and _records(tree[wrapper]):
-            tree = tree[wrapper]
-            break
-    records = _records(tree)
+    found = (_records(tree[name]) for name in WRAPPERS if isinstance(tree.get(name), dict))
+    records = next(filter(None, found), None) or _records(tree)
     if not records:
         entries = printable(", ".join(map(str, tree))) if tree else "none"
         raise ValueError(f"has no arrays by name, its entries are: {entries}")
@@ -215,11 +209,8 @@ def _arrays_of(tree: Any, read: Read | None) -> dict[str, np.ndarray]:
 
 
 def _records(tree: dict) -> dict[str, Tensor | NumpyArray]:
-    return {
-        name: value
-        for name, value in tree.items()
-        if isinstance(name, str) and isinstance(value, (Tensor, NumpyArray))
-    }
+    items = ((name, value) for name, value in tree.items() if isinstance(name, str))
+    return {name: value for name, value in items if isinstance(value, (Tensor, NumpyArray))}
 
 
 def _to_array(record: Tensor | NumpyArray, read: Read | None) -> np.ndarray:
@@ -243,13 +234,9 @@ def _to_array(record: Tensor | NumpyArray, read: Read | None) -> np.ndarray:
     if not numel:
         return widened(np.zeros(shape, dtype))
     assert read is not None  # a tensor has a storage, and `_read_pickle` allows none without `read`
-    view = np.ndarray(
-        shape,
-        dtype,
-        buffer=read(storage),
-        offset=storage.start * storage.dtype.itemsize + offset * dtype.itemsize,
-        strides=tuple(stride * dtype.itemsize for stride in strides),
-    )
+    start = storage.start * storage.dtype.itemsize + offset * dtype.itemsize
+    byte_strides = [stride * dtype.itemsize for stride in strides]
+    view = np.ndarray(shape, dtype, read(storage), start, byte_strides)
     return widened(np.array(view, order="C"))
 
 
@@ -257,9 +244,7 @@ def _numpy_to_array(record: NumpyArray) -> np.ndarray:
     dtype, shape, data = record.dtype, record.shape, record.data
     if dtype is None or len(data) != math.prod(shape) * dtype.itemsize:
         raise ValueError(f"a numpy array of shape {shape} has {len(data)} bytes")
-    if not data:
-        return widened(np.zeros(shape, dtype))
-    return widened(np.frombuffer(data, dtype).reshape(shape, order=record.order).copy("C"))  # type: ignore[call-overload]
+    return widened(np.ndarray(shape, dtype, data, order=record.order).copy("C"))
 
 
 def _checkpoint_in(folder: str) -> str:

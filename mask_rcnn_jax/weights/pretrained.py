@@ -5,7 +5,7 @@ Nothing is dropped silently: arrays that do not fit raise an error that lists bo
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,11 @@ from mask_rcnn_jax.weights.run_checkpoint import load_checkpoint
 from mask_rcnn_jax.weights.sources import SOURCES
 
 # Layers whose shape depends on the number of classes.
-CLASS_DEPENDENT = ("box_head/cls_score", "box_head/bbox_pred", "mask_head/mask_predictor")
+CLASS_DEPENDENT = (
+    "params/box_head/cls_score/",
+    "params/box_head/bbox_pred/",
+    "params/mask_head/mask_predictor/",
+)
 
 
 def is_run(path: str | os.PathLike) -> bool:
@@ -40,9 +44,8 @@ def load(path: str | os.PathLike, model: Mapping[str, Any]) -> dict:
     """
     if is_run(path):
         return load_checkpoint(path)
-    variables, _, report = load_weights(path, model)
-    for line in report:
-        logging.info("%s", line)
+    variables, report = load_weights(path, model)
+    _log(report)
     return variables
 
 
@@ -54,12 +57,16 @@ def initialize_from(variables: dict, model: Mapping[str, Any]) -> dict:
     """
     source = model["init_from"]
     variables, report = merge_into(variables, load(source, model), source=source)
-    for line in report:
-        logging.info("%s", line)
+    _log(report)
     return variables
 
 
-def load_weights(path: str | os.PathLike, model: Mapping[str, Any]) -> tuple[dict, str, list[str]]:
+def _log(report: list[str]) -> None:
+    for line in report:
+        logging.info("%s", line)
+
+
+def load_weights(path: str | os.PathLike, model: Mapping[str, Any]) -> tuple[dict, list[str]]:
     """Load a weights file of any known system as our variables.
 
     Args:
@@ -68,9 +75,9 @@ def load_weights(path: str | os.PathLike, model: Mapping[str, Any]) -> tuple[dic
             form of the norms; other entries are compared with the system's own model.
 
     Returns:
-        {"params": ..., "batch_stats": ...} of numpy arrays, the backbone alone or all modules; the
-        source, see `convert.identify`; and report lines: the file's source, and each entry of
-        `model` for which its weights compute something else.
+        {"params": ..., "batch_stats": ...} of numpy arrays, the backbone alone or all modules; and
+        report lines: the file's source, and each entry of `model` for which its weights compute
+        something else.
 
     Raises ValueError or OSError, naming the file, if it cannot be read or its system is unknown.
     """
@@ -83,17 +90,16 @@ def load_weights(path: str | os.PathLike, model: Mapping[str, Any]) -> tuple[dic
     classes = num_classes_in(variables)
     about = "" if classes is None else f", {classes} classes and background"
     if source == OURS:
-        return variables, source, [f"{path}: weights of mask_rcnn_jax{about}"]
-    report = [f"{path}: weights of {SOURCES[source].title}{about}"]
-    report += [f"{path}: {line}" for line in mismatches(source, model)]
-    return variables, source, report
+        return variables, [f"{path}: weights of mask_rcnn_jax{about}"]
+    lines = [f"weights of {SOURCES[source].title}{about}", *mismatches(source, model)]
+    return variables, [f"{path}: {line}" for line in lines]
 
 
 def merge_into(
     variables: Mapping,
     loaded: Mapping,
     *,
-    reinit: Sequence[str] = CLASS_DEPENDENT,
+    reinit: tuple[str, ...] = CLASS_DEPENDENT,
     source: str = "the weights",
 ) -> tuple[dict, list[str]]:
     """Replace initialized arrays with loaded ones.
@@ -102,44 +108,30 @@ def merge_into(
         variables: the model's {"params": ..., "batch_stats": ...}, initialized.
         loaded: the same tree or a part of it. Top-level modules (backbone, fpn, ...) must be
             complete or absent.
-        reinit: prefixes of arrays that keep their initial values if the shapes differ.
+        reinit: prefixes of names of arrays that keep their initial values if the shapes differ.
         source: the file, for messages.
 
     Returns:
         The merged variables, and report lines on loaded and initialized arrays.
     """
-    ours = flatten_dict(dict(variables))
-    theirs = flatten_dict(dict(loaded))
-    modules = {path[1] for path in theirs}
-    differing = [p for p in theirs if p in ours and np.shape(ours[p]) != np.shape(theirs[p])]
-    kept = [path for path in differing if _has_prefix(path, reinit)]
-    misshapen = [path for path in differing if path not in kept]
-    missing = [path for path in ours if path[1] in modules and path not in theirs]
-    unexpected = [path for path in theirs if path not in ours]
+    ours, theirs = (flatten_dict(dict(tree), sep="/") for tree in (variables, loaded))
+    our_modules, modules = ({name.split("/")[1] for name in tree} for tree in (ours, theirs))
+    differing = {
+        name: f"{np.shape(array)} in the file, {np.shape(ours[name])} in the model"
+        for name, array in theirs.items()
+        if name in ours and np.shape(ours[name]) != np.shape(array)
+    }
+    misshapen = [f"{n} {shapes}" for n, shapes in differing.items() if not n.startswith(reinit)]
+    missing = [name for name in ours if name.split("/")[1] in modules and name not in theirs]
+    unexpected = [name for name in theirs if name not in ours]
     if missing or unexpected or misshapen:
-        shapes = [f"{_text(p)} {_versus(theirs[p], ours[p])}" for p in misshapen]
         raise ValueError(
-            f"{source}: does not fit the model: missing {listing(map(_text, missing))}; "
-            f"unexpected {listing(map(_text, unexpected))}; misshapen {listing(shapes)}"
+            f"{source}: does not fit the model: missing {listing(missing)}; "
+            f"unexpected {listing(unexpected)}; misshapen {listing(misshapen)}"
         )
-    taken = [path for path in theirs if path not in kept]
-    merged = {**ours, **{p: np.asarray(theirs[p], dtype=ours[p].dtype) for p in taken}}
-    untouched = sorted({path[1] for path in ours} - modules)
+    taken = [name for name in theirs if name not in differing]
+    merged = {**ours, **{name: np.asarray(theirs[name], ours[name].dtype) for name in taken}}
     report = [f"{source}: {len(taken)} arrays loaded for {', '.join(sorted(modules))}"]
-    report += [f"{module}: not in the file, initialized" for module in untouched]
-    report += [f"{_text(p)}: {_versus(theirs[p], ours[p])}, initialized" for p in kept]
-    return {"batch_stats": {}, **unflatten_dict(merged)}, report
-
-
-def _has_prefix(path: tuple[str, ...], prefixes: Sequence[str]) -> bool:
-    """Whether a path without its collection lies under one of the prefixes."""
-    name = "/".join(path[1:])
-    return any(name == prefix or name.startswith(prefix + "/") for prefix in prefixes)
-
-
-def _text(path: tuple[str, ...]) -> str:
-    return "/".join(path)
-
-
-def _versus(theirs: np.ndarray, ours: np.ndarray) -> str:
-    return f"{np.shape(theirs)} in the file, {np.shape(ours)} in the model"
+    report += [f"{name}: not in the file, initialized" for name in sorted(our_modules - modules)]
+    report += [f"{name}: {shapes}, initialized" for name, shapes in differing.items()]
+    return {"batch_stats": {}, **unflatten_dict(merged, sep="/")}, report

@@ -19,14 +19,8 @@ from mask_rcnn_jax.weights.convert import num_classes_in
 from mask_rcnn_jax.weights.run_checkpoint import CheckpointPath, find_checkpoint
 
 # Entries outside the model section that define the model's input and the meaning of its classes.
-MODEL_INPUT = (
-    "data.image_size",
-    "data.resize",
-    "data.resize_rounding",
-    "data.antialias",
-    "data.image_dtype",
-    "data.class_ids",
-)
+_INPUT_DATA = "image_size resize resize_rounding antialias image_dtype class_ids"
+MODEL_INPUT = [f"data.{name}" for name in _INPUT_DATA.split()]
 
 
 class Restored(NamedTuple):
@@ -51,7 +45,7 @@ def restore(config: ConfigDict | None, weights: str | os.PathLike) -> Restored:
     config, categories, checkpoint = restore_config(config, weights)
     variables = load_variables(weights, config)
     if categories is None:
-        categories = categories_of_weights(config, variables)
+        categories = _categories_of_weights(config, variables)
         config.model.num_classes = len(categories)
     return Restored(config, variables, categories, checkpoint)
 
@@ -65,7 +59,7 @@ def restore_config(
         checkpoint = find_checkpoint(weights)
         run_config, categories = read_workdir(checkpoint.workdir)
         config = run_config if config is None else config
-        check_model(config, checkpoint.workdir)
+        _check_model(config, run_config, checkpoint.workdir)
         if config.model.num_classes not in (0, len(categories)):
             raise ValueError(
                 f"model.num_classes is {config.model.num_classes}, but {weights} was trained on "
@@ -120,32 +114,29 @@ def make_model(config: ConfigDict, num_classes: int, remat: str = "none") -> Mas
     if config.data.mask_frame != frame:
         raise ValueError(f"model.mask_targets.kind={kind} needs data.mask_frame={frame}")
     if kind == "polygons" and not config.data.max_vertices:
-        raise ValueError(
-            "model.mask_targets.kind=polygons needs a positive data.max_vertices, such as 512"
-        )
+        needed = "a positive data.max_vertices, such as 512"
+        raise ValueError(f"model.mask_targets.kind=polygons needs {needed}")
     if config.train.implementation == "pallas" and jax.default_backend() != "gpu":
         raise ValueError("train.implementation is pallas, which needs an NVIDIA GPU; use auto")
     fields = {**config.model, "num_classes": num_classes}
-    precision, implementation = config.train.precision, config.train.implementation
-    return build_model(fields, precision=precision, implementation=implementation, remat=remat)
+    options = {name: config.train[name] for name in ("precision", "implementation")}
+    return build_model(fields, **options, remat=remat)
 
 
-def check_model(config: ConfigDict, workdir: Path) -> None:
+def _check_model(config: ConfigDict, run_config: ConfigDict, workdir: Path) -> None:
     """Raise ValueError if a config's model or input differs from the run's."""
-    run_config, _ = read_workdir(workdir)
     before, now = (flatten(json.loads(json.dumps(c.to_dict()))) for c in (run_config, config))
-    for name in now:
-        if name in ("model.init_from", "model.num_classes"):
-            continue
-        described = name.startswith("model.") or name in MODEL_INPUT
-        if described and before.get(name) != now[name]:
+    free = ("model.init_from", "model.num_classes")
+    described = [n for n in now if n in MODEL_INPUT or n.startswith("model.") and n not in free]
+    for name in described:
+        if before.get(name) != now[name]:
             raise ValueError(
                 f"{workdir} was trained with {name}={before.get(name)!r}, the config says "
                 f"{now[name]!r}; leave out --config to use the run's"
             )
 
 
-def categories_of_weights(config: ConfigDict, variables: dict) -> list[dict]:
+def _categories_of_weights(config: ConfigDict, variables: dict) -> list[dict]:
     """Return categories for weights without class names.
 
     Takes the names of the "val" set if their number is right, else COCO's, else numbers.

@@ -12,7 +12,8 @@ from typing import Any
 Rows = tuple[tuple[str, str], ...]
 
 # Ranges of the numbers in templates, inclusive.
-RANGES = {"stage": (2, 5), "block": (0, 99), "conv": (1, 3), "level": (2, 5), "fcn": (1, 4)}
+RANGES = {"stage": (2, 5), "block": (0, 99), "conv": (1, 3)}
+RANGES |= {"level": (2, 5), "fcn": (1, 4), "fc": (1, 2)}
 TORCH_PARTS = {".weight": "kernel", ".bias": "bias"}
 TF_PARTS = {"/kernel": "kernel", "/bias": "bias"}
 
@@ -95,8 +96,7 @@ def _google_resnet50() -> Rows:
 _TORCHVISION_HEADS: Rows = (
     ("rpn.head.cls_logits", "rpn_head/objectness_logits"),
     ("rpn.head.bbox_pred", "rpn_head/anchor_deltas"),
-    ("roi_heads.box_head.fc6", "box_head/fc1"),
-    ("roi_heads.box_head.fc7", "box_head/fc2"),
+    ("roi_heads.box_head.fc{fc+5}", "box_head/fc{fc}"),
     ("roi_heads.box_predictor.cls_score", "box_head/cls_score"),
     ("roi_heads.box_predictor.bbox_pred", "box_head/bbox_pred"),
     ("roi_heads.mask_predictor.conv5_mask", "mask_head/mask_deconv"),
@@ -125,8 +125,7 @@ _DETECTRON2: Rows = (
     ("proposal_generator.rpn_head.conv", "rpn_head/conv"),
     ("proposal_generator.rpn_head.objectness_logits", "rpn_head/objectness_logits"),
     ("proposal_generator.rpn_head.anchor_deltas", "rpn_head/anchor_deltas"),
-    ("roi_heads.box_head.fc1", "box_head/fc1"),
-    ("roi_heads.box_head.fc2", "box_head/fc2"),
+    ("roi_heads.box_head.fc{fc}", "box_head/fc{fc}"),
     ("roi_heads.box_predictor.cls_score", "box_head/cls_score"),
     ("roi_heads.box_predictor.bbox_pred", "box_head/bbox_pred"),
     ("roi_heads.mask_head.mask_fcn{fcn}", "mask_head/mask_fcn{fcn}"),
@@ -140,8 +139,7 @@ _MASKRCNN_BENCHMARK: Rows = (
     ("rpn.head.conv", "rpn_head/conv"),
     ("rpn.head.cls_logits", "rpn_head/objectness_logits"),
     ("rpn.head.bbox_pred", "rpn_head/anchor_deltas"),
-    ("roi_heads.box.feature_extractor.fc6", "box_head/fc1"),
-    ("roi_heads.box.feature_extractor.fc7", "box_head/fc2"),
+    ("roi_heads.box.feature_extractor.fc{fc+5}", "box_head/fc{fc}"),
     ("roi_heads.box.predictor.cls_score", "box_head/cls_score"),
     ("roi_heads.box.predictor.bbox_pred", "box_head/bbox_pred"),
     ("roi_heads.mask.feature_extractor.mask_fcn{fcn}", "mask_head/mask_fcn{fcn}"),
@@ -155,8 +153,7 @@ _MMDETECTION: Rows = (
     ("rpn_head.rpn_conv", "rpn_head/conv"),
     ("rpn_head.rpn_cls", "rpn_head/objectness_logits"),
     ("rpn_head.rpn_reg", "rpn_head/anchor_deltas"),
-    ("roi_head.bbox_head.shared_fcs.0", "box_head/fc1"),
-    ("roi_head.bbox_head.shared_fcs.1", "box_head/fc2"),
+    ("roi_head.bbox_head.shared_fcs.{fc-1}", "box_head/fc{fc}"),
     ("roi_head.bbox_head.fc_cls", "box_head/cls_score"),
     ("roi_head.bbox_head.fc_reg", "box_head/bbox_pred"),
     ("roi_head.mask_head.convs.{fcn-1}.conv", "mask_head/mask_fcn{fcn}"),
@@ -202,8 +199,7 @@ _NVIDIA_TF2: Rows = (
     ("rpn_head/rpn", "rpn_head/conv"),
     ("rpn_head/rpn-class", "rpn_head/objectness_logits"),
     ("rpn_head/rpn-box", "rpn_head/anchor_deltas"),
-    ("box_head/fc6", "box_head/fc1"),
-    ("box_head/fc7", "box_head/fc2"),
+    ("box_head/fc{fc+5}", "box_head/fc{fc}"),
     ("box_head/class-predict", "box_head/cls_score"),
     ("box_head/box-predict", "box_head/bbox_pred"),
     ("mask_head/mask-conv-l{fcn-1}", "mask_head/mask_fcn{fcn}"),

@@ -23,20 +23,8 @@ _BLOCK_TRAILER_BYTES = 5  # compression type and checksum
 # Suffix that Keras and tf.train.Checkpoint append to variable names.
 _VARIABLE_SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 # TensorFlow's dtype enum, without strings such as the object graph.
-_DTYPES = {
-    1: "<f4",
-    2: "<f8",
-    3: "<i4",
-    4: "u1",
-    5: "<i2",
-    6: "i1",
-    9: "<i8",
-    14: jnp.bfloat16,
-    17: "<u2",
-    19: "<f2",
-    22: "<u4",
-    23: "<u8",
-}
+_DTYPES: dict[int, Any] = {1: "<f4", 2: "<f8", 3: "<i4", 4: "u1", 5: "<i2", 6: "i1", 9: "<i8"}
+_DTYPES |= {14: jnp.bfloat16, 17: "<u2", 19: "<f2", 22: "<u4", 23: "<u8"}
 # Fields of the messages BundleHeaderProto, BundleEntryProto, TensorShapeProto and its Dim.
 _NUM_SHARDS, _ENDIANNESS = 1, 2
 _DTYPE, _SHAPE, _SHARD, _OFFSET, _SIZE, _CRC, _SLICES = 1, 2, 3, 4, 5, 6, 7
@@ -71,13 +59,12 @@ def read_tf_checkpoint(prefix: str | os.PathLike) -> dict[str, np.ndarray]:
         raise FileNotFoundError(f"{index}: no such file") from error
     except (ValueError, IndexError, TypeError) as error:
         raise ValueError(f"{index}: not a readable TensorFlow checkpoint: {error}") from error
-    shards = _first(header, _NUM_SHARDS)
-    return {
-        name.removesuffix(_VARIABLE_SUFFIX): _read_tensor(
-            f"{os.fspath(prefix)}.data-{place.shard:05d}-of-{shards:05d}", name, place
-        )
-        for name, place in places.items()
-    }
+    tensors = {}
+    for name, place in places.items():
+        shard = f"{place.shard:05d}-of-{_first(header, _NUM_SHARDS):05d}"
+        tensor = _read_tensor(f"{os.fspath(prefix)}.data-{shard}", name, place)
+        tensors[name.removesuffix(_VARIABLE_SUFFIX)] = tensor
+    return tensors
 
 
 class _Place:

@@ -9,7 +9,7 @@ import pickle
 import re
 import struct
 from collections.abc import Callable
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -19,19 +19,9 @@ _BFLOAT16 = np.dtype(jnp.bfloat16)
 _DTYPE_NAMES = "float16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool"
 _DTYPES = {name: np.dtype(name).newbyteorder("<") for name in _DTYPE_NAMES.split()}
 _DTYPES["bfloat16"] = _BFLOAT16
-_STORAGES = {
-    "FloatStorage": "float32",
-    "DoubleStorage": "float64",
-    "HalfStorage": "float16",
-    "BFloat16Storage": "bfloat16",
-    "LongStorage": "int64",
-    "IntStorage": "int32",
-    "ShortStorage": "int16",
-    "CharStorage": "int8",
-    "ByteStorage": "uint8",
-    "BoolStorage": "bool",
-    "UntypedStorage": "uint8",
-}
+_STORAGES = {"Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16"}
+_STORAGES |= {"Long": "int64", "Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8"}
+_STORAGES |= {"Bool": "bool", "Untyped": "uint8"}
 _NUMPY_DTYPE = re.compile(r"b1|[iu][1248]|f[248]")
 _KEY_TYPES = (str, int, float, bytes, type(None))
 
@@ -61,7 +51,7 @@ class NumpyArray:
 
     dtype: np.dtype | None = None
     shape: tuple[int, ...] = ()
-    order: str = "C"
+    order: Literal["C", "F"] = "C"
     data: bytes = b""
 
     def build(self, state: tuple) -> None:
@@ -292,7 +282,7 @@ _VALUES: dict[str, np.dtype | None] = {
     "numpy.ndarray": None,
     "torch.storage.UntypedStorage": _DTYPES["uint8"],
     **{f"torch.{name}": dtype for name, dtype in _DTYPES.items()},
-    **{f"torch.{name}": _DTYPES[dtype] for name, dtype in _STORAGES.items()},
+    **{f"torch.{name}Storage": _DTYPES[dtype] for name, dtype in _STORAGES.items()},
 }
 # Objects that training scripts store beside the weights; none is created, let alone run.
 _IGNORED = """

@@ -278,15 +278,13 @@ class TestMistakes:
 
 
 class TestBack:
-    @pytest.mark.parametrize("names", ["new", "old"])
     @pytest.mark.parametrize("norm", ["frozen", "affine", "batch"])
-    def test_round_trip_by_torchvision_is_exact(self, norm, names):
+    def test_round_trip_by_torchvision_is_exact(self, norm):
         ours, _ = to_flax(system("torchvision")[1], norm=norm, eps=1e-5)
-        theirs = to_torchvision(ours, norm_eps=1e-5, names=names)
-        source = {"new": "torchvision", "old": "torchvision_old"}[names]
-        assert set(theirs) == set(system(source)[0])
+        theirs = to_torchvision(ours, norm_eps=1e-5)
+        assert set(theirs) == set(system("torchvision")[0])
         again, found = to_flax(theirs, norm=norm, eps=1e-5)
-        assert found == source
+        assert found == "torchvision"
         jax.tree.map(np.testing.assert_array_equal, again, ours)
 
     def test_shapes_are_those_of_torchvision(self):

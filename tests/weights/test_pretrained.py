@@ -140,8 +140,7 @@ def test_converted_resnet18_computes_what_torchvision_does(norm, prefix):
 @pytest.mark.parametrize(("norm", "count"), [("frozen", 159), ("batch", 265)])
 def test_real_resnet50_covers_the_backbone(norm, count):
     path = shared(RESNET50)
-    loaded, source, lines = load_weights(path, model_with(norm=norm))
-    assert source == "torchvision_resnet"
+    loaded, lines = load_weights(path, model_with(norm=norm))
     assert lines == [f"{path}: weights of torchvision's ResNet"]
     variables, report = merge_into(init(Trunk(50, norm)), loaded, source=str(path))
     assert report == [f"{path}: {count} arrays loaded for backbone"]
@@ -167,8 +166,7 @@ class TestLoadWeights:
     def test_detector(self, tmp_path):
         names, arrays = system("torchvision")
         path = self.save(arrays, tmp_path)
-        loaded, source, report = load_weights(path, MODEL)
-        assert source == "torchvision"
+        loaded, report = load_weights(path, MODEL)
         assert report == [f"{path}: weights of torchvision's Mask R-CNN, 3 classes and background"]
         jax.tree.map(
             np.testing.assert_array_equal, loaded, to_flax(arrays, norm="frozen", eps=1e-5)[0]
@@ -176,7 +174,7 @@ class TestLoadWeights:
 
     def test_says_which_entries_the_weights_are_not_for(self, tmp_path):
         path = self.save(torchvision_resnet18(), tmp_path)
-        _, _, report = load_weights(path, model_with(padding="same", norm_eps=1e-3))
+        _, report = load_weights(path, model_with(padding="same", norm_eps=1e-3))
         assert report[1:] == [
             f"{path}: model.backbone.padding is 'same', torchvision's ResNet has 'torch'",
             f"{path}: model.backbone.norm_eps is 0.001, torchvision's ResNet has 1e-05",
@@ -186,15 +184,14 @@ class TestLoadWeights:
         tensors = torchvision_resnet18()
         path = self.save(tensors, tmp_path)
         for norm in ("frozen", "affine"):
-            loaded, _, _ = load_weights(path, model_with(norm=norm, norm_eps=0.5))
+            loaded, _ = load_weights(path, model_with(norm=norm, norm_eps=0.5))
             expected, _ = to_flax(tensors, norm=norm, eps=0.5)
             jax.tree.map(np.testing.assert_array_equal, loaded, expected)
 
     def test_our_own_names(self, tmp_path):
         ours, _ = to_flax(system("torchvision")[1], norm="frozen", eps=1e-5)
         path = self.save(to_ours_flat(ours), tmp_path)
-        loaded, source, report = load_weights(path, MODEL)
-        assert source == "ours"
+        loaded, report = load_weights(path, MODEL)
         assert report == [f"{path}: weights of mask_rcnn_jax, 3 classes and background"]
         jax.tree.map(np.testing.assert_array_equal, loaded, ours)
 
