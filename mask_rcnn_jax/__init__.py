@@ -15,35 +15,22 @@ from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "Annotation",
-    "Batch",
-    "Dataset",
-    "Detections",
-    "Example",
-    "ImageRecord",
-    "MaskRCNN",
-    "Predictor",
-    "Proposals",
-    "Targets",
-    "build_model",
-    "evaluate",
-    "load_config",
-    "load_variables",
-    "train",
-]
-
 if TYPE_CHECKING:  # for editors and type checkers; `_HOMES` says the same to Python
-    from mask_rcnn_jax.config import load_config
-    from mask_rcnn_jax.data.augment import Example
-    from mask_rcnn_jax.data.dataset import Annotation, Dataset, ImageRecord
-    from mask_rcnn_jax.deploy.predictor import Predictor
-    from mask_rcnn_jax.models.build import build_model
-    from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
-    from mask_rcnn_jax.structures import Batch, Detections, Proposals, Targets
-    from mask_rcnn_jax.training.loop import train
-    from mask_rcnn_jax.training.scoring import evaluate
-    from mask_rcnn_jax.weights.restore import load_variables
+    from mask_rcnn_jax.config import load_config as load_config
+    from mask_rcnn_jax.data.augment import Example as Example
+    from mask_rcnn_jax.data.dataset import Annotation as Annotation
+    from mask_rcnn_jax.data.dataset import Dataset as Dataset
+    from mask_rcnn_jax.data.dataset import ImageRecord as ImageRecord
+    from mask_rcnn_jax.deploy.predictor import Predictor as Predictor
+    from mask_rcnn_jax.models.build import build_model as build_model
+    from mask_rcnn_jax.models.mask_rcnn import MaskRCNN as MaskRCNN
+    from mask_rcnn_jax.structures import Batch as Batch
+    from mask_rcnn_jax.structures import Detections as Detections
+    from mask_rcnn_jax.structures import Proposals as Proposals
+    from mask_rcnn_jax.structures import Targets as Targets
+    from mask_rcnn_jax.training.loop import train as train
+    from mask_rcnn_jax.training.scoring import evaluate as evaluate
+    from mask_rcnn_jax.weights.restore import load_variables as load_variables
 
 _HOMES = {
     "Annotation": "data.dataset:Annotation",
@@ -62,6 +49,7 @@ _HOMES = {
     "load_variables": "weights.restore:load_variables",
     "train": "training.loop:train",
 }
+__all__ = list(_HOMES)
 
 
 class _Package(ModuleType):

@@ -34,9 +34,7 @@ def _define_flags() -> None:
     flags.DEFINE_string("profile", None, "train, infer: write a trace to this folder.")
     pictures_help = "data: number of JPEGs to generate; 0 reads config.data.train_json."
     flags.DEFINE_integer("pictures", 64, pictures_help, lower_bound=0)
-    workers_help = (
-        "data: worker process counts, measured in turn; config.data.num_workers if unset."
-    )
+    workers_help = "data: worker process counts, measured in turn; data.num_workers if unset."
     flags.DEFINE_list("workers", None, workers_help)
     flags.DEFINE_string("only", "", "kernels: run only those whose name contains this text.")
     flags.DEFINE_string("target", "h100", "compile: target GPU, h100, h200 or a100.")
@@ -70,11 +68,9 @@ def main(positional: Sequence[str]) -> None:
         runs = [loading.run(FLAGS.config, FLAGS.pictures, FLAGS.steps, n) for n in workers]
         figures = {"runs": runs} if len(runs) > 1 else runs[0]
     else:
-        run = {"train": steps.train, "infer": steps.infer}[kind]
-        figures = run(FLAGS.config, FLAGS.steps, FLAGS.profile)
+        figures = getattr(steps, kind)(FLAGS.config, FLAGS.steps, FLAGS.profile)
         if FLAGS.stages:
-            time_stages = {"train": stages.train, "infer": stages.infer}[kind]
-            figures["ms_of_stages"] = time_stages(FLAGS.config, FLAGS.steps)
+            figures["ms_of_stages"] = getattr(stages, kind)(FLAGS.config, FLAGS.steps)
     text = json.dumps(figures, indent=1) + "\n"
     if kind != "kernels":  # prints a line for each
         print(text, end="", flush=True)

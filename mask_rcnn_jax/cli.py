@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from absl import flags, logging
 from ml_collections import config_flags
@@ -19,6 +20,14 @@ OFF = "off"  # of --compile_cache
 CONFIG_HELP = (
     "Recipe: its name (coco, coco_torchvision:coco_v1), the path of a Python file with "
     "get_config(), or a run's workdir. --config.section.name=value overrides an entry."
+)
+ADDRESS_HELP = (
+    f"HOST:PORT of the first of several processes; {AUTO!r} takes this and the next two from "
+    "SLURM, Open MPI or Kubernetes. One process alone if unset."
+)
+CACHE_HELP = (
+    "Folder for compiled programs, which the next start takes from there; ~/.cache/mask_rcnn_jax "
+    f"if unset, {OFF!r} keeps none."
 )
 HELP_FLAGS = {"-h", "-help", "--help"}
 COMMON_FLAGS = ("platform", "compile_cache", "debug")
@@ -38,16 +47,11 @@ def define_config(required: bool = True) -> None:
 
 def define_processes() -> None:
     """Define the flags of a command that several processes can run together."""
-    flags.DEFINE_string(
-        "coordinator_address", None, f"HOST:PORT of the first of several processes; {AUTO!r} takes "
-        "this and the next two from SLURM, Open MPI or Kubernetes. One process alone if unset.",
-    )  # fmt: skip
+    flags.DEFINE_string("coordinator_address", None, ADDRESS_HELP)
     flags.DEFINE_integer("num_processes", None, "How many processes there are.")
     flags.DEFINE_integer("process_id", None, "Which of them this one is, from 0.")
-    flags.DEFINE_integer(
-        "lost_after", 100, "Seconds without a sign of life until a process counts as dead, and the "
-        "others end.", lower_bound=1,
-    )  # fmt: skip
+    lost_help = "Seconds without a sign of life until a process counts as dead, and the others end."
+    flags.DEFINE_integer("lost_after", 100, lost_help, lower_bound=1)
 
 
 def run(
@@ -70,10 +74,7 @@ def run(
     define_flags()
     own = [name for name in flags.FLAGS if name not in {*others, *PROCESS_FLAGS}]
     flags.DEFINE_bool("debug", False, "Show the traceback of an error.")
-    flags.DEFINE_string(
-        "compile_cache", None, "Folder for compiled programs, which the next start takes from "
-        f"there; ~/.cache/mask_rcnn_jax if unset, {OFF!r} keeps none.",
-    )  # fmt: skip
+    flags.DEFINE_string("compile_cache", None, CACHE_HELP)
     flags.DEFINE_enum("platform", None, ["cpu", "gpu"], "Device to run on; the best one if unset.")
     if not HELP_FLAGS.isdisjoint(sys.argv):
         print(_help(main, groups or {"flags": own}, sys.argv))
@@ -221,11 +222,10 @@ def _is_wanted(record: std_logging.LogRecord) -> bool:
 
 
 def _choose_platform(platform: str | None) -> None:
-    if platform is None:
-        return
-    import jax
+    if platform is not None:
+        import jax
 
-    jax.config.update("jax_platforms", {"cpu": "cpu", "gpu": "cuda"}[platform])
+        jax.config.update("jax_platforms", {"cpu": "cpu", "gpu": "cuda"}[platform])
 
 
 def _choose_compile_cache(folder: str | None) -> None:
@@ -262,19 +262,16 @@ def _join_processes() -> None:
         return
     import jax
 
-    if address == AUTO:
-        where = {}
-    else:
+    where: dict[str, Any] = {}
+    if address != AUTO:
         _check_processes(address, *numbers)
-        where = {"coordinator_address": address, "num_processes": numbers[0],
-                 "process_id": numbers[1]}  # fmt: skip
+        where = {name: FLAGS[name].value for name in PROCESS_FLAGS[:3]}
     try:
         jax.distributed.initialize(**where, heartbeat_timeout_seconds=FLAGS.lost_after)
     except ValueError as error:
-        raise ValueError(
-            f"--coordinator_address={address}: {_one_line(error)} HOST:PORT, --num_processes and "
-            "--process_id say it without a cluster"
-        ) from error
+        flag, advice = "--coordinator_address", "HOST:PORT, --num_processes and --process_id say it"
+        text = f"{flag}={address}: {_one_line(error)} {advice} without a cluster"
+        raise ValueError(text) from error
     _one_of_several = jax.process_count() > 1
     _not_first = jax.process_index() > 0
 

@@ -12,11 +12,11 @@ from typing import Any
 from ml_collections import ConfigDict
 
 RECIPES = Path(__file__).parent / "configs"
-AT_LEAST_ONE = (
-    "data.max_instances", "train.batch_size", "train.log_every", "train.checkpoint_every",
-    "train.keep_checkpoints", "eval.batch_size", "eval.detections_per_image",
-)  # fmt: skip
-AT_LEAST_ZERO = ("data.num_workers", "train.epochs", "train.steps", "train.eval_every")
+AT_LEAST_ONE = """
+    data.max_instances train.batch_size train.log_every train.checkpoint_every
+    train.keep_checkpoints eval.batch_size eval.detections_per_image
+"""
+AT_LEAST_ZERO = "data.num_workers train.epochs train.steps train.eval_every"
 
 
 def load_config(name_or_path: str | Path, overrides: Mapping[str, Any] | None = None) -> ConfigDict:
@@ -59,11 +59,10 @@ def recipe_names() -> list[str]:
 
 def check_entries(config: ConfigDict) -> None:
     """Raise ValueError, naming the entry, for values that would only fail late in a run."""
-    lowest_of = {**dict.fromkeys(AT_LEAST_ONE, 1), **dict.fromkeys(AT_LEAST_ZERO, 0)}
-    for name, lowest in lowest_of.items():
-        section, key = name.split(".")
-        if config[section][key] < lowest:
-            raise ValueError(f"{name} is {config[section][key]}, expected at least {lowest}")
+    for names, lowest in ((AT_LEAST_ONE, 1), (AT_LEAST_ZERO, 0)):
+        for section, key in (name.split(".") for name in names.split()):
+            if (value := config[section][key]) < lowest:
+                raise ValueError(f"{section}.{key} is {value}, expected at least {lowest}")
 
 
 def read_workdir(workdir: str | Path) -> tuple[ConfigDict, list[dict]]:
@@ -130,12 +129,10 @@ def _override(config: ConfigDict, name: str, value) -> None:
             raise KeyError(name)
         section[key] = value
     except (KeyError, TypeError) as error:
-        known = flatten(config.to_dict())
-        close = difflib.get_close_matches(name, known, 1)
+        close = difflib.get_close_matches(name, flatten(config), 1)
         hint = f", did you mean {close[0]!r}?" if close else ""
-        raise ValueError(
-            f"cannot set config entry {name!r} to {value!r}{hint} ({error})"
-        ) from error
+        text = f"cannot set config entry {name!r} to {value!r}{hint} ({error})"
+        raise ValueError(text) from error
 
 
 def flatten(tree: Mapping, prefix: str = "") -> dict[str, Any]:

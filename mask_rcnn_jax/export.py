@@ -96,11 +96,10 @@ def export_model(
     config, variables, categories, _ = restore(config, weights)
     dataset = None
     if options.int8:
-        annotations = annotation_file(config.data, "val")
-        if not os.path.isfile(annotations):
-            raise ValueError(
-                f"--int8 reports AP on config.data.val_json, which is {annotations!r}: no such file"
-            )
+        path = annotation_file(config.data, "val")
+        if not os.path.isfile(path):
+            where = "config.data.val_json"
+            raise ValueError(f"--int8 reports AP on {where}, which is {path!r}: no such file")
         dataset = load_split(config.data, "val")
         check_classes(dataset, categories, weights)
     artifact = build_artifact(config, variables, categories, format, options, Path(output))
@@ -156,18 +155,14 @@ def check_torchvision(model: ConfigDict) -> None:
     everything else (anchors, RoIAlign, input channel order and padding) in torchvision, if it has
     the option; remaining differences cost accuracy.
     """
-    backbone = model.backbone
+    backbone, theirs = model.backbone, "torchvision's ResNet"
     if backbone.name != "resnet":
         raise ValueError(f"model.backbone.name is {backbone.name!r}, torchvision has 'resnet' only")
     if backbone.norm == "group":
-        raise ValueError(
-            "model.backbone.norm is 'group', torchvision's ResNet has batch normalization only"
-        )
+        raise ValueError(f"model.backbone.norm is 'group', {theirs} has batch normalization only")
     if backbone.depth >= 50 and backbone.stride_in != "3x3":
-        raise ValueError(
-            f"model.backbone.stride_in is {backbone.stride_in!r}, torchvision's ResNet strides in "
-            "'3x3' only"
-        )
+        stride = backbone.stride_in
+        raise ValueError(f"model.backbone.stride_in is {stride!r}, {theirs} strides in '3x3' only")
     for line in mismatches("torchvision", model, without=["backbone.norm_eps"]):  # is converted
         logging.warning("%s", line)
 
@@ -199,20 +194,16 @@ def _define_flags() -> None:
     flags.DEFINE_string("workdir", None, "Run folder; its latest checkpoint is used.")
     flags.DEFINE_string("weights", None, "Run folder, one of its checkpoints/<step>, or a file.")
     flags.DEFINE_enum("format", None, FORMATS, "Export format.", required=True)
-    flags.DEFINE_string(
-        "output", None, "Output folder; for weights the .safetensors file.", required=True
-    )
-    flags.DEFINE_integer(
-        "batch", None, "Batch size; by default any for stablehlo and 1 for onnx.", 1
-    )
+    output_help = "Output folder; for weights the .safetensors file."
+    flags.DEFINE_string("output", None, output_help, required=True)
+    batch_help = "Batch size; by default any for stablehlo and 1 for onnx."
+    flags.DEFINE_integer("batch", None, batch_help, 1)
     canvas_help = "Canvas to export, for recipes with two; square images are landscape."
     flags.DEFINE_enum("orientation", "landscape", ["landscape", "portrait"], canvas_help)
-    flags.DEFINE_list(
-        "picture_size", [], "HEIGHT,WIDTH of all images; removes the onnx input image_sizes."
-    )
-    flags.DEFINE_bool(
-        "deepstream", False, "onnx for nvinfer: planar float32 input and nvinfer.txt."
-    )
+    size_help = "HEIGHT,WIDTH of all images; removes the onnx input image_sizes."
+    flags.DEFINE_list("picture_size", [], size_help)
+    deepstream_help = "onnx for nvinfer: planar float32 input and nvinfer.txt."
+    flags.DEFINE_bool("deepstream", False, deepstream_help)
     flags.DEFINE_integer("opset", None, "onnx opset; default 17.")
     flags.DEFINE_bool("int8", False, "Also export an int8 model, calibrated with --calibration.")
     flags.DEFINE_string("calibration", None, "Folder of representative images for --int8.")
@@ -227,11 +218,11 @@ def main(_: Sequence[str]) -> None:
     values["picture_size"] = _size("--picture_size", FLAGS.picture_size)
     options = ArtifactOptions(**values)
     options.check(FLAGS.format)
-    weights = FLAGS.workdir or FLAGS.weights
+    arguments = FLAGS.config, FLAGS.workdir or FLAGS.weights, FLAGS.format, FLAGS.output
     if FLAGS.format in WEIGHTS:
-        export_weights(FLAGS.config, weights, FLAGS.format, FLAGS.output)
+        export_weights(*arguments)
     else:
-        export_model(FLAGS.config, weights, FLAGS.format, FLAGS.output, options)
+        export_model(*arguments, options)
 
 
 def _size(name: str, values: list[str]) -> tuple[int, int] | None:

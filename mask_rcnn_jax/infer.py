@@ -16,7 +16,7 @@ import contextlib
 import json
 import signal
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
@@ -35,6 +35,7 @@ from mask_rcnn_jax.weights.restore import restore
 # One image keeps a CPU busy; a batch would only use more memory.
 BATCH_SIZES = {"cpu": 1}
 BATCH_SIZE = 8
+Skip = Callable[[ValueError], None]  # logs and counts an input that cannot be read
 
 
 def infer(
@@ -43,10 +44,9 @@ def infer(
     inputs: Sequence[str],
     output: str,
     score_threshold: float,
-    *,
-    batch_size: int = 0,
-    stride: int = 1,
-    max_frames: int = 0,
+    batch_size: int,
+    stride: int,
+    max_frames: int,
 ) -> None:
     """Detect objects in images and videos and write the results.
 
@@ -73,7 +73,12 @@ def infer(
     config, variables, categories, _ = restore(config, weights)
     config.eval.score_threshold = score_threshold
     skipped: list[str] = []
-    videos = _open_videos(zip(sources, video_files, strict=True), skipped)
+
+    def skip(error: ValueError) -> None:
+        skipped.append(str(error))
+        logging.warning("skipped %s", error)
+
+    videos = _open_videos(zip(sources, video_files, strict=True), skip)
     if not images and not videos:
         raise ValueError(f"no input could be read: {skipped[0]}")
 
@@ -86,9 +91,9 @@ def infer(
     folder.mkdir(parents=True, exist_ok=True)
     if images:
         files = list(zip(images, image_files, strict=True))
-        _infer_images(predictor, files, annotator, folder, skipped)
+        _infer_images(predictor, files, annotator, folder, skip)
     if videos:
-        _infer_videos(predictor, videos, annotator, skipped, stride, max_frames)
+        _infer_videos(predictor, videos, annotator, skip, stride, max_frames)
     num_inputs = len(images) + len(sources)
     if len(skipped) == num_inputs:
         raise ValueError(f"no input could be read: {skipped[0]}")
@@ -97,69 +102,48 @@ def infer(
     logging.info("results: %s", folder)
 
 
-def _open_videos(files, skipped: list[str]) -> list[tuple[Video, Path]]:
+def _open_videos(files, skip: Skip) -> list[tuple[Video, Path]]:
     videos = []
     for source, target in files:
         try:
             videos.append((Video(source), target))
         except UnreadableVideo as error:
-            _skip(error, skipped)
+            skip(error)
     return videos
 
 
-def _skip(error: ValueError, skipped: list[str]) -> None:
-    skipped.append(str(error))
-    logging.warning("skipped %s", error)
-
-
-def _infer_images(predictor: Predictor, files, annotator, folder: Path, skipped: list[str]) -> None:
+def _infer_images(predictor: Predictor, files, annotator, folder: Path, skip: Skip) -> None:
     progress = Progress("images", len(files))
     done = count = 0
 
     def on_error(error) -> None:
-        _skip(error, skipped)
+        skip(error)
         progress.advance(1)
 
     found = annotate.annotate_images(predictor, files, annotator, on_error)
-    with _json_list(folder / "detections.json") as write, contextlib.closing(found):
-        for entries in found:
-            for entry in entries:
-                write(entry)
-            done, count = done + 1, count + len(entries)
-            progress.advance(1)
+    path = folder / "detections.json"
+    with contextlib.closing(found), open(path, "w", encoding="utf-8") as file:
+        file.write("[")
+        try:
+            for entries in found:
+                for entry in entries:
+                    file.write((",\n" if count else "") + json.dumps(entry))
+                    count += 1
+                done += 1
+                progress.advance(1)
+        finally:
+            file.write("]\n")  # the file is valid json on any exit
     logging.info("%d detections in %d images", count, done)
 
 
-@contextlib.contextmanager
-def _json_list(path: Path) -> Iterator:
-    """Yield a function that appends an entry to a json list; the file is valid json on any exit."""
-    with open(path, "w", encoding="utf-8") as file:
-        separator = ""
-
-        def write(entry: dict) -> None:
-            nonlocal separator
-            file.write(separator + json.dumps(entry))
-            separator = ",\n"
-
-        file.write("[")
-        try:
-            yield write
-        finally:
-            file.write("]\n")
-
-
 def _infer_videos(
-    predictor: Predictor, videos, annotator, skipped: list[str], stride: int, max_frames: int
+    predictor: Predictor, videos, annotator, skip: Skip, stride: int, max_frames: int
 ) -> None:
     expected = [video.expected_frames(stride, max_frames) for video, _ in videos]
     progress = Progress("frames", None if None in expected else sum(expected))
     frames, objects = Counter(), Counter()
-
-    def on_error(error) -> None:
-        _skip(error, skipped)
-
     found = annotate.annotate_videos(
-        predictor, videos, annotator, on_error, stride=stride, max_frames=max_frames
+        predictor, videos, annotator, skip, stride=stride, max_frames=max_frames
     )
     try:
         with contextlib.closing(found):
@@ -169,10 +153,8 @@ def _infer_videos(
                 progress.advance(1)
     finally:
         for video, target in videos:
-            if frames[video]:
-                logging.info(
-                    "%d detections in %d frames: %s", objects[video], frames[video], target
-                )
+            if count := frames[video]:
+                logging.info("%d detections in %d frames: %s", objects[video], count, target)
     for (video, _), wanted in zip(videos, expected, strict=True):
         if video.damaged:
             logging.warning("%s: %d damaged packets", video.source, video.damaged)
@@ -181,27 +163,12 @@ def _infer_videos(
             logging.warning("%s ends after %d frames of %d", video.source, frames[video], wanted)
 
 
-@contextlib.contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
-    """Handle SIGTERM like Ctrl-C, which closes the files: a video without index is unplayable."""
-
-    def interrupt(*_) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def _define_flags() -> None:
     cli.define_config(required=False)
     flags.DEFINE_string("workdir", None, "Run folder; its latest checkpoint is used.")
     flags.DEFINE_string("weights", None, "Run folder, one of its checkpoints/<step>, or a file.")
-    flags.DEFINE_multi_string(
-        "input", None, "Image, video, folder, glob or URL; repeatable.", required=True
-    )
+    input_help = "Image, video, folder, glob or URL; repeatable."
+    flags.DEFINE_multi_string("input", None, input_help, required=True)
     flags.DEFINE_string("output", None, "Output folder.", required=True)
     flags.DEFINE_float("score_threshold", 0.5, "Drop detections with lower scores.", 0.0, 1.0)
     flags.DEFINE_integer("batch_size", 0, "Images or frames per batch; 0: 1 on CPU, 8 on GPU.", 0)
@@ -213,18 +180,14 @@ def main(_: Sequence[str]) -> None:
     FLAGS = flags.FLAGS
     if (FLAGS.workdir is None) == (FLAGS.weights is None):
         raise ValueError("infer needs exactly one of --workdir and --weights")
-    weights, threshold = FLAGS.workdir or FLAGS.weights, FLAGS.score_threshold
-    with _sigterm_as_interrupt():
-        infer(
-            FLAGS.config,
-            weights,
-            FLAGS.input,
-            FLAGS.output,
-            threshold,
-            batch_size=FLAGS.batch_size,
-            stride=FLAGS.stride,
-            max_frames=FLAGS.max_frames,
-        )
+    weights, inputs, output = FLAGS.workdir or FLAGS.weights, FLAGS.input, FLAGS.output
+    options = {name: getattr(FLAGS, name) for name in ("batch_size", "stride", "max_frames")}
+    # SIGTERM acts like Ctrl-C, which closes the files: a video without index is unplayable.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        infer(FLAGS.config, weights, inputs, output, FLAGS.score_threshold, **options)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 if __name__ == "__main__":

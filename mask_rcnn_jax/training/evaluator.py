@@ -1,4 +1,4 @@
-"""A model over a data set: detections, COCO scores, validation losses and pictures."""
+"""A model over a data set: detections, COCO scores, validation losses and images."""
 
 import json
 from collections.abc import Callable
