@@ -54,15 +54,8 @@ FORMATS = MODELS + WEIGHTS
 AP_NAMES = ("AP", "AP50", "mask_AP", "mask_AP50")
 
 
-def export_weights(config: ConfigDict | None, weights: str, format: str, output: str) -> Path:
-    """Write weights in a format of `WEIGHTS` and return the path of the file.
-
-    Args:
-        config: recipe; None takes the run's, a weight file needs one.
-        weights: a run, one of its checkpoints, or a weight file.
-        format: one of `WEIGHTS`.
-        output: path of the .safetensors file.
-    """
+def export_weights(config: ConfigDict | None, weights: str, format: str, output: str) -> None:
+    """Write weights in a format of `WEIGHTS`."""
     target = Path(output)
     if target.suffix != ".safetensors":
         raise ValueError(f"--output is {output}, expected a name that ends in .safetensors")
@@ -78,7 +71,7 @@ def export_weights(config: ConfigDict | None, weights: str, format: str, output:
     content = save(arrays)
     restored, _ = to_flax(arrays, norm=config.model.backbone.norm, eps=eps)
     difference = _largest_difference(restored, variables)
-    details = {"self_check": {"largest_difference": difference}, "config": _json(config)}
+    details = {"self_check": {"largest_difference": difference}, "config": config.to_dict()}
     manifest = make_manifest(
         config, categories, format=format, files=[target.name], interface=None, details=details
     )
@@ -86,13 +79,12 @@ def export_weights(config: ConfigDict | None, weights: str, format: str, output:
     write(target.parent, {target.name: content, manifest_name: _dump(manifest)})
     print(f"{target}: {len(arrays)} arrays in the names of --format={format}")
     print(f"self-check: read back, the largest difference is {difference:.2g}")
-    return target
 
 
 def export_model(
     config: ConfigDict | None, weights: str, format: str, output: str, options: ArtifactOptions
-) -> dict:
-    """Write a model in a format of `MODELS`, compared with the original; return its manifest."""
+) -> None:
+    """Write a model in a format of `MODELS`, compared with the original."""
     config, variables, categories, _ = restore(config, weights)
     dataset = None
     if options.int8:
@@ -104,7 +96,7 @@ def export_model(
         check_classes(dataset, categories, weights)
     artifact = build_artifact(config, variables, categories, format, options, Path(output))
     checks = artifact.self_check
-    details = {**artifact.details, "self_check": checks, "config": _json(config)}
+    details = {**artifact.details, "self_check": checks, "config": config.to_dict()}
     if dataset is not None:
         aps = details["ap"] = {}
         for name, predict in artifact.predictors.items():
@@ -122,7 +114,6 @@ def export_model(
     print(f"{output}: {', '.join(names)}")
     for kind, check in checks.items():
         print(f"self-check, {kind}: {check['text']}")
-    return manifest
 
 
 def score(
@@ -179,10 +170,6 @@ def write(folder: Path, files: dict[str, bytes]) -> None:
 def _largest_difference(a: dict, b: dict) -> float:
     gaps = jax.tree.map(lambda x, y: float(np.abs(np.asarray(x) - np.asarray(y)).max()), a, b)
     return max(jax.tree.leaves(gaps))
-
-
-def _json(config: ConfigDict) -> dict:
-    return json.loads(json.dumps(config.to_dict()))
 
 
 def _dump(content: dict) -> bytes:

@@ -48,22 +48,9 @@ def infer(
     stride: int,
     max_frames: int,
 ) -> None:
-    """Detect objects in images and videos and write the results.
+    """Detect objects in images and videos and write the results; arguments as the flags.
 
-    Unreadable inputs are logged, counted and skipped.
-
-    Args:
-        config: recipe; None takes the run's, a weight file needs one.
-        weights: a run, one of its checkpoints, or a weight file.
-        inputs: files, folders, glob patterns or URLs.
-        output: folder for the results.
-        score_threshold: lowest score of a detection.
-        batch_size: images or frames per batch; 0 chooses by device.
-        stride: take every `stride`-th frame of a video.
-        max_frames: maximum number of frames per video; 0: all.
-
-    Raises:
-        ValueError: if no input can be read.
+    Unreadable inputs are logged, counted and skipped; ValueError if no input can be read.
     """
     images, sources = find_inputs(inputs)
     folder = Path(output)
@@ -78,7 +65,12 @@ def infer(
         skipped.append(str(error))
         logging.warning("skipped %s", error)
 
-    videos = _open_videos(zip(sources, video_files, strict=True), skip)
+    videos = []
+    for source, video_file in zip(sources, video_files, strict=True):
+        try:
+            videos.append((Video(source), video_file))
+        except UnreadableVideo as error:
+            skip(error)
     if not images and not videos:
         raise ValueError(f"no input could be read: {skipped[0]}")
 
@@ -100,16 +92,6 @@ def infer(
     if skipped:
         logging.warning("%d of %d inputs skipped", len(skipped), num_inputs)
     logging.info("results: %s", folder)
-
-
-def _open_videos(files, skip: Skip) -> list[tuple[Video, Path]]:
-    videos = []
-    for source, target in files:
-        try:
-            videos.append((Video(source), target))
-        except UnreadableVideo as error:
-            skip(error)
-    return videos
 
 
 def _infer_images(predictor: Predictor, files, annotator, folder: Path, skip: Skip) -> None:

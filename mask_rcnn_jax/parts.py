@@ -57,7 +57,8 @@ def entries(part: Callable, given: tuple[str, ...] = ()) -> dict[str, Entry]:
     given: parameters from elsewhere, such as `dtype`.
     """
     hints = get_type_hints(part if inspect.isfunction(part) else part.__init__)
-    meanings = _meanings(inspect.getdoc(part) or "")
+    bases = reversed(inspect.getmro(part)) if inspect.isclass(part) else [part]
+    meanings = {name: text for base in bases for name, text in _meanings(base).items()}
     parameters = inspect.signature(part).parameters
     hidden = {*given, *(MODULE_FIELDS if "parent" in parameters else ())}
     found = {}
@@ -131,9 +132,9 @@ def find(name: str, builders: Mapping[str, Callable], where: str) -> Callable:
 
 def _checked(value: Any, kind: Any, where: str) -> Any:
     """Convert lists to tuples; raise ValueError if the value does not match the annotation."""
-    value = _as_tuple(value)
+    value = lists_to_tuples(value)
     if not _fits(value, kind):
-        choices = get_args(kind) if get_origin(kind) is Literal else ()
+        choices = Entry(value, kind, "").choices
         expected = f"one of {list(choices)}" if choices else _text(kind)
         raise ValueError(f"{where} is {value!r}, expected {expected}")
     return value
@@ -154,8 +155,11 @@ def _fits(value: Any, kind: Any) -> bool:
     return not isinstance(kind, type) or kind not in (bool, str) or isinstance(value, kind)
 
 
-def _as_tuple(value: Any) -> Any:
-    return tuple(map(_as_tuple, value)) if isinstance(value, list | tuple) else value
+def lists_to_tuples(value: Any) -> Any:
+    """Convert lists at any depth, also inside dicts, to tuples, which recipes have."""
+    if isinstance(value, dict):
+        return {key: lists_to_tuples(item) for key, item in value.items()}
+    return tuple(map(lists_to_tuples, value)) if isinstance(value, list | tuple) else value
 
 
 def _text(kind: Any) -> str:
@@ -163,8 +167,9 @@ def _text(kind: Any) -> str:
     return kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind)
 
 
-def _meanings(doc: str) -> dict[str, str]:
+def _meanings(part: Callable) -> dict[str, str]:
     """Return each parameter's text in a docstring's `Attributes` or `Args` section."""
+    doc = inspect.getdoc(part) or ""
     section = re.search(r"^(?:Attributes|Args):\n((?:[ ]+.*\n?|\n)+)", doc, re.MULTILINE)
     if not section:
         return {}

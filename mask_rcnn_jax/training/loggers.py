@@ -7,6 +7,7 @@ process only.
 
 import importlib
 import json
+import math
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ import jax
 import numpy as np
 from absl import logging
 
-from mask_rcnn_jax.training.metrics import FILE_NAME, json_number, truncate_metrics
+from mask_rcnn_jax.training.metrics import FILE_NAME, truncate_metrics
 
 Metrics = Mapping[str, float]
 Images = Mapping[str, np.ndarray]
@@ -126,8 +127,9 @@ def jsonl_logger(workdir: Path, resume_step: int) -> Iterator[Logger]:
 
     def log(step: int, metrics: Metrics, images: Images) -> None:
         if metrics:
-            record = {"step": int(step)} | {name: json_number(v) for name, v in metrics.items()}
-            file.write(json.dumps(record, allow_nan=False) + "\n")
+            # json has no NaN and no infinity.
+            values = {n: float(v) if math.isfinite(v) else None for n, v in metrics.items()}
+            file.write(json.dumps({"step": int(step), **values}, allow_nan=False) + "\n")
             file.flush()  # a killed run must have left every record that it logged
 
     with open(path, "a", encoding="utf-8") as file:

@@ -20,7 +20,7 @@ from mask_rcnn_jax.training.evaluator import Validation, make_validation
 from mask_rcnn_jax.training.loggers import Logger, Loggers, open_loggers, resolve_loggers
 from mask_rcnn_jax.training.metrics import FILE_NAME, read_metrics
 from mask_rcnn_jax.training.optim import count_microbatches, make_schedule, optim_options
-from mask_rcnn_jax.training.processes import StopOnSigterm
+from mask_rcnn_jax.training.processes import stop_on_sigterm
 from mask_rcnn_jax.training.setup import (
     initial_state,
     make_train_loader,
@@ -101,7 +101,7 @@ def train(
         train_step = make_train_step(model, tx, schedule, mesh, **options)
         validate = make_validation(config, val_set, model, mesh, workdir)
         with (
-            StopOnSigterm() as stop,
+            stop_on_sigterm() as stop_requested,
             closing(make_train_loader(config, train_set, start, augment)) as batches,
             closing(open_loggers(workdir, config.to_dict(), loggers, resume_step=start)) as log,
         ):
@@ -111,7 +111,7 @@ def train(
                 with steps.dispatching(batch):
                     state, metrics = train_step(state, shard_batch(batch, mesh))
                 steps.finish_previous(step, metrics, batch.image_index)
-                stops = stop.requested_at(step)
+                stops = stop_requested(step)
                 evaluates = step % config.train.eval_every == 0 or step == config.train.steps
                 if not (stops or evaluates or step % config.train.checkpoint_every == 0):
                     continue

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from optax.tree import where
 
 
 class LossScaleState(NamedTuple):
@@ -45,7 +46,8 @@ def dynamic_loss_scale(
         good_steps = jnp.where(finite, state.good_steps + 1, 0)
         grows = (good_steps >= growth_interval) & jnp.isfinite(2 * state.scale)
         risen = jnp.where(grows, 2 * state.scale, state.scale)
-        return where(finite, updates, optax.tree.zeros_like(updates)), LossScaleState(
+        updates = where(finite, updates, optax.tree.zeros_like(updates))
+        return updates, LossScaleState(
             scale=jnp.where(finite, risen, jnp.maximum(state.scale / 2, floor)),
             good_steps=jnp.where(grows, 0, good_steps),
             skipped=state.skipped + ~finite,
@@ -53,8 +55,3 @@ def dynamic_loss_scale(
         )
 
     return optax.GradientTransformation(init, update)
-
-
-def where(condition: jax.Array, yes, no):
-    """One of two trees of the same structure."""
-    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)

@@ -1,7 +1,6 @@
 """The metrics.jsonl of a run: a series of json lines without repeats."""
 
 import json
-import math
 import os
 from pathlib import Path
 
@@ -38,9 +37,3 @@ def truncate_metrics(path: Path, last_step: int) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
-
-
-def json_number(value: float) -> float | None:
-    """Return the number as a float, or None for NaN and infinity, which json lacks."""
-    value = float(value)
-    return value if math.isfinite(value) else None

@@ -52,12 +52,6 @@ class EvalOptions(Detect):
     """Evaluation and inference.
 
     Attributes:
-        score_threshold: detections need a score above it.
-        min_box_size: detections need a width and height above it, pixels of the network input; -1
-            keeps all.
-        nms_thresh: IoU above which the lower of two detections of one class is dropped.
-        pre_nms_topk: candidates per image that NMS considers, the best of all classes.
-        detections_per_image: the most detections of an image.
         batch_size: images at a time, over all devices.
         max_images: images to evaluate on; 0: all.
         loss_images: images for the validation loss; 0: none.

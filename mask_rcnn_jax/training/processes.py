@@ -6,7 +6,9 @@ All functions that gather must be called by every process, in the same order.
 import json
 import signal
 import threading
-from typing import Any, Self
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import jax
 import numpy as np
@@ -50,34 +52,23 @@ def from_first(value) -> Any:
     return value if jax.process_count() == 1 else gather(value)[0]
 
 
-class StopOnSigterm:
-    """A SIGTERM to any process as a wish to save and leave, which all hear at the same step.
+@contextmanager
+def stop_on_sigterm() -> Iterator[Callable[[int], bool]]:
+    """A function of the step: whether to save and leave after it, since a process got a SIGTERM.
 
-    With several processes JAX catches the signal, from `jax.distributed.initialize` on, and they
-    agree on a step that none of them has done yet.
+    Every process asks once a step. With several processes JAX catches the signal, from
+    `jax.distributed.initialize` on, and they agree on a step that none of them has done yet.
     """
-
-    def __init__(self):
-        self._requested = False
-        self._alone = jax.process_count() == 1
-        # Python lets the main thread alone handle signals.
-        self._handles = self._alone and threading.current_thread() is threading.main_thread()
-
-    def __enter__(self) -> Self:
-        if self._handles:
-            self._before = signal.signal(signal.SIGTERM, self._note)
-        return self
-
-    def __exit__(self, *exc_info) -> None:
-        """Restore what SIGTERM did before."""
-        if self._handles:
-            signal.signal(signal.SIGTERM, self._before)
-
-    def requested_at(self, step: int) -> bool:
-        """Whether this step is to be the last one. Every process asks once a step."""
-        if self._alone:
-            return self._requested
-        return multihost_utils.reached_preemption_sync_point(step)
-
-    def _note(self, signum, frame) -> None:
-        self._requested = True
+    if jax.process_count() > 1:
+        yield multihost_utils.reached_preemption_sync_point
+        return
+    signals: list[int] = []
+    # Python lets the main thread alone handle signals.
+    handles = threading.current_thread() is threading.main_thread()
+    if handles:
+        before = signal.signal(signal.SIGTERM, lambda number, frame: signals.append(number))
+    try:
+        yield lambda step: bool(signals)
+    finally:
+        if handles:
+            signal.signal(signal.SIGTERM, before)

@@ -20,7 +20,7 @@ from mask_rcnn_jax.ops import boxes as box_ops
 from mask_rcnn_jax.ops import losses
 from mask_rcnn_jax.ops.losses import LossOptions
 from mask_rcnn_jax.structures import Batch, Detections
-from mask_rcnn_jax.training import loss_scale
+from mask_rcnn_jax.training.loss_scale import LossScaleState
 from mask_rcnn_jax.training.optim import injected_rate
 
 
@@ -109,7 +109,7 @@ def make_train_step(
         return grads, terms, batch_stats
 
     def step(state: TrainState, batch: Batch):
-        scaling = isinstance(state.opt_state, loss_scale.LossScaleState)
+        scaling = isinstance(state.opt_state, LossScaleState)
         scale = state.opt_state.scale if scaling else 1.0
         local = _mean_over_parts(partial(part_gradients, state, scale), batch, accumulate_steps)
         # Under check_vma=False the gradients are this device's own: average them exactly once.
@@ -121,7 +121,7 @@ def make_train_step(
         if scaling:
             # The gradients are averaged before anybody looks at them, so all devices agree.
             skipped = opt_state.skipped > state.opt_state.skipped
-            batch_stats = loss_scale.where(skipped, state.batch_stats, batch_stats)
+            batch_stats = optax.tree.where(skipped, state.batch_stats, batch_stats)
             updates_done = state.step - state.opt_state.skipped
             metrics |= {"loss_scale": scale, "skipped_steps": opt_state.skipped}
         rate = injected_rate(opt_state) if schedule is None else schedule(updates_done)

@@ -54,21 +54,22 @@ def run(workdir: str) -> None:
     state = replicate(
         TrainState(step=jnp.int32(0), params=jnp.zeros(()), batch_stats={}, opt_state=()), mesh
     )
-    checkpoints, stop = Checkpoints(workdir, keep=2), processes.StopOnSigterm()
+    checkpoints = Checkpoints(workdir, keep=2)
     rows = shard_batch(np.full(4, 1.0 + jax.process_index(), np.float32), mesh)
-    for step in range(1, 100_000):
-        state = advance(state, rows)
-        if step == 3:
-            checkpoints.save(state)
-        if stop.requested_at(step):
-            checkpoints.save(state)
-            checkpoints.close()
-            checkpoints = Checkpoints(workdir, keep=2)
-            restored = jax.device_get(checkpoints.restore(state))
-            checkpoints.close()
-            print(f"stopped at {restored.step} with {restored.params}", flush=True)
-            return
-        time.sleep(0.02)
+    with processes.stop_on_sigterm() as stop_requested:
+        for step in range(1, 100_000):
+            state = advance(state, rows)
+            if step == 3:
+                checkpoints.save(state)
+            if stop_requested(step):
+                checkpoints.save(state)
+                checkpoints.close()
+                checkpoints = Checkpoints(workdir, keep=2)
+                restored = jax.device_get(checkpoints.restore(state))
+                checkpoints.close()
+                print(f"stopped at {restored.step} with {restored.params}", flush=True)
+                return
+            time.sleep(0.02)
 
 
 def main(arguments) -> None:
