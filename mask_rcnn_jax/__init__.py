@@ -55,9 +55,8 @@ __all__ = list(_HOMES)
 class _Package(ModuleType):
     """A package whose public names win over its submodules.
 
-    `mask_rcnn_jax/train.py` is the command `python -m mask_rcnn_jax.train`, and `mrcnn.train` the
-    function. Importing a submodule sets it as an attribute of its package; without this class the
-    meaning of `mrcnn.train` would depend on whether the command has been imported.
+    `mask_rcnn_jax/train.py` is a command, and `mrcnn.train` a function. Importing a submodule sets
+    it as an attribute of its package: without this class it would hide the function.
     """
 
     def __setattr__(self, name: str, value: object) -> None:

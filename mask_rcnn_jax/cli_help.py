@@ -16,12 +16,7 @@ REQUIRED = "Flag --{} must have a value other than None."  # says absl of a requ
 
 
 def format_help(about: str, groups: Mapping[str, Sequence[str]]) -> str:
-    """Format the help of a command.
-
-    Args:
-        about: the docstring of the command.
-        groups: headings and the names of the flags below each.
-    """
+    """Format the help of a command: its docstring, and the flags below each heading."""
     parts = [textwrap.dedent(about).strip()]
     for heading, names in groups.items():
         title = heading if ":" in heading else f"{heading}:"
@@ -30,12 +25,7 @@ def format_help(about: str, groups: Mapping[str, Sequence[str]]) -> str:
 
 
 def format_entries(values: Mapping[str, Any], described: Mapping[str, Entry]) -> str:
-    """Format the entries of a config: name, value, meaning and choices.
-
-    Args:
-        values: by dotted name.
-        described: meaning and choices of the entries, by dotted name.
-    """
+    """Format the entries of a config, by dotted name: value, meaning and choices."""
     wrapper = textwrap.TextWrapper(min(shutil.get_terminal_size().columns, MAX_WIDTH))
     wrapper.initial_indent = wrapper.subsequent_indent = "    "
     lines = []

@@ -75,16 +75,13 @@ def defaults(part: Callable, given: tuple[str, ...] = ()) -> dict[str, Any]:
 
 
 def build(part: Callable, section: Section, where: str, **given: Any) -> Any:
-    """Call the part with its section's entries.
+    """Call the part with its section's entries; missing ones use the part's defaults.
 
-    Args:
-        section: entries by name; missing entries use the part's defaults.
-        where: section name for error messages, such as "model.rpn".
-        given: further arguments; those unknown to the part are dropped.
+    where: section name for error messages, such as "model.rpn".
+    given: further arguments; those unknown to the part are dropped.
 
-    Raises:
-        ValueError: an entry is unknown, is missing without a default, has a wrong type or is not
-            among the choices; the message names it.
+    Raises ValueError, naming the entry, if one is unknown, is missing without a default, has a
+    wrong type or is not among the choices.
     """
     known = entries(part, tuple(given))
     signature = inspect.signature(part).parameters

@@ -31,14 +31,13 @@ def to_flax(arrays: Mapping[str, np.ndarray], *, norm: str, eps: float) -> tuple
         eps: the model's batch norm epsilon. Weights of systems without an epsilon are adjusted so
             that the layer computes the same.
 
-    Returns:
-        {"params": ..., "batch_stats": ...} of float32 numpy arrays, either the backbone alone or
-        all modules; and the source, see `identify`. Classes keep their order, background first:
-        if a system has no background slot for boxes and masks, zeros fill it.
+    Returns {"params": ..., "batch_stats": ...} of float32 numpy arrays, either the backbone alone
+    or all modules; and the source, see `identify`. Classes keep their order, background first: if a
+    system has no background slot for boxes and masks, zeros fill it.
     """
     name, paths = identify(list(arrays))
     if name == OURS:
-        return {"params": {}, "batch_stats": {}, **_unflatten(arrays)}, name
+        return {"params": {}, "batch_stats": {}, **unflatten_dict(arrays, sep="/")}, name
     if norm not in ("frozen", "affine", "batch"):
         raise ValueError(
             f"model.backbone.norm is {norm!r}, which {SOURCES[name].title} has no counterpart for, "
@@ -54,11 +53,12 @@ def to_flax(arrays: Mapping[str, np.ndarray], *, norm: str, eps: float) -> tuple
         else:
             params[path] = _to_our_layout(module, theirs, array, source)
     for module, parts in norms.items():
-        norm_params, norm_stats = _convert_norm(module, parts, norm, eps, source.has_eps)
-        params |= {f"{module}/{leaf}": value for leaf, value in norm_params.items()}
-        stats |= {f"{module}/{leaf}": value for leaf, value in norm_stats.items()}
+        converted = _convert_norm(module, parts, norm, eps, source.has_eps)
+        for collection, leaves in zip((params, stats), converted, strict=True):
+            collection |= {f"{module}/{leaf}": value for leaf, value in leaves.items()}
     _check_classes(params)
-    return {"params": _unflatten(params), "batch_stats": _unflatten(stats)}, name
+    params, stats = (unflatten_dict(flat, sep="/") for flat in (params, stats))
+    return {"params": params, "batch_stats": stats}, name
 
 
 def num_classes_in(variables: Mapping) -> int | None:
@@ -77,11 +77,8 @@ def to_torchvision(variables: Mapping, *, norm_eps: float) -> dict[str, np.ndarr
     """Convert our variables to a state dict of torchvision's `MaskRCNN` that computes the same.
 
     A frozen norm becomes a batch norm with mean 0 whose variance and epsilon sum to exactly 1.
-
-    Args:
-        variables: a whole detector or some of its modules.
-        norm_eps: our batch norm epsilon. Torchvision's is 1e-5; variances absorb the difference,
-            so a round trip is exact only if they are equal.
+    norm_eps: our batch norm epsilon. Torchvision's is 1e-5; variances absorb the difference, so a
+    round trip is exact only if they are equal.
 
     Raises ValueError for arrays without a counterpart in torchvision.
     """
@@ -285,10 +282,6 @@ def _check_classes(params: Mapping[str, np.ndarray]) -> None:
 
 def _is_norm(module: str) -> bool:
     return "norm" in module.rsplit("/", 1)[-1]
-
-
-def _unflatten(flat: Mapping[str, np.ndarray]) -> dict:
-    return unflatten_dict({tuple(path.split("/")): value for path, value in flat.items()})
 
 
 def listing(names: Iterable[str]) -> str:

@@ -62,10 +62,7 @@ EXPECTED = {
 def mismatches(source: str, model: Mapping[str, Any], without: Sequence[str] = ()) -> list[str]:
     """Describe each entry of a `model` section that differs from the source's own model.
 
-    Args:
-        source: a key of `EXPECTED`.
-        model: the section; missing entries are ignored.
-        without: further entries to ignore, such as "backbone.norm_eps".
+    Entries that `model` lacks are ignored, and those in `without`, such as "backbone.norm_eps".
     """
     expected, title = EXPECTED[source], SOURCES[source].title
     ours, theirs = flatten(model), flatten(load_config(expected.recipe).model)

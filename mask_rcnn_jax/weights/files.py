@@ -36,21 +36,19 @@ _PICKLE_MAGIC = (b"\x80", b"(", b"}", b"c")
 # Views may repeat elements (stride 0), but a small file must not exhaust memory that way.
 _MAX_REPEATED = 2**24
 _MAX_SAFETENSORS_HEADER = 100_000_000  # bytes, fixed by the format
-Read = Callable[[Storage], bytes | memoryview]  # returns the bytes of a storage
+Read = Callable[[Storage], bytes | memoryview]  # returns a whole storage, little-endian
 
 
 def read_arrays(path: str | os.PathLike) -> dict[str, np.ndarray]:
     """Read a weights file into arrays by name.
 
-    Args:
-        path: a file in one of `FORMATS`, detected by content rather than name. For a TensorFlow
-            checkpoint: its prefix, its `.index`, or a folder with one checkpoint or with a
-            `checkpoint` file that names one.
+    path: a file in one of `FORMATS`, detected by content rather than name. For a TensorFlow
+    checkpoint: its prefix, its `.index`, or a folder with one checkpoint or with a `checkpoint`
+    file that names one.
 
-    Returns:
-        Writable arrays. float16 and bfloat16 become float32, other types stay. From a training
-        checkpoint, only the entry with the weights, see `WRAPPERS`. A prefix `module.` common to
-        all names is removed; values other than arrays (epoch, arguments) are ignored.
+    Returns writable arrays. float16 and bfloat16 become float32, other types stay. From a training
+    checkpoint, only the entry with the weights, see `WRAPPERS`. A prefix `module.` common to all
+    names is removed; values other than arrays (epoch, arguments) are ignored.
 
     Raises FileNotFoundError, and ValueError for a file that has an unknown format, is incomplete or
     corrupt, holds no arrays, or tries to run code.
@@ -215,8 +213,6 @@ def _records(tree: dict) -> dict[str, Tensor | NumpyArray]:
 
 def _to_array(record: Tensor | NumpyArray, read: Read | None) -> np.ndarray:
     """Copy a `WeightUnpickler` record into a new array; half precision becomes float32.
-
-    read: returns a whole storage as little-endian bytes, exactly `numel` elements.
 
     Raises ValueError if a view exceeds its storage or the data do not match the shape.
     """

@@ -69,15 +69,12 @@ def _log(report: list[str]) -> None:
 def load_weights(path: str | os.PathLike, model: Mapping[str, Any]) -> tuple[dict, list[str]]:
     """Load a weights file of any known system as our variables.
 
-    Args:
-        path: a file that `files.read_arrays` can read.
-        model: the config's `model` section. `backbone.norm` and `backbone.norm_eps` choose the
-            form of the norms; other entries are compared with the system's own model.
+    model: the config's `model` section. `backbone.norm` and `backbone.norm_eps` choose the form of
+    the norms; other entries are compared with the system's own model.
 
-    Returns:
-        {"params": ..., "batch_stats": ...} of numpy arrays, the backbone alone or all modules; and
-        report lines: the file's source, and each entry of `model` for which its weights compute
-        something else.
+    Returns {"params": ..., "batch_stats": ...} of numpy arrays, the backbone alone or all modules;
+    and report lines: the file's source, and each entry of `model` for which its weights compute
+    something else.
 
     Raises ValueError or OSError, naming the file, if it cannot be read or its system is unknown.
     """
@@ -111,8 +108,7 @@ def merge_into(
         reinit: prefixes of names of arrays that keep their initial values if the shapes differ.
         source: the file, for messages.
 
-    Returns:
-        The merged variables, and report lines on loaded and initialized arrays.
+    Returns the merged variables, and report lines on loaded and initialized arrays.
     """
     ours, theirs = (flatten_dict(dict(tree), sep="/") for tree in (variables, loaded))
     our_modules, modules = ({name.split("/")[1] for name in tree} for tree in (ours, theirs))

@@ -35,9 +35,7 @@ class Restored(NamedTuple):
 def restore(config: ConfigDict | None, weights: str | os.PathLike) -> Restored:
     """Restore a model from a run's workdir, one of its checkpoints or a weights file.
 
-    Args:
-        config: None uses the run's config; a weights file needs one.
-        weights: the path.
+    config: None uses the run's config; a weights file needs one.
 
     Raises ValueError if the config describes another model than the run's, or the weights do not
     fit it.

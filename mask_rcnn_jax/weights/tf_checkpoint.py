@@ -36,9 +36,8 @@ _LANE_BYTES_LOG2 = 8
 def read_tf_checkpoint(prefix: str | os.PathLike) -> dict[str, np.ndarray]:
     """Read the checkpoint `prefix.index`, `prefix.data-00000-of-00001`, ...
 
-    Returns:
-        All integer and float tensors by name, including optimizer slots and counters. float16 and
-        bfloat16 become float32. Names lose TensorFlow 2's suffix `/.ATTRIBUTES/VARIABLE_VALUE`.
+    Returns all integer and float tensors by name, including optimizer slots and counters. float16
+    and bfloat16 become float32. Names lose TensorFlow 2's suffix `/.ATTRIBUTES/VARIABLE_VALUE`.
 
     Raises FileNotFoundError if a file is missing; ValueError, naming the file, if it is incomplete
     or corrupt, has a compressed table or stores a variable in slices.

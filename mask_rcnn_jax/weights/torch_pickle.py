@@ -1,8 +1,8 @@
 """Unpickle weights files safely: read arrays without running any code a file names.
 
 A pickle is a program for a small stack machine that may import and call anything. This reader lets
-it call only the builders listed in `_BUILDERS`, which create records of this module; callers
-convert records to arrays. Everything else raises an error that names it.
+it call only the builders listed in `_BUILDERS`, which create records of this module. Everything
+else raises an error that names it.
 """
 
 import pickle
