@@ -11,8 +11,6 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from mask_rcnn_jax import parts
-
 RECIPES = Path(__file__).parent / "configs"
 AT_LEAST_ONE = """
     data.max_instances train.batch_size train.log_every train.checkpoint_every
@@ -81,9 +79,16 @@ def read_workdir(workdir: str | Path) -> tuple[ConfigDict, list[dict]]:
 
 def _load_run(workdir: Path) -> ConfigDict:
     config, categories = read_workdir(workdir)
-    config = ConfigDict(parts.lists_to_tuples(config.to_dict()))  # JSON made lists of tuples
+    config = ConfigDict(_lists_to_tuples(config.to_dict()))
     config.model.num_classes = len(categories)
     return config
+
+
+def _lists_to_tuples(value):
+    """Undo the conversion by JSON: recipes have tuples, and so have their overrides."""
+    if isinstance(value, dict):
+        return {key: _lists_to_tuples(item) for key, item in value.items()}
+    return tuple(map(_lists_to_tuples, value)) if isinstance(value, list) else value
 
 
 def _load_recipe(path: Path, name: str, variant: str = "") -> ConfigDict:

@@ -129,7 +129,7 @@ def find(name: str, builders: Mapping[str, Callable], where: str) -> Callable:
 
 def _checked(value: Any, kind: Any, where: str) -> Any:
     """Convert lists to tuples; raise ValueError if the value does not match the annotation."""
-    value = lists_to_tuples(value)
+    value = _as_tuple(value)
     if not _fits(value, kind):
         choices = Entry(value, kind, "").choices
         expected = f"one of {list(choices)}" if choices else _text(kind)
@@ -152,11 +152,8 @@ def _fits(value: Any, kind: Any) -> bool:
     return not isinstance(kind, type) or kind not in (bool, str) or isinstance(value, kind)
 
 
-def lists_to_tuples(value: Any) -> Any:
-    """Convert lists at any depth, also inside dicts, to tuples, which recipes have."""
-    if isinstance(value, dict):
-        return {key: lists_to_tuples(item) for key, item in value.items()}
-    return tuple(map(lists_to_tuples, value)) if isinstance(value, list | tuple) else value
+def _as_tuple(value: Any) -> Any:
+    return tuple(map(_as_tuple, value)) if isinstance(value, list | tuple) else value
 
 
 def _text(kind: Any) -> str:

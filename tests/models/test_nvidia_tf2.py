@@ -9,6 +9,7 @@ which boxes survive depends on the rounding of the stages before.
 """
 
 import importlib.util
+import warnings
 from types import SimpleNamespace
 
 import jax
@@ -62,7 +63,8 @@ def weights():
     spec = importlib.util.spec_from_file_location("nv_weights", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.load(path.parent)
+    with warnings.catch_warnings(action="ignore", category=ResourceWarning):  # it leaves files open
+        return module.load(path.parent)
 
 
 @pytest.fixture(scope="module")
