@@ -4,9 +4,9 @@ The manifest contains everything needed to use the model without this package.
 """
 
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from typing import Any, NamedTuple
 
+import mask_rcnn_jax
 from mask_rcnn_jax.data.options import has_inclusive_boxes
 from mask_rcnn_jax.models.detect import detect_options
 
@@ -61,7 +61,7 @@ def make_manifest(
     manifest = {
         "format": format,
         "files": list(files),
-        "made_by": f"mask_rcnn_jax {_version()}",
+        "made_by": f"mask_rcnn_jax {mask_rcnn_jax.__version__}",
         "precision": interface.precision if interface else "float32",
         "classes": [
             {"class": k, "id": category["id"], "name": category["name"]}
@@ -146,10 +146,3 @@ def nvinfer_config(
         "gie-unique-id": 1,
     }
     return "[property]\n" + "".join(f"{key}={value}\n" for key, value in entries.items())
-
-
-def _version() -> str:
-    try:
-        return metadata.version("mask-rcnn-jax")
-    except metadata.PackageNotFoundError:
-        return "(not installed)"

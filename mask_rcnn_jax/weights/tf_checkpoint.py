@@ -5,13 +5,13 @@ and shape of its tensor. `PREFIX.data-00000-of-00001` and further shards hold th
 and tensors carry CRC-32C checksums, which are all verified.
 """
 
-import functools
 import math
 import os
 import struct
 from collections.abc import Iterator
 from typing import Any
 
+import google_crc32c
 import jax.numpy as jnp
 import numpy as np
 
@@ -29,8 +29,6 @@ _DTYPES |= {14: jnp.bfloat16, 17: "<u2", 19: "<f2", 22: "<u4", 23: "<u8"}
 _NUM_SHARDS, _ENDIANNESS = 1, 2
 _DTYPE, _SHAPE, _SHARD, _OFFSET, _SIZE, _CRC, _SLICES = 1, 2, 3, 4, 5, 6, 7
 _DIM, _DIM_SIZE = 2, 1
-_CRC_POLYNOMIAL = 0x82F63B78
-_LANE_BYTES_LOG2 = 8
 
 
 def read_tf_checkpoint(prefix: str | os.PathLike) -> dict[str, np.ndarray]:
@@ -90,7 +88,7 @@ def _read_tensor(path: str, name: str, place: _Place) -> np.ndarray:
             data = file.read(place.size)
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{path}: no such file, but its .index names it") from error
-    if _masked(crc32c(data)) != place.crc:
+    if _masked(google_crc32c.value(data)) != place.crc:
         raise ValueError(f"{path}: corrupt, the checksum of {name} is wrong")
     return widened(np.frombuffer(data, place.dtype).reshape(place.shape).copy())
 
@@ -115,7 +113,7 @@ def _read_block(data: bytes, offset: int, size: int) -> Iterator[tuple[bytes, by
     if size < 4 or len(trailer) < _BLOCK_TRAILER_BYTES:
         raise ValueError("incomplete, a block lies beyond the end")
     kind, crc = struct.unpack("<BI", trailer)
-    if _masked(crc32c(data[offset : end + 1])) != crc:
+    if _masked(google_crc32c.value(data[offset : end + 1])) != crc:
         raise ValueError("corrupt, the checksum of a block is wrong")
     if kind:
         raise ValueError("a compressed table, which is not supported")
@@ -198,58 +196,3 @@ def _text(name: bytes) -> str:
 def _masked(crc: int) -> int:
     """Mask a checksum as LevelDB does before storing it next to the data."""
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-
-
-def crc32c(data: bytes) -> int:
-    """Compute the CRC-32C (Castagnoli), in about half a second per 100 MB.
-
-    A CRC is linear in the data, apart from a constant at each end. So the data are split into short
-    lanes whose CRCs are computed in parallel and then combined in pairs: the first CRC, advanced by
-    the length of the second lane, XOR the second CRC.
-    """
-    lane = 1 << _LANE_BYTES_LOG2
-    lanes = 1 << max(math.ceil(len(data) / lane) - 1, 0).bit_length()
-    # Leading zeros do not change the linear part.
-    padded = np.zeros(lanes * lane, np.uint8)
-    padded[padded.size - len(data) :] = np.frombuffer(data, np.uint8)
-    low, high = _four_zeros_tables()
-    crcs = np.zeros(lanes, np.uint32)
-    for words in np.ascontiguousarray(padded.view("<u4").reshape(lanes, -1).T):
-        crcs ^= words
-        crcs = low[crcs & 0xFFFF] ^ high[crcs >> 16]
-    power = _LANE_BYTES_LOG2
-    while crcs.size > 1:
-        crcs = _apply(_zeros(power), crcs[0::2]) ^ crcs[1::2]
-        power += 1
-    start = np.array([0xFFFFFFFF], np.uint32)
-    for bit in range(len(data).bit_length()):
-        if len(data) >> bit & 1:
-            start = _apply(_zeros(bit), start)
-    return int(crcs[0] ^ start[0]) ^ 0xFFFFFFFF
-
-
-@functools.cache
-def _zeros(power: int) -> np.ndarray:
-    """Return a CRC's map through 2**power zero bytes: [32] uint32, the image of each bit."""
-    if power:
-        return _apply(_zeros(power - 1), _zeros(power - 1))
-    bits = np.uint32(1) << np.arange(32, dtype=np.uint32)
-    for _ in range(8):
-        odd = np.where(bits & 1, np.uint32(_CRC_POLYNOMIAL), np.uint32(0))
-        bits = bits >> 1 ^ odd  # type: ignore[assignment]
-    return bits
-
-
-@functools.cache
-def _four_zeros_tables() -> tuple[np.ndarray, np.ndarray]:
-    """Tabulate the map through four zero bytes for a CRC's lower and upper half."""
-    half = np.arange(1 << 16, dtype=np.uint32)
-    return _apply(_zeros(2), half), _apply(_zeros(2), half << 16)
-
-
-def _apply(images: np.ndarray, crcs: np.ndarray) -> np.ndarray:
-    """Apply a linear map, given by the images of the 32 bits, to each CRC."""
-    result = np.zeros_like(crcs)
-    for bit, image in enumerate(images):
-        result ^= (crcs >> bit & 1) * image
-    return result

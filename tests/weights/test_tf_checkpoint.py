@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mask_rcnn_jax.weights.files import read_arrays
-from mask_rcnn_jax.weights.tf_checkpoint import crc32c, read_tf_checkpoint
+from mask_rcnn_jax.weights.tf_checkpoint import read_tf_checkpoint
 from tests.weights.weight_writers import bfloat16_bits
 
 MAGIC = 0xDB4775248B80FB57
@@ -130,12 +130,6 @@ def one_line(error) -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize("length", [0, 1, 3, 4, 255, 256, 257, 511, 513, 1000, 4097])
-def test_crc32c_is_that_of_the_definition(length):
-    data = np.random.default_rng(length).bytes(length)
-    assert crc32c(data) == slow_crc32c(data)
-
-
 @pytest.mark.parametrize(
     "data, crc",
     [
@@ -145,8 +139,8 @@ def test_crc32c_is_that_of_the_definition(length):
         (bytes(range(32)), 0x46DD794E),
     ],
 )
-def test_crc32c_of_published_examples(data, crc):
-    assert crc32c(data) == crc
+def test_checksums_written_here_are_those_of_published_examples(data, crc):
+    assert slow_crc32c(data) == crc
 
 
 @pytest.mark.parametrize("shards", [1, 2])
