@@ -32,7 +32,7 @@ def main(arguments: argparse.Namespace) -> None:
     shapes = [(images, devices) for devices in arguments.devices for images in arguments.images]
     config, names = load_config(arguments.config), roofline.DEVICES[arguments.target]
     steps = [
-        figures | read(compiled.as_text(), figures["images_per_device"], names)
+        figures | read(str(compiled.as_text()), figures["images_per_device"], names)
         for figures, compiled in compile_steps(config, arguments.target, shapes)
     ]
     print(table(arguments.target, steps), flush=True)
@@ -96,11 +96,21 @@ def _is_matmul(instruction: hlo.Instruction) -> bool:
 
 
 def load_limits(path: str) -> Limits:
-    """Load limits from a TOML file: a table `any`, and tables `images_N` by images per device."""
+    """Load limits from a TOML file: a table `any`, and tables `images_N` by images per device.
+
+    Raises ValueError for a file that is no TOML, or a limit of an unknown figure.
+    """
+    counted = count_instructions(hlo.Program({}, ""))
+    known = ["compile_s", "gbytes_per_image", "gflop_per_image", "peak_mb", "temp_mb", *counted]
     try:
-        return tomllib.loads(Path(path).read_text())
+        limits = tomllib.loads(Path(path).read_text())
     except tomllib.TOMLDecodeError as error:
-        raise SystemExit(f"error: {path}: {error}") from error
+        raise ValueError(f"{path}: {error}") from error
+    for table_name, entries in limits.items():
+        for name in entries:
+            if name.removeprefix("least_") not in known:
+                raise ValueError(f"{path}: [{table_name}] has {name!r}, expected one of {known}")
+    return limits
 
 
 def violations(step: Figures, limits: Limits) -> list[str]:
@@ -108,10 +118,7 @@ def violations(step: Figures, limits: Limits) -> list[str]:
     found = []
     for table_name in ("any", f"images_{step['images_per_device']}"):
         for name, limit in limits.get(table_name, {}).items():
-            value = step.get(name.removeprefix("least_"))
-            if not isinstance(value, int | float):
-                known = sorted(figure for figure in step if isinstance(step[figure], int | float))
-                raise SystemExit(f"error: [{table_name}] has {name!r}, expected one of {known}")
+            value = step[name.removeprefix("least_")]
             if value < limit if name.startswith("least_") else value > limit:
                 found.append(f"{name} is {value} with {_shape(step)}, the limit is {limit}")
     return found
@@ -146,4 +153,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 if __name__ == "__main__":
     jax.config.update("jax_enable_compilation_cache", False)  # compile times are measured too
     jax.config.update("jax_platforms", "cpu")  # do not look for a GPU
-    main(parse())
+    try:
+        main(parse())
+    except (ImportError, OSError, ValueError) as error:
+        raise SystemExit(f"error: {error}") from error

@@ -147,13 +147,7 @@ def work(settings: dict) -> None:
     from mask_rcnn_jax.config import load_config
     from mask_rcnn_jax.models.build import init_variables
     from mask_rcnn_jax.models.detect import detect_options
-    from mask_rcnn_jax.training.step import (
-        TrainState,
-        make_mesh,
-        make_predict_step,
-        replicate,
-        shard_batch,
-    )
+    from mask_rcnn_jax.training.step import make_mesh, make_predict_step, replicate, shard_batch
 
     height, width = map(int, settings["size"].split(","))
     size = height, width
@@ -172,7 +166,7 @@ def work(settings: dict) -> None:
         train_step, tx = inputs.recipe_step(
             config, model, variables["params"], mesh, settings["batch"]
         )
-        state = replicate(TrainState.start(variables, tx), mesh)
+        state = replicate(inputs.TrainState.start(variables, tx), mesh)
 
         def step():
             nonlocal state

@@ -269,9 +269,10 @@ def _join_processes() -> None:
     try:
         jax.distributed.initialize(**where, heartbeat_timeout_seconds=FLAGS.lost_after)
     except ValueError as error:
-        flag, advice = "--coordinator_address", "HOST:PORT, --num_processes and --process_id say it"
-        text = f"{flag}={address}: {_one_line(error)} {advice} without a cluster"
-        raise ValueError(text) from error
+        raise ValueError(
+            f"--coordinator_address={address}: {_one_line(error)} Without a cluster, set it to "
+            "HOST:PORT, with --num_processes and --process_id"
+        ) from error
     _one_of_several = jax.process_count() > 1
     _not_first = jax.process_index() > 0
 

@@ -131,7 +131,7 @@ def _checked(value: Any, kind: Any, where: str) -> Any:
     """Convert lists to tuples; raise ValueError if the value does not match the annotation."""
     value = _as_tuple(value)
     if not _fits(value, kind):
-        choices = Entry(value, kind, "").choices
+        choices = get_args(kind) if get_origin(kind) is Literal else ()
         expected = f"one of {list(choices)}" if choices else _text(kind)
         raise ValueError(f"{where} is {value!r}, expected {expected}")
     return value

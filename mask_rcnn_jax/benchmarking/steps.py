@@ -11,13 +11,7 @@ from mask_rcnn_jax.benchmarking import devices, inputs, profile
 from mask_rcnn_jax.data.options import canvas_size, example_options
 from mask_rcnn_jax.models.build import init_variables
 from mask_rcnn_jax.models.detect import detect_options
-from mask_rcnn_jax.training.step import (
-    TrainState,
-    make_mesh,
-    make_predict_step,
-    replicate,
-    shard_batch,
-)
+from mask_rcnn_jax.training.step import make_mesh, make_predict_step, replicate, shard_batch
 
 WARM_UP = 3  # untimed calls
 
@@ -33,7 +27,7 @@ def train(
     variables = init_variables(model, config.train.seed)
     batch_size = config.train.batch_size
     step, tx = inputs.recipe_step(config, model, variables["params"], mesh, batch_size)
-    state = replicate(TrainState.start(variables, tx), mesh)
+    state = replicate(inputs.TrainState.start(variables, tx), mesh)
     batch = shard_batch(inputs.synthetic_batch(config, batch_size, objects=objects), mesh)
     compiled, compile_s = _compile(step, state, batch)
 

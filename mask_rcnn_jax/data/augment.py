@@ -35,10 +35,9 @@ def augmented(
     Raises:
         ValueError: the augmentation failed, or its result cannot be trained on.
     """
-    where = image_name(dataset, index)
+    where, rng = image_name(dataset, index), np.random.default_rng(seed)
     try:
-        image = example.image.copy()
-        result = augment(Example(image, example.objects), np.random.default_rng(seed))
+        result = augment(Example(example.image.copy(), example.objects), rng)
     except Exception as error:  # of somebody else's code
         raise ValueError(f"{where}: augment failed: {type(error).__name__}: {error}") from error
     if fault := _fault(result, len(dataset.class_names)):

@@ -8,10 +8,21 @@ import numpy as np
 from mask_rcnn_jax.data.augment import Example, is_image
 from mask_rcnn_jax.data.coco import CocoDataset, check_image_size
 from mask_rcnn_jax.data.dataset import Annotation, Dataset, image_name
-from mask_rcnn_jax.data.options import ExampleOptions
+from mask_rcnn_jax.data.options import ExampleOptions, canvas_size
 from mask_rcnn_jax.data.resize import resize_image, resize_mask, resize_plan
 from mask_rcnn_jax.data.segmentation import crop_mask, polygon_vertices
 from mask_rcnn_jax.structures import Batch, Targets
+
+
+def load_example(
+    dataset: Dataset, index: int, options: ExampleOptions, short_side: int | None = None
+) -> Batch:
+    """Image `index` and its objects as a `Batch` without its B axis; `load_row` fills it."""
+    record = dataset.images[index]
+    canvas = canvas_size(options, portrait=record.height > record.width)
+    batch = empty_batch(1, canvas, options)
+    load_row(batch, 0, dataset, index, options, short_side)
+    return jax.tree.map(lambda leaf: leaf[0], batch)
 
 
 def load_row(

@@ -131,8 +131,9 @@ def build_artifact(
     example = example_options(config)
     plan = resize_plan(*_typical_size(example, options), example)
     resized = plan.size if options.picture_size else None
-    parts = model, predict, variables, categories, plan.canvas, resized
-    source = SourceModel(options, config, *parts)
+    source = SourceModel(
+        options, config, model, predict, variables, categories, plan.canvas, resized
+    )
 
     def model_inputs(decoded):
         return list(on_canvas(decoded, example, plan.canvas, options.picture_size))
@@ -189,8 +190,9 @@ def _make_onnx(source: SourceModel) -> Artifact:
     shape = [batch, 3, *canvas] if planar else [batch, *canvas, 3]
     inputs = _inputs(dtype, shape, None if source.resized else [batch, 2])
     valid_dtype = "int32" if planar else "bool"
-    sizes = options.picture_size, source.resized
-    interface = ModelInterface(inputs, canvas, "float32", *sizes, valid_dtype)
+    interface = ModelInterface(
+        inputs, canvas, "float32", options.picture_size, source.resized, valid_dtype
+    )
     artifact = Artifact(interface, source.canvas)
     artifact.files["model.onnx"] = content
     artifact.files["labels.txt"] = manifest.labels(source.categories).encode()

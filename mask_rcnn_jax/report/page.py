@@ -21,7 +21,8 @@ from mask_rcnn_jax.report.error_images import draw_error
 from mask_rcnn_jax.report.errors import DetectionError
 from mask_rcnn_jax.report.training_section import training_section
 
-STYLE, SCRIPT = (Path(__file__).with_name(name).read_text() for name in ("page.css", "page.js"))
+STYLE = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
+SCRIPT = Path(__file__).with_name("page.js").read_text(encoding="utf-8")
 _MISSES = (
     "Objects without a detection of their category that reaches the score threshold. The cost of a "
     "miss is 1 minus the score of its matched detection, or 1 without a match; on a tie, larger "

@@ -105,7 +105,8 @@ def resolve_loggers(loggers: Sequence[Logger | str]) -> list[Logger]:
         ValueError: a name is unknown, its package is not installed, or a logger is no function.
     """
     for logger in loggers:
-        if logger not in BY_NAME if isinstance(logger, str) else not callable(logger):
+        known = logger in BY_NAME if isinstance(logger, str) else callable(logger)
+        if not known:
             expected = ", ".join(map(repr, BY_NAME))
             raise ValueError(
                 f"train.loggers has {logger!r}, expected {expected} or, in a call of train, a "

@@ -165,9 +165,16 @@ def loss_terms(
 
     anchors_per_image: `model.rpn.batch_size_per_image`.
     """
-    rois, labels = outputs.rois, (outputs.sampled_labels, outputs.anchor_labels)
-    rpn_args = (outputs.rpn_logits, outputs.rpn_deltas, *labels, outputs.anchor_deltas, options)
-    rpn_cls, rpn_box = losses.rpn_losses(*rpn_args, batch_per_image=anchors_per_image)
+    rois = outputs.rois
+    rpn_cls, rpn_box = losses.rpn_losses(
+        outputs.rpn_logits,
+        outputs.rpn_deltas,
+        outputs.sampled_labels,
+        outputs.anchor_labels,
+        outputs.anchor_deltas,
+        options,
+        batch_per_image=anchors_per_image,
+    )
     box_cls, box_reg = losses.box_losses(
         outputs.class_logits, outputs.box_deltas, rois.classes, rois.deltas, rois.valid, options
     )

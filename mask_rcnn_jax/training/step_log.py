@@ -64,11 +64,9 @@ class StepLog:
             rate = self._images / max(time.monotonic() - self._since, 1e-9)
             left = clock((train.steps - step) * train.batch_size / rate)
             self._loggers(step, {**metrics, "perf/images_per_s": rate})
-            text = f"step {step} of {train.steps}  loss {metrics['loss/total']:.3f}  "
-            text += f"{rate:.3g} images/s  {left} left"
-            if "loss_scale" in metrics:
-                text += "  scale {loss_scale:g}, {skipped_steps:g} skipped".format(**metrics)
-            logging.info("%s", text)
+            loss, note = metrics["loss/total"], _scale_note(metrics)
+            text = "step %d of %d  loss %.3f  %.3g images/s  %s left%s"
+            logging.info(text, step, train.steps, loss, rate, left, note)
             self.restart_clock()
 
     def restart_clock(self) -> None:
@@ -91,3 +89,9 @@ class StepLog:
         raise FloatingPointError(
             f"step {step}: {what}, images {ids}; the last checkpoint is kept; {advice}"
         )
+
+
+def _scale_note(metrics: dict) -> str:
+    if "loss_scale" not in metrics:
+        return ""
+    return f"  scale {metrics['loss_scale']:g}, {metrics['skipped_steps']:g} skipped"

@@ -240,7 +240,10 @@ def _numpy_to_array(record: NumpyArray) -> np.ndarray:
     dtype, shape, data = record.dtype, record.shape, record.data
     if dtype is None or len(data) != math.prod(shape) * dtype.itemsize:
         raise ValueError(f"a numpy array of shape {shape} has {len(data)} bytes")
-    return widened(np.ndarray(shape, dtype, data, order=record.order).copy("C"))
+    if not data:
+        return widened(np.zeros(shape, dtype))
+    # Unlike np.ndarray, np.frombuffer refuses dtypes whose bytes are pointers.
+    return widened(np.frombuffer(data, dtype).reshape(shape, order=record.order).copy("C"))
 
 
 def _checkpoint_in(folder: str) -> str:

@@ -92,15 +92,17 @@ def test_what_is_over_its_limit_is_named(limits, expected):
 
 
 @pytest.mark.parametrize("name", ["launch", "costliest"])
-def test_a_limit_of_no_figure_is_refused_by_name(name):
-    with pytest.raises(SystemExit, match=rf"\[any\] has '{name}', expected one of \['all_red"):
-        compiled_step.violations(PROGRAM, {"any": {name: 3}})
+def test_a_limit_of_no_figure_is_refused_by_name(name, tmp_path):
+    path = tmp_path / "limits.toml"
+    path.write_text(f"[any]\nlaunches = 9\n[images_64]\nleast_{name} = 3\n")
+    with pytest.raises(ValueError, match=rf"\[images_64\] has 'least_{name}', expected one of \["):
+        compiled_step.load_limits(str(path))
 
 
 def test_a_bad_file_of_limits_is_refused_by_name(tmp_path):
     path = tmp_path / "limits.toml"
     path.write_text("any = [")
-    with pytest.raises(SystemExit, match="limits.toml: "):
+    with pytest.raises(ValueError, match="limits.toml: "):
         compiled_step.load_limits(str(path))
 
 

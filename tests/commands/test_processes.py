@@ -180,4 +180,4 @@ def test_no_cluster_to_find_the_others_in_is_said(cache):
     flags = [*config_flags({}), "--workdir=w", "--coordinator_address=auto"]
     done = run("train", *flags, cache=cache)
     line = error_line(done.returncode, done.stderr)
-    assert "HOST:PORT, --num_processes and --process_id say it without a cluster" in line
+    assert "set it to HOST:PORT, with --num_processes and --process_id" in line

@@ -3,9 +3,9 @@ import numpy as np
 import pytest
 
 from mask_rcnn_jax.data.coco import load_coco
-from mask_rcnn_jax.data.options import ExampleOptions, canvas_size
+from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.segmentation import segmentation_to_mask
-from mask_rcnn_jax.data.transforms import empty_batch, load_row, training_objects
+from mask_rcnn_jax.data.transforms import empty_batch, load_example, training_objects
 from mask_rcnn_jax.formats.shapes import uncompressed_rle
 from tests.data.small_set import rectangle
 from tests.helpers import shared
@@ -14,14 +14,6 @@ from tests.helpers import shared
 def options(**keys):
     fit = {"image_size": (128, 192), "resize": "fit", "max_instances": 3, "mask_size": 8}
     return ExampleOptions(**(fit | keys))
-
-
-def load_example(dataset, index, options, short_side=None):
-    """The image and its objects as a batch without its B axis."""
-    record = dataset.images[index]
-    batch = empty_batch(1, canvas_size(options, portrait=record.height > record.width), options)
-    load_row(batch, 0, dataset, index, options, short_side)
-    return jax.tree.map(lambda leaf: leaf[0], batch)
 
 
 def example(files, **keys):
