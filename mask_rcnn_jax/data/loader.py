@@ -6,19 +6,16 @@ any step. So a checkpoint stores nothing of the loader but the step. Each canvas
 with its own shuffled order; the buckets take turns in proportion to their size.
 """
 
-import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
 import cv2
 import grain
-import jax
 import numpy as np
-from absl import flags, logging
-from grain.multiprocessing import SharedMemoryArray
+from absl import logging
 
+from mask_rcnn_jax.data import workers
 from mask_rcnn_jax.data.augment import Augment, augmented
 from mask_rcnn_jax.data.dataset import Dataset, UndecodableImage, dataset_name
 from mask_rcnn_jax.data.options import ExampleOptions
@@ -32,8 +29,6 @@ cv2.setNumThreads(1)
 
 # grain cannot slice a dataset that repeats without end; nobody trains for ten million epochs.
 EPOCHS = 10**7
-Zeros = Callable[..., np.ndarray]  # of (shape, dtype)
-THREADS_WITHOUT_WORKERS = 4
 
 
 @dataclass(frozen=True)
@@ -93,18 +88,18 @@ class TrainLoader:
             # the processes share the examples out.
             places = grain.MapDataset.range(len(bucket)).seed(order.seed).shuffle().repeat(EPOCHS)
             draws = places.random_map(partial(_with_short_side, options.short_sides))
-            zeros = _zeros(num_workers)
+            zeros = workers.zeros(num_workers)
             source = _TrainBatches(dataset, options, order, canvas, bucket, draws, augment, zeros)
             batches.append(grain.MapDataset.source(source))
         sizes = [len(bucket) for bucket in buckets.values()]
         mixed = grain.MapDataset.mix(batches, weights=sizes)
-        self._iterator = _start(mixed[order.start_step :], num_workers)
+        self._iterator = workers.start(mixed[order.start_step :], num_workers)
 
     def __iter__(self) -> "TrainLoader":
         return self
 
     def __next__(self) -> Batch:
-        batch, wanted = _next(self._iterator)
+        batch, wanted = workers.next_element(self._iterator)
         for index in wanted[wanted != batch.image_index]:
             file_name = self._dataset.images[index].file_name
             if file_name not in self.skipped:
@@ -146,16 +141,16 @@ class EvalLoader:
                 rows = together[process_index * batch_size :][:batch_size]
                 plan.append((canvas, rows + [-1] * (batch_size - len(rows))))
                 self.is_full.append(len(together) == batch_size * process_count)
-        self._batches = _EvalBatches(dataset, options, _zeros(num_workers), plan)
+        self._batches = _EvalBatches(dataset, options, workers.zeros(num_workers), plan)
 
     def __len__(self) -> int:
         return len(self._batches)
 
     def __iter__(self) -> Iterator[Batch]:
-        iterator = _start(grain.MapDataset.source(self._batches), self._num_workers)
+        iterator = workers.start(grain.MapDataset.source(self._batches), self._num_workers)
         try:
             for _ in range(len(self)):
-                yield _next(iterator)
+                yield workers.next_element(iterator)
         finally:
             iterator.close()
 
@@ -190,7 +185,7 @@ class _TrainBatches:
     bucket: list[int]  # the images that go on the canvas
     draws: grain.MapDataset  # place in the bucket and short side of example 0, 1, ..
     augment: Augment | None
-    zeros: Zeros
+    zeros: workers.Zeros
 
     def __len__(self) -> int:
         return len(self.draws) // (self.order.batch_size * self.order.process_count)
@@ -201,7 +196,7 @@ class _TrainBatches:
         first = (step * order.process_count + order.process_index) * order.batch_size
         batch = empty_batch(order.batch_size, self.canvas, self.options, self.zeros)
         wanted = np.empty(order.batch_size, np.int32)
-        with _given_back_on_error(batch):
+        with workers.given_back_on_error(batch):
             for row in range(order.batch_size):
                 place, short_side = self.draws[first + row]
                 wanted[row] = self.bucket[place]
@@ -228,7 +223,7 @@ class _EvalBatches:
 
     dataset: Dataset
     options: ExampleOptions
-    zeros: Zeros
+    zeros: workers.Zeros
     plan: list[tuple[tuple[int, int], list[int]]]  # canvas and image indices of each batch
 
     def __len__(self) -> int:
@@ -237,52 +232,11 @@ class _EvalBatches:
     def __getitem__(self, step: int) -> Batch:
         canvas, indices = self.plan[step]
         batch = empty_batch(len(indices), canvas, self.options, self.zeros)
-        with _given_back_on_error(batch):
+        with workers.given_back_on_error(batch):
             for row, index in enumerate(indices):
                 if index >= 0:
                     load_row(batch, row, self.dataset, index, self.options)
         return batch
-
-
-@contextmanager
-def _given_back_on_error(batch: Batch) -> Iterator[None]:
-    """Unlink shared memory on error; otherwise it leaks and the resource tracker warns."""
-    try:
-        yield
-    except BaseException:
-        for array in jax.tree.leaves(batch):
-            if isinstance(array, SharedMemoryArray):
-                array.unlink_on_del()
-        raise
-
-
-def _zeros(num_workers: int) -> Zeros:
-    """What makes the large arrays of a batch: worker processes hand over shared memory as it is,
-    and copy anything else into some."""
-    return SharedMemoryArray if num_workers else np.zeros
-
-
-def _start(batches: grain.MapDataset, num_workers: int) -> grain.DatasetIterator:
-    """Begin to read, in threads of this process if `num_workers` is 0."""
-    if num_workers == 0:
-        threads = min(THREADS_WITHOUT_WORKERS, os.cpu_count() or 1)
-        return iter(batches.to_iter_dataset(grain.ReadOptions(threads, 2 * threads)))
-    if not flags.FLAGS.is_parsed():  # grain reads a flag when it starts workers
-        flags.FLAGS.mark_as_parsed()
-    options = grain.MultiprocessingOptions(num_workers, per_worker_buffer_size=2)
-    return iter(batches.to_iter_dataset(grain.ReadOptions(1, 2)).mp_prefetch(options))
-
-
-def _next(iterator: grain.DatasetIterator):
-    """The next element; ValueError where worker processes cannot be sent what they work on."""
-    try:
-        return next(iterator)
-    except Exception as error:  # pickling runs the code of whatever the dataset holds
-        if not any("cannot be pickled" in note for note in getattr(error, "__notes__", ())):
-            raise
-        where = f"for the worker processes of data.num_workers ({error})"
-        advice = "data.num_workers=0 needs no pickling"
-        raise ValueError(f"the dataset or augment cannot be pickled {where}; {advice}") from error
 
 
 def _count_overflow(dataset: Dataset, objects: list[list], max_instances: int) -> int:

@@ -113,10 +113,11 @@ def empty_batch(
 ) -> Batch:
     """A batch of padding: `image_index` -1, black images of one pixel, no object.
 
-    `zeros(shape, dtype)` makes the two large arrays, images and masks.
+    `zeros(shape, dtype)` makes the large arrays: images, masks and polygons.
     """
     objects, side = options.max_instances, options.mask_size
     mask_shape = canvas if options.mask_frame == "image" else (side, side)
+    polygons = zeros if options.max_vertices else np.zeros  # shared memory is never empty
     batch = Batch(
         images=zeros((rows, *canvas, 3), options.image_dtype),
         image_sizes=np.ones((rows, 2), np.int32),
@@ -127,7 +128,7 @@ def empty_batch(
             classes=np.zeros((rows, objects), np.int32),
             masks=zeros((rows, objects, *mask_shape), np.uint8),
             valid=np.zeros((rows, objects), bool),
-            polygons=np.zeros((rows, objects, options.max_vertices, 3), np.float32),
+            polygons=polygons((rows, objects, options.max_vertices, 3), np.float32),
         ),
     )
     batch.targets.polygons[..., 2] = -1

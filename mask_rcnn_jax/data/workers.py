@@ -1,0 +1,160 @@
+"""Batches made in threads or in worker processes, of which nothing stays behind.
+
+Worker processes hand their batches over in shared memory, whose files outlive a process that is
+killed. So a worker ends when its owner does, the process that reads, and then multiprocessing's
+resource tracker removes the files. Should the tracker be killed too, the next process that starts
+workers removes them: they bear the owner's name, and the owner's lock is free.
+"""
+
+import fcntl
+import functools
+import math
+import multiprocessing
+import os
+import secrets
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from multiprocessing import resource_tracker, util
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
+
+import grain
+import jax
+import numpy as np
+from absl import flags
+from grain.multiprocessing import SharedMemoryArray
+
+Zeros = Callable[..., np.ndarray]  # of (shape, dtype)
+THREADS_WITHOUT_WORKERS = 4
+# Where Linux keeps shared memory and semaphores; absent elsewhere.
+SHARED = Path("/dev/shm")
+_PREFIX = "mrcnn-"  # short, since macOS allows names of 30 characters
+_LOCK = ".lock"
+# Batches that a worker may be ahead. It makes them one at a time: one made ahead of the queue would
+# be lost, with its shared memory, when the worker stops.
+_BATCHES_AHEAD = 4
+# No worker ends after a file is made and before the resource tracker knows of it.
+_making_file = threading.Lock()
+
+
+def zeros(num_workers: int) -> Zeros:
+    """The function that makes the large arrays of a batch: those of worker processes lie in shared
+    memory, which is handed over as it is."""
+    return partial(_shared_zeros, _owner(os.getpid())) if num_workers else np.zeros
+
+
+def start(batches: grain.MapDataset, num_workers: int) -> grain.DatasetIterator:
+    """Begin to read, in threads of this process if `num_workers` is 0."""
+    if num_workers == 0:
+        threads = min(THREADS_WITHOUT_WORKERS, os.cpu_count() or 1)
+        return iter(batches.to_iter_dataset(grain.ReadOptions(threads, 2 * threads)))
+    if not flags.FLAGS.is_parsed():  # grain reads a flag when it starts workers
+        flags.FLAGS.mark_as_parsed()
+    dataset = grain.experimental.WithOptionsIterDataset(
+        batches.to_iter_dataset(grain.ReadOptions(0, 0)),
+        # Small arrays are sent as they are; shared memory would take a file for each.
+        grain.experimental.DatasetOptions(min_shm_size=sys.maxsize),
+    )
+    workers = grain.MultiprocessingOptions(num_workers, per_worker_buffer_size=_BATCHES_AHEAD)
+    return iter(dataset.mp_prefetch(workers, worker_init_fn=_begin_worker))
+
+
+def next_element(iterator: grain.DatasetIterator):
+    """The next element; ValueError where worker processes cannot be sent what they work on."""
+    try:
+        element = next(iterator)
+    except Exception as error:  # pickling runs the code of whatever the dataset holds
+        if not any("cannot be pickled" in note for note in getattr(error, "__notes__", ())):
+            raise
+        where = f"for the worker processes of data.num_workers ({error})"
+        advice = "data.num_workers=0 needs no pickling"
+        raise ValueError(f"the dataset or augment cannot be pickled {where}; {advice}") from error
+    for array in jax.tree.leaves(element):
+        if isinstance(array, SharedMemoryArray):
+            # The file is of no use from here on. grain removes it in another thread, once nobody
+            # has the array, which may be too late at the end of the process.
+            array.shm.unlink()
+            array._unlink_on_del = False
+    return element
+
+
+@contextmanager
+def given_back_on_error(batch) -> Iterator[None]:
+    """Free the shared memory of a batch that cannot be finished."""
+    try:
+        yield
+    except BaseException:
+        for array in jax.tree.leaves(batch):
+            if isinstance(array, SharedMemoryArray):
+                array.unlink_on_del()
+        raise
+
+
+def _shared_zeros(owner: str, shape: tuple[int, ...], dtype) -> SharedMemoryArray:
+    size = max(1, math.prod(shape) * np.dtype(dtype).itemsize)
+    with _making_file:
+        memory = SharedMemory(f"{owner}-{secrets.token_hex(6)}", create=True, size=size)
+    return SharedMemoryArray.from_shared_memory(memory, shape, dtype)
+
+
+@functools.cache
+def _owner(pid: int) -> str:
+    """The name of the shared files of this process, made and locked once; those of owners that are
+    gone are removed. `pid` tells a forked process from the one that it comes from."""
+    owner = _PREFIX + secrets.token_hex(4)
+    # multiprocessing names its semaphores, some 25 for each worker, after this.
+    config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    config["semprefix"] = f"/{owner}"
+    # The tracker survives SIGINT and SIGTERM; let it survive the end of a terminal as well.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    resource_tracker.ensure_running()
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    if SHARED.is_dir():
+        with suppress(OSError):  # without room for the lock there is none for a batch either
+            _lock(owner)
+        for lock in SHARED.glob(f"{_PREFIX}*{_LOCK}"):
+            with suppress(OSError), open(lock, "rb") as file:  # of a living owner or another user
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _remove(lock.name.removesuffix(_LOCK))
+    return owner
+
+
+def _lock(owner: str) -> None:
+    """Hold a lock until this process ends. A lock, unlike a process id, also tells processes of
+    other containers that the owner lives."""
+    descriptor = os.open(SHARED / owner, os.O_CREAT | os.O_EXCL | os.O_RDONLY, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)  # before the others see the name they look for
+    os.rename(SHARED / owner, SHARED / f"{owner}{_LOCK}")
+    util.Finalize(None, _remove, (owner,), exitpriority=-100)
+
+
+def _remove(owner: str) -> None:
+    """Remove every shared file of an owner that is gone, its lock last."""
+    for pattern in (f"sem.{owner}*", f"{owner}-*", f"{owner}{_LOCK}"):
+        for path in SHARED.glob(pattern):
+            with suppress(OSError):
+                path.unlink()
+
+
+def _begin_worker(index: int, count: int) -> None:
+    """Leave it to the owner to end this worker process; called in it before it reads.
+
+    A signal to the whole group, from a terminal or a batch system, must not end the workers while
+    the owner still needs them, for instance to save.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent, pid = multiprocessing.parent_process(), os.getppid()
+    # A process forked from the parent may hold its pipe open; the parent's id changes all the same.
+    while parent is not None and parent.is_alive() and os.getppid() == pid:
+        parent.join(1)
+    with _making_file:
+        os._exit(1)

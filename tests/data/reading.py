@@ -1,0 +1,37 @@
+"""A process that reads with two workers: `python -m tests.data.reading [COUNT]`.
+
+Prints the name of its shared files and the workers' process ids once batches come. Without COUNT it
+reads until it is killed; otherwise it ignores SIGTERM, reads COUNT batches and ends.
+"""
+
+import multiprocessing
+import os
+import signal
+import sys
+import time
+
+from mask_rcnn_jax.data import workers
+from mask_rcnn_jax.data.loader import TrainLoader, TrainOrder
+from mask_rcnn_jax.data.options import ExampleOptions
+from tests.memory_set import ShapeSet
+
+
+def main(count: int) -> None:
+    if count:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    options = ExampleOptions((64, 64), resize="shortest_edge", max_instances=9, mask_size=8)
+    order = TrainOrder(seed=1, batch_size=2)
+    loader = TrainLoader(ShapeSet("train", 20), options, order, num_workers=2)
+    step = 0
+    while not count or step < count:
+        batch = next(loader)
+        assert batch.images.any()
+        if step == 5:
+            pids = [process.pid for process in multiprocessing.active_children()]
+            print(workers._owner(os.getpid()), *pids, flush=True)
+        step += 1
+        time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 0)

@@ -1,0 +1,101 @@
+"""Real processes that read with workers, killed in every way: nothing of them stays behind."""
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+
+import pytest
+
+from mask_rcnn_jax.data.workers import SHARED
+
+pytestmark = pytest.mark.skipif(not SHARED.is_dir(), reason="needs Linux' /dev/shm")
+
+
+@contextmanager
+def reading(*arguments):
+    """Yields (process, name of its shared files, process ids of its workers)."""
+    command = [sys.executable, "-m", "tests.data.reading", *map(str, arguments)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+    ) as process:
+        try:
+            owner, *pids = process.stdout.readline().split()
+            yield process, owner, [int(pid) for pid in pids]
+        finally:
+            process.kill()
+
+
+def files_of(owner):
+    return [path.name for path in SHARED.iterdir() if owner in path.name]
+
+
+def is_running(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until(holds, seconds=20):
+    end = time.monotonic() + seconds
+    while not holds() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert holds()
+
+
+@pytest.mark.parametrize(
+    "number, to_group",
+    [
+        (signal.SIGKILL, False),
+        (signal.SIGHUP, True),
+        pytest.param(signal.SIGINT, True, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, True, marks=pytest.mark.slow),
+    ],
+)
+def test_workers_and_shared_memory_end_with_the_process_that_reads(number, to_group):
+    with reading() as (process, owner, pids):
+        assert len(pids) == 2 and all(map(is_running, pids))
+        assert any(name.startswith(f"{owner}-") for name in files_of(owner))
+        assert any(name.startswith(f"sem.{owner}") for name in files_of(owner))
+        (os.killpg if to_group else os.kill)(process.pid, number)
+        process.wait(20)
+        wait_until(lambda: not any(map(is_running, pids)))
+        wait_until(lambda: files_of(owner) in ([], [f"{owner}.lock"]))
+
+
+def test_the_next_start_removes_files_of_dead_owners_and_no_others():
+    """This one's workers ignore the SIGTERM that its group gets, and it ends without a word about
+    shared memory."""
+    dead, living = "mrcnn-00000dea", "mrcnn-000011fe"
+    for owner in (dead, living):
+        for name in (f"{owner}-0123", f"sem.{owner}-4567", f"{owner}.lock"):
+            (SHARED / name).touch()
+    try:
+        with open(SHARED / f"{living}.lock") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            with reading(40) as (process, owner, pids):
+                os.killpg(process.pid, signal.SIGTERM)
+                out, err = process.communicate(timeout=60)
+                assert process.returncode == 0 and err == ""
+            assert files_of(dead) == [] and len(files_of(living)) == 3
+        wait_until(lambda: files_of(owner) == [] and not any(map(is_running, pids)))
+    finally:
+        for name in files_of(dead) + files_of(living):
+            (SHARED / name).unlink()
+
+
+@pytest.mark.slow
+def test_the_next_start_removes_files_of_a_group_that_was_killed():
+    with reading() as (process, dead, pids):
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(20)
+        wait_until(lambda: not any(map(is_running, pids)))
+        assert len(files_of(dead)) > 1
+    with reading(8):
+        assert files_of(dead) == []
