@@ -19,6 +19,11 @@ NORM_LEAVES = ("scale", "bias", "mean", "var")
 ROI_SIDE = 7  # side of the RoI features that the box head flattens
 BOX_LAYERS = ("rpn_head/anchor_deltas", "box_head/bbox_pred")
 LISTED = 4  # names listed by an error message
+# Parts of names in torch's detectors: with the last ResNet stage in the heads, of the region
+# proposal network, of a feature pyramid.
+C4_SIGNS = ("roi_heads.res5.", "feature_extractor.head.layer4.", "roi_head.shared_head.layer4.")
+RPN_SIGNS = ("proposal_generator.rpn_head.", "rpn.head.", "rpn_head.")
+FPN_SIGNS = ("fpn", "neck.")
 
 
 def to_flax(arrays: Mapping[str, np.ndarray], *, norm: str, eps: float) -> tuple[dict, str]:
@@ -51,6 +56,8 @@ def to_flax(arrays: Mapping[str, np.ndarray], *, norm: str, eps: float) -> tuple
         if _is_norm(module):
             norms.setdefault(module, {})[leaf] = array
         else:
+            if source.layout == "torch":
+                _check_groups(path, array)
             params[path] = _to_our_layout(module, theirs, array, source)
     for module, parts in norms.items():
         converted = _convert_norm(module, parts, norm, eps, source.has_eps)
@@ -123,6 +130,7 @@ def identify(names: Sequence[str]) -> tuple[str, dict[str, str]]:
         return next(iter(fits.items()))
     if fits:
         raise ValueError(f"these names fit several systems: {', '.join(sorted(fits))}")
+    _check_architecture(names)
     if misfits:
         key = min(misfits, key=lambda key: len(misfits[key]))
         raise ValueError(
@@ -131,6 +139,30 @@ def identify(names: Sequence[str]) -> tuple[str, dict[str, str]]:
         )
     known = ", ".join(source.title for source in SOURCES.values())
     raise ValueError(f"names of no known system: {listing(sorted(names))}; expected {known}")
+
+
+def _check_architecture(names: Sequence[str]) -> None:
+    """Raise ValueError, naming it, for a detector of another architecture than ours."""
+    heads = [name for name in names if any(sign in name for sign in C4_SIGNS)]
+    if heads:
+        kind = f"a C4 backbone, whose last stage is in the heads ({heads[0]})"
+    elif any(n.startswith(RPN_SIGNS) for n in names) and not any(
+        s in n for n in names for s in FPN_SIGNS
+    ):
+        kind = "a backbone without a feature pyramid, such as DC5"
+    else:
+        return
+    raise ValueError(f"the weights of a detector with {kind}; expected a feature pyramid (FPN)")
+
+
+def _check_groups(path: str, array: np.ndarray) -> None:
+    """Raise ValueError for the grouped convolutions of ResNeXt; array: OIHW."""
+    if path.endswith("/conv2/kernel") and array.ndim == 4 and array.shape[0] > array.shape[1] > 0:
+        groups = array.shape[0] // array.shape[1]
+        raise ValueError(
+            f"the weights of a ResNeXt, whose {path.removesuffix('/kernel')} has {groups} groups; "
+            "expected a ResNet"
+        )
 
 
 def _paths(names: Sequence[str], source: Source) -> tuple[dict[str, str], list[str]]:

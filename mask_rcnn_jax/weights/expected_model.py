@@ -4,6 +4,7 @@ With other values the same weights compute something else: feature maps shift by
 move, channels are swapped.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -22,6 +23,13 @@ DETECTOR = BACKBONE + tuple(
     anchors.stride box_coder.weights box_coder.inclusive roi_align.max_level
     roi_align.sampling_ratio roi_align.aligned roi_align.border roi_align.min_size
     """.split()
+)
+
+
+MMDETECTION_STYLES = (
+    "the file does not say which of mmdetection's two kinds of backbone it has: style='pytorch' "
+    "needs model.backbone.stride_in='3x3', model.input.channel_order='rgb' and "
+    "model.input.std=(58.395, 57.12, 57.375), style='caffe' needs '1x1', 'bgr' and (1, 1, 1)"
 )
 
 
@@ -59,20 +67,46 @@ EXPECTED = {
 }
 
 
-def mismatches(source: str, model: Mapping[str, Any], without: Sequence[str] = ()) -> list[str]:
+def mismatches(
+    source: str, model: Mapping[str, Any], without: Sequence[str] = (), config: str = ""
+) -> list[str]:
     """Describe each entry of a `model` section that differs from the source's own model.
 
     Entries that `model` lacks are ignored, and those in `without`, such as "backbone.norm_eps".
+    config: text of the config in the file, which tells what mmdetection leaves open.
     """
     expected, title = EXPECTED[source], SOURCES[source].title
-    ours, theirs = flatten(model), flatten(load_config(expected.recipe).model)
-    lines = []
+    said = _mmdetection_entries(config) if source == "mmdetection" else {}
+    ours, theirs = flatten(model), flatten(load_config(expected.recipe).model) | said
+    lines = [MMDETECTION_STYLES] if source == "mmdetection" and not said else []
+    ignored = {*expected.ignored, *without} - said.keys()
     for name in expected.entries:
-        if name in ours and name not in (*expected.ignored, *without):
+        if name in ours and name not in ignored:
             our, their = _rounded(ours[name]), _rounded(theirs[name])
             if our != their:
                 lines.append(f"model.{name} is {our!r}, {title} has {their!r}")
     return lines
+
+
+def _mmdetection_entries(config: str) -> dict[str, Any]:
+    """Our entries for the style of backbone and input that a config of mmdetection names; {} if it
+    names none."""
+    if not re.search(r"\btype='ResNet'", config):
+        return {}
+    style = re.search(r"\bstyle='(\w+)'", config)
+    rgb = re.search(r"\b(?:bgr_to_rgb|to_rgb)=(True|False)", config)
+    is_caffe = style is not None and style[1] == "caffe"
+    is_rgb = rgb[1] == "True" if rgb else not is_caffe
+    said: dict[str, Any] = {
+        "backbone.stride_in": "1x1" if is_caffe else "3x3",
+        "input.channel_order": "rgb" if is_rgb else "bgr",
+    }
+    for name in ("mean", "std"):
+        values = re.search(rf"\b{name}=\[([-\d., \n]+)\]", config)
+        numbers = [float(v) for v in re.findall(r"\d+(?:\.\d*)?", values[1])] if values else []
+        if len(numbers) == 3:  # in the order of the model's input; ours are of R, G, B
+            said[f"input.{name}"] = tuple(numbers if is_rgb else numbers[::-1])
+    return said
 
 
 def _rounded(value):

@@ -10,7 +10,7 @@ import re
 import zipfile
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,13 +33,30 @@ _TORCH_MAGIC = 0x1950A86A20F9469CFC6C
 _ZIP_MAGIC = (b"PK\x03\x04", b"PK\x05\x06")
 # First bytes of pickles: of protocol 2 and newer, and of a tuple, a dict or a name in older ones.
 _PICKLE_MAGIC = (b"\x80", b"(", b"}", b"c")
-# Views may repeat elements (stride 0), but a small file must not exhaust memory that way.
-_MAX_REPEATED = 2**24
+# Views may repeat elements (stride 0) and share them, but a small file must not exhaust memory that
+# way: its arrays may take this many bytes more than four times its size, as twice is usual for
+# half precision.
+_MAX_REPEATED = 2**26
+# Common to all names of a model that training code wraps: in DistributedDataParallel, as an
+# attribute (Lightning), in torch.compile.
+_PREFIXES = ("module.", "model.", "_orig_mod.")
 _MAX_SAFETENSORS_HEADER = 100_000_000  # bytes, fixed by the format
 Read = Callable[[Storage], bytes | memoryview]  # returns a whole storage, little-endian
 
 
+class Weights(NamedTuple):
+    """The content of a weights file."""
+
+    arrays: dict[str, np.ndarray]
+    config: str = ""  # text of the config that mmdetection's training stores beside the weights
+
+
 def read_arrays(path: str | os.PathLike) -> dict[str, np.ndarray]:
+    """The arrays of `read_weights`."""
+    return read_weights(path).arrays
+
+
+def read_weights(path: str | os.PathLike) -> Weights:
     """Read a weights file into arrays by name.
 
     path: a file in one of `FORMATS`, detected by content rather than name. For a TensorFlow
@@ -47,29 +64,29 @@ def read_arrays(path: str | os.PathLike) -> dict[str, np.ndarray]:
     file that names one.
 
     Returns writable arrays. float16 and bfloat16 become float32, other types stay. From a training
-    checkpoint, only the entry with the weights, see `WRAPPERS`. A prefix `module.` common to all
-    names is removed; values other than arrays (epoch, arguments) are ignored.
+    checkpoint, only the entry with the weights, see `WRAPPERS`. Prefixes common to all names, such
+    as `module.` and `model.`, are removed; values other than arrays (epoch, arguments) are ignored.
 
     Raises FileNotFoundError, and ValueError for a file that has an unknown format, is incomplete or
-    corrupt, holds no arrays, or tries to run code.
+    corrupt, holds no arrays, repeats them to a size beyond its own, or tries to run code.
     """
     path = os.fspath(path)
     if os.path.isfile(path):
-        arrays = _read_file(path)
+        arrays, config = _read_file(path)
     elif os.path.isfile(f"{path}.index"):
-        arrays = read_tf_checkpoint(path)
+        arrays, config = Weights(read_tf_checkpoint(path))
     elif os.path.isdir(path):
-        arrays = read_tf_checkpoint(_checkpoint_in(path))
+        arrays, config = Weights(read_tf_checkpoint(_checkpoint_in(path)))
     else:
         raise FileNotFoundError(f"{path}: no such file")
     if not arrays:
         raise ValueError(f"{path}: holds no arrays; expected {FORMATS}")
-    if all(name.startswith("module.") for name in arrays):
-        arrays = {name.removeprefix("module."): array for name, array in arrays.items()}
-    return arrays
+    while prefix := next((p for p in _PREFIXES if all(n.startswith(p) for n in arrays)), None):
+        arrays = {name.removeprefix(prefix): array for name, array in arrays.items()}
+    return Weights(arrays, config)
 
 
-def _read_file(path: str) -> dict[str, np.ndarray]:
+def _read_file(path: str) -> Weights:
     """Read one file in the format detected from its first and last bytes."""
     with open(path, "rb") as file:
         start = file.read(16)
@@ -84,7 +101,8 @@ def _read_file(path: str) -> dict[str, np.ndarray]:
                 f"{path}: the index of a TensorFlow checkpoint, whose name must end in .index, "
                 "or a checkpoint in TensorFlow's old format, which is not supported"
             )
-        return read_tf_checkpoint(path.removesuffix(".index"))
+        return Weights(read_tf_checkpoint(path.removesuffix(".index")))
+    read: Callable[[str], Weights]
     if start[8:9] == b"{" and int.from_bytes(start[:8], "little") <= _MAX_SAFETENSORS_HEADER:
         read = _read_safetensors
     elif start.startswith(_ZIP_MAGIC):
@@ -103,7 +121,7 @@ def _read_file(path: str) -> dict[str, np.ndarray]:
         raise ValueError(f"{path}: {message}") from error
 
 
-def _read_safetensors(path: str) -> dict[str, np.ndarray]:
+def _read_safetensors(path: str) -> Weights:
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
@@ -111,10 +129,10 @@ def _read_safetensors(path: str) -> dict[str, np.ndarray]:
         tensors = load_file(path)
     except SafetensorError as error:
         raise ValueError(f"not a readable safetensors file: {error}") from error
-    return {name: widened(tensor) for name, tensor in tensors.items()}
+    return Weights({name: widened(tensor) for name, tensor in tensors.items()})
 
 
-def _read_torch_zip(path: str) -> dict[str, np.ndarray]:
+def _read_torch_zip(path: str) -> Weights:
     """Read a zip written by `torch.save` since 1.6: a pickle and one member per storage."""
     with zipfile.ZipFile(path) as archive:
         pickles = [name for name in archive.namelist() if re.fullmatch(r"[^/]+/data\.pkl", name)]
@@ -131,7 +149,7 @@ def _read_torch_zip(path: str) -> dict[str, np.ndarray]:
             size = storage.numel * storage.dtype.itemsize
             return _member(archive, f"{root}data/{storage.key}", size)
 
-        return _arrays_of(tree, read)
+        return _weights_in(tree, read, os.path.getsize(path))
 
 
 def _member(archive: zipfile.ZipFile, name: str, size: int | None = None) -> bytes:
@@ -147,7 +165,7 @@ def _member(archive: zipfile.ZipFile, name: str, size: int | None = None) -> byt
     return archive.read(info)
 
 
-def _read_pickle(path: str) -> dict[str, np.ndarray]:
+def _read_pickle(path: str) -> Weights:
     """Read a pickle of arrays, or the pickles and storages written by torch before 1.6."""
     with open(path, "rb") as stored:
         data = stored.read()
@@ -158,10 +176,10 @@ def _read_pickle(path: str) -> dict[str, np.ndarray]:
         return _read_torch_legacy(data, file)
     if unpickler.storages:
         raise ValueError("torch tensors without the storages that torch.save writes")
-    return _arrays_of(tree, None)
+    return _weights_in(tree, None, len(data))
 
 
-def _read_torch_legacy(data: bytes, file: io.BytesIO) -> dict[str, np.ndarray]:
+def _read_torch_legacy(data: bytes, file: io.BytesIO) -> Weights:
     """Read the rest of a file from torch before 1.6: three pickles, storage keys, storages."""
     protocol, system = (WeightUnpickler(file).load() for _ in range(2))
     if protocol != 1001 or not system["little_endian"]:
@@ -185,11 +203,12 @@ def _read_torch_legacy(data: bytes, file: io.BytesIO) -> dict[str, np.ndarray]:
     missing = unpickler.storages.keys() - places.keys()
     if missing:
         raise ValueError(f"incomplete, {len(missing)} storages are missing")
-    return _arrays_of(tree, lambda storage: memoryview(data)[places[storage.key]])
+    return _weights_in(tree, lambda storage: memoryview(data)[places[storage.key]], len(data))
 
 
-def _arrays_of(tree: Any, read: Read | None) -> dict[str, np.ndarray]:
-    """Convert a pickled object's arrays, from the entry with the weights if there is one."""
+def _weights_in(tree: Any, read: Read | None, size: int) -> Weights:
+    """Convert the arrays of the object pickled in a file of `size` bytes, from the entry with the
+    weights if there is one."""
     if not isinstance(tree, dict):
         raise ValueError("has no names, expected a dict of arrays by name")
     found = (_records(tree[name]) for name in WRAPPERS if isinstance(tree.get(name), dict))
@@ -197,13 +216,20 @@ def _arrays_of(tree: Any, read: Read | None) -> dict[str, np.ndarray]:
     if not records:
         entries = printable(", ".join(map(str, tree))) if tree else "none"
         raise ValueError(f"has no arrays by name, its entries are: {entries}")
-    arrays = {}
+    arrays, room = {}, 4 * size + _MAX_REPEATED
     for name, record in records.items():
         try:
-            arrays[name] = _to_array(record, read)
+            arrays[name] = _to_array(record, read, room)
+            room -= arrays[name].nbytes
         except (ValueError, OverflowError, MemoryError) as error:
             raise ValueError(f"{printable(name)}: {error}") from error
-    return arrays
+    return Weights(arrays, _config_in(tree.get("meta")))
+
+
+def _config_in(meta: Any) -> str:
+    """The text of mmdetection's config, in version 3 and before it."""
+    texts = [meta.get(name) for name in ("cfg", "config")] if isinstance(meta, dict) else []
+    return next((text for text in texts if isinstance(text, str)), "")
 
 
 def _records(tree: dict) -> dict[str, Tensor | NumpyArray]:
@@ -211,13 +237,14 @@ def _records(tree: dict) -> dict[str, Tensor | NumpyArray]:
     return {name: value for name, value in items if isinstance(value, (Tensor, NumpyArray))}
 
 
-def _to_array(record: Tensor | NumpyArray, read: Read | None) -> np.ndarray:
-    """Copy a `WeightUnpickler` record into a new array; half precision becomes float32.
+def _to_array(record: Tensor | NumpyArray, read: Read | None, room: int) -> np.ndarray:
+    """Copy a `WeightUnpickler` record into a new array of at most `room` bytes; half precision
+    becomes float32.
 
     Raises ValueError if a view exceeds its storage or the data do not match the shape.
     """
     if isinstance(record, NumpyArray):
-        return _numpy_to_array(record)
+        return _numpy_to_array(record, room)
     storage, dtype, offset, shape, strides = record
     # Untyped storages count in bytes.
     length = storage.length * storage.dtype.itemsize // dtype.itemsize
@@ -225,8 +252,9 @@ def _to_array(record: Tensor | NumpyArray, read: Read | None) -> np.ndarray:
     last = offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
     if numel and last >= length:
         raise ValueError(f"a tensor of shape {shape} extends beyond the end of its storage")
-    if numel > max(length, _MAX_REPEATED):
+    if numel > length and numel * dtype.itemsize > _MAX_REPEATED:
         raise ValueError(f"a tensor of shape {shape} repeats a storage of {length} elements")
+    _check_room(numel * dtype.itemsize, room)
     if not numel:
         return widened(np.zeros(shape, dtype))
     assert read is not None  # a tensor has a storage, and `_read_pickle` allows none without `read`
@@ -236,10 +264,16 @@ def _to_array(record: Tensor | NumpyArray, read: Read | None) -> np.ndarray:
     return widened(np.array(view, order="C"))
 
 
-def _numpy_to_array(record: NumpyArray) -> np.ndarray:
+def _check_room(size: int, room: int) -> None:
+    if size > room:
+        raise ValueError("with this one, the arrays take many times the file's bytes")
+
+
+def _numpy_to_array(record: NumpyArray, room: int) -> np.ndarray:
     dtype, shape, data = record.dtype, record.shape, record.data
     if dtype is None or len(data) != math.prod(shape) * dtype.itemsize:
         raise ValueError(f"a numpy array of shape {shape} has {len(data)} bytes")
+    _check_room(len(data), room)
     if not data:
         return widened(np.zeros(shape, dtype))
     # Unlike np.ndarray, np.frombuffer refuses dtypes whose bytes are pointers.

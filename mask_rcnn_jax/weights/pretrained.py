@@ -15,7 +15,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from mask_rcnn_jax.weights.convert import OURS, listing, num_classes_in, to_flax
 from mask_rcnn_jax.weights.expected_model import mismatches
-from mask_rcnn_jax.weights.files import read_arrays
+from mask_rcnn_jax.weights.files import read_weights
 from mask_rcnn_jax.weights.run_checkpoint import load_checkpoint
 from mask_rcnn_jax.weights.sources import SOURCES
 
@@ -78,7 +78,7 @@ def load_weights(path: str | os.PathLike, model: Mapping[str, Any]) -> tuple[dic
 
     Raises ValueError or OSError, naming the file, if it cannot be read or its system is unknown.
     """
-    arrays = read_arrays(path)
+    arrays, config = read_weights(path)
     try:
         backbone = {"norm": "frozen", "norm_eps": 1e-5, **model["backbone"]}
         variables, source = to_flax(arrays, norm=backbone["norm"], eps=backbone["norm_eps"])
@@ -88,7 +88,10 @@ def load_weights(path: str | os.PathLike, model: Mapping[str, Any]) -> tuple[dic
     about = "" if classes is None else f", {classes} classes and background"
     if source == OURS:
         return variables, [f"{path}: weights of mask_rcnn_jax{about}"]
-    lines = [f"weights of {SOURCES[source].title}{about}", *mismatches(source, model)]
+    lines = [
+        f"weights of {SOURCES[source].title}{about}",
+        *mismatches(source, model, config=config),
+    ]
     return variables, [f"{path}: {line}" for line in lines]
 
 

@@ -56,6 +56,11 @@ def read_tf_checkpoint(prefix: str | os.PathLike) -> dict[str, np.ndarray]:
         raise FileNotFoundError(f"{index}: no such file") from error
     except (ValueError, IndexError, TypeError) as error:
         raise ValueError(f"{index}: not a readable TensorFlow checkpoint: {error}") from error
+    ends: dict[int, int] = {}
+    for name, place in sorted(places.items(), key=lambda item: (item[1].shard, item[1].offset)):
+        if place.offset < ends.get(place.shard, 0):  # or a small file could be read as a huge one
+            raise ValueError(f"{index}: corrupt, {name} overlaps another tensor")
+        ends[place.shard] = place.offset + place.size
     tensors = {}
     for name, place in places.items():
         shard = f"{place.shard:05d}-of-{_first(header, _NUM_SHARDS):05d}"

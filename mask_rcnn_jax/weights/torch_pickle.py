@@ -89,6 +89,8 @@ class _Ignored:
     def build(self, state: Any) -> None:
         pass
 
+    append = extend = build
+
 
 class _Global(NamedTuple):
     """A name in the pickle; only the unpickler can resolve it."""
@@ -124,11 +126,8 @@ class WeightUnpickler(pickle._Unpickler):
     def find_class(self, module: str, name: str) -> _Global:
         """Return an allowed name without importing it."""
         full = f"{module}.{name}"
-        if full not in _BUILDERS and full not in _VALUES:
-            raise ValueError(
-                f"refused: the pickle imports {printable(full)}, which no weights file needs; "
-                "expected a state dict, or arrays by name"
-            )
+        if full not in _BUILDERS and full not in _VALUES and not _is_foreign(full):
+            raise ValueError(_refusal(full))
         return _Global(full)
 
     def persistent_load(self, pid: Any) -> Storage:
@@ -153,11 +152,14 @@ class WeightUnpickler(pickle._Unpickler):
 
     def _call(self) -> None:
         args, function = self.stack.pop(), self.stack.pop()
-        if not (isinstance(function, _Global) and isinstance(args, tuple)):
+        if not (isinstance(function, _Global | _Ignored) and isinstance(args, tuple)):
             raise ValueError("refused: the pickle calls something other than a function")
-        if function.name not in _BUILDERS:
+        if isinstance(function, _Ignored) or _is_foreign(function.name):
+            self.append(_Ignored())
+        elif function.name in _BUILDERS:
+            self.append(_BUILDERS[function.name](*args))
+        else:
             raise ValueError(f"refused: the pickle calls {printable(function.name)}")
-        self.append(_BUILDERS[function.name](*args))
 
     def _build(self) -> None:
         state = self.stack.pop()
@@ -263,6 +265,8 @@ def _mapping(items=()) -> dict:
 
 
 def _fill(target: dict, items) -> dict:
+    if isinstance(target, _Ignored):
+        return target
     if not isinstance(target, dict):
         raise ValueError("refused: the pickle sets items of something other than a dict")
     for key, value in items:
@@ -270,6 +274,25 @@ def _fill(target: dict, items) -> dict:
             raise ValueError("refused: dict keys other than strings or numbers")
         target[key] = value
     return target
+
+
+def _getattr(target: Any, *_: Any) -> _Ignored:
+    """A method of a foreign object."""
+    if not (isinstance(target, _Ignored) or isinstance(target, _Global) and _is_foreign(*target)):
+        raise ValueError(_refusal("builtins.getattr"))
+    return _Ignored()
+
+
+def _is_foreign(name: str) -> bool:
+    """Whether a name belongs to a package whose objects a training script may store."""
+    return name.startswith(_FOREIGN)
+
+
+def _refusal(name: str) -> str:
+    return (
+        f"refused: the pickle imports {printable(name)}, which no weights file needs; "
+        "expected a state dict, or arrays by name"
+    )
 
 
 def _check_sizes(*values: Any) -> None:
@@ -289,6 +312,13 @@ _IGNORED = """
     torch.Size torch.device argparse.Namespace pathlib.PosixPath pathlib.WindowsPath
     __builtin__.set builtins.set numpy.core.multiarray.scalar numpy._core.multiarray.scalar
 """
+# Packages that keep objects of their own in a training checkpoint. They are not imported either.
+_FOREIGN = tuple(
+    f"{package}."
+    for package in """
+    mmengine mmcv mmdet lightning lightning_fabric pytorch_lightning omegaconf yacs fvcore
+    """.split()
+)
 # Names a pickle may call. numpy renamed its core module, and Python 2 had its own `builtins`.
 _BUILDERS: dict[str, Callable] = {
     "collections.OrderedDict": _mapping,
@@ -300,6 +330,8 @@ _BUILDERS: dict[str, Callable] = {
     "torch._utils._rebuild_parameter_with_state": _parameter,
     "numpy.dtype": _NumpyDtype,
     "_codecs.encode": _encode,
+    "__builtin__.getattr": _getattr,
+    "builtins.getattr": _getattr,
     "__builtin__.bytes": lambda: b"",
     "builtins.bytes": lambda: b"",
     **dict.fromkeys(_IGNORED.split(), _Ignored),

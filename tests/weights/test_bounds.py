@@ -125,3 +125,17 @@ def test_two_descriptions_of_one_storage_are_refused(tmp_path):
     tree = {"a": tensor, "b": Call(REBUILD, (other, 0, (12,), strides, False, {}))}
     with pytest.raises(ValueError, match="conflicting descriptions"):
         read_arrays(file.write(tmp_path / "w.pth", tree))
+
+
+@LEGACY
+@pytest.mark.parametrize("count, numel, shape", [(20, 24, (2**23,)), (300, 2**18, (2**18,))])
+def test_a_small_file_does_not_become_gigabytes(tmp_path, legacy, count, numel, shape):
+    """By tensors of stride 0, or by many names of one tensor."""
+    file = TorchFile(legacy=legacy)
+    strides = (0,) if numel < shape[0] else (1,)
+    tensor = file.tensor(np.zeros(numel, "<f4"), shape=shape, strides=strides)
+    path = file.write(tmp_path / "w.pth", {f"w{i}": tensor for i in range(count)})
+    with pytest.raises(ValueError, match=r"w\.pth: w\d+: .* take many times the file's bytes"):
+        read_arrays(path)
+    shared = {"w": tensor, "tied": tensor} if strides == (1,) else {"w": tensor}
+    assert len(read_arrays(file.write(path, shared))) == len(shared)

@@ -3,7 +3,7 @@
 import pytest
 
 from mask_rcnn_jax.config import flatten, load_config
-from mask_rcnn_jax.weights.expected_model import EXPECTED, mismatches
+from mask_rcnn_jax.weights.expected_model import EXPECTED, MMDETECTION_STYLES, mismatches
 from mask_rcnn_jax.weights.sources import SOURCES
 
 
@@ -11,7 +11,7 @@ from mask_rcnn_jax.weights.sources import SOURCES
 def test_weights_fit_the_recipe_of_their_system(source):
     expected = EXPECTED[source]
     model = load_config(expected.recipe).model
-    assert mismatches(source, model) == []
+    assert mismatches(source, model) == ([MMDETECTION_STYLES] if source == "mmdetection" else [])
     assert {*expected.entries, *expected.ignored} <= flatten(model).keys()
 
 
@@ -39,3 +39,37 @@ def test_every_source_has_a_recipe():
 def test_an_entry_can_be_left_out():
     model = {"backbone": {"norm_eps": 1e-5}}
     assert mismatches("torchvision_old", model, without=["backbone.norm_eps"]) == []
+
+
+PYTORCH_STYLE = """
+model = dict(
+    type='MaskRCNN',
+    data_preprocessor=dict(
+        type='DetDataPreprocessor',
+        mean=[123.675, 116.28, 103.53], std=[58.395, 57.12, 57.375], bgr_to_rgb=True),
+    backbone=dict(type='ResNet', depth=50, style='pytorch'),
+    rpn_head=dict(bbox_coder=dict(target_means=[0.0, 0.0, 0.0, 0.0])))
+"""
+CAFFE_STYLE = """
+model = dict(backbone=dict(type='ResNet', style='caffe'))
+img_norm_cfg = dict(
+    mean=[103.53, 116.28, 123.675], std=[1.0, 1.0, 1.0], to_rgb=False)
+"""
+
+
+@pytest.mark.parametrize(
+    "config, differing",
+    [
+        (PYTORCH_STYLE, ["backbone.stride_in", "input.channel_order", "input.std"]),
+        (CAFFE_STYLE, []),
+    ],
+)
+def test_the_style_of_mmdetection_is_taken_from_the_files_config(config, differing):
+    """detectron2's recipe is that of the caffe style: BGR, a standard deviation of 1, and strides
+    in the first convolution."""
+    model = load_config("coco_detectron2").model
+    lines = mismatches("mmdetection", model, config=config)
+    assert [line.split(" is ")[0] for line in lines] == [f"model.{name}" for name in differing]
+    torchvision = load_config("coco_torchvision").model
+    said = " ".join(mismatches("mmdetection", torchvision, config=config))
+    assert ("stride_in" in said) == (config is CAFFE_STYLE)

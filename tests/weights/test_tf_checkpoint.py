@@ -312,3 +312,14 @@ def test_a_variable_split_over_keys_is_an_error(prefix):
     write(prefix, {"\0\x01kernel": (FLOAT, KERNEL)})
     with pytest.raises(ValueError, match="stored in slices"):
         read_arrays(prefix)
+
+
+def test_tensors_that_overlap_are_an_error(prefix):
+    """A small file could name its numbers again and again."""
+    write(prefix, {"a": (FLOAT, KERNEL), "b": (FLOAT, KERNEL)})
+    data = KERNEL.tobytes()
+    pairs = [(name, entry(FLOAT, KERNEL.shape, 0, 0, data)) for name in (b"a", b"b")]
+    header = field(1, 1) + field(3, field(1, 1))
+    prefix.with_name(f"{prefix.name}.index").write_bytes(table([(b"", header), *pairs]))
+    with pytest.raises(ValueError, match=r"\.index: corrupt, b overlaps another tensor"):
+        read_arrays(prefix)
