@@ -4,6 +4,7 @@ import hashlib
 import http.client
 import os
 import re
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -28,6 +29,8 @@ PUBLIC_WEIGHTS = {
 ProgressFactory = Callable[[int], Callable[[int], None]]
 _CHUNK = 1 << 20
 _TIMEOUT = 60.0  # seconds without data
+# Bytes a second over that many seconds below which a server counts as stuck.
+_LOWEST_RATE, _WINDOW = 1000, 60.0
 
 
 def download_weights(
@@ -62,8 +65,8 @@ def download(
         make_progress: see `ProgressFactory`.
 
     Raises:
-        OSError: with the URL, if the server is unreachable, lacks the file or ends too early, or
-            the disk is too small.
+        OSError: with the URL, if the server is unreachable, lacks the file, ends too early or sends
+            too slowly, or the disk is too small.
         ValueError: for a wrong checksum; the file is deleted.
     """
     if not re.fullmatch(r"sha256:[0-9a-f]{8,64}|md5:[0-9a-f]{32}", checksum):
@@ -119,13 +122,20 @@ def _fetch(url: str, part: Path, size: int, make_progress: ProgressFactory | Non
         check_room(part.parent, total - received)
         advance = make_progress(total) if make_progress else lambda count: None
         advance(received)
+        start, before = time.monotonic(), received
         with open(part, "ab" if received else "wb") as file:
-            while chunk := response.read(_CHUNK):
+            while chunk := response.read1(_CHUNK):  # returns what has come
                 file.write(chunk)
                 received += len(chunk)
                 advance(len(chunk))
                 if size and received > size:  # without a length, it could fill the disk
                     break
+                if (seconds := time.monotonic() - start) >= _WINDOW:
+                    if received - before < _LOWEST_RATE * seconds:
+                        sent = f"{received - before} bytes in {seconds:.0f} seconds"
+                        lowest = f"fewer than {_LOWEST_RATE} a second"
+                        raise OSError(f"the server sent {sent}, {lowest}; retry to resume")
+                    start, before = time.monotonic(), received
     if size and received > size:
         part.unlink()
         raise OSError(f"the server sent more than {size} bytes")

@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
@@ -17,6 +18,7 @@ class FileServer(ThreadingHTTPServer):
         self.shift = 0  # bytes before the asked ones that a range starts at
         self.length: int | None = None  # what it says instead of the length
         self.says_length = True
+        self.pause = 0.0  # seconds after each byte
 
     def url(self, path: str) -> str:
         return f"http://127.0.0.1:{self.server_port}{path}"
@@ -45,7 +47,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", str(length))
         self.end_headers()
         with contextlib.suppress(ConnectionError):  # a client may have heard enough
-            self.wfile.write(body if server.cut is None else body[: server.cut])
+            body = body if server.cut is None else body[: server.cut]
+            for piece in (body[i : i + 1] for i in range(len(body))) if server.pause else (body,):
+                self.wfile.write(piece)
+                time.sleep(server.pause)
 
     def log_message(self, *args):
         pass

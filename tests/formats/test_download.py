@@ -215,3 +215,16 @@ def test_mistake_is_one_line_with_exit_code_2(arguments, words):
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     assert words in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_server_that_drips_is_given_up(server, tmp_path, monkeypatch):
+    """Each byte comes long before the time without data is over."""
+    monkeypatch.setattr(download_module, "_WINDOW", 0.3)
+    server.pause = 0.02
+    says = r"/file: the server sent \d+ bytes in 0 seconds, fewer than 1000 a second; retry"
+    with pytest.raises(OSError, match=says):
+        download(server.url("/file"), tmp_path / "w", SHA256)
+    part = (tmp_path / "w.part").read_bytes()
+    assert 0 < len(part) < 100 and CONTENT.startswith(part)
+    server.pause = 0.0
+    assert download(server.url("/file"), tmp_path / "w", SHA256).read_bytes() == CONTENT
