@@ -52,7 +52,9 @@ class Video:
                 self.rate = _rate(stream)
                 self.num_frames = stream.frames or _frames_by_duration(stream, self.rate)
                 self.pixel_aspect = Fraction(stream.sample_aspect_ratio or 1) or Fraction(1)
-        except av.FFmpegError as error:
+        except UnreadableVideo:
+            raise
+        except Exception as error:  # PyAV raises almost any for what a hostile file says of itself
             raise UnreadableVideo(f"{source}: not a readable video: {_reason(error)}") from error
 
     def expected_frames(self, stride: int, max_frames: int) -> int | None:
@@ -84,7 +86,9 @@ class Video:
                     count += 1
                     if count == max_frames:
                         break
-        except av.FFmpegError as error:
+        except UnreadableVideo:
+            raise
+        except Exception as error:
             if not count:
                 raise UnreadableVideo(f"{self.source}: {_reason(error)}") from error
             self.damaged += 1
@@ -220,7 +224,9 @@ def import_av():
 
 
 def _open(av, source: str):
-    return av.open(source, timeout=_TIMEOUT if "://" in source else None)
+    # Titles and other metadata need not be UTF-8; nothing here reads them.
+    timeout = _TIMEOUT if "://" in source else None
+    return av.open(source, timeout=timeout, metadata_errors="replace")
 
 
 def _video_stream(av, container, source: str):
@@ -267,4 +273,5 @@ def _color_matrix(frame) -> int:
 
 
 def _reason(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error)
+    text = " ".join(str(getattr(error, "strerror", None) or error).split())
+    return text or type(error).__name__

@@ -214,3 +214,48 @@ def test_unwritable_video_is_named(tmp_path):
 def test_urls_are_read_like_files(tmp_path):
     path = write_video(tmp_path / "a.mp4", 5)
     assert len(list(Video(f"file://{path}").frames())) == 5
+
+
+def test_a_title_that_is_not_utf8_does_no_harm(tmp_path):
+    path = tmp_path / "a.mp4"
+    with av.open(str(path), "w") as container:
+        container.metadata["title"] = "TITLE1"
+        stream = container.add_stream("libx264", rate=25)
+        stream.height, stream.width, stream.pix_fmt = 48, 64, "yuv420p"
+        frame = av.VideoFrame.from_ndarray(frame_image(0, 48, 64), format="rgb24")
+        container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    content = path.read_bytes()
+    assert b"TITLE1" in content
+    path.write_bytes(content.replace(b"TITLE1", "TITLÉ1".encode("latin-1")))
+    assert len(list(Video(str(path)).frames())) == 1
+
+
+def test_a_changed_header_gives_frames_or_names_the_video(tmp_path):
+    path, rng = write_video(tmp_path / "a.mp4", 3), np.random.default_rng(0)
+    content = path.read_bytes()
+    start = content.index(b"moov")
+    outcomes = {True: 0, False: 0}
+    for _ in range(150):
+        changed = bytearray(content)
+        for place in rng.integers(start, len(content), 3):
+            changed[place] = rng.choice([0, 0xFF, rng.integers(256)])
+        path.write_bytes(changed)
+        try:
+            outcomes[True] += len(list(Video(str(path)).frames(max_frames=3))) > 0
+        except UnreadableVideo as error:
+            assert str(error).startswith(f"{path}: ") and "\n" not in str(error)
+            outcomes[False] += 1
+    assert min(outcomes.values()) > 5
+
+
+def test_any_error_of_pyav_names_the_video(tmp_path, monkeypatch):
+    path = write_video(tmp_path / "a.mp4", 3)
+    monkeypatch.setattr("mask_rcnn_jax.deploy.video._rate", lambda stream: 1 // 0)
+    with pytest.raises(UnreadableVideo, match=r"a\.mp4: not a readable video: integer division"):
+        Video(str(path))
+    monkeypatch.undo()
+    video = Video(str(path))
+    monkeypatch.setattr("mask_rcnn_jax.deploy.video._upright", lambda *_: None + 1)
+    with pytest.raises(UnreadableVideo, match=r"a\.mp4: unsupported operand"):
+        list(video.frames())
