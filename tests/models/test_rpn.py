@@ -52,6 +52,16 @@ def test_anchors_that_reach_over_the_image_are_left_out(straddle, expected):
     np.testing.assert_array_equal(deltas, 0.0)
 
 
+@pytest.mark.parametrize("size, expected", [((50, 200), [1, 0, -1]), ((200, 50), [1, -1, 0])])
+def test_the_image_they_reach_over_has_two_different_sides(size, expected):
+    """(height, width); one anchor lies far to the right, one far down."""
+    anchors = jnp.array([[0, 0, 10, 10], [150, 0, 160, 10], [0, 150, 10, 160]], jnp.float32)
+    rpn = replace(LABELS, straddle_thresh=0.0)
+    image = None, targets([0, 0, 10, 10]), jnp.array(size)
+    labels, _, _ = rpn.targets(*image, anchors=Anchors([anchors], None), coder=BoxCoder())
+    np.testing.assert_array_equal(labels, expected)
+
+
 def test_an_anchor_that_is_not_there_claims_nothing():
     """It would be the best of its object; the next best is taken."""
     valid = [jnp.array([False, True, True, True])]

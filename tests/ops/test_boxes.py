@@ -85,6 +85,14 @@ def test_encode_by_hand():
     assert_within(
         encode(box, anchor, weights=weights), np.multiply(expected, [10, 10, 5, 5]), bound
     )
+    weights = (2.0, 3.0, 5.0, 7.0)  # each its own
+    bound = encoding_bound(box, anchor, weights)
+    assert_within(encode(box, anchor, weights=weights), np.multiply(expected, weights), bound)
+    assert_within(
+        decode(np.multiply(expected, weights).astype(np.float32), anchor, weights=weights),
+        box,
+        1e-4,
+    )
     # Inclusive pixels: 11 x 21 about (15.5, 30.5), and 21 x 41 about (23.5, 40.5).
     inclusive = [8 / 11, 10 / 21, np.log(21 / 11), np.log(41 / 21)]
     assert_within(encode(box, anchor, offset=1.0), inclusive, encoding_bound(box, anchor))

@@ -93,6 +93,15 @@ def test_match_anchors_by_hand():
     np.testing.assert_array_equal(labels, [1, -1, 0, 0, 0])
 
 
+def test_an_anchor_that_nearly_ties_is_no_tie():
+    """The next smaller number is not the best."""
+    best = np.float32(0.4)
+    iou = jnp.array([[best], [np.nextafter(best, np.float32(0))], [best], [0.1]])
+    settings = {"fg_thresh": 0.7, "bg_thresh": 0.3, "low_quality": "ties"}
+    _, labels = match_anchors(iou, jnp.ones(1, bool), **settings)
+    np.testing.assert_array_equal(labels, [1, -1, 1, 0])
+
+
 def test_lower_row_wins_a_contested_anchor():
     iou = jnp.array([[0.5, 0.6], [0.1, 0.2]])
     matched, labels = match_anchors(

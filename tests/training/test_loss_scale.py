@@ -1,5 +1,7 @@
 """Loss scaling: the rule on numbers worked by hand, and a step that overflows float16."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,9 @@ import optax
 import pytest
 
 from mask_rcnn_jax.models.build import build_model, init_variables
+from mask_rcnn_jax.models.rpn import RPN
+from mask_rcnn_jax.ops.boxes import BoxCoder
+from mask_rcnn_jax.training import step
 from mask_rcnn_jax.training.loggers import Loggers
 from mask_rcnn_jax.training.loss_scale import dynamic_loss_scale
 from mask_rcnn_jax.training.optim import optim_options
@@ -72,6 +77,42 @@ def test_the_scale_stays_above_its_floor_and_finite():
 def test_scales_without_meaning_are_refused(options):
     with pytest.raises(ValueError, match="^optim.loss_scale"):
         optim_options({"optim": options})
+
+
+def stub_model():
+    """Its loss is w times the mean of the batch's scales, and its statistics add that mean."""
+
+    def apply(variables, batch, keys, *, method, train, mutable):
+        mean = jnp.mean(batch.scales)
+        stats = {"mean": variables["batch_stats"]["mean"] + mean}
+        return jnp.sum(variables["params"]["w"]) * mean, {"batch_stats": stats}
+
+    parts = {"mask_targets": SimpleNamespace(kind="crop"), "rpn": RPN(), "box_coder": BoxCoder()}
+    return SimpleNamespace(apply=apply, backbone=None, **parts)
+
+
+@pytest.mark.parametrize("scale, overflows", [(2.0**15, False), (2.0**127, True)])
+def test_a_step_logs_the_unscaled_norm_and_keeps_statistics_of_good_steps_alone(
+    scale, overflows, monkeypatch
+):
+    """The mean is 3 on one device and 5 on the other, so that both weights have a gradient of 4."""
+    monkeypatch.setattr(step, "loss_terms", lambda outputs, *_: {"loss/total": outputs})
+    tx, mesh = scaled(optax.sgd(0.5), init_scale=scale), make_mesh()
+    params, stats = {"w": jnp.ones(2)}, {"mean": jnp.float32(7.0)}
+    state = TrainState(jnp.int32(0), params, stats, tx.init(params))
+    batch = tiny_batch(2)
+    batch = batch.replace(scales=np.array([[3, 3], [5, 5]], np.float32))
+    run = make_train_step(
+        stub_model(), tx, None, mesh, loss=loss_options(tiny_config()), seed=0, flip_probability=0.0
+    )
+    state, metrics = run(replicate(state, mesh), shard_batch(batch, mesh))
+    assert float(metrics["loss_scale"]) == scale and metrics["skipped_steps"] == overflows
+    if overflows:
+        assert not np.isfinite(metrics["grad_norm"])
+        assert state.batch_stats["mean"] == 7.0 and state.params["w"].tolist() == [1.0, 1.0]
+    else:
+        assert float(metrics["grad_norm"]) == pytest.approx(4 * 2**0.5)
+        assert state.batch_stats["mean"] == 11.0 and state.params["w"].tolist() == [-1.0, -1.0]
 
 
 @pytest.mark.slow
