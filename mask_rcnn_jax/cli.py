@@ -1,11 +1,15 @@
 """Flags, logging and error lines shared by the commands."""
 
+import ctypes
 import difflib
 import importlib
 import logging as std_logging
 import os
+import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,7 @@ from ml_collections import config_flags
 
 from mask_rcnn_jax.cli_help import format_entries, format_help
 from mask_rcnn_jax.config import flatten, load_config
+from mask_rcnn_jax.safe_text import printable, safe_stdout
 
 AUTO = "auto"  # of --coordinator_address
 OFF = "off"  # of --compile_cache
@@ -33,6 +38,9 @@ HELP_FLAGS = {"-h", "-help", "--help"}
 COMMON_FLAGS = ("platform", "compile_cache", "debug")
 PROCESS_FLAGS = ("coordinator_address", "num_processes", "process_id", "lost_after")
 
+LOST = "error: another process of this run ended or cannot be reached; its own output says why\n"
+
+_abort_handler: Any = None  # C code may call it until the process ends
 _one_of_several = False  # whether other processes work with this one
 _not_first = False  # whether one of them is the first, which speaks for all
 
@@ -76,10 +84,15 @@ def run(
     flags.DEFINE_bool("debug", False, "Show the traceback of an error.")
     flags.DEFINE_string("compile_cache", None, CACHE_HELP)
     flags.DEFINE_enum("platform", None, ["cpu", "gpu"], "Device to run on; the best one if unset.")
-    if not HELP_FLAGS.isdisjoint(sys.argv):
-        print(_help(main, groups or {"flags": own}, sys.argv))
-        return
     debug = "--debug" in sys.argv
+    with safe_stdout():
+        if not HELP_FLAGS.isdisjoint(sys.argv):
+            print(_help(main, groups or {"flags": own}, sys.argv))
+            return
+        _run(main, debug)
+
+
+def _run(main: Callable[[Sequence[str]], None], debug: bool) -> None:
     try:
         if "--list_config" in sys.argv and "config" in flags.FLAGS:
             _list_config(sys.argv)
@@ -189,7 +202,7 @@ def _one_line(error: Exception) -> str:
     text = error
     while isinstance(text, KeyError | AttributeError) and text.args:
         text = text.args[0]
-    return " ".join(str(text).split()) or type(error).__name__
+    return printable(" ".join(str(text).split())) or type(error).__name__
 
 
 def _fail(message: str, code: int) -> None:
@@ -209,8 +222,13 @@ def set_up_logging() -> None:
     logging.use_absl_handler()
     logging.set_verbosity(logging.INFO)
     handler = logging.get_absl_handler()
-    handler.setFormatter(std_logging.Formatter("%(message)s"))
+    handler.setFormatter(_PrintableFormatter("%(message)s"))
     handler.addFilter(_is_wanted)
+
+
+class _PrintableFormatter(std_logging.Formatter):
+    def format(self, record: std_logging.LogRecord) -> str:
+        return printable(super().format(record))
 
 
 def _is_wanted(record: std_logging.LogRecord) -> bool:
@@ -267,7 +285,8 @@ def _join_processes() -> None:
         _check_processes(address, *numbers)
         where = {name: FLAGS[name].value for name in PROCESS_FLAGS[:3]}
     try:
-        jax.distributed.initialize(**where, heartbeat_timeout_seconds=FLAGS.lost_after)
+        with _one_last_line():
+            jax.distributed.initialize(**where, heartbeat_timeout_seconds=FLAGS.lost_after)
     except ValueError as error:
         raise ValueError(
             f"--coordinator_address={address}: {_one_line(error)} Without a cluster, set it to "
@@ -275,6 +294,32 @@ def _join_processes() -> None:
         ) from error
     _one_of_several = jax.process_count() > 1
     _not_first = jax.process_index() > 0
+
+
+@contextmanager
+def _one_last_line() -> Iterator[None]:
+    """Let the clients of JAX's service that are made inside end this process with exit code 1 and
+    one line when another process is lost.
+
+    By default they print the addresses of C++ code and abort; JAX has no public way to change that.
+    Its callback gets a status that Python cannot be given, which aborts the process as well, but
+    says no addresses before.
+    """
+    global _abort_handler
+    from jax._src.lib import _jax
+
+    def end(_: object = None) -> None:
+        os.write(2, LOST.encode())
+        os._exit(1)
+
+    _abort_handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(end)
+    ctypes.CDLL(None).signal(signal.SIGABRT, _abort_handler)
+    make_client = _jax.get_distributed_runtime_client
+    _jax.get_distributed_runtime_client = partial(make_client, missed_heartbeat_callback=end)
+    try:
+        yield
+    finally:
+        _jax.get_distributed_runtime_client = make_client
 
 
 def _check_processes(address: str, count: int | None, index: int | None) -> None:

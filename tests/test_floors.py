@@ -24,6 +24,7 @@ FLOORS = {
     "config": 1,
     "progress": 1,
     "rle": 1,
+    "safe_text": 1,
     "cli_help": 2,
     "parts": 1,
     "structures": 1,

@@ -8,6 +8,8 @@ from urllib.parse import urlsplit
 
 import cv2
 
+from mask_rcnn_jax.safe_text import file_name
+
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp")
 VIDEO_SUFFIXES = (
     *(".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts", ".mts", ".m2ts"),
@@ -66,26 +68,17 @@ def output_files(
     """
     taken: set[str] = set()
     image_files = [
-        folder / _free_name(path.stem, ".png" if path.suffix.lower() == ".png" else ".jpg", taken)
+        folder / file_name(path.name, ".png" if path.suffix.lower() == ".png" else ".jpg", taken)
         for path in images
     ]
-    video_files = [folder / _free_name(_stem(source), ".mp4", taken) for source in videos]
+    video_files = [folder / file_name(_name(source), ".mp4", taken) for source in videos]
     _check_overwrite([*images, *map(Path, videos)], [*image_files, *video_files], folder)
     return image_files, video_files
 
 
-def _stem(source: str) -> str:
+def _name(source: str) -> str:
     path = PurePosixPath(urlsplit(source).path) if "://" in source else Path(source)
-    return path.stem or "stream"
-
-
-def _free_name(stem: str, suffix: str, taken: set[str]) -> str:
-    name, count = stem, 1
-    while name + suffix in taken:
-        count += 1
-        name = f"{stem}_{count}"
-    taken.add(name + suffix)
-    return name + suffix
+    return path.name or "stream"
 
 
 def _check_overwrite(inputs: Iterable[Path], outputs: Iterable[Path], folder: Path) -> None:

@@ -86,7 +86,8 @@ def _fit(name: str, value: str, font_size: int, max_width: float) -> str:
 
 
 def _printable(name: str) -> str:
-    """Reduce the name to ASCII if no font has its other letters."""
+    """Reduce the name to ASCII if no font has its other letters; no font has lone surrogates."""
+    name = name.encode(errors="replace").decode()
     if name.isascii() or _dejavu(10):
         return name
     return unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode() or "?"

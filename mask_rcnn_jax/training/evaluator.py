@@ -22,6 +22,7 @@ from mask_rcnn_jax.evaluation import visualize
 from mask_rcnn_jax.models.detect import detect_options
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.progress import Progress
+from mask_rcnn_jax.safe_text import file_name, printable, safe_stdout
 from mask_rcnn_jax.structures import Batch, Detections
 from mask_rcnn_jax.training import processes, step
 from mask_rcnn_jax.training.setup import make_eval_loader
@@ -132,7 +133,8 @@ def score_and_write(
         ground_truth(dataset), *results, image_ids=image_ids, skip_bad=True, callback=callback
     )
     (output / "metrics.json").write_text(json.dumps(metrics, indent=1))
-    print(coco_evaluation.format_table(metrics), flush=True)
+    with safe_stdout():
+        print(coco_evaluation.format_table(metrics), flush=True)
     return processes.from_first(metrics)
 
 
@@ -164,6 +166,7 @@ def draw_pictures(
     Also written below `output`. The first process draws; the others return nothing.
     """
     pictures, names = {}, dataset.class_names
+    written: set[str] = set()
     for batch in batches:
         detections = processes.all_rows(predict_step(variables, shard_batch(batch, mesh)))
         canvas = batch.images.shape[1:3]
@@ -179,10 +182,9 @@ def draw_pictures(
             boxes, found = truth.boxes * to_original, found.replace(boxes=found.boxes * to_original)
             # Masks of the whole canvas are not drawn: they are no crops of boxes.
             masks = None if truth.masks.shape[1:] == canvas else truth.masks
-            file_name, image = dataset.images[index].file_name, dataset.decode(index)
+            name, image = dataset.images[index].file_name, dataset.decode(index)
             left = visualize.draw_ground_truth(image, boxes, truth.classes, masks, names)
             picture = visualize.side_by_side(left, visualize.draw_detections(image, found, names))
-            path = output / "_".join(Path(file_name).with_suffix(".jpg").parts)
-            visualize.write_image(path, picture)
-            pictures[file_name] = picture
+            visualize.write_image(output / file_name(name, ".jpg", written), picture)
+            pictures[printable(name)] = picture
     return pictures

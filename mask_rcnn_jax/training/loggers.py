@@ -19,6 +19,7 @@ import jax
 import numpy as np
 from absl import logging
 
+from mask_rcnn_jax.safe_text import file_name
 from mask_rcnn_jax.training.metrics import FILE_NAME, truncate_metrics
 
 Metrics = Mapping[str, float]
@@ -203,9 +204,9 @@ def mlflow_logger(**kwargs) -> Logger:
 
         def log(step: int, metrics: Metrics, images: Images) -> None:
             mlflow.log_metrics(metrics, step=step)
+            taken: set[str] = set()
             for name, image in images.items():
-                place = Path("images", str(step), name).with_suffix(".png")
-                mlflow.log_image(image, str(place))
+                mlflow.log_image(image, f"images/{step}/{file_name(name, '.png', taken)}")
 
         yield log
         mlflow.end_run()

@@ -17,6 +17,7 @@ from mask_rcnn_jax.evaluation import coco as coco_evaluation
 from mask_rcnn_jax.models.detect import detect_options
 from mask_rcnn_jax.report.analysis import Analysis, analyze
 from mask_rcnn_jax.report.page import write_report
+from mask_rcnn_jax.safe_text import safe_stdout
 from mask_rcnn_jax.training import evaluator
 from mask_rcnn_jax.training.metrics import FILE_NAME, read_metrics
 from mask_rcnn_jax.training.setup import make_eval_loader, resolve_config
@@ -112,7 +113,8 @@ def evaluate_results(
     annotations = annotation_file(config.data, "val")
     analyses, collect = _collector(report)
     metrics = coco_evaluation.score(annotations, *results, skip_bad=skip_bad, callback=collect)
-    print(coco_evaluation.format_table(metrics), flush=True)
+    with safe_stdout():
+        print(coco_evaluation.format_table(metrics), flush=True)
     if output:
         Path(output).mkdir(parents=True, exist_ok=True)
         (Path(output) / "metrics.json").write_text(json.dumps(metrics, indent=1))

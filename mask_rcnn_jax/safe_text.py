@@ -1,0 +1,88 @@
+"""Text from users' files, such as names of classes and images, made safe to print and to write."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout, suppress
+from pathlib import PurePath
+from typing import Any, TextIO
+
+from absl import logging
+
+# Bytes of a file name without its suffix; file systems allow 255 with it.
+_MAX_STEM = 200
+
+
+def printable(text: str) -> str:
+    """Escape everything but printable characters, spaces and line ends: a name must not give
+    commands to a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else _escaped(c) for c in text)
+
+
+def file_name(path: str, suffix: str, taken: set[str]) -> str:
+    """The name of a file about `path` in a folder of its own: with `suffix` in place of the path's,
+    and with a number if it is in `taken`, to which it is added.
+
+    Folders become a part of the name. Letters of both cases count as equal, as some file systems
+    have it.
+    """
+    parts = PurePath(path).with_suffix("").parts if PurePath(path).name else ()
+    parts = tuple(part for part in parts if part != PurePath(path).anchor)
+    stem = "".join(c if c.isprintable() and c not in "/\\:" else "_" for c in "_".join(parts))
+    stem = stem.encode()[:_MAX_STEM].decode(errors="ignore").lstrip(".") or "unnamed"
+    name, count = stem + suffix, 1
+    while name.casefold() in taken:
+        count += 1
+        name = f"{stem}_{count}{suffix}"
+    taken.add(name.casefold())
+    return name
+
+
+@contextmanager
+def safe_stdout() -> Iterator[None]:
+    """Let `print` escape what the terminal cannot show or must not get, and go on without a stdout
+    that is closed or full."""
+    if isinstance(sys.stdout, _SafeStream):
+        yield
+        return
+    with redirect_stdout(_SafeStream(sys.stdout)):
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+
+
+class _SafeStream:
+    def __init__(self, stream: TextIO | None):
+        self._stream = stream  # None: a program without a terminal
+
+    def write(self, text: str) -> int:
+        if self._stream is not None:
+            encoding = self._stream.encoding or "utf-8"
+            shown = printable(text).encode(encoding, "backslashreplace").decode(encoding)
+            self._try(self._stream.write, shown)
+        return len(text)
+
+    def flush(self) -> None:
+        if self._stream is not None:
+            self._try(self._stream.flush)
+
+    def _try(self, write, *text: str) -> None:
+        try:
+            write(*text)
+        except (OSError, ValueError) as error:  # ValueError: closed in this process
+            stream, self._stream = self._stream, None
+            if not isinstance(error, BrokenPipeError):  # of `| head`, which has read enough
+                logging.warning("stdout: %s; what comes next is not printed", error)
+            with suppress(OSError, ValueError, AttributeError):
+                # What is left in the stream's buffer fails again when Python ends.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # type: ignore[union-attr]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _escaped(character: str) -> str:
+    return ascii(character)[1:-1]
