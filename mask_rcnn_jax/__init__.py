@@ -9,11 +9,15 @@ detections = predictor(image)  # uint8 [H, W, 3] RGB -> Detections in its pixels
 """
 
 import importlib
+import os
 import sys
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
+# Pixels of an image that OpenCV decodes, which looks this up when it is imported first. A small
+# file may claim gigabytes; 2^30 pixels is its own limit.
+os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", "178956970")
 
 if TYPE_CHECKING:  # for editors and type checkers; `_HOMES` says the same to Python
     from mask_rcnn_jax.config import load_config as load_config

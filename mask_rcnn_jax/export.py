@@ -38,11 +38,10 @@ from mask_rcnn_jax.data.coco import CocoDataset
 from mask_rcnn_jax.data.dataset import check_classes
 from mask_rcnn_jax.data.loader import EvalLoader
 from mask_rcnn_jax.data.options import example_options
-from mask_rcnn_jax.data.source import annotation_file, load_split
+from mask_rcnn_jax.data.source import annotation_file, learns_boxes_only, load_split
 from mask_rcnn_jax.deploy.artifact import Artifact, ArtifactOptions, build_artifact
 from mask_rcnn_jax.deploy.manifest import make_manifest
 from mask_rcnn_jax.deploy.quantize import CALIBRATORS
-from mask_rcnn_jax.evaluation import coco as coco_evaluation
 from mask_rcnn_jax.training import evaluator
 from mask_rcnn_jax.weights.convert import to_flax, to_ours_flat, to_torchvision
 from mask_rcnn_jax.weights.expected_model import mismatches
@@ -92,7 +91,7 @@ def export_model(
         if not os.path.isfile(path):
             where = "config.data.val_json"
             raise ValueError(f"--int8 reports AP on {where}, which is {path!r}: no such file")
-        dataset = load_split(config.data, "val")
+        dataset = load_split(config.data, "val", boxes_only=learns_boxes_only(config))
         check_classes(dataset, categories, weights)
     artifact = build_artifact(config, variables, categories, format, options, Path(output))
     checks = artifact.self_check
@@ -101,7 +100,7 @@ def export_model(
         aps = details["ap"] = {}
         for name, predict in artifact.predictors.items():
             aps[name] = score(config, dataset, predict, artifact)
-        for name in AP_NAMES:
+        for name in next(iter(aps.values())):
             pair = "  ".join(f"{kind} {values[name]:.4f}" for kind, values in aps.items())
             print(f"{name:10}{pair}")
     files = {**artifact.files, "manifest.json": b""}
@@ -130,13 +129,14 @@ def score(
     def accepts(batch):
         return artifact.accepts(batch.images, batch.image_sizes)
 
-    *results, kept = evaluator.detect(predict_batch, {}, loader, dataset, mesh, config, accepts)
+    found = evaluator.detect(predict_batch, {}, loader, dataset, mesh, config, accepts)
+    kept = found[2]
     if not kept:
         raise ValueError(f"no image of {dataset.json_path} has the model's input size")
     if len(kept) < loader.num_images:
         logging.info("AP on %d of %d images, which fit the input", len(kept), loader.num_images)
-    metrics = coco_evaluation.score(dataset.json_path, *results, image_ids=kept, skip_bad=True)
-    return {name: metrics[name] for name in AP_NAMES}
+    metrics = evaluator.score(dataset, found)
+    return {name: metrics[name] for name in AP_NAMES if name in metrics}
 
 
 def check_torchvision(model: ConfigDict) -> None:

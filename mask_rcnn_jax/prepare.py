@@ -3,6 +3,7 @@
     python -m mask_rcnn_jax.prepare shapes --data_dir DIR
     python -m mask_rcnn_jax.prepare check --data_dir DIR
     python -m mask_rcnn_jax.prepare check --json FILE --images DIR
+    python -m mask_rcnn_jax.prepare check --json FILE --images DIR --by_name --output FILE
     python -m mask_rcnn_jax.prepare labelme --input DIR --output FILE
     python -m mask_rcnn_jax.prepare via --input FILE --images DIR --output FILE
     python -m mask_rcnn_jax.prepare split --json FILE --val 60 --output DIR
@@ -22,7 +23,8 @@ from pathlib import Path
 from absl import flags
 
 from mask_rcnn_jax import cli
-from mask_rcnn_jax.data.coco import check_coco, load_coco, read_coco
+from mask_rcnn_jax.data import checking
+from mask_rcnn_jax.data.coco import read_coco
 from mask_rcnn_jax.formats import coco2017
 from mask_rcnn_jax.formats.coco_build import build_coco, split_coco
 from mask_rcnn_jax.formats.download import PUBLIC_WEIGHTS, download_weights
@@ -34,11 +36,12 @@ from mask_rcnn_jax.progress import Progress
 FLAGS = flags.FLAGS
 VIA_FLAGS = ("input", "images", "output", "attribute", "class_name")
 SOURCE_FLAGS = ("train_json", "train_images", "val_json", "val_images")
+CHECK_FLAGS = ("data_dir", "json", "images", *SOURCE_FLAGS, "boxes_only", "by_name", "output")
 TFDS_FLAGS = ("data_dir", "tfds_dir", "split", *SOURCE_FLAGS)
 # Headings of --help and the flags of each action.
 ACTIONS = {
     "shapes: a set of generated pictures": ("data_dir", "train", "val", "size", "seed"),
-    "check: every problem of annotations and images": ("data_dir", "json", "images"),
+    "check: every problem of annotations and images": CHECK_FLAGS,
     "labelme: annotations of labelme to a COCO json": ("input", "images", "output"),
     "via: annotations of the VGG Image Annotator to a COCO json": VIA_FLAGS,
     "split: one COCO json to train.json and val.json": ("json", "val", "seed", "output"),
@@ -59,6 +62,10 @@ def define_flags() -> None:
     )
     flags.DEFINE_string("input", None, "The json file of via, the folder of those of labelme.")
     flags.DEFINE_string("output", None, "The json to write; for split a folder.")
+    flags.DEFINE_bool(
+        "by_name", False, "Write the json to --output with absent images found by base name."
+    )
+    flags.DEFINE_bool("boxes_only", False, "Objects need no mask, as for loss.mask_weight=0.")
     flags.DEFINE_string("attribute", None, "Region attribute that names the class.")
     flags.DEFINE_string("class_name", None, "Class of all regions, without --attribute.")
     flags.DEFINE_integer("train", 400, "Number of training images.", lower_bound=1)
@@ -143,20 +150,53 @@ def progress_of(total: int) -> Callable[[int], None]:
 
 
 def check() -> None:
-    """Print every problem of the sets that the flags name; ValueError if there is one."""
+    """Print every problem of the sets that the flags name; ValueError if there is one.
+
+    Warnings are printed, too, and raise nothing.
+    """
+    sets = sets_to_check()
+    if FLAGS.by_name:
+        sets = [repaired(sets)]
+    findings = [checking.inspect_coco(*files, boxes_only=FLAGS.boxes_only) for files in sets]
     total = 0
-    for json_path, image_dir in pairs_to_check():
-        problems = check_coco(json_path, image_dir)
-        for problem in problems:
+    paths = [json_path for json_path, _ in sets]
+    for json_path, found in zip(paths, findings, strict=True):
+        for problem in checking.summarize(found.problems):
             print(f"{json_path}: {problem}")
-        if not problems:
-            dataset = load_coco(json_path, image_dir)
-            objects = sum(len(image.annotations) for image in dataset.images)
-            counts = f"{len(dataset.images)} images, {objects} annotations"
-            print(f"{json_path}: no problem in {counts}, {len(dataset.class_names)} classes")
-        total += len(problems)
+        for warning in checking.summarize(found.warnings):
+            print(f"{json_path}: warning: {warning}")
+        if not found.problems:
+            counts = f"{found.images} images, {sum(found.objects.values())} annotations"
+            print(f"{json_path}: no problem in {counts}, {found.classes} classes")
+        total += len(found.problems)
+    for train, val in split_pairs(paths):
+        for warning in checking.compare_sets(findings[train], findings[val]):
+            print(f"{paths[train]} (train), {paths[val]} (val): warning: {warning}")
     if total:
         raise ValueError(f"{total} problems found, see the lines above")
+
+
+def repaired(sets: Sequence[tuple[Path, Path]]) -> tuple[Path, Path]:
+    """Write the json of a set with file names that are there to --output; return the new set."""
+    if not FLAGS.output or len(sets) != 1:
+        raise ValueError("prepare check --by_name needs --json, --images and --output")
+    ((json_path, image_dir),) = sets
+    content, count = checking.with_names_found(read_coco(json_path), str(image_dir))
+    path = Path(FLAGS.output)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content))
+    print(f"{path}: {json_path} with {count} of {len(content['images'])} images found by name")
+    return path, image_dir
+
+
+def split_pairs(paths: Sequence[Path]) -> list[tuple[int, int]]:
+    """Places of jsons to train on and to validate with: two that the flags name, or those in
+    --data_dir whose names differ in "train" and "val"."""
+    if FLAGS.train_json and FLAGS.val_json and not FLAGS.json:
+        return [(0, 1)]
+    places = {path.name: place for place, path in enumerate(paths)}
+    names = [(name, name.replace("train", "val")) for name in places if "train" in name]
+    return [(places[name], places[other]) for name, other in names if other in places]
 
 
 def convert(tool: str) -> None:
@@ -194,12 +234,17 @@ def write_json(path: Path, content: dict) -> None:
     print(f"{path}: {len(content['images'])} images, {empty} of them without objects; {counts}")
 
 
-def pairs_to_check() -> list[tuple[Path, Path]]:
-    """(json, image folder) of --json and --images, or of everything in --data_dir."""
+def sets_to_check() -> list[tuple[Path, Path]]:
+    """(json, image folder) of --json and --images, of both splits, or all in --data_dir."""
     if FLAGS.json and FLAGS.images:
         return [(Path(FLAGS.json), Path(FLAGS.images))]
+    if FLAGS.train_json and FLAGS.val_json:
+        return [source_of(split) for split in SPLITS["both"]]
     if FLAGS.json or FLAGS.images or not FLAGS.data_dir:
-        raise ValueError("prepare check needs --data_dir, or --json together with --images")
+        raise ValueError(
+            "prepare check needs --data_dir, or --json together with --images, or --train_json "
+            "with --val_json"
+        )
     folder = Path(FLAGS.data_dir) / "annotations"
     # COCO keeps captions and keypoints beside the instances.
     paths = sorted(folder.glob("instances_*.json")) or sorted(folder.glob("*.json"))

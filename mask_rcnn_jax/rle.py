@@ -39,28 +39,3 @@ def encode_window(crop: np.ndarray, origin: tuple[int, int], height: int, width:
     size = [height, width]
     rle = coco_mask.frPyObjects({"size": size, "counts": counts.tolist()}, height, width)
     return {"size": size, "counts": rle["counts"].decode("ascii")}
-
-
-def run_lengths(rle: dict) -> np.ndarray:
-    """Decode a COCO RLE to runs, zeros first: int64 [runs]. A broken string has a negative run.
-
-    A string holds a number per run, five bits per character, low bits first. Bit 5 is set on all
-    characters except a number's last, whose bit 4 is the sign. From the fourth on, numbers are
-    differences from the number two before.
-    """
-    counts = rle["counts"]
-    if isinstance(counts, list):
-        return np.array(counts, np.int64)
-    counts = counts.encode("ascii") if isinstance(counts, str) else counts
-    symbols = np.frombuffer(counts, np.uint8).astype(np.int64) - 48
-    ends = np.flatnonzero(symbols & 32 == 0)
-    if not ends.size or ends[-1] != symbols.size - 1:
-        return np.array([-1])
-    starts = np.concatenate([[0], ends[:-1] + 1])
-    sizes = ends - starts + 1
-    shifts = 5 * (np.arange(symbols.size) - np.repeat(starts, sizes))
-    runs = np.add.reduceat((symbols & 31) << np.minimum(shifts, 50), starts)
-    runs -= (symbols[ends] & 16 != 0) * (1 << np.minimum(5 * sizes, 55))
-    runs[1::2] = np.cumsum(runs[1::2])
-    runs[2::2] = np.cumsum(runs[2::2])
-    return runs

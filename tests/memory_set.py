@@ -4,8 +4,8 @@ from functools import cached_property
 
 import numpy as np
 
+from mask_rcnn_jax.annotations.segmentation import segmentation_to_mask
 from mask_rcnn_jax.data.dataset import Annotation, ImageRecord
-from mask_rcnn_jax.data.segmentation import segmentation_to_mask
 from mask_rcnn_jax.formats.shapes import CATEGORIES, generate_image
 
 

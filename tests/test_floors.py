@@ -18,6 +18,7 @@ FLOORS = {
     "ops": 2,
     "data": 2,
     "evaluation": 2,
+    "annotations": 1,
     "cpu_kernels": 1,
     "pallas_kernels": 1,
     "cli": 3,

@@ -6,7 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from mask_rcnn_jax.data.dataset import Annotation, Dataset, annotation_fault, image_name
+from mask_rcnn_jax.data.dataset import (
+    Annotation,
+    Dataset,
+    annotation_fault,
+    image_name,
+    is_boxes_only,
+)
 
 
 @dataclass(frozen=True)
@@ -40,12 +46,12 @@ def augmented(
         result = augment(Example(example.image.copy(), example.objects), rng)
     except Exception as error:  # of somebody else's code
         raise ValueError(f"{where}: augment failed: {type(error).__name__}: {error}") from error
-    if fault := _fault(result, len(dataset.class_names)):
+    if fault := _fault(result, len(dataset.class_names), is_boxes_only(dataset)):
         raise ValueError(f"{where}: augment returned {fault}")
     return result
 
 
-def _fault(example: Any, num_classes: int) -> str | None:
+def _fault(example: Any, num_classes: int, boxes_only: bool) -> str | None:
     if not isinstance(example, Example):
         return f"{type(example).__name__}, expected an Example"
     image = example.image
@@ -56,7 +62,8 @@ def _fault(example: Any, num_classes: int) -> str | None:
         return f"objects of type {type(example.objects).__name__}, expected a tuple"
     height, width, _ = image.shape
     for number, annotation in enumerate(example.objects):
-        fault = annotation_fault(annotation, height, width, num_classes)
+        size = height, width
+        fault = annotation_fault(annotation, *size, num_classes, boxes_only=boxes_only)
         if fault:
             return f"object {number}: {fault}"
     return None

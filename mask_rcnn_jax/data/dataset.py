@@ -11,7 +11,8 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
-from mask_rcnn_jax.data.segmentation import (
+from mask_rcnn_jax.annotations.checks import crop_fault
+from mask_rcnn_jax.annotations.segmentation import (
     Segmentation,
     clipped_box,
     mask_to_rle,
@@ -34,7 +35,8 @@ class Annotation:
 
     box: np.ndarray  # [4] float32 (x1, y1, x2, y2), original pixels, clipped to the image
     class_index: int  # 1..K
-    segmentation: Segmentation  # compact form: float32 arrays of x, y, or compressed RLE
+    # Compact form: float32 arrays of x, y, or compressed RLE; () for a box without a mask.
+    segmentation: Segmentation
     area: float  # covered pixels
     iscrowd: bool = False
 
@@ -116,7 +118,8 @@ class Dataset(Protocol):
     """Images with objects. Class k (1..K) is `class_names[k - 1]`.
 
     Worker processes receive a pickled copy (`data.num_workers` above 0). A dataset may also have
-    `category_ids`, the ids of the classes in COCO results; they are 1..K without it.
+    `category_ids`, the ids of the classes in COCO results; they are 1..K without it. With
+    `boxes_only`, if true, objects need no masks; `loss.mask_weight` is 0 then.
     """
 
     @property
@@ -183,7 +186,14 @@ def check_dataset(dataset: Dataset, argument: str) -> None:
         raise ValueError(f"{name}: {problem}")
 
 
-def annotation_fault(annotation: Any, height: int, width: int, num_classes: int) -> str | None:
+def is_boxes_only(dataset: Dataset) -> bool:
+    """Check whether the objects of a dataset may have no mask."""
+    return bool(getattr(dataset, "boxes_only", False))
+
+
+def annotation_fault(
+    annotation: Any, height: int, width: int, num_classes: int, *, boxes_only: bool = False
+) -> str | None:
     """Return why an annotation does not fit an image of this size; None if it does."""
     if not isinstance(annotation, Annotation):
         return f"{type(annotation).__name__}, expected an Annotation"
@@ -194,7 +204,15 @@ def annotation_fault(annotation: Any, height: int, width: int, num_classes: int)
         return fault
     if not math.isfinite(annotation.area) or annotation.area < 0:
         return f"area {annotation.area}, expected a number of pixels"
-    return segmentation_fault(annotation.segmentation, height, width, is_compact=True)
+    segmentation = annotation.segmentation
+    if boxes_only and not segmentation:
+        return None
+    if fault := segmentation_fault(segmentation, height, width, is_compact=True):
+        return fault
+    x1, y1, x2, y2 = map(float, annotation.box)
+    if not isinstance(segmentation, dict) and crop_fault(segmentation, (x2 - x1, y2 - y1)):
+        return f"box {[x1, y1, x2, y2]} is too small for the polygons, which reach far beyond it"
+    return None
 
 
 def _dataset_problems(dataset: Dataset) -> Iterator[str]:
@@ -217,7 +235,8 @@ def _dataset_problems(dataset: Dataset) -> Iterator[str]:
         seen.add(record.id)
         for number, annotation in enumerate(record.annotations):
             size = record.height, record.width
-            if fault := annotation_fault(annotation, *size, len(names)):
+            boxes_only = is_boxes_only(dataset)
+            if fault := annotation_fault(annotation, *size, len(names), boxes_only=boxes_only):
                 yield f"{where}, object {number}: {fault}"
         objects += len(record.annotations)
     if not objects:

@@ -2,14 +2,16 @@
 
 from typing import Any
 
+from mask_rcnn_jax.annotations.reader import GroundTruth, read_ground_truth
+from mask_rcnn_jax.annotations.segmentation import Segmentation
 from mask_rcnn_jax.data.coco import CocoDataset
-from mask_rcnn_jax.data.dataset import Dataset, categories, category_ids
-from mask_rcnn_jax.data.segmentation import Segmentation
+from mask_rcnn_jax.data.dataset import Dataset, categories, category_ids, is_boxes_only
 
 
-def ground_truth(dataset: Dataset) -> str | dict[str, Any]:
-    """Return the path of the dataset's COCO json, or the same content for one without a json."""
-    return dataset.json_path if isinstance(dataset, CocoDataset) else coco_content(dataset)
+def ground_truth(dataset: Dataset) -> GroundTruth:
+    """Read the dataset's COCO json again, or make the same content for one without a json."""
+    source = dataset.json_path if isinstance(dataset, CocoDataset) else coco_content(dataset)
+    return read_ground_truth(source, scoring=True, boxes_only=is_boxes_only(dataset))
 
 
 def coco_content(dataset: Dataset) -> dict[str, Any]:

@@ -9,13 +9,16 @@ from mask_rcnn_jax.data.records import MAKE_ANEW, Records, annotation_name, reco
 SOURCES = ("json", "tfds")
 
 
-def load_split(data: Mapping[str, Any], split: str) -> CocoDataset:
+def load_split(data: Mapping[str, Any], split: str, *, boxes_only: bool = False) -> CocoDataset:
     """The checked "train" or "val" set of a config's `data` section.
+
+    Objects need no mask with `boxes_only`, which `learns_boxes_only` says of a config.
 
     Both sources give the same examples, if the records were made from that json. Raises ValueError
     or FileNotFoundError for a set that is not there or cannot be used.
     """
-    checks = {"bad_annotations": data["bad_annotations"], "class_ids": data["class_ids"]}
+    checks = {name: data[name] for name in ("bad_annotations", "class_ids")}
+    checks["boxes_only"] = boxes_only
     annotations = annotation_file(data, split)
     if data["source"] == "json":
         return load_coco(annotations, data[f"{split}_images"], **checks)
@@ -26,6 +29,11 @@ def load_split(data: Mapping[str, Any], split: str) -> CocoDataset:
         found = f"{len(records)} records of {split!r}, but {len(dataset.images)} images"
         raise ValueError(f"{directory}: {found} in {annotations}; {MAKE_ANEW}")
     return dataset
+
+
+def learns_boxes_only(config: Mapping[str, Any]) -> bool:
+    """Check whether a config's model learns no masks, so that boxes are enough."""
+    return config["loss"]["mask_weight"] == 0
 
 
 def annotation_file(data: Mapping[str, Any], split: str) -> str:

@@ -6,8 +6,9 @@ import jax
 import numpy as np
 
 from mask_rcnn_jax.data.augment import Example, is_image
-from mask_rcnn_jax.data.coco import CocoDataset, check_image_size
+from mask_rcnn_jax.data.coco import CocoDataset
 from mask_rcnn_jax.data.dataset import Annotation, Dataset, image_name
+from mask_rcnn_jax.data.images import check_image_size
 from mask_rcnn_jax.data.options import ExampleOptions, canvas_size
 from mask_rcnn_jax.data.resize import resize_image, resize_mask, resize_plan
 from mask_rcnn_jax.data.segmentation import crop_mask, polygon_vertices

@@ -12,7 +12,7 @@ import numpy as np
 from absl import logging
 from ml_collections import ConfigDict
 
-from mask_rcnn_jax.data.coco import decode_image
+from mask_rcnn_jax.data.images import decode_image
 from mask_rcnn_jax.data.options import example_options
 from mask_rcnn_jax.data.resize import resize_plan
 from mask_rcnn_jax.deploy import manifest, onnx, quantize, quantize_jax, stablehlo

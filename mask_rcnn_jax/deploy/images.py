@@ -6,7 +6,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from mask_rcnn_jax.data.coco import decode_image
+from mask_rcnn_jax.data.images import decode_image
 from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.resize import resize_image, resize_plan
 from mask_rcnn_jax.deploy.inputs import IMAGE_SUFFIXES

@@ -1,132 +1,96 @@
-"""Validate and complete COCO annotations and results, which pycocotools does not do."""
+"""Complete checked COCO annotations and check results, which pycocotools does not do."""
 
-import math
+from collections.abc import Mapping
 from typing import Any
 
 from pycocotools import mask as coco_mask
 
-from mask_rcnn_jax.rle import run_lengths
+from mask_rcnn_jax.annotations.checks import BOX, MASK, box_fault, is_number, show
+from mask_rcnn_jax.annotations.reader import GroundTruth
+from mask_rcnn_jax.annotations.segmentation import rle_fault, to_rle
 
 
-def check_ground_truth(gt: Any, source: str) -> None:
-    """Raise ValueError naming the missing key if the ground truth is not COCO."""
-    annotation_keys = ("image_id", "category_id")
-    required = {"images": ("id",), "categories": ("id",), "annotations": annotation_keys}
-    for section, keys in required.items():
-        if not isinstance(gt, dict) or section not in gt:
-            raise ValueError(f"{source}: not a COCO instances json: it has no {section!r}")
-        for i, entry in enumerate(gt[section]):
-            for key in keys:
-                if key not in entry:
-                    raise ValueError(f"{source}: entry {i} of {section!r} has no {key!r}")
-    known = {image["id"] for image in gt["images"]}
-    for i, annotation in enumerate(gt["annotations"]):
-        if annotation["image_id"] not in known:
-            where = f"{source}: entry {i} of 'annotations' refers to image"
-            raise ValueError(f"{where} {annotation['image_id']!r}, which is not in 'images'")
-
-
-def fill_annotations(gt: dict, iou_type: str, source: str, skip_bad: bool) -> list[dict]:
-    """Copy the ground truth's annotations, adding every key that pycocotools reads."""
-    sizes = _image_sizes(gt)
+def fill_annotations(truth: GroundTruth, iou_type: str, skip_bad: bool) -> list[dict]:
+    """Return the annotations to score, with every key that pycocotools reads."""
     filled = []
-    for position, annotation in enumerate(gt["annotations"]):
-        try:
-            annotation = _fill_annotation(annotation, sizes[annotation["image_id"]], iou_type)
-        except ValueError as error:
-            if skip_bad:
-                continue
-            name = annotation.get("id", f"number {position} (no id)")
-            raise ValueError(f"{source}: annotation {name} {error}") from error
-        if skip_bad and min(annotation["bbox"][2:]) == 0:
-            continue
-        # Renumber from 1: pycocotools treats a match with annotation 0 as no match.
-        filled.append({**annotation, "id": len(filled) + 1})
+    for entry in truth.usable(iou_type, skip_bad=skip_bad):
+        box, area, code = entry.get("bbox"), entry.get("area"), None
+        if entry.get("segmentation") and (iou_type == MASK or box is None or area is None):
+            size = truth.sizes[entry["image_id"]]
+            assert size is not None  # without one, the check leaves no segmentation
+            code = to_rle(entry["segmentation"], *size)
+            box = coco_mask.toBbox(code).tolist() if box is None else box
+            area = float(coco_mask.area(code)) if area is None else area
+        assert box is not None  # the check asks for a box or a segmentation
+        area = box[2] * box[3] if area is None else area
+        # Numbered anew, since ids may be strings or absent. But pycocotools takes a match with
+        # annotation 0 for none.
+        number = 0 if _is_zero(entry.get("id")) else len(filled) + 1
+        known = {key: entry[key] for key in ("image_id", "category_id")}
+        crowd = int(entry.get("iscrowd", 0))
+        known |= {"id": number, "iscrowd": crowd, "bbox": box, "area": area}
+        filled.append(known | ({"segmentation": code} if iou_type == MASK else {}))
     return filled
 
 
-def _image_sizes(gt: dict) -> dict[int | str, tuple[int, int]]:
-    """(height, width) per image id; 0 if missing from the json."""
-    images = gt["images"]
-    return {i["id"]: (int(i.get("height", 0)), int(i.get("width", 0))) for i in images}
+def _is_zero(annotation_id: Any) -> bool:
+    """Whether an id is 0 for NumPy, which pycocotools puts it into."""
+    try:
+        return float(annotation_id) == 0
+    except (TypeError, ValueError):
+        return False
 
 
-def _fill_annotation(annotation: dict, size: tuple[int, int], iou_type: str) -> dict:
-    """Add `bbox`, `area`, `iscrowd` and, for masks, an RLE to an annotation."""
-    annotation = {**annotation, "iscrowd": int(annotation.get("iscrowd", 0))}
-    if iou_type == "segm" or "bbox" not in annotation or "area" not in annotation:
-        if annotation.get("segmentation"):
-            rle = _ground_truth_rle(annotation["segmentation"], *size)
-            annotation.setdefault("bbox", coco_mask.toBbox(rle).tolist())
-            annotation.setdefault("area", float(coco_mask.area(rle)))
-            annotation["segmentation"] = rle
-        elif iou_type == "segm":
-            raise ValueError("has no 'segmentation', required for mask scores")
-    if not is_box(annotation.get("bbox")):
-        raise ValueError(f"has the box {annotation.get('bbox')!r}, expected [x, y, width, height]")
-    annotation.setdefault("area", annotation["bbox"][2] * annotation["bbox"][3])
-    return annotation
+def result_problem(result: Any) -> str | None:
+    """Return why a result cannot be scored, whatever the ground truth."""
+    if not isinstance(result, dict):
+        return "is not an object"
+    for key in ("image_id", "category_id", "score"):
+        if key not in result:
+            return f"has no {key!r}"
+    for key in ("image_id", "category_id"):
+        if not is_number(result[key]) and not isinstance(result[key], str):
+            return f"has {key!r} {show(result[key])}, expected a number or a string"
+    score = result["score"]
+    if not (is_number(score) and -1e300 < score < 1e300):
+        return f"has the score {show(score)}, expected a finite number"
+    if "bbox" not in result and "segmentation" not in result:
+        return "has neither 'bbox' nor 'segmentation'"
+    if "bbox" in result and (fault := box_fault(result["bbox"], None)):
+        return f"has a 'bbox' that cannot be scored: {fault}"
+    return None
 
 
-def _ground_truth_rle(segmentation: list | dict, height: int, width: int) -> dict:
-    """Compressed RLE of polygons or of either kind of RLE."""
-    if not height or not width:
-        raise ValueError("refers to an image without 'height' or 'width'")
-    if isinstance(segmentation, list):
-        if any(not isinstance(part, list) or len(part) < 6 for part in segmentation):
-            raise ValueError("has a polygon of fewer than three points")
-        return coco_mask.merge(coco_mask.frPyObjects(segmentation, height, width))
-    return _checked_rle(segmentation, height, width)
-
-
-def _checked_rle(rle: object, height: int, width: int) -> dict:
-    """Return a compressed RLE after checking that it covers exactly the image.
-
-    pycocotools does not check: it loops forever over an RLE that ends too early.
-    """
-    if not isinstance(rle, dict) or not {"size", "counts"} <= rle.keys():
-        raise ValueError("has a segmentation that is neither polygons nor an RLE (size, counts)")
-    if list(rle["size"]) != [height, width]:
-        raise ValueError(f"has an RLE of size {rle['size']}, its image is {[height, width]}")
-    runs = run_lengths(rle)
-    if runs.min(initial=0) < 0 or runs.sum() != height * width:
-        raise ValueError(f"has a broken RLE, its runs do not add up to {height} x {width} pixels")
-    return coco_mask.frPyObjects(rle, height, width) if isinstance(rle["counts"], list) else rle
-
-
-def fill_results(gt: dict, results: list[dict], iou_type: str) -> list[dict]:
+def fill_results(
+    sizes: Mapping[Any, tuple[int, int] | None], results: list[dict], iou_type: str
+) -> list[dict]:
     """Copy the results with exactly the keys that pycocotools reads.
 
     Only the scored geometry is kept: given a box beside a mask, pycocotools would sort into small,
     medium and large by the box area.
+
+    Args:
+        sizes: (height, width) of each image of the ground truth.
     """
-    sizes = _image_sizes(gt)
-    key = "bbox" if iou_type == "bbox" else "segmentation"
+    key = "bbox" if iou_type == BOX else "segmentation"
     filled = []
     for i, result in enumerate(results):
-        if result["image_id"] not in sizes:
+        where, image_id = f"results: entry {i}", result["image_id"]
+        if image_id not in sizes:
             absent = f"which is not among the {len(sizes)} images of the ground truth"
-            raise ValueError(f"results: entry {i} refers to image {result['image_id']!r}, {absent}")
+            raise ValueError(f"{where} refers to image {show(image_id)}, {absent}")
         geometry = result[key]
-        if iou_type == "bbox":
+        if iou_type == BOX:
             box, area = geometry, geometry[2] * geometry[3]
         else:
-            try:
-                geometry = _checked_rle(geometry, *sizes[result["image_id"]])
-            except ValueError as error:
-                raise ValueError(f"results: entry {i} {error}") from error
+            size = sizes[image_id]
+            if size is None:
+                raise ValueError(f"{where} refers to an image without 'height' or 'width'")
+            if fault := rle_fault(geometry, *size):
+                raise ValueError(f"{where}: {fault}")
+            geometry = to_rle(geometry, *size)
             box, area = coco_mask.toBbox(geometry).tolist(), float(coco_mask.area(geometry))
         entry = {k: result[k] for k in ("image_id", "category_id", "score")}
         entry |= {"id": i + 1, "iscrowd": 0, "bbox": box, "area": area, key: geometry}
         filled.append(entry)
     return filled
-
-
-def is_box(value: object) -> bool:
-    """Check for a list of four finite numbers, the last two not negative."""
-    return (
-        isinstance(value, list)
-        and len(value) == 4
-        and all(isinstance(number, int | float) and math.isfinite(number) for number in value)
-        and min(value[2:]) >= 0
-    )

@@ -1,5 +1,6 @@
 """Build a COCO json from annotated images, and split one into training and validation."""
 
+import io
 import math
 import os
 from collections import Counter
@@ -11,12 +12,18 @@ from typing import Any
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from mask_rcnn_jax.data.segmentation import (
+from mask_rcnn_jax.annotations.checks import MAX_NAME, MAX_PIXELS
+from mask_rcnn_jax.annotations.reader import read_regular
+from mask_rcnn_jax.annotations.segmentation import (
     Segmentation,
+    outline_fault,
+    part_fault,
     segmentation_area,
     segmentation_box,
     segmentation_to_mask,
+    show,
 )
+from mask_rcnn_jax.data.images import MAX_BYTES
 from mask_rcnn_jax.rle import compressed_rle
 
 EXIF_ORIENTATION = 0x0112
@@ -49,6 +56,9 @@ def build_coco(
     Raises ValueError for duplicate images.
     """
     labels = sorted({entry.label for image in annotated_images for entry in image.objects})
+    for label in labels:
+        if len(label) > MAX_NAME:
+            raise ValueError(f"class name {show(label)} has more than {MAX_NAME} characters")
     category_ids = {label: i for i, label in enumerate(labels, start=1)}
     names = [Path(os.path.relpath(image.path, image_dir)).as_posix() for image in annotated_images]
     for name, times in Counter(names).items():
@@ -73,6 +83,17 @@ def build_coco(
     return {"images": images, "categories": categories, "annotations": annotations}
 
 
+def check_outline(points: list[list[float]], size: tuple[int, int], where: str) -> None:
+    """Raise ValueError, starting with `where`, for an outline (x, y) that cannot be drawn.
+
+    Args:
+        size: (height, width) of the image.
+    """
+    part = [float(value) for point in points for value in point]
+    if fault := part_fault(part, *size) or outline_fault([part]):
+        raise ValueError(f"{where}: {fault}")
+
+
 def read_image_size(path: Path) -> tuple[int, int]:
     """Read the stored (height, width) of an image from its header.
 
@@ -80,11 +101,17 @@ def read_image_size(path: Path) -> tuple[int, int]:
     annotation tools show it rotated, but this package reads the stored pixels.
     """
     try:
-        with Image.open(path) as image:
+        with Image.open(io.BytesIO(read_regular(path, MAX_BYTES))) as image:
             orientation = image.getexif().get(EXIF_ORIENTATION, 1)
             width, height = image.size
-    except (UnidentifiedImageError, Image.DecompressionBombError) as error:
+    except OSError as error:
+        if not isinstance(error, UnidentifiedImageError):
+            raise
         raise ValueError(f"{path}: damaged or not an image") from error
+    except Exception as error:  # whatever Pillow's parsers raise on damaged files
+        raise ValueError(f"{path}: damaged or not an image") from error
+    if height * width > MAX_PIXELS:
+        raise ValueError(f"{path}: {height} x {width} pixels, at most {MAX_PIXELS:,} are read")
     if orientation not in (0, 1):
         reason = "so annotations made on screen do not match the stored pixels; store it upright"
         raise ValueError(f"{path}: rotated by its EXIF entry (orientation {orientation}), {reason}")

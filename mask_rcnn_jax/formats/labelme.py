@@ -1,7 +1,6 @@
 """Read labelme annotations, one json per image."""
 
 import base64
-import binascii
 import math
 import os
 from pathlib import Path
@@ -10,7 +9,9 @@ from typing import Any
 import cv2
 import numpy as np
 
-from mask_rcnn_jax.data.coco import read_json
+from mask_rcnn_jax.annotations.reader import read_json
+from mask_rcnn_jax.annotations.segmentation import show
+from mask_rcnn_jax.data.images import check_header
 from mask_rcnn_jax.formats import coco_build
 
 # labelme's special labels, which are not objects.
@@ -67,7 +68,7 @@ def _parse(
     size = coco_build.read_image_size(image_path)
     stated = content.get("imageHeight") or size[0], content.get("imageWidth") or size[1]
     if stated != size:
-        drawn = f"drawn on {stated[0]} x {stated[1]} (height x width)"
+        drawn = f"drawn on {show(stated[0])} x {show(stated[1])} (height x width)"
         raise ValueError(f"{path}: {drawn}, but {image_path.name} is {size[0]} x {size[1]}")
     objects: dict[Any, tuple[str, list]] = {}
     for number, shape in enumerate(content["shapes"], start=1):
@@ -82,6 +83,8 @@ def _parse(
             left_out.append(f"{where} ({shape['label']}), a {kind} without area")
             continue
         group = shape.get("group_id")
+        if not isinstance(group, int | str | None):
+            raise ValueError(f"{where}: group_id is {show(group)}, expected a number")
         key = number if group is None else (shape["label"], group)
         objects.setdefault(key, (shape["label"], []))[1].append(part)
     joined = [(label, coco_build.join_parts(parts)) for label, parts in objects.values()]
@@ -101,14 +104,17 @@ def _part(shape: dict, size: tuple[int, int], where: str) -> list | np.ndarray |
         points = coco_build.rectangle(*points[0], *points[1])
     elif kind not in OUTLINES and not (kind == "rectangle" and len(points) == 4):
         return None
-    return points if coco_build.has_area(points) else None
+    if not coco_build.has_area(points):
+        return None
+    coco_build.check_outline(points, size, where)
+    return points
 
 
 def _points(shape: dict, where: str) -> list[list[float]]:
     points = shape.get("points")
     try:
         array = np.asarray(points, np.float64).reshape(-1, 2)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         array = np.full((1, 2), np.nan)
     if not isinstance(points, list) or not np.isfinite(array).all():
         raise ValueError(f"{where}: points are not a list of [x, y] in pixels")
@@ -118,9 +124,14 @@ def _points(shape: dict, where: str) -> list[list[float]]:
 def _mask(shape: dict, points: list, size: tuple[int, int], where: str) -> np.ndarray | None:
     """Place a mask, stored by labelme as a PNG crop, into a mask of the whole image."""
     try:
-        data = np.frombuffer(base64.b64decode(shape["mask"], validate=True), np.uint8)
+        content = base64.b64decode(shape["mask"], validate=True)
+    except (KeyError, TypeError, ValueError):
+        content = b""
+    check_header(content, f"{where}: 'mask'")
+    data = np.frombuffer(content, np.uint8)
+    try:
         crop = cv2.imdecode(data, cv2.IMREAD_GRAYSCALE) if data.size else None
-    except (KeyError, TypeError, binascii.Error):
+    except cv2.error:
         crop = None
     if crop is None:
         raise ValueError(f"{where}: 'mask' is not a PNG in base64")

@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mask_rcnn_jax.annotations.checks import TRAIN
+from mask_rcnn_jax.annotations.reader import read_ground_truth
 from mask_rcnn_jax.data import records
 from mask_rcnn_jax.data.coco import CocoDataset, load_coco
-from mask_rcnn_jax.data.coco_checks import annotation_faults
 from mask_rcnn_jax.data.dataset import ImageRecord
 from mask_rcnn_jax.formats.disk import check_room
 from mask_rcnn_jax.formats.download import ProgressFactory
@@ -176,14 +177,10 @@ def _valid_entries(dataset: CocoDataset) -> dict[int | str, list[tuple[int | str
 
     The id is "" if an annotation has none.
     """
-    with open(dataset.json_path, encoding="utf-8") as file:
-        content = json.load(file)
-    faults = annotation_faults(content)
     by_image: dict[int | str, list[tuple[int | str, str]]] = {}
-    for position, entry in enumerate(content["annotations"]):
-        if position not in faults:
-            pair = entry.get("id", ""), json.dumps(entry["segmentation"])
-            by_image.setdefault(entry["image_id"], []).append(pair)
+    for entry in read_ground_truth(dataset.json_path).usable(TRAIN, skip_bad=True):
+        pair = entry.get("id", ""), json.dumps(entry["segmentation"])
+        by_image.setdefault(entry["image_id"], []).append(pair)
     return by_image
 
 

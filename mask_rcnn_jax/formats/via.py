@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mask_rcnn_jax.data.coco import read_json
+from mask_rcnn_jax.annotations.reader import read_json
 from mask_rcnn_jax.formats import coco_build
 
 # Shape attributes that define the outline of a region.
@@ -48,18 +48,19 @@ def read_via(
     coco_build.check_images_exist(json_path, [folder / entry["filename"] for entry in entries])
     images, left_out = [], []
     for entry in entries:
-        objects = []
+        objects, path = [], folder / entry["filename"]
+        size = coco_build.read_image_size(path)
         for number, region in enumerate(entry["regions"], start=1):
             where = f"{json_path}: {entry['filename']}, region {number}"
             label = class_name or _label(region, attribute, where)
             outline = _outline(region, where)
             if coco_build.has_area(outline):
+                coco_build.check_outline(outline, size, where)
                 objects.append(coco_build.AnnotatedObject(label, coco_build.join_parts([outline])))
             else:
                 kind = region["shape_attributes"].get("name")
                 left_out.append(f"{where} ({label}), a {kind} without area")
-        path = folder / entry["filename"]
-        images.append(coco_build.AnnotatedImage(path, coco_build.read_image_size(path), objects))
+        images.append(coco_build.AnnotatedImage(path, size, objects))
     return images, left_out
 
 
@@ -122,17 +123,20 @@ def _outline(region: dict, where: str) -> list[list[float]]:
     """Outline points (x, y) in pixels; empty for a point or a line."""
     shape = region["shape_attributes"]
     kind = shape.get("name")
-    if kind not in OUTLINE_KEYS:
+    if not isinstance(kind, str) or kind not in OUTLINE_KEYS:
         return []
+    dimensions = 1 if kind == "polygon" else 0
     try:
         values = [np.asarray(shape[name], np.float64) for name in OUTLINE_KEYS[kind]]
         angle = float(shape.get("theta", 0.0))
-        if not (math.isfinite(angle) and all(np.isfinite(value).all() for value in values)):
+        if any(value.ndim != dimensions or not np.isfinite(value).all() for value in values):
+            raise ValueError
+        if not math.isfinite(angle):
             raise ValueError
         if kind == "polygon":
             return np.stack(values, axis=1).tolist()
         first, second, *sides = (float(value) for value in values)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         expected = ", ".join(OUTLINE_KEYS[kind])
         raise ValueError(f"{where}: {kind} expects the numbers {expected}") from error
     if kind == "rect":

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from operator import itemgetter
 from pathlib import Path
 
 import jax
@@ -21,7 +20,9 @@ class Checkpoints:
     """
 
     def __init__(self, workdir: str | Path, keep: int):
-        mask_ap = itemgetter("ap/mask")
+        def mask_ap(metrics: dict[str, float]) -> float:
+            return metrics.get("ap/mask", metrics["ap/box"])
+
         best = policies.BestN(get_metric_fn=mask_ap, n=1, keep_checkpoints_without_metrics=False)
         options = ocp.CheckpointManagerOptions(
             best_fn=mask_ap,
@@ -36,7 +37,7 @@ class Checkpoints:
         return self._manager.latest_step()
 
     def save(self, state: TrainState, metrics: dict[str, float] | None = None) -> None:
-        """Start writing the state; `metrics` holds `ap/mask` where this step was evaluated."""
+        """Start writing the state; `metrics` holds the APs where this step was evaluated."""
         step = int(state.step)
         if step in self._manager.all_steps():
             return

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 from pycocotools.cocoeval import COCOeval
 
-from mask_rcnn_jax.data.dataset import Dataset, category_ids
+from mask_rcnn_jax.data.dataset import Dataset, category_ids, is_boxes_only
 from mask_rcnn_jax.data.ground_truth import ground_truth
 from mask_rcnn_jax.data.loader import EvalLoader
 from mask_rcnn_jax.data.options import has_inclusive_boxes
@@ -39,8 +39,8 @@ def make_validation(
 ) -> Validation:
     """`validate(state) -> (metrics, images)`; everything is also written below `eval/<step>/`.
 
-    metrics: `ap/box`, `ap/mask` and, where asked for, `val_loss/...`. images: by file name, ground
-    truth beside detections.
+    metrics: `ap/box`, `ap/mask` if masks are scored and, where asked for, `val_loss/...`.
+    images: by file name, ground truth beside detections.
     """
     predict = step.make_predict_step(model, mesh, detect_options(config))
     loss, seed = step.loss_options(config), config.train.seed
@@ -51,7 +51,9 @@ def make_validation(
         loader = make_eval_loader(config, val_set, config.eval.max_images)
         found = detect(predict, state.variables, loader, val_set, mesh, config)
         scores = score_and_write(val_set, found, output)
-        metrics, images = {"ap/box": scores["AP"], "ap/mask": scores["mask_AP"]}, {}
+        names = {"ap/box": "AP", "ap/mask": "mask_AP"}
+        metrics = {name: scores[key] for name, key in names.items() if key in scores}
+        images = {}
         if config.eval.loss_images:
             loader = make_eval_loader(config, val_set, config.eval.loss_images)
             metrics |= mean_losses(loss_step, state.variables, loader, mesh)
@@ -126,16 +128,32 @@ def score_and_write(
     if jax.process_index() != 0:
         return processes.from_first(None)
     output.mkdir(parents=True, exist_ok=True)
-    *results, image_ids = found
-    for name, entries in zip(("bbox_results", "segm_results"), results, strict=True):
+    names = ("bbox_results",) if is_boxes_only(dataset) else ("bbox_results", "segm_results")
+    for name, entries in zip(names, found, strict=False):
         (output / f"{name}.json").write_text(json.dumps(entries))
-    metrics = coco_evaluation.score(
-        ground_truth(dataset), *results, image_ids=image_ids, skip_bad=True, callback=callback
-    )
+    metrics = score(dataset, found, callback)
     (output / "metrics.json").write_text(json.dumps(metrics, indent=1))
     with safe_stdout():
         print(coco_evaluation.format_table(metrics), flush=True)
     return processes.from_first(metrics)
+
+
+def score(
+    dataset: Dataset, found: Found, callback: Callable[[COCOeval], None] | None = None
+) -> dict:
+    """Score results as `evaluation.coco.score` does, on the annotations that the dataset holds.
+
+    Masks are not scored for a dataset of boxes alone.
+    """
+    boxes, masks, image_ids = found
+    return coco_evaluation.score(
+        ground_truth(dataset),
+        boxes,
+        None if is_boxes_only(dataset) else masks,
+        image_ids=image_ids,
+        skip_bad=getattr(dataset, "bad_annotations", "error") == "skip",
+        callback=callback,
+    )
 
 
 def mean_losses(

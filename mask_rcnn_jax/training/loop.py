@@ -158,7 +158,7 @@ def _log_start(config: ConfigDict, mesh: Mesh, microbatches: int, start: int) ->
 def _evaluate(
     validate: Validation, state: TrainState, log: Loggers, checkpoints: Checkpoints
 ) -> dict[str, float]:
-    """Evaluate and log; returns `ap/box` and `ap/mask`. A failed evaluation loses no step."""
+    """Evaluate and log; returns the APs that were scored. A failed evaluation loses no step."""
     try:
         metrics, images = validate(state)
         log(int(state.step), metrics, images)
@@ -166,7 +166,7 @@ def _evaluate(
         if jax.process_count() == 1:  # others would not be there to save with
             checkpoints.save(state)
         raise
-    return {name: metrics[name] for name in ("ap/box", "ap/mask")}
+    return {name: metrics[name] for name in ("ap/box", "ap/mask") if name in metrics}
 
 
 def _say_next(workdir: Path, val_set: Dataset) -> None:
@@ -188,5 +188,5 @@ def _is_last(config: ConfigDict, step: int, aps: dict[str, float] | None) -> boo
     if aps is None:
         return False
     box, mask = config.train.stop_at_box_ap, config.train.stop_at_mask_ap
-    reached = (box > 0 or mask > 0) and aps["ap/box"] >= box and aps["ap/mask"] >= mask
+    reached = (box > 0 or mask > 0) and aps["ap/box"] >= box and aps.get("ap/mask", 0) >= mask
     return step >= config.train.steps or reached

@@ -10,9 +10,11 @@ from absl import logging
 from ml_collections import ConfigDict
 from pycocotools.cocoeval import COCOeval
 
-from mask_rcnn_jax.data.coco import CocoDataset, check_image_size, decode_image
+from mask_rcnn_jax.annotations.reader import GroundTruth, read_ground_truth
+from mask_rcnn_jax.data.coco import CocoDataset
 from mask_rcnn_jax.data.dataset import Dataset, check_classes, check_dataset, dataset_name
-from mask_rcnn_jax.data.source import annotation_file, load_split
+from mask_rcnn_jax.data.images import decode_image
+from mask_rcnn_jax.data.source import annotation_file, learns_boxes_only, load_split
 from mask_rcnn_jax.evaluation import coco as coco_evaluation
 from mask_rcnn_jax.models.detect import detect_options
 from mask_rcnn_jax.report.analysis import Analysis, analyze
@@ -48,7 +50,8 @@ def evaluate(
         report: also write report.html.
 
     Returns:
-        The 24 COCO metrics, named AP, AP50, .., mask_AP, mask_AP50, .., and "per_category".
+        The 24 COCO metrics, named AP, AP50, .., mask_AP, mask_AP50, .., and "per_category"; those
+        of masks are left out for a dataset of boxes alone.
 
     Raises:
         ValueError, OSError: weights, config or dataset cannot be used or do not fit each other.
@@ -58,7 +61,7 @@ def evaluate(
     given = None if config is None else resolve_config(config)
     resolved, variables, categories, checkpoint = restore(given, weights)
     if val_set is None:
-        val_set = load_split(resolved.data, "val")
+        val_set = load_split(resolved.data, "val", boxes_only=learns_boxes_only(resolved))
     elif type(val_set) is not CocoDataset:
         check_dataset(val_set, "val_set")
     title, records = f"Evaluation of {weights}", []
@@ -108,11 +111,17 @@ def evaluate_results(
     if report and not output:
         raise ValueError("--report with --results needs --output, where report.html is written")
     config = resolve_config(config)
-    results = coco_evaluation.split_results(coco_evaluation.load_results(results_json))
-    skip_bad = config.data.bad_annotations == "skip"
+    boxes, masks = coco_evaluation.split_results(coco_evaluation.load_results(results_json))
     annotations = annotation_file(config.data, "val")
+    boxes_only = learns_boxes_only(config) and masks is None
+    truth = read_ground_truth(annotations, scoring=True, boxes_only=boxes_only)
+    skip_bad = config.data.bad_annotations == "skip"
+    if skip_bad:
+        for line in truth.left_out():
+            logging.warning("%s", line)
+    _warn_of_unknown_categories(results_json, truth, boxes or masks or [])
     analyses, collect = _collector(report)
-    metrics = coco_evaluation.score(annotations, *results, skip_bad=skip_bad, callback=collect)
+    metrics = coco_evaluation.score(truth, boxes, masks, skip_bad=skip_bad, callback=collect)
     with safe_stdout():
         print(coco_evaluation.format_table(metrics), flush=True)
     if output:
@@ -122,6 +131,16 @@ def evaluate_results(
         title, read = f"Evaluation of {results_json}", _config_reader(config)
         _write_report(Path(output), title, annotations, analyses, read, records=[])
     return metrics
+
+
+def _warn_of_unknown_categories(
+    results_json: str | Path, truth: GroundTruth, results: list[dict]
+) -> None:
+    known = {category["id"] for category in truth.content["categories"]}
+    unknown = [r["category_id"] for r in results if r["category_id"] not in known]
+    if unknown:
+        text = "%s: %d results are of categories that the ground truth lacks, first: %r; not scored"
+        logging.warning(text, results_json, len(unknown), unknown[0])
 
 
 def _collector(wanted: bool) -> tuple[list[Analysis], Callable[[COCOeval], None] | None]:
@@ -163,9 +182,8 @@ def _config_reader(config: ConfigDict) -> ReadImage:
 
     def read(image: dict) -> np.ndarray:
         path = os.path.join(config.data.val_images, image["file_name"])
-        picture = decode_image(path)
-        if "height" in image and "width" in image:
-            check_image_size(picture, (image["height"], image["width"]), path)
-        return picture
+        has_size = "height" in image and "width" in image
+        size = (int(image["height"]), int(image["width"])) if has_size else None
+        return decode_image(path, expected_size=size)
 
     return read

@@ -16,7 +16,7 @@ from mask_rcnn_jax.data.coco import CocoDataset
 from mask_rcnn_jax.data.dataset import Dataset
 from mask_rcnn_jax.data.loader import EvalLoader, TrainLoader, TrainOrder
 from mask_rcnn_jax.data.options import example_options
-from mask_rcnn_jax.data.source import load_split
+from mask_rcnn_jax.data.source import learns_boxes_only, load_split
 from mask_rcnn_jax.data.transforms import training_objects
 from mask_rcnn_jax.models.build import init_variables
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
@@ -57,8 +57,9 @@ def open_datasets(
     for split, dataset in given.items():
         if dataset is not None and type(dataset) is not CocoDataset:
             datasets.check_dataset(dataset, f"{split}_set")
+    boxes_only = learns_boxes_only(config)
     found = {
-        split: load_split(config.data, split) if dataset is None else dataset
+        split: load_split(config.data, split, boxes_only=boxes_only) if dataset is None else dataset
         for split, dataset in given.items()
     }
     classes, name = datasets.categories(found["train"]), datasets.dataset_name(found["train"])

@@ -201,8 +201,8 @@ def shaken(content, rng):
 def test_ground_truth_without_a_json_scores_as_the_json_does(on_disk):
     dataset = ShapeSet("val", 16)
     dataset.category_ids = tuple(CATEGORIES)
-    assert ground_truth(on_disk) == on_disk.json_path
-    content = ground_truth(dataset)
+    assert ground_truth(on_disk).source == on_disk.json_path
+    content = ground_truth(dataset).content
     json.dumps(content)
     with open(on_disk.json_path) as file:
         results = shaken(json.load(file), np.random.default_rng(0))

@@ -3,7 +3,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mask_rcnn_jax.data.coco import UndecodableImage, check_image_size, decode_image
+from mask_rcnn_jax.data.dataset import UndecodableImage
+from mask_rcnn_jax.data.images import check_image_size, decode_image
 from tests.helpers import shared
 
 # A red upper left quarter on gray, 20 x 30.

@@ -392,8 +392,8 @@ def test_shared_memory_of_a_batch_that_fails_does_not_stay_behind(dataset, monke
 def test_original_ids_are_found_by_image_index(coco_files):
     files = coco_files(sizes=[(20, 30)] * 2)
     content = json.loads(files[0].read_text())
-    content["images"][0]["id"], content["images"][1]["id"] = 900, "b"
+    content["images"][0]["id"], content["images"][1]["id"] = "900", "b"
     files[0].write_text(json.dumps(content))
     dataset = load_coco(*files, require_annotations=False)
     (batch,) = eval_loader(dataset, batch_size=2)
-    assert [dataset.images[i].id for i in batch.image_index] == [900, "b"]
+    assert [dataset.images[i].id for i in batch.image_index] == ["900", "b"]

@@ -4,16 +4,14 @@ import numpy as np
 import pytest
 from pycocotools import mask as coco_mask
 
-from mask_rcnn_jax.data.segmentation import (
+from mask_rcnn_jax.annotations.segmentation import (
     compact,
-    crop_mask,
-    polygon_vertices,
     segmentation_area,
     segmentation_box,
     segmentation_fault,
     segmentation_to_mask,
-    vertex_count,
 )
+from mask_rcnn_jax.data.segmentation import crop_mask, polygon_vertices, vertex_count
 from mask_rcnn_jax.formats.shapes import uncompressed_rle
 from mask_rcnn_jax.rle import compressed_rle
 from tests.helpers import shared

@@ -2,9 +2,9 @@ import jax
 import numpy as np
 import pytest
 
+from mask_rcnn_jax.annotations.segmentation import segmentation_to_mask
 from mask_rcnn_jax.data.coco import load_coco
 from mask_rcnn_jax.data.options import ExampleOptions
-from mask_rcnn_jax.data.segmentation import segmentation_to_mask
 from mask_rcnn_jax.data.transforms import empty_batch, load_example, training_objects
 from mask_rcnn_jax.formats.shapes import uncompressed_rle
 from tests.data.small_set import rectangle

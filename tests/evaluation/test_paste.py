@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from pycocotools import mask as coco_mask
 
+from mask_rcnn_jax.annotations.segmentation import run_lengths
 from mask_rcnn_jax.evaluation.paste import paste_mask
-from mask_rcnn_jax.rle import encode_window, run_lengths
+from mask_rcnn_jax.rle import encode_window
 from tests.helpers import load_golden
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from mask_rcnn_jax.annotations.segmentation import segmentation_to_mask
 from mask_rcnn_jax.data.coco import check_coco, load_coco
-from mask_rcnn_jax.data.segmentation import segmentation_to_mask
 from mask_rcnn_jax.formats.coco_build import build_coco, read_image_size
 from mask_rcnn_jax.formats.labelme import read_labelme
 

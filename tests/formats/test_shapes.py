@@ -4,8 +4,8 @@ import cv2
 import numpy as np
 import pytest
 
+from mask_rcnn_jax.annotations.segmentation import segmentation_to_mask
 from mask_rcnn_jax.data.coco import check_coco, decode_image, load_coco
-from mask_rcnn_jax.data.segmentation import segmentation_to_mask
 from mask_rcnn_jax.formats.shapes import (
     CATEGORIES,
     compressed_rle,

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 
-from mask_rcnn_jax.data.coco import UndecodableImage
+from mask_rcnn_jax.data.dataset import UndecodableImage
 from mask_rcnn_jax.data.loader import EvalLoader, TrainLoader, TrainOrder
 from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.records import Records, records_dir

@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 import pytest
 
-from mask_rcnn_jax.data.segmentation import segmentation_to_mask
+from mask_rcnn_jax.annotations.segmentation import segmentation_to_mask
 from mask_rcnn_jax.formats.coco_build import build_coco
 from mask_rcnn_jax.formats.via import read_via
 

@@ -12,10 +12,10 @@ import pytest
 from safetensors.numpy import save_file
 
 import mask_rcnn_jax as mrcnn
+from mask_rcnn_jax.annotations.segmentation import segmentation_to_mask
 from mask_rcnn_jax.configs import coco_torchvision
 from mask_rcnn_jax.data.options import example_options
 from mask_rcnn_jax.data.resize import resize_image, resize_plan
-from mask_rcnn_jax.data.segmentation import segmentation_to_mask
 from mask_rcnn_jax.evaluation.coco import to_coco_results
 from mask_rcnn_jax.models.build import build_model
 from mask_rcnn_jax.models.detect import detect_options

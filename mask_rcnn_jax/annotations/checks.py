@@ -1,0 +1,329 @@
+"""COCO annotation validation, one message per problem.
+
+Run `structure_problems` first; the other checks rely on the keys and types that it checks. What
+makes a file unusable as a whole is a problem, what spoils a single annotation is a fault of it.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from mask_rcnn_jax.annotations.segmentation import (
+    clipped_box,
+    outline_fault,
+    outline_length,
+    part_fault,
+    rle_fault,
+    segmentation_box,
+    segmentation_fault,
+    show,
+)
+
+# Keys that a section's entries must have: for training, and to be scored.
+TRAINING_KEYS = {
+    "images": ("id", "file_name", "height", "width"),
+    "categories": ("id", "name"),
+    "annotations": ("image_id", "category_id"),
+}
+SCORING_KEYS = {**TRAINING_KEYS, "images": ("id",), "categories": ("id",)}
+MAX_PIXELS = 178_956_970  # of an image, as Pillow has it
+MAX_NAME, MAX_PATH = 1000, 4096  # characters
+MAX_AREA = 1e10  # of an object in pixels; pycocotools ignores larger ones
+# A box may reach this many times the longer side of the image beyond it.
+MAX_BOX_SIDES = 100
+# Outline of an object in units of its box. Training draws it into a crop of the box.
+MAX_RELATIVE_OUTLINE = 10_000
+
+TRAIN, BOX, MASK = "training", "bbox", "segm"  # what a fault may spoil: the last two are scores
+EVERYTHING = frozenset({TRAIN, BOX, MASK})
+WITHOUT_MASK = frozenset({TRAIN, MASK})
+
+
+class Fault(NamedTuple):
+    """Why an annotation cannot be used."""
+
+    text: str
+    spoils: frozenset[str]  # of TRAIN, BOX and MASK
+
+
+class Checked(NamedTuple):
+    """What a check says of an annotation."""
+
+    entry: dict[str, Any]  # as in the json, without what cannot be used and is not needed
+    fault: Fault | None
+    dropped: tuple[str, ...]  # why parts of its segmentation were left out
+
+
+def structure_problems(content: Any, keys: dict[str, tuple[str, ...]]) -> Iterator[str]:
+    """Find missing keys, and ids, names and sizes of the wrong type or out of bounds."""
+    if not isinstance(content, dict):
+        kind = "a list (detection results?)" if isinstance(content, list) else "not an object"
+        yield f"not a COCO json: {kind}, expected an object with {', '.join(keys)}"
+        return
+    for section, required in keys.items():
+        entries = content.get(section)
+        if not isinstance(entries, list):
+            yield f"not a COCO json: key {section!r} is missing or not a list"
+            continue
+        for position, entry in enumerate(entries):
+            if problem := _entry_problem(entry, required, section):
+                yield f"{section}[{position}] {problem}"
+
+
+def _entry_problem(entry: Any, required: tuple[str, ...], section: str) -> str | None:
+    if not isinstance(entry, dict):
+        return "is not an object"
+    if missing := [key for key in required if key not in entry]:
+        return f"lacks {', '.join(map(repr, missing))}"
+    for key in ("id", "image_id", "category_id"):
+        if key in entry and not is_id(entry[key]):
+            kinds = f"a whole number of 64 bits nor a string of at most {MAX_NAME} characters"
+            return f"has an id that is neither {kinds}: {key} {show(entry[key])}"
+    if section == "images":
+        return _image_problem(entry)
+    if section == "categories" and "name" in entry:
+        return _text_problem("name", entry["name"], MAX_NAME)
+    return None
+
+
+def _image_problem(entry: dict) -> str | None:
+    sides = [entry[key] for key in ("height", "width") if key in entry]
+    if not all(map(_is_size, sides)):
+        return f"has height or width that is not a positive whole number: {show(sides)}"
+    if len(sides) == 2 and sides[0] * sides[1] > MAX_PIXELS:
+        return f"has {sides[0]} x {sides[1]} pixels, at most {MAX_PIXELS:,} are read"
+    return (
+        _text_problem("file_name", entry["file_name"], MAX_PATH) if "file_name" in entry else None
+    )
+
+
+def _text_problem(key: str, value: Any, length: int) -> str | None:
+    if isinstance(value, str) and len(value) <= length:
+        return None
+    return f"has {key} {show(value)}, expected a string of at most {length} characters"
+
+
+def is_id(value: Any) -> bool:
+    """Check for an id that pycocotools and NumPy keep as it is."""
+    if isinstance(value, str):
+        return len(value) <= MAX_NAME and "\0" not in value
+    return type(value) is int and -(2**63) <= value < 2**63
+
+
+def is_number(value: Any) -> bool:
+    return type(value) in (int, float)
+
+
+def _is_size(value: Any) -> bool:
+    return is_number(value) and 0 < value <= MAX_PIXELS and value == int(value)
+
+
+def image_sizes(content: dict) -> dict[int | str, tuple[int, int] | None]:
+    """(height, width) per image id; None if missing from the json."""
+    return {
+        entry["id"]: (int(entry["height"]), int(entry["width"]))
+        if "height" in entry and "width" in entry
+        else None
+        for entry in content["images"]
+    }
+
+
+def id_problems(content: dict) -> Iterator[str]:
+    """Find duplicate and dangling ids, and images or categories with ids of two types.
+
+    pycocotools makes strings of all ids if there is one, and then finds none of the numbers.
+    """
+    for section in ("images", "categories", "annotations"):
+        ids = Counter(entry["id"] for entry in content[section] if "id" in entry)
+        yield from (f"{section}: id {show(i)} occurs {n} times" for i, n in ids.items() if n > 1)
+        if section != "annotations" and len(set(map(type, ids))) > 1:
+            yield f"{section}: some ids are numbers and some are strings, expected one kind"
+    image_ids = {entry["id"] for entry in content["images"]}
+    for position, entry in enumerate(content["annotations"]):
+        if entry["image_id"] not in image_ids:
+            name = annotation_name(entry, position)
+            yield f"{name}: image_id {show(entry['image_id'])} is not in 'images'"
+
+
+def training_problems(
+    content: dict, image_dir: str | None, require_annotations: bool
+) -> Iterator[str]:
+    """Find whatever else keeps a file from being trained on.
+
+    Args:
+        image_dir: folder of the images; None looks for no file.
+    """
+    images, annotations = content["images"], content["annotations"]
+    names = Counter(entry["name"] for entry in content["categories"])
+    yield from (f"categories: name {show(i)} occurs {n} times" for i, n in names.items() if n > 1)
+    if not images:
+        yield "'images' is empty"
+    if image_dir is not None:
+        yield from absent_images([entry["file_name"] for entry in images], image_dir)
+    category_ids = {entry["id"] for entry in content["categories"]}
+    for position, entry in enumerate(annotations):
+        if entry["category_id"] not in category_ids:
+            name = annotation_name(entry, position)
+            yield f"{name}: category_id {show(entry['category_id'])} is not in 'categories'"
+    if require_annotations and not annotations:
+        yield "'annotations' is empty, expected at least one object"
+
+
+def absent_images(file_names: Iterable[str], image_dir: str) -> Iterator[str]:
+    """Find images that are no regular files, without opening any.
+
+    Folders are listed, once each: a stat per file takes minutes on a network disk.
+    """
+    if not os.path.isdir(image_dir):
+        yield f"no image folder {image_dir!r}"
+        return
+    listings: dict[str, dict[str, bool]] = {}
+    for file_name in file_names:
+        folder, base = os.path.split(file_name)
+        if folder not in listings:
+            listings[folder] = _list_folder(os.path.join(image_dir, folder))
+        if base not in listings[folder]:
+            yield f"image {show(file_name)} is listed but not in {image_dir}"
+        elif not listings[folder][base]:
+            yield f"image {show(file_name)} in {image_dir} is not a regular file"
+
+
+def _list_folder(folder: str) -> dict[str, bool]:
+    """Whether each entry of a folder is a regular file or a link to one."""
+    if not os.path.isdir(folder):
+        return {}
+    listing = {}
+    with os.scandir(folder) as found:
+        for entry in found:
+            try:
+                listing[entry.name] = entry.is_file()
+            except OSError:  # links in a circle
+                listing[entry.name] = False
+    return listing
+
+
+def annotation_name(entry: dict, position: int) -> str:
+    return (
+        f"annotation {show(entry['id'])}" if "id" in entry else f"annotations[{position}] (no id)"
+    )
+
+
+def check_annotation(
+    entry: dict[str, Any], size: tuple[int, int] | None, boxes_only: bool
+) -> Checked:
+    """Check one annotation.
+
+    Args:
+        size: (height, width) of its image, None if the json does not say.
+        boxes_only: an object with a box needs no mask, and a faulty mask is left out.
+    """
+    entry, segmentation = {**entry}, entry.get("segmentation")
+    for key in ("bbox", "area"):  # null is the same as nothing
+        if key in entry and entry[key] is None:
+            del entry[key]
+    faults, dropped = _plain_faults(entry, size), []
+    has_box = "bbox" in entry
+    if size is not None and isinstance(segmentation, list) and segmentation:
+        reasons = [part_fault(part, *size) for part in segmentation]
+        if any(reasons) and not all(reasons):
+            kept = [p for p, reason in zip(segmentation, reasons, strict=True) if reason is None]
+            entry["segmentation"] = segmentation = kept
+            dropped = [reason for reason in reasons if reason is not None]
+    fault = _segmentation_fault(segmentation, size, has_box)
+    if fault and has_box and boxes_only:
+        entry["segmentation"], fault = [], None
+    if fault:
+        faults.append(fault)
+    elif segmentation and size is not None and not any(BOX in f.spoils for f in faults):
+        faults += _extent_faults(entry, *size)
+    spoils = frozenset().union(*(fault.spoils for fault in faults))
+    if MASK in spoils:
+        entry["segmentation"] = []
+    return Checked(entry, Fault(faults[0].text, spoils) if faults else None, tuple(dropped))
+
+
+def _plain_faults(entry: dict, size: tuple[int, int] | None) -> list[Fault]:
+    """Faults of `iscrowd`, `area` and `bbox`."""
+    crowd, area, box = (entry.get(key, 0) for key in ("iscrowd", "area", "bbox"))
+    if not isinstance(crowd, int | float) or crowd not in (0, 1):
+        return [Fault(f"iscrowd is {show(crowd)}, expected 0 or 1", EVERYTHING)]
+    if not (is_number(area) and 0 <= area <= MAX_AREA):
+        expected = f"expected a number of pixels from 0 to {MAX_AREA:g}"
+        return [Fault(f"area is {show(area)}, {expected}", EVERYTHING)]
+    if "bbox" in entry:
+        if fault := box_fault(box, size):
+            return [Fault(fault, EVERYTHING)]
+        if size and (fault := _training_box_fault(box, *size)):
+            return [Fault(fault, frozenset({TRAIN}))]
+    return []
+
+
+def box_fault(box: Any, size: tuple[int, int] | None) -> str | None:
+    """Return why a box cannot even be scored."""
+    if not isinstance(box, list) or len(box) != 4:
+        return f"box {show(box)}, expected [x, y, width, height]"
+    limit = MAX_BOX_SIDES * (max(size) if size else MAX_PIXELS)
+    for value in box:
+        if not is_number(value) or not -float("inf") < value < float("inf"):
+            return f"box {show(box)} has a value that is not a finite number"
+        if not -limit <= value <= limit:
+            return f"box {show(box)} has the value {show(value)}, expected {-limit} to {limit}"
+    if min(box[2:]) < 0:
+        return f"box {box} has no area, expected [x, y, width, height]"
+    return None
+
+
+def _training_box_fault(box: list[float], height: int, width: int) -> str | None:
+    """Return why nothing can be learned from a box that can be scored."""
+    x, y, box_width, box_height = box
+    if min(box_width, box_height) == 0:
+        return f"box {box} has no area, expected [x, y, width, height]"
+    if x >= width or y >= height or x + box_width <= 0 or y + box_height <= 0:
+        return f"box {box} lies outside the image of {height} x {width} (height x width)"
+    x1, y1, x2, y2 = clipped_box(box, height, width)
+    if x1 >= x2 or y1 >= y2:
+        return f"box {box} has no area in single precision inside the image"
+    return None
+
+
+def _segmentation_fault(
+    segmentation: Any, size: tuple[int, int] | None, has_box: bool
+) -> Fault | None:
+    spoils = WITHOUT_MASK if has_box else EVERYTHING
+    if segmentation is None or segmentation == []:
+        advice = "; loss.mask_weight=0 trains on boxes alone" if has_box else " and 'bbox'"
+        return Fault(f"lacks 'segmentation'{advice}", spoils)
+    if size is None:  # an image of a file that nobody trains on
+        spoils = frozenset({MASK}) if has_box else EVERYTHING
+        return Fault("refers to an image without 'height' or 'width'", spoils)
+    if isinstance(segmentation, list):
+        fault = part_fault(segmentation[0], *size) or outline_fault(segmentation)
+        return Fault(fault, spoils) if fault else None
+    if fault := rle_fault(segmentation, *size):
+        return Fault(fault, spoils)
+    if fault := segmentation_fault(segmentation, *size):  # no pixel
+        return Fault(fault, frozenset({TRAIN}) if has_box else EVERYTHING)
+    return None
+
+
+def _extent_faults(entry: dict, height: int, width: int) -> list[Fault]:
+    """Faults of a sound segmentation together with the box, or of the box made from it."""
+    segmentation, box = entry["segmentation"], entry.get("bbox")
+    if box is None:
+        box = segmentation_box(segmentation, height, width)
+        fault = box_fault(box, (height, width)) or _training_box_fault(box, height, width)
+        if fault:
+            return [Fault(fault, frozenset({TRAIN}))]
+    if isinstance(segmentation, dict):
+        return []
+    x1, y1, x2, y2 = clipped_box(box, height, width)
+    if x1 < x2 and y1 < y2 and crop_fault(segmentation, (float(x2 - x1), float(y2 - y1))):
+        text = f"box {show(box)} is too small for the polygons, which reach far beyond it"
+        return [Fault(text, frozenset({TRAIN}))]
+    return []
+
+
+def crop_fault(polygons: Any, sides: tuple[float, float]) -> bool:
+    """Check whether polygons are too long to be drawn into a crop of a box of these sides."""
+    return outline_length(polygons, sides, MAX_RELATIVE_OUTLINE) > MAX_RELATIVE_OUTLINE

@@ -1,0 +1,168 @@
+"""Read COCO ground truth. Training, checking, scoring and reports all get it from here."""
+
+import json
+import os
+import re
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from mask_rcnn_jax.annotations import checks
+from mask_rcnn_jax.annotations.checks import TRAIN, Checked
+
+CHECK_HINT = "`python -m mask_rcnn_jax.prepare check` lists all"
+
+
+@dataclass(frozen=True, eq=False)
+class GroundTruth:
+    """The content of a COCO json, of which every annotation was checked.
+
+    The sections can be looked up: ids are numbers or strings that occur once, and annotations
+    refer to images that are there.
+    """
+
+    source: str  # names the json in messages
+    content: dict[str, Any]
+    boxes_only: bool = False  # objects need no mask, see `check_annotation`
+
+    @cached_property
+    def sizes(self) -> dict[int | str, tuple[int, int] | None]:
+        """(height, width) per image id; None if missing from the json."""
+        return checks.image_sizes(self.content)
+
+    @cached_property
+    def checked(self) -> list[Checked]:
+        """What the check says of each annotation."""
+        return [
+            checks.check_annotation(entry, self.sizes[entry["image_id"]], self.boxes_only)
+            for entry in self.content["annotations"]
+        ]
+
+    def usable(self, purpose: str, *, skip_bad: bool) -> list[dict[str, Any]]:
+        """Return the annotations for a purpose: `TRAIN`, or scores of type `BOX` or `MASK`.
+
+        Args:
+            skip_bad: leave out what cannot be trained on, whatever the purpose. Otherwise an
+                annotation that is spoiled for the purpose raises ValueError.
+        """
+        spoiling = {TRAIN, purpose} if skip_bad else {purpose}
+        spoiled = [n for n, c in enumerate(self.checked) if c.fault and spoiling & c.fault.spoils]
+        if spoiled and not skip_bad:
+            first, count = self._describe(spoiled[0]), len(spoiled)
+            more = f", the first of {count} faulty annotations" if count > 1 else ""
+            advice = f"data.bad_annotations=skip leaves them out, {CHECK_HINT}"
+            raise ValueError(f"{self.source}: {first}{more}; {advice}")
+        without = set(spoiled)
+        return [c.entry for n, c in enumerate(self.checked) if n not in without]
+
+    def faults(self) -> list[str]:
+        """Return a line for each annotation that cannot be trained on."""
+        return [self._describe(n) for n, checked in enumerate(self.checked) if checked.fault]
+
+    def dropped(self) -> list[str]:
+        """Return a line for each part that was dropped from an otherwise sound segmentation."""
+        return [
+            f"{self._name(n)}: a part is left out, {reason}"
+            for n, checked in enumerate(self.checked)
+            if not checked.fault
+            for reason in checked.dropped
+        ]
+
+    def left_out(self) -> list[str]:
+        """Return lines for the log: how much `skip` leaves out, and an example of each kind."""
+        lines, total = [], len(self.checked)
+        for what, found in (
+            (f"%d of {total} annotations", self.faults()),
+            ("%d polygons of annotations that have others", self.dropped()),
+        ):
+            if found:
+                count = what % len(found)
+                lines.append(f"{self.source}: left out {count}, first: {found[0]}")
+        return lines
+
+    def _describe(self, position: int) -> str:
+        fault = self.checked[position].fault
+        return f"{self._name(position)}: {fault.text if fault else ''}"
+
+    def _name(self, position: int) -> str:
+        entry = self.content["annotations"][position]
+        name = checks.annotation_name(entry, position)
+        return f"{name} of image {checks.show(entry['image_id'])}"
+
+
+def read_ground_truth(
+    source: str | os.PathLike | dict, *, scoring: bool = False, boxes_only: bool = False
+) -> GroundTruth:
+    """Read a COCO json, or take its content, and check all but the images.
+
+    Args:
+        scoring: require only the keys that scores need, as pycocotools does.
+        boxes_only: objects need no mask.
+
+    Raises:
+        ValueError: naming the first problem of the file; faults of annotations raise none.
+        FileNotFoundError: the json is not there.
+    """
+    name = "ground truth" if isinstance(source, dict) else os.fspath(source)
+    content = source if isinstance(source, dict) else read_annotation_file(source)
+    keys = checks.SCORING_KEYS if scoring else checks.TRAINING_KEYS
+    raise_first(name, checks.structure_problems(content, keys))
+    raise_first(name, checks.id_problems(content))
+    return GroundTruth(name, content, boxes_only)
+
+
+def read_annotation_file(path: str | os.PathLike) -> Any:
+    """Return the content of a COCO json; FileNotFoundError says how to make a missing one."""
+    if not os.path.exists(path):
+        expected = f"expected a COCO json{_how_to_make(Path(path))}"
+        raise FileNotFoundError(f"no annotation file {os.fspath(path)!r}, {expected}")
+    return read_json(path)
+
+
+def read_json(path: str | os.PathLike) -> Any:
+    """The content of a JSON file; ValueError if it is not one."""
+    try:
+        return json.loads(read_regular(path))
+    except RecursionError:
+        raise ValueError(f"{path}: cannot be read as JSON (nested too deeply)") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: cannot be read as JSON ({error})") from error
+
+
+def read_regular(path: str | os.PathLike, max_bytes: int | None = None) -> bytes:
+    """Return the bytes of a regular file.
+
+    Anything else is refused: to open a named pipe would wait for a writer, and a device may never
+    end. Raises OSError for that, and for more than `max_bytes`.
+    """
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(f"{os.fspath(path)} is not a regular file")
+    if max_bytes is not None and status.st_size > max_bytes:
+        size = f"{status.st_size:,} bytes, at most {max_bytes:,} are read"
+        raise OSError(f"{os.fspath(path)} has {size}")
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def raise_first(source: str | os.PathLike, problems: Iterable[str]) -> None:
+    """Raise ValueError for the first problem, if there is one, and count the others."""
+    problems = list(problems)
+    if problems:
+        more = f" (and {len(problems) - 1} more problems; {CHECK_HINT})" if problems[1:] else ""
+        raise ValueError(f"{source}: {problems[0]}{more}")
+
+
+def _how_to_make(path: Path) -> str:
+    """The command that makes a missing json, if it has the place that `prepare` would give it."""
+    action, folder = "", path.parent.parent
+    if re.fullmatch(r"instances_(train|val)2017\.json", path.name):
+        action = "coco2017"
+    elif re.fullmatch(r"instances_(train|val)\.json", path.name) and folder.name == "shapes":
+        action = "shapes"
+    if not action or path.parent.name != "annotations":
+        return ""
+    return f"; `python -m mask_rcnn_jax prepare {action} --data_dir {folder}` makes it"

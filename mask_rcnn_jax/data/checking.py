@@ -1,0 +1,194 @@
+"""Every problem of a COCO json and its images, and what is legal but ruins a run."""
+
+import hashlib
+import os
+import posixpath
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote
+
+from mask_rcnn_jax.annotations import checks
+from mask_rcnn_jax.annotations.checks import show
+from mask_rcnn_jax.annotations.reader import GroundTruth, read_annotation_file, read_regular
+from mask_rcnn_jax.data.images import MAX_BYTES, decode_bytes
+
+ALL_CROWDS = (
+    "all %d annotations are crowds, which are not learned from (data.skip_crowd); some tools "
+    "export every mask with iscrowd=1, which is 0 for a single object"
+)
+MANY = 5  # equal messages from here on become one line
+MAX_LISTED = 10  # names in a line
+
+
+@dataclass
+class Findings:
+    """What is said of one json, a line each."""
+
+    problems: list[str] = field(default_factory=list)  # training stops
+    warnings: list[str] = field(default_factory=list)
+    images: int = 0
+    classes: int = 0
+    objects: Counter = field(default_factory=Counter)  # number by class name, crowds included
+    digests: dict[str, str] = field(default_factory=dict)  # hash of each image that decodes
+
+
+def inspect_coco(
+    json_path: str | os.PathLike, image_dir: str | os.PathLike, *, boxes_only: bool = False
+) -> Findings:
+    """Check a COCO json and decode all of its images.
+
+    `boxes_only` is that of `load_coco`.
+    Raises ValueError or OSError if the json cannot be read at all.
+    """
+    findings, image_dir = Findings(), os.fspath(image_dir)
+    content = read_annotation_file(json_path)
+    findings.problems += checks.structure_problems(content, checks.TRAINING_KEYS)
+    if findings.problems:
+        return findings  # nothing else can be looked up
+    findings.images, findings.classes = len(content["images"]), len(content["categories"])
+    findings.problems += checks.id_problems(content)
+    findings.problems += checks.training_problems(content, image_dir, True)
+    known = {entry["id"] for entry in content["images"]}
+    annotations = [entry for entry in content["annotations"] if entry["image_id"] in known]
+    sections = content | {"annotations": annotations}
+    truth = GroundTruth(os.fspath(json_path), sections, boxes_only)
+    findings.problems += truth.faults()
+    _decode_images(content["images"], image_dir, findings)
+    names = {entry["id"]: entry["name"] for entry in content["categories"]}
+    ids = [entry["category_id"] for entry in annotations]
+    findings.objects.update(names[i] for i in ids if i in names)
+    findings.warnings += _warnings(content, truth, image_dir)
+    return findings
+
+
+def _decode_images(images: list[dict], image_dir: str, findings: Findings) -> None:
+    for entry in images:
+        path = os.path.join(image_dir, entry["file_name"])
+        if not os.path.isfile(path):
+            continue  # found by `absent_images`
+        size = int(entry["height"]), int(entry["width"])
+        try:
+            content = read_regular(path, MAX_BYTES)
+            decode_bytes(content, path, expected_size=size)
+        except (OSError, ValueError) as error:
+            findings.problems.append(str(error))
+        else:
+            findings.digests[entry["file_name"]] = hashlib.sha256(content).hexdigest()
+
+
+def _warnings(content: dict[str, Any], truth: GroundTruth, image_dir: str) -> Iterator[str]:
+    yield from truth.dropped()
+    entries = content["annotations"]
+    if entries and all(entry.get("iscrowd") in (1, True) for entry in entries):
+        yield ALL_CROWDS % len(entries)
+    if any(entry.get("id") in (0, "0") for entry in entries):
+        yield "an annotation has the id 0: pycocotools counts each match with it as a mistake"
+    yield from _empty_roots(content["categories"], {entry["category_id"] for entry in entries})
+    names = [entry["file_name"] for entry in content["images"]]
+    absent = [name for name in names if not os.path.isfile(os.path.join(image_dir, name))]
+    if found := find_by_name(absent, image_dir):
+        first, path = next(iter(found.items()))
+        yield (
+            f"{len(found)} of {len(absent)} absent images are in {image_dir} under another name, "
+            f"such as {show(first)} as {show(path)}; `check --by_name --output FILE` writes a json "
+            "with these names"
+        )
+
+
+def _empty_roots(categories: list[dict], used: set[int | str]) -> Iterator[str]:
+    """Find categories without objects that only group others, as Roboflow exports them."""
+    for entry in categories:
+        others = [other for other in categories if other is not entry]
+        is_root = any(other.get("supercategory") == entry["name"] for other in others)
+        if is_root and entry["id"] not in used:
+            yield (
+                f"category {show(entry['name'])} has no objects and is the supercategory of "
+                "others (Roboflow writes such a root); it would be trained as a class, remove it "
+                "from 'categories'"
+            )
+
+
+def find_by_name(file_names: Sequence[str], image_dir: str) -> dict[str, str]:
+    """Find files of the same base name for file names that are not in a folder.
+
+    Backslashes and %20 are read as annotation tools mean them. Returns the path in the folder by
+    file name, without names for which there is no file or no single one.
+    """
+    if not file_names:
+        return {}
+    by_base = defaultdict(list)
+    for folder, _, names in os.walk(image_dir):
+        for name in names:
+            path = os.path.relpath(os.path.join(folder, name), image_dir)
+            by_base[name].append(path.replace(os.sep, "/"))
+    found = {}
+    for file_name in file_names:
+        plain = file_name.replace("\\", "/")
+        for wanted in (plain, unquote(plain)):
+            paths = by_base.get(posixpath.basename(wanted), [])
+            ends = [path for path in paths if f"/{wanted}".endswith(f"/{path}")]
+            # Of several, the one with most of the folders in the name.
+            best = [max(ends, key=len)] if ends and len(paths) > 1 else paths
+            if len(best) == 1:
+                found[file_name] = best[0]
+                break
+    taken = Counter(found.values())
+    return {name: path for name, path in found.items() if taken[path] == 1}
+
+
+def with_names_found(content: dict[str, Any], image_dir: str) -> tuple[dict[str, Any], int]:
+    """Return a COCO json's content with absent images renamed by `find_by_name`, and how many."""
+    names = [entry["file_name"] for entry in content["images"]]
+    absent = [name for name in names if not os.path.isfile(os.path.join(image_dir, name))]
+    found = find_by_name(absent, image_dir)
+    images = [
+        entry | {"file_name": found.get(entry["file_name"], entry["file_name"])}
+        for entry in content["images"]
+    ]
+    return content | {"images": images}, len(found)
+
+
+def compare_sets(train: Findings, val: Findings) -> list[str]:
+    """Return warnings about a set to train on and one to validate with."""
+    lines = []
+    for here, there, one, other in (
+        (train, val, "train", "val"),
+        (val, train, "val", "train"),
+    ):
+        alone = sorted(name for name in here.objects if not there.objects[name])
+        if alone:
+            more = ", ..." if alone[MAX_LISTED:] else ""
+            listed = ", ".join(map(show, alone[:MAX_LISTED])) + more
+            lines.append(
+                f"{len(alone)} classes have objects in {one} and none in {other}: {listed}"
+            )
+    in_train = {digest: name for name, digest in train.digests.items()}
+    twice = {name: in_train[d] for name, d in val.digests.items() if d in in_train}
+    if twice:
+        name, same = next(iter(twice.items()))
+        example = f"such as {show(name)}, which is {show(same)} in train"
+        lines.append(f"{len(twice)} images of val are in train, too, {example}")
+    return lines
+
+
+def summarize(lines: Iterable[str]) -> list[str]:
+    """Return the lines, with `MANY` or more that differ only in names and numbers as one."""
+    kinds: dict[str, list[str]] = {}
+    for line in lines:
+        kinds.setdefault(_kind(line), []).append(line)
+    summary = []
+    for found in kinds.values():
+        many = len(found) >= MANY
+        summary += [f"{len(found)} times, first: {found[0]}"] if many else found
+    return summary
+
+
+_NAMES_AND_NUMBERS = re.compile(r"""'[^']*'|"[^"]*"|[^\s:]*[/.][^\s:]*|\d+|-""")
+
+
+def _kind(line: str) -> str:
+    """A line without quoted names, paths and numbers."""
+    return _NAMES_AND_NUMBERS.sub("#", line)

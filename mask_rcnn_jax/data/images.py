@@ -1,0 +1,102 @@
+"""Decode image files: regular files only, of the size that is expected, and not too large."""
+
+import io
+import os
+import warnings
+
+import cv2
+import numpy as np
+from PIL import Image
+
+from mask_rcnn_jax.annotations.checks import MAX_PIXELS
+from mask_rcnn_jax.annotations.reader import read_regular
+from mask_rcnn_jax.data.dataset import UndecodableImage
+
+MAX_BYTES = 2 << 30  # of an image file
+# Formats whose headers Pillow reads. `mask_rcnn_jax/__init__.py` gives OpenCV, which knows more,
+# the same limit.
+_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "JPEG2000")
+# From half of MAX_PIXELS on Pillow warns of each image.
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+
+
+def decode_image(
+    path: str | os.PathLike,
+    *,
+    upright: bool = False,
+    expected_size: tuple[int, int] | None = None,
+) -> np.ndarray:
+    """[H, W, 3] uint8 RGB of a gray, color, CMYK, RGBA or 16-bit file, as stored.
+
+    Args:
+        path: the file.
+        upright: apply the EXIF rotation, which is not applied otherwise, since annotations are
+            made on the stored pixels.
+        expected_size: (height, width) that the json states. The header's size is compared with it
+            before pixels are decoded, so that a small file cannot take gigabytes.
+
+    Raises:
+        UndecodableImage: the file is damaged, no regular file, or too large.
+        ValueError: its size is not the expected one.
+        OSError: it cannot be read.
+    """
+    name = os.fspath(path)
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise UndecodableImage(f"{name} is not a regular file")
+    content = read_regular(path, MAX_BYTES)
+    return decode_bytes(content, name, upright=upright, expected_size=expected_size)
+
+
+def decode_bytes(
+    content: bytes,
+    path: str,
+    *,
+    upright: bool = False,
+    expected_size: tuple[int, int] | None = None,
+) -> np.ndarray:
+    """`decode_image` of what the file `path` holds."""
+    check_header(content, path, expected_size)
+    data = np.frombuffer(content, np.uint8)
+    # imdecode refuses truncated data; imread would return it with the rest of the image gray.
+    flags = cv2.IMREAD_COLOR_RGB | (0 if upright else cv2.IMREAD_IGNORE_ORIENTATION)
+    try:
+        image = cv2.imdecode(data, flags) if data.size else None
+    except cv2.error as error:  # more pixels than it allows
+        raise UndecodableImage(f"{path}: {error.err or error}") from error
+    if image is None:
+        raise UndecodableImage(f"{path}: truncated, damaged or not an image")
+    if expected_size is not None:
+        check_image_size(image, expected_size, path)
+    return image
+
+
+def check_header(content: bytes, path: str, expected_size: tuple[int, int] | None = None) -> None:
+    """Check the size that an image's header states, without decoding it.
+
+    Raises:
+        UndecodableImage: it has more than `MAX_PIXELS` pixels.
+        ValueError: it is not the expected (height, width), nor that of the image turned.
+    """
+    limit = f"more than the {MAX_PIXELS:,} pixels that are read"
+    try:
+        with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
+            width, height = image.size
+    except Image.DecompressionBombError as error:
+        raise UndecodableImage(f"{path}: {limit}") from error
+    except Exception:  # whatever its parsers raise on damaged files; decoding names the damage
+        return
+    if height * width > MAX_PIXELS:
+        raise UndecodableImage(f"{path}: {height} x {width} pixels, {limit}")
+    if expected_size is not None and sorted((height, width)) != sorted(expected_size):
+        raise ValueError(_other_size(path, (height, width), expected_size))
+
+
+def check_image_size(image: np.ndarray, record_size: tuple[int, int], path: str) -> None:
+    """Raise ValueError if a decoded image does not have the json's (height, width)."""
+    if image.shape[:2] != record_size:
+        raise ValueError(_other_size(path, image.shape[:2], record_size))
+
+
+def _other_size(path: str, found: tuple[int, ...], stated: tuple[int, int]) -> str:
+    found_text, stated_text = (f"{height} x {width}" for height, width in (found, stated))
+    return f"{path}: the file is {found_text} (height x width), the json says {stated_text}"
