@@ -9,6 +9,8 @@ from PIL import Image, ImageDraw, ImageFont
 
 # A label is dropped if more than this share of it would cover other labels.
 _MAX_OVERLAP = 0.35
+# Characters of a name that are looked at; few labels have room for a hundred.
+_MAX_NAME = 1000
 
 
 def draw_labels(
@@ -76,13 +78,24 @@ def _overlap(spots: np.ndarray, taken: np.ndarray) -> np.ndarray:
 @functools.lru_cache(maxsize=512)
 def _fit(name: str, value: str, font_size: int, max_width: float) -> str:
     """Join name and value, truncating the name to fit into max_width pixels."""
-    name = _printable(name)
+    name = _printable(name)[:_MAX_NAME]
     room = max_width - 2 * _padding(font_size)
+
+    def cut(length: int) -> str:
+        kept = name[:length].rstrip()
+        return f"{kept}... {value}".strip() if kept else value
+
+    def fits(text: str) -> bool:
+        return _font(text, font_size).getlength(text) <= room
+
     text = f"{name} {value}".strip()
-    while _font(text, font_size).getlength(text) > room and name:
-        name = name[:-1].rstrip()
-        text = f"{name}... {value}".strip() if name else value
-    return text
+    if fits(text):
+        return text
+    low, high = 0, len(name)  # `cut(low)` fits or is as short as can be, `cut(high)` does not fit
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(cut(middle)) else (low, middle)
+    return cut(low)
 
 
 def _printable(name: str) -> str:
