@@ -56,9 +56,6 @@ def build_coco(
     Raises ValueError for duplicate images.
     """
     labels = sorted({entry.label for image in annotated_images for entry in image.objects})
-    for label in labels:
-        if len(label) > MAX_NAME:
-            raise ValueError(f"class name {show(label)} has more than {MAX_NAME} characters")
     category_ids = {label: i for i, label in enumerate(labels, start=1)}
     names = [Path(os.path.relpath(image.path, image_dir)).as_posix() for image in annotated_images]
     for name, times in Counter(names).items():
@@ -81,6 +78,12 @@ def build_coco(
             annotations.append(annotation)
     categories = [{"id": i, "name": label} for label, i in category_ids.items()]
     return {"images": images, "categories": categories, "annotations": annotations}
+
+
+def check_label(label: str, where: str) -> None:
+    """Raise ValueError, starting with `where`, for a class name that is too long."""
+    if len(label) > MAX_NAME:
+        raise ValueError(f"{where}: label {show(label)} has more than {MAX_NAME} characters")
 
 
 def check_outline(points: list[list[float]], size: tuple[int, int], where: str) -> None:

@@ -75,6 +75,7 @@ def _parse(
         where = f"{path}: shape {number}"
         if not isinstance(shape, dict) or not isinstance(shape.get("label"), str):
             raise ValueError(f"{where} has no label")
+        coco_build.check_label(shape["label"], where)
         if shape["label"] in NOT_OBJECTS:
             continue
         part = _part(shape, size, where)

@@ -53,6 +53,7 @@ def read_via(
         for number, region in enumerate(entry["regions"], start=1):
             where = f"{json_path}: {entry['filename']}, region {number}"
             label = class_name or _label(region, attribute, where)
+            coco_build.check_label(label, where)
             outline = _outline(region, where)
             if coco_build.has_area(outline):
                 coco_build.check_outline(outline, size, where)

@@ -1,3 +1,7 @@
+import os
+import subprocess
+import sys
+
 import cv2
 import numpy as np
 import pytest
@@ -89,6 +93,59 @@ def test_size_that_disagrees_is_named():
     check_image_size(COLOR, (20, 30), "a.jpg")
     with pytest.raises(ValueError, match=r"a.jpg: the file is 20 x 30 .* says 30 x 20"):
         check_image_size(COLOR, (30, 20), "a.jpg")
+
+
+def bomb(path, height=16000, width=65500):
+    """A JPEG of a few bytes whose header claims a gigapixel."""
+    Image.fromarray(COLOR).save(path)
+    content = bytearray(path.read_bytes())
+    start = content.index(b"\xff\xc0") + 5  # the frame header: height, then width
+    content[start : start + 4] = height.to_bytes(2, "big") + width.to_bytes(2, "big")
+    path.write_bytes(content)
+    return path
+
+
+def test_an_image_of_too_many_pixels_is_not_decoded(tmp_path, monkeypatch):
+    path = bomb(tmp_path / "a.jpg")
+    monkeypatch.setattr(cv2, "imdecode", None)
+    with pytest.raises(UndecodableImage, match="a.jpg: more than the 178,956,970 pixels that are"):
+        decode_image(path)
+
+
+def test_opencv_has_the_same_limit(tmp_path):
+    """For formats that Pillow does not know. It is looked up when OpenCV is imported first."""
+    program = """import sys
+from mask_rcnn_jax.data import images
+images._FORMATS = ()
+try:
+    images.decode_image(sys.argv[1])
+except images.UndecodableImage as error:
+    print(error)
+"""
+    command = [sys.executable, "-c", program, bomb(tmp_path / "a.jpg")]
+    said = subprocess.check_output(command, text=True, timeout=120)
+    assert "a.jpg: " in said and "MAX_IMAGE_PIXELS" in said
+
+
+def test_another_size_than_expected_is_not_decoded(tmp_path, monkeypatch):
+    path = bomb(tmp_path / "a.jpg", 9000, 9000)
+    monkeypatch.setattr(cv2, "imdecode", None)
+    with pytest.raises(ValueError, match="the file is 9000 x 9000 .* the json says 20 x 30"):
+        decode_image(path, expected_size=(20, 30))
+
+
+def test_a_turned_image_is_decoded_and_then_refused(tmp_path):
+    path = tmp_path / "a.png"
+    Image.fromarray(COLOR).save(path)
+    assert decode_image(path, expected_size=(20, 30)).shape == (20, 30, 3)
+    with pytest.raises(ValueError, match="the file is 20 x 30 .* the json says 30 x 20"):
+        decode_image(path, expected_size=(30, 20))
+
+
+def test_a_pipe_is_not_opened(tmp_path):
+    os.mkfifo(tmp_path / "a.jpg")
+    with pytest.raises(UndecodableImage, match="a.jpg is not a regular file"):
+        decode_image(tmp_path / "a.jpg")
 
 
 def test_real_jpegs_equal_pillow():

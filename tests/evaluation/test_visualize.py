@@ -4,6 +4,7 @@ import cv2
 import numpy as np
 import pytest
 
+from mask_rcnn_jax.evaluation import labels
 from mask_rcnn_jax.evaluation.visualize import (
     draw_detections,
     draw_ground_truth,
@@ -140,6 +141,31 @@ def test_score_survives_a_name_that_is_cut():
     other_score = draw_disk((0, 0, 400, 400), np.zeros((28, 28)), names=("x" * 300,), score=0.87)
     np.testing.assert_array_equal(long, longer)
     assert (long != other_score).any()
+
+
+@pytest.mark.parametrize("name", ["x" * 40, "two words of different lengths", "iiiiWWWW", ""])
+@pytest.mark.parametrize("room", [8, 30, 60, 130])
+def test_a_name_is_cut_to_the_longest_part_that_fits(name, room):
+    font = labels._font("", 11)
+    expected, kept = f"{name} 0.93".strip(), name
+    while kept and font.getlength(expected) > room - 2 * labels._padding(11):
+        kept = kept[:-1].rstrip()
+        expected = f"{kept}... 0.93" if kept else "0.93"
+    assert labels._fit(name, "0.93", 11, room) == expected
+
+
+def test_a_name_without_end_takes_no_time(monkeypatch):
+    measured = []
+    font = labels._font("", 11)
+
+    class Font:
+        def getlength(self, text):
+            measured.append(len(text))
+            return font.getlength(text)
+
+    monkeypatch.setattr(labels, "_font", lambda text, size: Font())
+    assert labels._fit("x" * 10**6, "0.93", 11, 131).endswith("xxx... 0.93")
+    assert sum(measured) < 20_000
 
 
 @pytest.mark.parametrize("size", [(64, 64), (48, 3), (1, 1), (2000, 700)])

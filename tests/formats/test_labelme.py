@@ -14,6 +14,7 @@ from mask_rcnn_jax.formats.coco_build import build_coco, read_image_size
 from mask_rcnn_jax.formats.labelme import read_labelme
 
 SIZE = (60, 80)
+CORNERS = [[30, 10], [10, 10], [10, 25], [30, 25]]
 
 
 def shape(label, kind, points, **keys):
@@ -159,6 +160,14 @@ def test_folders_pictures_elsewhere_and_empty_pictures(tmp_path):
         ({"shapes": [shape("a", "mask", [[0, 0], [1, 1]], mask="!")]}, "not a PNG in base64"),
         ({"shapes": [shape("a", "mask", [[0, 0], [1, 1]])]}, "not a PNG in base64"),
         ({"shapes": [shape("a", "mask", [[0, 0], [1, 1]], mask="AAAA")]}, "not a PNG in base64"),
+        ({"shapes": [shape("a", "mask", [[0, 0], [1, 1]], mask="\u00e9")]}, "not a PNG in base64"),
+        (
+            {"shapes": [shape("a", "polygon", CORNERS, group_id=[1])]},
+            r"group_id is \[1\], expected",
+        ),
+        ({"shapes": [shape("a", "polygon", [[0, 0], [1e9, 0], [0, 9]])]}, "coordinate 1000000000"),
+        ({"shapes": [shape("a", "polygon", [[10**400, 1]])]}, r"not a list of \[x, y\]"),
+        ({"shapes": [shape("x" * 2000, "polygon", CORNERS)]}, "shape 1: label .* more than 1000"),
     ],
 )
 def test_what_cannot_be_used_is_one_line(keys, words, tmp_path):

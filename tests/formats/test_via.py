@@ -87,6 +87,11 @@ def test_the_class_of_a_region(convert):
     assert len(content["annotations"]) == 2
 
 
+def test_a_shape_of_no_name_has_no_area(convert):
+    content, left_out = convert(project([region(RECT | {"name": ["rect"]}, kind="cat")]))
+    assert not content["annotations"] and len(left_out) == 1
+
+
 def test_what_has_no_area_is_left_out_and_named(convert):
     line = {"name": "polyline", "all_points_x": [0, 8, 0], "all_points_y": [0, 0, 8]}
     regions = [
@@ -126,6 +131,11 @@ POINTS = {"name": "polygon", "all_points_x": [0, 1, 2], "all_points_y": [0, 1]}
         (project([region({"name": "circle"}, a="1")]), {}, "circle expects the numbers cx, cy, r"),
         (project([region(POINTS, a="1")]), {}, "polygon expects the numbers all_points_x"),
         (project([region(RECT | {"x": float("inf")}, a="1")]), {}, "rect expects the numbers"),
+        (project([region(RECT | {"x": 10**400}, a="1")]), {}, "rect expects the numbers"),
+        (project([region(RECT | {"x": [1]}, a="1")]), {}, "rect expects the numbers"),
+        (project([region(RECT | {"x": 1e9}, a="1")]), {}, "region 1: polygon has the coordinate 1"),
+        (project([region(POINTS | {"all_points_y": [[1], [2], [3]]}, a="1")]), {}, "polygon exp"),
+        (project([region(RECT, a="x" * 2000)]), {}, "region 1: label .* more than 1000"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_used_is_one_line(content, options, words, convert):

@@ -232,6 +232,37 @@ def test_a_given_coco_dataset_is_evaluated_by_the_command_too(tmp_path):
 
 
 @pytest.mark.slow
+def test_boxes_alone_train_and_are_scored_without_masks(tmp_path):
+    """A json without a single segmentation; the best checkpoint is that of the boxes."""
+    paths = write_shapes(tmp_path, train=4, val=2, size=(64, 64))
+    config = small_config(checkpoint_every=1)
+    config.train.update(steps=2, eval_every=1)
+    config.loss.mask_weight = 0.0
+    for split, path in paths.items():
+        content = json.loads(path.read_text())
+        for n, entry in enumerate(content["annotations"]):
+            entry.update({"segmentation": []} if n % 2 else {"iscrowd": 0})
+            if n % 2 == 0:
+                del entry["segmentation"]
+        path.write_text(json.dumps(content))
+        config.data.update({f"{split}_json": str(path), f"{split}_images": str(tmp_path / split)})
+    train(config, tmp_path / "run")
+    records = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert [record["step"] for record in records if "ap/box" in record] == [1, 2]
+    assert not any("ap/mask" in record for record in records)
+    assert all(record["loss/mask"] == 0 for record in records if "loss/mask" in record)
+    found = json.loads((tmp_path / "run" / "eval" / "2" / "metrics.json").read_text())
+    assert "AP" in found and "mask_AP" not in found
+    assert not (tmp_path / "run" / "eval" / "2" / "segm_results.json").exists()
+    assert evaluate(tmp_path / "run", output=tmp_path / "out")["AP"] == found["AP"]
+    config.loss.mask_weight = 1.0
+    with pytest.raises(
+        ValueError, match="lacks 'segmentation'; loss.mask_weight=0 trains on boxes"
+    ):
+        train(config, tmp_path / "other")
+
+
+@pytest.mark.slow
 def test_two_processes_equal_one(tmp_path):
     """One device each against two devices of one: the same augmented images, logged once."""
 

@@ -1,0 +1,166 @@
+"""What is legal in a COCO json and ruins a run: warnings, repaired names, two sets compared."""
+
+import json
+import os
+import shutil
+
+import pytest
+
+from mask_rcnn_jax.data.checking import compare_sets, find_by_name, inspect_coco, summarize
+from mask_rcnn_jax.data.coco import load_coco
+from tests.commands.command import error_line, run_inside
+from tests.data.small_set import rectangle, write_coco
+
+GOOD = rectangle(5, 5, 20, 10)
+
+
+def warnings_of(files):
+    found = inspect_coco(*files)
+    assert not found.problems
+    return found.warnings
+
+
+def test_a_sound_set_has_no_warning(coco_files):
+    assert warnings_of(coco_files(annotations=[GOOD])) == []
+
+
+def test_a_set_of_crowds_alone(coco_files, caplog):
+    files = coco_files(annotations=[GOOD | {"iscrowd": 1}, GOOD | {"iscrowd": 1}])
+    (warning,) = warnings_of(files)
+    assert warning.startswith("all 2 annotations are crowds")
+    load_coco(*files)
+    assert f"{files[0]}: all 2 annotations are crowds" in caplog.text
+    assert warnings_of(coco_files(annotations=[GOOD | {"iscrowd": 1}, GOOD])) == []
+
+
+def test_a_root_category_without_objects(coco_files):
+    root = {"id": 0, "name": "objects", "supercategory": "none"}
+    cat = {"id": 3, "name": "cat", "supercategory": "objects"}
+    (warning,) = warnings_of(coco_files(annotations=[GOOD], categories=[root, cat]))
+    assert warning.startswith("category 'objects' has no objects and is the supercategory")
+    used = [GOOD, GOOD | {"category_id": 0}]
+    assert warnings_of(coco_files(annotations=used, categories=[root, cat])) == []
+
+
+def test_an_annotation_0_and_a_bad_part(coco_files):
+    bad = GOOD | {"id": 0, "segmentation": [*GOOD["segmentation"], [1, 2, 3]]}
+    part, zero = warnings_of(coco_files(annotations=[bad]))
+    assert part == (
+        "annotation 0 of image 1: a part is left out, polygon of 3 numbers, expected x, y of three "
+        "points or more"
+    )
+    assert zero.startswith("an annotation has the id 0: pycocotools counts each match with it")
+
+
+NAMES = {
+    "images/ab-my%20photo.jpg": "ab-my photo.jpg",
+    "..\\..\\media\\upload\\4\\x.png": "sub/x.png",
+    "/data/upload/3/y.jpg": "y.jpg",
+    "/data/local-files/?d=images/z.jpg": "z.jpg",
+    "train/twice.jpg": "train/twice.jpg",  # of two the one in the folder that is named
+    "100%.jpg": "100%.jpg",
+}
+
+
+def test_names_of_annotation_tools_are_found(tmp_path):
+    for path in [*NAMES.values(), "val/twice.jpg"]:
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text("")
+    assert find_by_name(list(NAMES), str(tmp_path)) == NAMES
+    unclear = ["gone.jpg", "other/twice.jpg", "a/y.jpg", "b/y.jpg"]
+    assert find_by_name(unclear, str(tmp_path)) == {}
+
+
+def test_by_name_writes_a_json_that_can_be_used(tmp_path, capsys):
+    json_path, image_dir = write_coco(tmp_path, annotations=[GOOD])
+    (image_dir / "001.png").rename(image_dir / "my photo.png")
+    content = json.loads(json_path.read_text())
+    content["images"][0]["file_name"] = "images\\my%20photo.png"
+    json_path.write_text(json.dumps(content))
+    arguments = ["check", "--json", json_path, "--images", image_dir]
+    assert run_inside("prepare", *arguments) == 2
+    said = capsys.readouterr().out
+    assert "warning: 1 of 1 absent images are in" in said and "as 'my photo.png'" in said
+    assert "check --by_name --output FILE" in said
+    code = run_inside("prepare", *arguments, "--by_name")
+    assert "--by_name needs --json, --images and --output" in error_line(
+        code, capsys.readouterr().err
+    )
+    fixed = tmp_path / "fixed.json"
+    assert run_inside("prepare", *arguments, "--by_name", "--output", fixed) == 0
+    said = capsys.readouterr().out
+    assert "with 1 of 1 images found by name" in said and "no problem in 1 images" in said
+    assert load_coco(fixed, image_dir).images[0].file_name == "my photo.png"
+
+
+def test_two_sets_are_compared(tmp_path, capsys):
+    (tmp_path / "annotations").mkdir()
+    dog = GOOD | {"category_id": 7}
+    for name, annotations, count in (("train", [GOOD, dog], 2), ("val", [GOOD], 3)):
+        (tmp_path / name).mkdir()
+        path, images = write_coco(tmp_path / name, [(40, 60)] * count, annotations)
+        shutil.copy(path, tmp_path / "annotations" / f"instances_{name}.json")
+        for image in images.iterdir():
+            image.rename(tmp_path / name / image.name)
+    assert run_inside("prepare", "check", "--data_dir", tmp_path) == 0
+    said = capsys.readouterr().out
+    assert "warning: 1 classes have objects in train and none in val: 'dog'" in said
+    assert (
+        "warning: 2 images of val are in train, too, such as '001.png', which is '001.png'" in said
+    )
+    files = [
+        f"--{split}_{kind}={tmp_path / path}"
+        for split in ("train", "val")
+        for kind, path in (("json", f"annotations/instances_{split}.json"), ("images", split))
+    ]
+    assert run_inside("prepare", "check", *files) == 0
+    assert capsys.readouterr().out == said
+
+
+def test_sets_without_a_common_image_or_a_lonely_class_have_no_warning(tmp_path):
+    train = inspect_coco(*write_coco(tmp_path, annotations=[GOOD]))
+    val = inspect_coco(*write_coco(tmp_path, sizes=[(30, 60)], annotations=[GOOD]))
+    assert compare_sets(train, val) == []
+
+
+def test_many_equal_faults_are_one_line(coco_files, capsys):
+    bad = [GOOD | {"bbox": [n % 7, 5, 0, 10]} for n in range(5000)]
+    content = {"id": 9, "file_name": "gone.png", "height": 4, "width": 4}
+    images = [{"id": 1, "file_name": "001.png", "height": 40, "width": 60}, content]
+    json_path, image_dir = coco_files(annotations=[*bad, GOOD], images=images)
+    assert run_inside("prepare", "check", "--json", json_path, "--images", image_dir) == 2
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    assert lines[1].startswith(f"{json_path}: 5000 times, first: annotation 1 of image 1: box [0,")
+    assert len(inspect_coco(json_path, image_dir).problems) == 5001
+
+
+def test_lines_are_equal_but_for_names_and_numbers():
+    lines = [f"image '{n}.png' is listed but not in /a/b" for n in range(6)]
+    other = [f"/data/{n}.jpg: truncated" for n in "ab"]
+    assert summarize([*lines, *other]) == [f"6 times, first: {lines[0]}", *other]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "link to itself", "device"])
+def test_what_is_no_regular_file_is_named_and_never_opened(kind, coco_files):
+    json_path, image_dir = coco_files(annotations=[GOOD])
+    path = image_dir / "001.png"
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to(path if kind == "link to itself" else "/dev/zero")
+    words = f"image '001.png' in {image_dir} is not a regular file"
+    assert inspect_coco(json_path, image_dir).problems == [words]
+    with pytest.raises(ValueError, match="001.png' in .* is not a regular file"):
+        load_coco(json_path, image_dir)
+
+
+def test_a_json_that_is_a_pipe_is_not_opened(coco_files):
+    json_path, image_dir = coco_files(annotations=[GOOD])
+    json_path.unlink()
+    os.mkfifo(json_path)
+    with pytest.raises(OSError, match="instances.json is not a regular file"):
+        load_coco(json_path, image_dir)
