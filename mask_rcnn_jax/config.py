@@ -70,11 +70,26 @@ def read_workdir(workdir: str | Path) -> tuple[ConfigDict, list[dict]]:
     path = Path(workdir) / "config.json"
     if not path.is_file():
         raise ValueError(f"{workdir} is no workdir of a run: it has no config.json")
+    content = read_config_json(path)
+    return ConfigDict(content["config"]), content["categories"]
+
+
+def read_config_json(path: Path) -> dict[str, Any]:
+    """Read the config.json of a run: {"config", "categories"}.
+
+    Raises ValueError, naming the file, if it is damaged.
+    """
     try:
         content = json.loads(path.read_text())
-        return ConfigDict(content["config"]), content["categories"]
-    except (ValueError, KeyError, TypeError) as error:
+        config, categories = content["config"], content["categories"]
+        if any(not isinstance(config[name], dict) for name in ("data", "model", "train")):
+            raise ValueError("a section of the config is no object")
+        for category in categories:
+            if not isinstance(category["id"], int | str) or not isinstance(category["name"], str):
+                raise ValueError(f"category {category!r} has no id or no name")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is damaged: {error!r}") from error
+    return content
 
 
 def _load_run(workdir: Path) -> ConfigDict:

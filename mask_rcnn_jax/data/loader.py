@@ -41,6 +41,7 @@ class TrainOrder:
     process_index: int = 0
     process_count: int = 1
     keep_empty: bool = True  # False leaves out images without an object to learn from
+    skip: frozenset[int] = frozenset()  # images in whose place the next of their canvas comes
 
 
 class TrainLoader:
@@ -71,7 +72,7 @@ class TrainLoader:
         Raises:
             ValueError: no image is left to train on.
         """
-        self._dataset = dataset
+        self._dataset, self._skip = dataset, order.skip
         self.skipped: set[str] = set()
         objects = [training_objects(image.annotations, options) for image in dataset.images]
         self.overflowed = _count_overflow(dataset, objects, options.max_instances)
@@ -102,7 +103,7 @@ class TrainLoader:
         batch, wanted = workers.next_element(self._iterator)
         for index in wanted[wanted != batch.image_index]:
             file_name = self._dataset.images[index].file_name
-            if file_name not in self.skipped:
+            if index not in self._skip and file_name not in self.skipped:
                 self.skipped.add(file_name)
                 logging.warning("skipped %s: truncated, damaged or not an image", file_name)
         return batch
@@ -207,6 +208,8 @@ class _TrainBatches:
         dataset, count = self.dataset, len(self.bucket)
         for offset in range(count):
             index = self.bucket[(place + offset) % count]
+            if index in self.order.skip:
+                continue
             # An image comes once an epoch, so its random numbers are new every time.
             seed = (self.order.seed, epoch, index)
             augment = self.augment and partial(augmented, self.augment, seed, dataset, index)

@@ -1,81 +1,172 @@
-"""Checkpoints of a run: the last few and the best by mask AP, written in the background."""
+"""Checkpoints of a run: the last few and the best, written in the background by one process."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
+import shutil
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
-from orbax.checkpoint.checkpoint_managers import preservation_policy as policies
+from absl import logging
 
+from mask_rcnn_jax.training import processes
 from mask_rcnn_jax.training.step import TrainState
+from mask_rcnn_jax.weights import checksums
+from mask_rcnn_jax.weights.run_checkpoint import checkpoint_steps, newest_whole, read_arrays
+
+# What is being written or deleted has such a name; both orbax and we leave them when killed.
+LEFTOVERS = ("tmp.*", "*.orbax-checkpoint-tmp*")
 
 
 class Checkpoints:
-    """`DIR/checkpoints/<step>/`. A save that was cut off is never seen by `latest_step`.
+    """`DIR/checkpoints/<step>/`, which has its number once it is complete, with checksums.
 
-    With several processes, all of them make the same calls, on a folder that they share. OSError
-    if a checkpoint cannot be written, from the next call on; earlier ones are as they were.
+    The state is the same on all devices, and saved as arrays of the host, so that any machine can
+    restore it with orbax alone. All processes make the same calls; the first one writes.
+    OSError if a checkpoint cannot be written, from the next call on; earlier ones are as they were.
     """
 
-    def __init__(self, workdir: str | Path, keep: int):
-        def mask_ap(metrics: dict[str, float]) -> float:
-            return metrics.get("ap/mask", metrics["ap/box"])
+    def __init__(
+        self, workdir: str | Path, keep: int, is_due: Callable[[int], bool] = lambda step: True
+    ):
+        """Remove what killed processes left.
 
-        best = policies.BestN(get_metric_fn=mask_ap, n=1, keep_checkpoints_without_metrics=False)
-        options = ocp.CheckpointManagerOptions(
-            best_fn=mask_ap,
-            preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(keep), best]),
-            cleanup_tmp_directories=True,
-        )
-        folder = Path(workdir).absolute() / "checkpoints"
-        self._manager = ocp.CheckpointManager(folder, options=options)
+        Args:
+            keep: the latest checkpoints that are kept.
+            is_due: whether a step is saved in every run; what was saved because a run was stopped
+                takes no place of these.
+        """
+        self._workdir, self._keep, self._is_due = Path(workdir).absolute(), keep, is_due
+        self._folder = self._workdir / "checkpoints"
+        self._aps: dict[int, float] = {}
+        self._saved: int | None = None
+        self._jobs: list[Future] = []
+        self._writes = jax.process_index() == 0
+        self._thread = ThreadPoolExecutor(1, "checkpoints")
+        if self._writes:
+            _remove(self._folder, *LEFTOVERS)
 
-    @property
-    def latest_step(self) -> int | None:
-        return self._manager.latest_step()
-
-    def save(self, state: TrainState, metrics: dict[str, float] | None = None) -> None:
-        """Start writing the state; `metrics` holds the APs where this step was evaluated."""
+    def save(self, state: TrainState) -> None:
+        """Start to write the state, once the one before is written."""
         step = int(state.step)
-        if step in self._manager.all_steps():
+        if not self._writes or step == self._saved:
             return
+        self.wait()
         # A copy: the next step takes over the state's buffers while this is still being written.
-        snapshot = ocp.args.StandardSave(jax.tree.map(jnp.copy, state))
-        with self._failing_clearly():
-            self._manager.save(step, args=ocp.args.Composite(state=snapshot), metrics=metrics)
+        snapshot = jax.tree.map(lambda array: np.array(array, copy=True), state)
+        self._saved = step
+        self._jobs.append(self._thread.submit(self._write, step, snapshot, self._best()))
+
+    def evaluated(self, step: int, ap: float) -> None:
+        """Keep that step's checkpoint as long as no later one is at least as good."""
+        if self._writes and np.isfinite(ap):
+            self._aps[step] = ap
+            self._jobs.append(self._thread.submit(self._prune, self._best()))
 
     def restore(self, state: TrainState) -> TrainState:
-        """The latest state; `state` gives shapes, dtypes and shardings.
+        """The newest whole state, as numpy arrays; `state` gives structure, shapes and dtypes.
 
-        Raises ValueError if the state of the optimizer was saved by an optimizer of another form.
+        Newer ones that are damaged are named and moved aside.
+
+        Raises ValueError if no checkpoint is whole, or the state of the optimizer was saved by an
+        optimizer of another form.
         """
-        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, state)
-        args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract))
+        self.wait()
+        step = processes.on_first(self._choose)
+        folder = self._folder / str(step)
         try:
-            return self._manager.restore(self.latest_step, args=args).state
+            restored = read_arrays(folder, lambda tree: state)
         except ValueError as error:
             if "opt_state" not in str(error) or "structure" not in str(error):
                 raise
-            folder = self._manager.directory / str(self.latest_step)
-            raise ValueError(
-                f"{folder} was saved with another optimizer, whose state does not fit; resume with "
-                "the same one or choose another workdir"
-            ) from error
+            raise _of_another_optimizer(folder) from error
+        shapes, expected = (list(map(np.shape, jax.tree.leaves(t))) for t in (restored, state))
+        if shapes != expected:
+            raise _of_another_optimizer(folder)
+        self._saved = step
+        return restored
 
-    def close(self) -> None:
+    def wait(self) -> None:
         """Wait for what is being written."""
+        jobs, self._jobs = self._jobs, []
         try:
-            with self._failing_clearly():
-                self._manager.wait_until_finished()
-        finally:
-            self._manager.close()
-
-    @contextmanager
-    def _failing_clearly(self) -> Iterator[None]:
-        try:
-            yield
+            for job in jobs:
+                job.result()
         except Exception as error:  # a full disk is a ValueError of tensorstore, among others
             text = "a checkpoint could not be written, earlier ones are kept"
-            raise OSError(f"{self._manager.directory}: {text}: {error}") from error
+            raise OSError(f"{self._folder}: {text}: {error}") from error
+
+    def close(self) -> None:
+        """Wait for what is being written, and end."""
+        try:
+            self.wait()
+        finally:
+            self._thread.shutdown()
+
+    def _choose(self) -> int:
+        step, faults = newest_whole(self._workdir)
+        for damaged, fault in faults.items():
+            aside = _move_aside(self._folder / str(damaged))
+            logging.warning("%s; moved to %s, the run goes on from step %d", fault, aside, step)
+        return step
+
+    def _best(self) -> int | None:
+        """The evaluated step of the highest AP, the last of several."""
+        return max(self._aps, key=lambda step: (self._aps[step], step), default=None)
+
+    def _write(self, step: int, state: TrainState, best: int | None) -> None:
+        draft, target = self._folder / f"tmp.{step}", self._folder / str(step)
+        # The other processes take no part, so orbax must not wait for them.
+        alone = ocp.options.MultiprocessingOptions(primary_host=0, active_processes={0})
+        handler = ocp.CompositeCheckpointHandler(
+            composite_options=ocp.CompositeOptions(multiprocessing_options=alone),
+            state=ocp.StandardCheckpointHandler(multiprocessing_options=alone),
+        )
+        try:
+            with ocp.Checkpointer(handler, multiprocessing_options=alone) as checkpointer:
+                checkpointer.save(draft, ocp.args.Composite(state=ocp.args.StandardSave(state)))
+            checksums.write_checksums(draft)
+            if os.path.lexists(target):  # not of this run, whose steps are saved once
+                logging.warning("%s was in the way, moved to %s", target, _move_aside(target))
+            draft.rename(target)
+        except BaseException:
+            _remove(self._folder, f"tmp.{step}*")
+            raise
+        checksums.flush_folder(self._folder)
+        self._prune(best)
+
+    def _prune(self, best: int | None) -> None:
+        steps = checkpoint_steps(self._workdir)
+        regular = sorted(steps, key=lambda step: (self._is_due(step), step), reverse=True)
+        kept = {*regular[: self._keep], *steps[:1], best}
+        for step in steps:
+            if step not in kept:
+                # Half of a checkpoint must not be taken for one.
+                doomed = self._folder / f"tmp.deleted.{step}"
+                (self._folder / str(step)).rename(doomed)
+                shutil.rmtree(doomed)
+
+
+def _of_another_optimizer(folder: Path) -> ValueError:
+    return ValueError(
+        f"{folder} was saved with another optimizer, whose state does not fit; resume with the "
+        "same one or choose another workdir"
+    )
+
+
+def _move_aside(path: Path) -> Path:
+    """Give a checkpoint a name that nothing takes for one."""
+    aside = path.with_name(f"damaged.{path.name}")
+    if aside.exists():
+        _remove(path.parent, aside.name)
+    return path.rename(aside)
+
+
+def _remove(folder: Path, *patterns: str) -> None:
+    for path in (path for pattern in patterns for path in folder.glob(pattern)):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)

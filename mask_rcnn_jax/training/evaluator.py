@@ -35,16 +35,31 @@ Validation = Callable[[TrainState], tuple[dict[str, float], dict[str, np.ndarray
 
 
 def make_validation(
-    config: ConfigDict, val_set: Dataset, model: MaskRCNN, mesh: Mesh, workdir: Path
+    config: ConfigDict,
+    val_set: Dataset,
+    model: MaskRCNN,
+    mesh: Mesh,
+    workdir: Path,
+    stop_requested: Callable[[], bool] = lambda: False,
 ) -> Validation:
     """`validate(state) -> (metrics, images)`; everything is also written below `eval/<step>/`.
 
     metrics: `ap/box`, `ap/mask` if masks are scored and, where asked for, `val_loss/...`.
     images: by file name, ground truth beside detections.
+    Raises `Stopped` before the next batch once `stop_requested()`.
     """
-    predict = step.make_predict_step(model, mesh, detect_options(config))
+
+    def stoppable(run_batch):
+        def run_or_stop(*arguments):
+            if stop_requested():
+                raise processes.Stopped
+            return run_batch(*arguments)
+
+        return run_or_stop
+
+    predict = stoppable(step.make_predict_step(model, mesh, detect_options(config)))
     loss, seed = step.loss_options(config), config.train.seed
-    loss_step = step.make_loss_step(model, mesh, loss=loss, seed=seed)
+    loss_step = stoppable(step.make_loss_step(model, mesh, loss=loss, seed=seed))
 
     def validate(state: TrainState) -> tuple[dict[str, float], dict[str, np.ndarray]]:
         output = workdir / "eval" / str(int(state.step))

@@ -1,11 +1,12 @@
 """The training call: steps, checkpoints, evaluations, and how a run ends."""
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
-import jax
 import optax
 from absl import logging
 from jax.sharding import Mesh
@@ -17,12 +18,15 @@ from mask_rcnn_jax.data.coco import CocoDataset
 from mask_rcnn_jax.data.dataset import Dataset, categories
 from mask_rcnn_jax.training.checkpoint import Checkpoints
 from mask_rcnn_jax.training.evaluator import Validation, make_validation
+from mask_rcnn_jax.training.lock import locked
 from mask_rcnn_jax.training.loggers import Logger, Loggers, open_loggers, resolve_loggers
-from mask_rcnn_jax.training.metrics import FILE_NAME, read_metrics
+from mask_rcnn_jax.training.metrics import read_evaluations
 from mask_rcnn_jax.training.optim import count_microbatches, make_schedule, optim_options
-from mask_rcnn_jax.training.processes import stop_on_sigterm
+from mask_rcnn_jax.training.processes import Stopped, on_first, stop_on_sigterm
 from mask_rcnn_jax.training.setup import (
+    check_processes,
     initial_state,
+    log_extension,
     make_train_loader,
     open_datasets,
     open_workdir,
@@ -83,54 +87,68 @@ def train(
     set_steps(config, train_set)
     model = make_model(config, len(train_set.class_names), config.train.remat)
     schedule = make_schedule(config) if optimizer is None else None
-    resuming = has_checkpoint(workdir)
-    open_workdir(workdir, config, categories(train_set), resuming=resuming)
-    state, tx = initial_state(config, model, schedule, optimizer, resuming=resuming)
-    state = replicate(state, mesh)
-    # Closed whatever happens: its threads would have the last word after an error.
-    with closing(Checkpoints(workdir, config.train.keep_checkpoints)) as checkpoints:
-        if resuming:
-            state = checkpoints.restore(state)
-        start = int(state.step)
-        if start and _is_last(config, start, _earlier_evaluation(workdir, start)):
-            logging.info("nothing to do: %s is finished at step %d", workdir, start)
-            return state
-        _log_start(config, mesh, microbatches, start)
-        options = {"seed": config.train.seed, "flip_probability": config.data.flip_probability}
-        options |= {"loss": loss_options(config), "accumulate_steps": microbatches}
-        train_step = make_train_step(model, tx, schedule, mesh, **options)
-        validate = make_validation(config, val_set, model, mesh, workdir)
-        with (
-            stop_on_sigterm() as stop_requested,
-            closing(make_train_loader(config, train_set, start, augment)) as batches,
-            closing(open_loggers(workdir, config.to_dict(), loggers, resume_step=start)) as log,
-        ):
-            steps, stops = StepLog(config, log, train_set, started), False
-            for step in range(start + 1, config.train.steps + 1):
-                batch = next(batches)
-                with steps.dispatching(batch):
-                    state, metrics = train_step(state, shard_batch(batch, mesh))
-                steps.finish_previous(step, metrics, batch.image_index)
-                stops = stop_requested(step)
-                evaluates = step % config.train.eval_every == 0 or step == config.train.steps
-                if not (stops or evaluates or step % config.train.checkpoint_every == 0):
-                    continue
-                steps.finish()  # nothing is saved before its losses are known to be finite
-                finished = evaluates and not stops
-                aps = _evaluate(validate, state, log, checkpoints) if finished else None
-                checkpoints.save(state, aps)
-                steps.restart_clock()
-                if stops:
-                    logging.info("stopped by SIGTERM, saved step %d in %s", step, workdir)
-                    break
-                if _is_last(config, step, aps):
-                    logging.info("finished at step %d", step)
-                    break
-            if start >= config.train.steps:  # the last evaluation was cut off
-                _evaluate(validate, state, log, checkpoints)
+    check_processes(config, train_set)
+    with locked(workdir) as check_lock:  # nothing is written before
+        resuming = on_first(lambda: has_checkpoint(workdir))
+        classes = categories(train_set)
+        old_steps = on_first(lambda: open_workdir(workdir, config, classes, resuming=resuming))
+        state, tx = initial_state(config, model, schedule, optimizer, resuming=resuming)
+        is_due = partial(_is_due, config)
+        # Closed whatever happens: its thread would have the last word after an error.
+        with closing(Checkpoints(workdir, config.train.keep_checkpoints, is_due)) as checkpoints:
+            if resuming:
+                state = checkpoints.restore(state)
+            state, start = replicate(state, mesh), int(state.step)
+            if config.train.steps > old_steps:
+                log_extension(config, schedule, old_steps, start)
+            evaluations = on_first(lambda: read_evaluations(workdir, start))
+            for record in evaluations:
+                checkpoints.evaluated(record["step"], _ap_to_keep_by(record))
+            aps = next((record for record in evaluations if record["step"] == start), None)
+            if start and _is_last(config, start, aps):
+                logging.info("nothing to do: %s is finished at step %d", workdir, start)
+                return state
+            _log_start(config, mesh, microbatches, start)
+            options = {"seed": config.train.seed, "flip_probability": config.data.flip_probability}
+            options |= {"loss": loss_options(config), "accumulate_steps": microbatches}
+            train_step = make_train_step(model, tx, schedule, mesh, **options)
+            with (
+                stop_on_sigterm() as stop_requested,
+                closing(make_train_loader(config, train_set, start, augment)) as batches,
+                closing(open_loggers(workdir, config.to_dict(), loggers, resume_step=start)) as log,
+            ):
+                validate = make_validation(config, val_set, model, mesh, workdir, stop_requested)
+                evaluate = partial(_evaluate, validate, log, checkpoints)
+                steps, step, stops = StepLog(config, log, train_set, started), start, False
+                if start and aps is None and _is_evaluated(config, start):
+                    logging.info("the evaluation of step %d was cut off and is made up for", start)
+                    aps = evaluate(state)
+                    stops = aps is None or stop_requested()
+                while not (stops or _is_last(config, step, aps)):
+                    step, aps, batch = step + 1, None, next(batches)
+                    with steps.dispatching(batch):
+                        state, metrics = train_step(state, shard_batch(batch, mesh))
+                    steps.finish_previous(step, metrics, batch.image_index)
+                    stops = stop_requested()
+                    if not (stops or is_due(step)):
+                        continue
+                    steps.finish()  # nothing is saved before its losses are known to be finite
+                    check_lock()
+                    checkpoints.save(state)
+                    if _is_evaluated(config, step) and not stops:
+                        aps = evaluate(state)
+                        stops = aps is None or stop_requested()
+                    steps.restart_clock()
+                checkpoints.wait()
+            check_lock()
+            finished = _is_last(config, step, aps)
+            if finished:
+                logging.info("finished at step %d", step)
+            else:
+                logging.info("stopped by SIGTERM, saved step %d in %s", step, workdir)
     if batches.skipped:
         logging.info("%d images could not be decoded and were skipped", len(batches.skipped))
-    if not stops:
+    if finished:
         _say_next(workdir, val_set)
     return state
 
@@ -156,17 +174,26 @@ def _log_start(config: ConfigDict, mesh: Mesh, microbatches: int, start: int) ->
 
 
 def _evaluate(
-    validate: Validation, state: TrainState, log: Loggers, checkpoints: Checkpoints
-) -> dict[str, float]:
-    """Evaluate and log; returns the APs that were scored. A failed evaluation loses no step."""
+    validate: Validation, log: Loggers, checkpoints: Checkpoints, state: TrainState
+) -> dict[str, float] | None:
+    """Evaluate and log; returns the metrics, or None where a SIGTERM came in between.
+
+    The state has been saved: an evaluation that is cut off is made up for after a restart.
+    """
+    step = int(state.step)
     try:
         metrics, images = validate(state)
-        log(int(state.step), metrics, images)
-    except BaseException:
-        if jax.process_count() == 1:  # others would not be there to save with
-            checkpoints.save(state)
-        raise
-    return {name: metrics[name] for name in ("ap/box", "ap/mask") if name in metrics}
+    except Stopped:
+        return None
+    log(step, metrics, images)
+    checkpoints.evaluated(step, _ap_to_keep_by(metrics))
+    return metrics
+
+
+def _ap_to_keep_by(metrics: Mapping[str, float | None]) -> float:
+    """The mask AP, or the box AP where there are no masks; NaN where it is unknown."""
+    ap = metrics.get("ap/mask", metrics["ap/box"])
+    return math.nan if ap is None else ap
 
 
 def _say_next(workdir: Path, val_set: Dataset) -> None:
@@ -176,17 +203,20 @@ def _say_next(workdir: Path, val_set: Dataset) -> None:
     logging.info("next: tensorboard --logdir %s (curves), %s (report.html)", workdir, evaluate)
 
 
-def _earlier_evaluation(workdir: Path, step: int) -> dict[str, float] | None:
-    """The record of an earlier evaluation of that step, None if there was none."""
-    path = workdir / FILE_NAME
-    records = read_metrics(path) if path.exists() else []
-    return next((r for r in records if r["step"] == step and "ap/box" in r), None)
+def _is_evaluated(config: ConfigDict, step: int) -> bool:
+    return step % config.train.eval_every == 0 or step == config.train.steps
 
 
-def _is_last(config: ConfigDict, step: int, aps: dict[str, float] | None) -> bool:
+def _is_due(config: ConfigDict, step: int) -> bool:
+    """Whether a step is saved even if nothing stops the run."""
+    return _is_evaluated(config, step) or step % config.train.checkpoint_every == 0
+
+
+def _is_last(config: ConfigDict, step: int, aps: Mapping[str, float | None] | None) -> bool:
     """Whether an evaluated step ends the run: the last one, or one that reached the target APs."""
     if aps is None:
         return False
-    box, mask = config.train.stop_at_box_ap, config.train.stop_at_mask_ap
-    reached = (box > 0 or mask > 0) and aps["ap/box"] >= box and aps.get("ap/mask", 0) >= mask
-    return step >= config.train.steps or reached
+    targets = {"ap/box": config.train.stop_at_box_ap, "ap/mask": config.train.stop_at_mask_ap}
+    wanted = {name: target for name, target in targets.items() if target > 0}
+    reached = all((aps.get(name) or 0) >= target for name, target in wanted.items())
+    return step >= config.train.steps or (bool(wanted) and reached)

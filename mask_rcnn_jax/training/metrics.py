@@ -3,22 +3,40 @@
 import json
 import os
 from pathlib import Path
+from types import NoneType
 
 FILE_NAME = "metrics.jsonl"
 
 
 def read_metrics(path: str | os.PathLike) -> list[dict]:
-    """The records of a metrics.jsonl; a line half written when its run was killed is left out."""
+    """The records of a metrics.jsonl; a line half written when its run was killed is left out.
+
+    Raises ValueError, naming file and line, for a record that no run writes: `step` must be a whole
+    number, everything else a number or null.
+    """
     records = []
     with open(path, encoding="utf-8", errors="replace") as file:
-        for line in file:
+        for number, line in enumerate(file, 1):
             try:
                 record = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(record, dict) and "step" in record:
+                for name, value in record.items():
+                    kinds = (int,) if name == "step" else (int, float, NoneType)
+                    if not isinstance(value, kinds) or isinstance(value, bool):
+                        expected = "a whole number" if name == "step" else "a number or null"
+                        found = f"{name!r} is {str(value)[:40]!r}"
+                        raise ValueError(f"{path}, line {number}: {found}, expected {expected}")
                 records.append(record)
     return records
+
+
+def read_evaluations(workdir: Path, last_step: int) -> list[dict]:
+    """The records of evaluations up to `last_step` in a workdir, with `ap/box` and `ap/mask`."""
+    path = workdir / FILE_NAME
+    records = read_metrics(path) if path.exists() else []
+    return [r for r in records if "ap/box" in r and r["step"] <= last_step]
 
 
 def truncate_metrics(path: Path, last_step: int) -> None:

@@ -27,6 +27,8 @@ class TrainOptions:
         eval_every: steps between two evaluations; 0: an epoch.
         stop_at_box_ap: stop once this and `stop_at_mask_ap` are reached; 0 for both: never.
         stop_at_mask_ap: see `stop_at_box_ap`.
+        skip_images: ids of training images to leave out, such as those of a batch whose loss was
+            not finite; the next image comes in the place of each.
         loggers: of "wandb", "mlflow" and "clearml", beside metrics.jsonl and TensorBoard.
     """
 
@@ -44,6 +46,7 @@ class TrainOptions:
     eval_every: int = 0
     stop_at_box_ap: float = 0.0
     stop_at_mask_ap: float = 0.0
+    skip_images: tuple[int | str, ...] = ()
     loggers: tuple[str, ...] = ()
 
 

@@ -6,8 +6,9 @@ All functions that gather must be called by every process, in the same order.
 import json
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 import jax
@@ -52,15 +53,52 @@ def from_first(value) -> Any:
     return value if jax.process_count() == 1 else gather(value)[0]
 
 
-@contextmanager
-def stop_on_sigterm() -> Iterator[Callable[[int], bool]]:
-    """A function of the step: whether to save and leave after it, since a process got a SIGTERM.
+def on_first(work: Callable[[], Any]) -> Any:
+    """What `work()` returns on the first process, of what json can write; the others wait for it.
 
-    Every process asks once a step. With several processes JAX catches the signal, from
-    `jax.distributed.initialize` on, and they agree on a step that none of them has done yet.
+    What happens to files that all of them see is decided by one. Its ValueError or OSError is
+    raised on every process.
+    """
+    value = error = None
+    if jax.process_index() == 0:
+        try:
+            value = work()
+        except (ValueError, OSError) as caught:
+            error = caught
+    value, text = from_first([value, error and str(error)])
+    if error is not None:
+        raise error
+    if text is not None:
+        raise ValueError(text)
+    return value
+
+
+def check_equal(values: Mapping[str, Any]) -> None:
+    """Raise ValueError, naming the first of `values` in which a process differs from the first."""
+    first, *others = gather(dict(values))
+    for index, other in enumerate(others, 1):
+        for name in sorted(first.keys() | other.keys()):
+            if first.get(name) != other.get(name):
+                raise ValueError(
+                    f"the processes of a run must be started alike, but {name} is "
+                    f"{first.get(name)!r} on process 0 and {other.get(name)!r} on process {index}"
+                )
+
+
+class Stopped(Exception):
+    """Work was left because a process got a SIGTERM."""
+
+
+@contextmanager
+def stop_on_sigterm() -> Iterator[Callable[[], bool]]:
+    """A function that says whether to save and leave, since a process got a SIGTERM.
+
+    Every process asks equally often. With several processes JAX catches the signal, from
+    `jax.distributed.initialize` on, and they agree on a question that none of them has asked yet.
     """
     if jax.process_count() > 1:
-        yield multihost_utils.reached_preemption_sync_point
+        questions = count(1)
+        yield lambda: multihost_utils.reached_preemption_sync_point(next(questions))
         return
     signals: list[int] = []
     # Python lets the main thread alone handle signals.
@@ -68,7 +106,7 @@ def stop_on_sigterm() -> Iterator[Callable[[int], bool]]:
     if handles:
         before = signal.signal(signal.SIGTERM, lambda number, frame: signals.append(number))
     try:
-        yield lambda step: bool(signals)
+        yield lambda: bool(signals)
     finally:
         if handles:
             signal.signal(signal.SIGTERM, before)

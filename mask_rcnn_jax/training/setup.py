@@ -1,7 +1,9 @@
 """Prepare a run: its config, datasets, length, batches, first state and workdir."""
 
+import hashlib
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -9,7 +11,7 @@ import optax
 from absl import logging
 from ml_collections import ConfigDict
 
-from mask_rcnn_jax.config import flatten, load_config
+from mask_rcnn_jax.config import flatten, load_config, read_config_json
 from mask_rcnn_jax.data import dataset as datasets
 from mask_rcnn_jax.data.augment import Augment
 from mask_rcnn_jax.data.coco import CocoDataset
@@ -20,7 +22,8 @@ from mask_rcnn_jax.data.source import learns_boxes_only, load_split
 from mask_rcnn_jax.data.transforms import training_objects
 from mask_rcnn_jax.models.build import init_variables
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
-from mask_rcnn_jax.training.optim import build_optimizer
+from mask_rcnn_jax.training import processes
+from mask_rcnn_jax.training.optim import build_optimizer, make_schedule
 from mask_rcnn_jax.training.step import TrainState
 from mask_rcnn_jax.weights import pretrained
 
@@ -29,9 +32,10 @@ FREE_TO_CHANGE = tuple(
     """
     data.num_workers eval. optim.accumulate_steps train.checkpoint_every train.eval_every
     train.images_per_device train.implementation train.keep_checkpoints train.log_every
-    train.loggers train.remat train.stop_at_box_ap train.stop_at_mask_ap
+    train.loggers train.remat train.skip_images train.stop_at_box_ap train.stop_at_mask_ap
     """.split()
 )
+LENGTH = ("train.steps", "train.epochs")  # a resumed run may raise them
 
 
 def resolve_config(config: ConfigDict | str | Path) -> ConfigDict:
@@ -101,9 +105,23 @@ def make_train_loader(
 ) -> TrainLoader:
     """This process' share of the training batches from a step on."""
     rows, keep_empty = config.train.batch_size // jax.process_count(), config.data.keep_empty
-    order = TrainOrder(config.train.seed, rows, start_step, keep_empty=keep_empty, **_share())
+    skip = _places(dataset, config.train.skip_images)
+    order = TrainOrder(
+        config.train.seed, rows, start_step, keep_empty=keep_empty, skip=skip, **_share()
+    )
     options, workers = example_options(config), config.data.num_workers
     return TrainLoader(dataset, options, order, num_workers=workers, augment=augment)
+
+
+def _places(dataset: Dataset, ids: Sequence[int | str]) -> frozenset[int]:
+    place = {record.id: index for index, record in enumerate(dataset.images)}
+    unknown = [image_id for image_id in ids if image_id not in place]
+    if unknown:
+        raise ValueError(
+            f"train.skip_images has {unknown[0]!r}, expected ids of images of "
+            f"{datasets.dataset_name(dataset)}"
+        )
+    return frozenset(place[image_id] for image_id in ids)
 
 
 def make_eval_loader(config: ConfigDict, dataset: Dataset, max_images: int) -> EvalLoader:
@@ -141,39 +159,68 @@ def initial_state(
     return TrainState.start(variables, tx), tx
 
 
+def check_processes(config: ConfigDict, dataset: Dataset) -> None:
+    """Raise ValueError, naming the entry, if the processes of a run have different configs or
+    different datasets; they would train on a mixture."""
+    entries = flatten(config.to_dict())
+    entries.pop("data.num_workers")  # a matter of the machine
+    images = hashlib.sha256(repr([record.id for record in dataset.images]).encode()).hexdigest()
+    data = {"the dataset's classes": list(dataset.class_names), "its images' ids": images}
+    processes.check_equal(entries | data)
+
+
 def open_workdir(
     workdir: str | Path, config: ConfigDict, categories: list[dict], *, resuming: bool
-) -> None:
-    """Write `config.json`, on the first process; when resuming, check before that the one there is
-    of the same run.
+) -> int:
+    """Write `config.json`; when resuming, check before that the one there is of the same run.
+
+    Returns the `train.steps` that the run was started with; it may be longer now.
 
     Raises ValueError if it is of another config or other classes, OSError if it cannot be written.
     """
-    path = Path(workdir) / "config.json"
+    path, steps = Path(workdir) / "config.json", config.train.steps
     content = json.loads(json.dumps({"config": config.to_dict(), "categories": categories}))
     if resuming and path.exists():
-        _check_same_run(path, content)
-    if jax.process_index() != 0:
-        return
+        steps = _check_same_run(path, content)
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(".tmp")
     draft.write_text(json.dumps(content, indent=1))
     os.replace(draft, path)
+    return steps
 
 
-def _check_same_run(path: Path, content: dict) -> None:
+def log_extension(
+    config: ConfigDict, schedule: optax.Schedule | None, old_steps: int, step: int
+) -> None:
+    """Say what it does to the learning rate that a run is longer than when it was started."""
+    effect = "the schedule of your own optimizer does not know"
+    if schedule is not None:
+        shorter = config.copy_and_resolve_references()
+        shorter.train.steps = old_steps
+        rates = float(make_schedule(shorter)(step)), float(schedule(step))
+        effect = "warm-up and decay are fractions of it, so that the learning rate of step %d is "
+        effect = (effect + "%.3g instead of %.3g") % (step + 1, rates[1], rates[0])
+    steps = config.train.steps
+    logging.info("train.steps is %d, this run had %d: %s", steps, old_steps, effect)
+
+
+def _check_same_run(path: Path, content: dict) -> int:
     try:
-        old = json.loads(path.read_text())
+        old = read_config_json(path)
         before, now = (flatten(c["config"]) for c in (old, content))
-    except (ValueError, KeyError) as error:
-        raise ValueError(f"{path} cannot be read, choose another --workdir: {error}") from error
+        steps = int(before["train.steps"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{error}; choose another --workdir") from error
+    free = FREE_TO_CHANGE + (LENGTH if now["train.steps"] >= steps else ())
     for name in sorted(before.keys() | now.keys()):
-        if before.get(name) != now.get(name) and not name.startswith(FREE_TO_CHANGE):
+        if before.get(name) != now.get(name) and not name.startswith(free):
+            shorter = ", which may only be raised" if name in LENGTH else ""
             raise ValueError(
                 f"{path.parent} holds a run of another config: {name} was {before.get(name)!r} and "
-                f"is {now.get(name)!r} now; choose another --workdir or set it back"
+                f"is {now.get(name)!r} now{shorter}; choose another --workdir or set it back"
             )
-    if old.get("categories") != content["categories"]:
+    if old["categories"] != content["categories"]:
         raise ValueError(
             f"{path.parent} holds a run with other categories, choose another --workdir"
         )
+    return steps

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 
 import jax
 import numpy as np
@@ -13,6 +14,7 @@ from ml_collections import ConfigDict
 from mask_rcnn_jax.data.dataset import Dataset
 from mask_rcnn_jax.progress import clock
 from mask_rcnn_jax.structures import Batch
+from mask_rcnn_jax.training import processes
 from mask_rcnn_jax.training.loggers import Loggers
 
 
@@ -85,9 +87,11 @@ class StepLog:
             what = f"gradients overflow float16 at optim.loss_scale_floor={floor:g}, the smallest"
             what += " loss scale"
             advice += ", or train.precision=bfloat16"
-        ids = [self._dataset.images[i].id for i in image_index if i >= 0]
+        own = [self._dataset.images[i].id for i in image_index if i >= 0]
+        ids = tuple(chain(*processes.gather(own)))  # all come here: they share the metrics
         raise FloatingPointError(
-            f"step {step}: {what}, images {ids}; the last checkpoint is kept; {advice}"
+            f"step {step}: {what}, images {list(ids)}; the last checkpoint is kept; {advice}; or "
+            f'leave these images out with --config.train.skip_images="{ids}"'
         )
 
 

@@ -1,17 +1,16 @@
-"""Find a run's checkpoints and read their parameters."""
+"""Find a run's checkpoints, tell whole ones from damaged ones, and read their parameters."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from absl import logging
 
-
-def has_checkpoint(workdir: str | os.PathLike) -> bool:
-    """Whether a workdir has a checkpoint to resume from; looks at names only."""
-    return any(folder.name.isdigit() for folder in (Path(workdir) / "checkpoints").glob("*"))
+from mask_rcnn_jax.weights import checksums
 
 
 class CheckpointPath(NamedTuple):
@@ -25,23 +24,71 @@ class CheckpointPath(NamedTuple):
         return self.workdir / "checkpoints" / str(self.step)
 
 
-def find_checkpoint(path: str | os.PathLike) -> CheckpointPath:
-    """Return the checkpoint at `WORKDIR/checkpoints/<step>`, or the latest one of a workdir.
+def checkpoint_steps(workdir: str | os.PathLike) -> list[int]:
+    """Return the steps of the folders named like checkpoints, whole or not, newest first."""
+    folders = (Path(workdir) / "checkpoints").glob("*")
+    return sorted((int(f.name) for f in folders if _is_step(f.name) and f.is_dir()), reverse=True)
 
-    Raises ValueError if there is none.
+
+def has_checkpoint(workdir: str | os.PathLike) -> bool:
+    """Whether a workdir has a checkpoint to resume from; looks at names only."""
+    return bool(checkpoint_steps(workdir))
+
+
+def find_checkpoint(path: str | os.PathLike) -> CheckpointPath:
+    """Return the checkpoint at `WORKDIR/checkpoints/<step>`, or the newest whole one of a workdir.
+
+    Raises ValueError if there is none, or if the one that the path names is damaged.
     """
     path = Path(path).absolute()
     if path.name.isdigit() and path.parent.name == "checkpoints":
+        if not _is_step(path.name) or not (path / "state").is_dir():
+            raise ValueError(f"{path} is not a checkpoint of a run")
         found = CheckpointPath(path.parents[1], int(path.name))
-    else:
-        folders = (path / "checkpoints").glob("*")
-        steps = [int(folder.name) for folder in folders if folder.name.isdigit()]
-        if not steps:
-            raise ValueError(f"{path} holds no checkpoint, expected {path}/checkpoints/<step>")
-        found = CheckpointPath(path, max(steps))
-    if not (found.folder / "state").is_dir():
-        raise ValueError(f"{found.folder} is not a checkpoint of a run")
-    return found
+        if fault := find_fault(path):
+            raise ValueError(f"{path} is damaged: {fault}; choose another checkpoint")
+        return found
+    if not has_checkpoint(path):
+        raise ValueError(f"{path} holds no checkpoint, expected {path}/checkpoints/<step>")
+    step, faults = newest_whole(path)
+    for fault in faults.values():
+        logging.warning("%s; step %d is used", fault, step)
+    return CheckpointPath(path, step)
+
+
+def newest_whole(workdir: str | os.PathLike) -> tuple[int, dict[int, str]]:
+    """Return the newest whole checkpoint's step and why each newer one is not whole, by step.
+
+    Raises ValueError if none is whole.
+    """
+    folder, faults = Path(workdir) / "checkpoints", {}
+    for step in checkpoint_steps(workdir):
+        fault = find_fault(folder / str(step))
+        if fault is None:
+            return step, faults
+        faults[step] = f"{folder / str(step)} is damaged: {fault}"
+    raise ValueError(
+        f"{'; '.join(faults.values())}; no whole checkpoint is left, choose another workdir or "
+        f"remove {folder} to start from the first step"
+    )
+
+
+def find_fault(folder: Path) -> str | None:
+    """Say why a checkpoint cannot be trusted; None if all of its bytes are as they were saved.
+
+    One without checksums, of an earlier version, is read as a trial.
+    """
+    if not (folder / "state").is_dir():
+        return "it holds no state"
+    try:
+        return checksums.find_damage(folder)
+    except FileNotFoundError:
+        logging.info("%s has no checksums, so that not all damage is noticed", folder)
+    try:
+        read_arrays(folder, lambda tree: tree)
+    except Exception as error:  # orbax and tensorstore raise whatever a damaged file leads to
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return None
 
 
 def load_checkpoint(path: str | os.PathLike) -> dict:
@@ -49,14 +96,29 @@ def load_checkpoint(path: str | os.PathLike) -> dict:
 
     path: as for `find_checkpoint`.
     """
-    folder = find_checkpoint(path).folder / "state"
+
+    def variables(tree: dict) -> dict:
+        return {name: tree[name] for name in ("params", "batch_stats") if name in tree}
+
+    restored = read_arrays(find_checkpoint(path).folder, variables, partial=True)
+    return {"params": restored["params"], "batch_stats": restored.get("batch_stats", {})}
+
+
+def read_arrays(folder: Path, choose: Callable[[Any], Any], *, partial: bool = False) -> Any:
+    """Read a checkpoint's arrays as numpy arrays, wherever they were when it was saved.
+
+    Args:
+        choose: from the tree that was saved, whose leaves have shapes and dtypes, to the tree to
+            read: itself, or another one of the same structure.
+        partial: whether `choose` may leave arrays out.
+    """
     with ocp.PyTreeCheckpointer() as checkpointer:
-        saved = checkpointer.metadata(folder).item_metadata.tree
-        item = {name: saved[name] for name in ("params", "batch_stats") if name in saved}
+        item = choose(checkpointer.metadata(folder / "state").item_metadata.tree)
         item = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), item)
         restore_args = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), item)
-        restored = checkpointer.restore(
-            folder,
-            args=ocp.args.PyTreeRestore(item=item, restore_args=restore_args, partial_restore=True),
-        )
-    return {"params": restored["params"], "batch_stats": restored.get("batch_stats", {})}
+        args = {"item": item, "restore_args": restore_args, "partial_restore": partial}
+        return checkpointer.restore(folder / "state", args=ocp.args.PyTreeRestore(**args))
+
+
+def _is_step(name: str) -> bool:
+    return name.isascii() and name.isdigit() and name == str(int(name))

@@ -33,7 +33,9 @@ def saved(tmp_path):
     """A workdir in which eight steps were saved, every second one with its mask AP."""
     checkpoints = Checkpoints(tmp_path, keep=2)
     for step, ap in zip(range(1, 9), (0, 0.2, 0, 0.6, 0, 0.3, 0, 0.4), strict=True):
-        checkpoints.save(state_of(step), {"ap/box": ap, "ap/mask": ap} if ap else None)
+        checkpoints.save(state_of(step))
+        if ap:
+            checkpoints.evaluated(step, ap)
     checkpoints.close()
     return tmp_path
 
@@ -83,7 +85,7 @@ def save_and_die(workdir: str) -> None:
     """Steps 1 and 2; the process is killed while the second is being written."""
     checkpoints = Checkpoints(workdir, keep=2)
     checkpoints.save(state_of(1))
-    checkpoints._manager.wait_until_finished()
+    checkpoints.wait()
     checkpoints.save(large_state(2))
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -92,7 +94,7 @@ def save_where_a_disk_is_full(workdir: str) -> None:
     """The same with files of at most a mebibyte; prints the error."""
     checkpoints = Checkpoints(workdir, keep=2)
     checkpoints.save(state_of(1))
-    checkpoints._manager.wait_until_finished()
+    checkpoints.wait()
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
     try:
@@ -117,7 +119,6 @@ def test_a_save_that_fails_leaves_the_one_before(function, code, tmp_path):
 
     assert find_checkpoint(tmp_path).step == 1
     checkpoints = Checkpoints(tmp_path, keep=2)
-    assert checkpoints.latest_step == 1
     restored = checkpoints.restore(state_of(0))
     jax.tree.map(np.testing.assert_array_equal, restored, state_of(1))
     checkpoints.save(large_state(2))

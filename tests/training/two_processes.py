@@ -61,7 +61,7 @@ def run(workdir: str) -> None:
             state = advance(state, rows)
             if step == 3:
                 checkpoints.save(state)
-            if stop_requested(step):
+            if stop_requested():
                 checkpoints.save(state)
                 checkpoints.close()
                 checkpoints = Checkpoints(workdir, keep=2)

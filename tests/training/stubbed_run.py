@@ -1,0 +1,100 @@
+"""The real `train` with its loader, checkpoints, log and lock, around a model that is a stub.
+
+A step takes no time and adds to an array what it saw of the batch, so that a batch that is missing,
+changed or done twice shows in the parameters. An evaluation gives the APs of `APS` in turns.
+python -m tests.training.stubbed_run WORKDIR [NAME=VALUE ..] runs it as the command does.
+"""
+
+import json
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from mask_rcnn_jax import cli
+from mask_rcnn_jax.training import loop, metrics, processes
+from mask_rcnn_jax.training.step import TrainState
+from tests.memory_set import ShapeSet
+from tests.training.own_run import small_config
+
+STEPS = 12
+APS = (0.3, 0.5, 0.1, 0.4)  # the second evaluation is the best
+EVERY = {"steps": STEPS, "checkpoint_every": 2, "eval_every": 3, "log_every": 1}
+
+
+def state_of(step: int) -> TrainState:
+    params = {"head": {"kernel": np.full((20, 30), 0.5, np.float32)}}
+    return TrainState(np.int32(step), params, {}, (np.zeros(3, np.float32),))
+
+
+def make_step(model, tx, schedule, mesh, **options):
+    def step(state: TrainState, batch) -> tuple[TrainState, dict]:
+        mean = np.float32(np.asarray(batch.images, np.float64).mean())
+        params = jax.tree.map(lambda x: np.asarray(x) * np.float32(0.9) + mean, state.params)
+        number = np.int32(int(state.step) + 1)
+        rate = float(schedule(int(state.step)))
+        return TrainState(number, params, {}, state.opt_state), {"loss/total": mean, "lr": rate}
+
+    return step
+
+
+def validation(seconds: float = 0.0):
+    """Takes that long, and looks ten times for a SIGTERM."""
+
+    def make(config, val_set, model, mesh, workdir, stop_requested):
+        def validate(state: TrainState):
+            print(f"evaluating {int(state.step)}", flush=True)
+            for _ in range(10):
+                if stop_requested():
+                    raise processes.Stopped
+                time.sleep(seconds / 10)
+            ap = APS[int(state.step) // config.train.eval_every % len(APS) - 1]
+            return {"ap/box": ap, "ap/mask": ap}, {}
+
+        return validate
+
+    return make
+
+
+@pytest.fixture
+def stubbed(monkeypatch):
+    patch(monkeypatch.setattr)
+
+
+def patch(setattr_, seconds: float = 0.0) -> None:
+    setattr_(loop, "make_model", lambda *arguments: None)
+    setattr_(loop, "initial_state", lambda *arguments, resuming: (state_of(0), None))
+    setattr_(loop, "make_train_step", make_step)
+    setattr_(loop, "make_validation", validation(seconds))
+
+
+def run(workdir, loggers=(), images: int = 10, **changes) -> TrainState:
+    config = small_config()
+    config.train.update(EVERY | changes)
+    sets = {"train_set": ShapeSet("train", images), "val_set": ShapeSet("val", 4)}
+    return jax.device_get(loop.train(config, workdir, loggers=loggers, **sets))
+
+
+def series(workdir) -> list[dict]:
+    """The records of metrics.jsonl without times."""
+    return [
+        {name: value for name, value in record.items() if not name.startswith("perf/")}
+        for record in metrics.read_metrics(workdir / "metrics.jsonl")
+    ]
+
+
+def kept(workdir) -> list[str]:
+    return sorted((path.name for path in (workdir / "checkpoints").iterdir()), key=len)
+
+
+def main(arguments) -> None:
+    workdir, *pairs = arguments
+    changes = {name: json.loads(value) for name, _, value in (p.partition("=") for p in pairs)}
+    patch(setattr, changes.pop("seconds", 0.0))
+    wait = changes.pop("wait", 0.0)  # after each step
+    run(workdir, [lambda step, values, images: time.sleep(wait)], **changes)
+
+
+if __name__ == "__main__":
+    cli.run(main, cli.define_processes)
