@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -57,13 +57,16 @@ class Checkpoints:
         # A copy: the next step takes over the state's buffers while this is still being written.
         snapshot = jax.tree.map(lambda array: np.array(array, copy=True), state)
         self._saved = step
-        self._jobs.append(self._thread.submit(self._write, step, snapshot, self._best()))
+        self._jobs.append(self._thread.submit(self._write, step, snapshot, dict(self._aps)))
 
-    def evaluated(self, step: int, ap: float) -> None:
-        """Keep that step's checkpoint as long as no later one is at least as good."""
-        if self._writes and np.isfinite(ap):
-            self._aps[step] = ap
-            self._jobs.append(self._thread.submit(self._prune, self._best()))
+    def evaluated(self, aps: Mapping[int, float]) -> None:
+        """Keep the checkpoint of the step of the highest AP, the last one of equals.
+
+        aps: by step, to be added to those that are known.
+        """
+        if self._writes:
+            self._aps.update((step, ap) for step, ap in aps.items() if np.isfinite(ap))
+            self._jobs.append(self._thread.submit(self._prune, dict(self._aps)))
 
     def restore(self, state: TrainState) -> TrainState:
         """The newest whole state, as numpy arrays; `state` gives structure, shapes and dtypes.
@@ -112,11 +115,7 @@ class Checkpoints:
             logging.warning("%s; moved to %s, the run goes on from step %d", fault, aside, step)
         return step
 
-    def _best(self) -> int | None:
-        """The evaluated step of the highest AP, the last of several."""
-        return max(self._aps, key=lambda step: (self._aps[step], step), default=None)
-
-    def _write(self, step: int, state: TrainState, best: int | None) -> None:
+    def _write(self, step: int, state: TrainState, aps: Mapping[int, float]) -> None:
         draft, target = self._folder / f"tmp.{step}", self._folder / str(step)
         # The other processes take no part, so orbax must not wait for them.
         alone = ocp.options.MultiprocessingOptions(primary_host=0, active_processes={0})
@@ -135,12 +134,13 @@ class Checkpoints:
             _remove(self._folder, f"tmp.{step}*")
             raise
         checksums.flush_folder(self._folder)
-        self._prune(best)
+        self._prune(aps)
 
-    def _prune(self, best: int | None) -> None:
+    def _prune(self, aps: Mapping[int, float]) -> None:
         steps = checkpoint_steps(self._workdir)
         regular = sorted(steps, key=lambda step: (self._is_due(step), step), reverse=True)
-        kept = {*regular[: self._keep], *steps[:1], best}
+        best = sorted((step for step in steps if step in aps), key=lambda step: (aps[step], step))
+        kept = {*regular[: self._keep], *steps[:1], *best[-1:]}
         for step in steps:
             if step not in kept:
                 # Half of a checkpoint must not be taken for one.

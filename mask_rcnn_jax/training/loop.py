@@ -20,6 +20,7 @@ from mask_rcnn_jax.training.checkpoint import Checkpoints
 from mask_rcnn_jax.training.evaluator import Validation, make_validation
 from mask_rcnn_jax.training.lock import locked
 from mask_rcnn_jax.training.loggers import Logger, Loggers, open_loggers, resolve_loggers
+from mask_rcnn_jax.training.metrics import FILE_NAME as METRICS_NAME
 from mask_rcnn_jax.training.metrics import read_evaluations
 from mask_rcnn_jax.training.optim import count_microbatches, make_schedule, optim_options
 from mask_rcnn_jax.training.processes import Stopped, on_first, stop_on_sigterm
@@ -102,13 +103,12 @@ def train(
             if config.train.steps > old_steps:
                 log_extension(config, schedule, old_steps, start)
             evaluations = on_first(lambda: read_evaluations(workdir, start))
-            for record in evaluations:
-                checkpoints.evaluated(record["step"], _ap_to_keep_by(record))
+            checkpoints.evaluated({r["step"]: _ap_to_keep_by(r) for r in evaluations})
             aps = next((record for record in evaluations if record["step"] == start), None)
             if start and _is_last(config, start, aps):
                 logging.info("nothing to do: %s is finished at step %d", workdir, start)
                 return state
-            _log_start(config, mesh, microbatches, start)
+            _log_start(config, workdir, mesh, microbatches, start)
             options = {"seed": config.train.seed, "flip_probability": config.data.flip_probability}
             options |= {"loss": loss_options(config), "accumulate_steps": microbatches}
             train_step = make_train_step(model, tx, schedule, mesh, **options)
@@ -165,9 +165,14 @@ def _check(config: ConfigDict, mesh: Mesh, optimizer: optax.GradientTransformati
     return count_microbatches(config, config.train.batch_size, mesh.size)
 
 
-def _log_start(config: ConfigDict, mesh: Mesh, microbatches: int, start: int) -> None:
+def _log_start(
+    config: ConfigDict, workdir: Path, mesh: Mesh, microbatches: int, start: int
+) -> None:
     if start:
         logging.info("resuming at step %d of %d", start, config.train.steps)
+    elif (workdir / METRICS_NAME).exists():
+        text = "%s has no checkpoint: the run starts from the first step, %s is written anew"
+        logging.warning(text, workdir, METRICS_NAME)
     size, devices = config.train.batch_size, mesh.size
     text = "a step takes %d images: %d devices, %d at a time on each"
     logging.info(text, size, devices, size // (devices * microbatches))
@@ -186,7 +191,7 @@ def _evaluate(
     except Stopped:
         return None
     log(step, metrics, images)
-    checkpoints.evaluated(step, _ap_to_keep_by(metrics))
+    checkpoints.evaluated({step: _ap_to_keep_by(metrics)})
     return metrics
 
 

@@ -21,10 +21,7 @@ def write_checksums(folder: Path) -> None:
 
 
 def find_damage(folder: Path) -> str | None:
-    """Say how the files below `folder` differ from its list; None if they are as they were saved.
-
-    Raises FileNotFoundError if the folder has no list.
-    """
+    """Say how the files below `folder` differ from its list; None if they are as saved."""
     files = _files(folder)
     lines = (folder / FILE_NAME).read_bytes().split(b"\n")
     for line in lines[:-1]:
@@ -34,6 +31,8 @@ def find_damage(folder: Path) -> str | None:
         try:
             if _line(name, files.pop(name)) != line + b"\n":
                 return f"{name} differs from its checksum"
+        except FileNotFoundError:  # deleted just now
+            return f"{name} is missing"
         except OSError as error:
             if error.errno != errno.EIO:  # all but a bad disk may go away, such as missing rights
                 raise

@@ -41,7 +41,7 @@ def restore(config: ConfigDict | None, weights: str | os.PathLike) -> Restored:
     fit it.
     """
     config, categories, checkpoint = restore_config(config, weights)
-    variables = load_variables(weights, config)
+    variables = load_variables(checkpoint.folder if checkpoint else weights, config)
     if categories is None:
         categories = _categories_of_weights(config, variables)
         config.model.num_classes = len(categories)

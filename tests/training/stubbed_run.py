@@ -30,7 +30,7 @@ def state_of(step: int) -> TrainState:
 
 def make_step(model, tx, schedule, mesh, **options):
     def step(state: TrainState, batch) -> tuple[TrainState, dict]:
-        mean = np.float32(np.asarray(batch.images, np.float64).mean())
+        mean = np.float32(processes.all_rows(batch.images).astype(np.float64).mean())
         params = jax.tree.map(lambda x: np.asarray(x) * np.float32(0.9) + mean, state.params)
         number = np.int32(int(state.step) + 1)
         rate = float(schedule(int(state.step)))

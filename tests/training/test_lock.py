@@ -1,0 +1,156 @@
+"""One run at a time in a workdir, also across machines; a lock that was left is taken over."""
+
+import json
+import os
+import subprocess
+import threading
+import time
+
+import pytest
+
+from mask_rcnn_jax.training import lock
+from mask_rcnn_jax.training.lock import _birth, _describe_process, locked
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch):
+    monkeypatch.setattr(lock, "BEAT", 0.2)
+    monkeypatch.setattr(lock, "STALE", 1.5)
+
+
+@pytest.fixture
+def sleeper():
+    process = subprocess.Popen(["sleep", "60"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def write(workdir, **changes):
+    (workdir / "train.lock").write_text(json.dumps(_describe_process() | changes))
+
+
+def elsewhere(workdir):
+    write(workdir, host="node7", space="another machine", pid=os.getpid())
+
+
+def held_here(workdir):
+    """Whether the lock can be had."""
+    with locked(workdir):
+        return json.loads((workdir / "train.lock").read_text())["pid"] == os.getpid()
+
+
+def test_a_second_run_is_refused_and_changes_nothing(tmp_path):
+    workdir = tmp_path / "run"
+    with locked(workdir) as check:
+        text = (workdir / "train.lock").read_text()
+        with pytest.raises(ValueError, match="is in use by another run, process") as error:
+            with locked(workdir):
+                pass
+        assert f"{workdir} is in use" in str(error.value) and str(os.getpid()) in str(error.value)
+        assert "\n" not in str(error.value)
+        assert (workdir / "train.lock").read_text() == text
+        check()
+    assert not list(workdir.iterdir())
+
+
+def test_an_error_gives_it_back(tmp_path):
+    with pytest.raises(KeyboardInterrupt), locked(tmp_path):
+        raise KeyboardInterrupt
+    assert held_here(tmp_path)
+
+
+def test_a_run_at_work_here_is_seen_until_it_ends(tmp_path, sleeper):
+    write(tmp_path, pid=sleeper.pid, born=_birth(sleeper.pid))
+    with pytest.raises(ValueError, match=f"process {sleeper.pid} on"):
+        held_here(tmp_path)
+    sleeper.kill()
+    os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)  # a zombie, as under a careless init
+    started = time.monotonic()
+    assert held_here(tmp_path)
+    assert time.monotonic() - started < lock.STALE
+
+
+def test_a_later_process_of_the_same_number_is_another(tmp_path, sleeper):
+    write(tmp_path, pid=sleeper.pid, born="1")
+    assert held_here(tmp_path)
+
+
+def test_a_run_at_work_on_another_machine_is_seen_by_its_beat(tmp_path, caplog):
+    elsewhere(tmp_path)
+    end = threading.Event()
+
+    def beat():
+        while not end.wait(lock.BEAT):
+            os.utime(tmp_path / "train.lock")
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        with caplog.at_level("INFO"), pytest.raises(ValueError, match="on node7, started 20"):
+            held_here(tmp_path)
+    finally:
+        end.set()
+        thread.join()
+    assert "to see if the run on node7 is alive" in caplog.text
+
+
+@pytest.mark.parametrize("text", [None, "", '{"host": "no', "[]", '{"pid": "one"}'])
+def test_a_lock_that_nobody_touches_is_taken_over(text, tmp_path, caplog):
+    elsewhere(tmp_path)
+    if text is not None:
+        (tmp_path / "train.lock").write_text(text)
+    with caplog.at_level("INFO"):
+        assert held_here(tmp_path)
+    assert "was left by a process that is gone" in caplog.text
+    assert not list(tmp_path.iterdir())
+
+
+def test_one_that_was_left_long_ago_is_taken_over_at_once(tmp_path):
+    elsewhere(tmp_path)
+    then = time.time() - 100
+    os.utime(tmp_path / "train.lock", (then, then))
+    started = time.monotonic()
+    assert held_here(tmp_path)
+    assert time.monotonic() - started < 1
+
+
+def test_its_holder_touches_it(tmp_path):
+    with locked(tmp_path):
+        first, end = (tmp_path / "train.lock").stat().st_mtime_ns, time.monotonic() + 20
+        while (tmp_path / "train.lock").stat().st_mtime_ns == first:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+
+
+@pytest.mark.parametrize("loss", ["removed", "taken"])
+def test_its_loss_is_noticed_and_the_new_one_stays(loss, tmp_path):
+    with locked(tmp_path) as check:
+        (tmp_path / "train.lock").unlink()
+        if loss == "taken":
+            elsewhere(tmp_path)
+        with pytest.raises(OSError, match="train.lock is gone or another run's"):
+            check()
+    assert (tmp_path / "train.lock").exists() == (loss == "taken")
+
+
+def test_of_many_who_find_a_stale_lock_one_has_it(tmp_path):
+    """As when jobs start together after a machine was lost."""
+    write(tmp_path, pid=2**22 + 1, born="1")
+    gate, got, refused = threading.Barrier(8), [], []
+
+    def take():
+        gate.wait()
+        try:
+            with locked(tmp_path):
+                got.append(1)
+                time.sleep(0.5)
+        except ValueError:
+            refused.append(1)
+
+    threads = [threading.Thread(target=take) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(got), len(refused)) == (1, 7)

@@ -1,0 +1,290 @@
+"""What happens to a run from outside, and what its records and checkpoints are afterwards."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mask_rcnn_jax.training.lock import _describe_process
+from tests.helpers import assert_tree_close
+from tests.pair import Pair
+from tests.training import stubbed_run
+from tests.training.stubbed_run import STEPS, kept, patch, run, series
+
+pytestmark = pytest.mark.usefixtures("stubbed")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def stubbed(monkeypatch):
+    patch(monkeypatch.setattr)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """An uninterrupted run and its last state."""
+    with pytest.MonkeyPatch.context() as context:
+        patch(context.setattr)
+        workdir = tmp_path_factory.mktemp("whole") / "run"
+        return workdir, run(workdir)
+
+
+def check_equal(workdir, state, whole):
+    assert_tree_close(state, whole[1])
+    assert series(workdir) == series(whole[0])
+    assert kept(workdir) == kept(whole[0])
+
+
+def test_the_best_by_mask_ap_stays_with_the_last_two(whole):
+    assert kept(whole[0]) == ["6", "10", "12"]
+    assert not (whole[0] / "train.lock").exists()
+
+
+@pytest.mark.parametrize("step", [3, 6, 12])
+def test_an_evaluation_that_was_broken_off_is_made_up_for(step, whole, tmp_path, caplog):
+    """By Ctrl-C in it; the step was saved before."""
+
+    workdir = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as context:
+        make = stubbed_run.validation()
+
+        def make_broken(*arguments):
+            validate = make(*arguments)
+
+            def broken(state):
+                if int(state.step) == step:
+                    raise KeyboardInterrupt
+                return validate(state)
+
+            return broken
+
+        context.setattr("mask_rcnn_jax.training.loop.make_validation", make_broken)
+        with pytest.raises(KeyboardInterrupt):
+            run(workdir)
+    assert str(step) in kept(workdir)
+    with caplog.at_level("INFO"):
+        state = run(workdir)
+    assert f"the evaluation of step {step} was cut off and is made up for" in caplog.text
+    check_equal(workdir, state, whole)
+
+
+@pytest.mark.parametrize("step", [3, 5, 12])
+def test_sigterm_leaves_nothing_different(step, whole, tmp_path, caplog):
+    """In the step: before the evaluation that is due after it, where there is one."""
+
+    def stop(step_, metrics, images):
+        if step_ == step and "loss/total" in metrics:
+            signal.raise_signal(signal.SIGTERM)
+
+    with caplog.at_level("INFO"):
+        run(tmp_path, [stop])
+    assert f"in {tmp_path}" in caplog.text and "stopped by SIGTERM, saved step" in caplog.text
+    check_equal(tmp_path, run(tmp_path), whole)
+
+
+def test_sigterm_in_an_evaluation_leaves_at_once(whole, tmp_path, monkeypatch, caplog):
+    make = stubbed_run.validation()
+
+    def make_slow(*arguments):
+        validate = make(*arguments)
+
+        def slow(state):
+            if int(state.step) == 6:
+                signal.raise_signal(signal.SIGTERM)
+            return validate(state)
+
+        return slow
+
+    with monkeypatch.context() as context, caplog.at_level("INFO"):
+        context.setattr("mask_rcnn_jax.training.loop.make_validation", make_slow)
+        run(tmp_path)
+    assert f"stopped by SIGTERM, saved step 6 in {tmp_path}" in caplog.text
+    assert [r["step"] for r in series(tmp_path) if "ap/box" in r] == [3]
+    check_equal(tmp_path, run(tmp_path), whole)
+
+
+def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(whole, tmp_path, caplog):
+    workdir = shutil.copytree(whole[0], tmp_path / "run")
+    files = [p for p in (workdir / "checkpoints" / "12").rglob("*") if p.is_file()]
+    largest = max(files, key=lambda path: path.stat().st_size)
+    data = bytearray(largest.read_bytes())
+    data[len(data) // 2] ^= 1
+    largest.write_bytes(data)
+    (workdir / "checkpoints" / "99").mkdir()
+    (workdir / "checkpoints" / "0099").write_text("")
+    with caplog.at_level("INFO"):
+        state = run(workdir)
+    assert "checkpoints/12 is damaged: state/" in caplog.text
+    assert "resuming at step 10 of 12" in caplog.text
+    assert_tree_close(state, whole[1])
+    assert series(workdir) == series(whole[0])
+    left = {"0099", "damaged.12", "damaged.99"}
+    assert set(kept(workdir)) == {*kept(whole[0]), *left}
+
+
+def test_a_run_without_checkpoints_says_that_its_records_go(whole, tmp_path, caplog):
+    workdir = shutil.copytree(whole[0], tmp_path / "run")
+    shutil.rmtree(workdir / "checkpoints")
+    with caplog.at_level("INFO"):
+        state = run(workdir)
+    assert f"{workdir} has no checkpoint: the run starts from the first step" in caplog.text
+    check_equal(workdir, state, whole)
+
+
+@pytest.mark.parametrize("change", [{"steps": 2 * STEPS}, {"epochs": 9.6}])
+def test_a_finished_run_can_be_extended(change, whole, tmp_path, caplog):
+    """Its rate follows the new length: 24 steps of the recipe's schedule, from step 13 on."""
+    workdir = shutil.copytree(whole[0], tmp_path / "run")
+    with caplog.at_level("INFO"):
+        assert run(workdir, **change).step == 24
+    assert "train.steps is 24, this run had 12: warm-up and decay are fractions" in caplog.text
+    rates = [record["lr"] for record in series(workdir) if "lr" in record]
+    longer = tmp_path / "longer"
+    run(longer, **change)
+    assert rates[12:] == [record["lr"] for record in series(longer) if "lr" in record][12:]
+    assert f"learning rate of step 13 is {rates[12]:.3g} instead of" in caplog.text
+    with pytest.raises(ValueError, match="train.(steps|epochs) was .* may only be raised"):
+        run(workdir)
+
+
+def test_a_second_run_is_refused_before_it_writes(whole, tmp_path):
+    workdir = shutil.copytree(whole[0], tmp_path / "run")
+    (workdir / "checkpoints" / "tmp.12").mkdir()
+    other = subprocess.Popen(["sleep", "60"])
+    try:
+        birth = Path(f"/proc/{other.pid}/stat").read_text().rpartition(")")[2].split()[19]
+        owner = _describe_process() | {"pid": other.pid, "born": birth}
+        (workdir / "train.lock").write_text(json.dumps(owner))
+        before = {path: path.stat().st_mtime_ns for path in workdir.rglob("*")}
+        with pytest.raises(ValueError, match="is in use by another run"):
+            run(workdir, steps=20)
+        assert {path: path.stat().st_mtime_ns for path in workdir.rglob("*")} == before
+    finally:
+        other.kill()
+        other.wait()
+
+
+@pytest.mark.parametrize("step", [5, 11])
+def test_a_workdir_that_is_removed_ends_the_run(step, tmp_path):
+    def remove(step_, metrics, images):
+        if step_ == step:
+            shutil.rmtree(tmp_path / "run")
+
+    with pytest.raises(OSError, match="train.lock is gone or another run's") as error:
+        run(tmp_path / "run", [remove])
+    assert "\n" not in str(error.value)
+
+
+def test_a_batch_that_is_not_finite_can_be_left_out(whole, tmp_path, monkeypatch):
+    """The advice names it; all other batches are as they were."""
+    seen = {}
+
+    def make(*arguments, **options):
+        step = stubbed_run.make_step(*arguments, **options)
+
+        def watched(state, batch):
+            number, index = int(state.step) + 1, np.asarray(batch.image_index)
+            seen[number] = index.tolist()
+            state, metrics = step(state, batch)
+            if number == 8 and poisoned & set(index.tolist()):
+                metrics["loss/total"] = np.float32("nan")
+            return state, metrics
+
+        return watched
+
+    monkeypatch.setattr("mask_rcnn_jax.training.loop.make_train_step", make)
+    poisoned = set()
+    run(tmp_path / "first", images=20)
+    usual = dict(seen)
+    poisoned = {usual[8][1]}
+    with pytest.raises(FloatingPointError) as error:
+        run(tmp_path / "run", images=20)
+    ids = tuple(index + 1 for index in usual[8])
+    assert f'leave these images out with --config.train.skip_images="{ids}"' in str(error.value)
+    assert f"step 8: loss/total is not finite, images {list(ids)}" in str(error.value)
+    seen.clear()
+    run(tmp_path / "run", images=20, skip_images=ids)
+    left_out = set(usual[8])
+    assert sorted(seen) == list(range(7, 13))
+    for step, indices in seen.items():
+        assert not left_out & set(indices)
+        pairs = zip(indices, usual[step], strict=True)
+        assert all(a == b for a, b in pairs if b not in left_out)
+    with pytest.raises(ValueError, match="train.skip_images has 99, expected ids of images of"):
+        run(tmp_path / "other", skip_images=(99,))
+
+
+@pytest.mark.parametrize("name", ["config.json", "metrics.jsonl"])
+@pytest.mark.parametrize("text", ["[]", "7", '{"step": "17"}', '{"step": 3, "lr": [1]}',
+                                  '{"config": [], "categories": []}',
+                                  '{"config": {}, "categories": 7, "step": null}'])  # fmt: skip
+def test_files_of_wrong_types_are_named(name, text, whole, tmp_path):
+    workdir = shutil.copytree(whole[0], tmp_path / "run")
+    (workdir / name).write_text(text + "\n")
+    record = "step" in text
+    if name == "metrics.jsonl" and not record:  # as of a run that was killed
+        run(workdir)
+        return
+    with pytest.raises(ValueError, match=name) as error:
+        run(workdir)
+    assert "\n" not in str(error.value)
+
+
+def command(workdir, *pairs):
+    arguments = ["-m", "tests.training.stubbed_run", "--compile_cache=off", str(workdir), *pairs]
+    return [sys.executable, *arguments]
+
+
+def test_kill_9_in_an_evaluation_loses_nothing(whole, tmp_path):
+    """The real process, killed once its second evaluation has begun."""
+    log = tmp_path / "log"
+    with open(log, "w") as file:
+        line = command(tmp_path / "run", "seconds=20")
+        environment = os.environ | {"JAX_NUM_CPU_DEVICES": "2"}
+        process = subprocess.Popen(line, cwd=ROOT, env=environment, stdout=file, stderr=file)
+    deadline = time.monotonic() + 300
+    while not (tmp_path / "run" / "checkpoints" / "3").exists() or "evaluating" not in (
+        log.read_text()
+    ):
+        assert process.poll() is None and time.monotonic() < deadline, log.read_text()
+        time.sleep(0.05)
+    second = subprocess.run(line, cwd=ROOT, env=environment, text=True, capture_output=True)
+    assert second.returncode == 2
+    assert "is in use by another run, process" in second.stderr.splitlines()[-1]
+    process.kill()
+    process.wait()
+    assert (tmp_path / "run" / "train.lock").exists()
+    check_equal(tmp_path / "run", run(tmp_path / "run"), whole)
+
+
+@pytest.mark.parametrize(
+    ("own", "code", "said"),
+    [
+        (("seed=0", "seed=1"), 2, "train.seed is 0 on process 0 and 1 on process 1"),
+        (("seed=0", "seed=0"), 0, "finished at step 12"),
+    ],
+)
+def test_processes_of_one_run_compare_their_configs(own, code, said, whole, tmp_path):
+    workdir = tmp_path / "run"
+
+    def start(index, port):
+        where = [f"--coordinator_address=localhost:{port}", "--num_processes=2"]
+        flags = [*where, f"--process_id={index}"]
+        line = command(workdir, own[index])
+        environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
+        return [*line[:3], *flags, *line[3:]], environment
+
+    with Pair(start, tmp_path) as pair:
+        assert pair.codes() == [code, code], pair.said()
+    assert said in pair.said()[0]
+    if code:
+        assert all(said in text for text in pair.said()) and not workdir.exists()
+    else:
+        assert kept(workdir) == kept(whole[0]) and series(workdir)[-1]["step"] == STEPS
