@@ -99,7 +99,8 @@ class Checkpoints:
                 job.result()
         except Exception as error:  # a full disk is a ValueError of tensorstore, among others
             text = "a checkpoint could not be written, earlier ones are kept"
-            raise OSError(f"{self._folder}: {text}: {error}") from error
+            why = " ".join(str(error).partition("[tensorstore_spec=")[0].split())
+            raise OSError(f"{self._folder}: {text}: {why}") from error
 
     def close(self) -> None:
         """Wait for what is being written, and end."""

@@ -1,6 +1,5 @@
 """Damage to a checkpoint is noticed wherever it is, named, and does not end the run."""
 
-import logging
 import os
 import shutil
 import subprocess
@@ -21,7 +20,7 @@ from mask_rcnn_jax.training.step import make_mesh, replicate
 from mask_rcnn_jax.weights.run_checkpoint import find_checkpoint, load_checkpoint
 from tests.training.test_checkpoint import state_of
 
-FLIPS = int(os.environ.get("FLIPS", "1000"))
+FLIPS = int(os.environ.get("FLIPS", "300"))
 
 
 def save(workdir, *steps, keep=9):
@@ -127,7 +126,7 @@ def test_the_run_goes_on_from_the_newest_whole_one(damage, workdir, caplog):
     caplog.clear()
 
     jax.tree.map(np.testing.assert_array_equal, restore(workdir), state_of(1))
-    (line,) = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    (line,) = [r.getMessage() for r in caplog.records if "damaged" in r.getMessage()]
     assert line.startswith(f"{workdir}/checkpoints/2 is damaged: ")
     assert line.endswith(f"moved to {workdir}/checkpoints/damaged.2, the run goes on from step 1")
     save(workdir, 2)
