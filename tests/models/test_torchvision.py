@@ -42,7 +42,7 @@ TERMS = 147 + sum(4 * 9 * c for c in (64, 128, 256, 512)) + 2816 + 13056
 
 
 def golden(name):
-    return load_golden(f"torchvision/{name}")
+    return load_golden(f"torchvision/{name}", whole=True)
 
 
 def small_config():

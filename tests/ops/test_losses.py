@@ -250,7 +250,7 @@ def test_rpn_losses_equal_nvidia():
 @pytest.mark.parametrize("system", ["nvidia_tf2", "torchvision"])
 def test_class_loss_equals(system):
     if system == "nvidia_tf2":
-        golden = load_golden("nvidia_tf2/nv_train")
+        golden = load_golden("nvidia_tf2/nv_train", whole=True)
         logits, labels = golden["class_outputs"], golden["roi_class_targets"]
         expected = golden["loss_fast_rcnn_class_loss"]
     else:

@@ -7,7 +7,7 @@ import pytest
 
 from mask_rcnn_jax.ops import nms as nms_module
 from mask_rcnn_jax.ops.nms import TILE
-from tests.helpers import load_golden, random_boxes, shared
+from tests.helpers import GOLDENS, load_golden, random_boxes
 
 nms = jax.jit(nms_module.nms, static_argnames=("iou_thresh", "max_out", "offset"))
 
@@ -127,7 +127,7 @@ def test_unknown_implementation_is_refused():
 
 
 def test_equals_torchvision():
-    cases = json.loads(shared("goldens/torchvision/ops_nms_cases.json").read_text())
+    cases = json.loads((GOLDENS / "torchvision" / "ops_nms_cases.json").read_text())
     golden = load_golden("torchvision/ops")
     most = max(case["n"] for case in cases)
     for case in cases:
