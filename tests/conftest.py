@@ -2,6 +2,8 @@
 
 `pytest` runs the fast tests on the CPU (in two processes with `-n 2 --dist loadfile`), `--slow`
 the slow ones too, `--gpu` everything but the slow ones on the GPU, with the tests that need one.
+`--faults=500`, `--fuzz=10000` and `--soak=10000` make the tests in those folders thorough; they
+print figures at the end.
 MASK_RCNN_XLA_DEFAULTS=1 in the environment keeps XLA's default flags, those of users; otherwise XLA
 optimizes little, to save time.
 """
@@ -67,11 +69,27 @@ def pytest_unconfigure():
 def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="also run tests marked slow")
     parser.addoption("--gpu", action="store_true", help="use the GPU, and run tests marked gpu")
+    text = "kills of stubbed runs, and tests marked faults"
+    parser.addoption("--faults", type=int, default=0, metavar="N", help=text)
+    text = "mutated files for each parser"
+    parser.addoption("--fuzz", type=int, default=0, metavar="N", help=text)
+    text = "steps of a real model, and tests marked soak"
+    parser.addoption("--soak", type=int, default=0, metavar="N", help=text)
 
 
 def pytest_collection_modifyitems(config, items):
-    for mark in ("slow", "gpu"):
+    for mark in ("slow", "gpu", "faults", "soak"):
         if not config.getoption(f"--{mark}"):
             for item in items:
-                if mark in item.keywords:
+                if item.get_closest_marker(mark):
                     item.add_marker(pytest.mark.skip(reason=f"needs --{mark}"))
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Print the figures that tests recorded with `record_property("figure", text)`."""
+    reports = [r for found in terminalreporter.stats.values() for r in found]
+    reports = [r for r in reports if getattr(r, "when", None) == "call"]
+    figures = [v for r in reports for name, v in r.user_properties if name == "figure"]
+    if figures:
+        terminalreporter.section("figures")
+        terminalreporter.write("\n".join(figures) + "\n")

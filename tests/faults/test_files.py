@@ -1,0 +1,246 @@
+"""Damaged files of a run, disks that are full, and a second run on the same workdir."""
+
+import os
+import random
+import shutil
+import subprocess
+from collections import Counter
+from contextlib import contextmanager
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from mask_rcnn_jax.training.checkpoint import Checkpoints
+from mask_rcnn_jax.training.step import TrainState
+from mask_rcnn_jax.weights.run_checkpoint import load_checkpoint
+from tests.faults.harness import (
+    assert_one_line,
+    assert_same,
+    copy_of,
+    digest,
+    largest_file,
+    wait_until,
+)
+
+FLIPS = 10  # without --faults
+
+
+def newest(workdir):
+    return workdir / "checkpoints" / "21"
+
+
+def flip(path, place, bit=6):
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1 << bit
+    path.write_bytes(data)
+
+
+def append(path, data):
+    path.write_bytes(path.read_bytes() + data)
+
+
+def emptied(folder):
+    shutil.rmtree(folder)
+    folder.mkdir()
+
+
+CHECKPOINTS = {
+    "data truncated": lambda w: os.truncate(largest_file(newest(w)), 1000),
+    "data deleted": lambda w: largest_file(newest(w)).unlink(),
+    "one bit flipped": lambda w: flip(largest_file(newest(w)), 5000),
+    "metadata deleted": lambda w: (newest(w) / "state" / "_METADATA").unlink(),
+    "metadata truncated": lambda w: os.truncate(newest(w) / "state" / "_METADATA", 100),
+    "folder emptied": lambda w: emptied(newest(w)),
+    "stray folder": lambda w: (w / "checkpoints" / "99").mkdir(),
+    "stray file": lambda w: (w / "checkpoints" / "99").write_text(""),
+    "stray copy": lambda w: shutil.copytree(newest(w), w / "checkpoints" / "0099"),
+    "temporary folder": lambda w: (w / "checkpoints" / "22.orbax-checkpoint-tmp").mkdir(),
+}
+SERIES = {
+    "half a line": lambda path: os.truncate(path, path.stat().st_size - 20),
+    "zeros at the end": lambda path: append(path, bytes(4096)),
+    "a step that is text": lambda path: append(path, b'{"step": "17"}\n'),
+    "a step that is null": lambda path: append(path, b'{"step": null}\n'),
+    "a list": lambda path: append(path, b"[1]\n"),
+}
+CONFIGS = {
+    "truncated": lambda path: os.truncate(path, 100),
+    "empty": lambda path: os.truncate(path, 0),
+    "a list": lambda path: path.write_text("[]"),
+    "a list inside": lambda path: path.write_text('{"config": [], "categories": []}'),
+    "deleted": lambda path: path.unlink(),
+}
+
+
+def cases(damages, few=()):
+    marks = pytest.mark.faults
+    return [name if name in few else pytest.param(name, marks=marks) for name in damages]
+
+
+@pytest.fixture
+def half(whole, reference, tmp_path):
+    """A copy of the uninterrupted run without its last checkpoint."""
+    workdir = copy_of(whole, tmp_path / "run")
+    shutil.rmtree(workdir / "checkpoints" / "24")
+    return workdir
+
+
+@pytest.mark.parametrize("name", cases(CHECKPOINTS, few=["one bit flipped"]))
+def test_a_damaged_checkpoint_is_passed_over(name, server, half, reference):
+    CHECKPOINTS[name](half)
+    run = server.start(half)
+    assert run.wait() == 0, run.last_line()
+    shutil.rmtree(half / "checkpoints" / "0099", ignore_errors=True)
+    assert_same(half, reference)
+    if name.startswith(("data", "one bit", "metadata", "folder")):
+        assert "checkpoints/21" in run.said()
+
+
+@pytest.mark.parametrize("name", cases(SERIES))
+def test_a_damaged_series_is_repaired_or_named(name, server, half, reference):
+    SERIES[name](half / "metrics.jsonl")
+    run = server.start(half)
+    if run.wait() == 0:
+        assert_same(half, reference)
+    else:
+        assert_one_line(run)
+        assert run.code == 2 and "metrics.jsonl" in run.last_line()
+
+
+@pytest.mark.parametrize("name", cases(CONFIGS))
+def test_a_damaged_config_is_replaced_or_named(name, server, half, reference):
+    CONFIGS[name](half / "config.json")
+    run = server.start(half)
+    if run.wait() == 0:
+        assert_same(half, reference)
+    else:
+        assert_one_line(run)
+        assert run.code == 2 and "config.json" in run.last_line()
+
+
+def small_state(step):
+    key = jax.random.key(step)
+    params = {"fc": {"kernel": jax.random.normal(key, (200, 150)), "bias": jnp.zeros(150)}}
+    opt_state = jax.tree.map(lambda x: 0.1 * x, params), jnp.int32(step)
+    return TrainState(jnp.int32(step), params, {"norm": {"mean": jnp.ones(9)}}, opt_state)
+
+
+def test_a_flipped_bit_is_noticed(tmp_path, request, figure):
+    """By training, which goes on from the checkpoint before, and by what reads parameters."""
+    wanted = 2 * request.config.getoption("--faults") or FLIPS
+    whole = tmp_path / "whole"
+    checkpoints = Checkpoints(whole, keep=2)
+    for step in (12, 16):
+        checkpoints.save(small_state(step))
+    checkpoints.close()
+    states, loaded = digest(small_state(16)), digest(load_checkpoint(whole / "checkpoints" / "16"))
+    files = sorted(p.relative_to(whole) for p in whole.glob("checkpoints/16/**/*") if p.is_file())
+    sizes = [(whole / path).stat().st_size for path in files]
+    files, sizes = zip(*((p, n) for p, n in zip(files, sizes, strict=True) if n), strict=True)
+    rng, ends, wrong = random.Random(2026), Counter(), []
+    for number in range(wanted):
+        # Most bits are in the data, most mistakes in the rest.
+        (path,) = rng.choices(files, sizes) if number % 2 else [rng.choice(files)]
+        workdir = copy_of(whole, tmp_path / "flipped")
+        place, bit = rng.randrange((whole / path).stat().st_size), rng.randrange(8)
+        flip(workdir / path, place, bit)
+        kind = worst_end(end_of_load(workdir, loaded), end_of_restore(workdir, states))
+        ends[kind] += 1
+        if kind in ("traceback", "silent"):
+            wrong.append((kind, str(path), place, bit))
+    parts = ", ".join(f"{ends[kind]} {kind}" for kind in ENDS)
+    figure(f"flipped bits of a checkpoint, {wanted}: {parts}")
+    assert not wrong
+
+
+ENDS = ("without effect", "noticed", "traceback", "silent")
+
+
+def worst_end(*ends):
+    return max(ends, key=ENDS.index)
+
+
+def end_of_load(workdir, expected):
+    try:
+        tree = load_checkpoint(workdir / "checkpoints" / "16")
+    except (ValueError, OSError):
+        return "noticed"
+    except Exception:
+        return "traceback"
+    return "without effect" if digest(tree) == expected else "silent"
+
+
+def end_of_restore(workdir, expected):
+    checkpoints = Checkpoints(workdir, keep=2)
+    try:
+        state = checkpoints.restore(small_state(0))
+    except (ValueError, OSError):
+        return "noticed"
+    except Exception:
+        return "traceback"
+    finally:
+        checkpoints.close()
+    if digest(state) == digest(small_state(12)):
+        return "noticed"
+    return "without effect" if digest(state) == expected else "silent"
+
+
+def test_a_second_run_harms_nothing(server, reference, tmp_path):
+    first = server.start(tmp_path / "run")
+    assert wait_until(lambda: first.has_saved(6)), first.said()
+    second = server.start(tmp_path / "run")
+    assert second.wait() == 2, second.said()
+    assert_one_line(second)
+    assert first.wait() == 0, first.said()
+    assert_same(tmp_path / "run", reference)
+
+
+@contextmanager
+def small_disk(folder, size):
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+    if os.geteuid() or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("needs root and a tmpfs")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def remount(folder, options):
+    subprocess.run(["mount", "-o", f"remount,{options}", str(folder)], check=True)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("checkpoints", [0.5, 1.5, 2.6])
+def test_a_full_disk_loses_nothing_that_was_saved(checkpoints, server, whole, reference, tmp_path):
+    files = (path for path in (whole / "checkpoints" / "24").rglob("*") if path.is_file())
+    size = int(checkpoints * sum(path.stat().st_size for path in files)) + 60_000
+    with small_disk(tmp_path / "disk", size):
+        workdir = tmp_path / "disk" / "run"
+        run = server.start(workdir, log=tmp_path / "log")
+        assert run.wait() == 2, run.said()
+        assert_one_line(run)
+        remount(tmp_path / "disk", "size=200m")
+        again = server.start(workdir, log=tmp_path / "again")
+        assert again.wait() == 0, again.said()
+        assert_same(workdir, reference)
+
+
+@pytest.mark.faults
+def test_a_disk_that_cannot_be_written_is_named(server, tmp_path):
+    with small_disk(tmp_path / "disk", "20m"):
+        remount(tmp_path / "disk", "ro")
+        run = server.start(tmp_path / "disk" / "run", log=tmp_path / "log")
+        assert run.wait() == 2, run.said()
+        assert_one_line(run)
+
+
+@pytest.mark.faults
+def test_a_workdir_removed_in_mid_run_is_noticed(server, tmp_path):
+    run = server.start(tmp_path / "run", log=tmp_path / "log")
+    assert wait_until(lambda: run.has_saved(6)), run.said()
+    shutil.rmtree(run.workdir, ignore_errors=True)
+    assert run.wait() in (1, 2), run.said()
+    assert_one_line(run)

@@ -1,0 +1,102 @@
+"""Runs that are killed, stopped and continued leave what an uninterrupted run leaves."""
+
+import random
+import signal
+import time
+
+import pytest
+
+from tests.faults.harness import assert_same, kept_steps, wait_until
+
+KILLS = 3  # without --faults
+KILLS_A_RUN = 5
+
+
+def wait_for_a_moment(run, rng, seconds):
+    """A random time, a moment of a save or a moment of an evaluation."""
+    kind = rng.choice(["any time", "any time", "save", "evaluation"])
+    if kind == "any time":
+        wait_until(lambda: run.code is not None, rng.uniform(0.1, seconds))
+        return
+    before = {path.name for path in run.workdir.glob("eval/*")}
+    saves, seen = rng.randint(1, 3), set()
+
+    def reached():
+        seen.update(path.name for path in run.workdir.glob("checkpoints/*tmp*"))
+        if kind == "save":
+            return len(seen) >= saves
+        return bool({path.name for path in run.workdir.glob("eval/*")} - before)
+
+    wait_until(lambda: reached() or run.code is not None, 2 * seconds)
+    time.sleep(rng.uniform(0, 0.1))
+
+
+def test_kills_at_random_moments_change_nothing(
+    server, whole, reference, tmp_path, request, figure
+):
+    wanted = request.config.getoption("--faults") or KILLS
+    seconds = float((whole.parent / "seconds").read_text())
+    kills, wrong = 0, []
+    rng = random.Random(2026)
+    for number in range(10 * wanted):
+        if kills >= wanted:
+            break
+        workdir, log = tmp_path / f"run{number}", tmp_path / f"run{number}.log"
+        killed = 0
+        for _ in range(min(KILLS_A_RUN, wanted - kills)):
+            run = server.start(workdir, log=tmp_path / f"run{number}.{killed}.log")
+            wait_for_a_moment(run, rng, seconds)
+            killed += run.kill()
+        run = server.start(workdir, log=log)
+        try:
+            assert run.wait() == 0, run.said()[-1000:]
+            assert_same(workdir, reference)
+        except AssertionError as error:
+            wrong.append((number, killed, str(error)))
+        kills += killed
+    lost = sum(killed for _, killed, _ in wrong)
+    figure(f"kills survived bit for bit: {kills - lost} of {kills}")
+    assert not wrong, wrong[0]
+
+
+def saved(step):
+    return lambda workdir: (workdir / "checkpoints" / str(step)).exists()
+
+
+def evaluating(step):
+    return lambda workdir: (workdir / "eval" / str(step)).exists()
+
+
+CASES = {
+    "TERM": (saved(6), [signal.SIGTERM], (0, 75)),
+    "INT while evaluating": (evaluating(16), [signal.SIGINT], (130,)),
+    "TERM while evaluating": (evaluating(16), [signal.SIGTERM], (0, 75)),
+    "TERM twice": (saved(6), [signal.SIGTERM, 0.01, signal.SIGTERM], (0, 75)),
+    "INT": (saved(6), [signal.SIGINT], (130,)),
+    "INT twice": (saved(6), [signal.SIGINT, 0.05, signal.SIGINT], (130,)),
+    "HUP": (saved(6), [signal.SIGHUP], (0, 75, 129, -signal.SIGHUP)),
+    "STOP and CONT": (saved(6), [signal.SIGSTOP, 1.0, signal.SIGCONT], (0,)),
+}
+FEW = ("TERM", "INT while evaluating")
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in FEW else pytest.param(n, marks=pytest.mark.faults) for n in CASES]
+)
+def test_a_signal_ends_a_run_in_order(name, server, reference, tmp_path, figure):
+    reached, signals, codes = CASES[name]
+    run = server.start(tmp_path / "run")
+    assert wait_until(lambda: reached(run.workdir)), run.said()
+    before = kept_steps(run.workdir)[-1]
+    sent = time.monotonic()
+    for number in signals:
+        time.sleep(number) if isinstance(number, float) else run.send(number)
+    assert run.wait() in codes, run.said()
+    seconds = time.monotonic() - sent
+    assert "Traceback" not in run.said()
+    if name.startswith("TERM"):
+        assert kept_steps(run.workdir)[-1] > before or "stopped" in run.said()
+        figure(f"seconds from SIGTERM to saved and ended ({name}): {seconds:.2f}")
+    again = server.start(run.workdir)
+    assert again.wait() == 0, again.said()
+    assert_same(run.workdir, reference)
