@@ -1,0 +1,106 @@
+"""What grows in a long run, a long `infer` and many evaluations: nothing.
+
+`pytest tests/soak --soak=10000` takes so many steps, a fifth as many images, and evaluates once for
+500 steps. Everything is real; the model is the smallest.
+"""
+
+import gc
+import os
+import threading
+from contextlib import closing
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from mask_rcnn_jax.data.options import has_inclusive_boxes
+from mask_rcnn_jax.deploy.annotate import Annotator, annotate_images
+from mask_rcnn_jax.deploy.predictor import Predictor
+from mask_rcnn_jax.formats.shapes import write_shapes
+from mask_rcnn_jax.models.build import build_model, init_variables
+from mask_rcnn_jax.training.loop import train
+from tests.helpers import tiny_config
+
+pytestmark = [
+    pytest.mark.soak,
+    # Orbax leaves a thread's event loop to the collector of garbage.
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+NAMES = ("memory in MiB", "open files", "threads", "shared memory")
+# Largest growth over the whole run: of what the allocator keeps, and of counts.
+BOUNDS = (64.0, 2.0, 2.0, 2.0)
+
+
+def held() -> tuple[float, ...]:
+    """Memory, open files, threads and objects in shared memory of this process."""
+    gc.collect()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    maps = Path("/proc/self/maps").read_text()
+    shared = {line.split()[-1] for line in maps.splitlines() if "/dev/shm/" in line}
+    memory = pages * os.sysconf("SC_PAGESIZE") / 2**20
+    return memory, len(os.listdir("/proc/self/fd")), threading.active_count(), len(shared)
+
+
+def assert_level(what: str, unit: str, rows: list[tuple[int, ...]], record_property) -> None:
+    """The line through the second half of the rows (number, *held) is level."""
+    table = np.array(rows, float)
+    half = table[len(table) // 2 :]
+    assert len(half) >= 5
+    slopes = [np.polyfit(half[:, 0], column, 1)[0] for column in half.T[1:]]
+    texts = [f"{name} {1000 * slope:+.3f}" for name, slope in zip(NAMES, slopes, strict=True)]
+    record_property("figure", f"{what}, {len(rows)} samples, growth in 1,000 {unit}: "
+                    f"{', '.join(texts)}; {half[-1, 1]:.0f} MiB at the end")  # fmt: skip
+    for name, slope, bound in zip(NAMES, slopes, BOUNDS, strict=True):
+        assert slope * table[-1, 0] < bound, f"{what}: {name} grow"
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shapes")
+    return folder, write_shapes(folder, train=64, val=8, size=(64, 64))
+
+
+def test_steps_and_evaluations(shapes, tmp_path, request, record_property):
+    steps = request.config.getoption("--soak")
+    folder, jsons = shapes
+    config = tiny_config()
+    for split, path in jsons.items():
+        config.data.update({f"{split}_json": str(path), f"{split}_images": str(folder / split)})
+    config.model.num_classes = 0
+    config.data.update(num_workers=1, max_instances=6)
+    config.train.update(
+        steps=steps, log_every=50, checkpoint_every=max(1, steps // 40),
+        eval_every=max(1, steps // 20),
+    )  # fmt: skip
+    config.eval.update(loss_images=4, pictures=2)
+    rows, evaluations = [], []
+
+    def watch(step, metrics, images):
+        if "ap/box" in metrics:
+            evaluations.append(step)
+        elif step % max(1, steps // 100) == 0:
+            rows.append((step, *held()))
+
+    train(config, tmp_path / "run", loggers=[watch])
+    assert len(evaluations) == 20
+    assert_level(f"{steps} steps with 20 evaluations", "steps", rows, record_property)
+
+
+def test_images(shapes, tmp_path, request, record_property):
+    """As `infer` does, files are read, decoded, annotated and written."""
+    count, (folder, _) = max(200, request.config.getoption("--soak") // 5), shapes
+    config = tiny_config()
+    variables = jax.device_get(init_variables(build_model(config.model), 0))
+    predictor = Predictor(config, variables, batch_size=4)
+    names = ["a", "b"]
+    annotator = Annotator(names, [1, 2], 0.0, config.eval.paste, has_inclusive_boxes(config))
+    sources = sorted((folder / "train").iterdir())
+    files = [(sources[i % len(sources)], tmp_path / f"{i % 10}.jpg") for i in range(count)]
+    skipped, rows = [], []
+    with closing(annotate_images(predictor, files, annotator, skipped.append)) as found:
+        for number, _ in enumerate(found, start=1):
+            if number % (count // 50) == 0:
+                rows.append((number, *held()))
+    assert number == count and not skipped
+    assert_level(f"{count} images", "images", rows, record_property)
