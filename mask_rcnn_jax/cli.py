@@ -1,34 +1,25 @@
 """Flags, logging and error lines shared by the commands."""
 
-import ctypes
 import difflib
 import importlib
 import logging as std_logging
 import os
-import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from absl import flags, logging
 from ml_collections import config_flags
 
 from mask_rcnn_jax.cli_help import format_entries, format_help
+from mask_rcnn_jax.cli_processes import PROCESS_FLAGS, join_processes
 from mask_rcnn_jax.config import flatten, load_config
 from mask_rcnn_jax.safe_text import printable, safe_stdout
 
-AUTO = "auto"  # of --coordinator_address
 OFF = "off"  # of --compile_cache
 CONFIG_HELP = (
     "Recipe: its name (coco, coco_torchvision:coco_v1), the path of a Python file with "
     "get_config(), or a run's workdir. --config.section.name=value overrides an entry."
-)
-ADDRESS_HELP = (
-    f"HOST:PORT of the first of several processes; {AUTO!r} takes this and the next two from "
-    "SLURM, Open MPI or Kubernetes. One process alone if unset."
 )
 CACHE_HELP = (
     "Folder for compiled programs, which the next start takes from there; ~/.cache/mask_rcnn_jax "
@@ -36,13 +27,8 @@ CACHE_HELP = (
 )
 HELP_FLAGS = {"-h", "-help", "--help"}
 COMMON_FLAGS = ("platform", "compile_cache", "debug")
-PROCESS_FLAGS = ("coordinator_address", "num_processes", "process_id", "lost_after")
 
-LOST = "error: another process of this run ended or cannot be reached; its own output says why\n"
-
-_abort_handler: Any = None  # C code may call it until the process ends
-_one_of_several = False  # whether other processes work with this one
-_not_first = False  # whether one of them is the first, which speaks for all
+_process_index, _process_count = 0, 1  # of this command
 
 
 def define_config(required: bool = True) -> None:
@@ -51,15 +37,6 @@ def define_config(required: bool = True) -> None:
     flags.DEFINE_bool("list_config", False, "Print every entry of --config and its meaning.")
     if required:
         flags.mark_flag_as_required("config")
-
-
-def define_processes() -> None:
-    """Define the flags of a command that several processes can run together."""
-    flags.DEFINE_string("coordinator_address", None, ADDRESS_HELP)
-    flags.DEFINE_integer("num_processes", None, "How many processes there are.")
-    flags.DEFINE_integer("process_id", None, "Which of them this one is, from 0.")
-    lost_help = "Seconds without a sign of life until a process counts as dead, and the others end."
-    flags.DEFINE_integer("lost_after", 100, lost_help, lower_bound=1)
 
 
 def run(
@@ -93,6 +70,7 @@ def run(
 
 
 def _run(main: Callable[[Sequence[str]], None], debug: bool) -> None:
+    global _process_index, _process_count
     try:
         if "--list_config" in sys.argv and "config" in flags.FLAGS:
             _list_config(sys.argv)
@@ -101,7 +79,7 @@ def _run(main: Callable[[Sequence[str]], None], debug: bool) -> None:
         set_up_logging()
         _choose_platform(flags.FLAGS.platform)
         _choose_compile_cache(flags.FLAGS.compile_cache)
-        _join_processes()
+        _process_index, _process_count = join_processes()
         main(positional)
     except KeyboardInterrupt:
         _fail("interrupted", 130)
@@ -207,7 +185,7 @@ def _one_line(error: Exception) -> str:
 
 def _fail(message: str, code: int) -> None:
     print(f"error: {message}", file=sys.stderr, flush=True)
-    if _one_of_several:
+    if _process_count > 1:
         # An orderly exit would wait for the others, who wait for this one. So they notice.
         sys.stdout.flush()
         os._exit(code)
@@ -232,7 +210,7 @@ class _PrintableFormatter(std_logging.Formatter):
 
 
 def _is_wanted(record: std_logging.LogRecord) -> bool:
-    if _not_first and record.levelno < std_logging.WARNING:
+    if _process_index > 0 and record.levelno < std_logging.WARNING:
         return False
     if record.pathname.startswith(os.path.dirname(__file__)):
         return True
@@ -265,68 +243,3 @@ def _choose_compile_cache(folder: str | None) -> None:
         logging.warning("nothing that is compiled is kept: %s", _one_line(error))
         return
     jax.config.update("jax_compilation_cache_dir", str(path))
-
-
-def _join_processes() -> None:
-    """Wait for the other processes, if there are any, before anything looks at the devices."""
-    global _one_of_several, _not_first
-    FLAGS = flags.FLAGS
-    if "coordinator_address" not in FLAGS:
-        return
-    address, numbers = FLAGS.coordinator_address, (FLAGS.num_processes, FLAGS.process_id)
-    if address is None:
-        if numbers != (None, None):
-            raise ValueError("--num_processes and --process_id need --coordinator_address")
-        return
-    import jax
-
-    where: dict[str, Any] = {}
-    if address != AUTO:
-        _check_processes(address, *numbers)
-        where = {name: FLAGS[name].value for name in PROCESS_FLAGS[:3]}
-    try:
-        with _one_last_line():
-            jax.distributed.initialize(**where, heartbeat_timeout_seconds=FLAGS.lost_after)
-    except ValueError as error:
-        raise ValueError(
-            f"--coordinator_address={address}: {_one_line(error)} Without a cluster, set it to "
-            "HOST:PORT, with --num_processes and --process_id"
-        ) from error
-    _one_of_several = jax.process_count() > 1
-    _not_first = jax.process_index() > 0
-
-
-@contextmanager
-def _one_last_line() -> Iterator[None]:
-    """Let the clients of JAX's service that are made inside end this process with exit code 1 and
-    one line when another process is lost.
-
-    By default they print the addresses of C++ code and abort; JAX has no public way to change that.
-    Its callback gets a status that Python cannot be given, which aborts the process as well, but
-    says no addresses before.
-    """
-    global _abort_handler
-    from jax._src.lib import _jax
-
-    def end(_: object = None) -> None:
-        os.write(2, LOST.encode())
-        os._exit(1)
-
-    _abort_handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(end)
-    ctypes.CDLL(None).signal(signal.SIGABRT, _abort_handler)
-    make_client = _jax.get_distributed_runtime_client
-    _jax.get_distributed_runtime_client = partial(make_client, missed_heartbeat_callback=end)
-    try:
-        yield
-    finally:
-        _jax.get_distributed_runtime_client = make_client
-
-
-def _check_processes(address: str, count: int | None, index: int | None) -> None:
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        raise ValueError(f"--coordinator_address is {address!r}, expected HOST:PORT or {AUTO!r}")
-    if count is None or index is None:
-        raise ValueError("--coordinator_address needs --num_processes and --process_id")
-    if not 0 <= index < count:
-        raise ValueError(f"--process_id is {index}, expected 0 to {count - 1} (--num_processes)")

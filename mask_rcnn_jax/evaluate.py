@@ -15,13 +15,13 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from mask_rcnn_jax import cli
+from mask_rcnn_jax import cli, cli_processes
 from mask_rcnn_jax.training.scoring import evaluate, evaluate_results
 
 
 def _define_flags() -> None:
     cli.define_config(required=False)
-    cli.define_processes()
+    cli_processes.define_processes()
     flags.DEFINE_string("workdir", None, "Folder of a run; its latest checkpoint is taken.")
     flags.DEFINE_string("weights", None, "A workdir, one of its checkpoints/<step>, or a file.")
     flags.DEFINE_string("results", None, "A COCO results file to score without a model.")

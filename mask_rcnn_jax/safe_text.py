@@ -42,8 +42,7 @@ def file_name(path: str, suffix: str, taken: set[str]) -> str:
 
 @contextmanager
 def safe_stdout() -> Iterator[None]:
-    """Let `print` escape what the terminal cannot show or must not get, and go on without a stdout
-    that is closed or full."""
+    """Let `print` escape unprintable characters, and ignore a closed or full stdout."""
     if isinstance(sys.stdout, _SafeStream):
         yield
         return

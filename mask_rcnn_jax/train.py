@@ -10,13 +10,13 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from mask_rcnn_jax import cli
+from mask_rcnn_jax import cli, cli_processes
 from mask_rcnn_jax.training.loop import train
 
 
 def _define_flags() -> None:
     cli.define_config()
-    cli.define_processes()
+    cli_processes.define_processes()
     flags.DEFINE_string("workdir", None, "Folder of the run.", required=True)
 
 

@@ -27,6 +27,7 @@ FLOORS = {
     "rle": 1,
     "safe_text": 1,
     "cli_help": 2,
+    "cli_processes": 2,
     "parts": 1,
     "structures": 1,
     "configs": 8,

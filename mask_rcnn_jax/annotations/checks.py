@@ -1,7 +1,7 @@
 """COCO annotation validation, one message per problem.
 
-Run `structure_problems` first; the other checks rely on the keys and types that it checks. What
-makes a file unusable as a whole is a problem, what spoils a single annotation is a fault of it.
+Run `structure_problems` first; the other checks rely on the keys and types that it checks. A
+problem makes the whole file unusable, a fault spoils a single annotation.
 """
 
 import os
@@ -48,9 +48,9 @@ class Fault(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """What a check says of an annotation."""
+    """The result of checking an annotation."""
 
-    entry: dict[str, Any]  # as in the json, without what cannot be used and is not needed
+    entry: dict[str, Any]  # as in the json, without unusable parts that are not needed
     fault: Fault | None
     dropped: tuple[str, ...]  # why parts of its segmentation were left out
 

@@ -35,7 +35,7 @@ class GroundTruth:
 
     @cached_property
     def checked(self) -> list[Checked]:
-        """What the check says of each annotation."""
+        """The result of checking each annotation."""
         return [
             checks.check_annotation(entry, self.sizes[entry["image_id"]], self.boxes_only)
             for entry in self.content["annotations"]
@@ -45,8 +45,8 @@ class GroundTruth:
         """Return the annotations for a purpose: `TRAIN`, or scores of type `BOX` or `MASK`.
 
         Args:
-            skip_bad: leave out what cannot be trained on, whatever the purpose. Otherwise an
-                annotation that is spoiled for the purpose raises ValueError.
+            skip_bad: leave out annotations that cannot be trained on, whatever the purpose.
+                Otherwise an annotation that is spoiled for the purpose raises ValueError.
         """
         spoiling = {TRAIN, purpose} if skip_bad else {purpose}
         spoiled = [n for n, c in enumerate(self.checked) if c.fault and spoiling & c.fault.spoils]
@@ -74,12 +74,12 @@ class GroundTruth:
     def left_out(self) -> list[str]:
         """Return lines for the log: how much `skip` leaves out, and an example of each kind."""
         lines, total = [], len(self.checked)
-        for what, found in (
+        for template, found in (
             (f"%d of {total} annotations", self.faults()),
             ("%d polygons of annotations that have others", self.dropped()),
         ):
             if found:
-                count = what % len(found)
+                count = template % len(found)
                 lines.append(f"{self.source}: left out {count}, first: {found[0]}")
         return lines
 

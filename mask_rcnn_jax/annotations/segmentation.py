@@ -53,8 +53,10 @@ def segmentation_fault(
 def part_fault(part: Any, height: int, width: int) -> str | None:
     """Return why a polygon of a COCO json is invalid for an image of this size."""
     if not isinstance(part, list):
-        found = "is a flat list" if isinstance(part, int | float) else f"holds {show(part, 40)}"
-        return f"segmentation {found}, expected a list of polygons"
+        expected = "expected a list of polygons"
+        if isinstance(part, int | float):
+            return f"segmentation is a flat list, {expected}"
+        return f"segmentation holds {show(part, 40)}, {expected}"
     if len(part) < 6 or len(part) % 2:
         return f"polygon of {len(part)} numbers, expected x, y of three points or more"
     if not set(map(type, part)) <= {int, float}:

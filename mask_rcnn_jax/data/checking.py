@@ -1,4 +1,4 @@
-"""Every problem of a COCO json and its images, and what is legal but ruins a run."""
+"""Find every problem of a COCO json and its images, and legal content that ruins a run."""
 
 import hashlib
 import os
@@ -25,7 +25,7 @@ MAX_LISTED = 10  # names in a line
 
 @dataclass
 class Findings:
-    """What is said of one json, a line each."""
+    """Problems, warnings and counts of one json."""
 
     problems: list[str] = field(default_factory=list)  # training stops
     warnings: list[str] = field(default_factory=list)

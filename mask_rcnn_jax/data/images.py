@@ -54,7 +54,7 @@ def decode_bytes(
     upright: bool = False,
     expected_size: tuple[int, int] | None = None,
 ) -> np.ndarray:
-    """`decode_image` of what the file `path` holds."""
+    """Like `decode_image`, for the content of the file `path`."""
     check_header(content, path, expected_size)
     data = np.frombuffer(content, np.uint8)
     # imdecode refuses truncated data; imread would return it with the rest of the image gray.

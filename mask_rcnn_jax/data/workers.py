@@ -64,7 +64,7 @@ def start(batches: grain.MapDataset, num_workers: int) -> grain.DatasetIterator:
 
 
 def next_element(iterator: grain.DatasetIterator):
-    """The next element; ValueError where worker processes cannot be sent what they work on."""
+    """The next element; ValueError if its dataset cannot be sent to worker processes."""
     try:
         element = next(iterator)
     except Exception as error:  # pickling runs the code of whatever the dataset holds

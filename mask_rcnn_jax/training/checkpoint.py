@@ -31,12 +31,12 @@ class Checkpoints:
     def __init__(
         self, workdir: str | Path, keep: int, is_due: Callable[[int], bool] = lambda step: True
     ):
-        """Remove what killed processes left.
+        """Remove leftovers of killed processes.
 
         Args:
             keep: the latest checkpoints that are kept.
-            is_due: whether a step is saved in every run; what was saved because a run was stopped
-                takes no place of these.
+            is_due: whether a step is saved in every run; a checkpoint saved because a run was
+                stopped does not count as one of these.
         """
         self._workdir, self._keep, self._is_due = Path(workdir).absolute(), keep, is_due
         self._folder = self._workdir / "checkpoints"
@@ -92,7 +92,7 @@ class Checkpoints:
         return restored
 
     def wait(self) -> None:
-        """Wait for what is being written."""
+        """Wait for pending writes."""
         jobs, self._jobs = self._jobs, []
         try:
             for job in jobs:
@@ -103,7 +103,7 @@ class Checkpoints:
             raise OSError(f"{self._folder}: {text}: {why}") from error
 
     def close(self) -> None:
-        """Wait for what is being written, and end."""
+        """Wait for pending writes, and end."""
         try:
             self.wait()
         finally:

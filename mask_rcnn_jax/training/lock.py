@@ -109,7 +109,7 @@ def _describe_process() -> dict[str, Any]:
 
 
 def _process_space() -> str:
-    """Names what a process number is unique in: a start of a machine, and a container on it."""
+    """Name the scope in which process ids are unique: a boot of a machine, a container on it."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -176,7 +176,7 @@ def _age(path: Path, touched: float) -> float:
 
 
 def _remove_stale(path: Path, text: str) -> None:
-    """Remove a lock, unless somebody else has removed it and taken a new one in the meantime."""
+    """Remove a lock, unless another process has replaced it in the meantime."""
     aside = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
     try:
         path.rename(aside)

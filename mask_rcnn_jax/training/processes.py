@@ -54,10 +54,10 @@ def from_first(value) -> Any:
 
 
 def on_first(work: Callable[[], Any]) -> Any:
-    """What `work()` returns on the first process, of what json can write; the others wait for it.
+    """Return the JSON-serializable result of `work()` on the first process to all of them.
 
-    What happens to files that all of them see is decided by one. Its ValueError or OSError is
-    raised on every process.
+    One process decides about files that all of them see. Its ValueError or OSError is raised on
+    every process.
     """
     value = error = None
     if jax.process_index() == 0:

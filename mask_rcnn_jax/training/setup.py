@@ -192,7 +192,7 @@ def open_workdir(
 def log_extension(
     config: ConfigDict, schedule: optax.Schedule | None, old_steps: int, step: int
 ) -> None:
-    """Say what it does to the learning rate that a run is longer than when it was started."""
+    """Log how the learning rate changes because a run is longer than when it was started."""
     effect = "the schedule of your own optimizer does not know"
     if schedule is not None:
         shorter = config.copy_and_resolve_references()

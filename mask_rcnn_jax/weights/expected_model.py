@@ -73,7 +73,7 @@ def mismatches(
     """Describe each entry of a `model` section that differs from the source's own model.
 
     Entries that `model` lacks are ignored, and those in `without`, such as "backbone.norm_eps".
-    config: text of the config in the file, which tells what mmdetection leaves open.
+    config: text of the config in the file, which names the style that mmdetection leaves open.
     """
     expected, title = EXPECTED[source], SOURCES[source].title
     said = _mmdetection_entries(config) if source == "mmdetection" else {}

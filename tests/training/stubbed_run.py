@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from mask_rcnn_jax import cli
+from mask_rcnn_jax import cli, cli_processes
 from mask_rcnn_jax.training import loop, metrics, processes
 from mask_rcnn_jax.training.step import TrainState
 from tests.memory_set import ShapeSet
@@ -97,4 +97,4 @@ def main(arguments) -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main, cli.define_processes)
+    cli.run(main, cli_processes.define_processes)

@@ -13,7 +13,7 @@ from absl import logging
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from mask_rcnn_jax import cli
+from mask_rcnn_jax import cli, cli_processes
 from mask_rcnn_jax.progress import Progress
 from mask_rcnn_jax.training import processes
 from mask_rcnn_jax.training.checkpoint import Checkpoints
@@ -78,4 +78,4 @@ def main(arguments) -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main, cli.define_processes)
+    cli.run(main, cli_processes.define_processes)
