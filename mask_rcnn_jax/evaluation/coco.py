@@ -119,6 +119,7 @@ def score(
     image_ids: Sequence[int | str] | None = None,
     skip_bad: bool = False,
     boxes_only: bool = False,
+    results_name: str = "results",
     callback: Callable[[COCOeval], None] | None = None,
 ) -> dict:
     """Score COCO results against COCO ground truth as pycocotools does.
@@ -134,6 +135,7 @@ def score(
         skip_bad: leave out the annotations that training leaves out with
             `data.bad_annotations=skip`. Otherwise those that cannot be scored raise ValueError.
         boxes_only: annotations need no mask, if only boxes are scored.
+        results_name: names the results in messages, such as the path of their file.
         callback: called with pycocotools' evaluation of each type, boxes first. The evaluation is
             not kept, since its arrays may take gigabytes.
 
@@ -151,7 +153,7 @@ def score(
             continue
         prefix, _ = _TYPES[iou_type]
         truth = entries.fill_annotations(gt, iou_type, skip_bad)
-        filled = entries.fill_results(gt.sizes, results, iou_type)
+        filled = entries.fill_results(gt.sizes, results, iou_type, results_name)
         evaluation = _evaluate(gt.content, truth, filled, iou_type, image_ids)
         values = zip(METRIC_NAMES, evaluation.stats, strict=True)
         metrics |= {prefix + name: float(value) for name, value in values}

@@ -62,7 +62,7 @@ def result_problem(result: Any) -> str | None:
 
 
 def fill_results(
-    sizes: Mapping[Any, tuple[int, int] | None], results: list[dict], iou_type: str
+    sizes: Mapping[Any, tuple[int, int] | None], results: list[dict], iou_type: str, source: str
 ) -> list[dict]:
     """Copy the results with exactly the keys that pycocotools reads.
 
@@ -71,11 +71,12 @@ def fill_results(
 
     Args:
         sizes: (height, width) of each image of the ground truth.
+        source: names the results in messages.
     """
     key = "bbox" if iou_type == BOX else "segmentation"
     filled = []
     for i, result in enumerate(results):
-        where, image_id = f"results: entry {i}", result["image_id"]
+        where, image_id = f"{source}: entry {i}", result["image_id"]
         if image_id not in sizes:
             absent = f"which is not among the {len(sizes)} images of the ground truth"
             raise ValueError(f"{where} refers to image {show(image_id)}, {absent}")

@@ -12,7 +12,7 @@ def read_metrics(path: str | os.PathLike) -> list[dict]:
     """The records of a metrics.jsonl; a line half written when its run was killed is left out.
 
     Raises ValueError, naming file and line, for a record that no run writes: `step` must be a whole
-    number, everything else a number or null.
+    number of at most 64 bits, everything else a number or null.
     """
     records = []
     with open(path, encoding="utf-8", errors="replace") as file:
@@ -22,14 +22,21 @@ def read_metrics(path: str | os.PathLike) -> list[dict]:
             except (ValueError, RecursionError):
                 continue
             if isinstance(record, dict) and "step" in record:
-                for name, value in record.items():
-                    kinds = (int,) if name == "step" else (int, float, NoneType)
-                    if not isinstance(value, kinds) or isinstance(value, bool):
-                        expected = "a whole number" if name == "step" else "a number or null"
-                        found = f"{name!r} is {str(value)[:40]!r}"
-                        raise ValueError(f"{path}, line {number}: {found}, expected {expected}")
+                if fault := _fault(record):
+                    raise ValueError(f"{path}, line {number}: {fault}")
                 records.append(record)
     return records
+
+
+def _fault(record: dict) -> str | None:
+    """Return why a record is none that a run writes."""
+    for name, value in record.items():
+        kinds = (int,) if name == "step" else (int, float, NoneType)
+        is_huge = isinstance(value, int) and not -(2**63) <= value < 2**63
+        if not isinstance(value, kinds) or isinstance(value, bool) or is_huge:
+            expected = "a whole number" if name == "step" else "a number or null"
+            return f"{name!r} is {str(value)[:40]!r}, expected {expected}"
+    return None
 
 
 def read_evaluations(workdir: Path, last_step: int) -> list[dict]:

@@ -121,7 +121,9 @@ def evaluate_results(
             logging.warning("%s", line)
     _warn_of_unknown_categories(results_json, truth, boxes or masks or [])
     analyses, collect = _collector(report)
-    metrics = coco_evaluation.score(truth, boxes, masks, skip_bad=skip_bad, callback=collect)
+    metrics = coco_evaluation.score(
+        truth, boxes, masks, skip_bad=skip_bad, results_name=str(results_json), callback=collect
+    )
     with safe_stdout():
         print(coco_evaluation.format_table(metrics), flush=True)
     if output:

@@ -17,6 +17,8 @@ from tests.memory_set import ShapeSet
 
 
 def main(count: int) -> None:
+    for number in (signal.SIGHUP, signal.SIGINT):  # ignored below nohup and in background jobs
+        signal.signal(number, signal.SIG_DFL)
     if count:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     options = ExampleOptions((64, 64), resize="shortest_edge", max_instances=9, mask_size=8)

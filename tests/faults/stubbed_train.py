@@ -126,7 +126,9 @@ def serve() -> bool:
         nothing = os.open(os.devnull, os.O_RDONLY)
         for source, target in ((nothing, 0), (output, 1), (output, 2)):
             os.dup2(source, target)
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
+        # A background job ignores the one, a job below nohup the other.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
         os.environ.update(wanted["environment"])
         sys.argv = ["train", *wanted["arguments"]]
         return True
