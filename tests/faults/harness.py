@@ -18,6 +18,7 @@ from mask_rcnn_jax.training.metrics import read_metrics
 from mask_rcnn_jax.weights.run_checkpoint import load_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
+RECIPE = Path(__file__).with_name("recipe.py")
 STEPS, CHECKPOINT_EVERY, EVAL_EVERY = 24, 3, 8  # of recipe.py
 
 
@@ -35,7 +36,7 @@ class Server:
 
     def start(self, workdir: Path, *flags: str, log: Path | None = None, **environment) -> "Run":
         log = log or workdir.with_name(f"{workdir.name}.{time.monotonic_ns()}.log")
-        arguments = [f"--config={Path(__file__).with_name('recipe.py')}", f"--workdir={workdir}"]
+        arguments = [f"--config={RECIPE}", f"--workdir={workdir}"]
         arguments += ["--compile_cache=off", *self.data, *flags]
         wanted = {"arguments": arguments, "environment": environment, "log": str(log)}
         self._process.stdin.write(json.dumps(wanted) + "\n")
