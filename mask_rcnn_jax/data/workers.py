@@ -129,7 +129,14 @@ def _lock(owner: str) -> None:
     descriptor = os.open(SHARED / owner, os.O_CREAT | os.O_EXCL | os.O_RDONLY, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX)  # before the others see the name they look for
     os.rename(SHARED / owner, SHARED / f"{owner}{_LOCK}")
-    util.Finalize(None, _remove, (owner,), exitpriority=-100)
+    util.Finalize(None, _remove_own, (owner,), exitpriority=-100)  # the workers have ended
+
+
+def _remove_own(owner: str) -> None:
+    """Remove the files of this process at its end, among them batches that nobody has taken."""
+    for path in SHARED.glob(f"{owner}-*"):  # or the resource tracker would complain of them
+        resource_tracker.unregister(f"/{path.name}", "shared_memory")
+    _remove(owner)
 
 
 def _remove(owner: str) -> None:

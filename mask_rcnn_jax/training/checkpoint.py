@@ -11,6 +11,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from absl import logging
 
+from mask_rcnn_jax.formats.disk import check_room
 from mask_rcnn_jax.training import processes
 from mask_rcnn_jax.training.step import TrainState
 from mask_rcnn_jax.weights import checksums
@@ -118,6 +119,9 @@ class Checkpoints:
 
     def _write(self, step: int, state: TrainState, aps: Mapping[int, float]) -> None:
         draft, target = self._folder / f"tmp.{step}", self._folder / str(step)
+        self._workdir.mkdir(parents=True, exist_ok=True)
+        # Of a disk that is full in mid-write, tensorstore prints a traceback for each array.
+        check_room(self._workdir, sum(array.nbytes for array in jax.tree.leaves(state)))
         # The other processes take no part, so orbax must not wait for them.
         alone = ocp.options.MultiprocessingOptions(primary_host=0, active_processes={0})
         handler = ocp.CompositeCheckpointHandler(

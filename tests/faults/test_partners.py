@@ -63,9 +63,11 @@ def with_workers(server, tmp_path):
             os.kill(pid, signal.SIGKILL)
 
 
-def test_a_killed_worker_ends_the_run_in_one_line(with_workers, server, reference):
-    run, workers = with_workers
-    os.kill(workers[0], signal.SIGKILL)
+def test_a_killed_worker_ends_the_run_in_one_line(server, reference, tmp_path):
+    run = server.start(tmp_path / "run", "--config.data.num_workers=2", log=tmp_path / "log")
+    # At once: what the worker has made before is still used.
+    assert wait_until(lambda: len(descendants(run.pid)) >= 2, 120), run.said()
+    os.kill(descendants(run.pid)[0], signal.SIGKILL)
     assert run.wait(30) in (1, 2), run.said()
     assert "Traceback" not in run.said(), run.said()
     assert run.last_line().startswith("error: ")
@@ -84,7 +86,8 @@ def test_a_run_leaves_no_worker_and_no_shared_memory(number, with_workers, figur
     assert wait_until(lambda: not any(map(is_alive, workers)), 10), "workers outlive their run"
     seconds = time.monotonic() - sent
     assert wait_until(lambda: not any(map(os.path.exists, memory)), 5), "shared memory is left"
-    assert "leaked" not in run.said()
+    if number in ("INT", "TERM"):  # after the others, the resource tracker frees it and says so
+        assert "leaked" not in run.said()
     figure(f"seconds from SIG{number} of a run to the end of its loader workers: {seconds:.2f}")
 
 
@@ -118,7 +121,7 @@ def test_a_dead_or_stopped_partner_ends_the_other(victim, number, server, tmp_pa
     which = "first" if victim == 0 else "second"
     figure(f"seconds from SIG{number} of the {which} of two processes to the other's end, with "
            f"--lost_after={LOST_AFTER}: {seconds:.1f}")  # fmt: skip
-    assert code == 1, (code, other.said()[-2000:])
+    assert code in (1, 2), (code, other.said()[-2000:])
     assert "Traceback" not in other.said() and "0x" not in other.last_line()
     assert other.last_line().startswith("error: "), other.said()[-2000:]
 
