@@ -4,6 +4,7 @@ import difflib
 import importlib
 import logging as std_logging
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -71,6 +72,8 @@ def run(
 
 def _run(main: Callable[[Sequence[str]], None], debug: bool) -> None:
     global _process_index, _process_count
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not in a background job
+        signal.signal(signal.SIGINT, _interrupt)
     try:
         if "--list_config" in sys.argv and "config" in flags.FLAGS:
             _list_config(sys.argv)
@@ -91,6 +94,12 @@ def _run(main: Callable[[Sequence[str]], None], debug: bool) -> None:
         if debug:
             raise
         _fail(f"{type(error).__name__}: {_one_line(error)} (--debug shows where)", 1)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    """End in order at the first Ctrl-C, and at once at the second."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    raise KeyboardInterrupt
 
 
 def _parse_flags(argv: Sequence[str]) -> list[str]:
@@ -195,13 +204,14 @@ def _fail(message: str, code: int) -> None:
 def set_up_logging() -> None:
     """Plain lines on stderr: our own from INFO, libraries' from WARNING.
 
-    Orbax's stay away: it warns of nothing, and what it logs as an error it also raises.
+    Those of Orbax and its asyncio tasks stay away: errors that they log are also raised.
     """
     logging.use_absl_handler()
     logging.set_verbosity(logging.INFO)
     handler = logging.get_absl_handler()
     handler.setFormatter(_PrintableFormatter("%(message)s"))
     handler.addFilter(_is_wanted)
+    sys.unraisablehook = _say_unraisable
 
 
 class _PrintableFormatter(std_logging.Formatter):
@@ -214,7 +224,14 @@ def _is_wanted(record: std_logging.LogRecord) -> bool:
         return False
     if record.pathname.startswith(os.path.dirname(__file__)):
         return True
-    return record.levelno >= std_logging.WARNING and "orbax" not in record.pathname
+    is_orbax = any(name in record.pathname for name in ("orbax", "asyncio"))
+    return record.levelno >= std_logging.WARNING and not is_orbax
+
+
+def _say_unraisable(unraisable: "sys.UnraisableHookArgs") -> None:
+    """Leave out the complaints of arrays of a failed checkpoint: the failure itself is raised."""
+    if str(unraisable.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(unraisable)
 
 
 def _choose_platform(platform: str | None) -> None:

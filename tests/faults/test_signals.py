@@ -73,7 +73,7 @@ CASES = {
     "TERM while evaluating": (evaluating(16), [signal.SIGTERM], (0, 75)),
     "TERM twice": (saved(6), [signal.SIGTERM, 0.01, signal.SIGTERM], (0, 75)),
     "INT": (saved(6), [signal.SIGINT], (130,)),
-    "INT twice": (saved(6), [signal.SIGINT, 0.05, signal.SIGINT], (130,)),
+    "INT twice": (saved(6), [signal.SIGINT, 0.05, signal.SIGINT], (130, -signal.SIGINT)),
     "HUP": (saved(6), [signal.SIGHUP], (0, 75, 129, -signal.SIGHUP)),
     "STOP and CONT": (saved(6), [signal.SIGSTOP, 1.0, signal.SIGCONT], (0,)),
 }

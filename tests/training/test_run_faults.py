@@ -171,6 +171,8 @@ def test_a_second_run_is_refused_before_it_writes(whole, tmp_path):
         other.wait()
 
 
+# Arrays that are still written complain of the end of Orbax's event loop.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("step", [5, 11])
 def test_a_workdir_that_is_removed_ends_the_run(step, tmp_path):
     def remove(step_, metrics, images):
