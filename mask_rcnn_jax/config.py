@@ -84,6 +84,8 @@ def read_config_json(path: Path) -> dict[str, Any]:
         config, categories = content["config"], content["categories"]
         if any(not isinstance(config[name], dict) for name in ("data", "model", "train")):
             raise ValueError("a section of the config is no object")
+        if not isinstance(config["train"]["steps"], int):
+            raise ValueError(f"train.steps is {config['train']['steps']!r}")
         for category in categories:
             if not isinstance(category["id"], int | str) or not isinstance(category["name"], str):
                 raise ValueError(f"category {category!r} has no id or no name")
@@ -94,9 +96,9 @@ def read_config_json(path: Path) -> dict[str, Any]:
 
 def _load_run(workdir: Path) -> ConfigDict:
     config, categories = read_workdir(workdir)
-    config = ConfigDict(_lists_to_tuples(config.to_dict()))
-    config.model.num_classes = len(categories)
-    return config
+    values = _lists_to_tuples(config.to_dict())
+    values["model"]["num_classes"] = len(categories)
+    return ConfigDict(values)
 
 
 def _lists_to_tuples(value):

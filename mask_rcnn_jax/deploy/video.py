@@ -32,7 +32,7 @@ class Video:
     Attributes:
         rate: frames per second.
         num_frames: as the container states or by its duration; None if unknown.
-        pixel_aspect: width / height of a stored pixel.
+        pixel_aspect: width / height of a stored pixel; 1 if the file says nothing or nonsense.
         frames_read: frames yielded by the last `frames`, once it has ended; None before.
         damaged: number of packets that could not be decoded.
 
@@ -51,7 +51,7 @@ class Video:
                 stream = _video_stream(av, container, source)
                 self.rate = _rate(stream)
                 self.num_frames = stream.frames or _frames_by_duration(stream, self.rate)
-                self.pixel_aspect = Fraction(stream.sample_aspect_ratio or 1) or Fraction(1)
+                self.pixel_aspect = _pixel_aspect(stream)
         except UnreadableVideo:
             raise
         except Exception as error:  # PyAV raises almost any for what a hostile file says of itself
@@ -241,8 +241,9 @@ def _video_stream(av, container, source: str):
 def _rate(stream) -> Fraction:
     """Frames per second. Containers without a rate report implausible values, which are ignored."""
     for rate in (stream.average_rate, stream.guessed_rate):
-        if rate and 0 < rate <= _MAX_RATE:
-            return Fraction(rate).limit_denominator(1001)
+        rounded = Fraction(rate or 0).limit_denominator(1001)
+        if 0 < rounded <= _MAX_RATE:
+            return rounded
     return _DEFAULT_RATE
 
 
@@ -263,6 +264,11 @@ def _upright(frame, width: int, height: int, turns: int) -> np.ndarray:
         format="rgb24", width=width, height=height, src_colorspace=_color_matrix(frame)
     )
     return np.ascontiguousarray(np.rot90(image, turns))
+
+
+def _pixel_aspect(stream) -> Fraction:
+    aspect = Fraction(stream.sample_aspect_ratio or 1)
+    return aspect if 0 < aspect < 10**6 else Fraction(1)
 
 
 def _color_matrix(frame) -> int:

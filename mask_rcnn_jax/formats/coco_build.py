@@ -97,11 +97,12 @@ def check_outline(points: list[list[float]], size: tuple[int, int], where: str) 
         raise ValueError(f"{where}: {fault}")
 
 
-def read_image_size(path: Path) -> tuple[int, int]:
+def read_image_size(path: Path, source: str | os.PathLike) -> tuple[int, int]:
     """Read the stored (height, width) of an image from its header.
 
-    Raises ValueError for a file that is not an image, and for an image rotated by its EXIF entry:
-    annotation tools show it rotated, but this package reads the stored pixels.
+    Raises ValueError, naming also the `source` of the image's name, for a file that is not an
+    image, and for an image rotated by its EXIF entry: annotation tools show it rotated, but this
+    package reads the stored pixels.
     """
     try:
         with Image.open(io.BytesIO(read_regular(path, MAX_BYTES))) as image:
@@ -110,14 +111,18 @@ def read_image_size(path: Path) -> tuple[int, int]:
     except OSError as error:
         if not isinstance(error, UnidentifiedImageError):
             raise
-        raise ValueError(f"{path}: damaged or not an image") from error
+        raise ValueError(f"{source}: {path}: damaged or not an image") from error
     except Exception as error:  # whatever Pillow's parsers raise on damaged files
-        raise ValueError(f"{path}: damaged or not an image") from error
+        raise ValueError(f"{source}: {path}: damaged or not an image") from error
     if height * width > MAX_PIXELS:
-        raise ValueError(f"{path}: {height} x {width} pixels, at most {MAX_PIXELS:,} are read")
+        raise ValueError(
+            f"{source}: {path}: {height} x {width} pixels, at most {MAX_PIXELS:,} are read"
+        )
     if orientation not in (0, 1):
         reason = "so annotations made on screen do not match the stored pixels; store it upright"
-        raise ValueError(f"{path}: rotated by its EXIF entry (orientation {orientation}), {reason}")
+        raise ValueError(
+            f"{source}: {path}: rotated by its EXIF entry (orientation {orientation}), {reason}"
+        )
     return height, width
 
 

@@ -65,7 +65,7 @@ def _image_path(path: Path, content: dict, image_dir: str | os.PathLike | None) 
 def _parse(
     path: Path, content: dict, image_path: Path, left_out: list[str]
 ) -> coco_build.AnnotatedImage:
-    size = coco_build.read_image_size(image_path)
+    size = coco_build.read_image_size(image_path, path)
     stated = content.get("imageHeight") or size[0], content.get("imageWidth") or size[1]
     if stated != size:
         drawn = f"drawn on {show(stated[0])} x {show(stated[1])} (height x width)"

@@ -49,7 +49,7 @@ def read_via(
     images, left_out = [], []
     for entry in entries:
         objects, path = [], folder / entry["filename"]
-        size = coco_build.read_image_size(path)
+        size = coco_build.read_image_size(path, json_path)
         for number, region in enumerate(entry["regions"], start=1):
             where = f"{json_path}: {entry['filename']}, region {number}"
             label = class_name or _label(region, attribute, where)

@@ -208,7 +208,7 @@ def _check_same_run(path: Path, content: dict) -> int:
     try:
         old = read_config_json(path)
         before, now = (flatten(c["config"]) for c in (old, content))
-        steps = int(before["train.steps"])
+        steps = before["train.steps"]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{error}; choose another --workdir") from error
     free = FREE_TO_CHANGE + (LENGTH if now["train.steps"] >= steps else ())

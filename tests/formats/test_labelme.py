@@ -202,8 +202,10 @@ def test_pictures_that_exif_turns_and_damaged_ones_are_refused(tmp_path):
     picture, exif = Image.new("RGB", (80, 60)), Image.Exif()
     exif[0x0112] = 6
     picture.save(tmp_path / "turned.jpg", exif=exif)
-    with pytest.raises(ValueError, match=r"turned.jpg: rotated by its EXIF .*orientation 6\)"):
-        read_image_size(tmp_path / "turned.jpg")
+    with pytest.raises(
+        ValueError, match=r"a.json: .*turned.jpg: rotated by its EXIF .*orientation 6\)"
+    ):
+        read_image_size(tmp_path / "turned.jpg", "a.json")
     (tmp_path / "bad.jpg").write_bytes(b"no picture")
-    with pytest.raises(ValueError, match="bad.jpg: damaged or not an image"):
-        read_image_size(tmp_path / "bad.jpg")
+    with pytest.raises(ValueError, match="a.json: .*bad.jpg: damaged or not an image"):
+        read_image_size(tmp_path / "bad.jpg", "a.json")
