@@ -189,7 +189,8 @@ def clipped_box(box: Sequence[float], height: int, width: int) -> np.ndarray:
     """[x1, y1, x2, y2] float32, the part of the box [x, y, width, height] inside the image."""
     x, y, w, h = box
     corners = np.array([x, y, x + w, y + h], np.float32)
-    return np.clip(corners, 0, np.array([width, height, width, height], np.float32))
+    limits = np.array([width, height, width, height], np.float32)
+    return np.minimum(np.maximum(corners, 0), limits)  # np.clip takes twice as long
 
 
 def segmentation_to_mask(segmentation: Segmentation, height: int, width: int) -> np.ndarray:
