@@ -1,5 +1,6 @@
 """Flags of commands that several processes run together, and how they join."""
 
+import atexit
 import ctypes
 import os
 import signal
@@ -82,7 +83,9 @@ def _one_last_line() -> Iterator[None]:
         os._exit(1)
 
     _abort_handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(end)
-    ctypes.CDLL(None).signal(signal.SIGABRT, _abort_handler)
+    set_signal = ctypes.CDLL(None).signal
+    set_signal(signal.SIGABRT, _abort_handler)
+    atexit.register(set_signal, signal.SIGABRT, None)  # Python cannot be called when it has ended
     try:
         from jax._src.lib import _jax
 

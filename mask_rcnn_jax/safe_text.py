@@ -1,7 +1,9 @@
 """Text from users' files, such as names of classes and images, made safe to print and to write."""
 
+import io
 import os
 import sys
+import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import PurePath
@@ -11,14 +13,23 @@ from absl import logging
 
 # Bytes of a file name without its suffix; file systems allow 255 with it.
 _MAX_STEM = 200
+# Change the direction of the text that follows.
+_DIRECTIONS = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 
 
 def printable(text: str) -> str:
-    """Escape everything but printable characters, spaces and line ends: a name must not give
-    commands to a terminal."""
+    """Escape control characters other than line ends and tabs: a name must not give commands to a
+    terminal, nor change the order of what it shows."""
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() or c in "\n\t" else _escaped(c) for c in text)
+    return "".join(_escaped(c) if _is_control(c) else c for c in text)
+
+
+def _is_control(character: str) -> bool:
+    if character in "\n\t":
+        return False
+    kind = unicodedata.category(character)
+    return kind in ("Cc", "Cs", "Zl", "Zp") or character in _DIRECTIONS
 
 
 def file_name(path: str, suffix: str, taken: set[str]) -> str:
@@ -46,7 +57,7 @@ def safe_stdout() -> Iterator[None]:
     if isinstance(sys.stdout, _SafeStream):
         yield
         return
-    with redirect_stdout(_SafeStream(sys.stdout)):
+    with redirect_stdout(_SafeStream(sys.stdout or io.StringIO())):  # none below pythonw
         try:
             yield
         finally:
@@ -54,30 +65,30 @@ def safe_stdout() -> Iterator[None]:
 
 
 class _SafeStream:
-    def __init__(self, stream: TextIO | None):
-        self._stream = stream  # None: a program without a terminal
+    def __init__(self, stream: TextIO):
+        self._stream, self._failed = stream, False
 
     def write(self, text: str) -> int:
-        if self._stream is not None:
+        if not self._failed:
             encoding = self._stream.encoding or "utf-8"
             shown = printable(text).encode(encoding, "backslashreplace").decode(encoding)
             self._try(self._stream.write, shown)
         return len(text)
 
     def flush(self) -> None:
-        if self._stream is not None:
+        if not self._failed:
             self._try(self._stream.flush)
 
     def _try(self, write, *text: str) -> None:
         try:
             write(*text)
         except (OSError, ValueError) as error:  # ValueError: closed in this process
-            stream, self._stream = self._stream, None
+            self._failed = True
             if not isinstance(error, BrokenPipeError):  # of `| head`, which has read enough
                 logging.warning("stdout: %s; what comes next is not printed", error)
             with suppress(OSError, ValueError, AttributeError):
                 # What is left in the stream's buffer fails again when Python ends.
-                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # type: ignore[union-attr]
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

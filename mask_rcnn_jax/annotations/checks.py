@@ -218,29 +218,38 @@ def check_annotation(
         size: (height, width) of its image, None if the json does not say.
         boxes_only: an object with a box needs no mask, and a faulty mask is left out.
     """
-    entry, segmentation = {**entry}, entry.get("segmentation")
-    for key in ("bbox", "area"):  # null is the same as nothing
-        if key in entry and entry[key] is None:
-            del entry[key]
+    segmentation = entry.get("segmentation")
+    nulls = [key for key in ("bbox", "area") if key in entry and entry[key] is None]
+    if nulls:  # the same as nothing
+        entry = {key: value for key, value in entry.items() if key not in nulls}
     faults, dropped = _plain_faults(entry, size), []
     has_box = "bbox" in entry
     if size is not None and isinstance(segmentation, list) and segmentation:
-        reasons = [part_fault(part, *size) for part in segmentation]
-        if any(reasons) and not all(reasons):
-            kept = [p for p, reason in zip(segmentation, reasons, strict=True) if reason is None]
-            entry["segmentation"] = segmentation = kept
-            dropped = [reason for reason in reasons if reason is not None]
-    fault = _segmentation_fault(segmentation, size, has_box)
+        segmentation, dropped = _without_bad_parts(segmentation, *size)
+        if dropped:
+            entry = entry | {"segmentation": segmentation}
+    fault = _segmentation_fault(segmentation, dropped, size, has_box)
     if fault and has_box and boxes_only:
-        entry["segmentation"], fault = [], None
+        entry, fault, dropped = entry | {"segmentation": []}, None, []
     if fault:
         faults.append(fault)
     elif segmentation and size is not None and not any(BOX in f.spoils for f in faults):
         faults += _extent_faults(entry, *size)
+    if not faults:
+        return Checked(entry, None, tuple(dropped))
     spoils = frozenset().union(*(fault.spoils for fault in faults))
     if MASK in spoils:
-        entry["segmentation"] = []
-    return Checked(entry, Fault(faults[0].text, spoils) if faults else None, tuple(dropped))
+        entry = entry | {"segmentation": []}
+    return Checked(entry, Fault(faults[0].text, spoils), tuple(dropped))
+
+
+def _without_bad_parts(polygons: list, height: int, width: int) -> tuple[list, list[str]]:
+    """Return the sound polygons and what is wrong with the others."""
+    reasons = [part_fault(part, height, width) for part in polygons]
+    bad = [reason for reason in reasons if reason is not None]
+    if bad:
+        polygons = [p for p, reason in zip(polygons, reasons, strict=True) if reason is None]
+    return polygons, bad
 
 
 def _plain_faults(entry: dict, size: tuple[int, int] | None) -> list[Fault]:
@@ -288,9 +297,11 @@ def _training_box_fault(box: list[float], height: int, width: int) -> str | None
 
 
 def _segmentation_fault(
-    segmentation: Any, size: tuple[int, int] | None, has_box: bool
+    segmentation: Any, dropped: list[str], size: tuple[int, int] | None, has_box: bool
 ) -> Fault | None:
     spoils = WITHOUT_MASK if has_box else EVERYTHING
+    if dropped and not segmentation:
+        return Fault(dropped[0], spoils)
     if segmentation is None or segmentation == []:
         advice = "; loss.mask_weight=0 trains on boxes alone" if has_box else " and 'bbox'"
         return Fault(f"lacks 'segmentation'{advice}", spoils)
@@ -298,7 +309,7 @@ def _segmentation_fault(
         spoils = frozenset({MASK}) if has_box else EVERYTHING
         return Fault("refers to an image without 'height' or 'width'", spoils)
     if isinstance(segmentation, list):
-        fault = part_fault(segmentation[0], *size) or outline_fault(segmentation)
+        fault = outline_fault(segmentation)
         return Fault(fault, spoils) if fault else None
     if fault := rle_fault(segmentation, *size):
         return Fault(fault, spoils)

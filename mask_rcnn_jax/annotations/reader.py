@@ -1,5 +1,6 @@
 """Read COCO ground truth. Training, checking, scoring and reports all get it from here."""
 
+import errno
 import json
 import os
 import re
@@ -135,17 +136,31 @@ def read_json(path: str | os.PathLike) -> Any:
 def read_regular(path: str | os.PathLike, max_bytes: int | None = None) -> bytes:
     """Return the bytes of a regular file.
 
-    Anything else is refused: to open a named pipe would wait for a writer, and a device may never
-    end. Raises OSError for that, and for more than `max_bytes`.
+    Anything else is refused: a named pipe would wait for a writer, and a device may never end.
+    Raises NotRegular for that, OSError for more than `max_bytes`.
     """
-    status = os.stat(path)
-    if not stat.S_ISREG(status.st_mode):
-        raise OSError(f"{os.fspath(path)} is not a regular file")
-    if max_bytes is not None and status.st_size > max_bytes:
-        size = f"{status.st_size:,} bytes, at most {max_bytes:,} are read"
-        raise OSError(f"{os.fspath(path)} has {size}")
-    with open(path, "rb") as file:
-        return file.read()
+    with open(path, "rb", buffering=0, opener=_open_at_once) as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise NotRegular(f"{os.fspath(path)} is not a regular file")
+        if max_bytes is not None and status.st_size > max_bytes:
+            size = f"{status.st_size:,} bytes, at most {max_bytes:,} are read"
+            raise OSError(f"{os.fspath(path)} has {size}")
+        return file.readall()
+
+
+class NotRegular(OSError):
+    """A folder, a named pipe or a device, where a file is expected."""
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open without waiting for the writer of a named pipe."""
+    try:
+        return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    except OSError as error:
+        if error.errno in (errno.ENXIO, errno.ELOOP):  # a socket, links in a circle
+            raise NotRegular(f"{path} is not a regular file") from error
+        raise
 
 
 def raise_first(source: str | os.PathLike, problems: Iterable[str]) -> None:

@@ -100,8 +100,16 @@ def load_coco(
     classes = _classes(json_path, truth.content["categories"], class_ids)
     images = _image_records(truth, entries, tuple(classes))
     names, ids = tuple(classes.values()), tuple(classes)
-    files = json_path, image_dir
-    return CocoDataset(*files, names, ids, images, records, bad_annotations, boxes_only)
+    return CocoDataset(
+        json_path,
+        image_dir,
+        names,
+        ids,
+        images,
+        records,
+        bad_annotations=bad_annotations,
+        boxes_only=boxes_only,
+    )
 
 
 def load_categories(json_path: str | os.PathLike, *, class_ids: str = "contiguous") -> list[dict]:

@@ -11,7 +11,7 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
-from mask_rcnn_jax.annotations.checks import crop_fault
+from mask_rcnn_jax.annotations.checks import MAX_PIXELS, crop_fault, is_id
 from mask_rcnn_jax.annotations.segmentation import (
     Segmentation,
     clipped_box,
@@ -141,13 +141,14 @@ class Dataset(Protocol):
 def category_ids(dataset: Dataset) -> tuple[int | str, ...]:
     """Return the category id of each class, class 1 first."""
     ids = getattr(dataset, "category_ids", None)
-    return tuple(range(1, len(dataset.class_names) + 1) if ids is None else ids)
+    ids = range(1, len(dataset.class_names) + 1) if ids is None else ids
+    return tuple(i.item() if isinstance(i, np.generic) else i for i in ids)
 
 
 def categories(dataset: Dataset) -> list[dict[str, Any]]:
     """Return `[{"id", "name"}, ...]`, class 1 first."""
     pairs = zip(category_ids(dataset), dataset.class_names, strict=True)
-    return [{"id": category_id, "name": name} for category_id, name in pairs]
+    return [{"id": category_id, "name": str(name)} for category_id, name in pairs]
 
 
 def dataset_name(dataset: Dataset) -> str:
@@ -221,6 +222,9 @@ def _dataset_problems(dataset: Dataset) -> Iterator[str]:
         yield f"class_names is {names!r}, expected different names, at least one"
     if len(ids) != len(names) or len(set(ids)) < len(ids):
         yield f"category_ids is {ids!r}, expected {len(names)} different ids, one for each class"
+    for category_id in ids:
+        if not is_id(category_id):
+            yield f"category_ids has {category_id!r}, expected a whole number or a string"
     if not len(dataset.images):
         yield "'images' is empty"
     seen, objects = set(), 0
@@ -228,10 +232,12 @@ def _dataset_problems(dataset: Dataset) -> Iterator[str]:
         if not isinstance(record, ImageRecord):
             yield f"'images' holds {type(record).__name__}, expected ImageRecord"
         where = f"image {record.file_name!r}"
-        if not isinstance(record.id, int | str) or record.id in seen:
+        if not is_id(record.id) or record.id in seen:
             yield f"{where} has the id {record.id!r}, expected a whole number or string of its own"
         if not all(isinstance(side, int) and side > 0 for side in (record.height, record.width)):
             yield f"{where} has the size {record.height} x {record.width}, expected whole numbers"
+        elif record.height * record.width > MAX_PIXELS:
+            yield f"{where} has more than {MAX_PIXELS:,} pixels"
         seen.add(record.id)
         for number, annotation in enumerate(record.annotations):
             size = record.height, record.width

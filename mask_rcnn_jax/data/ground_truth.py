@@ -31,7 +31,7 @@ def coco_content(dataset: Dataset) -> dict[str, Any]:
             }
             annotations.append(entry)
     images = [
-        {"id": r.id, "file_name": r.file_name, "height": r.height, "width": r.width}
+        {"id": r.id, "file_name": str(r.file_name), "height": r.height, "width": r.width}
         for r in dataset.images
     ]
     return {"images": images, "categories": categories(dataset), "annotations": annotations}

@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from mask_rcnn_jax.annotations.checks import MAX_PIXELS
-from mask_rcnn_jax.annotations.reader import read_regular
+from mask_rcnn_jax.annotations.reader import NotRegular, read_regular
 from mask_rcnn_jax.data.dataset import UndecodableImage
 
 MAX_BYTES = 2 << 30  # of an image file
@@ -40,11 +40,11 @@ def decode_image(
         ValueError: its size is not the expected one.
         OSError: it cannot be read.
     """
-    name = os.fspath(path)
-    if os.path.exists(path) and not os.path.isfile(path):
-        raise UndecodableImage(f"{name} is not a regular file")
-    content = read_regular(path, MAX_BYTES)
-    return decode_bytes(content, name, upright=upright, expected_size=expected_size)
+    try:
+        content = read_regular(path, MAX_BYTES)
+    except NotRegular as error:
+        raise UndecodableImage(str(error)) from error
+    return decode_bytes(content, os.fspath(path), upright=upright, expected_size=expected_size)
 
 
 def decode_bytes(

@@ -217,7 +217,8 @@ class _TrainBatches:
                 return load_row(batch, row, dataset, index, self.options, short_side, augment)
             except UndecodableImage:
                 continue
-        raise ValueError(f"{dataset_name(dataset)}: no image of {count} can be decoded")
+        skipped = " and is not in train.skip_images" if self.order.skip else ""
+        raise ValueError(f"{dataset_name(dataset)}: no image of {count} can be decoded{skipped}")
 
 
 @dataclass(frozen=True, eq=False)

@@ -133,7 +133,7 @@ def _lock(owner: str) -> None:
 
 
 def _remove_own(owner: str) -> None:
-    """Remove the files of this process at its end, among them batches that nobody has taken."""
+    """Remove the files of this process at its end, among them batches never taken."""
     for path in SHARED.glob(f"{owner}-*"):  # or the resource tracker would complain of them
         resource_tracker.unregister(f"/{path.name}", "shared_memory")
     _remove(owner)

@@ -142,7 +142,8 @@ class Checkpoints:
         self._prune(aps)
 
     def _prune(self, aps: Mapping[int, float]) -> None:
-        steps = checkpoint_steps(self._workdir)
+        # Others of such a name are not ours, and take no place.
+        steps = [n for n in checkpoint_steps(self._workdir) if self._is_checkpoint(n)]
         regular = sorted(steps, key=lambda step: (self._is_due(step), step), reverse=True)
         best = sorted((step for step in steps if step in aps), key=lambda step: (aps[step], step))
         kept = {*regular[: self._keep], *steps[:1], *best[-1:]}
@@ -152,6 +153,9 @@ class Checkpoints:
                 doomed = self._folder / f"tmp.deleted.{step}"
                 (self._folder / str(step)).rename(doomed)
                 shutil.rmtree(doomed)
+
+    def _is_checkpoint(self, step: int) -> bool:
+        return (self._folder / str(step) / "state").is_dir()
 
 
 def _of_another_optimizer(folder: Path) -> ValueError:

@@ -39,7 +39,8 @@ def locked(workdir: Path) -> Iterator[Callable[[], None]]:
     def beat() -> None:
         while not end.wait(BEAT):
             with suppress(OSError):  # `check` says so
-                os.utime(path)
+                if (found := _read(path)) and found[0] == content:
+                    os.utime(path)
 
     def check() -> None:
         if (found := _read(path)) is None or found[0] != content:
@@ -83,7 +84,8 @@ def _take(path: Path, content: str) -> None:
             process = f"process {owner.get('pid')} on {owner.get('host')}"
             raise ValueError(
                 f"{path.parent} is in use by another run, {process}, started "
-                f"{owner.get('started')}; end that run or choose another --workdir"
+                f"{owner.get('started')}; end that run, choose another --workdir, "
+                f"or delete {path} if it has ended"
             )
         if alive is False:
             logging.info("%s was left by a process that is gone", path)
@@ -120,14 +122,13 @@ def _process_space() -> str:
 def _birth(pid: int) -> str | None:
     """When a process began, in ticks since the start of the machine; "" if it has ended.
 
-    None where the system does not say. Tells it from a later process of the same number.
+    None where the system does not say: other than Linux, or of another user's process. Tells it
+    from a later process of the same number.
     """
-    if not Path("/proc/self/stat").exists():
-        return None
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return ""
+        return None if _may_exist(pid) or not Path("/proc/self/stat").exists() else ""
     return "" if state in "ZX" else fields[18]  # a zombie has ended
 
 
@@ -136,8 +137,11 @@ def _is_alive(owner: dict[str, Any]) -> bool | None:
     pid = owner.get("pid")
     if owner.get("space") != _process_space() or not isinstance(pid, int):
         return None
-    if (birth := _birth(pid)) is not None:
-        return birth == owner.get("born")
+    birth = _birth(pid)
+    return None if birth is None else birth == owner.get("born")
+
+
+def _may_exist(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -183,6 +187,6 @@ def _remove_stale(path: Path, text: str) -> None:
     except FileNotFoundError:
         return
     if (found := _read(aside)) and found[0] != text:
-        with suppress(FileExistsError):
-            os.link(aside, path)
+        with suppress(FileExistsError), open(path, "x") as file:
+            file.write(found[0])
     aside.unlink()

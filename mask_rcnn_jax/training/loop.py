@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -118,7 +118,7 @@ def train(
                 closing(open_loggers(workdir, config.to_dict(), loggers, resume_step=start)) as log,
             ):
                 validate = make_validation(config, val_set, model, mesh, workdir, stop_requested)
-                evaluate = partial(_evaluate, validate, log, checkpoints)
+                evaluate = partial(_evaluate, validate, check_lock, log, checkpoints)
                 steps, step, stops = StepLog(config, log, train_set, started), start, False
                 if start and aps is None and _is_evaluated(config, start):
                     logging.info("the evaluation of step %d was cut off and is made up for", start)
@@ -179,7 +179,11 @@ def _log_start(
 
 
 def _evaluate(
-    validate: Validation, log: Loggers, checkpoints: Checkpoints, state: TrainState
+    validate: Validation,
+    check_lock: Callable[[], None],
+    log: Loggers,
+    checkpoints: Checkpoints,
+    state: TrainState,
 ) -> dict[str, float] | None:
     """Evaluate and log; returns the metrics, or None where a SIGTERM came in between.
 
@@ -190,6 +194,7 @@ def _evaluate(
         metrics, images = validate(state)
     except Stopped:
         return None
+    check_lock()
     log(step, metrics, images)
     checkpoints.evaluated({step: _ap_to_keep_by(metrics)})
     return metrics

@@ -38,8 +38,9 @@ def find_damage(folder: Path) -> str | None:
                 raise
             return f"{name} cannot be read from the disk"
     # Files of the user beside the state change nothing.
-    unlisted = [name for name in files if name.startswith("state/")]
-    return f"{FILE_NAME} is cut off" if lines[-1] or unlisted or len(lines) == 1 else None
+    if unlisted := [name for name in files if name.startswith("state/")]:
+        return f"{unlisted[0]} is not in {FILE_NAME}"
+    return f"{FILE_NAME} is cut off" if lines[-1] or len(lines) == 1 else None
 
 
 def flush_folder(folder: Path) -> None:
@@ -49,9 +50,14 @@ def flush_folder(folder: Path) -> None:
 
 def _files(folder: Path) -> dict[str, Path]:
     """Name below `folder` -> path; hidden files, which file systems leave, are no part of it."""
-    paths = (Path(top, name) for top, _, names in os.walk(folder) for name in names)
+    found = os.walk(folder, onerror=_raise)  # by default it passes over what it cannot list
+    paths = (Path(top, name) for top, _, names in found for name in names)
     paths = (p for p in paths if not p.name.startswith(".") and p.name != FILE_NAME)
     return {p.relative_to(folder).as_posix(): p for p in paths if p.is_file()}
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def _line(name: str, path: Path) -> bytes:

@@ -85,6 +85,8 @@ def find_fault(folder: Path) -> str | None:
     logging.info("%s has no checksums, so that not all damage is noticed", folder)
     try:
         read_arrays(folder, lambda tree: tree)
+    except (PermissionError, MemoryError):
+        raise
     except Exception as error:  # orbax and tensorstore raise whatever a damaged file leads to
         return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     return None
@@ -106,12 +108,17 @@ def load_checkpoint(path: str | os.PathLike) -> dict:
 def read_arrays(folder: Path, choose: Callable[[Any], Any], *, partial: bool = False) -> Any:
     """Read a checkpoint's arrays as numpy arrays, wherever they were when it was saved.
 
+    Every process reads for itself; one may, without the others.
+
     Args:
         choose: from the tree that was saved, whose leaves have shapes and dtypes, to the tree to
             read: itself, or another one of the same structure.
         partial: whether `choose` may leave arrays out.
     """
-    with ocp.PyTreeCheckpointer() as checkpointer:
+    me = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(primary_host=me, active_processes={me})
+    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone)
+    with ocp.Checkpointer(handler, multiprocessing_options=alone) as checkpointer:
         item = choose(checkpointer.metadata(folder / "state").item_metadata.tree)
         item = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), item)
         restore_args = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), item)

@@ -161,6 +161,16 @@ def test_what_lies_beside_checkpoints_does_no_harm(workdir, caplog):
     assert not (folder / "tmp.5.orbax-checkpoint-tmp").exists()
 
 
+def test_a_folder_that_appears_in_mid_run_takes_no_place(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints.save(state_of(4))
+    checkpoints.wait()
+    (tmp_path / "checkpoints" / "99").mkdir()
+    checkpoints.save(state_of(8))
+    checkpoints.close()
+    assert find_checkpoint(tmp_path).step == 8
+
+
 def as_before(workdir, step, state):
     """Save as earlier versions did: arrays of the devices, and no checksums."""
     state = jax.device_put(state, NamedSharding(make_mesh(), P()))

@@ -9,11 +9,15 @@ import sys
 import time
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
+from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.training.lock import _describe_process
+from mask_rcnn_jax.training.loop import train
 from tests.helpers import assert_tree_close
+from tests.memory_set import ShapeSet
 from tests.pair import Pair
 from tests.training import stubbed_run
 from tests.training.stubbed_run import STEPS, kept, patch, run, series
@@ -268,6 +272,19 @@ def test_kill_9_in_an_evaluation_loses_nothing(whole, tmp_path):
     check_equal(tmp_path / "run", run(tmp_path / "run"), whole)
 
 
+def two_processes(workdir, own):
+    """How to start each of two processes, with an argument of its own."""
+
+    def start(index, port):
+        where = [f"--coordinator_address=localhost:{port}", "--num_processes=2"]
+        flags = [*where, f"--process_id={index}"]
+        line = command(workdir, own[index])
+        environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
+        return [*line[:3], *flags, *line[3:]], environment
+
+    return start
+
+
 @pytest.mark.parametrize(
     ("own", "code", "said"),
     [
@@ -277,18 +294,37 @@ def test_kill_9_in_an_evaluation_loses_nothing(whole, tmp_path):
 )
 def test_processes_of_one_run_compare_their_configs(own, code, said, whole, tmp_path):
     workdir = tmp_path / "run"
-
-    def start(index, port):
-        where = [f"--coordinator_address=localhost:{port}", "--num_processes=2"]
-        flags = [*where, f"--process_id={index}"]
-        line = command(workdir, own[index])
-        environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
-        return [*line[:3], *flags, *line[3:]], environment
-
-    with Pair(start, tmp_path) as pair:
+    with Pair(two_processes(workdir, own), tmp_path) as pair:
         assert pair.codes() == [code, code], pair.said()
     assert said in pair.said()[0]
     if code:
         assert all(said in text for text in pair.said()) and not workdir.exists()
     else:
         assert kept(workdir) == kept(whole[0]) and series(workdir)[-1]["step"] == STEPS
+
+
+def of_an_earlier_version(whole, workdir):
+    """A run without checksums, whose config lacks an entry, to be finished."""
+    shutil.copytree(whole[0], workdir)
+    for path in workdir.glob("checkpoints/*/SHA256SUMS"):
+        path.unlink()
+    shutil.rmtree(workdir / "checkpoints" / str(STEPS))
+    content = json.loads((workdir / "config.json").read_text())
+    del content["config"]["train"]["skip_images"]
+    (workdir / "config.json").write_text(json.dumps(content))
+
+
+def test_a_run_of_an_earlier_version_goes_on_by_its_own_config(whole, tmp_path):
+    workdir = tmp_path / "run"
+    of_an_earlier_version(whole, workdir)
+    sets = {"train_set": ShapeSet("train", 10), "val_set": ShapeSet("val", 4)}
+    state = jax.device_get(train(load_config(workdir), workdir, **sets))
+    check_equal(workdir, state, whole)
+
+
+def test_a_run_of_an_earlier_version_goes_on_in_two_processes(whole, tmp_path):
+    workdir = tmp_path / "run"
+    of_an_earlier_version(whole, workdir)
+    with Pair(two_processes(workdir, ("seed=0", "seed=0")), tmp_path) as pair:
+        assert pair.codes() == [0, 0], pair.said()
+    assert kept(workdir) == kept(whole[0])
