@@ -24,6 +24,7 @@ from mask_rcnn_jax.training import processes
 
 FILE_NAME = "train.lock"
 BEAT, STALE = 10.0, 60.0  # seconds
+_PAUSE = 0.5  # seconds between two looks
 
 
 @contextmanager
@@ -89,14 +90,15 @@ def _take(path: Path, content: str) -> None:
             )
         if alive is False:
             logging.info("%s was left by a process that is gone", path)
-            _remove_stale(path, text)
+            if _take_over(path, text, content):
+                return
             continue
         if first_touched is None:
             where = owner.get("host", "another machine")
             text = "%s: waiting at most %d seconds to see if the run on %s is alive"
             logging.info(text, path, STALE, where)
             first_touched = touched
-        time.sleep(BEAT / 20)
+        time.sleep(_PAUSE)
 
 
 def _describe_process() -> dict[str, Any]:
@@ -179,14 +181,17 @@ def _age(path: Path, touched: float) -> float:
         probe.unlink()
 
 
-def _remove_stale(path: Path, text: str) -> None:
-    """Remove a lock, unless another process has replaced it in the meantime."""
-    aside = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
-    try:
-        path.rename(aside)
-    except FileNotFoundError:
-        return
-    if (found := _read(aside)) and found[0] != text:
-        with suppress(FileExistsError), open(path, "x") as file:
-            file.write(found[0])
-    aside.unlink()
+def _take_over(path: Path, stale: str, content: str) -> bool:
+    """Replace a stale lock; whether ours is the one that stays.
+
+    Of several who find it stale at one moment, the last one to replace it has it. It is replaced,
+    not removed: the second would remove the lock of the first.
+    """
+    draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
+    draft.write_text(content)
+    if (found := _read(path)) is None or found[0] != stale:
+        draft.unlink()
+        return False
+    draft.rename(path)
+    time.sleep(_PAUSE)
+    return (found := _read(path)) is not None and found[0] == content

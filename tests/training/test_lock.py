@@ -144,7 +144,7 @@ def test_of_many_who_find_a_stale_lock_one_has_it(tmp_path):
         try:
             with locked(tmp_path):
                 got.append(1)
-                time.sleep(0.5)
+                time.sleep(2)  # longer than a takeover
         except ValueError:
             refused.append(1)
 
