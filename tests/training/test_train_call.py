@@ -235,8 +235,8 @@ def test_a_given_coco_dataset_is_evaluated_by_the_command_too(tmp_path):
 def test_boxes_alone_train_and_are_scored_without_masks(tmp_path):
     """A json without a single segmentation; the best checkpoint is that of the boxes."""
     paths = write_shapes(tmp_path, train=4, val=2, size=(64, 64))
-    config = small_config(checkpoint_every=1)
-    config.train.update(steps=2, eval_every=1)
+    config = small_config()
+    config.train.update(steps=2, eval_every=1, checkpoint_every=1)
     config.loss.mask_weight = 0.0
     for split, path in paths.items():
         content = json.loads(path.read_text())
