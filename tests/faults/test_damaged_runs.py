@@ -97,26 +97,19 @@ def test_a_damaged_checkpoint_is_passed_over(name, server, half, reference):
         assert "checkpoints/21" in run.said()
 
 
-@pytest.mark.parametrize("name", cases(SERIES))
-def test_a_damaged_series_is_repaired_or_named(name, server, half, reference):
-    SERIES[name](half / "metrics.jsonl")
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    "file_name, damage",
+    [("metrics.jsonl", name) for name in SERIES] + [("config.json", name) for name in CONFIGS],
+)
+def test_a_damaged_file_is_replaced_or_named(file_name, damage, server, half, reference):
+    (SERIES if file_name == "metrics.jsonl" else CONFIGS)[damage](half / file_name)
     run = server.start(half)
     if run.wait() == 0:
         assert_same(half, reference)
     else:
         assert_one_line(run)
-        assert run.code == 2 and "metrics.jsonl" in run.last_line()
-
-
-@pytest.mark.parametrize("name", cases(CONFIGS))
-def test_a_damaged_config_is_replaced_or_named(name, server, half, reference):
-    CONFIGS[name](half / "config.json")
-    run = server.start(half)
-    if run.wait() == 0:
-        assert_same(half, reference)
-    else:
-        assert_one_line(run)
-        assert run.code == 2 and "config.json" in run.last_line()
+        assert run.code == 2 and file_name in run.last_line()
 
 
 def small_state(step):
