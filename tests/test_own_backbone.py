@@ -43,6 +43,7 @@ def folder(tmp_path_factory):
     return folder, (folder / "few.json", images)
 
 
+@pytest.mark.slow
 def test_it_trains_resumes_evaluates_infers_and_exports(folder, tmp_path, monkeypatch):
     folder, pair = folder
     monkeypatch.setenv("PYTHONPATH", str(folder))

@@ -97,12 +97,9 @@ class TestTrain:
         assert files_in(trained.workdir) == before
 
     @pytest.mark.parametrize(
-        "sent, exit_code",
-        [
-            pytest.param(signal.SIGTERM, 0, marks=pytest.mark.slow),
-            (signal.SIGKILL, -signal.SIGKILL),
-        ],
+        "sent, exit_code", [(signal.SIGTERM, 0), (signal.SIGKILL, -signal.SIGKILL)]
     )
+    @pytest.mark.slow
     def test_a_stopped_run_ends_like_one_that_was_not(
         self, sent, exit_code, trained, tmp_path, cache
     ):
