@@ -41,21 +41,27 @@ class Launch:
 
 def launches(program: hlo.Program) -> list[Launch]:
     """List everything a program launches except collectives."""
-    found = []
-    for times, computation, instruction in program.launched:
-        if instruction.opcode.startswith(hlo.COLLECTIVES):
-            continue
-        flops: dict[str, float] = defaultdict(float)
-        kinds = set()
-        for kind, precision, count in traffic.matrix_flops(program, computation, instruction):
-            kinds.add(kind)
-            flops[precision] += count
-        kind = "kernels" if instruction.target == hlo.KERNEL else "rest"
-        if kinds:
-            kind = "convolutions" if "convolution" in kinds else "matmuls"
-        moved = traffic.moved_bytes(program, computation, instruction)
-        found.append(Launch(kind, times, moved, dict(flops), _source(program, instruction)))
-    return found
+    return [
+        read_launch(program, *launched)
+        for launched in program.launched
+        if not launched[-1].opcode.startswith(hlo.COLLECTIVES)
+    ]
+
+
+def read_launch(
+    program: hlo.Program, times: float, computation: str, instruction: hlo.Instruction
+) -> Launch:
+    """Read one entry of `program.launched`."""
+    flops: dict[str, float] = defaultdict(float)
+    kinds = set()
+    for kind, precision, count in traffic.matrix_flops(program, computation, instruction):
+        kinds.add(kind)
+        flops[precision] += count
+    kind = "kernels" if instruction.target == hlo.KERNEL else "rest"
+    if kinds:
+        kind = "convolutions" if "convolution" in kinds else "matmuls"
+    moved = traffic.moved_bytes(program, computation, instruction)
+    return Launch(kind, times, moved, dict(flops), _source(program, instruction))
 
 
 def _source(program: hlo.Program, instruction: hlo.Instruction) -> str:

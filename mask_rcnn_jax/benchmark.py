@@ -1,15 +1,20 @@
 """Benchmark training, prediction, data loading and kernels, or compile for an absent GPU.
 
     python -m mask_rcnn_jax.benchmark train --config configs/coco.py --config.train.batch_size=8
+    python -m mask_rcnn_jax.benchmark train --config configs/coco.py --config.train.batch_size=64 \\
+        --devices 1,2,4,8
     python -m mask_rcnn_jax.benchmark infer --config configs/coco.py --config.eval.batch_size=8
     python -m mask_rcnn_jax.benchmark data --config configs/coco.py
     python -m mask_rcnn_jax.benchmark kernels
     python -m mask_rcnn_jax.benchmark compile --target h100 --config configs/coco.py
 
 `train` and `infer` time warm steps on generated images; `--stages` also times each stage of the
-model alone, and `--profile DIR` writes a trace and lists the costliest operations. `data` reads and
-prepares batches. `kernels` needs a GPU. `compile` needs none: it compiles the whole training step
-for GPUs and gives its memory, FLOPs and compile time.
+model alone, and `--profile DIR` writes a trace and lists the costliest operations.
+`train --devices` measures weak scaling: each number of devices in turn, with the same images on
+each device, of which the largest number has `train.batch_size`. Both also run over several
+processes, and the first prints. `data` reads and prepares batches. `kernels` needs a GPU. `compile`
+needs none: it compiles the whole training step for GPUs and gives its memory, FLOPs and compile
+time.
 """
 
 import json
@@ -19,14 +24,15 @@ from pathlib import Path
 import jax
 from absl import flags
 
-from mask_rcnn_jax import cli
-from mask_rcnn_jax.benchmarking import gpu_compile, kernels, profile, stages, steps
+from mask_rcnn_jax import cli, cli_processes
+from mask_rcnn_jax.benchmarking import gpu_compile, kernels, profile, scaling, stages, steps
 
 KINDS = ("train", "infer", "data", "kernels", "compile")
 
 
 def _define_flags() -> None:
     cli.define_config(required=False)
+    cli_processes.define_processes()
     flags.DEFINE_string("json", None, "Write the figures to this file as one JSON object.")
     steps_help = "Number of timed steps (train, infer) or batches (data)."
     flags.DEFINE_integer("steps", 20, steps_help, lower_bound=1)
@@ -39,7 +45,8 @@ def _define_flags() -> None:
     flags.DEFINE_string("only", "", "kernels: run only those whose name contains this text.")
     flags.DEFINE_string("target", "h100", "compile: target GPU, h100, h200 or a100.")
     flags.DEFINE_list("images", ["2", "8"], "compile: numbers of images per device.")
-    flags.DEFINE_list("devices", ["1", "4"], "compile: numbers of devices.")
+    devices_help = "train: numbers of devices, measured in turn. compile: 1,4 if unset."
+    flags.DEFINE_list("devices", None, devices_help)
 
 
 def main(positional: Sequence[str]) -> None:
@@ -49,10 +56,12 @@ def main(positional: Sequence[str]) -> None:
     kind = positional[0]
     if kind != "kernels" and FLAGS.config is None:
         raise ValueError(f"benchmark {kind} needs --config")
+    _check_combination(kind)
     jax.config.update("jax_enable_compilation_cache", False)  # compile times are measured too
     if kind == "compile":
         jax.config.update("jax_platforms", "cpu")  # do not look for a GPU
-        images, devices = _counts("images", FLAGS.images), _counts("devices", FLAGS.devices)
+        images = _counts("images", FLAGS.images)
+        devices = _counts("devices", FLAGS.devices or ["1", "4"])
         shapes = [(i, d) for d in devices for i in images]
         compiled = gpu_compile.compile_steps(FLAGS.config, FLAGS.target, shapes)
         programs = [figures for figures, _ in compiled]
@@ -67,10 +76,15 @@ def main(positional: Sequence[str]) -> None:
         workers = _counts("workers", FLAGS.workers or [str(FLAGS.config.data.num_workers)], 0)
         runs = [loading.run(FLAGS.config, FLAGS.pictures, FLAGS.steps, n) for n in workers]
         figures = {"runs": runs} if len(runs) > 1 else runs[0]
+    elif FLAGS.devices:
+        counts = _counts("devices", FLAGS.devices)
+        figures = scaling.weak_scaling(FLAGS.config, FLAGS.steps, counts)
     else:
         figures = getattr(steps, kind)(FLAGS.config, FLAGS.steps, FLAGS.profile)
         if FLAGS.stages:
             figures["ms_of_stages"] = getattr(stages, kind)(FLAGS.config, FLAGS.steps)
+    if jax.process_index() > 0:
+        return  # the first has all figures
     text = json.dumps(figures, indent=1) + "\n"
     if kind != "kernels":  # prints a line for each
         print(text, end="", flush=True)
@@ -81,6 +95,19 @@ def main(positional: Sequence[str]) -> None:
         Path(FLAGS.json).write_text(text)
     if figures.get("failures"):
         raise ValueError("; ".join(f"{k}: {v}" for k, v in figures["failures"].items()))
+
+
+def _check_combination(kind: str) -> None:
+    """Raise ValueError for flags that do not fit the kind of benchmark."""
+    FLAGS = flags.FLAGS
+    alone = [name for name in ("stages", "profile") if FLAGS[name].value]
+    if FLAGS.devices and kind not in ("train", "compile"):
+        raise ValueError(f"--devices is for train and compile, not for {kind}")
+    if FLAGS.devices and kind == "train" and alone:
+        raise ValueError(f"--{alone[0]} measures all devices, leave out --devices")
+    if FLAGS.coordinator_address and (kind not in ("train", "infer") or alone):
+        what = f"--{alone[0]}" if alone else kind
+        raise ValueError(f"{what} runs in one process, leave out --coordinator_address")
 
 
 def _counts(flag: str, texts: Sequence[str], lowest: int = 1) -> list[int]:

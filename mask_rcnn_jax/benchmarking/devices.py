@@ -3,11 +3,12 @@
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import jax
 import numpy as np
 
+BARRIER_S = 3600  # processes wait for a compilation by others
 # Dense matrix products in TFLOP/s by precision, and memory bandwidth in TB/s.
 PEAKS = {
     "H200": {"bfloat16": 989, "float16": 989, "tf32": 495, "float32": 67, "bytes": 4.8},
@@ -63,3 +64,15 @@ def summary(times: list[float]) -> dict[str, float]:
     """Return median and quartiles in milliseconds."""
     low, median, high = (float(x) for x in np.percentile(np.array(times) * 1e3, (25, 50, 75)))
     return {"ms": round(median, 4), "ms_25": round(low, 4), "ms_75": round(high, 4)}
+
+
+def meet(name: str, devices: Iterable[jax.Device]) -> None:
+    """Wait until all processes that own some of the devices are here; each name serves once.
+
+    A collective would wait only 30 seconds for a process that still compiles (Gloo, on CPUs).
+    """
+    if jax.process_count() > 1:
+        from jax._src.distributed import global_state  # without a public name
+
+        processes = sorted({device.process_index for device in devices})
+        global_state.client.wait_at_barrier(name, 1000 * BARRIER_S, process_ids=processes)

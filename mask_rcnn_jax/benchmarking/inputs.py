@@ -113,7 +113,7 @@ def _without_kernels(config):
 
 
 def _one_cpu() -> Mesh:
-    return Mesh(np.array(jax.devices("cpu")[:1]), ("data",))
+    return Mesh(np.array(jax.local_devices(backend="cpu")[:1]), ("data",))
 
 
 def _placed(tree, mesh: Mesh, spec: P):

@@ -6,30 +6,39 @@ from functools import partial
 from typing import Any
 
 import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from mask_rcnn_jax.benchmarking import devices, inputs, profile
 from mask_rcnn_jax.data.options import canvas_size, example_options
 from mask_rcnn_jax.models.build import init_variables
 from mask_rcnn_jax.models.detect import detect_options
-from mask_rcnn_jax.training.step import make_mesh, make_predict_step, replicate, shard_batch
+from mask_rcnn_jax.training.step import make_mesh, make_predict_step
 
 WARM_UP = 3  # untimed calls
 
 
 def train(
-    config: Any, calls: int, profile_dir: str | None = None, objects: int = inputs.OBJECTS
+    config: Any,
+    calls: int,
+    profile_dir: str | None = None,
+    objects: int = inputs.OBJECTS,
+    mesh: Mesh | None = None,
 ) -> dict[str, Any]:
-    """Measure the recipe's training step at `train.batch_size`, over all devices.
+    """Measure the recipe's training step at `train.batch_size`.
 
-    profile_dir: folder for a trace of a few more steps. objects: number per image.
+    profile_dir: folder for a trace of a few more steps. objects: number per image. mesh: devices to
+    use, all if None.
     """
-    mesh, model = make_mesh(), inputs.recipe_model(config)
+    mesh, model = mesh or make_mesh(), inputs.recipe_model(config)
     variables = init_variables(model, config.train.seed)
     batch_size = config.train.batch_size
     step, tx = inputs.recipe_step(config, model, variables["params"], mesh, batch_size)
-    state = replicate(inputs.TrainState.start(variables, tx), mesh)
-    batch = shard_batch(inputs.synthetic_batch(config, batch_size, objects=objects), mesh)
+    state = _place(inputs.TrainState.start(variables, tx), mesh, P())
+    batch = _place(inputs.synthetic_batch(config, batch_size, objects=objects), mesh, P("data"))
     compiled, compile_s = _compile(step, state, batch)
+    devices.meet(f"compiled for {mesh.size} devices", mesh.devices.flat)
 
     def call():
         nonlocal state
@@ -37,22 +46,37 @@ def train(
         return metrics
 
     times = _steady(call, calls)
-    figures = _figures(config, batch_size, compiled, compile_s, times, inputs.train_flops)
+    figures = _figures(config, batch_size, mesh, compiled, compile_s, times, inputs.train_flops)
     return figures | _profiled(call, compiled, profile_dir)
 
 
 def infer(config: Any, calls: int, profile_dir: str | None = None) -> dict[str, Any]:
     """Measure prediction at `eval.batch_size`, from images to detections without pasted masks."""
     mesh, model = make_mesh(), inputs.recipe_model(config)
-    variables = replicate(init_variables(model, config.train.seed), mesh)
+    variables = _place(init_variables(model, config.train.seed), mesh, P())
     batch_size = config.eval.batch_size
-    batch = shard_batch(inputs.synthetic_batch(config, batch_size), mesh)
+    batch = _place(inputs.synthetic_batch(config, batch_size), mesh, P("data"))
     predict = make_predict_step(model, mesh, detect_options(config))
     compiled, compile_s = _compile(predict, variables, batch)
+    devices.meet(f"compiled for {mesh.size} devices", mesh.devices.flat)
     call = partial(compiled, variables, batch)
     times = _steady(call, calls)
-    figures = _figures(config, batch_size, compiled, compile_s, times, inputs.infer_flops)
+    figures = _figures(config, batch_size, mesh, compiled, compile_s, times, inputs.infer_flops)
     return figures | _profiled(call, compiled, profile_dir)
+
+
+def _place(tree: Any, mesh: Mesh, spec: P) -> Any:
+    """Place arrays that every process of the mesh has whole; other processes take no part.
+
+    `jax.device_put` would compare the arrays of all processes, those outside the mesh included.
+    """
+    sharding = NamedSharding(mesh, spec)
+
+    def place(leaf: Any) -> jax.Array:
+        whole = np.asarray(leaf)
+        return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
+
+    return jax.tree.map(place, tree)
 
 
 def _profiled(call: Callable, compiled: jax.stages.Compiled, folder: str | None) -> dict[str, Any]:
@@ -84,6 +108,7 @@ def _steady(call: Callable[[], Any], calls: int) -> list[float]:
 def _figures(
     config: Any,
     batch_size: int,
+    mesh: Mesh,
     compiled: jax.stages.Compiled,
     compile_s: float,
     times: list[float],
@@ -98,11 +123,12 @@ def _figures(
     flops_per_image = count_flops(config)
     summary = devices.summary(times)
     images_per_s = batch_size / (summary["ms"] / 1e3)
-    flops_per_s = flops_per_image * images_per_s / jax.device_count()
+    flops_per_s = flops_per_image * images_per_s / mesh.size
     peak = devices.peak(config.train.precision)
     memory = jax.local_devices()[0].memory_stats()
     return {
         **devices.describe(),
+        "devices": mesh.size,
         "batch_size": batch_size,
         "precision": config.train.precision,
         "implementation": config.train.implementation,

@@ -1,0 +1,65 @@
+"""Time the training step on growing numbers of devices with the same images on each."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from mask_rcnn_jax.benchmarking import devices, steps
+
+SHARED = ("device", "jax", "date", "precision", "implementation", "image_size", "steps")
+OF_A_ROW = ("ms_per_step", "ms_per_step_25", "ms_per_step_75", "compile_s", "peak_memory_mb")
+
+
+def weak_scaling(config: Any, calls: int, counts: Sequence[int]) -> dict[str, Any]:
+    """Measure the recipe's training step on each number of devices.
+
+    Every device has as many images as each of the largest number has of `train.batch_size`. All
+    processes of a run must call this; a row uses the first devices in the order of the processes,
+    and only the processes that have them.
+
+    Returns:
+        The common figures and `rows`, one per number, with `efficiency`: images/s per device
+        relative to the first row. Only process 0 has all rows.
+    """
+    total, largest = jax.device_count(), max(counts)
+    if len(set(counts)) < len(counts):
+        raise ValueError(f"--devices is {','.join(map(str, counts))}, expected different numbers")
+    if largest > total:
+        raise ValueError(f"--devices has {largest}, this run has {total}")
+    if config.train.batch_size % largest:
+        raise ValueError(
+            f"train.batch_size is {config.train.batch_size}, expected a multiple of {largest}, the "
+            "largest number of --devices"
+        )
+    images = config.train.batch_size // largest
+    table: dict[str, Any] = {"processes": jax.process_count(), "images_per_device": images}
+    rows: list[dict[str, Any]] = []
+    for count in counts:
+        used = jax.devices()[:count]
+        if jax.process_index() in {device.process_index for device in used}:
+            config.train.batch_size = images * count
+            mesh = Mesh(np.array(used), ("data",))
+            figures = steps.train(config, calls, mesh=mesh)
+            table |= {name: figures[name] for name in SHARED}
+            rows.append(_row(count, figures))
+        # None may go on to compile, or end, while others measure.
+        devices.meet(f"measured on {count} devices", jax.devices())
+    for row in rows:
+        row["efficiency"] = round(
+            row["images_per_s_per_device"] / rows[0]["images_per_s_per_device"], 3
+        )
+    config.train.batch_size = images * largest
+    return table | {"rows": rows}
+
+
+def _row(count: int, figures: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "devices": count,
+        "batch_size": figures["batch_size"],
+        "images_per_s": figures["images_per_s"],
+        "images_per_s_per_device": round(figures["images_per_s"] / count, 3),
+        **{name: figures[name] for name in OF_A_ROW},
+    }
