@@ -18,8 +18,10 @@ time.
 """
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 from absl import flags
@@ -78,21 +80,20 @@ def main(positional: Sequence[str]) -> None:
         figures = {"runs": runs} if len(runs) > 1 else runs[0]
     elif FLAGS.devices:
         counts = _counts("devices", FLAGS.devices)
-        figures = scaling.weak_scaling(FLAGS.config, FLAGS.steps, counts)
+        for figures in scaling.weak_scaling(FLAGS.config, FLAGS.steps, counts):
+            if jax.process_index() == 0:
+                _save(figures)
     else:
         figures = getattr(steps, kind)(FLAGS.config, FLAGS.steps, FLAGS.profile)
         if FLAGS.stages:
             figures["ms_of_stages"] = getattr(stages, kind)(FLAGS.config, FLAGS.steps)
     if jax.process_index() > 0:
         return  # the first has all figures
-    text = json.dumps(figures, indent=1) + "\n"
+    text = _save(figures)
     if kind != "kernels":  # prints a line for each
         print(text, end="", flush=True)
     if "costliest" in figures:
         print(profile.table(figures["costliest"]), flush=True)
-    if FLAGS.json:
-        Path(FLAGS.json).parent.mkdir(parents=True, exist_ok=True)
-        Path(FLAGS.json).write_text(text)
     if figures.get("failures"):
         raise ValueError("; ".join(f"{k}: {v}" for k, v in figures["failures"].items()))
 
@@ -108,6 +109,17 @@ def _check_combination(kind: str) -> None:
     if FLAGS.coordinator_address and (kind not in ("train", "infer") or alone):
         what = f"--{alone[0]}" if alone else kind
         raise ValueError(f"{what} runs in one process, leave out --coordinator_address")
+
+
+def _save(figures: dict[str, Any]) -> str:
+    """Write the figures to `--json` atomically, if it is set, and return them as text."""
+    text = json.dumps(figures, indent=1) + "\n"
+    if flags.FLAGS.json:
+        draft = Path(f"{flags.FLAGS.json}.part")
+        draft.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_text(text)
+        os.replace(draft, flags.FLAGS.json)
+    return text
 
 
 def _counts(flag: str, texts: Sequence[str], lowest: int = 1) -> list[int]:

@@ -4,6 +4,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import jax
 import numpy as np
@@ -75,4 +76,5 @@ def meet(name: str, devices: Iterable[jax.Device]) -> None:
         from jax._src.distributed import global_state  # without a public name
 
         processes = sorted({device.process_index for device in devices})
-        global_state.client.wait_at_barrier(name, 1000 * BARRIER_S, process_ids=processes)
+        client: Any = global_state.client
+        client.wait_at_barrier(name, 1000 * BARRIER_S, process_ids=processes)

@@ -1,6 +1,6 @@
 """Time the training step on growing numbers of devices with the same images on each."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -13,16 +13,16 @@ SHARED = ("device", "jax", "date", "precision", "implementation", "image_size", 
 OF_A_ROW = ("ms_per_step", "ms_per_step_25", "ms_per_step_75", "compile_s", "peak_memory_mb")
 
 
-def weak_scaling(config: Any, calls: int, counts: Sequence[int]) -> dict[str, Any]:
+def weak_scaling(config: Any, calls: int, counts: Sequence[int]) -> Iterator[dict[str, Any]]:
     """Measure the recipe's training step on each number of devices.
 
     Every device has as many images as each of the largest number has of `train.batch_size`. All
     processes of a run must call this; a row uses the first devices in the order of the processes,
     and only the processes that have them.
 
-    Returns:
-        The common figures and `rows`, one per number, with `efficiency`: images/s per device
-        relative to the first row. Only process 0 has all rows.
+    Yields:
+        After each number the common figures and the `rows` so far, one per number, with
+        `efficiency`: images/s per device relative to the first row. Only process 0 has all rows.
     """
     total, largest = jax.device_count(), max(counts)
     if len(set(counts)) < len(counts):
@@ -44,15 +44,13 @@ def weak_scaling(config: Any, calls: int, counts: Sequence[int]) -> dict[str, An
             mesh = Mesh(np.array(used), ("data",))
             figures = steps.train(config, calls, mesh=mesh)
             table |= {name: figures[name] for name in SHARED}
-            rows.append(_row(count, figures))
+            row = _row(count, figures)
+            first = (rows or [row])[0]["images_per_s_per_device"]
+            rows.append(row | {"efficiency": round(row["images_per_s_per_device"] / first, 3)})
         # None may go on to compile, or end, while others measure.
         devices.meet(f"measured on {count} devices", jax.devices())
-    for row in rows:
-        row["efficiency"] = round(
-            row["images_per_s_per_device"] / rows[0]["images_per_s_per_device"], 3
-        )
+        yield table | {"rows": list(rows)}
     config.train.batch_size = images * largest
-    return table | {"rows": rows}
 
 
 def _row(count: int, figures: dict[str, Any]) -> dict[str, Any]:

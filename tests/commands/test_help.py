@@ -65,7 +65,7 @@ def test_own_flags_come_first_and_no_heading_is_a_path(entry, capsys):
     groups = sections(text)
     assert list(groups)[-1] == "flags of all commands:" and groups.popitem()[1] == SHARED
     several = groups.pop("flags for several processes:", [])
-    assert (len(several) == 4) == (entry in ("train", "evaluate"))
+    assert (len(several) == 4) == (entry in ("train", "evaluate", "benchmark"))
     own = [name for names in groups.values() for name in names]
     assert own and not {*SHARED, *several} & set(own)
     if entry in ("train", "evaluate", "infer", "export"):
