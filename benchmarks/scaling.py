@@ -30,7 +30,8 @@ LINK_REACH = 0.8  # share of a data sheet's rate; assumed
 LATENCY_US = 10.0  # of an all-reduce, for each doubling of the GPUs; assumed
 # GB/s of a GPU in one direction: NVLink inside a node; between nodes one InfiniBand port per GPU,
 # NDR (400 Gb/s) for H100 and H200, HDR (200 Gb/s) for A100.
-LINKS = {"h100": (450.0, 50.0), "h200": (450.0, 50.0), "a100": (300.0, 25.0)}
+Links = tuple[float, float]
+LINKS: dict[str, Links] = {"h100": (450.0, 50.0), "h200": (450.0, 50.0), "a100": (300.0, 25.0)}
 TRAIN_IMAGES, VAL_IMAGES = 118_287, 5_000  # of COCO 2017
 HOST = {
     "loaded_per_core": 98.0,  # images/s of a worker process, see benchmarks/README.md
@@ -74,16 +75,16 @@ def schedule(program: hlo.Program, device: str) -> list[Event]:
     return events + [event for _, event in waits]
 
 
-def all_reduce_us(size: float, gpus: int, target: str) -> float:
+def all_reduce_us(size: float, gpus: int, links: Links) -> float:
     """Estimate an all-reduce of `size` bytes on each of some GPUs."""
-    inside, (nvlink, network) = min(gpus, NODE), LINKS[target]
+    inside, (nvlink, network) = min(gpus, NODE), links
     nodes = gpus / inside
     moved = 2 * (inside - 1) / inside * size / nvlink
     moved += 2 * (nodes - 1) / nodes * size / inside / network
     return 1e-3 * moved / LINK_REACH + LATENCY_US * log2(gpus)
 
 
-def run_us(events: Sequence[Event], gpus: int, target: str) -> tuple[float, float]:
+def run_us(events: Sequence[Event], gpus: int, links: Links) -> tuple[float, float]:
     """Return the microseconds of a step and those that it waits for all-reduces."""
     clock = link = waited = 0.0
     ends: dict[str, float] = {}
@@ -91,7 +92,7 @@ def run_us(events: Sequence[Event], gpus: int, target: str) -> tuple[float, floa
         if event.kind == "launch":
             clock += event.value
         elif event.kind == "start":
-            link = max(link, clock) + all_reduce_us(event.value, gpus, target)
+            link = max(link, clock) + all_reduce_us(event.value, gpus, links)
             ends[event.name] = link
         else:
             waited += max(0.0, ends[event.name] - clock)
@@ -113,10 +114,10 @@ def all_reduces(events: Sequence[Event]) -> list[dict[str, float]]:
     return [{k: round(v, 3) for k, v in (row | total).items()} for row in found.values()]
 
 
-def estimate(events: Sequence[Event], images: int, gpus: int, target: str) -> dict[str, Any]:
+def estimate(events: Sequence[Event], images: int, gpus: int, links: Links) -> dict[str, Any]:
     """Return the row of `gpus` with `images` on each: the step, and what its hosts must do."""
     alone = sum(event.value for event in events if event.kind == "launch")
-    step, waited = run_us(events, gpus, target)
+    step, waited = run_us(events, gpus, links)
     rate = 1e6 * images * gpus / step
     per_node = rate * min(gpus, NODE) / gpus
     pasting = VAL_IMAGES / (HOST["pasted_per_process"] * gpus)
@@ -145,12 +146,13 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 def main(arguments: argparse.Namespace) -> None:
     target, rows, reduced = arguments.target, [], {}
     device = roofline.DEVICES[target][-1]
+    links = LINKS[target][0], arguments.network or LINKS[target][1]
     shapes = [(images, NODE) for images in arguments.images]
     for figures, compiled in compile_steps(load_config(arguments.config), target, shapes):
         images = figures["images_per_device"]
         events = schedule(hlo.parse(str(compiled.as_text())), device)
         reduced[images] = all_reduces(events)
-        rows += [estimate(events, images, gpus, target) for gpus in arguments.gpus]
+        rows += [estimate(events, images, gpus, links) for gpus in arguments.gpus]
     print(
         f"estimates from the compiled program, not measurements ({device}, JAX {jax.__version__})"
     )
@@ -158,8 +160,8 @@ def main(arguments: argparse.Namespace) -> None:
         print(f"\nall-reduces with {images} images per GPU:\n{table(found)}")
     print(f"\n{table(rows)}")
     if arguments.json:
-        report = {"estimate": True, "target": target, "jax": jax.__version__, "host": HOST}
-        report |= {"all_reduces": reduced, "rows": rows}
+        report = {"estimate": True, "target": target, "jax": jax.__version__, "links": links}
+        report |= {"host": HOST, "all_reduces": reduced, "rows": rows}
         Path(arguments.json).write_text(json.dumps(report, indent=1) + "\n")
 
 
@@ -172,6 +174,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--target", default="h100", choices=LINKS)
     parser.add_argument("--gpus", type=counts, default=[8, 64, 256], help="numbers of GPUs")
     parser.add_argument("--images", type=counts, default=[8, 1], help="numbers per GPU")
+    network_help = "GB/s of a GPU between nodes in one direction, if not InfiniBand's"
+    parser.add_argument("--network", type=float, help=network_help)
     parser.add_argument("--json", help="write the estimates to this file")
     return parser.parse_args(arguments)
 

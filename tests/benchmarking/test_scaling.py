@@ -41,13 +41,16 @@ def test_a_schedule_has_launches_starts_and_waits_in_the_order_of_the_program():
     assert all(event.value == 2.5 for event in events if event.kind == "launch")
 
 
+H100 = scaling.LINKS["h100"]
+
+
 def test_all_reduces_of_one_node_and_of_several():
     # 8 GPUs: 14/8 of the bytes at 0.8 of 450 GB/s. 4 nodes: 6/4 of an eighth of them at 0.8 of 50.
     inside = 1.75 * 176e6 / (0.8 * 450e9) * 1e6
-    assert scaling.all_reduce_us(176e6, 8, "h100") == pytest.approx(inside + 30)
+    assert scaling.all_reduce_us(176e6, 8, H100) == pytest.approx(inside + 30)
     between = 1.5 * 22e6 / (0.8 * 50e9) * 1e6
-    assert scaling.all_reduce_us(176e6, 32, "h100") == pytest.approx(inside + between + 50)
-    assert scaling.all_reduce_us(176e6, 1, "h100") == 0
+    assert scaling.all_reduce_us(176e6, 32, H100) == pytest.approx(inside + between + 50)
+    assert scaling.all_reduce_us(176e6, 1, H100) == 0
 
 
 EVENTS = [
@@ -62,12 +65,12 @@ EVENTS = [
 
 
 def test_a_step_waits_for_what_the_launches_beside_it_do_not_hide():
-    one = scaling.all_reduce_us(80e6, 8, "h100")  # 419 us: "a" is hidden, "b" follows it
-    step, waited = scaling.run_us(EVENTS, 8, "h100")
+    one = scaling.all_reduce_us(80e6, 8, H100)  # 419 us: "a" is hidden, "b" follows it
+    step, waited = scaling.run_us(EVENTS, 8, H100)
     assert 400 < one < 500
     assert step == pytest.approx(1000 + 2 * one)
     assert waited == pytest.approx(2 * one - 600)
-    assert scaling.run_us(EVENTS, 1, "h100") == (1600, 0)
+    assert scaling.run_us(EVENTS, 1, H100) == (1600, 0)
     assert scaling.all_reduces(EVENTS) == [
         {"mbytes": 80, "start_ms": 1, "wait_ms": 1.5, "step_ms": 1.6},
         {"mbytes": 80, "start_ms": 1, "wait_ms": 1.6, "step_ms": 1.6},
@@ -75,10 +78,10 @@ def test_a_step_waits_for_what_the_launches_beside_it_do_not_hide():
 
 
 def test_rows_have_what_the_hosts_must_do():
-    eight, many = (scaling.estimate(EVENTS, 4, gpus, "h100") for gpus in (8, 256))
+    eight, many = (scaling.estimate(EVENTS, 4, gpus, H100) for gpus in (8, 256))
     assert (eight["batch_size"], many["batch_size"]) == (32, 1024)
     assert eight["efficiency"] > many["efficiency"]
-    rate = 32 / scaling.run_us(EVENTS, 8, "h100")[0] * 1e6
+    rate = 32 / scaling.run_us(EVENTS, 8, H100)[0] * 1e6
     assert eight["images_per_s"] == round(rate)
     assert eight["loader_cores_per_node"] == round(rate / scaling.HOST["loaded_per_core"])
     assert eight["s_per_epoch"] == pytest.approx(118_287 / rate, abs=0.1)
