@@ -4,6 +4,7 @@ import difflib
 import importlib
 import logging as std_logging
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -14,19 +15,21 @@ from ml_collections import config_flags
 
 from mask_rcnn_jax.cli_help import format_entries, format_help
 from mask_rcnn_jax.cli_processes import PROCESS_FLAGS, join_processes
-from mask_rcnn_jax.config import flatten, load_config
+from mask_rcnn_jax.config import flatten, load_config, load_run_config
 from mask_rcnn_jax.safe_text import printable, safe_stdout
 
 OFF = "off"  # of --compile_cache
 CONFIG_HELP = (
     "Recipe: its name (coco, coco_torchvision:coco_v1), the path of a Python file with "
-    "get_config(), or a run's workdir. --config.section.name=value overrides an entry."
+    "get_config(), or a run's workdir. --config.section.name=value overrides an entry, also of the "
+    "config of a run that --workdir names."
 )
 CACHE_HELP = (
     "Folder for compiled programs, which the next start takes from there; ~/.cache/mask_rcnn_jax "
     f"if unset, {OFF!r} keeps none."
 )
 HELP_FLAGS = {"-h", "-help", "--help"}
+_OVERRIDE = re.compile("--?config[.]")
 COMMON_FLAGS = ("platform", "compile_cache", "debug")
 
 _process_index, _process_count = 0, 1  # of this command
@@ -106,38 +109,44 @@ def _parse_flags(argv: Sequence[str]) -> list[str]:
     """Parse the flags into `flags.FLAGS`; return the positional arguments."""
     FLAGS = flags.FLAGS
     if "config" in FLAGS:
-        argv, config = _take_config(FLAGS.read_flags_from_files(argv, force_gnu=False))
+        given = FLAGS.read_flags_from_files(argv, force_gnu=False)
+        argv, config = _take(given, "config", "a recipe or a run")
         if config is not None:
             _define_entries(config, argv)
+        elif not FLAGS["config"].validators and any(map(_OVERRIDE.match, argv)):
+            # Entries of the run, whose config such a command takes.
+            workdir = _take(argv, "workdir", "a run")[1] if "workdir" in FLAGS else None
+            if workdir is not None:
+                _define_entries(workdir, argv, is_run=True)
     try:
         return FLAGS(argv)[1:]
     except flags.UnrecognizedFlagError as error:
         raise ValueError(f"{_one_line(error)}{_entry_hint(error.flagname)}") from error
 
 
-def _take_config(argv: Sequence[str]) -> tuple[list[str], str | None]:
-    """Split `--config VALUE` from the other arguments."""
-    rest, config, arguments = [], None, iter(argv)
+def _take(argv: Sequence[str], flag: str, expected: str) -> tuple[list[str], str | None]:
+    """Split `--flag VALUE` from the other arguments."""
+    rest, taken, arguments = [], None, iter(argv)
     for argument in arguments:
         name, equals, value = argument.partition("=")
         if argument == "--":
             rest += [argument, *arguments]
-        elif name in ("--config", "-config"):
-            config = value if equals else next(arguments, "")
-            if not config:
-                raise ValueError("--config must have a value: a recipe or a run")
+        elif name in (f"--{flag}", f"-{flag}"):
+            taken = value if equals else next(arguments, "")
+            if not taken:
+                raise ValueError(f"--{flag} must have a value: {expected}")
         else:
             rest.append(argument)
-    return rest, config
+    return rest, taken
 
 
-def _define_entries(name: str, argv: Sequence[str]) -> None:
+def _define_entries(name: str, argv: Sequence[str], *, is_run: bool = False) -> None:
     """Make `--config` the ConfigDict of that recipe or run, with the overrides of `argv`.
 
     Raises ValueError for any error of the recipe, which is code.
     """
     try:
-        config = load_config(name)
+        config = load_run_config(name) if is_run else load_config(name)
         delattr(flags.FLAGS, "config")
         config_flags.DEFINE_config_dict("config", config, CONFIG_HELP, sys_argv=list(argv))
     except flags.Error:
@@ -148,7 +157,7 @@ def _define_entries(name: str, argv: Sequence[str]) -> None:
 
 def _list_config(argv: Sequence[str]) -> None:
     """Print every entry of `--config` with its value, choices and meaning."""
-    argv, name = _take_config(argv)
+    argv, name = _take(argv, "config", "a recipe or a run")
     if name is None:
         raise ValueError("--list_config needs --config, a recipe or a run")
     _define_entries(name, argv)

@@ -36,9 +36,9 @@ def load_config(name_or_path: str | Path, overrides: Mapping[str, Any] | None = 
     text, path = str(name_or_path), Path(name_or_path)
     recipe, _, variant = text.partition(":")
     if path.name == "config.json" and path.is_file():
-        config = _load_run(path.parent)
+        config = load_run_config(path.parent)
     elif (path / "config.json").is_file():
-        config = _load_run(path)
+        config = load_run_config(path)
     elif path.is_file():
         config = _load_recipe(path, text)
     elif Path(recipe).is_file():
@@ -50,6 +50,14 @@ def load_config(name_or_path: str | Path, overrides: Mapping[str, Any] | None = 
     for name, value in (overrides or {}).items():
         _override(config, name, value)
     return config
+
+
+def load_run_config(workdir: str | Path) -> ConfigDict:
+    """Load the config of a run, with the number of classes that it was trained on."""
+    config, categories = read_workdir(workdir)
+    values = _lists_to_tuples(config.to_dict())
+    values["model"]["num_classes"] = len(categories)
+    return ConfigDict(values)
 
 
 def recipe_names() -> list[str]:
@@ -92,13 +100,6 @@ def read_config_json(path: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is damaged: {error!r}") from error
     return content
-
-
-def _load_run(workdir: Path) -> ConfigDict:
-    config, categories = read_workdir(workdir)
-    values = _lists_to_tuples(config.to_dict())
-    values["model"]["num_classes"] = len(categories)
-    return ConfigDict(values)
 
 
 def _lists_to_tuples(value):

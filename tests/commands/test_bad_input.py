@@ -286,8 +286,13 @@ def test_faulty_recipe(fault, overrides, fails, tmp_path):
         ),
         (
             "infer",
-            ["--workdir=w", "--input=i", "--output=o", "--config.eval.paste=integer"],
+            ["--weights=w", "--input=i", "--output=o", "--config.eval.paste=integer"],
             ["config.eval.paste", "an entry of --config, which is missing"],
+        ),
+        (
+            "infer",
+            ["--workdir=w", "--input=i", "--output=o", "--config.eval.paste=integer"],
+            ["w is no workdir of a run: it has no config.json"],
         ),
         ("evaluate", ["--results=r"], ["--results needs --config"]),
         ("evaluate", config_flags({}), ["exactly one of --workdir, --weights and --results"]),
