@@ -63,7 +63,7 @@ class DataOptions:
         tfds_dir: folder of the records written by `prepare tfds`.
         train_json: COCO annotations for training.
         train_images: folder of the training images.
-        val_json: COCO annotations for evaluation.
+        val_json: COCO annotations for evaluation; "" trains without any.
         val_images: folder of the evaluation images.
         class_ids: "contiguous" numbers the categories by increasing id; "raw" uses category id k as
             class k.

@@ -19,6 +19,8 @@ def load_split(data: Mapping[str, Any], split: str, *, boxes_only: bool = False)
     """
     checks = {name: data[name] for name in ("bad_annotations", "class_ids")}
     checks["boxes_only"] = boxes_only
+    if split == "val" and not data["val_json"]:
+        raise ValueError("data.val_json is empty: there is nothing to evaluate on")
     annotations = annotation_file(data, split)
     if data["source"] == "json":
         return load_coco(annotations, data[f"{split}_images"], **checks)

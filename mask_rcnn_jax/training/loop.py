@@ -66,7 +66,7 @@ def train(
         config: a recipe's name or path, or a config, which is not changed.
         workdir: folder of the run; docs/extending.md lists its files.
         train_set: takes the place of `config.data.train_json`.
-        val_set: takes the place of `config.data.val_json`.
+        val_set: takes the place of `config.data.val_json`; with neither, nothing is evaluated.
         augment: `augment(example, rng) -> example`, on the host, see `data.augment.Augment`.
         optimizer: takes the place of the config's optimizer and schedule. Frozen parameters, loss
             scaling and the division of the batch stay the config's.
@@ -85,6 +85,8 @@ def train(
     microbatches = _check(config, mesh, optimizer)
     loggers = resolve_loggers([*config.train.get("loggers", ()), *loggers])
     train_set, val_set = open_datasets(config, train_set, val_set)
+    if val_set is None:
+        _say_no_evaluation(config)
     set_steps(config, train_set)
     model = make_model(config, len(train_set.class_names), config.train.remat)
     schedule = make_schedule(config) if optimizer is None else None
@@ -117,10 +119,13 @@ def train(
                 closing(make_train_loader(config, train_set, start, augment)) as batches,
                 closing(open_loggers(workdir, config.to_dict(), loggers, resume_step=start)) as log,
             ):
-                validate = make_validation(config, val_set, model, mesh, workdir, stop_requested)
-                evaluate = partial(_evaluate, validate, check_lock, log, checkpoints)
+                evaluate = None
+                if val_set is not None:
+                    given = config, val_set, model, mesh, workdir, stop_requested
+                    validate = make_validation(*given)
+                    evaluate = partial(_evaluate, validate, check_lock, log, checkpoints)
                 steps, step, stops = StepLog(config, log, train_set, started), start, False
-                if start and aps is None and _is_evaluated(config, start):
+                if evaluate and start and aps is None and _is_evaluated(config, start):
                     logging.info("the evaluation of step %d was cut off and is made up for", start)
                     aps = evaluate(state)
                     stops = aps is None or stop_requested()
@@ -135,7 +140,7 @@ def train(
                     steps.finish()  # nothing is saved before its losses are known to be finite
                     check_lock()
                     checkpoints.save(state)
-                    if _is_evaluated(config, step) and not stops:
+                    if evaluate and _is_evaluated(config, step) and not stops:
                         aps = evaluate(state)
                         stops = aps is None or stop_requested()
                     steps.restart_clock()
@@ -163,6 +168,15 @@ def _check(config: ConfigDict, mesh: Mesh, optimizer: optax.GradientTransformati
             "optax.adamw(1e-3)"
         )
     return count_microbatches(config, config.train.batch_size, mesh.size)
+
+
+def _say_no_evaluation(config: ConfigDict) -> None:
+    """Raise ValueError if the run is to stop at an AP, which nothing would measure."""
+    for name in ("stop_at_box_ap", "stop_at_mask_ap"):
+        if config.train[name] > 0:
+            text = "needs an evaluation: set data.val_json and data.val_images"
+            raise ValueError(f"train.{name} is {config.train[name]:g}, which {text}")
+    logging.info("data.val_json is empty: nothing is evaluated, the last checkpoints are kept")
 
 
 def _log_start(
@@ -206,7 +220,10 @@ def _ap_to_keep_by(metrics: Mapping[str, float | None]) -> float:
     return math.nan if ap is None else ap
 
 
-def _say_next(workdir: Path, val_set: Dataset) -> None:
+def _say_next(workdir: Path, val_set: Dataset | None) -> None:
+    if val_set is None:
+        logging.info("next: tensorboard --logdir %s (curves)", workdir)
+        return
     evaluate = f"python -m mask_rcnn_jax.evaluate --workdir {workdir} --report"
     if not isinstance(val_set, CocoDataset):  # a command cannot be given it
         evaluate = f"mask_rcnn_jax.evaluate({str(workdir)!r}, val_set=..., report=True)"
@@ -214,18 +231,24 @@ def _say_next(workdir: Path, val_set: Dataset) -> None:
 
 
 def _is_evaluated(config: ConfigDict, step: int) -> bool:
+    if not config.data.val_json:
+        return False
     return step % config.train.eval_every == 0 or step == config.train.steps
 
 
 def _is_due(config: ConfigDict, step: int) -> bool:
     """Whether a step is saved even if nothing stops the run."""
-    return _is_evaluated(config, step) or step % config.train.checkpoint_every == 0
+    is_saved = step % config.train.checkpoint_every == 0 or step == config.train.steps
+    return is_saved or _is_evaluated(config, step)
 
 
 def _is_last(config: ConfigDict, step: int, aps: Mapping[str, float | None] | None) -> bool:
-    """Whether an evaluated step ends the run: the last one, or one that reached the target APs."""
+    """Whether a step ends the run: the last one, or one that reached the target APs.
+
+    If there is a set to evaluate, such a step has been evaluated.
+    """
     if aps is None:
-        return False
+        return not config.data.val_json and step >= config.train.steps
     targets = {"ap/box": config.train.stop_at_box_ap, "ap/mask": config.train.stop_at_mask_ap}
     wanted = {name: target for name, target in targets.items() if target > 0}
     reached = all((aps.get(name) or 0) >= target for name, target in wanted.items())

@@ -51,10 +51,11 @@ def resolve_config(config: ConfigDict | str | Path) -> ConfigDict:
 
 def open_datasets(
     config: ConfigDict, train_set: Dataset | None, val_set: Dataset | None
-) -> tuple[Dataset, Dataset]:
+) -> tuple[Dataset, Dataset | None]:
     """Return the checked datasets to train on and to evaluate: the given ones, or the config's.
 
-    The config then names a given dataset in place of the files that it replaces.
+    The config then names a given dataset in place of the files that it replaces. There is none to
+    evaluate, and `data.val_json` is empty, if none is given and that entry is empty.
     Raises ValueError for a dataset that cannot be used, and if their classes differ.
     """
     given = {"train": train_set, "val": val_set}
@@ -62,12 +63,13 @@ def open_datasets(
         if dataset is not None and type(dataset) is not CocoDataset:
             datasets.check_dataset(dataset, f"{split}_set")
     boxes_only = learns_boxes_only(config)
-    found = {
-        split: load_split(config.data, split, boxes_only=boxes_only) if dataset is None else dataset
-        for split, dataset in given.items()
-    }
-    classes, name = datasets.categories(found["train"]), datasets.dataset_name(found["train"])
-    datasets.check_classes(found["val"], classes, name)
+    if train_set is None:
+        train_set = load_split(config.data, "train", boxes_only=boxes_only)
+    if val_set is None and config.data.val_json:
+        val_set = load_split(config.data, "val", boxes_only=boxes_only)
+    if val_set is not None:
+        classes, name = datasets.categories(train_set), datasets.dataset_name(train_set)
+        datasets.check_classes(val_set, classes, name)
     for split, dataset in given.items():
         if isinstance(dataset, CocoDataset):
             files = {f"{split}_json": dataset.json_path, f"{split}_images": dataset.image_dir}
@@ -75,7 +77,7 @@ def open_datasets(
         elif dataset is not None:
             name = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
             config.data.update(source="json", **{f"{split}_json": f"{name}, given as {split}_set"})
-    return found["train"], found["val"]
+    return train_set, val_set
 
 
 def set_steps(config: ConfigDict, dataset: Dataset) -> None:
