@@ -20,6 +20,7 @@ import numpy as np
 from absl import logging
 
 from mask_rcnn_jax.safe_text import file_name
+from mask_rcnn_jax.training.dllogger import DLLogger
 from mask_rcnn_jax.training.metrics import FILE_NAME, truncate_metrics
 
 Metrics = Mapping[str, float]
@@ -248,7 +249,12 @@ def clearml_logger(**kwargs) -> Logger:
     return _Service("clearml", start)
 
 
-BY_NAME = {"wandb": wandb_logger, "mlflow": mlflow_logger, "clearml": clearml_logger}
+BY_NAME: dict[str, Callable[[], Logger]] = {
+    "wandb": wandb_logger,
+    "mlflow": mlflow_logger,
+    "clearml": clearml_logger,
+    "dllogger": DLLogger,
+}
 
 
 def _package(name: str):

@@ -29,7 +29,8 @@ class TrainOptions:
         stop_at_mask_ap: see `stop_at_box_ap`.
         skip_images: ids of training images to leave out, such as those of a batch whose loss was
             not finite; the next image comes in the place of each.
-        loggers: of "wandb", "mlflow" and "clearml", beside metrics.jsonl and TensorBoard.
+        loggers: of "wandb", "mlflow", "clearml" and "dllogger" (NVIDIA's JSON lines), beside
+            metrics.jsonl and TensorBoard.
     """
 
     batch_size: int = 16

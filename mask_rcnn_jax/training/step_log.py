@@ -1,6 +1,8 @@
 """Log the metrics of training steps late, so that the device never waits, and check them."""
 
 import math
+import resource
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +18,8 @@ from mask_rcnn_jax.progress import clock
 from mask_rcnn_jax.structures import Batch
 from mask_rcnn_jax.training import processes
 from mask_rcnn_jax.training.loggers import Loggers
+
+_NAMES = {"peak_memory_mb": "device", "peak_rss_mb": "host"}
 
 
 class StepLog:
@@ -64,11 +68,15 @@ class StepLog:
         self._images += train.batch_size
         if step % train.log_every == 0 or step in (1, train.steps):
             rate = self._images / max(time.monotonic() - self._since, 1e-9)
-            left = clock((train.steps - step) * train.batch_size / rate)
-            self._loggers(step, {**metrics, "perf/images_per_s": rate})
-            loss, note = metrics["loss/total"], _scale_note(metrics)
-            text = "step %d of %d  loss %.3f  %.3g images/s  %s left%s"
-            logging.info(text, step, train.steps, loss, rate, left, note)
+            seconds, memory = train.batch_size / rate, _peak_memory()
+            left = clock((train.steps - step) * seconds)
+            perf = {"images_per_s": rate, "ms_per_step": 1000 * seconds, **memory}
+            self._loggers(step, metrics | {f"perf/{name}": value for name, value in perf.items()})
+            parts = [f"step {step} of {train.steps}", f"loss {metrics['loss/total']:.3f}"]
+            parts += [f"lr {metrics['lr']:.3g}"] if "lr" in metrics else []
+            parts += [f"{seconds:.3g} s/step", f"{rate:.3g} images/s"]
+            parts += [f"{_NAMES[name]} {mb / 1000:.1f} GB" for name, mb in memory.items()]
+            logging.info("%s", "  ".join([*parts, f"{left} left"]) + _scale_note(metrics))
             self.restart_clock()
 
     def restart_clock(self) -> None:
@@ -93,6 +101,16 @@ class StepLog:
             f"step {step}: {what}, images {list(ids)}; the last checkpoint is kept; {advice}; or "
             f'leave these images out with --config.train.skip_images="{ids}"'
         )
+
+
+def _peak_memory() -> dict[str, float]:
+    """Peak use in MB of this process so far: of its first device, which a CPU does not know, and
+    of the host, without the loader's processes."""
+    stats = jax.local_devices()[0].memory_stats()
+    device = {"peak_memory_mb": stats["peak_bytes_in_use"] / 1e6} if stats else {}
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return device | {"peak_rss_mb": peak * unit / 1e6}
 
 
 def _scale_note(metrics: dict) -> str:

@@ -47,7 +47,8 @@ class TestTrain:
     def test_writes_a_line_of_metrics_per_step_and_one_per_evaluation(self, trained):
         *steps, last = read_metrics(trained.workdir / "metrics.jsonl")
         assert [record["step"] for record in steps] == [*range(1, STEPS + 1)]
-        names = {"step", *LOSSES, "lr", "grad_norm", "perf/images_per_s"}
+        perf = {"perf/images_per_s", "perf/ms_per_step", "perf/peak_rss_mb"}
+        names = {"step", *LOSSES, "lr", "grad_norm", *perf}
         for record in steps:
             assert set(record) == names
             assert sum(record[name] for name in LOSSES[1:]) == pytest.approx(record["loss/total"])
@@ -116,7 +117,7 @@ class TestTrain:
         assert f"resuming at step {stopped_at} of {STEPS}" in done.stderr
         series, expected = (
             [
-                {name: value for name, value in record.items() if name != "perf/images_per_s"}
+                {name: value for name, value in record.items() if not name.startswith("perf/")}
                 for record in read_metrics(folder / "metrics.jsonl")
             ]
             for folder in (workdir, trained.workdir)

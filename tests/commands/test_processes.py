@@ -43,7 +43,7 @@ def launched(*arguments, folder: Path, cache: Path, devices: int = 1) -> Pair:
 
 def losses_of(workdir: Path, last_step: int = STEPS) -> list[dict]:
     return [
-        {name: value for name, value in record.items() if name != "perf/images_per_s"}
+        {name: value for name, value in record.items() if not name.startswith("perf/")}
         for record in read_metrics(workdir / "metrics.jsonl")
         if record["step"] <= last_step
     ]

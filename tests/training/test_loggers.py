@@ -1,11 +1,13 @@
 """Loggers: what they receive, what happens when one fails, and three services, used offline."""
 
 import json
+import math
 import os
 import subprocess
 import sys
 import textwrap
 import time
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -129,11 +131,37 @@ def test_names_are_checked():
         resolve_loggers(("tensorbored",))
 
 
-@pytest.mark.parametrize("name", BY_NAME)
+@pytest.mark.parametrize("name", [name for name in BY_NAME if name != "dllogger"])
 def test_a_package_that_is_missing_is_named(name, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ValueError, match=rf"'{name}' needs .* pip install mask-rcnn-jax\[{name}\]"):
         resolve_loggers((name,))
+
+
+def test_dllogger_writes_the_lines_of_the_examples(tmp_path):
+    """Its format: https://github.com/NVIDIA/dllogger, JSONStreamBackend."""
+    for step in (1, 2):
+        log = open_loggers(tmp_path, CONFIG, resolve_loggers(("dllogger",)), resume_step=step - 1)
+        metrics = {"loss/rpn_cls": math.nan, "lr": 0.5, "perf/ms_per_step": 250.0, "grad_norm": 2.0}
+        log(step, metrics, {"a.jpg": IMAGE})
+        log(step, {}, {"a.jpg": IMAGE})
+        log.close()
+    lines = (tmp_path / "dllogger.json").read_text().splitlines()
+    assert all(line.startswith("DLLL {") for line in lines)
+    entries = [json.loads(line.removeprefix("DLLL ")) for line in lines]
+    for entry in entries:
+        keys = ["timestamp", "datetime", "elapsedtime", "type", "step", "data"]
+        assert list(entry) == keys and entry["type"] == "LOG"
+        assert datetime.fromtimestamp(float(entry["timestamp"])) == (
+            datetime.fromisoformat(entry["datetime"])
+        )
+        assert float(entry["elapsedtime"]) >= 0
+    data = {"loss_objectness": None, "learning_rate": 0.5, "grad_norm": 2.0, "time": 0.25}
+    config = {"train.steps": 3, "data.image_size": [64, 64]}
+    steps = [(entry["step"], entry["data"]) for entry in entries]
+    assert steps[0::3] == [("PARAMETER", config)] * 2
+    assert steps[1::3] == [([1], data), ([2], data)]
+    assert [step for step, data in steps[2::3] if data.keys() == {"e2e_train_time"}] == [[], []]
 
 
 def run_twice(workdir, make, pause=0.0):

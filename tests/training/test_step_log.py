@@ -1,10 +1,14 @@
 """The lines of a training run: rates and times left without compilation."""
 
+import sys
+from types import SimpleNamespace
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from absl import logging
 
+from mask_rcnn_jax.training import step_log
 from mask_rcnn_jax.training.loggers import Loggers
 from mask_rcnn_jax.training.step_log import StepLog
 from tests.helpers import tiny_batch, tiny_config
@@ -16,6 +20,15 @@ def clock(monkeypatch):
     now = [1000.0]
     monkeypatch.setattr("mask_rcnn_jax.training.step_log.time.monotonic", lambda: now[0])
     return now
+
+
+@pytest.fixture(autouse=True)
+def memory(monkeypatch):
+    """A device that used 12.345 GB, and a host that used 2 GB."""
+    device = SimpleNamespace(memory_stats=lambda: {"peak_bytes_in_use": 12_345_000_000})
+    monkeypatch.setattr(step_log.jax, "local_devices", lambda: [device])
+    usage = SimpleNamespace(ru_maxrss=2_000_000_000 // (1 if sys.platform == "darwin" else 1024))
+    monkeypatch.setattr(step_log.resource, "getrusage", lambda who: usage)
 
 
 def test_compiling_counts_neither_for_the_rate_nor_for_the_time_left(clock, caplog):
@@ -33,19 +46,24 @@ def test_compiling_counts_neither_for_the_rate_nor_for_the_time_left(clock, capl
                                        (4, wide, 50), (5, square, 0), (6, wide, 0)):  # fmt: skip
             with log.dispatching(batch):
                 clock[0] += compiling
-            log.finish_previous(step, {"loss/total": jnp.float32(3.0)}, batch.image_index)
+            metrics = {"loss/total": jnp.float32(3.0), "lr": jnp.float32(0.02)}
+            log.finish_previous(step, metrics, batch.image_index)
             clock[0] += 2
         log.finish()
     rates = {step: metrics["perf/images_per_s"] for step, metrics in records}
     assert rates == pytest.approx({1: 2.0, 2: 2.0, 4: 2.0, 6: 2.0})
+    assert [metrics["perf/ms_per_step"] for _, metrics in records] == pytest.approx([2000] * 4)
+    assert records[0][1]["perf/peak_memory_mb"] == 12_345
+    assert records[0][1]["perf/peak_rss_mb"] == pytest.approx(2_000, rel=1e-3)
+    rates = "loss 3.000  lr 0.02  2 s/step  2 images/s  device 12.3 GB  host 2.0 GB "
     assert [record.getMessage() for record in caplog.records] == [
         "compiling the training step for images of 64 x 64 ...",
         "compiled in 100.0 s",
         "first step done after 109.0 s",
-        "step 1 of 10  loss 3.000  2 images/s  0:00:18 left",
-        "step 2 of 10  loss 3.000  2 images/s  0:00:16 left",
+        f"step 1 of 10  {rates} 0:00:18 left",
+        f"step 2 of 10  {rates} 0:00:16 left",
         "compiling the training step for images of 64 x 128 ...",
         "compiled in 50.0 s",
-        "step 4 of 10  loss 3.000  2 images/s  0:00:12 left",
-        "step 6 of 10  loss 3.000  2 images/s  0:00:08 left",
+        f"step 4 of 10  {rates} 0:00:12 left",
+        f"step 6 of 10  {rates} 0:00:08 left",
     ]
