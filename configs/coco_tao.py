@@ -11,6 +11,7 @@ Changes the TensorFlow 1 recipe (configs/coco_nvidia_tf1.py) as below, with the 
 `:docs` has those from the documentation's sample. docs/recipes.md maps TAO spec fields to entries.
 TAO's own weights (.hdf5, .tlt) are not supported; torchvision's, in the command, have their stride
 in the 3x3 convolution. Like TAO's freeze_bn, norms use stored statistics but train scale and bias.
+The precision is float32, as both specs have use_amp: False.
 """
 
 from ml_collections import ConfigDict
@@ -23,6 +24,7 @@ def get_config(variant: str = "blog") -> ConfigDict:
     config.data.max_instances = 200
     config.model.backbone.update(norm="affine", norm_eps=1e-3, stride_in="1x1", padding="same")
     config.optim.update(learning_rate=0.02, loss_scale=2.0**15, decay_on=("kernel", "scale"))
+    config.train.precision = "float32"
     if variant == "blog":
         _schedule(config, batch_size=24, steps=100_000, levels=(0.1, 0.01, 0.001))
         config.optim.update(warmup_until=1000 / 100_000, warmup_factor=1e-4 / 0.02)
