@@ -10,6 +10,7 @@
     python -m mask_rcnn_jax.prepare weights resnet50 --data_dir DIR
     python -m mask_rcnn_jax.prepare coco2017 --data_dir DIR
     python -m mask_rcnn_jax.prepare tfds --data_dir DIR
+    python -m mask_rcnn_jax.prepare tao_spec SPEC.txt --gpus 8 --output recipe.py
 
 `prepare ACTION --help` describes the flags of one action.
 """
@@ -48,9 +49,11 @@ ACTIONS = {
     "weights: public weights by name": ("data_dir",),
     "coco2017: COCO 2017, downloaded and unpacked": ("data_dir", "split", "delete_zips"),
     "tfds: a COCO set as records of tensorflow-datasets": TFDS_FLAGS,
+    "tao_spec: a recipe from a spec of the TAO Toolkit": ("gpus", "output"),
 }
 SPLITS = {"both": ("train", "val"), "train": ("train",), "val": ("val",)}
 JSON_NAMES = ("instances_{}2017.json", "instances_{}.json")  # COCO's, and those of `shapes`
+NAMED = {"weights": f"one name of {list(PUBLIC_WEIGHTS)}", "tao_spec": "the path of one spec"}
 DATA_DIR_HELP = "Folder of the data set (annotations/ and image folders), or of the weights."
 
 
@@ -61,7 +64,10 @@ def define_flags() -> None:
         "images", None, "Folder of the images; labelme and via: if not beside the annotations."
     )
     flags.DEFINE_string("input", None, "The json file of via, the folder of those of labelme.")
-    flags.DEFINE_string("output", None, "The json to write; for split a folder.")
+    flags.DEFINE_string(
+        "output", None, "The json to write; for split a folder, for tao_spec a recipe."
+    )
+    flags.DEFINE_integer("gpus", 1, "GPUs that the spec's batch sizes are for.", lower_bound=1)
     flags.DEFINE_bool(
         "by_name", False, "Write the json to --output with absent images found by base name."
     )
@@ -85,9 +91,9 @@ def define_flags() -> None:
 
 def main(positional: Sequence[str]) -> None:
     action, *names = positional or [""]
-    if action == "weights" and len(names) != 1:
-        raise ValueError(f"prepare weights needs one name of {list(PUBLIC_WEIGHTS)}")
-    if action not in COMMANDS or (names and action != "weights"):
+    if action in NAMED and len(names) != 1:
+        raise ValueError(f"prepare {action} needs {NAMED[action]}")
+    if action not in COMMANDS or (names and action not in NAMED):
         raise ValueError(f"prepare got {' '.join(positional)!r}, expected one of {list(COMMANDS)}")
     if action in ("shapes", "weights", "coco2017", "tfds") and not FLAGS.data_dir:
         raise ValueError(f"prepare {action} needs --data_dir")
@@ -215,6 +221,18 @@ def convert(tool: str) -> None:
     write_json(Path(FLAGS.output), content)
 
 
+def prepare_recipe(spec: str) -> None:
+    """Write the recipe --output for a spec, and print a line for each field that it leaves out."""
+    from mask_rcnn_jax.formats.tao_recipe import write_recipe
+
+    if not FLAGS.output or not FLAGS.output.endswith(".py"):
+        raise ValueError("prepare tao_spec needs --output, the recipe to write, such as recipe.py")
+    notes = write_recipe(spec, FLAGS.output, FLAGS.gpus)
+    for note in notes:
+        print(f"without counterpart: {note}")
+    print(f"{FLAGS.output}: train with --config {FLAGS.output}")
+
+
 def split() -> None:
     """Write train.json and val.json into --output, from --json."""
     if not (FLAGS.json and FLAGS.output and FLAGS["val"].present):
@@ -275,6 +293,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "weights": prepare_weights,
     "coco2017": prepare_coco2017,
     "tfds": prepare_records,
+    "tao_spec": prepare_recipe,
 }
 
 

@@ -39,6 +39,7 @@ from mask_rcnn_jax.deploy.video import Video
 from mask_rcnn_jax.evaluation import coco as coco_evaluation
 from mask_rcnn_jax.formats.coco_build import build_coco
 from mask_rcnn_jax.formats.labelme import read_labelme
+from mask_rcnn_jax.formats.tao_recipe import write_recipe
 from mask_rcnn_jax.formats.via import read_via
 from mask_rcnn_jax.report.training_section import training_section
 from mask_rcnn_jax.rle import encode_window
@@ -47,6 +48,7 @@ from mask_rcnn_jax.training.scoring import evaluate_results
 from mask_rcnn_jax.training.setup import open_workdir
 from mask_rcnn_jax.weights.files import read_arrays
 from tests.deploy.videos import write_video
+from tests.formats.test_tao_spec import BLOG
 from tests.fuzz import hostile
 from tests.helpers import tiny_config
 from tests.weights import test_tf_checkpoint as tf
@@ -547,6 +549,35 @@ def read_records(path: Path) -> None:
     assert all(record["step"] <= 3 for record in read_metrics(path))
 
 
+# Specs of TAO: a value of the blog's is replaced, or bytes are.
+
+SPEC_VALUES = ['"[]"', '"()"', '"[1, 2, 3]"', '"((1, 2), (3, 4))"', '"' + "(" * 500 + '"']
+SPEC_VALUES += ['"[1e999]"', '"[nan]"', '"{1: 2}"', '"(64, 64)"', '"9**9**9"', '"\\\\d"', "true"]
+SPEC_VALUES += ["0", "-1", "1.5", "nan", "inf", "1e308", "4294967295", "4294967296", "{}", "[1]"]
+spec_cases = st.one_of(
+    st.tuples(hostile.places, st.sampled_from(SPEC_VALUES), hostile.no_edits),
+    st.tuples(hostile.places, st.sampled_from(SPEC_VALUES), hostile.no_edits),
+    st.tuples(hostile.places, st.none(), hostile.byte_edits),
+)
+
+
+def write_spec(folder: Path, case: Any) -> Path:
+    place, value, changes = case
+    lines = BLOG.splitlines()
+    given = [number for number, line in enumerate(lines) if ": " in line]
+    number = given[place % len(given)]
+    if value is not None:
+        lines[number] = f"{lines[number].partition(':')[0]}: {value}"
+    path = folder / "spec.txt"
+    path.write_bytes(hostile.edit_bytes("\n".join(lines).encode(), changes))
+    return path
+
+
+def read_spec(path: Path) -> None:
+    notes = write_recipe(path, path.parent / "recipe.py", 8)
+    assert all("\n" not in note for note in notes)
+
+
 PARSERS = {
     "COCO json": Parser(json_cases, _json_file(COCO, "case.json"), read_coco),
     "results json": Parser(json_cases, _json_file(RESULTS, "results.json"), read_results),
@@ -558,6 +589,7 @@ PARSERS = {
     "torch zips": Parser(zip_cases, write_zip, read_weights),
     "safetensors": Parser(safetensors_cases, write_safetensors, read_weights),
     "TensorFlow checkpoints": Parser(tf_cases, write_tf, read_weights),
+    "TAO specs": Parser(spec_cases, write_spec, read_spec),
     "config.json": Parser(json_cases, write_config, read_config),
     "metrics.jsonl": Parser(json_cases, write_records, read_records),
 }
