@@ -10,6 +10,7 @@
     python -m mask_rcnn_jax.prepare weights resnet50 --data_dir DIR
     python -m mask_rcnn_jax.prepare coco2017 --data_dir DIR
     python -m mask_rcnn_jax.prepare tfds --data_dir DIR
+    python -m mask_rcnn_jax.prepare tfrecord --input 'DIR/train*.tfrecord' --output FILE
     python -m mask_rcnn_jax.prepare tao_spec SPEC.txt --gpus 8 --output recipe.py
 
 `prepare ACTION --help` describes the flags of one action.
@@ -49,6 +50,7 @@ ACTIONS = {
     "weights: public weights by name": ("data_dir",),
     "coco2017: COCO 2017, downloaded and unpacked": ("data_dir", "split", "delete_zips"),
     "tfds: a COCO set as records of tensorflow-datasets": TFDS_FLAGS,
+    "tfrecord: TFRecords of NVIDIA's or TAO's scripts to a COCO json": ("input", "json", "output"),
     "tao_spec: a recipe from a spec of the TAO Toolkit": ("gpus", "output"),
 }
 SPLITS = {"both": ("train", "val"), "train": ("train",), "val": ("val",)}
@@ -59,11 +61,17 @@ DATA_DIR_HELP = "Folder of the data set (annotations/ and image folders), or of 
 
 def define_flags() -> None:
     flags.DEFINE_string("data_dir", None, DATA_DIR_HELP)
-    flags.DEFINE_string("json", None, "Annotation file; check takes it together with --images.")
+    flags.DEFINE_string(
+        "json", None, "Annotation file; check takes it with --images, tfrecord its categories."
+    )
     flags.DEFINE_string(
         "images", None, "Folder of the images; labelme and via: if not beside the annotations."
     )
-    flags.DEFINE_string("input", None, "The json file of via, the folder of those of labelme.")
+    flags.DEFINE_string(
+        "input",
+        None,
+        "The json file of via, the folder of labelme's, a pattern of TFRecord files.",
+    )
     flags.DEFINE_string(
         "output", None, "The json to write; for split a folder, for tao_spec a recipe."
     )
@@ -221,6 +229,20 @@ def convert(tool: str) -> None:
     write_json(Path(FLAGS.output), content)
 
 
+def convert_tfrecords() -> None:
+    """Write the annotations in the record files --input to the COCO json --output."""
+    from mask_rcnn_jax.formats.tfrecord_coco import read_tfrecords
+
+    if not (FLAGS.input and FLAGS.output):
+        raise ValueError("prepare tfrecord needs --input, a pattern of record files, and --output")
+    categories = read_coco(FLAGS.json)["categories"] if FLAGS.json else None
+    content, left_out = read_tfrecords(FLAGS.input, categories, progress_of)
+    for line in left_out:
+        print(f"data.bad_annotations=skip is needed: {line}")
+    write_json(Path(FLAGS.output), content)
+    print(f"--config.data.source=tfrecord reads it with the images in {FLAGS.input}")
+
+
 def prepare_recipe(spec: str) -> None:
     """Write the recipe --output for a spec, and print a line for each field that it leaves out."""
     from mask_rcnn_jax.formats.tao_recipe import write_recipe
@@ -293,6 +315,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "weights": prepare_weights,
     "coco2017": prepare_coco2017,
     "tfds": prepare_records,
+    "tfrecord": convert_tfrecords,
     "tao_spec": prepare_recipe,
 }
 

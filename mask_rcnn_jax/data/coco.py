@@ -29,6 +29,7 @@ from mask_rcnn_jax.data.checking import ALL_CROWDS, inspect_coco
 from mask_rcnn_jax.data.dataset import Annotation, ImageRecord
 from mask_rcnn_jax.data.images import decode_bytes, decode_image
 from mask_rcnn_jax.data.records import Records
+from mask_rcnn_jax.data.tfrecords import TFRecords
 
 # Each class costs the model a row of weights, so an id that is no count of classes is refused.
 MAX_RAW_ID = 10_000
@@ -43,7 +44,7 @@ class CocoDataset:
     class_names: tuple[str, ...]
     category_ids: tuple[int | str, ...]  # rising; the json's, or 1..K with raw class ids
     images: tuple[ImageRecord, ...]
-    records: Records | None = None  # where the images are, if not files in `image_dir`
+    records: Records | TFRecords | None = None  # where the images are, if not files in `image_dir`
     bad_annotations: str = "error"  # as for `load_coco`; scores leave out what training does
     boxes_only: bool = False  # objects may have no mask
 
@@ -66,7 +67,7 @@ def load_coco(
     bad_annotations: str = "error",
     require_annotations: bool = True,
     class_ids: str = "contiguous",
-    records: Records | None = None,
+    records: Records | TFRecords | None = None,
     boxes_only: bool = False,
 ) -> CocoDataset:
     """Read and check a COCO json.
@@ -77,8 +78,8 @@ def load_coco(
         class_ids: "contiguous" numbers the categories 1..K by rising id. "raw" makes the id the
             class, as torchvision and NVIDIA's TensorFlow code do: K is the highest id, and a class
             without a category is named "unused 12".
-        records: hold the images, in the order of the json; no file is looked for in `image_dir`,
-            which only names the images in messages.
+        records: hold the images; no file is looked for in `image_dir`, which only names the images
+            in messages.
         boxes_only: objects need no mask; one without has an empty segmentation.
 
     Raises ValueError for a json that cannot be used, FileNotFoundError if it is not there.

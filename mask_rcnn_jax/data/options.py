@@ -58,13 +58,13 @@ class DataOptions:
     """Options for reading and sampling images and annotations.
 
     Attributes:
-        source: "json" reads the json and image entries below; "tfds" reads the records in
-            `tfds_dir`.
+        source: "json" reads the json and image entries below; "tfrecord" does, with the images in
+            record files; "tfds" reads the records in `tfds_dir`.
         tfds_dir: folder of the records written by `prepare tfds`.
         train_json: COCO annotations for training.
-        train_images: folder of the training images.
+        train_images: folder of the training images; with "tfrecord" a pattern of record files.
         val_json: COCO annotations for evaluation; "" trains without any.
-        val_images: folder of the evaluation images.
+        val_images: folder of the evaluation images; as `train_images`.
         class_ids: "contiguous" numbers the categories by increasing id; "raw" uses category id k as
             class k.
         keep_empty: also train on images without objects.
@@ -73,7 +73,7 @@ class DataOptions:
         num_workers: number of loader processes; 0 uses threads of this process.
     """
 
-    source: Literal["json", "tfds"] = "json"
+    source: Literal["json", "tfds", "tfrecord"] = "json"
     tfds_dir: str = "tfds"
     train_json: str = "train.json"
     train_images: str = "train"

@@ -1,12 +1,14 @@
-"""Where a config's images and annotations come from: a json with files, or records."""
+"""Where a config's images and annotations come from: a json with files, or with records."""
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
 from mask_rcnn_jax.data.coco import CocoDataset, load_coco
 from mask_rcnn_jax.data.records import MAKE_ANEW, Records, annotation_name, records_dir
+from mask_rcnn_jax.data.tfrecords import TFRecords
 
-SOURCES = ("json", "tfds")
+SOURCES = ("json", "tfds", "tfrecord")
 
 
 def load_split(data: Mapping[str, Any], split: str, *, boxes_only: bool = False) -> CocoDataset:
@@ -14,7 +16,7 @@ def load_split(data: Mapping[str, Any], split: str, *, boxes_only: bool = False)
 
     Objects need no mask with `boxes_only`, which `learns_boxes_only` says of a config.
 
-    Both sources give the same examples, if the records were made from that json. Raises ValueError
+    All sources give the same examples, if the records were made from that json. Raises ValueError
     or FileNotFoundError for a set that is not there or cannot be used.
     """
     checks = {name: data[name] for name in ("bad_annotations", "class_ids")}
@@ -24,12 +26,25 @@ def load_split(data: Mapping[str, Any], split: str, *, boxes_only: bool = False)
     annotations = annotation_file(data, split)
     if data["source"] == "json":
         return load_coco(annotations, data[f"{split}_images"], **checks)
+    if data["source"] == "tfrecord":
+        return _load_tfrecords(annotations, data[f"{split}_images"], checks)
     directory = records_dir(data["tfds_dir"])
     records = Records(directory, split)
     dataset = load_coco(annotations, directory, records=records, **checks)
     if len(records) != len(dataset.images):
         found = f"{len(records)} records of {split!r}, but {len(dataset.images)} images"
         raise ValueError(f"{directory}: {found} in {annotations}; {MAKE_ANEW}")
+    return dataset
+
+
+def _load_tfrecords(annotations: str, pattern: str, checks: Mapping[str, Any]) -> CocoDataset:
+    if not os.path.exists(annotations):
+        command = f"`prepare tfrecord --input {pattern!r} --output {annotations!r}`"
+        expected = f"expected the json that the records were made from; {command} writes one"
+        raise FileNotFoundError(f"no annotation file {annotations!r}, {expected}")
+    records = TFRecords(pattern)
+    dataset = load_coco(annotations, pattern, records=records, **checks)
+    records.select([image.id for image in dataset.images])
     return dataset
 
 
@@ -41,8 +56,8 @@ def learns_boxes_only(config: Mapping[str, Any]) -> bool:
 def annotation_file(data: Mapping[str, Any], split: str) -> str:
     """Path of the COCO json of a split, whether it is there or not."""
     if data["source"] not in SOURCES:
-        expected = " or ".join(map(repr, SOURCES))
+        expected = f"one of {list(SOURCES)}"
         raise ValueError(f"data.source is {data['source']!r}, expected {expected}")
-    if data["source"] == "json":
+    if data["source"] != "tfds":
         return data[f"{split}_json"]
     return str(records_dir(data["tfds_dir"]) / annotation_name(split))

@@ -4,6 +4,7 @@ docs/recipes.md lists the counterpart of each field. A field that a spec leaves 
 of configs/coco_tao.py, except that a switch in a given block is off, as protobuf has it.
 """
 
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -91,8 +92,13 @@ def translate(spec: Spec, gpus: int) -> tuple[dict[str, Any], list[str]]:
         notes.append("test_rpn_nms_thresh: model.rpn.nms_thresh is also that of training")
     if values.get("training_file_pattern"):
         pattern, name = values["training_file_pattern"], entries["data.train_json"]
-        command = f"`prepare tfrecord --input {pattern!r} --output {name!r}`"
+        classes = f" --json {values['val_json_file']!r}" if values.get("val_json_file") else ""
+        command = f"`prepare tfrecord --input {pattern!r}{classes} --output {name!r}`"
         notes.append(f"training_file_pattern: {command} writes the annotations of its records")
+    for name, value in entries.items():
+        numbers = value if isinstance(value, tuple) else (value,)
+        if not all(math.isfinite(n) for n in numbers if isinstance(n, float)):
+            raise ValueError(f"{spec.path}: {name} comes to {value}, expected finite numbers")
     return entries, notes
 
 

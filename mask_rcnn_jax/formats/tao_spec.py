@@ -65,17 +65,17 @@ class Spec:
 
     def __init__(self, path: str | os.PathLike):
         """Raises ValueError or OSError, naming the file and the line, if it cannot be read."""
-        self._path = os.fspath(path)
+        self.path = os.fspath(path)
         try:
             self._text = read_regular(path, MAX_BYTES).decode()
             message = text_format.Parse(self._text, _experiment()())
         except UnicodeDecodeError as error:
-            raise ValueError(f"{self._path}: no text in UTF-8 ({error.reason})") from error
+            raise ValueError(f"{self.path}: no text in UTF-8 ({error.reason})") from error
         except text_format.ParseError as error:
             where, _, what = str(error).partition(" : ")
             line = where.partition(":")[0]
             at = f", line {line}: {what}" if what and line.isdigit() else f": {error}"
-            raise ValueError(f"{self._path}{at}".replace("tao.", "")) from error
+            raise ValueError(f"{self.path}{at}".replace("tao.", "")) from error
         self.values: dict[str, Any] = {}
         for field, value in message.ListFields():
             inner = value.ListFields() if field.name in ("data_config", "maskrcnn_config") else ()
@@ -98,7 +98,7 @@ class Spec:
         end = found.end() if found else 0
         line = self._text.count("\n", 0, end) + 1
         shown = repr(self.values.get(name))[:100]
-        return ValueError(f"{self._path}, line {line}: {name} is {shown}, expected {expected}")
+        return ValueError(f"{self.path}, line {line}: {name} is {shown}, expected {expected}")
 
     def positive(self, name: str, default: float | None = None) -> Any:
         """The value of a field, above 0."""

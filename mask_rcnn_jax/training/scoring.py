@@ -179,7 +179,7 @@ def _dataset_reader(dataset: Dataset) -> ReadImage:
 
 def _config_reader(config: ConfigDict) -> ReadImage:
     """Reads from the files of the "val" set, whose json may lack everything but file names."""
-    if config.data.source == "tfds":
+    if config.data.source != "json":
         return _dataset_reader(load_split(config.data, "val"))
 
     def read(image: dict) -> np.ndarray:

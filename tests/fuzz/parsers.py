@@ -34,12 +34,14 @@ from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.data.coco import check_coco, decode_image, load_coco
 from mask_rcnn_jax.data.options import example_options
 from mask_rcnn_jax.data.resize import resize_plan
+from mask_rcnn_jax.data.tfrecords import TFRecords
 from mask_rcnn_jax.data.transforms import empty_batch, load_row
 from mask_rcnn_jax.deploy.video import Video
 from mask_rcnn_jax.evaluation import coco as coco_evaluation
 from mask_rcnn_jax.formats.coco_build import build_coco
 from mask_rcnn_jax.formats.labelme import read_labelme
 from mask_rcnn_jax.formats.tao_recipe import write_recipe
+from mask_rcnn_jax.formats.tfrecord_coco import read_tfrecords
 from mask_rcnn_jax.formats.via import read_via
 from mask_rcnn_jax.report.training_section import training_section
 from mask_rcnn_jax.rle import encode_window
@@ -47,6 +49,7 @@ from mask_rcnn_jax.training.metrics import read_metrics, truncate_metrics
 from mask_rcnn_jax.training.scoring import evaluate_results
 from mask_rcnn_jax.training.setup import open_workdir
 from mask_rcnn_jax.weights.files import read_arrays
+from tests import tfrecord_writer
 from tests.deploy.videos import write_video
 from tests.formats.test_tao_spec import BLOG
 from tests.fuzz import hostile
@@ -549,6 +552,59 @@ def read_records(path: Path) -> None:
     assert all(record["step"] <= 3 for record in read_metrics(path))
 
 
+# TFRecords: a feature is replaced, or bytes are, of the messages (before checksums are made) or of
+# the file.
+
+
+@cache
+def record_features() -> list[dict]:
+    file = cv2.imencode(".png", np.full((*SIZE, 3), 99, np.uint8))[1].tobytes()
+    return [tfrecord_writer.coco_features(COCO, image, file) for image in COCO["images"]]
+
+
+FEATURES: list[Any] = [[], [b""], [b"1"], [b"\xff"], [b"x" * 5000], [b"a", b"b"], [b"../../x"]]
+FEATURES += [[0], [1], [-1], [2**63 - 1], [7, 7], [1] * 100, [0.0], [float("nan")], [1e38, -1e38]]
+FEATURES += [[float("inf")] * 2, [0.5, 0.5], [64], [48], [10**9], [1.0, 1.0], [b"17", b"17"]]
+record_cases = st.one_of(
+    st.tuples(st.just("feature"), hostile.places, st.sampled_from(FEATURES)),
+    st.tuples(st.just("feature"), hostile.places, st.sampled_from(FEATURES)),
+    st.tuples(st.just("message"), hostile.places, hostile.byte_edits),
+    st.tuples(st.just("file"), hostile.places, hostile.byte_edits),
+)
+
+
+def write_record_file(folder: Path, case: Any) -> Path:
+    kind, place, change = case
+    records = [dict(features) for features in record_features()]
+    record = place % len(records)
+    names = list(records[record])
+    if kind == "feature":
+        records[record][names[place // len(records) % len(names)]] = change
+    messages = [tfrecord_writer.example(features, packed=place % 2 == 0) for features in records]
+    if kind == "message":
+        messages[record] = hostile.edit_bytes(messages[record], change)
+    data = b"".join(map(tfrecord_writer.record, messages))
+    path = folder / "case.tfrecord"
+    path.write_bytes(hostile.edit_bytes(data, change) if kind == "file" else data)
+    return path
+
+
+def read_record_file(path: Path) -> None:
+    """What becomes a json trains from the same records."""
+    content, _ = read_tfrecords(str(path), None, lambda total: lambda done: None)
+    output = path.parent / "case.json"
+    output.write_text(json.dumps(content))
+    records = TFRecords(str(path))
+    try:
+        options = {"bad_annotations": "skip", "require_annotations": False, "records": records}
+        dataset = load_coco(output, str(path), **options)
+        records.select([image.id for image in dataset.images])
+    finally:
+        output.unlink()
+    for index in range(len(dataset.images)):
+        dataset.decode(index)
+
+
 # Specs of TAO: a value of the blog's is replaced, or bytes are.
 
 SPEC_VALUES = ['"[]"', '"()"', '"[1, 2, 3]"', '"((1, 2), (3, 4))"', '"' + "(" * 500 + '"']
@@ -589,6 +645,7 @@ PARSERS = {
     "torch zips": Parser(zip_cases, write_zip, read_weights),
     "safetensors": Parser(safetensors_cases, write_safetensors, read_weights),
     "TensorFlow checkpoints": Parser(tf_cases, write_tf, read_weights),
+    "TFRecords": Parser(record_cases, write_record_file, read_record_file),
     "TAO specs": Parser(spec_cases, write_spec, read_spec),
     "config.json": Parser(json_cases, write_config, read_config),
     "metrics.jsonl": Parser(json_cases, write_records, read_records),
