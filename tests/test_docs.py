@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from mask_rcnn_jax.config import flatten
 from mask_rcnn_jax.configs import coco
+from mask_rcnn_jax.prepare import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -79,3 +81,56 @@ def test_every_flag_of_a_command_exists(page):
         source += (ROOT / "mask_rcnn_jax" / "cli.py").read_text()
         for flag in re.findall(r"--(\w+)(?![\w.]*\.)", rest):
             assert flag == "config" or f'"{flag}"' in source, f"{command} --{flag}"
+
+
+def table_rows(page: Path, title: str) -> list[tuple[str, str]]:
+    """The cells of the two-column tables below a title."""
+    section = re.split(r"^## ", page.read_text(), flags=re.M)
+    (text,) = [part for part in section if part.startswith(f"{title}\n")]
+    return re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", text, re.M)[1:]
+
+
+FROM_OTHERS = ROOT / "docs" / "from_others.md"
+TITLES = re.findall(r"^## (From .*)$", FROM_OTHERS.read_text(), re.M)
+# Every flag of the examples' parsers, and what their scripts add.
+FLAGS = {
+    "From NVIDIA's TensorFlow 1 example": """
+        log_path data_dir checkpoint eval_batch_size eval_after_training eval_samples
+        include_groundtruth_in_features global_gradient_clip_ratio init_learning_rate
+        warmup_learning_rate finetune_bn l2_weight_decay mode model_dir momentum num_steps_per_eval
+        save_checkpoints_steps seed train_batch_size total_steps learning_rate_decay_levels
+        learning_rate_steps warmup_steps use_amp use_batched_nms use_custom_box_proposals_op
+        use_fake_data use_tf_distributed use_xla training_file_pattern validation_file_pattern
+        val_json_file report_frequency allow_xla_at_inference amp xla
+    """,
+    "From NVIDIA's TensorFlow 2 example": """
+        data_dir model_dir backbone_checkpoint eval_file epochs steps_per_epoch eval_samples
+        train_batch_size eval_batch_size seed l2_weight_decay init_learning_rate
+        learning_rate_values learning_rate_boundaries momentum finetune_bn use_synthetic_data xla
+        amp log_file log_every log_warmup_steps log_graph log_tensorboard verbose eagerly gpus
+        batch_size no_xla weights_dir slurm_lock no_eval
+    """,
+}
+
+
+@pytest.mark.parametrize("title", FLAGS)
+def test_every_flag_of_an_example_has_a_row(title):
+    named = [
+        name for left, _ in table_rows(FROM_OTHERS, title) for name in re.findall(r"`--(\w+)", left)
+    ]
+    assert sorted(set(named)) == sorted(FLAGS[title].split())
+
+
+@pytest.mark.parametrize("title", TITLES)
+def test_tables_name_entries_and_commands_that_exist(title):
+    entries, rows = flatten(coco.get_config()), table_rows(FROM_OTHERS, title)
+    assert rows
+    for left, right in rows:
+        named = re.findall(rf"`((?:{SECTIONS})\.[\w.]+)", right)
+        assert [name for name in named if name not in entries] == [], left
+        called = re.findall(r"`(train|evaluate|infer|export|benchmark|prepare)\b ?(\w*)", right)
+        for command, action in called:
+            assert (ROOT / "mask_rcnn_jax" / f"{command}.py").is_file()
+            assert command != "prepare" or action in COMMANDS, left
+        said = r"none|always|not needed|not available|counted from|`--|CUDA_VISIBLE_DEVICES"
+        assert named or called or re.search(said, right), left

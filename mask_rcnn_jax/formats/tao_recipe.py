@@ -23,6 +23,7 @@ SAME = {
     "momentum": "optim.momentum",
     "l2_weight_decay": "optim.weight_decay",
     "init_learning_rate": "optim.learning_rate",
+    "eval_batch_size": "eval.batch_size",
     "eval_samples": "eval.max_images",
     "n_workers": "data.num_workers",
     "skip_crowd_during_training": "data.skip_crowd",
@@ -69,8 +70,6 @@ def translate(spec: Spec, gpus: int) -> tuple[dict[str, Any], list[str]]:
     entries = {entry: values[name] for name, entry in SAME.items() if name in values}
     entries |= _schedule(spec, gpus) | _data(values) | _model(spec)
     entries["train.precision"] = "float16" if values["use_amp"] else "float32"
-    if "eval_batch_size" in values:
-        entries["eval.batch_size"] = values["eval_batch_size"] * gpus
     if values.get("visualize_images_summary") is False:
         entries["eval.pictures"] = 0
     loggers = [name for name in ("wandb", "clearml") if f"{name}_config" in values]

@@ -103,11 +103,9 @@ def test_the_spec_of_the_blog_is_the_recipe_in_configs(tmp_path):
     own = "source train_json train_images val_json val_images"
     assert different == {
         *(f"data.{name}" for name in own.split()),
-        *("train.seed", "train.checkpoint_every", "eval.max_images", "eval.batch_size"),
+        *("train.seed", "train.checkpoint_every", "eval.max_images"),
     }
-    assert (found["train.seed"], found["eval.max_images"], found["eval.batch_size"]) == (
-        (123, 500, 64)
-    )
+    assert (found["train.seed"], found["eval.max_images"]) == (123, 500)
     assert found["data.source"] == "tfrecord"
     assert found["data.train_images"] == "/data/train*.tfrecord"
     assert found["data.val_json"] == "/data/annotations/instances_val2017.json"
