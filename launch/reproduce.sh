@@ -165,7 +165,7 @@ choose() { # choose RECIPE: its entries in `config`, images per GPU of the page 
   train=1 infer=1
   config+=(
     --config.data.{"image_size=(64, 64)",max_instances=8,num_workers=0}
-    --config.model.{num_classes=3,fpn.channels=32,rpn.channels=32,box_head.channels=32}
+    --config.model.{fpn.channels=32,rpn.channels=32,box_head.channels=32}
     --config.model.{mask_head.channels=32,rpn.batch_size_per_image=16}
     --config.model.backbone.{depth=10,norm=group,frozen_stages=0}
     --config.model.sampling.batch_size_per_image=16
