@@ -26,12 +26,9 @@ import jax
 from pallas_kernels import cases, support
 
 TARGETS = Path(__file__).parent / "targets"
-PACKAGES = {
-    "jax_plugins.xla_cuda13": "jax-cuda13-pjrt",
-    "jax_cuda13_plugin": "jax-cuda13-plugin",
-    "nvidia/cu13/bin/ptxas": "nvidia-cuda-nvcc",
-    "nvidia/cu13/nvvm/libdevice/libdevice.10.bc": "nvidia-nvvm",
-}
+PACKAGES = {"jax_plugins.xla_cuda13": "jax-cuda13-pjrt", "jax_cuda13_plugin": "jax-cuda13-plugin"}
+TOOLS = {"bin/ptxas": "nvidia-cuda-nvcc", "nvvm/libdevice/libdevice.10.bc": "nvidia-nvvm"}
+TOOLKIT = "/usr/local/cuda"
 TIMEOUT = 600  # seconds per kernel; compiling takes a few
 RESULT = "compiler result: "
 UNFUSED = "nms"  # prefix of kernels whose comparisons must match NumPy bit for bit
@@ -64,6 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
     if problem:
         print(f"check_compile: {problem}", file=sys.stderr)
         return 1
+    use_cuda_tools()
     if flags.child:
         job = jobs()[flags.only]
         print(RESULT + json.dumps(compile_one(flags.target, job)), flush=True)
@@ -83,21 +81,46 @@ def main(arguments: list[str] | None = None) -> int:
 
 def missing_requirement(target: str) -> str | None:
     """Return why this machine cannot compile for `target`, in one line, or None."""
-    missing = [package for needed, package in PACKAGES.items() if not _is_installed(needed)]
+    missing = [package for module, package in PACKAGES.items() if not _is_installed(module)]
+    root = cuda_root()
+    missing += [package for tool, package in TOOLS.items() if not (root / tool).is_file()]
     if missing:
-        return f"needs the packages {', '.join(missing)}; see pallas_kernels/README.md"
+        return (
+            f"needs the packages {', '.join(missing)} (for ptxas and libdevice, a CUDA toolkit in "
+            f"CUDA_HOME or {TOOLKIT} will do); see pallas_kernels/README.md"
+        )
     capability = tuple(map(int, describe(target)["capability"].split(".")))
     return support.mosaic_unsupported(capability)
 
 
-def _is_installed(needed: str) -> bool:
-    """Find a module, or a file in an NVIDIA package."""
-    if "/" not in needed:
-        try:
-            return importlib.util.find_spec(needed) is not None
-        except ModuleNotFoundError:  # its parent package
-            return False
-    return any((Path(folder) / needed).is_file() for folder in sys.path)
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # its parent package
+        return False
+
+
+def cuda_root() -> Path:
+    """Return the folder of ptxas and libdevice.
+
+    The first of CUDA_ROOT and NVIDIA's packages, where JAX looks; CUDA_HOME; and `TOOLKIT`.
+    """
+    if os.environ.get("CUDA_ROOT"):
+        return Path(os.environ["CUDA_ROOT"])
+    for folder in sys.path:
+        packaged = Path(folder) / "nvidia/cu13"
+        if any((packaged / tool).is_file() for tool in TOOLS):
+            return packaged
+    return Path(os.environ.get("CUDA_HOME") or TOOLKIT)
+
+
+def use_cuda_tools() -> None:
+    """Point XLA, Mosaic GPU and child processes to `cuda_root()`; call before compiling."""
+    from jax.experimental.pallas import mosaic_gpu  # noqa: F401  # sets MOSAIC_GPU_CUDA_ROOT
+
+    root = str(cuda_root())
+    os.environ["CUDA_ROOT"] = os.environ["MOSAIC_GPU_CUDA_ROOT"] = root
+    os.environ["XLA_FLAGS"] = f"--xla_gpu_cuda_data_dir={root} {os.environ.get('XLA_FLAGS', '')}"
 
 
 def describe(target: str) -> dict[str, str]:

@@ -22,6 +22,7 @@ def compile_steps(
     problem = check_compile.missing_requirement(target)
     if problem:
         raise ValueError(f"cannot compile for {target}: {problem}")
+    check_compile.use_cuda_tools()
     gflop = round(inputs.train_flops(config) / 1e9, 1)
     for images, devices in shapes:
         mesh, context = check_compile.absent_gpus(target, devices)

@@ -1,4 +1,6 @@
 import json
+import sys
+from pathlib import Path
 
 import jax
 import pytest
@@ -59,6 +61,7 @@ def test_the_exit_code_and_the_table(monkeypatch, tmp_path, capsys, failure):
 
     monkeypatch.setattr(check_compile, "missing_requirement", lambda target: None)
     monkeypatch.setattr(check_compile, "check_one", check_one)
+    monkeypatch.setattr(check_compile, "use_cuda_tools", lambda: None)
     file = tmp_path / "table.json"
     code = check_compile.main(["--target", "h100", "--only", "nms", "--json", str(file)])
     assert code == (failure is not None)
@@ -71,14 +74,41 @@ def test_the_exit_code_and_the_table(monkeypatch, tmp_path, capsys, failure):
 
 
 def test_missing_packages_are_named_in_one_line(monkeypatch, capsys):
-    monkeypatch.setattr(check_compile, "PACKAGES", {"no_such.module": "one", "no/such/file": "two"})
+    monkeypatch.setattr(check_compile, "PACKAGES", {"no_such.module": "one"})
+    monkeypatch.setattr(check_compile, "TOOLS", {"no/such/file": "two"})
     assert check_compile.main(["--target", "h100"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert "needs the packages one, two" in line
+    assert "needs the packages one, two (" in line
+
+
+def test_a_cuda_toolkit_does_as_well_as_the_packages(monkeypatch, tmp_path):
+    def make(name: str) -> Path:
+        for tool in check_compile.TOOLS:
+            file = tmp_path / name / tool
+            file.parent.mkdir(parents=True)
+            file.touch()
+        return tmp_path / name
+
+    toolkit, home = make("toolkit"), make("home")
+    for name in ("CUDA_ROOT", "CUDA_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(check_compile, "PACKAGES", {})
+    monkeypatch.setattr(check_compile, "TOOLKIT", str(toolkit))
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "site")])
+    assert check_compile.cuda_root() == toolkit and not check_compile.missing_requirement("h100")
+    monkeypatch.setenv("CUDA_HOME", str(home))
+    assert check_compile.cuda_root() == home
+    packages = make("site/nvidia/cu13")  # JAX prefers these
+    assert check_compile.cuda_root() == packages
+    (packages / "bin" / "ptxas").unlink()
+    assert "needs the packages nvidia-cuda-nvcc (" in check_compile.missing_requirement("h100")
+    monkeypatch.setenv("CUDA_ROOT", str(home))  # and this to them
+    assert check_compile.cuda_root() == home
 
 
 def test_a_gpu_that_this_jax_has_no_kernels_for_is_refused(monkeypatch, capsys):
     monkeypatch.setattr(check_compile, "PACKAGES", {})
+    monkeypatch.setattr(check_compile, "TOOLS", {})
     monkeypatch.setattr(jax, "__version_info__", (0, 10, 2))
     assert check_compile.main(["--target", "a100"]) == 1
     assert "8.0 needs JAX 0.11 or newer" in capsys.readouterr().err
