@@ -14,10 +14,12 @@ model alone, and `--profile DIR` writes a trace and lists the costliest operatio
 each device, of which the largest number has `train.batch_size`. Both also run over several
 processes, and the first prints. `data` reads and prepares batches. `kernels` needs a GPU. `compile`
 needs none: it compiles the whole training step for GPUs and gives its memory, FLOPs and compile
-time.
+time. `--json` has every figure as soon as it is measured. Nothing compiled is taken from
+`--compile_cache`, but on a GPU it keeps the fastest algorithms found by XLA's autotuning.
 """
 
 import json
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,36 +61,49 @@ def main(positional: Sequence[str]) -> None:
     if kind != "kernels" and FLAGS.config is None:
         raise ValueError(f"benchmark {kind} needs --config")
     _check_combination(kind)
-    jax.config.update("jax_enable_compilation_cache", False)  # compile times are measured too
+    if FLAGS.json:
+        Path(FLAGS.json).parent.mkdir(parents=True, exist_ok=True)
+    figures: dict[str, Any]
     if kind == "compile":
         jax.config.update("jax_platforms", "cpu")  # do not look for a GPU
+        jax.config.update("jax_enable_compilation_cache", False)
         images = _counts("images", FLAGS.images)
         devices = _counts("devices", FLAGS.devices or ["1", "4"])
         shapes = [(i, d) for d in devices for i in images]
-        compiled = gpu_compile.compile_steps(FLAGS.config, FLAGS.target, shapes)
-        programs = [figures for figures, _ in compiled]
-        figures = {"target": FLAGS.target, "jax": jax.__version__, "programs": programs}
+        figures = {"target": FLAGS.target, "jax": jax.__version__, "programs": []}
+        for program, _ in gpu_compile.compile_steps(FLAGS.config, FLAGS.target, shapes):
+            figures["programs"].append(program)
+            _save(figures)
     elif kind == "kernels":
+        _choose_cache()
         if jax.default_backend() != "gpu":
             raise ValueError("benchmark kernels needs a GPU, this machine has none")
-        figures = kernels.run(FLAGS.only)
+        figures = kernels.run(FLAGS.only, _save)
     elif kind == "data":
         from mask_rcnn_jax.benchmarking import loading  # imports image libraries
 
         workers = _counts("workers", FLAGS.workers or [str(FLAGS.config.data.num_workers)], 0)
-        runs = [loading.run(FLAGS.config, FLAGS.pictures, FLAGS.steps, n) for n in workers]
-        figures = {"runs": runs} if len(runs) > 1 else runs[0]
+        runs = []
+        for count in workers:
+            runs.append(loading.run(FLAGS.config, FLAGS.pictures, FLAGS.steps, count))
+            figures = {"runs": runs} if len(workers) > 1 else runs[0]
+            _save(figures)
     elif FLAGS.devices:
+        _choose_cache()
         counts = _counts("devices", FLAGS.devices)
         for figures in scaling.weak_scaling(FLAGS.config, FLAGS.steps, counts):
-            if jax.process_index() == 0:
-                _save(figures)
+            _save(figures)
     else:
-        figures = getattr(steps, kind)(FLAGS.config, FLAGS.steps, FLAGS.profile)
+        _choose_cache()
+        figures = getattr(steps, kind)(FLAGS.config, FLAGS.steps, FLAGS.profile, save=_save)
         if FLAGS.stages:
-            figures["ms_of_stages"] = getattr(stages, kind)(FLAGS.config, FLAGS.steps)
+            figures["ms_of_stages"] = getattr(stages, kind)(
+                FLAGS.config,
+                FLAGS.steps,
+                save=lambda times: _save(figures | {"ms_of_stages": times}),
+            )
     if jax.process_index() > 0:
-        return  # the first has all figures
+        return
     text = _save(figures)
     if kind != "kernels":  # prints a line for each
         print(text, end="", flush=True)
@@ -111,12 +126,29 @@ def _check_combination(kind: str) -> None:
         raise ValueError(f"{what} runs in one process, leave out --coordinator_address")
 
 
+def _choose_cache() -> None:
+    """Compile everything, since compile times are measured, but keep what autotuning found.
+
+    JAX tells XLA to keep that below the folder of compiled programs if there is one.
+    """
+    kept = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+    if jax.default_backend() != "gpu" or not kept:
+        jax.config.update("jax_enable_compilation_cache", False)
+        return
+    folder = Path(kept) / "benchmark"
+    folder.mkdir(parents=True, exist_ok=True)
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", math.inf)
+
+
 def _save(figures: dict[str, Any]) -> str:
-    """Write the figures to `--json` atomically, if it is set, and return them as text."""
+    """Write the figures to `--json` atomically, if it is set, and return them as text.
+
+    Only the first of several processes has all figures and writes them.
+    """
     text = json.dumps(figures, indent=1) + "\n"
-    if flags.FLAGS.json:
+    if flags.FLAGS.json and jax.process_index() == 0:
         draft = Path(f"{flags.FLAGS.json}.part")
-        draft.parent.mkdir(parents=True, exist_ok=True)
         draft.write_text(text)
         os.replace(draft, flags.FLAGS.json)
     return text

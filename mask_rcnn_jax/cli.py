@@ -247,7 +247,8 @@ def _choose_platform(platform: str | None) -> None:
     if platform is not None:
         import jax
 
-        jax.config.update("jax_platforms", {"cpu": "cpu", "gpu": "cuda"}[platform])
+        # JAX runs on the first; with a GPU, the CPU stays available.
+        jax.config.update("jax_platforms", {"cpu": "cpu", "gpu": "cuda,cpu"}[platform])
 
 
 def _choose_compile_cache(folder: str | None) -> None:

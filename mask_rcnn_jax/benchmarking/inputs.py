@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from mask_rcnn_jax.data.options import ExampleOptions, canvas_size, example_options
@@ -59,13 +59,14 @@ def recipe_step(
 def lower_step(
     config: Any,
     step_mesh: Mesh | AbstractMesh,
-    mesh: Mesh,
+    mesh: Mesh | AbstractMesh,
     batch_size: int,
     platform: str | None = None,
 ) -> jax.stages.Lowered:
     """Lower the training step on `step_mesh` for abstract arguments on `mesh`.
 
-    platform: "cuda" lowers for GPUs even if the devices are not GPUs.
+    platform: "cuda" lowers for GPUs even if the devices are not GPUs. Required if `mesh` is
+        abstract.
     """
     model = recipe_model(config)
     variables = abstract_variables(model)
@@ -76,13 +77,15 @@ def lower_step(
     return traced.lower(lowering_platforms=platform and (platform,))
 
 
-def lower_predict(config: Any, mesh: Mesh, batch_size: int) -> jax.stages.Lowered:
-    """Lower prediction for abstract arguments on `mesh`."""
+def lower_predict(
+    config: Any, mesh: Mesh | AbstractMesh, batch_size: int, platform: str | None = None
+) -> jax.stages.Lowered:
+    """Lower prediction for abstract arguments on `mesh`; `platform` as in `lower_step`."""
     model = recipe_model(config)
     predict: Any = make_predict_step(model, mesh, detect_options(config))
     variables = _placed(abstract_variables(model), mesh, P())
     batch = _placed(abstract_batch(config, batch_size), mesh, P("data"))
-    return predict.lower(variables, batch)
+    return predict.trace(variables, batch).lower(lowering_platforms=platform and (platform,))
 
 
 def train_flops(config: Any) -> float:
@@ -91,14 +94,14 @@ def train_flops(config: Any) -> float:
     Counted in the GPU program, because loop bodies count once and only the CPU program has
     convolutions in loops.
     """
-    config, mesh = _without_kernels(config), _one_cpu()
+    config, mesh = _without_kernels(config), _one_device()
     config.optim.accumulate_steps, config.train.images_per_device = 1, 0
     return _flops(lower_step(config, mesh, mesh, 1, "cuda"))
 
 
 def infer_flops(config: Any) -> float:
     """Return prediction FLOPs per image, before optimization."""
-    return _flops(lower_predict(_without_kernels(config), _one_cpu(), 1))
+    return _flops(lower_predict(_without_kernels(config), _one_device(), 1, "cpu"))
 
 
 def _flops(lowered: jax.stages.Lowered) -> float:
@@ -112,11 +115,12 @@ def _without_kernels(config):
     return type(config)(sections)
 
 
-def _one_cpu() -> Mesh:
-    return Mesh(np.array(jax.local_devices(backend="cpu")[:1]), ("data",))
+def _one_device() -> AbstractMesh:
+    """Return a mesh of one device, of whatever kind: JAX may be allowed to use GPUs only."""
+    return AbstractMesh((1,), ("data",), axis_types=(AxisType.Auto,))
 
 
-def _placed(tree, mesh: Mesh, spec: P):
+def _placed(tree, mesh: Mesh | AbstractMesh, spec: P):
     """Return abstract arrays placed on a mesh."""
     sharding = NamedSharding(mesh, spec)
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)

@@ -25,14 +25,15 @@ class Pair:
     reference: Callable
     args: tuple
     tolerance: float  # largest allowed difference, as a fraction of the largest value
+    tiny: bool = False  # too small for a time to mean anything
 
 
 def names() -> list[str]:
-    """Return the names of all pairs: every case that is not tiny, RoIAlign in both directions."""
+    """Return the names of all pairs: every case, tiny ones first, RoIAlign in both directions."""
     found = []
-    for case in cases.CASES:
+    for case in sorted(cases.CASES, key=lambda case: not case.tiny):
         ops = ["gather_sum", "gather_sum_transpose"] if case.op == "gather_sum" else [case.op]
-        found += [] if case.tiny else [f"{op} {case.name}" for op in ops]
+        found += [f"{op} {case.name}" for op in ops]
     return found
 
 
@@ -60,7 +61,7 @@ def make_pair(name: str) -> Pair:
             grad = jax.random.normal(jax.random.key(0), shape, jnp.float32)
             args = (grad.astype(table.dtype), *taps)
     kernel, reference = (jax.jit(partial(function, **options)) for function in choices[op])
-    return Pair(name, kernel, reference, args, tolerance)
+    return Pair(name, kernel, reference, args, tolerance, case.tiny)
 
 
 def compare(pair: Pair) -> str | None:
@@ -99,19 +100,35 @@ def measure(pair: Pair) -> dict[str, Any]:
     }
 
 
-def run(only: str = "") -> dict[str, Any]:
-    """Check and time every pair, printing a line for each; `failures` maps wrong pairs to why."""
-    rows, failures = {}, {}
+def run(
+    only: str = "", save: Callable[[dict[str, Any]], object] = lambda figures: None
+) -> dict[str, Any]:
+    """Check every pair and time those that are not tiny, printing a line for each.
+
+    Args:
+        only: run the pairs whose names contain this text.
+        save: receives the figures after each pair.
+
+    Returns:
+        Figures by pair; `failures` maps wrong pairs to why.
+    """
+    rows: dict[str, dict[str, Any]] = {}
+    failures: dict[str, str] = {}
+    figures = {**devices.describe(), "kernels": rows, "failures": failures}
     print(f"{'kernel and case':58} {'kernel ms':>10} {'XLA ms':>10} {'GB/s':>8} {'of peak':>8}")
     for pair in (make_pair(name) for name in names() if only in name):
         problem = compare(pair)
-        row = rows[pair.name] = measure(pair)
         if problem:
             failures[pair.name] = problem
+        row = rows[pair.name] = {} if pair.tiny else measure(pair)
+        save(figures)
+        if pair.tiny:
+            print(f"{pair.name:58} {problem or 'right'}", flush=True)
+            continue
         share = "" if row["percent_of_peak"] is None else f"{row['percent_of_peak']:.1f} %"
         print(
             f"{pair.name:58} {row['kernel']['ms']:10.3f} {row['xla']['ms']:10.3f} "
             f"{row['gigabytes_per_s']:8.0f} {share:>8} {problem or ''}",
             flush=True,
         )
-    return {**devices.describe(), "kernels": rows, "failures": failures}
+    return figures

@@ -22,10 +22,23 @@ from mask_rcnn_jax.ops.extent import ValidExtent, valid_extent
 from mask_rcnn_jax.structures import Batch
 from mask_rcnn_jax.training.step import loss_options, loss_terms
 
+Save = Callable[[dict[str, float]], object]  # receives the times after each stage
 RAW_OUTPUTS = ("rpn_logits", "rpn_deltas", "class_logits", "box_deltas", "mask_logits")
 
 
-def train(config: Any, repeats: int) -> dict[str, float]:
+class _Times(dict[str, float]):
+    """Milliseconds by stage, saved after each."""
+
+    def __init__(self, save: Save):
+        super().__init__()
+        self.save = save
+
+    def __setitem__(self, stage: str, ms: float) -> None:
+        super().__setitem__(stage, ms)
+        self.save(self)
+
+
+def train(config: Any, repeats: int, save: Save = lambda times: None) -> dict[str, float]:
     """Return milliseconds per training stage on one device, gradients included.
 
     That device gets the whole `train.batch_size`. Stages without gradients run forward only.
@@ -49,7 +62,7 @@ def train(config: Any, repeats: int) -> dict[str, float]:
     def anchor_targets(batch, keys):
         return run(params, batch, keys, extent, method=MaskRCNN.anchor_targets)
 
-    times = {}
+    times = _Times(save)
     times["backbone and FPN"], pyramid = time(partial(_trunk, run), params, batch, gradient=(0,))
     times["anchor targets"], (_, sampled, _) = time(anchor_targets, batch, keys)
     # As in training, only sampled anchors have a gradient.
@@ -77,7 +90,7 @@ def train(config: Any, repeats: int) -> dict[str, float]:
     return times
 
 
-def infer(config: Any, repeats: int) -> dict[str, float]:
+def infer(config: Any, repeats: int, save: Save = lambda times: None) -> dict[str, float]:
     """Return milliseconds per prediction stage on one device, at `eval.batch_size`."""
     model, params, run, batch, extent = _setup(config, config.eval.batch_size)
     time = partial(_time, repeats=repeats)
@@ -88,7 +101,7 @@ def infer(config: Any, repeats: int) -> dict[str, float]:
     detect = partial(
         detect_options(config), coder=model.box_coder, implementation=model.implementation
     )
-    times = {}
+    times = _Times(save)
     times["backbone and FPN"], pyramid = time(partial(_trunk, run), params, batch)
     times["RPN head"], (logits, deltas) = time(partial(run, method="rpn_head"), params, pyramid)
     propose = partial(_propose, run, params, extent, train=False)

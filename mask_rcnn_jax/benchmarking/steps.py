@@ -17,6 +17,7 @@ from mask_rcnn_jax.models.detect import detect_options
 from mask_rcnn_jax.training.step import make_mesh, make_predict_step
 
 WARM_UP = 3  # untimed calls
+Save = Callable[[dict[str, Any]], object]  # receives the figures each time some are added
 
 
 def train(
@@ -25,11 +26,13 @@ def train(
     profile_dir: str | None = None,
     objects: int = inputs.OBJECTS,
     mesh: Mesh | None = None,
+    save: Save = lambda figures: None,
 ) -> dict[str, Any]:
     """Measure the recipe's training step at `train.batch_size`.
 
     profile_dir: folder for a trace of a few more steps. objects: number per image. mesh: devices to
-    use, all if None.
+        use, all if None. save: receives the figures before FLOPs and trace are added, which can
+        take long.
     """
     mesh, model = mesh or make_mesh(), inputs.recipe_model(config)
     variables = init_variables(model, config.train.seed)
@@ -46,12 +49,19 @@ def train(
         return metrics
 
     times = _steady(call, calls)
-    figures = _figures(config, batch_size, mesh, compiled, compile_s, times, inputs.train_flops)
+    figures = _figures(
+        config, batch_size, mesh, compiled, compile_s, times, inputs.train_flops, save
+    )
     return figures | _profiled(call, compiled, profile_dir)
 
 
-def infer(config: Any, calls: int, profile_dir: str | None = None) -> dict[str, Any]:
-    """Measure prediction at `eval.batch_size`, from images to detections without pasted masks."""
+def infer(
+    config: Any, calls: int, profile_dir: str | None = None, save: Save = lambda figures: None
+) -> dict[str, Any]:
+    """Measure prediction at `eval.batch_size`, from images to detections without pasted masks.
+
+    profile_dir, save: as in `train`.
+    """
     mesh, model = make_mesh(), inputs.recipe_model(config)
     variables = _place(init_variables(model, config.train.seed), mesh, P())
     batch_size = config.eval.batch_size
@@ -61,7 +71,9 @@ def infer(config: Any, calls: int, profile_dir: str | None = None) -> dict[str, 
     devices.meet(f"compiled for {mesh.size} devices", mesh.devices.flat)
     call = partial(compiled, variables, batch)
     times = _steady(call, calls)
-    figures = _figures(config, batch_size, mesh, compiled, compile_s, times, inputs.infer_flops)
+    figures = _figures(
+        config, batch_size, mesh, compiled, compile_s, times, inputs.infer_flops, save
+    )
     return figures | _profiled(call, compiled, profile_dir)
 
 
@@ -113,20 +125,17 @@ def _figures(
     compile_s: float,
     times: list[float],
     count_flops: Callable[[Any], float],
+    save: Save,
 ) -> dict[str, Any]:
     """Return the figures of one benchmark; None for those the device does not report.
 
     `peak_memory_mb` is device memory. `peak_rss_mb` is host memory of the process, which on a CPU
     is the only measure and includes Python, libraries and compilation.
     """
-    rss = devices.peak_rss_mb()  # before `count_flops` lowers the program again
-    flops_per_image = count_flops(config)
     summary = devices.summary(times)
     images_per_s = batch_size / (summary["ms"] / 1e3)
-    flops_per_s = flops_per_image * images_per_s / mesh.size
-    peak = devices.peak(config.train.precision)
     memory = jax.local_devices()[0].memory_stats()
-    return {
+    figures = {
         **devices.describe(),
         "devices": mesh.size,
         "batch_size": batch_size,
@@ -141,10 +150,16 @@ def _figures(
         "compile_s": round(compile_s, 1),
         "planned_peak_memory_mb": round(_planned_bytes(compiled.memory_analysis()) / 1e6, 1),
         "peak_memory_mb": round(memory["peak_bytes_in_use"] / 1e6, 1) if memory else None,
-        "peak_rss_mb": rss,
-        "gflop_per_image": round(flops_per_image / 1e9, 1),
-        "percent_of_peak": peak and round(100 * flops_per_s / peak, 1),
+        "peak_rss_mb": devices.peak_rss_mb(),
     }
+    save(figures)
+    flops_per_image = count_flops(config)  # lowers the program again
+    flops_per_s = flops_per_image * images_per_s / mesh.size
+    peak = devices.peak(config.train.precision)
+    figures["gflop_per_image"] = round(flops_per_image / 1e9, 1)
+    figures["percent_of_peak"] = peak and round(100 * flops_per_s / peak, 1)
+    save(figures)
+    return figures
 
 
 def _planned_bytes(memory) -> int:

@@ -148,7 +148,7 @@ def make_loss_step(
 
 
 def make_predict_step(
-    model: MaskRCNN, mesh: Mesh, detect: Detect
+    model: MaskRCNN, mesh: Mesh | AbstractMesh, detect: Detect
 ) -> Callable[[dict, Batch], Detections]:
     """`predict(variables, batch) -> Detections`."""
 

@@ -24,7 +24,10 @@ def test_the_costliest_operation_is_found(tmp_path):
 
 @pytest.mark.slow
 def test_stages_are_all_timed():
-    training, prediction = stages.train(tiny_config(), 2), stages.infer(tiny_config(), 2)
+    saved = []
+    training = stages.train(tiny_config(), 2, save=lambda times: saved.append(dict(times)))
+    prediction = stages.infer(tiny_config(), 2)
+    assert saved[-1] == training and len(saved) == len(training)
     assert all(ms > 0 for ms in [*training.values(), *prediction.values()])
     assert list(training)[0] == list(prediction)[0] == "backbone and FPN"
     # Forward and backward against forward, on a batch twice as large.

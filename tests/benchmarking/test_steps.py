@@ -1,5 +1,8 @@
 """Benchmarks of the steps and the kernels: on what they run, and what they report."""
 
+import json
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +12,7 @@ from mask_rcnn_jax.benchmarking import devices, inputs, kernels, steps
 from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.data.options import canvas_size, example_options
 from mask_rcnn_jax.data.transforms import empty_batch
-from tests.commands.command import ROOT
+from tests.commands.command import ROOT, run_inside
 from tests.helpers import tiny_config
 
 RECIPES = ["coco", "coco_nvidia_pytorch", "coco_torchvision", "quickstart"]
@@ -47,9 +50,15 @@ def test_planned_memory_has_what_is_temporary():
 
 
 @pytest.mark.slow
-def test_figures_of_the_steps():
-    config = tiny_config()
-    train, infer = steps.train(config, calls=3), steps.infer(config, calls=3)
+def test_figures_of_the_steps(monkeypatch):
+    """Also where JAX is allowed to use GPUs only, so that it has no CPU devices to name."""
+    devices = jax.devices
+    monkeypatch.setattr(jax, "devices", lambda backend="cuda": {"cuda": devices}[backend]())
+    config, saved = tiny_config(), []
+    train = steps.train(config, calls=3, save=lambda figures: saved.append(dict(figures)))
+    infer = steps.infer(config, calls=3)
+    assert saved[-1] == train  # and before that all but the FLOPs
+    assert saved[0] == {key: train[key] for key in saved[0]} and "ms_per_step" in saved[0]
     for figures, batch_size in ((train, 4), (infer, 2)):
         assert figures["steps"] == 3 and figures["batch_size"] == batch_size
         assert figures["images_per_s"] == pytest.approx(
@@ -92,6 +101,27 @@ def test_times_of_calls():
 def test_peak_memory_of_the_process_is_in_megabytes():
     held = np.ones(25_000_000)  # 200 MB
     assert held.nbytes / 1e6 < devices.peak_rss_mb() < 50_000
+
+
+def test_a_kernel_is_saved_as_soon_as_it_is_measured(monkeypatch, tmp_path, capsys):
+    def make_pair(name):
+        if name == "broken":
+            raise RuntimeError("illegal memory access")
+        one = 1.0 + (name == "wrong")
+        return kernels.Pair(
+            name, lambda x: x + one, lambda x: x + 1, (jnp.zeros(3),), 0, "t" in name
+        )
+
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(kernels, "names", lambda: ["tiny", "wrong", "broken"])
+    monkeypatch.setattr(kernels, "make_pair", make_pair)
+    path = tmp_path / "new" / "kernels.json"
+    assert run_inside("benchmark", "kernels", "--json", path) == 1
+    figures = json.loads(path.read_text())
+    assert figures["kernels"]["tiny"] == {} and figures["kernels"]["wrong"]["kernel"]["ms"] > 0
+    assert list(figures["kernels"]) == ["tiny", "wrong"] and list(figures["failures"]) == ["wrong"]
+    assert list(path.parent.iterdir()) == [path]
+    assert re.search(r"^tiny +right$", capsys.readouterr().out, re.MULTILINE)
 
 
 @pytest.mark.gpu

@@ -6,8 +6,10 @@ import sys
 
 import jax
 import pytest
+from jax._src import compiler
+from jax.experimental.compilation_cache import compilation_cache
 
-from mask_rcnn_jax import cli
+from mask_rcnn_jax import benchmark, cli
 from tests.commands.command import ROOT
 
 
@@ -15,6 +17,7 @@ from tests.commands.command import ROOT
 def settings():
     """As they were, afterwards."""
     names = ("jax_compilation_cache_dir", "jax_enable_compilation_cache")
+    names += ("jax_persistent_cache_min_compile_time_secs",)
     before = {name: getattr(jax.config, name) for name in names}
     jax.config.update("jax_compilation_cache_dir", None)
     yield
@@ -39,6 +42,35 @@ def test_another_folder_or_none_can_be_had(monkeypatch, tmp_path):
     cli._choose_compile_cache("off")
     assert not jax.config.jax_enable_compilation_cache
     assert not (tmp_path / "unused").exists()
+
+
+def test_a_benchmark_on_a_gpu_keeps_what_autotuning_found_and_no_program(monkeypatch, tmp_path):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+    jax.config.update("jax_enable_compilation_cache", True)
+    compilation_cache.reset_cache()
+    benchmark._choose_cache()
+    options = compiler.get_compile_options(1, 1)
+    build = options.executable_build_options
+    folder = build.debug_options.xla_gpu_per_fusion_autotune_cache_dir
+    assert folder.startswith(f"{tmp_path}/benchmark/")
+    assert jax.jit(lambda x: 3 * x + 2)(1.0) == 5
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    compilation_cache.reset_cache()
+
+
+def test_a_benchmark_on_a_cpu_compiles_everything(tmp_path):
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+    benchmark._choose_cache()
+    assert not jax.config.jax_enable_compilation_cache and not list(tmp_path.iterdir())
+
+
+def test_a_gpu_alone_leaves_the_cpu_at_hand():
+    before = jax.config.jax_platforms
+    cli._choose_platform("gpu")
+    chosen = jax.config.jax_platforms
+    jax.config.update("jax_platforms", before)
+    assert chosen == "cuda,cpu"
 
 
 def test_a_folder_that_cannot_be_made_is_no_reason_to_stop(monkeypatch, tmp_path):
