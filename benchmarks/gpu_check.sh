@@ -1,73 +1,73 @@
 #!/usr/bin/env bash
-# Check kernel values and measure speed on a machine with an NVIDIA GPU.
+# Check the package on a machine with an NVIDIA GPU and no network, in three stages of 10 minutes.
 #
-#     benchmarks/gpu_check.sh [FOLDER]
+#     benchmarks/gpu_check.sh prepare          # here, with a network
+#     benchmarks/gpu_check.sh rehearse         # here: all stages on a CPU, with a tiny model
+#     benchmarks/gpu_check.sh 1 [FOLDER]       # there: is it right
+#     benchmarks/gpu_check.sh 2 [FOLDER]       # how fast is it
+#     benchmarks/gpu_check.sh 3 [FOLDER]       # does it learn; beside torchvision; XLA's flags
 #
-# Compares every kernel with its XLA reference and times both, then times training and prediction,
-# the most informative batch sizes and precisions first, and torchvision's operations and model if
-# torch is installed. Skips and names steps that might not end within 9 minutes. For more time or
-# other choices:
+# `prepare` collects wheels in .whl for a Python 3.12 that has jax, flax, optax, orbax and numpy, and
+# values of a CPU in .firstday; take both along with the checkout. LEAVE_OUT="pillow .." names
+# packages that are there anyway.
 #
-#     MINUTES=60 BATCHES="8 32" PRECISIONS=bfloat16 benchmarks/gpu_check.sh
-#
-# Writes JSON files into FOLDER (default benchmarks/results). Exits with 0 only if every started
-# step succeeded and every value was right.
+# The stages write stage_N.json and stage_N.log into FOLDER as results arrive, by default into $OUT or
+# benchmarks/results/DATE. The exit code is 0 only if every step succeeded.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
-out=${1:-benchmarks/results}
 python=${PYTHON:-python3}
-device=$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1 | tr -cs 'A-Za-z0-9\n' '-')
-name=$out/${device%-}-$(date +%Y-%m-%d)
-mkdir -p "$out"
-seconds=$((${MINUTES:-9} * 60 - 20))
-failed=0
+packages=(array_record cloudpickle flatbuffers google-crc32c grain jaxtyping ml_collections
+  opencv-python-headless packaging pillow portpicker pycocotools safetensors tensorboardX wadler_lindig)
 
-step() { # step SECONDS NAME COMMAND..: run within a time limit, if enough time is left
-  local limit=$1 title=$2
-  shift 2
-  if ((SECONDS + limit > seconds)); then
-    echo "== left out for time: $title"
-    return
-  fi
-  echo "== $title"
-  timeout "$limit" "$@" || { echo "FAILED ($?): $title"; failed=1; }
-}
-
-benchmark() { # benchmark KIND FILE ARGUMENTS..
-  local kind=$1 file=$2
-  shift 2
-  step 75 "$kind $*" "$python" -m mask_rcnn_jax.benchmark "$kind" --json "$name-$file.json" "$@"
-}
-
-model() { # model KIND BATCH PRECISION [SUFFIX ARGUMENTS..]: train or infer
-  local -A section=([train]=train [infer]=eval)
-  benchmark "$1" "$1_$2_$3${4:-}" --config configs/coco.py \
-    "--config.${section[$1]}.batch_size=$2" "--config.train.precision=$3" "${@:5}"
-}
-
-peer() { # peer train|infer: without preallocation, or JAX would take most of the memory
-  step 75 "torchvision, $1" env XLA_PYTHON_CLIENT_PREALLOCATE=false "$python" benchmarks/peers.py \
-    --python "$python" --mode "$1" --size 800,1216 --batch 4 --precision bfloat16 --channels_last \
-    --json "$name-peer_$1.json"
-}
-
-step 90 "kernel tests" "$python" -m pytest -q --gpu -m gpu tests/benchmarking
-benchmark kernels kernels
-model train 8 bfloat16
-model infer 8 bfloat16
-if "$python" -c 'import torchvision' 2>/dev/null; then
-  peer train
-  peer infer
-  step 30 "torchvision's operations" "$python" benchmarks/torchvision_ops.py "$name-torchvision_ops.json"
-fi
-trace=$(mktemp -d)
-model train 8 bfloat16 _profile --profile "$trace"
-rm -rf "$trace"
-for precision in ${PRECISIONS:-bfloat16 float16 tf32}; do
-  for batch in ${BATCHES:-16 24 4 2 1 8}; do
-    for kind in train infer; do
-      [ "$batch $precision" = "8 bfloat16" ] || model "$kind" "$batch" "$precision"
-    done
+prepare() {
+  local wanted=() platforms=() name
+  for name in "${packages[@]}"; do
+    [[ " ${LEAVE_OUT:-} " == *" $name "* ]] || wanted+=("$name")
   done
-done
-exit "$failed"
+  for name in manylinux_2_28 manylinux_2_27 manylinux_2_24 manylinux_2_17 manylinux2014; do
+    platforms+=(--platform "${name}_x86_64")
+  done
+  rm -f .whl/*.whl
+  "$python" -m pip download -q --no-deps --only-binary=:all: --implementation cp \
+    --python-version 3.12 "${platforms[@]}" -c constraints.txt -d .whl "${wanted[@]}" || return
+  install_wheels
+  JAX_PLATFORMS=cpu "$python" -m benchmarks.gpu_parity reference .firstday || return
+  du -sh .whl .firstday
+}
+
+install_wheels() { # the carried packages, for all steps
+  compgen -G '.whl/*.whl' >/dev/null || return 0
+  "$python" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade \
+    --target "$scratch/site" .whl/*.whl || echo "the wheels in .whl do not fit this Python" >&2
+  export PYTHONPATH="$scratch/site:$PYTHONPATH"
+}
+
+stage() { # stage NUMBER FOLDER SECONDS FLAGS..
+  "$python" -m benchmarks.gpu_steps "$1" --out "$2" --seconds "$3" "${@:4}"
+}
+
+[[ "${1:-}" =~ ^(prepare|rehearse|1|2|3)$ ]] || {
+  echo "expected prepare, rehearse, 1, 2 or 3" >&2
+  exit 2
+}
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+if [ "$1" = prepare ]; then
+  prepare
+  exit
+fi
+install_wheels
+if [ "$1" = rehearse ]; then
+  export JAX_PLATFORMS=cpu XLA_FLAGS="${XLA_FLAGS:---xla_backend_optimization_level=0}"
+  export JAX_COMPILATION_CACHE_DIR="${JAX_COMPILATION_CACHE_DIR:-$scratch/compiled}"
+  failed=0
+  for number in 1 2 3; do
+    stage "$number" "${2:-$scratch/out}" 3600 --rehearse || failed=1
+  done
+  exit "$failed"
+fi
+# JAX and NVIDIA's programs look for a CUDA toolkit in these.
+CUDA_ROOT=$("$python" -c 'from pallas_kernels.check_compile import cuda_root; print(cuda_root())')
+export CUDA_ROOT PATH="$CUDA_ROOT/bin:$PATH"
+stage "$1" "${2:-${OUT:-benchmarks/results/$(date +%F)}}" $((570 - SECONDS))

@@ -1,57 +1,191 @@
-"""What benchmarks/gpu_check.sh would start on a machine with a GPU."""
+"""benchmarks/gpu_check.sh: its steps exist, none loses results, and it runs whole on a CPU."""
 
+import json
 import os
+import re
 import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
 
+import numpy as np
 import pytest
 
+from benchmarks import gpu_parity, gpu_stages, gpu_steps
+from benchmarks.gpu_stages import Step
+from mask_rcnn_jax.benchmarking import kernels
+from mask_rcnn_jax.config import flatten, load_config
 from tests.commands.command import ROOT
+from tests.requirements import required
+
+SCRIPT = ROOT / "benchmarks" / "gpu_check.sh"
+PRESENT = ["jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy"]  # on the GPU machine
+
+
+def check(*arguments, **environment) -> subprocess.CompletedProcess:
+    environment = os.environ | {"PYTHON": sys.executable} | environment
+    return subprocess.run(
+        [SCRIPT, *map(str, arguments)], text=True, capture_output=True, env=environment
+    )
+
+
+def all_steps() -> list[Step]:
+    where = Path("scratch"), Path("reference")
+    return [
+        s for n in (1, 2, 3) for small in (False, True) for s in gpu_stages.steps(n, *where, small)
+    ]
+
+
+def test_every_step_has_a_name_and_a_file_of_its_own():
+    for number in (1, 2, 3):
+        for small in (False, True):
+            steps = gpu_stages.steps(number, Path("scratch"), Path("reference"), small)
+            assert (
+                len({step.name for step in steps}) == len({s.figures for s in steps}) == len(steps)
+            )
+
+
+def test_every_flag_and_entry_of_a_step_exists():
+    commands = {step.command for step in all_steps()}
+    ours = [
+        c[c.index("-m") + 1 :] for c in commands if "-m" in c and "mask_rcnn_jax" in " ".join(c)
+    ]
+    assert len(ours) > 20
+    for module, *arguments in ours:
+        source = (ROOT / f"{module.replace('.', '/')}.py").read_text()
+        source += (ROOT / "mask_rcnn_jax" / "cli.py").read_text()
+        for name in re.findall(r"(?<= --)\w+(?![\w.])", f" {' '.join(arguments)}"):
+            assert f'"{name}"' in source or f'"--{name}"' in source, f"{module} --{name}"
+        if "--config" in arguments:
+            entries = flatten(load_config(arguments[arguments.index("--config") + 1]).to_dict())
+            chosen = [a[len("--config.") :] for a in arguments if a.startswith("--config.")]
+            assert {entry.partition("=")[0] for entry in chosen} <= entries.keys()
+
+
+def test_every_kernel_and_every_reference_has_a_step():
+    only = [s.command[s.command.index("--only") + 1] for s in all_steps() if "--only" in s.command]
+    for name in kernels.names():
+        assert any(text in name for text in only), name
+    for case in (*gpu_parity.CASES, *gpu_parity.SMALL):
+        assert any(text in case for text in only), case
+
+
+def test_all_that_a_gpu_machine_may_lack_is_carried():
+    listed = re.search(r"packages=\((.*?)\)", SCRIPT.read_text(), re.DOTALL)[1].split()
+    carried = {name.lower().replace("_", "-") for name in listed}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert carried == required(project["dependencies"]) - required(PRESENT)
 
 
 @pytest.fixture
-def check(tmp_path):
-    """Runs the script with programs that only say what they were started with."""
-    (tmp_path / "nvidia-smi").write_text('#!/bin/sh\necho "NVIDIA H200"\n')
-    (tmp_path / "python").write_text('#!/bin/sh\necho "ran $*"\n[ "$4" != "${BROKEN-none}" ]\n')
-    for program in tmp_path.iterdir():
-        program.chmod(0o755)
-    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+def stage(tmp_path):
+    """Runs steps, each Python code that finds the file for its figures in `file`."""
 
-    def run(**environment) -> tuple[list[str], int]:
-        done = subprocess.run(
-            ["bash", ROOT / "benchmarks" / "gpu_check.sh", tmp_path / "out"], text=True,
-            env=os.environ | {"PATH": path, "PYTHON": "python"} | environment, capture_output=True,
-        )  # fmt: skip
-        assert not done.stderr
-        return done.stdout.splitlines(), done.returncode
+    def run(*steps, seconds=60.0, **options):
+        stage = gpu_steps.Stage(1, tmp_path, time.monotonic() + seconds, **options)
+        made = []
+        for number, (code, settings) in enumerate(steps):
+            path = tmp_path / f"{number}.json"
+            command = (sys.executable, "-S", "-c", f"file = open({str(path)!r}, 'w')\n{code}")
+            made.append(
+                Step(f"step {number}", settings.pop("limit", 30), command, path, **settings)
+            )
+        code = gpu_steps.run_stage(stage, made)
+        return code, list(json.loads((tmp_path / "stage_1.json").read_text())["steps"].values())
 
     return run
 
 
-def test_everything_is_measured_and_the_most_telling_first(check):
-    lines, code = check()
-    started = [line.removeprefix("ran ") for line in lines if line.startswith("ran ")]
-    steps = [line.split("--json")[0] for line in started if "benchmark train" in line]
-    assert code == 0 and len(steps) == 1 + 3 * 6  # one of them traced
-    first = next(line for line in started if "benchmark train" in line)
-    assert first.endswith(
-        "-train_8_bfloat16.json --config configs/coco.py --config.train.batch_size=8 "
-        "--config.train.precision=bfloat16"
+def test_a_failure_does_not_stop_the_others(stage, tmp_path):
+    code, (first, second) = stage(("print('a word'); 1 / 0", {}), ("file.write('{\"ms\": 3}')", {}))
+    assert code == 1 and first["failed"] == "exit code 1" and second["figures"] == {"ms": 3}
+    assert "exit_code" in second and "failed" not in second
+    log = (tmp_path / "stage_1.log").read_text()
+    assert "a word" in log and "ZeroDivisionError" in log
+
+
+def test_a_step_beyond_its_limit_ends_with_its_processes_and_keeps_its_figures(stage, tmp_path):
+    code, (result,) = stage((
+        "import os, time; file.write('{\"ms\": 3}'); file.flush()\n"
+        "child = os.fork(); child and open(file.name + '.pid', 'w').write(str(child))\n"
+        "time.sleep(99)",
+        {"limit": 2},
+    ))  # fmt: skip
+    assert code == 1 and result["failed"] == "exceeded 2 s" and result["figures"] == {"ms": 3}
+    status = Path("/proc", (tmp_path / "0.json.pid").read_text(), "status")
+    assert not status.exists() or "State:\tZ" in status.read_text()  # ended, perhaps not reaped
+
+
+def test_figures_are_saved_while_a_step_runs(stage, tmp_path):
+    seen = "import time; file.write('3'); file.flush(); time.sleep(2.5); print(open({!r}).read())"
+    code, (result,) = stage((seen.format(str(tmp_path / "stage_1.json")), {}))
+    assert code == 0 and '"figures": 3' in (tmp_path / "stage_1.log").read_text()
+
+
+def test_what_cannot_run_is_left_out_and_named(stage):
+    code, results = stage(
+        ("1 / 0", {"program": "no-such-program"}), ("1 / 0", {"module": "no_such_module"}),
+        ("1 / 0", {"gpu_only": True}), ("", {}), rehearse=True,
+    )  # fmt: skip
+    reasons = [result.get("left_out", "").split()[-1:] for result in results]
+    assert code == 0 and reasons == [["here"], ["installed"], ["GPU"], []]
+    code, (result,) = stage(("1 / 0", {}), seconds=10)
+    assert code == 0 and result == {"left_out": "no time left"}
+
+
+def test_nothing_follows_a_required_step_that_failed(stage):
+    code, results = stage(("1 / 0", {"required": True}), ("", {}))
+    assert code == 1 and len(results) == 1
+
+
+def test_differences_from_the_reference_are_found():
+    reference = {
+        "loss/total": np.float64(2.0), "grad_norm": np.float64(5.0), "step": np.arange(4.0),
+        "boxes": np.float32([[0, 0, 9, 9], [5, 5, 20, 20]]),
+    }  # fmt: skip
+    row = gpu_parity.differences(reference, reference, "coco float32")
+    assert row["right"] and row["equal_detections"] == 1.0
+    for change in (
+        {"loss/total": np.float64(2.01)}, {"grad_norm": np.float64(np.nan)},
+        {"step": np.arange(4.0)[::-1]},
+    ):  # fmt: skip
+        assert not gpu_parity.differences(reference | change, reference, "coco float32")["right"]
+    moved = reference | {"boxes": reference["boxes"] + np.float32([[1], [3]])}
+    assert gpu_parity.differences(moved, reference, "coco float32")["equal_detections"] == 0.5
+
+
+def test_other_arguments_are_refused():
+    done = check("4")
+    assert done.returncode == 2 and "prepare, rehearse, 1, 2 or 3" in done.stderr
+
+
+def test_a_stage_starts_with_its_folder_and_its_time(tmp_path):
+    shown = tmp_path / "python"
+    shown.write_text('#!/bin/sh\n[ "$1" = -c ] && echo /cuda || echo "$CUDA_ROOT: $*"\n')
+    shown.chmod(0o755)
+    done = check("2", tmp_path / "out", PYTHON=str(shown))
+    *_, line = done.stdout.splitlines()
+    assert re.fullmatch(
+        rf"/cuda: -m benchmarks.gpu_steps 2 --out {tmp_path}/out --seconds 5\d\d", line
     )
-    assert "/out/NVIDIA-H200-20" in first
-    measured = {line.split("--json ")[1].split()[0] for line in started if "--json" in line}
-    assert len(measured) == len([line for line in started if "--json" in line])
-    assert sum("--precision bfloat16 --channels_last" in line for line in started) == 2
-    assert sum("eval.batch_size" in line for line in started) == 3 * 6
 
 
-def test_what_does_not_fit_the_time_is_left_out_and_named(check):
-    lines, code = check(MINUTES="0")
-    assert code == 0 and "== left out for time: kernel tests" in lines
-    assert not any("json" in line for line in lines)
+def test_a_rehearsal_expects_kernels_to_need_a_gpu(tmp_path):
+    command = ["-m", "benchmarks.gpu_steps", "1", "--seconds", "100", "--rehearse"]
+    arguments = [*command, "--only", "kernels tiny", "--out", str(tmp_path)]
+    done = subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    (result,) = json.loads((tmp_path / "stage_1.json").read_text())["steps"].values()
+    assert result["exit_code"] == 2
 
 
-def test_a_failure_is_named_and_does_not_stop_the_rest(check):
-    lines, code = check(BROKEN="--json", BATCHES="2", PRECISIONS="tf32")
-    assert code == 1 and any(line.startswith("FAILED (1): kernels") for line in lines)
-    assert any("train_2_tf32" in line for line in lines)
+@pytest.mark.slow
+def test_all_stages_run_on_a_cpu(tmp_path):
+    done = check("rehearse", tmp_path)
+    assert done.returncode == 0, done.stdout
+    for number in (1, 2, 3):
+        steps = json.loads((tmp_path / f"stage_{number}.json").read_text())["steps"]
+        assert not [name for name, result in steps.items() if "failed" in result]
+        assert any("figures" in result for result in steps.values())
+    assert list(tmp_path.glob("stage_2_trace*.gz"))

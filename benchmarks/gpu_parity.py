@@ -1,0 +1,153 @@
+"""Compare the whole model on a GPU with values of a CPU: losses, gradients, a step, detections.
+
+    python -m benchmarks.gpu_parity reference FOLDER
+    python -m benchmarks.gpu_parity compare FOLDER --only "coco float32" --json FILE
+
+`reference` runs one training step and one prediction of some recipes on a CPU and saves their
+values; `compare` repeats them on the GPU with the same weights, images and random numbers. The
+exit code is 0 only if losses, gradient norm and the step agree within the limits of the precision.
+If they do not, it runs XLA's code on the GPU instead of our kernels too, to tell which is off.
+Near ties of scores may be sorted differently, so the share of equal detections is only reported.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh
+
+from mask_rcnn_jax.benchmarking import inputs
+from mask_rcnn_jax.config import load_config
+from mask_rcnn_jax.models.build import init_variables
+from mask_rcnn_jax.models.detect import detect_options
+from mask_rcnn_jax.training.step import make_predict_step, replicate, shard_batch
+
+CASES = ("coco float32", "coco bfloat16", "coco float16")
+CASES += ("coco_torchvision float32", "coco_nvidia_pytorch float32")
+SMALL = ("quickstart float32",)  # for a rehearsal
+IMAGES, SIZE, SMALL_SIZE = 2, (256, 384), (64, 64)
+# Largest relative difference of a loss or the gradient norm, and of the step.
+LIMITS = {"float32": (2e-3, 2e-2), "bfloat16": (5e-2, 0.5), "float16": (2e-2, 0.2)}
+SAMPLES = 64  # values of each parameter whose change is compared
+PIXELS = 2.0  # between boxes that count as equal
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("action", choices=["reference", "compare"])
+    parser.add_argument("folder", type=Path, help="reference values, a file for each case")
+    parser.add_argument("--only", default="", help="run the cases whose names contain this text")
+    parser.add_argument("--small", action="store_true", help="a small recipe, for a rehearsal")
+    parser.add_argument("--json", help="write the differences to this file")
+    flags = parser.parse_args()
+    cases = [case for case in (SMALL if flags.small else CASES) if flags.only in case]
+    if not cases:
+        parser.error(f"--only {flags.only!r} matches no case")
+    if flags.action == "reference":
+        flags.folder.mkdir(parents=True, exist_ok=True)
+        for case in cases:
+            print(f"running {case} on the CPU", flush=True)
+            arrays = run_case(case, "xla", jax.devices("cpu")[0])
+            np.savez_compressed(reference_file(flags.folder, case), **arrays)
+        return 0
+    rows = {}
+    for case in cases:
+        with np.load(reference_file(flags.folder, case)) as file:
+            reference = dict(file)
+        for implementation in ("auto", "xla"):
+            arrays = run_case(case, implementation, jax.devices()[0])
+            row = rows[f"{case} {implementation}"] = differences(arrays, reference, case)
+            print(f"{case} {implementation}: {json.dumps(row)}", flush=True)
+            if flags.json:
+                Path(flags.json).write_text(json.dumps(rows, indent=1) + "\n")
+            if row["right"]:
+                break
+    return int(not all(row["right"] for row in rows.values()))
+
+
+def reference_file(folder: Path, case: str) -> Path:
+    return folder / f"{case.replace(' ', '_')}.npz"
+
+
+def run_case(case: str, implementation: str, device: jax.Device) -> dict[str, np.ndarray]:
+    """Return the values of a training step and of a prediction on `device`, by name."""
+    recipe, precision = case.split()
+    size = SMALL_SIZE if case in SMALL else SIZE
+    overrides = {
+        "data.image_size": size,
+        "optim.warmup_factor": 1.0,  # the first step moves the parameters
+        "train.batch_size": IMAGES,
+        "train.precision": precision,
+        "train.implementation": implementation,
+    }
+    config = load_config(recipe, overrides)
+    config.eval.score_threshold = 0.0  # random weights give low scores
+    mesh = Mesh(np.array([device]), ("data",), axis_types=(AxisType.Auto,))
+    model = inputs.recipe_model(config)
+    with jax.default_device(jax.devices("cpu")[0]):  # the same weights on every device
+        variables = jax.device_get(init_variables(model, 0))
+    batch = shard_batch(inputs.synthetic_batch(config, IMAGES), mesh)
+
+    predict = make_predict_step(model, mesh, detect_options(config))
+    found: Any = jax.device_get(predict(replicate(variables, mesh), batch))
+    step, tx = inputs.recipe_step(config, model, variables["params"], mesh, IMAGES)
+    state, metrics = step(replicate(inputs.TrainState.start(variables, tx), mesh), batch)
+    moved = jax.tree.map(_sampled_change, jax.device_get(state.params), variables["params"])
+    metrics = {name: np.float64(value) for name, value in jax.device_get(metrics).items()}
+    return {
+        **{name: value for name, value in metrics.items() if _is_compared(name)},
+        "step": np.concatenate(jax.tree.leaves(moved)),
+        "boxes": np.asarray(found.boxes[np.asarray(found.valid)], np.float32),
+    }
+
+
+def _is_compared(metric: str) -> bool:
+    return metric.startswith("loss/") or metric == "grad_norm"
+
+
+def _sampled_change(after: np.ndarray, before: np.ndarray) -> np.ndarray:
+    change = np.ravel(np.float64(after) - np.float64(before))
+    return change[:: max(1, len(change) // SAMPLES)][:SAMPLES]
+
+
+def differences(
+    arrays: dict[str, np.ndarray], reference: dict[str, np.ndarray], case: str
+) -> dict[str, Any]:
+    """Return relative differences, and whether they are within the limits of the precision."""
+    metric_limit, step_limit = LIMITS[case.split()[1]]
+    metrics = {
+        name: _relative(arrays[name], value)
+        for name, value in reference.items()
+        if _is_compared(name)
+    }
+    worst = max(metrics, key=lambda name: metrics[name])
+    step = _relative(arrays["step"], reference["step"])
+    finite = all(np.isfinite(values).all() for values in arrays.values())
+    return {
+        "right": bool(finite and metrics[worst] <= metric_limit and step <= step_limit),
+        "finite": bool(finite),
+        "worst_metric": worst,
+        "metric_difference": float(f"{metrics[worst]:.3g}"),
+        "step_difference": float(f"{step:.3g}"),
+        "equal_detections": round(_share_found(arrays["boxes"], reference["boxes"]), 3),
+    }
+
+
+def _relative(value: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.linalg.norm(value - expected) / max(np.linalg.norm(expected), 1e-12))
+
+
+def _share_found(boxes: np.ndarray, expected: np.ndarray) -> float:
+    """Return the share of expected boxes [N, 4] with one of `boxes` [M, 4] within `PIXELS`."""
+    if not len(expected) or not len(boxes):
+        return float(len(expected) == len(boxes))
+    distance = np.abs(expected[:, None] - boxes).max(axis=-1)
+    return float((distance.min(axis=1) <= PIXELS).mean())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
