@@ -3,7 +3,8 @@
     python -m mask_rcnn_jax.train --config configs/coco.py --workdir runs/coco
 
 Writes into the workdir: config.json, metrics.jsonl, TensorBoard events, checkpoints/<step>/ and
-eval/<step>/ (COCO results, metrics.json, annotated images).
+eval/<step>/ (COCO results, metrics.json, annotated images). Exit codes: 0 finished, 75 stopped by
+SIGTERM and to be started again, 2 a user's mistake, 1 anything else.
 """
 
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from absl import flags
 
 from mask_rcnn_jax import cli, cli_processes
 from mask_rcnn_jax.training.loop import train
+from mask_rcnn_jax.training.processes import end_on_sigterm
 
 
 def _define_flags() -> None:
@@ -21,6 +23,7 @@ def _define_flags() -> None:
 
 
 def main(_: Sequence[str]) -> None:
+    end_on_sigterm()
     train(flags.FLAGS.config, flags.FLAGS.workdir)
 
 

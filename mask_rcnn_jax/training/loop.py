@@ -23,7 +23,7 @@ from mask_rcnn_jax.training.loggers import Logger, Loggers, open_loggers, resolv
 from mask_rcnn_jax.training.metrics import FILE_NAME as METRICS_NAME
 from mask_rcnn_jax.training.metrics import read_evaluations
 from mask_rcnn_jax.training.optim import count_microbatches, make_schedule, optim_options
-from mask_rcnn_jax.training.processes import Stopped, on_first, stop_on_sigterm
+from mask_rcnn_jax.training.processes import STOPPED_EARLY, Stopped, on_first, stop_on_sigterm
 from mask_rcnn_jax.training.setup import (
     check_processes,
     initial_state,
@@ -59,8 +59,8 @@ def train(
 ) -> TrainState:
     """Train a recipe from where the workdir stands to its last step.
 
-    The same call again resumes. SIGTERM saves a checkpoint and returns. Several processes
-    (`jax.distributed`) make the same call on a workdir that they share.
+    The same call again resumes. SIGTERM saves a checkpoint and ends the program with exit code 75.
+    Several processes (`jax.distributed`) make the same call on a workdir that they share.
 
     Args:
         config: a recipe's name or path, or a config, which is not changed.
@@ -79,6 +79,7 @@ def train(
     Raises:
         ValueError, OSError: config, data, weights or workdir cannot be used.
         FloatingPointError: a loss is not finite.
+        SystemExit: SIGTERM stopped the run early; its code is 75 (`os.EX_TEMPFAIL`).
     """
     started = time.monotonic()
     config, workdir, mesh = resolve_config(config), Path(workdir), make_mesh()
@@ -149,12 +150,13 @@ def train(
             finished = _is_last(config, step, aps)
             if finished:
                 logging.info("finished at step %d", step)
-            else:
-                logging.info("stopped by SIGTERM, saved step %d in %s", step, workdir)
     if batches.skipped:
         logging.info("%d images could not be decoded and were skipped", len(batches.skipped))
-    if finished:
-        _say_next(workdir, val_set)
+    if not finished:
+        text = "stopped by SIGTERM, saved step %d in %s (exit code %d: start it again to go on)"
+        logging.info(text, step, workdir, STOPPED_EARLY)
+        raise SystemExit(STOPPED_EARLY)
+    _say_next(workdir, val_set)
     return state
 
 

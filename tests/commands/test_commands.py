@@ -98,7 +98,7 @@ class TestTrain:
         assert files_in(trained.workdir) == before
 
     @pytest.mark.parametrize(
-        "sent, exit_code", [(signal.SIGTERM, 0), (signal.SIGKILL, -signal.SIGKILL)]
+        "sent, exit_code", [(signal.SIGTERM, 75), (signal.SIGKILL, -signal.SIGKILL)]
     )
     @pytest.mark.slow
     def test_a_stopped_run_ends_like_one_that_was_not(
@@ -110,7 +110,7 @@ class TestTrain:
         log = stop_at_first_checkpoint(command, workdir, sent, exit_code, tmp_path / "log", cache)
         stopped_at = max(saved_steps(workdir))
         if sent == signal.SIGTERM:
-            assert f"stopped by SIGTERM, saved step {stopped_at} in {workdir}" in log
+            assert f"stopped by SIGTERM, saved step {stopped_at} in {workdir} (exit code 75" in log
             assert read_metrics(workdir / "metrics.jsonl")[-1]["step"] == stopped_at
 
         done = check_done(run(*command, cache=cache))

@@ -87,8 +87,9 @@ def test_sigterm_leaves_nothing_different(step, whole, tmp_path, caplog):
         if step_ == step and "loss/total" in metrics:
             signal.raise_signal(signal.SIGTERM)
 
-    with caplog.at_level("INFO"):
+    with caplog.at_level("INFO"), pytest.raises(SystemExit) as stopped:
         run(tmp_path, [stop])
+    assert stopped.value.code == 75
     assert f"in {tmp_path}" in caplog.text and "stopped by SIGTERM, saved step" in caplog.text
     check_equal(tmp_path, run(tmp_path), whole)
 
@@ -108,7 +109,9 @@ def test_sigterm_in_an_evaluation_leaves_at_once(whole, tmp_path, monkeypatch, c
 
     with monkeypatch.context() as context, caplog.at_level("INFO"):
         context.setattr("mask_rcnn_jax.training.loop.make_validation", make_slow)
-        run(tmp_path)
+        with pytest.raises(SystemExit) as stopped:
+            run(tmp_path)
+    assert stopped.value.code == 75
     assert f"stopped by SIGTERM, saved step 6 in {tmp_path}" in caplog.text
     assert [r["step"] for r in series(tmp_path) if "ap/box" in r] == [3]
     check_equal(tmp_path, run(tmp_path), whole)
