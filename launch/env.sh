@@ -1,6 +1,9 @@
 # Environment and command names shared by the launch scripts. Sourced, not run.
 # shellcheck shell=bash
 
+# Find the package from any folder, installed or not.
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
 # Leave some GPU memory to NCCL, cuDNN and the driver.
 export XLA_PYTHON_CLIENT_MEM_FRACTION="${XLA_PYTHON_CLIENT_MEM_FRACTION:-0.92}"
 # Enable XLA's latency-hiding scheduler: it starts the all-reduce of finished gradients while the

@@ -5,14 +5,19 @@
 #   GPUS=4 launch/local.sh train_amp --config configs/coco.py --workdir runs/coco
 #   GPUS=8 launch/local.sh evaluate --workdir runs/coco
 #
-# GPUS: number of GPUs to use, starting with the first; all if unset.
+# GPUS: number of GPUs to use, the first of CUDA_VISIBLE_DEVICES or of the machine; all if unset.
 set -euo pipefail
 here=$(dirname "${BASH_SOURCE[0]}")
 # shellcheck source=launch/env.sh
 source "$here/env.sh"
 [ $# -gt 0 ] || { echo "error: local.sh needs train, train_amp, evaluate or benchmark" >&2; exit 2; }
 if [ -n "${GPUS:-}" ]; then
-  CUDA_VISIBLE_DEVICES=$(seq -s, 0 $((GPUS - 1)))
+  [[ $GPUS =~ ^[1-9][0-9]*$ ]] || { echo "error: GPUS is '$GPUS', expected a number from 1" >&2; exit 2; }
+  IFS=, read -ra given <<< "${CUDA_VISIBLE_DEVICES-$(seq -s, 0 $((GPUS - 1)))}"
+  [ "$GPUS" -le ${#given[@]} ] || {
+    echo "error: GPUS is $GPUS, but CUDA_VISIBLE_DEVICES names ${#given[@]}" >&2; exit 2
+  }
+  CUDA_VISIBLE_DEVICES=$(IFS=,; echo "${given[*]:0:GPUS}")
   export CUDA_VISIBLE_DEVICES
 fi
 run_entry "$@"

@@ -10,7 +10,9 @@ set -euo pipefail
 here=$(dirname "${BASH_SOURCE[0]}")
 # shellcheck source=launch/env.sh
 source "$here/env.sh"
-[ $# -gt 0 ] || { echo "error: multinode.sh needs train, train_amp or evaluate" >&2; exit 2; }
+[ $# -gt 0 ] || {
+  echo "error: multinode.sh needs train, train_amp, evaluate or benchmark" >&2; exit 2
+}
 : "${COORDINATOR:?is not set, expected HOST:PORT of process 0}"
 : "${PROCESSES:?is not set, expected the number of processes}"
 : "${PROCESS_ID:?is not set, expected 0 to PROCESSES - 1}"

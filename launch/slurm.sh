@@ -1,8 +1,11 @@
 #!/usr/bin/env bash
-# Start one task per GPU on some nodes. Run from the root of the repository:
+# Start one task per GPU on some nodes, from any folder; relative paths are those of that folder:
 #
-#   sbatch --nodes=2 launch/slurm.sh train --config configs/coco.py --workdir runs/coco
+#   sbatch --nodes=2 launch/slurm.sh train --config coco --workdir runs/coco
 #   sbatch --nodes=1 --ntasks-per-node=4 --gres=gpu:4 launch/slurm.sh evaluate --workdir runs/coco
+#
+# A run that was stopped early, by preemption or the time limit, saves, goes back into the queue and
+# resumes, unless it has written no checkpoint since its last start. scancel ends it for good.
 #
 #SBATCH --job-name=mask_rcnn_jax
 #SBATCH --ntasks-per-node=8
@@ -10,16 +13,45 @@
 #SBATCH --cpus-per-task=8
 #SBATCH --output=%x-%j.log
 #SBATCH --open-mode=append
-# A preempted job saves on SIGTERM, is requeued and resumes.
 #SBATCH --requeue
-# Three minutes before the time limit it also saves and exits; the same sbatch command resumes it.
+# SIGTERM three minutes before the time limit: enough for a step and a checkpoint.
 #SBATCH --signal=TERM@180
 set -euo pipefail
-cd "${SLURM_SUBMIT_DIR:-.}"
-# shellcheck source=launch/env.sh
-source launch/env.sh
-[ $# -gt 0 ] || { echo "error: slurm.sh needs train, train_amp or evaluate" >&2; exit 2; }
+[ $# -gt 0 ] || { echo "error: slurm.sh needs train, train_amp, evaluate or benchmark" >&2; exit 2; }
+job() { scontrol show job "$SLURM_JOB_ID"; }
+# Slurm runs a copy of this script and knows where the original is.
+here=$(dirname "${BASH_SOURCE[0]}")
+if [ ! -e "$here/env.sh" ]; then
+  original=$(job | sed -n 's/^ *Command=//p')
+  here=$(dirname "${original%%/slurm.sh*}/slurm.sh")
+fi
+
+workdir='' previous=''
+for argument in "$@"; do
+  if [ "$previous" = --workdir ]; then workdir=$argument; fi
+  case $argument in --workdir=*) workdir=${argument#*=} ;; esac
+  previous=$argument
+done
+newest_step() {
+  local folders
+  folders=$(cd "$workdir/checkpoints" 2>/dev/null && ls) || true
+  { echo 0; grep -xE '[0-9]+' <<< "$folders" || true; } | sort -n | tail -n 1
+}
+before=$(newest_step)
+
 # Every task sees all GPUs of its node and uses one: --gpus-per-task would hide from NCCL the GPUs it
 # accesses directly. If one task dies, all end.
-srun --kill-on-bad-exit=1 bash -c 'source launch/env.sh && run_entry "$@"' task "$@" \
-  --coordinator_address=auto
+code=0
+# shellcheck disable=SC2016
+srun --kill-on-bad-exit=1 bash -c 'source "$0/env.sh" && run_entry "$@"' "$here" "$@" \
+  --coordinator_address=auto || code=$?
+
+# 75: stopped early. From 128: a signal ended a task. Start again, but not for ever.
+[ "$code" -eq 75 ] || [ "$code" -ge 128 ] || exit "$code"
+after=$(newest_step)
+if [ "$after" -le "$before" ] && ! job | grep -q 'PreemptTime=[0-9]'; then
+  echo "error: not requeued: no checkpoint after step $before since this start" >&2
+  exit "$code"
+fi
+echo "requeued at step $after"
+scontrol requeue "$SLURM_JOB_ID"
