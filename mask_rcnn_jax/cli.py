@@ -30,6 +30,8 @@ CACHE_HELP = (
 )
 HELP_FLAGS = {"-h", "-help", "--help"}
 _OVERRIDE = re.compile("--?config[.]")
+# The codes of XLA's status with which a collective fails when another process has ended.
+COLLECTIVE_FAILED = re.compile("(UNKNOWN|INTERNAL|UNAVAILABLE|ABORTED|DEADLINE_EXCEEDED): ")
 COMMON_FLAGS = ("platform", "compile_cache", "debug")
 
 _process_index, _process_count = 0, 1  # of this command
@@ -92,11 +94,16 @@ def _run(main: Callable[[Sequence[str]], None], debug: bool) -> None:
     except (ValueError, OSError, flags.Error) as error:
         if debug:
             raise
-        _fail(_one_line(error), 2)
+        _fail(_one_line(error), 1 if _is_of_others(error) else 2)
     except Exception as error:  # the last line of defence: no bare traceback reaches the user
         if debug:
             raise
         _fail(f"{type(error).__name__}: {_one_line(error)} (--debug shows where)", 1)
+
+
+def _is_of_others(error: Exception) -> bool:
+    """Whether a collective failed, since another process ended; JAX may raise a ValueError."""
+    return _process_count > 1 and COLLECTIVE_FAILED.match(str(error)) is not None
 
 
 def _interrupt(number: int, frame: object) -> None:

@@ -6,6 +6,7 @@ They are started with launch/multinode.sh.
 import json
 import shutil
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -153,7 +154,7 @@ def test_a_process_that_dies_takes_the_other_down(victim, trained, tmp_path, cac
     with launched(*command, folder=tmp_path, cache=cache) as pair:
         pair.wait_for(workdir / "checkpoints" / "4")
         pair.processes[victim].kill()
-        assert pair.processes[1 - victim].wait(90) != 0
+        assert pair.processes[1 - victim].wait(90) == 1
     said = pair.logs[1 - victim].read_text()
     assert "Traceback" not in said
     assert "error: " in said or "died" in said or "unavailable" in said.lower(), said
@@ -181,3 +182,21 @@ def test_no_cluster_to_find_the_others_in_is_said(cache):
     done = run("train", *flags, cache=cache)
     line = error_line(done.returncode, done.stderr)
     assert "set it to HOST:PORT, with --num_processes and --process_id" in line
+
+
+@pytest.mark.parametrize(
+    "message, code",
+    [("UNKNOWN: Gloo AllGather failed: Connection closed by peer", 1), ("train.seed is 0", 2)],
+)
+def test_a_failed_collective_is_no_mistake_of_the_user(message, code):
+    """JAX raises it as a ValueError, too."""
+    program = f"""
+import sys
+from mask_rcnn_jax import cli
+def main(_): raise ValueError({message!r})
+cli.join_processes, sys.argv = lambda: (0, 2), ["train"]
+cli.run(main, lambda: None)
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True)
+    assert error_line(done.returncode, done.stderr, expected_code=code) == message
