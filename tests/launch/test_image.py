@@ -1,0 +1,103 @@
+"""The steps of launch/Dockerfile in a clean folder, without the network and Ubuntu's packages.
+
+`build_image.sh` builds the image itself and trains in it.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tomllib
+from fnmatch import fnmatch
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from tests.commands.command import ROOT
+
+DOCKERFILE = ROOT / "launch" / "Dockerfile"
+
+
+def instructions() -> list[tuple[str, str]]:
+    text = re.sub(r"^#.*\n", "", DOCKERFILE.read_text(), flags=re.MULTILINE)
+    lines = text.replace("\\\n", "").splitlines()
+    return [(line.split()[0], line.partition(" ")[2]) for line in lines if line]
+
+
+def copy(sources: list[str], folder: Path) -> None:
+    """As COPY does from the root of the repository, whose ignored files are not Docker's to see."""
+    ignored = DOCKERFILE.with_name("Dockerfile.dockerignore").read_text().split()
+    everywhere = [name.removeprefix("**/") for name in ignored if name.startswith("**/")]
+    ignore = shutil.ignore_patterns(*everywhere, "*.egg-info")
+    for source in sources:
+        if any(fnmatch(source, name) for name in ignored):
+            continue
+        if (ROOT / source).is_dir():
+            shutil.copytree(ROOT / source, folder / source, ignore=ignore, symlinks=True)
+        else:
+            shutil.copy(ROOT / source, folder / source)
+
+
+def test_the_base_is_named_by_its_content():
+    (base,) = [text for name, text in instructions() if name == "FROM"]
+    assert re.fullmatch(r"ubuntu:24\.04@sha256:[0-9a-f]{64}", base)
+
+
+def test_its_steps_install_the_package_in_a_clean_folder(tmp_path):
+    """`pip install -r` shows what it was to install; all else is done."""
+    folder, venv, home = tmp_path / "work", tmp_path / "venv", tmp_path / "home"
+    folder.mkdir()
+    wanted = tmp_path / "wanted.txt"
+    (tmp_path / "pip").write_text(
+        "#!/bin/sh\n"
+        f'case "$*" in *"-c constraints.txt -r "*) for last; do :; done; cp "$last" {wanted} ;;\n'
+        f'*) exec {venv}/bin/pip "$@" ;; esac\n'
+    )
+    (tmp_path / "pip").chmod(0o755)
+    (tmp_path / "python3").symlink_to(sys.executable)
+    environment = {
+        "VIRTUAL_ENV": str(venv), "HOME": str(tmp_path), "TMPDIR": str(tmp_path),
+        "PATH": f"{tmp_path}:{venv}/bin:{os.environ['PATH']}", "PIP_NO_INDEX": "1",
+    }  # fmt: skip
+    for name, text in instructions():
+        if name == "COPY":
+            *sources, target = shlex.split(text)
+            assert target in (".", "./")
+            copy([p for s in sources for p in (os.listdir(ROOT) if s == "." else [s])], folder)
+        if name == "RUN" and "apt-get" not in text:
+            text = text.replace("/tmp/", f"{tmp_path}/")
+            command = ["bash", "-euc", text]
+            done = subprocess.run(
+                command, cwd=folder, env=environment, text=True, capture_output=True
+            )
+            assert done.returncode == 0, done.stderr
+            # The requirements, as if installed; Python 3.11 brings setuptools of its own.
+            (site,) = venv.glob("lib/python*/site-packages")
+            for path in site.glob("setuptools*"):
+                shutil.rmtree(path)
+            (site / "these.pth").write_text(sysconfig.get_paths()["purelib"])
+    listed = [Requirement(line) for line in wanted.read_text().splitlines()]
+    with open(ROOT / "pyproject.toml", "rb") as file:
+        project = tomllib.load(file)["project"]
+    expected = [*project["dependencies"], *project["optional-dependencies"]["cuda13"]]
+    assert {r.name for r in listed} == {"setuptools", *(Requirement(r).name for r in expected)}
+    done = subprocess.run(
+        [venv / "bin" / "mask-rcnn-jax", "train", "--help"],
+        cwd=home, env=environment | {"JAX_PLATFORMS": "cpu"}, text=True, capture_output=True,
+    )  # fmt: skip
+    assert done.returncode == 0 and "--workdir" in done.stdout, done.stderr
+    (entry,) = [text for name, text in instructions() if name == "ENTRYPOINT"]
+    assert os.access(folder / entry.strip('[]"'), os.X_OK)
+
+
+def test_the_cuda_wheels_have_exact_versions():
+    """Those that jax[cuda13] brought on Python 3.12."""
+    text = (ROOT / "constraints.txt").read_text()
+    pinned = {line.partition("==")[0] for line in text.splitlines()}
+    libraries = "cublas cudnn-cu13 cufft cusolver cusparse nccl-cu13 nvjitlink nvshmem-cu13".split()
+    cuda = "cccl crt cupti nvcc nvrtc runtime".split()
+    names = [*libraries, *(f"cuda-{name}" for name in cuda), "nvvm"]
+    assert {f"nvidia-{name}" for name in names} <= pinned
