@@ -6,10 +6,13 @@ import os
 import re
 import stat
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from mask_rcnn_jax.annotations import checks
 from mask_rcnn_jax.annotations.checks import TRAIN, Checked
@@ -66,32 +69,48 @@ class GroundTruth:
     def dropped(self) -> list[str]:
         """Return a line for each part that was dropped from an otherwise sound segmentation."""
         return [
-            f"{self._name(n)}: a part is left out, {reason}"
+            line
             for n, checked in enumerate(self.checked)
             if not checked.fault
-            for reason in checked.dropped
+            for line in dropped_lines(self.content["annotations"][n], n, checked)
         ]
 
     def left_out(self) -> list[str]:
         """Return lines for the log: how much `skip` leaves out, and an example of each kind."""
-        lines, total = [], len(self.checked)
-        for template, found in (
-            (f"%d of {total} annotations", self.faults()),
-            ("%d polygons of annotations that have others", self.dropped()),
-        ):
-            if found:
-                count = template % len(found)
-                lines.append(f"{self.source}: left out {count}, first: {found[0]}")
-        return lines
+        return left_out(self.source, len(self.checked), self.faults(), self.dropped())
 
     def _describe(self, position: int) -> str:
-        fault = self.checked[position].fault
-        return f"{self._name(position)}: {fault.text if fault else ''}"
-
-    def _name(self, position: int) -> str:
         entry = self.content["annotations"][position]
-        name = checks.annotation_name(entry, position)
-        return f"{name} of image {checks.show(entry['image_id'])}"
+        return fault_line(entry, position, self.checked[position])
+
+
+def fault_line(entry: dict[str, Any], position: int, checked: Checked) -> str:
+    """Return a line about the fault of the entry at a position of 'annotations'."""
+    return f"{_name(entry, position)}: {checked.fault.text if checked.fault else ''}"
+
+
+def dropped_lines(entry: dict[str, Any], position: int, checked: Checked) -> list[str]:
+    """Return a line for each part that was dropped from an entry."""
+    name = _name(entry, position)
+    return [f"{name}: a part is left out, {reason}" for reason in checked.dropped]
+
+
+def left_out(source: str, total: int, faults: list[str], dropped: list[str]) -> list[str]:
+    """Return lines for the log: how much `skip` leaves out, and an example of each kind."""
+    lines = []
+    for template, found in (
+        (f"%d of {total} annotations", faults),
+        ("%d polygons of annotations that have others", dropped),
+    ):
+        if found:
+            count = template % len(found)
+            lines.append(f"{source}: left out {count}, first: {found[0]}")
+    return lines
+
+
+def _name(entry: dict[str, Any], position: int) -> str:
+    name = checks.annotation_name(entry, position)
+    return f"{name} of image {checks.show(entry['image_id'])}"
 
 
 def read_ground_truth(
@@ -117,16 +136,27 @@ def read_ground_truth(
 
 def read_annotation_file(path: str | os.PathLike) -> Any:
     """Return the content of a COCO json; FileNotFoundError says how to make a missing one."""
+    return _parse(open_annotation_file(path), path)
+
+
+def open_annotation_file(path: str | os.PathLike) -> bytes:
+    """Return the bytes of a COCO json; FileNotFoundError says how to make a missing one."""
     if not os.path.exists(path):
         expected = f"expected a COCO json{_how_to_make(Path(path))}"
         raise FileNotFoundError(f"no annotation file {os.fspath(path)!r}, {expected}")
-    return read_json(path)
+    return read_regular(path)
 
 
 def read_json(path: str | os.PathLike) -> Any:
     """The content of a JSON file; ValueError if it is not one."""
+    return _parse(read_regular(path), path)
+
+
+def _parse(text: bytes, path: str | os.PathLike) -> Any:
+    with suppress(ValueError, RecursionError):  # NaN is not for msgspec, and errors are json's
+        return msgspec.json.decode(text)
     try:
-        return json.loads(read_regular(path))
+        return json.loads(text)
     except RecursionError:
         raise ValueError(f"{path}: cannot be read as JSON (nested too deeply)") from None
     except ValueError as error:

@@ -5,9 +5,11 @@ duplicate ids, an absent image) always stops. What spoils single annotations (a 
 polygon of two points) stops too, or leaves those annotations out if the user says so.
 """
 
+import copy
 import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from absl import logging
@@ -15,7 +17,9 @@ from absl import logging
 from mask_rcnn_jax.annotations import checks
 from mask_rcnn_jax.annotations.checks import TRAIN
 from mask_rcnn_jax.annotations.reader import (
-    GroundTruth,
+    dropped_lines,
+    fault_line,
+    left_out,
     raise_first,
     read_ground_truth,
 )
@@ -25,9 +29,11 @@ from mask_rcnn_jax.annotations.segmentation import (
     segmentation_area,
     segmentation_box,
 )
+from mask_rcnn_jax.annotations.stream import AnnotationStream, Unusual
 from mask_rcnn_jax.data.checking import ALL_CROWDS, inspect_coco
-from mask_rcnn_jax.data.dataset import Annotation, ImageRecord
+from mask_rcnn_jax.data.dataset import Annotation, Dataset, ImageRecord
 from mask_rcnn_jax.data.images import decode_bytes, decode_image
+from mask_rcnn_jax.data.packed import PackedImages, Packer
 from mask_rcnn_jax.data.records import Records
 from mask_rcnn_jax.data.tfrecords import TFRecords
 
@@ -43,7 +49,7 @@ class CocoDataset:
     image_dir: str
     class_names: tuple[str, ...]
     category_ids: tuple[int | str, ...]  # rising; the json's, or 1..K with raw class ids
-    images: tuple[ImageRecord, ...]
+    images: Sequence[ImageRecord]
     records: Records | TFRecords | None = None  # where the images are, if not files in `image_dir`
     bad_annotations: str = "error"  # as for `load_coco`; scores leave out what training does
     boxes_only: bool = False  # objects may have no mask
@@ -89,17 +95,17 @@ def load_coco(
     if class_ids not in ("contiguous", "raw"):
         raise ValueError(f"data.class_ids is {class_ids!r}, expected 'contiguous' or 'raw'")
     json_path, image_dir = os.fspath(json_path), os.fspath(image_dir)
-    truth = read_ground_truth(json_path, boxes_only=boxes_only)
     folder = image_dir if records is None else None
-    problems = checks.training_problems(truth.content, folder, require_annotations)
-    raise_first(json_path, problems)
-    entries = truth.usable(TRAIN, skip_bad=bad_annotations == "skip")
-    for line in truth.left_out():
-        logging.warning("%s", line)
-    if entries and all(entry.get("iscrowd") for entry in entries):
-        logging.warning("%s: %s", json_path, ALL_CROWDS % len(entries))
-    classes = _classes(json_path, truth.content["categories"], class_ids)
-    images = _image_records(truth, entries, tuple(classes))
+    request = _Request(
+        json_path, folder, bad_annotations == "skip", require_annotations, class_ids, boxes_only
+    )
+    try:
+        images, classes = _load_stream(request)
+    except Unusual:
+        images, classes = _load_whole(request)
+    crowds = images.arrays["crowds"]
+    if crowds.size and crowds.all():
+        logging.warning("%s: %s", json_path, ALL_CROWDS % len(crowds))
     names, ids = tuple(classes.values()), tuple(classes)
     return CocoDataset(
         json_path,
@@ -111,6 +117,82 @@ def load_coco(
         bad_annotations=bad_annotations,
         boxes_only=boxes_only,
     )
+
+
+class _Request(NamedTuple):
+    """What `load_coco` was called with."""
+
+    json_path: str
+    image_dir: str | None
+    skip_bad: bool
+    require_annotations: bool
+    class_ids: str
+    boxes_only: bool
+
+
+_Loaded = tuple[PackedImages, dict[int | str, str]]  # and the names of the classes by category id
+
+
+def _load_stream(request: _Request) -> _Loaded:
+    """Load in little memory; raises `Unusual` for a file that is not sound."""
+    stream, packer = AnnotationStream(request.json_path), Packer()
+    content, required = stream.content, request.require_annotations and not stream.total
+    for problem in checks.training_problems(content, request.image_dir, required):
+        raise Unusual(problem)
+    try:
+        classes = _classes(request.json_path, content["categories"], request.class_ids)
+    except ValueError as error:
+        raise Unusual from error
+    class_of = {category_id: k for k, category_id in enumerate(classes, start=1)}
+    class_of_place = np.array([class_of[entry["id"]] for entry in content["categories"]])
+    sizes = checks.image_sizes(content)
+    place = {image_id: n for n, image_id in enumerate(sizes)}
+    faults: list[str] = []
+    dropped: list[str] = []
+    for objects, others in stream.chunks():
+        packer.add_objects(objects, class_of_place[objects.categories])
+        sound = []
+        for position, entry in others:
+            checked = checks.check_annotation(entry, sizes[entry["image_id"]], request.boxes_only)
+            if not checked.fault:
+                dropped += dropped_lines(entry, position, checked)
+                sound.append((position, checked.entry))
+            elif request.skip_bad:
+                faults.append(fault_line(entry, position, checked))
+            else:
+                raise Unusual
+        packer.add(_annotations(sound, sizes, place, class_of))
+    for line in left_out(request.json_path, stream.total, faults, dropped):
+        logging.warning("%s", line)
+    return packer.pack(content["images"]), classes
+
+
+def _load_whole(request: _Request) -> _Loaded:
+    """Load any file, or say what is wrong with it."""
+    json_path = request.json_path
+    truth = read_ground_truth(json_path, boxes_only=request.boxes_only)
+    problems = checks.training_problems(
+        truth.content, request.image_dir, request.require_annotations
+    )
+    raise_first(json_path, problems)
+    entries = truth.usable(TRAIN, skip_bad=request.skip_bad)
+    for line in truth.left_out():
+        logging.warning("%s", line)
+    classes = _classes(json_path, truth.content["categories"], request.class_ids)
+    class_of = {category_id: k for k, category_id in enumerate(classes, start=1)}
+    place = {entry["id"]: n for n, entry in enumerate(truth.content["images"])}
+    packer = Packer()
+    packer.add(_annotations(enumerate(entries), truth.sizes, place, class_of))
+    return packer.pack(truth.content["images"]), classes
+
+
+def for_workers(dataset: Dataset) -> Dataset:
+    """The same dataset, whose pickle is for worker processes: they share its annotations."""
+    if isinstance(dataset, CocoDataset) and isinstance(dataset.images, PackedImages):
+        shared = copy.copy(dataset)
+        object.__setattr__(shared, "images", dataset.images.by_reference())  # it is frozen
+        return shared
+    return dataset
 
 
 def load_categories(json_path: str | os.PathLike, *, class_ids: str = "contiguous") -> list[dict]:
@@ -143,21 +225,18 @@ def _classes(json_path: str, categories: list[dict], class_ids: str) -> dict[int
     return {k: names.get(k, f"unused {k}") for k in range(1, max(names, default=0) + 1)}
 
 
-def _image_records(
-    truth: GroundTruth, entries: list[dict], category_ids: tuple[int | str, ...]
-) -> tuple[ImageRecord, ...]:
-    """The images of a sound json with these annotations."""
-    class_of = {category_id: k for k, category_id in enumerate(category_ids, start=1)}
-    sizes = {i: size for i, size in truth.sizes.items() if size}  # of all: training needs them
-    annotations: dict[int | str, list[Annotation]] = {image_id: [] for image_id in sizes}
-    for entry in entries:
-        image_id, class_index = entry["image_id"], class_of[entry["category_id"]]
-        annotations[image_id].append(_annotation(entry, class_index, sizes[image_id]))
-    names = {entry["id"]: entry["file_name"] for entry in truth.content["images"]}
-    return tuple(
-        ImageRecord(i, names[i], height, width, tuple(annotations[i]))
-        for i, (height, width) in sizes.items()
-    )
+def _annotations(
+    entries: Iterable[tuple[int, dict[str, Any]]],
+    sizes: Mapping[int | str, tuple[int, int] | None],
+    place: Mapping[int | str, int],
+    class_of: Mapping[int | str, int],
+) -> Iterator[tuple[int, int, Annotation]]:
+    """(position, place of the image, annotation) of sound entries at these positions."""
+    for position, entry in entries:
+        size = sizes[entry["image_id"]]
+        assert size is not None  # `TRAINING_KEYS` has it
+        annotation = _annotation(entry, class_of[entry["category_id"]], size)
+        yield position, place[entry["image_id"]], annotation
 
 
 def _annotation(entry: dict, class_index: int, size: tuple[int, int]) -> Annotation:

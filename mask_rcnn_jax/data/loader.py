@@ -17,11 +17,12 @@ from absl import logging
 
 from mask_rcnn_jax.data import workers
 from mask_rcnn_jax.data.augment import Augment, augmented
+from mask_rcnn_jax.data.coco import for_workers
 from mask_rcnn_jax.data.dataset import Dataset, UndecodableImage, dataset_name
 from mask_rcnn_jax.data.options import ExampleOptions
+from mask_rcnn_jax.data.overview import image_size, training_counts
 from mask_rcnn_jax.data.resize import resize_plan
-from mask_rcnn_jax.data.segmentation import vertex_count
-from mask_rcnn_jax.data.transforms import empty_batch, load_row, training_objects
+from mask_rcnn_jax.data.transforms import empty_batch, load_row
 from mask_rcnn_jax.structures import Batch
 
 # Batches are made in parallel already. Worker processes import this module too.
@@ -74,14 +75,15 @@ class TrainLoader:
         """
         self._dataset, self._skip = dataset, order.skip
         self.skipped: set[str] = set()
-        objects = [training_objects(image.annotations, options) for image in dataset.images]
-        self.overflowed = _count_overflow(dataset, objects, options.max_instances)
-        self.undrawn = _count_undrawn(dataset, objects, options.max_vertices)
-        indices = [index for index, found in enumerate(objects) if order.keep_empty or found]
+        counts, vertices = training_counts(dataset, options)
+        self.overflowed = _count_overflow(dataset, counts, options.max_instances)
+        self.undrawn = _count_undrawn(dataset, vertices, options.max_vertices)
+        kept = np.ones(len(counts), bool) if order.keep_empty else counts > 0
+        indices = np.flatnonzero(kept).tolist()
         if not indices:
             reason = "no image has an object and data.keep_empty is False"
             raise ValueError(f"{dataset_name(dataset)}: no image to train on, since {reason}")
-        buckets = canvas_buckets(dataset, indices, options)
+        buckets, shared = canvas_buckets(dataset, indices, options), for_workers(dataset)
         self.canvases = tuple(buckets)
         batches = []
         for canvas, bucket in buckets.items():
@@ -89,8 +91,8 @@ class TrainLoader:
             # the processes share the examples out.
             places = grain.MapDataset.range(len(bucket)).seed(order.seed).shuffle().repeat(EPOCHS)
             draws = places.random_map(partial(_with_short_side, options.short_sides))
-            zeros = workers.zeros(num_workers)
-            source = _TrainBatches(dataset, options, order, canvas, bucket, draws, augment, zeros)
+            zeros, places_of = workers.zeros(num_workers), np.array(bucket, np.int32)
+            source = _TrainBatches(shared, options, order, canvas, places_of, draws, augment, zeros)
             batches.append(grain.MapDataset.source(source))
         sizes = [len(bucket) for bucket in buckets.values()]
         mixed = grain.MapDataset.mix(batches, weights=sizes)
@@ -142,7 +144,8 @@ class EvalLoader:
                 rows = together[process_index * batch_size :][:batch_size]
                 plan.append((canvas, rows + [-1] * (batch_size - len(rows))))
                 self.is_full.append(len(together) == batch_size * process_count)
-        self._batches = _EvalBatches(dataset, options, workers.zeros(num_workers), plan)
+        zeros = workers.zeros(num_workers)
+        self._batches = _EvalBatches(for_workers(dataset), options, zeros, plan)
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -161,10 +164,12 @@ def canvas_buckets(
 ) -> dict[tuple[int, int], list[int]]:
     """Canvas (H, W) -> indices of the images that go on it."""
     buckets: dict[tuple[int, int], list[int]] = {}
+    images, canvases = dataset.images, {}
     for index in indices:
-        record = dataset.images[index]
-        canvas = resize_plan(record.height, record.width, options).canvas
-        buckets.setdefault(canvas, []).append(index)
+        size = image_size(images, index)
+        if size not in canvases:
+            canvases[size] = resize_plan(*size, options).canvas
+        buckets.setdefault(canvases[size], []).append(index)
     return buckets
 
 
@@ -183,7 +188,7 @@ class _TrainBatches:
     options: ExampleOptions
     order: TrainOrder
     canvas: tuple[int, int]
-    bucket: list[int]  # the images that go on the canvas
+    bucket: np.ndarray  # [n] int32, the images that go on the canvas
     draws: grain.MapDataset  # place in the bucket and short side of example 0, 1, ..
     augment: Augment | None
     zeros: workers.Zeros
@@ -207,7 +212,7 @@ class _TrainBatches:
     def _load(self, batch: Batch, row: int, place: int, short_side: int | None, epoch: int) -> None:
         dataset, count = self.dataset, len(self.bucket)
         for offset in range(count):
-            index = self.bucket[(place + offset) % count]
+            index = int(self.bucket[(place + offset) % count])
             if index in self.order.skip:
                 continue
             # An image comes once an epoch, so its random numbers are new every time.
@@ -243,31 +248,30 @@ class _EvalBatches:
         return batch
 
 
-def _count_overflow(dataset: Dataset, objects: list[list], max_instances: int) -> int:
+def _count_overflow(dataset: Dataset, counts: np.ndarray, max_instances: int) -> int:
     """Count objects beyond `max_instances` per image; warn if there are any."""
-    over = [len(found) - max_instances for found in objects if len(found) > max_instances]
-    if over:
+    over = counts[counts > max_instances] - max_instances
+    if over.size:
         text = (
             "%s: %d images hold more than data.max_instances=%d objects; the %d smallest of %d "
             "objects are left out"
         )
-        numbers = len(over), max_instances, sum(over), sum(map(len, objects))
+        numbers = over.size, max_instances, over.sum(), counts.sum()
         logging.warning(text, dataset_name(dataset), *numbers)
-    return sum(over)
+    return int(over.sum())
 
 
-def _count_undrawn(dataset: Dataset, objects: list[list], max_vertices: int) -> int:
+def _count_undrawn(dataset: Dataset, vertices: np.ndarray, max_vertices: int) -> int:
     """Count objects without polygons or with too many vertices; warn if there are any.
     0 if no polygons are asked for."""
     if not max_vertices:
         return 0
-    counts = [vertex_count(a.segmentation) for found in objects for a in found]
-    encoded, large = counts.count(0), sum(count > max_vertices for count in counts)
+    encoded, large = int((vertices == 0).sum()), int((vertices > max_vertices).sum())
     if encoded + large:
         text = (
             "%s: %d of %d objects have no outline to draw a mask target from: %d are run-length "
             "codes, %d have more than data.max_vertices=%d vertices"
         )
-        numbers = encoded + large, len(counts), encoded, large, max_vertices
+        numbers = encoded + large, vertices.size, encoded, large, max_vertices
         logging.warning(text, dataset_name(dataset), *numbers)
     return encoded + large

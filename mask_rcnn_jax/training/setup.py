@@ -18,8 +18,8 @@ from mask_rcnn_jax.data.coco import CocoDataset
 from mask_rcnn_jax.data.dataset import Dataset
 from mask_rcnn_jax.data.loader import EvalLoader, TrainLoader, TrainOrder
 from mask_rcnn_jax.data.options import example_options
+from mask_rcnn_jax.data.overview import image_ids, training_counts
 from mask_rcnn_jax.data.source import learns_boxes_only, load_split
-from mask_rcnn_jax.data.transforms import training_objects
 from mask_rcnn_jax.models.build import init_variables
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.training import processes
@@ -87,7 +87,7 @@ def set_steps(config: ConfigDict, dataset: Dataset) -> None:
     """
     num_images, options = len(dataset.images), example_options(config)
     if not config.data.keep_empty:
-        num_images = sum(bool(training_objects(i.annotations, options)) for i in dataset.images)
+        num_images = int((training_counts(dataset, options)[0] > 0).sum())
     train = config.train
     if train.epochs:
         train.steps = round(train.epochs * num_images / train.batch_size)
@@ -117,7 +117,7 @@ def make_train_loader(
 
 
 def _places(dataset: Dataset, ids: Sequence[int | str]) -> frozenset[int]:
-    place = {record.id: index for index, record in enumerate(dataset.images)}
+    place = {image_id: index for index, image_id in enumerate(image_ids(dataset))}
     unknown = [image_id for image_id in ids if image_id not in place]
     if unknown:
         raise ValueError(
@@ -167,7 +167,7 @@ def check_processes(config: ConfigDict, dataset: Dataset) -> None:
     different datasets; they would train on a mixture."""
     entries = flatten(config.to_dict())
     entries.pop("data.num_workers")  # a matter of the machine
-    images = hashlib.sha256(repr([record.id for record in dataset.images]).encode()).hexdigest()
+    images = hashlib.sha256(repr(image_ids(dataset)).encode()).hexdigest()
     data = {"the dataset's classes": list(dataset.class_names), "its images' ids": images}
     processes.check_equal(entries | data)
 
