@@ -18,6 +18,7 @@ from absl import logging
 from mask_rcnn_jax.data import workers
 from mask_rcnn_jax.data.augment import Augment, augmented
 from mask_rcnn_jax.data.coco import for_workers
+from mask_rcnn_jax.data.compact import compact, expand
 from mask_rcnn_jax.data.dataset import Dataset, UndecodableImage, dataset_name
 from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.overview import image_size, training_counts
@@ -108,7 +109,7 @@ class TrainLoader:
             if index not in self._skip and file_name not in self.skipped:
                 self.skipped.add(file_name)
                 logging.warning("skipped %s: truncated, damaged or not an image", file_name)
-        return batch
+        return expand(batch)
 
     def close(self) -> None:
         """Stop the threads and worker processes."""
@@ -154,7 +155,7 @@ class EvalLoader:
         iterator = workers.start(grain.MapDataset.source(self._batches), self._num_workers)
         try:
             for _ in range(len(self)):
-                yield workers.next_element(iterator)
+                yield expand(workers.next_element(iterator))
         finally:
             iterator.close()
 
@@ -197,7 +198,8 @@ class _TrainBatches:
         return len(self.draws) // (self.order.batch_size * self.order.process_count)
 
     def __getitem__(self, step: int) -> tuple[Batch, np.ndarray]:
-        """The batch and the indices that were asked for; they differ where one did not decode."""
+        """The batch, compact, and the indices that were asked for, which differ from the batch's
+        where an image did not decode."""
         order = self.order
         first = (step * order.process_count + order.process_index) * order.batch_size
         batch = empty_batch(order.batch_size, self.canvas, self.options, self.zeros)
@@ -207,7 +209,7 @@ class _TrainBatches:
                 place, short_side = self.draws[first + row]
                 wanted[row] = self.bucket[place]
                 self._load(batch, row, place, short_side, (first + row) // len(self.bucket))
-        return batch, wanted
+            return compact(batch, self.zeros), wanted
 
     def _load(self, batch: Batch, row: int, place: int, short_side: int | None, epoch: int) -> None:
         dataset, count = self.dataset, len(self.bucket)
@@ -228,7 +230,7 @@ class _TrainBatches:
 
 @dataclass(frozen=True, eq=False)
 class _EvalBatches:
-    """Random access to the planned batches, for grain."""
+    """Random access to the planned batches, compact, for grain."""
 
     dataset: Dataset
     options: ExampleOptions
@@ -245,7 +247,7 @@ class _EvalBatches:
             for row, index in enumerate(indices):
                 if index >= 0:
                     load_row(batch, row, self.dataset, index, self.options)
-        return batch
+            return compact(batch, self.zeros)
 
 
 def _count_overflow(dataset: Dataset, counts: np.ndarray, max_instances: int) -> int:

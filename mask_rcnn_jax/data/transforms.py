@@ -114,11 +114,10 @@ def empty_batch(
 ) -> Batch:
     """A batch of padding: `image_index` -1, black images of one pixel, no object.
 
-    `zeros(shape, dtype)` makes the large arrays: images, masks and polygons.
+    `zeros(shape, dtype)` makes the images.
     """
     objects, side = options.max_instances, options.mask_size
     mask_shape = canvas if options.mask_frame == "image" else (side, side)
-    polygons = zeros if options.max_vertices else np.zeros  # shared memory is never empty
     batch = Batch(
         images=zeros((rows, *canvas, 3), options.image_dtype),
         image_sizes=np.ones((rows, 2), np.int32),
@@ -127,9 +126,9 @@ def empty_batch(
         targets=Targets(
             boxes=np.zeros((rows, objects, 4), np.float32),
             classes=np.zeros((rows, objects), np.int32),
-            masks=zeros((rows, objects, *mask_shape), np.uint8),
+            masks=np.zeros((rows, objects, *mask_shape), np.uint8),
             valid=np.zeros((rows, objects), bool),
-            polygons=polygons((rows, objects, options.max_vertices, 3), np.float32),
+            polygons=np.zeros((rows, objects, options.max_vertices, 3), np.float32),
         ),
     )
     batch.targets.polygons[..., 2] = -1
