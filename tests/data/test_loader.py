@@ -248,6 +248,24 @@ def test_worker_processes_give_the_same_batches(dataset, options):
         assert isinstance(b.images, SharedMemoryArray)
 
 
+def test_workers_send_masks_and_polygons_of_objects_alone(dataset):
+    options = replace(RECIPE, max_instances=50, max_vertices=6)
+    loader = eval_loader(dataset, options, num_workers=1)
+    sent = [loader._batches[step] for step in range(len(loader))]
+    sizes = [(len(b.targets.masks), len(b.targets.polygons)) for b in sent]
+    assert sizes == [(int(b.targets.valid.sum()),) * 2 for b in sent]
+    assert sum(objects for objects, _ in sizes) == len(OBJECTS)
+    for b in sent:
+        for array in jax.tree.leaves(b):
+            if isinstance(array, SharedMemoryArray):
+                array.unlink_on_del()
+    for batch in loader:
+        padding = ~batch.targets.valid
+        assert batch.targets.masks.shape == (4, 50, 8, 8)
+        assert not batch.targets.masks[padding].any()
+        assert (batch.targets.polygons[padding] == [0, 0, -1]).all()
+
+
 def test_objects_beyond_max_instances_are_counted_and_logged_once(coco_files, caplog):
     many = [rectangle(0, 0, side, side) for side in (3, 9, 5, 7)]
     crowd = rectangle(0, 0, 9, 9, iscrowd=1)
