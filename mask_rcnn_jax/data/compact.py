@@ -5,6 +5,7 @@ padding.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -27,7 +28,7 @@ def compact(batch: Batch, zeros: Callable[..., np.ndarray]) -> Batch:
         return made
 
     masks, polygons = of_objects(targets.masks), of_objects(targets.polygons)
-    return batch.replace(targets=targets.replace(masks=masks, polygons=polygons))
+    return replace(batch, targets=replace(targets, masks=masks, polygons=polygons))
 
 
 def expand(batch: Batch) -> Batch:
@@ -39,4 +40,4 @@ def expand(batch: Batch) -> Batch:
     )
     polygons[..., 2] = -1
     masks[targets.valid], polygons[targets.valid] = targets.masks, targets.polygons
-    return batch.replace(targets=targets.replace(masks=masks, polygons=polygons))
+    return replace(batch, targets=replace(targets, masks=masks, polygons=polygons))
