@@ -16,7 +16,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 python=${PYTHON:-python3}
-packages=(array_record cloudpickle flatbuffers google-crc32c grain jaxtyping ml_collections
+packages=(array_record cloudpickle flatbuffers google-crc32c grain jaxtyping ml_collections msgspec
   opencv-python-headless packaging pillow portpicker pycocotools safetensors tensorboardX wadler_lindig)
 
 prepare() {
