@@ -345,7 +345,8 @@ def test_split_and_source_must_be_known(made, tmp_path):
     data = sections(made[0], tmp_path)[1]
     with pytest.raises(ValueError, match=r"has no split 'train', only \['val'\]"):
         load_split(data, "train")
-    with pytest.raises(ValueError, match="data.source is 'tdfs', expected 'json' or 'tfds'"):
+    expected = r"data.source is 'tdfs', expected one of \['json', 'tfds', 'tfrecord'\]"
+    with pytest.raises(ValueError, match=expected):
         annotation_file(data | {"source": "tdfs"}, "val")
 
 
