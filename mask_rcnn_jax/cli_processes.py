@@ -22,6 +22,7 @@ LOST = (
     "error: aborted, since another process of this run ended or cannot be reached, as its own "
     "output says, or for the cause that the lines above name\n"
 )
+UNREACHED = "error: --coordinator_address={address}: not all processes came together. JAX says:"
 
 _abort_handler: Any = None  # C code may call it until the process ends
 
@@ -64,6 +65,10 @@ def join_processes() -> tuple[int, int]:
             f"--coordinator_address={address}: {error} Without a cluster, set it to "
             "HOST:PORT, with --num_processes and --process_id"
         ) from error
+    except RuntimeError as error:
+        # An orderly exit would shut down what was not set up, and print a traceback.
+        os.write(2, f"{UNREACHED.format(address=address)} {error}\n".encode())
+        os._exit(1)
     return jax.process_index(), jax.process_count()
 
 

@@ -200,3 +200,21 @@ cli.run(main, lambda: None)
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True)
     assert error_line(done.returncode, done.stderr, expected_code=code) == message
+
+
+def test_processes_that_do_not_find_each_other_say_so():
+    """What JAX raises after five minutes, and what it does at the end of the process."""
+    program = """
+import atexit, sys, jax
+from mask_rcnn_jax import cli, cli_processes
+def initialize(**flags):
+    atexit.register(print, "shut down", file=sys.stderr)
+    raise RuntimeError("std::bad_cast")
+jax.distributed.initialize = initialize
+cli.run(lambda _: None, cli_processes.define_processes)
+"""
+    flags = ["--coordinator_address=host:1", "--num_processes=2", "--process_id=0"]
+    command = [sys.executable, "-c", program, *flags]
+    done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True)
+    line = error_line(done.returncode, done.stderr, expected_code=1)
+    assert line.startswith("--coordinator_address=host:1: not all processes came together")
