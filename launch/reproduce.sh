@@ -167,7 +167,7 @@ choose() { # choose RECIPE: its entries in `config`, images per GPU of the page 
     --config.data.{"image_size=(64, 64)",max_instances=8,num_workers=0}
     --config.model.{fpn.channels=32,rpn.channels=32,box_head.channels=32}
     --config.model.{mask_head.channels=32,rpn.batch_size_per_image=16}
-    --config.model.backbone.{depth=10,norm=group,frozen_stages=0}
+    --config.model.backbone.{depth=10,norm=group,norm_eps=1e-5,frozen_stages=0}
     --config.model.sampling.batch_size_per_image=16
     --config.model.rpn.{pre,post}_nms_topk_{train,test}"=50"
     --config.train.{batch_size=2,steps=2,log_every=1,checkpoint_every=2,eval_every=2}
