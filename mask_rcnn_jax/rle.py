@@ -24,15 +24,13 @@ def encode_window(crop: np.ndarray, origin: tuple[int, int], height: int, width:
     """
     h, w = crop.shape
     x0, y0 = origin
-    # COCO runs follow the columns. A zero above and below ends every run within its column.
-    columns = np.zeros((w, h + 2), np.int8)
-    columns[:, 1:-1] = crop.T
-    column, row = np.nonzero(np.diff(columns, axis=1))
-    edges = (x0 + column) * height + y0 + row  # start, end, start, end, ...
-    # A run reaching the bottom continues at the top of the next column, where its end equals the
-    # next run's start. Dropping both joins the runs.
-    values, repeats = np.unique(edges, return_counts=True)
-    edges = values[repeats == 1]
+    # COCO runs follow the columns. A zero above and below ends every run within its column, unless
+    # columns are whole: a run that reaches the bottom then continues at the top of the next.
+    rows, length = (w, h) if h < height else (1, w * h)
+    padded = np.zeros((rows, length + 2), bool)
+    padded[:, 1:-1].reshape(w, h)[...] = crop.T
+    changes = np.flatnonzero(padded[:, 1:] != padded[:, :-1])  # start, end, start, end, ...
+    edges = changes + changes // (length + 1) * (height - length - 1) + (x0 * height + y0)
     counts = np.diff(np.concatenate(([0], edges, [height * width])))
     if edges.size and edges[-1] == height * width:
         counts = counts[:-1]  # the last run belongs to the object, nothing follows

@@ -17,8 +17,7 @@ from pycocotools.cocoeval import COCOeval
 from mask_rcnn_jax.annotations.checks import BOX, MASK
 from mask_rcnn_jax.annotations.reader import GroundTruth, read_ground_truth, read_json
 from mask_rcnn_jax.evaluation import entries
-from mask_rcnn_jax.evaluation.paste import paste_mask
-from mask_rcnn_jax.rle import encode_window
+from mask_rcnn_jax.evaluation.encode import encode_image, split_images
 from mask_rcnn_jax.structures import Detections
 
 # Order of the twelve statistics of pycocotools' COCOeval.summarize().
@@ -55,33 +54,13 @@ def to_coco_results(
         Box results and mask results for the same detections in the same order.
     """
     detections = Detections(**{k: np.asarray(v) for k, v in vars(detections).items()})
+    images = split_images(detections, scales, image_ids, image_sizes_original, category_ids)
     bbox_results, segm_results = [], []
-    for b, image_id in enumerate(image_ids):
-        if image_id is None:
-            continue
-        height, width = (int(side) for side in image_sizes_original[b])
-        scale_y, scale_x = np.asarray(scales[b], np.float64)
-        boxes = detections.boxes[b].astype(np.float64) / (scale_x, scale_y, scale_x, scale_y)
-        for d in np.flatnonzero(detections.valid[b]):
-            entry = {
-                "image_id": image_id,
-                "category_id": category_ids[int(detections.classes[b][d]) - 1],
-                "score": float(detections.scores[b][d]),
-            }
-            # Paste with the unclipped box: clipping it first would squeeze the mask.
-            crop, origin = paste_mask(detections.masks[b][d], boxes[d], height, width, rule=paste)
-            rle = encode_window(crop, origin, height, width)
-            bbox = _clipped_xywh(boxes[d], height, width, float(inclusive_boxes))
-            bbox_results.append({**entry, "bbox": bbox})
-            segm_results.append({**entry, "segmentation": rle})
+    for image in images:
+        bbox, segm = encode_image(image, paste, inclusive_boxes)
+        bbox_results += bbox
+        segm_results += segm
     return bbox_results, segm_results
-
-
-def _clipped_xywh(box: np.ndarray, height: int, width: int, offset: float) -> list[float]:
-    """Clip (x1, y1, x2, y2) to the image and convert to COCO's (x, y, width, height)."""
-    x1, x2 = np.clip(box[[0, 2]], 0, width - offset)
-    y1, y2 = np.clip(box[[1, 3]], 0, height - offset)
-    return [round(float(value), 3) for value in (x1, y1, x2 - x1 + offset, y2 - y1 + offset)]
 
 
 def load_results(path: str | os.PathLike) -> list[dict]:

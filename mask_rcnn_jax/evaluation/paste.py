@@ -99,6 +99,7 @@ def _integer_axis_weights(
     stop = max(min(last + 1, size), first)
     # No antialiasing; positions beyond the outer cell centers are clamped.
     scale = (cells + 2) / max(last + 1 - start, 1)
-    cell = np.clip((np.arange(first, stop) - start + 0.5) * scale - 0.5, 0, cells + 1)
+    cell = (np.arange(first, stop) - start + 0.5) * scale - 0.5
+    cell = np.minimum(np.maximum(cell, 0), cells + 1)  # np.clip takes three times as long
     distance = np.abs(cell[:, None] - np.arange(1, cells + 1))  # border cells are zero
     return range(first, stop), np.maximum(1.0 - distance, 0.0).astype(np.float32)

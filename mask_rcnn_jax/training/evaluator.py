@@ -1,7 +1,8 @@
 """A model over a data set: detections, COCO scores, validation losses and images."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -19,6 +20,8 @@ from mask_rcnn_jax.data.loader import EvalLoader
 from mask_rcnn_jax.data.options import has_inclusive_boxes
 from mask_rcnn_jax.evaluation import coco as coco_evaluation
 from mask_rcnn_jax.evaluation import visualize
+from mask_rcnn_jax.evaluation.encode import ImageDetections, split_images
+from mask_rcnn_jax.evaluation.workers import count_workers, encode_images
 from mask_rcnn_jax.models.detect import detect_options
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.progress import Progress
@@ -94,34 +97,41 @@ def detect(
     the order of the dataset.
 
     Every process works on its own batches and returns the results of all. Masks of one batch are
-    encoded while the device works on the next.
+    encoded, in worker processes if there are many, while the device works on the next.
     """
     found: Found = ([], [], [])
-    options = {"paste": config.eval.paste, "inclusive_boxes": has_inclusive_boxes(config)}
+    progress = Progress("evaluated", batches.num_images)
 
-    def collect(batch: Batch, detections: Detections) -> None:
+    def images(batch: Batch, detections: Detections) -> Iterator[ImageDetections]:
         records = [dataset.images[i] if i >= 0 else None for i in batch.image_index]
         ids = [record and record.id for record in records]
         sizes = [(record.height, record.width) if record else (0, 0) for record in records]
-        rows, classes = processes.local_rows(detections), category_ids(dataset)
-        boxes, masks = coco_evaluation.to_coco_results(
-            rows, batch.scales, ids, sizes, classes, **options
-        )
-        found[0].extend(boxes)
-        found[1].extend(masks)
         found[2].extend(image_id for image_id in ids if image_id is not None)
+        rows, classes = processes.local_rows(detections), category_ids(dataset)
+        return split_images(rows, batch.scales, ids, sizes, classes)
 
-    progress = Progress("evaluated", batches.num_images)
-    pending, seen = [], 0
-    for batch in filter(accepts, batches):
-        pending.append((batch, predict_step(variables, shard_batch(batch, mesh))))
-        if len(pending) > 1:
-            collect(*pending.pop(0))
-        together = jax.process_count() * int(np.sum(batch.image_index >= 0))
-        progress.advance(min(together, batches.num_images - seen))
-        seen = min(batches.num_images, seen + together)
-    for last in pending:
-        collect(*last)
+    def detected() -> Iterator[ImageDetections]:
+        pending, seen = [], 0
+        for batch in filter(accepts, batches):
+            pending.append((batch, predict_step(variables, shard_batch(batch, mesh))))
+            if len(pending) > 1:
+                yield from images(*pending.pop(0))
+            together = jax.process_count() * int(np.sum(batch.image_index >= 0))
+            progress.advance(min(together, batches.num_images - seen))
+            seen = min(batches.num_images, seen + together)
+        for last in pending:
+            yield from images(*last)
+
+    encoded = encode_images(
+        detected(),
+        paste=config.eval.paste,
+        inclusive_boxes=has_inclusive_boxes(config),
+        num_workers=count_workers(batches.num_images // jax.process_count()),
+    )
+    with closing(encoded):
+        for boxes, masks in encoded:
+            found[0].extend(boxes)
+            found[1].extend(masks)
     place = {record.id: index for index, record in enumerate(dataset.images)}
     boxes, masks, ids = (list(chain(*processes.gather(entries))) for entries in found)
     for entries in (boxes, masks):

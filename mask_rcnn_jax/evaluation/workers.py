@@ -1,0 +1,135 @@
+"""Encode detections in worker processes: pasting and encoding hold Python's lock.
+
+A worker is a Python that reads images from its input and ends when that does, so that none survives
+its owner, however that ends. Unlike those of multiprocessing, it does not import the main program,
+which would cost each the import of JAX, and need `if __name__ == "__main__"` in scripts.
+"""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from queue import SimpleQueue
+
+from mask_rcnn_jax.evaluation.encode import ImageDetections, encode_image
+
+Encoded = tuple[list[dict], list[dict]]  # box results and mask results of an image
+# Fewer images are encoded before a worker has started.
+IMAGES_PER_WORKER = 100
+# Images that are kept for a worker, 300 KB each at 100 detections.
+_AHEAD = 4
+_COMMAND = "from mask_rcnn_jax.evaluation import workers; workers.work()"
+
+
+def count_workers(num_images: int) -> int:
+    """Return how many workers encode that many images: at most one per core, 0 for few images."""
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
+    return min(cores, num_images // IMAGES_PER_WORKER) if cores > 1 else 0
+
+
+def encode_images(
+    images: Iterable[ImageDetections], *, paste: str, inclusive_boxes: bool, num_workers: int
+) -> Generator[Encoded]:
+    """Yield `encode_image` of each image, in order.
+
+    Args:
+        images: read in the calling thread, a few ahead.
+        paste: see `encode_image`.
+        inclusive_boxes: see `encode_image`.
+        num_workers: worker processes; 0 encodes in the calling thread.
+
+    Raises:
+        OSError: a worker ended, for instance because memory ran out.
+    """
+    if num_workers == 0:
+        for image in images:
+            yield encode_image(image, paste, inclusive_boxes)
+        return
+    idle: SimpleQueue[subprocess.Popen] = SimpleQueue()
+    waiting: deque[Future[Encoded]] = deque()
+
+    def encode(image: ImageDetections) -> Encoded:
+        worker = idle.get()
+        try:
+            return _ask(worker, (image, paste, inclusive_boxes))
+        finally:
+            idle.put(worker)
+
+    with ExitStack() as started, ThreadPoolExecutor(num_workers) as threads:
+        for _ in range(num_workers):
+            idle.put(started.enter_context(_worker()))
+        for image in images:
+            waiting.append(threads.submit(encode, image))
+            if len(waiting) > _AHEAD * num_workers:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
+@contextmanager
+def _worker() -> Iterator[subprocess.Popen]:
+    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    # Its products of matrices are too small for threads.
+    environment = {**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"}
+    # A worker keeps these signals blocked: one to the whole group, from a terminal or a batch
+    # system, must not end it while its owner still works.
+    before = signal.pthread_sigmask(
+        signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    )
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-c", _COMMAND],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    try:
+        yield process
+    finally:
+        process.kill()  # all that was asked has been answered, or is not wanted any more
+        with suppress(BrokenPipeError), process:  # of a job half written
+            pass
+
+
+def _ask(process: subprocess.Popen, job: tuple[ImageDetections, str, bool]) -> Encoded:
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        pickle.dump(job, process.stdin, pickle.HIGHEST_PROTOCOL)
+        process.stdin.flush()
+        answer = pickle.load(process.stdout)
+    except (EOFError, BrokenPipeError, pickle.UnpicklingError) as error:
+        code = process.wait()
+        end = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+        raise OSError(f"a worker process that encodes masks {end}; is memory short?") from error
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def work() -> None:
+    """Answer jobs of the standard input on the standard output until it ends."""
+    jobs, answers = sys.stdin.buffer, sys.stdout.buffer
+    while True:
+        try:
+            job = pickle.load(jobs)
+        except (EOFError, pickle.UnpicklingError):  # the owner has ended
+            return
+        try:
+            answer: Encoded | Exception = encode_image(*job)
+        except Exception as error:
+            answer = error
+        try:
+            pickle.dump(answer, answers, pickle.HIGHEST_PROTOCOL)
+            answers.flush()
+        except BrokenPipeError:
+            os._exit(0)  # or Python would complain of what it cannot flush
