@@ -102,7 +102,7 @@ def tiny_config():
     )
     config.optim.update(warmup_until=0.1)
     config.train.update(batch_size=4, steps=8)
-    config.eval.update(batch_size=2, pre_nms_topk=50, detections_per_image=5)
+    config.eval.update(batch_size=1, pre_nms_topk=50, detections_per_image=5)
     return config
 
 

@@ -58,13 +58,13 @@ def train(
 def infer(
     config: Any, calls: int, profile_dir: str | None = None, save: Save = lambda figures: None
 ) -> dict[str, Any]:
-    """Measure prediction at `eval.batch_size`, from images to detections without pasted masks.
+    """Measure prediction of `eval.batch_size` images on each device, without pasting masks.
 
     profile_dir, save: as in `train`.
     """
     mesh, model = make_mesh(), inputs.recipe_model(config)
     variables = _place(init_variables(model, config.train.seed), mesh, P())
-    batch_size = config.eval.batch_size
+    batch_size = config.eval.batch_size * mesh.size
     batch = _place(inputs.synthetic_batch(config, batch_size), mesh, P("data"))
     predict = make_predict_step(model, mesh, detect_options(config))
     compiled, compile_s = _compile(predict, variables, batch)

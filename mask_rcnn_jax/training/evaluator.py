@@ -73,7 +73,7 @@ def make_validation(
         metrics = {name: scores[key] for name, key in names.items() if key in scores}
         images = {}
         if config.eval.loss_images:
-            loader = make_eval_loader(config, val_set, config.eval.loss_images)
+            loader = make_eval_loader(config, val_set, config.eval.loss_images, fill=True)
             metrics |= mean_losses(loss_step, state.variables, loader, mesh)
         if config.eval.pictures:
             loader, folder = make_eval_loader(config, val_set, config.eval.pictures), "pictures"

@@ -56,7 +56,7 @@ class EvalOptions(Detect):
     """Evaluation and inference.
 
     Attributes:
-        batch_size: images at a time, over all devices.
+        batch_size: images at a time on each device.
         max_images: images to evaluate on; 0: all.
         loss_images: images for the validation loss; 0: none.
         pictures: annotated validation images at each evaluation.

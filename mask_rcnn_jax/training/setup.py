@@ -127,9 +127,18 @@ def _places(dataset: Dataset, ids: Sequence[int | str]) -> frozenset[int]:
     return frozenset(place[image_id] for image_id in ids)
 
 
-def make_eval_loader(config: ConfigDict, dataset: Dataset, max_images: int) -> EvalLoader:
-    """Batches of the first `max_images` images (0: all), this process' share."""
-    rows = -(-config.eval.batch_size // jax.device_count()) * jax.local_device_count()
+def make_eval_loader(
+    config: ConfigDict, dataset: Dataset, max_images: int, *, fill: bool = False
+) -> EvalLoader:
+    """Batches of the first `max_images` images (0: all), this process' share.
+
+    fill: take smaller batches rather than one that is not full.
+    """
+    per_device = config.eval.batch_size
+    if fill:
+        num_images = min(max_images or len(dataset.images), len(dataset.images))
+        per_device = max(1, min(per_device, num_images // jax.device_count()))
+    rows = per_device * jax.local_device_count()
     numbers = {"batch_size": rows, "max_images": max_images, **_share()}
     workers = config.data.num_workers
     return EvalLoader(dataset, example_options(config), num_workers=workers, **numbers)

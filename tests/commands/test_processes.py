@@ -100,7 +100,7 @@ def test_two_processes_with_two_devices_equal_one_with_four(trained, tmp_path, c
     """SGD, whose steps follow the gradients; three images are evaluated, so that rows are empty."""
     changes = {
         "optim.name": "sgd", "train.batch_size": 8, "train.steps": 4, "train.eval_every": 4,
-        "eval.batch_size": 4, "eval.max_images": 3, "optim.warmup_until": 0.25,
+        "eval.batch_size": 1, "eval.max_images": 3, "optim.warmup_until": 0.25,
     }  # fmt: skip
     flags = config_flags(trained.overrides | changes)
     one, two = tmp_path / "one", tmp_path / "two"
@@ -130,7 +130,7 @@ def test_a_run_of_eight_devices_goes_on_on_fewer(trained, tmp_path, cache):
     changes = {
         "optim.name": "sgd", "train.batch_size": 8, "train.images_per_device": 1,
         "train.steps": 6, "train.checkpoint_every": 3, "train.eval_every": 6,
-        "eval.batch_size": 8, "eval.max_images": 1,
+        "eval.batch_size": 1, "eval.max_images": 1,
     }  # fmt: skip
     flags = config_flags(trained.overrides | changes)
     whole = tmp_path / "whole"

@@ -1,0 +1,32 @@
+"""Batches of evaluation on the two devices of the tests."""
+
+import jax
+import numpy as np
+import pytest
+
+from mask_rcnn_jax.training.setup import make_eval_loader
+from tests.memory_set import ShapeSet
+from tests.training.own_run import small_config
+
+
+@pytest.mark.parametrize(
+    "batch_size, max_images, fill, rows, is_full",
+    [
+        (3, 0, False, 6, [True, False]),
+        (3, 4, False, 6, [False]),
+        (3, 4, True, 4, [True]),  # smaller batches rather than none that is full
+        (1, 4, True, 2, [True, True]),
+        (3, 1, True, 2, [False]),
+    ],
+)
+def test_a_batch_has_so_many_images_on_each_device(batch_size, max_images, fill, rows, is_full):
+    config = small_config()
+    config.eval.batch_size = batch_size
+    dataset = ShapeSet("val", 9)
+    assert jax.device_count() == 2
+    loader = make_eval_loader(config, dataset, max_images, fill=fill)
+    batches = list(loader)
+    assert [batch.images.shape[0] for batch in batches] == [rows] * len(is_full)
+    assert loader.is_full == is_full
+    shown = np.concatenate([batch.image_index for batch in batches])
+    assert sorted(shown[shown >= 0]) == list(range(max_images or 9))
