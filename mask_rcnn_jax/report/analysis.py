@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from pycocotools.cocoeval import COCOeval
 
-from mask_rcnn_jax.evaluation.coco import category_names, index_annotations
+from mask_rcnn_jax.evaluation.coco import category_names
+from mask_rcnn_jax.evaluation.engines import index_annotations
 from mask_rcnn_jax.report.errors import DetectionError, false_positives, image_entries, misses
 
 # Indices into COCOeval's iouThrs (0.50, 0.55, ... 0.95).

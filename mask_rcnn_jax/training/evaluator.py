@@ -21,6 +21,7 @@ from mask_rcnn_jax.data.options import has_inclusive_boxes
 from mask_rcnn_jax.evaluation import coco as coco_evaluation
 from mask_rcnn_jax.evaluation import visualize
 from mask_rcnn_jax.evaluation.encode import ImageDetections, split_images
+from mask_rcnn_jax.evaluation.engines import configured_engine
 from mask_rcnn_jax.evaluation.workers import count_workers, encode_images
 from mask_rcnn_jax.models.detect import detect_options
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
@@ -60,6 +61,7 @@ def make_validation(
 
         return run_or_stop
 
+    engine = configured_engine(config)
     predict = stoppable(step.make_predict_step(model, mesh, detect_options(config)))
     loss, seed = step.loss_options(config), config.train.seed
     loss_step = stoppable(step.make_loss_step(model, mesh, loss=loss, seed=seed))
@@ -68,7 +70,7 @@ def make_validation(
         output = workdir / "eval" / str(int(state.step))
         loader = make_eval_loader(config, val_set, config.eval.max_images)
         found = detect(predict, state.variables, loader, val_set, mesh, config)
-        scores = score_and_write(val_set, found, output)
+        scores = score_and_write(val_set, found, output, engine)
         names = {"ap/box": "AP", "ap/mask": "mask_AP"}
         metrics = {name: scores[key] for name, key in names.items() if key in scores}
         images = {}
@@ -143,12 +145,13 @@ def score_and_write(
     dataset: Dataset,
     found: Found,
     output: Path,
+    engine: str,
     callback: Callable[[COCOeval], None] | None = None,
 ) -> dict:
     """COCO metrics of the results; the table goes to stdout, results and metrics to `output`.
 
-    The first process scores and writes, the others are told the metrics. `callback` is that of
-    `evaluation.coco.score`, called on the first process.
+    The first process scores and writes, the others are told the metrics. `engine` and
+    `callback` are those of `evaluation.coco.score`, which is called on the first process.
     """
     if jax.process_index() != 0:
         return processes.from_first(None)
@@ -156,7 +159,7 @@ def score_and_write(
     names = ("bbox_results",) if is_boxes_only(dataset) else ("bbox_results", "segm_results")
     for name, entries in zip(names, found, strict=False):
         (output / f"{name}.json").write_text(json.dumps(entries))
-    metrics = score(dataset, found, callback)
+    metrics = score(dataset, found, engine, callback)
     (output / "metrics.json").write_text(json.dumps(metrics, indent=1))
     with safe_stdout():
         print(coco_evaluation.format_table(metrics), flush=True)
@@ -164,7 +167,10 @@ def score_and_write(
 
 
 def score(
-    dataset: Dataset, found: Found, callback: Callable[[COCOeval], None] | None = None
+    dataset: Dataset,
+    found: Found,
+    engine: str = "pycocotools",
+    callback: Callable[[COCOeval], None] | None = None,
 ) -> dict:
     """Score results as `evaluation.coco.score` does, on the annotations that the dataset holds.
 
@@ -177,6 +183,7 @@ def score(
         None if is_boxes_only(dataset) else masks,
         image_ids=image_ids,
         skip_bad=getattr(dataset, "bad_annotations", "error") == "skip",
+        engine=engine,
         callback=callback,
     )
 

@@ -61,6 +61,7 @@ class EvalOptions(Detect):
         loss_images: images for the validation loss; 0: none.
         pictures: annotated validation images at each evaluation.
         paste: how masks are resized into the image, see `evaluation.paste`.
+        engine: what computes the scores; "faster_coco_eval" takes a fraction of the time.
     """
 
     batch_size: int = 1
@@ -68,3 +69,4 @@ class EvalOptions(Detect):
     loss_images: int = 320
     pictures: int = 4
     paste: Literal["continuous", "integer"] = "integer"
+    engine: Literal["pycocotools", "faster_coco_eval"] = "pycocotools"

@@ -16,6 +16,7 @@ from mask_rcnn_jax.data.dataset import Dataset, check_classes, check_dataset, da
 from mask_rcnn_jax.data.images import decode_image
 from mask_rcnn_jax.data.source import annotation_file, learns_boxes_only, load_split
 from mask_rcnn_jax.evaluation import coco as coco_evaluation
+from mask_rcnn_jax.evaluation.engines import configured_engine
 from mask_rcnn_jax.models.detect import detect_options
 from mask_rcnn_jax.report.analysis import Analysis, analyze
 from mask_rcnn_jax.report.page import write_report
@@ -60,6 +61,7 @@ def evaluate(
         raise ValueError(f"--weights {weights} is no run: it needs --config and --output")
     given = None if config is None else resolve_config(config)
     resolved, variables, categories, checkpoint = restore(given, weights)
+    engine = configured_engine(resolved)
     if val_set is None:
         val_set = load_split(resolved.data, "val", boxes_only=learns_boxes_only(resolved))
     elif type(val_set) is not CocoDataset:
@@ -84,7 +86,7 @@ def evaluate(
     loader = make_eval_loader(resolved, val_set, resolved.eval.max_images)
     found = evaluator.detect(predict, replicate(variables, mesh), loader, val_set, mesh, resolved)
     analyses, collect = _collector(report)
-    metrics = evaluator.score_and_write(val_set, found, folder, collect)
+    metrics = evaluator.score_and_write(val_set, found, folder, engine, collect)
     if analyses:  # on the first process
         read = _dataset_reader(val_set)
         _write_report(folder, title, dataset_name(val_set), analyses, read, records)
@@ -111,6 +113,7 @@ def evaluate_results(
     if report and not output:
         raise ValueError("--report with --results needs --output, where report.html is written")
     config = resolve_config(config)
+    engine = configured_engine(config)
     boxes, masks = coco_evaluation.split_results(coco_evaluation.load_results(results_json))
     annotations = annotation_file(config.data, "val")
     boxes_only = learns_boxes_only(config) and masks is None
@@ -122,7 +125,13 @@ def evaluate_results(
     _warn_of_unknown_categories(results_json, truth, boxes or masks or [])
     analyses, collect = _collector(report)
     metrics = coco_evaluation.score(
-        truth, boxes, masks, skip_bad=skip_bad, results_name=str(results_json), callback=collect
+        truth,
+        boxes,
+        masks,
+        skip_bad=skip_bad,
+        results_name=str(results_json),
+        engine=engine,
+        callback=collect,
     )
     with safe_stdout():
         print(coco_evaluation.format_table(metrics), flush=True)

@@ -1,0 +1,92 @@
+"""faster-coco-eval scores as pycocotools, on the public oracle and on degenerate sets."""
+
+import copy
+import json
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from mask_rcnn_jax.evaluation.coco import score
+from mask_rcnn_jax.evaluation.engines import check_engine
+from tests.evaluation.test_pycocotools import cases, one_object
+from tests.helpers import shared
+
+pytest.importorskip("faster_coco_eval")
+
+
+def check_equal(*arguments, **options):
+    expected = score(*arguments, **options)
+    found = score(*copy.deepcopy(arguments), **options, engine="faster_coco_eval")
+    assert found.keys() == expected.keys() and len(found) in (13, 25)
+    per_category, expected_aps = found.pop("per_category"), expected.pop("per_category")
+    assert found == pytest.approx(expected, rel=0, abs=1e-12)
+    assert per_category.keys() == expected_aps.keys()
+    for name, aps in per_category.items():
+        assert aps == pytest.approx(expected_aps[name], rel=0, abs=1e-12)
+
+
+def test_the_public_results_score_the_same():
+    folder = shared("data/eval_oracle")
+    name = "instances_val2014_{}100_results.json"
+    boxes, masks = (
+        json.loads((folder / name.format(kind)).read_text()) for kind in ("fakebbox", "fakesegm")
+    )
+    check_equal(str(folder / "instances_val2014_100.json"), boxes, masks)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True, database=None)
+@given(cases())
+def test_any_file_scores_the_same(case):
+    """Strings as ids, annotations with id 0, crowds, equal scores, boxes without area."""
+    gt, boxes, masks = case
+    check_equal(gt, boxes, masks)
+    check_equal(gt, boxes, None, image_ids=[gt["images"][0]["id"]])
+
+
+def degenerate():
+    gt, results = one_object()
+    yield "no results", gt, []
+    yield "no results and no objects", gt | {"annotations": []}, []
+    yield "no objects", gt | {"annotations": []}, results
+    yield "no annotations and no images", gt | {"annotations": [], "images": []}, []
+    yield "another category", gt, [results[0] | {"category_id": 99}]
+    other = {
+        "id": 8,
+        "image_id": 1,
+        "category_id": 5,
+        "iscrowd": 0,
+        "bbox": [9, 5, 9, 9],
+        "area": 81,
+    }
+    yield (
+        "an object of an unlisted category",
+        gt | {"annotations": [*gt["annotations"], other]},
+        results,
+    )
+    yield "more than 100 results", gt, [results[0] | {"score": 1 - n / 200} for n in range(150)]
+    yield "only a crowd", one_object(iscrowd=1)[0], results
+    yield "negative scores", gt, [results[0] | {"score": s} for s in (-3, -1e200, 1e200)]
+    yield "bare", {**gt, "images": [{"id": 1}], "categories": [{"id": 1}]}, results
+
+
+@pytest.mark.parametrize("gt, results", [pytest.param(*c[1:], id=c[0]) for c in degenerate()])
+def test_degenerate_sets_score_the_same(gt, results):
+    check_equal(gt, results, None)
+
+
+def test_a_callback_gets_the_evaluation_of_pycocotools():
+    """The report reads what only pycocotools keeps."""
+    gt, results = one_object()
+    found = []
+    score(gt, results, None, engine="faster_coco_eval", callback=found.append)
+    assert type(found[0]).__module__ == "pycocotools.cocoeval" and np.size(found[0].evalImgs)
+
+
+def test_an_engine_that_is_not_there_is_named(monkeypatch):
+    with pytest.raises(ValueError, match="^eval.engine is 'x', expected one of "):
+        check_engine("x")
+    monkeypatch.setitem(sys.modules, "faster_coco_eval", None)
+    with pytest.raises(ValueError, match="pip install 'mask-rcnn-jax.eval.'"):
+        check_engine("faster_coco_eval")
