@@ -25,6 +25,7 @@ from mask_rcnn_jax.training.metrics import read_evaluations
 from mask_rcnn_jax.training.optim import count_microbatches, make_schedule, optim_options
 from mask_rcnn_jax.training.processes import STOPPED_EARLY, Stopped, on_first, stop_on_sigterm
 from mask_rcnn_jax.training.setup import (
+    abstract_train_batch,
     check_processes,
     initial_state,
     log_extension,
@@ -36,6 +37,7 @@ from mask_rcnn_jax.training.setup import (
 )
 from mask_rcnn_jax.training.step import (
     TrainState,
+    compile_canvases,
     loss_options,
     make_mesh,
     make_train_step,
@@ -130,6 +132,10 @@ def train(
                     logging.info("the evaluation of step %d was cut off and is made up for", start)
                     aps = evaluate(state)
                     stops = aps is None or stop_requested()
+                if len(batches.canvases) > 1 and not stops:  # or one would compile in mid-training
+                    shapes = {c: abstract_train_batch(config, c, mesh) for c in batches.canvases}
+                    with steps.compiling(shapes):
+                        train_step = compile_canvases(train_step, state, shapes)
                 while not (stops or _is_last(config, step, aps)):
                     step, aps, batch = step + 1, None, next(batches)
                     with steps.dispatching(batch):

@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 import optax
 from absl import logging
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
 from mask_rcnn_jax.config import flatten, load_config, read_config_json
@@ -20,8 +21,10 @@ from mask_rcnn_jax.data.loader import EvalLoader, TrainLoader, TrainOrder
 from mask_rcnn_jax.data.options import example_options
 from mask_rcnn_jax.data.overview import image_ids, training_counts
 from mask_rcnn_jax.data.source import learns_boxes_only, load_split
+from mask_rcnn_jax.data.transforms import empty_batch
 from mask_rcnn_jax.models.build import init_variables
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
+from mask_rcnn_jax.structures import Batch
 from mask_rcnn_jax.training import processes
 from mask_rcnn_jax.training.optim import build_optimizer, make_schedule
 from mask_rcnn_jax.training.step import TrainState
@@ -114,6 +117,15 @@ def make_train_loader(
     )
     options, workers = example_options(config), config.data.num_workers
     return TrainLoader(dataset, options, order, num_workers=workers, augment=augment)
+
+
+def abstract_train_batch(config: ConfigDict, canvas: tuple[int, int], mesh: Mesh) -> Batch:
+    """Shapes, dtypes and shardings of a training batch of all processes."""
+    sharding, size = NamedSharding(mesh, PartitionSpec("data")), config.train.batch_size
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype, sharding=sharding),
+        empty_batch(1, canvas, example_options(config)),
+    )
 
 
 def _places(dataset: Dataset, ids: Sequence[int | str]) -> frozenset[int]:

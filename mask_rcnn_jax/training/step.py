@@ -1,6 +1,7 @@
 """The jitted steps: train, validation loss and prediction, each one XLA program on all devices."""
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any, Self
@@ -131,6 +132,28 @@ def make_train_step(
         return TrainState(state.step + 1, params, batch_stats, opt_state), metrics
 
     return jax.jit(_sharded(step, mesh=mesh, out_specs=(P(), P())), donate_argnums=0)
+
+
+def compile_canvases(
+    step: Any, state: TrainState, batches: Mapping[tuple[int, int], Batch]
+) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]:
+    """Compile a training step for several canvases at the same time.
+
+    Args:
+        step: from `make_train_step`.
+        state: the first state.
+        batches: per canvas (height, width) a batch of `jax.ShapeDtypeStruct` with shardings.
+
+    Returns:
+        The step, which takes the program of a batch's canvas.
+    """
+    lowered = {canvas: step.lower(state, batch) for canvas, batch in batches.items()}
+    # Processes that compile together must do so in the same order.
+    threads = len(lowered) if jax.process_count() == 1 else 1
+    with ThreadPoolExecutor(threads) as pool:
+        compiled = pool.map(lambda canvas: lowered[canvas].compile(), lowered)
+        programs = dict(zip(lowered, compiled, strict=True))
+    return lambda state, batch: programs[batch.images.shape[1:3]](state, batch)
 
 
 def make_loss_step(

@@ -4,7 +4,7 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 
@@ -41,9 +41,16 @@ class StepLog:
         if canvas in self._canvases:
             yield
             return
-        self._canvases.add(canvas)
+        with self.compiling([canvas]):
+            yield
+
+    @contextmanager
+    def compiling(self, canvases: Iterable[tuple[int, ...]]) -> Iterator[None]:
+        """Log how long the step compiles for canvases (height, width), and stop the clock."""
+        self._canvases.update(canvases)
         self.finish()
-        logging.info("compiling the training step for images of %d x %d ...", *canvas)
+        sizes = " and ".join(f"{height} x {width}" for height, width in canvases)
+        logging.info("compiling the training step for images of %s ...", sizes)
         begin = time.monotonic()
         yield
         logging.info("compiled in %.1f s", time.monotonic() - begin)

@@ -1,0 +1,110 @@
+"""Both canvases of a recipe are compiled before the first step, and never again."""
+
+import threading
+from functools import cached_property
+
+import jax
+import numpy as np
+import pytest
+from absl import logging
+
+from mask_rcnn_jax.data.options import example_options
+from mask_rcnn_jax.data.transforms import empty_batch
+from mask_rcnn_jax.training.loop import train
+from mask_rcnn_jax.training.setup import abstract_train_batch
+from mask_rcnn_jax.training.step import compile_canvases, make_mesh, replicate, shard_batch
+from tests.helpers import tiny_config
+from tests.memory_set import ShapeSet
+from tests.training.own_run import small_config
+
+CANVASES = [(64, 128), (128, 64)]
+
+
+def two_canvases(config):
+    config.data.update(image_size=(48, 96), resize="shortest_edge")
+    return config
+
+
+class _Lowered:
+    """A program that is compiled once as many threads do so as there are programs."""
+
+    def __init__(self, lowered, barrier):
+        self.lowered, self.barrier = lowered, barrier
+
+    def compile(self):
+        self.barrier.wait(30)
+        return self.lowered.compile()
+
+
+class _Step:
+    def __init__(self, step, threads):
+        self.step, self.barrier = step, threading.Barrier(threads)
+
+    def lower(self, *arguments):
+        return _Lowered(self.step.lower(*arguments), self.barrier)
+
+
+def test_canvases_are_compiled_at_the_same_time_for_the_loaders_batches():
+    config, mesh = two_canvases(tiny_config()), make_mesh()
+    step = jax.jit(lambda state, batch: (state + 1, batch.images.sum(dtype=np.int32) + state))
+    state = replicate(np.int32(5), mesh)
+    shapes = {canvas: abstract_train_batch(config, canvas, mesh) for canvas in CANVASES}
+    compiled = compile_canvases(_Step(step, len(CANVASES)), state, shapes)
+    for canvas in CANVASES:
+        batch = empty_batch(config.train.batch_size, canvas, example_options(config))
+        batch.images[:, 0, 1] = 2
+        batch = shard_batch(batch, mesh)
+        state, total = compiled(state, batch)  # a program takes no other shapes and shardings
+        assert total == state - 1 + 2 * 3 * config.train.batch_size
+    assert state == 7 and step._cache_size() == 0
+
+
+class Mixed:
+    """Landscapes and portraits in turns."""
+
+    class_names = ShapeSet.class_names
+
+    def __init__(self, split, count):
+        self.sets = [ShapeSet(split, count, size) for size in ((48, 64), (64, 48))]
+
+    @cached_property
+    def images(self):
+        both = zip(*(one.images for one in self.sets), strict=True)
+        return [pair[index % 2] for index, pair in enumerate(both)]
+
+    def decode(self, index):
+        return self.sets[index % 2].decode(index)
+
+
+@pytest.mark.slow
+def test_a_run_compiles_both_canvases_before_its_first_step(tmp_path, caplog):
+    compilations = []
+
+    def note(event: str, _: float, **kwargs) -> None:
+        if "backend_compile" in event:
+            compilations.append(event)
+
+    seen = {}
+
+    def logger(step, metrics, images):
+        seen[step] = len(compilations)
+
+    config = two_canvases(small_config())
+    config.train.update(steps=6, eval_every=6, log_every=1, checkpoint_every=6)
+    jax.monitoring.register_event_duration_secs_listener(note)
+    try:
+        with caplog.at_level("INFO", logger=logging.get_absl_logger().name):
+            train(
+                config,
+                tmp_path,
+                train_set=Mixed("train", 8),
+                val_set=Mixed("val", 2),
+                loggers=[logger],
+            )
+    finally:
+        jax.monitoring.unregister_event_duration_listener(note)
+    lines = [record.getMessage() for record in caplog.records]
+    said = [line for line in lines if line.startswith("compil")]
+    assert said[0] == "compiling the training step for images of 64 x 128 and 128 x 64 ..."
+    assert len(said) == 2 and said[1].startswith("compiled in ")
+    assert seen[2] == seen[5]  # whichever canvas came first
