@@ -136,7 +136,7 @@ training() { # training RECIPE PRECISION IMAGES FILE: images/s over the numbers 
 prediction() { # prediction RECIPE PRECISION IMAGES GPUS FILE
   choose "$1"
   run "$4" benchmark infer --config "$1" "${config[@]}" --config.train.precision="$2" \
-    --config.eval.batch_size=$(($4 * $3)) --steps="$STEPS" --json="$5" "${flags[@]}"
+    --config.eval.batch_size="$3" --steps="$STEPS" --json="$5" "${flags[@]}"
 }
 
 choose() { # choose RECIPE: its entries in `config`, images per GPU of the page in `train`, `infer`
