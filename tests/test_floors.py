@@ -51,6 +51,7 @@ LEAN_IMPORTS = {
     "mask_rcnn_jax",
     "pallas_kernels",
     "collections",
+    "concurrent",
     "contextlib",
     "dataclasses",
     "functools",
