@@ -1,5 +1,6 @@
-"""Interpreters for the kernels: they run on the CPU, one program of the grid after the other."""
+"""Ways to run the kernels on a CPU: in two interpreters, and as compiled for GPUs."""
 
+import shutil
 from functools import partial
 
 import jax
@@ -14,6 +15,42 @@ try:
 except ImportError:  # the places moved with JAX 0.11
     gpu_callbacks = pytest.importorskip("jax._src.pallas.mosaic_gpu.interpret.gpu_callbacks")
     InterpretGPUParams = plgpu.InterpretGPUParams
+
+from pallas_kernels import check_compile
+from tests.kernels.ptx import emulate
+
+slow = pytest.mark.slow
+RUNNERS = ["mosaic", "pallas_call", *(pytest.param(gpu, marks=slow) for gpu in ("h100", "a100"))]
+
+
+@pytest.fixture(params=RUNNERS)
+def run(request):
+    """A function that runs another one, with its kernels executed in each of these ways."""
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(scope="session")
+def h100():
+    return compiled_for("h100")
+
+
+@pytest.fixture(scope="session")
+def a100():
+    return compiled_for("a100")
+
+
+def compiled_for(target):
+    """A function that runs another one, with its kernels compiled for a GPU and emulated.
+
+    Access out of bounds, races in shared memory, barriers that some threads do not reach, and bytes
+    of a result that are not stored exactly once raise an AssertionError.
+    """
+    missing = check_compile.missing_requirement(target)
+    if missing or not shutil.which("gcc"):
+        pytest.skip(missing or "needs gcc")
+    return lambda function, *args, **options: emulate.run(
+        target, partial(function, **options), *args
+    )
 
 
 @pytest.fixture

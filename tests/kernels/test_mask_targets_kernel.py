@@ -1,4 +1,4 @@
-"""Filling polygons in the interpreter: against the XLA body and pycocotools' walk in Python."""
+"""Filling polygons, run in several ways: against the XLA body and pycocotools' walk in Python."""
 
 from functools import partial
 
@@ -15,11 +15,6 @@ from pallas_kernels.cases import MASK_TARGET_CASES, example
 xla_fill = jax.jit(polygon_ops.xla_fill_polygons, static_argnames="size")
 TINY = [case for case in MASK_TARGET_CASES if case.tiny]
 NO_EDGE = (1, 2, 33, 14)  # would be seen if it were drawn
-
-
-@pytest.fixture(params=["mosaic", "pallas_call"])
-def run(request):
-    return request.getfixturevalue(request.param)
 
 
 def crossings(edge, size):

@@ -1,4 +1,4 @@
-"""The NMS kernels in the interpreter: against the XLA body and one box at a time in numpy."""
+"""The NMS kernels, run in several ways: against the XLA body and one box at a time in numpy."""
 
 from functools import partial
 
@@ -15,11 +15,6 @@ xla_nms = jax.jit(
     partial(op, implementation="xla"), static_argnames=("iou_thresh", "max_out", "offset")
 )
 TINY = [case for case in NMS_CASES if case.tiny]
-
-
-@pytest.fixture(params=["mosaic", "pallas_call"])
-def run(request):
-    return request.getfixturevalue(request.param)
 
 
 def greedy(boxes, valid, groups, *, iou_thresh, max_out, offset=0.0):

@@ -24,7 +24,12 @@ from tests.kernels.test_mask_targets_kernel import filled
 ROWS = 36  # more than fill one word of the kernel
 LEAST = 14  # fewer would rarely meet
 EXAMPLES = {"xla": 60, "pallas_call": 12, "mosaic": 2}
-MORE_EXAMPLES = {"xla": 400, "pallas_call": 60, "mosaic": 10}  # with --slow
+# With --slow, which compiled kernels need.
+MORE_EXAMPLES = {"xla": 400, "pallas_call": 60, "mosaic": 10, "h100": 40, "a100": 40}
+NAMES = [
+    name if name in EXAMPLES else pytest.param(name, marks=pytest.mark.slow)
+    for name in MORE_EXAMPLES
+]
 
 # Of whole pixels, so that areas and thresholds are exact; many are empty, inside out or alike.
 pixel = st.integers(-3, 9)
@@ -97,7 +102,7 @@ def runner(name, request, kernel, xla, **options):
 @pytest.mark.parametrize(
     ("thresh", "offset", "max_out"), [(0.5, 0.0, ROWS), (0.25, 1.0, ROWS), (0.75, 0.0, 5)]
 )
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", NAMES)
 def test_any_boxes_have_the_exact_survivors(name, thresh, offset, max_out, request):
     def xla(boxes, valid, groups, **options):
         return nms(boxes, valid, groups=groups, **options, implementation="xla")
@@ -123,7 +128,7 @@ parts = st.lists(
 )
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", NAMES)
 def test_any_outlines_are_filled_as_pycocotools_walks_them(name, request):
     run = runner(name, request, mask_kernels.fill_polygons, polygon_ops.xla_fill_polygons, size=8)
 
