@@ -111,6 +111,24 @@ def test_nms_of_a_tiny_case(compiled):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["rpn_test_1_image", "detections_1_image"])
+def test_nms_of_one_problem_of_real_size(compiled, name):
+    case = next(case for case in cases.NMS_CASES if case.name == name)
+    args = (x if x is None else x[:1] for x in cases.example(case))
+    assert_same_survivors(compiled, *args, **case.options)
+
+
+@pytest.mark.slow
+def test_sums_and_outlines_of_real_size(compiled):
+    """A few RoIs, on a smaller table."""
+    case = cases._gather_sum("adaptive_16", 4, size=7, taps=17, dtype="bfloat16", rows=2000)
+    check_values(compiled, *with_gaps(cases.example(case)))
+    args = [jnp.asarray(x[:8]) for x in cases.example(cases.MASK_TARGET_CASES[0])]
+    out = compiled(mask_targets.fill_polygons, *args, size=28)
+    np.testing.assert_array_equal(out, xla_fill_polygons(*args, size=28))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 31, 32, 33, 56, 128])
 def test_any_edges_are_filled_the_same_way(compiled, size):
     rng = np.random.default_rng(size)
