@@ -61,6 +61,13 @@ def forget_compiled_programs():
     jax.clear_caches()
 
 
+def pytest_configure(config):
+    # With `-n 2 --dist loadfile`, keep the order of the files. By default those with the fewest
+    # tests come last, some of them slow, and one process waits for the other.
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
+
+
 def pytest_unconfigure():
     if CACHE:
         shutil.rmtree(CACHE, ignore_errors=True)

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import shutil
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +21,11 @@ class Run(NamedTuple):
     data_dir: Path
     overrides: dict
     log: str
+
+    @property
+    def untouched(self) -> Path:
+        """A copy of the workdir, which tests of several processes may read at any time."""
+        return self.workdir.with_name("untouched")
 
     @property
     def flags(self) -> list[str]:
@@ -69,5 +75,6 @@ def trained(together, cache) -> Run:
                 cut_off(data_dir / "train" / name)
             done = run("train", *config_flags(overrides), "--workdir", workdir, cache=cache)
             check_done(done)
+            shutil.copytree(workdir, workdir.with_name("untouched"))
             log.write_text(done.stderr + done.stdout)
     return Run(workdir, data_dir, overrides, log.read_text())

@@ -72,9 +72,9 @@ def sound(small_set):
 @pytest.fixture
 def workdir(trained):
     """The workdir of a finished run, in which nothing may change."""
-    before = files_in(trained.workdir)
-    yield trained.workdir
-    after = files_in(trained.workdir)
+    before = files_in(trained.untouched)
+    yield trained.untouched
+    after = files_in(trained.untouched)
     changed = {name for name in before | after if before.get(name) != after.get(name)}
     assert not changed, "a command that failed changed these files of the workdir"
 
@@ -366,7 +366,7 @@ def test_workdir_of_another_config(fails, trained, workdir):
 
 def test_workdir_of_other_categories(fails, trained, tmp_path):
     workdir = tmp_path / "run"
-    shutil.copytree(trained.workdir, workdir)
+    shutil.copytree(trained.untouched, workdir)
     edit(workdir / "config.json", lambda content: content["categories"].pop())
     before = files_in(workdir)
     line = fails("train", *trained.flags, "--workdir", workdir)
@@ -376,7 +376,7 @@ def test_workdir_of_other_categories(fails, trained, tmp_path):
 
 @pytest.mark.parametrize("content", ["", "{}", '{"config": {}, "cat'])
 def test_damaged_config_json(content, fails, trained, tmp_path):
-    shutil.copytree(trained.workdir, tmp_path / "run")
+    shutil.copytree(trained.untouched, tmp_path / "run")
     path = tmp_path / "run" / "config.json"
     path.write_text(content)
     arguments = ["--workdir", tmp_path / "run"]
