@@ -75,7 +75,8 @@ def infer(
         raise ValueError(f"no input could be read: {skipped[0]}")
 
     batch_size = batch_size or BATCH_SIZES.get(jax.default_backend(), BATCH_SIZE)
-    batch_size = batch_size if videos else min(batch_size, len(images))
+    if not videos:
+        batch_size = min(batch_size, -(-len(images) // jax.local_device_count()))
     predictor = Predictor(config, variables, batch_size)
     names, ids = ([category[key] for category in categories] for key in ("name", "id"))
     rules = config.eval.paste, has_inclusive_boxes(config)
@@ -153,7 +154,9 @@ def _define_flags() -> None:
     flags.DEFINE_multi_string("input", None, input_help, required=True)
     flags.DEFINE_string("output", None, "Output folder.", required=True)
     flags.DEFINE_float("score_threshold", 0.5, "Drop detections with lower scores.", 0.0, 1.0)
-    flags.DEFINE_integer("batch_size", 0, "Images or frames per batch; 0: 1 on CPU, 8 on GPU.", 0)
+    flags.DEFINE_integer(
+        "batch_size", 0, "Images or frames at a time on each device; 0: 1 on CPU, 8 on GPU.", 0
+    )
     flags.DEFINE_integer("stride", 1, "Take every n-th frame of a video.", 1)
     flags.DEFINE_integer("max_frames", 0, "Maximum number of frames per video; 0: all.", 0)
 

@@ -103,7 +103,7 @@ def annotate_videos(
 ) -> Generator[tuple[Video, int]]:
     """Write an annotated mp4 and a .jsonl with one line per frame for each (source, target).
 
-    Up to `batch_size` videos are read concurrently and share the predictor's batches. A video
+    Up to `images_at_once` videos are read concurrently and share the predictor's batches. A video
     without frames is passed to `on_error`. On any exit, including errors, all frames handed to the
     encoders are written and the files are closed.
 
@@ -112,7 +112,7 @@ def annotate_videos(
     """
     outputs: dict[Video, _VideoOutput] = {}
     targets = dict(files)
-    ahead = FRAMES_AHEAD + predictor.batch_size
+    ahead = FRAMES_AHEAD + predictor.images_at_once
 
     def frames(video: Video) -> Iterator[tuple[tuple[Video, VideoFrame], PreparedImage]]:
         try:
@@ -131,7 +131,7 @@ def annotate_videos(
     with (
         ExitStack() as opened,
         ThreadPoolExecutor(THREADS) as pool,
-        closing(round_robin(readers, predictor.batch_size)) as prepared,
+        closing(round_robin(readers, predictor.images_at_once)) as prepared,
         closing(predictor.stream(prepared)) as detected,
         closing(map_in_order(pool, draw, detected, ahead)) as drawn,
     ):

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
 from mask_rcnn_jax.data.options import example_options
@@ -30,19 +32,22 @@ class PreparedImage(NamedTuple):
 
 
 class Predictor:
-    """Detect objects in images of any size. Thread-safe.
+    """Detect objects in images of any size, on all devices of this process. Thread-safe.
 
     Compiles once per canvas of the recipe (one, or one each for landscape and portrait) for batches
-    of `batch_size` rows; rows without an image are wasted work. An image's detections do not depend
-    on the rest of its batch.
+    of `batch_size` rows on each device; rows without an image are wasted work. An image's
+    detections do not depend on the rest of its batch.
+
+    Attributes:
+        images_at_once: rows of a batch, over all devices.
     """
 
     def __init__(self, config: ConfigDict, variables: dict, batch_size: int = 1):
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}, expected at least 1")
-        self.batch_size = batch_size
+        devices = jax.local_devices()
+        self.images_at_once = batch_size * len(devices)
         self._options = example_options(config)
-        self._variables = jax.device_put(variables)
         # A recipe may leave the class count to the annotations; the weights have it.
         num_classes = variables["params"]["box_head"]["cls_score"]["bias"].shape[0] - 1
         fields = {**config.model, "num_classes": num_classes}
@@ -50,7 +55,22 @@ class Predictor:
         model = build_model(fields, precision=precision, implementation=implementation)
         self._pad_multiple = config.model.input.pad_multiple
         predict = partial(model.apply, method="predict", detect=detect_options(config))
-        self._predict = jax.jit(predict)
+        if len(devices) == 1:
+            self._predict, self._variables = jax.jit(predict), jax.device_put(variables)
+        else:
+            mesh = jax.make_mesh((len(devices),), ("data",), (AxisType.Auto,), devices=devices)
+            shardings = [NamedSharding(mesh, spec) for spec in (P(), P("data"), P("data"))]
+            self._predict = jax.jit(
+                jax.shard_map(
+                    predict,
+                    mesh=mesh,
+                    in_specs=(P(), P("data"), P("data")),
+                    out_specs=P("data"),
+                    check_vma=False,
+                ),
+                in_shardings=tuple(shardings),
+            )
+            self._variables = jax.device_put(variables, shardings[0])
         self._compiled: dict[tuple[int, int], jax.stages.Compiled] = {}
         self._lock = threading.Lock()
 
@@ -108,7 +128,7 @@ class Predictor:
         for position, (key, image) in enumerate(images):
             bucket = self._bucket(image.plan)
             waiting.setdefault(bucket, []).append((position, key, image))
-            if len(waiting[bucket]) == self.batch_size:
+            if len(waiting[bucket]) == self.images_at_once:
                 start(bucket)
             elif self._waits_too_long(waiting):
                 start(min(waiting, key=lambda bucket: waiting[bucket][0][0]))
@@ -131,7 +151,7 @@ class Predictor:
         held = sum(image.image.nbytes + image.canvas.nbytes for image in images)
         positions = [row[0] for rows in waiting.values() for row in rows]
         age = max(positions) - min(positions)
-        return held > MAX_WAITING_BYTES or age >= MAX_WAITING_BATCHES * self.batch_size
+        return held > MAX_WAITING_BYTES or age >= MAX_WAITING_BATCHES * self.images_at_once
 
     def _bucket(self, plan: ResizePlan) -> tuple:
         """Key of images that can share a batch: same canvas and same valid extent."""
@@ -140,10 +160,10 @@ class Predictor:
         return plan.canvas, *(-(-side // self._pad_multiple) for side in plan.size)
 
     def _start(self, images: list[PreparedImage]) -> tuple[list[PreparedImage], Detections]:
-        """Dispatch one batch of up to `batch_size` images from one bucket without waiting."""
+        """Dispatch up to `images_at_once` images from one bucket without waiting."""
         canvas = images[0].canvas
-        inputs = np.zeros((self.batch_size, *canvas.shape), canvas.dtype)
-        sizes = np.ones((self.batch_size, 2), np.int32)
+        inputs = np.zeros((self.images_at_once, *canvas.shape), canvas.dtype)
+        sizes = np.ones((self.images_at_once, 2), np.int32)
         for row, image in enumerate(images):
             inputs[row], sizes[row] = image.canvas, image.plan.size
         return images, self._executable(inputs, sizes)(self._variables, inputs, sizes)

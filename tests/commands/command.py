@@ -31,7 +31,7 @@ SMALL = {
     "train.log_every": 1,
     "train.checkpoint_every": 4,
     "train.eval_every": STEPS,
-    "eval.batch_size": 2,
+    "eval.batch_size": 1,
     "eval.loss_images": 2,
     "eval.pictures": 2,
     "eval.score_threshold": 0.0,

@@ -96,6 +96,27 @@ def test_two_processes_evaluate_as_one_does(trained, tmp_path, cache):
 
 
 @pytest.mark.slow
+def test_infer_finds_the_same_on_one_two_and_four_devices(trained, tmp_path, cache):
+    """Three pictures, so that four devices have one row without any."""
+    pictures = sorted((trained.data_dir / "val").iterdir())[:3]
+    inputs = [f"--input={picture}" for picture in pictures]
+    found = []
+    for devices in (1, 2, 4):
+        out = tmp_path / str(devices)
+        flags = ["--workdir", trained.workdir, "--output", out, "--score_threshold=0.01"]
+        check_done(run("infer", *flags, *inputs, "--batch_size=1", cache=cache, devices=devices))
+        found.append(json.loads((out / "detections.json").read_text()))
+    assert found[0]
+    for others in found[1:]:
+        for entry, other in zip(found[0], others, strict=True):
+            for name in ("file_name", "image_id", "category_id"):
+                assert entry[name] == other[name]
+            # XLA rounds differently in a program for several devices.
+            assert entry["score"] == pytest.approx(other["score"], abs=1e-5)
+            assert entry["bbox"] == pytest.approx(other["bbox"], abs=1e-2)
+
+
+@pytest.mark.slow
 def test_two_processes_with_two_devices_equal_one_with_four(trained, tmp_path, cache):
     """SGD, whose steps follow the gradients; three images are evaluated, so that rows are empty."""
     changes = {

@@ -32,7 +32,7 @@ CHEAP = SMALL | {
     "train.steps": 8,
     "train.checkpoint_every": 8,
     "train.eval_every": 8,
-    "eval.batch_size": 20,
+    "eval.batch_size": 10,
     "eval.loss_images": 0,
 }
 

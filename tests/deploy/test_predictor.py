@@ -1,4 +1,5 @@
 import threading
+from functools import partial
 
 import jax
 import numpy as np
@@ -103,7 +104,7 @@ def test_waiting_for_a_full_batch_is_limited(predictor, images, monkeypatch):
     taken = []
     stream = predictor.stream(prepared(taken))
     assert next(stream)[0] == 0
-    assert len(taken) <= 3 * (predictor_module.MAX_WAITING_BATCHES + 2)
+    assert len(taken) <= predictor.images_at_once * (predictor_module.MAX_WAITING_BATCHES + 2)
     stream.close()
     monkeypatch.setattr(predictor_module, "MAX_WAITING_BYTES", 0)
     taken.clear()
@@ -132,6 +133,17 @@ def test_invalid_images_are_rejected(predictor, image):
 def test_batch_size_of_zero_is_rejected(variables):
     with pytest.raises(ValueError, match="batch_size is 0, expected at least 1"):
         Predictor(two_canvas_config(), variables, batch_size=0)
+
+
+def test_every_number_of_devices_finds_the_same(alone, variables, images, monkeypatch):
+    """`alone` is of both devices of the tests."""
+    assert jax.local_device_count() == 2
+    monkeypatch.setattr(predictor_module.jax, "local_devices", lambda: jax.devices()[1:])
+    one = Predictor(two_canvas_config(), variables)
+    assert one.images_at_once == 1
+    same = partial(np.testing.assert_allclose, rtol=0, atol=5e-5)  # XLA rounds differently
+    for found, expected in zip(one(images), alone, strict=True):
+        jax.tree.map(same, found, expected)
 
 
 @pytest.mark.slow
