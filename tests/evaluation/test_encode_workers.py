@@ -96,7 +96,7 @@ def test_workers_end_with_their_owner(number, to_group):
     """A signal to the group reaches them too; it is the owner's to say what follows."""
     code = (
         "import itertools\n"
-        "from tests.evaluation.test_workers import *\n"
+        "from tests.evaluation.test_encode_workers import *\n"
         "found = encode_images(itertools.cycle(images(4)), **OPTIONS, num_workers=2)\n"
         "next(found)\n"
         "print(*children(), flush=True)\n"
