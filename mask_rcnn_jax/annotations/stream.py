@@ -101,7 +101,8 @@ class AnnotationStream:
     def chunks(self) -> Iterator[tuple[Objects, list[tuple[int, dict[str, Any]]]]]:
         """Yield plain objects and (position, entry) of all others; may be called once.
 
-        Raises Unusual if an annotation lacks a key, or for ids that are duplicate or dangling.
+        Raises Unusual if an annotation lacks a key or holds a number that is no float, and for ids
+        that are duplicate or dangling.
         """
         sizes = np.array([(int(i["height"]), int(i["width"])) for i in self.content["images"]])
         decoder, ids = msgspec.json.Decoder(list[_Entry]), _Ids()
@@ -119,7 +120,10 @@ class AnnotationStream:
             is_other[objects.positions] = False
             others = []
             for n in np.flatnonzero(is_other).tolist():
-                entry = msgspec.json.decode(raw[n])
+                try:
+                    entry = msgspec.json.decode(raw[n])
+                except (ValueError, RecursionError) as error:  # such as 1e999, no float
+                    raise Unusual from error
                 others.append((start + n, entry))
                 if entries[n] is None:
                     _refuse(checks.structure_problems({"annotations": [entry]}, _ANNOTATION_KEYS))

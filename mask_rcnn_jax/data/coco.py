@@ -5,10 +5,9 @@ duplicate ids, an absent image) always stops. What spoils single annotations (a 
 polygon of two points) stops too, or leaves those annotations out if the user says so.
 """
 
-import copy
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -99,10 +98,7 @@ def load_coco(
     request = _Request(
         json_path, folder, bad_annotations == "skip", require_annotations, class_ids, boxes_only
     )
-    try:
-        images, classes = _load_stream(request)
-    except Unusual:
-        images, classes = _load_whole(request)
+    images, classes = _load_stream(request) or _load_whole(request)
     crowds = images.arrays["crowds"]
     if crowds.size and crowds.all():
         logging.warning("%s: %s", json_path, ALL_CROWDS % len(crowds))
@@ -133,7 +129,15 @@ class _Request(NamedTuple):
 _Loaded = tuple[PackedImages, dict[int | str, str]]  # and the names of the classes by category id
 
 
-def _load_stream(request: _Request) -> _Loaded:
+def _load_stream(request: _Request) -> _Loaded | None:
+    """Load in little memory; None for a file that is not sound, of which nothing is kept."""
+    try:
+        return _load_sound(request)
+    except Unusual:
+        return None
+
+
+def _load_sound(request: _Request) -> _Loaded:
     """Load in little memory; raises `Unusual` for a file that is not sound."""
     stream, packer = AnnotationStream(request.json_path), Packer()
     content, required = stream.content, request.require_annotations and not stream.total
@@ -189,9 +193,7 @@ def _load_whole(request: _Request) -> _Loaded:
 def for_workers(dataset: Dataset) -> Dataset:
     """The same dataset, whose pickle is for worker processes: they share its annotations."""
     if isinstance(dataset, CocoDataset) and isinstance(dataset.images, PackedImages):
-        shared = copy.copy(dataset)
-        object.__setattr__(shared, "images", dataset.images.by_reference())  # it is frozen
-        return shared
+        return replace(dataset, images=dataset.images.by_reference())
     return dataset
 
 

@@ -111,6 +111,36 @@ def test_both_ways_of_loading_agree(coco_files, caplog, monkeypatch, chunk, boxe
         assert results[0] == results[1]
 
 
+UNREADABLE = {name: json.dumps(GOOD | change) for name, (change, _) in FAULTS.items()}
+UNREADABLE = {name: text for name, text in UNREADABLE.items() if not streams(json.loads(text))}
+HUGE = ("1e999", "-1e999")
+UNREADABLE |= {
+    f"{key} {number}": json.dumps(GOOD | {key: value}).replace('"?"', number)
+    for number in HUGE
+    for key, value in (
+        ("area", "?"),
+        ("iscrowd", "?"),
+        ("bbox", ["?", 5, 20, 10]),
+        ("segmentation", [["?", 5, 25, 5, 25, 15]]),
+    )
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_numbers_that_cannot_be_streamed_are_judged_with_the_whole_file(coco_files, name):
+    files = coco_files(sizes=SIZES, annotations=[GOOD, {}])
+    text = files[0].read_text()
+    assert '{"id": 2}' in text
+    files[0].write_text(text.replace('{"id": 2}', UNREADABLE[name]))
+    with pytest.raises(ValueError) as error:
+        load_coco(*files)
+    assert str(error.value).startswith(f"{files[0]}: annotations[1] (no id) of image 1: ")
+    causes = error.value.__cause__, error.value.__context__
+    assert not any(isinstance(cause, stream.Unusual) for cause in causes)
+    kept = load_coco(*files, bad_annotations="skip").images
+    assert [len(record.annotations) for record in kept] == [1, 0, 0, 0]
+
+
 @pytest.mark.parametrize("kind", [int, str])
 def test_an_image_is_found_by_any_index(coco_files, kind):
     files = coco_files(sizes=SIZES, annotations=[])
