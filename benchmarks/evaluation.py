@@ -57,7 +57,9 @@ def main(arguments: argparse.Namespace) -> None:
             "wall_s": time.perf_counter() - start,
             "cpu_s": _cpu_s() - cpu,
             "peak_mb": peak_mb(),  # of the process, until here
-            "metrics": [metrics[prefix + name] for prefix in ("", "mask_") for name in METRIC_NAMES],
+            "metrics": [
+                metrics[prefix + name] for prefix in ("", "mask_") for name in METRIC_NAMES
+            ],
         }
     text = json.dumps(report, indent=1)
     print(text)

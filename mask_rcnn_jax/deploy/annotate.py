@@ -25,8 +25,11 @@ from mask_rcnn_jax.structures import Detections
 
 # Drawing and decoding mostly release the GIL, but more threads hold more images in memory.
 THREADS = min(4, os.cpu_count() or 1)
-# Frames per video, beyond one batch, that a reader may be ahead and an encoder behind.
+# Frames per video, beyond its share of a batch, that a reader may be ahead and an encoder behind.
 FRAMES_AHEAD = 4
+# Videos that are read at a time, whatever the number of devices: each holds a decoder and an
+# encoder with some tens of frames of their own, and a few feed a device as well as many.
+MAX_OPEN_VIDEOS = 8
 
 
 class Annotator(NamedTuple):
@@ -103,16 +106,17 @@ def annotate_videos(
 ) -> Generator[tuple[Video, int]]:
     """Write an annotated mp4 and a .jsonl with one line per frame for each (source, target).
 
-    Up to `images_at_once` videos are read concurrently and share the predictor's batches. A video
-    without frames is passed to `on_error`. On any exit, including errors, all frames handed to the
-    encoders are written and the files are closed.
+    Up to `images_at_once` videos, at most MAX_OPEN_VIDEOS, are read concurrently and share the
+    predictor's batches. A video without frames is passed to `on_error`. On any exit, including
+    errors, all frames handed to the encoders are written and the files are closed.
 
     Yields:
         The video and its object count, for each frame handed to an encoder.
     """
     outputs: dict[Video, _VideoOutput] = {}
     targets = dict(files)
-    ahead = FRAMES_AHEAD + predictor.images_at_once
+    batch = predictor.images_at_once
+    num_open = min(len(files), batch, MAX_OPEN_VIDEOS)
 
     def frames(video: Video) -> Iterator[tuple[tuple[Video, VideoFrame], PreparedImage]]:
         try:
@@ -127,13 +131,14 @@ def annotate_videos(
         image = annotator.draw(frame.image, detections, min_side=0, color_by="class")
         return video, frame._replace(image=image), results
 
-    readers = (prefetch(frames(video), ahead) for video, _ in files)
+    share = -(-batch // max(1, num_open))
+    readers = (prefetch(frames(video), FRAMES_AHEAD + share) for video, _ in files)
     with (
         ExitStack() as opened,
         ThreadPoolExecutor(THREADS) as pool,
-        closing(round_robin(readers, predictor.images_at_once)) as prepared,
+        closing(round_robin(readers, num_open)) as prepared,
         closing(predictor.stream(prepared)) as detected,
-        closing(map_in_order(pool, draw, detected, ahead)) as drawn,
+        closing(map_in_order(pool, draw, detected, FRAMES_AHEAD + batch)) as drawn,
     ):
         for video, frame, results in drawn:
             if video not in outputs:

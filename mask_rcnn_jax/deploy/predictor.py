@@ -19,7 +19,7 @@ from mask_rcnn_jax.models.detect import detect_options
 from mask_rcnn_jax.structures import Detections
 
 # `stream` starts a partial batch rather than keep more than this waiting.
-MAX_WAITING_BYTES = 256 << 20
+MAX_WAITING_BYTES = 256 << 20  # for each device, whose share of a batch does not shrink
 MAX_WAITING_BATCHES = 4
 
 
@@ -47,6 +47,7 @@ class Predictor:
             raise ValueError(f"batch_size is {batch_size}, expected at least 1")
         devices = jax.local_devices()
         self.images_at_once = batch_size * len(devices)
+        self._num_devices = len(devices)
         self._options = example_options(config)
         # A recipe may leave the class count to the annotations; the weights have it.
         num_classes = variables["params"]["box_head"]["cls_score"]["bias"].shape[0] - 1
@@ -151,7 +152,8 @@ class Predictor:
         held = sum(image.image.nbytes + image.canvas.nbytes for image in images)
         positions = [row[0] for rows in waiting.values() for row in rows]
         age = max(positions) - min(positions)
-        return held > MAX_WAITING_BYTES or age >= MAX_WAITING_BATCHES * self.images_at_once
+        too_large = held > MAX_WAITING_BYTES * self._num_devices
+        return too_large or age >= MAX_WAITING_BATCHES * self.images_at_once
 
     def _bucket(self, plan: ResizePlan) -> tuple:
         """Key of images that can share a batch: same canvas and same valid extent."""

@@ -1,5 +1,7 @@
 import json
+from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 
 import av
 import cv2
@@ -8,8 +10,9 @@ import pytest
 from pycocotools import mask as coco_mask
 
 from mask_rcnn_jax.data.coco import decode_image
+from mask_rcnn_jax.deploy import annotate
 from mask_rcnn_jax.deploy.annotate import Annotator, annotate_images, annotate_videos
-from mask_rcnn_jax.deploy.video import Video
+from mask_rcnn_jax.deploy.video import Video, VideoFrame
 from tests.deploy.videos import frame_image, turn, write_video
 
 ANNOTATOR = Annotator(["bolt", "nut"], [3, 8], 0.0, "continuous", 0.0)
@@ -198,3 +201,32 @@ def test_exif_orientation_is_applied(predictor, tmp_path):
     assert {tuple(entry["segmentation"]["size"]) for entry in entries} == {(60, 40)}
     height, width = decode_image(tmp_path / "out.jpg").shape[:2]
     assert height > width
+
+
+@pytest.mark.parametrize("batch, count", [(1, 1), (2, 6), (8, 6), (64, 6), (64, 20), (512, 20)])
+def test_frames_read_ahead_grow_like_a_batch(batch, count, tmp_path, monkeypatch):
+    """As many videos as fit into a batch, but not without end, each with its share of one ahead."""
+    aheads = []
+
+    class Endless:
+        def frames(self, stride, max_frames):
+            while True:
+                yield VideoFrame(np.zeros((2, 2, 3), np.uint8), 0, Fraction(0))
+
+    def prefetch(frames, ahead):
+        aheads.append(ahead)
+        yield from frames
+
+    def stream(prepared):
+        for _ in range(20):
+            next(prepared)
+        yield from ()
+
+    monkeypatch.setattr(annotate, "prefetch", prefetch)
+    stub = SimpleNamespace(images_at_once=batch, prepare=lambda image: None, stream=stream)
+    files = [(Endless(), tmp_path / f"{n}.mp4") for n in range(count)]
+    found = annotate_videos(stub, files, None, refuse, stride=1, max_frames=0)
+    assert list(found) == []
+    assert len(aheads) == min(batch, count, annotate.MAX_OPEN_VIDEOS)
+    frames = batch + len(aheads) * annotate.FRAMES_AHEAD
+    assert frames <= sum(aheads) < frames + len(aheads)

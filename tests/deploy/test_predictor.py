@@ -114,6 +114,18 @@ def test_waiting_for_a_full_batch_is_limited(predictor, images, monkeypatch):
     stream.close()
 
 
+def test_batches_of_several_devices_are_full_where_those_of_one_are(predictor, images, monkeypatch):
+    """The limit holds one device's share of a batch, and a little more."""
+    image, sizes, start = predictor.prepare(images[0]), [], predictor._start
+    share = predictor.images_at_once // jax.local_device_count()
+    limit = share * (image.image.nbytes + image.canvas.nbytes)
+    monkeypatch.setattr(predictor_module, "MAX_WAITING_BYTES", limit)
+    monkeypatch.setattr(predictor, "_start", lambda rows: sizes.append(len(rows)) or start(rows))
+    for _ in predictor.stream((n, image) for n in range(2 * predictor.images_at_once)):
+        pass
+    assert share < predictor.images_at_once and sizes == [predictor.images_at_once] * 2
+
+
 @pytest.mark.parametrize(
     "image",
     [
