@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mask_rcnn_jax.config import check_entries, load_config
-from mask_rcnn_jax.formats.tao_spec import Spec
+from mask_rcnn_jax.formats.tao_spec import MODES, Spec
 
 LEVEL_STRIDES = (4, 8, 16, 32, 64)
 DEPTHS = (10, 18, 34, 50, 101, 152)
@@ -72,10 +72,10 @@ def translate(spec: Spec, gpus: int) -> tuple[dict[str, Any], list[str]]:
     entries["train.precision"] = "float16" if values["use_amp"] else "float32"
     if values.get("visualize_images_summary") is False:
         entries["eval.pictures"] = 0
-    loggers = [name for name in ("wandb", "clearml") if f"{name}_config" in values]
-    if loggers:
-        entries["train.loggers"] = tuple(loggers)
+    loggers, dropped = _loggers(values)
+    entries |= {"train.loggers": loggers} if loggers else {}
     notes = [f"{name}: {why}" for name, why in WITHOUT.items() if values.get(name)]
+    notes += [f"{name}: a logger of your own takes it (docs/extending.md)" for name in dropped]
     if values.get("nlayers", DEPTHS[0]) not in DEPTHS:
         raise spec.fault("nlayers", f"one of {DEPTHS}")
     for name, value in FIXED.items():
@@ -139,12 +139,26 @@ def source(entries: Mapping[str, Any], notes: list[str]) -> str:
     return "\n".join([*lines, "    return config", ""])
 
 
+def _loggers(values: Mapping[str, Any]) -> tuple[tuple[str, ...], list[str]]:
+    """Names of the loggers that a spec switches on, and of their fields that are not read."""
+    names, dropped = [], []
+    for name in ("wandb", "clearml"):
+        if (block := values.get(f"{name}_config")) is None:
+            continue
+        given = {field.name: value for field, value in block.ListFields()}
+        is_on = name == "clearml" or given.pop("enabled", False)
+        if is_on and given.get("mode") != MODES.index("DISABLED"):
+            names.append(name)
+            dropped += [f"{name}_config.{field}" for field in given]
+    return tuple(names), dropped
+
+
 def _schedule(spec: Spec, gpus: int) -> dict[str, Any]:
     """Batch and length of the run, and fractions of it."""
     values = spec.values
     entries: dict[str, Any] = {}
-    batch = spec.positive("train_batch_size", default=3) if "train_batch_size" in values else 0
-    if batch:
+    if "train_batch_size" in values:
+        batch = spec.positive("train_batch_size")
         entries |= {"train.batch_size": batch * gpus, "optim.reference_batch": batch * gpus}
     if values.get("num_epochs"):  # stronger than total_steps
         images = spec.positive("num_examples_per_epoch")

@@ -13,6 +13,7 @@ from mask_rcnn_jax.annotations.reader import read_regular
 
 MAX_BYTES = 1 << 20
 MAX_LIST = 1000  # characters
+MODES = ("ONLINE", "OFFLINE", "DISABLED")  # of Weights & Biases
 MESSAGES: dict[str, dict[str, str]] = {
     "Experiment": {
         "uint32": "train_batch_size save_checkpoints_steps num_steps_per_eval total_steps "
@@ -97,21 +98,29 @@ class Spec:
         found = re.search(rf"^[^#\n]*\b{name}\b", self._text, re.MULTILINE)
         end = found.end() if found else 0
         line = self._text.count("\n", 0, end) + 1
-        shown = repr(self.values.get(name))[:100]
+        shown = repr(self.values[name])[:100]
         return ValueError(f"{self.path}, line {line}: {name} is {shown}, expected {expected}")
 
-    def positive(self, name: str, default: float | None = None) -> Any:
+    def required(self, name: str) -> Any:
+        """The value of a field; ValueError if the spec does not give it."""
+        if name not in self.values:
+            raise ValueError(f"{self.path} lacks {name}")
+        return self.values[name]
+
+    def positive(self, name: str) -> Any:
         """The value of a field, above 0."""
-        value = self.values.get(name, default)
-        if not value or value < 0:
+        if not self.required(name) > 0:
             raise self.fault(name, "a number above 0")
-        return value
+        return self.values[name]
 
     def numbers(self, name: str, expected: str, pairs: bool = False) -> tuple:
         """A list in a string, of finite numbers or of pairs of them."""
+        text = self.required(name)
         try:
-            found = ast.literal_eval(self.values.get(name, "").strip()[:MAX_LIST])
-            items = [tuple(item) for item in found] if pairs else [found]
+            found = ast.literal_eval(text.strip()[:MAX_LIST])
+            items = found if pairs else [found]
+            if not all(isinstance(one, tuple | list) for one in (found, *items)):
+                raise ValueError(found)
             for number in (number for item in items for number in item):
                 if type(number) not in (int, float) or not abs(number) <= 1e9:
                     raise ValueError(number)
@@ -119,7 +128,7 @@ class Spec:
                 raise ValueError(found)
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
             raise self.fault(name, expected) from error
-        return tuple(items) if pairs else tuple(found)
+        return tuple(map(tuple, items)) if pairs else tuple(found)
 
 
 @cache
@@ -130,7 +139,7 @@ def _experiment() -> Any:
     types = {"uint32": kinds.TYPE_UINT32, "double": kinds.TYPE_DOUBLE, "bool": kinds.TYPE_BOOL}
     types |= {"string": kinds.TYPE_STRING, "strings": kinds.TYPE_STRING, "Mode": kinds.TYPE_ENUM}
     mode = file.enum_type.add(name="Mode")
-    for number, name in enumerate(("ONLINE", "OFFLINE", "DISABLED")):
+    for number, name in enumerate(MODES):
         mode.value.add(name=name, number=number)
     for message, fields in MESSAGES.items():
         proto = file.message_type.add(name=message)

@@ -1,5 +1,7 @@
 """Specs of TAO become recipes: that of the blog post the one in configs/, others as they say."""
 
+import re
+
 import pytest
 
 from mask_rcnn_jax.config import flatten, load_config
@@ -138,6 +140,13 @@ def test_the_spec_of_the_blog_is_the_recipe_in_configs(tmp_path):
             ("seed: 123", 'wandb_config { enabled: true tags: "a" tags: "b" mode: OFFLINE }'),
             {"train.loggers": ("wandb",)},
         ),
+        (("seed: 123", 'wandb_config { project: "a" }'), {"train.loggers": ()}),
+        (("seed: 123", "wandb_config { enabled: false }"), {"train.loggers": ()}),
+        (("seed: 123", "wandb_config { enabled: true mode: DISABLED }"), {"train.loggers": ()}),
+        (
+            ("seed: 123", "wandb_config { enabled: true } clearml_config { }"),
+            {"train.loggers": ("wandb", "clearml")},
+        ),
         (("/workspace/resnet50.hdf5", "/weights/r50.pth"), {"model.init_from": "/weights/r50.pth"}),
         (("nlayers: 50", "nlayers: 18"), {"model.backbone.depth": 18}),
     ],
@@ -160,7 +169,13 @@ def test_a_field_sets_its_entry(change, entries, tmp_path):
         (('"(832, 1344)"', '"(800, 1333)"'), "line 17: image_size is '(800, 1333)', expected"),
         ((STEPS, '"[60000, 80000]"'), "line 5: learning_rate_steps"),
         ((STEPS, '"__import__(1)"'), "line 5: learning_rate_steps"),
-        (("total_steps: 100000", ""), "total_steps is None, expected a number above 0"),
+        (("total_steps: 100000", ""), "spec.txt lacks total_steps"),
+        (("init_learning_rate: 0.02", ""), "spec.txt lacks init_learning_rate"),
+        (('learning_rate_decay_levels: "[0.1, 0.01, 0.001]"', ""), "lacks learning_rate_decay"),
+        (("total_steps: 100000", "total_steps: 0"), "line 7: total_steps is 0, expected a number"),
+        (('"(832, 1344)"', "'{832: 1, 1344: 2}'"), "line 17: image_size is"),
+        ((STEPS, "'{60000, 80000, 90000}'"), "line 5: learning_rate_steps is"),
+        (('"[(1.0, 1.0), (1.4, 0.7), (0.7, 1.4)]"', "'[{1.0, 2.0}]'"), "aspect_ratios is"),
         (("init_learning_rate: 0.02", "init_learning_rate: nan"), "line 14: init_learning_rate"),
         (('arch: "resnet"', 'arch: "vgg"'), "line 30: arch is 'vgg', expected 'resnet'"),
         (("max_level: 6", "max_level: 5"), "max_level is 5, expected 6"),
@@ -193,6 +208,24 @@ def test_what_has_no_counterpart_is_named(tmp_path):
     )
     named = [note.partition(":")[0] for note in notes]
     assert named == [*fields, "checkpoint", "test_rpn_nms_thresh", "training_file_pattern"]
+
+
+def test_what_a_logger_is_not_told_is_named(tmp_path):
+    wandb = 'wandb_config { enabled: true key: "secret" project: "p" tags: "a" mode: OFFLINE }'
+    blocks = f'{wandb} clearml_config {{ task: "t" }}'
+    _, notes = recipe_of(BLOG.replace("seed: 123", blocks), tmp_path)
+    named = [note.partition(":")[0] for note in notes if "_config." in note]
+    wandb_fields = [f"wandb_config.{name}" for name in ("project", "mode", "tags", "key")]
+    assert sorted(named) == sorted([*wandb_fields, "clearml_config.task"])
+    assert "secret" not in (tmp_path / "recipe.py").read_text()
+
+
+def test_every_field_in_the_table_of_the_documentation_is_read():
+    page = (ROOT / "docs" / "recipes.md").read_text().split("## From a TAO spec")[1]
+    rows = [row.split("|")[1] for row in page.split("\n## ")[0].splitlines() if row[:2] == "| "]
+    fields = {n for kinds in tao_spec.MESSAGES.values() for k in kinds.values() for n in k.split()}
+    named = [name.rpartition(".")[2] for row in rows for name in re.findall("`([a-z0-9_.]+)`", row)]
+    assert len(named) > 60 and set(named) <= fields
 
 
 def test_the_table_in_the_documentation_has_every_field():
