@@ -1,9 +1,10 @@
 """Measure the host's part of an evaluation: masks pasted and encoded, then scored.
 
-    python -m benchmarks.evaluation --folder /tmp/large --images 5000 --detections 100 --json eval.json
+    python -m benchmarks.evaluation --folder /tmp/large --images 5000 --detections 100 \\
+        --json eval.json
 
-Generates annotations of COCO's density in the folder (`benchmarks/large_set.py`) and detections: each
-object once, moved a little, and random ones. CPU seconds are those of all processes together.
+Generates annotations of COCO's density in the folder (`benchmarks/large_set.py`) and detections:
+each object once, moved a little, and random ones. CPU seconds are those of all processes together.
 """
 
 import argparse
