@@ -25,6 +25,7 @@ FLOORS = {
     "config": 1,
     "progress": 1,
     "rle": 1,
+    "protobuf": 1,
     "safe_text": 1,
     "cli_help": 2,
     "cli_processes": 2,

@@ -13,9 +13,9 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import google_crc32c
 import numpy as np
 
+from mask_rcnn_jax import protobuf
 from mask_rcnn_jax.annotations.reader import NotRegular
 
 KEY_ID, KEY_NAME, KEY_IMAGE = "image/source_id", "image/filename", "image/encoded"
@@ -23,7 +23,7 @@ MAX_BYTES = 2 << 30  # of a record
 MAX_ID = 1000  # bytes
 _HEADER, _CRC = struct.Struct("<QI"), struct.Struct("<I")
 _FEATURES, _FEATURE, _KEY, _VALUE = 1, 1, 1, 2  # fields of Example, Features and its map's entries
-_BYTES, _FLOATS, _NUMBERS, _LIST_VALUE = 1, 2, 3, 1  # fields of Feature and of its lists
+_BYTES, _FLOATS, _NUMBERS = 1, 2, 3  # fields of Feature
 
 
 class Place(NamedTuple):
@@ -53,9 +53,6 @@ class TFRecords:
                     raise _fault(path, place.number, f"another record is of image {name!r}, too")
                 self._by_id[image_id] = number, place
         self._rows = np.zeros((0, 4), np.int64)
-
-    def __len__(self) -> int:
-        return max(len(self._by_id), len(self._rows))
 
     def select(self, image_ids: Sequence[int | str]) -> None:
         """Keep the records of these images, in their order, which `read` counts by.
@@ -132,7 +129,7 @@ def example_features(data: memoryview, path: str, number: int) -> dict[str, memo
         found = {}
         for features in _strings(data, _FEATURES):
             for entry in _strings(features, _FEATURE):
-                fields = dict(_fields(entry))
+                fields = dict(protobuf.fields(entry))
                 key, value = fields.get(_KEY, memoryview(b"")), fields.get(_VALUE, memoryview(b""))
                 if isinstance(key, int) or isinstance(value, int):
                     raise ValueError("a number where a feature is expected")
@@ -166,16 +163,13 @@ def floats_of(features: dict[str, memoryview], key: str, path: str, number: int)
 
 def numbers_of(features: dict[str, memoryview], key: str, path: str, number: int) -> list[int]:
     """The whole numbers of a feature, of 64 bits."""
-    found = []
-    for part in _values(features, key, _NUMBERS, path, number):
-        at = 0
-        while at < len(part):
-            try:
-                value, at = _varint(part, at)
-            except ValueError as error:
-                raise _fault(path, number, f"{key} holds no whole numbers") from error
-            found.append(value - (1 << 64) if value >> 63 else value)
-    return found
+    values, found = _values(features, key, _NUMBERS, path, number), []
+    try:
+        for value in values:
+            found += [value] if isinstance(value, int) else _packed_numbers(value)
+    except ValueError as error:
+        raise _fault(path, number, f"{key} holds no whole numbers") from error
+    return [value - (1 << 64) if value >> 63 else value for value in found]
 
 
 def single(values: Sequence, key: str, path: str, number: int):
@@ -187,68 +181,35 @@ def single(values: Sequence, key: str, path: str, number: int):
 
 def _values(
     features: dict[str, memoryview], key: str, kind: int, path: str, number: int
-) -> list[memoryview]:
-    """The encoded values of a list; packed numbers come as one."""
+) -> list[int | memoryview]:
+    """The values of a list, as integers or encoded; packed numbers come as one."""
     try:
         lists = _strings(features.get(key, memoryview(b"")), kind)
-        found = [(kind, value) for items in lists for _, value in _fields(items)]
-        return [_packed(value) if isinstance(value, int) else value for _, value in found]
+        found = [value for items in lists for _, value in protobuf.fields(items)]
+        if kind != _NUMBERS and any(isinstance(value, int) for value in found):
+            raise ValueError("a whole number where there should be none")
+        return found
     except ValueError as error:
         raise _fault(path, number, f"{key} cannot be read ({error})") from error
 
 
+def _packed_numbers(values: memoryview) -> Iterator[int]:
+    at = 0
+    while at < len(values):
+        value, at = protobuf.read_varint(values, at)
+        yield value
+
+
 def _strings(data: memoryview, wanted: int) -> list[memoryview]:
     """The byte strings of one field of a message."""
-    found = [value for number, value in _fields(data) if number == wanted]
+    found = [value for number, value in protobuf.fields(data) if number == wanted]
     if any(isinstance(value, int) for value in found):
         raise ValueError("a number where a message is expected")
     return [value for value in found if not isinstance(value, int)]
 
 
-def _fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """Number and value of each field of a protobuf message."""
-    at = 0
-    while at < len(data):
-        key, at = _varint(data, at)
-        kind = key & 7
-        if kind == 0:
-            value, at = _varint(data, at)
-            yield key >> 3, value
-            continue
-        if kind not in (1, 2, 5):
-            raise ValueError(f"a field of type {kind}")
-        size, at = _varint(data, at) if kind == 2 else ({1: 8, 5: 4}[kind], at)
-        if size > len(data) - at:
-            raise ValueError("a field is cut off")
-        yield key >> 3, data[at : at + size]
-        at += size
-
-
-def _varint(data: memoryview, at: int) -> tuple[int, int]:
-    """A number, and where it ends."""
-    value = shift = 0
-    while at < len(data) and shift < 64:
-        byte = data[at]
-        value |= (byte & 127) << shift
-        at, shift = at + 1, shift + 7
-        if byte < 128:
-            return value & (1 << 64) - 1, at
-    raise ValueError("a number is cut off")
-
-
-def _packed(value: int) -> memoryview:
-    """A number as packed ones are encoded."""
-    encoded = bytearray()
-    while value > 127:
-        encoded.append(value & 127 | 128)
-        value >>= 7
-    return memoryview(bytes([*encoded, value]))
-
-
 def _check_crc(data: bytes, crc: bytes, path: str, number: int) -> None:
-    value = google_crc32c.value(data)
-    masked = ((value >> 15 | value << 17) + 0xA282EAD8) & 0xFFFFFFFF
-    if crc != _CRC.pack(masked):
+    if crc != _CRC.pack(protobuf.masked_crc(data)):
         raise _fault(path, number, "damaged, its checksum is another")
 
 

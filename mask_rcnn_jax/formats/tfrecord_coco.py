@@ -13,6 +13,7 @@ from mask_rcnn_jax.annotations.segmentation import mask_to_rle
 from mask_rcnn_jax.data import tfrecords
 from mask_rcnn_jax.data.images import check_header
 
+MAX_ID = 2**63 - 1
 KEY_HEIGHT, KEY_WIDTH = "image/height", "image/width"
 OBJECT = "image/object/"
 SIDES = ("xmin", "ymin", "xmax", "ymax")
@@ -50,6 +51,9 @@ def read_tfrecords(
                     raise record.fault(f"class {category} is {name!r}, was {names[category]!r}")
                 annotations.append({"id": len(annotations) + 1, **entry})
             advance(place.size)
+    if not images:
+        raise ValueError(f"{pattern}: no record in {len(paths)} files")
+    _number_ids(images, annotations)
     found = [{"id": k, "name": name or f"class {k}"} for k, name in sorted(names.items())]
     content = {
         "images": images,
@@ -65,6 +69,22 @@ def read_tfrecords(
     return content, [f"{pattern}: {line}" for line in left_out]
 
 
+def _number_ids(images: list[dict], annotations: list[dict]) -> None:
+    """Make the ids of images numbers, as the json had them, if all of the set are some."""
+    if not all(map(_is_number, (image["id"] for image in images))):
+        return
+    for image in images:
+        image["id"] = int(image["id"])
+    for entry in annotations:
+        entry["image_id"] = int(entry["image_id"])
+
+
+def _is_number(text: str) -> bool:
+    """Whether a text is how a number from 0 that fits 64 bits is written."""
+    is_short = text.isascii() and text.isdigit() and len(text) <= len(str(MAX_ID))
+    return is_short and str(int(text)) == text and int(text) <= MAX_ID
+
+
 class _Record:
     """The features of one record."""
 
@@ -78,13 +98,10 @@ class _Record:
 
     def image(self) -> dict[str, Any]:
         """The entry of the image."""
-        text = self._text(tfrecords.KEY_ID)
-        is_number = text.isascii() and text.isdigit() and str(int(text[:19])) == text
         height, width = self._number(KEY_HEIGHT), self._number(KEY_WIDTH)
         if min(height, width) < 1 or height * width > MAX_PIXELS:
             raise self.fault(f"an image of {height} x {width} (height x width)")
-        name = self._text(tfrecords.KEY_NAME)
-        image_id = int(text) if is_number else text
+        image_id, name = self._text(tfrecords.KEY_ID), self._text(tfrecords.KEY_NAME)
         return {"id": image_id, "file_name": name, "height": height, "width": width}
 
     def objects(self, image: dict[str, Any]) -> list[tuple[dict[str, Any], str]]:

@@ -11,10 +11,10 @@ import struct
 from collections.abc import Iterator
 from typing import Any
 
-import google_crc32c
 import jax.numpy as jnp
 import numpy as np
 
+from mask_rcnn_jax import protobuf
 from mask_rcnn_jax.weights.torch_pickle import widened
 
 TABLE_MAGIC = struct.pack("<Q", 0xDB4775248B80FB57)
@@ -79,7 +79,7 @@ class _Place:
         dims = _fields(entry[_SHAPE][0]).get(_DIM, []) if _SHAPE in entry else []
         self.shape = tuple(_first(_fields(dim), _DIM_SIZE) for dim in dims)
         self.shard, self.offset = _first(entry, _SHARD), _first(entry, _OFFSET)
-        self.size, self.crc = _first(entry, _SIZE), _first(entry, _CRC)
+        self.size, self.crc = _first(entry, _SIZE), struct.unpack("<I", entry[_CRC][0])[0]
         if self.size != math.prod(self.shape) * self.dtype.itemsize:
             raise ValueError(f"a tensor of shape {self.shape} with {self.size} bytes")
 
@@ -93,7 +93,7 @@ def _read_tensor(path: str, name: str, place: _Place) -> np.ndarray:
             data = file.read(place.size)
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{path}: no such file, but its .index names it") from error
-    if _masked(google_crc32c.value(data)) != place.crc:
+    if protobuf.masked_crc(data) != place.crc:
         raise ValueError(f"{path}: corrupt, the checksum of {name} is wrong")
     return widened(np.frombuffer(data, place.dtype).reshape(place.shape).copy())
 
@@ -118,7 +118,7 @@ def _read_block(data: bytes, offset: int, size: int) -> Iterator[tuple[bytes, by
     if size < 4 or len(trailer) < _BLOCK_TRAILER_BYTES:
         raise ValueError("incomplete, a block lies beyond the end")
     kind, crc = struct.unpack("<BI", trailer)
-    if _masked(google_crc32c.value(data[offset : end + 1])) != crc:
+    if protobuf.masked_crc(data[offset : end + 1]) != crc:
         raise ValueError("corrupt, the checksum of a block is wrong")
     if kind:
         raise ValueError("a compressed table, which is not supported")
@@ -126,9 +126,9 @@ def _read_block(data: bytes, offset: int, size: int) -> Iterator[tuple[bytes, by
     block = data[offset : end - 4 - 4 * restarts]
     position, key = 0, b""
     while position < len(block):
-        shared, position = _varint(block, position)
-        unshared, position = _varint(block, position)
-        length, position = _varint(block, position)
+        shared, position = protobuf.read_varint(block, position)
+        unshared, position = protobuf.read_varint(block, position)
+        length, position = protobuf.read_varint(block, position)
         middle = position + unshared
         if shared > len(key) or middle + length > len(block):
             raise ValueError("corrupt, a key or a value ends beyond its block")
@@ -139,46 +139,17 @@ def _read_block(data: bytes, offset: int, size: int) -> Iterator[tuple[bytes, by
 
 def _handle(data: bytes, position: int) -> tuple[tuple[int, int], int]:
     """Read a block's (offset, size), and return the position after them."""
-    offset, position = _varint(data, position)
-    size, position = _varint(data, position)
+    offset, position = protobuf.read_varint(data, position)
+    size, position = protobuf.read_varint(data, position)
     return (offset, size), position
 
 
-def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """Read an integer stored in seven bits per byte, and return the position after it."""
-    result = 0
-    for shift in range(0, 70, 7):
-        byte = data[position]
-        position += 1
-        result |= (byte & 127) << shift
-        if byte < 128:
-            return result, position
-    raise ValueError("corrupt, an integer without an end")
-
-
-def _fields(message: bytes) -> dict[int, list[Any]]:
-    """Parse a protocol buffer to values by field number; nested messages stay bytes."""
-    fields, position = {}, 0
-    value: int | bytes
-    while position < len(message):
-        tag, position = _varint(message, position)
-        kind = tag & 7
-        if kind == 0:
-            value, position = _varint(message, position)
-        elif kind in (1, 5):
-            width = 8 if kind == 1 else 4
-            value = int.from_bytes(message[position : position + width], "little")
-            position += width
-        elif kind == 2:
-            length, position = _varint(message, position)
-            value = message[position : position + length]
-            position += length
-        else:
-            raise ValueError("corrupt, a field of unknown type")
-        if position > len(message):
-            raise ValueError("corrupt, a field ends beyond its message")
-        fields.setdefault(tag >> 3, []).append(value)
-    return fields
+def _fields(message: bytes | memoryview) -> dict[int, list[Any]]:
+    """Values of a message by field number; nested messages stay bytes."""
+    found: dict[int, list[Any]] = {}
+    for number, value in protobuf.fields(message):
+        found.setdefault(number, []).append(value)
+    return found
 
 
 def _first(fields: dict[int, list], number: int) -> int:
@@ -196,8 +167,3 @@ def _text(name: bytes) -> str:
     if not text.isprintable():
         raise ValueError(f"corrupt, the name {name[:40]!r} is not printable")
     return text
-
-
-def _masked(crc: int) -> int:
-    """Mask a checksum as LevelDB does before storing it next to the data."""
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF

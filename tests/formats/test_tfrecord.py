@@ -94,6 +94,10 @@ def test_lists_may_be_packed_or_not_and_unknown_features_are_passed_over(tmp_pat
         assert tfrecords.bytes_of(found, "b", "file", 0) == features["b"]
         assert tfrecords.bytes_of(found, "empty", "file", 0) == []
         assert tfrecords.numbers_of(found, "absent", "file", 0) == []
+    data = writer.field(1, writer.field(1, b"\x0a\x01b" + writer.field(2, b"\x0a\x02\x08\x05")))
+    found = tfrecords.example_features(memoryview(data), "file", 0)
+    with pytest.raises(ValueError, match="file, record 0: b cannot be read"):  # 5, no bytes
+        tfrecords.bytes_of(found, "b", "file", 0)
 
 
 def one_record(tmp_path, **changes):
@@ -134,6 +138,30 @@ def test_a_record_becomes_an_annotation(tmp_path):
     assert entry == {"id": 1, "image_id": 17, "category_id": 3, "area": 9.0, "iscrowd": 0}
     assert content["images"] == [{"id": 17, "file_name": "a.png", "height": 8, "width": 6}]
     assert content["categories"] == [{"id": 3, "name": "cat"}]
+
+
+@pytest.mark.parametrize(
+    "texts, ids",
+    [
+        (["999", "1000"], [999, 1000]),
+        (["0999", "1000"], ["0999", "1000"]),
+        (["a", "0"], ["a", "0"]),
+        ([str(2**63 - 1), "0"], [2**63 - 1, 0]),
+        ([str(2**63), "0"], [str(2**63), "0"]),
+        (["\u0661", "1"], ["\u0661", "1"]),
+    ],
+)
+def test_ids_are_numbers_if_all_are(texts, ids, tmp_path):
+    files = [one_record(tmp_path, source_id=text.encode()).read_bytes() for text in texts]
+    path = tmp_path / "all.tfrecord"
+    path.write_bytes(b"".join(files))
+    content, _ = read_tfrecords(str(path), None, no_progress)
+    assert [image["id"] for image in content["images"]] == ids
+    assert [entry["image_id"] for entry in content["annotations"]] == ids
+    (tmp_path / "all.json").write_text(json.dumps(content))
+    found = load_split(data_section(tmp_path / "all.json", str(path)), "train")
+    assert [record.id for record in found.images] == ids
+    assert [found.decode(index).shape for index in (0, 1)] == [(8, 6, 3)] * 2
 
 
 @pytest.mark.parametrize(
@@ -192,6 +220,16 @@ def test_damage_is_named_with_its_record(at, shapes, tmp_path):
         for index, image_id in enumerate(ids):
             records.read(index, int(image_id))
     assert str(error.value).startswith(expected)
+
+
+def test_files_without_a_record_are_named(tmp_path, capsys):
+    for name in "ab":
+        (tmp_path / f"{name}.tfrecord").touch()
+    pattern = f"{tmp_path}/*.tfrecord"
+    code = run_inside("prepare", "tfrecord", f"--input={pattern}", f"--output={tmp_path}/a.json")
+    expected = f"{pattern}: no record in 2 files"
+    assert error_line(code, capsys.readouterr().err) == expected
+    assert not (tmp_path / "a.json").exists()
 
 
 def test_mistakes_of_the_user(shapes, tmp_path, capsys):
