@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from mask_rcnn_jax.config import check_entries
 from mask_rcnn_jax.data.augment import Augment
 from mask_rcnn_jax.data.coco import CocoDataset
 from mask_rcnn_jax.data.dataset import Dataset, categories
+from mask_rcnn_jax.data.loader import TrainLoader
 from mask_rcnn_jax.training.checkpoint import Checkpoints
 from mask_rcnn_jax.training.evaluator import Validation, make_validation
 from mask_rcnn_jax.training.lock import locked
@@ -37,6 +39,7 @@ from mask_rcnn_jax.training.setup import (
 )
 from mask_rcnn_jax.training.step import (
     TrainState,
+    TrainStep,
     compile_canvases,
     loss_options,
     make_mesh,
@@ -47,6 +50,8 @@ from mask_rcnn_jax.training.step import (
 from mask_rcnn_jax.training.step_log import StepLog
 from mask_rcnn_jax.weights.restore import make_model
 from mask_rcnn_jax.weights.run_checkpoint import has_checkpoint
+
+Metrics = Mapping[str, float | None]
 
 
 def train(
@@ -88,7 +93,7 @@ def train(
     microbatches = _check(config, mesh, optimizer)
     loggers = resolve_loggers([*config.train.get("loggers", ()), *loggers])
     train_set, val_set = open_datasets(config, train_set, val_set)
-    if val_set is None:
+    if not config.data.val_json:
         _say_no_evaluation(config)
     set_steps(config, train_set)
     model = make_model(config, len(train_set.class_names), config.train.remat)
@@ -122,48 +127,90 @@ def train(
                 closing(make_train_loader(config, train_set, start, augment)) as batches,
                 closing(open_loggers(workdir, config.to_dict(), loggers, resume_step=start)) as log,
             ):
-                evaluate = None
+                validate = None
                 if val_set is not None:
                     given = config, val_set, model, mesh, workdir, stop_requested
                     validate = make_validation(*given)
-                    evaluate = partial(_evaluate, validate, check_lock, log, checkpoints)
-                steps, step, stops = StepLog(config, log, train_set, started), start, False
-                if evaluate and start and aps is None and _is_evaluated(config, start):
-                    logging.info("the evaluation of step %d was cut off and is made up for", start)
-                    aps = evaluate(state)
-                    stops = aps is None or stop_requested()
-                if len(batches.canvases) > 1 and not stops:  # or one would compile in mid-training
-                    shapes = {c: abstract_train_batch(config, c, mesh) for c in batches.canvases}
-                    with steps.compiling(shapes):
-                        train_step = compile_canvases(train_step, state, shapes)
-                while not (stops or _is_last(config, step, aps)):
-                    step, aps, batch = step + 1, None, next(batches)
-                    with steps.dispatching(batch):
-                        state, metrics = train_step(state, shard_batch(batch, mesh))
-                    steps.finish_previous(step, metrics, batch.image_index)
-                    stops = stop_requested()
-                    if not (stops or is_due(step)):
-                        continue
-                    steps.finish()  # nothing is saved before its losses are known to be finite
-                    check_lock()
-                    checkpoints.save(state)
-                    if evaluate and _is_evaluated(config, step) and not stops:
-                        aps = evaluate(state)
-                        stops = aps is None or stop_requested()
-                    steps.restart_clock()
-                checkpoints.wait()
+                steps = StepLog(config, log, train_set, started)
+                parts = config, mesh, batches, steps, log, checkpoints, validate
+                run = _Run(*parts, check_lock, stop_requested)
+                state, finished = run.train(train_step, state, start, aps)
             check_lock()
-            finished = _is_last(config, step, aps)
             if finished:
-                logging.info("finished at step %d", step)
+                logging.info("finished at step %d", int(state.step))
     if batches.skipped:
         logging.info("%d images could not be decoded and were skipped", len(batches.skipped))
     if not finished:
         text = "stopped by SIGTERM, saved step %d in %s (exit code %d: start it again to go on)"
         logging.info(text, step, workdir, STOPPED_EARLY)
         raise SystemExit(STOPPED_EARLY)
-    _say_next(workdir, val_set)
+    _say_next(config, workdir, val_set)
     return state
+
+
+@dataclass(frozen=True)
+class _Run:
+    """The steps of a run, with what they need; `data.val_json` says whether it evaluates."""
+
+    config: ConfigDict
+    mesh: Mesh
+    batches: TrainLoader
+    steps: StepLog
+    log: Loggers
+    checkpoints: Checkpoints
+    validate: Validation | None
+    check_lock: Callable[[], None]
+    stop_requested: Callable[[], bool]
+
+    def train(
+        self, train_step: TrainStep, state: TrainState, start: int, aps: Metrics | None
+    ) -> tuple[TrainState, bool]:
+        """Go on from a step, with its metrics if it was evaluated.
+
+        Returns the last state, which is saved, and whether the run is finished.
+        """
+        config, steps, step, stops = self.config, self.steps, start, False
+        if start and aps is None and _is_evaluated(config, start):
+            logging.info("the evaluation of step %d was cut off and is made up for", start)
+            aps, stops = self._evaluate(state)
+        canvases, ends = self.batches.canvases, stops or _is_last(config, step, aps)
+        if len(canvases) > 1 and not ends:  # or one would compile in mid-training
+            shapes = {c: abstract_train_batch(config, c, self.mesh) for c in canvases}
+            with steps.compiling(canvases):
+                train_step = compile_canvases(train_step, state, shapes)
+        while not (stops or _is_last(config, step, aps)):
+            step, aps, batch = step + 1, None, next(self.batches)
+            with steps.dispatching(batch):
+                state, metrics = train_step(state, shard_batch(batch, self.mesh))
+            steps.finish_previous(step, metrics, batch.image_index)
+            stops = self.stop_requested()
+            if not (stops or _is_due(config, step)):
+                continue
+            steps.finish()  # nothing is saved before its losses are known to be finite
+            self.check_lock()
+            self.checkpoints.save(state)
+            if _is_evaluated(config, step) and not stops:
+                aps, stops = self._evaluate(state)
+            steps.restart_clock()
+        self.checkpoints.wait()
+        return state, _is_last(config, step, aps)
+
+    def _evaluate(self, state: TrainState) -> tuple[Metrics | None, bool]:
+        """Evaluate and log; returns the metrics, None where a SIGTERM came in between, and whether
+        to stop.
+
+        The state has been saved: an evaluation that is cut off is made up for after a restart.
+        """
+        assert self.validate is not None  # `_is_evaluated`
+        step = int(state.step)
+        try:
+            metrics, images = self.validate(state)
+        except Stopped:
+            return None, True
+        self.check_lock()
+        self.log(step, metrics, images)
+        self.checkpoints.evaluated({step: _ap_to_keep_by(metrics)})
+        return metrics, self.stop_requested()
 
 
 def _check(config: ConfigDict, mesh: Mesh, optimizer: optax.GradientTransformation | None) -> int:
@@ -200,36 +247,14 @@ def _log_start(
     logging.info(text, size, devices, size // (devices * microbatches))
 
 
-def _evaluate(
-    validate: Validation,
-    check_lock: Callable[[], None],
-    log: Loggers,
-    checkpoints: Checkpoints,
-    state: TrainState,
-) -> dict[str, float] | None:
-    """Evaluate and log; returns the metrics, or None where a SIGTERM came in between.
-
-    The state has been saved: an evaluation that is cut off is made up for after a restart.
-    """
-    step = int(state.step)
-    try:
-        metrics, images = validate(state)
-    except Stopped:
-        return None
-    check_lock()
-    log(step, metrics, images)
-    checkpoints.evaluated({step: _ap_to_keep_by(metrics)})
-    return metrics
-
-
-def _ap_to_keep_by(metrics: Mapping[str, float | None]) -> float:
+def _ap_to_keep_by(metrics: Metrics) -> float:
     """The mask AP, or the box AP where there are no masks; NaN where it is unknown."""
     ap = metrics.get("ap/mask", metrics["ap/box"])
     return math.nan if ap is None else ap
 
 
-def _say_next(workdir: Path, val_set: Dataset | None) -> None:
-    if val_set is None:
+def _say_next(config: ConfigDict, workdir: Path, val_set: Dataset | None) -> None:
+    if not config.data.val_json:
         logging.info("next: tensorboard --logdir %s (curves)", workdir)
         return
     evaluate = f"python -m mask_rcnn_jax.evaluate --workdir {workdir} --report"
@@ -250,7 +275,7 @@ def _is_due(config: ConfigDict, step: int) -> bool:
     return is_saved or _is_evaluated(config, step)
 
 
-def _is_last(config: ConfigDict, step: int, aps: Mapping[str, float | None] | None) -> bool:
+def _is_last(config: ConfigDict, step: int, aps: Metrics | None) -> bool:
     """Whether a step ends the run: the last one, or one that reached the target APs.
 
     If there is a set to evaluate, such a step has been evaluated.

@@ -45,6 +45,8 @@ class TrainState:
         return {"params": self.params, "batch_stats": self.batch_stats}
 
 
+TrainStep = Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]
+
 # A step takes replicated variables or a state, and its share of a batch.
 _sharded = partial(jax.shard_map, in_specs=(P(), P("data")), check_vma=False)
 
@@ -75,7 +77,7 @@ def make_train_step(
     seed: int,
     flip_probability: float,
     accumulate_steps: int = 1,
-) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]:
+) -> TrainStep:
     """`step(state, batch) -> (state, metrics)`; the old state's buffers are reused.
 
     schedule: gives the metric `lr`; without one the rate that `optax.inject_hyperparams` keeps in
@@ -136,7 +138,7 @@ def make_train_step(
 
 def compile_canvases(
     step: Any, state: TrainState, batches: Mapping[tuple[int, int], Batch]
-) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]:
+) -> TrainStep:
     """Compile a training step for several canvases at the same time.
 
     Args:

@@ -4,7 +4,7 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from itertools import chain
 
@@ -45,7 +45,7 @@ class StepLog:
             yield
 
     @contextmanager
-    def compiling(self, canvases: Iterable[tuple[int, ...]]) -> Iterator[None]:
+    def compiling(self, canvases: Collection[tuple[int, ...]]) -> Iterator[None]:
         """Log how long the step compiles for canvases (height, width), and stop the clock."""
         self._canvases.update(canvases)
         self.finish()

@@ -10,12 +10,16 @@ from absl import logging
 
 from mask_rcnn_jax.data.options import example_options
 from mask_rcnn_jax.data.transforms import empty_batch
+from mask_rcnn_jax.training import loop
 from mask_rcnn_jax.training.loop import train
 from mask_rcnn_jax.training.setup import abstract_train_batch
 from mask_rcnn_jax.training.step import compile_canvases, make_mesh, replicate, shard_batch
 from tests.helpers import tiny_config
 from tests.memory_set import ShapeSet
 from tests.training.own_run import small_config
+from tests.training.stubbed_run import stubbed
+
+__all__ = ["stubbed"]
 
 CANVASES = [(64, 128), (128, 64)]
 
@@ -74,6 +78,26 @@ class Mixed:
 
     def decode(self, index):
         return self.sets[index % 2].decode(index)
+
+
+def test_a_run_that_only_lacks_its_last_evaluation_compiles_nothing(stubbed, tmp_path, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(
+        loop, "compile_canvases", lambda step, state, shapes: compiled.append([*shapes]) or step
+    )
+    config = two_canvases(small_config())
+    config.train.update(steps=2, checkpoint_every=2, eval_every=2)
+
+    def run():
+        train(config, tmp_path, train_set=Mixed("train", 8), val_set=Mixed("val", 2))
+
+    run()
+    assert list(map(sorted, compiled)) == [CANVASES]
+    path = tmp_path / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(line for line in lines if "ap/box" not in line))
+    run()
+    assert len(compiled) == 1 and "ap/box" in path.read_text()
 
 
 @pytest.mark.slow
