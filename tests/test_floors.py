@@ -23,6 +23,7 @@ FLOORS = {
     "pallas_kernels": 1,
     "cli": 3,
     "config": 1,
+    "memory": 1,
     "progress": 1,
     "rle": 1,
     "protobuf": 1,

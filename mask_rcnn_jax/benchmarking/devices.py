@@ -1,15 +1,11 @@
 """Data-sheet peaks of devices, and timing of calls."""
 
-import resource
-import sys
 import time
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import numpy as np
 
-BARRIER_S = 3600  # processes wait for a compilation by others
 # Dense matrix products in TFLOP/s by precision, and memory bandwidth in TB/s.
 PEAKS = {
     "H200": {"bfloat16": 989, "float16": 989, "tf32": 495, "float32": 67, "bytes": 4.8},
@@ -32,12 +28,6 @@ def describe() -> dict[str, str | int]:
         "jax": jax.__version__,
         "date": time.strftime("%Y-%m-%d"),
     }
-
-
-def peak_rss_mb() -> float:
-    """Return this process's peak resident memory in MB."""
-    unit = 1 if sys.platform == "darwin" else 1024  # bytes
-    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6, 1)
 
 
 def time_calls(function: Callable, *args, repeats: int = 20, budget_s: float = 2.0) -> list[float]:
@@ -65,16 +55,3 @@ def summary(times: list[float]) -> dict[str, float]:
     """Return median and quartiles in milliseconds."""
     low, median, high = (float(x) for x in np.percentile(np.array(times) * 1e3, (25, 50, 75)))
     return {"ms": round(median, 4), "ms_25": round(low, 4), "ms_75": round(high, 4)}
-
-
-def meet(name: str, devices: Iterable[jax.Device]) -> None:
-    """Wait until all processes that own some of the devices are here; each name serves once.
-
-    A collective would wait only 30 seconds for a process that still compiles (Gloo, on CPUs).
-    """
-    if jax.process_count() > 1:
-        from jax._src.distributed import global_state  # without a public name
-
-        processes = sorted({device.process_index for device in devices})
-        client: Any = global_state.client
-        client.wait_at_barrier(name, 1000 * BARRIER_S, process_ids=processes)

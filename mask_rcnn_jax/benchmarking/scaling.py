@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from mask_rcnn_jax.benchmarking import devices, steps
+from mask_rcnn_jax.benchmarking import steps
 
 SHARED = ("device", "jax", "date", "precision", "implementation", "image_size", "steps")
 OF_A_ROW = ("ms_per_step", "ms_per_step_25", "ms_per_step_75", "compile_s", "peak_memory_mb")
@@ -48,7 +48,7 @@ def weak_scaling(config: Any, calls: int, counts: Sequence[int]) -> Iterator[dic
             first = (rows or [row])[0]["images_per_s_per_device"]
             rows.append(row | {"efficiency": round(row["images_per_s_per_device"] / first, 3)})
         # None may go on to compile, or end, while others measure.
-        devices.meet(f"measured on {count} devices", jax.devices())
+        steps.meet(f"measured on {count} devices", jax.devices())
         yield table | {"rows": list(rows)}
     config.train.batch_size = images * largest
 

@@ -26,18 +26,6 @@ Save = Callable[[dict[str, float]], object]  # receives the times after each sta
 RAW_OUTPUTS = ("rpn_logits", "rpn_deltas", "class_logits", "box_deltas", "mask_logits")
 
 
-class _Times(dict[str, float]):
-    """Milliseconds by stage, saved after each."""
-
-    def __init__(self, save: Save):
-        super().__init__()
-        self.save = save
-
-    def __setitem__(self, stage: str, ms: float) -> None:
-        super().__setitem__(stage, ms)
-        self.save(self)
-
-
 def train(config: Any, repeats: int, save: Save = lambda times: None) -> dict[str, float]:
     """Return milliseconds per training stage on one device, gradients included.
 
@@ -45,7 +33,8 @@ def train(config: Any, repeats: int, save: Save = lambda times: None) -> dict[st
     """
     model, params, run, batch, extent = _setup(config, config.train.batch_size)
     keys = jax.random.split(jax.random.key(0), len(batch.images))
-    time = partial(_time, repeats=repeats)
+    times: dict[str, float] = {}
+    stage = partial(_stage, times, repeats, save)
     max_foreground = model.sampling.max_foreground
 
     def pool(rois, pyramid):
@@ -62,38 +51,38 @@ def train(config: Any, repeats: int, save: Save = lambda times: None) -> dict[st
     def anchor_targets(batch, keys):
         return run(params, batch, keys, extent, method=MaskRCNN.anchor_targets)
 
-    times = _Times(save)
-    times["backbone and FPN"], pyramid = time(partial(_trunk, run), params, batch, gradient=(0,))
-    times["anchor targets"], (_, sampled, _) = time(anchor_targets, batch, keys)
+    pyramid = stage("backbone and FPN", partial(_trunk, run), params, batch, gradient=(0,))
+    _, sampled, _ = stage("anchor targets", anchor_targets, batch, keys)
     # As in training, only sampled anchors have a gradient.
     ends = np.cumsum([h * w * model.anchors.per_cell for _, h, w, _ in map(jnp.shape, pyramid)])
     learning = [x.astype(jnp.float32) for x in jnp.split(sampled >= 0, ends[:-1], axis=1)]
     grads = learning, [jnp.repeat(x[..., None], 4, axis=-1) for x in learning]
-    times["RPN head"], (logits, deltas) = time(
-        partial(run, method="rpn_head"), params, pyramid, gradient=(0, 1), cotangents=grads
-    )
+    rpn_head = partial(run, method="rpn_head")
+    logits, deltas = stage("RPN head", rpn_head, params, pyramid, gradient=(0, 1), cotangents=grads)
     propose = partial(_propose, run, params, extent, train=True)
-    times["proposals"], proposals = time(propose, batch, logits, deltas)
+    proposals = stage("proposals", propose, batch, logits, deltas)
     sample = partial(run, params, method=MaskRCNN.sample)
-    times["RoI sampling"], rois = time(sample, proposals, batch, keys)
-    times["RoIAlign"], (boxed, masked) = time(pool, rois, pyramid, gradient=(1,))
+    rois = stage("RoI sampling", sample, proposals, batch, keys)
+    boxed, masked = stage("RoIAlign", pool, rois, pyramid, gradient=(1,))
     foreground = jax.tree.map(lambda x: x[:, :max_foreground], rois)
-    times["box head"], _ = time(partial(run, method="box_head"), params, boxed, gradient=(0, 1))
+    stage("box head", partial(run, method="box_head"), params, boxed, gradient=(0, 1))
     mask_head = partial(run, method="mask_head")
-    times["mask head"], _ = time(mask_head, params, masked, foreground.classes, gradient=(0, 1))
+    stage("mask head", mask_head, params, masked, foreground.classes, gradient=(0, 1))
     mask_targets = partial(run, params, method=MaskRCNN.roi_mask_targets)
-    times["mask targets"], _ = time(mask_targets, foreground, batch)
+    stage("mask targets", mask_targets, foreground, batch)
     outputs = jax.jit(partial(run, train=False, method=MaskRCNN.forward_train))(params, batch, keys)
     raw = {name: getattr(outputs, name) for name in RAW_OUTPUTS}
-    times["losses"], _ = time(loss, raw, outputs, gradient=(0,))
+    stage("losses", loss, raw, outputs, gradient=(0,))
     times["optimizer"] = _optimizer(config, model, params, repeats)
+    save(times)
     return times
 
 
 def infer(config: Any, repeats: int, save: Save = lambda times: None) -> dict[str, float]:
     """Return milliseconds per prediction stage on one device, at `eval.batch_size`."""
     model, params, run, batch, extent = _setup(config, config.eval.batch_size)
-    time = partial(_time, repeats=repeats)
+    times: dict[str, float] = {}
+    stage = partial(_stage, times, repeats, save)
 
     def pool(pyramid, boxes, *, size):
         return run(params, pyramid, boxes, size, extent, method=MaskRCNN.pool)
@@ -101,18 +90,24 @@ def infer(config: Any, repeats: int, save: Save = lambda times: None) -> dict[st
     detect = partial(
         detect_options(config), coder=model.box_coder, implementation=model.implementation
     )
-    times = _Times(save)
-    times["backbone and FPN"], pyramid = time(partial(_trunk, run), params, batch)
-    times["RPN head"], (logits, deltas) = time(partial(run, method="rpn_head"), params, pyramid)
+    pyramid = stage("backbone and FPN", partial(_trunk, run), params, batch)
+    logits, deltas = stage("RPN head", partial(run, method="rpn_head"), params, pyramid)
     propose = partial(_propose, run, params, extent, train=False)
-    times["proposals"], proposals = time(propose, batch, logits, deltas)
-    times["RoIAlign of boxes"], boxed = time(partial(pool, size=BOX_SIZE), pyramid, proposals.boxes)
-    times["box head"], head = time(partial(run, method="box_head"), params, boxed)
-    times["detections"], selected = time(detect, *head, proposals, batch.image_sizes)
+    proposals = stage("proposals", propose, batch, logits, deltas)
+    boxed = stage("RoIAlign of boxes", partial(pool, size=BOX_SIZE), pyramid, proposals.boxes)
+    head = stage("box head", partial(run, method="box_head"), params, boxed)
+    selected = stage("detections", detect, *head, proposals, batch.image_sizes)
     boxes, _, classes, _ = selected
-    times["RoIAlign of masks"], masked = time(partial(pool, size=MASK_SIZE), pyramid, boxes)
-    times["mask head"], _ = time(partial(run, method="mask_head"), params, masked, classes)
+    masked = stage("RoIAlign of masks", partial(pool, size=MASK_SIZE), pyramid, boxes)
+    stage("mask head", partial(run, method="mask_head"), params, masked, classes)
     return times
+
+
+def _stage(times: dict, repeats: int, save: Save, name: str, function: Callable, *args, **options):
+    """Time a stage as `_time` does, save the times so far, and return the stage's output."""
+    times[name], out = _time(function, *args, repeats=repeats, **options)
+    save(times)
+    return out
 
 
 def _trunk(run: Callable, params, batch: Batch) -> list[jax.Array]:

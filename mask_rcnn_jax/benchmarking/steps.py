@@ -1,7 +1,7 @@
 """Time the training step and prediction on generated batches."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -12,11 +12,13 @@ from jax.sharding import PartitionSpec as P
 
 from mask_rcnn_jax.benchmarking import devices, inputs, profile
 from mask_rcnn_jax.data.options import canvas_size, example_options
+from mask_rcnn_jax.memory import peak_rss_mb
 from mask_rcnn_jax.models.build import init_variables
 from mask_rcnn_jax.models.detect import detect_options
 from mask_rcnn_jax.training.step import make_mesh, make_predict_step
 
 WARM_UP = 3  # untimed calls
+BARRIER_S = 3600  # processes wait for a compilation by others
 Save = Callable[[dict[str, Any]], object]  # receives the figures each time some are added
 
 
@@ -41,7 +43,7 @@ def train(
     state = _place(inputs.TrainState.start(variables, tx), mesh, P())
     batch = _place(inputs.synthetic_batch(config, batch_size, objects=objects), mesh, P("data"))
     compiled, compile_s = _compile(step, state, batch)
-    devices.meet(f"compiled for {mesh.size} devices", mesh.devices.flat)
+    meet(f"compiled for {mesh.size} devices", mesh.devices.flat)
 
     def call():
         nonlocal state
@@ -68,13 +70,26 @@ def infer(
     batch = _place(inputs.synthetic_batch(config, batch_size), mesh, P("data"))
     predict = make_predict_step(model, mesh, detect_options(config))
     compiled, compile_s = _compile(predict, variables, batch)
-    devices.meet(f"compiled for {mesh.size} devices", mesh.devices.flat)
+    meet(f"compiled for {mesh.size} devices", mesh.devices.flat)
     call = partial(compiled, variables, batch)
     times = _steady(call, calls)
     figures = _figures(
         config, batch_size, mesh, compiled, compile_s, times, inputs.infer_flops, save
     )
     return figures | _profiled(call, compiled, profile_dir)
+
+
+def meet(name: str, devices: Iterable[jax.Device]) -> None:
+    """Wait until all processes that own some of the devices are here; each name serves once.
+
+    A collective would wait only 30 seconds for a process that still compiles (Gloo, on CPUs).
+    """
+    if jax.process_count() > 1:
+        from jax._src.distributed import global_state  # without a public name
+
+        processes = sorted({device.process_index for device in devices})
+        client: Any = global_state.client
+        client.wait_at_barrier(name, 1000 * BARRIER_S, process_ids=processes)
 
 
 def _place(tree: Any, mesh: Mesh, spec: P) -> Any:
@@ -150,7 +165,7 @@ def _figures(
         "compile_s": round(compile_s, 1),
         "planned_peak_memory_mb": round(_planned_bytes(compiled.memory_analysis()) / 1e6, 1),
         "peak_memory_mb": round(memory["peak_bytes_in_use"] / 1e6, 1) if memory else None,
-        "peak_rss_mb": devices.peak_rss_mb(),
+        "peak_rss_mb": round(peak_rss_mb(), 1),
     }
     save(figures)
     flops_per_image = count_flops(config)  # lowers the program again

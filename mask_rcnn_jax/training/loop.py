@@ -142,7 +142,7 @@ def train(
         logging.info("%d images could not be decoded and were skipped", len(batches.skipped))
     if not finished:
         text = "stopped by SIGTERM, saved step %d in %s (exit code %d: start it again to go on)"
-        logging.info(text, step, workdir, STOPPED_EARLY)
+        logging.info(text, int(state.step), workdir, STOPPED_EARLY)
         raise SystemExit(STOPPED_EARLY)
     _say_next(config, workdir, val_set)
     return state

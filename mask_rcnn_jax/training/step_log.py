@@ -1,8 +1,6 @@
 """Log the metrics of training steps late, so that the device never waits, and check them."""
 
 import math
-import resource
-import sys
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -14,6 +12,7 @@ from absl import logging
 from ml_collections import ConfigDict
 
 from mask_rcnn_jax.data.dataset import Dataset
+from mask_rcnn_jax.memory import peak_rss_mb
 from mask_rcnn_jax.progress import clock
 from mask_rcnn_jax.structures import Batch
 from mask_rcnn_jax.training import processes
@@ -115,9 +114,7 @@ def _peak_memory() -> dict[str, float]:
     of the host, without the loader's processes."""
     stats = jax.local_devices()[0].memory_stats()
     device = {"peak_memory_mb": stats["peak_bytes_in_use"] / 1e6} if stats else {}
-    unit = 1 if sys.platform == "darwin" else 1024  # bytes
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return device | {"peak_rss_mb": peak * unit / 1e6}
+    return device | {"peak_rss_mb": peak_rss_mb()}
 
 
 def _scale_note(metrics: dict) -> str:

@@ -1,5 +1,6 @@
 """The lines of a training run: rates and times left without compilation."""
 
+import resource
 import sys
 from types import SimpleNamespace
 
@@ -28,7 +29,7 @@ def memory(monkeypatch):
     device = SimpleNamespace(memory_stats=lambda: {"peak_bytes_in_use": 12_345_000_000})
     monkeypatch.setattr(step_log.jax, "local_devices", lambda: [device])
     usage = SimpleNamespace(ru_maxrss=2_000_000_000 // (1 if sys.platform == "darwin" else 1024))
-    monkeypatch.setattr(step_log.resource, "getrusage", lambda who: usage)
+    monkeypatch.setattr(resource, "getrusage", lambda who: usage)
 
 
 def test_compiling_counts_neither_for_the_rate_nor_for_the_time_left(clock, caplog):
