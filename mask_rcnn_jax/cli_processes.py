@@ -22,7 +22,7 @@ LOST = (
     "error: aborted, since another process of this run ended or cannot be reached, as its own "
     "output says, or for the cause that the lines above name\n"
 )
-UNREACHED = "error: --coordinator_address={address}: not all processes came together. JAX says:"
+UNJOINED = "error: --coordinator_address={address}: the processes did not join. JAX says:"
 
 _abort_handler: Any = None  # C code may call it until the process ends
 
@@ -67,7 +67,8 @@ def join_processes() -> tuple[int, int]:
         ) from error
     except RuntimeError as error:
         # An orderly exit would shut down what was not set up, and print a traceback.
-        os.write(2, f"{UNREACHED.format(address=address)} {error}\n".encode())
+        what = " ".join(str(error).split())
+        os.write(2, f"{UNJOINED.format(address=address)} {what}\n".encode())
         os._exit(1)
     return jax.process_index(), jax.process_count()
 
