@@ -42,6 +42,7 @@ from mask_rcnn_jax.data.source import annotation_file, learns_boxes_only, load_s
 from mask_rcnn_jax.deploy.artifact import Artifact, ArtifactOptions, build_artifact
 from mask_rcnn_jax.deploy.manifest import make_manifest
 from mask_rcnn_jax.deploy.quantize import CALIBRATORS
+from mask_rcnn_jax.evaluation.engines import configured_engine
 from mask_rcnn_jax.training import evaluator
 from mask_rcnn_jax.weights.convert import to_flax, to_ours_flat, to_torchvision
 from mask_rcnn_jax.weights.expected_model import mismatches
@@ -135,7 +136,7 @@ def score(
         raise ValueError(f"no image of {dataset.json_path} has the model's input size")
     if len(kept) < loader.num_images:
         logging.info("AP on %d of %d images, which fit the input", len(kept), loader.num_images)
-    metrics = evaluator.score(dataset, found)
+    metrics = evaluator.score(dataset, found, configured_engine(config))
     return {name: metrics[name] for name in AP_NAMES if name in metrics}
 
 

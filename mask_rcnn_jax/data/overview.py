@@ -19,6 +19,11 @@ def image_ids(dataset: Dataset) -> list[int | str]:
     return [record.id for record in images]
 
 
+def image_id(images: Sequence[ImageRecord], index: int) -> int | str:
+    """Return the id of an image."""
+    return images.id(index) if isinstance(images, PackedImages) else images[index].id
+
+
 def image_size(images: Sequence[ImageRecord], index: int) -> tuple[int, int]:
     """Return (height, width) of an image."""
     if isinstance(images, PackedImages):

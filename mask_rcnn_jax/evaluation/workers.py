@@ -26,12 +26,16 @@ _AHEAD = 4
 _COMMAND = "from mask_rcnn_jax.evaluation import workers; workers.work()"
 
 
-def count_workers(num_images: int) -> int:
-    """Return how many workers encode that many images: at most one per core, 0 for few images."""
+def count_workers(num_images: int, num_sharing: int = 1) -> int:
+    """Return how many workers encode that many images: at most one per core, 0 for few images.
+
+    num_sharing: processes that share the cores of this one, and start workers of their own.
+    """
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
     else:
         cores = os.cpu_count() or 1
+    cores //= num_sharing
     return min(cores, num_images // IMAGES_PER_WORKER) if cores > 1 else 0
 
 

@@ -18,6 +18,7 @@ from mask_rcnn_jax.data.dataset import Dataset, category_ids, is_boxes_only
 from mask_rcnn_jax.data.ground_truth import ground_truth
 from mask_rcnn_jax.data.loader import EvalLoader
 from mask_rcnn_jax.data.options import has_inclusive_boxes
+from mask_rcnn_jax.data.overview import image_id, image_ids, image_size
 from mask_rcnn_jax.evaluation import coco as coco_evaluation
 from mask_rcnn_jax.evaluation import visualize
 from mask_rcnn_jax.evaluation.encode import ImageDetections, split_images
@@ -105,10 +106,10 @@ def detect(
     progress = Progress("evaluated", batches.num_images)
 
     def images(batch: Batch, detections: Detections) -> Iterator[ImageDetections]:
-        records = [dataset.images[i] if i >= 0 else None for i in batch.image_index]
-        ids = [record and record.id for record in records]
-        sizes = [(record.height, record.width) if record else (0, 0) for record in records]
-        found[2].extend(image_id for image_id in ids if image_id is not None)
+        records, indices = dataset.images, batch.image_index.tolist()
+        ids = [image_id(records, i) if i >= 0 else None for i in indices]
+        sizes = [image_size(records, i) if i >= 0 else (0, 0) for i in indices]
+        found[2].extend(one for one in ids if one is not None)
         rows, classes = processes.local_rows(detections), category_ids(dataset)
         return split_images(rows, batch.scales, ids, sizes, classes)
 
@@ -128,13 +129,15 @@ def detect(
         detected(),
         paste=config.eval.paste,
         inclusive_boxes=has_inclusive_boxes(config),
-        num_workers=count_workers(batches.num_images // jax.process_count()),
+        num_workers=count_workers(
+            batches.num_images // jax.process_count(), processes.count_sharing_cores()
+        ),
     )
     with closing(encoded):
         for boxes, masks in encoded:
             found[0].extend(boxes)
             found[1].extend(masks)
-    place = {record.id: index for index, record in enumerate(dataset.images)}
+    place = {one: index for index, one in enumerate(image_ids(dataset))}
     boxes, masks, ids = (list(chain(*processes.gather(entries))) for entries in found)
     for entries in (boxes, masks):
         entries.sort(key=lambda entry: place[entry["image_id"]])
@@ -169,7 +172,7 @@ def score_and_write(
 def score(
     dataset: Dataset,
     found: Found,
-    engine: str = "pycocotools",
+    engine: str,
     callback: Callable[[COCOeval], None] | None = None,
 ) -> dict:
     """Score results as `evaluation.coco.score` does, on the annotations that the dataset holds.

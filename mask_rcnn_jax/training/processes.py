@@ -6,9 +6,11 @@ All functions that gather must be called by every process, in the same order.
 import json
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from itertools import count
 from typing import Any
 
@@ -50,6 +52,15 @@ def gather(value) -> list:
     padded[: len(data)] = data
     rows = multihost_utils.process_allgather(padded)
     return [json.loads(bytes(row[:size])) for row, size in zip(rows, sizes, strict=True)]
+
+
+@cache
+def count_sharing_cores() -> int:
+    """The number of processes of this run, with this one, on the cores that this one may use."""
+    has_affinity = hasattr(os, "sched_getaffinity")
+    cores = sorted(os.sched_getaffinity(0)) if has_affinity else []
+    own = [socket.gethostname(), cores]
+    return gather(own).count(own)
 
 
 def from_first(value) -> Any:

@@ -60,6 +60,7 @@ def test_workers_give_the_same_results_in_order():
 def test_few_images_take_no_worker_and_many_at_most_one_per_core(monkeypatch):
     monkeypatch.setattr(workers.os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
     assert [count_workers(number) for number in (60, 250, 5000)] == [0, 2, 8]
+    assert [count_workers(5000, sharing) for sharing in (1, 2, 3, 8, 9)] == [8, 4, 2, 0, 0]
     monkeypatch.setattr(workers.os, "sched_getaffinity", lambda pid: {3}, raising=False)
     assert count_workers(5000) == 0
 
