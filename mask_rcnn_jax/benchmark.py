@@ -120,7 +120,7 @@ def _check_combination(kind: str) -> None:
     if FLAGS.devices and kind not in ("train", "compile"):
         raise ValueError(f"--devices is for train and compile, not for {kind}")
     if FLAGS.devices and kind == "train" and alone:
-        raise ValueError(f"--{alone[0]} measures all devices, leave out --devices")
+        raise ValueError(f"--{alone[0]} cannot be combined with --devices")
     if FLAGS.coordinator_address and (kind not in ("train", "infer") or alone):
         what = f"--{alone[0]}" if alone else kind
         raise ValueError(f"{what} runs in one process, leave out --coordinator_address")

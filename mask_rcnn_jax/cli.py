@@ -120,7 +120,7 @@ def _parse_flags(argv: Sequence[str]) -> list[str]:
         argv, config = _take(given, "config", "a recipe or a run")
         if config is not None:
             _define_entries(config, argv)
-        elif not FLAGS["config"].validators and any(map(_OVERRIDE.match, argv)):
+        elif not _is_required("config") and any(map(_OVERRIDE.match, argv)):
             # Entries of the run, whose config such a command takes.
             workdir = _take(argv, "workdir", "a run")[1] if "workdir" in FLAGS else None
             if workdir is not None:
@@ -129,6 +129,11 @@ def _parse_flags(argv: Sequence[str]) -> list[str]:
         return FLAGS(argv)[1:]
     except flags.UnrecognizedFlagError as error:
         raise ValueError(f"{_one_line(error)}{_entry_hint(error.flagname)}") from error
+
+
+def _is_required(flag: str) -> bool:
+    """Whether a flag was marked as required, for which absl gives it a validator."""
+    return bool(flags.FLAGS[flag].validators)
 
 
 def _take(argv: Sequence[str], flag: str, expected: str) -> tuple[list[str], str | None]:
@@ -159,7 +164,8 @@ def _define_entries(name: str, argv: Sequence[str], *, is_run: bool = False) -> 
     except flags.Error:
         raise
     except Exception as error:
-        raise ValueError(f"--config: {_one_line(error)}") from error
+        flag = "--workdir" if is_run else "--config"
+        raise ValueError(f"{flag}: {_one_line(error)}") from error
 
 
 def _list_config(argv: Sequence[str]) -> None:

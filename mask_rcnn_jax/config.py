@@ -74,12 +74,19 @@ def check_entries(config: ConfigDict) -> None:
 
 
 def read_workdir(workdir: str | Path) -> tuple[ConfigDict, list[dict]]:
-    """The config and the categories `[{"id", "name"}, ...]` of a run, class 1 first."""
+    """The config and the categories `[{"id", "name"}, ...]` of a run, class 1 first.
+
+    Entries that are newer than the run have the defaults of configs/base.py, which are what was
+    done before there was the entry. Not those of the model: its parts may be of the user's own.
+    """
     path = Path(workdir) / "config.json"
     if not path.is_file():
         raise ValueError(f"{workdir} is no workdir of a run: it has no config.json")
     content = read_config_json(path)
-    return ConfigDict(content["config"]), content["categories"]
+    config, base = content["config"], _load_recipe(RECIPES / "base.py", "base").to_dict()
+    for name in config.keys() & base.keys() - {"model"}:
+        config[name] = base[name] | config[name]
+    return ConfigDict(config), content["categories"]
 
 
 def read_config_json(path: Path) -> dict[str, Any]:

@@ -32,8 +32,7 @@ def check_engine(engine: str) -> None:
 
 def configured_engine(config: Mapping[str, Any]) -> str:
     """Return the `eval.engine` of a config. Raises ValueError if it cannot be used."""
-    # Runs of earlier versions have no such entry.
-    engine = config["eval"].get("engine", "pycocotools")
+    engine = config["eval"]["engine"]
     check_engine(engine)
     return engine
 

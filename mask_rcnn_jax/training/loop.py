@@ -91,7 +91,7 @@ def train(
     started = time.monotonic()
     config, workdir, mesh = resolve_config(config), Path(workdir), make_mesh()
     microbatches = _check(config, mesh, optimizer)
-    loggers = resolve_loggers([*config.train.get("loggers", ()), *loggers])
+    loggers = resolve_loggers([*config.train.loggers, *loggers])
     train_set, val_set = open_datasets(config, train_set, val_set)
     if not config.data.val_json:
         _say_no_evaluation(config)

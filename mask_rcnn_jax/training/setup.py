@@ -110,8 +110,7 @@ def make_train_loader(
 ) -> TrainLoader:
     """This process' share of the training batches from a step on."""
     rows, keep_empty = config.train.batch_size // jax.process_count(), config.data.keep_empty
-    # Runs of earlier versions have no such entry.
-    skip = _places(dataset, config.train.get("skip_images", ()))
+    skip = _places(dataset, config.train.skip_images)
     order = TrainOrder(
         config.train.seed, rows, start_step, keep_empty=keep_empty, skip=skip, **_share()
     )

@@ -130,7 +130,7 @@ def _check_model(config: ConfigDict, run_config: ConfigDict, workdir: Path) -> N
         if before.get(name) != now[name]:
             raise ValueError(
                 f"{workdir} was trained with {name}={before.get(name)!r}, the config says "
-                f"{now[name]!r}; leave out --config to use the run's"
+                f"{now[name]!r}; leave out --config.{name}, or --config, to use the run's"
             )
 
 
@@ -141,7 +141,7 @@ def _categories_of_weights(config: ConfigDict, variables: dict) -> list[dict]:
     """
     count = num_classes_in(variables)
     assert count is not None  # `load_variables` refuses a backbone alone
-    annotations = annotation_file(config.data, "val")
+    annotations = config.data.val_json and annotation_file(config.data, "val")
     if os.path.isfile(annotations):
         categories = load_categories(annotations, class_ids=config.data.class_ids)
         if len(categories) == count:

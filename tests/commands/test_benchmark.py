@@ -13,7 +13,7 @@ from tests.commands.test_processes import launched
     [
         (["infer", "--devices=1,2"], "--devices is for train and compile, not for infer"),
         (["train", "--devices=1,x"], "--devices has 'x', expected whole numbers from 1"),
-        (["train", "--devices=1", "--stages"], "--stages measures all devices"),
+        (["train", "--devices=1", "--stages"], "--stages cannot be combined with --devices"),
         (["train", "--devices=1,3"], "--devices has 3, this run has 2"),
         (["train", "--devices=2", "--config.train.batch_size=3"], "expected a multiple of 2"),
     ],

@@ -1,6 +1,7 @@
 """Entries of a run's config are overridden where a command takes the run."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -66,6 +67,40 @@ def test_faulty_overrides_of_a_run(entry, run, taken, capsys):
         code = run_inside(entry, "--workdir", run, *COMMANDS[entry], override)
         assert words in error_line(code, capsys.readouterr().err)
     assert not taken
+
+
+@pytest.mark.parametrize("entry", COMMANDS)
+def test_entries_newer_than_the_run_can_be_overridden(entry, run, taken, capsys):
+    """They have the defaults of the base recipe; the run's own entries stay, unknown ones too."""
+    path = run / "config.json"
+    content = json.loads(path.read_text())
+    del content["config"]["eval"]["engine"], content["config"]["train"]["skip_images"]
+    del content["config"]["model"]["backbone"]["norm_eps"]
+    content["config"]["eval"] |= {"nms_thresh": 0.625, "own": 3}
+    path.write_text(json.dumps(content))
+    code = run_inside(entry, "--workdir", run, *COMMANDS[entry], "--config.eval.engine=other")
+    assert error_line(code, capsys.readouterr().err) == "stopped here"
+    (config,) = taken
+    assert (config.eval.engine, config.train.skip_images) == ("other", ())
+    assert (config.eval.nms_thresh, config.eval.own) == (0.625, 3)
+    assert "norm_eps" not in config.model.backbone
+    assert load_config(run).eval.engine == "pycocotools"
+
+
+@pytest.mark.parametrize("entry", COMMANDS)
+def test_a_workdir_without_a_run_is_named(entry, tmp_path, taken, capsys):
+    arguments = [f"--workdir={tmp_path}", *COMMANDS[entry], "--config.eval.max_images=1"]
+    line = error_line(run_inside(entry, *arguments), capsys.readouterr().err)
+    assert line == f"--workdir: {tmp_path} is no workdir of a run: it has no config.json"
+
+
+def test_another_model_than_the_runs_names_the_entry(run, capsys, monkeypatch):
+    monkeypatch.setattr(restore.pretrained, "is_run", lambda weights: True)
+    found = SimpleNamespace(workdir=run)
+    monkeypatch.setattr(restore, "find_checkpoint", lambda weights: found)
+    code = run_inside("evaluate", "--workdir", run, "--config.model.backbone.depth=34")
+    line = error_line(code, capsys.readouterr().err)
+    assert "leave out --config.model.backbone.depth, or --config, to use the run's" in line
 
 
 def test_a_run_without_overrides_keeps_its_config(run, taken, capsys):
