@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from mask_rcnn_jax.config import flatten
+from mask_rcnn_jax.training.metrics import replace_text
 
 FILE_NAME = "dllogger.json"
 NAMES = {
@@ -31,13 +32,36 @@ NAMES = {
 }
 
 
+def truncate(path: Path, last_step: int) -> None:
+    """Drop lines of steps after `last_step`, and a half-written one, atomically."""
+    if path.exists():
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+        replace_text(path, "".join(line for line in lines if _is_kept(line, last_step)))
+
+
+def _is_kept(line: str, last_step: int) -> bool:
+    try:
+        step = json.loads(line.removeprefix("DLLL "))["step"]
+    except (ValueError, KeyError, TypeError):
+        return False
+    is_step = isinstance(step, list) and step and isinstance(step[0], int)
+    return line.endswith("\n") and not (is_step and step[0] > last_step)
+
+
+def _finite(value: Any) -> Any:
+    """A value of the config with text for infinity and NaN, which json does not have."""
+    if isinstance(value, list | tuple):
+        return list(map(_finite, value))
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
 class DLLogger:
     """Append the metrics of a run to `dllogger.json` in its workdir."""
 
     def open(self, workdir: Path, config: Mapping[str, Any]) -> None:
         self._started = datetime.now()
         self._file = open(workdir / FILE_NAME, "a", encoding="utf-8")
-        self._write("PARAMETER", flatten(config))
+        self._write("PARAMETER", {n: _finite(v) for n, v in flatten(config).items()})
 
     def __call__(
         self, step: int, metrics: Mapping[str, float], images: Mapping[str, np.ndarray]
@@ -61,5 +85,5 @@ class DLLogger:
         now = datetime.now()
         times = {"timestamp": str(now.timestamp()), "datetime": str(now)}
         entry = {**times, "elapsedtime": str(self._elapsed(now)), "type": "LOG", "step": step}
-        self._file.write(f"DLLL {json.dumps({**entry, 'data': data})}\n")
+        self._file.write(f"DLLL {json.dumps({**entry, 'data': data}, allow_nan=False)}\n")
         self._file.flush()

@@ -20,7 +20,7 @@ import numpy as np
 from absl import logging
 
 from mask_rcnn_jax.safe_text import file_name
-from mask_rcnn_jax.training.dllogger import DLLogger
+from mask_rcnn_jax.training import dllogger
 from mask_rcnn_jax.training.metrics import FILE_NAME, truncate_metrics
 
 Metrics = Mapping[str, float]
@@ -88,6 +88,7 @@ def open_loggers(
     own = [jsonl_logger(workdir, resume_step), tensorboard_logger(workdir, resume_step)]
     loggers = Loggers(own, users)
     try:
+        dllogger.truncate(workdir / dllogger.FILE_NAME, resume_step)
         loggers.open(workdir, config)
     except BaseException:
         loggers.close()
@@ -253,7 +254,7 @@ BY_NAME: dict[str, Callable[[], Logger]] = {
     "wandb": wandb_logger,
     "mlflow": mlflow_logger,
     "clearml": clearml_logger,
-    "dllogger": DLLogger,
+    "dllogger": dllogger.DLLogger,
 }
 
 

@@ -55,7 +55,11 @@ def truncate_metrics(path: Path, last_step: int) -> None:
     if not path.exists():
         return
     records = [record for record in read_metrics(path) if record["step"] <= last_step]
-    text = "".join(json.dumps(record) + "\n" for record in records)
+    replace_text(path, "".join(json.dumps(record) + "\n" for record in records))
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Replace the content of a file in one step."""
     temporary = path.with_name(path.name + ".tmp")
     with open(temporary, "w", encoding="utf-8") as file:
         file.write(text)

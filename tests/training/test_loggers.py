@@ -164,6 +164,36 @@ def test_dllogger_writes_the_lines_of_the_examples(tmp_path):
     assert [step for step, data in steps[2::3] if data.keys() == {"e2e_train_time"}] == [[], []]
 
 
+def test_dllogger_drops_what_a_killed_run_wrote_after_its_checkpoint(tmp_path):
+    path = tmp_path / "dllogger.json"
+    for start, steps in ((0, (1, 2, 3)), (2, (3, 4))):
+        log = open_loggers(tmp_path, CONFIG, resolve_loggers(("dllogger",)), resume_step=start)
+        for step in steps:
+            log(step, {"lr": start + step / 4})
+        log.close()
+        if start == 0:
+            with open(path, "a") as file:
+                file.write('DLLL {"step": [4], "da')
+    entries = [json.loads(line.removeprefix("DLLL ")) for line in path.read_text().splitlines()]
+    steps = [entry for entry in entries if "learning_rate" in entry["data"]]
+    found = [(entry["step"][0], entry["data"]["learning_rate"]) for entry in steps]
+    assert found == [(1, 0.25), (2, 0.5), (3, 2.75), (4, 3.0)]
+    assert [e["step"] for e in entries].count("PARAMETER") == 2
+
+
+def test_dllogger_writes_a_config_that_every_json_reader_takes(tmp_path):
+    config = {"a": {"b": math.inf, "c": (1, -math.inf, math.nan), "d": 0.5}}
+    log = open_loggers(tmp_path, config, resolve_loggers(("dllogger",)), resume_step=0)
+    log.close()
+    first = (tmp_path / "dllogger.json").read_text().splitlines()[0].removeprefix("DLLL ")
+
+    def refuse(text):
+        raise AssertionError(text)
+
+    data = json.loads(first, parse_constant=refuse)["data"]
+    assert data == {"a.b": "inf", "a.c": [1, "-inf", "nan"], "a.d": 0.5}
+
+
 def run_twice(workdir, make, pause=0.0):
     """Two steps and an image, and one more step after a resume."""
     workdir.mkdir()
