@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mask_rcnn_jax.data.coco import CocoDataset, load_coco
+from mask_rcnn_jax.data.overview import image_ids
 from mask_rcnn_jax.data.records import MAKE_ANEW, Records, annotation_name, records_dir
 from mask_rcnn_jax.data.tfrecords import TFRecords
 
@@ -21,8 +22,6 @@ def load_split(data: Mapping[str, Any], split: str, *, boxes_only: bool = False)
     """
     checks = {name: data[name] for name in ("bad_annotations", "class_ids")}
     checks["boxes_only"] = boxes_only
-    if split == "val" and not data["val_json"]:
-        raise ValueError("data.val_json is empty: there is nothing to evaluate on")
     annotations = annotation_file(data, split)
     if data["source"] == "json":
         return load_coco(annotations, data[f"{split}_images"], **checks)
@@ -44,7 +43,7 @@ def _load_tfrecords(annotations: str, pattern: str, checks: Mapping[str, Any]) -
         raise FileNotFoundError(f"no annotation file {annotations!r}, {expected}")
     records = TFRecords(pattern)
     dataset = load_coco(annotations, pattern, records=records, **checks)
-    records.select([image.id for image in dataset.images])
+    records.select(image_ids(dataset))
     return dataset
 
 
@@ -54,7 +53,12 @@ def learns_boxes_only(config: Mapping[str, Any]) -> bool:
 
 
 def annotation_file(data: Mapping[str, Any], split: str) -> str:
-    """Path of the COCO json of a split, whether it is there or not."""
+    """Path of the COCO json of a split, whether it is there or not.
+
+    Raises ValueError if `data.val_json` is empty, which means that there is no "val" set.
+    """
+    if split == "val" and not data["val_json"]:
+        raise ValueError("data.val_json is empty: there is nothing to evaluate on")
     if data["source"] not in SOURCES:
         expected = f"one of {list(SOURCES)}"
         raise ValueError(f"data.source is {data['source']!r}, expected {expected}")

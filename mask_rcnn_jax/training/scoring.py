@@ -14,6 +14,7 @@ from mask_rcnn_jax.annotations.reader import GroundTruth, read_ground_truth
 from mask_rcnn_jax.data.coco import CocoDataset
 from mask_rcnn_jax.data.dataset import Dataset, check_classes, check_dataset, dataset_name
 from mask_rcnn_jax.data.images import decode_image
+from mask_rcnn_jax.data.overview import image_ids
 from mask_rcnn_jax.data.source import annotation_file, learns_boxes_only, load_split
 from mask_rcnn_jax.evaluation import coco as coco_evaluation
 from mask_rcnn_jax.evaluation.engines import configured_engine
@@ -182,7 +183,7 @@ def _write_report(
 
 
 def _dataset_reader(dataset: Dataset) -> ReadImage:
-    places = {record.id: index for index, record in enumerate(dataset.images)}
+    places = {image_id: index for index, image_id in enumerate(image_ids(dataset))}
     return lambda image: dataset.decode(places[image["id"]])
 
 

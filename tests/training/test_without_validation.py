@@ -6,6 +6,7 @@ from absl import logging
 
 from mask_rcnn_jax.data.source import load_split
 from mask_rcnn_jax.training import loop
+from mask_rcnn_jax.training.scoring import evaluate_results
 from tests.memory_set import ShapeSet
 from tests.training.own_run import small_config
 from tests.training.stubbed_run import EVERY, kept, series, stubbed
@@ -53,3 +54,6 @@ def test_what_needs_an_evaluation_says_so(stubbed, tmp_path):
     config.data.val_json = ""
     with pytest.raises(ValueError, match="data.val_json is empty: there is nothing to evaluate on"):
         load_split(config.data, "val")
+    (tmp_path / "results.json").write_text("[]")
+    with pytest.raises(ValueError, match="data.val_json is empty: there is nothing to evaluate on"):
+        evaluate_results(tmp_path / "results.json", config)
