@@ -58,7 +58,8 @@ class CocoDataset:
 
     def decode(self, index: int) -> np.ndarray:
         """[H, W, 3] uint8 RGB of an image, as `decode_image` gives it, of the json's size."""
-        path, record = self.image_path(index), self.images[index]
+        record = self.images[index]
+        path = os.path.join(self.image_dir, record.file_name)
         size = record.height, record.width
         if self.records is None:
             return decode_image(path, expected_size=size)

@@ -117,10 +117,10 @@ class ImageRecord:
 class Dataset(Protocol):
     """Images with objects. Class k (1..K) is `class_names[k - 1]`.
 
-    Worker processes receive a pickled copy (`data.num_workers` above 0), those of a `CocoDataset`
-    share its annotations. A dataset may also have
-    `category_ids`, the ids of the classes in COCO results; they are 1..K without it. With
-    `boxes_only`, if true, objects need no masks; `loss.mask_weight` is 0 then.
+    Worker processes (`data.num_workers` above 0) receive a pickled copy; on Linux, those of a
+    `CocoDataset` share its annotations. A dataset may also have `category_ids`, the ids of the
+    classes in COCO results; they are 1..K without it. With `boxes_only`, if true, objects need no
+    masks; `loss.mask_weight` is 0 then.
     """
 
     @property

@@ -202,14 +202,14 @@ class _TrainBatches:
         where an image did not decode."""
         order = self.order
         first = (step * order.process_count + order.process_index) * order.batch_size
-        batch = empty_batch(order.batch_size, self.canvas, self.options, self.zeros)
         wanted = np.empty(order.batch_size, np.int32)
-        with workers.given_back_on_error(batch):
+        with workers.given_back_on_error(self.zeros) as zeros:
+            batch = empty_batch(order.batch_size, self.canvas, self.options, zeros)
             for row in range(order.batch_size):
                 place, short_side = self.draws[first + row]
                 wanted[row] = self.bucket[place]
                 self._load(batch, row, place, short_side, (first + row) // len(self.bucket))
-            return compact(batch, self.zeros), wanted
+            return compact(batch, zeros), wanted
 
     def _load(self, batch: Batch, row: int, place: int, short_side: int | None, epoch: int) -> None:
         dataset, count = self.dataset, len(self.bucket)
@@ -242,12 +242,12 @@ class _EvalBatches:
 
     def __getitem__(self, step: int) -> Batch:
         canvas, indices = self.plan[step]
-        batch = empty_batch(len(indices), canvas, self.options, self.zeros)
-        with workers.given_back_on_error(batch):
+        with workers.given_back_on_error(self.zeros) as zeros:
+            batch = empty_batch(len(indices), canvas, self.options, zeros)
             for row, index in enumerate(indices):
                 if index >= 0:
                     load_row(batch, row, self.dataset, index, self.options)
-            return compact(batch, self.zeros)
+            return compact(batch, zeros)
 
 
 def _count_overflow(dataset: Dataset, counts: np.ndarray, max_instances: int) -> int:

@@ -1,7 +1,7 @@
-"""Named arrays in one block of memory, which worker processes map instead of copying.
+"""Named arrays in one block of memory, which worker processes on Linux map instead of copying.
 
-On Linux the block is a file without a name. Workers open it through /proc while its maker lives;
-nothing of it stays behind, however they end.
+There the block is a file without a name. Workers open it through /proc while its maker lives;
+nothing of it stays behind, however they end. Elsewhere they get a copy.
 """
 
 import mmap
@@ -29,7 +29,7 @@ class _Place(NamedTuple):
 
 
 class SharedArrays:
-    """Read-only arrays by name. A pickle of them holds a copy, one of `by_reference()` does not."""
+    """Read-only arrays by name. A pickle holds a copy, on Linux not one of `by_reference()`."""
 
     def __init__(self, blocks: Mapping[str, Sequence[np.ndarray]]):
         """Store each array, given as blocks to concatenate, at least one."""

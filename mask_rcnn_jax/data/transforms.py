@@ -7,7 +7,7 @@ import numpy as np
 
 from mask_rcnn_jax.data.augment import Example, is_image
 from mask_rcnn_jax.data.coco import CocoDataset
-from mask_rcnn_jax.data.dataset import Annotation, Dataset, image_name
+from mask_rcnn_jax.data.dataset import Annotation, Dataset, ImageRecord, image_name
 from mask_rcnn_jax.data.images import check_image_size
 from mask_rcnn_jax.data.options import ExampleOptions, canvas_size
 from mask_rcnn_jax.data.resize import resize_image, resize_mask, resize_plan
@@ -45,7 +45,7 @@ def load_row(
         UndecodableImage: the row is still empty then.
     """
     record = dataset.images[index]
-    example = Example(_decode(dataset, index), record.annotations)
+    example = Example(_decode(dataset, index, record), record.annotations)
     if augment is not None:
         example = augment(example)
     height, width = example.image.shape[:2]
@@ -75,14 +75,15 @@ def load_row(
     targets.valid[: len(objects)] = True
 
 
-def _decode(dataset: Dataset, index: int) -> np.ndarray:
+def _decode(dataset: Dataset, index: int, record: ImageRecord) -> np.ndarray:
     """The pixels of an image; ValueError unless they are as its record says."""
-    image, record = dataset.decode(index), dataset.images[index]
-    size, where = (record.height, record.width), image_name(dataset, index)
+    image, size = dataset.decode(index), (record.height, record.width)
     if isinstance(dataset, CocoDataset):
-        check_image_size(image, size, where)
+        if image.shape[:2] != size:  # the name of an image costs a record
+            check_image_size(image, size, image_name(dataset, index))
     elif not is_image(image) or image.shape[:2] != size:
         found = f"{getattr(image, 'dtype', type(image).__name__)} {np.shape(image)}"
+        where = image_name(dataset, index)
         raise ValueError(f"{where}: decoded to {found}, expected uint8 {(*size, 3)} as recorded")
     return image
 

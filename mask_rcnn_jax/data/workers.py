@@ -83,12 +83,18 @@ def next_element(iterator: grain.DatasetIterator):
 
 
 @contextmanager
-def given_back_on_error(batch) -> Iterator[None]:
-    """Free the shared memory of a batch that cannot be finished."""
+def given_back_on_error(zeros: Zeros) -> Iterator[Zeros]:
+    """`zeros`, whose shared memory is freed if the batch that it is for cannot be finished."""
+    made: list[np.ndarray] = []
+
+    def noted_zeros(*arguments) -> np.ndarray:
+        made.append(zeros(*arguments))
+        return made[-1]
+
     try:
-        yield
+        yield noted_zeros
     except BaseException:
-        for array in jax.tree.leaves(batch):
+        for array in made:
             if isinstance(array, SharedMemoryArray):
                 array.unlink_on_del()
         raise

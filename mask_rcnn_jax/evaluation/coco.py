@@ -1,7 +1,7 @@
 """Convert detections to COCO results and compute the 24 COCO metrics.
 
-COCO conventions are confined to this module: boxes are (x, y, width, height) in original image
-pixels, category ids are those of the json, and masks are RLE.
+In COCO results, boxes are (x, y, width, height) in original image pixels, category ids are those of
+the json, and masks are RLE; `encode.py` makes them of our own.
 """
 
 import os
@@ -50,7 +50,6 @@ def to_coco_results(
     Returns:
         Box results and mask results for the same detections in the same order.
     """
-    detections = Detections(**{k: np.asarray(v) for k, v in vars(detections).items()})
     images = split_images(detections, scales, image_ids, image_sizes_original, category_ids)
     bbox_results, segm_results = [], []
     for image in images:

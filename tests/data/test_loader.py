@@ -11,6 +11,7 @@ import pytest
 from grain.multiprocessing import SharedMemoryArray
 
 from mask_rcnn_jax.data import loader
+from mask_rcnn_jax.data import workers as workers_module
 from mask_rcnn_jax.data.coco import load_coco
 from mask_rcnn_jax.data.loader import EvalLoader, TrainLoader, TrainOrder, canvas_buckets
 from mask_rcnn_jax.data.options import ExampleOptions
@@ -414,6 +415,29 @@ def test_shared_memory_of_a_batch_that_fails_does_not_stay_behind(dataset, monke
     while any(map(exists, names)) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not any(map(exists, names))
+
+
+@pytest.mark.parametrize("failing", range(3))
+def test_shared_memory_does_not_stay_behind_when_a_later_array_finds_none(dataset, failing):
+    """Three arrays of a batch take shared memory; the last are the masks and polygons sent."""
+    names = []
+
+    def zeros(*arguments):
+        if len(names) == failing:
+            raise OSError("No space left on device")
+        array = workers_module.zeros(1)(*arguments)
+        names.append(array.shm.name)
+        return array
+
+    options = replace(RECIPE, max_vertices=6)
+    batches = replace(eval_loader(dataset, options)._batches, zeros=zeros)
+    with pytest.raises(OSError, match="No space left"):
+        batches[0]
+    gc.collect()
+    deadline = time.monotonic() + 10  # a thread removes them
+    while any(map(exists, names)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(names) == failing and not any(map(exists, names))
 
 
 def test_original_ids_are_found_by_image_index(coco_files):
