@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 
+from mask_rcnn_jax.training import processes
 from mask_rcnn_jax.training.setup import make_eval_loader
 from tests.memory_set import ShapeSet
 from tests.training.own_run import small_config
@@ -30,3 +31,14 @@ def test_a_batch_has_so_many_images_on_each_device(batch_size, max_images, fill,
     assert loader.is_full == is_full
     shown = np.concatenate([batch.image_index for batch in batches])
     assert sorted(shown[shown >= 0]) == list(range(max_images or 9))
+
+
+@pytest.mark.parametrize("others, count", [([], 1), (["same"], 2), (["cores", "host", "same"], 2)])
+def test_processes_share_cores_on_one_host_alone(others, count, monkeypatch):
+    def gather(own):
+        host, cores = own
+        kinds = {"same": own, "cores": [host, [*cores, 9999]], "host": ["elsewhere", cores]}
+        return [own, *(kinds[other] for other in others)]
+
+    monkeypatch.setattr(processes, "gather", gather)
+    assert processes.count_sharing_cores.__wrapped__() == count
