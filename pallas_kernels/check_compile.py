@@ -13,9 +13,11 @@ import concurrent.futures
 import dataclasses
 import functools
 import importlib.util
+import itertools
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -28,6 +30,7 @@ from pallas_kernels import cases, support
 TARGETS = Path(__file__).parent / "targets"
 PACKAGES = {"jax_plugins.xla_cuda13": "jax-cuda13-pjrt", "jax_cuda13_plugin": "jax-cuda13-plugin"}
 TOOLS = {"bin/ptxas": "nvidia-cuda-nvcc", "nvvm/libdevice/libdevice.10.bc": "nvidia-nvvm"}
+PACKAGED = "nvidia/cu13", "nvidia/cuda_nvcc"  # of CUDA 13 and 12, in the order of JAX
 TOOLKIT = "/usr/local/cuda"
 TIMEOUT = 600  # seconds per kernel; compiling takes a few
 RESULT = "compiler result: "
@@ -82,8 +85,7 @@ def main(arguments: list[str] | None = None) -> int:
 def missing_requirement(target: str) -> str | None:
     """Return why this machine cannot compile for `target`, in one line, or None."""
     missing = [package for module, package in PACKAGES.items() if not _is_installed(module)]
-    root = cuda_root()
-    missing += [package for tool, package in TOOLS.items() if not (root / tool).is_file()]
+    missing += missing_tools()
     if missing:
         return (
             f"needs the packages {', '.join(missing)} (for ptxas and libdevice, a CUDA toolkit in "
@@ -91,6 +93,12 @@ def missing_requirement(target: str) -> str | None:
         )
     capability = tuple(map(int, describe(target)["capability"].split(".")))
     return support.mosaic_unsupported(capability)
+
+
+def missing_tools() -> list[str]:
+    """Return the packages of the tools that are not in `cuda_root()`."""
+    root = cuda_root()
+    return [package for tool, package in TOOLS.items() if not (root / tool).is_file()]
 
 
 def _is_installed(module: str) -> bool:
@@ -103,12 +111,23 @@ def _is_installed(module: str) -> bool:
 def cuda_root() -> Path:
     """Return the folder of ptxas and libdevice.
 
-    The first of CUDA_ROOT and NVIDIA's packages, where JAX looks; CUDA_HOME; and `TOOLKIT`.
+    The first of CUDA_ROOT and NVIDIA's packages, where JAX looks; CUDA_HOME; and `TOOLKIT`. If it
+    has no ptxas, the toolkit of the ptxas on the PATH.
     """
+    root = _first_root()
+    program = shutil.which("ptxas")
+    if program and not (root / "bin/ptxas").is_file():
+        toolkit = Path(program).resolve().parents[1]
+        if all((toolkit / tool).is_file() for tool in TOOLS):
+            return toolkit
+    return root
+
+
+def _first_root() -> Path:
     if os.environ.get("CUDA_ROOT"):
         return Path(os.environ["CUDA_ROOT"])
-    for folder in sys.path:
-        packaged = Path(folder) / "nvidia/cu13"
+    for name, folder in itertools.product(PACKAGED, sys.path):
+        packaged = Path(folder) / name
         if any((packaged / tool).is_file() for tool in TOOLS):
             return packaged
     return Path(os.environ.get("CUDA_HOME") or TOOLKIT)

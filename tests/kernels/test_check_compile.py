@@ -95,15 +95,34 @@ def test_a_cuda_toolkit_does_as_well_as_the_packages(monkeypatch, tmp_path):
     monkeypatch.setattr(check_compile, "PACKAGES", {})
     monkeypatch.setattr(check_compile, "TOOLKIT", str(toolkit))
     monkeypatch.setattr(sys, "path", [str(tmp_path / "site")])
+    monkeypatch.setenv("PATH", str(tmp_path))
     assert check_compile.cuda_root() == toolkit and not check_compile.missing_requirement("h100")
     monkeypatch.setenv("CUDA_HOME", str(home))
     assert check_compile.cuda_root() == home
-    packages = make("site/nvidia/cu13")  # JAX prefers these
+    older = make("site/nvidia/cuda_nvcc")  # JAX prefers these
+    assert check_compile.cuda_root() == older
+    packages = make("site/nvidia/cu13")
     assert check_compile.cuda_root() == packages
     (packages / "bin" / "ptxas").unlink()
     assert "needs the packages nvidia-cuda-nvcc (" in check_compile.missing_requirement("h100")
     monkeypatch.setenv("CUDA_ROOT", str(home))  # and this to them
     assert check_compile.cuda_root() == home
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_the_toolkit_of_the_ptxas_on_the_path_is_the_last_choice(monkeypatch, tmp_path, complete):
+    """Unless it is a lone program, such as a script that calls another."""
+    (toolkit, wrong) = tmp_path / "cuda-13", tmp_path / "wrong"
+    for tool in list(check_compile.TOOLS)[: 2 if complete else 1]:
+        (toolkit / tool).parent.mkdir(parents=True)
+        (toolkit / tool).touch(0o755)
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "ptxas").symlink_to(toolkit / "bin" / "ptxas")
+    monkeypatch.setenv("PATH", str(programs))
+    monkeypatch.setenv("CUDA_ROOT", str(wrong))
+    assert check_compile.cuda_root() == (toolkit if complete else wrong)
+    assert (check_compile.missing_tools() == []) == complete
 
 
 def test_a_gpu_that_this_jax_has_no_kernels_for_is_refused(monkeypatch, capsys):
