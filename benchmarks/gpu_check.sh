@@ -12,7 +12,8 @@
 # packages that are there anyway.
 #
 # The stages write stage_N.json and stage_N.log into FOLDER as results arrive, by default into $OUT or
-# benchmarks/results/DATE. The exit code is 0 only if every step succeeded.
+# benchmarks/results/DATE. The exit code is 0 if every step succeeded that the machine has the
+# programs for, 1 if one failed, and 3 if none did but time was too short for all.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 python=${PYTHON:-python3}
@@ -38,7 +39,10 @@ prepare() {
 install_wheels() { # the carried packages, for all steps
   compgen -G '.whl/*.whl' >/dev/null || return 0
   "$python" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade \
-    --target "$scratch/site" .whl/*.whl || echo "the wheels in .whl do not fit this Python" >&2
+    --target "$scratch/site" .whl/*.whl || {
+    echo "the wheels in .whl do not fit this Python" >&2
+    return 1
+  }
   export PYTHONPATH="$scratch/site:$PYTHONPATH"
 }
 
@@ -57,7 +61,7 @@ if [ "$1" = prepare ]; then
   prepare
   exit
 fi
-install_wheels
+install_wheels || [ "$1" = rehearse ] || exit 1
 if [ "$1" = rehearse ]; then
   export JAX_PLATFORMS=cpu XLA_FLAGS="${XLA_FLAGS:---xla_backend_optimization_level=0}"
   export JAX_COMPILATION_CACHE_DIR="${JAX_COMPILATION_CACHE_DIR:-$scratch/compiled}"
@@ -68,6 +72,6 @@ if [ "$1" = rehearse ]; then
   exit "$failed"
 fi
 # JAX and NVIDIA's programs look for a CUDA toolkit in these.
-CUDA_ROOT=$("$python" -c 'from pallas_kernels.check_compile import cuda_root; print(cuda_root())')
-export CUDA_ROOT PATH="$CUDA_ROOT/bin:$PATH"
+cuda=$("$python" -c 'from pallas_kernels.check_compile import cuda_root; print(cuda_root())')
+[ -e "$cuda/bin/ptxas" ] && export CUDA_ROOT="$cuda" PATH="$cuda/bin:$PATH"
 stage "$1" "${2:-${OUT:-benchmarks/results/$(date +%F)}}" $((570 - SECONDS))

@@ -4,8 +4,9 @@
 
 FOLDER receives `stage_1.log`, the output of all steps, and `stage_1.json`: the exit code, seconds
 and figures of each step, rewritten as figures arrive, so that a machine taken away loses none. A
-step that fails or exceeds its limit does not stop the others; the exit code is 0 only if all that
-ran succeeded. `--rehearse` runs every step it can on a CPU, with a tiny model.
+step that fails or exceeds its limit does not stop the others. The exit code, which the JSON repeats, is
+0 if all that this machine can run succeeded, 1 if a step failed, and 3 if none did but the time
+did not suffice for all. `--rehearse` runs every step it can on a CPU, with a tiny model.
 """
 
 import argparse
@@ -29,6 +30,8 @@ from benchmarks.gpu_stages import Step
 ROOT = Path(__file__).resolve().parents[1]
 SHORTEST = 20  # seconds; with less left, a step is not started
 PATIENCE = 5.0  # seconds between the request to end and the kill
+NO_TIME = "no time left"
+OUT_OF_TIME = 3  # exit code
 TAIL = 4  # lines of a step's output in the summary
 
 
@@ -41,6 +44,7 @@ class Stage:
     until: float  # of time.monotonic()
     rehearse: bool = False
     steps: dict[str, dict] = field(default_factory=dict)
+    exit_code: int | None = None  # None until it has ended
 
     @property
     def log(self) -> Path:
@@ -50,7 +54,8 @@ class Stage:
         """Write all results so far, atomically."""
         path = self.out / f"stage_{self.number}.json"
         draft = path.with_suffix(".part")
-        draft.write_text(json.dumps({"rehearsal": self.rehearse, "steps": self.steps}, indent=1))
+        results = {"rehearsal": self.rehearse, "exit_code": self.exit_code, "steps": self.steps}
+        draft.write_text(json.dumps(results, indent=1))
         os.replace(draft, path)
 
 
@@ -82,7 +87,14 @@ def run_stage(stage: Stage, steps: list[Step]) -> int:
             stage.save()
         elif not run_step(stage, step) and step.required:
             break
-    return int(any(result.get("failed") for result in stage.steps.values()))
+    results = stage.steps.values()
+    stage.exit_code = 0
+    if any(result.get("left_out") == NO_TIME for result in results):
+        stage.exit_code = OUT_OF_TIME
+    if any("failed" in result for result in results):
+        stage.exit_code = 1
+    stage.save()
+    return stage.exit_code
 
 
 def left_out(stage: Stage, step: Step) -> str | None:
@@ -94,7 +106,7 @@ def left_out(stage: Stage, step: Step) -> str | None:
     if stage.rehearse and step.gpu_only:
         return "needs a GPU"
     if stage.until - time.monotonic() < SHORTEST:
-        return "no time left"
+        return NO_TIME
     return None
 
 

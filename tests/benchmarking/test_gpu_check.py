@@ -130,8 +130,16 @@ def test_what_cannot_run_is_left_out_and_named(stage):
     )  # fmt: skip
     reasons = [result.get("left_out", "").split()[-1:] for result in results]
     assert code == 0 and reasons == [["here"], ["installed"], ["GPU"], []]
-    code, (result,) = stage(("1 / 0", {}), seconds=10)
-    assert code == 0 and result == {"left_out": "no time left"}
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_a_stage_without_time_for_all_steps_is_not_a_success(stage, tmp_path, monkeypatch, failed):
+    monkeypatch.setattr(gpu_steps, "SHORTEST", 59.5)
+    first = f"import sys, time; time.sleep(1); sys.exit({int(failed)})"
+    code, (_, second) = stage((first, {}), ("1 / 0", {}))
+    assert second == {"left_out": "no time left"}
+    assert code == json.loads((tmp_path / "stage_1.json").read_text())["exit_code"]
+    assert code == (1 if failed else 3)
 
 
 def test_nothing_follows_a_required_step_that_failed(stage):
@@ -161,14 +169,45 @@ def test_other_arguments_are_refused():
 
 
 def test_a_stage_starts_with_its_folder_and_its_time(tmp_path):
-    shown = tmp_path / "python"
-    shown.write_text('#!/bin/sh\n[ "$1" = -c ] && echo /cuda || echo "$CUDA_ROOT: $*"\n')
-    shown.chmod(0o755)
-    done = check("2", tmp_path / "out", PYTHON=str(shown))
-    *_, line = done.stdout.splitlines()
+    done = check("2", tmp_path / "out", PYTHON=stand_in(tmp_path, 'echo "$*"'))
     assert re.fullmatch(
-        rf"/cuda: -m benchmarks.gpu_steps 2 --out {tmp_path}/out --seconds 5\d\d", line
+        rf"-m benchmarks.gpu_steps 2 --out {tmp_path}/out --seconds 5\d\d\n", done.stdout
     )
+
+
+@pytest.mark.parametrize("ptxas", [True, False])
+def test_a_stage_points_jax_only_to_a_folder_with_ptxas(tmp_path, ptxas):
+    program = tmp_path / "cuda" / "bin" / "ptxas"
+    if ptxas:
+        program.parent.mkdir(parents=True)
+        program.touch(0o755)
+    script = f'[ "$1" = -c ] && echo {tmp_path}/cuda || echo "$CUDA_ROOT $(command -v ptxas)"'
+    done = check("1", PYTHON=stand_in(tmp_path, script), CUDA_ROOT="", PATH="/usr/bin:/bin")
+    assert done.stdout.split() == ([f"{tmp_path}/cuda", str(program)] if ptxas else [])
+
+
+@pytest.mark.parametrize("stage", ["1", "2", "3", "rehearse"])
+def test_wheels_that_do_not_fit_end_a_stage(tmp_path, stage):
+    """A rehearsal may do without, in an environment that has all packages."""
+    copy = tmp_path / "benchmarks" / SCRIPT.name
+    copy.parent.mkdir()
+    copy.write_bytes(SCRIPT.read_bytes())
+    (tmp_path / ".whl").mkdir()
+    (tmp_path / ".whl" / "some-1.0-py3-none-any.whl").touch()
+    python = stand_in(tmp_path, '[ "$2" != pip ] && echo "$*"')
+    done = subprocess.run(
+        ["bash", copy, stage], env=os.environ | {"PYTHON": python}, text=True, capture_output=True
+    )
+    assert done.stderr == "the wheels in .whl do not fit this Python\n"
+    assert (done.returncode, bool(done.stdout)) == ((0, True) if stage == "rehearse" else (1, False))
+
+
+def stand_in(folder: Path, script: str) -> str:
+    """A program in the place of Python."""
+    path = folder / "python"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
 
 
 def test_a_rehearsal_expects_kernels_to_need_a_gpu(tmp_path):
