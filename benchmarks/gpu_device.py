@@ -3,9 +3,9 @@
     python -m benchmarks.gpu_device describe --json FILE
     python -m benchmarks.gpu_device ceilings --json FILE
 
-`describe` fails without a GPU. `ceilings` times a matrix product, a copy, convolutions of the
-model's shapes with both gradients, its stem with 3, 4 and 8 channels, and its top-k; `--small`
-does so with tiny shapes, on a CPU too.
+`describe` fails without a GPU or what compiles kernels for it. `ceilings` times a matrix product, a
+copy, convolutions of the model's shapes with both gradients, its stem with 3, 4 and 8 channels, and
+its top-k; `--small` does so with tiny shapes, on a CPU too.
 """
 
 import argparse
@@ -54,10 +54,21 @@ def main() -> int:
         figures[name] = value
         if flags.json:
             Path(flags.json).write_text(json.dumps(figures, indent=1) + "\n")
-    if jax.default_backend() != "gpu" and not flags.small:
-        print("error: JAX finds no GPU", file=sys.stderr)
-        return 1
-    return 0
+    problem = None if flags.small else missing(tools=flags.action == "describe")
+    if problem:
+        print(f"error: {problem}", file=sys.stderr)
+    return int(problem is not None)
+
+
+def missing(tools: bool) -> str | None:
+    """Return that a GPU, or one of NVIDIA's tools if asked for, is missing, or None."""
+    if jax.default_backend() != "gpu":
+        return "JAX finds no GPU"
+    wanted = check_compile.missing_tools() if tools else []
+    if wanted:
+        root = check_compile.cuda_root()
+        return f"no {' or '.join(wanted)} in {root}; set CUDA_ROOT to a CUDA toolkit"
+    return None
 
 
 def describe() -> Iterator[tuple[str, object]]:
@@ -65,13 +76,22 @@ def describe() -> Iterator[tuple[str, object]]:
     if shutil.which("nvidia-smi"):
         query = ["nvidia-smi", f"--query-gpu={GPU_FIELDS}", "--format=csv,noheader"]
         yield "nvidia-smi", subprocess.run(query, capture_output=True, text=True).stdout.strip()
-    found = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
-    yield "packages", {n: found[n] for n in sorted(found) if re.match(PACKAGES, n.lower())}
+    yield "packages", packages()
     yield "python", sys.version.split()[0]
     yield "cuda_root", str(check_compile.cuda_root())
     yield "jax", devices.describe()
     if jax.default_backend() == "gpu":
         yield "kernels_unsupported", support.mosaic_unsupported()
+
+
+def packages() -> dict[str, str]:
+    """Return the versions of the installed `PACKAGES`, the first on the path of each."""
+    found: dict[str, str] = {}
+    for distribution in importlib.metadata.distributions():
+        name = distribution.metadata["Name"]  # None after an interrupted installation
+        if name and re.match(PACKAGES, name.lower()):
+            found.setdefault(name, distribution.version)
+    return dict(sorted(found.items()))
 
 
 def ceilings(small: bool) -> Iterator[tuple[str, object]]:

@@ -4,9 +4,9 @@
 
 FOLDER receives `stage_1.log`, the output of all steps, and `stage_1.json`: the exit code, seconds
 and figures of each step, rewritten as figures arrive, so that a machine taken away loses none. A
-step that fails or exceeds its limit does not stop the others. The exit code, which the JSON repeats, is
-0 if all that this machine can run succeeded, 1 if a step failed, and 3 if none did but the time
-did not suffice for all. `--rehearse` runs every step it can on a CPU, with a tiny model.
+step that fails or exceeds its limit does not stop the others. The exit code, also in the JSON, is 0
+if all that this machine can run succeeded, 1 if a step failed, and 3 if none did but the time did
+not suffice for all. `--rehearse` runs every step it can on a CPU, with a tiny model.
 """
 
 import argparse
