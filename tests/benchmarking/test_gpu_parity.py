@@ -1,0 +1,93 @@
+"""benchmarks/gpu_parity.py: what counts as the same values, from the same weights."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from benchmarks import gpu_parity
+from mask_rcnn_jax.structures import Batch
+
+NONE = [-np.inf] * 4  # in the row of no detection
+REFERENCE = {
+    "loss/total": np.float64(2.0), "grad_norm": np.float64(5.0), "step": np.arange(4.0),
+    "boxes": np.float32([[[0, 0, 9, 9], [5, 5, 20, 20]], [[5, 5, 20, 20], NONE]]),
+}  # fmt: skip
+
+
+def differences(**change):
+    return gpu_parity.differences(REFERENCE | change, REFERENCE, "coco float32")
+
+
+def test_equal_values_are_right():
+    assert differences()["right"] and differences()["equal_detections"] == 1.0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"loss/total": np.float64(2.01)},
+        {"grad_norm": np.float64(np.nan)},
+        {"step": np.arange(4.0)[::-1]},
+        {"boxes": np.where(REFERENCE["boxes"] == 9, np.nan, REFERENCE["boxes"])},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_differences_are_found(change):
+    assert not differences(**change)["right"]
+
+
+@pytest.mark.parametrize(
+    ("boxes", "share"),
+    [
+        (REFERENCE["boxes"] + np.float32([[1], [3]]), 2 / 3),
+        (REFERENCE["boxes"][:, ::-1], 1.0),  # sorted differently
+        (REFERENCE["boxes"][::-1], 2 / 3),  # those of the other image
+        (np.float32([[[0, 0, 9, 9], NONE]] * 2), 1 / 3),
+        (np.full((2, 2, 4), -np.inf), 0.0),
+    ],
+)
+def test_the_share_of_detections_found(boxes, share):
+    assert differences(boxes=boxes)["equal_detections"] == round(share, 3)
+
+
+def test_a_box_is_found_once():
+    expected = np.float32([[[5, 5, 20, 20], [6, 5, 20, 20], NONE]])
+    one = np.float32([[[5, 5, 20, 20], NONE, NONE]])
+    assert gpu_parity._share_found(one, expected) == 0.5
+    assert gpu_parity._share_found(expected[:, :2], expected[:, :2]) == 1.0
+    nothing = np.full((1, 3, 4), -np.inf)
+    assert gpu_parity._share_found(nothing, nothing) == 1.0
+
+
+def start(scale=1.0, name="kernel"):
+    variables = {"params": {"fpn": {name: np.full((3, 3), scale, np.float32)}}}
+    batch = Batch(
+        images=np.ones((2, 4, 4, 3), np.uint8), image_sizes=None, scales=None, image_index=None,
+        targets=None,
+    )  # fmt: skip
+    return variables, batch
+
+
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [(start(1 + 1e-7), None), (start(1.001), "'kernel'"), (start(name="a_name"), "'a_name'")],
+)
+def test_other_weights_are_named(other, named):
+    now = gpu_parity.origin(*start())
+    problem = gpu_parity.other_origin(now, gpu_parity.origin(*other) | {"versions": "JAX 0.1"})
+    assert (problem is None) if named is None else (named in problem and "is of JAX 0.1" in problem)
+
+
+def test_other_weights_end_a_comparison_before_it_runs(monkeypatch, tmp_path, capsys):
+    (case,) = gpu_parity.SMALL
+    np.savez(gpu_parity.reference_file(tmp_path, case), **REFERENCE, **gpu_parity.origin(*start(2)))
+    monkeypatch.setattr(gpu_parity, "draw_start", lambda case: start())
+    monkeypatch.setattr(gpu_parity, "run_case", None)
+    report = tmp_path / "report.json"
+    options = ["compare", str(tmp_path), "--small", "--json", str(report)]
+    monkeypatch.setattr(sys, "argv", ["gpu_parity", *options])
+    assert gpu_parity.main() == 1
+    row = json.loads(report.read_text())[case]
+    assert not row["right"] and row["problem"].startswith("the weights or inputs differ")
