@@ -52,12 +52,7 @@ def main() -> int:
     if not cases:
         parser.error(f"--only {flags.only!r} matches no case")
     if flags.action == "reference":
-        flags.folder.mkdir(parents=True, exist_ok=True)
-        for case in cases:
-            print(f"running {case} on the CPU", flush=True)
-            start = draw_start(case)
-            arrays = run_case(case, "xla", jax.devices("cpu")[0], *start)
-            np.savez_compressed(reference_file(flags.folder, case), **arrays, **origin(*start))
+        save_reference(cases, flags.folder)
         return 0
     rows = {}
     for case in cases:
@@ -67,6 +62,21 @@ def main() -> int:
             if flags.json:
                 Path(flags.json).write_text(json.dumps(rows, indent=1) + "\n")
     return int(not all(row["right"] for row in rows.values()))
+
+
+def save_reference(cases: list[str], folder: Path) -> None:
+    """Run the cases on the CPU, and print what their precision changes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    found = {}
+    for case in cases:
+        print(f"running {case} on the CPU", flush=True)
+        start = draw_start(case)
+        found[case] = run_case(case, "xla", jax.devices("cpu")[0], *start)
+        np.savez_compressed(reference_file(folder, case), **found[case], **origin(*start))
+        exact = found.get(f"{case.split()[0]} float32")
+        if exact:
+            row = differences(found[case], exact, case)
+            print(f"{case} beside float32: {json.dumps(row)}", flush=True)
 
 
 def compare(case: str, folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
