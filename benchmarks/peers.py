@@ -47,14 +47,14 @@ def main(arguments: argparse.Namespace) -> None:
         sides = {name: stack.enter_context(Side(command)) for name, command in commands.items()}
         for name, side in sides.items():
             print(f"{name}: {side.answer()}", flush=True)  # after its first steps
+        del settings["source"]
         for _ in range(arguments.turns):
             for name, side in sides.items():
                 times[name] += side.take_turn()
-    del settings["source"]
-    report = summary(times, arguments.peer) | settings | {"date": time.strftime("%Y-%m-%d")}
+            report = summary(times, arguments.peer) | settings | {"date": time.strftime("%Y-%m-%d")}
+            if arguments.json:
+                Path(arguments.json).write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(report, indent=1))
-    if arguments.json:
-        Path(arguments.json).write_text(json.dumps(report, indent=1) + "\n")
 
 
 class Side:

@@ -70,6 +70,29 @@ def test_every_kernel_and_every_reference_has_a_step():
         assert any(text in case for text in only), case
 
 
+def test_a_first_compilation_has_time_and_every_flag_something_to_compare_with():
+    """Stages may run on different machines, each with an empty cache."""
+    for number in (2, 3):
+        steps = gpu_stages.steps(number, Path("scratch"), Path("reference"), False)
+        first, *others = [step for step in steps if step.name.startswith("train 16")]
+        assert first is steps[0] and first.limit >= 300 and not first.environment
+        for step in others:
+            if "XLA_FLAGS" in step.environment:
+                assert step.limit >= 200 and step.command[:-1] == first.command[:-1]
+    peers = [
+        step.limit for step in steps if step.name in ("torchvision train", "torchvision infer")
+    ]
+    assert len(peers) == 2 and min(peers) >= 240
+
+
+def test_the_sanitizer_judges_our_kernels():
+    commands = {s.name: s.command for s in all_steps() if s.program == "compute-sanitizer"}
+    for name, command in commands.items():
+        options = " ".join(command[: command.index(sys.executable)])
+        assert "--report-api-errors no" in options, name
+        assert ("--kernel-regex kns=mosaic_gpu" in options) == ("racecheck" in name)
+
+
 def test_all_that_a_gpu_machine_may_lack_is_carried():
     listed = re.search(r"packages=\((.*?)\)", SCRIPT.read_text(), re.DOTALL)[1].split()
     carried = {name.lower().replace("_", "-") for name in listed}

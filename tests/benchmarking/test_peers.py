@@ -46,6 +46,17 @@ def test_a_peer_that_ends_is_told_of():
         side.answer()
 
 
+def test_the_turns_before_an_end_are_kept(stand_in, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", stand_in)
+    once = tmp_path / "once"
+    once.write_text("#!/bin/sh\necho ready\nread line; echo 4; echo 4\n")
+    once.chmod(0o755)
+    report = tmp_path / "ratio.json"
+    with pytest.raises(SystemExit, match="ended with"):
+        peers.main(peers.parse([f"--python={once}", "--turns=3", f"--json={report}"]))
+    assert json.loads(report.read_text())["torchvision_over_ours"]["median"] == 2
+
+
 def test_the_ratio_is_between_neighboring_steps():
     """A step that the whole machine was slow for counts as any other."""
     report = peers.summary({"ours": [1.0, 10.0, 2.0], "peer": [1.5, 15.0, 3.0]}, "peer")
