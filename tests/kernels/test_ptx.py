@@ -207,7 +207,37 @@ def test_a_sum_of_a_warp():
 
 
 @pytest.mark.parametrize(
-    "line", ["atom.add.u32 %r4, [%rd1], 1;", "add.ftz.f32 %r4, %r1, %r2;", "@%p1 bar.sync 0;"]
+    "line",
+    [
+        "{ mov.b32 %r4, 0; }",
+        "} mov.b32 %r4, 0;",
+        "( mov.b32 %r4, 0;",
+        ".reg .b32 %t<2>; mov.b32 %r4, 0;",
+        "fence.mbarrier_init.release.cluster; mov.b32 %r4, 0;",
+        "ret; mov.b32 %r4, 0;",
+        "mov.b32 %r4",
+    ],
+)
+def test_no_line_is_dropped(line):
+    with pytest.raises(ValueError, match=r"PTX line \d+ is not known"):
+        translate.translate(FRAME.format(body=line), 0)
+
+
+@pytest.mark.parametrize("line", ["{", "}", ")", "// mov.b32 %r4, 0;", ".loc 1 71 0", ""])
+def test_punctuation_comments_and_places_do_nothing(line):
+    assert translate._statement(line, 1) == ""
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "atom.add.u32 %r4, [%rd1], 1;",
+        "add.ftz.f32 %r4, %r1, %r2;",
+        "@%p1 bar.sync 0;",
+        "ld.global.s8 %rs4, [%rd1];",  # to be extended by their sign
+        "ld.shared.s16 %r4, [%rd1];",
+        "ld.global.v2.s16 {%rs1, %rs2}, [%rd1];",
+    ],
 )
 def test_what_the_kernels_do_not_need_is_refused_by_line(line):
     with pytest.raises(ValueError, match=r"PTX line \d+ is not supported"):

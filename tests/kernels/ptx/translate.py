@@ -69,10 +69,10 @@ for bits in (8, 16, 32, 64):
 SPECIAL = {"%tid.x": "(uint32_t)t->id", "%ntid.x": f"{THREADS}u"}
 SPECIAL |= {f"%ctaid.{axis}": f"t->block[{i}]" for i, axis in enumerate("xyz")}
 IGNORED = re.compile(
-    r"//|[{}()]|fence\.mbarrier_init\b|\.(version|target|address_size|visible \.entry|param"
-    r"|maxntid|minnctapersm|reg|shared|loc|pragma)\b"
+    r"//.*|[{}()]|fence\.mbarrier_init\b[^;]*;|\.(version|target|address_size|visible \.entry"
+    r"|param|maxntid|minnctapersm|reg|shared|loc|pragma)\b[^;]*;?\s*(//.*)?"
 )
-INSTRUCTION = re.compile(r"(?:@(!?)%p(\d+)\s+)?([a-z][\w.:]*)\s*(.*?);")
+INSTRUCTION = re.compile(r"(?:@(!?)%p(\d+)\s+)?([a-z][\w.:]*)\s*([^;]*);")
 
 
 def translate(ptx: str, shared_bytes: int) -> str:
@@ -102,7 +102,7 @@ def translate(ptx: str, shared_bytes: int) -> str:
 
 
 def _statement(line: str, number: int) -> str:
-    if not line or IGNORED.match(line):
+    if not line or IGNORED.fullmatch(line):
         return ""
     if label := re.fullmatch(r"\$(\w+):", line):
         return f"{label[1]}:;"
@@ -213,6 +213,7 @@ def _pack(kind: str, to: str, source: str) -> str:
 def _access(name: str, modifiers: list[str], operands: list[str], number: int) -> str:
     space, *vector, kind = modifiers
     assert space in ("global", "shared") and vector in ([], ["v2"], ["v4"])
+    assert name == "st" or kind[0] != "s"  # `get` does not extend by the sign
     register, place = operands if name == "ld" else operands[::-1]
     registers = register.strip("{}").split(",")
     base, _, offset = place.strip("[]").partition("+")
