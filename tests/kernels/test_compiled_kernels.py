@@ -9,7 +9,9 @@ from functools import partial
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
+from benchmarks.gpu_stages import OUR_KERNELS
 from mask_rcnn_jax.ops.nms import nms as nms_op
 from mask_rcnn_jax.ops.polygons import LIMIT, xla_fill_polygons
 from pallas_kernels import cases, mask_targets, nms, roi_align
@@ -151,6 +153,28 @@ def test_the_order_of_warps_does_not_matter(compiled, request, seed):
     args = cases.example(TINY_NMS)
     one, other = (emulate.run(target, function, *args, seed=s) for s in (0, seed))
     np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("dispatch", [False, True])
+def test_a_function_that_runs_no_kernel_is_refused(h100, dispatch):
+    """Such as one that runs XLA's code on a CPU, which would be compared with itself."""
+
+    def on_gpus(x):
+        return lax.platform_dependent(x, default=jnp.negative, cuda=jnp.negative)
+
+    with pytest.raises(AssertionError, match="no kernel was launched"):
+        h100(on_gpus if dispatch else jnp.negative, jnp.ones(3))
+
+
+def test_the_sanitizer_would_find_the_kernels_by_name(h100):
+    names = []
+
+    def note(ptx):
+        names.extend(re.findall(r"\.entry (\w+)", ptx))
+        return ptx
+
+    emulate.run("h100", partial(nms.nms, **TINY_NMS.options), *cases.example(TINY_NMS), edit=note)
+    assert len(names) == 2 and all(OUR_KERNELS in name for name in names)
 
 
 # Kernels that are broken on purpose

@@ -28,10 +28,14 @@ def run(target: str, function: Callable, *args, seed: int = 0, edit: Callable = 
         edit: changes the PTX of each kernel, to break it.
 
     Raises:
-        AssertionError: a kernel does what a GPU leaves undefined, or leaves bytes unwritten.
+        AssertionError: a kernel does what a GPU leaves undefined, or leaves bytes unwritten, or
+            none was launched: those in a branch are not, since a CPU chooses the branch.
     """
+    launched = 0
 
     def launch(equation, inputs):
+        nonlocal launched
+        launched += 1
         compiled = _compiled(target, _Kernel(equation.params["call"]))
         compiled = dataclasses.replace(compiled, ptx=edit(compiled.ptx))
         out_types = [(var.aval.shape, var.aval.dtype) for var in equation.outvars]
@@ -42,6 +46,7 @@ def run(target: str, function: Callable, *args, seed: int = 0, edit: Callable = 
     with jax.sharding.use_abstract_mesh(_gpu(target)):
         closed, out = jax.make_jaxpr(function, return_shape=True)(*args)
     values = _evaluate(closed, jax.tree.leaves(args), launch)
+    assert launched, "no kernel was launched"
     return jax.tree.unflatten(jax.tree.structure(out), values)
 
 
