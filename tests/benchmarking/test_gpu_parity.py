@@ -80,6 +80,16 @@ def test_other_weights_are_named(other, named):
     assert (problem is None) if named is None else (named in problem and "is of JAX 0.1" in problem)
 
 
+@pytest.mark.parametrize("norm", [5.0, np.nan])
+def test_a_reference_that_is_not_finite_is_refused(monkeypatch, tmp_path, norm):
+    """As with float16 and a loss scale that is too high, when the step moves nothing."""
+    values = REFERENCE | {"grad_norm": np.float64(norm)}
+    monkeypatch.setattr(gpu_parity, "draw_start", lambda case: start())
+    monkeypatch.setattr(gpu_parity, "run_case", lambda *arguments: values)
+    monkeypatch.setattr(sys, "argv", ["gpu_parity", "reference", str(tmp_path), "--small"])
+    assert gpu_parity.main() == np.isnan(norm)
+
+
 def test_other_weights_end_a_comparison_before_it_runs(monkeypatch, tmp_path, capsys):
     (case,) = gpu_parity.SMALL
     np.savez(gpu_parity.reference_file(tmp_path, case), **REFERENCE, **gpu_parity.origin(*start(2)))
