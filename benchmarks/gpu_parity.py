@@ -34,8 +34,13 @@ CASES = ("coco float32", "coco bfloat16", "coco float16")
 CASES += ("coco_torchvision float32", "coco_nvidia_pytorch float32")
 SMALL = ("quickstart float32",)  # for a rehearsal
 IMAGES, SIZE, SMALL_SIZE = 2, (256, 384), (64, 64)
-# Largest relative difference of a loss or the gradient norm, and of the step.
-LIMITS = {"float32": (2e-3, 2e-2), "bfloat16": (5e-2, 0.5), "float16": (2e-2, 0.2)}
+# Largest relative difference of a loss or the gradient norm, and of the step: 5 times those that
+# rounding made in the recipe coco on a CPU. `reference` prints what bfloat16 (0.0107, 0.0143) and
+# float16 (0.0041, 0.0092) change beside float32; two devices may be off to different sides, and a
+# proposal that only one of them samples changes more. For float32 every weight was off by up to a
+# unit in its last place (0.0004, 0.0013). These limits also find float32 products that a GPU rounds
+# to tf32, which has the digits of float16.
+LIMITS = {"float32": (2e-3, 7e-3), "bfloat16": (5e-2, 7e-2), "float16": (2e-2, 5e-2)}
 SAMPLES = 64  # values of each parameter whose change is compared
 PIXELS = 2.0  # between boxes that count as equal
 

@@ -38,6 +38,15 @@ def test_differences_are_found(change):
     assert not differences(**change)["right"]
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("factor", [0.9, 1.1])
+def test_the_limits_are_of_the_precision(precision, factor):
+    metric, step = (1 + factor * limit for limit in gpu_parity.LIMITS[precision])
+    for change in ({"loss/total": 2 * metric}, {"step": REFERENCE["step"] * step}):
+        row = gpu_parity.differences(REFERENCE | change, REFERENCE, f"coco {precision}")
+        assert row["right"] == (factor < 1)
+
+
 @pytest.mark.parametrize(
     ("boxes", "share"),
     [
