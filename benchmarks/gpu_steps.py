@@ -5,8 +5,8 @@
 FOLDER receives `stage_1.log`, the output of all steps, and `stage_1.json`: the exit code, seconds
 and figures of each step, rewritten as figures arrive, so that a machine taken away loses none. A
 step that fails or exceeds its limit does not stop the others. The exit code, also in the JSON, is 0
-if all that this machine can run succeeded, 1 if a step failed, and 3 if none did but the time did
-not suffice for all. `--rehearse` runs every step it can on a CPU, with a tiny model.
+if all that this machine can run succeeded, 1 if a step failed, and 3 if none did but the stage's
+time did not suffice for all. `--rehearse` runs every step it can on a CPU, with a tiny model.
 """
 
 import argparse
@@ -112,9 +112,8 @@ def left_out(stage: Stage, step: Step) -> str | None:
 
 def run_step(stage: Stage, step: Step) -> bool:
     """Run a step and record it; return whether it succeeded."""
-    limit = stage.until - time.monotonic()
-    if not stage.rehearse:  # a CPU may take far longer
-        limit = min(limit, step.limit)
+    left = stage.until - time.monotonic()
+    limit = left if stage.rehearse else min(left, step.limit)  # a CPU may take far longer
     result = stage.steps[step.name] = {"command": " ".join(step.command), "limit_s": round(limit)}
     print(f"== {step.name} (at most {limit:.0f} s)", flush=True)
     started = time.monotonic()
@@ -145,10 +144,13 @@ def run_step(stage: Stage, step: Step) -> bool:
     succeeded = step.error in output and code == 2 if step.error else code == 0
     result["seconds"] = round(time.monotonic() - started, 1)
     result["exit_code"] = code
-    if not succeeded:
+    if code is None and limit == left:
+        result["left_out"] = NO_TIME
+    elif not succeeded:
         result["failed"] = f"exceeded {limit:.0f} s" if code is None else f"exit code {code}"
     stage.save()
-    print(f"   {result.get('failed', 'done')} after {result['seconds']} s", flush=True)
+    outcome = result.get("failed") or result.get("left_out") or "done"
+    print(f"   {outcome} after {result['seconds']} s", flush=True)
     for line in output.splitlines()[-TAIL:]:
         print(f"   {line[:200]}", flush=True)
     return succeeded

@@ -164,6 +164,15 @@ def test_a_stage_without_time_for_all_steps_is_not_a_success(stage, tmp_path, mo
     assert code == (1 if failed else 3)
 
 
+def test_a_step_that_the_end_of_the_stage_cuts_off_has_not_failed(stage, monkeypatch):
+    monkeypatch.setattr(gpu_steps, "SHORTEST", 0)
+    code, (result,) = stage(
+        ("import time; file.write('3'); file.flush(); time.sleep(99)", {}), seconds=2
+    )
+    assert code == 3 and result["left_out"] == "no time left" and result["figures"] == 3
+    assert "failed" not in result
+
+
 def test_nothing_follows_a_required_step_that_failed(stage):
     code, results = stage(("1 / 0", {"required": True}), ("", {}))
     assert code == 1 and len(results) == 1
