@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -70,7 +70,8 @@ class Side:
 
     def __exit__(self, *exception) -> None:
         """Close the pipes, which ends the process, and wait for it."""
-        self.process.__exit__(*exception)
+        with suppress(BrokenPipeError):  # it has ended
+            self.process.__exit__(*exception)
 
     def answer(self) -> str:
         line = self.process.stdout.readline()
@@ -80,8 +81,9 @@ class Side:
 
     def take_turn(self) -> list[float]:
         """Return the seconds of each timed step."""
-        self.process.stdin.write("turn\n")
-        self.process.stdin.flush()
+        with suppress(BrokenPipeError):  # `answer` tells that it has ended
+            self.process.stdin.write("turn\n")
+            self.process.stdin.flush()
         return [float(self.answer()) for _ in range(TIMED)]
 
 

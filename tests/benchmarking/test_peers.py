@@ -46,6 +46,13 @@ def test_a_peer_that_ends_is_told_of():
         side.answer()
 
 
+def test_a_peer_that_has_ended_is_told_of():
+    command = [sys.executable, "-c", "raise SystemExit(3)"]
+    with pytest.raises(SystemExit, match="error: .* ended with 3"), peers.Side(command) as side:
+        side.process.wait()
+        side.take_turn()
+
+
 def test_the_turns_before_an_end_are_kept(stand_in, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", stand_in)
     once = tmp_path / "once"
