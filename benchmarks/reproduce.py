@@ -1,4 +1,4 @@
-"""Print NVIDIA's published tables with the figures of `launch/reproduce.sh` beside them.
+"""Print NVIDIA's published tables with the figures of `reproduce_job` beside them.
 
 python -m benchmarks.reproduce runs/reproduce/parts > report.md
 """
@@ -16,8 +16,13 @@ PUBLISHED = Path(__file__).parent / "published.toml"
 COLUMNS = {"tf32": "tf32", "float32": "tf32", "float16": "mixed", "bfloat16": "mixed"}
 
 
-def report(parts: Path, published: Mapping[str, Any]) -> str:
-    """Format everything in `parts`, which has files RECIPE/PRECISION/KIND-NUMBERS.json."""
+def report(parts: Path, published: Mapping[str, Any] | None = None) -> str:
+    """Format everything in `parts`, which has files RECIPE/PRECISION/KIND-NUMBERS.json.
+
+    published: the tables, those of published.toml if None.
+    """
+    if published is None:
+        published = tomllib.loads(PUBLISHED.read_text())
     folders: dict[str, list[Path]] = defaultdict(list)
     for folder in sorted(parts.glob("*/*/")):
         folders[folder.parent.name].append(folder)
@@ -39,7 +44,7 @@ def report(parts: Path, published: Mapping[str, Any]) -> str:
 
 
 ACCURACY = (
-    *("GPUs", "precision", "seeds", "box AP", "mask AP", "hours of a run"),
+    *("GPUs", "precision", "seeds", "box AP", "mask AP", "hours of steps"),
     *("published box AP", "mask AP", "hours"),
 )
 TRAINING = ("GPUs", "images per GPU", "precision", "images/s", "efficiency", "published")
@@ -55,10 +60,9 @@ def accuracy_rows(folder: Path, page: Mapping[str, Any]) -> list[list[str]]:
     for gpus, paths in sorted(runs.items()):
         metrics = [json.loads(path.read_text()) for path in paths]
         aps = [_mean([100 * run[name] for run in metrics]) for name in ("AP", "mask_AP")]
-        seconds = [path.with_suffix(".seconds") for path in paths]
-        hours = [sum(map(int, p.read_text().split())) / 3600 for p in seconds if p.exists()]
+        hours = statistics.mean(run["hours"] for run in metrics)
         theirs = _published(page, "accuracy", folder.name, gpus=gpus) or ("", "", "")
-        ours = [*aps, f"{statistics.mean(hours):.2f}" if hours else ""]
+        ours = [*aps, f"{hours:.2f}"]
         rows.append([str(gpus), folder.name, str(len(paths)), *ours, *map(str, theirs)])
     return rows
 
@@ -79,10 +83,18 @@ def prediction_rows(folder: Path, page: Mapping[str, Any]) -> list[list[str]]:
     """Read infer-GPUS-IMAGES.json."""
     rows = []
     for path, (gpus, images) in _numbered(folder, "infer"):
+        figures = json.loads(path.read_text())
+        check_devices(str(path), figures, gpus)
         theirs = _published(page, "infer", folder.name, gpus=gpus, images=images)
-        ours = f"{json.loads(path.read_text())['images_per_s']:.1f}"
+        ours = f"{figures['images_per_s']:.1f}"
         rows.append([str(gpus), str(images), folder.name, ours, str(theirs or "")])
     return rows
+
+
+def check_devices(name: str, figures: Mapping[str, Any], gpus: int) -> None:
+    """Raise ValueError if figures that say it are of another number of devices."""
+    if (devices := figures.get("devices", gpus)) != gpus:
+        raise ValueError(f"{name} was measured on {devices} devices, expected {gpus}")
 
 
 def _numbered(folder: Path, kind: str) -> list[tuple[Path, tuple[int, ...]]]:
@@ -121,4 +133,4 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         raise SystemExit("error: reproduce needs one folder, the parts of launch/reproduce.sh")
-    print(report(Path(sys.argv[1]), tomllib.loads(PUBLISHED.read_text())), end="")
+    print(report(Path(sys.argv[1])), end="")

@@ -42,6 +42,7 @@ before=$(newest_step)
 # Every task sees all GPUs of its node and uses one: --gpus-per-task would hide from NCCL the GPUs it
 # accesses directly. If one task dies, all end.
 code=0
+export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}" # since Slurm 22.05 srun does not take sbatch's
 # shellcheck disable=SC2016
 srun --kill-on-bad-exit=1 bash -c 'source "$0/env.sh" && run_entry "$@"' "$here" "$@" \
   --coordinator_address=auto || code=$?
@@ -49,7 +50,7 @@ srun --kill-on-bad-exit=1 bash -c 'source "$0/env.sh" && run_entry "$@"' "$here"
 # 75: stopped early. From 128: a signal ended a task. Start again, but not for ever.
 [ "$code" -eq 75 ] || [ "$code" -ge 128 ] || exit "$code"
 after=$(newest_step)
-if [ "$after" -le "$before" ] && ! job | grep -q 'PreemptTime=[0-9]'; then
+if [ "$after" -le "$before" ] && ! job | grep 'PreemptTime=[0-9]' > /dev/null; then
   echo "error: not requeued: no checkpoint after step $before since this start" >&2
   exit "$code"
 fi

@@ -26,11 +26,16 @@ def bash(script: str, *arguments, **environment) -> subprocess.CompletedProcess:
 
 @pytest.fixture
 def shown(tmp_path) -> dict:
-    """A Python that shows what it was started with."""
-    program = tmp_path / "python"
-    program.write_text('#!/bin/sh\necho "${CUDA_VISIBLE_DEVICES-all}: $*"\n')
-    program.chmod(0o755)
-    return {"PYTHON": str(program)}
+    """A Python that shows what it was started with, on a machine of eight GPUs."""
+    listed = "\n".join(f"GPU {i}: NVIDIA H100 (UUID: GPU-{i})\n  MIG 1g.10gb" for i in range(8))
+    for name, text in (
+        ("python", 'echo "${CUDA_VISIBLE_DEVICES-all}: $*"'),
+        ("nvidia-smi", f"cat <<'END'\n{listed}\nEND"),
+    ):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    return {"PYTHON": str(tmp_path / "python"), "PATH": path}
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
@@ -81,9 +86,11 @@ def test_local_starts_one_process_on_so_many_gpus(gpus, entry, expected, shown, 
             {"GPUS": "1", "CUDA_VISIBLE_DEVICES": ""},
             "error: GPUS is 1, but CUDA_VISIBLE_DEVICES names 0",
         ),
+        ({"GPUS": "9"}, "error: GPUS is 9, but nvidia-smi names 8"),
     ],
 )
-def test_local_refuses_gpus_that_are_not_there(gpus, expected, shown):
+def test_local_refuses_gpus_that_are_not_there(gpus, expected, shown, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     done = bash("local.sh", "train", **gpus, **shown)
     assert (done.returncode, done.stderr.strip()) == (2, expected)
 
@@ -167,6 +174,26 @@ def test_slurm_requeues_what_was_stopped_early_and_goes_on(
     assert done.returncode == (0 if requeued else code), done.stderr
     if code == 75 and not requeued:
         assert "error: not requeued: no checkpoint after step 9" in done.stderr
+
+
+@pytest.mark.parametrize("original", ["batch job", "interactive allocation"])
+def test_reproduce_finds_its_program_in_a_folder_with_a_space(
+    original, slurm, tmp_path, monkeypatch
+):
+    folder = tmp_path / "a b"
+    shutil.copytree(ROOT / "launch", folder / "launch")
+    script = folder / "launch" / "reproduce.sh"
+    monkeypatch.setenv("ORIGINAL", str(script) if original == "batch job" else "/bin/bash")
+    if original == "batch job":
+        script = shutil.copy(script, tmp_path / "slurm_script")
+    (tmp_path / "python").write_text('#!/bin/sh\necho "${PYTHONPATH%%:*} $*"\n')
+    (tmp_path / "python").chmod(0o755)
+    done = subprocess.run(
+        ["bash", script, "--rehearse", "--x=y"], cwd=tmp_path, text=True, capture_output=True,
+        env=os.environ | {"PYTHON": str(tmp_path / "python")},
+    )  # fmt: skip
+    expected = f"{folder} -m benchmarks.reproduce_job --rehearse --x=y"
+    assert (done.returncode, done.stdout.strip()) == (0, expected), done.stderr
 
 
 def test_the_jobset_is_whole():

@@ -1,4 +1,5 @@
 """launch/slurm.sh on a real Slurm: two nodes train, are interrupted, and end as if they were not.
+Also launch/reproduce.sh with a stand-in for its programs.
 
 The program is the real `train` with its loop, checkpoints, signals and exit codes around a stubbed
 model, see tests/training/stubbed_run.py; the last test trains a real model.
@@ -143,6 +144,46 @@ def test_scancel_ends_a_run_for_good(cluster, tmp_path):
     state, restarts, _ = cluster.wait(job)
     assert (state[:6], restarts) == ("CANCEL", 0)
     assert has_saved(tmp_path, 2)() and "requeued" not in log(tmp_path)
+
+
+REPRODUCE = """
+import os, sys
+from benchmarks import reproduce_job
+from benchmarks.reproduce_parts import Part
+script = '''
+[ -e out/runs/a/checkpoints/1 ] && exit 0
+mkdir -p out/runs/a/checkpoints
+trap '{save} exit 75' TERM
+touch started
+while :; do sleep 0.1; done
+'''
+reproduce_job.parts = lambda settings: [Part("data.json", 1, ["sh", "-c", script], dict)]
+sys.exit(reproduce_job.main(["--rehearse"], os.environ))
+"""
+
+
+@pytest.mark.parametrize(
+    "command, save, expected",
+    [
+        (["scancel"], "mkdir out/runs/a/checkpoints/1;", ("CANCELLED", 0)),
+        # As before the time limit.
+        (["scancel", "--signal=TERM", "--batch"], "mkdir out/runs/a/checkpoints/1;", ("COMPLETED", 1)),
+        (["scancel", "--signal=TERM", "--batch"], "", ("FAILED", 0)),
+    ],
+)  # fmt: skip
+def test_reproduce_is_requeued_unless_canceled_or_without_progress(
+    command, save, expected, cluster, tmp_path
+):
+    (tmp_path / "job.py").write_text(REPRODUCE.format(save=save))
+    python = program(tmp_path, f"exec {sys.executable} {tmp_path}/job.py")
+    script = SCRIPT.with_name("reproduce.sh")
+    job = cluster.submit("--nodes=1", script, cwd=tmp_path, PYTHON=python, OUT="out", GPUS="1")
+    wait_until((tmp_path / "started").exists, 60)
+    cluster.run(*command, str(job))
+    state, restarts, _ = cluster.wait(job, 120)
+    assert (state, restarts) == expected, log(tmp_path)
+    assert (tmp_path / "out/runs/a/checkpoints/1").exists() == bool(save)
+    assert "stopped early" in log(tmp_path)
 
 
 def test_a_real_model_ends_the_same_after_a_preemption(cluster, tmp_path):
