@@ -146,6 +146,7 @@ def test_scancel_ends_a_run_for_good(cluster, tmp_path):
     assert has_saved(tmp_path, 2)() and "requeued" not in log(tmp_path)
 
 
+AS_AT_ITS_TIME_LIMIT = ["scancel", "--signal=TERM", "--batch"]
 REPRODUCE = """
 import os, sys
 from benchmarks import reproduce_job
@@ -166,11 +167,10 @@ sys.exit(reproduce_job.main(["--rehearse"], os.environ))
     "command, save, expected",
     [
         (["scancel"], "mkdir out/runs/a/checkpoints/1;", ("CANCELLED", 0)),
-        # As before the time limit.
-        (["scancel", "--signal=TERM", "--batch"], "mkdir out/runs/a/checkpoints/1;", ("COMPLETED", 1)),
-        (["scancel", "--signal=TERM", "--batch"], "", ("FAILED", 0)),
+        (AS_AT_ITS_TIME_LIMIT, "mkdir out/runs/a/checkpoints/1;", ("COMPLETED", 1)),
+        (AS_AT_ITS_TIME_LIMIT, "", ("FAILED", 0)),
     ],
-)  # fmt: skip
+)
 def test_reproduce_is_requeued_unless_canceled_or_without_progress(
     command, save, expected, cluster, tmp_path
 ):
