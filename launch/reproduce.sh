@@ -16,9 +16,8 @@
 #SBATCH --output=%x-%j.log
 #SBATCH --open-mode=append
 #SBATCH --requeue
-# Five minutes before the time limit the training saves, and the job is requeued. A preempted job gets
-# this signal only with SlurmctldParameters=preempt_send_user_signal: else it is killed, and goes on
-# from the last checkpoint.
+# Five minutes before the time limit the training saves, and the job is requeued. Preemption does not
+# signal a job without steps when the grace time begins, but at its end, and Slurm requeues it then.
 #SBATCH --signal=B:TERM@300
 set -euo pipefail
 # Slurm runs a copy of this script and knows where the original is.

@@ -27,13 +27,15 @@ def instructions() -> list[tuple[str, str]]:
     return [(line.split()[0], line.partition(" ")[2]) for line in lines if line]
 
 
+IGNORED = DOCKERFILE.with_name("Dockerfile.dockerignore").read_text().split()
+
+
 def copy(sources: list[str], folder: Path) -> None:
     """As COPY does from the root of the repository, whose ignored files are not Docker's to see."""
-    ignored = DOCKERFILE.with_name("Dockerfile.dockerignore").read_text().split()
-    everywhere = [name.removeprefix("**/") for name in ignored if name.startswith("**/")]
-    ignore = shutil.ignore_patterns(*everywhere, "*.egg-info")
+    everywhere = [name.removeprefix("**/") for name in IGNORED if name.startswith("**/")]
+    ignore = shutil.ignore_patterns(*everywhere)
     for source in sources:
-        if any(fnmatch(source, name) for name in ignored):
+        if any(fnmatch(source, name.removeprefix("**/")) for name in IGNORED):
             continue
         if (ROOT / source).is_dir():
             shutil.copytree(ROOT / source, folder / source, ignore=ignore, symlinks=True)
@@ -44,6 +46,11 @@ def copy(sources: list[str], folder: Path) -> None:
 def test_the_base_is_named_by_its_content():
     (base,) = [text for name, text in instructions() if name == "FROM"]
     assert re.fullmatch(r"ubuntu:24\.04@sha256:[0-9a-f]{64}", base)
+
+
+def test_what_git_ignores_is_not_in_the_image():
+    names = {name.removeprefix("**/") for name in IGNORED}
+    assert {line.strip("/") for line in (ROOT / ".gitignore").read_text().split()} <= names
 
 
 def test_its_steps_install_the_package_in_a_clean_folder(tmp_path):
