@@ -200,8 +200,7 @@ SAVE = "mkdir -p {out}/runs/a/checkpoints/20; "
         ({}, "exit 75", 75, False),  # it would come back for ever
         ({}, "mkdir -p {out}/runs/a/checkpoints/20.tmp; exit 75", 75, False),
         ({"PreemptTime": "2026-11-23T00:00:00"}, "exit 75", 75, True),
-        ({"JobState": "COMPLETING"}, SAVE + "exit 75", 75, False),
-        ({"JobState": "CANCELLED"}, SAVE + "exit 75", 75, False),
+        ({"JobState": "COMPLETING"}, SAVE + "exit 75", 75, False),  # scancel
         ({"BatchFlag": "0"}, SAVE + "exit 75", 75, False),  # salloc
         ({}, SAVE + "kill -INT $PPID; exec sleep 60", 130, False),
         ({}, SAVE + "exit 1", 1, False),

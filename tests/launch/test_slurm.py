@@ -166,8 +166,8 @@ sys.exit(reproduce_job.main(["--rehearse"], os.environ))
 @pytest.mark.parametrize(
     "command, save, expected",
     [
-        (["scancel"], "mkdir out/runs/a/checkpoints/1;", ("CANCELLED", 0)),
-        (AS_AT_ITS_TIME_LIMIT, "mkdir out/runs/a/checkpoints/1;", ("COMPLETED", 1)),
+        (["scancel"], "mkdir out/runs/a/checkpoints/1;", ("CANCEL", 0)),
+        (AS_AT_ITS_TIME_LIMIT, "mkdir out/runs/a/checkpoints/1;", ("COMPLE", 1)),
         (AS_AT_ITS_TIME_LIMIT, "", ("FAILED", 0)),
     ],
 )
@@ -181,7 +181,7 @@ def test_reproduce_is_requeued_unless_canceled_or_without_progress(
     wait_until((tmp_path / "started").exists, 60)
     cluster.run(*command, str(job))
     state, restarts, _ = cluster.wait(job, 120)
-    assert (state, restarts) == expected, log(tmp_path)
+    assert (state[:6], restarts) == expected, log(tmp_path)
     assert (tmp_path / "out/runs/a/checkpoints/1").exists() == bool(save)
     assert "stopped early" in log(tmp_path)
 
