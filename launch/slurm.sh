@@ -42,6 +42,7 @@ before=$(newest_step)
 # Every task sees all GPUs of its node and uses one: --gpus-per-task would hide from NCCL the GPUs it
 # accesses directly. If one task dies, all end.
 code=0
+export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1} # srun has not taken sbatch's since Slurm 22.05
 # shellcheck disable=SC2016
 srun --kill-on-bad-exit=1 bash -c 'source "$0/env.sh" && run_entry "$@"' "$here" "$@" \
   --coordinator_address=auto || code=$?

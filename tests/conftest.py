@@ -32,7 +32,7 @@ if CACHE:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = CACHE
     jax.config.update("jax_compilation_cache_dir", CACHE)
 if "--gpu" not in sys.argv and not os.environ.get("MASK_RCNN_XLA_DEFAULTS"):
-    quick = "--xla_backend_optimization_level=0"
+    quick = "--xla_backend_optimization_level=1"
     if jax.__version_info__ < (0, 11):
         quick += " --xla_cpu_use_fusion_emitters=false"  # the newer ones take twice the time
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {quick}".strip()
