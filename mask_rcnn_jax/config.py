@@ -97,7 +97,9 @@ def read_config_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text())
         config, categories = content["config"], content["categories"]
-        if any(not isinstance(config[name], dict) for name in ("data", "model", "train")):
+        sections = [config[name] for name in ("data", "model", "train")]
+        sections += [config[name] for name in ("loss", "optim", "eval") if name in config]
+        if not all(isinstance(section, dict) for section in sections):
             raise ValueError("a section of the config is no object")
         if not isinstance(config["train"]["steps"], int):
             raise ValueError(f"train.steps is {config['train']['steps']!r}")

@@ -32,10 +32,12 @@ if CACHE:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = CACHE
     jax.config.update("jax_compilation_cache_dir", CACHE)
 if "--gpu" not in sys.argv and not os.environ.get("MASK_RCNN_XLA_DEFAULTS"):
+    # Level 1, and 0 where most optimizations are disabled: below, and in commands that tests start.
     quick = "--xla_backend_optimization_level=1"
     if jax.__version_info__ < (0, 11):
         quick += " --xla_cpu_use_fusion_emitters=false"  # the newer ones take twice the time
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {quick}".strip()
+    os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 
 # Check every call of `ops` and `models` against its annotations.
 jaxtyping.install_import_hook(
@@ -55,8 +57,14 @@ jax.config.update("jax_traceback_in_locations_limit", 0)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def forget_compiled_programs():
-    """Those of a file of tests are of no use to the next, and all together take gigabytes."""
+def compile_little(request):
+    """Optimize little, and a little more in files of tests that run programs often.
+
+    What is compiled for one file is of no use to the next, and all together takes gigabytes.
+    """
+    if "JAX_DISABLE_MOST_OPTIMIZATIONS" in os.environ:
+        runs_often = getattr(request.module, "RUNS_OFTEN", False)
+        jax.config.update("jax_disable_most_optimizations", not runs_often)
     yield
     jax.clear_caches()
 

@@ -79,7 +79,7 @@ class _Place:
         dims = _fields(entry[_SHAPE][0]).get(_DIM, []) if _SHAPE in entry else []
         self.shape = tuple(_first(_fields(dim), _DIM_SIZE) for dim in dims)
         self.shard, self.offset = _first(entry, _SHARD), _first(entry, _OFFSET)
-        self.size, self.crc = _first(entry, _SIZE), struct.unpack("<I", entry[_CRC][0])[0]
+        self.size, self.crc = _first(entry, _SIZE), _fixed32(entry, _CRC)
         if self.size != math.prod(self.shape) * self.dtype.itemsize:
             raise ValueError(f"a tensor of shape {self.shape} with {self.size} bytes")
 
@@ -158,6 +158,14 @@ def _first(fields: dict[int, list], number: int) -> int:
     if not (isinstance(value, int) and value < 2**63):
         raise ValueError("corrupt, a field is not a non-negative integer")
     return value
+
+
+def _fixed32(fields: dict[int, list], number: int) -> int:
+    """Return an integer field that is stored in four bytes."""
+    value = fields.get(number, [bytes(4)])[0]
+    if isinstance(value, int) or len(value) != 4:
+        raise ValueError("corrupt, a field is not an integer of four bytes")
+    return int.from_bytes(value, "little")
 
 
 def _text(name: bytes) -> str:

@@ -15,6 +15,7 @@ from mask_rcnn_jax.deploy.annotate import Annotator, annotate_images, annotate_v
 from mask_rcnn_jax.deploy.video import Video, VideoFrame
 from tests.deploy.videos import frame_image, turn, write_video
 
+RUNS_OFTEN = True  # see tests/conftest.py
 ANNOTATOR = Annotator(["bolt", "nut"], [3, 8], 0.0, "continuous", 0.0)
 
 

@@ -28,6 +28,7 @@ from mask_rcnn_jax.deploy.onnx_graph import OPSETS, Graph, Map, make_model_proto
 from mask_rcnn_jax.deploy.onnx_layers import Extent, Trunk  # noqa: E402
 from mask_rcnn_jax.deploy.onnx_regions import Regions  # noqa: E402
 
+RUNS_OFTEN = True  # see tests/conftest.py
 SIZES = [(60, 96), (96, 64), (90, 90)]
 RECIPES = {
     "quickstart": (64, 128),

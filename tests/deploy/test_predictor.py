@@ -9,6 +9,7 @@ from mask_rcnn_jax.deploy import predictor as predictor_module
 from mask_rcnn_jax.deploy.predictor import Predictor
 from tests.deploy.conftest import two_canvas_config
 
+RUNS_OFTEN = True  # see tests/conftest.py
 # Both orientations, squares, slivers and a single pixel, with various valid extents.
 SIZES = [(48, 64), (64, 48), (50, 50), (30, 200), (200, 30), (48, 90), (1, 1), (40, 61), (96, 48)]
 

@@ -159,14 +159,14 @@ def test_nothing_goes_on_without_the_data(tmp_path):
     ],
 )
 def test_what_is_told_to_stop_ends_the_job_and_its_program(script, tmp_path):
-    programs = Programs()
+    programs, handler = Programs(), signal.getsignal(signal.SIGINT)
     after = shell("after.json", f"touch {tmp_path}/started")
     with programs.stoppable(), pytest.raises(Stopped):
         run(tmp_path, shell("first.json", script), after, programs=programs)
     told = {"-TERM $PPID": signal.SIGTERM, "-INT": signal.SIGINT}
     assert programs.signal == next((n for word, n in told.items() if word in script), None)
     assert not (tmp_path / "started").exists() and not list(tmp_path.rglob("*.json"))
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is handler
 
 
 def test_a_part_that_ends_well_although_told_to_stop_is_kept(tmp_path):

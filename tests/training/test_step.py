@@ -42,6 +42,7 @@ from tests.helpers import (
     tiny_config,
 )
 
+RUNS_OFTEN = True  # see tests/conftest.py
 ROOT = Path(__file__).resolve().parents[2]
 LOSS = loss_options(tiny_config())
 
