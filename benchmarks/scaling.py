@@ -36,8 +36,10 @@ TRAIN_IMAGES, VAL_IMAGES = 118_287, 5_000  # of COCO 2017
 HOST = {
     "loaded_per_core": 98.0,  # images/s of a worker process, see benchmarks/README.md
     "kbytes_per_image": 163.0,  # COCO's JPEGs, 19.3 GB of training images
-    "pasted_per_process": 88.0,  # images/s, masks pasted and encoded in one process
-    "score_s": 40.0,  # pycocotools on the first process: 5,000 images with 36,000 results
+    # 5,000 images with 100 detections each, see benchmarks/README.md.
+    "encoded_per_core": 75.0,  # images/s, masks pasted and encoded
+    "cores_per_gpu": 8,  # as launch/slurm.sh asks for
+    "score_s": 144.0,  # pycocotools, on one core of the first process
 }
 
 
@@ -120,7 +122,7 @@ def estimate(events: Sequence[Event], images: int, gpus: int, links: Links) -> d
     step, waited = run_us(events, gpus, links)
     rate = 1e6 * images * gpus / step
     per_node = rate * min(gpus, NODE) / gpus
-    pasting = VAL_IMAGES / (HOST["pasted_per_process"] * gpus)
+    encoding = VAL_IMAGES / (HOST["encoded_per_core"] * HOST["cores_per_gpu"] * gpus)
     return {
         "gpus": gpus,
         "images_per_gpu": images,
@@ -132,7 +134,7 @@ def estimate(events: Sequence[Event], images: int, gpus: int, links: Links) -> d
         "loader_cores_per_node": round(per_node / HOST["loaded_per_core"]),
         "mbytes_read_per_s_per_node": round(per_node * HOST["kbytes_per_image"] / 1e3),
         "s_per_epoch": round(TRAIN_IMAGES / rate, 1),
-        "s_per_evaluation": round(pasting + HOST["score_s"], 1),
+        "s_per_evaluation": round(encoding + HOST["score_s"], 1),
     }
 
 
