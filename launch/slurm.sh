@@ -40,12 +40,27 @@ newest_step() {
 before=$(newest_step)
 
 # Every task sees all GPUs of its node and uses one: --gpus-per-task would hide from NCCL the GPUs it
-# accesses directly. If one task dies, all end.
+# accesses directly. If one task dies, srun ends the others and returns the largest code of all. The
+# code of a task that was told to end says nothing, so each task notes its own: 0 if it was told to
+# end, and 137 before it ends at all, which stays there if it is killed.
+export CODES=$PWD/slurm-$SLURM_JOB_ID.codes
+mkdir -p "$CODES"
+trap 'rm -rf "$CODES"' EXIT
+# shellcheck disable=SC2016
+task='source "$0/env.sh"
+note() { echo "$1" > "$CODES/$SLURM_PROCID"; } 2> /dev/null
+note 137
+trap "told=yes; note 0" TERM
+run_entry "$@" &
+while wait $!; code=$?; [ "$code" -gt 128 ] && kill -0 $! 2> /dev/null; do :; done
+[ "${told:-no}" = yes ] || note "$code"
+exit "$code"'
+
 code=0
 export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1} # srun has not taken sbatch's since Slurm 22.05
-# shellcheck disable=SC2016
-srun --kill-on-bad-exit=1 bash -c 'source "$0/env.sh" && run_entry "$@"' "$here" "$@" \
-  --coordinator_address=auto || code=$?
+srun --kill-on-bad-exit=1 bash -c "$task" "$here" "$@" --coordinator_address=auto || code=$?
+noted=$({ echo 0; cat "$CODES"/*; } 2> /dev/null | sort -n | tail -n 1) || true
+if [ "$code" -ne 0 ] && [ "$noted" -ne 0 ]; then code=$noted; fi
 
 # 75: stopped early. From 128: a signal ended a task. Start again, but not for ever.
 [ "$code" -eq 75 ] || [ "$code" -ge 128 ] || exit "$code"

@@ -22,6 +22,7 @@ if "--gpu" not in sys.argv:
 
 import jax  # noqa: E402
 import jaxtyping  # noqa: E402
+from jax.experimental.compilation_cache import compilation_cache  # noqa: E402
 
 from tests import typechecker  # noqa: E402
 
@@ -54,6 +55,15 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 gc.set_threshold(50_000, 20, 100)
 # Programs need not carry the lines that they come from.
 jax.config.update("jax_traceback_in_locations_limit", 0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def keep_compiled_programs():
+    """Use the folder of compiled programs, also after a test of a command that uses none."""
+    jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
+    jax.config.update("jax_enable_compilation_cache", True)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+    compilation_cache.reset_cache()  # it looks at these settings once
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -51,8 +51,14 @@ def images(tmp_path):
     for number, split in enumerate(("train", "val")):
         kept = content["images"][3 * number :][:3]
         ids = {image["id"] for image in kept}
-        objects = [entry for entry in content["annotations"] if entry["image_id"] in ids]
-        part = content | {"images": kept, "annotations": objects}
+        # One class, as in the mask folder, so that all examples train the same program.
+        objects = [
+            entry | {"category_id": 1}
+            for entry in content["annotations"]
+            if entry["image_id"] in ids
+        ]
+        categories = [{"id": 1, "name": "person"}]
+        part = {"images": kept, "annotations": objects, "categories": categories}
         (tmp_path / f"{split}.json").write_text(json.dumps(part))
         write_masks(load_coco(tmp_path / f"{split}.json", folder), tmp_path / "people" / split)
     names = {"train": tmp_path / "train", "val": tmp_path / "val", "images": folder}

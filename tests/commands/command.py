@@ -59,6 +59,7 @@ def environment(cache: Path, devices: int = 2) -> dict[str, str]:
     """
     return os.environ | {
         "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=1",
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "0",
         "JAX_PLATFORMS": "cpu",
         "JAX_NUM_CPU_DEVICES": str(devices),
         "JAX_COMPILATION_CACHE_DIR": str(cache),
@@ -91,8 +92,7 @@ def run_inside(entry: str, *arguments) -> int:
     """A command in this process, which saves the imports; returns its exit code."""
     known, argv = set(flags.FLAGS), sys.argv
     verbosity = logging.get_verbosity()
-    compiles = [] if entry == "prepare" else ["--compile_cache=off"]
-    sys.argv = [entry, *map(str, arguments), *compiles]
+    sys.argv = [entry, *map(str, arguments)]
     sys.modules.pop(f"mask_rcnn_jax.{entry}", None)  # runpy warns if a test has imported it
     try:
         runpy.run_module(f"mask_rcnn_jax.{entry}", run_name="__main__")

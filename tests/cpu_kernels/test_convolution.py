@@ -48,6 +48,17 @@ def by_loops(x, kernel, stride, padding):
     return out
 
 
+def with_gradients(x, kernel, valid, grad, stride, padding, few=False):
+    """Output, and gradients of input and kernel for this one of the output, as one new program."""
+
+    def run(x, kernel, valid, grad):
+        forward = functools.partial(conv, stride=stride, padding=padding, sparse_cotangent=few)
+        out, pull = jax.vjp(lambda x, kernel: forward(x, kernel, valid), x, kernel)
+        return out, *pull(grad)
+
+    return jax.jit(run)(x, kernel, valid, grad)
+
+
 def bounds(x, kernel, stride, padding, grad):
     """Rounding bounds of the output and, for this gradient of it, of both gradients.
 
@@ -57,11 +68,8 @@ def bounds(x, kernel, stride, padding, grad):
     with pytest.MonkeyPatch.context() as patch:
         for name in ("INPUT_TRANSFORM", "KERNEL_TRANSFORM", "OUTPUT_TRANSFORM"):
             patch.setattr(winograd, name, np.abs(getattr(winograd, name)))
-        out, pull = jax.vjp(
-            lambda x, kernel: conv(x, kernel, None, stride, padding), abs(x), abs(kernel)
-        )
-        magnitudes = [out, *pull(abs(grad))]
-    terms = [kernel[..., 0].size, kernel[:, :, 0].size, out[..., 0].size]
+        magnitudes = with_gradients(abs(x), abs(kernel), None, abs(grad), stride, padding)
+    terms = [kernel[..., 0].size, kernel[:, :, 0].size, grad[..., 0].size]
     return [
         rounding_bound(count + 10, np.asarray(magnitude))
         for count, magnitude in zip(terms, magnitudes, strict=True)
@@ -97,9 +105,10 @@ def test_gradients(case, positions, few, monkeypatch, with_winograd=False):
     name = "SPARSE_BLOCK_POSITIONS" if few else "BLOCK_POSITIONS"
     monkeypatch.setattr(convolution, name, positions)
     x, kernel, stride, padding = problem(case)
-    out, pull = jax.vjp(lambda x, kernel: conv(x, kernel, None, stride, padding, few), x, kernel)
-    grad = output_gradient(out.shape, few)
-    of_x, of_kernel = (np.float64(part) for part in pull(jnp.asarray(grad)))
+    shape = jax.eval_shape(lambda x, k: conv(x, k, None, stride, padding), x, kernel).shape
+    grad = output_gradient(shape, few)
+    _, *gradients = with_gradients(x, kernel, None, jnp.asarray(grad), stride, padding, few)
+    of_x, of_kernel = map(np.float64, gradients)
     _, bound_of_x, bound_of_kernel = bounds_of(case, few, with_winograd)
     rng = np.random.default_rng(2)
     for _ in range(3):
@@ -160,13 +169,13 @@ def test_rows_that_nobody_reads_are_left_out(case, rows):
     valid = np.arange(rows) % 5 == 0
     x = jnp.asarray(rng.normal(size=(rows, *x.shape[1:])), jnp.float32)
 
-    out, pull = jax.vjp(lambda x, k: conv(x, k, jnp.asarray(valid), stride, padding), x, kernel)
-    plain, plain_pull = jax.vjp(lambda x, k: conv(x, k, None, stride, padding), x, kernel)
-    grad = rng.normal(size=out.shape) * valid[:, None, None, None]
-    grad = jnp.asarray(grad, jnp.float32)
+    shape = jax.eval_shape(lambda x, k: conv(x, k, None, stride, padding), x, kernel).shape
+    grad = jnp.asarray(rng.normal(size=shape) * valid[:, None, None, None], jnp.float32)
+    out, *gradients = with_gradients(x, kernel, jnp.asarray(valid), grad, stride, padding)
+    plain, *expected = with_gradients(x, kernel, None, grad, stride, padding)
     bound, *gradient_bounds = bounds(x, kernel, stride, padding, grad)
     assert_within(out[valid], plain[valid], 2 * bound[valid])
-    for mine, theirs, bound in zip(pull(grad), plain_pull(grad), gradient_bounds, strict=True):
+    for mine, theirs, bound in zip(gradients, expected, gradient_bounds, strict=True):
         assert_within(mine, theirs, 2 * bound)
 
 

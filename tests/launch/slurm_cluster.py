@@ -157,7 +157,7 @@ class Cluster:
 
     def wait(self, job: int, seconds: float = 1200) -> tuple[str, int, str]:
         """How a job ended: state, number of restarts, exit code:signal."""
-        going_on = ("PENDING", "RUNNING", "COMPLETING", "REQUEUED", "CONFIGURING", "PREEMPTED")
+        going_on = "PENDING RUNNING COMPLETING REQUEUED CONFIGURING PREEMPTED SIGNALING".split()
         wait_until(lambda: self.state(job)["JobState"] not in going_on, seconds)
         state = self.state(job)
         return state["JobState"], int(state["Restarts"]), state["ExitCode"]

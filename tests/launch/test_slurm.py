@@ -118,21 +118,31 @@ def check_same(workdir: Path, other: Path) -> None:
     jax.tree.map(np.testing.assert_array_equal, load_checkpoint(workdir), load_checkpoint(other))
 
 
+WAITS = "exec sleep 60"  # ended by SIGTERM: 143
+IGNORES = "trap '' TERM; sleep 60"  # ended by SIGKILL: 137
+
+
 @pytest.mark.parametrize(
-    "code, save, expected, said",
+    "code, save, other, expected, said",
     [
-        (75, "", ("FAILED", 0, "75:0"), "error: not requeued: no checkpoint after step 0"),
-        (2, "mkdir -p run/checkpoints/1;", ("FAILED", 0, "2:0"), ""),
-        (1, "mkdir -p run/checkpoints/1;", ("FAILED", 0, "1:0"), ""),
+        (75, "", WAITS, ("FAILED", 0, "75:0"), "error: not requeued: no checkpoint after step 0"),
+        (2, "mkdir -p run/checkpoints/1;", WAITS, ("FAILED", 0, "2:0"), ""),
+        (1, "mkdir -p run/checkpoints/1;", IGNORES, ("FAILED", 0, "1:0"), ""),
         # The second start has no progress.
-        (75, "mkdir -p run/checkpoints/1;", ("FAILED", 1, "75:0"), "no checkpoint after step 1"),
+        (75, "mkdir -p run/checkpoints/1;", WAITS, ("FAILED", 1, "75:0"), "after step 1 since"),
     ],
 )
-def test_what_cannot_go_on_is_not_started_again(code, save, expected, said, cluster, tmp_path):
-    python = program(tmp_path, f"sleep 1; {save} exit {code}")
+def test_what_cannot_go_on_is_not_started_again(
+    code, save, other, expected, said, cluster, tmp_path
+):
+    """The task that fails decides, and not the other one, which srun ends."""
+    python = program(
+        tmp_path, f"[ $SLURM_PROCID = 0 ] || {{ {other}; }}\nsleep 1; {save} exit {code}"
+    )
     job = cluster.submit(SCRIPT, "train", "--workdir=run", cwd=tmp_path, PYTHON=python)
     assert cluster.wait(job) == expected, log(tmp_path)
     assert said in log(tmp_path)
+    assert not list(tmp_path.glob("*.codes"))
 
 
 def test_scancel_ends_a_run_for_good(cluster, tmp_path):
