@@ -69,7 +69,8 @@ def export_weights(config: ConfigDict | None, weights: str, format: str, output:
     else:
         arrays = to_ours_flat(variables)
     content = save(arrays)
-    restored, _ = to_flax(arrays, norm=config.model.backbone.norm, eps=eps)
+    model = config.model
+    restored, _ = to_flax(arrays, norm=model.backbone.norm, eps=eps, model=model)
     difference = _largest_difference(restored, variables)
     details = {"self_check": {"largest_difference": difference}, "config": config.to_dict()}
     manifest = make_manifest(

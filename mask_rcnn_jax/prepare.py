@@ -29,7 +29,7 @@ from mask_rcnn_jax.data import checking
 from mask_rcnn_jax.data.coco import read_coco
 from mask_rcnn_jax.formats import coco2017
 from mask_rcnn_jax.formats.coco_build import build_coco, split_coco
-from mask_rcnn_jax.formats.download import PUBLIC_WEIGHTS, download_weights
+from mask_rcnn_jax.formats.download import download_weights, weight_names
 from mask_rcnn_jax.formats.labelme import read_labelme
 from mask_rcnn_jax.formats.shapes import write_shapes
 from mask_rcnn_jax.formats.via import read_via
@@ -55,7 +55,7 @@ ACTIONS = {
 }
 SPLITS = {"both": ("train", "val"), "train": ("train",), "val": ("val",)}
 JSON_NAMES = ("instances_{}2017.json", "instances_{}.json")  # COCO's, and those of `shapes`
-NAMED = {"weights": f"one name of {list(PUBLIC_WEIGHTS)}", "tao_spec": "the path of one spec"}
+NAMED = {"weights": f"one name of {weight_names()}", "tao_spec": "the path of one spec"}
 DATA_DIR_HELP = "Folder of the data set (annotations/ and image folders), or of the weights."
 
 

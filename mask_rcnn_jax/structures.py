@@ -68,7 +68,7 @@ class Detections:
     boxes: Array  # [D, 4] float32
     scores: Array  # [D] float32
     classes: Array  # [D] int32, 1..K
-    masks: Array  # [D, 28, 28] float32 probability inside the box
+    masks: Array  # [D, M, M] float32 probability inside the box; None for a model of boxes alone
     valid: Array  # [D] bool
 
     def __len__(self) -> int:

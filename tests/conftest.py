@@ -45,8 +45,8 @@ jaxtyping.install_import_hook(
     ["mask_rcnn_jax.ops", "mask_rcnn_jax.models"], f"{typechecker.__name__}.check"
 )
 
-# Two devices, so that every sharded code path really shards.
-jax.config.update("jax_num_cpu_devices", 2)
+# Two devices, so that every sharded code path really shards. Some tests start others with four.
+jax.config.update("jax_num_cpu_devices", int(os.environ.get("MASK_RCNN_TEST_DEVICES", 2)))
 # [N] + [1, N] is more often a mistake than a wish: say it with [None, :].
 jax.config.update("jax_numpy_rank_promotion", "raise")
 

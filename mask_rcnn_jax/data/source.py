@@ -49,7 +49,12 @@ def _load_tfrecords(annotations: str, pattern: str, checks: Mapping[str, Any]) -
 
 def learns_boxes_only(config: Mapping[str, Any]) -> bool:
     """Check whether a config's model learns no masks, so that boxes are enough."""
-    return config["loss"]["mask_weight"] == 0
+    return config["loss"]["mask_weight"] == 0 or not has_masks(config)
+
+
+def has_masks(config: Mapping[str, Any]) -> bool:
+    """Check whether a config's model finds masks, not boxes alone."""
+    return config["model"]["mask_head"]["name"] != "none"
 
 
 def annotation_file(data: Mapping[str, Any], split: str) -> str:

@@ -46,14 +46,16 @@ class Annotator(NamedTuple):
         return visualize.draw_detections(image, found, self.names, **options)
 
     def results(self, image: np.ndarray, found: Detections, image_id: int) -> list[dict]:
-        """COCO results of one image, box and mask in one entry."""
+        """COCO results of one image, box and mask, if there are masks, in one entry."""
         batch = jax.tree.map(lambda leaf: leaf[None], found)
         rules: dict[str, Any] = dict(paste=self.paste, inclusive_boxes=self.inclusive_boxes)
         sizes = [image.shape[:2]]
-        results = to_coco_results(
+        boxes, masks = to_coco_results(
             batch, np.ones((1, 2)), [image_id], sizes, self.category_ids, **rules
         )
-        pairs = zip(*results, strict=True)
+        if found.masks is None:
+            return boxes
+        pairs = zip(boxes, masks, strict=True)
         return [{**box, "segmentation": mask["segmentation"]} for box, mask in pairs]
 
 

@@ -248,7 +248,8 @@ def _run(program: Callable, batch: int | None, images, image_sizes) -> Detection
     """Run a program, repeating the last image to fill a fixed batch."""
     rows = np.minimum(np.arange(batch or len(images)), len(images) - 1)
     found = program(np.asarray(images)[rows], np.asarray(image_sizes, np.int32)[rows])
-    return Detections(**{name: value[: len(images)] for name, value in found.items()})
+    found = {name: value[: len(images)] for name, value in found.items()}
+    return Detections(**{"masks": None, **found})
 
 
 def _inputs(dtype: str, shape: list, sizes_shape: list | None) -> dict[str, dict]:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+import jax
 import numpy as np
 
 from mask_rcnn_jax.structures import Detections
@@ -48,7 +49,7 @@ def compare(
         batches = reference(images, sizes), exported(images, sizes)
         for row in range(len(images)):
             a, b = (
-                Detections(**{k: np.asarray(v)[row] for k, v in vars(batch).items()})
+                jax.tree.map(lambda leaf, row=row: np.asarray(leaf)[row], batch)
                 for batch in batches
             )
             _add(total, a, b, score_threshold)
@@ -72,7 +73,8 @@ def _add(total: Differences, a: Detections, b: Detections, score_threshold: floa
         j = unused.pop(int(np.argmin(distances)))
         total.boxes = max(total.boxes, float(np.abs(a.boxes[i] - b.boxes[j]).max()))
         total.scores = max(total.scores, float(abs(a.scores[i] - b.scores[j])))
-        total.masks = max(total.masks, float(np.abs(a.masks[i] - b.masks[j]).max()))
+        if a.masks is not None:
+            total.masks = max(total.masks, float(np.abs(a.masks[i] - b.masks[j]).max()))
     lost_scores += [b.scores[j] for j in unused]
     # Rounding decides whether a score at the limit is kept.
     limits = [score_threshold]

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import mask_rcnn_jax
 from mask_rcnn_jax.data.options import has_inclusive_boxes
+from mask_rcnn_jax.data.source import has_masks
 from mask_rcnn_jax.models.detect import detect_options
 
 OUTPUTS = {
@@ -89,6 +90,9 @@ def make_manifest(
     }
     if interface:
         manifest["inputs"] = dict(interface.inputs)
+        outputs = dict(OUTPUTS)
+        if not has_masks(config):
+            del outputs["masks"]
         rows = [interface.inputs["images"]["shape"][0], options["detections_per_image"]]
         manifest["outputs"] = {
             name: {
@@ -96,7 +100,7 @@ def make_manifest(
                 "shape": rows + shape,
                 "means": means,
             }
-            for name, (dtype, shape, means) in OUTPUTS.items()
+            for name, (dtype, shape, means) in outputs.items()
         }
         manifest["detection"] = vars(detect_options(config))
         manifest["preprocessing"]["canvas"] = list(interface.canvas)

@@ -147,7 +147,8 @@ def load_onnx(model: bytes) -> Callable:
         feeds = {name: value for name, value in feeds.items() if name in inputs}
         found = dict(zip(names, session.run(names, feeds), strict=True))
         found["valid"] = found["valid"].astype(bool)
-        return Detections(**{name: value[: len(images)] for name, value in found.items()})
+        found = {name: value[: len(images)] for name, value in found.items()}
+        return Detections(**{"masks": None, **found})
 
     return run
 

@@ -37,7 +37,8 @@ def export_stablehlo(
         platforms: JAX platforms that can run the program.
 
     Returns:
-        The serialized program; it returns a dict with the fields of `Detections`.
+        The serialized program; it returns a dict with the fields of `Detections`, without `masks`
+        for a model of boxes alone.
     """
 
     def run(images, image_sizes):
@@ -46,7 +47,8 @@ def export_stablehlo(
 
         def one(image, size):
             found = predict(weights, image[None], size[None])
-            return {name: getattr(found, name)[0] for name in FIELDS}
+            fields = {name: getattr(found, name) for name in FIELDS}
+            return {name: array[0] for name, array in fields.items() if array is not None}
 
         return jax.vmap(one)(images, image_sizes)
 

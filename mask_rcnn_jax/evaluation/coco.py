@@ -48,7 +48,8 @@ def to_coco_results(
         inclusive_boxes: x2 and y2 are the last pixels of a box, so width = x2 - x1 + 1.
 
     Returns:
-        Box results and mask results for the same detections in the same order.
+        Box results and mask results for the same detections in the same order; no mask results
+        without masks.
     """
     images = split_images(detections, scales, image_ids, image_sizes_original, category_ids)
     bbox_results, segm_results = [], []

@@ -24,7 +24,7 @@ class ImageDetections(NamedTuple):
     boxes: np.ndarray  # [n, 4] float64 (x1, y1, x2, y2), original pixels, not clipped
     scores: np.ndarray  # [n] float32
     category_ids: list  # [n] of the json
-    masks: np.ndarray  # [n, M, M] probabilities inside the box
+    masks: np.ndarray | None  # [n, M, M] probabilities inside the box; None: boxes only
 
 
 def split_images(
@@ -43,15 +43,17 @@ def split_images(
         sizes: original (height, width) per image; ignored for padding.
         category_ids: class k has the json id `category_ids[k - 1]`.
     """
-    fields = ("boxes", "scores", "classes", "masks", "valid")
+    fields = ("boxes", "scores", "classes", "valid")
     batch = [np.asarray(getattr(detections, name)) for name in fields]
+    all_masks = None if detections.masks is None else np.asarray(detections.masks)
     for b, image_id in enumerate(image_ids):
         if image_id is None:
             continue
         height, width = (int(side) for side in sizes[b])
         scale_y, scale_x = np.asarray(scales[b], np.float64)
         valid = batch[-1][b]
-        boxes, scores, classes, masks = (leaf[b][valid] for leaf in batch[:-1])
+        boxes, scores, classes = (leaf[b][valid] for leaf in batch[:-1])
+        masks = None if all_masks is None else all_masks[b][valid]
         boxes = boxes.astype(np.float64) / (scale_x, scale_y, scale_x, scale_y)
         categories = [category_ids[k - 1] for k in classes.tolist()]
         yield ImageDetections(image_id, height, width, boxes, scores, categories, masks)
@@ -60,7 +62,7 @@ def split_images(
 def encode_image(
     image: ImageDetections, paste: str, inclusive_boxes: bool
 ) -> tuple[list[dict], list[dict]]:
-    """Return box results and mask results of the same detections in the same order.
+    """Return box results and mask results, none without masks, of the same detections in order.
 
     Args:
         image: the detections.
@@ -70,12 +72,14 @@ def encode_image(
     _, height, width, boxes, scores, categories, masks = image
     clipped = _clipped_xywh(boxes, height, width, float(inclusive_boxes))
     bbox_results, segm_results = [], []
-    rows = zip(boxes, clipped, scores.tolist(), categories, masks, strict=True)
-    for box, bbox, score, category, mask in rows:
+    rows = zip(boxes, clipped, scores.tolist(), categories, strict=True)
+    for i, (box, bbox, score, category) in enumerate(rows):
         entry = {"image_id": image.image_id, "category_id": category, "score": score}
-        # Paste with the unclipped box: clipping it first would squeeze the mask.
-        crop, origin = paste_mask(mask, box, height, width, rule=paste)
         bbox_results.append({**entry, "bbox": bbox})
+        if masks is None:
+            continue
+        # Paste with the unclipped box: clipping it first would squeeze the mask.
+        crop, origin = paste_mask(masks[i], box, height, width, rule=paste)
         segm_results.append({**entry, "segmentation": encode_window(crop, origin, height, width)})
     return bbox_results, segm_results
 

@@ -15,8 +15,8 @@ from absl import logging
 from mask_rcnn_jax.formats.disk import check_room
 
 _TORCH = "https://download.pytorch.org/models/"
-# Name -> (URL, first digits of the SHA-256). Weights published without a checksum (Detectron2's,
-# Detectron's, Google's) are excluded, since downloads could not be verified.
+# Name -> (URL, first digits of the SHA-256). Weights published without a checksum (Detectron's,
+# Google's) are excluded, since downloads could not be verified.
 PUBLIC_WEIGHTS = {
     "resnet18": (_TORCH + "resnet18-f37072fd.pth", "f37072fd"),
     "resnet34": (_TORCH + "resnet34-b627a593.pth", "b627a593"),
@@ -24,6 +24,25 @@ PUBLIC_WEIGHTS = {
     "resnet101": (_TORCH + "resnet101-63fe2227.pth", "63fe2227"),
     "resnet152": (_TORCH + "resnet152-394f9c45.pth", "394f9c45"),
     "maskrcnn_resnet50_fpn_coco": (_TORCH + "maskrcnn_resnet50_fpn_coco-bf2d0c1e.pth", "bf2d0c1e"),
+    "maskrcnn_resnet50_fpn_v2_coco": (
+        _TORCH + "maskrcnn_resnet50_fpn_v2_coco-73cbd019.pth",
+        "73cbd019",
+    ),
+}
+_DETECTRON2 = "https://dl.fbaipublicfiles.com/detectron2/"
+# Name -> folder, and the first digits of the MD5, which end the file's name (MODEL_ZOO.md).
+DETECTRON2_WEIGHTS = {
+    "detectron2_r50_lsj_100ep": ("new_baselines/mask_rcnn_R_50_FPN_100ep_LSJ/42047764", "bb69de"),
+    "detectron2_r50_lsj_200ep": ("new_baselines/mask_rcnn_R_50_FPN_200ep_LSJ/42047638", "89a8d3"),
+    "detectron2_r50_lsj_400ep": ("new_baselines/mask_rcnn_R_50_FPN_400ep_LSJ/42019571", "14d201"),
+    "detectron2_r101_lsj_100ep": ("new_baselines/mask_rcnn_R_101_FPN_100ep_LSJ/42025812", "4f7b58"),
+    "detectron2_r101_lsj_200ep": ("new_baselines/mask_rcnn_R_101_FPN_200ep_LSJ/42131867", "0bb7ae"),
+    "detectron2_r101_lsj_400ep": ("new_baselines/mask_rcnn_R_101_FPN_400ep_LSJ/42073830", "f96b26"),
+    "detectron2_x101_3x": (
+        "COCO-InstanceSegmentation/mask_rcnn_X_101_32x8d_FPN_3x/139653917",
+        "2d9806",
+    ),
+    "detectron2_gn_3x": ("Misc/mask_rcnn_R_50_FPN_3x_gn/138602888", "dc5d9e"),
 }
 # Factory: total bytes (0 if unknown) -> callback(additional bytes).
 ProgressFactory = Callable[[int], Callable[[int], None]]
@@ -36,12 +55,23 @@ _LOWEST_RATE, _WINDOW = 1000, 60.0
 def download_weights(
     name: str, folder: str | os.PathLike, make_progress: ProgressFactory | None = None
 ) -> Path:
-    """Download an entry of `PUBLIC_WEIGHTS`; ValueError if unknown. See `download`."""
-    if name not in PUBLIC_WEIGHTS:
-        raise ValueError(f"unknown weights {name!r}, expected one of {list(PUBLIC_WEIGHTS)}")
-    url, sha256 = PUBLIC_WEIGHTS[name]
+    """Download one of `weight_names`; ValueError if unknown. See `download`."""
+    if name in PUBLIC_WEIGHTS:
+        url, sha256 = PUBLIC_WEIGHTS[name]
+        checksum = f"sha256:{sha256}"
+    elif name in DETECTRON2_WEIGHTS:
+        model, md5 = DETECTRON2_WEIGHTS[name]
+        url, checksum = f"{_DETECTRON2}{model}/model_final_{md5}.pkl", f"md5:{md5}"
+    else:
+        lists = f"{list(PUBLIC_WEIGHTS)} or {list(DETECTRON2_WEIGHTS)}"
+        raise ValueError(f"unknown weights {name!r}, expected one of {lists}")
     path = Path(folder) / url.rpartition("/")[2]
-    return download(url, path, f"sha256:{sha256}", make_progress=make_progress)
+    return download(url, path, checksum, make_progress=make_progress)
+
+
+def weight_names() -> list[str]:
+    """Return the names of public weights."""
+    return [*PUBLIC_WEIGHTS, *DETECTRON2_WEIGHTS]
 
 
 def download(
@@ -59,7 +89,7 @@ def download(
         url: http or https.
         path: created, with its folder, only when complete and verified. Until then the data is in
             `path` + ".part", from which the next call resumes.
-        checksum: "sha256:" and at least the first 8 hex digits, or "md5:" and all 32.
+        checksum: "sha256:" and at least the first 8 hex digits, or "md5:" and at least 6.
         size: expected bytes, 0 if unknown. Rejects responses whose size differs.
         persistent: resume after a lost connection, as long as each attempt yields at least 1 MiB.
         make_progress: see `ProgressFactory`.
@@ -69,8 +99,8 @@ def download(
             too slowly, or the disk is too small.
         ValueError: for a wrong checksum; the file is deleted.
     """
-    if not re.fullmatch(r"sha256:[0-9a-f]{8,64}|md5:[0-9a-f]{32}", checksum):
-        forms = "'sha256:' and 8 to 64 hexadecimal digits, or 'md5:' and 32"
+    if not re.fullmatch(r"sha256:[0-9a-f]{8,64}|md5:[0-9a-f]{6,32}", checksum):
+        forms = "'sha256:' and 8 to 64 hexadecimal digits, or 'md5:' and 32, at least the first 6"
         raise ValueError(f"checksum is {checksum!r}, expected {forms}")
     algorithm, _, expected = checksum.partition(":")
     path = Path(path)

@@ -42,11 +42,17 @@ PARTS = {
     "roi_align": RoIAlign,
     "mask_targets": MaskTargets,
 }
+
+
+def no_head(**section: Any) -> None:
+    """Return no module: the model has boxes only, whatever else its section says."""
+
+
 # Sections whose `name` selects the builder, built in or `package.module:function`.
 BUILDERS: dict[str, dict[str, Callable]] = {
     "backbone": {"resnet": ResNet},
-    "box_head": {"two_fc": BoxHead},
-    "mask_head": {"four_conv": MaskHead},
+    "box_head": {"two_fc": BoxHead, "conv_fc": BoxHead},
+    "mask_head": {"four_conv": MaskHead, "none": no_head},
 }
 GIVEN = ("num_classes", "dtype", "remat")  # arguments from outside the section
 
@@ -109,29 +115,44 @@ def build_model(
         name: parts.build(part, config.get(name, {}), f"model.{name}", dtype=dtype)
         for name, part in PARTS.items()
     }
-    maybe_remat = nn.remat if "heads" in REMATS[remat] else lambda module: module
+    remat_heads = "heads" in REMATS[remat]
     for section in BUILDERS:
         given = {"num_classes": num_classes, "dtype": dtype}
         if section == "backbone":
             given = {"dtype": dtype, "remat": "backbone" in REMATS[remat]}
-        built[section] = _build_named(config.get(section, {}), section, maybe_remat, given)
+        built[section] = _build_named(config.get(section, {}), section, remat_heads, given)
+    rpn = built["rpn"]
+    rpn_options = dict(channels=rpn.channels, num_convs=rpn.num_convs, dtype=dtype)
+    rpn_head = nn.remat(RPNHead) if remat_heads else RPNHead
     return MaskRCNN(
         **built,
-        rpn_head=maybe_remat(RPNHead)(built["anchors"].per_cell, built["rpn"].channels, dtype),
+        rpn_head=rpn_head(built["anchors"].per_cell, **rpn_options),
         dtype=dtype,
         matmul_precision=matmul_precision,
         implementation=IMPLEMENTATIONS[implementation],
     )
 
 
-def _build_named(config: parts.Section, section: str, maybe_remat, given: dict) -> nn.Module:
+def _build_named(
+    config: parts.Section, section: str, remat_heads: bool, given: dict
+) -> nn.Module | None:
     """Build the backbone or a head from the `name` in its section."""
     builders, options = BUILDERS[section], dict(config)
     name = options.pop("name", next(iter(builders)))
     builder = parts.find(name, builders, f"model.{section}.name")
-    if section != "backbone" and builder in builders.values():
-        builder = maybe_remat(builder)
+    if remat_heads and builder in (BoxHead, MaskHead):
+        builder = _recomputed(builder)
     return parts.build(builder, options, f"model.{section}", **given)
+
+
+def _recomputed(head: type[nn.Module]) -> type[nn.Module]:
+    """Return a head that is recomputed in the backward pass."""
+
+    class Recomputed(nn.remat(head, static_argnums=3)):  # type: ignore[misc]
+        def __call__(self, features: jax.Array, rows: Any = None, train: bool = False) -> Any:
+            return super().__call__(features, rows, train)  # all are needed for `static_argnums`
+
+    return Recomputed
 
 
 def _check_choice(name: str, value: Any, choices: Mapping) -> None:

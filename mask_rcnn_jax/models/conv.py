@@ -1,12 +1,14 @@
 """Convolution and dense layers in their fastest forms, forward and backward."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax import lax
 from jax.typing import DTypeLike
 
-from mask_rcnn_jax.cpu_kernels.convolution import conv
+from mask_rcnn_jax.cpu_kernels.convolution import DIMENSIONS, conv
 
 
 class Conv(nn.Module):
@@ -22,6 +24,7 @@ class Conv(nn.Module):
     use_bias: bool = True
     kernel_init: nn.initializers.Initializer = nn.initializers.lecun_normal()
     dtype: DTypeLike = jnp.float32
+    groups: int = 1  # of channels, each convolved by itself
 
     sparse_cotangent = False
 
@@ -37,7 +40,7 @@ class Conv(nn.Module):
         return self._apply(x, affine, valid=None)
 
     def _apply(self, x: jax.Array, affine, valid: jax.Array | None) -> jax.Array:
-        shape = (*self.kernel_size, x.shape[-1], self.features)
+        shape = (*self.kernel_size, x.shape[-1] // self.groups, self.features)
         kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
         bias = None
         if self.use_bias:
@@ -61,7 +64,13 @@ class Conv(nn.Module):
                 # (openxla/xla issue 47381), as with `train.remat=backbone`.
                 x = lax.optimization_barrier(x[:, :: self.stride, :: self.stride])
             return lax.dot_general(x, kernel[0, 0], (((3,), (0,)), ((), ())))
-        pads = self.padding if self.padding == "SAME" else ((self.padding, self.padding),) * 2
+        pads: Any = self.padding if self.padding == "SAME" else ((self.padding, self.padding),) * 2
+        if self.groups > 1:
+            options: dict[str, Any] = dict(
+                dimension_numbers=DIMENSIONS, feature_group_count=self.groups
+            )
+            strides = (self.stride, self.stride)
+            return lax.conv_general_dilated(x, kernel, strides, pads, **options)
         return conv(x, kernel, valid, self.stride, pads, self.sparse_cotangent)
 
 
@@ -75,12 +84,17 @@ class RoIConv(Conv):
     """`Conv` over RoIs that skips padding rows on a CPU."""
 
     @nn.compact
-    def __call__(self, x: jax.Array, valid: jax.Array) -> jax.Array:  # type: ignore[override]
+    def __call__(  # type: ignore[override]
+        self,
+        x: jax.Array,
+        valid: jax.Array | None,
+        affine: tuple[jax.Array, jax.Array] | None = None,
+    ) -> jax.Array:
         """Map [N, H, W, C] to [N, h, w, features]; rows not in `valid` [N] are unspecified.
 
         Gradients must be zero for invalid rows.
         """
-        return self._apply(x, None, valid)
+        return self._apply(x, affine, valid)
 
 
 class UpConv(nn.Module):

@@ -1,5 +1,6 @@
 """Feature pyramid (Lin et al., "Feature Pyramid Networks", 2017)."""
 
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -9,6 +10,7 @@ from jax.typing import DTypeLike
 
 from mask_rcnn_jax.models.conv import Conv
 from mask_rcnn_jax.models.init import fan_init
+from mask_rcnn_jax.models.norm import LIVE, Norm, make_norm, normalize
 from mask_rcnn_jax.ops.extent import ValidExtent
 
 
@@ -18,27 +20,39 @@ class FPN(nn.Module):
     Attributes:
         channels: channels per pyramid map.
         init: kernel initializer, see `models.init.fan_init`.
+        norm: norm behind every convolution, which then has no bias, see `models.norm`.
     """
 
     channels: int = 256
     init: Literal["glorot", "xavier_fill", "linear"] = "xavier_fill"  # type: ignore[assignment]
+    norm: Norm = "none"
     dtype: DTypeLike = jnp.float32
 
+    @property
+    def trains_batch_stats(self) -> bool:
+        """Whether training updates `batch_stats`."""
+        return self.norm in LIVE
+
     @nn.compact
-    def __call__(self, features: list[jax.Array], extent: ValidExtent) -> list[jax.Array]:
+    def __call__(
+        self, features: list[jax.Array], extent: ValidExtent, train: bool = False
+    ) -> list[jax.Array]:
         """Convert maps at strides 4..32 to strides 4..64, zero outside the valid extent."""
 
-        def conv(kernel: int, name: str) -> Conv:
-            options: dict[str, Any] = dict(
-                dtype=self.dtype, kernel_init=fan_init(self.init), name=name
-            )
-            return Conv(self.channels, (kernel, kernel), padding=kernel // 2, **options)
+        def conv(kernel: int, name: str, x: jax.Array) -> jax.Array:
+            options: dict[str, Any] = dict(dtype=self.dtype, kernel_init=fan_init(self.init))
+            options |= dict(padding=kernel // 2, use_bias=self.norm == "none", name=name)
+            layer = Conv(self.channels, (kernel, kernel), **options)
+            if self.norm == "none":
+                return layer(x)
+            norm = make_norm(self.norm, train=train, dtype=self.dtype)(name=f"{name}_norm")
+            return normalize(partial(layer, x), norm, self.channels, extent.inside(x.shape[1:3]))
 
         pyramid, top_down = [], None
         for level in range(5, 1, -1):
-            lateral = conv(1, f"fpn_lateral{level}")(features[level - 2])
+            lateral = conv(1, f"fpn_lateral{level}", features[level - 2])
             top_down = lateral if top_down is None else lateral + _upsample(top_down)
-            output = conv(3, f"fpn_output{level}")(extent.mask(top_down))
+            output = conv(3, f"fpn_output{level}", extent.mask(top_down))
             pyramid.insert(0, extent.mask(output))
         return [*pyramid, pyramid[-1][:, ::2, ::2]]
 

@@ -38,6 +38,16 @@ def _in_precision(method):
     return wrapped
 
 
+def _call_head(head: nn.Module, features: jax.Array, rows: jax.Array, train: bool) -> Any:
+    """Call a head in training; those of users need not take `rows` (valid, classes) or `train`.
+
+    By position, because `nn.remat` would trace a keyword.
+    """
+    parameters = list(inspect.signature(type(head).__call__).parameters.values())[1:]
+    taken = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+    return head(*(features, rows, train)[:taken])
+
+
 @no_type_check  # `jax.tree.map` may put anything into its fields
 @struct.dataclass
 class TrainOutputs:
@@ -52,8 +62,9 @@ class TrainOutputs:
     rois: SampledRoIs  # with a B axis
     class_logits: jax.Array  # [B, R, K + 1]
     box_deltas: jax.Array  # [B, R, K + 1, 4]
-    mask_logits: jax.Array  # [B, F, 28, 28] of the true class, for the first F = foreground RoIs
-    mask_targets: jax.Array  # [B, F, 28, 28] 0..1
+    # [B, F, M, M] of the true class, for the first F = foreground RoIs; None without a mask head
+    mask_logits: jax.Array | None
+    mask_targets: jax.Array | None  # [B, F, M, M] 0..1
 
 
 class MaskRCNN(nn.Module):
@@ -66,15 +77,17 @@ class MaskRCNN(nn.Module):
 
     input: ImageInput
     backbone: nn.Module  # (x, *, train) to maps at strides 4, 8, 16, 32
-    fpn: nn.Module  # (maps, extent) to maps at strides 4..64
+    fpn: nn.Module  # (maps, extent, train) to maps at strides 4..64
     anchors: AnchorGrid
     box_coder: BoxCoder
-    rpn_head: nn.Module  # maps to logits and deltas per level
+    rpn_head: nn.Module  # maps and their valid cells to logits and deltas per level
     rpn: RPN
     sampling: RoISampling
     roi_align: RoIAlign
-    box_head: nn.Module  # [B, R, 7, 7, C] to class logits and deltas
-    mask_head: nn.Module  # [B, R, 14, 14, C] and classes [B, R] to mask logits [B, R, 28, 28]
+    # [B, R, 7, 7, C], valid [B, R] and train to class logits and deltas
+    box_head: nn.Module
+    # [B, R, P, P, C], classes [B, R] and train to mask logits [B, R, 2P, 2P]; None: boxes only
+    mask_head: nn.Module | None
     mask_targets: MaskTargets
     dtype: DTypeLike = jnp.float32  # computation dtype; parameters are float32
     matmul_precision: str | None = None  # for float32, see jax.default_matmul_precision
@@ -83,11 +96,23 @@ class MaskRCNN(nn.Module):
     def init_all(self, images: jax.Array, image_sizes: jax.Array) -> None:
         """Use every parameter once, for `model.init(key, images, image_sizes, method=...)`."""
         pyramid, extent = self.pyramid(images, image_sizes, train=False)
-        self.rpn_head(pyramid)
+        self.rpn_outputs(pyramid, extent)
         boxes = jnp.zeros((len(images), 1, 4))
         self.box_head(self.pool(pyramid, boxes, BOX_SIZE, extent))
-        classes = jnp.zeros((len(images), 1), jnp.int32)
-        self.mask_head(self.pool(pyramid, boxes, MASK_SIZE, extent), classes)
+        if self.mask_head is not None:
+            classes = jnp.zeros((len(images), 1), jnp.int32)
+            self.mask_head(self.pool(pyramid, boxes, self.mask_roi_size, extent), classes)
+
+    @property
+    def trains_batch_stats(self) -> bool:
+        """Whether training updates `batch_stats`; parts of users may not say."""
+        parts = (self.backbone, self.fpn, self.box_head, self.mask_head)
+        return any(getattr(p, "trains_batch_stats", True) for p in parts if p is not None)
+
+    @property
+    def mask_roi_size(self) -> int:
+        """Side of the mask head's RoI features."""
+        return getattr(self.mask_head, "roi_size", MASK_SIZE)
 
     @_in_precision
     def forward_train(self, batch: Batch, keys: jax.Array | None, *, train: bool) -> TrainOutputs:
@@ -99,14 +124,19 @@ class MaskRCNN(nn.Module):
         if keys is not None:
             rpn_keys, roi_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
         pyramid, extent = self.pyramid(batch.images, batch.image_sizes, train=train)
-        rpn_logits, rpn_deltas = self.rpn_head(pyramid)
+        rpn_logits, rpn_deltas = self.rpn_outputs(pyramid, extent)
         labels, sampled, anchor_deltas = self.anchor_targets(batch, rpn_keys, extent)
         proposals = self.propose(rpn_logits, rpn_deltas, batch.image_sizes, extent, train=True)
         rois = self.sample(proposals, batch, roi_keys)
-        class_logits, box_deltas = self.box_head(self.pool(pyramid, rois.boxes, BOX_SIZE, extent))
-        # Foreground rows come first, so a slice with static size has them all.
-        masked = jax.tree.map(lambda x: x[:, : self.sampling.max_foreground], rois)
-        pooled = self.pool(pyramid, masked.boxes, MASK_SIZE, extent)
+        pooled = self.pool(pyramid, rois.boxes, BOX_SIZE, extent)
+        class_logits, box_deltas = _call_head(self.box_head, pooled, rois.valid, train)
+        mask_logits = mask_targets = None
+        if self.mask_head is not None:
+            # Foreground rows come first, so a slice with static size has them all.
+            masked = jax.tree.map(lambda x: x[:, : self.sampling.max_foreground], rois)
+            pooled = self.pool(pyramid, masked.boxes, self.mask_roi_size, extent)
+            mask_logits = _call_head(self.mask_head, pooled, masked.classes, train)
+            mask_targets = self.roi_mask_targets(masked, batch)
         return TrainOutputs(
             rpn_logits=rpn_logits,
             rpn_deltas=rpn_deltas,
@@ -117,8 +147,8 @@ class MaskRCNN(nn.Module):
             rois=rois,
             class_logits=class_logits,
             box_deltas=box_deltas,
-            mask_logits=self.mask_head(pooled, masked.classes),
-            mask_targets=self.roi_mask_targets(masked, batch),
+            mask_logits=mask_logits,
+            mask_targets=mask_targets,
         )
 
     @_in_precision
@@ -128,14 +158,16 @@ class MaskRCNN(nn.Module):
         images: [B, H, W, 3] in 0..255, uint8 or float. image_sizes: [B, 2] (height, width).
         """
         pyramid, extent = self.pyramid(images, image_sizes, train=False)
-        logits, deltas = self.rpn_head(pyramid)
+        logits, deltas = self.rpn_outputs(pyramid, extent)
         proposals = self.propose(logits, deltas, image_sizes, extent, train=False)
         logits, deltas = self.box_head(self.pool(pyramid, proposals.boxes, BOX_SIZE, extent))
         options: dict[str, Any] = dict(coder=self.box_coder, implementation=self.implementation)
         selected = detect(logits, deltas, proposals, image_sizes, **options)
         boxes, scores, classes, valid = selected
-        logits = self.mask_head(self.pool(pyramid, boxes, MASK_SIZE, extent), classes)
-        masks = jnp.where(valid[..., None, None], nn.sigmoid(logits), 0.0)
+        masks = None
+        if self.mask_head is not None:
+            logits = self.mask_head(self.pool(pyramid, boxes, self.mask_roi_size, extent), classes)
+            masks = jnp.where(valid[..., None, None], nn.sigmoid(logits), 0.0)
         return Detections(boxes=boxes, scores=scores, classes=classes, masks=masks, valid=valid)
 
     def pyramid(
@@ -147,7 +179,13 @@ class MaskRCNN(nn.Module):
         takes_extent = "extent" in inspect.signature(type(self.backbone).__call__).parameters
         options = {"extent": extent} if takes_extent else {}
         maps = self.backbone(x.astype(self.dtype), train=train, **options)
-        return self.fpn(maps, extent), extent
+        return self.fpn(maps, extent, train=train), extent
+
+    def rpn_outputs(
+        self, pyramid: list[jax.Array], extent: ValidExtent
+    ) -> tuple[list[jax.Array], list[jax.Array]]:
+        """Return objectness logits [B, A_l] and box deltas [B, A_l, 4] per level."""
+        return self.rpn_head(pyramid, [extent.inside(x.shape[1:3]) for x in pyramid])
 
     def anchor_grid(self, extent: ValidExtent) -> Anchors:
         """Return the anchors of the whole canvas."""
@@ -177,9 +215,10 @@ class MaskRCNN(nn.Module):
         return jax.vmap(sample)(keys, proposals, batch.targets)
 
     def roi_mask_targets(self, rois: SampledRoIs, batch: Batch) -> jax.Array:
-        """Compute the RoIs' mask targets [B, R, 28, 28] in 0..1."""
+        """Compute the RoIs' mask targets [B, R, M, M] in 0..1."""
         min_size = max(0.1, self.roi_align.min_size)
         options: dict[str, Any] = dict(min_size=min_size, implementation=self.implementation)
+        options["size"] = 2 * self.mask_roi_size
         targets: Callable = partial(self.mask_targets, **options)
         return jax.vmap(targets)(batch.targets, rois.boxes, rois.matched_idxs, batch.image_sizes)
 

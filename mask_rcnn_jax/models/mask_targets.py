@@ -13,7 +13,7 @@ from mask_rcnn_jax.structures import Targets
 
 @dataclass(frozen=True)
 class MaskTargets:
-    """Mask targets for foreground RoIs, 28 x 28.
+    """Mask targets for foreground RoIs.
 
     Attributes:
         kind: "crops" samples 112 x 112 ground-truth crops and thresholds them; "soft" averages
@@ -35,20 +35,21 @@ class MaskTargets:
         image_size: jax.Array,
         *,
         min_size: float,
+        size: int = 28,
         implementation: str | None = None,
     ) -> jax.Array:
-        """Return targets [F, 28, 28] in 0..1 for one image's foreground RoIs [F, 4].
+        """Return targets [F, size, size] in 0..1 for one image's foreground RoIs [F, 4].
 
         matched_idxs: [F] ground-truth rows. min_size: smallest RoI side for `ops.polygons`, pixels.
         """
         sources = targets.masks, targets.boxes, rois, matched_idxs
         if self.kind == "soft":
-            return mask_ops.soft_mask_targets(*sources)
+            return mask_ops.soft_mask_targets(*sources, size=size)
         if self.kind == "whole":
-            return mask_ops.soft_mask_targets(*sources, image_size=image_size)
-        crops = mask_ops.mask_targets(*sources, aligned=self.aligned)
+            return mask_ops.soft_mask_targets(*sources, size=size, image_size=image_size)
+        crops = mask_ops.mask_targets(*sources, size=size, aligned=self.aligned)
         if self.kind == "crops":
             return crops
-        options: dict[str, Any] = dict(min_size=min_size, implementation=implementation)
+        options: dict[str, Any] = dict(size=size, min_size=min_size, implementation=implementation)
         filled, has_polygons = polygon_mask_targets(targets.polygons, rois, matched_idxs, **options)
         return jnp.where(has_polygons[:, None, None], filled, crops)

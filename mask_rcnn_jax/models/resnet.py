@@ -12,6 +12,7 @@ from jax.typing import DTypeLike
 
 from mask_rcnn_jax.models.conv import Conv
 from mask_rcnn_jax.models.init import he_fan_out
+from mask_rcnn_jax.models.norm import LIVE, make_norm, normalize
 from mask_rcnn_jax.ops.extent import ValidExtent
 
 BLOCKS_PER_STAGE = {
@@ -22,31 +23,6 @@ BLOCKS_PER_STAGE = {
     101: (3, 4, 23, 3),
     152: (3, 8, 36, 3),
 }
-
-
-class FrozenNorm(nn.Module):
-    """Batch norm folded into a fixed `x * scale + bias`, both stored in `batch_stats`."""
-
-    @nn.compact
-    def __call__(self, features: int) -> tuple[jax.Array, jax.Array]:
-        """Return scale and bias, [features] each, float32."""
-        scale = self.variable("batch_stats", "scale", jnp.ones, (features,), jnp.float32).value
-        bias = self.variable("batch_stats", "bias", jnp.zeros, (features,), jnp.float32).value
-        return scale, bias
-
-
-def make_norm(norm: str, eps: float, dtype: DTypeLike, train: bool):
-    """Return the norm layer for a name, see `ResNet`."""
-    if norm == "frozen":
-        return FrozenNorm
-    if eps <= 0:
-        raise ValueError(f"norm_eps is {eps}, expected above 0, such as 1e-5, with norm={norm}")
-    if norm in ("batch", "affine"):
-        options: dict[str, Any] = dict(momentum=0.9, epsilon=eps, dtype=dtype)
-        return partial(nn.BatchNorm, use_running_average=norm == "affine" or not train, **options)
-    if norm == "group":
-        return partial(nn.GroupNorm, num_groups=32, epsilon=eps, dtype=dtype)
-    raise ValueError(f"norm is {norm!r}, expected 'frozen', 'affine', 'batch' or 'group'")
 
 
 class BasicBlock(nn.Module):
@@ -66,18 +42,21 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolutions, the last four times as wide (depths from 50)."""
+    """1x1, 3x3 and 1x1 convolutions (depths from 50), in ResNeXt the second one in groups."""
 
-    width: int
+    width: int  # of the output, divided by 4
     stride: int
     stride_in: str
+    groups: int
+    width_per_group: int
     conv_norm: Callable
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         stride1, stride2 = (self.stride, 1) if self.stride_in == "1x1" else (1, self.stride)
-        y = nn.relu(self.conv_norm(x, self.width, 1, stride1, "conv1", "norm1"))
-        y = nn.relu(self.conv_norm(y, self.width, 3, stride2, "conv2", "norm2"))
+        inner = self.width * self.groups * self.width_per_group // 64
+        y = nn.relu(self.conv_norm(x, inner, 1, stride1, "conv1", "norm1"))
+        y = nn.relu(self.conv_norm(y, inner, 3, stride2, "conv2", "norm2", self.groups))
         y = self.conv_norm(y, 4 * self.width, 1, 1, "conv3", "norm3")
         if x.shape != y.shape:
             x = self.conv_norm(x, 4 * self.width, 1, self.stride, "shortcut", "shortcut_norm")
@@ -89,8 +68,7 @@ class ResNet(nn.Module):
 
     Attributes:
         depth: layers.
-        norm: "frozen": fixed scale and bias; "affine": fixed statistics, trained scale and bias
-            (TAO's freeze_bn, mmdetection's norm_eval); "batch": trained; "group": 32 groups.
+        norm: norm behind every convolution, see `models.norm`.
         norm_eps: added to the variance.
         stride_in: strided convolution in a bottleneck: "3x3" (v1.5, torchvision) or "1x1" (the 2015
             paper, MSRA weights).
@@ -99,10 +77,15 @@ class ResNet(nn.Module):
         pool_padding: the same for the stem's max pooling.
         frozen_stages: untrained stages among stem, res2, .. res5, counted from the stem.
         remat: recompute each block from its input in the backward pass.
+        groups: groups of channels of the 3x3 convolution in a bottleneck; above 1 for ResNeXt (Xie
+            et al., 2017).
+        width_per_group: channels of a group in the first stage.
     """
 
     depth: Literal[10, 18, 34, 50, 101, 152] = 50
-    norm: Literal["frozen", "affine", "batch", "group"] = "frozen"
+    norm: Literal[
+        "frozen", "affine", "batch", "sync_batch", "naive_sync_batch", "group", "layer"
+    ] = "frozen"
     norm_eps: float = 1e-5
     stride_in: Literal["3x3", "1x1"] = "3x3"
     padding: Literal["torch", "same"] = "torch"
@@ -110,6 +93,8 @@ class ResNet(nn.Module):
     frozen_stages: int = 2
     dtype: DTypeLike = jnp.float32
     remat: bool = False
+    groups: int = 1
+    width_per_group: int = 64
 
     @property
     def frozen(self) -> tuple[str, ...]:
@@ -119,7 +104,7 @@ class ResNet(nn.Module):
     @property
     def trains_batch_stats(self) -> bool:
         """Whether training updates `batch_stats`."""
-        return self.norm == "batch"
+        return self.norm in LIVE
 
     @nn.compact
     def __call__(
@@ -127,21 +112,26 @@ class ResNet(nn.Module):
     ) -> list[jax.Array]:
         """Map normalized images [B, H, W, 3] to C2..C5; layers read zeros outside `extent`."""
         mask = (lambda x: x) if extent is None else extent.mask
-        make_layer = make_norm(self.norm, self.norm_eps, self.dtype, train)
+        inside = (lambda x: None) if extent is None else extent.inside
+        make_layer = make_norm(self.norm, train=train, dtype=self.dtype, eps=self.norm_eps)
 
-        def conv_norm(x, width, kernel, stride, conv, norm):
+        def conv_norm(x, width, kernel, stride, conv, norm, groups=1):
             """Apply a convolution and norm with these names."""
             padding = "SAME" if self.padding == "same" else kernel // 2
             options: dict[str, Any] = dict(use_bias=False, dtype=self.dtype, kernel_init=he_fan_out)
-            conv = Conv(width, (kernel, kernel), stride, padding, name=conv, **options)
-            norm = make_layer(name=norm)
+            options |= dict(groups=groups, name=conv)
+            conv = Conv(width, (kernel, kernel), stride, padding, **options)
             x = x if kernel == 1 else mask(x)
-            return conv(x, norm(width)) if isinstance(norm, FrozenNorm) else norm(conv(x))
+            cells = inside((-(-x.shape[1] // stride), -(-x.shape[2] // stride)))
+            return normalize(partial(conv, x), make_layer(name=norm), width, cells)
 
         maybe_remat = nn.remat if self.remat else lambda block: block
         block = partial(maybe_remat(BasicBlock), conv_norm=conv_norm)
         if self.depth >= 50:
-            block = partial(maybe_remat(Bottleneck), stride_in=self.stride_in, conv_norm=conv_norm)
+            widths = dict(groups=self.groups, width_per_group=self.width_per_group)
+            block = partial(
+                maybe_remat(Bottleneck), stride_in=self.stride_in, conv_norm=conv_norm, **widths
+            )
 
         x = nn.relu(conv_norm(x.astype(self.dtype), 64, 7, 2, "stem_conv", "stem_norm"))
         x = _max_pool(mask(x), self.pool_padding)

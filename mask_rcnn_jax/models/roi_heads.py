@@ -1,5 +1,6 @@
 """Second-stage heads (He et al., "Mask R-CNN", 2017)."""
 
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -9,17 +10,23 @@ from jax.typing import DTypeLike
 
 from mask_rcnn_jax.models.conv import RoIConv, UpConv, pixel_shuffle
 from mask_rcnn_jax.models.init import dense, he_fan_out, he_fan_out_up
+from mask_rcnn_jax.models.norm import LIVE, Norm, make_norm, normalize
 
 
 class BoxHead(nn.Module):
-    """Two fully connected layers, then class logits and class-specific box deltas.
+    """Convolutions, fully connected layers, then class logits and box deltas.
 
     Attributes:
         num_classes: K, without background.
-        channels: width of the two layers.
+        channels: width of the fully connected layers.
         fc_init: their kernel initializer, see `models.init.fan_init`.
         predictor_init: kernel initializer for logits and deltas; "normal" has standard deviations
             0.01 and 0.001, the others are as in `fc_init`.
+        num_convs: 3x3 convolutions.
+        conv_channels: their channels.
+        norm: norm behind each of them, which then has no bias, see `models.norm`.
+        num_fcs: fully connected layers.
+        class_agnostic: all classes of a RoI share its box deltas.
     """
 
     num_classes: int
@@ -27,26 +34,49 @@ class BoxHead(nn.Module):
     fc_init: Literal["glorot", "xavier_fill", "linear"] = "xavier_fill"
     predictor_init: Literal["normal", "glorot", "xavier_fill", "linear"] = "normal"
     dtype: DTypeLike = jnp.float32
+    num_convs: int = 0
+    conv_channels: int = 256
+    norm: Norm = "none"
+    num_fcs: int = 2
+    class_agnostic: bool = False
+
+    @property
+    def trains_batch_stats(self) -> bool:
+        """Whether training updates `batch_stats`."""
+        return self.num_convs > 0 and self.norm in LIVE
 
     @nn.compact
-    def __call__(self, roi_features: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Map [B, R, P, P, C] to logits [B, R, K + 1] and deltas [B, R, K + 1, 4], float32."""
-        x = roi_features.reshape(*roi_features.shape[:2], -1)
-        x = nn.relu(dense(x, self.channels, self.fc_init, "fc1", self.dtype))
-        x = nn.relu(dense(x, self.channels, self.fc_init, "fc2", self.dtype))
+    def __call__(
+        self, roi_features: jax.Array, valid: jax.Array | None = None, train: bool = False
+    ) -> tuple[jax.Array, jax.Array]:
+        """Map [B, R, P, P, C] to logits [B, R, K + 1] and deltas [B, R, K + 1, 4], float32.
+
+        valid: [B, R]; outputs for other rows are unspecified. None: all.
+        """
+        batch, rois = roi_features.shape[:2]
+        x = roi_features.reshape(batch * rois, *roi_features.shape[2:])
+        rows = None if valid is None else valid.reshape(-1)
+        options = _conv_options(self.norm, self.dtype)
+        for i in range(1, self.num_convs + 1):
+            conv = RoIConv(self.conv_channels, (3, 3), name=f"conv{i}", **options)
+            x = _conv_norm_relu(x, rows, conv, self.norm, f"norm{i}", train)
+        x = x.reshape(batch, rois, -1)
+        for i in range(1, self.num_fcs + 1):
+            x = nn.relu(dense(x, self.channels, self.fc_init, f"fc{i}", self.dtype))
         x = x.astype(jnp.float32)
-        rows = self.num_classes + 1
+        outputs = self.num_classes + 1
         class_init: Any = self.predictor_init
         box_init = class_init
         if self.predictor_init == "normal":
             class_init, box_init = nn.initializers.normal(0.01), nn.initializers.normal(0.001)
-        logits = dense(x, rows, class_init, "cls_score")
-        deltas = dense(x, 4 * rows, box_init, "bbox_pred")
-        return logits, deltas.reshape(*deltas.shape[:2], rows, 4)
+        logits = dense(x, outputs, class_init, "cls_score")
+        deltas = dense(x, 4 * (1 if self.class_agnostic else outputs), box_init, "bbox_pred")
+        deltas = deltas.reshape(batch, rois, -1, 4)
+        return logits, jnp.broadcast_to(deltas, (batch, rois, outputs, 4))
 
 
 class MaskHead(nn.Module):
-    """Four 3x3 convolutions, a 2x2 up-convolution and a 1x1 convolution to class masks.
+    """3x3 convolutions, a 2x2 up-convolution and a 1x1 convolution to class masks.
 
     Only the mask for each RoI's class is computed.
 
@@ -55,15 +85,28 @@ class MaskHead(nn.Module):
         channels: channels per convolution.
         predictor_init: kernel initializer for the 1x1 convolution: "he" (fan-out), or "normal" with
             standard deviation 0.001.
+        num_convs: 3x3 convolutions.
+        norm: norm behind each of them, which then has no bias, see `models.norm`.
+        roi_size: side of the RoI features; masks have twice as many cells per side.
     """
 
     num_classes: int
     channels: int = 256
     predictor_init: Literal["he", "normal"] = "he"
     dtype: DTypeLike = jnp.float32
+    num_convs: int = 4
+    norm: Norm = "none"
+    roi_size: int = 14
+
+    @property
+    def trains_batch_stats(self) -> bool:
+        """Whether training updates `batch_stats`."""
+        return self.num_convs > 0 and self.norm in LIVE
 
     @nn.compact
-    def __call__(self, roi_features: jax.Array, classes: jax.Array) -> jax.Array:
+    def __call__(
+        self, roi_features: jax.Array, classes: jax.Array, train: bool = False
+    ) -> jax.Array:
         """Map [B, R, P, P, C] and classes [B, R] to their mask logits, [B, R, 2P, 2P].
 
         Logits for class 0 (background and invalid rows) are unspecified.
@@ -72,14 +115,35 @@ class MaskHead(nn.Module):
         classes = classes.reshape(-1)
         x = roi_features.reshape(batch * rois, *roi_features.shape[2:])
         valid = classes > 0
-        options: dict[str, Any] = dict(padding=1, kernel_init=he_fan_out, dtype=self.dtype)
-        for i in range(1, 5):
-            x = nn.relu(RoIConv(self.channels, (3, 3), name=f"mask_fcn{i}", **options)(x, valid))
+        options = _conv_options(self.norm, self.dtype)
+        for i in range(1, self.num_convs + 1):
+            conv = RoIConv(self.channels, (3, 3), name=f"mask_fcn{i}", **options)
+            x = _conv_norm_relu(x, valid, conv, self.norm, f"mask_fcn{i}_norm", train)
         x = nn.relu(UpConv(self.channels, self.dtype, he_fan_out_up, name="mask_deconv")(x, valid))
         init = {"he": he_fan_out, "normal": nn.initializers.normal(0.001)}[self.predictor_init]
         predictor = ClassMask(self.num_classes, init, self.dtype, name="mask_predictor")
         logits = predictor(x, classes)
         return pixel_shuffle(logits).reshape(batch, rois, 2 * size, 2 * size)
+
+
+def _conv_options(norm: str, dtype: DTypeLike) -> dict[str, Any]:
+    return dict(padding=1, use_bias=norm == "none", kernel_init=he_fan_out, dtype=dtype)
+
+
+def _conv_norm_relu(
+    x: jax.Array, rows: jax.Array | None, conv: RoIConv, norm: str, norm_name: str, train: bool
+) -> jax.Array:
+    """Apply a convolution to [N, P, P, C], its norm (in the caller's scope) and ReLU.
+
+    rows: [N] bool; batch norm's statistics leave out the others.
+    """
+    layer = None
+    if norm != "none":
+        layer = make_norm(norm, train=train, dtype=conv.dtype)(name=norm_name)
+    # Group and layer norm look at one row at a time.
+    places = rows[:, None, None, None] if rows is not None and norm in LIVE else None
+    convolve = partial(conv, x, rows)
+    return nn.relu(normalize(convolve, layer, conv.features, places))
 
 
 class ClassMask(nn.Module):

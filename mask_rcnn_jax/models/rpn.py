@@ -20,23 +20,39 @@ from mask_rcnn_jax.structures import Proposals, Targets
 
 
 class RPNHead(nn.Module):
-    """Objectness and box deltas for every anchor, with one head shared by all levels."""
+    """Objectness and box deltas for every anchor, with one head shared by all levels.
+
+    The convolutions are named conv, conv2, conv3, ...
+    """
 
     anchors_per_cell: int
     channels: int
     dtype: DTypeLike = jnp.float32
+    num_convs: int = 1
 
     @nn.compact
-    def __call__(self, pyramid: list[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
-        """Return logits [B, A_l] and deltas [B, A_l, 4] per level, float32, in anchor order."""
+    def __call__(
+        self, pyramid: list[jax.Array], cells: list[jax.Array | None] | None = None
+    ) -> tuple[list[jax.Array], list[jax.Array]]:
+        """Return logits [B, A_l] and deltas [B, A_l, 4] per level, float32, in anchor order.
+
+        cells: valid cells of each map, see `ValidExtent.inside`; the maps are zero elsewhere, and
+            so must be what the second convolution reads. None: all are valid.
+        """
         options: dict[str, Any] = dict(kernel_init=nn.initializers.normal(0.01), dtype=self.dtype)
-        conv = SparselyTrainedConv(self.channels, (3, 3), padding=1, name="conv", **options)
+        names = ["conv", *(f"conv{i}" for i in range(2, self.num_convs + 1))]
+        convs = [
+            SparselyTrainedConv(self.channels, (3, 3), padding=1, name=name, **options)
+            for name in names
+        ]
         objectness = Conv(self.anchors_per_cell, (1, 1), name="objectness_logits", **options)
         anchor_deltas = Conv(4 * self.anchors_per_cell, (1, 1), name="anchor_deltas", **options)
         logits, deltas = [], []
-        for feature in pyramid:
-            batch = feature.shape[0]
-            hidden = nn.relu(conv(feature))
+        for feature, inside in zip(pyramid, cells or [None] * len(pyramid), strict=True):
+            batch, hidden = feature.shape[0], nn.relu(convs[0](feature))
+            for conv in convs[1:]:
+                hidden = hidden if inside is None else jnp.where(inside, hidden, 0)
+                hidden = nn.relu(conv(hidden))
             logits.append(objectness(hidden).reshape(batch, -1).astype(jnp.float32))
             deltas.append(anchor_deltas(hidden).reshape(batch, -1, 4).astype(jnp.float32))
         return logits, deltas
@@ -47,7 +63,7 @@ class RPN:
     """RPN targets and proposal selection.
 
     Attributes:
-        channels: channels in the head's 3x3 convolution.
+        channels: channels in the head's 3x3 convolutions.
         fg_iou_thresh: anchors with at least this IoU are foreground.
         bg_iou_thresh: anchors below this IoU are background; those between are ignored.
         low_quality: anchors forced to match a ground truth without a foreground anchor, see
@@ -63,6 +79,7 @@ class RPN:
         post_nms_scope: whether `post_nms_topk_train` counts per image or per device batch.
         min_size: drop proposals whose clipped width or height is not above this, pixels; -1 keeps
             all.
+        num_convs: the head's 3x3 convolutions.
     """
 
     channels: int = 256
@@ -79,6 +96,7 @@ class RPN:
     post_nms_topk_test: int = 1000
     post_nms_scope: Literal["image", "batch"] = "image"
     min_size: float = 0.0
+    num_convs: int = 1
 
     def targets(
         self,

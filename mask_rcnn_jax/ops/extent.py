@@ -26,11 +26,16 @@ class ValidExtent:
 
     def mask(self, x: jax.Array) -> jax.Array:
         """Zero a map [B, h, w, C] outside the valid extent."""
+        inside = self.inside(x.shape[1:3])
+        return x if inside is None else jnp.where(inside, x, 0)
+
+    def inside(self, shape: tuple[int, ...]) -> jax.Array | None:
+        """[1, h, w, 1] bool, whether a map's cells are valid; None if all are. shape: (h, w)."""
         if self.size is None:
-            return x
-        rows, columns = self.cells(-(-self.canvas[0] // x.shape[1]))
-        inside = (jnp.arange(x.shape[1]) < rows)[:, None] & (jnp.arange(x.shape[2]) < columns)[None]
-        return jnp.where(inside[None, :, :, None], x, 0)
+            return None
+        rows, columns = self.cells(-(-self.canvas[0] // shape[0]))
+        inside = (jnp.arange(shape[0]) < rows)[:, None] & (jnp.arange(shape[1]) < columns)[None]
+        return inside[None, :, :, None]
 
 
 def valid_extent(canvas: tuple[int, int], image_sizes: jax.Array, pad_multiple: int) -> ValidExtent:

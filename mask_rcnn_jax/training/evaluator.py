@@ -19,6 +19,7 @@ from mask_rcnn_jax.data.ground_truth import ground_truth
 from mask_rcnn_jax.data.loader import EvalLoader
 from mask_rcnn_jax.data.options import has_inclusive_boxes
 from mask_rcnn_jax.data.overview import image_id, image_ids, image_size
+from mask_rcnn_jax.data.source import has_masks
 from mask_rcnn_jax.evaluation import coco as coco_evaluation
 from mask_rcnn_jax.evaluation import visualize
 from mask_rcnn_jax.evaluation.encode import ImageDetections, split_images
@@ -35,7 +36,8 @@ from mask_rcnn_jax.training.step import TrainState, shard_batch
 
 PredictStep = Callable[[dict, Batch], Detections]
 LossStep = Callable[[dict, Batch], dict[str, jax.Array]]
-Found = tuple[list[dict], list[dict], list]  # COCO results (boxes, masks), ids of all images
+# COCO results of boxes and, unless the model has boxes alone, masks; ids of all images.
+Found = tuple[list[dict], list[dict] | None, list]
 Validation = Callable[[TrainState], tuple[dict[str, float], dict[str, np.ndarray]]]
 
 
@@ -102,7 +104,7 @@ def detect(
     Every process works on its own batches and returns the results of all. Masks of one batch are
     encoded, in worker processes if there are many, while the device works on the next.
     """
-    found: Found = ([], [], [])
+    found: tuple[list[dict], list[dict], list] = ([], [], [])
     progress = Progress("evaluated", batches.num_images)
 
     def images(batch: Batch, detections: Detections) -> Iterator[ImageDetections]:
@@ -141,7 +143,7 @@ def detect(
     boxes, masks, ids = (list(chain(*processes.gather(entries))) for entries in found)
     for entries in (boxes, masks):
         entries.sort(key=lambda entry: place[entry["image_id"]])
-    return boxes, masks, sorted(ids, key=place.__getitem__)
+    return boxes, masks if has_masks(config) else None, sorted(ids, key=place.__getitem__)
 
 
 def score_and_write(
@@ -159,9 +161,9 @@ def score_and_write(
     if jax.process_index() != 0:
         return processes.from_first(None)
     output.mkdir(parents=True, exist_ok=True)
-    names = ("bbox_results",) if is_boxes_only(dataset) else ("bbox_results", "segm_results")
-    for name, entries in zip(names, found, strict=False):
-        (output / f"{name}.json").write_text(json.dumps(entries))
+    (output / "bbox_results.json").write_text(json.dumps(found[0]))
+    if found[1] is not None and not is_boxes_only(dataset):
+        (output / "segm_results.json").write_text(json.dumps(found[1]))
     metrics = score(dataset, found, engine, callback)
     (output / "metrics.json").write_text(json.dumps(metrics, indent=1))
     with safe_stdout():
@@ -177,7 +179,7 @@ def score(
 ) -> dict:
     """Score results as `evaluation.coco.score` does, on the annotations that the dataset holds.
 
-    Masks are not scored for a dataset of boxes alone.
+    Masks are not scored for a dataset or a model of boxes alone.
     """
     boxes, masks, image_ids = found
     return coco_evaluation.score(

@@ -92,8 +92,7 @@ def make_train_step(
     same, because its images are used up; the schedule does not.
     """
 
-    # Averaging fixed statistics over three devices would move them by their rounding.
-    mutable = ["batch_stats"] if getattr(model.backbone, "trains_batch_stats", True) else []
+    mutable = ["batch_stats"] if getattr(model, "trains_batch_stats", True) else []
     forward = partial(model.apply, method="forward_train", train=True, mutable=mutable)
     box_offset, whole_masks = model.box_coder.iou_offset, model.mask_targets.kind == "whole"
     flip = partial(random_flip, box_offset=box_offset, whole_masks=whole_masks)
@@ -106,18 +105,20 @@ def make_train_step(
             variables = {"params": params, "batch_stats": state.batch_stats}
             outputs, updated = forward(variables, batch, model_keys)
             terms = loss_terms(outputs, loss, model.rpn.batch_size_per_image)
-            return scale * terms["loss/total"], (terms, updated.get("batch_stats", {}))
+            return scale * terms["loss/total"], (terms, updated.get("batch_stats"))
 
         grads, (terms, batch_stats) = jax.grad(loss_fn, has_aux=True)(state.params)
-        return grads, terms, batch_stats
+        # Changes, so that averaging leaves fixed statistics exactly as they are.
+        moved = optax.tree.sub(batch_stats, state.batch_stats) if batch_stats else None
+        return grads, terms, moved
 
     def step(state: TrainState, batch: Batch):
         scaling = isinstance(state.opt_state, LossScaleState)
         scale = state.opt_state.scale if scaling else 1.0
         local = _mean_over_parts(partial(part_gradients, state, scale), batch, accumulate_steps)
         # Under check_vma=False the gradients are this device's own: average them exactly once.
-        grads, terms, batch_stats = lax.pmean(local, "data")
-        batch_stats = batch_stats or state.batch_stats
+        grads, terms, moved = lax.pmean(local, "data")
+        batch_stats = optax.tree.add(state.batch_stats, moved) if moved else state.batch_stats
         updates, opt_state = tx.update(grads, state.opt_state, state.params)
         updates_done = state.step
         metrics = {**terms, "grad_norm": optax.tree.norm(grads) / scale}
@@ -186,7 +187,7 @@ def make_predict_step(
 def loss_terms(
     outputs: TrainOutputs, options: LossOptions, anchors_per_image: int
 ) -> dict[str, jax.Array]:
-    """The five losses and their weighted sum, scalars.
+    """The losses, four and that of masks where there is a mask head, and their weighted sum.
 
     anchors_per_image: `model.rpn.batch_size_per_image`.
     """
@@ -203,15 +204,16 @@ def loss_terms(
     box_cls, box_reg = losses.box_losses(
         outputs.class_logits, outputs.box_deltas, rois.classes, rois.deltas, rois.valid, options
     )
-    foreground = rois.foreground[:, : outputs.mask_logits.shape[1]]
-    mask = losses.mask_loss(outputs.mask_logits, outputs.mask_targets, foreground)
     terms = {
         "loss/rpn_cls": rpn_cls,
         "loss/rpn_box": options.rpn_box_weight * rpn_box,
         "loss/box_cls": box_cls,
         "loss/box_reg": options.box_reg_weight * box_reg,
-        "loss/mask": options.mask_weight * mask,
     }
+    if outputs.mask_logits is not None and outputs.mask_targets is not None:
+        foreground = rois.foreground[:, : outputs.mask_logits.shape[1]]
+        mask = losses.mask_loss(outputs.mask_logits, outputs.mask_targets, foreground)
+        terms["loss/mask"] = options.mask_weight * mask
     return {"loss/total": sum(terms.values()), **terms}  # type: ignore[dict-item]
 
 

@@ -5,7 +5,8 @@ The names themselves are in `sources`.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
+from typing import Any
 
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
@@ -14,9 +15,12 @@ from mask_rcnn_jax.weights.sources import RANGES, SOURCES, Source
 
 OURS = "ours"
 COLLECTIONS = ("params", "batch_stats")
+WITHOUT_STATISTICS = ("group", "layer")  # norms
 TORCHVISION_EPS = 1e-5  # batch norm epsilon of torchvision's models
+NORM_EPS = 1e-5  # of our batch norms outside the backbone
 NORM_LEAVES = ("scale", "bias", "mean", "var")
 ROI_SIDE = 7  # side of the RoI features that the box head flattens
+NORMED_PARTS = ("backbone", "fpn", "box_head", "mask_head")
 BOX_LAYERS = ("rpn_head/anchor_deltas", "box_head/bbox_pred")
 LISTED = 4  # names listed by an error message
 # Parts of names in torch's detectors: with the last ResNet stage in the heads, of the region
@@ -26,15 +30,24 @@ RPN_SIGNS = ("proposal_generator.rpn_head.", "rpn.head.", "rpn_head.")
 FPN_SIGNS = ("fpn", "neck.")
 
 
-def to_flax(arrays: Mapping[str, np.ndarray], *, norm: str, eps: float) -> tuple[dict, str]:
+def to_flax(
+    arrays: Mapping[str, np.ndarray],
+    *,
+    norm: str,
+    eps: float,
+    model: Mapping[str, Any] | None = None,
+) -> tuple[dict, str]:
     """Convert arrays under any known system's names to our variables.
 
     Args:
         arrays: float32 arrays by name. A backbone's classifier and training state are ignored.
-        norm: the model's norm. "frozen" folds each batch normalization into a scale and a bias;
-            "affine" and "batch" keep its statistics. No system has a counterpart to "group".
-        eps: the model's batch norm epsilon. Weights of systems without an epsilon are adjusted so
-            that the layer computes the same.
+        norm: the backbone's norm. "frozen" folds each batch normalization into a scale and a bias;
+            "affine", "batch" and the like keep its statistics.
+        eps: the backbone's norm epsilon. Weights of systems without an epsilon are adjusted so that
+            the layer computes the same.
+        model: config section of the model, whose norms in other parts, groups of channels and kind
+            of box deltas the file must fit. None: norms as in the file, the others as in a ResNet
+            with two fully connected layers.
 
     Returns {"params": ..., "batch_stats": ...} of float32 numpy arrays, either the backbone alone
     or all modules; and the source, see `identify`. Classes keep their order, background first: if a
@@ -43,27 +56,28 @@ def to_flax(arrays: Mapping[str, np.ndarray], *, norm: str, eps: float) -> tuple
     name, paths = identify(list(arrays))
     if name == OURS:
         return {"params": {}, "batch_stats": {}, **unflatten_dict(arrays, sep="/")}, name
-    if norm not in ("frozen", "affine", "batch"):
-        raise ValueError(
-            f"model.backbone.norm is {norm!r}, which {SOURCES[name].title} has no counterpart for, "
-            "expected 'frozen', 'affine' or 'batch'"
-        )
     source = SOURCES[name]
-    params, stats, norms = {}, {}, {}
+    sections = {part: (model or {}).get(part, {}) for part in NORMED_PARTS}
+    class_agnostic = sections["box_head"].get("class_agnostic", False)
+    params, stats, parts_of = {}, {}, {}
     for theirs, path in paths.items():
         module, leaf = path.rsplit("/", 1)
         array = np.asarray(arrays[theirs], np.float32)
         if _is_norm(module):
-            norms.setdefault(module, {})[leaf] = array
+            parts_of.setdefault(module, {})[leaf] = array
         else:
             if source.layout == "torch":
-                _check_groups(path, array)
-            params[path] = _to_our_layout(module, theirs, array, source)
-    for module, parts in norms.items():
-        converted = _convert_norm(module, parts, norm, eps, source.has_eps)
+                _check_groups(path, array, sections["backbone"].get("groups", 1))
+            params[path] = _to_our_layout(module, theirs, array, source, class_agnostic)
+    wanted = {part: section.get("norm") for part, section in sections.items()} | {"backbone": norm}
+    for module, parts in parts_of.items():
+        part = module.partition("/")[0]
+        kind = _check_norm(module, parts, wanted.get(part), source)
+        part_eps = eps if part == "backbone" else NORM_EPS
+        converted = _convert_norm(module, parts, kind, part_eps, source.has_eps)
         for collection, leaves in zip((params, stats), converted, strict=True):
             collection |= {f"{module}/{leaf}": value for leaf, value in leaves.items()}
-    _check_classes(params)
+    _check_classes(params, class_agnostic)
     params, stats = (unflatten_dict(flat, sep="/") for flat in (params, stats))
     return {"params": params, "batch_stats": stats}, name
 
@@ -84,12 +98,14 @@ def to_torchvision(variables: Mapping, *, norm_eps: float) -> dict[str, np.ndarr
     """Convert our variables to a state dict of torchvision's `MaskRCNN` that computes the same.
 
     A frozen norm becomes a batch norm with mean 0 whose variance and epsilon sum to exactly 1.
-    norm_eps: our batch norm epsilon. Torchvision's is 1e-5; variances absorb the difference, so a
-    round trip is exact only if they are equal.
+    norm_eps: our backbone's batch norm epsilon. Torchvision's is 1e-5; variances absorb the
+    difference, so a round trip is exact only if they are equal.
 
     Raises ValueError for arrays without a counterpart in torchvision.
     """
     params, stats = (flatten_dict(dict(variables[name]), sep="/") for name in COLLECTIONS)
+    version = "torchvision_v2" if "fpn/fpn_lateral2_norm/scale" in params else "torchvision"
+    to_name = partial(_to_name, SOURCES[version])
     result = {}
     for path, value in (params | stats).items():
         module, leaf = path.rsplit("/", 1)
@@ -99,12 +115,11 @@ def to_torchvision(variables: Mapping, *, norm_eps: float) -> dict[str, np.ndarr
         elif leaf == "scale" and f"{module}/var" not in stats:
             if path in params:
                 raise ValueError("torchvision has no counterpart of model.backbone.norm='group'")
-            result[_to_torchvision_name(f"{module}/mean")] = np.zeros_like(value)
-            unit = _unit_variance(value, TORCHVISION_EPS)
-            result[_to_torchvision_name(f"{module}/var")] = unit
-        elif leaf == "var" and norm_eps != TORCHVISION_EPS:
+            result[to_name(f"{module}/mean")] = np.zeros_like(value)
+            result[to_name(f"{module}/var")] = _unit_variance(value, TORCHVISION_EPS)
+        elif leaf == "var" and norm_eps != TORCHVISION_EPS and module.startswith("backbone/"):
             value = value + np.float32(norm_eps - TORCHVISION_EPS)
-        result[_to_torchvision_name(path)] = np.ascontiguousarray(value)
+        result[to_name(path)] = np.ascontiguousarray(value)
     return result
 
 
@@ -155,14 +170,36 @@ def _check_architecture(names: Sequence[str]) -> None:
     raise ValueError(f"the weights of a detector with {kind}; expected a feature pyramid (FPN)")
 
 
-def _check_groups(path: str, array: np.ndarray) -> None:
-    """Raise ValueError for the grouped convolutions of ResNeXt; array: OIHW."""
-    if path.endswith("/conv2/kernel") and array.ndim == 4 and array.shape[0] > array.shape[1] > 0:
-        groups = array.shape[0] // array.shape[1]
+def _check_groups(path: str, array: np.ndarray, groups: int) -> None:
+    """Raise ValueError if a ResNet's 3x3 convolution has other groups than ours; array: OIHW."""
+    is_inner = path.startswith("backbone/") and path.endswith("/conv2/kernel")
+    if is_inner and array.ndim == 4 and array.shape[1] > 0:
+        found = max(1, array.shape[0] // array.shape[1])
+        if found != groups:
+            kind = "ResNeXt" if found > 1 else "ResNet"
+            raise ValueError(
+                f"the weights of a {kind}, whose {path.removesuffix('/kernel')} has {found} groups "
+                f"of channels; model.backbone.groups is {groups}"
+            )
+
+
+def _check_norm(
+    module: str, parts: Mapping[str, np.ndarray], norm: str | None, source: Source
+) -> str:
+    """Return the norm to convert to, by default as in the file; ValueError if it has another."""
+    part = module.partition("/")[0]
+    if {"mean", "var"} & parts.keys() or not {"mean", "var"} & {*source.norm_parts.values()}:
+        if norm in WITHOUT_STATISTICS:
+            raise ValueError(
+                f"model.{part}.norm is {norm!r}, which {source.title} has no counterpart for in "
+                "this file, expected 'frozen', 'affine' or a batch norm"
+            )
+        return norm or "batch"
+    if norm is not None and norm not in WITHOUT_STATISTICS:
         raise ValueError(
-            f"the weights of a ResNeXt, whose {path.removesuffix('/kernel')} has {groups} groups; "
-            "expected a ResNet"
+            f"{module} has no statistics, as group or layer norm, but model.{part}.norm is {norm!r}"
         )
+    return norm or "group"
 
 
 def _paths(names: Sequence[str], source: Source) -> tuple[dict[str, str], list[str]]:
@@ -187,9 +224,8 @@ def _to_path(name: str, source: Source) -> str | None:
     return next(filter(None, paths), None)
 
 
-def _to_torchvision_name(path: str) -> str:
+def _to_name(source: Source, path: str) -> str:
     """Invert `_to_path`."""
-    source = SOURCES["torchvision"]
     names = (_translate(path, ours, theirs) for theirs, ours in _templates(source))
     name = next(filter(None, names), None)
     if name is None:
@@ -239,7 +275,9 @@ def _numbers(template: str) -> list[tuple[str, int]]:
     return [(name, int(offset or 0)) for name, offset in re.findall(r"{(\w+)([+-]\d+)?}", template)]
 
 
-def _to_our_layout(module: str, name: str, array: np.ndarray, source: Source) -> np.ndarray:
+def _to_our_layout(
+    module: str, name: str, array: np.ndarray, source: Source, class_agnostic: bool
+) -> np.ndarray:
     """Convert a kernel or bias, except of a norm, to our layout and class order."""
     if source.layout == "torch":
         if module == "box_head/fc1" and array.ndim == 2:
@@ -257,7 +295,9 @@ def _to_our_layout(module: str, name: str, array: np.ndarray, source: Source) ->
     if source.background == "last":
         if module == "box_head/cls_score":
             array = np.roll(array, 1, axis=-1)
-        elif module in ("box_head/bbox_pred", "mask_head/mask_predictor"):
+        elif module == "mask_head/mask_predictor" or (
+            module == "box_head/bbox_pred" and not class_agnostic
+        ):
             slot = 4 if module == "box_head/bbox_pred" else 1
             array = np.pad(array, [(0, 0)] * (array.ndim - 1) + [(slot, 0)])
     return np.ascontiguousarray(array)
@@ -275,15 +315,17 @@ def _to_torch_layout(module: str, array: np.ndarray) -> np.ndarray:
 def _convert_norm(
     module: str, parts: Mapping[str, np.ndarray], norm: str, eps: float, has_eps: bool
 ) -> tuple[dict, dict]:
-    """Return one batch norm's params and batch_stats, each leaf [C] float32.
+    """Return one norm's params and batch_stats, each leaf [C] float32.
 
-    parts: scale and bias, and mean and var unless already folded into them.
+    parts: scale and bias, and mean and var unless already folded into them, or without statistics.
     """
     wanted = NORM_LEAVES if {"mean", "var"} & parts.keys() else NORM_LEAVES[:2]
     lacking = [leaf for leaf in wanted if leaf not in parts]
     if lacking:
         raise ValueError(f"the norm {module} lacks {', '.join(lacking)}")
     scale, bias = parts["scale"], parts["bias"]
+    if norm in WITHOUT_STATISTICS:
+        return {"scale": scale, "bias": bias}, {}
     if "var" in parts:
         if has_eps and norm != "frozen":
             return {"scale": scale, "bias": bias}, {"mean": parts["mean"], "var": parts["var"]}
@@ -300,12 +342,20 @@ def _unit_variance(like: np.ndarray, eps: float) -> np.ndarray:
     return np.full_like(like, np.float32(1) - np.float32(eps))
 
 
-def _check_classes(params: Mapping[str, np.ndarray]) -> None:
-    """Raise ValueError unless boxes and masks have one slot per class score."""
+def _check_classes(params: Mapping[str, np.ndarray], class_agnostic: bool) -> None:
+    """Raise ValueError unless masks and, unless `class_agnostic`, boxes have a slot per score."""
     scores = params.get("box_head/cls_score/bias", ())
     for module, per_class in {"box_head/bbox_pred": 4, "mask_head/mask_predictor": 1}.items():
         bias = params.get(f"{module}/bias")
-        if len(scores) and bias is not None and len(bias) != per_class * len(scores):
+        if not len(scores) or bias is None:
+            continue
+        if class_agnostic and module == "box_head/bbox_pred":
+            if len(bias) != per_class:
+                raise ValueError(
+                    f"{module} has {len(bias)} outputs, expected {per_class}, as "
+                    "model.box_head.class_agnostic says"
+                )
+        elif len(bias) != per_class * len(scores):
             raise ValueError(
                 f"{module} has {len(bias)} outputs for {len(scores)} class scores (background "
                 f"included), expected {per_class} per score"

@@ -45,6 +45,7 @@ class Expected(NamedTuple):
 # without a mean color. mmdetection has torchvision's and MSRA's backbones under the same names.
 EXPECTED = {
     "torchvision": Expected("coco_torchvision", DETECTOR),
+    "torchvision_v2": Expected("coco_torchvision:v2", DETECTOR),
     # Names before torchvision 0.13, used by the published COCO_V1 file, which torchvision runs
     # without an epsilon.
     "torchvision_old": Expected("coco_torchvision:coco_v1", DETECTOR),
@@ -77,7 +78,8 @@ def mismatches(
     """
     expected, title = EXPECTED[source], SOURCES[source].title
     said = _mmdetection_entries(config) if source == "mmdetection" else {}
-    ours, theirs = flatten(model), flatten(load_config(expected.recipe).model) | said
+    ours = flatten(model)
+    theirs = flatten(load_config(_recipe(source, ours)).model) | said
     lines = [MMDETECTION_STYLES] if source == "mmdetection" and not said else []
     ignored = {*expected.ignored, *without} - said.keys()
     for name in expected.entries:
@@ -86,6 +88,16 @@ def mismatches(
             if our != their:
                 lines.append(f"model.{name} is {our!r}, {title} has {their!r}")
     return lines
+
+
+def _recipe(source: str, model: Mapping[str, Any]) -> str:
+    """The recipe of a source's weights that fit a model; detectron2 has models with other inputs
+    under the same names."""
+    if source == "detectron2" and model.get("backbone.groups", 1) > 1:
+        return "coco_detectron2:x101_3x"
+    if source == "detectron2" and model.get("backbone.norm") == "group":
+        return "coco_detectron2:gn_3x"
+    return EXPECTED[source].recipe
 
 
 def _mmdetection_entries(config: str) -> dict[str, Any]:

@@ -69,8 +69,8 @@ def _log(report: list[str]) -> None:
 def load_weights(path: str | os.PathLike, model: Mapping[str, Any]) -> tuple[dict, list[str]]:
     """Load a weights file of any known system as our variables.
 
-    model: the config's `model` section. `backbone.norm` and `backbone.norm_eps` choose the form of
-    the norms; other entries are compared with the system's own model.
+    model: the config's `model` section. Its norms choose their form; other entries are compared
+    with the system's own model.
 
     Returns {"params": ..., "batch_stats": ...} of numpy arrays, the backbone alone or all modules;
     and report lines: the file's source, and each entry of `model` for which its weights compute
@@ -81,7 +81,8 @@ def load_weights(path: str | os.PathLike, model: Mapping[str, Any]) -> tuple[dic
     arrays, config = read_weights(path)
     try:
         backbone = {"norm": "frozen", "norm_eps": 1e-5, **model["backbone"]}
-        variables, source = to_flax(arrays, norm=backbone["norm"], eps=backbone["norm_eps"])
+        form = dict(norm=backbone["norm"], eps=backbone["norm_eps"])
+        variables, source = to_flax(arrays, **form, model=model)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     classes = num_classes_in(variables)

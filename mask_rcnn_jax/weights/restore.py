@@ -92,7 +92,10 @@ def load_variables(path: str | os.PathLike, config: ConfigDict) -> dict:
     variables, _ = pretrained.merge_into(expected, loaded, reinit=(), source=str(path))
     absent = sorted(expected["params"].keys() - loaded["params"].keys())
     if absent:
-        raise ValueError(f"{path} has no {', '.join(absent)}; use model.init_from for such a file")
+        advice = "use model.init_from for such a file"
+        if absent == ["mask_head"]:
+            advice = "model.mask_head.name=none is the model of boxes alone"
+        raise ValueError(f"{path} has no {', '.join(absent)}; {advice}")
     return variables
 
 

@@ -13,7 +13,7 @@ Rows = tuple[tuple[str, str], ...]
 
 # Ranges of the numbers in templates, inclusive.
 RANGES = {"stage": (2, 5), "block": (0, 99), "conv": (1, 3)}
-RANGES |= {"level": (2, 5), "fcn": (1, 4), "fc": (1, 2)}
+RANGES |= {"level": (2, 5), "fcn": (1, 8), "fc": (1, 2), "rpn": (2, 8)}
 TORCH_PARTS = {".weight": "kernel", ".bias": "bias"}
 TF_PARTS = {"/kernel": "kernel", "/bias": "bias"}
 
@@ -93,14 +93,17 @@ def _google_resnet50() -> Rows:
     return tuple(rows)
 
 
-_TORCHVISION_HEADS: Rows = (
+_TORCHVISION_PREDICTORS: Rows = (
     ("rpn.head.cls_logits", "rpn_head/objectness_logits"),
     ("rpn.head.bbox_pred", "rpn_head/anchor_deltas"),
-    ("roi_heads.box_head.fc{fc+5}", "box_head/fc{fc}"),
     ("roi_heads.box_predictor.cls_score", "box_head/cls_score"),
     ("roi_heads.box_predictor.bbox_pred", "box_head/bbox_pred"),
     ("roi_heads.mask_predictor.conv5_mask", "mask_head/mask_deconv"),
     ("roi_heads.mask_predictor.mask_fcn_logits", "mask_head/mask_predictor"),
+)
+_TORCHVISION_HEADS: Rows = (
+    ("roi_heads.box_head.fc{fc+5}", "box_head/fc{fc}"),
+    *_TORCHVISION_PREDICTORS,
 )
 _TORCHVISION: Rows = (
     *_torch_resnet("backbone.body."),
@@ -109,6 +112,21 @@ _TORCHVISION: Rows = (
     ("rpn.head.conv.0.0", "rpn_head/conv"),
     ("roi_heads.mask_head.{fcn-1}.0", "mask_head/mask_fcn{fcn}"),
     *_TORCHVISION_HEADS,
+)
+_TORCHVISION_V2: Rows = (
+    *_torch_resnet("backbone.body."),
+    ("backbone.fpn.inner_blocks.{level-2}.0", "fpn/fpn_lateral{level}"),
+    ("backbone.fpn.inner_blocks.{level-2}.1", "fpn/fpn_lateral{level}_norm"),
+    ("backbone.fpn.layer_blocks.{level-2}.0", "fpn/fpn_output{level}"),
+    ("backbone.fpn.layer_blocks.{level-2}.1", "fpn/fpn_output{level}_norm"),
+    ("rpn.head.conv.0.0", "rpn_head/conv"),
+    ("rpn.head.conv.{rpn-1}.0", "rpn_head/conv{rpn}"),
+    ("roi_heads.box_head.{fcn-1}.0", "box_head/conv{fcn}"),
+    ("roi_heads.box_head.{fcn-1}.1", "box_head/norm{fcn}"),
+    ("roi_heads.box_head.5", "box_head/fc1"),
+    ("roi_heads.mask_head.{fcn-1}.0", "mask_head/mask_fcn{fcn}"),
+    ("roi_heads.mask_head.{fcn-1}.1", "mask_head/mask_fcn{fcn}_norm"),
+    *_TORCHVISION_PREDICTORS,
 )
 _TORCHVISION_OLD: Rows = (
     *_torch_resnet("backbone.body."),
@@ -121,14 +139,20 @@ _TORCHVISION_OLD: Rows = (
 _DETECTRON2: Rows = (
     *_detectron2_resnet("backbone.bottom_up."),
     ("backbone.fpn_lateral{level}", "fpn/fpn_lateral{level}"),
+    ("backbone.fpn_lateral{level}.norm", "fpn/fpn_lateral{level}_norm"),
     ("backbone.fpn_output{level}", "fpn/fpn_output{level}"),
-    ("proposal_generator.rpn_head.conv", "rpn_head/conv"),
+    ("backbone.fpn_output{level}.norm", "fpn/fpn_output{level}_norm"),
+    ("proposal_generator.rpn_head.conv[.conv0]", "rpn_head/conv"),
+    ("proposal_generator.rpn_head.conv.conv{rpn-1}", "rpn_head/conv{rpn}"),
     ("proposal_generator.rpn_head.objectness_logits", "rpn_head/objectness_logits"),
     ("proposal_generator.rpn_head.anchor_deltas", "rpn_head/anchor_deltas"),
+    ("roi_heads.box_head.conv{fcn}", "box_head/conv{fcn}"),
+    ("roi_heads.box_head.conv{fcn}.norm", "box_head/norm{fcn}"),
     ("roi_heads.box_head.fc{fc}", "box_head/fc{fc}"),
     ("roi_heads.box_predictor.cls_score", "box_head/cls_score"),
     ("roi_heads.box_predictor.bbox_pred", "box_head/bbox_pred"),
     ("roi_heads.mask_head.mask_fcn{fcn}", "mask_head/mask_fcn{fcn}"),
+    ("roi_heads.mask_head.mask_fcn{fcn}.norm", "mask_head/mask_fcn{fcn}_norm"),
     ("roi_heads.mask_head.deconv", "mask_head/mask_deconv"),
     ("roi_heads.mask_head.predictor", "mask_head/mask_predictor"),
 )
@@ -213,6 +237,11 @@ _CAFFE2_OPTIONS: dict[str, Any] = {"parts": {"_w": "kernel"}, "unused": _CAFFE2_
 SOURCES = {
     "torchvision": Source(
         "torchvision's Mask R-CNN", ("backbone.fpn.inner_blocks.0.0.weight",), _TORCHVISION
+    ),
+    "torchvision_v2": Source(
+        "torchvision's Mask R-CNN, version 2",
+        ("backbone.fpn.inner_blocks.0.1.weight",),
+        _TORCHVISION_V2,
     ),
     "torchvision_old": Source(
         "torchvision's Mask R-CNN (old names)",
