@@ -18,6 +18,7 @@ from mask_rcnn_jax.deploy.onnx_graph import Graph, Map, floats, ints, make_model
 from mask_rcnn_jax.deploy.onnx_layers import Extent, Trunk, cell_mask
 from mask_rcnn_jax.deploy.onnx_regions import Regions
 from mask_rcnn_jax.models.detect import Detect
+from mask_rcnn_jax.models.fpn import FPN
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.models.resnet import ResNet
 from mask_rcnn_jax.models.roi_heads import BoxHead, MaskHead
@@ -26,16 +27,31 @@ from mask_rcnn_jax.structures import Detections
 if TYPE_CHECKING:
     import onnx
 
+MAPS = ("backbone", "fpn")  # parts that compute maps of the whole image
+
 
 def check_exportable(model: MaskRCNN, batch: int, image_size: tuple[int, int] | None) -> None:
     """Raise ValueError if ONNX operators cannot reproduce the model exactly."""
-    for part, known in (("backbone", ResNet), ("box_head", BoxHead), ("mask_head", MaskHead)):
+    parts = {"backbone": ResNet, "fpn": FPN, "box_head": BoxHead, "mask_head": MaskHead}
+    if model.mask_head is None:
+        del parts["mask_head"]
+    ends = model.input.pad_multiple and image_size is None  # maps end inside the canvas
+    for part, known in parts.items():
         module = getattr(model, part)
+        norm: str = getattr(module, "norm", "none")
         if not isinstance(module, known):
             raise ValueError(
                 f"--format=onnx: model.{part} is {type(module).__name__}, which it cannot convert; "
                 "--format=stablehlo can"
             )
+        if norm == "layer" or (norm == "group" and ends and part in MAPS):
+            reason = "" if norm == "layer" else " without --picture_size"
+            raise ValueError(
+                f"--format=onnx: model.{part}.norm is {norm!r}, which it cannot convert"
+                f"{reason}; --format=stablehlo can"
+            )
+    if model.box_head.num_fcs < 1:
+        raise ValueError("--format=onnx: model.box_head.num_fcs is 0, expected at least 1")
     align, pad_multiple = model.roi_align, model.input.pad_multiple
     if align.border == "clamp" and align.min_size > 0:
         raise ValueError(
@@ -106,7 +122,8 @@ def build_onnx(
         multiple = ints(model.input.pad_multiple)
         blocks = graph.op("Div", graph.op("Add", sizes, multiple - 1), multiple)
         valid_size = graph.op("Mul", blocks, multiple)
-    regions = Regions(graph, model, variables["params"], canvas, batch, Extent(graph, valid_size))
+    params, stats = variables["params"], variables.get("batch_stats", {})
+    regions = Regions(graph, model, params, canvas, batch, Extent(graph, valid_size), stats)
     images = _normalize(graph, model, source, sizes)
     pyramid = Trunk(graph, model, variables, regions.extent).pyramid(images)
     limits = regions.box_limits(sizes)
@@ -115,15 +132,17 @@ def build_onnx(
     boxes, classes, valid = regions.detections(
         pyramid, boxes, valid, rows, limits, detect, valid_dtype=valid_dtype
     )
-    regions.masks(pyramid, boxes, classes, valid, detect.detections_per_image)
     count = [batch, detect.detections_per_image]
     outputs = {
         "boxes": ("FLOAT", [*count, 4]),
         "scores": ("FLOAT", count),
         "classes": ("INT32", count),
-        "masks": ("FLOAT", [*count, 28, 28]),
-        "valid": (valid_dtype, count),
     }
+    if model.mask_head is not None:
+        regions.masks(pyramid, boxes, classes, valid, detect.detections_per_image)
+        side = 2 * model.mask_roi_size
+        outputs["masks"] = ("FLOAT", [*count, side, side])
+    outputs["valid"] = (valid_dtype, count)
     return make_model_proto(graph, "mask_rcnn", inputs, outputs, opset)
 
 

@@ -1,13 +1,17 @@
 """Layers of `models/` as ONNX operators: backbone, FPN and heads in NCHW float32.
 
-Fixed norms are folded into the preceding convolution. For recipes whose maps end at the image
-(`model.input.pad_multiple`), `Extent` masks them as `ops.extent.ValidExtent` does.
+Norms with statistics are folded into the preceding convolution. For recipes whose maps end at the
+image (`model.input.pad_multiple`), `Extent` masks them as `ops.extent.ValidExtent` does.
 """
+
+from typing import NamedTuple
 
 import numpy as np
 
 from mask_rcnn_jax.deploy.onnx_graph import Graph, Map, floats, ints
+from mask_rcnn_jax.models.norm import EPS, GROUPS
 from mask_rcnn_jax.models.resnet import BLOCKS_PER_STAGE
+from mask_rcnn_jax.models.roi_heads import BoxHead, MaskHead
 
 
 class Extent:
@@ -60,8 +64,9 @@ def conv(
     padding: str = "torch",
     affine: tuple[np.ndarray, np.ndarray] | None = None,
     weights: str = "",
+    groups: int = 1,
 ) -> Map:
-    """Apply a convolution whose kernel is stored as [k, k, in, out].
+    """Apply a convolution whose kernel is stored as [k, k, in / groups, out].
 
     affine: scale and bias, [out] each, folded into the convolution. weights: constant name prefix
     for layers that run several times.
@@ -75,17 +80,27 @@ def conv(
     inputs = [x.name, graph.constant(kernel.transpose(3, 2, 0, 1), f"{weights}/kernel")]
     if bias is not None:
         inputs.append(graph.constant(np.asarray(bias, np.float32), f"{weights}/bias"))
-    return _window(graph, "Conv", x, inputs, side, stride, padding, name)
+    more = {"group": groups} if groups > 1 else {}
+    return _window(graph, "Conv", x, inputs, side, stride, padding, name, **more)
 
 
 def _window(
-    graph: Graph, op: str, x: Map, inputs: list[str], side: int, stride: int, padding: str, name=""
+    graph: Graph,
+    op: str,
+    x: Map,
+    inputs: list[str],
+    side: int,
+    stride: int,
+    padding: str,
+    name: str = "",
+    **attributes: int,
 ) -> Map:
     """Apply a square sliding-window operator: Conv or MaxPool."""
     (top, bottom), height = _pads(x.height, side, stride, padding)
     (left, right), width = _pads(x.width, side, stride, padding)
     pads, sides, strides = [top, left, bottom, right], [side, side], [stride, stride]
-    y = graph.op(op, *inputs, name=name, kernel_shape=sides, strides=strides, pads=pads)
+    options = dict(kernel_shape=sides, strides=strides, pads=pads, **attributes)
+    y = graph.op(op, *inputs, name=name, **options)
     return Map(y, height, width)
 
 
@@ -111,13 +126,53 @@ def dense(graph: Graph, x: str, layer: dict, name: str, kernel: np.ndarray | Non
     return graph.op("Gemm", x, kernel_name, bias_name, name=name)
 
 
+class Tree(NamedTuple):
+    """Variables of a module."""
+
+    params: dict
+    stats: dict
+
+    def of(self, name: str) -> "Tree":
+        """Those of a submodule."""
+        return Tree(self.params.get(name, {}), self.stats.get(name, {}))
+
+
+def conv_norm(
+    graph: Graph, x: Map, tree: Tree, conv_name: str, norm_name: str, *, norm: str, **options
+) -> Map:
+    """Apply a convolution and its norm; options as for `conv`, `name` and `eps` aside.
+
+    norm: a name of `models.norm` but "layer".
+    """
+    name, eps = options.pop("name", conv_name), options.pop("eps", EPS)
+    layer, affine = options.pop("layer", None) or tree.params[conv_name], None
+    params, stats = tree.of(norm_name)
+    if norm == "frozen":
+        affine = np.asarray(stats["scale"]), np.asarray(stats["bias"])
+    elif norm not in ("none", "group"):
+        scale = np.asarray(params["scale"]) / np.sqrt(np.asarray(stats["var"]) + np.float32(eps))
+        affine = scale, np.asarray(params["bias"]) - np.asarray(stats["mean"]) * scale
+    y = conv(graph, x, layer, name, affine=affine, **options)
+    return _group_norm(graph, y, params, eps) if norm == "group" else y
+
+
+def _group_norm(graph: Graph, x: Map, params: dict, eps: float) -> Map:
+    """32 groups, as InstanceNormalization over the groups: an older, better supported op."""
+    channels = len(params["scale"])
+    y = graph.reshape(x.name, 0, GROUPS, -1)
+    one, zero = np.ones(GROUPS, np.float32), np.zeros(GROUPS, np.float32)
+    y = graph.op("InstanceNormalization", y, one, zero, epsilon=float(eps))
+    y = graph.reshape(y, 0, channels, x.height, x.width)
+    scale, bias = (np.asarray(params[key], np.float32)[:, None, None] for key in ("scale", "bias"))
+    return x._replace(name=graph.op("Add", graph.op("Mul", y, scale), bias))
+
+
 class Trunk:
     """ResNet and FPN of a `MaskRCNN`."""
 
     def __init__(self, graph: Graph, model, variables: dict, extent: Extent):
         self._graph, self._model, self._extent = graph, model, extent
-        self._params = variables["params"]
-        self._stats = variables.get("batch_stats", {})
+        self._tree = Tree(variables["params"], variables.get("batch_stats", {}))
 
     def pyramid(self, images: Map) -> list[Map]:
         """Compute P2..P6 from normalized images."""
@@ -135,43 +190,19 @@ class Trunk:
 
     def _conv_norm(self, x, conv_name, norm_name, *, stride, map_stride, block="") -> Map:
         """Apply a convolution and its norm; map_stride: pixels per cell of `x`."""
-        prefix, backbone = [block] if block else [], self._model.backbone
-        layer = _subtree(self._params["backbone"], [*prefix, conv_name])
-        affine = self._fixed_norm([*prefix, norm_name])
+        backbone, tree = self._model.backbone, self._tree.of("backbone")
+        tree = tree.of(block) if block else tree
+        layer = tree.params[conv_name]
         if layer["kernel"].shape[0] > 1:
             x = self._extent.mask(x, map_stride)
         if not block and self._model.input.channel_order == "bgr":
             layer = {**layer, "kernel": np.asarray(layer["kernel"])[:, :, ::-1]}
-        name, padding = "/".join([*prefix, conv_name]), backbone.padding
-        x = conv(self._graph, x, layer, name, stride=stride, padding=padding, affine=affine)
-        return self._group_norm(x, [*prefix, norm_name]) if affine is None else x
-
-    def _fixed_norm(self, path: list[str]) -> tuple[np.ndarray, np.ndarray] | None:
-        """Scale and bias of a norm with fixed statistics; None for group norm."""
-        backbone = self._model.backbone
-        if backbone.norm == "group":
-            return None
-        stats = _subtree(self._stats["backbone"], path)
-        if backbone.norm == "frozen":
-            return np.asarray(stats["scale"]), np.asarray(stats["bias"])
-        params = _subtree(self._params["backbone"], path)
-        std = np.sqrt(np.asarray(stats["var"]) + np.float32(backbone.norm_eps))
-        scale = np.asarray(params["scale"]) / std
-        return scale, np.asarray(params["bias"]) - np.asarray(stats["mean"]) * scale
-
-    def _group_norm(self, x: Map, path: list[str]) -> Map:
-        """32 groups, as InstanceNormalization over the groups: an older, better supported op."""
-        graph, params = self._graph, _subtree(self._params["backbone"], path)
-        channels, groups = len(params["scale"]), 32
-        y = graph.reshape(x.name, 0, groups, -1)
-        one, zero = np.ones(groups, np.float32), np.zeros(groups, np.float32)
-        epsilon = float(self._model.backbone.norm_eps)
-        y = graph.op("InstanceNormalization", y, one, zero, epsilon=epsilon)
-        y = graph.reshape(y, 0, channels, x.height, x.width)
-        scale, bias = (
-            np.asarray(params[key], np.float32)[:, None, None] for key in ("scale", "bias")
-        )
-        return x._replace(name=graph.op("Add", graph.op("Mul", y, scale), bias))
+        options = dict(norm=backbone.norm, eps=backbone.norm_eps, layer=layer)
+        options |= dict(name=f"{block}/{conv_name}" if block else conv_name)
+        options |= dict(stride=stride, padding=backbone.padding)
+        if backbone.depth >= 50 and conv_name == "conv2":
+            options["groups"] = backbone.groups
+        return conv_norm(self._graph, x, tree, conv_name, norm_name, **options)
 
     def _block(self, x: Map, block: str, stride: int, map_stride: int) -> Map:
         """Apply a basic block or a bottleneck; map_stride: pixels per cell of `x`."""
@@ -185,36 +216,44 @@ class Trunk:
             at *= step
             if i < len(strides):
                 y = relu(graph, y)
-        if "shortcut" in self._params["backbone"][block]:
+        if "shortcut" in self._tree.params["backbone"][block]:
             x = self._conv_norm(
                 x, "shortcut", "shortcut_norm", stride=stride, map_stride=map_stride, block=block
             )
         return relu(graph, y._replace(name=graph.op("Add", x.name, y.name)))
 
     def _fpn(self, features: list[Map]) -> list[Map]:
-        graph, extent, params = self._graph, self._extent, self._params["fpn"]
+        graph, extent, tree = self._graph, self._extent, self._tree.of("fpn")
+        norm = self._model.fpn.norm
         nearest = {"mode": "nearest", "nearest_mode": "floor"}
         nearest["coordinate_transformation_mode"] = "asymmetric"
         pyramid, top_down = [], None
         for level in range(5, 1, -1):
             name = f"fpn_lateral{level}"
-            lateral = conv(graph, features[level - 2], params[name], name)
+            lateral = conv_norm(graph, features[level - 2], tree, name, f"{name}_norm", norm=norm)
             if top_down is not None:
                 scales = floats(1.0, 1.0, 2.0, 2.0)
                 doubled = graph.op("Resize", top_down.name, "", scales, **nearest)
                 lateral = lateral._replace(name=graph.op("Add", lateral.name, doubled))
             top_down = lateral
             name = f"fpn_output{level}"
-            output = conv(graph, extent.mask(top_down, 2**level), params[name], name)
+            masked = extent.mask(top_down, 2**level)
+            output = conv_norm(graph, masked, tree, name, f"{name}_norm", norm=norm)
             pyramid.insert(0, extent.mask(output, 2**level))
         top = pyramid[-1]
         p6 = graph.op("MaxPool", top.name, kernel_shape=[1, 1], strides=[2, 2])
         return [*pyramid, Map(p6, -(-top.height // 2), -(-top.width // 2))]
 
 
-def rpn_head(graph: Graph, params: dict, x: Map, level: int) -> tuple[str, str]:
+def rpn_head(
+    graph: Graph, params: dict, x: Map, level: int, extent: Extent, num_convs: int
+) -> tuple[str, str]:
     """Objectness logits [B, A_l] and deltas [B, A_l, 4] of one level."""
-    hidden = relu(graph, conv(graph, x, params["conv"], f"rpn{level}/conv", weights="rpn/conv"))
+    hidden = x
+    for name in ["conv", *(f"conv{i}" for i in range(2, num_convs + 1))]:
+        hidden = hidden if hidden is x else extent.mask(hidden, 2**level)
+        layer, weights = params[name], f"rpn/{name}"
+        hidden = relu(graph, conv(graph, hidden, layer, f"rpn{level}/{name}", weights=weights))
     results = []
     for layer, tail in (("objectness_logits", []), ("anchor_deltas", [4])):
         y = conv(graph, hidden, params[layer], f"rpn{level}/{layer}", weights=f"rpn/{layer}").name
@@ -223,24 +262,33 @@ def rpn_head(graph: Graph, params: dict, x: Map, level: int) -> tuple[str, str]:
     return results[0], results[1]
 
 
-def box_head(graph: Graph, params: dict, pooled: str, side: int) -> tuple[str, str]:
-    """Class logits [N, K + 1] and deltas [N, 4 (K + 1)] from pooled [N, C, side, side]."""
+def box_head(graph: Graph, tree: Tree, head: BoxHead, pooled: str, side: int) -> tuple[str, str]:
+    """Class logits [N, K + 1] and deltas [N, 4 (K + 1)] from pooled [N, C, side, side].
+
+    Deltas are [N, 4] if they are class-agnostic.
+    """
+    params, features = tree.params, Map(pooled, side, side)
+    for i in range(1, head.num_convs + 1):
+        names = f"conv{i}", f"norm{i}"
+        y = conv_norm(graph, features, tree, *names, norm=head.norm, name=f"box_{names[0]}")
+        features = relu(graph, y)
     kernel = np.asarray(params["fc1"]["kernel"], np.float32)
     # Our kernel rows are ordered (y, x, channel), a flattened NCHW map (channel, y, x).
     by_channel = kernel.reshape(side, side, -1, kernel.shape[1]).transpose(2, 0, 1, 3)
-    x = graph.op("Flatten", pooled, axis=1)
+    x = graph.op("Flatten", features.name, axis=1)
     x = dense(graph, x, params["fc1"], "fc1", by_channel.reshape(kernel.shape))
     x = graph.op("Relu", x)
-    x = graph.op("Relu", dense(graph, x, params["fc2"], "fc2"))
+    for name in (f"fc{i}" for i in range(2, head.num_fcs + 1)):
+        x = graph.op("Relu", dense(graph, x, params[name], name))
     logits, deltas = (dense(graph, x, params[name], name) for name in ("cls_score", "bbox_pred"))
     return logits, deltas
 
 
-def mask_head(graph: Graph, params: dict, pooled: str, side: int) -> str:
+def mask_head(graph: Graph, tree: Tree, head: MaskHead, pooled: str, side: int) -> str:
     """Mask logits [N, K + 1, 2 side, 2 side] of all classes from pooled [N, C, side, side]."""
-    x = Map(pooled, side, side)
-    for i in range(1, 5):
-        x = relu(graph, conv(graph, x, params[f"mask_fcn{i}"], f"mask_fcn{i}"))
+    params, x = tree.params, Map(pooled, side, side)
+    for name in (f"mask_fcn{i}" for i in range(1, head.num_convs + 1)):
+        x = relu(graph, conv_norm(graph, x, tree, name, f"{name}_norm", norm=head.norm))
     up, name = params["mask_deconv"], "mask_deconv"
     kernel = np.asarray(up["kernel"], np.float32).transpose(3, 2, 0, 1)  # [in, out, 2, 2]
     kernel_name = graph.constant(kernel, f"{name}/kernel")
@@ -249,9 +297,3 @@ def mask_head(graph: Graph, params: dict, pooled: str, side: int) -> str:
     y = graph.op("ConvTranspose", x.name, kernel_name, bias_name, name=name, **doubling)
     x = Map(graph.op("Relu", y), 2 * side, 2 * side)
     return conv(graph, x, params["mask_predictor"], "mask_predictor").name
-
-
-def _subtree(tree: dict, path: list[str]) -> dict:
-    for key in path:
-        tree = tree[key]
-    return tree

@@ -1,14 +1,14 @@
 """Proposals, detections and masks as ONNX operators: all steps after the feature maps."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from mask_rcnn_jax.deploy.onnx_graph import INVALID_SCORE, Graph, Map, floats, ints
-from mask_rcnn_jax.deploy.onnx_layers import Extent, box_head, mask_head, rpn_head
+from mask_rcnn_jax.deploy.onnx_layers import Extent, Tree, box_head, mask_head, rpn_head
 from mask_rcnn_jax.models.detect import Detect
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.ops.boxes import MAX_LOG_SCALE
@@ -28,6 +28,7 @@ class Regions:
     canvas: tuple[int, int]
     batch: int
     extent: Extent
+    stats: dict = field(default_factory=dict)
 
     def box_limits(self, sizes: str) -> str:
         """[B, 1, 4] largest valid x, y, x, y of a box."""
@@ -40,7 +41,9 @@ class Regions:
         graph, model, rpn = self.graph, self.model, self.model.rpn
         all_boxes, all_scores, total = [], [], 0
         for i, (features, anchors) in enumerate(zip(pyramid, self.anchors(), strict=True)):
-            scores, deltas = rpn_head(graph, self.params["rpn_head"], features, MIN_LEVEL + i)
+            options: dict[str, Any] = dict(extent=self.extent, num_convs=rpn.num_convs)
+            params, level = self.params["rpn_head"], MIN_LEVEL + i
+            scores, deltas = rpn_head(graph, params, features, level, **options)
             count = min(rpn.pre_nms_topk_test, len(anchors))
             if self.extent.size is not None:
                 scores = graph.op("Where", self._anchor_valid(i), scores, floats(INVALID_SCORE))
@@ -78,7 +81,9 @@ class Regions:
         graph, model, batch = self.graph, self.model, self.batch
         num_classes, count = self.model.box_head.num_classes, detect.detections_per_image
         pooled = self.pool(pyramid, proposals, rows, 7)
-        logits, deltas = box_head(graph, self.params["box_head"], pooled, 7)
+        head: Any = model.box_head
+        tree = Tree(self.params, self.stats).of("box_head")
+        logits, deltas = box_head(graph, tree, head, pooled, 7)
         scores = graph.slice(graph.op("Softmax", logits, axis=1), 1, num_classes + 1, axis=1)
         scores = graph.reshape(scores, batch, rows, num_classes)
         above = graph.op("Greater", scores, floats(detect.score_threshold))
@@ -88,8 +93,10 @@ class Regions:
         top, index = graph.top_k(graph.reshape(scores, batch, -1), candidates)
         roi = graph.op("Div", index, ints(num_classes))
         class_index = graph.op("Add", graph.op("Mod", index, ints(num_classes)), ints(1))
-        deltas = graph.reshape(deltas, batch, rows * (num_classes + 1), 4)
-        row = graph.op("Add", graph.op("Mul", roi, ints(num_classes + 1)), class_index)
+        row = roi
+        if not head.class_agnostic:
+            row = graph.op("Add", graph.op("Mul", roi, ints(num_classes + 1)), class_index)
+        deltas = graph.reshape(deltas, batch, -1, 4)
         deltas, origin = graph.gather_rows(deltas, row), graph.gather_rows(proposals, roi)
         boxes = self._decode(deltas, origin, model.box_coder.weights, limits)
         valid = graph.op("GreaterOrEqual", top, floats(0.0))
@@ -112,12 +119,13 @@ class Regions:
         return boxes, class_index, valid
 
     def masks(self, pyramid, boxes: str, classes: str, valid: str, count: int) -> None:
-        """Make the output `masks`, [B, D, 28, 28]."""
-        graph = self.graph
-        pooled = self.pool(pyramid, boxes, count, 14)
-        logits = mask_head(graph, self.params["mask_head"], pooled, 14)
+        """Make the output `masks`, [B, D, M, M]."""
+        graph, size = self.graph, self.model.mask_roi_size
+        pooled = self.pool(pyramid, boxes, count, size)
+        tree, head = Tree(self.params, self.stats).of("mask_head"), self.model.mask_head
+        logits = mask_head(graph, tree, head, pooled, size)  # type: ignore[arg-type]
         logits = graph.op("GatherND", logits, graph.reshape(classes, -1, 1), batch_dims=1)
-        masks = graph.op("Sigmoid", graph.reshape(logits, self.batch, count, 28, 28))
+        masks = graph.op("Sigmoid", graph.reshape(logits, self.batch, count, 2 * size, 2 * size))
         self._where_valid(valid, masks, 2, name="masks")
 
     def anchors(self) -> list[np.ndarray]:

@@ -11,17 +11,22 @@ from typing import Any
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from mask_rcnn_jax.weights.layout import (
+    check_classes,
+    check_groups,
+    check_norm,
+    convert_norm,
+    to_our_layout,
+    to_torch_layout,
+    unit_variance,
+)
 from mask_rcnn_jax.weights.sources import RANGES, SOURCES, Source
 
 OURS = "ours"
 COLLECTIONS = ("params", "batch_stats")
-WITHOUT_STATISTICS = ("group", "layer")  # norms
 TORCHVISION_EPS = 1e-5  # batch norm epsilon of torchvision's models
 NORM_EPS = 1e-5  # of our batch norms outside the backbone
-NORM_LEAVES = ("scale", "bias", "mean", "var")
-ROI_SIDE = 7  # side of the RoI features that the box head flattens
 NORMED_PARTS = ("backbone", "fpn", "box_head", "mask_head")
-BOX_LAYERS = ("rpn_head/anchor_deltas", "box_head/bbox_pred")
 LISTED = 4  # names listed by an error message
 # Parts of names in torch's detectors: with the last ResNet stage in the heads, of the region
 # proposal network, of a feature pyramid.
@@ -67,17 +72,17 @@ def to_flax(
             parts_of.setdefault(module, {})[leaf] = array
         else:
             if source.layout == "torch":
-                _check_groups(path, array, sections["backbone"].get("groups", 1))
-            params[path] = _to_our_layout(module, theirs, array, source, class_agnostic)
+                check_groups(path, array, sections["backbone"].get("groups", 1))
+            params[path] = to_our_layout(module, theirs, array, source, class_agnostic)
     wanted = {part: section.get("norm") for part, section in sections.items()} | {"backbone": norm}
     for module, parts in parts_of.items():
         part = module.partition("/")[0]
-        kind = _check_norm(module, parts, wanted.get(part), source)
+        kind = check_norm(module, parts, wanted.get(part), source)
         part_eps = eps if part == "backbone" else NORM_EPS
-        converted = _convert_norm(module, parts, kind, part_eps, source.has_eps)
+        converted = convert_norm(module, parts, kind, part_eps, source.has_eps)
         for collection, leaves in zip((params, stats), converted, strict=True):
             collection |= {f"{module}/{leaf}": value for leaf, value in leaves.items()}
-    _check_classes(params, class_agnostic)
+    check_classes(params, class_agnostic)
     params, stats = (unflatten_dict(flat, sep="/") for flat in (params, stats))
     return {"params": params, "batch_stats": stats}, name
 
@@ -111,12 +116,12 @@ def to_torchvision(variables: Mapping, *, norm_eps: float) -> dict[str, np.ndarr
         module, leaf = path.rsplit("/", 1)
         value = np.asarray(value, np.float32)
         if not _is_norm(module):
-            value = _to_torch_layout(module, value)
+            value = to_torch_layout(module, value)
         elif leaf == "scale" and f"{module}/var" not in stats:
             if path in params:
                 raise ValueError("torchvision has no counterpart of model.backbone.norm='group'")
             result[to_name(f"{module}/mean")] = np.zeros_like(value)
-            result[to_name(f"{module}/var")] = _unit_variance(value, TORCHVISION_EPS)
+            result[to_name(f"{module}/var")] = unit_variance(value, TORCHVISION_EPS)
         elif leaf == "var" and norm_eps != TORCHVISION_EPS and module.startswith("backbone/"):
             value = value + np.float32(norm_eps - TORCHVISION_EPS)
         result[to_name(path)] = np.ascontiguousarray(value)
@@ -168,38 +173,6 @@ def _check_architecture(names: Sequence[str]) -> None:
     else:
         return
     raise ValueError(f"the weights of a detector with {kind}; expected a feature pyramid (FPN)")
-
-
-def _check_groups(path: str, array: np.ndarray, groups: int) -> None:
-    """Raise ValueError if a ResNet's 3x3 convolution has other groups than ours; array: OIHW."""
-    is_inner = path.startswith("backbone/") and path.endswith("/conv2/kernel")
-    if is_inner and array.ndim == 4 and array.shape[1] > 0:
-        found = max(1, array.shape[0] // array.shape[1])
-        if found != groups:
-            kind = "ResNeXt" if found > 1 else "ResNet"
-            raise ValueError(
-                f"the weights of a {kind}, whose {path.removesuffix('/kernel')} has {found} groups "
-                f"of channels; model.backbone.groups is {groups}"
-            )
-
-
-def _check_norm(
-    module: str, parts: Mapping[str, np.ndarray], norm: str | None, source: Source
-) -> str:
-    """Return the norm to convert to, by default as in the file; ValueError if it has another."""
-    part = module.partition("/")[0]
-    if {"mean", "var"} & parts.keys() or not {"mean", "var"} & {*source.norm_parts.values()}:
-        if norm in WITHOUT_STATISTICS:
-            raise ValueError(
-                f"model.{part}.norm is {norm!r}, which {source.title} has no counterpart for in "
-                "this file, expected 'frozen', 'affine' or a batch norm"
-            )
-        return norm or "batch"
-    if norm is not None and norm not in WITHOUT_STATISTICS:
-        raise ValueError(
-            f"{module} has no statistics, as group or layer norm, but model.{part}.norm is {norm!r}"
-        )
-    return norm or "group"
 
 
 def _paths(names: Sequence[str], source: Source) -> tuple[dict[str, str], list[str]]:
@@ -273,93 +246,6 @@ def _pattern(template: str) -> re.Pattern:
 def _numbers(template: str) -> list[tuple[str, int]]:
     """Return each number in a template as (name, offset): "{level-2}" is ("level", -2)."""
     return [(name, int(offset or 0)) for name, offset in re.findall(r"{(\w+)([+-]\d+)?}", template)]
-
-
-def _to_our_layout(
-    module: str, name: str, array: np.ndarray, source: Source, class_agnostic: bool
-) -> np.ndarray:
-    """Convert a kernel or bias, except of a norm, to our layout and class order."""
-    if source.layout == "torch":
-        if module == "box_head/fc1" and array.ndim == 2:
-            if array.shape[1] % ROI_SIDE**2:
-                expected = f"a multiple of {ROI_SIDE} x {ROI_SIDE} cells"
-                raise ValueError(f"{name} has {array.shape[1]} inputs, expected {expected}")
-            array = array.reshape(len(array), -1, ROI_SIDE, ROI_SIDE)  # out, C, H, W
-            array = array.transpose(2, 3, 1, 0).reshape(-1, len(array))
-        else:
-            # OIHW to HWIO and [out, in] to [in, out]; the up-convolution's torch kernel
-            # [in, out, h, w] becomes our [h, w, out, in].
-            array = array.transpose({4: (2, 3, 1, 0), 2: (1, 0)}.get(array.ndim))
-    if source.deltas == "yx" and module in BOX_LAYERS:
-        array = array.reshape(*array.shape[:-1], -1, 4)[..., [1, 0, 3, 2]].reshape(array.shape)
-    if source.background == "last":
-        if module == "box_head/cls_score":
-            array = np.roll(array, 1, axis=-1)
-        elif module == "mask_head/mask_predictor" or (
-            module == "box_head/bbox_pred" and not class_agnostic
-        ):
-            slot = 4 if module == "box_head/bbox_pred" else 1
-            array = np.pad(array, [(0, 0)] * (array.ndim - 1) + [(slot, 0)])
-    return np.ascontiguousarray(array)
-
-
-def _to_torch_layout(module: str, array: np.ndarray) -> np.ndarray:
-    """Invert `_to_our_layout` for torchvision."""
-    if module == "box_head/fc1" and array.ndim == 2:
-        outputs = array.shape[1]
-        array = array.reshape(ROI_SIDE, ROI_SIDE, -1, outputs).transpose(3, 2, 0, 1)
-        return array.reshape(outputs, -1)
-    return array.transpose({4: (3, 2, 0, 1), 2: (1, 0)}.get(array.ndim))
-
-
-def _convert_norm(
-    module: str, parts: Mapping[str, np.ndarray], norm: str, eps: float, has_eps: bool
-) -> tuple[dict, dict]:
-    """Return one norm's params and batch_stats, each leaf [C] float32.
-
-    parts: scale and bias, and mean and var unless already folded into them, or without statistics.
-    """
-    wanted = NORM_LEAVES if {"mean", "var"} & parts.keys() else NORM_LEAVES[:2]
-    lacking = [leaf for leaf in wanted if leaf not in parts]
-    if lacking:
-        raise ValueError(f"the norm {module} lacks {', '.join(lacking)}")
-    scale, bias = parts["scale"], parts["bias"]
-    if norm in WITHOUT_STATISTICS:
-        return {"scale": scale, "bias": bias}, {}
-    if "var" in parts:
-        if has_eps and norm != "frozen":
-            return {"scale": scale, "bias": bias}, {"mean": parts["mean"], "var": parts["var"]}
-        scale = scale / np.sqrt(parts["var"] + np.float32(eps if has_eps else 0.0))
-        bias = bias - parts["mean"] * scale
-    if norm == "frozen":
-        return {}, {"scale": scale, "bias": bias}
-    stats = {"mean": np.zeros_like(scale), "var": _unit_variance(scale, eps)}
-    return {"scale": scale, "bias": bias}, stats
-
-
-def _unit_variance(like: np.ndarray, eps: float) -> np.ndarray:
-    """Return the variance that sums to exactly 1 with `eps` in float32."""
-    return np.full_like(like, np.float32(1) - np.float32(eps))
-
-
-def _check_classes(params: Mapping[str, np.ndarray], class_agnostic: bool) -> None:
-    """Raise ValueError unless masks and, unless `class_agnostic`, boxes have a slot per score."""
-    scores = params.get("box_head/cls_score/bias", ())
-    for module, per_class in {"box_head/bbox_pred": 4, "mask_head/mask_predictor": 1}.items():
-        bias = params.get(f"{module}/bias")
-        if not len(scores) or bias is None:
-            continue
-        if class_agnostic and module == "box_head/bbox_pred":
-            if len(bias) != per_class:
-                raise ValueError(
-                    f"{module} has {len(bias)} outputs, expected {per_class}, as "
-                    "model.box_head.class_agnostic says"
-                )
-        elif len(bias) != per_class * len(scores):
-            raise ValueError(
-                f"{module} has {len(bias)} outputs for {len(scores)} class scores (background "
-                f"included), expected {per_class} per score"
-            )
 
 
 def _is_norm(module: str) -> bool:

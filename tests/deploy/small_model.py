@@ -20,6 +20,7 @@ SMALL = {
     "model.fpn.channels": 16,
     "model.rpn.channels": 16,
     "model.box_head.channels": 32,
+    "model.box_head.conv_channels": 32,
     "model.mask_head.channels": 8,
     "model.anchors.sizes": (16.0, 32.0, 64.0, 128.0, 256.0),
     "model.rpn.pre_nms_topk_test": 100,
@@ -37,7 +38,9 @@ def small_config(recipe: str, size: tuple[int, int], **changes):
     """A recipe for small images. `size` is its data.image_size."""
     overrides = {"data.short_sides": (), "data.image_size": size}
     changes = {name.replace("__", "."): value for name, value in changes.items()}
-    return load_config(ROOT / "configs" / f"{recipe}.py", SMALL | overrides | changes)
+    name, colon, variant = recipe.partition(":")
+    path = f"{ROOT}/configs/{name}.py{colon}{variant}"
+    return load_config(path, SMALL | overrides | changes)
 
 
 def random_variables(config) -> dict:

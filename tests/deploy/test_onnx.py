@@ -188,6 +188,46 @@ def test_detections_match_jax(recipe):
     assert found.within_tolerance and found.masks < 1e-2, found
 
 
+STRONG = {
+    "v2": ("coco_torchvision:v2", {}),
+    "class-agnostic boxes": ("coco_detectron2:lsj_100ep", {"model.box_head.class_agnostic": True}),
+    "boxes alone": ("coco_torchvision:v2", {"model.mask_head.name": "none"}),
+    "larger masks": ("coco", {"model.mask_head.roi_size": 7, "model.mask_head.num_convs": 2}),
+    "groups of channels": (
+        "coco",
+        {
+            "model.backbone.depth": 50,
+            "model.backbone.groups": 32,
+            "model.backbone.width_per_group": 4,
+        },
+    ),
+    "group norm": (
+        "coco",
+        {
+            "model.backbone.norm": "group",
+            "model.fpn.norm": "group",
+            "model.mask_head.norm": "group",
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize(("recipe", "changes"), STRONG.values(), ids=STRONG)
+def test_strong_models_match_jax(recipe, changes):
+    heads = {"model.fpn.channels": 32, "model.mask_head.channels": 32} | changes
+    heads = {name.replace(".", "__"): value for name, value in heads.items()}
+    config = small_config(recipe, RECIPES[recipe.partition(":")[0]], **heads)
+    variables = random_variables(config)
+    _, predict = predict_function(config)
+    exported, canvas = export(config, variables)
+    inputs = generated(config, SIZES[:2], canvas)
+    reference = jax.jit(partial(predict, variables))
+    found = compare(reference, exported, inputs, config.eval.score_threshold)
+    assert found.detections >= 2 and found.within_tolerance and found.masks < 1e-2, found
+    if config.model.mask_head.name == "none":
+        assert reference(*inputs[0]).masks is None and exported(*inputs[0]).masks is None
+
+
 @pytest.mark.parametrize("recipe", ["quickstart", "coco_torchvision"])
 def test_fixed_size_in_planar_batches(recipe):
     config = small_config(recipe, RECIPES[recipe], data__image_dtype="uint8")
@@ -235,6 +275,17 @@ def test_fifty_coco_images(recipe):
             "has no RoiAlign in ONNX",
         ),
         ({"model__input__pad_multiple": 32}, {"batch": 2}, "use --batch=1, or --picture_size"),
+        ({"model__fpn__norm": "layer"}, {}, "model.fpn.norm is 'layer', which it cannot convert;"),
+        (
+            {
+                "model__fpn__norm": "group",
+                "model__fpn__channels": 32,
+                "model__input__pad_multiple": 32,
+            },
+            {},
+            "model.fpn.norm is 'group', which it cannot convert without --picture_size",
+        ),
+        ({"model__box_head__num_fcs": 0}, {}, "model.box_head.num_fcs is 0"),
         ({}, {"opset": 15}, "--opset is 15, expected 16 to 21"),
         ({}, {"opset": 30}, "--opset is 30, expected 16 to 21"),
     ],

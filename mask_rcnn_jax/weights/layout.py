@@ -1,0 +1,131 @@
+"""Layouts of single arrays: kernels, norms and class orders of any known system, and ours."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from mask_rcnn_jax.weights.sources import Source
+
+WITHOUT_STATISTICS = ("group", "layer")  # norms
+NORM_LEAVES = ("scale", "bias", "mean", "var")
+ROI_SIDE = 7  # side of the RoI features that the box head flattens
+BOX_LAYERS = ("rpn_head/anchor_deltas", "box_head/bbox_pred")
+
+
+def to_our_layout(
+    module: str, name: str, array: np.ndarray, source: Source, class_agnostic: bool
+) -> np.ndarray:
+    """Convert a kernel or bias, except of a norm, to our layout and class order."""
+    if source.layout == "torch":
+        if module == "box_head/fc1" and array.ndim == 2:
+            if array.shape[1] % ROI_SIDE**2:
+                expected = f"a multiple of {ROI_SIDE} x {ROI_SIDE} cells"
+                raise ValueError(f"{name} has {array.shape[1]} inputs, expected {expected}")
+            array = array.reshape(len(array), -1, ROI_SIDE, ROI_SIDE)  # out, C, H, W
+            array = array.transpose(2, 3, 1, 0).reshape(-1, len(array))
+        else:
+            # OIHW to HWIO and [out, in] to [in, out]; the up-convolution's torch kernel
+            # [in, out, h, w] becomes our [h, w, out, in].
+            array = array.transpose({4: (2, 3, 1, 0), 2: (1, 0)}.get(array.ndim))
+    if source.deltas == "yx" and module in BOX_LAYERS:
+        array = array.reshape(*array.shape[:-1], -1, 4)[..., [1, 0, 3, 2]].reshape(array.shape)
+    if source.background == "last":
+        if module == "box_head/cls_score":
+            array = np.roll(array, 1, axis=-1)
+        elif module == "mask_head/mask_predictor" or (
+            module == "box_head/bbox_pred" and not class_agnostic
+        ):
+            slot = 4 if module == "box_head/bbox_pred" else 1
+            array = np.pad(array, [(0, 0)] * (array.ndim - 1) + [(slot, 0)])
+    return np.ascontiguousarray(array)
+
+
+def to_torch_layout(module: str, array: np.ndarray) -> np.ndarray:
+    """Invert `to_our_layout` for torchvision."""
+    if module == "box_head/fc1" and array.ndim == 2:
+        outputs = array.shape[1]
+        array = array.reshape(ROI_SIDE, ROI_SIDE, -1, outputs).transpose(3, 2, 0, 1)
+        return array.reshape(outputs, -1)
+    return array.transpose({4: (3, 2, 0, 1), 2: (1, 0)}.get(array.ndim))
+
+
+def convert_norm(
+    module: str, parts: Mapping[str, np.ndarray], norm: str, eps: float, has_eps: bool
+) -> tuple[dict, dict]:
+    """Return one norm's params and batch_stats, each leaf [C] float32.
+
+    parts: scale and bias, and mean and var unless already folded into them, or without statistics.
+    """
+    wanted = NORM_LEAVES if {"mean", "var"} & parts.keys() else NORM_LEAVES[:2]
+    lacking = [leaf for leaf in wanted if leaf not in parts]
+    if lacking:
+        raise ValueError(f"the norm {module} lacks {', '.join(lacking)}")
+    scale, bias = parts["scale"], parts["bias"]
+    if norm in WITHOUT_STATISTICS:
+        return {"scale": scale, "bias": bias}, {}
+    if "var" in parts:
+        if has_eps and norm != "frozen":
+            return {"scale": scale, "bias": bias}, {"mean": parts["mean"], "var": parts["var"]}
+        scale = scale / np.sqrt(parts["var"] + np.float32(eps if has_eps else 0.0))
+        bias = bias - parts["mean"] * scale
+    if norm == "frozen":
+        return {}, {"scale": scale, "bias": bias}
+    stats = {"mean": np.zeros_like(scale), "var": unit_variance(scale, eps)}
+    return {"scale": scale, "bias": bias}, stats
+
+
+def unit_variance(like: np.ndarray, eps: float) -> np.ndarray:
+    """Return the variance that sums to exactly 1 with `eps` in float32."""
+    return np.full_like(like, np.float32(1) - np.float32(eps))
+
+
+def check_classes(params: Mapping[str, np.ndarray], class_agnostic: bool) -> None:
+    """Raise ValueError unless masks and, unless `class_agnostic`, boxes have a slot per score."""
+    scores = params.get("box_head/cls_score/bias", ())
+    for module, per_class in {"box_head/bbox_pred": 4, "mask_head/mask_predictor": 1}.items():
+        bias = params.get(f"{module}/bias")
+        if not len(scores) or bias is None:
+            continue
+        if class_agnostic and module == "box_head/bbox_pred":
+            if len(bias) != per_class:
+                raise ValueError(
+                    f"{module} has {len(bias)} outputs, expected {per_class}, as "
+                    "model.box_head.class_agnostic says"
+                )
+        elif len(bias) != per_class * len(scores):
+            raise ValueError(
+                f"{module} has {len(bias)} outputs for {len(scores)} class scores (background "
+                f"included), expected {per_class} per score"
+            )
+
+
+def check_groups(path: str, array: np.ndarray, groups: int) -> None:
+    """Raise ValueError if a ResNet's 3x3 convolution has other groups than ours; array: OIHW."""
+    is_inner = path.startswith("backbone/") and path.endswith("/conv2/kernel")
+    if is_inner and array.ndim == 4 and array.shape[1] > 0:
+        found = max(1, array.shape[0] // array.shape[1])
+        if found != groups:
+            kind = "ResNeXt" if found > 1 else "ResNet"
+            raise ValueError(
+                f"the weights of a {kind}, whose {path.removesuffix('/kernel')} has {found} groups "
+                f"of channels; model.backbone.groups is {groups}"
+            )
+
+
+def check_norm(
+    module: str, parts: Mapping[str, np.ndarray], norm: str | None, source: Source
+) -> str:
+    """Return the norm to convert to, by default as in the file; ValueError if it has another."""
+    part = module.partition("/")[0]
+    if {"mean", "var"} & parts.keys() or not {"mean", "var"} & {*source.norm_parts.values()}:
+        if norm in WITHOUT_STATISTICS:
+            raise ValueError(
+                f"model.{part}.norm is {norm!r}, which {source.title} has no counterpart for in "
+                "this file, expected 'frozen', 'affine' or a batch norm"
+            )
+        return norm or "batch"
+    if norm is not None and norm not in WITHOUT_STATISTICS:
+        raise ValueError(
+            f"{module} has no statistics, as group or layer norm, but model.{part}.norm is {norm!r}"
+        )
+    return norm or "group"
