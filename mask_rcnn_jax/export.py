@@ -8,21 +8,24 @@
         --int8 --calibration data/photos
     python -m mask_rcnn_jax.export --workdir runs/mine --format torchvision \\
         --output mine.safetensors
+    python -m mask_rcnn_jax.export --workdir runs/mine --format detectron2 --output mine.pkl
 
 `stablehlo` and `onnx` write a folder with a complete model, from image to detections, and its
 manifest.json; it runs without this package, see docs/deployment.md. `--int8` adds an int8 model and
 reports the AP of both on config.data.val_json.
 
-`safetensors` and `torchvision` write weights only. `safetensors` keeps our names, for `--weights`
-and `model.init_from`. `torchvision` is a state dict for torchvision's MaskRCNN
+`safetensors`, `torchvision` and `detectron2` write weights only. `safetensors` keeps our names, for
+`--weights` and `model.init_from`. `torchvision` is a state dict for torchvision's MaskRCNN
 (`load_state_dict(safetensors.torch.load_file(FILE))`), with classes 1, 2, ... in category order.
 Any difference from configs/coco_torchvision.py is listed and must also be made in torchvision.
+`detectron2` is the same for its `MODEL.WEIGHTS`, with differences from configs/coco_detectron2.py.
 
 Every export is compared with the original model before it is written.
 """
 
 import json
 import os
+import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -44,11 +47,11 @@ from mask_rcnn_jax.deploy.manifest import make_manifest
 from mask_rcnn_jax.deploy.quantize import CALIBRATORS
 from mask_rcnn_jax.evaluation.engines import configured_engine
 from mask_rcnn_jax.training import evaluator
-from mask_rcnn_jax.weights.convert import to_flax, to_ours_flat, to_torchvision
+from mask_rcnn_jax.weights.convert import to_detectron2, to_flax, to_ours_flat, to_torchvision
 from mask_rcnn_jax.weights.expected_model import mismatches
 from mask_rcnn_jax.weights.restore import restore, restore_config
 
-WEIGHTS = ("safetensors", "torchvision")
+WEIGHTS = ("safetensors", "torchvision", "detectron2")
 MODELS = ("stablehlo", "onnx")
 FORMATS = MODELS + WEIGHTS
 AP_NAMES = ("AP", "AP50", "mask_AP", "mask_AP50")
@@ -57,21 +60,29 @@ AP_NAMES = ("AP", "AP50", "mask_AP", "mask_AP50")
 def export_weights(config: ConfigDict | None, weights: str, format: str, output: str) -> None:
     """Write weights in a format of `WEIGHTS`."""
     target = Path(output)
-    if target.suffix != ".safetensors":
-        raise ValueError(f"--output is {output}, expected a name that ends in .safetensors")
-    if format == "torchvision":
-        check_torchvision(restore_config(config, weights)[0].model)
+    suffix = ".pkl" if format == "detectron2" else ".safetensors"
+    if target.suffix != suffix:
+        raise ValueError(f"--output is {output}, expected a name that ends in {suffix}")
+    if format != "safetensors":
+        check_system(restore_config(config, weights)[0].model, format)
     config, variables, categories, _ = restore(config, weights)
     eps = config.model.backbone.norm_eps
-    if format == "torchvision":
-        arrays = to_torchvision(variables, norm_eps=eps)
-        eps = 1e-5  # torchvision's, to which the weights are converted
+    converters = {"torchvision": to_torchvision, "detectron2": to_detectron2}
+    if convert := converters.get(format):
+        arrays = convert(variables, norm_eps=eps)
+        eps = 1e-5  # theirs, to which the weights are converted
     else:
         arrays = to_ours_flat(variables)
-    content = save(arrays)
+    if format == "detectron2":  # as in its model zoo
+        content = pickle.dumps({"model": arrays, "__author__": "mask_rcnn_jax"}, protocol=4)
+    else:
+        content = save(arrays)
     model = config.model
     restored, _ = to_flax(arrays, norm=model.backbone.norm, eps=eps, model=model)
-    difference = _largest_difference(restored, variables)
+    if format == "detectron2":  # has no boxes and masks of background
+        difference = _largest_difference(to_detectron2(restored, norm_eps=eps), arrays)
+    else:
+        difference = _largest_difference(restored, variables)
     details = {"self_check": {"largest_difference": difference}, "config": config.to_dict()}
     manifest = make_manifest(
         config, categories, format=format, files=[target.name], interface=None, details=details
@@ -141,22 +152,25 @@ def score(
     return {name: metrics[name] for name in AP_NAMES if name in metrics}
 
 
-def check_torchvision(model: ConfigDict) -> None:
-    """Raise ValueError if torchvision lacks a layer of the model; log all other differences.
+def check_system(model: ConfigDict, system: str) -> None:
+    """Raise ValueError if torchvision or detectron2 lacks a layer of the model; log all other
+    differences.
 
     torchvision's ResNet has batch normalization and strides in its 3x3 convolutions. The user sets
-    everything else (anchors, RoIAlign, input channel order and padding) in torchvision, if it has
+    everything else (anchors, RoIAlign, input channel order and padding) in the system, if it has
     the option; remaining differences cost accuracy.
     """
     backbone, theirs = model.backbone, "torchvision's ResNet"
     if backbone.name != "resnet":
-        raise ValueError(f"model.backbone.name is {backbone.name!r}, torchvision has 'resnet' only")
-    if backbone.norm == "group":
-        raise ValueError(f"model.backbone.norm is 'group', {theirs} has batch normalization only")
-    if backbone.depth >= 50 and backbone.stride_in != "3x3":
-        stride = backbone.stride_in
-        raise ValueError(f"model.backbone.stride_in is {stride!r}, {theirs} strides in '3x3' only")
-    for line in mismatches("torchvision", model, without=["backbone.norm_eps"]):  # is converted
+        raise ValueError(f"model.backbone.name is {backbone.name!r}, {system} has 'resnet' only")
+    if system == "torchvision":
+        if backbone.norm == "group":
+            text = f"model.backbone.norm is 'group', {theirs} has batch normalization only"
+            raise ValueError(text)
+        if backbone.depth >= 50 and backbone.stride_in != "3x3":
+            text = f"model.backbone.stride_in is {backbone.stride_in!r}"
+            raise ValueError(f"{text}, {theirs} strides in '3x3' only")
+    for line in mismatches(system, model, without=["backbone.norm_eps"]):  # is converted
         logging.warning("%s", line)
 
 
@@ -183,7 +197,7 @@ def _define_flags() -> None:
     flags.DEFINE_string("workdir", None, "Run folder; its latest checkpoint is used.")
     flags.DEFINE_string("weights", None, "Run folder, one of its checkpoints/<step>, or a file.")
     flags.DEFINE_enum("format", None, FORMATS, "Export format.", required=True)
-    output_help = "Output folder; for weights the .safetensors file."
+    output_help = "Output folder; for weights the .safetensors file, for detectron2 a .pkl."
     flags.DEFINE_string("output", None, output_help, required=True)
     batch_help = "Batch size; by default any for stablehlo and 1 for onnx."
     flags.DEFINE_integer("batch", None, batch_help, 1)

@@ -1,6 +1,7 @@
 """The recipes: they describe a whole model each, and docs/recipes.md says what they say."""
 
 import importlib.util
+import json
 import re
 from pathlib import Path
 
@@ -9,14 +10,20 @@ import pytest
 
 from mask_rcnn_jax.config import flatten, load_config
 from mask_rcnn_jax.models.build import abstract_variables
+from mask_rcnn_jax.training.optim import make_schedule
 from mask_rcnn_jax.weights.restore import make_model
+from tests.helpers import shared
 
 ROOT = Path(__file__).resolve().parents[1]
 SYSTEMS = ("coco", "coco_nvidia_tf1", "coco_tao", "coco_nvidia_pytorch", "coco_torchvision",
            "coco_detectron2")  # fmt: skip
 VARIANTS = ("coco_detectron2:3x", "coco_nvidia_pytorch:bs64", "coco_nvidia_pytorch:bs32",
             "coco_nvidia_pytorch:1gpu", "coco_nvidia_pytorch:mlperf", "coco_tao:docs",
-            "coco_torchvision:coco_v1")  # fmt: skip
+            "coco_torchvision:coco_v1", "coco_torchvision:v2", "coco_detectron2:lsj_100ep",
+            "coco_detectron2:lsj_200ep", "coco_detectron2:lsj_400ep",
+            "coco_detectron2:lsj_100ep_r101", "coco_detectron2:lsj_200ep_r101",
+            "coco_detectron2:lsj_400ep_r101", "coco_detectron2:x101_3x",
+            "coco_detectron2:gn_3x")  # fmt: skip
 
 
 def recipe(name: str):
@@ -42,6 +49,26 @@ def test_systems_have_the_published_number_of_parameters(name):
     params = abstract_variables(make_model(config, 90))["params"]
     norms = 0 if config.model.backbone.norm == "frozen" else 2 * 26_560
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == 44_401_393 + norms
+
+
+@pytest.mark.parametrize("epochs", [100, 400])
+def test_the_learning_rate_of_detectron2s_baselines(epochs):
+    """Of chosen iterations, as its own scheduler gives it."""
+    config = recipe(f"coco_detectron2:lsj_{epochs}ep")
+    schedule = make_schedule(config)
+    golden = json.loads(shared("goldens/modern/schedules.json").read_text())
+    golden = golden[f"d2_lsj_{epochs}ep"]
+    assert config.train.steps == golden["max_iter"]
+    for step, rate in golden["lr"].items():
+        assert float(schedule(int(step))) == pytest.approx(rate, rel=1e-5), step
+
+
+def test_the_schedule_of_torchvisions_second_version():
+    config = recipe("coco_torchvision:v2")
+    schedule, epoch = make_schedule(config), 117_266 // 64
+    for step, rate in ((0, 1e-4), (500, 0.05005), (1000, 0.1), (352 * epoch - 1, 0.1),
+                       (352 * epoch, 0.01), (384 * epoch, 0.001)):  # fmt: skip
+        assert float(schedule(step)) == pytest.approx(rate, rel=1e-5), step
 
 
 @pytest.mark.parametrize("name", VARIANTS)

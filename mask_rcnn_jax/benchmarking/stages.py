@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from mask_rcnn_jax.benchmarking import devices, inputs
 from mask_rcnn_jax.models.build import init_variables
 from mask_rcnn_jax.models.detect import detect_options
-from mask_rcnn_jax.models.mask_rcnn import BOX_SIZE, MASK_SIZE, MaskRCNN
+from mask_rcnn_jax.models.mask_rcnn import BOX_SIZE, MaskRCNN
 from mask_rcnn_jax.ops.extent import ValidExtent, valid_extent
 from mask_rcnn_jax.structures import Batch
 from mask_rcnn_jax.training.step import loss_options, loss_terms
@@ -38,9 +38,11 @@ def train(config: Any, repeats: int, save: Save = lambda times: None) -> dict[st
     max_foreground = model.sampling.max_foreground
 
     def pool(rois, pyramid):
+        sizes = [(rois.boxes, BOX_SIZE)]
+        if model.mask_head is not None:
+            sizes.append((rois.boxes[:, :max_foreground], model.mask_roi_size))
         return tuple(
-            run(params, pyramid, boxes, size, extent, method=MaskRCNN.pool)
-            for boxes, size in ((rois.boxes, BOX_SIZE), (rois.boxes[:, :max_foreground], MASK_SIZE))
+            run(params, pyramid, boxes, size, extent, method=MaskRCNN.pool) for boxes, size in sizes
         )
 
     def loss(differentiable, outputs):
@@ -63,13 +65,14 @@ def train(config: Any, repeats: int, save: Save = lambda times: None) -> dict[st
     proposals = stage("proposals", propose, batch, logits, deltas)
     sample = partial(run, params, method=MaskRCNN.sample)
     rois = stage("RoI sampling", sample, proposals, batch, keys)
-    boxed, masked = stage("RoIAlign", pool, rois, pyramid, gradient=(1,))
+    boxed, *masked = stage("RoIAlign", pool, rois, pyramid, gradient=(1,))
     foreground = jax.tree.map(lambda x: x[:, :max_foreground], rois)
     stage("box head", partial(run, method="box_head"), params, boxed, gradient=(0, 1))
-    mask_head = partial(run, method="mask_head")
-    stage("mask head", mask_head, params, masked, foreground.classes, gradient=(0, 1))
-    mask_targets = partial(run, params, method=MaskRCNN.roi_mask_targets)
-    stage("mask targets", mask_targets, foreground, batch)
+    if model.mask_head is not None:
+        mask_head = partial(run, method="mask_head")
+        stage("mask head", mask_head, params, *masked, foreground.classes, gradient=(0, 1))
+        mask_targets = partial(run, params, method=MaskRCNN.roi_mask_targets)
+        stage("mask targets", mask_targets, foreground, batch)
     outputs = jax.jit(partial(run, train=False, method=MaskRCNN.forward_train))(params, batch, keys)
     raw = {name: getattr(outputs, name) for name in RAW_OUTPUTS}
     stage("losses", loss, raw, outputs, gradient=(0,))
@@ -98,8 +101,10 @@ def infer(config: Any, repeats: int, save: Save = lambda times: None) -> dict[st
     head = stage("box head", partial(run, method="box_head"), params, boxed)
     selected = stage("detections", detect, *head, proposals, batch.image_sizes)
     boxes, _, classes, _ = selected
-    masked = stage("RoIAlign of masks", partial(pool, size=MASK_SIZE), pyramid, boxes)
-    stage("mask head", partial(run, method="mask_head"), params, masked, classes)
+    if model.mask_head is not None:
+        pool_masks = partial(pool, size=model.mask_roi_size)
+        masked = stage("RoIAlign of masks", pool_masks, pyramid, boxes)
+        stage("mask head", partial(run, method="mask_head"), params, masked, classes)
     return times
 
 

@@ -91,7 +91,10 @@ def make_manifest(
     if interface:
         manifest["inputs"] = dict(interface.inputs)
         outputs = dict(OUTPUTS)
-        if not has_masks(config):
+        if has_masks(config):
+            side = 2 * model["mask_head"].get("roi_size", 14)
+            outputs["masks"] = ("float32", [side, side], OUTPUTS["masks"][2])
+        else:
             del outputs["masks"]
         rows = [interface.inputs["images"]["shape"][0], options["detections_per_image"]]
         manifest["outputs"] = {

@@ -83,8 +83,9 @@ class Predictor:
 
         Returns:
             `Detections`, or a list of them for several images. Leaves are numpy arrays; boxes are
-            in image pixels, clipped to the image. Masks are probabilities on a 28 x 28 grid over
-            the box; `evaluation.paste.paste_mask` pastes them into the image.
+            in image pixels, clipped to the image. Masks are probabilities on a grid over the box,
+            by default 28 x 28; `evaluation.paste.paste_mask` pastes them into the image. They are
+            None for a model of boxes alone.
 
         Raises:
             ValueError: for another shape or dtype.

@@ -108,18 +108,38 @@ def to_torchvision(variables: Mapping, *, norm_eps: float) -> dict[str, np.ndarr
 
     Raises ValueError for arrays without a counterpart in torchvision.
     """
+    is_v2 = "fpn_lateral2_norm" in variables["params"].get("fpn", {})
+    return _to_torch(variables, "torchvision_v2" if is_v2 else "torchvision", norm_eps)
+
+
+def to_detectron2(variables: Mapping, *, norm_eps: float) -> dict[str, np.ndarray]:
+    """Convert our variables to a state dict of detectron2's `GeneralizedRCNN`.
+
+    As `to_torchvision`; group norm has a counterpart. What background has of boxes and masks of its
+    own, which nothing reads, is left out.
+    """
+    arrays = _to_torch(variables, "detectron2", norm_eps)
+    if "conv2" not in variables["params"]["rpn_head"]:
+        return arrays
+    one, several = (f"proposal_generator.rpn_head.conv{i}." for i in ("", ".conv0"))
+    leaves = [f"{one}{leaf}" for leaf in ("weight", "bias")]
+    return {several + n.removeprefix(one) if n in leaves else n: a for n, a in arrays.items()}
+
+
+def _to_torch(variables: Mapping, system: str, norm_eps: float) -> dict[str, np.ndarray]:
+    source = SOURCES[system]
     params, stats = (flatten_dict(dict(variables[name]), sep="/") for name in COLLECTIONS)
-    version = "torchvision_v2" if "fpn/fpn_lateral2_norm/scale" in params else "torchvision"
-    to_name = partial(_to_name, SOURCES[version])
+    to_name = partial(_to_name, source)
     result = {}
     for path, value in (params | stats).items():
         module, leaf = path.rsplit("/", 1)
         value = np.asarray(value, np.float32)
         if not _is_norm(module):
-            value = to_torch_layout(module, value)
-        elif leaf == "scale" and f"{module}/var" not in stats:
-            if path in params:
+            value = to_torch_layout(module, value, source)
+        elif leaf == "scale" and path in params and f"{module}/var" not in stats:
+            if system != "detectron2":
                 raise ValueError("torchvision has no counterpart of model.backbone.norm='group'")
+        elif leaf == "scale" and f"{module}/var" not in stats:
             result[to_name(f"{module}/mean")] = np.zeros_like(value)
             result[to_name(f"{module}/var")] = unit_variance(value, TORCHVISION_EPS)
         elif leaf == "var" and norm_eps != TORCHVISION_EPS and module.startswith("backbone/"):

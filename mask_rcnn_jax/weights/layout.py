@@ -40,8 +40,15 @@ def to_our_layout(
     return np.ascontiguousarray(array)
 
 
-def to_torch_layout(module: str, array: np.ndarray) -> np.ndarray:
-    """Invert `to_our_layout` for torchvision."""
+def to_torch_layout(module: str, array: np.ndarray, source: Source) -> np.ndarray:
+    """Invert `to_our_layout` for a system of torch; background's own boxes and mask are dropped."""
+    if source.background == "last":
+        if module == "box_head/cls_score":
+            array = np.roll(array, -1, axis=-1)
+        elif module == "box_head/bbox_pred" and array.shape[-1] > 4:
+            array = array[..., 4:]
+        elif module == "mask_head/mask_predictor":
+            array = array[..., 1:]
     if module == "box_head/fc1" and array.ndim == 2:
         outputs = array.shape[1]
         array = array.reshape(ROI_SIDE, ROI_SIDE, -1, outputs).transpose(3, 2, 0, 1)

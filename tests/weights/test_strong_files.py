@@ -9,7 +9,7 @@ from flax.traverse_util import flatten_dict
 
 from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.models.build import abstract_variables, build_model
-from mask_rcnn_jax.weights.convert import identify, to_flax, to_torchvision
+from mask_rcnn_jax.weights.convert import identify, to_detectron2, to_flax, to_torchvision
 from mask_rcnn_jax.weights.expected_model import mismatches
 from mask_rcnn_jax.weights.pretrained import merge_into
 from tests.helpers import shared
@@ -110,8 +110,14 @@ def test_files_of_detectron2(variant, changes, count):
     config = config_for(f"coco_detectron2:{variant}", **changes)
     shapes = detectron2_shapes(config)
     assert count in (None, len(shapes))
-    arrays = {name: np.full(shape, 0.5, np.float32) for name, shape in shapes.items()}
-    assert check_fit(arrays, config)[1] == "detectron2"
+    rng = np.random.default_rng(0)
+    arrays = {name: rng.uniform(0.5, 1, shape).astype(np.float32) for name, shape in shapes.items()}
+    loaded, source = check_fit(arrays, config)
+    assert source == "detectron2"
+    back = to_detectron2(loaded, norm_eps=1e-5)
+    assert back.keys() == arrays.keys()
+    for name, array in back.items():
+        np.testing.assert_array_equal(array, arrays[name], err_msg=name)
 
 
 def test_a_resnext_of_detectron2():
@@ -121,14 +127,24 @@ def test_a_resnext_of_detectron2():
     assert shapes["backbone.bottom_up.res2.0.conv2.weight"] == (256, 8, 3, 3)
     arrays = {name: np.full(shape, 0.5, np.float32) for name, shape in shapes.items()}
     config.model.backbone.norm = "frozen"
-    loaded, _ = check_fit(arrays, config)
+    check_fit(arrays, config)
+    config.model.backbone.groups = 1
+    with pytest.raises(
+        ValueError, match=r"has 32 groups of channels; model\.backbone\.groups is 1"
+    ):
+        check_fit(arrays, config)
+
+
+@pytest.mark.parametrize(
+    ("variant", "count"),
+    [("lsj_100ep", 46_301_232), ("lsj_200ep_r101", 65_293_360), ("x101_3x", 107_427_760)],
+)
+def test_the_published_number_of_parameters(variant, count):
+    config = load_config(f"coco_detectron2:{variant}")
     config.model.num_classes = 80
     params = abstract_variables(build_model(config.model))["params"]
-    norms = sum(leaf.size for leaf in jax.tree.leaves(loaded["batch_stats"]))
-    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == 107_427_760 + 5 * 1024 + 257 or norms
-    config.model.backbone.groups = 1
-    with pytest.raises(ValueError, match=r"has 32 groups of channels; model\.backbone\.groups is 1"):
-        check_fit(arrays, config)
+    background = 4 * (1024 + 1) + 256 + 1  # box deltas and mask, which detectron2 does not have
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == count + background
 
 
 @pytest.mark.parametrize(
@@ -153,7 +169,11 @@ def test_norms_that_do_not_fit_are_named():
     group = {n: a for n, a in arrays.items() if not re.search(r"norm\.running_(mean|var)", n)}
     for norm, file, words in (
         ("frozen", group, r"no statistics, as group or layer norm, but model\.backbone\.norm is"),
-        ("group", arrays, r"model\.backbone\.norm is 'group', which detectron2's Mask R-CNN has no"),
+        (
+            "group",
+            arrays,
+            r"model\.backbone\.norm is 'group', which detectron2's Mask R-CNN has no",
+        ),
     ):
         with pytest.raises(ValueError, match=words):
             to_flax(file, norm=norm, eps=1e-5)

@@ -1,0 +1,183 @@
+"""Heads with convolutions and norms: what padding may not change, and what users' own may leave
+out."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from flax.traverse_util import flatten_dict
+
+from mask_rcnn_jax.models.build import build_model, init_variables
+from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
+from mask_rcnn_jax.models.roi_heads import BoxHead, MaskHead
+from mask_rcnn_jax.models.rpn import RPNHead
+from mask_rcnn_jax.ops.extent import ValidExtent
+from tests.bounds import assert_gradients_close
+from tests.helpers import TINY_TERMS, tiny_batch, tiny_config
+
+CHANNELS = 32
+
+
+def features(rows, side=7, seed=0):
+    return jax.random.normal(jax.random.key(seed), (1, rows, side, side, 4))
+
+
+BOX_HEAD = BoxHead(2, 16, num_convs=2, conv_channels=CHANNELS, norm="batch", num_fcs=1)
+MASK_HEAD = MaskHead(2, CHANNELS, num_convs=2, norm="batch")
+
+
+@pytest.mark.parametrize("head", [BOX_HEAD, MASK_HEAD], ids=["box", "mask"])
+def test_padded_rois_leave_statistics_and_gradients_alone(head):
+    """Six RoIs are the same as these six among nine, whatever the other three hold."""
+    is_box = head is BOX_HEAD
+    valid = np.array([1, 1, 0, 1, 1, 0, 1, 1, 0], bool)
+    rows = (valid if is_box else valid * np.int32([1, 2, 1, 2, 1, 2, 1, 2, 1]))[None]
+    x = features(9, 7 if is_box else 14)
+    x = jnp.where(valid[None, :, None, None, None], x, 1e4)
+    kept_rows = jnp.asarray(rows[:, valid])
+    variables = head.init(jax.random.key(1), x, *([] if is_box else [rows]))
+
+    def run(params, x, rows, valid):
+        outputs, updated = head.apply(
+            {**variables, "params": params}, x, rows, True, mutable=["batch_stats"]
+        )
+        first = outputs[0] if is_box else outputs
+        shape = (1, -1, *[1] * (first.ndim - 2))
+        return jnp.sum(jnp.where(valid.reshape(shape), first, 0.0) ** 2), updated["batch_stats"]
+
+    grad = jax.grad(run, has_aux=True)
+    padded, padded_stats = grad(variables["params"], x, jnp.asarray(rows), jnp.asarray(valid))
+    alone, stats = grad(variables["params"], x[:, valid], kept_rows, jnp.ones(6, bool))
+    assert_gradients_close(padded, alone, 9 * CHANNELS * 4)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), padded_stats, stats
+    )
+    assert all(np.any(a != b) for a, b in zip(jax.tree.leaves(stats),
+               jax.tree.leaves(variables["batch_stats"]), strict=True))  # fmt: skip
+
+
+def test_names_of_the_box_heads_parameters():
+    params = BOX_HEAD.init(jax.random.key(0), features(1))["params"]
+    names = {"/".join(path) for path in flatten_dict(params)}
+    layers = {"fc1", "cls_score", "bbox_pred"}
+    expected = {f"{layer}/{leaf}" for layer in layers for leaf in ("kernel", "bias")}
+    for i in (1, 2):
+        expected |= {f"conv{i}/kernel", f"norm{i}/scale", f"norm{i}/bias"}
+    assert names == expected
+
+
+def test_class_agnostic_deltas_are_those_of_every_class():
+    head = BoxHead(3, 16, class_agnostic=True)
+    x = features(5)
+    variables = head.init(jax.random.key(0), x)
+    logits, deltas = head.apply(variables, x)
+    assert variables["params"]["bbox_pred"]["bias"].shape == (4,)
+    assert logits.shape == (1, 5, 4) and deltas.shape == (1, 5, 4, 4)
+    np.testing.assert_array_equal(deltas, np.broadcast_to(deltas[:, :, :1], deltas.shape))
+
+
+@pytest.mark.parametrize("norm", ["group", "layer", "none"])
+def test_rows_without_batch_norm_see_only_themselves(norm):
+    head = MaskHead(2, CHANNELS, num_convs=1, norm=norm)
+    x, classes = features(3, 14), jnp.array([[1, 2, 1]])
+    variables = head.init(jax.random.key(0), x, classes)
+    together = head.apply(variables, x, classes, True)
+    alone = head.apply(variables, x[:, 1:2], classes[:, 1:2], True)
+    np.testing.assert_allclose(together[:, 1:2], alone, atol=1e-5)
+
+
+def test_masks_of_another_size():
+    config = tiny_config()
+    config.model.mask_head.update(roi_size=10, num_convs=1)
+    model = build_model(config.model)
+    batch = jax.tree.map(jnp.asarray, tiny_batch(2))
+    variables = init_variables(model, 0)
+    assert "mask_fcn2" not in variables["params"]["mask_head"]
+    outputs = jax.eval_shape(
+        lambda: model.apply(variables, batch, None, train=True, method="forward_train")
+    )
+    assert outputs.mask_logits.shape == outputs.mask_targets.shape == (2, 4, 20, 20)
+
+
+def test_the_second_rpn_convolution_reads_zeros_outside_the_extent():
+    head = RPNHead(3, 8, num_convs=2)
+    x = jax.random.normal(jax.random.key(0), (1, 6, 8, 4))
+    params = head.init(jax.random.key(1), [x])
+    params = jax.tree.map(lambda p: p + 0.1, params)  # biases, too
+    extent = ValidExtent((24, 32), jnp.array([16, 20]))
+    cells = extent.inside((6, 8))
+    outputs = head.apply(params, [jnp.where(cells, x, 0.0)], [cells])
+    cropped = head.apply(params, [x[:, :4, :5]])
+    for whole, alone, last in zip(outputs, cropped, (3, 12), strict=True):
+        whole = whole[0].reshape(1, 6, 8, last)[:, :4, :5]
+        np.testing.assert_allclose(whole, alone[0].reshape(1, 4, 5, last), atol=1e-6)
+
+
+class OwnBoxHead(nn.Module):
+    num_classes: int
+
+    @nn.compact
+    def __call__(self, roi_features):
+        x = roi_features.mean(axis=(2, 3)).astype(jnp.float32)
+        rows = self.num_classes + 1
+        deltas = nn.Dense(4 * rows)(x)
+        return nn.Dense(rows)(x), deltas.reshape(*deltas.shape[:2], rows, 4)
+
+
+class OwnMaskHead(nn.Module):
+    num_classes: int
+
+    @nn.compact
+    def __call__(self, roi_features, classes):
+        x = nn.ConvTranspose(1, (2, 2), (2, 2))(roi_features.reshape(-1, *roi_features.shape[2:]))
+        return x[..., 0].reshape(*classes.shape, 28, 28).astype(jnp.float32)
+
+
+def test_heads_of_users_need_not_take_what_ours_take():
+    config = tiny_config()
+    config.model.box_head = dict(name=f"{__name__}:OwnBoxHead")
+    config.model.mask_head = dict(name=f"{__name__}:OwnMaskHead")
+    model = build_model(config.model)
+    assert model.trains_batch_stats  # they do not say that they do not
+    batch = jax.tree.map(jnp.asarray, tiny_batch(1))
+
+    def run():
+        variables = model.init(
+            jax.random.key(0), batch.images, batch.image_sizes, method="init_all"
+        )
+        return model.apply(variables, batch, None, train=True, method="forward_train")
+
+    outputs = jax.eval_shape(run)
+    assert outputs.mask_logits.shape == (1, 4, 28, 28)
+
+
+@pytest.mark.slow
+def test_recomputing_heads_changes_no_gradient():
+    config = tiny_config()
+    config.model.rpn.num_convs = 2
+    config.model.box_head.update(num_convs=1, conv_channels=32, num_fcs=1, norm="batch")
+    config.model.mask_head.update(num_convs=1, norm="batch")
+    batch = jax.tree.map(jnp.asarray, tiny_batch(2))
+    results = []
+    for remat in ("none", "heads"):
+        model = build_model(config.model, remat=remat)
+        variables = init_variables(model, 0)
+
+        def loss(params, model=model, variables=variables):
+            outputs, updated = model.apply(
+                {**variables, "params": params}, batch, None, train=True,
+                mutable=["batch_stats"], method="forward_train",
+            )  # fmt: skip
+            total = sum(jnp.sum(jnp.square(x)) for x in jax.tree.leaves(
+                (outputs.class_logits, outputs.mask_logits, outputs.rpn_logits)))  # fmt: skip
+            return total, updated["batch_stats"]
+
+        results.append(jax.jit(jax.grad(loss, has_aux=True))(variables["params"]))
+    assert_gradients_close(results[1][0], results[0][0], TINY_TERMS)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+                 results[1][1], results[0][1])  # fmt: skip
+
+
+def test_a_model_has_at_most_sixteen_parts():
+    assert len([f for f in MaskRCNN.__dataclass_fields__ if f not in ("parent", "name")]) <= 16
