@@ -68,7 +68,7 @@ def test_the_schedule_of_torchvisions_second_version():
     schedule, epoch = make_schedule(config), 117_266 // 64
     for step, rate in ((0, 1e-4), (500, 0.05005), (1000, 0.1), (352 * epoch - 1, 0.1),
                        (352 * epoch, 0.01), (384 * epoch, 0.001)):  # fmt: skip
-        assert float(schedule(step)) == pytest.approx(rate, rel=1e-5), step
+        assert float(schedule(step)) == pytest.approx(rate, rel=1e-4), step
 
 
 @pytest.mark.parametrize("name", VARIANTS)
