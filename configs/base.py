@@ -3,6 +3,7 @@
 from ml_collections import ConfigDict
 
 from mask_rcnn_jax import parts
+from mask_rcnn_jax.data import kinds
 from mask_rcnn_jax.data.options import DataOptions, ExampleOptions
 from mask_rcnn_jax.models import build
 from mask_rcnn_jax.ops.losses import LossOptions
@@ -27,6 +28,7 @@ COCO = dict(
 
 def get_config() -> ConfigDict:
     data = parts.defaults(DataOptions) | parts.defaults(ExampleOptions, GIVEN) | COCO
+    data |= kinds.default_sections()
     model = dict(num_classes=0, init_from="", **build.default_sections())
     rest = {name: parts.defaults(options) for name, options in SECTIONS.items()}
     return ConfigDict(dict(data=data, model=model, **rest)).lock()
@@ -43,5 +45,6 @@ def describe(config: ConfigDict) -> dict[str, parts.Entry]:
     for section, options in {**SECTIONS, "data": DataOptions}.items():
         found |= {f"{section}.{name}": e for name, e in parts.entries(options).items()}
     found |= {f"data.{name}": e for name, e in parts.entries(ExampleOptions, GIVEN).items()}
+    found |= {f"data.{name}": e for name, e in kinds.describe().items()}
     found |= {f"model.{name}": e for name, e in build.describe(config.model).items()}
     return found

@@ -21,10 +21,10 @@ os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", "178956970")
 
 if TYPE_CHECKING:  # for editors and type checkers; `_HOMES` says the same to Python
     from mask_rcnn_jax.config import load_config as load_config
-    from mask_rcnn_jax.data.augment import Example as Example
     from mask_rcnn_jax.data.dataset import Annotation as Annotation
     from mask_rcnn_jax.data.dataset import Dataset as Dataset
     from mask_rcnn_jax.data.dataset import ImageRecord as ImageRecord
+    from mask_rcnn_jax.data.example import Example as Example
     from mask_rcnn_jax.deploy.predictor import Predictor as Predictor
     from mask_rcnn_jax.models.build import build_model as build_model
     from mask_rcnn_jax.models.mask_rcnn import MaskRCNN as MaskRCNN
@@ -41,7 +41,7 @@ _HOMES = {
     "Batch": "structures:Batch",
     "Dataset": "data.dataset:Dataset",
     "Detections": "structures:Detections",
-    "Example": "data.augment:Example",
+    "Example": "data.example:Example",
     "ImageRecord": "data.dataset:ImageRecord",
     "MaskRCNN": "models.mask_rcnn:MaskRCNN",
     "Predictor": "deploy.predictor:Predictor",

@@ -8,7 +8,12 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from mask_rcnn_jax.data.options import ExampleOptions, canvas_size, example_options
+from mask_rcnn_jax.data.options import (
+    ExampleOptions,
+    canvas_size,
+    example_options,
+    train_options,
+)
 from mask_rcnn_jax.models.build import abstract_variables, build_model
 from mask_rcnn_jax.models.detect import detect_options
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
@@ -72,7 +77,7 @@ def lower_step(
     variables = abstract_variables(model)
     step, tx = recipe_step(config, model, variables["params"], step_mesh, batch_size)
     state = jax.eval_shape(lambda variables: TrainState.start(variables, tx), variables)
-    batch = abstract_batch(config, batch_size)
+    batch = abstract_batch(config, batch_size, training=True)
     traced = step.trace(_placed(state, mesh, P()), _placed(batch, mesh, P("data")))
     return traced.lower(lowering_platforms=platform and (platform,))
 
@@ -126,12 +131,15 @@ def _placed(tree, mesh: Mesh | AbstractMesh, spec: P):
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
 
 
-def synthetic_batch(config: Any, batch_size: int, objects: int = OBJECTS) -> Batch:
+def synthetic_batch(
+    config: Any, batch_size: int, objects: int = OBJECTS, *, training: bool = False
+) -> Batch:
     """Generate landscape noise images with ellipses, sized as objects in COCO.
 
-    objects: ellipses per image, at most `data.max_instances`.
+    objects: ellipses per image, at most `data.max_instances`. training: with the canvas of training
+        and not of evaluation.
     """
-    options = example_options(config)
+    options = train_options(config) if training else example_options(config)
     height, width = canvas_size(options)
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (batch_size, height, width, 3), np.uint8)
@@ -145,9 +153,9 @@ def synthetic_batch(config: Any, batch_size: int, objects: int = OBJECTS) -> Bat
     )
 
 
-def abstract_batch(config: Any, batch_size: int) -> Batch:
+def abstract_batch(config: Any, batch_size: int, *, training: bool = False) -> Batch:
     """Return a synthetic batch's shapes and dtypes."""
-    one = synthetic_batch(config, 1)
+    one = synthetic_batch(config, 1, training=training)
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct((batch_size, *x.shape[1:]), x.dtype), one)
 
 

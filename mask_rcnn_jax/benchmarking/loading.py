@@ -11,8 +11,9 @@ import numpy as np
 
 from mask_rcnn_jax.benchmarking import devices, process_tree
 from mask_rcnn_jax.data.coco import load_coco
+from mask_rcnn_jax.data.kinds import build_augment
 from mask_rcnn_jax.data.loader import TrainLoader, TrainOrder
-from mask_rcnn_jax.data.options import canvas_size, example_options
+from mask_rcnn_jax.data.options import canvas_size, train_options
 
 WARM_UP = 2  # untimed batches
 HEIGHT, WIDTH, OBJECTS = 480, 640, 7  # generated images: COCO's most frequent size, mean objects
@@ -42,10 +43,11 @@ def run(config: Any, images: int, batches: int, workers: int) -> dict[str, Any]:
 def _measure(
     config: Any, json_path: str | Path, image_dir: str, batches: int, workers: int
 ) -> dict[str, Any]:
-    options = example_options(config)
+    options = train_options(config)
     dataset = load_coco(json_path, image_dir, bad_annotations=config.data.bad_annotations)
     order = TrainOrder(seed=0, batch_size=config.train.batch_size)
-    loader = TrainLoader(dataset, options, order, num_workers=workers)
+    augment = build_augment(config.data)
+    loader = TrainLoader(dataset, options, order, num_workers=workers, augment=augment)
     for _ in range(WARM_UP * (1 + workers)):  # each worker prefetches two batches
         next(loader)
     processes = process_tree.family()

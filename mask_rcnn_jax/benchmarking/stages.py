@@ -31,7 +31,8 @@ def train(config: Any, repeats: int, save: Save = lambda times: None) -> dict[st
 
     That device gets the whole `train.batch_size`. Stages without gradients run forward only.
     """
-    model, params, run, batch, extent = _setup(config, config.train.batch_size)
+    made = inputs.synthetic_batch(config, config.train.batch_size, training=True)
+    model, params, run, batch, extent = _setup(config, made)
     keys = jax.random.split(jax.random.key(0), len(batch.images))
     times: dict[str, float] = {}
     stage = partial(_stage, times, repeats, save)
@@ -83,7 +84,8 @@ def train(config: Any, repeats: int, save: Save = lambda times: None) -> dict[st
 
 def infer(config: Any, repeats: int, save: Save = lambda times: None) -> dict[str, float]:
     """Return milliseconds per prediction stage on one device, at `eval.batch_size`."""
-    model, params, run, batch, extent = _setup(config, config.eval.batch_size)
+    made = inputs.synthetic_batch(config, config.eval.batch_size)
+    model, params, run, batch, extent = _setup(config, made)
     times: dict[str, float] = {}
     stage = partial(_stage, times, repeats, save)
 
@@ -124,10 +126,10 @@ def _propose(run: Callable, params, extent: ValidExtent, batch: Batch, logits, d
     return run(params, logits, deltas, sizes, extent, train=train, method=MaskRCNN.propose)
 
 
-def _setup(config: Any, batch_size: int) -> tuple[MaskRCNN, dict, Callable, Batch, ValidExtent]:
-    """Return the model, its params, `run(params, *args, method=...)`, a batch and its extent."""
+def _setup(config: Any, made: Batch) -> tuple[MaskRCNN, dict, Callable, Batch, ValidExtent]:
+    """Return the model, its params, `run(params, *args, method=...)`, the batch and its extent."""
     model = inputs.recipe_model(config)
-    batch = jax.device_put(inputs.synthetic_batch(config, batch_size))
+    batch = jax.device_put(made)
     variables = init_variables(model, config.train.seed)
     extent = valid_extent(batch.images.shape[1:3], batch.image_sizes, model.input.pad_multiple)
 

@@ -11,10 +11,10 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from mask_rcnn_jax.benchmarking import devices, inputs, profile
-from mask_rcnn_jax.data.options import canvas_size, example_options
 from mask_rcnn_jax.memory import peak_rss_mb
 from mask_rcnn_jax.models.build import init_variables
 from mask_rcnn_jax.models.detect import detect_options
+from mask_rcnn_jax.structures import Batch
 from mask_rcnn_jax.training.step import make_mesh, make_predict_step
 
 WARM_UP = 3  # untimed calls
@@ -41,7 +41,8 @@ def train(
     batch_size = config.train.batch_size
     step, tx = inputs.recipe_step(config, model, variables["params"], mesh, batch_size)
     state = _place(inputs.TrainState.start(variables, tx), mesh, P())
-    batch = _place(inputs.synthetic_batch(config, batch_size, objects=objects), mesh, P("data"))
+    made = inputs.synthetic_batch(config, batch_size, objects=objects, training=True)
+    batch = _place(made, mesh, P("data"))
     compiled, compile_s = _compile(step, state, batch)
     meet(f"compiled for {mesh.size} devices", mesh.devices.flat)
 
@@ -51,9 +52,7 @@ def train(
         return metrics
 
     times = _steady(call, calls)
-    figures = _figures(
-        config, batch_size, mesh, compiled, compile_s, times, inputs.train_flops, save
-    )
+    figures = _figures(config, batch, mesh, compiled, compile_s, times, inputs.train_flops, save)
     return figures | _profiled(call, compiled, profile_dir)
 
 
@@ -73,9 +72,7 @@ def infer(
     meet(f"compiled for {mesh.size} devices", mesh.devices.flat)
     call = partial(compiled, variables, batch)
     times = _steady(call, calls)
-    figures = _figures(
-        config, batch_size, mesh, compiled, compile_s, times, inputs.infer_flops, save
-    )
+    figures = _figures(config, batch, mesh, compiled, compile_s, times, inputs.infer_flops, save)
     return figures | _profiled(call, compiled, profile_dir)
 
 
@@ -134,7 +131,7 @@ def _steady(call: Callable[[], Any], calls: int) -> list[float]:
 
 def _figures(
     config: Any,
-    batch_size: int,
+    batch: Batch,
     mesh: Mesh,
     compiled: jax.stages.Compiled,
     compile_s: float,
@@ -148,6 +145,7 @@ def _figures(
     is the only measure and includes Python, libraries and compilation.
     """
     summary = devices.summary(times)
+    batch_size, *image_size = batch.images.shape[:3]
     images_per_s = batch_size / (summary["ms"] / 1e3)
     memory = jax.local_devices()[0].memory_stats()
     figures = {
@@ -156,7 +154,7 @@ def _figures(
         "batch_size": batch_size,
         "precision": config.train.precision,
         "implementation": config.train.implementation,
-        "image_size": list(canvas_size(example_options(config))),
+        "image_size": image_size,
         "images_per_s": round(images_per_s, 3),
         "ms_per_step": summary["ms"],
         "ms_per_step_25": summary["ms_25"],

@@ -1,27 +1,15 @@
-"""Augmentation on the host: a function of one example and its random numbers."""
+"""Augmentation on the host: a list of kinds and functions, applied to an example in turn."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from mask_rcnn_jax.data.dataset import (
-    Annotation,
-    Dataset,
-    annotation_fault,
-    image_name,
-    is_boxes_only,
-)
-
-
-@dataclass(frozen=True)
-class Example:
-    """An image and its objects, in original pixels, before it is resized."""
-
-    image: np.ndarray  # uint8 [H, W, 3], RGB; a copy, which may be written to
-    objects: tuple[Annotation, ...]  # crowds included; must not be written to
-
+from mask_rcnn_jax.data.copy_paste import CopyPaste
+from mask_rcnn_jax.data.dataset import Dataset, annotation_fault, image_name, is_boxes_only
+from mask_rcnn_jax.data.example import Example
+from mask_rcnn_jax.data.geometry import Geometry
 
 # `augment(example, rng)` returns a new example:
 #   * the image may have another size; it is resized afterwards as any other image is;
@@ -31,27 +19,78 @@ class Example:
 #   * all random numbers must come from `rng`. It depends on the seed, the image and how often the
 #     image has been drawn, not on processes, workers or the step that a run was resumed at.
 Augment = Callable[[Example, np.random.Generator], Example]
+Kind = Geometry | CopyPaste | Augment
+# Draws a second image, for `CopyPaste`; None if it cannot be read.
+Partner = Callable[[np.random.Generator], Example | None]
 
 
 def augmented(
-    augment: Augment, seed: tuple[int, ...], dataset: Dataset, index: int, example: Example
+    augment: Kind | Sequence[Kind],
+    seed: tuple[int, ...],
+    dataset: Dataset,
+    index: int,
+    example: Example,
+    partner: Partner | None = None,
 ) -> Example:
-    """Apply an augmentation to the example of image `index` and check its result.
+    """Apply one or several augmentations to the example of image `index`.
+
+    Affine maps at the end of a list are left pending.
 
     Raises:
-        ValueError: the augmentation failed, or its result cannot be trained on.
+        ValueError: a function failed, or its result cannot be trained on.
     """
-    where, rng = image_name(dataset, index), np.random.default_rng(seed)
+    call = partial(
+        _call, image_name(dataset, index), len(dataset.class_names), is_boxes_only(dataset)
+    )
+    return _apply(as_kinds(augment), example, np.random.default_rng(seed), partner, call)
+
+
+def as_kinds(augment: Kind | Sequence[Kind] | None) -> tuple[Kind, ...]:
+    """Return one, several or no augmentations as a tuple."""
+    if augment is None:
+        return ()
+    return tuple(augment) if isinstance(augment, Sequence) else (augment,)
+
+
+def _apply(
+    kinds: Sequence[Kind],
+    example: Example,
+    rng: np.random.Generator,
+    partner: Partner | None,
+    call: Callable[..., Example],
+) -> Example:
+    for number, kind in enumerate(kinds):
+        if isinstance(kind, Geometry):
+            example = example.then(kind.affine(rng, example.size))
+        elif isinstance(kind, CopyPaste):
+            source = partner(rng) if partner and rng.random() < kind.probability else None
+            if source is not None:
+                source = _apply(kinds[:number], source, rng, partner, call)
+                example = kind.paste(example.read(), source.read(), rng)
+        else:
+            example = call(kind, example.read(), rng)
+    return example
+
+
+def _call(
+    where: str,
+    num_classes: int,
+    boxes_only: bool,
+    augment: Augment,
+    example: Example,
+    rng: np.random.Generator,
+) -> Example:
+    """Call a function on a copy of the image, and check its result."""
     try:
         result = augment(Example(example.image.copy(), example.objects), rng)
     except Exception as error:  # of somebody else's code
         raise ValueError(f"{where}: augment failed: {type(error).__name__}: {error}") from error
-    if fault := _fault(result, len(dataset.class_names), is_boxes_only(dataset)):
+    if fault := _fault(result, example, num_classes, boxes_only):
         raise ValueError(f"{where}: augment returned {fault}")
     return result
 
 
-def _fault(example: Any, num_classes: int, boxes_only: bool) -> str | None:
+def _fault(example: Any, before: Example, num_classes: int, boxes_only: bool) -> str | None:
     if not isinstance(example, Example):
         return f"{type(example).__name__}, expected an Example"
     image = example.image
@@ -61,7 +100,10 @@ def _fault(example: Any, num_classes: int, boxes_only: bool) -> str | None:
     if not isinstance(example.objects, tuple | list):
         return f"objects of type {type(example.objects).__name__}, expected a tuple"
     height, width, _ = image.shape
+    same = {id(annotation) for annotation in before.objects if image.shape == before.image.shape}
     for number, annotation in enumerate(example.objects):
+        if id(annotation) in same:
+            continue
         size = height, width
         fault = annotation_fault(annotation, *size, num_classes, boxes_only=boxes_only)
         if fault:

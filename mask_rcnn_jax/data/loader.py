@@ -6,7 +6,7 @@ any step. So a checkpoint stores nothing of the loader but the step. Each canvas
 with its own shuffled order; the buckets take turns in proportion to their size.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,14 +16,15 @@ import numpy as np
 from absl import logging
 
 from mask_rcnn_jax.data import workers
-from mask_rcnn_jax.data.augment import Augment, augmented
+from mask_rcnn_jax.data.augment import Kind, as_kinds, augmented
 from mask_rcnn_jax.data.coco import for_workers
 from mask_rcnn_jax.data.compact import compact, expand
 from mask_rcnn_jax.data.dataset import Dataset, UndecodableImage, dataset_name
+from mask_rcnn_jax.data.example import Example
 from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.overview import image_size, training_counts
 from mask_rcnn_jax.data.resize import resize_plan
-from mask_rcnn_jax.data.transforms import empty_batch, load_row
+from mask_rcnn_jax.data.transforms import empty_batch, load_row, read_example
 from mask_rcnn_jax.structures import Batch
 
 # Batches are made in parallel already. Worker processes import this module too.
@@ -63,13 +64,13 @@ class TrainLoader:
         order: TrainOrder,
         *,
         num_workers: int,
-        augment: Augment | None = None,
+        augment: Kind | Sequence[Kind] | None = None,
     ):
         """Start to read.
 
         Args:
             num_workers: worker processes; 0 reads in threads of this process.
-            augment: changes every example before it is resized, also in worker processes.
+            augment: change every example before it is resized, in this order.
 
         Raises:
             ValueError: no image is left to train on.
@@ -86,6 +87,7 @@ class TrainLoader:
             raise ValueError(f"{dataset_name(dataset)}: no image to train on, since {reason}")
         buckets, shared = canvas_buckets(dataset, indices, options), for_workers(dataset)
         self.canvases = tuple(buckets)
+        partners = np.array([index for index in indices if index not in order.skip], np.int32)
         batches = []
         for canvas, bucket in buckets.items():
             # The random numbers of an example follow its place in the epochs, which is known before
@@ -93,7 +95,8 @@ class TrainLoader:
             places = grain.MapDataset.range(len(bucket)).seed(order.seed).shuffle().repeat(EPOCHS)
             draws = places.random_map(partial(_with_short_side, options.short_sides))
             zeros, places_of = workers.zeros(num_workers), np.array(bucket, np.int32)
-            source = _TrainBatches(shared, options, order, canvas, places_of, draws, augment, zeros)
+            given = shared, options, order, canvas, places_of, draws, as_kinds(augment), partners
+            source = _TrainBatches(*given, zeros)
             batches.append(grain.MapDataset.source(source))
         sizes = [len(bucket) for bucket in buckets.values()]
         mixed = grain.MapDataset.mix(batches, weights=sizes)
@@ -191,7 +194,8 @@ class _TrainBatches:
     canvas: tuple[int, int]
     bucket: np.ndarray  # [n] int32, the images that go on the canvas
     draws: grain.MapDataset  # place in the bucket and short side of example 0, 1, ..
-    augment: Augment | None
+    augment: tuple[Kind, ...]
+    partners: np.ndarray  # [m] int32, the images to copy objects from
     zeros: workers.Zeros
 
     def __len__(self) -> int:
@@ -219,13 +223,20 @@ class _TrainBatches:
                 continue
             # An image comes once an epoch, so its random numbers are new every time.
             seed = (self.order.seed, epoch, index)
-            augment = self.augment and partial(augmented, self.augment, seed, dataset, index)
+            change = partial(augmented, self.augment, seed, dataset, index, partner=self._partner)
+            augment = change if self.augment else None
             try:
                 return load_row(batch, row, dataset, index, self.options, short_side, augment)
             except UndecodableImage:
                 continue
         skipped = " and is not in train.skip_images" if self.order.skip else ""
         raise ValueError(f"{dataset_name(dataset)}: no image of {count} can be decoded{skipped}")
+
+    def _partner(self, rng: np.random.Generator) -> Example | None:
+        try:
+            return read_example(self.dataset, int(rng.choice(self.partners)))
+        except UndecodableImage:
+            return None
 
 
 @dataclass(frozen=True, eq=False)

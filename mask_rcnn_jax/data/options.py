@@ -1,7 +1,7 @@
 """Options of a config's `data` section."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from mask_rcnn_jax import parts
@@ -16,9 +16,10 @@ class ExampleOptions:
 
     Attributes:
         image_size: (height, width) of the canvas, multiples of 64, or (short side, longest side
-            allowed) with `resize` "shortest_edge"; pixels.
-        resize: "fit" scales an image into the canvas; "shortest_edge" has one canvas per
-            orientation.
+            allowed) with `resize` "shortest_edge"; pixels. `fixed_size_crop` in `augment` sets
+            another canvas for training.
+        resize: "fit" scales an image into the canvas; "keep" does so only if it is larger;
+            "shortest_edge" has one canvas per orientation.
         max_instances: maximum objects per image; the largest are kept.
         resize_rounding: rounding for "shortest_edge", as in torchvision, Detectron2 or
             maskrcnn-benchmark, respectively.
@@ -33,7 +34,7 @@ class ExampleOptions:
     """
 
     image_size: tuple[int, int]
-    resize: Literal["fit", "shortest_edge"]
+    resize: Literal["fit", "shortest_edge", "keep"]
     max_instances: int
     resize_rounding: Literal["floor", "round", "caffe"] = "floor"
     antialias: bool = False
@@ -49,7 +50,8 @@ class ExampleOptions:
         for name, lowest in (("max_instances", 1), ("mask_size", 1), ("max_vertices", 0)):
             if not _is_count(getattr(self, name), lowest):
                 raise ValueError(f"{name} is {getattr(self, name)!r}, expected at least {lowest}")
-        _check_image_size(self.image_size, multiple=CANVAS_MULTIPLE if self.resize == "fit" else 1)
+        multiple = 1 if self.resize == "shortest_edge" else CANVAS_MULTIPLE
+        _check_image_size(self.image_size, multiple)
         _check_combinations(self)
 
 
@@ -68,6 +70,8 @@ class DataOptions:
         class_ids: "contiguous" numbers the categories by increasing id; "raw" uses category id k as
             class k.
         keep_empty: also train on images without objects.
+        augment: kinds of augmentation in training, applied in this order; the section of a kind's
+            name has its entries. Also functions of yours, package.module:function.
         bad_annotations: "error" raises on a faulty annotation; "skip" drops and counts it.
         flip_probability: probability of a horizontal flip in training.
         num_workers: number of loader processes; 0 uses threads of this process.
@@ -81,6 +85,7 @@ class DataOptions:
     val_images: str = "val"
     class_ids: Literal["contiguous", "raw"] = "contiguous"
     keep_empty: bool = True
+    augment: tuple[str, ...] = ()
     bad_annotations: Literal["error", "skip"] = "error"
     flip_probability: float = 0.5
     num_workers: int = 4
@@ -97,13 +102,28 @@ def example_options(config: Mapping[str, Any]) -> ExampleOptions:
     return parts.pick(ExampleOptions, config["data"], "data", inclusive_boxes=inclusive)
 
 
+def train_options(config: Mapping[str, Any]) -> ExampleOptions:
+    """Read the options for training images: with a fixed-size crop, its size is the canvas."""
+    options, data = example_options(config), config["data"]
+    if "fixed_size_crop" not in data.get("augment", ()):
+        return options
+    height, width = map(_canvas_side, data["fixed_size_crop"]["size"])
+    resize: dict[str, Any] = {"resize": "keep", "resize_rounding": "floor", "short_sides": ()}
+    # Whole pixel values take a quarter of the memory.
+    pixels: dict[str, Any] = {"image_dtype": "uint8", "antialias": True}
+    return replace(options, image_size=(height, width), **resize, **pixels)
+
+
 def canvas_size(options: ExampleOptions, *, portrait: bool = False) -> tuple[int, int]:
     """Return the canvas (height, width) for landscape and square images, or for portraits."""
-    if options.resize == "fit":
+    if options.resize != "shortest_edge":
         return options.image_size
-    sides = sorted(options.image_size)
-    short, long = (-(-side // CANVAS_MULTIPLE) * CANVAS_MULTIPLE for side in sides)
+    short, long = map(_canvas_side, sorted(options.image_size))
     return (long, short) if portrait else (short, long)
+
+
+def _canvas_side(side: int) -> int:
+    return -(-side // CANVAS_MULTIPLE) * CANVAS_MULTIPLE
 
 
 def _is_count(value: Any, lowest: int) -> bool:
@@ -120,13 +140,14 @@ def _check_image_size(size: Any, multiple: int) -> None:
 
 def _check_combinations(options: ExampleOptions) -> None:
     rounding, short_sides = options.resize_rounding, options.short_sides
-    if options.resize == "fit" and rounding != "floor":
-        raise ValueError(f"resize_rounding is {rounding!r}, expected 'floor' if data.resize='fit'")
+    on_canvas = f"if data.resize={options.resize!r}"
+    if options.resize != "shortest_edge" and rounding != "floor":
+        raise ValueError(f"resize_rounding is {rounding!r}, expected 'floor' {on_canvas}")
     if options.antialias and options.image_dtype != "uint8":
         dtype = options.image_dtype
         raise ValueError(f"image_dtype is {dtype!r}, expected 'uint8' if data.antialias=True")
-    if short_sides and options.resize == "fit":
-        raise ValueError(f"short_sides is {short_sides}, expected () if data.resize='fit'")
+    if short_sides and options.resize != "shortest_edge":
+        raise ValueError(f"short_sides is {short_sides}, expected () {on_canvas}")
     # Larger sides would need different canvases in training and evaluation.
     highest = min(options.image_size)
     if not all(_is_count(side, 1) and side <= highest for side in short_sides):

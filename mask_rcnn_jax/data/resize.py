@@ -27,6 +27,8 @@ def resize_plan(
 ) -> ResizePlan:
     """Choose the static canvas of an image and its size there, keeping the aspect ratio.
 
+    "keep": the size of the image, unless it exceeds the canvas.
+
     "fit": the largest size that fits the canvas `image_size`, truncated to whole pixels as in
     NVIDIA's TensorFlow code.
     "shortest_edge": `image_size` is (short side, longest side allowed). Landscape and square images
@@ -38,6 +40,9 @@ def resize_plan(
     canvas = own if canvas is None else canvas
     if options.resize == "fit":
         size = _fit(height, width, canvas)
+    elif options.resize == "keep":
+        fits = height <= canvas[0] and width <= canvas[1]
+        size = (height, width) if fits else _fit(height, width, canvas)
     else:
         short, long = sorted(options.image_size)
         size = _SHORTEST_EDGE[options.resize_rounding](height, width, short_side or short, long)
@@ -97,7 +102,9 @@ def resize_image(
     canvas = np.zeros((*plan.canvas, 3), options.image_dtype) if out is None else out
     height, width = plan.size
     target = canvas[:height, :width]
-    if options.antialias:
+    if image.shape[:2] == plan.size:
+        target[:] = image
+    elif options.antialias:
         target[:] = Image.fromarray(image).resize((width, height), Image.Resampling.BILINEAR)
     else:
         pixels = image.astype(options.image_dtype, copy=False)

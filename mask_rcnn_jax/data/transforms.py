@@ -5,9 +5,11 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 
-from mask_rcnn_jax.data.augment import Example, is_image
+from mask_rcnn_jax.data.affine import moves_whole_pixels, scaling
+from mask_rcnn_jax.data.augment import is_image
 from mask_rcnn_jax.data.coco import CocoDataset
 from mask_rcnn_jax.data.dataset import Annotation, Dataset, ImageRecord, image_name
+from mask_rcnn_jax.data.example import Example
 from mask_rcnn_jax.data.images import check_image_size
 from mask_rcnn_jax.data.options import ExampleOptions, canvas_size
 from mask_rcnn_jax.data.resize import resize_image, resize_mask, resize_plan
@@ -44,16 +46,20 @@ def load_row(
     Raises:
         UndecodableImage: the row is still empty then.
     """
-    record = dataset.images[index]
-    example = Example(_decode(dataset, index, record), record.annotations)
+    example = read_example(dataset, index)
     if augment is not None:
         example = augment(example)
-    height, width = example.image.shape[:2]
-    plan = resize_plan(height, width, options, short_side, canvas=batch.images.shape[1:3])
-
-    resize_image(example.image, plan, options, out=batch.images[row])
+    plan = resize_plan(*example.size, options, short_side, canvas=batch.images.shape[1:3])
     batch.image_sizes[row] = plan.size
     batch.scales[row] = plan.scale
+    if example.pending is not None:
+        if not moves_whole_pixels(example.pending.matrix):  # it is resampled anyway: only once
+            example = example.then(scaling(example.size, plan.size))
+            plan = plan._replace(scale=(1.0, 1.0))
+        example = example.read()
+
+    height, width = example.image.shape[:2]
+    resize_image(example.image, plan, options, out=batch.images[row])
     batch.image_index[row] = index
     objects = keep_largest(training_objects(example.objects, options), options.max_instances)
     targets = jax.tree.map(lambda leaf: leaf[row], batch.targets)
@@ -73,6 +79,12 @@ def load_row(
             vertices = polygon_vertices(annotation.segmentation, options.max_vertices)
             targets.polygons[place, : len(vertices)] = vertices * (scale_x, scale_y, 1)
     targets.valid[: len(objects)] = True
+
+
+def read_example(dataset: Dataset, index: int) -> Example:
+    """Image `index` and its objects as they are."""
+    record = dataset.images[index]
+    return Example(_decode(dataset, index, record), record.annotations)
 
 
 def _decode(dataset: Dataset, index: int, record: ImageRecord) -> np.ndarray:

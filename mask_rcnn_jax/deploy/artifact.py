@@ -162,7 +162,7 @@ def _typical_size(example, options: ArtifactOptions) -> tuple[int, int]:
     """(height, width) of an image that is placed on the exported canvas."""
     if options.picture_size:
         return options.picture_size
-    if example.resize == "fit":
+    if example.resize != "shortest_edge":
         return example.image_size
     short, long = sorted(example.image_size)
     return (short, long) if options.orientation == "landscape" else (long, short)

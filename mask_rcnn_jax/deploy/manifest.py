@@ -20,6 +20,7 @@ OUTPUTS = {
 }
 RESIZES = {
     "fit": "as large as image_size (height, width) allows, sides rounded down to whole pixels",
+    "keep": "as it is; a larger one as large as image_size (height, width) allows, rounded down",
     "shortest_edge": "short side to image_size[0] unless the long side would exceed image_size[1]",
 }
 PASTES = {

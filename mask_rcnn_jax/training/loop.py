@@ -14,9 +14,10 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from mask_rcnn_jax.config import check_entries
-from mask_rcnn_jax.data.augment import Augment
+from mask_rcnn_jax.data.augment import Kind
 from mask_rcnn_jax.data.coco import CocoDataset
 from mask_rcnn_jax.data.dataset import Dataset, categories
+from mask_rcnn_jax.data.kinds import resolve_augment
 from mask_rcnn_jax.data.loader import TrainLoader
 from mask_rcnn_jax.training.checkpoint import Checkpoints
 from mask_rcnn_jax.training.evaluator import Validation, make_validation
@@ -60,7 +61,7 @@ def train(
     *,
     train_set: Dataset | None = None,
     val_set: Dataset | None = None,
-    augment: Augment | None = None,
+    augment: Kind | Sequence[Kind] | None = None,
     optimizer: optax.GradientTransformation | None = None,
     loggers: Sequence[Logger | str] = (),
 ) -> TrainState:
@@ -74,7 +75,8 @@ def train(
         workdir: folder of the run; docs/extending.md lists its files.
         train_set: takes the place of `config.data.train_json`.
         val_set: takes the place of `config.data.val_json`; with neither, nothing is evaluated.
-        augment: `augment(example, rng) -> example`, on the host, see `data.augment.Augment`.
+        augment: takes the place of `config.data.augment`: functions `augment(example, rng)`, see
+            `data.augment.Augment`, and kinds such as `data.geometry.Rotation`; one or several.
         optimizer: takes the place of the config's optimizer and schedule. Frozen parameters, loss
             scaling and the division of the batch stay the config's.
         loggers: `logger(step, metrics, images)`, see `training.loggers`, or names that
@@ -91,6 +93,7 @@ def train(
     started = time.monotonic()
     config, workdir, mesh = resolve_config(config), Path(workdir), make_mesh()
     microbatches = _check(config, mesh, optimizer)
+    kinds = resolve_augment(config, augment)
     loggers = resolve_loggers([*config.train.loggers, *loggers])
     train_set, val_set = open_datasets(config, train_set, val_set)
     if not config.data.val_json:
@@ -124,7 +127,7 @@ def train(
             train_step = make_train_step(model, tx, schedule, mesh, **options)
             with (
                 stop_on_sigterm() as stop_requested,
-                closing(make_train_loader(config, train_set, start, augment)) as batches,
+                closing(make_train_loader(config, train_set, start, kinds)) as batches,
                 closing(open_loggers(workdir, config.to_dict(), loggers, resume_step=start)) as log,
             ):
                 validate = None

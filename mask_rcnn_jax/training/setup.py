@@ -14,11 +14,11 @@ from ml_collections import ConfigDict
 
 from mask_rcnn_jax.config import flatten, load_config, read_config_json
 from mask_rcnn_jax.data import dataset as datasets
-from mask_rcnn_jax.data.augment import Augment
+from mask_rcnn_jax.data.augment import Kind
 from mask_rcnn_jax.data.coco import CocoDataset
 from mask_rcnn_jax.data.dataset import Dataset
 from mask_rcnn_jax.data.loader import EvalLoader, TrainLoader, TrainOrder
-from mask_rcnn_jax.data.options import example_options
+from mask_rcnn_jax.data.options import example_options, train_options
 from mask_rcnn_jax.data.overview import image_ids, training_counts
 from mask_rcnn_jax.data.source import learns_boxes_only, load_split
 from mask_rcnn_jax.data.transforms import empty_batch
@@ -106,7 +106,7 @@ def set_steps(config: ConfigDict, dataset: Dataset) -> None:
 
 
 def make_train_loader(
-    config: ConfigDict, dataset: Dataset, start_step: int, augment: Augment | None
+    config: ConfigDict, dataset: Dataset, start_step: int, augment: Sequence[Kind]
 ) -> TrainLoader:
     """This process' share of the training batches from a step on."""
     rows, keep_empty = config.train.batch_size // jax.process_count(), config.data.keep_empty
@@ -114,7 +114,7 @@ def make_train_loader(
     order = TrainOrder(
         config.train.seed, rows, start_step, keep_empty=keep_empty, skip=skip, **_share()
     )
-    options, workers = example_options(config), config.data.num_workers
+    options, workers = train_options(config), config.data.num_workers
     return TrainLoader(dataset, options, order, num_workers=workers, augment=augment)
 
 
@@ -123,7 +123,7 @@ def abstract_train_batch(config: ConfigDict, canvas: tuple[int, int], mesh: Mesh
     sharding, size = NamedSharding(mesh, PartitionSpec("data")), config.train.batch_size
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype, sharding=sharding),
-        empty_batch(1, canvas, example_options(config)),
+        empty_batch(1, canvas, train_options(config)),
     )
 
 

@@ -1,0 +1,127 @@
+"""Kinds of augmentation that change colors, as torchvision defines them."""
+
+from dataclasses import dataclass, replace
+
+import cv2
+import numpy as np
+
+from mask_rcnn_jax.data.example import Example
+from mask_rcnn_jax.data.geometry import check_probability
+
+_LUMA = np.array([0.299, 0.587, 0.114])  # of red, green and blue
+_HUES = 256  # of cv2's full range
+
+
+@dataclass(frozen=True)
+class Brightness:
+    """Multiply all values by a factor.
+
+    Attributes:
+        factors: lowest and highest factor.
+        probability: probability for an image.
+    """
+
+    factors: tuple[float, float] = (0.875, 1.125)
+    probability: float = 0.5
+
+    def __post_init__(self):
+        _check_factors(self.factors)
+        check_probability(self.probability)
+
+    def __call__(self, example: Example, rng: np.random.Generator) -> Example:
+        factor = _draw(self.factors, self.probability, rng)
+        if factor is None:
+            return example
+        return replace(example, image=_blend(example.image, 0.0, factor))
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """Multiply the distance from the mean gray level by a factor.
+
+    Attributes:
+        factors: lowest and highest factor.
+        probability: probability for an image.
+    """
+
+    factors: tuple[float, float] = (0.5, 1.5)
+    probability: float = 0.5
+
+    def __post_init__(self):
+        _check_factors(self.factors)
+        check_probability(self.probability)
+
+    def __call__(self, example: Example, rng: np.random.Generator) -> Example:
+        factor = _draw(self.factors, self.probability, rng)
+        if factor is None:
+            return example
+        mean = float(_LUMA @ cv2.mean(example.image)[:3])
+        return replace(example, image=_blend(example.image, mean, factor))
+
+
+@dataclass(frozen=True)
+class Saturation:
+    """Multiply the distance from each pixel's gray level by a factor.
+
+    Attributes:
+        factors: lowest and highest factor.
+        probability: probability for an image.
+    """
+
+    factors: tuple[float, float] = (0.5, 1.5)
+    probability: float = 0.5
+
+    def __post_init__(self):
+        _check_factors(self.factors)
+        check_probability(self.probability)
+
+    def __call__(self, example: Example, rng: np.random.Generator) -> Example:
+        factor = _draw(self.factors, self.probability, rng)
+        if factor is None:
+            return example
+        matrix = factor * np.eye(3) + (1 - factor) * np.tile(_LUMA, (3, 1))
+        return replace(example, image=cv2.transform(example.image, matrix))
+
+
+@dataclass(frozen=True)
+class Hue:
+    """Turn the color circle.
+
+    Attributes:
+        shift: largest turn in either direction, as a fraction of the circle, at most 0.5.
+        probability: probability for an image.
+    """
+
+    shift: float = 0.05
+    probability: float = 0.5
+
+    def __post_init__(self):
+        check_probability(self.probability)
+        if not 0 <= self.shift <= 0.5:
+            raise ValueError(f"shift is {self.shift}, expected 0 to 0.5")
+
+    def __call__(self, example: Example, rng: np.random.Generator) -> Example:
+        shift = _draw((-self.shift, self.shift), self.probability, rng)
+        if shift is None:
+            return example
+        values = cv2.cvtColor(example.image, cv2.COLOR_RGB2HSV_FULL)
+        values[..., 0] += np.uint8(round(shift * _HUES) % _HUES)
+        return replace(example, image=cv2.cvtColor(values, cv2.COLOR_HSV2RGB_FULL))
+
+
+def _draw(
+    limits: tuple[float, float], probability: float, rng: np.random.Generator
+) -> float | None:
+    """Draw a value, or None for an image that is left alone; two random numbers either way."""
+    value = float(rng.uniform(*limits))
+    return value if rng.random() < probability else None
+
+
+def _blend(image: np.ndarray, level: float, factor: float) -> np.ndarray:
+    values = level + factor * (np.arange(256) - level)
+    return cv2.LUT(image, np.rint(values).clip(0, 255).astype(np.uint8))
+
+
+def _check_factors(factors: tuple[float, float]) -> None:
+    if not 0 <= factors[0] <= factors[1] < np.inf:
+        raise ValueError(f"factors is {factors}, expected 0 <= lowest <= highest")

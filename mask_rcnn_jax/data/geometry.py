@@ -1,0 +1,224 @@
+"""Kinds of augmentation that move pixels: random affine maps.
+
+Each kind has `affine(rng, size)`, the map for an image (height, width). Maps in a row are composed,
+and the image is resampled once.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, Protocol, runtime_checkable
+
+import numpy as np
+
+from mask_rcnn_jax.data.affine import Affine, Color, diagonal, scaling
+
+GRAY = (128, 128, 128)
+Rounding = Literal["floor", "round"]
+
+
+@runtime_checkable
+class Geometry(Protocol):
+    """A kind that moves pixels."""
+
+    def affine(self, rng: np.random.Generator, size: tuple[int, int]) -> Affine:
+        """Draw the map for an image (height, width)."""
+
+
+@dataclass(frozen=True)
+class ScaleJitter:
+    """Scale to a random multiple of the largest size that fits (Ghiasi et al., 2021).
+
+    Attributes:
+        size: (height, width) that multiple 1 fits into; pixels.
+        scales: lowest and highest multiple: (0.1, 2.0) is large-scale jitter, (0.8, 1.25) the
+            standard one.
+        rounding: rounding for the new sides, "floor" as in torchvision, "round" as in Detectron2.
+    """
+
+    size: tuple[int, int] = (1024, 1024)
+    scales: tuple[float, float] = (0.1, 2.0)
+    rounding: Rounding = "round"
+
+    def __post_init__(self):
+        _check_size(self.size)
+        if not 0 < self.scales[0] <= self.scales[1] < math.inf:
+            raise ValueError(f"scales is {self.scales}, expected 0 < lowest <= highest")
+
+    def affine(self, rng: np.random.Generator, size: tuple[int, int]) -> Affine:
+        low, high = self.scales
+        sides, draw = np.array(size, np.float64), rng.random()
+        if self.rounding == "floor":  # in single precision, as torchvision
+            single = np.float32(low) + np.float32(draw) * np.float32(high - low)
+            new = np.trunc(np.float32(sides) * (np.float32((self.size / sides).min()) * single))
+        else:
+            scale = low + (high - low) * draw
+            new = np.rint(sides * (np.array(self.size) * scale / sides).min())
+        height, width = (max(1, int(side)) for side in new)
+        return scaling(size, (height, width))
+
+
+@dataclass(frozen=True)
+class FixedSizeCrop:
+    """Crop a random window where the image is larger, pad right and below where it is smaller.
+
+    Attributes:
+        size: (height, width) after the crop; pixels. It is the canvas in training.
+        pad: False leaves smaller images smaller.
+        fill: color for the padding, RGB.
+        boxes: "tight" recomputes boxes from masks and drops objects without any mask left, as
+            Detectron2; "clip" clips boxes and drops those without area, as torchvision.
+        rounding: rounding for the window's place, "floor" as in torchvision, "round" as in
+            Detectron2.
+    """
+
+    size: tuple[int, int] = (1024, 1024)
+    pad: bool = True
+    fill: Color = GRAY
+    boxes: Literal["tight", "clip"] = "tight"
+    rounding: Rounding = "round"
+
+    def __post_init__(self):
+        _check_size(self.size)
+        _check_fill(self.fill)
+
+    def affine(self, rng: np.random.Generator, size: tuple[int, int]) -> Affine:
+        draw = rng.random()  # one for both axes, as in torchvision and Detectron2
+        surplus = np.maximum(np.array(size) - self.size, 0)
+        y, x = (np.trunc if self.rounding == "floor" else np.rint)(surplus * draw)
+        height, width = np.array(size) - surplus
+        new_size = self.size if self.pad else (int(height), int(width))
+        return Affine(diagonal(1, 1, -x, -y), new_size, self.fill, self.boxes == "tight")
+
+
+@dataclass(frozen=True)
+class HorizontalFlip:
+    """Mirror left to right.
+
+    Attributes:
+        probability: probability for an image.
+    """
+
+    probability: float = 0.5
+
+    def __post_init__(self):
+        check_probability(self.probability)
+
+    def affine(self, rng: np.random.Generator, size: tuple[int, int]) -> Affine:
+        flips = rng.random() < self.probability
+        return Affine(diagonal(-1, 1, size[1]) if flips else diagonal(1, 1), size)
+
+
+@dataclass(frozen=True)
+class VerticalFlip:
+    """Mirror top to bottom.
+
+    Attributes:
+        probability: probability for an image.
+    """
+
+    probability: float = 0.5
+
+    def __post_init__(self):
+        check_probability(self.probability)
+
+    def affine(self, rng: np.random.Generator, size: tuple[int, int]) -> Affine:
+        flips = rng.random() < self.probability
+        return Affine(diagonal(1, -1, 0, size[0]) if flips else diagonal(1, 1), size)
+
+
+@dataclass(frozen=True)
+class QuarterTurns:
+    """Turn by 0, 90, 180 or 270 degrees.
+
+    Attributes:
+        probability: probability of a turn, the three being equally likely.
+    """
+
+    probability: float = 0.75
+
+    def __post_init__(self):
+        check_probability(self.probability)
+
+    def affine(self, rng: np.random.Generator, size: tuple[int, int]) -> Affine:
+        height, width = size
+        turns = int(rng.integers(1, 4)) if rng.random() < self.probability else 0
+        if turns == 1:  # counterclockwise: the upper right corner becomes the upper left one
+            return Affine(np.array([[0.0, 1, 0], [-1, 0, width]]), (width, height))
+        if turns == 3:
+            return Affine(np.array([[0.0, -1, height], [1, 0, 0]]), (width, height))
+        return Affine(diagonal(-1, -1, width, height) if turns else diagonal(1, 1), size)
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """Rotate about the center, and keep the size.
+
+    Attributes:
+        degrees: largest angle in either direction.
+        probability: probability for an image.
+        fill: color beyond the image, RGB.
+    """
+
+    degrees: float = 10.0
+    probability: float = 0.5
+    fill: Color = GRAY
+
+    def __post_init__(self):
+        check_probability(self.probability)
+        _check_fill(self.fill)
+        if not 0 <= self.degrees <= 180:
+            raise ValueError(f"degrees is {self.degrees}, expected 0 to 180")
+
+    def affine(self, rng: np.random.Generator, size: tuple[int, int]) -> Affine:
+        height, width = size
+        angle = math.radians(rng.uniform(-self.degrees, self.degrees))
+        if rng.random() >= self.probability:
+            return Affine(diagonal(1, 1), size)
+        cos, sin = math.cos(angle), math.sin(angle)
+        linear = np.array([[cos, sin], [-sin, cos]])  # counterclockwise, since y points down
+        center = np.array([width / 2, height / 2])
+        matrix = np.column_stack([linear, center - linear @ center])
+        return Affine(matrix, size, self.fill, tight=True)
+
+
+@dataclass(frozen=True)
+class Translation:
+    """Shift by whole pixels, and keep the size.
+
+    Attributes:
+        fraction: largest shift in either direction, as a fraction of the side.
+        probability: probability for an image.
+        fill: color beyond the image, RGB.
+    """
+
+    fraction: float = 0.1
+    probability: float = 0.5
+    fill: Color = GRAY
+
+    def __post_init__(self):
+        check_probability(self.probability)
+        _check_fill(self.fill)
+        if not 0 <= self.fraction < 1:
+            raise ValueError(f"fraction is {self.fraction}, expected at least 0 and below 1")
+
+    def affine(self, rng: np.random.Generator, size: tuple[int, int]) -> Affine:
+        y, x = np.rint(rng.uniform(-self.fraction, self.fraction, 2) * size)
+        if rng.random() >= self.probability:
+            return Affine(diagonal(1, 1), size)
+        return Affine(diagonal(1, 1, x, y), size, self.fill, tight=True)
+
+
+def check_probability(value: float) -> None:
+    """Raise ValueError, naming the entry `probability`, unless it is one."""
+    if not 0 <= value <= 1:
+        raise ValueError(f"probability is {value}, expected 0 to 1")
+
+
+def _check_size(size: tuple[int, int]) -> None:
+    if min(size) < 1:
+        raise ValueError(f"size is {size}, expected (height, width), both at least 1")
+
+
+def _check_fill(fill: Color) -> None:
+    if not all(0 <= value <= 255 for value in fill):
+        raise ValueError(f"fill is {fill}, expected red, green and blue from 0 to 255")

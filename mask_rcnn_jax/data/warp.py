@@ -1,0 +1,115 @@
+"""Resample images and masks through an affine map."""
+
+import cv2
+import numpy as np
+from PIL import Image
+
+from mask_rcnn_jax.data.affine import (
+    Affine,
+    compose,
+    is_axis_aligned,
+    scaling,
+    transform,
+)
+
+Window = tuple[int, int, int, int]  # x1, y1, x2, y2 on the canvas
+_EPSILON = 1e-6  # pixels
+
+
+def warp_image(image: np.ndarray, affine: Affine) -> np.ndarray:
+    """Map a uint8 [h, w, 3] image to its canvas: bilinear, averaging all pixels if it shrinks.
+
+    Maps that keep axes agree with Pillow's resize.
+    """
+    fill = affine.fill or (0, 0, 0)
+    if not is_axis_aligned(affine.matrix):
+        return _rotate(image, affine, fill)
+    matrix = affine.matrix
+    if abs(matrix[0, 0]) < abs(matrix[0, 1]):  # a quarter turn: x and y change places
+        image, matrix = image.transpose(1, 0, 2), matrix[:, [1, 0, 2]]
+    scales, offsets = np.abs(matrix[[1, 0], [1, 0]]), matrix[[1, 0], [2, 2]]  # of y and x
+    mirrored = matrix[[1, 0], [1, 0]] < 0
+    offsets = np.where(mirrored, affine.size - offsets, offsets)  # on the mirrored canvas
+    sides = np.array(image.shape[:2])
+    start = np.ceil(offsets - _EPSILON).clip(0, affine.size).astype(int)
+    stop = np.floor(offsets + scales * sides + _EPSILON).clip(start, affine.size).astype(int)
+
+    canvas = np.empty((*affine.size, 3), np.uint8)
+    flipped = canvas[:: -1 if mirrored[0] else 1, :: -1 if mirrored[1] else 1]
+    (top, left), (bottom, right) = start, stop
+    flipped[:top] = flipped[bottom:] = fill
+    flipped[top:bottom, :left] = flipped[top:bottom, right:] = fill
+    if (stop > start).all():
+        low, high = (((p - offsets) / scales).clip(0, sides) for p in (start, stop))
+        flipped[top:bottom, left:right] = _resized(image, low, high, (bottom - top, right - left))
+    return canvas
+
+
+def _resized(
+    image: np.ndarray, start: np.ndarray, stop: np.ndarray, size: tuple[int, int]
+) -> np.ndarray:
+    """Resize the part of an image from `start` to `stop`, (y, x), to `size`."""
+    (y1, x1), (y2, x2) = np.rint(start).astype(int), np.rint(stop).astype(int)
+    is_whole = np.abs([*start - (y1, x1), *stop - (y2, x2)]).max() < _EPSILON
+    if is_whole and (y2 - y1, x2 - x1) == size:
+        return image[y1:y2, x1:x2]
+    box = (*start[::-1].tolist(), *stop[::-1].tolist())
+    pillow = Image.fromarray(np.ascontiguousarray(image))
+    return np.asarray(pillow.resize(size[::-1], Image.Resampling.BILINEAR, box=box))
+
+
+def _rotate(image: np.ndarray, affine: Affine, fill: tuple[int, int, int]) -> np.ndarray:
+    """Shrink first, with averaging, as far as the map shrinks; OpenCV samples four pixels."""
+    size = image.shape[:2]
+    scale_x, scale_y = np.minimum(np.linalg.norm(affine.matrix[:, :2], axis=0), 1)
+    height, width = max(1, round(size[0] * scale_y)), max(1, round(size[1] * scale_x))
+    if (height, width) != size:
+        shrunk = scaling(size, (height, width))
+        image = warp_image(image, shrunk)
+        affine = compose(scaling((height, width), size), affine)
+    return cv2.warpAffine(
+        image,
+        _of_centers(affine.matrix),
+        affine.size[::-1],
+        flags=cv2.INTER_LINEAR,
+        borderMode=cv2.BORDER_CONSTANT,
+        borderValue=fill,
+    )
+
+
+def _of_centers(matrix: np.ndarray) -> np.ndarray:
+    """Return the matrix in OpenCV's coordinates, where pixel i has its center at i."""
+    shift = transform(matrix, np.array([[0.5, 0.5]]))[0] - 0.5
+    return np.column_stack([matrix[:, :2], shift])
+
+
+def warp_mask(mask: np.ndarray, affine: Affine, window: Window) -> np.ndarray:
+    """Map a uint8 mask [h, w] to a window of the canvas by nearest neighbor.
+
+    Along an axis that keeps its direction, pixel i reads floor(i / scale) in single precision, as
+    torch's interpolate; others are mirrored or turned images of that.
+    """
+    x1, y1, x2, y2 = window
+    matrix = affine.matrix.copy()
+    if not is_axis_aligned(matrix):
+        matrix[:, 2] -= (x1, y1)
+        flags = cv2.INTER_NEAREST
+        return cv2.warpAffine(mask, _of_centers(matrix), (x2 - x1, y2 - y1), flags=flags)
+    if abs(matrix[0, 0]) < abs(matrix[0, 1]):
+        mask, matrix = mask.T, matrix[:, [1, 0, 2]]
+    rows = _sources(matrix[1, 1], matrix[1, 2], mask.shape[0], y1, y2)
+    columns = _sources(matrix[0, 0], matrix[0, 2], mask.shape[1], x1, x2)
+    warped = mask.take(columns.clip(0), 1).take(rows.clip(0), 0)
+    warped[rows < 0] = 0
+    warped[:, columns < 0] = 0
+    return warped
+
+
+def _sources(scale: float, offset: float, side: int, start: int, stop: int) -> np.ndarray:
+    """Return the source of each pixel along one axis, -1 beyond the image."""
+    pixels = np.arange(start, stop)
+    place = pixels - offset if scale > 0 else offset - 1 - pixels
+    place = np.where(abs(place - np.rint(place)) < _EPSILON, np.rint(place), place)
+    source = np.floor(place.astype(np.float32) * np.float32(1 / abs(scale))).astype(np.int64)
+    beyond = (place < 0) | (place > abs(scale) * side - 1 + _EPSILON)
+    return np.where(beyond, -1, np.minimum(source, side - 1))
