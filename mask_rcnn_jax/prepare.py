@@ -7,6 +7,7 @@
     python -m mask_rcnn_jax.prepare labelme --input DIR --output FILE
     python -m mask_rcnn_jax.prepare via --input FILE --images DIR --output FILE
     python -m mask_rcnn_jax.prepare split --json FILE --val 60 --output DIR
+    python -m mask_rcnn_jax.prepare preview --config finetune --output FILE.jpg
     python -m mask_rcnn_jax.prepare weights resnet50 --data_dir DIR
     python -m mask_rcnn_jax.prepare coco2017 --data_dir DIR
     python -m mask_rcnn_jax.prepare tfds --data_dir DIR
@@ -39,6 +40,7 @@ FLAGS = flags.FLAGS
 VIA_FLAGS = ("input", "images", "output", "attribute", "class_name")
 SOURCE_FLAGS = ("train_json", "train_images", "val_json", "val_images")
 CHECK_FLAGS = ("data_dir", "json", "images", *SOURCE_FLAGS, "boxes_only", "by_name", "output")
+PREVIEW_FLAGS = ("config", "list_config", "output", "count")
 TFDS_FLAGS = ("data_dir", "tfds_dir", "split", *SOURCE_FLAGS)
 # Headings of --help and the flags of each action.
 ACTIONS = {
@@ -47,6 +49,7 @@ ACTIONS = {
     "labelme: annotations of labelme to a COCO json": ("input", "images", "output"),
     "via: annotations of the VGG Image Annotator to a COCO json": VIA_FLAGS,
     "split: one COCO json to train.json and val.json": ("json", "val", "seed", "output"),
+    "preview: training images of a recipe as the model gets them": PREVIEW_FLAGS,
     "weights: public weights by name": ("data_dir",),
     "coco2017: COCO 2017, downloaded and unpacked": ("data_dir", "split", "delete_zips"),
     "tfds: a COCO set as records of tensorflow-datasets": TFDS_FLAGS,
@@ -73,8 +76,12 @@ def define_flags() -> None:
         "The json file of via, the folder of labelme's, a pattern of TFRecord files.",
     )
     flags.DEFINE_string(
-        "output", None, "The json to write; for split a folder, for tao_spec a recipe."
+        "output",
+        None,
+        "The json to write; for split a folder, for tao_spec a recipe, for preview a JPEG or PNG.",
     )
+    flags.DEFINE_integer("count", 12, "Number of images on the sheet.", lower_bound=1)
+    cli.define_config(required=False)
     flags.DEFINE_integer("gpus", 1, "GPUs that the spec's batch sizes are for.", lower_bound=1)
     flags.DEFINE_bool(
         "by_name", False, "Write the json to --output with absent images found by base name."
@@ -263,6 +270,21 @@ def split() -> None:
         write_json(Path(FLAGS.output) / f"{name}.json", content)
 
 
+def preview() -> None:
+    """Write a sheet of augmented training images of --config, with their objects, to --output."""
+    from mask_rcnn_jax.data.source import learns_boxes_only, load_split
+    from mask_rcnn_jax.evaluation.visualize import write_image
+    from mask_rcnn_jax.report.preview import preview_sheet
+
+    config, output = FLAGS.config, FLAGS.output
+    if config is None or not output or not output.lower().endswith((".jpg", ".jpeg", ".png")):
+        raise ValueError("prepare preview needs --config and --output, a .jpg or .png to write")
+    dataset = load_split(config.data, "train", boxes_only=learns_boxes_only(config))
+    write_image(Path(output), preview_sheet(config, dataset, FLAGS.count))
+    kinds = ", ".join(config.data.augment) or "no augmentation"
+    print(f"{output}: {FLAGS.count} training images with {kinds}")
+
+
 def write_json(path: Path, content: dict) -> None:
     """Write a COCO json and print what it holds."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -312,6 +334,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "labelme": partial(convert, "labelme"),
     "via": partial(convert, "via"),
     "split": split,
+    "preview": preview,
     "weights": prepare_weights,
     "coco2017": prepare_coco2017,
     "tfds": prepare_records,
