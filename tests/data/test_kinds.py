@@ -1,0 +1,285 @@
+"""The list of augmentations: in a config, from Python, and what training makes of it."""
+
+import pickle
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+
+from mask_rcnn_jax.config import load_config
+from mask_rcnn_jax.configs import base
+from mask_rcnn_jax.data.augment import augmented
+from mask_rcnn_jax.data.color import Contrast
+from mask_rcnn_jax.data.copy_paste import CopyPaste
+from mask_rcnn_jax.data.dataset import Annotation, ImageRecord, UndecodableImage
+from mask_rcnn_jax.data.example import Example
+from mask_rcnn_jax.data.geometry import FixedSizeCrop, HorizontalFlip, Rotation, ScaleJitter
+from mask_rcnn_jax.data.kinds import KINDS, build_augment, resolve_augment
+from mask_rcnn_jax.data.loader import TrainLoader, TrainOrder
+from mask_rcnn_jax.data.options import ExampleOptions, example_options, train_options
+from mask_rcnn_jax.data.resize import resize_mask, resize_plan
+from mask_rcnn_jax.data.transforms import empty_batch, load_row
+from tests.data.test_augment import both, rows
+from tests.data.test_loader import train_batches
+from tests.memory_set import ShapeSet
+
+SQUARE = ExampleOptions(image_size=(64, 64), resize="fit", max_instances=6, mask_size=8)
+LSJ = ("scale_jitter", "fixed_size_crop")
+
+
+def config_with(**entries):
+    names = {name.replace("__", "."): value for name, value in entries.items()}
+    return load_config("quickstart", {f"data.{name}": value for name, value in names.items()})
+
+
+def test_every_kind_has_a_section_with_meanings_and_its_defaults():
+    config = load_config("coco")
+    described = base.describe(config)
+    for name, kind in KINDS.items():
+        assert config.data[name].to_dict() == asdict(kind())
+        for entry in config.data[name]:
+            assert described[f"data.{name}.{entry}"].meaning
+    assert config.data.augment == ()
+    assert build_augment(config.data) == ()
+
+
+def test_a_list_is_built_from_its_sections():
+    config = config_with(
+        augment=("contrast", *LSJ, "tests.data.test_augment:both", "copy_paste"),
+        scale_jitter__scales=(0.8, 1.25),
+        fixed_size_crop__size=(128, 192),
+        copy_paste__blend=False,
+    )
+    expected = (
+        Contrast(),
+        ScaleJitter(scales=(0.8, 1.25)),
+        FixedSizeCrop(size=(128, 192)),
+        both,
+        CopyPaste(blend=False),
+    )
+    assert build_augment(config.data) == expected
+    assert pickle.loads(pickle.dumps(expected)) == expected
+
+
+@pytest.mark.parametrize(
+    "entries, words",
+    [
+        ({"augment": ("flip",)}, "data.augment is 'flip', expected one of .*'horizontal_flip'"),
+        ({"augment": ("nothing:here",)}, "data.augment is 'nothing:here': No module"),
+        ({"augment": ("horizontal_flip",)}, "data.flip_probability is 0.5, expected 0 if .*twice"),
+        (
+            {"augment": LSJ, "scale_jitter.scales": (2.0, 1.0)},
+            r"data.scale_jitter.scales is \(2.0, 1.0\), expected 0 < lowest <= highest",
+        ),
+        (
+            {"augment": LSJ, "fixed_size_crop.boxes": "none"},
+            "data.fixed_size_crop.boxes is 'none', expected one of .'tight', 'clip'",
+        ),
+    ],
+)
+def test_wrong_entries_are_named(entries, words):
+    config = load_config("quickstart", {f"data.{name}": value for name, value in entries.items()})
+    with pytest.raises(ValueError, match=words) as error:
+        build_augment(config.data)
+    assert "\n" not in str(error.value)
+
+
+def test_a_list_given_in_python_takes_the_place_of_the_configs_and_is_recorded():
+    config = config_with(augment=("hue",), flip_probability=0.0)
+    kinds = [HorizontalFlip(0.25), both, FixedSizeCrop((128, 128))]
+    assert resolve_augment(config, kinds) == tuple(kinds)
+    assert config.data.augment == (
+        "horizontal_flip",
+        "tests.data.test_augment:both",
+        "fixed_size_crop",
+    )
+    assert config.data.horizontal_flip.probability == 0.25
+    assert train_options(config).image_size == (128, 128)
+    assert build_augment(config.data) == tuple(kinds)
+    assert resolve_augment(config, both) == (both,) and resolve_augment(config, ()) == ()
+    assert config.data.augment == ()
+    with pytest.raises(ValueError, match="augment has 5 at place 1, expected a kind of augmentat"):
+        resolve_augment(config, [both, 5])
+
+
+def test_the_config_of_an_earlier_version_has_no_such_entries():
+    config = load_config("quickstart").to_dict()
+    for name in ("augment", *KINDS):
+        del config["data"][name]
+    assert build_augment(config["data"]) == ()
+    assert train_options(config) == example_options(config)
+
+
+def test_training_has_the_canvas_of_the_crop_and_evaluation_its_own():
+    config = load_config("coco_torchvision", {"data.augment": LSJ})
+    config.data.fixed_size_crop.size = (600, 1024)
+    options = train_options(config)
+    assert (options.image_size, options.resize, options.image_dtype) == (
+        (640, 1024),
+        "keep",
+        "uint8",
+    )
+    assert example_options(config).image_size == (800, 1333)
+    other = load_config("coco_torchvision", {"data.augment": ("rotation",)})
+    assert train_options(other) == example_options(other)
+
+
+# --- through the loader
+
+CROP = ExampleOptions(image_size=(64, 128), resize="keep", max_instances=9, mask_size=8)
+JITTER = (
+    Contrast(),
+    HorizontalFlip(),
+    Rotation(10),
+    ScaleJitter((64, 100)),
+    FixedSizeCrop((64, 100)),
+    CopyPaste(),
+    both,
+)
+
+
+def test_draws_do_not_depend_on_workers_processes_or_where_a_run_resumed():
+    dataset = ShapeSet("train", 7)
+    whole = rows(train_batches(dataset, 8, CROP, augment=JITTER))
+    assert rows(train_batches(dataset, 8, CROP, augment=JITTER, workers=2)) == whole
+    assert rows(train_batches(dataset, 8, CROP, augment=JITTER, processes=2)) == whole
+    assert rows(train_batches(dataset, 8, CROP, augment=JITTER, processes=4)) == whole
+    assert rows(train_batches(dataset, 5, CROP, augment=JITTER, start=3)) == whole[3:]
+    assert rows(train_batches(dataset, 8, CROP, augment=JITTER, seed=4)) != whole
+
+
+def one_row(dataset, index, kinds, options, canvas, seed=0, short_side=None):
+    batch = empty_batch(1, canvas, options)
+
+    def change(example):
+        return augmented(kinds, (seed,), dataset, index, example)
+
+    load_row(batch, 0, dataset, index, options, short_side, change)
+    return batch
+
+
+def test_a_smaller_crop_is_placed_in_the_upper_left_corner_and_not_resized():
+    batch = one_row(ShapeSet("train", 1), 0, (FixedSizeCrop((40, 50)),), CROP, (64, 128))
+    assert batch.image_sizes[0].tolist() == [40, 50] and batch.scales[0].tolist() == [1, 1]
+    assert not batch.images[0, 40:].any() and not batch.images[0, :, 50:].any()
+
+
+def test_a_padded_crop_fills_the_canvas():
+    kinds = (FixedSizeCrop((64, 128), fill=(1, 2, 3)),)
+    batch = one_row(ShapeSet("train", 1), 0, kinds, CROP, (64, 128))
+    assert batch.image_sizes[0].tolist() == [64, 128]
+    assert (batch.images[0, :, 64:] == [1, 2, 3]).all()
+
+
+EDGE = ExampleOptions((96, 192), "shortest_edge", max_instances=9, mask_size=8, max_vertices=200)
+
+
+@pytest.mark.parametrize("mask_frame", ["box", "image"])
+@pytest.mark.parametrize("kinds", [(HorizontalFlip(1.0),), (Rotation(8, 1.0),)])
+def test_without_a_crop_the_recipes_resize_follows(kinds, mask_frame):
+    """Also in one map with it. Boxes, masks and vertices are those of the resized image."""
+    options, dataset = replace(EDGE, mask_frame=mask_frame), ShapeSet("train", 1)
+    batch = one_row(dataset, 0, kinds, options, (128, 192), seed=2)
+    assert batch.image_sizes[0].tolist() == [96, 96] and batch.scales[0].tolist() == [1.5, 1.5]
+    image, objects = dataset.decode(0), dataset.images[0].annotations
+    turned = augmented(kinds, (2,), dataset, 0, Example(image, objects)).read()
+    targets = batch.targets
+    assert targets.valid[0].sum() == len(turned.objects) > 0
+    for place, annotation in enumerate(turned.objects):
+        np.testing.assert_allclose(targets.boxes[0, place], annotation.box * 1.5, atol=1.6)
+        if not isinstance(annotation.segmentation, dict):
+            points = np.concatenate(annotation.segmentation).reshape(-1, 2) * 1.5
+            used = targets.polygons[0, place, :, 2] >= 0
+            np.testing.assert_allclose(targets.polygons[0, place, used, :2], points, atol=1e-3)
+        if mask_frame == "image":
+            mask = targets.masks[0, place, :96, :96] > 0
+            plan = resize_plan(64, 64, options)
+            expected = resize_mask(annotation.mask(64, 64), plan)[:96, :96] > 0
+            assert (mask ^ expected).sum() <= 0.15 * expected.sum() + 4
+
+
+class Partly(ShapeSet):
+    """Image 1 is damaged."""
+
+    def decode(self, index):
+        if index == 1:
+            raise UndecodableImage("image 1 is damaged")
+        return super().decode(index)
+
+
+PASTE = (CopyPaste(blend=False),)
+
+
+def first_batches(dataset, count, order, kinds=PASTE):
+    loader = TrainLoader(dataset, SQUARE, order, num_workers=0, augment=kinds)
+    try:
+        return [next(loader) for _ in range(count)], loader.skipped
+    finally:
+        loader.close()
+
+
+def test_a_damaged_second_image_is_not_blamed_on_the_first():
+    order = TrainOrder(seed=3, batch_size=4)
+    batches, skipped = first_batches(Partly("train", 3), 6, order)
+    assert skipped == {"000001.jpg"}
+    assert {int(i) for batch in batches for i in batch.image_index} == {0, 2}
+
+
+def test_images_to_skip_are_not_copied_from():
+    order = TrainOrder(seed=3, batch_size=4, skip=frozenset({1}))
+    _, skipped = first_batches(Partly("train", 3), 6, order)
+    assert skipped == set()
+
+
+class Plain:
+    """Image k is all of value 50 k, without objects but for the last, which holds one."""
+
+    class_names = ("square",)
+
+    def __init__(self, count, crowd=False):
+        mask = np.zeros((64, 64), bool)
+        mask[10:20, 30:50] = True
+        self.square = Annotation.from_mask(mask, 1, iscrowd=crowd)
+        self.images = [
+            ImageRecord(i, f"{i}.png", 64, 64, (self.square,) * (i == count - 1))
+            for i in range(count)
+        ]
+
+    def decode(self, index):
+        return np.full((64, 64, 3), 50 * index, np.uint8)
+
+
+def test_an_image_without_objects_gets_those_of_another():
+    batches, _ = first_batches(Plain(3), 12, TrainOrder(seed=0, batch_size=1))
+    seen = set()
+    for batch in batches:
+        index, valid = int(batch.image_index[0]), int(batch.targets.valid.sum())
+        pasted = (batch.images[0, 10:20, 30:50] == 100).all()
+        assert (batch.images[0, 0, 0] == 50 * index).all()
+        assert pasted == (valid > 0)
+        if valid:
+            np.testing.assert_array_equal(batch.targets.boxes[0, 0], [30, 10, 50, 20])
+        seen.add((index, valid))
+    assert {(0, 0), (0, 1)} <= seen and (2, 0) not in seen
+
+
+def test_crowds_and_images_without_any_object_left_are_trained_on():
+    dataset, order = Plain(1, crowd=True), TrainOrder(seed=0, batch_size=1)
+    batches, _ = first_batches(dataset, 2, order, (ScaleJitter((32, 32)), *JITTER[:4]))
+    assert not any(batch.targets.valid.any() for batch in batches)
+
+
+def test_a_function_after_an_empty_mask_may_keep_the_object():
+    """torchvision's crop keeps boxes whose mask is cut off."""
+    mask = np.zeros((64, 64), bool)
+    mask[:4, :4] = True
+    wide = Annotation(
+        np.array([0, 0, 60, 60], np.float32), 1, Annotation.from_mask(mask, 1).segmentation, 16.0
+    )
+    crop = FixedSizeCrop((32, 32), boxes="clip")
+    example = Example(np.zeros((64, 64, 3), np.uint8), (wide,))
+    kept = []
+    for seed in range(8):
+        result = augmented((crop, lambda example, rng: example), (seed,), Plain(1), 0, example)
+        kept += [one.segmentation for one in result.objects]
+    assert () in kept
