@@ -1,15 +1,18 @@
 """Copy objects of one image into another (Ghiasi et al., 2021)."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import cv2
 import numpy as np
 
+from mask_rcnn_jax.annotations.segmentation import segmentation_box, segmentation_to_mask
 from mask_rcnn_jax.data.affine import scaling
 from mask_rcnn_jax.data.dataset import Annotation
 from mask_rcnn_jax.data.example import Example
 from mask_rcnn_jax.data.geometry import check_probability
+from mask_rcnn_jax.rle import encode_window
 
 BLEND = np.ones((5, 5), np.uint8)
 
@@ -45,10 +48,12 @@ class CopyPaste:
             return base
         drawn = np.unique(rng.integers(len(candidates), size=len(candidates)))
         pasted = [candidates[i] for i in drawn]
-        masks = [annotation.mask(height, width) for annotation in pasted]
-        covered = np.bitwise_or.reduce(masks)
+        covered = np.zeros((height, width), np.uint8)
+        for annotation in pasted:
+            mask, (x, y) = _crop(annotation, base.size)
+            covered[y : y + mask.shape[0], x : x + mask.shape[1]] |= mask
         if self.blend:
-            covered = cv2.dilate(covered, BLEND)
+            cv2.dilate(covered, BLEND, covered)
         image = base.image.copy()
         cv2.copyTo(source.image, covered, image)
         left = [self._uncovered(annotation, covered) for annotation in base.objects]
@@ -58,15 +63,30 @@ class CopyPaste:
         """Return the object where it is not covered, or None if nothing is left to learn from."""
         if not annotation.segmentation:
             return annotation
-        mask = annotation.mask(*covered.shape)
-        hidden = mask & covered
+        mask, (x, y) = _crop(annotation, covered.shape)
+        hidden = mask & covered[y : y + mask.shape[0], x : x + mask.shape[1]]
         if self.boxes == "edges" and not hidden.any():
             return annotation
-        mask -= hidden
-        if not mask.any():
+        mask = mask - hidden
+        rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
+        if not rows.size:
             return None
-        annotation = annotation.with_mask(mask)
-        if self.boxes == "edges":
-            return annotation
-        box = annotation.box - np.array([0, 0, 1, 1], np.float32)
-        return None if (box[2:] <= box[:2]).any() else replace(annotation, box=box)
+        last = 0 if self.boxes == "pixels" else 1
+        ends = [columns[0], rows[0], columns[-1] + last, rows[-1] + last]
+        box = np.array(ends, np.float32) + (x, y, x, y)
+        if (box[2:] <= box[:2]).any():
+            return None
+        left = encode_window(mask, (x, y), *covered.shape)
+        return replace(annotation, box=box, segmentation=left, area=float(np.count_nonzero(mask)))
+
+
+def _crop(annotation: Annotation, size: tuple[int, int]) -> tuple[np.ndarray, tuple[int, int]]:
+    """Return an object's mask in a window around it, uint8, and the window's (x, y)."""
+    segmentation = annotation.segmentation
+    x, y, width, height = segmentation_box(segmentation, *size)
+    x1, y1 = max(0, math.floor(x) - 1), max(0, math.floor(y) - 1)
+    x2, y2 = min(size[1], math.ceil(x + width) + 1), min(size[0], math.ceil(y + height) + 1)
+    if isinstance(segmentation, dict):
+        return annotation.mask(*size)[y1:y2, x1:x2], (x1, y1)
+    parts = [(part.reshape(-1, 2) - (x1, y1)).reshape(-1) for part in segmentation]
+    return segmentation_to_mask(parts, y2 - y1, x2 - x1), (x1, y1)

@@ -73,7 +73,9 @@ def build_augment(data: Mapping[str, Any]) -> tuple[Kind, ...]:
 
 def _build(name: str, data: Mapping[str, Any]) -> Kind:
     found = parts.find(name, KINDS, "data.augment")
-    return parts.build(found, data.get(name, {}), f"data.{name}") if name in KINDS else found
+    if name in KINDS:
+        return parts.build(found, data.get(name, {}), f"data.{name}")
+    return found() if isinstance(found, type) else found
 
 
 def _check_flips(data: Mapping[str, Any]) -> None:

@@ -71,7 +71,7 @@ class DataOptions:
             class k.
         keep_empty: also train on images without objects.
         augment: kinds of augmentation in training, applied in this order; the section of a kind's
-            name has its entries. Also functions of yours, package.module:function.
+            name has its entries. Also your own functions, package.module:function.
         bad_annotations: "error" raises on a faulty annotation; "skip" drops and counts it.
         flip_probability: probability of a horizontal flip in training.
         num_workers: number of loader processes; 0 uses threads of this process.

@@ -111,3 +111,20 @@ def test_a_second_image_that_cannot_be_read_changes_nothing(kind, calls):
     result = augmented([kind], (3,), dataset, 0, given, lambda rng: seen.append(rng))
     assert result is given and bool(seen) == calls
     assert augmented([kind], (3,), dataset, 0, given) is given  # without a set to draw from
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_outlines_are_cut_as_their_whole_masks_are(seed):
+    rng = np.random.default_rng(seed)
+    points = rng.uniform([0, 0], SIZE[::-1], (2, 5, 2)).round(seed % 3)
+    outlines = [Annotation.from_polygons(list(points), 1, SIZE)]
+    mask = outlines[0].mask(*SIZE).astype(bool)
+    cover = np.zeros(SIZE, bool)
+    y, x = (int(v) for v in np.argwhere(mask)[rng.integers(mask.sum())])
+    cover[max(0, y - 3) : y + 4, max(0, x - 3) : x + 4] = True
+    source = Example(filled(200), (Annotation.from_mask(cover, 2),))
+    result = CopyPaste(blend=False).paste(Example(filled(1), tuple(outlines)), source, Draw([0]))
+    expected = Annotation.from_mask(mask & ~cover, 1)
+    np.testing.assert_array_equal(result.objects[0].mask(*SIZE), expected.mask(*SIZE))
+    np.testing.assert_array_equal(result.objects[0].box, expected.box)
+    assert result.objects[0].area == expected.area

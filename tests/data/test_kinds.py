@@ -8,6 +8,7 @@ import pytest
 
 from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.configs import base
+from mask_rcnn_jax.data.affine import Affine
 from mask_rcnn_jax.data.augment import augmented
 from mask_rcnn_jax.data.color import Contrast
 from mask_rcnn_jax.data.copy_paste import CopyPaste
@@ -59,6 +60,26 @@ def test_a_list_is_built_from_its_sections():
     )
     assert build_augment(config.data) == expected
     assert pickle.loads(pickle.dumps(expected)) == expected
+
+
+class HalfTurn:
+    """A kind from outside."""
+
+    def affine(self, rng, size):
+        height, width = size
+        return Affine(np.array([[-1.0, 0, width], [0, -1, height]]), size)
+
+
+def test_a_kind_from_outside_becomes_part_of_the_map():
+    config = config_with(augment=("tests.data.test_kinds:HalfTurn", "vertical_flip"))
+    kinds = build_augment(config.data)
+    dataset = ShapeSet("train", 1)
+    given = Example(dataset.decode(0), dataset.images[0].annotations)
+    result = augmented((kinds[0], kinds[0]), (0,), dataset, 0, given)
+    np.testing.assert_array_equal(result.pending.matrix, [[1, 0, 0], [0, 1, 0]])
+    np.testing.assert_array_equal(result.read().image, given.image)
+    assert resolve_augment(config, [HalfTurn()])
+    assert config.data.augment == (f"{__name__}:HalfTurn",)
 
 
 @pytest.mark.parametrize(
