@@ -41,6 +41,8 @@ LEAN = [
     "cpu_kernels",
     "training/step.py",
     "training/optim.py",
+    "training/schedule.py",
+    "training/averaging.py",
     "training/loss_scale.py",
     "benchmarking",
 ]

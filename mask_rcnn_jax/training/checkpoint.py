@@ -1,5 +1,6 @@
 """Checkpoints of a run: the last few and the best, written in the background by one process."""
 
+import dataclasses
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -81,11 +82,12 @@ class Checkpoints:
         step = processes.on_first(self._choose)
         folder = self._folder / str(step)
         try:
-            restored = read_arrays(folder, lambda tree: state)
+            arrays = read_arrays(folder, lambda tree: _fields(state))
         except ValueError as error:
             if "opt_state" not in str(error) or "structure" not in str(error):
                 raise
             raise _of_another_optimizer(folder) from error
+        restored = dataclasses.replace(state, **arrays)
         shapes, expected = (list(map(np.shape, jax.tree.leaves(t))) for t in (restored, state))
         if shapes != expected:
             raise _of_another_optimizer(folder)
@@ -130,7 +132,8 @@ class Checkpoints:
         )
         try:
             with ocp.Checkpointer(handler, multiprocessing_options=alone) as checkpointer:
-                checkpointer.save(draft, ocp.args.Composite(state=ocp.args.StandardSave(state)))
+                item = ocp.args.StandardSave(_fields(state))
+                checkpointer.save(draft, ocp.args.Composite(state=item))
             checksums.write_checksums(draft)
             if os.path.lexists(target):  # not of this run, whose steps are saved once
                 logging.warning("%s was in the way, moved to %s", target, _move_aside(target))
@@ -156,6 +159,12 @@ class Checkpoints:
 
     def _is_checkpoint(self, step: int) -> bool:
         return (self._folder / str(step) / "state").is_dir()
+
+
+def _fields(state: TrainState) -> dict:
+    """What a checkpoint holds, by name: no average where none is kept."""
+    fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
+    return {name: value for name, value in fields.items() if name != "average" or value}
 
 
 def _of_another_optimizer(folder: Path) -> ValueError:

@@ -72,17 +72,17 @@ def make_validation(
     def validate(state: TrainState) -> tuple[dict[str, float], dict[str, np.ndarray]]:
         output = workdir / "eval" / str(int(state.step))
         loader = make_eval_loader(config, val_set, config.eval.max_images)
-        found = detect(predict, state.variables, loader, val_set, mesh, config)
+        found = detect(predict, state.evaluated, loader, val_set, mesh, config)
         scores = score_and_write(val_set, found, output, engine)
         names = {"ap/box": "AP", "ap/mask": "mask_AP"}
         metrics = {name: scores[key] for name, key in names.items() if key in scores}
         images = {}
         if config.eval.loss_images:
             loader = make_eval_loader(config, val_set, config.eval.loss_images, fill=True)
-            metrics |= mean_losses(loss_step, state.variables, loader, mesh)
+            metrics |= mean_losses(loss_step, state.evaluated, loader, mesh)
         if config.eval.pictures:
             loader, folder = make_eval_loader(config, val_set, config.eval.pictures), "pictures"
-            images = draw_pictures(predict, state.variables, loader, val_set, mesh, output / folder)
+            images = draw_pictures(predict, state.evaluated, loader, val_set, mesh, output / folder)
             logging.info("annotated pictures: %s", output / folder)
         return metrics, images
 

@@ -19,6 +19,7 @@ from mask_rcnn_jax.data.coco import CocoDataset
 from mask_rcnn_jax.data.dataset import Dataset, categories
 from mask_rcnn_jax.data.kinds import resolve_augment
 from mask_rcnn_jax.data.loader import TrainLoader
+from mask_rcnn_jax.training.averaging import weight_average
 from mask_rcnn_jax.training.checkpoint import Checkpoints
 from mask_rcnn_jax.training.evaluator import Validation, make_validation
 from mask_rcnn_jax.training.lock import locked
@@ -124,6 +125,7 @@ def train(
             _log_start(config, workdir, mesh, microbatches, start)
             options = {"seed": config.train.seed, "flip_probability": config.data.flip_probability}
             options |= {"loss": loss_options(config), "accumulate_steps": microbatches}
+            options |= {"averaging": weight_average(config)}
             train_step = make_train_step(model, tx, schedule, mesh, **options)
             with (
                 stop_on_sigterm() as stop_requested,
@@ -220,6 +222,7 @@ def _check(config: ConfigDict, mesh: Mesh, optimizer: optax.GradientTransformati
     """The number of microbatches of a device; ValueError for a faulty config."""
     check_entries(config)
     optim_options(config)
+    weight_average(config)
     if optimizer is not None and not isinstance(optimizer, optax.GradientTransformation):
         raise ValueError(
             f"optimizer is {type(optimizer).__name__}, expected an optax transformation, such as "

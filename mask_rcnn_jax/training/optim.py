@@ -1,4 +1,4 @@
-"""Learning-rate schedule and optimizer of a recipe, composed from optax."""
+"""Optimizer of a recipe, composed from optax."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,69 +11,81 @@ from flax import linen as nn
 
 from mask_rcnn_jax import parts
 from mask_rcnn_jax.training.loss_scale import dynamic_loss_scale
+from mask_rcnn_jax.training.schedule import Schedule
+
+NAMED = ("kernel", "bias", "scale")  # parameters that have a name of their own in `decay_on`
 
 
 @dataclass(frozen=True)
-class OptimOptions:
-    """Optimizer and schedule: linear warm-up, then steps down.
-
-    The peak rate follows the global batch (linear scaling rule, Goyal et al., 2017).
+class Optimizer:
+    """SGD with momentum or AdamW, and what reaches it.
 
     Attributes:
         name: the optimizer.
-        learning_rate: peak at a global batch of `reference_batch`.
-        reference_batch: the global batch that `learning_rate` is for.
-        warmup_until: the fraction of `train.steps` at which the peak is reached.
-        warmup_factor: the first step's share of the peak.
-        decay_at: fractions of `train.steps` from which on the rate is lower.
-        decay_levels: the share of the peak from each of `decay_at` on.
         momentum: of "sgd".
         rate_in_velocity: multiply what enters the velocity by the rate, so that a lower rate only
             slows what is added from there on (Keras, NVIDIA's TensorFlow 2 example), instead of
             the velocity itself (torch). Of "sgd".
-        weight_decay: added to the gradients, times the parameter.
-        decay_on: names of the parameters that decay, of "kernel", "bias" and a norm's "scale".
+        betas: decays of the averages of the gradient and of its square. Of "adamw".
+        eps: added to the root of the average square. Of "adamw".
+        weight_decay: times the parameter, added to the gradient ("sgd") or to the step before it
+            is multiplied by the rate (decoupled, "adamw").
+        decay_on: names of the parameters that decay, of "kernel", "bias", a norm's "scale", and
+            "other" for all else, such as tables of positions; a backbone may exempt layers.
         bias_lr_factor: how much faster biases learn.
+        layer_decay: the rate of a layer is times this to the power of its distance from the heads;
+            1 treats all alike. Other values need a backbone that numbers its layers.
+        clip_value: largest absolute value of a gradient's entry; 0 leaves them alone.
         clip_norm: largest global norm of the gradients; 0 leaves them alone.
+    """
+
+    name: Literal["sgd", "adamw"] = "sgd"
+    momentum: float = 0.9
+    rate_in_velocity: bool = False
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 1e-4
+    decay_on: tuple[str, ...] = ("kernel", "bias")
+    bias_lr_factor: float = 1.0
+    layer_decay: float = 1.0
+    clip_value: float = 0.0
+    clip_norm: float = 0.0
+
+    def __post_init__(self):
+        unknown = set(self.decay_on) - {*NAMED, "other"}
+        if unknown:
+            raise ValueError(
+                f"decay_on has {unknown}, expected 'kernel', 'bias', 'scale' or 'other'"
+            )
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas is {self.betas}, expected two numbers from 0 to below 1")
+        if not self.eps > 0:
+            raise ValueError(f"eps is {self.eps}, expected above 0")
+        if not 0 < self.layer_decay <= 1:
+            raise ValueError(f"layer_decay is {self.layer_decay}, expected above 0 and up to 1")
+        if not self.clip_value >= 0:
+            raise ValueError(f"clip_value is {self.clip_value}, expected at least 0")
+
+
+@dataclass(frozen=True)
+class OptimOptions(Schedule, Optimizer):
+    """Schedule, optimizer, and how a step is divided and scaled.
+
+    Attributes:
         accumulate_steps: microbatches that a device takes its images in, in a step.
         loss_scale: initial loss scale, with `train.precision` "float16".
         loss_scale_growth: finite steps until the loss scale doubles.
         loss_scale_floor: an overflow at this loss scale stops the run.
     """
 
-    name: Literal["sgd", "adamw"] = "sgd"
-    learning_rate: float = 0.02
-    reference_batch: int = 16
-    warmup_until: float = 1000 / 90_000
-    warmup_factor: float = 1e-3
-    decay_at: tuple[float, ...] = (60 / 90, 80 / 90)
-    decay_levels: tuple[float, ...] = (0.1, 0.01)
-    momentum: float = 0.9
-    rate_in_velocity: bool = False
-    weight_decay: float = 1e-4
-    decay_on: tuple[str, ...] = ("kernel", "bias")
-    bias_lr_factor: float = 1.0
-    clip_norm: float = 0.0
     accumulate_steps: int = 1
     loss_scale: float = 2.0**16
     loss_scale_growth: int = 2000
     loss_scale_floor: float = 1.0
 
     def __post_init__(self):
-        if not 0 <= self.warmup_until <= min(self.decay_at, default=1.0):
-            raise ValueError(
-                f"warmup_until is {self.warmup_until}, expected a fraction of the steps from 0 to "
-                f"the first of optim.decay_at {self.decay_at}"
-            )
-        rising = list(self.decay_at) == sorted(self.decay_at)
-        if len(self.decay_at) != len(self.decay_levels) or not rising:
-            raise ValueError(
-                f"decay_at is {self.decay_at} and optim.decay_levels {self.decay_levels}, expected "
-                "rising fractions of the steps and a level for each"
-            )
-        unknown = set(self.decay_on) - {"kernel", "bias", "scale"}
-        if unknown:
-            raise ValueError(f"decay_on has {unknown}, expected 'kernel', 'bias' or 'scale'")
+        Schedule.__post_init__(self)
+        Optimizer.__post_init__(self)
         if not 0 < self.loss_scale_floor <= self.loss_scale:
             raise ValueError(
                 f"loss_scale is {self.loss_scale} and optim.loss_scale_floor "
@@ -100,7 +112,8 @@ def build_optimizer(
     It is inside a dynamic loss scale if the precision is float16.
     """
     options = optim_options(config)
-    optimizer = make_optimizer(options, schedule) if optimizer is None else optimizer
+    if optimizer is None:
+        optimizer = make_optimizer(options, schedule, backbone)
     tx = train_only(optimizer, params, getattr(backbone, "frozen", ()))
     if config["train"]["precision"] != "float16":
         return tx
@@ -110,12 +123,8 @@ def build_optimizer(
 
 def make_schedule(config: Mapping[str, Any]) -> optax.Schedule:
     """The learning rate as a function of the step."""
-    options, train = optim_options(config), config["train"]
-    peak = options.learning_rate * train["batch_size"] / options.reference_batch
-    boundaries = [round(at * train["steps"]) for at in (options.warmup_until, *options.decay_at)]
-    warmup = optax.linear_schedule(peak * options.warmup_factor, peak, max(boundaries[0], 1))
-    levels = [optax.constant_schedule(peak * level) for level in (1.0, *options.decay_levels)]
-    return optax.join_schedules([warmup, *levels], boundaries)
+    train = config["train"]
+    return optim_options(config).rates(train["batch_size"], train["steps"])
 
 
 def count_microbatches(config: Mapping[str, Any], batch_size: int, devices: int) -> int:
@@ -147,18 +156,34 @@ def count_microbatches(config: Mapping[str, Any], batch_size: int, devices: int)
     return microbatches
 
 
-def make_optimizer(options: OptimOptions, schedule: optax.Schedule) -> optax.GradientTransformation:
-    """SGD with momentum, or AdamW."""
-    decay = optax.add_decayed_weights(options.weight_decay, mask=_named(options.decay_on))
-    bias_rate = optax.masked(optax.scale(options.bias_lr_factor), _named(("bias",)))
+def make_optimizer(
+    options: Optimizer, schedule: optax.Schedule, backbone: nn.Module | None = None
+) -> optax.GradientTransformation:
+    """SGD with momentum, or AdamW.
+
+    A backbone may have `exempt_from_decay`, names of layers or parameters at any depth of it, and,
+    for `layer_decay`, `num_layers` and `layer_id(name)`: the number of its layer of that name, from
+    0 to `num_layers`, counted from the input.
+
+    Raises ValueError, naming the entry, for a `layer_decay` of a backbone without these.
+    """
+    exempt = getattr(backbone, "exempt_from_decay", ())
+    decay = optax.add_decayed_weights(
+        options.weight_decay, mask=_mask(lambda names: _decays(names, options.decay_on, exempt))
+    )
+    rates = [optax.masked(optax.scale(options.bias_lr_factor), _mask(lambda n: n[-1] == "bias"))]
+    if options.layer_decay != 1:
+        rates.append(_layer_rates(options.layer_decay, backbone))
     rate, velocity = optax.scale_by_learning_rate(schedule), optax.trace(options.momentum)
     if options.name == "sgd":
         last = [rate, velocity] if options.rate_in_velocity else [velocity, rate]
-        chain = [decay, bias_rate, *last]
+        chain = [decay, *rates, *last]
     else:
-        chain = [optax.scale_by_adam(), decay, bias_rate, rate]
+        chain = [optax.scale_by_adam(*options.betas, options.eps), decay, *rates, rate]
     if options.clip_norm > 0:
         chain.insert(0, optax.clip_by_global_norm(options.clip_norm))
+    if options.clip_value > 0:
+        chain.insert(0, optax.clip(options.clip_value))
     return optax.chain(*chain)
 
 
@@ -182,9 +207,37 @@ def injected_rate(opt_state: optax.OptState) -> jax.Array | None:
     return rates[0] if len(rates) == 1 else None
 
 
-def _named(names: tuple[str, ...]) -> Callable:
-    """Which parameters have one of these names: a function from a tree to one of bools."""
-    return partial(jax.tree_util.tree_map_with_path, lambda path, _: path[-1].key in names)
+def _mask(choose: Callable[[tuple[str, ...]], bool]) -> Callable:
+    """A function from a tree to one of bools, by the names on the way to a leaf."""
+    return partial(jax.tree_util.tree_map_with_path, lambda path, _: choose(_names(path)))
+
+
+def _names(path) -> tuple[str, ...]:
+    return tuple(key.key for key in path)
+
+
+def _decays(names: tuple[str, ...], decay_on: tuple[str, ...], exempt: tuple[str, ...]) -> bool:
+    if names[0] == "backbone" and not set(exempt).isdisjoint(names[1:]):
+        return False
+    return (names[-1] if names[-1] in NAMED else "other") in decay_on
+
+
+def _layer_rates(decay: float, backbone: Any) -> optax.GradientTransformation:
+    """Multiply the updates of each layer by the decay to the power of its distance from the heads,
+    which are one beyond the backbone's last layer (Clark et al., ELECTRA, 2020)."""
+    if not (hasattr(backbone, "num_layers") and hasattr(backbone, "layer_id")):
+        raise ValueError(
+            f"optim.layer_decay is {decay}, expected 1 with the backbone "
+            f"{type(backbone).__name__}, which has no num_layers and layer_id(name)"
+        )
+    heads = backbone.num_layers + 1
+
+    def scaled(path, update: jax.Array) -> jax.Array:
+        names = _names(path)
+        number = backbone.layer_id(names[1]) if names[0] == "backbone" else heads
+        return update * decay ** (heads - number)
+
+    return optax.stateless(lambda updates, _: jax.tree_util.tree_map_with_path(scaled, updates))
 
 
 def _is_frozen(path, prefixes: tuple[str, ...]) -> bool:

@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mask_rcnn_jax.models.detect import Detect
+from mask_rcnn_jax.training.averaging import WeightAverage
 
 
 @dataclass(frozen=True)
-class TrainOptions:
+class TrainOptions(WeightAverage):
     """Length and execution of a run.
 
     Attributes:
@@ -62,6 +63,7 @@ class EvalOptions(Detect):
         pictures: annotated validation images at each evaluation.
         paste: how masks are resized into the image, see `evaluation.paste`.
         engine: what computes the scores; "faster_coco_eval" takes a fraction of the time.
+        weights: of a run with `train.ema_decay`, the "average" or the "raw" ones of its last step.
     """
 
     batch_size: int = 1
@@ -70,3 +72,4 @@ class EvalOptions(Detect):
     pictures: int = 4
     paste: Literal["continuous", "integer"] = "integer"
     engine: Literal["pycocotools", "faster_coco_eval"] = "pycocotools"
+    weights: Literal["average", "raw"] = "average"

@@ -4,7 +4,9 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
+from inspect import Parameter
 from pathlib import Path
+from typing import Any
 
 import jax
 import optax
@@ -18,15 +20,24 @@ from mask_rcnn_jax.data.augment import Kind
 from mask_rcnn_jax.data.coco import CocoDataset
 from mask_rcnn_jax.data.dataset import Dataset
 from mask_rcnn_jax.data.loader import EvalLoader, TrainLoader, TrainOrder
-from mask_rcnn_jax.data.options import example_options, train_options
+from mask_rcnn_jax.data.options import (
+    DataOptions,
+    ExampleOptions,
+    example_options,
+    train_options,
+)
 from mask_rcnn_jax.data.overview import image_ids, training_counts
 from mask_rcnn_jax.data.source import learns_boxes_only, load_split
 from mask_rcnn_jax.data.transforms import empty_batch
-from mask_rcnn_jax.models.build import init_variables
+from mask_rcnn_jax.models.build import default_sections, init_variables
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
+from mask_rcnn_jax.ops.losses import LossOptions
+from mask_rcnn_jax.parts import defaults
 from mask_rcnn_jax.structures import Batch
 from mask_rcnn_jax.training import processes
-from mask_rcnn_jax.training.optim import build_optimizer, make_schedule
+from mask_rcnn_jax.training.averaging import weight_average
+from mask_rcnn_jax.training.optim import OptimOptions, build_optimizer, make_schedule
+from mask_rcnn_jax.training.options import TrainOptions
 from mask_rcnn_jax.training.step import TrainState
 from mask_rcnn_jax.weights import pretrained
 
@@ -179,7 +190,7 @@ def initial_state(
     if config.model.init_from and not resuming:
         variables = pretrained.initialize_from(variables, config.model)
     tx = build_optimizer(config, schedule, variables["params"], model.backbone, optimizer)
-    return TrainState.start(variables, tx), tx
+    return TrainState.start(variables, tx, weight_average(config)), tx
 
 
 def check_processes(config: ConfigDict, dataset: Dataset) -> None:
@@ -227,10 +238,21 @@ def log_extension(
     logging.info("train.steps is %d, this run had %d: %s", steps, old_steps, effect)
 
 
+def _defaults() -> dict[str, Any]:
+    """Entries that have a default, as json has them: a run of an earlier version may lack some."""
+    options = (DataOptions, ExampleOptions), (TrainOptions,), (OptimOptions,), (LossOptions,)
+    found = {"model": default_sections()}
+    for section, kinds in zip(("data", "train", "optim", "loss"), options, strict=True):
+        found[section] = {name: value for kind in kinds for name, value in defaults(kind).items()}
+    flat = flatten(found).items()
+    return json.loads(json.dumps({name: v for name, v in flat if v is not Parameter.empty}))
+
+
 def _check_same_run(path: Path, content: dict) -> int:
     try:
         old = read_config_json(path)
         before, now = (flatten(c["config"]) for c in (old, content))
+        before = {n: value for n, value in _defaults().items() if n in now} | before
         steps = before["train.steps"]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{error}; choose another --workdir") from error

@@ -21,6 +21,7 @@ from mask_rcnn_jax.ops import boxes as box_ops
 from mask_rcnn_jax.ops import losses
 from mask_rcnn_jax.ops.losses import LossOptions
 from mask_rcnn_jax.structures import Batch, Detections
+from mask_rcnn_jax.training.averaging import NO_AVERAGE, WeightAverage
 from mask_rcnn_jax.training.loss_scale import LossScaleState
 from mask_rcnn_jax.training.optim import injected_rate
 
@@ -33,16 +34,28 @@ class TrainState:
     params: dict
     batch_stats: dict
     opt_state: optax.OptState
+    average: dict = struct.field(default_factory=dict)  # of `variables`; {} if none is kept
 
     @classmethod
-    def start(cls, variables: dict, tx: optax.GradientTransformation) -> Self:
+    def start(
+        cls,
+        variables: dict,
+        tx: optax.GradientTransformation,
+        averaging: WeightAverage = NO_AVERAGE,
+    ) -> Self:
         """The state of step 0."""
         params, batch_stats = variables["params"], variables["batch_stats"]
-        return cls(jnp.int32(0), params, batch_stats, tx.init(params))
+        average = averaging.start({"params": params, "batch_stats": batch_stats})
+        return cls(jnp.int32(0), params, batch_stats, tx.init(params), average)
 
     @property
     def variables(self) -> dict:
         return {"params": self.params, "batch_stats": self.batch_stats}
+
+    @property
+    def evaluated(self) -> dict:
+        """The variables to evaluate: the average, if one is kept."""
+        return self.average or self.variables
 
 
 TrainStep = Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]
@@ -77,6 +90,7 @@ def make_train_step(
     seed: int,
     flip_probability: float,
     accumulate_steps: int = 1,
+    averaging: WeightAverage = NO_AVERAGE,
 ) -> TrainStep:
     """`step(state, batch) -> (state, metrics)`; the old state's buffers are reused.
 
@@ -88,8 +102,8 @@ def make_train_step(
     normalized over one part, gradients averaged over all: k parts on n devices equal one part on
     k * n devices.
     With `loss_scale.dynamic_loss_scale` as `tx`, a step that overflows changes neither parameters
-    nor optimizer nor batch statistics; `grad_norm` is not finite then. `step` counts it all the
-    same, because its images are used up; the schedule does not.
+    nor optimizer nor batch statistics nor the average; `grad_norm` is not finite then. `step`
+    counts it all the same, because its images are used up; schedule and average do not.
     """
 
     mutable = ["batch_stats"] if getattr(model, "trains_batch_stats", True) else []
@@ -132,7 +146,11 @@ def make_train_step(
         if rate is not None:
             metrics["lr"] = jnp.asarray(rate, jnp.float32)
         params = optax.apply_updates(state.params, updates)
-        return TrainState(state.step + 1, params, batch_stats, opt_state), metrics
+        variables = {"params": params, "batch_stats": batch_stats}
+        average = averaging.update(state.average, variables, updates_done)
+        if scaling:
+            average = optax.tree.where(skipped, state.average, average)
+        return TrainState(state.step + 1, params, batch_stats, opt_state, average), metrics
 
     return jax.jit(_sharded(step, mesh=mesh, out_specs=(P(), P())), donate_argnums=0)
 

@@ -37,13 +37,14 @@ def is_run(path: str | os.PathLike) -> bool:
     return not path.suffix
 
 
-def load(path: str | os.PathLike, model: Mapping[str, Any]) -> dict:
+def load(path: str | os.PathLike, model: Mapping[str, Any], *, raw: bool = False) -> dict:
     """Load {"params": ..., "batch_stats": ...} from a run, one of its checkpoints or a file.
 
-    For a file, logs its source and how it differs from the config's `model` section.
+    For a file, logs its source and how it differs from the config's `model` section. `raw` is that
+    of `load_checkpoint`.
     """
     if is_run(path):
-        return load_checkpoint(path)
+        return load_checkpoint(path, raw=raw)
     variables, report = load_weights(path, model)
     _log(report)
     return variables

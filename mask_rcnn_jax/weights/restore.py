@@ -75,11 +75,12 @@ def load_variables(path: str | os.PathLike, config: ConfigDict) -> dict:
 
     Args:
         path: a workdir (its latest checkpoint), `checkpoints/<step>`, or a weights file.
-        config: the model's config; a `num_classes` of 0 takes the number of the weights.
+        config: the model's config; a `num_classes` of 0 takes the number of the weights. Of a run
+            that keeps an average of its weights, `eval.weights` says which to take.
 
     Raises ValueError listing missing, unexpected and misshapen arrays if the weights do not fit.
     """
-    loaded = pretrained.load(path, config.model)
+    loaded = pretrained.load(path, config.model, raw=_takes_raw(config))
     num_classes = num_classes_in(loaded)
     if num_classes is None:
         raise ValueError(f"{path} holds a backbone, expected a detector; use model.init_from")
@@ -122,6 +123,13 @@ def make_model(config: ConfigDict, num_classes: int, remat: str = "none") -> Mas
     fields = {**config.model, "num_classes": num_classes}
     options = {name: config.train[name] for name in ("precision", "implementation")}
     return build_model(fields, **options, remat=remat)
+
+
+def _takes_raw(config: ConfigDict) -> bool:
+    weights = config.eval.get("weights", "average")  # runs of earlier versions have no such entry
+    if weights not in ("average", "raw"):
+        raise ValueError(f"eval.weights is {weights!r}, expected 'average' or 'raw'")
+    return weights == "raw"
 
 
 def _check_model(config: ConfigDict, run_config: ConfigDict, workdir: Path) -> None:

@@ -92,17 +92,25 @@ def find_fault(folder: Path) -> str | None:
     return None
 
 
-def load_checkpoint(path: str | os.PathLike) -> dict:
+def load_checkpoint(path: str | os.PathLike, *, raw: bool = False) -> dict:
     """Load {"params": ..., "batch_stats": ...} as numpy arrays, without model or optimizer.
 
-    path: as for `find_checkpoint`.
+    Args:
+        path: as for `find_checkpoint`.
+        raw: take the weights of the step itself, also where their average is kept.
     """
 
     def variables(tree: dict) -> dict:
+        if average := tree.get("average"):
+            if not raw:
+                return {"average": average}
         return {name: tree[name] for name in ("params", "batch_stats") if name in tree}
 
     restored = read_arrays(find_checkpoint(path).folder, variables, partial=True)
-    return {"params": restored["params"], "batch_stats": restored.get("batch_stats", {})}
+    if average := restored.get("average"):
+        logging.info("%s: the average of the weights; eval.weights=raw takes the last ones", path)
+    taken = average or restored
+    return {"params": taken["params"], "batch_stats": taken.get("batch_stats", {})}
 
 
 def read_arrays(folder: Path, choose: Callable[[Any], Any], *, partial: bool = False) -> Any:

@@ -7,7 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import linen as nn
 
+from mask_rcnn_jax.models.resnet import ResNet
 from mask_rcnn_jax.training.optim import (
     OptimOptions,
     count_microbatches,
@@ -157,6 +159,126 @@ def test_gradients_are_clipped_by_their_global_norm():
     """Ten gradients of one have norm sqrt(10); clipped to 1 each moves by 0.1 / sqrt(10)."""
     head = run(clip_norm=1.0)["box_head"]["fc1"]
     np.testing.assert_allclose(head["kernel"], 1 - 0.1 / np.sqrt(10), rtol=1e-5)
+
+
+def test_gradients_are_clipped_by_their_value():
+    head = run(clip_value=0.25)["box_head"]["fc1"]
+    np.testing.assert_allclose(head["kernel"], 1 - 0.1 * 0.25, rtol=1e-6)
+
+
+def test_values_are_clipped_before_the_norm():
+    """Ten gradients of a quarter have norm sqrt(10) / 4, which is above a half."""
+    head = run(clip_value=0.25, clip_norm=0.5)["box_head"]["fc1"]
+    np.testing.assert_allclose(head["kernel"], 1 - 0.1 * 0.5 / np.sqrt(10), rtol=1e-5)
+
+
+def slow_adamw(gradients, rates, betas, eps, decay, value=1.0):
+    """Loshchilov and Hutter (2019), algorithm 2, for one parameter."""
+    first = second = 0.0
+    for t, (gradient, rate) in enumerate(zip(gradients, rates, strict=True), start=1):
+        first = betas[0] * first + (1 - betas[0]) * gradient
+        second = betas[1] * second + (1 - betas[1]) * gradient**2
+        mean, square = first / (1 - betas[0] ** t), second / (1 - betas[1] ** t)
+        value -= rate * (mean / (np.sqrt(square) + eps) + decay * value)
+    return value
+
+
+@pytest.mark.parametrize(("betas", "eps"), [((0.9, 0.999), 1e-8), ((0.5, 0.9), 0.1)])
+@pytest.mark.parametrize("decay_on", [("kernel",), ("kernel", "bias")])
+def test_adamw_is_the_paper_s(betas, eps, decay_on):
+    gradients, rates = (1.0, -0.5, 2.0), (0.1, 0.05, 0.2)
+    options = dict(name="adamw", betas=betas, eps=eps, weight_decay=0.3, decay_on=decay_on)
+    tx = make_optimizer(replace(OPTIMIZER, **options), lambda step: jnp.array(rates)[step])
+    values = {"head": {"kernel": jnp.ones(2), "bias": jnp.ones(2)}}
+    state = tx.init(values)
+    for gradient in gradients:
+        updates, state = tx.update(optax.tree.full_like(values, gradient), state, values)
+        values = jax.tree.map(jnp.add, values, updates)
+    for name, value in values["head"].items():
+        decay = 0.3 if name in decay_on else 0.0
+        expected = slow_adamw(gradients, rates, betas, eps, decay)
+        np.testing.assert_allclose(value, expected, rtol=2e-6, err_msg=name)
+
+
+class Trunk(nn.Module):
+    """A transformer's names: a table of positions, two blocks, and a norm behind them."""
+
+    num_layers = 2
+    exempt_from_decay = ("norm1", "pos_embed")
+
+    def layer_id(self, name: str) -> int:
+        return {"pos_embed": 0, "block0": 1, "block1": 2, "last": 3}[name]
+
+
+def trunk_params():
+    norm = {"scale": jnp.ones(1), "bias": jnp.ones(1)}
+    block = {"norm1": norm, "attn": {"rel_pos": jnp.ones(2), "proj": {"kernel": jnp.ones(2)}}}
+    trunk = {"pos_embed": jnp.ones(3), "block0": block, "block1": block, "last": norm}
+    return {"backbone": trunk, "fpn": {"norm1": norm}}
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_rates_of_layers_fall_towards_the_input(name):
+    """All else is one beyond the last layer; decay goes with the rate."""
+    decay = dict(layer_decay=0.5, weight_decay=0.5, decay_on=("kernel", "bias", "scale", "other"))
+    options = replace(OPTIMIZER, name=name, rate_in_velocity=False, **decay)
+    tx, values = make_optimizer(options, lambda step: 0.1, Trunk()), trunk_params()
+    updates, _ = tx.update(jax.tree.map(jnp.ones_like, values), tx.init(values), values)
+    trunk = updates["backbone"]
+    np.testing.assert_allclose(trunk["pos_embed"], -0.1 / 8, rtol=1e-5)
+    np.testing.assert_allclose(trunk["block0"]["norm1"]["scale"], -0.1 / 4, rtol=1e-5)
+    np.testing.assert_allclose(trunk["block0"]["attn"]["rel_pos"], -0.15 / 4, rtol=1e-5)
+    np.testing.assert_allclose(trunk["block1"]["attn"]["proj"]["kernel"], -0.15 / 2, rtol=1e-5)
+    np.testing.assert_allclose(trunk["last"]["bias"], -0.15, rtol=1e-5)
+    np.testing.assert_allclose(updates["fpn"]["norm1"]["scale"], -0.15, rtol=1e-5)
+
+
+@pytest.mark.parametrize("decay_on", [("kernel",), ("other",), ("kernel", "bias", "scale")])
+def test_other_names_decay_where_named(decay_on):
+    options = replace(OPTIMIZER, weight_decay=0.5, decay_on=decay_on)
+    tx, values = make_optimizer(options, lambda step: 0.1, Trunk()), trunk_params()
+    trunk = tx.update(values, tx.init(values), values)[0]["backbone"]
+    attention = trunk["block0"]["attn"]
+    decays = lambda kind: -0.1 * (1.5 if kind in decay_on else 1.0)  # noqa: E731
+    np.testing.assert_allclose(attention["rel_pos"], decays("other"), rtol=1e-6)
+    np.testing.assert_allclose(attention["proj"]["kernel"], decays("kernel"), rtol=1e-6)
+    np.testing.assert_allclose(trunk["last"]["scale"], decays("scale"), rtol=1e-6)
+    np.testing.assert_allclose(trunk["block0"]["norm1"]["bias"], -0.1, rtol=1e-6)
+
+
+def test_the_factors_of_vitdet_are_detectron2_s():
+    """.7 to the 13th for the embeddings of twelve blocks, 1 for the pyramid."""
+
+    class ViT(Trunk):
+        num_layers = 12
+
+    values = {"backbone": {"pos_embed": jnp.ones(1), "block0": {"kernel": jnp.ones(1)}}}
+    tx = make_optimizer(replace(OPTIMIZER, layer_decay=0.7), lambda step: 1.0, ViT())
+    factors = tx.update(values, tx.init(values), values)[0]["backbone"]
+    np.testing.assert_allclose(-factors["pos_embed"], 0.00969, rtol=1e-3)
+    np.testing.assert_allclose(-factors["block0"]["kernel"], 0.0138, rtol=5e-3)
+
+
+def test_a_backbone_without_numbers_of_layers_has_one_rate():
+    message = "optim.layer_decay is 0.9, expected 1 with the backbone ResNet"
+    with pytest.raises(ValueError, match=message):
+        make_optimizer(replace(OPTIMIZER, layer_decay=0.9), lambda step: 0.1, ResNet())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"betas": (0.9, 1.0)}, r"betas is \(0.9, 1.0\), expected two numbers from 0"),
+        ({"eps": 0.0}, "eps is 0.0, expected above 0"),
+        ({"layer_decay": 0.0}, "layer_decay is 0.0, expected above 0 and up to 1"),
+        ({"layer_decay": 1.5}, "layer_decay is 1.5"),
+        ({"clip_value": -1.0}, "clip_value is -1.0, expected at least 0"),
+        ({"decay_on": ("gamma",)}, "decay_on has {'gamma'}, expected"),
+    ],
+)
+def test_what_no_optimizer_takes_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        replace(OPTIMIZER, **options)
 
 
 def test_adamw_moves_by_the_rate():

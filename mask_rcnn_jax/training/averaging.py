@@ -1,0 +1,60 @@
+"""Exponential moving average of the weights."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from mask_rcnn_jax import parts
+
+
+@dataclass(frozen=True)
+class WeightAverage:
+    """An average of parameters and batch statistics over the steps.
+
+    Attributes:
+        ema_decay: how much of the average of the weights a step keeps, such as 0.999; 0: no
+            average. Evaluations, and commands that take the run, use the average.
+        ema_warmup: keep (1 + t) / (10 + t) after t steps where that is less, so that the first
+            weights are soon forgotten.
+    """
+
+    ema_decay: float = 0.0
+    ema_warmup: bool = True
+
+    def __post_init__(self):
+        if not 0 <= self.ema_decay < 1:
+            raise ValueError(f"ema_decay is {self.ema_decay}, expected from 0 to below 1")
+
+    def start(self, variables: dict) -> dict:
+        """The average at step 0: a copy, since a step donates both; {} without an average."""
+        return jax.tree.map(jnp.copy, variables) if self.ema_decay else {}
+
+    def update(self, average: dict, variables: dict, updates_done: jax.Array) -> dict:
+        """The average with the variables after a step.
+
+        updates_done: steps averaged before.
+        """
+        if not self.ema_decay:
+            return average
+        decay = jnp.float32(self.ema_decay)
+        if self.ema_warmup:
+            decay = jnp.minimum(decay, (1 + updates_done) / (10 + updates_done))
+
+        def mean(old: jax.Array, new: jax.Array) -> jax.Array:
+            if not jnp.issubdtype(new.dtype, jnp.inexact):
+                return new  # a counter
+            # In this form what does not change, as frozen weights, stays to the last bit.
+            return old + ((1 - decay) * (new - old)).astype(new.dtype)
+
+        return jax.tree.map(mean, average, variables)
+
+
+NO_AVERAGE = WeightAverage()
+
+
+def weight_average(config: Mapping[str, Any]) -> WeightAverage:
+    """The average of a config's `train` section; ValueError, naming the entry, for a wrong one."""
+    return parts.pick(WeightAverage, config["train"], "train")
