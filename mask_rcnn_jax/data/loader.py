@@ -22,7 +22,8 @@ from mask_rcnn_jax.data.compact import compact, expand
 from mask_rcnn_jax.data.dataset import Dataset, UndecodableImage, dataset_name
 from mask_rcnn_jax.data.example import Example
 from mask_rcnn_jax.data.options import ExampleOptions
-from mask_rcnn_jax.data.overview import image_size, training_counts
+from mask_rcnn_jax.data.overview import epoch_factors, image_size, training_counts
+from mask_rcnn_jax.data.repeat import NO_REPEATS, RepeatedPlaces, Repeats
 from mask_rcnn_jax.data.resize import resize_plan
 from mask_rcnn_jax.data.transforms import empty_batch, load_row, read_example
 from mask_rcnn_jax.structures import Batch
@@ -45,6 +46,7 @@ class TrainOrder:
     process_count: int = 1
     keep_empty: bool = True  # False leaves out images without an object to learn from
     skip: frozenset[int] = frozenset()  # images in whose place the next of their canvas comes
+    repeats: Repeats = NO_REPEATS
 
 
 class TrainLoader:
@@ -80,25 +82,25 @@ class TrainLoader:
         counts, vertices = training_counts(dataset, options)
         self.overflowed = _count_overflow(dataset, counts, options.max_instances)
         self.undrawn = _count_undrawn(dataset, vertices, options.max_vertices)
-        kept = np.ones(len(counts), bool) if order.keep_empty else counts > 0
-        indices = np.flatnonzero(kept).tolist()
+        factors = epoch_factors(dataset, options, order.repeats, keep_empty=order.keep_empty)
+        indices = np.flatnonzero(factors).tolist()
         if not indices:
             reason = "no image has an object and data.keep_empty is False"
             raise ValueError(f"{dataset_name(dataset)}: no image to train on, since {reason}")
         buckets, shared = canvas_buckets(dataset, indices, options), for_workers(dataset)
         self.canvases = tuple(buckets)
         partners = np.array([index for index in indices if index not in order.skip], np.int32)
-        batches = []
+        batches, sizes = [], []
         for canvas, bucket in buckets.items():
             # The random numbers of an example follow its place in the epochs, which is known before
             # the processes share the examples out.
-            places = grain.MapDataset.range(len(bucket)).seed(order.seed).shuffle().repeat(EPOCHS)
+            places = _places(factors[bucket], order)
             draws = places.random_map(partial(_with_short_side, options.short_sides))
             zeros, places_of = workers.zeros(num_workers), np.array(bucket, np.int32)
             given = shared, options, order, canvas, places_of, draws, as_kinds(augment), partners
             source = _TrainBatches(*given, zeros)
             batches.append(grain.MapDataset.source(source))
-        sizes = [len(bucket) for bucket in buckets.values()]
+            sizes.append(round(float(factors[bucket].sum())))
         mixed = grain.MapDataset.mix(batches, weights=sizes)
         self._iterator = workers.start(mixed[order.start_step :], num_workers)
 
@@ -177,6 +179,14 @@ def canvas_buckets(
     return buckets
 
 
+def _places(factors: np.ndarray, order: TrainOrder) -> grain.MapDataset:
+    """The place in a bucket of example 0, 1, .., for images that come so often in an epoch."""
+    if not order.repeats.repeat_threshold:
+        return grain.MapDataset.range(len(factors)).seed(order.seed).shuffle().repeat(EPOCHS)
+    repeated = RepeatedPlaces(factors, order.seed, EPOCHS)
+    return grain.MapDataset.source(repeated).seed(order.seed)
+
+
 def _with_short_side(
     short_sides: tuple[int, ...], place: int, rng: np.random.Generator
 ) -> tuple[int, int | None]:
@@ -212,17 +222,20 @@ class _TrainBatches:
             for row in range(order.batch_size):
                 place, short_side = self.draws[first + row]
                 wanted[row] = self.bucket[place]
-                self._load(batch, row, place, short_side, (first + row) // len(self.bucket))
+                self._load(batch, row, place, short_side, self._count(first + row))
             return compact(batch, zeros), wanted
 
-    def _load(self, batch: Batch, row: int, place: int, short_side: int | None, epoch: int) -> None:
-        dataset, count = self.dataset, len(self.bucket)
-        for offset in range(count):
-            index = int(self.bucket[(place + offset) % count])
+    def _count(self, example: int) -> int:
+        """A number that no two examples of one image share: the epoch, if it comes once in it."""
+        return example if self.order.repeats.repeat_threshold else example // len(self.bucket)
+
+    def _load(self, batch: Batch, row: int, place: int, short_side: int | None, count: int) -> None:
+        dataset, images = self.dataset, len(self.bucket)
+        for offset in range(images):
+            index = int(self.bucket[(place + offset) % images])
             if index in self.order.skip:
                 continue
-            # An image comes once an epoch, so its random numbers are new every time.
-            seed = (self.order.seed, epoch, index)
+            seed = (self.order.seed, count, index)  # new random numbers every time
             change = partial(augmented, self.augment, seed, dataset, index, partner=self._partner)
             augment = change if self.augment else None
             try:
@@ -230,7 +243,7 @@ class _TrainBatches:
             except UndecodableImage:
                 continue
         skipped = " and is not in train.skip_images" if self.order.skip else ""
-        raise ValueError(f"{dataset_name(dataset)}: no image of {count} can be decoded{skipped}")
+        raise ValueError(f"{dataset_name(dataset)}: no image of {images} can be decoded{skipped}")
 
     def _partner(self, rng: np.random.Generator) -> Example | None:
         try:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from mask_rcnn_jax import parts
+from mask_rcnn_jax.data.repeat import Repeats
 
 # Feature map sizes then halve exactly from level to level (strides 4 to 64).
 CANVAS_MULTIPLE = 64
@@ -56,7 +57,7 @@ class ExampleOptions:
 
 
 @dataclass(frozen=True)
-class DataOptions:
+class DataOptions(Repeats):
     """Options for reading and sampling images and annotations.
 
     Attributes:

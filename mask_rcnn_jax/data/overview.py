@@ -7,6 +7,7 @@ import numpy as np
 from mask_rcnn_jax.data.dataset import Dataset, ImageRecord
 from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.packed import PackedImages
+from mask_rcnn_jax.data.repeat import Repeats
 from mask_rcnn_jax.data.segmentation import vertex_count
 from mask_rcnn_jax.data.transforms import training_objects
 
@@ -43,10 +44,46 @@ def training_counts(dataset: Dataset, options: ExampleOptions) -> tuple[np.ndarr
         objects = [training_objects(record.annotations, options) for record in images]
         vertices = [vertex_count(a.segmentation) for found in objects for a in found]
         return np.array(list(map(len, objects)), np.int64), np.array(vertices, np.int64)
+    kept = _kept(images, options)
+    up_to = np.concatenate([np.zeros(1, np.int64), np.cumsum(kept)])
+    return np.diff(up_to[images.arrays["object_bounds"]]), images.vertices()[kept]
+
+
+def epoch_factors(
+    dataset: Dataset, options: ExampleOptions, repeats: Repeats, *, keep_empty: bool
+) -> np.ndarray:
+    """Return how often each image comes in an epoch, [images] float64; 0 for one left out."""
+    counts, _ = training_counts(dataset, options)
+    kept = np.ones(len(counts), bool) if keep_empty else counts > 0
+    if not repeats.repeat_threshold:
+        return kept.astype(np.float64)
+    return repeats.factors(*training_classes(dataset, options), kept)
+
+
+def training_classes(dataset: Dataset, options: ExampleOptions) -> tuple[np.ndarray, np.ndarray]:
+    """Return each pair of an image and a class of the objects that `training_objects` keeps once.
+
+    Returns:
+        Indices of the images [n] and classes 1..K [n], int64.
+    """
+    images = dataset.images
+    if isinstance(images, PackedImages):
+        kept, counts = _kept(images, options), np.diff(images.arrays["object_bounds"])
+        owners = np.repeat(np.arange(len(images)), counts)[kept]
+        pairs = np.stack([owners, images.arrays["classes"][kept]], axis=1)
+    else:
+        objects = [training_objects(record.annotations, options) for record in images]
+        rows = [(image, a.class_index) for image, found in enumerate(objects) for a in found]
+        pairs = np.array(rows, np.int64).reshape(-1, 2)
+    image, class_index = np.unique(pairs, axis=0).astype(np.int64).T
+    return image, class_index
+
+
+def _kept(images: PackedImages, options: ExampleOptions) -> np.ndarray:
+    """Return which objects `training_objects` keeps, [objects] bool."""
     arrays, offset = images.arrays, float(options.inclusive_boxes)
     kept = ~(arrays["crowds"] & options.skip_crowd)
     if offset:
         boxes = arrays["boxes"]
         kept &= ~((boxes[:, 2:] - boxes[:, :2]).min(axis=1, initial=np.inf) <= offset)
-    up_to = np.concatenate([np.zeros(1, np.int64), np.cumsum(kept)])
-    return np.diff(up_to[arrays["object_bounds"]]), images.vertices()[kept]
+    return kept

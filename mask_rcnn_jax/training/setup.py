@@ -26,7 +26,8 @@ from mask_rcnn_jax.data.options import (
     example_options,
     train_options,
 )
-from mask_rcnn_jax.data.overview import image_ids, training_counts
+from mask_rcnn_jax.data.overview import epoch_factors, image_ids
+from mask_rcnn_jax.data.repeat import repeats
 from mask_rcnn_jax.data.source import learns_boxes_only, load_split
 from mask_rcnn_jax.data.transforms import empty_batch
 from mask_rcnn_jax.models.build import default_sections, init_variables
@@ -99,9 +100,9 @@ def set_steps(config: ConfigDict, dataset: Dataset) -> None:
 
     Raises ValueError, naming the entries, where no step would be left.
     """
-    num_images, options = len(dataset.images), example_options(config)
-    if not config.data.keep_empty:
-        num_images = int((training_counts(dataset, options)[0] > 0).sum())
+    keep_empty, options = config.data.keep_empty, example_options(config)
+    factors = epoch_factors(dataset, options, repeats(config), keep_empty=keep_empty)
+    num_images = round(float(factors.sum()))
     train = config.train
     if train.epochs:
         train.steps = round(train.epochs * num_images / train.batch_size)
@@ -123,7 +124,13 @@ def make_train_loader(
     rows, keep_empty = config.train.batch_size // jax.process_count(), config.data.keep_empty
     skip = _places(dataset, config.train.skip_images)
     order = TrainOrder(
-        config.train.seed, rows, start_step, keep_empty=keep_empty, skip=skip, **_share()
+        config.train.seed,
+        rows,
+        start_step,
+        keep_empty=keep_empty,
+        skip=skip,
+        repeats=repeats(config),
+        **_share(),
     )
     options, workers = train_options(config), config.data.num_workers
     return TrainLoader(dataset, options, order, num_workers=workers, augment=augment)
