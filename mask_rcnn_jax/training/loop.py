@@ -1,13 +1,13 @@
 """The training call: steps, checkpoints, evaluations, and how a run ends."""
 
-import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import optax
 from absl import logging
 from jax.sharding import Mesh
@@ -50,10 +50,9 @@ from mask_rcnn_jax.training.step import (
     shard_batch,
 )
 from mask_rcnn_jax.training.step_log import StepLog
+from mask_rcnn_jax.training.stopping import Metrics, main_ap, stop_rule
 from mask_rcnn_jax.weights.restore import make_model
 from mask_rcnn_jax.weights.run_checkpoint import has_checkpoint
-
-Metrics = Mapping[str, float | None]
 
 
 def train(
@@ -117,9 +116,9 @@ def train(
             if config.train.steps > old_steps:
                 log_extension(config, schedule, old_steps, start)
             evaluations = on_first(lambda: read_evaluations(workdir, start))
-            checkpoints.evaluated({r["step"]: _ap_to_keep_by(r) for r in evaluations})
+            checkpoints.evaluated({r["step"]: main_ap(r) for r in evaluations})
             aps = next((record for record in evaluations if record["step"] == start), None)
-            if start and _is_last(config, start, aps):
+            if start and _is_last(config, start, aps, evaluations):
                 logging.info("nothing to do: %s is finished at step %d", workdir, start)
                 return state
             _log_start(config, workdir, mesh, microbatches, start)
@@ -137,12 +136,13 @@ def train(
                     given = config, val_set, model, mesh, workdir, stop_requested
                     validate = make_validation(*given)
                 steps = StepLog(config, log, train_set, started)
-                parts = config, mesh, batches, steps, log, checkpoints, validate
+                parts = config, mesh, batches, steps, log, checkpoints, validate, evaluations
                 run = _Run(*parts, check_lock, stop_requested)
                 state, finished = run.train(train_step, state, start, aps)
             check_lock()
             if finished:
-                logging.info("finished at step %d", int(state.step))
+                why = _why(config, int(state.step), evaluations)
+                logging.info("finished at step %d%s", int(state.step), why)
     if batches.skipped:
         logging.info("%d images could not be decoded and were skipped", len(batches.skipped))
     if not finished:
@@ -164,6 +164,7 @@ class _Run:
     log: Loggers
     checkpoints: Checkpoints
     validate: Validation | None
+    evaluations: list[dict]  # all so far; `train` adds its own
     check_lock: Callable[[], None]
     stop_requested: Callable[[], bool]
 
@@ -178,12 +179,13 @@ class _Run:
         if start and aps is None and _is_evaluated(config, start):
             logging.info("the evaluation of step %d was cut off and is made up for", start)
             aps, stops = self._evaluate(state)
-        canvases, ends = self.batches.canvases, stops or _is_last(config, step, aps)
+        canvases, is_last = self.batches.canvases, partial(_is_last, config)
+        ends = stops or is_last(step, aps, self.evaluations)
         if len(canvases) > 1 and not ends:  # or one would compile in mid-training
             shapes = {c: abstract_train_batch(config, c, self.mesh) for c in canvases}
             with steps.compiling(canvases):
                 train_step = compile_canvases(train_step, state, shapes)
-        while not (stops or _is_last(config, step, aps)):
+        while not (stops or is_last(step, aps, self.evaluations)):
             step, aps, batch = step + 1, None, next(self.batches)
             with steps.dispatching(batch):
                 state, metrics = train_step(state, shard_batch(batch, self.mesh))
@@ -198,7 +200,7 @@ class _Run:
                 aps, stops = self._evaluate(state)
             steps.restart_clock()
         self.checkpoints.wait()
-        return state, _is_last(config, step, aps)
+        return state, is_last(step, aps, self.evaluations)
 
     def _evaluate(self, state: TrainState) -> tuple[Metrics | None, bool]:
         """Evaluate and log; returns the metrics, None where a SIGTERM came in between, and whether
@@ -214,7 +216,8 @@ class _Run:
             return None, True
         self.check_lock()
         self.log(step, metrics, images)
-        self.checkpoints.evaluated({step: _ap_to_keep_by(metrics)})
+        self.checkpoints.evaluated({step: main_ap(metrics)})
+        self.evaluations.append({"step": step, **metrics})
         return metrics, self.stop_requested()
 
 
@@ -223,6 +226,7 @@ def _check(config: ConfigDict, mesh: Mesh, optimizer: optax.GradientTransformati
     check_entries(config)
     optim_options(config)
     weight_average(config)
+    stop_rule(config)
     if optimizer is not None and not isinstance(optimizer, optax.GradientTransformation):
         raise ValueError(
             f"optimizer is {type(optimizer).__name__}, expected an optax transformation, such as "
@@ -232,11 +236,10 @@ def _check(config: ConfigDict, mesh: Mesh, optimizer: optax.GradientTransformati
 
 
 def _say_no_evaluation(config: ConfigDict) -> None:
-    """Raise ValueError if the run is to stop at an AP, which nothing would measure."""
-    for name in ("stop_at_box_ap", "stop_at_mask_ap"):
-        if config.train[name] > 0:
-            text = "needs an evaluation: set data.val_json and data.val_images"
-            raise ValueError(f"train.{name} is {config.train[name]:g}, which {text}")
+    """Raise ValueError if the run is to stop by an AP, which nothing would measure."""
+    for name, value in stop_rule(config).needs_evaluation().items():
+        text = "needs an evaluation: set data.val_json and data.val_images"
+        raise ValueError(f"train.{name} is {value:g}, which {text}")
     logging.info("data.val_json is empty: nothing is evaluated, the last checkpoints are kept")
 
 
@@ -253,10 +256,14 @@ def _log_start(
     logging.info(text, size, devices, size // (devices * microbatches))
 
 
-def _ap_to_keep_by(metrics: Metrics) -> float:
-    """The mask AP, or the box AP where there are no masks; NaN where it is unknown."""
-    ap = metrics.get("ap/mask", metrics["ap/box"])
-    return math.nan if ap is None else ap
+def _why(config: ConfigDict, step: int, evaluations: list[dict]) -> str:
+    """Why a run ended before its last step, for the log."""
+    rule = stop_rule(config)
+    if step >= config.train.steps or not rule.is_stalled(evaluations):
+        return ""
+    best, at = max((np.nan_to_num(main_ap(r), nan=-1.0), r["step"]) for r in evaluations)
+    found = f"the best AP is {best:.4f}, of step {at}"
+    return f": {rule.patience} evaluations in a row improved nothing, {found}"
 
 
 def _say_next(config: ConfigDict, workdir: Path, val_set: Dataset | None) -> None:
@@ -281,14 +288,14 @@ def _is_due(config: ConfigDict, step: int) -> bool:
     return is_saved or _is_evaluated(config, step)
 
 
-def _is_last(config: ConfigDict, step: int, aps: Metrics | None) -> bool:
-    """Whether a step ends the run: the last one, or one that reached the target APs.
+def _is_last(
+    config: ConfigDict, step: int, aps: Metrics | None, evaluations: Sequence[Metrics] = ()
+) -> bool:
+    """Whether a step ends the run: the last one, or one after which `StopRule` stops.
 
-    If there is a set to evaluate, such a step has been evaluated.
+    If there is a set to evaluate, such a step has been evaluated. evaluations: all so far.
     """
     if aps is None:
         return not config.data.val_json and step >= config.train.steps
-    targets = {"ap/box": config.train.stop_at_box_ap, "ap/mask": config.train.stop_at_mask_ap}
-    wanted = {name: target for name, target in targets.items() if target > 0}
-    reached = all((aps.get(name) or 0) >= target for name, target in wanted.items())
-    return step >= config.train.steps or (bool(wanted) and reached)
+    rule = stop_rule(config)
+    return step >= config.train.steps or rule.is_reached(aps) or rule.is_stalled(evaluations)

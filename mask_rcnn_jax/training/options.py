@@ -5,10 +5,11 @@ from typing import Literal
 
 from mask_rcnn_jax.models.detect import Detect
 from mask_rcnn_jax.training.averaging import WeightAverage
+from mask_rcnn_jax.training.stopping import StopRule
 
 
 @dataclass(frozen=True)
-class TrainOptions(WeightAverage):
+class TrainOptions(WeightAverage, StopRule):
     """Length and execution of a run.
 
     Attributes:
@@ -26,8 +27,6 @@ class TrainOptions(WeightAverage):
         checkpoint_every: steps between two checkpoints.
         keep_checkpoints: latest checkpoints that are kept, beside the best one.
         eval_every: steps between two evaluations; 0: an epoch.
-        stop_at_box_ap: stop once this and `stop_at_mask_ap` are reached; 0 for both: never.
-        stop_at_mask_ap: see `stop_at_box_ap`.
         skip_images: ids of training images to leave out, such as those of a batch whose loss was
             not finite; the next image comes in the place of each.
         loggers: of "wandb", "mlflow", "clearml" and "dllogger" (NVIDIA's JSON lines), beside
@@ -46,8 +45,6 @@ class TrainOptions(WeightAverage):
     checkpoint_every: int = 1000
     keep_checkpoints: int = 2
     eval_every: int = 0
-    stop_at_box_ap: float = 0.0
-    stop_at_mask_ap: float = 0.0
     skip_images: tuple[int | str, ...] = ()
     loggers: tuple[str, ...] = ()
 

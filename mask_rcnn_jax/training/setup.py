@@ -47,7 +47,8 @@ FREE_TO_CHANGE = tuple(
     """
     data.num_workers eval. optim.accumulate_steps train.checkpoint_every train.eval_every
     train.images_per_device train.implementation train.keep_checkpoints train.log_every
-    train.loggers train.remat train.skip_images train.stop_at_box_ap train.stop_at_mask_ap
+    train.loggers train.min_improvement train.patience train.remat train.skip_images
+    train.stop_at_box_ap train.stop_at_mask_ap
     """.split()
 )
 LENGTH = ("train.steps", "train.epochs")  # a resumed run may raise them

@@ -1,0 +1,66 @@
+"""When a run ends before its last step."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mask_rcnn_jax import parts
+
+Metrics = Mapping[str, float | None]
+
+
+@dataclass(frozen=True)
+class StopRule:
+    """Ends a run at target APs, or once they no longer improve.
+
+    Attributes:
+        stop_at_box_ap: stop once this and `stop_at_mask_ap` are reached; 0 for both: never.
+        stop_at_mask_ap: see `stop_at_box_ap`.
+        patience: evaluations in a row without an improvement of the mask AP (of the box AP where
+            there are no masks), after which to stop; 0: never.
+        min_improvement: how far above the best AP so far is an improvement.
+    """
+
+    stop_at_box_ap: float = 0.0
+    stop_at_mask_ap: float = 0.0
+    patience: int = 0
+    min_improvement: float = 0.0
+
+    def __post_init__(self):
+        for name in ("patience", "min_improvement"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} is {getattr(self, name)}, expected at least 0")
+
+    def needs_evaluation(self) -> dict[str, float]:
+        """The entries that stop nothing if nothing is evaluated, and their values."""
+        names = ("stop_at_box_ap", "stop_at_mask_ap", "patience")
+        return {name: getattr(self, name) for name in names if getattr(self, name) > 0}
+
+    def is_reached(self, metrics: Metrics) -> bool:
+        """Whether an evaluation reached the targets."""
+        targets = {"ap/box": self.stop_at_box_ap, "ap/mask": self.stop_at_mask_ap}
+        wanted = {name: target for name, target in targets.items() if target > 0}
+        return bool(wanted) and all((metrics.get(n) or 0) >= t for n, t in wanted.items())
+
+    def is_stalled(self, evaluations: Sequence[Metrics]) -> bool:
+        """Whether the last evaluations of a run improved nothing.
+
+        evaluations: all of the run, so that a run that was interrupted counts on.
+        """
+        best, since = -math.inf, 0
+        for ap in map(main_ap, evaluations):
+            improved = ap > best + self.min_improvement
+            best, since = (ap, 0) if improved else (best, since + 1)
+        return 0 < self.patience <= since
+
+
+def main_ap(metrics: Metrics) -> float:
+    """The mask AP, or the box AP where there are no masks; NaN where it is unknown."""
+    ap = metrics.get("ap/mask", metrics["ap/box"])
+    return math.nan if ap is None else ap
+
+
+def stop_rule(config: Mapping[str, Any]) -> StopRule:
+    """The rule of a config's `train` section; ValueError, naming the entry, for a wrong value."""
+    return parts.pick(StopRule, config["train"], "train")

@@ -1,0 +1,88 @@
+"""Early stopping: the rule by hand, and runs that it ends, interrupted or not."""
+
+import math
+import signal
+
+import pytest
+
+from mask_rcnn_jax.training.stopping import StopRule, main_ap, stop_rule
+from tests.training.stubbed_run import run, series, stubbed
+
+__all__ = ["stubbed"]
+
+
+def aps(*values: float | None) -> list[dict]:
+    return [{"ap/box": 0.9, "ap/mask": value} for value in values]
+
+
+@pytest.mark.parametrize(
+    ("options", "values", "stalled"),
+    [
+        ({"patience": 0}, (0.5, 0.1, 0.1, 0.1), False),
+        ({"patience": 2}, (), False),
+        ({"patience": 2}, (0.5, 0.4), False),
+        ({"patience": 2}, (0.5, 0.4, 0.5), True),
+        ({"patience": 2}, (0.5, 0.4, 0.51), False),
+        ({"patience": 2}, (0.1, 0.5, 0.4, 0.6, 0.2), False),
+        ({"patience": 1}, (0.5, 0.5), True),
+        # A slow rise counts once it adds up.
+        ({"patience": 3, "min_improvement": 0.05}, (0.5, 0.52, 0.54, 0.56), False),
+        ({"patience": 2, "min_improvement": 0.05}, (0.5, 0.52, 0.54), True),
+        # Unknown APs, as of a set without objects, improve nothing.
+        ({"patience": 2}, (None, math.nan), True),
+        ({"patience": 2}, (None, 0.1), False),
+    ],
+)
+def test_a_run_is_stalled_after_so_many_evaluations(options, values, stalled):
+    assert StopRule(**options).is_stalled(aps(*values)) == stalled
+
+
+def test_boxes_count_where_there_are_no_masks():
+    assert main_ap({"ap/box": 0.3}) == 0.3
+    assert main_ap({"ap/box": 0.3, "ap/mask": 0.2}) == 0.2
+
+
+@pytest.mark.parametrize(
+    "options", [{"patience": -1}, {"min_improvement": -0.1}, {"min_improvement": math.nan}]
+)
+def test_values_without_meaning_are_refused(options):
+    with pytest.raises(ValueError, match=f"^train.{next(iter(options))} is .*, expected at least"):
+        stop_rule({"train": options})
+
+
+LINE = "finished at step 12: 2 evaluations in a row improved nothing, the best AP is 0.5000, of "
+PATIENT = {"steps": 40, "patience": 2}  # evaluations every three steps: .3, .5, .1, .4
+
+
+def test_a_run_ends_with_one_line_and_stays_ended(stubbed, tmp_path, caplog):
+    with caplog.at_level("INFO"):
+        assert int(run(tmp_path, **PATIENT).step) == 12
+    assert LINE + "step 6" in [record.getMessage() for record in caplog.records]
+    with caplog.at_level("INFO"):
+        assert int(run(tmp_path, **PATIENT).step) == 12
+    assert f"nothing to do: {tmp_path} is finished at step 12" in caplog.text
+
+
+def test_more_patience_lets_it_go_on(stubbed, tmp_path):
+    run(tmp_path, **PATIENT)
+    assert int(run(tmp_path, steps=40, patience=5).step) == 21
+
+
+@pytest.mark.parametrize("step", [7, 9, 11])
+def test_an_interrupted_run_counts_on(step, stubbed, tmp_path):
+    def stop(step_, metrics, images):
+        if step_ == step and "loss/total" in metrics:
+            signal.raise_signal(signal.SIGTERM)
+
+    run(tmp_path / "whole", **PATIENT)
+    with pytest.raises(SystemExit):
+        run(tmp_path / "cut", [stop], **PATIENT)
+    assert int(run(tmp_path / "cut", **PATIENT).step) == 12
+    assert series(tmp_path / "cut") == series(tmp_path / "whole")
+
+
+def test_a_run_without_an_evaluation_cannot_wait_for_one(stubbed, tmp_path):
+    from tests.training.test_without_validation import run as run_without
+
+    with pytest.raises(ValueError, match="train.patience is 3, which needs an evaluation"):
+        run_without(tmp_path, patience=3)
