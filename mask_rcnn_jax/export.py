@@ -41,7 +41,7 @@ from mask_rcnn_jax.data.coco import CocoDataset
 from mask_rcnn_jax.data.dataset import check_classes
 from mask_rcnn_jax.data.loader import EvalLoader
 from mask_rcnn_jax.data.options import example_options
-from mask_rcnn_jax.data.source import annotation_file, learns_boxes_only, load_split
+from mask_rcnn_jax.data.source import annotation_file, learns_boxes_only, load_val
 from mask_rcnn_jax.deploy.artifact import Artifact, ArtifactOptions, build_artifact
 from mask_rcnn_jax.deploy.manifest import make_manifest
 from mask_rcnn_jax.deploy.quantize import CALIBRATORS
@@ -104,7 +104,7 @@ def export_model(
         if not os.path.isfile(path):
             where = "config.data.val_json"
             raise ValueError(f"--int8 reports AP on {where}, which is {path!r}: no such file")
-        dataset = load_split(config.data, "val", boxes_only=learns_boxes_only(config))
+        dataset = load_val(config.data, categories, boxes_only=learns_boxes_only(config))
         check_classes(dataset, categories, weights)
     artifact = build_artifact(config, variables, categories, format, options, Path(output))
     checks = artifact.self_check

@@ -9,8 +9,9 @@ from mask_rcnn_jax.data.dataset import Dataset, categories, category_ids, is_box
 
 
 def ground_truth(dataset: Dataset) -> GroundTruth:
-    """Read the dataset's COCO json again, or make the same content for one without a json."""
-    source = dataset.json_path if isinstance(dataset, CocoDataset) else coco_content(dataset)
+    """Read the dataset's COCO json again, or make the same content for one without a json, and for
+    one whose classes have other numbers than its json's."""
+    source = dataset.json_path if type(dataset) is CocoDataset else coco_content(dataset)
     return read_ground_truth(source, scoring=True, boxes_only=is_boxes_only(dataset))
 
 

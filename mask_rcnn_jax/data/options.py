@@ -57,7 +57,27 @@ class ExampleOptions:
 
 
 @dataclass(frozen=True)
-class DataOptions(Repeats):
+class TrainSets:
+    """Further training sets, and classes that are one.
+
+    Attributes:
+        more_train: further training sets, pairs of a json and its folder of images, which are
+            merged with `train_json`: classes of equal names are one. With `source` "json".
+        class_map: pairs of names, (("car", "vehicle"), ("truck", "vehicle")): classes of the first
+            name get the second, in all training sets and in evaluation.
+    """
+
+    more_train: tuple[tuple[str, str], ...] = ()
+    class_map: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self):
+        names = [name for name, _ in self.class_map]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"class_map has {twice[0]!r} twice, expected one new name for each")
+
+
+@dataclass(frozen=True)
+class DataOptions(Repeats, TrainSets):
     """Options for reading and sampling images and annotations.
 
     Attributes:
@@ -90,6 +110,16 @@ class DataOptions(Repeats):
     bad_annotations: Literal["error", "skip"] = "error"
     flip_probability: float = 0.5
     num_workers: int = 4
+
+
+def train_sets(data: Mapping[str, Any]) -> TrainSets:
+    """Read the sets from a config's `data` section; ValueError names an invalid entry."""
+    sets = parts.pick(TrainSets, data, "data")
+    if sets.more_train and data["source"] != "json":
+        raise ValueError(
+            f"data.more_train is {sets.more_train}, expected () with data.source={data['source']}"
+        )
+    return sets
 
 
 def has_inclusive_boxes(config: Mapping[str, Any]) -> bool:

@@ -51,6 +51,10 @@ class PackedImages(Sequence[ImageRecord]):
             return _decode(self.arrays["ids"], self.arrays["id_bounds"], index)
         return int(self.arrays["ids"][index])
 
+    def file_name(self, index: int) -> str:
+        """The file name of an image."""
+        return _decode(self.arrays["names"], self.arrays["name_bounds"], index)
+
     def objects(self, index: int) -> slice:
         """The rows of an image's objects."""
         first, last = self.arrays["object_bounds"][index : index + 2].tolist()
@@ -84,8 +88,7 @@ class PackedImages(Sequence[ImageRecord]):
                 arrays["boxes"][rows], *columns, strict=True
             )
         )
-        name = _decode(arrays["names"], arrays["name_bounds"], index)
-        return ImageRecord(self.id(index), name, height, width, annotations)
+        return ImageRecord(self.id(index), self.file_name(index), height, width, annotations)
 
     def _polygons(self, first: int, count: int) -> Segmentation:
         bounds = self.arrays["part_bounds"][first : first + count + 1].tolist()
@@ -161,12 +164,7 @@ class Packer:
         arrays |= {"coordinates": self._coordinates, "codes": self._codes}
         for side in ("height", "width"):
             arrays[f"{side}s"] = [np.array([int(entry[side]) for entry in images], np.int32)]
-        names, ids = ([entry[key] for entry in images] for key in ("file_name", "id"))
-        arrays["names"], arrays["name_bounds"] = _encode(names)
-        if any(isinstance(i, str) for i in ids):
-            arrays["ids"], arrays["id_bounds"] = _encode(ids)
-        else:
-            arrays["ids"] = [np.array(ids, np.int64)]
+        arrays |= _texts([entry["id"] for entry in images], [e["file_name"] for e in images])
         return PackedImages(SharedArrays(arrays))
 
     def _add_columns(self, *columns: np.ndarray) -> None:
@@ -179,14 +177,53 @@ class Packer:
         self._coordinates += coordinates
 
 
+def concatenate(
+    parts: Sequence[PackedImages],
+    classes: Sequence[np.ndarray],
+    ids: Sequence[int | str] | None = None,
+    names: Sequence[str] | None = None,
+) -> PackedImages:
+    """Return the images of all parts.
+
+    Args:
+        classes: of each part, the new class of each of its classes from 0 on.
+        ids: new ids of all images; None keeps those of a single part.
+        names: new file names, likewise.
+    """
+    found = [part.arrays for part in parts]
+    kept = "heights widths boxes areas crowds are_codes counts codes coordinates".split()
+    arrays = {name: [a[name] for a in found] for name in kept}
+    arrays["classes"] = [new[a["classes"]] for new, a in zip(classes, found, strict=True)]
+    parts_before = _bounds(np.array([len(a["part_bounds"]) - 1 for a in found]))
+    bytes_before = _bounds(np.array([len(a["codes"]) for a in found]))
+    arrays["firsts"] = [
+        a["firsts"] + np.where(a["are_codes"], bytes_before[k], parts_before[k])
+        for k, a in enumerate(found)
+    ]
+    for name in ("object_bounds", "part_bounds"):
+        arrays[name] = [_bounds(np.concatenate([np.diff(a[name]) for a in found]))]
+    if ids is None or names is None:
+        (part,) = parts
+        ids, names = zip(*((part.id(i), part.file_name(i)) for i in range(len(part))), strict=True)
+    return PackedImages(SharedArrays(arrays | _texts(ids, names)))
+
+
+def _texts(ids: Sequence[int | str], names: Sequence[str]) -> dict[str, list[np.ndarray]]:
+    """The arrays of ids and file names."""
+    arrays = dict(zip(("names", "name_bounds"), _encode(names), strict=True))
+    if any(isinstance(i, str) for i in ids):
+        return arrays | dict(zip(("ids", "id_bounds"), _encode(ids), strict=True))
+    return arrays | {"ids": [np.array(ids, np.int64)]}
+
+
 def _bounds(lengths: np.ndarray) -> np.ndarray:
     """[n + 1] int64: item k goes from bound k to bound k + 1."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
 
 
-def _encode(texts: Sequence[str]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def _encode(texts: Sequence[int | str]) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Blocks of bytes and bounds of texts, which may hold surrogates, as JSON may."""
-    encoded = [text.encode("utf-8", "surrogatepass") for text in texts]
+    encoded = [str(text).encode("utf-8", "surrogatepass") for text in texts]
     lengths = np.array(list(map(len, encoded)), np.int64)
     return [np.frombuffer(b"".join(encoded), np.uint8)], [_bounds(lengths)]
 

@@ -1,10 +1,12 @@
 """Where a config's images and annotations come from: a json with files, or with records."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mask_rcnn_jax.data.coco import CocoDataset, load_coco
+from mask_rcnn_jax.data.merge import merge, with_classes
+from mask_rcnn_jax.data.options import train_sets
 from mask_rcnn_jax.data.overview import image_ids
 from mask_rcnn_jax.data.records import MAKE_ANEW, Records, annotation_name, records_dir
 from mask_rcnn_jax.data.tfrecords import TFRecords
@@ -12,8 +14,31 @@ from mask_rcnn_jax.data.tfrecords import TFRecords
 SOURCES = ("json", "tfds", "tfrecord")
 
 
+def load_train(data: Mapping[str, Any], *, boxes_only: bool = False) -> CocoDataset:
+    """The checked training set, of all that `data.more_train` adds; arguments of `load_split`."""
+    sets = train_sets(data)
+    first = load_split(data, "train", boxes_only=boxes_only)
+    if not sets.more_train and not sets.class_map:
+        return first
+    checks = {name: data[name] for name in ("bad_annotations", "class_ids")}
+    more = [load_coco(*paths, boxes_only=boxes_only, **checks) for paths in sets.more_train]
+    return merge([first, *more], dict(sets.class_map))
+
+
+def load_val(
+    data: Mapping[str, Any], categories: Sequence[Mapping], *, boxes_only: bool = False
+) -> CocoDataset:
+    """The checked set to evaluate, for a model that was trained on these categories: it has their
+    ids and all of their classes if training merged classes."""
+    sets = train_sets(data)
+    dataset = load_split(data, "val", boxes_only=boxes_only)
+    if not sets.more_train and not sets.class_map:
+        return dataset
+    return with_classes(dataset, categories, dict(sets.class_map))
+
+
 def load_split(data: Mapping[str, Any], split: str, *, boxes_only: bool = False) -> CocoDataset:
-    """The checked "train" or "val" set of a config's `data` section.
+    """The checked "train" or "val" set of a config's `data` section, without further sets.
 
     Objects need no mask with `boxes_only`, which `learns_boxes_only` says of a config.
 

@@ -15,7 +15,7 @@ from mask_rcnn_jax.data.coco import CocoDataset
 from mask_rcnn_jax.data.dataset import Dataset, check_classes, check_dataset, dataset_name
 from mask_rcnn_jax.data.images import decode_image
 from mask_rcnn_jax.data.overview import image_ids
-from mask_rcnn_jax.data.source import annotation_file, learns_boxes_only, load_split
+from mask_rcnn_jax.data.source import annotation_file, learns_boxes_only, load_split, load_val
 from mask_rcnn_jax.evaluation import coco as coco_evaluation
 from mask_rcnn_jax.evaluation.engines import configured_engine
 from mask_rcnn_jax.models.detect import detect_options
@@ -64,7 +64,11 @@ def evaluate(
     resolved, variables, categories, checkpoint = restore(given, weights)
     engine = configured_engine(resolved)
     if val_set is None:
-        val_set = load_split(resolved.data, "val", boxes_only=learns_boxes_only(resolved))
+        boxes_only = learns_boxes_only(resolved)
+        if checkpoint:
+            val_set = load_val(resolved.data, categories, boxes_only=boxes_only)
+        else:
+            val_set = load_split(resolved.data, "val", boxes_only=boxes_only)
     elif type(val_set) is not CocoDataset:
         check_dataset(val_set, "val_set")
     title, records = f"Evaluation of {weights}", []

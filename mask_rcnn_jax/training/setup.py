@@ -28,7 +28,7 @@ from mask_rcnn_jax.data.options import (
 )
 from mask_rcnn_jax.data.overview import epoch_factors, image_ids
 from mask_rcnn_jax.data.repeat import repeats
-from mask_rcnn_jax.data.source import learns_boxes_only, load_split
+from mask_rcnn_jax.data.source import learns_boxes_only, load_train, load_val
 from mask_rcnn_jax.data.transforms import empty_batch
 from mask_rcnn_jax.models.build import default_sections, init_variables
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
@@ -80,11 +80,11 @@ def open_datasets(
             datasets.check_dataset(dataset, f"{split}_set")
     boxes_only = learns_boxes_only(config)
     if train_set is None:
-        train_set = load_split(config.data, "train", boxes_only=boxes_only)
+        train_set = load_train(config.data, boxes_only=boxes_only)
+    classes, name = datasets.categories(train_set), datasets.dataset_name(train_set)
     if val_set is None and config.data.val_json:
-        val_set = load_split(config.data, "val", boxes_only=boxes_only)
+        val_set = load_val(config.data, classes, boxes_only=boxes_only)
     if val_set is not None:
-        classes, name = datasets.categories(train_set), datasets.dataset_name(train_set)
         datasets.check_classes(val_set, classes, name)
     for split, dataset in given.items():
         if isinstance(dataset, CocoDataset):

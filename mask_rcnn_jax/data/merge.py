@@ -1,0 +1,100 @@
+"""Several COCO datasets as one, their classes merged by name."""
+
+import os
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from mask_rcnn_jax.data.coco import CocoDataset
+from mask_rcnn_jax.data.packed import PackedImages, concatenate
+
+
+class MergedDataset(CocoDataset):
+    """One or several COCO datasets with classes of their own numbering."""
+
+
+def merge(sets: Sequence[CocoDataset], class_map: Mapping[str, str]) -> MergedDataset:
+    """Merge datasets whose images are files.
+
+    Classes of equal names are one. The classes of the first dataset come first, with their ids; new
+    names of the others follow, with ids above all others. The id of an image is "2:17" for image
+    17 of the second of several datasets.
+
+    Args:
+        sets: at least one.
+        class_map: names that are replaced before classes are merged.
+
+    Raises:
+        ValueError: a name of the map is of no dataset, or a json is given twice.
+    """
+    paths = [os.path.realpath(dataset.json_path) for dataset in sets]
+    if twice := [path for path in paths if paths.count(path) > 1]:
+        raise ValueError(f"data.more_train: {twice[0]} is given twice, expected different sets")
+    known = {name for dataset in sets for name in dataset.class_names}
+    if unknown := sorted(class_map.keys() - known):
+        raise ValueError(f"data.class_map has {unknown[0]!r}, expected one of {sorted(known)}")
+    ids: dict[str, int | str] = {}
+    for number, dataset in enumerate(sets):
+        for category_id, name in zip(dataset.category_ids, dataset.class_names, strict=True):
+            if number and name == f"unused {category_id}":
+                continue  # a gap between raw class ids
+            new = category_id
+            if number:
+                new = 1 + max((i for i in ids.values() if isinstance(i, int)), default=0)
+            ids.setdefault(class_map.get(name, name), new)
+    return _merged(sets, class_map, ids)
+
+
+def with_classes(
+    dataset: CocoDataset, categories: Sequence[Mapping], class_map: Mapping[str, str]
+) -> MergedDataset:
+    """Number the classes of a dataset as those that a model was trained on.
+
+    Args:
+        categories: `[{"id", "name"}, ...]`, class 1 first. Some may not occur in the dataset.
+
+    Raises:
+        ValueError: a class of the dataset is not among them.
+    """
+    return _merged([dataset], class_map, {entry["name"]: entry["id"] for entry in categories})
+
+
+def _merged(
+    sets: Sequence[CocoDataset], class_map: Mapping[str, str], ids: Mapping[str, int | str]
+) -> MergedDataset:
+    first, several = sets[0], len(sets) > 1
+    tables = [_new_classes(dataset, class_map, list(ids)) for dataset in sets]
+    parts = [dataset.images for dataset in sets if isinstance(dataset.images, PackedImages)]
+    names = ids_of_images = None
+    if several:
+        places = [(n, i) for n, part in enumerate(parts) for i in range(len(part))]
+        ids_of_images = [f"{n + 1}:{parts[n].id(i)}" for n, i in places]
+        names = [os.path.join(sets[n].image_dir, parts[n].file_name(i)) for n, i in places]
+    images = concatenate(parts, tables, ids_of_images, names)
+    return MergedDataset(
+        json_path=", ".join(dataset.json_path for dataset in sets),
+        image_dir="" if several else first.image_dir,
+        class_names=tuple(ids),
+        category_ids=tuple(ids.values()),
+        images=images,
+        records=first.records,
+        bad_annotations=first.bad_annotations,
+        boxes_only=first.boxes_only,
+    )
+
+
+def _new_classes(
+    dataset: CocoDataset, class_map: Mapping[str, str], names: list[str]
+) -> np.ndarray:
+    """The new class of each class 0..K of a dataset, 0 for background and gaps."""
+    table = np.zeros(len(dataset.class_names) + 1, np.int32)
+    for index, name in enumerate(dataset.class_names, start=1):
+        new = class_map.get(name, name)
+        if new in names:
+            table[index] = names.index(new) + 1
+        elif new != f"unused {dataset.category_ids[index - 1]}":
+            raise ValueError(
+                f"{dataset.json_path} has the class {name!r}, which the training sets lack: "
+                f"{names[:20]}; data.class_map=(({name!r}, ..),) says which of them it is"
+            )
+    return table
