@@ -1,6 +1,8 @@
 """Select final detections from the box head's outputs."""
 
 from dataclasses import dataclass
+from functools import partial
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +11,7 @@ from jax import lax
 from mask_rcnn_jax import parts
 from mask_rcnn_jax.ops.boxes import BoxCoder
 from mask_rcnn_jax.ops.nms import nms
+from mask_rcnn_jax.ops.soft_nms import soft_nms
 from mask_rcnn_jax.structures import Proposals
 
 
@@ -20,16 +23,29 @@ class Detect:
         score_threshold: keep detections with a score above this.
         min_box_size: keep detections with width and height above this, network pixels; -1 keeps
             all.
-        nms_thresh: IoU above which the lower-scored of two same-class detections is dropped.
+        nms: what overlaps do to the lower-scored of two same-class detections: "hard" drops it;
+            "linear" and "gaussian" lower its score (soft-NMS), not in ONNX models.
+        nms_thresh: IoU above which "hard" and "linear" act.
+        soft_sigma: of "gaussian", which multiplies the score by exp(-IoU^2 / sigma).
+        soft_min_score: "linear" and "gaussian" drop detections whose score is not above this.
         pre_nms_topk: candidates per image before NMS, the best over all classes.
         detections_per_image: rows in the result.
     """
 
     score_threshold: float = 0.05
     min_box_size: float = -1.0
+    nms: Literal["hard", "linear", "gaussian"] = "hard"
     nms_thresh: float = 0.5
+    soft_sigma: float = 0.5
+    soft_min_score: float = 1e-3
     pre_nms_topk: int = 4096
     detections_per_image: int = 100
+
+    def __post_init__(self):
+        if not self.soft_sigma > 0:
+            raise ValueError(f"soft_sigma is {self.soft_sigma}, expected above 0")
+        if not self.soft_min_score >= 0:
+            raise ValueError(f"soft_min_score is {self.soft_min_score}, expected at least 0")
 
     def __call__(
         self,
@@ -67,17 +83,47 @@ class Detect:
         rois = jnp.take_along_axis(proposals.boxes, roi[..., None], axis=1)
         boxes = jax.vmap(coder.clip)(coder.decode_rois(deltas, rois), image_sizes)
         candidate = (top >= 0) & jnp.all(coder.sides(boxes) > self.min_box_size, axis=-1)
-        keep = nms(
-            boxes,
-            candidate,
-            groups=class_index,
-            iou_thresh=self.nms_thresh,
-            max_out=self.detections_per_image,
-            offset=coder.iou_offset,
-            implementation=implementation,
-        )
-        count = min(self.detections_per_image, keep.shape[1])
-        top, order = lax.top_k(jnp.where(keep, top, -1.0), count)
+        top = jnp.where(candidate, top, -1.0)
+        return self.select(boxes, top, class_index, coder.iou_offset, implementation)
+
+    def select(
+        self,
+        boxes: jax.Array,
+        scores: jax.Array,
+        class_index: jax.Array,
+        iou_offset: float,
+        implementation: str | None = None,
+    ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+        """Apply NMS to candidates [B, N], sorted by descending score, -1 for none.
+
+        iou_offset: `BoxCoder.iou_offset`.
+
+        Returns:
+            As `__call__`.
+        """
+        count = min(self.detections_per_image, scores.shape[1])
+        if self.nms == "hard":
+            keep = nms(
+                boxes,
+                scores >= 0,
+                groups=class_index,
+                iou_thresh=self.nms_thresh,
+                max_out=self.detections_per_image,
+                offset=iou_offset,
+                implementation=implementation,
+            )
+            top, order = lax.top_k(jnp.where(keep, scores, -1.0), count)
+        else:
+            soft = partial(
+                soft_nms,
+                kind=self.nms,
+                iou_thresh=self.nms_thresh,
+                sigma=self.soft_sigma,
+                min_score=self.soft_min_score,
+                max_out=count,
+                offset=iou_offset,
+            )
+            order, top = jax.vmap(soft)(boxes, scores, class_index)
         valid = top >= 0
         boxes = jnp.take_along_axis(boxes, order[..., None], axis=1)
         class_index = jnp.take_along_axis(class_index, order, axis=1)
