@@ -6,6 +6,7 @@ from contextlib import closing
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,6 +21,7 @@ from mask_rcnn_jax.data.loader import EvalLoader
 from mask_rcnn_jax.data.options import has_inclusive_boxes
 from mask_rcnn_jax.data.overview import image_id, image_ids, image_size
 from mask_rcnn_jax.data.source import has_masks
+from mask_rcnn_jax.data.views import ViewLoader
 from mask_rcnn_jax.evaluation import coco as coco_evaluation
 from mask_rcnn_jax.evaluation import visualize
 from mask_rcnn_jax.evaluation.encode import ImageDetections, split_images
@@ -34,7 +36,7 @@ from mask_rcnn_jax.training import processes, step
 from mask_rcnn_jax.training.setup import make_eval_loader
 from mask_rcnn_jax.training.step import TrainState, shard_batch
 
-PredictStep = Callable[[dict, Batch], Detections]
+PredictStep = Callable[[dict, Any], Detections]  # of a batch, or of the views of one
 LossStep = Callable[[dict, Batch], dict[str, jax.Array]]
 # COCO results of boxes and, unless the model has boxes alone, masks; ids of all images.
 Found = tuple[list[dict], list[dict] | None, list]
@@ -92,14 +94,16 @@ def make_validation(
 def detect(
     predict_step: PredictStep,
     variables: dict,
-    batches: EvalLoader,
+    batches: EvalLoader | ViewLoader,
     dataset: Dataset,
     mesh: Mesh,
     config: ConfigDict,
-    accepts: Callable[[Batch], bool] = lambda batch: True,
+    accepts: Callable[[Any], bool] = lambda batch: True,
 ) -> Found:
     """COCO results (boxes, masks) of every image of the accepted batches, and these images' ids, in
     the order of the dataset.
+
+    A batch of a `ViewLoader` is one in several sizes; detections are in pixels of the first.
 
     Every process works on its own batches and returns the results of all. Masks of one batch are
     encoded, in worker processes if there are many, while the device works on the next.
@@ -117,8 +121,10 @@ def detect(
 
     def detected() -> Iterator[ImageDetections]:
         pending, seen = [], 0
-        for batch in filter(accepts, batches):
-            pending.append((batch, predict_step(variables, shard_batch(batch, mesh))))
+        views: Any
+        for views in filter(accepts, batches):
+            batch = views if isinstance(views, Batch) else views[0]
+            pending.append((batch, predict_step(variables, shard_batch(views, mesh))))
             if len(pending) > 1:
                 yield from images(*pending.pop(0))
             together = jax.process_count() * int(np.sum(batch.image_index >= 0))

@@ -6,6 +6,7 @@ from typing import Literal
 from mask_rcnn_jax.models.detect import Detect
 from mask_rcnn_jax.training.averaging import WeightAverage
 from mask_rcnn_jax.training.stopping import StopRule
+from mask_rcnn_jax.training.views import Views
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class TrainOptions(WeightAverage, StopRule):
 
 
 @dataclass(frozen=True)
-class EvalOptions(Detect):
+class EvalOptions(Detect, Views):
     """Evaluation and inference.
 
     Attributes:

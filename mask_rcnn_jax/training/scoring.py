@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 from absl import logging
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 from pycocotools.cocoeval import COCOeval
 
@@ -14,11 +15,15 @@ from mask_rcnn_jax.annotations.reader import GroundTruth, read_ground_truth
 from mask_rcnn_jax.data.coco import CocoDataset
 from mask_rcnn_jax.data.dataset import Dataset, check_classes, check_dataset, dataset_name
 from mask_rcnn_jax.data.images import decode_image
+from mask_rcnn_jax.data.loader import EvalLoader
+from mask_rcnn_jax.data.options import example_options
 from mask_rcnn_jax.data.overview import image_ids
 from mask_rcnn_jax.data.source import annotation_file, learns_boxes_only, load_split, load_val
+from mask_rcnn_jax.data.views import ViewLoader, scaled_options
 from mask_rcnn_jax.evaluation import coco as coco_evaluation
 from mask_rcnn_jax.evaluation.engines import configured_engine
 from mask_rcnn_jax.models.detect import detect_options
+from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.report.analysis import Analysis, analyze
 from mask_rcnn_jax.report.page import write_report
 from mask_rcnn_jax.safe_text import safe_stdout
@@ -26,6 +31,7 @@ from mask_rcnn_jax.training import evaluator
 from mask_rcnn_jax.training.metrics import FILE_NAME, read_metrics
 from mask_rcnn_jax.training.setup import make_eval_loader, resolve_config
 from mask_rcnn_jax.training.step import make_mesh, make_predict_step, replicate
+from mask_rcnn_jax.training.views import Views, make_views_step, view_options
 from mask_rcnn_jax.weights import pretrained
 from mask_rcnn_jax.weights.restore import make_model, restore
 
@@ -87,8 +93,7 @@ def evaluate(
     folder = Path(output)
     folder.mkdir(parents=True, exist_ok=True)  # an unwritable folder is found out before the work
     model, mesh = make_model(resolved, len(categories)), make_mesh()
-    predict = make_predict_step(model, mesh, detect_options(resolved))
-    loader = make_eval_loader(resolved, val_set, resolved.eval.max_images)
+    predict, loader = _predictions(resolved, model, mesh, val_set)
     found = evaluator.detect(predict, replicate(variables, mesh), loader, val_set, mesh, resolved)
     analyses, collect = _collector(report)
     metrics = evaluator.score_and_write(val_set, found, folder, engine, collect)
@@ -147,6 +152,19 @@ def evaluate_results(
         title, read = f"Evaluation of {results_json}", _config_reader(config)
         _write_report(Path(output), title, annotations, analyses, read, records=[])
     return metrics
+
+
+def _predictions(
+    config: ConfigDict, model: MaskRCNN, mesh: Mesh, val_set: Dataset
+) -> tuple[evaluator.PredictStep, EvalLoader | ViewLoader]:
+    """A step and its batches: with several views of each image, if the config says so."""
+    views, detect, limit = view_options(config), detect_options(config), config.eval.max_images
+    if views == Views():
+        return make_predict_step(model, mesh, detect), make_eval_loader(config, val_set, limit)
+    logging.info("%d views of each image: sizes of %s", views.count, views.tta_scales)
+    sizes = [scaled_options(example_options(config), scale) for scale in views.tta_scales]
+    loaders = [make_eval_loader(config, val_set, limit, options=options) for options in sizes]
+    return make_views_step(model, mesh, detect, flip=views.tta_flip), ViewLoader(loaders)
 
 
 def _warn_of_unknown_categories(

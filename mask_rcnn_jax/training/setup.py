@@ -158,11 +158,17 @@ def _places(dataset: Dataset, ids: Sequence[int | str]) -> frozenset[int]:
 
 
 def make_eval_loader(
-    config: ConfigDict, dataset: Dataset, max_images: int, *, fill: bool = False
+    config: ConfigDict,
+    dataset: Dataset,
+    max_images: int,
+    *,
+    fill: bool = False,
+    options: ExampleOptions | None = None,
 ) -> EvalLoader:
     """Batches of the first `max_images` images (0: all), this process' share.
 
-    fill: take smaller batches rather than one that is not full.
+    fill: take smaller batches rather than one that is not full. options: those of the config, if
+    None.
     """
     per_device = config.eval.batch_size
     if fill:
@@ -170,8 +176,8 @@ def make_eval_loader(
         per_device = max(1, min(per_device, num_images // jax.device_count()))
     rows = per_device * jax.local_device_count()
     numbers = {"batch_size": rows, "max_images": max_images, **_share()}
-    workers = config.data.num_workers
-    return EvalLoader(dataset, example_options(config), num_workers=workers, **numbers)
+    options, workers = options or example_options(config), config.data.num_workers
+    return EvalLoader(dataset, options, num_workers=workers, **numbers)
 
 
 def _share() -> dict[str, int]:

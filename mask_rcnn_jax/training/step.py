@@ -61,7 +61,7 @@ class TrainState:
 TrainStep = Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]
 
 # A step takes replicated variables or a state, and its share of a batch.
-_sharded = partial(jax.shard_map, in_specs=(P(), P("data")), check_vma=False)
+sharded = partial(jax.shard_map, in_specs=(P(), P("data")), check_vma=False)
 
 
 def make_mesh() -> Mesh:
@@ -152,7 +152,7 @@ def make_train_step(
             average = optax.tree.where(skipped, state.average, average)
         return TrainState(state.step + 1, params, batch_stats, opt_state, average), metrics
 
-    return jax.jit(_sharded(step, mesh=mesh, out_specs=(P(), P())), donate_argnums=0)
+    return jax.jit(sharded(step, mesh=mesh, out_specs=(P(), P())), donate_argnums=0)
 
 
 def compile_canvases(
@@ -188,7 +188,7 @@ def make_loss_step(
         terms = loss_terms(outputs, loss, model.rpn.batch_size_per_image)
         return lax.pmean(terms, "data")
 
-    return jax.jit(_sharded(step, mesh=mesh, out_specs=P()))
+    return jax.jit(sharded(step, mesh=mesh, out_specs=P()))
 
 
 def make_predict_step(
@@ -199,7 +199,7 @@ def make_predict_step(
     def step(variables: dict, batch: Batch):
         return model.apply(variables, batch.images, batch.image_sizes, detect, method="predict")
 
-    return jax.jit(_sharded(step, mesh=mesh, out_specs=P("data")))
+    return jax.jit(sharded(step, mesh=mesh, out_specs=P("data")))
 
 
 def loss_terms(

@@ -104,6 +104,19 @@ def test_evaluate_scores_the_run_as_its_training_did(whole, tmp_path):
     assert "\n" not in str(e.value)
 
 
+@pytest.mark.slow
+def test_evaluate_looks_at_several_views(whole, tmp_path):
+    """Twice the size and mirrored; the few steps of the run find nothing worth a score."""
+    views = {"eval.tta_scales": (1.0, 2.0), "eval.tta_flip": True}
+    config, val_set = load_config(whole[0], views), sets()["val_set"]
+    metrics = evaluate(whole[0], config, val_set=val_set, output=tmp_path)
+    assert metrics == json.loads((tmp_path / "metrics.json").read_text())
+    found = json.loads((tmp_path / "bbox_results.json").read_text())
+    assert {entry["image_id"] for entry in found} == {1, 2, 3, 4}
+    boxes = np.array([entry["bbox"] for entry in found])
+    assert (boxes >= -1e-3).all() and (boxes[:, :2] + boxes[:, 2:] <= 64 + 1e-3).all()
+
+
 def test_a_run_that_was_cut_off_ends_like_one_that_was_not(whole, tmp_path, caplog):
     """As kill -9 leaves it after step 3; the metrics of later steps are there already."""
     workdir = tmp_path / "run"

@@ -1,0 +1,139 @@
+"""Test-time augmentation: detections from several sizes of an image and their mirror images."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax import lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from mask_rcnn_jax import parts
+from mask_rcnn_jax.models.detect import Detect
+from mask_rcnn_jax.models.mask_rcnn import MASK_SIZE, MaskRCNN
+from mask_rcnn_jax.ops import boxes as box_ops
+from mask_rcnn_jax.structures import Batch, Detections
+from mask_rcnn_jax.training.step import sharded
+
+
+@dataclass(frozen=True)
+class Views:
+    """How often the `evaluate` command looks at an image.
+
+    Attributes:
+        tta_scales: sizes in which `evaluate` looks at an image, times `data.image_size`.
+        tta_flip: whether `evaluate` also looks at the mirror image of each size.
+    """
+
+    tta_scales: tuple[float, ...] = (1.0,)
+    tta_flip: bool = False
+
+    def __post_init__(self):
+        if not self.tta_scales or not all(scale > 0 for scale in self.tta_scales):
+            raise ValueError(f"tta_scales is {self.tta_scales}, expected factors above 0")
+
+    @property
+    def count(self) -> int:
+        """Views of an image."""
+        return len(self.tta_scales) * (2 if self.tta_flip else 1)
+
+
+def view_options(config: Mapping[str, Any]) -> Views:
+    """The views of a config's `eval` section; ValueError, naming the entry, for a wrong value."""
+    return parts.pick(Views, config["eval"], "eval")
+
+
+class _View(NamedTuple):
+    """A batch in one size, as it is or mirrored."""
+
+    images: jax.Array
+    sizes: jax.Array  # [B, 2] (height, width)
+    scale: jax.Array  # [B, 1, 4], pixels of boxes here per pixel in the first size
+    mirror: Callable[[jax.Array], jax.Array] | None  # of boxes
+
+    def to_view(self, boxes: jax.Array) -> jax.Array:
+        """Boxes [B, D, 4] in pixels of the first size, in pixels of this view."""
+        boxes = boxes * self.scale
+        return self.mirror(boxes) if self.mirror else boxes
+
+    def from_view(self, boxes: jax.Array) -> jax.Array:
+        """Invert `to_view`."""
+        return (self.mirror(boxes) if self.mirror else boxes) / self.scale
+
+
+def make_views_step(
+    model: MaskRCNN, mesh: Mesh, detect: Detect, *, flip: bool
+) -> Callable[[dict, tuple[Batch, ...]], Detections]:
+    """`predict(variables, batches) -> Detections`, in network pixels of the first batch.
+
+    batches: the same images in several sizes. The detections of all views go through the
+    suppression of `detect` together; masks are averaged over the views (detectron2's
+    GeneralizedRCNNWithTTA).
+    """
+
+    def step(variables: dict, batches: tuple[Batch, ...]) -> Detections:
+        views = []
+        for batch in batches:
+            views += _views(batch, batches[0], flip, model.box_coder.iou_offset)
+        found = []
+        for view in views:
+            # Nobody asks for these masks, so that XLA leaves them out.
+            seen = model.apply(variables, view.images, view.sizes, detect, method="predict")
+            assert isinstance(seen, Detections)
+            scores = jnp.where(seen.valid, seen.scores, -1.0)
+            found.append((view.from_view(seen.boxes), scores, seen.classes))
+        boxes, scores, classes, valid = _merged(model, detect, found)
+        masks = jnp.zeros(())
+        for view in views:
+            given = view.images, view.sizes, view.to_view(boxes), classes
+            seen_masks = model.apply(variables, *given, method=_masks)
+            assert isinstance(seen_masks, jax.Array)
+            masks += seen_masks[..., ::-1] if view.mirror else seen_masks
+        masks = jnp.where(valid[..., None, None], masks / len(views), 0.0)
+        return Detections(boxes=boxes, scores=scores, classes=classes, masks=masks, valid=valid)
+
+    return jax.jit(sharded(step, mesh=mesh, out_specs=P("data")))
+
+
+def _views(batch: Batch, first: Batch, flip: bool, offset: float) -> list[_View]:
+    """The views of one size. offset: `BoxCoder.iou_offset`."""
+    scale = jnp.tile((batch.scales / first.scales)[:, ::-1], 2)[:, None]
+    plain = _View(batch.images, batch.image_sizes, scale, None)
+    if not flip:
+        return [plain]
+    column, widths = jnp.arange(batch.images.shape[2]), batch.image_sizes[:, 1]
+
+    def mirror_image(image: jax.Array, width: jax.Array) -> jax.Array:
+        """Inside its own width, as `step.random_flip` does."""
+        return jnp.take(image, jnp.where(column < width, width - 1 - column, column), axis=1)
+
+    def mirror_boxes(boxes: jax.Array) -> jax.Array:
+        return jax.vmap(box_ops.flip)(boxes, widths.astype(jnp.float32) - offset)
+
+    images = jax.vmap(mirror_image)(batch.images, widths)
+    return [plain, plain._replace(images=images, mirror=mirror_boxes)]
+
+
+def _merged(
+    model: MaskRCNN, detect: Detect, found: Sequence[tuple[jax.Array, ...]]
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Boxes, scores, classes and valid of (boxes, scores, classes) from several views."""
+    boxes, scores, classes = (jnp.concatenate(rows, axis=1) for rows in zip(*found, strict=True))
+    scores, order = lax.top_k(scores, scores.shape[1])
+    boxes = jnp.take_along_axis(boxes, order[..., None], axis=1)
+    classes = jnp.take_along_axis(classes, order, axis=1)
+    candidates = boxes, scores, classes, model.box_coder.iou_offset
+    return detect.select(*candidates, model.implementation)
+
+
+def _masks(
+    model: MaskRCNN, images: jax.Array, image_sizes: jax.Array, boxes: jax.Array, classes: jax.Array
+) -> jax.Array:
+    """Mask probabilities [B, D, 28, 28] of given boxes [B, D, 4] and classes."""
+    with jax.default_matmul_precision(model.matmul_precision):
+        pyramid, extent = model.pyramid(images, image_sizes, train=False)
+        pooled = model.pool(pyramid, boxes, MASK_SIZE, extent)
+        return nn.sigmoid(model.mask_head(pooled, classes))
