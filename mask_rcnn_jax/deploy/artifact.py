@@ -185,8 +185,6 @@ def _make_onnx(source: SourceModel) -> Artifact:
     dtype = "float32" if planar else source.config.data.image_dtype
     given = onnx.OnnxInput(canvas, source.resized, batch, dtype, planar)
     detect = detect_options(source.config)
-    if detect.nms != "hard":
-        raise ValueError(f"eval.nms is {detect.nms!r}, expected 'hard' with --format=onnx")
     built = onnx.build_onnx(source.model, source.variables, given, opset=opset, detect=detect)
     content = built.SerializeToString()
     shape = [batch, 3, *canvas] if planar else [batch, *canvas, 3]

@@ -103,8 +103,10 @@ def build_onnx(
     """Build and check a float32 ONNX model of `model.predict` with these weights.
 
     Its outputs are the fields of `Detections`, with `valid` as int32 if the input is planar. Raises
-    ValueError for a model or input rejected by `check_exportable`.
+    ValueError for a model or input rejected by `check_exportable`, and for soft-NMS.
     """
+    if detect.nms != "hard":
+        raise ValueError(f"eval.nms is {detect.nms!r}, expected 'hard' for an ONNX model")
     batch, image_size = source.batch, source.image_size
     check_exportable(model, batch, image_size)
     height, width = canvas = source.canvas

@@ -12,7 +12,7 @@ from mask_rcnn_jax.data.options import example_options
 from mask_rcnn_jax.data.resize import resize_plan
 from mask_rcnn_jax.deploy.compare import compare
 from mask_rcnn_jax.deploy.images import on_canvas
-from mask_rcnn_jax.models.detect import detect_options
+from mask_rcnn_jax.models.detect import Detect, detect_options
 from mask_rcnn_jax.ops.extent import STRIDES, ValidExtent
 from mask_rcnn_jax.ops.nms import nms
 from mask_rcnn_jax.ops.roi_align import RoIAlign, roi_align
@@ -309,3 +309,9 @@ def test_anchors_end_with_the_image():
     found = regions.anchors()[-1].reshape(1, 2, 3, 4)
     np.testing.assert_array_equal(found, np.asarray(expected))
     assert found[0, 1, 0, 0] - found[0, 0, 0, 0] == 48
+
+
+def test_soft_nms_is_refused():
+    options = Detect(nms="gaussian")
+    with pytest.raises(ValueError, match="eval.nms is 'gaussian', expected 'hard' for an ONNX"):
+        build_onnx(None, {}, None, opset=17, detect=options)

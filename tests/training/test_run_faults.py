@@ -136,6 +136,23 @@ def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(whole, tmp_pa
     assert set(kept(workdir)) == {*kept(whole[0]), *left}
 
 
+def test_a_run_of_an_earlier_version_goes_on(whole, tmp_path):
+    """Its config.json lacks entries that came later; they are at their defaults."""
+    workdir = shutil.copytree(whole[0], tmp_path / "run")
+    shutil.rmtree(workdir / "checkpoints" / "12")
+    path = workdir / "config.json"
+    content = json.loads(path.read_text())
+    for name in ("train.ema_decay", "train.patience", "optim.betas", "data.more_train"):
+        section, _, key = name.partition(".")
+        del content["config"][section][key]
+    path.write_text(json.dumps(content))
+    check_equal(workdir, run(workdir), whole)
+    del content["config"]["train"]["ema_warmup"]
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="train.ema_warmup was True and is False now"):
+        run(workdir, ema_warmup=False)
+
+
 def test_a_run_without_checkpoints_says_that_its_records_go(whole, tmp_path, caplog):
     workdir = shutil.copytree(whole[0], tmp_path / "run")
     shutil.rmtree(workdir / "checkpoints")
