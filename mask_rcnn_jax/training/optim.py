@@ -13,7 +13,7 @@ from mask_rcnn_jax import parts
 from mask_rcnn_jax.training.loss_scale import dynamic_loss_scale
 from mask_rcnn_jax.training.schedule import Schedule
 
-NAMED = ("kernel", "bias", "scale")  # parameters that have a name of their own in `decay_on`
+DECAY_ON = ("kernel", "bias", "scale", "kernel_bias", "other")
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,9 @@ class Optimizer:
         eps: added to the root of the average square. Of "adamw".
         weight_decay: times the parameter, added to the gradient ("sgd") or to the step before it
             is multiplied by the rate (decoupled, "adamw").
-        decay_on: names of the parameters that decay, of "kernel", "bias", a norm's "scale", and
-            "other" for all else, such as tables of positions; a backbone may exempt layers.
+        decay_on: names of the parameters that decay, of "kernel", "bias", a norm's "scale",
+            "kernel_bias" (a bias beside a kernel, not a norm's) and "other" for all else, such as
+            tables of positions; a backbone may exempt layers.
         bias_lr_factor: how much faster biases learn.
         layer_decay: the rate of a layer is times this to the power of its distance from the heads;
             1 treats all alike. Other values need a backbone that numbers its layers.
@@ -52,11 +53,8 @@ class Optimizer:
     clip_norm: float = 0.0
 
     def __post_init__(self):
-        unknown = set(self.decay_on) - {*NAMED, "other"}
-        if unknown:
-            raise ValueError(
-                f"decay_on has {unknown}, expected 'kernel', 'bias', 'scale' or 'other'"
-            )
+        if unknown := set(self.decay_on) - set(DECAY_ON):
+            raise ValueError(f"decay_on has {unknown}, expected names of {DECAY_ON}")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas is {self.betas}, expected two numbers from 0 to below 1")
         if not self.eps > 0:
@@ -168,10 +166,10 @@ def make_optimizer(
     Raises ValueError, naming the entry, for a `layer_decay` of a backbone without these.
     """
     exempt = getattr(backbone, "exempt_from_decay", ())
-    decay = optax.add_decayed_weights(
-        options.weight_decay, mask=_mask(lambda names: _decays(names, options.decay_on, exempt))
-    )
-    rates = [optax.masked(optax.scale(options.bias_lr_factor), _mask(lambda n: n[-1] == "bias"))]
+    decays = partial(_decays, decay_on=options.decay_on, exempt=exempt)
+    decay = optax.add_decayed_weights(options.weight_decay, mask=_mask(decays))
+    is_bias = _mask(lambda names, _: names[-1] == "bias")
+    rates = [optax.masked(optax.scale(options.bias_lr_factor), is_bias)]
     if options.layer_decay != 1:
         rates.append(_layer_rates(options.layer_decay, backbone))
     rate, velocity = optax.scale_by_learning_rate(schedule), optax.trace(options.momentum)
@@ -207,19 +205,30 @@ def injected_rate(opt_state: optax.OptState) -> jax.Array | None:
     return rates[0] if len(rates) == 1 else None
 
 
-def _mask(choose: Callable[[tuple[str, ...]], bool]) -> Callable:
-    """A function from a tree to one of bools, by the names on the way to a leaf."""
-    return partial(jax.tree_util.tree_map_with_path, lambda path, _: choose(_names(path)))
+def _mask(choose: Callable[[tuple[str, ...], set], bool]) -> Callable:
+    """A function from a tree to one of bools: `choose(names, all)`, by the names on the way to a
+    leaf and those of all leaves."""
+
+    def mask(tree):
+        paths = {_names(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)}
+        return jax.tree_util.tree_map_with_path(lambda path, _: choose(_names(path), paths), tree)
+
+    return mask
 
 
 def _names(path) -> tuple[str, ...]:
     return tuple(key.key for key in path)
 
 
-def _decays(names: tuple[str, ...], decay_on: tuple[str, ...], exempt: tuple[str, ...]) -> bool:
-    if names[0] == "backbone" and not set(exempt).isdisjoint(names[1:]):
+def _decays(
+    names: tuple[str, ...], paths: set, *, decay_on: tuple[str, ...], exempt: tuple[str, ...]
+) -> bool:
+    *layer, name = names
+    if layer[:1] == ["backbone"] and not set(exempt).isdisjoint(names[1:]):
         return False
-    return (names[-1] if names[-1] in NAMED else "other") in decay_on
+    if name == "bias" and "kernel_bias" in decay_on and (*layer, "kernel") in paths:
+        return True
+    return (name if name in ("kernel", "bias", "scale") else "other") in decay_on
 
 
 def _layer_rates(decay: float, backbone: Any) -> optax.GradientTransformation:

@@ -246,6 +246,15 @@ def test_other_names_decay_where_named(decay_on):
     np.testing.assert_allclose(trunk["block0"]["norm1"]["bias"], -0.1, rtol=1e-6)
 
 
+def test_biases_of_layers_may_decay_without_those_of_norms():
+    """As in detectron2's longer recipes."""
+    values = run(weight_decay=0.5, decay_on=("kernel", "kernel_bias"), frozen=("stem",))
+    np.testing.assert_allclose(values["box_head"]["fc1"]["bias"], 1 - 0.15, rtol=1e-6)
+    np.testing.assert_allclose(values["box_head"]["fc1"]["kernel"], 1 - 0.15, rtol=1e-6)
+    np.testing.assert_allclose(values["backbone"]["res3_norm"]["bias"], -0.1, rtol=1e-6)
+    np.testing.assert_allclose(values["backbone"]["res3_norm"]["scale"], 0.9, rtol=1e-6)
+
+
 def test_the_factors_of_vitdet_are_detectron2_s():
     """.7 to the 13th for the embeddings of twelve blocks, 1 for the pyramid."""
 
