@@ -81,6 +81,9 @@ def open_datasets(
     boxes_only = learns_boxes_only(config)
     if train_set is None:
         train_set = load_train(config.data, boxes_only=boxes_only)
+    else:  # it takes the place of all training sets
+        merging = ("more_train", "class_map")
+        config.data.update({name: () for name in merging if name in config.data})
     classes, name = datasets.categories(train_set), datasets.dataset_name(train_set)
     if val_set is None and config.data.val_json:
         val_set = load_val(config.data, classes, boxes_only=boxes_only)

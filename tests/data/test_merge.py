@@ -197,6 +197,13 @@ def test_a_config_names_further_sets(two):
     assert alone.class_names == ("lion", "dog") and image_ids(alone) == [1, 2]
 
 
+def test_a_given_dataset_takes_the_place_of_all_sets(two):
+    config, given = config_of(two, class_map=(("puma", "cat"),)), load_coco(*two[1])
+    train_set, val_set = open_datasets(config, given, None)
+    assert train_set is given and type(val_set) is type(given)
+    assert (config.data.more_train, config.data.class_map) == ((), ())
+
+
 def test_without_further_sets_nothing_is_different(two):
     config = config_of(two, more_train=())
     train_set = load_train(config.data)
