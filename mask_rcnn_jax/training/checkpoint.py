@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -82,7 +82,7 @@ class Checkpoints:
         step = processes.on_first(self._choose)
         folder = self._folder / str(step)
         try:
-            arrays = read_arrays(folder, lambda tree: _fields(state))
+            arrays = read_arrays(folder, lambda tree: _fields(state, tree))
         except ValueError as error:
             if "opt_state" not in str(error) or "structure" not in str(error):
                 raise
@@ -161,10 +161,12 @@ class Checkpoints:
         return (self._folder / str(step) / "state").is_dir()
 
 
-def _fields(state: TrainState) -> dict:
-    """What a checkpoint holds, by name: no average where none is kept."""
+def _fields(state: TrainState, saved: Container[str] = ()) -> dict:
+    """The fields of a state by name; no average where none is kept, unless one is in `saved`."""
     fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
-    return {name: value for name, value in fields.items() if name != "average" or value}
+    if not state.average and "average" not in saved:
+        del fields["average"]
+    return fields
 
 
 def _of_another_optimizer(folder: Path) -> ValueError:
