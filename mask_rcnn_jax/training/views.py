@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from mask_rcnn_jax import parts
 from mask_rcnn_jax.models.detect import Detect
-from mask_rcnn_jax.models.mask_rcnn import MASK_SIZE, MaskRCNN
+from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.ops import boxes as box_ops
 from mask_rcnn_jax.structures import Batch, Detections
 from mask_rcnn_jax.training.step import sharded
@@ -86,13 +86,10 @@ def make_views_step(
             scores = jnp.where(seen.valid, seen.scores, -1.0)
             found.append((view.from_view(seen.boxes), scores, seen.classes))
         boxes, scores, classes, valid = _merged(model, detect, found)
-        masks = jnp.zeros(())
-        for view in views:
-            given = view.images, view.sizes, view.to_view(boxes), classes
-            seen_masks = model.apply(variables, *given, method=_masks)
-            assert isinstance(seen_masks, jax.Array)
-            masks += seen_masks[..., ::-1] if view.mirror else seen_masks
-        masks = jnp.where(valid[..., None, None], masks / len(views), 0.0)
+        masks = None
+        if model.mask_head is not None:
+            mean = _mean_masks(model, variables, views, boxes, classes)
+            masks = jnp.where(valid[..., None, None], mean, 0.0)
         return Detections(boxes=boxes, scores=scores, classes=classes, masks=masks, valid=valid)
 
     return jax.jit(sharded(step, mesh=mesh, out_specs=P("data")))
@@ -129,11 +126,29 @@ def _merged(
     return detect.select(*candidates, model.implementation)
 
 
+def _mean_masks(
+    model: MaskRCNN,
+    variables: dict,
+    views: Sequence[_View],
+    boxes: jax.Array,
+    classes: jax.Array,
+) -> jax.Array:
+    """Mask probabilities [B, D, 28, 28] of boxes [B, D, 4], averaged over the views."""
+    total = jnp.zeros(())
+    for view in views:
+        given = view.images, view.sizes, view.to_view(boxes), classes
+        masks = model.apply(variables, *given, method=_masks)
+        assert isinstance(masks, jax.Array)
+        total += masks[..., ::-1] if view.mirror else masks
+    return total / len(views)
+
+
 def _masks(
     model: MaskRCNN, images: jax.Array, image_sizes: jax.Array, boxes: jax.Array, classes: jax.Array
 ) -> jax.Array:
     """Mask probabilities [B, D, 28, 28] of given boxes [B, D, 4] and classes."""
+    assert model.mask_head is not None
     with jax.default_matmul_precision(model.matmul_precision):
         pyramid, extent = model.pyramid(images, image_sizes, train=False)
-        pooled = model.pool(pyramid, boxes, MASK_SIZE, extent)
+        pooled = model.pool(pyramid, boxes, model.mask_roi_size, extent)
         return nn.sigmoid(model.mask_head(pooled, classes))
