@@ -67,8 +67,9 @@ def _make_lsj(config: ConfigDict, epochs: int, depth: int) -> None:
     config.model.backbone.update(depth=depth, frozen_stages=0)
     config.model.rpn.num_convs = 2
     _set_norms(config, "sync_batch")
-    config.data.short_sides = ()
+    config.data.update(short_sides=(), augment=("scale_jitter", "fixed_size_crop"))
     config.optim.update(learning_rate=0.1, reference_batch=64, weight_decay=4e-5)
+    config.optim.decay_on = ("kernel", "kernel_bias")
     config.optim.update(warmup_until=LSJ_WARMUP / LSJ_STEPS, warmup_factor=0.067)
     config.optim.decay_at = tuple(step / LSJ_STEPS for step in LSJ_DECAYS)
     steps = LSJ_STEPS * epochs // 100

@@ -58,6 +58,9 @@ def _make_v2(config: ConfigDict) -> None:
         box_head=dict(name="conv_fc", num_convs=4, num_fcs=1, norm="sync_batch"),
         mask_head=dict(norm="sync_batch"),
     )
+    config.data.augment = ("scale_jitter", "fixed_size_crop")
+    config.data.scale_jitter.rounding = "floor"
+    config.data.fixed_size_crop.update(fill=(123, 117, 104), boxes="clip", rounding="floor")
     config.optim.update(learning_rate=0.1, reference_batch=V2_BATCH, weight_decay=4e-5)
     config.optim.update(decay_on=("kernel", "bias", "scale"))
     config.optim.update(warmup_until=1000 / (400 * V2_EPOCH), decay_at=(352 / 400, 384 / 400))
