@@ -77,7 +77,8 @@ def read_workdir(workdir: str | Path) -> tuple[ConfigDict, list[dict]]:
     """The config and the categories `[{"id", "name"}, ...]` of a run, class 1 first.
 
     Entries that are newer than the run have the defaults of configs/base.py, which are what was
-    done before there was the entry. Not those of the model: its parts may be of the user's own.
+    done before there was the entry. Not those of the model: its parts may be of the user's own, and
+    have their own defaults (weights/restore.py compares with these).
     """
     path = Path(workdir) / "config.json"
     if not path.is_file():

@@ -4,9 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
-from inspect import Parameter
 from pathlib import Path
-from typing import Any
 
 import jax
 import optax
@@ -14,14 +12,13 @@ from absl import logging
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
-from mask_rcnn_jax.config import flatten, load_config, read_config_json
+from mask_rcnn_jax.config import flatten, load_config, read_workdir
 from mask_rcnn_jax.data import dataset as datasets
 from mask_rcnn_jax.data.augment import Kind
 from mask_rcnn_jax.data.coco import CocoDataset
 from mask_rcnn_jax.data.dataset import Dataset
 from mask_rcnn_jax.data.loader import EvalLoader, TrainLoader, TrainOrder
 from mask_rcnn_jax.data.options import (
-    DataOptions,
     ExampleOptions,
     example_options,
     train_options,
@@ -30,17 +27,15 @@ from mask_rcnn_jax.data.overview import epoch_factors, image_ids
 from mask_rcnn_jax.data.repeat import repeats
 from mask_rcnn_jax.data.source import learns_boxes_only, load_train, load_val
 from mask_rcnn_jax.data.transforms import empty_batch
-from mask_rcnn_jax.models.build import default_sections, init_variables
+from mask_rcnn_jax.models.build import init_variables
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
-from mask_rcnn_jax.ops.losses import LossOptions
-from mask_rcnn_jax.parts import defaults
 from mask_rcnn_jax.structures import Batch
 from mask_rcnn_jax.training import processes
 from mask_rcnn_jax.training.averaging import weight_average
-from mask_rcnn_jax.training.optim import OptimOptions, build_optimizer, make_schedule
-from mask_rcnn_jax.training.options import TrainOptions
+from mask_rcnn_jax.training.optim import build_optimizer, make_schedule
 from mask_rcnn_jax.training.step import TrainState
 from mask_rcnn_jax.weights import pretrained
+from mask_rcnn_jax.weights.restore import run_entries
 
 # Entries that a resumed run may change; all others shape the parameters or the order of the data.
 FREE_TO_CHANGE = tuple(
@@ -232,7 +227,7 @@ def open_workdir(
     path, steps = Path(workdir) / "config.json", config.train.steps
     content = json.loads(json.dumps({"config": config.to_dict(), "categories": categories}))
     if resuming and path.exists():
-        steps = _check_same_run(path, content)
+        steps = _check_same_run(path, config, categories)
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(".tmp")
     draft.write_text(json.dumps(content, indent=1))
@@ -255,21 +250,10 @@ def log_extension(
     logging.info("train.steps is %d, this run had %d: %s", steps, old_steps, effect)
 
 
-def _defaults() -> dict[str, Any]:
-    """Entries that have a default, as json has them: a run of an earlier version may lack some."""
-    options = (DataOptions, ExampleOptions), (TrainOptions,), (OptimOptions,), (LossOptions,)
-    found = {"model": default_sections()}
-    for section, kinds in zip(("data", "train", "optim", "loss"), options, strict=True):
-        found[section] = {name: value for kind in kinds for name, value in defaults(kind).items()}
-    flat = flatten(found).items()
-    return json.loads(json.dumps({name: v for name, v in flat if v is not Parameter.empty}))
-
-
-def _check_same_run(path: Path, content: dict) -> int:
+def _check_same_run(path: Path, config: ConfigDict, categories: list[dict]) -> int:
     try:
-        old = read_config_json(path)
-        before, now = (flatten(c["config"]) for c in (old, content))
-        before = {n: value for n, value in _defaults().items() if n in now} | before
+        old, old_categories = read_workdir(path.parent)
+        before, now = (run_entries(c, config) for c in (old, config))
         steps = before["train.steps"]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{error}; choose another --workdir") from error
@@ -281,7 +265,7 @@ def _check_same_run(path: Path, content: dict) -> int:
                 f"{path.parent} holds a run of another config: {name} was {before.get(name)!r} and "
                 f"is {now.get(name)!r} now{shorter}; choose another --workdir or set it back"
             )
-    if old["categories"] != content["categories"]:
+    if old_categories != json.loads(json.dumps(categories)):
         raise ValueError(
             f"{path.parent} holds a run with other categories, choose another --workdir"
         )

@@ -2,8 +2,9 @@
 
 import json
 import os
+from inspect import Parameter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from ml_collections import ConfigDict
@@ -12,7 +13,7 @@ from mask_rcnn_jax.config import check_entries, flatten, read_workdir
 from mask_rcnn_jax.data.coco import load_categories
 from mask_rcnn_jax.data.coco_categories import COCO_CATEGORIES
 from mask_rcnn_jax.data.source import annotation_file
-from mask_rcnn_jax.models.build import abstract_variables, build_model
+from mask_rcnn_jax.models.build import abstract_variables, build_model, describe
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.weights import pretrained
 from mask_rcnn_jax.weights.convert import num_classes_in
@@ -132,9 +133,19 @@ def _takes_raw(config: ConfigDict) -> bool:
     return weights == "raw"
 
 
+def run_entries(run_config: ConfigDict, config: ConfigDict) -> dict[str, Any]:
+    """Return the entries of a run by their dotted names, as json has them.
+
+    Entries of the model that are newer than the run have the defaults of the parts in `config`.
+    """
+    described = describe(config.model).items()
+    newer = {f"model.{n}": e.default for n, e in described if e.default is not Parameter.empty}
+    return json.loads(json.dumps(newer | flatten(run_config.to_dict())))
+
+
 def _check_model(config: ConfigDict, run_config: ConfigDict, workdir: Path) -> None:
     """Raise ValueError if a config's model or input differs from the run's."""
-    before, now = (flatten(json.loads(json.dumps(c.to_dict()))) for c in (run_config, config))
+    before, now = (run_entries(c, config) for c in (run_config, config))
     free = ("model.init_from", "model.num_classes")
     described = [n for n in now if n in MODEL_INPUT or n.startswith("model.") and n not in free]
     for name in described:
