@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+from mask_rcnn_jax.annotations.lvis import file_name_in, label_problems
 from mask_rcnn_jax.annotations.segmentation import (
     clipped_box,
     outline_fault,
@@ -75,7 +76,10 @@ def _entry_problem(entry: Any, required: tuple[str, ...], section: str) -> str |
     if not isinstance(entry, dict):
         return "is not an object"
     if missing := [key for key in required if key not in entry]:
-        return f"lacks {', '.join(map(repr, missing))}"
+        lacks = f"lacks {', '.join(map(repr, missing))}"
+        if "file_name" not in missing or "coco_url" not in entry or file_name_in(entry["coco_url"]):
+            return lacks
+        return f"{lacks}, and its coco_url {show(entry['coco_url'])} does not end in folder/name"
     for key in ("id", "image_id", "category_id"):
         if key in entry and not is_id(entry[key]):
             kinds = f"a whole number of 64 bits nor a string of at most {MAX_NAME} characters"
@@ -144,6 +148,7 @@ def id_problems(content: dict) -> Iterator[str]:
         if entry["image_id"] not in image_ids:
             name = annotation_name(entry, position)
             yield f"{name}: image_id {show(entry['image_id'])} is not in 'images'"
+    yield from label_problems(content)
 
 
 def training_problems(

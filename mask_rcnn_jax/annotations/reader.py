@@ -16,6 +16,7 @@ import msgspec
 
 from mask_rcnn_jax.annotations import checks
 from mask_rcnn_jax.annotations.checks import TRAIN, Checked
+from mask_rcnn_jax.annotations.lvis import with_file_names
 
 CHECK_HINT = "`python -m mask_rcnn_jax.prepare check` lists all"
 
@@ -127,7 +128,7 @@ def read_ground_truth(
         FileNotFoundError: the json is not there.
     """
     name = "ground truth" if isinstance(source, dict) else os.fspath(source)
-    content = source if isinstance(source, dict) else read_annotation_file(source)
+    content = with_file_names(source if isinstance(source, dict) else read_annotation_file(source))
     keys = checks.SCORING_KEYS if scoring else checks.TRAINING_KEYS
     raise_first(name, checks.structure_problems(content, keys))
     raise_first(name, checks.id_problems(content))

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from mask_rcnn_jax.annotations import checks
+from mask_rcnn_jax.annotations.lvis import with_file_names
 from mask_rcnn_jax.annotations.reader import open_annotation_file
 from mask_rcnn_jax.annotations.segmentation import MAX_OUTLINE, MAX_SIDES
 
@@ -45,9 +46,12 @@ class Objects(NamedTuple):
 
 class _Image(msgspec.Struct, gc=False):
     id: Any
-    file_name: Any
     height: Any
     width: Any
+    file_name: Any = msgspec.UNSET
+    coco_url: Any = msgspec.UNSET
+    neg_category_ids: Any = msgspec.UNSET
+    not_exhaustive_category_ids: Any = msgspec.UNSET
 
 
 class _File(msgspec.Struct, gc=False):
@@ -70,7 +74,8 @@ class AnnotationStream:
     """A COCO json whose images and categories are sound.
 
     Attributes:
-        content: 'images' and 'categories', of images the keys that training needs; no annotation.
+        content: 'images' and 'categories', of images the keys that training needs and LVIS's; no
+            annotation.
         total: number of annotations.
     """
 
@@ -87,11 +92,9 @@ class AnnotationStream:
             file = msgspec.json.decode(text, type=_File)
         except (ValueError, RecursionError) as error:
             raise Unusual from error
-        images = [
-            {"id": i.id, "file_name": i.file_name, "height": i.height, "width": i.width}
-            for i in file.images
-        ]
-        self.content = {"images": images, "categories": file.categories, "annotations": []}
+        images = list(map(_image, file.images))
+        sections = {"images": images, "categories": file.categories, "annotations": []}
+        self.content = with_file_names(sections)
         _refuse(checks.structure_problems(self.content, checks.TRAINING_KEYS))
         _refuse(checks.id_problems(self.content))
         self.total, self._raw = len(file.annotations), file.annotations
@@ -157,6 +160,12 @@ class _Ids:
         numbers = np.sort(np.concatenate([*self._numbers, np.zeros(0, np.int64)]))
         if (numbers[1:] == numbers[:-1]).any() or len(set(self._texts)) < len(self._texts):
             raise Unusual
+
+
+def _image(image: _Image) -> dict[str, Any]:
+    """The entry of an image, with the keys that it has."""
+    values = ((name, getattr(image, name)) for name in _Image.__struct_fields__)
+    return {name: value for name, value in values if value is not msgspec.UNSET}
 
 
 def _check_utf8(text: bytes) -> None:

@@ -12,6 +12,7 @@ from urllib.parse import unquote
 
 from mask_rcnn_jax.annotations import checks
 from mask_rcnn_jax.annotations.checks import show
+from mask_rcnn_jax.annotations.lvis import with_file_names
 from mask_rcnn_jax.annotations.reader import GroundTruth, read_annotation_file, read_regular
 from mask_rcnn_jax.data.images import MAX_BYTES, decode_bytes
 
@@ -44,7 +45,7 @@ def inspect_coco(
     Raises ValueError or OSError if the json cannot be read at all.
     """
     findings, image_dir = Findings(), os.fspath(image_dir)
-    content = read_annotation_file(json_path)
+    content = with_file_names(read_annotation_file(json_path))
     findings.problems += checks.structure_problems(content, checks.TRAINING_KEYS)
     if findings.problems:
         return findings  # nothing else can be looked up

@@ -169,7 +169,7 @@ def _load_sound(request: _Request) -> _Loaded:
         packer.add(_annotations(sound, sizes, place, class_of))
     for line in left_out(request.json_path, stream.total, faults, dropped):
         logging.warning("%s", line)
-    return packer.pack(content["images"]), classes
+    return packer.pack(content, class_of), classes
 
 
 def _load_whole(request: _Request) -> _Loaded:
@@ -188,7 +188,7 @@ def _load_whole(request: _Request) -> _Loaded:
     place = {entry["id"]: n for n, entry in enumerate(truth.content["images"])}
     packer = Packer()
     packer.add(_annotations(enumerate(entries), truth.sizes, place, class_of))
-    return packer.pack(truth.content["images"]), classes
+    return packer.pack(truth.content, class_of), classes
 
 
 def for_workers(dataset: Dataset) -> Dataset:

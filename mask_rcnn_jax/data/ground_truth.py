@@ -1,11 +1,14 @@
 """COCO ground truth of any dataset, as pycocotools scores against it."""
 
+from collections.abc import Sequence
 from typing import Any
 
+from mask_rcnn_jax.annotations.lvis import IMAGE_KEYS
 from mask_rcnn_jax.annotations.reader import GroundTruth, read_ground_truth
 from mask_rcnn_jax.annotations.segmentation import Segmentation
 from mask_rcnn_jax.data.coco import CocoDataset
 from mask_rcnn_jax.data.dataset import Dataset, categories, category_ids, is_boxes_only
+from mask_rcnn_jax.data.packed import LABELS, PackedImages
 
 
 def ground_truth(dataset: Dataset) -> GroundTruth:
@@ -35,7 +38,22 @@ def coco_content(dataset: Dataset) -> dict[str, Any]:
         {"id": r.id, "file_name": str(r.file_name), "height": r.height, "width": r.width}
         for r in dataset.images
     ]
-    return {"images": images, "categories": categories(dataset), "annotations": annotations}
+    content = {"images": images, "categories": categories(dataset), "annotations": annotations}
+    if isinstance(dataset.images, PackedImages) and dataset.images.has_labels:
+        _add_labels(content, dataset.images, ids)
+    return content
+
+
+def _add_labels(
+    content: dict[str, Any], images: PackedImages, category_ids: Sequence[int | str]
+) -> None:
+    """Add LVIS's labels of the images and classes."""
+    for index, entry in enumerate(content["images"]):
+        for name, key in zip(LABELS, IMAGE_KEYS, strict=True):
+            entry[key] = [category_ids[k - 1] for k in images.labels(name, index)]
+    for class_index, entry in enumerate(content["categories"], start=1):
+        if frequency := images.frequency(class_index):
+            entry["frequency"] = frequency
 
 
 def _as_json(segmentation: Segmentation) -> list | dict[str, Any]:

@@ -1,15 +1,18 @@
 """Images and objects as a few arrays, which take a tenth of the memory and can be shared."""
 
-from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, pairwise
 from typing import Any, overload
 
 import numpy as np
 
+from mask_rcnn_jax.annotations.lvis import FREQUENCIES, IMAGE_KEYS, has_labels
 from mask_rcnn_jax.annotations.segmentation import Segmentation
 from mask_rcnn_jax.annotations.stream import Objects
 from mask_rcnn_jax.data.dataset import Annotation, ImageRecord
 from mask_rcnn_jax.data.shared_arrays import SharedArrays
+
+LABELS = ("absent", "not_exhaustive")  # lists of classes, LVIS's labels of images
 
 
 class PackedImages(Sequence[ImageRecord]):
@@ -19,7 +22,8 @@ class PackedImages(Sequence[ImageRecord]):
     image k are rows k to k + 1 of it. Of the objects: `boxes`, `classes`, `areas`, `crowds`,
     `are_codes`, and `firsts` and `counts` of their polygons, or of the bytes of their code in
     `codes`. Likewise `part_bounds` divides `coordinates` into polygons, and `name_bounds` and
-    `id_bounds` divide texts.
+    `id_bounds` divide texts. With LVIS's labels also `absent` and `not_exhaustive`, which
+    `absent_bounds` and `not_exhaustive_bounds` divide, and `frequencies` of the classes from 0 on.
     """
 
     def __init__(self, arrays: SharedArrays):
@@ -54,6 +58,21 @@ class PackedImages(Sequence[ImageRecord]):
     def file_name(self, index: int) -> str:
         """The file name of an image."""
         return _decode(self.arrays["names"], self.arrays["name_bounds"], index)
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether images say which classes they were searched for, as LVIS's do."""
+        return "frequencies" in self.arrays
+
+    def labels(self, name: str, index: int) -> list[int]:
+        """The classes in a list of `LABELS` of an image; only with `has_labels`."""
+        first, last = self.arrays[f"{name}_bounds"][index : index + 2].tolist()
+        return self.arrays[name][first:last].tolist()
+
+    def frequency(self, class_index: int) -> str | None:
+        """Return "r", "c" or "f", None if unknown; only with `has_labels`."""
+        place = int(self.arrays["frequencies"][class_index])
+        return FREQUENCIES[place] if place >= 0 else None
 
     def objects(self, index: int) -> slice:
         """The rows of an image's objects."""
@@ -153,8 +172,12 @@ class Packer:
         if rows:
             self._add_columns(*map(np.array, zip(*rows, strict=True)))
 
-    def pack(self, images: Sequence[dict[str, Any]]) -> PackedImages:
-        """Return the images of a json with the objects that were added."""
+    def pack(self, content: dict[str, Any], class_of: Mapping[int | str, int]) -> PackedImages:
+        """Return the images of a json with the objects that were added.
+
+        class_of: the class 1..K of each category id.
+        """
+        images = content["images"]
         columns = {name: np.concatenate(blocks) for name, blocks in self._blocks.items()}
         image = columns.pop("images")
         order = np.lexsort((columns.pop("positions"), image))
@@ -165,6 +188,8 @@ class Packer:
         for side in ("height", "width"):
             arrays[f"{side}s"] = [np.array([int(entry[side]) for entry in images], np.int32)]
         arrays |= _texts([entry["id"] for entry in images], [e["file_name"] for e in images])
+        if has_labels(content):
+            arrays |= _labels(content, class_of)
         return PackedImages(SharedArrays(arrays))
 
     def _add_columns(self, *columns: np.ndarray) -> None:
@@ -202,6 +227,8 @@ def concatenate(
     ]
     for name in ("object_bounds", "part_bounds"):
         arrays[name] = [_bounds(np.concatenate([np.diff(a[name]) for a in found]))]
+    if all(part.has_labels for part in parts):
+        arrays |= _merged_labels(parts, classes)
     if ids is None or names is None:
         (part,) = parts
         ids, names = zip(*((part.id(i), part.file_name(i)) for i in range(len(part))), strict=True)
@@ -214,6 +241,45 @@ def _texts(ids: Sequence[int | str], names: Sequence[str]) -> dict[str, list[np.
     if any(isinstance(i, str) for i in ids):
         return arrays | dict(zip(("ids", "id_bounds"), _encode(ids), strict=True))
     return arrays | {"ids": [np.array(ids, np.int64)]}
+
+
+def _labels(
+    content: dict[str, Any], class_of: Mapping[int | str, int]
+) -> dict[str, list[np.ndarray]]:
+    """The arrays of LVIS's labels."""
+    arrays = {}
+    for name, key in zip(LABELS, IMAGE_KEYS, strict=True):
+        ids = [entry.get(key, []) for entry in content["images"]]
+        arrays |= _lists(name, [[class_of[i] for i in one] for one in ids])
+    frequencies = np.full(1 + max(class_of.values(), default=0), -1, np.int8)
+    for entry in content["categories"]:
+        if entry.get("frequency") in FREQUENCIES:
+            frequencies[class_of[entry["id"]]] = FREQUENCIES.index(entry["frequency"])
+    return arrays | {"frequencies": [frequencies]}
+
+
+def _merged_labels(
+    parts: Sequence[PackedImages], classes: Sequence[np.ndarray]
+) -> dict[str, list[np.ndarray]]:
+    """The arrays of all parts; a class of several has the highest of their frequencies."""
+    arrays = {}
+    for name in LABELS:
+        lists = [
+            [new[old] for old in part.labels(name, i)]
+            for part, new in zip(parts, classes, strict=True)
+            for i in range(len(part))
+        ]
+        arrays |= _lists(name, lists)
+    frequencies = np.full(1 + max(int(new.max()) for new in classes), -1, np.int8)
+    for part, new in zip(parts, classes, strict=True):
+        np.maximum.at(frequencies, new, part.arrays["frequencies"])
+    return arrays | {"frequencies": [frequencies]}
+
+
+def _lists(name: str, lists: Sequence[Sequence[int]]) -> dict[str, list[np.ndarray]]:
+    """The arrays of a list of classes for each image."""
+    values = np.fromiter(chain.from_iterable(lists), np.int32)
+    return {name: [values], f"{name}_bounds": [_bounds(np.array(list(map(len, lists)), np.int64))]}
 
 
 def _bounds(lengths: np.ndarray) -> np.ndarray:

@@ -84,7 +84,9 @@ class Regions:
         head: Any = model.box_head
         tree = Tree(self.params, self.stats).of("box_head")
         logits, deltas = box_head(graph, tree, head, pooled, 7)
-        scores = graph.slice(graph.op("Softmax", logits, axis=1), 1, num_classes + 1, axis=1)
+        to_scores: dict[str, Any] = {"softmax": dict(axis=1), "sigmoid": {}}[model.classifier.kind]
+        scores = graph.op(model.classifier.kind.capitalize(), logits, **to_scores)
+        scores = graph.slice(scores, 1, num_classes + 1, axis=1)
         scores = graph.reshape(scores, batch, rows, num_classes)
         above = graph.op("Greater", scores, floats(detect.score_threshold))
         usable = graph.op("And", above, graph.unsqueeze(proposals_valid, 2))

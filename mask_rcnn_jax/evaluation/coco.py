@@ -1,4 +1,4 @@
-"""Convert detections to COCO results and compute the 24 COCO metrics.
+"""Convert detections to COCO results and compute the metrics of COCO or LVIS.
 
 In COCO results, boxes are (x, y, width, height) in original image pixels, category ids are those of
 the json, and masks are RLE; `encode.py` makes them of our own.
@@ -6,22 +6,35 @@ the json, and masks are RLE; `encode.py` makes them of our own.
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from pycocotools.cocoeval import COCOeval
 
 from mask_rcnn_jax.annotations.checks import BOX, MASK
 from mask_rcnn_jax.annotations.reader import GroundTruth, read_ground_truth, read_json
-from mask_rcnn_jax.evaluation import engines, entries
+from mask_rcnn_jax.evaluation import engines, entries, lvis
 from mask_rcnn_jax.evaluation.encode import encode_image, split_images
 from mask_rcnn_jax.structures import Detections
 
-# Order of the twelve statistics of pycocotools' COCOeval.summarize().
-METRIC_NAMES = (
-    *("AP", "AP50", "AP75", "APs", "APm", "APl"),
-    *("ARmax1", "ARmax10", "ARmax100", "ARs", "ARm", "ARl"),
-)
+# The twelve statistics of pycocotools' COCOeval.summarize(), in its order.
+METRICS = {
+    "AP": "IoU 0.50:0.95",
+    "AP50": "IoU 0.50",
+    "AP75": "IoU 0.75",
+    "APs": "IoU 0.50:0.95  small (< 32^2 px)",
+    "APm": "IoU 0.50:0.95  medium",
+    "APl": "IoU 0.50:0.95  large (> 96^2)",
+    "ARmax1": "1 detection per image",
+    "ARmax10": "10 detections per image",
+    "ARmax100": "100 detections per image",
+    "ARs": "100 detections  small",
+    "ARm": "100 detections  medium",
+    "ARl": "100 detections  large",
+}
+METRIC_NAMES = tuple(METRICS)
+PROTOCOLS = ("coco", "lvis")
 # Metric name prefix and geometry key per result type.
 _TYPES = {"bbox": ("", "bbox"), "segm": ("mask_", "segmentation")}
 
@@ -97,9 +110,10 @@ def score(
     boxes_only: bool = False,
     results_name: str = "results",
     engine: str = "pycocotools",
+    protocol: str = "coco",
     callback: Callable[[COCOeval], None] | None = None,
 ) -> dict:
-    """Score COCO results against COCO ground truth as pycocotools does.
+    """Score COCO results against COCO ground truth as pycocotools, or the lvis package, does.
 
     docs/data.md lists the few files for which the numbers differ, all of them on purpose.
 
@@ -114,14 +128,17 @@ def score(
         boxes_only: annotations need no mask, if only boxes are scored.
         results_name: names the results in messages, such as the path of their file.
         engine: "pycocotools" or "faster_coco_eval", whose numbers are the same to 1e-12.
+        protocol: "coco" or "lvis", the rules of the dataset.
         callback: called with pycocotools' evaluation of each type, boxes first, whatever the
-            `engine`. The evaluation is not kept, since its arrays may take gigabytes.
+            `engine`; only with "coco". The evaluation is not kept, since its arrays may take
+            gigabytes.
 
     Returns:
-        METRIC_NAMES for boxes, the same names prefixed with `mask_` for masks, and "per_category":
-        {name: {"AP": ..., "mask_AP": ...}}. As in pycocotools, a value is -1 if the ground truth
-        has no objects for it.
+        The names in METRICS, or those in `lvis.METRICS`, for boxes, the same names prefixed with
+        `mask_` for masks, and "per_category": {name: {"AP": ..., "mask_AP": ...}}. As in
+        pycocotools, a value is -1 if the ground truth has no objects for it.
     """
+    check_protocol(protocol, callback is not None)
     if not isinstance(gt, GroundTruth):
         gt = read_ground_truth(gt, scoring=True, boxes_only=boxes_only and segm_results is None)
     engine = "pycocotools" if callback else engine
@@ -134,37 +151,54 @@ def score(
         prefix, _ = _TYPES[iou_type]
         truth = entries.fill_annotations(gt, iou_type, skip_bad)
         filled = entries.fill_results(gt.sizes, results, iou_type, results_name)
-        evaluation = engines.evaluate(engine, gt.content, truth, filled, iou_type, image_ids)
-        values = zip(METRIC_NAMES, evaluation.stats, strict=True)
-        metrics |= {prefix + name: float(value) for name, value in values}
-        for category_id, ap in _category_aps(evaluation.eval["precision"], names).items():
+        if protocol == "lvis":
+            values, aps = lvis.evaluate(engine, gt, truth, filled, iou_type, image_ids)
+        else:
+            evaluation = engines.evaluate(engine, gt.content, truth, filled, iou_type, image_ids)
+            values = dict(zip(METRICS, map(float, evaluation.stats), strict=True))
+            aps = _category_aps(evaluation.eval["precision"], names)
+            if callback is not None:
+                callback(evaluation)
+        metrics |= {prefix + name: value for name, value in values.items()}
+        for category_id, ap in aps.items():
             per_category[names[category_id]][prefix + "AP"] = ap
-        if callback is not None:
-            callback(evaluation)
     return {**metrics, "per_category": per_category}
 
 
+def check_protocol(protocol: str, callback: bool = False) -> None:
+    """Raise ValueError if a protocol is unknown, or cannot be had with a callback."""
+    if protocol not in PROTOCOLS:
+        raise ValueError(f"eval.protocol is {protocol!r}, expected one of {list(PROTOCOLS)}")
+    if callback and protocol != "coco":
+        raise ValueError(f"eval.protocol is {protocol!r}, expected 'coco' for a report")
+
+
+def configured_protocol(config: Mapping[str, Any], *, report: bool = False) -> str:
+    """Return the `eval.protocol` of a config. Raises ValueError if it cannot be used."""
+    protocol = config["eval"]["protocol"]
+    check_protocol(protocol, report)
+    return protocol
+
+
 def format_table(metrics: dict) -> str:
-    """Format the COCO table, boxes and masks side by side, then AP per category."""
+    """Format the table, boxes and masks side by side, then AP per category.
+
+    Without categories for LVIS's metrics, since it has over a thousand.
+    """
+    is_lvis = not {"APr", "mask_APr"}.isdisjoint(metrics)
     prefixes = [prefix for prefix, _ in _TYPES.values() if prefix + "AP" in metrics]
     titles = ["box" if prefix == "" else "mask" for prefix in prefixes]
     lines = [_row("", titles)]
-    for name, meaning in zip(METRIC_NAMES, _METRIC_MEANINGS, strict=True):
+    for name, meaning in (lvis.METRICS if is_lvis else METRICS).items():
         label = f"{name:<9}{meaning}"
         lines.append(_row(label, [f"{metrics[prefix + name]:.3f}" for prefix in prefixes]))
+    if is_lvis:
+        return "\n".join(lines)
     lines.append(_row("AP per category", titles))
     for category, aps in metrics["per_category"].items():
         cells = [aps[prefix + "AP"] for prefix in prefixes]
         lines.append(_row(f"  {category}", ["-" if ap < 0 else f"{ap:.3f}" for ap in cells]))
     return "\n".join(lines)
-
-
-_METRIC_MEANINGS = (
-    *("IoU 0.50:0.95", "IoU 0.50", "IoU 0.75"),
-    *("IoU 0.50:0.95  small (< 32^2 px)", "IoU 0.50:0.95  medium", "IoU 0.50:0.95  large (> 96^2)"),
-    *("1 detection per image", "10 detections per image", "100 detections per image"),
-    *("100 detections  small", "100 detections  medium", "100 detections  large"),
-)
 
 
 def _row(label: str, cells: list[str]) -> str:

@@ -44,6 +44,7 @@ def evaluate(
     results: list[dict],
     iou_type: str,
     image_ids: Ids | None,
+    max_detections: int = 100,
 ) -> Any:
     """Score one result type, without the engine's printing.
 
@@ -54,13 +55,14 @@ def evaluate(
         results: from `entries.fill_results`.
         iou_type: "bbox" or "segm".
         image_ids: images to score; None scores all.
+        max_detections: most detections of a category in an image; `stats` are only for 100.
 
     Returns:
         The engine's evaluation: `stats` are the twelve metrics, `eval["precision"]` is
         [IoU, recall, category, area, detections] with the categories by increasing id.
     """
     run = _faster_coco_eval if engine == "faster_coco_eval" else _pycocotools
-    return run(gt, truth, results, iou_type, image_ids)
+    return run(gt, truth, results, iou_type, image_ids, [1, 10, max_detections])
 
 
 def index_annotations(gt: dict, annotations: list[dict]) -> COCO:
@@ -72,7 +74,12 @@ def index_annotations(gt: dict, annotations: list[dict]) -> COCO:
 
 
 def _pycocotools(
-    gt: dict, truth: list[dict], results: list[dict], iou_type: str, image_ids: Ids | None
+    gt: dict,
+    truth: list[dict],
+    results: list[dict],
+    iou_type: str,
+    image_ids: Ids | None,
+    max_detections: list[int],
 ) -> COCOeval:
     with contextlib.redirect_stdout(io.StringIO()):
         coco_gt = index_annotations(gt, truth)
@@ -80,6 +87,7 @@ def _pycocotools(
         evaluation = COCOeval(coco_gt, coco_results, iou_type)
         if image_ids is not None:
             evaluation.params.imgIds = sorted(set(image_ids))
+        evaluation.params.maxDets = max_detections
         evaluation.evaluate()
         evaluation.accumulate()
         evaluation.summarize()
@@ -87,7 +95,12 @@ def _pycocotools(
 
 
 def _faster_coco_eval(
-    gt: dict, truth: list[dict], results: list[dict], iou_type: str, image_ids: Ids | None
+    gt: dict,
+    truth: list[dict],
+    results: list[dict],
+    iou_type: str,
+    image_ids: Ids | None,
+    max_detections: list[int],
 ) -> Any:
     from faster_coco_eval import COCO, COCOeval_faster
 
@@ -123,5 +136,6 @@ def _faster_coco_eval(
     evaluation = COCOeval_faster(index(truth), index(results), iou_type)
     if image_ids is not None:
         evaluation.params.imgIds = sorted(images[i] for i in set(image_ids))
+    evaluation.params.maxDets = max_detections
     evaluation.run()
     return evaluation

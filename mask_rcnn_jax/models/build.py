@@ -19,6 +19,7 @@ from mask_rcnn_jax.models.rpn import RPN, RPNHead
 from mask_rcnn_jax.models.sampling import RoISampling
 from mask_rcnn_jax.ops.anchors import AnchorGrid
 from mask_rcnn_jax.ops.boxes import BoxCoder
+from mask_rcnn_jax.ops.classifier import Classifier
 from mask_rcnn_jax.ops.roi_align import RoIAlign
 
 # Computation dtype and float32 matmul precision; GPUs round to tf32 unless float32 is requested.
@@ -41,6 +42,7 @@ PARTS = {
     "sampling": RoISampling,
     "roi_align": RoIAlign,
     "mask_targets": MaskTargets,
+    "classifier": Classifier,
 }
 
 
@@ -54,7 +56,8 @@ BUILDERS: dict[str, dict[str, Callable]] = {
     "box_head": {"two_fc": BoxHead, "conv_fc": BoxHead},
     "mask_head": {"four_conv": MaskHead, "none": no_head},
 }
-GIVEN = ("num_classes", "dtype", "remat")  # arguments from outside the section
+# Arguments from outside the section.
+GIVEN = ("num_classes", "dtype", "remat", "image_counts")
 
 
 def default_sections() -> dict[str, dict[str, Any]]:
@@ -87,6 +90,7 @@ def build_model(
     precision: str = "float32",
     implementation: str = "auto",
     remat: str = "none",
+    image_counts: tuple[int, ...] = (),
 ) -> MaskRCNN:
     """Build the model for a config's `model` section.
 
@@ -96,6 +100,7 @@ def build_model(
         implementation: "xla", "pallas" for GPU kernels, or "auto" for kernels where supported.
         remat: parts to recompute in the backward pass: "none", "backbone" (every residual block),
             "heads" or "all". Changes memory and time, not results.
+        image_counts: training images with each class, class 1 first, see `ops.classifier`.
 
     Raises:
         ValueError: `num_classes` is 0 (the commands set it from the annotations), or an entry is
@@ -111,8 +116,9 @@ def build_model(
     if unknown:
         raise ValueError(f"model has no entry {min(unknown)!r}")
     dtype, matmul_precision = PRECISIONS[precision]
+    given: dict[str, Any] = dict(dtype=dtype, image_counts=image_counts)
     built = {
-        name: parts.build(part, config.get(name, {}), f"model.{name}", dtype=dtype)
+        name: parts.build(part, config.get(name, {}), f"model.{name}", **given)
         for name, part in PARTS.items()
     }
     remat_heads = "heads" in REMATS[remat]

@@ -10,6 +10,7 @@ from jax import lax
 
 from mask_rcnn_jax import parts
 from mask_rcnn_jax.ops.boxes import BoxCoder
+from mask_rcnn_jax.ops.classifier import SOFTMAX, Classifier
 from mask_rcnn_jax.ops.nms import nms
 from mask_rcnn_jax.ops.soft_nms import soft_nms
 from mask_rcnn_jax.structures import Proposals
@@ -55,6 +56,7 @@ class Detect:
         image_sizes: jax.Array,
         *,
         coder: BoxCoder,
+        classifier: Classifier = SOFTMAX,
         implementation: str | None = None,
     ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
         """Apply per-class NMS to the best candidates over all classes.
@@ -72,7 +74,7 @@ class Detect:
             boxes [B, D, 4], scores [B, D], classes [B, D] and valid [B, D].
         """
         batch, rows, classes = class_logits.shape
-        scores = jax.nn.softmax(class_logits)[..., 1:]
+        scores = classifier.scores(class_logits)
         usable = proposals.valid[..., None] & (scores > self.score_threshold)
         scores = jnp.where(usable, scores, -1.0).reshape(batch, -1)
         top, index = lax.top_k(scores, min(self.pre_nms_topk, scores.shape[1]))

@@ -18,6 +18,7 @@ from mask_rcnn_jax.models.rpn import RPN
 from mask_rcnn_jax.models.sampling import RoISampling, SampledRoIs
 from mask_rcnn_jax.ops.anchors import AnchorGrid, Anchors
 from mask_rcnn_jax.ops.boxes import BoxCoder
+from mask_rcnn_jax.ops.classifier import SOFTMAX, Classifier
 from mask_rcnn_jax.ops.extent import ValidExtent
 from mask_rcnn_jax.ops.roi_align import RoIAlign, roi_align
 from mask_rcnn_jax.structures import Batch, Detections, Proposals
@@ -65,6 +66,8 @@ class TrainOutputs:
     # [B, F, M, M] of the true class, for the first F = foreground RoIs; None without a mask head
     mask_logits: jax.Array | None
     mask_targets: jax.Array | None  # [B, F, M, M] 0..1
+    drawn_classes: jax.Array | None = None  # [B, K] bool, in the class loss; None: all
+    classifier: Classifier = struct.field(pytree_node=False, default=SOFTMAX)
 
 
 class MaskRCNN(nn.Module):
@@ -89,6 +92,7 @@ class MaskRCNN(nn.Module):
     # [B, R, P, P, C], classes [B, R] and train to mask logits [B, R, 2P, 2P]; None: boxes only
     mask_head: nn.Module | None
     mask_targets: MaskTargets
+    classifier: Classifier = SOFTMAX
     dtype: DTypeLike = jnp.float32  # computation dtype; parameters are float32
     matmul_precision: str | None = None  # for float32, see jax.default_matmul_precision
     implementation: str | None = None  # for RoIAlign, NMS, polygon targets; see ops.dispatch
@@ -130,6 +134,7 @@ class MaskRCNN(nn.Module):
         rois = self.sample(proposals, batch, roi_keys)
         pooled = self.pool(pyramid, rois.boxes, BOX_SIZE, extent)
         class_logits, box_deltas = _call_head(self.box_head, pooled, rois.valid, train)
+        drawn = self.draw_classes(rois, keys, class_logits.shape[-1] - 1)
         mask_logits = mask_targets = None
         if self.mask_head is not None:
             # Foreground rows come first, so a slice with static size has them all.
@@ -149,6 +154,8 @@ class MaskRCNN(nn.Module):
             box_deltas=box_deltas,
             mask_logits=mask_logits,
             mask_targets=mask_targets,
+            drawn_classes=drawn,
+            classifier=self.classifier,
         )
 
     @_in_precision
@@ -162,6 +169,7 @@ class MaskRCNN(nn.Module):
         proposals = self.propose(logits, deltas, image_sizes, extent, train=False)
         logits, deltas = self.box_head(self.pool(pyramid, proposals.boxes, BOX_SIZE, extent))
         options: dict[str, Any] = dict(coder=self.box_coder, implementation=self.implementation)
+        options["classifier"] = self.classifier
         selected = detect(logits, deltas, proposals, image_sizes, **options)
         boxes, scores, classes, valid = selected
         masks = None
@@ -213,6 +221,14 @@ class MaskRCNN(nn.Module):
         """Sample RoIs [B, R] for training."""
         sample = partial(self.sampling, coder=self.box_coder)
         return jax.vmap(sample)(keys, proposals, batch.targets)
+
+    def draw_classes(
+        self, rois: SampledRoIs, keys: jax.Array | None, num_classes: int
+    ) -> jax.Array | None:
+        """Draw the classes in the class loss [B, K] for RoIs [B, R]; None: all."""
+        if keys is not None:  # 0 and 1 are in use: a split is made of them
+            keys = jax.vmap(partial(jax.random.fold_in, data=2))(keys)
+        return self.classifier.draw(keys, rois.classes, rois.valid, num_classes)
 
     def roi_mask_targets(self, rois: SampledRoIs, batch: Batch) -> jax.Array:
         """Compute the RoIs' mask targets [B, R, M, M] in 0..1."""

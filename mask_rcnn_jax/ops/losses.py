@@ -4,13 +4,16 @@ All sums are float32, whatever the network dtype. Every mean divides by max(coun
 without foreground has zero loss and gradients.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
+
+# Of logits [B, R, K + 1], classes [B, R] and valid [B, R].
+ClassLoss = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,32 @@ def rpn_losses(
     return objectness / counts[options.rpn_cls_average], box
 
 
+def softmax_class_loss(
+    logits: Float[Array, "B R K1"], classes: Int[Array, "B R"], valid: Bool[Array, "B R"]
+) -> Float[Array, ""]:
+    """Softmax cross-entropy averaged over valid RoIs; K1 is K + 1, with background at 0."""
+    log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
+    is_class = jnp.arange(logits.shape[-1])[None, None, :] == classes[..., None]
+    return _masked_mean(-jnp.sum(jnp.where(is_class, log_probs, 0.0), axis=-1), valid)
+
+
+def sigmoid_class_loss(
+    logits: Float[Array, "B R K1"],
+    classes: Int[Array, "B R"],
+    valid: Bool[Array, "B R"],
+    drawn: Bool[Array, "B K"] | None = None,
+) -> Float[Array, ""]:
+    """Binary cross-entropy summed over the drawn classes, averaged over valid RoIs.
+
+    The logit for background, at 0, is unused. drawn: None for all classes.
+    """
+    is_class = jnp.arange(1, logits.shape[-1]) == classes[..., None]
+    error = sigmoid_cross_entropy(logits[..., 1:].astype(jnp.float32), is_class.astype(jnp.float32))
+    if drawn is not None:
+        error = jnp.where(drawn[:, None], error, 0.0)
+    return _masked_mean(jnp.sum(error, axis=-1), valid)
+
+
 def box_losses(
     class_logits: Float[Array, "B R K1"],
     box_deltas: Float[Array, "B R K1 4"],
@@ -122,22 +151,21 @@ def box_losses(
     target_deltas: Float[Array, "B R 4"],
     valid: Bool[Array, "B R"],
     options: LossOptions,
+    class_loss: ClassLoss = softmax_class_loss,
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Classification and box loss for the box head; K1 is K + 1, with background at 0.
 
-    Softmax cross-entropy, averaged over valid RoIs; smooth L1 on the true class's deltas, summed
-    over foreground RoIs and divided by `options.box_average`.
+    The box loss is smooth L1 on the true class's deltas, summed over foreground RoIs and divided by
+    `options.box_average`.
     """
-    log_probs = jax.nn.log_softmax(class_logits.astype(jnp.float32))
     is_class = jnp.arange(class_logits.shape[-1])[None, None, :] == classes[..., None]
-    class_loss = _masked_mean(-jnp.sum(jnp.where(is_class, log_probs, 0.0), axis=-1), valid)
-
     chosen = jnp.where(is_class[..., None], box_deltas.astype(jnp.float32), 0.0).sum(axis=2)
     foreground = valid & (classes > 0)
     error = smooth_l1(chosen - target_deltas, options.box_beta)
     counts = {"foreground": 4 * jnp.sum(foreground), "rois": jnp.sum(valid)}
     total = jnp.sum(jnp.where(foreground[..., None], error, 0.0))
-    return class_loss, total / jnp.maximum(counts[options.box_average], 1)
+    loss = class_loss(class_logits, classes, valid)
+    return loss, total / jnp.maximum(counts[options.box_average], 1)
 
 
 def mask_loss(

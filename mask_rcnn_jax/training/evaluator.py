@@ -42,6 +42,14 @@ LossStep = Callable[[dict, Batch], dict[str, jax.Array]]
 Found = tuple[list[dict], list[dict] | None, list]
 Validation = Callable[[TrainState], tuple[dict[str, float], dict[str, np.ndarray]]]
 
+GROUPS = {"": "", "_rare": "r", "_common": "c", "_frequent": "f"}
+# Names in metrics.jsonl and in the scores.
+LOGGED = {
+    f"ap/{kind}{group}": f"{prefix}AP{letter}"
+    for kind, prefix in (("box", ""), ("mask", "mask_"))
+    for group, letter in GROUPS.items()
+}
+
 
 def make_validation(
     config: ConfigDict,
@@ -53,7 +61,8 @@ def make_validation(
 ) -> Validation:
     """`validate(state) -> (metrics, images)`; everything is also written below `eval/<step>/`.
 
-    metrics: `ap/box`, `ap/mask` if masks are scored and, where asked for, `val_loss/...`.
+    metrics: `ap/box`, `ap/mask` if masks are scored, with LVIS's protocol also both with `_rare`,
+    `_common` and `_frequent`, and, where asked for, `val_loss/...`.
     images: by file name, ground truth beside detections.
     Raises `Stopped` before the next batch once `stop_requested()`.
     """
@@ -67,6 +76,7 @@ def make_validation(
         return run_or_stop
 
     engine = configured_engine(config)
+    protocol = coco_evaluation.configured_protocol(config)
     predict = stoppable(step.make_predict_step(model, mesh, detect_options(config)))
     loss, seed = step.loss_options(config), config.train.seed
     loss_step = stoppable(step.make_loss_step(model, mesh, loss=loss, seed=seed))
@@ -75,9 +85,8 @@ def make_validation(
         output = workdir / "eval" / str(int(state.step))
         loader = make_eval_loader(config, val_set, config.eval.max_images)
         found = detect(predict, state.evaluated, loader, val_set, mesh, config)
-        scores = score_and_write(val_set, found, output, engine)
-        names = {"ap/box": "AP", "ap/mask": "mask_AP"}
-        metrics = {name: scores[key] for name, key in names.items() if key in scores}
+        scores = score_and_write(val_set, found, output, engine, protocol)
+        metrics = {name: scores[key] for name, key in LOGGED.items() if key in scores}
         images = {}
         if config.eval.loss_images:
             loader = make_eval_loader(config, val_set, config.eval.loss_images, fill=True)
@@ -157,11 +166,12 @@ def score_and_write(
     found: Found,
     output: Path,
     engine: str,
+    protocol: str = "coco",
     callback: Callable[[COCOeval], None] | None = None,
 ) -> dict:
     """COCO metrics of the results; the table goes to stdout, results and metrics to `output`.
 
-    The first process scores and writes, the others are told the metrics. `engine` and
+    The first process scores and writes, the others are told the metrics. `engine`, `protocol` and
     `callback` are those of `evaluation.coco.score`, which is called on the first process.
     """
     if jax.process_index() != 0:
@@ -170,7 +180,7 @@ def score_and_write(
     (output / "bbox_results.json").write_text(json.dumps(found[0]))
     if found[1] is not None and not is_boxes_only(dataset):
         (output / "segm_results.json").write_text(json.dumps(found[1]))
-    metrics = score(dataset, found, engine, callback)
+    metrics = score(dataset, found, engine, protocol, callback)
     (output / "metrics.json").write_text(json.dumps(metrics, indent=1))
     with safe_stdout():
         print(coco_evaluation.format_table(metrics), flush=True)
@@ -181,6 +191,7 @@ def score(
     dataset: Dataset,
     found: Found,
     engine: str,
+    protocol: str = "coco",
     callback: Callable[[COCOeval], None] | None = None,
 ) -> dict:
     """Score results as `evaluation.coco.score` does, on the annotations that the dataset holds.
@@ -195,6 +206,7 @@ def score(
         image_ids=image_ids,
         skip_bad=getattr(dataset, "bad_annotations", "error") == "skip",
         engine=engine,
+        protocol=protocol,
         callback=callback,
     )
 

@@ -31,6 +31,7 @@ from mask_rcnn_jax.training.processes import STOPPED_EARLY, Stopped, on_first, s
 from mask_rcnn_jax.training.setup import (
     abstract_train_batch,
     check_processes,
+    image_counts,
     initial_state,
     log_extension,
     make_train_loader,
@@ -99,7 +100,8 @@ def train(
     if not config.data.val_json:
         _say_no_evaluation(config)
     set_steps(config, train_set)
-    model = make_model(config, len(train_set.class_names), config.train.remat)
+    counts = image_counts(config, train_set)
+    model = make_model(config, len(train_set.class_names), config.train.remat, counts)
     schedule = make_schedule(config) if optimizer is None else None
     check_processes(config, train_set)
     with locked(workdir) as check_lock:  # nothing is written before

@@ -61,6 +61,7 @@ class EvalOptions(Detect, Views):
         pictures: annotated validation images at each evaluation.
         paste: how masks are resized into the image, see `evaluation.paste`.
         engine: what computes the scores; "faster_coco_eval" takes a fraction of the time.
+        protocol: rules of the scores; "lvis" is for its json, with up to 300 detections per image.
         weights: of a run with `train.ema_decay`, the "average" or the "raw" ones of its last step.
     """
 
@@ -70,4 +71,5 @@ class EvalOptions(Detect, Views):
     pictures: int = 4
     paste: Literal["continuous", "integer"] = "integer"
     engine: Literal["pycocotools", "faster_coco_eval"] = "pycocotools"
+    protocol: Literal["coco", "lvis"] = "coco"
     weights: Literal["average", "raw"] = "average"

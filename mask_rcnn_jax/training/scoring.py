@@ -58,8 +58,8 @@ def evaluate(
         report: also write report.html.
 
     Returns:
-        The 24 COCO metrics, named AP, AP50, .., mask_AP, mask_AP50, .., and "per_category"; those
-        of masks are left out for a dataset of boxes alone.
+        The 24 COCO metrics, named AP, AP50, .., mask_AP, mask_AP50, .., or LVIS's 26, and
+        "per_category"; those of masks are left out for a dataset of boxes alone.
 
     Raises:
         ValueError, OSError: weights, config or dataset cannot be used or do not fit each other.
@@ -69,6 +69,7 @@ def evaluate(
     given = None if config is None else resolve_config(config)
     resolved, variables, categories, checkpoint = restore(given, weights)
     engine = configured_engine(resolved)
+    protocol = coco_evaluation.configured_protocol(resolved, report=report)
     if val_set is None:
         boxes_only = learns_boxes_only(resolved)
         if checkpoint:
@@ -96,7 +97,7 @@ def evaluate(
     predict, loader = _predictions(resolved, model, mesh, val_set)
     found = evaluator.detect(predict, replicate(variables, mesh), loader, val_set, mesh, resolved)
     analyses, collect = _collector(report)
-    metrics = evaluator.score_and_write(val_set, found, folder, engine, collect)
+    metrics = evaluator.score_and_write(val_set, found, folder, engine, protocol, collect)
     if analyses:  # on the first process
         read = _dataset_reader(val_set)
         _write_report(folder, title, dataset_name(val_set), analyses, read, records)
@@ -124,6 +125,7 @@ def evaluate_results(
         raise ValueError("--report with --results needs --output, where report.html is written")
     config = resolve_config(config)
     engine = configured_engine(config)
+    protocol = coco_evaluation.configured_protocol(config, report=report)
     boxes, masks = coco_evaluation.split_results(coco_evaluation.load_results(results_json))
     annotations = annotation_file(config.data, "val")
     boxes_only = learns_boxes_only(config) and masks is None
@@ -141,6 +143,7 @@ def evaluate_results(
         skip_bad=skip_bad,
         results_name=str(results_json),
         engine=engine,
+        protocol=protocol,
         callback=collect,
     )
     with safe_stdout():

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import jax
+import numpy as np
 import optax
 from absl import logging
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -23,7 +24,7 @@ from mask_rcnn_jax.data.options import (
     example_options,
     train_options,
 )
-from mask_rcnn_jax.data.overview import epoch_factors, image_ids
+from mask_rcnn_jax.data.overview import epoch_factors, image_ids, training_classes
 from mask_rcnn_jax.data.repeat import repeats
 from mask_rcnn_jax.data.source import learns_boxes_only, load_train, load_val
 from mask_rcnn_jax.data.transforms import empty_batch
@@ -114,6 +115,15 @@ def set_steps(config: ConfigDict, dataset: Dataset) -> None:
             f"train.epochs={train.epochs} and train.steps={train.steps} with {num_images} images "
             f"and train.batch_size={train.batch_size} give no step"
         )
+
+
+def image_counts(config: ConfigDict, dataset: Dataset) -> tuple[int, ...]:
+    """Training images with each class, class 1 first; () where no loss asks for them."""
+    if not config.model.get("classifier", {}).get("federated_classes", 0):
+        return ()
+    _, classes = training_classes(dataset, example_options(config))
+    counts = np.bincount(classes, minlength=len(dataset.class_names) + 1)
+    return tuple(counts[1:].tolist())
 
 
 def make_train_loader(

@@ -220,7 +220,13 @@ def loss_terms(
         batch_per_image=anchors_per_image,
     )
     box_cls, box_reg = losses.box_losses(
-        outputs.class_logits, outputs.box_deltas, rois.classes, rois.deltas, rois.valid, options
+        outputs.class_logits,
+        outputs.box_deltas,
+        rois.classes,
+        rois.deltas,
+        rois.valid,
+        options,
+        partial(outputs.classifier.loss, drawn=outputs.drawn_classes),
     )
     terms = {
         "loss/rpn_cls": rpn_cls,

@@ -101,10 +101,15 @@ def load_variables(path: str | os.PathLike, config: ConfigDict) -> dict:
     return variables
 
 
-def make_model(config: ConfigDict, num_classes: int, remat: str = "none") -> MaskRCNN:
+def make_model(
+    config: ConfigDict,
+    num_classes: int,
+    remat: str = "none",
+    image_counts: tuple[int, ...] = (),
+) -> MaskRCNN:
     """Build the model for `num_classes` foreground classes.
 
-    remat: see `build_model`; matters in training only. Raises ValueError if the config has another
+    remat, image_counts: see `build_model`; matter in training only. Raises ValueError if the config has another
     number of classes, mask targets its data lacks, or kernels this machine cannot run.
     """
     if config.model.num_classes not in (0, num_classes):
@@ -123,7 +128,7 @@ def make_model(config: ConfigDict, num_classes: int, remat: str = "none") -> Mas
         raise ValueError("train.implementation is pallas, which needs an NVIDIA GPU; use auto")
     fields = {**config.model, "num_classes": num_classes}
     options = {name: config.train[name] for name in ("precision", "implementation")}
-    return build_model(fields, **options, remat=remat)
+    return build_model(fields, **options, remat=remat, image_counts=image_counts)
 
 
 def _takes_raw(config: ConfigDict) -> bool:
