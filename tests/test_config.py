@@ -20,6 +20,7 @@ NAMES = [
     "coco_tao",
     "coco_torchvision",
     "finetune",
+    "lvis",
     "quickstart",
 ]
 RECIPE = """

@@ -23,7 +23,7 @@ VARIANTS = ("coco_detectron2:3x", "coco_nvidia_pytorch:bs64", "coco_nvidia_pytor
             "coco_detectron2:lsj_200ep", "coco_detectron2:lsj_400ep",
             "coco_detectron2:lsj_100ep_r101", "coco_detectron2:lsj_200ep_r101",
             "coco_detectron2:lsj_400ep_r101", "coco_detectron2:x101_3x",
-            "coco_detectron2:gn_3x")  # fmt: skip
+            "coco_detectron2:gn_3x", "lvis:lsj_100ep")  # fmt: skip
 
 
 def recipe(name: str):
@@ -31,7 +31,7 @@ def recipe(name: str):
     return load_config(f"{ROOT}/configs/{stem}.py" + (f":{variant}" if variant else ""))
 
 
-@pytest.mark.parametrize("name", [*SYSTEMS, *VARIANTS, "finetune", "quickstart"])
+@pytest.mark.parametrize("name", [*SYSTEMS, *VARIANTS, "finetune", "lvis", "quickstart"])
 def test_every_recipe_has_the_same_entries_and_a_model(name):
     config, reference = recipe(name).to_dict(), recipe("coco").to_dict()
     assert flatten(config).keys() == flatten(reference).keys()
@@ -68,6 +68,25 @@ def test_the_schedule_of_torchvisions_second_version():
     schedule, epoch = make_schedule(config), 117_266 // 64
     for step, rate in ((0, 1e-4), (500, 0.05005), (1000, 0.1), (352 * epoch - 1, 0.1),
                        (352 * epoch, 0.01), (384 * epoch, 0.001)):  # fmt: skip
+        assert float(schedule(step)) == pytest.approx(rate, rel=1e-4), step
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "rates"),
+    [
+        # warm-up 1000, steps (120000, 160000), max 180000 at 0.02
+        ("lvis", 180_000, {0: 2e-5, 1000: 0.02, 119_999: 0.02, 120_000: 2e-3, 160_000: 2e-4}),
+        # milestones [138889, 150463] of 156250, as ViTDet's; warm-up and rate of the LSJ baselines
+        ("lvis:lsj_100ep", 156_250,
+         {0: 0.0067, 500: 0.1, 138_888: 0.1, 138_889: 0.01, 150_463: 0.001}),
+    ],
+)  # fmt: skip
+def test_the_schedule_of_lvis(name, steps, rates):
+    config = recipe(name)
+    schedule = make_schedule(config)
+    assert config.train.steps == steps and config.data.repeat_threshold == 0.001
+    assert config.eval.protocol == "lvis" and config.eval.detections_per_image == 300
+    for step, rate in rates.items():
         assert float(schedule(step)) == pytest.approx(rate, rel=1e-4), step
 
 

@@ -26,17 +26,15 @@ def with_file_names(content: Any) -> Any:
     images = content.get("images") if isinstance(content, dict) else None
     if not isinstance(images, list) or not any(map(_lacks_name, images)):
         return content
-    return content | {
-        "images": [_named(entry) if _lacks_name(entry) else entry for entry in images]
-    }
+    return content | {"images": list(map(_named, images))}
 
 
 def _lacks_name(entry: Any) -> bool:
     return isinstance(entry, dict) and "file_name" not in entry and "coco_url" in entry
 
 
-def _named(entry: dict[str, Any]) -> dict[str, Any]:
-    name = file_name_in(entry["coco_url"])
+def _named(entry: Any) -> Any:
+    name = file_name_in(entry["coco_url"]) if _lacks_name(entry) else None
     return entry if name is None else entry | {"file_name": name}
 
 

@@ -42,7 +42,7 @@ class Scores(NamedTuple):
     """Scores of one result type."""
 
     metrics: dict[str, float]  # `METRICS`, -1 where the ground truth has no objects
-    category_aps: dict[int | str, float]  # by category id, likewise
+    category_aps: dict[Any, float]  # by category id, likewise
 
 
 def evaluate(

@@ -21,8 +21,7 @@ class Classifier:
             logit for background is unused then.
         federated_classes: classes in an image's sigmoid loss (federated loss, Zhou et al.,
             "Probabilistic two-stage detection", 2021): those of its sampled RoIs, background
-            counts as one of them, and random others up to this number, drawn anew in each step. 0:
-            all classes.
+            counts as one of them, and random others up to this number. 0: all classes.
         frequency_power: random classes are drawn with probabilities proportional to their numbers
             of training images to this power.
         image_counts: training images with each class, class 1 first; (): all the same.
@@ -69,7 +68,7 @@ class Classifier:
         if keys is not None:
             noise = jax.vmap(lambda key: jax.random.gumbel(key, (num_classes,)))(keys)
         draw = partial(_federated_classes, num=self.federated_classes)
-        return jax.vmap(draw)(log_weights + noise, classes, valid)
+        return jax.vmap(draw)(log_weights[None] + noise, classes, valid)
 
     def loss(
         self,
@@ -98,7 +97,7 @@ def _federated_classes(
     Scores are the logarithms of weights plus Gumbel noise, so the highest ones are a draw without
     replacement by weight. Background counts as a class if a RoI has it.
     """
-    is_class = classes[:, None] == jnp.arange(len(scores) + 1)
+    is_class = classes[:, None] == jnp.arange(len(scores) + 1)[None]
     present = jnp.any(is_class & valid[:, None], axis=0)
     scores = jnp.where(present[1:], -jnp.inf, scores)
     rank = jnp.argsort(jnp.argsort(-scores))

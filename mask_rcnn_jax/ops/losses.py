@@ -137,7 +137,7 @@ def sigmoid_class_loss(
 
     The logit for background, at 0, is unused. drawn: None for all classes.
     """
-    is_class = jnp.arange(1, logits.shape[-1]) == classes[..., None]
+    is_class = jnp.arange(1, logits.shape[-1])[None, None] == classes[..., None]
     error = sigmoid_cross_entropy(logits[..., 1:].astype(jnp.float32), is_class.astype(jnp.float32))
     if drawn is not None:
         error = jnp.where(drawn[:, None], error, 0.0)

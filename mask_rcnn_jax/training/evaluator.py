@@ -190,7 +190,7 @@ def score_and_write(
 def score(
     dataset: Dataset,
     found: Found,
-    engine: str,
+    engine: str = "pycocotools",
     protocol: str = "coco",
     callback: Callable[[COCOeval], None] | None = None,
 ) -> dict:

@@ -109,8 +109,9 @@ def make_model(
 ) -> MaskRCNN:
     """Build the model for `num_classes` foreground classes.
 
-    remat, image_counts: see `build_model`; matter in training only. Raises ValueError if the config has another
-    number of classes, mask targets its data lacks, or kernels this machine cannot run.
+    remat, image_counts: see `build_model`; they matter in training only. Raises ValueError if the
+    config has another number of classes, mask targets its data lacks, or kernels this machine
+    cannot run.
     """
     if config.model.num_classes not in (0, num_classes):
         raise ValueError(

@@ -8,14 +8,7 @@ import pytest
 
 from mask_rcnn_jax.evaluation import lvis
 from mask_rcnn_jax.evaluation.coco import check_protocol, format_table, score
-from tests.evaluation.lvis_case import (
-    FREQUENCIES,
-    GOLDEN,
-    IDS,
-    SEEDS,
-    make_case,
-    score_with_package,
-)
+from tests.evaluation.lvis_case import GOLDEN, IDS, SEEDS, make_case, score_with_package
 
 ENGINES = ("pycocotools", "faster_coco_eval")
 
@@ -48,7 +41,6 @@ def test_the_golden_tells_the_groups_apart():
         groups = [scores[name] for name in ("APr", "APc", "APf", "APs", "APm", "APl")]
         assert min(groups) > 0 and len(set(groups)) == 6
     assert [scores["APr"] for scores in golden[6:]] == [-1, -1]
-    assert "c" in FREQUENCIES
 
 
 @pytest.mark.parametrize("seed", [11, 12])
@@ -57,8 +49,8 @@ def test_a_subset_of_images_scores_as_with_the_package(seed, engine):
     pytest.importorskip("lvis")
     gt, boxes, masks = make_case(seed)
     chosen = [image["id"] for image in gt["images"]][::2]
-    parts = {key: gt[key] for key in ("categories",)}
-    parts["images"] = [entry for entry in gt["images"] if entry["id"] in chosen]
+    images = [entry for entry in gt["images"] if entry["id"] in chosen]
+    parts = {"categories": gt["categories"], "images": images}
     for kind, results, given in (("bbox", boxes, (boxes, None)), ("segm", masks, (None, masks))):
         own = [e for e in gt["annotations"] if e["image_id"] in chosen]
         found = [e for e in results if e["image_id"] in chosen]
@@ -152,7 +144,7 @@ def without(gt, section, key):
         (small(partial=["a"]), r"images\[0\] has 'a' in not_exhaustive_category_ids, which is not"),
         (
             small(absent=[[1]]),
-            r"images\[0\] has neg_category_ids \[\[1\]\], expected a list of cat",
+            r"has neg_category_ids \[\[1\]\], expected a list of category ids",
         ),
     ],
 )
