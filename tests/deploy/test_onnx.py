@@ -193,6 +193,7 @@ STRONG = {
     "class-agnostic boxes": ("coco_detectron2:lsj_100ep", {"model.box_head.class_agnostic": True}),
     "boxes alone": ("coco_torchvision:v2", {"model.mask_head.name": "none"}),
     "larger masks": ("coco", {"model.mask_head.roi_size": 7, "model.mask_head.num_convs": 2}),
+    "sigmoid per class": ("coco", {"model.classifier.kind": "sigmoid"}),
     "groups of channels": (
         "coco",
         {

@@ -1,0 +1,143 @@
+"""A run on a set with LVIS's labels: federated loss, its scores, the same on several devices."""
+
+import json
+from functools import partial
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from mask_rcnn_jax.annotations.lvis import IMAGE_KEYS
+from mask_rcnn_jax.evaluation import lvis
+from mask_rcnn_jax.formats.shapes import write_shapes
+from mask_rcnn_jax.models.build import build_model, init_variables
+from mask_rcnn_jax.training.loop import train
+from mask_rcnn_jax.training.metrics import read_metrics
+from mask_rcnn_jax.training.scoring import evaluate, evaluate_results
+from mask_rcnn_jax.training.step import make_loss_step, replicate, shard_batch
+from tests.bounds import sum_bound
+from tests.helpers import TINY_TERMS, tiny_batch, tiny_config
+from tests.training.own_run import STEPS, small_config
+from tests.training.test_step import detectron2_loss, mesh_of
+
+RUNS_OFTEN = True  # see tests/conftest.py
+FEDERATED = dict(kind="sigmoid", federated_classes=6)
+
+
+def federated_model():
+    """Two and twenty RoIs in every image, so that means over devices are means over RoIs."""
+    config = tiny_config()
+    sampling = {"batch_size_per_image": 24, "fg_iou_thresh": 0.99, "bg_iou_range": (0.0, 0.99)}
+    config.model.update(num_classes=30, classifier=FEDERATED, sampling=sampling)
+    config.model.rpn.nms_thresh = 1.0
+    return build_model(config.model, image_counts=tuple(range(30)))
+
+
+def test_the_loss_is_the_same_on_any_number_of_devices():
+    model, batch = federated_model(), jax.tree.map(lambda x: x[:4], tiny_batch(5))
+    variables = init_variables(model, 0)
+
+    def losses(devices: int, seed: int) -> dict:
+        mesh = mesh_of(devices)
+        step = make_loss_step(model, mesh, loss=detectron2_loss(), seed=seed)
+        return jax.device_get(step(replicate(variables, mesh), shard_batch(batch, mesh)))
+
+    one, two, other = losses(1, 0), losses(2, 0), losses(2, 1)
+    assert one["loss/box_cls"] > 1  # five classes of log 2 each
+    for name, value in one.items():
+        np.testing.assert_allclose(two[name], value, rtol=sum_bound(TINY_TERMS), err_msg=name)
+    assert abs(other["loss/box_cls"] - one["loss/box_cls"]) > 1e-4
+
+
+def test_the_model_draws_for_each_image():
+    model, batch = federated_model(), tiny_batch(3)
+    forward = jax.jit(partial(model.apply, train=False, method="forward_train"))
+    keys = jax.random.split(jax.random.key(0), 3)
+    outputs = forward(init_variables(model, 0), batch, keys)
+    classes, valid = (np.asarray(x) for x in (outputs.rois.classes, outputs.rois.valid))
+    drawn = np.asarray(outputs.drawn_classes)
+    for image in range(3):
+        unique = set(classes[image][valid[image]].tolist())
+        assert drawn[image].sum() == 6 - (0 in unique)
+        assert {k - 1 for k in unique - {0}} <= set(np.flatnonzero(drawn[image]).tolist())
+        assert not drawn[image, 0] or 1 in unique  # it has no training images
+    assert len(np.unique(drawn, axis=0)) == 3
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Shapes with LVIS's labels: every image lacks its file name, and has lists of classes."""
+    folder = tmp_path_factory.mktemp("lvis")
+    write_shapes(folder, train=10, val=4, size=(64, 64))
+    found = {}
+    for split in ("train", "val"):
+        path = folder / f"annotations/instances_{split}.json"
+        content = json.loads(path.read_text())
+        ids = [entry["id"] for entry in content["categories"]]
+        for entry, frequency in zip(content["categories"], "rcff", strict=True):
+            entry["frequency"] = frequency
+        for image in content["images"]:
+            image["coco_url"] = f"http://localhost/{split}/{image.pop('file_name')}"
+            own = {a["category_id"] for a in content["annotations"] if a["image_id"] == image["id"]}
+            absent = sorted(set(ids) - own)[:1]
+            image |= dict(zip(IMAGE_KEYS, (absent, sorted(own)[:1]), strict=True))
+        path.write_text(json.dumps(content))
+        found |= {f"{split}_json": str(path), f"{split}_images": str(folder)}
+    return found
+
+
+@pytest.fixture(scope="module")
+def trained(files, tmp_path_factory):
+    config, workdir = small_config(), tmp_path_factory.mktemp("run") / "run"
+    config.data.update(files, repeat_threshold=0.5)
+    config.model.update(classifier=FEDERATED | {"federated_classes": 3})
+    config.eval.update(protocol="lvis", score_threshold=0.0, detections_per_image=20)
+    state = train(config, workdir)
+    assert int(state.step) == STEPS
+    return config, workdir
+
+
+def test_a_run_logs_the_groups_of_classes(trained, capsys):
+    _, workdir = trained
+    record = read_metrics(workdir / "metrics.jsonl")[-1]
+    metrics = json.loads((workdir / f"eval/{STEPS}/metrics.json").read_text())
+    names = {"rare": "APr", "common": "APc", "frequent": "APf"}
+    for kind, prefix in (("box", ""), ("mask", "mask_")):
+        assert record[f"ap/{kind}"] == metrics[prefix + "AP"]
+        for group, name in names.items():
+            assert record[f"ap/{kind}_{group}"] == metrics[prefix + name]
+    names = {prefix + name for prefix in ("", "mask_") for name in lvis.METRICS}
+    assert set(metrics) == names | {"per_category"} and len(metrics["per_category"]) == 4
+    records = read_metrics(workdir / "metrics.jsonl")
+    losses = [r["loss/box_cls"] for r in records if "loss/box_cls" in r]
+    assert len(losses) == STEPS and np.isfinite(losses).all()
+
+
+def test_evaluate_gives_the_same_numbers_and_prints_them(trained, tmp_path, capsys):
+    config, workdir = trained
+    expected = json.loads((workdir / f"eval/{STEPS}/metrics.json").read_text())
+    assert evaluate(workdir, output=tmp_path) == expected
+    printed = capsys.readouterr().out
+    assert "rare classes" in printed and "AP per category" not in printed
+    results = evaluate_results(tmp_path / "bbox_results.json", config)
+    assert results == {name: expected[name] for name in lvis.METRICS} | {
+        "per_category": {n: {"AP": aps["AP"]} for n, aps in expected["per_category"].items()}
+    }
+    with pytest.raises(ValueError, match="^eval.protocol is 'lvis', expected 'coco' for a report"):
+        evaluate(workdir, output=tmp_path, report=True)
+    with pytest.raises(ValueError, match="^eval.protocol is 'lvis', expected 'coco' for a report"):
+        evaluate_results(tmp_path / "bbox_results.json", config, output=tmp_path, report=True)
+
+
+def test_a_set_without_labels_cannot_be_scored_so(trained, files, tmp_path):
+    config, workdir = trained
+    content = json.loads(Path(files["val_json"]).read_text())
+    for image in content["images"]:
+        del image["neg_category_ids"]
+    path = tmp_path / "val.json"
+    path.write_text(json.dumps(content))
+    config.data.val_json = str(path)
+    (tmp_path / "results.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"val.json: images\[0\] lacks 'neg_category_ids' "):
+        evaluate_results(tmp_path / "results.json", config)
