@@ -38,16 +38,15 @@ def test_the_loss_is_the_same_on_any_number_of_devices():
     model, batch = federated_model(), jax.tree.map(lambda x: x[:4], tiny_batch(5))
     variables = init_variables(model, 0)
 
-    def losses(devices: int, seed: int) -> dict:
+    def losses(devices: int) -> dict:
         mesh = mesh_of(devices)
-        step = make_loss_step(model, mesh, loss=detectron2_loss(), seed=seed)
+        step = make_loss_step(model, mesh, loss=detectron2_loss(), seed=0)
         return jax.device_get(step(replicate(variables, mesh), shard_batch(batch, mesh)))
 
-    one, two, other = losses(1, 0), losses(2, 0), losses(2, 1)
+    one, two = losses(1), losses(2)
     assert one["loss/box_cls"] > 1  # five classes of log 2 each
     for name, value in one.items():
         np.testing.assert_allclose(two[name], value, rtol=sum_bound(TINY_TERMS), err_msg=name)
-    assert abs(other["loss/box_cls"] - one["loss/box_cls"]) > 1e-4
 
 
 def test_the_model_draws_for_each_image():
@@ -93,6 +92,7 @@ def trained(files, tmp_path_factory):
     config.data.update(files, repeat_threshold=0.5)
     config.model.update(classifier=FEDERATED | {"federated_classes": 3})
     config.eval.update(protocol="lvis", score_threshold=0.0, detections_per_image=20)
+    config.eval.update(loss_images=0, pictures=0)
     state = train(config, workdir)
     assert int(state.step) == STEPS
     return config, workdir
