@@ -68,7 +68,8 @@ class Classifier:
         if keys is not None:
             noise = jax.vmap(lambda key: jax.random.gumbel(key, (num_classes,)))(keys)
         draw = partial(_federated_classes, num=self.federated_classes)
-        return jax.vmap(draw)(log_weights[None] + noise, classes, valid)
+        scores = jnp.asarray(log_weights)[None] + noise
+        return jax.vmap(draw)(scores, classes, valid)
 
     def loss(
         self,

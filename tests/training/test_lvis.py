@@ -21,7 +21,6 @@ from tests.helpers import TINY_TERMS, tiny_batch, tiny_config
 from tests.training.own_run import STEPS, small_config
 from tests.training.test_step import detectron2_loss, mesh_of
 
-RUNS_OFTEN = True  # see tests/conftest.py
 FEDERATED = dict(kind="sigmoid", federated_classes=6)
 
 
