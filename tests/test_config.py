@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from ml_collections import ConfigDict
 
 from mask_rcnn_jax.config import load_config, recipe_names
+from mask_rcnn_jax.weights.restore import _check_model
 from tests.commands.command import ROOT, error_line
 
 NAMES = [
@@ -143,3 +145,14 @@ def test_entries_of_a_run_can_be_set_on_the_command_line(folder):
         assert "no annotation file 'my.json'" in error_line(done.returncode, done.stderr)
     done = start(folder, "--config=old", "--config.train.steps=ten")
     assert "train.steps" in error_line(done.returncode, done.stderr)
+
+
+def test_a_run_older_than_an_entry_has_its_default():
+    """`evaluate --workdir OLD --config NAME`: the run's config lacks `model.classifier`."""
+    config = load_config("quickstart")
+    values = config.to_dict()
+    del values["model"]["classifier"]
+    _check_model(config, ConfigDict(values), Path("run"))
+    config.model.classifier.kind = "sigmoid"
+    with pytest.raises(ValueError, match="run was trained with model.classifier.kind='softmax'"):
+        _check_model(config, ConfigDict(values), Path("run"))
