@@ -45,6 +45,11 @@ class Scores(NamedTuple):
     category_aps: dict[Any, float]  # by category id, likewise
 
 
+def check_labels(gt: GroundTruth) -> None:
+    """Raise ValueError if an image lacks its lists of classes, or a class its frequency."""
+    raise_first(gt.source, scoring_problems(gt.content))
+
+
 def evaluate(
     engine: str,
     gt: GroundTruth,
@@ -53,11 +58,8 @@ def evaluate(
     iou_type: str,
     image_ids: Sequence[int | str] | None,
 ) -> Scores:
-    """Score one result type; arguments as for `engines.evaluate`.
-
-    Raises ValueError if an image lacks its lists of classes, or a class its frequency.
-    """
-    raise_first(gt.source, scoring_problems(gt.content))
+    """Score one result type; arguments as for `engines.evaluate`, errors of `check_labels`."""
+    check_labels(gt)
     chosen = None if image_ids is None else set(image_ids)
     images = {e["id"]: e for e in gt.content["images"] if chosen is None or e["id"] in chosen}
     # The package leaves out everything without area, and knows no crowds.

@@ -134,7 +134,8 @@ class MaskRCNN(nn.Module):
         rois = self.sample(proposals, batch, roi_keys)
         pooled = self.pool(pyramid, rois.boxes, BOX_SIZE, extent)
         class_logits, box_deltas = _call_head(self.box_head, pooled, rois.valid, train)
-        drawn = self.draw_classes(rois, keys, class_logits.shape[-1] - 1)
+        num_classes = class_logits.shape[-1] - 1
+        drawn = self.classifier.draw(keys, rois.classes, rois.valid, num_classes)
         mask_logits = mask_targets = None
         if self.mask_head is not None:
             # Foreground rows come first, so a slice with static size has them all.
@@ -221,14 +222,6 @@ class MaskRCNN(nn.Module):
         """Sample RoIs [B, R] for training."""
         sample = partial(self.sampling, coder=self.box_coder)
         return jax.vmap(sample)(keys, proposals, batch.targets)
-
-    def draw_classes(
-        self, rois: SampledRoIs, keys: jax.Array | None, num_classes: int
-    ) -> jax.Array | None:
-        """Draw the classes in the class loss [B, K] for RoIs [B, R]; None: all."""
-        if keys is not None:  # 0 and 1 are in use: a split is made of them
-            keys = jax.vmap(partial(jax.random.fold_in, data=2))(keys)
-        return self.classifier.draw(keys, rois.classes, rois.valid, num_classes)
 
     def roi_mask_targets(self, rois: SampledRoIs, batch: Batch) -> jax.Array:
         """Compute the RoIs' mask targets [B, R, M, M] in 0..1."""

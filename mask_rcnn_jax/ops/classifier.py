@@ -66,7 +66,9 @@ class Classifier:
             log_weights = np.log(counts**self.frequency_power).astype(np.float32)
         noise = jnp.zeros((len(classes), num_classes))
         if keys is not None:
-            noise = jax.vmap(lambda key: jax.random.gumbel(key, (num_classes,)))(keys)
+            # The samplers split the same key, which makes those of 0 and 1.
+            own = jax.vmap(partial(jax.random.fold_in, data=2))(keys)
+            noise = jax.vmap(partial(jax.random.gumbel, shape=(num_classes,)))(own)
         draw = partial(_federated_classes, num=self.federated_classes)
         scores = jnp.asarray(log_weights)[None] + noise
         return jax.vmap(draw)(scores, classes, valid)

@@ -23,7 +23,7 @@ from mask_rcnn_jax.data.overview import image_id, image_ids, image_size
 from mask_rcnn_jax.data.source import has_masks
 from mask_rcnn_jax.data.views import ViewLoader
 from mask_rcnn_jax.evaluation import coco as coco_evaluation
-from mask_rcnn_jax.evaluation import visualize
+from mask_rcnn_jax.evaluation import lvis, visualize
 from mask_rcnn_jax.evaluation.encode import ImageDetections, split_images
 from mask_rcnn_jax.evaluation.engines import configured_engine
 from mask_rcnn_jax.evaluation.workers import count_workers, encode_images
@@ -77,6 +77,7 @@ def make_validation(
 
     engine = configured_engine(config)
     protocol = coco_evaluation.configured_protocol(config)
+    check_labels(val_set, protocol)
     predict = stoppable(step.make_predict_step(model, mesh, detect_options(config)))
     loss, seed = step.loss_options(config), config.train.seed
     loss_step = stoppable(step.make_loss_step(model, mesh, loss=loss, seed=seed))
@@ -98,6 +99,12 @@ def make_validation(
         return metrics, images
 
     return validate
+
+
+def check_labels(dataset: Dataset, protocol: str) -> None:
+    """Raise ValueError, before the work, if a dataset lacks labels that its protocol needs."""
+    if protocol == "lvis":
+        lvis.check_labels(ground_truth(dataset))
 
 
 def detect(

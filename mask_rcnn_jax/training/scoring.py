@@ -78,6 +78,7 @@ def evaluate(
             val_set = load_split(resolved.data, "val", boxes_only=boxes_only)
     elif type(val_set) is not CocoDataset:
         check_dataset(val_set, "val_set")
+    evaluator.check_labels(val_set, protocol)
     title, records = f"Evaluation of {weights}", []
     if checkpoint:
         check_classes(val_set, categories, str(weights))

@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 
 from mask_rcnn_jax.annotations.lvis import IMAGE_KEYS
+from mask_rcnn_jax.data.source import load_split
 from mask_rcnn_jax.evaluation import lvis
 from mask_rcnn_jax.formats.shapes import write_shapes
 from mask_rcnn_jax.models.build import build_model, init_variables
+from mask_rcnn_jax.training import evaluator
+from mask_rcnn_jax.training.evaluator import make_validation
 from mask_rcnn_jax.training.loop import train
 from mask_rcnn_jax.training.metrics import read_metrics
 from mask_rcnn_jax.training.scoring import evaluate, evaluate_results
@@ -129,7 +132,7 @@ def test_evaluate_gives_the_same_numbers_and_prints_them(trained, tmp_path, caps
         evaluate_results(tmp_path / "bbox_results.json", config, output=tmp_path, report=True)
 
 
-def test_a_set_without_labels_cannot_be_scored_so(trained, files, tmp_path):
+def test_a_set_without_labels_cannot_be_scored_so(trained, files, tmp_path, monkeypatch):
     config, workdir = trained
     content = json.loads(Path(files["val_json"]).read_text())
     for image in content["images"]:
@@ -138,5 +141,12 @@ def test_a_set_without_labels_cannot_be_scored_so(trained, files, tmp_path):
     path.write_text(json.dumps(content))
     config.data.val_json = str(path)
     (tmp_path / "results.json").write_text("[]")
-    with pytest.raises(ValueError, match=r"val.json: images\[0\] lacks 'neg_category_ids' "):
+    message = r"val.json: images\[0\] lacks 'neg_category_ids' "
+    with pytest.raises(ValueError, match=message):
         evaluate_results(tmp_path / "results.json", config)
+    with monkeypatch.context() as patch:  # nothing is detected before
+        patch.setattr(evaluator, "detect", None)
+        with pytest.raises(ValueError, match=message):
+            evaluate(workdir, config, output=tmp_path)
+    with pytest.raises(ValueError, match=message):
+        make_validation(config, load_split(config.data, "val"), federated_model(), None, tmp_path)
