@@ -18,7 +18,8 @@ reports the AP of both on config.data.val_json.
 `--weights` and `model.init_from`. `torchvision` is a state dict for torchvision's MaskRCNN
 (`load_state_dict(safetensors.torch.load_file(FILE))`), with classes 1, 2, ... in category order.
 Any difference from configs/coco_torchvision.py is listed and must also be made in torchvision.
-`detectron2` is the same for its `MODEL.WEIGHTS`, with differences from configs/coco_detectron2.py.
+`detectron2` is the same for its `MODEL.WEIGHTS`, with differences from configs/coco_detectron2.py
+or coco_vitdet.py.
 
 Every export is compared with the original model before it is written.
 """
@@ -66,7 +67,7 @@ def export_weights(config: ConfigDict | None, weights: str, format: str, output:
     if format != "safetensors":
         check_system(restore_config(config, weights)[0].model, format)
     config, variables, categories, _ = restore(config, weights)
-    eps = config.model.backbone.norm_eps
+    eps = config.model.backbone.get("norm_eps", 1e-5)
     converters = {"torchvision": to_torchvision, "detectron2": to_detectron2}
     if convert := converters.get(format):
         arrays = convert(variables, norm_eps=eps)
@@ -78,7 +79,7 @@ def export_weights(config: ConfigDict | None, weights: str, format: str, output:
     else:
         content = save(arrays)
     model = config.model
-    restored, _ = to_flax(arrays, norm=model.backbone.norm, eps=eps, model=model)
+    restored, _ = to_flax(arrays, norm=model.backbone.get("norm"), eps=eps, model=model)
     if format == "detectron2":  # has no boxes and masks of background
         difference = _largest_difference(to_detectron2(restored, norm_eps=eps), arrays)
     else:
@@ -161,8 +162,11 @@ def check_system(model: ConfigDict, system: str) -> None:
     the option; remaining differences cost accuracy.
     """
     backbone, theirs = model.backbone, "torchvision's ResNet"
-    if backbone.name != "resnet":
-        raise ValueError(f"model.backbone.name is {backbone.name!r}, {system} has 'resnet' only")
+    known = ("resnet", "vit") if system == "detectron2" else ("resnet",)
+    if backbone.name not in known:
+        raise ValueError(
+            f"model.backbone.name is {backbone.name!r}, {system} has {' and '.join(known)} only"
+        )
     if system == "torchvision":
         if backbone.norm == "group":
             text = f"model.backbone.norm is 'group', {theirs} has batch normalization only"
@@ -170,6 +174,8 @@ def check_system(model: ConfigDict, system: str) -> None:
         if backbone.depth >= 50 and backbone.stride_in != "3x3":
             text = f"model.backbone.stride_in is {backbone.stride_in!r}"
             raise ValueError(f"{text}, {theirs} strides in '3x3' only")
+    if backbone.name == "vit":
+        system = "detectron2_vitdet"
     for line in mismatches(system, model, without=["backbone.norm_eps"]):  # is converted
         logging.warning("%s", line)
 

@@ -50,6 +50,11 @@ def check_exportable(model: MaskRCNN, batch: int, image_size: tuple[int, int] | 
                 f"--format=onnx: model.{part}.norm is {norm!r}, which it cannot convert"
                 f"{reason}; --format=stablehlo can"
             )
+    if model.cascade.heads:
+        raise ValueError(
+            "--format=onnx: model.cascade.fg_iou_thresh has stages, which it cannot convert; "
+            "--format=stablehlo can"
+        )
     if model.box_head.num_fcs < 1:
         raise ValueError("--format=onnx: model.box_head.num_fcs is 0, expected at least 1")
     align, pad_multiple = model.roi_align, model.input.pad_multiple

@@ -43,6 +43,23 @@ DETECTRON2_WEIGHTS = {
         "2d9806",
     ),
     "detectron2_gn_3x": ("Misc/mask_rcnn_R_50_FPN_3x_gn/138602888", "dc5d9e"),
+    "detectron2_cascade_1x": ("Misc/cascade_mask_rcnn_R_50_FPN_1x/138602847", "e9d89b"),
+    "detectron2_cascade_3x": ("Misc/cascade_mask_rcnn_R_50_FPN_3x/144998488", "480dd8"),
+    "detectron2_vitdet_b": ("ViTDet/COCO/mask_rcnn_vitdet_b/f325346929", "61ccd1"),
+    "detectron2_vitdet_l": ("ViTDet/COCO/mask_rcnn_vitdet_l/f325599698", "6146ed"),
+    "detectron2_vitdet_h": ("ViTDet/COCO/mask_rcnn_vitdet_h/f329145471", "7224f1"),
+    "detectron2_vitdet_cascade_b": (
+        "ViTDet/COCO/cascade_mask_rcnn_vitdet_b/f325358525",
+        "435fa9",
+    ),
+    "detectron2_vitdet_cascade_l": (
+        "ViTDet/COCO/cascade_mask_rcnn_vitdet_l/f328021305",
+        "1a9f28",
+    ),
+    "detectron2_vitdet_cascade_h": (
+        "ViTDet/COCO/cascade_mask_rcnn_vitdet_h/f328730692",
+        "f05665",
+    ),
 }
 # Factory: total bytes (0 if unknown) -> callback(additional bytes).
 ProgressFactory = Callable[[int], Callable[[int], None]]

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from mask_rcnn_jax import parts
+from mask_rcnn_jax.models.cascade import Cascade
 from mask_rcnn_jax.models.fpn import FPN
 from mask_rcnn_jax.models.image_input import ImageInput
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
@@ -17,6 +18,8 @@ from mask_rcnn_jax.models.resnet import ResNet
 from mask_rcnn_jax.models.roi_heads import BoxHead, MaskHead
 from mask_rcnn_jax.models.rpn import RPN, RPNHead
 from mask_rcnn_jax.models.sampling import RoISampling
+from mask_rcnn_jax.models.simple_pyramid import SimplePyramid
+from mask_rcnn_jax.models.vit import ViT
 from mask_rcnn_jax.ops.anchors import AnchorGrid
 from mask_rcnn_jax.ops.boxes import BoxCoder
 from mask_rcnn_jax.ops.classifier import Classifier
@@ -35,11 +38,11 @@ REMATS = {"none": (), "backbone": ("backbone",), "heads": ("heads",), "all": ("b
 # `config.model` sections that map to one part each.
 PARTS = {
     "input": ImageInput,
-    "fpn": FPN,
     "anchors": AnchorGrid,
     "box_coder": BoxCoder,
     "rpn": RPN,
     "sampling": RoISampling,
+    "cascade": Cascade,
     "roi_align": RoIAlign,
     "mask_targets": MaskTargets,
     "classifier": Classifier,
@@ -52,21 +55,26 @@ def no_head(**section: Any) -> None:
 
 # Sections whose `name` selects the builder, built in or `package.module:function`.
 BUILDERS: dict[str, dict[str, Callable]] = {
-    "backbone": {"resnet": ResNet},
+    "backbone": {"resnet": ResNet, "vit": ViT},
+    "fpn": {"fpn": FPN, "simple": SimplePyramid},
     "box_head": {"two_fc": BoxHead, "conv_fc": BoxHead},
     "mask_head": {"four_conv": MaskHead, "none": no_head},
 }
 # Arguments from outside the section.
-GIVEN = ("num_classes", "dtype", "remat", "image_counts")
+GIVEN = ("num_classes", "dtype", "remat", "heads", "image_counts")
 
 
 def default_sections() -> dict[str, dict[str, Any]]:
     """Return the sections of `config.model` with each part's defaults."""
     sections = {name: parts.defaults(part, GIVEN) for name, part in PARTS.items()}
     for section, builders in BUILDERS.items():
-        (name, builder), *_ = builders.items()
-        sections[section] = {"name": name, **parts.defaults(builder, GIVEN)}
+        sections[section] = named_section(section, next(iter(builders)))
     return sections
+
+
+def named_section(section: str, name: str, **entries: Any) -> dict[str, Any]:
+    """Return a section of `config.model` for the builder of that name: its defaults and entries."""
+    return {"name": name, **parts.defaults(BUILDERS[section][name], GIVEN), **entries}
 
 
 def describe(config: parts.Section) -> dict[str, parts.Entry]:
@@ -74,7 +82,7 @@ def describe(config: parts.Section) -> dict[str, parts.Entry]:
     sections: dict[str, Callable] = dict(PARTS)
     found = {}
     for section, builders in BUILDERS.items():
-        name = config[section]["name"]
+        name = config[section].get("name", next(iter(builders)))
         sections[section] = parts.find(name, builders, f"model.{section}.name")
         meaning = f"{' or '.join(builders)}, or package.module:function for your own."
         found[f"{section}.name"] = parts.Entry(name, str, meaning)
@@ -126,7 +134,14 @@ def build_model(
         given = {"num_classes": num_classes, "dtype": dtype}
         if section == "backbone":
             given = {"dtype": dtype, "remat": "backbone" in REMATS[remat]}
-        built[section] = _build_named(config.get(section, {}), section, remat_heads, given)
+        make = partial(_build_named, config.get(section, {}), section, remat_heads, given)
+        built[section] = make()
+        if section == "box_head":
+            stages = len(built["cascade"].fg_iou_thresh)
+            if stages and not getattr(built[section], "class_agnostic", True):
+                expected = "expected True with model.cascade.fg_iou_thresh"
+                raise ValueError(f"model.box_head.class_agnostic is False, {expected}")
+            built["cascade"] = built["cascade"].clone(heads=tuple(make() for _ in range(stages)))
     rpn = built["rpn"]
     rpn_options = dict(channels=rpn.channels, num_convs=rpn.num_convs, dtype=dtype)
     rpn_head = nn.remat(RPNHead) if remat_heads else RPNHead

@@ -11,6 +11,7 @@ from flax import linen as nn
 from flax import struct
 from jax.typing import DTypeLike
 
+from mask_rcnn_jax.models.cascade import Cascade, StageOutputs
 from mask_rcnn_jax.models.detect import Detect
 from mask_rcnn_jax.models.image_input import ImageInput
 from mask_rcnn_jax.models.mask_targets import MaskTargets
@@ -66,7 +67,9 @@ class TrainOutputs:
     # [B, F, M, M] of the true class, for the first F = foreground RoIs; None without a mask head
     mask_logits: jax.Array | None
     mask_targets: jax.Array | None  # [B, F, M, M] 0..1
-    drawn_classes: jax.Array | None = None  # [B, K] bool, in the class loss; None: all
+    stages: tuple[StageOutputs, ...] = ()  # behind the box head
+    # [B, K] bool of the box head and of each stage: the classes in its loss; None: all
+    drawn_classes: tuple[jax.Array | None, ...] = (None,)
     classifier: Classifier = struct.field(pytree_node=False, default=SOFTMAX)
 
 
@@ -79,7 +82,7 @@ class MaskRCNN(nn.Module):
     """
 
     input: ImageInput
-    backbone: nn.Module  # (x, *, train) to maps at strides 4, 8, 16, 32
+    backbone: nn.Module  # (x, *, train) to maps at strides 4, 8, 16, 32, or what `fpn` takes
     fpn: nn.Module  # (maps, extent, train) to maps at strides 4..64
     anchors: AnchorGrid
     box_coder: BoxCoder
@@ -89,6 +92,7 @@ class MaskRCNN(nn.Module):
     roi_align: RoIAlign
     # [B, R, 7, 7, C], valid [B, R] and train to class logits and deltas
     box_head: nn.Module
+    cascade: Cascade
     # [B, R, P, P, C], classes [B, R] and train to mask logits [B, R, 2P, 2P]; None: boxes only
     mask_head: nn.Module | None
     mask_targets: MaskTargets
@@ -102,7 +106,16 @@ class MaskRCNN(nn.Module):
         pyramid, extent = self.pyramid(images, image_sizes, train=False)
         self.rpn_outputs(pyramid, extent)
         boxes = jnp.zeros((len(images), 1, 4))
-        self.box_head(self.pool(pyramid, boxes, BOX_SIZE, extent))
+
+        def run(head: nn.Module, boxes: jax.Array) -> Any:
+            return head(self.pool(pyramid, boxes, BOX_SIZE, extent))
+
+        rows = boxes[..., 0]
+        proposals = Proposals(boxes=boxes, scores=rows, valid=rows > 0)
+        logits, deltas = run(self.box_head, boxes)
+        self.cascade.predict_stages(
+            logits, deltas, proposals, image_sizes, run, self.box_coder, self.classifier
+        )
         if self.mask_head is not None:
             classes = jnp.zeros((len(images), 1), jnp.int32)
             self.mask_head(self.pool(pyramid, boxes, self.mask_roi_size, extent), classes)
@@ -110,7 +123,7 @@ class MaskRCNN(nn.Module):
     @property
     def trains_batch_stats(self) -> bool:
         """Whether training updates `batch_stats`; parts of users may not say."""
-        parts = (self.backbone, self.fpn, self.box_head, self.mask_head)
+        parts = (self.backbone, self.fpn, self.box_head, self.cascade, self.mask_head)
         return any(getattr(p, "trains_batch_stats", True) for p in parts if p is not None)
 
     @property
@@ -122,20 +135,35 @@ class MaskRCNN(nn.Module):
     def forward_train(self, batch: Batch, keys: jax.Array | None, *, train: bool) -> TrainOutputs:
         """Run both stages with sampling.
 
-        keys: [B] PRNG keys, one per image; None samples the lowest rows. train: batch norm mode.
+        keys: [B] PRNG keys, one per image; None samples the lowest rows, and no backbone draws.
+        train: batch norm mode.
         """
         rpn_keys = roi_keys = None
         if keys is not None:
             rpn_keys, roi_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
-        pyramid, extent = self.pyramid(batch.images, batch.image_sizes, train=train)
+        pyramid, extent = self.pyramid(batch.images, batch.image_sizes, keys, train=train)
         rpn_logits, rpn_deltas = self.rpn_outputs(pyramid, extent)
         labels, sampled, anchor_deltas = self.anchor_targets(batch, rpn_keys, extent)
         proposals = self.propose(rpn_logits, rpn_deltas, batch.image_sizes, extent, train=True)
         rois = self.sample(proposals, batch, roi_keys)
-        pooled = self.pool(pyramid, rois.boxes, BOX_SIZE, extent)
-        class_logits, box_deltas = _call_head(self.box_head, pooled, rois.valid, train)
+
+        def run(head: nn.Module, boxes: jax.Array, valid: jax.Array) -> Any:
+            pooled = self.cascade.scale_gradient(self.pool(pyramid, boxes, BOX_SIZE, extent))
+            return _call_head(head, pooled, valid, train)
+
+        class_logits, box_deltas = run(self.box_head, rois.boxes, rois.valid)
+        stages = self.cascade.train_stages(
+            StageOutputs(rois, class_logits, box_deltas),
+            batch.targets,
+            batch.image_sizes,
+            run,
+            self.box_coder,
+        )
         num_classes = class_logits.shape[-1] - 1
-        drawn = self.classifier.draw(keys, rois.classes, rois.valid, num_classes)
+        drawn = [
+            self.classifier.draw(keys, each.classes, each.valid, num_classes, stage)
+            for stage, each in enumerate([rois, *(stage.rois for stage in stages)])
+        ]
         mask_logits = mask_targets = None
         if self.mask_head is not None:
             # Foreground rows come first, so a slice with static size has them all.
@@ -155,7 +183,8 @@ class MaskRCNN(nn.Module):
             box_deltas=box_deltas,
             mask_logits=mask_logits,
             mask_targets=mask_targets,
-            drawn_classes=drawn,
+            stages=stages,
+            drawn_classes=tuple(drawn),
             classifier=self.classifier,
         )
 
@@ -168,25 +197,42 @@ class MaskRCNN(nn.Module):
         pyramid, extent = self.pyramid(images, image_sizes, train=False)
         logits, deltas = self.rpn_outputs(pyramid, extent)
         proposals = self.propose(logits, deltas, image_sizes, extent, train=False)
-        logits, deltas = self.box_head(self.pool(pyramid, proposals.boxes, BOX_SIZE, extent))
-        options: dict[str, Any] = dict(coder=self.box_coder, implementation=self.implementation)
+
+        def run(head: nn.Module, boxes: jax.Array) -> Any:
+            return head(self.pool(pyramid, boxes, BOX_SIZE, extent))
+
+        class_logits, box_deltas = run(self.box_head, proposals.boxes)
+        class_logits, box_deltas, proposals, coder = self.cascade.predict_stages(
+            class_logits, box_deltas, proposals, image_sizes, run, self.box_coder, self.classifier
+        )
+        options: dict[str, Any] = dict(coder=coder, implementation=self.implementation)
         options["classifier"] = self.classifier
-        selected = detect(logits, deltas, proposals, image_sizes, **options)
+        selected = detect(class_logits, box_deltas, proposals, image_sizes, **options)
         boxes, scores, classes, valid = selected
         masks = None
         if self.mask_head is not None:
-            logits = self.mask_head(self.pool(pyramid, boxes, self.mask_roi_size, extent), classes)
-            masks = jnp.where(valid[..., None, None], nn.sigmoid(logits), 0.0)
+            pooled = self.pool(pyramid, boxes, self.mask_roi_size, extent)
+            mask_logits = self.mask_head(pooled, classes)
+            masks = jnp.where(valid[..., None, None], nn.sigmoid(mask_logits), 0.0)
         return Detections(boxes=boxes, scores=scores, classes=classes, masks=masks, valid=valid)
 
     def pyramid(
-        self, images: jax.Array, image_sizes: jax.Array, *, train: bool
+        self,
+        images: jax.Array,
+        image_sizes: jax.Array,
+        keys: jax.Array | None = None,
+        *,
+        train: bool,
     ) -> tuple[list[jax.Array], ValidExtent]:
-        """Compute P2..P6 from images in 0..255, and their valid extent."""
+        """Compute P2..P6 from images in 0..255, and their valid extent.
+
+        keys: [B], for backbones that draw random numbers in training.
+        """
         x, extent = self.input(images, image_sizes)
         # Custom backbones may ignore the extent: the FPN masks their maps.
-        takes_extent = "extent" in inspect.signature(type(self.backbone).__call__).parameters
-        options = {"extent": extent} if takes_extent else {}
+        taken = inspect.signature(type(self.backbone).__call__).parameters
+        given = {"extent": extent, "keys": keys}
+        options = {name: value for name, value in given.items() if name in taken}
         maps = self.backbone(x.astype(self.dtype), train=train, **options)
         return self.fpn(maps, extent, train=train), extent
 

@@ -1,5 +1,6 @@
 """Class scores of RoIs and their loss: softmax, or a sigmoid per class for many classes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -46,18 +47,30 @@ class Classifier:
             return jax.nn.sigmoid(logits[..., 1:])
         return jax.nn.softmax(logits)[..., 1:]
 
+    def mean_logits(self, logits: Sequence[Float[Array, "*dims K1"]]) -> Float[Array, "*dims K1"]:
+        """Return logits whose scores are the mean of the scores of these."""
+        if len(logits) == 1:
+            return logits[0]
+        each = jnp.stack(logits)
+        if self.kind == "softmax":
+            return jax.nn.logsumexp(jax.nn.log_softmax(each), axis=0)
+        yes, no = (jax.nn.logsumexp(jax.nn.log_sigmoid(x), axis=0) for x in (each, -each))
+        return yes - no
+
     def draw(
         self,
         keys: Key[Array, "B"] | None,
         classes: Int[Array, "B R"],
         valid: Bool[Array, "B R"],
         num_classes: int,
+        stage: int = 0,
     ) -> Bool[Array, "B K"] | None:
         """Draw the classes in each image's loss; None for all of them.
 
         A function of the image's key and RoIs alone, so the number of devices changes nothing.
 
-        keys: None takes the most frequent of the other classes. classes: 0 for background.
+        keys: None takes the most frequent of the other classes. classes: 0 for background. stage:
+            of a cascade; each has a draw of its own.
         """
         if not self.federated_classes:
             return None
@@ -67,7 +80,7 @@ class Classifier:
         noise = jnp.zeros((len(classes), num_classes))
         if keys is not None:
             # The samplers split the same key, which makes those of 0 and 1.
-            own = jax.vmap(partial(jax.random.fold_in, data=2))(keys)
+            own = jax.vmap(partial(jax.random.fold_in, data=2 + stage))(keys)
             noise = jax.vmap(partial(jax.random.gumbel, shape=(num_classes,)))(own)
         draw = partial(_federated_classes, num=self.federated_classes)
         scores = jnp.asarray(log_weights)[None] + noise

@@ -210,6 +210,7 @@ def loss_terms(
     anchors_per_image: `model.rpn.batch_size_per_image`.
     """
     rois = outputs.rois
+    drawn, *drawn_behind = outputs.drawn_classes
     rpn_cls, rpn_box = losses.rpn_losses(
         outputs.rpn_logits,
         outputs.rpn_deltas,
@@ -226,8 +227,19 @@ def loss_terms(
         rois.deltas,
         rois.valid,
         options,
-        partial(outputs.classifier.loss, drawn=outputs.drawn_classes),
+        partial(outputs.classifier.loss, drawn=drawn),
     )
+    for stage, drawn in zip(outputs.stages, drawn_behind, strict=True):
+        of_stage = losses.box_losses(
+            stage.class_logits,
+            stage.box_deltas,
+            stage.rois.classes,
+            stage.rois.deltas,
+            stage.rois.valid,
+            options,
+            partial(outputs.classifier.loss, drawn=drawn),
+        )
+        box_cls, box_reg = box_cls + of_stage[0], box_reg + of_stage[1]
     terms = {
         "loss/rpn_cls": rpn_cls,
         "loss/rpn_box": options.rpn_box_weight * rpn_box,

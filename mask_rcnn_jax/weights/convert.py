@@ -12,6 +12,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from mask_rcnn_jax.weights.layout import (
+    as_box_head,
     check_classes,
     check_groups,
     check_norm,
@@ -24,6 +25,7 @@ from mask_rcnn_jax.weights.sources import RANGES, SOURCES, Source
 
 OURS = "ours"
 COLLECTIONS = ("params", "batch_stats")
+LAYER_LEAVES = ("kernel", "bias")  # the others, outside norms, have one layout everywhere
 TORCHVISION_EPS = 1e-5  # batch norm epsilon of torchvision's models
 NORM_EPS = 1e-5  # of our batch norms outside the backbone
 NORMED_PARTS = ("backbone", "fpn", "box_head", "mask_head")
@@ -38,7 +40,7 @@ FPN_SIGNS = ("fpn", "neck.")
 def to_flax(
     arrays: Mapping[str, np.ndarray],
     *,
-    norm: str,
+    norm: str | None,
     eps: float,
     model: Mapping[str, Any] | None = None,
 ) -> tuple[dict, str]:
@@ -47,7 +49,7 @@ def to_flax(
     Args:
         arrays: float32 arrays by name. A backbone's classifier and training state are ignored.
         norm: the backbone's norm. "frozen" folds each batch normalization into a scale and a bias;
-            "affine", "batch" and the like keep its statistics.
+            "affine", "batch" and the like keep its statistics. None: as in the file.
         eps: the backbone's norm epsilon. Weights of systems without an epsilon are adjusted so that
             the layer computes the same.
         model: config section of the model, whose norms in other parts, groups of channels and kind
@@ -73,8 +75,12 @@ def to_flax(
         else:
             if source.layout == "torch":
                 check_groups(path, array, sections["backbone"].get("groups", 1))
-            params[path] = to_our_layout(module, theirs, array, source, class_agnostic)
+            if leaf in LAYER_LEAVES:
+                kind = as_box_head(module)
+                array = to_our_layout(kind, theirs, array, source, class_agnostic)
+            params[path] = array
     wanted = {part: section.get("norm") for part, section in sections.items()} | {"backbone": norm}
+    wanted["cascade"] = wanted["box_head"]
     for module, parts in parts_of.items():
         part = module.partition("/")[0]
         kind = check_norm(module, parts, wanted.get(part), source)
@@ -118,12 +124,16 @@ def to_detectron2(variables: Mapping, *, norm_eps: float) -> dict[str, np.ndarra
     As `to_torchvision`; group norm has a counterpart. What background has of boxes and masks of its
     own, which nothing reads, is left out.
     """
-    arrays = _to_torch(variables, "detectron2", norm_eps)
-    if "conv2" not in variables["params"]["rpn_head"]:
-        return arrays
-    one, several = (f"proposal_generator.rpn_head.conv{i}." for i in ("", ".conv0"))
-    leaves = [f"{one}{leaf}" for leaf in ("weight", "bias")]
-    return {several + n.removeprefix(one) if n in leaves else n: a for n, a in arrays.items()}
+    is_vit = "pos_embed" in variables["params"]["backbone"]
+    arrays = _to_torch(variables, "detectron2_vitdet" if is_vit else "detectron2", norm_eps)
+    names = {name: name for name in arrays}
+    if "conv2" in variables["params"]["rpn_head"]:
+        one, several = (f"proposal_generator.rpn_head.conv{i}." for i in ("", ".conv0"))
+        names |= {one + leaf: several + leaf for leaf in ("weight", "bias")}
+    if "cascade" in variables["params"]:
+        numbered = r"(roi_heads\.box_(?:head|predictor)\.)(?=[a-z])"
+        names = {name: re.sub(numbered, r"\g<1>0.", new) for name, new in names.items()}
+    return {names[name]: array for name, array in arrays.items()}
 
 
 def _to_torch(variables: Mapping, system: str, norm_eps: float) -> dict[str, np.ndarray]:
@@ -135,9 +145,10 @@ def _to_torch(variables: Mapping, system: str, norm_eps: float) -> dict[str, np.
         module, leaf = path.rsplit("/", 1)
         value = np.asarray(value, np.float32)
         if not _is_norm(module):
-            value = to_torch_layout(module, value, source)
+            if leaf in LAYER_LEAVES:
+                value = to_torch_layout(as_box_head(module), value, source)
         elif leaf == "scale" and path in params and f"{module}/var" not in stats:
-            if system != "detectron2":
+            if not system.startswith("detectron2"):
                 raise ValueError("torchvision has no counterpart of model.backbone.norm='group'")
         elif leaf == "scale" and f"{module}/var" not in stats:
             result[to_name(f"{module}/mean")] = np.zeros_like(value)
@@ -232,6 +243,7 @@ def _templates(source: Source) -> Iterator[tuple[str, str]]:
         parts = source.norm_parts if _is_norm(ours) else source.parts
         for part, leaf in parts.items():
             yield theirs + part, f"{ours}/{leaf}"
+    yield from source.tables
 
 
 def _translate(text: str, template: str, target: str) -> str | None:

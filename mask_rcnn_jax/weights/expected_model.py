@@ -11,20 +11,19 @@ from typing import Any, NamedTuple
 from mask_rcnn_jax.config import flatten, load_config
 from mask_rcnn_jax.weights.sources import SOURCES
 
-BACKBONE = tuple(
-    """
-    backbone.stride_in backbone.padding backbone.pool_padding backbone.norm_eps
-    input.channel_order input.mean input.std
-    """.split()
+INPUT = ("input.channel_order", "input.mean", "input.std")
+BACKBONE = (
+    *"backbone.stride_in backbone.padding backbone.pool_padding backbone.norm_eps".split(),
+    *INPUT,
 )
-DETECTOR = BACKBONE + tuple(
+HEADS = tuple(
     """
     input.pad_multiple anchors.sizes anchors.aspect_ratios anchors.center anchors.rounding
     anchors.stride box_coder.weights box_coder.inclusive roi_align.max_level
     roi_align.sampling_ratio roi_align.aligned roi_align.border roi_align.min_size
     """.split()
 )
-
+DETECTOR = BACKBONE + HEADS
 
 MMDETECTION_STYLES = (
     "the file does not say which of mmdetection's two kinds of backbone it has: style='pytorch' "
@@ -51,6 +50,10 @@ EXPECTED = {
     "torchvision_old": Expected("coco_torchvision:coco_v1", DETECTOR),
     "torchvision_resnet": Expected("coco_torchvision", BACKBONE),
     "detectron2": Expected("coco_detectron2", DETECTOR),
+    "detectron2_vitdet": Expected(
+        "coco_vitdet", ("backbone.window", "backbone.global_blocks", *INPUT, *HEADS)
+    ),
+    "mae": Expected("coco_vitdet", INPUT),
     "detectron2_resnet": Expected("coco_detectron2", BACKBONE, ("input.mean",)),
     "detectron_msra": Expected(
         "coco_nvidia_pytorch", BACKBONE, ("input.mean", "backbone.norm_eps")
@@ -83,7 +86,7 @@ def mismatches(
     lines = [MMDETECTION_STYLES] if source == "mmdetection" and not said else []
     ignored = {*expected.ignored, *without} - said.keys()
     for name in expected.entries:
-        if name in ours and name not in ignored:
+        if name in ours and name in theirs and name not in ignored:
             our, their = _rounded(ours[name]), _rounded(theirs[name])
             if our != their:
                 lines.append(f"model.{name} is {our!r}, {title} has {their!r}")
@@ -93,6 +96,9 @@ def mismatches(
 def _recipe(source: str, model: Mapping[str, Any]) -> str:
     """The recipe of a source's weights that fit a model; detectron2 has models with other inputs
     under the same names."""
+    if source == "detectron2_vitdet":
+        sizes = {24: ":l", 32: ":h"}
+        return EXPECTED[source].recipe + sizes.get(model.get("backbone.depth", 0), "")
     if source == "detectron2" and model.get("backbone.groups", 1) > 1:
         return "coco_detectron2:x101_3x"
     if source == "detectron2" and model.get("backbone.norm") == "group":

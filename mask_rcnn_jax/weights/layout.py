@@ -1,5 +1,6 @@
 """Layouts of single arrays: kernels, norms and class orders of any known system, and ours."""
 
+import re
 from collections.abc import Mapping
 
 import numpy as np
@@ -10,6 +11,11 @@ WITHOUT_STATISTICS = ("group", "layer")  # norms
 NORM_LEAVES = ("scale", "bias", "mean", "var")
 ROI_SIDE = 7  # side of the RoI features that the box head flattens
 BOX_LAYERS = ("rpn_head/anchor_deltas", "box_head/bbox_pred")
+
+
+def as_box_head(module: str) -> str:
+    """Return a layer of a cascade's head under the name that it has in the box head."""
+    return re.sub(r"^cascade/heads_\d+/", "box_head/", module)
 
 
 def to_our_layout(

@@ -24,7 +24,10 @@ CLASS_DEPENDENT = (
     "params/box_head/cls_score/",
     "params/box_head/bbox_pred/",
     "params/mask_head/mask_predictor/",
+    *(f"params/cascade/heads_{i}/{name}/" for i in range(9) for name in ("cls_score", "bbox_pred")),
 )
+# Arrays that pretrained trunks lack, and that start at zero: relative positions.
+NOT_PRETRAINED = ("/rel_pos_h", "/rel_pos_w")
 
 
 def is_run(path: str | os.PathLike) -> bool:
@@ -81,9 +84,11 @@ def load_weights(path: str | os.PathLike, model: Mapping[str, Any]) -> tuple[dic
     """
     arrays, config = read_weights(path)
     try:
-        backbone = {"norm": "frozen", "norm_eps": 1e-5, **model["backbone"]}
-        form = dict(norm=backbone["norm"], eps=backbone["norm_eps"])
-        variables, source = to_flax(arrays, **form, model=model)
+        backbone = model["backbone"]
+        is_resnet = backbone.get("name", "resnet") == "resnet"
+        norm = backbone.get("norm", "frozen" if is_resnet else None)
+        eps = backbone.get("norm_eps", 1e-5)
+        variables, source = to_flax(arrays, norm=norm, eps=eps, model=model)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     classes = num_classes_in(variables)
@@ -102,6 +107,7 @@ def merge_into(
     loaded: Mapping,
     *,
     reinit: tuple[str, ...] = CLASS_DEPENDENT,
+    optional: tuple[str, ...] = NOT_PRETRAINED,
     source: str = "the weights",
 ) -> tuple[dict, list[str]]:
     """Replace initialized arrays with loaded ones.
@@ -111,6 +117,7 @@ def merge_into(
         loaded: the same tree or a part of it. Top-level modules (backbone, fpn, ...) must be
             complete or absent.
         reinit: prefixes of names of arrays that keep their initial values if the shapes differ.
+        optional: endings of names of arrays that keep them if there are none to load.
         source: the file, for messages.
 
     Returns the merged variables, and report lines on loaded and initialized arrays.
@@ -123,7 +130,8 @@ def merge_into(
         if name in ours and np.shape(ours[name]) != np.shape(array)
     }
     misshapen = [f"{n} {shapes}" for n, shapes in differing.items() if not n.startswith(reinit)]
-    missing = [name for name in ours if name.split("/")[1] in modules and name not in theirs]
+    absent = [name for name in ours if name.split("/")[1] in modules and name not in theirs]
+    missing = [name for name in absent if not name.endswith(optional)]
     unexpected = [name for name in theirs if name not in ours]
     if missing or unexpected or misshapen:
         raise ValueError(
@@ -134,5 +142,7 @@ def merge_into(
     merged = {**ours, **{name: np.asarray(theirs[name], ours[name].dtype) for name in taken}}
     report = [f"{source}: {len(taken)} arrays loaded for {', '.join(sorted(modules))}"]
     report += [f"{name}: not in the file, initialized" for name in sorted(our_modules - modules)]
+    left = [name for name in absent if name.endswith(optional)]
+    report += [f"{listing(left)} not in the file, initialized"] if left else []
     report += [f"{name}: {shapes}, initialized" for name, shapes in differing.items()]
     return {"batch_stats": {}, **unflatten_dict(merged, sep="/")}, report

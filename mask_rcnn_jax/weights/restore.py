@@ -91,7 +91,7 @@ def load_variables(path: str | os.PathLike, config: ConfigDict) -> dict:
             "model.num_classes or data.val_json (data.class_ids says how ids become classes)"
         )
     expected = abstract_variables(make_model(config, num_classes))
-    variables, _ = pretrained.merge_into(expected, loaded, reinit=(), source=str(path))
+    variables, _ = pretrained.merge_into(expected, loaded, reinit=(), optional=(), source=str(path))
     absent = sorted(expected["params"].keys() - loaded["params"].keys())
     if absent:
         advice = "use model.init_from for such a file"

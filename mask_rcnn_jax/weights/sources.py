@@ -13,7 +13,7 @@ Rows = tuple[tuple[str, str], ...]
 
 # Ranges of the numbers in templates, inclusive.
 RANGES = {"stage": (2, 5), "block": (0, 99), "conv": (1, 3)}
-RANGES |= {"level": (2, 5), "fcn": (1, 8), "fc": (1, 2), "rpn": (2, 8)}
+RANGES |= {"level": (2, 5), "fcn": (1, 8), "fc": (1, 2), "rpn": (2, 8), "cascade": (1, 9)}
 TORCH_PARTS = {".weight": "kernel", ".bias": "bias"}
 TF_PARTS = {"/kernel": "kernel", "/bias": "bias"}
 
@@ -39,6 +39,7 @@ class Source:
             masks have no slot for it.
         deltas: box regression order, "xy" (dx, dy, dw, dh) or "yx" (dy, dx, dh, dw).
         has_eps: whether batch norm adds an epsilon to the variance.
+        tables: rows of arrays that are no kernels, biases or norms, and have our layout.
     """
 
     title: str
@@ -51,6 +52,7 @@ class Source:
     background: str = "first"
     deltas: str = "xy"
     has_eps: bool = True
+    tables: Rows = ()
 
 
 def _torch_resnet(prefix: str, stem: str = "") -> Rows:
@@ -76,6 +78,45 @@ def _detectron2_resnet(prefix: str) -> Rows:
         (block + "shortcut", "backbone/res{stage}_{block}/shortcut"),
         (block + "shortcut.norm", "backbone/res{stage}_{block}/shortcut_norm"),
     )
+
+
+def _vit(prefix: str) -> tuple[Rows, Rows]:
+    """Return the rows and tables of MAE's vision transformer, whose names others adopted."""
+    theirs, ours = prefix + "blocks.{block}.", "backbone/block{block}/"
+    layers = ("norm1", "norm2", "attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
+    rows = [(theirs + name, ours + name.replace("mlp.", "").replace(".", "/")) for name in layers]
+    tables = [(f"{theirs}attn.{name}", f"{ours}attn/{name}") for name in ("rel_pos_h", "rel_pos_w")]
+    return (
+        ((prefix + "patch_embed.proj", "backbone/patch_embed"), *rows),
+        ((prefix + "pos_embed", "backbone/pos_embed"), *tables),
+    )
+
+
+def _detectron2_box_head(stage: str, ours: str) -> Rows:
+    """Return the rows of a box head; stage: its number in a cascade, or ""."""
+    number = f".{stage}." if stage else "."
+    head, predictor = f"roi_heads.box_head{number}", f"roi_heads.box_predictor{number}"
+    return (
+        (head + "conv{fcn}", ours + "/conv{fcn}"),
+        (head + "conv{fcn}.norm", ours + "/norm{fcn}"),
+        (head + "fc{fc}", ours + "/fc{fc}"),
+        (predictor + "cls_score", ours + "/cls_score"),
+        (predictor + "bbox_pred", ours + "/bbox_pred"),
+    )
+
+
+def _simple_pyramid() -> Rows:
+    rows = [
+        ("simfp_2.0", "up2_first"),
+        ("simfp_2.1", "up2_norm"),
+        ("simfp_2.3", "up2_second"),
+        ("simfp_3.0", "up3_first"),
+    ]
+    for level, first in {2: 4, 3: 1, 4: 0, 5: 1}.items():
+        for number, name in ((first, "fpn_lateral"), (first + 1, "fpn_output")):
+            rows.append((f"simfp_{level}.{number}", f"{name}{level}"))
+            rows.append((f"simfp_{level}.{number}.norm", f"{name}{level}_norm"))
+    return tuple((f"backbone.{theirs}", f"fpn/{ours}") for theirs, ours in rows)
 
 
 def _google_resnet50() -> Rows:
@@ -136,27 +177,30 @@ _TORCHVISION_OLD: Rows = (
     ("roi_heads.mask_head.mask_fcn{fcn}", "mask_head/mask_fcn{fcn}"),
     *_TORCHVISION_HEADS,
 )
+_DETECTRON2_HEADS: Rows = (
+    ("proposal_generator.rpn_head.conv", "rpn_head/conv"),
+    ("proposal_generator.rpn_head.conv.conv0", "rpn_head/conv"),
+    ("proposal_generator.rpn_head.conv.conv{rpn-1}", "rpn_head/conv{rpn}"),
+    ("proposal_generator.rpn_head.objectness_logits", "rpn_head/objectness_logits"),
+    ("proposal_generator.rpn_head.anchor_deltas", "rpn_head/anchor_deltas"),
+    *_detectron2_box_head("", "box_head"),
+    *_detectron2_box_head("0", "box_head"),
+    *_detectron2_box_head("{cascade}", "cascade/heads_{cascade-1}"),
+    ("roi_heads.mask_head.mask_fcn{fcn}", "mask_head/mask_fcn{fcn}"),
+    ("roi_heads.mask_head.mask_fcn{fcn}.norm", "mask_head/mask_fcn{fcn}_norm"),
+    ("roi_heads.mask_head.deconv", "mask_head/mask_deconv"),
+    ("roi_heads.mask_head.predictor", "mask_head/mask_predictor"),
+)
 _DETECTRON2: Rows = (
     *_detectron2_resnet("backbone.bottom_up."),
     ("backbone.fpn_lateral{level}", "fpn/fpn_lateral{level}"),
     ("backbone.fpn_lateral{level}.norm", "fpn/fpn_lateral{level}_norm"),
     ("backbone.fpn_output{level}", "fpn/fpn_output{level}"),
     ("backbone.fpn_output{level}.norm", "fpn/fpn_output{level}_norm"),
-    ("proposal_generator.rpn_head.conv", "rpn_head/conv"),
-    ("proposal_generator.rpn_head.conv.conv0", "rpn_head/conv"),
-    ("proposal_generator.rpn_head.conv.conv{rpn-1}", "rpn_head/conv{rpn}"),
-    ("proposal_generator.rpn_head.objectness_logits", "rpn_head/objectness_logits"),
-    ("proposal_generator.rpn_head.anchor_deltas", "rpn_head/anchor_deltas"),
-    ("roi_heads.box_head.conv{fcn}", "box_head/conv{fcn}"),
-    ("roi_heads.box_head.conv{fcn}.norm", "box_head/norm{fcn}"),
-    ("roi_heads.box_head.fc{fc}", "box_head/fc{fc}"),
-    ("roi_heads.box_predictor.cls_score", "box_head/cls_score"),
-    ("roi_heads.box_predictor.bbox_pred", "box_head/bbox_pred"),
-    ("roi_heads.mask_head.mask_fcn{fcn}", "mask_head/mask_fcn{fcn}"),
-    ("roi_heads.mask_head.mask_fcn{fcn}.norm", "mask_head/mask_fcn{fcn}_norm"),
-    ("roi_heads.mask_head.deconv", "mask_head/mask_deconv"),
-    ("roi_heads.mask_head.predictor", "mask_head/mask_predictor"),
+    *_DETECTRON2_HEADS,
 )
+_VITDET, _VITDET_TABLES = _vit("backbone.net.")
+_MAE, _MAE_TABLES = _vit("")
 _MASKRCNN_BENCHMARK: Rows = (
     *_torch_resnet("backbone.body.", stem="stem."),
     ("backbone.fpn.fpn_inner{level-1}", "fpn/fpn_lateral{level}"),
@@ -231,6 +275,9 @@ _NVIDIA_TF2: Rows = (
     ("mask_head/conv5-mask", "mask_head/mask_deconv"),
     ("mask_head/mask_fcn_logits", "mask_head/mask_predictor"),
 )
+_DETECTRON2_UNUSED = (
+    r".*\.num_batches_tracked|proposal_generator\.anchor_generator\..*|pixel_(mean|std)"
+)
 
 _TF: dict[str, Any] = {"parts": TF_PARTS, "norm_parts": TF_NORM_PARTS, "layout": "tf"}
 _CAFFE2_OPTIONS: dict[str, Any] = {"parts": {"_w": "kernel"}, "unused": _CAFFE2_UNUSED}
@@ -259,8 +306,23 @@ SOURCES = {
         "detectron2's Mask R-CNN",
         ("backbone.fpn_lateral2.weight",),
         _DETECTRON2,
-        unused=r".*\.num_batches_tracked|proposal_generator\.anchor_generator\..*|pixel_(mean|std)",
+        unused=_DETECTRON2_UNUSED,
         background="last",
+    ),
+    "detectron2_vitdet": Source(
+        "detectron2's ViTDet",
+        ("backbone.net.patch_embed.proj.weight",),
+        (*_VITDET, *_simple_pyramid(), *_DETECTRON2_HEADS),
+        unused=_DETECTRON2_UNUSED,
+        background="last",
+        tables=_VITDET_TABLES,
+    ),
+    "mae": Source(
+        "MAE's vision transformer",
+        ("patch_embed.proj.weight",),
+        _MAE,
+        unused=r"cls_token|mask_token|(norm|fc_norm|head|decoder_\w+)\..*|decoder_pos_embed",
+        tables=_MAE_TABLES,
     ),
     "detectron2_resnet": Source(
         "detectron2's ResNet",

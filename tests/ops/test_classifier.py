@@ -200,3 +200,22 @@ def test_detections_have_sigmoid_scores():
     expected = 1 / (1 + np.exp([-2.0, -1.0, 3.5]))
     np.testing.assert_allclose(scores[0, :3], expected, rtol=1e-5)
     np.testing.assert_allclose(boxes[0, 2], proposals.boxes[0, 1], rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["softmax", "sigmoid"])
+def test_mean_logits_have_the_mean_scores(kind):
+    classifier, rng = Classifier(kind=kind), np.random.default_rng(0)
+    logits = [jnp.float32(rng.normal(size=(2, 5, 4)) * 10 ** (2 * i)) for i in range(3)]
+    expected = np.mean([classifier.scores(one) for one in logits], axis=0)
+    ours = classifier.scores(classifier.mean_logits(logits))
+    np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-7)
+    assert classifier.mean_logits(logits[:1]) is logits[0]
+
+
+def test_each_stage_draws_for_itself():
+    classifier = Classifier(kind="sigmoid", federated_classes=10)
+    keys = jax.random.split(jax.random.key(0), 2)
+    classes, valid = jnp.ones((2, 3), jnp.int32), jnp.ones((2, 3), bool)
+    drawn = [classifier.draw(keys, classes, valid, 40, stage) for stage in (0, 1, 2)]
+    assert all((each.sum(axis=1) == 10).all() for each in drawn)
+    assert not any((drawn[i] == drawn[j]).all() for i, j in ((0, 1), (0, 2), (1, 2)))

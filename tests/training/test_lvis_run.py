@@ -57,7 +57,7 @@ def test_the_model_draws_for_each_image():
     keys = jax.random.split(jax.random.key(0), 3)
     outputs = forward(init_variables(model, 0), batch, keys)
     classes, valid = (np.asarray(x) for x in (outputs.rois.classes, outputs.rois.valid))
-    drawn = np.asarray(outputs.drawn_classes)
+    drawn = np.asarray(outputs.drawn_classes[0])
     for image in range(3):
         unique = set(classes[image][valid[image]].tolist())
         assert drawn[image].sum() == 6 - (0 in unique)

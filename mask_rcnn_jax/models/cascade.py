@@ -1,0 +1,156 @@
+"""Box heads in a row, each for the boxes of the one before (Cai and Vasconcelos, "Cascade R-CNN",
+2018)."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, no_type_check
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from flax import struct
+from jax import lax
+
+from mask_rcnn_jax.models.sampling import SampledRoIs
+from mask_rcnn_jax.ops import matching
+from mask_rcnn_jax.ops.boxes import BoxCoder
+from mask_rcnn_jax.ops.classifier import Classifier
+from mask_rcnn_jax.structures import Proposals, Targets
+
+# Head, boxes [B, R, 4] and, in training, the valid ones among them [B, R], to logits and deltas.
+RunHead = Callable[..., tuple[jax.Array, jax.Array]]
+
+
+@no_type_check  # `jax.tree.map` may put anything into its fields
+@struct.dataclass
+class StageOutputs:
+    """RoIs of a stage in training, and the outputs of its box head."""
+
+    rois: SampledRoIs  # with a B axis
+    class_logits: jax.Array  # [B, R, K + 1]
+    box_deltas: jax.Array  # [B, R, K + 1, 4]
+
+
+class Cascade(nn.Module):
+    """Stages behind the box head, each with a head like it; without any, it is an ordinary R-CNN.
+
+    RoIs are sampled once. Each stage labels the boxes of the one before anew, drops empty ones, and
+    its gradient counts by one over the number of all stages in the features. Detections have the
+    boxes of the last stage, and the mean of the stages' scores.
+
+    Attributes:
+        fg_iou_thresh: for each of these stages, the IoU of foreground RoIs; others are background.
+            (0.6, 0.7) in the paper; (): no stage.
+        weight_factors: for each of them, what multiplies `model.box_coder.weights`.
+    """
+
+    heads: tuple[nn.Module, ...] = ()
+    fg_iou_thresh: tuple[float, ...] = ()
+    weight_factors: tuple[float, ...] = (2.0, 3.0)
+
+    def __post_init__(self):
+        count = len(self.fg_iou_thresh)
+        if count and len(self.weight_factors) != count:
+            raise ValueError(
+                f"weight_factors is {self.weight_factors}, expected one for each of "
+                f"model.cascade.fg_iou_thresh {self.fg_iou_thresh}"
+            )
+        if not all(0 < threshold < 1 for threshold in self.fg_iou_thresh):
+            raise ValueError(f"fg_iou_thresh is {self.fg_iou_thresh}, expected between 0 and 1")
+        if not all(factor > 0 for factor in self.weight_factors):
+            raise ValueError(f"weight_factors is {self.weight_factors}, expected above 0")
+        super().__post_init__()
+
+    @property
+    def trains_batch_stats(self) -> bool:
+        """Whether training updates `batch_stats`."""
+        return any(getattr(head, "trains_batch_stats", True) for head in self.heads)
+
+    def coders(self, coder: BoxCoder) -> list[BoxCoder]:
+        """Return the coder of each stage, the box head's first."""
+        factors = (1.0, *self.weight_factors[: len(self.heads)])
+        weights: list[Any] = [tuple(weight * f for weight in coder.weights) for f in factors]
+        return [replace(coder, weights=each) for each in weights]
+
+    def scale_gradient(self, features: jax.Array) -> jax.Array:
+        """Return the features of a stage's RoIs, with its share of their gradient."""
+        if not self.heads:
+            return features
+        fixed = lax.stop_gradient(features)
+        return fixed + (features - fixed) / (1 + len(self.heads))
+
+    def train_stages(
+        self,
+        first: StageOutputs,
+        targets: Targets,
+        image_sizes: jax.Array,
+        run: RunHead,
+        coder: BoxCoder,
+    ) -> tuple[StageOutputs, ...]:
+        """Run the stages behind the first one. targets: with a B axis; image_sizes: [B, 2]."""
+        stages, coders = [first], self.coders(coder)
+        for i, head in enumerate(self.heads):
+            last = stages[-1]
+            boxes = refine(last.rois.boxes, last.box_deltas, image_sizes, coders[i])
+            valid = last.rois.valid & jnp.all(coder.sides(boxes) > 0, axis=-1)
+            boxes = jnp.where(valid[..., None], boxes, 0.0)
+
+            def label(boxes, valid, targets, i=i):
+                return label_rois(boxes, valid, targets, self.fg_iou_thresh[i], coders[i + 1])
+
+            rois = jax.vmap(label)(boxes, valid, targets)
+            stages.append(StageOutputs(rois, *run(head, boxes, valid)))
+        return tuple(stages[1:])
+
+    def predict_stages(
+        self,
+        logits: jax.Array,
+        deltas: jax.Array,
+        proposals: Proposals,
+        image_sizes: jax.Array,
+        run: RunHead,
+        coder: BoxCoder,
+        classifier: Classifier,
+    ) -> tuple[jax.Array, jax.Array, Proposals, BoxCoder]:
+        """Return logits of the mean scores, and deltas, boxes and coder of the last stage.
+
+        logits, deltas: of the box head, for `proposals`.
+        """
+        coders, all_logits = self.coders(coder), [logits]
+        for i, head in enumerate(self.heads):
+            boxes = refine(proposals.boxes, deltas, image_sizes, coders[i])
+            proposals = replace(proposals, boxes=boxes)
+            logits, deltas = run(head, boxes)
+            all_logits.append(logits)
+        return classifier.mean_logits(all_logits), deltas, proposals, coders[-1]
+
+
+def refine(
+    boxes: jax.Array, deltas: jax.Array, image_sizes: jax.Array, coder: BoxCoder
+) -> jax.Array:
+    """Move boxes [B, R, 4] by deltas [B, R, K + 1, 4] that all classes share, inside the image.
+
+    No gradient flows through them.
+    """
+    moved = coder.decode_rois(deltas[:, :, -1], boxes)
+    return lax.stop_gradient(jax.vmap(coder.clip)(moved, image_sizes))
+
+
+def label_rois(
+    boxes: jax.Array, valid: jax.Array, targets: Targets, fg_iou_thresh: float, coder: BoxCoder
+) -> SampledRoIs:
+    """Match one image's boxes [R, 4] to its ground truth; the others are background."""
+    iou = coder.iou(boxes, targets.boxes)
+    matched_idxs, labels = matching.match_rois(
+        iou, targets.valid, valid, fg_thresh=fg_iou_thresh, bg_thresh=fg_iou_thresh
+    )
+    foreground = labels == 1
+    deltas = coder.encode_rois(targets.boxes[matched_idxs], boxes)
+    return SampledRoIs(
+        boxes=boxes,
+        classes=jnp.where(foreground, targets.classes[matched_idxs], 0),
+        deltas=jnp.where(foreground[:, None], deltas, 0.0),
+        matched_idxs=matched_idxs,
+        foreground=foreground,
+        valid=valid,
+    )

@@ -1,0 +1,72 @@
+"""Feature pyramid from a single map (Li et al., "Exploring Plain Vision Transformer Backbones for
+Object Detection", 2022)."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax.typing import DTypeLike
+
+from mask_rcnn_jax.models.conv import Conv, UpConv
+from mask_rcnn_jax.models.init import fan_init
+from mask_rcnn_jax.models.norm import LIVE, Norm, make_norm, normalize
+from mask_rcnn_jax.ops.extent import ValidExtent
+
+
+class SimplePyramid(nn.Module):
+    """The last of the backbone's maps, of stride 16, to P2..P6; P6 subsamples P5 by 2.
+
+    Attributes:
+        channels: channels per pyramid map.
+        norm: norm behind every convolution, which then has no bias, see `models.norm`.
+    """
+
+    channels: int = 256
+    norm: Norm = "layer"
+    dtype: DTypeLike = jnp.float32
+
+    @property
+    def trains_batch_stats(self) -> bool:
+        """Whether training updates `batch_stats`."""
+        return self.norm in LIVE
+
+    @nn.compact
+    def __call__(
+        self, features: list[jax.Array], extent: ValidExtent, train: bool = False
+    ) -> list[jax.Array]:
+        """Convert the last map to strides 4..64, zero outside the valid extent."""
+        make = partial(make_norm, train=train, dtype=self.dtype)
+        fan_in = fan_init("linear")
+
+        def conv(kernel: int, name: str, x: jax.Array) -> jax.Array:
+            options: dict[str, Any] = dict(dtype=self.dtype, kernel_init=fan_in)
+            options |= dict(padding=kernel // 2, use_bias=self.norm == "none", name=name)
+            layer = Conv(self.channels, (kernel, kernel), **options)
+            norm = None if self.norm == "none" else make(self.norm)(name=f"{name}_norm")
+            return normalize(partial(layer, x), norm, self.channels, extent.inside(x.shape[1:3]))
+
+        def up(x: jax.Array, name: str) -> jax.Array:
+            batch, height, width, channels = x.shape
+            init = nn.initializers.variance_scaling(
+                1 / 3, "fan_in", "uniform", in_axis=2, out_axis=3
+            )
+            x = UpConv(channels // 2, self.dtype, init, name=name)(x)
+            return x.swapaxes(2, 3).reshape(batch, 2 * height, 2 * width, channels // 2)
+
+        x = features[-1]
+        larger = make("layer")(name="up2_norm")(up(x, "up2_first"))
+        larger = nn.gelu(larger.astype(jnp.float32), approximate=False).astype(self.dtype)
+        maps = {
+            2: up(larger, "up2_second"),
+            3: up(x, "up3_first"),
+            4: x,
+            5: nn.max_pool(x, (2, 2), (2, 2)),
+        }
+        pyramid = []
+        for level, scaled in maps.items():
+            lateral = conv(1, f"fpn_lateral{level}", scaled)
+            output = conv(3, f"fpn_output{level}", extent.mask(lateral))
+            pyramid.append(extent.mask(output))
+        return [*pyramid, pyramid[-1][:, ::2, ::2]]

@@ -1,0 +1,304 @@
+"""Three box heads in a row: detectron2's values on the model of test_strong_models.py, and what
+those do not cover."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mask_rcnn_jax.models.build import build_model, init_variables
+from mask_rcnn_jax.models.cascade import Cascade, label_rois, refine
+from mask_rcnn_jax.models.detect import detect_options
+from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
+from mask_rcnn_jax.models.roi_heads import BoxHead
+from mask_rcnn_jax.ops.boxes import BoxCoder
+from mask_rcnn_jax.ops.losses import box_losses
+from mask_rcnn_jax.structures import Batch, Proposals, Targets
+from mask_rcnn_jax.training.step import loss_options, loss_terms
+from mask_rcnn_jax.weights.convert import identify, to_flax
+from tests.helpers import assert_finite_tree, load_golden, tiny_batch, tiny_config
+from tests.models.test_strong_models import DETECTRON2, IMAGES, _targets, assert_near
+from tests.models.test_strong_models import inputs as _inputs
+from tests.models.test_strong_models import resized as _resized
+from tests.survivors import Survivors, pair_survivors
+
+CODER = BoxCoder()
+HEAD = BoxHead(2, class_agnostic=True)
+inputs, resized = _inputs, _resized  # fixtures
+
+
+@pytest.fixture(scope="module")
+def system():
+    return DETECTRON2
+
+
+def golden(phase):
+    return load_golden(f"modern/cascade_small_{phase}", whole=True)
+
+
+def config():
+    config = DETECTRON2.config()
+    box_head = dict(num_convs=0, num_fcs=2, channels=64, norm="none", class_agnostic=True)
+    config.model.update(box_head=box_head, cascade=dict(fg_iou_thresh=(0.6, 0.7)))
+    return config
+
+
+def weights():
+    trunk = {n: a for n, a in DETECTRON2.weights().items() if "roi_heads.box" not in n}
+    return trunk | golden("weights")
+
+
+@pytest.fixture(scope="module")
+def variables():
+    model = config().model
+    form = dict(norm=model.backbone.norm, eps=model.backbone.norm_eps, model=model)
+    loaded, source = to_flax(weights(), **form)
+    assert source == "detectron2"
+    return jax.tree.map(jnp.asarray, loaded)
+
+
+def given_proposals(phase):
+    prefix = "train_" if phase == "train" else ""
+    boxes = jnp.stack([golden(phase)[f"{prefix}proposals{i}"] for i in IMAGES])
+    return Proposals(boxes, jnp.ones(boxes.shape[:2]), jnp.ones(boxes.shape[:2], bool))
+
+
+@pytest.fixture(scope="module")
+def stages(variables, inputs):
+    """Boxes, logits and deltas of each stage, and what detections are made of."""
+
+    def run(model, images, sizes):
+        pyramid, extent = model.pyramid(images, sizes, train=False)
+        record = []
+
+        def run_head(head, boxes, _=None):
+            outputs = head(model.pool(pyramid, boxes, 7, extent))
+            record.append((boxes, *outputs))
+            return outputs
+
+        proposals = given_proposals("eval")
+        first = run_head(model.box_head, proposals.boxes)
+        logits, deltas, last, coder = model.cascade.predict_stages(
+            *first, proposals, sizes, run_head, model.box_coder, model.classifier
+        )
+        return record, jax.nn.softmax(logits), coder.decode_rois(deltas[:, :, 1], last.boxes)
+
+    model = build_model(config().model)
+    run_jitted = jax.jit(lambda v, *args: model.apply(v, *args, method=run))
+    return jax.device_get(run_jitted(variables, *inputs))
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_every_stage_in_prediction(stages, inputs, image):
+    expected, (record, scores, last) = golden("eval"), stages
+    height, width = inputs[1][image]
+    assert len(record) == 3
+    for k, (_, logits, deltas) in enumerate(record):
+        theirs = expected[f"stage{k}_cls_logits{image}"]
+        assert_near(logits[image], np.roll(theirs, 1, axis=1))
+        assert_near(deltas[image, :, 1], expected[f"stage{k}_box_deltas{image}"])
+        boxes = expected[f"stage{k}_boxes{image}"]
+        if k < 2:
+            boxes = np.clip(boxes, 0, [width, height, width, height])
+        ours = record[k + 1][0][image] if k < 2 else last[image]
+        np.testing.assert_allclose(ours, boxes, rtol=0, atol=1e-2)
+    theirs = np.roll(expected[f"mean_scores{image}"], 1, axis=1)
+    np.testing.assert_allclose(scores[image], theirs, rtol=0, atol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def detections(variables, inputs):
+    model, options = build_model(config().model), detect_options(config())
+    predict = jax.jit(lambda v, *args: model.apply(v, *args, detect=options, method="predict"))
+    return jax.device_get(predict(variables, *inputs))
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_detections(detections, image):
+    expected = golden("eval")
+    one = jax.tree.map(lambda leaf: leaf[image], detections)
+    ours = Survivors(*(leaf[one.valid] for leaf in (one.boxes, one.scores, one.classes)))
+    names = ("det_boxes_resized", "det_scores", "det_labels")
+    boxes, scores, labels = (expected[f"{name}{image}"] for name in names)
+    theirs = Survivors(boxes, scores, labels + 1)
+    close = dict(iou_thresh=0.5, box_close=1e-2, score_close=1e-4)
+    rows, their_rows = pair_survivors(ours, theirs, **close)
+    assert len(rows) == len(ours.scores) == len(scores) == 60
+    masks = one.masks[one.valid][rows]
+    theirs = expected[f"mask_probs{image}"][their_rows]
+    np.testing.assert_allclose(masks, theirs, rtol=0, atol=1e-2)
+
+
+@pytest.fixture(scope="module")
+def training(variables, inputs, resized):
+    """Outputs, losses and gradients with the first samples of each kind."""
+    targets = [_targets(DETECTRON2, i, resized[i][1]) for i in IMAGES]
+    batch = Batch(
+        images=inputs[0],
+        image_sizes=inputs[1],
+        scales=np.ones((2, 2), np.float32),
+        image_index=np.arange(2, dtype=np.int32),
+        targets=jax.tree.map(lambda *rows: np.stack(rows), *targets),
+    )
+    batch = jax.tree.map(jnp.asarray, batch)
+    model, options = build_model(config().model), loss_options(config())
+
+    def loss_fn(params):
+        outputs, _ = model.apply(
+            {**variables, "params": params}, batch, None, train=True, method="forward_train",
+            mutable=["batch_stats"],
+        )  # fmt: skip
+        terms = loss_terms(outputs, options, model.rpn.batch_size_per_image)
+        return terms["loss/total"], (outputs, terms)
+
+    proposals = given_proposals("train")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MaskRCNN, "propose", lambda *args, **options: proposals)
+        grads, rest = jax.jit(jax.grad(loss_fn, has_aux=True))(variables["params"])
+    return jax.device_get((*rest, grads))
+
+
+def test_losses_of_every_stage(training):
+    outputs, terms, _ = training
+    expected, totals = golden("train"), np.zeros(2)
+    rois = [outputs.rois, *(stage.rois for stage in outputs.stages)]
+    rois, heads = jax.tree.map(jnp.asarray, (rois, [outputs, *outputs.stages]))
+    for k, (roi, head) in enumerate(zip(rois, heads, strict=True)):
+        values = box_losses(
+            head.class_logits, head.box_deltas, roi.classes, roi.deltas, roi.valid,
+            loss_options(config()),
+        )  # fmt: skip
+        for j, name in enumerate(("cls", "box_reg")):
+            exact = float(expected[f"f64/loss_{name}_stage{k}"])
+            assert float(values[j]) == pytest.approx(exact, rel=2e-5), (k, name)
+            totals[j] += exact
+    names = {"rpn_cls": "rpn_cls", "rpn_box": "rpn_loc", "mask": "mask"}
+    for ours, theirs in names.items():
+        exact = float(expected[f"f64/loss_{theirs}"])
+        assert float(terms[f"loss/{ours}"]) == pytest.approx(exact, rel=2e-5), ours
+    assert float(terms["loss/box_cls"]) == pytest.approx(totals[0], rel=2e-5)
+    assert float(terms["loss/box_reg"]) == pytest.approx(totals[1], rel=2e-5)
+
+
+def test_gradient_norms(training):
+    expected, paths = golden("train"), identify(list(weights()))[1]
+    names = [str(name) for name in expected["param_names"]]
+    norms = dict(zip(names, expected["f64/grad_norm_total"], strict=True))
+    flat = {"/".join(k.key for k in path): leaf
+            for path, leaf in jax.tree_util.tree_leaves_with_path(training[2])}  # fmt: skip
+    assert len(names) == len(flat)
+    for name in names:
+        ours = np.linalg.norm(np.float64(flat[paths[name]]))
+        assert ours == pytest.approx(norms[name], rel=2e-3), name
+
+
+def targets_of(boxes, classes):
+    count = len(boxes)
+    return Targets(
+        jnp.float32(boxes), jnp.int32(classes), jnp.zeros((count, 2, 2)),
+        jnp.array(classes) > 0, jnp.zeros((count, 0, 3)),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("thresh", "classes"), [(0.5, [2, 2, 0, 0]), (0.6, [2, 2, 0, 0]),
+                                                 (0.7, [2, 0, 0, 0])])  # fmt: skip
+def test_boxes_are_labeled_anew(thresh, classes):
+    """IoU 1, .65, 0 with an object of 10 x 10 pixels, and padding on top of it."""
+    truth = targets_of([[0, 0, 10, 10], [50, 50, 90, 90]], [2, 0])
+    boxes = jnp.float32([[0, 0, 10, 10], [0, 0, 6.5, 10], [50, 50, 90, 90], [0, 0, 10, 10]])
+    rois = label_rois(boxes, jnp.array([1, 1, 1, 0], bool), truth, thresh, CODER)
+    assert rois.classes.tolist() == classes
+    np.testing.assert_array_equal(rois.foreground, np.array(classes) > 0)
+    np.testing.assert_array_equal(rois.valid, [True, True, True, False])
+    assert not rois.deltas[2:].any()
+    expected = CODER.encode_rois(truth.boxes[0], boxes[1]) * (classes[1] > 0)
+    np.testing.assert_allclose(rois.deltas[1], expected)
+
+
+def test_refined_boxes_stay_inside_without_gradient():
+    coder = Cascade((HEAD, HEAD), (0.6, 0.7)).coders(CODER)[2]
+    assert coder.weights == (30.0, 30.0, 15.0, 15.0)
+    boxes = jnp.float32([[[10, 10, 30, 20], [80, 80, 120, 100]]])
+    deltas = jnp.zeros((1, 2, 3, 4)).at[0, :, :, 0].set(30.0)  # one width to the right
+
+    def moved(deltas):
+        return refine(boxes, deltas, jnp.array([[100, 110]]), coder)
+
+    np.testing.assert_allclose(moved(deltas)[0], [[30, 10, 50, 20], [110, 80, 110, 100]])
+    assert not jax.grad(lambda d: moved(d).sum())(deltas).any()
+
+
+def test_features_keep_their_value_and_get_a_share_of_the_gradient():
+    x = jnp.float32([1.5, -2e5])
+    cascade = Cascade((HEAD, HEAD), (0.6, 0.7))
+    np.testing.assert_array_equal(cascade.scale_gradient(x), x)
+    grad = jax.grad(lambda x: (3 * cascade.scale_gradient(x)).sum())(x)
+    np.testing.assert_allclose(grad, [1, 1])
+    assert Cascade().scale_gradient(x) is x
+
+
+def tiny_cascade(**changes):
+    config = tiny_config()
+    config.model.box_head.class_agnostic = True
+    config.model.cascade.fg_iou_thresh = (0.6, 0.7)
+    config.model.update(changes)
+    return config
+
+
+@pytest.mark.parametrize("objects", [True, False])
+def test_a_batch_without_objects_and_boxes_outside_are_finite(objects):
+    """Without objects all RoIs of all stages are background; a wild head throws boxes out."""
+    config = tiny_cascade()
+    model = build_model(config.model)
+    variables = init_variables(model, 0)
+    names = set(variables["params"]["cascade"])
+    assert names == {"heads_0", "heads_1"}
+    variables["params"]["box_head"]["bbox_pred"]["bias"] += 1e3
+    batch = jax.tree.map(jnp.asarray, tiny_batch(2))
+    if not objects:
+        targets = jax.tree.map(jnp.zeros_like, batch.targets)
+        batch = batch.replace(targets=targets)
+    keys = jax.random.split(jax.random.key(0), 2)
+
+    def loss(params):
+        outputs = model.apply({**variables, "params": params}, batch, keys, train=True,
+                              method="forward_train", mutable=["batch_stats"])[0]  # fmt: skip
+        terms = loss_terms(outputs, loss_options(config), model.rpn.batch_size_per_image)
+        return terms["loss/total"], (terms, outputs)
+
+    grads, (terms, outputs) = jax.jit(jax.grad(loss, has_aux=True))(variables["params"])
+    assert_finite_tree((grads, terms))
+    first, second = (stage.rois for stage in outputs.stages)
+    assert (second.valid <= first.valid).all() and (first.valid <= outputs.rois.valid).all()
+    assert not first.valid.all()
+    assert not first.boxes[~first.valid].any()
+    if not objects:
+        assert not first.foreground.any() and not second.foreground.any()
+        assert float(terms["loss/box_reg"]) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        (
+            dict(fg_iou_thresh=(0.6,)),
+            r"model.cascade.weight_factors is \(2.0, 3.0\), expected one for each of",
+        ),
+        (dict(fg_iou_thresh=(0.6, 1.0)), r"model.cascade.fg_iou_thresh is \(0.6, 1.0\), expected"),
+        (
+            dict(fg_iou_thresh=(0.6, 0.7), weight_factors=(2.0, -3.0)),
+            r"model.cascade.weight_factors is \(2.0, -3.0\), expected above 0",
+        ),
+    ],
+)
+def test_stages_that_cannot_be_are_refused(section, message):
+    config = tiny_cascade()
+    config.model.cascade.update(section)
+    with pytest.raises(ValueError, match=message):
+        build_model(config.model)
+
+
+def test_stages_share_boxes_among_classes():
+    config = tiny_cascade(box_head=dict(class_agnostic=False))
+    with pytest.raises(ValueError, match="model.box_head.class_agnostic is False, expected True"):
+        build_model(config.model)
