@@ -54,6 +54,7 @@ def get_config(variant: str = "b") -> ConfigDict:
     if variant != size:
         config.model.box_head.class_agnostic = True
         config.model.cascade.fg_iou_thresh = (0.6, 0.7)
+    steps = STEPS * EPOCHS[size] // 100
     config.optim.update(
         name="adamw",
         learning_rate=1e-4,
@@ -63,8 +64,7 @@ def get_config(variant: str = "b") -> ConfigDict:
         layer_decay=LAYER_DECAYS[size],
         warmup_factor=0.001,
         warmup_until=WARMUP / STEPS,
-        decay_at=tuple(step / STEPS for step in DECAYS),
+        decay_at=tuple(step * EPOCHS[size] // 100 / steps for step in DECAYS),
     )
-    steps = STEPS * EPOCHS[size] // 100
     config.train.update(batch_size=64, steps=steps, precision="bfloat16")
     return config

@@ -23,7 +23,11 @@ VARIANTS = ("coco_detectron2:3x", "coco_nvidia_pytorch:bs64", "coco_nvidia_pytor
             "coco_detectron2:lsj_200ep", "coco_detectron2:lsj_400ep",
             "coco_detectron2:lsj_100ep_r101", "coco_detectron2:lsj_200ep_r101",
             "coco_detectron2:lsj_400ep_r101", "coco_detectron2:x101_3x",
-            "coco_detectron2:gn_3x", "lvis:lsj_100ep")  # fmt: skip
+            "coco_detectron2:gn_3x", "coco_detectron2:cascade_1x",
+            "coco_detectron2:cascade_3x", "lvis:lsj_100ep")  # fmt: skip
+TRANSFORMERS = ("coco_vitdet", "coco_vitdet:l", "coco_vitdet:h", "coco_vitdet:cascade_b",
+                "coco_vitdet:cascade_l", "coco_vitdet:cascade_h")  # fmt: skip
+OTHER_PARTS = ("model.backbone.", "model.fpn.")  # their sections have entries of their own
 
 
 def recipe(name: str):
@@ -31,10 +35,17 @@ def recipe(name: str):
     return load_config(f"{ROOT}/configs/{stem}.py" + (f":{variant}" if variant else ""))
 
 
-@pytest.mark.parametrize("name", [*SYSTEMS, *VARIANTS, "finetune", "lvis", "quickstart"])
+@pytest.mark.parametrize(
+    "name", [*SYSTEMS, *VARIANTS, *TRANSFORMERS, "finetune", "lvis", "quickstart"]
+)
 def test_every_recipe_has_the_same_entries_and_a_model(name):
     config, reference = recipe(name).to_dict(), recipe("coco").to_dict()
-    assert flatten(config).keys() == flatten(reference).keys()
+    ours, theirs = flatten(config).keys(), flatten(reference).keys()
+    if name in TRANSFORMERS:
+        ours, theirs = ({n for n in names if not n.startswith(OTHER_PARTS)}
+                        for names in (ours, theirs))  # fmt: skip
+        assert recipe(name).model.backbone.attention == "xla"
+    assert ours == theirs
     variables = abstract_variables(make_model(recipe(name), 90))
     assert variables["params"]["box_head"]["cls_score"]["bias"].shape == (91,)
     decays = config["optim"]["decay_at"]
@@ -49,6 +60,48 @@ def test_systems_have_the_published_number_of_parameters(name):
     params = abstract_variables(make_model(config, 90))["params"]
     norms = 0 if config.model.backbone.norm == "frozen" else 2 * 26_560
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == 44_401_393 + norms
+
+
+def test_the_learning_rate_of_vitdet():
+    schedule = make_schedule(recipe("coco_vitdet"))
+    golden = json.loads(shared("goldens/modern/schedules.json").read_text())["vitdet_b"]
+    assert recipe("coco_vitdet").train.steps == golden["max_iter"]
+    for step, rate in golden["lr"].items():
+        assert float(schedule(int(step))) == pytest.approx(rate, rel=1e-5), step
+    longest = recipe("coco_vitdet:h")
+    assert longest.train.steps == 138_281
+    assert round(longest.optim.warmup_until * longest.train.steps) == 187
+    steps = [round(share * longest.train.steps) for share in longest.optim.decay_at]
+    assert steps == [122_916, 133_159]
+
+
+@pytest.mark.parametrize(
+    ("size", "width", "far", "decay"),
+    [("b", 768, (2, 5, 8, 11), 0.7), ("l", 1024, (5, 11, 17, 23), 0.8),
+     ("h", 1280, (7, 15, 23, 31), 0.9)],
+)  # fmt: skip
+def test_the_transformers_of_vitdet(size, width, far, decay):
+    config = recipe(f"coco_vitdet:{size}")
+    backbone = config.model.backbone
+    assert (backbone.width, backbone.global_blocks) == (width, far)
+    assert backbone.depth == far[-1] + 1 and width // backbone.num_heads in (64, 80)
+    assert config.optim.layer_decay == decay
+    assert backbone.exempt_from_decay == (() if size == "h" else ("pos_embed", "norm1", "norm2"))
+
+
+@pytest.mark.parametrize("name", ["coco_detectron2:cascade_3x", "coco_vitdet:cascade_b"])
+def test_cascades(name):
+    """detectron2 counts 71,984,926 parameters for R-50, without what we have for background."""
+    config = recipe(name)
+    params = abstract_variables(make_model(config, 80))["params"]
+    heads = [params["box_head"], *params["cascade"].values()]
+    assert len(heads) == 3
+    assert all(head["bbox_pred"]["bias"].shape == (4,) for head in heads)
+    if "vitdet" in name:
+        assert all(head["norm4"]["scale"].shape == (256,) for head in heads)
+    else:
+        count = sum(leaf.size for leaf in jax.tree.leaves(params))
+        assert count == 71_984_926 + 256 + 1  # the mask
 
 
 @pytest.mark.parametrize("epochs", [100, 400])
@@ -90,7 +143,7 @@ def test_the_schedule_of_lvis(name, steps, rates):
         assert float(schedule(step)) == pytest.approx(rate, rel=1e-4), step
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", [*VARIANTS, *TRANSFORMERS[1:]])
 def test_a_variant_differs_and_an_unknown_one_is_refused(name):
     stem = name.partition(":")[0]
     assert recipe(name) != recipe(stem)

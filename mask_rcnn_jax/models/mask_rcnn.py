@@ -106,16 +106,8 @@ class MaskRCNN(nn.Module):
         pyramid, extent = self.pyramid(images, image_sizes, train=False)
         self.rpn_outputs(pyramid, extent)
         boxes = jnp.zeros((len(images), 1, 4))
-
-        def run(head: nn.Module, boxes: jax.Array) -> Any:
-            return head(self.pool(pyramid, boxes, BOX_SIZE, extent))
-
-        rows = boxes[..., 0]
-        proposals = Proposals(boxes=boxes, scores=rows, valid=rows > 0)
-        logits, deltas = run(self.box_head, boxes)
-        self.cascade.predict_stages(
-            logits, deltas, proposals, image_sizes, run, self.box_coder, self.classifier
-        )
+        proposals = Proposals(boxes=boxes, scores=boxes[..., 0], valid=boxes[..., 0] > 0)
+        self.box_outputs(pyramid, proposals, image_sizes, extent)
         if self.mask_head is not None:
             classes = jnp.zeros((len(images), 1), jnp.int32)
             self.mask_head(self.pool(pyramid, boxes, self.mask_roi_size, extent), classes)
@@ -195,25 +187,17 @@ class MaskRCNN(nn.Module):
         images: [B, H, W, 3] in 0..255, uint8 or float. image_sizes: [B, 2] (height, width).
         """
         pyramid, extent = self.pyramid(images, image_sizes, train=False)
-        logits, deltas = self.rpn_outputs(pyramid, extent)
-        proposals = self.propose(logits, deltas, image_sizes, extent, train=False)
-
-        def run(head: nn.Module, boxes: jax.Array) -> Any:
-            return head(self.pool(pyramid, boxes, BOX_SIZE, extent))
-
-        class_logits, box_deltas = run(self.box_head, proposals.boxes)
-        class_logits, box_deltas, proposals, coder = self.cascade.predict_stages(
-            class_logits, box_deltas, proposals, image_sizes, run, self.box_coder, self.classifier
-        )
+        rpn_logits, rpn_deltas = self.rpn_outputs(pyramid, extent)
+        proposals = self.propose(rpn_logits, rpn_deltas, image_sizes, extent, train=False)
+        logits, deltas, proposals, coder = self.box_outputs(pyramid, proposals, image_sizes, extent)
         options: dict[str, Any] = dict(coder=coder, implementation=self.implementation)
         options["classifier"] = self.classifier
-        selected = detect(class_logits, box_deltas, proposals, image_sizes, **options)
+        selected = detect(logits, deltas, proposals, image_sizes, **options)
         boxes, scores, classes, valid = selected
         masks = None
         if self.mask_head is not None:
-            pooled = self.pool(pyramid, boxes, self.mask_roi_size, extent)
-            mask_logits = self.mask_head(pooled, classes)
-            masks = jnp.where(valid[..., None, None], nn.sigmoid(mask_logits), 0.0)
+            logits = self.mask_head(self.pool(pyramid, boxes, self.mask_roi_size, extent), classes)
+            masks = jnp.where(valid[..., None, None], nn.sigmoid(logits), 0.0)
         return Detections(boxes=boxes, scores=scores, classes=classes, masks=masks, valid=valid)
 
     def pyramid(
@@ -268,6 +252,23 @@ class MaskRCNN(nn.Module):
         """Sample RoIs [B, R] for training."""
         sample = partial(self.sampling, coder=self.box_coder)
         return jax.vmap(sample)(keys, proposals, batch.targets)
+
+    def box_outputs(
+        self,
+        pyramid: list[jax.Array],
+        proposals: Proposals,
+        image_sizes: jax.Array,
+        extent: ValidExtent,
+    ) -> tuple[jax.Array, jax.Array, Proposals, BoxCoder]:
+        """Return class logits and deltas, and the boxes and coder that the deltas are for."""
+
+        def run(head: nn.Module, boxes: jax.Array) -> Any:
+            return head(self.pool(pyramid, boxes, BOX_SIZE, extent))
+
+        logits, deltas = run(self.box_head, proposals.boxes)
+        return self.cascade.predict_stages(
+            logits, deltas, proposals, image_sizes, run, self.box_coder, self.classifier
+        )
 
     def roi_mask_targets(self, rois: SampledRoIs, batch: Batch) -> jax.Array:
         """Compute the RoIs' mask targets [B, R, M, M] in 0..1."""
