@@ -9,7 +9,12 @@ from jax.sharding import AxisType
 
 from mask_rcnn_jax.deploy.compare import compare
 from mask_rcnn_jax.deploy.onnx import check_exportable
-from mask_rcnn_jax.models.build import build_model, init_variables, named_section
+from mask_rcnn_jax.models.build import (
+    abstract_variables,
+    build_model,
+    init_variables,
+    named_section,
+)
 from mask_rcnn_jax.models.detect import detect_options
 from mask_rcnn_jax.structures import Detections
 from mask_rcnn_jax.training.optim import build_optimizer
@@ -123,6 +128,23 @@ def test_it_exports_to_stablehlo_and_says_that_it_does_not_to_onnx():
     assert found.detections > 0 and found.within_tolerance
     with pytest.raises(ValueError, match="model.backbone is ViT, which it cannot convert; --form"):
         check_exportable(model, 1, (64, 128))
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        (
+            "backbone",
+            "model.fpn.name is 'simple', which takes a last map of stride 16; that of the",
+        ),
+        ("fpn", "model.fpn.name is 'fpn', which takes 4 maps; the backbone has 1"),
+    ],
+)
+def test_backbone_and_pyramid_must_fit(part, message):
+    config = small_config()
+    config.model[part] = tiny_config().model[part]
+    with pytest.raises(ValueError, match=message):
+        abstract_variables(build_model(config.model))
 
 
 def test_a_cascade_does_not_go_to_onnx():

@@ -48,6 +48,10 @@ class FPN(nn.Module):
             norm = make_norm(self.norm, train=train, dtype=self.dtype)(name=f"{name}_norm")
             return normalize(partial(layer, x), norm, self.channels, extent.inside(x.shape[1:3]))
 
+        if len(features) != 4:
+            raise ValueError(
+                f"model.fpn.name is 'fpn', which takes 4 maps; the backbone has {len(features)}"
+            )
         pyramid, top_down = [], None
         for level in range(5, 1, -1):
             lateral = conv(1, f"fpn_lateral{level}", features[level - 2])

@@ -14,6 +14,8 @@ from mask_rcnn_jax.models.init import fan_init
 from mask_rcnn_jax.models.norm import LIVE, Norm, make_norm, normalize
 from mask_rcnn_jax.ops.extent import ValidExtent
 
+STRIDE = 16  # of the map that it takes, pixels per cell
+
 
 class SimplePyramid(nn.Module):
     """The last of the backbone's maps, of stride 16, to P2..P6; P6 subsamples P5 by 2.
@@ -56,6 +58,12 @@ class SimplePyramid(nn.Module):
             return x.swapaxes(2, 3).reshape(batch, 2 * height, 2 * width, channels // 2)
 
         x = features[-1]
+        stride = -(-extent.canvas[0] // x.shape[1])
+        if stride != STRIDE:
+            raise ValueError(
+                f"model.fpn.name is 'simple', which takes a last map of stride {STRIDE}; that of the "
+                f"backbone has {stride}"
+            )
         larger = make("layer")(name="up2_norm")(up(x, "up2_first"))
         larger = nn.gelu(larger.astype(jnp.float32), approximate=False).astype(self.dtype)
         maps = {
