@@ -21,6 +21,7 @@ NAMES = [
     "coco_nvidia_tf1",
     "coco_tao",
     "coco_torchvision",
+    "coco_vitdet",
     "finetune",
     "lvis",
     "quickstart",

@@ -34,9 +34,9 @@ class StageOutputs:
 class Cascade(nn.Module):
     """Stages behind the box head, each with a head like it; without any, it is an ordinary R-CNN.
 
-    RoIs are sampled once. Each stage labels the boxes of the one before anew, drops empty ones, and
-    its gradient counts by one over the number of all stages in the features. Detections have the
-    boxes of the last stage, and the mean of the stages' scores.
+    RoIs are sampled once. Each stage matches the boxes of the one before, without empty ones, to
+    the ground truth. The gradient of each stage in the features is divided by the number of stages.
+    Detections have the boxes of the last stage and the mean of the stages' scores.
 
     Attributes:
         fg_iou_thresh: for each of these stages, the IoU of foreground RoIs; others are background.

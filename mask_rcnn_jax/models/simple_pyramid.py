@@ -61,8 +61,8 @@ class SimplePyramid(nn.Module):
         stride = -(-extent.canvas[0] // x.shape[1])
         if stride != STRIDE:
             raise ValueError(
-                f"model.fpn.name is 'simple', which takes a last map of stride {STRIDE}; that of the "
-                f"backbone has {stride}"
+                f"model.fpn.name is 'simple', which takes a last map of stride {STRIDE}; that of "
+                f"the backbone has {stride}"
             )
         larger = make("layer")(name="up2_norm")(up(x, "up2_first"))
         larger = nn.gelu(larger.astype(jnp.float32), approximate=False).astype(self.dtype)
