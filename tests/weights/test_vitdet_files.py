@@ -7,12 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
+from safetensors.numpy import save_file
 
 from mask_rcnn_jax.config import load_config
+from mask_rcnn_jax.export import export_weights
 from mask_rcnn_jax.formats import download
 from mask_rcnn_jax.models.build import abstract_variables, build_model
 from mask_rcnn_jax.weights import pretrained
-from mask_rcnn_jax.weights.convert import to_detectron2, to_flax
+from mask_rcnn_jax.weights.convert import to_detectron2, to_flax, to_ours_flat
 from mask_rcnn_jax.weights.expected_model import mismatches
 from mask_rcnn_jax.weights.pretrained import merge_into
 from mask_rcnn_jax.weights.restore import load_variables
@@ -134,13 +136,37 @@ def test_every_name_finds_a_place_of_its_shape(size, cascade):
         assert sorted(theirs) == sorted(known) or np.prod(theirs) == np.prod(known), name
 
 
-@pytest.mark.parametrize("variant", ["b", "cascade_b"])
-def test_a_small_model_goes_both_ways(variant):
+def small_detector(variant):
     config = config_for(variant, classes=3)
     config.model.backbone.update(width=24, depth=4, num_heads=3, global_blocks=(1, 3), window=4)
     config.model.backbone.update(image_size=64, pretrain_size=32)
     config.model.fpn.channels = config.model.rpn.channels = config.model.mask_head.channels = 8
     config.model.box_head.update(channels=16, conv_channels=8)
+    return config
+
+
+@pytest.mark.parametrize("variant", ["b", "cascade_b"])
+def test_a_small_model_is_exported(variant, tmp_path, capsys):
+    config = small_detector(variant)
+    shapes = abstract_variables(build_model(config.model))
+    rng = np.random.default_rng(0)
+    variables = jax.tree.map(lambda s: rng.uniform(0.5, 1, s.shape).astype(np.float32), shapes)
+    weights, output = tmp_path / "ours.safetensors", tmp_path / "theirs.pkl"
+    save_file(to_ours_flat(variables), weights)
+    export_weights(config, str(weights), "detectron2", str(output))
+    assert "read back, the largest difference is 0" in capsys.readouterr().out
+    loaded = load_variables(output, config)
+    np.testing.assert_array_equal(
+        loaded["params"]["backbone"]["block3"]["attn"]["rel_pos_w"],
+        variables["params"]["backbone"]["block3"]["attn"]["rel_pos_w"],
+    )
+    with pytest.raises(ValueError, match="model.backbone.name is 'vit', torchvision has resnet"):
+        export_weights(config, str(weights), "torchvision", str(weights))
+
+
+@pytest.mark.parametrize("variant", ["b", "cascade_b"])
+def test_a_small_model_goes_both_ways(variant):
+    config = small_detector(variant)
     model = build_model(config.model)
     shapes = abstract_variables(model)
     rng = np.random.default_rng(0)
