@@ -91,9 +91,9 @@ def test_dropped_paths_are_a_function_of_the_step(batch):
 
 @pytest.mark.slow
 def test_two_devices_drop_what_one_does(batch):
-    (one, first), (two, second) = (one_step(batch, devices=n) for n in (1, 2))
-    assert second["loss/rpn_cls"] == pytest.approx(float(first["loss/rpn_cls"]), rel=1e-5)
-    assert second["grad_norm"] == pytest.approx(float(first["grad_norm"]), rel=0.05)
+    (_, first), (_, second) = (one_step(batch, devices=n) for n in (1, 2))
+    for name in ("loss/rpn_cls", "loss/rpn_box"):  # normalized alike on any number of devices
+        assert second[name] == pytest.approx(float(first[name]), rel=1e-5), name
 
 
 @pytest.mark.slow
@@ -153,23 +153,3 @@ def test_a_cascade_does_not_go_to_onnx():
     config.model.cascade.fg_iou_thresh = (0.6, 0.7)
     with pytest.raises(ValueError, match="model.cascade.fg_iou_thresh has stages, which it cannot"):
         check_exportable(build_model(config.model), 1, (64, 64))
-
-
-@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
-def test_half_precision_predicts_much_the_same(precision):
-    config = small_config()
-    images = np.random.default_rng(0).integers(0, 256, (1, 64, 64, 3), np.uint8)
-    sizes = np.full((1, 2), 64, np.int32)
-    maps = []
-    for name in ("float32", precision):
-        model = build_model(config.model, precision=name)
-        variables = init_variables(model, 0)
-
-        def run(model, *inputs):
-            return model.pyramid(*inputs, train=False)[0]
-
-        apply = jax.jit(lambda v, *inputs, m=model, f=run: m.apply(v, *inputs, method=f))
-        maps.append(jax.device_get(apply(variables, images, sizes)))
-    assert_finite_tree(maps)
-    for exact, half in zip(*maps, strict=True):
-        assert np.abs(np.float32(half) - exact).max() < 0.1 * np.abs(exact).max()
