@@ -44,6 +44,7 @@ def run(tmp_path_factory):
     return folder / "run", config
 
 
+@pytest.mark.slow
 def test_training(run):
     workdir, _ = run
     records = read_metrics(workdir / "metrics.jsonl")
@@ -84,6 +85,7 @@ def test_inference(run):
     assert {"bbox", "score", "category_id", "image_id"} <= results[0].keys()
 
 
+@pytest.mark.slow
 def test_stablehlo(run):
     _, config = run
     config = config.copy_and_resolve_references()

@@ -74,6 +74,7 @@ def batch():
     return jax.tree.map(lambda x: x[:2], tiny_batch(3))  # both with objects
 
 
+@pytest.mark.slow
 def test_dropped_paths_are_a_function_of_the_step(batch):
     params, first = one_step(batch, devices=1)
     assert_finite_tree((params, first))
@@ -103,6 +104,7 @@ def test_recomputing_everything_changes_nothing(batch):
         assert float(recomputed[name]) == pytest.approx(float(value), rel=1e-4), name
 
 
+@pytest.mark.slow
 def test_it_exports_to_stablehlo_and_says_that_it_does_not_to_onnx():
     pytest.importorskip("flatbuffers")
     from mask_rcnn_jax.deploy.stablehlo import export_stablehlo, load_stablehlo

@@ -134,7 +134,7 @@ def _setup(config: Any, made: Batch) -> tuple[MaskRCNN, dict, Callable, Batch, V
     extent = valid_extent(batch.images.shape[1:3], batch.image_sizes, model.input.pad_multiple)
 
     def run(params, *args, **kwargs):
-        with jax.default_matmul_precision(model.matmul_precision):
+        with jax.default_matmul_precision(model.precision.matmul):
             return model.apply({**variables, "params": params}, *args, **kwargs)
 
     return model, variables["params"], run, batch, extent

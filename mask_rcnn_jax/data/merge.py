@@ -10,15 +10,15 @@ from mask_rcnn_jax.data.packed import PackedImages, concatenate
 
 
 class MergedDataset(CocoDataset):
-    """One or several COCO datasets with classes of their own numbering."""
+    """One or several COCO datasets, each with its own numbers for classes."""
 
 
 def merge(sets: Sequence[CocoDataset], class_map: Mapping[str, str]) -> MergedDataset:
     """Merge datasets whose images are files.
 
-    Classes of equal names are one. The classes of the first dataset come first, with their ids; new
-    names of the others follow, with ids above all others. The id of an image is "2:17" for image
-    17 of the second of several datasets.
+    Classes with equal names are one. The first dataset's classes come first, with their ids; new
+    names in the others follow, with ids above all others. With several datasets, the second one's
+    image 17 has the id "2:17".
 
     Args:
         sets: at least one.
@@ -48,7 +48,7 @@ def merge(sets: Sequence[CocoDataset], class_map: Mapping[str, str]) -> MergedDa
 def with_classes(
     dataset: CocoDataset, categories: Sequence[Mapping], class_map: Mapping[str, str]
 ) -> MergedDataset:
-    """Number the classes of a dataset as those that a model was trained on.
+    """Number a dataset's classes as those that a model was trained on.
 
     Args:
         categories: `[{"id", "name"}, ...]`, class 1 first. Some may not occur in the dataset.
@@ -86,7 +86,7 @@ def _merged(
 def _new_classes(
     dataset: CocoDataset, class_map: Mapping[str, str], names: list[str]
 ) -> np.ndarray:
-    """The new class of each class 0..K of a dataset, 0 for background and gaps."""
+    """Return the new class for each class 0..K in a dataset, 0 for background and gaps."""
     table = np.zeros(len(dataset.class_names) + 1, np.int32)
     for index, name in enumerate(dataset.class_names, start=1):
         new = class_map.get(name, name)

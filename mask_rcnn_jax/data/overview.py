@@ -13,7 +13,7 @@ from mask_rcnn_jax.data.transforms import training_objects
 
 
 def image_ids(dataset: Dataset) -> list[int | str]:
-    """Return the ids of all images."""
+    """Return all images' ids."""
     images = dataset.images
     if isinstance(images, PackedImages):
         return list(map(images.id, range(len(images))))
@@ -21,7 +21,7 @@ def image_ids(dataset: Dataset) -> list[int | str]:
 
 
 def image_id(images: Sequence[ImageRecord], index: int) -> int | str:
-    """Return the id of an image."""
+    """Return an image's id."""
     return images.id(index) if isinstance(images, PackedImages) else images[index].id
 
 

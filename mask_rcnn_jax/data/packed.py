@@ -1,4 +1,4 @@
-"""Images and objects as a few arrays, which take a tenth of the memory and can be shared."""
+"""Images and objects as a few arrays, which take a tenth as much memory and can be shared."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, pairwise
@@ -50,13 +50,13 @@ class PackedImages(Sequence[ImageRecord]):
         return self._record(places)
 
     def id(self, index: int) -> int | str:
-        """The id of an image."""
+        """Return an image's id."""
         if "id_bounds" in self.arrays:
             return _decode(self.arrays["ids"], self.arrays["id_bounds"], index)
         return int(self.arrays["ids"][index])
 
     def file_name(self, index: int) -> str:
-        """The file name of an image."""
+        """Return an image's file name."""
         return _decode(self.arrays["names"], self.arrays["name_bounds"], index)
 
     @property
@@ -75,12 +75,12 @@ class PackedImages(Sequence[ImageRecord]):
         return FREQUENCIES[place] if place >= 0 else None
 
     def objects(self, index: int) -> slice:
-        """The rows of an image's objects."""
+        """Return the rows for an image's objects."""
         first, last = self.arrays["object_bounds"][index : index + 2].tolist()
         return slice(first, last)
 
     def vertices(self) -> np.ndarray:
-        """[N] vertices of each object's polygons, 0 for codes."""
+        """[N] vertices in each object's polygons, 0 for codes."""
         arrays = self.arrays
         firsts = np.where(arrays["are_codes"], 0, arrays["firsts"])
         lasts = np.where(arrays["are_codes"], 0, arrays["firsts"] + arrays["counts"])
@@ -236,7 +236,7 @@ def concatenate(
 
 
 def _texts(ids: Sequence[int | str], names: Sequence[str]) -> dict[str, list[np.ndarray]]:
-    """The arrays of ids and file names."""
+    """Pack ids and file names."""
     arrays = dict(zip(("names", "name_bounds"), _encode(names), strict=True))
     if any(isinstance(i, str) for i in ids):
         return arrays | dict(zip(("ids", "id_bounds"), _encode(ids), strict=True))
@@ -246,7 +246,7 @@ def _texts(ids: Sequence[int | str], names: Sequence[str]) -> dict[str, list[np.
 def _labels(
     content: dict[str, Any], class_of: Mapping[int | str, int]
 ) -> dict[str, list[np.ndarray]]:
-    """The arrays of LVIS's labels."""
+    """Pack LVIS's labels."""
     arrays = {}
     for name, key in zip(LABELS, IMAGE_KEYS, strict=True):
         ids = [entry.get(key, []) for entry in content["images"]]

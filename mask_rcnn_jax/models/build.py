@@ -12,7 +12,7 @@ from mask_rcnn_jax import parts
 from mask_rcnn_jax.models.cascade import Cascade
 from mask_rcnn_jax.models.fpn import FPN
 from mask_rcnn_jax.models.image_input import ImageInput
-from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
+from mask_rcnn_jax.models.mask_rcnn import MaskRCNN, Precision
 from mask_rcnn_jax.models.mask_targets import MaskTargets
 from mask_rcnn_jax.models.resnet import ResNet
 from mask_rcnn_jax.models.roi_heads import BoxHead, MaskHead
@@ -25,12 +25,12 @@ from mask_rcnn_jax.ops.boxes import BoxCoder
 from mask_rcnn_jax.ops.classifier import Classifier
 from mask_rcnn_jax.ops.roi_align import RoIAlign
 
-# Computation dtype and float32 matmul precision; GPUs round to tf32 unless float32 is requested.
+# GPUs round to tf32 unless float32 is requested.
 PRECISIONS = {
-    "float32": (jnp.float32, "float32"),
-    "tf32": (jnp.float32, "tensorfloat32"),
-    "bfloat16": (jnp.bfloat16, None),
-    "float16": (jnp.float16, None),
+    "float32": Precision(jnp.float32, "float32"),
+    "tf32": Precision(jnp.float32, "tensorfloat32"),
+    "bfloat16": Precision(jnp.bfloat16),
+    "float16": Precision(jnp.float16),
 }
 IMPLEMENTATIONS = {"auto": None, "xla": "xla", "pallas": "pallas"}
 # Parts recomputed in the backward pass instead of kept in memory.
@@ -123,7 +123,7 @@ def build_model(
     unknown = set(config) - {"num_classes", "init_from", *PARTS, *BUILDERS}
     if unknown:
         raise ValueError(f"model has no entry {min(unknown)!r}")
-    dtype, matmul_precision = PRECISIONS[precision]
+    dtype = PRECISIONS[precision].dtype
     given: dict[str, Any] = dict(dtype=dtype, image_counts=image_counts)
     built = {
         name: parts.build(part, config.get(name, {}), f"model.{name}", **given)
@@ -148,8 +148,7 @@ def build_model(
     return MaskRCNN(
         **built,
         rpn_head=rpn_head(built["anchors"].per_cell, **rpn_options),
-        dtype=dtype,
-        matmul_precision=matmul_precision,
+        precision=PRECISIONS[precision],
         implementation=IMPLEMENTATIONS[implementation],
     )
 

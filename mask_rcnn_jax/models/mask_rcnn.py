@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any, no_type_check
 
@@ -27,14 +28,22 @@ from mask_rcnn_jax.structures import Batch, Detections, Proposals
 BOX_SIZE, MASK_SIZE = 7, 14  # RoIAlign output size for the box and mask heads
 
 
+@dataclass(frozen=True)
+class Precision:
+    """Computation dtype, and what GPUs may round float32 products to."""
+
+    dtype: DTypeLike = jnp.float32  # parameters are float32
+    matmul: str | None = None  # see jax.default_matmul_precision
+
+
 def _in_precision(method):
-    """Run a model method at its `matmul_precision`, including gradients."""
+    """Run a model method at its `precision.matmul`, including gradients."""
 
     @wraps(method)
     def wrapped(self, *args, **kwargs):
-        if self.matmul_precision is None:
+        if self.precision.matmul is None:
             return method(self, *args, **kwargs)
-        with jax.default_matmul_precision(self.matmul_precision):
+        with jax.default_matmul_precision(self.precision.matmul):
             return method(self, *args, **kwargs)
 
     return wrapped
@@ -97,8 +106,7 @@ class MaskRCNN(nn.Module):
     mask_head: nn.Module | None
     mask_targets: MaskTargets
     classifier: Classifier = SOFTMAX
-    dtype: DTypeLike = jnp.float32  # computation dtype; parameters are float32
-    matmul_precision: str | None = None  # for float32, see jax.default_matmul_precision
+    precision: Precision = Precision()
     implementation: str | None = None  # for RoIAlign, NMS, polygon targets; see ops.dispatch
 
     def init_all(self, images: jax.Array, image_sizes: jax.Array) -> None:
@@ -217,7 +225,7 @@ class MaskRCNN(nn.Module):
         taken = inspect.signature(type(self.backbone).__call__).parameters
         given = {"extent": extent, "keys": keys}
         options = {name: value for name, value in given.items() if name in taken}
-        maps = self.backbone(x.astype(self.dtype), train=train, **options)
+        maps = self.backbone(x.astype(self.precision.dtype), train=train, **options)
         return self.fpn(maps, extent, train=train), extent
 
     def rpn_outputs(

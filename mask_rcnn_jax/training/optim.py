@@ -22,12 +22,12 @@ class Optimizer:
 
     Attributes:
         name: the optimizer.
-        momentum: of "sgd".
+        momentum: for "sgd".
         rate_in_velocity: multiply what enters the velocity by the rate, so that a lower rate only
             slows what is added from there on (Keras, NVIDIA's TensorFlow 2 example), instead of
             the velocity itself (torch). Of "sgd".
-        betas: decays of the averages of the gradient and of its square. Of "adamw".
-        eps: added to the root of the average square. Of "adamw".
+        betas: ("adamw") decay rates for the averages: gradient, and its square.
+        eps: ("adamw") added to the average square's root.
         weight_decay: times the parameter, added to the gradient ("sgd") or to the step before it
             is multiplied by the rate (decoupled, "adamw").
         decay_on: names of the parameters that decay, of "kernel", "bias", a norm's "scale",
@@ -120,7 +120,7 @@ def build_optimizer(
 
 
 def make_schedule(config: Mapping[str, Any]) -> optax.Schedule:
-    """The learning rate as a function of the step."""
+    """Return the learning rate by step."""
     train = config["train"]
     return optim_options(config).rates(train["batch_size"], train["steps"])
 

@@ -20,12 +20,11 @@ class Schedule:
         reference_batch: the global batch that `learning_rate` is for.
         warmup_until: the fraction of `train.steps` at which the warm-up ends.
         warmup_factor: the first step's share of the peak.
-        schedule: "steps": the peak, lower from each of `decay_at` on; "cosine"; "polynomial".
-        decay_at: fractions of `train.steps` from which on the rate is lower. Of "steps".
-        decay_levels: the share of the peak from each of `decay_at` on. Of "steps".
-        end_factor: the share of the peak at the end. Of "cosine" and "polynomial".
-        power: exponent of the remaining fraction of the steps; 1 is a straight line. Of
-            "polynomial".
+        schedule: "steps": the peak, lower from each `decay_at` on; "cosine"; "polynomial".
+        decay_at: ("steps") fractions of `train.steps` from which on the rate is lower.
+        decay_levels: ("steps") the peak's factor from each `decay_at` on.
+        end_factor: ("cosine", "polynomial") the peak's factor at the end.
+        power: ("polynomial") exponent of the remaining fraction; 1 is a straight line.
     """
 
     learning_rate: float = 0.02
@@ -58,7 +57,7 @@ class Schedule:
             raise ValueError(f"power is {self.power}, expected above 0")
 
     def rates(self, batch_size: int, steps: int) -> optax.Schedule:
-        """The learning rate as a function of the step, for a global batch and a run's length."""
+        """Return the learning rate by step, for a global batch and a run's length."""
         peak = self.learning_rate * batch_size / self.reference_batch
         start, warmup_end = peak * self.warmup_factor, round(self.warmup_until * steps)
         if self.schedule == "steps":

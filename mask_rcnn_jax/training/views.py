@@ -148,7 +148,7 @@ def _masks(
 ) -> jax.Array:
     """Mask probabilities [B, D, 28, 28] of given boxes [B, D, 4] and classes."""
     assert model.mask_head is not None
-    with jax.default_matmul_precision(model.matmul_precision):
+    with jax.default_matmul_precision(model.precision.matmul):
         pyramid, extent = model.pyramid(images, image_sizes, train=False)
         pooled = model.pool(pyramid, boxes, model.mask_roi_size, extent)
         return nn.sigmoid(model.mask_head(pooled, classes))

@@ -107,4 +107,7 @@ def test_every_entry_of_a_config_is_listed_with_meaning_and_choices(capsys):
     config = flatten(load_config("quickstart"))
     assert [line.split(" = ")[0] for line in text.splitlines() if line[0] != " "] == list(config)
     assert "model.rpn.channels = 48\n    " in text
-    assert "'frozen', 'affine', 'batch', 'group'." in " ".join(text.split())
+    assert (
+        "'frozen', 'affine', 'batch', 'sync_batch', 'naive_sync_batch', 'group', 'layer'."
+        in " ".join(text.split())
+    )

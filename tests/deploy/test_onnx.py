@@ -211,9 +211,13 @@ STRONG = {
         },
     ),
 }
+COSTLY = ("class-agnostic boxes", "groups of channels")
 
 
-@pytest.mark.parametrize(("recipe", "changes"), STRONG.values(), ids=STRONG)
+@pytest.mark.parametrize(
+    ("recipe", "changes"),
+    [pytest.param(*STRONG[n], id=n, marks=[pytest.mark.slow] * (n in COSTLY)) for n in STRONG],
+)
 def test_strong_models_match_jax(recipe, changes):
     heads = {"model.fpn.channels": 32, "model.mask_head.channels": 32} | changes
     heads = {name.replace(".", "__"): value for name, value in heads.items()}

@@ -36,6 +36,7 @@ def federated_model():
     return build_model(config.model, image_counts=tuple(range(30)))
 
 
+@pytest.mark.slow
 def test_the_loss_is_the_same_on_any_number_of_devices():
     model, batch = federated_model(), jax.tree.map(lambda x: x[:4], tiny_batch(5))
     variables = init_variables(model, 0)
@@ -100,6 +101,7 @@ def trained(files, tmp_path_factory):
     return config, workdir
 
 
+@pytest.mark.slow
 def test_a_run_logs_the_groups_of_classes(trained, capsys):
     _, workdir = trained
     record = read_metrics(workdir / "metrics.jsonl")[-1]
