@@ -79,7 +79,7 @@ def learns_boxes_only(config: Mapping[str, Any]) -> bool:
 
 def has_masks(config: Mapping[str, Any]) -> bool:
     """Check whether a config's model finds masks, not boxes alone."""
-    return config["model"]["mask_head"]["name"] != "none"
+    return config["model"].get("mask_head", {}).get("name") != "none"
 
 
 def annotation_file(data: Mapping[str, Any], split: str) -> str:
