@@ -61,6 +61,7 @@ def test_training(run):
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_evaluation_of_a_dataset_with_masks(run, tmp_path):
     """It scores boxes, although there are masks that could be scored."""
     workdir, _ = run

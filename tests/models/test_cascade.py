@@ -245,7 +245,7 @@ def tiny_cascade(**changes):
     return config
 
 
-@pytest.mark.parametrize("objects", [True, False])
+@pytest.mark.parametrize("objects", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_batch_without_objects_and_boxes_outside_are_finite(objects):
     """Without objects all RoIs of all stages are background; a wild head throws boxes out."""
     config = tiny_cascade()

@@ -118,6 +118,7 @@ def test_a_run_logs_the_groups_of_classes(trained, capsys):
     assert len(losses) == STEPS and np.isfinite(losses).all()
 
 
+@pytest.mark.slow
 def test_evaluate_gives_the_same_numbers_and_prints_them(trained, tmp_path, capsys):
     config, workdir = trained
     expected = json.loads((workdir / f"eval/{STEPS}/metrics.json").read_text())
