@@ -71,6 +71,7 @@ def test_evaluation_of_a_dataset_with_masks(run, tmp_path):
     assert "AP" in scores and not [name for name in scores if name.startswith("mask_")]
 
 
+@pytest.mark.slow
 def test_inference(run):
     workdir, _ = run
     config = mrcnn.load_config(workdir)

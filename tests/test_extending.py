@@ -118,6 +118,7 @@ def test_dataset(run_example, images, capsys):
     assert (workdir / "eval" / "2" / "report.html").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_augmentation(run_example, images):
     found = run_example("augmentation")
     assert steps_of(images / "runs" / "turned")[-1] == 2
@@ -136,6 +137,7 @@ def json_folder(images):
     return re.search(r'val_images="(.*?)"', recipe)[1]
 
 
+@pytest.mark.slow
 def test_optimizer(run_example, images):
     run_example("optimizer")
     records = read_metrics(images / "runs" / "cosine" / "metrics.jsonl")

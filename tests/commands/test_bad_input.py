@@ -526,6 +526,7 @@ def test_a_mistake_found_after_the_run_was_opened_is_one_line_too(sound, tmp_pat
     assert done.stderr.count("\n") == 1, done.stderr
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_checkpoint(
     trained, tmp_path, cache
 ):

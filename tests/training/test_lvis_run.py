@@ -89,13 +89,18 @@ def files(tmp_path_factory):
     return found
 
 
-@pytest.fixture(scope="module")
-def trained(files, tmp_path_factory):
-    config, workdir = small_config(), tmp_path_factory.mktemp("run") / "run"
+def lvis_config(files):
+    config = small_config()
     config.data.update(files, repeat_threshold=0.5)
     config.model.update(classifier=FEDERATED | {"federated_classes": 3})
     config.eval.update(protocol="lvis", score_threshold=0.0, detections_per_image=20)
     config.eval.update(loss_images=0, pictures=0)
+    return config
+
+
+@pytest.fixture(scope="module")
+def trained(files, tmp_path_factory):
+    config, workdir = lvis_config(files), tmp_path_factory.mktemp("run") / "run"
     state = train(config, workdir)
     assert int(state.step) == STEPS
     return config, workdir
@@ -135,21 +140,33 @@ def test_evaluate_gives_the_same_numbers_and_prints_them(trained, tmp_path, caps
         evaluate_results(tmp_path / "bbox_results.json", config, output=tmp_path, report=True)
 
 
-def test_a_set_without_labels_cannot_be_scored_so(trained, files, tmp_path, monkeypatch):
-    config, workdir = trained
+@pytest.fixture
+def unlabeled(files, tmp_path):
+    """A config whose validation images have no classes that are known to be absent."""
     content = json.loads(Path(files["val_json"]).read_text())
     for image in content["images"]:
         del image["neg_category_ids"]
     path = tmp_path / "val.json"
     path.write_text(json.dumps(content))
+    config = lvis_config(files)
     config.data.val_json = str(path)
+    return config
+
+
+MESSAGE = r"val.json: images\[0\] lacks 'neg_category_ids' "
+
+
+def test_a_set_without_labels_cannot_be_scored_so(unlabeled, tmp_path):
     (tmp_path / "results.json").write_text("[]")
-    message = r"val.json: images\[0\] lacks 'neg_category_ids' "
-    with pytest.raises(ValueError, match=message):
-        evaluate_results(tmp_path / "results.json", config)
-    with monkeypatch.context() as patch:  # nothing is detected before
-        patch.setattr(evaluator, "detect", None)
-        with pytest.raises(ValueError, match=message):
-            evaluate(workdir, config, output=tmp_path)
-    with pytest.raises(ValueError, match=message):
-        make_validation(config, load_split(config.data, "val"), federated_model(), None, tmp_path)
+    with pytest.raises(ValueError, match=MESSAGE):
+        evaluate_results(tmp_path / "results.json", unlabeled)
+    val_set = load_split(unlabeled.data, "val")
+    with pytest.raises(ValueError, match=MESSAGE):
+        make_validation(unlabeled, val_set, federated_model(), None, tmp_path)
+
+
+@pytest.mark.slow
+def test_nothing_is_detected_before_that_is_said(trained, unlabeled, tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluator, "detect", None)
+    with pytest.raises(ValueError, match=MESSAGE):
+        evaluate(trained[1], unlabeled, output=tmp_path)
