@@ -22,7 +22,7 @@ class CopyPaste:
     """Paste objects of a second image, which goes through the kinds before this one as well.
 
     Of n objects, n are drawn with replacement, so that about 63% are pasted. Crowds and objects
-    without a mask are not.
+    without a mask in the image are not.
 
     Attributes:
         probability: probability for an image.
@@ -47,11 +47,12 @@ class CopyPaste:
         if not candidates:
             return base
         drawn = np.unique(rng.integers(len(candidates), size=len(candidates)))
-        pasted = [candidates[i] for i in drawn]
-        covered = np.zeros((height, width), np.uint8)
-        for annotation in pasted:
+        pasted, covered = [], np.zeros((height, width), np.uint8)
+        for annotation in (candidates[i] for i in drawn):
             mask, (x, y) = _crop(annotation, base.size)
-            covered[y : y + mask.shape[0], x : x + mask.shape[1]] |= mask
+            if mask.any():
+                covered[y : y + mask.shape[0], x : x + mask.shape[1]] |= mask
+                pasted.append(annotation)
         if self.blend:
             cv2.dilate(covered, BLEND, covered)
         image = base.image.copy()
@@ -81,11 +82,16 @@ class CopyPaste:
 
 
 def _crop(annotation: Annotation, size: tuple[int, int]) -> tuple[np.ndarray, tuple[int, int]]:
-    """Return an object's mask in a window around it, uint8, and the window's (x, y)."""
+    """Return an object's mask in a window around it, uint8, and the window's (x, y).
+
+    The mask of an object beyond the border has no pixel.
+    """
     segmentation = annotation.segmentation
     x, y, width, height = segmentation_box(segmentation, *size)
     x1, y1 = max(0, math.floor(x) - 1), max(0, math.floor(y) - 1)
     x2, y2 = min(size[1], math.ceil(x + width) + 1), min(size[0], math.ceil(y + height) + 1)
+    if x2 <= x1 or y2 <= y1:
+        return np.zeros((0, 0), np.uint8), (0, 0)
     if isinstance(segmentation, dict):
         return annotation.mask(*size)[y1:y2, x1:x2], (x1, y1)
     parts = [(part.reshape(-1, 2) - (x1, y1)).reshape(-1) for part in segmentation]

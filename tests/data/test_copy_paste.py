@@ -113,6 +113,17 @@ def test_a_second_image_that_cannot_be_read_changes_nothing(kind, calls):
     assert augmented([kind], (3,), dataset, 0, given) is given  # without a set to draw from
 
 
+@pytest.mark.parametrize("x", [100, 31.5, 30.25, -60])
+def test_outlines_beyond_the_border_are_not_pasted_and_not_covered(x):
+    outline = (np.array([x, 5, x + 20, 5, x + 20, 15], np.float32),)
+    beyond, near = replace(rectangle(5, 5, 9, 9), segmentation=outline), rectangle(2, 2, 4, 4)
+    source = Example(filled(200), (beyond, near))
+    result = CopyPaste(blend=False).paste(Example(filled(1), (beyond,)), source, Draw([0, 1]))
+    assert result.objects == (beyond, near) and (result.image == 200).sum() == 4 * 3
+    result = CopyPaste(boxes="pixels").paste(Example(filled(1), (beyond,)), source, Draw([0, 0]))
+    assert result.objects == () and (result.image == 1).all()
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_outlines_are_cut_as_their_whole_masks_are(seed):
     rng = np.random.default_rng(seed)
