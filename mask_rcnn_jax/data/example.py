@@ -62,7 +62,7 @@ def _mapped(annotation: Annotation, affine: Affine, size: tuple[int, int]) -> An
     if isinstance(annotation.segmentation, dict):
         segmentation, covered, extent = _map_code(annotation.segmentation, affine, size)
     else:
-        segmentation, covered, extent = _map_polygons(annotation.segmentation, affine)
+        segmentation, covered, extent = _map_polygons(annotation.segmentation, affine, size)
     recomputes = affine.tight or not is_axis_aligned(affine.matrix)
     if recomputes and annotation.segmentation:
         if extent is None:
@@ -89,21 +89,28 @@ def _map_box(box: np.ndarray, affine: Affine) -> np.ndarray:
 
 
 def _map_polygons(
-    polygons: Any, affine: Affine
+    polygons: Any, affine: Affine, size: tuple[int, int]
 ) -> tuple[Segmentation, float | None, np.ndarray | None]:
-    """Return the polygons on the canvas, their area if they are cut, and their extent."""
-    parts, cut = [], False
-    for part in polygons:
-        points = transform(affine.matrix, np.asarray(part, np.float64).reshape(-1, 2))
-        inside = clip_polygon(points, affine.size)
-        cut = cut or len(inside) != 1 or inside[0] is not points
-        parts += inside
+    """Return the polygons on the canvas, their area if they are cut, and their extent.
+
+    What lies beyond the image does not come onto the canvas, as it does not with codes.
+    """
+    whole = [np.asarray(part, np.float64).reshape(-1, 2) for part in polygons]
+    shown, cut_first = _clip(whole, size)
+    parts, cut_then = _clip([transform(affine.matrix, part) for part in shown], affine.size)
     if not parts:
         return (), 0.0 if polygons else None, None
     points = np.concatenate(parts)
     extent = np.concatenate([points.min(axis=0), points.max(axis=0)])
-    covered = sum(map(area, parts)) if cut else None
+    covered = sum(map(area, parts)) if cut_first or cut_then else None
     return tuple(part.astype(np.float32).reshape(-1) for part in parts), covered, extent
+
+
+def _clip(polygons: list[np.ndarray], size: tuple[int, int]) -> tuple[list[np.ndarray], bool]:
+    """Return the parts of polygons inside (height, width), and whether any of them is cut."""
+    clipped = [clip_polygon(points, size) for points in polygons]
+    cut = any(len(p) != 1 or p[0] is not old for p, old in zip(clipped, polygons, strict=True))
+    return [part for parts in clipped for part in parts], cut
 
 
 def _map_code(

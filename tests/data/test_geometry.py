@@ -338,6 +338,22 @@ def test_tight_boxes_follow_the_mask_and_clipped_ones_the_box():
     np.testing.assert_allclose(tight.box, [2, 2, 12, 12])
 
 
+@pytest.mark.parametrize("tight", [True, False])
+def test_outlines_end_where_the_image_does(tight):
+    """Beyond it there is padding, which no object covers."""
+    size = 100, 200
+    right = Annotation.from_polygons([[[150, 10], [260, 10], [260, 50], [150, 50]]], 1, size)
+    (found,) = map_objects((right,), draw(FixedSizeCrop((400, 400)), size), size)
+    np.testing.assert_allclose(found.box, [150, 10, 200, 50])
+    assert found.area == 50 * 40 and found.mask(400, 400).sum() == 50 * 40
+    left = Annotation.from_polygons([[[-50, 20], [30, 20], [30, 60], [-50, 60]]], 1, size)
+    shifted = Affine(diagonal(1, 1, 60, 0), size, tight=tight)
+    (found,) = map_objects((left,), shifted, size)
+    np.testing.assert_allclose(found.box, [60, 20, 90, 60])
+    np.testing.assert_array_equal(found.mask(*size)[:, 60:], left.mask(*size)[:, :140])
+    assert not found.mask(*size)[:, :60].any()
+
+
 def test_a_sliver_of_a_box_that_its_outline_leaves_far_is_dropped():
     """Training draws outlines into their boxes, which would take gigabytes."""
     wide = Annotation.from_polygons([[[0, 0], [30, 0], [30, 30], [0, 30]]], 1, (40, 40))
