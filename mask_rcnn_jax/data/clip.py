@@ -2,7 +2,7 @@
 
 import numpy as np
 
-MIN_AREA = 1e-6  # square pixels; less is a line or a point
+MIN_SIDE = 1e-6  # pixels; what is narrower is a line along the border, or a point
 
 
 def clip_polygon(points: np.ndarray, size: tuple[int, int]) -> list[np.ndarray]:
@@ -21,7 +21,10 @@ def clip_polygon(points: np.ndarray, size: tuple[int, int]) -> list[np.ndarray]:
 
 
 def area(points: np.ndarray) -> float:
-    """Return the area inside a polygon [n, 2] that does not cross itself."""
+    """Return the area inside a polygon [n, 2].
+
+    If it crosses itself, lobes of opposite directions cancel.
+    """
     x, y = (points - points[0]).T
     return abs(float(x @ np.roll(y, -1) - y @ np.roll(x, -1))) / 2
 
@@ -43,7 +46,7 @@ def _halve(points: np.ndarray, axis: int, limit: float, sign: float) -> list[np.
     for first, last in zip(enters, leaves, strict=True):
         ends = [_crossing(points, distance, i, axis, limit) for i in (first, last)]
         chains.append(np.concatenate([ends[:1], points[first + 1 : last + 1], ends[1:]]))
-    return [loop for loop in _join(chains, 1 - axis) if area(loop) > MIN_AREA]
+    return [loop for loop in _join(chains, 1 - axis) if np.ptp(loop, axis=0).min() > MIN_SIDE]
 
 
 def _crossing(

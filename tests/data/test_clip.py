@@ -85,6 +85,18 @@ def star(rng, count):
     return [15, 10] + radius * np.stack([np.cos(angle), np.sin(angle)], axis=1)
 
 
+BOW = np.array([[5, -4], [25, 12], [25, -4], [5, 12.0]])
+
+
+@pytest.mark.parametrize("points", [BOW, BOW[:, ::-1] + [-4, 0], BOW - [12, 0]])
+def test_lobes_that_cancel_are_kept(points):
+    parts = clip_polygon(points, SIZE)
+    x, y = grid(10, (0, 0), (30, 20))
+    covered = sum(inside(part, x, y).astype(int) for part in parts) % 2 == 1
+    np.testing.assert_array_equal(covered, inside(points, x, y))
+    assert covered.any()
+
+
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("simple", [True, False])
 def test_the_parts_cover_the_same_points_as_the_polygon(seed, simple):
