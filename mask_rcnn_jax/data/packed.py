@@ -71,7 +71,8 @@ class PackedImages(Sequence[ImageRecord]):
 
     def frequency(self, class_index: int) -> str | None:
         """Return "r", "c" or "f", None if unknown; only with `has_labels`."""
-        place = int(self.arrays["frequencies"][class_index])
+        frequencies = self.arrays["frequencies"]  # up to the last class of the json
+        place = int(frequencies[class_index]) if class_index < len(frequencies) else -1
         return FREQUENCIES[place] if place >= 0 else None
 
     def objects(self, index: int) -> slice:

@@ -175,6 +175,15 @@ def test_merged_classes_keep_their_labels_and_are_scored(tmp_path):
     assert metrics["APc"] == metrics["AP"] > 0 and metrics["APr"] == metrics["APf"] == -1
 
 
+def test_a_class_without_a_category_in_the_set_has_no_frequency(tmp_path):
+    categories = [{"id": k, "name": name} for k, name in enumerate(("cat", "dog", "zebra", "yak"))]
+    merged = with_classes(load_coco(*write_lvis(tmp_path)), categories, {})
+    content = ground_truth(merged).content
+    assert [entry.get("frequency") for entry in content["categories"]] == ["r", "c", "f", None]
+    with pytest.raises(ValueError, match=r"categories\[3\] has frequency None, expected"):
+        score(ground_truth(merged), [], None, protocol="lvis")
+
+
 def test_two_sets_keep_labels_only_if_both_have_them(tmp_path):
     folders = [tmp_path / name for name in "abc"]
     for folder in folders:
