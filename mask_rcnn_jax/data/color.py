@@ -9,7 +9,6 @@ from mask_rcnn_jax.data.example import Example
 from mask_rcnn_jax.data.geometry import check_probability
 
 _LUMA = np.array([0.299, 0.587, 0.114])  # of red, green and blue
-_HUES = 256  # of cv2's full range
 
 
 @dataclass(frozen=True)
@@ -104,9 +103,12 @@ class Hue:
         shift = _draw((-self.shift, self.shift), self.probability, rng)
         if shift is None:
             return example
-        values = cv2.cvtColor(example.image, cv2.COLOR_RGB2HSV_FULL)
-        values[..., 0] += np.uint8(round(shift * _HUES) % _HUES)
-        return replace(example, image=cv2.cvtColor(values, cv2.COLOR_HSV2RGB_FULL))
+        # The hues of 8-bit images would be integers, up to ten gray levels away.
+        values = cv2.cvtColor(example.image.astype(np.float32), cv2.COLOR_RGB2HSV)
+        hue = values[..., 0] + shift % 1 * 360  # degrees
+        values[..., 0] = np.where(hue < 360, hue, hue - 360)
+        image = np.rint(cv2.cvtColor(values, cv2.COLOR_HSV2RGB)).astype(np.uint8)
+        return replace(example, image=image)
 
 
 def _draw(
