@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from mask_rcnn_jax.data.affine import Affine
 from mask_rcnn_jax.data.copy_paste import CopyPaste
 from mask_rcnn_jax.data.dataset import Dataset, annotation_fault, image_name, is_boxes_only
 from mask_rcnn_jax.data.example import Example
@@ -37,12 +38,14 @@ def augmented(
     Affine maps at the end of a list are left pending.
 
     Raises:
-        ValueError: a function failed, or its result cannot be trained on.
+        ValueError: a kind failed, or its result cannot be trained on.
     """
-    call = partial(
-        _call, image_name(dataset, index), len(dataset.class_names), is_boxes_only(dataset)
-    )
-    return _apply(as_kinds(augment), example, np.random.default_rng(seed), partner, call)
+    fault = partial(_fault, len(dataset.class_names), is_boxes_only(dataset))
+    try:
+        return _apply(as_kinds(augment), example, np.random.default_rng(seed), partner, fault)
+    except _Failed as error:  # the name of an image costs a record
+        where = image_name(dataset, index)
+        raise ValueError(f"{where}: augment {error}") from error.__cause__
 
 
 def as_kinds(augment: Kind | Sequence[Kind] | None) -> tuple[Kind, ...]:
@@ -57,40 +60,43 @@ def _apply(
     example: Example,
     rng: np.random.Generator,
     partner: Partner | None,
-    call: Callable[..., Example],
+    fault: Callable[[Any, Example], str | None],
 ) -> Example:
     for number, kind in enumerate(kinds):
         if isinstance(kind, Geometry):
-            example = example.then(kind.affine(rng, example.size))
+            example = example.then(_affine(kind, rng, example.size))
         elif isinstance(kind, CopyPaste):
             source = partner(rng) if partner and rng.random() < kind.probability else None
             if source is not None:
-                source = _apply(kinds[:number], source, rng, partner, call)
+                source = _apply(kinds[:number], source, rng, partner, fault)
                 example = kind.paste(example.read(), source.read(), rng)
         else:
-            example = call(kind, example.read(), rng)
+            before = example.read()
+            example = _call(kind, Example(before.image.copy(), before.objects), rng)
+            if found := fault(example, before):
+                raise _Failed(f"returned {found}")
     return example
 
 
-def _call(
-    where: str,
-    num_classes: int,
-    boxes_only: bool,
-    augment: Augment,
-    example: Example,
-    rng: np.random.Generator,
-) -> Example:
-    """Call a function on a copy of the image, and check its result."""
+class _Failed(Exception):
+    """A kind failed or returned what cannot be trained on; the message says so of "augment"."""
+
+
+def _affine(kind: Geometry, rng: np.random.Generator, size: tuple[int, int]) -> Affine:
+    affine = _call(kind.affine, rng, size)
+    if not isinstance(affine, Affine):
+        raise _Failed(f"returned {type(affine).__name__}, expected an Affine")
+    return affine
+
+
+def _call(function: Callable, *arguments: Any) -> Any:
     try:
-        result = augment(Example(example.image.copy(), example.objects), rng)
-    except Exception as error:  # of somebody else's code
-        raise ValueError(f"{where}: augment failed: {type(error).__name__}: {error}") from error
-    if fault := _fault(result, example, num_classes, boxes_only):
-        raise ValueError(f"{where}: augment returned {fault}")
-    return result
+        return function(*arguments)
+    except Exception as error:
+        raise _Failed(f"failed: {type(error).__name__}: {error}") from error
 
 
-def _fault(example: Any, before: Example, num_classes: int, boxes_only: bool) -> str | None:
+def _fault(num_classes: int, boxes_only: bool, example: Any, before: Example) -> str | None:
     if not isinstance(example, Example):
         return f"{type(example).__name__}, expected an Example"
     image = example.image

@@ -170,6 +170,32 @@ def test_an_augmentation_that_fails_names_the_image(workers):
         train_batches(ShapeSet("train", 3), 1, SQUARE, augment=fails, workers=workers)
 
 
+class BadMap:
+    """A kind whose map cannot be had."""
+
+    def affine(self, rng, size):
+        raise KeyError("no such map")
+
+
+class NoMap:
+    """A kind whose map is none."""
+
+    def affine(self, rng, size):
+        return None
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (BadMap(), "failed: KeyError: 'no such map'"),
+        (NoMap(), "returned NoneType, expected an Affine"),
+    ],
+)
+def test_a_map_that_fails_names_the_image(kind, message):
+    with pytest.raises(ValueError, match=f"ShapeSet: image '000000.jpg': augment {message}"):
+        loaded(ShapeSet("train", 1), 0, kind)
+
+
 def rows(batches):
     """Per step all rows of all processes: (image, its first pixel, its objects)."""
     return [
