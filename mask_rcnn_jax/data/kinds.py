@@ -1,7 +1,7 @@
 """The list of augmentations: from a config, or given in its place."""
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from mask_rcnn_jax import parts
@@ -50,6 +50,11 @@ def describe() -> dict[str, parts.Entry]:
     }
 
 
+@dataclass(frozen=True)
+class _Names:
+    augment: tuple[str, ...] = ()  # runs of earlier versions have no such entry
+
+
 def resolve_augment(config: Any, augment: Kind | Sequence[Kind] | None) -> tuple[Kind, ...]:
     """Return the list of a config, or a given one, which the config's `data` section then names.
 
@@ -60,44 +65,77 @@ def resolve_augment(config: Any, augment: Kind | Sequence[Kind] | None) -> tuple
         return build_augment(config["data"])
     kinds = as_kinds(augment)
     config["data"].update(_described(kinds))
-    _check_flips(config["data"])
+    _check(kinds, config["data"])
     return kinds
 
 
 def build_augment(data: Mapping[str, Any]) -> tuple[Kind, ...]:
     """Build the list of a config's `data` section; errors as from `resolve_augment`."""
-    _check_flips(data)
-    names = data.get("augment", ())  # runs of earlier versions have no such entry
-    return tuple(_build(name, data) for name in names)
+    names = parts.pick(_Names, data, "data").augment
+    kinds = tuple(_build(name, data) for name in names)
+    _check(kinds, data)
+    return kinds
 
 
 def _build(name: str, data: Mapping[str, Any]) -> Kind:
     found = parts.find(name, KINDS, "data.augment")
     if name in KINDS:
         return parts.build(found, data.get(name, {}), f"data.{name}")
-    return found() if isinstance(found, type) else found
+    try:
+        kind = found() if isinstance(found, type) else found
+    except TypeError as error:
+        raise ValueError(f"data.augment is {name!r}: {error}") from error
+    if not _is_kind(kind):
+        raise ValueError(f"data.augment is {name!r}, which is {kind!r}, {_EXPECTED}")
+    return kind
 
 
-def _check_flips(data: Mapping[str, Any]) -> None:
-    if "horizontal_flip" in data.get("augment", ()) and data["flip_probability"]:
+_EXPECTED = "expected a kind of augmentation or a function of (example, rng)"
+
+
+def _is_kind(value: Any) -> bool:
+    is_class = isinstance(value, type)
+    return not is_class and (callable(value) or isinstance(value, Geometry | CopyPaste))
+
+
+def _check(kinds: Sequence[Kind], data: Mapping[str, Any]) -> None:
+    """Raise ValueError for kinds that do not fit the other entries."""
+    if any(isinstance(kind, HorizontalFlip) for kind in kinds) and data["flip_probability"]:
         raise ValueError(
             f"data.flip_probability is {data['flip_probability']}, expected 0 if data.augment has "
             "'horizontal_flip': images would be mirrored twice"
         )
+    crops = [type(kind) for kind in kinds if isinstance(kind, FixedSizeCrop)]
+    if crops and "fixed_size_crop" not in data["augment"]:
+        found = f"{crops[0].__module__}:{crops[0].__qualname__}"
+        expected = "expected 'fixed_size_crop', whose size is the canvas in training"
+        raise ValueError(f"data.augment has '{found}', {expected}")
 
 
 def _described(kinds: Sequence[Kind]) -> dict[str, Any]:
     """Return the entries of the `data` section for a list."""
-    names, sections = [], {}
+    names: list[str] = []
+    sections: dict[str, dict[str, Any]] = {}
     name_of = {part: name for name, part in KINDS.items()}
     for number, kind in enumerate(kinds):
-        if type(kind) in name_of:
-            names.append(name_of[type(kind)])
-            sections[names[-1]] = dataclasses.asdict(kind)  # type: ignore[arg-type]
-        elif callable(kind) or isinstance(kind, Geometry):
-            named = kind if hasattr(kind, "__qualname__") else type(kind)
-            names.append(f"{named.__module__}:{named.__qualname__}")
-        else:
-            expected = "expected a kind of augmentation or a function of (example, rng)"
+        if not _is_kind(kind):
+            raise ValueError(f"augment has {kind!r} at place {number}, {_EXPECTED}")
+        if type(kind) not in name_of:
+            names.append(_name(kind))
+            continue
+        names.append(name_of[type(kind)])
+        entries = asdict(kind)  # type: ignore[arg-type]
+        if sections.setdefault(names[-1], entries) != entries:
+            expected = "expected the same entries as before: a config has them once"
             raise ValueError(f"augment has {kind!r} at place {number}, {expected}")
     return {"augment": tuple(names), **sections}
+
+
+def _name(kind: Any) -> str:
+    """Return the name of a function or class, with a note if it alone does not make the kind."""
+    if hasattr(kind, "__qualname__"):
+        return f"{kind.__module__}:{kind.__qualname__}"
+    part = type(kind)
+    name = f"{part.__module__}:{part.__qualname__}"
+    takes_values = part.__init__ is not object.__init__ or part.__new__ is not object.__new__
+    return f"{name}, given as augment" if takes_values else name

@@ -2,6 +2,7 @@
 
 import pickle
 from dataclasses import asdict, replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from tests.memory_set import ShapeSet
 
 SQUARE = ExampleOptions(image_size=(64, 64), resize="fit", max_instances=6, mask_size=8)
 LSJ = ("scale_jitter", "fixed_size_crop")
+PATH = "mask_rcnn_jax.data.geometry"
 
 
 def config_with(**entries):
@@ -96,12 +98,24 @@ def test_a_kind_from_outside_becomes_part_of_the_map():
             {"augment": LSJ, "fixed_size_crop.boxes": "none"},
             "data.fixed_size_crop.boxes is 'none', expected one of .'tight', 'clip'",
         ),
+        ({"augment": (f"{PATH}:HorizontalFlip",)}, "data.flip_probability is 0.5, expected 0 if"),
+        (
+            {"augment": (f"{PATH}:FixedSizeCrop",)},
+            f"data.augment has '{PATH}:FixedSizeCrop', expected 'fixed_size_crop', whose size is",
+        ),
+        ({"augment": ("os:sep",)}, "data.augment is 'os:sep', which is '/', expected a kind of"),
+        ({"augment": ("functools:partial",)}, "data.augment is 'functools:partial': type 'par"),
+        ({"augment": (1,)}, r"data.augment is \(1,\), expected tuple\[str, ...\]"),
+        ({"augment": "hue"}, r"data.augment is 'hue', expected tuple\[str, ...\]"),
     ],
 )
 def test_wrong_entries_are_named(entries, words):
-    config = load_config("quickstart", {f"data.{name}": value for name, value in entries.items()})
+    config = load_config("quickstart").to_dict()
+    for name, value in entries.items():
+        section, _, entry = name.rpartition(".")
+        (config["data"][section] if section else config["data"])[entry] = value
     with pytest.raises(ValueError, match=words) as error:
-        build_augment(config.data)
+        build_augment(config["data"])
     assert "\n" not in str(error.value)
 
 
@@ -121,6 +135,40 @@ def test_a_list_given_in_python_takes_the_place_of_the_configs_and_is_recorded()
     assert config.data.augment == ()
     with pytest.raises(ValueError, match="augment has 5 at place 1, expected a kind of augmentat"):
         resolve_augment(config, [both, 5])
+
+
+class LargeCrop(FixedSizeCrop):
+    """A kind whose size the config does not have."""
+
+
+@pytest.mark.parametrize(
+    "kinds, words",
+    [
+        ([both, Rotation], "augment has <class .*Rotation'> at place 1, expected a kind"),
+        (
+            [Rotation(5), both, Rotation(30)],
+            r"Rotation\(degrees=30.* at place 2, expected the same",
+        ),
+        (
+            [LargeCrop((640, 640))],
+            "data.augment has '.*:LargeCrop', expected 'fixed_size_crop'",
+        ),
+    ],
+)
+def test_lists_that_the_config_would_record_as_others_are_refused(kinds, words):
+    with pytest.raises(ValueError, match=words) as error:
+        resolve_augment(config_with(), kinds)
+    assert "\n" not in str(error.value)
+
+
+def test_a_kind_that_its_name_does_not_make_is_recorded_as_given():
+    config = config_with()
+    kinds = [partial(both), Rotation(5), Rotation(5)]
+    assert resolve_augment(config, kinds) == tuple(kinds)
+    given = "functools:partial, given as augment"
+    assert config.data.augment == (given, "rotation", "rotation")
+    with pytest.raises(ValueError, match=f"data.augment is '{given}': module"):
+        build_augment(config.data)
 
 
 def test_the_config_of_an_earlier_version_has_no_such_entries():
