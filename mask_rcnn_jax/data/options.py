@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from mask_rcnn_jax import parts
+from mask_rcnn_jax.data.geometry import FixedSizeCrop
 from mask_rcnn_jax.data.repeat import Repeats
 
 # Feature map sizes then halve exactly from level to level (strides 4 to 64).
@@ -138,7 +139,8 @@ def train_options(config: Mapping[str, Any]) -> ExampleOptions:
     options, data = example_options(config), config["data"]
     if "fixed_size_crop" not in data.get("augment", ()):
         return options
-    height, width = map(_canvas_side, data["fixed_size_crop"]["size"])
+    crop = parts.build(FixedSizeCrop, data["fixed_size_crop"], "data.fixed_size_crop")
+    height, width = map(_canvas_side, crop.size)
     resize: dict[str, Any] = {"resize": "keep", "resize_rounding": "floor", "short_sides": ()}
     # Whole pixel values take a quarter of the memory.
     pixels: dict[str, Any] = {"image_dtype": "uint8", "antialias": True}

@@ -3,7 +3,7 @@ import pickle
 import pytest
 from ml_collections import ConfigDict
 
-from mask_rcnn_jax.data.options import ExampleOptions, example_options
+from mask_rcnn_jax.data.options import ExampleOptions, example_options, train_options
 
 FIT = {"image_size": (128, 192), "resize": "fit", "max_instances": 3}
 EDGE = {"image_size": (100, 160), "resize": "shortest_edge", "max_instances": 3}
@@ -75,4 +75,12 @@ def test_options_travel_to_worker_processes():
 def test_value_without_meaning_is_named(entries, words):
     with pytest.raises(ValueError, match=words) as error:
         options_of(entries)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("size", [(512,), (0, 512), 512, ("a", "b")])
+def test_a_wrong_crop_size_is_named(size):
+    data = FIT | {"augment": ("fixed_size_crop",), "fixed_size_crop": {"size": size}}
+    with pytest.raises(ValueError, match=r"^data.fixed_size_crop.size is ") as error:
+        train_options({"data": data, "model": {"box_coder": {"inclusive": "none"}}})
     assert "\n" not in str(error.value)
