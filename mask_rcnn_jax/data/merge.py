@@ -13,7 +13,9 @@ class MergedDataset(CocoDataset):
     """One or several COCO datasets, each with its own numbers for classes."""
 
 
-def merge(sets: Sequence[CocoDataset], class_map: Mapping[str, str]) -> MergedDataset:
+def merge(
+    sets: Sequence[CocoDataset], class_map: Mapping[str, str], *, class_ids: str = "contiguous"
+) -> MergedDataset:
     """Merge datasets whose images are files.
 
     Classes with equal names are one. The first dataset's classes come first, with their ids; new
@@ -23,9 +25,12 @@ def merge(sets: Sequence[CocoDataset], class_map: Mapping[str, str]) -> MergedDa
     Args:
         sets: at least one.
         class_map: names that are replaced before classes are merged.
+        class_ids: as the datasets were loaded. With "raw", a class of the first dataset that the
+            map makes another one leaves the class "unused 12" behind.
 
     Raises:
-        ValueError: a name of the map is of no dataset, or a json is given twice.
+        ValueError: a name of the map is of no dataset, a json is given twice, or there is no id for
+            a new class.
     """
     paths = [os.path.realpath(dataset.json_path) for dataset in sets]
     if twice := [path for path in paths if paths.count(path) > 1]:
@@ -33,15 +38,26 @@ def merge(sets: Sequence[CocoDataset], class_map: Mapping[str, str]) -> MergedDa
     known = {name for dataset in sets for name in dataset.class_names}
     if unknown := sorted(class_map.keys() - known):
         raise ValueError(f"data.class_map has {unknown[0]!r}, expected one of {sorted(known)}")
+    first, *more = sets
     ids: dict[str, int | str] = {}
-    for number, dataset in enumerate(sets):
+    for category_id, name in zip(first.category_ids, first.class_names, strict=True):
+        new = class_map.get(name, name)
+        if new in ids and class_ids == "raw":
+            new = f"unused {category_id}"
+        ids.setdefault(new, category_id)
+    for dataset in more:
         for category_id, name in zip(dataset.category_ids, dataset.class_names, strict=True):
-            if number and name == f"unused {category_id}":
-                continue  # a gap between raw class ids
-            new = category_id
-            if number:
-                new = 1 + max((i for i in ids.values() if isinstance(i, int)), default=0)
-            ids.setdefault(class_map.get(name, name), new)
+            new = class_map.get(name, name)
+            if new in ids or name == f"unused {category_id}":
+                continue  # known, or a gap between raw class ids
+            used = list(ids.values())
+            numbers = [i for i in used if isinstance(i, int)]
+            if len(numbers) < len(used):
+                raise ValueError(
+                    f"data.more_train: {dataset.json_path} has the class {new!r}, for which there "
+                    f"is no id: those of {first.json_path} are strings, expected whole numbers"
+                )
+            ids[new] = 1 + max(numbers, default=0)
     return _merged(sets, class_map, ids)
 
 

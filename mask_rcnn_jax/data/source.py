@@ -22,7 +22,7 @@ def load_train(data: Mapping[str, Any], *, boxes_only: bool = False) -> CocoData
         return first
     checks = {name: data[name] for name in ("bad_annotations", "class_ids")}
     more = [load_coco(*paths, boxes_only=boxes_only, **checks) for paths in sets.more_train]
-    return merge([first, *more], dict(sets.class_map))
+    return merge([first, *more], dict(sets.class_map), class_ids=data["class_ids"])
 
 
 def load_val(

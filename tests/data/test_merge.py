@@ -138,6 +138,36 @@ def test_raw_class_ids_stay_those_of_the_first_set(two):
     assert classes == [[7], [3], [7], [8, 3], []]
 
 
+def test_raw_class_ids_stay_where_a_map_makes_two_classes_one(tmp_path):
+    names = {1: "car", 2: "truck", 4: "boat"}
+    classes = [{"id": i, "name": name} for i, name in names.items()]
+    objects = [rectangle(2, 3, 9, 8, category_id=i) for i in names]
+    files = write_coco(tmp_path, annotations=objects, categories=classes)
+    config = tiny_config().data
+    config.update(train_json=str(files[0]), train_images=str(files[1]))
+    for new, class_map in (("car", {"truck": "car"}), ("lorry", {"truck": "lorry"})):
+        config.update(class_ids="raw", class_map=tuple(class_map.items()))
+        dataset = load_train(config)
+        second = "unused 2" if new == "car" else new
+        assert dataset.class_names == ("car", second, "unused 3", "boat")
+        assert dataset.category_ids == (1, 2, 3, 4)
+        classes = [a.class_index for a in dataset.images[0].annotations]
+        assert classes == [1, 1 if new == "car" else 2, 4]
+        check_dataset(dataset, "train_set")
+    config.update(class_ids="contiguous", class_map=(("truck", "car"),))
+    assert categories(load_train(config)) == [{"id": 1, "name": "car"}, {"id": 4, "name": "boat"}]
+
+
+def test_ids_that_are_strings_leave_no_room_for_new_classes(two, tmp_path):
+    objects = [rectangle(2, 3, 9, 8, category_id="x")]
+    classes = [{"id": "x", "name": "dog"}, {"id": "y", "name": "cat"}]
+    first = load_coco(*write_coco(tmp_path, annotations=objects, categories=classes))
+    expected = r"data.more_train: .*b/instances.json has the class 'puma', .* are strings"
+    with pytest.raises(ValueError, match=expected):
+        merge([first, load_coco(*two[1])], {})
+    assert merge([first, load_coco(*two[1])], {"puma": "cat"}).category_ids == ("x", "y")
+
+
 def test_a_set_to_evaluate_takes_the_numbers_of_training(two):
     training = [{"id": 3, "name": "cat"}, {"id": 7, "name": "dog"}, {"id": 8, "name": "puma"}]
     val = with_classes(load_coco(*two[1]), training, {})
