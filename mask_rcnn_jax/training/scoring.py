@@ -16,7 +16,7 @@ from mask_rcnn_jax.data.coco import CocoDataset
 from mask_rcnn_jax.data.dataset import Dataset, check_classes, check_dataset, dataset_name
 from mask_rcnn_jax.data.images import decode_image
 from mask_rcnn_jax.data.loader import EvalLoader
-from mask_rcnn_jax.data.options import example_options
+from mask_rcnn_jax.data.options import example_options, train_sets
 from mask_rcnn_jax.data.overview import image_ids
 from mask_rcnn_jax.data.source import annotation_file, learns_boxes_only, load_split, load_val
 from mask_rcnn_jax.data.views import ViewLoader, scaled_options
@@ -121,10 +121,18 @@ def evaluate_results(
 
     Returns:
         The COCO metrics of the types of result that the file holds, as `evaluate` names them.
+
+    Raises:
+        ValueError: the config merges classes, so that the set's ids may not be those of results.
     """
     if report and not output:
         raise ValueError("--report with --results needs --output, where report.html is written")
     config = resolve_config(config)
+    sets = train_sets(config.data)
+    for name in ("more_train", "class_map"):
+        if value := getattr(sets, name):
+            advice = "since the category ids of results are taken as those of data.val_json"
+            raise ValueError(f"data.{name} is {value}, expected () with --results, {advice}")
     engine = configured_engine(config)
     protocol = coco_evaluation.configured_protocol(config, report=report)
     boxes, masks = coco_evaluation.split_results(coco_evaluation.load_results(results_json))

@@ -20,6 +20,7 @@ from mask_rcnn_jax.data.overview import image_ids
 from mask_rcnn_jax.data.source import load_train, load_val
 from mask_rcnn_jax.formats.shapes import uncompressed_rle
 from mask_rcnn_jax.training.evaluator import score
+from mask_rcnn_jax.training.scoring import evaluate_results
 from mask_rcnn_jax.training.setup import open_datasets
 from tests.data.small_set import rectangle, write_coco
 from tests.helpers import tiny_config
@@ -258,6 +259,15 @@ def test_mistakes_are_named(two, data, message):
     with pytest.raises((ValueError, FileNotFoundError), match=message) as error:
         load_train(config_of(two, **data).data)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [("more_train", {}), ("class_map", {"more_train": (), "class_map": (("puma", "cat"),)})],
+)
+def test_results_are_not_scored_by_ids_that_may_be_others(two, tmp_path, name, data):
+    with pytest.raises(ValueError, match=rf"data.{name} is .*, expected \(\) with --results"):
+        evaluate_results(tmp_path / "results.json", config_of(two, **data))
 
 
 def test_a_json_that_comes_twice_is_refused(two):
