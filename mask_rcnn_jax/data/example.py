@@ -42,11 +42,11 @@ class Example:
                 affine = compose(self.pending, affine)
         return replace(example, pending=affine)
 
-    def read(self) -> "Example":
-        """Return the example with the pending map applied."""
+    def read(self, out: np.ndarray | None = None) -> "Example":
+        """Return the example with the pending map applied, its image in `out` if there is one."""
         if self.pending is None:
             return self
-        image = warp_image(self.image, self.pending)
+        image = warp_image(self.image, self.pending, out)
         return Example(image, map_objects(self.objects, self.pending, self.image.shape[:2]))
 
 

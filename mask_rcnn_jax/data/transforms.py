@@ -16,6 +16,9 @@ from mask_rcnn_jax.data.resize import resize_image, resize_mask, resize_plan
 from mask_rcnn_jax.data.segmentation import crop_mask, polygon_vertices
 from mask_rcnn_jax.structures import Batch, Targets
 
+# Pixels that a mapped box may be off. Masks are drawn into boxes, which must not be that narrow.
+ROUNDING = 0.01
+
 
 def load_example(
     dataset: Dataset, index: int, options: ExampleOptions, short_side: int | None = None
@@ -52,19 +55,24 @@ def load_row(
     plan = resize_plan(*example.size, options, short_side, canvas=batch.images.shape[1:3])
     batch.image_sizes[row] = plan.size
     batch.scales[row] = plan.scale
-    if example.pending is not None:
-        if not moves_whole_pixels(example.pending.matrix):  # it is resampled anyway: only once
-            example = example.then(scaling(example.size, plan.size))
-            plan = plan._replace(scale=(1.0, 1.0))
+    pixel = smallest = 1.0, 1.0  # (y, x)
+    if example.pending is None or moves_whole_pixels(example.pending.matrix):
         example = example.read()
+        resize_image(example.image, plan, options, out=batch.images[row])
+    else:  # it is resampled anyway: only once
+        height, width = plan.size
+        example = example.then(scaling(example.size, plan.size))
+        example = example.read(out=batch.images[row, :height, :width])
+        pixel, plan = plan.scale, plan._replace(scale=(1.0, 1.0))
+        smallest = pixel[0] + ROUNDING, pixel[1] + ROUNDING
 
     height, width = example.image.shape[:2]
-    resize_image(example.image, plan, options, out=batch.images[row])
     batch.image_index[row] = index
-    objects = keep_largest(training_objects(example.objects, options), options.max_instances)
+    objects = training_objects(example.objects, options, smallest)
+    objects = keep_largest(objects, options.max_instances)
     targets = jax.tree.map(lambda leaf: leaf[row], batch.targets)
     scale_y, scale_x = plan.scale
-    offset = np.array([0, 0, options.inclusive_boxes, options.inclusive_boxes], np.float32)
+    offset = np.array([0, 0, *pixel[::-1]], np.float32) * options.inclusive_boxes
     for place, annotation in enumerate(objects):
         box = annotation.box - offset
         targets.boxes[place] = box * (scale_x, scale_y, scale_x, scale_y)
@@ -101,15 +109,22 @@ def _decode(dataset: Dataset, index: int, record: ImageRecord) -> np.ndarray:
 
 
 def training_objects(
-    annotations: Sequence[Annotation], options: ExampleOptions
+    annotations: Sequence[Annotation],
+    options: ExampleOptions,
+    smallest: tuple[float, float] = (1.0, 1.0),
 ) -> list[Annotation]:
-    """The objects to learn from: no crowds if so chosen, no box without area at its offset."""
-    offset = float(options.inclusive_boxes)
+    """The objects to learn from: no crowds if so chosen, no box without area at its offset.
+
+    smallest: (y, x) sides up to which a box has no area with `inclusive_boxes`.
+    """
     return [
         annotation
         for annotation in annotations
         if not (annotation.iscrowd and options.skip_crowd)
-        and not (offset and (annotation.box[2:] - annotation.box[:2]).min() <= offset)
+        and not (
+            options.inclusive_boxes
+            and (annotation.box[2:] - annotation.box[:2] <= smallest[::-1]).any()
+        )
     ]
 
 

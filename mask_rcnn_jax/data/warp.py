@@ -17,14 +17,16 @@ _EPSILON = 1e-6  # pixels
 _MOST_WHOLE = 8  # times the pixels of its part that a whole image may take
 
 
-def warp_image(image: np.ndarray, affine: Affine) -> np.ndarray:
+def warp_image(image: np.ndarray, affine: Affine, out: np.ndarray | None = None) -> np.ndarray:
     """Map a uint8 [h, w, 3] image to its canvas: bilinear, averaging all pixels if it shrinks.
 
-    Maps that keep axes agree with Pillow's resize.
+    Maps that keep axes agree with Pillow's resize. `out` is a canvas to write into.
     """
+    canvas = np.empty((*affine.size, 3), np.uint8) if out is None else out
     fill = affine.fill or (0, 0, 0)
     if not is_axis_aligned(affine.matrix):
-        return _rotate(image, affine, fill)
+        canvas[...] = _rotate(image, affine, fill)
+        return canvas
     matrix = affine.matrix
     if abs(matrix[0, 0]) < abs(matrix[0, 1]):  # a quarter turn: x and y change places
         image, matrix = cv2.transpose(image), matrix[:, [1, 0, 2]]
@@ -33,21 +35,22 @@ def warp_image(image: np.ndarray, affine: Affine) -> np.ndarray:
     if mirrored.any():
         image = cv2.flip(image, int(mirrored[1]) - int(mirrored.all()) * 2)
         offsets = np.where(mirrored, offsets + scales * image.shape[:2], offsets)
-    return _place(image, np.abs(scales), offsets, affine.size, fill)
+    _place(image, np.abs(scales), offsets, fill, canvas)
+    return canvas
 
 
 def _place(
     image: np.ndarray,
     scales: np.ndarray,
     offsets: np.ndarray,
-    size: tuple[int, int],
     fill: tuple[int, int, int],
-) -> np.ndarray:
+    canvas: np.ndarray,
+) -> None:
     """Resize by `scales` and shift by `offsets`, each of y and x."""
+    size = canvas.shape[:2]
     ends = offsets + scales * image.shape[:2]
     start = np.ceil(offsets - _EPSILON).clip(0, size).astype(int)
     stop = np.floor(ends + _EPSILON).clip(start, size).astype(int)
-    canvas = np.empty((*size, 3), np.uint8)
     (top, left), (bottom, right) = start, stop
     line = np.empty((size[1], 3), np.uint8)  # filling by lines is faster than by pixels
     line[:] = fill
@@ -56,7 +59,6 @@ def _place(
     canvas[top:bottom, right:] = line[right:]
     if (stop > start).all():
         canvas[top:bottom, left:right] = _resized(image, scales, start - offsets, stop - offsets)
-    return canvas
 
 
 def _resized(

@@ -148,6 +148,18 @@ def bilinear(image, affine):
     return result
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+@pytest.mark.parametrize(
+    "matrix", [diagonal(0.7, -0.6, 3, 30), np.array([[0.6, 0.2, 4], [-0.2, 0.6, 9]])]
+)
+def test_a_canvas_to_write_into_gets_the_same_image(matrix, dtype):
+    affine = Affine(matrix, (40, 50), (9, 8, 7))
+    canvas = np.full((48, 64, 3), 255, dtype)
+    warp_image(noise(), affine, canvas[:40, :50])
+    np.testing.assert_array_equal(canvas[:40, :50], warp_image(noise(), affine))
+    assert (canvas[40:] == 255).all() and (canvas[:, 50:] == 255).all()
+
+
 @pytest.mark.parametrize("degrees", [3.0, -8.0, 45.0, 160.0])
 def test_rotated_images_are_bilinear(degrees):
     radians = np.radians(degrees)

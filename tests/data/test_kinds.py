@@ -243,6 +243,32 @@ def test_a_padded_crop_fills_the_canvas():
 EDGE = ExampleOptions((96, 192), "shortest_edge", max_instances=9, mask_size=8, max_vertices=200)
 
 
+class Nudge:
+    """Hardly moves anything, but resamples."""
+
+    def affine(self, rng, size):
+        return Affine(np.array([[1.0, 0, 1e-6], [0, 1, 0]]), size)
+
+
+def test_the_last_pixel_of_an_inclusive_box_is_one_of_the_original_image():
+    """Whether or not the image is resampled once: x2 = 1.5 (x + width - 1)."""
+    thin = np.zeros((64, 64), bool)
+    thin[10:20, 30:31] = True
+    wide = np.roll(thin, -20, axis=1)
+    wide[5:15, 10:33] = True
+    dataset, options = Plain(1), replace(EDGE, inclusive_boxes=True)
+    objects = Annotation.from_mask(thin, 1), Annotation.from_mask(wide, 1)
+    dataset.images = [replace(dataset.images[0], annotations=objects)]
+    whole, resampled = (
+        one_row(dataset, 0, kinds, options, (128, 192)).targets
+        for kinds in ((HorizontalFlip(0.0),), (Nudge(),))
+    )
+    np.testing.assert_array_equal(whole.boxes[0, 0], [15, 7.5, 48, 28.5])
+    np.testing.assert_allclose(resampled.boxes, whole.boxes, atol=1e-4)
+    np.testing.assert_array_equal(resampled.valid, whole.valid)
+    assert whole.valid.sum() == 1
+
+
 @pytest.mark.parametrize("mask_frame", ["box", "image"])
 @pytest.mark.parametrize("kinds", [(HorizontalFlip(1.0),), (Rotation(8, 1.0),)])
 def test_without_a_crop_the_recipes_resize_follows(kinds, mask_frame):
