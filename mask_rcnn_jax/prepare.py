@@ -272,14 +272,14 @@ def split() -> None:
 
 def preview() -> None:
     """Write a sheet of augmented training images of --config, with their objects, to --output."""
-    from mask_rcnn_jax.data.source import learns_boxes_only, load_split
+    from mask_rcnn_jax.data.source import learns_boxes_only, load_train
     from mask_rcnn_jax.evaluation.visualize import write_image
     from mask_rcnn_jax.report.preview import preview_sheet
 
     config, output = FLAGS.config, FLAGS.output
     if config is None or not output or not output.lower().endswith((".jpg", ".jpeg", ".png")):
         raise ValueError("prepare preview needs --config and --output, a .jpg or .png to write")
-    dataset = load_split(config.data, "train", boxes_only=learns_boxes_only(config))
+    dataset = load_train(config.data, boxes_only=learns_boxes_only(config))
     write_image(Path(output), preview_sheet(config, dataset, FLAGS.count))
     kinds = ", ".join(config.data.augment) or "no augmentation"
     print(f"{output}: {FLAGS.count} training images with {kinds}")

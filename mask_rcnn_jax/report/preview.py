@@ -10,6 +10,8 @@ from mask_rcnn_jax.data.dataset import Dataset
 from mask_rcnn_jax.data.kinds import build_augment
 from mask_rcnn_jax.data.loader import TrainLoader, TrainOrder
 from mask_rcnn_jax.data.options import train_options
+from mask_rcnn_jax.data.overview import image_ids
+from mask_rcnn_jax.data.repeat import repeats
 from mask_rcnn_jax.evaluation.visualize import draw_ground_truth
 from mask_rcnn_jax.structures import Batch
 
@@ -20,11 +22,18 @@ MASK_SIDE = 112
 def preview_sheet(config: ConfigDict, dataset: Dataset, count: int) -> np.ndarray:
     """Draw the first `count` training images of a config: uint8 [H, W, 3] RGB."""
     options, augment = train_options(config), build_augment(config.data)
-    keep_empty = config.data.keep_empty
-    order = TrainOrder(config.train.seed, batch_size=1, keep_empty=keep_empty)
+    left_out, ids = config.train.skip_images, image_ids(dataset)
+    order = TrainOrder(
+        config.train.seed,
+        batch_size=1,
+        keep_empty=config.data.keep_empty,
+        skip=frozenset(index for index, image_id in enumerate(ids) if image_id in left_out),
+        repeats=repeats(config),
+    )
     loader = TrainLoader(dataset, options, order, num_workers=0, augment=augment)
     try:
-        cells = [_draw(next(loader), dataset.class_names) for _ in range(count)]
+        frame, names = options.mask_frame, dataset.class_names
+        cells = [_draw(next(loader), names, frame) for _ in range(count)]
     finally:
         loader.close()
     rows = [_row(cells[start : start + COLUMNS]) for start in range(0, count, COLUMNS)]
@@ -36,7 +45,7 @@ def preview_sheet(config: ConfigDict, dataset: Dataset, count: int) -> np.ndarra
 _WHITE: dict = {"mode": "constant", "constant_values": 255}
 
 
-def _draw(batch: Batch, class_names: Sequence[str]) -> np.ndarray:
+def _draw(batch: Batch, class_names: Sequence[str], mask_frame: str) -> np.ndarray:
     """Draw the only image of a batch, its longer side scaled to CELL."""
     height, width = batch.image_sizes[0]
     image = np.rint(batch.images[0, :height, :width]).astype(np.uint8)
@@ -45,7 +54,7 @@ def _draw(batch: Batch, class_names: Sequence[str]) -> np.ndarray:
     image = cv2.resize(image, size, interpolation=cv2.INTER_AREA if scale < 1 else cv2.INTER_LINEAR)
     targets = batch.targets
     boxes, masks = targets.boxes[0], targets.masks[0]
-    if masks.shape[1:] == batch.images.shape[1:3]:
+    if mask_frame == "image":
         masks = np.array([_inside(box, mask) for box, mask in zip(boxes, masks, strict=True)])
     classes = targets.classes[0]
     return draw_ground_truth(image, boxes * scale, classes, masks, class_names, min_side=0)

@@ -6,6 +6,7 @@ import pytest
 
 from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.data.dataset import ImageRecord
+from mask_rcnn_jax.data.loader import TrainLoader
 from mask_rcnn_jax.report.preview import CELL, preview_sheet
 from tests.commands.command import error_line, run_inside
 from tests.data.small_set import rectangle, write_coco
@@ -39,6 +40,30 @@ def test_masks_are_drawn_at_their_place():
     assert different.mean() < 0.03
 
 
+def test_masks_of_boxes_may_have_the_shape_of_the_canvas():
+    dataset, size = ShapeSet("train", 2), {"image_size": (128, 128)}
+    sheets = [preview_sheet(config_with(mask_size=side, **size), dataset, 2) for side in (112, 128)]
+    different = np.abs(sheets[0].astype(int) - sheets[1]).max(axis=-1) > 40
+    assert different.mean() < 0.01
+
+
+def test_the_order_is_that_of_training(monkeypatch):
+    orders, config = [], config_with(repeat_threshold=0.5)
+    config.train.skip_images = (2,)
+
+    class Noted(TrainLoader):
+        def __init__(self, dataset, options, order, **given):
+            orders.append(order)
+            super().__init__(dataset, options, order, **given)
+
+    dataset = ShapeSet("train", 3)
+    monkeypatch.setattr("mask_rcnn_jax.report.preview.TrainLoader", Noted)
+    preview_sheet(config, dataset, 1)
+    (order,) = orders
+    (place,) = order.skip
+    assert dataset.images[place].id == 2 and order.repeats.repeat_threshold == 0.5
+
+
 def test_images_without_objects_and_float_images_are_drawn():
     class Empty:
         class_names = ("none",)
@@ -65,6 +90,21 @@ def test_prepare_preview_writes_the_sheet(tmp_path, capsys):
     said = capsys.readouterr().out
     assert f"{path}: 3 training images with rotation, copy_paste" in said
     assert cv2.imread(str(path)).shape[1] == 3 * (CELL + 8)
+
+
+def test_prepare_preview_shows_all_training_sets(tmp_path):
+    files = {}
+    for name, sizes in (("a", [(64, 64)]), ("b", [(64, 64)] * 3)):
+        (tmp_path / name).mkdir()
+        objects = [rectangle(5, 5, 9, 9)]
+        files[name] = tuple(map(str, write_coco(tmp_path / name, sizes, objects)))
+    entries = ["--config=quickstart", f"--config.data.train_json={files['a'][0]}"]
+    entries += [f"--config.data.train_images={files['a'][1]}", "--count=4"]
+    entries.append(f"--config.data.more_train={(files['b'],)}")
+    path = tmp_path / "sheet.png"
+    assert run_inside("prepare", "preview", *entries, "--output", path) == 0
+    sheet = cv2.imread(str(path))  # image k of a set is of the color k
+    assert all((sheet == shade).all(axis=-1).sum() > 10_000 for shade in (1, 2, 3))
 
 
 def test_what_is_missing_is_said(capsys):
