@@ -17,8 +17,8 @@ from mask_rcnn_jax.data.geometry import Geometry
 #   * image and objects must agree: replace every object that moved by its `with_mask` or
 #     `with_polygons`, which recompute box and area too;
 #   * an object that is left out is dropped; one without any pixel left must be left out;
-#   * all random numbers must come from `rng`. It depends on the seed, the image and how often the
-#     image has been drawn, not on processes, workers or the step that a run was resumed at.
+#   * all random numbers must come from `rng`. It depends on the seed, the image and its place in
+#     the order of training, not on processes, workers or the step that a run was resumed at.
 Augment = Callable[[Example, np.random.Generator], Example]
 Kind = Geometry | CopyPaste | Augment
 # Draws a second image, for `CopyPaste`; None if it cannot be read.
