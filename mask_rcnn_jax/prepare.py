@@ -17,8 +17,6 @@
 `prepare ACTION --help` describes the flags of one action.
 """
 
-import json
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -29,9 +27,17 @@ from mask_rcnn_jax import cli
 from mask_rcnn_jax.data import checking
 from mask_rcnn_jax.data.coco import read_coco
 from mask_rcnn_jax.formats import coco2017
-from mask_rcnn_jax.formats.coco_build import build_coco, split_coco
+from mask_rcnn_jax.formats.coco_build import build_coco, split_coco, write_json
 from mask_rcnn_jax.formats.download import download_weights, weight_names
 from mask_rcnn_jax.formats.labelme import read_labelme
+from mask_rcnn_jax.formats.sets_on_disk import (
+    JSON_NAMES,
+    Files,
+    find_sets,
+    find_split,
+    repair_names,
+    split_pairs,
+)
 from mask_rcnn_jax.formats.shapes import write_shapes
 from mask_rcnn_jax.formats.via import read_via
 from mask_rcnn_jax.progress import Progress
@@ -57,7 +63,6 @@ ACTIONS = {
     "tao_spec: a recipe from a spec of the TAO Toolkit": ("gpus", "output"),
 }
 SPLITS = {"both": ("train", "val"), "train": ("train",), "val": ("val",)}
-JSON_NAMES = ("instances_{}2017.json", "instances_{}.json")  # COCO's, and those of `shapes`
 NAMED = {"weights": f"one name of {weight_names()}", "tao_spec": "the path of one spec"}
 DATA_DIR_HELP = "Folder of the data set (annotations/ and image folders), or of the weights."
 
@@ -151,19 +156,10 @@ def prepare_records() -> None:
     print(f"{directory}: --config.data.source=tfds --config.data.tfds_dir={folder}")
 
 
-def source_of(split: str) -> tuple[Path, Path]:
-    """(json, image folder) of a split of the set in --data_dir, or as the flags name them."""
-    json_path, images = FLAGS[f"{split}_json"].value, FLAGS[f"{split}_images"].value
-    if json_path is None:
-        folder = Path(FLAGS.data_dir) / "annotations"
-        candidates = [folder / name.format(split) for name in JSON_NAMES]
-        json_path = next((path for path in candidates if path.is_file()), None)
-        if json_path is None:
-            missing = " or ".join(map(str, candidates))
-            advice = f"name one with --{split}_json, or choose another --split"
-            raise ValueError(f"no {missing}, {advice}")
-    json_path = Path(json_path)
-    return json_path, Path(images) if images else image_folder(json_path)
+def source_of(split: str) -> Files:
+    """The files of a split of the set in --data_dir, or as the flags name them."""
+    files = FLAGS[f"{split}_json"].value, FLAGS[f"{split}_images"].value
+    return find_split(split, FLAGS.data_dir, *files)
 
 
 def progress_of(total: int) -> Callable[[int], None]:
@@ -177,7 +173,9 @@ def check() -> None:
     """
     sets = sets_to_check()
     if FLAGS.by_name:
-        sets = [repaired(sets)]
+        if not FLAGS.output or len(sets) != 1:
+            raise ValueError("prepare check --by_name needs --json, --images and --output")
+        sets = [repair_names(sets[0], Path(FLAGS.output))]
     findings = [checking.inspect_coco(*files, boxes_only=FLAGS.boxes_only) for files in sets]
     total = 0
     paths = [json_path for json_path, _ in sets]
@@ -190,34 +188,26 @@ def check() -> None:
             counts = f"{found.images} images, {sum(found.objects.values())} annotations"
             print(f"{json_path}: no problem in {counts}, {found.classes} classes")
         total += len(found.problems)
-    for train, val in split_pairs(paths):
+    are_named = FLAGS.train_json and FLAGS.val_json and not FLAGS.json
+    for train, val in [(0, 1)] if are_named else split_pairs(paths):
         for warning in checking.compare_sets(findings[train], findings[val]):
             print(f"{paths[train]} (train), {paths[val]} (val): warning: {warning}")
     if total:
         raise ValueError(f"{total} problems found, see the lines above")
 
 
-def repaired(sets: Sequence[tuple[Path, Path]]) -> tuple[Path, Path]:
-    """Write the json of a set with file names that are there to --output; return the new set."""
-    if not FLAGS.output or len(sets) != 1:
-        raise ValueError("prepare check --by_name needs --json, --images and --output")
-    ((json_path, image_dir),) = sets
-    content, count = checking.with_names_found(read_coco(json_path), str(image_dir))
-    path = Path(FLAGS.output)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content))
-    print(f"{path}: {json_path} with {count} of {len(content['images'])} images found by name")
-    return path, image_dir
-
-
-def split_pairs(paths: Sequence[Path]) -> list[tuple[int, int]]:
-    """Places of jsons to train on and to validate with: two that the flags name, or those in
-    --data_dir whose names differ in "train" and "val"."""
-    if FLAGS.train_json and FLAGS.val_json and not FLAGS.json:
-        return [(0, 1)]
-    places = {path.name: place for place, path in enumerate(paths)}
-    names = [(name, name.replace("train", "val")) for name in places if "train" in name]
-    return [(places[name], places[other]) for name, other in names if other in places]
+def sets_to_check() -> list[Files]:
+    """The files of --json and --images, of both splits, or of all sets in --data_dir."""
+    if FLAGS.json and FLAGS.images:
+        return [(Path(FLAGS.json), Path(FLAGS.images))]
+    if FLAGS.train_json and FLAGS.val_json:
+        return [source_of(split) for split in SPLITS["both"]]
+    if FLAGS.json or FLAGS.images or not FLAGS.data_dir:
+        raise ValueError(
+            "prepare check needs --data_dir, or --json together with --images, or --train_json "
+            "with --val_json"
+        )
+    return find_sets(FLAGS.data_dir)
 
 
 def convert(tool: str) -> None:
@@ -283,49 +273,6 @@ def preview() -> None:
     write_image(Path(output), preview_sheet(config, dataset, FLAGS.count))
     kinds = ", ".join(config.data.augment) or "no augmentation"
     print(f"{output}: {FLAGS.count} training images with {kinds}")
-
-
-def write_json(path: Path, content: dict) -> None:
-    """Write a COCO json and print what it holds."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content))
-    objects = Counter(entry["category_id"] for entry in content["annotations"])
-    counts = ", ".join(f"{entry['name']} {objects[entry['id']]}" for entry in content["categories"])
-    annotated = {entry["image_id"] for entry in content["annotations"]}
-    empty = sum(image["id"] not in annotated for image in content["images"])
-    print(f"{path}: {len(content['images'])} images, {empty} of them without objects; {counts}")
-
-
-def sets_to_check() -> list[tuple[Path, Path]]:
-    """(json, image folder) of --json and --images, of both splits, or all in --data_dir."""
-    if FLAGS.json and FLAGS.images:
-        return [(Path(FLAGS.json), Path(FLAGS.images))]
-    if FLAGS.train_json and FLAGS.val_json:
-        return [source_of(split) for split in SPLITS["both"]]
-    if FLAGS.json or FLAGS.images or not FLAGS.data_dir:
-        raise ValueError(
-            "prepare check needs --data_dir, or --json together with --images, or --train_json "
-            "with --val_json"
-        )
-    folder = Path(FLAGS.data_dir) / "annotations"
-    # COCO keeps captions and keypoints beside the instances.
-    paths = sorted(folder.glob("instances_*.json")) or sorted(folder.glob("*.json"))
-    if not paths:
-        raise ValueError(f"no json in {folder}, name one with --json and --images")
-    return [(path, image_folder(path)) for path in paths]
-
-
-def image_folder(json_path: Path) -> Path:
-    """The folder that belongs to DIR/annotations/instances_NAME.json: DIR/NAME, or without the
-    last parts of NAME (instances_train_rle.json belongs to DIR/train)."""
-    name = json_path.stem.removeprefix("instances_")
-    while name:
-        folder = json_path.parent.parent / name
-        if folder.is_dir():
-            return folder
-        name = name.rpartition("_")[0]
-    advice = "name it: check has --images, tfds --train_images and --val_images"
-    raise ValueError(f"no image folder found for {json_path}, {advice}")
 
 
 COMMANDS: dict[str, Callable[..., None]] = {

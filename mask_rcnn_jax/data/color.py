@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 
 from mask_rcnn_jax.data.example import Example
-from mask_rcnn_jax.data.geometry import check_probability
+from mask_rcnn_jax.data.values import check_factors, check_probability
 
 _LUMA = np.array([0.299, 0.587, 0.114])  # of red, green and blue
 
@@ -24,7 +24,7 @@ class Brightness:
     probability: float = 0.5
 
     def __post_init__(self):
-        _check_factors(self.factors)
+        check_factors(self.factors)
         check_probability(self.probability)
 
     def __call__(self, example: Example, rng: np.random.Generator) -> Example:
@@ -47,7 +47,7 @@ class Contrast:
     probability: float = 0.5
 
     def __post_init__(self):
-        _check_factors(self.factors)
+        check_factors(self.factors)
         check_probability(self.probability)
 
     def __call__(self, example: Example, rng: np.random.Generator) -> Example:
@@ -71,7 +71,7 @@ class Saturation:
     probability: float = 0.5
 
     def __post_init__(self):
-        _check_factors(self.factors)
+        check_factors(self.factors)
         check_probability(self.probability)
 
     def __call__(self, example: Example, rng: np.random.Generator) -> Example:
@@ -122,8 +122,3 @@ def _draw(
 def _blend(image: np.ndarray, level: float, factor: float) -> np.ndarray:
     values = level + factor * (np.arange(256) - level)
     return cv2.LUT(image, np.rint(values).clip(0, 255).astype(np.uint8))
-
-
-def _check_factors(factors: tuple[float, float]) -> None:
-    if not 0 <= factors[0] <= factors[1] < np.inf:
-        raise ValueError(f"factors is {factors}, expected 0 <= lowest <= highest")

@@ -11,7 +11,7 @@ from mask_rcnn_jax.annotations.segmentation import segmentation_box, segmentatio
 from mask_rcnn_jax.data.affine import scaling
 from mask_rcnn_jax.data.dataset import Annotation
 from mask_rcnn_jax.data.example import Example
-from mask_rcnn_jax.data.geometry import check_probability
+from mask_rcnn_jax.data.values import check_probability
 from mask_rcnn_jax.rle import encode_window
 
 BLEND = np.ones((5, 5), np.uint8)

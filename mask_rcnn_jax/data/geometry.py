@@ -11,6 +11,7 @@ from typing import Literal, Protocol, runtime_checkable
 import numpy as np
 
 from mask_rcnn_jax.data.affine import Affine, Color, diagonal, scaling
+from mask_rcnn_jax.data.values import check_fill, check_probability, check_size
 
 GRAY = (128, 128, 128)
 Rounding = Literal["floor", "round"]
@@ -40,7 +41,7 @@ class ScaleJitter:
     rounding: Rounding = "round"
 
     def __post_init__(self):
-        _check_size(self.size)
+        check_size(self.size)
         if not 0 < self.scales[0] <= self.scales[1] < math.inf:
             raise ValueError(f"scales is {self.scales}, expected 0 < lowest <= highest")
 
@@ -78,8 +79,8 @@ class FixedSizeCrop:
     rounding: Rounding = "round"
 
     def __post_init__(self):
-        _check_size(self.size)
-        _check_fill(self.fill)
+        check_size(self.size)
+        check_fill(self.fill)
 
     def affine(self, rng: np.random.Generator, size: tuple[int, int]) -> Affine:
         draw = rng.random()  # one for both axes, as in torchvision and Detectron2
@@ -165,7 +166,7 @@ class Rotation:
 
     def __post_init__(self):
         check_probability(self.probability)
-        _check_fill(self.fill)
+        check_fill(self.fill)
         if not 0 <= self.degrees <= 180:
             raise ValueError(f"degrees is {self.degrees}, expected 0 to 180")
 
@@ -197,7 +198,7 @@ class Translation:
 
     def __post_init__(self):
         check_probability(self.probability)
-        _check_fill(self.fill)
+        check_fill(self.fill)
         if not 0 <= self.fraction < 1:
             raise ValueError(f"fraction is {self.fraction}, expected at least 0 and below 1")
 
@@ -206,19 +207,3 @@ class Translation:
         if rng.random() >= self.probability:
             return Affine(diagonal(1, 1), size)
         return Affine(diagonal(1, 1, x, y), size, self.fill, tight=True)
-
-
-def check_probability(value: float) -> None:
-    """Raise ValueError, naming the entry `probability`, unless it is one."""
-    if not 0 <= value <= 1:
-        raise ValueError(f"probability is {value}, expected 0 to 1")
-
-
-def _check_size(size: tuple[int, int]) -> None:
-    if min(size) < 1:
-        raise ValueError(f"size is {size}, expected (height, width), both at least 1")
-
-
-def _check_fill(fill: Color) -> None:
-    if not all(0 <= value <= 255 for value in fill):
-        raise ValueError(f"fill is {fill}, expected red, green and blue from 0 to 255")

@@ -1,6 +1,7 @@
 """Build a COCO json from annotated images, and split one into training and validation."""
 
 import io
+import json
 import math
 import os
 from collections import Counter
@@ -185,3 +186,14 @@ def split_coco(content: dict[str, Any], val: int, seed: int) -> dict[str, dict[s
         shown = [a for a in images if (a["id"] in chosen) == held_out]
         splits[split] = content | {"images": shown, "annotations": kept}
     return splits
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write a COCO json and print what it holds."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content))
+    objects = Counter(entry["category_id"] for entry in content["annotations"])
+    counts = ", ".join(f"{entry['name']} {objects[entry['id']]}" for entry in content["categories"])
+    annotated = {entry["image_id"] for entry in content["annotations"]}
+    empty = sum(image["id"] not in annotated for image in content["images"])
+    print(f"{path}: {len(content['images'])} images, {empty} of them without objects; {counts}")

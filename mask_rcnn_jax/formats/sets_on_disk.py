@@ -1,0 +1,72 @@
+"""Find the jsons and image folders of COCO sets, and repair the names in a json."""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from mask_rcnn_jax.data.checking import with_names_found
+from mask_rcnn_jax.data.coco import read_coco
+
+JSON_NAMES = ("instances_{}2017.json", "instances_{}.json")  # COCO's, and those of `shapes`
+Files = tuple[Path, Path]  # a json and the folder of its images
+
+
+def find_split(
+    split: str, data_dir: str | os.PathLike, json_path: str | None, images: str | None
+) -> Files:
+    """Return the files of a split of the set in `data_dir`, where they are not given.
+
+    Raises ValueError if there are none.
+    """
+    if json_path is None:
+        candidates = [Path(data_dir) / "annotations" / name.format(split) for name in JSON_NAMES]
+        found = next((path for path in candidates if path.is_file()), None)
+        if found is None:
+            missing = " or ".join(map(str, candidates))
+            advice = f"name one with --{split}_json, or choose another --split"
+            raise ValueError(f"no {missing}, {advice}")
+    else:
+        found = Path(json_path)
+    return found, Path(images) if images else image_folder(found)
+
+
+def find_sets(data_dir: str | os.PathLike) -> list[Files]:
+    """Return the files of all sets in a folder; ValueError if there are none."""
+    folder = Path(data_dir) / "annotations"
+    # COCO keeps captions and keypoints beside the instances.
+    paths = sorted(folder.glob("instances_*.json")) or sorted(folder.glob("*.json"))
+    if not paths:
+        raise ValueError(f"no json in {folder}, name one with --json and --images")
+    return [(path, image_folder(path)) for path in paths]
+
+
+def image_folder(json_path: Path) -> Path:
+    """Return the folder that belongs to DIR/annotations/instances_NAME.json: DIR/NAME, or without
+    the last parts of NAME (instances_train_rle.json belongs to DIR/train)."""
+    name = json_path.stem.removeprefix("instances_")
+    while name:
+        folder = json_path.parent.parent / name
+        if folder.is_dir():
+            return folder
+        name = name.rpartition("_")[0]
+    advice = "name it: check has --images, tfds --train_images and --val_images"
+    raise ValueError(f"no image folder found for {json_path}, {advice}")
+
+
+def split_pairs(paths: Sequence[Path]) -> list[tuple[int, int]]:
+    """Return the places of jsons whose names differ in "train" and "val"."""
+    places = {path.name: place for place, path in enumerate(paths)}
+    names = [(name, name.replace("train", "val")) for name in places if "train" in name]
+    return [(places[name], places[other]) for name, other in names if other in places]
+
+
+def repair_names(files: Files, output: Path) -> Files:
+    """Write the json of a set with file names that are there, print a line and return the new
+    set."""
+    json_path, image_dir = files
+    content, count = with_names_found(read_coco(json_path), str(image_dir))
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(content))
+    print(f"{output}: {json_path} with {count} of {len(content['images'])} images found by name")
+    return output, image_dir
