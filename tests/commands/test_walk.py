@@ -22,7 +22,7 @@ from tests.deploy.small_model import random_variables
 from tests.deploy.videos import write_video
 
 SIDE, PICTURES, FRAMES = 64, 66, 5
-WEIGHTS = "weights/maskrcnn_resnet50_fpn_coco-bf2d0c1e.pth"
+WEIGHTS = "weights/maskrcnn_resnet50_fpn_v2_coco-73cbd019.pth"
 # What makes the commands cheap; nothing else is added to them.
 CHEAP = SMALL | {
     "model.backbone.depth": 10,
