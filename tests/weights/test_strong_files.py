@@ -59,6 +59,27 @@ def test_all_published_names_of_version_2_and_nothing_else():
         np.testing.assert_array_equal(array, arrays[name], err_msg=name)
 
 
+def test_fine_tuning_keeps_the_statistics_of_version_2():
+    rng = np.random.default_rng(0)
+    arrays = {
+        name: rng.uniform(0.5, 1, shape).astype(np.float32)
+        for name, shape in published_v2().items()
+    }
+    config = load_config("finetune")
+    config.model.num_classes = 90
+    loaded, _ = check_fit(arrays, config)
+    norms = {
+        "backbone.body.bn1": ("backbone", "stem_norm"),
+        "backbone.fpn.layer_blocks.1.1": ("fpn", "fpn_output3_norm"),
+        "roi_heads.box_head.3.1": ("box_head", "norm4"),
+    }
+    for theirs, (part, ours) in norms.items():
+        statistics = loaded["batch_stats"][part][ours]
+        np.testing.assert_array_equal(statistics["mean"], arrays[f"{theirs}.running_mean"])
+        np.testing.assert_array_equal(statistics["var"], arrays[f"{theirs}.running_var"])
+    assert not build_model(config.model).trains_batch_stats
+
+
 def detectron2_shapes(config):
     """Our variables under detectron2's names, by an account of its own: {name: shape}."""
     shapes, variables = {}, abstract_variables(build_model(config.model))
