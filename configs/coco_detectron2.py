@@ -74,7 +74,6 @@ def _make_lsj(config: ConfigDict, epochs: int, depth: int) -> None:
     _set_norms(config, "sync_batch")
     config.data.update(short_sides=(), augment=("scale_jitter", "fixed_size_crop"))
     config.optim.update(learning_rate=0.1, reference_batch=64, weight_decay=4e-5)
-    config.optim.decay_on = ("kernel", "kernel_bias")
     config.optim.update(warmup_until=LSJ_WARMUP / LSJ_STEPS, warmup_factor=0.067)
     config.optim.decay_at = tuple(step / LSJ_STEPS for step in LSJ_DECAYS)
     steps = LSJ_STEPS * epochs // 100
@@ -82,10 +81,11 @@ def _make_lsj(config: ConfigDict, epochs: int, depth: int) -> None:
 
 
 def _set_norms(config: ConfigDict, norm: str) -> None:
-    """Norm in trunk, FPN and heads, and a box head of convolutions."""
+    """Norm in trunk, FPN and heads, which does not decay, and a box head of convolutions."""
     config.model.update(
         backbone=dict(norm=norm),
         fpn=dict(norm=norm),
         box_head=dict(name="conv_fc", num_convs=4, num_fcs=1, norm=norm),
         mask_head=dict(norm=norm),
     )
+    config.optim.decay_on = ("kernel", "kernel_bias")

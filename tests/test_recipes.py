@@ -104,6 +104,14 @@ def test_cascades(name):
         assert count == 71_984_926 + 256 + 1  # the mask
 
 
+@pytest.mark.parametrize("variant", ["lsj_100ep", "lsj_400ep_r101", "gn_3x"])
+def test_norms_of_detectron2_do_not_decay(variant):
+    """Its WEIGHT_DECAY_NORM is 0; biases of layers decay as kernels do."""
+    config = recipe(f"coco_detectron2:{variant}")
+    assert config.optim.decay_on == ("kernel", "kernel_bias")
+    assert config.model.fpn.norm != "none"
+
+
 @pytest.mark.parametrize("epochs", [100, 400])
 def test_the_learning_rate_of_detectron2s_baselines(epochs):
     """Of chosen iterations, as its own scheduler gives it."""
