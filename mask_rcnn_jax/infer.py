@@ -59,6 +59,8 @@ def infer(
         import_av()
     config, variables, categories, _ = restore(config, weights)
     config.eval.score_threshold = score_threshold
+    # Soft-NMS lowers scores after that.
+    config.eval.soft_min_score = max(config.eval.soft_min_score, score_threshold)
     skipped: list[str] = []
 
     def skip(error: ValueError) -> None:

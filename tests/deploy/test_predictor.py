@@ -5,9 +5,12 @@ import jax
 import numpy as np
 import pytest
 
+from mask_rcnn_jax import infer
 from mask_rcnn_jax.deploy import predictor as predictor_module
 from mask_rcnn_jax.deploy.predictor import Predictor
+from mask_rcnn_jax.models.detect import detect_options
 from tests.deploy.conftest import two_canvas_config
+from tests.helpers import tiny_config
 
 RUNS_OFTEN = True  # see tests/conftest.py
 # Both orientations, squares, slivers and a single pixel, with various valid extents.
@@ -169,3 +172,23 @@ def test_thousands_of_detections(variables):
     assert found.boxes.shape == (2000, 4) and found.masks.shape == (2000, 28, 28)
     assert 100 < len(found) <= 1800
     assert (np.diff(found.scores) <= 0).all() and not found.boxes[len(found) :].any()
+
+
+def test_infer_drops_what_soft_nms_lowers_below_its_threshold(monkeypatch, tmp_path):
+    class Stop(Exception):
+        pass
+
+    def stop(config, variables, batch_size):
+        found.append(detect_options(config))
+        raise Stop
+
+    found = []
+    monkeypatch.setattr(infer, "restore", lambda *_: (tiny_config(), {}, [], None))
+    monkeypatch.setattr(infer, "Predictor", stop)
+    photo = tmp_path / "photo.jpg"
+    photo.touch()
+    for threshold in (0.7, 0.0):
+        with pytest.raises(Stop):
+            infer.infer(None, "run", [str(photo)], str(tmp_path / "out"), threshold, 1, 1, 0)
+    assert [detect.score_threshold for detect in found] == [0.7, 0.0]
+    assert [detect.soft_min_score for detect in found] == [0.7, 1e-3]
