@@ -62,7 +62,8 @@ class EvalOptions(Detect, Views):
         paste: how masks are resized into the image, see `evaluation.paste`.
         engine: what computes the scores; "faster_coco_eval" takes a fraction of the time.
         protocol: rules of the scores; "lvis" is for its json, with up to 300 detections per image.
-        weights: of a run with `train.ema_decay`, the "average" or the "raw" ones of its last step.
+        weights: of a run with `train.ema_decay` that is taken, also by `model.init_from`, the
+            "average" or the "raw" ones of its last step. Training itself scores the average.
     """
 
     batch_size: int = 1

@@ -36,7 +36,7 @@ from mask_rcnn_jax.training.averaging import weight_average
 from mask_rcnn_jax.training.optim import build_optimizer, make_schedule
 from mask_rcnn_jax.training.step import TrainState
 from mask_rcnn_jax.weights import pretrained
-from mask_rcnn_jax.weights.restore import run_entries
+from mask_rcnn_jax.weights.restore import run_entries, takes_raw
 
 # Entries that a resumed run may change; all others shape the parameters or the order of the data.
 FREE_TO_CHANGE = tuple(
@@ -210,7 +210,7 @@ def initial_state(
             norm,
         )
     if config.model.init_from and not resuming:
-        variables = pretrained.initialize_from(variables, config.model)
+        variables = pretrained.initialize_from(variables, config.model, raw=takes_raw(config))
     tx = build_optimizer(config, schedule, variables["params"], model.backbone, optimizer)
     return TrainState.start(variables, tx, weight_average(config)), tx
 

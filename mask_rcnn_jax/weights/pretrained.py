@@ -53,14 +53,15 @@ def load(path: str | os.PathLike, model: Mapping[str, Any], *, raw: bool = False
     return variables
 
 
-def initialize_from(variables: dict, model: Mapping[str, Any]) -> dict:
+def initialize_from(variables: dict, model: Mapping[str, Any], *, raw: bool = False) -> dict:
     """Merge the weights at `model.init_from`, a backbone or a detector, into `variables`.
 
     Layers sized by the number of classes keep their initial values, and are logged, if that number
-    differs. Raises ValueError for anything else that does not fit.
+    differs. Raises ValueError for anything else that does not fit. `raw` is that of
+    `load_checkpoint`.
     """
     source = model["init_from"]
-    variables, report = merge_into(variables, load(source, model), source=source)
+    variables, report = merge_into(variables, load(source, model, raw=raw), source=source)
     _log(report)
     return variables
 

@@ -81,7 +81,7 @@ def load_variables(path: str | os.PathLike, config: ConfigDict) -> dict:
 
     Raises ValueError listing missing, unexpected and misshapen arrays if the weights do not fit.
     """
-    loaded = pretrained.load(path, config.model, raw=_takes_raw(config))
+    loaded = pretrained.load(path, config.model, raw=takes_raw(config))
     num_classes = num_classes_in(loaded)
     if num_classes is None:
         raise ValueError(f"{path} holds a backbone, expected a detector; use model.init_from")
@@ -132,7 +132,8 @@ def make_model(
     return build_model(fields, **options, remat=remat, image_counts=image_counts)
 
 
-def _takes_raw(config: ConfigDict) -> bool:
+def takes_raw(config: ConfigDict) -> bool:
+    """Whether the config takes a run's last weights in place of their average."""
     weights = config.eval.get("weights", "average")  # runs of earlier versions have no such entry
     if weights not in ("average", "raw"):
         raise ValueError(f"eval.weights is {weights!r}, expected 'average' or 'raw'")

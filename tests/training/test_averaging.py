@@ -18,6 +18,7 @@ from flax import struct
 from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.models.rpn import RPN
 from mask_rcnn_jax.ops.boxes import BoxCoder
+from mask_rcnn_jax.training import setup
 from mask_rcnn_jax.training import step as step_module
 from mask_rcnn_jax.training.averaging import NO_AVERAGE, WeightAverage, weight_average
 from mask_rcnn_jax.training.checkpoint import Checkpoints
@@ -199,6 +200,18 @@ def test_the_average_is_saved_and_taken_unless_the_raw_weights_are_wanted(tmp_pa
         assert_tree_close(load_checkpoint(tmp_path), state.average)
     assert "the average of the weights; eval.weights=raw takes the last ones" in caplog.text
     assert_tree_close(load_checkpoint(tmp_path, raw=True), state.variables)
+
+
+@pytest.mark.parametrize("weights", ["average", "raw"])
+def test_a_run_starts_from_the_weights_that_are_wanted(weights, tmp_path, monkeypatch):
+    state, config = state_of(4, WeightAverage(0.9)), tiny_config()
+    saved(tmp_path, state)
+    config.model.init_from, config.eval.weights = str(tmp_path), weights
+    monkeypatch.setattr(setup, "init_variables", lambda model, seed: state_of(0).variables)
+    model = SimpleNamespace(backbone=None)
+    started, _ = setup.initial_state(config, model, lambda step: 0.1, None, resuming=False)
+    expected = state.average if weights == "average" else state.variables
+    assert_tree_close(started.variables, expected)
 
 
 @pytest.mark.parametrize("raw", [False, True])
