@@ -169,8 +169,9 @@ def _recomputed(head: type[nn.Module]) -> type[nn.Module]:
     """Return a head that is recomputed in the backward pass."""
 
     class Recomputed(nn.remat(head, static_argnums=3)):  # type: ignore[misc]
-        def __call__(self, features: jax.Array, rows: Any = None, train: bool = False) -> Any:
-            return super().__call__(features, rows, train)  # all are needed for `static_argnums`
+        def __call__(self, features: jax.Array, valid: Any = None, train: bool = False) -> Any:
+            # By position, for `static_argnums`. A mask head has its classes in the place of `valid`.
+            return super().__call__(features, valid, train)
 
     return Recomputed
 

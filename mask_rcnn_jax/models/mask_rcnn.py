@@ -49,14 +49,10 @@ def _in_precision(method):
     return wrapped
 
 
-def _call_head(head: nn.Module, features: jax.Array, rows: jax.Array, train: bool) -> Any:
-    """Call a head in training; those of users need not take `rows` (valid, classes) or `train`.
-
-    By position, because `nn.remat` would trace a keyword.
-    """
-    parameters = list(inspect.signature(type(head).__call__).parameters.values())[1:]
-    taken = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
-    return head(*(features, rows, train)[:taken])
+def _taken(module: nn.Module, **given: Any) -> dict[str, Any]:
+    """Return those arguments whose names are in a module's call; users' own may leave them out."""
+    names = inspect.signature(type(module).__call__).parameters
+    return {name: value for name, value in given.items() if name in names}
 
 
 @no_type_check  # `jax.tree.map` may put anything into its fields
@@ -99,10 +95,11 @@ class MaskRCNN(nn.Module):
     rpn: RPN
     sampling: RoISampling
     roi_align: RoIAlign
-    # [B, R, 7, 7, C], valid [B, R] and train to class logits and deltas
+    # [B, R, 7, 7, C] and, if it takes them, valid [B, R] and train to class logits and deltas
     box_head: nn.Module
     cascade: Cascade
-    # [B, R, P, P, C], classes [B, R] and train to mask logits [B, R, 2P, 2P]; None: boxes only
+    # [B, R, P, P, C], classes [B, R] and, if it takes it, train to mask logits [B, R, 2P, 2P];
+    # None: boxes only
     mask_head: nn.Module | None
     mask_targets: MaskTargets
     classifier: Classifier = SOFTMAX
@@ -149,7 +146,7 @@ class MaskRCNN(nn.Module):
 
         def run(head: nn.Module, boxes: jax.Array, valid: jax.Array) -> Any:
             pooled = self.cascade.scale_gradient(self.pool(pyramid, boxes, BOX_SIZE, extent))
-            return _call_head(head, pooled, valid, train)
+            return head(pooled, **_taken(head, valid=valid, train=train))
 
         class_logits, box_deltas = run(self.box_head, rois.boxes, rois.valid)
         stages = self.cascade.train_stages(
@@ -169,7 +166,8 @@ class MaskRCNN(nn.Module):
             # Foreground rows come first, so a slice with static size has them all.
             masked = jax.tree.map(lambda x: x[:, : self.sampling.max_foreground], rois)
             pooled = self.pool(pyramid, masked.boxes, self.mask_roi_size, extent)
-            mask_logits = _call_head(self.mask_head, pooled, masked.classes, train)
+            options = _taken(self.mask_head, train=train)
+            mask_logits = self.mask_head(pooled, masked.classes, **options)
             mask_targets = self.roi_mask_targets(masked, batch)
         return TrainOutputs(
             rpn_logits=rpn_logits,
@@ -222,9 +220,7 @@ class MaskRCNN(nn.Module):
         """
         x, extent = self.input(images, image_sizes)
         # Custom backbones may ignore the extent: the FPN masks their maps.
-        taken = inspect.signature(type(self.backbone).__call__).parameters
-        given = {"extent": extent, "keys": keys}
-        options = {name: value for name, value in given.items() if name in taken}
+        options = _taken(self.backbone, extent=extent, keys=keys)
         maps = self.backbone(x.astype(self.precision.dtype), train=train, **options)
         return self.fpn(maps, extent, train=train), extent
 

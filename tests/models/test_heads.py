@@ -134,10 +134,35 @@ class OwnMaskHead(nn.Module):
         return x[..., 0].reshape(*classes.shape, 28, 28).astype(jnp.float32)
 
 
-def test_heads_of_users_need_not_take_what_ours_take():
+CALLS = []
+
+
+class OtherBoxHead(nn.Module):
+    """Not all of its parameters are ours."""
+
+    num_classes: int
+
+    @nn.compact
+    def __call__(self, x, train=False, deterministic=True):
+        CALLS.append((train, deterministic))
+        return OwnBoxHead(self.num_classes)(x)
+
+
+class OtherMaskHead(nn.Module):
+    num_classes: int
+
+    @nn.compact
+    def __call__(self, x, labels, deterministic=True):
+        CALLS.append(deterministic)
+        return OwnMaskHead(self.num_classes)(x, labels)
+
+
+@pytest.mark.parametrize("whose", ["Own", "Other"])
+def test_heads_of_users_need_not_take_what_ours_take(whose):
     config = tiny_config()
-    config.model.box_head = dict(name=f"{__name__}:OwnBoxHead")
-    config.model.mask_head = dict(name=f"{__name__}:OwnMaskHead")
+    config.model.box_head = dict(name=f"{__name__}:{whose}BoxHead")
+    config.model.mask_head = dict(name=f"{__name__}:{whose}MaskHead")
+    CALLS.clear()
     model = build_model(config.model)
     assert model.trains_batch_stats  # they do not say that they do not
     batch = jax.tree.map(jnp.asarray, tiny_batch(1))
@@ -150,6 +175,8 @@ def test_heads_of_users_need_not_take_what_ours_take():
 
     outputs = jax.eval_shape(run)
     assert outputs.mask_logits.shape == (1, 4, 28, 28)
+    if whose == "Other":  # at first to initialize them
+        assert CALLS == [(False, True), True, (True, True), True]
 
 
 @pytest.mark.slow
