@@ -3,14 +3,14 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, no_type_check
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from flax import struct
 from jax import lax
 
+from mask_rcnn_jax.models.outputs import StageOutputs
 from mask_rcnn_jax.models.sampling import SampledRoIs
 from mask_rcnn_jax.ops import matching
 from mask_rcnn_jax.ops.boxes import BoxCoder
@@ -19,16 +19,6 @@ from mask_rcnn_jax.structures import Proposals, Targets
 
 # Head, boxes [B, R, 4] and, in training, the valid ones among them [B, R], to logits and deltas.
 RunHead = Callable[..., tuple[jax.Array, jax.Array]]
-
-
-@no_type_check  # `jax.tree.map` may put anything into its fields
-@struct.dataclass
-class StageOutputs:
-    """RoIs of a stage in training, and the outputs of its box head."""
-
-    rois: SampledRoIs  # with a B axis
-    class_logits: jax.Array  # [B, R, K + 1]
-    box_deltas: jax.Array  # [B, R, K + 1, 4]
 
 
 class Cascade(nn.Module):

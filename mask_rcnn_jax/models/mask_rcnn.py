@@ -4,18 +4,18 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, wraps
-from typing import Any, no_type_check
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from flax import struct
 from jax.typing import DTypeLike
 
-from mask_rcnn_jax.models.cascade import Cascade, StageOutputs
+from mask_rcnn_jax.models.cascade import Cascade
 from mask_rcnn_jax.models.detect import Detect
 from mask_rcnn_jax.models.image_input import ImageInput
 from mask_rcnn_jax.models.mask_targets import MaskTargets
+from mask_rcnn_jax.models.outputs import StageOutputs, TrainOutputs
 from mask_rcnn_jax.models.rpn import RPN
 from mask_rcnn_jax.models.sampling import RoISampling, SampledRoIs
 from mask_rcnn_jax.ops.anchors import AnchorGrid, Anchors
@@ -55,29 +55,6 @@ def _taken(module: nn.Module, **given: Any) -> dict[str, Any]:
     return {name: value for name, value in given.items() if name in names}
 
 
-@no_type_check  # `jax.tree.map` may put anything into its fields
-@struct.dataclass
-class TrainOutputs:
-    """Raw outputs and targets from both stages; A counts anchors over all levels."""
-
-    rpn_logits: list[jax.Array]  # per level [B, A_l]
-    rpn_deltas: list[jax.Array]  # per level [B, A_l, 4]
-    anchor_labels: jax.Array  # [B, A] 1 / 0 / -1, matched
-    sampled_labels: jax.Array  # [B, A] 1 / 0 / -1, sampled for the objectness loss
-    anchor_deltas: jax.Array  # [B, A, 4] regression targets
-    proposals: Proposals  # with a B axis; no loss reads them
-    rois: SampledRoIs  # with a B axis
-    class_logits: jax.Array  # [B, R, K + 1]
-    box_deltas: jax.Array  # [B, R, K + 1, 4]
-    # [B, F, M, M] of the true class, for the first F = foreground RoIs; None without a mask head
-    mask_logits: jax.Array | None
-    mask_targets: jax.Array | None  # [B, F, M, M] 0..1
-    stages: tuple[StageOutputs, ...] = ()  # behind the box head
-    # [B, K] bool of the box head and of each stage: the classes in its loss; None: all
-    drawn_classes: tuple[jax.Array | None, ...] = (None,)
-    classifier: Classifier = struct.field(pytree_node=False, default=SOFTMAX)
-
-
 class MaskRCNN(nn.Module):
     """Mask R-CNN composed from parts; see `models.build.build_model`.
 
@@ -114,8 +91,7 @@ class MaskRCNN(nn.Module):
         proposals = Proposals(boxes=boxes, scores=boxes[..., 0], valid=boxes[..., 0] > 0)
         self.box_outputs(pyramid, proposals, image_sizes, extent)
         if self.mask_head is not None:
-            classes = jnp.zeros((len(images), 1), jnp.int32)
-            self.mask_head(self.pool(pyramid, boxes, self.mask_roi_size, extent), classes)
+            self.class_masks(pyramid, boxes, jnp.zeros((len(images), 1), jnp.int32), extent)
 
     @property
     def trains_batch_stats(self) -> bool:
@@ -148,18 +124,14 @@ class MaskRCNN(nn.Module):
             pooled = self.cascade.scale_gradient(self.pool(pyramid, boxes, BOX_SIZE, extent))
             return head(pooled, **_taken(head, valid=valid, train=train))
 
-        class_logits, box_deltas = run(self.box_head, rois.boxes, rois.valid)
+        first = StageOutputs(rois, *run(self.box_head, rois.boxes, rois.valid))
         stages = self.cascade.train_stages(
-            StageOutputs(rois, class_logits, box_deltas),
-            batch.targets,
-            batch.image_sizes,
-            run,
-            self.box_coder,
+            first, batch.targets, batch.image_sizes, run, self.box_coder
         )
-        num_classes = class_logits.shape[-1] - 1
+        num_classes = first.class_logits.shape[-1] - 1
         drawn = [
-            self.classifier.draw(keys, each.classes, each.valid, num_classes, stage)
-            for stage, each in enumerate([rois, *(stage.rois for stage in stages)])
+            self.classifier.draw(keys, stage.rois.classes, stage.rois.valid, num_classes, i)
+            for i, stage in enumerate([first, *stages])
         ]
         mask_logits = mask_targets = None
         if self.mask_head is not None:
@@ -177,8 +149,8 @@ class MaskRCNN(nn.Module):
             anchor_deltas=anchor_deltas,
             proposals=proposals,
             rois=rois,
-            class_logits=class_logits,
-            box_deltas=box_deltas,
+            class_logits=first.class_logits,
+            box_deltas=first.box_deltas,
             mask_logits=mask_logits,
             mask_targets=mask_targets,
             stages=stages,
@@ -202,9 +174,17 @@ class MaskRCNN(nn.Module):
         boxes, scores, classes, valid = selected
         masks = None
         if self.mask_head is not None:
-            logits = self.mask_head(self.pool(pyramid, boxes, self.mask_roi_size, extent), classes)
-            masks = jnp.where(valid[..., None, None], nn.sigmoid(logits), 0.0)
+            masks = self.class_masks(pyramid, boxes, classes, extent)
+            masks = jnp.where(valid[..., None, None], masks, 0.0)
         return Detections(boxes=boxes, scores=scores, classes=classes, masks=masks, valid=valid)
+
+    @_in_precision
+    def predict_masks(
+        self, images: jax.Array, image_sizes: jax.Array, boxes: jax.Array, classes: jax.Array
+    ) -> jax.Array:
+        """Compute the masks [B, D, M, M], in 0..1, of given boxes [B, D, 4] and classes [B, D]."""
+        pyramid, extent = self.pyramid(images, image_sizes, train=False)
+        return self.class_masks(pyramid, boxes, classes, extent)
 
     def pyramid(
         self,
@@ -273,6 +253,14 @@ class MaskRCNN(nn.Module):
         return self.cascade.predict_stages(
             logits, deltas, proposals, image_sizes, run, self.box_coder, self.classifier
         )
+
+    def class_masks(
+        self, pyramid: list[jax.Array], boxes: jax.Array, classes: jax.Array, extent: ValidExtent
+    ) -> jax.Array:
+        """Return the mask head's probabilities [B, D, M, M] for boxes and their classes."""
+        assert self.mask_head is not None
+        pooled = self.pool(pyramid, boxes, self.mask_roi_size, extent)
+        return nn.sigmoid(self.mask_head(pooled, classes))
 
     def roi_mask_targets(self, rois: SampledRoIs, batch: Batch) -> jax.Array:
         """Compute the RoIs' mask targets [B, R, M, M] in 0..1."""

@@ -16,7 +16,8 @@ from jax.sharding import PartitionSpec as P
 
 from mask_rcnn_jax import parts
 from mask_rcnn_jax.models.detect import Detect
-from mask_rcnn_jax.models.mask_rcnn import MaskRCNN, TrainOutputs
+from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
+from mask_rcnn_jax.models.outputs import TrainOutputs
 from mask_rcnn_jax.ops import boxes as box_ops
 from mask_rcnn_jax.ops import losses
 from mask_rcnn_jax.ops.losses import LossOptions
@@ -209,8 +210,6 @@ def loss_terms(
 
     anchors_per_image: `model.rpn.batch_size_per_image`.
     """
-    rois = outputs.rois
-    drawn, *drawn_behind = outputs.drawn_classes
     rpn_cls, rpn_box = losses.rpn_losses(
         outputs.rpn_logits,
         outputs.rpn_deltas,
@@ -220,16 +219,9 @@ def loss_terms(
         options,
         batch_per_image=anchors_per_image,
     )
-    box_cls, box_reg = losses.box_losses(
-        outputs.class_logits,
-        outputs.box_deltas,
-        rois.classes,
-        rois.deltas,
-        rois.valid,
-        options,
-        partial(outputs.classifier.loss, drawn=drawn),
-    )
-    for stage, drawn in zip(outputs.stages, drawn_behind, strict=True):
+    box_cls: Any = 0.0
+    box_reg: Any = 0.0
+    for stage, drawn in zip(outputs.box_stages, outputs.drawn_classes, strict=True):
         of_stage = losses.box_losses(
             stage.class_logits,
             stage.box_deltas,
@@ -247,7 +239,7 @@ def loss_terms(
         "loss/box_reg": options.box_reg_weight * box_reg,
     }
     if outputs.mask_logits is not None and outputs.mask_targets is not None:
-        foreground = rois.foreground[:, : outputs.mask_logits.shape[1]]
+        foreground = outputs.rois.foreground[:, : outputs.mask_logits.shape[1]]
         mask = losses.mask_loss(outputs.mask_logits, outputs.mask_targets, foreground)
         terms["loss/mask"] = options.mask_weight * mask
     return {"loss/total": sum(terms.values()), **terms}  # type: ignore[dict-item]
@@ -273,9 +265,8 @@ def random_flip(
 
     def one(image, size, targets, key):
         flip = jax.random.bernoulli(key, probability)
-        column = jnp.arange(image.shape[1])
-        mirrored = jnp.where(column < size[1], size[1] - 1 - column, column)
-        source = jnp.where(flip, mirrored, column)
+        columns = jnp.arange(image.shape[1])
+        source = jnp.where(flip, mirrored(columns, size[1]), columns)
         image = jnp.take(image, source, axis=1)
         width = size[1].astype(jnp.float32) - box_offset
         flips = flip & targets.valid[:, None]
@@ -290,6 +281,11 @@ def random_flip(
 
     images, targets = jax.vmap(one)(batch.images, batch.image_sizes, batch.targets, keys)
     return replace(batch, images=images, targets=targets)
+
+
+def mirrored(columns: jax.Array, width: jax.Array) -> jax.Array:
+    """Columns [W] of the mirror image of an image that is `width` pixels wide."""
+    return jnp.where(columns < width, width - 1 - columns, columns)
 
 
 def _image_keys(seed: int, step: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:

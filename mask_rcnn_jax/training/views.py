@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import linen as nn
 from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
@@ -16,7 +15,7 @@ from mask_rcnn_jax.models.detect import Detect
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.ops import boxes as box_ops
 from mask_rcnn_jax.structures import Batch, Detections
-from mask_rcnn_jax.training.step import sharded
+from mask_rcnn_jax.training.step import mirrored, sharded
 
 
 @dataclass(frozen=True)
@@ -101,11 +100,10 @@ def _views(batch: Batch, first: Batch, flip: bool, offset: float) -> list[_View]
     plain = _View(batch.images, batch.image_sizes, scale, None)
     if not flip:
         return [plain]
-    column, widths = jnp.arange(batch.images.shape[2]), batch.image_sizes[:, 1]
+    columns, widths = jnp.arange(batch.images.shape[2]), batch.image_sizes[:, 1]
 
     def mirror_image(image: jax.Array, width: jax.Array) -> jax.Array:
-        """Inside its own width, as `step.random_flip` does."""
-        return jnp.take(image, jnp.where(column < width, width - 1 - column, column), axis=1)
+        return jnp.take(image, mirrored(columns, width), axis=1)
 
     def mirror_boxes(boxes: jax.Array) -> jax.Array:
         return jax.vmap(box_ops.flip)(boxes, widths.astype(jnp.float32) - offset)
@@ -133,22 +131,11 @@ def _mean_masks(
     boxes: jax.Array,
     classes: jax.Array,
 ) -> jax.Array:
-    """Mask probabilities [B, D, 28, 28] of boxes [B, D, 4], averaged over the views."""
+    """Mask probabilities [B, D, M, M] of boxes [B, D, 4], averaged over the views."""
     total = jnp.zeros(())
     for view in views:
         given = view.images, view.sizes, view.to_view(boxes), classes
-        masks = model.apply(variables, *given, method=_masks)
+        masks = model.apply(variables, *given, method="predict_masks")
         assert isinstance(masks, jax.Array)
         total += masks[..., ::-1] if view.mirror else masks
     return total / len(views)
-
-
-def _masks(
-    model: MaskRCNN, images: jax.Array, image_sizes: jax.Array, boxes: jax.Array, classes: jax.Array
-) -> jax.Array:
-    """Mask probabilities [B, D, 28, 28] of given boxes [B, D, 4] and classes."""
-    assert model.mask_head is not None
-    with jax.default_matmul_precision(model.precision.matmul):
-        pyramid, extent = model.pyramid(images, image_sizes, train=False)
-        pooled = model.pool(pyramid, boxes, model.mask_roi_size, extent)
-        return nn.sigmoid(model.mask_head(pooled, classes))

@@ -1,0 +1,48 @@
+"""What the model computes in training, for the losses."""
+
+from typing import no_type_check
+
+import jax
+from flax import struct
+
+from mask_rcnn_jax.models.sampling import SampledRoIs
+from mask_rcnn_jax.ops.classifier import SOFTMAX, Classifier
+from mask_rcnn_jax.structures import Proposals
+
+
+@no_type_check  # `jax.tree.map` may put anything into its fields
+@struct.dataclass
+class StageOutputs:
+    """RoIs of a stage in training, and the outputs of its box head."""
+
+    rois: SampledRoIs  # with a B axis
+    class_logits: jax.Array  # [B, R, K + 1]
+    box_deltas: jax.Array  # [B, R, K + 1, 4]
+
+
+@no_type_check  # `jax.tree.map` may put anything into its fields
+@struct.dataclass
+class TrainOutputs:
+    """Raw outputs and targets from both stages; A counts anchors over all levels."""
+
+    rpn_logits: list[jax.Array]  # per level [B, A_l]
+    rpn_deltas: list[jax.Array]  # per level [B, A_l, 4]
+    anchor_labels: jax.Array  # [B, A] 1 / 0 / -1, matched
+    sampled_labels: jax.Array  # [B, A] 1 / 0 / -1, sampled for the objectness loss
+    anchor_deltas: jax.Array  # [B, A, 4] regression targets
+    proposals: Proposals  # with a B axis; no loss reads them
+    rois: SampledRoIs  # with a B axis
+    class_logits: jax.Array  # [B, R, K + 1]
+    box_deltas: jax.Array  # [B, R, K + 1, 4]
+    # [B, F, M, M] of the true class, for the first F = foreground RoIs; None without a mask head
+    mask_logits: jax.Array | None
+    mask_targets: jax.Array | None  # [B, F, M, M] 0..1
+    stages: tuple[StageOutputs, ...] = ()  # behind the box head
+    # [B, K] bool of the box head and of each stage: the classes in its loss; None: all
+    drawn_classes: tuple[jax.Array | None, ...] = (None,)
+    classifier: Classifier = struct.field(pytree_node=False, default=SOFTMAX)
+
+    @property
+    def box_stages(self) -> tuple[StageOutputs, ...]:
+        """The box head's outputs, and those of the stages behind it."""
+        return (StageOutputs(self.rois, self.class_logits, self.box_deltas), *self.stages)
