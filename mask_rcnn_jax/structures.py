@@ -68,7 +68,8 @@ class Detections:
     boxes: Array  # [D, 4] float32
     scores: Array  # [D] float32
     classes: Array  # [D] int32, 1..K
-    masks: Array  # [D, M, M] float32 probability inside the box; None for a model of boxes alone
+    # [D, M, M] float32 probability inside the box; None for a model of boxes alone
+    masks: Array | None
     valid: Array  # [D] bool
 
     def __len__(self) -> int:

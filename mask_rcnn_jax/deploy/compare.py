@@ -73,7 +73,7 @@ def _add(total: Differences, a: Detections, b: Detections, score_threshold: floa
         j = unused.pop(int(np.argmin(distances)))
         total.boxes = max(total.boxes, float(np.abs(a.boxes[i] - b.boxes[j]).max()))
         total.scores = max(total.scores, float(abs(a.scores[i] - b.scores[j])))
-        if a.masks is not None:
+        if a.masks is not None and b.masks is not None:
             total.masks = max(total.masks, float(np.abs(a.masks[i] - b.masks[j]).max()))
     lost_scores += [b.scores[j] for j in unused]
     # Rounding decides whether a score at the limit is kept.
