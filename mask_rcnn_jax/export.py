@@ -46,6 +46,7 @@ from mask_rcnn_jax.data.source import annotation_file, learns_boxes_only, load_v
 from mask_rcnn_jax.deploy.artifact import Artifact, ArtifactOptions, build_artifact
 from mask_rcnn_jax.deploy.manifest import make_manifest
 from mask_rcnn_jax.deploy.quantize import CALIBRATORS
+from mask_rcnn_jax.evaluation.coco import configured_protocol
 from mask_rcnn_jax.evaluation.engines import configured_engine
 from mask_rcnn_jax.training import evaluator
 from mask_rcnn_jax.weights.convert import to_detectron2, to_flax, to_ours_flat, to_torchvision
@@ -107,6 +108,7 @@ def export_model(
             raise ValueError(f"--int8 reports AP on {where}, which is {path!r}: no such file")
         dataset = load_val(config.data, categories, boxes_only=learns_boxes_only(config))
         check_classes(dataset, categories, weights)
+        evaluator.check_labels(dataset, configured_protocol(config))
     artifact = build_artifact(config, variables, categories, format, options, Path(output))
     checks = artifact.self_check
     details = {**artifact.details, "self_check": checks, "config": config.to_dict()}
@@ -149,7 +151,8 @@ def score(
         raise ValueError(f"no image of {dataset.json_path} has the model's input size")
     if len(kept) < loader.num_images:
         logging.info("AP on %d of %d images, which fit the input", len(kept), loader.num_images)
-    metrics = evaluator.score(dataset, found, configured_engine(config))
+    rules = configured_engine(config), configured_protocol(config)
+    metrics = evaluator.score(dataset, found, *rules)
     return {name: metrics[name] for name in AP_NAMES if name in metrics}
 
 

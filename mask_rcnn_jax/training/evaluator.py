@@ -173,7 +173,7 @@ def score_and_write(
     found: Found,
     output: Path,
     engine: str,
-    protocol: str = "coco",
+    protocol: str,
     callback: Callable[[COCOeval], None] | None = None,
 ) -> dict:
     """COCO metrics of the results; the table goes to stdout, results and metrics to `output`.
@@ -197,8 +197,8 @@ def score_and_write(
 def score(
     dataset: Dataset,
     found: Found,
-    engine: str = "pycocotools",
-    protocol: str = "coco",
+    engine: str,
+    protocol: str,
     callback: Callable[[COCOeval], None] | None = None,
 ) -> dict:
     """Score results as `evaluation.coco.score` does, on the annotations that the dataset holds.

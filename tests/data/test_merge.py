@@ -201,7 +201,7 @@ def test_scores_are_those_of_the_same_set_with_other_ids(two):
                 mask = np.roll(a.mask(record.height, record.width), 1, axis=1)
                 code = uncompressed_rle(mask)
                 masks.append(entry | {"segmentation": code})
-        found = score(dataset, (boxes, masks, image_ids(dataset)))
+        found = score(dataset, (boxes, masks, image_ids(dataset)), "pycocotools", "coco")
         return {name: value for name, value in found.items() if name != "per_category"}
 
     ours, theirs = metrics(val), metrics(plain)

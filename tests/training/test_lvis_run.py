@@ -8,7 +8,9 @@ import jax
 import numpy as np
 import pytest
 
+from mask_rcnn_jax import export
 from mask_rcnn_jax.annotations.lvis import IMAGE_KEYS
+from mask_rcnn_jax.data.overview import image_ids
 from mask_rcnn_jax.data.source import load_split
 from mask_rcnn_jax.evaluation import lvis
 from mask_rcnn_jax.formats.shapes import write_shapes
@@ -163,6 +165,15 @@ def test_a_set_without_labels_cannot_be_scored_so(unlabeled, tmp_path):
     val_set = load_split(unlabeled.data, "val")
     with pytest.raises(ValueError, match=MESSAGE):
         make_validation(unlabeled, val_set, federated_model(), None, tmp_path)
+
+
+def test_an_exported_model_is_scored_by_the_same_rules(files, monkeypatch):
+    config = lvis_config(files)
+    val_set, given = load_split(config.data, "val"), []
+    monkeypatch.setattr(evaluator, "detect", lambda *_: ([], [], image_ids(val_set)))
+    monkeypatch.setattr(evaluator, "score", lambda *arguments: given.append(arguments) or {"AP": 1})
+    assert export.score(config, val_set, None, None) == {"AP": 1}
+    assert given[0][2:] == ("pycocotools", "lvis")
 
 
 @pytest.mark.slow
