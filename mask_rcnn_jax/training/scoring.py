@@ -16,10 +16,10 @@ from mask_rcnn_jax.data.coco import CocoDataset
 from mask_rcnn_jax.data.dataset import Dataset, check_classes, check_dataset, dataset_name
 from mask_rcnn_jax.data.images import decode_image
 from mask_rcnn_jax.data.loader import EvalLoader
-from mask_rcnn_jax.data.options import example_options, train_sets
+from mask_rcnn_jax.data.options import train_sets
 from mask_rcnn_jax.data.overview import image_ids
 from mask_rcnn_jax.data.source import annotation_file, learns_boxes_only, load_split, load_val
-from mask_rcnn_jax.data.views import ViewLoader, scaled_options
+from mask_rcnn_jax.data.views import ViewLoader
 from mask_rcnn_jax.evaluation import coco as coco_evaluation
 from mask_rcnn_jax.evaluation.engines import configured_engine
 from mask_rcnn_jax.models.detect import detect_options
@@ -29,7 +29,7 @@ from mask_rcnn_jax.report.page import write_report
 from mask_rcnn_jax.safe_text import safe_stdout
 from mask_rcnn_jax.training import evaluator
 from mask_rcnn_jax.training.metrics import FILE_NAME, read_metrics
-from mask_rcnn_jax.training.setup import make_eval_loader, resolve_config
+from mask_rcnn_jax.training.setup import make_eval_loader, resolve_config, view_sizes
 from mask_rcnn_jax.training.step import make_mesh, make_predict_step, replicate
 from mask_rcnn_jax.training.views import Views, make_views_step, view_options
 from mask_rcnn_jax.weights import pretrained
@@ -174,7 +174,7 @@ def _predictions(
     if views == Views():
         return make_predict_step(model, mesh, detect), make_eval_loader(config, val_set, limit)
     logging.info("%d views of each image: sizes of %s", views.count, views.tta_scales)
-    sizes = [scaled_options(example_options(config), scale) for scale in views.tta_scales]
+    sizes = view_sizes(config)
     loaders = [make_eval_loader(config, val_set, limit, options=options) for options in sizes]
     return make_views_step(model, mesh, detect, flip=views.tta_flip), ViewLoader(loaders)
 

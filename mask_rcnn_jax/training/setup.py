@@ -28,6 +28,7 @@ from mask_rcnn_jax.data.overview import epoch_factors, image_ids, training_class
 from mask_rcnn_jax.data.repeat import repeats
 from mask_rcnn_jax.data.source import learns_boxes_only, load_train, load_val
 from mask_rcnn_jax.data.transforms import empty_batch
+from mask_rcnn_jax.data.views import scaled_options
 from mask_rcnn_jax.models.build import init_variables
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.structures import Batch
@@ -35,6 +36,7 @@ from mask_rcnn_jax.training import processes
 from mask_rcnn_jax.training.averaging import weight_average
 from mask_rcnn_jax.training.optim import build_optimizer, make_schedule
 from mask_rcnn_jax.training.step import TrainState
+from mask_rcnn_jax.training.views import view_options
 from mask_rcnn_jax.weights import pretrained
 from mask_rcnn_jax.weights.restore import run_entries, takes_raw
 
@@ -213,6 +215,12 @@ def initial_state(
         variables = pretrained.initialize_from(variables, config.model, raw=takes_raw(config))
     tx = build_optimizer(config, schedule, variables["params"], model.backbone, optimizer)
     return TrainState.start(variables, tx, weight_average(config)), tx
+
+
+def view_sizes(config: ConfigDict) -> list[ExampleOptions]:
+    """Options of the images in each size of `eval.tta_scales`; ValueError names a wrong entry."""
+    options = example_options(config)
+    return [scaled_options(options, scale) for scale in view_options(config).tta_scales]
 
 
 def check_processes(config: ConfigDict, dataset: Dataset) -> None:

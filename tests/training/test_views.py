@@ -13,6 +13,7 @@ from mask_rcnn_jax.data.views import ViewLoader, scaled_options
 from mask_rcnn_jax.models.build import build_model, init_variables
 from mask_rcnn_jax.models.detect import Detect
 from mask_rcnn_jax.training.scoring import _predictions
+from mask_rcnn_jax.training.setup import view_sizes
 from mask_rcnn_jax.training.step import make_predict_step, shard_batch
 from mask_rcnn_jax.training.views import Views, make_views_step, view_options
 from tests.helpers import tiny_config
@@ -178,6 +179,8 @@ def test_a_mirror_image_gives_mirrored_detections(model, variables, batches):
     [
         ("fit", (64, 128), 1.5, (128, 192)),
         ("fit", (64, 128), 0.3, (64, 64)),
+        ("keep", (832, 1344), 0.8, (640, 1088)),
+        ("keep", (64, 128), 1.0, (64, 128)),
         ("shortest_edge", (800, 1333), 1.5, (1200, 2000)),
         ("shortest_edge", (800, 1333), 0.5, (400, 666)),
     ],
@@ -222,6 +225,16 @@ def test_sizes_that_divide_the_images_differently_are_refused():
     loaders = [EvalLoader(Mixed("val", 4), o, batch_size=2, num_workers=0) for o in sizes]
     with pytest.raises(ValueError, match="eval.tta_scales: landscapes and portraits share"):
         list(ViewLoader(loaders))
+
+
+def test_a_canvas_that_enlarges_no_image_has_no_larger_size():
+    config = tiny_config()
+    config.data.update(image_size=(128, 192), resize="keep")
+    config.eval.tta_scales = (1.0, 0.5)
+    assert [options.image_size for options in view_sizes(config)] == [(128, 192), (64, 128)]
+    config.eval.tta_scales = (1.0, 1.5)
+    with pytest.raises(ValueError, match="^eval.tta_scales has 1.5, expected at most 1 with data"):
+        view_sizes(config)
 
 
 @pytest.mark.parametrize("scales", [(), (1.0, 0.0), (float("nan"),), ("1",)])
