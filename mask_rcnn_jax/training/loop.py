@@ -13,7 +13,6 @@ from absl import logging
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from mask_rcnn_jax.config import check_entries
 from mask_rcnn_jax.data.augment import Kind
 from mask_rcnn_jax.data.coco import CocoDataset
 from mask_rcnn_jax.data.dataset import Dataset, categories
@@ -21,12 +20,13 @@ from mask_rcnn_jax.data.kinds import resolve_augment
 from mask_rcnn_jax.data.loader import TrainLoader
 from mask_rcnn_jax.training.averaging import weight_average
 from mask_rcnn_jax.training.checkpoint import Checkpoints
+from mask_rcnn_jax.training.checks import check_config, check_evaluated
 from mask_rcnn_jax.training.evaluator import Validation, make_validation
 from mask_rcnn_jax.training.lock import locked
 from mask_rcnn_jax.training.loggers import Logger, Loggers, open_loggers, resolve_loggers
 from mask_rcnn_jax.training.metrics import FILE_NAME as METRICS_NAME
 from mask_rcnn_jax.training.metrics import read_evaluations
-from mask_rcnn_jax.training.optim import count_microbatches, make_schedule, optim_options
+from mask_rcnn_jax.training.optim import make_schedule
 from mask_rcnn_jax.training.processes import STOPPED_EARLY, Stopped, on_first, stop_on_sigterm
 from mask_rcnn_jax.training.setup import (
     abstract_train_batch,
@@ -93,12 +93,13 @@ def train(
     """
     started = time.monotonic()
     config, workdir, mesh = resolve_config(config), Path(workdir), make_mesh()
-    microbatches = _check(config, mesh, optimizer)
+    microbatches = check_config(config, mesh.size, optimizer)
     kinds = resolve_augment(config, augment)
     loggers = resolve_loggers([*config.train.loggers, *loggers])
     train_set, val_set = open_datasets(config, train_set, val_set)
+    check_evaluated(config, val_set)
     if not config.data.val_json:
-        _say_no_evaluation(config)
+        logging.info("data.val_json is empty: nothing is evaluated, the last checkpoints are kept")
     set_steps(config, train_set)
     counts = image_counts(config, train_set)
     model = make_model(config, len(train_set.class_names), config.train.remat, counts)
@@ -221,28 +222,6 @@ class _Run:
         self.checkpoints.evaluated({step: main_ap(metrics)})
         self.evaluations.append({"step": step, **metrics})
         return metrics, self.stop_requested()
-
-
-def _check(config: ConfigDict, mesh: Mesh, optimizer: optax.GradientTransformation | None) -> int:
-    """The number of microbatches of a device; ValueError for a faulty config."""
-    check_entries(config)
-    optim_options(config)
-    weight_average(config)
-    stop_rule(config)
-    if optimizer is not None and not isinstance(optimizer, optax.GradientTransformation):
-        raise ValueError(
-            f"optimizer is {type(optimizer).__name__}, expected an optax transformation, such as "
-            "optax.adamw(1e-3)"
-        )
-    return count_microbatches(config, config.train.batch_size, mesh.size)
-
-
-def _say_no_evaluation(config: ConfigDict) -> None:
-    """Raise ValueError if the run is to stop by an AP, which nothing would measure."""
-    for name, value in stop_rule(config).needs_evaluation().items():
-        text = "needs an evaluation: set data.val_json and data.val_images"
-        raise ValueError(f"train.{name} is {value:g}, which {text}")
-    logging.info("data.val_json is empty: nothing is evaluated, the last checkpoints are kept")
 
 
 def _log_start(

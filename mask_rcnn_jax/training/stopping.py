@@ -19,7 +19,8 @@ class StopRule:
         stop_at_mask_ap: see `stop_at_box_ap`.
         patience: evaluations in a row without an improvement of the mask AP (of the box AP where
             there are no masks), after which to stop; 0: never.
-        min_improvement: how far above the best AP so far is an improvement.
+        min_improvement: an AP is an improvement if it is more than this above the AP of the last
+            improvement.
     """
 
     stop_at_box_ap: float = 0.0

@@ -2,10 +2,13 @@
 
 import math
 import signal
+from types import SimpleNamespace
 
 import pytest
 
+from mask_rcnn_jax.training.checks import check_evaluated
 from mask_rcnn_jax.training.stopping import StopRule, main_ap, stop_rule
+from tests.helpers import tiny_config
 from tests.training.stubbed_run import run, series, stubbed
 
 __all__ = ["stubbed"]
@@ -86,3 +89,20 @@ def test_a_run_without_an_evaluation_cannot_wait_for_one(stubbed, tmp_path):
 
     with pytest.raises(ValueError, match="train.patience is 3, which needs an evaluation"):
         run_without(tmp_path, patience=3)
+
+
+def test_a_mask_ap_that_is_not_measured_cannot_be_reached():
+    config, masks = tiny_config(), SimpleNamespace(boxes_only=False)
+    config.train.stop_at_mask_ap = 0.3
+    check_evaluated(config, masks)
+    boxes, message = tiny_config(), "^train.stop_at_mask_ap is 0.3, expected 0 where no masks"
+    boxes.train.update(stop_at_box_ap=0.3, stop_at_mask_ap=0.3)
+    boxes.model.mask_head.name = "none"
+    for given, val_set in ((boxes, masks), (config, SimpleNamespace(boxes_only=True))):
+        with pytest.raises(ValueError, match=message):
+            check_evaluated(given, val_set)
+    config.loss.mask_weight = 0.0
+    with pytest.raises(ValueError, match=message):
+        check_evaluated(config, masks)
+    boxes.train.stop_at_mask_ap = 0.0
+    check_evaluated(boxes, masks)
