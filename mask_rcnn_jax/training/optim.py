@@ -61,8 +61,11 @@ class Optimizer:
             raise ValueError(f"eps is {self.eps}, expected above 0")
         if not 0 < self.layer_decay <= 1:
             raise ValueError(f"layer_decay is {self.layer_decay}, expected above 0 and up to 1")
-        if not self.clip_value >= 0:
-            raise ValueError(f"clip_value is {self.clip_value}, expected at least 0")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum is {self.momentum}, expected from 0 to below 1")
+        for name in ("clip_value", "clip_norm"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} is {getattr(self, name)}, expected at least 0")
 
 
 @dataclass(frozen=True)
@@ -107,10 +110,12 @@ def build_optimizer(
 ) -> optax.GradientTransformation:
     """The optimizer of a recipe, or the given one, for the parameters that are not frozen.
 
-    It is inside a dynamic loss scale if the precision is float16.
+    It is inside a dynamic loss scale if the precision is float16. Raises ValueError, naming the
+    entry, for a `layer_decay` or `exempt_from_decay` that does not fit the backbone.
     """
     options = optim_options(config)
     if optimizer is None:
+        _check_exempt(getattr(backbone, "exempt_from_decay", ()), params)
         optimizer = make_optimizer(options, schedule, backbone)
     tx = train_only(optimizer, params, getattr(backbone, "frozen", ()))
     if config["train"]["precision"] != "float16":
@@ -229,6 +234,16 @@ def _decays(
     if name == "bias" and "kernel_bias" in decay_on and (*layer, "kernel") in paths:
         return True
     return (name if name in ("kernel", "bias", "scale") else "other") in decay_on
+
+
+def _check_exempt(exempt: tuple[str, ...], params: Mapping[str, Any]) -> None:
+    leaves = jax.tree_util.tree_leaves_with_path(params["backbone"]) if exempt else ()
+    unknown = set(exempt).difference(*(_names(path) for path, _ in leaves))
+    if unknown:
+        raise ValueError(
+            f"model.backbone.exempt_from_decay has {min(unknown)!r}, expected names of the "
+            "backbone's layers or parameters"
+        )
 
 
 def _layer_rates(decay: float, backbone: Any) -> optax.GradientTransformation:

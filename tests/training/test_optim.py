@@ -12,6 +12,7 @@ from flax import linen as nn
 from mask_rcnn_jax.models.resnet import ResNet
 from mask_rcnn_jax.training.optim import (
     OptimOptions,
+    build_optimizer,
     count_microbatches,
     injected_rate,
     make_optimizer,
@@ -268,6 +269,22 @@ def test_the_factors_of_vitdet_are_detectron2_s():
     np.testing.assert_allclose(-factors["block0"]["kernel"], 0.0138, rtol=5e-3)
 
 
+@pytest.mark.parametrize("optimizer", [None, optax.sgd(0.1)])
+def test_exempt_names_are_of_the_backbone(optimizer):
+    class Other(Trunk):
+        exempt_from_decay = ("pos_embed", "norm_1")
+
+    config = {"optim": asdict(OPTIMIZER), "train": {"precision": "float32"}}
+    given = config, lambda step: 0.1, trunk_params()
+    build_optimizer(*given, Trunk(), optimizer)
+    if optimizer is not None:
+        build_optimizer(*given, Other(), optimizer)
+        return
+    message = "^model.backbone.exempt_from_decay has 'norm_1', expected names"
+    with pytest.raises(ValueError, match=message):
+        build_optimizer(*given, Other())
+
+
 def test_a_backbone_without_numbers_of_layers_has_one_rate():
     message = "optim.layer_decay is 0.9, expected 1 with the backbone ResNet"
     with pytest.raises(ValueError, match=message):
@@ -282,6 +299,9 @@ def test_a_backbone_without_numbers_of_layers_has_one_rate():
         ({"layer_decay": 0.0}, "layer_decay is 0.0, expected above 0 and up to 1"),
         ({"layer_decay": 1.5}, "layer_decay is 1.5"),
         ({"clip_value": -1.0}, "clip_value is -1.0, expected at least 0"),
+        ({"clip_norm": -1.0}, "clip_norm is -1.0, expected at least 0"),
+        ({"momentum": 5.0}, "momentum is 5.0, expected from 0 to below 1"),
+        ({"momentum": -0.1}, "momentum is -0.1"),
         ({"decay_on": ("gamma",)}, "decay_on has {'gamma'}, expected"),
     ],
 )
