@@ -108,6 +108,13 @@ def pick(part: Callable, section: Section, where: str, **given: Any) -> Any:
     return build(part, {name: section[name] for name in own if name in section}, where, **given)
 
 
+def check_at_least(part: Any, **lowest: float) -> None:
+    """Raise ValueError, naming the field, for a field of a part below its lowest value."""
+    for name, low in lowest.items():
+        if not (value := getattr(part, name)) >= low:
+            raise ValueError(f"{name} is {value}, expected at least {low}")
+
+
 def find(name: str, builders: Mapping[str, Callable], where: str) -> Callable:
     """Return a built-in builder by name, or a custom one given as `package.module:function`.
 

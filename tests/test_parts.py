@@ -123,3 +123,50 @@ def test_every_entry_of_the_config_has_a_meaning():
     assert len(CHOICES) > 20
     missing = [name for name, e in base.describe(base.get_config()).items() if not e.meaning]
     assert not missing
+
+
+FOUR_CONVS = {"box_head.num_convs": 4, "box_head.norm": "group"}
+DEEP = {"backbone.depth": 50, "backbone.norm": "group"}
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"backbone.groups": 32, "backbone.depth": 34}, "backbone.groups is 32, expected 1 with"),
+        ({"backbone.groups": 0}, "backbone.groups is 0, expected at least 1"),
+        ({"backbone.groups": -1}, "backbone.groups is -1, expected at least 1"),
+        ({"backbone.width_per_group": 0}, "backbone.width_per_group is 0, expected at least 1"),
+        ({"rpn.num_convs": 0}, "rpn.num_convs is 0, expected at least 1"),
+        ({"rpn.channels": 0}, "rpn.channels is 0, expected at least 1"),
+        ({"fpn.channels": 0}, "fpn.channels is 0, expected at least 1"),
+        ({"box_head.num_convs": -1}, "box_head.num_convs is -1, expected at least 0"),
+        ({"mask_head.roi_size": 0}, "mask_head.roi_size is 0, expected at least 1"),
+        ({"mask_head.roi_size": -3}, "mask_head.roi_size is -3, expected at least 1"),
+        ({"fpn.channels": 48, "fpn.norm": "group"}, "fpn.channels is 48, expected a multiple of"),
+        (FOUR_CONVS | {"box_head.conv_channels": 16}, "box_head.conv_channels is 16, expected a"),
+        (
+            {"mask_head.channels": 33, "mask_head.norm": "group"},
+            "mask_head.channels is 33, expected a multiple of 32 with norm='group'",
+        ),
+        (
+            DEEP | {"backbone.width_per_group": 8},
+            "backbone.groups times width_per_group is 8, expected a multiple of 32",
+        ),
+    ],
+)
+def test_a_number_that_no_layer_has_is_refused_by_its_name(entries, message):
+    config = base.get_config()
+    config.model.num_classes = 3
+    for name, value in entries.items():
+        section, _, entry = name.partition(".")
+        config.model[section][entry] = value
+    with pytest.raises(ValueError, match=f"^model.{message}"):
+        build_model(config.model)
+
+
+def test_channels_that_no_group_norm_divides_may_have_other_norms():
+    config = base.get_config()
+    config.model.num_classes = 3
+    config.model.fpn.channels = config.model.box_head.conv_channels = 48
+    config.model.box_head.norm = "group"  # of no convolution
+    build_model(config.model)

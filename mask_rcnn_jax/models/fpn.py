@@ -8,9 +8,10 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.typing import DTypeLike
 
+from mask_rcnn_jax import parts
 from mask_rcnn_jax.models.conv import Conv
 from mask_rcnn_jax.models.init import fan_init
-from mask_rcnn_jax.models.norm import LIVE, Norm, make_norm, normalize
+from mask_rcnn_jax.models.norm import LIVE, Norm, check_channels, make_norm, normalize
 from mask_rcnn_jax.ops.extent import ValidExtent
 
 
@@ -27,6 +28,11 @@ class FPN(nn.Module):
     init: Literal["glorot", "xavier_fill", "linear"] = "xavier_fill"  # type: ignore[assignment]
     norm: Norm = "none"
     dtype: DTypeLike = jnp.float32
+
+    def __post_init__(self):
+        parts.check_at_least(self, channels=1)
+        check_channels(self.norm, self.channels, "channels")
+        super().__post_init__()
 
     @property
     def trains_batch_stats(self) -> bool:

@@ -148,6 +148,12 @@ def make_norm(
     return layers[norm]
 
 
+def check_channels(norm: str, channels: int, name: str) -> None:
+    """Raise ValueError for channels, those of the entry `name`, that a norm cannot divide."""
+    if norm == "group" and channels % GROUPS:
+        raise ValueError(f"{name} is {channels}, expected a multiple of {GROUPS} with norm='group'")
+
+
 def normalize(
     convolve: Callable[..., jax.Array],
     norm: nn.Module | None,

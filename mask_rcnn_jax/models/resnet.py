@@ -10,9 +10,10 @@ from flax import linen as nn
 from jax import lax
 from jax.typing import DTypeLike
 
+from mask_rcnn_jax import parts
 from mask_rcnn_jax.models.conv import Conv
 from mask_rcnn_jax.models.init import he_fan_out
-from mask_rcnn_jax.models.norm import LIVE, make_norm, normalize
+from mask_rcnn_jax.models.norm import LIVE, check_channels, make_norm, normalize
 from mask_rcnn_jax.ops.extent import ValidExtent
 
 BLOCKS_PER_STAGE = {
@@ -95,6 +96,15 @@ class ResNet(nn.Module):
     remat: bool = False
     groups: int = 1
     width_per_group: int = 64
+
+    def __post_init__(self):
+        parts.check_at_least(self, groups=1, width_per_group=1)
+        if self.depth < 50 and self.groups > 1:
+            raise ValueError(f"groups is {self.groups}, expected 1 with depth={self.depth}")
+        if self.depth >= 50:
+            channels = self.groups * self.width_per_group
+            check_channels(self.norm, channels, "groups times width_per_group")
+        super().__post_init__()
 
     @property
     def frozen(self) -> tuple[str, ...]:

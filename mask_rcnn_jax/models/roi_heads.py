@@ -8,9 +8,10 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.typing import DTypeLike
 
+from mask_rcnn_jax import parts
 from mask_rcnn_jax.models.conv import RoIConv, UpConv, pixel_shuffle
 from mask_rcnn_jax.models.init import dense, he_fan_out, he_fan_out_up
-from mask_rcnn_jax.models.norm import LIVE, Norm, make_norm, normalize
+from mask_rcnn_jax.models.norm import LIVE, Norm, check_channels, make_norm, normalize
 
 
 class BoxHead(nn.Module):
@@ -39,6 +40,12 @@ class BoxHead(nn.Module):
     norm: Norm = "none"
     num_fcs: int = 2
     class_agnostic: bool = False
+
+    def __post_init__(self):
+        parts.check_at_least(self, channels=1, num_convs=0, conv_channels=1, num_fcs=0)
+        if self.num_convs:
+            check_channels(self.norm, self.conv_channels, "conv_channels")
+        super().__post_init__()
 
     @property
     def trains_batch_stats(self) -> bool:
@@ -97,6 +104,12 @@ class MaskHead(nn.Module):
     num_convs: int = 4
     norm: Norm = "none"
     roi_size: int = 14
+
+    def __post_init__(self):
+        parts.check_at_least(self, channels=1, num_convs=0, roi_size=1)
+        if self.num_convs:
+            check_channels(self.norm, self.channels, "channels")
+        super().__post_init__()
 
     @property
     def trains_batch_stats(self) -> bool:

@@ -11,6 +11,7 @@ from flax import linen as nn
 from jax import lax
 from jax.typing import DTypeLike
 
+from mask_rcnn_jax import parts
 from mask_rcnn_jax.models.conv import Conv, SparselyTrainedConv
 from mask_rcnn_jax.ops import matching
 from mask_rcnn_jax.ops.anchors import Anchors
@@ -97,6 +98,9 @@ class RPN:
     post_nms_scope: Literal["image", "batch"] = "image"
     min_size: float = 0.0
     num_convs: int = 1
+
+    def __post_init__(self):
+        parts.check_at_least(self, channels=1, num_convs=1)
 
     def targets(
         self,

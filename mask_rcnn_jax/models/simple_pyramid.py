@@ -9,9 +9,10 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.typing import DTypeLike
 
+from mask_rcnn_jax import parts
 from mask_rcnn_jax.models.conv import Conv, UpConv
 from mask_rcnn_jax.models.init import fan_init
-from mask_rcnn_jax.models.norm import LIVE, Norm, make_norm, normalize
+from mask_rcnn_jax.models.norm import LIVE, Norm, check_channels, make_norm, normalize
 from mask_rcnn_jax.ops.extent import ValidExtent
 
 STRIDE = 16  # of the map that it takes, pixels per cell
@@ -28,6 +29,11 @@ class SimplePyramid(nn.Module):
     channels: int = 256
     norm: Norm = "layer"
     dtype: DTypeLike = jnp.float32
+
+    def __post_init__(self):
+        parts.check_at_least(self, channels=1)
+        check_channels(self.norm, self.channels, "channels")
+        super().__post_init__()
 
     @property
     def trains_batch_stats(self) -> bool:

@@ -11,6 +11,7 @@ from flax import linen as nn
 from jax import lax
 from jax.typing import DTypeLike
 
+from mask_rcnn_jax import parts
 from mask_rcnn_jax.models.conv import Conv, Dense
 from mask_rcnn_jax.models.norm import make_norm
 
@@ -57,14 +58,13 @@ class ViT(nn.Module):
     trains_batch_stats = False
 
     def __post_init__(self):
+        parts.check_at_least(self, width=1, depth=1, window=1)
         if self.num_heads < 1 or self.width % self.num_heads:
             raise ValueError(
                 f"num_heads is {self.num_heads}, expected a divisor of width={self.width}"
             )
         if not 0 <= self.drop_path < 1:
             raise ValueError(f"drop_path is {self.drop_path}, expected at least 0 and below 1")
-        if self.window < 1:
-            raise ValueError(f"window is {self.window}, expected at least 1")
         if not all(0 <= block < self.depth for block in self.global_blocks):
             expected = f"blocks from 0 to {self.depth - 1}"
             raise ValueError(f"global_blocks is {self.global_blocks}, expected {expected}")

@@ -336,6 +336,7 @@ def test_rates_and_decay_of_layers(shift):
         ({"num_heads": 5}, "num_heads is 5, expected a divisor of width=64"),
         ({"num_heads": 0}, "num_heads is 0"),
         ({"drop_path": 1.0}, "drop_path is 1.0, expected at least 0 and below 1"),
+        ({"depth": 0, "global_blocks": ()}, "depth is 0, expected at least 1"),
         ({"window": 0}, "window is 0, expected at least 1"),
         ({"global_blocks": (4,)}, r"global_blocks is \(4,\), expected blocks from 0 to 3"),
         ({"image_size": 1000}, "image_size is 1000, expected a multiple of 16"),
