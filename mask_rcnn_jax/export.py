@@ -51,6 +51,7 @@ from mask_rcnn_jax.evaluation.engines import configured_engine
 from mask_rcnn_jax.training import evaluator
 from mask_rcnn_jax.weights.convert import to_detectron2, to_flax, to_ours_flat, to_torchvision
 from mask_rcnn_jax.weights.expected_model import mismatches
+from mask_rcnn_jax.weights.layout import WITHOUT_STATISTICS
 from mask_rcnn_jax.weights.restore import restore, restore_config
 
 WEIGHTS = ("safetensors", "torchvision", "detectron2")
@@ -160,9 +161,10 @@ def check_system(model: ConfigDict, system: str) -> None:
     """Raise ValueError if torchvision or detectron2 lacks a layer of the model; log all other
     differences.
 
-    torchvision's ResNet has batch normalization and strides in its 3x3 convolutions. The user sets
-    everything else (anchors, RoIAlign, input channel order and padding) in the system, if it has
-    the option; remaining differences cost accuracy.
+    torchvision's ResNet has batch normalization and strides in its 3x3 convolutions, and its box
+    heads have fixed layers and boxes for each class. The user sets everything else (anchors,
+    RoIAlign, input channel order and padding) in the system, if it has the option; remaining
+    differences cost accuracy.
     """
     backbone, theirs = model.backbone, "torchvision's ResNet"
     known = ("resnet", "vit") if system == "detectron2" else ("resnet",)
@@ -171,15 +173,25 @@ def check_system(model: ConfigDict, system: str) -> None:
             f"model.backbone.name is {backbone.name!r}, {system} has {' and '.join(known)} only"
         )
     if system == "torchvision":
-        if backbone.norm == "group":
-            text = f"model.backbone.norm is 'group', {theirs} has batch normalization only"
-            raise ValueError(text)
+        if backbone.norm in WITHOUT_STATISTICS:
+            text = f"model.backbone.norm is {backbone.norm!r}"
+            raise ValueError(f"{text}, {theirs} has batch normalization only")
         if backbone.depth >= 50 and backbone.stride_in != "3x3":
             text = f"model.backbone.stride_in is {backbone.stride_in!r}"
             raise ValueError(f"{text}, {theirs} strides in '3x3' only")
+        head = model.box_head
+        layers = head.get("num_convs", 0), head.get("num_fcs", 2)
+        if layers not in ((0, 2), (4, 1)):
+            text = "model.box_head.num_convs and num_fcs are {} and {}".format(*layers)
+            raise ValueError(f"{text}, torchvision has 0 and 2, or 4 and 1")
+        if head.get("class_agnostic", False):
+            text = "model.box_head.class_agnostic is True"
+            raise ValueError(f"{text}, torchvision has boxes for each class only")
     if backbone.name == "vit":
         system = "detectron2_vitdet"
-    for line in mismatches(system, model, without=["backbone.norm_eps"]):  # is converted
+    # Statistics absorb another epsilon.
+    absorbed = () if backbone.get("norm") in WITHOUT_STATISTICS else ("backbone.norm_eps",)
+    for line in mismatches(system, model, without=absorbed):
         logging.warning("%s", line)
 
 

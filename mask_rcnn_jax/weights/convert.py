@@ -12,6 +12,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from mask_rcnn_jax.weights.layout import (
+    WITHOUT_STATISTICS,
     as_box_head,
     check_classes,
     check_groups,
@@ -149,7 +150,9 @@ def _to_torch(variables: Mapping, system: str, norm_eps: float) -> dict[str, np.
                 value = to_torch_layout(as_box_head(module), value, source)
         elif leaf == "scale" and path in params and f"{module}/var" not in stats:
             if not system.startswith("detectron2"):
-                raise ValueError("torchvision has no counterpart of model.backbone.norm='group'")
+                part = as_box_head(module).partition("/")[0]
+                norms = " or ".join(repr(norm) for norm in WITHOUT_STATISTICS)
+                raise ValueError(f"torchvision has no counterpart of model.{part}.norm={norms}")
         elif leaf == "scale" and f"{module}/var" not in stats:
             result[to_name(f"{module}/mean")] = np.zeros_like(value)
             result[to_name(f"{module}/var")] = unit_variance(value, TORCHVISION_EPS)

@@ -21,9 +21,11 @@ HEADS = tuple(
     input.pad_multiple anchors.sizes anchors.aspect_ratios anchors.center anchors.rounding
     anchors.stride box_coder.weights box_coder.inclusive roi_align.max_level
     roi_align.sampling_ratio roi_align.aligned roi_align.border roi_align.min_size
+    mask_head.roi_size
     """.split()
 )
 DETECTOR = BACKBONE + HEADS
+CASCADE = ("cascade.fg_iou_thresh", "cascade.weight_factors")  # of detectron2's models with one
 
 MMDETECTION_STYLES = (
     "the file does not say which of mmdetection's two kinds of backbone it has: style='pytorch' "
@@ -85,7 +87,11 @@ def mismatches(
     theirs = flatten(load_config(_recipe(source, ours)).model) | said
     lines = [MMDETECTION_STYLES] if source == "mmdetection" and not said else []
     ignored = {*expected.ignored, *without} - said.keys()
-    for name in expected.entries:
+    entries = expected.entries
+    if ours.get("cascade.fg_iou_thresh"):
+        cascade = flatten(load_config("coco_detectron2:cascade_1x").model)
+        theirs, entries = theirs | {name: cascade[name] for name in CASCADE}, entries + CASCADE
+    for name in entries:
         if name in ours and name in theirs and name not in ignored:
             our, their = _rounded(ours[name]), _rounded(theirs[name])
             if our != their:

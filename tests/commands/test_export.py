@@ -9,6 +9,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from mask_rcnn_jax.config import load_config
+from mask_rcnn_jax.export import check_system
 from mask_rcnn_jax.models.build import abstract_variables
 from mask_rcnn_jax.weights.convert import to_flax, to_ours_flat, to_torchvision
 from mask_rcnn_jax.weights.restore import load_variables, make_model
@@ -111,6 +112,17 @@ def test_differences_from_torchvision_are_listed(weights, tmp_path, caplog):
     ]
 
 
+@pytest.mark.parametrize("norm", ["group", "frozen"])
+def test_an_epsilon_that_no_statistics_absorb_is_a_difference(norm, caplog):
+    """detectron2's group norm has 1e-5."""
+    config = load_config("coco_detectron2:gn_3x")
+    strides = {"group": "3x3", "frozen": "1x1"}  # of its models with either
+    config.model.backbone.update(norm=norm, norm_eps=1e-3, stride_in=strides[norm])
+    check_system(config.model, "detectron2")
+    expected = ["model.backbone.norm_eps is 0.001, detectron2's Mask R-CNN has 1e-05"]
+    assert [r.getMessage() for r in caplog.records] == (expected if norm == "group" else [])
+
+
 def test_run_exports_our_names(trained, tmp_path):
     target = tmp_path / "run.safetensors"
     arguments = ["--workdir", trained.workdir, "--format=safetensors", "--output", target]
@@ -130,6 +142,15 @@ def test_run_exports_our_names(trained, tmp_path):
         (
             ["backbone.depth=50", "backbone.stride_in=1x1"],
             "model.backbone.stride_in is '1x1', torchvision's ResNet",
+        ),
+        (["backbone.norm=layer"], "model.backbone.norm is 'layer', torchvision's ResNet has"),
+        (
+            ["box_head.num_convs=2", "box_head.num_fcs=1"],
+            "model.box_head.num_convs and num_fcs are 2 and 1, torchvision has 0 and 2, or 4 and 1",
+        ),
+        (
+            ["box_head.class_agnostic=True"],
+            "model.box_head.class_agnostic is True, torchvision has boxes for each class only",
         ),
         (["num_classes=4"], "has 3 classes, expected 4"),
     ],

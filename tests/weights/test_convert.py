@@ -326,6 +326,10 @@ class TestBack:
         norm = {"backbone": {"stem_norm": {"scale": np.ones(2), "bias": np.ones(2)}}}
         with pytest.raises(ValueError, match="model.backbone.norm='group'"):
             to_torchvision({"params": norm, "batch_stats": {}}, norm_eps=1e-5)
+        for module in ("fpn", "box_head", "mask_head"):
+            norm = {module: {"norm1": {"scale": np.ones(2), "bias": np.ones(2)}}}
+            with pytest.raises(ValueError, match=f"model.{module}.norm='group' or 'layer'$"):
+                to_torchvision({"params": norm, "batch_stats": {}}, norm_eps=1e-5)
         other = {"backbone": {"stem_conv2": {"kernel": np.ones((1, 1, 2, 2))}}}
         with pytest.raises(ValueError, match="no counterpart of backbone/stem_conv2/kernel"):
             to_torchvision({"params": other, "batch_stats": {}}, norm_eps=1e-5)

@@ -32,6 +32,25 @@ def test_what_differs_is_said():
     ]
 
 
+@pytest.mark.parametrize("recipe", ["coco_detectron2:cascade_3x", "coco_vitdet:cascade_l"])
+def test_the_stages_of_a_cascade_are_compared(recipe):
+    source = "detectron2_vitdet" if "vitdet" in recipe else "detectron2"
+    model = load_config(recipe).model
+    assert mismatches(source, model) == []
+    model.cascade.update(fg_iou_thresh=(0.5, 0.7), weight_factors=(5.0, 9.0))
+    lines = mismatches(source, model)
+    assert lines[0].startswith("model.cascade.fg_iou_thresh is (0.5, 0.7), ")
+    assert lines[1].startswith("model.cascade.weight_factors is (5.0, 9.0), ")
+    assert lines[1].endswith(" has (2.0, 3.0)") and len(lines) == 2
+    model.cascade.fg_iou_thresh = ()  # without stages the factors mean nothing
+    assert mismatches(source, model) == []
+
+
+def test_masks_of_another_size_are_a_difference():
+    lines = mismatches("torchvision", {"mask_head": {"roi_size": 28}})
+    assert lines == ["model.mask_head.roi_size is 28, torchvision's Mask R-CNN has 14"]
+
+
 def test_every_source_has_a_recipe():
     assert EXPECTED.keys() == SOURCES.keys()
 
