@@ -38,6 +38,10 @@ class Section(Protocol):
     def items(self) -> Iterable[tuple[str, Any]]: ...
 
 
+class UnknownEntry(ValueError):
+    """A section has an entry that its part does not take."""
+
+
 class Entry(NamedTuple):
     """A config section's entry."""
 
@@ -89,7 +93,7 @@ def build(part: Callable, section: Section, where: str, **given: Any) -> Any:
     arguments = {name: value for name, value in given.items() if name in signature}
     for name, value in section.items():
         if name not in known and not takes_all:
-            raise ValueError(f"{where} has no entry {name!r}, expected one of {sorted(known)}")
+            raise UnknownEntry(f"{where} has no entry {name!r}, expected one of {sorted(known)}")
         kind = known[name].type if name in known else None
         arguments[name] = _checked(value, kind, f"{where}.{name}")
     for name, entry in known.items():

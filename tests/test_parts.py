@@ -170,3 +170,13 @@ def test_channels_that_no_group_norm_divides_may_have_other_norms():
     config.model.fpn.channels = config.model.box_head.conv_channels = 48
     config.model.box_head.norm = "group"  # of no convolution
     build_model(config.model)
+
+
+@pytest.mark.parametrize(("section", "name"), [("fpn", "simple"), ("backbone", "vit")])
+def test_another_name_alone_says_that_the_section_must_be_replaced(section, name):
+    config = base.get_config()
+    config.model.num_classes = 3
+    config.model[section].name = name
+    message = f"^model.{section} has no entry .*; a recipe that changes the name replaces the whole"
+    with pytest.raises(ValueError, match=message):
+        build_model(config.model)

@@ -162,7 +162,11 @@ def _build_named(
     builder = parts.find(name, builders, f"model.{section}.name")
     if remat_heads and builder in (BoxHead, MaskHead):
         builder = _recomputed(builder)
-    return parts.build(builder, options, f"model.{section}", **given)
+    try:
+        return parts.build(builder, options, f"model.{section}", **given)
+    except parts.UnknownEntry as error:
+        advice = "a recipe that changes the name replaces the whole section"
+        raise ValueError(f"{error}; {advice} (models.build.named_section)") from error
 
 
 def _recomputed(head: type[nn.Module]) -> type[nn.Module]:
