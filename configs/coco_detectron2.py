@@ -17,7 +17,8 @@ three box heads in a row (42.1 / 36.4 and 44.3 / 38.5).
 
 Deliberate differences: RoIAlign uses at most 16 x 16 points per bin, exceeded only by boxes longer
 than 112 cells on their level; objects with more than 512 polygon vertices use mask crops; training
-uses at most 100 objects per image; detection considers the best 4096 scores over all classes.
+uses at most 100 objects per image; detection considers the best 4096 scores over all classes; batch
+norm in the heads stores the unbiased variance, on several GPUs theirs the biased one.
 """
 
 from ml_collections import ConfigDict

@@ -7,8 +7,9 @@
 
 Not measured here. detectron2 publishes box AP 51.6 and mask AP 45.9 for ViT-B, 55.5 / 49.2 for
 `:l` and 56.7 / 50.2 for `:h`; with `:cascade_b` 54.0 / 46.7, `:cascade_l` 57.6 / 50.0 and
-`:cascade_h` 58.7 / 51.0. It trains 64 images at a time on 64 GPUs, in float16, from MAE's weights;
-those of ViT-H are resampled there from patches of 14 to 16 pixels.
+`:cascade_h` 58.7 / 51.0. It trains 64 images at a time on 64 GPUs, in float16, from MAE's weights.
+Those of ViT-H are resampled there from patches of 14 to 16 pixels (in
+mae_pretrain_vit_huge_p14to16.pth); MAE's own file does not fit `:h`.
 
 Here the precision is bfloat16. train.remat=backbone trades time for memory, and
 model.backbone.attention=cudnn takes the fused attention of NVIDIA GPUs.

@@ -7,7 +7,8 @@ affine            batch norm with fixed statistics and trained scale and bias (T
 batch             batch norm over a device's images or RoIs
 sync_batch        batch norm over those of all devices; every element counts the same
 naive_sync_batch  batch norm with the mean over devices of each device's mean and mean square
-                  (detectron2's NaiveSyncBatchNorm), whatever their number of elements
+                  (detectron2's NaiveSyncBatchNorm, but that one stores the biased variance on
+                  several devices), whatever their number of elements
 group             32 groups of channels, per image or RoI
 layer             all channels of one pixel
 """

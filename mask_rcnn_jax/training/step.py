@@ -101,7 +101,8 @@ def make_train_step(
     devices; samples do where a recipe looks at a device's batch (pad_multiple, post_nms_scope).
     accumulate_steps: a device takes its images in that many parts, one after the other. Losses are
     normalized over one part, gradients averaged over all: k parts on n devices equal one part on
-    k * n devices.
+    k * n devices, except where norms look at all devices: sync_batch and naive_sync_batch take
+    their statistics from one part of the n devices.
     With `loss_scale.dynamic_loss_scale` as `tx`, a step that overflows changes neither parameters
     nor optimizer nor batch statistics nor the average; `grad_norm` is not finite then. `step`
     counts it all the same, because its images are used up; schedule and average do not.
