@@ -180,3 +180,17 @@ def test_another_name_alone_says_that_the_section_must_be_replaced(section, name
     message = f"^model.{section} has no entry .*; a recipe that changes the name replaces the whole"
     with pytest.raises(ValueError, match=message):
         build_model(config.model)
+
+
+def backbone_of_heads(heads: int = 3, image_counts: int = 2, dtype=None):
+    """A user's, with entries that other sections are given from outside."""
+
+
+def test_entries_of_users_are_described_whatever_their_names():
+    config = base.get_config()
+    config.model.backbone = dict(name=f"{__name__}:backbone_of_heads")
+    found = {name: e.default for name, e in base.describe(config).items() if "backbone." in name}
+    own = {"model.backbone.heads": 3, "model.backbone.image_counts": 2}
+    assert found == own | {"model.backbone.name": f"{__name__}:backbone_of_heads"}
+    ours = base.describe(base.get_config())
+    assert not {"model.cascade.heads", "model.classifier.image_counts"} & ours.keys()

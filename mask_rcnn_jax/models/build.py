@@ -60,13 +60,13 @@ BUILDERS: dict[str, dict[str, Callable]] = {
     "box_head": {"two_fc": BoxHead, "conv_fc": BoxHead},
     "mask_head": {"four_conv": MaskHead, "none": no_head},
 }
-# Arguments from outside the section.
-GIVEN = ("num_classes", "dtype", "remat", "heads", "image_counts")
+# Arguments from outside the section, if not the number of classes and the dtype.
+GIVEN = {"backbone": ("dtype", "remat"), "cascade": ("heads",), "classifier": ("image_counts",)}
 
 
 def default_sections() -> dict[str, dict[str, Any]]:
     """Return the sections of `config.model` with each part's defaults."""
-    sections = {name: parts.defaults(part, GIVEN) for name, part in PARTS.items()}
+    sections = {name: parts.defaults(part, _given(name)) for name, part in PARTS.items()}
     for section, builders in BUILDERS.items():
         sections[section] = named_section(section, next(iter(builders)))
     return sections
@@ -74,7 +74,7 @@ def default_sections() -> dict[str, dict[str, Any]]:
 
 def named_section(section: str, name: str, **entries: Any) -> dict[str, Any]:
     """Return a section of `config.model` for the builder of that name: its defaults and entries."""
-    return {"name": name, **parts.defaults(BUILDERS[section][name], GIVEN), **entries}
+    return {"name": name, **parts.defaults(BUILDERS[section][name], _given(section)), **entries}
 
 
 def describe(config: parts.Section) -> dict[str, parts.Entry]:
@@ -87,9 +87,13 @@ def describe(config: parts.Section) -> dict[str, parts.Entry]:
         meaning = f"{' or '.join(builders)}, or package.module:function for your own."
         found[f"{section}.name"] = parts.Entry(name, str, meaning)
     for section, part in sections.items():
-        entries = parts.entries(part, GIVEN)
+        entries = parts.entries(part, _given(section))
         found |= {f"{section}.{name}": entry for name, entry in entries.items()}
     return found
+
+
+def _given(section: str) -> tuple[str, ...]:
+    return GIVEN.get(section, ("num_classes", "dtype"))
 
 
 def build_model(

@@ -17,14 +17,18 @@ from mask_rcnn_jax.weights.convert import OURS, listing, num_classes_in, to_flax
 from mask_rcnn_jax.weights.expected_model import mismatches
 from mask_rcnn_jax.weights.files import read_weights
 from mask_rcnn_jax.weights.run_checkpoint import load_checkpoint
-from mask_rcnn_jax.weights.sources import SOURCES
+from mask_rcnn_jax.weights.sources import RANGES, SOURCES
 
 # Layers whose shape depends on the number of classes.
 CLASS_DEPENDENT = (
     "params/box_head/cls_score/",
     "params/box_head/bbox_pred/",
     "params/mask_head/mask_predictor/",
-    *(f"params/cascade/heads_{i}/{name}/" for i in range(9) for name in ("cls_score", "bbox_pred")),
+    *(
+        f"params/cascade/heads_{i}/{name}/"
+        for i in range(RANGES["cascade"][1])
+        for name in ("cls_score", "bbox_pred")
+    ),
 )
 # Arrays that pretrained trunks lack, and that start at zero: relative positions.
 NOT_PRETRAINED = ("/rel_pos_h", "/rel_pos_w")
