@@ -178,7 +178,7 @@ def _recomputed(head: type[nn.Module]) -> type[nn.Module]:
 
     class Recomputed(nn.remat(head, static_argnums=3)):  # type: ignore[misc]
         def __call__(self, features: jax.Array, valid: Any = None, train: bool = False) -> Any:
-            # By position, for `static_argnums`. A mask head has its classes in the place of `valid`.
+            # By position, for `static_argnums`; a mask head's classes take the place of `valid`.
             return super().__call__(features, valid, train)
 
     return Recomputed
