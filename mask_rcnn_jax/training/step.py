@@ -243,7 +243,7 @@ def loss_terms(
         foreground = outputs.rois.foreground[:, : outputs.mask_logits.shape[1]]
         mask = losses.mask_loss(outputs.mask_logits, outputs.mask_targets, foreground)
         terms["loss/mask"] = options.mask_weight * mask
-    return {"loss/total": sum(terms.values()), **terms}  # type: ignore[dict-item]
+    return {"loss/total": sum(terms.values()), **terms}
 
 
 def loss_options(config: Mapping[str, Any]) -> LossOptions:

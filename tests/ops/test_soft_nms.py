@@ -155,7 +155,8 @@ def test_values_without_meaning_are_refused(options, message):
 def test_a_minimum_applies_to_fallen_scores():
     """The second box falls from .8 to .49: with the threshold alone it stays, of .49."""
     candidates = BOXES[None], SCORES[None], jnp.ones((1, 3), jnp.int32)
-    detect = Detect(nms="gaussian", score_threshold=0.7, soft_min_score=0.7)
+    limits = dict(score_threshold=0.7, soft_min_score=0.7, detections_per_image=3)
+    detect = Detect(nms="gaussian", **limits)
     _, scores, _, valid = detect.select(*candidates, iou_offset=0.0)
     np.testing.assert_array_equal(valid[0], [True, False, False])
     assert scores[0, 0] == np.float32(0.9)
