@@ -13,6 +13,7 @@ from jax.typing import DTypeLike
 
 from mask_rcnn_jax import parts
 from mask_rcnn_jax.models.conv import Conv, Dense
+from mask_rcnn_jax.models.drop_path import drop_path, fold_in
 from mask_rcnn_jax.models.norm import make_norm
 
 PATCH = 16  # pixels per side
@@ -108,7 +109,7 @@ class ViT(nn.Module):
                 self.attention,
                 self.dtype,
                 name=f"block{i}",
-            )(x, None if keys is None or not train else _fold_in(keys, i))
+            )(x, None if keys is None or not train else fold_in(keys, i))
         return [x]
 
 
@@ -218,18 +219,6 @@ def from_windows(x: jax.Array, size: tuple[int, ...]) -> jax.Array:
     x = x.reshape(-1, rows, columns, window, window, channels).swapaxes(2, 3)
     x = x.reshape(-1, rows * window, columns * window, channels)
     return x[:, : size[0], : size[1]]
-
-
-def drop_path(x: jax.Array, rate: float, keys: jax.Array | None, number: int) -> jax.Array:
-    """Zero x [B, ..] for images drawn with their keys [B], and divide the others by 1 - rate."""
-    if keys is None or rate == 0:
-        return x
-    kept = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - rate))(_fold_in(keys, number))
-    return jnp.where(jnp.expand_dims(kept, range(1, x.ndim)), x / (1 - rate), 0).astype(x.dtype)
-
-
-def _fold_in(keys: jax.Array, number: int) -> jax.Array:
-    return jax.vmap(lambda key: jax.random.fold_in(key, number))(keys)
 
 
 def absolute_positions(table: jax.Array, size: tuple[int, ...]) -> jax.Array:
