@@ -16,6 +16,7 @@ from tests.commands.command import ROOT, error_line
 
 NAMES = [
     "coco",
+    "coco_convnext",
     "coco_detectron2",
     "coco_nvidia_pytorch",
     "coco_nvidia_tf1",

@@ -27,6 +27,7 @@ VARIANTS = ("coco_detectron2:3x", "coco_nvidia_pytorch:bs64", "coco_nvidia_pytor
             "coco_detectron2:cascade_3x", "lvis:lsj_100ep")  # fmt: skip
 TRANSFORMERS = ("coco_vitdet", "coco_vitdet:l", "coco_vitdet:h", "coco_vitdet:cascade_b",
                 "coco_vitdet:cascade_l", "coco_vitdet:cascade_h")  # fmt: skip
+CONVNEXTS = ("coco_convnext", "coco_convnext:small")
 OTHER_PARTS = ("model.backbone.", "model.fpn.")  # their sections have entries of their own
 
 
@@ -36,14 +37,15 @@ def recipe(name: str):
 
 
 @pytest.mark.parametrize(
-    "name", [*SYSTEMS, *VARIANTS, *TRANSFORMERS, "finetune", "lvis", "quickstart"]
+    "name", [*SYSTEMS, *VARIANTS, *TRANSFORMERS, *CONVNEXTS, "finetune", "lvis", "quickstart"]
 )
 def test_every_recipe_has_the_same_entries_and_a_model(name):
     config, reference = recipe(name).to_dict(), recipe("coco").to_dict()
     ours, theirs = flatten(config).keys(), flatten(reference).keys()
+    if name in (*TRANSFORMERS, *CONVNEXTS):
+        others = OTHER_PARTS if name in TRANSFORMERS else OTHER_PARTS[:1]
+        ours, theirs = ({n for n in names if not n.startswith(others)} for names in (ours, theirs))
     if name in TRANSFORMERS:
-        ours, theirs = ({n for n in names if not n.startswith(OTHER_PARTS)}
-                        for names in (ours, theirs))  # fmt: skip
         assert recipe(name).model.backbone.attention == "xla"
     assert ours == theirs
     variables = abstract_variables(make_model(recipe(name), 90))
@@ -87,6 +89,24 @@ def test_the_transformers_of_vitdet(size, width, far, decay):
     assert backbone.depth == far[-1] + 1 and width // backbone.num_heads in (64, 80)
     assert config.optim.layer_decay == decay
     assert backbone.exempt_from_decay == (() if size == "h" else ("pos_embed", "norm1", "norm2"))
+
+
+def test_the_schedule_of_convnext():
+    """36 epochs of 7330 steps, warmed up over 1000 from a thousandth, lower from 27 and 33 on."""
+    config = recipe("coco_convnext")
+    schedule = make_schedule(config)
+    for step, rate in ((0, 1e-7), (500, 5.005e-5), (1000, 1e-4), (27 * 7330 - 1, 1e-4),
+                       (27 * 7330, 1e-5), (33 * 7330, 1e-6)):  # fmt: skip
+        assert float(schedule(step)) == pytest.approx(rate, rel=1e-3), step
+    assert config.train.steps == 36 * 7330 and config.train.batch_size == 16
+    assert config.optim.layer_decay == 0.95 and config.optim.decay_on == ("kernel",)
+
+
+@pytest.mark.parametrize(("name", "blocks", "layers"), [("", 18, 6), (":small", 36, 12)])
+def test_the_trunks_of_convnext(name, blocks, layers):
+    model = make_model(recipe(f"coco_convnext{name}"), 80)
+    assert sum(model.backbone.depths) == blocks and model.backbone.num_layers == layers
+    assert (model.backbone.width, model.backbone.layer_scale) == (96, 1.0)
 
 
 @pytest.mark.parametrize("name", ["coco_detectron2:cascade_3x", "coco_vitdet:cascade_b"])
@@ -151,7 +171,7 @@ def test_the_schedule_of_lvis(name, steps, rates):
         assert float(schedule(step)) == pytest.approx(rate, rel=1e-4), step
 
 
-@pytest.mark.parametrize("name", [*VARIANTS, *TRANSFORMERS[1:]])
+@pytest.mark.parametrize("name", [*VARIANTS, *TRANSFORMERS[1:], *CONVNEXTS[1:]])
 def test_a_variant_differs_and_an_unknown_one_is_refused(name):
     stem = name.partition(":")[0]
     assert recipe(name) != recipe(stem)

@@ -176,6 +176,10 @@ class Trunk:
 
     def pyramid(self, images: Map) -> list[Map]:
         """Compute P2..P6 from normalized images."""
+        return self._fpn(self.features(images))
+
+    def features(self, images: Map) -> list[Map]:
+        """Compute C2..C5 from normalized images."""
         graph, extent, backbone = self._graph, self._extent, self._model.backbone
         x = self._conv_norm(images, "stem_conv", "stem_norm", stride=2, map_stride=1)
         x = extent.mask(relu(graph, x), 2)
@@ -186,7 +190,13 @@ class Trunk:
                 stride = 2 if stage > 2 and i == 0 else 1
                 x = self._block(x, f"res{stage}_{i}", stride, 2**stage // stride)
             features.append(x)
-        return self._fpn(features)
+        return features
+
+    def _input_order(self, layer: dict, name: str) -> dict:
+        """Return a layer, of which the first one reads R, G, B."""
+        if name != "stem_conv" or self._model.input.channel_order == "rgb":
+            return layer
+        return {**layer, "kernel": np.asarray(layer["kernel"])[:, :, ::-1]}
 
     def _conv_norm(self, x, conv_name, norm_name, *, stride, map_stride, block="") -> Map:
         """Apply a convolution and its norm; map_stride: pixels per cell of `x`."""
@@ -195,8 +205,7 @@ class Trunk:
         layer = tree.params[conv_name]
         if layer["kernel"].shape[0] > 1:
             x = self._extent.mask(x, map_stride)
-        if not block and self._model.input.channel_order == "bgr":
-            layer = {**layer, "kernel": np.asarray(layer["kernel"])[:, :, ::-1]}
+        layer = self._input_order(layer, conv_name)
         options = dict(norm=backbone.norm, eps=backbone.norm_eps, layer=layer)
         options |= dict(name=f"{block}/{conv_name}" if block else conv_name)
         options |= dict(stride=stride, padding=backbone.padding)

@@ -10,6 +10,7 @@ from flax import linen as nn
 
 from mask_rcnn_jax import parts
 from mask_rcnn_jax.models.cascade import Cascade
+from mask_rcnn_jax.models.convnext import ConvNeXt
 from mask_rcnn_jax.models.fpn import FPN
 from mask_rcnn_jax.models.image_input import ImageInput
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN, Precision
@@ -55,7 +56,7 @@ def no_head(**section: Any) -> None:
 
 # Sections whose `name` selects the builder, built in or `package.module:function`.
 BUILDERS: dict[str, dict[str, Callable]] = {
-    "backbone": {"resnet": ResNet, "vit": ViT},
+    "backbone": {"resnet": ResNet, "vit": ViT, "convnext": ConvNeXt},
     "fpn": {"fpn": FPN, "simple": SimplePyramid},
     "box_head": {"two_fc": BoxHead, "conv_fc": BoxHead},
     "mask_head": {"four_conv": MaskHead, "none": no_head},

@@ -166,7 +166,7 @@ def make_optimizer(
 
     A backbone may have `exempt_from_decay`, names of layers or parameters at any depth of it, and,
     for `layer_decay`, `num_layers` and `layer_id(name)`: the number of its layer of that name, from
-    0 to `num_layers`, counted from the input.
+    0 to `num_layers`, counted from the input, or one more for the rate of the heads.
 
     Raises ValueError, naming the entry, for a `layer_decay` of a backbone without these.
     """

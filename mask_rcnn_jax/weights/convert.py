@@ -79,6 +79,8 @@ def to_flax(
             if leaf in LAYER_LEAVES:
                 kind = as_box_head(module)
                 array = to_our_layout(kind, theirs, array, source, class_agnostic)
+            elif leaf == "gamma":
+                array = array.reshape(-1)  # torchvision's is [C, 1, 1]
             params[path] = array
     wanted = {part: section.get("norm") for part, section in sections.items()} | {"backbone": norm}
     wanted["cascade"] = wanted["box_head"]

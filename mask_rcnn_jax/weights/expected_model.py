@@ -56,6 +56,9 @@ EXPECTED = {
         "coco_vitdet", ("backbone.window", "backbone.global_blocks", *INPUT, *HEADS)
     ),
     "mae": Expected("coco_vitdet", INPUT),
+    "torchvision_convnext": Expected("coco_convnext", INPUT),
+    "convnext": Expected("coco_convnext", INPUT),
+    "mmdetection_convnext": Expected("coco_convnext", (*INPUT, *HEADS)),
     "detectron2_resnet": Expected("coco_detectron2", BACKBONE, ("input.mean",)),
     "detectron_msra": Expected(
         "coco_nvidia_pytorch", BACKBONE, ("input.mean", "backbone.norm_eps")

@@ -30,8 +30,13 @@ CLASS_DEPENDENT = (
         for name in ("cls_score", "bbox_pred")
     ),
 )
-# Arrays that pretrained trunks lack, and that start at zero: relative positions.
-NOT_PRETRAINED = ("/rel_pos_h", "/rel_pos_w")
+# Arrays that pretrained trunks lack: relative positions, which start at zero, and the norms behind
+# a ConvNeXt's maps.
+NOT_PRETRAINED = (
+    "/rel_pos_h",
+    "/rel_pos_w",
+    *(f"/output{stage}_norm/{leaf}" for stage in range(2, 6) for leaf in ("scale", "bias")),
+)
 
 
 def is_run(path: str | os.PathLike) -> bool:

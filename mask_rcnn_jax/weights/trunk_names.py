@@ -1,0 +1,117 @@
+"""Names of backbones' layers in the systems whose weights can be read, next to ours.
+
+Rows and templates are as in `sources`.
+"""
+
+Rows = tuple[tuple[str, str], ...]
+
+
+def torch_resnet(prefix: str, stem: str = "") -> Rows:
+    """Return the rows of torchvision's ResNet, whose names others adopted."""
+    block = prefix + "layer{stage-1}.{block}."
+    return (
+        (f"{prefix}{stem}conv1", "backbone/stem_conv"),
+        (f"{prefix}{stem}bn1", "backbone/stem_norm"),
+        (block + "conv{conv}", "backbone/res{stage}_{block}/conv{conv}"),
+        (block + "bn{conv}", "backbone/res{stage}_{block}/norm{conv}"),
+        (block + "downsample.0", "backbone/res{stage}_{block}/shortcut"),
+        (block + "downsample.1", "backbone/res{stage}_{block}/shortcut_norm"),
+    )
+
+
+def detectron2_resnet(prefix: str) -> Rows:
+    """Return the rows of detectron2's ResNet."""
+    block = prefix + "res{stage}.{block}."
+    return (
+        (prefix + "stem.conv1", "backbone/stem_conv"),
+        (prefix + "stem.conv1.norm", "backbone/stem_norm"),
+        (block + "conv{conv}", "backbone/res{stage}_{block}/conv{conv}"),
+        (block + "conv{conv}.norm", "backbone/res{stage}_{block}/norm{conv}"),
+        (block + "shortcut", "backbone/res{stage}_{block}/shortcut"),
+        (block + "shortcut.norm", "backbone/res{stage}_{block}/shortcut_norm"),
+    )
+
+
+def vit(prefix: str) -> tuple[Rows, Rows]:
+    """Return the rows and tables of MAE's vision transformer, whose names others adopted."""
+    theirs, ours = prefix + "blocks.{block}.", "backbone/block{block}/"
+    layers = ("norm1", "norm2", "attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
+    rows = [(theirs + name, ours + name.replace("mlp.", "").replace(".", "/")) for name in layers]
+    tables = [(f"{theirs}attn.{name}", f"{ours}attn/{name}") for name in ("rel_pos_h", "rel_pos_w")]
+    return (
+        ((prefix + "patch_embed.proj", "backbone/patch_embed"), *rows),
+        ((prefix + "pos_embed", "backbone/pos_embed"), *tables),
+    )
+
+
+def convnext(prefix: str) -> tuple[Rows, Rows]:
+    """Return the rows and tables of the paper's ConvNeXt and of mmpretrain's."""
+    down = prefix + "downsample_layers.{stage-2}."
+    theirs, ours = prefix + "stages.{stage-2}.{block}.", "backbone/res{stage}_{block}/"
+    layers = [("norm", "norm"), ("dwconv", "dwconv"), ("pwconv1", "fc1"), ("pwconv2", "fc2")]
+    layers += [(f"pointwise_conv{i}", f"fc{i}") for i in (1, 2)]  # mmpretrain's
+    layers.append(("depthwise_conv", "dwconv"))
+    return (
+        (
+            (f"{prefix}downsample_layers.0.0", "backbone/stem_conv"),
+            (f"{prefix}downsample_layers.0.1", "backbone/stem_norm"),
+            (down + "0", "backbone/down{stage}_norm"),
+            (down + "1", "backbone/down{stage}_conv"),
+            (prefix + "norm{stage-2}", "backbone/output{stage}_norm"),
+            *((theirs + name, ours + path) for name, path in layers),
+        ),
+        ((theirs + "gamma", ours + "gamma"),),
+    )
+
+
+def torchvision_convnext() -> tuple[Rows, Rows]:
+    """Return the rows and tables of torchvision's ConvNeXt."""
+    rows = [("features.0.0", "backbone/stem_conv"), ("features.0.1", "backbone/stem_norm")]
+    tables = []
+    layers = [("block.0", "dwconv"), ("block.2", "norm"), ("block.3", "fc1"), ("block.5", "fc2")]
+    for stage, number in zip((2, 3, 4, 5), (1, 3, 5, 7), strict=True):
+        if stage > 2:
+            rows.append((f"features.{number - 1}.0", f"backbone/down{stage}_norm"))
+            rows.append((f"features.{number - 1}.1", f"backbone/down{stage}_conv"))
+        theirs, ours = f"features.{number}.{{block}}.", f"backbone/res{stage}_{{block}}/"
+        rows += [(theirs + name, ours + path) for name, path in layers]
+        tables.append((theirs + "layer_scale", ours + "gamma"))
+    return tuple(rows), tuple(tables)
+
+
+def google_resnet50() -> Rows:
+    """Return rows numbered in creation order: a stage's first block creates its shortcut first."""
+    layers = [("stem_conv", "stem_norm")]
+    for stage, blocks in zip((2, 3, 4, 5), (3, 4, 6, 3), strict=True):
+        layers.append((f"res{stage}_0/shortcut", f"res{stage}_0/shortcut_norm"))
+        for path in (f"res{stage}_{block}" for block in range(blocks)):
+            layers += [(f"{path}/conv{i}", f"{path}/norm{i}") for i in (1, 2, 3)]
+    rows = []
+    for index, (conv, norm) in enumerate(layers):
+        number = f"_{index}" if index else ""
+        rows.append((f"[resnet50/]conv2d{number}", f"backbone/{conv}"))
+        rows.append((f"[resnet50/]batch_normalization{number}", f"backbone/{norm}"))
+    return tuple(rows)
+
+
+CAFFE2: Rows = (
+    ("conv1", "backbone/stem_conv"),
+    ("res_conv1_bn", "backbone/stem_norm"),
+    ("res{stage}_{block}_branch1", "backbone/res{stage}_{block}/shortcut"),
+    ("res{stage}_{block}_branch1_bn", "backbone/res{stage}_{block}/shortcut_norm"),
+    ("res{stage}_{block}_branch2a", "backbone/res{stage}_{block}/conv1"),
+    ("res{stage}_{block}_branch2a_bn", "backbone/res{stage}_{block}/norm1"),
+    ("res{stage}_{block}_branch2b", "backbone/res{stage}_{block}/conv2"),
+    ("res{stage}_{block}_branch2b_bn", "backbone/res{stage}_{block}/norm2"),
+    ("res{stage}_{block}_branch2c", "backbone/res{stage}_{block}/conv3"),
+    ("res{stage}_{block}_branch2c_bn", "backbone/res{stage}_{block}/norm3"),
+)
+_NVIDIA_RN50_BLOCK = "resnet50/btlnck_block_{stage-2}_{block}/"
+NVIDIA_RN50: Rows = (
+    ("resnet50/conv2d/conv2d", "backbone/stem_conv"),
+    ("resnet50/conv2d/BatchNorm", "backbone/stem_norm"),
+    (_NVIDIA_RN50_BLOCK + "bottleneck_{conv}/conv2d", "backbone/res{stage}_{block}/conv{conv}"),
+    (_NVIDIA_RN50_BLOCK + "bottleneck_{conv}/BatchNorm", "backbone/res{stage}_{block}/norm{conv}"),
+    (_NVIDIA_RN50_BLOCK + "shortcut/conv2d/conv2d", "backbone/res{stage}_{block}/shortcut"),
+    (_NVIDIA_RN50_BLOCK + "shortcut/conv2d/BatchNorm", "backbone/res{stage}_{block}/shortcut_norm"),
+)

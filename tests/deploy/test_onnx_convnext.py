@@ -1,0 +1,77 @@
+"""ConvNeXt in ONNX against JAX: its maps in every opset, and detections of the recipe."""
+
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+
+from mask_rcnn_jax.config import load_config
+from mask_rcnn_jax.data.options import example_options
+from mask_rcnn_jax.data.resize import resize_plan
+from mask_rcnn_jax.deploy.compare import compare
+from mask_rcnn_jax.models.detect import detect_options
+from tests.deploy.small_model import SMALL, generated, predict_function, random_variables
+
+pytest.importorskip("onnx")
+onnxruntime = pytest.importorskip("onnxruntime")
+
+from mask_rcnn_jax.deploy.onnx import OnnxInput, build_onnx, load_onnx  # noqa: E402
+from mask_rcnn_jax.deploy.onnx_convnext import ConvNeXtTrunk  # noqa: E402
+from mask_rcnn_jax.deploy.onnx_graph import OPSETS, Graph, Map, make_model_proto  # noqa: E402
+from mask_rcnn_jax.deploy.onnx_layers import Extent  # noqa: E402
+
+TRUNK = {"model.backbone.depths": (1, 1, 2, 1), "model.backbone.width": 8}
+
+
+def small_config(**changes):
+    entries = {name: value for name, value in SMALL.items() if name != "model.backbone.depth"}
+    entries |= {"data.short_sides": (), "data.image_size": (64, 100)}
+    return load_config("coco_convnext", entries | TRUNK | changes)
+
+
+def test_maps_match_jax():
+    """On a canvas of which an image has a part, with both orders of channels, in all opsets."""
+    config = small_config(**{"model.input.channel_order": "bgr"})
+    model, variables = predict_function(config)[0], random_variables(config)
+    images = np.random.default_rng(3).integers(0, 256, (1, 64, 128, 3), dtype=np.uint8)
+    sizes = np.array([[32, 90]], np.int32)  # 32 x 96 are valid
+    images[:, 32:], images[:, :, 90:] = 0, 0
+
+    @jax.jit
+    def pyramid(variables):
+        return model.apply(variables, images, sizes, train=False, method="pyramid")[0]
+
+    normalized = (images - np.array(model.input.mean)) / np.array(model.input.std)
+    normalized[:, 32:], normalized[:, :, 90:] = 0, 0
+    feed = normalized.transpose(0, 3, 1, 2).astype(np.float32).copy()
+    expected = pyramid(variables)
+    for opset in (OPSETS.start, 17, OPSETS.stop - 1):
+        graph = Graph()
+        extent = Extent(graph, graph.constant(np.array([[32, 96]])))
+        maps = ConvNeXtTrunk(graph, model, variables, extent).pyramid(Map("images", 64, 128))
+        inputs = {"images": ("FLOAT", list(feed.shape))}
+        outputs = {each.name: ("FLOAT", [None] * 4) for each in maps}
+        proto = make_model_proto(graph, "test", inputs, outputs, opset).SerializeToString()
+        session = onnxruntime.InferenceSession(proto, providers=["CPUExecutionProvider"])
+        for ours, theirs in zip(
+            session.run(list(outputs), {"images": feed}), expected, strict=True
+        ):
+            theirs = np.asarray(theirs).transpose(0, 3, 1, 2)
+            np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4 * np.abs(theirs).max())
+
+
+@pytest.mark.slow
+def test_detections_match_jax():
+    config = small_config()
+    variables = random_variables(config)
+    model, predict = predict_function(config)
+    canvas = resize_plan(64, 96, example_options(config)).canvas
+    source = OnnxInput(canvas, dtype=config.data.image_dtype)
+    built = build_onnx(model, variables, source, opset=17, detect=detect_options(config))
+    inputs = generated(config, [(60, 96), (96, 64), (90, 90)], canvas)
+    reference = jax.jit(partial(predict, variables))
+    exported = load_onnx(built.SerializeToString())
+    found = compare(reference, exported, inputs, config.eval.score_threshold)
+    assert found.detections >= 9, found
+    assert found.within_tolerance and found.masks < 1e-2, found
