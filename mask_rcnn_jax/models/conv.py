@@ -9,6 +9,7 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from mask_rcnn_jax.cpu_kernels.convolution import DIMENSIONS, conv
+from mask_rcnn_jax.cpu_kernels.depthwise import depthwise
 
 
 class Conv(nn.Module):
@@ -65,6 +66,8 @@ class Conv(nn.Module):
                 x = lax.optimization_barrier(x[:, :: self.stride, :: self.stride])
             return lax.dot_general(x, kernel[0, 0], (((3,), (0,)), ((), ())))
         pads: Any = self.padding if self.padding == "SAME" else ((self.padding, self.padding),) * 2
+        if self._is_depthwise(x):
+            return depthwise(x, kernel)
         if self.groups > 1:
             options: dict[str, Any] = dict(
                 dimension_numbers=DIMENSIONS, feature_group_count=self.groups
@@ -72,6 +75,13 @@ class Conv(nn.Module):
             strides = (self.stride, self.stride)
             return lax.conv_general_dilated(x, kernel, strides, pads, **options)
         return conv(x, kernel, valid, self.stride, pads, self.sparse_cotangent)
+
+    def _is_depthwise(self, x: jax.Array) -> bool:
+        """Whether every channel is convolved by itself, to a map of the same size."""
+        height, width = self.kernel_size
+        same_size = self.stride == 1 and height == width and height % 2 == 1
+        same_size = same_size and self.padding == height // 2
+        return same_size and 1 < self.groups == self.features == x.shape[-1]
 
 
 class SparselyTrainedConv(Conv):
