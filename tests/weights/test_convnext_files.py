@@ -1,11 +1,14 @@
 """Files of ConvNeXt: classifiers of torchvision, the paper and mmpretrain, and detectors."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
 from mask_rcnn_jax.config import load_config
+from mask_rcnn_jax.export import check_system
 from mask_rcnn_jax.models.build import abstract_variables, build_model
 from mask_rcnn_jax.models.convnext import ConvNeXt
 from mask_rcnn_jax.weights import pretrained
@@ -163,13 +166,18 @@ def test_layers_compute_the_same(kind):
     assert down[1, 0, 6, 9] == arrays[f"{conv}.weight"][9, 6, 1, 0]
 
 
-def small_config():
+def small_config(depths=FEW[0]):
     config = load_config("coco_convnext")
     config.model.num_classes = 3
-    config.model.backbone.update(depths=FEW[0], width=FEW[1])
+    config.model.backbone.update(depths=depths, width=FEW[1])
     config.model.fpn.channels = config.model.rpn.channels = config.model.mask_head.channels = 8
     config.model.box_head.channels = 16
     return config
+
+
+@functools.cache
+def small_shapes(depths):
+    return abstract_variables(build_model(small_config(depths).model))
 
 
 def write_torch(path, arrays, key):
@@ -186,15 +194,13 @@ def test_a_run_starts_from_a_file(kind, key, tmp_path):
     config, arrays = small_config(), random_arrays(FILES[kind](*FEW))
     config.model.init_from = str(tmp_path / "convnext.pth")
     write_torch(config.model.init_from, arrays, key)
-    shapes = abstract_variables(build_model(config.model))
-    initial = jax.tree.map(lambda s: np.full(s.shape, 0.5, np.float32), shapes)
+    initial = jax.tree.map(lambda s: np.full(s.shape, 0.5, np.float32), small_shapes(FEW[0]))
     trunk = pretrained.initialize_from(initial, config.model)["params"]["backbone"]
     kept = {name for name, layer in trunk.items() if np.all(jax.tree.leaves(layer)[0] == 0.5)}
     assert kept == {f"output{stage}_norm" for stage in range(2, 5 if "mm" in kind else 6)}
     with pytest.raises(ValueError, match="holds a backbone, expected a detector"):
         load_variables(config.model.init_from, config)
-    config.model.backbone.depths = (1, 1, 1, 1)
-    other = abstract_variables(build_model(config.model))
+    other = small_shapes((1, 1, 1, 1))
     with pytest.raises(ValueError, match=r"unexpected 9 \(params/backbone/res3_1/"):
         pretrained.initialize_from(other, config.model)
 
@@ -211,3 +217,9 @@ def test_a_detector_is_read(layers, tmp_path):
     np.testing.assert_array_equal(params["backbone"]["output4_norm"]["scale"], theirs)
     theirs = arrays["roi_head.bbox_head.fc_cls.bias"]
     np.testing.assert_array_equal(params["box_head"]["cls_score"]["bias"], np.roll(theirs, 1))
+
+
+@pytest.mark.parametrize("system", ["torchvision", "detectron2"])
+def test_no_other_system_takes_its_weights(system):
+    with pytest.raises(ValueError, match=f"model.backbone.name is 'convnext', {system} has resnet"):
+        check_system(small_config().model, system)
