@@ -197,7 +197,7 @@ def check() -> None:
 
 
 def sets_to_check() -> list[Files]:
-    """The files of --json and --images, of both splits, or of all sets in --data_dir."""
+    """The files in --json and --images, both splits' files, or those in --data_dir."""
     if FLAGS.json and FLAGS.images:
         return [(Path(FLAGS.json), Path(FLAGS.images))]
     if FLAGS.train_json and FLAGS.val_json:

@@ -1,4 +1,4 @@
-"""Checks of the entries of augmentation kinds. Each raises ValueError, beginning with the entry."""
+"""Checks for entries of augmentation kinds. Each raises ValueError, beginning with the entry."""
 
 import math
 

@@ -13,7 +13,7 @@ from mask_rcnn_jax.structures import Proposals
 @no_type_check  # `jax.tree.map` may put anything into its fields
 @struct.dataclass
 class StageOutputs:
-    """RoIs of a stage in training, and the outputs of its box head."""
+    """A stage's RoIs in training, and its box head's outputs."""
 
     rois: SampledRoIs  # with a B axis
     class_logits: jax.Array  # [B, R, K + 1]

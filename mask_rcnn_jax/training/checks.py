@@ -1,4 +1,4 @@
-"""Checks of a run's config, before any work."""
+"""Checks on a run's config, before any work."""
 
 import optax
 from ml_collections import ConfigDict

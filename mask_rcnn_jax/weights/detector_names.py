@@ -1,4 +1,4 @@
-"""Names of detectors' layers in the systems whose weights can be read, next to ours.
+"""Detectors' layer names in the systems whose weights can be read, next to ours.
 
 Rows and templates are as in `sources`.
 """
@@ -7,7 +7,7 @@ from mask_rcnn_jax.weights.trunk_names import Rows, convnext, detectron2_resnet,
 
 
 def _detectron2_box_head(stage: str, ours: str) -> Rows:
-    """Return the rows of a box head; stage: its number in a cascade, or ""."""
+    """Return rows for a box head; stage: its number in a cascade, or ""."""
     number = f".{stage}." if stage else "."
     head, predictor = f"roi_heads.box_head{number}", f"roi_heads.box_predictor{number}"
     return (
@@ -20,7 +20,7 @@ def _detectron2_box_head(stage: str, ours: str) -> Rows:
 
 
 def _simple_pyramid() -> Rows:
-    """Return the rows of ViTDet's pyramid."""
+    """Return rows for ViTDet's pyramid."""
     rows = [
         ("simfp_2.0", "up2_first"),
         ("simfp_2.1", "up2_norm"),

@@ -1,4 +1,4 @@
-"""Names of backbones' layers in the systems whose weights can be read, next to ours.
+"""Backbones' layer names in the systems whose weights can be read, next to ours.
 
 Rows and templates are as in `sources`.
 """
@@ -7,7 +7,7 @@ Rows = tuple[tuple[str, str], ...]
 
 
 def torch_resnet(prefix: str, stem: str = "") -> Rows:
-    """Return the rows of torchvision's ResNet, whose names others adopted."""
+    """Return rows for torchvision's ResNet, whose names others adopted."""
     block = prefix + "layer{stage-1}.{block}."
     return (
         (f"{prefix}{stem}conv1", "backbone/stem_conv"),
@@ -20,7 +20,7 @@ def torch_resnet(prefix: str, stem: str = "") -> Rows:
 
 
 def detectron2_resnet(prefix: str) -> Rows:
-    """Return the rows of detectron2's ResNet."""
+    """Return rows for detectron2's ResNet."""
     block = prefix + "res{stage}.{block}."
     return (
         (prefix + "stem.conv1", "backbone/stem_conv"),
@@ -33,7 +33,7 @@ def detectron2_resnet(prefix: str) -> Rows:
 
 
 def vit(prefix: str) -> tuple[Rows, Rows]:
-    """Return the rows and tables of MAE's vision transformer, whose names others adopted."""
+    """Return rows and tables for MAE's vision transformer, whose names others adopted."""
     theirs, ours = prefix + "blocks.{block}.", "backbone/block{block}/"
     layers = ("norm1", "norm2", "attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
     rows = [(theirs + name, ours + name.replace("mlp.", "").replace(".", "/")) for name in layers]
@@ -45,7 +45,7 @@ def vit(prefix: str) -> tuple[Rows, Rows]:
 
 
 def convnext(prefix: str) -> tuple[Rows, Rows]:
-    """Return the rows and tables of the paper's ConvNeXt and of mmpretrain's."""
+    """Return rows and tables for the paper's ConvNeXt and mmpretrain's."""
     down = prefix + "downsample_layers.{stage-2}."
     theirs, ours = prefix + "stages.{stage-2}.{block}.", "backbone/res{stage}_{block}/"
     layers = [("norm", "norm"), ("dwconv", "dwconv"), ("pwconv1", "fc1"), ("pwconv2", "fc2")]
@@ -65,7 +65,7 @@ def convnext(prefix: str) -> tuple[Rows, Rows]:
 
 
 def torchvision_convnext() -> tuple[Rows, Rows]:
-    """Return the rows and tables of torchvision's ConvNeXt."""
+    """Return rows and tables for torchvision's ConvNeXt."""
     rows = [("features.0.0", "backbone/stem_conv"), ("features.0.1", "backbone/stem_norm")]
     tables = []
     layers = [("block.0", "dwconv"), ("block.2", "norm"), ("block.3", "fc1"), ("block.5", "fc2")]
