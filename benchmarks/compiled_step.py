@@ -5,7 +5,7 @@
 
 Compiles as `mask_rcnn_jax.benchmark compile` does, and reads the rest from the program's text:
 launches, kernels, copies, memory traffic and an estimated time. With `--budgets FILE`, fails if a
-figure exceeds its limit.
+figure exceeds the recipe's limit.
 """
 
 import argparse
@@ -28,7 +28,7 @@ Limits = dict[str, dict[str, float]]
 
 
 def main(arguments: argparse.Namespace) -> None:
-    limits = load_limits(arguments.budgets) if arguments.budgets else {}
+    limits = load_limits(arguments.budgets, arguments.config) if arguments.budgets else {}
     shapes = [(images, devices) for devices in arguments.devices for images in arguments.images]
     config, names = load_config(arguments.config), roofline.DEVICES[arguments.target]
     steps = [
@@ -84,7 +84,21 @@ def count_instructions(program: hlo.Program) -> dict[str, int]:
         "scatters": opcodes["scatter"],
         "loops": opcodes["while"],
         "all_reduces": opcodes["all-reduce"] + opcodes["all-reduce-start"],
+        "all_reduces_alone": opcodes["all-reduce"] + _awaited_at_once(program),
     }
+
+
+def _awaited_at_once(program: hlo.Program) -> int:
+    """Return how many all-reduces the entry starts and awaits with nothing launched between."""
+    launched, started, count = 0, {}, 0
+    for found in program.computations[program.entry].values():
+        if found.opcode == "all-reduce-start":
+            started[found.name] = launched
+        elif found.opcode == "all-reduce-done":
+            count += started[found.operands[0]] == launched
+        elif found.opcode not in hlo.FREE:
+            launched += 1
+    return count
 
 
 def _is_matmul(instruction: hlo.Instruction) -> bool:
@@ -95,22 +109,31 @@ def _is_matmul(instruction: hlo.Instruction) -> bool:
     )
 
 
-def load_limits(path: str) -> Limits:
-    """Load limits from a TOML file: a table `any`, and tables `images_N` by images per device.
+def load_limits(path: str, recipe: str) -> Limits:
+    """Load a recipe's limits from a TOML file.
 
-    Raises ValueError for a file that is no TOML, or a limit of an unknown figure.
+    The recipe has a table by its name, "coco" or "coco_torchvision:v2" wherever its file lies; in
+    it are a table `any`, and tables `images_N` by images per device.
+
+    Raises ValueError for a file that is no TOML, a recipe without limits, or a limit of an unknown
+    figure.
     """
-    counted = count_instructions(hlo.Program({}, ""))
+    counted = count_instructions(hlo.Program({"": {}}, ""))
     known = ["compile_s", "gbytes_per_image", "gflop_per_image", "peak_mb", "temp_mb", *counted]
     try:
-        limits = tomllib.loads(Path(path).read_text())
+        recipes = tomllib.loads(Path(path).read_text())
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path}: {error}") from error
-    for table_name, entries in limits.items():
-        for name in entries:
-            if name.removeprefix("least_") not in known:
-                raise ValueError(f"{path}: [{table_name}] has {name!r}, expected one of {known}")
-    return limits
+    file, colon, variant = recipe.partition(":")
+    name = Path(file).stem + colon + variant
+    if name not in recipes:
+        raise ValueError(f"{path} has no limits for {name!r}, expected one of {sorted(recipes)}")
+    for table_name, entries in recipes[name].items():
+        for entry in entries:
+            if entry.removeprefix("least_") not in known:
+                text = f"{path}: [{name}.{table_name}] has {entry!r}, expected one of {known}"
+                raise ValueError(text)
+    return recipes[name]
 
 
 def violations(step: Figures, limits: Limits) -> list[str]:
