@@ -10,7 +10,7 @@ Not measured here. Both publish box AP 46.2 and mask AP 41.7 for ConvNeXt-T, aft
 float16; none for `:small` (ConvNeXt-S), whose drop path is that of its cascade.
 
 Here the precision is bfloat16; train.remat=backbone trades time for memory. torchvision's
-convnext_tiny-983f1562.pth and mmpretrain's files start a run, too.
+weights (`prepare weights convnext_tiny`) and mmpretrain's start a run, too.
 Deliberate differences: short sides of 480 to 800 pixels for all images; the originals first resize
 half of them to 400, 500 or 600 pixels and crop 384 to 600. Low-quality matches of anchors, mask
 targets and initial weights of the heads are those of configs/coco_detectron2.py, as are its

@@ -14,20 +14,19 @@ from absl import logging
 
 from mask_rcnn_jax.formats.disk import check_room
 
-_TORCH = "https://download.pytorch.org/models/"
-# Name -> (URL, first digits of the SHA-256). Weights published without a checksum (Detectron's,
-# Google's) are excluded, since downloads could not be verified.
-PUBLIC_WEIGHTS = {
-    "resnet18": (_TORCH + "resnet18-f37072fd.pth", "f37072fd"),
-    "resnet34": (_TORCH + "resnet34-b627a593.pth", "b627a593"),
-    "resnet50": (_TORCH + "resnet50-0676ba61.pth", "0676ba61"),
-    "resnet101": (_TORCH + "resnet101-63fe2227.pth", "63fe2227"),
-    "resnet152": (_TORCH + "resnet152-394f9c45.pth", "394f9c45"),
-    "maskrcnn_resnet50_fpn_coco": (_TORCH + "maskrcnn_resnet50_fpn_coco-bf2d0c1e.pth", "bf2d0c1e"),
-    "maskrcnn_resnet50_fpn_v2_coco": (
-        _TORCH + "maskrcnn_resnet50_fpn_v2_coco-73cbd019.pth",
-        "73cbd019",
-    ),
+_TORCHVISION = "https://download.pytorch.org/models/"
+# Name -> the first digits of the SHA-256, which end the file's name. Weights published without a
+# checksum (Detectron's, Google's) are excluded, since downloads could not be verified.
+TORCHVISION_WEIGHTS = {
+    "resnet18": "f37072fd",
+    "resnet34": "b627a593",
+    "resnet50": "0676ba61",
+    "resnet101": "63fe2227",
+    "resnet152": "394f9c45",
+    "convnext_tiny": "983f1562",
+    "convnext_small": "0c510722",
+    "maskrcnn_resnet50_fpn_coco": "bf2d0c1e",
+    "maskrcnn_resnet50_fpn_v2_coco": "73cbd019",
 }
 _DETECTRON2 = "https://dl.fbaipublicfiles.com/detectron2/"
 # Name -> folder, and the first digits of the MD5, which end the file's name (MODEL_ZOO.md).
@@ -73,14 +72,14 @@ def download_weights(
     name: str, folder: str | os.PathLike, make_progress: ProgressFactory | None = None
 ) -> Path:
     """Download one of `weight_names`; ValueError if unknown. See `download`."""
-    if name in PUBLIC_WEIGHTS:
-        url, sha256 = PUBLIC_WEIGHTS[name]
-        checksum = f"sha256:{sha256}"
+    if name in TORCHVISION_WEIGHTS:
+        sha256 = TORCHVISION_WEIGHTS[name]
+        url, checksum = f"{_TORCHVISION}{name}-{sha256}.pth", f"sha256:{sha256}"
     elif name in DETECTRON2_WEIGHTS:
         model, md5 = DETECTRON2_WEIGHTS[name]
         url, checksum = f"{_DETECTRON2}{model}/model_final_{md5}.pkl", f"md5:{md5}"
     else:
-        lists = f"{list(PUBLIC_WEIGHTS)} or {list(DETECTRON2_WEIGHTS)}"
+        lists = f"{list(TORCHVISION_WEIGHTS)} or {list(DETECTRON2_WEIGHTS)}"
         raise ValueError(f"unknown weights {name!r}, expected one of {lists}")
     path = Path(folder) / url.rpartition("/")[2]
     return download(url, path, checksum, make_progress=make_progress)
@@ -88,7 +87,7 @@ def download_weights(
 
 def weight_names() -> list[str]:
     """Return the names of public weights."""
-    return [*PUBLIC_WEIGHTS, *DETECTRON2_WEIGHTS]
+    return [*TORCHVISION_WEIGHTS, *DETECTRON2_WEIGHTS]
 
 
 def download(

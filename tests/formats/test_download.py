@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mask_rcnn_jax.formats import download as download_module
-from mask_rcnn_jax.formats.download import PUBLIC_WEIGHTS, download, download_weights
+from mask_rcnn_jax.formats.download import download, download_weights, weight_names
 
 CONTENT = np.random.default_rng(0).integers(0, 256, 3_000_000, dtype=np.uint8).tobytes()
 SHA256 = "sha256:" + hashlib.sha256(CONTENT).hexdigest()
@@ -188,18 +188,28 @@ def test_checksum_must_be_one(tmp_path, checksum):
 
 
 def test_weights_by_name(server, tmp_path, monkeypatch):
-    weights = {"some": (server.url("/file"), SHA256.removeprefix("sha256:"))}
-    monkeypatch.setattr(download_module, "PUBLIC_WEIGHTS", weights)
-    assert download_weights("some", tmp_path) == tmp_path / "file"
-    assert (tmp_path / "file").read_bytes() == CONTENT
+    digits = SHA256.removeprefix("sha256:")[:8]
+    server.files[f"/some-{digits}.pth"] = CONTENT
+    monkeypatch.setattr(download_module, "_TORCHVISION", server.url("/"))
+    monkeypatch.setattr(download_module, "TORCHVISION_WEIGHTS", {"some": digits})
+    assert download_weights("some", tmp_path) == tmp_path / f"some-{digits}.pth"
+    assert files(tmp_path) == [f"some-{digits}.pth"]
     with pytest.raises(ValueError, match=r"unknown weights 'other', expected one of \['some'\]"):
         download_weights("other", tmp_path)
 
 
-@pytest.mark.parametrize("name", PUBLIC_WEIGHTS)
-def test_file_names_carry_their_checksum(name):
-    url, sha256 = PUBLIC_WEIGHTS[name]
-    assert url.startswith("https://") and url.endswith(f"-{sha256}.pth")
+@pytest.mark.parametrize("name", weight_names())
+def test_every_name_has_a_verified_address(name, tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(download_module, "download", lambda *given, **_: calls.append(given))
+    download_weights(name, tmp_path)
+    ((url, path, checksum),) = calls
+    kind, digits = checksum.split(":")
+    assert url.startswith("https://") and path.parent == tmp_path
+    assert kind in ("sha256", "md5") and path.stem[-len(digits) - 1 :] in (
+        f"-{digits}",
+        f"_{digits}",
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,12 @@
-"""A small ViTDet with a cascade in the training step, in prediction and exported."""
+"""Small detectors with other trunks, ViTDet with a cascade and ConvNeXt: trained, on two devices,
+in half precision, and exported."""
 
 import functools
 
 import jax
 import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict
 from jax.sharding import AxisType
 
 from mask_rcnn_jax.deploy.compare import compare
@@ -27,15 +29,14 @@ from mask_rcnn_jax.training.step import (
 )
 from tests.helpers import assert_finite_tree, tiny_batch, tiny_config
 
-SMALL = dict(width=32, depth=3, num_heads=2, global_blocks=(2,), window=3, image_size=64)
+VIT = dict(width=32, depth=3, num_heads=2, global_blocks=(2,), window=3, image_size=64)
+CONVNEXT = dict(depths=(1, 1, 1, 1), width=8, layer_scale=1.0, drop_path=0.5)
 
 
-def small_config(drop_path=0.5):
+def vitdet():
     config = tiny_config()
     config.data.max_instances = 4
-    config.model.backbone = named_section(
-        "backbone", "vit", **SMALL, pretrain_size=32, drop_path=drop_path
-    )
+    config.model.backbone = named_section("backbone", "vit", **VIT, pretrain_size=32, drop_path=0.5)
     config.model.fpn = named_section("fpn", "simple", channels=32)
     config.model.input.pad_multiple = 0
     config.model.box_head.update(num_convs=1, conv_channels=32, num_fcs=1, norm="layer")
@@ -48,11 +49,23 @@ def small_config(drop_path=0.5):
     return config
 
 
+def convnext(**changes):
+    config = tiny_config()
+    config.model.backbone = named_section("backbone", "convnext", **CONVNEXT | changes)
+    config.loss.update(rpn_cls_average="budget", rpn_box_average="budget")
+    config.optim.update(name="adamw", layer_decay=0.95, weight_decay=0.05, decay_on=("kernel",))
+    return config
+
+
+both = pytest.mark.parametrize("trunk", [vitdet, convnext])
+
+
 @functools.cache
-def compiled(devices, remat="none", drop_path=0.5):
+def compiled(trunk, devices=1, remat="none", precision="float32"):
     """A step on so many devices and its first state."""
-    config = small_config(drop_path)
-    model = build_model(config.model, remat=remat)
+    config = trunk()
+    config.train.precision = precision
+    model = build_model(config.model, remat=remat, precision=precision)
     variables = jax.device_get(init_variables(model, 0))
     tx = build_optimizer(config, lambda _: 1e-3, variables["params"], model.backbone)
     mesh = jax.make_mesh((devices,), ("data",), (AxisType.Auto,), devices=jax.devices()[:devices])
@@ -61,9 +74,9 @@ def compiled(devices, remat="none", drop_path=0.5):
     return make_train_step(model, tx, None, mesh, **options), state, mesh
 
 
-def one_step(batch, at=0, **options):
+def one_step(trunk, batch, at=0, **options):
     """Parameters and losses after a step, the run's number `at`."""
-    step, state, mesh = compiled(**options)
+    step, state, mesh = compiled(trunk, **options)
     state = replicate(state.replace(step=np.int32(at)), mesh)
     state, metrics = step(state, shard_batch(batch, mesh))
     return jax.device_get((state.params, metrics))
@@ -75,41 +88,62 @@ def batch():
 
 
 @pytest.mark.slow
-def test_dropped_paths_are_a_function_of_the_step(batch):
-    params, first = one_step(batch, devices=1)
+@pytest.mark.parametrize(
+    ("trunk", "trained"),
+    [
+        (vitdet, [("pos_embed",), ("block2", "attn", "rel_pos_h")]),
+        (convnext, [("stem_conv", "kernel"), ("res5_0", "gamma"), ("output2_norm", "scale")]),
+    ],
+)
+def test_dropped_paths_are_a_function_of_the_step(trunk, trained, batch):
+    params, first = one_step(trunk, batch)
     assert_finite_tree((params, first))
-    _, again = one_step(batch, devices=1)
-    _, later = one_step(batch, at=1, devices=1)
+    _, again = one_step(trunk, batch)
+    _, later = one_step(trunk, batch, at=1)
     assert first["loss/rpn_cls"] == again["loss/rpn_cls"] != later["loss/rpn_cls"]
     # Every image of its own, whatever its place.
     turned = jax.tree.map(lambda x: x[::-1], batch)
-    _, other = one_step(turned, devices=1)
+    _, other = one_step(trunk, turned)
     assert other["loss/rpn_cls"] == pytest.approx(float(first["loss/rpn_cls"]), rel=1e-4)
-    before = compiled(1)[1].params["backbone"]
-    moved = jax.tree.map(lambda a, b: bool(np.any(a != b)), params["backbone"], before)
-    assert moved["pos_embed"] and moved["block2"]["attn"]["rel_pos_h"]
+    before = flatten_dict(compiled(trunk)[1].params["backbone"])
+    after = flatten_dict(params["backbone"])
+    for name in trained:
+        assert np.any(after[name] != before[name]), name
 
 
 @pytest.mark.slow
-def test_two_devices_drop_what_one_does(batch):
-    (_, first), (_, second) = (one_step(batch, devices=n) for n in (1, 2))
+@both
+def test_two_devices_drop_what_one_does(trunk, batch):
+    (_, first), (_, second) = (one_step(trunk, batch, devices=n) for n in (1, 2))
     for name in ("loss/rpn_cls", "loss/rpn_box"):  # normalized alike on any number of devices
         assert second[name] == pytest.approx(float(first[name]), rel=1e-5), name
 
 
 @pytest.mark.slow
-def test_recomputing_everything_changes_nothing(batch):
-    (_, kept), (_, recomputed) = (one_step(batch, devices=1, remat=r) for r in ("none", "all"))
+@both
+def test_recomputing_everything_changes_nothing(trunk, batch):
+    (_, kept), (_, recomputed) = (one_step(trunk, batch, remat=r) for r in ("none", "all"))
     for name, value in kept.items():
         assert float(recomputed[name]) == pytest.approx(float(value), rel=1e-4), name
 
 
 @pytest.mark.slow
-def test_it_exports_to_stablehlo_and_says_that_it_does_not_to_onnx():
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+@both
+def test_half_precision_trains(trunk, batch, precision):
+    _, exact = one_step(trunk, batch)
+    params, metrics = one_step(trunk, batch, precision=precision)
+    assert_finite_tree((params, metrics))
+    assert float(metrics["loss/rpn_cls"]) == pytest.approx(float(exact["loss/rpn_cls"]), rel=0.05)
+
+
+@pytest.mark.slow
+@both
+def test_it_exports_to_stablehlo(trunk):
     pytest.importorskip("flatbuffers")
     from mask_rcnn_jax.deploy.stablehlo import export_stablehlo, load_stablehlo
 
-    config = small_config()
+    config = trunk()
     model = build_model(config.model, implementation="xla")
     variables = init_variables(model, 0)
     options = detect_options(config)
@@ -128,6 +162,10 @@ def test_it_exports_to_stablehlo_and_says_that_it_does_not_to_onnx():
         0.0,
     )
     assert found.detections > 0 and found.within_tolerance
+
+
+def test_vitdet_does_not_go_to_onnx():
+    model = build_model(vitdet().model)
     with pytest.raises(ValueError, match="model.backbone is ViT, which it cannot convert; --form"):
         check_exportable(model, 1, (64, 128))
 
@@ -143,7 +181,7 @@ def test_it_exports_to_stablehlo_and_says_that_it_does_not_to_onnx():
     ],
 )
 def test_backbone_and_pyramid_must_fit(part, message):
-    config = small_config()
+    config = vitdet()
     config.model[part] = tiny_config().model[part]
     with pytest.raises(ValueError, match=message):
         abstract_variables(build_model(config.model))
@@ -155,3 +193,26 @@ def test_a_cascade_does_not_go_to_onnx():
     config.model.cascade.fg_iou_thresh = (0.6, 0.7)
     with pytest.raises(ValueError, match="model.cascade.fg_iou_thresh has stages, which it cannot"):
         check_exportable(build_model(config.model), 1, (64, 64))
+
+
+def test_its_maps_fit_the_pyramid_and_nothing_has_statistics():
+    model = build_model(convnext().model)
+    assert not model.trains_batch_stats
+    variables = abstract_variables(model)
+    assert variables["batch_stats"] == {}
+    laterals = [variables["params"]["fpn"][f"fpn_lateral{i}"]["kernel"] for i in range(2, 6)]
+    assert [kernel.shape[2] for kernel in laterals] == [8, 16, 32, 64]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"depths": (1, 1, 1)}, r"model.backbone.depths is \(1, 1, 1\), expected 4 numbers"),
+        ({"drop_path": 1}, "model.backbone.drop_path is 1, expected at least 0 and below 1"),
+        ({"width": "96"}, "model.backbone.width is '96', expected int"),
+        ({"depth": 50}, "model.backbone has no entry 'depth'"),
+    ],
+)
+def test_a_wrong_entry_is_named(changes, message):
+    with pytest.raises(ValueError, match=message):
+        build_model(convnext(**changes).model)
