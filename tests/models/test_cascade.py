@@ -170,26 +170,29 @@ def test_losses_of_every_stage(training):
         )  # fmt: skip
         for j, name in enumerate(("cls", "box_reg")):
             exact = float(expected[f"f64/loss_{name}_stage{k}"])
-            assert float(values[j]) == pytest.approx(exact, rel=2e-5), (k, name)
+            assert float(values[j]) == pytest.approx(exact, rel=1e-5), (k, name)
             totals[j] += exact
     names = {"rpn_cls": "rpn_cls", "rpn_box": "rpn_loc", "mask": "mask"}
     for ours, theirs in names.items():
         exact = float(expected[f"f64/loss_{theirs}"])
-        assert float(terms[f"loss/{ours}"]) == pytest.approx(exact, rel=2e-5), ours
-    assert float(terms["loss/box_cls"]) == pytest.approx(totals[0], rel=2e-5)
-    assert float(terms["loss/box_reg"]) == pytest.approx(totals[1], rel=2e-5)
+        assert float(terms[f"loss/{ours}"]) == pytest.approx(exact, rel=1e-5), ours
+    assert float(terms["loss/box_cls"]) == pytest.approx(totals[0], rel=1e-5)
+    assert float(terms["loss/box_reg"]) == pytest.approx(totals[1], rel=1e-5)
 
 
 def test_gradient_norms(training):
     expected, paths = golden("train"), identify(list(weights()))[1]
     names = [str(name) for name in expected["param_names"]]
     norms = dict(zip(names, expected["f64/grad_norm_total"], strict=True))
+    rounding = dict(
+        zip(names, np.abs(expected["grad_norm_total"] - [*norms.values()]), strict=True)
+    )
     flat = {"/".join(k.key for k in path): leaf
             for path, leaf in jax.tree_util.tree_leaves_with_path(training[2])}  # fmt: skip
     assert len(names) == len(flat)
     for name in names:
         ours = np.linalg.norm(np.float64(flat[paths[name]]))
-        assert ours == pytest.approx(norms[name], rel=2e-3), name
+        assert ours == pytest.approx(norms[name], abs=1e-3 * norms[name] + rounding[name]), name
 
 
 def targets_of(boxes, classes):

@@ -374,7 +374,7 @@ def test_losses(system, training):
     expected = system.golden("train")
     for ours, theirs in system.losses:
         exact = float(expected[f"f64/loss_{theirs}"])
-        assert float(training[1][f"loss/{ours}"]) == pytest.approx(exact, rel=2e-5), ours
+        assert float(training[1][f"loss/{ours}"]) == pytest.approx(exact, rel=1e-5), ours
 
 
 def our_paths(system, names):
@@ -388,12 +388,15 @@ def test_gradient_norms(system, training):
     names = [str(name) for name in expected["param_names"]]
     paths = our_paths(system, names)
     norms = dict(zip(names, expected["f64/grad_norm_total"], strict=True))
+    rounding = dict(
+        zip(names, np.abs(expected["grad_norm_total"] - [*norms.values()]), strict=True)
+    )
     flat = {"/".join(k.key for k in path): leaf
             for path, leaf in jax.tree_util.tree_leaves_with_path(training[3])}  # fmt: skip
     assert len(paths) == len(flat)
     for name, path in paths.items():
         ours = np.linalg.norm(np.float64(flat[path]))
-        assert ours == pytest.approx(norms[name], rel=2e-3), name
+        assert ours == pytest.approx(norms[name], abs=1e-3 * norms[name] + rounding[name]), name
 
 
 def test_running_statistics_after_the_step(system, training):
