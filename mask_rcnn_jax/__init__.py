@@ -2,10 +2,10 @@
 
 import mask_rcnn_jax as mrcnn
 
-config = mrcnn.load_config("coco", overrides={"model.num_classes": 80})
-variables = mrcnn.load_variables("runs/coco", config)
-predictor = mrcnn.Predictor(config, variables)
-detections = predictor(image)  # uint8 [H, W, 3] RGB -> Detections in its pixels
+predictor = mrcnn.load("runs/mine")
+result = predictor("photo.jpg")
+print(result.names, result.scores, result.boxes, result.masks.shape)
+result.save("annotated.jpg")
 """
 
 import importlib
@@ -25,7 +25,9 @@ if TYPE_CHECKING:  # for editors and type checkers; `_HOMES` says the same to Py
     from mask_rcnn_jax.data.dataset import Dataset as Dataset
     from mask_rcnn_jax.data.dataset import ImageRecord as ImageRecord
     from mask_rcnn_jax.data.example import Example as Example
+    from mask_rcnn_jax.deploy.loading import load as load
     from mask_rcnn_jax.deploy.predictor import Predictor as Predictor
+    from mask_rcnn_jax.deploy.result import Result as Result
     from mask_rcnn_jax.models.build import build_model as build_model
     from mask_rcnn_jax.models.mask_rcnn import MaskRCNN as MaskRCNN
     from mask_rcnn_jax.structures import Batch as Batch
@@ -47,8 +49,10 @@ _HOMES = {
     "Predictor": "deploy.predictor:Predictor",
     "Proposals": "structures:Proposals",
     "Targets": "structures:Targets",
+    "Result": "deploy.result:Result",
     "build_model": "models.build:build_model",
     "evaluate": "training.scoring:evaluate",
+    "load": "deploy.loading:load",
     "load_config": "config:load_config",
     "load_variables": "weights.restore:load_variables",
     "train": "training.loop:train",

@@ -24,9 +24,9 @@ from absl import flags, logging
 from ml_collections import ConfigDict
 
 from mask_rcnn_jax import cli
-from mask_rcnn_jax.data.options import has_inclusive_boxes
 from mask_rcnn_jax.deploy import annotate
 from mask_rcnn_jax.deploy.inputs import find_inputs, output_files
+from mask_rcnn_jax.deploy.loading import set_score_threshold
 from mask_rcnn_jax.deploy.predictor import Predictor
 from mask_rcnn_jax.deploy.video import UnreadableVideo, Video, import_av
 from mask_rcnn_jax.progress import Progress
@@ -58,9 +58,7 @@ def infer(
     if sources:
         import_av()
     config, variables, categories, _ = restore(config, weights)
-    config.eval.score_threshold = score_threshold
-    # Soft-NMS lowers scores after that.
-    config.eval.soft_min_score = max(config.eval.soft_min_score, score_threshold)
+    set_score_threshold(config, score_threshold)
     skipped: list[str] = []
 
     def skip(error: ValueError) -> None:
@@ -79,16 +77,13 @@ def infer(
     batch_size = batch_size or BATCH_SIZES.get(jax.default_backend(), BATCH_SIZE)
     if not videos:
         batch_size = min(batch_size, -(-len(images) // jax.local_device_count()))
-    predictor = Predictor(config, variables, batch_size)
-    names, ids = ([category[key] for category in categories] for key in ("name", "id"))
-    rules = config.eval.paste, has_inclusive_boxes(config)
-    annotator = annotate.Annotator(names, ids, score_threshold, *rules)
+    predictor = Predictor(config, variables, batch_size, categories)
     folder.mkdir(parents=True, exist_ok=True)
     if images:
         files = list(zip(images, image_files, strict=True))
-        _infer_images(predictor, files, annotator, folder, skip)
+        _infer_images(predictor, files, folder, skip)
     if videos:
-        _infer_videos(predictor, videos, annotator, skip, stride, max_frames)
+        _infer_videos(predictor, videos, skip, stride, max_frames)
     num_inputs = len(images) + len(sources)
     if len(skipped) == num_inputs:
         raise ValueError(f"no input could be read: {skipped[0]}")
@@ -97,7 +92,7 @@ def infer(
     logging.info("results: %s", folder)
 
 
-def _infer_images(predictor: Predictor, files, annotator, folder: Path, skip: Skip) -> None:
+def _infer_images(predictor: Predictor, files, folder: Path, skip: Skip) -> None:
     progress = Progress("images", len(files))
     done = count = 0
 
@@ -105,7 +100,7 @@ def _infer_images(predictor: Predictor, files, annotator, folder: Path, skip: Sk
         skip(error)
         progress.advance(1)
 
-    found = annotate.annotate_images(predictor, files, annotator, on_error)
+    found = annotate.annotate_images(predictor, files, on_error)
     path = folder / "detections.json"
     with contextlib.closing(found), open(path, "w", encoding="utf-8") as file:
         file.write("[")
@@ -121,15 +116,11 @@ def _infer_images(predictor: Predictor, files, annotator, folder: Path, skip: Sk
     logging.info("%d detections in %d images", count, done)
 
 
-def _infer_videos(
-    predictor: Predictor, videos, annotator, skip: Skip, stride: int, max_frames: int
-) -> None:
+def _infer_videos(predictor: Predictor, videos, skip: Skip, stride: int, max_frames: int) -> None:
     expected = [video.expected_frames(stride, max_frames) for video, _ in videos]
     progress = Progress("frames", None if None in expected else sum(expected))
     frames, objects = Counter(), Counter()
-    found = annotate.annotate_videos(
-        predictor, videos, annotator, skip, stride=stride, max_frames=max_frames
-    )
+    found = annotate.annotate_videos(predictor, videos, skip, stride=stride, max_frames=max_frames)
     try:
         with contextlib.closing(found):
             for video, count in found:

@@ -21,7 +21,7 @@ import mask_rcnn_jax as mrcnn
 from mask_rcnn_jax import cli
 from mask_rcnn_jax.data.coco import check_coco, decode_image, load_coco
 from mask_rcnn_jax.data.segmentation import crop_mask
-from mask_rcnn_jax.evaluation.visualize import draw_detections, draw_ground_truth, side_by_side
+from mask_rcnn_jax.evaluation.visualize import draw_ground_truth, side_by_side
 from mask_rcnn_jax.formats.shapes import write_shapes
 from mask_rcnn_jax.training.loop import train
 from mask_rcnn_jax.training.metrics import read_metrics
@@ -166,8 +166,5 @@ for name, aps in scores["per_category"].items():
 # Ground truth on the left, detections on the right.
 
 # %%
-trained = mrcnn.load_config(FOLDER / "run")
-predictor = mrcnn.Predictor(trained, mrcnn.load_variables(FOLDER / "run", trained))
-found = predictor(image)
-drawn = draw_detections(image, found, val_set.class_names)
+drawn = mrcnn.load(FOLDER / "run")(image).plot()
 Image.fromarray(side_by_side(truth, drawn))

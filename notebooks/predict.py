@@ -19,9 +19,6 @@ from PIL import Image
 
 import mask_rcnn_jax as mrcnn
 from mask_rcnn_jax.config import read_workdir
-from mask_rcnn_jax.data.coco import decode_image
-from mask_rcnn_jax.evaluation.paste import paste_mask
-from mask_rcnn_jax.evaluation.visualize import draw_detections
 from mask_rcnn_jax.weights.run_checkpoint import find_checkpoint
 
 folders = [Path.cwd(), *Path.cwd().parents]
@@ -59,51 +56,48 @@ class_names
 # %% [markdown]
 # ## The image
 #
-# A predictor takes images of any size as uint8 arrays, height x width x RGB. It resizes them as in
-# training and returns boxes in pixels of the original image. The first call compiles the model;
-# later calls are fast.
+# A predictor takes files, images of Pillow and uint8 arrays (height x width x RGB) of any size. It
+# resizes them as in training and returns boxes in pixels of the original image. The first call
+# compiles the model; later calls are fast. `mrcnn.load(RUN)` does all of the above in one call.
 
 # %%
-image = decode_image(IMAGE)
-predictor = mrcnn.Predictor(config, variables)
-detections = predictor(image)
+predictor = mrcnn.Predictor(config, variables, categories=categories)
+result = predictor(IMAGE)
+result
 
-print(f"{image.shape[1]} x {image.shape[0]} pixels, {len(detections)} detections")
-for k in range(len(detections)):
-    name = class_names[detections.classes[k] - 1]
-    print(f"{name:10} {detections.scores[k]:.2f}  box {detections.boxes[k].round(1)}")
+# %%
+for one in result:
+    print(f"{one.names[0]:10} {one.scores[0]:.2f}  box {one.boxes[0].round(1)}")
 
 # %% [markdown]
-# Most detections with a low score are false. Evaluation uses them all, but drawings
-# show only scores of at least 0.5. Small images are enlarged.
+# Most detections with a low score are false. Evaluation uses them all; for a drawing, a condition
+# selects some. Small images are enlarged.
 
 # %%
-drawn = draw_detections(image, detections, class_names, score_threshold=SCORE)
+drawn = result[result.scores >= SCORE].plot()
 Image.fromarray(drawn)
 
 # %% [markdown]
 # ## One mask
 #
 # The network predicts, for each cell of a 28 x 28 grid over the box, the probability that it
-# belongs to the object. Masks keep this form until they are pasted into an image.
+# belongs to the object. Masks keep this form until they are pasted into the image.
 
 # %%
-best = 0  # detections are sorted by descending score
-grid = detections.masks[best]
+best = result[0]  # detections are sorted by descending score
+grid = best.mask_grids[0]
 Image.fromarray((255 * grid).astype(np.uint8)).resize((280, 280), Image.Resampling.NEAREST)
 
 # %% [markdown]
-# `paste_mask` stretches the grid over the box and returns the object's pixels: a boolean window and
-# its upper left corner in the image. Cutting objects out then takes one line.
+# `masks` are the pasted masks, a boolean array per object of the size of the image. Cutting the
+# object out takes two lines.
 
 # %%
-height, width = image.shape[:2]
-window, (x, y) = paste_mask(grid, detections.boxes[best], height, width)
-rows, columns = slice(y, y + window.shape[0]), slice(x, x + window.shape[1])
-cut_out = np.where(window[..., None], image[rows, columns], 255).astype(np.uint8)
-print(f"{window.sum()} pixels belong to the {class_names[detections.classes[best] - 1]}")
-Image.fromarray(cut_out).resize((4 * window.shape[1], 4 * window.shape[0]))
+x1, y1, x2, y2 = best.boxes[0].round().astype(int)
+cut_out = np.where(best.masks[0][..., None], best.image, 255).astype(np.uint8)[y1:y2, x1:x2]
+print(f"{best.masks.sum()} pixels belong to the {best.names[0]}")
+Image.fromarray(cut_out).resize((4 * (x2 - x1), 4 * (y2 - y1)))
 
 # %% [markdown]
-# For several images at once, call `predictor([image, another])`. For folders, videos
+# For several images at once, call `predictor([first, second])`. For folders, videos
 # and COCO results, use the command `python -m mask_rcnn_jax.infer`, see docs/inference.md.

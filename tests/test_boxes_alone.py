@@ -9,7 +9,6 @@ import pytest
 import mask_rcnn_jax as mrcnn
 from mask_rcnn_jax.data.coco import load_coco
 from mask_rcnn_jax.data.options import example_options
-from mask_rcnn_jax.deploy.annotate import Annotator
 from mask_rcnn_jax.deploy.compare import compare
 from mask_rcnn_jax.deploy.images import on_canvas
 from mask_rcnn_jax.deploy.manifest import ModelInterface, make_manifest
@@ -79,9 +78,8 @@ def test_inference(run):
     predictor = mrcnn.Predictor(config, variables)
     image = np.random.default_rng(0).integers(0, 256, (60, 50, 3), np.uint8)
     found = predictor(image)
-    assert isinstance(found, Detections) and found.masks is None and len(found) > 0
-    annotator = Annotator(["a", "b", "c"], [1, 2, 3], 0.0, "continuous", False)
-    picture, results = annotator.draw(image, found), annotator.results(image, found, 1)
+    assert found.masks is None and len(found) > 0
+    picture, results = found.plot(), found.to_coco()
     assert picture.dtype == np.uint8 and np.any(picture[:60, :50] != image)
     assert len(results) == len(found) and "segmentation" not in results[0]
     assert {"bbox", "score", "category_id", "image_id"} <= results[0].keys()

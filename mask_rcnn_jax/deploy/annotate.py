@@ -9,18 +9,13 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import jax
-import numpy as np
+from typing import Any
 
 from mask_rcnn_jax.data.dataset import UndecodableImage
 from mask_rcnn_jax.data.images import decode_image
 from mask_rcnn_jax.deploy.pipeline import BackgroundWriter, map_in_order, prefetch, round_robin
 from mask_rcnn_jax.deploy.predictor import Predictor, PreparedImage
 from mask_rcnn_jax.deploy.video import UnreadableVideo, Video, VideoFrame, VideoWriter
-from mask_rcnn_jax.evaluation import visualize
-from mask_rcnn_jax.evaluation.coco import to_coco_results
 from mask_rcnn_jax.structures import Detections
 
 # Drawing and decoding mostly release the GIL, but more threads hold more images in memory.
@@ -32,37 +27,9 @@ FRAMES_AHEAD = 4
 MAX_OPEN_VIDEOS = 8
 
 
-class Annotator(NamedTuple):
-    """How detections are drawn and written; see `to_coco_results`."""
-
-    names: Sequence[str]  # of the classes; class k has index k - 1
-    category_ids: Sequence[int | str]
-    score_threshold: float
-    paste: str
-    inclusive_boxes: bool
-
-    def draw(self, image: np.ndarray, found: Detections, **options) -> np.ndarray:
-        options["score_threshold"] = self.score_threshold
-        return visualize.draw_detections(image, found, self.names, **options)
-
-    def results(self, image: np.ndarray, found: Detections, image_id: int) -> list[dict]:
-        """COCO results of one image, box and mask, if there are masks, in one entry."""
-        batch = jax.tree.map(lambda leaf: leaf[None], found)
-        rules: dict[str, Any] = dict(paste=self.paste, inclusive_boxes=self.inclusive_boxes)
-        sizes = [image.shape[:2]]
-        boxes, masks = to_coco_results(
-            batch, np.ones((1, 2)), [image_id], sizes, self.category_ids, **rules
-        )
-        if found.masks is None:
-            return boxes
-        pairs = zip(boxes, masks, strict=True)
-        return [{**box, "segmentation": mask["segmentation"]} for box, mask in pairs]
-
-
 def annotate_images(
     predictor: Predictor,
     files: Sequence[tuple[Path, Path]],
-    annotator: Annotator,
     on_error: Callable[[UndecodableImage], None],
 ) -> Generator[list[dict]]:
     """Write an annotated image for each (source, target) and yield its COCO results, in order.
@@ -87,10 +54,10 @@ def annotate_images(
                     yield file, image
 
     def write(item: tuple[tuple, PreparedImage, Detections]) -> list[dict]:
-        (number, source, target), (image, *_), detections = item
-        visualize.write_image(target, annotator.draw(image, detections))
-        results = annotator.results(image, detections, number)
-        return [{"file_name": source.name, **result} for result in results]
+        (number, source, target), image, detections = item
+        result = predictor.result(image, detections)
+        result.save(target)
+        return [{"file_name": source.name, **entry} for entry in result.to_coco(number)]
 
     with ThreadPoolExecutor(THREADS) as pool, ThreadPoolExecutor(THREADS) as readers:
         with closing(predictor.stream(decodable(readers))) as detected:
@@ -100,7 +67,6 @@ def annotate_images(
 def annotate_videos(
     predictor: Predictor,
     files: Sequence[tuple[Video, Path]],
-    annotator: Annotator,
     on_error: Callable[[UnreadableVideo], None],
     *,
     stride: int,
@@ -117,6 +83,7 @@ def annotate_videos(
     """
     outputs: dict[Video, _VideoOutput] = {}
     targets = dict(files)
+    names = {category["id"]: category["name"] for category in predictor.categories}
     batch = predictor.images_at_once
     num_open = min(len(files), batch, MAX_OPEN_VIDEOS)
 
@@ -128,10 +95,10 @@ def annotate_videos(
             on_error(error)
 
     def draw(item: tuple[Any, PreparedImage, Detections]) -> tuple[Video, VideoFrame, list[dict]]:
-        (video, frame), _, detections = item
-        results = annotator.results(frame.image, detections, 0)
-        image = annotator.draw(frame.image, detections, min_side=0, color_by="class")
-        return video, frame._replace(image=image), results
+        (video, frame), image, detections = item
+        result = predictor.result(image, detections)
+        drawn = result.plot(min_side=0, color_by="class")
+        return video, frame._replace(image=drawn), result.to_coco(0)
 
     share = -(-batch // max(1, num_open))
     readers = (prefetch(frames(video), FRAMES_AHEAD + share) for video, _ in files)
@@ -144,7 +111,7 @@ def annotate_videos(
     ):
         for video, frame, results in drawn:
             if video not in outputs:
-                output = _VideoOutput(video, targets[video], frame, annotator, stride)
+                output = _VideoOutput(video, targets[video], frame, names, stride)
                 outputs[video] = opened.enter_context(closing(output))
             outputs[video].put(frame, results)
             yield video, len(results)
@@ -156,11 +123,11 @@ class _VideoOutput:
     """Output files of one video, written by a background thread."""
 
     def __init__(
-        self, video: Video, target: Path, first: VideoFrame, annotator: Annotator, stride: int
+        self, video: Video, target: Path, first: VideoFrame, names: dict[Any, str], stride: int
     ):
         height, width = first.image.shape[:2]
         self._video = video
-        self._names = dict(zip(annotator.category_ids, annotator.names, strict=True))
+        self._names = names  # by category id
         self._writer = VideoWriter(target, height, width, video.rate / stride, video.pixel_aspect)
         # Line-buffered, so that other programs can follow the growing file.
         self._lines = open(target.with_suffix(".jsonl"), "w", 1, encoding="utf-8")

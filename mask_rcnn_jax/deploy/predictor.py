@@ -1,22 +1,30 @@
 """Run a trained model on images."""
 
+import os
 import threading
 from collections import deque
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
+from PIL import Image, ImageOps
 
-from mask_rcnn_jax.data.options import example_options
+from mask_rcnn_jax.data.images import decode_image
+from mask_rcnn_jax.data.options import example_options, has_inclusive_boxes
 from mask_rcnn_jax.data.resize import ResizePlan, resize_image, resize_plan
+from mask_rcnn_jax.deploy.result import Result
 from mask_rcnn_jax.models.build import build_model
 from mask_rcnn_jax.models.detect import detect_options
 from mask_rcnn_jax.structures import Detections
+from mask_rcnn_jax.weights.restore import categories_of_weights
+
+# A file, uint8 [H, W, 3] RGB, or an image of Pillow.
+ImageLike = str | os.PathLike | np.ndarray | Image.Image
 
 # `stream` starts a partial batch rather than keep more than this waiting.
 MAX_WAITING_BYTES = 256 << 20  # for each device, whose share of a batch does not shrink
@@ -38,17 +46,33 @@ class Predictor:
     of `batch_size` rows on each device; rows without an image are wasted work. An image's
     detections do not depend on the rest of its batch.
 
+    Args:
+        config: of the model; `eval.score_threshold` is the lowest score of what is found.
+        variables: see `load_variables`.
+        batch_size: rows of a batch on each device.
+        categories: {"id", "name"} of each class, class 1 first; None takes those of the set in
+            `data.val_json` if it is there, else COCO's, else numbers.
+
     Attributes:
         images_at_once: rows of a batch, over all devices.
+        categories: as given or found.
     """
 
-    def __init__(self, config: ConfigDict, variables: dict, batch_size: int = 1):
+    def __init__(
+        self,
+        config: ConfigDict,
+        variables: dict,
+        batch_size: int = 1,
+        categories: Sequence[Mapping[str, Any]] | None = None,
+    ):
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}, expected at least 1")
         devices = jax.local_devices()
         self.images_at_once = batch_size * len(devices)
         self._num_devices = len(devices)
+        self.categories = categories or categories_of_weights(config, variables)
         self._options = example_options(config)
+        self._rules = dict(paste=config.eval.paste, inclusive_boxes=has_inclusive_boxes(config))
         # A recipe may leave the class count to the annotations; the weights have it.
         num_classes = variables["params"]["box_head"]["cls_score"]["bias"].shape[0] - 1
         fields = {**config.model, "num_classes": num_classes}
@@ -75,25 +99,47 @@ class Predictor:
         self._compiled: dict[tuple[int, int], jax.stages.Compiled] = {}
         self._lock = threading.Lock()
 
-    def __call__(self, images: np.ndarray | Sequence[np.ndarray]) -> Detections | list[Detections]:
-        """Detect objects in one image, or in a sequence of images of any sizes.
+    @overload  # a str is a sequence of str
+    def __call__(  # type: ignore[overload-overlap]
+        self, images: str | os.PathLike | Image.Image
+    ) -> Result: ...
+
+    @overload
+    def __call__(self, images: np.ndarray) -> Result | list[Result]: ...
+
+    @overload
+    def __call__(self, images: Sequence[ImageLike]) -> list[Result]: ...
+
+    def __call__(self, images):
+        """Detect objects in one image, or in several of any sizes.
 
         Args:
-            images: uint8 [H, W, 3] RGB, or several of them.
+            images: a file, uint8 [H, W, 3] RGB, an image of Pillow, a sequence of these, or uint8
+                [B, H, W, 3]. Files and Pillow's images are turned upright by their EXIF entry.
 
         Returns:
-            `Detections`, or a list of them for several images. Leaves are numpy arrays; boxes are
-            in image pixels, clipped to the image. Masks are probabilities on a grid over the box,
-            by default 28 x 28; `evaluation.paste.paste_mask` pastes them into the image. They are
-            None for a model of boxes alone.
+            A `Result`, or a list of them for several images.
 
         Raises:
-            ValueError: for another shape or dtype.
+            ValueError: for another shape or dtype, or a file that is no image.
+            OSError: a file cannot be read.
+            TypeError: for anything else.
         """
-        if isinstance(images, np.ndarray) and images.ndim != 4:
-            return _detections(self._start([self.prepare(images)]))[0]
-        prepared = ((None, self.prepare(image)) for image in images)
-        return [found for _, _, found in self.stream(prepared)]
+        if isinstance(images, np.ndarray):
+            several = images.ndim == 4
+        else:
+            several = isinstance(images, Sequence) and not isinstance(images, str)
+        if not several:
+            return self([images])[0]
+        prepared = ((_path(image), self.prepare(_pixels(image))) for image in images)
+        return [self.result(one, found, path) for path, one, found in self.stream(prepared)]
+
+    def result(self, image: PreparedImage, found: Detections, path: str = "") -> Result:
+        """Wrap detections of `stream`, without those that pad."""
+        rows = np.flatnonzero(found.valid)
+        masks = None if found.masks is None else found.masks[rows]
+        arrays = found.boxes[rows], found.scores[rows], found.classes[rows], masks
+        return Result(image.image, *arrays, self.categories, path, **self._rules)
 
     def prepare(self, image: np.ndarray) -> PreparedImage:
         """Resize an image onto its canvas: all host work before the network."""
@@ -193,3 +239,19 @@ def _detections(started: tuple[list[PreparedImage], Detections]) -> list[Detecti
         limits = np.array([width, height, width, height], np.float32)
         found.append(one.replace(boxes=np.clip(boxes, 0, limits)))
     return found
+
+
+def _path(image: Any) -> str:
+    return os.fspath(image) if isinstance(image, str | os.PathLike) else ""
+
+
+def _pixels(image: Any) -> np.ndarray:
+    """Return an image of any kind as an array; its shape and dtype are not checked."""
+    if isinstance(image, str | os.PathLike):
+        return decode_image(image, upright=True)
+    if isinstance(image, Image.Image):
+        return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+    if isinstance(image, np.ndarray):
+        return image
+    kind = type(image).__name__
+    raise TypeError(f"image is a {kind}, expected a file, a numpy array or an image of Pillow")

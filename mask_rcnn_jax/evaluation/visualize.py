@@ -54,7 +54,7 @@ def draw_detections(
     names = [str(class_names[classes[i] - 1]) for i in keep]
     values = [f"{float(scores[i]):.2f}" for i in keep]
     masks = None if detections.masks is None else np.asarray(detections.masks)[keep]
-    image, boxes = _enlarge(image, np.asarray(detections.boxes)[keep], min_side)
+    image, boxes = enlarge(image, np.asarray(detections.boxes)[keep], min_side)
     color_indices = classes[keep] - 1 if color_by == "class" else None
     return draw_instances(image, boxes, names, values, masks, color_indices)
 
@@ -81,7 +81,7 @@ def draw_ground_truth(
     keep = np.flatnonzero(np.asarray(classes) > 0)
     names = [str(class_names[classes[i] - 1]) for i in keep]
     masks = None if masks is None else np.asarray(masks)[keep].astype(np.float32) / 255
-    image, boxes = _enlarge(image, np.asarray(boxes)[keep], min_side)
+    image, boxes = enlarge(image, np.asarray(boxes)[keep], min_side)
     return draw_instances(image, boxes, names, [""] * len(keep), masks)
 
 
@@ -92,13 +92,20 @@ def side_by_side(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 
 def write_image(path: Path, image: np.ndarray) -> None:
-    """Write a uint8 [H, W, 3] RGB image as JPEG or PNG, creating its folder."""
+    """Write a uint8 [H, W, 3] RGB image as JPEG or PNG, creating its folder.
+
+    Raises ValueError for another ending, OSError if the file cannot be written.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    if not cv2.imwrite(str(path), cv2.cvtColor(image, cv2.COLOR_RGB2BGR)):
+    try:
+        written = cv2.imwrite(str(path), cv2.cvtColor(image, cv2.COLOR_RGB2BGR))
+    except cv2.error as error:
+        raise ValueError(f"{path}: no format for this ending, expected .jpg or .png") from error
+    if not written:
         raise OSError(f"{path}: the image cannot be written")
 
 
-def _enlarge(image: np.ndarray, boxes: np.ndarray, min_side: int) -> tuple[np.ndarray, np.ndarray]:
+def enlarge(image: np.ndarray, boxes: np.ndarray, min_side: int) -> tuple[np.ndarray, np.ndarray]:
     """Scale image and boxes by the smallest integer factor that reaches `min_side` pixels."""
     factor = -(-min_side // min(image.shape[:2]))
     if factor <= 1:
@@ -136,7 +143,7 @@ def draw_instances(
     colors = [instance_color(i) for i in indices]
     for i in np.argsort(-areas, kind="stable"):
         if masks is not None:
-            outline = _trace(masks[i], boxes[i])
+            outline = trace_mask(masks[i], boxes[i])
             _fill(canvas, outline, colors[i])
             lines = [_fixed(polygon) for polygon in outline]
             cv2.polylines(canvas, lines, True, colors[i], thickness, cv2.LINE_AA, _SHIFT)
@@ -167,11 +174,15 @@ def _palette() -> tuple[tuple[int, int, int], ...]:
     return tuple((int(r), int(g), int(b)) for r, g, b in rows)
 
 
-def _trace(mask: np.ndarray, box: np.ndarray) -> list[np.ndarray]:
+def trace_mask(mask: np.ndarray, box: np.ndarray) -> list[np.ndarray]:
     """Trace the contours of probability 0.5, including holes.
 
     The mask is enlarged first for sub-pixel contours, which are then smoothed over a few grid cells
     to remove staircase artifacts.
+
+    Args:
+        mask: [M, M] probabilities on a grid over the box.
+        box: [4] in image pixels.
 
     Returns:
         Closed polygons, float32 [p, 2] (x, y) in image pixels.

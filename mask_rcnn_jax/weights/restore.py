@@ -44,7 +44,7 @@ def restore(config: ConfigDict | None, weights: str | os.PathLike) -> Restored:
     config, categories, checkpoint = restore_config(config, weights)
     variables = load_variables(checkpoint.folder if checkpoint else weights, config)
     if categories is None:
-        categories = _categories_of_weights(config, variables)
+        categories = categories_of_weights(config, variables)
         config.model.num_classes = len(categories)
     return Restored(config, variables, categories, checkpoint)
 
@@ -163,7 +163,7 @@ def _check_model(config: ConfigDict, run_config: ConfigDict, workdir: Path) -> N
             )
 
 
-def _categories_of_weights(config: ConfigDict, variables: dict) -> list[dict]:
+def categories_of_weights(config: ConfigDict, variables: dict) -> list[dict]:
     """Return categories for weights without class names.
 
     Takes the names of the "val" set if their number is right, else COCO's, else numbers.

@@ -308,21 +308,31 @@ class TestLibrary:
         assert isinstance(model, mrcnn.MaskRCNN) and model.box_head.num_classes == 4
         predictor = mrcnn.Predictor(config, mrcnn.load_variables(trained.workdir, config))
 
-        image = decode_image(folder / "more" / "000000.png")  # 50 x 130 pixels
-        found = predictor(image)
-        boxes, valid = found.boxes, found.valid
-        assert valid.any() and boxes.shape == (5, 4) and found.masks.shape == (5, 28, 28)
+        found = predictor(folder / "more" / "000000.png")  # 50 x 130 pixels
+        boxes = found.boxes
+        assert 0 < len(found) <= 5 and found.masks.shape == (len(found), 50, 130)
         assert (boxes >= 0).all() and (boxes <= [130, 50, 130, 50]).all()
-        assert (boxes[valid, :2] <= boxes[valid, 2:]).all()
+        assert (boxes[:, :2] <= boxes[:, 2:]).all()
 
         entries = read_json(output / "detections.json")
         entries = [entry for entry in entries if entry["file_name"] == "000000.png"]
-        category_ids = np.array([1, 2, 4, 7])[found.classes[valid] - 1]
+        category_ids = np.array([1, 2, 4, 7])[found.classes - 1]
         assert [entry["category_id"] for entry in entries] == category_ids.tolist()
-        scores, corners = found.scores[valid], boxes[valid]
-        np.testing.assert_allclose([entry["score"] for entry in entries], scores, rtol=1e-5)
-        sides = np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], axis=1)
+        np.testing.assert_allclose([entry["score"] for entry in entries], found.scores, rtol=1e-5)
+        sides = np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], axis=1)
         np.testing.assert_allclose([entry["bbox"] for entry in entries], sides, atol=1e-3)
+
+    def test_a_run_is_loaded_in_one_call(self, trained, inferred):
+        folder, output, _ = inferred
+        picture = folder / "more" / "000000.png"
+        predictor = mrcnn.load(trained.workdir, score_threshold=0.01)
+        found = predictor(picture)
+        assert isinstance(found, mrcnn.Result) and found.path == str(picture)
+        entries = read_json(output / "detections.json")
+        boxes = [entry["bbox"] for entry in entries if entry["file_name"] == picture.name]
+        np.testing.assert_allclose([one["bbox"] for one in found.to_coco()], boxes, atol=1e-3)
+        assert {one["name"] for one in predictor.categories} >= set(found.names)
+        assert (mrcnn.load(trained.workdir)(picture).scores >= 0.5).all()
 
     def test_an_entry_that_does_not_exist_is_named(self):
         with pytest.raises(ValueError, match="train.bath_size.*'train.batch_size'"):

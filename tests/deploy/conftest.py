@@ -7,6 +7,8 @@ from mask_rcnn_jax.deploy.predictor import Predictor
 from mask_rcnn_jax.models.build import build_model, init_variables
 from tests.helpers import tiny_config
 
+CATEGORIES = [{"id": 3, "name": "bolt"}, {"id": 8, "name": "nut"}]
+
 
 def two_canvas_config():
     """Config with 64 x 128 and 128 x 64 canvases for landscape and portrait images."""
@@ -25,4 +27,4 @@ def variables() -> dict:
 @pytest.fixture(scope="session")
 def predictor(variables) -> Predictor:
     """Predictor with batches of three images."""
-    return Predictor(two_canvas_config(), variables, batch_size=3)
+    return Predictor(two_canvas_config(), variables, 3, CATEGORIES)

@@ -11,12 +11,11 @@ from pycocotools import mask as coco_mask
 
 from mask_rcnn_jax.data.coco import decode_image
 from mask_rcnn_jax.deploy import annotate
-from mask_rcnn_jax.deploy.annotate import Annotator, annotate_images, annotate_videos
+from mask_rcnn_jax.deploy.annotate import annotate_images, annotate_videos
 from mask_rcnn_jax.deploy.video import Video, VideoFrame
 from tests.deploy.videos import frame_image, turn, write_video
 
 RUNS_OFTEN = True  # see tests/conftest.py
-ANNOTATOR = Annotator(["bolt", "nut"], [3, 8], 0.0, "continuous", 0.0)
 
 
 def refuse(error):
@@ -25,7 +24,7 @@ def refuse(error):
 
 def run_videos(predictor, files, on_error=refuse, **options):
     options = {"stride": 1, "max_frames": 0} | options
-    found = annotate_videos(predictor, files, ANNOTATOR, on_error, **options)
+    found = annotate_videos(predictor, files, on_error, **options)
     return [(Path(video.source).name, count) for video, count in found]
 
 
@@ -78,11 +77,9 @@ def test_shared_batches_match_single_frames(annotated, predictor):
         frames = list(Video(str(sources[name])).frames())
         alone = predictor([frame.image for frame in frames])
         for frame, found, line in zip(frames, alone, lines, strict=True):
-            assert [d["category_id"] for d in line["detections"]] == [
-                ANNOTATOR.category_ids[k - 1] for k in found.classes[found.valid]
-            ]
+            assert [d["category"] for d in line["detections"]] == found.names
             for detection, box, score in zip(
-                line["detections"], found.boxes, found.scores, strict=False
+                line["detections"], found.boxes, found.scores, strict=True
             ):
                 found_any = True
                 keys = {"category", "category_id", "score", "bbox", "segmentation"}
@@ -140,7 +137,7 @@ def test_a_damaged_video_does_not_stop_the_others(predictor, tmp_path):
 def test_partial_output_is_playable_after_an_interrupt(how, predictor, tmp_path):
     video = Video(str(write_video(tmp_path / "a.mp4", 200)))
     target = tmp_path / "out.mp4"
-    found = annotate_videos(predictor, [(video, target)], ANNOTATOR, refuse, stride=1, max_frames=0)
+    found = annotate_videos(predictor, [(video, target)], refuse, stride=1, max_frames=0)
     for _ in range(6):
         next(found)
     if how == "close":
@@ -168,7 +165,7 @@ def test_images_keep_their_order_and_damaged_ones_are_skipped(predictor, tmp_pat
         files.append((path, tmp_path / "out" / f"{number}.jpg"))
     files[3][0].write_bytes(b"not an image")
     skipped = []
-    found = list(annotate_images(predictor, files, ANNOTATOR, skipped.append))
+    found = list(annotate_images(predictor, files, skipped.append))
     kept = [0, 1, 2, 4, 5, 6]
     expected = predictor([decode_image(files[number][0]) for number in kept])
     message = f"{files[3][0]}: truncated, damaged or not an image"
@@ -177,9 +174,7 @@ def test_images_keep_their_order_and_damaged_ones_are_skipped(predictor, tmp_pat
     for entries, number, alone in zip(found, kept, expected, strict=True):
         assert {entry["image_id"] for entry in entries} <= {number + 1}
         assert {entry["file_name"] for entry in entries} <= {f"{number}.png"}
-        np.testing.assert_allclose(
-            [entry["score"] for entry in entries], alone.scores[alone.valid], atol=1e-4
-        )
+        np.testing.assert_allclose([entry["score"] for entry in entries], alone.scores, atol=1e-4)
         height, width = decode_image(files[number][1]).shape[:2]
         assert height / width == pytest.approx(sizes[number][0] / sizes[number][1], rel=0.05)
 
@@ -198,7 +193,7 @@ def test_exif_orientation_is_applied(predictor, tmp_path):
     assert upright.shape == (60, 40, 3)
     assert upright[30, 37, 0] > 200 and upright[30, 3, 0] < 60
     files = [(tmp_path / "a.jpg", tmp_path / "out.jpg")]
-    (entries,) = annotate_images(predictor, files, ANNOTATOR, refuse)
+    (entries,) = annotate_images(predictor, files, refuse)
     assert {tuple(entry["segmentation"]["size"]) for entry in entries} == {(60, 40)}
     height, width = decode_image(tmp_path / "out.jpg").shape[:2]
     assert height > width
@@ -224,9 +219,11 @@ def test_frames_read_ahead_grow_like_a_batch(batch, count, tmp_path, monkeypatch
         yield from ()
 
     monkeypatch.setattr(annotate, "prefetch", prefetch)
-    stub = SimpleNamespace(images_at_once=batch, prepare=lambda image: None, stream=stream)
+    stub = SimpleNamespace(
+        images_at_once=batch, prepare=lambda image: None, stream=stream, categories=[]
+    )
     files = [(Endless(), tmp_path / f"{n}.mp4") for n in range(count)]
-    found = annotate_videos(stub, files, None, refuse, stride=1, max_frames=0)
+    found = annotate_videos(stub, files, refuse, stride=1, max_frames=0)
     assert list(found) == []
     assert len(aheads) == min(batch, count, annotate.MAX_OPEN_VIDEOS)
     frames = batch + len(aheads) * annotate.FRAMES_AHEAD

@@ -1,9 +1,9 @@
 import threading
-from functools import partial
 
 import jax
 import numpy as np
 import pytest
+from PIL import Image
 
 from mask_rcnn_jax import infer
 from mask_rcnn_jax.deploy import predictor as predictor_module
@@ -54,16 +54,20 @@ def alone(variables, images, compilations):
         thread.join()
     assert len(compilations) == 2, "one for landscape, one for portrait"
     for found in results[1:]:
-        jax.tree.map(np.testing.assert_array_equal, found, results[0])
+        for one, expected in zip(found, results[0], strict=True):
+            for name in ARRAYS:
+                np.testing.assert_array_equal(getattr(one, name), getattr(expected, name))
     return results[0]
 
 
-def assert_same(found, expected):
-    np.testing.assert_array_equal(found.valid, expected.valid)
-    np.testing.assert_array_equal(found.classes, expected.classes)
-    np.testing.assert_allclose(found.boxes, expected.boxes, atol=2e-3)
-    np.testing.assert_allclose(found.scores, expected.scores, atol=1e-5)
-    np.testing.assert_allclose(found.masks, expected.masks, atol=1e-4)
+ARRAYS = ("classes", "boxes", "scores", "mask_grids")
+
+
+def assert_same(found, expected, tolerances=(0, 2e-3, 1e-5, 1e-4)):
+    for name, atol in zip(ARRAYS, tolerances, strict=True):
+        np.testing.assert_allclose(
+            getattr(found, name), getattr(expected, name), rtol=0, atol=atol, err_msg=name
+        )
 
 
 def test_threads_share_compiled_programs(alone):
@@ -77,7 +81,8 @@ def test_batches_match_single_images(alone, predictor, images, compilations):
         assert_same(found, expected)
         height, width = image.shape[:2]
         assert (found.boxes >= 0).all() and (found.boxes <= [width, height, width, height]).all()
-        assert found.boxes.shape == (5, 4) and found.masks.shape == (5, 28, 28)
+        assert len(found) <= 5 and found.mask_grids.shape == (len(found), 28, 28)
+        assert found.image is image and (found.classes > 0).all()
     assert_same(predictor(images[0]), alone[0])  # a single image in a padded batch
     same_size = np.stack([images[0], images[0][::-1]])
     assert_same(predictor(same_size)[0], alone[0])
@@ -94,7 +99,7 @@ def test_stream_keeps_the_order(alone, predictor, images):
     assert [key for key, _, _ in found] == [*range(len(order))]
     for (_, image, detections), index in zip(found, order, strict=True):
         assert image.image is images[index]
-        assert_same(detections, alone[index])
+        assert_same(predictor.result(image, detections), alone[index])
 
 
 def test_waiting_for_a_full_batch_is_limited(predictor, images, monkeypatch):
@@ -146,6 +151,44 @@ def test_invalid_images_are_rejected(predictor, image):
             call()
 
 
+@pytest.mark.parametrize("kind", ["path", "text", "PIL"])
+def test_files_and_images_of_pillow(alone, predictor, images, tmp_path, kind):
+    path = tmp_path / "a.png"
+    Image.fromarray(images[1]).save(path)
+    given = {"path": path, "text": str(path), "PIL": Image.fromarray(images[1])}[kind]
+    found = predictor(given)
+    assert_same(found, alone[1])
+    assert found.path == ("" if kind == "PIL" else str(path))
+    mixed = predictor([given, images[0]])
+    assert_same(mixed[0], alone[1])
+    assert_same(mixed[1], alone[0])
+
+
+def test_pillows_images_are_turned_upright(predictor):
+    image = Image.new("L", (60, 40))
+    image.getexif()[0x0112] = 6  # turned by 90 degrees
+    assert predictor(image).image.shape == (60, 40, 3)
+
+
+def test_names_come_from_the_categories(alone, predictor, images):
+    assert {name for found in predictor(images) for name in found.names} <= {"bolt", "nut"}
+    assert {name for found in alone for name in found.names} <= {"class 1", "class 2"}
+
+
+@pytest.mark.parametrize(
+    ("image", "error", "message"),
+    [
+        ("absent.jpg", FileNotFoundError, "absent.jpg"),
+        (__file__, ValueError, "test_predictor.py: truncated, damaged or not an image"),
+        (3, TypeError, "image is a int, expected a file"),
+        ([None], TypeError, "image is a NoneType, expected a file"),
+    ],
+)
+def test_what_is_no_image_is_named(predictor, image, error, message):
+    with pytest.raises(error, match=message):
+        predictor(image)
+
+
 def test_batch_size_of_zero_is_rejected(variables):
     with pytest.raises(ValueError, match="batch_size is 0, expected at least 1"):
         Predictor(two_canvas_config(), variables, batch_size=0)
@@ -157,9 +200,8 @@ def test_every_number_of_devices_finds_the_same(alone, variables, images, monkey
     monkeypatch.setattr(predictor_module.jax, "local_devices", lambda: jax.devices()[1:])
     one = Predictor(two_canvas_config(), variables)
     assert one.images_at_once == 1
-    same = partial(np.testing.assert_allclose, rtol=0, atol=5e-5)  # XLA rounds differently
     for found, expected in zip(one(images), alone, strict=True):
-        jax.tree.map(same, found, expected)
+        assert_same(found, expected, [5e-5] * 4)  # XLA rounds differently
 
 
 @pytest.mark.slow
@@ -169,16 +211,15 @@ def test_thousands_of_detections(variables):
     config.model.update(rpn=dict(pre_nms_topk_test=1000, post_nms_topk_test=900))
     config.eval.update(pre_nms_topk=1800, detections_per_image=2000, nms_thresh=1.0)
     found = Predictor(config, variables)(np.zeros((48, 64, 3), np.uint8))
-    assert found.boxes.shape == (2000, 4) and found.masks.shape == (2000, 28, 28)
-    assert 100 < len(found) <= 1800
-    assert (np.diff(found.scores) <= 0).all() and not found.boxes[len(found) :].any()
+    assert 100 < len(found) <= 1800 and found.mask_grids.shape == (len(found), 28, 28)
+    assert (np.diff(found.scores) <= 0).all()
 
 
 def test_infer_drops_what_soft_nms_lowers_below_its_threshold(monkeypatch, tmp_path):
     class Stop(Exception):
         pass
 
-    def stop(config, variables, batch_size):
+    def stop(config, *_):
         found.append(detect_options(config))
         raise Stop
 

@@ -15,8 +15,7 @@ import jax
 import numpy as np
 import pytest
 
-from mask_rcnn_jax.data.options import has_inclusive_boxes
-from mask_rcnn_jax.deploy.annotate import Annotator, annotate_images
+from mask_rcnn_jax.deploy.annotate import annotate_images
 from mask_rcnn_jax.deploy.predictor import Predictor
 from mask_rcnn_jax.formats.shapes import write_shapes
 from mask_rcnn_jax.models.build import build_model, init_variables
@@ -97,12 +96,10 @@ def test_images(shapes, tmp_path, request, record_property):
     config = tiny_config()
     variables = jax.device_get(init_variables(build_model(config.model), 0))
     predictor = Predictor(config, variables, batch_size=4)
-    names = ["a", "b"]
-    annotator = Annotator(names, [1, 2], 0.0, config.eval.paste, has_inclusive_boxes(config))
     sources = sorted((folder / "train").iterdir())
     files = [(sources[i % len(sources)], tmp_path / f"{i % 10}.jpg") for i in range(count)]
     skipped, rows = [], []
-    with closing(annotate_images(predictor, files, annotator, skipped.append)) as found:
+    with closing(annotate_images(predictor, files, skipped.append)) as found:
         for number, _ in enumerate(found, start=1):
             if number % (count // 50) == 0:
                 rows.append((number, *held()))

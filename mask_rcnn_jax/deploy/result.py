@@ -1,0 +1,156 @@
+"""The objects found in one image, for use in Python."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+
+from mask_rcnn_jax.evaluation import visualize
+from mask_rcnn_jax.evaluation.encode import ImageDetections, encode_image
+from mask_rcnn_jax.evaluation.paste import paste_mask
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Result:
+    """N objects of one image, by descending score; coordinates are pixels of the image.
+
+    `len(result)` is N. `result[k]`, `result[:5]` and `result[result.scores > 0.7]` are results of
+    some of the objects, and iterating gives one of each. No arrays are copied.
+
+    Attributes:
+        image: uint8 [H, W, 3] RGB.
+        boxes: [N, 4] float32 (x1, y1, x2, y2), inside the image.
+        scores: [N] float32.
+        classes: [N] int32, 1..K; class k is `categories[k - 1]`.
+        mask_grids: [N, M, M] float32 probabilities on a grid over each box; None for a model of
+            boxes alone.
+        categories: {"id", "name"} of each class.
+        path: the image's file, "" for an array.
+        paste: how a grid becomes pixels, see `evaluation.paste.paste_mask`.
+        inclusive_boxes: x2 and y2 are the last pixels of a box, so that its width in COCO's format
+            is x2 - x1 + 1.
+    """
+
+    image: np.ndarray
+    boxes: np.ndarray
+    scores: np.ndarray
+    classes: np.ndarray
+    mask_grids: np.ndarray | None
+    categories: Sequence[Mapping[str, Any]]
+    path: str = ""
+    paste: str = "continuous"
+    inclusive_boxes: bool = False
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+    def __getitem__(self, rows: int | slice | np.ndarray | Sequence[int]) -> "Result":
+        """Select objects by number, slice, numbers or a boolean mask [N].
+
+        Raises IndexError for a number beyond the objects or a mask of another length.
+        """
+        if isinstance(rows, int | np.integer):
+            if not -len(self) <= rows < len(self):
+                raise IndexError(f"object {rows} of {len(self)}")
+            rows = [int(rows)]
+        if not isinstance(rows, slice):
+            rows = np.asarray(rows)
+            rows = rows if rows.size else np.zeros(0, int)  # an empty list would be of floats
+        grids = self.mask_grids
+        return replace(
+            self,
+            boxes=self.boxes[rows],
+            scores=self.scores[rows],
+            classes=self.classes[rows],
+            mask_grids=None if grids is None else grids[rows],
+        )
+
+    def __iter__(self) -> Iterator["Result"]:
+        return (self[k] for k in range(len(self)))
+
+    def __repr__(self) -> str:
+        height, width = self.image.shape[:2]
+        counts = ", ".join(f"{n} {name}" for name, n in Counter(self.names).most_common())
+        of = f" {self.path}" if self.path else ""
+        return f"<Result{of} {height} x {width}: {counts or 'no objects'}>"
+
+    @property
+    def names(self) -> list[str]:
+        """Class name of each object."""
+        return [str(self.categories[k - 1]["name"]) for k in self.classes.tolist()]
+
+    @cached_property
+    def masks(self) -> np.ndarray | None:
+        """Masks [N, H, W] bool, pasted at first use; None for a model of boxes alone.
+
+        Takes N bytes per pixel. `rle` and `polygons` need no full-size masks.
+        """
+        if self.mask_grids is None:
+            return None
+        height, width = self.image.shape[:2]
+        masks = np.zeros((len(self), height, width), bool)
+        for mask, grid, box in zip(masks, self.mask_grids, self.boxes, strict=True):
+            crop, (x, y) = paste_mask(grid, box, height, width, rule=self.paste)
+            mask[y : y + crop.shape[0], x : x + crop.shape[1]] = crop
+        return masks
+
+    def polygons(self) -> list[list[np.ndarray]]:
+        """Outlines of each object: float32 [p, 2] (x, y) with sub-pixel corners, as drawn.
+
+        An object may have several parts; a polygon inside another is a hole (even-odd rule).
+        Without a mask or without area there is none.
+        """
+        if self.mask_grids is None:
+            return [[] for _ in self.scores]
+        pairs = zip(self.mask_grids, self.boxes, strict=True)
+        outlines = [visualize.trace_mask(grid, box) for grid, box in pairs]
+        return [[part for part in parts if cv2.contourArea(part) > 0] for parts in outlines]
+
+    def rle(self) -> list[dict[str, Any]]:
+        """Masks as COCO's compressed RLE; empty for a model of boxes alone."""
+        return [entry["segmentation"] for entry in self.to_coco() if "segmentation" in entry]
+
+    def to_coco(self, image_id: int | str = 1) -> list[dict[str, Any]]:
+        """Results in COCO's format: category id, score, bbox and, of a mask, its RLE."""
+        height, width = self.image.shape[:2]
+        ids = [self.categories[k - 1]["id"] for k in self.classes.tolist()]
+        boxes = self.boxes.astype(np.float64)
+        one = ImageDetections(image_id, height, width, boxes, self.scores, ids, self.mask_grids)
+        boxes_of, masks_of = encode_image(one, self.paste, self.inclusive_boxes)
+        if self.mask_grids is None:
+            return boxes_of
+        pairs = zip(boxes_of, masks_of, strict=True)
+        return [{**box, "segmentation": mask["segmentation"]} for box, mask in pairs]
+
+    def to_supervision(self) -> Any:
+        """`supervision.Detections` with masks, scores, classes counted from 0, and class names.
+
+        Raises ImportError if the package is missing.
+        """
+        try:
+            from supervision import Detections
+        except ImportError as error:
+            raise ImportError("to_supervision needs the package supervision") from error
+        return Detections(
+            xyxy=self.boxes,
+            mask=self.masks,
+            confidence=self.scores,
+            class_id=self.classes - 1,
+            data={"class_name": np.array(self.names, dtype=str)},
+        )
+
+    def plot(self, *, color_by: str = "instance", min_side: int = visualize.MIN_SIDE) -> np.ndarray:
+        """Draw the objects on a copy of the image; see `evaluation.visualize.draw_detections`."""
+        image, boxes = visualize.enlarge(self.image, self.boxes, min_side)
+        values = [f"{score:.2f}" for score in self.scores.tolist()]
+        colors = self.classes - 1 if color_by == "class" else None
+        return visualize.draw_instances(image, boxes, self.names, values, self.mask_grids, colors)
+
+    def save(self, path: str | Path) -> None:
+        """Write `plot()` as a JPEG or PNG, creating its folder; OSError if it cannot be written."""
+        visualize.write_image(Path(path), self.plot())
