@@ -21,7 +21,7 @@ from mask_rcnn_jax.deploy.result import Result
 from mask_rcnn_jax.models.build import build_model
 from mask_rcnn_jax.models.detect import detect_options
 from mask_rcnn_jax.structures import Detections
-from mask_rcnn_jax.weights.restore import categories_of_weights
+from mask_rcnn_jax.weights.categories import categories_of_weights
 
 # A file, uint8 [H, W, 3] RGB, or an image of Pillow.
 ImageLike = str | os.PathLike | np.ndarray | Image.Image
