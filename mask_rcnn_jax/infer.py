@@ -13,11 +13,11 @@ video: an annotated mp4 (H.264, without sound) and a .jsonl with one line per fr
 """
 
 import contextlib
-import json
 import signal
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 from absl import flags, logging
@@ -25,9 +25,10 @@ from ml_collections import ConfigDict
 
 from mask_rcnn_jax import cli
 from mask_rcnn_jax.deploy import annotate
-from mask_rcnn_jax.deploy.inputs import find_inputs, output_files
+from mask_rcnn_jax.deploy.inputs import find_inputs
 from mask_rcnn_jax.deploy.loading import set_score_threshold
 from mask_rcnn_jax.deploy.predictor import Predictor
+from mask_rcnn_jax.deploy.saving import KINDS, ResultFiles
 from mask_rcnn_jax.deploy.video import UnreadableVideo, Video, import_av
 from mask_rcnn_jax.progress import Progress
 from mask_rcnn_jax.weights.restore import restore
@@ -35,6 +36,7 @@ from mask_rcnn_jax.weights.restore import restore
 # One image keeps a CPU busy; a batch would only use more memory.
 BATCH_SIZES = {"cpu": 1}
 BATCH_SIZE = 8
+DRAWN = ("labels", "scores", "boxes", "masks")
 Skip = Callable[[ValueError], None]  # logs and counts an input that cannot be read
 
 
@@ -47,14 +49,17 @@ def infer(
     batch_size: int,
     stride: int,
     max_frames: int,
+    save: Sequence[str] = (),
+    drawing: Mapping[str, Any] | None = None,
 ) -> None:
     """Detect objects in images and videos and write the results; arguments as the flags.
 
+    drawing: options of `Result.plot`.
+
     Unreadable inputs are logged, counted and skipped; ValueError if no input can be read.
     """
-    images, sources = find_inputs(inputs)
-    folder = Path(output)
-    image_files, video_files = output_files(images, sources, folder)
+    folder, drawing = Path(output), dict(drawing or {})
+    images, sources = find_inputs(inputs, folder)
     if sources:
         import_av()
     config, variables, categories, _ = restore(config, weights)
@@ -66,9 +71,9 @@ def infer(
         logging.warning("skipped %s", error)
 
     videos = []
-    for source, video_file in zip(sources, video_files, strict=True):
+    for item in sources:
         try:
-            videos.append((Video(source), video_file))
+            videos.append((Video(item.source), folder / item.target))
         except UnreadableVideo as error:
             skip(error)
     if not images and not videos:
@@ -80,10 +85,11 @@ def infer(
     predictor = Predictor(config, variables, batch_size, categories)
     folder.mkdir(parents=True, exist_ok=True)
     if images:
-        files = list(zip(images, image_files, strict=True))
-        _infer_images(predictor, files, folder, skip)
+        _infer_images(predictor, images, folder, save, drawing, skip)
     if videos:
-        _infer_videos(predictor, videos, skip, stride, max_frames)
+        # A class has the same color in all frames, which keep their size.
+        drawing = {"color_by": "class"} | drawing | {"min_side": 0}
+        _infer_videos(predictor, videos, drawing, skip, stride, max_frames)
     num_inputs = len(images) + len(sources)
     if len(skipped) == num_inputs:
         raise ValueError(f"no input could be read: {skipped[0]}")
@@ -92,35 +98,31 @@ def infer(
     logging.info("results: %s", folder)
 
 
-def _infer_images(predictor: Predictor, files, folder: Path, skip: Skip) -> None:
-    progress = Progress("images", len(files))
-    done = count = 0
+def _infer_images(predictor: Predictor, images, folder, save, drawing, skip: Skip) -> None:
+    progress = Progress("images", len(images))
+    done = 0
 
     def on_error(error) -> None:
         skip(error)
         progress.advance(1)
 
-    found = annotate.annotate_images(predictor, files, on_error)
-    path = folder / "detections.json"
-    with contextlib.closing(found), open(path, "w", encoding="utf-8") as file:
-        file.write("[")
-        try:
-            for entries in found:
-                for entry in entries:
-                    file.write((",\n" if count else "") + json.dumps(entry))
-                    count += 1
+    with ResultFiles(folder, save) as files:
+        found = annotate.annotate_images(predictor, images, folder, files, drawing, on_error)
+        with contextlib.closing(found):
+            for records in found:
+                files.add(records)
                 done += 1
                 progress.advance(1)
-        finally:
-            file.write("]\n")  # the file is valid json on any exit
-    logging.info("%d detections in %d images", count, done)
+    logging.info("%d detections in %d images", files.count, done)
 
 
-def _infer_videos(predictor: Predictor, videos, skip: Skip, stride: int, max_frames: int) -> None:
+def _infer_videos(predictor, videos, drawing, skip: Skip, stride: int, max_frames: int) -> None:
     expected = [video.expected_frames(stride, max_frames) for video, _ in videos]
     progress = Progress("frames", None if None in expected else sum(expected))
     frames, objects = Counter(), Counter()
-    found = annotate.annotate_videos(predictor, videos, skip, stride=stride, max_frames=max_frames)
+    found = annotate.annotate_videos(
+        predictor, videos, drawing, skip, stride=stride, max_frames=max_frames
+    )
     try:
         with contextlib.closing(found):
             for video, count in found:
@@ -151,6 +153,11 @@ def _define_flags() -> None:
         "batch_size", 0, "Images or frames at a time on each device; 0: 1 on CPU, 8 on GPU.", 0
     )
     flags.DEFINE_integer("stride", 1, "Take every n-th frame of a video.", 1)
+    flags.DEFINE_list("save", [], f"Other files of images, out of {', '.join(KINDS)}.")
+    flags.DEFINE_list("draw", list(DRAWN), f"What is drawn, out of {', '.join(DRAWN)}, or none.")
+    colors = ("instance", "class")
+    flags.DEFINE_enum("color_by", None, colors, "Colors; class is the default in videos.")
+    flags.DEFINE_integer("line_width", 0, "Pixels; 0 grows with the image.", 0)
     flags.DEFINE_integer("max_frames", 0, "Maximum number of frames per video; 0: all.", 0)
 
 
@@ -159,13 +166,31 @@ def main(_: Sequence[str]) -> None:
     if (FLAGS.workdir is None) == (FLAGS.weights is None):
         raise ValueError("infer needs exactly one of --workdir and --weights")
     weights, inputs, output = FLAGS.workdir or FLAGS.weights, FLAGS.input, FLAGS.output
-    options = {name: getattr(FLAGS, name) for name in ("batch_size", "stride", "max_frames")}
+    names = ("batch_size", "stride", "max_frames", "save")
+    options = {name: getattr(FLAGS, name) for name in names}
+    _check_list("save", FLAGS.save, KINDS)
+    options["drawing"] = _drawing(FLAGS.draw, FLAGS.color_by, FLAGS.line_width)
     # SIGTERM acts like Ctrl-C, which closes the files: a video without index is unplayable.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         infer(FLAGS.config, weights, inputs, output, FLAGS.score_threshold, **options)
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _drawing(drawn: Sequence[str], color_by: str | None, line_width: int) -> dict[str, Any]:
+    """Return options of `Result.plot` for the flags."""
+    if drawn != ["none"]:
+        _check_list("draw", drawn, DRAWN)
+    options: dict[str, Any] = {name: name in drawn for name in DRAWN}
+    options["line_width"] = line_width
+    return options | ({"color_by": color_by} if color_by else {})
+
+
+def _check_list(flag: str, values: Sequence[str], known: Sequence[str]) -> None:
+    unknown = [value for value in values if value not in known]
+    if unknown:
+        raise ValueError(f"--{flag} has {unknown[0]!r}, expected some of {', '.join(known)}")
 
 
 if __name__ == "__main__":

@@ -5,16 +5,17 @@ Reading, inference, drawing and encoding run concurrently, each on different ima
 
 import json
 import os
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 from mask_rcnn_jax.data.dataset import UndecodableImage
-from mask_rcnn_jax.data.images import decode_image
+from mask_rcnn_jax.deploy.inputs import Input, read_image
 from mask_rcnn_jax.deploy.pipeline import BackgroundWriter, map_in_order, prefetch, round_robin
 from mask_rcnn_jax.deploy.predictor import Predictor, PreparedImage
+from mask_rcnn_jax.deploy.saving import Records, ResultFiles
 from mask_rcnn_jax.deploy.video import UnreadableVideo, Video, VideoFrame, VideoWriter
 from mask_rcnn_jax.structures import Detections
 
@@ -29,35 +30,39 @@ MAX_OPEN_VIDEOS = 8
 
 def annotate_images(
     predictor: Predictor,
-    files: Sequence[tuple[Path, Path]],
+    images: Sequence[Input],
+    folder: Path,
+    files: ResultFiles,
+    drawing: Mapping[str, Any],
     on_error: Callable[[UndecodableImage], None],
-) -> Generator[list[dict]]:
-    """Write an annotated image for each (source, target) and yield its COCO results, in order.
+) -> Generator[Records]:
+    """Write an annotated copy of each image into a folder, and what `files` writes.
 
-    Each result has box and mask in one entry, with `file_name`; `image_id` is the 1-based position
-    in `files`. A source that cannot be decoded is passed to `on_error` and skipped.
+    `drawing` are options of `Result.plot`. Yields what the lists of `files` are to hold, in order;
+    `image_id` is the 1-based position in `images`. An image that cannot be decoded is passed to
+    `on_error` and skipped.
     """
-    numbered = [(number, *pair) for number, pair in enumerate(files, start=1)]
 
-    def read(file: tuple) -> tuple[tuple, PreparedImage | UndecodableImage]:
+    def read(item: tuple[int, Input]) -> tuple[tuple, PreparedImage | UndecodableImage]:
         try:
-            return file, predictor.prepare(decode_image(file[1], upright=True))
+            return item, predictor.prepare(read_image(item[1].source))
         except UndecodableImage as error:
-            return file, error
+            return item, error
 
     def decodable(pool) -> Iterator[tuple[tuple, PreparedImage]]:
-        with closing(map_in_order(pool, read, numbered, THREADS + 1)) as images:
-            for file, image in images:
+        numbered = list(enumerate(images, start=1))
+        with closing(map_in_order(pool, read, numbered, THREADS + 1)) as prepared:
+            for item, image in prepared:
                 if isinstance(image, UndecodableImage):
                     on_error(image)
                 else:
-                    yield file, image
+                    yield item, image
 
-    def write(item: tuple[tuple, PreparedImage, Detections]) -> list[dict]:
-        (number, source, target), image, detections = item
-        result = predictor.result(image, detections)
-        result.save(target)
-        return [{"file_name": source.name, **entry} for entry in result.to_coco(number)]
+    def write(item: tuple[Any, PreparedImage, Detections]) -> Records:
+        (number, image), prepared, detections = item
+        result = predictor.result(prepared, detections, image.source)
+        result.save(folder / image.target, **drawing)
+        return files.write(result, image, number)
 
     with ThreadPoolExecutor(THREADS) as pool, ThreadPoolExecutor(THREADS) as readers:
         with closing(predictor.stream(decodable(readers))) as detected:
@@ -67,6 +72,7 @@ def annotate_images(
 def annotate_videos(
     predictor: Predictor,
     files: Sequence[tuple[Video, Path]],
+    drawing: Mapping[str, Any],
     on_error: Callable[[UnreadableVideo], None],
     *,
     stride: int,
@@ -97,7 +103,7 @@ def annotate_videos(
     def draw(item: tuple[Any, PreparedImage, Detections]) -> tuple[Video, VideoFrame, list[dict]]:
         (video, frame), image, detections = item
         result = predictor.result(image, detections)
-        drawn = result.plot(min_side=0, color_by="class")
+        drawn = result.plot(**drawing)
         return video, frame._replace(image=drawn), result.to_coco(0)
 
     share = -(-batch // max(1, num_open))

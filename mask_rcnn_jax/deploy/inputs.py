@@ -1,13 +1,19 @@
-"""Find the images and videos named on a command line and name their output files."""
+"""Find the images and videos named on a command line, and name their outputs."""
 
 import glob
 import os
-from collections.abc import Iterable, Sequence
+import urllib.error
+import urllib.request
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from urllib.parse import urlsplit
+from typing import NamedTuple
+from urllib.parse import unquote, urlsplit
 
 import cv2
+import numpy as np
 
+from mask_rcnn_jax.data.dataset import UndecodableImage
+from mask_rcnn_jax.data.images import MAX_BYTES, decode_bytes, decode_image
 from mask_rcnn_jax.safe_text import file_name
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp")
@@ -15,76 +21,164 @@ VIDEO_SUFFIXES = (
     *(".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts", ".mts", ".m2ts"),
     *(".wmv", ".flv", ".ogv", ".3gp", ".gif"),
 )
+_TIMEOUT = 20.0  # seconds without data from a web address
 
 
-def find_inputs(inputs: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """Return image paths and video sources, in order and without duplicates.
+class Input(NamedTuple):
+    """An image or a video.
+
+    A folder's files keep their places below it, in `name` and in `target`.
+    """
+
+    source: str  # a file, a device or a web address
+    name: PurePosixPath  # unique among the images, and among the videos
+    target: PurePosixPath  # of the annotated copy, below --output; unique
+
+
+def find_inputs(inputs: Sequence[str], output: Path) -> tuple[list[Input], list[Input]]:
+    """Return images and videos, in order and without duplicates.
 
     Args:
-        inputs: files (with any suffix), folders, glob patterns (`**`: any depth) or URLs.
+        inputs: files (with any suffix), folders with all their sub-folders, glob patterns (`**`:
+            any depth), web addresses of images or videos, and cameras (a number or /dev/video0).
+        output: the output folder, in which nothing is looked for.
 
     Raises:
-        ValueError: if an input names neither an image nor a video.
+        ValueError: if an input does not exist or names neither an image nor a video, or if an
+            output would overwrite an input.
     """
-    images: dict[Path, None] = {}
-    videos: dict[str, None] = {}
+    images: dict[str, PurePosixPath] = {}
+    videos: dict[str, PurePosixPath] = {}
     for item in inputs:
-        if "://" in item:
-            videos[item] = None
-            continue
-        if os.path.isfile(item):
-            names = [item]
-        else:
-            pattern = os.path.join(glob.escape(item), "*") if os.path.isdir(item) else item
-            names = [name for name in glob.glob(pattern, recursive=True) if _has_known_suffix(name)]
-        if not names:
+        found = list(_find(item, output))
+        if not found:
             suffixes = ", ".join(IMAGE_SUFFIXES + VIDEO_SUFFIXES)
             raise ValueError(f"--input {item}: no images or videos found ({suffixes})")
-        for name in sorted(names):
-            if _is_image(name):
-                images[Path(name)] = None
-            else:
-                videos[name] = None
-    return list(images), list(videos)
-
-
-def _has_known_suffix(name: str) -> bool:
-    return name.lower().endswith(IMAGE_SUFFIXES + VIDEO_SUFFIXES) and os.path.isfile(name)
-
-
-def _is_image(name: str) -> bool:
-    if _has_known_suffix(name):
-        return name.lower().endswith(IMAGE_SUFFIXES)
-    return cv2.haveImageReader(name)
-
-
-def output_files(
-    images: Sequence[Path], videos: Sequence[str], folder: Path
-) -> tuple[list[Path], list[Path]]:
-    """Return an output file in `folder` for each image and video; name clashes get a number.
-
-    PNG stays PNG, other images become .jpg, videos .mp4. Raises ValueError if an input would be
-    overwritten.
-    """
-    taken: set[str] = set()
-    image_files = [
-        folder / file_name(path.name, ".png" if path.suffix.lower() == ".png" else ".jpg", taken)
-        for path in images
+        for source, name in found:
+            (images if _is_image(source) else videos).setdefault(source, name)
+    taken: set[str] = set()  # of outputs: an image's files and a video's have other suffixes
+    found_images = [
+        Input(source, name, _unique(name, _image_suffix(name), taken))
+        for source, name in _with_unique_names(images)
     ]
-    video_files = [folder / file_name(_name(source), ".mp4", taken) for source in videos]
-    _check_overwrite([*images, *map(Path, videos)], [*image_files, *video_files], folder)
-    return image_files, video_files
+    found_videos = [
+        Input(source, name, _unique(name, ".mp4", taken))
+        for source, name in _with_unique_names(videos)
+    ]
+    _check_overwrite([*found_images, *found_videos], output)
+    return found_images, found_videos
 
 
-def _name(source: str) -> str:
-    path = PurePosixPath(urlsplit(source).path) if "://" in source else Path(source)
-    return path.name or "stream"
+def read_image(source: str) -> np.ndarray:
+    """Decode a file or a web address, upright; errors as from `data.images.decode_image`."""
+    if "://" not in source:
+        return decode_image(source, upright=True)
+    try:
+        with urllib.request.urlopen(source, timeout=_TIMEOUT) as response:
+            content = response.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise UndecodableImage(f"{source}: {error}") from error
+    if len(content) > MAX_BYTES:
+        raise UndecodableImage(f"{source}: more than {MAX_BYTES:,} bytes")
+    return decode_bytes(content, source, upright=True)
 
 
-def _check_overwrite(inputs: Iterable[Path], outputs: Iterable[Path], folder: Path) -> None:
-    overwritten = {path.resolve() for path in inputs} & {path.resolve() for path in outputs}
+def _find(item: str, output: Path) -> Iterator[tuple[str, PurePosixPath]]:
+    """Yield the sources of one input, with their names."""
+    if "://" in item:
+        path = PurePosixPath(unquote(urlsplit(item).path))
+        yield item, PurePosixPath(file_name(path.name or "stream", path.suffix, set()))
+    elif os.path.isfile(item):
+        yield item, PurePosixPath(os.path.basename(item))
+    elif os.path.isdir(item):
+        yield from _below(item, Path(item).rglob("*"), output)
+    elif camera := _camera(item):
+        yield camera, PurePosixPath(f"camera_{os.path.basename(camera)}")
+    elif glob.has_magic(item):
+        paths = map(Path, glob.glob(item, recursive=True))
+        yield from _below(_fixed_part(item), paths, output)
+    else:
+        raise ValueError(f"--input {item}: does not exist")
+
+
+def _below(folder: str, paths: Iterable[Path], output: Path) -> Iterator[tuple[str, PurePosixPath]]:
+    """Yield the known images and videos of a folder, but for those in the output folder."""
+    outside = output.resolve() not in (Path(folder).resolve(), *Path(folder).resolve().parents)
+    for path in sorted(paths):
+        if not _has_known_suffix(path):
+            continue
+        if outside and path.resolve().is_relative_to(output.resolve()):
+            continue
+        yield str(path), PurePosixPath(Path(os.path.relpath(path, folder)).as_posix())
+
+
+def _fixed_part(pattern: str) -> str:
+    """Return the folders of a pattern before its first wildcard."""
+    parts = Path(pattern).parts
+    fixed = next(i for i, part in enumerate(parts) if glob.has_magic(part))
+    return str(Path(*parts[:fixed]))
+
+
+def _camera(item: str) -> str:
+    """Return the device of a camera's number or path, "" for anything else."""
+    device = f"/dev/video{item}" if item.isdecimal() else item
+    return device if device.startswith("/dev/video") and os.path.exists(device) else ""
+
+
+def _has_known_suffix(path: Path) -> bool:
+    return path.name.lower().endswith(IMAGE_SUFFIXES + VIDEO_SUFFIXES) and path.is_file()
+
+
+def _is_image(source: str) -> bool:
+    if "://" in source:
+        return _is_web_image(source)
+    if source.lower().endswith(IMAGE_SUFFIXES + VIDEO_SUFFIXES):
+        return source.lower().endswith(IMAGE_SUFFIXES)
+    return os.path.isfile(source) and cv2.haveImageReader(source)
+
+
+def _is_web_image(address: str) -> bool:
+    """Whether an address is of an image: by its ending, or else by what the server says."""
+    scheme, _, path, *_ = urlsplit(address)
+    if scheme not in ("http", "https"):
+        return False
+    if path.lower().endswith(IMAGE_SUFFIXES + VIDEO_SUFFIXES):
+        return path.lower().endswith(IMAGE_SUFFIXES)
+    request = urllib.request.Request(address, method="HEAD")
+    try:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT) as response:
+            return response.headers.get_content_maintype() == "image"
+    except (OSError, ValueError):
+        return False
+
+
+def _image_suffix(name: PurePosixPath) -> str:
+    return ".png" if name.suffix.lower() == ".png" else ".jpg"
+
+
+def _with_unique_names(found: dict[str, PurePosixPath]) -> list[tuple[str, PurePosixPath]]:
+    taken: set[str] = set()
+    return [(source, _unique(name, name.suffix, taken)) for source, name in found.items()]
+
+
+def _unique(name: PurePosixPath, suffix: str, taken: set[str]) -> PurePosixPath:
+    """Return the name with `suffix`, and with a number if it is taken; add it to `taken`.
+
+    Letters of both cases count as equal, as some file systems have it.
+    """
+    unique, count = name.with_name(name.stem + suffix), 1
+    while str(unique).casefold() in taken:
+        count += 1
+        unique = name.with_name(f"{name.stem}_{count}{suffix}")
+    taken.add(str(unique).casefold())
+    return unique
+
+
+def _check_overwrite(inputs: Sequence[Input], output: Path) -> None:
+    sources = {Path(one.source).resolve() for one in inputs if "://" not in one.source}
+    overwritten = sources & {(output / one.target).resolve() for one in inputs}
     if overwritten:
         raise ValueError(
-            f"--output {folder} would overwrite {len(overwritten)} files of --input, such as "
+            f"--output {output} would overwrite {len(overwritten)} files of --input, such as "
             f"{min(overwritten)}; choose another folder"
         )

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import cv2
 import numpy as np
@@ -144,13 +144,44 @@ class Result:
             data={"class_name": np.array(self.names, dtype=str)},
         )
 
-    def plot(self, *, color_by: str = "instance", min_side: int = visualize.MIN_SIDE) -> np.ndarray:
-        """Draw the objects on a copy of the image; see `evaluation.visualize.draw_detections`."""
-        image, boxes = visualize.enlarge(self.image, self.boxes, min_side)
-        values = [f"{score:.2f}" for score in self.scores.tolist()]
-        colors = self.classes - 1 if color_by == "class" else None
-        return visualize.draw_instances(image, boxes, self.names, values, self.mask_grids, colors)
+    def plot(
+        self,
+        *,
+        labels: bool = True,
+        scores: bool = True,
+        boxes: bool = True,
+        masks: bool = True,
+        color_by: Literal["instance", "class"] = "instance",
+        line_width: int = 0,
+        min_side: int = visualize.MIN_SIDE,
+    ) -> np.ndarray:
+        """Draw the objects on a copy of the image, uint8 RGB.
 
-    def save(self, path: str | Path) -> None:
-        """Write `plot()` as a JPEG or PNG, creating its folder; OSError if it cannot be written."""
-        visualize.write_image(Path(path), self.plot())
+        Args:
+            labels: write class names; `scores` adds the scores. Labels that would cover other
+                objects or labels become smaller, move aside or are left out.
+            boxes: draw boxes.
+            masks: fill and outline masks.
+            color_by: a color for each object, or the same for all of a class.
+            line_width: pixels; 0 grows with the image.
+            min_side: enlarge smaller images by an integer factor until the shorter side has this
+                many pixels; 0 keeps the size.
+        """
+        image, corners = visualize.enlarge(self.image, self.boxes, min_side)
+        return visualize.draw_instances(
+            image,
+            corners,
+            self.names if labels else [],
+            [f"{score:.2f}" if scores else "" for score in self.scores.tolist()],
+            self.mask_grids if masks else None,
+            self.classes - 1 if color_by == "class" else None,
+            with_boxes=boxes,
+            line_width=line_width,
+        )
+
+    def save(self, path: str | Path, **options: Any) -> None:
+        """Write `plot(**options)` as a JPEG or PNG, creating its folder.
+
+        Raises ValueError for another ending, OSError if the file cannot be written.
+        """
+        visualize.write_image(Path(path), self.plot(**options))

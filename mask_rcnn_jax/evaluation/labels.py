@@ -7,8 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-# A label is dropped if more than this share of it would cover other labels.
+# A label is left out if more than this share of it would cover other labels, or if more than this
+# share of an object would be covered.
 _MAX_OVERLAP = 0.35
+_SMALLEST_FONT = 9  # pixels, where the usual size finds no place
 # Characters of a name that are looked at; few labels have room for a hundred.
 _MAX_NAME = 1000
 
@@ -32,22 +34,24 @@ def draw_labels(
     height, width = canvas.shape[:2]
     scale = float(np.sqrt(height * width))
     max_width = max(0.4 * width, min(width, 130))
-    taken = np.zeros((0, 4))
+    taken, covered = np.zeros((0, 4)), np.zeros(len(boxes))
+    areas = np.prod(np.maximum(boxes[:, 2:] - boxes[:, :2], 1), axis=1)
     for i, box in enumerate(boxes):
-        font_size = _font_size(box, scale)
-        text = _fit(names[i], values[i], font_size, max_width)
-        label = _render(text, font_size, colors[i])[:height, :width]
-        spots = _label_spots(box, label.shape[0], label.shape[1], height, width)
-        hidden = _overlap(spots, taken)
-        own = _overlap(spots, box[None])
-        # Prefer spots beside a small object; a large one has room for its label.
-        covers_object = own > 0.25 * np.prod(box[2:] - box[:2])
-        best = int(np.argmin(hidden + np.where(covers_object, 0.2 * own, 0)))
-        if hidden[best] > _MAX_OVERLAP * label.shape[0] * label.shape[1]:
-            continue
-        x0, y0, x1, y1 = spots[best]
-        canvas[y0:y1, x0:x1] = label
-        taken = np.concatenate([taken, spots[best : best + 1]])
+        usual = _font_size(box, scale)
+        for font_size in (usual, max(_SMALLEST_FONT, round(0.7 * usual))):
+            text = _fit(names[i], values[i], font_size, max_width)
+            label = _render(text, font_size, colors[i])[:height, :width]
+            spots = _label_spots(box, label.shape[0], label.shape[1], height, width)
+            hidden = _overlap(spots, taken).sum(axis=1) / (label.shape[0] * label.shape[1])
+            shares = _overlap(spots, boxes) / areas  # of objects
+            worst = np.where(shares > 0, covered + shares, 0).max(axis=1)
+            best = int(np.argmin(hidden + worst))
+            if max(hidden[best], worst[best]) <= _MAX_OVERLAP:
+                x0, y0, x1, y1 = spots[best]
+                canvas[y0:y1, x0:x1] = label
+                taken = np.concatenate([taken, spots[best : best + 1]])
+                covered += shares[best]
+                break
 
 
 def _font_size(box: np.ndarray, scale: float) -> int:
@@ -69,10 +73,10 @@ def _label_spots(box: np.ndarray, h: int, w: int, height: int, width: int) -> np
 
 
 def _overlap(spots: np.ndarray, taken: np.ndarray) -> np.ndarray:
-    """Number of pixels of each spot [s, 4] covered by the rectangles [t, 4]: [s]."""
+    """Number of pixels of each spot [s, 4] covered by each rectangle [t, 4]: [s, t]."""
     low = np.maximum(spots[:, None, :2], taken[None, :, :2])
     high = np.minimum(spots[:, None, 2:], taken[None, :, 2:])
-    return np.prod(np.maximum(high - low, 0), axis=2).sum(axis=1)
+    return np.prod(np.maximum(high - low, 0), axis=2)
 
 
 @functools.lru_cache(maxsize=512)

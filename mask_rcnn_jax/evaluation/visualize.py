@@ -121,21 +121,26 @@ def draw_instances(
     values: Sequence[str],
     masks: np.ndarray | None,
     color_indices: np.ndarray | None = None,
+    *,
+    with_boxes: bool = True,
+    line_width: int = 0,
 ) -> np.ndarray:
     """Draw n instances, given in decreasing order of label priority, on a copy of the image.
 
     Args:
         image: uint8 [H, W, 3] RGB.
         boxes: [n, 4] in image pixels.
-        names: first part of each label, see `draw_labels`.
+        names: first part of each label, see `draw_labels`; without any there are no labels.
         values: second part of each label.
         masks: [n, M, M] float probabilities inside the box, or None.
         color_indices: [n] int index for `instance_color`; None gives each instance its own.
+        with_boxes: draw the boxes.
+        line_width: pixels; 0 grows with the image.
     """
     canvas = np.ascontiguousarray(image).copy()
     height, width = canvas.shape[:2]
     scale = float(np.sqrt(height * width))
-    thickness = max(1, round(scale / 480))
+    thickness = line_width or max(1, round(scale / 480))
     # A diverged model may return any value; cv2 needs moderate ones.
     boxes = np.clip(np.nan_to_num(np.asarray(boxes, np.float64).reshape(-1, 4)), -1e6, 1e6)
     areas = np.prod(np.maximum(boxes[:, 2:] - boxes[:, :2], 0), axis=1)
@@ -147,8 +152,10 @@ def draw_instances(
             _fill(canvas, outline, colors[i])
             lines = [_fixed(polygon) for polygon in outline]
             cv2.polylines(canvas, lines, True, colors[i], thickness, cv2.LINE_AA, _SHIFT)
-        _rectangle(canvas, boxes[i], colors[i], thickness)
-    draw_labels(canvas, boxes, names, values, colors)
+        if with_boxes:
+            _rectangle(canvas, boxes[i], colors[i], thickness)
+    if len(names) and len(boxes):
+        draw_labels(canvas, boxes, names, values, colors)
     return canvas
 
 

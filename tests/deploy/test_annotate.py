@@ -12,19 +12,31 @@ from pycocotools import mask as coco_mask
 from mask_rcnn_jax.data.coco import decode_image
 from mask_rcnn_jax.deploy import annotate
 from mask_rcnn_jax.deploy.annotate import annotate_images, annotate_videos
+from mask_rcnn_jax.deploy.inputs import find_inputs
+from mask_rcnn_jax.deploy.saving import ResultFiles
 from mask_rcnn_jax.deploy.video import Video, VideoFrame
 from tests.deploy.videos import frame_image, turn, write_video
 
 RUNS_OFTEN = True  # see tests/conftest.py
+DRAWING = {"color_by": "class", "min_side": 0}  # as in infer
 
 
 def refuse(error):
     raise AssertionError(f"skipped: {error}")
 
 
+def run_images(predictor, paths, folder, on_error=refuse):
+    """Results of each image that can be decoded."""
+    folder.mkdir(exist_ok=True)
+    images, _ = find_inputs([str(path) for path in paths], folder)
+    with ResultFiles(folder) as files:
+        found = annotate_images(predictor, images, folder, files, {}, on_error)
+        return [records.entries for records in found]
+
+
 def run_videos(predictor, files, on_error=refuse, **options):
     options = {"stride": 1, "max_frames": 0} | options
-    found = annotate_videos(predictor, files, on_error, **options)
+    found = annotate_videos(predictor, files, DRAWING, on_error, **options)
     return [(Path(video.source).name, count) for video, count in found]
 
 
@@ -137,7 +149,7 @@ def test_a_damaged_video_does_not_stop_the_others(predictor, tmp_path):
 def test_partial_output_is_playable_after_an_interrupt(how, predictor, tmp_path):
     video = Video(str(write_video(tmp_path / "a.mp4", 200)))
     target = tmp_path / "out.mp4"
-    found = annotate_videos(predictor, [(video, target)], refuse, stride=1, max_frames=0)
+    found = annotate_videos(predictor, [(video, target)], {}, refuse, stride=1, max_frames=0)
     for _ in range(6):
         next(found)
     if how == "close":
@@ -162,20 +174,20 @@ def test_images_keep_their_order_and_damaged_ones_are_skipped(predictor, tmp_pat
     for number, size in enumerate(sizes):
         path = tmp_path / f"{number}.png"
         cv2.imwrite(str(path), frame_image(number, *size))
-        files.append((path, tmp_path / "out" / f"{number}.jpg"))
-    files[3][0].write_bytes(b"not an image")
+        files.append(path)
+    files[3].write_bytes(b"not an image")
     skipped = []
-    found = list(annotate_images(predictor, files, skipped.append))
+    found = run_images(predictor, files, tmp_path / "out", skipped.append)
     kept = [0, 1, 2, 4, 5, 6]
-    expected = predictor([decode_image(files[number][0]) for number in kept])
-    message = f"{files[3][0]}: truncated, damaged or not an image"
+    expected = predictor([files[number] for number in kept])
+    message = f"{files[3]}: truncated, damaged or not an image"
     assert [str(error) for error in skipped] == [message]
     assert len(found) == len(kept)
     for entries, number, alone in zip(found, kept, expected, strict=True):
         assert {entry["image_id"] for entry in entries} <= {number + 1}
         assert {entry["file_name"] for entry in entries} <= {f"{number}.png"}
         np.testing.assert_allclose([entry["score"] for entry in entries], alone.scores, atol=1e-4)
-        height, width = decode_image(files[number][1]).shape[:2]
+        height, width = decode_image(tmp_path / "out" / f"{number}.png").shape[:2]
         assert height / width == pytest.approx(sizes[number][0] / sizes[number][1], rel=0.05)
 
 
@@ -192,10 +204,9 @@ def test_exif_orientation_is_applied(predictor, tmp_path):
     upright = decode_image(tmp_path / "a.jpg", upright=True)
     assert upright.shape == (60, 40, 3)
     assert upright[30, 37, 0] > 200 and upright[30, 3, 0] < 60
-    files = [(tmp_path / "a.jpg", tmp_path / "out.jpg")]
-    (entries,) = annotate_images(predictor, files, refuse)
+    (entries,) = run_images(predictor, [tmp_path / "a.jpg"], tmp_path / "out")
     assert {tuple(entry["segmentation"]["size"]) for entry in entries} == {(60, 40)}
-    height, width = decode_image(tmp_path / "out.jpg").shape[:2]
+    height, width = decode_image(tmp_path / "out" / "a.jpg").shape[:2]
     assert height > width
 
 
@@ -223,7 +234,7 @@ def test_frames_read_ahead_grow_like_a_batch(batch, count, tmp_path, monkeypatch
         images_at_once=batch, prepare=lambda image: None, stream=stream, categories=[]
     )
     files = [(Endless(), tmp_path / f"{n}.mp4") for n in range(count)]
-    found = annotate_videos(stub, files, refuse, stride=1, max_frames=0)
+    found = annotate_videos(stub, files, {}, refuse, stride=1, max_frames=0)
     assert list(found) == []
     assert len(aheads) == min(batch, count, annotate.MAX_OPEN_VIDEOS)
     frames = batch + len(aheads) * annotate.FRAMES_AHEAD

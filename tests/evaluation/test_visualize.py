@@ -135,6 +135,22 @@ def test_label_is_whole_and_inside_the_picture(box, name):
     assert picture.shape == plain.shape == (400, 400, 3)
 
 
+@pytest.mark.parametrize("side", [14, 40, 90])
+def test_labels_leave_the_objects_to_be_seen(side):
+    """36 objects in 640 pixels, whose labels were as large as they are."""
+    image = gray_image(640, 640)
+    corners = np.array([(x, y) for x in range(20, 620, 104) for y in range(30, 630, 104)])
+    boxes = np.concatenate([corners, corners + side], axis=1).astype(np.float64)
+    names = ["a long enough name"] * len(boxes)
+    canvas = image.copy()
+    labels.draw_labels(canvas, boxes, names, ["0.97"] * len(boxes), [(0, 90, 200)] * len(boxes))
+    changed = (canvas != image).any(axis=2)
+    covered = [changed[y1:y2, x1:x2].mean() for x1, y1, x2, y2 in boxes.astype(int)]
+    assert max(covered) <= 0.36
+    assert np.mean(covered) < 0.2
+    assert changed.sum() > 36 * 9 * 40 * 0.8  # nearly all have found a place
+
+
 def test_score_survives_a_name_that_is_cut():
     long = draw_disk((0, 0, 400, 400), np.zeros((28, 28)), names=("x" * 300,))
     longer = draw_disk((0, 0, 400, 400), np.zeros((28, 28)), names=("x" * 400,))

@@ -8,15 +8,16 @@ import ctypes
 import gc
 import os
 import threading
-from contextlib import closing
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import jax
 import numpy as np
 import pytest
 
 from mask_rcnn_jax.deploy.annotate import annotate_images
+from mask_rcnn_jax.deploy.inputs import Input
 from mask_rcnn_jax.deploy.predictor import Predictor
+from mask_rcnn_jax.deploy.saving import KINDS, ResultFiles
 from mask_rcnn_jax.formats.shapes import write_shapes
 from mask_rcnn_jax.models.build import build_model, init_variables
 from mask_rcnn_jax.training.loop import train
@@ -97,10 +98,16 @@ def test_images(shapes, tmp_path, request, record_property):
     variables = jax.device_get(init_variables(build_model(config.model), 0))
     predictor = Predictor(config, variables, batch_size=4)
     sources = sorted((folder / "train").iterdir())
-    files = [(sources[i % len(sources)], tmp_path / f"{i % 10}.jpg") for i in range(count)]
+    targets = [PurePosixPath(f"{i}.jpg") for i in range(10)]
+    images = [
+        Input(str(sources[i % len(sources)]), targets[i % 10], targets[i % 10])
+        for i in range(count)
+    ]
     skipped, rows = [], []
-    with closing(annotate_images(predictor, files, skipped.append)) as found:
-        for number, _ in enumerate(found, start=1):
+    with ResultFiles(tmp_path, KINDS) as files:
+        found = annotate_images(predictor, images, tmp_path, files, {}, skipped.append)
+        for number, records in enumerate(found, start=1):
+            files.add(records)
             if number % (count // 50) == 0:
                 rows.append((number, *held()))
     assert number == count and not skipped
