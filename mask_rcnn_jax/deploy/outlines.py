@@ -10,7 +10,7 @@ def outer_parts(parts: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Return the parts of an object without holes, each of which a slit joins to its part.
 
     Args:
-        parts: float [p, 2] polygons of an object; one inside another is a hole (even-odd rule).
+        parts: float [p, 2] polygons; one inside another is a hole (even-odd rule).
     """
     depths = [_depth(part, parts) for part in parts]
     outer = [_turned(part, 1) for part, depth in zip(parts, depths, strict=True) if not depth % 2]

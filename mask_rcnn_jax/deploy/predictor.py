@@ -50,7 +50,7 @@ class Predictor:
         config: of the model; `eval.score_threshold` is the lowest score of what is found.
         variables: see `load_variables`.
         batch_size: rows of a batch on each device.
-        categories: {"id", "name"} of each class, class 1 first; None takes those of the set in
+        categories: {"id", "name"} for each class, class 1 first; None takes those in
             `data.val_json` if it is there, else COCO's, else numbers.
 
     Attributes:
@@ -111,10 +111,10 @@ class Predictor:
     def __call__(self, images: Sequence[ImageLike]) -> list[Result]: ...
 
     def __call__(self, images):
-        """Detect objects in one image, or in several of any sizes.
+        """Detect objects in one image, or in several, whatever their sizes.
 
         Args:
-            images: a file, uint8 [H, W, 3] RGB, an image of Pillow, a sequence of these, or uint8
+            images: a file, uint8 [H, W, 3] RGB, a Pillow image, a sequence with such, or uint8
                 [B, H, W, 3]. Files and Pillow's images are turned upright by their EXIF entry.
 
         Returns:
@@ -246,7 +246,7 @@ def _path(image: Any) -> str:
 
 
 def _pixels(image: Any) -> np.ndarray:
-    """Return an image of any kind as an array; its shape and dtype are not checked."""
+    """Return any image as an array; its shape and dtype are not checked."""
     if isinstance(image, str | os.PathLike):
         return decode_image(image, upright=True)
     if isinstance(image, Image.Image):

@@ -17,10 +17,10 @@ from mask_rcnn_jax.evaluation.paste import paste_mask
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Result:
-    """N objects of one image, by descending score; coordinates are pixels of the image.
+    """N objects in one image, by descending score; coordinates are its pixels.
 
-    `len(result)` is N. `result[k]`, `result[:5]` and `result[result.scores > 0.7]` are results of
-    some of the objects, and iterating gives one of each. No arrays are copied.
+    `len(result)` is N. `result[k]`, `result[:5]` and `result[result.scores > 0.7]` are results
+    with some objects, and iterating gives one for each. No arrays are copied.
 
     Attributes:
         image: uint8 [H, W, 3] RGB.
@@ -29,7 +29,7 @@ class Result:
         classes: [N] int32, 1..K; class k is `categories[k - 1]`.
         mask_grids: [N, M, M] float32 probabilities on a grid over each box; None for a model of
             boxes alone.
-        categories: {"id", "name"} of each class.
+        categories: {"id", "name"} for each class.
         path: the image's file, "" for an array.
         paste: how a grid becomes pixels, see `evaluation.paste.paste_mask`.
         inclusive_boxes: x2 and y2 are the last pixels of a box, so that its width in COCO's format
@@ -52,7 +52,7 @@ class Result:
     def __getitem__(self, rows: int | slice | np.ndarray | Sequence[int]) -> "Result":
         """Select objects by number, slice, numbers or a boolean mask [N].
 
-        Raises IndexError for a number beyond the objects or a mask of another length.
+        Raises IndexError for a number beyond the objects or a mask with another length.
         """
         if isinstance(rows, int | np.integer):
             if not -len(self) <= rows < len(self):
@@ -81,7 +81,7 @@ class Result:
 
     @property
     def names(self) -> list[str]:
-        """Class name of each object."""
+        """Class name for each object."""
         return [str(self.categories[k - 1]["name"]) for k in self.classes.tolist()]
 
     @cached_property
@@ -100,7 +100,7 @@ class Result:
         return masks
 
     def polygons(self) -> list[list[np.ndarray]]:
-        """Outlines of each object: float32 [p, 2] (x, y) with sub-pixel corners, as drawn.
+        """Outlines for each object: float32 [p, 2] (x, y) with sub-pixel corners, as drawn.
 
         An object may have several parts; a polygon inside another is a hole (even-odd rule).
         Without a mask or without area there is none.
@@ -116,7 +116,7 @@ class Result:
         return [entry["segmentation"] for entry in self.to_coco() if "segmentation" in entry]
 
     def to_coco(self, image_id: int | str = 1) -> list[dict[str, Any]]:
-        """Results in COCO's format: category id, score, bbox and, of a mask, its RLE."""
+        """Results in COCO's format: category id, score, bbox and, with masks, RLE."""
         height, width = self.image.shape[:2]
         ids = [self.categories[k - 1]["id"] for k in self.classes.tolist()]
         boxes = self.boxes.astype(np.float64)
@@ -155,14 +155,14 @@ class Result:
         line_width: int = 0,
         min_side: int = visualize.MIN_SIDE,
     ) -> np.ndarray:
-        """Draw the objects on a copy of the image, uint8 RGB.
+        """Draw the objects on a copy, uint8 RGB.
 
         Args:
             labels: write class names; `scores` adds the scores. Labels that would cover other
                 objects or labels become smaller, move aside or are left out.
             boxes: draw boxes.
             masks: fill and outline masks.
-            color_by: a color for each object, or the same for all of a class.
+            color_by: a color for each object or for each class.
             line_width: pixels; 0 grows with the image.
             min_side: enlarge smaller images by an integer factor until the shorter side has this
                 many pixels; 0 keeps the size.

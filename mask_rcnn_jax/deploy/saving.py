@@ -1,4 +1,4 @@
-"""Write what was found in images as files of other tools."""
+"""Write what was found in images for other tools."""
 
 import csv
 import json
@@ -22,7 +22,7 @@ CSV_HEAD = "file_name category category_id score x y width height mask_area".spl
 
 
 def write_masks(result: Result, folder: Path, name: PurePosixPath) -> None:
-    """Write one uint16 PNG of the image's size: 0 is background, k the k-th object by score.
+    """Write one uint16 PNG as large as the image: 0 is background, k the k-th object by score.
 
     Where masks overlap, the higher score wins. Boxes alone give an empty image.
     """
@@ -37,7 +37,7 @@ def write_masks(result: Result, folder: Path, name: PurePosixPath) -> None:
 
 
 def write_crops(result: Result, folder: Path, name: PurePosixPath) -> None:
-    """Write each object's box as a PNG in a folder of its class, transparent outside its mask."""
+    """Write each object's box as a PNG in a folder for its class, transparent outside its mask."""
     for k, one in enumerate(result, start=1):
         x1, y1 = np.floor(one.boxes[0, :2]).astype(int)
         x2, y2 = np.ceil(one.boxes[0, 2:]).astype(int)
@@ -56,8 +56,8 @@ def write_crops(result: Result, folder: Path, name: PurePosixPath) -> None:
 
 
 def write_yolo(result: Result, folder: Path, name: PurePosixPath) -> None:
-    """Write a text file of Ultralytics' segmentation format: a line per object, its class counted
-    from 0 and one polygon, as fractions of the image. Boxes alone give their corners."""
+    """Write a text file in Ultralytics' segmentation format: a line per object, its class counted
+    from 0 and one polygon, as fractions. Boxes alone give their corners."""
     height, width = result.image.shape[:2]
     lines = []
     for one, parts in zip(result, result.polygons(), strict=True):
@@ -101,7 +101,7 @@ def write_labelme(result: Result, folder: Path, name: PurePosixPath) -> None:
 
 
 def label_studio_task(result: Result, name: PurePosixPath) -> dict[str, Any]:
-    """Return a Label Studio task with predictions, polygons in percent of the image.
+    """Return a Label Studio task with predictions, polygons in percent.
 
     `data.image` is the path below its local storage; the label config has an <Image name="image">
     and <PolygonLabels name="label">, and <RectangleLabels name="box"> for boxes alone.
@@ -151,7 +151,7 @@ KINDS = (*WRITERS, "labelstudio", "csv")
 
 
 class Records(NamedTuple):
-    """What the lists of all images hold of one."""
+    """What the lists hold about one image."""
 
     entries: list[dict[str, Any]]  # COCO results with `file_name` and `category`, box and mask
     task: dict[str, Any] | None  # of Label Studio
