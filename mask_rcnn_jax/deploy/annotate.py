@@ -16,7 +16,8 @@ from mask_rcnn_jax.deploy.inputs import Input, read_image
 from mask_rcnn_jax.deploy.pipeline import BackgroundWriter, map_in_order, prefetch, round_robin
 from mask_rcnn_jax.deploy.predictor import Predictor, PreparedImage
 from mask_rcnn_jax.deploy.saving import Records, ResultFiles
-from mask_rcnn_jax.deploy.video import UnreadableVideo, Video, VideoFrame, VideoWriter
+from mask_rcnn_jax.deploy.video import UnreadableVideo, Video, VideoFrame
+from mask_rcnn_jax.deploy.video_writer import VideoWriter
 from mask_rcnn_jax.structures import Detections
 
 # Drawing and decoding mostly release the GIL, but more threads hold more images in memory.

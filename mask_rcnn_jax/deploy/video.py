@@ -1,16 +1,18 @@
-"""Read video frames with PyAV and write H.264 mp4 files that browsers can play."""
+"""Read frames of video files, network streams and cameras with PyAV."""
 
 from collections.abc import Iterator
 from fractions import Fraction
-from pathlib import Path
-from typing import NamedTuple
+from time import sleep
+from typing import Any, NamedTuple
 
 import numpy as np
+from absl import logging
 
-# Seconds. Containers with millisecond timestamps round a frame's time by up to 0.5 ms.
-_ROUNDING = Fraction(6, 10_000)
 _MAX_RATE = 1000
 _DEFAULT_RATE = Fraction(25)
+_LIVE_SCHEMES = ("rtsp://", "rtsps://", "rtmp://", "rtmps://", "srt://", "udp://")
+_CAMERA = "/dev/video"
+_PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds before a live source is opened again
 _TIMEOUT = (20.0, 20.0)  # seconds to open a network stream and to wait for a packet
 
 
@@ -55,7 +57,7 @@ class Video:
         except UnreadableVideo:
             raise
         except Exception as error:  # PyAV raises almost any for what a hostile file says of itself
-            raise UnreadableVideo(f"{source}: not a readable video: {_reason(error)}") from error
+            raise UnreadableVideo(f"{source}: not a readable video: {reason(error)}") from error
 
     def expected_frames(self, stride: int, max_frames: int) -> int | None:
         """Expected number of frames from `frames`; None if the container does not tell."""
@@ -64,38 +66,63 @@ class Video:
         count = -(-self.num_frames // stride)
         return min(count, max_frames) if max_frames else count
 
+    @property
+    def is_live(self) -> bool:
+        """Whether it is a camera or a stream that is to be opened again when it breaks off."""
+        return self.source.startswith((*_LIVE_SCHEMES, _CAMERA))
+
     def frames(self, stride: int = 1, max_frames: int = 0) -> Iterator[VideoFrame]:
         """Yield every `stride`-th frame, at most `max_frames` (0: all), resized to the first.
 
-        Undecodable packets are counted in `damaged` and skipped. Raises UnreadableVideo if no frame
-        can be decoded.
+        Undecodable packets are counted in `damaged` and skipped. A live source that breaks off is
+        opened again, after longer and longer pauses; its frames and times go on. Raises
+        UnreadableVideo if no frame can be decoded.
         """
-        av = import_av()
         count, size = 0, None
         try:
-            with _open(av, self.source) as container:
-                stream = _video_stream(av, container, self.source)
-                stream.thread_type = "AUTO"
-                times = _FrameTimes(self.rate, by_dts=container.format.name == "avi")
-                for number, frame in enumerate(self._decode(av, container, stream)):
-                    time = times.next_time(frame)
-                    if number % stride:
-                        continue
-                    size = size or (frame.width, frame.height, round(frame.rotation / 90) % 4)
-                    yield VideoFrame(_upright(frame, *size), number, time)
-                    count += 1
-                    if count == max_frames:
-                        break
+            for number, (frame, time) in enumerate(self._all_frames()):
+                if number % stride:
+                    continue
+                size = size or (frame.width, frame.height, round(frame.rotation / 90) % 4)
+                yield VideoFrame(_upright(frame, *size), number, time)
+                count += 1
+                if count == max_frames:
+                    break
         except UnreadableVideo:
             raise
         except Exception as error:
             if not count:
-                raise UnreadableVideo(f"{self.source}: {_reason(error)}") from error
+                raise UnreadableVideo(f"{self.source}: {reason(error)}") from error
             self.damaged += 1
         finally:
             self.frames_read = count
         if not count:
             raise UnreadableVideo(f"{self.source}: holds no decodable frame")
+
+    def _all_frames(self) -> Iterator[tuple[Any, Fraction]]:
+        """Yield PyAV's frames with their times."""
+        av, times = import_av(), _FrameTimes(self.rate)
+        pauses = iter(_PAUSES if self.is_live else ())
+        while True:
+            error = None
+            try:
+                with _open(av, self.source) as container:
+                    stream = _video_stream(av, container, self.source)
+                    stream.thread_type = "AUTO"
+                    times.start(by_dts=container.format.name == "avi")
+                    for frame in self._decode(av, container, stream):
+                        yield frame, times.next_time(frame)
+                        pauses = iter(_PAUSES if self.is_live else ())
+            except Exception as caught:  # of PyAV, which raises almost any
+                error = caught
+            pause = next(pauses, None)
+            if pause is None:
+                if error is not None:
+                    raise error
+                return
+            text = reason(error) if error else "it ended"
+            logging.warning("%s: %s; connecting again in %g s", self.source, text, pause)
+            sleep(pause)
 
     def _decode(self, av, container, stream) -> Iterator:
         packets = container.demux(stream)
@@ -119,11 +146,18 @@ class Video:
 class _FrameTimes:
     """Strictly increasing presentation times in seconds since the first frame."""
 
-    def __init__(self, rate: Fraction, by_dts: bool):
-        self._by_dts = by_dts  # AVI only numbers frames in decoding order
+    def __init__(self, rate: Fraction):
         self._interval = 1 / rate
-        self._first: Fraction | None = None
         self._last: Fraction | None = None
+        self.start(by_dts=False)
+
+    def start(self, by_dts: bool) -> None:
+        """Begin with another container, whose times follow those before.
+
+        by_dts: AVI only numbers frames in decoding order.
+        """
+        self._by_dts = by_dts
+        self._first: Fraction | None = None
 
     def next_time(self, frame) -> Fraction:
         """The container's time or, if it is absent or not later, one interval after the last."""
@@ -140,77 +174,9 @@ class _FrameTimes:
         return self._last
 
 
-class VideoWriter:
-    """Write equally sized images as H.264, yuv420p, to an mp4 with its index at the start.
-
-    An odd side is padded by repeating its last row or column. Raises OSError, naming the file, if
-    it cannot be written.
-    """
-
-    def __init__(self, path: Path, height: int, width: int, rate: Fraction, pixel_aspect: Fraction):
-        self._av = import_av()
-        self._path = path
-        self._rate = rate
-        # A frame interval is a whole number of ticks; they are fine enough for variable rates.
-        self._time_base = Fraction(1, rate.numerator * -(-10_000 // rate.numerator))
-        self._last = -1
-        if "libx264" not in self._av.codecs_available:
-            raise ValueError(f"{path}: this build of PyAV has no H.264 encoder (libx264)")
-        try:
-            self._container = self._av.open(str(path), "w", options={"movflags": "+faststart"})
-            stream = self._container.add_stream("libx264", rate=rate)
-            stream.width, stream.height = width + width % 2, height + height % 2
-            stream.pix_fmt = "yuv420p"
-            stream.options = {"preset": "veryfast", "crf": "20"}
-            context = stream.codec_context
-            context.time_base = self._time_base
-            context.sample_aspect_ratio = pixel_aspect
-            # Set explicitly; players otherwise infer it from the frame height.
-            context.colorspace = context.color_primaries = context.color_trc = _BT709
-            context.color_range = _LIMITED_RANGE
-        except self._av.FFmpegError as error:
-            raise self._failure(error) from error
-        self._stream = stream
-
-    def write(self, image: np.ndarray, time: Fraction) -> None:
-        """Append a uint8 [H, W, 3] RGB image, shown from `time` (seconds) or the next free tick."""
-        pad = [(0, side % 2) for side in image.shape[:2]] + [(0, 0)]
-        image = np.pad(image, pad, mode="edge") if any(pad[0] + pad[1]) else image
-        frame = self._av.VideoFrame.from_ndarray(np.ascontiguousarray(image), format="rgb24")
-        frame = frame.reformat(
-            format="yuv420p", dst_colorspace=_BT709, dst_color_range=_LIMITED_RANGE
-        )
-        frame.pts = self._last = max(self._ticks(time), self._last + 1)
-        frame.time_base = self._time_base
-        try:
-            self._container.mux(self._stream.encode(frame))
-        except self._av.FFmpegError as error:
-            raise self._failure(error) from error
-
-    def close(self) -> None:
-        """Flush the encoder and write the index, without which the file cannot be played."""
-        try:
-            try:
-                self._container.mux(self._stream.encode(None))
-            finally:
-                self._container.close()
-        except self._av.FFmpegError as error:
-            raise self._failure(error) from error
-
-    def _ticks(self, time: Fraction) -> int:
-        nearest = round(time * self._rate) / self._rate
-        time = nearest if abs(time - nearest) <= _ROUNDING else time
-        return round(time / self._time_base)
-
-    def _failure(self, error: Exception) -> OSError:
-        return OSError(f"{self._path}: cannot be written: {_reason(error)}")
-
-
-# ITU-T H.273 codes; BT.709 has the same code for primaries, transfer and matrix. FFmpeg's code for
-# luma in 16..235.
-_BT709, _UNSPECIFIED, _BT601 = 1, 2, 5
-_OTHER_MATRICES = (_BT709, 4, 7, 9)  # FCC, SMPTE 240M, BT.2020
-_LIMITED_RANGE = 1
+# ITU-T H.273 codes; BT.709 has the same code for primaries, transfer and matrix.
+BT709, _UNSPECIFIED, _BT601 = 1, 2, 5
+_OTHER_MATRICES = (BT709, 4, 7, 9)  # FCC, SMPTE 240M, BT.2020
 _HD_HEIGHT = 720
 
 
@@ -225,8 +191,12 @@ def import_av():
 
 def _open(av, source: str):
     # Titles and other metadata need not be UTF-8; nothing here reads them.
-    timeout = _TIMEOUT if "://" in source else None
-    return av.open(source, timeout=timeout, metadata_errors="replace")
+    options: dict[str, Any] = dict(timeout=_TIMEOUT if "://" in source else None)
+    if source.startswith(_CAMERA):
+        options["format"] = "v4l2"
+    if source.startswith("rtsp"):
+        options["options"] = {"rtsp_transport": "tcp"}  # over UDP, lost packets damage frames
+    return av.open(source, metadata_errors="replace", **options)
 
 
 def _video_stream(av, container, source: str):
@@ -275,9 +245,9 @@ def _color_matrix(frame) -> int:
     """FFmpeg's code for a frame's color matrix; if unspecified, inferred from the height."""
     if frame.colorspace in _OTHER_MATRICES:
         return frame.colorspace
-    return _BT709 if frame.colorspace == _UNSPECIFIED and frame.height >= _HD_HEIGHT else _BT601
+    return BT709 if frame.colorspace == _UNSPECIFIED and frame.height >= _HD_HEIGHT else _BT601
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
     text = " ".join(str(getattr(error, "strerror", None) or error).split())
     return text or type(error).__name__

@@ -4,7 +4,9 @@ import av
 import numpy as np
 import pytest
 
-from mask_rcnn_jax.deploy.video import UnreadableVideo, Video, VideoWriter
+from mask_rcnn_jax.deploy import video as video_module
+from mask_rcnn_jax.deploy.video import UnreadableVideo, Video
+from mask_rcnn_jax.deploy.video_writer import VideoWriter
 from tests.deploy.videos import frame_image, turn, write_sound, write_video
 
 CODECS = {
@@ -259,3 +261,50 @@ def test_any_error_of_pyav_names_the_video(tmp_path, monkeypatch):
     monkeypatch.setattr("mask_rcnn_jax.deploy.video._upright", lambda *_: None + 1)
     with pytest.raises(UnreadableVideo, match=r"a\.mp4: unsupported operand"):
         list(video.frames())
+
+
+@pytest.fixture
+def pauses(monkeypatch):
+    """Every file is a live source; the pauses taken."""
+    taken = []
+    monkeypatch.setattr(video_module, "_LIVE_SCHEMES", ("/",))
+    monkeypatch.setattr(video_module, "sleep", taken.append)
+    return taken
+
+
+def test_a_live_source_that_ends_is_opened_again(pauses, tmp_path):
+    video = Video(str(write_video(tmp_path / "a.mp4", 4, rate=30)))
+    frames = list(video.frames(max_frames=10))
+    assert [frame.number for frame in frames] == [*range(10)]
+    assert [frame.time for frame in frames] == [Fraction(n, 30) for n in range(10)]
+    assert pauses == [1.0, 1.0] and video.frames_read == 10
+
+
+def test_a_live_source_that_stays_away_ends_after_the_last_pause(pauses, tmp_path):
+    path = write_video(tmp_path / "a.mp4", 4)
+    video = Video(str(path))
+    found = []
+    for frame in video.frames():
+        found.append(frame.number)
+        path.unlink(missing_ok=True)
+    assert found == [0, 1, 2, 3]
+    assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0] and video.damaged == 1
+
+
+def test_a_live_source_that_never_answers_is_unreadable(pauses, tmp_path):
+    path = write_video(tmp_path / "a.mp4", 4)
+    video = Video(str(path))
+    path.write_bytes(b"nothing")
+    with pytest.raises(UnreadableVideo, match=r"a\.mp4: "):
+        list(video.frames())
+    assert len(pauses) == 5
+
+
+@pytest.mark.parametrize(
+    ("source", "live"),
+    [("rtsp://h/1", True), ("/dev/video0", True), ("http://h/a.mp4", False), ("a.mp4", False)],
+)
+def test_cameras_and_streams_are_live(source, live):
+    video = Video.__new__(Video)
+    video.source = source
+    assert video.is_live == live
