@@ -32,7 +32,7 @@ class Input(NamedTuple):
 
     source: str  # a file, a device or a web address
     name: PurePosixPath  # unique among the images, and among the videos
-    target: PurePosixPath  # of the annotated copy, below --output; unique
+    target: PurePosixPath  # of the annotated copy, below --output; unique without its suffix
 
 
 def find_inputs(inputs: Sequence[str], output: Path) -> tuple[list[Input], list[Input]]:
@@ -56,15 +56,7 @@ def find_inputs(inputs: Sequence[str], output: Path) -> tuple[list[Input], list[
             raise ValueError(f"--input {item}: no images or videos found ({suffixes})")
         for source, name in found:
             (images if _is_image(source) else videos).setdefault(source, name)
-    taken: set[str] = set()  # of outputs: an image's files and a video's have other suffixes
-    found_images = [
-        Input(source, name, _unique(name, _image_suffix(name), taken))
-        for source, name in _with_unique_names(images)
-    ]
-    found_videos = [
-        Input(source, name, _unique(name, ".mp4", taken))
-        for source, name in _with_unique_names(videos)
-    ]
+    found_images, found_videos = _named(images), _named(videos, ".mp4")
     _check_overwrite([*found_images, *found_videos], output)
     return found_images, found_videos
 
@@ -152,24 +144,29 @@ def _is_web_image(address: str) -> bool:
         return False
 
 
-def _image_suffix(name: PurePosixPath) -> str:
-    return ".png" if name.suffix.lower() == ".png" else ".jpg"
+def _named(found: dict[str, PurePosixPath], suffix: str = "") -> list[Input]:
+    """Give sources unique names, and targets with `suffix`, or else PNG for PNG and JPEG."""
+    names: set[str] = set()
+    stems: set[str] = set()
+    inputs = []
+    for source, name in found.items():
+        ending = suffix or (".png" if name.suffix.lower() == ".png" else ".jpg")
+        target = _unique(name.with_suffix(""), "", stems)
+        target = target.with_name(target.name + ending)
+        unique = _unique(name.with_suffix(""), name.suffix, names)
+        inputs.append(Input(source, unique, target))
+    return inputs
 
 
-def _with_unique_names(found: dict[str, PurePosixPath]) -> list[tuple[str, PurePosixPath]]:
-    taken: set[str] = set()
-    return [(source, _unique(name, name.suffix, taken)) for source, name in found.items()]
+def _unique(stem: PurePosixPath, suffix: str, taken: set[str]) -> PurePosixPath:
+    """Return stem and suffix, with a number between if that is taken; add it to `taken`.
 
-
-def _unique(name: PurePosixPath, suffix: str, taken: set[str]) -> PurePosixPath:
-    """Return the name with `suffix`, and with a number if it is taken; add it to `taken`.
-
-    Letters of both cases count as equal, as some file systems have it.
+    Letters in both cases count as equal, as some file systems have it.
     """
-    unique, count = name.with_name(name.stem + suffix), 1
+    unique, count = stem.with_name(stem.name + suffix), 1
     while str(unique).casefold() in taken:
         count += 1
-        unique = name.with_name(f"{name.stem}_{count}{suffix}")
+        unique = stem.with_name(f"{stem.name}_{count}{suffix}")
     taken.add(str(unique).casefold())
     return unique
 

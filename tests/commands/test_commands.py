@@ -211,7 +211,8 @@ def inferred(trained, tmp_path_factory, cache):
     output = folder / "out"
     done = run(
         "infer", "--workdir", trained.workdir, *arguments, "--output", output,
-        "--score_threshold=0.01", "--batch_size=2", "--stride=2", "--max_frames=3", cache=cache,
+        "--score_threshold=0.01", "--batch_size=2", "--stride=2", "--max_frames=3",
+        "--save=masks,csv", "--draw=boxes,masks", "--color_by=class", "--line_width=3", cache=cache,
     )  # fmt: skip
     return folder, output, check_done(done)
 
@@ -221,10 +222,13 @@ class TestInfer:
         """Small pictures come out enlarged; the proportions stay."""
         folder, output, _ = inferred
         sources = {f"{k:06d}.jpg": folder / "photos" / f"{k:06d}.jpg" for k in range(4)}
-        sources["000000.png"] = folder / "more" / "000000.png"
-        sources["000000_2.jpg"] = folder / "more" / "000000.jpg"
+        sources["000000_2.png"] = folder / "more" / "000000.png"
+        sources["000000_3.jpg"] = folder / "more" / "000000.jpg"
         written = {path.name for path in output.iterdir()}
-        assert written == {*sources, "detections.json", "clip.mp4", "clip.jsonl"}
+        lists = {"detections.json", "detections.csv"}
+        assert written == {*sources, *lists, "masks", "clip.mp4", "clip.jsonl"}
+        masks = {path.name for path in (output / "masks").iterdir()}
+        assert masks == {Path(name).stem + ".png" for name in sources}
         for name, source in sources.items():
             height, width = decode_image(source).shape[:2]
             drawn = decode_image(output / name).shape
@@ -255,14 +259,15 @@ class TestInfer:
     def test_writes_detections_in_coco_format(self, inferred):
         _, output, _ = inferred
         entries = read_json(output / "detections.json")
-        keys = {"file_name", "image_id", "category_id", "score", "bbox", "segmentation"}
+        keys = {"file_name", "category", "image_id", "category_id", "score", "bbox", "segmentation"}
         for entry in entries:
             assert set(entry) == keys
             assert entry["category_id"] in (1, 2, 4, 7) and entry["score"] >= 0.01
             if entry["file_name"] == "000000.png":
                 assert entry["segmentation"]["size"] == [50, 130]
         names = {entry["file_name"] for entry in entries}
-        assert names == {*(f"{k:06d}.jpg" for k in range(4)), "000000.png"}
+        assert names == {*(f"{k:06d}.jpg" for k in range(4)), "000000.png", "000000_2.jpg"}
+        assert (output / "detections.csv").read_text().count("\n") == 1 + len(entries)
 
     def test_takes_a_checkpoint_and_leaves_out_what_scores_low(self, trained, tmp_path, cache):
         arguments = ["--weights", trained.workdir / "checkpoints" / "16"]

@@ -10,6 +10,7 @@ from mask_rcnn_jax.deploy import predictor as predictor_module
 from mask_rcnn_jax.deploy.predictor import Predictor
 from mask_rcnn_jax.models.detect import detect_options
 from tests.deploy.conftest import two_canvas_config
+from tests.deploy.test_result import make_result
 from tests.helpers import tiny_config
 
 RUNS_OFTEN = True  # see tests/conftest.py
@@ -233,3 +234,23 @@ def test_infer_drops_what_soft_nms_lowers_below_its_threshold(monkeypatch, tmp_p
             infer.infer(None, "run", [str(photo)], str(tmp_path / "out"), threshold, 1, 1, 0)
     assert [detect.score_threshold for detect in found] == [0.7, 0.0]
     assert [detect.soft_min_score for detect in found] == [0.7, 1e-3]
+
+
+@pytest.mark.parametrize(
+    ("drawn", "color_by", "expected"),
+    [
+        (["boxes", "masks"], None, dict(labels=False, scores=False, boxes=True, masks=True)),
+        (["none"], "class", dict(labels=False, scores=False, boxes=False, masks=False)),
+    ],
+)
+def test_flags_say_what_infer_draws(drawn, color_by, expected):
+    options = infer._drawing(drawn, color_by, 3)
+    expected |= {"line_width": 3} | ({"color_by": color_by} if color_by else {})
+    assert options == expected
+    assert make_result().plot(**options).shape == (360, 540, 3)
+
+
+@pytest.mark.parametrize("flag", ["save", "draw"])
+def test_an_unknown_kind_is_named(flag):
+    with pytest.raises(ValueError, match=f"--{flag} has 'mask', expected some of "):
+        infer._check_list(flag, ["masks", "mask"], ["masks"])
