@@ -4,6 +4,7 @@
     python -m mask_rcnn_jax.prepare check --data_dir DIR
     python -m mask_rcnn_jax.prepare check --json FILE --images DIR
     python -m mask_rcnn_jax.prepare check --json FILE --images DIR --by_name --output FILE
+    python -m mask_rcnn_jax.prepare convert --from yolo --input DIR --output FILE
     python -m mask_rcnn_jax.prepare labelme --input DIR --output FILE
     python -m mask_rcnn_jax.prepare via --input FILE --images DIR --output FILE
     python -m mask_rcnn_jax.prepare split --json FILE --val 60 --output DIR
@@ -28,8 +29,9 @@ from mask_rcnn_jax.data import checking
 from mask_rcnn_jax.data.coco import read_coco
 from mask_rcnn_jax.formats import coco2017
 from mask_rcnn_jax.formats.coco_build import build_coco, split_coco, write_json
+from mask_rcnn_jax.formats.convert import ERROR, READERS, SKIP, convert, read_classes
 from mask_rcnn_jax.formats.download import download_weights, weight_names
-from mask_rcnn_jax.formats.labelme import read_labelme
+from mask_rcnn_jax.formats.reading import Options
 from mask_rcnn_jax.formats.sets_on_disk import (
     JSON_NAMES,
     Files,
@@ -39,10 +41,13 @@ from mask_rcnn_jax.formats.sets_on_disk import (
     split_pairs,
 )
 from mask_rcnn_jax.formats.shapes import write_shapes
-from mask_rcnn_jax.formats.via import read_via
 from mask_rcnn_jax.progress import Progress
 
 FLAGS = flags.FLAGS
+CONVERT_FLAGS = (
+    *("from", "input", "images", "output", "classes", "other_classes"),
+    *("boxes", "class_name", "attribute"),
+)
 VIA_FLAGS = ("input", "images", "output", "attribute", "class_name")
 SOURCE_FLAGS = ("train_json", "train_images", "val_json", "val_images")
 CHECK_FLAGS = ("data_dir", "json", "images", *SOURCE_FLAGS, "boxes_only", "by_name", "output")
@@ -52,6 +57,7 @@ TFDS_FLAGS = ("data_dir", "tfds_dir", "split", *SOURCE_FLAGS)
 ACTIONS = {
     "shapes: a set of generated pictures": ("data_dir", "train", "val", "size", "seed"),
     "check: every problem of annotations and images": CHECK_FLAGS,
+    "convert: annotations of other formats to a COCO json": CONVERT_FLAGS,
     "labelme: annotations of labelme to a COCO json": ("input", "images", "output"),
     "via: annotations of the VGG Image Annotator to a COCO json": VIA_FLAGS,
     "split: one COCO json to train.json and val.json": ("json", "val", "seed", "output"),
@@ -73,12 +79,14 @@ def define_flags() -> None:
         "json", None, "Annotation file; check takes it with --images, tfrecord its categories."
     )
     flags.DEFINE_string(
-        "images", None, "Folder of the images; labelme and via: if not beside the annotations."
+        "images",
+        None,
+        "Folder of the images; for convert, if it is not the usual one.",
     )
     flags.DEFINE_string(
         "input",
         None,
-        "The json file of via, the folder of labelme's, a pattern of TFRecord files.",
+        "File or folder of the annotations; a pattern of TFRecord files.",
     )
     flags.DEFINE_string(
         "output",
@@ -92,8 +100,16 @@ def define_flags() -> None:
         "by_name", False, "Write the json to --output with absent images found by base name."
     )
     flags.DEFINE_bool("boxes_only", False, "Objects need no mask, as for loss.mask_weight=0.")
-    flags.DEFINE_string("attribute", None, "Region attribute that names the class.")
-    flags.DEFINE_string("class_name", None, "Class of all regions, without --attribute.")
+    flags.DEFINE_enum("from", None, list(READERS), "Format of the annotations.")
+    flags.DEFINE_string(
+        "classes", None, "All classes in their order: names with commas, or a file, one per line."
+    )
+    flags.DEFINE_enum(
+        "other_classes", ERROR, [ERROR, SKIP], "What to do with objects that --classes lacks."
+    )
+    flags.DEFINE_bool("boxes", False, "Make objects of boxes, with rectangles as masks.")
+    flags.DEFINE_string("attribute", None, "VIA's region attribute that names the class.")
+    flags.DEFINE_string("class_name", None, "Class of all objects: of masks, and of VIA.")
     flags.DEFINE_integer("train", 400, "Number of training images.", lower_bound=1)
     flags.DEFINE_integer("val", 60, "Number of validation images.", lower_bound=1)
     flags.DEFINE_integer("size", 128, "Side of the images in pixels.", lower_bound=64)
@@ -210,18 +226,34 @@ def sets_to_check() -> list[Files]:
     return find_sets(FLAGS.data_dir)
 
 
-def convert(tool: str) -> None:
+def convert_any() -> None:
+    """Write the COCO json --output from annotations of the format --from."""
+    if not (FLAGS["from"].value and FLAGS.input and FLAGS.output):
+        raise ValueError("prepare convert needs --from, --input and --output")
+    output, image_dir = Path(FLAGS.output), Path(FLAGS.images) if FLAGS.images else None
+    options = Options(
+        output, FLAGS.boxes, read_classes(FLAGS.classes), FLAGS.class_name, FLAGS.attribute
+    )
+    content, folder, left_out = convert(
+        FLAGS["from"].value, Path(FLAGS.input), image_dir, options,
+        other_classes=FLAGS.other_classes,
+    )  # fmt: skip
+    for line in checking.summarize(left_out):
+        print(f"left out: {line}")
+    write_json(output, content)
+    counts = f"{len(content['annotations'])} objects, {len(content['categories'])} classes"
+    print(f"{output}: {counts}, {len(left_out)} left out; the images are in {folder}")
+
+
+def convert_tool(tool: str) -> None:
     """Write the COCO json --output from annotations of labelme or VIA."""
     if not (FLAGS.input and FLAGS.output):
         raise ValueError(f"prepare {tool} needs --input and --output")
-    folder = FLAGS.images or (FLAGS.input if tool == "labelme" else Path(FLAGS.input).parent)
-    if tool == "labelme":
-        images, left_out = read_labelme(FLAGS.input, FLAGS.images, FLAGS.output)
-    else:
-        classes = {"attribute": FLAGS.attribute, "class_name": FLAGS.class_name}
-        images, left_out = read_via(FLAGS.input, FLAGS.images, **classes)
-    content = build_coco(images, folder)
-    for line in left_out:
+    options = Options(Path(FLAGS.output), class_name=FLAGS.class_name, attribute=FLAGS.attribute)
+    image_dir = Path(FLAGS.images) if FLAGS.images else None
+    found = READERS[tool](Path(FLAGS.input), image_dir, options)
+    content = build_coco(found.images, found.image_dir)
+    for line in found.left_out:
         print(f"left out: {line}")
     write_json(Path(FLAGS.output), content)
 
@@ -278,8 +310,9 @@ def preview() -> None:
 COMMANDS: dict[str, Callable[..., None]] = {
     "shapes": prepare_shapes,
     "check": check,
-    "labelme": partial(convert, "labelme"),
-    "via": partial(convert, "via"),
+    "convert": convert_any,
+    "labelme": partial(convert_tool, "labelme"),
+    "via": partial(convert_tool, "via"),
     "split": split,
     "preview": preview,
     "weights": prepare_weights,

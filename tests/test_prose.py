@@ -14,7 +14,8 @@ CODE = ("mask_rcnn_jax", "pallas_kernels", "configs")
 MOST_PER_1000 = {"what": 1.5, "of": 33.0}
 BRITISH = re.compile(
     r"\b\w*?(?:colour|centre|behaviour|neighbour|favour|grey|licence|artefact|analyse(?!s\b)|catalogue"
-    r"|whilst|learnt|judgement|programme(?!r|d)|labell(?:ed|ing)|modell(?:ed|ing)|cancell(?:ed|ing)"
+    r"|whilst|learnt|judgement|programme(?!r|d)|labell(?:ed|ing)|modell(?:ed|ing)"
+    r"|(?<!was_)cancell(?:ed|ing)"  # but for a key in files
     r"|signall(?:ed|ing)|travell(?:ed|ing)|(?:normal|initial|optim|quant|summar|organ|recogn"
     r"|minim|maxim|serial|synchron|parallel|general|special|visual|equal|discret|util|categor"
     r"|final|real|random|local|penal|material|standard|emphas|character)is(?:e|ed|es|er|ers|ing"

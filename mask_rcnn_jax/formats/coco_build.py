@@ -37,6 +37,7 @@ class AnnotatedObject:
 
     label: str
     segmentation: Segmentation
+    crowd: bool = False  # a group that is not told apart
 
 
 @dataclass(frozen=True)
@@ -49,14 +50,18 @@ class AnnotatedImage:
 
 
 def build_coco(
-    annotated_images: Sequence[AnnotatedImage], image_dir: str | os.PathLike
+    annotated_images: Sequence[AnnotatedImage],
+    image_dir: str | os.PathLike,
+    classes: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Build the content of a COCO json.
 
-    `file_name` is relative to `image_dir`. Classes are numbered from 1 in alphabetical order.
+    `file_name` is relative to `image_dir`. Classes are numbered from 1, in the order of `classes`,
+    which hold those of all objects, or else in alphabetical order.
     Raises ValueError for duplicate images.
     """
-    labels = sorted({entry.label for image in annotated_images for entry in image.objects})
+    found = {entry.label for image in annotated_images for entry in image.objects}
+    labels = sorted(found) if classes is None else classes
     category_ids = {label: i for i, label in enumerate(labels, start=1)}
     names = [Path(os.path.relpath(image.path, image_dir)).as_posix() for image in annotated_images]
     for name, times in Counter(names).items():
@@ -74,7 +79,7 @@ def build_coco(
                 "bbox": segmentation_box(entry.segmentation, height, width),
                 "area": segmentation_area(entry.segmentation, height, width),
                 "segmentation": entry.segmentation,
-                "iscrowd": 0,
+                "iscrowd": int(entry.crowd),
             }
             annotations.append(annotation)
     categories = [{"id": i, "name": label} for label, i in category_ids.items()]

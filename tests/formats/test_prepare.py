@@ -48,13 +48,16 @@ def test_check_prints_every_problem_and_fails(coco_files):
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        (["bogus"], "expected one of ['shapes', 'check', 'labelme',"),
+        (["bogus"], "expected one of ['shapes', 'check', 'convert', 'labelme',"),
         (["coco2017"], "prepare coco2017 needs --data_dir"),
         (["tfds"], "prepare tfds needs --data_dir"),
         (["shapes"], "prepare shapes needs --data_dir"),
         (["check", "--json", "a.json"], "--json together with --images"),
         (["check", "--json", "a.json", "--images", "b"], "no annotation file 'a.json'"),
         (["check", "--data_dir", "nowhere"], "no json in nowhere"),
+        (["convert", "--from", "yolo"], "prepare convert needs --from, --input and --output"),
+        (["convert", "--from", "yolo", "--input", "no", "--output", "b"], "no file or folder 'no'"),
+        (["convert", "--from", "bogus"], "value should be one of <labelme|via|yolo|voc|cvat|"),
         (["labelme", "--input", "a"], "prepare labelme needs --input and --output"),
         (["labelme", "--input", "nowhere", "--output", "a.json"], "no folder 'nowhere'"),
         (["via", "--input", "nowhere", "--output", "a.json"], "no file 'nowhere'"),
@@ -106,3 +109,20 @@ def test_annotations_of_via(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     done = prepare("check", "--json", tmp_path / "new" / "all.json", "--images", tmp_path)
     assert "no problem in 1 images, 1 annotations, 1 classes" in done.stdout
+
+
+def test_masks_of_any_format_become_a_sound_set(tmp_path):
+    """Left out objects are named and counted, and the folder of the images is said."""
+    cv2.imwrite(str(tmp_path / "a.png"), np.zeros((40, 60, 3), np.uint8))
+    lines = ["0 0.1 0.1 0.5 0.1 0.5 0.5"] + ["1 0.5 0.5 0.2 0.2"] * 6
+    (tmp_path / "a.txt").write_text("\n".join(lines))
+    output = tmp_path / "new" / "all.json"
+    arguments = ["convert", "--from=yolo", "--input", tmp_path, "--output", output]
+    done = prepare(*arguments, "--classes=cat,dog")
+    assert (done.returncode, done.stderr) == (0, "")
+    first, *_, last = done.stdout.splitlines()
+    where = f"{tmp_path / 'a.txt'}: line 2 (dog), a box; --boxes makes objects of boxes"
+    assert first == f"left out: 6 times, first: {where}"
+    assert last == f"{output}: 1 objects, 2 classes, 6 left out; the images are in {tmp_path}"
+    done = prepare("check", "--json", output, "--images", tmp_path)
+    assert "no problem in 1 images, 1 annotations, 2 classes" in done.stdout

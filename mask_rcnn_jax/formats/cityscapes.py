@@ -1,0 +1,142 @@
+"""Read Cityscapes' fine or coarse annotations (Cordts et al., 2016)."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mask_rcnn_jax.annotations.reader import read_json
+from mask_rcnn_jax.annotations.segmentation import segmentation_to_mask, show
+from mask_rcnn_jax.formats.coco_build import (
+    AnnotatedImage,
+    check_outline,
+    has_area,
+    read_image_size,
+)
+from mask_rcnn_jax.formats.image_files import ImageFiles
+from mask_rcnn_jax.formats.label_image import instances, read_label_image
+from mask_rcnn_jax.formats.reading import (
+    Converted,
+    ImageObjects,
+    Options,
+    check_size,
+    entries,
+    number,
+)
+from mask_rcnn_jax.rle import compressed_rle
+
+# Classes whose instances are told apart, by the number of the label.
+CLASSES = {
+    24: "person",
+    25: "rider",
+    26: "car",
+    27: "truck",
+    28: "bus",
+    29: "caravan",
+    30: "trailer",
+    31: "train",
+    32: "motorcycle",
+    33: "bicycle",
+}
+PER_CLASS = 1000  # a pixel is label * PER_CLASS + instance, or the label alone in a group
+GROUP = "group"  # behind the label of objects that are not told apart
+_ENDING = re.compile(r"_gt(?:Fine|Coarse)_(?:instanceIds\.png|polygons\.json)$")
+
+
+def read_cityscapes(source: Path, image_dir: Path | None, options: Options) -> Converted:
+    """Read `*_instanceIds.png` below a folder, and `*_polygons.json` where there is no PNG.
+
+    Groups become crowds. Later polygons may cover a polygon: it is kept as it is if none does,
+    otherwise its visible part, as a mask.
+
+    Args:
+        source: folder such as gtFine/train.
+        image_dir: image folder; None for leftImg8bit instead of gtFine in `source`.
+        options: not used.
+
+    Raises:
+        OSError, ValueError: naming the file, if it cannot be read or is inconsistent.
+    """
+    found: dict[str, Path] = {}
+    for path in sorted(source.rglob("*_gt*")):  # instanceIds come before polygons
+        if _ENDING.search(path.name):
+            found.setdefault(_ENDING.sub("", str(path)), path)
+    if not found:
+        raise ValueError(f"{source}: no *_gtFine_instanceIds.png or *_gtFine_polygons.json")
+    if image_dir is None:
+        parts = ["leftImg8bit" if part.startswith("gt") else part for part in source.parts]
+        image_dir = Path(*parts)
+    files = ImageFiles(image_dir)
+    left_out: list[str] = []
+    images = []
+    for path in found.values():
+        stem = _ENDING.sub("", path.name)
+        image = files.find_stem(f"{stem}_leftImg8bit", str(path)) or files.find_stem(
+            stem, str(path)
+        )
+        if image is None:
+            raise ValueError(f"{path}: no image {stem}_leftImg8bit in {files.folder}")
+        size = read_image_size(image, path)
+        objects = ImageObjects(size, left_out)
+        if path.suffix == ".png":
+            _add_pixels(path, size, objects)
+        else:
+            _add_polygons(path, size, image, objects)
+        images.append(AnnotatedImage(image, size, objects.joined()))
+    return Converted(images, files.folder, left_out, tuple(CLASSES.values()))
+
+
+def _add_pixels(path: Path, size: tuple[int, int], objects: ImageObjects) -> None:
+    for value, rle in instances(read_label_image(path, size), str(path)):
+        is_group = value < PER_CLASS
+        label = CLASSES.get(value if is_group else value // PER_CLASS)
+        if label is not None:
+            objects.add_rle(f"{path}: value {value}", label, rle, crowd=is_group)
+
+
+def _add_polygons(path: Path, size: tuple[int, int], image: Path, objects: ImageObjects) -> None:
+    content = read_json(path)
+    shapes = entries(content, "objects", str(path))
+    height, width = (
+        number(content.get(key), f"{path}: {key}") for key in ("imgHeight", "imgWidth")
+    )
+    check_size(str(path), (height, width), image, size)
+    for where, label, points, hidden in reversed(list(_visible(shapes, size, path))):
+        name = label.removesuffix(GROUP)
+        if name not in CLASSES.values():
+            continue
+        if hidden is None and name == label:
+            objects.add_outline(where, name, points, "polygon")
+            continue
+        flat = [float(value) for point in points for value in point]
+        mask = segmentation_to_mask([flat], *size)
+        if hidden is not None:
+            mask &= ~hidden
+        objects.add_rle(where, name, compressed_rle(mask), crowd=name != label)
+
+
+def _visible(
+    shapes: list[dict[str, Any]], size: tuple[int, int], path: Path
+) -> Iterator[tuple[str, str, list, np.ndarray | None]]:
+    """Each polygon, the last first, with the pixels that are covered by those after it, if any."""
+    covered = np.zeros(size, np.uint8)
+    for place in range(len(shapes), 0, -1):
+        shape, where = shapes[place - 1], f"{path}: object {place}"
+        label, points = shape.get("label"), shape.get("polygon")
+        if not isinstance(label, str) or not isinstance(points, list):
+            raise ValueError(f"{where}: label {show(label, 40)}, expected one and a polygon")
+        if shape.get("deleted"):
+            continue
+        if not all(isinstance(point, list) and len(point) == 2 for point in points):
+            raise ValueError(f"{where}: a point is not [x, y]")
+        points = [[number(value, f"{where}: a coordinate") for value in point] for point in points]
+        if not has_area(points):
+            yield where, label, points, None
+            continue
+        check_outline(points, size, where)
+        flat = [value for point in points for value in point]
+        mask = segmentation_to_mask([flat], *size)
+        yield where, label, points, covered.copy() if (covered & mask).any() else None
+        covered |= mask

@@ -1,0 +1,153 @@
+"""Read Ultralytics' YOLO segments, one text file per image."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mask_rcnn_jax.annotations.reader import read_regular
+from mask_rcnn_jax.annotations.segmentation import show
+from mask_rcnn_jax.formats.coco_build import AnnotatedImage, read_image_size, rectangle
+from mask_rcnn_jax.formats.image_files import ImageFiles
+from mask_rcnn_jax.formats.reading import (
+    BOX_LEFT_OUT,
+    Converted,
+    ImageObjects,
+    Options,
+    number,
+)
+
+NAMES = ("data.yaml", "dataset.yaml", "data.yml", "dataset.yml")
+MAX_BYTES = 1 << 26  # of a text file
+NOT_LABELS = ("classes.txt", "notes.txt")
+
+
+def read_yolo(source: Path, image_dir: Path | None, options: Options) -> Converted:
+    """Read all images below a folder, and their labels.
+
+    Labels are in the same folders with `labels` for `images`, below `source` if there is
+    an image folder, or beside the images. An image without labels has no objects.
+
+    Args:
+        source: the folder, or its data.yaml.
+        image_dir: image folder; None for `source`.
+        options: `classes` name the numbers if there is no data.yaml.
+
+    Raises:
+        OSError, ValueError: naming the file, if it cannot be read or is inconsistent.
+    """
+    names_file = source if source.is_file() else _names_file(source)
+    folder = source.parent if source.is_file() else source
+    names = _read_names(names_file) if names_file else dict(enumerate(options.classes))
+    if not names:
+        raise ValueError(f"{source}: no data.yaml names its classes, name them with --classes")
+    files = ImageFiles(image_dir or _image_folder(folder))
+    labels = {path: _label_file(path, files, folder, image_dir) for path in files.paths}
+    read = {path for path in labels.values() if path is not None}
+    rest = [path for path in _label_files(folder, image_dir) if path not in read]
+    if not read or rest:
+        missing = f"{rest[0]} has no image" if rest else "no labels"
+        more = f", nor have {len(rest) - 1} others" if rest[1:] else ""
+        raise ValueError(f"{folder}: {missing} in {files.folder}{more}; --images names its folder")
+    left_out: list[str] = []
+    images = []
+    for name, path in labels.items():
+        image = files.folder / name
+        size = read_image_size(image, folder)
+        objects = ImageObjects(size, left_out)
+        if path is not None:
+            _read_labels(path, size, names, options.boxes, objects)
+        images.append(AnnotatedImage(image, size, objects.joined()))
+    return Converted(images, files.folder, left_out, tuple(names.values()))
+
+
+def _image_folder(folder: Path) -> Path:
+    """The folder with `images` for `labels`, where there is one."""
+    parts = folder.absolute().parts
+    if "labels" not in parts:
+        return folder
+    last = len(parts) - 1 - parts[::-1].index("labels")
+    other = Path(*parts[:last], "images", *parts[last + 1 :])
+    return other if other.is_dir() else folder
+
+
+def _names_file(folder: Path) -> Path | None:
+    """Find data.yaml in a folder, or above it for a folder with labels."""
+    if not folder.is_dir():
+        raise NotADirectoryError(f"no folder {str(folder)!r}, expected labels of YOLO")
+    places = [folder, *folder.absolute().parents[:2]]
+    found = [place / name for place in places for name in NAMES]
+    return next((path for path in found if path.is_file()), None)
+
+
+def _read_names(path: Path) -> dict[int, str]:
+    try:
+        content: Any = yaml.safe_load(read_regular(path, MAX_BYTES))
+        names = content.get("names")
+        names = dict(enumerate(names)) if isinstance(names, list) else dict(names)
+    except (yaml.YAMLError, UnicodeError, RecursionError, AttributeError, TypeError, ValueError):
+        names = {}
+    if not names or not all(type(k) is int and isinstance(v, str) for k, v in names.items()):
+        raise ValueError(f"{path}: no 'names' of classes, expected a list or numbers with names")
+    if len(set(names.values())) < len(names):
+        raise ValueError(f"{path}: a name of 'names' occurs twice")
+    return dict(sorted(names.items()))
+
+
+def _label_file(name: str, files: ImageFiles, folder: Path, image_dir: Path | None) -> Path | None:
+    """An image's labels; None if there are none."""
+    image = files.folder / name
+    parts = list(image.parts)
+    places = [image]
+    if "images" in parts[:-1]:
+        last = len(parts) - 2 - parts[-2::-1].index("images")
+        places.insert(0, Path(*parts[:last], "labels", *parts[last + 1 :]))
+    if image_dir is not None:
+        roots = (folder, folder / "labels")
+        places = [root / end for end in (name, image.name) for root in roots] + places
+    found = [place.with_suffix(".txt") for place in places]
+    return next((path for path in found if path.is_file()), None)
+
+
+def _label_files(folder: Path, image_dir: Path | None) -> list[Path]:
+    """Files that must be labels: all in folders of labels."""
+    paths = [path for path in sorted(folder.rglob("*.txt")) if path.name not in NOT_LABELS]
+    within = [path for path in paths if "labels" in path.relative_to(folder).parts[:-1]]
+    is_labels = image_dir is not None or folder.absolute().name == "labels"
+    return paths if is_labels and not within else within
+
+
+def _read_labels(
+    path: Path, size: tuple[int, int], names: dict[int, str], boxes: bool, objects: ImageObjects
+) -> None:
+    height, width = size
+    try:
+        lines = read_regular(path, MAX_BYTES).decode("utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not a text in UTF-8") from error
+    for place, line in enumerate(lines, start=1):
+        first, *rest = line.split() or [""]
+        if not first:
+            continue
+        where = f"{path}: line {place}"
+        index = number(first, f"{where}: the class")
+        if index not in names:
+            raise ValueError(f"{where}: class {show(first, 40)}, expected one of {_range(names)}")
+        values = [number(value, f"{where}: a coordinate") for value in rest]
+        label = names[int(index)]
+        if len(values) == 4:
+            if not boxes:
+                objects.leave_out(where, label, BOX_LEFT_OUT)
+                continue
+            x, y, w, h = values
+            points = rectangle(x - w / 2, y - h / 2, x + w / 2, y + h / 2)
+        elif len(values) % 2:
+            raise ValueError(f"{where}: {len(values)} numbers after the class, expected x y x y ..")
+        else:
+            points = [values[n : n + 2] for n in range(0, len(values), 2)]
+        scaled = [[x * width, y * height] for x, y in points]
+        objects.add_outline(where, label, scaled, "polygon")
+
+
+def _range(names: dict[int, str]) -> str:
+    return f"{min(names)} to {max(names)}"

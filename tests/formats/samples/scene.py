@@ -1,0 +1,51 @@
+"""Two generated images and the masks of their objects, which every sample shows."""
+
+import numpy as np
+
+CLASSES = ("bird", "cat", "dog")
+TRIANGLE = [40.0, 8.0, 72.0, 8.0, 56.0, 40.0]
+FRACTIONS = [4.25, 5.5, 30.75, 6.125, 28.5, 33.25, 10.0, 36.75]
+SIZES = {"street one": (60, 80), "b": (50, 70)}  # (height, width)
+
+
+def ring() -> np.ndarray:
+    """A mask [H, W] with a hole."""
+    y, x = np.mgrid[:60, :80]
+    radius = np.hypot(x - 20, y - 24)
+    return (radius < 16) & (radius > 6)
+
+
+def two_parts() -> np.ndarray:
+    mask = np.zeros((60, 80), bool)
+    mask[46:56, 4:24] = mask[44:58, 50:70] = True
+    return mask
+
+
+def inside(polygon: list[float], size: tuple[int, int]) -> np.ndarray:
+    """Pixels [H, W] whose centers are in a convex polygon, clockwise on screen."""
+    y, x = np.mgrid[: size[0], : size[1]] + 0.5
+    points = np.reshape(polygon, (-1, 2))
+    edges = np.roll(points, -1, axis=0) - points
+    sides = [u * (y - b) - v * (x - a) for (a, b), (u, v) in zip(points, edges, strict=True)]
+    return np.all(np.array(sides) >= 0, axis=0)
+
+
+def objects() -> dict[str, list[tuple[str, np.ndarray, list[float] | None]]]:
+    """(class, mask [H, W], polygon if it is one) of the objects of each image."""
+    first, second = SIZES.values()
+    return {
+        "street one": [
+            ("cat", ring(), None),
+            ("dog", two_parts(), None),
+            ("cat", inside(TRIANGLE, first), TRIANGLE),
+        ],
+        "b": [("bird", inside(FRACTIONS, second), FRACTIONS)],
+    }
+
+
+def image(name: str) -> np.ndarray:
+    """[H, W, 3] uint8."""
+    pixels = np.full((*SIZES[name], 3), 90, np.uint8)
+    for place, (_, mask, _) in enumerate(objects()[name]):
+        pixels[mask] = (60 + 60 * place, 200 - 50 * place, 40 * place)
+    return pixels
