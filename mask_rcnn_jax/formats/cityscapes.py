@@ -107,7 +107,7 @@ def _add_polygons(path: Path, size: tuple[int, int], image: Path, objects: Image
         name = label.removesuffix(GROUP)
         if name not in CLASSES.values():
             continue
-        if hidden is None and name == label:
+        if (hidden is None and name == label) or not has_area(points):
             objects.add_outline(where, name, points, "polygon")
             continue
         flat = [float(value) for point in points for value in point]

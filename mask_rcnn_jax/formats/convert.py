@@ -16,7 +16,7 @@ from mask_rcnn_jax.formats.datumaro import read_datumaro
 from mask_rcnn_jax.formats.label_studio import read_label_studio
 from mask_rcnn_jax.formats.labelme import read_labelme
 from mask_rcnn_jax.formats.masks import read_masks
-from mask_rcnn_jax.formats.reading import Converted, Options, Reader
+from mask_rcnn_jax.formats.reading import Converted, Options, Reader, on_one_line
 from mask_rcnn_jax.formats.via import read_via
 from mask_rcnn_jax.formats.voc import read_voc
 from mask_rcnn_jax.formats.yolo import read_yolo
@@ -75,7 +75,12 @@ def convert(
     if not source.exists():
         raise FileNotFoundError(f"no file or folder {str(source)!r}, expected {kind} annotations")
     found = READERS[kind](source, image_dir, options)
-    content = build_coco(found.images, found.image_dir, found.classes)
+    try:
+        content = build_coco(found.images, found.image_dir, found.classes)
+    except ValueError as error:  # of an image that is there twice
+        raise ValueError(f"{source}: {error}") from error
+    if not content["images"]:
+        raise ValueError(f"{source}: no annotated image")
     left_out = found.left_out + remove_faulty(content)
     if options.classes:
         content, others = with_classes(content, options.classes, other_classes, str(source))
@@ -96,7 +101,7 @@ def remove_faulty(content: dict[str, Any]) -> list[str]:
         if checked.fault is None:
             sound.append(entry)
             continue
-        image, name = images[entry["image_id"]], names[entry["category_id"]]
+        image, name = images[entry["image_id"]], on_one_line(names[entry["category_id"]])
         left_out.append(f"{image}: an object ({name}), {checked.fault.text}")
     content["annotations"] = sound
     return left_out
@@ -124,8 +129,10 @@ def with_classes(
         raise ValueError(f"{source}: objects of other classes: {listed}; {advice}")
     old = {entry["name"]: entry for entry in reversed(content["categories"])}
     categories = [old.get(name, {}) | {"id": number, "name": name} for name, number in new.items()]
-    lines = [f"{source}: {count} objects ({name}), not in --classes" for name, count in
-             sorted(others.items())]  # fmt: skip
+    lines = [
+        f"{source}: {count} objects ({on_one_line(name)}), not in --classes"
+        for name, count in sorted(others.items())
+    ]
     return content | {"categories": categories, "annotations": kept}, lines
 
 

@@ -86,7 +86,7 @@ class ImageObjects:
         self._add(label, {"size": list(self._size), "counts": text}, group, crowd)
 
     def leave_out(self, where: str, label: str, reason: str) -> None:
-        self._left_out.append(f"{where} ({label}), {reason}")
+        self._left_out.append(f"{where} ({on_one_line(label)}), {reason}")
 
     def joined(self) -> list[AnnotatedObject]:
         """All objects, sorted by their first parts."""
@@ -106,6 +106,11 @@ class ImageObjects:
             return parts[0]
         joined = coco_mask.merge([to_rle(part, *self._size) for part in parts])
         return {"size": list(self._size), "counts": joined["counts"].decode("ascii")}
+
+
+def on_one_line(label: str) -> str:
+    """A class name for a message."""
+    return label if label.isprintable() else show(label)
 
 
 BOX_LEFT_OUT = "a box; --boxes makes objects of boxes"

@@ -35,13 +35,16 @@ def convert(folder, **options):
 
 
 def packed(values):
-    """Bytes as rle-pack writes them, runs of up to 4 with one repeated value or literal ones."""
-    bits = f"{len(values):032b}{7:05b}" + "".join(f"{n:04b}" for n in (1, 1, 1, 1))
-    for start in range(0, len(values), 4):
-        part = values[start : start + 4]
-        alike = len(set(part)) == 1
-        bits += f"{int(alike)}{start % 3:02b}{len(part) - 1:02b}"
-        bits += "".join(f"{value:08b}" for value in (part[:1] if alike else part))
+    """Bytes as rle-pack writes them: repeated values in runs, and up to four others in a row."""
+    bits = f"{len(values):032b}{7:05b}" + "".join(f"{n - 1:04b}" for n in (2, 2, 2, 14))
+    start = 0
+    while start < len(values):
+        alike = next(iter(np.flatnonzero(np.diff(values[start : start + 2**14]))), 2**14 - 1) + 1
+        part = values[start : start + (alike if alike > 1 else 4)]
+        bits += f"{int(alike > 1)}"
+        bits += f"{start % 3:02b}{len(part) - 1:02b}" if alike < 5 else f"11{len(part) - 1:014b}"
+        bits += "".join(f"{value:08b}" for value in (part[:1] if alike > 1 else part))
+        start += len(part)
     bits += "0" * (-len(bits) % 8)
     return [int(bits[place : place + 8], 2) for place in range(0, len(bits), 8)]
 
@@ -131,8 +134,7 @@ def test_one_annotation_of_a_task_is_read(tmp_path):
     write(tmp_path, [], annotations=[*several, annotation(30, ground_truth=True)])
     assert objects_of(convert(tmp_path)[0])[0][1][0, 30]
     write(tmp_path, [], annotations=[])
-    content, left_out = convert(tmp_path)
-    assert not content["images"] and left_out[0].endswith("task 5, without an annotation")
+    refuses("no annotated image", "labelstudio", tmp_path / "export.json", tmp_path / "media")
 
 
 @pytest.mark.parametrize("regions, words", [

@@ -207,11 +207,13 @@ def test_polygons_of_cityscapes_lose_what_later_ones_cover(tmp_path):
         square("cargroup", 60, 0, 80, 20),
         square("car", 0, 50, 9, 59),
         square("rider", 0, 0, 9, 59, deleted=1),
+        square("busgroup", 3, 3, 3, 9),
     ])  # fmt: skip
     content, left_out = convert_set("cityscapes", tmp_path / "gtFine")
     masks = [box(10, 10, 30, 40), box(30, 10, 50, 40), box(60, 0, 80, 20), box(0, 50, 9, 59)]
     check(content, masks, ["car", "person", "car", "car"])
-    assert [entry["iscrowd"] for entry in content["annotations"]] == [0, 0, 1, 0] and not left_out
+    assert [entry["iscrowd"] for entry in content["annotations"]] == [0, 0, 1, 0]
+    assert len(left_out) == 1 and left_out[0].endswith("object 7 (bus), a polygon without area")
     kinds = [type(entry["segmentation"]) for entry in content["annotations"]]
     assert kinds == [dict, list, dict, list]
 

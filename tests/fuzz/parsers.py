@@ -53,6 +53,7 @@ from tests import tfrecord_writer
 from tests.deploy.videos import write_video
 from tests.formats.test_tao_spec import BLOG
 from tests.fuzz import hostile
+from tests.fuzz.format_parsers import FORMATS
 from tests.helpers import tiny_config
 from tests.weights import test_tf_checkpoint as tf
 from tests.weights.weight_writers import Call, Name, TorchFile, dumps
@@ -639,6 +640,7 @@ PARSERS = {
     "results json": Parser(json_cases, _json_file(RESULTS, "results.json"), read_results),
     "labelme json": Parser(json_cases, write_labelme, read_labelme_file),
     "VIA json": Parser(json_cases, _json_file(VIA, "via.json"), read_via_file),
+    **{name: Parser(*parts) for name, parts in FORMATS.items()},
     "images": Parser(image_cases, write_image, read_image),
     "videos": Parser(st.tuples(hostile.places, hostile.byte_edits), write_video_case, read_video),
     "pickles": Parser(pickle_cases, write_pickle, read_weights),

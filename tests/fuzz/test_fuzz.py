@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from tests.fuzz import reader
+from tests.fuzz.format_parsers import FORMATS
 from tests.fuzz.parsers import PARSERS
 
-CASES = 200  # without --fuzz
+CASES, FEW = 200, 60  # without --fuzz: for a parser, and for one of many formats
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -40,7 +41,7 @@ def read():
 
 @pytest.mark.parametrize("name", PARSERS)
 def test_a_mutated_file_is_accepted_or_refused_in_one_line(name, read, request, record_property):
-    count = request.config.getoption("--fuzz") or CASES
+    count = request.config.getoption("--fuzz") or (FEW if name in FORMATS else CASES)
     found = read(name, count)
     ends = ", ".join(f"{number} {end}" for end, number in sorted(found["ends"].items()))
     text = f"{name}: {ends}; {found['peak']} MiB at most, {found['seconds']} s"
