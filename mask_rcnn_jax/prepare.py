@@ -7,6 +7,7 @@
     python -m mask_rcnn_jax.prepare convert --from yolo --input DIR --output FILE
     python -m mask_rcnn_jax.prepare labelme --input DIR --output FILE
     python -m mask_rcnn_jax.prepare via --input FILE --images DIR --output FILE
+    python -m mask_rcnn_jax.prepare merge --json FILE --json FILE --output FILE
     python -m mask_rcnn_jax.prepare split --json FILE --val 60 --output DIR
     python -m mask_rcnn_jax.prepare preview --config finetune --output FILE.jpg
     python -m mask_rcnn_jax.prepare weights resnet50 --data_dir DIR
@@ -25,22 +26,29 @@ from pathlib import Path
 from absl import flags
 
 from mask_rcnn_jax import cli
-from mask_rcnn_jax.data import checking
+from mask_rcnn_jax.cli_prepare import SPLITS, define_flags
 from mask_rcnn_jax.data.coco import read_coco
 from mask_rcnn_jax.formats import coco2017
-from mask_rcnn_jax.formats.coco_build import build_coco, split_coco, write_json
-from mask_rcnn_jax.formats.convert import ERROR, READERS, SKIP, convert, read_classes
+from mask_rcnn_jax.formats.coco_build import build_coco, write_json
+from mask_rcnn_jax.formats.convert import (
+    READERS,
+    convert,
+    read_classes,
+    with_classes,
+    write_converted,
+)
 from mask_rcnn_jax.formats.download import download_weights, weight_names
+from mask_rcnn_jax.formats.merge_json import merge_jsons, read_map
 from mask_rcnn_jax.formats.reading import Options
 from mask_rcnn_jax.formats.sets_on_disk import (
-    JSON_NAMES,
     Files,
     find_sets,
     find_split,
+    print_findings,
     repair_names,
-    split_pairs,
 )
 from mask_rcnn_jax.formats.shapes import write_shapes
+from mask_rcnn_jax.formats.split import fold_coco, split_coco
 from mask_rcnn_jax.progress import Progress
 
 FLAGS = flags.FLAGS
@@ -48,6 +56,8 @@ CONVERT_FLAGS = (
     *("from", "input", "images", "output", "classes", "other_classes"),
     *("boxes", "class_name", "attribute"),
 )
+MERGE_FLAGS = ("json", "images", "map", "output", "classes", "other_classes")
+SPLIT_FLAGS = ("json", "val", "folds", "group_by", "seed", "output")
 VIA_FLAGS = ("input", "images", "output", "attribute", "class_name")
 SOURCE_FLAGS = ("train_json", "train_images", "val_json", "val_images")
 CHECK_FLAGS = ("data_dir", "json", "images", *SOURCE_FLAGS, "boxes_only", "by_name", "output")
@@ -60,7 +70,8 @@ ACTIONS = {
     "convert: annotations of other formats to a COCO json": CONVERT_FLAGS,
     "labelme: annotations of labelme to a COCO json": ("input", "images", "output"),
     "via: annotations of the VGG Image Annotator to a COCO json": VIA_FLAGS,
-    "split: one COCO json to train.json and val.json": ("json", "val", "seed", "output"),
+    "merge: several COCO jsons to one": MERGE_FLAGS,
+    "split: one COCO json to train.json and val.json": SPLIT_FLAGS,
     "preview: training images of a recipe as the model gets them": PREVIEW_FLAGS,
     "weights: public weights by name": ("data_dir",),
     "coco2017: COCO 2017, downloaded and unpacked": ("data_dir", "split", "delete_zips"),
@@ -68,61 +79,7 @@ ACTIONS = {
     "tfrecord: TFRecords of NVIDIA's or TAO's scripts to a COCO json": ("input", "json", "output"),
     "tao_spec: a recipe from a spec of the TAO Toolkit": ("gpus", "output"),
 }
-SPLITS = {"both": ("train", "val"), "train": ("train",), "val": ("val",)}
 NAMED = {"weights": f"one name of {weight_names()}", "tao_spec": "the path of one spec"}
-DATA_DIR_HELP = "Folder of the data set (annotations/ and image folders), or of the weights."
-
-
-def define_flags() -> None:
-    flags.DEFINE_string("data_dir", None, DATA_DIR_HELP)
-    flags.DEFINE_string(
-        "json", None, "Annotation file; check takes it with --images, tfrecord its categories."
-    )
-    flags.DEFINE_string(
-        "images",
-        None,
-        "Folder of the images; for convert, if it is not the usual one.",
-    )
-    flags.DEFINE_string(
-        "input",
-        None,
-        "File or folder of the annotations; a pattern of TFRecord files.",
-    )
-    flags.DEFINE_string(
-        "output",
-        None,
-        "The json to write; for split a folder, for tao_spec a recipe, for preview a JPEG or PNG.",
-    )
-    flags.DEFINE_integer("count", 12, "Number of images on the sheet.", lower_bound=1)
-    cli.define_config(required=False)
-    flags.DEFINE_integer("gpus", 1, "GPUs that the spec's batch sizes are for.", lower_bound=1)
-    flags.DEFINE_bool(
-        "by_name", False, "Write the json to --output with absent images found by base name."
-    )
-    flags.DEFINE_bool("boxes_only", False, "Objects need no mask, as for loss.mask_weight=0.")
-    flags.DEFINE_enum("from", None, list(READERS), "Format of the annotations.")
-    flags.DEFINE_string(
-        "classes", None, "All classes in their order: names with commas, or a file, one per line."
-    )
-    flags.DEFINE_enum(
-        "other_classes", ERROR, [ERROR, SKIP], "What to do with objects that --classes lacks."
-    )
-    flags.DEFINE_bool("boxes", False, "Make objects of boxes, with rectangles as masks.")
-    flags.DEFINE_string("attribute", None, "VIA's region attribute that names the class.")
-    flags.DEFINE_string("class_name", None, "Class of all objects: of masks, and of VIA.")
-    flags.DEFINE_integer("train", 400, "Number of training images.", lower_bound=1)
-    flags.DEFINE_integer("val", 60, "Number of validation images.", lower_bound=1)
-    flags.DEFINE_integer("size", 128, "Side of the images in pixels.", lower_bound=64)
-    flags.DEFINE_integer("seed", 0, "Seed of the random choice.", lower_bound=0)
-    flags.DEFINE_enum("split", "both", list(SPLITS), "The images to prepare.")
-    flags.DEFINE_bool("delete_zips", False, "Delete the zips once everything is unpacked.")
-    flags.DEFINE_string("tfds_dir", None, "Folder for the records; DATA_DIR/tfds if unset.")
-    for split in SPLITS["both"]:
-        names = " or ".join(name.format(split) for name in JSON_NAMES)
-        flags.DEFINE_string(
-            f"{split}_json", None, f"Annotation file; DATA_DIR/annotations/{names} if unset."
-        )
-        flags.DEFINE_string(f"{split}_images", None, f"Folder of the images of --{split}_json.")
 
 
 def main(positional: Sequence[str]) -> None:
@@ -192,33 +149,20 @@ def check() -> None:
         if not FLAGS.output or len(sets) != 1:
             raise ValueError("prepare check --by_name needs --json, --images and --output")
         sets = [repair_names(sets[0], Path(FLAGS.output))]
-    findings = [checking.inspect_coco(*files, boxes_only=FLAGS.boxes_only) for files in sets]
-    total = 0
-    paths = [json_path for json_path, _ in sets]
-    for json_path, found in zip(paths, findings, strict=True):
-        for problem in checking.summarize(found.problems):
-            print(f"{json_path}: {problem}")
-        for warning in checking.summarize(found.warnings):
-            print(f"{json_path}: warning: {warning}")
-        if not found.problems:
-            counts = f"{found.images} images, {sum(found.objects.values())} annotations"
-            print(f"{json_path}: no problem in {counts}, {found.classes} classes")
-        total += len(found.problems)
-    are_named = FLAGS.train_json and FLAGS.val_json and not FLAGS.json
-    for train, val in [(0, 1)] if are_named else split_pairs(paths):
-        for warning in checking.compare_sets(findings[train], findings[val]):
-            print(f"{paths[train]} (train), {paths[val]} (val): warning: {warning}")
+    are_pair = bool(FLAGS.train_json and FLAGS.val_json and not FLAGS.json)
+    total = print_findings(sets, are_pair=are_pair, boxes_only=FLAGS.boxes_only)
     if total:
         raise ValueError(f"{total} problems found, see the lines above")
 
 
 def sets_to_check() -> list[Files]:
     """The files in --json and --images, both splits' files, or those in --data_dir."""
-    if FLAGS.json and FLAGS.images:
-        return [(Path(FLAGS.json), Path(FLAGS.images))]
+    json_path, image_dir = only("json"), only("images")
+    if json_path and image_dir:
+        return [(Path(json_path), Path(image_dir))]
     if FLAGS.train_json and FLAGS.val_json:
         return [source_of(split) for split in SPLITS["both"]]
-    if FLAGS.json or FLAGS.images or not FLAGS.data_dir:
+    if json_path or image_dir or not FLAGS.data_dir:
         raise ValueError(
             "prepare check needs --data_dir, or --json together with --images, or --train_json "
             "with --val_json"
@@ -227,35 +171,40 @@ def sets_to_check() -> list[Files]:
 
 
 def convert_any() -> None:
-    """Write the COCO json --output from annotations of the format --from."""
+    """Write the COCO json --output from annotations in the format --from."""
     if not (FLAGS["from"].value and FLAGS.input and FLAGS.output):
         raise ValueError("prepare convert needs --from, --input and --output")
-    output, image_dir = Path(FLAGS.output), Path(FLAGS.images) if FLAGS.images else None
-    options = Options(
-        output, FLAGS.boxes, read_classes(FLAGS.classes), FLAGS.class_name, FLAGS.attribute
-    )
-    content, folder, left_out = convert(
-        FLAGS["from"].value, Path(FLAGS.input), image_dir, options,
-        other_classes=FLAGS.other_classes,
-    )  # fmt: skip
-    for line in checking.summarize(left_out):
-        print(f"left out: {line}")
-    write_json(output, content)
-    counts = f"{len(content['annotations'])} objects, {len(content['categories'])} classes"
-    print(f"{output}: {counts}, {len(left_out)} left out; the images are in {folder}")
+    found = convert(FLAGS["from"].value, *convert_arguments(), other_classes=FLAGS.other_classes)
+    write_converted(Path(FLAGS.output), *found)
 
 
 def convert_tool(tool: str) -> None:
     """Write the COCO json --output from annotations of labelme or VIA."""
     if not (FLAGS.input and FLAGS.output):
         raise ValueError(f"prepare {tool} needs --input and --output")
-    options = Options(Path(FLAGS.output), class_name=FLAGS.class_name, attribute=FLAGS.attribute)
-    image_dir = Path(FLAGS.images) if FLAGS.images else None
-    found = READERS[tool](Path(FLAGS.input), image_dir, options)
+    found = READERS[tool](*convert_arguments())
     content = build_coco(found.images, found.image_dir)
     for line in found.left_out:
         print(f"left out: {line}")
     write_json(Path(FLAGS.output), content)
+
+
+def convert_arguments() -> tuple[Path, Path | None, Options]:
+    classes, image_dir = read_classes(FLAGS.classes), only("images")
+    options = Options(Path(FLAGS.output), FLAGS.boxes, classes, FLAGS.class_name, FLAGS.attribute)
+    return Path(FLAGS.input), Path(image_dir) if image_dir else None, options
+
+
+def merge() -> None:
+    """Write the COCO json --output from all in --json."""
+    if not (FLAGS.json and FLAGS.output):
+        raise ValueError("prepare merge needs --json for each set, and --output")
+    content, folder = merge_jsons(FLAGS.json, FLAGS.images or [], read_map(FLAGS.map or []))
+    classes, left_out = read_classes(FLAGS.classes), []
+    if classes:
+        source = ", ".join(FLAGS.json)
+        content, left_out = with_classes(content, classes, FLAGS.other_classes, source)
+    write_converted(Path(FLAGS.output), content, folder, left_out)
 
 
 def convert_tfrecords() -> None:
@@ -264,7 +213,8 @@ def convert_tfrecords() -> None:
 
     if not (FLAGS.input and FLAGS.output):
         raise ValueError("prepare tfrecord needs --input, a pattern of record files, and --output")
-    categories = read_coco(FLAGS.json)["categories"] if FLAGS.json else None
+    json_path = only("json")
+    categories = read_coco(json_path)["categories"] if json_path else None
     content, left_out = read_tfrecords(FLAGS.input, categories, progress_of)
     for line in left_out:
         print(f"data.bad_annotations=skip is needed: {line}")
@@ -285,11 +235,28 @@ def prepare_recipe(spec: str) -> None:
 
 
 def split() -> None:
-    """Write train.json and val.json into --output, from --json."""
-    if not (FLAGS.json and FLAGS.output and FLAGS["val"].present):
-        raise ValueError("prepare split needs --json, --val and --output")
-    for name, content in split_coco(read_coco(FLAGS.json), FLAGS.val, FLAGS.seed).items():
-        write_json(Path(FLAGS.output) / f"{name}.json", content)
+    """Write train.json and val.json into --output, or a folder with both for each fold."""
+    json_path, folds = only("json"), FLAGS.folds
+    if not (json_path and FLAGS.output and (FLAGS["val"].present or folds)):
+        raise ValueError("prepare split needs --json, --val and --output, or --folds for --val")
+    content, output = read_coco(json_path), Path(FLAGS.output)
+    if folds:
+        pairs, missing = fold_coco(content, folds, FLAGS.seed, FLAGS.group_by)
+        parts = {f"fold{n}/{k}": part for n, p in enumerate(pairs, 1) for k, part in p.items()}
+    else:
+        parts, missing = split_coco(content, FLAGS.val, FLAGS.seed, FLAGS.group_by)
+    for name, part in parts.items():
+        write_json(output / f"{name}.json", part)
+    for line in missing:
+        print(line)
+
+
+def only(name: str) -> str | None:
+    """Return the value of a flag that `merge` takes several times."""
+    values = FLAGS[name].value or [None]
+    if len(values) > 1:
+        raise ValueError(f"--{name} is given {len(values)} times, expected once")
+    return values[0]
 
 
 def preview() -> None:
@@ -313,6 +280,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "convert": convert_any,
     "labelme": partial(convert_tool, "labelme"),
     "via": partial(convert_tool, "via"),
+    "merge": merge,
     "split": split,
     "preview": preview,
     "weights": prepare_weights,

@@ -22,6 +22,7 @@ FLOORS = {
     "cpu_kernels": 1,
     "pallas_kernels": 1,
     "cli": 3,
+    "cli_prepare": 4,
     "config": 1,
     "memory": 1,
     "progress": 1,

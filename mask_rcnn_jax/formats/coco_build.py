@@ -1,4 +1,4 @@
-"""Build a COCO json from annotated images, and split one into training and validation."""
+"""Build a COCO json from annotated images."""
 
 import io
 import json
@@ -173,24 +173,6 @@ def join_parts(parts: Sequence[list[list[float]] | np.ndarray]) -> Segmentation:
     if polygons:
         masks.append(segmentation_to_mask(polygons, *masks[0].shape) > 0)
     return compressed_rle(np.any(masks, axis=0).astype(np.uint8))
-
-
-def split_coco(content: dict[str, Any], val: int, seed: int) -> dict[str, dict[str, Any]]:
-    """Split a COCO json into "train" and "val", with `val` images drawn at random.
-
-    Both keep all categories. Raises ValueError if either would have no image.
-    """
-    images, annotations = content["images"], content["annotations"]
-    if not 0 < val < len(images):
-        raise ValueError(f"--val is {val}, expected 1 to {len(images) - 1} of {len(images)} images")
-    order = np.random.default_rng(seed).permutation(len(images))
-    chosen = {images[i]["id"] for i in order[:val]}
-    splits = {}
-    for split, held_out in (("train", False), ("val", True)):
-        kept = [a for a in annotations if (a["image_id"] in chosen) == held_out]
-        shown = [a for a in images if (a["id"] in chosen) == held_out]
-        splits[split] = content | {"images": shown, "annotations": kept}
-    return splits
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

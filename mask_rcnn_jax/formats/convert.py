@@ -9,8 +9,9 @@ from typing import Any
 from mask_rcnn_jax.annotations.checks import MAX_NAME
 from mask_rcnn_jax.annotations.reader import GroundTruth, read_regular
 from mask_rcnn_jax.annotations.segmentation import show
+from mask_rcnn_jax.data.checking import summarize
 from mask_rcnn_jax.formats.cityscapes import read_cityscapes
-from mask_rcnn_jax.formats.coco_build import build_coco
+from mask_rcnn_jax.formats.coco_build import build_coco, write_json
 from mask_rcnn_jax.formats.cvat import read_cvat
 from mask_rcnn_jax.formats.datumaro import read_datumaro
 from mask_rcnn_jax.formats.label_studio import read_label_studio
@@ -86,6 +87,17 @@ def convert(
         content, others = with_classes(content, options.classes, other_classes, str(source))
         left_out += others
     return content, found.image_dir, left_out
+
+
+def write_converted(
+    path: Path, content: dict[str, Any], image_dir: Path, left_out: Sequence[str]
+) -> None:
+    """Write a COCO json, and print what it holds and what is left out."""
+    for line in summarize(left_out):
+        print(f"left out: {line}")
+    write_json(path, content)
+    counts = f"{len(content['annotations'])} objects, {len(content['categories'])} classes"
+    print(f"{path}: {counts}, {len(left_out)} left out; the images are in {image_dir}")
 
 
 def remove_faulty(content: dict[str, Any]) -> list[str]:

@@ -5,6 +5,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from mask_rcnn_jax.data import checking
 from mask_rcnn_jax.data.checking import with_names_found
 from mask_rcnn_jax.data.coco import read_coco
 
@@ -70,3 +71,27 @@ def repair_names(files: Files, output: Path) -> Files:
     output.write_text(json.dumps(content))
     print(f"{output}: {json_path} with {count} of {len(content['images'])} images found by name")
     return output, image_dir
+
+
+def print_findings(sets: Sequence[Files], *, are_pair: bool, boxes_only: bool) -> int:
+    """Print every problem and warning; return the number of problems.
+
+    Args:
+        sets: to check.
+        are_pair: the first is for training and the second for validation, whatever their names.
+        boxes_only: as for `inspect_coco`.
+    """
+    findings = [checking.inspect_coco(*files, boxes_only=boxes_only) for files in sets]
+    paths = [json_path for json_path, _ in sets]
+    for json_path, found in zip(paths, findings, strict=True):
+        for problem in checking.summarize(found.problems):
+            print(f"{json_path}: {problem}")
+        for warning in checking.summarize(found.warnings):
+            print(f"{json_path}: warning: {warning}")
+        if not found.problems:
+            counts = f"{found.images} images, {sum(found.objects.values())} annotations"
+            print(f"{json_path}: no problem in {counts}, {found.classes} classes")
+    for train, val in [(0, 1)] if are_pair else split_pairs(paths):
+        for warning in checking.compare_sets(findings[train], findings[val]):
+            print(f"{paths[train]} (train), {paths[val]} (val): warning: {warning}")
+    return sum(len(found.problems) for found in findings)
