@@ -13,7 +13,18 @@ from mask_rcnn_jax.prepare import COMMANDS
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SECTIONS = "data|model|loss|optim|train|eval"
-FILE_ENDINGS = {"json", "md", "py", "lock", "safetensors", "onnx", "engine", "stablehlo", "pth"}
+FILE_ENDINGS = {
+    "json",
+    "md",
+    "py",
+    "lock",
+    "safetensors",
+    "onnx",
+    "engine",
+    "stablehlo",
+    "pth",
+    "yaml",
+}
 
 
 def page_id(path: Path) -> str:

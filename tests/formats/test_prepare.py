@@ -62,6 +62,11 @@ def test_check_prints_every_problem_and_fails(coco_files):
         (["labelme", "--input", "nowhere", "--output", "a.json"], "no folder 'nowhere'"),
         (["via", "--input", "nowhere", "--output", "a.json"], "no file 'nowhere'"),
         (["split", "--json", "a", "--output", "b"], "prepare split needs --json, --val and"),
+        (["split", "--json", "a", "--json", "b", "--output", "c"], "--json is given 2 times"),
+        (["check", "--json", "a", "--images", "b", "--images", "c"], "--images is given 2 times"),
+        (["merge", "--json", "a.json"], "prepare merge needs --json for each set, and --output"),
+        (["merge", "--json", "a", "--json", "a", "--output", "b"], "expected different jsons and"),
+        (["merge", "--json", "a", "--output", "b", "--map", "x"], "--map is 'x', expected old=new"),
     ],
 )
 def test_mistake_is_one_line_with_exit_code_2(arguments, words, capsys):
@@ -126,3 +131,35 @@ def test_masks_of_any_format_become_a_sound_set(tmp_path):
     assert last == f"{output}: 1 objects, 2 classes, 6 left out; the images are in {tmp_path}"
     done = prepare("check", "--json", output, "--images", tmp_path)
     assert "no problem in 1 images, 1 annotations, 2 classes" in done.stdout
+
+
+def test_folders_of_scenes_become_one_set_that_splits_by_scene(tmp_path, capsys):
+    """Each folder is converted with the same classes, joined, split and checked."""
+    for scene, labels in (("one", "ab"), ("two", "a"), ("three", "ba")):
+        folder = tmp_path / "scenes" / scene
+        folder.mkdir(parents=True)
+        for number, label in enumerate(labels):
+            cv2.imwrite(str(folder / f"{number}.png"), np.full((40, 60, 3), 9, np.uint8))
+            box = {"label": label, "shape_type": "rectangle", "points": [[5, 5], [20, 30]]}
+            content = {"shapes": [box], "imagePath": f"{number}.png"}
+            (folder / f"{number}.json").write_text(json.dumps(content))
+        arguments = ["--from=labelme", "--input", folder, "--output", tmp_path / f"{scene}.json"]
+        assert run_inside("prepare", "convert", *arguments, "--classes=b,a") == 0
+    flags = [f"--json={tmp_path}/{name}.json" for name in ("one", "two", "three")]
+    flags += [f"--images={tmp_path}/scenes/{name}" for name in ("one", "two", "three")]
+    assert run_inside("prepare", "merge", *flags, "--output", tmp_path / "all.json") == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.endswith(f"5 objects, 2 classes, 0 left out; the images are in {tmp_path}/scenes")
+    split = ["split", "--json", tmp_path / "all.json", "--output", tmp_path]
+    assert run_inside("prepare", *split, "--val=2", "--group_by=folder") == 0
+    assert run_inside("prepare", *split, "--folds=3", "--group_by=^(\\w+)/") == 0
+    capsys.readouterr()
+    for folder in (tmp_path, tmp_path / "fold1", tmp_path / "fold2", tmp_path / "fold3"):
+        parts = [json.loads((folder / f"{name}.json").read_text()) for name in ("train", "val")]
+        scenes = [{image["file_name"].split("/")[0] for image in e["images"]} for e in parts]
+        assert scenes[0] | scenes[1] == {"one", "two", "three"} and not scenes[0] & scenes[1]
+        assert [entry["name"] for entry in parts[0]["categories"]] == ["b", "a"]
+    files = [f"--{n}_{k}={tmp_path}/{v}" for n in ("train", "val")
+             for k, v in (("json", f"{n}.json"), ("images", "scenes"))]  # fmt: skip
+    assert run_inside("prepare", "check", *files) == 0
+    assert "no problem in 2 images" in capsys.readouterr().out
