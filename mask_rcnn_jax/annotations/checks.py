@@ -161,7 +161,10 @@ def training_problems(
     """
     images, annotations = content["images"], content["annotations"]
     names = Counter(entry["name"] for entry in content["categories"])
-    yield from (f"categories: name {show(i)} occurs {n} times" for i, n in names.items() if n > 1)
+    joins = "`prepare merge` makes them one"
+    yield from (
+        f"categories: name {show(i)} occurs {n} times; {joins}" for i, n in names.items() if n > 1
+    )
     if not images:
         yield "'images' is empty"
     if image_dir is not None:

@@ -20,6 +20,7 @@ ALL_CROWDS = (
     "all %d annotations are crowds, which are not learned from (data.skip_crowd); some tools "
     "export every mask with iscrowd=1, which is 0 for a single object"
 )
+UPLOAD = re.compile(r"^[0-9a-f]{8}-")  # put by Label Studio before the name of an uploaded file
 MANY = 5  # equal messages from here on become one line
 MAX_LISTED = 10  # names in a line
 
@@ -107,8 +108,8 @@ def _empty_roots(categories: list[dict], used: set[int | str]) -> Iterator[str]:
         if is_root and entry["id"] not in used:
             yield (
                 f"category {show(entry['name'])} has no objects and is the supercategory of "
-                "others (Roboflow writes such a root); it would be trained as a class, remove it "
-                "from 'categories'"
+                "others (Roboflow writes such a root); it would be trained as a class; "
+                "`prepare merge --other_classes=skip` with the others in --classes removes it"
             )
 
 
@@ -128,7 +129,8 @@ def find_by_name(file_names: Sequence[str], image_dir: str) -> dict[str, str]:
     found = {}
     for file_name in file_names:
         plain = file_name.replace("\\", "/")
-        for wanted in (plain, unquote(plain)):
+        quoted = posixpath.basename(unquote(plain))
+        for wanted in (plain, unquote(plain), UPLOAD.sub("", quoted)):
             paths = by_base.get(posixpath.basename(wanted), [])
             ends = [path for path in paths if f"/{wanted}".endswith(f"/{path}")]
             # Of several, the one with most of the folders in the name.

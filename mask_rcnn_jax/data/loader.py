@@ -85,7 +85,7 @@ class TrainLoader:
         factors = epoch_factors(dataset, options, order.repeats, keep_empty=order.keep_empty)
         indices = np.flatnonzero(factors).tolist()
         if not indices:
-            reason = "no image has an object and data.keep_empty is False"
+            reason = "no image has an object that is no crowd, and data.keep_empty is False"
             raise ValueError(f"{dataset_name(dataset)}: no image to train on, since {reason}")
         buckets, shared = canvas_buckets(dataset, indices, options), for_workers(dataset)
         self.canvases = tuple(buckets)

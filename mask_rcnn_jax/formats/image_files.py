@@ -2,17 +2,15 @@
 
 import os
 import posixpath
-import re
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from mask_rcnn_jax.annotations.segmentation import show
+from mask_rcnn_jax.data.checking import UPLOAD
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".jp2", ".gif")
-# Label Studio puts eight digits in front of the name of an uploaded file.
-_UPLOAD = re.compile(r"^[0-9a-f]{8}-")
 
 
 class ImageFiles:
@@ -88,6 +86,6 @@ def _meanings(name: str) -> Iterable[str]:
     except ValueError:
         address, query = urlsplit(""), []
     found = [plain, unquote(plain), *query, unquote(address.path)]
-    uploads = [f"{posixpath.dirname(path)}/{_UPLOAD.sub('', posixpath.basename(path))}"
-               for path in found if _UPLOAD.match(posixpath.basename(path))]  # fmt: skip
+    uploads = [f"{posixpath.dirname(path)}/{UPLOAD.sub('', posixpath.basename(path))}"
+               for path in found if UPLOAD.match(posixpath.basename(path))]  # fmt: skip
     return [path for path in dict.fromkeys(found + uploads) if posixpath.basename(path)]

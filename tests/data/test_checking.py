@@ -59,6 +59,7 @@ NAMES = {
     "/data/local-files/?d=images/z.jpg": "z.jpg",
     "train/twice.jpg": "train/twice.jpg",  # of two the one in the folder that is named
     "100%.jpg": "100%.jpg",
+    "images/0a1b2c3d-a%20b.jpg": "a b.jpg",
 }
 
 
