@@ -18,6 +18,7 @@ from mask_rcnn_jax.formats.label_studio import read_label_studio
 from mask_rcnn_jax.formats.labelme import read_labelme
 from mask_rcnn_jax.formats.masks import read_masks
 from mask_rcnn_jax.formats.reading import Converted, Options, Reader, on_one_line
+from mask_rcnn_jax.formats.supervisely import read_supervisely
 from mask_rcnn_jax.formats.via import read_via
 from mask_rcnn_jax.formats.voc import read_voc
 from mask_rcnn_jax.formats.yolo import read_yolo
@@ -46,6 +47,7 @@ READERS: dict[str, Reader] = {
     "masks": read_masks,
     "labelstudio": read_label_studio,
     "datumaro": read_datumaro,
+    "supervisely": read_supervisely,
 }
 
 

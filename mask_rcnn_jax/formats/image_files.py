@@ -25,7 +25,7 @@ class ImageFiles:
             folders.sort()
             found = os.path.relpath(place, self.folder).replace(os.sep, "/")
             prefix = "" if found == "." else f"{found}/"
-            self.paths += [prefix + name for name in sorted(names) if _is_image(name)]
+            self.paths += [prefix + name for name in sorted(names) if is_image(name)]
         self._by_base, self._by_stem = defaultdict(list), defaultdict(list)
         for path in self.paths:
             base = posixpath.basename(path)
@@ -63,7 +63,8 @@ class ImageFiles:
         return self.folder / paths[0] if paths else None
 
 
-def _is_image(name: str) -> bool:
+def is_image(name: str) -> bool:
+    """Check a file's name for the suffix of an image."""
     return name.lower().endswith(SUFFIXES) and not name.startswith(".")
 
 

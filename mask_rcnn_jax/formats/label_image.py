@@ -11,9 +11,7 @@ from mask_rcnn_jax.annotations.reader import read_regular
 from mask_rcnn_jax.data.images import MAX_BYTES, check_header
 from mask_rcnn_jax.rle import encode_window
 
-# Without loss, unlike JPEG.
-SUFFIXES = (".png", ".tif", ".tiff", ".bmp", ".gif")
-FORMATS = ("PNG", "TIFF", "BMP", "GIF")
+FORMATS = ("PNG", "TIFF", "BMP", "GIF")  # without loss, unlike JPEG
 MAX_INSTANCES = 20_000
 
 

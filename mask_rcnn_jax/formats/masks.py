@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 from mask_rcnn_jax.formats.coco_build import AnnotatedImage, read_image_size
-from mask_rcnn_jax.formats.image_files import ImageFiles
-from mask_rcnn_jax.formats.label_image import SUFFIXES, instances, read_label_image
+from mask_rcnn_jax.formats.image_files import ImageFiles, is_image
+from mask_rcnn_jax.formats.label_image import instances, read_label_image
 from mask_rcnn_jax.formats.reading import Converted, ImageObjects, Options
 
 # What tools put behind the name of the image.
@@ -37,7 +37,7 @@ def read_masks(source: Path, image_dir: Path | None, options: Options) -> Conver
         images = [_of_folder(folder, options.class_name, left_out) for folder in folders]
         return Converted(images, source, left_out)
     files = ImageFiles(image_dir or source)
-    paths = [path for path in sorted(source.rglob("*")) if path.suffix.lower() in SUFFIXES]
+    paths = [path for path in sorted(source.rglob("*")) if is_image(path.name)]
     paths = [p for p in paths if _ENDING.search(p.stem) or not p.is_relative_to(files.folder)]
     if not paths:
         raise ValueError(f"{source}: no masks; beside their images they end in _mask or _masks")
@@ -67,7 +67,7 @@ def _of_folder(folder: Path, label: str, left_out: list[str]) -> AnnotatedImage:
     size = read_image_size(image, folder)
     objects = ImageObjects(size, left_out)
     for path in sorted(folder.iterdir()):
-        if path.suffix.lower() not in SUFFIXES:
+        if not is_image(path.name):
             continue
         found = dict(instances(read_label_image(path, size) > 0, str(path)))
         if True in found:

@@ -18,7 +18,8 @@ from mask_rcnn_jax.formats.reading import (
 )
 
 NAMES = ("data.yaml", "dataset.yaml", "data.yml", "dataset.yml")
-MAX_BYTES = 1 << 26  # of a text file
+MAX_BYTES = 1 << 26  # of a text file with labels
+MAX_NAMES = 1 << 20  # bytes of data.yaml, which takes long to read
 NOT_LABELS = ("classes.txt", "notes.txt")
 
 
@@ -82,7 +83,7 @@ def _names_file(folder: Path) -> Path | None:
 
 def _read_names(path: Path) -> dict[int, str]:
     try:
-        content: Any = yaml.safe_load(read_regular(path, MAX_BYTES))
+        content: Any = yaml.safe_load(read_regular(path, MAX_NAMES))
         names = content.get("names")
         names = dict(enumerate(names)) if isinstance(names, list) else dict(names)
     except (yaml.YAMLError, UnicodeError, RecursionError, AttributeError, TypeError, ValueError):

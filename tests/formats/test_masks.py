@@ -76,6 +76,9 @@ def test_wrong_masks_are_one_line(tmp_path):
     write_image(tmp_path / "images" / "a.png")
     refused("name it with --class_name", class_name=None)
     refused("no masks; beside their images they end in")
+    write_values(tmp_path / "a_mask.jpg", LABELS)
+    refused("a_mask.jpg: damaged, or no PNG, TIFF, BMP or GIF")
+    (tmp_path / "a_mask.jpg").unlink()
     path = tmp_path / "a_mask.png"
     path.write_bytes(b"nothing")
     refused("a_mask.png: damaged, or no PNG, TIFF")

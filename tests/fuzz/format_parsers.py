@@ -16,6 +16,7 @@ from mask_rcnn_jax.formats.convert import convert
 from mask_rcnn_jax.formats.reading import Options
 from mask_rcnn_jax.rle import compressed_rle
 from tests.formats.test_label_studio import packed
+from tests.formats.test_supervisely import bitmap
 from tests.fuzz import hostile
 
 HEIGHT, WIDTH = 64, 48  # of all images
@@ -149,6 +150,19 @@ DATUMARO = {
     }],
 }  # fmt: skip
 
+SUPERVISELY = {
+    "size": {"height": HEIGHT, "width": WIDTH},
+    "objects": [
+        {"classTitle": "a", "geometryType": "polygon",
+         "points": {"exterior": [[5, 5], [40, 5], [40, 50]], "interior": [[[20, 9], [30, 9],
+                                                                           [30, 20]]]}},
+        {"classTitle": "b", "geometryType": "rectangle",
+         "points": {"exterior": [[5, 5], [40, 15]], "interior": []}},
+        {"classTitle": "b", "geometryType": "bitmap",
+         "bitmap": bitmap(np.eye(9, dtype=np.uint8))},
+    ],
+}  # fmt: skip
+
 # Label images, which are the masks of the reader `masks`.
 
 
@@ -191,6 +205,10 @@ FORMATS = {
     ),
     "Datumaro json": (
         documents, writes("datumaro", "case.json", dump_json, DATUMARO), reads("datumaro"),
+    ),
+    "Supervisely json": (
+        documents, writes("sly", "ann/0.png.json", dump_json, SUPERVISELY),
+        reads("supervisely", "ann/0.png.json"),
     ),
     "label images": (
         st.tuples(hostile.places, hostile.byte_edits), write_label_image, reads("masks", "0.png"),

@@ -1,0 +1,39 @@
+"""Image files by the names that annotations have for them."""
+
+import pytest
+
+from mask_rcnn_jax.formats.image_files import ImageFiles
+
+
+@pytest.fixture
+def files(tmp_path):
+    for name in ("a.png", "x/a.png", "x/y/b.JPG", "y/z/c.png", "x/z/c.png", "x/c.txt", ".d.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    return ImageFiles(tmp_path)
+
+
+@pytest.mark.parametrize("name, found", [
+    ("a.png", "a.png"),
+    ("x/a.png", "x/a.png"),
+    ("b.JPG", "x/y/b.JPG"),
+    ("/home/me/q/b.JPG", "x/y/b.JPG"),
+    ("C:\\sets\\x\\z\\c.png", "x/z/c.png"),
+    ("http://host/y/z/c.png?v=1#top", "y/z/c.png"),
+])  # fmt: skip
+def test_a_path_comes_before_a_base_name_and_folders_decide(files, name, found):
+    assert files.find(name, "w") == files.folder / found
+
+
+def test_none_and_several_are_named(files):
+    assert files.paths == ["a.png", "x/a.png", "x/y/b.JPG", "x/z/c.png", "y/z/c.png"]
+    for name in ("c.png", "z/c.png", "other/c.png"):
+        with pytest.raises(ValueError, match="^w: '.*c.png' may be 'x/z/c.png' and 'y/z/c.png' in"):
+            files.find(name, "w")
+    for name in ("gone.png", "", "/", ".d.png", "http://[", "x" * 5000):
+        with pytest.raises(ValueError, match="^w: no image '"):
+            files.find(name, "w")
+    assert files.find_stem("b", "w") == files.folder / "x/y/b.JPG"
+    assert files.find_stem("gone", "w") is None
+    with pytest.raises(OSError, match="no folder 'nowhere', expected images"):
+        ImageFiles("nowhere")
