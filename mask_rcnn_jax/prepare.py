@@ -27,6 +27,7 @@ from absl import flags
 
 from mask_rcnn_jax import cli
 from mask_rcnn_jax.cli_prepare import SPLITS, define_flags
+from mask_rcnn_jax.data.checking import summarize
 from mask_rcnn_jax.data.coco import read_coco
 from mask_rcnn_jax.formats import coco2017
 from mask_rcnn_jax.formats.coco_build import build_coco, write_json
@@ -237,7 +238,8 @@ def prepare_recipe(spec: str) -> None:
 def split() -> None:
     """Write train.json and val.json into --output, or a folder with both for each fold."""
     json_path, folds = only("json"), FLAGS.folds
-    if not (json_path and FLAGS.output and (FLAGS["val"].present or folds)):
+    either = bool(folds) != bool(FLAGS["val"].present)
+    if not (json_path and FLAGS.output and either):
         raise ValueError("prepare split needs --json, --val and --output, or --folds for --val")
     content, output = read_coco(json_path), Path(FLAGS.output)
     if folds:
@@ -247,7 +249,7 @@ def split() -> None:
         parts, missing = split_coco(content, FLAGS.val, FLAGS.seed, FLAGS.group_by)
     for name, part in parts.items():
         write_json(output / f"{name}.json", part)
-    for line in missing:
+    for line in summarize(missing):
         print(line)
 
 

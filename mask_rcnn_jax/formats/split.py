@@ -15,7 +15,7 @@ from mask_rcnn_jax.annotations.segmentation import show
 
 Content = dict[str, Any]
 FOLDER = "folder"
-MAX_TRIED = 100  # groups that might bring a class to a side
+MAX_TRIED = 20  # groups that might bring a class to a side
 
 
 @dataclass(frozen=True)

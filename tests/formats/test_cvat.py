@@ -41,6 +41,15 @@ def test_a_mask_follows_the_rows_of_its_box(tmp_path):
     np.testing.assert_array_equal(joined, expected)
 
 
+def test_the_mask_of_its_documentation_is_a_disk(tmp_path):
+    runs = "3,5,7,7,5,9,3,11,2,11,2,12,1,12,1,26,1,12,1,12,2,11,3,9,5,7,7,5,3"
+    write(tmp_path, f'<mask label="cat" rle="{runs}" left="7" top="8" width="13" height="15"/>')
+    (_, mask), = objects_of(convert_set("cvat", tmp_path)[0])  # fmt: skip
+    assert mask.sum() == mask[8:23, 7:20].sum()
+    widths = [5, 7, 9, 11, 11, 12, 12, 13, 13, 12, 12, 11, 9, 7, 5]
+    assert mask[8:23].sum(axis=1).tolist() == widths
+
+
 def test_boxes_are_objects_where_asked_and_rotated_shapes_rotate(tmp_path):
     turned = '<box label="cat" xtl="20" ytl="20" xbr="60" ybr="40" rotation="90"/>'
     ellipse = '<ellipse label="dog" cx="40" cy="30" rx="20" ry="10" rotation="90.0"/>'

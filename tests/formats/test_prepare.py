@@ -62,6 +62,7 @@ def test_check_prints_every_problem_and_fails(coco_files):
         (["labelme", "--input", "nowhere", "--output", "a.json"], "no folder 'nowhere'"),
         (["via", "--input", "nowhere", "--output", "a.json"], "no file 'nowhere'"),
         (["split", "--json", "a", "--output", "b"], "prepare split needs --json, --val and"),
+        (["split", "--json=a", "--output=b", "--val=3", "--folds=3"], "prepare split needs --json"),
         (["split", "--json", "a", "--json", "b", "--output", "c"], "--json is given 2 times"),
         (["check", "--json", "a", "--images", "b", "--images", "c"], "--images is given 2 times"),
         (["merge", "--json", "a.json"], "prepare merge needs --json for each set, and --output"),
@@ -116,21 +117,20 @@ def test_annotations_of_via(tmp_path):
     assert "no problem in 1 images, 1 annotations, 1 classes" in done.stdout
 
 
-def test_masks_of_any_format_become_a_sound_set(tmp_path):
-    """Left out objects are named and counted, and the folder of the images is said."""
+def test_labels_of_another_format_become_a_sound_set(tmp_path, capsys):
+    """Objects that are left out are named and counted, and the folder of the images is said."""
     cv2.imwrite(str(tmp_path / "a.png"), np.zeros((40, 60, 3), np.uint8))
     lines = ["0 0.1 0.1 0.5 0.1 0.5 0.5"] + ["1 0.5 0.5 0.2 0.2"] * 6
     (tmp_path / "a.txt").write_text("\n".join(lines))
     output = tmp_path / "new" / "all.json"
     arguments = ["convert", "--from=yolo", "--input", tmp_path, "--output", output]
-    done = prepare(*arguments, "--classes=cat,dog")
-    assert (done.returncode, done.stderr) == (0, "")
-    first, *_, last = done.stdout.splitlines()
+    assert run_inside("prepare", *arguments, "--classes=cat,dog") == 0
+    first, *_, last = capsys.readouterr().out.splitlines()
     where = f"{tmp_path / 'a.txt'}: line 2 (dog), a box; --boxes makes objects of boxes"
     assert first == f"left out: 6 times, first: {where}"
     assert last == f"{output}: 1 objects, 2 classes, 6 left out; the images are in {tmp_path}"
-    done = prepare("check", "--json", output, "--images", tmp_path)
-    assert "no problem in 1 images, 1 annotations, 2 classes" in done.stdout
+    assert run_inside("prepare", "check", "--json", output, "--images", tmp_path) == 0
+    assert "no problem in 1 images, 1 annotations, 2 classes" in capsys.readouterr().out
 
 
 def test_folders_of_scenes_become_one_set_that_splits_by_scene(tmp_path, capsys):
