@@ -44,7 +44,10 @@ def read_yolo(source: Path, image_dir: Path | None, options: Options) -> Convert
         raise ValueError(f"{source}: no data.yaml names its classes, name them with --classes")
     files = ImageFiles(image_dir or _image_folder(folder))
     labels = {path: _label_file(path, files, folder, image_dir) for path in files.paths}
-    read = {path for path in labels.values() if path is not None}
+    read: dict[Path, str] = {}
+    for name, path in labels.items():
+        if path is not None and read.setdefault(path, name) != name:
+            raise ValueError(f"{path} may be of {show(read[path])} or {show(name)}")
     rest = [path for path in _label_files(folder, image_dir) if path not in read]
     if not read or rest:
         missing = f"{rest[0]} has no image" if rest else "no labels"

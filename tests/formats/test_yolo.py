@@ -91,4 +91,8 @@ def test_labels_without_an_image_and_folders_without_labels_are_named(tmp_path):
     refuses("a.txt: not a text in UTF-8", "yolo", tmp_path)
     (tmp_path / "labels" / "a.txt").unlink()
     refuses("no labels in", "yolo", tmp_path)
+    write(tmp_path, "images/more", "labels")
+    write(tmp_path, "images", "labels")
+    words = "a.txt may be of 'a.png' or 'more/a.png'"
+    refuses(words, "yolo", tmp_path, tmp_path / "images")
     refuses("no file or folder", "yolo", tmp_path / "none")
