@@ -96,7 +96,9 @@ def test_workers_end_with_the_reader_of_their_results():
 def test_workers_end_with_their_owner(number, to_group):
     """A signal to the group reaches them too; it is the owner's to say what follows."""
     code = (
-        "import itertools\n"
+        "import itertools, signal\n"
+        # A test run in the background of a shell ignores it, and so would its children.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from tests.evaluation.test_encode_workers import *\n"
         "found = encode_images(itertools.cycle(images(4)), **OPTIONS, num_workers=2)\n"
         "next(found)\n"
