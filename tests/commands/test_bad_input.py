@@ -340,7 +340,7 @@ def test_faulty_flags(entry, arguments, words, fails, monkeypatch, tmp_path):
     [
         ("train", [*config_flags({"train.bath_size": 4}), "--workdir=w"], "batch_size"),
         ("train", [*config_flags({"data.train_json": "none.json"}), "--workdir=w"], "none.json"),
-        ("infer", ["--workdir=w", "--input=tests", "--output=o"], "--input tests: no images"),
+        ("infer", ["--workdir=w", "--input=launch", "--output=o"], "--input launch: no images"),
     ],
 )
 def test_the_same_from_a_shell(entry, arguments, words, cache):
