@@ -110,7 +110,7 @@ class Predictor:
     @overload
     def __call__(self, images: Sequence[ImageLike]) -> list[Result]: ...
 
-    def __call__(self, images: ImageLike | Sequence[ImageLike]) -> Result | list[Result]:
+    def __call__(self, images: Any) -> Result | list[Result]:
         """Detect objects in one image, or in several, whatever their sizes.
 
         Args:
