@@ -47,7 +47,8 @@ def _compile(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
     """Compile, with products from cuBLAS alone where XLA's first choice does not work.
 
     Its Triton code generator has no tiles for some products with fused reads, such as those behind
-    the windowed attention of `ViT`. On a GPU, autotuning finds another way.
+    the windowed attention of `ViT`. On a GPU, autotuning may find another way (openxla/xla pull
+    request 36792).
     """
     try:
         return lowered.compile()

@@ -15,12 +15,17 @@ def outer_parts(parts: Sequence[np.ndarray]) -> list[np.ndarray]:
     depths = [_depth(part, parts) for part in parts]
     outer = [_turned(part, 1) for part, depth in zip(parts, depths, strict=True) if not depth % 2]
     holes = [_turned(part, -1) for part, depth in zip(parts, depths, strict=True) if depth % 2]
+    if not outer:  # each lies in another, only where polygons cross
+        return list(parts)
+    joined = list(outer)
     for hole in holes:
         around = [k for k, part in enumerate(outer) if _contains(part, hole)]
+        if not around:  # only where polygons cross
+            continue
         # The smallest of them is its own: others hold an island in a hole.
         own = min(around, key=lambda k: cv2.contourArea(outer[k]))
-        outer[own] = _bridged(outer[own], hole)
-    return outer
+        joined[own] = _bridged(joined[own], hole)
+    return joined
 
 
 def join_parts(parts: Sequence[np.ndarray]) -> np.ndarray:

@@ -20,7 +20,7 @@ class Result:
     """N objects in one image, by descending score; coordinates are its pixels.
 
     `len(result)` is N. `result[k]`, `result[:5]` and `result[result.scores > 0.7]` are results
-    with some objects, and iterating gives one for each. No arrays are copied.
+    with some objects, and iterating gives one for each.
 
     Attributes:
         image: uint8 [H, W, 3] RGB.

@@ -55,6 +55,15 @@ def test_one_line_around_holes_and_parts_covers_what_they_do(parts, outer, rever
     assert area == pytest.approx(exact)
 
 
+def test_polygons_that_cross_do_no_harm():
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        parts = [rng.uniform(0, 50, (5, 2)).astype(np.float32) for _ in range(4)]
+        assert np.isfinite(join_parts(parts)).all()
+    within_each_other = [square(0, 0, 20), square(-10, -10, 20)[[2, 3, 0, 1]]]
+    assert len(outer_parts(within_each_other)) == 2
+
+
 @pytest.fixture
 def saved(tmp_path):
     result = make_result()
