@@ -33,6 +33,7 @@ def get_config() -> ConfigDict:
     config.data.update(val_json="val.json", val_images="val", image_dtype="uint8", num_workers=4)
     # "contiguous": your category ids may be anything.
     config.data.update(class_ids="contiguous", bad_annotations="error", augment=())
+    config.data.keep_empty = True  # negative examples
     config.optim.update(learning_rate=0.005, reference_batch=4, weight_decay=1e-4, clip_norm=10.0)
     config.optim.update(decay_on=("kernel", "kernel_bias"))
     config.optim.update(warmup_until=0.05, decay_at=(0.7, 0.9))

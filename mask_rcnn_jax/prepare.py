@@ -85,6 +85,8 @@ NAMED = {"weights": f"one name of {weight_names()}", "tao_spec": "the path of on
 
 def main(positional: Sequence[str]) -> None:
     action, *names = positional or [""]
+    if action in READERS and action not in COMMANDS:
+        raise ValueError(f"{action} is a format: prepare convert --from {action}")
     if action in NAMED and len(names) != 1:
         raise ValueError(f"prepare {action} needs {NAMED[action]}")
     if action not in COMMANDS or (names and action not in NAMED):

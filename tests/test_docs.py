@@ -74,6 +74,18 @@ def test_the_site_lists_every_page():
     assert sorted(listed) == sorted(page.name for page in (ROOT / "docs").glob("*.md"))
 
 
+def test_getting_started_takes_the_steps_of_own_data():
+    """tests/commands/test_walk.py runs those that are marked there."""
+    pages = [(ROOT / "docs" / name).read_text() for name in ("own_data.md", "getting_started.md")]
+    joined = [re.sub(r"\\\n\s*", "", page) for page in pages]
+    walk = "".join(re.findall(r"<!-- walk -->\n```bash\n(.*?)```", joined[0], re.S))
+    steps = joined[1].split("## With your own classes")[1].split("```")[1].splitlines()[1:]
+    assert [step for step in steps if " weights " not in step and step not in walk] == [
+        "python -m mask_rcnn_jax.infer --workdir runs/mine --input new --output out"
+    ]
+    assert len(steps) == 6
+
+
 def test_every_message_of_own_data_is_said_somewhere():
     page = (ROOT / "docs" / "own_data.md").read_text().split("## Error messages")[1]
     source = "".join(path.read_text() for path in sorted((ROOT / "mask_rcnn_jax").rglob("*.py")))

@@ -1,0 +1,96 @@
+"""Train a recipe from several seeds, one after the other, to see how often a run diverges.
+
+    python -m benchmarks.seeds --config finetune --seeds 0,1,2 --json seeds.json \\
+        --config.data.train_json=train.json --config.data.train_images=train
+
+A seed chooses the new weights, the order of the images, flips and samples; all seeds share one
+compiled step. A run ends after `train.steps`, or at the first step with a loss that is not finite.
+Nothing is evaluated or saved but the losses. Prints a table with a row per seed; the file has the
+total loss and the gradient norm of every step.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+import jax
+from absl import flags
+from ml_collections import ConfigDict
+
+from mask_rcnn_jax import cli
+from mask_rcnn_jax.data.kinds import resolve_augment
+from mask_rcnn_jax.training import setup
+from mask_rcnn_jax.training.averaging import weight_average
+from mask_rcnn_jax.training.checks import check_config
+from mask_rcnn_jax.training.optim import make_schedule
+from mask_rcnn_jax.training.step import loss_options, make_mesh, make_train_step, replicate
+from mask_rcnn_jax.weights.restore import make_model
+
+HEADER = (
+    "| seed | steps | largest loss | last loss | largest gradient norm |\n|---|---|---|---|---|"
+)
+Losses = dict[str, list[float]]
+
+
+def train_seeds(config: ConfigDict, seeds: Sequence[int], report) -> None:
+    """Call `report(seed, losses)` after each run, `losses` having a list per metric."""
+    config = setup.resolve_config(config)
+    config.data.val_json = ""
+    mesh = make_mesh()
+    parts = check_config(config, mesh.size, None)
+    dataset, _ = setup.open_datasets(config, None, None)
+    setup.set_steps(config, dataset)
+    counts = setup.image_counts(config, dataset)
+    model = make_model(config, len(dataset.class_names), config.train.remat, counts)
+    schedule, kinds = make_schedule(config), resolve_augment(config, None)
+    options = {"loss": loss_options(config), "averaging": weight_average(config)}
+    options |= {"flip_probability": config.data.flip_probability, "accumulate_steps": parts}
+    _, tx = setup.initial_state(config, model, schedule, None, resuming=False)
+
+    @jax.jit
+    def step(seed, state, batch):
+        return make_train_step(model, tx, schedule, mesh, seed=seed, **options)(state, batch)
+
+    for seed in seeds:
+        config.train.seed = seed
+        state, _ = setup.initial_state(config, model, schedule, None, resuming=False)
+        state, losses = replicate(state, mesh), {"loss/total": [], "grad_norm": []}
+        with closing(setup.make_train_loader(config, dataset, 0, kinds)) as batches:
+            for _ in range(config.train.steps):
+                state, metrics = step(seed, state, next(batches))
+                for name, values in losses.items():
+                    values.append(float(metrics[name]))
+                if not math.isfinite(losses["loss/total"][-1]):
+                    break
+        report(seed, losses)
+
+
+def row(seed: int, losses: Losses) -> str:
+    total, norm = losses["loss/total"], losses["grad_norm"]
+    figures = f"{max(total):.3g} | {total[-1]:.3g} | {max(norm):.3g}"
+    return f"| {seed} | {len(total)} | {figures} |"
+
+
+def _define_flags() -> None:
+    cli.define_config()
+    flags.DEFINE_list("seeds", ["0", "1"], "Seeds, one run each.")
+    flags.DEFINE_string("json", None, "Write the losses of all steps to this file.")
+
+
+def main(_: Sequence[str]) -> None:
+    runs: dict[int, Losses] = {}
+
+    def report(seed: int, losses: Losses) -> None:
+        runs[seed] = losses
+        print(row(seed, losses), flush=True)
+        if flags.FLAGS.json:
+            Path(flags.FLAGS.json).write_text(json.dumps(runs) + "\n")
+
+    print(HEADER)
+    train_seeds(flags.FLAGS.config, [int(seed) for seed in flags.FLAGS.seeds], report)
+
+
+if __name__ == "__main__":
+    cli.run(main, _define_flags)
