@@ -68,8 +68,8 @@ JSONS = {
         ["lacks 'segmentation'"],
     ),
     "a part of two points beside a sound one": (
-        {"annotations": [BOX | {"segmentation": [*BOX["segmentation"], [1, 1, 0, 2]]}]},
-        2,
+        {"annotations": [BOX | {"segmentation": [*BOX["segmentation"], [1, 1, 2, 2]]}]},
+        0,
         ["annotation 1", "a part is left out", "three points"],
     ),
 }

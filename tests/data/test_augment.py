@@ -214,16 +214,6 @@ def both(example, rng):
     return brighten(mirror(example, rng), rng)
 
 
-def test_draws_do_not_depend_on_workers_processes_or_where_a_run_resumed():
-    dataset = ShapeSet("train", 7)
-    whole = rows(train_batches(dataset, 8, SQUARE, augment=both))
-    assert rows(train_batches(dataset, 8, SQUARE, augment=both, workers=2)) == whole
-    assert rows(train_batches(dataset, 8, SQUARE, augment=both, processes=2)) == whole
-    assert rows(train_batches(dataset, 8, SQUARE, augment=both, processes=4)) == whole
-    assert rows(train_batches(dataset, 5, SQUARE, augment=both, start=3)) == whole[3:]
-    assert rows(train_batches(dataset, 8, SQUARE, augment=both, seed=4)) != whole
-
-
 def test_draws_are_new_in_every_epoch_and_for_every_image():
     batches = train_batches(ShapeSet("train", 5), 20, SQUARE, augment=brighten, global_batch=1)
     draws = [(int(b.image_index[0]), int(b.images[0, 0, 0, 0])) for (b,) in batches]
