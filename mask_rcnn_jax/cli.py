@@ -13,6 +13,7 @@ from pathlib import Path
 from absl import flags, logging
 from ml_collections import config_flags
 
+from mask_rcnn_jax import console
 from mask_rcnn_jax.cli_help import format_entries, format_help
 from mask_rcnn_jax.cli_processes import PROCESS_FLAGS, join_processes
 from mask_rcnn_jax.config import flatten, load_config, load_run_config
@@ -231,14 +232,9 @@ def set_up_logging() -> None:
     logging.use_absl_handler()
     logging.set_verbosity(logging.INFO)
     handler = logging.get_absl_handler()
-    handler.setFormatter(_PrintableFormatter("%(message)s"))
+    handler.setFormatter(console.make_formatter())
     handler.addFilter(_is_wanted)
     sys.unraisablehook = _say_unraisable
-
-
-class _PrintableFormatter(std_logging.Formatter):
-    def format(self, record: std_logging.LogRecord) -> str:
-        return printable(super().format(record))
 
 
 def _is_wanted(record: std_logging.LogRecord) -> bool:

@@ -2,17 +2,18 @@
 
 import time
 
-from absl import logging
+from mask_rcnn_jax import console
 
 
 class Progress:
     """Logs items, rate and remaining time for a long task every few seconds.
 
     total: may be an estimate, or None if unknown.
+    every_seconds: between lines of a log; in a terminal one line changes more often.
     """
 
-    def __init__(self, task: str, total: int | None, *, every_seconds: float = 10.0):
-        self._task, self._total, self._every = task, total, every_seconds
+    def __init__(self, task: str, total: int | None, *, every_seconds: float = console.LOG_SECONDS):
+        self._task, self._total, self._every = task, total, console.interval(every_seconds)
         self._done = 0
         self._start = self._logged = time.monotonic()
 
@@ -31,7 +32,7 @@ class Progress:
             done += f" of {self._total}"
             if rate and not finished:
                 left = f", {clock((self._total - self._done) / rate)} left"
-        logging.info("%s, %.3g per second, %s%s", done, rate, clock(seconds), left)
+        console.update(f"{done}, {rate:.3g} per second, {clock(seconds)}{left}")
 
 
 def clock(seconds: float) -> str:

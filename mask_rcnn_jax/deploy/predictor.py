@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 from PIL import Image, ImageOps
 
+from mask_rcnn_jax import console
 from mask_rcnn_jax.data.images import decode_image
 from mask_rcnn_jax.data.options import example_options, has_inclusive_boxes
 from mask_rcnn_jax.data.resize import ResizePlan, resize_image, resize_plan
@@ -222,8 +223,10 @@ class Predictor:
         with self._lock:
             key = inputs.shape[1:3]
             if key not in self._compiled:
-                lowered = self._predict.lower(self._variables, inputs, sizes)
-                self._compiled[key] = lowered.compile()
+                doing = f"compiling the detector for images of {key[0]} x {key[1]}"
+                with console.lasting(doing, "compiled"):
+                    lowered = self._predict.lower(self._variables, inputs, sizes)
+                    self._compiled[key] = lowered.compile()
             return self._compiled[key]
 
 

@@ -13,6 +13,8 @@ from pycocotools.cocoeval import COCOeval
 
 from mask_rcnn_jax.evaluation.coco import category_names
 from mask_rcnn_jax.evaluation.engines import index_annotations
+from mask_rcnn_jax.report import outcomes
+from mask_rcnn_jax.report.browser import BrowsedImage, browsed_images
 from mask_rcnn_jax.report.errors import DetectionError, false_positives, image_entries, misses
 
 # Indices into COCOeval's iouThrs (0.50, 0.55, ... 0.95).
@@ -42,6 +44,10 @@ class Analysis(NamedTuple):
     confusion: np.ndarray  # [K + 1, K + 1] int, see `confusion_matrix`
     misses: list[DetectionError]
     false_positives: list[DetectionError]
+    limits: np.ndarray  # [POSITIONS] score thresholds of the slider, over `histogram_range`
+    counts: outcomes.ScoreCounts  # for each of them
+    shapes: outcomes.ObjectShapes
+    browsed: list[BrowsedImage]
 
     @property
     def num_objects(self) -> int:
@@ -55,13 +61,17 @@ def analyze(evaluation: COCOeval) -> Analysis:
     has_truth = (precision > -1).all(axis=(0, 1))
     ap = precision.mean(axis=1)  # [T, K]
     objects = _count_objects(evaluation)
-    scores, is_true = _detection_scores(evaluation)
+    known, found = outcomes.outcomes(evaluation, IOU_50)
+    scores = np.array([one.score for one in found], np.float64)
+    is_true = np.array([one.is_true for one in found], bool)
     threshold = best_threshold(scores, is_true, int(objects[:, 0].sum()))
     kept = scores >= threshold
     score_range = float(scores.min(initial=0)), float(scores.max(initial=1))
     names = category_names(list(evaluation.cocoGt.cats.values()))
     parts = scores[is_true], scores[~is_true]
     histogram = [np.histogram(part, HISTOGRAM_BINS, score_range)[0] for part in parts]
+    limits = outcomes.thresholds(*score_range)
+    images = [evaluation.cocoGt.imgs[i] for i in evaluation.params.imgIds]
     return Analysis(
         kind={"bbox": "box", "segm": "mask"}[evaluation.params.iouType],
         stats=np.array(evaluation.stats),
@@ -80,6 +90,10 @@ def analyze(evaluation: COCOeval) -> Analysis:
         confusion=confusion_matrix(evaluation, threshold),
         misses=misses(evaluation, IOU_50, threshold, names),
         false_positives=false_positives(evaluation, IOU_50, threshold, names),
+        limits=limits,
+        counts=outcomes.count(known, found, len(objects), limits),
+        shapes=outcomes.object_shapes(known, threshold),
+        browsed=browsed_images(images, known, found, threshold),
     )
 
 
@@ -141,15 +155,3 @@ def _count_objects(evaluation: COCOeval) -> np.ndarray:
         for k, entry in image_entries(evaluation, area):
             count[k, area] += len(entry["gtIgnore"]) - int(np.sum(entry["gtIgnore"]))
     return count
-
-
-def _detection_scores(evaluation: COCOeval) -> tuple[np.ndarray, np.ndarray]:
-    """Score [n] and correctness [n] of all non-ignored detections with a finite score."""
-    all_scores, all_true = [np.zeros(0)], [np.zeros(0, bool)]
-    for _, entry in image_entries(evaluation, 0):
-        kept = ~entry["dtIgnore"][IOU_50].astype(bool)
-        all_scores.append(np.asarray(entry["dtScores"], np.float64)[kept])
-        all_true.append(entry["dtMatches"][IOU_50][kept] > 0)
-    scores, is_true = np.concatenate(all_scores), np.concatenate(all_true)
-    finite = np.isfinite(scores)
-    return scores[finite], is_true[finite]

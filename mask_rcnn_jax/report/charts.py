@@ -1,4 +1,4 @@
-"""Inline SVG charts: precision-recall curves, score histograms, training curves.
+"""Inline SVG charts: precision-recall curves, histograms, training curves.
 
 Colors and text sizes are classes of the report's stylesheet, so charts follow the reader's light or
 dark scheme. Coordinates are in viewBox units; the page scales the viewBox to its column.
@@ -89,6 +89,38 @@ def score_histogram(analysis: Analysis) -> str:
     label = f'<text x="{left + width / 2}" y="{bottom + 38}" text-anchor="middle">Score</text>'
     title = f"Histogram of the scores of true and false {analysis.kind} detections"
     return _svg(460, bottom + 46, title, [*parts, label])
+
+
+def found_histogram(
+    title: str, unit: str, values: np.ndarray, found: np.ndarray, limits: tuple[int, int]
+) -> str:
+    """Draw how many objects of each value there are, those that were found below the others.
+
+    Bins are half powers of two from 2^limits[0] to 2^limits[1]; values beyond are in the outer
+    bins. values: [n] float; found: [n] bool; unit: of the values, for the labels.
+    """
+    low, high = limits
+    bins = 2 * (high - low)
+    powers = np.log2(np.clip(values, 2.0**low, 2.0**high))
+    places = np.minimum(2 * (powers - low), bins - 1).astype(int)
+    counts = np.stack([np.bincount(places[part], minlength=bins) for part in (found, ~found)])
+    top = max(1.0, _round_up(float(counts.sum(axis=0).max())))
+    area = PlotArea(46, 12, 400, 150, (low, high), (0, top))
+    ticks = [(power, f"{2.0**power:g}") for power in range(low, high + 1)]
+    parts = [_axes(area, ticks, [(y, _short(y)) for y in (0, top / 2, top)], unit, "")]
+    width = area.width / bins
+    for i in np.flatnonzero(counts.sum(axis=0)):
+        edges = " to ".join(f"{2.0 ** (low + edge / 2):.3g}" for edge in (i, i + 1))
+        told = f"<title>{edges}: {counts[0, i]} found, {counts[1, i]} missed</title>"
+        base = 0
+        for name, number in zip(("true", "false"), counts[:, i], strict=True):
+            (x, y), (_, bottom) = (area.to_viewbox(low + i / 2, base + n) for n in (number, 0))
+            parts.append(
+                f'<rect class="{name}" x="{x + 0.5:.1f}" y="{y:.1f}" width="{width - 1:.1f}" '
+                f'height="{bottom - y:.1f}">{told}</rect>'
+            )
+            base += number
+    return _svg(460, 204, title, parts)
 
 
 def training_curve(

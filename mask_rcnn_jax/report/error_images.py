@@ -31,7 +31,7 @@ def draw_error(image: np.ndarray, error: DetectionError) -> tuple[str, str]:
     method = cv2.INTER_CUBIC if scale > 1 else cv2.INTER_AREA
     crop = cv2.resize(image[y0:y1, x0:x1], size, interpolation=method)
     truth, found = (_draw(crop, shown, window, scale) for shown in (error.truth, error.detections))
-    return _data_uri(truth), _data_uri(found)
+    return data_uri(truth), data_uri(found)
 
 
 def error_window(box: Sequence[float], height: int, width: int) -> tuple[int, int, int, int]:
@@ -86,7 +86,8 @@ def _box_and_mask(instance: Instance) -> tuple[tuple[float, ...], np.ndarray | N
     return (x, y, x + w, y + h), mask if mask.size else np.zeros((1, 1), np.float32)
 
 
-def _data_uri(image: np.ndarray) -> str:
+def data_uri(image: np.ndarray, quality: int = QUALITY) -> str:
+    """Return uint8 [H, W, 3] RGB as a JPEG data URI."""
     bgr = cv2.cvtColor(image, cv2.COLOR_RGB2BGR)
-    _, data = cv2.imencode(".jpg", bgr, [cv2.IMWRITE_JPEG_QUALITY, QUALITY])
+    _, data = cv2.imencode(".jpg", bgr, [cv2.IMWRITE_JPEG_QUALITY, quality])
     return "data:image/jpeg;base64," + base64.b64encode(data.tobytes()).decode("ascii")

@@ -1,8 +1,9 @@
 """Self-contained HTML report of an evaluation: numbers, curves, tables, images.
 
-The page loads nothing: its stylesheet, its one script (which sorts tables), its charts and its
-images are inline, and its content security policy forbids everything else. Every name from the data
-is escaped. The number and size of images and tables are bounded, and so is the page.
+The page loads nothing: its stylesheet, its one script (which sorts tables, follows the score
+threshold and orders images), its charts and its images are inline, and its content security policy
+forbids everything else. Every name from the data is escaped. The number and size of images and
+tables are bounded, and so is the page.
 """
 
 import base64
@@ -16,17 +17,28 @@ import numpy as np
 
 from mask_rcnn_jax.report import tables
 from mask_rcnn_jax.report.analysis import Analysis
-from mask_rcnn_jax.report.charts import pr_curves, score_histogram
+from mask_rcnn_jax.report.charts import found_histogram, pr_curves, score_histogram
 from mask_rcnn_jax.report.error_images import draw_error
 from mask_rcnn_jax.report.errors import DetectionError
+from mask_rcnn_jax.report.explore import images_section, threshold_section
 from mask_rcnn_jax.report.training_section import training_section
 
-STYLE = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
-SCRIPT = Path(__file__).with_name("page.js").read_text(encoding="utf-8")
+STYLE, SCRIPT = (
+    "".join(
+        Path(__file__).with_name(f"{name}.{kind}").read_text(encoding="utf-8")
+        for name in ("page", "explore")
+    )
+    for kind in ("css", "js")
+)
 _MISSES = (
     "Objects without a detection of their category that reaches the score threshold. The cost of a "
     "miss is 1 minus the score of its matched detection, or 1 without a match; on a tie, larger "
     "objects come first."
+)
+_FOOTER = (
+    "<footer>Scores are computed by pycocotools. A detection is true if it matches an object of "
+    "its category at IoU 0.50, unless another IoU is given; at most 100 detections per category "
+    "and image count.</footer>\n"
 )
 _FALSE_POSITIVES = (
     "Detections that reach the score threshold and match no object of their category. The cost of "
@@ -48,24 +60,31 @@ def write_report(
         path: the HTML file.
         title: page title; names the evaluated model or results.
         about: further facts by name, shown below the title.
-        analyses: one per result type, at least one; confusion and error images use the last.
+        analyses: one per result type; the last is that of confusion, threshold and images. Without
+            one, the page has the training alone.
         read_image: returns uint8 [H, W, 3] RGB for an image entry of the json, or None if it is
             unavailable, which the page then states in its place.
         records: records of the run's metrics.jsonl; may be empty.
     """
-    main = analyses[-1]
-    counts = {"Images": main.num_images, "Objects": main.num_objects}
-    counts["Categories"] = len(main.categories)
-    facts = {**about, **{name: f"{count:,}" for name, count in counts.items()}}
-    sections = {
-        "Curves": _curves(analyses),
-        "Categories": _categories(analyses),
-        "Scores": _scores(analyses),
-        "Confusion": _confusion(main),
-        "Misses": _gallery(main, "Misses", _MISSES, read_image),
-        "False positives": _gallery(main, "False positives", _FALSE_POSITIVES, read_image),
-        "Training": training_section(records),
-    }
+    facts = dict(about)
+    sections = {"Training": training_section(records)}
+    if analyses:
+        main = analyses[-1]
+        counts = {"Images": main.num_images, "Objects": main.num_objects}
+        counts["Categories"] = len(main.categories)
+        facts |= {name: f"{count:,}" for name, count in counts.items()}
+        sections = {
+            "Curves": _curves(analyses),
+            "Categories": _categories(analyses),
+            "Threshold": threshold_section(main),
+            "Images": images_section(main, read_image),
+            "Scores": _scores(analyses),
+            "Confusion": _confusion(main),
+            "Objects": _objects(main),
+            "Misses": _gallery(main, "Misses", _MISSES, read_image),
+            "False positives": _gallery(main, "False positives", _FALSE_POSITIVES, read_image),
+            **sections,
+        }
     sections = {name: content for name, content in sections.items() if content}
     links = "".join(f'<a href="#{_anchor(name)}">{name}</a>' for name in sections)
     pairs = [(escape(name), escape(value)) for name, value in facts.items()]
@@ -75,15 +94,17 @@ def write_report(
     page = (
         f"<!doctype html>\n{_head(title)}\n<body>\n<header><h1>{escape(title)}</h1>"
         f"<dl>{entries}</dl></header>\n<main>\n"
-        f'<section aria-label="Summary">{tables.tiles(analyses)}</section>\n'
-        f"<nav>{links}</nav>\n{body}\n</main>\n"
-        "<footer>Scores are computed by pycocotools. A detection is true if it matches an object "
-        "of its category at IoU 0.50, unless another IoU is given; at most 100 detections per "
-        "category and image count.</footer>\n"
+        f"{_summary(analyses)}<nav>{links}</nav>\n{body}\n</main>\n{_FOOTER if analyses else ''}"
         f"<script>{SCRIPT}</script>\n</body>\n</html>\n"
     )
     # A json may contain lone surrogates, which UTF-8 cannot encode.
     Path(path).write_text(page, encoding="utf-8", errors="replace")
+
+
+def _summary(analyses: Sequence[Analysis]) -> str:
+    if not analyses:
+        return ""
+    return f'<section aria-label="Summary">{tables.tiles(analyses)}</section>\n'
 
 
 def _head(title: str) -> str:
@@ -120,6 +141,23 @@ def _curves(analyses: Sequence[Analysis]) -> str:
 def _categories(analyses: Sequence[Analysis]) -> str:
     sizes, categories = tables.sizes_table(analyses), tables.categories_table(analyses)
     return f"<h2>Sizes and categories</h2>{sizes}<p></p>{categories}"
+
+
+def _objects(main: Analysis) -> str:
+    sides, aspects, found = main.shapes
+    if not len(sides):
+        return ""
+    size = found_histogram(
+        "Objects by size", "Square root of the area in pixels", sides, found, (1, 10)
+    )
+    aspect = found_histogram("Objects by aspect ratio", "Width by height", aspects, found, (-3, 3))
+    return (
+        "<h2>Objects by size and aspect ratio</h2>"
+        '<p class="soft"><span class="swatch true"></span>Found with a score of '
+        f'{main.threshold:.2f} or more, <span class="swatch false"></span>missed.</p>'
+        f'<div class="charts"><div><h3>Size</h3>{size}</div>'
+        f"<div><h3>Aspect ratio</h3>{aspect}</div></div>"
+    )
 
 
 def _scores(analyses: Sequence[Analysis]) -> str:

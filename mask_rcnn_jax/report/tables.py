@@ -62,6 +62,42 @@ def categories_table(analyses: Sequence[Analysis]) -> str:
     return _table(caption, "Category", heads, rows, sorted_by=len(heads) - 1)
 
 
+def counts_table(main: Analysis, position: int) -> str:
+    """Sortable table of the counts per category at a position of the slider.
+
+    Rows hold the counts at all positions, for the page's script.
+    """
+    objects, found, false = main.counts
+    rows = [
+        _counts_row(main.categories[k], objects[k], found[k], false[k], position)
+        for k in np.argsort(-objects, kind="stable")
+    ]
+    total = _counts_row("All", objects.sum(), found.sum(axis=0), false.sum(axis=0), position)
+    heads = ["Objects", "Found", "Missed", "False", "Precision", "Recall", "F1"]
+    table = _table(f"{_title(main)} detections by category", "Category", heads, rows, sorted_by=1)
+    table = table.replace('class="plain', 'class="counts plain', 1)
+    return table.replace("</tbody>", f"</tbody><tfoot>{total}</tfoot>", 1)
+
+
+def _counts_row(
+    name: str, objects: int, found: np.ndarray, false: np.ndarray, position: int
+) -> str:
+    right, wrong = int(found[position:].sum()), int(false[position:].sum())
+    counts = [int(objects), right, int(objects) - right, wrong]
+    shares = [(right, right + wrong), (right, objects), (2 * right, right + wrong + objects)]
+    cells = "".join(f'<td data-v="{count}">{count:,}</td>' for count in counts)
+    cells += "".join(_bar(part / whole if whole else -1) for part, whole in shares)
+    return (
+        f'<tr data-found="{_joined(found)}" data-false="{_joined(false)}">'
+        f'<th scope="row">{escape(name)}</th>{cells}</tr>'
+    )
+
+
+def _joined(counts: np.ndarray) -> str:
+    """Join counts with commas; a zero is nothing."""
+    return ",".join(str(count) if count else "" for count in counts)
+
+
 def confusion_table(main: Analysis) -> str:
     """Confusion matrix, with small cells without numbers if there are many categories."""
     names, matrix = _largest_confusion(main)

@@ -1,7 +1,8 @@
 """A model over a data set: detections, COCO scores, validation losses and images."""
 
 import json
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from itertools import chain
@@ -15,6 +16,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 from pycocotools.cocoeval import COCOeval
 
+from mask_rcnn_jax import console
 from mask_rcnn_jax.data.dataset import Dataset, category_ids, is_boxes_only
 from mask_rcnn_jax.data.ground_truth import ground_truth
 from mask_rcnn_jax.data.loader import EvalLoader
@@ -33,6 +35,8 @@ from mask_rcnn_jax.progress import Progress
 from mask_rcnn_jax.safe_text import file_name, printable, safe_stdout
 from mask_rcnn_jax.structures import Batch, Detections
 from mask_rcnn_jax.training import processes, step
+from mask_rcnn_jax.training.compiling import say_compiling
+from mask_rcnn_jax.training.metrics import PER_CLASS
 from mask_rcnn_jax.training.setup import make_eval_loader
 from mask_rcnn_jax.training.step import TrainState, shard_batch
 
@@ -62,7 +66,8 @@ def make_validation(
     """`validate(state) -> (metrics, images)`; everything is also written below `eval/<step>/`.
 
     metrics: `ap/box`, `ap/mask` if masks are scored, with LVIS's protocol also both with `_rare`,
-    `_common` and `_frequent`, and, where asked for, `val_loss/...`.
+    `_common` and `_frequent`, otherwise `ap_class/box/CATEGORY` and `ap_class/mask/CATEGORY`, and,
+    where asked for, `val_loss/...`.
     images: by file name, ground truth beside detections.
     Raises `Stopped` before the next batch once `stop_requested()`.
     """
@@ -78,9 +83,11 @@ def make_validation(
     engine = configured_engine(config)
     protocol = coco_evaluation.configured_protocol(config)
     check_labels(val_set, protocol)
-    predict = stoppable(step.make_predict_step(model, mesh, detect_options(config)))
+    predict = step.make_predict_step(model, mesh, detect_options(config))
+    predict = stoppable(say_compiling("detector", predict))
     loss, seed = step.loss_options(config), config.train.seed
-    loss_step = stoppable(step.make_loss_step(model, mesh, loss=loss, seed=seed))
+    loss_step = step.make_loss_step(model, mesh, loss=loss, seed=seed)
+    loss_step = stoppable(say_compiling("validation losses", loss_step))
 
     def validate(state: TrainState) -> tuple[dict[str, float], dict[str, np.ndarray]]:
         output = workdir / "eval" / str(int(state.step))
@@ -88,6 +95,8 @@ def make_validation(
         found = detect(predict, state.evaluated, loader, val_set, mesh, config)
         scores = score_and_write(val_set, found, output, engine, protocol)
         metrics = {name: scores[key] for name, key in LOGGED.items() if key in scores}
+        if protocol == "coco":  # LVIS has over a thousand categories
+            metrics |= category_metrics(scores["per_category"])
         images = {}
         if config.eval.loss_images:
             loader = make_eval_loader(config, val_set, config.eval.loss_images, fill=True)
@@ -99,6 +108,20 @@ def make_validation(
         return metrics, images
 
     return validate
+
+
+def category_metrics(per_category: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Metrics `ap_class/box/NAME` and `ap_class/mask/NAME` of categories that have objects.
+
+    Characters that a logger's service may refuse become underscores.
+    """
+    metrics = {}
+    for name, aps in per_category.items():
+        name = re.sub(r"[^\w .-]", "_", name)
+        for kind, key in (("box", "AP"), ("mask", "mask_AP")):
+            if aps.get(key, -1) >= 0:
+                metrics[f"{PER_CLASS}{kind}/{name}"] = aps[key]
+    return metrics
 
 
 def check_labels(dataset: Dataset, protocol: str) -> None:
@@ -187,7 +210,8 @@ def score_and_write(
     (output / "bbox_results.json").write_text(json.dumps(found[0]))
     if found[1] is not None and not is_boxes_only(dataset):
         (output / "segm_results.json").write_text(json.dumps(found[1]))
-    metrics = score(dataset, found, engine, protocol, callback)
+    with console.lasting(f"scoring {len(found[2])} images", "scored"):
+        metrics = score(dataset, found, engine, protocol, callback)
     (output / "metrics.json").write_text(json.dumps(metrics, indent=1))
     with safe_stdout():
         print(coco_evaluation.format_table(metrics), flush=True)

@@ -21,7 +21,7 @@ from absl import logging
 
 from mask_rcnn_jax.safe_text import file_name
 from mask_rcnn_jax.training import dllogger
-from mask_rcnn_jax.training.metrics import FILE_NAME, truncate_metrics
+from mask_rcnn_jax.training.metrics import FILE_NAME, PER_CLASS, truncate_metrics
 
 Metrics = Mapping[str, float]
 Images = Mapping[str, np.ndarray]
@@ -120,7 +120,7 @@ def resolve_loggers(loggers: Sequence[Logger | str]) -> list[Logger]:
 
 @contextmanager
 def jsonl_logger(workdir: Path, resume_step: int) -> Iterator[Logger]:
-    """Append a line of `metrics.jsonl` for each call that has metrics.
+    """Append a line of `metrics.jsonl` for each call that has metrics, without those per class.
 
     resume_step: the last step that counts as done. What a killed run wrote of later steps is
     removed, since they are about to be done again.
@@ -132,7 +132,8 @@ def jsonl_logger(workdir: Path, resume_step: int) -> Iterator[Logger]:
     def log(step: int, metrics: Metrics, images: Images) -> None:
         if metrics:
             # json has no NaN and no infinity.
-            values = {n: float(v) if math.isfinite(v) else None for n, v in metrics.items()}
+            finite = {n: float(v) if math.isfinite(v) else None for n, v in metrics.items()}
+            values = {n: v for n, v in finite.items() if not n.startswith(PER_CLASS)}
             file.write(json.dumps({"step": int(step), **values}, allow_nan=False) + "\n")
             file.flush()  # a killed run must have left every record that it logged
 

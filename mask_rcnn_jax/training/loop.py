@@ -14,7 +14,6 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from mask_rcnn_jax.data.augment import Kind
-from mask_rcnn_jax.data.coco import CocoDataset
 from mask_rcnn_jax.data.dataset import Dataset, categories
 from mask_rcnn_jax.data.kinds import resolve_augment
 from mask_rcnn_jax.data.loader import TrainLoader
@@ -26,8 +25,10 @@ from mask_rcnn_jax.training.lock import locked
 from mask_rcnn_jax.training.loggers import Logger, Loggers, open_loggers, resolve_loggers
 from mask_rcnn_jax.training.metrics import FILE_NAME as METRICS_NAME
 from mask_rcnn_jax.training.metrics import read_evaluations
+from mask_rcnn_jax.training.next_steps import next_commands
 from mask_rcnn_jax.training.optim import make_schedule
 from mask_rcnn_jax.training.processes import STOPPED_EARLY, Stopped, on_first, stop_on_sigterm
+from mask_rcnn_jax.training.reports import write_run_report
 from mask_rcnn_jax.training.setup import (
     abstract_train_batch,
     check_processes,
@@ -146,13 +147,15 @@ def train(
             if finished:
                 why = _why(config, int(state.step), evaluations)
                 logging.info("finished at step %d%s", int(state.step), why)
+                on_first(partial(write_run_report, config, workdir, int(state.step), val_set))
     if batches.skipped:
         logging.info("%d images could not be decoded and were skipped", len(batches.skipped))
     if not finished:
         text = "stopped by SIGTERM, saved step %d in %s (exit code %d: start it again to go on)"
         logging.info(text, int(state.step), workdir, STOPPED_EARLY)
         raise SystemExit(STOPPED_EARLY)
-    _say_next(config, workdir, val_set)
+    commands = next_commands(workdir, train_set if val_set is None else val_set)
+    logging.info("%s", "\n  ".join(["next:", *commands]))
     return state
 
 
@@ -245,16 +248,6 @@ def _why(config: ConfigDict, step: int, evaluations: list[dict]) -> str:
     best, at = max((np.nan_to_num(main_ap(r), nan=-1.0), r["step"]) for r in evaluations)
     found = f"the best AP is {best:.4f}, of step {at}"
     return f": {rule.patience} evaluations in a row improved nothing, {found}"
-
-
-def _say_next(config: ConfigDict, workdir: Path, val_set: Dataset | None) -> None:
-    if not config.data.val_json:
-        logging.info("next: tensorboard --logdir %s (curves)", workdir)
-        return
-    evaluate = f"python -m mask_rcnn_jax.evaluate --workdir {workdir} --report"
-    if not isinstance(val_set, CocoDataset):  # a command cannot be given it
-        evaluate = f"mask_rcnn_jax.evaluate({str(workdir)!r}, val_set=..., report=True)"
-    logging.info("next: tensorboard --logdir %s (curves), %s (report.html)", workdir, evaluate)
 
 
 def _is_evaluated(config: ConfigDict, step: int) -> bool:

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import NoneType
 
 FILE_NAME = "metrics.jsonl"
+PER_CLASS = "ap_class/"  # names that only loggers get; eval/<step>/metrics.json has the values
 
 
 def read_metrics(path: str | os.PathLike) -> list[dict]:

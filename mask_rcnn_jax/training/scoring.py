@@ -2,14 +2,12 @@
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 from absl import logging
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
-from pycocotools.cocoeval import COCOeval
 
 from mask_rcnn_jax.annotations.reader import GroundTruth, read_ground_truth
 from mask_rcnn_jax.data.coco import CocoDataset
@@ -17,25 +15,21 @@ from mask_rcnn_jax.data.dataset import Dataset, check_classes, check_dataset, da
 from mask_rcnn_jax.data.images import decode_image
 from mask_rcnn_jax.data.loader import EvalLoader
 from mask_rcnn_jax.data.options import train_sets
-from mask_rcnn_jax.data.overview import image_ids
 from mask_rcnn_jax.data.source import annotation_file, learns_boxes_only, load_split, load_val
 from mask_rcnn_jax.data.views import ViewLoader
 from mask_rcnn_jax.evaluation import coco as coco_evaluation
 from mask_rcnn_jax.evaluation.engines import configured_engine
 from mask_rcnn_jax.models.detect import detect_options
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
-from mask_rcnn_jax.report.analysis import Analysis, analyze
-from mask_rcnn_jax.report.page import write_report
 from mask_rcnn_jax.safe_text import safe_stdout
-from mask_rcnn_jax.training import evaluator
+from mask_rcnn_jax.training import evaluator, reports
+from mask_rcnn_jax.training.compiling import say_compiling
 from mask_rcnn_jax.training.metrics import FILE_NAME, read_metrics
 from mask_rcnn_jax.training.setup import make_eval_loader, resolve_config, view_sizes
 from mask_rcnn_jax.training.step import make_mesh, make_predict_step, replicate
 from mask_rcnn_jax.training.views import Views, make_views_step, view_options
 from mask_rcnn_jax.weights import pretrained
 from mask_rcnn_jax.weights.restore import make_model, restore
-
-ReadImage = Callable[[dict], np.ndarray]  # of an entry of a COCO json's `images`
 
 
 def evaluate(
@@ -97,11 +91,11 @@ def evaluate(
     model, mesh = make_model(resolved, len(categories)), make_mesh()
     predict, loader = _predictions(resolved, model, mesh, val_set)
     found = evaluator.detect(predict, replicate(variables, mesh), loader, val_set, mesh, resolved)
-    analyses, collect = _collector(report)
+    analyses, collect = reports.collector(report)
     metrics = evaluator.score_and_write(val_set, found, folder, engine, protocol, collect)
     if analyses:  # on the first process
-        read = _dataset_reader(val_set)
-        _write_report(folder, title, dataset_name(val_set), analyses, read, records)
+        read = reports.dataset_reader(val_set)
+        reports.write(folder, title, dataset_name(val_set), analyses, read, records)
     logging.info("results: %s", folder)
     return metrics
 
@@ -144,7 +138,7 @@ def evaluate_results(
         for line in truth.left_out():
             logging.warning("%s", line)
     _warn_of_unknown_categories(results_json, truth, boxes or masks or [])
-    analyses, collect = _collector(report)
+    analyses, collect = reports.collector(report)
     metrics = coco_evaluation.score(
         truth,
         boxes,
@@ -162,7 +156,7 @@ def evaluate_results(
         (Path(output) / "metrics.json").write_text(json.dumps(metrics, indent=1))
     if report and output:
         title, read = f"Evaluation of {results_json}", _config_reader(config)
-        _write_report(Path(output), title, annotations, analyses, read, records=[])
+        reports.write(Path(output), title, annotations, analyses, read, records=[])
     return metrics
 
 
@@ -172,11 +166,13 @@ def _predictions(
     """A step and its batches: with several views of each image, if the config says so."""
     views, detect, limit = view_options(config), detect_options(config), config.eval.max_images
     if views == Views():
-        return make_predict_step(model, mesh, detect), make_eval_loader(config, val_set, limit)
+        predict = say_compiling("detector", make_predict_step(model, mesh, detect))
+        return predict, make_eval_loader(config, val_set, limit)
     logging.info("%d views of each image: sizes of %s", views.count, views.tta_scales)
     sizes = view_sizes(config)
     loaders = [make_eval_loader(config, val_set, limit, options=options) for options in sizes]
-    return make_views_step(model, mesh, detect, flip=views.tta_flip), ViewLoader(loaders)
+    step = make_views_step(model, mesh, detect, flip=views.tta_flip)
+    return say_compiling("detector", step), ViewLoader(loaders)
 
 
 def _warn_of_unknown_categories(
@@ -189,42 +185,10 @@ def _warn_of_unknown_categories(
         logging.warning(text, results_json, len(unknown), unknown[0])
 
 
-def _collector(wanted: bool) -> tuple[list[Analysis], Callable[[COCOeval], None] | None]:
-    """A list, and a callback that appends the analysis of an evaluation; None if not wanted."""
-    analyses = []
-    return analyses, (lambda evaluation: analyses.append(analyze(evaluation))) if wanted else None
-
-
-def _write_report(
-    folder: Path, title: str, ground_truth: str, analyses: list[Analysis], read: ReadImage, records
-) -> None:
-    """report.html in the folder, with the images that can be read. records: of metrics.jsonl."""
-    failures = []
-
-    def read_picture(image: dict) -> np.ndarray | None:
-        try:
-            return read(image)
-        except (KeyError, OSError, TypeError, ValueError) as error:
-            failures.append(f"image {image['id']}: {error!r}")
-            return None
-
-    about = {"Ground truth": ground_truth}
-    write_report(folder / "report.html", title, about, analyses, read_picture, records)
-    if failures:
-        text = "report: %d pictures could not be read, the first: %s"
-        logging.warning(text, len(failures), failures[0])
-    logging.info("report: %s", folder / "report.html")
-
-
-def _dataset_reader(dataset: Dataset) -> ReadImage:
-    places = {image_id: index for index, image_id in enumerate(image_ids(dataset))}
-    return lambda image: dataset.decode(places[image["id"]])
-
-
-def _config_reader(config: ConfigDict) -> ReadImage:
+def _config_reader(config: ConfigDict) -> reports.ReadImage:
     """Reads from the files of the "val" set, whose json may lack everything but file names."""
     if config.data.source != "json":
-        return _dataset_reader(load_split(config.data, "val"))
+        return reports.dataset_reader(load_split(config.data, "val"))
 
     def read(image: dict) -> np.ndarray:
         path = os.path.join(config.data.val_images, image["file_name"])

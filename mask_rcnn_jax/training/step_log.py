@@ -11,11 +11,13 @@ import numpy as np
 from absl import logging
 from ml_collections import ConfigDict
 
+from mask_rcnn_jax import console
 from mask_rcnn_jax.data.dataset import Dataset
 from mask_rcnn_jax.memory import peak_rss_mb
 from mask_rcnn_jax.progress import clock
 from mask_rcnn_jax.structures import Batch
 from mask_rcnn_jax.training import processes
+from mask_rcnn_jax.training.compiling import compiling
 from mask_rcnn_jax.training.loggers import Loggers
 
 _NAMES = {"peak_memory_mb": "device", "peak_rss_mb": "host"}
@@ -48,11 +50,8 @@ class StepLog:
         """Log how long the step compiles for canvases (height, width), and stop the clock."""
         self._canvases.update(canvases)
         self.finish()
-        sizes = " and ".join(f"{height} x {width}" for height, width in canvases)
-        logging.info("compiling the training step for images of %s ...", sizes)
-        begin = time.monotonic()
-        yield
-        logging.info("compiled in %.1f s", time.monotonic() - begin)
+        with compiling("training step", canvases):
+            yield
         self.restart_clock()
 
     def finish_previous(self, step: int, metrics: dict, image_index: np.ndarray) -> None:
@@ -72,22 +71,28 @@ class StepLog:
         self._check_finite(step, metrics, image_index)
         train = self._config.train
         self._images += train.batch_size
-        if step % train.log_every == 0 or step in (1, train.steps):
-            rate = self._images / max(time.monotonic() - self._since, 1e-9)
-            seconds, memory = train.batch_size / rate, _peak_memory()
-            left = clock((train.steps - step) * seconds)
+        is_logged = step % train.log_every == 0 or step in (1, train.steps)
+        if not is_logged and time.monotonic() - self._shown < console.interval(math.inf):
+            return
+        self._shown = time.monotonic()
+        rate = self._images / max(self._shown - self._since, 1e-9)
+        seconds, memory = train.batch_size / rate, _peak_memory()
+        if is_logged:
             perf = {"images_per_s": rate, "ms_per_step": 1000 * seconds, **memory}
             self._loggers(step, metrics | {f"perf/{name}": value for name, value in perf.items()})
-            parts = [f"step {step} of {train.steps}", f"loss {metrics['loss/total']:.3f}"]
-            parts += [f"lr {metrics['lr']:.3g}"] if "lr" in metrics else []
-            parts += [f"{seconds:.3g} s/step", f"{rate:.3g} images/s"]
-            parts += [f"{_NAMES[name]} {mb / 1000:.1f} GB" for name, mb in memory.items()]
-            logging.info("%s", "  ".join([*parts, f"{left} left"]) + _scale_note(metrics))
+        parts = [f"step {step} of {train.steps}", f"{clock((train.steps - step) * seconds)} left"]
+        parts += [_losses(metrics)]
+        parts += [f"lr {metrics['lr']:.3g}"] if "lr" in metrics else []
+        parts += [f"{seconds:.3g} s/step", f"{rate:.3g} images/s"]
+        parts += [f"{_NAMES[name]} {mb / 1000:.1f} GB" for name, mb in memory.items()]
+        console.update("  ".join(parts) + _scale_note(metrics))
+        if is_logged:
             self.restart_clock()
 
     def restart_clock(self) -> None:
         """Restart the image count; compiling, evaluating and saving do not count."""
-        self._images, self._since = 0, time.monotonic()
+        self._images = 0
+        self._since = self._shown = time.monotonic()
 
     def _check_finite(self, step: int, metrics: dict, image_index: np.ndarray) -> None:
         broken = [name for name, value in metrics.items() if not math.isfinite(value)]
@@ -107,6 +112,17 @@ class StepLog:
             f"step {step}: {what}, images {list(ids)}; the last checkpoint is kept; {advice}; or "
             f'leave these images out with --config.train.skip_images="{ids}"'
         )
+
+
+def _losses(metrics: dict) -> str:
+    """The total loss, and its parts in brackets."""
+    parts = {
+        name.removeprefix("loss/"): value
+        for name, value in metrics.items()
+        if name.startswith("loss/") and name != "loss/total"
+    }
+    shown = [f"{name} {value:.3f}" for name, value in parts.items()]
+    return f"loss {metrics['loss/total']:.3f}" + (f" ({', '.join(shown)})" if shown else "")
 
 
 def _peak_memory() -> dict[str, float]:

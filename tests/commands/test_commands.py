@@ -1,6 +1,8 @@
 """One small run through every command: what each leaves behind, and how a run is taken up again."""
 
 import json
+import re
+import shlex
 import shutil
 import signal
 import time
@@ -59,7 +61,7 @@ class TestTrain:
         events = list(trained.workdir.glob("events.out.tfevents.*"))
         assert len(events) == 1
         content = events[0].read_bytes()
-        for name in ("loss/total", "ap/box", "val_loss/mask", "000000.jpg"):
+        for name in ("loss/total", "ap/box", "ap_class/box/", "val_loss/mask", "000000.jpg"):
             assert name.encode() in content, f"no {name} in the events"
 
     def test_keeps_the_last_two_checkpoints(self, trained):
@@ -85,11 +87,35 @@ class TestTrain:
         assert f"annotated pictures: {folder}" in trained.log
 
     def test_says_how_far_it_is_and_ends_with_the_coco_table(self, trained):
-        assert f"step 4 of {STEPS}  loss " in trained.log
+        assert re.search(rf"step 4 of {STEPS}  0:\d\d:\d\d left  loss [\d.]+ \(", trained.log)
+        assert "compiling the training step for images of 64 x 64 ..." in trained.log
+        assert "compiling the detector for images of 64 x 64 ..." in trained.log
         assert "images/s" in trained.log and "left" in trained.log
         assert "first step done after" in trained.log
         assert "a step takes 2 images: 2 devices, 1 at a time on each" in trained.log
         assert "AP       IoU 0.50:0.95" in trained.log
+
+    def test_leaves_a_report_and_says_what_comes_next(self, trained):
+        page = (trained.workdir / "report.html").read_text()
+        assert "Score threshold" in page and "Total loss" in page
+        report, following = trained.log.split(f"report: {trained.workdir / 'report.html'}\nnext:\n")
+        commands = [shlex.split(line) for line in following.splitlines()[:3]]
+        assert commands[0][-2:] == ["--logdir", str(trained.workdir)]
+        assert [command[2] for command in commands[1:]] == [
+            "mask_rcnn_jax.infer",
+            "mask_rcnn_jax.export",
+        ]
+        assert Path(commands[1][commands[1].index("--input") + 1]).is_file()
+
+    @pytest.mark.slow
+    def test_what_comes_next_works_as_it_is_printed(self, trained, tmp_path, cache):
+        workdir = tmp_path / "run"
+        shutil.copytree(trained.untouched, workdir)
+        for line in trained.log.partition("\nnext:\n")[2].splitlines()[1:3]:
+            _, _, module, *arguments = shlex.split(line.replace(str(trained.workdir), str(workdir)))
+            check_done(run(module.removeprefix("mask_rcnn_jax."), *arguments, cache=cache))
+        assert (workdir / "infer" / "detections.json").is_file()
+        assert (workdir / "export" / "manifest.json").is_file()
 
     def test_again_has_nothing_to_do_and_changes_nothing(self, trained, cache):
         before = files_in(trained.workdir)

@@ -13,6 +13,7 @@ import pytest
 from mask_rcnn_jax.data.coco import decode_image
 from mask_rcnn_jax.evaluation import coco
 from mask_rcnn_jax.report.analysis import analyze
+from mask_rcnn_jax.report.browser import MAX_IMAGES
 from mask_rcnn_jax.report.error_images import SIDE, draw_error, error_window
 from mask_rcnn_jax.report.page import write_report
 from mask_rcnn_jax.report.tables import MAX_CONFUSED, confusion_table
@@ -73,6 +74,11 @@ def page_of(gt, results, *, picture=None, records=(), title="a model", kinds=("b
         return Page(path.read_text(encoding="utf-8"))
 
 
+def errors_of(page):
+    """Attributes of the images of errors; the others are on buttons."""
+    return [attrs for tag, attrs, above in page.elements if tag == "img" and "button" not in above]
+
+
 def both(results=results_of):
     return {kind: results(kind) for kind in ("box", "mask")}
 
@@ -101,7 +107,7 @@ class TestPage:
         assert_asks_for_nothing(page)
         links = [attrs["href"] for attrs in page.all("a")]
         assert links == [f"#{attrs['id']}" for attrs in page.all("section") if "id" in attrs]
-        names = "curves categories scores confusion misses false-positives"
+        names = "curves categories threshold images scores confusion objects misses false-positives"
         assert links == [f"#{name}" for name in names.split()]
         assert len(page.all("script")) == len(page.all("style")) == 1
         assert page.all("meta", name="viewport")
@@ -122,19 +128,20 @@ class TestPage:
         assert all(attrs["alt"] for attrs in page.all("img"))
         assert all(attrs["role"] == "img" and attrs["aria-label"] for attrs in page.all("svg"))
         assert all("scope" in attrs for attrs in page.all("th"))
-        assert len(page.all("caption")) == len(page.all("table")) == 4
+        assert len(page.all("caption")) == len(page.all("table")) == 5
 
     def test_sorts_by_any_column_of_the_categories(self, page):
-        heads = [attrs for tag, attrs, above in page.elements if tag == "button"]
-        assert len(heads) == 6  # name, objects, AP and AP50 of boxes and of masks
-        assert len(page.all("th", **{"aria-sort": "descending"})) == 1
+        heads = [tag for tag, _, above in page.elements if tag == "button" and "th" in above]
+        # Name, objects, AP and AP50 of boxes and of masks; name and seven counts and shares.
+        assert len(heads) == 6 + 8
+        assert len(page.all("th", **{"aria-sort": "descending"})) == 2
         # Best first; a category without objects is last and has no number.
         rows = [text for tag, text in page.texts if tag == "th" and text in ("cat", "dog", "bird")]
         assert rows[:3] == ["cat", "dog", "bird"]
         assert page.all("td", **{"data-v": ""}) and page.says("-")
 
     def test_shows_each_error_in_two_images(self, page):
-        pictures = page.all("img")
+        pictures = errors_of(page)
         assert len(pictures) == 2 * (2 + 2)
         for attrs in pictures:
             kind, data = attrs["src"].split(",", 1)
@@ -207,7 +214,7 @@ def test_losses_of_the_run():
     records += [{"step": 2000, "ap/box": 0.5, "val_loss/total": 0.4}, {"step": "x", "lr": 1}]
     page = page_of(ground_truth(), both(), records=records)
     labels = [attrs["aria-label"] for attrs in page.all("svg")]
-    assert [label.split(",")[0] for label in labels[4:]] == [
+    assert [label.split(",")[0] for label in labels[6:]] == [
         "Total loss",
         "Masks",
         "Learning rate",
@@ -218,6 +225,17 @@ def test_losses_of_the_run():
     assert [len(line) for line in lines] == [101] * 20 + [240] * 3
     assert len(page.all("circle")) == 2  # one point is no line: validation loss and AP
     assert_asks_for_nothing(page)
+
+
+def test_a_run_without_an_evaluation_has_its_training_alone(tmp_path):
+    records = [{"step": i, "loss/total": 5 / i} for i in (1, 2, 3)]
+    write_report(tmp_path / "r.html", "a run", {}, [], lambda _: None, records)
+    page = Page((tmp_path / "r.html").read_text(encoding="utf-8"))
+    assert_asks_for_nothing(page)
+    assert [attrs["id"] for attrs in page.all("section")] == ["training"]
+    assert page.says("Total loss") and not page.says("pycocotools")
+    write_report(tmp_path / "r.html", "a run", {}, [], lambda _: None, [])
+    assert not Page((tmp_path / "r.html").read_text(encoding="utf-8")).all("section")
 
 
 @pytest.mark.parametrize("records", [[], [{"step": 1, "lr": 0.1}], [{"step": 1, "loss/a": None}]])
@@ -305,7 +323,7 @@ def test_5000_images_of_80_categories_stay_under_20_mb():
     gt, results = large_set(5000, 80)
     # Noise is the most that a JPEG can weigh.
     page = page_of(gt, {"box": results}, picture=noise(480, 640), kinds=("box",))
-    assert len(page.all("img")) == 64
+    assert len(errors_of(page)) == 64 and len(page.all("img")) == 64 + MAX_IMAGES
     size = len(page.text.encode())
     pictures = sum(len(attrs["src"]) for attrs in page.all("img"))
     assert size < 20e6
@@ -335,9 +353,9 @@ class TestCommand:
         page = Page((tmp_path / "out" / "report.html").read_text(encoding="utf-8"))
         assert_asks_for_nothing(page)
         assert page.says(f"Evaluation of {tmp_path / 'results.json'}")
-        assert len(page.all("img")) == 4  # a miss and a false positive in the first image
+        assert len(errors_of(page)) == 4  # a miss and a false positive in the first image
         assert page.says("1 of these images could not be read.")
-        assert "2 pictures could not be read, the first: image 2" in caplog.text
+        assert "3 pictures could not be read, the first: image 2" in caplog.text
 
     def test_needs_a_folder(self, flags, capfd):
         code = run_inside("evaluate", *flags)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from absl import logging
 
+from mask_rcnn_jax import console
 from mask_rcnn_jax.training import step_log
 from mask_rcnn_jax.training.loggers import Loggers
 from mask_rcnn_jax.training.step_log import StepLog
@@ -48,6 +49,7 @@ def test_compiling_counts_neither_for_the_rate_nor_for_the_time_left(clock, capl
             with log.dispatching(batch):
                 clock[0] += compiling
             metrics = {"loss/total": jnp.float32(3.0), "lr": jnp.float32(0.02)}
+            metrics |= {"loss/mask": jnp.float32(1.25), "loss/rpn_cls": jnp.float32(1.75)}
             log.finish_previous(step, metrics, batch.image_index)
             clock[0] += 2
         log.finish()
@@ -56,15 +58,37 @@ def test_compiling_counts_neither_for_the_rate_nor_for_the_time_left(clock, capl
     assert [metrics["perf/ms_per_step"] for _, metrics in records] == pytest.approx([2000] * 4)
     assert records[0][1]["perf/peak_memory_mb"] == 12_345
     assert records[0][1]["perf/peak_rss_mb"] == pytest.approx(2_000, rel=1e-3)
-    rates = "loss 3.000  lr 0.02  2 s/step  2 images/s  device 12.3 GB  host 2.0 GB "
+    rates = "loss 3.000 (mask 1.250, rpn_cls 1.750)  lr 0.02  2 s/step  2 images/s"
+    rates += "  device 12.3 GB  host 2.0 GB"
     assert [record.getMessage() for record in caplog.records] == [
         "compiling the training step for images of 64 x 64 ...",
         "compiled in 100.0 s",
         "first step done after 109.0 s",
-        f"step 1 of 10  {rates} 0:00:18 left",
-        f"step 2 of 10  {rates} 0:00:16 left",
+        f"step 1 of 10  0:00:18 left  {rates}",
+        f"step 2 of 10  0:00:16 left  {rates}",
         "compiling the training step for images of 64 x 128 ...",
         "compiled in 50.0 s",
-        f"step 4 of 10  {rates} 0:00:12 left",
-        f"step 6 of 10  {rates} 0:00:08 left",
+        f"step 4 of 10  0:00:12 left  {rates}",
+        f"step 6 of 10  0:00:08 left  {rates}",
     ]
+
+
+def test_in_a_terminal_every_step_is_shown_and_as_many_are_logged(clock, caplog, monkeypatch):
+    """One line for each 0.2 s of steps that take 0.15 s."""
+    monkeypatch.setattr(console, "_in_terminal", True)
+    config = tiny_config()
+    config.train.update(batch_size=4, steps=9, log_every=100)
+    records = []
+    logger = lambda step, metrics, images: records.append(step)  # noqa: E731
+    log, batch = StepLog(config, Loggers((), [logger]), None, started=clock[0]), tiny_batch(4)
+    with log.dispatching(batch):
+        clock[0] += 30
+    with caplog.at_level("INFO", logger=logging.get_absl_logger().name):
+        for step in range(1, 10):
+            clock[0] += 0.15
+            log.finish_previous(step, {"loss/total": jnp.float32(step)}, batch.image_index)
+        log.finish()
+    shown = [r.getMessage() for r in caplog.records if getattr(r, "is_update", False)]
+    assert [line.split()[1] for line in shown] == ["1", "3", "5", "7", "9"]
+    assert records == [1, 9]
+    assert shown[2].startswith("step 5 of 9  0:00:01 left  loss 5.000  0.15 s/step  26.7 images/s")

@@ -77,7 +77,17 @@ def test_the_run_is_like_any_other(whole):
 def test_the_logger_receives_what_metrics_jsonl_holds(whole):
     workdir, recorder, _ = whole
     records = read_metrics(workdir / "metrics.jsonl")
+    (last, names), per_class = recorder.steps.pop(), "ap_class/"
+    recorder.steps.append((last, [name for name in names if not name.startswith(per_class)]))
     assert recorder.steps == [(r["step"], sorted(r.keys() - {"step"})) for r in records]
+    metrics = json.loads((workdir / "eval" / str(STEPS) / "metrics.json").read_text())
+    known = {
+        f"{per_class}{kind}/{name}"
+        for kind, key in (("box", "AP"), ("mask", "mask_AP"))
+        for name, aps in metrics["per_category"].items()
+        if aps[key] >= 0
+    }
+    assert {name for name in names if name.startswith(per_class)} == known != set()
     assert [step for step, _ in recorder.steps] == [*range(1, STEPS + 1), STEPS]
     ((name, image),) = recorder.images.items()
     assert name == "000000.jpg" and image.dtype == np.uint8 and image.shape[2] == 3
@@ -142,9 +152,9 @@ def test_sigterm_saves_and_the_same_call_goes_on(whole, tmp_path, caplog):
         stopped_at = max(int(path.name) for path in (tmp_path / "checkpoints").iterdir())
         assert 4 <= stopped_at < STEPS
         assert f"stopped by SIGTERM, saved step {stopped_at} in {tmp_path}" in caplog.text
-        assert signal.getsignal(signal.SIGTERM) == before and "next: " not in caplog.text
+        assert signal.getsignal(signal.SIGTERM) == before and "next:" not in caplog.text
         state = call(tmp_path, config=small_config(), loggers=[Recorder()])
-        assert "next: tensorboard --logdir" in caplog.text
+        assert f"tensorboard --logdir {tmp_path}" in caplog.text.partition("next:")[2]
     assert series(tmp_path) == series(whole[0])
     assert_tree_close(jax.device_get(state), whole[2])
 

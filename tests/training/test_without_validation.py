@@ -32,7 +32,11 @@ def test_nothing_is_evaluated_and_the_last_checkpoints_stay(stubbed, tmp_path, c
     said = [record.getMessage() for record in caplog.records]
     assert sum("nothing is evaluated" in line for line in said) == 1
     assert "finished at step 11" in said
-    assert said[-1] == f"next: tensorboard --logdir {tmp_path} (curves)"
+    first, tensorboard, infer, export = said[-1].splitlines()
+    assert first == "next:" and tensorboard.endswith(f"tensorboard --logdir {tmp_path}")
+    assert "mask_rcnn_jax.infer" in infer and "mask_rcnn_jax.export" in export
+    assert f"report: {tmp_path / 'report.html'}" in said
+    assert "Total loss" in (tmp_path / "report.html").read_text()
 
     with caplog.at_level("INFO", logger=logging.get_absl_logger().name):
         run(tmp_path, steps=11, checkpoint_every=2)

@@ -1,0 +1,105 @@
+"""The HTML reports of evaluations and of finished runs."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from absl import logging
+from ml_collections import ConfigDict
+from pycocotools.cocoeval import COCOeval
+
+from mask_rcnn_jax import console
+from mask_rcnn_jax.data.dataset import Dataset, dataset_name
+from mask_rcnn_jax.data.overview import image_ids
+from mask_rcnn_jax.evaluation.coco import configured_protocol
+from mask_rcnn_jax.report.analysis import Analysis, analyze
+from mask_rcnn_jax.report.page import write_report
+from mask_rcnn_jax.training import evaluator
+from mask_rcnn_jax.training.metrics import FILE_NAME, read_metrics
+
+NAME = "report.html"
+ReadImage = Callable[[dict], np.ndarray | None]  # of an entry of a COCO json's `images`
+
+
+def collector(wanted: bool) -> tuple[list[Analysis], Callable[[COCOeval], None] | None]:
+    """Return a list, and a callback that appends the analysis of an evaluation to it; None if not
+    wanted."""
+    analyses = []
+    return analyses, (lambda evaluation: analyses.append(analyze(evaluation))) if wanted else None
+
+
+def dataset_reader(dataset: Dataset) -> ReadImage:
+    """Return a function that reads the images of a dataset."""
+    places = {image_id: index for index, image_id in enumerate(image_ids(dataset))}
+    return lambda image: dataset.decode(places[image["id"]])
+
+
+def write(
+    folder: Path,
+    title: str,
+    ground_truth: str,
+    analyses: Sequence[Analysis],
+    read: ReadImage,
+    records: Sequence[dict],
+) -> None:
+    """Write report.html into the folder, with the images that can be read.
+
+    ground_truth: names the dataset. records: of metrics.jsonl.
+    """
+    failures = []
+
+    def read_picture(image: dict) -> np.ndarray | None:
+        try:
+            return read(image)
+        except (KeyError, OSError, TypeError, ValueError) as error:
+            failures.append(f"image {image['id']}: {error!r}")
+            return None
+
+    about = {"Ground truth": ground_truth} if analyses else {}
+    write_report(folder / NAME, title, about, analyses, read_picture, records)
+    if failures:
+        text = "report: %d pictures could not be read, the first: %s"
+        logging.warning(text, len(failures), failures[0])
+    logging.info("report: %s", folder / NAME)
+
+
+def write_run_report(config: ConfigDict, workdir: Path, step: int, dataset: Dataset | None) -> None:
+    """Write the report of a finished run into its workdir: its last evaluation, and its training.
+
+    Without an evaluation, or with LVIS's protocol, it is about the training alone. A run is worth
+    more than its report: whatever fails is logged, and nothing is raised.
+    """
+    try:
+        with console.lasting("writing the report"):
+            _write_run_report(config, workdir, step, dataset)
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        logging.warning("%s could not be written, the run is whole: %s", workdir / NAME, why)
+
+
+def _write_run_report(
+    config: ConfigDict, workdir: Path, step: int, dataset: Dataset | None
+) -> None:
+    analyses = (
+        [] if dataset is None else _last_analyses(config, workdir / "eval" / str(step), dataset)
+    )
+    read = (lambda image: None) if dataset is None else dataset_reader(dataset)
+    name = "" if dataset is None else dataset_name(dataset)
+    records = read_metrics(workdir / FILE_NAME)
+    write(workdir, f"Training of {workdir}, step {step}", name, analyses, read, records)
+
+
+def _last_analyses(config: ConfigDict, folder: Path, dataset: Dataset) -> list[Analysis]:
+    """Score the results in a folder once more: a training's own scores need no analysis, and may be
+    of another engine. Returns nothing where there is nothing to analyze."""
+    boxes, masks = folder / "bbox_results.json", folder / "segm_results.json"
+    protocol = configured_protocol(config)
+    if protocol != "coco" or not boxes.exists():
+        return []
+    mask_results = json.loads(masks.read_text()) if masks.exists() else None
+    ids = image_ids(dataset)[: config.eval.max_images or None]
+    analyses, collect = collector(True)
+    found = json.loads(boxes.read_text()), mask_results, ids
+    evaluator.score(dataset, found, "pycocotools", protocol, collect)
+    return analyses
