@@ -41,9 +41,12 @@ def interval(in_log: float = LOG_SECONDS) -> float:
     return TERMINAL_SECONDS if _in_terminal else in_log
 
 
-def update(text: str) -> None:
-    """Log a line that takes the place of the one before, if that was logged here, too."""
-    logging.info("%s", text, extra={"is_update": True})
+def update(text: str, *, is_first: bool = False) -> None:
+    """Log a line that takes the place of the one before, if that was logged here, too.
+
+    is_first: keep the one before, which is about other work.
+    """
+    logging.info("%s", text, extra={"is_update": True, "is_first": is_first})
 
 
 @contextmanager
@@ -55,7 +58,7 @@ def lasting(doing: str, done: str = "") -> Iterator[None]:
         done: such as "compiled"; not said if it is empty or the work fails.
     """
     begin, ended = time.monotonic(), threading.Event()
-    update(f"{doing} ...")
+    update(f"{doing} ...", is_first=True)
 
     def repeat() -> None:
         while not ended.wait(TICK_SECONDS if _in_terminal else LOG_SECONDS):
@@ -82,7 +85,8 @@ class _LineFormatter(std_logging.Formatter):
     def format(self, record: std_logging.LogRecord) -> str:
         text = printable(super().format(record))
         is_update = self._in_terminal and getattr(record, "is_update", False)
-        replaced, self._after_update = self._after_update, is_update
+        replaced = self._after_update and not getattr(record, "is_first", False)
+        self._after_update = is_update
         if not is_update:
             return text
         # A line that wraps would be overwritten by half.

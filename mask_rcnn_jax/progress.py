@@ -16,6 +16,7 @@ class Progress:
         self._task, self._total, self._every = task, total, console.interval(every_seconds)
         self._done = 0
         self._start = self._logged = time.monotonic()
+        self._is_first = True  # line
 
     def advance(self, items: int) -> None:
         """Count items as done."""
@@ -32,7 +33,9 @@ class Progress:
             done += f" of {self._total}"
             if rate and not finished:
                 left = f", {clock((self._total - self._done) / rate)} left"
-        console.update(f"{done}, {rate:.3g} per second, {clock(seconds)}{left}")
+        line = f"{done}, {rate:.3g} per second, {clock(seconds)}{left}"
+        console.update(line, is_first=self._is_first)
+        self._is_first = False
 
 
 def clock(seconds: float) -> str:

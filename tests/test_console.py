@@ -42,27 +42,32 @@ def sent(request, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     handler, logger = std_logging.StreamHandler(stream), logging.get_absl_logger()
     handler.setFormatter(console.make_formatter())
-    level = logging.get_verbosity()
-    logging.set_verbosity(logging.INFO)
+    level = logger.level
+    logger.setLevel("INFO")
     logger.addHandler(handler)
     yield lambda: (request.param, stream.getvalue())
     logger.removeHandler(handler)
-    logging.set_verbosity(level)
+    logger.setLevel(level)
 
 
 def test_an_update_replaces_the_one_before_in_a_terminal_alone(sent):
     console.update("step 1, a long line")
     console.update("step 2")
     logging.info("saved")
-    console.update("step 3")
+    console.update("step 3", is_first=True)
+    console.update("scoring", is_first=True)
     console.update("step 4 \x1b[2J " + 40 * "x")
     where, output = sent()
     if where == "log":
-        told = ["step 1, a long line", "step 2", "saved", "step 3"]
+        told = ["step 1, a long line", "step 2", "saved", "step 3", "scoring"]
         assert output.splitlines() == [*told, r"step 4 \x1b[2J " + 40 * "x"]
         assert "\x1b" not in output
     else:
-        assert screen(output) == ["step 2", "saved", r"step 4 \x1b[2J " + 24 * "x", ""]
+        assert screen(output) == [
+            *["step 2", "saved", "step 3"],
+            r"step 4 \x1b[2J " + 24 * "x",
+            "",
+        ]
 
 
 def test_what_lasts_says_so_again_and_again(sent, monkeypatch):

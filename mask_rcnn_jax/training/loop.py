@@ -13,6 +13,7 @@ from absl import logging
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from mask_rcnn_jax import console
 from mask_rcnn_jax.data.augment import Kind
 from mask_rcnn_jax.data.dataset import Dataset, categories
 from mask_rcnn_jax.data.kinds import resolve_augment
@@ -97,7 +98,8 @@ def train(
     microbatches = check_config(config, mesh.size, optimizer)
     kinds = resolve_augment(config, augment)
     loggers = resolve_loggers([*config.train.loggers, *loggers])
-    train_set, val_set = open_datasets(config, train_set, val_set)
+    with console.lasting("reading the data"):
+        train_set, val_set = open_datasets(config, train_set, val_set)
     check_evaluated(config, val_set)
     if not config.data.val_json:
         logging.info("data.val_json is empty: nothing is evaluated, the last checkpoints are kept")
@@ -110,7 +112,8 @@ def train(
         resuming = on_first(lambda: has_checkpoint(workdir))
         classes = categories(train_set)
         old_steps = on_first(lambda: open_workdir(workdir, config, classes, resuming=resuming))
-        state, tx = initial_state(config, model, schedule, optimizer, resuming=resuming)
+        with console.lasting("preparing the model"):
+            state, tx = initial_state(config, model, schedule, optimizer, resuming=resuming)
         is_due = partial(_is_due, config)
         # Closed whatever happens: its thread would have the last word after an error.
         with closing(Checkpoints(workdir, config.train.keep_checkpoints, is_due)) as checkpoints:

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from absl import flags
+from absl import flags, logging
 
 from mask_rcnn_jax import cli
 from mask_rcnn_jax.data.coco import CocoDataset, ImageRecord
@@ -26,7 +26,9 @@ def parsed(command: list[str], monkeypatch) -> dict:
         values.update(flags.FLAGS.flag_values_dict())
 
     monkeypatch.setattr(cli, "_run", take)
+    level = logging.get_absl_logger().level  # which `run_inside` restores to a command's
     assert run_inside(module.removeprefix("mask_rcnn_jax."), *arguments) == 0
+    logging.get_absl_logger().setLevel(level)
     return values
 
 
