@@ -27,7 +27,7 @@ TOLERANCE = 1.5
 
 
 class BrowsedImage(NamedTuple):
-    """An image with what is drawn on it."""
+    """An image with the outlines over it."""
 
     image: dict  # entry of the json's `images`
     objects: list[Outcome]

@@ -1,4 +1,4 @@
-"""What became of each object and each detection of an evaluation, at any score threshold.
+"""The outcome for each object and each detection of an evaluation, at any score threshold.
 
 A position is an index into the thresholds of the page's slider. An object or a detection has the
 last position that its score reaches and counts at all positions up to it; -1 counts nowhere.
@@ -42,8 +42,8 @@ class ObjectShapes(NamedTuple):
 
 
 def outcomes(evaluation: COCOeval, iou: int) -> tuple[list[Outcome], list[Outcome]]:
-    """Return the objects and the detections, without crowds, what was found in them, and scores
-    that are not finite.
+    """Return the objects and the detections, without crowds, detections in crowds, and scores that
+    are not finite.
 
     `iou` is an index into `iouThrs`.
     """

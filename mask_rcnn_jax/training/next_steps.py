@@ -1,4 +1,4 @@
-"""What to do with a finished run."""
+"""Commands for a finished run."""
 
 import importlib.util
 import os

@@ -98,8 +98,9 @@ class TestTrain:
     def test_leaves_a_report_and_says_what_comes_next(self, trained):
         page = (trained.workdir / "report.html").read_text()
         assert "Score threshold" in page and "Total loss" in page
-        report, following = trained.log.split(f"report: {trained.workdir / 'report.html'}\nnext:\n")
-        commands = [shlex.split(line) for line in following.splitlines()[:3]]
+        assert f"\nreport: {trained.workdir / 'report.html'}\n" in trained.log
+        following = trained.log.partition("\nnext:\n")[2].splitlines()[:3]
+        commands = [shlex.split(line) for line in following]
         assert commands[0][-2:] == ["--logdir", str(trained.workdir)]
         assert [command[2] for command in commands[1:]] == [
             "mask_rcnn_jax.infer",
