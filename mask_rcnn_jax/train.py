@@ -2,9 +2,10 @@
 
     python -m mask_rcnn_jax.train --config configs/coco.py --workdir runs/coco
 
-Writes into the workdir: config.json, metrics.jsonl, TensorBoard events, checkpoints/<step>/ and
-eval/<step>/ (COCO results, metrics.json, annotated images). Exit codes: 0 finished, 75 stopped by
-SIGTERM and to be started again, 2 a user's mistake, 1 anything else.
+Writes into the workdir: config.json, metrics.jsonl, TensorBoard events, checkpoints/<step>/,
+eval/<step>/ (COCO results, metrics.json, annotated images) and, in the end, report.html.
+Exit codes: 0 finished, 75 stopped by SIGTERM and to be started again, 2 a user's mistake, 1
+anything else.
 """
 
 from collections.abc import Sequence

@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 from mask_rcnn_jax.training import loggers as loggers_module
+from mask_rcnn_jax.training.evaluator import category_metrics
 from mask_rcnn_jax.training.loggers import (
     BY_NAME,
     Loggers,
@@ -62,6 +63,28 @@ def test_all_loggers_receive_floats_and_images(tmp_path):
     ]
     (events,) = tmp_path.glob("events.out.tfevents.*")
     assert b"a.jpg" in events.read_bytes()
+
+
+def test_metrics_of_a_class_are_for_loggers_alone(tmp_path):
+    per_category = {
+        "cat": {"AP": 0.5, "mask_AP": 0.25},
+        "a/b (\u00e9) .-": {"AP": 0.125},
+        "nowhere": {"AP": -1.0, "mask_AP": -1.0},
+    }
+    metrics = category_metrics(per_category)
+    assert metrics == {
+        "ap_class/box/cat": 0.5,
+        "ap_class/mask/cat": 0.25,
+        "ap_class/box/a_b _\u00e9_ .-": 0.125,
+    }
+    recorder = Recorder()
+    log = open_loggers(tmp_path, CONFIG, [recorder], resume_step=0)
+    log(2, {"ap/box": 0.25, **metrics})
+    log.close()
+    assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 2, "ap/box": 0.25}]
+    assert recorder.calls[1][1].keys() == {"ap/box", *metrics}
+    (events,) = tmp_path.glob("events.out.tfevents.*")
+    assert b"ap_class/mask/cat" in events.read_bytes()
 
 
 def test_a_logger_that_fails_is_named_once_and_counted(tmp_path, caplog):
