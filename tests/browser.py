@@ -17,7 +17,8 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 SECONDS = 60  # for an answer
 # 3 and 4 are the pipe's ends in the browser, which the debugging protocol fixes.
 START = 'exec "$0" "$@" 3<&{} 4>&{}'
-FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", "--no-first-run"]
+FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run"]
+FLAGS.append("--remote-debugging-pipe")
 
 
 class Page:

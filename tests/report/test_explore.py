@@ -126,6 +126,9 @@ def test_in_a_browser(report, tmp_path):
             assert page.complaints() == [] and page.requests() == []
             assert page.run("document.documentElement.scrollWidth") <= width
             assert row(page, "cat") == ["2", "1", "1", "2", "0.333", "0.500", "0.400"]
+            page.screenshot(tmp_path / f"{width}.png")  # to look at
+            picture = cv2.imread(str(tmp_path / f"{width}.png"))
+            assert picture.shape[1] == width and picture.shape[0] > 2000 and picture.std() > 10
             assert shown(page) == ["one.jpg 1 found, 1 missed, 1 false",
                                    "two.jpg 1 found, 1 missed, 1 false"]  # fmt: skip
             move(page, 20)
