@@ -29,7 +29,7 @@ class StepLog:
     def __init__(self, config: ConfigDict, loggers: Loggers, dataset: Dataset, started: float):
         """Args: started: time.monotonic() when the work began; the first step says how long ago."""
         self._config, self._loggers, self._dataset = config, loggers, dataset
-        self._started = started
+        self._started = self._shown = started  # `_shown`: when the last line was
         self._pending: tuple[int, dict, np.ndarray] | None = None
         self._canvases: set[tuple[int, ...]] = set()
         self._first = True
@@ -91,8 +91,8 @@ class StepLog:
 
     def restart_clock(self) -> None:
         """Restart the image count; compiling, evaluating and saving do not count."""
-        self._images = 0
-        self._since = self._shown = time.monotonic()
+        self._images, self._since = 0, time.monotonic()
+        self._shown = self._since
 
     def _check_finite(self, step: int, metrics: dict, image_index: np.ndarray) -> None:
         broken = [name for name, value in metrics.items() if not math.isfinite(value)]
