@@ -26,16 +26,13 @@ from ml_collections import ConfigDict
 from mask_rcnn_jax import cli
 from mask_rcnn_jax.deploy import annotate
 from mask_rcnn_jax.deploy.inputs import find_inputs
-from mask_rcnn_jax.deploy.loading import set_score_threshold
+from mask_rcnn_jax.deploy.loading import default_batch_size, set_score_threshold
 from mask_rcnn_jax.deploy.predictor import Predictor
 from mask_rcnn_jax.deploy.saving import KINDS, ResultFiles
 from mask_rcnn_jax.deploy.video import UnreadableVideo, Video, import_av
 from mask_rcnn_jax.progress import Progress
 from mask_rcnn_jax.weights.restore import restore
 
-# One image keeps a CPU busy; a batch would only use more memory.
-BATCH_SIZES = {"cpu": 1}
-BATCH_SIZE = 8
 DRAWN = ("labels", "scores", "boxes", "masks")
 Skip = Callable[[ValueError], None]  # logs and counts an input that cannot be read
 
@@ -79,7 +76,7 @@ def infer(
     if not images and not videos:
         raise ValueError(f"no input could be read: {skipped[0]}")
 
-    batch_size = batch_size or BATCH_SIZES.get(jax.default_backend(), BATCH_SIZE)
+    batch_size = batch_size or default_batch_size()
     if not videos:
         batch_size = min(batch_size, -(-len(images) // jax.local_device_count()))
     predictor = Predictor(config, variables, batch_size, categories)

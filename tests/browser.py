@@ -46,8 +46,10 @@ class Page:
                 return answer["result"]
             self.events.append(answer)
 
-    def open(self, address: str, width: int, height: int = 900) -> None:
+    def open(self, address: str, width: int, height: int = 900, *, dark: bool = False) -> None:
         """Load a page in a window of that size."""
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.call("Emulation.setEmulatedMedia", features=[scheme])
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         self.call("Emulation.setDeviceMetricsOverride", **size)
         self.events.clear()
@@ -60,6 +62,19 @@ class Page:
         answer = self.call("Runtime.evaluate", expression=script, returnByValue=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
+
+    def wait_for(self, condition: str) -> None:
+        """Wait until an expression in the page is true."""
+        deadline = time.monotonic() + SECONDS
+        while not self.run(condition):
+            assert time.monotonic() < deadline, f"never true: {condition}"
+            time.sleep(0.05)
+
+    def choose_file(self, selector: str, path: Path) -> None:
+        """Choose a file in an <input type=file>."""
+        root = self.call("DOM.getDocument")["root"]["nodeId"]
+        node = self.call("DOM.querySelector", nodeId=root, selector=selector)["nodeId"]
+        self.call("DOM.setFileInputFiles", nodeId=node, files=[str(path)])
 
     def screenshot(self, path: Path) -> None:
         """Write the whole page as a PNG."""

@@ -15,7 +15,7 @@ from mask_rcnn_jax.data.dataset import UndecodableImage
 MAX_BYTES = 2 << 30  # of an image file
 # Formats whose headers Pillow reads. `mask_rcnn_jax/__init__.py` gives OpenCV, which knows more,
 # the same limit.
-_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "JPEG2000")
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "JPEG2000")
 # From half of MAX_PIXELS on Pillow warns of each image.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
@@ -77,18 +77,29 @@ def check_header(content: bytes, path: str, expected_size: tuple[int, int] | Non
         UndecodableImage: it has more than `MAX_PIXELS` pixels.
         ValueError: it is not the expected (height, width), nor that of the image turned.
     """
-    limit = f"more than the {MAX_PIXELS:,} pixels that are read"
+    size = header_size(content, path)
+    if size and expected_size and sorted(size) != sorted(expected_size):
+        raise ValueError(_other_size(path, size, expected_size))
+
+
+def header_size(content: bytes, path: str, max_pixels: int = MAX_PIXELS) -> tuple[int, int] | None:
+    """Read the (height, width) that an image's header states.
+
+    Returns None for damaged headers and unknown formats; decoding names the damage.
+
+    Raises UndecodableImage if there are more than `max_pixels` pixels.
+    """
+    limit = f"more than the {max_pixels:,} pixels that are read"
     try:
-        with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
+        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
             width, height = image.size
     except Image.DecompressionBombError as error:
         raise UndecodableImage(f"{path}: {limit}") from error
-    except Exception:  # whatever its parsers raise on damaged files; decoding names the damage
-        return
-    if height * width > MAX_PIXELS:
+    except Exception:  # whatever its parsers raise on damaged files
+        return None
+    if height * width > max_pixels:
         raise UndecodableImage(f"{path}: {height} x {width} pixels, {limit}")
-    if expected_size is not None and sorted((height, width)) != sorted(expected_size):
-        raise ValueError(_other_size(path, (height, width), expected_size))
+    return height, width
 
 
 def check_image_size(image: np.ndarray, record_size: tuple[int, int], path: str) -> None:

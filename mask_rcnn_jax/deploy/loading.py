@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+import jax
 from ml_collections import ConfigDict
 
 from mask_rcnn_jax.config import load_config, recipe_names
@@ -47,6 +48,14 @@ def load(
 def cache_folder() -> Path:
     """Return the folder of downloaded weights: mask_rcnn_jax in the user's cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mask_rcnn_jax"
+
+
+def default_batch_size() -> int:
+    """Return how many images to predict at a time on each device.
+
+    One image keeps a CPU busy; a batch would only use more memory.
+    """
+    return 1 if jax.default_backend() == "cpu" else 8
 
 
 def set_score_threshold(config: ConfigDict, score: float) -> None:

@@ -175,7 +175,7 @@ class Predictor:
 
         following = 0
         for position, (key, image) in enumerate(images):
-            bucket = self._bucket(image.plan)
+            bucket = self.bucket(image)
             waiting.setdefault(bucket, []).append((position, key, image))
             if len(waiting[bucket]) == self.images_at_once:
                 start(bucket)
@@ -203,8 +203,12 @@ class Predictor:
         too_large = held > MAX_WAITING_BYTES * self._num_devices
         return too_large or age >= MAX_WAITING_BATCHES * self.images_at_once
 
-    def _bucket(self, plan: ResizePlan) -> tuple:
-        """Key of images that can share a batch: same canvas and same valid extent."""
+    def bucket(self, image: PreparedImage) -> tuple:
+        """Return a key that images have in common which can share a batch.
+
+        They have the same canvas and, if the model's maps end at the image, the same extent there.
+        """
+        plan = image.plan
         if not self._pad_multiple:
             return (plan.canvas,)
         return plan.canvas, *(-(-side // self._pad_multiple) for side in plan.size)

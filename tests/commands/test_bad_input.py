@@ -325,6 +325,11 @@ def test_faulty_recipe(fault, overrides, fails, tmp_path):
         ("infer", ["--workdir=w", "--input=nowhere/*.jpg", "--output=o"], ["nowhere/*.jpg"]),
         ("infer", ["--workdir=w", "--input=i", "--output=o", "--stride=0"], ["stride", "0"]),
         ("infer", ["--workdir=w", "--input=i", "--output=o", "--max_frames=-1"], ["max_frames"]),
+        ("serve", ["--port=0"], ["serve needs exactly one of --workdir and --weights"]),
+        ("serve", ["--port=0", "--workdir=nowhere"], ["nowhere"]),
+        ("serve", ["--port=70000", "--workdir=w"], ["port", "65535"]),
+        ("serve", ["--workdir=w", "--host=no.such.invalid"], ["--host no.such.invalid: "]),
+        ("serve", ["--workdir=w", "--max_megapixels=200"], ["max_megapixels", "178"]),
     ],
 )
 def test_faulty_flags(entry, arguments, words, fails, monkeypatch, tmp_path):

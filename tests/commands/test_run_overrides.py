@@ -14,6 +14,7 @@ PHOTO = str(ROOT / "docs" / "people.jpg")
 COMMANDS = {
     "evaluate": [],
     "infer": ["--input", PHOTO, "--output", "out"],
+    "serve": ["--port=0"],
     "export": ["--format=onnx", "--output", "out"],
 }
 

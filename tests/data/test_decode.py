@@ -116,7 +116,7 @@ def test_opencv_has_the_same_limit(tmp_path):
     """For formats that Pillow does not know. It is looked up when OpenCV is imported first."""
     program = """import sys
 from mask_rcnn_jax.data import images
-images._FORMATS = ()
+images.FORMATS = ()
 try:
     images.decode_image(sys.argv[1])
 except images.UndecodableImage as error:

@@ -1,0 +1,185 @@
+"""Load `serve` with clients at once: requests/s, latency, lost and wrong answers, memory.
+
+    python benchmarks/serving.py --seconds 60 --json serving.json
+    python benchmarks/serving.py --workdir runs/mine --images photos/ --clients 1,8,32
+
+Starts the user's command in a process of its own, by default with the quickstart recipe and random
+weights, which find as many objects as the recipe allows. Each client keeps one connection and sends
+the next image when it has the answer to the last. An answer is wrong if it is not the one that the
+same image got alone. Memory is that of the server's process. Reads /proc, so it runs on Linux only.
+"""
+
+import argparse
+import contextlib
+import http.client
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import cv2
+
+from mask_rcnn_jax.benchmarking.process_tree import cpu_seconds, rss_mb
+from mask_rcnn_jax.formats.shapes import generate_image
+
+ROOT = Path(__file__).resolve().parents[1]
+SIZES = [(240, 320), (320, 240), (480, 640), (256, 256)]  # of generated images, (height, width)
+GENERATED = 16
+COLUMNS = ("clients", "requests/s", "ms, median", "ms, 95 %", "ms, 99 %", "answers", "refused",
+           "lost", "wrong", "server MB", "server cores")  # fmt: skip
+
+
+def main(arguments: argparse.Namespace) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        images = read_images(arguments.images) if arguments.images else generate(Path(folder))
+        model = ["--workdir", arguments.workdir]
+        if not arguments.workdir:
+            model = ["--config", "quickstart", "--weights", str(random_weights(Path(folder)))]
+        load = os.getloadavg()[0]
+        with running(model + arguments.flags) as (port, process, seconds):
+            report = measure(arguments, images, port, process)
+    report |= {"date": time.strftime("%Y-%m-%d"), "load_before": load, "start_s": seconds}
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps(report, indent=1) + "\n")
+
+
+def measure(arguments: argparse.Namespace, images: list[bytes], port: int, process: int) -> dict:
+    """Print and return the figures for each number of clients."""
+    expected = [ask(port, [image])[0] for image in images]
+    found = [len(json.loads(content)["detections"]) for content in expected]
+    sizes = [len(content) for content in expected]
+    print(f"{len(images)} images, {statistics.mean(found):.0f} objects and "
+          f"{statistics.mean(sizes) / 1000:.0f} kB of json in an answer", flush=True)  # fmt: skip
+    print(f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|", flush=True)
+    rows = []
+    for clients in map(int, arguments.clients.split(",")):
+        row = load(clients, arguments.seconds, images, expected, port, process)
+        rows.append(row)
+        print(f"| {' | '.join(str(value) for value in row.values())} |", flush=True)
+    return {"objects": found, "seconds": arguments.seconds, "rows": rows}
+
+
+def load(
+    clients: int, seconds: float, images: list[bytes], expected: list[bytes], port: int, server: int
+) -> dict:
+    """Let clients ask for some seconds."""
+    latencies: list[float] = []
+    counts: Counter = Counter()
+    lock = threading.Lock()
+    started, cpu = time.perf_counter(), cpu_seconds([server])
+    end = started + seconds
+
+    def work(client: int) -> None:
+        with contextlib.closing(connect(port)) as connection:
+            number = client
+            while (before := time.perf_counter()) < end:
+                kind = exchange(connection, images, expected, number % len(images))
+                number += 1
+                with lock:
+                    counts[kind] += 1
+                    if kind == "answers":
+                        latencies.append(1000 * (time.perf_counter() - before))
+
+    threads = [threading.Thread(target=work, args=(client,)) for client in range(clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    took = time.perf_counter() - started
+    cuts = statistics.quantiles(latencies, n=100)
+    values = [clients, round(len(latencies) / took, 1), *(round(cuts[k]) for k in (49, 94, 98))]
+    values += [counts[kind] for kind in ("answers", "refused", "lost", "wrong")]
+    values += [round(rss_mb([server])), round((cpu_seconds([server]) - cpu) / took, 2)]
+    return dict(zip(COLUMNS, values, strict=True))
+
+
+def exchange(
+    connection: http.client.HTTPConnection, images: list[bytes], expected: list[bytes], i: int
+) -> str:
+    """Send an image and name what comes back."""
+    try:
+        status, content = post(connection, images[i])
+    except (OSError, http.client.HTTPException):
+        connection.close()  # the next request opens it again
+        return "lost"
+    if status == 503:
+        return "refused"
+    return "answers" if (status, content) == (200, expected[i]) else "wrong"
+
+
+def ask(port: int, images: list[bytes]) -> list[bytes]:
+    with contextlib.closing(connect(port)) as connection:
+        return [post(connection, image)[1] for image in images]
+
+
+def connect(port: int) -> http.client.HTTPConnection:
+    return http.client.HTTPConnection("127.0.0.1", port, timeout=300)
+
+
+def post(connection: http.client.HTTPConnection, image: bytes) -> tuple[int, bytes]:
+    connection.request("POST", "/detect", image, {"Content-Type": "application/octet-stream"})
+    response = connection.getresponse()
+    return response.status, response.read()
+
+
+@contextlib.contextmanager
+def running(flags: list[str]):
+    """The command; yields its port, its process and the seconds until it was ready."""
+    command = [sys.executable, "-m", "mask_rcnn_jax.serve", "--port=0", *flags]
+    started = time.perf_counter()
+    with subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE) as process:
+        try:
+            ready = process.stdout.readline()
+            if not ready.startswith("ready: "):
+                raise SystemExit(f"error: serve ended with {process.wait()}")
+            port = int(ready.rstrip("/\n").rpartition(":")[2])
+            yield port, process.pid, round(time.perf_counter() - started, 1)
+        finally:
+            process.send_signal(signal.SIGTERM)
+
+
+def read_images(folder: str) -> list[bytes]:
+    return [path.read_bytes() for path in sorted(Path(folder).iterdir()) if path.is_file()]
+
+
+def generate(folder: Path) -> list[bytes]:
+    """JPEGs of generated shapes."""
+    drawn = [generate_image(0, "val", i, SIZES[i % len(SIZES)])[0] for i in range(GENERATED)]
+    return [cv2.imencode(".jpg", image[..., ::-1])[1].tobytes() for image in drawn]
+
+
+def random_weights(folder: Path) -> Path:
+    """Write random weights for the quickstart recipe."""
+    import jax
+    from safetensors.numpy import save_file
+
+    from mask_rcnn_jax.config import load_config
+    from mask_rcnn_jax.models.build import build_model, init_variables
+    from mask_rcnn_jax.weights.convert import to_ours_flat
+
+    fields = {**load_config("quickstart").model, "num_classes": 4}
+    variables = jax.device_get(init_variables(build_model(fields), 0))
+    save_file(to_ours_flat(variables), folder / "random.safetensors")
+    return folder / "random.safetensors"
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--workdir", help="a run; random weights if unset")
+    parser.add_argument("--images", help="a folder of images; generated ones if unset")
+    parser.add_argument("--clients", default="1,8,32", help="clients at once, in turn")
+    parser.add_argument("--seconds", type=float, default=60, help="for each number of clients")
+    parser.add_argument("--json", help="write the figures to this file")
+    parser.add_argument("flags", nargs="*", help="further flags of serve, after --")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    main(parse())

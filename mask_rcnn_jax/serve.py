@@ -1,0 +1,79 @@
+"""Serve a trained model: a page to try it with your images, and detections as json.
+
+    python -m mask_rcnn_jax.serve --workdir runs/quickstart
+    python -m mask_rcnn_jax.serve --workdir runs/quickstart --host 0.0.0.0 --port 8080
+    python -m mask_rcnn_jax.serve --config configs/coco_torchvision.py:coco_v1 \\
+        --weights maskrcnn_resnet50_fpn_coco-bf2d0c1e.pth
+
+    curl --data-binary @photo.jpg -H 'Content-Type: image/jpeg' 'http://127.0.0.1:8000/detect'
+
+Once the model is compiled, prints the address of the page and answers until Ctrl-C or SIGTERM.
+Writes no files. There is no password and no encryption: --host 0.0.0.0 lets everybody on the
+network use it.
+"""
+
+from collections.abc import Sequence
+
+from absl import flags, logging
+from ml_collections import ConfigDict
+
+from mask_rcnn_jax import cli
+from mask_rcnn_jax.deploy.loading import default_batch_size, set_score_threshold
+from mask_rcnn_jax.deploy.predictor import Predictor
+from mask_rcnn_jax.deploy.server import Server
+from mask_rcnn_jax.deploy.service import Limits, Service
+from mask_rcnn_jax.weights.restore import restore
+
+MAX_MEGAPIXELS = 178  # what `data.images` decodes
+
+
+def serve(
+    config: ConfigDict | None,
+    weights: str,
+    host: str,
+    port: int,
+    score_threshold: float,
+    batch_size: int,
+    limits: Limits,
+) -> None:
+    """Serve a model until SIGTERM or Ctrl-C; arguments as the flags."""
+    with Server(host, port) as server:  # an address that is taken is said before all other work
+        config, variables, categories, _ = restore(config, weights)
+        set_score_threshold(config, score_threshold)
+        predictor = Predictor(config, variables, batch_size or default_batch_size(), categories)
+        logging.info("compiling for batches of %d", predictor.images_at_once)
+        server.run(Service(predictor, limits))
+
+
+def _define_flags() -> None:
+    cli.define_config(required=False)
+    flags.DEFINE_string("workdir", None, "Run folder; its latest checkpoint is used.")
+    flags.DEFINE_string("weights", None, "Run folder, one of its checkpoints/<step>, or a file.")
+    flags.DEFINE_string("host", "127.0.0.1", "Name or address of this machine to listen on.")
+    flags.DEFINE_integer("port", 8000, "Port; 0 picks a free one.", 0, 65535)
+    flags.DEFINE_float("score_threshold", 0.05, "Never return lower scores.", 0.0, 1.0)
+    flags.DEFINE_integer(
+        "batch_size", 0, "Images at a time on each device; 0: 1 on CPU, 8 on GPU.", 0
+    )
+    flags.DEFINE_integer("batch_wait_ms", 5, "How long an image waits for others.", 0, 10_000)
+    flags.DEFINE_integer("max_waiting", 64, "Images at work; more are refused with 503.", 1)
+    flags.DEFINE_integer("max_megabytes", 32, "Largest image file.", 1, 1024)
+    flags.DEFINE_integer("max_megapixels", 64, "Largest image.", 1, MAX_MEGAPIXELS)
+
+
+def main(_: Sequence[str]) -> None:
+    FLAGS = flags.FLAGS
+    if (FLAGS.workdir is None) == (FLAGS.weights is None):
+        raise ValueError("serve needs exactly one of --workdir and --weights")
+    limits = Limits(
+        waiting=FLAGS.max_waiting,
+        delay=FLAGS.batch_wait_ms / 1000,
+        content=FLAGS.max_megabytes << 20,
+        pixels=FLAGS.max_megapixels * 1_000_000,
+    )
+    weights, threshold = FLAGS.workdir or FLAGS.weights, FLAGS.score_threshold
+    serve(FLAGS.config, weights, FLAGS.host, FLAGS.port, threshold, FLAGS.batch_size, limits)
+
+
+if __name__ == "__main__":
+    cli.run(main, _define_flags)
