@@ -124,7 +124,8 @@ def connect(port: int) -> http.client.HTTPConnection:
 
 
 def post(connection: http.client.HTTPConnection, image: bytes) -> tuple[int, bytes]:
-    connection.request("POST", "/detect", image, {"Content-Type": "application/octet-stream"})
+    kind = {"Content-Type": "application/octet-stream"}
+    connection.request("POST", "/detect?score_threshold=0", image, kind)
     response = connection.getresponse()
     return response.status, response.read()
 

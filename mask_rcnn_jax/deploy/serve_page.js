@@ -5,6 +5,7 @@ const byId = (id) => document.getElementById(id);
 const main = document.querySelector("main");
 const canvas = byId("canvas");
 const FILL = 0.42; // opacity, as in the images that `infer` writes
+const MOST_HIDDEN = 0.35; // of an object by a label, as there
 const MAX_HEIGHT = 0.72; // of the window
 const SHOWN_CLASSES = 12;
 
@@ -176,27 +177,41 @@ function paintObject(context, object, pixel) {
   }
 }
 
-// The best scores first; a label that would cover others is left out.
+// The best scores first; a label that would hide others, or much of an object, is left out.
 function paintLabels(context, objects, scale) {
   const width = shown.width * scale, height = shown.height * scale, taken = [];
-  context.font = '600 13px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif';
+  const boxes = objects.map(({ box }) => box.map((side) => side * scale));
+  const size = width < 500 ? 11 : 13, h = size + 5;
+  context.font = `600 ${size}px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif`;
   context.textBaseline = "middle";
-  for (const object of objects) {
-    const fits = (text) => context.measureText(text).width < Math.max(0.4 * width, 110);
+  const fits = (text) => context.measureText(text).width < Math.max(0.4 * width, 110);
+  objects.forEach((object, i) => {
+    const [left, top, , tall] = boxes[i];
     const text = shorten(object.name, object.score.toFixed(2), fits);
-    const w = context.measureText(text).width + 10, h = 19;
-    const x = Math.max(0, Math.min(object.box[0] * scale, width - w));
-    const above = object.box[1] * scale - h;
-    const y = Math.max(0, Math.min(above < 0 ? above + h : above, height - h));
-    const covers = (other) =>
-      x < other.x + other.w && other.x < x + w && y < other.y + h && other.y < y + h;
-    if (taken.some(covers)) continue;
-    taken.push({ x, y, w });
+    const w = context.measureText(text).width + 8;
+    const x = Math.max(0, Math.min(left, width - w));
+    const places = [top - h, top, top + tall]
+      .filter((y) => y >= 0 && y + h <= height)
+      .map((y) => [x, y, w, h]);
+    const isFree = (place) =>
+      taken.every((other) => !overlap(place, other)) &&
+      boxes.every((box) => overlap(place, box) <= MOST_HIDDEN * box[2] * box[3]);
+    const place = places.find(isFree) || (chosen && places[0]);
+    if (!place) return;
+    taken.push(place);
     context.fillStyle = object.color;
-    context.fillRect(x, y, w, h);
+    context.fillRect(...place);
     context.fillStyle = isLight(object.color) ? "#000" : "#fff";
-    context.fillText(text, x + 5, y + h / 2 + 0.5);
-  }
+    context.fillText(text, x + 4, place[1] + h / 2 + 0.5);
+  });
+}
+
+// The common area of two rectangles [x, y, width, height].
+function overlap(one, other) {
+  const sides = [0, 1].map((axis) =>
+    Math.min(one[axis] + one[axis + 2], other[axis] + other[axis + 2]) -
+    Math.max(one[axis], other[axis]));
+  return Math.max(0, sides[0]) * Math.max(0, sides[1]);
 }
 
 function shorten(name, score, fits) {

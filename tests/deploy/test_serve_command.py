@@ -1,5 +1,6 @@
 """`serve` as a user starts it, from the first line to its end."""
 
+import contextlib
 import http.client
 import json
 import signal
@@ -32,9 +33,10 @@ def test_answers_until_it_is_told_to_stop(number, tmp_path):
         assert ready.startswith("ready: http://127.0.0.1:"), process.communicate()[1]
         port = int(ready.rstrip("/\n").rpartition(":")[2])
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-        address = "/detect?score_threshold=0"
-        connection.request("POST", address, image, {"Content-Type": "image/png"})
-        found = json.loads(connection.getresponse().read())
+        with contextlib.closing(connection):
+            address = "/detect?score_threshold=0"
+            connection.request("POST", address, image, {"Content-Type": "image/png"})
+            found = json.loads(connection.getresponse().read())
         assert found["image"] == {"width": 90, "height": 60} and found["detections"]
         process.send_signal(number)
         _, said = process.communicate(timeout=60)
