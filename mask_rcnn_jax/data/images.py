@@ -16,6 +16,7 @@ MAX_BYTES = 2 << 30  # of an image file
 # Formats whose headers Pillow reads. `mask_rcnn_jax/__init__.py` gives OpenCV, which knows more,
 # the same limit.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "JPEG2000")
+_PNG = b"\x89PNG\r\n\x1a\n"
 # From half of MAX_PIXELS on Pillow warns of each image.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
@@ -56,6 +57,8 @@ def decode_bytes(
 ) -> np.ndarray:
     """Like `decode_image`, for the content of the file `path`."""
     check_header(content, path, expected_size)
+    if _is_cut_png(content):
+        raise UndecodableImage(f"{path}: truncated or damaged")
     data = np.frombuffer(content, np.uint8)
     # imdecode refuses truncated data; imread would return it with the rest of the image gray.
     flags = cv2.IMREAD_COLOR_RGB | (0 if upright else cv2.IMREAD_IGNORE_ORIENTATION)
@@ -100,6 +103,16 @@ def header_size(content: bytes, path: str, max_pixels: int = MAX_PIXELS) -> tupl
     if height * width > max_pixels:
         raise UndecodableImage(f"{path}: {height} x {width} pixels, {limit}")
     return height, width
+
+
+def _is_cut_png(content: bytes) -> bool:
+    """Whether a chunk of a PNG ends beyond the file: OpenCV takes up to 4 GB of memory for it."""
+    at = len(_PNG)
+    if not content.startswith(_PNG):
+        return False
+    while at < len(content) and content[at + 4 : at + 8] != b"IEND":
+        at += 12 + int.from_bytes(content[at : at + 4])  # length, name, data and checksum
+    return at > len(content)
 
 
 def check_image_size(image: np.ndarray, record_size: tuple[int, int], path: str) -> None:

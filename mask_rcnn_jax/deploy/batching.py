@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 from mask_rcnn_jax.deploy.predictor import Predictor, PreparedImage
 from mask_rcnn_jax.structures import Detections
 
+_CLOSED = "the batcher is closed"
+
 
 class _Waiting(NamedTuple):
     image: PreparedImage
@@ -43,7 +45,7 @@ class Batcher:
         waiting = _Waiting(image, time.monotonic(), Future())
         with self._changed:
             if self._closed:
-                raise RuntimeError("the batcher is closed")
+                raise RuntimeError(_CLOSED)
             self._waiting.setdefault(self._predictor.bucket(image), deque()).append(waiting)
             self._changed.notify()
         try:
@@ -53,9 +55,13 @@ class Batcher:
             raise
 
     def close(self) -> None:
-        """Run what waits, and end the thread."""
+        """End the thread after the batch at work; images that wait get a RuntimeError."""
         with self._changed:
             self._closed = True
+            for one in (one for rows in self._waiting.values() for one in rows):
+                if one.found.set_running_or_notify_cancel():
+                    one.found.set_exception(RuntimeError(_CLOSED))
+            self._waiting.clear()
             self._changed.notify()
         self._thread.join()
 
@@ -95,8 +101,6 @@ class Batcher:
         ready = [
             bucket
             for bucket, rows in self._waiting.items()
-            if len(rows) >= self._predictor.images_at_once
-            or rows[0].arrived <= latest
-            or self._closed
+            if len(rows) >= self._predictor.images_at_once or rows[0].arrived <= latest
         ]
         return min(ready, key=lambda bucket: self._waiting[bucket][0].arrived, default=None)

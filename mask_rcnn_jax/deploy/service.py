@@ -1,4 +1,4 @@
-"""What `serve` answers: detections as json, the page and what the page needs to know."""
+"""Answer requests about one model: detections as json, the page, and the facts it needs."""
 
 import json
 import math
@@ -57,7 +57,7 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class Limits:
-    """What requests may ask for at most.
+    """The most that requests may ask for.
 
     Attributes:
         waiting: images that are decoded, detected or encoded at a time; others are refused.

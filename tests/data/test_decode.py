@@ -127,6 +127,21 @@ except images.UndecodableImage as error:
     assert "a.jpg: " in said and "MAX_IMAGE_PIXELS" in said
 
 
+def test_a_png_that_states_gigabytes_is_not_decoded(tmp_path, monkeypatch):
+    """OpenCV would take as much memory as a chunk says it is long."""
+    path = tmp_path / "a.png"
+    Image.fromarray(COLOR).save(path)
+    content = path.read_bytes()
+    at = content.index(b"IDAT") - 4
+    path.write_bytes(content[:at] + b"\xe2" + content[at + 1 :])
+    with monkeypatch.context() as without:
+        without.setattr(cv2, "imdecode", None)
+        with pytest.raises(UndecodableImage, match="a.png: truncated"):
+            decode_image(path)
+    path.write_bytes(content + b"what comes after the end")
+    assert (decode_image(path) == COLOR).all()
+
+
 def test_another_size_than_expected_is_not_decoded(tmp_path, monkeypatch):
     path = bomb(tmp_path / "a.jpg", 9000, 9000)
     monkeypatch.setattr(cv2, "imdecode", None)

@@ -20,6 +20,7 @@ import pytest
 from PIL import Image
 from pycocotools import mask as coco_mask
 
+from mask_rcnn_jax.deploy import handler as handler_module
 from mask_rcnn_jax.deploy import server as server_module
 from mask_rcnn_jax.deploy.server import Server
 from mask_rcnn_jax.deploy.service import Limits, Service
@@ -390,8 +391,8 @@ def ask_or_none(server):
 
 class TestSlowAndVanishedClients:
     def test_slow_heads_and_bodies_end_and_delay_nobody(self, monkeypatch):
-        monkeypatch.setattr(server_module, "HEAD_SECONDS", 0.4)
-        monkeypatch.setattr(server_module, "BODY_SECONDS", 0.4)
+        monkeypatch.setattr(handler_module, "HEAD_SECONDS", 0.4)
+        monkeypatch.setattr(handler_module, "BODY_SECONDS", 0.4)
         head = HEAD + b"Content-Length: 1000\r\n\r\n"
         with serving(StubPredictor()) as server, contextlib.ExitStack() as opened:
             address = ("127.0.0.1", server.server_address[1])
@@ -424,7 +425,7 @@ class TestSlowAndVanishedClients:
 
     def test_a_client_who_does_not_read_the_answer_is_dropped(self, monkeypatch):
         """The page is asked for again and again until the answers fill all buffers."""
-        monkeypatch.setattr(server_module, "SEND_SECONDS", 0.2)
+        monkeypatch.setattr(handler_module, "SEND_SECONDS", 0.2)
         with serving(StubPredictor()) as server:
             address = ("127.0.0.1", server.server_address[1])
             with socket.create_connection(address, TIMEOUT) as connection:
