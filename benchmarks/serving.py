@@ -1,12 +1,13 @@
 """Load `serve` with clients at once: requests/s, latency, lost and wrong answers, memory.
 
-    python benchmarks/serving.py --seconds 60 --json serving.json
+    python benchmarks/serving.py --clients 1,8,32,32 --seconds 60 --json serving.json
     python benchmarks/serving.py --workdir runs/mine --images photos/ --clients 1,8,32
 
 Starts the user's command in a process of its own, by default with the quickstart recipe and random
 weights, which find as many objects as the recipe allows. Each client keeps one connection and sends
 the next image when it has the answer to the last. An answer is wrong if it is not the one that the
-same image got alone. Memory is that of the server's process. Reads /proc, so it runs on Linux only.
+same image got alone. Memory is that of the server process, before and after. Reads /proc, so it
+runs on Linux only.
 """
 
 import argparse
@@ -73,7 +74,7 @@ def load(
     latencies: list[float] = []
     counts: Counter = Counter()
     lock = threading.Lock()
-    started, cpu = time.perf_counter(), cpu_seconds([server])
+    started, cpu, memory = time.perf_counter(), cpu_seconds([server]), rss_mb([server])
     end = started + seconds
 
     def work(client: int) -> None:
@@ -96,7 +97,8 @@ def load(
     cuts = statistics.quantiles(latencies, n=100)
     values = [clients, round(len(latencies) / took, 1), *(round(cuts[k]) for k in (49, 94, 98))]
     values += [counts[kind] for kind in ("answers", "refused", "lost", "wrong")]
-    values += [round(rss_mb([server])), round((cpu_seconds([server]) - cpu) / took, 2)]
+    values.append(f"{memory:.0f} to {rss_mb([server]):.0f}")
+    values.append(round((cpu_seconds([server]) - cpu) / took, 2))
     return dict(zip(COLUMNS, values, strict=True))
 
 
