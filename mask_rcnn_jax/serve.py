@@ -8,8 +8,8 @@
     curl --data-binary @photo.jpg -H 'Content-Type: image/jpeg' 'http://127.0.0.1:8000/detect'
 
 Once the model is compiled, prints the address of the page and answers until Ctrl-C or SIGTERM.
-Writes no files. There is no password and no encryption: --host 0.0.0.0 lets everybody on the
-network use it.
+There is no password and no encryption: --host 0.0.0.0 lets everybody on the network use it. See
+docs/serving.md.
 """
 
 from collections.abc import Sequence
