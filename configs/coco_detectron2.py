@@ -9,8 +9,10 @@ Not measured here. detectron2 publishes box AP 38.6 and mask AP 35.2 (1x), 41.0 
 
 `:lsj_100ep`, `:lsj_200ep` and `:lsj_400ep` are its new baselines from random weights, published box
 and mask AP 44.6 / 40.3, 46.3 / 41.7 and 47.4 / 42.5; with `_r101` 46.4 / 41.6, 48.0 / 43.1 and
-48.9 / 43.7. They are trained in bfloat16 instead of float16; `sync_batch` weighs every image or RoI
-the same, as detectron2's NaiveSyncBatchNorm does in mode "N".
+48.9 / 43.7, with `_regnetx_4gf` 46.0 / 41.3, 48.1 / 43.1 and 48.6 / 43.5, with `_regnety_4gf`
+46.1 / 41.6, 47.8 / 43.0 and 48.2 / 43.3. They are trained in bfloat16 instead of float16;
+`sync_batch` weighs every image or RoI the same, as detectron2's NaiveSyncBatchNorm does in mode
+"N".
 `:x101_3x` (ResNeXt-101-32x8d, 44.3 / 39.5) and `:gn_3x` (group norm, 42.6 / 38.6) are models of
 its zoo with 3x schedules; theirs start from ImageNet weights. `:cascade_1x` and `:cascade_3x` have
 three box heads in a row (42.1 / 36.4 and 44.3 / 38.5).
@@ -18,25 +20,40 @@ three box heads in a row (42.1 / 36.4 and 44.3 / 38.5).
 Deliberate differences: RoIAlign uses at most 16 x 16 points per bin, exceeded only by boxes longer
 than 112 cells on their level; objects with more than 512 polygon vertices use mask crops; training
 uses at most 100 objects per image; detection considers the best 4096 scores over all classes; batch
-norm in the heads stores the unbiased variance, on several GPUs theirs the biased one.
+norm in the heads stores the unbiased variance, on several GPUs theirs the biased one; biases of
+squeeze-and-excitation start at zero.
 """
+
+from typing import Any
 
 from ml_collections import ConfigDict
 
 from mask_rcnn_jax.configs import base
+from mask_rcnn_jax.models.build import named_section
 
+IMAGENET_STD = (58.395, 57.12, 57.375)
 # variant: steps, decay steps
 SCHEDULES = {"1x": (90_000, (60_000, 80_000)), "3x": (270_000, (210_000, 250_000))}
-LSJ_EPOCHS = {"lsj_100ep": 100, "lsj_200ep": 200, "lsj_400ep": 400}
+LSJ_TRUNKS: dict[str, dict[str, Any]] = {
+    "": dict(depth=50),
+    "_r101": dict(depth=101),
+    "_regnetx_4gf": dict(
+        name="regnet", depth=23, initial_width=96, slope=38.65, multiplier=2.43, group_width=40
+    ),
+    "_regnety_4gf": dict(
+        name="regnet", depth=22, initial_width=96, slope=31.41, multiplier=2.24, group_width=64,
+        se_ratio=0.25,
+    ),
+}  # fmt: skip
+LSJ = {f"lsj_{n}ep{trunk}": (n, trunk) for trunk in LSJ_TRUNKS for n in (100, 200, 400)}
 LSJ_STEPS, LSJ_DECAYS, LSJ_WARMUP = 184_375, (163_889, 177_546), 500  # of 100 epochs
 ZOO = ("x101_3x", "gn_3x", "cascade_1x", "cascade_3x")
-VARIANTS = (*SCHEDULES, *LSJ_EPOCHS, *(f"{name}_r101" for name in LSJ_EPOCHS), *ZOO)
+VARIANTS = (*SCHEDULES, *LSJ, *ZOO)
 
 
 def get_config(variant: str = "1x") -> ConfigDict:
     if variant not in VARIANTS:
         raise ValueError(f"coco_detectron2:{variant}: expected one of {list(VARIANTS)}")
-    lsj = variant.removesuffix("_r101")
     steps, decays = SCHEDULES["1x" if variant.endswith("1x") else "3x"]
     config = base.get_config()
     config.data.update(resize_rounding="round", antialias=True, max_vertices=512, keep_empty=False)
@@ -54,11 +71,11 @@ def get_config(variant: str = "1x") -> ConfigDict:
     config.optim.update(warmup_until=1000 / steps, decay_at=tuple(step / steps for step in decays))
     config.train.update(steps=steps, checkpoint_every=5000)
     config.eval.paste = "continuous"
-    if lsj in LSJ_EPOCHS:
-        _make_lsj(config, epochs=LSJ_EPOCHS[lsj], depth=101 if variant != lsj else 50)
+    if variant in LSJ:
+        _make_lsj(config, *LSJ[variant])
     elif variant == "x101_3x":
         config.model.backbone.update(depth=101, groups=32, width_per_group=8, stride_in="3x3")
-        config.model.input.std = (58.395, 57.12, 57.375)
+        config.model.input.std = IMAGENET_STD
     elif variant == "gn_3x":
         config.model.backbone.update(stride_in="3x3")
         _set_norms(config, "group")
@@ -69,8 +86,11 @@ def get_config(variant: str = "1x") -> ConfigDict:
     return config
 
 
-def _make_lsj(config: ConfigDict, epochs: int, depth: int) -> None:
-    config.model.backbone.update(depth=depth, frozen_stages=0)
+def _make_lsj(config: ConfigDict, epochs: int, trunk: str) -> None:
+    if "regnet" in trunk:
+        config.model.backbone = named_section("backbone", "regnet")
+        config.model.input.std = IMAGENET_STD
+    config.model.backbone.update(frozen_stages=0, **LSJ_TRUNKS[trunk])
     config.model.rpn.num_convs = 2
     _set_norms(config, "sync_batch")
     config.data.update(short_sides=(), augment=("scale_jitter", "fixed_size_crop"))

@@ -167,7 +167,9 @@ def check_system(model: ConfigDict, system: str) -> None:
     differences cost accuracy.
     """
     backbone, theirs = model.backbone, "torchvision's ResNet"
-    known = ("resnet", "vit") if system == "detectron2" else ("resnet",)
+    known = {"resnet": system}
+    if system == "detectron2":
+        known |= {"regnet": "detectron2_regnet", "vit": "detectron2_vitdet"}
     if backbone.name not in known:
         raise ValueError(
             f"model.backbone.name is {backbone.name!r}, {system} has {' and '.join(known)} only"
@@ -187,11 +189,9 @@ def check_system(model: ConfigDict, system: str) -> None:
         if head.get("class_agnostic", False):
             text = "model.box_head.class_agnostic is True"
             raise ValueError(f"{text}, torchvision has boxes for each class only")
-    if backbone.name == "vit":
-        system = "detectron2_vitdet"
     # Statistics absorb another epsilon.
     absorbed = () if backbone.get("norm") in WITHOUT_STATISTICS else ("backbone.norm_eps",)
-    for line in mismatches(system, model, without=absorbed):
+    for line in mismatches(known[backbone.name], model, without=absorbed):
         logging.warning("%s", line)
 
 

@@ -28,6 +28,7 @@ VARIANTS = ("coco_detectron2:3x", "coco_nvidia_pytorch:bs64", "coco_nvidia_pytor
 TRANSFORMERS = ("coco_vitdet", "coco_vitdet:l", "coco_vitdet:h", "coco_vitdet:cascade_b",
                 "coco_vitdet:cascade_l", "coco_vitdet:cascade_h")  # fmt: skip
 CONVNEXTS = ("coco_convnext", "coco_convnext:small")
+REGNETS = ("coco_detectron2:lsj_100ep_regnetx_4gf", "coco_detectron2:lsj_400ep_regnety_4gf")
 OTHER_PARTS = ("model.backbone.", "model.fpn.")  # their sections have entries of their own
 
 
@@ -37,12 +38,13 @@ def recipe(name: str):
 
 
 @pytest.mark.parametrize(
-    "name", [*SYSTEMS, *VARIANTS, *TRANSFORMERS, *CONVNEXTS, "finetune", "lvis", "quickstart"]
+    "name",
+    [*SYSTEMS, *VARIANTS, *TRANSFORMERS, *CONVNEXTS, *REGNETS, "finetune", "lvis", "quickstart"],
 )
 def test_every_recipe_has_the_same_entries_and_a_model(name):
     config, reference = recipe(name).to_dict(), recipe("coco").to_dict()
     ours, theirs = flatten(config).keys(), flatten(reference).keys()
-    if name in (*TRANSFORMERS, *CONVNEXTS):
+    if name in (*TRANSFORMERS, *CONVNEXTS, *REGNETS):
         others = OTHER_PARTS if name in TRANSFORMERS else OTHER_PARTS[:1]
         ours, theirs = ({n for n in names if not n.startswith(others)} for names in (ours, theirs))
     if name in TRANSFORMERS:
@@ -171,7 +173,23 @@ def test_the_schedule_of_lvis(name, steps, rates):
         assert float(schedule(step)) == pytest.approx(rate, rel=1e-4), step
 
 
-@pytest.mark.parametrize("name", [*VARIANTS, *TRANSFORMERS[1:], *CONVNEXTS[1:]])
+@pytest.mark.parametrize("name", ["lsj_200ep_regnetx_4gf", "lsj_100ep_regnety_4gf"])
+def test_regnets_differ_from_the_strong_resnet_in_their_trunk_alone(name):
+    """As detectron2's configs do: its pixel_std is here in the order of R, G, B."""
+    config, resnet = recipe(f"coco_detectron2:{name}"), recipe(f"coco_detectron2:{name[:9]}")
+    ours, theirs = (flatten(each.to_dict()) for each in (config, resnet))
+    common = ours.keys() & theirs.keys() - {"model.backbone.name", "model.backbone.depth"}
+    assert {n for n in common if ours[n] != theirs[n]} == {"model.input.std"}
+    assert config.model.input.std == (58.395, 57.12, 57.375)
+    is_y = "regnety" in name
+    backbone = dict(name="regnet", norm="sync_batch", norm_eps=1e-5, frozen_stages=0)
+    backbone |= dict(depth=22, slope=31.41, multiplier=2.24, group_width=64) if is_y else {}
+    backbone |= {} if is_y else dict(depth=23, slope=38.65, multiplier=2.43, group_width=40)
+    backbone |= dict(initial_width=96, se_ratio=0.25 if is_y else 0.0)
+    assert config.model.backbone.to_dict() == backbone
+
+
+@pytest.mark.parametrize("name", [*VARIANTS, *TRANSFORMERS[1:], *CONVNEXTS[1:], *REGNETS])
 def test_a_variant_differs_and_an_unknown_one_is_refused(name):
     stem = name.partition(":")[0]
     assert recipe(name) != recipe(stem)

@@ -1,5 +1,5 @@
-"""Small detectors with other trunks, ViTDet with a cascade and ConvNeXt: trained, on two devices,
-in half precision, and exported."""
+"""Small detectors with other trunks, ViTDet with a cascade, ConvNeXt and RegNet: trained, on two
+devices, in half precision, and exported."""
 
 import functools
 
@@ -31,6 +31,7 @@ from tests.helpers import assert_finite_tree, tiny_batch, tiny_config
 
 VIT = dict(width=32, depth=3, num_heads=2, global_blocks=(2,), window=3, image_size=64)
 CONVNEXT = dict(depths=(1, 1, 1, 1), width=8, layer_scale=1.0, drop_path=0.5)
+REGNET = dict(depth=6, initial_width=8, slope=8.0, multiplier=2.0, group_width=8, se_ratio=0.25)
 
 
 def vitdet():
@@ -57,7 +58,15 @@ def convnext(**changes):
     return config
 
 
-both = pytest.mark.parametrize("trunk", [vitdet, convnext])
+def regnet():
+    config = tiny_config()
+    trunk = REGNET | dict(norm="sync_batch", frozen_stages=0)
+    config.model.backbone = named_section("backbone", "regnet", **trunk)
+    config.loss.update(rpn_cls_average="budget", rpn_box_average="budget")
+    return config
+
+
+every = pytest.mark.parametrize("trunk", [vitdet, convnext, regnet])
 
 
 @functools.cache
@@ -112,7 +121,7 @@ def test_dropped_paths_are_a_function_of_the_step(trunk, trained, batch):
 
 
 @pytest.mark.slow
-@both
+@every
 def test_two_devices_drop_what_one_does(trunk, batch):
     (_, first), (_, second) = (one_step(trunk, batch, devices=n) for n in (1, 2))
     for name in ("loss/rpn_cls", "loss/rpn_box"):  # normalized alike on any number of devices
@@ -120,7 +129,7 @@ def test_two_devices_drop_what_one_does(trunk, batch):
 
 
 @pytest.mark.slow
-@both
+@every
 def test_recomputing_everything_changes_nothing(trunk, batch):
     (_, kept), (_, recomputed) = (one_step(trunk, batch, remat=r) for r in ("none", "all"))
     for name, value in kept.items():
@@ -129,7 +138,7 @@ def test_recomputing_everything_changes_nothing(trunk, batch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
-@both
+@every
 def test_half_precision_trains(trunk, batch, precision):
     _, exact = one_step(trunk, batch)
     params, metrics = one_step(trunk, batch, precision=precision)
@@ -138,7 +147,7 @@ def test_half_precision_trains(trunk, batch, precision):
 
 
 @pytest.mark.slow
-@both
+@every
 def test_it_exports_to_stablehlo(trunk):
     pytest.importorskip("flatbuffers")
     from mask_rcnn_jax.deploy.stablehlo import export_stablehlo, load_stablehlo

@@ -18,10 +18,12 @@ from mask_rcnn_jax.deploy.onnx_convnext import ConvNeXtTrunk
 from mask_rcnn_jax.deploy.onnx_graph import Graph, Map, floats, ints, make_model_proto
 from mask_rcnn_jax.deploy.onnx_layers import Extent, Trunk, cell_mask
 from mask_rcnn_jax.deploy.onnx_regions import Regions
+from mask_rcnn_jax.deploy.onnx_regnet import RegNetTrunk
 from mask_rcnn_jax.models.convnext import ConvNeXt
 from mask_rcnn_jax.models.detect import Detect
 from mask_rcnn_jax.models.fpn import FPN
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
+from mask_rcnn_jax.models.regnet import RegNet
 from mask_rcnn_jax.models.resnet import ResNet
 from mask_rcnn_jax.models.roi_heads import BoxHead, MaskHead
 from mask_rcnn_jax.structures import Detections
@@ -34,7 +36,12 @@ MAPS = ("backbone", "fpn")  # parts that compute maps of the whole image
 
 def check_exportable(model: MaskRCNN, batch: int, image_size: tuple[int, int] | None) -> None:
     """Raise ValueError if ONNX operators cannot reproduce the model exactly."""
-    parts = {"backbone": ResNet | ConvNeXt, "fpn": FPN, "box_head": BoxHead, "mask_head": MaskHead}
+    parts: dict[str, tuple[type, ...]] = {
+        "backbone": (ResNet, RegNet, ConvNeXt),
+        "fpn": (FPN,),
+        "box_head": (BoxHead,),
+        "mask_head": (MaskHead,),
+    }
     if model.mask_head is None:
         del parts["mask_head"]
     ends = model.input.pad_multiple and image_size is None  # maps end inside the canvas
@@ -134,7 +141,8 @@ def build_onnx(
     params, stats = variables["params"], variables.get("batch_stats", {})
     regions = Regions(graph, model, params, canvas, batch, Extent(graph, valid_size), stats)
     images = _normalize(graph, model, source, sizes)
-    trunk = ConvNeXtTrunk if isinstance(model.backbone, ConvNeXt) else Trunk
+    trunks = {RegNet: RegNetTrunk, ConvNeXt: ConvNeXtTrunk}
+    trunk = trunks.get(type(model.backbone), Trunk)
     pyramid = trunk(graph, model, variables, regions.extent).pyramid(images)
     limits = regions.box_limits(sizes)
     boxes, valid, rows = regions.proposals(pyramid, limits)

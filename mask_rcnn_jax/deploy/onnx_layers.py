@@ -198,7 +198,7 @@ class Trunk:
             return layer
         return {**layer, "kernel": np.asarray(layer["kernel"])[:, :, ::-1]}
 
-    def _conv_norm(self, x, conv_name, norm_name, *, stride, map_stride, block="") -> Map:
+    def _conv_norm(self, x, conv_name, norm_name, *, stride, map_stride, block="", groups=1) -> Map:
         """Apply a convolution and its norm; map_stride: pixels per cell of `x`."""
         backbone, tree = self._model.backbone, self._tree.of("backbone")
         tree = tree.of(block) if block else tree
@@ -208,20 +208,21 @@ class Trunk:
         layer = self._input_order(layer, conv_name)
         options = dict(norm=backbone.norm, eps=backbone.norm_eps, layer=layer)
         options |= dict(name=f"{block}/{conv_name}" if block else conv_name)
-        options |= dict(stride=stride, padding=backbone.padding)
-        if backbone.depth >= 50 and conv_name == "conv2":
-            options["groups"] = backbone.groups
+        padding = getattr(backbone, "padding", "torch")
+        options |= dict(stride=stride, padding=padding, groups=groups)
         return conv_norm(self._graph, x, tree, conv_name, norm_name, **options)
 
     def _block(self, x: Map, block: str, stride: int, map_stride: int) -> Map:
         """Apply a basic block or a bottleneck; map_stride: pixels per cell of `x`."""
-        graph = self._graph
-        strides = [stride, 1]
-        if self._model.backbone.depth >= 50:
-            strides = [stride, 1, 1] if self._model.backbone.stride_in == "1x1" else [1, stride, 1]
+        graph, backbone = self._graph, self._model.backbone
+        strides, groups = [stride, 1], [1, 1]
+        if backbone.depth >= 50:
+            strides = [stride, 1, 1] if backbone.stride_in == "1x1" else [1, stride, 1]
+            groups = [1, backbone.groups, 1]
         y, at = x, map_stride
-        for i, step in enumerate(strides, start=1):
-            y = self._conv_norm(y, f"conv{i}", f"norm{i}", stride=step, map_stride=at, block=block)
+        for i, (step, count) in enumerate(zip(strides, groups, strict=True), start=1):
+            options = dict(stride=step, map_stride=at, block=block, groups=count)
+            y = self._conv_norm(y, f"conv{i}", f"norm{i}", **options)
             at *= step
             if i < len(strides):
                 y = relu(graph, y)

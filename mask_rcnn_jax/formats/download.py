@@ -37,6 +37,30 @@ DETECTRON2_WEIGHTS = {
     "detectron2_r101_lsj_100ep": ("new_baselines/mask_rcnn_R_101_FPN_100ep_LSJ/42025812", "4f7b58"),
     "detectron2_r101_lsj_200ep": ("new_baselines/mask_rcnn_R_101_FPN_200ep_LSJ/42131867", "0bb7ae"),
     "detectron2_r101_lsj_400ep": ("new_baselines/mask_rcnn_R_101_FPN_400ep_LSJ/42073830", "f96b26"),
+    "detectron2_regnetx_4gf_lsj_100ep": (
+        "new_baselines/mask_rcnn_regnetx_4gf_dds_FPN_100ep_LSJ/42047771",
+        "b7fbab",
+    ),
+    "detectron2_regnetx_4gf_lsj_200ep": (
+        "new_baselines/mask_rcnn_regnetx_4gf_dds_FPN_200ep_LSJ/42132721",
+        "5d87c1",
+    ),
+    "detectron2_regnetx_4gf_lsj_400ep": (
+        "new_baselines/mask_rcnn_regnetx_4gf_dds_FPN_400ep_LSJ/42025447",
+        "f1362d",
+    ),
+    "detectron2_regnety_4gf_lsj_100ep": (
+        "new_baselines/mask_rcnn_regnety_4gf_dds_FPN_100ep_LSJ/42047784",
+        "6ba57e",
+    ),
+    "detectron2_regnety_4gf_lsj_200ep": (
+        "new_baselines/mask_rcnn_regnety_4gf_dds_FPN_200ep_LSJ/42047642",
+        "27b9c1",
+    ),
+    "detectron2_regnety_4gf_lsj_400ep": (
+        "new_baselines/mask_rcnn_regnety_4gf_dds_FPN_400ep_LSJ/42045954",
+        "ef3a80",
+    ),
     "detectron2_x101_3x": (
         "COCO-InstanceSegmentation/mask_rcnn_X_101_32x8d_FPN_3x/139653917",
         "2d9806",

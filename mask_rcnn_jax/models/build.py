@@ -15,6 +15,7 @@ from mask_rcnn_jax.models.fpn import FPN
 from mask_rcnn_jax.models.image_input import ImageInput
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN, Precision
 from mask_rcnn_jax.models.mask_targets import MaskTargets
+from mask_rcnn_jax.models.regnet import RegNet
 from mask_rcnn_jax.models.resnet import ResNet
 from mask_rcnn_jax.models.roi_heads import BoxHead, MaskHead
 from mask_rcnn_jax.models.rpn import RPN, RPNHead
@@ -56,7 +57,7 @@ def no_head(**section: Any) -> None:
 
 # Sections whose `name` selects the builder, built in or `package.module:function`.
 BUILDERS: dict[str, dict[str, Callable]] = {
-    "backbone": {"resnet": ResNet, "vit": ViT, "convnext": ConvNeXt},
+    "backbone": {"resnet": ResNet, "regnet": RegNet, "vit": ViT, "convnext": ConvNeXt},
     "fpn": {"fpn": FPN, "simple": SimplePyramid},
     "box_head": {"two_fc": BoxHead, "conv_fc": BoxHead},
     "mask_head": {"four_conv": MaskHead, "none": no_head},

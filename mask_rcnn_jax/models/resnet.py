@@ -11,9 +11,8 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from mask_rcnn_jax import parts
-from mask_rcnn_jax.models.conv import Conv
-from mask_rcnn_jax.models.init import he_fan_out
-from mask_rcnn_jax.models.norm import LIVE, check_channels, make_norm, normalize
+from mask_rcnn_jax.models.conv_norm import make_conv_norm
+from mask_rcnn_jax.models.norm import LIVE, check_channels
 from mask_rcnn_jax.ops.extent import ValidExtent
 
 BLOCKS_PER_STAGE = {
@@ -121,20 +120,8 @@ class ResNet(nn.Module):
         self, x: jax.Array, *, train: bool, extent: ValidExtent | None = None
     ) -> list[jax.Array]:
         """Map normalized images [B, H, W, 3] to C2..C5; layers read zeros outside `extent`."""
-        mask = (lambda x: x) if extent is None else extent.mask
-        inside = (lambda x: None) if extent is None else extent.inside
-        make_layer = make_norm(self.norm, train=train, dtype=self.dtype, eps=self.norm_eps)
-
-        def conv_norm(x, width, kernel, stride, conv, norm, groups=1):
-            """Apply a convolution and norm with these names."""
-            padding = "SAME" if self.padding == "same" else kernel // 2
-            options: dict[str, Any] = dict(use_bias=False, dtype=self.dtype, kernel_init=he_fan_out)
-            options |= dict(groups=groups, name=conv)
-            conv = Conv(width, (kernel, kernel), stride, padding, **options)
-            x = x if kernel == 1 else mask(x)
-            cells = inside((-(-x.shape[1] // stride), -(-x.shape[2] // stride)))
-            return normalize(partial(conv, x), make_layer(name=norm), width, cells)
-
+        options: dict[str, Any] = dict(dtype=self.dtype, eps=self.norm_eps, padding=self.padding)
+        conv_norm = make_conv_norm(self.norm, train=train, extent=extent, **options)
         maybe_remat = nn.remat if self.remat else lambda block: block
         block = partial(maybe_remat(BasicBlock), conv_norm=conv_norm)
         if self.depth >= 50:
@@ -144,7 +131,7 @@ class ResNet(nn.Module):
             )
 
         x = nn.relu(conv_norm(x.astype(self.dtype), 64, 7, 2, "stem_conv", "stem_norm"))
-        x = _max_pool(mask(x), self.pool_padding)
+        x = _max_pool(x if extent is None else extent.mask(x), self.pool_padding)
         x = lax.stop_gradient(x) if self.frozen_stages >= 1 else x
         features = []
         for stage, blocks in enumerate(BLOCKS_PER_STAGE[self.depth], start=2):

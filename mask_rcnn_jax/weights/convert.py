@@ -127,8 +127,7 @@ def to_detectron2(variables: Mapping, *, norm_eps: float) -> dict[str, np.ndarra
     As `to_torchvision`; group norm has a counterpart. What background has of boxes and masks of its
     own, which nothing reads, is left out.
     """
-    is_vit = "pos_embed" in variables["params"]["backbone"]
-    arrays = _to_torch(variables, "detectron2_vitdet" if is_vit else "detectron2", norm_eps)
+    arrays = _to_torch(variables, _detectron2_source(variables["params"]), norm_eps)
     names = {name: name for name in arrays}
     if "conv2" in variables["params"]["rpn_head"]:
         one, several = (f"proposal_generator.rpn_head.conv{i}." for i in ("", ".conv0"))
@@ -137,6 +136,13 @@ def to_detectron2(variables: Mapping, *, norm_eps: float) -> dict[str, np.ndarra
         numbered = r"(roi_heads\.box_(?:head|predictor)\.)(?=[a-z])"
         names = {name: re.sub(numbered, r"\g<1>0.", new) for name, new in names.items()}
     return {names[name]: array for name, array in arrays.items()}
+
+
+def _detectron2_source(params: Mapping) -> str:
+    """Return the key in `SOURCES` of detectron2's detector with our backbone."""
+    if "pos_embed" in params["backbone"]:
+        return "detectron2_vitdet"
+    return "detectron2_regnet" if "a" in params["backbone"]["res2_0"] else "detectron2"
 
 
 def _to_torch(variables: Mapping, system: str, norm_eps: float) -> dict[str, np.ndarray]:

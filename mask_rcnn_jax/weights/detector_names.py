@@ -3,7 +3,14 @@
 Rows and templates are as in `sources`.
 """
 
-from mask_rcnn_jax.weights.trunk_names import Rows, convnext, detectron2_resnet, torch_resnet, vit
+from mask_rcnn_jax.weights.trunk_names import (
+    Rows,
+    convnext,
+    detectron2_resnet,
+    regnet,
+    torch_resnet,
+    vit,
+)
 
 
 def _detectron2_box_head(stage: str, ours: str) -> Rows:
@@ -91,14 +98,18 @@ _DETECTRON2_HEADS: Rows = (
     ("roi_heads.mask_head.deconv", "mask_head/mask_deconv"),
     ("roi_heads.mask_head.predictor", "mask_head/mask_predictor"),
 )
-DETECTRON2: Rows = (
-    *detectron2_resnet("backbone.bottom_up."),
+_DETECTRON2_FPN: Rows = (
     ("backbone.fpn_lateral{level}", "fpn/fpn_lateral{level}"),
     ("backbone.fpn_lateral{level}.norm", "fpn/fpn_lateral{level}_norm"),
     ("backbone.fpn_output{level}", "fpn/fpn_output{level}"),
     ("backbone.fpn_output{level}.norm", "fpn/fpn_output{level}_norm"),
+)
+DETECTRON2: Rows = (
+    *detectron2_resnet("backbone.bottom_up."),
+    *_DETECTRON2_FPN,
     *_DETECTRON2_HEADS,
 )
+DETECTRON2_REGNET: Rows = (*regnet("backbone.bottom_up."), *_DETECTRON2_FPN, *_DETECTRON2_HEADS)
 _VIT, VITDET_TABLES = vit("backbone.net.")
 VITDET: Rows = (*_VIT, *_simple_pyramid(), *_DETECTRON2_HEADS)
 MASKRCNN_BENCHMARK: Rows = (

@@ -16,6 +16,7 @@ BACKBONE = (
     *"backbone.stride_in backbone.padding backbone.pool_padding backbone.norm_eps".split(),
     *INPUT,
 )
+REGNET = ("backbone.norm_eps", *INPUT)
 HEADS = tuple(
     """
     input.pad_multiple anchors.sizes anchors.aspect_ratios anchors.center anchors.rounding
@@ -52,10 +53,13 @@ EXPECTED = {
     "torchvision_old": Expected("coco_torchvision:coco_v1", DETECTOR),
     "torchvision_resnet": Expected("coco_torchvision", BACKBONE),
     "detectron2": Expected("coco_detectron2", DETECTOR),
+    "detectron2_regnet": Expected("coco_detectron2:lsj_100ep_regnetx_4gf", REGNET + HEADS),
     "detectron2_vitdet": Expected(
         "coco_vitdet", ("backbone.window", "backbone.global_blocks", *INPUT, *HEADS)
     ),
     "mae": Expected("coco_vitdet", INPUT),
+    "torchvision_regnet": Expected("coco_torchvision", REGNET),
+    "regnet": Expected("coco_detectron2:lsj_100ep_regnetx_4gf", REGNET),
     "torchvision_convnext": Expected("coco_convnext", INPUT),
     "convnext": Expected("coco_convnext", INPUT),
     "mmdetection_convnext": Expected("coco_convnext", (*INPUT, *HEADS)),

@@ -27,7 +27,7 @@ from mask_rcnn_jax.weights.torch_pickle import (
 _PICKLES = "a torch .pth, a pickle of arrays (detectron2, Detectron)"
 FORMATS = f"safetensors, {_PICKLES} or a TensorFlow checkpoint"
 # Entries under which a checkpoint may keep the weights, in order of preference.
-WRAPPERS = ("model", "state_dict", "model_state_dict", "blobs")
+WRAPPERS = ("model", "state_dict", "model_state_dict", "model_state", "blobs")
 # Files of torch before 1.6 start with a pickle of this number.
 _TORCH_MAGIC = 0x1950A86A20F9469CFC6C
 _ZIP_MAGIC = (b"PK\x03\x04", b"PK\x05\x06")

@@ -99,6 +99,13 @@ SOURCES = {
         unused=_DETECTRON2_UNUSED,
         background="last",
     ),
+    "detectron2_regnet": Source(
+        "detectron2's Mask R-CNN with a RegNet",
+        ("backbone.fpn_lateral2.weight",),
+        detectors.DETECTRON2_REGNET,
+        unused=_DETECTRON2_UNUSED,
+        background="last",
+    ),
     "detectron2_vitdet": Source(
         "detectron2's ViTDet",
         ("backbone.net.patch_embed.proj.weight",),
@@ -113,6 +120,18 @@ SOURCES = {
         _MAE,
         unused=r"cls_token|mask_token|(norm|fc_norm|head|decoder_\w+)\..*|decoder_pos_embed",
         tables=_MAE_TABLES,
+    ),
+    "torchvision_regnet": Source(
+        "torchvision's RegNet",
+        ("stem.0.weight",),
+        trunks.torchvision_regnet(),
+        unused=r".*\.num_batches_tracked|fc\..*",
+    ),
+    "regnet": Source(
+        "the RegNet of its paper or of detectron2",
+        ("stem.conv.weight", "backbone.bottom_up.stem.conv.weight"),
+        trunks.regnet("[backbone.bottom_up.]"),
+        unused=r".*\.num_batches_tracked|head\..*",
     ),
     "torchvision_convnext": Source(
         "torchvision's ConvNeXt",

@@ -32,6 +32,34 @@ def detectron2_resnet(prefix: str) -> Rows:
     )
 
 
+def regnet(prefix: str) -> Rows:
+    """Return rows for detectron2's RegNet and its paper's."""
+    block, ours = prefix + "s{stage-1}.b{block+1}.", "backbone/res{stage}_{block}/"
+    rows = [(f"f.{layer}", layer) for layer in ("a", "b", "c")]
+    rows += [(f"f.{layer}_bn", f"{layer}_norm") for layer in ("a", "b", "c")]
+    rows += [("f.se.f_ex.0", "se_fc1"), ("f.se.f_ex.2", "se_fc2")]
+    rows += [("proj", "shortcut"), ("bn", "shortcut_norm")]
+    return (
+        (prefix + "stem.conv", "backbone/stem_conv"),
+        (prefix + "stem.bn", "backbone/stem_norm"),
+        *((block + theirs, ours + path) for theirs, path in rows),
+    )
+
+
+def torchvision_regnet() -> Rows:
+    """Return rows for torchvision's RegNet."""
+    rows = [("stem.0", "backbone/stem_conv"), ("stem.1", "backbone/stem_norm")]
+    layers = [(f"f.{layer}", layer) for layer in ("a", "b", "c")] + [("proj", "shortcut")]
+    for stage in (2, 3, 4, 5):
+        theirs = f"trunk_output.block{stage - 1}.block{stage - 1}-{{block}}."
+        ours = f"backbone/res{stage}_{{block}}/"
+        for name, path in layers:
+            rows.append((f"{theirs}{name}.0", ours + path))
+            rows.append((f"{theirs}{name}.1", f"{ours}{path}_norm"))
+        rows += [(f"{theirs}f.se.fc{i}", f"{ours}se_fc{i}") for i in (1, 2)]
+    return tuple(rows)
+
+
 def vit(prefix: str) -> tuple[Rows, Rows]:
     """Return rows and tables for MAE's vision transformer, whose names others adopted."""
     theirs, ours = prefix + "blocks.{block}.", "backbone/block{block}/"

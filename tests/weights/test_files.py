@@ -145,7 +145,9 @@ def test_storages_without_a_type_hold_the_types_that_torch_added_later(tmp_path)
 
 
 @LEGACY
-@pytest.mark.parametrize("wrapper", ["model", "state_dict", "model_state_dict", "blobs", None])
+@pytest.mark.parametrize(
+    "wrapper", ["model", "state_dict", "model_state_dict", "model_state", "blobs", None]
+)
 def test_a_training_checkpoint_gives_its_weights_alone(tmp_path, legacy, wrapper):
     file = TorchFile(legacy=legacy)
     tensors = {"module.a": file.tensor(RAMP), "module.b": file.tensor(RAMP)}

@@ -1,0 +1,151 @@
+"""RegNet backbones (Radosavovic et al., "Designing Network Design Spaces", 2020): C2..C5."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+from jax import lax
+from jax.typing import DTypeLike
+
+from mask_rcnn_jax import parts
+from mask_rcnn_jax.models.conv import Conv
+from mask_rcnn_jax.models.conv_norm import make_conv_norm
+from mask_rcnn_jax.models.init import he_fan_out
+from mask_rcnn_jax.models.norm import LIVE, check_channels
+from mask_rcnn_jax.ops.extent import ValidExtent
+
+STAGES = 4
+STEM_WIDTH = 32
+WIDTH_UNIT = 8  # widths are multiples of it, and then of the group width
+
+
+class Block(nn.Module):
+    """1x1, grouped 3x3 and 1x1 convolutions of one width beside a shortcut."""
+
+    width: int
+    groups: int
+    stride: int
+    se_ratio: float
+    conv_norm: Callable
+
+    @nn.compact
+    def __call__(self, x: jax.Array, inside: jax.Array | None) -> jax.Array:
+        """Map [B, H, W, C] to [B, h, w, width].
+
+        inside: [1, h, w, 1] bool, cells that squeeze-and-excitation sees; None: all.
+        """
+        width, squeezed = self.width, round(x.shape[-1] * self.se_ratio)
+        y = nn.relu(self.conv_norm(x, width, 1, 1, "a", "a_norm"))
+        y = nn.relu(self.conv_norm(y, width, 3, self.stride, "b", "b_norm", self.groups))
+        if squeezed:
+            y = y * self._excite(y, squeezed, inside)
+        y = self.conv_norm(y, width, 1, 1, "c", "c_norm")
+        if self.stride > 1 or x.shape[-1] != width:
+            x = self.conv_norm(x, width, 1, self.stride, "shortcut", "shortcut_norm")
+        return nn.relu(x + y)
+
+    def _excite(self, x: jax.Array, squeezed: int, inside: jax.Array | None) -> jax.Array:
+        """Return factors [B, 1, 1, C] from the channels' means (Hu et al., 2018)."""
+        options: dict[str, Any] = dict(kernel_init=he_fan_out, dtype=x.dtype)
+        mean = jnp.mean(x.astype(jnp.float32), (1, 2), keepdims=True, where=inside)
+        y = nn.relu(Conv(squeezed, (1, 1), name="se_fc1", **options)(mean))
+        return nn.sigmoid(Conv(x.shape[-1], (1, 1), name="se_fc2", **options)(y))
+
+
+class RegNet(nn.Module):
+    """RegNet without the classifier: RegNetX, or RegNetY with squeeze-and-excitation.
+
+    Attributes:
+        depth: blocks of all four stages.
+        initial_width: channels of the first block before rounding, w_0 in the paper.
+        slope: channels that every block adds before rounding, w_a.
+        multiplier: widths are rounded to its powers times the first one, w_m.
+        group_width: channels of a group in the 3x3 convolutions, g.
+        se_ratio: channels between the layers of squeeze-and-excitation, as a share of the block's
+            input; 0 for RegNetX, 0.25 for RegNetY.
+        norm: norm behind every convolution, see `models.norm`.
+        norm_eps: added to the variance.
+        frozen_stages: untrained stages among stem, res2, .. res5, counted from the stem.
+        remat: recompute each block from its input in the backward pass.
+    """
+
+    depth: int = 23
+    initial_width: int = 96
+    slope: float = 38.65
+    multiplier: float = 2.43
+    group_width: int = 40
+    se_ratio: float = 0.0
+    norm: Literal[
+        "frozen", "affine", "batch", "sync_batch", "naive_sync_batch", "group", "layer"
+    ] = "frozen"
+    norm_eps: float = 1e-5
+    frozen_stages: int = 2
+    dtype: DTypeLike = jnp.float32
+    remat: bool = False
+
+    def __post_init__(self):
+        parts.check_at_least(self, initial_width=1, slope=0, group_width=1, se_ratio=0)
+        if self.initial_width % WIDTH_UNIT:
+            raise ValueError(f"initial_width is {self.initial_width}, expected a multiple of 8")
+        if not self.multiplier > 1:
+            raise ValueError(f"multiplier is {self.multiplier}, expected above 1")
+        widths = [width for width, _, _ in self.stages]
+        if len(widths) != STAGES:
+            entries = "initial_width, slope and multiplier"
+            raise ValueError(f"depth, {entries} give stages of widths {widths}, expected {STAGES}")
+        for width in widths:
+            check_channels(self.norm, width, "width of a stage")
+        super().__post_init__()
+
+    @property
+    def stages(self) -> list[tuple[int, int, int]]:
+        """Width, blocks and groups of res2..res5 (section 3.3).
+
+        Widths grow linearly by block and are rounded; blocks of one width form a stage.
+        """
+        widths = self.initial_width + self.slope * np.arange(self.depth)
+        powers = np.round(np.log(widths / self.initial_width) / np.log(self.multiplier))
+        widths = self.initial_width * self.multiplier**powers
+        widths = np.round(widths / WIDTH_UNIT).astype(int) * WIDTH_UNIT
+        stages = []
+        for width, blocks in zip(*np.unique(widths, return_counts=True), strict=True):
+            side = min(self.group_width, int(width))
+            groups = round(int(width) / side)
+            stages.append((groups * side, int(blocks), groups))
+        return stages
+
+    @property
+    def frozen(self) -> tuple[str, ...]:
+        """Name prefixes of the untrained layers."""
+        return ("stem", "res2", "res3", "res4", "res5")[: self.frozen_stages]
+
+    @property
+    def trains_batch_stats(self) -> bool:
+        """Whether training updates `batch_stats`."""
+        return self.norm in LIVE
+
+    @nn.compact
+    def __call__(
+        self, x: jax.Array, *, train: bool, extent: ValidExtent | None = None
+    ) -> list[jax.Array]:
+        """Map normalized images [B, H, W, 3] to C2..C5; layers read zeros outside `extent`."""
+        options: dict[str, Any] = dict(dtype=self.dtype, eps=self.norm_eps, extent=extent)
+        conv_norm = make_conv_norm(self.norm, train=train, **options)
+        block = partial(nn.remat(Block) if self.remat else Block, conv_norm=conv_norm)
+
+        x = nn.relu(conv_norm(x.astype(self.dtype), STEM_WIDTH, 3, 2, "stem_conv", "stem_norm"))
+        x = lax.stop_gradient(x) if self.frozen_stages >= 1 else x
+        features = []
+        for stage, (width, blocks, groups) in enumerate(self.stages, start=2):
+            shape = (-(-x.shape[1] // 2), -(-x.shape[2] // 2))
+            inside = None if extent is None else extent.inside(shape)
+            for i in range(blocks):
+                stride = 1 if i else 2
+                x = block(width, groups, stride, self.se_ratio, name=f"res{stage}_{i}")(x, inside)
+            x = lax.stop_gradient(x) if self.frozen_stages >= stage else x
+            features.append(x)
+        return features
