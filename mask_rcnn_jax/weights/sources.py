@@ -101,7 +101,7 @@ SOURCES = {
     ),
     "detectron2_regnet": Source(
         "detectron2's Mask R-CNN with a RegNet",
-        ("backbone.fpn_lateral2.weight",),
+        ("backbone.bottom_up.stem.conv.weight",),
         detectors.DETECTRON2_REGNET,
         unused=_DETECTRON2_UNUSED,
         background="last",
@@ -128,9 +128,9 @@ SOURCES = {
         unused=r".*\.num_batches_tracked|fc\..*",
     ),
     "regnet": Source(
-        "the RegNet of its paper or of detectron2",
-        ("stem.conv.weight", "backbone.bottom_up.stem.conv.weight"),
-        trunks.regnet("[backbone.bottom_up.]"),
+        "the RegNet of its paper",
+        ("stem.conv.weight",),
+        trunks.regnet(""),
         unused=r".*\.num_batches_tracked|head\..*",
     ),
     "torchvision_convnext": Source(
