@@ -8,8 +8,9 @@ from flax import linen as nn
 from jax import lax
 from jax.typing import DTypeLike
 
-from mask_rcnn_jax.cpu_kernels.convolution import DIMENSIONS, conv
+from mask_rcnn_jax.cpu_kernels.convolution import conv
 from mask_rcnn_jax.cpu_kernels.depthwise import depthwise
+from mask_rcnn_jax.cpu_kernels.grouped import grouped_conv
 
 
 class Conv(nn.Module):
@@ -69,11 +70,7 @@ class Conv(nn.Module):
         if self._is_depthwise(x):
             return depthwise(x, kernel)
         if self.groups > 1:
-            options: dict[str, Any] = dict(
-                dimension_numbers=DIMENSIONS, feature_group_count=self.groups
-            )
-            strides = (self.stride, self.stride)
-            return lax.conv_general_dilated(x, kernel, strides, pads, **options)
+            return grouped_conv(x, kernel, self.groups, self.stride, pads)
         return conv(x, kernel, valid, self.stride, pads, self.sparse_cotangent)
 
     def _is_depthwise(self, x: jax.Array) -> bool:
