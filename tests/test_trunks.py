@@ -58,12 +58,16 @@ def convnext(**changes):
     return config
 
 
-def regnet():
+def regnet(norm="affine"):
     config = tiny_config()
-    trunk = REGNET | dict(norm="sync_batch", frozen_stages=0)
+    trunk = REGNET | dict(norm=norm, frozen_stages=0)
     config.model.backbone = named_section("backbone", "regnet", **trunk)
     config.loss.update(rpn_cls_average="budget", rpn_box_average="budget")
     return config
+
+
+def synced_regnet():
+    return regnet("sync_batch")
 
 
 every = pytest.mark.parametrize("trunk", [vitdet, convnext, regnet])
@@ -121,7 +125,7 @@ def test_dropped_paths_are_a_function_of_the_step(trunk, trained, batch):
 
 
 @pytest.mark.slow
-@every
+@pytest.mark.parametrize("trunk", [vitdet, convnext, synced_regnet])
 def test_two_devices_drop_what_one_does(trunk, batch):
     (_, first), (_, second) = (one_step(trunk, batch, devices=n) for n in (1, 2))
     for name in ("loss/rpn_cls", "loss/rpn_box"):  # normalized alike on any number of devices
