@@ -7,6 +7,7 @@ cores of an Intel Xeon beside other work, JAX 0.10.2).
 
 import math
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -65,7 +66,7 @@ _grouped.defvjp(_forward, _backward)
 
 
 def _default(x: jax.Array, kernel: jax.Array, groups: int, stride: int, padding) -> jax.Array:
-    options = dict(dimension_numbers=DIMENSIONS, feature_group_count=groups)
+    options: dict[str, Any] = dict(dimension_numbers=DIMENSIONS, feature_group_count=groups)
     return lax.conv_general_dilated(x, kernel, (stride, stride), padding, **options)
 
 
