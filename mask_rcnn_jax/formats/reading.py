@@ -55,7 +55,7 @@ class ImageObjects:
     """
 
     def __init__(self, size: tuple[int, int], left_out: list[str]):
-        self._size, self._left_out = size, left_out
+        self.size, self._left_out = size, left_out
         self._parts: dict[Hashable, tuple[str, list[Segmentation], bool]] = {}
 
     def add_outline(
@@ -66,7 +66,7 @@ class ImageObjects:
         if not has_area(points):
             self.leave_out(where, label, f"a {kind} without area")
             return
-        check_outline(points, self._size, where)
+        check_outline(points, self.size, where)
         flat = [float(value) for point in points for value in point]
         self._add(label, [flat], group, crowd=False)
 
@@ -75,15 +75,15 @@ class ImageObjects:
     ) -> None:
         """Add a mask as large as the image, a run-length encoding as in COCO."""
         check_label(label, where)
-        fault = segmentation_fault(rle, *self._size) if isinstance(rle, dict) else "no RLE"
+        fault = segmentation_fault(rle, *self.size) if isinstance(rle, dict) else "no RLE"
         if fault and not (isinstance(rle, dict) and fault == "RLE has no pixel"):
             raise ValueError(f"{where}: {fault}")
         if fault:
             self.leave_out(where, label, "a mask without a pixel")
             return
-        code = to_rle(rle, *self._size)["counts"]
+        code = to_rle(rle, *self.size)["counts"]
         text = code.decode("ascii") if isinstance(code, bytes) else code
-        self._add(label, {"size": list(self._size), "counts": text}, group, crowd)
+        self._add(label, {"size": list(self.size), "counts": text}, group, crowd)
 
     def leave_out(self, where: str, label: str, reason: str) -> None:
         self._left_out.append(f"{where} ({on_one_line(label)}), {reason}")
@@ -104,8 +104,8 @@ class ImageObjects:
             return [polygon for part in parts for polygon in part]
         if len(parts) == 1:
             return parts[0]
-        joined = coco_mask.merge([to_rle(part, *self._size) for part in parts])
-        return {"size": list(self._size), "counts": joined["counts"].decode("ascii")}
+        joined = coco_mask.merge([to_rle(part, *self.size) for part in parts])
+        return {"size": list(self.size), "counts": joined["counts"].decode("ascii")}
 
 
 def on_one_line(label: str) -> str:

@@ -90,7 +90,7 @@ def test_a_wrong_file_is_one_line(tmp_path):
     write(tmp_path, CAT, height=61)
     refuses(r"drawn on 61 x 80 \(height x width\), but a.png is 60 x 80", "cvat", tmp_path)
     for text, words in [
-        ("<annotations><track/></annotations>", "tracks of a video, expected an export as 'CVAT"),
+        ("<annotations/>", "<annotations>, expected an export as 'CVAT"),
         ("<annotation/>", "<annotation>, expected an export"),
         ("", "cannot be read as XML"),
         ("<a>", "cannot be read as XML"),

@@ -104,6 +104,18 @@ CVAT = ["annotations", {}, ["meta", {}, ["task", {}, ["labels", {}, ["label", {}
                "group_id": 1}],
      ["box", {"label": "b", "xtl": 1, "ytl": 2, "xbr": 9, "ybr": 9, "rotation": 30}],
      ["ellipse", {"label": "b", "cx": 20, "cy": 20, "rx": 5, "ry": 9}]]]  # fmt: skip
+_CORNERS = {"xtl": 1, "ytl": 2, "xbr": 9, "ybr": 9}
+TRACKS = ["annotations", {}, ["meta", {}, ["task", {}, ["stop_frame", {}, 9],
+        ["original_size", {}, ["width", {}, WIDTH], ["height", {}, HEIGHT]]]],
+    ["track", {"id": 0, "label": "a", "group_id": 1},
+     ["polygon", {"frame": 0, "outside": 0, "points": "5,5;25,5;25.5,25"}],
+     ["polygon", {"frame": 4, "outside": 0, "points": "9,5;29,5;29.5,25"}],
+     ["polygon", {"frame": 6, "outside": 1, "points": "9,5;29,5;29.5,25"}]],
+    ["track", {"id": 1, "label": "b"}, ["box", {"frame": 0, "rotation": 30, **_CORNERS}],
+     ["box", {"frame": 3, "rotation": 300, **_CORNERS}]],
+    ["track", {"id": 2, "label": "a"},
+     ["mask", {"frame": 1, "rle": "0,2,2,5", "left": 4, "top": 5, "width": 3, "height": 3}],
+     ["ellipse", {"frame": 3, "cx": 20, "cy": 20, "rx": 5, "ry": 9}]]]  # fmt: skip
 VOC = ["annotation", {}, ["filename", {}, "0.png"],
     ["size", {}, ["width", {}, WIDTH], ["height", {}, HEIGHT]],
     ["object", {}, ["name", {}, "a"], ["bndbox", {}, ["xmin", {}, 2], ["ymin", {}, 3],
@@ -182,6 +194,15 @@ def write_label_image(folder: Path, case: Any) -> Path:
     return path
 
 
+def write_tracks(folder: Path, case: Any) -> Path:
+    path = writes("cvat_video", "case.xml", dump_xml, TRACKS)(folder, case)
+    for frame in (0, 2):
+        name = path.parent / "shown" / f"frame_{frame:06d}.png"
+        if not name.exists():
+            shutil.copy(folder / "0.png", name)
+    return path
+
+
 documents = st.one_of(
     st.tuples(hostile.json_edits, hostile.no_edits),
     st.tuples(hostile.json_edits, hostile.no_edits),
@@ -191,6 +212,7 @@ documents = st.one_of(
 CITY = "0_gtFine_polygons.json"
 FORMATS = {
     "CVAT XML": (documents, writes("cvat", "case.xml", dump_xml, CVAT), reads("cvat")),
+    "CVAT video XML": (documents, write_tracks, reads("cvat")),
     "VOC XML": (documents, writes("voc", "given/0.xml", dump_xml, VOC), reads("voc", "0.xml")),
     "YOLO labels": (
         documents, writes("yolo", "labels/0.txt", dump_lines, YOLO), reads("yolo", "labels/0.txt"),
