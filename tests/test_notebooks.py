@@ -1,5 +1,8 @@
 """The notebooks, run as scripts on a small run with random weights."""
 
+import importlib.util
+import json
+import re
 import runpy
 from pathlib import Path
 
@@ -17,6 +20,9 @@ from mask_rcnn_jax.training.step import TrainState
 from tests.commands.command import RECIPE, ROOT, SMALL, data_entries
 from tests.deploy.small_model import random_variables
 
+_spec = importlib.util.spec_from_file_location("notebooks", ROOT / "docs/notebooks.py")
+build_notebooks = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(build_notebooks)
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.py"))
 
 
@@ -62,6 +68,37 @@ def test_sources_are_cells_with_words_first(path):
         kind, *lines = cell.strip("\n").split("\n")
         if kind == " [markdown]":
             assert all(line.startswith("# ") or line in ("#", "") for line in lines), cell
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_have_the_cells_of_their_sources_and_small_outputs(path):
+    text = path.with_suffix(".ipynb").read_text(encoding="utf-8")
+    entries = json.loads(text)["cells"]
+    found = [(entry["cell_type"], "".join(entry["source"])) for entry in entries]
+    assert found == build_notebooks.read_cells(path), f"run python docs/notebooks.py {path.stem}"
+    code = [entry for entry in entries if entry["cell_type"] == "code"]
+    assert [entry["execution_count"] for entry in code] == list(range(1, len(code) + 1))
+    outputs = [output for entry in code for output in entry["outputs"]]
+    kinds = {output["output_type"] for output in outputs}
+    assert kinds == {"stream", "execute_result"} and len(text) < 400_000
+    assert not re.search(r"/(tmp|home|root|work|Users)/|Traceback", text)
+
+
+def test_a_notebook_is_made_of_its_cells(tmp_path):
+    path = tmp_path / "a.py"
+    path.write_text(
+        "# %% [markdown]\n# # Title\n#\n# words\n\n# %%\nx = 3\nprint(x)\n\n# %%\nx + 1\n"
+    )
+    cells = build_notebooks.read_cells(path)
+    assert cells == [
+        ("markdown", "# Title\n\nwords"),
+        ("code", "x = 3\nprint(x)"),
+        ("code", "x + 1"),
+    ]
+    words, first, second = build_notebooks.run_cells(cells, path.name)
+    assert words["source"] == ["# Title\n", "\n", "words"] and "outputs" not in words
+    assert first["outputs"] == [{"name": "stdout", "output_type": "stream", "text": ["3\n"]}]
+    assert second["outputs"][0]["data"] == {"text/plain": ["4"]}
 
 
 def test_predict(run_notebook, small_run):
