@@ -1,4 +1,4 @@
-"""The flags of `prepare`."""
+"""The flags of `prepare`, and which of its actions take them."""
 
 from absl import flags
 
@@ -7,6 +7,35 @@ from mask_rcnn_jax.formats.convert import ERROR, READERS, SKIP
 from mask_rcnn_jax.formats.sets_on_disk import JSON_NAMES
 
 SPLITS = {"both": ("train", "val"), "train": ("train",), "val": ("val",)}
+CONVERT_FLAGS = (
+    *("from", "input", "images", "output", "classes", "other_classes"),
+    *("boxes", "class_name", "attribute"),
+)
+MERGE_FLAGS = ("json", "images", "map", "output", "classes", "other_classes")
+SPLIT_FLAGS = ("json", "val", "folds", "group_by", "seed", "output")
+VIA_FLAGS = ("input", "images", "output", "attribute", "class_name")
+SOURCE_FLAGS = ("train_json", "train_images", "val_json", "val_images")
+CHECK_FLAGS = ("data_dir", "json", "images", *SOURCE_FLAGS, "boxes_only", "by_name", "output")
+STATS_FLAGS = ("json", "images", "config", "list_config", "boxes_only", "output")
+PREVIEW_FLAGS = ("config", "list_config", "output", "count")
+TFDS_FLAGS = ("data_dir", "tfds_dir", "split", *SOURCE_FLAGS)
+# Headings of --help and the flags of each action.
+ACTIONS = {
+    "shapes: a set of generated pictures": ("data_dir", "train", "val", "size", "seed"),
+    "check: every problem of annotations and images": CHECK_FLAGS,
+    "convert: annotations of other formats to a COCO json": CONVERT_FLAGS,
+    "labelme: annotations of labelme to a COCO json": ("input", "images", "output"),
+    "via: annotations of the VGG Image Annotator to a COCO json": VIA_FLAGS,
+    "merge: several COCO jsons to one": MERGE_FLAGS,
+    "split: one COCO json to train.json and val.json": SPLIT_FLAGS,
+    "stats: a page about a set, and what it suggests for the config": STATS_FLAGS,
+    "preview: training images of a recipe as the model gets them": PREVIEW_FLAGS,
+    "weights: public weights by name": ("data_dir",),
+    "coco2017: COCO 2017, downloaded and unpacked": ("data_dir", "split", "delete_zips"),
+    "tfds: a COCO set as records of tensorflow-datasets": TFDS_FLAGS,
+    "tfrecord: TFRecords of NVIDIA's or TAO's scripts to a COCO json": ("input", "json", "output"),
+    "tao_spec: a recipe from a spec of the TAO Toolkit": ("gpus", "output"),
+}
 DATA_DIR_HELP = "Folder of the data set (annotations/ and image folders), or of the weights."
 
 
@@ -26,7 +55,8 @@ def define_flags() -> None:
     flags.DEFINE_string(
         "output",
         None,
-        "The json to write; for split a folder, for tao_spec a recipe, for preview a JPEG or PNG.",
+        "The json to write; for split a folder, for tao_spec a recipe, for stats an HTML file, for "
+        "preview a JPEG or PNG.",
     )
     flags.DEFINE_integer("count", 12, "Number of images on the sheet.", lower_bound=1)
     cli.define_config(required=False)

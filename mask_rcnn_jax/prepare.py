@@ -9,6 +9,7 @@
     python -m mask_rcnn_jax.prepare via --input FILE --images DIR --output FILE
     python -m mask_rcnn_jax.prepare merge --json FILE --json FILE --output FILE
     python -m mask_rcnn_jax.prepare split --json FILE --val 60 --output DIR
+    python -m mask_rcnn_jax.prepare stats --json FILE --images DIR --output FILE.html
     python -m mask_rcnn_jax.prepare preview --config finetune --output FILE.jpg
     python -m mask_rcnn_jax.prepare weights resnet50 --data_dir DIR
     python -m mask_rcnn_jax.prepare coco2017 --data_dir DIR
@@ -26,7 +27,8 @@ from pathlib import Path
 from absl import flags
 
 from mask_rcnn_jax import cli
-from mask_rcnn_jax.cli_prepare import SPLITS, define_flags
+from mask_rcnn_jax.cli_prepare import ACTIONS, SPLITS, define_flags
+from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.data.checking import summarize
 from mask_rcnn_jax.data.coco import read_coco
 from mask_rcnn_jax.formats import coco2017
@@ -53,33 +55,7 @@ from mask_rcnn_jax.formats.split import fold_coco, split_coco
 from mask_rcnn_jax.progress import Progress
 
 FLAGS = flags.FLAGS
-CONVERT_FLAGS = (
-    *("from", "input", "images", "output", "classes", "other_classes"),
-    *("boxes", "class_name", "attribute"),
-)
-MERGE_FLAGS = ("json", "images", "map", "output", "classes", "other_classes")
-SPLIT_FLAGS = ("json", "val", "folds", "group_by", "seed", "output")
-VIA_FLAGS = ("input", "images", "output", "attribute", "class_name")
-SOURCE_FLAGS = ("train_json", "train_images", "val_json", "val_images")
-CHECK_FLAGS = ("data_dir", "json", "images", *SOURCE_FLAGS, "boxes_only", "by_name", "output")
-PREVIEW_FLAGS = ("config", "list_config", "output", "count")
-TFDS_FLAGS = ("data_dir", "tfds_dir", "split", *SOURCE_FLAGS)
-# Headings of --help and the flags of each action.
-ACTIONS = {
-    "shapes: a set of generated pictures": ("data_dir", "train", "val", "size", "seed"),
-    "check: every problem of annotations and images": CHECK_FLAGS,
-    "convert: annotations of other formats to a COCO json": CONVERT_FLAGS,
-    "labelme: annotations of labelme to a COCO json": ("input", "images", "output"),
-    "via: annotations of the VGG Image Annotator to a COCO json": VIA_FLAGS,
-    "merge: several COCO jsons to one": MERGE_FLAGS,
-    "split: one COCO json to train.json and val.json": SPLIT_FLAGS,
-    "preview: training images of a recipe as the model gets them": PREVIEW_FLAGS,
-    "weights: public weights by name": ("data_dir",),
-    "coco2017: COCO 2017, downloaded and unpacked": ("data_dir", "split", "delete_zips"),
-    "tfds: a COCO set as records of tensorflow-datasets": TFDS_FLAGS,
-    "tfrecord: TFRecords of NVIDIA's or TAO's scripts to a COCO json": ("input", "json", "output"),
-    "tao_spec: a recipe from a spec of the TAO Toolkit": ("gpus", "output"),
-}
+STATS_RECIPE = "finetune"  # which `stats` makes suggestions for without --config
 NAMED = {"weights": f"one name of {weight_names()}", "tao_spec": "the path of one spec"}
 
 
@@ -263,6 +239,20 @@ def only(name: str) -> str | None:
     return values[0]
 
 
+def stats() -> None:
+    """Write a page about the set in --json and --images, and print suggestions for --config."""
+    from mask_rcnn_jax.report.set_page import write_set_page
+
+    json_path, image_dir, output = only("json"), only("images"), FLAGS.output
+    if not (json_path and image_dir and output and output.lower().endswith(".html")):
+        raise ValueError("prepare stats needs --json, --images and --output, an .html to write")
+    config = FLAGS.config or load_config(STATS_RECIPE)
+    advice = write_set_page(output, json_path, image_dir, config, boxes_only=FLAGS.boxes_only)
+    for line in advice.lines:
+        print(line)
+    print(f"{output}: statistics, examples and these suggestions")
+
+
 def preview() -> None:
     """Write a sheet of augmented training images of --config, with their objects, to --output."""
     from mask_rcnn_jax.data.source import learns_boxes_only, load_train
@@ -286,6 +276,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "via": partial(convert_tool, "via"),
     "merge": merge,
     "split": split,
+    "stats": stats,
     "preview": preview,
     "weights": prepare_weights,
     "coco2017": prepare_coco2017,

@@ -52,6 +52,7 @@ class CocoDataset:
     records: Records | TFRecords | None = None  # where the images are, if not files in `image_dir`
     bad_annotations: str = "error"  # as for `load_coco`; scores leave out what training does
     boxes_only: bool = False  # objects may have no mask
+    num_left_out: int = 0  # annotations that cannot be trained on, with `bad_annotations` "skip"
 
     def image_path(self, index: int) -> str:
         return os.path.join(self.image_dir, self.images[index].file_name)
@@ -99,7 +100,7 @@ def load_coco(
     request = _Request(
         json_path, folder, bad_annotations == "skip", require_annotations, class_ids, boxes_only
     )
-    images, classes = _load_stream(request) or _load_whole(request)
+    images, classes, num_left_out = _load_stream(request) or _load_whole(request)
     crowds = images.arrays["crowds"]
     if crowds.size and crowds.all():
         logging.warning("%s: %s", json_path, ALL_CROWDS % len(crowds))
@@ -113,6 +114,7 @@ def load_coco(
         records,
         bad_annotations=bad_annotations,
         boxes_only=boxes_only,
+        num_left_out=num_left_out,
     )
 
 
@@ -127,7 +129,8 @@ class _Request(NamedTuple):
     boxes_only: bool
 
 
-_Loaded = tuple[PackedImages, dict[int | str, str]]  # and the names of the classes by category id
+# And the names of the classes by category id, and the number of annotations that are left out.
+_Loaded = tuple[PackedImages, dict[int | str, str], int]
 
 
 def _load_stream(request: _Request) -> _Loaded | None:
@@ -169,7 +172,7 @@ def _load_sound(request: _Request) -> _Loaded:
         packer.add(_annotations(sound, sizes, place, class_of))
     for line in left_out(request.json_path, stream.total, faults, dropped):
         logging.warning("%s", line)
-    return packer.pack(content, class_of), classes
+    return packer.pack(content, class_of), classes, len(faults)
 
 
 def _load_whole(request: _Request) -> _Loaded:
@@ -188,7 +191,8 @@ def _load_whole(request: _Request) -> _Loaded:
     place = {entry["id"]: n for n, entry in enumerate(truth.content["images"])}
     packer = Packer()
     packer.add(_annotations(enumerate(entries), truth.sizes, place, class_of))
-    return packer.pack(truth.content, class_of), classes
+    num_left_out = len(truth.checked) - len(entries)
+    return packer.pack(truth.content, class_of), classes, num_left_out
 
 
 def for_workers(dataset: Dataset) -> Dataset:

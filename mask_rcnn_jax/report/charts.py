@@ -1,4 +1,4 @@
-"""Inline SVG charts: precision-recall curves, histograms, training curves.
+"""Inline SVG charts: precision-recall curves, histograms, heat maps, training curves.
 
 Colors and text sizes are classes of the report's stylesheet, so charts follow the reader's light or
 dark scheme. Coordinates are in viewBox units; the page scales the viewBox to its column.
@@ -121,6 +121,76 @@ def found_histogram(
             )
             base += number
     return _svg(460, 204, title, parts)
+
+
+def bar_chart(
+    title: str,
+    counts: np.ndarray,
+    edges: Sequence[float],
+    ticks: Sequence[tuple[float, str]],
+    x_name: str,
+    labels: Sequence[str],
+    marks: Sequence[tuple[float, str]] = (),
+) -> str:
+    """Draw a histogram.
+
+    Args:
+        title: for those who cannot see the chart.
+        counts: [n] int.
+        edges: n + 1 rising positions of the bars' sides.
+        ticks: (position, text) below the axis.
+        x_name: what the axis shows.
+        labels: n texts that name the bars.
+        marks: (position, text) of dashed lines.
+    """
+    top = _round_up(max(int(np.max(counts, initial=0)), 1))
+    area = PlotArea(44, 24, 400, 190, (edges[0], edges[-1]), (0, top))
+    values = (0, top / 2, top) if top >= 2 else (0, top)
+    parts = [_axes(area, ticks, [(value, _short(value)) for value in values], x_name, "")]
+    bottom = area.top + area.height
+    for i in np.flatnonzero(counts).tolist():
+        left, y = area.to_viewbox(edges[i], counts[i])
+        width = area.to_viewbox(edges[i + 1], 0)[0] - left
+        gap, height = min(1.0, width / 5), max(bottom - y, 0.75)
+        parts.append(
+            f'<rect class="true" x="{left:.1f}" y="{bottom - height:.1f}" '
+            f'width="{width - gap:.1f}" height="{height:.1f}">'
+            f"<title>{escape(labels[i])}: {counts[i]:,}</title></rect>"
+        )
+    for value, text in marks:
+        x, _ = area.to_viewbox(value, 0)
+        parts.append(f'<path class="mark" d="M{x:.1f} {area.top - 6}V{bottom}"/>')
+        parts.append(f'<text x="{x:.1f}" y="{area.top - 10}" text-anchor="middle">{text}</text>')
+    return _svg(460, bottom + 46, title, parts)
+
+
+def heat_map(
+    title: str, counts: np.ndarray, edges: Sequence[float], x_name: str, y_name: str
+) -> str:
+    """Draw a square 2-D histogram; color strength is the logarithm of the count.
+
+    Args:
+        title: for those who cannot see the chart.
+        counts: [rows, columns] int, the lowest row first.
+        edges: rising positions of the cells' sides along both axes.
+        x_name: what columns are.
+        y_name: what rows are.
+    """
+    area = PlotArea(60, 12, 300, 300, (edges[0], edges[-1]), (edges[0], edges[-1]))
+    ticks = [(value, _short(value)) for value in np.linspace(edges[0], edges[-1], 5)]
+    parts = [_axes(area, ticks, ticks, x_name, y_name)]
+    side, most = area.width / (len(edges) - 1), np.log1p(max(int(np.max(counts, initial=0)), 1))
+    for row, column in np.argwhere(counts):
+        x, y = area.to_viewbox(edges[column], edges[row + 1])
+        strength = 0.25 + 0.75 * np.log1p(counts[row, column]) / most
+        low, high = ((edges[i], edges[i + 1]) for i in (column, row))
+        label = f"{low[0]:.0f} to {low[1]:.0f} by {high[0]:.0f} to {high[1]:.0f}"
+        parts.append(
+            f'<rect class="true" x="{x:.1f}" y="{y:.1f}" width="{side - 0.5:.1f}" '
+            f'height="{side - 0.5:.1f}" fill-opacity="{strength:.2f}">'
+            f"<title>{label}: {counts[row, column]:,}</title></rect>"
+        )
+    return _svg(460, 360, title, parts)
 
 
 def training_curve(

@@ -36,9 +36,9 @@ _MISSES = (
     "objects come first."
 )
 _FOOTER = (
-    "<footer>Scores are computed by pycocotools. A detection is true if it matches an object of "
+    "Scores are computed by pycocotools. A detection is true if it matches an object of "
     "its category at IoU 0.50, unless another IoU is given; at most 100 detections per category "
-    "and image count.</footer>\n"
+    "and image count."
 )
 _FALSE_POSITIVES = (
     "Detections that reach the score threshold and match no object of their category. The cost of "
@@ -85,26 +85,44 @@ def write_report(
             "False positives": _gallery(main, "False positives", _FALSE_POSITIVES, read_image),
             **sections,
         }
+    summary, footer = (tables.tiles(analyses), _FOOTER) if analyses else ("", "")
+    write_page(path, title, facts, summary, sections, footer)
+
+
+def write_page(
+    path: str | os.PathLike,
+    title: str,
+    facts: Mapping[str, str],
+    summary: str,
+    sections: Mapping[str, str],
+    footer: str,
+) -> None:
+    """Write a page of sections.
+
+    Args:
+        path: the HTML file.
+        title: plain text.
+        facts: plain text by name, shown below the title.
+        summary: HTML above the links to the sections; may be empty.
+        sections: HTML by name; empty ones are left out.
+        footer: HTML; may be empty.
+    """
     sections = {name: content for name, content in sections.items() if content}
     links = "".join(f'<a href="#{_anchor(name)}">{name}</a>' for name in sections)
     pairs = [(escape(name), escape(value)) for name, value in facts.items()]
     entries = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in pairs)
     parts = [(_anchor(name), content) for name, content in sections.items()]
     body = "".join(f'<section id="{anchor}">{content}</section>' for anchor, content in parts)
+    summary = f'<section aria-label="Summary">{summary}</section>\n' if summary else ""
+    footer = f"<footer>{footer}</footer>\n" if footer else ""
     page = (
         f"<!doctype html>\n{_head(title)}\n<body>\n<header><h1>{escape(title)}</h1>"
         f"<dl>{entries}</dl></header>\n<main>\n"
-        f"{_summary(analyses)}<nav>{links}</nav>\n{body}\n</main>\n{_FOOTER if analyses else ''}"
+        f"{summary}<nav>{links}</nav>\n{body}\n</main>\n{footer}"
         f"<script>{SCRIPT}</script>\n</body>\n</html>\n"
     )
     # A json may contain lone surrogates, which UTF-8 cannot encode.
     Path(path).write_text(page, encoding="utf-8", errors="replace")
-
-
-def _summary(analyses: Sequence[Analysis]) -> str:
-    if not analyses:
-        return ""
-    return f'<section aria-label="Summary">{tables.tiles(analyses)}</section>\n'
 
 
 def _head(title: str) -> str:
@@ -130,7 +148,7 @@ def _curves(analyses: Sequence[Analysis]) -> str:
         for analysis in analyses
         if analysis.precision is not None
     )
-    charts = f'<div class="charts">{charts}</div>' if charts else _note("There are no objects.")
+    charts = f'<div class="charts">{charts}</div>' if charts else note("There are no objects.")
     return (
         "<h2>Precision and recall</h2>"
         '<p class="soft">One line per IoU threshold for a match, averaged over categories.</p>'
@@ -167,7 +185,7 @@ def _scores(analyses: Sequence[Analysis]) -> str:
         precision = f"{num_true / count:.2f}" if count else "-"
         recall = f"{num_true / analysis.num_objects:.2f}" if analysis.num_objects else "-"
         has_scores = analysis.histogram.any()
-        chart = score_histogram(analysis) if has_scores else _note("There are no detections.")
+        chart = score_histogram(analysis) if has_scores else note("There are no detections.")
         charts.append(
             f"<div><h3>{_heading(analysis)}</h3>{chart}<p>Score {analysis.threshold:.2f} or more: "
             f"precision {precision}, recall {recall}.</p></div>"
@@ -203,7 +221,7 @@ def _gallery(
     else:
         errors, count = main.false_positives, main.num_false
     if not errors:
-        return f"<h2>{heading}</h2>{_note('None.')}"
+        return f"<h2>{heading}</h2>{note('None.')}"
     unread, figures = 0, []
     for error in errors:
         image = read_image(error.image)
@@ -216,7 +234,7 @@ def _gallery(
         '<p class="soft">Left: ground truth; right: predictions. The error is '
         '<span class="swatch" style="background:#ffd400"></span>yellow, everything else '
         '<span class="swatch" style="background:#1595ff"></span>blue.</p>'
-        + (_note(f"{unread} of these images could not be read.") if unread else "")
+        + (note(f"{unread} of these images could not be read.") if unread else "")
         + f'<div class="gallery">{"".join(figures)}</div>'
     )
 
@@ -244,5 +262,6 @@ def _heading(analysis: Analysis) -> str:
     return "Boxes" if analysis.kind == "box" else "Masks"
 
 
-def _note(text: str) -> str:
+def note(text: str) -> str:
+    """Return a paragraph of secondary text, given as HTML."""
     return f'<p class="soft">{text}</p>'

@@ -41,9 +41,9 @@ def sizes_table(analyses: Sequence[Analysis]) -> str:
     rows = []
     for area, (label, *names) in enumerate(_SIZES):
         count = int(analyses[-1].objects[:, area].sum())
-        cells = "".join(_bar(_stat(analysis, name)) for analysis in analyses for name in names)
+        cells = "".join(bar(_stat(analysis, name)) for analysis in analyses for name in names)
         rows.append(f'<tr><th scope="row">{label}</th><td>{count:,}</td>{cells}</tr>')
-    return _table("AP and average recall by object area in pixels", "Size", heads, rows)
+    return table("AP and average recall by object area in pixels", "Size", heads, rows)
 
 
 def categories_table(analyses: Sequence[Analysis]) -> str:
@@ -53,13 +53,13 @@ def categories_table(analyses: Sequence[Analysis]) -> str:
     rows = []
     for k in np.argsort(-main.category_ap[:, 0], kind="stable"):
         count = int(main.objects[k, 0])
-        cells = "".join(_bar(ap) for analysis in analyses for ap in analysis.category_ap[k, :2])
+        cells = "".join(bar(ap) for analysis in analyses for ap in analysis.category_ap[k, :2])
         rows.append(
             f'<tr><th scope="row">{escape(main.categories[k])}</th>'
             f'<td data-v="{count}">{count:,}</td>{cells}</tr>'
         )
     caption = "AP per category; click a column to sort"
-    return _table(caption, "Category", heads, rows, sorted_by=len(heads) - 1)
+    return table(caption, "Category", heads, rows, sorted_by=len(heads) - 1)
 
 
 def counts_table(main: Analysis, position: int) -> str:
@@ -74,9 +74,9 @@ def counts_table(main: Analysis, position: int) -> str:
     ]
     total = _counts_row("All", objects.sum(), found.sum(axis=0), false.sum(axis=0), position)
     heads = ["Objects", "Found", "Missed", "False", "Precision", "Recall", "F1"]
-    table = _table(f"{_title(main)} detections by category", "Category", heads, rows, sorted_by=1)
-    table = table.replace('class="plain', 'class="counts plain', 1)
-    return table.replace("</tbody>", f"</tbody><tfoot>{total}</tfoot>", 1)
+    counts = table(f"{_title(main)} detections by category", "Category", heads, rows, sorted_by=1)
+    counts = counts.replace('class="plain', 'class="counts plain', 1)
+    return counts.replace("</tbody>", f"</tbody><tfoot>{total}</tfoot>", 1)
 
 
 def _counts_row(
@@ -86,7 +86,7 @@ def _counts_row(
     counts = [int(objects), right, int(objects) - right, wrong]
     shares = [(right, right + wrong), (right, objects), (2 * right, right + wrong + objects)]
     cells = "".join(f'<td data-v="{count}">{count:,}</td>' for count in counts)
-    cells += "".join(_bar(part / whole if whole else -1) for part, whole in shares)
+    cells += "".join(bar(part / whole if whole else -1) for part, whole in shares)
     return (
         f'<tr data-found="{_joined(found)}" data-false="{_joined(false)}">'
         f'<th scope="row">{escape(name)}</th>{cells}</tr>'
@@ -138,13 +138,13 @@ def confusion_list(main: Analysis) -> str:
     rows = [
         f'<tr><th scope="row">{escape(main.categories[i])}</th>'
         f"<td>{escape(main.categories[j])}</td><td>{matrix[i, j]:,}</td>"
-        f"{_bar(share[i, j])}</tr>"
+        f"{bar(share[i, j])}</tr>"
         for i, j in pairs
         if matrix[i, j]
     ]
     if not rows:
         return ""
-    return _table("Most confused categories", "Object", ["Found as", "Times", "Share"], rows)
+    return table("Most confused categories", "Object", ["Found as", "Times", "Share"], rows)
 
 
 def _largest_confusion(main: Analysis) -> tuple[list[str], np.ndarray]:
@@ -166,10 +166,18 @@ def _heads(analyses: Sequence[Analysis], names: Sequence[str]) -> list[str]:
     return ["Objects", *(f"{_title(analysis)} {name}" for analysis in analyses for name in names)]
 
 
-def _table(
+def table(
     caption: str, first: str, heads: list[str], rows: list[str], sorted_by: int | None = None
 ) -> str:
-    """sorted_by: index of the initially sorted (descending) column; None if not sortable."""
+    """Return a table that scrolls on its own.
+
+    Args:
+        caption: plain text.
+        first: head of the first column.
+        heads: of the other columns.
+        rows: HTML.
+        sorted_by: index of the initially sorted (descending) column; None if not sortable.
+    """
     sortable = sorted_by is not None
 
     def head(column: int, text: str) -> str:
@@ -185,8 +193,8 @@ def _table(
     )
 
 
-def _bar(value: float) -> str:
-    """Table cell with a value in 0..1 and a bar as long; a dash for -1."""
+def bar(value: float) -> str:
+    """Return a table cell with a value in 0..1 and a bar as long; a dash for -1."""
     if value < 0:
         return '<td data-v="">-</td>'
     return f'<td class="bar" data-v="{value:.4f}" style="--w:{value:.2f}">{value:.3f}</td>'

@@ -1,0 +1,174 @@
+"""Config entries for a dataset, of which the numbers are known."""
+
+import numpy as np
+import pytest
+
+from mask_rcnn_jax.config import load_config
+from mask_rcnn_jax.data.options import example_options
+from mask_rcnn_jax.report.set_objects import SetObjects, collect, shared_images, size_counts
+from mask_rcnn_jax.report.suggestions import advise, count_suggestions, image_size
+from tests.data.small_set import rectangle, write_coco
+
+
+def squares(size, sides, per_image=1, num_images=None):
+    """Images of one (height, width) with squares of these sides, spread over each."""
+    sides = np.asarray(sides, float)
+    images = np.arange(len(sides)) // per_image
+    count = num_images or int(images.max(initial=-1)) + 1
+    rng = np.random.default_rng(0)
+    limit = np.array(size[::-1]) - sides[:, None]
+    corners = rng.uniform(0, 1, (len(sides), 2)) * limit
+    boxes = np.concatenate([corners, corners + sides[:, None]], axis=1)
+    none = np.zeros((0, 2), int)
+    sizes = np.tile(size, (count, 1))
+    return SetObjects(sizes, images, np.ones(len(sides), int), boxes, sides, none)
+
+
+def size_for(objects, recipe="finetune", **entries):
+    config = load_config(recipe, {f"data.{name}": value for name, value in entries.items()})
+    config.data.augment = ()
+    return image_size(objects, example_options(config))
+
+
+@pytest.mark.parametrize("size, side, expected", [
+    ((480, 640), 60, (512, 704)),  # as it is, in multiples of 64
+    ((480, 640), 15, (640, 896)),  # 20 pixels for objects of 15
+    ((256, 256), 4, (512, 512)),  # twice and no more
+    ((3000, 4000), 600, (800, 1088)),  # the published recipes' short side
+    ((3000, 12000), 600, (800, 1333)),  # and long side
+    ((640, 480), 60, (512, 704)),  # portraits
+    ((30, 40), 20, (64, 128)),
+])  # fmt: skip
+def test_image_size_follows_images_and_small_objects(size, side, expected):
+    found, reason = size_for(squares(size, [side] * 20))
+    assert found == expected
+    assert reason.startswith(f"The usual short side is {min(size)} pixels; 10% of the objects")
+
+
+def test_a_canvas_has_the_shape_of_the_images():
+    wide, tall = squares((300, 500), [60] * 9), squares((500, 300), [60] * 9)
+    assert size_for(wide, "coco")[0] == (320, 576) and size_for(tall, "coco")[0] == (576, 320)
+    assert size_for(squares((1000, 4000), [600] * 9), "coco")[0] == (384, 1344)
+
+
+def test_tiles_are_suggested_where_no_size_is_enough():
+    reason = size_for(squares((3000, 4000), [20] * 9))[1]
+    assert reason.endswith("; cut images into tiles to find objects below 10.")
+    assert "tiles" not in size_for(squares((480, 640), [15] * 9))[1]
+
+
+def test_sizes_stay_that_nothing_speaks_against():
+    none = squares((100, 100), [], num_images=3)
+    assert size_for(none)[0] == (800, 1333)
+    keep = dict(resize="keep", image_size=(128, 192))
+    assert size_for(squares((50, 60), [5] * 4), "coco", **keep)[0] == (128, 192)
+    config = load_config("coco_torchvision:v2")
+    advice = advise(squares((100, 100), [5] * 9), config)
+    assert not advice.suggestions[0].is_change and "crops" in advice.suggestions[0].reason
+
+
+def test_short_sides_follow_the_image_size():
+    """Training would refuse those above the short side."""
+    advice = advise(squares((480, 640), [60] * 20), load_config("coco_detectron2"))
+    values = {s.entry: s.value for s in advice.suggestions}
+    assert values["data.image_size"] == (512, 704)
+    assert values["data.short_sides"] == (409, 430, 450, 471, 491, 512)
+
+
+def test_a_size_near_the_recipe_s_stays():
+    (size, *_) = advise(squares((800, 1200), [90] * 9), load_config("finetune")).suggestions
+    assert size.value == (800, 1333)
+
+
+def changes(counts, recipe="quickstart", **entries):
+    config = load_config(recipe, {k.replace("__", "."): v for k, v in entries.items()})
+    found = count_suggestions(np.array(counts), config)
+    return {s.entry: s.value for s in found if s.is_change}
+
+
+def test_limits_grow_with_the_objects_of_an_image():
+    assert changes([99] * 100) == {
+        "data.max_instances": 100,
+        "eval.detections_per_image": 150,
+        "model.rpn.post_nms_topk_train": 400,
+        "model.rpn.pre_nms_topk_train": 800,
+        "model.rpn.post_nms_topk_test": 400,
+        "model.rpn.pre_nms_topk_test": 800,
+        "model.rpn.batch_size_per_image": 256,  # half of which are for objects
+        "model.sampling.batch_size_per_image": 448,  # of which a quarter
+    }
+
+
+def test_limits_of_few_objects():
+    """`max_instances` follows the fullest image, the others all but one image in a hundred."""
+    assert changes([3] * 10) == {}  # 20 are the recipe's
+    assert changes([3] * 10, "finetune") == {"data.max_instances": 20}
+    assert changes([3] * 999 + [90]) == {"data.max_instances": 100}
+    assert changes([0] * 9) == changes([]) == {}
+    assert changes([21], data__augment=("copy_paste",))["data.max_instances"] == 60
+
+
+def test_proposals_of_a_device_are_not_those_of_an_image():
+    entries = {"model__rpn__post_nms_scope": "batch"}
+    found = changes([99] * 100, **entries)
+    assert not [name for name in found if name.endswith("topk_train")]
+    assert found["model.rpn.post_nms_topk_test"] == 400
+
+
+def test_advice_holds_together():
+    """Nuclei, or something like them: small discs, many in an image, under a recipe for shapes."""
+    rng = np.random.default_rng(2)
+    objects = squares((256, 256), rng.uniform(5, 18, 900), per_image=30)
+    config = load_config("quickstart")
+    advice = advise(objects, config)
+    values = {s.entry: s.value for s in advice.suggestions}
+    assert values["data.image_size"] == advice.options.image_size == (512, 512)
+    assert values["model.anchors.sizes"] == advice.anchors.sizes
+    np.testing.assert_allclose(advice.boxes.boxes, objects.boxes * 2)
+    names = [name for name, _ in advice.fits]
+    assert names[0] == "recipe's anchors at 128 x 128" and names[1].endswith("at 512 x 512")
+    at_recipe, *_, last = [fit for _, fit in advice.fits]
+    assert last.at_50 > 0.9 and last.mean > at_recipe.mean + 0.2
+    assert all(s.reason.endswith(".") for s in advice.suggestions)
+    # The flags are entries that the recipe takes, and with them nothing is left to suggest.
+    text = '--config.data.image_size="(512, 512)"'
+    assert text in advice.flags and text in "\n".join(advice.lines)
+    config = load_config("quickstart", {s.entry: s.value for s in advice.suggestions})
+    again = advise(objects, config)
+    assert again.flags == [] and len(again.fits) == 1
+    assert not any("--config" in line for line in again.lines)
+
+
+def test_one_image_without_objects():
+    advice = advise(squares((50, 60), [], num_images=1), load_config("finetune"))
+    assert advice.flags == [] and advice.boxes.boxes.shape == (0, 4)
+    assert "There are no boxes" in advice.suggestions[1].reason
+
+
+def test_objects_of_a_json(tmp_path):
+    from mask_rcnn_jax.data.coco import load_coco
+
+    objects = [
+        rectangle(0, 0, 10, 20, image_id=2, area=64),
+        rectangle(5, 5, 96, 96, category_id=7),
+        rectangle(5, 5, 30, 40, iscrowd=1),
+        rectangle(1, 2, 32, 32, image_id=2),
+        rectangle(5, 5, 0, 9),  # left out
+        rectangle(5, 5, 9, 9, image_id=4, iscrowd=1),
+    ]
+    files = write_coco(tmp_path, [(200, 300), (40, 60), (9, 9), (20, 20)], objects)
+    dataset = load_coco(*files, bad_annotations="skip")
+    assert dataset.num_left_out == 1
+    found = collect(dataset.images)
+    assert found.sizes.tolist() == [[200, 300], [40, 60], [9, 9], [20, 20]]
+    assert found.images.tolist() == [0, 1, 1] and found.classes.tolist() == [2, 1, 1]
+    assert found.sides.tolist() == [96, 8, 32] and size_counts(found.sides).tolist() == [1, 1, 1]
+    assert found.boxes.tolist() == [[5, 5, 101, 101], [0, 0, 10, 20], [1, 2, 33, 34]]
+    assert found.crowds.tolist() == [[0, 1], [3, 1]] and found.num_empty == 1
+    assert found.counts.tolist() == [1, 2, 0, 0] and found.pairs().tolist() == [[0, 2], [1, 1]]
+
+
+def test_classes_that_share_images():
+    pairs = np.array([[0, 1], [0, 3], [1, 1], [2, 2], [2, 3], [2, 1], [9, 5]])
+    assert shared_images(pairs, np.array([1, 3, 4])).tolist() == [[3, 2, 0], [2, 2, 0], [0, 0, 0]]
+    assert shared_images(np.zeros((0, 2), int), np.array([1])).tolist() == [[0]]
