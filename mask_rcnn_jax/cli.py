@@ -46,6 +46,12 @@ def define_config(required: bool = True) -> None:
         flags.mark_flag_as_required("config")
 
 
+def define_tiles() -> None:
+    """Define `--tile` and `--overlap`."""
+    flags.DEFINE_integer("tile", 0, "Cut larger images into squares of this many pixels; 0: no.", 0)
+    flags.DEFINE_float("overlap", 0.2, "What neighboring tiles share, of their side.", 0.0, 0.9)
+
+
 def run(
     main: Callable[[Sequence[str]], None],
     define_flags: Callable[[], None],

@@ -27,6 +27,7 @@ def _define_flags() -> None:
     flags.DEFINE_string("results", None, "A COCO results file to score without a model.")
     flags.DEFINE_string("output", None, "Where to write results and metrics.json.")
     flags.DEFINE_bool("report", False, "Also write report.html, to look at.")
+    cli.define_tiles()
 
 
 def main(_: Sequence[str]) -> None:
@@ -39,7 +40,8 @@ def main(_: Sequence[str]) -> None:
     if FLAGS.results:
         evaluate_results(FLAGS.results, FLAGS.config, output=FLAGS.output, report=FLAGS.report)
     else:
-        evaluate(sources[0], FLAGS.config, output=FLAGS.output, report=FLAGS.report)
+        tiles = dict(tile=FLAGS.tile, overlap=FLAGS.overlap)
+        evaluate(sources[0], FLAGS.config, output=FLAGS.output, report=FLAGS.report, **tiles)
 
 
 if __name__ == "__main__":

@@ -48,10 +48,14 @@ def infer(
     max_frames: int,
     save: Sequence[str] = (),
     drawing: Mapping[str, Any] | None = None,
+    tile: int = 0,
+    overlap: float = 0.2,
+    track: bool = False,
 ) -> None:
     """Detect objects in images and videos and write the results; arguments as the flags.
 
     drawing: options of `Result.plot`.
+    tile, overlap: see `Predictor`.
 
     Unreadable inputs are logged, counted and skipped; ValueError if no input can be read.
     """
@@ -77,16 +81,17 @@ def infer(
         raise ValueError(f"no input could be read: {skipped[0]}")
 
     batch_size = batch_size or default_batch_size()
-    if not videos:
+    if not videos and not tile:
         batch_size = min(batch_size, -(-len(images) // jax.local_device_count()))
-    predictor = Predictor(config, variables, batch_size, categories)
+    predictor = Predictor(config, variables, batch_size, categories, tile, overlap)
     folder.mkdir(parents=True, exist_ok=True)
     if images:
         _infer_images(predictor, images, folder, save, drawing, skip)
     if videos:
-        # A class has the same color in all frames, which keep their size.
-        drawing = {"color_by": "class"} | drawing | {"min_side": 0}
-        _infer_videos(predictor, videos, drawing, skip, stride, max_frames)
+        # A class, or a track, has the same color in all frames, which keep their size.
+        drawing = {"color_by": "instance" if track else "class"} | drawing | {"min_side": 0}
+        reading: dict[str, Any] = dict(stride=stride, max_frames=max_frames, track=track)
+        _infer_videos(predictor, videos, drawing, skip, **reading)
     num_inputs = len(images) + len(sources)
     if len(skipped) == num_inputs:
         raise ValueError(f"no input could be read: {skipped[0]}")
@@ -113,13 +118,14 @@ def _infer_images(predictor: Predictor, images, folder, save, drawing, skip: Ski
     logging.info("%d detections in %d images", files.count, done)
 
 
-def _infer_videos(predictor, videos, drawing, skip: Skip, stride: int, max_frames: int) -> None:
+def _infer_videos(
+    predictor, videos, drawing, skip: Skip, *, stride: int, max_frames: int, track: bool
+) -> None:
     expected = [video.expected_frames(stride, max_frames) for video, _ in videos]
     progress = Progress("frames", None if None in expected else sum(expected))
     frames, objects = Counter(), Counter()
-    found = annotate.annotate_videos(
-        predictor, videos, drawing, skip, stride=stride, max_frames=max_frames
-    )
+    reading = dict(stride=stride, max_frames=max_frames)
+    found = annotate.annotate_videos(predictor, videos, drawing, skip, **reading, track=track)
     try:
         with contextlib.closing(found):
             for video, count in found:
@@ -153,8 +159,10 @@ def _define_flags() -> None:
     flags.DEFINE_list("save", [], f"Other files of images, out of {', '.join(KINDS)}.")
     flags.DEFINE_list("draw", list(DRAWN), f"What is drawn, out of {', '.join(DRAWN)}, or none.")
     colors = ("instance", "class")
-    flags.DEFINE_enum("color_by", None, colors, "Colors; class is the default in videos.")
+    flags.DEFINE_enum("color_by", None, colors, "Colors; class in videos, unless set or --track.")
     flags.DEFINE_integer("line_width", 0, "Pixels; 0 grows with the image.", 0)
+    flags.DEFINE_bool("track", False, "Number the objects of a video, each through all frames.")
+    cli.define_tiles()
     flags.DEFINE_integer("max_frames", 0, "Maximum number of frames per video; 0: all.", 0)
 
 
@@ -163,7 +171,7 @@ def main(_: Sequence[str]) -> None:
     if (FLAGS.workdir is None) == (FLAGS.weights is None):
         raise ValueError("infer needs exactly one of --workdir and --weights")
     weights, inputs, output = FLAGS.workdir or FLAGS.weights, FLAGS.input, FLAGS.output
-    names = ("batch_size", "stride", "max_frames", "save")
+    names = ("batch_size", "stride", "max_frames", "save", "tile", "overlap", "track")
     options = {name: getattr(FLAGS, name) for name in names}
     _check_list("save", FLAGS.save, KINDS)
     options["drawing"] = _drawing(FLAGS.draw, FLAGS.color_by, FLAGS.line_width)

@@ -1,13 +1,53 @@
 """COCO run-length encoding (RLE) for masks."""
 
+from typing import NamedTuple
+
 import numpy as np
 from pycocotools import mask as coco_mask
+
+Window = tuple[int, int, int, int]  # (x0, y0, x1, y1) in pixels of an image
 
 
 def compressed_rle(mask: np.ndarray) -> dict:
     """Encode a uint8 mask [H, W] of zeros and ones as COCO RLE with string counts."""
     rle = coco_mask.encode(np.asfortranarray(mask))
     return {"size": list(mask.shape), "counts": rle["counts"].decode("ascii")}
+
+
+class WindowMask(NamedTuple):
+    """A mask that is zero outside a window of its image, and takes no memory there."""
+
+    x: int  # of the window's upper left pixel
+    y: int
+    rle: dict  # COCO RLE of the window alone
+
+    @classmethod
+    def from_crop(cls, crop: np.ndarray, origin: tuple[int, int]) -> "WindowMask":
+        """Encode a uint8 crop [h, w] of zeros and ones, whose upper left pixel is at (x, y)."""
+        return cls(*origin, compressed_rle(crop))
+
+    def crop(self) -> tuple[np.ndarray, tuple[int, int]]:
+        """Return what `from_crop` was given."""
+        return coco_mask.decode(self.rle), (self.x, self.y)
+
+
+def cut(crop: np.ndarray, origin: tuple[int, int], window: Window) -> np.ndarray:
+    """Return another window of the same image, [y1 - y0, x1 - x0], zero outside the crop.
+
+    Args:
+        crop: [h, w], with its upper left pixel at (x, y) `origin`.
+        window: may lie outside the crop, or have no area.
+    """
+    x0, y0, x1, y1 = window
+    height, width = crop.shape
+    left, top = origin[0] - x0, origin[1] - y0  # of the crop in the window
+    out = np.zeros((max(0, y1 - y0), max(0, x1 - x0)), crop.dtype)
+    rows = slice(max(0, top), max(0, top + height))
+    columns = slice(max(0, left), max(0, left + width))
+    part = out[rows, columns]
+    first_row, first_column = max(0, -top), max(0, -left)
+    part[...] = crop[first_row:, first_column:][: part.shape[0], : part.shape[1]]
+    return out
 
 
 def encode_window(crop: np.ndarray, origin: tuple[int, int], height: int, width: int) -> dict:

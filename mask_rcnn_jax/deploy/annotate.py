@@ -5,20 +5,22 @@ Reading, inference, drawing and encoding run concurrently, each on different ima
 
 import json
 import os
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mask_rcnn_jax.data.dataset import UndecodableImage
 from mask_rcnn_jax.deploy.inputs import Input, read_image
 from mask_rcnn_jax.deploy.pipeline import BackgroundWriter, map_in_order, prefetch, round_robin
-from mask_rcnn_jax.deploy.predictor import Predictor, PreparedImage
+from mask_rcnn_jax.deploy.predictor import Predictor, Prepared
+from mask_rcnn_jax.deploy.result import Result
 from mask_rcnn_jax.deploy.saving import Records, ResultFiles
+from mask_rcnn_jax.deploy.tracks import Tracker
 from mask_rcnn_jax.deploy.video import UnreadableVideo, Video, VideoFrame
 from mask_rcnn_jax.deploy.video_writer import VideoWriter
-from mask_rcnn_jax.structures import Detections
 
 # Drawing and decoding mostly release the GIL, but more threads hold more images in memory.
 THREADS = min(4, os.cpu_count() or 1)
@@ -44,13 +46,13 @@ def annotate_images(
     `on_error` and skipped.
     """
 
-    def read(item: tuple[int, Input]) -> tuple[tuple, PreparedImage | UndecodableImage]:
+    def read(item: tuple[int, Input]) -> tuple[tuple, Prepared | UndecodableImage]:
         try:
             return item, predictor.prepare(read_image(item[1].source))
         except UndecodableImage as error:
             return item, error
 
-    def decodable(pool) -> Iterator[tuple[tuple, PreparedImage]]:
+    def decodable(pool) -> Iterator[tuple[tuple, Prepared]]:
         numbered = list(enumerate(images, start=1))
         with closing(map_in_order(pool, read, numbered, THREADS + 1)) as prepared:
             for item, image in prepared:
@@ -59,7 +61,7 @@ def annotate_images(
                 else:
                     yield item, image
 
-    def write(item: tuple[Any, PreparedImage, Detections]) -> Records:
+    def write(item: tuple[Any, Prepared, Any]) -> Records:
         (number, image), prepared, detections = item
         result = predictor.result(prepared, detections, image.source)
         result.save(folder / image.target, **drawing)
@@ -78,12 +80,14 @@ def annotate_videos(
     *,
     stride: int,
     max_frames: int,
+    track: bool = False,
 ) -> Generator[tuple[Video, int]]:
     """Write an annotated mp4 and a .jsonl with one line per frame for each (source, target).
 
     Up to `images_at_once` videos, at most MAX_OPEN_VIDEOS, are read concurrently and share the
     predictor's batches. A video without frames is passed to `on_error`. On any exit, including
-    errors, all frames handed to the encoders are written and the files are closed.
+    errors, all frames handed to the encoders are written and the files are closed. With `track`,
+    objects are followed through the frames, see `tracks`.
 
     Yields:
         The video and its object count, for each frame handed to an encoder.
@@ -94,16 +98,24 @@ def annotate_videos(
     batch = predictor.images_at_once
     num_open = min(len(files), batch, MAX_OPEN_VIDEOS)
 
-    def frames(video: Video) -> Iterator[tuple[tuple[Video, VideoFrame], PreparedImage]]:
+    def frames(video: Video) -> Iterator[tuple[tuple[Video, VideoFrame], Prepared]]:
         try:
             for frame in video.frames(stride, max_frames):
                 yield (video, frame), predictor.prepare(frame.image)
         except UnreadableVideo as error:
             on_error(error)
 
-    def draw(item: tuple[Any, PreparedImage, Detections]) -> tuple[Video, VideoFrame, list[dict]]:
-        (video, frame), image, detections = item
-        result = predictor.result(image, detections)
+    def followed(detected: Iterable) -> Iterator[tuple[Video, VideoFrame, Result]]:
+        trackers = {video: Tracker() for video in targets} if track else {}
+        for (video, frame), image, detections in detected:
+            result = predictor.result(image, detections)
+            if track:
+                found = result.boxes, result.classes, float(frame.time)
+                result = replace(result, track_ids=trackers[video].update(*found))
+            yield video, frame, result
+
+    def draw(item: tuple[Video, VideoFrame, Result]) -> tuple[Video, VideoFrame, list[dict]]:
+        video, frame, result = item
         drawn = result.plot(**drawing)
         return video, frame._replace(image=drawn), result.to_coco(0)
 
@@ -114,7 +126,7 @@ def annotate_videos(
         ThreadPoolExecutor(THREADS) as pool,
         closing(round_robin(readers, num_open)) as prepared,
         closing(predictor.stream(prepared)) as detected,
-        closing(map_in_order(pool, draw, detected, FRAMES_AHEAD + batch)) as drawn,
+        closing(map_in_order(pool, draw, followed(detected), FRAMES_AHEAD + batch)) as drawn,
     ):
         for video, frame, results in drawn:
             if video not in outputs:

@@ -18,6 +18,8 @@ def load(
     *,
     score_threshold: float = 0.5,
     batch_size: int = 1,
+    tile: int = 0,
+    overlap: float = 0.2,
 ) -> Predictor:
     """Load a trained model, ready to predict.
 
@@ -28,6 +30,8 @@ def load(
             downloaded once, to `cache_folder()`.
         score_threshold: lowest score of what is found.
         batch_size: images at a time on each device.
+        tile: side of the tiles of large images, see `Predictor`; 0 cuts none.
+        overlap: what neighboring tiles share, as a fraction of their side.
 
     Raises:
         ValueError: the weights do not fit, or are unknown.
@@ -42,7 +46,8 @@ def load(
             weights = download_weights(str(weights), cache_folder())
         restored = restore(load_config(str(model)), weights)
     set_score_threshold(restored.config, score_threshold)
-    return Predictor(restored.config, restored.variables, batch_size, restored.categories)
+    given = restored.config, restored.variables, batch_size, restored.categories
+    return Predictor(*given, tile, overlap)
 
 
 def cache_folder() -> Path:

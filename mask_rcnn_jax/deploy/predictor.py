@@ -3,7 +3,7 @@
 import os
 import threading
 from collections import deque
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, overload
 
@@ -18,7 +18,9 @@ from mask_rcnn_jax import console
 from mask_rcnn_jax.data.images import decode_image
 from mask_rcnn_jax.data.options import example_options, has_inclusive_boxes
 from mask_rcnn_jax.data.resize import ResizePlan, resize_image, resize_plan
+from mask_rcnn_jax.data.tiles import tiling, view_windows
 from mask_rcnn_jax.deploy.result import Result
+from mask_rcnn_jax.deploy.tiles import TiledImage, merge_tiles
 from mask_rcnn_jax.models.build import build_model
 from mask_rcnn_jax.models.detect import detect_options
 from mask_rcnn_jax.structures import Detections
@@ -40,6 +42,9 @@ class PreparedImage(NamedTuple):
     plan: ResizePlan
 
 
+Prepared = PreparedImage | TiledImage
+
+
 class Predictor:
     """Detect objects in images of any size, on all devices of this process. Thread-safe.
 
@@ -53,6 +58,9 @@ class Predictor:
         batch_size: rows of a batch on each device.
         categories: {"id", "name"} for each class, class 1 first; None takes those in
             `data.val_json` if it is there, else COCO's, else numbers.
+        tile: images with a longer side are cut into overlapping squares of this many pixels, whose
+            detections are merged; 0 cuts none. Each tile is resized as an image is.
+        overlap: what neighboring tiles share, as a fraction of their side.
 
     Attributes:
         images_at_once: rows of a batch, over all devices.
@@ -65,9 +73,12 @@ class Predictor:
         variables: dict,
         batch_size: int = 1,
         categories: Sequence[Mapping[str, Any]] | None = None,
+        tile: int = 0,
+        overlap: float = 0.2,
     ):
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}, expected at least 1")
+        self._tiles = tiling(tile, overlap)
         devices = jax.local_devices()
         self.images_at_once = batch_size * len(devices)
         self._num_devices = len(devices)
@@ -135,25 +146,56 @@ class Predictor:
         prepared = ((_path(image), self.prepare(_pixels(image))) for image in images)
         return [self.result(one, found, path) for path, one, found in self.stream(prepared)]
 
-    def result(self, image: PreparedImage, found: Detections, path: str = "") -> Result:
-        """Wrap detections of `stream`, without those that pad."""
-        rows = np.flatnonzero(found.valid)
-        masks = None if found.masks is None else found.masks[rows]
-        arrays = found.boxes[rows], found.scores[rows], found.classes[rows], masks
-        return Result(image.image, *arrays, self.categories, path, **self._rules)
+    def result(self, image: Prepared, found: Any, path: str = "") -> Result:
+        """Make a result of what `stream` yields, and so merge what was found in tiles."""
+        if isinstance(image, TiledImage):
+            fields = merge_tiles(image, found, self._rules["paste"])
+        else:
+            rows = np.flatnonzero(found.valid)
+            masks = None if found.masks is None else found.masks[rows]
+            arrays = found.boxes[rows], found.scores[rows], found.classes[rows], masks
+            fields = dict(zip(("boxes", "scores", "classes", "mask_grids"), arrays, strict=True))
+        return Result(image.image, **fields, categories=self.categories, path=path, **self._rules)
 
-    def prepare(self, image: np.ndarray) -> PreparedImage:
-        """Resize an image onto its canvas: all host work before the network."""
+    def prepare(self, image: np.ndarray) -> Prepared:
+        """Resize an image onto its canvas, all host work before the network, or find its tiles."""
         if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8 or not image.size:
             raise ValueError(f"image is {image.dtype} {image.shape}, expected uint8 [H, W, 3] RGB")
-        height, width = image.shape[:2]
-        plan = resize_plan(height, width, self._options)
+        windows = view_windows(image.shape[0], image.shape[1], self._tiles)
+        return TiledImage(image, windows) if len(windows) > 1 else self._resized(image)
+
+    def _resized(self, image: np.ndarray) -> PreparedImage:
+        plan = resize_plan(image.shape[0], image.shape[1], self._options)
         return PreparedImage(image, resize_image(image, plan, self._options), plan)
 
     def stream(
+        self, images: Iterable[tuple[Any, Prepared]]
+    ) -> Generator[tuple[Any, Prepared, Detections | list[Detections]]]:
+        """Yield (key, image, detections) for (key, image) pairs, in order.
+
+        The detections of an image with tiles are a list; `result` merges them. Its tiles are
+        resized here, so that only those of a few batches take memory.
+        """
+        found = []
+        for (key, image, is_last), _, one in self._stream(self._views(images)):
+            found.append(one)
+            if is_last:
+                yield key, image, found if isinstance(image, TiledImage) else one
+                found = []
+
+    def _views(self, images: Iterable[tuple[Any, Prepared]]) -> Iterator[tuple[Any, PreparedImage]]:
+        for key, image in images:
+            if isinstance(image, PreparedImage):
+                yield (key, image, True), image
+                continue
+            for number, (x0, y0, x1, y1) in enumerate(image.windows, start=1):
+                is_last = number == len(image.windows)
+                yield (key, image, is_last), self._resized(image.image[y0:y1, x0:x1])
+
+    def _stream(
         self, images: Iterable[tuple[Any, PreparedImage]]
     ) -> Generator[tuple[Any, PreparedImage, Detections]]:
-        """Yield (key, image, detections) for (key, image) pairs, in order.
+        """`stream` without tiles.
 
         Images on the same canvas share a batch. The device runs a batch while the next is gathered
         and the caller processes the previous results. MAX_WAITING_BATCHES and MAX_WAITING_BYTES

@@ -11,8 +11,8 @@ import cv2
 import numpy as np
 
 from mask_rcnn_jax.evaluation import visualize
-from mask_rcnn_jax.evaluation.encode import ImageDetections, encode_image
-from mask_rcnn_jax.evaluation.paste import paste_mask
+from mask_rcnn_jax.evaluation.encode import ImageDetections, Masks, encode_image, mask_crop
+from mask_rcnn_jax.rle import WindowMask
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -28,12 +28,14 @@ class Result:
         scores: [N] float32.
         classes: [N] int32, 1..K; class k is `categories[k - 1]`.
         mask_grids: [N, M, M] float32 probabilities on a grid over each box; None for a model of
-            boxes alone.
+            boxes alone, and where `window_masks` takes their place.
         categories: {"id", "name"} for each class.
         path: the image's file, "" for an array.
         paste: how a grid becomes pixels, see `evaluation.paste.paste_mask`.
         inclusive_boxes: x2 and y2 are the last pixels of a box, so that its width in COCO's format
             is x2 - x1 + 1.
+        window_masks: the pixels of N masks that were merged from tiles; None without tiles.
+        track_ids: [N] int32, equal for an object in all frames of a video; None without tracks.
     """
 
     image: np.ndarray
@@ -45,6 +47,8 @@ class Result:
     path: str = ""
     paste: str = "continuous"
     inclusive_boxes: bool = False
+    window_masks: Sequence[WindowMask] | None = None
+    track_ids: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.scores)
@@ -61,13 +65,16 @@ class Result:
         if not isinstance(rows, slice):
             rows = np.asarray(rows)
             rows = rows if rows.size else np.zeros(0, int)  # an empty list would be of floats
-        grids = self.mask_grids
+        grids, windows, tracks = self.mask_grids, self.window_masks, self.track_ids
+        numbers = np.arange(len(self))[rows].tolist()
         return replace(
             self,
             boxes=self.boxes[rows],
             scores=self.scores[rows],
             classes=self.classes[rows],
             mask_grids=None if grids is None else grids[rows],
+            window_masks=None if windows is None else [windows[k] for k in numbers],
+            track_ids=None if tracks is None else tracks[rows],
         )
 
     def __iter__(self) -> Iterator["Result"]:
@@ -84,18 +91,33 @@ class Result:
         """Class name for each object."""
         return [str(self.categories[k - 1]["name"]) for k in self.classes.tolist()]
 
+    @property
+    def has_masks(self) -> bool:
+        """Whether the model finds masks, and not boxes alone."""
+        return self._masks is not None
+
+    @property
+    def _masks(self) -> Masks | None:
+        return self.mask_grids if self.window_masks is None else self.window_masks
+
+    def crops(self) -> Iterator[tuple[np.ndarray, tuple[int, int]]]:
+        """Yield the pixels of each mask: a uint8 crop [h, w] of zeros and ones, and the (x, y) of
+        its upper left pixel in the image. Nothing for a model of boxes alone."""
+        height, width = self.image.shape[:2]
+        if self._masks is not None:
+            for mask, box in zip(self._masks, self.boxes, strict=True):
+                yield mask_crop(mask, box, height, width, self.paste)
+
     @cached_property
     def masks(self) -> np.ndarray | None:
         """Masks [N, H, W] bool, pasted at first use; None for a model of boxes alone.
 
-        Takes N bytes per pixel. `rle` and `polygons` need no full-size masks.
+        Takes N bytes per pixel. `crops`, `rle` and `polygons` need no full-size masks.
         """
-        if self.mask_grids is None:
+        if not self.has_masks:
             return None
-        height, width = self.image.shape[:2]
-        masks = np.zeros((len(self), height, width), bool)
-        for mask, grid, box in zip(masks, self.mask_grids, self.boxes, strict=True):
-            crop, (x, y) = paste_mask(grid, box, height, width, rule=self.paste)
+        masks = np.zeros((len(self), *self.image.shape[:2]), bool)
+        for mask, (crop, (x, y)) in zip(masks, self.crops(), strict=True):
             mask[y : y + crop.shape[0], x : x + crop.shape[1]] = crop
         return masks
 
@@ -105,27 +127,40 @@ class Result:
         An object may have several parts; a polygon inside another is a hole (even-odd rule).
         Without a mask or without area there is none.
         """
-        if self.mask_grids is None:
-            return [[] for _ in self.scores]
-        pairs = zip(self.mask_grids, self.boxes, strict=True)
-        outlines = [visualize.trace_mask(grid, box) for grid, box in pairs]
+        outlines = self._outlines() or [[] for _ in self.scores]
         return [[part for part in parts if cv2.contourArea(part) > 0] for parts in outlines]
+
+    def _outlines(self, scale: float = 1.0) -> list[list[np.ndarray]] | None:
+        """Trace the masks, for an image enlarged by a factor."""
+        if self.window_masks is None:
+            grids = self.mask_grids
+            return None if grids is None else visualize.trace_masks(grids, self.boxes * scale)
+        outlines = []
+        for crop, (x, y) in self.crops():
+            box = np.array([x, y, x + crop.shape[1], y + crop.shape[0]])
+            outlines.append(visualize.trace_mask(crop, box * scale))
+        return outlines
 
     def rle(self) -> list[dict[str, Any]]:
         """Masks as COCO's compressed RLE; empty for a model of boxes alone."""
         return [entry["segmentation"] for entry in self.to_coco() if "segmentation" in entry]
 
     def to_coco(self, image_id: int | str = 1) -> list[dict[str, Any]]:
-        """Results in COCO's format: category id, score, bbox and, with masks, RLE."""
+        """Results in COCO's format: category id, score, bbox and, with masks, RLE.
+
+        With tracks, `track_id` as well.
+        """
         height, width = self.image.shape[:2]
         ids = [self.categories[k - 1]["id"] for k in self.classes.tolist()]
         boxes = self.boxes.astype(np.float64)
-        one = ImageDetections(image_id, height, width, boxes, self.scores, ids, self.mask_grids)
-        boxes_of, masks_of = encode_image(one, self.paste, self.inclusive_boxes)
-        if self.mask_grids is None:
-            return boxes_of
-        pairs = zip(boxes_of, masks_of, strict=True)
-        return [{**box, "segmentation": mask["segmentation"]} for box, mask in pairs]
+        one = ImageDetections(image_id, height, width, boxes, self.scores, ids, self._masks)
+        entries, masks_of = encode_image(one, self.paste, self.inclusive_boxes)
+        for entry, mask in zip(entries, masks_of, strict=self.has_masks):
+            entry["segmentation"] = mask["segmentation"]
+        if self.track_ids is not None:
+            for entry, track in zip(entries, self.track_ids.tolist(), strict=True):
+                entry["track_id"] = track
+        return entries
 
     def to_supervision(self) -> Any:
         """`supervision.Detections` with masks, scores, classes counted from 0, and class names.
@@ -141,6 +176,7 @@ class Result:
             mask=self.masks,
             confidence=self.scores,
             class_id=self.classes - 1,
+            tracker_id=self.track_ids,
             data={"class_name": np.array(self.names, dtype=str)},
         )
 
@@ -158,23 +194,27 @@ class Result:
         """Draw the objects on a copy, uint8 RGB.
 
         Args:
-            labels: write class names; `scores` adds the scores. Labels that would cover other
-                objects or labels become smaller, move aside or are left out.
+            labels: write class names, and the numbers of tracks; `scores` adds the scores. Labels
+                that would cover other objects or labels become smaller, move aside or are left out.
             boxes: draw boxes.
             masks: fill and outline masks.
-            color_by: a color for each object or for each class.
+            color_by: a color for each object, or its track, or for each class.
             line_width: pixels; 0 grows with the image.
             min_side: enlarge smaller images by an integer factor until the shorter side has this
                 many pixels; 0 keeps the size.
         """
         image, corners = visualize.enlarge(self.image, self.boxes, min_side)
+        names, colors = self.names, self.classes - 1 if color_by == "class" else self.track_ids
+        if self.track_ids is not None:
+            pairs = zip(names, self.track_ids.tolist(), strict=True)
+            names = [f"{name} {track}" for name, track in pairs]
         return visualize.draw_instances(
             image,
             corners,
-            self.names if labels else [],
+            names if labels else [],
             [f"{score:.2f}" if scores else "" for score in self.scores.tolist()],
-            self.mask_grids if masks else None,
-            self.classes - 1 if color_by == "class" else None,
+            self._outlines(image.shape[0] / self.image.shape[0]) if masks else None,
+            colors,
             with_boxes=boxes,
             line_width=line_width,
         )

@@ -16,6 +16,7 @@ from mask_rcnn_jax.deploy.inputs import Input
 from mask_rcnn_jax.deploy.outlines import join_parts, outer_parts
 from mask_rcnn_jax.deploy.result import Result
 from mask_rcnn_jax.evaluation.visualize import write_image
+from mask_rcnn_jax.rle import cut
 from mask_rcnn_jax.safe_text import file_name
 
 CSV_HEAD = "file_name category category_id score x y width height mask_area".split()
@@ -27,9 +28,9 @@ def write_masks(result: Result, folder: Path, name: PurePosixPath) -> None:
     Where masks overlap, the higher score wins. Boxes alone give an empty image.
     """
     image = np.zeros(result.image.shape[:2], np.uint16)
-    if result.masks is not None:
-        for k in range(len(result), 0, -1):
-            image[result.masks[k - 1]] = k
+    for k, (crop, (x, y)) in enumerate(result.crops(), start=1):
+        window = image[y : y + crop.shape[0], x : x + crop.shape[1]]
+        window[(crop > 0) & (window == 0)] = k
     path = folder / "masks" / name.with_suffix(".png")
     path.parent.mkdir(parents=True, exist_ok=True)
     if not cv2.imwrite(str(path), image):
@@ -39,19 +40,18 @@ def write_masks(result: Result, folder: Path, name: PurePosixPath) -> None:
 def write_crops(result: Result, folder: Path, name: PurePosixPath) -> None:
     """Write each object's box as a PNG in a folder for its class, transparent outside its mask."""
     for k, one in enumerate(result, start=1):
-        x1, y1 = np.floor(one.boxes[0, :2]).astype(int)
-        x2, y2 = np.ceil(one.boxes[0, 2:]).astype(int)
+        x1, y1 = np.floor(one.boxes[0, :2]).astype(int).tolist()
+        x2, y2 = np.ceil(one.boxes[0, 2:]).astype(int).tolist()
         crop = one.image[y1:y2, x1:x2]
         if not crop.size:
             continue
         alpha = np.full(crop.shape[:2], 255, np.uint8)
-        if one.masks is not None:
-            alpha = 255 * one.masks[0, y1:y2, x1:x2].astype(np.uint8)
+        for pixels, origin in one.crops():
+            alpha = 255 * cut(pixels, origin, (x1, y1, x2, y2))[: crop.shape[0], : crop.shape[1]]
         path = folder / "crops" / file_name(f"{one.names[0]}.x", "", set()) / name
         path = path.with_name(f"{name.stem}_{k}.png")
         path.parent.mkdir(parents=True, exist_ok=True)
-        pixels = np.dstack([crop[..., ::-1], alpha])
-        if not cv2.imwrite(str(path), pixels):
+        if not cv2.imwrite(str(path), np.dstack([crop[..., ::-1], alpha])):
             raise OSError(f"{path}: the image cannot be written")
 
 

@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from mask_rcnn_jax.evaluation.paste import paste_mask
-from mask_rcnn_jax.rle import encode_window
+from mask_rcnn_jax.rle import WindowMask, encode_window
 
 if TYPE_CHECKING:
     from mask_rcnn_jax.structures import Detections
+
+# Of n objects: [n, M, M] float32 probabilities on a grid over each box, or their pixels.
+Masks = np.ndarray | Sequence[WindowMask]
 
 
 class ImageDetections(NamedTuple):
@@ -24,7 +27,7 @@ class ImageDetections(NamedTuple):
     boxes: np.ndarray  # [n, 4] float64 (x1, y1, x2, y2), original pixels, not clipped
     scores: np.ndarray  # [n] float32
     category_ids: list  # [n] of the json
-    masks: np.ndarray | None  # [n, M, M] probabilities inside the box; None: boxes only
+    masks: Masks | None  # None: boxes only
 
 
 def split_images(
@@ -78,10 +81,21 @@ def encode_image(
         bbox_results.append({**entry, "bbox": bbox})
         if masks is None:
             continue
-        # Paste with the unclipped box: clipping it first would squeeze the mask.
-        crop, origin = paste_mask(masks[i], box, height, width, rule=paste)
+        crop, origin = mask_crop(masks[i], box, height, width, paste)
         segm_results.append({**entry, "segmentation": encode_window(crop, origin, height, width)})
     return bbox_results, segm_results
+
+
+def mask_crop(
+    mask: np.ndarray | WindowMask, box: np.ndarray, height: int, width: int, paste: str
+) -> tuple[np.ndarray, tuple[int, int]]:
+    """Return the pixels of one of `Masks`, and their place, as `paste.paste_mask` does.
+
+    The box must not be clipped, which would squeeze a grid.
+    """
+    if isinstance(mask, WindowMask):
+        return mask.crop()
+    return paste_mask(mask, box, height, width, rule=paste)
 
 
 def _clipped_xywh(boxes: np.ndarray, height: int, width: int, offset: float) -> list[list[float]]:

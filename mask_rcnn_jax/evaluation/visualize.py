@@ -56,7 +56,8 @@ def draw_detections(
     masks = None if detections.masks is None else np.asarray(detections.masks)[keep]
     image, boxes = enlarge(image, np.asarray(detections.boxes)[keep], min_side)
     color_indices = classes[keep] - 1 if color_by == "class" else None
-    return draw_instances(image, boxes, names, values, masks, color_indices)
+    outlines = None if masks is None else trace_masks(masks, boxes)
+    return draw_instances(image, boxes, names, values, outlines, color_indices)
 
 
 def draw_ground_truth(
@@ -82,7 +83,8 @@ def draw_ground_truth(
     names = [str(class_names[classes[i] - 1]) for i in keep]
     masks = None if masks is None else np.asarray(masks)[keep].astype(np.float32) / 255
     image, boxes = enlarge(image, np.asarray(boxes)[keep], min_side)
-    return draw_instances(image, boxes, names, [""] * len(keep), masks)
+    outlines = None if masks is None else trace_masks(masks, boxes)
+    return draw_instances(image, boxes, names, [""] * len(keep), outlines)
 
 
 def side_by_side(left: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -119,7 +121,7 @@ def draw_instances(
     boxes: np.ndarray,
     names: Sequence[str],
     values: Sequence[str],
-    masks: np.ndarray | None,
+    outlines: Sequence[Sequence[np.ndarray]] | None,
     color_indices: np.ndarray | None = None,
     *,
     with_boxes: bool = True,
@@ -132,7 +134,7 @@ def draw_instances(
         boxes: [n, 4] in image pixels.
         names: first part of each label, see `draw_labels`; without any there are no labels.
         values: second part of each label.
-        masks: [n, M, M] float probabilities inside the box, or None.
+        outlines: polygons of each mask, see `trace_masks`; None draws no masks.
         color_indices: [n] int index for `instance_color`; None gives each instance its own.
         with_boxes: draw the boxes.
         line_width: pixels; 0 grows with the image.
@@ -141,16 +143,14 @@ def draw_instances(
     height, width = canvas.shape[:2]
     scale = float(np.sqrt(height * width))
     thickness = line_width or max(1, round(scale / 480))
-    # A diverged model may return any value; cv2 needs moderate ones.
-    boxes = np.clip(np.nan_to_num(np.asarray(boxes, np.float64).reshape(-1, 4)), -1e6, 1e6)
+    boxes = _moderate(boxes)
     areas = np.prod(np.maximum(boxes[:, 2:] - boxes[:, :2], 0), axis=1)
     indices = range(len(boxes)) if color_indices is None else color_indices
     colors = [instance_color(i) for i in indices]
     for i in np.argsort(-areas, kind="stable"):
-        if masks is not None:
-            outline = trace_mask(masks[i], boxes[i])
-            _fill(canvas, outline, colors[i])
-            lines = [_fixed(polygon) for polygon in outline]
+        if outlines is not None:
+            _fill(canvas, outlines[i], colors[i])
+            lines = [_fixed(polygon) for polygon in outlines[i]]
             cv2.polylines(canvas, lines, True, colors[i], thickness, cv2.LINE_AA, _SHIFT)
         if with_boxes:
             _rectangle(canvas, boxes[i], colors[i], thickness)
@@ -179,6 +179,18 @@ def _palette() -> tuple[tuple[int, int, int], ...]:
         chosen.append(int(np.argmax(distance)))
     rows = np.round(255 * rgb[chosen].astype(np.float64)).astype(int)
     return tuple((int(r), int(g), int(b)) for r, g, b in rows)
+
+
+def trace_masks(
+    masks: np.ndarray | Sequence[np.ndarray], boxes: np.ndarray
+) -> list[list[np.ndarray]]:
+    """Trace n masks, each on a grid over its box [n, 4], as `trace_mask` does."""
+    return [trace_mask(mask, box) for mask, box in zip(masks, _moderate(boxes), strict=True)]
+
+
+def _moderate(boxes: np.ndarray) -> np.ndarray:
+    """Return float64 boxes [n, 4] for cv2: a diverged model may return any value."""
+    return np.clip(np.nan_to_num(np.asarray(boxes, np.float64).reshape(-1, 4)), -1e6, 1e6)
 
 
 def trace_mask(mask: np.ndarray, box: np.ndarray) -> list[np.ndarray]:
@@ -222,7 +234,7 @@ def _smooth(points: np.ndarray) -> np.ndarray:
     return (total[window:] - total[:-window]) / window
 
 
-def _fill(canvas: np.ndarray, polygons: list[np.ndarray], color: tuple[int, int, int]) -> None:
+def _fill(canvas: np.ndarray, polygons: Sequence[np.ndarray], color: tuple[int, int, int]) -> None:
     """Tint the inside of the polygons; the even-odd rule keeps holes clear."""
     if not polygons:
         return

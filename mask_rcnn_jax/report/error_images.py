@@ -8,7 +8,7 @@ import cv2
 import numpy as np
 from pycocotools import mask as coco_mask
 
-from mask_rcnn_jax.evaluation.visualize import draw_instances
+from mask_rcnn_jax.evaluation.visualize import draw_instances, trace_masks
 from mask_rcnn_jax.report.errors import DetectionError, Instance
 
 # Longer side of a crop in pixels, and JPEG quality: about 20 kB per crop, 100 kB for noise.
@@ -69,9 +69,10 @@ def _draw(
     names = [instance.name for instance in visible]
     values = ["" if instance.score is None else f"{instance.score:.2f}" for instance in visible]
     colors = np.array([ERROR_COLOR if shown.is_error else OTHER_COLOR for shown in visible], int)
-    drawn = None if any(mask is None for mask in masks) else masks
     placed = np.array(boxes).reshape(-1, 4)
-    return draw_instances(crop, placed, names, values, drawn, colors)  # type: ignore[arg-type]
+    drawn = [mask for mask in masks if mask is not None]
+    outlines = trace_masks(drawn, placed) if len(drawn) == len(masks) else None
+    return draw_instances(crop, placed, names, values, outlines, colors)
 
 
 def _box_and_mask(instance: Instance) -> tuple[tuple[float, ...], np.ndarray | None]:

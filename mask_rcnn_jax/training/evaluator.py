@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from itertools import chain
@@ -147,14 +147,12 @@ def detect(
     Every process works on its own batches and returns the results of all. Masks of one batch are
     encoded, in worker processes if there are many, while the device works on the next.
     """
-    found: tuple[list[dict], list[dict], list] = ([], [], [])
     progress = Progress("evaluated", batches.num_images)
 
     def images(batch: Batch, detections: Detections) -> Iterator[ImageDetections]:
         records, indices = dataset.images, batch.image_index.tolist()
         ids = [image_id(records, i) if i >= 0 else None for i in indices]
         sizes = [image_size(records, i) if i >= 0 else (0, 0) for i in indices]
-        found[2].extend(one for one in ids if one is not None)
         rows, classes = processes.local_rows(detections), category_ids(dataset)
         return split_images(rows, batch.scales, ids, sizes, classes)
 
@@ -172,12 +170,31 @@ def detect(
         for last in pending:
             yield from images(*last)
 
+    return encode(detected(), batches.num_images, dataset, config)
+
+
+def encode(
+    images: Iterable[ImageDetections], num_images: int, dataset: Dataset, config: ConfigDict
+) -> Found:
+    """The results of the images of all processes, as `detect` returns them.
+
+    Args:
+        images: those of this process, read while others are encoded.
+        num_images: of all processes.
+    """
+    found: tuple[list[dict], list[dict], list] = ([], [], [])
+
+    def noted() -> Iterator[ImageDetections]:
+        for image in images:
+            found[2].append(image.image_id)
+            yield image
+
     encoded = encode_images(
-        detected(),
+        noted(),
         paste=config.eval.paste,
         inclusive_boxes=has_inclusive_boxes(config),
         num_workers=count_workers(
-            batches.num_images // jax.process_count(), processes.count_sharing_cores()
+            num_images // jax.process_count(), processes.count_sharing_cores()
         ),
     )
     with closing(encoded):

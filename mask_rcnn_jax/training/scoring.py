@@ -4,6 +4,7 @@ import json
 import os
 from pathlib import Path
 
+import jax
 import numpy as np
 from absl import logging
 from jax.sharding import Mesh
@@ -14,8 +15,10 @@ from mask_rcnn_jax.data.coco import CocoDataset
 from mask_rcnn_jax.data.dataset import Dataset, check_classes, check_dataset, dataset_name
 from mask_rcnn_jax.data.images import decode_image
 from mask_rcnn_jax.data.loader import EvalLoader
-from mask_rcnn_jax.data.options import train_sets
+from mask_rcnn_jax.data.options import example_options, train_sets
 from mask_rcnn_jax.data.source import annotation_file, learns_boxes_only, load_split, load_val
+from mask_rcnn_jax.data.tile_loader import TileLoader
+from mask_rcnn_jax.data.tiles import Tiles, tiling
 from mask_rcnn_jax.data.views import ViewLoader
 from mask_rcnn_jax.evaluation import coco as coco_evaluation
 from mask_rcnn_jax.evaluation.engines import configured_engine
@@ -27,6 +30,7 @@ from mask_rcnn_jax.training.compiling import say_compiling
 from mask_rcnn_jax.training.metrics import FILE_NAME, read_metrics
 from mask_rcnn_jax.training.setup import make_eval_loader, resolve_config, view_sizes
 from mask_rcnn_jax.training.step import make_mesh, make_predict_step, replicate
+from mask_rcnn_jax.training.tiles import detect_in_tiles
 from mask_rcnn_jax.training.views import Views, make_views_step, view_options
 from mask_rcnn_jax.weights import pretrained
 from mask_rcnn_jax.weights.restore import make_model, restore
@@ -39,6 +43,8 @@ def evaluate(
     val_set: Dataset | None = None,
     output: str | Path | None = None,
     report: bool = False,
+    tile: int = 0,
+    overlap: float = 0.2,
 ) -> dict:
     """Detect objects on a dataset, score them and write the results.
 
@@ -50,6 +56,9 @@ def evaluate(
         output: folder for bbox_results.json, segm_results.json and metrics.json; None takes
             `eval/<step>` in the run's workdir. A file needs one.
         report: also write report.html.
+        tile: images with a longer side are cut into overlapping squares of this many pixels, whose
+            detections are merged; 0 cuts none. Needs a single process.
+        overlap: what neighboring tiles share, as a fraction of their side.
 
     Returns:
         The 24 COCO metrics, named AP, AP50, .., mask_AP, mask_AP50, .., or LVIS's 26, and
@@ -60,6 +69,7 @@ def evaluate(
     """
     if not pretrained.is_run(weights) and (config is None or output is None):
         raise ValueError(f"--weights {weights} is no run: it needs --config and --output")
+    tiles = tiling(tile, overlap)
     given = None if config is None else resolve_config(config)
     resolved, variables, categories, checkpoint = restore(given, weights)
     engine = configured_engine(resolved)
@@ -89,8 +99,12 @@ def evaluate(
     folder = Path(output)
     folder.mkdir(parents=True, exist_ok=True)  # an unwritable folder is found out before the work
     model, mesh = make_model(resolved, len(categories)), make_mesh()
-    predict, loader = _predictions(resolved, model, mesh, val_set)
-    found = evaluator.detect(predict, replicate(variables, mesh), loader, val_set, mesh, resolved)
+    variables = replicate(variables, mesh)
+    if tiles:
+        found = _detect_in_tiles(resolved, model, mesh, val_set, variables, tiles)
+    else:
+        predict, loader = _predictions(resolved, model, mesh, val_set)
+        found = evaluator.detect(predict, variables, loader, val_set, mesh, resolved)
     analyses, collect = reports.collector(report)
     metrics = evaluator.score_and_write(val_set, found, folder, engine, protocol, collect)
     if analyses:  # on the first process
@@ -173,6 +187,24 @@ def _predictions(
     loaders = [make_eval_loader(config, val_set, limit, options=options) for options in sizes]
     step = make_views_step(model, mesh, detect, flip=views.tta_flip)
     return say_compiling("detector", step), ViewLoader(loaders)
+
+
+def _detect_in_tiles(
+    config: ConfigDict,
+    model: MaskRCNN,
+    mesh: Mesh,
+    val_set: Dataset,
+    variables: dict,
+    tiles: Tiles,
+) -> evaluator.Found:
+    if view_options(config) != Views():
+        raise ValueError("eval.tta_scales and eval.tta_flip are set, expected neither with tiles")
+    if jax.process_count() > 1:
+        raise ValueError(f"{jax.process_count()} processes, expected one with tiles")
+    rows, limit = config.eval.batch_size * jax.local_device_count(), config.eval.max_images
+    loader = TileLoader(val_set, example_options(config), tiles, batch_size=rows, max_images=limit)
+    predict = say_compiling("detector", make_predict_step(model, mesh, detect_options(config)))
+    return detect_in_tiles(predict, variables, loader, val_set, mesh, config)
 
 
 def _warn_of_unknown_categories(

@@ -1,0 +1,55 @@
+"""Cut large images into overlapping tiles, in their own pixels."""
+
+from dataclasses import dataclass
+
+from mask_rcnn_jax.rle import Window
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How large images are cut.
+
+    Attributes:
+        size: side of a tile, pixels of the image.
+        overlap: what neighbors share at least, as a fraction of the side. Objects up to this size
+            are whole in a tile, wherever they are.
+    """
+
+    size: int
+    overlap: float = 0.2
+
+    def __post_init__(self):
+        if self.size < 32:
+            raise ValueError(f"tile is {self.size}, expected at least 32 pixels")
+        if not 0 <= self.overlap <= 0.9:
+            raise ValueError(f"overlap is {self.overlap}, expected a fraction from 0 to 0.9")
+
+
+def tiling(size: int, overlap: float) -> Tiles | None:
+    """Return the tiles that flags or arguments ask for; None for a size of 0, no tiles.
+
+    Raises ValueError for values without meaning.
+    """
+    return Tiles(size, overlap) if size else None
+
+
+def view_windows(height: int, width: int, tiles: Tiles | None) -> list[Window]:
+    """Return what is to be looked at: the whole image, and then its tiles if it exceeds one.
+
+    All tiles of an image have the same shape: squares, or strips of an image with a side shorter
+    than that. The first and the last end at the border, the rest are spread evenly.
+    """
+    whole = 0, 0, width, height
+    if tiles is None or max(height, width) <= tiles.size:
+        return [whole]
+    rows, columns = (_spans(side, tiles) for side in (height, width))
+    return [whole] + [(x0, y0, x1, y1) for y0, y1 in rows for x0, x1 in columns]
+
+
+def _spans(side: int, tiles: Tiles) -> list[tuple[int, int]]:
+    """Return (start, end) of the tiles along one side of an image."""
+    length = min(side, tiles.size)
+    step = max(1, int(length * (1 - tiles.overlap)))
+    count = 1 - (length - side) // step  # rounded up
+    starts = [k * (side - length) // max(1, count - 1) for k in range(count)]
+    return [(start, start + length) for start in starts]

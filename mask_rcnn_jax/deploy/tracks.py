@@ -1,0 +1,128 @@
+"""Follow objects through the frames of a video.
+
+Every frame's objects go to the tracks of their class that they overlap most in sum (the Hungarian
+method); others begin tracks. A track moves on with a constant velocity while its object is hidden,
+until it is given up. What is partly hidden is seen smaller and slower than it is, so that a track
+learns nothing from it: neither its velocity nor the place from which it moves on.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+MIN_OVERLAP = 0.2
+# An object is seen whole with at least this share of its largest area, which fades a little with
+# each frame: objects that move away become smaller, too, but slowly.
+WHOLE, FADING = 0.8, 0.98
+NEWEST = 0.3  # share of the newest step in the velocity
+
+
+@dataclass
+class _Track:
+    id: int
+    class_index: int
+    last: np.ndarray  # [4] float64, the box last seen
+    last_time: float  # seconds
+    whole: np.ndarray = field(init=False)  # [4], the box last seen as a whole
+    whole_time: float = field(init=False)
+    area: float = 0.0  # of a whole box
+    velocity: np.ndarray | None = None  # [2] (x, y) of the center, pixels per second
+
+    def __post_init__(self):
+        self.whole, self.whole_time = self.last, self.last_time
+        self.area = float(_area(self.last))
+
+    def see(self, box: np.ndarray, time: float) -> None:
+        area = float(_area(box))
+        if area >= WHOLE * self.area:
+            step = _center(box) - _center(self.whole)
+            newest = step / (time - self.whole_time)
+            before = newest if self.velocity is None else self.velocity
+            self.velocity = before + NEWEST * (newest - before)
+            self.whole, self.whole_time = box, time
+        self.area = max(area, FADING * self.area)
+        self.last, self.last_time = box, time
+
+    def moved(self, time: float) -> np.ndarray:
+        """Where the whole box should be."""
+        if self.velocity is None:
+            return self.whole
+        return self.whole + np.tile(self.velocity * (time - self.whole_time), 2)
+
+
+class Tracker:
+    """Number the objects of one video.
+
+    Args:
+        hidden_seconds: how long an object may be out of sight and keep its number.
+    """
+
+    def __init__(self, hidden_seconds: float = 1.0):
+        self._hidden_seconds = hidden_seconds
+        self._tracks: list[_Track] = []
+        self._count, self._time = 0, 0.0  # tracks so far, and time of the last frame
+
+    def update(self, boxes: np.ndarray, classes: np.ndarray, time: float) -> np.ndarray:
+        """Return the track of each object of the next frame.
+
+        Args:
+            boxes: [N, 4] (x1, y1, x2, y2) in pixels.
+            classes: [N] int.
+            time: of the frame in seconds, later than that of the frame before.
+
+        Returns:
+            [N] int32; tracks count from 1 in the order of their first frames.
+        """
+        from scipy.optimize import linear_sum_assignment
+
+        boxes = np.asarray(boxes, np.float64).reshape(-1, 4)
+        earliest = time - self._hidden_seconds
+        self._tracks = [track for track in self._tracks if track.last_time >= earliest]
+        overlaps = np.zeros((len(self._tracks), len(boxes)))
+        for row, track in zip(overlaps, self._tracks, strict=True):
+            hidden = track.last_time < self._time
+            fits = _overlaps(track, boxes, time, was_hidden=hidden)
+            row[...] = np.where(classes == track.class_index, fits, 0)
+        self._time = time
+        ids = np.zeros(len(boxes), np.int32)
+        for row, k in zip(*linear_sum_assignment(overlaps, maximize=True), strict=True):
+            if overlaps[row, k] >= MIN_OVERLAP:
+                self._tracks[row].see(boxes[k], time)
+                ids[k] = self._tracks[row].id
+        for k in np.flatnonzero(ids == 0):
+            self._count += 1
+            self._tracks.append(_Track(self._count, int(classes[k]), boxes[k], time))
+            ids[k] = self._count
+        return ids
+
+
+def _overlaps(track: _Track, boxes: np.ndarray, time: float, *, was_hidden: bool) -> np.ndarray:
+    """How well each box [N, 4] continues a track: the intersection over union with the box that was
+    seen last or with the moved one, whichever is larger.
+
+    Of what was hidden, a small part may come to light first: half of the share of a box that lies
+    in the moved one counts, too.
+    """
+    moved = track.moved(time)
+    best = np.maximum(_iou(track.last, boxes), _iou(moved, boxes))
+    if was_hidden:
+        best = np.maximum(best, 0.5 * _common(moved, boxes) / np.maximum(_area(boxes), 1e-9))
+    return best
+
+
+def _iou(box: np.ndarray, boxes: np.ndarray) -> np.ndarray:
+    common = _common(box, boxes)
+    return common / np.maximum(_area(box) + _area(boxes) - common, 1e-9)
+
+
+def _common(box: np.ndarray, boxes: np.ndarray) -> np.ndarray:
+    low, high = np.maximum(box[:2], boxes[:, :2]), np.minimum(box[2:], boxes[:, 2:])
+    return np.prod(np.maximum(high - low, 0), axis=1)
+
+
+def _area(boxes: np.ndarray) -> np.ndarray:
+    return np.prod(boxes[..., 2:] - boxes[..., :2], axis=-1)
+
+
+def _center(box: np.ndarray) -> np.ndarray:
+    return (box[:2] + box[2:]) / 2

@@ -1,0 +1,121 @@
+"""Where the tiles of an image lie, and the batches of them."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mask_rcnn_jax.data.dataset import ImageRecord, UndecodableImage
+from mask_rcnn_jax.data.options import ExampleOptions
+from mask_rcnn_jax.data.tile_loader import TileLoader
+from mask_rcnn_jax.data.tiles import Tiles, tiling, view_windows
+
+
+def test_tiles_worked_by_hand():
+    """Four columns, of which each shares a quarter or more with the next, and two rows."""
+    whole, *tiles = view_windows(150, 300, Tiles(100, 0.25))
+    assert whole == (0, 0, 300, 150)
+    columns, rows = [(0, 100), (66, 166), (133, 233), (200, 300)], [(0, 100), (50, 150)]
+    assert tiles == [(x0, y0, x1, y1) for y0, y1 in rows for x0, x1 in columns]
+
+
+@pytest.mark.parametrize("size", [(1, 1), (100, 100), (40, 100), (100, 99)])
+def test_an_image_that_fits_a_tile_is_not_cut(size):
+    assert view_windows(*size, Tiles(100)) == [(0, 0, *size[::-1])]
+    assert view_windows(*size, None) == [(0, 0, *size[::-1])]
+
+
+@pytest.mark.parametrize("overlap", [0.0, 0.1, 0.2, 1 / 3, 0.9])
+@pytest.mark.parametrize("size", [(101, 101), (64, 1000), (997, 40), (777, 1201), (100, 5000)])
+def test_tiles_cover_the_image_and_overlap_enough(size, overlap):
+    _, *tiles = view_windows(*size, Tiles(100, overlap))
+    shapes = {(y1 - y0, x1 - x0) for x0, y0, x1, y1 in tiles}
+    assert shapes == {tuple(min(side, 100) for side in size)}, "one shape for one program"
+    for axis, side in ((0, size[1]), (1, size[0])):
+        spans = sorted({(tile[axis], tile[axis + 2]) for tile in tiles})
+        assert spans[0][0] == 0 and spans[-1][1] == side
+        shared = [end - start for (_, end), (start, _) in zip(spans, spans[1:], strict=False)]
+        assert all(pixels >= int(100 * overlap) for pixels in shared)
+        assert all(a < b for a, b in zip(spans, spans[1:], strict=False))
+
+
+@pytest.mark.parametrize(
+    ("size", "overlap", "message"),
+    [
+        (31, 0.2, "tile is 31, expected at least 32"),
+        (-5, 0.2, "tile is -5, expected at least 32"),
+        (64, -0.1, "overlap is -0.1, expected a fraction from 0 to 0.9"),
+        (64, 1.0, "overlap is 1.0, expected"),
+        (64, float("nan"), "overlap is nan, expected"),
+    ],
+)
+def test_tiles_without_meaning_are_refused(size, overlap, message):
+    with pytest.raises(ValueError, match=message):
+        tiling(size, overlap)
+    assert tiling(0, overlap) is None
+
+
+class Noise:
+    """Images of noise: a large one, a small one and a tall one."""
+
+    class_names = ("a",)
+    sizes = [(100, 150), (40, 30), (130, 64)]
+
+    def __init__(self):
+        self.decoded = []
+        records = (ImageRecord(i + 1, str(i), *size, ()) for i, size in enumerate(self.sizes))
+        self.images = list(records)
+
+    def decode(self, index):
+        self.decoded.append(index)
+        return np.random.default_rng(index).integers(0, 256, (*self.sizes[index], 3), np.uint8)
+
+
+OPTIONS = ExampleOptions((64, 128), "keep", max_instances=2)
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 50])
+def test_every_view_comes_once_with_its_pixels(batch_size):
+    dataset = Noise()
+    loader = TileLoader(dataset, OPTIONS, Tiles(64), batch_size=batch_size)
+    seen = []
+    for batch in loader:
+        assert batch.images.shape == (batch_size, 64, 128, 3)
+        for row, number in enumerate(batch.image_index.tolist()):
+            if number < 0:
+                assert not batch.images[row].any()
+                continue
+            seen.append(number)
+            index, (x0, y0, x1, y1) = loader.views[number]
+            height, width = batch.image_sizes[row]
+            if (x0, y0) != (0, 0) or batch.scales[row].tolist() == [1, 1]:
+                expected = Noise().decode(index)[y0:y1, x0:x1]
+                np.testing.assert_array_equal(batch.images[row, :height, :width], expected)
+    assert sorted(seen) == list(range(len(loader.views))) and loader.num_images == 3
+    assert dataset.decoded == [0, 1, 2]
+    assert [index for index, _ in loader.views].count(1) == 1, "it fits a tile"
+
+
+def test_canvases_have_batches_of_their_own():
+    options = replace(OPTIONS, image_size=(48, 96), resize="shortest_edge")
+    loader = TileLoader(Noise(), options, Tiles(64), batch_size=3)
+    batches = list(loader)
+    assert {batch.images.shape[1:3] for batch in batches} == {(64, 128), (128, 64)}
+    numbers = np.concatenate([batch.image_index for batch in batches])
+    assert sorted(numbers[numbers >= 0]) == list(range(len(loader.views)))
+
+
+def test_the_number_of_images_is_limited():
+    loader = TileLoader(Noise(), OPTIONS, Tiles(64), batch_size=2, max_images=1)
+    assert loader.num_images == 1 and {index for index, _ in loader.views} == {0}
+
+
+def test_a_damaged_image_ends_the_pass():
+    class Damaged(Noise):
+        def decode(self, index):
+            if index == 1:
+                raise UndecodableImage("1.jpg: damaged")
+            return super().decode(index)
+
+    with pytest.raises(UndecodableImage, match="1.jpg"):
+        list(TileLoader(Damaged(), OPTIONS, Tiles(64), batch_size=2))
