@@ -20,8 +20,9 @@ PALETTE_SIZE = 60
 MIN_SIDE = 320
 # Fractional bits of cv2's integer coordinates.
 _SHIFT = 4
-# Approximate number of grid cells per box side for contour tracing.
-_TRACE_SIDE = 224
+# Approximate number of grid cells per box side for contour tracing. A contour goes through the
+# centers of cells: finer masks are enlarged as well, up to a size where half a cell is nothing.
+_TRACE_SIDE, _LARGE_SIDE = 224, 2048
 
 
 def draw_detections(
@@ -206,7 +207,8 @@ def trace_mask(mask: np.ndarray, box: np.ndarray) -> list[np.ndarray]:
     Returns:
         Closed polygons, float32 [p, 2] (x, y) in image pixels.
     """
-    factor = max(1, _TRACE_SIDE // max(mask.shape))
+    side = max(mask.shape)
+    factor = max(_TRACE_SIDE // side, 2 if side < _LARGE_SIDE else 1)
     # Pad with zeros: the object ends at its box, as in a pasted mask.
     padded = np.pad(mask.astype(np.float32), 1)
     fine = cv2.resize(padded, None, fx=factor, fy=factor, interpolation=cv2.INTER_LINEAR)
