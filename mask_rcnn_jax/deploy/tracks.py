@@ -6,15 +6,20 @@ until it is given up. What is partly hidden is seen smaller and slower than it i
 learns nothing from it: neither its velocity nor the place from which it moves on.
 """
 
-from dataclasses import dataclass, field
+from collections import deque
+from dataclasses import dataclass
 
 import numpy as np
 
 MIN_OVERLAP = 0.2
 # An object is seen whole with at least this share of its largest area, which fades a little with
 # each frame: objects that move away become smaller, too, but slowly.
-WHOLE, FADING = 0.8, 0.98
-NEWEST = 0.3  # share of the newest step in the velocity
+WHOLE, FADING = 0.9, 0.98
+# Seconds over which the velocity is measured: less follows turns, more evens out noise.
+STRETCH = 0.5
+# What comes to light again is looked for in a box larger by this share of its sides, all around.
+SURROUNDINGS = 0.5
+_ROUNDING = 1e-6  # of times, seconds
 
 
 @dataclass
@@ -23,31 +28,28 @@ class _Track:
     class_index: int
     last: np.ndarray  # [4] float64, the box last seen
     last_time: float  # seconds
-    whole: np.ndarray = field(init=False)  # [4], the box last seen as a whole
-    whole_time: float = field(init=False)
-    area: float = 0.0  # of a whole box
-    velocity: np.ndarray | None = None  # [2] (x, y) of the center, pixels per second
+    area: float  # of a whole box
+    whole: deque[tuple[float, np.ndarray]]  # times and boxes seen as a whole, over STRETCH
 
-    def __post_init__(self):
-        self.whole, self.whole_time = self.last, self.last_time
-        self.area = float(_area(self.last))
+    @classmethod
+    def start(cls, number: int, class_index: int, box: np.ndarray, time: float) -> "_Track":
+        return cls(number, class_index, box, time, float(_area(box)), deque([(time, box)]))
 
     def see(self, box: np.ndarray, time: float) -> None:
         area = float(_area(box))
         if area >= WHOLE * self.area:
-            step = _center(box) - _center(self.whole)
-            newest = step / (time - self.whole_time)
-            before = newest if self.velocity is None else self.velocity
-            self.velocity = before + NEWEST * (newest - before)
-            self.whole, self.whole_time = box, time
+            self.whole.append((time, box))
+            while self.whole[-1][0] - self.whole[1][0] >= STRETCH:
+                self.whole.popleft()
         self.area = max(area, FADING * self.area)
         self.last, self.last_time = box, time
 
     def moved(self, time: float) -> np.ndarray:
         """Where the whole box should be."""
-        if self.velocity is None:
-            return self.whole
-        return self.whole + np.tile(self.velocity * (time - self.whole_time), 2)
+        (before, first), (after, last) = self.whole[0], self.whole[-1]
+        step = _center(last) - _center(first)
+        velocity = step / (after - before) if after > before else step
+        return last + np.tile(velocity * (time - after), 2)
 
 
 class Tracker:
@@ -76,7 +78,7 @@ class Tracker:
         from scipy.optimize import linear_sum_assignment
 
         boxes = np.asarray(boxes, np.float64).reshape(-1, 4)
-        earliest = time - self._hidden_seconds
+        earliest = time - self._hidden_seconds - _ROUNDING
         self._tracks = [track for track in self._tracks if track.last_time >= earliest]
         overlaps = np.zeros((len(self._tracks), len(boxes)))
         for row, track in zip(overlaps, self._tracks, strict=True):
@@ -91,7 +93,7 @@ class Tracker:
                 ids[k] = self._tracks[row].id
         for k in np.flatnonzero(ids == 0):
             self._count += 1
-            self._tracks.append(_Track(self._count, int(classes[k]), boxes[k], time))
+            self._tracks.append(_Track.start(self._count, int(classes[k]), boxes[k], time))
             ids[k] = self._count
         return ids
 
@@ -101,12 +103,14 @@ def _overlaps(track: _Track, boxes: np.ndarray, time: float, *, was_hidden: bool
     seen last or with the moved one, whichever is larger.
 
     Of what was hidden, a small part may come to light first: half of the share of a box that lies
-    in the moved one counts, too.
+    in the surroundings of the moved one counts, too.
     """
     moved = track.moved(time)
     best = np.maximum(_iou(track.last, boxes), _iou(moved, boxes))
     if was_hidden:
-        best = np.maximum(best, 0.5 * _common(moved, boxes) / np.maximum(_area(boxes), 1e-9))
+        reach = SURROUNDINGS * np.tile(moved[2:] - moved[:2], 2) * (-1, -1, 1, 1)
+        shares = _common(moved + reach, boxes) / np.maximum(_area(boxes), 1e-9)
+        best = np.maximum(best, shares / 2)
     return best
 
 
