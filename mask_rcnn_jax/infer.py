@@ -24,6 +24,7 @@ from absl import flags, logging
 from ml_collections import ConfigDict
 
 from mask_rcnn_jax import cli
+from mask_rcnn_jax.data.tiles import tiling
 from mask_rcnn_jax.deploy import annotate
 from mask_rcnn_jax.deploy.inputs import find_inputs
 from mask_rcnn_jax.deploy.loading import default_batch_size, set_score_threshold
@@ -59,6 +60,7 @@ def infer(
 
     Unreadable inputs are logged, counted and skipped; ValueError if no input can be read.
     """
+    tiling(tile, overlap)  # values without meaning are refused before the work
     folder, drawing = Path(output), dict(drawing or {})
     images, sources = find_inputs(inputs, folder)
     if sources:

@@ -330,6 +330,9 @@ def test_faulty_recipe(fault, overrides, fails, tmp_path):
         ("serve", ["--port=70000", "--workdir=w"], ["port", "65535"]),
         ("serve", ["--workdir=w", "--host=no.such.invalid"], ["--host no.such.invalid: "]),
         ("serve", ["--workdir=w", "--max_megapixels=200"], ["max_megapixels", "178"]),
+        ("infer", ["--workdir=w", "--input=i", "--output=o", "--tile=9"], ["tile is 9", "32"]),
+        ("evaluate", ["--workdir=w", "--tile=9"], ["tile is 9, expected at least 32 pixels"]),
+        ("evaluate", ["--workdir=w", "--tile=99", "--overlap=1"], ["overlap", "0.9"]),
     ],
 )
 def test_faulty_flags(entry, arguments, words, fails, monkeypatch, tmp_path):
