@@ -48,8 +48,10 @@ def define_config(required: bool = True) -> None:
 
 def define_tiles() -> None:
     """Define `--tile` and `--overlap`."""
-    flags.DEFINE_integer("tile", 0, "Cut larger images into squares of this many pixels; 0: no.", 0)
-    flags.DEFINE_float("overlap", 0.2, "What neighboring tiles share, of their side.", 0.0, 0.9)
+    flags.DEFINE_integer(
+        "tile", 0, "Cut larger images into tiles of so many pixels; 0: no.", 0
+    )
+    flags.DEFINE_float("overlap", 0.2, "Share of a tile in its neighbor, at least.", 0.0, 0.9)
 
 
 def run(

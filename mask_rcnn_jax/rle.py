@@ -27,7 +27,7 @@ class WindowMask(NamedTuple):
         return cls(*origin, compressed_rle(crop))
 
     def crop(self) -> tuple[np.ndarray, tuple[int, int]]:
-        """Return what `from_crop` was given."""
+        """Invert `from_crop`."""
         return coco_mask.decode(self.rle), (self.x, self.y)
 
 

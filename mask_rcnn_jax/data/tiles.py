@@ -11,7 +11,7 @@ class Tiles:
 
     Attributes:
         size: side of a tile, pixels of the image.
-        overlap: what neighbors share at least, as a fraction of the side. Objects up to this size
+        overlap: smallest overlap of neighbors, as a fraction of the side. Objects up to this size
             are whole in a tile, wherever they are.
     """
 
@@ -34,7 +34,7 @@ def tiling(size: int, overlap: float) -> Tiles | None:
 
 
 def view_windows(height: int, width: int, tiles: Tiles | None) -> list[Window]:
-    """Return what is to be looked at: the whole image, and then its tiles if it exceeds one.
+    """Return the windows to look at: the whole image, and then its tiles if it exceeds one.
 
     All tiles of an image have the same shape: squares, or strips of an image with a side shorter
     than that. The first and the last end at the border, the rest are spread evenly.

@@ -31,7 +31,7 @@ def load(
         score_threshold: lowest score of what is found.
         batch_size: images at a time on each device.
         tile: side of the tiles of large images, see `Predictor`; 0 cuts none.
-        overlap: what neighboring tiles share, as a fraction of their side.
+        overlap: smallest overlap of neighboring tiles, as a fraction of their side.
 
     Raises:
         ValueError: the weights do not fit, or are unknown.

@@ -60,7 +60,7 @@ class Predictor:
             `data.val_json` if it is there, else COCO's, else numbers.
         tile: images with a longer side are cut into overlapping squares of this many pixels, whose
             detections are merged; 0 cuts none. Each tile is resized as an image is.
-        overlap: what neighboring tiles share, as a fraction of their side.
+        overlap: smallest overlap of neighboring tiles, as a fraction of their side.
 
     Attributes:
         images_at_once: rows of a batch, over all devices.
@@ -147,7 +147,7 @@ class Predictor:
         return [self.result(one, found, path) for path, one, found in self.stream(prepared)]
 
     def result(self, image: Prepared, found: Any, path: str = "") -> Result:
-        """Make a result of what `stream` yields, and so merge what was found in tiles."""
+        """Make a result from an image and detections of `stream`; those in tiles are merged."""
         if isinstance(image, TiledImage):
             fields = merge_tiles(image, found, self._rules["paste"])
         else:

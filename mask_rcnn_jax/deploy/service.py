@@ -19,7 +19,7 @@ from mask_rcnn_jax.data.dataset import UndecodableImage
 from mask_rcnn_jax.data.images import FORMATS, decode_bytes, header_size
 from mask_rcnn_jax.deploy.batching import Batcher
 from mask_rcnn_jax.deploy.outlines import outer_parts
-from mask_rcnn_jax.deploy.predictor import Predictor, PreparedImage
+from mask_rcnn_jax.deploy.predictor import Predictor, Prepared
 from mask_rcnn_jax.deploy.result import Result
 from mask_rcnn_jax.evaluation.visualize import PALETTE_SIZE, instance_color
 
@@ -164,7 +164,7 @@ class Service:
                 self._waiting -= 1
                 self._answered += answered
 
-    def _prepare(self, content: bytes) -> PreparedImage:
+    def _prepare(self, content: bytes) -> Prepared:
         """Decode and resize an image; keep its size and not its pixels, of which there are many."""
         with self._decoders:
             try:

@@ -1,4 +1,4 @@
-"""Large images, and what is found in their tiles."""
+"""Large images and the detections in their tiles."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple

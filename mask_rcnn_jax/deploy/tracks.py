@@ -2,7 +2,7 @@
 
 Every frame's objects go to the tracks of their class that they overlap most in sum (the Hungarian
 method); others begin tracks. A track moves on with a constant velocity while its object is hidden,
-until it is given up. What is partly hidden is seen smaller and slower than it is, so that a track
+until it is given up. A partly hidden object looks smaller and slower than it is, so that a track
 learns nothing from it: neither its velocity nor the place from which it moves on.
 """
 
@@ -17,7 +17,7 @@ MIN_OVERLAP = 0.2
 WHOLE, FADING = 0.9, 0.98
 # Seconds over which the velocity is measured: less follows turns, more evens out noise.
 STRETCH = 0.5
-# What comes to light again is looked for in a box larger by this share of its sides, all around.
+# A hidden object is expected in a box larger by this share of its sides, all around.
 SURROUNDINGS = 0.5
 _ROUNDING = 1e-6  # of times, seconds
 
@@ -102,8 +102,8 @@ def _overlaps(track: _Track, boxes: np.ndarray, time: float, *, was_hidden: bool
     """How well each box [N, 4] continues a track: the intersection over union with the box that was
     seen last or with the moved one, whichever is larger.
 
-    Of what was hidden, a small part may come to light first: half of the share of a box that lies
-    in the surroundings of the moved one counts, too.
+    A small part of a hidden object may appear first: half of the share of a box that lies in the
+    surroundings of the moved one counts, too.
     """
     moved = track.moved(time)
     best = np.maximum(_iou(track.last, boxes), _iou(moved, boxes))

@@ -1,7 +1,7 @@
 """Make one set of detections of those in the overlapping views of a large image.
 
 The views are the whole image and its tiles. An object comes from the tiles that see all of it; only
-if there is none, it is put together from its pieces and what the whole image shows of it:
+if there is none, it is put together from its pieces and its detection in the whole image:
 
   1. A piece at the border of its tile is dropped if another tile sees all of that piece, and a
      detection in the whole image if any tile does.
@@ -101,7 +101,7 @@ class _Found(NamedTuple):
         )
 
     def crop(self, k: int) -> Crop:
-        """The pixels of a detection, which are drawn anew at each call: all take too much room."""
+        """Paste the mask of a detection; all masks together would take too much memory."""
         view, row = self.views[self.owners[k]], self.rows[k]
         assert view.masks is not None
         size = view.height, view.width
@@ -123,7 +123,7 @@ class _Found(NamedTuple):
 
 
 def _complete(found: _Found, windows: Sequence[Window]) -> np.ndarray:
-    """Whether a tile sees all of what a box holds, [n, views]; never true of the whole image."""
+    """Whether a tile contains a box and does not cut it, [n, views]; False for the whole image."""
     image = np.array(windows[0])
     columns = [np.zeros(len(found.boxes), bool)]
     for window in np.array(windows[1:]):

@@ -58,7 +58,7 @@ def evaluate(
         report: also write report.html.
         tile: images with a longer side are cut into overlapping squares of this many pixels, whose
             detections are merged; 0 cuts none. Needs a single process.
-        overlap: what neighboring tiles share, as a fraction of their side.
+        overlap: smallest overlap of neighboring tiles, as a fraction of their side.
 
     Returns:
         The 24 COCO metrics, named AP, AP50, .., mask_AP, mask_AP50, .., or LVIS's 26, and

@@ -28,7 +28,7 @@ def detect_in_tiles(
     mesh: Mesh,
     config: ConfigDict,
 ) -> Found:
-    """What `evaluator.detect` returns, with the detections of the tiles of an image merged."""
+    """Detect like `evaluator.detect`, and merge the detections in the tiles of each image."""
     progress = Progress("tiles", len(batches.views))
 
     def detected() -> Iterator[tuple[int, ImageDetections]]:
