@@ -48,9 +48,7 @@ def define_config(required: bool = True) -> None:
 
 def define_tiles() -> None:
     """Define `--tile` and `--overlap`."""
-    flags.DEFINE_integer(
-        "tile", 0, "Cut larger images into tiles of so many pixels; 0: no.", 0
-    )
+    flags.DEFINE_integer("tile", 0, "Cut larger images into tiles of so many pixels; 0: no.", 0)
     flags.DEFINE_float("overlap", 0.2, "Share of a tile in its neighbor, at least.", 0.0, 0.9)
 
 
