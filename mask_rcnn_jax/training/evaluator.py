@@ -2,10 +2,8 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +18,12 @@ from mask_rcnn_jax import console
 from mask_rcnn_jax.data.dataset import Dataset, category_ids, is_boxes_only
 from mask_rcnn_jax.data.ground_truth import ground_truth
 from mask_rcnn_jax.data.loader import EvalLoader
-from mask_rcnn_jax.data.options import has_inclusive_boxes
-from mask_rcnn_jax.data.overview import image_id, image_ids, image_size
-from mask_rcnn_jax.data.source import has_masks
+from mask_rcnn_jax.data.overview import image_id, image_size
 from mask_rcnn_jax.data.views import ViewLoader
 from mask_rcnn_jax.evaluation import coco as coco_evaluation
 from mask_rcnn_jax.evaluation import lvis, visualize
 from mask_rcnn_jax.evaluation.encode import ImageDetections, split_images
 from mask_rcnn_jax.evaluation.engines import configured_engine
-from mask_rcnn_jax.evaluation.workers import count_workers, encode_images
 from mask_rcnn_jax.models.detect import detect_options
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.progress import Progress
@@ -36,14 +31,13 @@ from mask_rcnn_jax.safe_text import file_name, printable, safe_stdout
 from mask_rcnn_jax.structures import Batch, Detections
 from mask_rcnn_jax.training import processes, step
 from mask_rcnn_jax.training.compiling import say_compiling
+from mask_rcnn_jax.training.encoding import Found, encode
 from mask_rcnn_jax.training.metrics import PER_CLASS
 from mask_rcnn_jax.training.setup import make_eval_loader
 from mask_rcnn_jax.training.step import TrainState, shard_batch
 
 PredictStep = Callable[[dict, Any], Detections]  # of a batch, or of the views of one
 LossStep = Callable[[dict, Batch], dict[str, jax.Array]]
-# COCO results of boxes and, unless the model has boxes alone, masks; ids of all images.
-Found = tuple[list[dict], list[dict] | None, list]
 Validation = Callable[[TrainState], tuple[dict[str, float], dict[str, np.ndarray]]]
 
 GROUPS = {"": "", "_rare": "r", "_common": "c", "_frequent": "f"}
@@ -171,41 +165,6 @@ def detect(
             yield from images(*last)
 
     return encode(detected(), batches.num_images, dataset, config)
-
-
-def encode(
-    images: Iterable[ImageDetections], num_images: int, dataset: Dataset, config: ConfigDict
-) -> Found:
-    """The results of the images of all processes, as `detect` returns them.
-
-    Args:
-        images: those of this process, read while others are encoded.
-        num_images: of all processes.
-    """
-    found: tuple[list[dict], list[dict], list] = ([], [], [])
-
-    def noted() -> Iterator[ImageDetections]:
-        for image in images:
-            found[2].append(image.image_id)
-            yield image
-
-    encoded = encode_images(
-        noted(),
-        paste=config.eval.paste,
-        inclusive_boxes=has_inclusive_boxes(config),
-        num_workers=count_workers(
-            num_images // jax.process_count(), processes.count_sharing_cores()
-        ),
-    )
-    with closing(encoded):
-        for boxes, masks in encoded:
-            found[0].extend(boxes)
-            found[1].extend(masks)
-    place = {one: index for index, one in enumerate(image_ids(dataset))}
-    boxes, masks, ids = (list(chain(*processes.gather(entries))) for entries in found)
-    for entries in (boxes, masks):
-        entries.sort(key=lambda entry: place[entry["image_id"]])
-    return boxes, masks if has_masks(config) else None, sorted(ids, key=place.__getitem__)
 
 
 def score_and_write(

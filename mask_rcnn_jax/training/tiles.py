@@ -16,7 +16,8 @@ from mask_rcnn_jax.progress import Progress
 from mask_rcnn_jax.rle import Window
 from mask_rcnn_jax.structures import Batch, Detections
 from mask_rcnn_jax.training import processes
-from mask_rcnn_jax.training.evaluator import Found, PredictStep, encode
+from mask_rcnn_jax.training.encoding import Found, encode
+from mask_rcnn_jax.training.evaluator import PredictStep
 from mask_rcnn_jax.training.step import shard_batch
 
 

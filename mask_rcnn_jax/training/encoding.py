@@ -1,0 +1,54 @@
+"""COCO results of the detections in all images."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from itertools import chain
+
+import jax
+from ml_collections import ConfigDict
+
+from mask_rcnn_jax.data.dataset import Dataset
+from mask_rcnn_jax.data.options import has_inclusive_boxes
+from mask_rcnn_jax.data.overview import image_ids
+from mask_rcnn_jax.data.source import has_masks
+from mask_rcnn_jax.evaluation.encode import ImageDetections
+from mask_rcnn_jax.evaluation.workers import count_workers, encode_images
+from mask_rcnn_jax.training import processes
+
+# COCO results of boxes and, unless the model has boxes alone, masks; ids of all images.
+Found = tuple[list[dict], list[dict] | None, list]
+
+
+def encode(
+    images: Iterable[ImageDetections], num_images: int, dataset: Dataset, config: ConfigDict
+) -> Found:
+    """Encode and gather the detections of all processes, as `evaluator.detect` returns them.
+
+    Args:
+        images: those of this process, read while others are encoded.
+        num_images: of all processes.
+    """
+    found: tuple[list[dict], list[dict], list] = ([], [], [])
+
+    def noted() -> Iterator[ImageDetections]:
+        for image in images:
+            found[2].append(image.image_id)
+            yield image
+
+    encoded = encode_images(
+        noted(),
+        paste=config.eval.paste,
+        inclusive_boxes=has_inclusive_boxes(config),
+        num_workers=count_workers(
+            num_images // jax.process_count(), processes.count_sharing_cores()
+        ),
+    )
+    with closing(encoded):
+        for boxes, masks in encoded:
+            found[0].extend(boxes)
+            found[1].extend(masks)
+    place = {one: index for index, one in enumerate(image_ids(dataset))}
+    boxes, masks, ids = (list(chain(*processes.gather(entries))) for entries in found)
+    for entries in (boxes, masks):
+        entries.sort(key=lambda entry: place[entry["image_id"]])
+    return boxes, masks if has_masks(config) else None, sorted(ids, key=place.__getitem__)
