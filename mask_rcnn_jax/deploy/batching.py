@@ -6,14 +6,14 @@ from collections import deque
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
-from mask_rcnn_jax.deploy.predictor import Predictor, Prepared
+from mask_rcnn_jax.deploy.predictor import Predictor, PreparedImage
 from mask_rcnn_jax.structures import Detections
 
 _CLOSED = "the batcher is closed"
 
 
 class _Waiting(NamedTuple):
-    image: Prepared
+    image: PreparedImage
     arrived: float  # time.monotonic()
     found: Future[Detections]
 
@@ -35,7 +35,7 @@ class Batcher:
         self._thread = threading.Thread(target=self._run, name="batcher", daemon=True)
         self._thread.start()
 
-    def detect(self, image: Prepared, timeout: float) -> Detections:
+    def detect(self, image: PreparedImage, timeout: float) -> Detections:
         """Wait for the detections of one image, in pixels of the image.
 
         Raises:

@@ -12,22 +12,19 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
-from PIL import Image, ImageOps
+from PIL import Image
 
 from mask_rcnn_jax import console
-from mask_rcnn_jax.data.images import decode_image
 from mask_rcnn_jax.data.options import example_options, has_inclusive_boxes
 from mask_rcnn_jax.data.resize import ResizePlan, resize_image, resize_plan
 from mask_rcnn_jax.data.tiles import tiling, view_windows
+from mask_rcnn_jax.deploy.pixels import ImageLike, path_of, pixels_of
 from mask_rcnn_jax.deploy.result import Result
 from mask_rcnn_jax.deploy.tiles import TiledImage, merge_tiles
 from mask_rcnn_jax.models.build import build_model
 from mask_rcnn_jax.models.detect import detect_options
 from mask_rcnn_jax.structures import Detections
 from mask_rcnn_jax.weights.categories import categories_of_weights
-
-# A file, uint8 [H, W, 3] RGB, or an image of Pillow.
-ImageLike = str | os.PathLike | np.ndarray | Image.Image
 
 # `stream` starts a partial batch rather than keep more than this waiting.
 MAX_WAITING_BYTES = 256 << 20  # for each device, whose share of a batch does not shrink
@@ -143,7 +140,7 @@ class Predictor:
             several = isinstance(images, Sequence) and not isinstance(images, str)
         if not several:
             return self([images])[0]
-        prepared = ((_path(image), self.prepare(_pixels(image))) for image in images)
+        prepared = ((path_of(image), self.prepare(pixels_of(image))) for image in images)
         return [self.result(one, found, path) for path, one, found in self.stream(prepared)]
 
     def result(self, image: Prepared, found: Any, path: str = "") -> Result:
@@ -288,19 +285,3 @@ def _detections(started: tuple[list[PreparedImage], Detections]) -> list[Detecti
         limits = np.array([width, height, width, height], np.float32)
         found.append(one.replace(boxes=np.clip(boxes, 0, limits)))
     return found
-
-
-def _path(image: Any) -> str:
-    return os.fspath(image) if isinstance(image, str | os.PathLike) else ""
-
-
-def _pixels(image: Any) -> np.ndarray:
-    """Return any image as an array; its shape and dtype are not checked."""
-    if isinstance(image, str | os.PathLike):
-        return decode_image(image, upright=True)
-    if isinstance(image, Image.Image):
-        return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
-    if isinstance(image, np.ndarray):
-        return image
-    kind = type(image).__name__
-    raise TypeError(f"image is a {kind}, expected a file, a numpy array or an image of Pillow")

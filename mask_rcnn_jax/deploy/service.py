@@ -19,7 +19,7 @@ from mask_rcnn_jax.data.dataset import UndecodableImage
 from mask_rcnn_jax.data.images import FORMATS, decode_bytes, header_size
 from mask_rcnn_jax.deploy.batching import Batcher
 from mask_rcnn_jax.deploy.outlines import outer_parts
-from mask_rcnn_jax.deploy.predictor import Predictor, Prepared
+from mask_rcnn_jax.deploy.predictor import Predictor, PreparedImage
 from mask_rcnn_jax.deploy.result import Result
 from mask_rcnn_jax.evaluation.visualize import PALETTE_SIZE, instance_color
 
@@ -164,7 +164,7 @@ class Service:
                 self._waiting -= 1
                 self._answered += answered
 
-    def _prepare(self, content: bytes) -> Prepared:
+    def _prepare(self, content: bytes) -> PreparedImage:
         """Decode and resize an image; keep its size and not its pixels, of which there are many."""
         with self._decoders:
             try:
@@ -178,6 +178,7 @@ class Service:
                 image = self._predictor.prepare(decode_bytes(content, "image", upright=True))
             except UndecodableImage as error:
                 raise Refused(HTTPStatus.BAD_REQUEST, str(error)) from error
+        assert isinstance(image, PreparedImage)  # its predictor cuts no tiles
         shape = image.image.shape
         return image._replace(image=np.broadcast_to(np.uint8(0), shape))
 
