@@ -1,4 +1,4 @@
-"""Batches of the tiles of large images, for evaluation."""
+"""Batches of tiles, for the evaluation with large images."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ class TileLoader:
     """The views of all images, image after image; may be iterated repeatedly.
 
     Views on the same canvas share a batch, in which `image_index` is the place of the view in
-    `views`. Batches have no objects; missing rows of the last ones have the index -1.
+    `views`. Batches have no objects; missing rows in the last ones have the index -1.
 
     Attributes:
         views: (index of the image, window) for each view; see `tiles.view_windows`.

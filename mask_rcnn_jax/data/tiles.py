@@ -11,8 +11,8 @@ class Tiles:
 
     Attributes:
         size: side of a tile, pixels of the image.
-        overlap: smallest overlap of neighbors, as a fraction of the side. Objects up to this size
-            are whole in a tile, wherever they are.
+        overlap: smallest overlap between neighbors, as a fraction of the side. Objects up to this
+            size are whole in a tile, wherever they are.
     """
 
     size: int
@@ -36,7 +36,7 @@ def tiling(size: int, overlap: float) -> Tiles | None:
 def view_windows(height: int, width: int, tiles: Tiles | None) -> list[Window]:
     """Return the windows to look at: the whole image, and then its tiles if it exceeds one.
 
-    All tiles of an image have the same shape: squares, or strips of an image with a side shorter
+    An image's tiles have the same shape: squares, or strips where the image has a side shorter
     than that. The first and the last end at the border, the rest are spread evenly.
     """
     whole = 0, 0, width, height

@@ -62,6 +62,7 @@ class Predictor:
     Attributes:
         images_at_once: rows of a batch, over all devices.
         categories: as given or found.
+        tiles: how large images are cut; None if they are not.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Predictor:
     ):
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}, expected at least 1")
-        self._tiles = tiling(tile, overlap)
+        self.tiles = tiling(tile, overlap)
         devices = jax.local_devices()
         self.images_at_once = batch_size * len(devices)
         self._num_devices = len(devices)
@@ -158,7 +159,7 @@ class Predictor:
         """Resize an image onto its canvas, all host work before the network, or find its tiles."""
         if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8 or not image.size:
             raise ValueError(f"image is {image.dtype} {image.shape}, expected uint8 [H, W, 3] RGB")
-        windows = view_windows(image.shape[0], image.shape[1], self._tiles)
+        windows = view_windows(image.shape[0], image.shape[1], self.tiles)
         return TiledImage(image, windows) if len(windows) > 1 else self._resized(image)
 
     def _resized(self, image: np.ndarray) -> PreparedImage:

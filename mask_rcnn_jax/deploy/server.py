@@ -1,4 +1,4 @@
-"""Listen, and give each of a limited number of clients a thread with a `Handler`."""
+"""Listen, and give clients, up to a limit, a thread with a `Handler` each."""
 
 import errno
 import signal
@@ -120,7 +120,7 @@ class Server(ThreadingMixIn, TCPServer):
             self._changed.notify_all()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log an error unless it is that of a client who has gone."""
+        """Log an error unless its client has gone."""
         error = sys.exception()
         if not isinstance(error, OSError):
             logging.error("%s: %s", type(error).__name__, error)

@@ -62,8 +62,8 @@ class Limits:
     Attributes:
         waiting: images that are decoded, detected or encoded at a time; others are refused.
         delay: seconds that an image waits for others to fill its batch.
-        content: bytes of an image file.
-        pixels: of a decoded image.
+        content: bytes in an image file.
+        pixels: in a decoded image.
     """
 
     waiting: int = 64
@@ -75,11 +75,13 @@ class Limits:
 class Service:
     """Answer requests about one model, from any number of threads.
 
-    Creating it compiles the predictor's programs, so that no request waits for that. `close` ends
-    its thread once no request is at work.
+    Creating it compiles the predictor's programs, so that no request waits for that; ValueError for
+    a predictor with tiles. `close` ends its thread once no request is at work.
     """
 
     def __init__(self, predictor: Predictor, limits: Limits = Limits()):
+        if predictor.tiles is not None:
+            raise ValueError("the predictor cuts images into tiles, which cannot be served")
         self.limits = limits
         self._predictor = predictor
         has_masks = _warm_up(predictor)
@@ -178,7 +180,7 @@ class Service:
                 image = self._predictor.prepare(decode_bytes(content, "image", upright=True))
             except UndecodableImage as error:
                 raise Refused(HTTPStatus.BAD_REQUEST, str(error)) from error
-        assert isinstance(image, PreparedImage)  # its predictor cuts no tiles
+        assert isinstance(image, PreparedImage)  # no tiles
         shape = image.image.shape
         return image._replace(image=np.broadcast_to(np.uint8(0), shape))
 
@@ -198,13 +200,13 @@ def _hex(color: tuple[int, int, int]) -> str:
 
 
 def _warm_up(predictor: Predictor) -> bool:
-    """Compile the program of each canvas; return whether the model has masks."""
+    """Compile the program for each canvas; return whether the model has masks."""
     landscape, portrait = (np.zeros(shape, np.uint8) for shape in ((48, 64, 3), (64, 48, 3)))
-    return predictor([landscape, portrait])[0].mask_grids is not None
+    return predictor([landscape, portrait])[0].has_masks
 
 
 def _options(query: str) -> tuple[float, str]:
-    """Read score threshold and kind of masks from a query string."""
+    """Read the score threshold and the masks' kind from a query string."""
     given = dict(parse_qsl(query, keep_blank_values=True))
     text = given.pop("score_threshold", str(SCORE_THRESHOLD))
     masks = given.pop("masks", MASKS[0])
@@ -224,13 +226,13 @@ def _options(query: str) -> tuple[float, str]:
 
 
 def _entries(result: Result, masks: str) -> list[dict[str, Any]]:
-    """Return COCO results without image_id, with class names and that kind of masks."""
+    """Return COCO results without image_id, with class names and such masks."""
     plain = result if masks == "rle" else replace(result, mask_grids=None)
     entries = plain.to_coco()
     for entry, name in zip(entries, result.names, strict=True):
         del entry["image_id"]
         entry["category"] = name
-    if masks in ("polygons", "outlines") and result.mask_grids is not None:
+    if masks in ("polygons", "outlines") and result.has_masks:
         for entry, parts in zip(entries, result.polygons(), strict=True):
             kept = outer_parts(parts) if masks == "polygons" else parts
             entry["segmentation"] = [_rounded(part) for part in kept]

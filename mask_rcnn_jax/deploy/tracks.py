@@ -1,4 +1,4 @@
-"""Follow objects through the frames of a video.
+"""Follow objects through a video.
 
 Every frame's objects go to the tracks of their class that they overlap most in sum (the Hungarian
 method); others begin tracks. A track moves on with a constant velocity while its object is hidden,
@@ -70,7 +70,7 @@ class Tracker:
         Args:
             boxes: [N, 4] (x1, y1, x2, y2) in pixels.
             classes: [N] int.
-            time: of the frame in seconds, later than that of the frame before.
+            time: the frame's, in seconds, later than the one before.
 
         Returns:
             [N] int32; tracks count from 1 in the order of their first frames.
@@ -102,8 +102,8 @@ def _overlaps(track: _Track, boxes: np.ndarray, time: float, *, was_hidden: bool
     """How well each box [N, 4] continues a track: the intersection over union with the box that was
     seen last or with the moved one, whichever is larger.
 
-    A small part of a hidden object may appear first: half of the share of a box that lies in the
-    surroundings of the moved one counts, too.
+    A small part of a hidden object may appear first: half the share of a box that lies around
+    the moved one counts, too.
     """
     moved = track.moved(time)
     best = np.maximum(_iou(track.last, boxes), _iou(moved, boxes))

@@ -1,4 +1,4 @@
-"""Make one set of detections of those in the overlapping views of a large image.
+"""Merge the detections in overlapping views of a large image.
 
 The views are the whole image and its tiles. An object comes from the tiles that see all of it; only
 if there is none, it is put together from its pieces and its detection in the whole image:
@@ -32,7 +32,7 @@ Crop = tuple[np.ndarray, tuple[int, int]]  # uint8 [h, w] and the (x, y) of its 
 def merge_views(
     views: Sequence[ImageDetections], windows: Sequence[Window], paste: str
 ) -> ImageDetections:
-    """Merge the detections of the views of one image.
+    """Merge the detections in the views of one image.
 
     Args:
         views: of the whole image, and then of its tiles, each in pixels of the view.
@@ -101,7 +101,7 @@ class _Found(NamedTuple):
         )
 
     def crop(self, k: int) -> Crop:
-        """Paste the mask of a detection; all masks together would take too much memory."""
+        """Paste a detection's mask; all masks together would take too much memory."""
         view, row = self.views[self.owners[k]], self.rows[k]
         assert view.masks is not None
         size = view.height, view.width

@@ -1,4 +1,4 @@
-"""Read the tracks of "CVAT for video 1.1".
+"""Read tracks from "CVAT for video 1.1".
 
 A track lists shapes by frame; from an `outside` shape to the next other one, its object is absent.
 In a frame without a shape, it is on the way between the shapes around it, or as the last one.
@@ -24,7 +24,7 @@ NUMBERS = {"box": ("xtl", "ytl", "xbr", "ybr"), "ellipse": ("cx", "cy", "rx", "r
 
 
 class Track(NamedTuple):
-    """The shapes of one object."""
+    """One object's shapes."""
 
     where: str  # names it in messages
     label: str

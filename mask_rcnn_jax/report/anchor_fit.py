@@ -1,8 +1,8 @@
 """How well anchors fit the boxes of a dataset, and anchors that fit better.
 
-The IoU of a box with an anchor of a given shape falls with the distance of their centers along each
-axis, so the best of all anchors of that shape is the one nearest in its grid. One IoU per box and
-shape replaces the matrix of all boxes and anchors.
+The IoU of a box with an anchor falls with the distance between their centers along each axis, so
+the best anchor with a given shape is the one nearest in its grid. One IoU per box and shape
+replaces the matrix of all boxes and anchors.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ class Fit(NamedTuple):
 
     @property
     def shares(self) -> float:
-        """The sum of both shares: boxes that can be found, and those that teach most anchors."""
+        """Both shares added: boxes that can be found, and those that teach most anchors."""
         return self.at_50 + self.at_70
 
 
@@ -49,9 +49,9 @@ def network_boxes(
     """Scale boxes as evaluation scales their images; training without augmentation does the same.
 
     Args:
-        sizes: [I, 2] (height, width) of the images.
+        sizes: [I, 2] (height, width) for each image.
         images: [N] index of each box's image.
-        boxes: [N, 4] in pixels of the images.
+        boxes: [N, 4] in image pixels.
     """
     distinct, place = np.unique(sizes, axis=0, return_inverse=True)
     plans = [resize_plan(height, width, options) for height, width in distinct.tolist()]
@@ -85,7 +85,7 @@ def best_iou(found: NetworkBoxes, grid: AnchorGrid) -> np.ndarray:
 def _overlap(
     start: np.ndarray, end: np.ndarray, first: np.ndarray, stride: int, last: np.ndarray
 ) -> np.ndarray:
-    """Overlap of intervals [N] with the nearest of the intervals `first` + cell * `stride`."""
+    """Return how much intervals [N] overlap the nearest one among `first` + cell * `stride`."""
     cell = np.rint(((start + end) - (first[0] + first[1])) / 2 / stride)
     shift = np.clip(cell, 0, last) * stride
     return np.maximum(np.minimum(end, first[1] + shift) - np.maximum(start, first[0] + shift), 0)
@@ -143,5 +143,5 @@ def box_shapes(boxes: np.ndarray, count: int) -> tuple[tuple[float, float], ...]
 
 
 def describe_shapes(shapes: Sequence[tuple[float, float]]) -> str:
-    """Return the heights of shapes relative to their widths, such as "0.5, 1, 2"."""
+    """Return heights relative to their widths, such as "0.5, 1, 2"."""
     return ", ".join(f"{height / width:.2g}" for width, height in shapes)

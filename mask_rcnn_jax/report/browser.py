@@ -40,7 +40,7 @@ def browsed_images(
     detections: Sequence[Outcome],
     threshold: float,
 ) -> list[BrowsedImage]:
-    """Choose images: half of them those with most errors, the rest evenly from all others."""
+    """Choose images: half have most errors, the rest are spread evenly over all others."""
     errors = Counter(o.annotation["image_id"] for o in objects if o.score < threshold)
     false = [d for d in detections if d.score >= threshold and not d.is_true]
     errors.update(d.annotation["image_id"] for d in false)

@@ -1,4 +1,4 @@
-"""The sections of the report that follow its score threshold: counts and images."""
+"""The report's sections that follow its score threshold: counts and images."""
 
 from collections.abc import Callable
 from html import escape

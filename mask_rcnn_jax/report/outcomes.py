@@ -1,4 +1,4 @@
-"""The outcome for each object and each detection of an evaluation, at any score threshold.
+"""The outcome for each object and each detection in an evaluation, at any score threshold.
 
 A position is an index into the thresholds of the page's slider. An object or a detection has the
 last position that its score reaches and counts at all positions up to it; -1 counts nowhere.

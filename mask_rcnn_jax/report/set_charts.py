@@ -16,7 +16,7 @@ TAIL = 1.5
 
 
 def size_map(sizes: np.ndarray) -> str:
-    """Draw the widths and heights of images [I, 2] (height, width)."""
+    """Draw image sizes [I, 2] (height, width)."""
     unit = 10 ** max(math.floor(math.log10(sizes.max())) - 1, 0) * 4
     edges = np.linspace(0, -(-int(sizes.max()) // unit) * unit, SIZE_CELLS + 1)
     counts, _, _ = np.histogram2d(sizes[:, 0], sizes[:, 1], (edges, edges))
@@ -42,7 +42,7 @@ def count_chart(counts: np.ndarray) -> str:
 
 
 def side_chart(sides: np.ndarray, name: str, marks: Iterable[float]) -> str:
-    """Draw sides [N] in pixels on a logarithmic axis, with marks at some of them."""
+    """Draw sides [N] in pixels on a logarithmic axis, with marks at some."""
     logs, marks = np.log2(np.maximum(sides, 1)), list(marks)
     low, high = math.floor(logs.min()), math.ceil(logs.max() + 1e-9)
     high = max(high, low + 1)

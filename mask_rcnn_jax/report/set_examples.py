@@ -9,7 +9,7 @@ import numpy as np
 from mask_rcnn_jax.data.coco import CocoDataset
 from mask_rcnn_jax.data.dataset import Annotation
 from mask_rcnn_jax.data.segmentation import crop_mask
-from mask_rcnn_jax.evaluation.visualize import draw_instances
+from mask_rcnn_jax.evaluation.visualize import draw_instances, trace_masks
 from mask_rcnn_jax.report.error_images import data_uri
 from mask_rcnn_jax.report.set_objects import SetObjects
 
@@ -93,7 +93,8 @@ def _example(dataset: CocoDataset, index: int) -> Example:
     # A single class needs no names, which would cover small objects.
     labels = [dataset.class_names[a.class_index - 1] for a in drawn]
     labels = labels if len(dataset.class_names) > 1 else []
-    image = draw_instances(image, boxes, labels, [""] * len(labels), masks / 255)
+    outlines = trace_masks(masks / 255, boxes)
+    image = draw_instances(image, boxes, labels, [""] * len(labels), outlines)
     return Example(record.file_name, size, names.most_common(), data_uri(image))
 
 

@@ -25,7 +25,7 @@ class SetObjects(NamedTuple):
 
     @property
     def counts(self) -> np.ndarray:
-        """[I] int64, objects of each image."""
+        """[I] int64, objects in each image."""
         return np.bincount(self.images, minlength=len(self.sizes))
 
     @property
@@ -40,7 +40,7 @@ class SetObjects(NamedTuple):
 
 
 def collect(images: Sequence[ImageRecord]) -> SetObjects:
-    """Return the objects of the images of a COCO json."""
+    """Return the objects in a COCO json."""
     assert isinstance(images, PackedImages)  # as `load_coco` has them
     arrays = images.arrays
     owners = np.repeat(np.arange(len(images)), np.diff(arrays["object_bounds"]))

@@ -13,7 +13,7 @@ MAX_TOGETHER = 16  # classes, those in the most images
 
 
 def classes_table(names: Sequence[str], objects: SetObjects) -> str:
-    """Sortable table of all classes, the most frequent first."""
+    """Tabulate all classes, sortable, the most frequent first."""
     rows, slots = [], len(names) + 1
     count = np.bincount(objects.classes, minlength=slots)
     images = np.bincount(objects.pairs()[:, 1], minlength=slots)
@@ -44,7 +44,7 @@ def _medians(objects: SetObjects, slots: int) -> np.ndarray:
 
 
 def together_table(names: Sequence[str], objects: SetObjects) -> str:
-    """Table of the classes in the most images, and in how many they meet; empty for one class."""
+    """Tabulate the classes in the most images, and in how many they meet; empty for one class."""
     pairs = objects.pairs()
     images = np.bincount(pairs[:, 1], minlength=len(names) + 1)
     classes = np.argsort(-images, kind="stable")[:MAX_TOGETHER]
@@ -78,7 +78,7 @@ def _shared_cell(one: str, other: str, count: int, total: int) -> str:
 
 
 def fits_table(fits: Sequence[tuple[str, Fit]]) -> str:
-    """Table of the shares of boxes that have an anchor with enough overlap."""
+    """Tabulate how many boxes have an anchor with enough overlap."""
     rows = [
         f'<tr><th scope="row">{escape(name)}</th>'
         f"{''.join(bar(-1 if np.isnan(value) else value) for value in fit)}</tr>"

@@ -82,7 +82,7 @@ class Advice(NamedTuple):
 
 
 def advise(objects: SetObjects, config: ConfigDict) -> Advice:
-    """Suggest entries of a config for a dataset; without objects, all stay as they are."""
+    """Suggest config entries for a dataset; without objects, all stay as they are."""
     options = example_options(config)
     anchors = parts.build(AnchorGrid, config.model.anchors, "model.anchors")
     size = image_size(objects, options)
@@ -111,7 +111,7 @@ def advise(objects: SetObjects, config: ConfigDict) -> Advice:
 
 
 def image_size(objects: SetObjects, options: ExampleOptions) -> tuple[tuple[int, int], str]:
-    """Choose `data.image_size` for the recipe's way of resizing; return it with the reason.
+    """Choose `data.image_size` for the recipe's resizing; return it with the reason.
 
     Images keep their size, but are enlarged where objects are small, up to `MAX_ENLARGED` times,
     and shrunk to `MAX_SIZE`. A size near that of `options` stays.
@@ -154,7 +154,7 @@ def side_suggestions(current: tuple[int, ...], scaled: tuple[int, ...]) -> list[
 def anchor_suggestions(
     current: AnchorGrid, better: AnchorGrid, before: Fit, after: Fit
 ) -> list[Suggestion]:
-    """Suggest sizes and aspect ratios of anchors, by how both grids fit at the suggested size."""
+    """Suggest anchor sizes and aspect ratios, by how both grids fit at the suggested size."""
     if math.isnan(before.mean):
         gain = "There are no boxes to fit."
     elif better == current:
@@ -182,10 +182,10 @@ def anchor_suggestions(
 
 
 def count_suggestions(counts: np.ndarray, config: ConfigDict) -> list[Suggestion]:
-    """Suggest limits for the objects of an image.
+    """Suggest limits for the objects in an image.
 
     `data.max_instances` follows the set, the others only grow.
-    counts: [I] objects of each image.
+    counts: [I] objects in each image.
     """
     most = int(counts.max(initial=0))
     if not most:
@@ -213,7 +213,7 @@ def count_suggestions(counts: np.ndarray, config: ConfigDict) -> list[Suggestion
 def _stage_limits(
     config: ConfigDict, usual: float, many: int, image: str, detections: int
 ) -> list[Suggestion]:
-    """The limits between anchors and detections that have to grow with the objects of an image."""
+    """The limits between anchors and detections that have to grow with the objects in an image."""
     four = f"{image}; four proposals for each."
     rpn, sampling = config.model.rpn, config.model.sampling
     limits = [("eval.pre_nms_topk", 2 * detections, 100, "Two candidates for each detection.")]
@@ -254,7 +254,7 @@ def _raised(config: ConfigDict, entry: str, least: float, unit: int, reason: str
 
 
 def _round_up(value: float, unit: int = CANVAS_MULTIPLE) -> int:
-    """Round up to a multiple of a unit, but for noise of the arithmetic; at least one unit."""
+    """Round up to a multiple of a unit, but for rounding noise; at least one unit."""
     return max(math.ceil(value / unit - 1e-6), 1) * unit
 
 

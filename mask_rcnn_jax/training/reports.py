@@ -1,4 +1,4 @@
-"""The HTML reports of evaluations and of finished runs."""
+"""HTML reports about evaluations and finished runs."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ def collector(wanted: bool) -> tuple[list[Analysis], Callable[[COCOeval], None] 
 
 
 def dataset_reader(dataset: Dataset) -> ReadImage:
-    """Return a function that reads the images of a dataset."""
+    """Return a function that reads a dataset's images."""
     places = {image_id: index for index, image_id in enumerate(image_ids(dataset))}
     return lambda image: dataset.decode(places[image["id"]])
 
@@ -65,7 +65,7 @@ def write(
 
 
 def write_run_report(config: ConfigDict, workdir: Path, step: int, dataset: Dataset | None) -> None:
-    """Write the report of a finished run into its workdir: its last evaluation, and its training.
+    """Write a finished run's report into its workdir: its last evaluation, and its training.
 
     Without an evaluation, or with LVIS's protocol, it is about the training alone. A run is worth
     more than its report: whatever fails is logged, and nothing is raised.

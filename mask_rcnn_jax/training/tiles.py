@@ -63,7 +63,7 @@ def detect_in_tiles(
 def _views(
     found: tuple[Batch, Detections], views: Sequence[tuple[int, Window]], dataset: Dataset
 ) -> Iterator[tuple[int, ImageDetections]]:
-    """The number and the detections, in its own pixels, of each view of a batch."""
+    """Each view in a batch: its number and its detections, in its own pixels."""
     batch, detections = found
     numbers = [number if number >= 0 else None for number in batch.image_index.tolist()]
     windows = [(0, 0, 0, 0) if number is None else views[number][1] for number in numbers]

@@ -36,7 +36,7 @@ class StubPredictor:
     def __init__(self, batch_size: int = 1, names=None, masks: bool = True):
         names = names or [f"class {k}" for k in range(1, NUM_CLASSES + 1)]
         self.categories = [{"id": 10 * (k + 1), "name": name} for k, name in enumerate(names)]
-        self.images_at_once = batch_size
+        self.images_at_once, self.tiles = batch_size, None
         self.batches, self.values, self.mixed = [], [], 0
         self.started, self.hold, self.error = threading.Event(), threading.Event(), None
         self.hold.set()

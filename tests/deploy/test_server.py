@@ -20,6 +20,7 @@ import pytest
 from PIL import Image
 from pycocotools import mask as coco_mask
 
+from mask_rcnn_jax.data.tiles import Tiles
 from mask_rcnn_jax.deploy import handler as handler_module
 from mask_rcnn_jax.deploy import server as server_module
 from mask_rcnn_jax.deploy.server import Server
@@ -488,6 +489,14 @@ def test_a_port_that_is_taken_is_named(shared):
         Server(port=port)
 
 
+def test_a_predictor_with_tiles_is_refused():
+    stub = StubPredictor()
+    stub.tiles = Tiles(640)
+    with pytest.raises(ValueError, match="tiles, which cannot be served"):
+        Service(stub)
+
+
+@pytest.mark.slow
 def test_a_real_model_answers_many_at_once_and_compiles_nothing_for_it(predictor):
     """On canvases for landscape and portrait images, as it answers each alone."""
     compiled = []
