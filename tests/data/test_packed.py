@@ -89,8 +89,8 @@ def streams(entry):
 
 def read(way, files, skip, **keys):
     request = {"require_annotations": True, "class_ids": "contiguous", "boxes_only": False} | keys
-    images, classes = way(coco._Request(str(files[0]), str(files[1]), skip, **request))
-    return plain(images), classes
+    images, *rest = way(coco._Request(str(files[0]), str(files[1]), skip, **request))
+    return plain(images), *rest
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 100])
