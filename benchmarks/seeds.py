@@ -31,7 +31,7 @@ from mask_rcnn_jax.weights.restore import make_model
 HEADER = (
     "| seed | steps | largest loss | last loss | largest gradient norm |\n|---|---|---|---|---|"
 )
-Losses = dict[str, list[float]]
+Losses = dict[str, list[float | None]]  # None: not finite
 
 
 def train_seeds(config: ConfigDict, seeds: Sequence[int], report) -> None:
@@ -60,17 +60,19 @@ def train_seeds(config: ConfigDict, seeds: Sequence[int], report) -> None:
         with closing(setup.make_train_loader(config, dataset, 0, kinds)) as batches:
             for _ in range(config.train.steps):
                 state, metrics = step(seed, state, next(batches))
-                for name, values in losses.items():
-                    values.append(float(metrics[name]))
-                if not math.isfinite(losses["loss/total"][-1]):
+                found = [float(metrics[name]) for name in losses]
+                for values, value in zip(losses.values(), found, strict=True):
+                    values.append(value if math.isfinite(value) else None)
+                if losses["loss/total"][-1] is None:
                     break
         report(seed, losses)
 
 
 def row(seed: int, losses: Losses) -> str:
-    total, norm = losses["loss/total"], losses["grad_norm"]
-    figures = f"{max(total):.3g} | {total[-1]:.3g} | {max(norm):.3g}"
-    return f"| {seed} | {len(total)} | {figures} |"
+    total, norms = losses["loss/total"], losses["grad_norm"]
+    largest, norm = (max((v for v in of if v is not None), default=0.0) for of in (total, norms))
+    last = "not finite" if total[-1] is None else f"{total[-1]:.3g}"
+    return f"| {seed} | {len(total)} | {largest:.3g} | {last} | {norm:.3g} |"
 
 
 def _define_flags() -> None:
@@ -86,7 +88,7 @@ def main(_: Sequence[str]) -> None:
         runs[seed] = losses
         print(row(seed, losses), flush=True)
         if flags.FLAGS.json:
-            Path(flags.FLAGS.json).write_text(json.dumps(runs) + "\n")
+            Path(flags.FLAGS.json).write_text(json.dumps(runs, allow_nan=False) + "\n")
 
     print(HEADER)
     train_seeds(flags.FLAGS.config, [int(seed) for seed in flags.FLAGS.seeds], report)

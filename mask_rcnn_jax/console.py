@@ -1,12 +1,12 @@
 """Lines about work that lasts: they replace each other in a terminal, and all stand in a log.
 
 A line that may be replaced ends like any other; the next one moves the cursor up and overwrites it.
-So whatever else is printed begins at the start of a line.
+So whatever else is printed begins at the start of a line; in a terminal, the last such line is
+overwritten if it was not logged.
 """
 
 import logging as std_logging
 import os
-import shutil
 import sys
 import threading
 import time
@@ -20,6 +20,7 @@ from mask_rcnn_jax.safe_text import printable
 TERMINAL_SECONDS = 0.2
 TICK_SECONDS = 1.0  # in a terminal, while something lasts
 LOG_SECONDS = 10.0
+FALLBACK_COLUMNS = 79
 UP, CLEAR = "\x1b[A\r", "\x1b[K"  # to the start of the line above; to the end of the line
 
 _in_terminal = False  # whether stderr is one and `make_formatter` was called
@@ -90,5 +91,8 @@ class _LineFormatter(std_logging.Formatter):
         if not is_update:
             return text
         # A line that wraps would be overwritten by half.
-        width = shutil.get_terminal_size().columns - 1
+        try:
+            width = os.get_terminal_size(sys.stderr.fileno()).columns - 1
+        except (OSError, ValueError):  # no longer a terminal
+            width = FALLBACK_COLUMNS
         return f"{UP if replaced else ''}{text[:width]}{CLEAR}"

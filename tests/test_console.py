@@ -39,7 +39,8 @@ def sent(request, monkeypatch):
     monkeypatch.setattr("sys.stderr", stream)
     monkeypatch.setattr(console, "_in_terminal", False)
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(stream, "fileno", lambda: 2)
+    monkeypatch.setattr(os, "get_terminal_size", lambda file: os.terminal_size((40, 24)))
     handler, logger = std_logging.StreamHandler(stream), logging.get_absl_logger()
     handler.setFormatter(console.make_formatter())
     level = logger.level

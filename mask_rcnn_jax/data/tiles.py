@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from mask_rcnn_jax.rle import Window
 
+MAX_TILES = 10_000  # of an image
+
 
 @dataclass(frozen=True)
 class Tiles:
@@ -37,12 +39,18 @@ def view_windows(height: int, width: int, tiles: Tiles | None) -> list[Window]:
     """Return the windows to look at: the whole image, and then its tiles if it exceeds one.
 
     An image's tiles have the same shape: squares, or strips where the image has a side shorter
-    than that. The first and the last end at the border, the rest are spread evenly.
+    than that. The first and the last end at the border, the rest are spread evenly. Raises
+    ValueError for more than `MAX_TILES`.
     """
     whole = 0, 0, width, height
     if tiles is None or max(height, width) <= tiles.size:
         return [whole]
     rows, columns = (_spans(side, tiles) for side in (height, width))
+    if len(rows) * len(columns) > MAX_TILES:
+        raise ValueError(
+            f"an image of {height} x {width} would be cut into {len(rows) * len(columns):,} tiles, "
+            f"expected at most {MAX_TILES:,}; --tile larger or --overlap smaller gives fewer"
+        )
     return [whole] + [(x0, y0, x1, y1) for y0, y1 in rows for x0, x1 in columns]
 
 

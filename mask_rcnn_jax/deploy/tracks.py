@@ -78,7 +78,8 @@ class Tracker:
         from scipy.optimize import linear_sum_assignment
 
         boxes = np.asarray(boxes, np.float64).reshape(-1, 4)
-        earliest = time - self._hidden_seconds - _ROUNDING
+        # Whatever the last frame showed was never out of sight, also where frames are far apart.
+        earliest = min(time - self._hidden_seconds - _ROUNDING, self._time)
         self._tracks = [track for track in self._tracks if track.last_time >= earliest]
         overlaps = np.zeros((len(self._tracks), len(boxes)))
         for row, track in zip(overlaps, self._tracks, strict=True):

@@ -25,6 +25,7 @@ AGREEMENT = 0.5
 # A box that ends within this share of a tile's side from its border may be of a piece: predicted
 # boxes of pieces do not end at the pixel.
 MARGIN = 0.02
+OPEN = np.array([-np.inf, -np.inf, np.inf, np.inf])
 
 Crop = tuple[np.ndarray, tuple[int, int]]  # uint8 [h, w] and the (x, y) of its upper left pixel
 
@@ -125,12 +126,13 @@ class _Found(NamedTuple):
 def _complete(found: _Found, windows: Sequence[Window]) -> np.ndarray:
     """Whether a tile contains a box and does not cut it, [n, views]; False for the whole image."""
     image = np.array(windows[0])
-    columns = [np.zeros(len(found.boxes), bool)]
+    columns: list[np.ndarray] = [np.zeros(len(found.boxes), bool)]
     for window in np.array(windows[1:]):
         margin = MARGIN * np.tile(window[2:] - window[:2], 2)
-        limits = window + np.where(window == image, 0, margin * (1, 1, -1, -1))
-        inside = (found.boxes[:, :2] >= limits[:2]) & (found.boxes[:, 2:] <= limits[2:])
-        columns.append(inside.all(axis=1))
+        # Nothing is cut at the image's own border, which boxes may exceed by rounding.
+        limits = np.where(window == image, OPEN, window + margin * (1, 1, -1, -1))
+        inside = (found.boxes >= limits)[:, :2] & (found.boxes <= limits)[:, 2:]
+        columns.append(np.all(inside, axis=1))
     return np.stack(columns, axis=1)
 
 

@@ -24,6 +24,7 @@ SIDE, QUALITY = 512, 75
 UNITS = 1000
 # Largest distance of an outline from that of the mask, in units.
 TOLERANCE = 1.5
+MAX_PARTS = 64  # of a mask, with holes; a speckled one has thousands
 
 
 class BrowsedImage(NamedTuple):
@@ -140,12 +141,12 @@ def _units(pixels: float, unit: float) -> int:
 
 
 def _mask_path(code: dict, unit: float) -> str:
-    """Trace the outlines of a mask, with those of its holes; empty if it has no pixel."""
+    """Trace the largest outlines of a mask, with those of its holes; empty if it has no pixel."""
     mask = coco_mask.decode(code)
     # A border, since an outline runs through the centers of pixels.
     found, _ = cv2.findContours(np.pad(mask, 1), cv2.RETR_CCOMP, cv2.CHAIN_APPROX_SIMPLE)
     parts = []
-    for contour in found:
+    for contour in sorted(found, key=cv2.contourArea)[-MAX_PARTS:]:
         points = cv2.approxPolyDP((contour - 0.5).astype(np.float32) * unit, TOLERANCE, True)
         corners = points.reshape(-1, 2).round().astype(int).tolist()
         parts.append("M" + "L".join(f"{x} {y}" for x, y in corners) + "z")

@@ -99,6 +99,6 @@ if (sliders.length) {
     const isWide = frame.closest("figure").classList.toggle("wide");
     frame.setAttribute("aria-expanded", isWide);
   });
-  draw();
+  move();  // a reload may keep where the controls were
   arrange();
 }

@@ -45,8 +45,8 @@ def chosen_images(objects: SetObjects) -> list[int]:
     """Choose up to `PER_CLASS` images of each class, rare classes first, spread over the set.
 
     With few classes, there are more of each, `FEW` in total. An image counts for all of its
-    classes. The first image of every class comes before any second
-    one. Without objects, the first images are chosen.
+    classes. The first image of every class comes before any second one. Without objects, the first
+    images are chosen.
     """
     pairs = objects.pairs()
     if not len(pairs):

@@ -197,7 +197,8 @@ def count_suggestions(counts: np.ndarray, config: ConfigDict) -> list[Suggestion
         "data.max_instances",
         config.data.max_instances,
         _round_up(2 * most if pasting else most, 20),
-        f"An image has up to {most} objects{pasted}; more than this limit would not be learned.",
+        f"An image has up to {most} objects{pasted}; more than this limit would not be learned. "
+        "Set it higher if the set is going to grow.",
     )
     image = f"{MOST_IMAGES:.0%} of the images have at most {many} objects"
     detections = _raised(

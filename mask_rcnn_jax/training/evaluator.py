@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -107,11 +108,14 @@ def make_validation(
 def category_metrics(per_category: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """Metrics `ap_class/box/NAME` and `ap_class/mask/NAME` of categories that have objects.
 
-    Characters that a logger's service may refuse become underscores.
+    Characters that a logger's service may refuse become underscores; of two names that become
+    equal, the second gets a number.
     """
-    metrics = {}
+    metrics, taken = {}, Counter()
     for name, aps in per_category.items():
         name = re.sub(r"[^\w .-]", "_", name)
+        taken[name] += 1
+        name += f"_{taken[name]}" if taken[name] > 1 else ""
         for kind, key in (("box", "AP"), ("mask", "mask_AP")):
             if aps.get(key, -1) >= 0:
                 metrics[f"{PER_CLASS}{kind}/{name}"] = aps[key]

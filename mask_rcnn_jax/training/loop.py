@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import jax
 import numpy as np
 import optax
 from absl import logging
@@ -29,6 +30,7 @@ from mask_rcnn_jax.training.metrics import read_evaluations
 from mask_rcnn_jax.training.next_steps import next_commands
 from mask_rcnn_jax.training.optim import make_schedule
 from mask_rcnn_jax.training.processes import STOPPED_EARLY, Stopped, on_first, stop_on_sigterm
+from mask_rcnn_jax.training.reports import NAME as REPORT_NAME
 from mask_rcnn_jax.training.reports import write_run_report
 from mask_rcnn_jax.training.setup import (
     abstract_train_batch,
@@ -127,6 +129,8 @@ def train(
             aps = next((record for record in evaluations if record["step"] == start), None)
             if start and _is_last(config, start, aps, evaluations):
                 logging.info("nothing to do: %s is finished at step %d", workdir, start)
+                if jax.process_index() == 0 and not (workdir / REPORT_NAME).exists():
+                    write_run_report(config, workdir, start, val_set)
                 return state
             _log_start(config, workdir, mesh, microbatches, start)
             options = {"seed": config.train.seed, "flip_probability": config.data.flip_probability}
@@ -150,7 +154,8 @@ def train(
             if finished:
                 why = _why(config, int(state.step), evaluations)
                 logging.info("finished at step %d%s", int(state.step), why)
-                on_first(partial(write_run_report, config, workdir, int(state.step), val_set))
+                if jax.process_index() == 0:  # the others need not wait for it
+                    write_run_report(config, workdir, int(state.step), val_set)
     if batches.skipped:
         logging.info("%d images could not be decoded and were skipped", len(batches.skipped))
     if not finished:

@@ -47,20 +47,20 @@ def write(
 
     ground_truth: names the dataset. records: of metrics.jsonl.
     """
-    failures = []
+    failures: dict[int | str, str] = {}
 
-    def read_picture(image: dict) -> np.ndarray | None:
+    def read_image(image: dict) -> np.ndarray | None:
         try:
             return read(image)
         except (KeyError, OSError, TypeError, ValueError) as error:
-            failures.append(f"image {image['id']}: {error!r}")
+            failures[image["id"]] = f"image {image['id']}: {error!r}"
             return None
 
     about = {"Ground truth": ground_truth} if analyses else {}
-    write_report(folder / NAME, title, about, analyses, read_picture, records)
+    write_report(folder / NAME, title, about, analyses, read_image, records)
     if failures:
-        text = "report: %d pictures could not be read, the first: %s"
-        logging.warning(text, len(failures), failures[0])
+        text = "report: %d images could not be read, the first: %s"
+        logging.warning(text, len(failures), next(iter(failures.values())))
     logging.info("report: %s", folder / NAME)
 
 

@@ -142,7 +142,7 @@ def _detectron2_source(params: Mapping) -> str:
     """Return the key in `SOURCES` of detectron2's detector with our backbone."""
     if "pos_embed" in params["backbone"]:
         return "detectron2_vitdet"
-    return "detectron2_regnet" if "a" in params["backbone"]["res2_0"] else "detectron2"
+    return "detectron2_regnet" if "a" in params["backbone"].get("res2_0", {}) else "detectron2"
 
 
 def _to_torch(variables: Mapping, system: str, norm_eps: float) -> dict[str, np.ndarray]:

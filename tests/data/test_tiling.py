@@ -74,6 +74,11 @@ class Noise:
 OPTIONS = ExampleOptions((64, 128), "keep", max_instances=2)
 
 
+def test_too_many_tiles_are_refused():
+    with pytest.raises(ValueError, match="20000 x 20000 would be cut into .* tiles.*--tile larger"):
+        view_windows(20_000, 20_000, Tiles(32, 0.9))
+
+
 @pytest.mark.parametrize("batch_size", [1, 4, 50])
 def test_every_view_comes_once_with_its_pixels(batch_size):
     dataset = Noise()

@@ -49,11 +49,15 @@ class Scene:
         return box[2] - box[0] >= 0.1 * SIDE[0]
 
 
-def follow(scene, frames, tracker=None, rate=RATE):
-    """The tracks of each object: object -> numbers, in order, without repetitions."""
+def follow(scene, frames, tracker=None, rate=RATE, blind=()):
+    """The tracks of each object: object -> numbers, in order, without repetitions.
+
+    blind: frames in which nothing is found.
+    """
     tracker, tracks = tracker or Tracker(), {}
     for number in frames:
-        boxes, classes, objects = scene.frame(number)
+        seen = slice(0 if number in blind else None)
+        boxes, classes, objects = (part[seen] for part in scene.frame(number))
         ids = tracker.update(boxes, classes, number / rate)
         assert ids.dtype == np.int32 and len(set(ids.tolist())) == len(ids)
         for k, track in zip(objects.tolist(), ids.tolist(), strict=True):
@@ -87,16 +91,21 @@ def test_objects_that_pass_each_other_keep_their_numbers():
 
 def test_a_gap_in_the_detections_is_bridged():
     scene = Scene([(0, 0), (0, 200)], [(6, 1), (0, 0)])
-    frames = [k for k in range(60) if not 20 <= k < 35]
-    assert sorted(follow(scene, frames).values()) == [[1], [2]]
+    assert sorted(follow(scene, range(60), blind=range(20, 35)).values()) == [[1], [2]]
 
 
 def test_after_a_second_a_track_is_given_up():
     scene = Scene([(0, 0)], [(0, 0)])
     for gap, expected in ((RATE, [1]), (RATE + 1, [1, 2])):
-        assert follow(scene, [0, 1, 2, 2 + gap])[0] == expected, gap
+        assert follow(scene, range(3 + gap), blind=range(3, 2 + gap))[0] == expected, gap
     patient = Tracker(hidden_seconds=3)
-    assert follow(scene, [0, 1, 2, 70], patient)[0] == [1]
+    assert follow(scene, range(71), patient, blind=range(3, 70))[0] == [1]
+
+
+def test_frames_far_apart_are_next_to_each_other():
+    """A time-lapse: nothing is out of sight between two frames."""
+    scene = Scene([(0, 0), (0, 200)], [(1, 0), (0, 0)])
+    assert sorted(follow(scene, range(8), rate=0.5).values()) == [[1], [2]]
 
 
 def test_times_and_not_frames_count():

@@ -143,6 +143,18 @@ def test_of_full_views_the_best_is_kept_as_it_is():
     assert found.scores.tolist() == [np.float32(0.576)]
 
 
+def test_a_box_that_exceeds_the_image_by_rounding_is_not_cut_there():
+    """1333 / float32(1333 / 500) is more than 500."""
+    objects = [(7, shape("rectangle", 440, 210, WIDTH, 280))]
+    views = [look(objects, window) for window in WINDOWS]
+    views = [view._replace(boxes=view.boxes + np.array([0, 0, 1e-4, 0])) for view in views]
+    blob = np.ones((90, 80), np.uint8)  # the whole image is seen coarsely
+    coarse = [WindowMask.from_crop(blob, (420, 200))]
+    views[0] = views[0]._replace(masks=coarse, boxes=np.array([[420, 200, 500.0001, 290]]))
+    views[0] = views[0]._replace(scores=np.array([0.95], np.float32))
+    assert_found(merge_views(views, WINDOWS, "continuous"), objects)
+
+
 def test_of_pieces_the_best_score_counts():
     objects = [(7, CROSSING["over all columns"])]
     found = merge(objects, score=lambda k, window: 0.5 + window[0] / 1000)

@@ -355,7 +355,7 @@ class TestCommand:
         assert page.says(f"Evaluation of {tmp_path / 'results.json'}")
         assert len(errors_of(page)) == 4  # a miss and a false positive in the first image
         assert page.says("1 of these images could not be read.")
-        assert "3 pictures could not be read, the first: image 2" in caplog.text
+        assert "1 images could not be read, the first: image 2" in caplog.text
 
     def test_needs_a_folder(self, flags, capfd):
         code = run_inside("evaluate", *flags)

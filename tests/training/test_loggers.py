@@ -70,12 +70,14 @@ def test_metrics_of_a_class_are_for_loggers_alone(tmp_path):
         "cat": {"AP": 0.5, "mask_AP": 0.25},
         "a/b (\u00e9) .-": {"AP": 0.125},
         "nowhere": {"AP": -1.0, "mask_AP": -1.0},
+        "a:b (\u00e9) .-": {"AP": 0.75},
     }
     metrics = category_metrics(per_category)
     assert metrics == {
         "ap_class/box/cat": 0.5,
         "ap_class/mask/cat": 0.25,
         "ap_class/box/a_b _\u00e9_ .-": 0.125,
+        "ap_class/box/a_b _\u00e9_ .-_2": 0.75,
     }
     recorder = Recorder()
     log = open_loggers(tmp_path, CONFIG, [recorder], resume_step=0)

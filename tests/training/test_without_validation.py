@@ -38,9 +38,11 @@ def test_nothing_is_evaluated_and_the_last_checkpoints_stay(stubbed, tmp_path, c
     assert f"report: {tmp_path / 'report.html'}" in said
     assert "Total loss" in (tmp_path / "report.html").read_text()
 
+    (tmp_path / "report.html").unlink()  # as if the run had been killed before
     with caplog.at_level("INFO", logger=logging.get_absl_logger().name):
         run(tmp_path, steps=11, checkpoint_every=2)
     assert f"nothing to do: {tmp_path} is finished at step 11" in caplog.text
+    assert (tmp_path / "report.html").is_file()
 
 
 def test_a_longer_run_goes_on(stubbed, tmp_path):
