@@ -8,7 +8,7 @@ import pytest
 
 from mask_rcnn_jax.evaluation import coco
 from mask_rcnn_jax.report.analysis import analyze
-from mask_rcnn_jax.report.browser import MAX_IMAGES, UNITS, browsed_images
+from mask_rcnn_jax.report.browser import MAX_IMAGES, MAX_PARTS, UNITS, browsed_images
 from mask_rcnn_jax.report.outcomes import Outcome
 from mask_rcnn_jax.report.page import write_report
 from tests.browser import chromium
@@ -78,6 +78,9 @@ def test_holes_are_outlined_and_an_empty_mask_is_not():
     mask[10:40, 10:40] = 1
     mask[20:30, 20:30] = 0
     assert _mask_path(coco_mask.encode(mask), 1.0).count("M") == 2
+    mask[:, :] = 0
+    mask[::2, ::2] = 1  # 750 parts
+    assert _mask_path(coco_mask.encode(mask), 1.0).count("M") == MAX_PARTS
 
 
 @pytest.fixture(scope="module")
