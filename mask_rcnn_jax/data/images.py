@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import warnings
 
 import cv2
@@ -16,6 +17,13 @@ MAX_BYTES = 2 << 30  # of an image file
 # Formats whose headers Pillow reads. `mask_rcnn_jax/__init__.py` gives OpenCV, which knows more,
 # the same limit.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "JPEG2000")
+# In a JPEG; those of cameras and encoders have up to a dozen. A scan of 20 bytes takes as long to
+# decode as one of the whole image.
+MAX_SCANS = 100
+_JPEG = b"\xff\xd8"
+# Not: stuffed bytes and restarts, which belong to a scan's data, and 01, which has no content.
+_JPEG_MARKER = re.compile(rb"\xff+([\x02-\xcf\xd8-\xfe])")
+_START_OF_SCAN, _END_OF_IMAGE = b"\xda", b"\xd9"
 _PNG = b"\x89PNG\r\n\x1a\n"
 # From half of MAX_PIXELS on Pillow warns of each image.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
@@ -59,6 +67,8 @@ def decode_bytes(
     check_header(content, path, expected_size)
     if _is_cut_png(content):
         raise UndecodableImage(f"{path}: truncated or damaged")
+    if _has_too_many_scans(content):
+        raise UndecodableImage(f"{path}: a JPEG with more than the {MAX_SCANS} scans that are read")
     data = np.frombuffer(content, np.uint8)
     # imdecode refuses truncated data; imread would return it with the rest of the image gray.
     flags = cv2.IMREAD_COLOR_RGB | (0 if upright else cv2.IMREAD_IGNORE_ORIENTATION)
@@ -113,6 +123,19 @@ def _is_cut_png(content: bytes) -> bool:
     while at < len(content) and content[at + 4 : at + 8] != b"IEND":
         at += 12 + int.from_bytes(content[at : at + 4])  # length, name, data and checksum
     return at > len(content)
+
+
+def _has_too_many_scans(content: bytes) -> bool:
+    """Whether a JPEG has more than MAX_SCANS, up to its end: phones append videos."""
+    at, scans = len(_JPEG), 0
+    if not content.startswith(_JPEG):
+        return False
+    while scans <= MAX_SCANS and (marker := _JPEG_MARKER.search(content, at)):
+        if marker[1] == _END_OF_IMAGE:
+            return False
+        scans += marker[1] == _START_OF_SCAN
+        at = marker.end() + int.from_bytes(content[marker.end() : marker.end() + 2])
+    return scans > MAX_SCANS
 
 
 def check_image_size(image: np.ndarray, record_size: tuple[int, int], path: str) -> None:

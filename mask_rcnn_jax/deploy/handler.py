@@ -20,6 +20,10 @@ HEAD_SECONDS = 15.0  # for a request to come and its head to end
 BODY_SECONDS = 60.0
 SEND_SECONDS = 60.0
 _LINGER_SECONDS = 2.0
+# No spaces in or after a name, no folded lines, no lone carriage returns: http.client takes some of
+# them for the end of the head, and the body would be read as another request.
+_HEADER_LINE = re.compile(rb"([\w!#$%&'*+.^`|~-]+:[^\r\n]*)?(\r?\n)?", re.ASCII)
+_LOCAL_HOST = re.compile(r"(localhost|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]*)?", re.IGNORECASE)
 _HEADERS = {
     "Cache-Control": "no-cache",
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -56,8 +60,18 @@ class Handler(BaseHTTPRequestHandler):
                 self.send_error(HTTPStatus.REQUEST_URI_TOO_LONG)
             elif self.parse_request():  # otherwise it has called `send_error`
                 self._respond()
+        except Refused as refused:  # by the lines of the head
+            self.send_error(refused.status, str(refused))
         except OSError:  # also TimeoutError: the client is too slow, or gone
             self.close_connection = True
+
+    def parse_request(self) -> bool:
+        reader = self.rfile
+        self.rfile = _HeaderLines(reader)  # type: ignore[assignment]
+        try:
+            return super().parse_request()
+        finally:
+            self.rfile = reader
 
     def _respond(self) -> None:
         try:
@@ -79,10 +93,13 @@ class Handler(BaseHTTPRequestHandler):
         self._unread = encoded or lengths not in ([], ["0"])
         method = "GET" if self.command == "HEAD" else self.command
         kind = self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+        hosts = self.headers.get_all("Host", [])
+        if self.server.is_local and not all(map(_LOCAL_HOST.fullmatch, hosts)):
+            message = f"the Host is {hosts[0]!r}, expected an address of this machine or localhost"
+            raise Refused(HTTPStatus.MISDIRECTED_REQUEST, message)
         service = self.server.service
         service.check(method, path, kind)
-        content = self._body(encoded, lengths) if method == "POST" else b""
-        return service.answer(path, query, content)
+        return service.answer(path, query, lambda: self._body(encoded, lengths))
 
     def _body(self, encoded: bool, lengths: list[str]) -> bytes:
         """Read the body; Refused if it is too long, or says no length."""
@@ -150,6 +167,19 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Log no requests."""
+
+
+class _HeaderLines:
+    """The lines of a head after its first; Refused for what is no header."""
+
+    def __init__(self, reader: Any):
+        self._reader = reader
+
+    def readline(self, size: int) -> bytes:
+        line = self._reader.readline(size)
+        if not _HEADER_LINE.fullmatch(line):
+            raise Refused(HTTPStatus.BAD_REQUEST, "a line of the head is not 'Name: value'")
+        return line
 
 
 class _TimedInput(io.RawIOBase):

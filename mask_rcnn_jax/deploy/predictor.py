@@ -1,5 +1,6 @@
 """Run a trained model on images."""
 
+import math
 import os
 import threading
 from collections import deque
@@ -237,7 +238,7 @@ class Predictor:
 
     def _waits_too_long(self, waiting: dict[Any, list]) -> bool:
         images = [image for rows in waiting.values() for _, _, image in rows]
-        held = sum(image.image.nbytes + image.canvas.nbytes for image in images)
+        held = sum(_bytes(image.image) + _bytes(image.canvas) for image in images)
         positions = [row[0] for rows in waiting.values() for row in rows]
         age = max(positions) - min(positions)
         too_large = held > MAX_WAITING_BYTES * self._num_devices
@@ -272,6 +273,12 @@ class Predictor:
                     lowered = self._predict.lower(self._variables, inputs, sizes)
                     self._compiled[key] = lowered.compile()
             return self._compiled[key]
+
+
+def _bytes(array: np.ndarray) -> int:
+    """Memory of an array; `np.broadcast_to` repeats values without any, in steps of 0 bytes."""
+    steps = zip(array.shape, array.strides, strict=True)
+    return array.itemsize * math.prod(size for size, step in steps if step)
 
 
 def _detections(started: tuple[list[PreparedImage], Detections]) -> list[Detections]:

@@ -36,6 +36,7 @@ async function detect(file) {
   byId("error").textContent = "";
   byId("status").textContent = "Looking for objects..";
   main.classList.add("busy");
+  let lost = false;
   try {
     if (file.size > model.max_bytes) {
       const most = Math.floor(model.max_bytes / (1 << 20));
@@ -48,15 +49,18 @@ async function detect(file) {
       signal: current.signal,
     };
     const address = "detect?masks=outlines&score_threshold=0";
-    const [answer, picture] = await Promise.all([
-      fetch(address, options).then(read),
-      createImageBitmap(file).catch(() => null), // a format that only the server knows
-    ]);
+    const unreachable = (error) => {
+      lost = true;
+      throw error;
+    };
+    const answered = fetch(address, options).catch(unreachable).then(read);
+    const decoded = createImageBitmap(file).catch(() => null); // a format that only the server knows
+    answered.catch(async () => (await decoded)?.close());
+    const [answer, picture] = await Promise.all([answered, decoded]);
     show(answer, picture);
     byId("status").textContent = picture ? "" : "This browser cannot show images of this format.";
   } catch (error) {
     if (current.signal.aborted) return;
-    const lost = error instanceof TypeError; // of `fetch`
     byId("error").textContent = lost ? "The server cannot be reached." : `Error: ${error.message}.`;
     byId("status").textContent = "";
   } finally {
@@ -239,14 +243,19 @@ function objectAt(event) {
 
 // In the size of the image, with lines and names as large as on the page.
 function save() {
+  byId("error").textContent = "";
   const target = document.createElement("canvas");
   paint(target, scaleOnPage(), 1 / scaleOnPage());
   target.toBlob((content) => {
+    if (!content) {
+      byId("error").textContent = "Error: this browser cannot save an image of this size.";
+      return;
+    }
     const link = document.createElement("a");
     link.href = URL.createObjectURL(content);
     link.download = "annotated.png";
     link.click();
-    URL.revokeObjectURL(link.href);
+    setTimeout(() => URL.revokeObjectURL(link.href), 10_000); // once it is saved
   });
 }
 

@@ -1,10 +1,12 @@
 """Listen, and give clients, up to a limit, a thread with a `Handler` each."""
 
 import errno
+import ipaddress
 import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http import HTTPStatus
@@ -23,7 +25,7 @@ STOP_SECONDS = 25.0  # for requests in flight; Kubernetes waits 30 before it kil
 class Server(ThreadingMixIn, TCPServer):
     """Serve a model over HTTP.
 
-    The address is taken at once and answers from `start` to `stop`.
+    The address is taken at once and answers from `start` to `stop`, or the end of a `with`.
 
     Args:
         host: name or address of this machine on which to listen; 0.0.0.0 is every one.
@@ -31,6 +33,7 @@ class Server(ThreadingMixIn, TCPServer):
 
     Attributes:
         url: of the page.
+        is_local: only this machine can reach it.
         stopping: no more requests are taken.
 
     Raises OSError, naming the flag, if the address cannot be taken.
@@ -60,6 +63,8 @@ class Server(ThreadingMixIn, TCPServer):
             raise OSError(f"--host {host}, --port {port}: {error.strerror}{hint}") from error
         name = "localhost" if host in ("0.0.0.0", "::") else host
         name = f"[{name}]" if ":" in name else name
+        own = str(self.server_address[0]).partition("%")[0]  # without an IPv6 zone
+        self.is_local = ipaddress.ip_address(own).is_loopback
         self.url = f"http://{name}:{self.server_address[1]}/"
 
     def start(self, service: Service) -> None:
@@ -71,8 +76,11 @@ class Server(ThreadingMixIn, TCPServer):
     def stop(self) -> None:
         """Take no more requests, finish those in flight, and close the service."""
         with self._changed:
+            if self.stopping:
+                return
             self.stopping = True
-        self.shutdown()
+        if self._thread.is_alive():
+            self.shutdown()
         self.server_close()
         with self._changed:
             for connection, idle in self._idle.items():
@@ -81,21 +89,26 @@ class Server(ThreadingMixIn, TCPServer):
                         connection.shutdown(socket.SHUT_RD)
             if not self._changed.wait_for(lambda: not self._idle, STOP_SECONDS):
                 logging.warning("%d requests are not finished", len(self._idle))
-        self.service.close()
+        if hasattr(self, "service"):  # started
+            self.service.close()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     def run(self, service: Service) -> None:
         """Serve until SIGTERM or Ctrl-C; a second one ends the process at once."""
-        stop = threading.Event()
+        told = []  # signals; their handler may take no lock that the main thread may hold
 
         def on_signal(number: int, frame: object) -> None:
             signal.signal(number, signal.SIG_DFL)
-            stop.set()
+            told.append(number)
 
         before = {n: signal.signal(n, on_signal) for n in (signal.SIGINT, signal.SIGTERM)}
         try:
             self.start(service)
             print(f"ready: {self.url}", flush=True)
-            stop.wait()
+            while not told:
+                time.sleep(0.1)
             logging.info("stopping")
             self.stop()
         finally:

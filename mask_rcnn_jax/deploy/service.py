@@ -5,7 +5,7 @@ import math
 import os
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from http import HTTPStatus
@@ -25,6 +25,7 @@ from mask_rcnn_jax.evaluation.visualize import PALETTE_SIZE, instance_color
 
 MASKS = ("rle", "polygons", "outlines", "none")
 SCORE_THRESHOLD = 0.5  # of a request that names none
+DECODE_SECONDS = 30.0  # that a request waits for a decoder
 DETECT_SECONDS = 60.0  # that a request waits for its detections
 RETRY = {"Retry-After": "1"}  # seconds
 _FOLDER = Path(__file__).parent
@@ -60,7 +61,8 @@ class Limits:
     """The most that requests may ask for.
 
     Attributes:
-        waiting: images that are decoded, detected or encoded at a time; others are refused.
+        waiting: images that are received, decoded, detected or encoded at a time; others are
+            refused.
         delay: seconds that an image waits for others to fill its batch.
         content: bytes in an image file.
         pixels: in a decoded image.
@@ -120,8 +122,11 @@ class Service:
                 "application/octet-stream",
             )
 
-    def answer(self, path: str, query: str, content: bytes) -> Answer:
-        """Answer a request that `check` let pass; Refused for a mistake in it."""
+    def answer(self, path: str, query: str, read: Callable[[], bytes]) -> Answer:
+        """Answer a request that `check` let pass; Refused for a mistake in it.
+
+        `read` returns its body; it is called where there is a place for an image.
+        """
         if path in self._page:
             return Answer(HTTPStatus.OK, *self._page[path])
         if path == "/model":
@@ -129,15 +134,13 @@ class Service:
         if path == "/health":
             counts = {"waiting": self._waiting, "answered": self._answered}
             return _json({"status": "ready", **counts})
-        return _json(self.detect(content, query))
+        return _json(self.detect(read, query))
 
-    def detect(self, content: bytes, query: str) -> dict[str, Any]:
-        """Return the objects of an image file, as docs/serving.md describes them."""
+    def detect(self, read: Callable[[], bytes], query: str) -> dict[str, Any]:
+        """Return the objects of the image file that is read, as docs/serving.md describes them."""
         threshold, masks = _options(query)
-        if not content:
-            raise Refused(HTTPStatus.BAD_REQUEST, "the body is empty, expected an image")
         with self._place():
-            image = self._prepare(content)
+            image = self._prepare(read())  # no name here keeps the file
             try:
                 found = self._batcher.detect(image, DETECT_SECONDS)
             except TimeoutError as error:
@@ -168,7 +171,12 @@ class Service:
 
     def _prepare(self, content: bytes) -> PreparedImage:
         """Decode and resize an image; keep its size and not its pixels, of which there are many."""
-        with self._decoders:
+        if not content:
+            raise Refused(HTTPStatus.BAD_REQUEST, "the body is empty, expected an image")
+        if not self._decoders.acquire(timeout=DECODE_SECONDS):
+            message = f"not decoded within {DECODE_SECONDS:.0f} seconds"
+            raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, message, RETRY)
+        try:
             try:
                 size = header_size(content, "image", self.limits.pixels)
             except UndecodableImage as error:
@@ -180,6 +188,8 @@ class Service:
                 image = self._predictor.prepare(decode_bytes(content, "image", upright=True))
             except UndecodableImage as error:
                 raise Refused(HTTPStatus.BAD_REQUEST, str(error)) from error
+        finally:
+            self._decoders.release()
         assert isinstance(image, PreparedImage)  # no tiles
         shape = image.image.shape
         return image._replace(image=np.broadcast_to(np.uint8(0), shape))

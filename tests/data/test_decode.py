@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from mask_rcnn_jax.data.dataset import UndecodableImage
-from mask_rcnn_jax.data.images import check_image_size, decode_image
+from mask_rcnn_jax.data.images import check_image_size, decode_bytes, decode_image
 from tests.helpers import shared
 
 # A red upper left quarter on gray, 20 x 30.
@@ -169,3 +169,23 @@ def test_real_jpegs_equal_pillow():
             expected = np.asarray(image.convert("RGB")).astype(int)
         # Two JPEG libraries may round the color conversion differently.
         np.testing.assert_allclose(decode_image(path).astype(int), expected, atol=4)
+
+
+def _progressive_jpeg(extra_scans: int) -> bytes:
+    """A JPEG whose last scan comes so many times more."""
+    content = cv2.imencode(".jpg", COLOR, [cv2.IMWRITE_JPEG_PROGRESSIVE, 1])[1].tobytes()
+    last = content.rindex(b"\xff\xda")
+    return content[:-2] + content[last:-2] * extra_scans + content[-2:]
+
+
+def test_scans_without_end_are_refused():
+    assert decode_bytes(_progressive_jpeg(0), "a.jpg").shape == COLOR.shape
+    with pytest.raises(UndecodableImage, match=r"a\.jpg: a JPEG with more than the 100 scans"):
+        decode_bytes(_progressive_jpeg(1000), "a.jpg")
+
+
+def test_what_looks_like_scans_is_no_scan():
+    """In a comment, and in what follows the image."""
+    content, scans = _progressive_jpeg(0), b"\xff\xda" * 1000
+    comment = b"\xff\xfe" + (len(scans) + 2).to_bytes(2) + scans
+    assert decode_bytes(content[:2] + comment + content[2:] + scans, "a.jpg").shape == COLOR.shape

@@ -254,3 +254,9 @@ def test_flags_say_what_infer_draws(drawn, color_by, expected):
 def test_an_unknown_kind_is_named(flag):
     with pytest.raises(ValueError, match=f"--{flag} has 'mask', expected some of "):
         infer._check_list(flag, ["masks", "mask"], ["masks"])
+
+
+def test_pixels_that_take_no_memory_do_not_count():
+    image = np.zeros((30, 40, 3), np.uint8)
+    assert predictor_module._bytes(image) == predictor_module._bytes(image[::-1]) == 3600
+    assert predictor_module._bytes(np.broadcast_to(np.uint8(0), image.shape)) == 1

@@ -5,8 +5,10 @@ import http.client
 import io
 import json
 import re
+import signal
 import socket
 import struct
+import sys
 import threading
 import time
 import zlib
@@ -286,6 +288,7 @@ def test_a_bad_request_is_told_why(case, shared):
 
 
 HEAD = b"POST /detect HTTP/1.1\r\nContent-Type: image/png\r\n"
+HIDDEN = b"Content-Length: 30\r\n\r\nGET /hidden HTTP/1.1\r\nA: b\r\n\r\n"
 # Bytes as no decent client sends them: (content, first line of the answer).
 RAW = {
     "no HTTP": (b"hello\r\n\r\n", b"400 Bad Request"),
@@ -303,6 +306,13 @@ RAW = {
         HEAD + b"Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\nx",
         b"411",
     ),
+    "space in a name": (b"GET /health HTTP/1.1\r\nX y: 1\r\n" + HIDDEN, b"400 Bad Request"),
+    "space after a name": (b"GET /health HTTP/1.1\r\n" + HIDDEN.replace(b":", b" :"), b"400"),
+    "envelope": (b"GET /health HTTP/1.1\r\nFrom x: 1\r\n" + HIDDEN, b"400"),
+    "folded line": (b"GET /health HTTP/1.1\r\nA: b\r\n c: d\r\n" + HIDDEN, b"400"),
+    "lone return": (b"GET /health HTTP/1.1\r\nA: b\rX y: 1\r\n" + HIDDEN, b"400"),
+    "another host": (b"GET /health HTTP/1.1\r\nHost: 127.0.0.1.evil.example\r\n\r\n", b"421"),
+    "two hosts": (b"GET /health HTTP/1.1\r\nHost: localhost\r\nHost: evil\r\n\r\n", b"421"),
     "address of no host": (b"GET //[x HTTP/1.1\r\n\r\n", b"404"),
 }
 
@@ -315,6 +325,16 @@ def test_bytes_that_no_client_should_send(case, shared):
     assert list(json.loads(said.partition(b"\r\n\r\n")[2])) == ["error"]
     assert said.count(b"HTTP/1.1 ") == 1  # what follows in the body is no request
     assert classes(ask(shared, body=png(4))) == ["class 4"]
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:80", "127.0.0.1:8000", "[::1]:9"])
+def test_names_of_this_machine(host, shared):
+    assert ask(shared, "GET", "/health", headers={"Host": host}).status == 200
+
+
+def test_any_name_where_others_can_ask(shared, monkeypatch):
+    monkeypatch.setattr(shared, "is_local", False)
+    assert ask(shared, "GET", "/health", headers={"Host": "gpu.example"}).status == 200
 
 
 class TestManyClients:
@@ -349,6 +369,40 @@ class TestManyClients:
             stub.hold.set()
             assert [classes(one.result()) for one in waiting] == [["class 1"], ["class 2"]]
             assert classes(ask(server, body=png(3))) == ["class 3"]
+
+    def test_no_body_is_read_without_a_place(self):
+        head = HEAD + b"Content-Length: 1000\r\n\r\n"
+        with serving(StubPredictor(), waiting=1) as server:
+            address = ("127.0.0.1", server.server_address[1])
+            with socket.create_connection(address, TIMEOUT) as first:
+                first.sendall(head)
+                while json.loads(ask(server, "GET", "/health").body)["waiting"] < 1:
+                    time.sleep(0.005)
+                with socket.create_connection(address, TIMEOUT) as second:
+                    second.sendall(head)
+                    assert second.recv(100).startswith(b"HTTP/1.1 503")
+
+    def test_an_image_that_waits_for_its_batch_has_no_file(self):
+        stub = StubPredictor()
+        content = png(3, width=100)
+        before = sys.getrefcount(content)
+        service = Service(stub)
+        stub.started.clear()
+        stub.hold.clear()
+        with ThreadPoolExecutor(1) as pool:
+            found = pool.submit(service.detect, lambda: content, "")
+            stub.started.wait(TIMEOUT)
+            assert sys.getrefcount(content) == before
+            stub.hold.set()
+            assert found.result()["image"] == {"width": 100, "height": 12}
+        service.close()
+
+    def test_waiting_for_a_decoder_ends(self, monkeypatch):
+        monkeypatch.setattr("mask_rcnn_jax.deploy.service.DECODE_SECONDS", 0.05)
+        with serving(StubPredictor()) as server:
+            monkeypatch.setattr(server.service, "_decoders", threading.Semaphore(0))
+            response = ask(server, body=png())
+            assert response.status == 503 and "not decoded within" in error_of(response)
 
     def test_an_answer_that_takes_too_long_is_given_up(self, monkeypatch):
         monkeypatch.setattr("mask_rcnn_jax.deploy.service.DETECT_SECONDS", 0.05)
@@ -473,6 +527,32 @@ class TestEnd:
                     time.sleep(0.005)
                 server.stop()
 
+    def test_a_signal_ends_it(self, capsys):
+        def end():
+            while not server._thread.is_alive():
+                time.sleep(0.005)
+            signal.raise_signal(signal.SIGTERM)
+
+        before = signal.getsignal(signal.SIGTERM)
+        with Server() as server:
+            ending = threading.Thread(target=end)
+            ending.start()
+            server.run(Service(StubPredictor()))
+            ending.join()
+        assert capsys.readouterr().out == f"ready: {server.url}\n"
+        assert signal.getsignal(signal.SIGTERM) == before
+
+    def test_a_server_that_never_started(self):
+        with Server() as server:
+            server.stop()
+
+    def test_an_error_in_the_block_stops_it(self):
+        with pytest.raises(KeyError), Server() as server:
+            server.start(Service(StubPredictor()))
+            raise KeyError
+        server._thread.join(TIMEOUT)
+        assert not server._thread.is_alive() and not server.service._batcher._thread.is_alive()
+
 
 @pytest.mark.parametrize(
     ("host", "words"),
@@ -507,7 +587,7 @@ def test_a_real_model_answers_many_at_once_and_compiles_nothing_for_it(predictor
             compiled.append(kwargs.get("fun_name", event))
 
     def detect(image):
-        return service.detect(image, "score_threshold=0&masks=outlines")
+        return service.detect(lambda: image, "score_threshold=0&masks=outlines")
 
     rng = np.random.default_rng(3)
     sizes = [(60, 40), (30, 90), (90, 30), (1, 300), (300, 1), (1, 1)]
