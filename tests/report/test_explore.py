@@ -122,6 +122,7 @@ def shown(page):
     return page.run(f"{visible}.map(one => one.querySelector('figcaption').innerText)")
 
 
+@pytest.mark.slow
 def test_in_a_browser(report, tmp_path):
     with chromium(tmp_path / "profile") as page:
         for width in (1280, 390):
