@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -181,11 +182,22 @@ def score_and_write(
 ) -> dict:
     """COCO metrics of the results; the table goes to stdout, results and metrics to `output`.
 
-    The first process scores and writes, the others are told the metrics. `engine`, `protocol` and
-    `callback` are those of `evaluation.coco.score`, which is called on the first process.
+    The first process scores and writes, the others are told the metrics, or its OSError. `engine`,
+    `protocol` and `callback` are those of `evaluation.coco.score`, which is called on the first
+    process.
     """
-    if jax.process_index() != 0:
-        return processes.from_first(None)
+    work = partial(_score_and_write, dataset, found, output, engine, protocol, callback)
+    return processes.on_first(work)
+
+
+def _score_and_write(
+    dataset: Dataset,
+    found: Found,
+    output: Path,
+    engine: str,
+    protocol: str,
+    callback: Callable[[COCOeval], None] | None,
+) -> dict:
     output.mkdir(parents=True, exist_ok=True)
     (output / "bbox_results.json").write_text(json.dumps(found[0]))
     if found[1] is not None and not is_boxes_only(dataset):
@@ -195,7 +207,7 @@ def score_and_write(
     (output / "metrics.json").write_text(json.dumps(metrics, indent=1))
     with safe_stdout():
         print(coco_evaluation.format_table(metrics), flush=True)
-    return processes.from_first(metrics)
+    return metrics
 
 
 def score(
