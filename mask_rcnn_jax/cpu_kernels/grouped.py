@@ -2,7 +2,7 @@
 
 There, XLA's gradients take a hundred times as long: of 3x3 on two maps of 16 x 24 cells with 14
 groups of 40 channels 2.4 s, and of 32 x 48 with 64 groups of 4 channels 27 s; these 0.03 s each (2
-cores of an Intel Xeon beside other work, JAX 0.10.2).
+cores of an AMD EPYC beside other work, JAX 0.10.2).
 """
 
 import math
