@@ -1,7 +1,7 @@
 """Batches of tiles, for the evaluation with large images."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -15,16 +15,21 @@ from mask_rcnn_jax.data.transforms import empty_batch, read_example
 from mask_rcnn_jax.rle import Window
 from mask_rcnn_jax.structures import Batch
 
+Canvas = tuple[int, int]
+View = tuple[int, Window]  # index of the image, and what is seen of it
+
 
 class TileLoader:
     """The views of all images, image after image; may be iterated repeatedly.
 
     Views on the same canvas share a batch, in which `image_index` is the place of the view in
-    `views`. Batches have no objects; missing rows in the last ones have the index -1.
+    `views`. Batches have no objects; missing rows have the index -1. Every process has images of
+    its own, and the same number of batches with the same shapes.
 
     Attributes:
-        views: (index of the image, window) for each view; see `tiles.view_windows`.
-        num_images: images of the dataset that are looked at.
+        views: (index of the image, window) for each view of this process; see
+            `tiles.view_windows`.
+        num_images: images of the dataset that all processes look at.
     """
 
     def __init__(
@@ -35,18 +40,42 @@ class TileLoader:
         *,
         batch_size: int,
         max_images: int = 0,
+        process_index: int = 0,
+        process_count: int = 1,
     ):
         self._dataset, self._options, self._batch_size = dataset, options, batch_size
         indices = range(len(dataset.images))[: max_images or None]
         self.num_images = len(indices)
-        self.views: list[tuple[int, Window]] = [
-            (index, window)
-            for index in indices
-            for window in view_windows(*image_size(dataset.images, index), tiles)
-        ]
+        plans = []
+        for process in range(process_count):
+            views = [
+                (index, window)
+                for index in indices[process::process_count]
+                for window in view_windows(*image_size(dataset.images, index), tiles)
+            ]
+            plans.append(_plan(views, options, batch_size))
+            if process == process_index:
+                self.views: list[View] = views
+        self._batches = plans[process_index]
+        self._canvases = _common_order([[canvas for canvas, _ in plan] for plan in plans])
 
     def __iter__(self) -> Iterator[Batch]:
-        waiting: dict[tuple[int, int], tuple[Batch, int]] = {}  # canvas -> batch, rows taken
+        own, canvases = self._filled(), deque(canvas for canvas, _ in self._batches)
+        for canvas in self._canvases:
+            if canvases and canvases[0] == canvas:
+                canvases.popleft()
+                yield next(own)
+            else:
+                yield self._empty(canvas)
+
+    def _filled(self) -> Iterator[Batch]:
+        """The batches of this process, each as soon as its last view is there."""
+        places = {
+            number: (place, row)
+            for place, (_, numbers) in enumerate(self._batches)
+            for row, number in enumerate(numbers)
+        }
+        waiting: dict[int, Batch] = {}
         decoded = self._decoded()
         shown, image = -1, np.zeros((0, 0, 3), np.uint8)
         for number, (index, (x0, y0, x1, y1)) in enumerate(self.views):
@@ -54,29 +83,56 @@ class TileLoader:
                 shown, image = index, next(decoded)
             view = image[y0:y1, x0:x1]
             plan = resize_plan(view.shape[0], view.shape[1], self._options)
-            if plan.canvas not in waiting:
-                waiting[plan.canvas] = empty_batch(self._batch_size, plan.canvas, self._options), 0
-            batch, row = waiting.pop(plan.canvas)
+            place, row = places[number]
+            if place not in waiting:
+                waiting[place] = self._empty(plan.canvas)
+            batch = waiting[place]
             resize_image(view, plan, self._options, out=batch.images[row])
             batch.image_sizes[row], batch.scales[row] = plan.size, plan.scale
             batch.image_index[row] = number
-            if row + 1 == self._batch_size:
-                yield batch
-            else:
-                waiting[plan.canvas] = batch, row + 1
-        for batch, _ in waiting.values():
-            yield batch
+            if number == self._batches[place][1][-1]:
+                yield waiting.pop(place)
+
+    def _empty(self, canvas: Canvas) -> Batch:
+        return empty_batch(self._batch_size, canvas, self._options)
 
     def _decoded(self) -> Iterator[np.ndarray]:
         """The images, of which one is decoded while the one before is cut."""
         ahead: deque[Future[np.ndarray]] = deque()
         with ThreadPoolExecutor(1) as reader:
-            for index in range(self.num_images):
+            for index in dict.fromkeys(index for index, _ in self.views):
                 ahead.append(reader.submit(self._decode, index))
-                if index > 0:
+                if len(ahead) > 1:
                     yield ahead.popleft().result()
             while ahead:
                 yield ahead.popleft().result()
 
     def _decode(self, index: int) -> np.ndarray:
         return read_example(self._dataset, index).image
+
+
+def _plan(
+    views: Sequence[View], options: ExampleOptions, batch_size: int
+) -> list[tuple[Canvas, list[int]]]:
+    """Canvas and numbers of the views of each batch, in the order in which they are complete."""
+    buckets: dict[Canvas, list[int]] = {}
+    for number, (_, (x0, y0, x1, y1)) in enumerate(views):
+        buckets.setdefault(resize_plan(y1 - y0, x1 - x0, options).canvas, []).append(number)
+    plan = [
+        (canvas, numbers[start : start + batch_size])
+        for canvas, numbers in buckets.items()
+        for start in range(0, len(numbers), batch_size)
+    ]
+    return sorted(plan, key=lambda batch: batch[1][-1])
+
+
+def _common_order(plans: Sequence[Sequence[Canvas]]) -> list[Canvas]:
+    """An order of canvases that holds that of every process."""
+    queues, order = [deque(plan) for plan in plans], []
+    while any(queues):
+        canvas = max(queues, key=len)[0]
+        order.append(canvas)
+        for queue in queues:
+            if queue and queue[0] == canvas:
+                queue.popleft()
+    return order

@@ -4,7 +4,6 @@ import json
 import os
 from pathlib import Path
 
-import jax
 import numpy as np
 from absl import logging
 from jax.sharding import Mesh
@@ -15,9 +14,8 @@ from mask_rcnn_jax.data.coco import CocoDataset
 from mask_rcnn_jax.data.dataset import Dataset, check_classes, check_dataset, dataset_name
 from mask_rcnn_jax.data.images import decode_image
 from mask_rcnn_jax.data.loader import EvalLoader
-from mask_rcnn_jax.data.options import example_options, train_sets
+from mask_rcnn_jax.data.options import train_sets
 from mask_rcnn_jax.data.source import annotation_file, learns_boxes_only, load_split, load_val
-from mask_rcnn_jax.data.tile_loader import TileLoader
 from mask_rcnn_jax.data.tiles import Tiles, tiling
 from mask_rcnn_jax.data.views import ViewLoader
 from mask_rcnn_jax.evaluation import coco as coco_evaluation
@@ -28,7 +26,12 @@ from mask_rcnn_jax.safe_text import safe_stdout
 from mask_rcnn_jax.training import evaluator, reports
 from mask_rcnn_jax.training.compiling import say_compiling
 from mask_rcnn_jax.training.metrics import FILE_NAME, read_metrics
-from mask_rcnn_jax.training.setup import make_eval_loader, resolve_config, view_sizes
+from mask_rcnn_jax.training.setup import (
+    make_eval_loader,
+    make_tile_loader,
+    resolve_config,
+    view_sizes,
+)
 from mask_rcnn_jax.training.step import make_mesh, make_predict_step, replicate
 from mask_rcnn_jax.training.tiles import detect_in_tiles
 from mask_rcnn_jax.training.views import Views, make_views_step, view_options
@@ -57,7 +60,7 @@ def evaluate(
             `eval/<step>` in the run's workdir. A file needs one.
         report: also write report.html.
         tile: images with a longer side are cut into overlapping squares of this many pixels, whose
-            detections are merged; 0 cuts none. Needs a single process.
+            detections are merged; 0 cuts none.
         overlap: smallest overlap of neighboring tiles, as a fraction of their side.
 
     Returns:
@@ -199,10 +202,7 @@ def _detect_in_tiles(
 ) -> evaluator.Found:
     if view_options(config) != Views():
         raise ValueError("eval.tta_scales and eval.tta_flip are set, expected neither with tiles")
-    if jax.process_count() > 1:
-        raise ValueError(f"{jax.process_count()} processes, expected one with tiles")
-    rows, limit = config.eval.batch_size * jax.local_device_count(), config.eval.max_images
-    loader = TileLoader(val_set, example_options(config), tiles, batch_size=rows, max_images=limit)
+    loader = make_tile_loader(config, val_set, tiles)
     predict = say_compiling("detector", make_predict_step(model, mesh, detect_options(config)))
     return detect_in_tiles(predict, variables, loader, val_set, mesh, config)
 

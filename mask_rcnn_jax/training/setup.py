@@ -27,6 +27,8 @@ from mask_rcnn_jax.data.options import (
 from mask_rcnn_jax.data.overview import epoch_factors, image_ids, training_classes
 from mask_rcnn_jax.data.repeat import repeats
 from mask_rcnn_jax.data.source import learns_boxes_only, load_train, load_val
+from mask_rcnn_jax.data.tile_loader import TileLoader
+from mask_rcnn_jax.data.tiles import Tiles
 from mask_rcnn_jax.data.transforms import empty_batch
 from mask_rcnn_jax.data.views import scaled_options
 from mask_rcnn_jax.models.build import init_variables
@@ -188,6 +190,13 @@ def make_eval_loader(
     numbers = {"batch_size": rows, "max_images": max_images, **_share()}
     options, workers = options or example_options(config), config.data.num_workers
     return EvalLoader(dataset, options, num_workers=workers, **numbers)
+
+
+def make_tile_loader(config: ConfigDict, dataset: Dataset, tiles: Tiles) -> TileLoader:
+    """Batches of the tiles of the first `eval.max_images` images, this process' share."""
+    rows, limit = config.eval.batch_size * jax.local_device_count(), config.eval.max_images
+    numbers = {"batch_size": rows, "max_images": limit, **_share()}
+    return TileLoader(dataset, example_options(config), tiles, **numbers)
 
 
 def _share() -> dict[str, int]:

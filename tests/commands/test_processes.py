@@ -96,6 +96,25 @@ def test_two_processes_evaluate_as_one_does(trained, tmp_path, cache):
 
 
 @pytest.mark.slow
+def test_two_processes_evaluate_tiles_as_one_does(trained, tmp_path, cache):
+    """Three images, so that one process has a tile or two while the other has none."""
+    limit = "--config.eval.max_images=3"
+    flags = [*trained.flags, limit, "--workdir", trained.workdir, "--tile=40", "--output"]
+    one, two = tmp_path / "one", tmp_path / "two"
+    check_done(run("evaluate", *flags, one, cache=cache, devices=2))
+    with launched("evaluate", *flags, two, folder=tmp_path, cache=cache) as pair:
+        assert pair.codes() == [0, 0], pair.said()
+    for kind in ("bbox", "segm"):
+        found, others = (
+            json.loads((folder / f"{kind}_results.json").read_text()) for folder in (two, one)
+        )
+        assert len(found) == len(others) > 0
+        for entry, other in zip(found, others, strict=True):
+            assert entry["image_id"] == other["image_id"]
+            assert entry["score"] == pytest.approx(other["score"], abs=1e-5)
+
+
+@pytest.mark.slow
 def test_infer_finds_the_same_on_one_two_and_four_devices(trained, tmp_path, cache):
     """Three pictures, so that four devices have one row without any."""
     pictures = sorted((trained.data_dir / "val").iterdir())[:3]

@@ -101,13 +101,37 @@ def test_every_view_comes_once_with_its_pixels(batch_size):
     assert [index for index, _ in loader.views].count(1) == 1, "it fits a tile"
 
 
+@pytest.mark.parametrize("process_count", [2, 3, 5])
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_processes_share_the_images_and_step_together(process_count, batch_size):
+    """More processes than images, too; some images have a canvas that others lack."""
+    options = replace(OPTIONS, image_size=(48, 96), resize="shortest_edge")
+    loaders = [
+        TileLoader(Noise(), options, Tiles(64), batch_size=batch_size, process_index=index,
+                   process_count=process_count)
+        for index in range(process_count)
+    ]  # fmt: skip
+    seen = [loader.views[number] for loader in loaders for number in numbers_of(loader)]
+    assert sorted(seen) == sorted(TileLoader(Noise(), options, Tiles(64), batch_size=9).views)
+    for loader in loaders:
+        assert {index % process_count for index, _ in loader.views} <= {loaders.index(loader)}
+        assert loader.num_images == 3
+    shapes = [[batch.images.shape for batch in loader] for loader in loaders]
+    assert all(others == shapes[0] for others in shapes)
+
+
+def numbers_of(loader):
+    """The views in all batches, each once."""
+    numbers = [number for batch in loader for number in batch.image_index.tolist() if number >= 0]
+    assert sorted(numbers) == list(range(len(loader.views)))
+    return numbers
+
+
 def test_canvases_have_batches_of_their_own():
     options = replace(OPTIONS, image_size=(48, 96), resize="shortest_edge")
     loader = TileLoader(Noise(), options, Tiles(64), batch_size=3)
-    batches = list(loader)
-    assert {batch.images.shape[1:3] for batch in batches} == {(64, 128), (128, 64)}
-    numbers = np.concatenate([batch.image_index for batch in batches])
-    assert sorted(numbers[numbers >= 0]) == list(range(len(loader.views)))
+    assert {batch.images.shape[1:3] for batch in loader} == {(64, 128), (128, 64)}
+    numbers_of(loader)
 
 
 def test_the_number_of_images_is_limited():

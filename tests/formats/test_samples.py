@@ -12,6 +12,7 @@ from mask_rcnn_jax.data.checking import inspect_coco
 from mask_rcnn_jax.formats.coco_build import write_json
 from mask_rcnn_jax.formats.convert import convert
 from mask_rcnn_jax.formats.reading import Options
+from tests.formats.converting import write_image
 from tests.formats.samples import scene
 
 SAMPLES = Path(__file__).parent / "samples"
@@ -81,3 +82,18 @@ def test_outlines_of_supervision_show_the_same_pixels(kind, place, tmp_path):
             assert (cv2.erode(theirs, around) <= ours).all()
             assert (ours <= cv2.dilate(theirs, around)).all()  # the middle of the hole is empty
     assert len(found["street one"]) == 4 and len(found["b"]) == 1
+
+
+def test_tracks_of_fiftyone_show_the_same_outlines_in_each_frame(tmp_path):
+    """It calls no shape a key frame, and rounds coordinates to pixels."""
+    height, width = scene.SIZES["street one"]
+    for frame in range(7):
+        write_image(tmp_path / "images" / f"frame_{frame:06d}.png", (height, width))
+    options = Options(tmp_path / "out.json")
+    content, _, left_out = convert("cvat", SAMPLES / "cvat_video.xml", tmp_path / "images", options)
+    assert not left_out and [c["name"] for c in content["categories"]] == list(scene.CLASSES)
+    found = objects_of(content)
+    for frame in range(7):
+        expected = [(label, seen[frame]) for label, seen in scene.tracks() if seen[frame]]
+        shown = [(label, *parts) for label, _, parts in found.get(f"frame_{frame:06d}", [])]
+        assert shown == expected

@@ -43,6 +43,16 @@ def objects() -> dict[str, list[tuple[str, np.ndarray, list[float] | None]]]:
     }
 
 
+def tracks() -> list[tuple[str, list[list[float] | None]]]:
+    """(class, polygon in each of seven frames of 60 x 80, if it is seen there)."""
+    wing = np.array([[4, 6], [31, 7], [28, 33], [10, 37]])
+    flight = [(wing + [5 * t, 2 * t]).ravel().astype(float).tolist() for t in range(7)]
+    return [
+        ("bird", [*flight[:3], None, None, *flight[5:]]),
+        ("cat", [None, *[TRIANGLE] * 5, None]),
+    ]
+
+
 def image(name: str) -> np.ndarray:
     """[H, W, 3] uint8."""
     pixels = np.full((*SIZES[name], 3), 90, np.uint8)

@@ -1,8 +1,8 @@
 """Write the samples with other libraries: `python -m tests.formats.samples.write NAME`.
 
 NAME is `supervision` (0.31.2, for yolo and voc_xml), `datumaro` (1.13.12, for datumaro, cvat and
-voc) or `labelstudio` (the run lengths of label-studio-converter 0.0.59 in a file as Label Studio's
-documentation has it).
+voc), `fiftyone` (1.22.1, for cvat_video) or `labelstudio` (the run lengths of label-studio-converter
+0.0.59 in a file as Label Studio's documentation has it).
 """
 
 import json
@@ -94,7 +94,29 @@ def write_label_studio() -> None:
     (HERE / "labelstudio.json").write_text(json.dumps(tasks))
 
 
+def write_with_fiftyone() -> None:
+    """It writes every frame that shows an object, and the frame after each."""
+    import fiftyone as fo
+    from fiftyone.utils import cvat
+
+    height, width = scene.SIZES["street one"]
+    tracks, count = [], 0
+    for number, (label, frames) in enumerate(scene.tracks()):
+        count, shapes = len(frames), {}
+        for frame, polygon in enumerate(frames, start=1):
+            if polygon is not None:
+                points = [(np.reshape(polygon, (-1, 2)) / [width, height]).tolist()]
+                shapes[frame] = fo.Polyline(label=label, points=points, closed=True, filled=True)
+        tracks.append(cvat.CVATTrack.from_labels(number, shapes, (width, height)))
+    labels = cvat.CVATTaskLabels([{"name": name, "attributes": []} for name in scene.CLASSES])
+    size = {"frame_width": width, "frame_height": height}
+    metadata = fo.VideoMetadata(total_frame_count=count, **size)
+    path = str(HERE / "cvat_video.xml")
+    cvat.CVATVideoAnnotationWriter().write(labels, tracks, metadata, path, id=1, name="clip")
+
+
 if __name__ == "__main__":
     write_images(HERE / "images")
     writers = {"supervision": write_with_supervision, "datumaro": write_with_datumaro}
-    (writers | {"labelstudio": write_label_studio})[sys.argv[1]]()
+    writers |= {"fiftyone": write_with_fiftyone, "labelstudio": write_label_studio}
+    writers[sys.argv[1]]()
