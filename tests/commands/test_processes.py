@@ -14,6 +14,7 @@ import pytest
 
 from mask_rcnn_jax.training.metrics import read_metrics
 from mask_rcnn_jax.weights.run_checkpoint import load_checkpoint
+from tests.bounds import kink_bound
 from tests.commands.command import (
     ROOT,
     STEPS,
@@ -25,7 +26,7 @@ from tests.commands.command import (
     run,
     run_inside,
 )
-from tests.helpers import assert_tree_close
+from tests.helpers import TINY_TERMS, assert_tree_close
 from tests.pair import Pair
 
 
@@ -51,9 +52,28 @@ def losses_of(workdir: Path, last_step: int = STEPS) -> list[dict]:
 
 
 def check_same_series(series: list[dict], expected: list[dict], rel: float) -> None:
+    """`rel` is for losses; the gradient is cut where ReLUs lie within rounding of 0."""
     assert [record.keys() for record in series] == [record.keys() for record in expected]
     for record, other in zip(series, expected, strict=True):
+        if "grad_norm" in record:
+            norm = pytest.approx(other.pop("grad_norm"), rel=max(rel, kink_bound(TINY_TERMS)))
+            assert record.pop("grad_norm") == norm
         assert record == pytest.approx(other, rel=rel, abs=1e-6)
+
+
+def check_same_results(folder: Path, expected: Path) -> None:
+    """Results of boxes and masks. XLA rounds differently in a program for several devices."""
+    for kind in ("bbox", "segm"):
+        found, others = (
+            json.loads((place / f"{kind}_results.json").read_text()) for place in (folder, expected)
+        )
+        assert len(found) == len(others) > 0
+        for entry, other in zip(found, others, strict=True):
+            for name in ("image_id", "category_id"):
+                assert entry[name] == other[name]
+            assert entry["score"] == pytest.approx(other["score"], abs=1e-5)
+            if kind == "bbox":
+                assert entry["bbox"] == pytest.approx(other["bbox"], abs=1e-2)
 
 
 @pytest.mark.slow
@@ -90,9 +110,11 @@ def test_two_processes_evaluate_as_one_does(trained, tmp_path, cache):
     assert "AP       IoU 0.50:0.95" in first and "AP" not in second
     written = files_in(out)
     assert set(written) == {"bbox_results.json", "segm_results.json", "metrics.json"}
-    for name, content in written.items():
-        expected = (trained.workdir / "eval" / str(STEPS) / name).read_bytes()
-        assert json.loads(content) == json.loads(expected), name
+    expected = trained.workdir / "eval" / str(STEPS)
+    check_same_results(out, expected)
+    scores, others = (json.loads((f / "metrics.json").read_text()) for f in (out, expected))
+    assert scores.pop("per_category").keys() == others.pop("per_category").keys()
+    assert scores == pytest.approx(others, abs=1e-6)
 
 
 @pytest.mark.slow
@@ -104,14 +126,7 @@ def test_two_processes_evaluate_tiles_as_one_does(trained, tmp_path, cache):
     check_done(run("evaluate", *flags, one, cache=cache, devices=2))
     with launched("evaluate", *flags, two, folder=tmp_path, cache=cache) as pair:
         assert pair.codes() == [0, 0], pair.said()
-    for kind in ("bbox", "segm"):
-        found, others = (
-            json.loads((folder / f"{kind}_results.json").read_text()) for folder in (two, one)
-        )
-        assert len(found) == len(others) > 0
-        for entry, other in zip(found, others, strict=True):
-            assert entry["image_id"] == other["image_id"]
-            assert entry["score"] == pytest.approx(other["score"], abs=1e-5)
+    check_same_results(two, one)
 
 
 @pytest.mark.slow
@@ -151,15 +166,7 @@ def test_two_processes_with_two_devices_equal_one_with_four(trained, tmp_path, c
         assert pair.codes() == [0, 0], pair.said()
     check_same_series(losses_of(two), losses_of(one), rel=1e-5)
     assert_tree_close(load_checkpoint(two), load_checkpoint(one), atol=1e-6)
-    for kind in ("bbox", "segm"):
-        ours, theirs = (
-            json.loads((folder / "eval" / "4" / f"{kind}_results.json").read_text())
-            for folder in (two, one)
-        )
-        assert len(ours) == len(theirs) > 0
-        for entry, other in zip(ours, theirs, strict=True):
-            assert entry["image_id"] == other["image_id"]
-            assert entry["score"] == pytest.approx(other["score"], abs=1e-5)
+    check_same_results(two / "eval" / "4", one / "eval" / "4")
     pictures = [set(path.name for path in (w / "eval/4/pictures").iterdir()) for w in (one, two)]
     assert pictures[0] == pictures[1] and len(pictures[0]) == 2
 

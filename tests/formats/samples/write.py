@@ -1,8 +1,8 @@
 """Write the samples with other libraries: `python -m tests.formats.samples.write NAME`.
 
 NAME is `supervision` (0.31.2, for yolo and voc_xml), `datumaro` (1.13.12, for datumaro, cvat and
-voc), `fiftyone` (1.22.1, for cvat_video) or `labelstudio` (the run lengths of label-studio-converter
-0.0.59 in a file as Label Studio's documentation has it).
+voc), `fiftyone` (1.22.1, for cvat_video) or `labelstudio` (the run lengths of
+label-studio-converter 0.0.59 in a file as Label Studio's documentation has it).
 """
 
 import json
