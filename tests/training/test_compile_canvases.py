@@ -129,6 +129,9 @@ def test_a_run_compiles_both_canvases_before_its_first_step(tmp_path, caplog):
         jax.monitoring.unregister_event_duration_listener(note)
     lines = [record.getMessage() for record in caplog.records]
     said = [line for line in lines if line.startswith("compil")]
-    assert said[0] == "compiling the training step for images of 64 x 128 and 128 x 64 ..."
-    assert len(said) == 2 and said[1].startswith("compiled in ")
+    first = "compiling the training step for images of 64 x 128 and 128 x 64 ..."
+    assert said[0] == first
+    # A slow machine says it again, with the seconds so far; the detector comes later.
+    others = [line for line in said if not line.startswith(first)]
+    assert others[0].startswith("compiled in ") and "training step" not in " ".join(others)
     assert seen[2] == seen[5]  # whichever canvas came first

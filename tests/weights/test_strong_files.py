@@ -121,8 +121,8 @@ def detectron2_shapes(config):
     ("variant", "changes", "count"),
     [
         ("lsj_100ep", {}, 432 - 69),
-        ("lsj_400ep_r101", {}, 738 - 120),
-        ("gn_3x", {}, None),
+        pytest.param("lsj_400ep_r101", {}, 738 - 120, marks=pytest.mark.slow),
+        pytest.param("gn_3x", {}, None, marks=pytest.mark.slow),
         ("lsj_100ep", {"box_head": {"class_agnostic": True}}, None),
         ("lsj_100ep", {"mask_head": {"name": "none"}}, None),
     ],
