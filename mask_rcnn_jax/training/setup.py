@@ -24,7 +24,12 @@ from mask_rcnn_jax.data.options import (
     example_options,
     train_options,
 )
-from mask_rcnn_jax.data.overview import epoch_factors, image_ids, training_classes
+from mask_rcnn_jax.data.overview import (
+    epoch_factors,
+    image_ids,
+    training_classes,
+    training_counts,
+)
 from mask_rcnn_jax.data.repeat import repeats
 from mask_rcnn_jax.data.source import learns_boxes_only, load_train, load_val
 from mask_rcnn_jax.data.tile_loader import TileLoader
@@ -102,9 +107,13 @@ def open_datasets(
 def set_steps(config: ConfigDict, dataset: Dataset) -> None:
     """Turn `train.epochs` into steps, and `train.eval_every=0` into one epoch.
 
-    Raises ValueError, naming the entries, where no step would be left.
+    Raises ValueError where the set has no object to learn from, or, naming the entries, where no
+    step would be left.
     """
     keep_empty, options = config.data.keep_empty, example_options(config)
+    if not training_counts(dataset, options)[0].any():
+        name = datasets.dataset_name(dataset)
+        raise ValueError(f"{name}: no image has an object to train on (crowds are none)")
     factors = epoch_factors(dataset, options, repeats(config), keep_empty=keep_empty)
     num_images = round(float(factors.sum()))
     train = config.train

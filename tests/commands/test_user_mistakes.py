@@ -162,6 +162,20 @@ COMMANDS = {
         ["photo.jpg: does not exist"],
     ),  # fmt: skip
     "no such camera": ("infer --workdir=WORKDIR --input=77 --output=out", ["77: does not exist"]),
+    "no such device": (
+        "infer --workdir=WORKDIR --input=/dev/video77 --output=out",
+        ["/dev/video77: does not exist"],
+    ),
+    "a flag that is an entry": (
+        "train --config=quickstart --workdir=HERE/run --batch_size=4",
+        ["did you mean --config.train.batch_size"],
+    ),
+    "training on crowds alone": (
+        "train --config=finetune --workdir=HERE/run --config.data.train_json=CROWDS "
+        "--config.data.train_images=IMAGES --config.data.val_json=",
+        ["instances.json", "no image has an object to train on", "crowds"],
+    ),
+    "a misspelled command": ("__main__ inferr", ["'inferr'", "'infer'"]),
     "an empty folder": ("infer --workdir=WORKDIR --input=HERE --output=out", ["no images"]),
     "weights of no known format": (
         "infer --config=quickstart --weights=RECIPE --input=RECIPE --output=out",
@@ -178,6 +192,7 @@ def test_commands_of_a_new_user(name, trained, tmp_path, capsys, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     places = {"WORKDIR": trained.untouched, "HERE": tmp_path / "here", "RECIPE": RECIPE}
+    places["CROWDS"], places["IMAGES"] = coco(tmp_path, annotations=[BOX | {"iscrowd": 1}] * 2)
     for place, path in places.items():
         line = line.replace(place, str(path))
     said = error_line(run_inside(*line.split()), capsys.readouterr().err)
