@@ -1,10 +1,11 @@
-"""Shell commands of the README and the guides, run as they stand.
+"""Shell commands of the README and the guides, run by bash as they stand.
 
-They get a small set under the names of the documentation, and overrides that make them cheap;
-nothing else is changed. Those that need a network, a GPU, COCO or hours are listed and not run.
+A stand-in for Python adds overrides that make them cheap, and takes `/data` from the folder of the
+test. What cannot run here is listed with the tests that do the same in another way, and at least
+its recipe and entries are read.
 """
 
-import json
+import os
 import re
 import shlex
 import shutil
@@ -12,41 +13,70 @@ import subprocess
 import sys
 from pathlib import Path
 
-import cv2
-import numpy as np
 import pytest
-from pycocotools import mask as coco_mask
+from absl import flags
+from ml_collections import config_flags
 
-from mask_rcnn_jax.annotations.segmentation import segmentation_to_mask
-from mask_rcnn_jax.formats.shapes import write_shapes
+from mask_rcnn_jax.config import load_config
 from tests.commands.command import ROOT, data_entries, environment
-from tests.commands.test_walk import CHEAP, WEIGHTS, write_labelme, write_weights
-from tests.deploy.videos import write_video
+from tests.commands.documented_files import arrange
+from tests.commands.test_walk import CHEAP
 
 GUIDES = ("getting_started", "own_data", "training", "inference", "data", "deployment", "serving")
 PAGES = [ROOT / "docs" / f"{name}.md" for name in GUIDES]
 PAGES += [ROOT / "README.md"]
 PAGES += sorted(page for page in (ROOT / "docs").glob("*.md") if page not in PAGES)
-COMMAND = re.compile(r"(?:\S*python3? -m mask_rcnn_jax[. ]|mask-rcnn-jax )(\w+) (.*)")
-# Commands that are not run here, by a pattern, and why.
+# Commands that are not run here, by a pattern: why, and what runs in their place.
 NOT_RUN = {
-    r"-m venv|^\. |pip install|-m pytest": "sets up or tests an environment",
-    "prepare (weights|coco2017|tfds)": "downloads",
-    "source=tfds|tfrecord": "reads COCO as records",
-    "--config lvis": "reads LVIS",
-    "loggers=wandb": "needs an account",
-    "coco_nvidia_pytorch": "reads COCO, on several GPUs",
-    r"\$(DATA|PEOPLE|IMAGES|COCO128)|^--config": "trains for hours on sets of docs/results.md",
-    "launch/|^(for|done|grep) ?|quick_": "starts several processes or runs",
-    "benchmark compile|benchmarks.scaling": "compiles for a GPU",
-    "trtexec|tensorboard|curl": "a program of others",
-    "serve ": "runs until it is stopped",
+    r"-m venv|^\. |pip install|-m pytest": ("sets up or tests an environment", ".ci/run"),
+    "prepare weights": ("downloads", "tests/formats/test_download.py::test_weights_by_name"),
+    "prepare coco2017": ("downloads", "tests/formats/test_coco2017.py::test_command"),
+    "loggers=wandb": ("needs W&B", "tests/training/test_loggers.py::test_wandb_offline"),
+    "launch/local.sh": (
+        "uses GPUs",
+        "tests/launch/test_scripts.py::test_local_starts_one_process_on_so_many_gpus",
+    ),
+    "sbatch": (
+        "needs Slurm",
+        "tests/launch/test_slurm.py::test_an_interrupted_run_ends_like_one_that_was_not",
+    ),
+    "launch/multinode.sh": (
+        "uses fixed ports",
+        "tests/commands/test_processes.py::test_two_processes_stop_at_one_step_and_one_process_goes_on",
+    ),
+    r"^DATA=\S+ \S+ \S+ launch/reproduce.sh": (
+        "trains for days",
+        "tests/launch/test_reproduce.py::test_the_whole_job_on_a_cpu",
+    ),
+    "benchmark compile|benchmarks.scaling": (
+        "compiles for GPUs",
+        "tests/benchmarking/test_absent_gpus.py::test_commands_for_gpus_that_are_not_there",
+    ),
+    "trtexec|tensorboard": ("a program of others", ""),
+    r"\.serve |curl": (
+        "runs until it is stopped",
+        "tests/deploy/test_serve_command.py::test_answers_until_it_is_told_to_stop",
+    ),
+    "^--config": ("entries for the command above it", ""),
 }
-# Measurements, shortened.
+# Arguments that end what would take hours; the last one of a name counts.
 SHORT = {
-    "benchmarks/large_set.py": ["--images=20"],
-    "benchmarks/serving.py": ["--clients=1,2", "--seconds=1"],
+    "large_set": ["--images=20"],
+    "serving": ["--clients=1,2", "--seconds=1"],
+    "benchmarks.seeds": ["--seeds=0,1", "--config.model.init_from=", "--config.train.steps=2"],
 }
+LENGTH = ("train.steps", "train.epochs", "train.eval_every", "train.checkpoint_every")
+# Weights of others, which tests/weights read.
+NO_FILES = ("resnet50.safetensors", "R-50.pkl", "runs/first/", "/model/", "/weights/")
+
+
+def statements(block: str) -> list[str]:
+    """The commands of a shell block without comments; a loop is one."""
+    lines = re.sub(r"\\\n\s*", "", block).splitlines()
+    text = "\n".join(re.sub("(^| +)#.*", "", line) for line in lines)
+    loops = re.split(r"^(for .*?^done.*?)$", text, flags=re.M | re.S)
+    parts = [re.split(r"\n| && ", part) if i % 2 == 0 else [part] for i, part in enumerate(loops)]
+    return [part.strip() for some in parts for part in some if part.strip()]
 
 
 def documented() -> list[tuple[str, str]]:
@@ -54,9 +84,7 @@ def documented() -> list[tuple[str, str]]:
     found = {}
     for page in PAGES:
         for block in re.findall(r"```bash\n(.*?)```", page.read_text(), re.S):
-            lines = re.sub(r"\\\n\s*", "", block).splitlines()
-            parts = [part for line in lines for part in re.sub("(^| +)#.*", "", line).split(" && ")]
-            found |= {part.strip(): page.name for part in parts if part.strip()}
+            found |= dict.fromkeys(statements(block), page.name)
     return [(page, command) for command, page in found.items()]
 
 
@@ -67,130 +95,69 @@ def reasons(command: str) -> list[str]:
 HERE = [(page, command) for page, command in documented() if not reasons(command)]
 
 
-def test_every_command_can_be_run_or_is_listed():
+def test_what_is_not_run_is_tested_elsewhere():
     used = {pattern for _, command in documented() for pattern in reasons(command)}
     assert used == set(NOT_RUN)
-    short = [command for _, command in HERE if any(script in command for script in SHORT)]
-    assert len(short) == len(SHORT)
-    others = [c for _, c in HERE if not COMMAND.fullmatch(c) and c not in short]
-    assert others == []
+    for _, place in NOT_RUN.values():
+        file, _, test = place.partition("::")
+        assert not file or (ROOT / file).is_file(), place
+        assert not test or f"def {test}(" in (ROOT / file).read_text(), place
 
 
-def write_set(path: Path, content: dict, names, classes: dict | None = None) -> None:
-    """A json of `content` with other file names and, by their names, other classes."""
-    images = [entry | {"file_name": n} for entry, n in zip(content["images"], names, strict=True)]
-    categories = [
-        entry | {"name": (classes or {}).get(entry["name"], entry["name"])}
-        for entry in content["categories"]
-    ]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content | {"images": images, "categories": categories}))
-
-
-def by_name(content: dict) -> dict:
-    """The same with ids of classes in the order of their names, as labelme's become."""
-    known = sorted(content["categories"], key=lambda entry: entry["name"])
-    ids = {entry["id"]: i for i, entry in enumerate(known, start=1)}
-    entries = [a | {"category_id": ids[a["category_id"]]} for a in content["annotations"]]
-    categories = [entry | {"id": ids[entry["id"]]} for entry in known]
-    return content | {"annotations": entries, "categories": categories}
-
-
-def names_of(content: dict) -> list[str]:
-    return [Path(entry["file_name"]).name for entry in content["images"]]
-
-
-def perfect_results(content: dict) -> list[dict]:
-    """Every object, found with its mask."""
-    sizes = {entry["id"]: (entry["height"], entry["width"]) for entry in content["images"]}
-    results = []
-    for entry in content["annotations"]:
-        mask = segmentation_to_mask(entry["segmentation"], *sizes[entry["image_id"]])
-        code = coco_mask.encode(np.asfortranarray(mask.astype(np.uint8)))
-        code["counts"] = code["counts"].decode()
-        said = {"segmentation": code, "score": 0.9}
-        results.append(said | {key: entry[key] for key in ("image_id", "category_id")})
-    return results
-
-
-def arrange(folder: Path) -> None:
-    """What the pages assume to be there, under the names that they give it."""
-    photos, coco = folder / "photos", folder / "data" / "coco"
-    photos.mkdir()
-    write_labelme(photos)
-    (folder / "my").mkdir()
-    (folder / "my" / "images").symlink_to(photos)
-    (folder / "configs").symlink_to(ROOT / "configs")
-
-    made = write_shapes(folder / "made", train=80, val=4, size=(64, 64))
-    content, few = (by_name(json.loads(made[split].read_text())) for split in ("train", "val"))
-    names = names_of(content)
-    for name, images, first, classes in (
-        ("day.json", "photos/day", "d", {"circle": "Car", "square": "truck"}),
-        ("night.json", "photos/night", "n", {"circle": "car", "square": "lorry"}),
-        ("a/train.json", "a/images", "", {"circle": "auto"}),
-        ("b/train.json", "b/images", "", {"circle": "truck"}),
-    ):
-        (folder / images).mkdir(parents=True)
-        for file in names:
-            shutil.copy(folder / "made" / "train" / file, folder / images / f"{first}{file}")
-        write_set(folder / name, content, [f"{first}{file}" for file in names], classes)
-    clips = [f"video{i % 8}_c/{file}" for i, file in enumerate(names)]
-    for file, place in zip(names, clips, strict=True):
-        (photos / place).parent.mkdir(exist_ok=True)
-        shutil.copy(folder / "made" / "train" / file, photos / place)
-    write_set(folder / "all.json", content, clips)
-    write_set(folder / "ls.json", content, [f"upload/3/d{file}" for file in names])
-    write_set(coco / "annotations" / "instances_val2017.json", few, names_of(few))
-    (folder / "made" / "val").rename(coco / "val2017")
-    (folder / "segm_results.json").write_text(json.dumps(perfect_results(few)))
-
-    for name in ("photo.jpg", "new/one.jpg", "PennFudanPed/PNGImages/one.jpg"):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(photos / "000000.jpg", folder / name)
-    masks = folder / "PennFudanPed" / "PedMasks"
-    masks.mkdir()
-    label = np.zeros((64, 64), np.uint8)
-    label[20:50, 10:30], label[5:60, 40:55] = 1, 2
-    cv2.imwrite(str(masks / "one_mask.png"), label)
-    for name in ("clip.mp4", "clip.mov"):
-        write_video(folder / name, 3)
-    write_weights(folder / WEIGHTS)
-    write_weights(folder / "weights/maskrcnn_resnet50_fpn_coco-bf2d0c1e.pth", "coco_torchvision")
+@pytest.mark.parametrize("command", [c for _, c in documented() if "--config" in c])
+def test_recipes_and_entries_are_those_that_there_are(command):
+    words = shlex.split(command)
+    recipe = words[words.index("--config") + 1] if "--config" in words else "coco_torchvision"
+    config = load_config(ROOT / recipe if recipe.endswith(".py") else recipe)
+    argv, known = ["", *(word for word in words if word[:9] == "--config.")], flags.FlagValues()
+    config_flags.DEFINE_config_dict("config", config, flag_values=known, sys_argv=argv)
+    known(argv)
 
 
 def cheap(entry: str, arguments: list[str]) -> list[str]:
-    """Overrides with which a command ends soon, and the data where it names none."""
+    """Arguments with which a command ends soon, and the data where it names none."""
     if "--config" not in arguments or "--results" in arguments:
-        return []
+        return SHORT.get(entry, [])
     changes, given = dict(CHEAP), " ".join(arguments)
     if entry == "train" and "finetune" in arguments:
         place = "a/train.json", "a/images"  # with the classes of b, too
         pairs = [(f"my/{split}.json", "photos") for split in ("train", "val")]
         changes |= data_entries(*([place, place] if "more_train" in given else pairs))
-    return [
-        f"--config.{name}={v}" for name, v in changes.items() if f"--config.{name}=" not in given
-    ]
+    kept = {n: v for n, v in changes.items() if n in LENGTH or f"--config.{n}=" not in given}
+    if any(f"init_from={start}" in given for start in NO_FILES):
+        kept |= {"model.init_from": "", "optim.learning_rate": 1e-4}  # with random weights
+    return [*(f"--config.{name}={value}" for name, value in kept.items()), *SHORT.get(entry, [])]
 
 
-def runnable(command: str, folder: Path) -> list[str]:
-    """The arguments of a process that runs a command."""
-    match = COMMAND.fullmatch(command)
-    if not match:
-        script, *arguments = shlex.split(command)[1:]
-        return [sys.executable, str(ROOT / script), *arguments, *SHORT[script]]
-    entry, arguments = match[1], shlex.split(match[2])
+def as_python(folder: str, *arguments: str) -> None:
+    """Become Python with those arguments and the cheap ones; the working directory is `folder`."""
+    entry = Path(arguments[0]).stem
+    if arguments[0] == "-m":
+        entry = arguments[1].removeprefix("mask_rcnn_jax.")
+        entry = arguments[2] if entry == "mask_rcnn_jax" else entry
     if entry == "train":  # the pages train several models, all of them in runs/mine
-        shutil.rmtree(folder / arguments[arguments.index("--workdir") + 1], ignore_errors=True)
-    return [sys.executable, "-m", f"mask_rcnn_jax.{entry}", *arguments, *cheap(entry, arguments)]
+        shutil.rmtree(arguments[arguments.index("--workdir") + 1], ignore_errors=True)
+    arguments = [re.sub(r"(?<==)/data/", f"{folder}/data/", argument) for argument in arguments]
+    os.execv(sys.executable, [sys.executable, *arguments, *cheap(entry, arguments)])
 
 
 @pytest.mark.slow
 def test_commands_run_as_they_stand(tmp_path, cache):
     arrange(tmp_path)
-    variables = environment(cache, devices=1) | {"PYTHONPATH": str(ROOT)}
+    python = f"from tests.commands import test_documented as t; t.as_python({str(tmp_path)!r}, "
+    for name in ("bin/python", ".venv/bin/python"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        text = f"#!{sys.executable}\nimport sys\n{python}*sys.argv[1:])\n"
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    data = tmp_path / "data"
+    variables = environment(cache, devices=1) | {"PYTHONPATH": str(ROOT), "DATA": str(data)}
+    variables |= dict.fromkeys(("PEOPLE", "IMAGES", "COCO128"), str(data / "train"))
+    variables["PATH"] = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
     for page, command in HERE:
-        done = subprocess.run(runnable(command, tmp_path), cwd=tmp_path, text=True, env=variables,
-                              capture_output=True, timeout=900)  # fmt: skip
+        done = subprocess.run(
+            ["bash", "-euc", command], cwd=tmp_path, text=True, env=variables,
+            capture_output=True, timeout=900,
+        )  # fmt: skip
         assert done.returncode == 0, f"{page}: {command}\n{done.stderr}"
         assert "Traceback" not in done.stderr, done.stderr
