@@ -22,6 +22,9 @@ LOST = (
     "error: aborted, since another process of this run ended or cannot be reached, as its own "
     "output says, or for the cause that the lines above name\n"
 )
+# A process that has ended waits so long for the first, which may still write the report. JAX's five
+# minutes end a run that is whole with an error. A dead process is noticed by its missing heartbeats.
+END_S = 24 * 3600
 UNJOINED = "error: --coordinator_address={address}: the processes did not join. JAX says:"
 
 _abort_handler: Any = None  # C code may call it until the process ends
@@ -59,7 +62,11 @@ def join_processes() -> tuple[int, int]:
         where = {name: FLAGS[name].value for name in PROCESS_FLAGS[:3]}
     try:
         with _one_last_line():
-            jax.distributed.initialize(**where, heartbeat_timeout_seconds=FLAGS.lost_after)
+            jax.distributed.initialize(
+                **where,
+                heartbeat_timeout_seconds=FLAGS.lost_after,
+                shutdown_timeout_seconds=END_S,
+            )
     except ValueError as error:
         raise ValueError(
             f"--coordinator_address={address}: {error} Without a cluster, set it to "
@@ -80,7 +87,7 @@ def _one_last_line() -> Iterator[None]:
 
     By default they print the addresses of C++ code and abort, which only a private name of JAX can
     change. Its callback gets a status that Python cannot be given, so that the process aborts as
-    well, but without addresses.
+    well, but without addresses. Its time to shut down has no other name, either.
     """
     global _abort_handler
 
@@ -99,7 +106,9 @@ def _one_last_line() -> Iterator[None]:
     except (ImportError, AttributeError):  # another version of JAX: the addresses are printed
         yield
         return
-    _jax.get_distributed_runtime_client = partial(make_client, missed_heartbeat_callback=end)
+    _jax.get_distributed_runtime_client = partial(
+        make_client, missed_heartbeat_callback=end, shutdown_timeout=END_S
+    )
     try:
         yield
     finally:

@@ -45,6 +45,13 @@ def test_a_sigterm_to_one_stops_both_at_the_same_step(tmp_path):
     assert sorted(int(p.name) for p in (tmp_path / "checkpoints").iterdir()) == [3, step]
 
 
+@pytest.mark.slow
+def test_the_others_wait_for_what_the_first_has_left_to_do(tmp_path):
+    """Longer than JAX's five minutes."""
+    with started("late", tmp_path) as pair:
+        assert pair.codes() == [0, 0], pair.said()
+
+
 @pytest.mark.parametrize("victim", [0, 1])
 def test_the_death_of_one_ends_the_other(victim, tmp_path):
     with started("run", tmp_path, "--lost_after=5") as pair:

@@ -1,7 +1,7 @@
 """A small command for `test_two_processes.py`, which starts it twice: collectives without a model.
 
-python -m tests.training.two_processes MODE WORKDIR --coordinator_address=... ; MODE is "tell" or
-"run".
+python -m tests.training.two_processes MODE WORKDIR --coordinator_address=... ; MODE is "tell",
+"run" or "late".
 """
 
 import time
@@ -20,7 +20,7 @@ from mask_rcnn_jax.training.checkpoint import Checkpoints
 from mask_rcnn_jax.training.step import TrainState, make_mesh, replicate, shard_batch
 
 
-def tell() -> None:
+def tell(_: str) -> None:
     """Every way of telling; fails where something arrives that was not sent."""
     mesh, index = make_mesh(), jax.process_index()
     own = {"x": np.arange(8.0).reshape(4, 2) + 100 * index, "n": np.arange(4) - index}
@@ -72,9 +72,20 @@ def run(workdir: str) -> None:
             time.sleep(0.02)
 
 
+def late(_: str) -> None:
+    """The first process has something left to do, as it has with a long report."""
+    jax.devices()
+    if jax.process_index() == 0:
+        time.sleep(320)
+    print("ended", flush=True)
+
+
+MODES = {"tell": tell, "run": run, "late": late}
+
+
 def main(arguments) -> None:
     mode, workdir = arguments
-    tell() if mode == "tell" else run(workdir)
+    MODES[mode](workdir)
 
 
 if __name__ == "__main__":
