@@ -21,12 +21,16 @@ EXACT = {
     "cvat": "cvat/default.xml",
     "voc": "voc",
     "labelstudio": "labelstudio.json",
+    "labelme": "labelme",
+    "supervisely": "supervisely",
 }
+# Two digits; whole pixels, rounded down.
+ROUNDING = {"cvat": 0.006, "datumaro": 0.006, "supervisely": 0.76}
 
 
-def converted(kind, place, tmp_path):
+def converted(kind, place, tmp_path, **options):
     """What is converted, which `check` finds no fault with."""
-    options = Options(tmp_path / "out.json")
+    options = Options(tmp_path / "out.json", **options)
     content, folder, left_out = convert(kind, SAMPLES / place, SAMPLES / "images", options)
     assert (folder, left_out) == (SAMPLES / "images", [])
     write_json(tmp_path / "out.json", content)
@@ -48,6 +52,13 @@ def objects_of(content):
     return found
 
 
+def assert_same_inside(mask, other):
+    """Masks [H, W] may differ in pixels at the borders of the second."""
+    other, around = other.astype(np.uint8), np.ones((3, 3), np.uint8)
+    assert (cv2.erode(other, around) <= mask).all()
+    assert (mask <= cv2.dilate(other, around)).all()
+
+
 @pytest.mark.parametrize("kind", EXACT)
 def test_masks_keep_holes_and_parts_and_polygons_stay_polygons(kind, tmp_path):
     content = converted(kind, EXACT[kind], tmp_path)
@@ -59,9 +70,9 @@ def test_masks_keep_holes_and_parts_and_polygons_stay_polygons(kind, tmp_path):
             if polygon is None or kind == "voc":
                 np.testing.assert_array_equal(mask, other)
             else:
-                # CVAT's file has two digits.
                 assert isinstance(segmentation, list)
-                np.testing.assert_allclose(segmentation, [polygon], atol=0.006)
+                rounding = ROUNDING.get(kind, 1e-9)
+                np.testing.assert_allclose(segmentation, [polygon], atol=rounding)
 
 
 @pytest.mark.parametrize("kind, place", [("yolo", "yolo"), ("voc", "voc_xml")])
@@ -77,11 +88,40 @@ def test_outlines_of_supervision_show_the_same_pixels(kind, place, tmp_path):
                 np.any([mask for other, mask, _ in shown if other == label], axis=0)
                 for shown in (found[name], expected)
             )
-            theirs = theirs.astype(np.uint8)
-            around = np.ones((3, 3), np.uint8)
-            assert (cv2.erode(theirs, around) <= ours).all()
-            assert (ours <= cv2.dilate(theirs, around)).all()  # the middle of the hole is empty
+            assert_same_inside(ours, theirs)  # the middle of the hole is empty
     assert len(found["street one"]) == 4 and len(found["b"]) == 1
+
+
+def test_label_images_of_skimage_show_the_same_pixels(tmp_path):
+    """Their values have 16 bits."""
+    found = objects_of(converted("masks", "label_images", tmp_path, class_name="animal"))
+    for name, expected in scene.objects().items():
+        for (label, mask, _), (_, other, _) in zip(found[name], expected, strict=True):
+            assert label == "animal"
+            np.testing.assert_array_equal(mask, other)
+
+
+@pytest.mark.parametrize("kind", ["instance", "polygons"])
+def test_instances_of_cityscapes_are_what_its_scripts_draw(kind, tmp_path):
+    """Those draw a polygon's border, too, and what is nearer over what is behind it."""
+    found = objects_of(converted("cityscapes", f"cityscapes/{kind}", tmp_path))
+    known = {"person": 24, "car": 26, "bicycle": 33}
+    for name, outlines in scene.STREETS.items():
+        path = SAMPLES / "cityscapes" / "instance" / f"{name}_gtFine_instanceIds.png"
+        drawn = cv2.imread(str(path), cv2.IMREAD_UNCHANGED)
+        values = [known.get(label.removesuffix("group"), 0) for label, _ in outlines]
+        crowds = [label.endswith("group") for label, _ in outlines]
+        expected = {v if crowd else 1000 * v for v, crowd in zip(values, crowds, strict=True) if v}
+        shown = set()
+        for label, mask, _ in found[name]:
+            (value,) = (v for v in np.unique(drawn[mask > 0]) if v in expected - shown)
+            assert known[label] == value // (1000 if value >= 1000 else 1)
+            if kind == "instance":
+                np.testing.assert_array_equal(mask, drawn == value)
+            else:
+                assert_same_inside(mask, drawn == value)
+            shown.add(value)
+        assert shown == expected
 
 
 def test_tracks_of_fiftyone_show_the_same_outlines_in_each_frame(tmp_path):

@@ -6,6 +6,16 @@ CLASSES = ("bird", "cat", "dog")
 TRIANGLE = [40.0, 8.0, 72.0, 8.0, 56.0, 40.0]
 FRACTIONS = [4.25, 5.5, 30.75, 6.125, 28.5, 33.25, 10.0, 36.75]
 SIZES = {"street one": (60, 80), "b": (50, 70)}  # (height, width)
+# Cityscapes' labels and polygons of each image: a car that a person covers, and a ring.
+STREETS = {
+    "street one": [
+        ("road", [0, 30, 79, 30, 79, 59, 0, 59]),
+        ("car", [10, 20, 60, 20, 60, 45, 10, 45]),
+        ("person", [50, 10, 70, 10, 70, 55, 50, 55]),
+        ("cargroup", [0, 0, 20, 0, 20, 8, 0, 8]),
+    ],
+    "b": [("bicycle", [8, 8, 50, 8, 50, 40, 8, 40]), ("sky", [20, 15, 40, 15, 40, 30, 20, 30])],
+}
 
 
 def ring() -> np.ndarray:
@@ -19,6 +29,12 @@ def two_parts() -> np.ndarray:
     mask = np.zeros((60, 80), bool)
     mask[46:56, 4:24] = mask[44:58, 50:70] = True
     return mask
+
+
+def bounds(mask: np.ndarray) -> tuple[int, int, int, int]:
+    """y1, x1, y2, x2 of what a mask shows; the ends are behind it."""
+    rows, columns = np.nonzero(mask.any(1))[0], np.nonzero(mask.any(0))[0]
+    return int(rows[0]), int(columns[0]), int(rows[-1]) + 1, int(columns[-1]) + 1
 
 
 def inside(polygon: list[float], size: tuple[int, int]) -> np.ndarray:

@@ -1,8 +1,9 @@
 """Write the samples with other libraries: `python -m tests.formats.samples.write NAME`.
 
 NAME is `supervision` (0.31.2, for yolo and voc_xml), `datumaro` (1.13.12, for datumaro, cvat and
-voc), `fiftyone` (1.22.1, for cvat_video) or `labelstudio` (the run lengths of
-label-studio-converter 0.0.59 in a file as Label Studio's documentation has it).
+voc), `fiftyone` (1.22.1, for cvat_video), `labelstudio` (label-studio-sdk 2.1.2), `labelme`
+(6.3.1), `cityscapes` (cityscapesScripts 2.3.0), `skimage` (0.26.0, for label_images) or
+`supervisely` (6.74.51).
 """
 
 import json
@@ -54,9 +55,8 @@ def write_with_datumaro() -> None:
             else:
                 shapes.append(dm.Polygon(polygon, label=index, id=group, group=group))
             entry = {"label": index, "id": group, "group": group}
-            rows, columns = np.nonzero(mask.any(1))[0], np.nonzero(mask.any(0))[0]
-            x, y = columns[0], rows[0]
-            masks.append(dm.Bbox(x, y, columns[-1] + 1 - x, rows[-1] + 1 - y, **entry))
+            y1, x1, y2, x2 = scene.bounds(mask)
+            masks.append(dm.Bbox(x1, y1, x2 - x1, y2 - y1, **entry))
             masks.append(dm.Mask(mask.astype(np.uint8), **entry))
         media = dm.Image.from_file(str(HERE / "images" / f"{name}.png"))
         items.append(dm.DatasetItem(name, subset="default", media=media, annotations=shapes))
@@ -70,28 +70,104 @@ def write_with_datumaro() -> None:
     path.write_text(path.read_text().replace(str(HERE), "/home/me"))
 
 
-def write_label_studio() -> None:
-    from label_studio_converter.brush import mask2rle
+def write_with_label_studio() -> None:
+    from label_studio_sdk.converter.brush import mask2rle
+    from label_studio_sdk.converter.imports.coco import create_segmentation, new_task
 
     tasks = []
-    for number, (name, objects) in enumerate(scene.objects().items(), start=1):
+    for name, objects in scene.objects().items():
         height, width = scene.SIZES[name]
-        regions = []
+        task = new_task("annotations", "/data/upload/3", f"0a1b2c3d-{name}.png")
         for place, (label, mask, polygon) in enumerate(objects):
-            region = {"id": f"r{place}", "original_width": width, "original_height": height}
-            region |= {"image_rotation": 0, "from_name": "tag", "to_name": "image"}
+            outline = [] if polygon is None else polygon
+            region = create_segmentation(0, outline, [label], "tag", height, width, "image")
+            region["id"] = f"r{place}"  # a random one otherwise
             if polygon is None:
                 value = {"format": "rle", "rle": mask2rle(mask.astype(np.uint8) * 255)}
                 region |= {"type": "brushlabels", "value": value | {"brushlabels": [label]}}
-            else:
-                points = np.reshape(polygon, (-1, 2)) * 100 / [width, height]
-                value = {"points": points.tolist(), "closed": True, "polygonlabels": [label]}
-                region |= {"type": "polygonlabels", "value": value}
-            regions.append(region)
-        upload = f"/data/upload/3/0a1b2c3d-{name.replace(' ', '%20')}.png"
-        annotation = {"id": number, "was_cancelled": False, "result": regions}
-        tasks.append({"id": number, "annotations": [annotation], "data": {"image": upload}})
+            task["annotations"][0]["result"].append(region)
+        tasks.append(task)
     (HERE / "labelstudio.json").write_text(json.dumps(tasks))
+
+
+def write_with_labelme() -> None:
+    from labelme._label_file import write_label_file
+    from labelme.utils import img_arr_to_b64
+
+    folder = HERE / "labelme"
+    folder.mkdir(exist_ok=True)
+    for name, objects in scene.objects().items():
+        shapes = []
+        for group, (label, mask, polygon) in enumerate(objects):
+            shape = {"label": label, "group_id": group, "description": "", "flags": {}}
+            if polygon is None:
+                y1, x1, y2, x2 = scene.bounds(mask)
+                crop = img_arr_to_b64(mask[y1:y2, x1:x2])
+                corners = [[float(x1), float(y1)], [x2 - 1.0, y2 - 1.0]]
+                shape |= {"shape_type": "mask", "points": corners, "mask": crop}
+            else:
+                points = np.reshape(polygon, (-1, 2)).tolist()
+                shape |= {"shape_type": "polygon", "points": points, "mask": None}
+            shapes.append(shape)
+        height, width = scene.SIZES[name]
+        sizes = {"image_height": height, "image_width": width}
+        path = str(folder / f"{name}.json")
+        write_label_file(path, shapes=shapes, image_path=f"../images/{name}.png", **sizes)
+
+
+def write_with_cityscapes() -> None:
+    """Polygons, of which the later ones cover the earlier, and what they make of the pixels."""
+    from cityscapesscripts.helpers.annotation import Annotation, CsPoly, Point
+    from cityscapesscripts.preparation.json2instanceImg import json2instanceImg
+
+    for name, polygons in scene.STREETS.items():
+        content = Annotation()
+        content.imgHeight, content.imgWidth = scene.SIZES[name]
+        for place, (label, outline) in enumerate(polygons):
+            drawn = CsPoly()
+            drawn.id, drawn.label = place, label
+            drawn.polygon = [Point(x, y) for x, y in np.reshape(outline, (-1, 2)).tolist()]
+            content.objects.append(drawn)
+        for kind in ("polygons.json", "instanceIds.png"):
+            (HERE / "cityscapes" / kind[:8]).mkdir(parents=True, exist_ok=True)
+        path = HERE / "cityscapes" / "polygons" / f"{name}_gtFine_polygons.json"
+        content.toJsonFile(str(path))
+        image = HERE / "cityscapes" / "instance" / f"{name}_gtFine_instanceIds.png"
+        json2instanceImg(str(path), str(image))
+
+
+def write_with_skimage() -> None:
+    from skimage import io
+
+    (HERE / "label_images").mkdir(exist_ok=True)
+    for name, objects in scene.objects().items():
+        labels = np.zeros(scene.SIZES[name], np.uint16)
+        for value, (_, mask, _) in enumerate(objects, start=1):
+            labels[mask] = 300 * value
+        path = HERE / "label_images" / f"{name}_mask.png"
+        io.imsave(str(path), labels, check_contrast=False)
+
+
+def write_with_supervisely() -> None:
+    import supervisely as sly
+
+    kinds = {name: sly.ObjClass(name, sly.AnyGeometry) for name in scene.CLASSES}
+    folder = HERE / "supervisely" / "ds" / "ann"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, objects in scene.objects().items():
+        labels = []
+        for label, mask, polygon in objects:
+            if polygon is None:
+                shape = sly.Bitmap(mask)
+            else:
+                points = np.reshape(polygon, (-1, 2))[:, ::-1].tolist()
+                shape = sly.Polygon([sly.PointLocation(*point) for point in points])
+            labels.append(sly.Label(shape, kinds[label]))
+        content = sly.Annotation(scene.SIZES[name], labels).to_json()
+        for entry in content["objects"]:  # the time
+            for key in ("createdAt", "updatedAt"):
+                entry.pop(key, None)
+        (folder / f"{name}.png.json").write_text(json.dumps(content))
 
 
 def write_with_fiftyone() -> None:
@@ -118,5 +194,7 @@ def write_with_fiftyone() -> None:
 if __name__ == "__main__":
     write_images(HERE / "images")
     writers = {"supervision": write_with_supervision, "datumaro": write_with_datumaro}
-    writers |= {"fiftyone": write_with_fiftyone, "labelstudio": write_label_studio}
+    writers |= {"fiftyone": write_with_fiftyone, "labelstudio": write_with_label_studio}
+    writers |= {"labelme": write_with_labelme, "cityscapes": write_with_cityscapes}
+    writers |= {"skimage": write_with_skimage, "supervisely": write_with_supervisely}
     writers[sys.argv[1]]()
