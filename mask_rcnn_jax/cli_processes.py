@@ -22,8 +22,8 @@ LOST = (
     "error: aborted, since another process of this run ended or cannot be reached, as its own "
     "output says, or for the cause that the lines above name\n"
 )
-# A process that has ended waits so long for the first, which may still write the report. JAX's five
-# minutes end a run that is whole with an error. A dead process is noticed by its missing heartbeats.
+# A process that has ended waits so long for the first, which may still write the report: JAX's
+# five minutes would end both with an error. A dead process is noticed by its missing heartbeats.
 END_S = 24 * 3600
 UNJOINED = "error: --coordinator_address={address}: the processes did not join. JAX says:"
 
