@@ -58,25 +58,27 @@ def _place(
     canvas[top:bottom, :left] = line[:left]
     canvas[top:bottom, right:] = line[right:]
     if (stop > start).all():
-        canvas[top:bottom, left:right] = _resized(image, scales, start - offsets, stop - offsets)
+        canvas[top:bottom, left:right] = _resized(image, scales, start - offsets, stop - start)
 
 
 def _resized(
-    image: np.ndarray, scales: np.ndarray, start: np.ndarray, stop: np.ndarray
+    image: np.ndarray, scales: np.ndarray, start: np.ndarray, shape: np.ndarray
 ) -> np.ndarray:
-    """Resize by `scales` and cut out the part from `start` to `stop`, (y, x)."""
-    (height, width), (y1, x1), (y2, x2) = (
-        np.rint(a).astype(int) for a in (scales * image.shape[:2], start, stop)
-    )
-    is_whole = np.abs([scales * image.shape[:2] - (height, width), start - (y1, x1)]).max()
-    whole = is_whole < _EPSILON and height * width <= _MOST_WHOLE * (y2 - y1) * (x2 - x1)
+    """Resize by `scales` and cut out the part of `shape` pixels at `start`, (y, x).
+
+    `start` may lie between pixels.
+    """
+    (height, width), (y, x) = (np.rint(a).astype(int) for a in (scales * image.shape[:2], start))
+    rows, columns = shape.tolist()
+    is_whole = np.abs([scales * image.shape[:2] - (height, width), start - (y, x)]).max()
+    whole = is_whole < _EPSILON and height * width <= _MOST_WHOLE * rows * columns
     if whole and (scales >= 1).all():
         # Nothing is averaged then: OpenCV is the same to one gray level, and five times as fast.
-        return cv2.resize(image, (width, height))[y1:y2, x1:x2]
-    low, high = ((place / scales).clip(0, image.shape[:2]) for place in (start, stop))
+        return cv2.resize(image, (width, height))[y : y + rows, x : x + columns]
+    low, high = ((place / scales).clip(0, image.shape[:2]) for place in (start, start + shape))
     box = (*low[::-1].tolist(), *high[::-1].tolist())
     source = Image.fromarray(np.ascontiguousarray(image))
-    return np.asarray(source.resize((x2 - x1, y2 - y1), Image.Resampling.BILINEAR, box=box))
+    return np.asarray(source.resize((columns, rows), Image.Resampling.BILINEAR, box=box))
 
 
 def _rotate(image: np.ndarray, affine: Affine, fill: tuple[int, int, int]) -> np.ndarray:

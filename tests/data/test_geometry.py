@@ -131,6 +131,21 @@ def test_large_enlargements_of_small_parts_are_pillows_too():
     assert np.abs(found.astype(int) - resized[777:797, 1001:1031]).max() <= 1
 
 
+@pytest.mark.parametrize("scale", [0.6, 1.0, 1.5])
+@pytest.mark.parametrize("offset", [0.5, -0.5, 2.5, -3.25])
+def test_an_image_lies_at_a_fraction_of_a_pixel(scale, offset):
+    """A ramp has the value of its source at every pixel away from its ends."""
+    ramp = np.repeat(np.arange(53, dtype=np.uint8)[None] * 4, 37, axis=0)
+    image = np.stack([ramp, ramp, ramp], axis=-1)
+    found = warp_image(image, Affine(diagonal(scale, scale, offset, 0.5), (60, 90)))
+    source = (np.arange(90) + 0.5 - offset) / scale - 0.5
+    inner = (source > 2) & (source < 50)
+    assert inner.sum() > 25
+    rows = slice(1, int(0.5 + 37 * scale))  # those that lie in the image as a whole
+    assert np.abs(found[rows, inner, 0] - 4 * source[inner]).max() <= 1
+    assert not found[0].any() and not found[rows.stop :].any()
+
+
 def bilinear(image, affine):
     """Pixel by pixel: the color at the source of each pixel's center, black beyond the image."""
     height, width = image.shape[:2]
@@ -314,6 +329,40 @@ def test_the_image_is_resampled_once(monkeypatch):
     assert result.pending is not None and not calls
     result.read()
     assert len(calls) == 1
+
+
+def random_kinds(rng):
+    size = tuple(rng.integers(8, 100, 2).tolist())
+    kinds = [
+        ScaleJitter(size, (0.1, 2.0)),
+        ScaleJitter(size, (0.8, 1.25), rounding="floor"),
+        FixedSizeCrop(size),
+        FixedSizeCrop(size, pad=False, boxes="clip", rounding="floor"),
+        HorizontalFlip(),
+        VerticalFlip(),
+        QuarterTurns(),
+        Rotation(float(rng.uniform(0, 180))),
+        Translation(0.9, 0.8),
+    ]
+    return [kinds[i] for i in rng.integers(len(kinds), size=rng.integers(1, 7))]
+
+
+@pytest.mark.parametrize("first", range(0, 400, 100))
+def test_any_list_followed_by_any_resize_fills_the_canvas(first):
+    """A gray image with gray padding is gray. Boxes lie in the canvas."""
+    for seed in range(first, first + 100):
+        rng = np.random.default_rng(seed)
+        (height, width), new = rng.integers(1, 120, (2, 2)).tolist()
+        whole = np.ones((height, width), bool)
+        outline = [[0, 0], [width, 0], [width, height]]
+        coded = Annotation.from_mask(whole, 1)
+        objects = coded, Annotation.from_polygons([outline], 2, whole.shape)
+        given = Example(np.full((height, width, 3), 128, np.uint8), objects)
+        result = augmented(random_kinds(rng), (seed,), ShapeSet("train", 1), 0, given)
+        result = result.then(scaling(result.size, new)).read()
+        assert result.image.shape == (*new, 3) and (result.image == 128).all(), seed
+        for one in result.objects:
+            assert (one.box >= 0).all() and (one.box <= [*new[::-1]] * 2).all(), seed
 
 
 # --- objects at the border
