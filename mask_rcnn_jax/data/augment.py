@@ -48,6 +48,28 @@ def augmented(
         raise ValueError(f"{where}: augment {error}") from error.__cause__
 
 
+def read_pending(
+    example: Example,
+    dataset: Dataset,
+    index: int,
+    last: Affine | None = None,
+    out: np.ndarray | None = None,
+) -> Example:
+    """Apply the maps that `augmented` left pending, and a `last` one, to image `index`.
+
+    Args:
+        out: a canvas for the image, if a map is pending.
+
+    Raises:
+        ValueError: a map failed.
+    """
+    try:
+        return (example if last is None else example.then(last)).read(out)
+    except Exception as error:
+        failure = f"failed: {type(error).__name__}: {error}"
+        raise ValueError(f"{image_name(dataset, index)}: augment {failure}") from error
+
+
 def as_kinds(augment: Kind | Sequence[Kind] | None) -> tuple[Kind, ...]:
     """Return one, several or no augmentations as a tuple."""
     if augment is None:
@@ -64,14 +86,14 @@ def _apply(
 ) -> Example:
     for number, kind in enumerate(kinds):
         if isinstance(kind, Geometry):
-            example = example.then(_affine(kind, rng, example.size))
+            example = _call(example.then, _affine(kind, rng, example.size))
         elif isinstance(kind, CopyPaste):
             source = partner(rng) if partner and rng.random() < kind.probability else None
             if source is not None:
                 source = _apply(kinds[:number], source, rng, partner, fault)
-                example = kind.paste(example.read(), source.read(), rng)
+                example = _call(kind.paste, _call(example.read), _call(source.read), rng)
         else:
-            before = example.read()
+            before = _call(example.read)
             example = _call(kind, Example(before.image.copy(), before.objects), rng)
             if found := fault(example, before):
                 raise _Failed(f"returned {found}")

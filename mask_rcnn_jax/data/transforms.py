@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from mask_rcnn_jax.data.affine import moves_whole_pixels, scaling
-from mask_rcnn_jax.data.augment import is_image
+from mask_rcnn_jax.data.augment import is_image, read_pending
 from mask_rcnn_jax.data.coco import CocoDataset
 from mask_rcnn_jax.data.dataset import Annotation, Dataset, ImageRecord, image_name
 from mask_rcnn_jax.data.example import Example
@@ -57,12 +57,12 @@ def load_row(
     batch.scales[row] = plan.scale
     pixel = smallest = 1.0, 1.0  # (y, x)
     if example.pending is None or moves_whole_pixels(example.pending.matrix):
-        example = example.read()
+        example = read_pending(example, dataset, index)
         resize_image(example.image, plan, options, out=batch.images[row])
     else:  # it is resampled anyway: only once
         height, width = plan.size
-        example = example.then(scaling(example.size, plan.size))
-        example = example.read(out=batch.images[row, :height, :width])
+        last, out = scaling(example.size, plan.size), batch.images[row, :height, :width]
+        example = read_pending(example, dataset, index, last, out)
         pixel, plan = plan.scale, plan._replace(scale=(1.0, 1.0))
         smallest = pixel[0] + ROUNDING, pixel[1] + ROUNDING
 

@@ -6,8 +6,10 @@ import re
 import numpy as np
 import pytest
 
+from mask_rcnn_jax.data.affine import Affine, diagonal
 from mask_rcnn_jax.data.augment import Example, augmented
 from mask_rcnn_jax.data.dataset import Annotation, UndecodableImage
+from mask_rcnn_jax.data.geometry import HorizontalFlip
 from mask_rcnn_jax.data.loader import EvalLoader, TrainLoader, TrainOrder
 from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.transforms import empty_batch, load_row
@@ -182,6 +184,32 @@ class NoMap:
 
     def affine(self, rng, size):
         return None
+
+
+class BadFill:
+    """A kind whose map fails when the image is read: its fill is no color."""
+
+    def __init__(self, scale=1.5):
+        self.scale = scale
+
+    def affine(self, rng, size):
+        return Affine(diagonal(self.scale, 1, 3), size, fill=(1, 2))
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        (BadFill(),),
+        (BadFill(1),),
+        (BadFill(), HorizontalFlip(1.0)),
+        (BadFill(), mirror),
+        (BadFill(), BadFill()),
+    ],
+)
+def test_a_map_that_fails_later_names_the_image(kinds):
+    expected = "ShapeSet: image '000000.jpg': augment failed: ValueError: could not broadcast"
+    with pytest.raises(ValueError, match=expected):
+        loaded(ShapeSet("train", 1), 0, kinds)
 
 
 @pytest.mark.parametrize(
