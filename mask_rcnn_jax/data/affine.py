@@ -18,6 +18,7 @@ class Affine(NamedTuple):
     size: tuple[int, int]  # (height, width) of the canvas
     fill: Color | None = None  # beyond the image; None: as an earlier map, or black
     tight: bool = False  # recompute boxes from masks, and drop objects without any mask left
+    torch_masks: bool = False  # codes by torch's nearest neighbor, not by Pillow's
 
 
 def scaling(size: tuple[int, int], new_size: tuple[int, int]) -> Affine:
@@ -36,7 +37,8 @@ def compose(first: Affine, second: Affine) -> Affine:
     matrix = second.matrix[:, :2] @ first.matrix
     matrix[:, 2] += second.matrix[:, 2]
     fill = first.fill if second.fill is None else second.fill
-    return Affine(matrix, second.size, fill, first.tight or second.tight)
+    tight, torch_masks = first.tight or second.tight, first.torch_masks or second.torch_masks
+    return Affine(matrix, second.size, fill, tight, torch_masks)
 
 
 def reveals(first: Affine, second: Affine, size: tuple[int, int]) -> bool:

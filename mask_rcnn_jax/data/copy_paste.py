@@ -29,6 +29,7 @@ class CopyPaste:
         blend: paste two pixels around the objects, too, as torchvision does.
         boxes: boxes for covered objects: "edges" are tight; in torchvision, x2 and y2 are the last
             "pixels", and all objects of the first image are recomputed so.
+            With "pixels", run-length masks are also resized as in torchvision.
     """
 
     probability: float = 1.0
@@ -41,7 +42,8 @@ class CopyPaste:
     def paste(self, base: Example, source: Example, rng: np.random.Generator) -> Example:
         """Return `base` with objects of `source`; both are read."""
         if source.size != base.size:
-            source = source.then(scaling(source.size, base.size)).read()
+            affine = scaling(source.size, base.size)
+            source = source.then(affine._replace(torch_masks=self.boxes == "pixels")).read()
         height, width = base.size
         candidates = [one for one in source.objects if one.segmentation and not one.iscrowd]
         if not candidates:

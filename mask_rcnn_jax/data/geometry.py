@@ -33,7 +33,8 @@ class ScaleJitter:
         size: (height, width) that multiple 1 fits into; pixels.
         scales: lowest and highest multiple: (0.1, 2.0) is large-scale jitter, (0.8, 1.25) the
             standard one.
-        rounding: rounding for the new sides, "floor" as in torchvision, "round" as in Detectron2.
+        rounding: rounding for the new sides, "floor" as in torchvision, "round" as in Detectron2;
+            "floor" puts run-length masks half a pixel too far right and down, as torchvision.
     """
 
     size: tuple[int, int] = (1024, 1024)
@@ -55,7 +56,7 @@ class ScaleJitter:
             scale = low + (high - low) * draw
             new = np.rint(sides * (np.array(self.size) * scale / sides).min())
         height, width = (max(1, int(side)) for side in new)
-        return scaling(size, (height, width))
+        return scaling(size, (height, width))._replace(torch_masks=self.rounding == "floor")
 
 
 @dataclass(frozen=True)

@@ -109,8 +109,9 @@ def _of_centers(matrix: np.ndarray) -> np.ndarray:
 def warp_mask(mask: np.ndarray, affine: Affine, window: Window) -> np.ndarray:
     """Map a uint8 mask [h, w] to a window of the canvas by nearest neighbor.
 
-    Along an axis that keeps its direction, pixel i reads floor(i / scale) in single precision, as
-    torch's interpolate; others are mirrored or turned images of that.
+    Pixels read the source of their center, as Pillow's. With `torch_masks`, pixel i of an axis that
+    keeps its direction reads floor(i / scale) in single precision, as torch's interpolate; others
+    are mirrored or turned images of that.
     """
     x1, y1, x2, y2 = window
     matrix = affine.matrix.copy()
@@ -120,19 +121,25 @@ def warp_mask(mask: np.ndarray, affine: Affine, window: Window) -> np.ndarray:
         return cv2.warpAffine(mask, _of_centers(matrix), (x2 - x1, y2 - y1), flags=flags)
     if abs(matrix[0, 0]) < abs(matrix[0, 1]):
         mask, matrix = mask.T, matrix[:, [1, 0, 2]]
-    rows = _sources(matrix[1, 1], matrix[1, 2], mask.shape[0], y1, y2)
-    columns = _sources(matrix[0, 0], matrix[0, 2], mask.shape[1], x1, x2)
+    as_torch = affine.torch_masks
+    rows = _sources(matrix[1, 1], matrix[1, 2], mask.shape[0], (y1, y2), as_torch)
+    columns = _sources(matrix[0, 0], matrix[0, 2], mask.shape[1], (x1, x2), as_torch)
     warped = mask.take(columns.clip(0), 1).take(rows.clip(0), 0)
     warped[rows < 0] = 0
     warped[:, columns < 0] = 0
     return warped
 
 
-def _sources(scale: float, offset: float, side: int, start: int, stop: int) -> np.ndarray:
+def _sources(
+    scale: float, offset: float, side: int, span: tuple[int, int], as_torch: bool
+) -> np.ndarray:
     """Return the source of each pixel along one axis, -1 beyond the image."""
-    pixels = np.arange(start, stop)
+    pixels = np.arange(*span)
     place = pixels - offset if scale > 0 else offset - 1 - pixels
     place = np.where(abs(place - np.rint(place)) < _EPSILON, np.rint(place), place)
-    source = np.floor(place.astype(np.float32) * np.float32(1 / abs(scale))).astype(np.int64)
+    if as_torch:
+        source = place.astype(np.float32) * np.float32(1 / abs(scale))
+    else:
+        source = (place + 0.5) / abs(scale) + _EPSILON
     beyond = (place < 0) | (place > abs(scale) * side - 1 + _EPSILON)
-    return np.where(beyond, -1, np.minimum(source, side - 1))
+    return np.where(beyond, -1, np.minimum(np.floor(source).astype(np.int64), side - 1))

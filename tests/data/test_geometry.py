@@ -199,6 +199,44 @@ def test_what_is_rotated_and_shrunk_is_averaged():
     assert np.abs(found[inside].astype(int) - 127).max() <= 20
 
 
+MASK = cv2.resize(noise((9, 13), seed=5)[..., 0], SIZE[::-1]) // 128
+
+
+@pytest.mark.parametrize("size", [(37, 53), (74, 106), (19, 27), (100, 31), (12, 200), (1, 1)])
+def test_resized_masks_are_pillows(size):
+    found = warp_mask(MASK, scaling(SIZE, size), (0, 0, *size[::-1]))
+    expected = Image.fromarray(MASK).resize(size[::-1], Image.Resampling.NEAREST)
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("scale", [0.3, 0.77, 1.9])
+def test_masks_after_torchvisions_jitter_are_torchs(scale):
+    affine = draw(ScaleJitter(SIZE, (scale, scale), rounding="floor"))
+    height, width = affine.size
+    rows = (np.arange(height, dtype=np.float32) * np.float32(37 / height)).astype(int)
+    columns = (np.arange(width, dtype=np.float32) * np.float32(53 / width)).astype(int)
+    found = warp_mask(
+        MASK, compose(affine, scaling(affine.size, affine.size)), (0, 0, width, height)
+    )
+    np.testing.assert_array_equal(found, MASK[rows][:, columns])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_codes_do_not_move_against_the_image(seed):
+    """The center of a disc, in any list that does not cut it."""
+    y, x = np.mgrid[:64, :64]
+    disc = (x - 30) ** 2 + (y - 34) ** 2 < 15**2
+    kinds = [ScaleJitter((64, 64), (0.5, 2.0)), HorizontalFlip(), VerticalFlip(), QuarterTurns()]
+    kinds = [kinds[i] for i in np.random.default_rng(seed).permutation(4)]
+    kinds.append(FixedSizeCrop((160, 160), fill=(0, 0, 0)))
+    image = np.repeat(255 * disc.astype(np.uint8)[..., None], 3, axis=2)
+    given = Example(image, (Annotation.from_mask(disc, 1),))
+    result = augmented(kinds, (seed,), ShapeSet("train", 1), 0, given).read()
+    seen, code = result.image[..., 0].astype(float), result.objects[0].mask(160, 160)
+    for axis in np.mgrid[:160, :160]:
+        assert abs(np.average(axis, weights=code) - np.average(axis, weights=seen)) < 0.35
+
+
 class Angle:
     """A generator that makes `Rotation` turn by that angle."""
 
