@@ -16,7 +16,7 @@ class Affine(NamedTuple):
 
     matrix: np.ndarray  # [2, 3] float64, (x, y, 1) in the image -> (x, y) on the canvas
     size: tuple[int, int]  # (height, width) of the canvas
-    fill: Color | None = None  # beyond the image; None: as an earlier map, or black
+    fill: Color | None = None  # beyond the image, if no earlier map has one; None: black
     tight: bool = False  # recompute boxes from masks, and drop objects without any mask left
     torch_masks: bool = False  # codes by torch's nearest neighbor, not by Pillow's
 
@@ -36,7 +36,7 @@ def compose(first: Affine, second: Affine) -> Affine:
     """Return the map that applies `first`, then `second`."""
     matrix = second.matrix[:, :2] @ first.matrix
     matrix[:, 2] += second.matrix[:, 2]
-    fill = first.fill if second.fill is None else second.fill
+    fill = second.fill if first.fill is None else first.fill
     tight, torch_masks = first.tight or second.tight, first.torch_masks or second.torch_masks
     return Affine(matrix, second.size, fill, tight, torch_masks)
 

@@ -84,9 +84,12 @@ def _apply(
     partner: Partner | None,
     fault: Callable[[Any, Example], str | None],
 ) -> Example:
+    fill = None  # the first one is that of all padding, whether or not an image is read in between
     for number, kind in enumerate(kinds):
         if isinstance(kind, Geometry):
-            example = _call(example.then, _affine(kind, rng, example.size))
+            affine = _affine(kind, rng, example.size)
+            fill = affine.fill if fill is None else fill
+            example = _call(example.then, affine._replace(fill=fill))
         elif isinstance(kind, CopyPaste):
             source = partner(rng) if partner and rng.random() < kind.probability else None
             if source is not None:

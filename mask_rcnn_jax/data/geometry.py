@@ -1,7 +1,8 @@
 """Kinds of augmentation that move pixels: random affine maps.
 
 Each kind has `affine(rng, size)`, the map for an image (height, width). Maps in a row are composed,
-and the image is resampled once.
+and the image is resampled once. All padding has the fill of the first kind with one, which gives it
+with every map.
 """
 
 import math
@@ -66,7 +67,7 @@ class FixedSizeCrop:
     Attributes:
         size: (height, width) after the crop; pixels. It is the canvas in training.
         pad: False leaves smaller images smaller.
-        fill: color for the padding, RGB.
+        fill: color for the padding, RGB; that of the first kind in the list counts.
         boxes: "tight" recomputes boxes from masks and drops objects without any mask left, as
             Detectron2; "clip" clips boxes and drops those without area, as torchvision.
         rounding: rounding for the window's place, "floor" as in torchvision, "round" as in
@@ -158,7 +159,7 @@ class Rotation:
     Attributes:
         degrees: largest angle in either direction.
         probability: probability for an image.
-        fill: color beyond the image, RGB.
+        fill: color beyond the image, RGB; that of the first kind in the list counts.
     """
 
     degrees: float = 10.0
@@ -175,7 +176,7 @@ class Rotation:
         height, width = size
         angle = math.radians(rng.uniform(-self.degrees, self.degrees))
         if rng.random() >= self.probability:
-            return Affine(diagonal(1, 1), size)
+            return Affine(diagonal(1, 1), size, self.fill)
         cos, sin = math.cos(angle), math.sin(angle)
         linear = np.array([[cos, sin], [-sin, cos]])  # counterclockwise, since y points down
         center = np.array([width / 2, height / 2])
@@ -190,7 +191,7 @@ class Translation:
     Attributes:
         fraction: largest shift in either direction, as a fraction of the side.
         probability: probability for an image.
-        fill: color beyond the image, RGB.
+        fill: color beyond the image, RGB; that of the first kind in the list counts.
     """
 
     fraction: float = 0.1
@@ -206,5 +207,5 @@ class Translation:
     def affine(self, rng: np.random.Generator, size: tuple[int, int]) -> Affine:
         y, x = np.rint(rng.uniform(-self.fraction, self.fraction, 2) * size)
         if rng.random() >= self.probability:
-            return Affine(diagonal(1, 1), size)
+            return Affine(diagonal(1, 1), size, self.fill)
         return Affine(diagonal(1, 1, x, y), size, self.fill, tight=True)

@@ -9,6 +9,7 @@ from PIL import Image
 
 from mask_rcnn_jax.data.affine import Affine, compose, diagonal, reveals, scaling, transform
 from mask_rcnn_jax.data.augment import augmented
+from mask_rcnn_jax.data.copy_paste import CopyPaste
 from mask_rcnn_jax.data.dataset import Annotation
 from mask_rcnn_jax.data.example import Example, map_objects
 from mask_rcnn_jax.data.geometry import (
@@ -349,6 +350,35 @@ def test_a_shift_after_a_crop_reads_the_image_in_between():
     assert not reveals(crop, draw(HorizontalFlip(1.0), (20, 20)), (20, 40))
     back = Affine(diagonal(1, 1, -5, 0), (20, 20))
     assert reveals(shift, back, (20, 20))
+
+
+class Back:
+    """Shifts back what a crop may have cut off, and has no color of its own."""
+
+    def affine(self, rng, size):
+        return Affine(diagonal(1, 1, 9, 5), size)
+
+
+LILAC = (200, 160, 220)
+ONE_COLOR = {
+    "crop, rotation": [FixedSizeCrop((40, 40), fill=LILAC), Rotation(30)],
+    "rotation, crop": [Rotation(30, fill=LILAC), FixedSizeCrop((40, 40))],
+    "translation, crop": [Translation(0.5, fill=LILAC), FixedSizeCrop((40, 40))],
+    "crop, shift": [FixedSizeCrop((40, 40), fill=LILAC), Back()],
+    "crop, function": [FixedSizeCrop((40, 40), fill=LILAC), lambda e, rng: e, Translation(0.5)],
+    "crop, paste": [FixedSizeCrop((40, 40), fill=LILAC), CopyPaste(0.5), Rotation(30)],
+}
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("name", ONE_COLOR)
+def test_all_padding_has_the_color_of_the_first_kind_with_one(name, seed):
+    """Whatever is drawn: an image in that color keeps it."""
+    image = np.full((*SIZE, 3), LILAC, np.uint8)
+    given = Example(image, (Annotation.from_mask(np.ones(SIZE), 1),))
+    kinds, dataset = [ScaleJitter((40, 40), (0.5, 2.0)), *ONE_COLOR[name]], ShapeSet("train", 1)
+    result = augmented(kinds, (seed,), dataset, 0, given, lambda rng: given).read()
+    assert (result.image == LILAC).all()
 
 
 def test_the_image_is_resampled_once(monkeypatch):
