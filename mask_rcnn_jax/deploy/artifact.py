@@ -198,9 +198,10 @@ def _make_onnx(source: SourceModel) -> Artifact:
     artifact.files["labels.txt"] = manifest.labels(source.categories).encode()
     if options.deepstream:
         name = "model_int8.onnx" if options.int8 else "model.onnx"
-        classes = len(source.categories)
+        outputs, classes = [output.name for output in built.graph.output], len(source.categories)
+        numbers = {"batch": batch, "num_classes": classes}
         text = manifest.nvinfer_config(
-            canvas, model_file=name, batch=batch, num_classes=classes, int8=options.int8
+            canvas, outputs, model_file=name, int8=options.int8, **numbers
         )
         artifact.files["nvinfer.txt"] = text.encode()
     artifact.predictors["float"] = onnx.load_onnx(content)

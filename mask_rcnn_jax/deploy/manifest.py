@@ -120,13 +120,19 @@ def labels(categories: Sequence[Mapping[str, Any]]) -> str:
 
 
 def nvinfer_config(
-    canvas: tuple[int, int], *, model_file: str, batch: int, num_classes: int, int8: bool
+    canvas: tuple[int, int],
+    outputs: Sequence[str],
+    *,
+    model_file: str,
+    batch: int,
+    num_classes: int,
+    int8: bool,
 ) -> str:
     """Return a DeepStream nvinfer configuration for a planar float32 model from `deploy.onnx`.
 
     Pixels are passed unscaled (factor 1, offsets 0) and the model normalizes them, because
-    nvinfer's single factor cannot express per-channel standard deviations. Outputs are attached as
-    tensors.
+    nvinfer's single factor cannot express per-channel standard deviations. `outputs`, the names in
+    the model, are attached as tensors.
     """
     height, width = canvas
     engine = f"{model_file}_b{batch}_gpu0_{'int8' if int8 else 'fp32'}.engine"
@@ -148,7 +154,7 @@ def nvinfer_config(
         "process-mode": 1,  # whole frames
         "network-type": 100,  # not a DeepStream output type ...
         "output-tensor-meta": 1,  # ... but tensors attached to the frame
-        "output-blob-names": "boxes;scores;classes;masks;valid",
+        "output-blob-names": ";".join(outputs),
         "num-detected-classes": num_classes,
         "cluster-mode": 4,  # none: the model has done NMS
         "gie-unique-id": 1,

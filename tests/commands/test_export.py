@@ -237,8 +237,9 @@ def test_onnx_of_a_run_in_int8_for_deepstream(trained, tmp_path, capsys):
         session = onnxruntime.InferenceSession(target / name, providers=providers)
         (images,) = session.get_inputs()
         assert (images.type, images.shape) == ("tensor(float)", [2, 3, 64, 64])
-        described = manifest["outputs"]
-        for output in session.get_outputs():
+        described, outputs = manifest["outputs"], session.get_outputs()
+        assert entries["output-blob-names"].split(";") == [output.name for output in outputs]
+        for output in outputs:
             assert output.shape == described[output.name]["shape"]
             kind = {"float32": "float"}.get(described[output.name]["dtype"], "int32")
             assert output.type == f"tensor({kind})"

@@ -10,6 +10,7 @@ import pytest
 from mask_rcnn_jax.data.coco import decode_image
 from mask_rcnn_jax.data.options import example_options
 from mask_rcnn_jax.data.resize import resize_plan
+from mask_rcnn_jax.deploy.artifact import ArtifactOptions, build_artifact
 from mask_rcnn_jax.deploy.compare import compare
 from mask_rcnn_jax.deploy.images import on_canvas
 from mask_rcnn_jax.models.detect import Detect, detect_options
@@ -20,7 +21,7 @@ from tests.bounds import assert_within, pooling_bound
 from tests.deploy.small_model import generated, predict_function, random_variables, small_config
 from tests.helpers import random_boxes, shared
 
-pytest.importorskip("onnx")
+onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from mask_rcnn_jax.deploy.onnx import OnnxInput, build_onnx, export_canvas, load_onnx  # noqa: E402
@@ -302,6 +303,17 @@ def test_models_without_exact_form_are_rejected(changes, options, message):
     config = small_config("coco", (64, 64), **changes)
     with pytest.raises(ValueError, match=message):
         export(config, random_variables(config), **options)
+
+
+def test_deepstream_is_told_the_outputs_of_a_model_of_boxes_alone(tmp_path):
+    config = small_config("quickstart", (64, 64), model__mask_head__name="none")
+    categories = [{"id": k, "name": f"class {k}"} for k in (1, 2, 3)]
+    options = ArtifactOptions(picture_size=(64, 64), deepstream=True)
+    given = random_variables(config), categories, "onnx", options, tmp_path
+    files = build_artifact(config, *given).files
+    outputs = [output.name for output in onnx.load_from_string(files["model.onnx"]).graph.output]
+    assert "masks" not in outputs
+    assert f"\noutput-blob-names={';'.join(outputs)}\n" in files["nvinfer.txt"].decode()
 
 
 def test_anchors_end_with_the_image():
