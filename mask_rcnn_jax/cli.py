@@ -31,6 +31,8 @@ CACHE_HELP = (
 )
 HELP_FLAGS = {"-h", "-help", "--help"}
 _OVERRIDE = re.compile("--?config[.]")
+# absl takes no None for a section.
+_NO_MASK_HEAD = re.compile("^(--?config[.]model[.]mask_head)=None$")
 # The codes of XLA's status with which a collective fails when another process has ended.
 COLLECTIVE_FAILED = re.compile("(UNKNOWN|INTERNAL|UNAVAILABLE|ABORTED|DEADLINE_EXCEEDED): ")
 COMMON_FLAGS = ("platform", "compile_cache", "debug")
@@ -86,11 +88,12 @@ def _run(main: Callable[[Sequence[str]], None], debug: bool) -> None:
     global _process_index, _process_count
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not in a background job
         signal.signal(signal.SIGINT, _interrupt)
+    argv = [_NO_MASK_HEAD.sub(r"\1.name=none", argument) for argument in sys.argv]
     try:
-        if "--list_config" in sys.argv and "config" in flags.FLAGS:
-            _list_config(sys.argv)
+        if "--list_config" in argv and "config" in flags.FLAGS:
+            _list_config(argv)
             return
-        positional = _parse_flags(sys.argv)
+        positional = _parse_flags(argv)
         set_up_logging()
         _choose_platform(flags.FLAGS.platform)
         _choose_compile_cache(flags.FLAGS.compile_cache)

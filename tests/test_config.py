@@ -11,6 +11,9 @@ import pytest
 from ml_collections import ConfigDict
 
 from mask_rcnn_jax.config import load_config, recipe_names
+from mask_rcnn_jax.data.source import has_masks
+from mask_rcnn_jax.models.build import build_model
+from mask_rcnn_jax.training.setup import resolve_config
 from mask_rcnn_jax.weights.restore import _check_model
 from tests.commands.command import ROOT, error_line
 
@@ -115,6 +118,37 @@ def test_an_unknown_one_is_refused_and_the_others_are_named(name, words, folder)
     with pytest.raises(ValueError) as caught:
         load_config(name)
     assert [word for word in words if word not in str(caught.value)] == []
+
+
+NO_MASKS = """
+from mask_rcnn_jax.configs import quickstart
+
+
+def get_config():
+    config = quickstart.get_config()
+    config.model.mask_head = None
+    return config
+"""
+
+
+@pytest.mark.parametrize("way", ["override", "recipe", "given to train", "given to build_model"])
+def test_no_mask_head_is_the_head_named_none(way, folder):
+    config, given = load_config("quickstart"), {"model.mask_head": None}
+    if way == "override":
+        config = load_config("quickstart", given)
+    elif way == "recipe":
+        (folder / "own.py").write_text(NO_MASKS)
+        config = load_config("own.py")
+    else:
+        config.model.mask_head = None
+        config = resolve_config(config) if way == "given to train" else config
+    if way != "given to build_model":
+        assert config.model.mask_head.name == "none" and not has_masks(config)
+    config.model.num_classes = 2
+    assert build_model(config.model).mask_head is None
+    config.model.backbone = None
+    with pytest.raises(ValueError, match="model.backbone.name is 'none', expected one of"):
+        build_model(config.model)
 
 
 def start(folder: Path, *arguments: str) -> subprocess.CompletedProcess:

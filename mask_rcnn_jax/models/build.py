@@ -109,7 +109,8 @@ def build_model(
     """Build the model for a config's `model` section.
 
     Args:
-        config: `num_classes` and a section per part; missing sections use defaults.
+        config: `num_classes` and a section per part; missing sections use defaults. None as
+            `mask_head` leaves the mask head out.
         precision: backbone and head precision, a key of `PRECISIONS`.
         implementation: "xla", "pallas" for GPU kernels, or "auto" for kernels where supported.
         remat: parts to recompute in the backward pass: "none", "backbone" (every residual block),
@@ -160,10 +161,10 @@ def build_model(
 
 
 def _build_named(
-    config: parts.Section, section: str, remat_heads: bool, given: dict
+    config: parts.Section | None, section: str, remat_heads: bool, given: dict
 ) -> nn.Module | None:
-    """Build the backbone or a head from the `name` in its section."""
-    builders, options = BUILDERS[section], dict(config)
+    """Build the backbone or a head from the `name` in its section; None is short for "none"."""
+    builders, options = BUILDERS[section], {"name": "none"} if config is None else dict(config)
     name = options.pop("name", next(iter(builders)))
     builder = parts.find(name, builders, f"model.{section}.name")
     if remat_heads and builder in (BoxHead, MaskHead):

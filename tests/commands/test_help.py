@@ -111,3 +111,9 @@ def test_every_entry_of_a_config_is_listed_with_meaning_and_choices(capsys):
         "'frozen', 'affine', 'batch', 'sync_batch', 'naive_sync_batch', 'group', 'layer'."
         in " ".join(text.split())
     )
+
+
+def test_no_mask_head_is_the_head_named_none(capsys):
+    flags = ["--config=quickstart", "--config.model.mask_head=None", "--list_config"]
+    assert run_inside("train", *flags) == 0
+    assert "\nmodel.mask_head.name = 'none'\n" in capsys.readouterr().out
