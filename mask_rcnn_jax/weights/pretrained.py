@@ -38,6 +38,9 @@ NOT_PRETRAINED = (
     *(f"/output{stage}_norm/{leaf}" for stage in range(2, 6) for leaf in ("scale", "bias")),
 )
 
+# Modules that a model may lack: one of boxes alone takes the weights of a Mask R-CNN.
+NOT_NEEDED = ("mask_head",)
+
 
 def is_run(path: str | os.PathLike) -> bool:
     """Whether a path names a workdir or a checkpoint in it, existing or not, not a weights file."""
@@ -118,6 +121,7 @@ def merge_into(
     *,
     reinit: tuple[str, ...] = CLASS_DEPENDENT,
     optional: tuple[str, ...] = NOT_PRETRAINED,
+    unused: tuple[str, ...] = NOT_NEEDED,
     source: str = "the weights",
 ) -> tuple[dict, list[str]]:
     """Replace initialized arrays with loaded ones.
@@ -128,12 +132,16 @@ def merge_into(
             complete or absent.
         reinit: prefixes of names of arrays that keep their initial values if the shapes differ.
         optional: endings of names of arrays that keep them if there are none to load.
+        unused: top-level modules that are left out if the model has none.
         source: the file, for messages.
 
-    Returns the merged variables, and report lines on loaded and initialized arrays.
+    Returns the merged variables, and report lines on loaded, initialized and left out arrays.
     """
     ours, theirs = (flatten_dict(dict(tree), sep="/") for tree in (variables, loaded))
     our_modules, modules = ({name.split("/")[1] for name in tree} for tree in (ours, theirs))
+    left_out = {*unused} & modules - our_modules
+    theirs = {name: a for name, a in theirs.items() if name.split("/")[1] not in left_out}
+    modules -= left_out
     differing = {
         name: f"{np.shape(array)} in the file, {np.shape(ours[name])} in the model"
         for name, array in theirs.items()
@@ -155,4 +163,5 @@ def merge_into(
     left = [name for name in absent if name.endswith(optional)]
     report += [f"{listing(left)} not in the file, initialized"] if left else []
     report += [f"{name}: {shapes}, initialized" for name, shapes in differing.items()]
+    report += [f"{name}: not in the model, left out" for name in sorted(left_out)]
     return {"batch_stats": {}, **unflatten_dict(merged, sep="/")}, report

@@ -89,7 +89,8 @@ def load_variables(path: str | os.PathLike, config: ConfigDict) -> dict:
             "model.num_classes or data.val_json (data.class_ids says how ids become classes)"
         )
     expected = abstract_variables(make_model(config, num_classes))
-    variables, _ = pretrained.merge_into(expected, loaded, reinit=(), optional=(), source=str(path))
+    strict: dict[str, tuple] = dict.fromkeys(("reinit", "optional", "unused"), ())
+    variables, _ = pretrained.merge_into(expected, loaded, **strict, source=str(path))
     absent = sorted(expected["params"].keys() - loaded["params"].keys())
     if absent:
         advice = "use model.init_from for such a file"

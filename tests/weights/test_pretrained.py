@@ -255,6 +255,21 @@ def test_backbone_alone_leaves_the_heads_as_they_were():
     ]
 
 
+def test_a_mask_head_is_left_out_of_a_model_of_boxes_alone_and_listed():
+    loaded = ones(model_variables())
+    loaded["params"]["mask_head"] = {"mask_predictor": {"kernel": np.ones((2, 4), np.float32)}}
+    loaded["batch_stats"]["mask_head"] = {"norm": {"mean": np.ones(2, np.float32)}}
+    merged, report = merge_into(model_variables(), loaded, source="file")
+    assert jax.tree.structure(merged) == jax.tree.structure(model_variables())
+    assert all(leaf.all() for leaf in jax.tree.leaves(merged))
+    assert report == [
+        "file: 5 arrays loaded for backbone, box_head",
+        "mask_head: not in the model, left out",
+    ]
+    with pytest.raises(ValueError, match=r"unexpected 2 \(.*params/mask_head/mask_predictor"):
+        merge_into(model_variables(), loaded, unused=())
+
+
 def test_values_take_the_type_of_the_model():
     loaded = jax.tree.map(lambda leaf: leaf.astype(np.float64), ones(model_variables()))
     merged, _ = merge_into(model_variables(), loaded)
