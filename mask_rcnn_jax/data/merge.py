@@ -14,7 +14,11 @@ class MergedDataset(CocoDataset):
 
 
 def merge(
-    sets: Sequence[CocoDataset], class_map: Mapping[str, str], *, class_ids: str = "contiguous"
+    sets: Sequence[CocoDataset],
+    class_map: Mapping[str, str],
+    *,
+    class_ids: str = "contiguous",
+    other_names: Sequence[str] = (),
 ) -> MergedDataset:
     """Merge datasets whose images are files.
 
@@ -27,6 +31,7 @@ def merge(
         class_map: names that are replaced before classes are merged.
         class_ids: as the datasets were loaded. With "raw", a class of the first dataset that the
             map makes another one leaves the class "unused 12" behind.
+        other_names: of classes that only a dataset to evaluate has, which the map may have, too.
 
     Raises:
         ValueError: a name of the map is of no dataset, a json is given twice, or there is no id for
@@ -35,7 +40,7 @@ def merge(
     paths = [os.path.realpath(dataset.json_path) for dataset in sets]
     if twice := [path for path in paths if paths.count(path) > 1]:
         raise ValueError(f"data.more_train: {twice[0]} is given twice, expected different sets")
-    known = {name for dataset in sets for name in dataset.class_names}
+    known = {*other_names, *(name for dataset in sets for name in dataset.class_names)}
     if unknown := sorted(class_map.keys() - known):
         raise ValueError(f"data.class_map has {unknown[0]!r}, expected one of {sorted(known)}")
     first, *more = sets

@@ -22,7 +22,12 @@ def load_train(data: Mapping[str, Any], *, boxes_only: bool = False) -> CocoData
         return first
     checks = {name: data[name] for name in ("bad_annotations", "class_ids")}
     more = [load_coco(*paths, boxes_only=boxes_only, **checks) for paths in sets.more_train]
-    return merge([first, *more], dict(sets.class_map), class_ids=data["class_ids"])
+    class_map = dict(sets.class_map)
+    others: Sequence[str] = ()
+    known = {name for dataset in (first, *more) for name in dataset.class_names}
+    if class_map.keys() - known and data["val_json"]:
+        others = load_split(data, "val", boxes_only=boxes_only).class_names
+    return merge([first, *more], class_map, class_ids=data["class_ids"], other_names=others)
 
 
 def load_val(

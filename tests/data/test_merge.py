@@ -228,6 +228,16 @@ def test_a_config_names_further_sets(two):
     assert alone.class_names == ("lion", "dog") and image_ids(alone) == [1, 2]
 
 
+def test_the_map_names_classes_that_only_the_set_to_evaluate_has(two):
+    config = config_of(two, more_train=(), class_map=(("puma", "cat"),))
+    train_set, val_set = open_datasets(config, None, None)
+    assert train_set.class_names == val_set.class_names == ("cat", "dog")
+    assert [[a.class_index for a in r.annotations] for r in val_set.images] == [[2], [1, 1], []]
+    config = config_of(two, more_train=(), class_map=(("puma", "cat"),), val_json="")
+    with pytest.raises(ValueError, match=r"data.class_map has 'puma', expected one of \['cat', 'd"):
+        open_datasets(config, None, None)
+
+
 def test_a_given_dataset_takes_the_place_of_all_sets(two):
     config, given = config_of(two, class_map=(("puma", "cat"),)), load_coco(*two[1])
     train_set, val_set = open_datasets(config, given, None)
