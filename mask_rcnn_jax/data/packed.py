@@ -1,6 +1,7 @@
 """Images and objects as a few arrays, which take a tenth as much memory and can be shared."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, pairwise
 from typing import Any, overload
 
@@ -263,18 +264,29 @@ def _merged_labels(
     parts: Sequence[PackedImages], classes: Sequence[np.ndarray]
 ) -> dict[str, list[np.ndarray]]:
     """The arrays of all parts; a class of several has the highest of their frequencies."""
+    labels = [entry for pair in zip(parts, classes, strict=True) for entry in _new_labels(*pair)]
     arrays = {}
-    for name in LABELS:
-        lists = [
-            [new[old] for old in part.labels(name, i)]
-            for part, new in zip(parts, classes, strict=True)
-            for i in range(len(part))
-        ]
+    for name, lists in zip(LABELS, zip(*labels, strict=True), strict=True):
         arrays |= _lists(name, lists)
     frequencies = np.full(1 + max(int(new.max()) for new in classes), -1, np.int8)
     for part, new in zip(parts, classes, strict=True):
         np.maximum.at(frequencies, new, part.arrays["frequencies"])
     return arrays | {"frequencies": [frequencies]}
+
+
+def _new_labels(part: PackedImages, classes: np.ndarray) -> Iterator[tuple[list[int], list[int]]]:
+    """Yield `LABELS` of each image. Of several classes that become one, an absent one leaves it
+    absent only if all are; one that is not exhaustive, or not searched for, makes it so."""
+    new, sources = classes.tolist(), defaultdict(set)
+    for old, k in enumerate(new):
+        sources[k].add(old)
+    for index in range(len(part)):
+        absent, partial = (set(part.labels(name, index)) for name in LABELS)
+        present = set(part.arrays["classes"][part.objects(index)].tolist())
+        searched = absent | present
+        partial |= {old for old in present if not sources[new[old]] <= searched}
+        absent = {old for old in absent if sources[new[old]] <= absent}
+        yield sorted({new[old] for old in absent}), sorted({new[old] for old in partial})
 
 
 def _lists(name: str, lists: Sequence[Sequence[int]]) -> dict[str, list[np.ndarray]]:

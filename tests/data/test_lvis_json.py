@@ -168,12 +168,32 @@ def test_merged_classes_keep_their_labels_and_are_scored(tmp_path):
     merged = with_classes(dataset, categories, {"dog": "cat"})
     assert type(merged) is not CocoDataset
     content = ground_truth(merged).content
-    assert [entry[KEYS[0]] for entry in content["images"]] == [[30], [20, 30], []]
+    assert [entry[KEYS[0]] for entry in content["images"]] == [[30], [30], []]
     assert [entry[KEYS[1]] for entry in content["images"]] == [[], [30], [20]]
     assert [entry["frequency"] for entry in content["categories"]] == ["f", "c"]
     found = {"image_id": 1, "category_id": 20, "score": 0.5, "bbox": [5, 5, 20, 10]}
     metrics = score(ground_truth(merged), [found], None, protocol="lvis")
     assert metrics["APc"] == metrics["AP"] > 0 and metrics["APr"] == metrics["APf"] == -1
+
+
+@pytest.mark.parametrize(
+    ("image", "labels", "merged"),
+    [
+        (1, ([7], []), ([], [])),  # not searched for the other one
+        (1, ([3, 7], []), ([20], [])),
+        (2, ([3], []), ([], [])),  # has a dog
+        (2, ([], []), ([], [20])),  # has a dog, may have cats
+        (2, ([3], [7]), ([], [20])),
+    ],
+)
+def test_a_class_of_two_is_absent_if_both_are_and_exhaustive_if_both_are(
+    tmp_path, image, labels, merged
+):
+    changes = [(image, *change) for change in zip(KEYS, labels, strict=True)]
+    categories = [{"id": 30, "name": "zebra"}, {"id": 20, "name": "cat"}]
+    dataset = with_classes(load_coco(*write_lvis(tmp_path, changes)), categories, {"dog": "cat"})
+    entry = ground_truth(dataset).content["images"][image]
+    assert tuple(entry[key] for key in KEYS) == merged
 
 
 def test_a_class_without_a_category_in_the_set_has_no_frequency(tmp_path):
