@@ -63,6 +63,20 @@ class _View(NamedTuple):
         return (self.mirror(boxes) if self.mirror else boxes) / self.scale
 
 
+class _Candidates(Detect):
+    """All that `Detect` chooses from."""
+
+    def select(
+        self,
+        boxes: jax.Array,
+        scores: jax.Array,
+        class_index: jax.Array,
+        iou_offset: float,
+        implementation: str | None = None,
+    ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+        return boxes, scores, class_index, scores >= 0
+
+
 def make_views_step(
     model: MaskRCNN, mesh: Mesh, detect: Detect, *, flip: bool
 ) -> Callable[[dict, tuple[Batch, ...]], Detections]:
@@ -70,8 +84,9 @@ def make_views_step(
 
     batches: the same images in several sizes. The detections of all views go through the
     suppression of `detect` together; masks are averaged over the views (detectron2's
-    GeneralizedRCNNWithTTA).
+    GeneralizedRCNNWithTTA). Soft-NMS, which would lower scores twice, is left to this pass alone.
     """
+    detect_view = detect if detect.nms == "hard" else _Candidates(**vars(detect))
 
     def step(variables: dict, batches: tuple[Batch, ...]) -> Detections:
         views = []
@@ -80,7 +95,7 @@ def make_views_step(
         found = []
         for view in views:
             # Nobody asks for these masks, so that XLA leaves them out.
-            seen = model.apply(variables, view.images, view.sizes, detect, method="predict")
+            seen = model.apply(variables, view.images, view.sizes, detect_view, method="predict")
             assert isinstance(seen, Detections)
             scores = jnp.where(seen.valid, seen.scores, -1.0)
             found.append((view.from_view(seen.boxes), scores, seen.classes))

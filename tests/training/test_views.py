@@ -145,13 +145,16 @@ def test_views_are_merged_as_one_by_one(model, variables, batches, sizes, flip):
         assert not found.masks[image, count:].any() and not found.boxes[image, count:].any()
 
 
-@pytest.mark.slow
-def test_one_view_is_plain_prediction(model, variables, batches):
-    """Suppression of what was suppressed already drops nothing."""
-    mesh, (batch, *_) = mesh_of(2), batches
-    step = make_views_step(model, mesh, DETECT, flip=False)
+SLOW_NMS = [pytest.param(name, marks=pytest.mark.slow) for name in ("hard", "linear")]
+
+
+@pytest.mark.parametrize("nms", ["gaussian", *SLOW_NMS])
+def test_one_view_is_plain_prediction(model, variables, batches, nms):
+    """Suppression of what was suppressed already drops nothing; soft-NMS comes once."""
+    mesh, (batch, *_), detect = mesh_of(2), batches, replace(DETECT, nms=nms)
+    step = make_views_step(model, mesh, detect, flip=False)
     found = step(variables, shard_batch((batch,), mesh))
-    plain = make_predict_step(model, mesh, DETECT)(variables, shard_batch(batch, mesh))
+    plain = make_predict_step(model, mesh, detect)(variables, shard_batch(batch, mesh))
     np.testing.assert_array_equal(found.valid, plain.valid)
     np.testing.assert_array_equal(found.classes, plain.classes)
     np.testing.assert_allclose(found.scores, plain.scores, rtol=1e-5)
