@@ -117,7 +117,7 @@ def to_torchvision(variables: Mapping, *, norm_eps: float) -> dict[str, np.ndarr
 
     Raises ValueError for arrays without a counterpart in torchvision.
     """
-    is_v2 = "fpn_lateral2_norm" in variables["params"].get("fpn", {})
+    is_v2 = any("fpn_lateral2_norm" in variables[name].get("fpn", {}) for name in COLLECTIONS)
     return _to_torch(variables, "torchvision_v2" if is_v2 else "torchvision", norm_eps)
 
 

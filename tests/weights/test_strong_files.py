@@ -80,6 +80,17 @@ def test_fine_tuning_keeps_the_statistics_of_version_2():
     assert not build_model(config.model).trains_batch_stats
 
 
+def test_frozen_norms_of_version_2_have_its_names():
+    config = load_config("coco_torchvision:v2")
+    for part in ("backbone", "fpn", "box_head", "mask_head"):
+        config.model[part].norm = "frozen"
+    arrays = {n: np.broadcast_to(np.float32(0.5), s) for n, s in published_v2().items()}
+    loaded, _ = to_flax(arrays, norm="frozen", eps=1e-5, model=config.model)
+    back = to_torchvision(loaded, norm_eps=1e-5)
+    assert set(back) == {n for n in arrays if not n.endswith("num_batches_tracked")}
+    assert {name: array.shape for name, array in back.items()}.items() <= published_v2().items()
+
+
 def detectron2_shapes(config):
     """Our variables under detectron2's names, by an account of its own: {name: shape}."""
     shapes, variables = {}, abstract_variables(build_model(config.model))
