@@ -42,7 +42,7 @@ def _define_flags() -> None:
     flags.DEFINE_integer("steps", 20, steps_help, lower_bound=1)
     flags.DEFINE_bool("stages", False, "train, infer: also time each stage of the model.")
     flags.DEFINE_string("profile", None, "train, infer: write a trace to this folder.")
-    pictures_help = "data: number of JPEGs to generate; 0 reads config.data.train_json."
+    pictures_help = "data: number of JPEGs to generate; 0 reads the training set of --config."
     flags.DEFINE_integer("pictures", 64, pictures_help, lower_bound=0)
     workers_help = "data: worker process counts, measured in turn; data.num_workers if unset."
     flags.DEFINE_list("workers", None, workers_help)

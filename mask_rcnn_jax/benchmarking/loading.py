@@ -10,10 +10,12 @@ import cv2
 import numpy as np
 
 from mask_rcnn_jax.benchmarking import devices, process_tree
-from mask_rcnn_jax.data.coco import load_coco
+from mask_rcnn_jax.data.coco import CocoDataset, load_coco
 from mask_rcnn_jax.data.kinds import build_augment
 from mask_rcnn_jax.data.loader import TrainLoader, TrainOrder
 from mask_rcnn_jax.data.options import canvas_size, train_options
+from mask_rcnn_jax.data.repeat import repeats
+from mask_rcnn_jax.data.source import learns_boxes_only, load_train
 
 WARM_UP = 2  # untimed batches
 HEIGHT, WIDTH, OBJECTS = 480, 640, 7  # generated images: COCO's most frequent size, mean objects
@@ -25,7 +27,7 @@ def run(config: Any, images: int, batches: int, workers: int) -> dict[str, Any]:
 
     Args:
         config: the recipe.
-        images: JPEGs to generate and read; 0 reads `data.train_json`.
+        images: JPEGs to generate and read; 0 reads the training set of the config.
         batches: timed batches.
         workers: worker processes.
 
@@ -34,18 +36,17 @@ def run(config: Any, images: int, batches: int, workers: int) -> dict[str, Any]:
         summed over them: the peak, after a third of the batches and at the end.
     """
     if not images:
-        return _measure(config, config.data.train_json, config.data.train_images, batches, workers)
+        dataset = load_train(config.data, boxes_only=learns_boxes_only(config))
+        return _measure(config, dataset, batches, workers)
     with tempfile.TemporaryDirectory() as folder:
-        json_path = write_images(Path(folder), images)
-        return _measure(config, json_path, folder, batches, workers)
+        dataset = load_coco(write_images(Path(folder), images), folder)
+        return _measure(config, dataset, batches, workers)
 
 
-def _measure(
-    config: Any, json_path: str | Path, image_dir: str, batches: int, workers: int
-) -> dict[str, Any]:
-    options = train_options(config)
-    dataset = load_coco(json_path, image_dir, bad_annotations=config.data.bad_annotations)
-    order = TrainOrder(seed=0, batch_size=config.train.batch_size)
+def _measure(config: Any, dataset: CocoDataset, batches: int, workers: int) -> dict[str, Any]:
+    options, keep_empty = train_options(config), config.data.keep_empty
+    rows = config.train.batch_size
+    order = TrainOrder(seed=0, batch_size=rows, keep_empty=keep_empty, repeats=repeats(config))
     augment = build_augment(config.data)
     loader = TrainLoader(dataset, options, order, num_workers=workers, augment=augment)
     for _ in range(WARM_UP * (1 + workers)):  # each worker prefetches two batches
@@ -61,11 +62,11 @@ def _measure(
         last = now
     cpu = process_tree.cpu_seconds(processes) - cpu
     loader.close()
-    images = config.train.batch_size * batches
+    images = rows * batches
     return {
         "jax": devices.describe()["jax"],
         "date": devices.describe()["date"],
-        "batch_size": config.train.batch_size,
+        "batch_size": rows,
         "num_workers": workers,
         "image_size": list(canvas_size(options)),
         "images_per_s": round(images / sum(times), 1),

@@ -6,7 +6,9 @@ import pytest
 
 from mask_rcnn_jax.benchmarking import loading
 from mask_rcnn_jax.data.coco import load_coco
+from mask_rcnn_jax.data.loader import TrainLoader
 from tests.commands.command import SMALL, config_flags, error_line, run_inside
+from tests.data.small_set import rectangle, write_coco
 from tests.helpers import tiny_config
 
 
@@ -28,6 +30,25 @@ def test_figures(workers):
     assert per_core is None or per_core > 0
     for when in ("memory_mb_after_third", "memory_mb_at_end"):
         assert 10 < figures[when] <= figures["peak_memory_mb"]
+
+
+def test_the_training_set_is_read_as_training_reads_it(tmp_path, monkeypatch):
+    (tmp_path / "more").mkdir()
+    files = write_coco(tmp_path, [(40, 60), (60, 40)], [rectangle(5, 5, 20, 10)])
+    more = write_coco(tmp_path / "more", [(40, 60)], [rectangle(2, 3, 9, 8, category_id=7)])
+    config, given = tiny_config(), []
+    config.data.update(train_json=str(files[0]), train_images=str(files[1]), num_workers=0)
+    config.data.update(more_train=(tuple(map(str, more)),), keep_empty=False, repeat_threshold=0.5)
+
+    def loader(dataset, options, order, **others):
+        given.append((dataset, order))
+        return TrainLoader(dataset, options, order, **others)
+
+    monkeypatch.setattr(loading, "TrainLoader", loader)
+    loading.run(config, images=0, batches=1, workers=0)
+    ((dataset, order),) = given
+    assert len(dataset.images) == 3
+    assert not order.keep_empty and order.repeats.repeat_threshold == 0.5
 
 
 def test_several_numbers_of_workers_are_measured(tmp_path):
