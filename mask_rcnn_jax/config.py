@@ -49,10 +49,10 @@ def load_config(name_or_path: str | Path, overrides: Mapping[str, Any] | None = 
         raise ValueError(_not_found(text))
     for name, value in (overrides or {}).items():
         _override(config, name, value)
-    return name_none(config)
+    return expand_none(config)
 
 
-def name_none(config: ConfigDict) -> ConfigDict:
+def expand_none(config: ConfigDict) -> ConfigDict:
     """Replace `model.mask_head=None` in a config by `model.mask_head.name="none"`, its long form.
 
     Returns the config.

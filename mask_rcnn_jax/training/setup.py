@@ -13,7 +13,7 @@ from absl import logging
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
-from mask_rcnn_jax.config import flatten, load_config, name_none, read_workdir
+from mask_rcnn_jax.config import expand_none, flatten, load_config, read_workdir
 from mask_rcnn_jax.data import dataset as datasets
 from mask_rcnn_jax.data.augment import Kind
 from mask_rcnn_jax.data.coco import CocoDataset
@@ -67,7 +67,7 @@ def resolve_config(config: ConfigDict | str | Path) -> ConfigDict:
         raise ValueError(
             f"config is {type(config).__name__}, expected a ConfigDict or the name of a recipe"
         )
-    return name_none(config.copy_and_resolve_references())
+    return expand_none(config.copy_and_resolve_references())
 
 
 def open_datasets(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 from ml_collections import ConfigDict
 
-from mask_rcnn_jax.config import check_entries, flatten, name_none, read_workdir
+from mask_rcnn_jax.config import check_entries, expand_none, flatten, read_workdir
 from mask_rcnn_jax.models.build import abstract_variables, build_model, describe
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.weights import pretrained
@@ -79,7 +79,7 @@ def load_variables(path: str | os.PathLike, config: ConfigDict) -> dict:
 
     Raises ValueError listing missing, unexpected and misshapen arrays if the weights do not fit.
     """
-    loaded = pretrained.load(path, name_none(config).model, raw=takes_raw(config))
+    loaded = pretrained.load(path, expand_none(config).model, raw=takes_raw(config))
     num_classes = num_classes_in(loaded)
     if num_classes is None:
         raise ValueError(f"{path} holds a backbone, expected a detector; use model.init_from")
