@@ -53,7 +53,8 @@ def read_cityscapes(source: Path, image_dir: Path | None, options: Options) -> C
 
     Args:
         source: folder such as gtFine/train.
-        image_dir: image folder; None for leftImg8bit instead of gtFine in `source`.
+        image_dir: image folder; None for leftImg8bit instead of the last gtFine or gtCoarse in the
+            path of `source`.
         options: not used.
 
     Raises:
@@ -65,10 +66,7 @@ def read_cityscapes(source: Path, image_dir: Path | None, options: Options) -> C
             found.setdefault(_ENDING.sub("", str(path)), path)
     if not found:
         raise ValueError(f"{source}: no *_gtFine_instanceIds.png or *_gtFine_polygons.json")
-    if image_dir is None:
-        parts = ["leftImg8bit" if part.startswith("gt") else part for part in source.parts]
-        image_dir = Path(*parts)
-    files = ImageFiles(image_dir)
+    files = ImageFiles(image_dir or _image_folder(source))
     left_out: list[str] = []
     images = []
     for path in found.values():
@@ -86,6 +84,12 @@ def read_cityscapes(source: Path, image_dir: Path | None, options: Options) -> C
             _add_polygons(path, size, image, objects)
         images.append(AnnotatedImage(image, size, objects.joined()))
     return Converted(images, files.folder, left_out, tuple(CLASSES.values()))
+
+
+def _image_folder(source: Path) -> Path:
+    parts = source.absolute().parts
+    last = max((n for n, part in enumerate(parts) if part in ("gtFine", "gtCoarse")), default=None)
+    return source if last is None else Path(*parts[:last], "leftImg8bit", *parts[last + 1 :])
 
 
 def _add_pixels(path: Path, size: tuple[int, int], objects: ImageObjects) -> None:

@@ -1,6 +1,8 @@
 """Masks that are images to COCO: label images, folders of binary masks, Pascal VOC, Cityscapes."""
 
 import json
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -200,6 +202,17 @@ def test_pixels_of_cityscapes_are_label_times_1000_and_the_instance(tmp_path):
     check(content, [parts[1], parts[3], parts[2]], ["car", "person", "car"])  # by value
     assert [entry["iscrowd"] for entry in content["annotations"]] == [1, 0, 0] and not left_out
     assert len(content["categories"]) == 10
+
+
+@pytest.mark.parametrize("source", ["gtFine", "gtFine/val", "gtFine/val/city"])
+@pytest.mark.parametrize("inside", ["", "gtFine"])
+def test_images_of_cityscapes_are_beside_the_last_gtfine(source, inside, tmp_path, monkeypatch):
+    root = tmp_path / "gtFine" / "gt_data"
+    write_city(root, [square("car", 0, 0, 9, 9)])
+    monkeypatch.chdir(root / inside)
+    for path in (root / source, Path(os.path.relpath(root / source))):
+        content, _ = convert_set("cityscapes", path)
+        assert content["images"][0]["file_name"].endswith("city_0_1_leftImg8bit.png")
 
 
 def test_polygons_of_cityscapes_lose_what_later_ones_cover(tmp_path):
