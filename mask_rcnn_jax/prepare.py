@@ -27,6 +27,8 @@ from pathlib import Path
 from absl import flags
 
 from mask_rcnn_jax import cli
+from mask_rcnn_jax.annotations.checks import category_problems
+from mask_rcnn_jax.annotations.reader import raise_first
 from mask_rcnn_jax.cli_prepare import ACTIONS, SPLITS, define_flags
 from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.data.checking import summarize
@@ -220,6 +222,7 @@ def split() -> None:
     if not (json_path and FLAGS.output and either):
         raise ValueError("prepare split needs --json, --val and --output, or --folds for --val")
     content, output = read_coco(json_path), Path(FLAGS.output)
+    raise_first(json_path, category_problems(content))
     if folds:
         pairs, missing = fold_coco(content, folds, FLAGS.seed, FLAGS.group_by)
         parts = {f"fold{n}/{k}": part for n, p in enumerate(pairs, 1) for k, part in p.items()}

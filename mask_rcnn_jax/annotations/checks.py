@@ -159,7 +159,7 @@ def training_problems(
     Args:
         image_dir: folder of the images; None looks for no file.
     """
-    images, annotations = content["images"], content["annotations"]
+    images = content["images"]
     names = Counter(entry["name"] for entry in content["categories"])
     joins = "`prepare merge` makes them one"
     yield from (
@@ -169,13 +169,18 @@ def training_problems(
         yield "'images' is empty"
     if image_dir is not None:
         yield from absent_images([entry["file_name"] for entry in images], image_dir)
+    yield from category_problems(content)
+    if require_annotations and not content["annotations"]:
+        yield "'annotations' is empty, expected at least one object"
+
+
+def category_problems(content: dict) -> Iterator[str]:
+    """Find annotations whose category is not there."""
     category_ids = {entry["id"] for entry in content["categories"]}
-    for position, entry in enumerate(annotations):
+    for position, entry in enumerate(content["annotations"]):
         if entry["category_id"] not in category_ids:
             name = annotation_name(entry, position)
             yield f"{name}: category_id {show(entry['category_id'])} is not in 'categories'"
-    if require_annotations and not annotations:
-        yield "'annotations' is empty, expected at least one object"
 
 
 def absent_images(file_names: Iterable[str], image_dir: str) -> Iterator[str]:

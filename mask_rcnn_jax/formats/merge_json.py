@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mask_rcnn_jax.annotations.checks import absent_images
+from mask_rcnn_jax.annotations.checks import absent_images, category_problems
 from mask_rcnn_jax.annotations.lvis import IMAGE_KEYS
 from mask_rcnn_jax.annotations.reader import raise_first
 from mask_rcnn_jax.annotations.segmentation import show
@@ -40,6 +40,8 @@ def merge_jsons(
         counts = f"{len(paths)} --json and {len(image_dirs)} --images"
         raise ValueError(f"{counts}, expected different jsons and a folder for each")
     contents = {path: read_coco(path) for path in paths}
+    for path, content in contents.items():
+        raise_first(path, category_problems(content))
     folder = Path(os.path.commonpath([os.path.abspath(place) for place in image_dirs]))
     known = {entry["name"] for content in contents.values() for entry in content["categories"]}
     if unknown := sorted(class_map.keys() - known):

@@ -75,6 +75,18 @@ def test_mistake_is_one_line_with_exit_code_2(arguments, words, capsys):
     assert words in error_line(code, err) and err.count("\n") == 1
 
 
+@pytest.mark.parametrize("arguments", [["merge"], ["split", "--val=1"], ["split", "--folds=2"]])
+def test_an_annotation_without_its_category_is_named(arguments, coco_files, tmp_path, capsys):
+    json_path, _ = coco_files(sizes=[(40, 60)] * 2, annotations=[rectangle(1, 1, 5, 5)])
+    content = json.loads(json_path.read_text())
+    content["annotations"][0]["category_id"] = 9
+    json_path.write_text(json.dumps(content))
+    code = run_inside("prepare", *arguments, "--json", json_path, "--output", tmp_path / "out")
+    words = f"{json_path}: annotation 1: category_id 9 is not in 'categories'"
+    assert words in error_line(code, capsys.readouterr().err)
+    assert not (tmp_path / "out").exists()
+
+
 def test_annotations_of_labelme_become_two_sound_sets(tmp_path):
     """labelme's files, split in two, checked."""
     folder = tmp_path / "photos"
