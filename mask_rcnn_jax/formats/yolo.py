@@ -89,8 +89,11 @@ def _read_names(path: Path) -> dict[int, str]:
         content: Any = yaml.safe_load(read_regular(path, MAX_NAMES))
         names = content.get("names")
         names = dict(enumerate(names)) if isinstance(names, list) else dict(names)
+        names = {k: str(v) if type(v) in (int, float) else v for k, v in names.items()}
     except (yaml.YAMLError, UnicodeError, RecursionError, AttributeError, TypeError, ValueError):
         names = {}
+    if any(isinstance(name, bool) for name in names.values()):
+        raise ValueError(f"{path}: 'names' has true, yes, on or such; write class names in quotes")
     if not names or not all(type(k) is int and isinstance(v, str) for k, v in names.items()):
         raise ValueError(f"{path}: no 'names' of classes, expected a list or numbers with names")
     if len(set(names.values())) < len(names):

@@ -41,6 +41,8 @@ def test_labels_are_found_in_every_layout(images, labels, source, image_dir, tmp
 def test_names_are_a_list_numbers_or_given(tmp_path):
     write(tmp_path, "images", "labels", names="names: [x, 'y z']\nnc: 2\n")
     assert [e["name"] for e in convert_set("yolo", tmp_path)[0]["categories"]] == ["x", "y z"]
+    (tmp_path / "data.yaml").write_text("names: [7, 1.5]\n")
+    assert [e["name"] for e in convert_set("yolo", tmp_path)[0]["categories"]] == ["7", "1.5"]
     (tmp_path / "data.yaml").unlink()
     content, _ = convert_set("yolo", tmp_path, classes=("b", "a"))
     assert objects_of(content)[0][0] == "a"
@@ -73,13 +75,19 @@ def test_a_wrong_line_is_named(text, words, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "names", ["", "names: 7", "names: {a: b}", "[1", "names: [a, a]", "names: [1]", "!!x", "\x00",
-              "- " * 5000, "names: &a [*a]"]
+    "names", ["", "names: 7", "names: {a: b}", "[1", "names: [a, a]", "names: [[1]]", "!!x", "\x00",
+              "- " * 5000, "names: &a [*a]", f"names: [0x{'f' * 9000}]"]
 )  # fmt: skip
 def test_a_wrong_list_of_names_is_one_line(names, tmp_path):
     write(tmp_path, "images", "labels")
     (tmp_path / "data.yaml").write_text(names)
     refuses(r"data.yaml: (no 'names' of|a name of 'names' occurs twice)", "yolo", tmp_path)
+
+
+@pytest.mark.parametrize("names", ["names: [no, yes]", "names: {0: a, 1: On}"])
+def test_names_that_yaml_reads_as_true_or_false_want_quotes(names, tmp_path):
+    write(tmp_path, "images", "labels", names=names)
+    refuses("data.yaml: 'names' has true, .* write class names in quotes", "yolo", tmp_path)
 
 
 def test_labels_without_an_image_and_folders_without_labels_are_named(tmp_path):
