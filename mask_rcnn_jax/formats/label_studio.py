@@ -22,6 +22,10 @@ from mask_rcnn_jax.formats.reading import (
 from mask_rcnn_jax.rle import compressed_rle
 
 KINDS = ("polygon", "brush", "rectangle", "ellipse")
+# Results that are no region: "labels" is another region's class, others say more about one or all.
+NO_REGIONS = frozenset(
+    "labels choices taxonomy textarea number rating datetime pairwise ranker relation".split()
+)
 
 
 def read_label_studio(source: Path, image_dir: Path | None, options: Options) -> Converted:
@@ -96,11 +100,11 @@ def _add_regions(
     for place, region in enumerate(regions, start=1):
         at = f"{where}: region {place}"
         kind, value = region.get("type"), region.get("value")
+        if isinstance(kind, str) and kind in NO_REGIONS:
+            continue
         if not isinstance(kind, str) or not isinstance(value, dict):
             raise ValueError(f"{at}: no type and value")
         shape = kind.removesuffix("labels")
-        if kind == "labels" or not (shape in KINDS or "points" in value or "rle" in value):
-            continue  # names another region's class, or is no region
         key = region.get("id") if isinstance(region.get("id"), str) else None
         named = value.get(kind, labels.get(key) if key else None)
         if not isinstance(named, list) or len(named) != 1 or not isinstance(named[0], str):

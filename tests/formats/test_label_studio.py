@@ -110,17 +110,40 @@ def test_classes_of_a_tag_of_their_own_and_what_has_none(tmp_path):
     label = {"type": "labels", "id": "r", "value": {"labels": ["dog"]}}
     alone = region("polygon", square(8, 6, 40, 30)["value"], None)
     two = region("polygonlabels", {"points": [[1, 1]], "polygonlabels": ["a", "b"]}, None)
-    choice = {"type": "choices", "id": "c", "value": {"choices": ["blurred"]}}
     turned = square(1, 1, 9, 9, image_rotation=90)
-    point = region("keypointlabels", {"points": [[3, 3]]}, "eye")
-    write(tmp_path, [alone, label, two, choice, turned, point])
+    write(tmp_path, [alone, label, two, turned])
     content, left_out = convert(tmp_path)
     assert [name for name, _ in objects_of(content)] == ["dog"]
     assert [line.rpartition("(")[2] for line in left_out] == [
         "['a', 'b']), a polygon without exactly one class",
         "cat), drawn on a rotated image",
-        "eye), a 'keypoint'",
     ]
+
+
+@pytest.mark.parametrize("kind, value", [
+    ("keypointlabels", {"x": 10, "y": 10, "width": 1}),
+    ("bitmasklabels", {"imageDataURL": "data:image/png;base64,AAAA"}),
+    ("vectorlabels", {"vertices": [{"id": "a", "x": 1, "y": 1, "prevPointId": None}]}),
+    ("ocrlabels", {}),
+])  # fmt: skip
+def test_regions_of_other_kinds_are_left_out_and_named(kind, value, tmp_path):
+    write(tmp_path, [region(kind, value, "eye")])
+    content, left_out = convert(tmp_path)
+    shape = kind.removesuffix("labels")
+    assert not content["annotations"] and len(left_out) == 1
+    assert left_out[0].endswith(f"region 1 (eye), a '{shape}'")
+
+
+def test_what_is_no_region_is_not_left_out(tmp_path):
+    about = {"text": ["AB"], "rating": 3} | square(8, 6, 40, 30)["value"]
+    others = [
+        {"type": "relation", "from_id": "r", "to_id": "s", "direction": "right"},
+        {"type": "choices", "id": "c", "value": {"choices": ["blurred"]}},
+        *({"type": kind, "id": "r", "value": about} for kind in ("textarea", "rating")),
+    ]
+    write(tmp_path, [square(8, 6, 40, 30), *others])
+    content, left_out = convert(tmp_path)
+    assert [name for name, _ in objects_of(content)] == ["cat"] and not left_out
 
 
 def test_one_annotation_of_a_task_is_read(tmp_path):
