@@ -16,8 +16,9 @@ def read_masks(source: Path, image_dir: Path | None, options: Options) -> Conver
     """Read label images or folders with binary masks.
 
     A label image, such as `a_mask.png` for `a.png`, has 0 for the background, and another value or
-    color for each instance. Where there are folders named `masks` beside folders named `images`
-    with one image each, as in the 2018 Data Science Bowl, each file is one instance's mask.
+    color for each instance. Folders named `masks` beside folders named `images` have label images,
+    too, if these have the images' names. Otherwise each is for the only image beside it, and each
+    file is one instance's mask, as in the 2018 Data Science Bowl.
 
     Args:
         source: folder with the masks.
@@ -34,8 +35,8 @@ def read_masks(source: Path, image_dir: Path | None, options: Options) -> Conver
     folders = [path for path in sorted(source.rglob("masks")) if (path.parent / "images").is_dir()]
     left_out: list[str] = []
     if folders:
-        images = [_of_folder(folder, options.class_name, left_out) for folder in folders]
-        return Converted(images, source, left_out)
+        found = [_of_folder(folder, options.class_name, left_out) for folder in folders]
+        return Converted([image for images in found for image in images], source, left_out)
     files = ImageFiles(image_dir or source)
     paths = [path for path in sorted(source.rglob("*")) if is_image(path.name)]
     paths = [p for p in paths if _ENDING.search(p.stem) or not p.is_relative_to(files.folder)]
@@ -45,11 +46,18 @@ def read_masks(source: Path, image_dir: Path | None, options: Options) -> Conver
     return Converted(images, files.folder, left_out)
 
 
+def _image_of(path: Path, files: ImageFiles) -> Path | None:
+    """The image that a mask is named like."""
+    plain, folder = _ENDING.sub("", path.stem), path.parent.as_posix()
+    names = [f"{folder}/{stem}" for stem in (plain, f"{plain}_img", path.stem)]
+    found = [files.find_stem(name, str(path)) for name in names]
+    return next((image for image in found if image and image.resolve() != path.resolve()), None)
+
+
 def _of_file(path: Path, files: ImageFiles, label: str, left_out: list[str]) -> AnnotatedImage:
-    plain = _ENDING.sub("", path.stem)
-    found = [files.find_stem(stem, str(path)) for stem in (plain, f"{plain}_img", path.stem)]
-    image = next((other for other in found if other and other.resolve() != path.resolve()), None)
+    image = _image_of(path, files)
     if image is None:
+        plain = _ENDING.sub("", path.stem)
         raise ValueError(f"{path}: no image {plain!r} in {files.folder}")
     size = read_image_size(image, path)
     objects = ImageObjects(size, left_out)
@@ -59,19 +67,26 @@ def _of_file(path: Path, files: ImageFiles, label: str, left_out: list[str]) -> 
     return AnnotatedImage(image, size, objects.joined())
 
 
-def _of_folder(folder: Path, label: str, left_out: list[str]) -> AnnotatedImage:
+def _of_folder(folder: Path, label: str, left_out: list[str]) -> list[AnnotatedImage]:
     files = ImageFiles(folder.parent / "images")
+    paths = [path for path in sorted(folder.rglob("*")) if is_image(path.name)]
+    others = [path for path in paths if _image_of(path, files) is None]
+    if paths and not others:
+        return [_of_file(path, files, label, left_out) for path in paths]
     if len(files.paths) != 1:
-        raise ValueError(f"{files.folder}: {len(files.paths)} images beside {folder}, expected one")
+        unlike = f", or masks with the images' names, unlike {others[0]}" if others else ""
+        count = f"{len(files.paths)} images beside {folder}, expected one"
+        raise ValueError(f"{files.folder}: {count}{unlike}")
     image = files.folder / files.paths[0]
     size = read_image_size(image, folder)
     objects = ImageObjects(size, left_out)
-    for path in sorted(folder.iterdir()):
-        if not is_image(path.name):
-            continue
-        found = dict(instances(read_label_image(path, size) > 0, str(path)))
-        if True in found:
-            objects.add_rle(str(path), label, found[True])
+    for path in paths:
+        found = [rle for value, rle in instances(read_label_image(path, size), str(path)) if value]
+        if found[1:]:
+            advice = f"expected one object per file, or a label image with the name of {image.name}"
+            raise ValueError(f"{path}: {len(found)} values besides 0, {advice}")
+        if found:
+            objects.add_rle(str(path), label, found[0])
         else:
             objects.leave_out(str(path), label, "a mask without a pixel")
-    return AnnotatedImage(image, size, objects.joined())
+    return [AnnotatedImage(image, size, objects.joined())]

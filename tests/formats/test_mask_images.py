@@ -71,6 +71,29 @@ def test_a_folder_of_masks_per_image(tmp_path):
     refuses("2 images beside .*masks, expected one", "masks", tmp_path, class_name="x")
 
 
+@pytest.mark.parametrize("names", [["a.png"], ["a.png", "b.png"], ["one/a.png", "two/a.png"]])
+@pytest.mark.parametrize("ending", ["", "_mask"])
+def test_masks_named_like_the_images_beside_them_are_label_images(names, ending, tmp_path):
+    for name in names:
+        write_image(tmp_path / "train" / "images" / name)
+        write_values(tmp_path / "train" / "masks" / name.replace(".", f"{ending}."), LABELS)
+    content, left_out = convert_set("masks", tmp_path, class_name="x")
+    check(content, expected() * len(names), ["x"] * 2 * len(names))
+    found = [entry["file_name"] for entry in content["images"]]
+    assert found == [f"train/images/{name}" for name in names] and not left_out
+
+
+def test_masks_that_fit_neither_layout_are_named(tmp_path):
+    write_image(tmp_path / "images" / "a.png")
+    write_values(tmp_path / "masks" / "other.png", LABELS)
+    words = "other.png: 2 values besides 0, expected one object per file, or a label .* of a.png"
+    refuses(words, "masks", tmp_path, class_name="x")
+    write_values(tmp_path / "masks" / "a.png", LABELS)
+    write_image(tmp_path / "images" / "b.png")
+    words = "2 images beside .*masks, expected one, or masks with the images' names, unlike .*other"
+    refuses(words, "masks", tmp_path, class_name="x")
+
+
 def test_wrong_masks_are_one_line(tmp_path):
     def refused(words, **options):
         refuses(words, "masks", tmp_path, tmp_path / "images", **{"class_name": "x"} | options)
