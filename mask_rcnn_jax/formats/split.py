@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from mask_rcnn_jax.annotations.segmentation import show
 
 Content = dict[str, Any]
 FOLDER = "folder"
+MAX_DRAWS, MAX_DRAWN = 100, 10_000  # draws of groups; groups in all draws
 MAX_TRIED = 20  # groups that might bring a class to a side
 
 
@@ -37,8 +39,9 @@ def split_coco(
 ) -> tuple[dict[str, Content], list[str]]:
     """Split a COCO json into "train" and "val", with `val` images drawn at random.
 
-    Both keep all categories. Where a class would be missing on one side, groups change sides. With
-    groups, the number of images is as close to `val` as they allow.
+    Both keep all categories. Where a class would be missing on one side, images change sides.
+    Groups are drawn up to MAX_DRAWS times: the draw is taken that has the fewest classes missing on
+    a side, and of such draws the one whose number of images is closest to `val`.
 
     Args:
         content: that of the json.
@@ -58,8 +61,7 @@ def split_coco(
     groups = make_groups(content, seed, group_by)
     if len(groups.sizes) < 2:
         raise ValueError(f"--group_by={group_by} gives a single group, expected two or more")
-    chosen = _draw(groups, val)
-    _keep_classes(groups, chosen)
+    chosen = _best_draw(groups, val, seed)
     ids = set().union(*(groups.members[place] for place in chosen))
     return _parts(content, ids), _missing(content, groups, [chosen])
 
@@ -159,11 +161,36 @@ def _keys(names: list[str], group_by: str) -> list[str]:
     return keys
 
 
-def _draw(groups: Groups, val: int) -> set[int]:
-    """Take groups in their order, as long as that brings the number of images closer to `val`."""
+def _best_draw(groups: Groups, val: int, seed: int) -> set[int]:
+    """Draw until no class that two groups have is missing on a side, and `val` is met exactly.
+
+    If no draw is such, take the one with the fewest such classes and then closest to `val`.
+    """
+    count = len(groups.sizes)
+    everywhere, rng = set(range(count)), np.random.default_rng(seed)
+    tries = max(1, min(MAX_DRAWS, MAX_DRAWN // count)) if max(groups.sizes) > 1 else 1
+    draws: list[tuple[tuple[int, int], set[int]]] = []
+    for _ in range(tries):
+        chosen = _draw(groups, val, rng.permutation(count).tolist() if draws else range(count))
+        _keep_classes(groups, chosen)
+        val_has, train_has = (
+            {category for place in side for category in groups.classes[place]}
+            for side in (chosen, everywhere - chosen)
+        )
+        missing = sum(groups.rarity[category] > 1 for category in val_has ^ train_has)
+        off = abs(sum(groups.sizes[place] for place in chosen) - val)
+        draws.append(((missing, off), chosen))
+        if not (missing or off):
+            break
+    return min(draws, key=itemgetter(0))[1]
+
+
+def _draw(groups: Groups, val: int, order: Sequence[int]) -> set[int]:
+    """Take groups in an order, as long as that brings the number of images closer to `val`."""
     chosen: set[int] = set()
     total = 0
-    for place, size in enumerate(groups.sizes):
+    for place in order:
+        size = groups.sizes[place]
         if abs(total + size - val) < abs(total - val) and len(chosen) < len(groups.sizes) - 1:
             chosen.add(place)
             total += size

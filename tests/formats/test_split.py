@@ -91,6 +91,20 @@ def test_a_large_group_does_not_take_both_sides():
     assert len(parts["val"]["images"]) == 10
 
 
+@pytest.mark.parametrize("sizes, rare, val, off", [
+    ((10, 11, 12, 13), (2, 3), 11, 1),
+    ((5, 59, 33, 17, 48, 21, 9, 40, 28, 52), (0, 1, 2), 60, 1),
+])  # fmt: skip
+def test_groups_of_unequal_size_leave_no_class_on_one_side(sizes, rare, val, off):
+    names = [f"{group}/{n}" for group, size in enumerate(sizes) for n in range(size)]
+    content = make(["ab" if int(name.split("/")[0]) in rare else "a" for name in names], names)
+    for seed in range(10):
+        parts, lines = split_coco(content, val, seed, "folder")
+        check_whole(content, **parts)
+        assert not lines and abs(len(parts["val"]["images"]) - val) <= off
+        assert split_coco(content, val, seed, "folder") == (parts, lines)
+
+
 @pytest.mark.parametrize("group_by, words", [
     ("(", "no regular expression"),
     ("scene", "has no group"),
