@@ -2,6 +2,7 @@
 
 import os
 import posixpath
+import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -29,32 +30,43 @@ class ImageFiles:
         self._by_base, self._by_stem = defaultdict(list), defaultdict(list)
         for path in self.paths:
             base = posixpath.basename(path)
-            self._by_base[base].append(path)
-            self._by_stem[posixpath.splitext(base)[0]].append(path)
+            self._by_base[_composed(base)].append(path)
+            self._by_stem[_composed(posixpath.splitext(base)[0])].append(path)
 
     def find(self, name: str, where: str) -> Path:
         """Return the file that a name means.
 
         The name may be a path or an address, have backslashes, %20 for a blank, and folders from
         another machine. If several files have its base name, the one with most folders in common.
+        Accents may be characters of their own or not.
 
         Raises:
             ValueError: starting with `where`, if there are none or several.
         """
+        found = self.find_any(name, where)
+        if found is None:
+            raise ValueError(f"{where}: no image {show(name)} in {self.folder}")
+        return found
+
+    def find_any(self, name: str, where: str) -> Path | None:
+        """Return the file that a name means, None if there is none; else as `find`."""
         for wanted in _meanings(name):
-            if found := self._choose(wanted, self._by_base[posixpath.basename(wanted)], where):
+            base = _composed(posixpath.basename(wanted))
+            if found := self._choose(wanted, self._by_base[base], where):
                 return found
-        raise ValueError(f"{where}: no image {show(name)} in {self.folder}")
+        return None
 
     def find_stem(self, name: str, where: str) -> Path | None:
         """Return the image for a name without suffix, None if there is none; else as `find`."""
-        return self._choose(name, self._by_stem[posixpath.basename(name)], where)
+        return self._choose(name, self._by_stem[_composed(posixpath.basename(name))], where)
 
     def _choose(self, wanted: str, paths: list[str], where: str) -> Path | None:
         if wanted in paths:
             return self.folder / wanted
         if len(paths) > 1:
-            shared = [_shared_end(wanted, path) for path in paths]
+            plain = _composed(wanted)
+            paths = [path for path in paths if _composed(path) == plain] or paths
+            shared = [_shared_end(plain, _composed(path)) for path in paths]
             best = [path for path, n in zip(paths, shared, strict=True) if n == max(shared)]
             if len(best) > 1:
                 both = f"{show(best[0])} and {show(best[1])}"
@@ -66,6 +78,11 @@ class ImageFiles:
 def is_image(name: str) -> bool:
     """Check a file's name for the suffix of an image."""
     return name.lower().endswith(SUFFIXES) and not name.startswith(".")
+
+
+def _composed(name: str) -> str:
+    """A name whose accents are parts of their letters: macOS has them apart, other tools do not."""
+    return unicodedata.normalize("NFC", name)
 
 
 def _shared_end(wanted: str, path: str) -> int:

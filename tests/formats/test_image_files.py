@@ -1,5 +1,7 @@
 """Image files by the names that annotations have for them."""
 
+from unicodedata import normalize
+
 import pytest
 
 from mask_rcnn_jax.formats.image_files import ImageFiles
@@ -37,3 +39,14 @@ def test_none_and_several_are_named(files):
     assert files.find_stem("gone", "w") is None
     with pytest.raises(OSError, match="no folder 'nowhere', expected images"):
         ImageFiles("nowhere")
+
+
+@pytest.mark.parametrize("stored, named", [("NFD", "NFC"), ("NFC", "NFD")])
+def test_accents_are_found_in_either_form(stored, named, tmp_path):
+    for folder in ("x\u00e9", "y"):
+        (tmp_path / normalize(stored, folder)).mkdir()
+        (tmp_path / normalize(stored, f"{folder}/\u00e9.png")).touch()
+    files, found = ImageFiles(tmp_path), tmp_path / normalize(stored, "x\u00e9/\u00e9.png")
+    for name in ("x\u00e9/\u00e9.png", "/home/x\u00e9/\u00e9.png"):
+        assert files.find(normalize(named, name), "w") == found
+    assert files.find_stem(normalize(named, "x\u00e9/\u00e9"), "w") == found
