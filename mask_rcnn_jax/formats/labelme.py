@@ -3,6 +3,7 @@
 import base64
 import math
 import os
+import posixpath
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from mask_rcnn_jax.annotations.reader import read_json
 from mask_rcnn_jax.annotations.segmentation import show
 from mask_rcnn_jax.data.images import check_header
 from mask_rcnn_jax.formats import coco_build
+from mask_rcnn_jax.formats.image_files import ImageFiles
 
 # labelme's special labels, which are not objects.
 NOT_OBJECTS = ("__ignore__", "_background_")
@@ -25,7 +27,7 @@ def read_labelme(
     """Read every json below `folder` except `output`.
 
     Shapes with the same label and `group_id` form one object. `image_dir` is the image folder; None
-    uses each json's `imagePath`.
+    uses each json's `imagePath`, or else looks for its base name below `folder`.
 
     Returns:
         The images, and one line per shape skipped because it has no area.
@@ -40,7 +42,11 @@ def read_labelme(
     if not paths:
         raise ValueError(f"{folder} holds no labelme json")
     contents = {path: _read(path) for path in paths}
-    image_paths = {path: _image_path(path, contents[path], image_dir) for path in paths}
+    files = ImageFiles(folder if image_dir is None else image_dir)
+    image_paths = {
+        path: _image_path(path, contents[path]["imagePath"].replace("\\", "/"), files, image_dir)
+        for path in paths
+    }
     coco_build.check_images_exist(folder, list(image_paths.values()))
     left_out: list[str] = []
     images = [_parse(path, contents[path], image_paths[path], left_out) for path in paths]
@@ -57,9 +63,17 @@ def _read(path: Path) -> dict[str, Any]:
     return content
 
 
-def _image_path(path: Path, content: dict, image_dir: str | os.PathLike | None) -> Path:
-    name = content["imagePath"].replace("\\", "/")  # as written on Windows
-    return path.parent / name if image_dir is None else Path(image_dir) / Path(name).name
+def _image_path(
+    path: Path, name: str, files: ImageFiles, image_dir: str | os.PathLike | None
+) -> Path:
+    """The image in a json, or where it is expected."""
+    base = posixpath.basename(name)
+    if image_dir is not None:
+        return files.find_any(name, str(path)) or Path(image_dir) / base
+    if (path.parent / name).is_file():
+        return path.parent / name
+    beside = (path.parent.relative_to(files.folder) / base).as_posix()
+    return files.find_any(beside, str(path)) or path.parent / name
 
 
 def _parse(

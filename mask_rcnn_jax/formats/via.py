@@ -9,6 +9,7 @@ import numpy as np
 
 from mask_rcnn_jax.annotations.reader import read_json
 from mask_rcnn_jax.formats import coco_build
+from mask_rcnn_jax.formats.image_files import ImageFiles
 
 # Shape attributes that define the outline of a region.
 OUTLINE_KEYS = {
@@ -45,10 +46,11 @@ def read_via(
     entries = _read(json_path)
     if class_name is None and attribute is None:
         attribute = _only_attribute(json_path, entries)
-    coco_build.check_images_exist(json_path, [folder / entry["filename"] for entry in entries])
+    paths = _image_paths(json_path, folder, [entry["filename"] for entry in entries])
+    coco_build.check_images_exist(json_path, paths)
     images, left_out = [], []
-    for entry in entries:
-        objects, path = [], folder / entry["filename"]
+    for entry, path in zip(entries, paths, strict=True):
+        objects = []
         size = coco_build.read_image_size(path, json_path)
         for number, region in enumerate(entry["regions"], start=1):
             where = f"{json_path}: {entry['filename']}, region {number}"
@@ -96,6 +98,18 @@ def _read(path: Path) -> list[dict[str, Any]]:
             raise ValueError(f"{path}: {entry['filename']}: a region has no shape_attributes")
         found.append(entry | {"regions": regions})
     return found
+
+
+def _image_paths(json_path: Path, folder: Path, names: list[str]) -> list[Path]:
+    """The images in the json, or where they are expected."""
+    paths = [folder / name for name in names]
+    if all(path.is_file() for path in paths):
+        return paths
+    files = ImageFiles(folder)
+    return [
+        path if path.is_file() else files.find_any(name, str(json_path)) or path
+        for path, name in zip(paths, names, strict=True)
+    ]
 
 
 def _only_attribute(path: Path, entries: list[dict]) -> str:

@@ -145,6 +145,21 @@ def test_folders_pictures_elsewhere_and_empty_pictures(tmp_path):
     assert [image.file_name for image in images] == ["b.png", "a.png"]
 
 
+@pytest.mark.parametrize("name, file, within", [
+    ("a.png", "pictures/day/a.png", "pictures"),
+    ("../../day/a.png", "pictures/day/a.png", "pictures"),
+    ("a%20b.png", "json/deep/a b.png", None),
+    ("C:\\Users\\me\\a.png", "json/deep/a.png", None),
+    ("C:\\Users\\me\\a.png", "json/a.png", None),
+])  # fmt: skip
+def test_pictures_are_found_by_base_name(name, file, within, tmp_path):
+    write((tmp_path / file).parent, (tmp_path / file).stem, [])
+    (tmp_path / file).with_suffix(".json").unlink()
+    write(tmp_path / "json" / "deep", "one", [], picture=False, imagePath=name)
+    content, _ = convert(tmp_path / "json", within and tmp_path / within)
+    assert content["images"][0]["file_name"] == file.partition("/")[2]
+
+
 @pytest.mark.parametrize(
     "keys, words",
     [

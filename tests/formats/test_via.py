@@ -87,6 +87,14 @@ def test_the_class_of_a_region(convert):
     assert len(content["annotations"]) == 2
 
 
+@pytest.mark.parametrize("name", ["sub\\b c.png", "b c.png", "sub/b%20c.png"])
+def test_pictures_are_found_by_base_name(name, convert, tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "a.png").rename(tmp_path / "sub" / "b c.png")
+    content, _ = convert(project([region(RECT, kind="x")], filename=name))
+    assert content["images"][0]["file_name"] == "sub/b c.png"
+
+
 def test_a_shape_of_no_name_has_no_area(convert):
     content, left_out = convert(project([region(RECT | {"name": ["rect"]}, kind="cat")]))
     assert not content["annotations"] and len(left_out) == 1
