@@ -87,7 +87,8 @@ def _parse(
     objects: dict[Any, tuple[str, list]] = {}
     for number, shape in enumerate(content["shapes"], start=1):
         where = f"{path}: shape {number}"
-        if not isinstance(shape, dict) or not isinstance(shape.get("label"), str):
+        label = shape.get("label") if isinstance(shape, dict) else None
+        if not isinstance(label, str) or not label.strip():
             raise ValueError(f"{where} has no label")
         coco_build.check_label(shape["label"], where)
         if shape["label"] in NOT_OBJECTS:

@@ -168,6 +168,7 @@ def test_pictures_are_found_by_base_name(name, file, within, tmp_path):
         ({"shapes": None}, "not a labelme file: it lacks 'shapes'"),
         ({"imagePath": None}, "it lacks 'imagePath'"),
         ({"shapes": [{"points": []}]}, "shape 1 has no label"),
+        ({"shapes": [shape(" ", "polygon", CORNERS)]}, "shape 1 has no label"),
         ({"shapes": [shape("a", "polygon", [[1, 2], [3]])]}, r"not a list of \[x, y\]"),
         ({"shapes": [shape("a", "polygon", [[1, "b"]])]}, r"not a list of \[x, y\]"),
         ({"shapes": [shape("a", "polygon", [[1, float("nan")]])]}, r"not a list of \[x, y\]"),
