@@ -1,5 +1,6 @@
 """Read Datumaro's own json."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ def read_datumaro(source: Path, image_dir: Path | None, options: Options) -> Con
 
     Args:
         source: the json or folder.
-        image_dir: image folder; None for `images` beside the json's folder.
+        image_dir: image folder; None for `images` beside the json's folder. A folder in it
+            with the json's name comes first.
         options: `boxes` makes objects from boxes.
 
     Raises:
@@ -77,7 +79,8 @@ def _image(
     name = entry.get("path") if isinstance(entry, dict) else None
     if not isinstance(entry, dict) or not isinstance(name, str):
         raise ValueError(f"{where}: no path of its 'image'")
-    image = files.find(name, where)
+    in_subset = f"{path.stem}/{name}"
+    image = files.find(in_subset if os.path.isfile(files.folder / in_subset) else name, where)
     size = read_image_size(image, path)
     stated = entry.get("size")
     if stated is not None:

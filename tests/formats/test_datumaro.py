@@ -56,6 +56,15 @@ def test_boxes_and_lines_are_left_out_and_images_found_by_name(tmp_path):
     np.testing.assert_array_equal(mask, box(10, 10, 30, 15))
 
 
+def test_images_of_subsets_may_have_the_same_name(tmp_path):
+    write(tmp_path, [])
+    write_image(tmp_path / "images" / "train" / "a.png")
+    default = tmp_path / "annotations" / "default.json"
+    (tmp_path / "annotations" / "train.json").write_text(default.read_text())
+    content, _ = convert_set("datumaro", tmp_path)
+    assert [e["file_name"] for e in content["images"]] == ["default/a.png", "train/a.png"]
+
+
 @pytest.mark.parametrize("keys, words", [
     ({"shapes": [polygon(1, 2, 3)]}, r"annotation 1: \[1, 2, 3\], expected x, y, x, y"),
     ({"shapes": [polygon(1, 2, 3, None)]}, "a coordinate is None"),
