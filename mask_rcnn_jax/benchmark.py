@@ -162,4 +162,4 @@ def _counts(flag: str, texts: Sequence[str], lowest: int = 1) -> list[int]:
 
 
 if __name__ == "__main__":
-    cli.run(main, _define_flags)
+    cli.run(main, _define_flags, positional=True)

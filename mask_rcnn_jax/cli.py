@@ -58,6 +58,8 @@ def run(
     main: Callable[[Sequence[str]], None],
     define_flags: Callable[[], None],
     groups: Mapping[str, Sequence[str]] | None = None,
+    *,
+    positional: bool = False,
 ) -> None:
     """Parse the flags, run `main(positional arguments)` and leave with its exit code.
 
@@ -69,6 +71,7 @@ def run(
         define_flags: defines the command's own flags.
         groups: headings and names of these flags, for `--help`. A heading that starts with
             "ACTION:" belongs to the action of that name; `ACTION --help` shows no other.
+        positional: whether the command takes positional arguments.
     """
     others = set(flags.FLAGS)
     define_flags()
@@ -81,10 +84,10 @@ def run(
         if not HELP_FLAGS.isdisjoint(sys.argv):
             print(_help(main, groups or {"flags": own}, sys.argv))
             return
-        _run(main, debug)
+        _run(main, debug, positional)
 
 
-def _run(main: Callable[[Sequence[str]], None], debug: bool) -> None:
+def _run(main: Callable[[Sequence[str]], None], debug: bool, takes_positional: bool) -> None:
     global _process_index, _process_count
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not in a background job
         signal.signal(signal.SIGINT, _interrupt)
@@ -94,6 +97,8 @@ def _run(main: Callable[[Sequence[str]], None], debug: bool) -> None:
             _list_config(argv)
             return
         positional = _parse_flags(argv)
+        if positional and not takes_positional:
+            raise ValueError(_unexpected(positional[0]))
         set_up_logging()
         _choose_platform(flags.FLAGS.platform)
         _choose_compile_cache(flags.FLAGS.compile_cache)
@@ -205,6 +210,15 @@ def _entry_hint(flag: str) -> str:
         meant = [keys[key] for key in difflib.get_close_matches(flag, keys, 1)]
     meant.sort(key=lambda name: not name.startswith("train."))
     return f", did you mean {' or '.join(f'--config.{name}' for name in meant)}?" if meant else ""
+
+
+def _unexpected(argument: str) -> str:
+    """Say what may be meant by an argument that is neither a flag nor the value of one."""
+    name = argument.partition("=")[0]
+    if _OVERRIDE.match(f"--{name}") or name in flags.FLAGS:
+        return f"unexpected argument {argument!r}, did you mean --{argument}?"
+    patterns = ", patterns in quotes: --input 'photos/*.jpg'" if "input" in flags.FLAGS else ""
+    return f"unexpected argument {argument!r}: each value needs its flag before it{patterns}"
 
 
 def _help(main: Callable, groups: Mapping[str, Sequence[str]], argv: Sequence[str]) -> str:

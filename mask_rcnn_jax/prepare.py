@@ -290,4 +290,4 @@ COMMANDS: dict[str, Callable[..., None]] = {
 
 
 if __name__ == "__main__":
-    cli.run(main, define_flags, ACTIONS)
+    cli.run(main, define_flags, ACTIONS, positional=True)

@@ -182,6 +182,24 @@ COMMANDS = {
         ["quickstart.py"],
     ),
     "a recipe that is not there": ("train --config=cocoo --workdir=HERE/run", ["cocoo", "coco"]),
+    "a pattern without quotes": (
+        "infer --workdir=WORKDIR --input a.jpg b.jpg c.jpg --output=out",
+        ["'b.jpg'", "--input 'photos/*.jpg'"],
+    ),
+    "an entry without dashes": (
+        "train --config=quickstart --workdir=HERE/run config.train.steps=3",
+        ["did you mean --config.train.steps=3?"],
+    ),
+    "a flag without dashes": (
+        "evaluate --workdir=WORKDIR tile=64",
+        ["did you mean --tile=64?"],
+    ),
+    "a value of a switch": ("infer --input=a.jpg --output=out --track yes", ["'yes'", "its flag"]),
+    "a list with a blank": (
+        "export --workdir=WORKDIR --output=HERE/out --format=onnx --picture_size 640 480",
+        ["'480'"],
+    ),
+    "a port that has no flag": ("serve --workdir=WORKDIR 8080", ["'8080'"]),
     "standard input": ("infer --workdir=WORKDIR --input=- --output=out", ["-: does not exist"]),
 }
 

@@ -97,4 +97,4 @@ def main(arguments) -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main, cli_processes.define_processes)
+    cli.run(main, cli_processes.define_processes, positional=True)
