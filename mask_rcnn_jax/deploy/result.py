@@ -56,14 +56,19 @@ class Result:
     def __getitem__(self, rows: int | slice | np.ndarray | Sequence[int]) -> "Result":
         """Select objects by number, slice, numbers or a boolean mask [N].
 
-        Raises IndexError for a number beyond the objects or a mask with another length.
+        Raises IndexError for a number beyond the objects, a mask with another length, or an array
+        with several dimensions.
         """
+        if isinstance(rows, np.ndarray) and rows.ndim == 0:
+            rows = rows[()]  # a number, as of np.argmax
         if isinstance(rows, int | np.integer):
             if not -len(self) <= rows < len(self):
                 raise IndexError(f"object {rows} of {len(self)}")
             rows = [int(rows)]
         if not isinstance(rows, slice):
             rows = np.asarray(rows)
+            if rows.ndim != 1:
+                raise IndexError(f"rows with {rows.ndim} dimensions, expected 1")
             rows = rows if rows.size else np.zeros(0, int)  # an empty list would be of floats
         grids, windows, tracks = self.mask_grids, self.window_masks, self.track_ids
         numbers = np.arange(len(self))[rows].tolist()

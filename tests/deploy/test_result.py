@@ -46,6 +46,7 @@ def test_names_follow_the_classes():
         (2, [2]),
         (-1, [3]),
         (np.int64(1), [1]),
+        (np.array(1), [1]),
         (slice(1, None, 2), [1, 3]),
         ([3, 0], [3, 0]),
         ([], []),
@@ -67,7 +68,7 @@ def test_objects_are_selected(make, rows, expected):
     assert some.image is whole.image
 
 
-@pytest.mark.parametrize("rows", [4, -5, [True, False], [0.5]])
+@pytest.mark.parametrize("rows", [4, -5, [True, False], [0.5], [[0, 1]], np.True_, None])
 def test_a_wrong_selection_is_an_index_error(rows):
     with pytest.raises(IndexError):
         make_result()[rows]
