@@ -18,12 +18,25 @@ def path_of(image: Any) -> str:
 
 
 def pixels_of(image: Any) -> np.ndarray:
-    """Return any image as an array; its shape and dtype are not checked."""
+    """Return any image as an array, whose shape and dtype are not checked.
+
+    Raises ValueError for an image of Pillow with values in no known range.
+    """
     if isinstance(image, str | os.PathLike):
         return decode_image(image, upright=True)
     if isinstance(image, Image.Image):
-        return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+        return _pixels_of_pillow(ImageOps.exif_transpose(image))
     if isinstance(image, np.ndarray):
         return image
     kind = type(image).__name__
     raise TypeError(f"image is a {kind}, expected a file, a numpy array or an image of Pillow")
+
+
+def _pixels_of_pillow(image: Image.Image) -> np.ndarray:
+    """Return RGB; 16 bits become their upper 8, as in a file, where `convert` would saturate."""
+    if image.mode.startswith("I;16"):
+        gray = (np.asarray(image) >> 8).astype(np.uint8)
+        return np.repeat(gray[..., None], 3, axis=2)
+    if image.mode in ("I", "F"):
+        raise ValueError(f"image has Pillow's mode {image.mode}, expected 8 or 16 bits per channel")
+    return np.asarray(image.convert("RGB"))

@@ -7,6 +7,7 @@ from PIL import Image
 
 from mask_rcnn_jax import infer
 from mask_rcnn_jax.deploy import predictor as predictor_module
+from mask_rcnn_jax.deploy.pixels import pixels_of
 from mask_rcnn_jax.deploy.predictor import Predictor
 from mask_rcnn_jax.models.detect import detect_options
 from tests.deploy.conftest import two_canvas_config
@@ -169,6 +170,19 @@ def test_pillows_images_are_turned_upright(predictor):
     image = Image.new("L", (60, 40))
     image.getexif()[0x0112] = 6  # turned by 90 degrees
     assert predictor(image).image.shape == (60, 40, 3)
+
+
+def test_16_bits_of_pillow_are_read_as_from_a_file(tmp_path):
+    gray = np.random.default_rng(0).integers(0, 2**16, (30, 40), np.uint16)
+    Image.fromarray(gray).save(tmp_path / "a.png")
+    with Image.open(tmp_path / "a.png") as image:
+        np.testing.assert_array_equal(pixels_of(image), pixels_of(tmp_path / "a.png"))
+
+
+@pytest.mark.parametrize("mode", ["I", "F"])
+def test_values_in_no_known_range_are_refused(mode):
+    with pytest.raises(ValueError, match=f"mode {mode}, expected 8 or 16 bits"):
+        pixels_of(Image.new(mode, (4, 4)))
 
 
 def test_names_come_from_the_categories(alone, predictor, images):
