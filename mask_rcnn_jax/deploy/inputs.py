@@ -2,12 +2,13 @@
 
 import glob
 import os
-import urllib.error
+import string
 import urllib.request
 from collections.abc import Iterable, Iterator, Sequence
+from http.client import HTTPException
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import cv2
 import numpy as np
@@ -36,7 +37,7 @@ class Input(NamedTuple):
 
 
 def find_inputs(inputs: Sequence[str], output: Path) -> tuple[list[Input], list[Input]]:
-    """Return images and videos, in order and without duplicates.
+    """Return images and videos, in order and without duplicates (`a.jpg` is `./a.jpg`).
 
     Args:
         inputs: files (with any suffix), folders with all their sub-folders, glob patterns (`**`:
@@ -49,13 +50,17 @@ def find_inputs(inputs: Sequence[str], output: Path) -> tuple[list[Input], list[
     """
     images: dict[str, PurePosixPath] = {}
     videos: dict[str, PurePosixPath] = {}
+    seen: set[str] = set()
     for item in inputs:
         found = list(_find(item, output))
         if not found:
             suffixes = ", ".join(IMAGE_SUFFIXES + VIDEO_SUFFIXES)
             raise ValueError(f"--input {item}: no images or videos found ({suffixes})")
         for source, name in found:
-            (images if _is_image(source) else videos).setdefault(source, name)
+            place = source if "://" in source else os.path.abspath(source)
+            if place not in seen:
+                seen.add(place)
+                (images if _is_image(source) else videos)[source] = name
     found_images, found_videos = _named(images), _named(videos, ".mp4")
     _check_overwrite([*found_images, *found_videos], output)
     return found_images, found_videos
@@ -66,9 +71,9 @@ def read_image(source: str) -> np.ndarray:
     if "://" not in source:
         return decode_image(source, upright=True)
     try:
-        with urllib.request.urlopen(source, timeout=_TIMEOUT) as response:
+        with urllib.request.urlopen(_quoted(source), timeout=_TIMEOUT) as response:
             content = response.read(MAX_BYTES + 1)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HTTPException) as error:
         raise UndecodableImage(f"{source}: {error}") from error
     if len(content) > MAX_BYTES:
         raise UndecodableImage(f"{source}: more than {MAX_BYTES:,} bytes")
@@ -136,12 +141,17 @@ def _is_web_image(address: str) -> bool:
         return False
     if path.lower().endswith(IMAGE_SUFFIXES + VIDEO_SUFFIXES):
         return path.lower().endswith(IMAGE_SUFFIXES)
-    request = urllib.request.Request(address, method="HEAD")
+    request = urllib.request.Request(_quoted(address), method="HEAD")
     try:
         with urllib.request.urlopen(request, timeout=_TIMEOUT) as response:
             return response.headers.get_content_maintype() == "image"
-    except (OSError, ValueError):
+    except (OSError, ValueError, HTTPException):
         return False
+
+
+def _quoted(address: str) -> str:
+    """Encode blanks and what is not ASCII, as browsers do; the rest, with its %20, stays."""
+    return quote(address, safe=string.punctuation)
 
 
 def _named(found: dict[str, PurePosixPath], suffix: str = "") -> list[Input]:

@@ -37,6 +37,7 @@ def sources(found):
         (["deep"], ["deep/e.tif"], ["deep/er/f.MP4"]),
         (["**/*.tif"], ["deep/e.tif"], []),
         (["c.mov", "*.jpg", "b.jpg", "c.mov"], ["b.jpg"], ["c.mov"]),
+        (["b.jpg", "./b.jpg", "deep/../b.jpg", "c.mov", "./c.mov"], ["b.jpg"], ["c.mov"]),
         (["d[1].webm"], [], ["d[1].webm"]),
         (["notes.txt"], [], ["notes.txt"]),  # named explicitly, not an image by content
         (["out"], ["out/b.jpg"], []),  # what is named is read, even there
@@ -107,7 +108,11 @@ class Server(BaseHTTPRequestHandler):
         self.wfile.write(self.answer())
 
     def answer(self):
-        found = self.path in ("/a.png", "/picture?id=3", "/text.jpg")
+        if "other" in self.path:
+            self.wfile.write(b"SSH-2.0\r\n")
+            return b""
+        known = ("/a.png", "/picture?id=3", "/text.jpg", "/a%20%C3%BC.png", "/a%20%C3%BC?id=3")
+        found = self.path in known
         self.send_response(200 if found else 404)
         self.send_header("Content-Type", "image/png" if found else "video/mp4")
         self.end_headers()
@@ -126,17 +131,19 @@ def server():
 
 
 def test_web_addresses_of_images_are_images(server, folder):
-    addresses = [f"{server}/{name}" for name in ("a.png", "picture?id=3", "stream")]
+    names = ("a.png", "picture?id=3", "a ü.png", "a%20ü?id=3", "stream", "other")
+    addresses = [f"{server}/{name}" for name in names]
     images, videos = find_inputs(addresses, folder / "out")
-    assert [one.source for one in images] == addresses[:2]
-    assert [str(one.target) for one in images] == ["a.png", "picture.jpg"]
-    assert [one.source for one in videos] == addresses[2:]
+    assert [one.source for one in images] == addresses[:4]
+    assert [str(one.target) for one in images] == ["a.png", "picture.jpg", "a ü.png", "a ü_2.jpg"]
+    assert [one.source for one in videos] == addresses[4:]
     for one in images:
         assert read_image(one.source).shape == (4, 6, 3)
 
 
 @pytest.mark.parametrize(
-    ("path", "message"), [("/absent.jpg", "404"), ("/text.jpg", "not an image")]
+    ("path", "message"),
+    [("/absent.jpg", "404"), ("/text.jpg", "not an image"), ("/other.jpg", "SSH-2.0")],
 )
 def test_an_address_without_image_is_named(server, path, message):
     with pytest.raises(UndecodableImage, match=f"{server}{path}: .*{message}"):
