@@ -201,12 +201,14 @@ def trace_mask(mask: np.ndarray, box: np.ndarray) -> list[np.ndarray]:
     to remove staircase artifacts.
 
     Args:
-        mask: [M, M] probabilities on a grid over the box.
+        mask: [M, M] probabilities on a grid over the box; without a pixel there is no polygon.
         box: [4] in image pixels.
 
     Returns:
         Closed polygons, float32 [p, 2] (x, y) in image pixels.
     """
+    if not mask.size:
+        return []
     side = max(mask.shape)
     factor = max(_TRACE_SIDE // side, 2 if side < _LARGE_SIDE else 1)
     # Pad with zeros: the object ends at its box, as in a pasted mask.

@@ -10,6 +10,7 @@ from mask_rcnn_jax.evaluation.visualize import (
     draw_ground_truth,
     instance_color,
     side_by_side,
+    trace_mask,
     write_image,
 )
 from mask_rcnn_jax.structures import Detections
@@ -201,6 +202,12 @@ def test_boxes_that_are_not_numbers_do_no_harm():
     boxes = np.array([[np.nan, 0, 10, 10], [0, 0, np.inf, 10]])
     masks = np.ones((2, 28, 28), np.float32)
     draw_detections(gray_image(400, 400), found(boxes, [1, 1], np.ones(2), masks), ("a",))
+
+
+@pytest.mark.parametrize("shape", [(0, 0), (0, 7), (7, 0)])
+def test_a_mask_without_a_pixel_has_no_outline(shape):
+    """As tiles of an image that is one pixel high find them."""
+    assert trace_mask(np.zeros(shape), np.array([3.0, 1.0, 3.0, 1.0])) == []
 
 
 def test_small_picture_is_enlarged_by_a_whole_factor():
