@@ -76,7 +76,7 @@ def infer(
     videos = []
     for item in sources:
         try:
-            videos.append((Video(item.source), folder / item.target))
+            videos.append((Video(item.source, str(item.name)), folder / item.target))
         except UnreadableVideo as error:
             skip(error)
     if not images and not videos:
@@ -90,6 +90,8 @@ def infer(
     if images:
         _infer_images(predictor, images, folder, save, drawing, skip)
     if videos:
+        for _, target in videos:
+            target.parent.mkdir(parents=True, exist_ok=True)
         # A class, or a track, has the same color in all frames, which keep their size.
         drawing = {"color_by": "instance" if track else "class"} | drawing | {"min_side": 0}
         reading: dict[str, Any] = dict(stride=stride, max_frames=max_frames, track=track)

@@ -161,7 +161,7 @@ class _VideoOutput:
         frame, results = item
         self._writer.write(frame.image, frame.time)
         record = {
-            "file_name": Path(self._video.source).name,
+            "file_name": self._video.name,
             "frame": frame.number,
             "time": round(float(frame.time), 6),
             "detections": [

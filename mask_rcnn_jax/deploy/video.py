@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from fractions import Fraction
+from pathlib import Path
 from time import sleep
 from typing import Any, NamedTuple
 
@@ -32,6 +33,8 @@ class Video:
     """Video in a file or at a URL; nothing stays open between calls.
 
     Attributes:
+        source: file or URL.
+        name: for records; the file's own name if not given.
         rate: frames per second.
         num_frames: as the container states or by its duration; None if unknown.
         pixel_aspect: width / height of a stored pixel; 1 if the file says nothing or nonsense.
@@ -43,9 +46,10 @@ class Video:
         ValueError: if PyAV is not installed.
     """
 
-    def __init__(self, source: str):
+    def __init__(self, source: str, name: str = ""):
         av = import_av()
         self.source = source
+        self.name = name or Path(source).name
         self.frames_read: int | None = None
         self.damaged = 0
         try:

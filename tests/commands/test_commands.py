@@ -230,11 +230,13 @@ def inferred(trained, tmp_path_factory, cache):
     write_video(folder / "photos" / "clip.avi", 8, "mpeg4", rate=30)
     write_sound(folder / "photos" / "sound.mp4")
     (folder / "more").mkdir()
+    (folder / "clips" / "day").mkdir(parents=True)
+    write_video(folder / "clips" / "day" / "a.mp4", 2)
     wide = np.random.default_rng(0).integers(0, 256, (50, 130, 3), dtype=np.uint8)
     cv2.imwrite(str(folder / "more" / "000000.png"), wide)
     cv2.imwrite(str(folder / "more" / "000000.jpg"), wide)
-    inputs = (folder / "photos", folder / "more" / "*.png", folder / "more" / "000000.jpg")
-    arguments = [f"--input={path}" for path in inputs]
+    inputs = ("photos", "more/*.png", "more/000000.jpg", "clips")
+    arguments = [f"--input={folder / path}" for path in inputs]
     output = folder / "out"
     done = run(
         "infer", "--workdir", trained.workdir, *arguments, "--output", output,
@@ -253,7 +255,7 @@ class TestInfer:
         sources["000000_3.jpg"] = folder / "more" / "000000.jpg"
         written = {path.name for path in output.iterdir()}
         lists = {"detections.json", "detections.csv"}
-        assert written == {*sources, *lists, "masks", "clip.mp4", "clip.jsonl"}
+        assert written == {*sources, *lists, "masks", "clip.mp4", "clip.jsonl", "day"}
         masks = {path.name for path in (output / "masks").iterdir()}
         assert masks == {Path(name).stem + ".png" for name in sources}
         for name, source in sources.items():
@@ -266,8 +268,8 @@ class TestInfer:
         assert f"skipped {folder / 'photos' / 'broken.jpg'}: truncated" in done.stderr
         assert "images: 7 of 7" in done.stderr
         assert f"skipped {folder / 'photos' / 'sound.mp4'}: holds no video" in done.stderr
-        assert "2 of 9 inputs skipped" in done.stderr
-        assert "frames: 3 of 3" in done.stderr
+        assert "2 of 10 inputs skipped" in done.stderr
+        assert "frames: 4 of 4" in done.stderr
 
     def test_writes_a_video_and_a_line_for_each_of_its_frames(self, inferred):
         _, output, _ = inferred
@@ -279,9 +281,15 @@ class TestInfer:
         names = {"circle": 1, "square": 2, "triangle": 4, "star": 7}
         for line in lines:
             assert set(line) == {"file_name", "frame", "time", "detections"}
+            assert line["file_name"] == "clip.avi"
             for entry in line["detections"]:
                 assert names[entry["category"]] == entry["category_id"]
                 assert entry["segmentation"]["size"] == [48, 64]
+
+    def test_a_video_keeps_its_place_below_a_folder(self, inferred):
+        _, output, _ = inferred
+        assert len(list(Video(str(output / "day" / "a.mp4")).frames())) == 1
+        assert json.loads((output / "day" / "a.jsonl").read_text())["file_name"] == "day/a.mp4"
 
     def test_writes_detections_in_coco_format(self, inferred):
         _, output, _ = inferred
