@@ -29,7 +29,7 @@ from mask_rcnn_jax.deploy import annotate
 from mask_rcnn_jax.deploy.inputs import find_inputs
 from mask_rcnn_jax.deploy.loading import default_batch_size, set_score_threshold
 from mask_rcnn_jax.deploy.predictor import Predictor
-from mask_rcnn_jax.deploy.saving import KINDS, ResultFiles
+from mask_rcnn_jax.deploy.saving import KINDS, ResultFiles, check_replaced
 from mask_rcnn_jax.deploy.video import UnreadableVideo, Video, import_av
 from mask_rcnn_jax.progress import Progress
 from mask_rcnn_jax.weights.restore import restore
@@ -63,6 +63,7 @@ def infer(
     tiling(tile, overlap)  # values without meaning are refused before the work
     folder, drawing = Path(output), dict(drawing or {})
     images, sources = find_inputs(inputs, folder)
+    check_replaced([one.source for one in [*images, *sources]], images, folder, save)
     if sources:
         import_av()
     config, variables, categories, _ = restore(config, weights)

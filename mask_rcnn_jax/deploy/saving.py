@@ -1,7 +1,9 @@
 """Write what was found in images for other tools."""
 
 import csv
+import hashlib
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path, PurePosixPath
@@ -148,6 +150,49 @@ WRITERS: dict[str, Write] = {
     "labelme": write_labelme,
 }
 KINDS = (*WRITERS, "labelstudio", "csv")
+FOLDERS = {"masks": "masks", "crops": "crops", "yolo": "labels", "labelme": "labelme"}
+LABELS = {"yolo": ".txt", "labelme": ".json"}  # what people correct by hand
+WRITTEN = ".written"  # digests of labels as they were written, a line each
+
+
+def check_replaced(
+    sources: Sequence[str], images: Sequence[Input], folder: Path, kinds: Sequence[str]
+) -> None:
+    """Raise ValueError if some `kinds` would replace an input, or labels of another origin.
+
+    Labels may be replaced as long as they are what `ResultFiles` wrote into the folder.
+    """
+    found = [Path(source).resolve() for source in sources if "://" not in source]
+    for kind in _per_image(kinds):
+        place = folder / FOLDERS[kind]
+        inside = [path for path in found if path.is_relative_to(place.resolve())]
+        if inside:
+            what = f"--save {kind} writes to {place}, which holds files of --input"
+            raise ValueError(f"{what}, such as {min(inside)}; choose another --output")
+    paths = [path for image in images for path in _label_files(folder, image.target, kinds)]
+    paths = [path for path in paths if path.exists()]
+    written = folder / WRITTEN
+    known = set(written.read_text().split()) if paths and written.exists() else set()
+    others = {path for path in paths if _digest(path, folder) not in known}
+    if others:
+        raise ValueError(
+            f"--save would replace {len(others)} files that infer did not write, or that were "
+            f"corrected since, such as {min(others)}; move them or choose another --output"
+        )
+
+
+def _per_image(kinds: Sequence[str]) -> list[str]:
+    return [kind for kind in WRITERS if kind in kinds]
+
+
+def _label_files(folder: Path, name: PurePosixPath, kinds: Sequence[str]) -> list[Path]:
+    saved = [kind for kind in LABELS if kind in kinds]
+    return [folder / FOLDERS[kind] / name.with_suffix(LABELS[kind]) for kind in saved]
+
+
+def _digest(path: Path, folder: Path) -> str:
+    name = os.fsencode(path.relative_to(folder))
+    return hashlib.sha256(name + b"\0" + path.read_bytes()).hexdigest()
 
 
 class Records(NamedTuple):
@@ -170,8 +215,7 @@ class ResultFiles:
     def __init__(self, folder: Path, kinds: Sequence[str] = ()):
         """Open the lists of the `kinds`, out of KINDS, in a folder that exists."""
         self.count = 0
-        self._folder = folder
-        self._writers = [WRITERS[kind] for kind in kinds if kind in WRITERS]
+        self._folder, self._kinds = folder, kinds
         self._opened = ExitStack()
         self._entries = self._list("detections.json")
         self._tasks = self._list("labelstudio.json") if "labelstudio" in kinds else None
@@ -181,14 +225,21 @@ class ResultFiles:
             file = self._opened.enter_context(open(path, "w", newline="", encoding="utf-8"))
             self._csv = csv.writer(file)
             self._csv.writerow(CSV_HEAD)
+        self._written = None
+        if not LABELS.keys().isdisjoint(kinds):
+            # Without a buffer, so that each line is written whole, by any thread.
+            self._written = self._opened.enter_context(open(folder / WRITTEN, "ab", 0))
 
     def write(self, result: Result, image: Input, number: int) -> Records:
         """Write the files of one image, with `number` as its id, and return what to `add`.
 
         May be called from several threads.
         """
-        for write in self._writers:
-            write(result, self._folder, image.target)
+        for kind in _per_image(self._kinds):
+            WRITERS[kind](result, self._folder, image.target)
+        if self._written:
+            for path in _label_files(self._folder, image.target, self._kinds):
+                self._written.write(f"{_digest(path, self._folder)}\n".encode())
         named = zip(result.names, result.to_coco(number), strict=True)
         entries = [
             {"file_name": str(image.name), "category": name, **entry} for name, entry in named

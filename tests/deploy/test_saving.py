@@ -8,9 +8,10 @@ import cv2
 import numpy as np
 import pytest
 
+from mask_rcnn_jax import infer
 from mask_rcnn_jax.deploy.inputs import Input
 from mask_rcnn_jax.deploy.outlines import join_parts, outer_parts
-from mask_rcnn_jax.deploy.saving import KINDS, ResultFiles
+from mask_rcnn_jax.deploy.saving import FOLDERS, KINDS, ResultFiles, check_replaced
 from mask_rcnn_jax.formats.coco_build import build_coco
 from mask_rcnn_jax.formats.labelme import read_labelme
 from tests.deploy.test_result import HEIGHT, WIDTH, boxes_alone, make_result
@@ -77,11 +78,50 @@ def test_every_file_has_the_place_of_its_image(saved):
     _, folder = saved
     found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     assert found == {
-        *("detections.json", "detections.csv", "labelstudio.json"),
+        *("detections.json", "detections.csv", "labelstudio.json", ".written"),
         *("masks/deep/a_2.png", "labels/deep/a_2.txt"),
         *("labelme/deep/a_2.jpg", "labelme/deep/a_2.json"),
         *(f"crops/{name}/deep/a_2_{k}.png" for k, name in enumerate(["bolt", "nut", "nut"], 1)),
     }
+
+
+LABELS = ("labels/deep/a_2.txt", "labelme/deep/a_2.json")
+
+
+def test_labels_as_infer_wrote_them_are_replaced(saved):
+    result, folder = saved
+    for _ in range(2):  # also those that a second run replaced
+        check_replaced([IMAGE.source], [IMAGE], folder, KINDS)
+        with ResultFiles(folder, KINDS) as files:
+            files.write(result[:2], IMAGE, 5)
+    (folder / LABELS[0]).write_text("0 0 0 1 0 1 1\n")
+    check_replaced([IMAGE.source], [IMAGE], folder, ["labelme", "masks"])  # labels stay
+
+
+@pytest.mark.parametrize("how", ["corrected", "corrected, then infer without it", "of others"])
+@pytest.mark.parametrize("label", LABELS)
+def test_other_labels_are_never_replaced(how, label, saved):
+    result, folder = saved
+    path = folder / label
+    if how == "of others":
+        (folder / ".written").unlink()
+    else:
+        path.write_text(path.read_text().replace("1", "2"))
+    if how == "corrected, then infer without it":
+        with ResultFiles(folder, ["masks"]) as files:
+            files.add(files.write(result, IMAGE, 5))
+    with pytest.raises(ValueError, match=f"such as {path.parent}|2 files .* such as {folder}"):
+        check_replaced([IMAGE.source], [IMAGE], folder, KINDS)
+
+
+@pytest.mark.parametrize(("kind", "place"), FOLDERS.items())
+def test_infer_refuses_to_save_where_its_inputs_are(kind, place, tmp_path):
+    """Before it reads a model."""
+    (tmp_path / place / "deep").mkdir(parents=True)
+    (tmp_path / place / "deep" / "a.png").touch()
+    inputs, output = [str(tmp_path / place)], str(tmp_path)
+    with pytest.raises(ValueError, match=f"--save {kind} writes to {tmp_path / place}, which"):
+        infer.infer(None, "nowhere", inputs, output, 0.5, 1, 1, 0, save=["csv", kind])
 
 
 def test_detections_are_cocos_results_with_names(saved):
