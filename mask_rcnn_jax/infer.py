@@ -66,6 +66,8 @@ def infer(
     check_replaced([one.source for one in [*images, *sources]], images, folder, save)
     if sources:
         import_av()
+        if save:
+            logging.warning("--save writes no files of videos, see their .jsonl")
     config, variables, categories, _ = restore(config, weights)
     set_score_threshold(config, score_threshold)
     skipped: list[str] = []
@@ -161,8 +163,9 @@ def _define_flags() -> None:
         "batch_size", 0, "Images or frames at a time on each device; 0: 1 on CPU, 8 on GPU.", 0
     )
     flags.DEFINE_integer("stride", 1, "Take every n-th frame of a video.", 1)
-    flags.DEFINE_list("save", [], f"Other files of images, out of {', '.join(KINDS)}.")
-    flags.DEFINE_list("draw", list(DRAWN), f"What is drawn, out of {', '.join(DRAWN)}, or none.")
+    flags.DEFINE_multi_string("save", [], f"Other files of images, out of {', '.join(KINDS)}.")
+    drawn_help = f"What is drawn, out of {', '.join(DRAWN)}, or none; all of it if unset."
+    flags.DEFINE_multi_string("draw", None, drawn_help)
     colors = ("instance", "class")
     flags.DEFINE_enum("color_by", None, colors, "Colors; class in videos, unless set or --track.")
     flags.DEFINE_integer("line_width", 0, "Pixels; 0 grows with the image.", 0)
@@ -176,10 +179,11 @@ def main(_: Sequence[str]) -> None:
     if (FLAGS.workdir is None) == (FLAGS.weights is None):
         raise ValueError("infer needs exactly one of --workdir and --weights")
     weights, inputs, output = FLAGS.workdir or FLAGS.weights, FLAGS.input, FLAGS.output
-    names = ("batch_size", "stride", "max_frames", "save", "tile", "overlap", "track")
+    names = ("batch_size", "stride", "max_frames", "tile", "overlap", "track")
     options = {name: getattr(FLAGS, name) for name in names}
-    _check_list("save", FLAGS.save, KINDS)
-    options["drawing"] = _drawing(FLAGS.draw, FLAGS.color_by, FLAGS.line_width)
+    options["save"] = _split(FLAGS.save)
+    _check_list("save", options["save"], KINDS)
+    options["drawing"] = _drawing(_split(FLAGS.draw or DRAWN), FLAGS.color_by, FLAGS.line_width)
     # SIGTERM acts like Ctrl-C, which closes the files: a video without index is unplayable.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -195,6 +199,12 @@ def _drawing(drawn: Sequence[str], color_by: str | None, line_width: int) -> dic
     options: dict[str, Any] = {name: name in drawn for name in DRAWN}
     options["line_width"] = line_width
     return options | ({"color_by": color_by} if color_by else {})
+
+
+def _split(values: Sequence[str]) -> list[str]:
+    """Split the values of a flag that takes a list, and may be repeated."""
+    parts = [part.strip() for value in values for part in value.split(",")]
+    return [part for part in parts if part]
 
 
 def _check_list(flag: str, values: Sequence[str], known: Sequence[str]) -> None:

@@ -241,7 +241,8 @@ def inferred(trained, tmp_path_factory, cache):
     done = run(
         "infer", "--workdir", trained.workdir, *arguments, "--output", output,
         "--score_threshold=0.01", "--batch_size=2", "--stride=2", "--max_frames=3",
-        "--save=masks,csv", "--draw=boxes,masks", "--color_by=class", "--line_width=3", cache=cache,
+        "--save=masks", "--save=csv", "--draw=boxes,masks", "--color_by=class", "--line_width=3",
+        cache=cache,
     )  # fmt: skip
     return folder, output, check_done(done)
 
@@ -270,6 +271,7 @@ class TestInfer:
         assert f"skipped {folder / 'photos' / 'sound.mp4'}: holds no video" in done.stderr
         assert "2 of 10 inputs skipped" in done.stderr
         assert "frames: 4 of 4" in done.stderr
+        assert "--save writes no files of videos" in done.stderr
 
     def test_writes_a_video_and_a_line_for_each_of_its_frames(self, inferred):
         _, output, _ = inferred

@@ -199,6 +199,10 @@ COMMANDS = {
         "export --workdir=WORKDIR --output=HERE/out --format=onnx --picture_size 640 480",
         ["'480'"],
     ),
+    "a mistake in the first of two lists": (
+        "infer --workdir=WORKDIR --input=RECIPE --output=out --save=mask --save=csv",
+        ["--save has 'mask', expected some of masks"],
+    ),
     "a port that has no flag": ("serve --workdir=WORKDIR 8080", ["'8080'"]),
     "standard input": ("infer --workdir=WORKDIR --input=- --output=out", ["-: does not exist"]),
 }

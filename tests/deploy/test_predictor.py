@@ -270,6 +270,10 @@ def test_an_unknown_kind_is_named(flag):
         infer._check_list(flag, ["masks", "mask"], ["masks"])
 
 
+def test_lists_of_a_repeated_flag_are_joined():
+    assert infer._split(["masks, csv", "yolo", ""]) == ["masks", "csv", "yolo"]
+
+
 def test_pixels_that_take_no_memory_do_not_count():
     image = np.zeros((30, 40, 3), np.uint8)
     assert predictor_module._bytes(image) == predictor_module._bytes(image[::-1]) == 3600
