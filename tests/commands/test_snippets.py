@@ -3,12 +3,15 @@
 Those of extending.md, deployment.md and serving.md have tests of their own.
 """
 
+import inspect
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 
 import mask_rcnn_jax as mrcnn
+from mask_rcnn_jax.formats.download import TORCHVISION_WEIGHTS, weight_names
 from tests.commands.command import ROOT
 
 PAGES = ("README.md", "docs/index.md", "docs/getting_started.md", "docs/inference.md")
@@ -20,14 +23,50 @@ SNIPPETS = {
         re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL), start=1
     )
 }
+TORCHVISION_FILES = {f"{name}-{digits}.pth" for name, digits in TORCHVISION_WEIGHTS.items()}
+KNOWN_WEIGHTS = {*weight_names(), *TORCHVISION_FILES}
 IMAGES = ("photo.jpg", "a.jpg", "b.jpg", "b.png", "data/shapes/val/000004.jpg")
 
 
 @pytest.fixture(scope="module")
 def load_small(trained):
-    """`mrcnn.load` of the small run in the place of any other; it compiles once."""
+    """`mrcnn.load` of the small run in the place of any other; it compiles once.
+
+    The arguments must be those of `load`: a folder of runs, or a recipe and weights by name.
+    """
+    signature = inspect.signature(mrcnn.load)
     predictor = mrcnn.load(trained.untouched, score_threshold=0.0)
-    return lambda model, weights=None, **options: predictor
+
+    def load(*arguments, **options):
+        given = signature.bind(*arguments, **options).arguments
+        check_model(given["model"], given.get("weights"))
+        return predictor
+
+    return load
+
+
+def check_model(model: str, weights: str | None) -> None:
+    if weights is None:
+        assert Path(model).parent == Path("runs"), f"{model} is no run"
+    else:
+        mrcnn.load_config(model)
+        assert {weights, Path(weights).name} & KNOWN_WEIGHTS, f"{weights} are no weights"
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("mrcnn.load('coco_torchvision:v2', 'weights/resnet50-0676ba6.pth')", "no weights"),
+        ("mrcnn.load('coco_torchvision:v3', 'maskrcnn_resnet50_fpn_v2_coco')", "v3"),
+        ("mrcnn.load('coco_torchvision:v2')", "no run"),
+        ("mrcnn.load('runs/mine', scores=0.5)", "'scores'"),
+        ("mrcnn.load()", "'model'"),
+    ],
+)
+def test_a_wrong_argument_of_load_is_noticed(code, words, load_small, monkeypatch):
+    monkeypatch.setattr(mrcnn, "load", load_small)
+    with pytest.raises((AssertionError, TypeError, ValueError), match=words):
+        exec(code, {"mrcnn": mrcnn})
 
 
 @pytest.mark.parametrize("name", SNIPPETS)
@@ -41,7 +80,7 @@ def test_a_snippet_runs(name, trained, load_small, tmp_path, monkeypatch, capsys
     monkeypatch.setattr(mrcnn, "load", load_small)
     given = {}
     if name.startswith(FROM_OTHERS):
-        given = {"predictor": load_small("any"), "image": "photo.jpg"}
+        given = {"predictor": load_small("runs/any"), "image": "photo.jpg"}
     exec(compile(SNIPPETS[name], name, "exec"), given)
     if "result" in given:
         assert len(given["result"]) and given["result"].masks.shape[1:] == (64, 64)
