@@ -104,6 +104,7 @@ def steps_of(workdir):
     return [record["step"] for record in read_metrics(workdir / "metrics.jsonl")]
 
 
+@pytest.mark.slow
 def test_dataset(run_example, images, capsys):
     found = run_example("dataset")
     assert [record.file_name for record in found["val_set"].images] == sorted(

@@ -77,6 +77,7 @@ def test_it_trains_resumes_evaluates_infers_and_exports(folder, tmp_path, monkey
     assert "model.backbone is ConvNeXt" in line and "--format=stablehlo can" in line
 
 
+@pytest.mark.slow
 def test_its_frozen_stage_stays_and_its_dtype_follows(folder, monkeypatch):
     monkeypatch.syspath_prepend(folder[0])
     config = tiny_config()

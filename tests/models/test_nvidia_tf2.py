@@ -31,6 +31,8 @@ from tests.helpers import load_golden
 from tests.models.nvidia_weights import nvidia_weights
 from tests.survivors import Survivors, pair_survivors
 
+pytestmark = pytest.mark.slow  # a minute; .ci/run has it
+
 XYXY = [1, 0, 3, 2]  # from y1, x1, y2, x2
 EVERYTHING = 100_000
 # More proposals than any recipe has: without optimization they take longer to sort out.

@@ -123,6 +123,7 @@ def small_model():
     return config
 
 
+@pytest.mark.slow
 def test_a_larger_canvas_changes_nothing():
     """Maps end at the image rounded up to 32, whatever lies beyond: the same proposals, detections
     and labels on a canvas as large as that and on a larger one."""
