@@ -83,11 +83,15 @@ def lower_step(
 
 
 def lower_predict(
-    config: Any, mesh: Mesh | AbstractMesh, batch_size: int, platform: str | None = None
+    config: Any,
+    step_mesh: Mesh | AbstractMesh,
+    mesh: Mesh | AbstractMesh,
+    batch_size: int,
+    platform: str | None = None,
 ) -> jax.stages.Lowered:
-    """Lower prediction for abstract arguments on `mesh`; `platform` as in `lower_step`."""
+    """Lower prediction for abstract arguments, as `lower_step` does."""
     model = recipe_model(config)
-    predict: Any = make_predict_step(model, mesh, detect_options(config))
+    predict: Any = make_predict_step(model, step_mesh, detect_options(config))
     variables = _placed(abstract_variables(model), mesh, P())
     batch = _placed(abstract_batch(config, batch_size), mesh, P("data"))
     return predict.trace(variables, batch).lower(lowering_platforms=platform and (platform,))
@@ -105,8 +109,9 @@ def train_flops(config: Any) -> float:
 
 
 def infer_flops(config: Any) -> float:
-    """Return prediction FLOPs per image, before optimization."""
-    return _flops(lower_predict(_without_kernels(config), _one_device(), 1, "cpu"))
+    """Return prediction FLOPs per image, before optimization, counted as in `train_flops`."""
+    mesh = _one_device()
+    return _flops(lower_predict(_without_kernels(config), mesh, mesh, 1, "cuda"))
 
 
 def _flops(lowered: jax.stages.Lowered) -> float:

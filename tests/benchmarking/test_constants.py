@@ -40,4 +40,4 @@ def test_steps_of_full_size_carry_no_tables(recipe):
     config = load_config(ROOT / "configs" / f"{recipe}.py")
     mesh = Mesh(np.array(jax.devices()[:1]), ("data",))
     assert 0 < constant_bytes(inputs.lower_step(config, mesh, mesh, 1)) < MOST
-    assert 0 < constant_bytes(inputs.lower_predict(config, mesh, 1)) < MOST
+    assert 0 < constant_bytes(inputs.lower_predict(config, mesh, mesh, 1)) < MOST

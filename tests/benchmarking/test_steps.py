@@ -13,6 +13,7 @@ from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.data.options import canvas_size, example_options
 from mask_rcnn_jax.data.transforms import empty_batch
 from mask_rcnn_jax.memory import peak_rss_mb
+from mask_rcnn_jax.models.build import abstract_variables
 from tests.commands.command import ROOT, run_inside
 from tests.helpers import tiny_config
 
@@ -48,6 +49,51 @@ def test_planned_memory_has_what_is_temporary():
     x = np.ones((100, 1000), np.float32)
     compiled = jax.jit(lambda x: (jnp.sort(x, 0) @ jnp.sort(x, 1).T).sum()).lower(x).compile()
     assert steps._planned_bytes(compiled.memory_analysis()) >= 3 * x.nbytes
+
+
+def taps(size, kernel, stride):
+    """How often a kernel along one axis meets a pixel, and not padding."""
+    starts = range(-(kernel // 2), size - kernel // 2, stride)
+    return sum(0 <= start + tap < size for start in starts for tap in range(kernel))
+
+
+def pixels_seen(names, kernel, config):
+    """The products with one weight of a layer: with pixels, RoIs or the pixels of RoIs."""
+    height, width = config.data.image_size
+    detections, side = config.eval.detections_per_image, kernel.shape[0]
+
+    def convolution(down, stride=1):
+        return taps(height // down, side, stride) * taps(width // down, side, stride) / side**2
+
+    if names[1] == "stem_conv":
+        return convolution(1, 2)
+    if names[0] == "backbone":  # the first of two convolutions, and the shortcut, has the stride
+        stage = int(names[1][3])
+        is_first = stage > 2 and names[2] != "conv2"
+        return convolution(2**stage // (1 + is_first), 1 + is_first)
+    if names[0] == "fpn":
+        return convolution(2 ** int(names[1][-1]))
+    if names[0] == "rpn_head":
+        return sum(convolution(2**level) for level in range(2, 7))
+    if names[0] == "box_head":
+        return config.model.rpn.post_nms_topk_test
+    if names[1] == "mask_predictor":  # of one class
+        return detections * 28 * 28 / kernel.shape[-1]
+    return detections * (taps(14, 3, 1) ** 2 / 9 if side == 3 else 14 * 14)
+
+
+def test_operations_of_a_prediction_are_those_of_its_layers():
+    """Also of those that a CPU computes in a loop, here masks of 40 RoIs, 16 at a time."""
+    config = tiny_config()
+    config.data.image_size, config.eval.detections_per_image = (64, 128), 40
+    params = abstract_variables(inputs.recipe_model(config))["params"]
+    total = 0
+    for path, kernel in jax.tree_util.tree_leaves_with_path(params):
+        if kernel.ndim > 1:
+            names = [part.key for part in path]
+            total += 2 * kernel.size * pixels_seen(names, kernel, config)
+    # The rest is RoIAlign, NMS and what belongs to single elements.
+    assert 1 < inputs.infer_flops(config) / total < 1.03
 
 
 @pytest.mark.slow
