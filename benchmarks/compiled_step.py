@@ -1,11 +1,12 @@
-"""Count and limit what the training step does once it is compiled for absent GPUs.
+"""Count and limit what the training step or prediction does once compiled for absent GPUs.
 
     python -m benchmarks.compiled_step --config configs/coco.py --target h100 \\
         --budgets benchmarks/budgets.toml
+    python -m benchmarks.compiled_step --config configs/coco.py --mode infer --images 8 --devices 1
 
 Compiles as `mask_rcnn_jax.benchmark compile` does, and reads the rest from the program's text:
-launches, kernels, copies, memory traffic and an estimated time. With `--budgets FILE`, fails if a
-figure exceeds the recipe's limit.
+launches, kernels, copies, memory traffic and an estimated range of times. With `--budgets FILE`,
+fails if a figure exceeds the recipe's limit. `--config.section.name=value` changes an entry.
 """
 
 import argparse
@@ -19,27 +20,29 @@ from typing import Any
 
 import jax
 
-from benchmarks import hlo, roofline
-from mask_rcnn_jax.benchmarking.gpu_compile import compile_steps
+from benchmarks import entries, hlo, roofline
+from mask_rcnn_jax.benchmarking.gpu_compile import MODES, compile_programs
 from mask_rcnn_jax.config import load_config
 
 Figures = dict[str, Any]
 Limits = dict[str, dict[str, float]]
+TABLE = re.compile(r"any|images_\d+|infer|infer_\d+")  # of limits in a recipe's table
 
 
 def main(arguments: argparse.Namespace) -> None:
     limits = load_limits(arguments.budgets, arguments.config) if arguments.budgets else {}
     shapes = [(images, devices) for devices in arguments.devices for images in arguments.images]
-    config, names = load_config(arguments.config), roofline.DEVICES[arguments.target]
+    config = load_config(arguments.config, arguments.entries)
+    target, names = arguments.target, roofline.DEVICES[arguments.target]
     steps = [
         figures | read(str(compiled.as_text()), figures["images_per_device"], names)
-        for figures, compiled in compile_steps(config, arguments.target, shapes)
+        for figures, compiled in compile_programs(config, target, shapes, arguments.mode)
     ]
-    print(table(arguments.target, steps), flush=True)
+    print(table(target, steps), flush=True)
     for step in steps:
         print(f"\n{_shape(step)}\n{roofline.report(step['estimates'], step['costliest'])}")
     if arguments.json:
-        report = {"target": arguments.target, "jax": jax.__version__, "programs": steps}
+        report = {"target": target, "jax": jax.__version__, "programs": steps}
         Path(arguments.json).write_text(json.dumps(report, indent=1) + "\n")
     over = [line for step in steps for line in violations(step, limits)]
     if over:
@@ -53,6 +56,7 @@ def read(text: str, images: int, devices: Sequence[str]) -> Figures:
     return {
         "gbytes_per_image": round(roofline.gbytes(launches) / images, 2),
         **count_instructions(program),
+        "sort_launches": round(sum(one.times for one in launches if one.kind == "sorts")),
         "estimates": {name: roofline.estimate(launches, images, name) for name in devices},
         "costliest": roofline.costliest(launches, devices[0]),
     }
@@ -72,6 +76,7 @@ def count_instructions(program: hlo.Program) -> dict[str, int]:
     # Differentiation names the backward pass "transpose(jvp(..))".
     backward = sum("transpose(jvp" in found.text for found in kernels)
     return {
+        # A sort counts once; `sort_launches` has those of a GPU.
         "launches": sum(n for opcode, n in launched_opcodes.items() if opcode not in hlo.FREE),
         "kernels_forward": len(kernels) - backward,  # from `pallas_kernels`
         "kernels_backward": backward,
@@ -113,13 +118,15 @@ def load_limits(path: str, recipe: str) -> Limits:
     """Load a recipe's limits from a TOML file.
 
     The recipe has a table by its name, "coco" or "coco_torchvision:v2" wherever its file lies; in
-    it are a table `any`, and tables `images_N` by images per device.
+    it are tables for the training step, `any` and `images_N` by images per device, and for
+    prediction, `infer` and `infer_N`.
 
-    Raises ValueError for a file that is no TOML, a recipe without limits, or a limit of an unknown
-    figure.
+    Raises ValueError for a file that is no TOML, a recipe without limits, a table of another name,
+    or a limit of an unknown figure.
     """
     counted = count_instructions(hlo.Program({"": {}}, ""))
-    known = ["compile_s", "gbytes_per_image", "gflop_per_image", "peak_mb", "temp_mb", *counted]
+    known = ["compile_s", "gbytes_per_image", "gflop_per_image", "peak_mb", "temp_mb"]
+    known += ["sort_launches", *counted]
     try:
         recipes = tomllib.loads(Path(path).read_text())
     except tomllib.TOMLDecodeError as error:
@@ -128,8 +135,11 @@ def load_limits(path: str, recipe: str) -> Limits:
     name = Path(file).stem + colon + variant
     if name not in recipes:
         raise ValueError(f"{path} has no limits for {name!r}, expected one of {sorted(recipes)}")
-    for table_name, entries in recipes[name].items():
-        for entry in entries:
+    for table_name, limits in recipes[name].items():
+        if not TABLE.fullmatch(table_name):
+            text = f"{path} has [{name}.{table_name}], expected any, images_N, infer or infer_N"
+            raise ValueError(text)
+        for entry in limits:
             if entry.removeprefix("least_") not in known:
                 text = f"{path}: [{name}.{table_name}] has {entry!r}, expected one of {known}"
                 raise ValueError(text)
@@ -138,8 +148,9 @@ def load_limits(path: str, recipe: str) -> Limits:
 
 def violations(step: Figures, limits: Limits) -> list[str]:
     """Describe each figure above its limit, or below a limit named `least_..`."""
-    found = []
-    for table_name in ("any", f"images_{step['images_per_device']}"):
+    found, images = [], step["images_per_device"]
+    names = ("infer", f"infer_{images}") if step["mode"] == "infer" else ("any", f"images_{images}")
+    for table_name in names:
         for name, limit in limits.get(table_name, {}).items():
             value = step[name.removeprefix("least_")]
             if value < limit if name.startswith("least_") else value > limit:
@@ -148,7 +159,8 @@ def violations(step: Figures, limits: Limits) -> list[str]:
 
 
 def _shape(step: Figures) -> str:
-    return f"{step['images_per_device']} images on each of {step['devices']} devices"
+    mode = "prediction, " if step["mode"] == "infer" else ""
+    return f"{mode}{step['images_per_device']} images on each of {step['devices']} devices"
 
 
 def table(target: str, steps: Sequence[Figures]) -> str:
@@ -163,14 +175,15 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     def counts(text: str) -> list[int]:
         return [int(count) for count in text.split(",")]
 
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--config", required=True, help="a recipe")
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("--config", required=True, help=entries.CONFIG_HELP)
+    parser.add_argument("--mode", default="train", choices=MODES, help="the step, or prediction")
     parser.add_argument("--target", default="h100", choices=roofline.DEVICES)
     parser.add_argument("--images", type=counts, default=[2, 8], help="numbers per device")
     parser.add_argument("--devices", type=counts, default=[1, 4], help="numbers of devices")
     parser.add_argument("--budgets", help="TOML file with limits for the figures")
     parser.add_argument("--json", help="write the figures to this file")
-    return parser.parse_args(arguments)
+    return entries.parse(parser, arguments)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ Compiles the step for one node of eight GPUs and walks through its schedule: eve
 time that `benchmarks.roofline` estimates, all-reduces run beside them one after the other, and the
 program waits where it needs a result. More nodes run the same program with slower all-reduces: a
 reduction over the GPUs of each node, one over the nodes of a part per GPU, and the way back.
+All of it is done with both of the roofline's sets of shares, so figures are ranges.
+`--config.section.name=value` changes an entry.
 
 Links have the rates of their data sheets times an assumed share, each all-reduce an assumed
 latency. The host's figures scale rates measured on one core, see `HOST`.
@@ -21,8 +23,8 @@ from typing import Any
 
 import jax
 
-from benchmarks import hlo, roofline
-from mask_rcnn_jax.benchmarking.gpu_compile import compile_steps
+from benchmarks import entries, hlo, roofline
+from mask_rcnn_jax.benchmarking.gpu_compile import compile_programs
 from mask_rcnn_jax.config import load_config
 
 NODE = 8  # GPUs
@@ -52,7 +54,7 @@ class Event:
     name: str = ""  # of the all-reduce
 
 
-def schedule(program: hlo.Program, device: str) -> list[Event]:
+def schedule(program: hlo.Program, device: str, reach: roofline.Reach) -> list[Event]:
     """Return launches, starts of all-reduces and waits for them in the order of the program."""
     entry = program.computations[program.entry]
     places = {name: place for place, name in enumerate(entry)}
@@ -68,7 +70,7 @@ def schedule(program: hlo.Program, device: str) -> list[Event]:
             events.append(waits.pop(0)[1])
         if not instruction.opcode.startswith("all-reduce"):
             launch = roofline.read_launch(program, times, computation, instruction)
-            events.append(Event("launch", roofline.microseconds(launch, device)))
+            events.append(Event("launch", roofline.microseconds(launch, device, reach)))
             continue
         size = sum(array.bytes for array in program.outputs(computation, instruction))
         events.append(Event("start", size, name))
@@ -138,6 +140,14 @@ def estimate(events: Sequence[Event], images: int, gpus: int, links: Links) -> d
     }
 
 
+def ranges(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
+    """Join the figures of low and of high shares to text where they differ."""
+    return {
+        name: value if value == high[name] else f"{value} to {high[name]}"
+        for name, value in low.items()
+    }
+
+
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Format rows as a Markdown table."""
     names = list(rows[0])
@@ -146,21 +156,26 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def main(arguments: argparse.Namespace) -> None:
-    target, rows, reduced = arguments.target, [], {}
-    device = roofline.DEVICES[target][-1]
+    target, device = arguments.target, roofline.DEVICES[arguments.target][-1]
     links = LINKS[target][0], arguments.network or LINKS[target][1]
+    config = load_config(arguments.config, arguments.entries)
     shapes = [(images, NODE) for images in arguments.images]
-    for figures, compiled in compile_steps(load_config(arguments.config), target, shapes):
-        images = figures["images_per_device"]
-        events = schedule(hlo.parse(str(compiled.as_text())), device)
-        reduced[images] = all_reduces(events)
-        rows += [estimate(events, images, gpus, links) for gpus in arguments.gpus]
+    rows, reduced = [], {}
+    for figures, compiled in compile_programs(config, target, shapes):
+        images, program = figures["images_per_device"], hlo.parse(str(compiled.as_text()))
+        events = {name: schedule(program, device, one) for name, one in roofline.REACH.items()}
+        reduced[images] = {name: all_reduces(one) for name, one in events.items()}
+        for gpus in arguments.gpus:
+            row = {name: estimate(one, images, gpus, links) for name, one in events.items()}
+            rows.append(row)
     print(
-        f"estimates from the compiled program, not measurements ({device}, JAX {jax.__version__})"
+        f"estimates from the compiled program, not measurements ({device}, JAX {jax.__version__}), "
+        "from low to high shares of the device's rates"
     )
     for images, found in reduced.items():
-        print(f"\nall-reduces with {images} images per GPU:\n{table(found)}")
-    print(f"\n{table(rows)}")
+        joined = [ranges(*pair) for pair in zip(found["low"], found["high"], strict=True)]
+        print(f"\nall-reduces with {images} images per GPU:\n{table(joined)}")
+    print(f"\n{table([ranges(**row) for row in rows])}")
     if arguments.json:
         report = {"estimate": True, "target": target, "jax": jax.__version__, "links": links}
         report |= {"host": HOST, "all_reduces": reduced, "rows": rows}
@@ -171,15 +186,15 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     def counts(text: str) -> list[int]:
         return [int(count) for count in text.split(",")]
 
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--config", required=True, help="a recipe")
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("--config", required=True, help=entries.CONFIG_HELP)
     parser.add_argument("--target", default="h100", choices=LINKS)
     parser.add_argument("--gpus", type=counts, default=[8, 64, 256], help="numbers of GPUs")
     parser.add_argument("--images", type=counts, default=[8, 1], help="numbers per GPU")
     network_help = "GB/s of a GPU between nodes in one direction, if not InfiniBand's"
     parser.add_argument("--network", type=float, help=network_help)
     parser.add_argument("--json", help="write the estimates to this file")
-    return parser.parse_args(arguments)
+    return entries.parse(parser, arguments)
 
 
 if __name__ == "__main__":

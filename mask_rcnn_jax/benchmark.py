@@ -7,15 +7,16 @@
     python -m mask_rcnn_jax.benchmark data --config configs/coco.py
     python -m mask_rcnn_jax.benchmark kernels
     python -m mask_rcnn_jax.benchmark compile --target h100 --config configs/coco.py
+    python -m mask_rcnn_jax.benchmark compile --mode infer --target h100 --config configs/coco.py
 
 `train` and `infer` time warm steps on generated images; `--stages` also times each stage of the
 model alone, and `--profile DIR` writes a trace and lists the costliest operations.
 `train --devices` measures weak scaling: each number of devices in turn, with the same images on
 each device, of which the largest number has `train.batch_size`. Both also run over several
 processes, and the first prints. `data` reads and prepares batches. `kernels` needs a GPU. `compile`
-needs none: it compiles the whole training step for GPUs and gives its memory, FLOPs and compile
-time. `--json` has every figure as soon as it is measured. Nothing compiled is taken from
-`--compile_cache`, but on a GPU it keeps the fastest algorithms found by XLA's autotuning.
+needs none: it compiles the whole training step, or prediction, for GPUs and gives its memory, FLOPs
+and compile time. `--json` has every figure as soon as it is measured. Nothing compiled is taken
+from `--compile_cache`, but on a GPU it keeps the fastest algorithms found by XLA's autotuning.
 """
 
 import json
@@ -48,6 +49,8 @@ def _define_flags() -> None:
     flags.DEFINE_list("workers", None, workers_help)
     flags.DEFINE_string("only", "", "kernels: run only those whose name contains this text.")
     flags.DEFINE_string("target", "h100", "compile: target GPU, h100, h200 or a100.")
+    mode_help = "compile: the training step, or prediction."
+    flags.DEFINE_enum("mode", gpu_compile.MODES[0], gpu_compile.MODES, mode_help)
     flags.DEFINE_list("images", ["2", "8"], "compile: numbers of images per device.")
     devices_help = "train: numbers of devices, measured in turn. compile: 1,4 if unset."
     flags.DEFINE_list("devices", None, devices_help)
@@ -71,7 +74,8 @@ def main(positional: Sequence[str]) -> None:
         devices = _counts("devices", FLAGS.devices or ["1", "4"])
         shapes = [(i, d) for d in devices for i in images]
         figures = {"target": FLAGS.target, "jax": jax.__version__, "programs": []}
-        for program, _ in gpu_compile.compile_steps(FLAGS.config, FLAGS.target, shapes):
+        compiling = gpu_compile.compile_programs(FLAGS.config, FLAGS.target, shapes, FLAGS.mode)
+        for program, _ in compiling:
             figures["programs"].append(program)
             _save(figures)
     elif kind == "kernels":
@@ -119,6 +123,8 @@ def _check_combination(kind: str) -> None:
     alone = [name for name in ("stages", "profile") if FLAGS[name].value]
     if FLAGS.devices and kind not in ("train", "compile"):
         raise ValueError(f"--devices is for train and compile, not for {kind}")
+    if FLAGS["mode"].present and kind != "compile":
+        raise ValueError(f"--mode is for compile, not for {kind}")
     if FLAGS.devices and kind == "train" and alone:
         raise ValueError(f"--{alone[0]} cannot be combined with --devices")
     if FLAGS.coordinator_address and (kind not in ("train", "infer") or alone):

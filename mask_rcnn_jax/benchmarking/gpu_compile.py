@@ -1,4 +1,4 @@
-"""Compile the training step for GPUs on a machine without one."""
+"""Compile the training step or prediction for GPUs on a machine without one."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -9,30 +9,40 @@ import jax
 from mask_rcnn_jax.benchmarking import inputs
 from pallas_kernels import check_compile
 
+MODES = ("train", "infer")
 
-def compile_steps(
-    config: Any, target: str, shapes: Sequence[tuple[int, int]]
+
+def compile_programs(
+    config: Any, target: str, shapes: Sequence[tuple[int, int]], mode: str = "train"
 ) -> Iterator[tuple[dict[str, Any], jax.stages.Compiled]]:
-    """Compile the recipe's training step for each (images per device, devices) on absent GPUs.
+    """Compile a recipe's program for each (images per device, devices) on absent GPUs.
+
+    mode: "train" for the training step, "infer" for prediction without pasting masks.
 
     Yields figures and the program. `peak_mb` is XLA's plan for one device with parameters and
-    batch, without cuDNN's workspace; `gflop_per_image` counts forward and backward before
-    optimization. Raises ValueError if packages are missing or JAX has no kernels for the GPU.
+    batch, without cuDNN's workspace; `gflop_per_image` counts before optimization, forward and
+    backward in training. Raises ValueError if packages are missing or JAX has no kernels for the
+    GPU.
     """
     problem = check_compile.missing_requirement(target)
     if problem:
         raise ValueError(f"cannot compile for {target}: {problem}")
     check_compile.use_cuda_tools()
-    gflop = round(inputs.train_flops(config) / 1e9, 1)
+    lower, count = {
+        "train": (inputs.lower_step, inputs.train_flops),
+        "infer": (inputs.lower_predict, inputs.infer_flops),
+    }[mode]
+    gflop = round(count(config) / 1e9, 1)
     for images, devices in shapes:
         mesh, context = check_compile.absent_gpus(target, devices)
         started = time.perf_counter()
         with jax.sharding.use_abstract_mesh(context):
-            lowered = inputs.lower_step(config, context, mesh, images * devices)
+            lowered = lower(config, context, mesh, images * devices)
         compiled = _compile(lowered)
         seconds = time.perf_counter() - started
         memory: Any = compiled.memory_analysis()
         figures = {
+            "mode": mode,
             "images_per_device": images,
             "devices": devices,
             "peak_mb": round(memory.peak_memory_in_bytes / 1e6, 1),

@@ -15,9 +15,10 @@ pytestmark = pytest.mark.slow
     "command, expected",
     [
         (["mask_rcnn_jax.benchmark", "compile", "--devices=1,2"], "programs"),
-        (["benchmarks.scaling", "--gpus=8,16"], "rows"),
+        (["mask_rcnn_jax.benchmark", "compile", "--mode=infer", "--devices=1,2"], "programs"),
+        (["benchmarks.scaling", "--gpus=8,16", "--config.train.precision=tf32"], "rows"),
     ],
-    ids=["memory", "scaling"],
+    ids=["memory", "prediction", "scaling"],
 )
 def test_commands_for_gpus_that_are_not_there(command, expected, tmp_path):
     pytest.importorskip("jax_cuda13_plugin", reason="needs pip install -e '.[gpu-check]'")

@@ -1,5 +1,6 @@
 """What is counted in a compiled program, and the limits for it."""
 
+import argparse
 import json
 import tomllib
 from pathlib import Path
@@ -8,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks import compiled_step, hlo
+from benchmarks import compiled_step, entries, hlo
 from mask_rcnn_jax.config import load_config
 from tests.commands.command import ROOT
 
@@ -59,7 +60,7 @@ ENTRY %main.9 (Arg_0.1: f32[8]) -> f32[8] {
 """  # noqa: E501
 
 STEP = {
-    "images_per_device": 2, "devices": 1, "peak_mb": 2100.0, "temp_mb": 1700.0,
+    "mode": "train", "images_per_device": 2, "devices": 1, "peak_mb": 2100.0, "temp_mb": 1700.0,
     "gflop_per_image": 1500.0, "compile_s": 50.0,
 }  # fmt: skip
 COUNTED = {
@@ -77,7 +78,10 @@ COUNTED = {
     "all_reduces": 2,
     "all_reduces_alone": 1,  # the other runs beside the negation
 }
-READ = {"gbytes_per_image": 7.5, "estimates": {"H200": {"ms": 9.0}}, "costliest": [{"us": 1.0}]}
+ESTIMATE = {"H200": {"low": {"ms": 12.0}, "high": {"ms": 9.0}}}
+READ = {
+    "gbytes_per_image": 7.5, "sort_launches": 36, "estimates": ESTIMATE, "costliest": [{"us": 1.0}],
+}  # fmt: skip
 PROGRAM = STEP | COUNTED | READ
 
 
@@ -94,11 +98,32 @@ def test_instructions_are_counted_where_they_start_work():
         ({"images_2": {"peak_mb": 2000}}, "peak_mb is 2100.0"),
         ({"images_8": {"peak_mb": 2000}}, None),
         ({"any": {"gbytes_per_image": 7.4}}, "gbytes_per_image is 7.5"),
+        ({"any": {"sort_launches": 35}}, "sort_launches is 36"),
+        ({"infer": {"launches": 11}, "infer_2": {"peak_mb": 2000}}, None),
     ],
 )
 def test_what_is_over_its_limit_is_named(limits, expected):
     found = compiled_step.violations(PROGRAM, limits)
     assert [expected in line for line in found] == ([True] if expected else [])
+
+
+def test_predictions_have_limits_of_their_own():
+    limits = {"any": {"launches": 1}, "images_2": {"launches": 1}, "infer": {"launches": 12}}
+    program = PROGRAM | {"mode": "infer"}
+    assert compiled_step.violations(program, limits) == []
+    limits["infer_2"] = {"peak_mb": 2000}
+    (line,) = compiled_step.violations(program, limits)
+    assert line == (
+        "peak_mb is 2100.0 with prediction, 2 images on each of 1 devices, the limit is 2000"
+    )
+
+
+@pytest.mark.parametrize("table", ["image_8", "images_", "infer_any", "inference"])
+def test_a_table_that_limits_nothing_is_refused_by_name(table, tmp_path):
+    path = tmp_path / "limits.toml"
+    path.write_text(f"[coco.any]\nlaunches = 9\n[coco.{table}]\nlaunches = 3\n")
+    with pytest.raises(ValueError, match=rf"has \[coco.{table}\], expected any, images_N, infer"):
+        compiled_step.load_limits(str(path), "coco")
 
 
 @pytest.mark.parametrize("name", ["launch", "costliest"])
@@ -139,13 +164,48 @@ def test_the_table_has_a_column_for_each_program():
 
 def test_a_compiled_step_is_read_written_and_held_to_its_limits(monkeypatch, tmp_path, capsys):
     compiled = jax.jit(jnp.sort).lower(jnp.ones(100)).compile()
-    monkeypatch.setattr(compiled_step, "compile_steps", lambda *_: iter([(dict(STEP), compiled)]))
+    asked = []
+
+    def compile_programs(config, target, shapes, mode):
+        asked.append((config.train.precision, target, shapes, mode))
+        yield dict(STEP) | {"mode": mode}, compiled
+
+    monkeypatch.setattr(compiled_step, "compile_programs", compile_programs)
     arguments = ["--config", str(ROOT / "configs" / "coco.py"), "--images=2", "--devices=1"]
     json_path, budgets = tmp_path / "step.json", tmp_path / "limits.toml"
-    compiled_step.main(compiled_step.parse([*arguments, "--json", str(json_path)]))
-    assert "| sorts | 1 |" in capsys.readouterr().out
+    entry = "--config.train.precision=tf32"
+    compiled_step.main(compiled_step.parse([*arguments, entry, "--json", str(json_path)]))
+    printed = capsys.readouterr().out
+    assert "| sorts | 1 |" in printed and "| sort_launches | 1 |" in printed
     (program,) = json.loads(json_path.read_text())["programs"]
     assert program["peak_mb"] == 2100.0 and set(program["estimates"]) == {"H200", "H100"}
-    budgets.write_text("[coco.any]\nsorts = 0\n")
+    estimate = program["estimates"]["H100"]
+    assert 0 < estimate["low"]["images_per_s"] <= estimate["high"]["images_per_s"]
+    budgets.write_text("[coco.any]\nsorts = 0\n[coco.infer]\nsorts = 1\n")
+    arguments += ["--budgets", str(budgets)]
     with pytest.raises(SystemExit, match="over the budget of .*: sorts is 1 with 2 images"):
-        compiled_step.main(compiled_step.parse([*arguments, "--budgets", str(budgets)]))
+        compiled_step.main(compiled_step.parse(arguments))
+    compiled_step.main(compiled_step.parse([*arguments, "--mode", "infer"]))
+    assert asked == [
+        ("tf32", "h100", [(2, 1)], "train"),
+        ("bfloat16", "h100", [(2, 1)], "train"),
+        ("bfloat16", "h100", [(2, 1)], "infer"),
+    ]
+
+
+def test_entries_of_a_config_are_literals_or_text():
+    given = ["a.b=3", "a.c=(832, 1344)", "a.d=all", "a.e=False", "a.f=", "a.g=x=1"]
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--config")
+    flags = [f"--config.{entry}" for entry in given]
+    parsed = entries.parse(parser, ["--config", "coco", *flags])
+    values = {"a.b": 3, "a.c": (832, 1344), "a.d": "all", "a.e": False, "a.f": "", "a.g": "x=1"}
+    assert (parsed.config, parsed.entries) == ("coco", values)
+
+
+@pytest.mark.parametrize("argument", ["--config.a.b", "--mod=infer", "coco", "--confg.a=1"])
+def test_an_argument_that_is_no_entry_is_refused_by_name(argument, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        compiled_step.parse(["--config=coco", argument])
+    assert stopped.value.code == 2
+    assert f"unexpected '{argument}', expected --config.section" in capsys.readouterr().err

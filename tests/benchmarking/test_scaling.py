@@ -1,8 +1,12 @@
 """Weak scaling as it is measured, and as it is estimated from a compiled program."""
 
+import json
+from types import SimpleNamespace
+
 import pytest
 
 from benchmarks import hlo, scaling
+from benchmarks.roofline import REACH
 from benchmarks.scaling import Event
 from mask_rcnn_jax.benchmarking import scaling as measured
 from mask_rcnn_jax.benchmarking import steps
@@ -31,7 +35,7 @@ ENTRY %main (x: f32[1000]) -> f32[1000] {
 
 
 def test_a_schedule_has_launches_starts_and_waits_in_the_order_of_the_program():
-    events = scaling.schedule(hlo.parse(HLO), "H100")
+    events = scaling.schedule(hlo.parse(HLO), "H100", REACH["low"])
     assert [(event.kind, event.name) for event in events] == [
         ("launch", ""), ("start", "start.1"), ("start", "start.2"), ("launch", ""),
         ("wait", "start.1"), ("launch", ""), ("start", "losses"), ("wait", "losses"),
@@ -86,6 +90,28 @@ def test_rows_have_what_the_hosts_must_do():
     assert eight["loader_cores_per_node"] == round(rate / scaling.HOST["loaded_per_core"])
     assert eight["s_per_epoch"] == pytest.approx(118_287 / rate, abs=0.1)
     assert scaling.table([eight, many]).count("\n") == 3
+
+
+def test_figures_that_differ_are_ranges():
+    assert scaling.ranges({"gpus": 8, "ms": 40.0}, {"gpus": 8, "ms": 31.7}) == {
+        "gpus": 8,
+        "ms": "40.0 to 31.7",
+    }
+
+
+def test_both_ends_of_the_range_are_printed_and_written(monkeypatch, tmp_path, capsys):
+    """Of a program with 1 GB through each of three launches, and small all-reduces."""
+    compiled = SimpleNamespace(as_text=lambda: HLO.replace("f32[1000]", "f32[125000000]"))
+    step = {"images_per_device": 2}
+    monkeypatch.setattr(scaling, "compile_programs", lambda *_: iter([(step, compiled)]))
+    path = tmp_path / "scaling.json"
+    scaling.main(scaling.parse(["--config=quickstart", "--gpus=1,8", f"--json={path}"]))
+    (alone, node) = json.loads(path.read_text())["rows"]
+    launched = 3 * 1e9 / 3.35e12 * 1e3
+    assert alone["low"]["ms_per_step"] == pytest.approx(launched / 0.79, abs=0.06)
+    assert alone["high"]["ms_per_step"] == pytest.approx(launched / 0.9, abs=0.06)
+    low, high = node["low"]["images_per_s"], node["high"]["images_per_s"]
+    assert low < high and f"| {low} to {high} |" in capsys.readouterr().out
 
 
 def counted(config, calls, mesh):

@@ -12,13 +12,15 @@ from tests.commands.test_processes import launched
     ("arguments", "expected"),
     [
         (["infer", "--devices=1,2"], "--devices is for train and compile, not for infer"),
+        (["infer", "--mode=infer"], "--mode is for compile, not for infer"),
+        (["compile", "--mode=eval"], "train|infer"),
         (["train", "--devices=1,x"], "--devices has 'x', expected whole numbers from 1"),
         (["train", "--devices=1", "--stages"], "--stages cannot be combined with --devices"),
         (["train", "--devices=1,3"], "--devices has 3, this run has 2"),
         (["train", "--devices=2", "--config.train.batch_size=3"], "expected a multiple of 2"),
     ],
 )
-def test_devices_that_do_not_fit_are_refused(arguments, expected, capsys):
+def test_flags_that_do_not_fit_are_refused(arguments, expected, capsys):
     code = run_inside("benchmark", *arguments, *config_flags({}))
     assert expected in error_line(code, capsys.readouterr().err)
 
