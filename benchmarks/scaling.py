@@ -141,11 +141,12 @@ def estimate(events: Sequence[Event], images: int, gpus: int, links: Links) -> d
 
 
 def ranges(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
-    """Join the figures of low and of high shares to text where they differ."""
-    return {
-        name: value if value == high[name] else f"{value} to {high[name]}"
-        for name, value in low.items()
-    }
+    """Join the figures of low and of high shares to text where they differ, the smaller first."""
+    joined = {}
+    for name, value in low.items():
+        ends = sorted({value, high[name]})
+        joined[name] = value if len(ends) == 1 else f"{ends[0]} to {ends[1]}"
+    return joined
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:

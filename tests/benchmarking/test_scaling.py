@@ -95,7 +95,7 @@ def test_rows_have_what_the_hosts_must_do():
 def test_figures_that_differ_are_ranges():
     assert scaling.ranges({"gpus": 8, "ms": 40.0}, {"gpus": 8, "ms": 31.7}) == {
         "gpus": 8,
-        "ms": "40.0 to 31.7",
+        "ms": "31.7 to 40.0",
     }
 
 
