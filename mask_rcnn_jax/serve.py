@@ -40,7 +40,8 @@ def serve(
     with Server(host, port) as server:  # an address that is taken is said before all other work
         config, variables, categories, _ = restore(config, weights)
         set_score_threshold(config, score_threshold)
-        predictor = Predictor(config, variables, batch_size or default_batch_size(), categories)
+        size = batch_size or default_batch_size()
+        predictor = Predictor(config, variables, size, categories, split_partial=True)
         logging.info("compiling for batches of %d", predictor.images_at_once)
         server.run(Service(predictor, limits))
 

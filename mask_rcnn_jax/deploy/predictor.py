@@ -47,8 +47,8 @@ class Predictor:
     """Detect objects in images of any size, on all devices of this process. Thread-safe.
 
     Compiles once per canvas of the recipe (one, or one each for landscape and portrait) for batches
-    of `batch_size` rows on each device; rows without an image are wasted work. An image's
-    detections do not depend on the rest of its batch.
+    of `batch_size` rows on each device; rows without an image are wasted work, unless
+    `split_partial`. An image's detections do not depend on the rest of its batch.
 
     Args:
         config: of the model; `eval.score_threshold` is the lowest score of what is found.
@@ -59,6 +59,8 @@ class Predictor:
         tile: images with a longer side are cut into overlapping squares of this many pixels, whose
             detections are merged; 0 cuts none. Each tile is resized as an image is.
         overlap: smallest overlap of neighboring tiles, as a fraction of their side.
+        split_partial: compile each canvas for one row on each device, too, and run the images of a
+            batch that is not full in that program, one after the other.
 
     Attributes:
         images_at_once: rows of a batch, over all devices.
@@ -74,6 +76,7 @@ class Predictor:
         categories: Sequence[Mapping[str, Any]] | None = None,
         tile: int = 0,
         overlap: float = 0.2,
+        split_partial: bool = False,
     ):
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}, expected at least 1")
@@ -81,6 +84,7 @@ class Predictor:
         devices = jax.local_devices()
         self.images_at_once = batch_size * len(devices)
         self._num_devices = len(devices)
+        self._split_partial = split_partial
         self.categories = categories or categories_of_weights(config, variables)
         self._options = example_options(config)
         self._rules = dict(paste=config.eval.paste, inclusive_boxes=has_inclusive_boxes(config))
@@ -107,7 +111,7 @@ class Predictor:
                 in_shardings=tuple(shardings),
             )
             self._variables = jax.device_put(variables, shardings[0])
-        self._compiled: dict[tuple[int, int], jax.stages.Compiled] = {}
+        self._compiled: dict[tuple[int, ...], jax.stages.Compiled] = {}
         self._lock = threading.Lock()
 
     @overload  # a str is a sequence of str
@@ -206,8 +210,8 @@ class Predictor:
         position = -1
 
         def start(bucket) -> None:
-            rows = waiting.pop(bucket)
-            started.append((rows, self._start([image for _, _, image in rows])))
+            for rows in self._batches(waiting.pop(bucket)):
+                started.append((rows, self._start([image for _, _, image in rows])))
 
         def finish() -> None:
             rows, result = started.popleft()
@@ -229,12 +233,19 @@ class Predictor:
                 following += 1
         for bucket in list(waiting):
             start(bucket)
-            if len(started) > 1:
+            while len(started) > 1:
                 finish()
         while started:
             finish()
         for at in range(following, position + 1):
             yield done.pop(at)
+
+    def _batches(self, rows: list) -> Iterator[list]:
+        """Yield what runs at a time: all rows, or if a batch is to be split, one on each device."""
+        is_split = self._split_partial and len(rows) < self.images_at_once
+        step = self._num_devices if is_split else self.images_at_once
+        for first in range(0, len(rows), step):
+            yield rows[first : first + step]
 
     def _waits_too_long(self, waiting: dict[Any, list]) -> bool:
         images = [image for rows in waiting.values() for _, _, image in rows]
@@ -256,19 +267,21 @@ class Predictor:
 
     def _start(self, images: list[PreparedImage]) -> tuple[list[PreparedImage], Detections]:
         """Dispatch up to `images_at_once` images from one bucket without waiting."""
-        canvas = images[0].canvas
-        inputs = np.zeros((self.images_at_once, *canvas.shape), canvas.dtype)
-        sizes = np.ones((self.images_at_once, 2), np.int32)
+        canvas, rows = images[0].canvas, self.images_at_once
+        if self._split_partial and len(images) <= self._num_devices:
+            rows = self._num_devices
+        inputs = np.zeros((rows, *canvas.shape), canvas.dtype)
+        sizes = np.ones((rows, 2), np.int32)
         for row, image in enumerate(images):
             inputs[row], sizes[row] = image.canvas, image.plan.size
         return images, self._executable(inputs, sizes)(self._variables, inputs, sizes)
 
     def _executable(self, inputs: np.ndarray, sizes: np.ndarray) -> jax.stages.Compiled:
-        """Return the program for this canvas, compiled by the first thread that needs it."""
+        """Return the program for these shapes, compiled by the first thread that needs it."""
         with self._lock:
-            key = inputs.shape[1:3]
+            key = inputs.shape[:3]
             if key not in self._compiled:
-                doing = f"compiling the detector for images of {key[0]} x {key[1]}"
+                doing = f"compiling the detector for images of {key[1]} x {key[2]}"
                 with console.lasting(doing, "compiled"):
                     lowered = self._predict.lower(self._variables, inputs, sizes)
                     self._compiled[key] = lowered.compile()

@@ -9,7 +9,9 @@ from mask_rcnn_jax import infer
 from mask_rcnn_jax.deploy import predictor as predictor_module
 from mask_rcnn_jax.deploy.pixels import pixels_of
 from mask_rcnn_jax.deploy.predictor import Predictor
+from mask_rcnn_jax.deploy.service import Service
 from mask_rcnn_jax.models.detect import detect_options
+from mask_rcnn_jax.structures import Detections
 from tests.deploy.conftest import two_canvas_config
 from tests.deploy.test_result import make_result
 from tests.helpers import tiny_config
@@ -278,3 +280,54 @@ def test_pixels_that_take_no_memory_do_not_count():
     image = np.zeros((30, 40, 3), np.uint8)
     assert predictor_module._bytes(image) == predictor_module._bytes(image[::-1]) == 3600
     assert predictor_module._bytes(np.broadcast_to(np.uint8(0), image.shape)) == 1
+
+
+class Recorded(Predictor):
+    """Detects the mean of each row as a score, and notes the shapes of all batches."""
+
+    def _executable(self, inputs, sizes):
+        def run(variables, inputs, sizes):
+            rows = len(inputs)
+            self.__dict__.setdefault("shapes", []).append(inputs.shape[:3])
+            score = np.asarray(inputs, np.float32).mean((1, 2, 3))[:, None]
+            return Detections(
+                boxes=np.zeros((rows, 1, 4), np.float32),
+                scores=score,
+                classes=np.ones((rows, 1), np.int32),
+                masks=None,
+                valid=np.ones((rows, 1), bool),
+            )
+
+        return run
+
+
+@pytest.mark.parametrize(
+    ("count", "split", "rows"),
+    [
+        (1, True, [2]),
+        (5, True, [2, 2, 2]),
+        (6, True, [6]),
+        (9, True, [6, 2, 2]),
+        (5, False, [6]),
+        (9, False, [6, 6]),
+    ],
+)
+def test_a_batch_that_is_not_full_may_run_in_parts(variables, count, split, rows):
+    """On two devices, with three rows each."""
+    predictor = Recorded(two_canvas_config(), variables, batch_size=3, split_partial=split)
+    assert predictor.images_at_once == 6
+    given = [np.full((48, 64, 3), 20 * number + 9, np.uint8) for number in range(count)]
+    found = predictor(given)
+    assert [shape[0] for shape in predictor.shapes] == rows
+    scores = [float(one.scores[0]) for one in found]
+    assert scores == sorted(scores) and len(set(scores)) == count
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_a_service_compiles_all_programs_before_the_first_request(variables, batch_size):
+    predictor = Recorded(two_canvas_config(), variables, batch_size=batch_size, split_partial=True)
+    Service(predictor).close()
+    sizes = {shape[1:] for shape in predictor.shapes}
+    assert len(sizes) == 2
+    rows = {2, 2 * batch_size}
+    assert set(predictor.shapes) == {(count, *size) for count in rows for size in sizes}
