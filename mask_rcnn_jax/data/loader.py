@@ -90,13 +90,14 @@ class TrainLoader:
         buckets, shared = canvas_buckets(dataset, indices, options), for_workers(dataset)
         self.canvases = tuple(buckets)
         partners = np.array([index for index in indices if index not in order.skip], np.int32)
-        batches, sizes = [], []
+        self._prefix, batches, sizes = workers.shared_prefix(num_workers), [], []
+        zeros = workers.zeros(self._prefix)
         for canvas, bucket in buckets.items():
             # The random numbers of an example follow its place in the epochs, which is known before
             # the processes share the examples out.
             places = _places(factors[bucket], order)
             draws = places.random_map(partial(_with_short_side, options.short_sides))
-            zeros, places_of = workers.zeros(num_workers), np.array(bucket, np.int32)
+            places_of = np.array(bucket, np.int32)
             given = shared, options, order, canvas, places_of, draws, as_kinds(augment), partners
             source = _TrainBatches(*given, zeros)
             batches.append(grain.MapDataset.source(source))
@@ -118,7 +119,7 @@ class TrainLoader:
 
     def close(self) -> None:
         """Stop the threads and worker processes."""
-        self._iterator.close()
+        workers.stop(self._iterator, self._prefix)
 
 
 class EvalLoader:
@@ -150,7 +151,8 @@ class EvalLoader:
                 rows = together[process_index * batch_size :][:batch_size]
                 plan.append((canvas, rows + [-1] * (batch_size - len(rows))))
                 self.is_full.append(len(together) == batch_size * process_count)
-        zeros = workers.zeros(num_workers)
+        self._prefix = workers.shared_prefix(num_workers)
+        zeros = workers.zeros(self._prefix)
         self._batches = _EvalBatches(for_workers(dataset), options, zeros, plan)
 
     def __len__(self) -> int:
@@ -162,7 +164,7 @@ class EvalLoader:
             for _ in range(len(self)):
                 yield expand(workers.next_element(iterator))
         finally:
-            iterator.close()
+            workers.stop(iterator, self._prefix)
 
 
 def canvas_buckets(
@@ -217,13 +219,12 @@ class _TrainBatches:
         order = self.order
         first = (step * order.process_count + order.process_index) * order.batch_size
         wanted = np.empty(order.batch_size, np.int32)
-        with workers.given_back_on_error(self.zeros) as zeros:
-            batch = empty_batch(order.batch_size, self.canvas, self.options, zeros)
-            for row in range(order.batch_size):
-                place, short_side = self.draws[first + row]
-                wanted[row] = self.bucket[place]
-                self._load(batch, row, place, short_side, self._count(first + row))
-            return compact(batch, zeros), wanted
+        batch = empty_batch(order.batch_size, self.canvas, self.options, self.zeros)
+        for row in range(order.batch_size):
+            place, short_side = self.draws[first + row]
+            wanted[row] = self.bucket[place]
+            self._load(batch, row, place, short_side, self._count(first + row))
+        return compact(batch, self.zeros), wanted
 
     def _count(self, example: int) -> int:
         """A number that no two examples of one image share: the epoch, if it comes once in it."""
@@ -266,12 +267,11 @@ class _EvalBatches:
 
     def __getitem__(self, step: int) -> Batch:
         canvas, indices = self.plan[step]
-        with workers.given_back_on_error(self.zeros) as zeros:
-            batch = empty_batch(len(indices), canvas, self.options, zeros)
-            for row, index in enumerate(indices):
-                if index >= 0:
-                    load_row(batch, row, self.dataset, index, self.options)
-            return compact(batch, zeros)
+        batch = empty_batch(len(indices), canvas, self.options, self.zeros)
+        for row, index in enumerate(indices):
+            if index >= 0:
+                load_row(batch, row, self.dataset, index, self.options)
+        return compact(batch, self.zeros)
 
 
 def _count_overflow(dataset: Dataset, counts: np.ndarray, max_instances: int) -> int:

@@ -8,25 +8,24 @@ workers removes them: they bear the owner's name, and the owner's lock is free.
 
 import fcntl
 import functools
-import math
+import itertools
 import multiprocessing
 import os
 import secrets
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from multiprocessing import resource_tracker, util
-from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
 import grain
-import jax
 import numpy as np
 from absl import flags
-from grain.multiprocessing import SharedMemoryArray
+
+from mask_rcnn_jax.data import blocks
 
 Zeros = Callable[..., np.ndarray]  # of (shape, dtype)
 THREADS_WITHOUT_WORKERS = 4
@@ -37,14 +36,18 @@ _LOCK = ".lock"
 # Batches that a worker may be ahead. It makes them one at a time: one made ahead of the queue would
 # be lost, with its shared memory, when the worker stops.
 _BATCHES_AHEAD = 4
-# No worker ends after a file is made and before the resource tracker knows of it.
-_making_file = threading.Lock()
+_numbers = itertools.count()
 
 
-def zeros(num_workers: int) -> Zeros:
-    """The function that makes the large arrays of a batch: those of worker processes lie in shared
-    memory, which is handed over as it is."""
-    return partial(_shared_zeros, _owner(os.getpid())) if num_workers else np.zeros
+def shared_prefix(num_workers: int) -> str:
+    """Begin the names that one loader's workers give to shared memory; "" for threads."""
+    return f"{_owner(os.getpid())}-{next(_numbers):x}-" if num_workers else ""
+
+
+def zeros(prefix: str) -> Zeros:
+    """The function that makes a batch's large arrays: those from worker processes lie in shared
+    memory, which is handed over as it is. prefix: a `shared_prefix`."""
+    return partial(blocks.lent_zeros, prefix) if prefix else np.zeros
 
 
 def start(batches: grain.MapDataset, num_workers: int) -> grain.DatasetIterator:
@@ -66,45 +69,21 @@ def start(batches: grain.MapDataset, num_workers: int) -> grain.DatasetIterator:
 def next_element(iterator: grain.DatasetIterator):
     """The next element; ValueError if its dataset cannot be sent to worker processes."""
     try:
-        element = next(iterator)
+        return next(iterator)
     except Exception as error:  # pickling runs the code of whatever the dataset holds
         if not any("cannot be pickled" in note for note in getattr(error, "__notes__", ())):
             raise
         where = f"for the worker processes of data.num_workers ({error})"
         advice = "data.num_workers=0 needs no pickling"
         raise ValueError(f"the dataset or augment cannot be pickled {where}; {advice}") from error
-    for array in jax.tree.leaves(element):
-        if isinstance(array, SharedMemoryArray):
-            # The file is of no use from here on. grain removes it in another thread, once nobody
-            # has the array, which may be too late at the end of the process.
-            array.shm.unlink()
-            array._unlink_on_del = False
-    return element
 
 
-@contextmanager
-def given_back_on_error(zeros: Zeros) -> Iterator[Zeros]:
-    """`zeros`, whose shared memory is freed if the batch that it is for cannot be finished."""
-    made: list[np.ndarray] = []
-
-    def noted_zeros(*arguments) -> np.ndarray:
-        made.append(zeros(*arguments))
-        return made[-1]
-
-    try:
-        yield noted_zeros
-    except BaseException:
-        for array in made:
-            if isinstance(array, SharedMemoryArray):
-                array.unlink_on_del()
-        raise
-
-
-def _shared_zeros(owner: str, shape: tuple[int, ...], dtype) -> SharedMemoryArray:
-    size = max(1, math.prod(shape) * np.dtype(dtype).itemsize)
-    with _making_file:
-        memory = SharedMemory(f"{owner}-{secrets.token_hex(6)}", create=True, size=size)
-    return SharedMemoryArray.from_shared_memory(memory, shape, dtype)
+def stop(iterator: grain.DatasetIterator, prefix: str) -> None:
+    """End the threads or workers that `start` began; remove what they made and no one took."""
+    iterator.close()
+    if prefix:
+        blocks.forget(prefix)
+        _remove_files(f"{prefix}*")
 
 
 @functools.cache
@@ -139,10 +118,17 @@ def _lock(owner: str) -> None:
 
 
 def _remove_own(owner: str) -> None:
-    """Remove the files of this process at its end, among them batches never taken."""
-    for path in SHARED.glob(f"{owner}-*"):  # or the resource tracker would complain of them
-        resource_tracker.unregister(f"/{path.name}", "shared_memory")
+    """Remove this process's files at its end, among them batches never taken."""
+    _remove_files(f"{owner}-*")
     _remove(owner)
+
+
+def _remove_files(pattern: str) -> None:
+    for path in SHARED.glob(pattern):
+        # The resource tracker would complain of them.
+        resource_tracker.unregister(f"/{path.name}", "shared_memory")
+        with suppress(OSError):
+            path.unlink()
 
 
 def _remove(owner: str) -> None:
@@ -169,5 +155,5 @@ def _end_with_parent() -> None:
     # A process forked from the parent may hold its pipe open; the parent's id changes all the same.
     while parent is not None and parent.is_alive() and os.getppid() == pid:
         parent.join(1)
-    with _making_file:
+    with blocks.making_file:
         os._exit(1)

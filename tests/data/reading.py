@@ -1,7 +1,7 @@
 """A process that reads with two workers: `python -m tests.data.reading [COUNT]`.
 
 Prints the name of its shared files and the workers' process ids once batches come. Without COUNT it
-reads until it is killed; otherwise it ignores SIGTERM, reads COUNT batches and ends.
+then waits until it is killed; otherwise it ignores SIGTERM, reads COUNT batches and ends.
 """
 
 import multiprocessing
@@ -31,6 +31,8 @@ def main(count: int) -> None:
         if step == 5:
             pids = [process.pid for process in multiprocessing.active_children()]
             print(workers._owner(os.getpid()), *pids, flush=True)
+            if not count:  # batches that nobody has taken have files
+                time.sleep(600)
         step += 1
         time.sleep(0.01)
 
