@@ -5,6 +5,10 @@
 
 Not measured here. NVIDIA publishes box AP 37.96 and mask AP 34.44 for 12 epochs on eight A100.
 
+`:buckets` is not NVIDIA's: short sides of 800 pixels, as torchvision and detectron2 have them, on
+six canvases, each of which compiles its own step. Portraits keep their size, and 14 % fewer pixels
+are computed than on 832 x 1344 (388 images of COCO).
+
 Deliberate differences, where NVIDIA's page and code disagree or the code misses its evident intent:
   * a real pre-NMS top-k, 2000 (training) and 1000 (test) boxes per level, as their page says; their
     code passes that number to NMS as an output limit and searches every anchor;
@@ -30,11 +34,17 @@ from ml_collections import ConfigDict
 from mask_rcnn_jax.configs import base
 
 EPOCH = 118_287 // 32  # steps at the reference batch
+# Of photos of 4:3 and 3:2, which most are.
+BUCKETS = ((832, 1088), (832, 1216), (1088, 832), (1216, 832))
 
 
-def get_config() -> ConfigDict:
+def get_config(variant: str = "") -> ConfigDict:
+    if variant not in ("", "buckets"):
+        raise ValueError(f"coco:{variant}: expected buckets or nothing")
     config = base.get_config()
     config.data.update(image_size=(832, 1344), resize="fit")
+    if variant == "buckets":
+        config.data.update(image_size=(800, 1333), resize="shortest_edge", canvases=BUCKETS)
     config.model.update(
         input=dict(pad_multiple=0),
         backbone=dict(padding="same", pool_padding="same"),

@@ -28,7 +28,7 @@ import json
 import os
 import pickle
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import jax
@@ -137,7 +137,8 @@ def score(
 ) -> dict[str, float]:
     """Compute AP of an exported model on the `config.data.val_json` images that fit its input."""
     limits = {"num_workers": config.data.num_workers, "max_images": config.eval.max_images}
-    loader = EvalLoader(dataset, example_options(config), batch_size=1, **limits)
+    options = replace(example_options(config), canvases=())
+    loader = EvalLoader(dataset, options, batch_size=1, **limits)
     mesh = jax.make_mesh((1,), ("data",), devices=jax.local_devices()[:1])
 
     def predict_batch(_, batch):

@@ -24,6 +24,8 @@ from absl import flags, logging
 from ml_collections import ConfigDict
 
 from mask_rcnn_jax import cli
+from mask_rcnn_jax.data.canvases import evaluation_options
+from mask_rcnn_jax.data.images import upright_size
 from mask_rcnn_jax.data.tiles import tiling
 from mask_rcnn_jax.deploy import annotate
 from mask_rcnn_jax.deploy.inputs import find_inputs
@@ -34,6 +36,7 @@ from mask_rcnn_jax.deploy.video import UnreadableVideo, Video, import_av
 from mask_rcnn_jax.progress import Progress
 from mask_rcnn_jax.weights.restore import restore
 
+MOST_HEADERS = 2000  # that are read to choose canvases
 DRAWN = ("labels", "scores", "boxes", "masks")
 Skip = Callable[[ValueError], None]  # logs and counts an input that cannot be read
 
@@ -88,6 +91,8 @@ def infer(
     batch_size = batch_size or default_batch_size()
     if not videos and not tile:
         batch_size = min(batch_size, -(-len(images) // jax.local_device_count()))
+    if images and not tile:
+        _choose_canvases(config, [one.source for one in images], batch_size)
     predictor = Predictor(config, variables, batch_size, categories, tile, overlap)
     folder.mkdir(parents=True, exist_ok=True)
     if images:
@@ -105,6 +110,15 @@ def infer(
     if skipped:
         logging.warning("%d of %d inputs skipped", len(skipped), num_inputs)
     logging.info("results: %s", folder)
+
+
+def _choose_canvases(config: ConfigDict, sources: Sequence[str], batch_size: int) -> None:
+    """Let canvases follow the images' sizes, where that saves more than compiling takes."""
+    step = -(-len(sources) // MOST_HEADERS)
+    some = [path for path in sources[::step] if "://" not in path]
+    sizes = list(filter(None, map(upright_size, some)))
+    rows, share = batch_size * jax.local_device_count(), 1 / step
+    config.data.canvases = evaluation_options(config, sizes, rows=rows, share=share).canvases
 
 
 def _infer_images(predictor: Predictor, images, folder, save, drawing, skip: Skip) -> None:

@@ -108,7 +108,8 @@ def test_a_run_is_a_config_with_the_types_of_its_recipe(folder):
         ("zzz", ["no recipe or run 'zzz'. Expected a path, or the name of one", *NAMES]),
         ("empty", ["empty is no workdir of a run: it has no config.json"]),
         ("nothing.py", ["nothing.py is no recipe: it has no get_config()"]),
-        ("coco:3x", ["coco:3x: this recipe has no variants"]),
+        ("quickstart:3x", ["quickstart:3x: this recipe has no variants"]),
+        ("coco:3x", ["coco:3x: expected buckets or nothing"]),
         ("coco_torchvision:3x", ["coco_torchvision", "3x", "expected coco_v1"]),
     ],
 )

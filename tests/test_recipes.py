@@ -9,6 +9,8 @@ import jax
 import pytest
 
 from mask_rcnn_jax.config import flatten, load_config
+from mask_rcnn_jax.data.options import example_options
+from mask_rcnn_jax.data.resize import resize_plan
 from mask_rcnn_jax.models.build import abstract_variables
 from mask_rcnn_jax.training.optim import make_schedule
 from mask_rcnn_jax.weights.restore import make_model
@@ -17,7 +19,8 @@ from tests.helpers import shared
 ROOT = Path(__file__).resolve().parents[1]
 SYSTEMS = ("coco", "coco_nvidia_tf1", "coco_tao", "coco_nvidia_pytorch", "coco_torchvision",
            "coco_detectron2")  # fmt: skip
-VARIANTS = ("coco_detectron2:3x", "coco_nvidia_pytorch:bs64", "coco_nvidia_pytorch:bs32",
+VARIANTS = ("coco:buckets", "coco_detectron2:3x",
+            "coco_nvidia_pytorch:bs64", "coco_nvidia_pytorch:bs32",
             "coco_nvidia_pytorch:1gpu", "coco_nvidia_pytorch:mlperf", "coco_tao:docs",
             "coco_torchvision:coco_v1", "coco_torchvision:v2", "coco_detectron2:lsj_100ep",
             "coco_detectron2:lsj_200ep", "coco_detectron2:lsj_400ep",
@@ -198,8 +201,19 @@ def test_a_variant_differs_and_an_unknown_one_is_refused(name):
 
 
 def test_a_recipe_without_variants_says_so():
-    with pytest.raises(ValueError, match="coco.py:3x: this recipe has no variants"):
-        recipe("coco:3x")
+    with pytest.raises(ValueError, match="quickstart.py:3x: this recipe has no variants"):
+        recipe("quickstart:3x")
+
+
+def test_buckets_have_the_photos_of_usual_shapes_on_canvases_of_their_own():
+    config = recipe("coco:buckets")
+    options = example_options(config)
+    for size, canvas in (((480, 640), (832, 1088)), ((427, 640), (832, 1216))):
+        assert resize_plan(*size, options).canvas == canvas
+        assert resize_plan(*size[::-1], options).canvas == canvas[::-1]
+    changed = {"data.image_size", "data.resize", "data.canvases"}
+    before, after = flatten(recipe("coco")), flatten(config)
+    assert {name for name in after if before[name] != after[name]} == changed
 
 
 def test_targets_need_their_data():

@@ -24,6 +24,15 @@ _JPEG = b"\xff\xd8"
 # Not: stuffed bytes and restarts, which belong to a scan's data, and 01, which has no content.
 _JPEG_MARKER = re.compile(rb"\xff+([\x02-\xcf\xd8-\xfe])")
 _START_OF_SCAN, _END_OF_IMAGE = b"\xda", b"\xd9"
+# OpenCV's flags for a decoder that reduces a JPEG; "grayscale" is that of IMREAD_REDUCED_COLOR_2
+# and so on without its bit for BGR.
+_REDUCED = {
+    1: cv2.IMREAD_COLOR_RGB,
+    2: cv2.IMREAD_COLOR_RGB | cv2.IMREAD_REDUCED_GRAYSCALE_2,
+    4: cv2.IMREAD_COLOR_RGB | cv2.IMREAD_REDUCED_GRAYSCALE_4,
+    8: cv2.IMREAD_COLOR_RGB | cv2.IMREAD_REDUCED_GRAYSCALE_8,
+}
+_EXIF_ORIENTATION = 0x0112
 _PNG = b"\x89PNG\r\n\x1a\n"
 # From half of MAX_PIXELS on Pillow warns of each image.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
@@ -146,4 +155,18 @@ def check_image_size(image: np.ndarray, record_size: tuple[int, int], path: str)
 
 def _other_size(path: str, found: tuple[int, ...], stated: tuple[int, int]) -> str:
     found_text, stated_text = (f"{height} x {width}" for height, width in (found, stated))
+def upright_size(file: str | os.PathLike | io.BytesIO) -> tuple[int, int] | None:
+    """Read the (height, width) that `decode_image(.., upright=True)` gives from a file's header.
+
+    Returns None for files that cannot be read and unknown formats.
+    """
+    try:
+        with Image.open(file, formats=FORMATS) as image:
+            turned = image.getexif().get(_EXIF_ORIENTATION) in (5, 6, 7, 8)
+            width, height = image.size
+    except Exception:  # whatever its parsers raise on damaged files
+        return None
+    return (width, height) if turned else (height, width)
+
+
     return f"{path}: the file is {found_text} (height x width), the json says {stated_text}"

@@ -30,6 +30,8 @@ class ExampleOptions:
         short_sides: training draws a short side per image from these; () uses `image_size`.
         mask_size: side of a mask crop.
         mask_frame: crop masks to each object's "box", or keep the whole "image".
+        canvases: further, smaller canvases (height, width), multiples of 64. An image takes the
+            smallest that holds it; a batch has one, and each compiles its own program.
         max_vertices: maximum polygon vertices per object if the model draws targets; 0 otherwise.
         skip_crowd: exclude crowds from training targets.
         inclusive_boxes: x2 and y2 of ground truth are the last pixels, x2 = x + width - 1.
@@ -45,6 +47,7 @@ class ExampleOptions:
     mask_size: int = 112
     mask_frame: Literal["box", "image"] = "box"
     max_vertices: int = 0
+    canvases: tuple[tuple[int, int], ...] = ()
     skip_crowd: bool = True
     inclusive_boxes: bool = False
 
@@ -58,6 +61,7 @@ class ExampleOptions:
 
 
 @dataclass(frozen=True)
+        _check_canvases(self)
 class TrainSets:
     """Further training sets, and classes that are one.
 
@@ -145,10 +149,14 @@ def train_options(config: Mapping[str, Any]) -> ExampleOptions:
     # Whole pixel values take a quarter of the memory.
     pixels: dict[str, Any] = {"image_dtype": "uint8", "antialias": True}
     return replace(options, image_size=(height, width), **resize, **pixels)
+    resize["canvases"] = ()
 
 
 def canvas_size(options: ExampleOptions, *, portrait: bool = False) -> tuple[int, int]:
-    """Return the canvas (height, width) for landscape and square images, or for portraits."""
+    """Return the canvas (height, width) for landscape and square images, or for portraits.
+
+    It is the largest; `ExampleOptions.canvases` are smaller ones.
+    """
     if options.resize != "shortest_edge":
         return options.image_size
     short, long = map(_canvas_side, sorted(options.image_size))
@@ -157,6 +165,12 @@ def canvas_size(options: ExampleOptions, *, portrait: bool = False) -> tuple[int
 
 def _canvas_side(side: int) -> int:
     return -(-side // CANVAS_MULTIPLE) * CANVAS_MULTIPLE
+
+def all_canvases(options: ExampleOptions) -> tuple[tuple[int, int], ...]:
+    """Return every canvas (height, width) that an image may be placed on."""
+    largest = {canvas_size(options, portrait=portrait) for portrait in (False, True)}
+    return tuple(sorted({*largest, *options.canvases}))
+
 
 
 def _is_count(value: Any, lowest: int) -> bool:
@@ -186,3 +200,16 @@ def _check_combinations(options: ExampleOptions) -> None:
     if not all(_is_count(side, 1) and side <= highest for side in short_sides):
         expected = f"integers from 1 to {highest}, the short side of data.image_size"
         raise ValueError(f"short_sides is {short_sides}, expected {expected}")
+
+
+def _check_canvases(options: ExampleOptions) -> None:
+    largest = all_canvases(replace(options, canvases=())) if options.canvases else ()
+    for canvas in options.canvases:
+        whole = all(_is_count(side, 1) and side % CANVAS_MULTIPLE == 0 for side in canvas)
+        inside = any(canvas[0] <= height and canvas[1] <= width for height, width in largest)
+        if not whole or not inside:
+            within = " or ".join(f"{height} x {width}" for height, width in largest)
+            raise ValueError(
+                f"canvases has {canvas}, expected (height, width), both multiples of "
+                f"{CANVAS_MULTIPLE}, within {within}"
+            )

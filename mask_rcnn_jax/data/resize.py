@@ -33,23 +33,31 @@ def resize_plan(
     NVIDIA's TensorFlow code.
     "shortest_edge": `image_size` is (short side, longest side allowed). Landscape and square images
     share one canvas, portraits another, both rounded up to multiples of 64. `short_side` replaces
-    the short side on the same canvas. Sides are at least 1 and at most the canvas. `canvas` is that
-    of the image's batch; an image of the other orientation shrinks to fit it.
+    the short side on the same canvas. Sides are at least 1 and at most the canvas.
+
+    With `options.canvases`, an image takes the smallest canvas that holds it. `canvas` is its
+    batch's; an image that is larger, for instance since it was turned, shrinks to fit it.
     """
-    own = canvas_size(options, portrait=height > width)
-    canvas = own if canvas is None else canvas
+    full = canvas_size(options, portrait=height > width)
     if options.resize == "fit":
-        size = _fit(height, width, canvas)
+        size = _fit(height, width, full)
     elif options.resize == "keep":
-        fits = height <= canvas[0] and width <= canvas[1]
-        size = (height, width) if fits else _fit(height, width, canvas)
+        fits = height <= full[0] and width <= full[1]
+        size = (height, width) if fits else _fit(height, width, full)
     else:
         short, long = sorted(options.image_size)
         size = _SHORTEST_EDGE[options.resize_rounding](height, width, short_side or short, long)
-    if canvas != own and (size[0] > canvas[0] or size[1] > canvas[1]):
-        size = _fit(height, width, canvas)
-    size = (min(max(1, size[0]), canvas[0]), min(max(1, size[1]), canvas[1]))
+    size = _within(size, full)
+    if canvas is None:
+        large_enough = [one for one in options.canvases if size == _within(size, one)]
+        canvas = min([*large_enough, full], key=math.prod)
+    elif size != _within(size, canvas):
+        size = _within(_fit(height, width, canvas), canvas)
     return ResizePlan(canvas, size, (size[0] / height, size[1] / width))
+
+
+def _within(size: tuple[int, int], canvas: tuple[int, int]) -> tuple[int, int]:
+    return min(max(1, size[0]), canvas[0]), min(max(1, size[1]), canvas[1])
 
 
 def _fit(height: int, width: int, limit: tuple[int, int]) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from mask_rcnn_jax.data.coco import CocoDataset
 from mask_rcnn_jax.data.dataset import Annotation, Dataset, ImageRecord, image_name
 from mask_rcnn_jax.data.example import Example
 from mask_rcnn_jax.data.images import check_image_size
-from mask_rcnn_jax.data.options import ExampleOptions, canvas_size
+from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.resize import resize_image, resize_mask, resize_plan
 from mask_rcnn_jax.data.segmentation import crop_mask, polygon_vertices
 from mask_rcnn_jax.structures import Batch, Targets
@@ -25,7 +25,7 @@ def load_example(
 ) -> Batch:
     """Image `index` and its objects as a `Batch` without its B axis; `load_row` fills it."""
     record = dataset.images[index]
-    canvas = canvas_size(options, portrait=record.height > record.width)
+    canvas = resize_plan(record.height, record.width, options).canvas
     batch = empty_batch(1, canvas, options)
     load_row(batch, 0, dataset, index, options, short_side)
     return jax.tree.map(lambda leaf: leaf[0], batch)

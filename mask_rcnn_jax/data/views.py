@@ -11,7 +11,7 @@ from mask_rcnn_jax.structures import Batch
 
 
 def scaled_options(options: ExampleOptions, scale: float) -> ExampleOptions:
-    """The options of another size; a fixed canvas stays a multiple of 64.
+    """The options of another size, without smaller canvases; a fixed one stays a multiple of 64.
 
     Raises ValueError, naming `eval.tta_scales`, for a larger one if `resize` enlarges no image.
     """
@@ -20,7 +20,7 @@ def scaled_options(options: ExampleOptions, scale: float) -> ExampleOptions:
         raise ValueError(f"eval.tta_scales has {scale:g}, {expected}")
     unit = 1 if options.resize == "shortest_edge" else CANVAS_MULTIPLE
     height, width = (max(1, round(side * scale / unit)) * unit for side in options.image_size)
-    return replace(options, image_size=(height, width), short_sides=())
+    return replace(options, image_size=(height, width), short_sides=(), canvases=())
 
 
 class ViewLoader:

@@ -1,7 +1,7 @@
 """Export a trained model to files and compare their detections with the original model's."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -128,7 +128,7 @@ def build_artifact(
         logging.info("exporting in float32; train.precision is %s", config.train.precision)
     model = build_model(config.model, precision=precision, implementation="xla")
     predict = partial(model.apply, method="predict", detect=detect_options(config))
-    example = example_options(config)
+    example = replace(example_options(config), canvases=())
     plan = resize_plan(*_typical_size(example, options), example)
     resized = plan.size if options.picture_size else None
     source = SourceModel(

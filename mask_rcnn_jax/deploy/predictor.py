@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from PIL import Image
 
 from mask_rcnn_jax import console
-from mask_rcnn_jax.data.options import example_options, has_inclusive_boxes
+from mask_rcnn_jax.data.options import all_canvases, example_options, has_inclusive_boxes
 from mask_rcnn_jax.data.resize import ResizePlan, resize_image, resize_plan
 from mask_rcnn_jax.data.tiles import tiling, view_windows
 from mask_rcnn_jax.deploy.pixels import ImageLike, path_of, pixels_of
@@ -46,8 +46,8 @@ Prepared = PreparedImage | TiledImage
 class Predictor:
     """Detect objects in images of any size, on all devices of this process. Thread-safe.
 
-    Compiles once per canvas of the recipe (one, or one each for landscape and portrait) for batches
-    of `batch_size` rows on each device; rows without an image are wasted work, unless
+    Compiles once per canvas (one, or one each for landscape and portrait, and `data.canvases`) for
+    batches with `batch_size` rows on each device; rows without an image are wasted work, unless
     `split_partial`. An image's detections do not depend on the rest of its batch.
 
     Args:
@@ -64,6 +64,7 @@ class Predictor:
 
     Attributes:
         images_at_once: rows of a batch, over all devices.
+        canvases: every (height, width) that an image may be placed on.
         categories: as given or found.
         tiles: how large images are cut; None if they are not.
     """
@@ -87,6 +88,7 @@ class Predictor:
         self._split_partial = split_partial
         self.categories = categories or categories_of_weights(config, variables)
         self._options = example_options(config)
+        self.canvases = all_canvases(self._options)
         self._rules = dict(paste=config.eval.paste, inclusive_boxes=has_inclusive_boxes(config))
         # A recipe may leave the class count to the annotations; the weights have it.
         num_classes = variables["params"]["box_head"]["cls_score"]["bias"].shape[0] - 1

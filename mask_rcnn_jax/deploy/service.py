@@ -211,10 +211,10 @@ def _hex(color: tuple[int, int, int]) -> str:
 
 def _warm_up(predictor: Predictor) -> bool:
     """Compile the programs for each canvas; return whether the model has masks."""
-    both = [np.zeros(shape, np.uint8) for shape in ((48, 64, 3), (64, 48, 3))]
-    for full in both if predictor.images_at_once > 1 else ():
-        predictor([full] * predictor.images_at_once)
-    return [predictor([image])[0].has_masks for image in both][0]
+    images = [np.zeros((*canvas, 3), np.uint8) for canvas in predictor.canvases]
+    for image in images if predictor.images_at_once > 1 else ():
+        predictor([image] * predictor.images_at_once)
+    return [predictor([image])[0].has_masks for image in images][0]
 
 
 def _options(query: str) -> tuple[float, str]:

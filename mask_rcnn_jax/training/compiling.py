@@ -11,7 +11,8 @@ from mask_rcnn_jax.structures import Batch
 @contextmanager
 def compiling(program: str, canvases: Collection[tuple[int, ...]]) -> Iterator[None]:
     """Log how long a program compiles for canvases (height, width)."""
-    sizes = " and ".join(f"{height} x {width}" for height, width in canvases)
+    texts = [f"{height} x {width}" for height, width in canvases]
+    sizes = " and ".join(filter(None, [", ".join(texts[:-1]), *texts[-1:]]))
     with console.lasting(f"compiling the {program} for images of {sizes}", "compiled"):
         yield
 

@@ -17,9 +17,11 @@ from ml_collections import ConfigDict
 from pycocotools.cocoeval import COCOeval
 
 from mask_rcnn_jax import console
+from mask_rcnn_jax.data import canvases
 from mask_rcnn_jax.data.dataset import Dataset, category_ids, is_boxes_only
 from mask_rcnn_jax.data.ground_truth import ground_truth
 from mask_rcnn_jax.data.loader import EvalLoader
+from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.overview import image_id, image_size
 from mask_rcnn_jax.data.views import ViewLoader
 from mask_rcnn_jax.evaluation import coco as coco_evaluation
@@ -84,10 +86,11 @@ def make_validation(
     loss, seed = step.loss_options(config), config.train.seed
     loss_step = step.make_loss_step(model, mesh, loss=loss, seed=seed)
     loss_step = stoppable(say_compiling("validation losses", loss_step))
+    options = evaluation_options(config, val_set)
 
     def validate(state: TrainState) -> tuple[dict[str, float], dict[str, np.ndarray]]:
         output = workdir / "eval" / str(int(state.step))
-        loader = make_eval_loader(config, val_set, config.eval.max_images)
+        loader = make_eval_loader(config, val_set, config.eval.max_images, options=options)
         found = detect(predict, state.evaluated, loader, val_set, mesh, config)
         scores = score_and_write(val_set, found, output, engine, protocol)
         metrics = {name: scores[key] for name, key in LOGGED.items() if key in scores}
@@ -98,12 +101,21 @@ def make_validation(
             loader = make_eval_loader(config, val_set, config.eval.loss_images, fill=True)
             metrics |= mean_losses(loss_step, state.evaluated, loader, mesh)
         if config.eval.pictures:
-            loader, folder = make_eval_loader(config, val_set, config.eval.pictures), "pictures"
-            images = draw_pictures(predict, state.evaluated, loader, val_set, mesh, output / folder)
-            logging.info("annotated pictures: %s", output / folder)
+            loader = make_eval_loader(config, val_set, config.eval.pictures, options=options)
+            folder = output / "pictures"
+            images = draw_pictures(predict, state.evaluated, loader, val_set, mesh, folder)
+            logging.info("annotated pictures: %s", folder)
         return metrics, images
 
     return validate
+
+
+def evaluation_options(config: ConfigDict, dataset: Dataset) -> ExampleOptions:
+    """Options for the images to evaluate on; their canvases follow the images' sizes."""
+    indices = range(len(dataset.images))[: config.eval.max_images or None]
+    sizes = [image_size(dataset.images, index) for index in indices]
+    rows = config.eval.batch_size * jax.device_count()
+    return canvases.evaluation_options(config, sizes, rows=rows)
 
 
 def category_metrics(per_category: Mapping[str, Mapping[str, float]]) -> dict[str, float]:

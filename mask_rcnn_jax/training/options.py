@@ -57,6 +57,9 @@ class EvalOptions(Detect, Views):
     Attributes:
         batch_size: images at a time on each device.
         max_images: images to evaluate on; 0: all.
+        canvases: most canvases in `evaluate` and `infer`, chosen for the images' sizes where that
+            saves more than compiling; with 0, or without `model.input.pad_multiple`, those that
+            training has.
         loss_images: images for the validation loss; 0: none.
         pictures: annotated validation images at each evaluation.
         paste: how masks are resized into the image, see `evaluation.paste`.
@@ -68,6 +71,7 @@ class EvalOptions(Detect, Views):
 
     batch_size: int = 1
     max_images: int = 0
+    canvases: int = 6
     loss_images: int = 320
     pictures: int = 4
     paste: Literal["continuous", "integer"] = "integer"

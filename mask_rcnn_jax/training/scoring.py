@@ -184,7 +184,8 @@ def _predictions(
     views, detect, limit = view_options(config), detect_options(config), config.eval.max_images
     if views == Views():
         predict = say_compiling("detector", make_predict_step(model, mesh, detect))
-        return predict, make_eval_loader(config, val_set, limit)
+        options = evaluator.evaluation_options(config, val_set)
+        return predict, make_eval_loader(config, val_set, limit, options=options)
     logging.info("%d views of each image: sizes of %s", views.count, views.tta_scales)
     sizes = view_sizes(config)
     loaders = [make_eval_loader(config, val_set, limit, options=options) for options in sizes]

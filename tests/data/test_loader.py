@@ -22,7 +22,8 @@ from tests.helpers import assert_tree_close
 
 RECIPE = ExampleOptions(image_size=(64, 128), resize="shortest_edge", max_instances=2, mask_size=8)
 MULTI_SCALE = replace(RECIPE, short_sides=(20, 40, 64))
-LANDSCAPE, PORTRAIT = (64, 128), (128, 64)
+LANDSCAPE, PORTRAIT, SQUARE = (64, 128), (128, 64), (64, 64)
+BUCKETS = replace(RECIPE, canvases=(SQUARE,))
 # 11 landscapes, 5 portraits
 SIZES = [(20, 30)] * 4 + [(30, 20)] * 2 + [(25, 25)] * 7 + [(40, 20)] * 3
 OBJECTS = [rectangle(2, 3, 9, 8, image_id=k) for k in (1, 2, 5, 7, 8, 14)]
@@ -121,15 +122,15 @@ def test_options_shape_the_batch(dataset):
         assert all(jax.tree.leaves(same))
 
 
-@pytest.mark.parametrize("options", [RECIPE, MULTI_SCALE])
+@pytest.mark.parametrize("options", [RECIPE, MULTI_SCALE, BUCKETS])
 @pytest.mark.parametrize("processes", [2, 4])
 def test_global_batches_do_not_depend_on_the_process_count(dataset, processes, options):
     whole = global_batches(train_batches(dataset, 12, options))
     assert global_batches(train_batches(dataset, 12, options, processes=processes)) == whole
-    assert len({canvas for canvas, _ in whole}) == 2
+    assert len({canvas for canvas, _ in whole}) == 2 + len(options.canvases)
 
 
-@pytest.mark.parametrize("options", [RECIPE, MULTI_SCALE])
+@pytest.mark.parametrize("options", [RECIPE, MULTI_SCALE, BUCKETS])
 @pytest.mark.parametrize("start, processes", [(1, 1), (7, 2), (11, 4)])
 def test_starting_later_gives_the_suffix(dataset, start, processes, options):
     whole = global_batches(train_batches(dataset, 14, options))
@@ -180,13 +181,14 @@ def test_another_seed_gives_another_order(dataset):
     assert global_batches(train_batches(dataset, 10, seed=4)) != first
 
 
-def test_every_epoch_is_a_new_permutation_of_each_bucket(dataset):
-    batches = train_batches(dataset, 80, global_batch=1)
-    buckets = canvas_buckets(dataset, range(len(SIZES)), RECIPE)
-    assert {canvas: len(bucket) for canvas, bucket in buckets.items()} == {
-        LANDSCAPE: 11,
-        PORTRAIT: 5,
-    }
+@pytest.mark.parametrize(
+    "options, sizes",
+    [(RECIPE, {LANDSCAPE: 11, PORTRAIT: 5}), (BUCKETS, {LANDSCAPE: 4, SQUARE: 7, PORTRAIT: 5})],
+)
+def test_every_epoch_is_a_new_permutation_of_each_bucket(dataset, options, sizes):
+    batches = train_batches(dataset, 80, options, global_batch=1)
+    buckets = canvas_buckets(dataset, range(len(SIZES)), options)
+    assert {canvas: len(bucket) for canvas, bucket in buckets.items()} == sizes
     for canvas, bucket in buckets.items():
         order = [b.image_index[0] for (b,) in batches if b.images.shape[1:3] == canvas]
         size = len(bucket)
@@ -334,12 +336,13 @@ def eval_loader(dataset, options=RECIPE, **keys):
     return EvalLoader(dataset, options, **({"batch_size": 4, "num_workers": 0} | keys))
 
 
+@pytest.mark.parametrize("options", [RECIPE, BUCKETS])
 @pytest.mark.parametrize("processes", [1, 2, 4])
 @pytest.mark.parametrize("batch_size", [1, 3, 4])
-def test_evaluation_sees_every_image_once(dataset, processes, batch_size):
+def test_evaluation_sees_every_image_once(dataset, processes, batch_size, options):
+    keys = {"batch_size": batch_size, "process_count": processes}
     passes = [
-        list(eval_loader(dataset, batch_size=batch_size, process_index=p, process_count=processes))
-        for p in range(processes)
+        list(eval_loader(dataset, options, process_index=p, **keys)) for p in range(processes)
     ]
     index = np.concatenate([batch.image_index for part in passes for batch in part])
     assert sorted(index[index >= 0].tolist()) == list(range(len(SIZES)))
@@ -347,7 +350,7 @@ def test_evaluation_sees_every_image_once(dataset, processes, batch_size):
     shapes = [[batch.images.shape for batch in part] for part in passes]
     assert all(part == shapes[0] for part in shapes)
     assert all(shape[0] == batch_size for shape in shapes[0])
-    loader = eval_loader(dataset, batch_size=batch_size, process_count=processes)
+    loader = eval_loader(dataset, options, **keys)
     assert len(loader) == len(shapes[0]) and loader.num_images == len(SIZES)
     together = [
         np.concatenate([b.image_index for b in parts]) for parts in zip(*passes, strict=True)
@@ -389,7 +392,7 @@ def exists(name):
     return True
 
 
-def test_shared_memory_of_a_batch_that_fails_does_not_stay_behind(dataset, monkeypatch):
+def test_shared_memory_of_a_batch_that_fails_is_used_again(dataset, monkeypatch):
     names = []
 
     def noted(*arguments):
@@ -413,7 +416,7 @@ def test_shared_memory_of_a_batch_that_fails_does_not_stay_behind(dataset, monke
 
 
 @pytest.mark.parametrize("failing", range(3))
-def test_shared_memory_does_not_stay_behind_when_a_later_array_finds_none(dataset, failing):
+def test_shared_memory_is_free_again_when_a_later_array_finds_none(dataset, failing):
     """Three arrays of a batch take shared memory; the last are the masks and polygons sent."""
     taken = []
     prefix = workers_module.shared_prefix(1)

@@ -37,6 +37,7 @@ class StubPredictor:
         names = names or [f"class {k}" for k in range(1, NUM_CLASSES + 1)]
         self.categories = [{"id": 10 * (k + 1), "name": name} for k, name in enumerate(names)]
         self.images_at_once, self.tiles = batch_size, None
+        self.canvases = ((48, 64), (64, 48))
         self.batches, self.values, self.mixed = [], [], 0
         self.started, self.hold, self.error = threading.Event(), threading.Event(), None
         self.hold.set()
@@ -46,7 +47,10 @@ class StubPredictor:
         prepared = [self.prepare(image) for image in images]
         return [self.result(image, self._found(image)) for image in prepared]
 
-    def prepare(self, image):
+    def decoded_size(self, size):
+        return None
+
+    def prepare(self, image, size=None):
         height, width = image.shape[:2]
         plan = ResizePlan((height, width), (height, width), (1.0, 1.0))
         return PreparedImage(image, image[:1, :1].copy(), plan)
