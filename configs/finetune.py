@@ -15,7 +15,7 @@ evaluation. On a CPU use smaller images: --config.data.image_size="(320, 512)".
 Deliberate differences to training from random weights: norms keep the statistics of the weights,
 since those of a few images are noise, and learn scales and biases alone; stem and res2 are frozen;
 the new layers start near zero, not with torchvision's deviation of 1 in the mask predictor of a
-single class; gradients are clipped.
+single class; gradients are clipped; large JPEGs are decoded at a part of their size.
 """
 
 from ml_collections import ConfigDict
@@ -34,6 +34,7 @@ def get_config() -> ConfigDict:
     # "contiguous": your category ids may be anything.
     config.data.update(class_ids="contiguous", bad_annotations="error", augment=())
     config.data.keep_empty = True  # negative examples
+    config.data.scaled_decoding = True  # photos may be far larger than the canvas
     config.optim.update(learning_rate=0.005, reference_batch=4, weight_decay=1e-4, clip_norm=10.0)
     config.optim.update(decay_on=("kernel", "kernel_bias"))
     config.optim.update(warmup_until=0.05, decay_at=(0.7, 0.9))

@@ -57,14 +57,15 @@ class CocoDataset:
     def image_path(self, index: int) -> str:
         return os.path.join(self.image_dir, self.images[index].file_name)
 
-    def decode(self, index: int) -> np.ndarray:
+    def decode(self, index: int, at_least: tuple[int, int] | None = None) -> np.ndarray:
         """[H, W, 3] uint8 RGB of an image, as `decode_image` gives it, of the json's size."""
         record = self.images[index]
         path = os.path.join(self.image_dir, record.file_name)
         size = record.height, record.width
         if self.records is None:
-            return decode_image(path, expected_size=size)
-        return decode_bytes(self.records.read(index, record.id), path, expected_size=size)
+            return decode_image(path, expected_size=size, at_least=at_least)
+        content = self.records.read(index, record.id)
+        return decode_bytes(content, path, expected_size=size, at_least=at_least)
 
 
 def load_coco(

@@ -43,6 +43,7 @@ def decode_image(
     *,
     upright: bool = False,
     expected_size: tuple[int, int] | None = None,
+    at_least: tuple[int, int] | None = None,
 ) -> np.ndarray:
     """[H, W, 3] uint8 RGB of a gray, color, CMYK, RGBA or 16-bit file, as stored.
 
@@ -52,6 +53,8 @@ def decode_image(
             made on the stored pixels.
         expected_size: (height, width) that the json states. The header's size is compared with it
             before pixels are decoded, so that a small file cannot take gigabytes.
+        at_least: (height, width) that the caller resizes to. A JPEG twice as large is decoded at
+            1/2, 1/4 or 1/8, rounded up; see `reduction`.
 
     Raises:
         UndecodableImage: the file is damaged, no regular file, or too large.
@@ -62,7 +65,8 @@ def decode_image(
         content = read_regular(path, MAX_BYTES)
     except NotRegular as error:
         raise UndecodableImage(str(error)) from error
-    return decode_bytes(content, os.fspath(path), upright=upright, expected_size=expected_size)
+    options = dict(upright=upright, expected_size=expected_size, at_least=at_least)
+    return decode_bytes(content, os.fspath(path), **options)  # type: ignore[arg-type]
 
 
 def decode_bytes(
@@ -71,16 +75,20 @@ def decode_bytes(
     *,
     upright: bool = False,
     expected_size: tuple[int, int] | None = None,
+    at_least: tuple[int, int] | None = None,
 ) -> np.ndarray:
     """Like `decode_image`, for the content of the file `path`."""
-    check_header(content, path, expected_size)
+    size = check_header(content, path, expected_size)
+    factor = 1
+    if at_least is not None and size is not None and content.startswith(_JPEG):
+        factor = reduction(size, at_least)
     if _is_cut_png(content):
         raise UndecodableImage(f"{path}: truncated or damaged")
     if _has_too_many_scans(content):
         raise UndecodableImage(f"{path}: a JPEG with more than the {MAX_SCANS} scans that are read")
     data = np.frombuffer(content, np.uint8)
     # imdecode refuses truncated data; imread would return it with the rest of the image gray.
-    flags = cv2.IMREAD_COLOR_RGB | (0 if upright else cv2.IMREAD_IGNORE_ORIENTATION)
+    flags = _REDUCED[factor] | (0 if upright else cv2.IMREAD_IGNORE_ORIENTATION)
     try:
         image = cv2.imdecode(data, flags) if data.size else None
     except cv2.error as error:  # more pixels than it allows
@@ -88,12 +96,34 @@ def decode_bytes(
     if image is None:
         raise UndecodableImage(f"{path}: truncated, damaged or not an image")
     if expected_size is not None:
-        check_image_size(image, expected_size, path)
+        height, width = (-(-side // factor) for side in expected_size)
+        if image.shape[:2] != (height, width):
+            check_image_size(image, expected_size, path)
     return image
 
 
-def check_header(content: bytes, path: str, expected_size: tuple[int, int] | None = None) -> None:
-    """Check the size that an image's header states, without decoding it.
+def reduction(size: tuple[int, int], at_least: tuple[int, int]) -> int:
+    """Return by which factor a JPEG may be reduced while it is decoded: 1, 2, 4 or 8.
+
+    Both sizes are (height, width); the image may yet be turned by its EXIF entry. Rounded up, a
+    side that the factor does not divide is a little longer than the image; resized pixels are
+    misplaced by at most half a pixel.
+    """
+    pairs = list(zip(sorted(size), sorted(at_least), strict=True))
+    for factor in (8, 4, 2):
+        if all(
+            side // factor >= needed and 2 * needed * (-side % factor) <= side
+            for side, needed in pairs
+        ):
+            return factor
+    return 1
+
+
+def check_header(
+    content: bytes, path: str, expected_size: tuple[int, int] | None = None
+) -> tuple[int, int] | None:
+    """Check the size that an image's header states, without decoding it; return it as
+    `header_size` does.
 
     Raises:
         UndecodableImage: it has more than `MAX_PIXELS` pixels.
@@ -102,6 +132,7 @@ def check_header(content: bytes, path: str, expected_size: tuple[int, int] | Non
     size = header_size(content, path)
     if size and expected_size and sorted(size) != sorted(expected_size):
         raise ValueError(_other_size(path, size, expected_size))
+    return size
 
 
 def header_size(content: bytes, path: str, max_pixels: int = MAX_PIXELS) -> tuple[int, int] | None:
@@ -122,6 +153,20 @@ def header_size(content: bytes, path: str, max_pixels: int = MAX_PIXELS) -> tupl
     if height * width > max_pixels:
         raise UndecodableImage(f"{path}: {height} x {width} pixels, {limit}")
     return height, width
+
+
+def upright_size(file: str | os.PathLike | io.BytesIO) -> tuple[int, int] | None:
+    """Read the (height, width) that `decode_image(.., upright=True)` gives from a file's header.
+
+    Returns None for files that cannot be read and unknown formats.
+    """
+    try:
+        with Image.open(file, formats=FORMATS) as image:
+            turned = image.getexif().get(_EXIF_ORIENTATION) in (5, 6, 7, 8)
+            width, height = image.size
+    except Exception:  # whatever its parsers raise on damaged files
+        return None
+    return (width, height) if turned else (height, width)
 
 
 def _is_cut_png(content: bytes) -> bool:
@@ -155,18 +200,4 @@ def check_image_size(image: np.ndarray, record_size: tuple[int, int], path: str)
 
 def _other_size(path: str, found: tuple[int, ...], stated: tuple[int, int]) -> str:
     found_text, stated_text = (f"{height} x {width}" for height, width in (found, stated))
-def upright_size(file: str | os.PathLike | io.BytesIO) -> tuple[int, int] | None:
-    """Read the (height, width) that `decode_image(.., upright=True)` gives from a file's header.
-
-    Returns None for files that cannot be read and unknown formats.
-    """
-    try:
-        with Image.open(file, formats=FORMATS) as image:
-            turned = image.getexif().get(_EXIF_ORIENTATION) in (5, 6, 7, 8)
-            width, height = image.size
-    except Exception:  # whatever its parsers raise on damaged files
-        return None
-    return (width, height) if turned else (height, width)
-
-
     return f"{path}: the file is {found_text} (height x width), the json says {stated_text}"

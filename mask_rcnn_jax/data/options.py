@@ -26,12 +26,14 @@ class ExampleOptions:
         resize_rounding: rounding for "shortest_edge", as in torchvision, Detectron2 or
             maskrcnn-benchmark, respectively.
         antialias: average all pixels when shrinking, like PIL, instead of sampling like OpenCV.
+        scaled_decoding: decode JPEGs that are resized to half their size or less at 1/2, 1/4 or
+            1/8; not where `augment` is set.
         image_dtype: "float32" keeps fractions of resized pixel values.
         short_sides: training draws a short side per image from these; () uses `image_size`.
-        mask_size: side of a mask crop.
-        mask_frame: crop masks to each object's "box", or keep the whole "image".
         canvases: further, smaller canvases (height, width), multiples of 64. An image takes the
             smallest that holds it; a batch has one, and each compiles its own program.
+        mask_size: side of a mask crop.
+        mask_frame: crop masks to each object's "box", or keep the whole "image".
         max_vertices: maximum polygon vertices per object if the model draws targets; 0 otherwise.
         skip_crowd: exclude crowds from training targets.
         inclusive_boxes: x2 and y2 of ground truth are the last pixels, x2 = x + width - 1.
@@ -42,12 +44,13 @@ class ExampleOptions:
     max_instances: int
     resize_rounding: Literal["floor", "round", "caffe"] = "floor"
     antialias: bool = False
+    scaled_decoding: bool = False
     image_dtype: Literal["uint8", "float32"] = "uint8"
     short_sides: tuple[int, ...] = ()
+    canvases: tuple[tuple[int, int], ...] = ()
     mask_size: int = 112
     mask_frame: Literal["box", "image"] = "box"
     max_vertices: int = 0
-    canvases: tuple[tuple[int, int], ...] = ()
     skip_crowd: bool = True
     inclusive_boxes: bool = False
 
@@ -58,10 +61,10 @@ class ExampleOptions:
         multiple = 1 if self.resize == "shortest_edge" else CANVAS_MULTIPLE
         _check_image_size(self.image_size, multiple)
         _check_combinations(self)
+        _check_canvases(self)
 
 
 @dataclass(frozen=True)
-        _check_canvases(self)
 class TrainSets:
     """Further training sets, and classes that are one.
 
@@ -146,10 +149,10 @@ def train_options(config: Mapping[str, Any]) -> ExampleOptions:
     crop = parts.build(FixedSizeCrop, data["fixed_size_crop"], "data.fixed_size_crop")
     height, width = map(_canvas_side, crop.size)
     resize: dict[str, Any] = {"resize": "keep", "resize_rounding": "floor", "short_sides": ()}
+    resize["canvases"] = ()
     # Whole pixel values take a quarter of the memory.
     pixels: dict[str, Any] = {"image_dtype": "uint8", "antialias": True}
     return replace(options, image_size=(height, width), **resize, **pixels)
-    resize["canvases"] = ()
 
 
 def canvas_size(options: ExampleOptions, *, portrait: bool = False) -> tuple[int, int]:
@@ -163,14 +166,14 @@ def canvas_size(options: ExampleOptions, *, portrait: bool = False) -> tuple[int
     return (long, short) if portrait else (short, long)
 
 
-def _canvas_side(side: int) -> int:
-    return -(-side // CANVAS_MULTIPLE) * CANVAS_MULTIPLE
-
 def all_canvases(options: ExampleOptions) -> tuple[tuple[int, int], ...]:
     """Return every canvas (height, width) that an image may be placed on."""
     largest = {canvas_size(options, portrait=portrait) for portrait in (False, True)}
     return tuple(sorted({*largest, *options.canvases}))
 
+
+def _canvas_side(side: int) -> int:
+    return -(-side // CANVAS_MULTIPLE) * CANVAS_MULTIPLE
 
 
 def _is_count(value: Any, lowest: int) -> bool:

@@ -49,10 +49,16 @@ def load_row(
     Raises:
         UndecodableImage: the row is still empty then.
     """
-    example = read_example(dataset, index)
-    if augment is not None:
-        example = augment(example)
-    plan = resize_plan(*example.size, options, short_side, canvas=batch.images.shape[1:3])
+    canvas, record = batch.images.shape[1:3], dataset.images[index]
+    size = record.height, record.width
+    plan = resize_plan(*size, options, short_side, canvas=canvas)
+    if augment is None:
+        at_least = plan.size if options.scaled_decoding else None
+        example = read_example(dataset, index, at_least)
+    else:
+        example = augment(read_example(dataset, index))
+        size = example.size
+        plan = resize_plan(*size, options, short_side, canvas=canvas)
     batch.image_sizes[row] = plan.size
     batch.scales[row] = plan.scale
     pixel = smallest = 1.0, 1.0  # (y, x)
@@ -61,12 +67,13 @@ def load_row(
         resize_image(example.image, plan, options, out=batch.images[row])
     else:  # it is resampled anyway: only once
         height, width = plan.size
-        last, out = scaling(example.size, plan.size), batch.images[row, :height, :width]
+        last, out = scaling(size, plan.size), batch.images[row, :height, :width]
         example = read_pending(example, dataset, index, last, out)
         pixel, plan = plan.scale, plan._replace(scale=(1.0, 1.0))
         smallest = pixel[0] + ROUNDING, pixel[1] + ROUNDING
+        size = plan.size
 
-    height, width = example.image.shape[:2]
+    height, width = size
     batch.image_index[row] = index
     objects = training_objects(example.objects, options, smallest)
     objects = keep_largest(objects, options.max_instances)
@@ -89,14 +96,21 @@ def load_row(
     targets.valid[: len(objects)] = True
 
 
-def read_example(dataset: Dataset, index: int) -> Example:
-    """Image `index` and its objects as they are."""
+def read_example(dataset: Dataset, index: int, at_least: tuple[int, int] | None = None) -> Example:
+    """Image `index` and its objects as they are.
+
+    at_least: the pixels may be fewer, as `decode_image` has it.
+    """
     record = dataset.images[index]
-    return Example(_decode(dataset, index, record), record.annotations)
+    return Example(_decode(dataset, index, record, at_least), record.annotations)
 
 
-def _decode(dataset: Dataset, index: int, record: ImageRecord) -> np.ndarray:
+def _decode(
+    dataset: Dataset, index: int, record: ImageRecord, at_least: tuple[int, int] | None
+) -> np.ndarray:
     """The pixels of an image; ValueError unless they are as its record says."""
+    if at_least and type(dataset) is CocoDataset:
+        return dataset.decode(index, at_least)  # which checks the size
     image, size = dataset.decode(index), (record.height, record.width)
     if isinstance(dataset, CocoDataset):
         if image.shape[:2] != size:  # the name of an image costs a record

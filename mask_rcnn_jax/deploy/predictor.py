@@ -162,8 +162,20 @@ class Predictor:
             fields = dict(zip(("boxes", "scores", "classes", "mask_grids"), arrays, strict=True))
         return Result(image.image, **fields, categories=self.categories, path=path, **self._rules)
 
-    def prepare(self, image: np.ndarray) -> Prepared:
-        """Resize an image onto its canvas, all host work before the network, or find its tiles."""
+    def decoded_size(self, size: tuple[int, int]) -> tuple[int, int] | None:
+        """Return what `decode_image` takes as `at_least` for an image (height, width)."""
+        return resize_plan(*size, self._options).size if self._options.scaled_decoding else None
+
+    def prepare(self, image: np.ndarray, size: tuple[int, int] | None = None) -> Prepared:
+        """Resize an image onto its canvas, all host work before the network, or find its tiles.
+
+        size: (height, width) if `image` was reduced to `decoded_size` or more; the result has black
+            pixels then.
+        """
+        if size is not None and image.shape[:2] != size:
+            plan = resize_plan(*size, self._options)
+            black = np.broadcast_to(np.uint8(0), (*size, 3))
+            return PreparedImage(black, resize_image(image, plan, self._options), plan)
         if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8 or not image.size:
             raise ValueError(f"image is {image.dtype} {image.shape}, expected uint8 [H, W, 3] RGB")
         windows = view_windows(image.shape[0], image.shape[1], self.tiles)

@@ -1,5 +1,6 @@
 """Answer requests about one model: detections as json, the page, and the facts it needs."""
 
+import io
 import json
 import math
 import os
@@ -16,7 +17,7 @@ from urllib.parse import parse_qsl
 import numpy as np
 
 from mask_rcnn_jax.data.dataset import UndecodableImage
-from mask_rcnn_jax.data.images import FORMATS, decode_bytes, header_size
+from mask_rcnn_jax.data.images import FORMATS, decode_bytes, header_size, upright_size
 from mask_rcnn_jax.deploy.batching import Batcher
 from mask_rcnn_jax.deploy.outlines import outer_parts
 from mask_rcnn_jax.deploy.predictor import Predictor, PreparedImage
@@ -185,7 +186,10 @@ class Service:
                 message = f"not an image, expected {', '.join(FORMATS)}"
                 raise Refused(HTTPStatus.BAD_REQUEST, message)
             try:
-                image = self._predictor.prepare(decode_bytes(content, "image", upright=True))
+                upright = upright_size(io.BytesIO(content)) or size
+                at_least = self._predictor.decoded_size(upright)
+                pixels = decode_bytes(content, "image", upright=True, at_least=at_least)
+                image = self._predictor.prepare(pixels, upright if at_least else None)
             except UndecodableImage as error:
                 raise Refused(HTTPStatus.BAD_REQUEST, str(error)) from error
         finally:
