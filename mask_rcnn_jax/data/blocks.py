@@ -32,8 +32,17 @@ class _Block:
     sent: bool = False  # the array in it went to the reader, which gives the block back
 
 
+@dataclass(frozen=True)
+class Sent:
+    """What a `LentArray` becomes on its way; opened by `receive`, since not all arrive."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+
 class LentArray(np.ndarray):
-    """An array in a block. Its pickle has the block's name; views are pickled as copies."""
+    """An array in a block. It is pickled as `Sent`; views are pickled as copies."""
 
     block: _Block | None = None
 
@@ -41,7 +50,7 @@ class LentArray(np.ndarray):
         if self.block is None:
             return np.asarray(self).__reduce_ex__(protocol)
         self.block.sent = True
-        return _receive, (self.block.name, self.shape, self.dtype)
+        return Sent, (self.block.name, self.shape, self.dtype)
 
 
 _own: list[_Block] = []  # of this process, a worker
@@ -94,18 +103,18 @@ def _dropped(block: _Block) -> None:
         block.memory[0] = _FREE
 
 
-def _receive(name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+def receive(sent: Sent) -> np.ndarray:
     """Return the array that a worker has sent; its block is free once no view is left."""
     with _lock:
-        if name not in _received:
-            file = SharedMemory(name)
+        if sent.name not in _received:
+            file = SharedMemory(sent.name)
             file.unlink()
-            _received[name] = _map(file)
-        memory = _received[name]
+            _received[sent.name] = _map(file)
+        memory = _received[sent.name]
     whole = np.frombuffer(memory, np.uint8)  # all views keep this array
     weakref.finalize(whole, memory.__setitem__, 0, _FREE).atexit = False
-    size = math.prod(shape) * dtype.itemsize
-    return whole[_START : _START + size].view(dtype).reshape(shape)
+    size = math.prod(sent.shape) * sent.dtype.itemsize
+    return whole[_START : _START + size].view(sent.dtype).reshape(sent.shape)
 
 
 def _map(file: SharedMemory) -> mmap.mmap:

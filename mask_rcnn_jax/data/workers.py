@@ -22,6 +22,7 @@ from multiprocessing import resource_tracker, util
 from pathlib import Path
 
 import grain
+import jax
 import numpy as np
 from absl import flags
 
@@ -69,13 +70,16 @@ def start(batches: grain.MapDataset, num_workers: int) -> grain.DatasetIterator:
 def next_element(iterator: grain.DatasetIterator):
     """The next element; ValueError if its dataset cannot be sent to worker processes."""
     try:
-        return next(iterator)
+        element = next(iterator)
     except Exception as error:  # pickling runs the code of whatever the dataset holds
         if not any("cannot be pickled" in note for note in getattr(error, "__notes__", ())):
             raise
         where = f"for the worker processes of data.num_workers ({error})"
         advice = "data.num_workers=0 needs no pickling"
         raise ValueError(f"the dataset or augment cannot be pickled {where}; {advice}") from error
+    return jax.tree.map(
+        lambda leaf: blocks.receive(leaf) if isinstance(leaf, blocks.Sent) else leaf, element
+    )
 
 
 def stop(iterator: grain.DatasetIterator, prefix: str) -> None:

@@ -24,14 +24,16 @@ def main(count: int) -> None:
     options = ExampleOptions((64, 64), resize="shortest_edge", max_instances=9, mask_size=8)
     order = TrainOrder(seed=1, batch_size=2)
     loader = TrainLoader(ShapeSet("train", 20), options, order, num_workers=2)
-    step = 0
+    step, kept = 0, []
     while not count or step < count:
         batch = next(loader)
         assert batch.images.any()
+        if not count:  # no memory comes back: batches that nobody has taken are in new files
+            kept.append(batch)
         if step == 5:
             pids = [process.pid for process in multiprocessing.active_children()]
             print(workers._owner(os.getpid()), *pids, flush=True)
-            if not count:  # batches that nobody has taken have files
+            if not count:
                 time.sleep(600)
         step += 1
         time.sleep(0.01)

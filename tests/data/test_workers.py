@@ -61,7 +61,7 @@ def wait_until(holds, seconds=20):
 def test_workers_and_shared_memory_end_with_the_process_that_reads(number, to_group):
     with reading() as (process, owner, pids):
         assert len(pids) == 2 and all(map(is_running, pids))
-        assert any(name.startswith(f"{owner}-") for name in files_of(owner))
+        wait_until(lambda: any(name.startswith(f"{owner}-") for name in files_of(owner)))
         assert any(name.startswith(f"sem.{owner}") for name in files_of(owner))
         (os.killpg if to_group else os.kill)(process.pid, number)
         process.wait(20)
@@ -93,6 +93,7 @@ def test_the_next_start_removes_files_of_dead_owners_and_no_others():
 @pytest.mark.slow
 def test_the_next_start_removes_files_of_a_group_that_was_killed():
     with reading() as (process, dead, pids):
+        wait_until(lambda: any(name.startswith(f"{dead}-") for name in files_of(dead)))
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(20)
         wait_until(lambda: not any(map(is_running, pids)))
