@@ -65,7 +65,7 @@ def lent_zeros(prefix: str, shape: tuple[int, ...], dtype: Any) -> LentArray:
     prefix: begins the blocks' names, see `forget`.
     """
     size = math.prod(shape) * np.dtype(dtype).itemsize
-    block = _take(prefix, 1 << max(0, size - 1).bit_length())
+    block = _take(prefix, size)
     array = np.frombuffer(block.memory, np.uint8, size, _START).view(dtype).reshape(shape)
     lent = array.view(LentArray)
     lent.block = block
@@ -81,13 +81,14 @@ def forget(prefix: str) -> None:
         _own[:] = [block for block in _own if not block.name.startswith(prefix)]
 
 
-def _take(prefix: str, capacity: int) -> _Block:
-    """Lend a block whose bytes are zero."""
+def _take(prefix: str, size: int) -> _Block:
+    """Lend a block whose first bytes, so many, are zero."""
+    capacity = 1 << max(0, size - 1).bit_length()  # what is not written takes no memory
     with _lock:
         for block in _own:
             fits = block.capacity == capacity and block.name.startswith(prefix)
             if fits and block.memory[0] == _FREE:
-                np.frombuffer(block.memory, np.uint8)[:] = 0
+                np.frombuffer(block.memory, np.uint8, size, _START)[:] = 0
                 break
         else:
             with making_file:

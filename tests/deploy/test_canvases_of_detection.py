@@ -19,7 +19,6 @@ CANVASES = ((64, 64), (64, 128), (128, 64))
 BACKBONE = "model.backbone."
 TRUNKS = {
     "coco_torchvision": dict(depth=10),
-    "coco_detectron2:gn_3x": dict(depth=10),
     "coco_detectron2:lsj_100ep_regnety_4gf": dict(
         depth=6, initial_width=8, slope=8.0, multiplier=2.0, group_width=8
     ),

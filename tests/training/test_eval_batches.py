@@ -4,7 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from mask_rcnn_jax.training import processes
+from mask_rcnn_jax.data import canvases
+from mask_rcnn_jax.training import evaluator, processes
 from mask_rcnn_jax.training.setup import make_eval_loader
 from tests.memory_set import ShapeSet
 from tests.training.own_run import small_config
@@ -42,3 +43,16 @@ def test_processes_share_cores_on_one_host_alone(others, count, monkeypatch):
 
     monkeypatch.setattr(processes, "gather", gather)
     assert processes.count_sharing_cores.__wrapped__() == count
+
+
+@pytest.mark.parametrize(
+    "price, pad_multiple, canvas", [(0.0, 32, (64, 64)), (1e9, 32, (64, 192)), (0.0, 0, (64, 192))]
+)
+def test_canvases_follow_the_images_where_that_pays(price, pad_multiple, canvas, monkeypatch):
+    monkeypatch.setattr(canvases, "COMPILING", {"cpu": price, "gpu": price})
+    config, dataset = small_config(), ShapeSet("val", 5, (40, 60))
+    config.data.update(image_size=(40, 180), resize="shortest_edge")
+    config.model.input.pad_multiple = pad_multiple
+    options = evaluator.evaluation_options(config, dataset)
+    loader = make_eval_loader(config, dataset, 0, options=options)
+    assert {batch.images.shape[1:3] for batch in loader} == {canvas}
