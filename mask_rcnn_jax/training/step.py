@@ -1,5 +1,6 @@
 """The jitted steps: train, validation loss and prediction, each one XLA program on all devices."""
 
+import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -160,7 +161,7 @@ def make_train_step(
 def compile_canvases(
     step: Any, state: TrainState, batches: Mapping[tuple[int, int], Batch]
 ) -> TrainStep:
-    """Compile a training step for several canvases at the same time.
+    """Compile a training step for several canvases, as many at the same time as there are cores.
 
     Args:
         step: from `make_train_step`.
@@ -172,7 +173,8 @@ def compile_canvases(
     """
     lowered = {canvas: step.lower(state, batch) for canvas, batch in batches.items()}
     # Processes that compile together must do so in the same order.
-    threads = len(lowered) if jax.process_count() == 1 else 1
+    at_once = min(len(lowered), max(2, os.cpu_count() or 1))  # each takes a core and memory
+    threads = at_once if jax.process_count() == 1 else 1
     with ThreadPoolExecutor(threads) as pool:
         compiled = pool.map(lambda canvas: lowered[canvas].compile(), lowered)
         programs = dict(zip(lowered, compiled, strict=True))
