@@ -7,12 +7,7 @@ import pytest
 from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.deploy.predictor import Predictor
 from mask_rcnn_jax.formats.shapes import generate_image
-from tests.deploy.conftest import two_canvas_config
 from tests.deploy.small_model import SMALL, random_variables
-from tests.deploy.test_predictor import SIZES as RANDOM_SIZES
-from tests.deploy.test_predictor import alone, assert_same, compilations, images
-
-__all__ = ["alone", "compilations", "images"]
 
 SIZES = [(40, 56), (56, 40), (48, 48), (90, 60), (64, 120)]
 CANVASES = ((64, 64), (64, 128), (128, 64))
@@ -24,18 +19,6 @@ TRUNKS = {
     ),
     "coco_convnext": dict(depths=(1, 1, 2, 1), width=8),
 }
-
-
-def test_squares_have_a_canvas_of_their_own(alone, variables, images):
-    config = two_canvas_config()
-    config.data.canvases = ((64, 64),)
-    predictor, compared = Predictor(config, variables), 0
-    for image, expected, size in zip(images, alone, RANDOM_SIZES, strict=True):
-        if size in [(50, 50), (48, 64), (64, 48), (1, 1)]:
-            assert predictor.prepare(image).canvas.shape == (64, 64, 3)
-            assert_same(predictor(image), expected)
-            compared += len(expected)
-    assert compared
 
 
 @pytest.mark.slow

@@ -96,6 +96,18 @@ def test_batches_match_single_images(alone, predictor, images, compilations):
     assert not compilations
 
 
+def test_squares_have_a_canvas_of_their_own(alone, variables, images):
+    config = two_canvas_config()
+    config.data.canvases = ((64, 64),)
+    predictor, compared = Predictor(config, variables), 0
+    for image, expected, size in zip(images, alone, SIZES, strict=True):
+        if size in [(50, 50), (48, 64), (64, 48), (1, 1)]:
+            assert predictor.prepare(image).canvas.shape == (64, 64, 3)
+            assert_same(predictor(image), expected)
+            compared += len(expected)
+    assert compared
+
+
 def test_stream_keeps_the_order(alone, predictor, images):
     order = [0, 1, 2, 0, 0, 1, 3, 0, 4, 0, 0, 0, 1]
     prepared = [(key, predictor.prepare(images[index])) for key, index in enumerate(order)]
