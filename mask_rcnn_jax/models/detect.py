@@ -6,13 +6,13 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from mask_rcnn_jax import parts
 from mask_rcnn_jax.ops.boxes import BoxCoder
 from mask_rcnn_jax.ops.classifier import SOFTMAX, Classifier
 from mask_rcnn_jax.ops.nms import nms
 from mask_rcnn_jax.ops.soft_nms import soft_nms
+from mask_rcnn_jax.ops.top_k import top_k
 from mask_rcnn_jax.structures import Proposals
 
 
@@ -77,7 +77,7 @@ class Detect:
         scores = classifier.scores(class_logits)
         usable = proposals.valid[..., None] & (scores > self.score_threshold)
         scores = jnp.where(usable, scores, -1.0).reshape(batch, -1)
-        top, index = lax.top_k(scores, min(self.pre_nms_topk, scores.shape[1]))
+        top, index = top_k(scores, min(self.pre_nms_topk, scores.shape[1]))
         roi, class_index = index // (classes - 1), index % (classes - 1) + 1
         flat_deltas = box_deltas.reshape(batch, rows * classes, 4)
         flat_index = roi * classes + class_index
@@ -114,7 +114,7 @@ class Detect:
                 offset=iou_offset,
                 implementation=implementation,
             )
-            top, order = lax.top_k(jnp.where(keep, scores, -1.0), count)
+            top, order = top_k(jnp.where(keep, scores, -1.0), count)
         else:
             soft = partial(
                 soft_nms,

@@ -17,6 +17,7 @@ from mask_rcnn_jax.ops import matching
 from mask_rcnn_jax.ops.anchors import Anchors
 from mask_rcnn_jax.ops.boxes import BoxCoder
 from mask_rcnn_jax.ops.nms import nms
+from mask_rcnn_jax.ops.top_k import top_k
 from mask_rcnn_jax.structures import Proposals, Targets
 
 
@@ -189,7 +190,7 @@ class RPN:
             if batch > 1:  # a single image cannot exceed the batch limit
                 kept = _best_of_batch(kept, rows)
             rows = count
-        top, index = lax.top_k(kept, count)
+        top, index = top_k(kept, count)
         valid = jnp.isfinite(top)
         top_boxes = jnp.take_along_axis(boxes.reshape(batch, -1, 4), index[..., None], axis=1)
         pad = (0, 0), (0, rows - count)
@@ -206,7 +207,7 @@ class RPN:
         """Return the boxes [B, k, 4] with the highest logits [B, k]; dropped boxes have -inf."""
         if valid is not None:
             logits = jnp.where(valid[None], logits, -jnp.inf)
-        top, index = lax.top_k(logits, k)
+        top, index = top_k(logits, k)
         top_deltas = jnp.take_along_axis(deltas, index[..., None], axis=1)
 
         def decode(deltas, anchors, size):
@@ -226,6 +227,6 @@ def _pad_rows(boxes: jax.Array, scores: jax.Array, rows: int) -> tuple[jax.Array
 def _best_of_batch(scores: jax.Array, count: int) -> jax.Array:
     """Set all but the `count` highest scores [B, N] in the batch to -inf."""
     flat = scores.reshape(-1)
-    _, best = lax.top_k(flat, min(count, flat.shape[0]))
+    _, best = lax.top_k(flat, min(count, flat.shape[0]))  # one row: XLA takes CUB's sort
     chosen = jnp.zeros(flat.shape, bool).at[best].set(True)
     return jnp.where(chosen, flat, -jnp.inf).reshape(scores.shape)

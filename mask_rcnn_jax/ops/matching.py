@@ -11,6 +11,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from mask_rcnn_jax.ops.top_k import top_k
+
 LOW_QUALITY_RULES = ("best", "ties", "none")
 
 
@@ -107,15 +109,15 @@ def sample(
     if key is not None:
         priority -= jax.random.uniform(key, labels.shape)  # stays above 0, which excludes a row
     max_fg = round(num * fg_fraction)
-    fg_idxs = _highest(jnp.where(labels == 1, priority, 0.0), max_fg)
-    bg_idxs = _highest(jnp.where(labels == 0, priority, 0.0), num)
+    priorities = jnp.stack([jnp.where(labels == label, priority, 0.0) for label in (1, 0)])
+    _, idxs = top_k(priorities, min(num, labels.shape[0]))
+    fg_idxs, bg_idxs = jnp.pad(idxs, ((0, 0), (0, num - idxs.shape[1])))
     num_fg = jnp.minimum(jnp.sum(labels == 1), max_fg)
     num_bg = jnp.minimum(jnp.sum(labels == 0), num - num_fg)
 
     slot = jnp.arange(num, dtype=jnp.int32)
     is_fg, valid = slot < num_fg, slot < num_fg + num_bg
-    padded_fg = jnp.concatenate([fg_idxs, jnp.zeros(num - max_fg, jnp.int32)])
-    idxs = jnp.where(is_fg, padded_fg, jnp.take(bg_idxs, slot - num_fg, mode="clip"))
+    idxs = jnp.where(is_fg, fg_idxs, jnp.take(bg_idxs, slot - num_fg, mode="clip"))
     return jnp.where(valid, idxs, 0), is_fg.astype(jnp.int32), valid
 
 
@@ -138,9 +140,3 @@ def _threshold(
 ) -> Int[Array, "N"]:
     fg = iou > fg_thresh if strict else iou >= fg_thresh
     return jnp.where(fg, 1, jnp.where(iou < bg_thresh, 0, -1)).astype(jnp.int32)
-
-
-def _highest(priority: Float[Array, "N"], count: int) -> Int[Array, "count"]:
-    """Rows with the `count` highest priorities, lower rows first if tied, padded with row 0."""
-    _, idxs = jax.lax.top_k(priority, min(count, priority.shape[0]))
-    return jnp.concatenate([idxs, jnp.zeros(count - idxs.shape[0], jnp.int32)]).astype(jnp.int32)
