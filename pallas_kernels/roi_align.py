@@ -21,7 +21,8 @@ MAX_CHANNELS = 1024  # wider rows need almost all registers in a thread
 DTYPES = ("float32", "bfloat16", "float16")
 MAX_UNROLLED = 16  # largest T * U to unroll; more run in loops over the used taps
 ROWS_PER_PROGRAM = 8  # table rows per program in the transpose
-UNROLLED_ENTRIES = 4  # list entries per table row in flight together, in the transpose
+GROUPED_ENTRIES = 8  # entries in a table row's list in flight together, in the transpose
+UNROLLED_ENTRIES = 4  # the same for the rest of the list; its checks take registers
 
 
 def unsupported(channels: int, dtype: jax.typing.DTypeLike) -> str | None:
@@ -128,31 +129,45 @@ def gather_sum_transpose(
     if 0 in (*grad.shape, num_rows):
         return jnp.zeros((num_rows, channels), grad.dtype)
     starts, cells, weights = _cells_of_rows(y_taps, x_taps, y_weights, x_weights, num_rows)
+    programs = -(-num_rows // ROWS_PER_PROGRAM)
 
     def gather_sum_transpose_kernel(starts, cells, weights, grad, out):
-        first = lax.axis_index("program") * ROWS_PER_PROGRAM
+        program = lax.axis_index("program")
 
-        def row(i, _):
+        def add(k, weight, total):
+            return total + grad[cells[k]].astype(jnp.float32) * weight
+
+        def row(turn, _):
+            # Pixels with long lists are neighbors: leave them to different programs.
+            i = program + turn * programs
             start, end = starts[i], starts[i + 1]
+            groups = (end - start) // GROUPED_ENTRIES
+            rest = start + groups * GROUPED_ENTRIES
 
-            def add(step, total):
-                for entry in range(UNROLLED_ENTRIES):
-                    k = start + step * UNROLLED_ENTRIES + entry
-                    # Past the end, reuse the last entry, which is loaded already, with weight 0.
-                    weight = jnp.where(k < end, weights[jnp.minimum(k, end - 1)], 0.0)
-                    cell = cells[jnp.minimum(k, end - 1)]
-                    total += grad[cell].astype(jnp.float32) * weight
+            def add_group(group, total):
+                first = start + group * GROUPED_ENTRIES
+                for k in range(GROUPED_ENTRIES):
+                    total = add(first + k, weights[first + k], total)
                 return total
 
-            steps = (end - start + UNROLLED_ENTRIES - 1) // UNROLLED_ENTRIES
-            total = lax.fori_loop(0, steps, add, jnp.zeros((channels,), jnp.float32))
+            def add_rest(step, total):
+                for entry in range(UNROLLED_ENTRIES):
+                    k = rest + step * UNROLLED_ENTRIES + entry
+                    # Past the end, reuse the last entry, which is loaded already, with weight 0.
+                    last = jnp.minimum(k, end - 1)
+                    total = add(last, jnp.where(k < end, weights[last], 0.0), total)
+                return total
+
+            total = jnp.zeros((channels,), jnp.float32)
+            total = lax.fori_loop(0, groups, add_group, total)
+            steps = (end - rest + UNROLLED_ENTRIES - 1) // UNROLLED_ENTRIES
+            total = lax.fori_loop(0, steps, add_rest, total)
             out[i] = total.astype(out.dtype)
             return 0
 
-        lax.fori_loop(first, jnp.minimum(first + ROWS_PER_PROGRAM, num_rows), row, 0)
+        lax.fori_loop(0, (num_rows - program + programs - 1) // programs, row, 0)
 
     out_type = jax.ShapeDtypeStruct((num_rows, channels), grad.dtype)
-    programs = -(-num_rows // ROWS_PER_PROGRAM)
     run = support.kernel(gather_sum_transpose_kernel, out_type, interpret, program=programs)
     return run(starts, cells, weights, grad.reshape(-1, channels))
 

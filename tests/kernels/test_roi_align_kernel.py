@@ -127,6 +127,20 @@ def test_the_axes_may_differ(pallas_call, taps):
     check_values(pallas_call, *with_gaps(oblong(taps=taps)))
 
 
+def test_short_and_long_lists(run):
+    """Row i is read by so many cells, each of which has one tap."""
+    lengths = [0, 60, 8, 9, 7, 16, 1, 4, 13]
+    rows = np.repeat(np.arange(len(lengths)), lengths).astype(np.int32)[:, None, None]
+    rng = np.random.default_rng(0)
+    weights = rng.uniform(-1, 1, rows.shape).astype(np.float32)
+    taps = rows, 0 * rows, weights, np.ones_like(weights)
+    grad = rng.standard_normal((*rows.shape, 128), np.float32)
+    out = run(roi_align.gather_sum_transpose, grad, *taps, num_rows=len(lengths))
+    expected = slow_transpose(grad, len(lengths), *taps)
+    magnitude = slow_transpose(abs(grad), len(lengths), *taps[:2], abs(weights), taps[3])
+    assert_within(np.asarray(out), expected, rounding_bound(max(lengths) + 1, magnitude))
+
+
 def test_gradient_flows_to_the_table_only(mosaic):
     args, grad = with_gaps(oblong(num=2, cells=(2, 3), rows=100))
 

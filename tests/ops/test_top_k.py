@@ -18,6 +18,7 @@ VALUES = {
     "ascending": lambda rng, shape: np.broadcast_to(np.arange(shape[-1]), shape),
     "signs of zero, infinities": lambda rng, shape: rng.choice([-np.inf, -0.0, 0.0, np.inf], shape),
     "NaN": lambda rng, shape: rng.choice([np.nan, -np.nan, np.inf, -np.inf, 1.0], shape),
+    "any bits": lambda rng, shape: rng.integers(-(2**31), 2**31, shape, np.int32).view(np.float32),
 }
 
 
@@ -34,11 +35,6 @@ def test_chunks_hold_the_same_choice(kind):
     for shape, k in [((2, TWO_LEVELS), 5), ((TILE + 1,), 1), ((3, 2, 4999), 170), ((2, 9), 9)]:
         x = jnp.asarray(VALUES[kind](rng, shape).astype(np.float32))
         assert_as_lax(chunked(x, k), x, k)
-
-
-def test_nan_with_a_payload_is_returned_as_it_is():
-    bits = np.arange(0x7FC00000, 0x7FC00000 + 5000, dtype=np.int32)
-    assert_as_lax(by_chunks(jnp.asarray(bits.view(np.float32)), 3), bits.view(np.float32), 3)
 
 
 def choose_default(*operands, default, **platforms):
@@ -71,7 +67,7 @@ def test_sort_is_of_few_elements_on_a_gpu(as_on_a_gpu):
 
 
 def test_no_gradient(as_on_a_gpu):
-    grad = jax.grad(lambda x: jnp.sum(top_k(x, 2)[0]))(jnp.arange(5000.0))
+    grad = jax.jit(jax.grad(lambda x: jnp.sum(top_k(x, 2)[0])))(jnp.arange(5000.0))
     np.testing.assert_array_equal(grad, 0.0)
 
 
