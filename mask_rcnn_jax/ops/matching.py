@@ -109,15 +109,15 @@ def sample(
     if key is not None:
         priority -= jax.random.uniform(key, labels.shape)  # stays above 0, which excludes a row
     max_fg = round(num * fg_fraction)
-    priorities = jnp.stack([jnp.where(labels == label, priority, 0.0) for label in (1, 0)])
-    _, idxs = top_k(priorities, min(num, labels.shape[0]))
-    fg_idxs, bg_idxs = jnp.pad(idxs, ((0, 0), (0, num - idxs.shape[1])))
+    fg_idxs = _highest(jnp.where(labels == 1, priority, 0.0), max_fg)
+    bg_idxs = _highest(jnp.where(labels == 0, priority, 0.0), num)
     num_fg = jnp.minimum(jnp.sum(labels == 1), max_fg)
     num_bg = jnp.minimum(jnp.sum(labels == 0), num - num_fg)
 
     slot = jnp.arange(num, dtype=jnp.int32)
     is_fg, valid = slot < num_fg, slot < num_fg + num_bg
-    idxs = jnp.where(is_fg, fg_idxs, jnp.take(bg_idxs, slot - num_fg, mode="clip"))
+    padded_fg = jnp.pad(fg_idxs, (0, num - max_fg))
+    idxs = jnp.where(is_fg, padded_fg, jnp.take(bg_idxs, slot - num_fg, mode="clip"))
     return jnp.where(valid, idxs, 0), is_fg.astype(jnp.int32), valid
 
 
@@ -140,3 +140,9 @@ def _threshold(
 ) -> Int[Array, "N"]:
     fg = iou > fg_thresh if strict else iou >= fg_thresh
     return jnp.where(fg, 1, jnp.where(iou < bg_thresh, 0, -1)).astype(jnp.int32)
+
+
+def _highest(priority: Float[Array, "N"], count: int) -> Int[Array, "count"]:
+    """Rows with the `count` highest priorities, lower rows first if tied, padded with row 0."""
+    _, idxs = top_k(priority, min(count, priority.shape[0]))
+    return jnp.pad(idxs, (0, count - idxs.shape[0]))

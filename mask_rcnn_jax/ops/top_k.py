@@ -19,6 +19,8 @@ def top_k(x: Float32[Array, "*B n"], k: int) -> tuple[Float32[Array, "*B k"], In
 
     Of equal values, the lower index comes first. -0 is below 0; NaN is above infinity or, with its
     sign bit set, below -infinity. No gradient flows through.
+
+    On a CPU, x with more than two axes, those of `jax.vmap` included, is fully sorted.
     """
     x = lax.stop_gradient(x)
     if not _reducible(x.shape[-1], k):
