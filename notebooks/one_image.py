@@ -173,13 +173,14 @@ draw_boxes(drawing, rois.boxes[rois.foreground], GREEN)
 SIDE, ROWS, NEAREST = 112, 6, Image.Resampling.NEAREST
 count = min(ROWS, int(rois.foreground.sum()))
 sheet = Image.new("RGB", (3 * SIDE, max(count, 1) * SIDE))
-predicted = 1 / (1 + np.exp(-one.mask_logits))
+masks = np.asarray(outputs.mask_targets)  # of all images, the foreground alone
+predicted = 1 / (1 + np.exp(-np.asarray(outputs.mask_logits)))
 for row in range(count):
     crop = Image.fromarray(canvas).crop(np.round(rois.boxes[row]).tolist())
     name = dataset.class_names[rois.classes[row] - 1]
     ImageDraw.Draw(crop := crop.resize((SIDE, SIDE))).text((4, 2), name)
     sheet.paste(crop, (0, row * SIDE))
-    for column, mask in ((1, one.mask_targets[row]), (2, predicted[row])):
+    for column, mask in ((1, masks[row]), (2, predicted[row])):
         tile = Image.fromarray((255 * mask).astype(np.uint8))
         sheet.paste(tile.resize((SIDE, SIDE), NEAREST), (column * SIDE, row * SIDE))
 sheet

@@ -36,15 +36,12 @@ def train(config: Any, repeats: int, save: Save = lambda times: None) -> dict[st
     keys = jax.random.split(jax.random.key(0), len(batch.images))
     times: dict[str, float] = {}
     stage = partial(_stage, times, repeats, save)
-    max_foreground = model.sampling.max_foreground
 
-    def pool(rois, pyramid):
-        sizes = [(rois.boxes, BOX_SIZE)]
-        if model.mask_head is not None:
-            sizes.append((rois.boxes[:, :max_foreground], model.mask_roi_size))
-        return tuple(
-            run(params, pyramid, boxes, size, extent, method=MaskRCNN.pool) for boxes, size in sizes
-        )
+    def pool(rois, mask_rois, pyramid):
+        boxed = run(params, pyramid, rois.boxes, BOX_SIZE, extent, method=MaskRCNN.pool)
+        if mask_rois is None:
+            return (boxed,)
+        return boxed, run(params, pyramid, mask_rois, extent, method=MaskRCNN.pool_masks)
 
     def loss(differentiable, outputs):
         outputs = outputs.replace(**differentiable)
@@ -66,14 +63,16 @@ def train(config: Any, repeats: int, save: Save = lambda times: None) -> dict[st
     proposals = stage("proposals", propose, batch, logits, deltas)
     sample = partial(run, params, method=MaskRCNN.sample)
     rois = stage("RoI sampling", sample, proposals, batch, keys)
-    boxed, *masked = stage("RoIAlign", pool, rois, pyramid, gradient=(1,))
-    foreground = jax.tree.map(lambda x: x[:, :max_foreground], rois)
-    stage("box head", partial(run, method="box_head"), params, boxed, gradient=(0, 1))
+    mask_rois = None
     if model.mask_head is not None:
+        mask_rois, _ = model.sampling.mask_rois(rois)
+    boxed, *masked = stage("RoIAlign", pool, rois, mask_rois, pyramid, gradient=(2,))
+    stage("box head", partial(run, method="box_head"), params, boxed, gradient=(0, 1))
+    if mask_rois is not None:
         mask_head = partial(run, method="mask_head")
-        stage("mask head", mask_head, params, *masked, foreground.classes, gradient=(0, 1))
+        stage("mask head", mask_head, params, *masked, mask_rois.classes[None], gradient=(0, 1))
         mask_targets = partial(run, params, method=MaskRCNN.roi_mask_targets)
-        stage("mask targets", mask_targets, foreground, batch)
+        stage("mask targets", mask_targets, mask_rois, batch)
     outputs = jax.jit(partial(run, train=False, method=MaskRCNN.forward_train))(params, batch, keys)
     raw = {name: getattr(outputs, name) for name in RAW_OUTPUTS}
     stage("losses", loss, raw, outputs, gradient=(0,))

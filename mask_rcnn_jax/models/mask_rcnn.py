@@ -1,7 +1,6 @@
 """Mask R-CNN (He et al., 2017) on a feature pyramid."""
 
 import inspect
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any
@@ -17,7 +16,7 @@ from mask_rcnn_jax.models.image_input import ImageInput
 from mask_rcnn_jax.models.mask_targets import MaskTargets
 from mask_rcnn_jax.models.outputs import StageOutputs, TrainOutputs
 from mask_rcnn_jax.models.rpn import RPN
-from mask_rcnn_jax.models.sampling import RoISampling, SampledRoIs
+from mask_rcnn_jax.models.sampling import MaskRoIs, RoISampling, SampledRoIs
 from mask_rcnn_jax.ops.anchors import AnchorGrid, Anchors
 from mask_rcnn_jax.ops.boxes import BoxCoder
 from mask_rcnn_jax.ops.classifier import SOFTMAX, Classifier
@@ -75,8 +74,8 @@ class MaskRCNN(nn.Module):
     # [B, R, 7, 7, C] and, if it takes them, valid [B, R] and train to class logits and deltas
     box_head: nn.Module
     cascade: Cascade
-    # [B, R, P, P, C], classes [B, R] and, if it takes it, train to mask logits [B, R, 2P, 2P];
-    # None: boxes only
+    # [B, R, P, P, C], classes [B, R] and, if it takes it, train to mask logits [B, R, 2P, 2P], with
+    # all images' RoIs in one row (B = 1) in training; None: boxes only
     mask_head: nn.Module | None
     mask_targets: MaskTargets
     classifier: Classifier = SOFTMAX
@@ -109,7 +108,7 @@ class MaskRCNN(nn.Module):
         """Run both stages with sampling.
 
         keys: [B] PRNG keys, one per image; None samples the lowest rows, and no backbone draws.
-        train: batch norm mode.
+        train: batch norm mode, and whether `sampling.mask_rois_per_image` limits the masks.
         """
         rpn_keys = roi_keys = None
         if keys is not None:
@@ -133,14 +132,13 @@ class MaskRCNN(nn.Module):
             self.classifier.draw(keys, stage.rois.classes, stage.rois.valid, num_classes, i)
             for i, stage in enumerate([first, *stages])
         ]
-        mask_logits = mask_targets = None
+        mask_rois = mask_logits = mask_targets = dropped = None
         if self.mask_head is not None:
-            # Foreground rows come first, so a slice with static size has them all.
-            masked = jax.tree.map(lambda x: x[:, : self.sampling.max_foreground], rois)
-            pooled = self.pool(pyramid, masked.boxes, self.mask_roi_size, extent)
+            mask_rois, dropped = self.sampling.mask_rois(rois, limit=train)
+            pooled = self.pool_masks(pyramid, mask_rois, extent)
             options = _taken(self.mask_head, train=train)
-            mask_logits = self.mask_head(pooled, masked.classes, **options)
-            mask_targets = self.roi_mask_targets(masked, batch)
+            mask_logits = self.mask_head(pooled, mask_rois.classes[None], **options)[0]
+            mask_targets = self.roi_mask_targets(mask_rois, batch)
         return TrainOutputs(
             rpn_logits=rpn_logits,
             rpn_deltas=rpn_deltas,
@@ -151,8 +149,10 @@ class MaskRCNN(nn.Module):
             rois=rois,
             class_logits=first.class_logits,
             box_deltas=first.box_deltas,
+            mask_rois=mask_rois,
             mask_logits=mask_logits,
             mask_targets=mask_targets,
+            dropped_masks=dropped,
             stages=stages,
             drawn_classes=tuple(drawn),
             classifier=self.classifier,
@@ -262,18 +262,32 @@ class MaskRCNN(nn.Module):
         pooled = self.pool(pyramid, boxes, self.mask_roi_size, extent)
         return nn.sigmoid(self.mask_head(pooled, classes))
 
-    def roi_mask_targets(self, rois: SampledRoIs, batch: Batch) -> jax.Array:
-        """Compute the RoIs' mask targets [B, R, M, M] in 0..1."""
+    def roi_mask_targets(self, rois: MaskRoIs, batch: Batch) -> jax.Array:
+        """Compute the RoIs' mask targets [N, M, M] in 0..1."""
         min_size = max(0.1, self.roi_align.min_size)
         options: dict[str, Any] = dict(min_size=min_size, implementation=self.implementation)
         options["size"] = 2 * self.mask_roi_size
-        targets: Callable = partial(self.mask_targets, **options)
-        return jax.vmap(targets)(batch.targets, rois.boxes, rois.matched_idxs, batch.image_sizes)
+        return self.mask_targets(batch.targets, rois, batch.image_sizes, **options)
+
+    def pool_masks(
+        self, pyramid: list[jax.Array], rois: MaskRoIs, extent: ValidExtent
+    ) -> jax.Array:
+        """Pool the mask head's N RoIs in training to [1, N, P, P, C], zero in padding rows."""
+        of_rows = dict(images=rois.images[None], valid=rois.foreground[None])
+        return self.pool(pyramid, rois.boxes[None], self.mask_roi_size, extent, **of_rows)
 
     def pool(
-        self, pyramid: list[jax.Array], boxes: jax.Array, size: int, extent: ValidExtent
+        self,
+        pyramid: list[jax.Array],
+        boxes: jax.Array,
+        size: int,
+        extent: ValidExtent,
+        **of_rows: Any,
     ) -> jax.Array:
-        """Pool boxes [B, R, 4], each from the level matching its size, to [B, R, size, size, C]."""
+        """Pool boxes [B, R, 4], each from the level matching its size, to [B, R, size, size, C].
+
+        of_rows: `images` and `valid` of `ops.roi_align`.
+        """
         return roi_align(
             pyramid,
             boxes,
@@ -282,4 +296,5 @@ class MaskRCNN(nn.Module):
             level_offset=self.box_coder.iou_offset,
             extent=extent.size,
             implementation=self.implementation,
+            **of_rows,
         )

@@ -6,6 +6,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
+from mask_rcnn_jax.models.sampling import MaskRoIs
 from mask_rcnn_jax.ops import masks as mask_ops
 from mask_rcnn_jax.ops.polygons import polygon_mask_targets
 from mask_rcnn_jax.structures import Targets
@@ -30,26 +31,35 @@ class MaskTargets:
     def __call__(
         self,
         targets: Targets,
-        rois: jax.Array,
-        matched_idxs: jax.Array,
-        image_size: jax.Array,
+        rois: MaskRoIs,
+        image_sizes: jax.Array,
         *,
         min_size: float,
         size: int = 28,
         implementation: str | None = None,
     ) -> jax.Array:
-        """Return targets [F, size, size] in 0..1 for one image's foreground RoIs [F, 4].
+        """Return targets [N, size, size] in 0..1 for RoIs; those of padding rows are unspecified.
 
-        matched_idxs: [F] ground-truth rows. min_size: smallest RoI side for `ops.polygons`, pixels.
+        Args:
+            targets: with a B axis.
+            rois: N RoIs of these images.
+            image_sizes: [B, 2] (height, width).
+            min_size: smallest RoI side for `ops.polygons`, pixels.
         """
-        sources = targets.masks, targets.boxes, rois, matched_idxs
+        images, instances = targets.valid.shape
+        rows = images * instances
+        targets = jax.tree.map(lambda x: x.reshape(rows, *x.shape[2:]), targets)
+        matched_idxs = rois.images * instances + rois.matched_idxs
+        sources = targets.masks, targets.boxes, rois.boxes, matched_idxs
         if self.kind == "soft":
             return mask_ops.soft_mask_targets(*sources, size=size)
         if self.kind == "whole":
-            return mask_ops.soft_mask_targets(*sources, size=size, image_size=image_size)
+            sizes = image_sizes[rois.images]
+            return mask_ops.soft_mask_targets(*sources, size=size, image_size=sizes)
         crops = mask_ops.mask_targets(*sources, size=size, aligned=self.aligned)
         if self.kind == "crops":
             return crops
         options: dict[str, Any] = dict(size=size, min_size=min_size, implementation=implementation)
-        filled, has_polygons = polygon_mask_targets(targets.polygons, rois, matched_idxs, **options)
+        polygons = targets.polygons, rois.boxes, matched_idxs
+        filled, has_polygons = polygon_mask_targets(*polygons, **options)
         return jnp.where(has_polygons[:, None, None], filled, crops)

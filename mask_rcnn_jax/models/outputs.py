@@ -5,7 +5,7 @@ from typing import no_type_check
 import jax
 from flax import struct
 
-from mask_rcnn_jax.models.sampling import SampledRoIs
+from mask_rcnn_jax.models.sampling import MaskRoIs, SampledRoIs
 from mask_rcnn_jax.ops.classifier import SOFTMAX, Classifier
 from mask_rcnn_jax.structures import Proposals
 
@@ -34,9 +34,12 @@ class TrainOutputs:
     rois: SampledRoIs  # with a B axis
     class_logits: jax.Array  # [B, R, K + 1]
     box_deltas: jax.Array  # [B, R, K + 1, 4]
-    # [B, F, M, M] of the true class, for the first F = foreground RoIs; None without a mask head
-    mask_logits: jax.Array | None
-    mask_targets: jax.Array | None  # [B, F, M, M] 0..1
+    # What the mask head was trained on, N RoIs from all images; None without a mask head.
+    mask_rois: MaskRoIs | None
+    mask_logits: jax.Array | None  # [N, M, M] of the true class; unspecified in padding rows
+    mask_targets: jax.Array | None  # [N, M, M] 0..1; likewise
+    # [] foreground RoIs per image that no row was left for; None where all have one
+    dropped_masks: jax.Array | None = None
     stages: tuple[StageOutputs, ...] = ()  # behind the box head
     # [B, K] bool of the box head and of each stage: the classes in its loss; None: all
     drawn_classes: tuple[jax.Array | None, ...] = (None,)

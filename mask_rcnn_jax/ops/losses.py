@@ -169,7 +169,7 @@ def box_losses(
 
 
 def mask_loss(
-    mask_logits: Float[Array, "B F S S"], targets: Float[Array, "B F S S"], fg: Bool[Array, "B F"]
+    mask_logits: Float[Array, "*N S S"], targets: Float[Array, "*N S S"], fg: Bool[Array, "*N"]
 ) -> Float[Array, ""]:
     """Binary cross-entropy on the true class's mask, averaged over foreground RoIs' pixels."""
     error = sigmoid_cross_entropy(mask_logits.astype(jnp.float32), targets)

@@ -54,7 +54,7 @@ def soft_mask_targets(
     matched_idxs: Int[Array, "R"],
     *,
     size: int = 28,
-    image_size: Int[Array, "2"] | None = None,
+    image_size: Int[Array, "*R 2"] | None = None,
 ) -> Float[Array, "R size size"]:
     """Average each RoI's object mask over size x size bins, giving soft targets in 0..1.
 
@@ -71,7 +71,8 @@ def soft_mask_targets(
         rois: network pixels; a degenerate RoI is widened to one pixel.
         matched_idxs: ground-truth row of each RoI.
         size: bins per side.
-        image_size: (height, width) of the image inside [H, W]; nothing beyond it is read.
+        image_size: (height, width) of the image inside [H, W], of all RoIs or of each; nothing
+            beyond it is read.
     """
     boxes = gt_boxes[matched_idxs]
 
@@ -82,7 +83,7 @@ def soft_mask_targets(
         length = jnp.maximum(end - start, 1.0)
         first, step, count = adaptive_samples(start, length, size)
         if image_size is not None:
-            side = jnp.minimum(image_size[1 - axis], cells)[None, None, None]
+            side = jnp.minimum(image_size[..., 1 - axis], cells).reshape(-1, 1, 1)
             return mean_bilinear_weights(cell, first, step, count, side)
         # Pixel i has its center at i + 0.5, in the image as in the crop.
         low, high = boxes[:, axis, None, None], boxes[:, axis + 2, None, None]

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from mask_rcnn_jax.ops import boxes as box_ops
 from mask_rcnn_jax.ops import dispatch
@@ -84,42 +84,47 @@ class RoIAlign:
 
 def roi_align(
     features: Sequence[Float[Array, "B _H _W C"]],
-    boxes: Float[Array, "B N 4"],
+    boxes: Float[Array, "G N 4"],
     options: RoIAlign,
     *,
     output_size: int | tuple[int, int],
     strides: Sequence[int] = STRIDES,
     level_offset: float = 0.0,
     extent: Int[Array, "2"] | None = None,
+    images: Int[Array, "G N"] | None = None,
+    valid: Bool[Array, "G N"] | None = None,
     implementation: str | None = None,
-) -> Float[Array, "B N P Q C"]:
+) -> Float[Array, "G N P Q C"]:
     """Pool each box to P x Q cells from the pyramid level matching its size.
 
     Args:
         features: NHWC maps from P2 upward; maps above `options.max_level` are not read.
-        boxes: network pixels. A padded (all-zero) row gives the features at the top left corner, or
-            zeros with adaptive sampling and no `min_size`.
+        boxes: network pixels, in G groups. A padded (all-zero) row gives the features at the top
+            left corner, or zeros with adaptive sampling and no `min_size`.
         output_size: P and Q, or one number for both.
         strides: pixels per cell of each map.
         level_offset: `offset` for `assign_levels`.
         extent: (height, width) in pixels if the maps are larger than their valid area: only the
             first ceil(extent / stride) rows and columns are valid. None: whole maps.
+        images: image of each box; None if there is a group for each image.
+        valid: boxes to pool; others give zeros and cost the gradient nothing on a GPU. None: all.
         implementation: "xla", "pallas" for the GPU kernel, or None for the kernel in programs
             compiled for an NVIDIA GPU, where supported.
 
     Returns:
-        [B, N, P, Q, C] in the features' dtype; weights and sums are float32. Gradients flow to the
+        [G, N, P, Q, C] in the features' dtype; weights and sums are float32. Gradients flow to the
         features only, never to the boxes.
 
     Raises:
         NotImplementedError: "pallas" is not supported; the message gives the reason.
+        ValueError: there are too few strides, or no group for each image and no `images`.
     """
     features = features[: options.max_level - MIN_LEVEL + 1]
     if len(strides) < len(features):
         raise ValueError(f"{len(strides)} strides for {len(features)} maps, expected one per map")
     strides = strides[: len(features)]
     boxes = lax.stop_gradient(boxes)
-    batch, num = boxes.shape[:2]
+    batch, (groups, num) = len(features[0]), boxes.shape[:2]
     channels = features[0].shape[-1]
     boxes = boxes.reshape(-1, 4)
 
@@ -129,8 +134,13 @@ def roi_align(
     sizes = np.array([f.shape[1:3] for f in features], np.int32)
     first = batch * np.concatenate([[0], np.cumsum(sizes.prod(axis=1))[:-1]])
     heights, widths = (jnp.asarray(side)[level] for side in sizes.T)
-    image = jnp.repeat(jnp.arange(batch, dtype=jnp.int32), num, total_repeat_length=batch * num)
-    origin = jnp.asarray(first.astype(np.int32))[level] + image * heights * widths
+    if images is None:
+        if groups != batch:
+            raise ValueError(f"{groups} groups of boxes for {batch} images, expected one for each")
+        images = jnp.repeat(
+            jnp.arange(batch, dtype=jnp.int32), num, total_repeat_length=groups * num
+        )
+    origin = jnp.asarray(first.astype(np.int32))[level] + images.reshape(-1) * heights * widths
     table = jnp.concatenate([f.reshape(-1, channels) for f in features])
 
     rows, columns = heights, widths
@@ -144,8 +154,10 @@ def roi_align(
     y_taps, y_weights = axis_taps(cells[:, 1], cells[:, 3], rows, p, options)
     x_taps, x_weights = axis_taps(cells[:, 0], cells[:, 2], columns, q, options)
     y_taps = origin[:, None, None] + y_taps * widths[:, None, None]
+    if valid is not None:
+        y_weights = jnp.where(valid.reshape(-1, 1, 1), y_weights, 0.0)
     pooled = _gather_sum(implementation, table, y_taps, x_taps, y_weights, x_weights)
-    return pooled.reshape(batch, num, p, q, channels)
+    return pooled.reshape(groups, num, p, q, channels)
 
 
 def _axis_taps(

@@ -211,6 +211,7 @@ def loss_terms(
 ) -> dict[str, jax.Array]:
     """The losses, four and that of masks where there is a mask head, and their weighted sum.
 
+    With them, `dropped_masks` of the outputs, where the rows of the mask head are limited.
     anchors_per_image: `model.rpn.batch_size_per_image`.
     """
     rpn_cls, rpn_box = losses.rpn_losses(
@@ -241,11 +242,14 @@ def loss_terms(
         "loss/box_cls": box_cls,
         "loss/box_reg": options.box_reg_weight * box_reg,
     }
-    if outputs.mask_logits is not None and outputs.mask_targets is not None:
-        foreground = outputs.rois.foreground[:, : outputs.mask_logits.shape[1]]
-        mask = losses.mask_loss(outputs.mask_logits, outputs.mask_targets, foreground)
+    if outputs.mask_rois is not None:
+        logits, targets = outputs.mask_logits, outputs.mask_targets
+        assert logits is not None and targets is not None
+        mask = losses.mask_loss(logits, targets, outputs.mask_rois.foreground)
         terms["loss/mask"] = options.mask_weight * mask
-    return {"loss/total": sum(terms.values()), **terms}
+    dropped = outputs.dropped_masks
+    counts = {} if dropped is None else {"dropped_masks": dropped}
+    return {"loss/total": sum(terms.values()), **terms, **counts}
 
 
 def loss_options(config: Mapping[str, Any]) -> LossOptions:

@@ -32,6 +32,7 @@ class StepLog:
         self._started = self._shown = started  # `_shown`: when the last line was
         self._pending: tuple[int, dict, np.ndarray] | None = None
         self._canvases: set[tuple[int, ...]] = set()
+        self._dropped: list[float] = []  # masks, in each step since the last record
         self._first = True
         self.restart_clock()
 
@@ -71,6 +72,9 @@ class StepLog:
         self._check_finite(step, metrics, image_index)
         train = self._config.train
         self._images += train.batch_size
+        if "dropped_masks" in metrics:  # also those of steps that are not logged
+            self._dropped.append(metrics["dropped_masks"])
+            metrics["dropped_masks"] = sum(self._dropped) / len(self._dropped)
         is_logged = step % train.log_every == 0 or step in (1, train.steps)
         if not is_logged and time.monotonic() - self._shown < console.interval(math.inf):
             return
@@ -85,8 +89,10 @@ class StepLog:
         parts += [f"lr {metrics['lr']:.3g}"] if "lr" in metrics else []
         parts += [f"{seconds:.3g} s/step", f"{rate:.3g} images/s"]
         parts += [f"{_NAMES[name]} {mb / 1000:.1f} GB" for name, mb in memory.items()]
-        console.update("  ".join(parts) + _scale_note(metrics))
+        parts += _notes(metrics)
+        console.update("  ".join(parts))
         if is_logged:
+            self._dropped.clear()
             self.restart_clock()
 
     def restart_clock(self) -> None:
@@ -133,7 +139,10 @@ def _peak_memory() -> dict[str, float]:
     return device | {"peak_rss_mb": peak_rss_mb()}
 
 
-def _scale_note(metrics: dict) -> str:
-    if "loss_scale" not in metrics:
-        return ""
-    return f"  scale {metrics['loss_scale']:g}, {metrics['skipped_steps']:g} skipped"
+def _notes(metrics: dict) -> list[str]:
+    notes = []
+    if "loss_scale" in metrics:
+        notes.append(f"scale {metrics['loss_scale']:g}, {metrics['skipped_steps']:g} skipped")
+    if metrics.get("dropped_masks"):
+        notes.append(f"{metrics['dropped_masks']:.3g} masks per image dropped")
+    return notes

@@ -97,7 +97,7 @@ def test_masks_of_another_size():
     outputs = jax.eval_shape(
         lambda: model.apply(variables, batch, None, train=True, method="forward_train")
     )
-    assert outputs.mask_logits.shape == outputs.mask_targets.shape == (2, 4, 20, 20)
+    assert outputs.mask_logits.shape == outputs.mask_targets.shape == (8, 20, 20)
 
 
 def test_the_second_rpn_convolution_reads_zeros_outside_the_extent():
@@ -174,7 +174,7 @@ def test_heads_of_users_need_not_take_what_ours_take(whose):
         return model.apply(variables, batch, None, train=True, method="forward_train")
 
     outputs = jax.eval_shape(run)
-    assert outputs.mask_logits.shape == (1, 4, 28, 28)
+    assert outputs.mask_logits.shape == (4, 28, 28)
     if whose == "Other":  # at first to initialize them
         assert CALLS == [(False, True), True, (True, True), True]
 

@@ -379,3 +379,37 @@ def test_equals_torchvision_multi_scale(size):
     for level, (grad, magnitude) in enumerate(zip(grads, magnitudes, strict=True)):
         expected = golden[f"ms_gx{size}_{level}"].transpose(0, 2, 3, 1)
         assert_within(grad, expected, 2 * pooling_gradient_bound(boxes.max() / 4, magnitude))
+
+
+@pytest.mark.parametrize("sampling_ratio", [1, 0])
+def test_boxes_of_any_image_in_one_group(sampling_ratio):
+    """As in a group for each image; a row that is not valid is zero and has no gradient."""
+    rng = np.random.default_rng(3)
+    maps = [jnp.asarray(f) for f in pyramid(rng, levels=2)]
+    boxes = jnp.asarray(np.stack([random_boxes(rng, 3, 60.0) for _ in range(2)]))
+    settings = dict(output_size=2, sampling_ratio=sampling_ratio)
+    rows, valid = np.array([4, 0, 5, 1]), np.array([1, 0, 1, 1], bool)
+    weights = jnp.asarray(rng.normal(size=(4, 2, 2, 3)).astype(np.float32))
+
+    def apart(maps):
+        pooled = roi_align(maps, boxes, **settings).reshape(-1, 2, 2, 3)[rows]
+        return jnp.where(valid[:, None, None, None], pooled, 0.0)
+
+    def together(maps):
+        options = RoIAlign(max_level=3, **PLAIN | {"sampling_ratio": sampling_ratio})
+        where = dict(images=jnp.asarray(rows // 3)[None], valid=jnp.asarray(valid)[None])
+        one = boxes.reshape(-1, 4)[rows][None]
+        return roi_align_module.roi_align(maps, one, options, output_size=2, **where)[0]
+
+    results = []
+    for pool in (apart, together):
+        total = lambda maps, pool=pool: jnp.sum(pool(maps) * weights)  # noqa: E731
+        results.append((jax.jit(pool)(maps), jax.jit(jax.grad(total))(maps)))
+    np.testing.assert_allclose(results[1][0], results[0][0], rtol=1e-6, atol=1e-6)
+    for ours, theirs in zip(results[1][1], results[0][1], strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
+
+
+def test_without_images_there_is_a_group_for_each():
+    with pytest.raises(ValueError, match="1 groups of boxes for 2 images, expected one for each"):
+        eager_roi_align([jnp.zeros((2, 8, 12, 1))], jnp.zeros((1, 3, 4)), output_size=2)

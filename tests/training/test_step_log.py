@@ -92,3 +92,26 @@ def test_in_a_terminal_every_step_is_shown_and_as_many_are_logged(clock, caplog,
     assert [line.split()[1] for line in shown] == ["1", "3", "5", "7", "9"]
     assert records == [1, 9]
     assert shown[2].startswith("step 5 of 9  0:00:01 left  loss 5.000  0.15 s/step  26.7 images/s")
+
+
+def test_dropped_masks_of_all_steps_are_counted_and_shown(clock, caplog):
+    """The mean over the steps since the last record, of which only every third is logged."""
+    config = tiny_config()
+    config.train.update(batch_size=4, steps=9, log_every=3)
+    records = []
+    logger = lambda step, metrics, images: records.append((step, metrics))  # noqa: E731
+    log, batch = StepLog(config, Loggers((), [logger]), None, started=clock[0]), tiny_batch(4)
+    dropped = [0.0, 0.0, 1.5, 0.0, 6.0, 0.0, 0.0, 0.0, 0.0]
+    with log.dispatching(batch):
+        clock[0] += 30
+    with caplog.at_level("INFO", logger=logging.get_absl_logger().name):
+        for step, count in enumerate(dropped, 1):
+            clock[0] += 2
+            metrics = {"loss/total": jnp.float32(1.0), "dropped_masks": jnp.float32(count)}
+            log.finish_previous(step, metrics, batch.image_index)
+        log.finish()
+    counted = {step: metrics["dropped_masks"] for step, metrics in records}
+    assert counted == {1: 0.0, 3: 0.75, 6: 2.0, 9: 0.0}
+    lines = [r.getMessage() for r in caplog.records if r.getMessage().startswith("step")]
+    assert ["masks per image dropped" in line for line in lines] == [False, True, True, False]
+    assert lines[1].endswith("  0.75 masks per image dropped")
