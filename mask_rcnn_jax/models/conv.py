@@ -52,7 +52,10 @@ class Conv(nn.Module):
             kernel = kernel * scale[None, None, None]
             bias = shift if bias is None else bias * scale + shift
         y = self._convolve(x.astype(self.dtype), kernel.astype(self.dtype), valid)
-        return y if bias is None else add_bias(y, bias)
+        if bias is None:
+            return y
+        is_product = self.kernel_size == (1, 1)
+        return add_bias(y, bias) if is_product else add_conv_bias(y, bias)
 
     def _convolve(self, x: jax.Array, kernel: jax.Array, valid: jax.Array | None) -> jax.Array:
         """Convolve, with 1x1 kernels as a matrix product.
@@ -152,6 +155,43 @@ def add_bias(x: jax.Array, bias: jax.Array) -> jax.Array:
     too: JAX 0.10 would otherwise compute it in bfloat16 on an H100.
     """
     return (x + jnp.expand_dims(bias, range(x.ndim - 1))).astype(x.dtype)
+
+
+@jax.custom_vjp
+def add_conv_bias(x: jax.Array, bias: jax.Array) -> jax.Array:
+    """`add_bias` to a convolution's output, in the form that XLA computes inside cuDNN on a GPU.
+
+    There the bias has x's dtype. cuDNN adds it in float32 before it rounds the sum once, so that
+    the bias is rounded in place of the products' sum. A CPU does the same as `add_bias`.
+    """
+    if x.dtype == bias.dtype:
+        return add_bias(x, bias)
+    return lax.platform_dependent(x, bias, cpu=add_bias, default=_add_rounded_bias)
+
+
+def _add_rounded_bias(x: jax.Array, bias: jax.Array) -> jax.Array:
+    return add_bias(x, bias.astype(x.dtype))
+
+
+def _bias_gradients(_, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return grad, jnp.sum(grad, range(grad.ndim - 1), dtype=jnp.float32)
+
+
+add_conv_bias.defvjp(lambda x, bias: (add_conv_bias(x, bias), None), _bias_gradients)
+
+
+@jax.custom_jvp
+def relu(x: jax.Array) -> jax.Array:
+    """Rectify like `nn.relu`, with a gradient that reads the output in place of x.
+
+    The numbers are equal, and nothing keeps x for the backward pass: only then does XLA leave the
+    rectification to cuDNN.
+    """
+    return jnp.maximum(x, 0)
+
+
+# Not y > 0, which XLA turns back into x > 0.
+relu.defjvps(lambda grad, y, x: lax.select(y != 0, grad, lax.full_like(grad, 0)))
 
 
 def pixel_shuffle(x: jax.Array) -> jax.Array:

@@ -12,7 +12,7 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from mask_rcnn_jax import parts
-from mask_rcnn_jax.models.conv import Conv
+from mask_rcnn_jax.models.conv import Conv, relu
 from mask_rcnn_jax.models.conv_norm import make_conv_norm
 from mask_rcnn_jax.models.init import he_fan_out
 from mask_rcnn_jax.models.norm import LIVE, check_channels
@@ -39,20 +39,20 @@ class Block(nn.Module):
         inside: [1, h, w, 1] bool, cells that squeeze-and-excitation sees; None: all.
         """
         width, squeezed = self.width, round(x.shape[-1] * self.se_ratio)
-        y = nn.relu(self.conv_norm(x, width, 1, 1, "a", "a_norm"))
-        y = nn.relu(self.conv_norm(y, width, 3, self.stride, "b", "b_norm", self.groups))
+        y = relu(self.conv_norm(x, width, 1, 1, "a", "a_norm"))
+        y = relu(self.conv_norm(y, width, 3, self.stride, "b", "b_norm", self.groups))
         if squeezed:
             y = y * self._excite(y, squeezed, inside)
         y = self.conv_norm(y, width, 1, 1, "c", "c_norm")
         if self.stride > 1 or x.shape[-1] != width:
             x = self.conv_norm(x, width, 1, self.stride, "shortcut", "shortcut_norm")
-        return nn.relu(x + y)
+        return relu(x + y)
 
     def _excite(self, x: jax.Array, squeezed: int, inside: jax.Array | None) -> jax.Array:
         """Return factors [B, 1, 1, C] from the channels' means (Hu et al., 2018)."""
         options: dict[str, Any] = dict(kernel_init=he_fan_out, dtype=x.dtype)
         mean = jnp.mean(x.astype(jnp.float32), (1, 2), keepdims=True, where=inside)
-        y = nn.relu(Conv(squeezed, (1, 1), name="se_fc1", **options)(mean))
+        y = relu(Conv(squeezed, (1, 1), name="se_fc1", **options)(mean))
         return nn.sigmoid(Conv(x.shape[-1], (1, 1), name="se_fc2", **options)(y))
 
 
@@ -137,7 +137,7 @@ class RegNet(nn.Module):
         conv_norm = make_conv_norm(self.norm, train=train, **options)
         block = partial(nn.remat(Block) if self.remat else Block, conv_norm=conv_norm)
 
-        x = nn.relu(conv_norm(x.astype(self.dtype), STEM_WIDTH, 3, 2, "stem_conv", "stem_norm"))
+        x = relu(conv_norm(x.astype(self.dtype), STEM_WIDTH, 3, 2, "stem_conv", "stem_norm"))
         x = lax.stop_gradient(x) if self.frozen_stages >= 1 else x
         features = []
         for stage, (width, blocks, groups) in enumerate(self.stages, start=2):

@@ -11,6 +11,7 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from mask_rcnn_jax import parts
+from mask_rcnn_jax.models.conv import relu
 from mask_rcnn_jax.models.conv_norm import make_conv_norm
 from mask_rcnn_jax.models.norm import LIVE, check_channels
 from mask_rcnn_jax.ops.extent import ValidExtent
@@ -34,11 +35,11 @@ class BasicBlock(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        y = nn.relu(self.conv_norm(x, self.width, 3, self.stride, "conv1", "norm1"))
+        y = relu(self.conv_norm(x, self.width, 3, self.stride, "conv1", "norm1"))
         y = self.conv_norm(y, self.width, 3, 1, "conv2", "norm2")
         if x.shape != y.shape:
             x = self.conv_norm(x, self.width, 1, self.stride, "shortcut", "shortcut_norm")
-        return nn.relu(x + y)
+        return relu(x + y)
 
 
 class Bottleneck(nn.Module):
@@ -55,12 +56,12 @@ class Bottleneck(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         stride1, stride2 = (self.stride, 1) if self.stride_in == "1x1" else (1, self.stride)
         inner = self.width * self.groups * self.width_per_group // 64
-        y = nn.relu(self.conv_norm(x, inner, 1, stride1, "conv1", "norm1"))
-        y = nn.relu(self.conv_norm(y, inner, 3, stride2, "conv2", "norm2", self.groups))
+        y = relu(self.conv_norm(x, inner, 1, stride1, "conv1", "norm1"))
+        y = relu(self.conv_norm(y, inner, 3, stride2, "conv2", "norm2", self.groups))
         y = self.conv_norm(y, 4 * self.width, 1, 1, "conv3", "norm3")
         if x.shape != y.shape:
             x = self.conv_norm(x, 4 * self.width, 1, self.stride, "shortcut", "shortcut_norm")
-        return nn.relu(x + y)
+        return relu(x + y)
 
 
 class ResNet(nn.Module):
@@ -130,7 +131,7 @@ class ResNet(nn.Module):
                 maybe_remat(Bottleneck), stride_in=self.stride_in, conv_norm=conv_norm, **widths
             )
 
-        x = nn.relu(conv_norm(x.astype(self.dtype), 64, 7, 2, "stem_conv", "stem_norm"))
+        x = relu(conv_norm(x.astype(self.dtype), 64, 7, 2, "stem_conv", "stem_norm"))
         x = _max_pool(x if extent is None else extent.mask(x), self.pool_padding)
         x = lax.stop_gradient(x) if self.frozen_stages >= 1 else x
         features = []

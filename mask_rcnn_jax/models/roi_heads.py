@@ -9,7 +9,7 @@ from flax import linen as nn
 from jax.typing import DTypeLike
 
 from mask_rcnn_jax import parts
-from mask_rcnn_jax.models.conv import RoIConv, UpConv, pixel_shuffle
+from mask_rcnn_jax.models.conv import RoIConv, UpConv, pixel_shuffle, relu
 from mask_rcnn_jax.models.init import dense, he_fan_out, he_fan_out_up
 from mask_rcnn_jax.models.norm import LIVE, Norm, check_channels, make_norm, normalize
 
@@ -69,7 +69,7 @@ class BoxHead(nn.Module):
             x = _conv_norm_relu(x, rows, conv, self.norm, f"norm{i}", train)
         x = x.reshape(batch, rois, -1)
         for i in range(1, self.num_fcs + 1):
-            x = nn.relu(dense(x, self.channels, self.fc_init, f"fc{i}", self.dtype))
+            x = relu(dense(x, self.channels, self.fc_init, f"fc{i}", self.dtype))
         x = x.astype(jnp.float32)
         outputs = self.num_classes + 1
         class_init: Any = self.predictor_init
@@ -132,7 +132,7 @@ class MaskHead(nn.Module):
         for i in range(1, self.num_convs + 1):
             conv = RoIConv(self.channels, (3, 3), name=f"mask_fcn{i}", **options)
             x = _conv_norm_relu(x, valid, conv, self.norm, f"mask_fcn{i}_norm", train)
-        x = nn.relu(UpConv(self.channels, self.dtype, he_fan_out_up, name="mask_deconv")(x, valid))
+        x = relu(UpConv(self.channels, self.dtype, he_fan_out_up, name="mask_deconv")(x, valid))
         init = {"he": he_fan_out, "normal": nn.initializers.normal(0.001)}[self.predictor_init]
         predictor = ClassMask(self.num_classes, init, self.dtype, name="mask_predictor")
         logits = predictor(x, classes)
@@ -156,7 +156,7 @@ def _conv_norm_relu(
     # Group and layer norm look at one row at a time.
     places = rows[:, None, None, None] if rows is not None and norm in LIVE else None
     convolve = partial(conv, x, rows)
-    return nn.relu(normalize(convolve, layer, conv.features, places))
+    return relu(normalize(convolve, layer, conv.features, places))
 
 
 class ClassMask(nn.Module):

@@ -12,7 +12,7 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from mask_rcnn_jax import parts
-from mask_rcnn_jax.models.conv import Conv, SparselyTrainedConv
+from mask_rcnn_jax.models.conv import Conv, SparselyTrainedConv, relu
 from mask_rcnn_jax.ops import matching
 from mask_rcnn_jax.ops.anchors import Anchors
 from mask_rcnn_jax.ops.boxes import BoxCoder
@@ -51,10 +51,10 @@ class RPNHead(nn.Module):
         anchor_deltas = Conv(4 * self.anchors_per_cell, (1, 1), name="anchor_deltas", **options)
         logits, deltas = [], []
         for feature, inside in zip(pyramid, cells or [None] * len(pyramid), strict=True):
-            batch, hidden = feature.shape[0], nn.relu(convs[0](feature))
+            batch, hidden = feature.shape[0], relu(convs[0](feature))
             for conv in convs[1:]:
                 hidden = hidden if inside is None else jnp.where(inside, hidden, 0)
-                hidden = nn.relu(conv(hidden))
+                hidden = relu(conv(hidden))
             logits.append(objectness(hidden).reshape(batch, -1).astype(jnp.float32))
             deltas.append(anchor_deltas(hidden).reshape(batch, -1, 4).astype(jnp.float32))
         return logits, deltas
