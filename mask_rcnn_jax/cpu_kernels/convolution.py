@@ -13,6 +13,8 @@ from mask_rcnn_jax.cpu_kernels import winograd
 DIMENSIONS = ("NHWC", "HWIO", "NHWC")
 BLOCK_POSITIONS = 1024  # output positions at a time: their patches stay in the cache
 MAX_CHUNK_IMAGES = 20  # images at a time if some are not valid
+FEW_CHANNELS = 4  # with no more, a GPU convolves blocks of pixels
+ALIGNED_BYTES = 16  # of a pixel's channels, for the tensor cores of GPUs
 SPARSE_BLOCK_POSITIONS = 256  # nonzero positions at a time in `sparse_gradients`
 
 
@@ -34,11 +36,12 @@ def conv(
         sparse_cotangent: expect an output gradient that is zero nearly everywhere; see
             `sparse_gradients`.
     """
-    if valid is None and not winograd.is_profitable(x, kernel.shape, stride):
+    is_plain = not winograd.is_profitable(x, kernel.shape, stride)
+    if valid is None and is_plain and x.shape[-1] > FEW_CHANNELS:
         return _conv(x, kernel, stride, padding)
 
     def default(x, kernel, valid):
-        return _conv(x, kernel, stride, padding)
+        return _conv_on_gpu(x, kernel, stride, padding)
 
     def cpu(x, kernel, valid):
         if valid is None or not len(x):
@@ -63,6 +66,31 @@ def _conv(x: jax.Array, kernel: jax.Array, stride: int, padding) -> jax.Array:
     )
 
 
+def _conv_on_gpu(x: jax.Array, kernel: jax.Array, stride: int, padding) -> jax.Array:
+    """Convolve images by blocks of `stride` x `stride` pixels, whose channels are all of a block's.
+
+    The sums are equal. cuDNN's tensor cores read `ALIGNED_BYTES` of a pixel's channels at a time,
+    and an image has three channels.
+    """
+    kh, kw, channels, features = kernel.shape
+    out = jax.eval_shape(lambda x, kernel: _conv(x, kernel, stride, padding), x, kernel)
+    if channels > FEW_CHANNELS or 0 in out.shape:
+        return _conv(x, kernel, stride, padding)
+    padding, size = _pads(x, (kh, kw), stride, padding), (-(-kh // stride), -(-kw // stride))
+    sides = [side * stride for side in size]
+    x = _pad_to_windows(x, out.shape[1:3], sides, stride, padding)[0]
+    kernel = jnp.pad(kernel, ((0, sides[0] - kh), (0, sides[1] - kw), (0, 0), (0, 0)))
+    batch, rows, columns = len(x), x.shape[1] // stride, x.shape[2] // stride
+    x = x.reshape(batch, rows, stride, columns, stride, channels)
+    x = x.swapaxes(2, 3).reshape(batch, rows, columns, -1)
+    kernel = kernel.reshape(size[0], stride, size[1], stride, channels, features)
+    kernel = kernel.swapaxes(1, 2).reshape(*size, -1, features)
+    missing = -x.shape[-1] % (ALIGNED_BYTES // x.dtype.itemsize)
+    x = jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, missing)))
+    kernel = jnp.pad(kernel, ((0, 0), (0, 0), (0, missing), (0, 0)))
+    return _conv(x, kernel, 1, ((0, 0), (0, 0)))
+
+
 def _conv_on_cpu(x: jax.Array, kernel: jax.Array, stride: int, padding) -> Callable:
     """Return the convolution for arrays shaped like x, with the kernel transformed only once."""
     if winograd.is_profitable(x, kernel.shape, stride):
@@ -77,8 +105,9 @@ def _forward(x, kernel, valid, stride, padding, sparse_cotangent):
 
 def _backward(stride, padding, sparse_cotangent, saved, grad):
     def default(x, kernel, valid, grad):
-        x_vjp = jax.linear_transpose(lambda x: _conv(x, kernel, stride, padding), x)
-        kernel_vjp = jax.linear_transpose(lambda kernel: _conv(x, kernel, stride, padding), kernel)
+        convolve = partial(_conv_on_gpu, stride=stride, padding=padding)
+        x_vjp = jax.linear_transpose(lambda x: convolve(x, kernel), x)
+        kernel_vjp = jax.linear_transpose(lambda kernel: convolve(x, kernel), kernel)
         return x_vjp(grad)[0], kernel_vjp(grad)[0]
 
     def cpu(x, kernel, valid, grad):

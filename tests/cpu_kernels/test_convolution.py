@@ -201,6 +201,42 @@ def test_no_gradient_at_all_and_one_that_is_not_a_number():
     assert np.isnan(of_kernel).all() and np.isnan(of_x).sum() == 9 * x.shape[-1]
 
 
+@pytest.mark.parametrize("case", ["stem", "SAME, stride 2", "stride past the end"])
+def test_blocks_of_pixels_as_on_gpus(case, monkeypatch):
+    """Values and both gradients are those of the CPU's program."""
+    x, kernel, stride, padding = problem(case)
+    shape = jax.eval_shape(lambda x, k: conv(x, k, None, stride, padding), x, kernel).shape
+    grad = jnp.asarray(output_gradient(shape, False))
+    expected = with_gradients(x, kernel, None, grad, stride, padding)
+    every_bound = bounds(x, kernel, stride, padding, grad)
+    monkeypatch.setattr(lax, "platform_dependent", lambda *args, default, cpu: default(*args))
+    results = with_gradients(x, kernel, None, grad, stride, padding)
+    for mine, theirs, bound in zip(results, expected, every_bound, strict=True):
+        assert_within(mine, theirs, 2 * bound)
+
+
+@pytest.mark.parametrize("dtype, channels", [(jnp.float32, 12), (jnp.bfloat16, 16)])
+def test_gpus_read_whole_vectors_of_channels(dtype, channels):
+    """Of blocks of 2 x 2 pixels for 7 x 7 with stride 2, so 4 x 4 of them."""
+    x, kernel, stride, padding = problem("stem")
+    forward = functools.partial(convolution._conv_on_gpu, stride=stride, padding=padding)
+    program = jax.jit(forward).lower(x.astype(dtype), kernel.astype(dtype)).as_text()
+    assert f"x{channels}x" in program and f"<4x4x{channels}x4x" in program
+
+
+@pytest.mark.parametrize(
+    "shape", [(0, 9, 12, 3), (2, 9, 12, 1), (2, 3, 9, 3), (2, 6, 7, 3), (2, 9, 12, 5)]
+)
+def test_blocks_of_few_or_no_windows(shape):
+    """No image, one channel, no window at all, a single row of them, too many channels."""
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.integers(-4, 5, shape), jnp.float32)
+    kernel = jnp.asarray(rng.integers(-4, 5, (5, 7, shape[-1], 2)), jnp.float32)
+    options = 2, ((0, 0), (0, 0))
+    expected = convolution._conv(x, kernel, *options)
+    np.testing.assert_array_equal(convolution._conv_on_gpu(x, kernel, *options), expected)
+
+
 def test_sums_of_bfloat16_are_made_in_float32():
     x = jnp.ones((1, 64, 64, 1), jnp.bfloat16)
     gradient = kernel_gradient(x, x, kernel_size=(1, 1), stride=1, padding=((0, 0), (0, 0)))
