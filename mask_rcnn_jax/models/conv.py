@@ -1,9 +1,11 @@
 """Convolution and dense layers in their fastest forms, forward and backward."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 from jax import lax
 from jax.typing import DTypeLike
@@ -131,6 +133,20 @@ class UpConv(nn.Module):
         return add_bias(y.reshape(*x.shape[:3], 2, 2, self.features), bias)
 
 
+class Weights(nn.Module):
+    """The parameters of a 1x1 `Conv` alone, for `products`."""
+
+    features: int
+    kernel_init: nn.initializers.Initializer
+
+    @nn.compact
+    def __call__(self, channels: int) -> tuple[jax.Array, jax.Array]:
+        """Return the kernel [1, 1, channels, features] and the bias [features], float32."""
+        shape = (1, 1, channels, self.features)
+        kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
+        return kernel, self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
+
+
 class Dense(nn.Module):
     """Fully connected layer with the same parameters as `nn.Dense`, float32."""
 
@@ -146,6 +162,40 @@ class Dense(nn.Module):
         bias = self.param("bias", self.bias_init, (self.features,), jnp.float32)
         x, kernel = nn.dtypes.promote_dtype(x, kernel, dtype=self.dtype)
         return add_bias(x @ kernel, bias)
+
+
+@jax.custom_vjp
+def products(x: jax.Array, weights: Sequence[tuple[jax.Array, jax.Array]]) -> list[jax.Array]:
+    """Return a 1x1 convolution of x [B, H, W, C] for each kernel and bias, in x's dtype.
+
+    A GPU reads x once for all of them, forward and for each gradient, and a CPU takes them in turn.
+    """
+    return lax.platform_dependent(x, weights, cpu=_products_in_turn, default=_products_at_once)
+
+
+def _products_in_turn(x: jax.Array, weights) -> list[jax.Array]:
+    return [add_bias(_product(x, kernel), bias) for kernel, bias in weights]
+
+
+def _products_at_once(x: jax.Array, weights) -> list[jax.Array]:
+    kernels, biases = (jnp.concatenate(arrays, axis=-1) for arrays in zip(*weights, strict=True))
+    ends = np.cumsum([len(bias) for _, bias in weights])
+    return jnp.split(add_bias(_product(x, kernels), biases), ends[:-1], axis=-1)
+
+
+def _product(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    return lax.dot_general(x, kernel.astype(x.dtype)[0, 0], (((3,), (0,)), ((), ())))
+
+
+def _product_gradients(saved, grads):
+    def pull(form):
+        return lambda inputs, grads: jax.vjp(form, *inputs)[1](grads)
+
+    forms = dict(cpu=pull(_products_in_turn), default=pull(_products_at_once))
+    return lax.platform_dependent(saved, grads, **forms)
+
+
+products.defvjp(lambda x, weights: (products(x, weights), (x, weights)), _product_gradients)
 
 
 def add_bias(x: jax.Array, bias: jax.Array) -> jax.Array:

@@ -12,7 +12,7 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from mask_rcnn_jax import parts
-from mask_rcnn_jax.models.conv import Conv, SparselyTrainedConv, relu
+from mask_rcnn_jax.models.conv import SparselyTrainedConv, Weights, products, relu
 from mask_rcnn_jax.ops import matching
 from mask_rcnn_jax.ops.anchors import Anchors
 from mask_rcnn_jax.ops.boxes import BoxCoder
@@ -41,22 +41,23 @@ class RPNHead(nn.Module):
         cells: valid cells of each map, see `ValidExtent.inside`; the maps are zero elsewhere, and
             so must be what the second convolution reads. None: all are valid.
         """
-        options: dict[str, Any] = dict(kernel_init=nn.initializers.normal(0.01), dtype=self.dtype)
+        init = nn.initializers.normal(0.01)
+        options: dict[str, Any] = dict(padding=1, kernel_init=init, dtype=self.dtype)
         names = ["conv", *(f"conv{i}" for i in range(2, self.num_convs + 1))]
-        convs = [
-            SparselyTrainedConv(self.channels, (3, 3), padding=1, name=name, **options)
-            for name in names
+        convs = [SparselyTrainedConv(self.channels, (3, 3), name=name, **options) for name in names]
+        outputs = [
+            Weights(count * self.anchors_per_cell, init, name=name)(self.channels)
+            for name, count in (("objectness_logits", 1), ("anchor_deltas", 4))
         ]
-        objectness = Conv(self.anchors_per_cell, (1, 1), name="objectness_logits", **options)
-        anchor_deltas = Conv(4 * self.anchors_per_cell, (1, 1), name="anchor_deltas", **options)
         logits, deltas = [], []
         for feature, inside in zip(pyramid, cells or [None] * len(pyramid), strict=True):
             batch, hidden = feature.shape[0], relu(convs[0](feature))
             for conv in convs[1:]:
                 hidden = hidden if inside is None else jnp.where(inside, hidden, 0)
                 hidden = relu(conv(hidden))
-            logits.append(objectness(hidden).reshape(batch, -1).astype(jnp.float32))
-            deltas.append(anchor_deltas(hidden).reshape(batch, -1, 4).astype(jnp.float32))
+            level_logits, level_deltas = products(hidden, outputs)
+            logits.append(level_logits.reshape(batch, -1).astype(jnp.float32))
+            deltas.append(level_deltas.reshape(batch, -1, 4).astype(jnp.float32))
         return logits, deltas
 
 

@@ -7,26 +7,37 @@ import pytest
 from flax import linen as nn
 from jax import lax
 
-from mask_rcnn_jax.models.conv import Conv, add_bias, add_conv_bias, relu
+from mask_rcnn_jax.models.conv import Conv, add_bias, add_conv_bias, products, relu
+from mask_rcnn_jax.models.rpn import RPNHead
 
 DTYPES = [jnp.float32, jnp.bfloat16, jnp.float16]
 
 
 @pytest.fixture
 def gpu_forms(monkeypatch):
-    """A switch to the default of every choice by platform."""
+    """A switch to the default of every choice by platform; returns a list of those taken."""
+    taken = []
 
     def choose_default(*args, default, **platforms):
+        taken.append(default)
         return default(*args)
 
-    return lambda: monkeypatch.setattr(lax, "platform_dependent", choose_default)
+    def switch():
+        monkeypatch.setattr(lax, "platform_dependent", choose_default)
+        return taken
+
+    return switch
 
 
 def with_gradients(function, *args):
     """Output, and gradients of a weighted sum of it, all float64."""
-    out, pull = jax.vjp(function, *args)
-    weights = np.random.default_rng(7).normal(size=out.shape)
-    return [np.float64(x) for x in (out, *pull(jnp.asarray(weights, out.dtype)))]
+
+    def run(*args):
+        out, pull = jax.vjp(function, *args)
+        weights = np.random.default_rng(7).normal(size=out.shape)
+        return out, *pull(jnp.asarray(weights, out.dtype))
+
+    return [np.float64(x) for x in jax.jit(run)(*args)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -48,8 +59,9 @@ def test_bias_of_a_convolution(dtype, shape, gpu_forms):
     expected = with_gradients(add_bias, x, bias)
     for mine, theirs in zip(with_gradients(add_conv_bias, x, bias), expected, strict=True):
         np.testing.assert_array_equal(mine, theirs)
-    gpu_forms()
+    taken = gpu_forms()
     out, *gradients = with_gradients(add_conv_bias, x, bias)
+    assert len(taken) == (dtype != jnp.float32)
     for mine, theirs in zip(gradients, expected[1:], strict=True):
         np.testing.assert_array_equal(mine, theirs)
     half = float(jnp.finfo(dtype).eps) / 2 if dtype != jnp.float32 else 0.0
@@ -59,11 +71,66 @@ def test_bias_of_a_convolution(dtype, shape, gpu_forms):
 
 @pytest.mark.parametrize("dtype", DTYPES[1:])
 def test_bias_gradient_is_summed_in_float32(dtype, gpu_forms):
-    gpu_forms()
+    taken = gpu_forms()
     x, bias = jnp.zeros((1, 96, 64, 2), dtype), jnp.zeros(2)
     gradient = jax.grad(lambda bias: jnp.sum(add_conv_bias(x, bias).astype(jnp.float32)))(bias)
-    assert gradient.dtype == jnp.float32
+    assert gradient.dtype == jnp.float32 and taken
     np.testing.assert_array_equal(gradient, 96 * 64)  # not representable in bfloat16
+
+
+@pytest.mark.parametrize(
+    "dtype, shape", [(jnp.float32, (2, 3, 5, 4)), (jnp.bfloat16, (1, 2, 3, 1)),
+                     (jnp.float16, (0, 3, 5, 4))]
+)  # fmt: skip
+def test_products_at_once_and_in_turn(dtype, shape, gpu_forms):
+    """Two layers by themselves, and one product; of integers, whose sums are exact."""
+    rng = np.random.default_rng(0)
+
+    def integers(*shape):
+        return jnp.asarray(rng.integers(-2, 3, shape), jnp.float32)
+
+    x = integers(*shape).astype(dtype)
+    weights = [(integers(1, 1, shape[-1], width), integers(width)) for width in (3, 12)]
+    grads = [integers(*shape[:3], width).astype(dtype) for width in (3, 12)]
+
+    def by_layers(x, weights):
+        layers = [Conv(len(bias), (1, 1), dtype=dtype) for _, bias in weights]
+        return [
+            layer.apply({"params": {"kernel": kernel, "bias": bias}}, x)
+            for layer, (kernel, bias) in zip(layers, weights, strict=True)
+        ]
+
+    def results(function):
+        def run(x, weights, grads):
+            out, pull = jax.vjp(function, x, weights)
+            return jax.tree.leaves((out, pull(grads)))
+
+        return jax.jit(run)(x, weights, grads)
+
+    expected = results(by_layers)
+    in_turn = results(products)
+    taken = gpu_forms()
+    at_once = results(products)
+    assert len(taken) == 2
+    for one, two, three in zip(expected, in_turn, at_once, strict=True):
+        assert one.dtype == two.dtype == three.dtype
+        np.testing.assert_array_equal(one, two)
+        np.testing.assert_array_equal(one, three)
+
+
+def test_the_proposal_head_keeps_its_parameters():
+    head = RPNHead(anchors_per_cell=3, channels=8)
+    maps = [jax.ShapeDtypeStruct((2, rows, 7, 4), jnp.float32) for rows in (5, 3)]
+    (logits, deltas), variables = jax.eval_shape(head.init_with_output, jax.random.key(0), maps)
+    assert [level.shape for level in logits] == [(2, 105), (2, 63)]
+    assert [level.shape for level in deltas] == [(2, 105, 4), (2, 63, 4)]
+    shapes = jax.tree.map(lambda x: (x.shape, x.dtype), variables["params"])
+    assert shapes == {
+        name: {"kernel": ((side, side, depth, width), jnp.float32), "bias": ((width,), jnp.float32)}
+        for name, side, depth, width in (
+            ("conv", 3, 4, 8), ("objectness_logits", 1, 8, 3), ("anchor_deltas", 1, 8, 12)
+        )
+    }  # fmt: skip
 
 
 GPU = "h100"
@@ -81,7 +148,9 @@ def compile_for_gpu():
     everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
 
     def compile_text(function, *args):
-        args = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere) for x in args]
+        args = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), args
+        )
         with jax.sharding.use_abstract_mesh(context):
             return jax.jit(function).lower(*args).compile().as_text()
 
@@ -106,3 +175,36 @@ def test_cudnn_adds_the_bias_and_rectifies(dtype, compile_for_gpu):
     assert text.count('custom_call_target="__cudnn$convBiasActivationForward"') == 2
     assert text.count('"activation_mode":"kRelu"') == 2
     assert text.count(" maximum(") == 0
+
+
+@pytest.mark.slow
+def test_the_proposal_head_is_one_product_per_level(compile_for_gpu):
+    """Forward, and for each of both gradients; the bias gradient is one sum."""
+    x = jnp.zeros((2, 64, 96, 64), jnp.bfloat16)
+    weights = [(jnp.zeros((1, 1, 64, width)), jnp.zeros(width)) for width in (3, 12)]
+
+    def loss(x, weights):
+        return sum(jnp.sum(y.astype(jnp.float32) ** 2) for y in products(x, weights))
+
+    text = compile_for_gpu(jax.grad(loss, (0, 1)), x, weights)
+    assert text.count(" dot(") == 3
+    assert "15]" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_cudnn_reads_whole_vectors_of_an_image(dtype, compile_for_gpu):
+    """Forward and for the gradient of a trained stem, whose kernel keeps its shape."""
+    stem = Conv(16, (7, 7), 2, 3, dtype=dtype)
+    x = jnp.zeros((2, 64, 96, 3))
+    variables = stem.init(jax.random.key(0), x)
+    assert variables["params"]["kernel"].shape == (7, 7, 3, 16)
+
+    def loss(variables, x):
+        return jnp.sum(relu(stem.apply(variables, x)).astype(jnp.float32) ** 2)
+
+    text = compile_for_gpu(jax.grad(loss), variables, x)
+    channels = 12 if dtype == jnp.float32 else 16
+    assert f"[2,35,51,{channels}]" in text
+    assert text.count('custom_call_target="__cudnn$conv') == 2
+    assert '"activation_mode":"kRelu"' in text
