@@ -48,6 +48,16 @@ def define_config(required: bool = True) -> None:
         flags.mark_flag_as_required("config")
 
 
+def define_exported() -> None:
+    """Define the flags for an exported model in place of a run; `deploy.engines` checks them."""
+    artifact_help = "Folder of an exported model to run; repeatable, one for each orientation."
+    flags.DEFINE_multi_string("artifact", [], artifact_help)
+    engine_help = "Runs --artifact: jax (for stablehlo), onnxruntime or openvino (for onnx)."
+    flags.DEFINE_string("engine", None, engine_help)
+    precision_help = "int8: the int8 model; bfloat16: with openvino; as exported if unset."
+    flags.DEFINE_string("engine_precision", None, precision_help)
+
+
 def define_tiles() -> None:
     """Define `--tile` and `--overlap`."""
     flags.DEFINE_integer("tile", 0, "Cut larger images into tiles of so many pixels; 0: no.", 0)
@@ -137,9 +147,11 @@ def _parse_flags(argv: Sequence[str]) -> list[str]:
             _define_entries(config, argv)
         elif not _is_required("config") and any(map(_OVERRIDE.match, argv)):
             # Entries of the run, whose config such a command takes.
-            workdir = _take(argv, "workdir", "a run")[1] if "workdir" in FLAGS else None
-            if workdir is not None:
-                _define_entries(workdir, argv, is_run=True)
+            for flag, meaning in (("workdir", "a run"), ("artifact", "an exported model")):
+                source = _take(argv, flag, meaning)[1] if flag in FLAGS else None
+                if source is not None:
+                    _define_entries(source, argv, is_run=flag == "workdir")
+                    break
     try:
         return FLAGS(argv)[1:]
     except flags.UnrecognizedFlagError as error:

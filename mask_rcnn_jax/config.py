@@ -12,6 +12,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 RECIPES = Path(__file__).parent / "configs"
+MANIFEST = "manifest.json"  # of an exported model
 AT_LEAST_ONE = """
     data.max_instances train.batch_size train.log_every train.checkpoint_every
     train.keep_checkpoints eval.batch_size eval.detections_per_image
@@ -25,8 +26,8 @@ def load_config(name_or_path: str | Path, overrides: Mapping[str, Any] | None = 
     Args:
         name_or_path: the name of a recipe that comes with this package (`coco`, or
             `coco_torchvision:coco_v1` for a variant of one), the path of a recipe (`my/recipe.py`,
-            `my/recipe.py:variant`), the workdir of a run, or its `config.json`. A file or a workdir
-            that exists wins over a name.
+            `my/recipe.py:variant`), the workdir of a run, or its `config.json`, or the folder of an
+            exported model. A file or a folder that exists wins over a name.
         overrides: values of single entries, as `{"train.batch_size": 4}`.
 
     Raises:
@@ -39,6 +40,8 @@ def load_config(name_or_path: str | Path, overrides: Mapping[str, Any] | None = 
         config = load_run_config(path.parent)
     elif (path / "config.json").is_file():
         config = load_run_config(path)
+    elif (path / MANIFEST).is_file():
+        config = exported_config(read_manifest(path))
     elif path.is_file():
         config = _load_recipe(path, text)
     elif Path(recipe).is_file():
@@ -70,6 +73,34 @@ def load_run_config(workdir: str | Path) -> ConfigDict:
     return ConfigDict(values)
 
 
+def read_manifest(folder: str | Path) -> dict[str, Any]:
+    """Read the manifest.json of a model that `export` wrote into a folder.
+
+    Raises ValueError, naming the file, if there is none or it is damaged.
+    """
+    path = Path(folder) / MANIFEST
+    if not path.is_file():
+        raise ValueError(f"{folder} holds no exported model: it has no {MANIFEST}")
+    try:
+        content = json.loads(path.read_text())
+        kinds = {"format": str, "classes": list, "inputs": dict, "preprocessing": dict}
+        for name, kind in (kinds | {"config": dict}).items():
+            if not isinstance(content[name], kind):
+                raise ValueError(f"{name} is {content[name]!r}")
+        content["inputs"]["images"]["shape"][0], content["preprocessing"]["canvas"]
+    except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged: {error!r}") from error
+    return content
+
+
+def exported_config(manifest: Mapping[str, Any]) -> ConfigDict:
+    """Return the config in a manifest, with the model's number of classes and its one canvas."""
+    values = _lists_to_tuples(_with_defaults(manifest["config"]))
+    values["model"]["num_classes"] = len(manifest["classes"])
+    values["data"]["canvases"] = ()
+    return ConfigDict(values)
+
+
 def recipe_names() -> list[str]:
     """Names of the recipes that come with this package."""
     return sorted({path.stem for path in RECIPES.glob("*.py")} - {"__init__", "base"})
@@ -94,10 +125,14 @@ def read_workdir(workdir: str | Path) -> tuple[ConfigDict, list[dict]]:
     if not path.is_file():
         raise ValueError(f"{workdir} is no workdir of a run: it has no config.json")
     content = read_config_json(path)
-    config, base = content["config"], _load_recipe(RECIPES / "base.py", "base").to_dict()
-    for name in config.keys() & base.keys() - {"model"}:
-        config[name] = base[name] | config[name]
-    return ConfigDict(config), content["categories"]
+    return ConfigDict(_with_defaults(content["config"])), content["categories"]
+
+
+def _with_defaults(config: dict[str, Any]) -> dict[str, Any]:
+    """Add the entries of configs/base.py that a config lacks, except those of the model."""
+    base = _load_recipe(RECIPES / "base.py", "base").to_dict()
+    more = {name: base[name] | config[name] for name in config.keys() & base.keys() - {"model"}}
+    return config | more
 
 
 def read_config_json(path: Path) -> dict[str, Any]:

@@ -3,6 +3,7 @@
     python -m mask_rcnn_jax.evaluate --workdir runs/coco
     python -m mask_rcnn_jax.evaluate --config configs/coco_torchvision.py --weights model.pth \\
         --output out
+    python -m mask_rcnn_jax.evaluate --artifact out/onnx --engine openvino --output scores
     python -m mask_rcnn_jax.evaluate --config configs/coco.py --results segm_results.json
 
 The first takes the run's config, or one that is given, and its latest checkpoint;
@@ -16,6 +17,7 @@ from collections.abc import Sequence
 from absl import flags
 
 from mask_rcnn_jax import cli, cli_processes
+from mask_rcnn_jax.deploy.loading import given_model
 from mask_rcnn_jax.training.scoring import evaluate, evaluate_results
 
 
@@ -24,6 +26,7 @@ def _define_flags() -> None:
     cli_processes.define_processes()
     flags.DEFINE_string("workdir", None, "Folder of a run; its latest checkpoint is taken.")
     flags.DEFINE_string("weights", None, "A workdir, one of its checkpoints/<step>, or a file.")
+    cli.define_exported()
     flags.DEFINE_string("results", None, "A COCO results file to score without a model.")
     flags.DEFINE_string("output", None, "Where to write results and metrics.json.")
     flags.DEFINE_bool("report", False, "Also write report.html, to look at.")
@@ -32,16 +35,23 @@ def _define_flags() -> None:
 
 def main(_: Sequence[str]) -> None:
     FLAGS = flags.FLAGS
-    sources = [source for source in (FLAGS.workdir, FLAGS.weights, FLAGS.results) if source]
-    if len(sources) != 1:
-        raise ValueError("evaluate needs exactly one of --workdir, --weights and --results")
+    if FLAGS.results and (FLAGS.workdir or FLAGS.weights or FLAGS.artifact):
+        raise ValueError(
+            "evaluate --results scores a file: without --workdir, --weights, --artifact"
+        )
     if FLAGS.results and FLAGS.config is None:
         raise ValueError("evaluate --results needs --config, whose data.val_json is scored against")
     if FLAGS.results:
         evaluate_results(FLAGS.results, FLAGS.config, output=FLAGS.output, report=FLAGS.report)
     else:
         tiles = dict(tile=FLAGS.tile, overlap=FLAGS.overlap)
-        evaluate(sources[0], FLAGS.config, output=FLAGS.output, report=FLAGS.report, **tiles)
+        evaluate(
+            given_model("evaluate", "--results"),
+            FLAGS.config,
+            output=FLAGS.output,
+            report=FLAGS.report,
+            **tiles,
+        )
 
 
 if __name__ == "__main__":

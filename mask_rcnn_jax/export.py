@@ -42,13 +42,15 @@ from mask_rcnn_jax.data.coco import CocoDataset
 from mask_rcnn_jax.data.dataset import check_classes
 from mask_rcnn_jax.data.loader import EvalLoader
 from mask_rcnn_jax.data.options import example_options
+from mask_rcnn_jax.data.resize import ResizePlan
 from mask_rcnn_jax.data.source import annotation_file, learns_boxes_only, load_val
-from mask_rcnn_jax.deploy.artifact import Artifact, ArtifactOptions, build_artifact
+from mask_rcnn_jax.deploy.artifact import Artifact, ArtifactOptions, build_artifact, placement
 from mask_rcnn_jax.deploy.manifest import make_manifest
-from mask_rcnn_jax.deploy.quantize import CALIBRATORS
+from mask_rcnn_jax.deploy.quantize import CALIBRATORS, RUNTIMES
 from mask_rcnn_jax.evaluation.coco import configured_protocol
 from mask_rcnn_jax.evaluation.engines import configured_engine
 from mask_rcnn_jax.training import evaluator
+from mask_rcnn_jax.training.scoring import fitting
 from mask_rcnn_jax.weights.convert import to_detectron2, to_flax, to_ours_flat, to_torchvision
 from mask_rcnn_jax.weights.expected_model import mismatches
 from mask_rcnn_jax.weights.layout import WITHOUT_STATISTICS
@@ -101,6 +103,7 @@ def export_model(
 ) -> None:
     """Write a model in a format of `MODELS`, compared with the original."""
     config, variables, categories, _ = restore(config, weights)
+    config.data.canvases = ()  # an exported program has one canvas
     dataset = None
     if options.int8:
         path = annotation_file(config.data, "val")
@@ -110,6 +113,13 @@ def export_model(
         dataset = load_val(config.data, categories, boxes_only=learns_boxes_only(config))
         check_classes(dataset, categories, weights)
         evaluator.check_labels(dataset, configured_protocol(config))
+        placed = placement(config, options)
+        resized = placed.size if options.picture_size else None
+
+        def accepts(plan: ResizePlan) -> bool:
+            return plan.canvas == placed.canvas and resized in (None, plan.size)
+
+        fitting(config, dataset, accepts)  # said before minutes of calibration
     artifact = build_artifact(config, variables, categories, format, options, Path(output))
     checks = artifact.self_check
     details = {**artifact.details, "self_check": checks, "config": config.to_dict()}
@@ -148,11 +158,6 @@ def score(
         return artifact.accepts(batch.images, batch.image_sizes)
 
     found = evaluator.detect(predict_batch, {}, loader, dataset, mesh, config, accepts)
-    kept = found[2]
-    if not kept:
-        raise ValueError(f"no image of {dataset.json_path} has the model's input size")
-    if len(kept) < loader.num_images:
-        logging.info("AP on %d of %d images, which fit the input", len(kept), loader.num_images)
     rules = configured_engine(config), configured_protocol(config)
     metrics = evaluator.score(dataset, found, *rules)
     return {name: metrics[name] for name in AP_NAMES if name in metrics}
@@ -233,6 +238,8 @@ def _define_flags() -> None:
     flags.DEFINE_bool("int8", False, "Also export an int8 model, calibrated with --calibration.")
     flags.DEFINE_string("calibration", None, "Folder of representative images for --int8.")
     flags.DEFINE_enum("calibrator", "minmax", CALIBRATORS, "How to choose onnx int8 ranges.")
+    runtime_help = "What the onnx int8 model is for; default cpu, or tensorrt with --deepstream."
+    flags.DEFINE_enum("int8_for", None, RUNTIMES, runtime_help)
 
 
 def main(_: Sequence[str]) -> None:

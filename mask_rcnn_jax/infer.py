@@ -7,6 +7,7 @@
         --output out --stride 2 --max_frames 300
     python -m mask_rcnn_jax.infer --config configs/coco_torchvision.py:coco_v1 \\
         --weights maskrcnn_resnet50_fpn_coco-bf2d0c1e.pth --input photo.jpg --output out
+    python -m mask_rcnn_jax.infer --artifact out/onnx --engine openvino --input photos/ --output out
 
 Output for images: annotated images and detections.json (COCO results with `file_name`). For each
 video: an annotated mp4 (H.264, without sound) and a .jsonl with one line per frame.
@@ -28,8 +29,14 @@ from mask_rcnn_jax.data.canvases import evaluation_options
 from mask_rcnn_jax.data.images import upright_size
 from mask_rcnn_jax.data.tiles import tiling
 from mask_rcnn_jax.deploy import annotate
+from mask_rcnn_jax.deploy.engines import Exported
 from mask_rcnn_jax.deploy.inputs import find_inputs
-from mask_rcnn_jax.deploy.loading import default_batch_size, set_score_threshold
+from mask_rcnn_jax.deploy.loading import (
+    default_batch_size,
+    given_model,
+    load_predictor,
+    set_score_threshold,
+)
 from mask_rcnn_jax.deploy.predictor import Predictor
 from mask_rcnn_jax.deploy.saving import KINDS, ResultFiles, check_replaced
 from mask_rcnn_jax.deploy.video import UnreadableVideo, Video, import_av
@@ -43,7 +50,7 @@ Skip = Callable[[ValueError], None]  # logs and counts an input that cannot be r
 
 def infer(
     config: ConfigDict | None,
-    weights: str,
+    weights: str | Exported,
     inputs: Sequence[str],
     output: str,
     score_threshold: float,
@@ -58,6 +65,7 @@ def infer(
 ) -> None:
     """Detect objects in images and videos and write the results; arguments as the flags.
 
+    weights: or an exported model.
     drawing: options of `Result.plot`.
     tile, overlap: see `Predictor`.
 
@@ -71,8 +79,7 @@ def infer(
         import_av()
         if save:
             logging.warning("--save writes no files of videos, see their .jsonl")
-    config, variables, categories, _ = restore(config, weights)
-    set_score_threshold(config, score_threshold)
+    restored = weights if isinstance(weights, Exported) else restore(config, weights)
     skipped: list[str] = []
 
     def skip(error: ValueError) -> None:
@@ -88,12 +95,18 @@ def infer(
     if not images and not videos:
         raise ValueError(f"no input could be read: {skipped[0]}")
 
-    batch_size = batch_size or default_batch_size()
-    if not videos and not tile:
-        batch_size = min(batch_size, -(-len(images) // jax.local_device_count()))
-    if images and not tile:
-        _choose_canvases(config, [one.source for one in images], batch_size)
-    predictor = Predictor(config, variables, batch_size, categories, tile, overlap)
+    if isinstance(restored, Exported):
+        size = batch_size or restored.batch or default_batch_size()
+        predictor = load_predictor(restored, score_threshold, size, tile, overlap, config)
+    else:
+        config, variables, categories, _ = restored
+        set_score_threshold(config, score_threshold)
+        batch_size = batch_size or default_batch_size()
+        if not videos and not tile:
+            batch_size = min(batch_size, -(-len(images) // jax.local_device_count()))
+        if images and not tile:
+            _choose_canvases(config, [one.source for one in images], batch_size)
+        predictor = Predictor(config, variables, batch_size, categories, tile, overlap)
     folder.mkdir(parents=True, exist_ok=True)
     if images:
         _infer_images(predictor, images, folder, save, drawing, skip)
@@ -169,6 +182,7 @@ def _define_flags() -> None:
     cli.define_config(required=False)
     flags.DEFINE_string("workdir", None, "Run folder; its latest checkpoint is used.")
     flags.DEFINE_string("weights", None, "Run folder, one of its checkpoints/<step>, or a file.")
+    cli.define_exported()
     input_help = "Image, video, folder, glob or URL; repeatable."
     flags.DEFINE_multi_string("input", None, input_help, required=True)
     flags.DEFINE_string("output", None, "Output folder.", required=True)
@@ -190,9 +204,7 @@ def _define_flags() -> None:
 
 def main(_: Sequence[str]) -> None:
     FLAGS = flags.FLAGS
-    if (FLAGS.workdir is None) == (FLAGS.weights is None):
-        raise ValueError("infer needs exactly one of --workdir and --weights")
-    weights, inputs, output = FLAGS.workdir or FLAGS.weights, FLAGS.input, FLAGS.output
+    weights, inputs, output = given_model("infer"), FLAGS.input, FLAGS.output
     names = ("batch_size", "stride", "max_frames", "tile", "overlap", "track")
     options = {name: getattr(FLAGS, name) for name in names}
     options["save"] = _split(FLAGS.save)

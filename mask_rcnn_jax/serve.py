@@ -4,6 +4,7 @@
     python -m mask_rcnn_jax.serve --workdir runs/quickstart --host 0.0.0.0 --port 8080
     python -m mask_rcnn_jax.serve --config configs/coco_torchvision.py:coco_v1 \\
         --weights maskrcnn_resnet50_fpn_coco-bf2d0c1e.pth
+    python -m mask_rcnn_jax.serve --artifact out/onnx --engine openvino
 
     curl --data-binary @photo.jpg -H 'Content-Type: image/jpeg' 'http://127.0.0.1:8000/detect'
 
@@ -18,7 +19,13 @@ from absl import flags, logging
 from ml_collections import ConfigDict
 
 from mask_rcnn_jax import cli
-from mask_rcnn_jax.deploy.loading import default_batch_size, set_score_threshold
+from mask_rcnn_jax.deploy.engines import Exported
+from mask_rcnn_jax.deploy.loading import (
+    default_batch_size,
+    given_model,
+    load_predictor,
+    set_score_threshold,
+)
 from mask_rcnn_jax.deploy.predictor import Predictor
 from mask_rcnn_jax.deploy.server import Server
 from mask_rcnn_jax.deploy.service import Limits, Service
@@ -29,19 +36,23 @@ MAX_MEGAPIXELS = 178  # what `data.images` decodes
 
 def serve(
     config: ConfigDict | None,
-    weights: str,
+    weights: str | Exported,
     host: str,
     port: int,
     score_threshold: float,
     batch_size: int,
     limits: Limits,
 ) -> None:
-    """Serve a model until SIGTERM or Ctrl-C; arguments as the flags."""
+    """Serve a model until SIGTERM or Ctrl-C; arguments as the flags, or an exported model."""
     with Server(host, port) as server:  # an address that is taken is said before all other work
-        config, variables, categories, _ = restore(config, weights)
-        set_score_threshold(config, score_threshold)
-        size = batch_size or default_batch_size()
-        predictor = Predictor(config, variables, size, categories, split_partial=True)
+        if isinstance(weights, Exported):
+            size = batch_size or weights.batch or default_batch_size()
+            predictor = load_predictor(weights, score_threshold, size, config=config)
+        else:
+            config, variables, categories, _ = restore(config, weights)
+            set_score_threshold(config, score_threshold)
+            size = batch_size or default_batch_size()
+            predictor = Predictor(config, variables, size, categories, split_partial=True)
         logging.info("compiling for batches of %d", predictor.images_at_once)
         server.run(Service(predictor, limits))
 
@@ -50,6 +61,7 @@ def _define_flags() -> None:
     cli.define_config(required=False)
     flags.DEFINE_string("workdir", None, "Run folder; its latest checkpoint is used.")
     flags.DEFINE_string("weights", None, "Run folder, one of its checkpoints/<step>, or a file.")
+    cli.define_exported()
     flags.DEFINE_string("host", "127.0.0.1", "Name or address of this machine to listen on.")
     flags.DEFINE_integer("port", 8000, "Port; 0 picks a free one.", 0, 65535)
     flags.DEFINE_float("score_threshold", 0.05, "Never return lower scores.", 0.0, 1.0)
@@ -64,15 +76,13 @@ def _define_flags() -> None:
 
 def main(_: Sequence[str]) -> None:
     FLAGS = flags.FLAGS
-    if (FLAGS.workdir is None) == (FLAGS.weights is None):
-        raise ValueError("serve needs exactly one of --workdir and --weights")
+    weights, threshold = given_model("serve"), FLAGS.score_threshold
     limits = Limits(
         waiting=FLAGS.max_waiting,
         delay=FLAGS.batch_wait_ms / 1000,
         content=FLAGS.max_megabytes << 20,
         pixels=FLAGS.max_megapixels * 1_000_000,
     )
-    weights, threshold = FLAGS.workdir or FLAGS.weights, FLAGS.score_threshold
     serve(FLAGS.config, weights, FLAGS.host, FLAGS.port, threshold, FLAGS.batch_size, limits)
 
 

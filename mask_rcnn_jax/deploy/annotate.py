@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mask_rcnn_jax.data.dataset import UndecodableImage
+from mask_rcnn_jax.deploy.engines import UnfitImage
 from mask_rcnn_jax.deploy.inputs import Input, read_image
 from mask_rcnn_jax.deploy.pipeline import BackgroundWriter, map_in_order, prefetch, round_robin
 from mask_rcnn_jax.deploy.predictor import Predictor, Prepared
@@ -37,7 +38,7 @@ def annotate_images(
     folder: Path,
     files: ResultFiles,
     drawing: Mapping[str, Any],
-    on_error: Callable[[UndecodableImage], None],
+    on_error: Callable[[UndecodableImage | UnfitImage], None],
 ) -> Generator[Records]:
     """Write an annotated copy of each image into a folder, and what `files` writes.
 
@@ -46,17 +47,19 @@ def annotate_images(
     `on_error` and skipped.
     """
 
-    def read(item: tuple[int, Input]) -> tuple[tuple, Prepared | UndecodableImage]:
+    def read(item: tuple[int, Input]) -> tuple[tuple, Prepared | UndecodableImage | UnfitImage]:
         try:
             return item, predictor.prepare(read_image(item[1].source))
         except UndecodableImage as error:
             return item, error
+        except UnfitImage as error:
+            return item, UnfitImage(f"{item[1].source}: {error}")
 
     def decodable(pool) -> Iterator[tuple[tuple, Prepared]]:
         numbered = list(enumerate(images, start=1))
         with closing(map_in_order(pool, read, numbered, THREADS + 1)) as prepared:
             for item, image in prepared:
-                if isinstance(image, UndecodableImage):
+                if isinstance(image, UndecodableImage | UnfitImage):
                     on_error(image)
                 else:
                     yield item, image
@@ -104,6 +107,8 @@ def annotate_videos(
                 yield (video, frame), predictor.prepare(frame.image)
         except UnreadableVideo as error:
             on_error(error)
+        except UnfitImage as error:
+            on_error(UnreadableVideo(f"{video.source}: {error}"))
 
     def followed(detected: Iterable) -> Iterator[tuple[Video, VideoFrame, Result]]:
         trackers = {video: Tracker() for video in targets} if track else {}

@@ -14,16 +14,16 @@ from ml_collections import ConfigDict
 
 from mask_rcnn_jax.data.images import decode_image
 from mask_rcnn_jax.data.options import example_options
-from mask_rcnn_jax.data.resize import resize_plan
+from mask_rcnn_jax.data.resize import ResizePlan, resize_plan
 from mask_rcnn_jax.deploy import manifest, onnx, quantize, quantize_jax, stablehlo
 from mask_rcnn_jax.deploy.compare import BOX_TOLERANCE, SCORE_TOLERANCE, compare
+from mask_rcnn_jax.deploy.engines import run_program
 from mask_rcnn_jax.deploy.images import check_images, image_paths, on_canvas
 from mask_rcnn_jax.deploy.inputs import IMAGE_SUFFIXES
 from mask_rcnn_jax.deploy.manifest import ModelInterface
 from mask_rcnn_jax.models.build import build_model
 from mask_rcnn_jax.models.detect import detect_options
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
-from mask_rcnn_jax.structures import Detections
 
 DEFAULT_OPSET = 17
 CHECK_IMAGES = 4
@@ -41,6 +41,7 @@ class ArtifactOptions:
     int8: bool = False
     calibration: str | None = None
     calibrator: str = "minmax"
+    int8_for: str | None = None
 
     def check(self, format: str) -> None:
         """Raise ValueError for a flag that does not apply to the format or to the other flags."""
@@ -52,12 +53,15 @@ class ArtifactOptions:
             "--picture_size": (self.picture_size is not None, is_onnx),
             "--deepstream": (self.deepstream, is_onnx),
             "--calibrator=entropy": (self.calibrator == "entropy", is_onnx),
+            "--int8_for": (self.int8_for is not None, is_onnx),
         }
         for flag, (given, applies) in conditions.items():
             if given and not applies:
                 raise ValueError(f"{flag} does not apply to --format={format}")
         if self.calibration is not None and not self.int8:
             raise ValueError("--calibration needs --int8")
+        if self.int8_for is not None and not self.int8:
+            raise ValueError("--int8_for needs --int8")
         if self.int8 and self.calibration is None:
             raise ValueError("--int8 needs --calibration, a folder of representative images")
         if self.deepstream and self.picture_size is None:
@@ -65,6 +69,13 @@ class ArtifactOptions:
                 "--deepstream needs --picture_size, the HEIGHT,WIDTH of the frames: nvinfer "
                 "supports a single input"
             )
+        if self.deepstream and self.int8_for == "cpu":
+            raise ValueError("--deepstream runs in TensorRT: leave out --int8_for=cpu")
+
+    @property
+    def int8_runtime(self) -> str:
+        """What runs the int8 model, one of `quantize.RUNTIMES`."""
+        return self.int8_for or ("tensorrt" if self.deepstream else "cpu")
 
 
 @dataclass
@@ -129,7 +140,7 @@ def build_artifact(
     model = build_model(config.model, precision=precision, implementation="xla")
     predict = partial(model.apply, method="predict", detect=detect_options(config))
     example = replace(example_options(config), canvases=())
-    plan = resize_plan(*_typical_size(example, options), example)
+    plan = placement(config, options)
     resized = plan.size if options.picture_size else None
     source = SourceModel(
         options, config, model, predict, variables, categories, plan.canvas, resized
@@ -153,19 +164,23 @@ def build_artifact(
             quantized = quantize_jax.quantize_jax(predict, variables, ranges)
             _add_program(artifact, "int8", "model_int8.stablehlo", *quantized, options.batch)
         calibrated = {"pictures": len(calibration), "calibrator": options.calibrator}
+        if format == "onnx":
+            calibrated["int8_for"] = options.int8_runtime
         artifact.details["calibration"] = calibrated
         check(artifact, "int8")
     return artifact
 
 
-def _typical_size(example, options: ArtifactOptions) -> tuple[int, int]:
-    """(height, width) of an image that is placed on the exported canvas."""
+def placement(config: ConfigDict, options: ArtifactOptions) -> ResizePlan:
+    """Return the exported canvas, and the size there of an image that is typical for it."""
+    example = replace(example_options(config), canvases=())
     if options.picture_size:
-        return options.picture_size
+        return resize_plan(*options.picture_size, example)
     if example.resize != "shortest_edge":
-        return example.image_size
+        return resize_plan(*example.image_size, example)
     short, long = sorted(example.image_size)
-    return (short, long) if options.orientation == "landscape" else (long, short)
+    landscape = options.orientation == "landscape"
+    return resize_plan(*((short, long) if landscape else (long, short)), example)
 
 
 def _val_images(config: ConfigDict) -> list[Path]:
@@ -217,7 +232,11 @@ def _add_int8_onnx(
     feeds = [onnx.make_feeds(images, sizes, shape, dtype) for images, sizes in calibration]
     feeds = [{name: feed[name] for name in inputs} for feed in feeds]
     content, cached = quantize.quantize_onnx(
-        artifact.files["model.onnx"], feeds, calibrator=options.calibrator, cache=cache
+        artifact.files["model.onnx"],
+        feeds,
+        calibrator=options.calibrator,
+        cache=cache,
+        runtime=options.int8_runtime,
     )
     logging.info("calibrated with %s", cache if cached else f"{len(feeds)} images")
     artifact.files["model_int8.onnx"] = content
@@ -242,15 +261,7 @@ def _add_program(
         predict, variables, canvas=canvas, batch=batch, dtype=dtype
     )
     artifact.files[file] = program
-    artifact.predictors[kind] = partial(_run, stablehlo.load_stablehlo(program), batch)
-
-
-def _run(program: Callable, batch: int | None, images, image_sizes) -> Detections:
-    """Run a program, repeating the last image to fill a fixed batch."""
-    rows = np.minimum(np.arange(batch or len(images)), len(images) - 1)
-    found = program(np.asarray(images)[rows], np.asarray(image_sizes, np.int32)[rows])
-    found = {name: value[: len(images)] for name, value in found.items()}
-    return Detections(**{"masks": None, **found})
+    artifact.predictors[kind] = partial(run_program, stablehlo.load_stablehlo(program), batch)
 
 
 def _inputs(dtype: str, shape: list, sizes_shape: list | None) -> dict[str, dict]:

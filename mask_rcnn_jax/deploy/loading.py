@@ -4,9 +4,15 @@ import os
 from pathlib import Path
 
 import jax
+from absl import flags, logging
 from ml_collections import ConfigDict
 
-from mask_rcnn_jax.config import load_config, recipe_names
+from mask_rcnn_jax.config import MANIFEST, load_config, recipe_names
+from mask_rcnn_jax.deploy.engines import (
+    Exported,
+    check_unchanged,
+    load_exported,
+)
 from mask_rcnn_jax.deploy.predictor import Predictor
 from mask_rcnn_jax.formats.download import download_weights, weight_names
 from mask_rcnn_jax.weights.restore import restore
@@ -17,26 +23,37 @@ def load(
     weights: str | os.PathLike | None = None,
     *,
     score_threshold: float = 0.5,
-    batch_size: int = 1,
+    batch_size: int | None = None,
     tile: int = 0,
     overlap: float = 0.2,
+    engine: str | None = None,
+    precision: str | None = None,
 ) -> Predictor:
     """Load a trained model, ready to predict.
 
     Args:
-        model: a run (its workdir or one of its checkpoints/<step>); or, with `weights`, a recipe as
-            for `load_config`.
+        model: a run (its workdir or one of its checkpoints/<step>), or a folder that `export` wrote
+            with format "stablehlo" or "onnx"; or, with `weights`, a recipe as for `load_config`.
         weights: a weights file, a run, or one of `prepare weights`' names: such a file is
             downloaded once, to `cache_folder()`.
         score_threshold: lowest score of what is found.
-        batch_size: images at a time on each device.
+        batch_size: images at a time on each device; None is 1, or that of the export.
         tile: side of the tiles of large images, see `Predictor`; 0 cuts none.
         overlap: smallest overlap of neighboring tiles, as a fraction of their side.
+        engine: runs an exported model: "jax", "onnxruntime" or "openvino"; None takes "jax"
+            for StableHLO and "onnxruntime" for ONNX.
+        precision: "int8" takes the int8 model of the folder, "bfloat16" is for OpenVINO; None
+            computes as exported.
 
     Raises:
         ValueError: the weights do not fit, or are unknown.
         OSError: a file cannot be read or downloaded.
     """
+    if weights is None and (Path(model) / MANIFEST).is_file():
+        exported = load_exported(model, engine, precision)
+        return load_predictor(exported, score_threshold, batch_size, tile, overlap)
+    if engine is not None or precision is not None:
+        raise ValueError(f"engine and precision are for a folder of `export`, {model} is none")
     if weights is None:
         if str(model).partition(":")[0] in recipe_names():
             raise ValueError(f"{model} is a recipe, expected weights as well, or a run")
@@ -48,6 +65,45 @@ def load(
     set_score_threshold(restored.config, score_threshold)
     given = restored.config, restored.variables, batch_size, restored.categories
     return Predictor(*given, tile, overlap)
+
+
+def load_predictor(
+    exported: Exported,
+    score_threshold: float,
+    batch_size: int | None,
+    tile: int = 0,
+    overlap: float = 0.2,
+    config: ConfigDict | None = None,
+) -> Predictor:
+    """Make a predictor of an exported model. config: None takes that of the export."""
+    lowest = exported.config.eval.score_threshold
+    if score_threshold < lowest:
+        text = "the model was exported with eval.score_threshold=%g and finds nothing below"
+        logging.warning(text, lowest)
+    config = (config or exported.config).copy_and_resolve_references()
+    set_score_threshold(config, score_threshold)
+    return Predictor(config, None, batch_size, None, tile, overlap, engine=exported)
+
+
+def given_model(command: str, *others: str) -> str | Exported:
+    """Return the run or weights file, or load the exported model, that the flags name.
+
+    Raises ValueError unless it is exactly one. others: flags that could stand in their place.
+    """
+    FLAGS = flags.FLAGS
+    given = [name for name in ("workdir", "weights", "artifact") if getattr(FLAGS, name)]
+    if len(given) != 1:
+        *more, last = ("--workdir", "--weights", "--artifact", *others)
+        raise ValueError(f"{command} needs exactly one of {', '.join(more)} and {last}")
+    if given != ["artifact"]:
+        for name in ("engine", "engine_precision"):
+            if getattr(FLAGS, name):
+                raise ValueError(f"--{name} is for exported models: it needs --artifact")
+        return getattr(FLAGS, given[0])
+    exported = load_exported(FLAGS.artifact, FLAGS.engine, FLAGS.engine_precision)
+    if FLAGS.config is not None:
+        check_unchanged(FLAGS.config, exported)
+    return exported
 
 
 def cache_folder() -> Path:

@@ -4,7 +4,7 @@ Each step of `MaskRCNN.predict` has a counterpart with the same order of equal s
  - TopK puts the lower row first, as `lax.top_k` does.
  - NonMaxSuppression gets sorted boxes with rank scores, so the result does not depend on the
    runtime's tie-breaking.
- - RoiAlign reads every level; boxes assigned to other levels are moved off the map and yield zeros.
+ - RoiAlign reads the boxes of each level, which NonZero finds.
 """
 
 import importlib

@@ -294,16 +294,31 @@ def box_head(graph: Graph, tree: Tree, head: BoxHead, pooled: str, side: int) ->
     return logits, deltas
 
 
-def mask_head(graph: Graph, tree: Tree, head: MaskHead, pooled: str, side: int) -> str:
-    """Mask logits [N, K + 1, 2 side, 2 side] of all classes from pooled [N, C, side, side]."""
+def mask_head(
+    graph: Graph, tree: Tree, head: MaskHead, pooled: str, side: int, classes: str
+) -> str:
+    """Mask logits [N, 2 side, 2 side] of the classes int64 [N] from pooled [N, C, side, side].
+
+    The deconvolution, whose windows do not overlap, is a 1 x 1 convolution with the channels of
+    four cells: runtimes have an int8 kernel for it. Cells are put in place last, in one channel.
+    """
     params, x = tree.params, Map(pooled, side, side)
     for name in (f"mask_fcn{i}" for i in range(1, head.num_convs + 1)):
         x = relu(graph, conv_norm(graph, x, tree, name, f"{name}_norm", norm=head.norm))
-    up, name = params["mask_deconv"], "mask_deconv"
-    kernel = np.asarray(up["kernel"], np.float32).transpose(3, 2, 0, 1)  # [in, out, 2, 2]
-    kernel_name = graph.constant(kernel, f"{name}/kernel")
-    bias_name = graph.constant(np.asarray(up["bias"], np.float32), f"{name}/bias")
-    doubling = {"kernel_shape": [2, 2], "strides": [2, 2]}
-    y = graph.op("ConvTranspose", x.name, kernel_name, bias_name, name=name, **doubling)
-    x = Map(graph.op("Relu", y), 2 * side, 2 * side)
-    return conv(graph, x, params["mask_predictor"], "mask_predictor").name
+    kernel, bias = (np.asarray(params["mask_deconv"][key]) for key in ("kernel", "bias"))
+    channels = len(bias)
+    # [2, 2, out, in] to one input per column of four outputs
+    layer = {"kernel": kernel.reshape(1, 1, 4 * channels, -1).swapaxes(2, 3)}
+    layer["bias"] = np.tile(bias, 4)
+    x = relu(graph, conv(graph, x, layer, "mask_deconv"))
+    cells = graph.reshape(x.name, -1, 4, channels, side * side)
+    last = params["mask_predictor"]  # only the kernel of the object's class is computed
+    kernels = np.asarray(last["kernel"], np.float32)[0, 0].T[:, None, None]
+    biases = np.asarray(last["bias"], np.float32)[:, None, None, None]
+    kernel_name = graph.op("Gather", graph.constant(kernels, "mask_predictor/kernel"), classes)
+    bias_name = graph.op("Gather", graph.constant(biases, "mask_predictor/bias"), classes)
+    logits = graph.op("Add", graph.op("MatMul", kernel_name, cells), bias_name)
+    logits = graph.op(
+        "Transpose", graph.reshape(logits, -1, 2, 2, side, side), perm=[0, 3, 1, 4, 2]
+    )
+    return graph.reshape(logits, -1, 2 * side, 2 * side)

@@ -15,8 +15,6 @@ from mask_rcnn_jax.ops.boxes import MAX_LOG_SCALE
 from mask_rcnn_jax.ops.extent import STRIDES, ValidExtent
 from mask_rcnn_jax.ops.roi_align import MIN_LEVEL
 
-OFF_MAP = -1e4  # pixels: further outside the map than one cell of the coarsest level
-
 
 @dataclass(frozen=True)
 class Regions:
@@ -125,8 +123,8 @@ class Regions:
         graph, size = self.graph, self.model.mask_roi_size
         pooled = self.pool(pyramid, boxes, count, size)
         tree, head = Tree(self.params, self.stats).of("mask_head"), self.model.mask_head
-        logits = mask_head(graph, tree, head, pooled, size)  # type: ignore[arg-type]
-        logits = graph.op("GatherND", logits, graph.reshape(classes, -1, 1), batch_dims=1)
+        each = graph.reshape(classes, -1)
+        logits = mask_head(graph, tree, head, pooled, size, each)  # type: ignore[arg-type]
         masks = graph.op("Sigmoid", graph.reshape(logits, self.batch, count, 2 * size, 2 * size))
         self._where_valid(valid, masks, 2, name="masks")
 
@@ -227,33 +225,41 @@ class Regions:
         return graph.op("Greater", marks, floats(0.5))
 
     def pool(self, pyramid: Sequence[Map], boxes: str, rows: int, size: int) -> str:
-        """RoIAlign of boxes [B, rows, 4], giving [B * rows, C, size, size]."""
+        """RoIAlign of boxes [B, rows, 4], giving [B * rows, C, size, size].
+
+        Each level pools its own boxes, as many as there are; Gather restores their order.
+        """
         graph, align = self.graph, self.model.roi_align
         maps = pyramid[: align.max_level - 1]
         boxes = graph.reshape(boxes, -1, 4)
         sides = self._sides(boxes, self.model.box_coder.iou_offset, 1)
-        width, height = (graph.op("Max", side, floats(0.0)) for side in sides)
-        area = graph.unsqueeze(graph.op("Mul", width, height), 1)
+        area = graph.op("Mul", *(graph.op("Max", side, floats(0.0)) for side in sides))
         start = graph.slice(boxes, 0, 2, axis=1)
         length = graph.op("Sub", graph.slice(boxes, 2, 4, axis=1), start)
-        image = np.repeat(np.arange(self.batch), rows).astype(np.int64)
+        image = graph.constant(np.repeat(np.arange(self.batch), rows).astype(np.int64))
         sampling: dict[str, Any] = {"mode": "avg", "sampling_ratio": align.sampling_ratio}
         sampling |= {"output_height": size, "output_width": size}
         sampling |= {"coordinate_transformation_mode": "half_pixel"}
-        total = ""
+        parts, places = [], []
         for i, (features, stride) in enumerate(zip(maps, STRIDES, strict=False)):
             # The operator subtracts half a cell; compensate if the model does not.
             half = floats(0.5 * stride)
             first = start if align.aligned else graph.op("Add", start, half)
             shortest = floats(align.min_size * stride)
             lengths = graph.op("Max", length, shortest) if align.min_size > 0 else length
-            rois = graph.concat(first, graph.op("Add", first, lengths), axis=1)
-            on_level = self._on_level(area, i, len(maps))
-            rois = graph.op("Where", on_level, rois, floats(OFF_MAP))
+            rois, images = graph.concat(first, graph.op("Add", first, lengths), axis=1), image
+            if len(maps) > 1:
+                on_level = self._on_level(area, i, len(maps))
+                places.append(graph.reshape(graph.op("NonZero", on_level), -1))
+                rois, images = (graph.op("Gather", x, places[-1], axis=0) for x in (rois, images))
             x, scale = self._crop_to_valid(features, stride), 1.0 / stride
-            pooled = graph.op("RoiAlign", x, rois, image, spatial_scale=scale, **sampling)
-            total = graph.op("Add", total, pooled) if total else pooled
-        return total
+            parts.append(graph.op("RoiAlign", x, rois, images, spatial_scale=scale, **sampling))
+        if len(maps) == 1:
+            return parts[0]
+        count = self.batch * rows
+        place = graph.concat(*places, axis=0)
+        row = graph.op("ScatterElements", np.zeros(count, np.int64), place, ints(*range(count)))
+        return graph.op("Gather", graph.concat(*parts, axis=0), row, axis=0)
 
     def _crop_to_valid(self, features: Map, stride: int) -> str:
         """Crop a map to its valid cells."""
@@ -271,8 +277,6 @@ class Regions:
             conditions.append(graph.op("GreaterOrEqual", area, floats(lowest)))
         if i < num_levels - 1:
             conditions.append(graph.op("Less", area, floats(highest)))
-        if not conditions:
-            return graph.constant(np.array(True))
         return conditions[0] if len(conditions) == 1 else graph.op("And", *conditions)
 
     def _where_valid(self, valid: str, x: str, extra_axes: int, name: str = "") -> str:

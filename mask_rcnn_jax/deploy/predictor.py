@@ -2,28 +2,24 @@
 
 import math
 import os
-import threading
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from dataclasses import replace
 from typing import Any, NamedTuple, overload
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 from PIL import Image
 
-from mask_rcnn_jax import console
 from mask_rcnn_jax.data.options import all_canvases, example_options, has_inclusive_boxes
 from mask_rcnn_jax.data.resize import ResizePlan, resize_image, resize_plan
 from mask_rcnn_jax.data.tiles import tiling, view_windows
+from mask_rcnn_jax.deploy.engines import Exported, check_unchanged
+from mask_rcnn_jax.deploy.live import LiveModel
 from mask_rcnn_jax.deploy.pixels import ImageLike, path_of, pixels_of
 from mask_rcnn_jax.deploy.result import Result
 from mask_rcnn_jax.deploy.tiles import TiledImage, merge_tiles
-from mask_rcnn_jax.models.build import build_model
-from mask_rcnn_jax.models.detect import detect_options
 from mask_rcnn_jax.structures import Detections
 from mask_rcnn_jax.weights.categories import categories_of_weights
 
@@ -51,16 +47,18 @@ class Predictor:
     `split_partial`. An image's detections do not depend on the rest of its batch.
 
     Args:
-        config: of the model; `eval.score_threshold` is the lowest score of what is found.
-        variables: see `load_variables`.
-        batch_size: rows of a batch on each device.
+        config: of the model; `eval.score_threshold` is the lowest score of what is found. An
+            exported model has its own, and finds nothing below.
+        variables: see `load_variables`; None for an exported model.
+        batch_size: rows of a batch on each device; None is 1, or the exported model's.
         categories: {"id", "name"} for each class, class 1 first; None takes those in
-            `data.val_json` if it is there, else COCO's, else numbers.
+            `data.val_json` if it is there, else COCO's, else numbers, or those of the export.
         tile: images with a longer side are cut into overlapping squares of this many pixels, whose
             detections are merged; 0 cuts none. Each tile is resized as an image is.
         overlap: smallest overlap of neighboring tiles, as a fraction of their side.
         split_partial: compile each canvas for one row on each device, too, and run the images of a
             batch that is not full in that program, one after the other.
+        engine: an exported model that runs in place of the variables, see `load_exported`.
 
     Attributes:
         images_at_once: rows of a batch, over all devices.
@@ -72,49 +70,46 @@ class Predictor:
     def __init__(
         self,
         config: ConfigDict,
-        variables: dict,
-        batch_size: int = 1,
+        variables: dict | None,
+        batch_size: int | None = None,
         categories: Sequence[Mapping[str, Any]] | None = None,
         tile: int = 0,
         overlap: float = 0.2,
+        *,
         split_partial: bool = False,
+        engine: Exported | None = None,
     ):
+        if (variables is None) == (engine is None):
+            raise ValueError("expected either variables or an engine")
+        exported_for = engine.batch if engine else None
+        batch_size = exported_for or 1 if batch_size is None else batch_size
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}, expected at least 1")
+        if exported_for not in (None, batch_size):
+            raise ValueError(
+                f"batch_size is {batch_size}, but the model was exported for {exported_for}: see "
+                "--batch of export"
+            )
         self.tiles = tiling(tile, overlap)
-        devices = jax.local_devices()
-        self.images_at_once = batch_size * len(devices)
-        self._num_devices = len(devices)
         self._split_partial = split_partial
-        self.categories = categories or categories_of_weights(config, variables)
+        self._model: LiveModel | Exported
+        if engine is not None:
+            check_unchanged(config, engine, but=("eval.score_threshold", "eval.soft_min_score"))
+            self._model, self._num_devices = engine, 1
+            self.categories = categories or engine.categories
+        else:
+            assert variables is not None
+            self._model = LiveModel(config, variables)
+            self._num_devices = self._model.num_devices
+            self.categories = categories or categories_of_weights(config, variables)
+        self.images_at_once = batch_size * self._num_devices
         self._options = example_options(config)
         self.canvases = all_canvases(self._options)
+        self._sample_sizes = engine.sample_sizes if engine else self.canvases
         self._rules = dict(paste=config.eval.paste, inclusive_boxes=has_inclusive_boxes(config))
-        # A recipe may leave the class count to the annotations; the weights have it.
-        num_classes = variables["params"]["box_head"]["cls_score"]["bias"].shape[0] - 1
-        fields = {**config.model, "num_classes": num_classes}
-        precision, implementation = config.train.precision, config.train.implementation
-        model = build_model(fields, precision=precision, implementation=implementation)
         self._pad_multiple = config.model.input.pad_multiple
-        predict = partial(model.apply, method="predict", detect=detect_options(config))
-        if len(devices) == 1:
-            self._predict, self._variables = jax.jit(predict), jax.device_put(variables)
-        else:
-            mesh = jax.make_mesh((len(devices),), ("data",), (AxisType.Auto,), devices=devices)
-            shardings = [NamedSharding(mesh, spec) for spec in (P(), P("data"), P("data"))]
-            self._predict = jax.jit(
-                jax.shard_map(
-                    predict,
-                    mesh=mesh,
-                    in_specs=(P(), P("data"), P("data")),
-                    out_specs=P("data"),
-                    check_vma=False,
-                ),
-                in_shardings=tuple(shardings),
-            )
-            self._variables = jax.device_put(variables, shardings[0])
-        self._compiled: dict[tuple[int, ...], jax.stages.Compiled] = {}
-        self._lock = threading.Lock()
+        # What is exported keeps its own threshold; that of the recipe may be higher.
+        self._above = config.eval.score_threshold if engine else None
 
     @overload  # a str is a sequence of str
     def __call__(  # type: ignore[overload-overlap]
@@ -171,6 +166,9 @@ class Predictor:
 
         size: (height, width) if `image` was reduced to `decoded_size` or more; the result has black
             pixels then.
+
+        Raises ValueError for another shape or dtype, UnfitImage if an exported model does not take
+        images of this size.
         """
         if size is not None and image.shape[:2] != size:
             plan = resize_plan(*size, self._options)
@@ -179,7 +177,13 @@ class Predictor:
         if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8 or not image.size:
             raise ValueError(f"image is {image.dtype} {image.shape}, expected uint8 [H, W, 3] RGB")
         windows = view_windows(image.shape[0], image.shape[1], self.tiles)
+        for x0, y0, x1, y1 in windows:
+            self._model.check(resize_plan(y1 - y0, x1 - x0, self._options))
         return TiledImage(image, windows) if len(windows) > 1 else self._resized(image)
+
+    def samples(self) -> list[np.ndarray]:
+        """Return a black image for each canvas; detecting in them compiles all there is."""
+        return [np.zeros((*size, 3), np.uint8) for size in self._sample_sizes]
 
     def _resized(self, image: np.ndarray) -> PreparedImage:
         plan = resize_plan(image.shape[0], image.shape[1], self._options)
@@ -288,18 +292,10 @@ class Predictor:
         sizes = np.ones((rows, 2), np.int32)
         for row, image in enumerate(images):
             inputs[row], sizes[row] = image.canvas, image.plan.size
-        return images, self._executable(inputs, sizes)(self._variables, inputs, sizes)
-
-    def _executable(self, inputs: np.ndarray, sizes: np.ndarray) -> jax.stages.Compiled:
-        """Return the program for these shapes, compiled by the first thread that needs it."""
-        with self._lock:
-            key = inputs.shape[:3]
-            if key not in self._compiled:
-                doing = f"compiling the detector for images of {key[1]} x {key[2]}"
-                with console.lasting(doing, "compiled"):
-                    lowered = self._predict.lower(self._variables, inputs, sizes)
-                    self._compiled[key] = lowered.compile()
-            return self._compiled[key]
+        found = self._model(inputs, sizes)
+        if self._above is not None:
+            found = replace(found, valid=found.valid & (found.scores > self._above))
+        return images, found
 
 
 def _bytes(array: np.ndarray) -> int:

@@ -1,9 +1,14 @@
 """Post-training static int8 quantization of an exported ONNX model.
 
-Convolutions and fully connected layers get QuantizeLinear / DequantizeLinear pairs (QDQ), symmetric
-as TensorRT requires: weights per output channel, activations per tensor, with ranges measured on
-calibration images. The heads' last layers stay float: they are small, and their outputs are scores
-and coordinates.
+Convolutions and fully connected layers get QuantizeLinear / DequantizeLinear pairs (QDQ): weights
+per output channel, activations per tensor, with ranges measured on calibration images. The heads'
+last layers stay float: they are small, and their outputs are scores and coordinates.
+
+Runtimes differ in the pairs that they can merge into int8 operators. "cpu" is for onnxruntime and
+OpenVINO: activations are uint8 with a zero point, so that a ReLU is a matter of the range and
+vanishes into its convolution, and sums, pooling and resizing between convolutions are quantized as
+well. With symmetric ranges, onnxruntime leaves every convolution before a ReLU in float32.
+"tensorrt" is symmetric, as TensorRT requires, at the layers alone: it merges the rest by itself.
 """
 
 import hashlib
@@ -17,7 +22,9 @@ from types import SimpleNamespace
 import numpy as np
 
 CALIBRATORS = ("minmax", "entropy")
+RUNTIMES = ("cpu", "tensorrt")
 OP_TYPES = ["Conv", "Gemm", "ConvTranspose"]
+BETWEEN = ["Relu", "Add", "MaxPool", "Resize"]  # what "cpu" quantizes between layers
 FLOAT_LAYERS = ("objectness_logits", "anchor_deltas", "cls_score", "bbox_pred", "mask_predictor")
 
 # Histogram bins for entropy calibration. onnxruntime's default equals the number of quantization
@@ -26,7 +33,12 @@ HISTOGRAM_BINS = 2048
 
 
 def quantize_onnx(
-    model: bytes, feeds: Iterable[dict[str, np.ndarray]], *, calibrator: str, cache: Path
+    model: bytes,
+    feeds: Iterable[dict[str, np.ndarray]],
+    *,
+    calibrator: str,
+    cache: Path,
+    runtime: str = "cpu",
 ) -> tuple[bytes, bool]:
     """Quantize a model.
 
@@ -35,6 +47,7 @@ def quantize_onnx(
         feeds: inputs by name for each run; not run if the cache has their ranges.
         calibrator: "minmax" uses the observed extremes; "entropy" clips them to minimize the
             information lost in the int8 histogram and is less sensitive to outliers.
+        runtime: one of `RUNTIMES`, for which the pairs are placed.
         cache: json file with the ranges; replaced unless its model, calibrator and images match.
 
     Returns:
@@ -48,30 +61,33 @@ def quantize_onnx(
     feeds = list(feeds)
     if not feeds:
         raise ValueError("no calibration images")
-    key = _fingerprint(model, feeds, calibrator)
+    key = _fingerprint(model, feeds, f"{calibrator} {runtime}")
     ranges = _read_cache(cache, key)
     cached = ranges is not None
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder) / "float.onnx", Path(folder) / "int8.onnx"
         source.write_bytes(model)
         if ranges is None:
-            ranges = _measure(source, feeds, calibrator)
+            ranges = _measure(source, feeds, calibrator, runtime)
             cache.parent.mkdir(parents=True, exist_ok=True)
             cache.write_text(json.dumps({"key": key, "calibrator": calibrator, "ranges": ranges}))
-        _insert_qdq(source, target, ranges)
+        _insert_qdq(source, target, ranges, runtime)
         return target.read_bytes(), cached
 
 
-def _measure(source: Path, feeds: list[dict], calibrator: str) -> dict[str, list[float]]:
+def _measure(
+    source: Path, feeds: list[dict], calibrator: str, runtime: str
+) -> dict[str, list[float]]:
     """Lowest and highest value of every tensor at a quantized layer."""
     from onnxruntime.quantization import CalibrationMethod
     from onnxruntime.quantization.calibrate import create_calibrator
 
     method = {"minmax": CalibrationMethod.MinMax, "entropy": CalibrationMethod.Entropy}[calibrator]
     augmented = str(source.with_name("augmented.onnx"))
-    options = {"symmetric": True, "num_bins": HISTOGRAM_BINS}
+    options = {"symmetric": runtime == "tensorrt", "num_bins": HISTOGRAM_BINS}
+    types = OP_TYPES + BETWEEN if runtime == "cpu" else OP_TYPES
     worker = create_calibrator(
-        source, OP_TYPES, augmented, calibrate_method=method, extra_options=options
+        source, types, augmented, calibrate_method=method, extra_options=options
     )
     for feed in feeds:
         # One feed per call: the calibrator keeps all activations of a call in memory.
@@ -82,37 +98,50 @@ def _measure(source: Path, feeds: list[dict], calibrator: str) -> dict[str, list
     return {name: [float(np.min(low)), float(np.max(high))] for name, (low, high) in limits.items()}
 
 
-def _insert_qdq(source: Path, target: Path, ranges: dict[str, list[float]]) -> None:
+def _insert_qdq(source: Path, target: Path, ranges: dict[str, list[float]], runtime: str) -> None:
     import onnx
     from onnxruntime.quantization import CalibrationMethod, QuantType
     from onnxruntime.quantization.calibrate import TensorData, TensorsData
     from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
 
     model = onnx.load(source)
+    symmetric = runtime == "tensorrt"
+    # Entropy takes ranges around zero, also of values that are never negative.
+    positive = {node.output[0] for node in model.graph.node if node.op_type == "Relu"}
     data = {
-        name: TensorData(lowest=np.float32(low), highest=np.float32(high))
+        name: TensorData(
+            lowest=np.float32(max(low, 0.0) if name in positive and not symmetric else low),
+            highest=np.float32(high),
+        )
         for name, (low, high) in ranges.items()
     }
-    floats = [
-        node.name
-        for node in model.graph.node
-        if node.op_type in OP_TYPES and node.name.split("/")[-1] in FLOAT_LAYERS
-    ]
     quantizer = QDQQuantizer(
         model,
         True,  # weights per channel
         False,  # full int8 range
         QuantType.QInt8,
-        QuantType.QInt8,
+        QuantType.QInt8 if symmetric else QuantType.QUInt8,
         TensorsData(CalibrationMethod.MinMax, data),
+        _quantized_nodes(model, [] if symmetric else BETWEEN),
         [],
-        floats,
-        OP_TYPES,
-        {"ActivationSymmetric": True, "WeightSymmetric": True},
+        OP_TYPES if symmetric else OP_TYPES + BETWEEN,
+        {"ActivationSymmetric": symmetric, "WeightSymmetric": True},
     )
     quantizer.quantize_model()
     quantizer.model.save_model_to_file(str(target), False)
     onnx.checker.check_model(str(target))
+
+
+def _quantized_nodes(model, between: list[str]) -> list[str]:
+    """Return the names of the layers, and of operators `between` them that read nothing else."""
+    names, quantized = [], set()
+    for node in model.graph.node:
+        inputs = node.input if node.op_type == "Add" else node.input[:1]
+        is_layer = node.op_type in OP_TYPES and node.name.split("/")[-1] not in FLOAT_LAYERS
+        if is_layer or (node.op_type in between and quantized.issuperset(inputs)):
+            names.append(node.name)
+            quantized.update(node.output)
+    return names
 
 
 def _fingerprint(model: bytes, feeds: list[dict], calibrator: str) -> str:

@@ -19,6 +19,7 @@ import numpy as np
 from mask_rcnn_jax.data.dataset import UndecodableImage
 from mask_rcnn_jax.data.images import FORMATS, decode_bytes, header_size, upright_size
 from mask_rcnn_jax.deploy.batching import Batcher
+from mask_rcnn_jax.deploy.engines import UnfitImage
 from mask_rcnn_jax.deploy.outlines import outer_parts
 from mask_rcnn_jax.deploy.predictor import Predictor, PreparedImage
 from mask_rcnn_jax.deploy.result import Result
@@ -190,7 +191,7 @@ class Service:
                 at_least = self._predictor.decoded_size(upright)
                 pixels = decode_bytes(content, "image", upright=True, at_least=at_least)
                 image = self._predictor.prepare(pixels, upright if at_least else None)
-            except UndecodableImage as error:
+            except (UndecodableImage, UnfitImage) as error:
                 raise Refused(HTTPStatus.BAD_REQUEST, str(error)) from error
         finally:
             self._decoders.release()
@@ -215,7 +216,7 @@ def _hex(color: tuple[int, int, int]) -> str:
 
 def _warm_up(predictor: Predictor) -> bool:
     """Compile the programs for each canvas; return whether the model has masks."""
-    images = [np.zeros((*canvas, 3), np.uint8) for canvas in predictor.canvases]
+    images = predictor.samples()
     for image in images if predictor.images_at_once > 1 else ():
         predictor([image] * predictor.images_at_once)
     return [predictor([image])[0].has_masks for image in images][0]

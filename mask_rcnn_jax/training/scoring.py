@@ -2,8 +2,12 @@
 
 import json
 import os
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
+import jax
 import numpy as np
 from absl import logging
 from jax.sharding import Mesh
@@ -14,7 +18,9 @@ from mask_rcnn_jax.data.coco import CocoDataset
 from mask_rcnn_jax.data.dataset import Dataset, check_classes, check_dataset, dataset_name
 from mask_rcnn_jax.data.images import decode_image
 from mask_rcnn_jax.data.loader import EvalLoader
-from mask_rcnn_jax.data.options import train_sets
+from mask_rcnn_jax.data.options import example_options, train_sets
+from mask_rcnn_jax.data.overview import image_size
+from mask_rcnn_jax.data.resize import ResizePlan, resize_plan
 from mask_rcnn_jax.data.source import annotation_file, learns_boxes_only, load_split, load_val
 from mask_rcnn_jax.data.tiles import Tiles, tiling
 from mask_rcnn_jax.data.views import ViewLoader
@@ -23,6 +29,7 @@ from mask_rcnn_jax.evaluation.engines import configured_engine
 from mask_rcnn_jax.models.detect import detect_options
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.safe_text import safe_stdout
+from mask_rcnn_jax.structures import Batch, Detections
 from mask_rcnn_jax.training import evaluator, reports
 from mask_rcnn_jax.training.compiling import say_compiling
 from mask_rcnn_jax.training.metrics import FILE_NAME, read_metrics
@@ -39,8 +46,28 @@ from mask_rcnn_jax.weights import pretrained
 from mask_rcnn_jax.weights.restore import make_model, restore
 
 
+class Exported(Protocol):
+    """A model that brings its own program, as `deploy.engines.load_exported` returns it."""
+
+    @property
+    def config(self) -> ConfigDict: ...
+
+    @property
+    def categories(self) -> list[dict]: ...
+
+    @property
+    def batch(self) -> int | None: ...
+
+    @property
+    def name(self) -> str: ...
+
+    def accepts(self, plan: ResizePlan) -> bool: ...
+
+    def __call__(self, images: np.ndarray, image_sizes: np.ndarray) -> Detections: ...
+
+
 def evaluate(
-    weights: str | Path,
+    weights: str | Path | Exported,
     config: ConfigDict | str | Path | None = None,
     *,
     val_set: Dataset | None = None,
@@ -52,12 +79,13 @@ def evaluate(
     """Detect objects on a dataset, score them and write the results.
 
     Args:
-        weights: a run, one of its checkpoints, or a file of weights.
+        weights: a run, one of its checkpoints, a file of weights, or an exported model, which is
+            scored on the images that have a size it takes.
         config: a recipe's name or path, or a config, which is not changed; None takes that of the
-            run. A file needs one.
+            run or the export. A file needs one.
         val_set: the dataset; None takes `config.data.val_json`.
         output: folder for bbox_results.json, segm_results.json and metrics.json; None takes
-            `eval/<step>` in the run's workdir. A file needs one.
+            `eval/<step>` in the run's workdir. A file and an exported model need one.
         report: also write report.html.
         tile: images with a longer side are cut into overlapping squares of this many pixels, whose
             detections are merged; 0 cuts none.
@@ -70,44 +98,53 @@ def evaluate(
     Raises:
         ValueError, OSError: weights, config or dataset cannot be used or do not fit each other.
     """
-    if not pretrained.is_run(weights) and (config is None or output is None):
-        raise ValueError(f"--weights {weights} is no run: it needs --config and --output")
     tiles = tiling(tile, overlap)
     given = None if config is None else resolve_config(config)
-    resolved, variables, categories, checkpoint = restore(given, weights)
+    exported = None if isinstance(weights, str | Path) else weights
+    if isinstance(weights, str | Path):
+        if not pretrained.is_run(weights) and (config is None or output is None):
+            raise ValueError(f"--weights {weights} is no run: it needs --config and --output")
+        resolved, variables, categories, checkpoint = restore(given, weights)
+    else:
+        if output is None:
+            raise ValueError("an exported model needs --output")
+        if jax.process_count() > 1:
+            raise ValueError("an exported model is evaluated in one process")
+        resolved, variables = given or weights.config, {}
+        categories, checkpoint = weights.categories, None
+    name = str(exported.name if exported else weights)
     engine = configured_engine(resolved)
     protocol = coco_evaluation.configured_protocol(resolved, report=report)
     if val_set is None:
         boxes_only = learns_boxes_only(resolved)
-        if checkpoint:
+        if checkpoint or exported:
             val_set = load_val(resolved.data, categories, boxes_only=boxes_only)
         else:
             val_set = load_split(resolved.data, "val", boxes_only=boxes_only)
     elif type(val_set) is not CocoDataset:
         check_dataset(val_set, "val_set")
     evaluator.check_labels(val_set, protocol)
-    title, records = f"Evaluation of {weights}", []
+    title, records = f"Evaluation of {name}", []
     if checkpoint:
-        check_classes(val_set, categories, str(weights))
+        check_classes(val_set, categories, name)
         output = output or checkpoint.workdir / "eval" / str(checkpoint.step)
-        title = f"Evaluation of {weights}, step {checkpoint.step}"
+        title = f"Evaluation of {name}, step {checkpoint.step}"
         if report and (checkpoint.workdir / FILE_NAME).is_file():
             records = read_metrics(checkpoint.workdir / FILE_NAME)
+    elif exported:
+        check_classes(val_set, categories, name)
     elif len(val_set.class_names) != len(categories):
         raise ValueError(
-            f"{weights} has {len(categories)} classes, expected {len(val_set.class_names)} as in "
+            f"{name} has {len(categories)} classes, expected {len(val_set.class_names)} as in "
             f"{dataset_name(val_set)} (data.class_ids says how ids become classes)"
         )
     assert output is not None  # checked above for a file of weights
     folder = Path(output)
     folder.mkdir(parents=True, exist_ok=True)  # an unwritable folder is found out before the work
-    model, mesh = make_model(resolved, len(categories)), make_mesh()
-    variables = replicate(variables, mesh)
-    if tiles:
-        found = _detect_in_tiles(resolved, model, mesh, val_set, variables, tiles)
+    if exported:
+        found = _detect_exported(exported, resolved, val_set, tiles)
     else:
-        predict, loader = _predictions(resolved, model, mesh, val_set)
-        found = evaluator.detect(predict, variables, loader, val_set, mesh, resolved)
+        found = _detect(resolved, len(categories), variables, val_set, tiles)
     analyses, collect = reports.collector(report)
     metrics = evaluator.score_and_write(val_set, found, folder, engine, protocol, collect)
     if analyses:  # on the first process
@@ -175,6 +212,64 @@ def evaluate_results(
         title, read = f"Evaluation of {results_json}", _config_reader(config)
         reports.write(Path(output), title, annotations, analyses, read, records=[])
     return metrics
+
+
+def fitting(config: ConfigDict, dataset: Dataset, accepts: Callable[[ResizePlan], bool]) -> int:
+    """Count the images to evaluate on with a size that an exported model takes.
+
+    Takes sizes from the annotations, opens no image. Raises ValueError if there are none, and warns
+    if there are others.
+    """
+    count, options = len(dataset.images), example_options(config)
+    count = min(count, config.eval.max_images or count)
+    sizes = Counter(image_size(dataset.images, index) for index in range(count))
+    kept = sum(n for size, n in sizes.items() if accepts(resize_plan(*size, options)))
+    if not kept:
+        most = " x ".join(map(str, sizes.most_common(1)[0][0])) if sizes else "none"
+        raise ValueError(
+            f"no image of {dataset_name(dataset)} has a size that the exported model takes; most "
+            f"are {most}"
+        )
+    if kept < count:
+        text = "scores are of %d of %d images: the exported model does not take the others' sizes"
+        logging.warning(text, kept, count)
+    return kept
+
+
+def _detect(
+    config: ConfigDict, num_classes: int, variables: dict, val_set: Dataset, tiles: Tiles | None
+) -> evaluator.Found:
+    model, mesh = make_model(config, num_classes), make_mesh()
+    variables = replicate(variables, mesh)
+    if tiles:
+        return _detect_in_tiles(config, model, mesh, val_set, variables, tiles)
+    predict, loader = _predictions(config, model, mesh, val_set)
+    return evaluator.detect(predict, variables, loader, val_set, mesh, config)
+
+
+def _detect_exported(
+    exported: Exported, config: ConfigDict, val_set: Dataset, tiles: Tiles | None
+) -> evaluator.Found:
+    """Detect with an exported model in the images that it takes."""
+    if tiles or view_options(config) != Views():
+        raise ValueError("an exported model is evaluated without tiles, tta_scales and tta_flip")
+    fitting(config, val_set, exported.accepts)
+    options, rows = example_options(config), exported.batch or config.eval.batch_size
+    limits = {"num_workers": config.data.num_workers, "max_images": config.eval.max_images}
+    loader = EvalLoader(val_set, options, batch_size=rows, **limits)
+    mesh = jax.make_mesh((1,), ("data",), devices=jax.local_devices()[:1])
+
+    def predict(_, batch: Batch) -> Detections:
+        return exported(np.asarray(batch.images), np.asarray(batch.image_sizes))
+
+    def accepts(batch: Batch) -> bool:
+        canvas, sizes = batch.images.shape[1:3], np.asarray(batch.image_sizes)
+        sizes = sizes[np.asarray(batch.image_index) >= 0]
+        return all(
+            exported.accepts(ResizePlan(canvas, tuple(s), (1.0, 1.0))) for s in sizes.tolist()
+        )
+
+    return evaluator.detect(predict, {}, loader, val_set, mesh, config, accepts)
 
 
 def _predictions(

@@ -2,7 +2,9 @@
 
 import configparser
 import json
+import os
 
+import cv2
 import jax
 import numpy as np
 import pytest
@@ -184,6 +186,11 @@ def test_models_that_torchvision_lacks_are_rejected(changes, message, weights, t
         ),
         (["--workdir=a", "--format=onnx", "--int8"], "--int8 needs --calibration"),
         (["--workdir=a", "--format=onnx", "--calibration=b"], "--calibration needs --int8"),
+        (["--workdir=a", "--format=onnx", "--int8_for=cpu"], "--int8_for needs --int8"),
+        (
+            ["--workdir=a", "--format=stablehlo", "--int8_for=cpu"],
+            "--int8_for does not apply to --format=stablehlo",
+        ),
         (["--workdir=a", "--format=onnx", "--deepstream"], "--deepstream needs --picture_size"),
         (["--workdir=a", "--format=onnx", "--picture_size=4"], "expected HEIGHT,WIDTH in pixels"),
         (["--workdir=a", "--format=onnx", "--batch=0"], "--batch=0"),
@@ -209,7 +216,9 @@ def test_onnx_of_a_run_in_int8_for_deepstream(trained, tmp_path, capsys):
     arguments += ["--calibration", trained.data_dir / "val", "--config.eval.max_images=4"]
     # Validation images are 64 x 64 but the model expects 48 x 64, so AP cannot be measured.
     code = run_inside("export", *trained.flags, *arguments)
-    assert "no image of" in error_line(code, capsys.readouterr().err)
+    line = error_line(code, capsys.readouterr().err)
+    assert "has a size that the exported model takes; most are 64 x 64" in line
+    assert not target.exists()  # said before anything is calibrated
     arguments[arguments.index("--picture_size=48,64")] = "--picture_size=64,64"
     assert run_inside("export", *trained.flags, *arguments) == 0
     said = capsys.readouterr().out
@@ -225,7 +234,8 @@ def test_onnx_of_a_run_in_int8_for_deepstream(trained, tmp_path, capsys):
     assert names == ["circle", "square", "triangle", "star"]
     assert manifest["ap"].keys() == {"float", "int8"}
     assert manifest["self_check"]["float"]["boxes"] < 0.1
-    assert manifest["calibration"] == {"pictures": 4, "calibrator": "minmax"}
+    made = {"pictures": 4, "calibrator": "minmax", "int8_for": "tensorrt"}
+    assert manifest["calibration"] == made
     assert manifest["preprocessing"]["resized_size"] == [64, 64]
     nvinfer = configparser.ConfigParser()
     nvinfer.read(target / "nvinfer.txt")
@@ -243,6 +253,31 @@ def test_onnx_of_a_run_in_int8_for_deepstream(trained, tmp_path, capsys):
             assert output.shape == described[output.name]["shape"]
             kind = {"float32": "float"}.get(described[output.name]["dtype"], "int32")
             assert output.type == f"tensor({kind})"
+    check_artifact_runs(trained, target, tmp_path, manifest["ap"], capsys)
+
+
+def check_artifact_runs(trained, folder, tmp_path, aps, capsys):
+    """`infer` and `evaluate` with an exported folder, in batches of two."""
+    image = trained.data_dir / "val" / sorted(os.listdir(trained.data_dir / "val"))[0]
+    arguments = ["--artifact", folder, "--engine=onnxruntime", "--score_threshold=0.1"]
+    cv2.imwrite(str(tmp_path / "wide.png"), np.zeros((32, 64, 3), np.uint8))  # is skipped
+    inputs = ["--input", image, "--input", tmp_path / "wide.png"]
+    assert run_inside("infer", *arguments, *inputs, "--output", tmp_path / "found") == 0
+    assert (tmp_path / "found" / image.name).is_file()
+    assert "wide.png: an image of 32 x 64 on a canvas of 64 x 64 does" in capsys.readouterr().err
+    for precision, ap in (("", aps["float"]), ("int8", aps["int8"])):
+        flags = [f"--engine_precision={precision}"] if precision else []
+        flags += ["--artifact", folder, "--output", tmp_path / "scores"]
+        flags += ["--config.eval.max_images=4"]
+        assert run_inside("evaluate", *flags) == 0
+        metrics = json.loads((tmp_path / "scores" / "metrics.json").read_text())
+        assert {name: metrics[name] for name in ap} == pytest.approx(ap, abs=1e-6)
+    flags[-1] = "--config.eval.detections_per_image=3"
+    code = run_inside("evaluate", *flags)
+    assert "eval.detections_per_image is 3, but the" in error_line(code, capsys.readouterr().err)
+    code = run_inside("serve", "--workdir", trained.workdir, "--engine=openvino", "--port=0")
+    line = error_line(code, capsys.readouterr().err)
+    assert "--engine is for exported models: it needs --artifact" in line
 
 
 @pytest.mark.slow

@@ -39,30 +39,89 @@ def run_onnx(model: bytes, inputs: dict) -> np.ndarray:
     return session.run(None, inputs)[0]
 
 
-def test_ranges_steps_and_cache(tmp_path):
+@pytest.mark.parametrize(
+    ("runtime", "images", "layer"),
+    # Of both feeds; outputs are inputs times 0.5 and -3. Symmetric for TensorRT.
+    [("tensorrt", [-4, 4], [-12, 12]), ("cpu", [-1, 4], [-12, 3])],
+)
+def test_ranges_steps_and_cache(tmp_path, runtime, images, layer):
     model = conv_model(np.array([0.5, -3.0], np.float32).reshape(2, 1, 1, 1))
     from mask_rcnn_jax.deploy.quantize import quantize_onnx
 
     cache = tmp_path / "new" / "calibration.json"
     feeds = [feed(2.0), feed(4.0)]
-    int8, cached = quantize_onnx(model, feeds, calibrator="minmax", cache=cache)
+    options = dict(calibrator="minmax", cache=cache, runtime=runtime)
+    int8, cached = quantize_onnx(model, feeds, **options)
     assert not cached
     ranges = json.loads(cache.read_text())["ranges"]
-    assert ranges["images"] == [-4, 4]  # symmetric, over both feeds
-    assert ranges["layer"] == [-12, 12]
-    # Inputs in steps of 4 / 127, outputs in steps of 12 / 127; both channels' weights exact.
+    assert ranges["images"] == images and ranges["layer"] == layer
+    # TensorRT's int8 is used from -127 to 127, uint8 from 0 to 255; both channels' weights exact.
+    steps = {"tensorrt": 254, "cpu": 255}[runtime]
+    step_in, step_out = ((high - low) / steps for low, high in (images, layer))
     found, exact = run_onnx(int8, feed(4.0)), run_onnx(model, feed(4.0))
-    assert 0 < np.abs(found - exact).max() < 3 * (4 / 127) / 2 + (12 / 127) / 2 + 1e-5
-    steps = found * 127 / 12
-    np.testing.assert_allclose(steps, np.round(steps), atol=1e-3)
+    assert 0 < np.abs(found - exact).max() < 3 * step_in / 2 + step_out / 2 + 1e-5
+    np.testing.assert_allclose(found / step_out, np.round(found / step_out), atol=1e-3)
 
-    repeated, cached = quantize_onnx(model, feeds, calibrator="minmax", cache=cache)
+    repeated, cached = quantize_onnx(model, feeds, **options)
     assert cached and repeated == int8
-    _, cached = quantize_onnx(model, [feed(5.0)], calibrator="minmax", cache=cache)
+    _, cached = quantize_onnx(model, [feed(5.0)], **options)
+    assert not cached
+    other = {"cpu": "tensorrt", "tensorrt": "cpu"}[runtime]
+    _, cached = quantize_onnx(model, [feed(5.0)], **options | {"runtime": other})
     assert not cached
     cache.write_text("{")
     with pytest.raises(ValueError, match="is not a calibration cache"):
-        quantize_onnx(model, feeds, calibrator="minmax", cache=cache)
+        quantize_onnx(model, feeds, **options)
+
+
+def residual_model() -> bytes:
+    """images float32 [1, 2, 4, 8] through two convolutions, a sum and what follows in a trunk."""
+    pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    from mask_rcnn_jax.deploy.onnx_graph import Graph, floats, make_model_proto
+
+    graph, rng = Graph(), np.random.default_rng(0)
+
+    def conv(x, name):
+        kernel = rng.normal(size=(2, 2, 1, 1)).astype(np.float32)
+        return graph.op("Conv", x, kernel, name=name, kernel_shape=[1, 1])
+
+    x = graph.op("Relu", conv("images", "stem"))
+    x = graph.op("Relu", graph.op("Add", x, conv(x, "branch")))
+    x = graph.op("MaxPool", x, kernel_shape=[1, 1], strides=[2, 2])
+    attributes = {"mode": "nearest", "nearest_mode": "floor"}
+    attributes["coordinate_transformation_mode"] = "asymmetric"
+    x = graph.op("Resize", x, "", floats(1.0, 1.0, 2.0, 2.0), **attributes)
+    x = conv(x, "after")
+    graph.op("Add", conv(x, "objectness_logits"), floats(1.0), name="out")  # in float
+    inputs, outputs = {"images": ("FLOAT", [1, 2, 4, 8])}, {"out": ("FLOAT", [1, 2, 4, 8])}
+    return make_model_proto(graph, "test", inputs, outputs, 17).SerializeToString()
+
+
+@pytest.mark.parametrize("calibrator", ["minmax", pytest.param("entropy", marks=pytest.mark.slow)])
+def test_onnxruntime_computes_all_but_last_layers_in_int8(tmp_path, calibrator):
+    model = residual_model()
+    import onnx
+    import onnxruntime
+
+    from mask_rcnn_jax.deploy.quantize import quantize_onnx
+
+    images = np.random.default_rng(1).normal(size=(1, 2, 4, 8)).astype(np.float32)
+    feeds = [{"images": images}]
+    options = dict(calibrator=calibrator, cache=tmp_path / "c.json")
+    int8, _ = quantize_onnx(model, feeds, **options)
+    session = onnxruntime.SessionOptions()
+    session.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    onnxruntime.InferenceSession(int8, session, providers=["CPUExecutionProvider"])
+    nodes = onnx.load(tmp_path / "optimized.onnx").graph.node
+    types = [node.op_type for node in nodes]
+    assert types.count("QLinearConv") == 3 and types.count("QLinearAdd") == 1
+    # Only the last layer, whatever onnxruntime makes of it and of the sum behind it, is float.
+    assert len([kind for kind in types if kind in ("Conv", "FusedConv")]) == 1
+    assert "Relu" not in types and types.count("QuantizeLinear") == 1
+    if calibrator == "minmax":
+        found, exact = run_onnx(int8, feeds[0]), run_onnx(model, feeds[0])
+        assert 0 < np.abs(found - exact).max() < 0.05 * np.abs(exact).max()
 
 
 def test_entropy_clips_an_outlier(tmp_path):
