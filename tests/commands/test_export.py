@@ -207,7 +207,7 @@ def test_unknown_format_is_rejected(capsys):
     assert "torchvision" in error_line(code, capsys.readouterr().err)
 
 
-def test_onnx_of_a_run_in_int8_for_deepstream(trained, tmp_path, capsys):
+def test_onnx_of_a_run_in_int8_for_deepstream(trained, tmp_path, capsys, caplog):
     pytest.importorskip("onnx")
     onnxruntime = pytest.importorskip("onnxruntime")
     target = tmp_path / "onnx"
@@ -253,10 +253,10 @@ def test_onnx_of_a_run_in_int8_for_deepstream(trained, tmp_path, capsys):
             assert output.shape == described[output.name]["shape"]
             kind = {"float32": "float"}.get(described[output.name]["dtype"], "int32")
             assert output.type == f"tensor({kind})"
-    check_artifact_runs(trained, target, tmp_path, manifest["ap"], capsys)
+    check_artifact_runs(trained, target, tmp_path, manifest["ap"], capsys, caplog)
 
 
-def check_artifact_runs(trained, folder, tmp_path, aps, capsys):
+def check_artifact_runs(trained, folder, tmp_path, aps, capsys, caplog):
     """`infer` and `evaluate` with an exported folder, in batches of two."""
     image = trained.data_dir / "val" / sorted(os.listdir(trained.data_dir / "val"))[0]
     arguments = ["--artifact", folder, "--engine=onnxruntime", "--score_threshold=0.1"]
@@ -264,7 +264,7 @@ def check_artifact_runs(trained, folder, tmp_path, aps, capsys):
     inputs = ["--input", image, "--input", tmp_path / "wide.png"]
     assert run_inside("infer", *arguments, *inputs, "--output", tmp_path / "found") == 0
     assert (tmp_path / "found" / image.name).is_file()
-    assert "wide.png: an image of 32 x 64 on a canvas of 64 x 64 does" in capsys.readouterr().err
+    assert "wide.png: an image of 32 x 64 on a canvas of 64 x 64 does" in caplog.text
     for precision, ap in (("", aps["float"]), ("int8", aps["int8"])):
         flags = [f"--engine_precision={precision}"] if precision else []
         flags += ["--artifact", folder, "--output", tmp_path / "scores"]
