@@ -36,9 +36,8 @@ def _define_flags() -> None:
 def main(_: Sequence[str]) -> None:
     FLAGS = flags.FLAGS
     if FLAGS.results and (FLAGS.workdir or FLAGS.weights or FLAGS.artifact):
-        raise ValueError(
-            "evaluate --results scores a file: without --workdir, --weights, --artifact"
-        )
+        names = "--workdir, --weights, --artifact and --results"
+        raise ValueError(f"evaluate needs exactly one of {names}")
     if FLAGS.results and FLAGS.config is None:
         raise ValueError("evaluate --results needs --config, whose data.val_json is scored against")
     if FLAGS.results:
