@@ -63,6 +63,6 @@ def get_config(variant: str = "") -> ConfigDict:
     config.optim.update(learning_rate=0.04, reference_batch=32, rate_in_velocity=True)
     config.optim.update(warmup_until=0.3 / 12, warmup_factor=0.0, decay_at=(8 / 12, 10 / 12))
     config.optim.update(decay_on=("kernel",), loss_scale=2.0**15)
-    config.train.update(batch_size=32, steps=12 * EPOCH, precision="bfloat16", eval_every=EPOCH)
+    config.train.update(batch_size=32, steps=12 * EPOCH, precision="auto", eval_every=EPOCH)
     config.eval.update(batch_size=8, score_threshold=0.0)
     return config

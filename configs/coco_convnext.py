@@ -48,5 +48,5 @@ def get_config(variant: str = "tiny") -> ConfigDict:
         warmup_until=1000 / (EPOCHS * EPOCH),
         decay_at=(27 / EPOCHS, 33 / EPOCHS),
     )
-    config.train.update(steps=EPOCHS * EPOCH, precision="bfloat16")
+    config.train.update(steps=EPOCHS * EPOCH, precision="auto")
     return config

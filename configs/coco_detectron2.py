@@ -98,7 +98,7 @@ def _make_lsj(config: ConfigDict, epochs: int, trunk: str) -> None:
     config.optim.update(warmup_until=LSJ_WARMUP / LSJ_STEPS, warmup_factor=0.067)
     config.optim.decay_at = tuple(step / LSJ_STEPS for step in LSJ_DECAYS)
     steps = LSJ_STEPS * epochs // 100
-    config.train.update(batch_size=64, steps=steps, precision="bfloat16")
+    config.train.update(batch_size=64, steps=steps, precision="auto")
 
 
 def _set_norms(config: ConfigDict, norm: str) -> None:

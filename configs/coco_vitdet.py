@@ -67,5 +67,5 @@ def get_config(variant: str = "b") -> ConfigDict:
         warmup_until=WARMUP / STEPS,
         decay_at=tuple(step * EPOCHS[size] // 100 / steps for step in DECAYS),
     )
-    config.train.update(batch_size=64, steps=steps, precision="bfloat16")
+    config.train.update(batch_size=64, steps=steps, precision="auto")
     return config

@@ -32,6 +32,7 @@ def compile_programs(
         "train": (inputs.lower_step, inputs.train_flops),
         "infer": (inputs.lower_predict, inputs.infer_flops),
     }[mode]
+    config = inputs.for_gpus(config)
     gflop = round(count(config) / 1e9, 1)
     for images, devices in shapes:
         mesh, context = check_compile.absent_gpus(target, devices)

@@ -14,7 +14,7 @@ from mask_rcnn_jax.data.options import (
     example_options,
     train_options,
 )
-from mask_rcnn_jax.models.build import abstract_variables, build_model
+from mask_rcnn_jax.models.build import abstract_variables, build_model, resolve_precision
 from mask_rcnn_jax.models.detect import detect_options
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.structures import Batch, Targets
@@ -116,6 +116,13 @@ def infer_flops(config: Any) -> float:
 
 def _flops(lowered: jax.stages.Lowered) -> float:
     return lowered.cost_analysis()["flops"]  # type: ignore[index]
+
+
+def for_gpus(config: Any) -> Any:
+    """Copy the config with the precision that it has on GPUs, for programs compiled without one."""
+    copy = type(config)({name: dict(section) for name, section in config.items()})
+    copy.train.precision = resolve_precision(config.train.precision, "cuda")
+    return copy
 
 
 def _without_kernels(config):

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from mask_rcnn_jax.benchmarking import devices, inputs, profile
 from mask_rcnn_jax.memory import peak_rss_mb
-from mask_rcnn_jax.models.build import init_variables
+from mask_rcnn_jax.models.build import init_variables, resolve_precision
 from mask_rcnn_jax.models.detect import detect_options
 from mask_rcnn_jax.structures import Batch
 from mask_rcnn_jax.training.step import make_mesh, make_predict_step
@@ -148,11 +148,12 @@ def _figures(
     batch_size, *image_size = batch.images.shape[:3]
     images_per_s = batch_size / (summary["ms"] / 1e3)
     memory = jax.local_devices()[0].memory_stats()
+    precision = resolve_precision(config.train.precision)
     figures = {
         **devices.describe(),
         "devices": mesh.size,
         "batch_size": batch_size,
-        "precision": config.train.precision,
+        "precision": precision,
         "implementation": config.train.implementation,
         "image_size": image_size,
         "images_per_s": round(images_per_s, 3),
@@ -168,7 +169,7 @@ def _figures(
     save(figures)
     flops_per_image = count_flops(config)  # lowers the program again
     flops_per_s = flops_per_image * images_per_s / mesh.size
-    peak = devices.peak(config.train.precision)
+    peak = devices.peak(precision)
     figures["gflop_per_image"] = round(flops_per_image / 1e9, 1)
     figures["percent_of_peak"] = peak and round(100 * flops_per_s / peak, 1)
     save(figures)

@@ -21,7 +21,7 @@ from mask_rcnn_jax.deploy.engines import run_program
 from mask_rcnn_jax.deploy.images import check_images, image_paths, on_canvas
 from mask_rcnn_jax.deploy.inputs import IMAGE_SUFFIXES
 from mask_rcnn_jax.deploy.manifest import ModelInterface
-from mask_rcnn_jax.models.build import build_model
+from mask_rcnn_jax.models.build import build_model, resolve_precision
 from mask_rcnn_jax.models.detect import detect_options
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 
@@ -134,9 +134,10 @@ def build_artifact(
     """
     if format == "onnx":
         onnx.check_packages("onnx", "onnxruntime")
-    precision = "float32" if format == "onnx" else config.train.precision
-    if precision != config.train.precision:
-        logging.info("exporting in float32; train.precision is %s", config.train.precision)
+    trained = resolve_precision(config.train.precision)
+    precision = "float32" if format == "onnx" else trained
+    if precision != trained:
+        logging.info("exporting in float32; train.precision is %s", trained)
     model = build_model(config.model, precision=precision, implementation="xla")
     predict = partial(model.apply, method="predict", detect=detect_options(config))
     example = replace(example_options(config), canvases=())
@@ -247,7 +248,8 @@ def _make_stablehlo(source: SourceModel) -> Artifact:
     batch = source.options.batch
     rows, canvas = batch or "batch", source.canvas
     inputs = _inputs(source.config.data.image_dtype, [rows, *canvas, 3], [rows, 2])
-    artifact = Artifact(ModelInterface(inputs, canvas, source.config.train.precision), canvas)
+    precision = resolve_precision(source.config.train.precision)
+    artifact = Artifact(ModelInterface(inputs, canvas, precision), canvas)
     artifact.details["platforms"] = list(stablehlo.PLATFORMS)
     _add_program(artifact, "float", "model.stablehlo", source.predict, source.variables, batch)
     return artifact

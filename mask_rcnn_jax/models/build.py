@@ -34,6 +34,7 @@ PRECISIONS = {
     "bfloat16": Precision(jnp.bfloat16),
     "float16": Precision(jnp.float16),
 }
+AUTO_PRECISION = "auto"
 IMPLEMENTATIONS = {"auto": None, "xla": "xla", "pallas": "pallas"}
 # Parts recomputed in the backward pass instead of kept in memory.
 REMATS = {"none": (), "backbone": ("backbone",), "heads": ("heads",), "all": ("backbone", "heads")}
@@ -94,6 +95,17 @@ def describe(config: parts.Section) -> dict[str, parts.Entry]:
     return found
 
 
+def resolve_precision(precision: str, platform: str | None = None) -> str:
+    """Return the precision that "auto" stands for; others are returned as they are.
+
+    platform: "cpu", "cuda" or another of JAX's; None: the one that JAX uses. "auto" is bfloat16,
+        but float32 on a CPU, where XLA computes bfloat16 products no faster.
+    """
+    if precision != AUTO_PRECISION:
+        return precision
+    return "float32" if (platform or jax.default_backend()) == "cpu" else "bfloat16"
+
+
 def _given(section: str) -> tuple[str, ...]:
     return GIVEN.get(section, ("num_classes", "dtype"))
 
@@ -111,7 +123,8 @@ def build_model(
     Args:
         config: `num_classes` and a section per part; missing sections use defaults. None as
             `mask_head` leaves the mask head out.
-        precision: backbone and head precision, a key of `PRECISIONS`.
+        precision: backbone and head precision, a key of `PRECISIONS`, or "auto", see
+            `resolve_precision`.
         implementation: "xla", "pallas" for GPU kernels, or "auto" for kernels where supported.
         remat: parts to recompute in the backward pass: "none", "backbone" (every residual block),
             "heads" or "all". Changes memory and time, not results.
@@ -122,7 +135,7 @@ def build_model(
             unknown or has an invalid value; the message names it.
     """
     _check_choice("train.remat", remat, REMATS)
-    _check_choice("train.precision", precision, PRECISIONS)
+    _check_choice("train.precision", precision, {**PRECISIONS, AUTO_PRECISION: None})
     _check_choice("train.implementation", implementation, IMPLEMENTATIONS)
     num_classes = config["num_classes"]
     if num_classes < 1:
@@ -130,7 +143,8 @@ def build_model(
     unknown = set(config) - {"num_classes", "init_from", *PARTS, *BUILDERS}
     if unknown:
         raise ValueError(f"model has no entry {min(unknown)!r}")
-    dtype = PRECISIONS[precision].dtype
+    computed = PRECISIONS[resolve_precision(precision)]
+    dtype = computed.dtype
     given: dict[str, Any] = dict(dtype=dtype, image_counts=image_counts)
     built = {
         name: parts.build(part, config.get(name, {}), f"model.{name}", **given)
@@ -155,7 +169,7 @@ def build_model(
     return MaskRCNN(
         **built,
         rpn_head=rpn_head(built["anchors"].per_cell, **rpn_options),
-        precision=PRECISIONS[precision],
+        precision=computed,
         implementation=IMPLEMENTATIONS[implementation],
     )
 

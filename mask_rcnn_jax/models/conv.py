@@ -230,20 +230,6 @@ def _bias_gradients(_, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
 add_conv_bias.defvjp(lambda x, bias: (add_conv_bias(x, bias), None), _bias_gradients)
 
 
-@jax.custom_jvp
-def relu(x: jax.Array) -> jax.Array:
-    """Rectify like `nn.relu`, with a gradient that reads the output in place of x.
-
-    The numbers are equal, and nothing keeps x for the backward pass: only then does XLA leave the
-    rectification to cuDNN.
-    """
-    return jnp.maximum(x, 0)
-
-
-# Not y > 0, which XLA turns back into x > 0.
-relu.defjvps(lambda grad, y, x: lax.select(y != 0, grad, lax.full_like(grad, 0)))
-
-
 def pixel_shuffle(x: jax.Array) -> jax.Array:
     """Reorder [.., H, W, 2, 2] to [.., 2H, 2W]."""
     *leading, height, width, _, _ = x.shape

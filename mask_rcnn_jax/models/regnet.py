@@ -12,10 +12,11 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from mask_rcnn_jax import parts
-from mask_rcnn_jax.models.conv import Conv, relu
+from mask_rcnn_jax.models.conv import Conv
 from mask_rcnn_jax.models.conv_norm import make_conv_norm
 from mask_rcnn_jax.models.init import he_fan_out
 from mask_rcnn_jax.models.norm import LIVE, check_channels
+from mask_rcnn_jax.models.relu import relu
 from mask_rcnn_jax.ops.extent import ValidExtent
 
 STAGES = 4

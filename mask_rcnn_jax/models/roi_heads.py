@@ -9,9 +9,10 @@ from flax import linen as nn
 from jax.typing import DTypeLike
 
 from mask_rcnn_jax import parts
-from mask_rcnn_jax.models.conv import RoIConv, UpConv, pixel_shuffle, relu
+from mask_rcnn_jax.models.conv import RoIConv, UpConv, pixel_shuffle
 from mask_rcnn_jax.models.init import dense, he_fan_out, he_fan_out_up
 from mask_rcnn_jax.models.norm import LIVE, Norm, check_channels, make_norm, normalize
+from mask_rcnn_jax.models.relu import relu
 
 
 class BoxHead(nn.Module):

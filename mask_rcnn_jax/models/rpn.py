@@ -12,7 +12,8 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from mask_rcnn_jax import parts
-from mask_rcnn_jax.models.conv import SparselyTrainedConv, Weights, products, relu
+from mask_rcnn_jax.models.conv import SparselyTrainedConv, Weights, products
+from mask_rcnn_jax.models.relu import relu
 from mask_rcnn_jax.ops import matching
 from mask_rcnn_jax.ops.anchors import Anchors
 from mask_rcnn_jax.ops.boxes import BoxCoder

@@ -5,16 +5,18 @@ from contextlib import contextmanager
 from typing import Any
 
 from mask_rcnn_jax import console
+from mask_rcnn_jax.memory import return_free_memory
 from mask_rcnn_jax.structures import Batch
 
 
 @contextmanager
 def compiling(program: str, canvases: Collection[tuple[int, ...]]) -> Iterator[None]:
-    """Log how long a program compiles for canvases (height, width)."""
+    """Log how long a program compiles for canvases (height, width), and return its memory."""
     texts = [f"{height} x {width}" for height, width in canvases]
     sizes = " and ".join(filter(None, [", ".join(texts[:-1]), *texts[-1:]]))
     with console.lasting(f"compiling the {program} for images of {sizes}", "compiled"):
         yield
+    return_free_memory()
 
 
 def say_compiling(

