@@ -4,22 +4,22 @@ import numpy as np
 import torch
 import torchvision
 from peers import draw_boxes, peer_settings, serve
+from torchvision.models.detection import backbone_utils
 
 settings = peer_settings()
 device = "cuda" if torch.cuda.is_available() else "cpu"
 torch.manual_seed(0)
 sides = sorted((settings.height, settings.width))
-model = torchvision.models.detection.maskrcnn_resnet50_fpn(
-    weights=None,
-    weights_backbone=None,
+resnet = torchvision.models.resnet50(norm_layer=torchvision.ops.misc.FrozenBatchNorm2d)
+# With fixed statistics, as `maskrcnn_resnet50_fpn` has them with pretrained weights, and as many
+# trainable layers.
+model = torchvision.models.detection.MaskRCNN(
+    backbone_utils._resnet_fpn_extractor(resnet, trainable_layers=3),
     num_classes=91,
     min_size=sides[0],
     max_size=sides[1],
     box_score_thresh=0.0,  # random weights give low scores, and 100 detections are wanted
 )
-# Freeze layers as `trainable_backbone_layers=3` does with pretrained weights.
-for name, parameter in model.backbone.body.named_parameters():
-    parameter.requires_grad_(name.startswith(("layer2", "layer3", "layer4")))
 model.transform.postprocess = lambda result, *_: result  # do not paste masks
 model.to(device).train(settings.mode == "train")
 if settings.channels_last:
@@ -50,7 +50,7 @@ def target(boxes: np.ndarray) -> dict[str, torch.Tensor]:
 
 
 targets = [target(boxes) for boxes in draw_boxes(settings)]
-scaler = torch.autocast(device, torch.bfloat16, enabled=settings.precision == "bfloat16")
+scaler = torch.autocast(device, torch.bfloat16, enabled=settings.precision != "float32")
 
 
 def step():

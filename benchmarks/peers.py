@@ -7,15 +7,18 @@
 
 Each side runs in its own process and environment. The sides take turns of a few steps, so that
 other load on the machine affects both. The first step of a turn is not timed: after 15 idle
-seconds, one of ours took half as long again, all of it system time. Prints median step times and
-the median ratio of neighboring steps, with quartiles. Our side runs the peer's recipe. Both use
-R-50-FPN with random weights, 1000 proposals and 100 detections, in training 512 RoIs per image;
-masks are not pasted. `--precision bfloat16` is autocast on the peer's side. `--channels_last` and
-`--compile` apply to torchvision.
+seconds, one of ours took half as long again, all of it system time. Prints the medians of elapsed
+and of processor seconds per step, and of the ratios of neighboring steps, with quartiles. Our side
+runs the peer's recipe. Both use R-50-FPN with random weights and fixed batch norm, 1000 proposals
+and 100 detections, in training 512 RoIs per image; masks are not pasted. Random weights propose no
+foreground, so that every object is one foreground RoI: by default, there are as many as a trained
+model samples. `--precision bfloat16` is autocast on the peer's side; `auto` is autocast there and
+`train.precision=auto` on ours. `--channels_last` and `--compile` apply to torchvision.
 """
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 import time
@@ -27,6 +30,9 @@ from types import SimpleNamespace
 import numpy as np
 
 TIMED = 2  # steps per turn
+FOREGROUND = 28  # RoIs per image that trained models sample of COCO: 25 to 31
+# Instructions of a processor that decide how fast a precision is.
+FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16")
 HERE = Path(__file__).resolve().parent
 RECIPES = {"torchvision": "coco_torchvision.py", "nvidia_tf2": "coco.py"}  # of our side, by peer
 SETTINGS = "peer mode size batch objects precision channels_last compile source".split()
@@ -51,7 +57,8 @@ def main(arguments: argparse.Namespace) -> None:
         for _ in range(arguments.turns):
             for name, side in sides.items():
                 times[name] += side.take_turn()
-            report = summary(times, arguments.peer) | settings | {"date": time.strftime("%Y-%m-%d")}
+            report = summary(times, arguments.peer) | settings | processor()
+            report["date"] = time.strftime("%Y-%m-%d")
             if arguments.json:
                 Path(arguments.json).write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(report, indent=1))
@@ -79,27 +86,40 @@ class Side:
             raise SystemExit(f"error: {self.process.args[:2]} ended with {self.process.wait()}")
         return line.strip()
 
-    def take_turn(self) -> list[float]:
-        """Return the seconds of each timed step."""
+    def take_turn(self) -> list[tuple[float, float]]:
+        """Return the elapsed and the processor seconds of each timed step."""
         with suppress(BrokenPipeError):  # `answer` tells that it has ended
             self.process.stdin.write("turn\n")
             self.process.stdin.flush()
-        return [float(self.answer()) for _ in range(TIMED)]
+        lines = [self.answer().split() for _ in range(TIMED)]
+        return [(float(elapsed), float(cpu)) for elapsed, cpu in lines]
 
 
-def summary(times: dict[str, list[float]], peer: str) -> dict:
-    """Return seconds per side, and the peer's as a multiple of ours."""
+def processor() -> dict[str, str]:
+    """Return the processor's name and those of `FLAGS` that it has, where Linux tells."""
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        entries = dict(re.split(r"\s*:\s*", line, maxsplit=1) for line in lines if ":" in line)
+        found = set(entries.get("flags", "").split())
+        flags = " ".join(name for name in FLAGS if name in found)
+        return {"processor": entries.get("model name", ""), "processor_flags": flags}
+    return {}
+
+
+def summary(times: dict[str, list[tuple[float, float]]], peer: str) -> dict:
+    """Return seconds per side, and the peer's as a multiple of ours, elapsed and of processors."""
 
     def quartiles(values):
         low, median, high = np.percentile(values, (25, 50, 75)).round(4).tolist()
         return {"low": low, "median": median, "high": high}
 
-    ratios = np.array(times[peer]) / np.array(times["ours"])
-    return {
-        **{f"{name}_s": quartiles(values) for name, values in times.items()},
-        f"{peer}_over_ours": quartiles(ratios),
-        "steps": len(ratios),
-    }
+    columns = {name: np.array(values).T for name, values in times.items()}
+    report: dict = {}
+    for row, kind in enumerate(("", "cpu_")):
+        report |= {f"{name}_{kind}s": quartiles(values[row]) for name, values in columns.items()}
+        ratios = columns[peer][row] / columns["ours"][row]
+        report[f"{peer}_over_ours_{kind}".rstrip("_")] = quartiles(ratios)
+    return report | {"steps": len(ratios)}
 
 
 def peer_settings() -> SimpleNamespace:
@@ -136,9 +156,9 @@ def serve(step: Callable[[], None], name: str) -> None:
     for _ in sys.stdin:
         step()
         for _ in range(TIMED):
-            started = time.perf_counter()
+            started, cpu = time.perf_counter(), time.process_time()
             step()
-            print(time.perf_counter() - started, flush=True)
+            print(time.perf_counter() - started, time.process_time() - cpu, flush=True)
 
 
 def work(settings: dict) -> None:
@@ -192,8 +212,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--mode", default="train", choices=["train", "infer"])
     parser.add_argument("--size", default="800,1216", help="height,width of the images")
     parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--objects", type=int, default=8, help="objects per image, in training")
-    parser.add_argument("--precision", default="float32", choices=["float32", "bfloat16"])
+    parser.add_argument("--objects", type=int, default=FOREGROUND, help="per image, in training")
+    parser.add_argument("--precision", default="float32", choices=["float32", "bfloat16", "auto"])
     parser.add_argument("--turns", type=int, default=4, help=f"turns of {TIMED} timed steps")
     parser.add_argument("--channels_last", action="store_true")
     parser.add_argument("--compile", action="store_true", help="torch.compile the backbone")

@@ -14,7 +14,7 @@ from benchmarks import peers
 def stand_in(tmp_path):
     """A program whose steps take 2 s, whatever they are to do."""
     path = tmp_path / "python"
-    path.write_text('#!/bin/sh\necho "a stand-in"\nwhile read line; do echo 2; echo 2; done\n')
+    path.write_text('#!/bin/sh\necho "a stand-in"\nwhile read line; do echo 2 3; echo 2 3; done\n')
     path.chmod(0o755)
     return str(path)
 
@@ -56,7 +56,7 @@ def test_a_peer_that_has_ended_is_told_of():
 def test_the_turns_before_an_end_are_kept(stand_in, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", stand_in)
     once = tmp_path / "once"
-    once.write_text("#!/bin/sh\necho ready\nread line; echo 4; echo 4\n")
+    once.write_text("#!/bin/sh\necho ready\nread line; echo 4 5; echo 4 5\n")
     once.chmod(0o755)
     report = tmp_path / "ratio.json"
     with pytest.raises(SystemExit, match="ended with"):
@@ -66,8 +66,10 @@ def test_the_turns_before_an_end_are_kept(stand_in, tmp_path, monkeypatch):
 
 def test_the_ratio_is_between_neighboring_steps():
     """A step that the whole machine was slow for counts as any other."""
-    report = peers.summary({"ours": [1.0, 10.0, 2.0], "peer": [1.5, 15.0, 3.0]}, "peer")
+    ours, peer = [(1.0, 2.0), (10.0, 2.0), (2.0, 2.0)], [(1.5, 4.0), (15.0, 4.0), (3.0, 4.0)]
+    report = peers.summary({"ours": ours, "peer": peer}, "peer")
     assert report["peer_over_ours"] == {"low": 1.5, "median": 1.5, "high": 1.5}
+    assert report["peer_over_ours_cpu"]["median"] == report["ours_cpu_s"]["median"] == 2.0
     assert report["ours_s"]["median"] == 2.0 and report["peer_s"]["median"] == 3.0
 
 
