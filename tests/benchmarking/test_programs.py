@@ -188,8 +188,8 @@ def test_a_compiled_step_is_read_written_and_held_to_its_limits(monkeypatch, tmp
     compiled_step.main(compiled_step.parse([*arguments, "--mode", "infer"]))
     assert asked == [
         ("tf32", "h100", [(2, 1)], "train"),
-        ("bfloat16", "h100", [(2, 1)], "train"),
-        ("bfloat16", "h100", [(2, 1)], "infer"),
+        ("auto", "h100", [(2, 1)], "train"),
+        ("auto", "h100", [(2, 1)], "infer"),
     ]
 
 

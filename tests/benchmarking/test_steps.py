@@ -66,7 +66,8 @@ def pixels_seen(names, kernel, config):
         return taps(height // down, side, stride) * taps(width // down, side, stride) / side**2
 
     if names[1] == "stem_conv":
-        return convolution(1, 2)
+        # GPUs convolve 4 x 4 blocks of 2 x 2 pixels: 192 weights instead of 147.
+        return convolution(1, 2) * 192 / 147
     if names[0] == "backbone":  # the first of two convolutions, and the shortcut, has the stride
         stage = int(names[1][3])
         is_first = stage > 2 and names[2] != "conv2"

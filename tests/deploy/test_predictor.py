@@ -294,23 +294,37 @@ def test_pixels_that_take_no_memory_do_not_count():
     assert predictor_module._bytes(np.broadcast_to(np.uint8(0), image.shape)) == 1
 
 
-class Recorded(Predictor):
-    """Detects the mean of each row as a score, and notes the shapes of all batches."""
+class Recorded:
+    """A model that detects the mean of each row as a score, and notes the shapes of all batches."""
 
-    def _executable(self, inputs, sizes):
-        def run(variables, inputs, sizes):
-            rows = len(inputs)
-            self.__dict__.setdefault("shapes", []).append(inputs.shape[:3])
-            score = np.asarray(inputs, np.float32).mean((1, 2, 3))[:, None]
-            return Detections(
-                boxes=np.zeros((rows, 1, 4), np.float32),
-                scores=score,
-                classes=np.ones((rows, 1), np.int32),
-                masks=None,
-                valid=np.ones((rows, 1), bool),
-            )
+    def __init__(self):
+        self.shapes = []
 
-        return run
+    def check(self, plan):
+        """Any size will do."""
+
+    def __call__(self, images, image_sizes):
+        rows = len(images)
+        self.shapes.append(images.shape[:3])
+        return Detections(
+            boxes=np.zeros((rows, 1, 4), np.float32),
+            scores=np.asarray(images, np.float32).mean((1, 2, 3))[:, None],
+            classes=np.ones((rows, 1), np.int32),
+            masks=None,
+            valid=np.ones((rows, 1), bool),
+        )
+
+
+@pytest.fixture
+def recorded(monkeypatch, variables):
+    """Make a predictor of two devices, and the model that it asks."""
+
+    def make(**options):
+        predictor, model = Predictor(two_canvas_config(), variables, **options), Recorded()
+        monkeypatch.setattr(predictor, "_model", model)
+        return predictor, model
+
+    return make
 
 
 @pytest.mark.parametrize(
@@ -324,22 +338,22 @@ class Recorded(Predictor):
         (9, False, [6, 6]),
     ],
 )
-def test_a_batch_that_is_not_full_may_run_in_parts(variables, count, split, rows):
+def test_a_batch_that_is_not_full_may_run_in_parts(recorded, count, split, rows):
     """On two devices, with three rows each."""
-    predictor = Recorded(two_canvas_config(), variables, batch_size=3, split_partial=split)
+    predictor, model = recorded(batch_size=3, split_partial=split)
     assert predictor.images_at_once == 6
     given = [np.full((48, 64, 3), 20 * number + 9, np.uint8) for number in range(count)]
     found = predictor(given)
-    assert [shape[0] for shape in predictor.shapes] == rows
+    assert [shape[0] for shape in model.shapes] == rows
     scores = [float(one.scores[0]) for one in found]
     assert scores == sorted(scores) and len(set(scores)) == count
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
-def test_a_service_compiles_all_programs_before_the_first_request(variables, batch_size):
-    predictor = Recorded(two_canvas_config(), variables, batch_size=batch_size, split_partial=True)
+def test_a_service_compiles_all_programs_before_the_first_request(recorded, batch_size):
+    predictor, model = recorded(batch_size=batch_size, split_partial=True)
     Service(predictor).close()
-    sizes = {shape[1:] for shape in predictor.shapes}
+    sizes = {shape[1:] for shape in model.shapes}
     assert len(sizes) == 2
     rows = {2, 2 * batch_size}
-    assert set(predictor.shapes) == {(count, *size) for count in rows for size in sizes}
+    assert set(model.shapes) == {(count, *size) for count in rows for size in sizes}
