@@ -1,5 +1,6 @@
 """Export a trained model to files and compare their detections with the original model's."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,7 +16,16 @@ from ml_collections import ConfigDict
 from mask_rcnn_jax.data.images import decode_image
 from mask_rcnn_jax.data.options import example_options
 from mask_rcnn_jax.data.resize import ResizePlan, resize_plan
-from mask_rcnn_jax.deploy import manifest, onnx, quantize, quantize_jax, stablehlo
+from mask_rcnn_jax.deploy import (
+    deepstream,
+    manifest,
+    onnx,
+    quantize,
+    quantize_jax,
+    stablehlo,
+    tensorrt,
+    triton,
+)
 from mask_rcnn_jax.deploy.compare import BOX_TOLERANCE, SCORE_TOLERANCE, compare
 from mask_rcnn_jax.deploy.engines import run_program
 from mask_rcnn_jax.deploy.images import check_images, image_paths, on_canvas
@@ -169,6 +179,11 @@ def build_artifact(
             calibrated["int8_for"] = options.int8_runtime
         artifact.details["calibration"] = calibrated
         check(artifact, "int8")
+    if options.deepstream:
+        content = artifact.files["model_int8.onnx" if options.int8 else "model.onnx"]
+        artifact.files |= deepstream.files(content, categories, artifact.interface)
+    if options.deepstream or options.int8_for == "tensorrt":
+        _add_tensorrt(artifact, options, folder / "calibration.json")
     return artifact
 
 
@@ -212,14 +227,7 @@ def _make_onnx(source: SourceModel) -> Artifact:
     artifact = Artifact(interface, source.canvas)
     artifact.files["model.onnx"] = content
     artifact.files["labels.txt"] = manifest.labels(source.categories).encode()
-    if options.deepstream:
-        name = "model_int8.onnx" if options.int8 else "model.onnx"
-        outputs, classes = [output.name for output in built.graph.output], len(source.categories)
-        numbers = {"batch": batch, "num_classes": classes}
-        text = manifest.nvinfer_config(
-            canvas, outputs, model_file=name, int8=options.int8, **numbers
-        )
-        artifact.files["nvinfer.txt"] = text.encode()
+    artifact.files["config.pbtxt"] = triton.model_config(built).encode()
     artifact.predictors["float"] = onnx.load_onnx(content)
     artifact.details["opset"] = opset
     return artifact
@@ -242,6 +250,17 @@ def _add_int8_onnx(
     logging.info("calibrated with %s", cache if cached else f"{len(feeds)} images")
     artifact.files["model_int8.onnx"] = content
     artifact.predictors["int8"] = onnx.load_onnx(content)
+
+
+def _add_tensorrt(artifact: Artifact, options: ArtifactOptions, cache: Path) -> None:
+    """Add the calibration cache, and say what TensorRT may not support."""
+    if options.int8:
+        ranges = json.loads(cache.read_text())["ranges"]
+        artifact.files["calibration.cache"] = tensorrt.calibration_cache(ranges).encode()
+    entry = artifact.details["tensorrt"] = tensorrt.manifest_entry(artifact.files)
+    for name, problems in entry["problems"].items():
+        for problem in problems:
+            logging.warning("%s for TensorRT %s: %s", name, tensorrt.VERSION, problem)
 
 
 def _make_stablehlo(source: SourceModel) -> Artifact:

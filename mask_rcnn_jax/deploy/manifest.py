@@ -1,4 +1,4 @@
-"""Files that accompany an exported model: `manifest.json`, `labels.txt` and `nvinfer.txt`.
+"""Files that accompany an exported model: `manifest.json` and `labels.txt`.
 
 The manifest contains everything needed to use the model without this package.
 """
@@ -117,46 +117,3 @@ def make_manifest(
 def labels(categories: Sequence[Mapping[str, Any]]) -> str:
     """Return the class names, one per line, class 1 first."""
     return "".join(" ".join(str(category["name"]).split()) + "\n" for category in categories)
-
-
-def nvinfer_config(
-    canvas: tuple[int, int],
-    outputs: Sequence[str],
-    *,
-    model_file: str,
-    batch: int,
-    num_classes: int,
-    int8: bool,
-) -> str:
-    """Return a DeepStream nvinfer configuration for a planar float32 model from `deploy.onnx`.
-
-    Pixels are passed unscaled (factor 1, offsets 0) and the model normalizes them, because
-    nvinfer's single factor cannot express per-channel standard deviations. `outputs`, the names in
-    the model, are attached as tensors.
-    """
-    height, width = canvas
-    engine = f"{model_file}_b{batch}_gpu0_{'int8' if int8 else 'fp32'}.engine"
-    entries = {
-        "gpu-id": 0,
-        "onnx-file": model_file,
-        "model-engine-file": engine,
-        "labelfile-path": "labels.txt",
-        "batch-size": batch,
-        "network-mode": 1 if int8 else 0,  # 0 is float32, 1 int8
-        "infer-dims": f"3;{height};{width}",
-        "network-input-order": 0,  # planar
-        "model-color-format": 0,  # RGB
-        "net-scale-factor": "1.0",
-        "offsets": "0;0;0",
-        "maintain-aspect-ratio": 1,
-        "symmetric-padding": 0,  # right and below
-        "scaling-filter": 1,  # bilinear
-        "process-mode": 1,  # whole frames
-        "network-type": 100,  # not a DeepStream output type ...
-        "output-tensor-meta": 1,  # ... but tensors attached to the frame
-        "output-blob-names": ";".join(outputs),
-        "num-detected-classes": num_classes,
-        "cluster-mode": 4,  # none: the model has done NMS
-        "gie-unique-id": 1,
-    }
-    return "[property]\n" + "".join(f"{key}={value}\n" for key, value in entries.items())

@@ -125,7 +125,12 @@ def _insert_qdq(source: Path, target: Path, ranges: dict[str, list[float]], runt
         _quantized_nodes(model, [] if symmetric else BETWEEN),
         [],
         OP_TYPES if symmetric else OP_TYPES + BETWEEN,
-        {"ActivationSymmetric": symmetric, "WeightSymmetric": True},
+        # TensorRT has no DequantizeLinear of int32, in which onnxruntime keeps biases.
+        {
+            "ActivationSymmetric": symmetric,
+            "WeightSymmetric": True,
+            "QuantizeBias": not symmetric,
+        },
     )
     quantizer.quantize_model()
     quantizer.model.save_model_to_file(str(target), False)

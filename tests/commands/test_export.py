@@ -225,12 +225,13 @@ def test_onnx_of_a_run_in_int8_for_deepstream(trained, tmp_path, capsys, caplog)
     table = [line.split()[::2] for line in said.splitlines() if line.startswith(("AP", "mask_"))]
     assert [row[0] for row in table] == ["AP", "AP50", "mask_AP", "mask_AP50"]
     assert "float " in said and "self-check, float: " in said and "self-check, int8: " in said
-    files = {"calibration.json", "labels.txt", "manifest.json", "nvinfer.txt"}
+    files = {"calibration.cache", "calibration.json", "config.pbtxt", "deepstream.onnx"}
+    files |= {"deepstream_app_config.txt", "labels.txt", "manifest.json", "nvinfer.txt"}
     files |= {"model.onnx", "model_int8.onnx"}
     assert {path.name for path in target.iterdir()} == files
     manifest = json.loads((target / "manifest.json").read_text())
     names = [entry["name"] for entry in manifest["classes"]]
-    assert (target / "labels.txt").read_text().splitlines() == names
+    assert (target / "labels.txt").read_text().splitlines() == ["background", *names]
     assert names == ["circle", "square", "triangle", "star"]
     assert manifest["ap"].keys() == {"float", "int8"}
     assert manifest["self_check"]["float"]["boxes"] < 0.1
@@ -241,19 +242,53 @@ def test_onnx_of_a_run_in_int8_for_deepstream(trained, tmp_path, capsys, caplog)
     nvinfer.read(target / "nvinfer.txt")
     entries = nvinfer["property"]
     assert entries["infer-dims"] == "3;64;64" and entries["net-scale-factor"] == "1.0"
-    assert entries["onnx-file"] == "model_int8.onnx" and entries["num-detected-classes"] == "4"
+    assert entries["onnx-file"] == "deepstream.onnx" and entries["num-detected-classes"] == "5"
+    parsed = onnxruntime.InferenceSession(
+        target / "deepstream.onnx", providers=["CPUExecutionProvider"]
+    )
+    shapes = {output.name: output.shape for output in parsed.get_outputs()}
+    assert list(shapes) == entries["output-blob-names"].split(";")
+    rows = manifest["outputs"]["boxes"]["shape"][1]
+    assert list(shapes.values()) == [[2, rows, 6], [2, rows, 5, 28, 28]]
+    problems = manifest["tensorrt"]["problems"]
+    assert problems == {"deepstream.onnx": [], "model.onnx": [], "model_int8.onnx": []}
+    assert "--calib=calibration.cache" in "".join(manifest["tensorrt"]["trtexec"])
+    check_calibration_cache(target)
     for name in ("model.onnx", "model_int8.onnx"):
         providers = ["CPUExecutionProvider"]
         session = onnxruntime.InferenceSession(target / name, providers=providers)
         (images,) = session.get_inputs()
         assert (images.type, images.shape) == ("tensor(float)", [2, 3, 64, 64])
         described, outputs = manifest["outputs"], session.get_outputs()
-        assert entries["output-blob-names"].split(";") == [output.name for output in outputs]
+        assert described.keys() == {output.name for output in outputs}
         for output in outputs:
             assert output.shape == described[output.name]["shape"]
             kind = {"float32": "float"}.get(described[output.name]["dtype"], "int32")
             assert output.type == f"tensor({kind})"
     check_artifact_runs(trained, target, tmp_path, manifest["ap"], capsys, caplog)
+
+
+def check_calibration_cache(folder):
+    """Each tensor of the cache is one of the float model, and has the scale of the int8 model."""
+    onnx = pytest.importorskip("onnx")
+    nodes = onnx.load(folder / "model.onnx").graph.node
+    known = {name for node in nodes for name in (*node.input, *node.output)}
+    lines = (folder / "calibration.cache").read_text().splitlines()[1:]
+    scales = {}
+    for line in lines:
+        name, bits = line.rsplit(": ", 1)
+        scales[name] = np.frombuffer(bytes.fromhex(bits), ">f4").item()
+    assert len(scales) > 20 and scales.keys() <= known
+    quantized = onnx.load(folder / "model_int8.onnx").graph
+    arrays = {array.name: onnx.numpy_helper.to_array(array) for array in quantized.initializer}
+    found = 0
+    for node in quantized.node:
+        if node.op_type == "QuantizeLinear" and node.input[0] in scales:
+            scale = arrays[node.input[1]].item()
+            # onnxruntime spreads the range over 254 steps.
+            assert scales[node.input[0]] == pytest.approx(scale, rel=0.01), node.input[0]
+            found += 1
+    assert found > 20
 
 
 def check_artifact_runs(trained, folder, tmp_path, aps, capsys, caplog):

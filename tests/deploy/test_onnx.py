@@ -311,9 +311,13 @@ def test_deepstream_is_told_the_outputs_of_a_model_of_boxes_alone(tmp_path):
     options = ArtifactOptions(picture_size=(64, 64), deepstream=True)
     given = random_variables(config), categories, "onnx", options, tmp_path
     files = build_artifact(config, *given).files
-    outputs = [output.name for output in onnx.load_from_string(files["model.onnx"]).graph.output]
-    assert "masks" not in outputs
+    model, parsed = (
+        onnx.load_from_string(files[f"{name}.onnx"]) for name in ("model", "deepstream")
+    )
+    assert "masks" not in [output.name for output in model.graph.output]
+    outputs = [output.name for output in parsed.graph.output]
     assert f"\noutput-blob-names={';'.join(outputs)}\n" in files["nvinfer.txt"].decode()
+    assert b"\noutput-instance-mask=0\n" in files["nvinfer.txt"]
 
 
 def test_anchors_end_with_the_image():
