@@ -253,7 +253,7 @@ def _add_int8_onnx(
 
 
 def _add_tensorrt(artifact: Artifact, options: ArtifactOptions, cache: Path) -> None:
-    """Add the calibration cache, and say what TensorRT may not support."""
+    """Add the calibration cache, and warn of all that TensorRT may not support."""
     if options.int8:
         ranges = json.loads(cache.read_text())["ranges"]
         artifact.files["calibration.cache"] = tensorrt.calibration_cache(ranges).encode()

@@ -1,4 +1,4 @@
-"""What TensorRT documents about ONNX models, checked without it, and its calibration cache.
+"""TensorRT's documented limits of ONNX models, checked without it, and its calibration cache.
 
 The table holds the operators of our models: types and restrictions as in docs/operators.md of
 onnx-tensorrt 10.1, and BOOL for NonZero as in its source.
@@ -82,7 +82,7 @@ _RESIZES = {
 
 
 def tensorrt_problems(model: "onnx.ModelProto") -> list[str]:
-    """Return what TensorRT `VERSION` does not document to support, one line for each kind."""
+    """Return a line for each kind of node that TensorRT `VERSION` does not document to support."""
     import onnx
     from onnx import TensorProto, numpy_helper
 
@@ -116,7 +116,7 @@ def tensorrt_problems(model: "onnx.ModelProto") -> list[str]:
 def _node_problems(
     node: "onnx.NodeProto", types: Mapping[str, str], constant: Callable
 ) -> Iterator[str]:
-    """Yield what is not supported about a node.
+    """Yield the problems of a node.
 
     types: of all values, by name. constant: function from a name to an array or None.
     """

@@ -82,7 +82,7 @@ def translate(spec: Spec, gpus: int) -> tuple[dict[str, Any], list[str]]:
         if values.get(name, value) != value:
             raise spec.fault(name, repr(value))
     if checkpoint := values.get("checkpoint"):
-        if checkpoint.endswith((".hdf5", ".tlt")):
+        if checkpoint.endswith((".hdf5", ".tlt", ".etlt")):
             notes.append(f"checkpoint: {checkpoint!r} cannot be read, set model.init_from")
         else:
             entries["model.init_from"] = checkpoint

@@ -31,6 +31,7 @@ WRAPPERS = ("model", "state_dict", "model_state_dict", "model_state", "blobs")
 # Files of torch before 1.6 start with a pickle of this number.
 _TORCH_MAGIC = 0x1950A86A20F9469CFC6C
 _ZIP_MAGIC = (b"PK\x03\x04", b"PK\x05\x06")
+_HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
 # First bytes of pickles: of protocol 2 and newer, and of a tuple, a dict or a name in older ones.
 _PICKLE_MAGIC = (b"\x80", b"(", b"}", b"c")
 # Views may repeat elements (stride 0) and share them, but a small file must not exhaust memory that
@@ -102,6 +103,8 @@ def _read_file(path: str) -> Weights:
                 "or a checkpoint in TensorFlow's old format, which is not supported"
             )
         return Weights(read_tf_checkpoint(path.removesuffix(".index")))
+    if problem := _problem_of_tao(path, start):
+        raise ValueError(f"{path}: {problem}; docs/from_others.md#from-tao has other weights")
     read: Callable[[str], Weights]
     if start[8:9] == b"{" and int.from_bytes(start[:8], "little") <= _MAX_SAFETENSORS_HEADER:
         read = _read_safetensors
@@ -119,6 +122,19 @@ def _read_file(path: str) -> Weights:
         if not isinstance(error, ValueError):
             message = f"incomplete or corrupt, {type(error).__name__}: {message}"
         raise ValueError(f"{path}: {message}") from error
+
+
+def _problem_of_tao(path: str, start: bytes) -> str:
+    """Why a file of NVIDIA TAO, recognized by its name or its first bytes, cannot be read, or ""."""
+    if path.endswith(".etlt"):
+        return "exported by TAO for TensorRT, encrypted with the key of its training (-k)"
+    if path.endswith(".tlt"):
+        if not start.startswith(_ZIP_MAGIC):
+            return "a model of TAO, encrypted with the key of its training (-k)"
+        return "a model of TAO, a zip of a TensorFlow checkpoint whose names are not documented"
+    if start.startswith(_HDF5_MAGIC):
+        return "HDF5, such as TAO's ResNets, whose names of layers are not documented"
+    return ""
 
 
 def _read_safetensors(path: str) -> Weights:

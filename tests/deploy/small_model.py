@@ -1,13 +1,17 @@
 """Small models with random weights that produce detections, and images for them."""
 
+import json
 from functools import partial
 
 import jax
 import numpy as np
+import pytest
 
 from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.data.options import example_options
+from mask_rcnn_jax.deploy import artifact
 from mask_rcnn_jax.deploy.images import on_canvas
+from mask_rcnn_jax.deploy.manifest import make_manifest
 from mask_rcnn_jax.formats.shapes import generate_image
 from mask_rcnn_jax.models.build import abstract_variables
 from mask_rcnn_jax.models.detect import detect_options
@@ -30,6 +34,7 @@ SMALL = {
     "eval.detections_per_image": 12,
     "eval.score_threshold": 0.05,
 }
+CATEGORIES = [{"id": 10 * k, "name": f"class {k}"} for k in (1, 2, 3)]
 # Gains that make random outputs vary as much as trained ones.
 GAINS = {"objectness_logits": 1.0, "anchor_deltas": 0.3, "cls_score": 2.0, "bbox_pred": 1.0}
 
@@ -72,3 +77,20 @@ def generated(config, sizes, canvas, fixed_size=None):
     """Generate images with these sizes as model inputs."""
     drawn = [generate_image(0, "val", i, size)[0] for i, size in enumerate(sizes)]
     return list(on_canvas(drawn, example_options(config), canvas, fixed_size))
+
+
+def write_artifact(folder, model, format, **options):
+    """Write what `export` does, without its self-check, which compiles the model."""
+    config, variables = model
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(artifact, "_check", lambda *arguments: None)
+        options = artifact.ArtifactOptions(**options)
+        made = artifact.build_artifact(config, variables, CATEGORIES, format, options, folder)
+    details = {**made.details, "config": config.to_dict()}
+    names, interface = sorted(made.files), made.interface
+    about = dict(format=format, files=names, interface=interface, details=details)
+    manifest = json.dumps(make_manifest(config, CATEGORIES, **about))
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in {**made.files, "manifest.json": manifest.encode()}.items():
+        (folder / name).write_bytes(content)
+    return folder

@@ -11,32 +11,13 @@ import pytest
 import mask_rcnn_jax as mrcnn
 from mask_rcnn_jax.data.options import example_options
 from mask_rcnn_jax.data.resize import resize_plan
-from mask_rcnn_jax.deploy import artifact, engines
+from mask_rcnn_jax.deploy import engines
 from mask_rcnn_jax.deploy.engines import UnfitImage, load_exported
-from mask_rcnn_jax.deploy.manifest import make_manifest
 from mask_rcnn_jax.deploy.service import Service
 from mask_rcnn_jax.formats.shapes import generate_image
-from tests.deploy.small_model import random_variables, small_config
+from tests.deploy.small_model import CATEGORIES, random_variables, small_config, write_artifact
 
-CATEGORIES = [{"id": 10 * k, "name": f"class {k}"} for k in (1, 2, 3)]
 SIZES = [(60, 96), (64, 100), (70, 90), (90, 90)]
-
-
-def write(folder, model, format, **options):
-    """Write what `export` does, without its self-check, which compiles the model."""
-    config, variables = model
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(artifact, "_check", lambda *arguments: None)
-        options = artifact.ArtifactOptions(**options)
-        made = artifact.build_artifact(config, variables, CATEGORIES, format, options, folder)
-    details = {**made.details, "config": config.to_dict()}
-    names, interface = sorted(made.files), made.interface
-    about = dict(format=format, files=names, interface=interface, details=details)
-    manifest = json.dumps(make_manifest(config, CATEGORIES, **about))
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in {**made.files, "manifest.json": manifest.encode()}.items():
-        (folder / name).write_bytes(content)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +31,7 @@ def small():
 def onnx_folder(small, tmp_path_factory):
     pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")
-    return write(tmp_path_factory.mktemp("exported") / "onnx", small, "onnx")
+    return write_artifact(tmp_path_factory.mktemp("exported") / "onnx", small, "onnx")
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +47,7 @@ def live(small):
 )
 def test_detections_equal_the_live_models(engine, small, live, onnx_folder, tmp_path):
     pytest.importorskip(engine)
-    folder = write(tmp_path, small, "stablehlo") if engine == "jax" else onnx_folder
+    folder = write_artifact(tmp_path, small, "stablehlo") if engine == "jax" else onnx_folder
     images, expected = live
     predictor = mrcnn.load(folder, engine=engine, score_threshold=0.05)
     assert predictor.categories == CATEGORIES and predictor.images_at_once == 1
@@ -119,7 +100,7 @@ def test_serving_takes_the_sizes_of_the_model(onnx_folder):
 def test_fixed_sizes_and_batches(small, tmp_path):
     pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")
-    folder = write(tmp_path / "fixed", small, "onnx", picture_size=(48, 75), batch=2)
+    folder = write_artifact(tmp_path / "fixed", small, "onnx", picture_size=(48, 75), batch=2)
     exported = load_exported(folder)
     assert exported.batch == 2 and exported.sample_sizes == [(64, 100)]
     predictor = mrcnn.load(folder)

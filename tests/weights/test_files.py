@@ -221,7 +221,7 @@ def test_a_missing_file_is_named(tmp_path):
         (b"", "is empty; expected safetensors"),
         (b"<!DOCTYPE html>\n<html>", "begins with b'<!DOCTYP'; expected safetensors"),
         (b"version https://git-lfs.github.com/spec/v1\n", "begins with b'version '"),
-        (b"\x89HDF\r\n\x1a\n" + bytes(100), "unknown format"),
+        (b"\x89HDF\r\n\x1a\n" + bytes(100), "HDF5, such as TAO's ResNets"),
         (b"PK\x05\x06" + bytes(18), "not written by torch"),
         (pickle.dumps([RAMP]), "expected a dict of arrays by name"),
         (pickle.dumps({}), "no arrays by name, its entries are: none"),
@@ -238,6 +238,23 @@ def test_what_is_no_file_of_weights_is_named_with_what_is_read(tmp_path, content
         read_arrays(path)
     assert one_line(error).startswith(f"{path}: ")
     assert says in one_line(error)
+
+
+@pytest.mark.parametrize(
+    "name, content, says",
+    [
+        ("model.etlt", b"nvidia_tlt" + bytes(50), "exported by TAO for TensorRT, encrypted with"),
+        ("model.step-25000.tlt", b"\x80\x02" + bytes(50), "a model of TAO, encrypted with the key"),
+        ("model.tlt", b"PK\x03\x04" + bytes(50), "a zip of a TensorFlow checkpoint whose names"),
+    ],
+)
+def test_files_of_tao_are_named_as_such(tmp_path, name, content, says):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError) as error:
+        read_arrays(tmp_path / name)
+    line = one_line(error)
+    assert line.startswith(f"{tmp_path / name}: ") and says in line
+    assert line.endswith("; docs/from_others.md#from-tao has other weights")
 
 
 def test_an_empty_folder_is_no_checkpoint(tmp_path):

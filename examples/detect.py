@@ -1,0 +1,243 @@
+"""Detect objects with an exported ONNX model, without mask_rcnn_jax, in onnxruntime or in Triton.
+
+    pip install numpy pillow onnxruntime
+    python detect.py out/onnx photo.jpg --output found
+    python detect.py out/onnx photo.jpg --triton http://localhost:8000/v2/models/mine
+
+The folder is an output of `export --format onnx`; of it, Triton needs the manifest here alone.
+"""
+
+import argparse
+import json
+import math
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageOps
+
+# Names of types in requests to Triton.
+DTYPES = {"uint8": "UINT8", "float32": "FP32", "int32": "INT32", "bool": "BOOL"}
+# A function from the model's inputs to its outputs, by name.
+Run = Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]
+
+
+class Found(NamedTuple):
+    """An object."""
+
+    name: str
+    score: float
+    box: np.ndarray  # x1, y1, x2, y2 in pixels of the image
+    mask: np.ndarray | None  # bool [height, width] of the image
+
+
+def detect(run: Run, manifest: dict, image: np.ndarray, threshold: float = 0.5) -> list[Found]:
+    """Find the objects with at least this score in an image, uint8 [height, width, 3] in RGB."""
+    inputs, size = prepare(image, manifest)
+    out = {name: values[0] for name, values in run(inputs).items()}
+    names = {entry["class"]: entry["name"] for entry in manifest["classes"]}
+    height, width = image.shape[:2]
+    to_image = np.array([width / size[1], height / size[0]] * 2)
+    rule = manifest["postprocessing"]["mask_rule"]
+    found = []
+    for i in np.flatnonzero(out["valid"].astype(bool) & (out["scores"] >= threshold)):
+        box = np.clip(out["boxes"][i] * to_image, 0, [width, height] * 2).astype(np.float32)
+        mask = paste(out["masks"][i], box, height, width, rule) if "masks" in out else None
+        found.append(Found(names[int(out["classes"][i])], float(out["scores"][i]), box, mask))
+    return found
+
+
+def prepare(image: np.ndarray, manifest: dict) -> tuple[dict[str, np.ndarray], tuple[int, int]]:
+    """Return the model's inputs, and (height, width) of the image on the canvas."""
+    rules, wanted = manifest["preprocessing"], manifest["inputs"]["images"]
+    size = resized_size(*image.shape[:2], rules)
+    canvas = np.zeros((*rules["canvas"], 3), wanted["dtype"])
+    canvas[: size[0], : size[1]] = resize(image, size, rules)
+    batch, is_planar = wanted["shape"][0], wanted["shape"][1] == 3
+    if is_planar:
+        canvas = canvas.transpose(2, 0, 1)
+    inputs = {"images": np.ascontiguousarray(np.repeat(canvas[None], batch, axis=0))}
+    if "image_sizes" in manifest["inputs"]:
+        inputs["image_sizes"] = np.array([size] * batch, np.int32)
+    return inputs, size
+
+
+def resized_size(height: int, width: int, rules: dict) -> tuple[int, int]:
+    """(height, width) of an image on the canvas; ValueError for an image that it does not take."""
+    canvas = height_limit, width_limit = tuple(rules["canvas"])
+    if "picture_size" in rules:
+        if [height, width] != rules["picture_size"]:
+            raise ValueError(f"the image is {height} x {width}, not {rules['picture_size']}")
+        return tuple(rules["resized_size"])
+    if rules["resize"] != "shortest_edge":
+        if rules["resize"] == "keep" and height <= height_limit and width <= width_limit:
+            return height, width
+        if height_limit * width <= width_limit * height:
+            size = height_limit, width * height_limit // height
+        else:
+            size = height * width_limit // width, width_limit
+    else:
+        if (height > width) != (height_limit > width_limit):
+            raise ValueError(f"an image of {height} x {width} belongs on a canvas that is turned")
+        size = _shortest_edge(height, width, *sorted(rules["image_size"]), rules)
+    return tuple(min(max(1, side), most) for side, most in zip(size, canvas, strict=True))
+
+
+def _shortest_edge(height: int, width: int, short: int, long: int, rules: dict) -> tuple[int, int]:
+    """`short` is the short side unless the long one would exceed `long`."""
+    low, high = min(height, width), max(height, width)
+    if rules["rounding_of_sides"] == "floor":
+        scale = min(short / low, long / high)
+        return math.floor(height * scale), math.floor(width * scale)
+    if rules["rounding_of_sides"] == "round":
+        scale = short / low
+        sides = [short if side == low else side * scale for side in (height, width)]
+        if max(sides) > long:
+            sides = [side * (long / max(sides)) for side in sides]
+        return int(sides[0] + 0.5), int(sides[1] + 0.5)
+    if high / low * short > long:  # "caffe"
+        short = max(1, round(long * low / high))
+    return tuple(short if side == low else int(short * side / low) for side in (height, width))
+
+
+def resize(image: np.ndarray, size: tuple[int, int], rules: dict) -> np.ndarray:
+    """Resize bilinearly to (height, width)."""
+    if image.shape[:2] == size:
+        return image
+    if rules["interpolation"] == "PIL bilinear":
+        return np.asarray(Image.fromarray(image).resize(size[::-1], Image.Resampling.BILINEAR))
+    pixels = image.astype(np.float32)
+    for axis, after in enumerate(size):
+        before = pixels.shape[axis]
+        place = np.clip((np.arange(after) + 0.5) * (before / after) - 0.5, 0, before - 1)
+        low = place.astype(int)
+        share = np.expand_dims((place - low).astype(np.float32), (1, 2) if axis == 0 else (0, 2))
+        high = pixels.take(np.minimum(low + 1, before - 1), axis)
+        pixels = pixels.take(low, axis) * (1 - share) + high * share
+    return np.rint(pixels) if rules["rounded_to_whole_numbers"] else pixels
+
+
+def paste(mask: np.ndarray, box: np.ndarray, height: int, width: int, rule: str) -> np.ndarray:
+    """bool [height, width]: the pixels of an object, of probabilities [M, M] over its box."""
+    whole = np.zeros((height, width), bool)
+    x1, y1, x2, y2 = box
+    (top, rows), (left, columns) = (
+        _weights(low, high, limit, len(mask), rule)
+        for low, high, limit in ((y1, y2, height), (x1, x2, width))
+    )
+    values = rows @ mask @ columns.T
+    part = values >= 0.5 if rule == "continuous" else values > 0.5
+    whole[top : top + len(rows), left : left + len(columns)] = part
+    return whole
+
+
+def _weights(
+    low: np.float32, high: np.float32, limit: int, cells: int, rule: str
+) -> tuple[int, np.ndarray]:
+    """First pixel of a side of a box, and the shares [n, cells] of the mask's cells in n pixels."""
+    if rule == "continuous" and not high > low:
+        return 0, np.zeros((0, cells), np.float32)
+    if rule == "continuous":  # pixels with their centers in the box
+        low, high = float(low), float(high)
+        first, last = math.ceil(low - 0.5), math.floor(high - 0.5)
+        pixels = np.arange(max(first, 0), min(last + 1, limit))
+        place = (pixels + 0.5 - low) * cells / (high - low) - 0.5
+    else:  # a mask with a border of a cell, on a box that is larger by as much, in whole pixels
+        center, half = (high + low) * np.float32(0.5), (high - low) * np.float32(0.5)
+        half *= np.float32((cells + 2) / cells)
+        first, last = int(center - half), int(center + half)
+        pixels = np.arange(max(first, 0), min(last + 1, limit))
+        place = (pixels - first + 0.5) * (cells + 2) / (last + 1 - first) - 0.5
+        place = np.clip(place, 0, cells + 1) - 1
+    shares = np.maximum(1 - np.abs(place[:, None] - np.arange(cells)), 0)
+    return (int(pixels[0]) if len(pixels) else 0), shares.astype(np.float32)
+
+
+def load_onnxruntime(path: Path) -> Run:
+    """Load a model on the CPU."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    return lambda inputs: dict(zip(names, session.run(names, inputs), strict=True))
+
+
+def triton(url: str) -> Run:
+    """Ask a server for a model's outputs, in KServe's protocol with Triton's binary tensors.
+
+    url: of the model, http://HOST:8000/v2/models/NAME.
+    """
+
+    def run(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        described = [
+            {
+                "name": name,
+                "shape": array.shape,
+                "datatype": DTYPES[array.dtype.name],
+                "parameters": {"binary_data_size": array.nbytes},
+            }
+            for name, array in inputs.items()
+        ]
+        request = {"inputs": described, "parameters": {"binary_data_output": True}}
+        header = json.dumps(request).encode()
+        body = header + b"".join(array.tobytes() for array in inputs.values())
+        headers = {
+            "Content-Type": "application/octet-stream",
+            "Inference-Header-Content-Length": str(len(header)),
+        }
+        request = urllib.request.Request(f"{url}/infer", body, headers)
+        with urllib.request.urlopen(request) as answer:
+            header = json.loads(answer.read(int(answer.headers["Inference-Header-Content-Length"])))
+            data = answer.read()
+        dtypes, outputs, start = {name: dtype for dtype, name in DTYPES.items()}, {}, 0
+        for output in header["outputs"]:
+            end = start + output["parameters"]["binary_data_size"]
+            values = np.frombuffer(data[start:end], dtypes[output["datatype"]])
+            outputs[output["name"]], start = values.reshape(output["shape"]), end
+        return outputs
+
+    return run
+
+
+def draw(image: np.ndarray, found: list[Found]) -> Image.Image:
+    """Draw masks, boxes and names."""
+    colors = np.array([[230, 60, 60], [60, 160, 230], [60, 190, 90], [230, 160, 40]])
+    pixels = image.astype(np.float32)
+    for i, item in enumerate(found):
+        if item.mask is not None:
+            pixels[item.mask] = pixels[item.mask] * 0.6 + colors[i % 4] * 0.4
+    drawn = Image.fromarray(pixels.astype(np.uint8))
+    pen = ImageDraw.Draw(drawn)
+    for i, item in enumerate(found):
+        color = tuple(colors[i % 4].tolist())
+        pen.rectangle(item.box.tolist(), outline=color, width=2)
+        pen.text((item.box[0] + 3, item.box[1] + 2), f"{item.name} {item.score:.2f}", fill=color)
+    return drawn
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("images", type=Path, nargs="+")
+    parser.add_argument("--model", default="model.onnx", help="a file in the folder")
+    parser.add_argument("--triton", metavar="URL", help="http://HOST:8000/v2/models/NAME")
+    parser.add_argument("--threshold", type=float, default=0.5)
+    parser.add_argument("--output", type=Path, help="a folder for annotated images")
+    args = parser.parse_args()
+    manifest = json.loads((args.folder / "manifest.json").read_text())
+    run = triton(args.triton) if args.triton else load_onnxruntime(args.folder / args.model)
+    for path in args.images:
+        image = np.asarray(ImageOps.exif_transpose(Image.open(path)).convert("RGB"))
+        found = detect(run, manifest, image, args.threshold)
+        for item in found:
+            area = "" if item.mask is None else f" {item.mask.sum()} pixels"
+            print(f"{path.name}: {item.name} {item.score:.3f} {item.box.round(1).tolist()}{area}")
+        if args.output:
+            args.output.mkdir(parents=True, exist_ok=True)
+            draw(image, found).save(args.output / f"{path.stem}.png")
+
+
+if __name__ == "__main__":
+    main()
