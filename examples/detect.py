@@ -52,7 +52,7 @@ def detect(run: Run, manifest: dict, image: np.ndarray, threshold: float = 0.5) 
 def prepare(image: np.ndarray, manifest: dict) -> tuple[dict[str, np.ndarray], tuple[int, int]]:
     """Return the model's inputs, and (height, width) of the image on the canvas."""
     rules, wanted = manifest["preprocessing"], manifest["inputs"]["images"]
-    size = resized_size(*image.shape[:2], rules)
+    size = resized_size(image.shape[0], image.shape[1], rules)
     canvas = np.zeros((*rules["canvas"], 3), wanted["dtype"])
     canvas[: size[0], : size[1]] = resize(image, size, rules)
     batch, is_planar = wanted["shape"][0], wanted["shape"][1] == 3
@@ -66,7 +66,7 @@ def prepare(image: np.ndarray, manifest: dict) -> tuple[dict[str, np.ndarray], t
 
 def resized_size(height: int, width: int, rules: dict) -> tuple[int, int]:
     """(height, width) of an image on the canvas; ValueError for an image that it does not take."""
-    canvas = height_limit, width_limit = tuple(rules["canvas"])
+    height_limit, width_limit = rules["canvas"]
     if "picture_size" in rules:
         if [height, width] != rules["picture_size"]:
             raise ValueError(f"the image is {height} x {width}, not {rules['picture_size']}")
@@ -81,12 +81,13 @@ def resized_size(height: int, width: int, rules: dict) -> tuple[int, int]:
     else:
         if (height > width) != (height_limit > width_limit):
             raise ValueError(f"an image of {height} x {width} belongs on a canvas that is turned")
-        size = _shortest_edge(height, width, *sorted(rules["image_size"]), rules)
-    return tuple(min(max(1, side), most) for side, most in zip(size, canvas, strict=True))
+        size = _shortest_edge(height, width, rules)
+    return min(max(1, size[0]), height_limit), min(max(1, size[1]), width_limit)
 
 
-def _shortest_edge(height: int, width: int, short: int, long: int, rules: dict) -> tuple[int, int]:
-    """`short` is the short side unless the long one would exceed `long`."""
+def _shortest_edge(height: int, width: int, rules: dict) -> tuple[int, int]:
+    """The size with the wanted short side, unless its long one would exceed a limit."""
+    short, long = sorted(rules["image_size"])
     low, high = min(height, width), max(height, width)
     if rules["rounding_of_sides"] == "floor":
         scale = min(short / low, long / high)
@@ -99,7 +100,8 @@ def _shortest_edge(height: int, width: int, short: int, long: int, rules: dict) 
         return int(sides[0] + 0.5), int(sides[1] + 0.5)
     if high / low * short > long:  # "caffe"
         short = max(1, round(long * low / high))
-    return tuple(short if side == low else int(short * side / low) for side in (height, width))
+    sides = [short if side == low else int(short * side / low) for side in (height, width)]
+    return sides[0], sides[1]
 
 
 def resize(image: np.ndarray, size: tuple[int, int], rules: dict) -> np.ndarray:
@@ -140,10 +142,10 @@ def _weights(
     if rule == "continuous" and not high > low:
         return 0, np.zeros((0, cells), np.float32)
     if rule == "continuous":  # pixels with their centers in the box
-        low, high = float(low), float(high)
-        first, last = math.ceil(low - 0.5), math.floor(high - 0.5)
+        start, length = float(low), float(high) - float(low)
+        first, last = math.ceil(start - 0.5), math.floor(float(high) - 0.5)
         pixels = np.arange(max(first, 0), min(last + 1, limit))
-        place = (pixels + 0.5 - low) * cells / (high - low) - 0.5
+        place = (pixels + 0.5 - start) * cells / length - 0.5
     else:  # a mask with a border of a cell, on a box that is larger by as much, in whole pixels
         center, half = (high + low) * np.float32(0.5), (high - low) * np.float32(0.5)
         half *= np.float32((cells + 2) / cells)
@@ -180,8 +182,8 @@ def triton(url: str) -> Run:
             }
             for name, array in inputs.items()
         ]
-        request = {"inputs": described, "parameters": {"binary_data_output": True}}
-        header = json.dumps(request).encode()
+        wanted = {"inputs": described, "parameters": {"binary_data_output": True}}
+        header = json.dumps(wanted).encode()
         body = header + b"".join(array.tobytes() for array in inputs.values())
         headers = {
             "Content-Type": "application/octet-stream",
@@ -189,10 +191,10 @@ def triton(url: str) -> Run:
         }
         request = urllib.request.Request(f"{url}/infer", body, headers)
         with urllib.request.urlopen(request) as answer:
-            header = json.loads(answer.read(int(answer.headers["Inference-Header-Content-Length"])))
-            data = answer.read()
+            length = int(answer.headers["Inference-Header-Content-Length"])
+            about, data = json.loads(answer.read(length)), answer.read()
         dtypes, outputs, start = {name: dtype for dtype, name in DTYPES.items()}, {}, 0
-        for output in header["outputs"]:
+        for output in about["outputs"]:
             end = start + output["parameters"]["binary_data_size"]
             values = np.frombuffer(data[start:end], dtypes[output["datatype"]])
             outputs[output["name"]], start = values.reshape(output["shape"]), end

@@ -157,7 +157,7 @@ def app_config(picture_size: tuple[int, int], *, batch: int, masks: bool) -> str
     size = {"width": width, "height": height}
     model = {"config-file": "nvinfer.txt", "gie-unique-id": 1}
     draw = {"display-bbox": 1, "display-text": 1, "display-mask": int(masks)}
-    groups = {
+    groups: dict[str, dict[str, Any]] = {
         "application": {"enable-perf-measurement": 1, "perf-measurement-interval-sec": 5},
         "source0": {"enable": 1, "type": 3, "uri": f"file://{SAMPLE}", "num-sources": batch},
         "streammux": {"batch-size": batch, "batched-push-timeout": 40000, **size},  # microseconds

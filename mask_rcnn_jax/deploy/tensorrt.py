@@ -192,7 +192,7 @@ def manifest_entry(files: Mapping[str, bytes]) -> dict[str, Any]:
             kinds = ["--int8 --fp16" if is_int8 else "--fp16"]
             if "calibration.cache" in files and not is_int8:
                 kinds.append("--int8 --fp16 --calib=calibration.cache")
-            command = f"trtexec --onnx={name} --saveEngine=model.plan"
+            command = f"trtexec --onnx={name} --saveEngine=model.engine"
             entry["trtexec"] += [f"{command} {kind}" for kind in kinds]
             entry["problems"][name] = tensorrt_problems(model)
     return entry

@@ -125,7 +125,7 @@ def _read_file(path: str) -> Weights:
 
 
 def _problem_of_tao(path: str, start: bytes) -> str:
-    """Why a file of NVIDIA TAO, recognized by its name or its first bytes, cannot be read, or ""."""
+    """Why a file of NVIDIA TAO, known by its name or its first bytes, cannot be read, or ""."""
     if path.endswith(".etlt"):
         return "exported by TAO for TensorRT, encrypted with the key of its training (-k)"
     if path.endswith(".tlt"):

@@ -148,7 +148,7 @@ def test_manifest_says_how_to_build_an_engine():
     files = {"model.onnx": fine, "odd.onnx": odd, "calibration.cache": b"", "labels.txt": b""}
     entry = manifest_entry(files)
     assert entry["problems"]["model.onnx"] == [] and len(entry["problems"]["odd.onnx"]) == 1
-    trtexec = "trtexec --onnx=model.onnx --saveEngine=model.plan"
+    trtexec = "trtexec --onnx=model.onnx --saveEngine=model.engine"
     with_cache = f"{trtexec} --int8 --fp16 --calib=calibration.cache"
     assert entry["trtexec"][:2] == [f"{trtexec} --fp16", with_cache]
 
