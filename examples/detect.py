@@ -232,7 +232,10 @@ def main() -> None:
     run = triton(args.triton) if args.triton else load_onnxruntime(args.folder / args.model)
     for path in args.images:
         image = np.asarray(ImageOps.exif_transpose(Image.open(path)).convert("RGB"))
-        found = detect(run, manifest, image, args.threshold)
+        try:
+            found = detect(run, manifest, image, args.threshold)
+        except ValueError as error:  # an image that the model does not take
+            parser.exit(2, f"{path}: {error}\n")
         for item in found:
             area = "" if item.mask is None else f" {item.mask.sum()} pixels"
             print(f"{path.name}: {item.name} {item.score:.3f} {item.box.round(1).tolist()}{area}")

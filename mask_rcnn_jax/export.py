@@ -232,7 +232,7 @@ def _define_flags() -> None:
     flags.DEFINE_enum("orientation", "landscape", ["landscape", "portrait"], canvas_help)
     size_help = "HEIGHT,WIDTH of all images; removes the onnx input image_sizes."
     flags.DEFINE_list("picture_size", [], size_help)
-    deepstream_help = "onnx for nvinfer: planar float32 input and nvinfer.txt."
+    deepstream_help = "onnx with TAO's outputs and DeepStream's config; planar float32 input."
     flags.DEFINE_bool("deepstream", False, deepstream_help)
     flags.DEFINE_integer("opset", None, "onnx opset; default 17.")
     flags.DEFINE_bool("int8", False, "Also export an int8 model, calibrated with --calibration.")

@@ -20,6 +20,7 @@ async function start() {
 }
 
 async function choose(file) {
+  byId("file").disabled = true; // a session runs once at a time
   byId("error").textContent = "";
   byId("status").textContent = "Looking for objects..";
   const bitmap = await createImageBitmap(file, { colorSpaceConversion: "none" });
@@ -254,7 +255,7 @@ function say(error) {
 
 byId("file").addEventListener("change", (event) => {
   const [file] = event.target.files;
-  if (file) choose(file).catch(say);
+  if (file) choose(file).catch(say).finally(() => { byId("file").disabled = false; });
 });
 byId("threshold").addEventListener("input", draw);
 start().catch(say);

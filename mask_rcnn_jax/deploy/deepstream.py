@@ -156,6 +156,7 @@ def app_config(picture_size: tuple[int, int], *, batch: int, masks: bool) -> str
     height, width = picture_size
     size = {"width": width, "height": height}
     model = {"config-file": "nvinfer.txt", "gie-unique-id": 1}
+    video = {"container": 1, "codec": 1}  # an mp4 with H.264
     draw = {"display-bbox": 1, "display-text": 1, "display-mask": int(masks)}
     groups: dict[str, dict[str, Any]] = {
         "application": {"enable-perf-measurement": 1, "perf-measurement-interval-sec": 5},
@@ -164,8 +165,7 @@ def app_config(picture_size: tuple[int, int], *, batch: int, masks: bool) -> str
         "primary-gie": {"enable": 1, "batch-size": batch, **model},
         "tiled-display": {"enable": int(batch > 1), "rows": 1, "columns": batch, **size},
         "osd": {"enable": 1, "process-mode": 0, **draw},
-        # An mp4 with H.264.
-        "sink0": {"enable": 1, "type": 3, "container": 1, "codec": 1, "output-file": "found.mp4"},
+        "sink0": {"enable": 1, "type": 3, **video, "output-file": "found.mp4", "sync": 0},
     }
     return _key_file(groups)
 

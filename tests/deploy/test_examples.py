@@ -192,6 +192,17 @@ def test_script_runs_with_the_packages_alone_that_it_names(folder, expected, tmp
         assert drawn.size == (96, 60)
 
 
+def test_script_names_an_image_that_the_model_does_not_take(folder, tmp_path, monkeypatch, capsys):
+    Image.new("RGB", (60, 96)).save(tmp_path / "high.png")
+    arguments = [SCRIPT.name, str(folder), str(tmp_path / "high.png")]
+    monkeypatch.setattr(sys, "argv", arguments)
+    with pytest.raises(SystemExit) as stopped:
+        client.main()
+    assert stopped.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "high.png: an image of 96 x 60 belongs on a canvas that is turned" in line
+
+
 class KServe(BaseHTTPRequestHandler):
     """A model in KServe's protocol with binary tensors, as Triton answers."""
 
