@@ -20,57 +20,31 @@ MAX_TOPK = 3840
 _FLOAT = frozenset(("FLOAT", "FLOAT16", "BFLOAT16"))
 _NUMBER = _FLOAT | {"INT32", "INT64"}
 _ANY = _NUMBER | {"BOOL"}
+_TYPES = {
+    _FLOAT: """
+        AveragePool BatchNormalization Ceil Clip Conv ConvTranspose CumSum Einsum Erf Exp Floor Gemm
+        GlobalAveragePool GroupNormalization HardSwish InstanceNormalization LayerNormalization Log
+        MatMul MaxPool Pow QuantizeLinear Reciprocal Resize Round Sigmoid Softmax Sqrt Tanh
+    """,
+    _NUMBER: """
+        Abs Add ArgMax ArgMin Div Equal Greater GreaterOrEqual Less LessOrEqual Max Min Mod Mul Neg
+        Pad Range ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum Relu ScatterElements ScatterND
+        Sign Sub Sum TopK
+    """,
+    _ANY: """
+        Concat Constant ConstantOfShape Expand Flatten Gather GatherElements GatherND Identity
+        NonZero OneHot Reshape Shape Slice Split Squeeze Tile Transpose Unsqueeze Where
+    """,
+    _ANY | {"UINT8"}: "Cast",
+    frozenset(("BOOL",)): "And Not Or",
+    frozenset(("FLOAT", "FLOAT16")): "NonMaxSuppression RoiAlign",
+    frozenset(("INT8",)): "DequantizeLinear",
+}
 # Types of an operator's data; indices, sizes and thresholds are beside them.
-OPERATORS: dict[str, frozenset[str]] = {
-    "And": frozenset(("BOOL",)),
-    "Cast": _ANY | {"UINT8"},
-    "DequantizeLinear": frozenset(("INT8",)),
-    "Or": frozenset(("BOOL",)),
-    "Not": frozenset(("BOOL",)),
-    "NonMaxSuppression": frozenset(("FLOAT", "FLOAT16")),
-    "NonZero": _ANY,
-    "RoiAlign": frozenset(("FLOAT", "FLOAT16")),
-    **dict.fromkeys(
-        (
-            *(
-                "AveragePool",
-                "BatchNormalization",
-                "Ceil",
-                "Clip",
-                "Conv",
-                "ConvTranspose",
-                "CumSum",
-            ),
-            *("Einsum", "Erf", "Exp", "Floor", "Gemm", "GlobalAveragePool", "GroupNormalization"),
-            *("HardSwish", "InstanceNormalization", "LayerNormalization", "Log", "MatMul"),
-            *("MaxPool", "Pow", "QuantizeLinear", "Resize", "Round", "Sigmoid", "Softmax", "Sqrt"),
-            *("Tanh", "Reciprocal"),
-        ),
-        _FLOAT,
-    ),
-    **dict.fromkeys(
-        (
-            *("Abs", "Add", "ArgMax", "ArgMin", "Div", "Equal", "Greater", "GreaterOrEqual"),
-            *("Less", "LessOrEqual", "Max", "Min", "Mod", "Mul", "Neg", "Pad", "Range"),
-            *("ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "Relu"),
-            *("ScatterElements", "ScatterND", "Sign", "Sub", "Sum", "TopK"),
-        ),
-        _NUMBER,
-    ),
-    **dict.fromkeys(
-        (
-            *("Concat", "Constant", "ConstantOfShape", "Expand", "Flatten", "Gather"),
-            *("GatherElements", "GatherND", "Identity", "OneHot", "Reshape", "Shape", "Slice"),
-            *("Split", "Squeeze", "Tile", "Transpose", "Unsqueeze", "Where"),
-        ),
-        _ANY,
-    ),
-}
+OPERATORS = {name: types for types, names in _TYPES.items() for name in names.split()}
 # Position of the input that must be known when the engine is built.
-_CONSTANT_INPUTS = {
-    **{"CumSum": 1, "Slice": 3, "Squeeze": 1, "Unsqueeze": 1, "OneHot": 1},
-    **{f"Reduce{kind}": 1 for kind in ("Max", "Mean", "Min", "Prod", "Sum")},
-}
+_CONSTANT_INPUTS = {"CumSum": 1, "OneHot": 1, "Slice": 3, "Squeeze": 1, "Unsqueeze": 1}
+_CONSTANT_INPUTS |= {f"Reduce{kind}": 1 for kind in ("Max", "Mean", "Min", "Prod", "Sum")}
 _RESIZES = {
     "coordinate_transformation_mode": (
         *("half_pixel", "pytorch_half_pixel", "tf_half_pixel_for_nn", "asymmetric"),
