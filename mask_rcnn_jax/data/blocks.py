@@ -29,6 +29,7 @@ class _Block:
     name: str
     capacity: int  # bytes, a power of two
     memory: mmap.mmap
+    loans: int = 0  # so far; arrays of earlier ones may outlive the reader's
     sent: bool = False  # the array in it went to the reader, which gives the block back
 
 
@@ -69,7 +70,7 @@ def lent_zeros(prefix: str, shape: tuple[int, ...], dtype: Any) -> LentArray:
     array = np.frombuffer(block.memory, np.uint8, size, _START).view(dtype).reshape(shape)
     lent = array.view(LentArray)
     lent.block = block
-    weakref.finalize(lent, _dropped, block).atexit = False
+    weakref.finalize(lent, _dropped, block, block.loans).atexit = False
     return lent
 
 
@@ -95,12 +96,12 @@ def _take(prefix: str, size: int) -> _Block:
                 file = SharedMemory(prefix + secrets.token_hex(5), True, _START + capacity)
             block = _Block(file.name, capacity, _map(file))
             _own.append(block)
-        block.sent, block.memory[0] = False, _LENT
+        block.loans, block.sent, block.memory[0] = block.loans + 1, False, _LENT
         return block
 
 
-def _dropped(block: _Block) -> None:
-    if not block.sent:
+def _dropped(block: _Block, loan: int) -> None:
+    if block.loans == loan and not block.sent:
         block.memory[0] = _FREE
 
 

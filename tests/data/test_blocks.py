@@ -71,6 +71,21 @@ def test_an_array_that_is_not_sent_gives_its_block_back(prefix):
     assert len(names) == 1
 
 
+def test_an_array_outlives_its_loan(prefix):
+    """A worker has a batch in hand until the next is made, and the reader may be done before."""
+    first = blocks.lent_zeros(prefix, (5, 3), np.uint8)
+    send(first)
+    gc.collect()
+    second = blocks.lent_zeros(prefix, (3, 5), np.uint8)
+    assert second.block is first.block
+    del first
+    gc.collect()
+    second[:] = 2
+    received = send(second)
+    third = blocks.lent_zeros(prefix, (15,), np.uint8)
+    assert third.block is not second.block and (received == 2).all()
+
+
 def test_views_are_sent_as_copies(prefix):
     array = blocks.lent_zeros(prefix, (4, 6), np.int16)
     array[2] = 5
