@@ -143,28 +143,31 @@ class EvalLoader:
     ):
         indices = range(len(dataset.images))[: max_images or None]
         self.num_images = len(indices)
+        self._dataset, self._options = for_workers(dataset), options
         self._num_workers = num_workers
-        plan, self.is_full = [], []
+        self._plan, self.is_full = [], []
         for canvas, bucket in canvas_buckets(dataset, indices, options).items():
             for start in range(0, len(bucket), batch_size * process_count):
                 together = bucket[start : start + batch_size * process_count]
                 rows = together[process_index * batch_size :][:batch_size]
-                plan.append((canvas, rows + [-1] * (batch_size - len(rows))))
+                self._plan.append((canvas, rows + [-1] * (batch_size - len(rows))))
                 self.is_full.append(len(together) == batch_size * process_count)
-        self._prefix = workers.shared_prefix(num_workers)
-        zeros = workers.zeros(self._prefix)
-        self._batches = _EvalBatches(for_workers(dataset), options, zeros, plan)
 
     def __len__(self) -> int:
-        return len(self._batches)
+        return len(self._plan)
 
     def __iter__(self) -> Iterator[Batch]:
-        iterator = workers.start(grain.MapDataset.source(self._batches), self._num_workers)
+        # An iteration that ends removes its shared memory, and no other's.
+        prefix = workers.shared_prefix(self._num_workers)
+        iterator = workers.start(grain.MapDataset.source(self._batches(prefix)), self._num_workers)
         try:
             for _ in range(len(self)):
                 yield expand(workers.next_element(iterator))
         finally:
-            workers.stop(iterator, self._prefix)
+            workers.stop(iterator, prefix)
+
+    def _batches(self, prefix: str) -> "_EvalBatches":
+        return _EvalBatches(self._dataset, self._options, workers.zeros(prefix), self._plan)
 
 
 def canvas_buckets(

@@ -254,15 +254,19 @@ def test_worker_processes_give_the_same_batches(dataset, options):
 def test_workers_send_masks_and_polygons_of_objects_alone(dataset):
     options = replace(RECIPE, max_instances=50, max_vertices=6)
     loader = eval_loader(dataset, options, num_workers=1)
-    sent = [loader._batches[step] for step in range(len(loader))]
+    batches = loader._batches("")
+    sent = [batches[step] for step in range(len(batches))]
     sizes = [(len(b.targets.masks), len(b.targets.polygons)) for b in sent]
     assert sizes == [(int(b.targets.valid.sum()),) * 2 for b in sent]
     assert sum(objects for objects, _ in sizes) == len(OBJECTS)
-    for batch in loader:
+    reading = iter(loader)
+    kept = [next(reading)]
+    for batch in loader:  # which does not take what the other one has not read yet
         padding = ~batch.targets.valid
         assert batch.targets.masks.shape == (4, 50, 8, 8)
         assert not batch.targets.masks[padding].any()
         assert (batch.targets.polygons[padding] == [0, 0, -1]).all()
+    assert len([*kept, *reading]) == len(batches)
 
 
 def test_objects_beyond_max_instances_are_counted_and_logged_once(coco_files, caplog):
@@ -402,16 +406,17 @@ def test_shared_memory_of_a_batch_that_fails_is_used_again(dataset, monkeypatch)
 
     monkeypatch.setattr(loader, "empty_batch", noted)
     truncate(dataset, 5)
-    batches = eval_loader(dataset, num_workers=1)
+    prefix = workers_module.shared_prefix(1)
+    batches = eval_loader(dataset)._batches(prefix)
     failures = []
     for step in [*range(len(batches))] * 2:
         try:
-            batches._batches[step]
+            batches[step]
         except ValueError as error:
             failures.append(str(error))
     assert ["006.png" in failure for failure in failures] == [True, True]
     assert len(names) == 2 * len(batches) and len(set(names)) == 1 and exists(names[0])
-    workers_module.stop(SimpleNamespace(close=lambda: None), batches._prefix)
+    workers_module.stop(SimpleNamespace(close=lambda: None), prefix)
     assert not exists(names[0])
 
 
@@ -429,7 +434,7 @@ def test_shared_memory_is_free_again_when_a_later_array_finds_none(dataset, fail
         return array
 
     options = replace(RECIPE, max_vertices=6)
-    batches = replace(eval_loader(dataset, options)._batches, zeros=zeros)
+    batches = replace(eval_loader(dataset, options)._batches(""), zeros=zeros)
     with pytest.raises(OSError, match="No space left"):
         batches[0]
     gc.collect()
