@@ -73,7 +73,12 @@ def choose_canvases(
     corners = np.array(sorted(cells), np.int64).reshape(-1, 2)
     numbers = np.array([cells[height, width] for height, width in corners.tolist()], np.int64)
     sides = [np.unique(corners[:, axis]).tolist() for axis in (0, 1)]
-    candidates = [(height, width) for height in sides[0] for width in sides[1]]
+    candidates = [
+        (height, width)
+        for height in sides[0]
+        for width in sides[1]
+        if any(height <= most_rows and width <= most_columns for most_rows, most_columns in full)
+    ]
 
     def cost(chosen: list[Size]) -> int:
         canvases = np.array([*full, *chosen], np.int64)

@@ -101,6 +101,13 @@ def test_choice_for_the_usual_photos():
     assert chosen == ((832, 1088), (832, 1216), (1088, 832))
 
 
+def test_choice_lies_within_a_full_canvas():
+    """896 x 896 would hold all of these, and is beyond 832 x 1344 and 1344 x 832."""
+    sizes = [(100, 107)] * 30 + [(107, 100)] * 20
+    chosen = choose_canvases(sizes, EDGE, most=3)
+    assert chosen == ((832, 896),) and replace(EDGE, canvases=chosen).canvases == chosen
+
+
 def test_a_canvas_must_be_worth_its_price():
     sizes, saved = [(480, 640)] * 10, 832 * (1344 - 1088)
 
