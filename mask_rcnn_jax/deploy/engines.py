@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import jax
 import numpy as np
 from ml_collections import ConfigDict
 
@@ -76,18 +77,30 @@ class Exported:
             )
 
     def __call__(self, images: np.ndarray, image_sizes: np.ndarray) -> Detections:
-        """Detect in images [B, H, W, 3] with sizes [B, 2]; rows beyond `batch` are an error."""
+        """Detect in images [B, H, W, 3] with sizes [B, 2], each in the model for its size.
+
+        Rows beyond `batch` are an error. Images of one pixel are padding.
+        """
         if self.batch is not None and len(images) > self.batch:
             raise ValueError(
                 f"{len(images)} images at a time, but the model was exported for {self.batch}: "
                 "see --batch of export"
             )
-        height, width = np.asarray(image_sizes)[0].tolist()
-        model = self._model(images.shape[1:3], (height, width))
-        if model is None:
-            self.check(ResizePlan(images.shape[1:3], (height, width), (1.0, 1.0)))
-        assert model is not None
-        return model.run(images, image_sizes)
+        canvas, rows = images.shape[1:3], {}
+        for row, (height, width) in enumerate(np.asarray(image_sizes).tolist()):
+            model = self._model(canvas, (height, width))
+            if model is None:
+                if not rows or height * width > 1:
+                    self.check(ResizePlan(canvas, (height, width), (1.0, 1.0)))
+                model = next(iter(rows))
+            rows.setdefault(model, []).append(row)
+        if len(rows) == 1:
+            return next(iter(rows)).run(images, image_sizes)
+        found = [
+            model.run(images[of_model], image_sizes[of_model]) for model, of_model in rows.items()
+        ]
+        order = np.argsort(np.concatenate(list(rows.values())))
+        return jax.tree.map(lambda *parts: np.concatenate(parts)[order], *found)
 
     def _model(self, canvas: Sequence[int], size: Sequence[int]) -> "ExportedModel | None":
         fits = (model for model in self.models if model.accepts(tuple(canvas), tuple(size)))

@@ -172,6 +172,7 @@ class Predictor:
         """
         if size is not None and image.shape[:2] != size:
             plan = resize_plan(*size, self._options)
+            self._model.check(plan)
             black = np.broadcast_to(np.uint8(0), (*size, 3))
             return PreparedImage(black, resize_image(image, plan, self._options), plan)
         if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8 or not image.size:

@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from functools import partial
 
 import jax
 import numpy as np
@@ -15,6 +16,7 @@ from mask_rcnn_jax.deploy import engines
 from mask_rcnn_jax.deploy.engines import UnfitImage, load_exported
 from mask_rcnn_jax.deploy.service import Service
 from mask_rcnn_jax.formats.shapes import generate_image
+from mask_rcnn_jax.structures import Detections
 from tests.deploy.small_model import CATEGORIES, random_variables, small_config, write_artifact
 
 SIZES = [(60, 96), (64, 100), (70, 90), (90, 90)]
@@ -90,6 +92,31 @@ def test_other_orientations_need_a_model_of_their_own(onnx_folder, small, tmp_pa
     (other / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(ValueError, match="were exported with other recipes or batches"):
         load_exported([one, other])
+
+
+def test_each_image_of_a_batch_runs_in_the_model_for_its_size(small):
+    """Two exports with --picture_size on one canvas, as for both orientations of `fit`."""
+
+    def run(images, image_sizes, size):
+        assert set(map(tuple, image_sizes.tolist())) <= {size, (1, 1)}
+        boxes = np.tile(images[:, :1, :1, 0], (1, 1, 4)).astype(np.float32).reshape(-1, 1, 4)
+        scores = np.full((len(images), 1), size[0], np.float32)
+        return Detections(boxes, scores, np.ones((len(images), 1), np.int32), None, scores > 0)
+
+    sizes = [(64, 100), (48, 64)]
+    models = [engines.ExportedModel((64, 128), one, partial(run, size=one)) for one in sizes]
+    exported = engines.Exported(small[0], CATEGORIES, 5, tuple(models), "both")
+    images = np.arange(5, dtype=np.uint8)[:, None, None, None] * np.ones((64, 128, 3), np.uint8)
+    found = exported(images, np.array([sizes[1], sizes[0], sizes[0], sizes[1], (1, 1)]))
+    assert found.boxes[:, 0, 2].tolist() == [0, 1, 2, 3, 4] and found.masks is None
+    assert found.scores[:4, 0].tolist() == [48, 64, 64, 48]
+    with pytest.raises(UnfitImage, match="an image of 64 x 90 on a canvas of 64 x 128 does not"):
+        exported(images[:2], np.array([sizes[1], (64, 90)]))
+    predictor = mrcnn.Predictor(small[0], None, engine=exported)
+    halved = np.zeros((64, 90, 3), np.uint8)  # as `decoded_size` lets a large photo be decoded
+    assert predictor.prepare(halved, (128, 200)).plan.size == (64, 100)
+    with pytest.raises(UnfitImage, match="an image of 64 x 90 on"):
+        predictor.prepare(halved, (128, 180))
 
 
 def test_serving_takes_the_sizes_of_the_model(onnx_folder):
