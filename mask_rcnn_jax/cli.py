@@ -16,7 +16,13 @@ from ml_collections import config_flags
 from mask_rcnn_jax import console
 from mask_rcnn_jax.cli_help import format_entries, format_help
 from mask_rcnn_jax.cli_processes import PROCESS_FLAGS, join_processes
-from mask_rcnn_jax.config import flatten, load_config, load_run_config
+from mask_rcnn_jax.config import (
+    exported_config,
+    flatten,
+    load_config,
+    load_run_config,
+    read_manifest,
+)
 from mask_rcnn_jax.safe_text import printable, safe_stdout
 
 OFF = "off"  # of --compile_cache
@@ -150,7 +156,7 @@ def _parse_flags(argv: Sequence[str]) -> list[str]:
             for flag, meaning in (("workdir", "a run"), ("artifact", "an exported model")):
                 source = _take(argv, flag, meaning)[1] if flag in FLAGS else None
                 if source is not None:
-                    _define_entries(source, argv, is_run=flag == "workdir")
+                    _define_entries(source, argv, flag)
                     break
     try:
         return FLAGS(argv)[1:]
@@ -179,20 +185,24 @@ def _take(argv: Sequence[str], flag: str, expected: str) -> tuple[list[str], str
     return rest, taken
 
 
-def _define_entries(name: str, argv: Sequence[str], *, is_run: bool = False) -> None:
-    """Make `--config` the ConfigDict of that recipe or run, with the overrides of `argv`.
+def _define_entries(name: str, argv: Sequence[str], flag: str = "config") -> None:
+    """Make `--config` the ConfigDict of what `--flag` names, with the overrides of `argv`.
 
     Raises ValueError for any error of the recipe, which is code.
     """
     try:
-        config = load_run_config(name) if is_run else load_config(name)
+        load = {
+            "config": load_config,
+            "workdir": load_run_config,
+            "artifact": lambda folder: exported_config(read_manifest(folder)),
+        }[flag]
+        config = load(name)
         delattr(flags.FLAGS, "config")
         config_flags.DEFINE_config_dict("config", config, CONFIG_HELP, sys_argv=list(argv))
     except flags.Error:
         raise
     except Exception as error:
-        flag = "--workdir" if is_run else "--config"
-        raise ValueError(f"{flag}: {_one_line(error)}") from error
+        raise ValueError(f"--{flag}: {_one_line(error)}") from error
 
 
 def _list_config(argv: Sequence[str]) -> None:

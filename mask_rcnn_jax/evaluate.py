@@ -35,22 +35,14 @@ def _define_flags() -> None:
 
 def main(_: Sequence[str]) -> None:
     FLAGS = flags.FLAGS
-    if FLAGS.results and (FLAGS.workdir or FLAGS.weights or FLAGS.artifact):
-        names = "--workdir, --weights, --artifact and --results"
-        raise ValueError(f"evaluate needs exactly one of {names}")
     if FLAGS.results and FLAGS.config is None:
         raise ValueError("evaluate --results needs --config, whose data.val_json is scored against")
+    given = given_model("evaluate", "results")
+    options = dict(output=FLAGS.output, report=FLAGS.report)
     if FLAGS.results:
-        evaluate_results(FLAGS.results, FLAGS.config, output=FLAGS.output, report=FLAGS.report)
+        evaluate_results(FLAGS.results, FLAGS.config, **options)
     else:
-        tiles = dict(tile=FLAGS.tile, overlap=FLAGS.overlap)
-        evaluate(
-            given_model("evaluate", "--results"),
-            FLAGS.config,
-            output=FLAGS.output,
-            report=FLAGS.report,
-            **tiles,
-        )
+        evaluate(given, FLAGS.config, tile=FLAGS.tile, overlap=FLAGS.overlap, **options)
 
 
 if __name__ == "__main__":

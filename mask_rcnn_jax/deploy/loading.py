@@ -88,12 +88,13 @@ def load_predictor(
 def given_model(command: str, *others: str) -> str | Exported:
     """Return the run or weights file, or load the exported model, that the flags name.
 
-    Raises ValueError unless it is exactly one. others: flags that could stand in their place.
+    Raises ValueError unless it is exactly one. others: flags that may be given in their place; the
+    value is returned.
     """
-    FLAGS = flags.FLAGS
-    given = [name for name in ("workdir", "weights", "artifact") if getattr(FLAGS, name)]
+    FLAGS, names = flags.FLAGS, ("workdir", "weights", "artifact", *others)
+    given = [name for name in names if getattr(FLAGS, name)]
     if len(given) != 1:
-        *more, last = ("--workdir", "--weights", "--artifact", *others)
+        *more, last = (f"--{name}" for name in names)
         raise ValueError(f"{command} needs exactly one of {', '.join(more)} and {last}")
     if given != ["artifact"]:
         for name in ("engine", "engine_precision"):

@@ -294,7 +294,17 @@ def test_faulty_recipe(fault, overrides, fails, tmp_path):
             ["--workdir=w", "--input=i", "--output=o", "--config.eval.paste=integer"],
             ["w is no workdir of a run: it has no config.json"],
         ),
+        (
+            "infer",
+            ["--artifact=a", "--input=i", "--output=o", "--config.eval.paste=integer"],
+            ["--artifact: a holds no exported model: it has no manifest.json"],
+        ),
         ("evaluate", ["--results=r"], ["--results needs --config"]),
+        (
+            "evaluate",
+            [*config_flags({}), "--results=r", "--engine=jax"],
+            ["--engine is for exported models: it needs --artifact"],
+        ),
         (
             "evaluate",
             config_flags({}),
