@@ -191,12 +191,10 @@ def _define_entries(name: str, argv: Sequence[str], flag: str = "config") -> Non
     Raises ValueError for any error of the recipe, which is code.
     """
     try:
-        load = {
-            "config": load_config,
-            "workdir": load_run_config,
-            "artifact": lambda folder: exported_config(read_manifest(folder)),
-        }[flag]
-        config = load(name)
+        if flag == "artifact":
+            config = exported_config(read_manifest(name))
+        else:
+            config = load_run_config(name) if flag == "workdir" else load_config(name)
         delattr(flags.FLAGS, "config")
         config_flags.DEFINE_config_dict("config", config, CONFIG_HELP, sys_argv=list(argv))
     except flags.Error:

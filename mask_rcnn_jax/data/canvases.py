@@ -26,8 +26,8 @@ def evaluation_options(
     """Read the options for images to detect objects in, with canvases that follow their sizes.
 
     There are up to `eval.canvases`, each of which saves more than it takes to compile, in recipes
-    whose detections do not depend on the canvas (`model.input.pad_multiple`) and that have no
-    `data.canvases`.
+    whose detections do not depend on the canvas, since `model.input.pad_multiple` divides its
+    sides, and that have no `data.canvases`.
 
     Args:
         config: the model's.
@@ -36,7 +36,8 @@ def evaluation_options(
         share: part that `sizes` is out of all images.
     """
     options, most = example_options(config), config["eval"]["canvases"]
-    if options.canvases or not most or not config["model"]["input"]["pad_multiple"]:
+    multiple = config["model"]["input"]["pad_multiple"]
+    if options.canvases or not most or not multiple or CANVAS_MULTIPLE % multiple:
         return options
     price = share * COMPILING.get(jax.default_backend(), COMPILING["gpu"])
     canvases = choose_canvases(sizes, options, most=most, price=price, rows=rows)

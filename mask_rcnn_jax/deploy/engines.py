@@ -76,6 +76,21 @@ class Exported:
                 f"which takes {taken} (see --orientation and --picture_size of export)"
             )
 
+    def check_unchanged(self, config: ConfigDict, but: Sequence[str] = ()) -> None:
+        """Raise ValueError for an entry of `config` that differs and is part of the model.
+
+        but: entries that may differ.
+        """
+        given, kept = flatten(config.to_dict()), flatten(self.config.to_dict())
+        in_model = {f"data.{name}" for name in ExampleOptions.__dataclass_fields__}
+        in_model |= {f"eval.{name}" for name in Detect.__dataclass_fields__} | {"train.precision"}
+        free = {"model.num_classes", "model.init_from", *but}
+        for name in sorted((given.keys() & kept.keys()) - free):
+            if (name in in_model or name.startswith("model.")) and given[name] != kept[name]:
+                raise ValueError(
+                    f"{name} is {given[name]!r}, but the model was exported with {kept[name]!r}"
+                )
+
     def __call__(self, images: np.ndarray, image_sizes: np.ndarray) -> Detections:
         """Detect in images [B, H, W, 3] with sizes [B, 2], each in the model for its size.
 
@@ -162,22 +177,6 @@ def load_exported(
     categories = [{"id": entry["id"], "name": entry["name"]} for entry in classes]
     name = f"{', '.join(map(str, folders))} in {engine}{f' ({precision})' if precision else ''}"
     return Exported(config, categories, batch, tuple(models), name)
-
-
-def check_unchanged(config: ConfigDict, exported: Exported, but: Sequence[str] = ()) -> None:
-    """Raise ValueError for an entry of `config` that differs and is part of the exported model.
-
-    but: entries that may differ.
-    """
-    given, kept = flatten(config.to_dict()), flatten(exported.config.to_dict())
-    in_model = {f"data.{name}" for name in ExampleOptions.__dataclass_fields__}
-    in_model |= {f"eval.{name}" for name in Detect.__dataclass_fields__} | {"train.precision"}
-    free = {"model.num_classes", "model.init_from", *but}
-    for name in sorted((given.keys() & kept.keys()) - free):
-        if (name in in_model or name.startswith("model.")) and given[name] != kept[name]:
-            raise ValueError(
-                f"{name} is {given[name]!r}, but the model was exported with {kept[name]!r}"
-            )
 
 
 def _check_engine(engine: str, precision: str | None) -> None:

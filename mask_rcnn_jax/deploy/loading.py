@@ -8,11 +8,7 @@ from absl import flags, logging
 from ml_collections import ConfigDict
 
 from mask_rcnn_jax.config import MANIFEST, load_config, recipe_names
-from mask_rcnn_jax.deploy.engines import (
-    Exported,
-    check_unchanged,
-    load_exported,
-)
+from mask_rcnn_jax.deploy.engines import Exported, load_exported
 from mask_rcnn_jax.deploy.predictor import Predictor
 from mask_rcnn_jax.formats.download import download_weights, weight_names
 from mask_rcnn_jax.weights.restore import restore
@@ -103,7 +99,7 @@ def given_model(command: str, *others: str) -> str | Exported:
         return getattr(FLAGS, given[0])
     exported = load_exported(FLAGS.artifact, FLAGS.engine, FLAGS.engine_precision)
     if FLAGS.config is not None:
-        check_unchanged(FLAGS.config, exported)
+        exported.check_unchanged(FLAGS.config)
     return exported
 
 

@@ -15,7 +15,7 @@ from PIL import Image
 from mask_rcnn_jax.data.options import all_canvases, example_options, has_inclusive_boxes
 from mask_rcnn_jax.data.resize import ResizePlan, resize_image, resize_plan
 from mask_rcnn_jax.data.tiles import tiling, view_windows
-from mask_rcnn_jax.deploy.engines import Exported, check_unchanged
+from mask_rcnn_jax.deploy.engines import Exported
 from mask_rcnn_jax.deploy.live import LiveModel
 from mask_rcnn_jax.deploy.pixels import ImageLike, path_of, pixels_of
 from mask_rcnn_jax.deploy.result import Result
@@ -94,7 +94,7 @@ class Predictor:
         self._split_partial = split_partial
         self._model: LiveModel | Exported
         if engine is not None:
-            check_unchanged(config, engine, but=("eval.score_threshold", "eval.soft_min_score"))
+            engine.check_unchanged(config, but=("eval.score_threshold", "eval.soft_min_score"))
             self._model, self._num_devices = engine, 1
             self.categories = categories or engine.categories
         else:

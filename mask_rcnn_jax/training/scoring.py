@@ -63,6 +63,8 @@ class Exported(Protocol):
 
     def accepts(self, plan: ResizePlan) -> bool: ...
 
+    def check_unchanged(self, config: ConfigDict) -> None: ...
+
     def __call__(self, images: np.ndarray, image_sizes: np.ndarray) -> Detections: ...
 
 
@@ -110,6 +112,8 @@ def evaluate(
             raise ValueError("an exported model needs --output")
         if jax.process_count() > 1:
             raise ValueError("an exported model is evaluated in one process")
+        if given is not None:
+            weights.check_unchanged(given)
         resolved, variables = given or weights.config, {}
         categories, checkpoint = weights.categories, None
     name = str(exported.name if exported else weights)

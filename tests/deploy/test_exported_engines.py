@@ -180,9 +180,11 @@ def test_entries_that_are_in_the_model_cannot_change(onnx_folder):
     exported = load_exported(onnx_folder)
     config = exported.config.copy_and_resolve_references()
     config.data.val_json = "other.json"
-    engines.check_unchanged(config, exported)
+    exported.check_unchanged(config)
     config.eval.detections_per_image = 5
     with pytest.raises(ValueError, match="detections_per_image is 5, but the model was exported"):
-        engines.check_unchanged(config, exported)
+        exported.check_unchanged(config)
+    with pytest.raises(ValueError, match="detections_per_image is 5, but the model was exported"):
+        mrcnn.evaluate(exported, config, output="unused")
     with pytest.raises(ValueError, match="expected either variables or an engine"):
         mrcnn.Predictor(config, None)
