@@ -88,6 +88,7 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
             if not isinstance(content[name], kind):
                 raise ValueError(f"{name} is {content[name]!r}")
         content["inputs"]["images"]["shape"][0], content["preprocessing"]["canvas"]
+        content["config"]["model"], content["config"]["data"]
     except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is damaged: {error!r}") from error
     return content

@@ -98,7 +98,8 @@ def decode_bytes(
     if expected_size is not None:
         height, width = (-(-side // factor) for side in expected_size)
         if image.shape[:2] != (height, width):
-            check_image_size(image, expected_size, path)
+            found = image.shape[:2] if size is None or factor == 1 else size
+            raise ValueError(_other_size(path, found, expected_size))
     return image
 
 

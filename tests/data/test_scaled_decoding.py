@@ -101,3 +101,10 @@ def test_batches_differ_in_gray_levels_alone(tmp_path, keys, turned):
     for name in ("boxes", "classes", "masks", "valid", "polygons"):
         one, other = getattr(whole.targets, name), getattr(reduced.targets, name)
         np.testing.assert_array_equal(one, other)
+
+
+def test_the_size_of_a_turned_file_is_named_in_full(tmp_path):
+    path = tmp_path / "a.jpg"
+    Image.fromarray(picture()).save(path)
+    with pytest.raises(ValueError, match="the file is 240 x 320 .* the json says 320 x 240"):
+        decode_image(path, expected_size=(WIDTH, HEIGHT), at_least=(40, 30))

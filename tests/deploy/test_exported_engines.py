@@ -166,6 +166,10 @@ def test_missing_packages_and_files(onnx_folder, monkeypatch, tmp_path):
     (tmp_path / "manifest.json").write_text('{"format": "onnx"}')
     with pytest.raises(ValueError, match="manifest.json is damaged: KeyError"):
         load_exported(tmp_path)
+    manifest = json.loads((onnx_folder / "manifest.json").read_text())
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest | {"config": {}}))
+    with pytest.raises(ValueError, match="manifest.json is damaged: KeyError.'model'"):
+        load_exported(tmp_path)
     shutil.copy(onnx_folder / "manifest.json", tmp_path)
     with pytest.raises(ValueError, match="has no model.onnx, which export writes with --format"):
         load_exported(tmp_path)
