@@ -6,7 +6,7 @@ any step. So a checkpoint stores nothing of the loader but the step. Each canvas
 with its own shuffled order; the buckets take turns in proportion to their size.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -24,7 +24,7 @@ from mask_rcnn_jax.data.example import Example
 from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.overview import epoch_factors, image_size, training_counts
 from mask_rcnn_jax.data.repeat import NO_REPEATS, RepeatedPlaces, Repeats
-from mask_rcnn_jax.data.resize import resize_plan
+from mask_rcnn_jax.data.resize import ResizePlan, resize_plan
 from mask_rcnn_jax.data.transforms import empty_batch, load_row, read_example
 from mask_rcnn_jax.structures import Batch
 
@@ -140,8 +140,13 @@ class EvalLoader:
         max_images: int | None = None,
         process_index: int = 0,
         process_count: int = 1,
+        accepts: Callable[[ResizePlan], bool] | None = None,
     ):
-        indices = range(len(dataset.images))[: max_images or None]
+        """accepts: whether to take an image, of the first `max_images`, that is resized so."""
+        indices: Sequence[int] = range(len(dataset.images))[: max_images or None]
+        if accepts is not None:
+            plans = (resize_plan(*image_size(dataset.images, i), options) for i in indices)
+            indices = [i for i, plan in zip(indices, plans, strict=True) if accepts(plan)]
         self.num_images = len(indices)
         self._dataset, self._options = for_workers(dataset), options
         self._num_workers = num_workers

@@ -260,20 +260,13 @@ def _detect_exported(
     fitting(config, val_set, exported.accepts)
     options, rows = example_options(config), exported.batch or config.eval.batch_size
     limits = {"num_workers": config.data.num_workers, "max_images": config.eval.max_images}
-    loader = EvalLoader(val_set, options, batch_size=rows, **limits)
+    loader = EvalLoader(val_set, options, batch_size=rows, accepts=exported.accepts, **limits)
     mesh = jax.make_mesh((1,), ("data",), devices=jax.local_devices()[:1])
 
     def predict(_, batch: Batch) -> Detections:
         return exported(np.asarray(batch.images), np.asarray(batch.image_sizes))
 
-    def accepts(batch: Batch) -> bool:
-        canvas, sizes = batch.images.shape[1:3], np.asarray(batch.image_sizes)
-        sizes = sizes[np.asarray(batch.image_index) >= 0]
-        return all(
-            exported.accepts(ResizePlan(canvas, tuple(s), (1.0, 1.0))) for s in sizes.tolist()
-        )
-
-    return evaluator.detect(predict, {}, loader, val_set, mesh, config, accepts)
+    return evaluator.detect(predict, {}, loader, val_set, mesh, config)
 
 
 def _predictions(

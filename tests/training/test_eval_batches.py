@@ -5,10 +5,13 @@ import numpy as np
 import pytest
 
 from mask_rcnn_jax.data import canvases
-from mask_rcnn_jax.training import evaluator, processes
+from mask_rcnn_jax.data.overview import image_id
+from mask_rcnn_jax.structures import Detections
+from mask_rcnn_jax.training import evaluator, processes, scoring
 from mask_rcnn_jax.training.setup import make_eval_loader
 from tests.memory_set import ShapeSet
 from tests.training.own_run import small_config
+from tests.training.test_views import Mixed
 
 
 @pytest.mark.parametrize(
@@ -56,3 +59,26 @@ def test_canvases_follow_the_images_where_that_pays(price, pad_multiple, canvas,
     options = evaluator.evaluation_options(config, dataset)
     loader = make_eval_loader(config, dataset, 0, options=options)
     assert {batch.images.shape[1:3] for batch in loader} == {canvas}
+
+
+class Landscapes:
+    """An exported model for one size of images, in batches of two, which finds nothing."""
+
+    name, batch = "landscapes", 2
+
+    def accepts(self, plan):
+        return plan.size == (85, 128)
+
+    def __call__(self, images, image_sizes):
+        assert len(images) == 2 and set(map(tuple, image_sizes.tolist())) <= {(85, 128), (1, 1)}
+        empty = np.zeros((2, 1), np.float32)
+        return Detections(np.zeros((2, 1, 4)), empty, empty.astype(int), None, empty > 0)
+
+
+def test_an_exported_model_is_scored_on_each_image_that_it_takes(caplog):
+    """Its images share batches with each other, not with those that it does not take."""
+    config, dataset = small_config(), Mixed("val", 7)
+    config.data.update(image_size=(128, 128), resize="fit")
+    found = scoring._detect_exported(Landscapes(), config, dataset, None)
+    assert found[2] == [image_id(dataset.images, index) for index in (1, 3, 5)]
+    assert "scores are of 3 of 7 images" in caplog.text
