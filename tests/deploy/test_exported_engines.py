@@ -127,19 +127,20 @@ def test_serving_takes_the_sizes_of_the_model(onnx_folder):
 def test_fixed_sizes_and_batches(small, tmp_path):
     pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")
-    folder = write_artifact(tmp_path / "fixed", small, "onnx", picture_size=(48, 75), batch=2)
+    folder = write_artifact(tmp_path / "fixed", small, "onnx", picture_size=(49, 75), batch=2)
     exported = load_exported(folder)
-    assert exported.batch == 2 and exported.sample_sizes == [(64, 100)]
+    assert exported.batch == 2 and exported.sample_sizes == [(49, 75)]
     predictor = mrcnn.load(folder)
     assert predictor.images_at_once == 2
-    assert len(predictor([np.zeros((48, 75, 3), np.uint8)] * 3)) == 3
-    with pytest.raises(UnfitImage, match="which takes images of 64 x 100 .see --orientation"):
-        predictor(np.zeros((48, 70, 3), np.uint8))
+    assert len(predictor([np.zeros((49, 75, 3), np.uint8)] * 3)) == 3
+    # Images of 63 x 97 themselves are resized to 64 x 98.
+    with pytest.raises(UnfitImage, match="which takes images of 63 x 97 .see --orientation"):
+        predictor(np.zeros((63, 97, 3), np.uint8))
     with pytest.raises(ValueError, match="batch_size is 3, but the model was exported for 2"):
         mrcnn.load(folder, batch_size=3)
     images = np.zeros((3, 64, 128, 3), small[0].data.image_dtype)
     with pytest.raises(ValueError, match="3 images at a time, but the model was exported for 2"):
-        exported(images, np.tile([64, 100], (3, 1)))
+        exported(images, np.tile([63, 97], (3, 1)))
 
 
 @pytest.mark.parametrize(
