@@ -101,8 +101,9 @@ class Exported:
                 f"{len(images)} images at a time, but the model was exported for {self.batch}: "
                 "see --batch of export"
             )
+        images, image_sizes = np.asarray(images), np.asarray(image_sizes)
         canvas, rows = images.shape[1:3], {}
-        for row, (height, width) in enumerate(np.asarray(image_sizes).tolist()):
+        for row, (height, width) in enumerate(image_sizes.tolist()):
             model = self._model(canvas, (height, width))
             if model is None:
                 if not rows or height * width > 1:
