@@ -34,9 +34,9 @@ THREADS_WITHOUT_WORKERS = 4
 SHARED = Path("/dev/shm")
 _PREFIX = "mrcnn-"  # short, since macOS allows names of 30 characters
 _LOCK = ".lock"
-# Batches n in a queue of each worker. grain takes n more out of it early, so that up to
-# 2 n + 2 are in shared memory, with the one that it makes and the one read last. It makes them one
-# at a time: one made ahead of the queue would be lost, with its shared memory, when it stops.
+# Batches n in the queue of a worker. grain takes n more out of it early, so that up to 2 n + 2 are in
+# shared memory, with the one being made and the one read last. They are made one at a time: one
+# made ahead of the queue would be lost, with its shared memory, when the worker stops.
 _BATCHES_AHEAD = 4
 _numbers = itertools.count()
 
