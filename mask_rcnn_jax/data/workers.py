@@ -34,7 +34,7 @@ THREADS_WITHOUT_WORKERS = 4
 SHARED = Path("/dev/shm")
 _PREFIX = "mrcnn-"  # short, since macOS allows names of 30 characters
 _LOCK = ".lock"
-# Batches n in the queue of a worker. grain takes n more out of it early, so that up to 2 n + 2 are in
+# Batches n in the queue of a worker. grain takes n more out of it early: up to 2 n + 2 are in
 # shared memory, with the one being made and the one read last. They are made one at a time: one
 # made ahead of the queue would be lost, with its shared memory, when the worker stops.
 _BATCHES_AHEAD = 4
