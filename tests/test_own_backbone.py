@@ -13,7 +13,7 @@ import mask_rcnn_jax as mrcnn
 from mask_rcnn_jax.models.build import build_model, init_variables
 from mask_rcnn_jax.training.optim import build_optimizer
 from mask_rcnn_jax.weights.run_checkpoint import load_checkpoint
-from tests.commands.command import ROOT, SMALL, check_done, data_entries, error_line, run
+from tests.commands.command import ROOT, SMALL, check_done, data_entries, run
 from tests.helpers import SHARED, tiny_config
 
 PAGE = (ROOT / "docs" / "extending.md").read_text()
@@ -72,9 +72,7 @@ def test_it_trains_resumes_evaluates_infers_and_exports(folder, tmp_path, monkey
 
     arguments = ["--workdir", tmp_path / "run", "--output", tmp_path / "exported"]
     check_done(run("export", *arguments, "--format=stablehlo", cache=cache))
-    done = run("export", *arguments, "--format=onnx", cache=cache)
-    line = error_line(done.returncode, done.stderr)
-    assert "model.backbone is ConvNeXt" in line and "--format=stablehlo can" in line
+    check_done(run("export", *arguments, "--format=onnx", cache=cache))  # compares detections
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ from flax.traverse_util import flatten_dict
 from jax.sharding import AxisType
 
 from mask_rcnn_jax.deploy.compare import compare
-from mask_rcnn_jax.deploy.onnx import check_exportable
 from mask_rcnn_jax.models.build import (
     abstract_variables,
     build_model,
@@ -177,10 +176,25 @@ def test_it_exports_to_stablehlo(trunk):
     assert found.detections > 0 and found.within_tolerance
 
 
-def test_vitdet_does_not_go_to_onnx():
-    model = build_model(vitdet().model)
-    with pytest.raises(ValueError, match="model.backbone is ViT, which it cannot convert; --form"):
-        check_exportable(model, 1, (64, 128))
+@pytest.mark.slow
+@every
+def test_it_exports_to_onnx(trunk):
+    pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    from mask_rcnn_jax.deploy.onnx import OnnxInput, build_onnx, load_onnx
+
+    config = trunk()
+    config.model.input.pad_multiple = 0
+    model = build_model(config.model, implementation="xla")
+    variables, options = init_variables(model, 0), detect_options(config)
+    source = OnnxInput((64, 128), batch=2)
+    built = build_onnx(model, variables, source, opset=17, detect=options)
+    predict = functools.partial(model.apply, variables, detect=options, method="predict")
+    images = np.random.default_rng(0).integers(0, 256, (2, 64, 128, 3), np.uint8)
+    sizes = np.array([[64, 128], [40, 100]], np.int32)
+    exported = load_onnx(built.SerializeToString())
+    found = compare(jax.jit(predict), exported, [(images, sizes)], 0.0)
+    assert found.detections > 0 and found.within_tolerance, found
 
 
 @pytest.mark.parametrize(
@@ -198,14 +212,6 @@ def test_backbone_and_pyramid_must_fit(part, message):
     config.model[part] = tiny_config().model[part]
     with pytest.raises(ValueError, match=message):
         abstract_variables(build_model(config.model))
-
-
-def test_a_cascade_does_not_go_to_onnx():
-    config = tiny_config()
-    config.model.box_head.class_agnostic = True
-    config.model.cascade.fg_iou_thresh = (0.6, 0.7)
-    with pytest.raises(ValueError, match="model.cascade.fg_iou_thresh has stages, which it cannot"):
-        check_exportable(build_model(config.model), 1, (64, 64))
 
 
 def test_its_maps_fit_the_pyramid_and_nothing_has_statistics():

@@ -1,71 +1,37 @@
 """Export Mask R-CNN as one ONNX model of standard operators, from image to detections.
 
-Each step of `MaskRCNN.predict` has a counterpart with the same order of equal scores:
- - TopK puts the lower row first, as `lax.top_k` does.
- - NonMaxSuppression gets sorted boxes with rank scores, so the result does not depend on the
-   runtime's tie-breaking.
- - RoiAlign reads the boxes of each level, which NonZero finds.
+The model is `MaskRCNN.predict`, traced by JAX and translated one primitive at a time
+(`deploy.onnx_trace`), so that it follows whatever the model's parts compute, those of users
+included. What ONNX has as a whole, such as RoIAlign, is in `deploy.onnx_named`.
 """
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from mask_rcnn_jax.deploy.onnx_convnext import ConvNeXtTrunk
-from mask_rcnn_jax.deploy.onnx_graph import Graph, Map, floats, ints, make_model_proto
-from mask_rcnn_jax.deploy.onnx_layers import Extent, Trunk, cell_mask
-from mask_rcnn_jax.deploy.onnx_regions import Regions
-from mask_rcnn_jax.deploy.onnx_regnet import RegNetTrunk
-from mask_rcnn_jax.models.convnext import ConvNeXt
+from mask_rcnn_jax.deploy import onnx_named, onnx_products, onnx_rules, onnx_shapes
+from mask_rcnn_jax.deploy.onnx_cleanup import clean_up
+from mask_rcnn_jax.deploy.onnx_graph import Graph, check_opset, make_model_proto
+from mask_rcnn_jax.deploy.onnx_trace import translate
+from mask_rcnn_jax.deploy.onnx_values import Known, Value, arrange, tensor
 from mask_rcnn_jax.models.detect import Detect
-from mask_rcnn_jax.models.fpn import FPN
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
-from mask_rcnn_jax.models.regnet import RegNet
-from mask_rcnn_jax.models.resnet import ResNet
-from mask_rcnn_jax.models.roi_heads import BoxHead, MaskHead
 from mask_rcnn_jax.structures import Detections
 
 if TYPE_CHECKING:
     import onnx
 
-MAPS = ("backbone", "fpn")  # parts that compute maps of the whole image
+RULES = onnx_rules.RULES | onnx_shapes.RULES | onnx_products.RULES | onnx_named.RULES
+FIELDS = ("boxes", "scores", "classes", "masks", "valid")
 
 
 def check_exportable(model: MaskRCNN, batch: int, image_size: tuple[int, int] | None) -> None:
     """Raise ValueError if ONNX operators cannot reproduce the model exactly."""
-    parts: dict[str, tuple[type, ...]] = {
-        "backbone": (ResNet, RegNet, ConvNeXt),
-        "fpn": (FPN,),
-        "box_head": (BoxHead,),
-        "mask_head": (MaskHead,),
-    }
-    if model.mask_head is None:
-        del parts["mask_head"]
-    ends = model.input.pad_multiple and image_size is None  # maps end inside the canvas
-    for part, known in parts.items():
-        module = getattr(model, part)
-        norm: str = getattr(module, "norm", "none")
-        if not isinstance(module, known):
-            raise ValueError(
-                f"--format=onnx: model.{part} is {type(module).__name__}, which it cannot convert; "
-                "--format=stablehlo can"
-            )
-        if norm == "layer" or (norm == "group" and ends and part in MAPS):
-            reason = "" if norm == "layer" else " without --picture_size"
-            raise ValueError(
-                f"--format=onnx: model.{part}.norm is {norm!r}, which it cannot convert"
-                f"{reason}; --format=stablehlo can"
-            )
-    if model.cascade.heads:
-        raise ValueError(
-            "--format=onnx: model.cascade.fg_iou_thresh has stages, which it cannot convert; "
-            "--format=stablehlo can"
-        )
-    if model.box_head.num_fcs < 1:
-        raise ValueError("--format=onnx: model.box_head.num_fcs is 0, expected at least 1")
     align, pad_multiple = model.roi_align, model.input.pad_multiple
     if align.border == "clamp" and align.min_size > 0:
         raise ValueError(
@@ -121,47 +87,67 @@ def build_onnx(
     """
     if detect.nms != "hard":
         raise ValueError(f"eval.nms is {detect.nms!r}, expected 'hard' for an ONNX model")
-    batch, image_size = source.batch, source.image_size
-    check_exportable(model, batch, image_size)
-    height, width = canvas = source.canvas
-    planar, dtype = source.planar, source.dtype
-    graph = Graph()
+    check_opset(opset)
+    batch, (height, width), planar = source.batch, source.canvas, source.planar
+    check_exportable(model, batch, source.image_size)
+    graph = Graph(opset)
     shape = [batch, 3, height, width] if planar else [batch, height, width, 3]
-    inputs = {"images": ({"uint8": "UINT8", "float32": "FLOAT"}[dtype], shape)}
-    if image_size is None:
+    inputs = {"images": ({"uint8": "UINT8", "float32": "FLOAT"}[source.dtype], shape)}
+    images = tensor("images", shape, (0, 2, 3, 1) if planar else None)
+    if source.image_size is None:
         inputs["image_sizes"] = ("INT32", [batch, 2])
-        sizes = graph.cast("image_sizes", "INT64")
+        sizes: Value | Known = tensor(graph.cast("image_sizes", "INT64"), (batch, 2))
     else:
-        sizes = graph.constant(np.tile(ints(*image_size), (batch, 1)))
-    valid_size = None
-    if model.input.pad_multiple and image_size is None:
-        multiple = ints(model.input.pad_multiple)
-        blocks = graph.op("Div", graph.op("Add", sizes, multiple - 1), multiple)
-        valid_size = graph.op("Mul", blocks, multiple)
-    params, stats = variables["params"], variables.get("batch_stats", {})
-    regions = Regions(graph, model, params, canvas, batch, Extent(graph, valid_size), stats)
-    images = _normalize(graph, model, source, sizes)
-    trunks = {RegNet: RegNetTrunk, ConvNeXt: ConvNeXtTrunk}
-    trunk = trunks.get(type(model.backbone), Trunk)
-    pyramid = trunk(graph, model, variables, regions.extent).pyramid(images)
-    limits = regions.box_limits(sizes)
-    boxes, valid, rows = regions.proposals(pyramid, limits)
-    valid_dtype = "INT32" if planar else "BOOL"
-    boxes, classes, valid = regions.detections(
-        pyramid, boxes, valid, rows, limits, detect, valid_dtype=valid_dtype
+        sizes = Known(np.array([source.image_size] * batch, np.int32))
+
+    def predict(variables, images, sizes):
+        found = model.apply(variables, images, sizes, detect, method="predict")
+        fields = {name: getattr(found, name) for name in FIELDS}
+        return {name: array for name, array in fields.items() if array is not None}
+
+    shapes = (
+        jax.ShapeDtypeStruct((batch, height, width, 3), source.dtype),
+        jax.ShapeDtypeStruct((batch, 2), jnp.int32),
     )
-    count = [batch, detect.detections_per_image]
-    outputs = {
-        "boxes": ("FLOAT", [*count, 4]),
-        "scores": ("FLOAT", count),
-        "classes": ("INT32", count),
-    }
-    if model.mask_head is not None:
-        regions.masks(pyramid, boxes, classes, valid, detect.detections_per_image)
-        side = 2 * model.mask_roi_size
-        outputs["masks"] = ("FLOAT", [*count, side, side])
-    outputs["valid"] = (valid_dtype, count)
+    num_classes = getattr(model.box_head, "num_classes", None)
+    found = add_function(graph, predict, variables, shapes, [images, sizes], num_classes)
+    dtypes = {"classes": "INT32", "valid": "INT32" if planar else "BOOL"}
+    outputs = {}
+    for name in (name for name in FIELDS if name in found):
+        made, dtype = arrange(graph, found[name]), dtypes.get(name, "FLOAT")
+        if dtype == "INT32":
+            graph.cast(made, dtype, name=name)
+        else:
+            graph.op("Identity", made, name=name)
+        outputs[name] = (dtype, list(found[name].sizes))
+    clean_up(graph, outputs)
     return make_model_proto(graph, "mask_rcnn", inputs, outputs, opset)
+
+
+def add_function(
+    graph: Graph,
+    function: Callable,
+    variables: dict,
+    shapes: Sequence[jax.ShapeDtypeStruct],
+    inputs: Sequence[Value | Known],
+    num_classes: int | None = None,
+) -> Any:
+    """Add the operators of function(variables, *inputs), and return what it does, as `Value`s.
+
+    shapes: of the inputs. num_classes: for NMS by class.
+    """
+
+    def traced(*given):  # anew: JAX keeps the programs of functions that it has seen
+        return function(*given)
+
+    with onnx_named.tracing(num_classes):
+        closed, out = jax.make_jaxpr(traced, return_shape=True)(variables, *shapes)
+    known = []
+    for path, leaf in jax.tree_util.tree_flatten_with_path(variables)[0]:
+        name = "/".join(str(key.key) for key in path[1:])  # without the collection
+        known.append(Known(np.asarray(leaf), name))
+    found = translate(graph, RULES, closed.jaxpr, closed.consts, [*known, *inputs])
+    return jax.tree.unflatten(jax.tree.structure(out), found)
 
 
 def load_onnx(model: bytes) -> Callable:
@@ -213,18 +199,3 @@ def check_packages(*names: str) -> None:
             raise ValueError(
                 f"--format=onnx needs the package {name}: pip install 'mask-rcnn-jax[export]'"
             ) from error
-
-
-def _normalize(graph: Graph, model: MaskRCNN, source: OnnxInput, sizes: str) -> Map:
-    """Normalize `images` to NCHW with mean and std, zero outside each image."""
-    x = graph.cast("images", "FLOAT") if source.dtype == "uint8" else "images"
-    if not source.planar:
-        x = graph.op("Transpose", x, perm=[0, 3, 1, 2])
-    mean, std = (
-        np.array(values, np.float32)[:, None, None]
-        for values in (model.input.mean, model.input.std)
-    )
-    x = graph.op("Div", graph.op("Sub", x, mean), std)
-    if source.image_size != source.canvas:
-        x = graph.op("Where", cell_mask(graph, sizes, *source.canvas), x, floats(0.0))
-    return Map(x, *source.canvas)

@@ -4,61 +4,79 @@ Values are referenced by name (str); numpy arrays passed instead become constant
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-OPSETS = range(16, 22)  # RoiAlign has half_pixel since 16; operators used are unchanged up to 21
-# Score of invalid rows. Finite, so that half precision runtimes do not produce NaN.
-INVALID_SCORE = -1e30
-
-
-class Map(NamedTuple):
-    """A feature map, [B, C, height, width]."""
-
-    name: str
-    height: int
-    width: int
+OPSETS = range(16, 22)  # RoiAlign has half_pixel since 16; see `Graph.opset`
 
 
 class Graph:
-    """Nodes in execution order and constants."""
+    """Nodes in execution order, and constants by name.
 
-    def __init__(self):
-        self.nodes, self.initializers = [], []
-        self._constants: dict[str | tuple, str] = {}
+    Attributes:
+        opset: that of the model, for operators that differ.
+        nonnegative: tensors of integers that cannot be negative.
+        pieces: by the result of a Concat, its axis, inputs and their shapes.
+    """
+
+    def __init__(self, opset: int = OPSETS.start):
+        self.nodes: list = []  # onnx.NodeProto
+        self.constants: dict[str, np.ndarray] = {}
+        self.opset = opset
+        self.nonnegative: set[str] = set()
+        self.pieces: dict[str, tuple[int, list[str], list[tuple[int, ...]]]] = {}
+        self.stored: dict[tuple, str] = {}  # see onnx_values
+        self.reshaped: dict[str, tuple[str, tuple[int, ...]]] = {}
+        self._shared: dict[tuple, Any] = {}
+        self._names: set[str] = set()
         self._count = 0
 
     def op(self, op_type: str, *inputs: str | np.ndarray, name: str = "", **attributes: Any) -> str:
-        """Append an operator with one output and return the output's name."""
-        return self._node(op_type, inputs, attributes, name=name)[0]
+        """Add an operator with one output and return the output's name."""
+        return self.node(op_type, inputs, attributes, name=name)[0]
 
-    def _node(
+    def node(
         self, op_type: str, inputs: Sequence, attributes: dict, outputs: int = 1, name: str = ""
     ) -> list[str]:
+        """Add an operator and return the names of its outputs; unnamed equal ones are shared."""
         from onnx import helper
 
-        self._count += 1
-        name = name or f"{op_type}_{self._count}"
-        results = [name] if outputs == 1 else [f"{name}:{i}" for i in range(outputs)]
         names = [value if isinstance(value, str) else self.constant(value) for value in inputs]
-        self.nodes.append(helper.make_node(op_type, names, results, name=name, **attributes))
+        key = (op_type, *names, *sorted((key, str(value)) for key, value in attributes.items()))
+        if not name and key in self._shared:
+            return self._shared[key]
+        self._count += 1
+        label = name or f"{op_type}_{self._count}"
+        results = [label] if outputs == 1 else [f"{label}:{i}" for i in range(outputs)]
+        self.nodes.append(helper.make_node(op_type, names, results, name=label, **attributes))
+        if not name:
+            self._shared[key] = results
         return results
+
+    def unique(self, name: str) -> str:
+        """Return a name that no other call returns: `part/layer`, then `part_2/layer`, .."""
+        first, slash, rest = name.partition("/")
+        count, found = 1, name
+        while found in self._names:
+            count += 1
+            found = f"{first}_{count}{slash}{rest}"
+        self._names.add(found)
+        return found
 
     def constant(self, value: np.ndarray, name: str = "") -> str:
         """Add a constant and return its name. Equal names or small equal values are shared."""
-        from onnx import numpy_helper
-
-        value = np.ascontiguousarray(value)
-        small = value.size <= 64
-        key = name or (small and (value.dtype.str, value.shape, value.tobytes()))
-        if key and key in self._constants:
-            return self._constants[key]
-        name = name or f"constant_{len(self.initializers)}"
-        self.initializers.append(numpy_helper.from_array(value, name))
-        if key:
-            self._constants[key] = name
-        return name
+        value = np.asarray(value)
+        if name and name in self.constants:
+            return name
+        key = (value.dtype.str, value.shape, value.tobytes()) if value.size <= 64 else None
+        if not name and key in self._shared:
+            return self._shared[key]
+        label = name or self.unique("constant")
+        self.constants[label] = value
+        if key and not name:
+            self._shared[key] = label
+        return label
 
     def reshape(self, x: str, *shape: int) -> str:
         return self.op("Reshape", x, ints(*shape))
@@ -81,22 +99,11 @@ class Graph:
 
         return self.op("Cast", x, to=getattr(TensorProto, dtype), name=name)
 
-    def gather_rows(self, x: str, index: str) -> str:
-        """Gather x[b, index[b, m]], [B, M, ...], from x [B, N, ...] and index [B, M]."""
-        return self.op("GatherND", x, self.unsqueeze(index, 2), batch_dims=1)
-
     def top_k(self, x: str, count: int) -> list[str]:
         """Values and int64 indices of the largest elements on the last axis, in descending order;
         ties are sorted by index."""
         attributes = {"axis": -1, "largest": 1, "sorted": 1}
-        return self._node("TopK", (x, ints(count)), attributes, outputs=2)
-
-    def pad_rows(self, x: str, shape: Sequence[int], count: int, dtype) -> str:
-        """Pad x [B, shape[1], ...] with zero rows to [B, count, ...]."""
-        if shape[1] == count:
-            return x
-        zeros = np.zeros((shape[0], count - shape[1], *shape[2:]), dtype)
-        return self.concat(x, zeros, axis=1)
+        return self.node("TopK", (x, ints(count)), attributes, outputs=2)
 
 
 def ints(*values: int) -> np.ndarray:
@@ -108,6 +115,12 @@ def floats(*values: float) -> np.ndarray:
     return np.array(values if len(values) > 1 else values[0], np.float32)
 
 
+def check_opset(opset: int) -> None:
+    """Raise ValueError for an unsupported opset."""
+    if opset not in OPSETS:
+        raise ValueError(f"--opset is {opset}, expected {OPSETS.start} to {OPSETS.stop - 1}")
+
+
 def make_model_proto(
     graph: Graph, name: str, inputs: dict[str, tuple], outputs: dict[str, tuple], opset: int
 ):
@@ -117,10 +130,9 @@ def make_model_proto(
     opset.
     """
     import onnx
-    from onnx import helper
+    from onnx import helper, numpy_helper
 
-    if opset not in OPSETS:
-        raise ValueError(f"--opset is {opset}, expected {OPSETS.start} to {OPSETS.stop - 1}")
+    check_opset(opset)
 
     def infos(values):
         return [
@@ -128,9 +140,11 @@ def make_model_proto(
             for key, (dtype, shape) in values.items()
         ]
 
-    body = helper.make_graph(
-        graph.nodes, name, infos(inputs), infos(outputs), initializer=graph.initializers
-    )
+    stored = [
+        numpy_helper.from_array(np.asarray(value, order="C"), key)
+        for key, value in graph.constants.items()
+    ]
+    body = helper.make_graph(graph.nodes, name, infos(inputs), infos(outputs), initializer=stored)
     imports = [helper.make_opsetid("", opset)]
     # The oldest file format version with this opset, for compatibility with old readers.
     version = helper.find_min_ir_version_for(imports)

@@ -1,11 +1,41 @@
-"""Select the XLA or Pallas implementation of an op."""
+"""Select the XLA or Pallas implementation of an op, or another one for a translated program."""
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial, wraps
+from types import MappingProxyType
+from typing import TypeVar
 
 from jax import lax
 
 from pallas_kernels import support
+
+Op = TypeVar("Op", bound=Callable)
+_replaced: ContextVar[Mapping[str, Callable]] = ContextVar("replaced", default=MappingProxyType({}))
+
+
+def named(op: Op) -> Op:
+    """Let `replaced` put another function in the place of an op, found by its name."""
+
+    @wraps(op)
+    def call(*args, **kwargs):
+        return _replaced.get().get(op.__name__, op)(*args, **kwargs)
+
+    return call  # type: ignore[return-value]
+
+
+@contextmanager
+def replaced(**functions: Callable) -> Iterator[None]:
+    """Call these functions in the place of ops with their names, in programs traced meanwhile.
+
+    For exporters to a format that has such operators.
+    """
+    token = _replaced.set({**_replaced.get(), **functions})
+    try:
+        yield
+    finally:
+        _replaced.reset(token)
 
 
 def choose(

@@ -20,6 +20,7 @@ from mask_rcnn_jax.ops import dispatch
 TILE = 128
 
 
+@dispatch.named
 def nms(
     boxes: Float[Array, "B N 4"],
     valid: Bool[Array, "B N"],

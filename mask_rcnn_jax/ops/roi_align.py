@@ -82,6 +82,7 @@ class RoIAlign:
             raise ValueError(f"max_sampling_ratio is {self.max_sampling_ratio}, expected 1 or more")
 
 
+@dispatch.named
 def roi_align(
     features: Sequence[Float[Array, "B _H _W C"]],
     boxes: Float[Array, "G N 4"],

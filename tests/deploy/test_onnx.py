@@ -14,7 +14,7 @@ from mask_rcnn_jax.deploy.artifact import ArtifactOptions, build_artifact
 from mask_rcnn_jax.deploy.compare import compare
 from mask_rcnn_jax.deploy.images import on_canvas
 from mask_rcnn_jax.models.detect import Detect, detect_options
-from mask_rcnn_jax.ops.extent import STRIDES, ValidExtent
+from mask_rcnn_jax.ops.extent import STRIDES
 from mask_rcnn_jax.ops.nms import nms
 from mask_rcnn_jax.ops.roi_align import RoIAlign, roi_align
 from tests.bounds import assert_within, pooling_bound
@@ -25,9 +25,8 @@ onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from mask_rcnn_jax.deploy.onnx import OnnxInput, build_onnx, export_canvas, load_onnx  # noqa: E402
-from mask_rcnn_jax.deploy.onnx_graph import OPSETS, Graph, Map, make_model_proto  # noqa: E402
-from mask_rcnn_jax.deploy.onnx_layers import Extent, Trunk  # noqa: E402
-from mask_rcnn_jax.deploy.onnx_regions import Regions  # noqa: E402
+from mask_rcnn_jax.deploy.onnx_graph import OPSETS  # noqa: E402
+from tests.deploy.traced import converted  # noqa: E402
 
 RUNS_OFTEN = True  # see tests/conftest.py
 SIZES = [(60, 96), (96, 64), (90, 90)]
@@ -40,21 +39,6 @@ RECIPES = {
     "coco_nvidia_pytorch": (64, 100),
     "coco_detectron2": (64, 100),
 }
-NUMPY_TYPES = {"float32": "FLOAT", "int64": "INT64", "bool": "BOOL"}
-
-
-def run_graph(graph, inputs: dict, outputs: list[str], rank: int, opset: int = 17) -> list:
-    """Compute the values of `outputs`, each with `rank` axes."""
-    import onnxruntime
-
-    infos = {k: (NUMPY_TYPES[v.dtype.name], list(v.shape)) for k, v in inputs.items()}
-    model = make_model_proto(
-        graph, "test", infos, {k: ("FLOAT", [None] * rank) for k in outputs}, opset
-    )
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), providers=["CPUExecutionProvider"]
-    )
-    return session.run(outputs, inputs)
 
 
 def export(config, variables, **changes):
@@ -72,24 +56,21 @@ def export(config, variables, **changes):
 @pytest.mark.parametrize("offset", [0.0, 1.0])
 def test_nms_matches_jax(offset, opset):
     rng = np.random.default_rng(1)
-    inclusive = "all" if offset else "none"
-    config = small_config("coco", (64, 128), model__box_coder__inclusive=inclusive)
-    model, _ = predict_function(config)
     boxes = np.stack([random_boxes(rng, 80, 60), random_boxes(rng, 80, 60)])
     boxes[:, ::9, 2] = boxes[:, ::9, 0] - 0.7  # inverted
     boxes[:, 1::9, 2:] = boxes[:, 1::9, :2]  # empty
     boxes[:, 40] = boxes[:, 2]  # duplicate
     valid = rng.random((2, 80)) > 0.2
     classes = rng.integers(1, 4, (2, 80))
-    graph = Graph()
-    regions = Regions(graph, model, {}, (64, 64), 2, Extent(graph, None))
-    for name, groups in (("all", None), ("grouped", "classes")):
-        keep = regions.nms("boxes", "valid", 80, iou_thresh=0.4, max_out=7, classes=groups)
-        graph.cast(keep, "FLOAT", name=name)
-    inputs = {"boxes": boxes, "valid": valid, "classes": classes.astype(np.int64)}
-    kept, grouped = run_graph(graph, inputs, ["all", "grouped"], 2, opset)
-    boxes, valid, classes = map(jnp.asarray, (boxes, valid, classes.astype(np.int32)))
     options = dict(iou_thresh=0.4, offset=offset)
+
+    def both(boxes, valid, classes):
+        keep = nms(boxes, valid, max_out=7, **options)
+        return keep, nms(boxes, valid, groups=classes, max_out=7, **options)
+
+    given = boxes, valid, classes.astype(np.int32)
+    _, (kept, grouped) = converted(both, *given, opset=opset, num_classes=3)
+    boxes, valid, classes = map(jnp.asarray, given)
     np.testing.assert_array_equal(kept > 0, nms(boxes, valid, max_out=7, **options))
     # ONNX keeps seven per class, JAX limits all classes together: compare seven of each class.
     expected = np.asarray(nms(boxes, valid, groups=classes, **options))
@@ -112,9 +93,6 @@ def test_nms_matches_jax(offset, opset):
 def test_roi_align_matches_jax(aligned, sampling, border, min_size, max_level):
     rng = np.random.default_rng(2)
     options = RoIAlign(max_level, sampling, 16, aligned, border, min_size)
-    changes = {f"model.roi_align.{name}": value for name, value in vars(options).items()}
-    config = small_config("coco", (64, 128), **changes, model__box_coder__inclusive="all")
-    model, _ = predict_function(config)
     side = 576  # large enough for boxes of P5
     boxes = np.stack([random_boxes(rng, 12, side), random_boxes(rng, 12, 80.0)])
     boxes[0, 0] = 0, 0, side, side
@@ -125,18 +103,14 @@ def test_roi_align_matches_jax(aligned, sampling, border, min_size, max_level):
         rng.normal(size=(2, -(-side // stride), -(-side // stride), 3)).astype(np.float32)
         for stride in STRIDES
     ]
-    inputs = {f"p{i}": m.transpose(0, 3, 1, 2).copy() for i, m in enumerate(maps)}
-    graph = Graph()
-    regions = Regions(graph, model, {}, (side, side), 2, Extent(graph, None))
-    named = [Map(f"p{i}", *m.shape[1:3]) for i, m in enumerate(maps)]
-    graph.op("Identity", regions.pool(named, "boxes", 12, 7), name="pooled")
-    used = {k: v for k, v in inputs.items() if int(k[1]) < max_level - 1} | {"boxes": boxes}
-    (pooled,) = run_graph(graph, used, ["pooled"], 4)
-    maps, boxes = jax.tree.map(jnp.asarray, (maps, boxes))
-    expected = roi_align(maps, boxes, options, output_size=7, level_offset=1.0)
-    expected = np.asarray(expected).reshape(24, 7, 7, 3).transpose(0, 3, 1, 2)
+
+    def pool(boxes, *maps):
+        return roi_align(maps, boxes, options, output_size=(7, 5), level_offset=1.0)
+
+    _, (pooled,) = converted(pool, boxes, *maps)
+    expected = pool(*map(jnp.asarray, (boxes, *maps)))
     bound = 2 * pooling_bound(side / 4, max(float(np.abs(m).max()) for m in maps))
-    assert_within(pooled, expected, bound)
+    assert_within(pooled, np.asarray(expected), bound)
 
 
 @pytest.mark.parametrize("stride_in", [pytest.param("1x1", marks=pytest.mark.slow), "3x3"])
@@ -153,17 +127,15 @@ def test_bottlenecks_match_jax(stride_in):
     model, variables = predict_function(config)[0], random_variables(config)
     rng = np.random.default_rng(3)
     images = rng.integers(0, 256, (1, 64, 64, 3), dtype=np.uint8)
-    normalized = (images - np.array(model.input.mean)) / np.array(model.input.std)
-    graph = Graph()
-    maps = Trunk(graph, model, variables, Extent(graph, None)).pyramid(Map("images", 64, 64))
-    feed = {"images": normalized.transpose(0, 3, 1, 2).astype(np.float32).copy()}
-    found = run_graph(graph, feed, [m.name for m in maps], 4)
     sizes = np.array([[64, 64]], np.int32)
-    expected = jax.jit(
-        lambda variables: model.apply(variables, images, sizes, train=False, method="pyramid")[0]
-    )(variables)
+
+    def pyramid(variables, images):
+        return model.apply(variables, images, sizes, train=False, method="pyramid")[0]
+
+    _, found = converted(pyramid, images.astype(np.float32), variables=variables)
+    expected = jax.jit(pyramid)(variables, images)
     for jax_map, onnx_map in zip(expected, found, strict=True):
-        jax_map = np.asarray(jax_map).transpose(0, 3, 1, 2)
+        jax_map = np.asarray(jax_map)
         np.testing.assert_allclose(onnx_map, jax_map, atol=1e-4 * np.abs(jax_map).max())
 
 
@@ -209,6 +181,23 @@ STRONG = {
             "model.backbone.norm": "group",
             "model.fpn.norm": "group",
             "model.mask_head.norm": "group",
+        },
+    ),
+    "group norm of a part of the canvas": ("coco_torchvision", {"model.fpn.norm": "group"}),
+    "layer norm": ("coco", {"model.fpn.norm": "layer", "model.backbone.norm": "layer"}),
+    "no hidden layer": ("coco", {"model.box_head.num_fcs": 0}),
+    "blue first": ("coco", {"model.input.channel_order": "bgr"}),
+    "cascade": (
+        "coco_torchvision",
+        {"model.box_head.class_agnostic": True, "model.cascade.fg_iou_thresh": (0.6, 0.7)},
+    ),
+    "cascade of sigmoids": (
+        "coco",
+        {
+            "model.box_head.class_agnostic": True,
+            "model.cascade.fg_iou_thresh": (0.6,),
+            "model.cascade.weight_factors": (2.0,),
+            "model.classifier.kind": "sigmoid",
         },
     ),
 }
@@ -284,17 +273,6 @@ def test_fifty_coco_images(recipe):
             "has no RoiAlign in ONNX",
         ),
         ({"model__input__pad_multiple": 32}, {"batch": 2}, "use --batch=1, or --picture_size"),
-        ({"model__fpn__norm": "layer"}, {}, "model.fpn.norm is 'layer', which it cannot convert;"),
-        (
-            {
-                "model__fpn__norm": "group",
-                "model__fpn__channels": 32,
-                "model__input__pad_multiple": 32,
-            },
-            {},
-            "model.fpn.norm is 'group', which it cannot convert without --picture_size",
-        ),
-        ({"model__box_head__num_fcs": 0}, {}, "model.box_head.num_fcs is 0"),
         ({}, {"opset": 15}, "--opset is 15, expected 16 to 21"),
         ({}, {"opset": 30}, "--opset is 30, expected 16 to 21"),
     ],
@@ -320,19 +298,11 @@ def test_deepstream_is_told_the_outputs_of_a_model_of_boxes_alone(tmp_path):
     assert b"\noutput-instance-mask=0\n" in files["nvinfer.txt"]
 
 
-def test_anchors_end_with_the_image():
+def test_the_canvas_ends_with_the_image():
     config = small_config("coco_torchvision", (64, 100))
     model, _ = predict_function(config)
     assert export_canvas(model, (64, 128), (60, 90)) == (64, 96)
     assert export_canvas(model, (64, 128), None) == (64, 128)
-    graph = Graph()
-    regions = Regions(graph, model, {}, (64, 96), 1, Extent(graph, None))
-    # 64 / 1 and 96 / 2 pixels per cell on P6, as in JAX on a larger canvas
-    extent = ValidExtent((64, 128), jnp.array([64, 96], jnp.int32))
-    expected = model.anchor_grid(extent).boxes[-1].reshape(1, 2, 3, 4)
-    found = regions.anchors()[-1].reshape(1, 2, 3, 4)
-    np.testing.assert_array_equal(found, np.asarray(expected))
-    assert found[0, 1, 0, 0] - found[0, 0, 0, 0] == 48
 
 
 def test_soft_nms_is_refused():

@@ -14,12 +14,11 @@ from mask_rcnn_jax.models.detect import detect_options
 from tests.deploy.small_model import SMALL, generated, predict_function, random_variables
 
 pytest.importorskip("onnx")
-onnxruntime = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxruntime")
 
 from mask_rcnn_jax.deploy.onnx import OnnxInput, build_onnx, load_onnx  # noqa: E402
-from mask_rcnn_jax.deploy.onnx_convnext import ConvNeXtTrunk  # noqa: E402
-from mask_rcnn_jax.deploy.onnx_graph import OPSETS, Graph, Map, make_model_proto  # noqa: E402
-from mask_rcnn_jax.deploy.onnx_layers import Extent  # noqa: E402
+from mask_rcnn_jax.deploy.onnx_graph import OPSETS  # noqa: E402
+from tests.deploy.traced import converted  # noqa: E402
 
 TRUNK = {"model.backbone.depths": (1, 1, 2, 1), "model.backbone.width": 8}
 
@@ -38,27 +37,17 @@ def test_maps_match_jax():
     sizes = np.array([[32, 90]], np.int32)  # 32 x 96 are valid
     images[:, 32:], images[:, :, 90:] = 0, 0
 
-    @jax.jit
-    def pyramid(variables):
+    def pyramid(variables, images):
         return model.apply(variables, images, sizes, train=False, method="pyramid")[0]
 
-    normalized = (images - np.array(model.input.mean)) / np.array(model.input.std)
-    normalized[:, 32:], normalized[:, :, 90:] = 0, 0
-    feed = normalized.transpose(0, 3, 1, 2).astype(np.float32).copy()
-    expected = pyramid(variables)
+    expected = jax.jit(pyramid)(variables, images)
     for opset in (OPSETS.start, 17, OPSETS.stop - 1):
-        graph = Graph()
-        extent = Extent(graph, graph.constant(np.array([[32, 96]])))
-        maps = ConvNeXtTrunk(graph, model, variables, extent).pyramid(Map("images", 64, 128))
-        inputs = {"images": ("FLOAT", list(feed.shape))}
-        outputs = {each.name: ("FLOAT", [None] * 4) for each in maps}
-        proto = make_model_proto(graph, "test", inputs, outputs, opset).SerializeToString()
-        session = onnxruntime.InferenceSession(proto, providers=["CPUExecutionProvider"])
-        for ours, theirs in zip(
-            session.run(list(outputs), {"images": feed}), expected, strict=True
-        ):
-            theirs = np.asarray(theirs).transpose(0, 3, 1, 2)
+        feed = images.astype(np.float32)
+        nodes, found = converted(pyramid, feed, variables=variables, opset=opset)
+        for ours, theirs in zip(found, map(np.asarray, expected), strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4 * np.abs(theirs).max())
+    layers = {node.name for node in nodes if node.op_type in ("Conv", "Gemm")}
+    assert {"backbone/res4_1/dwconv", "backbone/res4_1/fc1", "fpn/fpn_output3"} < layers
 
 
 @pytest.mark.slow

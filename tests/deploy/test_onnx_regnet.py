@@ -8,11 +8,10 @@ from mask_rcnn_jax.config import load_config
 from tests.deploy.small_model import SMALL, predict_function, random_variables
 
 pytest.importorskip("onnx")
-onnxruntime = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxruntime")
 
-from mask_rcnn_jax.deploy.onnx_graph import OPSETS, Graph, Map, make_model_proto  # noqa: E402
-from mask_rcnn_jax.deploy.onnx_layers import Extent  # noqa: E402
-from mask_rcnn_jax.deploy.onnx_regnet import RegNetTrunk  # noqa: E402
+from mask_rcnn_jax.deploy.onnx_graph import OPSETS  # noqa: E402
+from tests.deploy.traced import converted  # noqa: E402
 
 # Stages of 1, 1, 3 and 1 blocks with 1, 2, 4 and 8 groups.
 TRUNK = dict(depth=6, initial_width=8, slope=8.0, multiplier=2.0, group_width=8, se_ratio=0.25)
@@ -29,28 +28,14 @@ def test_maps_match_jax(image):
     height, width = image or (64, 128)
     images = np.random.default_rng(3).integers(0, 256, (2, 64, 128, 3), dtype=np.uint8)
     sizes = np.array([[height, width]] * 2, np.int32)
-    normalized = (images - np.array(model.input.mean)) / np.array(model.input.std)
-    for each in (images, normalized):
-        each[:, height:], each[:, :, width:] = 0, 0
-    feed = normalized.transpose(0, 3, 1, 2).astype(np.float32).copy()
+    images[:, height:], images[:, :, width:] = 0, 0
 
-    @jax.jit
-    def pyramid(variables):
+    def pyramid(variables, images):
         return model.apply(variables, images, sizes, train=False, method="pyramid")[0]
 
-    expected = pyramid(variables)
+    expected = jax.jit(pyramid)(variables, images)
     for opset in (OPSETS.start, OPSETS.stop - 1):
-        graph = Graph()
-        valid = graph.constant(np.array([[32, 96]] * 2)) if image else None
-        maps = RegNetTrunk(graph, model, variables, Extent(graph, valid)).pyramid(
-            Map("images", 64, 128)
-        )
-        inputs = {"images": ("FLOAT", list(feed.shape))}
-        outputs = {each.name: ("FLOAT", [None] * 4) for each in maps}
-        proto = make_model_proto(graph, "test", inputs, outputs, opset).SerializeToString()
-        session = onnxruntime.InferenceSession(proto, providers=["CPUExecutionProvider"])
-        for ours, theirs in zip(
-            session.run(list(outputs), {"images": feed}), expected, strict=True
-        ):
-            theirs = np.asarray(theirs).transpose(0, 3, 1, 2)
+        feed = images.astype(np.float32)
+        _, found = converted(pyramid, feed, variables=variables, opset=opset)
+        for ours, theirs in zip(found, map(np.asarray, expected), strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4 * np.abs(theirs).max())

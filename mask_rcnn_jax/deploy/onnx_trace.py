@@ -1,0 +1,95 @@
+"""Translate a traced JAX program to ONNX operators, one primitive at a time.
+
+Functions inside the program are inlined, what does not depend on the model's inputs is computed
+here, and of forms for several platforms the one for CPUs is taken.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+import numpy as np
+from jax.extend.core import Jaxpr, JaxprEqn, Literal
+
+from mask_rcnn_jax.deploy.onnx_graph import Graph
+from mask_rcnn_jax.deploy.onnx_values import Known, Value
+
+# (graph, equation, inputs) to outputs
+Rule = Callable[[Graph, JaxprEqn, list], Value | Known | list]
+PLATFORM = "cpu"
+
+
+def translate(
+    graph: Graph, rules: Mapping[str, Rule], jaxpr: Jaxpr, consts: Sequence, inputs: Sequence
+) -> list[Value | Known]:
+    """Add a program's operators to a graph and return its outputs.
+
+    rules: by the name of a primitive, or jit:name of an inner jitted function. inputs: `Value`s or
+        `Known`s.
+    """
+    values = dict(zip(jaxpr.constvars, (Known(np.asarray(each)) for each in consts), strict=True))
+    values.update(zip(jaxpr.invars, inputs, strict=True))
+
+    def read(atom):
+        if isinstance(atom, Literal):
+            return Known(np.asarray(atom.val, atom.aval.dtype))
+        return values[atom]
+
+    for eqn in _used(jaxpr):
+        given = [read(atom) for atom in eqn.invars]
+        outputs = _apply(graph, rules, eqn, given)
+        values.update(zip(eqn.outvars, outputs, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _apply(graph: Graph, rules: Mapping[str, Rule], eqn: JaxprEqn, given: list) -> list:
+    """Return the outputs of one equation."""
+    name, known = eqn.primitive.name, all(isinstance(each, Known) for each in given)
+    if name == "platform_index":
+        return [Known(np.int32(_branch_index(eqn.params["platforms"])))]
+    is_function = name in ("jit", "pjit")
+    rule = rules.get(f"jit:{eqn.params['name']}" if is_function else name)
+    if known and not getattr(rule, "keeps_known", False):
+        return _compute(eqn, given)
+    if rule is not None:
+        outputs = rule(graph, eqn, given)
+        if outputs is not None:
+            return outputs if isinstance(outputs, list) else [outputs]
+    if name == "cond" and isinstance(given[0], Known):
+        branches = eqn.params["branches"]
+        inner, given = branches[int(np.clip(given[0].array, 0, len(branches) - 1))], given[1:]
+    else:
+        inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
+    if inner is None or name in ("while", "scan"):
+        where = f" in {eqn.source_info.name_stack}" if str(eqn.source_info.name_stack) else ""
+        raise ValueError(
+            f"--format=onnx: it cannot convert the operation {name}{where}; --format=stablehlo can"
+        )
+    jaxpr, consts = getattr(inner, "jaxpr", inner), getattr(inner, "consts", ())
+    return translate(graph, rules, jaxpr, consts, given)
+
+
+def _branch_index(platforms: Sequence[Sequence[str] | None]) -> int:
+    """Which of `lax.platform_dependent`'s forms is taken; None among platforms is the default."""
+    exact = [i for i, names in enumerate(platforms) if names is not None and PLATFORM in names]
+    return exact[0] if exact else list(platforms).index(None)
+
+
+def _compute(eqn: JaxprEqn, given: list[Known]) -> list[Known]:
+    """Compute an equation of arrays that are known."""
+    with jax.default_device(jax.devices("cpu")[0]):
+        found = eqn.primitive.bind(*(each.array for each in given), **eqn.params)
+    found = found if eqn.primitive.multiple_results else [found]
+    largest = max(given, key=lambda each: (bool(each.origin), each.array.size), default=None)
+    origin = largest.origin if largest is not None else ""
+    return [Known(np.asarray(array), origin) for array in found]
+
+
+def _used(jaxpr: Jaxpr) -> list[JaxprEqn]:
+    """Return the equations that the outputs depend on."""
+    needed = {atom for atom in jaxpr.outvars if not isinstance(atom, Literal)}
+    used = []
+    for eqn in reversed(jaxpr.eqns):
+        if needed.intersection(eqn.outvars):
+            used.append(eqn)
+            needed.update(atom for atom in eqn.invars if not isinstance(atom, Literal))
+    return used[::-1]

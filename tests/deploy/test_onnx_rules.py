@@ -1,0 +1,203 @@
+"""Rules from JAX primitives to ONNX operators: each alone against JAX, and those of layouts."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from jax import lax
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+from mask_rcnn_jax.deploy.onnx_graph import OPSETS  # noqa: E402
+from tests.deploy.traced import converted  # noqa: E402
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(2, 6, 5, 4)).astype(np.float32)  # [B, H, W, C]
+SIDES = np.array([[7, 9], [12, 4]], np.int32)
+
+
+def kinds(nodes):
+    return [node.op_type for node in nodes]
+
+
+def check(function, *arrays, opset=17, atol=1e-5):
+    """Compare with JAX and return the kinds of the graph's nodes."""
+    nodes, found = converted(function, *arrays, opset=opset)
+    expected = jax.tree.leaves(function(*map(jnp.asarray, arrays)))
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.shape == theirs.shape
+        np.testing.assert_allclose(ours, np.asarray(theirs), rtol=1e-5, atol=atol)
+    return kinds(nodes)
+
+
+ELEMENTWISE = {
+    "exp log sqrt": lambda x: jnp.log(jnp.sqrt(jnp.exp(x))),
+    "tanh sigmoid": lambda x: jnp.tanh(x) * jax.nn.sigmoid(x),
+    "erf": lambda x: lax.erf(x),
+    "gelu": lambda x: nn.gelu(x, approximate=False),
+    "gelu by tanh": lambda x: nn.gelu(x, approximate=True),
+    "silu": nn.silu,
+    "rounding": lambda x: (jnp.floor(x), jnp.ceil(x), jnp.round(x), jnp.sign(x)),
+    "powers": lambda x: (x**2, x**3, jnp.square(x), lax.rsqrt(x * x + 1)),
+    "log1p": lambda x: (jnp.log1p(x * x), jnp.expm1(x)),
+    "clip": lambda x: jnp.clip(x, -0.5, 1.0),
+    "compare": lambda x: ((x > 0) & (x <= 1) | (x == x[0, 0, 0, 0]), x != x, ~(x >= 0)),
+    "finite": lambda x: jnp.isfinite(x / jnp.maximum(x, 0)),
+    "where": lambda x: jnp.where(x > 0, x, -1.0),
+    "where of bools": lambda x: jnp.where(x > 0, x < 1, x > -1),
+    "softplus": jax.nn.softplus,
+    "rem": lambda x: lax.rem(x, jnp.float32(0.7)),
+}
+SHAPES = {
+    "transposed sum": lambda x: x.transpose(0, 3, 1, 2) + x.reshape(2, 4, 6, 5),
+    "windows": lambda x: (
+        jnp.pad(x, ((0, 0), (0, 0), (0, 1), (0, 0)))
+        .reshape(2, 2, 3, 2, 3, 4)
+        .swapaxes(2, 3)
+        .reshape(-1, 3, 3, 4)
+    ),
+    "joined and split again": lambda x: x.reshape(-1, 4).reshape(12, 5, 2, 2) * 2,
+    "sizes without a common division": lambda x: x.reshape(3, 80),
+    "pixel shuffle": lambda x: (
+        x.reshape(2, 6, 5, 2, 2).swapaxes(2, 3).reshape(2, 12, 10)[..., None]
+    ),
+    "split": lambda x: jnp.split(x, [1, 3], axis=3),
+    "reversed": lambda x: x[:, ::-1, :, ::-1],
+    "strided": lambda x: x[:, 1:6:2, ::3, 1],
+    "cropped": lambda x: lax.pad(x, jnp.float32(0), [(0, 0, 0), (-1, 2, 0), (0, -2, 0), (0, 0, 0)]),
+    "stacked": lambda x: jnp.stack([x[..., 0], x[..., 1], jnp.zeros_like(x[..., 0])], axis=-1),
+    "joined": lambda x: jnp.concatenate([x, x[:, :1] * 2, jnp.ones((2, 2, 5, 4))], axis=1),
+    "repeated": lambda x: jnp.repeat(jnp.repeat(x, 2, axis=1), 2, axis=2),
+    "tiled": lambda x: jnp.tile(x[:, :1], (1, 3, 1, 2)),
+    "outer": lambda x: x[:, 0, 0, 0][:, None] * x[0, :, 0, 0][None],
+    "repeated inside": lambda x: jnp.broadcast_to(x[:1, 0][:, :, None], (1, 5, 3, 4)).reshape(
+        1, 15, 4
+    ),
+    "padded bools": lambda x: jnp.pad(x[0, 0] > 0, ((0, 1), (2, 0))),
+}
+REDUCTIONS = {
+    "sums": lambda x: (jnp.sum(x, (1, 2)), jnp.mean(x, -1, keepdims=True), jnp.sum(x)),
+    "extremes": lambda x: (jnp.max(x, (0, 3)), jnp.min(x, 2), jnp.prod(x[0, 0], 0)),
+    "bools": lambda x: (jnp.all(x > -1, -1), jnp.any(x > 1, (1, 2))),
+    "of repeated": lambda x: jnp.sum(jnp.broadcast_to(x[:, :, :1], x.shape), (2, 3)),
+    "layer norm": lambda x: (
+        (x - jnp.mean(x, -1, keepdims=True)) * lax.rsqrt(jnp.var(x, -1) + 1)[..., None]
+    ),
+    "arguments": lambda x: (jnp.argmax(x, 1), jnp.argmin(x, -1)),
+    "cumulative": lambda x: jnp.cumsum(x, 2),
+    "top": lambda x: lax.top_k(x, 3),
+    "logsumexp": lambda x: (jax.nn.logsumexp(x, axis=0), jax.nn.log_softmax(x)),
+}
+PRODUCTS = {
+    "dense": lambda x: x @ jnp.asarray(X[0, 0].T),
+    "weights first": lambda x: jnp.einsum("kc,bhwc->kbhw", X[1, 0], x),
+    "attention": lambda x: jnp.einsum("bhwc,bvwc->bwhv", x, x * 2),
+    "positions": lambda x: jnp.einsum("byxc,yjc->byxj", x, X[0, :, :3]),
+    "class mask": lambda x: jnp.einsum("bhwc,bc->bhw", x, x[:, 0, 0]),
+    "pools": lambda x: (nn.max_pool(x, (3, 3), (2, 2), "SAME"), nn.avg_pool(x, (2, 3), (2, 1))),
+    "dilated": lambda x: lax.conv_general_dilated(
+        x, X[:, :2].reshape(2, 2, 5, 4)[:, :, :4], (2, 1), ((1, 0), (0, 2)), rhs_dilation=(1, 2),
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+    ),
+    "in groups": lambda x: lax.conv_general_dilated(
+        x, X[:, :3, :2, :4], (1, 1), "SAME", feature_group_count=2,
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+    ),
+    "transposed": lambda x: lax.conv_transpose(
+        x, X[:, :3, :4].reshape(2, 3, 4, 4), (2, 3), "SAME",
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+    ),
+}  # fmt: skip
+INDEXING = {
+    "rows of each image": lambda x: jnp.take_along_axis(
+        x.reshape(2, 30, 4), jnp.argmax(x, 1).reshape(2, 20)[:, :7, None], axis=1
+    ),
+    "of one image": lambda x: jnp.take_along_axis(
+        x[:1, 0], jnp.argmax(x, 1)[:1, 0, :, None] % 5, axis=1
+    ),
+    "numbers": lambda x: jnp.take_along_axis(
+        x[:, 0, :, 0], jnp.argmax(x[:, :5], 1)[:, :, 0], axis=1
+    ),
+    "rows of a table": lambda x: jnp.asarray(X[0])[jnp.argmax(x, 1)],
+    "one hot": lambda x: nn.one_hot(jnp.argmax(x, 3), 4),
+}
+CASES = ELEMENTWISE | SHAPES | REDUCTIONS | PRODUCTS | INDEXING
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_computes_what_jax_does(name):
+    check(CASES[name], X)
+
+
+@pytest.mark.parametrize("opset", OPSETS)
+def test_reductions_in_every_opset(opset):
+    check(REDUCTIONS["extremes"], X, opset=opset)
+
+
+def test_integers_are_divided_downwards():
+    def function(n):
+        return -(-n // 5), n // -4, (n - 10) % 3, jnp.max(n, axis=0), lax.div(n - 10, 3)
+
+    check(function, SIDES)
+
+
+def conv_layer(x, kernel, scale, bias):
+    y = lax.conv_general_dilated(
+        x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+    scale, bias = (jnp.reshape(each, (1, 1, 1, -1)) for each in (scale, bias))
+    return jnp.maximum((y - bias) * scale + bias, 0)
+
+
+def test_a_trunk_has_no_transposed_maps_and_norms_are_part_of_convolutions():
+    kernels = RNG.normal(size=(3, 3, 3, 4, 4)).astype(np.float32)
+    scale, bias = RNG.normal(size=(2, 4)).astype(np.float32)
+
+    def trunk(x):
+        inside = (jnp.arange(6) < 5)[None, :, None, None]
+        y = conv_layer(x, kernels[0], scale, bias)
+        y = y + conv_layer(jnp.where(inside, y, 0), kernels[1], scale, bias)
+        low = nn.max_pool(y, (2, 2), (2, 2))
+        y = y[:, :, :4] + jnp.repeat(jnp.repeat(low, 2, axis=1), 2, axis=2)
+        return conv_layer(y[:, ::2, ::2], kernels[2], scale, bias)
+
+    found = check(trunk, X, atol=1e-3)
+    assert sorted(found) == sorted(
+        ["Transpose", "Conv", "Relu", "Where", "Conv", "Relu", "Add", "MaxPool", "Slice", "Resize"]
+        + ["Add", "MaxPool", "Conv", "Relu", "Transpose"]
+    )
+
+
+def test_a_mean_of_channels_stays_in_place():
+    kernel = RNG.normal(size=(3, 3, 4, 4)).astype(np.float32)
+
+    def function(x):
+        y = conv_layer(x, kernel, np.float32(1), np.float32(0))
+        y = y - jnp.mean(y, axis=-1, keepdims=True)
+        return conv_layer(y, kernel, np.float32(2), np.float32(0))
+
+    assert check(function, X, atol=1e-3).count("Transpose") == 2
+
+
+def test_softmax_is_one_node():
+    assert check(jax.nn.softmax, X) == ["Softmax"]
+
+
+def test_forms_of_platforms_and_what_nobody_reads():
+    def function(x):
+        unused = lax.sort(x)  # has no rule
+        y = lax.platform_dependent(x, cpu=lambda x: x + 1, default=lambda x: lax.sort(x))
+        return lax.stop_gradient(y), unused[:0]
+
+    assert check(lambda x: function(x)[0], X) == ["Add"]
+
+
+def test_an_operation_without_a_rule_is_named():
+    with pytest.raises(
+        ValueError, match="it cannot convert the operation sort; --format=stablehlo"
+    ):
+        converted(lambda x: lax.sort(x), X)
+    with pytest.raises(ValueError, match="it cannot convert the operation while"):
+        converted(lambda x: lax.while_loop(lambda x: jnp.sum(x) < 9, lambda x: x + 1, x), X)
