@@ -93,7 +93,9 @@ def build_onnx(
     graph = Graph(opset)
     shape = [batch, 3, height, width] if planar else [batch, height, width, 3]
     inputs = {"images": ({"uint8": "UINT8", "float32": "FLOAT"}[source.dtype], shape)}
-    images = tensor("images", shape, (0, 2, 3, 1) if planar else None)
+    pixels = graph.cast("images", "FLOAT") if source.dtype == "uint8" else "images"
+    pixels = pixels if planar else graph.op("Transpose", pixels, perm=[0, 3, 1, 2])
+    images = tensor(pixels, (batch, 3, height, width), (0, 2, 3, 1))
     if source.image_size is None:
         inputs["image_sizes"] = ("INT32", [batch, 2])
         sizes: Value | Known = tensor(graph.cast("image_sizes", "INT64"), (batch, 2))
@@ -106,7 +108,7 @@ def build_onnx(
         return {name: array for name, array in fields.items() if array is not None}
 
     shapes = (
-        jax.ShapeDtypeStruct((batch, height, width, 3), source.dtype),
+        jax.ShapeDtypeStruct((batch, height, width, 3), jnp.float32),
         jax.ShapeDtypeStruct((batch, 2), jnp.int32),
     )
     num_classes = getattr(model.box_head, "num_classes", None)

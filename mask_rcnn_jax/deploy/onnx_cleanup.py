@@ -2,24 +2,20 @@
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
 from mask_rcnn_jax.deploy.onnx_graph import Graph
 
-AFFINE = ("Add", "Sub", "Mul", "Div")
-
 
 def clean_up(graph: Graph, outputs: Iterable[str]) -> None:
     """Simplify a graph with these outputs, whose names stay."""
     kept = set(outputs)
-    _fuse_softmax(graph, kept)
+    _fuse_softmax(graph)
+    _drop_dead(graph, kept)
     _fold_affine(graph, kept)
     _drop_dead(graph, kept)
-
-
-def _readers(graph: Graph) -> Counter:
-    return Counter(name for node in graph.nodes for name in node.input)
 
 
 def _drop_dead(graph: Graph, kept: set[str]) -> None:
@@ -32,98 +28,10 @@ def _drop_dead(graph: Graph, kept: set[str]) -> None:
     graph.constants = {name: v for name, v in graph.constants.items() if name in needed}
 
 
-def _rename(graph: Graph, names: dict[str, str]) -> None:
-    for node in graph.nodes:
-        for i, name in enumerate(node.input):
-            while name in names:
-                name = names[name]
-            node.input[i] = name
+def _fuse_softmax(graph: Graph) -> None:
+    """Make exp(x - max(x)) / sum(exp(x - max(x))) one node."""
+    from onnx import helper
 
-
-def _fold_affine(graph: Graph, kept: set[str]) -> None:
-    """Fold sums and products with a number per channel into the convolution or Gemm in front."""
-    _drop_dead(graph, kept)
-    readers, names, folded = _readers(graph), {}, []
-    layers: dict[str, tuple] = {}  # by a tensor that only one node reads: layer, axes behind it
-    for node in graph.nodes:
-        source = next((name for name in node.input if name in layers), None)
-        if node.op_type in ("Conv", "Gemm") and node.input[1] in graph.constants:
-            own, target = node, node.output[0]
-            behind = 2 if node.op_type == "Conv" else 0
-            behind = graph.constants[node.input[1]].ndim - 2 if node.op_type == "Conv" else 0
-        elif source and node.op_type == "Reshape" and layers[source][1] == 0:
-            own, behind = layers[source]
-            shape = graph.constants.get(node.input[1])
-            weights = graph.constants[own.input[1]]
-            if shape is None or shape[-1] != weights.shape[1]:
-                continue
-            target = node.output[0]
-        elif source and node.op_type in AFFINE and _fold(graph, node, source, *layers[source]):
-            own, behind = layers[source]
-            names[node.output[0]] = source
-            folded.append(node)
-            target = node.output[0]
-        else:
-            continue
-        if readers[target] == 1 and target not in kept:
-            layers[target] = own, behind
-        for name in node.input:
-            layers.pop(name, None) if node not in folded else None
-    dead = {id(node) for node in folded}
-    graph.nodes = [node for node in graph.nodes if id(node) not in dead]
-    _rename(graph, names)
-
-
-def _fold(graph: Graph, node, source: str, layer, behind: int) -> bool:
-    """Fold a node that reads `source` into a layer; return whether it could be."""
-    first = node.input[0] == source
-    number = graph.constants.get(node.input[1] if first else node.input[0])
-    if (
-        number is None
-        or node.input[0] == node.input[1]
-        or not (first or node.op_type in AFFINE[::2])
-    ):
-        return False
-    if number.ndim and not behind and node.op_type in AFFINE and number.ndim > 1:
-        number = number.reshape(number.shape[number.ndim - 1 :]) if _is_row(number) else number
-    kernel = graph.constants[layer.input[1]]
-    axis = 0 if layer.op_type == "Conv" else 1
-    count = kernel.shape[axis]
-    shape = number.shape
-    if behind and number.ndim > behind + 1 and set(shape[: -behind - 1]) == {1}:
-        shape = shape[-behind - 1 :]
-    if number.size != 1 and shape != (count, *[1] * behind):
-        return False
-    if number.size == 1 and number.ndim > behind + 2:
-        return False
-    number = np.broadcast_to(number.reshape(-1), (count,)).astype(np.float32)
-    bias = graph.constants[layer.input[2]] if len(layer.input) > 2 else np.zeros(count, np.float32)
-    if node.op_type in ("Add", "Sub"):
-        bias = bias + number if node.op_type == "Add" else bias - number
-    else:
-        scale = number if node.op_type == "Mul" else 1 / number
-        bias = bias * scale
-        along = scale.reshape([-1 if i == axis else 1 for i in range(kernel.ndim)])
-        layer.input[1] = _replace(graph, f"{layer.name}/kernel", kernel * along)
-    name = _replace(graph, f"{layer.name}/bias", bias)
-    if len(layer.input) > 2:
-        layer.input[2] = name
-    else:
-        layer.input.append(name)
-    return True
-
-
-def _is_row(number: np.ndarray) -> bool:
-    return set(number.shape[:-1]) <= {1}
-
-
-def _replace(graph: Graph, name: str, array: np.ndarray) -> str:
-    """Add a constant under a name of its own."""
-    return graph.constant(array, graph.unique(name))
-
-
-def _fuse_softmax(graph: Graph, kept: set[str]) -> None:
-    """exp(x - max) / sum of these."""
     made = {name: node for node in graph.nodes for name in node.output}
 
     def producer(name: str, kind: str):
@@ -136,14 +44,78 @@ def _fuse_softmax(graph: Graph, kept: set[str]) -> None:
         power, total = producer(node.input[0], "Exp"), producer(node.input[1], "ReduceSum")
         shifted = power and producer(power.input[0], "Sub")
         highest = shifted and producer(shifted.input[1], "ReduceMax")
-        if not (total and highest) or total.input[0] != power.output[0]:
+        if not total or not highest or total.input[0] != power.output[0]:
             continue
         axes = graph.constants[total.input[1]].tolist()
         if len(axes) == 1 and highest.input[0] == shifted.input[0]:
-            x = shifted.input[0]
             node.op_type = "Softmax"
             del node.input[:]
-            node.input.append(x)
-            from onnx import helper
-
+            node.input.append(shifted.input[0])
             node.attribute.append(helper.make_attribute("axis", axes[0]))
+
+
+def _fold_affine(graph: Graph, kept: set[str]) -> None:
+    """Fold sums and products with a number per channel into the convolution or Gemm in front."""
+    readers = Counter(name for node in graph.nodes for name in node.input)
+    layers: dict[str, Any] = {}  # by a tensor that one node reads: the layer that makes it
+    names: dict[str, str] = {}  # new names of tensors
+    left = []
+    for node in graph.nodes:
+        for i, name in enumerate(node.input):
+            node.input[i] = names.get(name, name)
+        layer = next((layers.pop(name) for name in list(node.input) if name in layers), None)
+        if node.op_type in ("Conv", "Gemm") and node.input[1] in graph.constants:
+            layer = node
+        elif layer is not None and _is_folded(graph, layer, node):
+            source = next(name for name in node.input if name not in graph.constants)
+            names[node.output[0]] = source
+            if readers[node.output[0]] == 1 and node.output[0] not in kept:
+                layers[source] = layer
+            continue
+        elif layer is None or not _keeps_channels(graph, layer, node):
+            layer = None
+        left.append(node)
+        if layer is not None and readers[node.output[0]] == 1 and node.output[0] not in kept:
+            layers[node.output[0]] = layer
+    graph.nodes = left
+
+
+def _keeps_channels(graph: Graph, layer, node) -> bool:
+    """Whether a node reshapes a Gemm's rows and leaves the last axis alone."""
+    shape = graph.constants.get(node.input[1]) if node.op_type == "Reshape" else None
+    channels = graph.constants[layer.input[1]].shape[-1]
+    return layer.op_type == "Gemm" and shape is not None and shape[-1] == channels
+
+
+def _is_folded(graph: Graph, layer, node) -> bool:
+    """Fold a node into the layer whose output it reads, if it can be."""
+    if node.op_type not in ("Add", "Sub", "Mul", "Div") or len(set(node.input)) != 2:
+        return False
+    number = graph.constants.get(node.input[1])
+    if number is None and node.op_type in ("Add", "Mul"):
+        number = graph.constants.get(node.input[0])
+    kernel = graph.constants[layer.input[1]]
+    axis = 0 if layer.op_type == "Conv" else 1  # of the kernel's outputs
+    count, behind = kernel.shape[axis], kernel.ndim - 2 if layer.op_type == "Conv" else 0
+    if number is None or number.ndim > behind + 2:
+        return False
+    shape = (1,) * (behind + 2 - number.ndim) + number.shape
+    if number.size != 1 and shape != (1, count) + (1,) * behind:
+        return False
+    number = np.broadcast_to(number.reshape(-1), (count,)).astype(np.float32)
+    has_bias = len(layer.input) > 2
+    bias = graph.constants[layer.input[2]] if has_bias else np.zeros(count, np.float32)
+    if node.op_type in ("Mul", "Div"):
+        scale = number if node.op_type == "Mul" else 1 / number
+        along = scale.reshape([-1 if i == axis else 1 for i in range(kernel.ndim)])
+        name = graph.unique(f"{layer.name}/kernel")
+        layer.input[1] = graph.constant(kernel * along, name)
+        bias = bias * scale
+    else:
+        bias = bias + number if node.op_type == "Add" else bias - number
+    name = graph.constant(bias, graph.unique(f"{layer.name}/bias"))
+    if has_bias:
+        layer.input[2] = name
+    else:
+        layer.input.append(name)
+    return True

@@ -14,10 +14,10 @@ import numpy as np
 from flax import linen as nn
 from jax import lax
 from jax.core import ShapedArray
-from jax.extend.core import JaxprEqn, Primitive
+from jax.extend.core import Primitive
 
 from mask_rcnn_jax.deploy.onnx_graph import Graph, floats, ints
-from mask_rcnn_jax.deploy.onnx_values import Known, Value, arrange, tensor
+from mask_rcnn_jax.deploy.onnx_values import Equation, Known, Value, arrange, tensor
 from mask_rcnn_jax.models.conv import Conv, UpConv
 from mask_rcnn_jax.ops import dispatch
 from mask_rcnn_jax.ops.extent import STRIDES
@@ -114,23 +114,17 @@ def plain_layers(next_call: Callable, args: tuple, kwargs: dict, context: Any) -
             scale, bias = (each[None, None, None] for each in ends)
             return group_norm_p.bind(x, groups=module.num_groups, eps=eps) * scale + bias
     if isinstance(module, Conv) and context.method_name == "_convolve":
-        x, kernel, _ = args
-        pads = module.padding
-        pads = pads if isinstance(pads, str) else ((pads, pads),) * 2
-        return lax.conv_general_dilated(
-            x,
-            kernel,
-            (module.stride, module.stride),
-            pads,
-            dimension_numbers=("NHWC", "HWIO", "NHWC"),
-            feature_group_count=module.groups,
-        )
+        pads: Any = module.padding if module.padding == "SAME" else ((module.padding,) * 2,) * 2
+        return _convolve(args[0], args[1], module.stride, pads, module.groups)
     if isinstance(module, UpConv) and context.method_name == "__call__":
-        return next_call(args[0])
+        x, params = args[0], module.variables["params"]
+        kernel = params["kernel"].reshape(-1, x.shape[-1]).T[None, None]
+        y = _convolve(x, kernel, 1, "VALID", 1) + jnp.tile(params["bias"], 4)[None, None, None]
+        return y.reshape(*x.shape[:3], 2, 2, module.features)
     return next_call(*args, **kwargs)
 
 
-def group_norm_rule(graph: Graph, eqn: JaxprEqn, given: list) -> Value:
+def group_norm_rule(graph: Graph, eqn: Equation, given: list) -> Value:
     """As InstanceNormalization over the groups: an older, better supported operator."""
     batch, height, width, channels = eqn.outvars[0].aval.shape
     shape, groups = (batch, channels, height, width), eqn.params["groups"]
@@ -140,7 +134,18 @@ def group_norm_rule(graph: Graph, eqn: JaxprEqn, given: list) -> Value:
     return tensor(graph.reshape(y, *shape), shape, (0, 2, 3, 1))
 
 
-def layer_norm_rule(graph: Graph, eqn: JaxprEqn, given: list) -> Value:
+def _convolve(x: jax.Array, kernel: jax.Array, stride: int, padding, groups: int) -> jax.Array:
+    return lax.conv_general_dilated(
+        x,
+        kernel,
+        (stride, stride),
+        padding,
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        feature_group_count=groups,
+    )
+
+
+def layer_norm_rule(graph: Graph, eqn: Equation, given: list) -> Value:
     """Normalize [.., C]."""
     shape, eps = eqn.outvars[0].aval.shape, eqn.params["eps"]
     x, scale, bias = (arrange(graph, each) for each in given)
@@ -153,7 +158,7 @@ def layer_norm_rule(graph: Graph, eqn: JaxprEqn, given: list) -> Value:
     return tensor(graph.op("Add", graph.op("Mul", y, scale), bias), shape)
 
 
-def nms_rule(graph: Graph, eqn: JaxprEqn, given: list) -> Value:
+def nms_rule(graph: Graph, eqn: Equation, given: list) -> Value:
     """Suppress boxes [B, N, 4], sorted by descending score.
 
     Ranks are the scores, so that the result does not depend on how a runtime orders equal ones.
@@ -185,7 +190,7 @@ def nms_rule(graph: Graph, eqn: JaxprEqn, given: list) -> Value:
     return tensor(graph.op("Greater", marks, floats(0.5)), (batch, rows))
 
 
-def roi_align_rule(graph: Graph, eqn: JaxprEqn, given: list) -> Value:
+def roi_align_rule(graph: Graph, eqn: Equation, given: list) -> Value:
     """Pool boxes [B, N, 4]: each level its own, as many as there are; Gather restores their order.
 
     Rows of `NonZero` and `RoiAlign` have no fixed number.

@@ -10,11 +10,11 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from jax.extend.core import JaxprEqn
 
 from mask_rcnn_jax.deploy import onnx_values
-from mask_rcnn_jax.deploy.onnx_graph import Graph
+from mask_rcnn_jax.deploy.onnx_graph import Graph, floats
 from mask_rcnn_jax.deploy.onnx_values import (
+    Equation,
     Known,
     Value,
     arrange,
@@ -32,7 +32,7 @@ def layer_name(graph: Graph, weights: Value | Known) -> str:
     return graph.unique(origin.rpartition("/")[0]) if "/" in origin else ""
 
 
-def convolution(graph: Graph, eqn: JaxprEqn, given: list) -> Value:
+def convolution(graph: Graph, eqn: Equation, given: list) -> Value:
     x, kernel = given
     params = eqn.params
     numbers, groups = params["dimension_numbers"], params["feature_group_count"]
@@ -53,7 +53,7 @@ def convolution(graph: Graph, eqn: JaxprEqn, given: list) -> Value:
         if groups > 1 or not isinstance(kernel, Known) or set(strides) != {1}:
             raise ValueError("--format=onnx: it cannot convert this transposed convolution")
         op, strides = "ConvTranspose", params["lhs_dilation"]
-        flipped = np.flip(kernel.array.transpose(numbers.rhs_spec), range(2, len(sides) + 2))
+        flipped = np.flip(kernel.array.transpose(numbers.rhs_spec), tuple(range(2, len(sides) + 2)))
         weights = stored(graph, flipped.swapaxes(0, 1), kernel)
         spans = [d * (side - 1) for d, side in zip(dilation, sides, strict=True)]
         ends = [(span - low, span - high) for span, (low, high) in zip(spans, pads, strict=True)]
@@ -69,15 +69,15 @@ def convolution(graph: Graph, eqn: JaxprEqn, given: list) -> Value:
     return tensor(y, shape, np.argsort(numbers.out_spec).tolist())
 
 
-def product(graph: Graph, eqn: JaxprEqn, given: list) -> Value:
+def product(graph: Graph, eqn: Equation, given: list) -> Value:
     lhs, rhs = given
     (left, right), (left_images, right_images) = eqn.params["dimension_numbers"]
     if isinstance(rhs, Known) and not left_images:
         return weighted(graph, lhs, left, rhs, right)
     if isinstance(lhs, Known) and not left_images:
-        y = weighted(graph, rhs, right, lhs, left)
+        turned = weighted(graph, rhs, right, lhs, left)
         own = len(rhs.sizes) - len(right)
-        return transpose(y, [*range(own, len(y.axes)), *range(own)])
+        return transpose(turned, [*range(own, len(turned.axes)), *range(own)])
     sides = (lhs, left, left_images), (rhs, right, right_images)
     for (big, inner, images), other in (sides, sides[::-1]):
         if isinstance(big, Value) and _is_between(big, inner, images):
@@ -96,8 +96,9 @@ def product(graph: Graph, eqn: JaxprEqn, given: list) -> Value:
     held = [*images_shape, *summed, *columns]
     b = reshaped(graph, b, held, [*images_shape, inner, prod(columns)])
     y = graph.op("MatMul", a, b)
-    made, wanted = [*images_shape, prod(rows), prod(columns)], [*images_shape, *rows, *columns]
-    return tensor(reshaped(graph, y, made, wanted), wanted)
+    wanted = [*images_shape, *rows, *columns]
+    y = reshaped(graph, y, [*images_shape, prod(rows), prod(columns)], wanted)
+    return tensor(y, wanted)
 
 
 def weighted(
@@ -118,8 +119,7 @@ def weighted(
     if len(x.shape) == 4 and inner == [1]:
         kernel = stored(graph, matrix.T[:, :, None, None], weights)
         y = graph.op("Conv", x.name, kernel, name=name, kernel_shape=[1, 1])
-        shape = (x.shape[0], prod(sizes), *x.shape[2:])
-        result = Value(y, shape, (*outer, (1,)))
+        result = Value(y, (x.shape[0], prod(sizes), *x.shape[2:]), (*outer, (1,)))
     else:
         rest = [i for i in range(len(x.shape)) if i not in inner]
         lines, shape = in_order(graph, x.name, x.shape, [*rest, *sorted(inner)])
@@ -169,7 +169,7 @@ def _in_place(
     return Value(y, shape, tuple(moved))
 
 
-def _pool(graph: Graph, eqn: JaxprEqn, x: Value, op: str, **options: Any) -> Value:
+def _pool(graph: Graph, eqn: Equation, x: Value, op: str, **options: Any) -> Value:
     params = eqn.params
     sides, steps = params["window_dimensions"], params["window_strides"]
     if len(sides) != 4 or {*params["base_dilation"], *params["window_dilation"]} != {1}:
@@ -188,13 +188,13 @@ def _pool(graph: Graph, eqn: JaxprEqn, x: Value, op: str, **options: Any) -> Val
     return tensor(y, [shape[i] for i in order], np.argsort(order).tolist())
 
 
-def max_pool(graph: Graph, eqn: JaxprEqn, given: list) -> Value:
+def max_pool(graph: Graph, eqn: Equation, given: list) -> Value:
     return _pool(graph, eqn, given[0], "MaxPool")
 
 
-def sum_pool(graph: Graph, eqn: JaxprEqn, given: list) -> Value:
+def sum_pool(graph: Graph, eqn: Equation, given: list) -> Value:
     y = _pool(graph, eqn, given[0], "AveragePool", count_include_pad=1)
-    count = np.float32(prod(eqn.params["window_dimensions"]))
+    count = floats(float(prod(eqn.params["window_dimensions"])))
     return y._replace(name=graph.op("Mul", y.name, count))
 
 

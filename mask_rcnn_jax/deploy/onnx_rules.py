@@ -8,12 +8,11 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from jax.extend.core import JaxprEqn
 
 from mask_rcnn_jax.deploy import onnx_values
-from mask_rcnn_jax.deploy.onnx_graph import Graph, ints
+from mask_rcnn_jax.deploy.onnx_graph import Graph, floats, ints
 from mask_rcnn_jax.deploy.onnx_shapes import single
-from mask_rcnn_jax.deploy.onnx_values import Known, Value, align, arrange, tensor
+from mask_rcnn_jax.deploy.onnx_values import Equation, Known, Value, align, arrange, tensor
 
 SAME = {  # primitives with an operator that computes the same
     "add": "Add",
@@ -52,17 +51,30 @@ GROWING = ("add", "mul", "div", "rem", "max", "min", "jit", "pjit")
 IDENTITIES = ("stop_gradient", "optimization_barrier", "copy", "copy_p", "reduce_precision")
 
 
-def elementwise(graph: Graph, eqn: JaxprEqn, given: list, compute: Any) -> Value:
+def elementwise(graph: Graph, eqn: Equation, given: list, compute: Any) -> Value:
     """Apply a function of (graph, aligned tensors) that returns a tensor."""
     names, layout = align(graph, given, eqn.outvars[0].aval.shape)
-    name = compute(graph, *names)
+    name = _before_reshape(graph, names, layout.sizes, compute) or compute(graph, *names)
     if eqn.primitive.name in GROWING and all(_cannot_be_negative(graph, each) for each in given):
         graph.nonnegative.add(name)
     return layout.result(name)
 
 
+def _before_reshape(graph: Graph, names: list[str], shape: Sequence[int], compute) -> str:
+    """Compute a function of single numbers before a reshaped layer's Reshape, or return ""."""
+    (changing, *more) = [name for name in names if name not in graph.constants] or [""]
+    others = (graph.constants[name].ndim for name in names if name in graph.constants)
+    if more or any(others) or changing not in graph.reshaped:
+        return ""
+    source, before = graph.reshaped[changing]
+    made = compute(graph, *(source if name == changing else name for name in names))
+    result = graph.reshape(made, *shape)
+    graph.reshaped[result] = made, before
+    return result
+
+
 def _same(op: str):
-    def rule(graph: Graph, eqn: JaxprEqn, given: list) -> Value:
+    def rule(graph: Graph, eqn: Equation, given: list) -> Value | Known:
         if op in ("And", "Or", "Xor", "Not") and eqn.invars[0].aval.dtype != bool:
             raise ValueError(f"--format=onnx: it cannot convert {eqn.primitive.name} of integers")
         neutral = NEUTRAL.get(eqn.primitive.name)
@@ -94,7 +106,7 @@ def _is_filled(value: Value | Known, number: float) -> bool:
     return bool(np.all(few == number)) and few.size > 0
 
 
-def _shaped(graph: Graph, value: Value | Known, eqn: JaxprEqn) -> Value | Known:
+def _shaped(graph: Graph, value: Value | Known, eqn: Equation) -> Value | Known:
     """Repeat a number to the shape of the equation's output."""
     shape = eqn.outvars[0].aval.shape
     if value.sizes == shape:
@@ -109,11 +121,11 @@ def _of(formula):
     return lambda graph, eqn, given: elementwise(graph, eqn, given, formula)
 
 
-def number(eqn: JaxprEqn, value: float) -> np.ndarray:
+def number(eqn: Equation, value: float) -> np.ndarray:
     return np.array(value, np.float32 if eqn.invars[0].aval.dtype.kind == "f" else np.int64)
 
 
-def convert(graph: Graph, eqn: JaxprEqn, given: list) -> Value:
+def convert(graph: Graph, eqn: Equation, given: list) -> Value:
     kinds = [onnx_type(each.aval.dtype) for each in (eqn.invars[0], eqn.outvars[0])]
     if kinds[0] == kinds[1] and eqn.invars[0].aval.dtype != np.uint8:
         return given[0]
@@ -127,7 +139,7 @@ def onnx_type(dtype) -> str:
     return {"b": "BOOL", "i": "INT64", "u": "INT64"}.get(kind, "FLOAT")
 
 
-def select(graph: Graph, eqn: JaxprEqn, given: list) -> Value | Known:
+def select(graph: Graph, eqn: Equation, given: list) -> Value | Known:
     which, *cases = given
     if len(cases) != 2:
         raise ValueError("--format=onnx: it cannot convert a selection from more than two arrays")
@@ -155,7 +167,7 @@ def _where_bool(graph: Graph, which: str, yes: str, no: str) -> str:
     return graph.op("Or", graph.op("And", which, yes), other)
 
 
-def integer_pow(graph: Graph, eqn: JaxprEqn, given: list) -> Value:
+def integer_pow(graph: Graph, eqn: Equation, given: list) -> Value:
     power = eqn.params["y"]
     if power == 2:
         return elementwise(graph, eqn, given, lambda graph, x: graph.op("Mul", x, x))
@@ -163,7 +175,7 @@ def integer_pow(graph: Graph, eqn: JaxprEqn, given: list) -> Value:
     return elementwise(graph, eqn, given, lambda graph, x: graph.op("Pow", x, exponent))
 
 
-def _rounded(graph: Graph, eqn: JaxprEqn, given: list) -> Value:
+def _rounded(graph: Graph, eqn: Equation, given: list) -> Value:
     if int(eqn.params["rounding_method"]) != 1:  # to even
         raise ValueError("--format=onnx: it cannot convert a rounding of halves away from zero")
     return elementwise(graph, eqn, given, lambda graph, x: graph.op("Round", x))
@@ -181,7 +193,7 @@ def _floor_divide(graph: Graph, a: str, b: str) -> str:
 def _of_integers(formula):
     """Make a rule for an inner function; that of other numbers is inlined."""
 
-    def rule(graph: Graph, eqn: JaxprEqn, given: list):
+    def rule(graph: Graph, eqn: Equation, given: list):
         if all(atom.aval.dtype.kind in "iu" for atom in eqn.invars):
             return elementwise(graph, eqn, given, formula)
         return None
@@ -190,7 +202,7 @@ def _of_integers(formula):
 
 
 def reduce(op: str):
-    def rule(graph: Graph, eqn: JaxprEqn, given: list) -> Value:
+    def rule(graph: Graph, eqn: Equation, given: list) -> Value:
         return reduced(graph, op, given[0], eqn.params["axes"])
 
     return rule
@@ -212,19 +224,18 @@ def reduced(graph: Graph, op: str, x: Value, axes: Sequence[int]) -> Value:
 
 
 def reduce_bools(every: bool):
-    def rule(graph: Graph, eqn: JaxprEqn, given: list) -> Value:
+    def rule(graph: Graph, eqn: Equation, given: list) -> Value:
         x, axes = given[0], eqn.params["axes"]
-        count = np.float32(prod(x.sizes[i] for i in axes))
         x = single(graph, x, axes)
         total = reduced(graph, "ReduceSum", x._replace(name=graph.cast(x.name, "FLOAT")), axes)
-        limit = count - np.float32(0.5) if every else np.float32(0.5)
+        limit = floats(prod(x.sizes[i] for i in axes) - 0.5 if every else 0.5)
         return total._replace(name=graph.op("Greater", total.name, limit))
 
     return rule
 
 
 def arg_extreme(op: str):
-    def rule(graph: Graph, eqn: JaxprEqn, given: list) -> Value:
+    def rule(graph: Graph, eqn: Equation, given: list) -> Value:
         (axis,) = eqn.params["axes"]
         x = single(graph, given[0], (axis,))
         name = graph.op(op, x.name, axis=x.axes[axis][0], keepdims=1)
@@ -234,7 +245,7 @@ def arg_extreme(op: str):
     return rule
 
 
-def cumulative_sum(graph: Graph, eqn: JaxprEqn, given: list) -> Value:
+def cumulative_sum(graph: Graph, eqn: Equation, given: list) -> Value:
     x = single(graph, given[0], (eqn.params["axis"],))
     place = np.array(x.axes[eqn.params["axis"]][0], np.int64)
     reverse = int(eqn.params["reverse"])

@@ -5,21 +5,20 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from jax.extend.core import JaxprEqn
 
 from mask_rcnn_jax.deploy import onnx_values
 from mask_rcnn_jax.deploy.onnx_graph import Graph, ints
-from mask_rcnn_jax.deploy.onnx_values import Known, Value, arrange, tensor
+from mask_rcnn_jax.deploy.onnx_values import Equation, Known, Value, arrange, tensor
 
 
-def iota(graph: Graph, eqn: JaxprEqn, given: list) -> Known:
+def iota(graph: Graph, eqn: Equation, given: list) -> Known:
     shape, axis = eqn.params["shape"], eqn.params["dimension"]
     line = np.arange(shape[axis], dtype=eqn.params["dtype"])
     line = line.reshape([-1 if i == axis else 1 for i in range(len(shape))])
     return Known(np.broadcast_to(line, shape))
 
 
-def broadcast(graph: Graph, eqn: JaxprEqn, given: list) -> Value | Known:
+def broadcast(graph: Graph, eqn: Equation, given: list) -> Value | Known:
     shape, places = eqn.outvars[0].aval.shape, eqn.params["broadcast_dimensions"]
     x = given[0]
     if isinstance(x, Known):
@@ -30,13 +29,13 @@ def broadcast(graph: Graph, eqn: JaxprEqn, given: list) -> Value | Known:
     return onnx_values.broadcast(x, shape, places)
 
 
-def tile(graph: Graph, eqn: JaxprEqn, given: list) -> Value:
+def tile(graph: Graph, eqn: Equation, given: list) -> Value:
     x, counts = given[0], eqn.params["reps"]
     repeated = [((-count,) if count > 1 else ()) for count in counts]
     return x._replace(axes=tuple(r + axis for r, axis in zip(repeated, x.axes, strict=True)))
 
 
-def reshape(graph: Graph, eqn: JaxprEqn, given: list) -> Value | Known:
+def reshape(graph: Graph, eqn: Equation, given: list) -> Value | Known:
     """Also of axes of size 1 that are left out or put in."""
     x, shape = given[0], eqn.outvars[0].aval.shape
     if isinstance(x, Known):
@@ -44,7 +43,7 @@ def reshape(graph: Graph, eqn: JaxprEqn, given: list) -> Value | Known:
     return onnx_values.reshape(graph, x, shape)
 
 
-def transpose(graph: Graph, eqn: JaxprEqn, given: list) -> Value | Known:
+def transpose(graph: Graph, eqn: Equation, given: list) -> Value | Known:
     x, order = given[0], eqn.params["permutation"]
     if isinstance(x, Known):
         return x._replace(array=x.array.transpose(order))
@@ -88,7 +87,7 @@ def cut(
         shape[place] = len(range(starts[i], stops[i], steps[i]))
     subsampled = all(starts[i] == 0 and 1 < steps[i] and stops[i] == sizes[i] for i in wanted)
     if len(shape) == 4 and subsampled and places == [2, 3]:
-        options = dict(kernel_shape=[1, 1], strides=[steps[i] for i in wanted])
+        options: dict[str, Any] = dict(kernel_shape=[1, 1], strides=[steps[i] for i in wanted])
         return value._replace(name=graph.op("MaxPool", value.name, **options), shape=tuple(shape))
     limits = ([each[i] for i in wanted] for each in (starts, stops))
     inputs = [*(ints(*limit) for limit in limits), ints(*places)]
@@ -97,12 +96,12 @@ def cut(
     return value._replace(name=graph.op("Slice", value.name, *inputs), shape=tuple(shape))
 
 
-def slice_rule(graph: Graph, eqn: JaxprEqn, given: list) -> Value:
+def slice_rule(graph: Graph, eqn: Equation, given: list) -> Value:
     starts, stops = eqn.params["start_indices"], eqn.params["limit_indices"]
     return cut(graph, given[0], starts, stops, eqn.params["strides"] or (1,) * len(starts))
 
 
-def split(graph: Graph, eqn: JaxprEqn, given: list) -> list[Value]:
+def split(graph: Graph, eqn: Equation, given: list) -> list[Value]:
     x, axis, start, parts = given[0], eqn.params["axis"], 0, []
     for size in eqn.params["sizes"]:
         starts, stops = [0] * len(x.sizes), list(x.sizes)
@@ -112,7 +111,7 @@ def split(graph: Graph, eqn: JaxprEqn, given: list) -> list[Value]:
     return parts
 
 
-def reverse(graph: Graph, eqn: JaxprEqn, given: list) -> Value:
+def reverse(graph: Graph, eqn: Equation, given: list) -> Value:
     axes = eqn.params["dimensions"]
     x = single(graph, given[0], axes)
     count = len(axes)
@@ -120,17 +119,17 @@ def reverse(graph: Graph, eqn: JaxprEqn, given: list) -> Value:
     return x._replace(name=graph.op("Slice", x.name, *limits, ints(*[-1] * count)))
 
 
-def concatenate(graph: Graph, eqn: JaxprEqn, given: list) -> Value:
+def concatenate(graph: Graph, eqn: Equation, given: list) -> Value:
     """Along an axis that each tensor has as a whole, as all other axes."""
     axis = eqn.params["dimension"]
     return join(graph, given, [atom.aval.shape for atom in eqn.invars], axis)
 
 
-def stack(graph: Graph, eqn: JaxprEqn, given: list) -> Value:
+def stack(graph: Graph, eqn: Equation, given: list) -> Value:
     axis = eqn.params["axis"]
     shape = list(eqn.invars[0].aval.shape)
     shape.insert(axis, 1)
-    apart = []
+    apart: list[Value | Known] = []
     for each in given:
         if isinstance(each, Known):
             apart.append(each._replace(array=each.array.reshape(shape)))
@@ -154,7 +153,7 @@ def join(graph: Graph, given: list, shapes: list[tuple[int, ...]], axis: int) ->
     return tensor(name, [shape[i] for i in order], np.argsort(order).tolist())
 
 
-def pad(graph: Graph, eqn: JaxprEqn, given: list) -> Value:
+def pad(graph: Graph, eqn: Equation, given: list) -> Value:
     x, filler = given
     config = eqn.params["padding_config"]
     if any(inner for _, _, inner in config) or not isinstance(filler, Known):
@@ -179,7 +178,7 @@ def pad(graph: Graph, eqn: JaxprEqn, given: list) -> Value:
     return x._replace(name=graph.cast(name, "BOOL") if is_bool else name, shape=tuple(shape))
 
 
-def top_k(graph: Graph, eqn: JaxprEqn, given: list) -> list[Value]:
+def top_k(graph: Graph, eqn: Equation, given: list) -> list[Value]:
     """Equal values keep their order in both."""
     if eqn.params.get("axis", len(given[0].sizes) - 1) != len(given[0].sizes) - 1:
         raise ValueError("--format=onnx: it cannot convert top_k along another axis than the last")
@@ -188,7 +187,7 @@ def top_k(graph: Graph, eqn: JaxprEqn, given: list) -> list[Value]:
     return [tensor(name, eqn.outvars[0].aval.shape) for name in names]
 
 
-def gather(graph: Graph, eqn: JaxprEqn, given: list) -> Value:
+def gather(graph: Graph, eqn: Equation, given: list) -> Value:
     """Take rows along one axis: x[index], or `take_along_axis` with images in front."""
     numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
     x, index = given

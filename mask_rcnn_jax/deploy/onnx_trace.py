@@ -5,16 +5,17 @@ here, and of forms for several platforms the one for CPUs is taken.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
-from jax.extend.core import Jaxpr, JaxprEqn, Literal
+from jax.extend.core import Jaxpr, Literal
 
 from mask_rcnn_jax.deploy.onnx_graph import Graph
-from mask_rcnn_jax.deploy.onnx_values import Known, Value
+from mask_rcnn_jax.deploy.onnx_values import Equation, Known, Value
 
 # (graph, equation, inputs) to outputs
-Rule = Callable[[Graph, JaxprEqn, list], Value | Known | list]
+Rule = Callable[[Graph, Equation, list], Value | Known | list]
 PLATFORM = "cpu"
 
 
@@ -29,9 +30,9 @@ def translate(
     values = dict(zip(jaxpr.constvars, (Known(np.asarray(each)) for each in consts), strict=True))
     values.update(zip(jaxpr.invars, inputs, strict=True))
 
-    def read(atom):
+    def read(atom: Any) -> Value | Known:
         if isinstance(atom, Literal):
-            return Known(np.asarray(atom.val, atom.aval.dtype))
+            return Known(np.asarray(atom.val, atom.aval.dtype))  # type: ignore[attr-defined]
         return values[atom]
 
     for eqn in _used(jaxpr):
@@ -41,11 +42,11 @@ def translate(
     return [read(atom) for atom in jaxpr.outvars]
 
 
-def _apply(graph: Graph, rules: Mapping[str, Rule], eqn: JaxprEqn, given: list) -> list:
+def _apply(graph: Graph, rules: Mapping[str, Rule], eqn: Equation, given: list) -> list:
     """Return the outputs of one equation."""
     name, known = eqn.primitive.name, all(isinstance(each, Known) for each in given)
     if name == "platform_index":
-        return [Known(np.int32(_branch_index(eqn.params["platforms"])))]
+        return [Known(np.asarray(_branch_index(eqn.params["platforms"])))]
     is_function = name in ("jit", "pjit")
     rule = rules.get(f"jit:{eqn.params['name']}" if is_function else name)
     if known and not getattr(rule, "keeps_known", False):
@@ -74,7 +75,7 @@ def _branch_index(platforms: Sequence[Sequence[str] | None]) -> int:
     return exact[0] if exact else list(platforms).index(None)
 
 
-def _compute(eqn: JaxprEqn, given: list[Known]) -> list[Known]:
+def _compute(eqn: Equation, given: list[Known]) -> list[Known]:
     """Compute an equation of arrays that are known."""
     with jax.default_device(jax.devices("cpu")[0]):
         found = eqn.primitive.bind(*(each.array for each in given), **eqn.params)
@@ -84,7 +85,7 @@ def _compute(eqn: JaxprEqn, given: list[Known]) -> list[Known]:
     return [Known(np.asarray(array), origin) for array in found]
 
 
-def _used(jaxpr: Jaxpr) -> list[JaxprEqn]:
+def _used(jaxpr: Jaxpr) -> list[Equation]:
     """Return the equations that the outputs depend on."""
     needed = {atom for atom in jaxpr.outvars if not isinstance(atom, Literal)}
     used = []

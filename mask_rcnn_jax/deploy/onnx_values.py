@@ -9,11 +9,13 @@ needs the axes in order has them put there. So a trunk has no transposed maps, a
 import hashlib
 from collections.abc import Sequence
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from mask_rcnn_jax.deploy.onnx_graph import Graph, floats, ints
+
+Equation: TypeAlias = Any  # a JaxprEqn, whose inputs' and outputs' shapes have no type
 
 
 class Known(NamedTuple):
@@ -195,8 +197,9 @@ def align(
     Arrays have this shape or no axes. spread: axes along which no tensor is left out.
     """
     given = [_full(graph, value, shape, spread) for value in values]
-    divided = [_division([value.axes[i] for value in given], given) for i in range(len(shape))]
-    if any(sizes is None for sizes in divided):  # axes are split in ways that do not fit
+    found = [_division([value.axes[i] for value in given], given) for i in range(len(shape))]
+    divided = [sizes for sizes in found if sizes is not None]
+    if len(divided) < len(shape):  # axes are split in ways that do not fit
         given = [tensor(arrange(graph, value), shape) for value in given]
         divided = [[size] if size > 1 else [] for size in shape]
     split = [_split(graph, value, divided) for value in given]
@@ -236,8 +239,9 @@ def _full(graph: Graph, value: Value | Known, shape: Sequence[int], spread: Sequ
             slice(None) if array.strides[i] or i in spread else slice(1) for i in range(array.ndim)
         )
         part = array[few]
-        axes = tuple((i,) if part.shape[i] == size else (-size,) for i, size in enumerate(shape))
-        return Value(stored(graph, part, value), part.shape, axes)
+        whole = zip(part.shape, shape, strict=True)
+        axes = [(i,) if held == size else (-size,) for i, (held, size) in enumerate(whole)]
+        return Value(stored(graph, part, value), part.shape, tuple(axes))
     if not value.axes:
         value = broadcast(value, shape, ())
     mixed = any(min(axis, default=0) < 0 <= max(axis, default=0) for axis in value.axes)
@@ -251,8 +255,9 @@ def _full(graph: Graph, value: Value | Known, shape: Sequence[int], spread: Sequ
         order = sorted(range(len(shape)), key=first.__getitem__)
         sizes = [once.sizes[i] for i in order]
         made = tensor(arrange(graph, once, order), sizes, np.argsort(order).tolist())
-        axes = ((-value.sizes[i],) if i in free else axis for i, axis in enumerate(made.axes))
-        return made._replace(axes=tuple(axes))
+        for i in free:
+            made = made._replace(axes=(*made.axes[:i], (-value.sizes[i],), *made.axes[i + 1 :]))
+        return made
     return value
 
 
@@ -272,12 +277,12 @@ def _division(axes: list[tuple[int, ...]], values: list[Value]) -> list[int] | N
 
 
 def _split(
-    graph: Graph, value: Value, divided: Sequence[Sequence[int] | None]
+    graph: Graph, value: Value, divided: Sequence[Sequence[int]]
 ) -> tuple[str, tuple[int, ...], list[tuple[int, int]]]:
     """Split a tensor's axes into these parts; return it, its shape and the part on each axis."""
     pieces: dict[int, list[tuple[int, int]]] = {}
     for axis, parts in enumerate(value.axes):
-        k, sizes = 0, divided[axis] or ()
+        k, sizes = 0, divided[axis]
         for part in (part for part in parts if part >= 0 and value.size(part) > 1):
             left = value.size(part)
             while left > 1:
@@ -288,7 +293,7 @@ def _split(
     for part, size in enumerate(value.shape):
         for owner in pieces.get(part, [(-1, part)]):
             owners.append(owner)
-            shape.append((divided[owner[0]] or [])[owner[1]] if owner[0] >= 0 else size)
+            shape.append(divided[owner[0]][owner[1]] if owner[0] >= 0 else size)
     name = value.name
     if tuple(shape) != value.shape:
         name = reshaped(graph, name, value.shape, shape)
