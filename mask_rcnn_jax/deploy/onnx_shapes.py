@@ -62,9 +62,15 @@ def single(graph: Graph, value: Value, axes: Sequence[int]) -> Value:
 
 
 def cut(
-    graph: Graph, value: Value, starts: Sequence[int], stops: Sequence[int], steps: Sequence[int]
+    graph: Graph,
+    value: Value,
+    starts: Sequence[int],
+    stops: Sequence[int],
+    steps: Sequence[int],
+    *,
+    is_map: bool = False,
 ) -> Value:
-    """Take a part of an array."""
+    """Take a part of an array. is_map: subsample by MaxPool where that is possible."""
     sizes = value.sizes
     wanted = [
         i
@@ -86,7 +92,7 @@ def cut(
     for i, place in zip(wanted, places, strict=True):
         shape[place] = len(range(starts[i], stops[i], steps[i]))
     subsampled = all(starts[i] == 0 and 1 < steps[i] and stops[i] == sizes[i] for i in wanted)
-    if len(shape) == 4 and subsampled and places == [2, 3]:
+    if is_map and len(shape) == 4 and subsampled and places == [2, 3]:
         options: dict[str, Any] = dict(kernel_shape=[1, 1], strides=[steps[i] for i in wanted])
         return value._replace(name=graph.op("MaxPool", value.name, **options), shape=tuple(shape))
     limits = ([each[i] for i in wanted] for each in (starts, stops))
@@ -98,7 +104,11 @@ def cut(
 
 def slice_rule(graph: Graph, eqn: Equation, given: list) -> Value:
     starts, stops = eqn.params["start_indices"], eqn.params["limit_indices"]
-    return cut(graph, given[0], starts, stops, eqn.params["strides"] or (1,) * len(starts))
+    steps, is_map = (
+        eqn.params["strides"] or (1,) * len(starts),
+        eqn.invars[0].aval.dtype.kind == "f",
+    )
+    return cut(graph, given[0], starts, stops, steps, is_map=is_map)
 
 
 def split(graph: Graph, eqn: Equation, given: list) -> list[Value]:

@@ -190,13 +190,13 @@ class Layout(NamedTuple):
 
 
 def align(
-    graph: Graph, values: Sequence[Value | Known], shape: Sequence[int], spread: Sequence[int] = ()
+    graph: Graph, values: Sequence[Value | Known], shape: Sequence[int]
 ) -> tuple[list[str], Layout]:
     """Return tensors that operators can broadcast, and how to read what these make of them.
 
-    Arrays have this shape or no axes. spread: axes along which no tensor is left out.
+    Arrays have this shape or no axes.
     """
-    given = [_full(graph, value, shape, spread) for value in values]
+    given = [_full(graph, value, shape) for value in values]
     found = [_division([value.axes[i] for value in given], given) for i in range(len(shape))]
     divided = [sizes for sizes in found if sizes is not None]
     if len(divided) < len(shape):  # axes are split in ways that do not fit
@@ -231,34 +231,28 @@ def _stripped(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(shape[first:])
 
 
-def _full(graph: Graph, value: Value | Known, shape: Sequence[int], spread: Sequence[int]) -> Value:
+def _full(graph: Graph, value: Value | Known, shape: Sequence[int]) -> Value:
     """Return an array as a `Value` of this shape, whose axes are repeated as a whole or not."""
     if isinstance(value, Known):
         array = np.broadcast_to(value.array, shape)
-        few = tuple(
-            slice(None) if array.strides[i] or i in spread else slice(1) for i in range(array.ndim)
-        )
-        part = array[few]
+        part = array[tuple(slice(None if stride else 1) for stride in array.strides)]
         whole = zip(part.shape, shape, strict=True)
         axes = [(i,) if held == size else (-size,) for i, (held, size) in enumerate(whole)]
         return Value(stored(graph, part, value), part.shape, tuple(axes))
     if not value.axes:
         value = broadcast(value, shape, ())
-    mixed = any(min(axis, default=0) < 0 <= max(axis, default=0) for axis in value.axes)
-    repeated = [bool(axis) and max(axis) < 0 for axis in value.axes]
-    if mixed or any(repeated[i] for i in spread):
-        free = [i for i, is_repeated in enumerate(repeated) if is_repeated and i not in spread]
-        once = value._replace(
-            axes=tuple(() if i in free else axis for i, axis in enumerate(value.axes))
-        )
-        first = [min((p for p in axis if p >= 0), default=-1) for axis in value.axes]
-        order = sorted(range(len(shape)), key=first.__getitem__)
-        sizes = [once.sizes[i] for i in order]
-        made = tensor(arrange(graph, once, order), sizes, np.argsort(order).tolist())
-        for i in free:
-            made = made._replace(axes=(*made.axes[:i], (-value.sizes[i],), *made.axes[i + 1 :]))
-        return made
-    return value
+    if not any(min(axis, default=0) < 0 <= max(axis, default=0) for axis in value.axes):
+        return value
+    # Repeat parts of axes in the tensor, and leave those that are repeated as a whole.
+    free = [i for i, axis in enumerate(value.axes) if axis and max(axis) < 0]
+    axes = [() if i in free else axis for i, axis in enumerate(value.axes)]
+    once = value._replace(axes=tuple(axes))
+    first = [min((p for p in axis if p >= 0), default=-1) for axis in axes]
+    order = sorted(range(len(shape)), key=first.__getitem__)
+    sizes = [once.sizes[i] for i in order]
+    made = tensor(arrange(graph, once, order), sizes, np.argsort(order).tolist())
+    axes = [(-shape[i],) if i in free else axis for i, axis in enumerate(made.axes)]
+    return made._replace(axes=tuple(axes))
 
 
 def _division(axes: list[tuple[int, ...]], values: list[Value]) -> list[int] | None:
