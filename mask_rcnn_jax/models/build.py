@@ -155,20 +155,27 @@ def build_model(
         given = {"num_classes": num_classes, "dtype": dtype}
         if section == "backbone":
             given = {"dtype": dtype, "remat": "backbone" in REMATS[remat]}
-        make = partial(_build_named, config.get(section, {}), section, remat_heads, given)
-        built[section] = make()
+        entries = config.get(section, {})
+        built[section] = _build_named(entries, section, remat_heads, given)
         if section == "box_head":
-            stages = len(built["cascade"].fg_iou_thresh)
+            cascade = built["cascade"]
+            stages = len(cascade.fg_iou_thresh)
             if stages and not getattr(built[section], "class_agnostic", True):
                 expected = "expected True with model.cascade.fg_iou_thresh"
                 raise ValueError(f"model.box_head.class_agnostic is False, {expected}")
-            built["cascade"] = built["cascade"].clone(heads=tuple(make() for _ in range(stages)))
+            heads = []
+            for i in range(stages):
+                if "widths" in entries or cascade.widths:
+                    entries = {**entries, "widths": cascade.head_widths(i)}
+                heads.append(_build_named(entries, section, remat_heads, given))
+            built["cascade"] = cascade.clone(heads=tuple(heads))
     rpn = built["rpn"]
-    rpn_options = dict(channels=rpn.channels, num_convs=rpn.num_convs, dtype=dtype)
+    names = ("channels", "num_convs", "widths")
+    rpn_options: dict[str, Any] = {name: getattr(rpn, name) for name in names}
     rpn_head = nn.remat(RPNHead) if remat_heads else RPNHead
     return MaskRCNN(
         **built,
-        rpn_head=rpn_head(built["anchors"].per_cell, **rpn_options),
+        rpn_head=rpn_head(built["anchors"].per_cell, dtype=dtype, **rpn_options),
         precision=computed,
         implementation=IMPLEMENTATIONS[implementation],
     )

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import lax
 
+from mask_rcnn_jax.models.channels import Channels, Widths
 from mask_rcnn_jax.models.outputs import StageOutputs
 from mask_rcnn_jax.models.sampling import SampledRoIs
 from mask_rcnn_jax.ops import matching
@@ -32,11 +33,14 @@ class Cascade(nn.Module):
         fg_iou_thresh: for each of these stages, the IoU of foreground RoIs; others are background.
             (0.6, 0.7) in the paper; (): no stage.
         weight_factors: for each of them, what multiplies `model.box_coder.weights`.
+        widths: channels that pruning left, by name, such as (("heads_0/fc1", 512),); (): as many as
+            the box head without pruning. `prepare prune` sets them.
     """
 
     heads: tuple[nn.Module, ...] = ()
     fg_iou_thresh: tuple[float, ...] = ()
     weight_factors: tuple[float, ...] = (2.0, 3.0)
+    widths: Widths = ()
 
     def __post_init__(self):
         count = len(self.fg_iou_thresh)
@@ -49,7 +53,24 @@ class Cascade(nn.Module):
             raise ValueError(f"fg_iou_thresh is {self.fg_iou_thresh}, expected between 0 and 1")
         if not all(factor > 0 for factor in self.weight_factors):
             raise ValueError(f"weight_factors is {self.weight_factors}, expected above 0")
+        names = [f"heads_{i}" for i in range(count)]
+        if unknown := [n for n, _ in self.widths if n.partition("/")[0] not in names]:
+            raise ValueError(f"widths names {unknown[0]!r}, expected layers of {names}")
         super().__post_init__()
+
+    @property
+    def prunable(self) -> dict[str, Channels]:
+        """The channels of each head."""
+        return {
+            f"heads_{i}/{name}": channels
+            for i, head in enumerate(self.heads)
+            for name, channels in getattr(head, "prunable", {}).items()
+        }
+
+    def head_widths(self, i: int) -> Widths:
+        """Return the widths of a head under its own names."""
+        start = f"heads_{i}/"
+        return tuple((n.removeprefix(start), w) for n, w in self.widths if n.startswith(start))
 
     @property
     def trains_batch_stats(self) -> bool:

@@ -8,6 +8,7 @@ import numpy as np
 from flax import linen as nn
 from jax.typing import DTypeLike
 
+from mask_rcnn_jax.models.channels import Channels, Widths, make_channels, narrow
 from mask_rcnn_jax.models.conv import Conv, Dense
 from mask_rcnn_jax.models.drop_path import drop_path
 from mask_rcnn_jax.models.norm import make_norm
@@ -26,6 +27,7 @@ class Block(nn.Module):
     layer_scale: float
     drop_rate: float
     number: int  # from 0, over all stages
+    hidden: int  # channels between the fully connected layers
     dtype: DTypeLike
 
     @nn.compact
@@ -40,7 +42,7 @@ class Block(nn.Module):
         y = depthwise(x if inside is None else jnp.where(inside, x, 0))
         y = make_norm("layer", train=False, dtype=self.dtype)(name="norm")(y)
         options["bias_init"] = nn.initializers.zeros
-        y = Dense(MLP_RATIO * channels, name="fc1", **options)(y)
+        y = Dense(self.hidden, name="fc1", **options)(y)
         y = nn.gelu(y.astype(jnp.float32), approximate=False)
         y = Dense(channels, name="fc2", **options)(y.astype(self.dtype))
         scale = nn.initializers.constant(self.layer_scale)
@@ -60,6 +62,8 @@ class ConvNeXt(nn.Module):
             (stochastic depth, Huang et al., 2016); it falls to 0 at the first block.
         exempt_from_decay: names of layers and parameters that `optim.weight_decay` leaves alone.
         remat: recompute each block from its input in the backward pass.
+        widths: channels that pruning left, by name, such as (("res2_0/fc1", 128),); (): all.
+            `prepare prune` sets them.
     """
 
     depths: tuple[int, ...] = (3, 3, 9, 3)
@@ -69,6 +73,7 @@ class ConvNeXt(nn.Module):
     exempt_from_decay: tuple[str, ...] = ("scale", "bias", "gamma")
     dtype: DTypeLike = jnp.float32
     remat: bool = False
+    widths: Widths = ()
 
     trains_batch_stats = False
 
@@ -81,7 +86,17 @@ class ConvNeXt(nn.Module):
             raise ValueError(f"layer_scale is {self.layer_scale}, expected above 0")
         if not 0 <= self.drop_path < 1:
             raise ValueError(f"drop_path is {self.drop_path}, expected at least 0 and below 1")
+        narrow(self.prunable, self.widths)
         super().__post_init__()
+
+    @property
+    def prunable(self) -> dict[str, Channels]:
+        """The channels between each block's fully connected layers; norms look at all others."""
+        return {
+            f"res{stage}_{i}/fc1": make_channels(MLP_RATIO * self.width * 2 ** (stage - 2))
+            for stage, depth in enumerate(self.depths, start=2)
+            for i in range(depth)
+        }
 
     @property
     def num_layers(self) -> int:
@@ -121,6 +136,7 @@ class ConvNeXt(nn.Module):
         make_block = nn.remat(Block) if self.remat else Block
         blocks = enumerate(np.linspace(0, self.drop_path, sum(self.depths)).tolist())
         keys = keys if train else None
+        channels = narrow(self.prunable, self.widths)
 
         x = Conv(self.width, (4, 4), 4, name="stem_conv", **options)(x.astype(self.dtype))
         x = norm(name="stem_norm")(x)
@@ -134,7 +150,8 @@ class ConvNeXt(nn.Module):
             for i in range(depth):
                 number, rate = next(blocks)
                 name = f"res{stage}_{i}"
-                block = make_block(self.layer_scale, rate, number, self.dtype, name=name)
+                hidden = channels[f"{name}/fc1"].count
+                block = make_block(self.layer_scale, rate, number, hidden, self.dtype, name=name)
                 x = block(x, inside, keys)
             features.append(norm(name=f"output{stage}_norm")(x))
         return features

@@ -9,9 +9,10 @@ from flax import linen as nn
 from jax.typing import DTypeLike
 
 from mask_rcnn_jax import parts
+from mask_rcnn_jax.models.channels import Channels, Widths, make_channels, narrow
 from mask_rcnn_jax.models.conv import Conv
 from mask_rcnn_jax.models.init import fan_init
-from mask_rcnn_jax.models.norm import LIVE, Norm, check_channels, make_norm, normalize
+from mask_rcnn_jax.models.norm import GROUPS, LIVE, Norm, check_channels, make_norm, normalize
 from mask_rcnn_jax.ops.extent import ValidExtent
 
 
@@ -22,17 +23,28 @@ class FPN(nn.Module):
         channels: channels per pyramid map.
         init: kernel initializer, see `models.init.fan_init`.
         norm: norm behind every convolution, which then has no bias, see `models.norm`.
+        widths: channels that pruning left, by name, such as (("fpn_lateral", 192), ("fpn_output",
+            128)); (): `channels`. `prepare prune` sets them.
     """
 
     channels: int = 256
     init: Literal["glorot", "xavier_fill", "linear"] = "xavier_fill"  # type: ignore[assignment]
     norm: Norm = "none"
     dtype: DTypeLike = jnp.float32
+    widths: Widths = ()
 
     def __post_init__(self):
         parts.check_at_least(self, channels=1)
         check_channels(self.norm, self.channels, "channels")
+        narrow(self.prunable, self.widths)
         super().__post_init__()
+
+    @property
+    def prunable(self) -> dict[str, Channels]:
+        """The laterals' channels, tied by the sums from the top down, and the pyramid's, which all
+        levels share."""
+        channels = make_channels(self.channels, self.norm)
+        return {"fpn_lateral": channels, "fpn_output": channels}
 
     @property
     def trains_batch_stats(self) -> bool:
@@ -45,14 +57,18 @@ class FPN(nn.Module):
     ) -> list[jax.Array]:
         """Convert maps at strides 4..32 to strides 4..64, zero outside the valid extent."""
 
+        channels = narrow(self.prunable, self.widths)
+
         def conv(kernel: int, name: str, x: jax.Array) -> jax.Array:
+            width = channels[name[:-1]]
             options: dict[str, Any] = dict(dtype=self.dtype, kernel_init=fan_init(self.init))
             options |= dict(padding=kernel // 2, use_bias=self.norm == "none", name=name)
-            layer = Conv(self.channels, (kernel, kernel), **options)
+            layer = Conv(width.count, (kernel, kernel), **options)
             if self.norm == "none":
                 return layer(x)
-            norm = make_norm(self.norm, train=train, dtype=self.dtype)(name=f"{name}_norm")
-            return normalize(partial(layer, x), norm, self.channels, extent.inside(x.shape[1:3]))
+            options = dict(train=train, dtype=self.dtype, num_groups=width.groups(GROUPS))
+            norm = make_norm(self.norm, **options)(name=f"{name}_norm")
+            return normalize(partial(layer, x), norm, width.count, extent.inside(x.shape[1:3]))
 
         if len(features) != 4:
             raise ValueError(

@@ -127,9 +127,17 @@ class LayerNorm(nn.LayerNorm):
 
 
 def make_norm(
-    norm: str, *, train: bool, dtype: DTypeLike, eps: float | None = None
+    norm: str,
+    *,
+    train: bool,
+    dtype: DTypeLike,
+    eps: float | None = None,
+    num_groups: int = GROUPS,
 ) -> Callable[..., nn.Module]:
-    """Return the layer of a name other than "none"; it takes `name`."""
+    """Return the layer of a name other than "none"; it takes `name`.
+
+    num_groups: of channels, for "group"; fewer where pruning removed some.
+    """
     if norm == "frozen":
         return FrozenNorm
     eps = (LAYER_EPS if norm == "layer" else EPS) if eps is None else eps
@@ -137,7 +145,7 @@ def make_norm(
         raise ValueError(f"norm_eps is {eps}, expected above 0, such as 1e-5, with norm={norm}")
     options: dict[str, Any] = dict(epsilon=eps, dtype=dtype)
     layers: dict[str, Callable] = {
-        "group": partial(GroupNorm, num_groups=GROUPS, **options),
+        "group": partial(GroupNorm, num_groups=num_groups, **options),
         "layer": partial(LayerNorm, **options),
     }
     syncs: dict[str, Sync] = {"sync_batch": "elements", "naive_sync_batch": "devices"}

@@ -12,6 +12,7 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from mask_rcnn_jax import parts
+from mask_rcnn_jax.models.channels import Channels, Widths, make_channels, narrow
 from mask_rcnn_jax.models.conv import Conv
 from mask_rcnn_jax.models.conv_norm import make_conv_norm
 from mask_rcnn_jax.models.init import he_fan_out
@@ -27,33 +28,34 @@ WIDTH_UNIT = 8  # widths are multiples of it, and then of the group width
 class Block(nn.Module):
     """1x1, grouped 3x3 and 1x1 convolutions of one width beside a shortcut."""
 
-    width: int
+    inner: Channels
+    output: Channels
     groups: int
     stride: int
-    se_ratio: float
+    shortcut: bool  # whether the shortcut has a convolution
+    squeezed: int  # channels between the layers of squeeze-and-excitation; 0: none
     conv_norm: Callable
 
     @nn.compact
     def __call__(self, x: jax.Array, inside: jax.Array | None) -> jax.Array:
-        """Map [B, H, W, C] to [B, h, w, width].
+        """Map [B, H, W, C] to [B, h, w, output.count].
 
         inside: [1, h, w, 1] bool, cells that squeeze-and-excitation sees; None: all.
         """
-        width, squeezed = self.width, round(x.shape[-1] * self.se_ratio)
-        y = relu(self.conv_norm(x, width, 1, 1, "a", "a_norm"))
-        y = relu(self.conv_norm(y, width, 3, self.stride, "b", "b_norm", self.groups))
-        if squeezed:
-            y = y * self._excite(y, squeezed, inside)
-        y = self.conv_norm(y, width, 1, 1, "c", "c_norm")
-        if self.stride > 1 or x.shape[-1] != width:
-            x = self.conv_norm(x, width, 1, self.stride, "shortcut", "shortcut_norm")
+        y = relu(self.conv_norm(x, self.inner, 1, 1, "a", "a_norm"))
+        y = relu(self.conv_norm(y, self.inner, 3, self.stride, "b", "b_norm", self.groups))
+        if self.squeezed:
+            y = y * self._excite(y, inside)
+        y = self.conv_norm(y, self.output, 1, 1, "c", "c_norm")
+        if self.shortcut:
+            x = self.conv_norm(x, self.output, 1, self.stride, "shortcut", "shortcut_norm")
         return relu(x + y)
 
-    def _excite(self, x: jax.Array, squeezed: int, inside: jax.Array | None) -> jax.Array:
+    def _excite(self, x: jax.Array, inside: jax.Array | None) -> jax.Array:
         """Return factors [B, 1, 1, C] from the channels' means (Hu et al., 2018)."""
         options: dict[str, Any] = dict(kernel_init=he_fan_out, dtype=x.dtype)
         mean = jnp.mean(x.astype(jnp.float32), (1, 2), keepdims=True, where=inside)
-        y = relu(Conv(squeezed, (1, 1), name="se_fc1", **options)(mean))
+        y = relu(Conv(self.squeezed, (1, 1), name="se_fc1", **options)(mean))
         return nn.sigmoid(Conv(x.shape[-1], (1, 1), name="se_fc2", **options)(y))
 
 
@@ -72,6 +74,8 @@ class RegNet(nn.Module):
         norm_eps: added to the variance.
         frozen_stages: untrained stages among stem, res2, .. res5, counted from the stem.
         remat: recompute each block from its input in the backward pass.
+        widths: channels that pruning left, by name, such as (("res2_0/b", 80), ("res2", 64)); ():
+            all. `prepare prune` sets them.
     """
 
     depth: int = 23
@@ -87,6 +91,7 @@ class RegNet(nn.Module):
     frozen_stages: int = 2
     dtype: DTypeLike = jnp.float32
     remat: bool = False
+    widths: Widths = ()
 
     def __post_init__(self):
         parts.check_at_least(self, initial_width=1, slope=0, group_width=1, se_ratio=0)
@@ -100,6 +105,7 @@ class RegNet(nn.Module):
             raise ValueError(f"depth, {entries} give stages of widths {widths}, expected {STAGES}")
         for width in widths:
             check_channels(self.norm, width, "width of a stage")
+        narrow(self.prunable, self.widths)
         super().__post_init__()
 
     @property
@@ -120,6 +126,17 @@ class RegNet(nn.Module):
         return stages
 
     @property
+    def prunable(self) -> dict[str, Channels]:
+        """The stem's channels, each stage's, tied by its sums, and those inside each block, which
+        the convolution by groups ties."""
+        found = {"stem": make_channels(STEM_WIDTH, self.norm)}
+        for stage, (width, blocks, groups) in enumerate(self.stages, start=2):
+            found[f"res{stage}"] = make_channels(width, self.norm)
+            for i in range(blocks):
+                found[f"res{stage}_{i}/b"] = make_channels(width, self.norm, groups)
+        return found
+
+    @property
     def frozen(self) -> tuple[str, ...]:
         """Name prefixes of the untrained layers."""
         return ("stem", "res2", "res3", "res4", "res5")[: self.frozen_stages]
@@ -138,15 +155,22 @@ class RegNet(nn.Module):
         conv_norm = make_conv_norm(self.norm, train=train, **options)
         block = partial(nn.remat(Block) if self.remat else Block, conv_norm=conv_norm)
 
-        x = relu(conv_norm(x.astype(self.dtype), STEM_WIDTH, 3, 2, "stem_conv", "stem_norm"))
+        channels = narrow(self.prunable, self.widths)
+        last = channels["stem"]  # channels before a block
+        x = relu(conv_norm(x.astype(self.dtype), last, 3, 2, "stem_conv", "stem_norm"))
         x = lax.stop_gradient(x) if self.frozen_stages >= 1 else x
         features = []
-        for stage, (width, blocks, groups) in enumerate(self.stages, start=2):
+        for stage, (_, blocks, full_groups) in enumerate(self.stages, start=2):
             shape = (-(-x.shape[1] // 2), -(-x.shape[2] // 2))
             inside = None if extent is None else extent.inside(shape)
             for i in range(blocks):
-                stride = 1 if i else 2
-                x = block(width, groups, stride, self.se_ratio, name=f"res{stage}_{i}")(x, inside)
+                name, output = f"res{stage}_{i}", channels[f"res{stage}"]
+                inner = channels[f"{name}/b"]
+                groups = inner.groups(full_groups)
+                options = dict(stride=1 if i else 2, shortcut=i == 0, groups=groups)
+                options["squeezed"] = round(last.full * self.se_ratio)
+                x = block(inner, output, **options, name=name)(x, inside)
+                last = output
             x = lax.stop_gradient(x) if self.frozen_stages >= stage else x
             features.append(x)
         return features

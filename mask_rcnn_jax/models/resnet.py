@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from typing import Any, Literal
 
 import jax
@@ -11,6 +12,7 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from mask_rcnn_jax import parts
+from mask_rcnn_jax.models.channels import Channels, Widths, make_channels, narrow
 from mask_rcnn_jax.models.conv_norm import make_conv_norm
 from mask_rcnn_jax.models.norm import LIVE, check_channels
 from mask_rcnn_jax.models.relu import relu
@@ -24,43 +26,48 @@ BLOCKS_PER_STAGE = {
     101: (3, 4, 23, 3),
     152: (3, 8, 36, 3),
 }
+STEM_WIDTH = 64
 
 
 class BasicBlock(nn.Module):
     """Two 3x3 convolutions (depths up to 34)."""
 
-    width: int
+    inner: tuple[Channels, ...]  # of conv1
+    output: Channels
     stride: int
+    shortcut: bool  # whether the shortcut has a convolution
     conv_norm: Callable
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        y = relu(self.conv_norm(x, self.width, 3, self.stride, "conv1", "norm1"))
-        y = self.conv_norm(y, self.width, 3, 1, "conv2", "norm2")
-        if x.shape != y.shape:
-            x = self.conv_norm(x, self.width, 1, self.stride, "shortcut", "shortcut_norm")
+        y = relu(self.conv_norm(x, self.inner[0], 3, self.stride, "conv1", "norm1"))
+        y = self.conv_norm(y, self.output, 3, 1, "conv2", "norm2")
+        if self.shortcut:
+            x = self.conv_norm(x, self.output, 1, self.stride, "shortcut", "shortcut_norm")
         return relu(x + y)
 
 
 class Bottleneck(nn.Module):
     """1x1, 3x3 and 1x1 convolutions (depths from 50), in ResNeXt the second one in groups."""
 
-    width: int  # of the output, divided by 4
+    inner: tuple[Channels, ...]  # of conv1 and conv2; one for both if tied
+    output: Channels
     stride: int
+    shortcut: bool  # whether the shortcut has a convolution
     stride_in: str
-    groups: int
-    width_per_group: int
+    groups: int  # without pruning
     conv_norm: Callable
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         stride1, stride2 = (self.stride, 1) if self.stride_in == "1x1" else (1, self.stride)
-        inner = self.width * self.groups * self.width_per_group // 64
-        y = relu(self.conv_norm(x, inner, 1, stride1, "conv1", "norm1"))
-        y = relu(self.conv_norm(y, inner, 3, stride2, "conv2", "norm2", self.groups))
-        y = self.conv_norm(y, 4 * self.width, 1, 1, "conv3", "norm3")
-        if x.shape != y.shape:
-            x = self.conv_norm(x, 4 * self.width, 1, self.stride, "shortcut", "shortcut_norm")
+        first, second = self.inner[0], self.inner[-1]
+        groups = second.groups(self.groups) if self.groups > 1 else 1
+        y = relu(self.conv_norm(x, first, 1, stride1, "conv1", "norm1"))
+        y = relu(self.conv_norm(y, second, 3, stride2, "conv2", "norm2", groups))
+        y = self.conv_norm(y, self.output, 1, 1, "conv3", "norm3")
+        if self.shortcut:
+            x = self.conv_norm(x, self.output, 1, self.stride, "shortcut", "shortcut_norm")
         return relu(x + y)
 
 
@@ -81,6 +88,8 @@ class ResNet(nn.Module):
         groups: groups of channels of the 3x3 convolution in a bottleneck; above 1 for ResNeXt (Xie
             et al., 2017).
         width_per_group: channels of a group in the first stage.
+        widths: channels that pruning left, by name, such as (("res2_0/conv1", 40), ("res2", 192));
+            (): all. `prepare prune` sets them.
     """
 
     depth: Literal[10, 18, 34, 50, 101, 152] = 50
@@ -96,6 +105,7 @@ class ResNet(nn.Module):
     remat: bool = False
     groups: int = 1
     width_per_group: int = 64
+    widths: Widths = ()
 
     def __post_init__(self):
         parts.check_at_least(self, groups=1, width_per_group=1)
@@ -104,7 +114,24 @@ class ResNet(nn.Module):
         if self.depth >= 50:
             channels = self.groups * self.width_per_group
             check_channels(self.norm, channels, "groups times width_per_group")
+        narrow(self.prunable, self.widths)
         super().__post_init__()
+
+    @property
+    def prunable(self) -> dict[str, Channels]:
+        """The stem's channels, each stage's, tied by its sums, and those inside each block."""
+        found = {}
+        for stage, blocks in enumerate(BLOCKS_PER_STAGE[self.depth], start=2):
+            width, is_deep = 32 * 2 ** (stage - 1), self.depth >= 50
+            if stage == 2 and is_deep:  # otherwise the stem is added to the first stage
+                found["stem"] = make_channels(STEM_WIDTH, self.norm)
+            found[f"res{stage}"] = make_channels((4 if is_deep else 1) * width, self.norm)
+            inner = width * self.groups * self.width_per_group // 64 if is_deep else width
+            # A convolution by groups ties its inputs to its outputs.
+            names = ("conv1", "conv2") if is_deep and self.groups == 1 else ("conv1",)
+            for i, name in product(range(blocks), names):
+                found[f"res{stage}_{i}/{name}"] = make_channels(inner, self.norm, self.groups)
+        return found
 
     @property
     def frozen(self) -> tuple[str, ...]:
@@ -125,20 +152,24 @@ class ResNet(nn.Module):
         conv_norm = make_conv_norm(self.norm, train=train, extent=extent, **options)
         maybe_remat = nn.remat if self.remat else lambda block: block
         block = partial(maybe_remat(BasicBlock), conv_norm=conv_norm)
-        if self.depth >= 50:
-            widths = dict(groups=self.groups, width_per_group=self.width_per_group)
-            block = partial(
-                maybe_remat(Bottleneck), stride_in=self.stride_in, conv_norm=conv_norm, **widths
-            )
+        is_deep = self.depth >= 50
+        if is_deep:
+            more: dict[str, Any] = dict(stride_in=self.stride_in, groups=self.groups)
+            block = partial(maybe_remat(Bottleneck), conv_norm=conv_norm, **more)
+        channels = narrow(self.prunable, self.widths)
+        stem = channels["stem" if is_deep else "res2"]
 
-        x = relu(conv_norm(x.astype(self.dtype), 64, 7, 2, "stem_conv", "stem_norm"))
+        x = relu(conv_norm(x.astype(self.dtype), stem, 7, 2, "stem_conv", "stem_norm"))
         x = _max_pool(x if extent is None else extent.mask(x), self.pool_padding)
         x = lax.stop_gradient(x) if self.frozen_stages >= 1 else x
         features = []
         for stage, blocks in enumerate(BLOCKS_PER_STAGE[self.depth], start=2):
             for i in range(blocks):
-                stride = 2 if stage > 2 and i == 0 else 1
-                x = block(32 * 2 ** (stage - 1), stride, name=f"res{stage}_{i}")(x)
+                name, stride = f"res{stage}_{i}", 2 if stage > 2 and i == 0 else 1
+                names = [f"{name}/{conv}" for conv in ("conv1", "conv2")]
+                inner = tuple(channels[each] for each in names if each in channels)
+                shortcut = i == 0 and (stage > 2 or is_deep)
+                x = block(inner, channels[f"res{stage}"], stride, shortcut, name=name)(x)
             x = lax.stop_gradient(x) if self.frozen_stages >= stage else x
             features.append(x)
         return features

@@ -9,9 +9,10 @@ from flax import linen as nn
 from jax.typing import DTypeLike
 
 from mask_rcnn_jax import parts
+from mask_rcnn_jax.models.channels import Channels, Widths, make_channels, narrow
 from mask_rcnn_jax.models.conv import RoIConv, UpConv, pixel_shuffle
 from mask_rcnn_jax.models.init import dense, he_fan_out, he_fan_out_up
-from mask_rcnn_jax.models.norm import LIVE, Norm, check_channels, make_norm, normalize
+from mask_rcnn_jax.models.norm import GROUPS, LIVE, Norm, check_channels, make_norm, normalize
 from mask_rcnn_jax.models.relu import relu
 
 
@@ -29,6 +30,8 @@ class BoxHead(nn.Module):
         norm: norm behind each of them, which then has no bias, see `models.norm`.
         num_fcs: fully connected layers.
         class_agnostic: all classes of a RoI share its box deltas.
+        widths: channels that pruning left, by name, such as (("fc1", 512), ("fc2", 896)); (): all.
+            `prepare prune` sets them.
     """
 
     num_classes: int
@@ -41,12 +44,22 @@ class BoxHead(nn.Module):
     norm: Norm = "none"
     num_fcs: int = 2
     class_agnostic: bool = False
+    widths: Widths = ()
 
     def __post_init__(self):
         parts.check_at_least(self, channels=1, num_convs=0, conv_channels=1, num_fcs=0)
         if self.num_convs:
             check_channels(self.norm, self.conv_channels, "conv_channels")
+        narrow(self.prunable, self.widths)
         super().__post_init__()
+
+    @property
+    def prunable(self) -> dict[str, Channels]:
+        """The channels of each convolution and of each fully connected layer."""
+        convs = [f"conv{i}" for i in range(1, self.num_convs + 1)]
+        fcs = [f"fc{i}" for i in range(1, self.num_fcs + 1)]
+        found = dict.fromkeys(convs, make_channels(self.conv_channels, self.norm))
+        return found | dict.fromkeys(fcs, make_channels(self.channels))
 
     @property
     def trains_batch_stats(self) -> bool:
@@ -64,13 +77,14 @@ class BoxHead(nn.Module):
         batch, rois = roi_features.shape[:2]
         x = roi_features.reshape(batch * rois, *roi_features.shape[2:])
         rows = None if valid is None else valid.reshape(-1)
-        options = _conv_options(self.norm, self.dtype)
+        channels = narrow(self.prunable, self.widths)
         for i in range(1, self.num_convs + 1):
-            conv = RoIConv(self.conv_channels, (3, 3), name=f"conv{i}", **options)
-            x = _conv_norm_relu(x, rows, conv, self.norm, f"norm{i}", train)
+            names, width = (f"conv{i}", f"norm{i}"), channels[f"conv{i}"]
+            x = _conv_norm_relu(x, rows, width, self.norm, names, self.dtype, train)
         x = x.reshape(batch, rois, -1)
         for i in range(1, self.num_fcs + 1):
-            x = relu(dense(x, self.channels, self.fc_init, f"fc{i}", self.dtype))
+            width = channels[f"fc{i}"]
+            x = relu(dense(x, width.count, self.fc_init, f"fc{i}", self.dtype))
         x = x.astype(jnp.float32)
         outputs = self.num_classes + 1
         class_init: Any = self.predictor_init
@@ -96,6 +110,8 @@ class MaskHead(nn.Module):
         num_convs: 3x3 convolutions.
         norm: norm behind each of them, which then has no bias, see `models.norm`.
         roi_size: side of the RoI features; masks have twice as many cells per side.
+        widths: channels that pruning left, by name, such as (("mask_fcn1", 128), ("mask_deconv",
+            96)); (): `channels`. `prepare prune` sets them.
     """
 
     num_classes: int
@@ -105,12 +121,21 @@ class MaskHead(nn.Module):
     num_convs: int = 4
     norm: Norm = "none"
     roi_size: int = 14
+    widths: Widths = ()
 
     def __post_init__(self):
         parts.check_at_least(self, channels=1, num_convs=0, roi_size=1)
         if self.num_convs:
             check_channels(self.norm, self.channels, "channels")
+        narrow(self.prunable, self.widths)
         super().__post_init__()
+
+    @property
+    def prunable(self) -> dict[str, Channels]:
+        """The channels of each convolution."""
+        names = [f"mask_fcn{i}" for i in range(1, self.num_convs + 1)]
+        found = dict.fromkeys(names, make_channels(self.channels, self.norm))
+        return found | {"mask_deconv": make_channels(self.channels)}
 
     @property
     def trains_batch_stats(self) -> bool:
@@ -129,35 +154,40 @@ class MaskHead(nn.Module):
         classes = classes.reshape(-1)
         x = roi_features.reshape(batch * rois, *roi_features.shape[2:])
         valid = classes > 0
-        options = _conv_options(self.norm, self.dtype)
+        channels = narrow(self.prunable, self.widths)
         for i in range(1, self.num_convs + 1):
-            conv = RoIConv(self.channels, (3, 3), name=f"mask_fcn{i}", **options)
-            x = _conv_norm_relu(x, valid, conv, self.norm, f"mask_fcn{i}_norm", train)
-        x = relu(UpConv(self.channels, self.dtype, he_fan_out_up, name="mask_deconv")(x, valid))
+            names, width = (f"mask_fcn{i}", f"mask_fcn{i}_norm"), channels[f"mask_fcn{i}"]
+            x = _conv_norm_relu(x, valid, width, self.norm, names, self.dtype, train)
+        width = channels["mask_deconv"]
+        x = relu(UpConv(width.count, self.dtype, he_fan_out_up, name="mask_deconv")(x, valid))
         init = {"he": he_fan_out, "normal": nn.initializers.normal(0.001)}[self.predictor_init]
         predictor = ClassMask(self.num_classes, init, self.dtype, name="mask_predictor")
         logits = predictor(x, classes)
         return pixel_shuffle(logits).reshape(batch, rois, 2 * size, 2 * size)
 
 
-def _conv_options(norm: str, dtype: DTypeLike) -> dict[str, Any]:
-    return dict(padding=1, use_bias=norm == "none", kernel_init=he_fan_out, dtype=dtype)
-
-
 def _conv_norm_relu(
-    x: jax.Array, rows: jax.Array | None, conv: RoIConv, norm: str, norm_name: str, train: bool
+    x: jax.Array,
+    rows: jax.Array | None,
+    channels: Channels,
+    norm: str,
+    names: tuple[str, str],
+    dtype: DTypeLike,
+    train: bool,
 ) -> jax.Array:
-    """Apply a convolution to [N, P, P, C], its norm (in the caller's scope) and ReLU.
+    """Apply a 3x3 convolution to [N, P, P, C], its norm and ReLU, in the caller's scope.
 
-    rows: [N] bool; batch norm's statistics leave out the others.
+    rows: [N] bool; batch norm's statistics leave out the others. names: of convolution and norm.
     """
+    options: dict[str, Any] = dict(padding=1, use_bias=norm == "none", dtype=dtype)
+    conv = RoIConv(channels.count, (3, 3), kernel_init=he_fan_out, name=names[0], **options)
     layer = None
     if norm != "none":
-        layer = make_norm(norm, train=train, dtype=conv.dtype)(name=norm_name)
+        options = dict(train=train, dtype=dtype, num_groups=channels.groups(GROUPS))
+        layer = make_norm(norm, **options)(name=names[1])
     # Group and layer norm look at one row at a time.
     places = rows[:, None, None, None] if rows is not None and norm in LIVE else None
-    convolve = partial(conv, x, rows)
-    return relu(normalize(convolve, layer, conv.features, places))
+    return relu(normalize(partial(conv, x, rows), layer, channels.count, places))
 
 
 class ClassMask(nn.Module):

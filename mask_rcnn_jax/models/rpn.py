@@ -12,6 +12,7 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from mask_rcnn_jax import parts
+from mask_rcnn_jax.models.channels import Channels, Widths, make_channels, narrow
 from mask_rcnn_jax.models.conv import SparselyTrainedConv, Weights, products
 from mask_rcnn_jax.models.relu import relu
 from mask_rcnn_jax.ops import matching
@@ -32,6 +33,7 @@ class RPNHead(nn.Module):
     channels: int
     dtype: DTypeLike = jnp.float32
     num_convs: int = 1
+    widths: Widths = ()  # see `RPN`
 
     @nn.compact
     def __call__(
@@ -44,10 +46,13 @@ class RPNHead(nn.Module):
         """
         init = nn.initializers.normal(0.01)
         options: dict[str, Any] = dict(padding=1, kernel_init=init, dtype=self.dtype)
-        names = ["conv", *(f"conv{i}" for i in range(2, self.num_convs + 1))]
-        convs = [SparselyTrainedConv(self.channels, (3, 3), name=name, **options) for name in names]
+        channels = narrow(conv_channels(self.channels, self.num_convs), self.widths)
+        convs = [
+            SparselyTrainedConv(width.count, (3, 3), name=name, **options)
+            for name, width in channels.items()
+        ]
         outputs = [
-            Weights(count * self.anchors_per_cell, init, name=name)(self.channels)
+            Weights(count * self.anchors_per_cell, init, name=name)(convs[-1].features)
             for name, count in (("objectness_logits", 1), ("anchor_deltas", 4))
         ]
         logits, deltas = [], []
@@ -60,6 +65,12 @@ class RPNHead(nn.Module):
             logits.append(level_logits.reshape(batch, -1).astype(jnp.float32))
             deltas.append(level_deltas.reshape(batch, -1, 4).astype(jnp.float32))
         return logits, deltas
+
+
+def conv_channels(channels: int, num_convs: int) -> dict[str, Channels]:
+    """Return the channels of the head's convolutions by name."""
+    names = ["conv", *(f"conv{i}" for i in range(2, num_convs + 1))]
+    return {name: make_channels(channels) for name in names}
 
 
 @dataclass(frozen=True)
@@ -84,6 +95,8 @@ class RPN:
         min_size: drop proposals whose clipped width or height is not above this, pixels; -1 keeps
             all.
         num_convs: the head's 3x3 convolutions.
+        widths: channels that pruning left, by name, such as (("conv", 128),); (): `channels`.
+            `prepare prune` sets them.
     """
 
     channels: int = 256
@@ -101,9 +114,16 @@ class RPN:
     post_nms_scope: Literal["image", "batch"] = "image"
     min_size: float = 0.0
     num_convs: int = 1
+    widths: Widths = ()
 
     def __post_init__(self):
         parts.check_at_least(self, channels=1, num_convs=1)
+        narrow(self.prunable, self.widths)
+
+    @property
+    def prunable(self) -> dict[str, Channels]:
+        """The channels of each convolution."""
+        return conv_channels(self.channels, self.num_convs)
 
     def targets(
         self,

@@ -12,6 +12,7 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from mask_rcnn_jax import parts
+from mask_rcnn_jax.models.channels import Channels, Widths, make_channels, narrow
 from mask_rcnn_jax.models.conv import Conv, Dense
 from mask_rcnn_jax.models.drop_path import drop_path, fold_in
 from mask_rcnn_jax.models.norm import make_norm
@@ -41,6 +42,8 @@ class ViT(nn.Module):
             "float16"; other devices take "xla".
         exempt_from_decay: names of layers and parameters that `optim.weight_decay` leaves alone.
         remat: recompute each block from its input in the backward pass.
+        widths: channels that pruning left, by name, such as (("block0/fc1", 2048),); (): all.
+            `prepare prune` sets them.
     """
 
     width: int = 768
@@ -55,6 +58,7 @@ class ViT(nn.Module):
     exempt_from_decay: tuple[str, ...] = ("pos_embed", "norm1", "norm2")
     dtype: DTypeLike = jnp.float32
     remat: bool = False
+    widths: Widths = ()
 
     trains_batch_stats = False
 
@@ -72,7 +76,14 @@ class ViT(nn.Module):
         for name in ("image_size", "pretrain_size"):
             if (side := getattr(self, name)) < PATCH or side % PATCH:
                 raise ValueError(f"{name} is {side}, expected a multiple of {PATCH}")
+        narrow(self.prunable, self.widths)
         super().__post_init__()
+
+    @property
+    def prunable(self) -> dict[str, Channels]:
+        """The channels between each block's fully connected layers; norms look at all others."""
+        channels = make_channels(MLP_RATIO * self.width)
+        return {f"block{i}/fc1": channels for i in range(self.depth)}
 
     @property
     def num_layers(self) -> int:
@@ -99,6 +110,7 @@ class ViT(nn.Module):
         x = x + absolute_positions(table, x.shape[1:3]).astype(self.dtype)
         make_block = nn.remat(Block) if self.remat else Block
         rates = np.linspace(0, self.drop_path, self.depth)
+        channels = narrow(self.prunable, self.widths)
         for i in range(self.depth):
             window = 0 if i in self.global_blocks else self.window
             x = make_block(
@@ -107,6 +119,7 @@ class ViT(nn.Module):
                 window or self.image_size // PATCH,
                 float(rates[i]),
                 self.attention,
+                channels[f"block{i}/fc1"].count,
                 self.dtype,
                 name=f"block{i}",
             )(x, None if keys is None or not train else fold_in(keys, i))
@@ -121,6 +134,7 @@ class Block(nn.Module):
     table_side: int  # side in cells of the map that relative positions are for
     drop_rate: float
     attention: Attend
+    hidden: int  # channels between the fully connected layers
     dtype: DTypeLike
 
     @nn.compact
@@ -137,7 +151,7 @@ class Block(nn.Module):
         if self.window:
             y = from_windows(y, cells)
         x = x + drop_path(y, self.drop_rate, keys, 0)
-        y = dense(MLP_RATIO * x.shape[-1], name="fc1")(norm(name="norm2")(x))
+        y = dense(self.hidden, name="fc1")(norm(name="norm2")(x))
         y = nn.gelu(y.astype(jnp.float32), approximate=False)
         y = dense(x.shape[-1], name="fc2")(y.astype(self.dtype))
         return x + drop_path(y, self.drop_rate, keys, 1)

@@ -178,7 +178,8 @@ def test_recomputing_blocks_changes_nothing():
 def test_a_branch_is_dropped_by_image():
     """By its key and the number of its block, whatever its place in the batch."""
     x = np.repeat(random_images(1, (3, 5)), 8, axis=0)
-    blocks = {n: Block(layer_scale=1.0, drop_rate=0.5, number=n, dtype=jnp.float32) for n in (1, 2)}
+    options = dict(layer_scale=1.0, drop_rate=0.5, hidden=4 * x.shape[-1], dtype=jnp.float32)
+    blocks = {n: Block(number=n, **options) for n in (1, 2)}
     params = blocks[1].init(jax.random.key(0), x, None, None)
     keys = jax.random.split(jax.random.key(1), 8)
 
@@ -258,7 +259,7 @@ def test_sizes_have_torchvision_s_number_of_parameters(depths, width, count):
 
 
 def test_untrained_branches_are_small():
-    block = Block(layer_scale=1e-6, drop_rate=0.0, number=0, dtype=jnp.float32)
+    block = Block(layer_scale=1e-6, drop_rate=0.0, number=0, hidden=64, dtype=jnp.float32)
     init = jax.jit(lambda key: block.init(key, jnp.zeros((1, 2, 3, 16)), None, None))
     params = init(jax.random.key(0))["params"]
     np.testing.assert_array_equal(params["gamma"], np.full(16, 1e-6, np.float32))

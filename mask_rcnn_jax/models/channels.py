@@ -1,0 +1,68 @@
+"""Channels that layers share, and that pruning narrows (`weights.prune`).
+
+A part that can be narrowed has an entry `widths` and a property `prunable` of named channels:
+
+    widths: tuple[tuple[str, int], ...] = ()  # name and number, of those that are narrowed
+
+    @property
+    def prunable(self) -> dict[str, Channels]:
+        return {"conv": Channels(256)}
+
+and builds its layers with `narrow(self.prunable, self.widths)`. A channel must be 0 wherever its
+filters, with their biases and norms, are 0: no layer norm over them, no activation that moves 0.
+"""
+
+from collections.abc import Mapping
+from math import lcm
+from typing import NamedTuple
+
+from mask_rcnn_jax.models.norm import GROUPS
+
+Widths = tuple[tuple[str, int], ...]
+
+
+class Channels(NamedTuple):
+    """Channels of one layer, or of several whose outputs are added or convolved by group.
+
+    Attributes:
+        count: channels.
+        unit: neighbors that stay together: those of a group of a convolution or of a norm.
+        full: channels without pruning.
+    """
+
+    count: int
+    unit: int
+    full: int
+
+    def groups(self, full: int) -> int:
+        """Return the groups that are left of so many; groups keep their size."""
+        return full * self.count // self.full
+
+
+def make_channels(full: int, norm: str = "none", groups: int = 1) -> Channels:
+    """Return channels before pruning.
+
+    norm: of the layers behind them; "layer" looks at all channels, so that none can be removed.
+    groups: of a convolution that reads and writes them.
+    """
+    unit = full // groups if groups > 1 else 1
+    if norm in ("group", "layer"):
+        unit = lcm(unit, full // GROUPS if norm == "group" else full)
+    return Channels(full, unit, full)
+
+
+def narrow(prunable: Mapping[str, Channels], widths: Widths) -> dict[str, Channels]:
+    """Return the channels of a part, with the numbers that `widths` gives.
+
+    Raises ValueError for an unknown name or a number that does not divide into units.
+    """
+    found = dict(prunable)
+    for name, width in widths:
+        if name not in found:
+            raise ValueError(f"widths names {name!r}, expected names of {sorted(found)}")
+        unit = found[name].unit
+        if width < 1 or width % unit:
+            expected = f"a multiple of {unit}" if unit > 1 else "at least 1"
+            raise ValueError(f"widths has {width} for {name!r}, expected {expected}")
+        found[name] = found[name]._replace(count=width)
+    return found

@@ -1,0 +1,197 @@
+"""Which arrays and which products of a model depend on which channels that pruning may narrow.
+
+Nothing is listed by hand. The model is built a second time, as shapes alone, with a prime number of
+units in each of its channels: an axis of an array that has become a multiple of such a prime holds
+these channels, whichever layer it is in, and so does a product.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from itertools import count, islice
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from flax.traverse_util import flatten_dict
+from jax.extend.core import ClosedJaxpr, Jaxpr
+
+from mask_rcnn_jax.models.build import BUILDERS, PARTS, abstract_variables, build_model
+from mask_rcnn_jax.models.channels import Channels
+from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
+
+SMALLEST_PRIME = 10_000  # beyond classes, RoIs and the sides of maps
+
+
+class Axis(NamedTuple):
+    """An axis along which an array has the channels of a group.
+
+    Attributes:
+        path: of the array in {"params", "batch_stats"}, as "params/backbone/stem_conv/kernel".
+        axis: number, from 0.
+        repeats: times that the channels follow each other: 49 in the first fully connected layer.
+        is_output: whether a layer writes these channels, in place of reading them.
+    """
+
+    path: str
+    axis: int
+    repeats: int
+    is_output: bool
+
+
+class Group(NamedTuple):
+    """Channels that are narrowed together, and where they are."""
+
+    channels: Channels
+    axes: tuple[Axis, ...]
+
+
+class Term(NamedTuple):
+    """Multiply-adds of a product or convolution.
+
+    Attributes:
+        part: module of the model that it is in; "" for none.
+        factor: number for one unit in each of its groups.
+        groups: names of the groups whose units multiply it.
+    """
+
+    part: str
+    factor: int
+    groups: tuple[str, ...]
+
+
+Widths = Mapping[str, int]  # channels of groups by name, as "backbone/res2"
+
+
+def prunable_channels(model: MaskRCNN) -> dict[str, Channels]:
+    """Return the channels of every part that can be narrowed, by section and name."""
+    return {
+        f"{section}/{name}": channels
+        for section in (*PARTS, *BUILDERS)
+        for name, channels in getattr(getattr(model, section), "prunable", {}).items()
+        if channels.unit < channels.full
+    }
+
+
+def with_widths(config: Mapping[str, Any], widths: Widths) -> dict[str, Any]:
+    """Return a `model` section in which the groups have these channels, others as they had."""
+    config = {name: config[name] for name in config}
+    for section in (*PARTS, *BUILDERS):
+        start = f"{section}/"
+        new = {n.removeprefix(start): int(w) for n, w in widths.items() if n.startswith(start)}
+        if new:
+            entries = dict(config.get(section, {}))
+            config[section] = {**entries, "widths": tuple({**dict(entries["widths"]), **new}.items())}
+    return config
+
+
+def find_groups(config: Mapping[str, Any]) -> dict[str, Group]:
+    """Return the groups of channels of the model of a `model` section, by section and name."""
+    model = build_model(config)
+    channels = prunable_channels(model)
+    narrowed = {name: _current(config, name, c) for name, c in channels.items()}
+    primes = _primes(channels)
+    probe = build_model(with_widths(config, {n: primes[n] * c.unit for n, c in channels.items()}))
+    shapes, probed = (_shapes(each) for each in (model, probe))
+    axes: dict[str, list[Axis]] = {name: [] for name in channels}
+    for path, shape in probed.items():
+        layer, _, leaf = path.rpartition("/")
+        outputs = probed.get(f"{layer}/bias", shape[-1:])
+        for number, (length, before) in enumerate(zip(shape, shapes[path], strict=True)):
+            for name in _groups_in(length, primes):
+                unit = primes[name] * channels[name].unit
+                repeats, rest = divmod(length, unit)
+                if rest or repeats * narrowed[name].count != before:
+                    raise ValueError(f"{path} does not follow the channels of {name}")
+                writes = leaf != "kernel" or number == _output_axis(shape, outputs)
+                axes[name].append(Axis(path, number, repeats, writes))
+    return {name: Group(narrowed[name], tuple(axes[name])) for name in channels}
+
+
+def find_operations(
+    config: Mapping[str, Any], predict: Callable[[MaskRCNN, dict], Any]
+) -> list[Term]:
+    """Return the multiply-adds of a prediction as a polynomial in the units of the groups.
+
+    Of alternatives for several platforms, those of a GPU count.
+
+    Args:
+        config: the `model` section.
+        predict: calls the model with these variables, on arrays or shapes.
+    """
+    channels = prunable_channels(build_model(config))
+    primes = _primes(channels)
+    widths = {name: primes[name] * c.unit for name, c in channels.items()}
+    probe = build_model(with_widths(config, widths))
+    program = jax.make_jaxpr(lambda v: predict(probe, v))(abstract_variables(probe))
+    parts = (*BUILDERS, *PARTS, "rpn_head")
+    terms: dict[tuple[str, tuple[str, ...]], int] = {}
+    for where, number in _products(program.jaxpr, ""):
+        groups = tuple(_groups_in(number, primes))
+        factor = number // math.prod(primes[name] for name in groups)
+        part = next((name for name in where.split("/") if name in parts), "")
+        terms[part, groups] = terms.get((part, groups), 0) + factor
+    return [Term(part, factor, groups) for (part, groups), factor in terms.items()]
+
+
+def count_operations(terms: list[Term], channels: Mapping[str, Channels]) -> dict[str, int]:
+    """Return the multiply-adds of each part with these channels; the sum of all is the model's."""
+    units = {name: c.count // c.unit for name, c in channels.items()}
+    found: dict[str, int] = {}
+    for part, factor, groups in terms:
+        found[part] = found.get(part, 0) + factor * math.prod(units[name] for name in groups)
+    return found
+
+
+def _current(config: Mapping[str, Any], name: str, channels: Channels) -> Channels:
+    """Return the channels of a group that may have been narrowed before."""
+    section, _, rest = name.partition("/")
+    widths = dict(config.get(section, {}).get("widths", ()))
+    return channels._replace(count=widths.get(rest, channels.full))
+
+
+def _shapes(model: MaskRCNN) -> dict[str, tuple[int, ...]]:
+    return {path: leaf.shape for path, leaf in flatten_dict(abstract_variables(model), sep="/").items()}
+
+
+def _output_axis(shape: tuple[int, ...], outputs: tuple[int, ...]) -> int:
+    """Return the last axis of a kernel that is as long as its bias: the third of a transposed
+    convolution, the last of all others."""
+    return max(axis for axis, length in enumerate(shape) if length == outputs[0])
+
+
+def _primes(names: Mapping[str, Any]) -> dict[str, int]:
+    found = (n for n in count(SMALLEST_PRIME) if all(n % d for d in range(2, math.isqrt(n) + 1)))
+    return dict(zip(names, islice(found, len(names)), strict=True))
+
+
+def _groups_in(number: int, primes: Mapping[str, int]) -> list[str]:
+    """Return the names of the primes that divide a number, as often as they do."""
+    found = []
+    for name, prime in primes.items():
+        while number and number % prime == 0:
+            found.append(name)
+            number //= prime
+    return found
+
+
+def _products(jaxpr: Jaxpr, where: str) -> Iterator[tuple[str, int]]:
+    """Yield the place in the model and the multiply-adds of each product and convolution."""
+    for equation in jaxpr.eqns:
+        kind, params = equation.primitive.name, equation.params
+        inside = f"{where}/{equation.source_info.name_stack}"
+        if kind == "dot_general":
+            contracted = [equation.invars[0].aval.shape[i] for i in params["dimension_numbers"][0][0]]
+            yield inside, math.prod(equation.outvars[0].aval.shape) * math.prod(contracted)
+        elif kind == "conv_general_dilated":
+            kernel = equation.invars[1].aval.shape
+            outputs = kernel[params["dimension_numbers"].rhs_spec[0]]
+            yield inside, math.prod(equation.outvars[0].aval.shape) * math.prod(kernel) // outputs
+        elif kind == "cond":  # of `lax.platform_dependent`, the default is the last
+            yield from _products(params["branches"][-1].jaxpr, inside)
+        else:
+            times = params["length"] if kind == "scan" else 1
+            for value in params.values():
+                for each in value if isinstance(value, tuple | list) else (value,):
+                    inner = each.jaxpr if isinstance(each, ClosedJaxpr) else each
+                    if isinstance(inner, Jaxpr):
+                        yield from ((w, times * n) for w, n in _products(inner, inside))
