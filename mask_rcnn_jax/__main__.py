@@ -12,7 +12,7 @@ from pathlib import Path
 
 import mask_rcnn_jax
 
-COMMANDS = ("prepare", "train", "evaluate", "infer", "serve", "export", "benchmark")
+COMMANDS = ("prepare", "train", "evaluate", "infer", "serve", "prune", "export", "benchmark")
 HELP = ("-h", "-help", "--help", "help")
 
 

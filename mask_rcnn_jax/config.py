@@ -4,6 +4,7 @@ import difflib
 import importlib.util
 import inspect
 import json
+import os
 from collections.abc import Mapping
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -134,6 +135,16 @@ def _with_defaults(config: dict[str, Any]) -> dict[str, Any]:
     base = _load_recipe(RECIPES / "base.py", "base").to_dict()
     more = {name: base[name] | config[name] for name in config.keys() & base.keys() - {"model"}}
     return config | more
+
+
+def write_workdir(workdir: str | Path, config: ConfigDict, categories: list[dict]) -> None:
+    """Write what `read_workdir` reads, into a folder that need not exist."""
+    path = Path(workdir) / "config.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(".tmp")
+    content = {"config": config.to_dict(), "categories": categories}
+    draft.write_text(json.dumps(content, indent=1))
+    os.replace(draft, path)
 
 
 def read_config_json(path: Path) -> dict[str, Any]:

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-COMMANDS = ("__main__", "train", "evaluate", "infer", "serve", "prepare", "export", "benchmark")
+COMMANDS = (
+    *("__main__", "train", "evaluate", "infer", "serve", "prune", "prepare", "export", "benchmark"),
+)
 FLOORS = {
     "benchmarking": 6,
     "training": 5,

@@ -81,8 +81,17 @@ class Checkpoints:
         self.wait()
         step = processes.on_first(self._choose)
         folder = self._folder / str(step)
+
+        def fields(tree: Container[str]) -> dict:
+            if "opt_state" not in tree:
+                raise ValueError(
+                    f"{folder} has weights alone, as prune writes them; train in another --workdir "
+                    "with model.init_from"
+                )
+            return _fields(state, tree)
+
         try:
-            arrays = read_arrays(folder, lambda tree: _fields(state, tree))
+            arrays = read_arrays(folder, fields)
         except ValueError as error:
             if "opt_state" not in str(error) or "structure" not in str(error):
                 raise

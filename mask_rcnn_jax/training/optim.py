@@ -12,6 +12,8 @@ from flax import linen as nn
 from mask_rcnn_jax import parts
 from mask_rcnn_jax.training.loss_scale import dynamic_loss_scale
 from mask_rcnn_jax.training.schedule import Schedule
+from mask_rcnn_jax.training.sparsity import add_group_lasso
+from mask_rcnn_jax.weights.channel_groups import Group, find_groups
 
 DECAY_ON = ("kernel", "bias", "scale", "kernel_bias", "other")
 
@@ -38,6 +40,8 @@ class Optimizer:
             1 treats all alike. Other values need a backbone that numbers its layers.
         clip_value: largest absolute value of a gradient's entry; 0 leaves them alone.
         clip_norm: largest global norm of the gradients; 0 leaves them alone.
+        group_lasso: times the filters of a channel, over their norm, added as `weight_decay` is, so
+            that channels of little use fall to 0 for `prune`; 0 leaves them alone.
     """
 
     name: Literal["sgd", "adamw"] = "sgd"
@@ -51,6 +55,7 @@ class Optimizer:
     layer_decay: float = 1.0
     clip_value: float = 0.0
     clip_norm: float = 0.0
+    group_lasso: float = 0.0
 
     def __post_init__(self):
         if unknown := set(self.decay_on) - set(DECAY_ON):
@@ -63,7 +68,7 @@ class Optimizer:
             raise ValueError(f"layer_decay is {self.layer_decay}, expected above 0 and up to 1")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum is {self.momentum}, expected from 0 to below 1")
-        for name in ("clip_value", "clip_norm"):
+        for name in ("clip_value", "clip_norm", "group_lasso"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected at least 0")
 
@@ -116,7 +121,10 @@ def build_optimizer(
     options = optim_options(config)
     if optimizer is None:
         _check_exempt(getattr(backbone, "exempt_from_decay", ()), params)
-        optimizer = make_optimizer(options, schedule, backbone)
+        groups: dict[str, Group] = {}
+        if options.group_lasso > 0:
+            groups = find_groups({**config["model"], "num_classes": 1})  # the number is no matter
+        optimizer = make_optimizer(options, schedule, backbone, groups)
     tx = train_only(optimizer, params, getattr(backbone, "frozen", ()))
     if config["train"]["precision"] != "float16":
         return tx
@@ -160,9 +168,14 @@ def count_microbatches(config: Mapping[str, Any], batch_size: int, devices: int)
 
 
 def make_optimizer(
-    options: Optimizer, schedule: optax.Schedule, backbone: nn.Module | None = None
+    options: Optimizer,
+    schedule: optax.Schedule,
+    backbone: nn.Module | None = None,
+    groups: Mapping[str, Group] | None = None,
 ) -> optax.GradientTransformation:
     """SGD with momentum, or AdamW.
+
+    groups: channels for `group_lasso`, from `weights.channel_groups.find_groups`.
 
     A backbone may have `exempt_from_decay`, names of layers or parameters at any depth of it, and,
     for `layer_decay`, `num_layers` and `layer_id(name)`: the number of its layer of that name, from
@@ -178,11 +191,14 @@ def make_optimizer(
     if options.layer_decay != 1:
         rates.append(_layer_rates(options.layer_decay, backbone))
     rate, velocity = optax.scale_by_learning_rate(schedule), optax.trace(options.momentum)
+    shrinking = [decay]
+    if options.group_lasso > 0:
+        shrinking.append(add_group_lasso(options.group_lasso, groups or {}))
     if options.name == "sgd":
         last = [rate, velocity] if options.rate_in_velocity else [velocity, rate]
-        chain = [decay, *rates, *last]
+        chain = [*shrinking, *rates, *last]
     else:
-        chain = [optax.scale_by_adam(*options.betas, options.eps), decay, *rates, rate]
+        chain = [optax.scale_by_adam(*options.betas, options.eps), *shrinking, *rates, rate]
     if options.clip_norm > 0:
         chain.insert(0, optax.clip_by_global_norm(options.clip_norm))
     if options.clip_value > 0:

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from absl import logging
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
-from mask_rcnn_jax.config import expand_none, flatten, load_config, read_workdir
+from mask_rcnn_jax.config import expand_none, flatten, load_config, read_workdir, write_workdir
 from mask_rcnn_jax.data import dataset as datasets
 from mask_rcnn_jax.data.augment import Kind
 from mask_rcnn_jax.data.coco import CocoDataset
@@ -261,13 +260,9 @@ def open_workdir(
     Raises ValueError if it is of another config or other classes, OSError if it cannot be written.
     """
     path, steps = Path(workdir) / "config.json", config.train.steps
-    content = json.loads(json.dumps({"config": config.to_dict(), "categories": categories}))
     if resuming and path.exists():
         steps = _check_same_run(path, config, categories)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(".tmp")
-    draft.write_text(json.dumps(content, indent=1))
-    os.replace(draft, path)
+    write_workdir(workdir, config, categories)
     return steps
 
 

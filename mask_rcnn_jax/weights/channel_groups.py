@@ -11,7 +11,6 @@ from itertools import count, islice
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 from flax.traverse_util import flatten_dict
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
@@ -80,17 +79,21 @@ def with_widths(config: Mapping[str, Any], widths: Widths) -> dict[str, Any]:
         new = {n.removeprefix(start): int(w) for n, w in widths.items() if n.startswith(start)}
         if new:
             entries = dict(config.get(section, {}))
-            config[section] = {**entries, "widths": tuple({**dict(entries["widths"]), **new}.items())}
+            config[section] = {
+                **entries,
+                "widths": tuple({**dict(entries["widths"]), **new}.items()),
+            }
     return config
 
 
 def find_groups(config: Mapping[str, Any]) -> dict[str, Group]:
     """Return the groups of channels of the model of a `model` section, by section and name."""
-    model = build_model(config)
+    model = build_model(config, implementation="xla")
     channels = prunable_channels(model)
     narrowed = {name: _current(config, name, c) for name, c in channels.items()}
     primes = _primes(channels)
-    probe = build_model(with_widths(config, {n: primes[n] * c.unit for n, c in channels.items()}))
+    widths = {name: primes[name] * c.unit for name, c in channels.items()}
+    probe = build_model(with_widths(config, widths))
     shapes, probed = (_shapes(each) for each in (model, probe))
     axes: dict[str, list[Axis]] = {name: [] for name in channels}
     for path, shape in probed.items():
@@ -118,10 +121,10 @@ def find_operations(
         config: the `model` section.
         predict: calls the model with these variables, on arrays or shapes.
     """
-    channels = prunable_channels(build_model(config))
+    channels = prunable_channels(build_model(config, implementation="xla"))
     primes = _primes(channels)
     widths = {name: primes[name] * c.unit for name, c in channels.items()}
-    probe = build_model(with_widths(config, widths))
+    probe = build_model(with_widths(config, widths), implementation="xla")
     program = jax.make_jaxpr(lambda v: predict(probe, v))(abstract_variables(probe))
     parts = (*BUILDERS, *PARTS, "rpn_head")
     terms: dict[tuple[str, tuple[str, ...]], int] = {}
@@ -150,7 +153,9 @@ def _current(config: Mapping[str, Any], name: str, channels: Channels) -> Channe
 
 
 def _shapes(model: MaskRCNN) -> dict[str, tuple[int, ...]]:
-    return {path: leaf.shape for path, leaf in flatten_dict(abstract_variables(model), sep="/").items()}
+    return {
+        path: leaf.shape for path, leaf in flatten_dict(abstract_variables(model), sep="/").items()
+    }
 
 
 def _output_axis(shape: tuple[int, ...], outputs: tuple[int, ...]) -> int:
@@ -180,7 +185,9 @@ def _products(jaxpr: Jaxpr, where: str) -> Iterator[tuple[str, int]]:
         kind, params = equation.primitive.name, equation.params
         inside = f"{where}/{equation.source_info.name_stack}"
         if kind == "dot_general":
-            contracted = [equation.invars[0].aval.shape[i] for i in params["dimension_numbers"][0][0]]
+            contracted = [
+                equation.invars[0].aval.shape[i] for i in params["dimension_numbers"][0][0]
+            ]
             yield inside, math.prod(equation.outvars[0].aval.shape) * math.prod(contracted)
         elif kind == "conv_general_dilated":
             kernel = equation.invars[1].aval.shape

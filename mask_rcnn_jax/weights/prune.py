@@ -1,0 +1,235 @@
+"""Structured pruning: leave out the channels whose filters are the smallest.
+
+Two rules choose them. `keep_above` is that of NVIDIA's TAO Toolkit: those stay whose norm, relative
+to their layer, is above a threshold. `keep_operations` narrows all groups of channels together
+until a prediction takes a given share of the operations.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from mask_rcnn_jax.parts import check_at_least
+from mask_rcnn_jax.weights.channel_groups import Group, Term, count_operations, with_widths
+
+# Power of a group's operations to which its loss is allowed. With 0 all groups would lose the same
+# share of their filters' squared norms. 1 has the least sum of these shares' squares, but takes
+# most from the pyramid's maps, on which all heads depend.
+COST_POWER = 0.5
+NORM_EPS = 1e-5  # added to a variance
+
+Kept = dict[str, np.ndarray]  # indices of the channels that stay, by group, ascending
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How filters are compared, and how many stay.
+
+    Attributes:
+        normalizer: norms are relative to the largest of their layer, or to the L2 norm of all.
+        equalization: of layers that share channels, take each channel's largest norm (a union of
+            what they would keep), the smallest (their intersection), or a mean.
+        granularity: the number of channels is rounded up to a multiple of it.
+        min_channels: channels that stay at least.
+        exclude: groups to leave alone: names such as "backbone/res2", or beginnings of them up to a
+            slash, such as "backbone".
+    """
+
+    normalizer: Literal["max", "l2"] = "max"
+    equalization: Literal["union", "intersection", "arithmetic_mean", "geometric_mean"] = "union"
+    granularity: int = 8
+    min_channels: int = 16
+    exclude: tuple[str, ...] = ()
+
+    def __post_init__(self):
+        check_at_least(self, granularity=1, min_channels=1)
+
+
+DEFAULT_LIMITS = Limits()
+
+
+def prune(
+    variables: Mapping[str, Any], model: Mapping[str, Any], groups: Mapping[str, Group], kept: Kept
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Leave out channels.
+
+    Args:
+        variables: {"params", "batch_stats"}.
+        model: the `model` section that they fit.
+        groups: of that model, from `find_groups`.
+        kept: the channels that stay; groups that it does not name stay whole.
+
+    Returns:
+        The variables and the `model` section of the pruned model. It computes what the model before
+        computes with 0 in place of the filters left out, their biases, and their norms' scales and
+        biases.
+    """
+    arrays = flatten_dict({name: variables[name] for name in ("params", "batch_stats")}, sep="/")
+    for name, indices in kept.items():
+        count = groups[name].channels.count
+        for path, axis, repeats, _ in groups[name].axes:
+            places = (np.arange(repeats)[:, None] * count + indices).reshape(-1)
+            arrays[path] = np.take(np.asarray(arrays[path]), places, axis)
+    widths = {name: len(indices) for name, indices in kept.items()}
+    return {"batch_stats": {}, **unflatten_dict(arrays, sep="/")}, with_widths(model, widths)
+
+
+def keep_above(
+    variables: Mapping[str, Any], groups: Mapping[str, Group], threshold: float, limits: Limits
+) -> Kept:
+    """Choose the channels whose relative norm is above a threshold, as TAO does."""
+    arrays, kept = _flat(variables), {}
+    for name in _chosen(groups, limits.exclude):
+        norms = _merge([_normalize(n, limits) for n in _filter_norms(arrays, groups[name])], limits)
+        wanted = int(np.sum(norms > threshold))
+        kept[name] = _largest(norms, _allowed(wanted, groups[name], limits), groups[name])
+    return kept
+
+
+def keep_operations(
+    variables: Mapping[str, Any],
+    groups: Mapping[str, Group],
+    terms: list[Term],
+    share: float,
+    limits: Limits,
+) -> Kept:
+    """Choose channels such that a prediction takes at most this share of its operations.
+
+    Each group loses its smallest filters, up to the same share of the sum of squared norms, times
+    the square root of the operations that depend on the group. Norms include the scale of the batch
+    or group norm behind a layer.
+
+    Args:
+        terms: the operations, from `find_operations`.
+
+    Raises:
+        ValueError: the smallest model that the limits allow takes more.
+    """
+    arrays, losses, norms = _flat(variables), {}, {}
+    total = sum(count_operations(terms, _channels(groups)).values())
+    for name in _chosen(groups, limits.exclude):
+        relative = [_normalize(n, limits) for n in _filter_norms(arrays, groups[name], scaled=True)]
+        norms[name] = _merge(relative, limits)
+        energy = np.sort(np.square(norms[name]))
+        lost = np.cumsum(energy) / max(np.sum(energy), np.finfo(float).tiny)
+        own = sum(_value(term, groups) for term in terms if name in term.groups)
+        losses[name] = lost / max(own / total, np.finfo(float).tiny) ** COST_POWER
+
+    def widths(threshold: float) -> dict[str, int]:
+        wanted = {name: int(np.sum(lost > threshold)) for name, lost in losses.items()}
+        return {name: _allowed(wanted[name], groups[name], limits) for name in losses}
+
+    def operations(threshold: float) -> int:
+        channels = _channels(groups)
+        channels |= {n: channels[n]._replace(count=w) for n, w in widths(threshold).items()}
+        return sum(count_operations(terms, channels).values())
+
+    thresholds = np.unique(np.concatenate([np.zeros(1), *losses.values()]))
+    if (least := operations(thresholds[-1])) > share * total:
+        raise ValueError(
+            f"--target_operations is {share}, but with at least {limits.min_channels} channels "
+            f"everywhere and without --exclude a prediction takes {least / total:.3f}"
+        )
+    low, high = 0, len(thresholds) - 1  # the lowest threshold whose operations are few enough
+    while low < high:
+        middle = (low + high) // 2
+        if operations(thresholds[middle]) <= share * total:
+            high = middle
+        else:
+            low = middle + 1
+    found = widths(thresholds[high])
+    return {name: _largest(norms[name], found[name], groups[name]) for name in losses}
+
+
+def _chosen(groups: Mapping[str, Group], exclude: Iterable[str]) -> list[str]:
+    """Return the names of the groups that are not excluded."""
+    for name in exclude:
+        if not any(_is_in(group, name) for group in groups):
+            known = sorted({*groups, *(group.partition("/")[0] for group in groups)})
+            raise ValueError(f"--exclude is {name!r}, expected one of {known}")
+    chosen = [group for group in groups if not any(_is_in(group, name) for name in exclude)]
+    if not chosen:
+        raise ValueError("no channels to prune: no part of the model declares any, or --exclude")
+    return chosen
+
+
+def _is_in(group: str, name: str) -> bool:
+    return f"{group}/".startswith(f"{name}/")
+
+
+def _flat(variables: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    return flatten_dict({name: variables[name] for name in ("params", "batch_stats")}, sep="/")
+
+
+def _channels(groups: Mapping[str, Group]) -> dict[str, Any]:
+    return {name: group.channels for name, group in groups.items()}
+
+
+def _value(term: Term, groups: Mapping[str, Group]) -> int:
+    channels = (groups[name].channels for name in term.groups)
+    return term.factor * math.prod(c.count // c.unit for c in channels)
+
+
+def _filter_norms(
+    arrays: Mapping[str, np.ndarray], group: Group, *, scaled: bool = False
+) -> list[np.ndarray]:
+    """Return the L2 norms [units] of the filters of each layer that writes a group's channels.
+
+    scaled: multiply them by the scale of the norm behind them.
+    """
+    found = []
+    for path, axis, _, is_output in group.axes:
+        layer, _, leaf = path.rpartition("/")
+        if leaf != "kernel" or not is_output:
+            continue
+        kernel = np.moveaxis(np.asarray(arrays[path], np.float64), axis, 0)
+        squares = np.sum(np.square(kernel.reshape(len(kernel), -1)), axis=1)
+        if scaled:
+            squares *= _squared_scale(arrays, layer.partition("/")[2])
+        found.append(np.sqrt(squares.reshape(-1, group.channels.unit).sum(axis=1)))
+    return found
+
+
+def _squared_scale(arrays: Mapping[str, np.ndarray], layer: str) -> np.ndarray | float:
+    """Return what the norm behind a layer multiplies its squared outputs by: [channels], or 1."""
+    place, _, name = layer.rpartition("/")
+    for norm in (f"{name}_norm", name.replace("conv", "norm")):
+        for collection in ("params", "batch_stats"):
+            scale = arrays.get(f"{collection}/{place}/{norm}/scale")
+            if scale is not None:
+                variance = arrays.get(f"batch_stats/{place}/{norm}/var", 1 - NORM_EPS)
+                return np.square(np.asarray(scale, np.float64)) / (variance + NORM_EPS)
+    return 1.0
+
+
+def _normalize(norms: np.ndarray, limits: Limits) -> np.ndarray:
+    whole = np.max(norms) if limits.normalizer == "max" else np.linalg.norm(norms)
+    return norms / whole if whole > 0 else norms
+
+
+def _merge(norms: list[np.ndarray], limits: Limits) -> np.ndarray:
+    """Return one number per unit for several layers; [layers] of [units]."""
+    stacked = np.stack(norms)
+    if limits.equalization == "geometric_mean":
+        return np.exp(np.mean(np.log(np.maximum(stacked, np.finfo(float).tiny)), axis=0))
+    merge = {"union": np.max, "intersection": np.min, "arithmetic_mean": np.mean}
+    return merge[limits.equalization](stacked, axis=0)
+
+
+def _allowed(wanted: int, group: Group, limits: Limits) -> int:
+    """Return the channels to keep for a wanted number of units: rounded up, within the limits."""
+    count, unit = group.channels.count, group.channels.unit
+    least = max(wanted * unit, min(limits.min_channels, count))
+    step = math.lcm(limits.granularity, unit)
+    return min(-(-least // step) * step, count)
+
+
+def _largest(norms: np.ndarray, width: int, group: Group) -> np.ndarray:
+    """Return the channels of the units of the largest norms, the first ones of equals."""
+    unit = group.channels.unit
+    best = np.sort(np.argsort(-norms, kind="stable")[: width // unit])
+    return (best[:, None] * unit + np.arange(unit)).reshape(-1)
