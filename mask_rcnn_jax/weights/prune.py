@@ -6,7 +6,7 @@ until a prediction takes a given share of the operations.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -82,8 +82,9 @@ def keep_above(
     variables: Mapping[str, Any], groups: Mapping[str, Group], threshold: float, limits: Limits
 ) -> Kept:
     """Choose the channels whose relative norm is above a threshold, as TAO does."""
+    check_excluded(groups, limits)
     arrays, kept = _flat(variables), {}
-    for name in _chosen(groups, limits.exclude):
+    for name in _chosen(groups, limits):
         norms = _merge([_normalize(n, limits) for n in _filter_norms(arrays, groups[name])], limits)
         wanted = int(np.sum(norms > threshold))
         kept[name] = _largest(norms, _allowed(wanted, groups[name], limits), groups[name])
@@ -109,9 +110,10 @@ def keep_operations(
     Raises:
         ValueError: the smallest model that the limits allow takes more.
     """
+    check_excluded(groups, limits)
     arrays, losses, norms = _flat(variables), {}, {}
     total = sum(count_operations(terms, _channels(groups)).values())
-    for name in _chosen(groups, limits.exclude):
+    for name in _chosen(groups, limits):
         relative = [_normalize(n, limits) for n in _filter_norms(arrays, groups[name], scaled=True)]
         norms[name] = _merge(relative, limits)
         energy = np.sort(np.square(norms[name]))
@@ -145,16 +147,19 @@ def keep_operations(
     return {name: _largest(norms[name], found[name], groups[name]) for name in losses}
 
 
-def _chosen(groups: Mapping[str, Group], exclude: Iterable[str]) -> list[str]:
-    """Return the names of the groups that are not excluded."""
-    for name in exclude:
+def check_excluded(groups: Mapping[str, Group], limits: Limits) -> None:
+    """Raise ValueError for a name in `limits.exclude` of no group, or if no group is left."""
+    for name in limits.exclude:
         if not any(_is_in(group, name) for group in groups):
             known = sorted({*groups, *(group.partition("/")[0] for group in groups)})
             raise ValueError(f"--exclude is {name!r}, expected one of {known}")
-    chosen = [group for group in groups if not any(_is_in(group, name) for name in exclude)]
-    if not chosen:
-        raise ValueError("no channels to prune: no part of the model declares any, or --exclude")
-    return chosen
+    if not _chosen(groups, limits):
+        raise ValueError("no channels to prune: --exclude names all that the parts declare")
+
+
+def _chosen(groups: Mapping[str, Group], limits: Limits) -> list[str]:
+    """Return the names of the groups that are not excluded."""
+    return [group for group in groups if not any(_is_in(group, n) for n in limits.exclude)]
 
 
 def _is_in(group: str, name: str) -> bool:

@@ -29,6 +29,7 @@ from mask_rcnn_jax.weights.prune import (
     DEFAULT_LIMITS,
     Kept,
     Limits,
+    check_excluded,
     keep_above,
     keep_operations,
     prune,
@@ -80,7 +81,9 @@ def prune_run(
         raise ValueError(f"--output is {output}, which is there already; expected a new folder")
     config, variables, categories, _ = restore(config, weights)
     model = config.model.to_dict()
-    groups, terms = find_groups(model), find_operations(model, _prediction(config))
+    groups = find_groups(model)
+    check_excluded(groups, limits)
+    terms = find_operations(model, _prediction(config))
     if target_operations is not None:
         kept = keep_operations(variables, groups, terms, target_operations, limits)
     else:

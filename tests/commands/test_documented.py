@@ -108,6 +108,7 @@ def test_what_is_not_run_is_tested_elsewhere():
 def test_recipes_and_entries_are_those_that_there_are(command):
     words = shlex.split(command)
     recipe = words[words.index("--config") + 1] if "--config" in words else "coco_torchvision"
+    recipe = "coco" if recipe.startswith("runs/") else recipe  # has the entries of its recipe
     config = load_config(ROOT / recipe if recipe.endswith(".py") else recipe)
     argv, known = ["", *(word for word in words if word[:9] == "--config.")], flags.FlagValues()
     config_flags.DEFINE_config_dict("config", config, flag_values=known, sys_argv=argv)

@@ -68,11 +68,11 @@ def test_own_flags_come_first_and_no_heading_is_a_path(entry, capsys):
     assert (len(several) == 4) == (entry in ("train", "evaluate", "benchmark"))
     own = [name for names in groups.values() for name in names]
     assert own and not {*SHARED, *several} & set(own)
-    if entry in ("train", "evaluate", "infer", "serve", "export"):
+    if entry in ("train", "evaluate", "infer", "serve", "prune", "export"):
         names = [name for name in groups["flags:"] if name != "list_config"]
         assert names[:2] == ["config", "workdir"]
     required = "Required." in text
-    assert required == (entry in ("train", "infer", "export"))
+    assert required == (entry in ("train", "infer", "prune", "export"))
 
 
 def test_prepare_groups_its_flags_by_action(capsys):

@@ -1,4 +1,4 @@
-"""Pruning: a narrower model computes what the whole one does with zeros; both rules; pruned runs."""
+"""Pruning: a narrower model computes what the whole one does with zeros; the rules; pruned runs."""
 
 import json
 from functools import cache, partial
@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from mask_rcnn_jax.config import flatten, load_config, write_workdir
 from mask_rcnn_jax.models import resnet
-from mask_rcnn_jax.models.build import build_model, init_variables, named_section
+from mask_rcnn_jax.models.build import abstract_variables, build_model, named_section
 from mask_rcnn_jax.models.channels import Channels
 from mask_rcnn_jax.models.detect import detect_options
 from mask_rcnn_jax.structures import Proposals
@@ -72,7 +72,7 @@ def resnext():
 
 def regnet():
     config = tiny_config()
-    widths = dict(depth=6, initial_width=16, slope=8.0, multiplier=2.0, group_width=4)
+    widths = dict(depth=6, initial_width=16, slope=16.0, multiplier=2.0, group_width=4)
     trunk = named_section("backbone", "regnet", **widths, se_ratio=0.25, norm="affine")
     config.model.backbone = trunk
     return config
@@ -109,13 +109,20 @@ def _few_blocks(monkeypatch):
 
 def random_variables(model):
     """Arrays of every kind that are neither 0 nor 1, as after training."""
-    rng, arrays = np.random.default_rng(0), flatten_dict(jax.device_get(init_variables(model, 0)))
-    for path, array in arrays.items():
+    rng, arrays = np.random.default_rng(0), {}
+    for path, leaf in flatten_dict(abstract_variables(model)).items():
         if path[-1] in ("scale", "var", "gamma"):
-            arrays[path] = rng.uniform(0.5, 1.5, array.shape).astype(np.float32)
-        elif path[-1] in ("bias", "mean"):
-            arrays[path] = rng.normal(0, 0.1, array.shape).astype(np.float32)
+            values = rng.uniform(0.5, 1.5, leaf.shape)
+        else:
+            size = 0.1 if path[-1] in ("bias", "mean") else (2 / np.prod(leaf.shape[:-1])) ** 0.5
+            values = rng.normal(0, size, leaf.shape)
+        arrays[path] = values.astype(np.float32)
     return {"batch_stats": {}, **unflatten_dict(arrays)}
+
+
+@cache
+def groups_of(make):
+    return find_groups(make().model.to_dict())
 
 
 def raw_outputs(model, images, sizes):
@@ -165,7 +172,7 @@ SLOW = [strong, grouped, resnext, regnet, cascade, convnext, vitdet]
 def test_a_pruned_model_computes_what_zeros_would(make):
     config = make().model.to_dict()
     model = build_model(config)
-    variables, groups = random_variables(model), find_groups(config)
+    variables, groups = random_variables(model), groups_of(make)
     kept = some_of(groups)
     pruned, narrower = prune(variables, config, groups, kept)
     small = build_model(narrower)
@@ -188,14 +195,14 @@ def test_a_pruned_model_computes_what_zeros_would(make):
             {"backbone/stem": (64, 2), "backbone/res4": (1024, 32), "fpn/fpn_lateral": (64, 2)},
         ),
         slow(resnext, {"backbone/res3_0/conv1": (64, 8), "backbone/res3": 512}),
-        slow(regnet, {"backbone/res2_0/b": (16, 4), "backbone/res5": 64}),
+        slow(regnet, {"backbone/res2_0/b": (16, 4), "backbone/res5": 128}),
         slow(cascade, {"box_head/fc1": 32, "cascade/heads_1/fc2": 32}),
         slow(convnext, {"backbone/res3_0/fc1": 64}),
         slow(vitdet, {"backbone/block1/fc1": 128, "mask_head/mask_deconv": 32}),
     ],
 )
 def test_parts_declare_their_channels(make, expected):
-    groups = find_groups(make().model.to_dict())
+    groups = groups_of(make)
     for name, channels in expected.items():
         count, unit = channels if isinstance(channels, tuple) else (channels, 1)
         assert groups[name].channels == Channels(count, unit, count), name
@@ -207,7 +214,7 @@ def test_parts_declare_their_channels(make, expected):
 
 
 def test_where_the_channels_of_a_group_are():
-    groups = find_groups(basic().model.to_dict())
+    groups = groups_of(basic)
     assert set(groups["fpn/fpn_output"].axes) == {
         *(Axis(f"params/fpn/fpn_output{i}/kernel", 3, 1, True) for i in range(2, 6)),
         *(Axis(f"params/fpn/fpn_output{i}/bias", 0, 1, True) for i in range(2, 6)),
@@ -266,6 +273,13 @@ def test_tied_layers_decide_together():
     assert kept_of(first, second, threshold=0.7, equalization="arithmetic_mean") == [0, 2]
     assert kept_of(first, second, threshold=0.72, equalization="geometric_mean") == [2]
     assert kept_of(first, second, threshold=0.7, equalization="geometric_mean") == [0, 2]
+
+
+def test_nothing_to_prune_is_an_error():
+    with pytest.raises(ValueError, match="no channels to prune"):
+        kept_of([1.0, 2.0], exclude=("x",))
+    with pytest.raises(ValueError, match="no channels to prune"):
+        keep_above({"params": {}, "batch_stats": {}}, {}, 0.5, Limits())
 
 
 def test_neighbors_of_a_unit_stay_together():
@@ -345,7 +359,7 @@ def test_operations_by_hand():
         arguments = jnp.zeros((1, *canvas, 3), jnp.uint8), jnp.ones((1, 2), jnp.int32)
         return model.apply(variables, *arguments, detect_options(config), method="predict")
 
-    groups, terms = find_groups(model), find_operations(model, predict)
+    groups, terms = groups_of(basic), find_operations(model, predict)
     channels = {name: group.channels for name, group in groups.items()}
     cells = [16 * 24, 8 * 12, 4 * 6, 2 * 3, 1 * 2]
     for output, lateral, rpn, fc1, fc2, fcn, deconv in ((32,) * 7, (8, 16, 24, 4, 12, 20, 28)):
@@ -372,8 +386,7 @@ def test_operations_by_hand():
 
 @cache
 def whole():
-    config = tiny_config()
-    return config, jax.device_get(init_variables(build_model(config.model), 0))
+    return basic(), random_variables(build_model(basic().model))
 
 
 @pytest.fixture
@@ -406,16 +419,16 @@ def test_a_pruned_run_is_taken_like_a_run(workdir, capsys):
     jax.tree.map(np.testing.assert_array_equal, start, restored.variables)
     again = load_config("quickstart", {"model.fpn.widths": config.model.fpn.widths})
     assert dict(again.model.fpn.widths) == widths
-    # And it can be pruned again.
-    twice = workdir.parent / "twice"
-    prune_run(output, twice, threshold=0.9, limits=Limits(granularity=4, min_channels=4))
-    narrower = dict(load_config(twice).model.fpn.widths)
-    assert narrower["fpn_output"] == widths["fpn_output"]  # whole by TAO's default
-    assert narrower["fpn_lateral"] < widths["fpn_lateral"]
+
+
+@pytest.mark.slow
+def test_a_pruned_run_is_pruned_again(workdir):
+    once, twice = workdir.parent / "once", workdir.parent / "twice"
+    prune_run(workdir, once, target_operations=0.6)
+    prune_run(once, twice, threshold=2.0, limits=Limits(granularity=4, min_channels=4))
+    before, after = (dict(load_config(folder).model.fpn.widths) for folder in (once, twice))
+    assert after == {"fpn_lateral": 4, "fpn_output": before["fpn_output"]}  # whole, as in TAO
     restore(None, twice)
-
-
-EVERYTHING = [f"--exclude={n}" for n in ("backbone", "fpn", "rpn", "box_head", "mask_head")]
 
 
 @pytest.mark.parametrize(
@@ -425,9 +438,7 @@ EVERYTHING = [f"--exclude={n}" for n in ("backbone", "fpn", "rpn", "box_head", "
         (["--threshold=0.5", "--target_operations=0.5"], ["exactly one"]),
         (["--target_operations=0"], ["--target_operations is 0", "above 0"]),
         (["--target_operations=1.5"], ["target_operations", "1.0"]),
-        (["--target_operations=0.001"], ["--target_operations is 0.001", "at least 16 channels"]),
         (["--threshold=0.5", "--exclude=backbone/res9"], ["--exclude is 'backbone/res9'", "res2"]),
-        (["--threshold=0.5", *EVERYTHING], ["no channels to prune"]),
         (["--threshold=0.5", "--granularity=0"], ["granularity"]),
         (["--threshold=0.5", "--equalization=sum"], ["equalization", "union"]),
     ],
@@ -472,10 +483,11 @@ class Plain(nn.Module):
         return [x := nn.Conv(8, (2, 2), 2)(x) for _ in range(4)]
 
 
+@pytest.mark.slow
 def test_a_trunk_of_others_is_left_alone(tmp_path):
     config = tiny_config()
     config.model.backbone = dict(name="tests.weights.test_prune:Plain")
-    variables = jax.device_get(init_variables(build_model(config.model), 0))
+    variables = random_variables(build_model(config.model))
     write_workdir(tmp_path / "run", config, CLASSES)
     write_checkpoint(tmp_path / "run", variables)
     lines = prune_run(tmp_path / "run", tmp_path / "half", target_operations=0.5)
