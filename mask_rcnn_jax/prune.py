@@ -8,8 +8,7 @@ Writes a folder that every command takes like a run: config.json, which has the 
 left, and the weights. Pruning costs AP; the last line trains the pruned model, to win it back. See
 docs/small_models.md.
 
-Names of channels for --exclude are those of the `widths` entries, behind their section, as in
-backbone/res4 or mask_head/mask_fcn1; backbone or mask_head alone stand for all of theirs.
+--exclude takes sections, such as mask_head, and names as in their `widths`, such as backbone/res4.
 """
 
 from collections.abc import Sequence

@@ -153,7 +153,9 @@ def test_tables_name_entries_and_commands_that_exist(title):
     for left, right in rows:
         named = re.findall(rf"`((?:{SECTIONS})\.[\w.]+)", right)
         assert [name for name in named if name not in entries] == [], left
-        called = re.findall(r"`(train|evaluate|infer|export|benchmark|prepare)\b ?(\w*)", right)
+        called = re.findall(
+            r"`(train|evaluate|infer|prune|export|benchmark|prepare)\b ?(\w*)", right
+        )
         for command, action in called:
             assert (ROOT / "mask_rcnn_jax" / f"{command}.py").is_file()
             assert command != "prepare" or action in COMMANDS, left

@@ -33,7 +33,7 @@ class Cascade(nn.Module):
         fg_iou_thresh: for each of these stages, the IoU of foreground RoIs; others are background.
             (0.6, 0.7) in the paper; (): no stage.
         weight_factors: for each of them, what multiplies `model.box_coder.weights`.
-        widths: channels that pruning left, by name, such as (("heads_0/fc1", 512),); (): as many as
+        widths: widths after pruning, such as (("heads_0/fc1", 512),); (): as many as
             the box head without pruning. `prepare prune` sets them.
     """
 
@@ -60,7 +60,7 @@ class Cascade(nn.Module):
 
     @property
     def prunable(self) -> dict[str, Channels]:
-        """The channels of each head."""
+        """Each head's channels."""
         return {
             f"heads_{i}/{name}": channels
             for i, head in enumerate(self.heads)
@@ -68,7 +68,7 @@ class Cascade(nn.Module):
         }
 
     def head_widths(self, i: int) -> Widths:
-        """Return the widths of a head under its own names."""
+        """Return a head's widths under its own names."""
         start = f"heads_{i}/"
         return tuple((n.removeprefix(start), w) for n, w in self.widths if n.startswith(start))
 

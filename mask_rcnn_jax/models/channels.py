@@ -1,6 +1,6 @@
 """Channels that layers share, and that pruning narrows (`weights.prune`).
 
-A part that can be narrowed has an entry `widths` and a property `prunable` of named channels:
+A part that can be narrowed has an entry `widths` and a property `prunable`:
 
     widths: tuple[tuple[str, int], ...] = ()  # name and number, of those that are narrowed
 
@@ -22,11 +22,11 @@ Widths = tuple[tuple[str, int], ...]
 
 
 class Channels(NamedTuple):
-    """Channels of one layer, or of several whose outputs are added or convolved by group.
+    """Channels that one layer writes, or several whose outputs are added.
 
     Attributes:
         count: channels.
-        unit: neighbors that stay together: those of a group of a convolution or of a norm.
+        unit: neighbors that stay together, as a convolution or norm groups them.
         full: channels without pruning.
     """
 
@@ -35,15 +35,15 @@ class Channels(NamedTuple):
     full: int
 
     def groups(self, full: int) -> int:
-        """Return the groups that are left of so many; groups keep their size."""
+        """Return how many groups are left; each keeps its size. full: without pruning."""
         return full * self.count // self.full
 
 
 def make_channels(full: int, norm: str = "none", groups: int = 1) -> Channels:
     """Return channels before pruning.
 
-    norm: of the layers behind them; "layer" looks at all channels, so that none can be removed.
-    groups: of a convolution that reads and writes them.
+    norm: the layers' kind; "layer" looks at all channels, so that none can be removed.
+    groups: in a convolution that reads and writes them.
     """
     unit = full // groups if groups > 1 else 1
     if norm in ("group", "layer"):
@@ -52,7 +52,7 @@ def make_channels(full: int, norm: str = "none", groups: int = 1) -> Channels:
 
 
 def narrow(prunable: Mapping[str, Channels], widths: Widths) -> dict[str, Channels]:
-    """Return the channels of a part, with the numbers that `widths` gives.
+    """Return a part's channels with the numbers that `widths` gives.
 
     Raises ValueError for an unknown name or a number that does not divide into units.
     """

@@ -23,7 +23,7 @@ class FPN(nn.Module):
         channels: channels per pyramid map.
         init: kernel initializer, see `models.init.fan_init`.
         norm: norm behind every convolution, which then has no bias, see `models.norm`.
-        widths: channels that pruning left, by name, such as (("fpn_lateral", 192), ("fpn_output",
+        widths: widths after pruning, such as (("fpn_lateral", 192), ("fpn_output",
             128)); (): `channels`. `prepare prune` sets them.
     """
 
@@ -41,8 +41,7 @@ class FPN(nn.Module):
 
     @property
     def prunable(self) -> dict[str, Channels]:
-        """The laterals' channels, tied by the sums from the top down, and the pyramid's, which all
-        levels share."""
+        """The laterals' channels, tied by top-down sums, and the maps', which all heads read."""
         channels = make_channels(self.channels, self.norm)
         return {"fpn_lateral": channels, "fpn_output": channels}
 

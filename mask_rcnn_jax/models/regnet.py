@@ -74,7 +74,7 @@ class RegNet(nn.Module):
         norm_eps: added to the variance.
         frozen_stages: untrained stages among stem, res2, .. res5, counted from the stem.
         remat: recompute each block from its input in the backward pass.
-        widths: channels that pruning left, by name, such as (("res2_0/b", 80), ("res2", 64)); ():
+        widths: widths after pruning, such as (("res2_0/b", 80), ("res2", 64)); ():
             all. `prepare prune` sets them.
     """
 

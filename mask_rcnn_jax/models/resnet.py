@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from itertools import product
 from typing import Any, Literal
 
 import jax
@@ -88,7 +87,7 @@ class ResNet(nn.Module):
         groups: groups of channels of the 3x3 convolution in a bottleneck; above 1 for ResNeXt (Xie
             et al., 2017).
         width_per_group: channels of a group in the first stage.
-        widths: channels that pruning left, by name, such as (("res2_0/conv1", 40), ("res2", 192));
+        widths: widths after pruning, such as (("res2_0/conv1", 40), ("res2", 192));
             (): all. `prepare prune` sets them.
     """
 
@@ -129,8 +128,8 @@ class ResNet(nn.Module):
             inner = width * self.groups * self.width_per_group // 64 if is_deep else width
             # A convolution by groups ties its inputs to its outputs.
             names = ("conv1", "conv2") if is_deep and self.groups == 1 else ("conv1",)
-            for i, name in product(range(blocks), names):
-                found[f"res{stage}_{i}/{name}"] = make_channels(inner, self.norm, self.groups)
+            each = make_channels(inner, self.norm, self.groups)
+            found |= {f"res{stage}_{i}/{name}": each for i in range(blocks) for name in names}
         return found
 
     @property

@@ -30,7 +30,7 @@ class BoxHead(nn.Module):
         norm: norm behind each of them, which then has no bias, see `models.norm`.
         num_fcs: fully connected layers.
         class_agnostic: all classes of a RoI share its box deltas.
-        widths: channels that pruning left, by name, such as (("fc1", 512), ("fc2", 896)); (): all.
+        widths: widths after pruning, such as (("fc1", 512), ("fc2", 896)); (): all.
             `prepare prune` sets them.
     """
 
@@ -55,7 +55,7 @@ class BoxHead(nn.Module):
 
     @property
     def prunable(self) -> dict[str, Channels]:
-        """The channels of each convolution and of each fully connected layer."""
+        """Each layer's channels."""
         convs = [f"conv{i}" for i in range(1, self.num_convs + 1)]
         fcs = [f"fc{i}" for i in range(1, self.num_fcs + 1)]
         found = dict.fromkeys(convs, make_channels(self.conv_channels, self.norm))
@@ -110,7 +110,7 @@ class MaskHead(nn.Module):
         num_convs: 3x3 convolutions.
         norm: norm behind each of them, which then has no bias, see `models.norm`.
         roi_size: side of the RoI features; masks have twice as many cells per side.
-        widths: channels that pruning left, by name, such as (("mask_fcn1", 128), ("mask_deconv",
+        widths: widths after pruning, such as (("mask_fcn1", 128), ("mask_deconv",
             96)); (): `channels`. `prepare prune` sets them.
     """
 
@@ -132,7 +132,7 @@ class MaskHead(nn.Module):
 
     @property
     def prunable(self) -> dict[str, Channels]:
-        """The channels of each convolution."""
+        """Each convolution's channels."""
         names = [f"mask_fcn{i}" for i in range(1, self.num_convs + 1)]
         found = dict.fromkeys(names, make_channels(self.channels, self.norm))
         return found | {"mask_deconv": make_channels(self.channels)}

@@ -68,7 +68,7 @@ class RPNHead(nn.Module):
 
 
 def conv_channels(channels: int, num_convs: int) -> dict[str, Channels]:
-    """Return the channels of the head's convolutions by name."""
+    """Return the head's channels by convolution."""
     names = ["conv", *(f"conv{i}" for i in range(2, num_convs + 1))]
     return {name: make_channels(channels) for name in names}
 
@@ -95,7 +95,7 @@ class RPN:
         min_size: drop proposals whose clipped width or height is not above this, pixels; -1 keeps
             all.
         num_convs: the head's 3x3 convolutions.
-        widths: channels that pruning left, by name, such as (("conv", 128),); (): `channels`.
+        widths: widths after pruning, such as (("conv", 128),); (): `channels`.
             `prepare prune` sets them.
     """
 
@@ -122,7 +122,7 @@ class RPN:
 
     @property
     def prunable(self) -> dict[str, Channels]:
-        """The channels of each convolution."""
+        """Each convolution's channels."""
         return conv_channels(self.channels, self.num_convs)
 
     def targets(

@@ -42,7 +42,7 @@ class ViT(nn.Module):
             "float16"; other devices take "xla".
         exempt_from_decay: names of layers and parameters that `optim.weight_decay` leaves alone.
         remat: recompute each block from its input in the backward pass.
-        widths: channels that pruning left, by name, such as (("block0/fc1", 2048),); (): all.
+        widths: widths after pruning, such as (("block0/fc1", 2048),); (): all.
             `prepare prune` sets them.
     """
 

@@ -40,8 +40,8 @@ class Optimizer:
             1 treats all alike. Other values need a backbone that numbers its layers.
         clip_value: largest absolute value of a gradient's entry; 0 leaves them alone.
         clip_norm: largest global norm of the gradients; 0 leaves them alone.
-        group_lasso: times the filters of a channel, over their norm, added as `weight_decay` is, so
-            that channels of little use fall to 0 for `prune`; 0 leaves them alone.
+        group_lasso: times a channel's filters divided by their norm, added as `weight_decay` is, so
+            that hardly used channels fall to 0 and `prune` finds them; 0 leaves them alone.
     """
 
     name: Literal["sgd", "adamw"] = "sgd"

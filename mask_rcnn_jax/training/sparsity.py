@@ -1,4 +1,4 @@
-"""Group lasso (Yuan and Lin, 2006) over channels, so that pruning finds some that hardly matter."""
+"""Group lasso (Yuan and Lin, 2006) over channels, so that pruning finds some near zero."""
 
 from collections.abc import Mapping
 
@@ -12,11 +12,11 @@ PULLED = ("kernel", "scale")  # a bias may stay
 
 
 def add_group_lasso(strength: float, groups: Mapping[str, Group]) -> optax.GradientTransformation:
-    """Add the gradient of the strength times the sum of all channels' norms.
+    """Add the strength times the gradient that the sum over all channels' norms has.
 
-    A channel's norm is that of its filters in all layers that write it: together, since `prune`
-    keeps a channel for the sake of any of them. Trained scales of norms count in the same way.
-    Parameters that the optimizer does not see, as they are frozen, count as none.
+    A channel's norm is taken over its filters in all layers that write it, since `prune` keeps a
+    channel that any layer needs. Norm layers' trained scales count in the same way, frozen
+    parameters not at all.
 
     groups: from `weights.channel_groups.find_groups`.
     """
@@ -40,7 +40,7 @@ def add_group_lasso(strength: float, groups: Mapping[str, Group]) -> optax.Gradi
 
 
 def _pulls(arrays: Mapping[str, jax.Array], axes: list[Axis], unit: int) -> dict[str, jax.Array]:
-    """Return the gradient of the sum of the norms of the units of channels along these axes."""
+    """Return the gradient for units along these axes, by path."""
     if not axes:
         return {}
     squares: jax.Array = jnp.zeros(())

@@ -1,8 +1,8 @@
-"""Which arrays and which products of a model depend on which channels that pruning may narrow.
+"""Which arrays and which products depend on which channels that pruning may narrow.
 
-Nothing is listed by hand. The model is built a second time, as shapes alone, with a prime number of
-units in each of its channels: an axis of an array that has become a multiple of such a prime holds
-these channels, whichever layer it is in, and so does a product.
+Nothing is listed by hand. The model is built a second time, as shapes alone, where each group has
+its own prime number as width, in units: an array's axis whose length that prime divides holds these
+channels, and a product whose multiply-adds it divides depends on them.
 """
 
 import math
@@ -22,13 +22,13 @@ SMALLEST_PRIME = 10_000  # beyond classes, RoIs and the sides of maps
 
 
 class Axis(NamedTuple):
-    """An axis along which an array has the channels of a group.
+    """An axis along which an array has a group's channels.
 
     Attributes:
-        path: of the array in {"params", "batch_stats"}, as "params/backbone/stem_conv/kernel".
+        path: the array's, such as "params/backbone/stem_conv/kernel".
         axis: number, from 0.
         repeats: times that the channels follow each other: 49 in the first fully connected layer.
-        is_output: whether a layer writes these channels, in place of reading them.
+        is_output: whether a layer writes these channels; otherwise it reads them.
     """
 
     path: str
@@ -45,12 +45,12 @@ class Group(NamedTuple):
 
 
 class Term(NamedTuple):
-    """Multiply-adds of a product or convolution.
+    """Multiply-adds in products and convolutions: a factor times the units in some groups.
 
     Attributes:
-        part: module of the model that it is in; "" for none.
-        factor: number for one unit in each of its groups.
-        groups: names of the groups whose units multiply it.
+        part: module that they are in; "" for none.
+        factor: number with one unit in each group.
+        groups: names; twice where a group multiplies twice.
     """
 
     part: str
@@ -62,7 +62,7 @@ Widths = Mapping[str, int]  # channels of groups by name, as "backbone/res2"
 
 
 def prunable_channels(model: MaskRCNN) -> dict[str, Channels]:
-    """Return the channels of every part that can be narrowed, by section and name."""
+    """Return all channels that can be narrowed, by section and name."""
     return {
         f"{section}/{name}": channels
         for section in (*PARTS, *BUILDERS)
@@ -72,7 +72,7 @@ def prunable_channels(model: MaskRCNN) -> dict[str, Channels]:
 
 
 def with_widths(config: Mapping[str, Any], widths: Widths) -> dict[str, Any]:
-    """Return a `model` section in which the groups have these channels, others as they had."""
+    """Return a `model` section with these widths, and others as they were."""
     config = {name: config[name] for name in config}
     for section in (*PARTS, *BUILDERS):
         start = f"{section}/"
@@ -87,7 +87,7 @@ def with_widths(config: Mapping[str, Any], widths: Widths) -> dict[str, Any]:
 
 
 def find_groups(config: Mapping[str, Any]) -> dict[str, Group]:
-    """Return the groups of channels of the model of a `model` section, by section and name."""
+    """Return a model's groups by section and name. config: its `model` section."""
     model = build_model(config, implementation="xla")
     channels = prunable_channels(model)
     narrowed = {name: _current(config, name, c) for name, c in channels.items()}
@@ -113,9 +113,9 @@ def find_groups(config: Mapping[str, Any]) -> dict[str, Group]:
 def find_operations(
     config: Mapping[str, Any], predict: Callable[[MaskRCNN, dict], Any]
 ) -> list[Term]:
-    """Return the multiply-adds of a prediction as a polynomial in the units of the groups.
+    """Return a prediction's multiply-adds as a polynomial in the groups' units.
 
-    Of alternatives for several platforms, those of a GPU count.
+    Where platforms differ, a GPU's form counts.
 
     Args:
         config: the `model` section.
@@ -137,7 +137,7 @@ def find_operations(
 
 
 def count_operations(terms: list[Term], channels: Mapping[str, Channels]) -> dict[str, int]:
-    """Return the multiply-adds of each part with these channels; the sum of all is the model's."""
+    """Return each part's multiply-adds with these channels."""
     units = {name: c.count // c.unit for name, c in channels.items()}
     found: dict[str, int] = {}
     for part, factor, groups in terms:
@@ -146,7 +146,7 @@ def count_operations(terms: list[Term], channels: Mapping[str, Channels]) -> dic
 
 
 def _current(config: Mapping[str, Any], name: str, channels: Channels) -> Channels:
-    """Return the channels of a group that may have been narrowed before."""
+    """Return a group's channels, which may have been narrowed before."""
     section, _, rest = name.partition("/")
     widths = dict(config.get(section, {}).get("widths", ()))
     return channels._replace(count=widths.get(rest, channels.full))
@@ -159,8 +159,8 @@ def _shapes(model: MaskRCNN) -> dict[str, tuple[int, ...]]:
 
 
 def _output_axis(shape: tuple[int, ...], outputs: tuple[int, ...]) -> int:
-    """Return the last axis of a kernel that is as long as its bias: the third of a transposed
-    convolution, the last of all others."""
+    """Return a kernel's last axis that is as long as its bias: the third in a transposed
+    convolution, the last in all others."""
     return max(axis for axis, length in enumerate(shape) if length == outputs[0])
 
 
@@ -170,7 +170,7 @@ def _primes(names: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _groups_in(number: int, primes: Mapping[str, int]) -> list[str]:
-    """Return the names of the primes that divide a number, as often as they do."""
+    """Return the groups whose primes divide a number, each as often as it does."""
     found = []
     for name, prime in primes.items():
         while number and number % prime == 0:
@@ -180,7 +180,7 @@ def _groups_in(number: int, primes: Mapping[str, int]) -> list[str]:
 
 
 def _products(jaxpr: Jaxpr, where: str) -> Iterator[tuple[str, int]]:
-    """Yield the place in the model and the multiply-adds of each product and convolution."""
+    """Yield place and multiply-adds for each product and convolution."""
     for equation in jaxpr.eqns:
         kind, params = equation.primitive.name, equation.params
         inside = f"{where}/{equation.source_info.name_stack}"

@@ -1,8 +1,8 @@
 """Structured pruning: leave out the channels whose filters are the smallest.
 
-Two rules choose them. `keep_above` is that of NVIDIA's TAO Toolkit: those stay whose norm, relative
-to their layer, is above a threshold. `keep_operations` narrows all groups of channels together
-until a prediction takes a given share of the operations.
+Two rules choose them. `keep_above`, from NVIDIA's TAO Toolkit, keeps those whose norm, relative to
+their layer, is above a threshold. `keep_operations` narrows all groups together until a prediction
+needs a given share of its operations.
 """
 
 import math
@@ -30,13 +30,12 @@ class Limits:
     """How filters are compared, and how many stay.
 
     Attributes:
-        normalizer: norms are relative to the largest of their layer, or to the L2 norm of all.
-        equalization: of layers that share channels, take each channel's largest norm (a union of
-            what they would keep), the smallest (their intersection), or a mean.
-        granularity: the number of channels is rounded up to a multiple of it.
-        min_channels: channels that stay at least.
-        exclude: groups to leave alone: names such as "backbone/res2", or beginnings of them up to a
-            slash, such as "backbone".
+        normalizer: norms are divided by their layer's largest, or by the L2 norm over all.
+        equalization: where layers share channels, a channel counts by its largest norm (it stays if
+            any layer would keep it), by its smallest (if all would), or by a mean.
+        granularity: widths are rounded up to its multiples.
+        min_channels: lowest width.
+        exclude: groups to leave alone, such as "backbone/res2", or whole parts, such as "backbone".
     """
 
     normalizer: Literal["max", "l2"] = "max"
@@ -60,13 +59,12 @@ def prune(
     Args:
         variables: {"params", "batch_stats"}.
         model: the `model` section that they fit.
-        groups: of that model, from `find_groups`.
-        kept: the channels that stay; groups that it does not name stay whole.
+        groups: from `find_groups`.
+        kept: the channels that stay; groups not named stay whole.
 
     Returns:
-        The variables and the `model` section of the pruned model. It computes what the model before
-        computes with 0 in place of the filters left out, their biases, and their norms' scales and
-        biases.
+        The pruned model's variables and `model` section. Outputs equal those before with 0 for the
+        filters left out, their biases, and their norms' scales and biases.
     """
     arrays = flatten_dict({name: variables[name] for name in ("params", "batch_stats")}, sep="/")
     for name, indices in kept.items():
@@ -98,17 +96,17 @@ def keep_operations(
     share: float,
     limits: Limits,
 ) -> Kept:
-    """Choose channels such that a prediction takes at most this share of its operations.
+    """Choose channels such that a prediction needs at most this share of its operations.
 
-    Each group loses its smallest filters, up to the same share of the sum of squared norms, times
-    the square root of the operations that depend on the group. Norms include the scale of the batch
-    or group norm behind a layer.
+    Each group loses its smallest filters, up to the same share in the sum over squared norms, times
+    the square root of the operations that depend on the group. A norm layer behind a filter scales
+    it.
 
     Args:
-        terms: the operations, from `find_operations`.
+        terms: from `find_operations`.
 
     Raises:
-        ValueError: the smallest model that the limits allow takes more.
+        ValueError: the smallest model within the limits needs more.
     """
     check_excluded(groups, limits)
     arrays, losses, norms = _flat(variables), {}, {}
@@ -148,7 +146,7 @@ def keep_operations(
 
 
 def check_excluded(groups: Mapping[str, Group], limits: Limits) -> None:
-    """Raise ValueError for a name in `limits.exclude` of no group, or if no group is left."""
+    """Raise ValueError if `limits.exclude` names an unknown group, or leaves none."""
     for name in limits.exclude:
         if not any(_is_in(group, name) for group in groups):
             known = sorted({*groups, *(group.partition("/")[0] for group in groups)})
@@ -158,7 +156,7 @@ def check_excluded(groups: Mapping[str, Group], limits: Limits) -> None:
 
 
 def _chosen(groups: Mapping[str, Group], limits: Limits) -> list[str]:
-    """Return the names of the groups that are not excluded."""
+    """Return the groups that are not excluded."""
     return [group for group in groups if not any(_is_in(group, n) for n in limits.exclude)]
 
 
@@ -182,9 +180,9 @@ def _value(term: Term, groups: Mapping[str, Group]) -> int:
 def _filter_norms(
     arrays: Mapping[str, np.ndarray], group: Group, *, scaled: bool = False
 ) -> list[np.ndarray]:
-    """Return the L2 norms [units] of the filters of each layer that writes a group's channels.
+    """Return the filters' L2 norms [units] for each layer that writes a group's channels.
 
-    scaled: multiply them by the scale of the norm behind them.
+    scaled: multiply them by the norm layers' scales.
     """
     found = []
     for path, axis, _, is_output in group.axes:
@@ -200,7 +198,7 @@ def _filter_norms(
 
 
 def _squared_scale(arrays: Mapping[str, np.ndarray], layer: str) -> np.ndarray | float:
-    """Return what the norm behind a layer multiplies its squared outputs by: [channels], or 1."""
+    """Return the factor that a layer's norm gives its squared outputs, [channels]; 1 without."""
     place, _, name = layer.rpartition("/")
     for norm in (f"{name}_norm", name.replace("conv", "norm")):
         for collection in ("params", "batch_stats"):
@@ -217,7 +215,7 @@ def _normalize(norms: np.ndarray, limits: Limits) -> np.ndarray:
 
 
 def _merge(norms: list[np.ndarray], limits: Limits) -> np.ndarray:
-    """Return one number per unit for several layers; [layers] of [units]."""
+    """Return one number per unit for several layers, each [units]."""
     stacked = np.stack(norms)
     if limits.equalization == "geometric_mean":
         return np.exp(np.mean(np.log(np.maximum(stacked, np.finfo(float).tiny)), axis=0))
@@ -226,7 +224,7 @@ def _merge(norms: list[np.ndarray], limits: Limits) -> np.ndarray:
 
 
 def _allowed(wanted: int, group: Group, limits: Limits) -> int:
-    """Return the channels to keep for a wanted number of units: rounded up, within the limits."""
+    """Return the width for so many wanted units, rounded up and within the limits."""
     count, unit = group.channels.count, group.channels.unit
     least = max(wanted * unit, min(limits.min_channels, count))
     step = math.lcm(limits.granularity, unit)
@@ -234,7 +232,7 @@ def _allowed(wanted: int, group: Group, limits: Limits) -> int:
 
 
 def _largest(norms: np.ndarray, width: int, group: Group) -> np.ndarray:
-    """Return the channels of the units of the largest norms, the first ones of equals."""
+    """Return the channels whose units have the largest norms; the first wins a tie."""
     unit = group.channels.unit
     best = np.sort(np.argsort(-norms, kind="stable")[: width // unit])
     return (best[:, None] * unit + np.arange(unit)).reshape(-1)

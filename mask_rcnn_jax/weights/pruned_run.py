@@ -1,4 +1,4 @@
-"""Prune a run or a weights file, and write the result as a run of step 0."""
+"""Prune a run or a weights file, and write the result as a run at step 0."""
 
 import os
 from collections.abc import Callable
@@ -52,20 +52,19 @@ def prune_run(
 ) -> list[str]:
     """Write a pruned model into a new folder, which everything takes like a run.
 
-    Its config has the channels that are left, and names the folder as `model.init_from`: trained by
-    that config, in another workdir, the pruned model goes on learning.
+    Its config has the widths, and names the folder as `model.init_from`: a run with that config, in
+    another workdir, goes on from the pruned weights.
 
     Args:
-        weights: a run's workdir, one of its checkpoints or a weights file.
+        weights: a run's workdir, one checkpoint, or a weights file.
         output: the folder.
         config: None uses the run's; a weights file needs one.
         threshold: keeps the filters above it, see `keep_above`; without `limits.exclude`, the
             pyramid's maps stay whole, as in TAO.
-        target_operations: the share of the multiply-adds to keep, see `keep_operations`. It is
-            either this or the threshold.
+        target_operations: the share to keep, see `keep_operations`; either this or the threshold.
 
     Returns:
-        Lines on what is left of each part.
+        Lines that compare each part before and after.
 
     Raises:
         ValueError: the folder is not empty, a value is wrong, nothing can be pruned, or the weights
@@ -98,7 +97,7 @@ def prune_run(
 
 
 def _prediction(config: ConfigDict) -> Callable[[MaskRCNN, dict], Any]:
-    """Return the call of a prediction on one image of the config's canvas."""
+    """Return a function that predicts on one image with the config's canvas."""
     canvas, detect = canvas_size(example_options(config)), detect_options(config)
 
     def predict(model: MaskRCNN, variables: dict) -> Any:
@@ -109,7 +108,7 @@ def _prediction(config: ConfigDict) -> Callable[[MaskRCNN, dict], Any]:
 
 
 def write_checkpoint(workdir: Path, variables: dict) -> None:
-    """Write `checkpoints/0` without a state of the optimizer."""
+    """Write `checkpoints/0` without optimizer state."""
     draft = workdir / "checkpoints" / "tmp.0"
     check_room(workdir, sum(array.nbytes for array in jax.tree.leaves(variables)))
     with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
