@@ -61,8 +61,13 @@ def _define_flags() -> None:
 def main(_: Sequence[str]) -> None:
     if bool(FLAGS.workdir) == bool(FLAGS.weights):
         raise ValueError("prune needs exactly one of --workdir and --weights")
-    names = ("normalizer", "equalization", "granularity", "min_channels")
-    limits = Limits(**{n: FLAGS[n].value for n in names}, exclude=tuple(FLAGS.exclude or ()))
+    limits = Limits(
+        normalizer=FLAGS.normalizer,
+        equalization=FLAGS.equalization,
+        granularity=FLAGS.granularity,
+        min_channels=FLAGS.min_channels,
+        exclude=tuple(FLAGS.exclude or ()),
+    )
     lines = prune_run(
         FLAGS.workdir or FLAGS.weights,
         FLAGS.output,

@@ -33,8 +33,8 @@ class Cascade(nn.Module):
         fg_iou_thresh: for each of these stages, the IoU of foreground RoIs; others are background.
             (0.6, 0.7) in the paper; (): no stage.
         weight_factors: for each of them, what multiplies `model.box_coder.weights`.
-        widths: widths after pruning, such as (("heads_0/fc1", 512),); (): as many as
-            the box head without pruning. `prepare prune` sets them.
+        widths: channels where `prune` left fewer, by name, such as (("heads_0/fc1", 512),); (): as
+            many as the box head without pruning.
     """
 
     heads: tuple[nn.Module, ...] = ()

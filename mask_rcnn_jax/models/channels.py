@@ -2,26 +2,27 @@
 
 A part that can be narrowed has an entry `widths` and a property `prunable`:
 
-    widths: tuple[tuple[str, int], ...] = ()  # name and number, of those that are narrowed
+    widths: Widths = ()
 
     @property
     def prunable(self) -> dict[str, Channels]:
-        return {"conv": Channels(256)}
+        return {"conv": make_channels(256)}
 
 and builds its layers with `narrow(self.prunable, self.widths)`. A channel must be 0 wherever its
 filters, with their biases and norms, are 0: no layer norm over them, no activation that moves 0.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from math import lcm
-from typing import NamedTuple
 
 from mask_rcnn_jax.models.norm import GROUPS
 
-Widths = tuple[tuple[str, int], ...]
+Widths = tuple[tuple[str, int], ...]  # names and numbers; others stay as they are
 
 
-class Channels(NamedTuple):
+@dataclass(frozen=True)
+class Channels:
     """Channels that one layer writes, or several whose outputs are added.
 
     Attributes:
@@ -64,5 +65,5 @@ def narrow(prunable: Mapping[str, Channels], widths: Widths) -> dict[str, Channe
         if width < 1 or width % unit:
             expected = f"a multiple of {unit}" if unit > 1 else "at least 1"
             raise ValueError(f"widths has {width} for {name!r}, expected {expected}")
-        found[name] = found[name]._replace(count=width)
+        found[name] = replace(found[name], count=width)
     return found

@@ -62,8 +62,7 @@ class ConvNeXt(nn.Module):
             (stochastic depth, Huang et al., 2016); it falls to 0 at the first block.
         exempt_from_decay: names of layers and parameters that `optim.weight_decay` leaves alone.
         remat: recompute each block from its input in the backward pass.
-        widths: widths after pruning, such as (("res2_0/fc1", 128),); (): all.
-            `prepare prune` sets them.
+        widths: channels where `prune` left fewer, by name, such as (("res2_0/fc1", 128),); (): all.
     """
 
     depths: tuple[int, ...] = (3, 3, 9, 3)

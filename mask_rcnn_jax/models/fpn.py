@@ -23,8 +23,8 @@ class FPN(nn.Module):
         channels: channels per pyramid map.
         init: kernel initializer, see `models.init.fan_init`.
         norm: norm behind every convolution, which then has no bias, see `models.norm`.
-        widths: widths after pruning, such as (("fpn_lateral", 192), ("fpn_output",
-            128)); (): `channels`. `prepare prune` sets them.
+        widths: channels where `prune` left fewer, by name, such as (("fpn_lateral", 192),
+            ("fpn_output", 128)); (): `channels`.
     """
 
     channels: int = 256

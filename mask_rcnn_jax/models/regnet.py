@@ -74,8 +74,8 @@ class RegNet(nn.Module):
         norm_eps: added to the variance.
         frozen_stages: untrained stages among stem, res2, .. res5, counted from the stem.
         remat: recompute each block from its input in the backward pass.
-        widths: widths after pruning, such as (("res2_0/b", 80), ("res2", 64)); ():
-            all. `prepare prune` sets them.
+        widths: channels where `prune` left fewer, by name, such as (("res2_0/b", 80), ("res2",
+            64)); (): all.
     """
 
     depth: int = 23

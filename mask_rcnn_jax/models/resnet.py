@@ -87,8 +87,8 @@ class ResNet(nn.Module):
         groups: groups of channels of the 3x3 convolution in a bottleneck; above 1 for ResNeXt (Xie
             et al., 2017).
         width_per_group: channels of a group in the first stage.
-        widths: widths after pruning, such as (("res2_0/conv1", 40), ("res2", 192));
-            (): all. `prepare prune` sets them.
+        widths: channels where `prune` left fewer, by name, such as (("res2_0/conv1", 40), ("res2",
+            192)); (): all.
     """
 
     depth: Literal[10, 18, 34, 50, 101, 152] = 50

@@ -30,8 +30,8 @@ class BoxHead(nn.Module):
         norm: norm behind each of them, which then has no bias, see `models.norm`.
         num_fcs: fully connected layers.
         class_agnostic: all classes of a RoI share its box deltas.
-        widths: widths after pruning, such as (("fc1", 512), ("fc2", 896)); (): all.
-            `prepare prune` sets them.
+        widths: channels where `prune` left fewer, by name, such as (("fc1", 512), ("fc2", 896));
+            (): all.
     """
 
     num_classes: int
@@ -110,8 +110,8 @@ class MaskHead(nn.Module):
         num_convs: 3x3 convolutions.
         norm: norm behind each of them, which then has no bias, see `models.norm`.
         roi_size: side of the RoI features; masks have twice as many cells per side.
-        widths: widths after pruning, such as (("mask_fcn1", 128), ("mask_deconv",
-            96)); (): `channels`. `prepare prune` sets them.
+        widths: channels where `prune` left fewer, by name, such as (("mask_fcn1", 128),
+            ("mask_deconv", 96)); (): `channels`.
     """
 
     num_classes: int

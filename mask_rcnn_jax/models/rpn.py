@@ -95,8 +95,8 @@ class RPN:
         min_size: drop proposals whose clipped width or height is not above this, pixels; -1 keeps
             all.
         num_convs: the head's 3x3 convolutions.
-        widths: widths after pruning, such as (("conv", 128),); (): `channels`.
-            `prepare prune` sets them.
+        widths: channels where `prune` left fewer, by name, such as (("conv", 128),); ():
+            `channels`.
     """
 
     channels: int = 256

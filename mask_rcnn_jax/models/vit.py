@@ -42,8 +42,8 @@ class ViT(nn.Module):
             "float16"; other devices take "xla".
         exempt_from_decay: names of layers and parameters that `optim.weight_decay` leaves alone.
         remat: recompute each block from its input in the backward pass.
-        widths: widths after pruning, such as (("block0/fc1", 2048),); (): all.
-            `prepare prune` sets them.
+        widths: channels where `prune` left fewer, by name, such as (("block0/fc1", 2048),); ():
+            all.
     """
 
     width: int = 768

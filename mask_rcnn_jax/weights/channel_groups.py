@@ -7,6 +7,7 @@ channels, and a product whose multiply-adds it divides depends on them.
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from itertools import count, islice
 from typing import Any, NamedTuple
 
@@ -149,7 +150,7 @@ def _current(config: Mapping[str, Any], name: str, channels: Channels) -> Channe
     """Return a group's channels, which may have been narrowed before."""
     section, _, rest = name.partition("/")
     widths = dict(config.get(section, {}).get("widths", ()))
-    return channels._replace(count=widths.get(rest, channels.full))
+    return replace(channels, count=widths.get(rest, channels.full))
 
 
 def _shapes(model: MaskRCNN) -> dict[str, tuple[int, ...]]:
@@ -183,16 +184,15 @@ def _products(jaxpr: Jaxpr, where: str) -> Iterator[tuple[str, int]]:
     """Yield place and multiply-adds for each product and convolution."""
     for equation in jaxpr.eqns:
         kind, params = equation.primitive.name, equation.params
+        inputs: list[Any] = [each.aval for each in equation.invars]
+        outputs: list[Any] = [each.aval for each in equation.outvars]
         inside = f"{where}/{equation.source_info.name_stack}"
         if kind == "dot_general":
-            contracted = [
-                equation.invars[0].aval.shape[i] for i in params["dimension_numbers"][0][0]
-            ]
-            yield inside, math.prod(equation.outvars[0].aval.shape) * math.prod(contracted)
+            contracted = [inputs[0].shape[axis] for axis in params["dimension_numbers"][0][0]]
+            yield inside, outputs[0].size * math.prod(contracted)
         elif kind == "conv_general_dilated":
-            kernel = equation.invars[1].aval.shape
-            outputs = kernel[params["dimension_numbers"].rhs_spec[0]]
-            yield inside, math.prod(equation.outvars[0].aval.shape) * math.prod(kernel) // outputs
+            kernel, features = inputs[1], params["dimension_numbers"].rhs_spec[0]
+            yield inside, outputs[0].size * kernel.size // kernel.shape[features]
         elif kind == "cond":  # of `lax.platform_dependent`, the default is the last
             yield from _products(params["branches"][-1].jaxpr, inside)
         else:

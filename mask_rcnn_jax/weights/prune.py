@@ -7,7 +7,7 @@ needs a given share of its operations.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -125,7 +125,7 @@ def keep_operations(
 
     def operations(threshold: float) -> int:
         channels = _channels(groups)
-        channels |= {n: channels[n]._replace(count=w) for n, w in widths(threshold).items()}
+        channels |= {n: replace(channels[n], count=w) for n, w in widths(threshold).items()}
         return sum(count_operations(terms, channels).values())
 
     thresholds = np.unique(np.concatenate([np.zeros(1), *losses.values()]))
@@ -219,7 +219,7 @@ def _merge(norms: list[np.ndarray], limits: Limits) -> np.ndarray:
     stacked = np.stack(norms)
     if limits.equalization == "geometric_mean":
         return np.exp(np.mean(np.log(np.maximum(stacked, np.finfo(float).tiny)), axis=0))
-    merge = {"union": np.max, "intersection": np.min, "arithmetic_mean": np.mean}
+    merge: dict[str, Any] = {"union": np.max, "intersection": np.min, "arithmetic_mean": np.mean}
     return merge[limits.equalization](stacked, axis=0)
 
 

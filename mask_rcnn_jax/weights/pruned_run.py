@@ -127,7 +127,7 @@ def _summary(
 ) -> list[str]:
     """Return a line for each part and the whole; variables: before and after."""
     before = {name: group.channels for name, group in groups.items()}
-    after = before | {n: before[n]._replace(count=len(i)) for n, i in kept.items()}
+    after = before | {n: replace(before[n], count=len(i)) for n, i in kept.items()}
     counted = [count_operations(terms, channels) for channels in (before, after)]
     lines = []
     for part in (*variables[0]["params"], ""):

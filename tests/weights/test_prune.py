@@ -1,6 +1,7 @@
 """Pruning: a narrower model computes what the whole one does with zeros; the rules; pruned runs."""
 
 import json
+from dataclasses import replace
 from functools import cache, partial
 
 import jax
@@ -366,7 +367,7 @@ def test_operations_by_hand():
         new = {"fpn/fpn_output": output, "fpn/fpn_lateral": lateral, "rpn/conv": rpn}
         new |= {"box_head/fc1": fc1, "box_head/fc2": fc2, "mask_head/mask_deconv": deconv}
         new |= {f"mask_head/mask_fcn{i}": fcn for i in range(1, 5)}
-        channels |= {name: channels[name]._replace(count=count) for name, count in new.items()}
+        channels |= {name: replace(channels[name], count=count) for name, count in new.items()}
         found = count_operations(terms, channels)
         inputs = (64, 128, 256, 512)
         ours = sum(
