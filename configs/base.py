@@ -7,10 +7,17 @@ from mask_rcnn_jax.data import kinds
 from mask_rcnn_jax.data.options import DataOptions, ExampleOptions
 from mask_rcnn_jax.models import build
 from mask_rcnn_jax.ops.losses import LossOptions
+from mask_rcnn_jax.training.distill import DistillOptions
 from mask_rcnn_jax.training.optim import OptimOptions
 from mask_rcnn_jax.training.options import EvalOptions, TrainOptions
 
-SECTIONS = {"loss": LossOptions, "optim": OptimOptions, "train": TrainOptions, "eval": EvalOptions}
+SECTIONS = {
+    "loss": LossOptions,
+    "distill": DistillOptions,
+    "optim": OptimOptions,
+    "train": TrainOptions,
+    "eval": EvalOptions,
+}
 GIVEN = ("inclusive_boxes",)  # set by model.box_coder.inclusive
 COCO = dict(
     tfds_dir="data/coco/tfds",

@@ -133,7 +133,7 @@ def read_workdir(workdir: str | Path) -> tuple[ConfigDict, list[dict]]:
 def _with_defaults(config: dict[str, Any]) -> dict[str, Any]:
     """Add the entries of configs/base.py that a config lacks, except those of the model."""
     base = _load_recipe(RECIPES / "base.py", "base").to_dict()
-    more = {name: base[name] | config[name] for name in config.keys() & base.keys() - {"model"}}
+    more = {name: base[name] | config.get(name, {}) for name in base.keys() - {"model"}}
     return config | more
 
 
@@ -156,7 +156,8 @@ def read_config_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text())
         config, categories = content["config"], content["categories"]
         sections = [config[name] for name in ("data", "model", "train")]
-        sections += [config[name] for name in ("loss", "optim", "eval") if name in config]
+        others = ("loss", "distill", "optim", "eval")
+        sections += [config[name] for name in others if name in config]
         if not all(isinstance(section, dict) for section in sections):
             raise ValueError("a section of the config is no object")
         if not isinstance(config["train"]["steps"], int):

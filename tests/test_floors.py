@@ -47,6 +47,8 @@ LEAN = [
     "training/optim.py",
     "training/schedule.py",
     "training/averaging.py",
+    "training/distill.py",
+    "training/flip.py",
     "training/loss_scale.py",
     "benchmarking",
 ]

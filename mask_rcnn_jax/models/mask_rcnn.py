@@ -35,7 +35,7 @@ class Precision:
     matmul: str | None = None  # see jax.default_matmul_precision
 
 
-def _in_precision(method):
+def in_precision(method):
     """Run a model method at its `precision.matmul`, including gradients."""
 
     @wraps(method)
@@ -103,7 +103,7 @@ class MaskRCNN(nn.Module):
         """Side of the mask head's RoI features."""
         return getattr(self.mask_head, "roi_size", MASK_SIZE)
 
-    @_in_precision
+    @in_precision
     def forward_train(self, batch: Batch, keys: jax.Array | None, *, train: bool) -> TrainOutputs:
         """Run both stages with sampling.
 
@@ -155,10 +155,11 @@ class MaskRCNN(nn.Module):
             dropped_masks=dropped,
             stages=stages,
             drawn_classes=tuple(drawn),
+            pyramid=pyramid,
             classifier=self.classifier,
         )
 
-    @_in_precision
+    @in_precision
     def predict(self, images: jax.Array, image_sizes: jax.Array, detect: Detect) -> Detections:
         """Detect objects; results are in network pixels.
 
@@ -178,7 +179,7 @@ class MaskRCNN(nn.Module):
             masks = jnp.where(valid[..., None, None], masks, 0.0)
         return Detections(boxes=boxes, scores=scores, classes=classes, masks=masks, valid=valid)
 
-    @_in_precision
+    @in_precision
     def predict_masks(
         self, images: jax.Array, image_sizes: jax.Array, boxes: jax.Array, classes: jax.Array
     ) -> jax.Array:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from mask_rcnn_jax.ops import losses
+from mask_rcnn_jax.ops import distill_losses, losses
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,24 @@ class Classifier:
         if self.kind == "sigmoid":
             return losses.sigmoid_class_loss(logits, classes, valid, drawn)
         return losses.softmax_class_loss(logits, classes, valid)
+
+    def divergence(
+        self,
+        logits: Float[Array, "B R K1"],
+        teacher: Float[Array, "B R K1"],
+        valid: Bool[Array, "B R"],
+        temperature: float,
+    ) -> Float[Array, ""]:
+        """Return how far the scores are from a teacher's, averaged over valid RoIs.
+
+        temperature: see `ops.distill_losses.softmax_divergence`.
+        """
+        if self.kind == "sigmoid":
+            each = distill_losses.binary_divergence(logits[..., 1:], teacher[..., 1:], temperature)
+            divergence = jnp.sum(each, axis=-1)
+        else:
+            divergence = distill_losses.softmax_divergence(logits, teacher, temperature)
+        return losses.masked_mean(divergence, valid)
 
 
 SOFTMAX = Classifier()

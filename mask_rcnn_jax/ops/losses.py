@@ -111,7 +111,7 @@ def rpn_losses(
         error = box_error(level_deltas.astype(jnp.float32) - targets, options.rpn_box_beta)
         if options.rpn_box_average == "matched_per_level":
             matched = matched_labels[:, level, None] == 1
-            box += _masked_mean(error, matched & (targets != 0.0))
+            box += masked_mean(error, matched & (targets != 0.0))
         else:
             foreground = labels[:, level, None] == 1
             box += jnp.sum(jnp.where(foreground, error, 0.0)) / counts[options.rpn_box_average]
@@ -124,7 +124,7 @@ def softmax_class_loss(
     """Softmax cross-entropy averaged over valid RoIs; K1 is K + 1, with background at 0."""
     log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
     is_class = jnp.arange(logits.shape[-1])[None, None, :] == classes[..., None]
-    return _masked_mean(-jnp.sum(jnp.where(is_class, log_probs, 0.0), axis=-1), valid)
+    return masked_mean(-jnp.sum(jnp.where(is_class, log_probs, 0.0), axis=-1), valid)
 
 
 def sigmoid_class_loss(
@@ -141,7 +141,7 @@ def sigmoid_class_loss(
     error = sigmoid_cross_entropy(logits[..., 1:].astype(jnp.float32), is_class.astype(jnp.float32))
     if drawn is not None:
         error = jnp.where(drawn[:, None], error, 0.0)
-    return _masked_mean(jnp.sum(error, axis=-1), valid)
+    return masked_mean(jnp.sum(error, axis=-1), valid)
 
 
 def box_losses(
@@ -173,9 +173,9 @@ def mask_loss(
 ) -> Float[Array, ""]:
     """Binary cross-entropy on the true class's mask, averaged over foreground RoIs' pixels."""
     error = sigmoid_cross_entropy(mask_logits.astype(jnp.float32), targets)
-    return _masked_mean(error, jnp.broadcast_to(fg[..., None, None], error.shape))
+    return masked_mean(error, jnp.broadcast_to(fg[..., None, None], error.shape))
 
 
-def _masked_mean(x: Float[Array, "*dims"], mask: Bool[Array, "*dims"]) -> Float[Array, ""]:
+def masked_mean(x: Float[Array, "*dims"], mask: Bool[Array, "*dims"]) -> Float[Array, ""]:
     """Mean over `mask`, 0 if it is empty; other values get no gradient."""
     return jnp.sum(jnp.where(mask, x, 0.0)) / jnp.maximum(jnp.sum(mask), 1)

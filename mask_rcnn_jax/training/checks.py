@@ -7,6 +7,7 @@ from mask_rcnn_jax.config import check_entries
 from mask_rcnn_jax.data.dataset import Dataset, is_boxes_only
 from mask_rcnn_jax.data.source import learns_boxes_only
 from mask_rcnn_jax.training.averaging import weight_average
+from mask_rcnn_jax.training.distill import distill_options
 from mask_rcnn_jax.training.optim import count_microbatches, optim_options
 from mask_rcnn_jax.training.setup import view_sizes
 from mask_rcnn_jax.training.stopping import stop_rule
@@ -19,6 +20,7 @@ def check_config(config: ConfigDict, devices: int, optimizer: object) -> int:
     """
     check_entries(config)
     optim_options(config)
+    distill_options(config)
     weight_average(config)
     stop_rule(config)
     view_sizes(config)

@@ -56,6 +56,7 @@ from mask_rcnn_jax.training.step import (
 )
 from mask_rcnn_jax.training.step_log import StepLog
 from mask_rcnn_jax.training.stopping import Metrics, main_ap, stop_rule
+from mask_rcnn_jax.training.teacher import open_teacher
 from mask_rcnn_jax.weights.restore import make_model
 from mask_rcnn_jax.weights.run_checkpoint import has_checkpoint
 
@@ -109,6 +110,7 @@ def train(
     counts = image_counts(config, train_set)
     model = make_model(config, len(train_set.class_names), config.train.remat, counts)
     schedule = make_schedule(config) if optimizer is None else None
+    distillation, teacher = open_teacher(config, model, train_set.class_names)
     check_processes(config, train_set)
     with locked(workdir) as check_lock:  # nothing is written before
         resuming = on_first(lambda: has_checkpoint(workdir))
@@ -122,6 +124,7 @@ def train(
             if resuming:
                 state = checkpoints.restore(state)
             state, start = replicate(state, mesh), int(state.step)
+            teacher = replicate(teacher, mesh)
             if config.train.steps > old_steps:
                 log_extension(config, schedule, old_steps, start)
             evaluations = on_first(lambda: read_evaluations(workdir, start))
@@ -135,7 +138,7 @@ def train(
             _log_start(config, workdir, mesh, microbatches, start)
             options = {"seed": config.train.seed, "flip_probability": config.data.flip_probability}
             options |= {"loss": loss_options(config), "accumulate_steps": microbatches}
-            options |= {"averaging": weight_average(config)}
+            options |= {"averaging": weight_average(config), "distillation": distillation}
             train_step = make_train_step(model, tx, schedule, mesh, **options)
             with (
                 stop_on_sigterm() as stop_requested,
@@ -147,8 +150,8 @@ def train(
                     given = config, val_set, model, mesh, workdir, stop_requested
                     validate = make_validation(*given)
                 steps = StepLog(config, log, train_set, started)
-                parts = config, mesh, batches, steps, log, checkpoints, validate, evaluations
-                run = _Run(*parts, check_lock, stop_requested)
+                parts = config, mesh, teacher, batches, steps, log, checkpoints, validate
+                run = _Run(*parts, evaluations, check_lock, stop_requested)
                 state, finished = run.train(train_step, state, start, aps)
             check_lock()
             if finished:
@@ -173,6 +176,7 @@ class _Run:
 
     config: ConfigDict
     mesh: Mesh
+    teacher: tuple[dict, ...]  # its variables, if there is one
     batches: TrainLoader
     steps: StepLog
     log: Loggers
@@ -198,11 +202,11 @@ class _Run:
         if len(canvases) > 1 and not ends:  # or one would compile in mid-training
             shapes = {c: abstract_train_batch(config, c, self.mesh) for c in canvases}
             with steps.compiling(canvases):
-                train_step = compile_canvases(train_step, state, shapes)
+                train_step = compile_canvases(train_step, state, shapes, *self.teacher)
         while not (stops or is_last(step, aps, self.evaluations)):
             step, aps, batch = step + 1, None, next(self.batches)
             with steps.dispatching(batch):
-                state, metrics = train_step(state, shard_batch(batch, self.mesh))
+                state, metrics = train_step(state, shard_batch(batch, self.mesh), *self.teacher)
             steps.finish_previous(step, metrics, batch.image_index)
             stops = self.stop_requested()
             if not (stops or _is_due(config, step)):

@@ -47,12 +47,13 @@ from mask_rcnn_jax.weights import pretrained
 from mask_rcnn_jax.weights.restore import run_entries, takes_raw
 
 # Entries that a resumed run may change; all others shape the parameters or the order of the data.
+# The teacher may have moved: `distill.checksum` says whether it is the same.
 FREE_TO_CHANGE = tuple(
     """
-    data.num_workers eval. optim.accumulate_steps train.checkpoint_every train.eval_every
-    train.images_per_device train.implementation train.keep_checkpoints train.log_every
-    train.loggers train.min_improvement train.patience train.remat train.skip_images
-    train.stop_at_box_ap train.stop_at_mask_ap
+    data.num_workers distill.teacher eval. optim.accumulate_steps train.checkpoint_every
+    train.eval_every train.images_per_device train.implementation train.keep_checkpoints
+    train.log_every train.loggers train.min_improvement train.patience train.remat
+    train.skip_images train.stop_at_box_ap train.stop_at_mask_ap
     """.split()
 )
 LENGTH = ("train.steps", "train.epochs")  # a resumed run may raise them

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from typing import Any, Self
 
@@ -19,11 +18,12 @@ from mask_rcnn_jax import parts
 from mask_rcnn_jax.models.detect import Detect
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.models.outputs import TrainOutputs
-from mask_rcnn_jax.ops import boxes as box_ops
 from mask_rcnn_jax.ops import losses
 from mask_rcnn_jax.ops.losses import LossOptions
 from mask_rcnn_jax.structures import Batch, Detections
 from mask_rcnn_jax.training.averaging import NO_AVERAGE, WeightAverage
+from mask_rcnn_jax.training.distill import Distillation
+from mask_rcnn_jax.training.flip import random_flip
 from mask_rcnn_jax.training.loss_scale import LossScaleState
 from mask_rcnn_jax.training.optim import injected_rate
 
@@ -60,7 +60,8 @@ class TrainState:
         return self.average or self.variables
 
 
-TrainStep = Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]
+# Of a state, a batch and, with a teacher, its variables.
+TrainStep = Callable[..., tuple[TrainState, dict[str, jax.Array]]]
 
 # A step takes replicated variables or a state, and its share of a batch.
 sharded = partial(jax.shard_map, in_specs=(P(), P("data")), check_vma=False)
@@ -93,6 +94,7 @@ def make_train_step(
     flip_probability: float,
     accumulate_steps: int = 1,
     averaging: WeightAverage = NO_AVERAGE,
+    distillation: Distillation | None = None,
 ) -> TrainStep:
     """`step(state, batch) -> (state, metrics)`; the old state's buffers are reused.
 
@@ -107,6 +109,7 @@ def make_train_step(
     With `loss_scale.dynamic_loss_scale` as `tx`, a step that overflows changes neither parameters
     nor optimizer nor batch statistics nor the average; `grad_norm` is not finite then. `step`
     counts it all the same, because its images are used up; schedule and average do not.
+    distillation: adds losses, for `step(state, batch, teacher)` with the teacher's variables.
     """
 
     mutable = ["batch_stats"] if getattr(model, "trains_batch_stats", True) else []
@@ -114,7 +117,7 @@ def make_train_step(
     box_offset, whole_masks = model.box_coder.iou_offset, model.mask_targets.kind == "whole"
     flip = partial(random_flip, box_offset=box_offset, whole_masks=whole_masks)
 
-    def part_gradients(state: TrainState, scale: jax.Array | float, batch: Batch):
+    def part_gradients(state: TrainState, scale: jax.Array | float, teacher: Any, batch: Batch):
         flip_keys, model_keys = _image_keys(seed, state.step, batch)
         batch = flip(batch, flip_keys, flip_probability)
 
@@ -122,6 +125,8 @@ def make_train_step(
             variables = {"params": params, "batch_stats": state.batch_stats}
             outputs, updated = forward(variables, batch, model_keys)
             terms = loss_terms(outputs, loss, model.rpn.batch_size_per_image)
+            if distillation is not None:
+                terms = distillation.add(terms, teacher, batch, outputs, state.step)
             return scale * terms["loss/total"], (terms, updated.get("batch_stats"))
 
         grads, (terms, batch_stats) = jax.grad(loss_fn, has_aux=True)(state.params)
@@ -129,10 +134,11 @@ def make_train_step(
         moved = optax.tree.sub(batch_stats, state.batch_stats) if batch_stats else None
         return grads, terms, moved
 
-    def step(state: TrainState, batch: Batch):
+    def step(state: TrainState, batch: Batch, teacher: Any = None):
         scaling = isinstance(state.opt_state, LossScaleState)
         scale = state.opt_state.scale if scaling else 1.0
-        local = _mean_over_parts(partial(part_gradients, state, scale), batch, accumulate_steps)
+        gradients = partial(part_gradients, state, scale, teacher)
+        local = _mean_over_parts(gradients, batch, accumulate_steps)
         # Under check_vma=False the gradients are this device's own: average them exactly once.
         grads, terms, moved = lax.pmean(local, "data")
         batch_stats = optax.tree.add(state.batch_stats, moved) if moved else state.batch_stats
@@ -155,8 +161,9 @@ def make_train_step(
             average = optax.tree.where(skipped, state.average, average)
         return TrainState(state.step + 1, params, batch_stats, opt_state, average), metrics
 
+    specs = (P(), P("data")) if distillation is None else (P(), P("data"), P())
     return jax.jit(
-        sharded(step, mesh=mesh, out_specs=(P(), P())),
+        sharded(step, mesh=mesh, in_specs=specs, out_specs=(P(), P())),
         donate_argnums=0,
         compiler_options=compiler_options(mesh),
     )
@@ -175,7 +182,7 @@ def compiler_options(mesh: Mesh | AbstractMesh) -> dict[str, Any] | None:
 
 
 def compile_canvases(
-    step: Any, state: TrainState, batches: Mapping[tuple[int, int], Batch]
+    step: Any, state: TrainState, batches: Mapping[tuple[int, int], Batch], *teacher: Any
 ) -> TrainStep:
     """Compile a training step for several canvases, as many at the same time as there are cores.
 
@@ -183,18 +190,19 @@ def compile_canvases(
         step: from `make_train_step`.
         state: the first state.
         batches: per canvas (height, width) a batch of `jax.ShapeDtypeStruct` with shardings.
+        teacher: a teacher's variables, if the step takes them.
 
     Returns:
         The step, which takes the program of a batch's canvas.
     """
-    lowered = {canvas: step.lower(state, batch) for canvas, batch in batches.items()}
+    lowered = {canvas: step.lower(state, batch, *teacher) for canvas, batch in batches.items()}
     # Processes that compile together must do so in the same order.
     at_once = min(len(lowered), max(2, os.cpu_count() or 1))  # each takes a core and memory
     threads = at_once if jax.process_count() == 1 else 1
     with ThreadPoolExecutor(threads) as pool:
         compiled = pool.map(lambda canvas: lowered[canvas].compile(), lowered)
         programs = dict(zip(lowered, compiled, strict=True))
-    return lambda state, batch: programs[batch.images.shape[1:3]](state, batch)
+    return lambda state, batch, *teacher: programs[batch.images.shape[1:3]](state, batch, *teacher)
 
 
 def make_loss_step(
@@ -271,44 +279,6 @@ def loss_terms(
 def loss_options(config: Mapping[str, Any]) -> LossOptions:
     """The loss options of a config. Raises ValueError, naming the entry, for a wrong value."""
     return parts.build(LossOptions, config["loss"], "loss")
-
-
-def random_flip(
-    batch: Batch,
-    keys: jax.Array,
-    probability: float,
-    *,
-    box_offset: float = 0.0,
-    whole_masks: bool = False,
-) -> Batch:
-    """Mirror each image left to right with that probability, inside its own width.
-
-    box_offset: 1 where boxes are inclusive. whole_masks: masks are of the image, not of the box.
-    """
-
-    def one(image, size, targets, key):
-        flip = jax.random.bernoulli(key, probability)
-        columns = jnp.arange(image.shape[1])
-        source = jnp.where(flip, mirrored(columns, size[1]), columns)
-        image = jnp.take(image, source, axis=1)
-        width = size[1].astype(jnp.float32) - box_offset
-        flips = flip & targets.valid[:, None]
-        boxes = jnp.where(flips, box_ops.flip(targets.boxes, width), targets.boxes)
-        if whole_masks:
-            masks = jnp.take(targets.masks, source, axis=2)
-        else:
-            masks = jnp.where(flip, targets.masks[..., ::-1], targets.masks)
-        x, y, part = (targets.polygons[..., i] for i in range(3))
-        polygons = jnp.stack([jnp.where(flip & (part >= 0), width - x, x), y, part], axis=-1)
-        return image, targets.replace(boxes=boxes, masks=masks, polygons=polygons)
-
-    images, targets = jax.vmap(one)(batch.images, batch.image_sizes, batch.targets, keys)
-    return replace(batch, images=images, targets=targets)
-
-
-def mirrored(columns: jax.Array, width: jax.Array) -> jax.Array:
-    """Columns [W] of the mirror image of an image that is `width` pixels wide."""
-    return jnp.where(columns < width, width - 1 - columns, columns)
 
 
 def _image_keys(seed: int, step: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:

@@ -15,7 +15,8 @@ from mask_rcnn_jax.models.detect import Detect
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.ops import boxes as box_ops
 from mask_rcnn_jax.structures import Batch, Detections
-from mask_rcnn_jax.training.step import mirrored, sharded
+from mask_rcnn_jax.training.flip import mirrored
+from mask_rcnn_jax.training.step import sharded
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from mask_rcnn_jax.models.build import (
 )
 from mask_rcnn_jax.models.detect import detect_options
 from mask_rcnn_jax.ops.losses import LossOptions
+from mask_rcnn_jax.training.flip import random_flip
 from mask_rcnn_jax.training.step import (
     TrainState,
     loss_options,
@@ -29,7 +30,6 @@ from mask_rcnn_jax.training.step import (
     make_mesh,
     make_predict_step,
     make_train_step,
-    random_flip,
     replicate,
     shard_batch,
 )

@@ -1,0 +1,171 @@
+"""Load the teacher of a run, check that it fits the model, and say what it costs."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from absl import logging
+from ml_collections import ConfigDict
+
+from mask_rcnn_jax import console
+from mask_rcnn_jax.config import load_config
+from mask_rcnn_jax.data.options import canvas_size, train_options
+from mask_rcnn_jax.data.transforms import empty_batch
+from mask_rcnn_jax.models.build import abstract_variables
+from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
+from mask_rcnn_jax.models.outputs import TrainOutputs
+from mask_rcnn_jax.models.teacher import TeacherOutputs, teach
+from mask_rcnn_jax.training.distill import Distillation, DistillOptions, distill_options
+from mask_rcnn_jax.weights.convert import num_classes_in, to_ours_flat
+from mask_rcnn_jax.weights.pretrained import is_run
+from mask_rcnn_jax.weights.restore import load_variables, make_model, restore_config
+
+
+def open_teacher(
+    config: ConfigDict, student: MaskRCNN, class_names: Sequence[str] | None = None
+) -> tuple[Distillation | None, tuple[dict, ...]]:
+    """Return the losses of `config.distill` and the teacher's variables; None and () without one.
+
+    Fills in `distill.checksum`, so that a resumed run, and all processes of one, can compare it.
+
+    Args:
+        config: of the run, with its final `train.steps`.
+        student: the model that is trained.
+        class_names: of the training set, class 1 first; None: unknown.
+
+    Raises:
+        ValueError: the teacher cannot be loaded, is another one than `distill.checksum` says, or
+            does not fit the model.
+    """
+    options = distill_options(config)
+    if not options.teacher:
+        return None, ()
+    with console.lasting("loading the teacher"):
+        teacher, variables, names = _load(config, options)
+        if names is not None and class_names is not None:
+            _check_names(options.teacher, names, class_names)
+        checksum = _checksum(variables)
+        if options.checksum not in ("", checksum):
+            raise ValueError(
+                f"distill.checksum is {options.checksum!r}, but that of {options.teacher} is "
+                f"{checksum!r}; name the right teacher, or leave the checksum empty"
+            )
+        config.distill.checksum = checksum
+        distillation = Distillation(options, teacher, student, config.train.steps)
+        _check_outputs(distillation, variables, config)
+    return distillation, (variables,)
+
+
+def _load(config: ConfigDict, options: DistillOptions) -> tuple[MaskRCNN, dict, list[str] | None]:
+    """The teacher, its variables, and the names of its classes if it is a run."""
+    path = options.teacher
+    if not (options.recipe or is_run(path)):
+        raise ValueError(f"distill.teacher is {path}, no run: distill.recipe must name its recipe")
+    try:
+        own = load_config(options.recipe) if options.recipe else None
+        own, categories, checkpoint = restore_config(own, path)
+        own.train.update({name: config.train[name] for name in ("precision", "implementation")})
+        variables = load_variables(checkpoint.folder if checkpoint else path, own)
+        classes = num_classes_in(variables)
+        assert classes is not None  # `load_variables` refuses a backbone alone
+        teacher = make_model(own, classes)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"distill.teacher: {error}") from error
+    for name, differ in (("resize", _refuse), ("image_size", logging.warning)):
+        if own.data[name] != config.data[name]:
+            text = "distill.teacher: %s has data.%s=%s, but sees images as of this run's %s"
+            differ(text, path, name, own.data[name], config.data[name])
+    return teacher, variables, categories and [category["name"] for category in categories]
+
+
+def _refuse(text: str, *values: Any) -> None:
+    raise ValueError(text % values)
+
+
+def _check_names(path: str, names: Sequence[str], class_names: Sequence[str]) -> None:
+    if len(names) != len(class_names):
+        return  # the shapes will say so
+    for number, (theirs, ours) in enumerate(zip(names, class_names, strict=True), start=1):
+        if theirs != ours:
+            raise ValueError(
+                f"distill.teacher: class {number} of {path} is {theirs!r}, that of the training "
+                f"set {ours!r}; a teacher needs the same classes in the same order"
+            )
+
+
+def _checksum(variables: dict) -> str:
+    """SHA-256 of names, types, shapes and values of all arrays."""
+    digest = hashlib.sha256()
+    for name, array in sorted(to_ours_flat(variables).items()):
+        digest.update(f"{name} {array.dtype} {array.shape}\n".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
+
+
+def _check_outputs(distillation: Distillation, variables: dict, config: ConfigDict) -> None:
+    """Trace both models on an image, compare what they compute, and log what it takes.
+
+    The operations are those of XLA's program for GPUs, before optimization: on a CPU, some are in
+    loops, which XLA counts once.
+    """
+    options = train_options(config)
+    batch = empty_batch(1, canvas_size(options), options)
+    student = distillation.student.clone(implementation="xla")
+    ours, outputs = _trace(
+        lambda v, b: student.apply(
+            v, b, None, train=True, method="forward_train", mutable=["batch_stats"]
+        )[0],
+        abstract_variables(student),
+        batch,
+    )
+    teacher = distillation.teacher.clone(implementation="xla")
+    theirs, taught = _trace(
+        lambda v, b, o: teacher.apply(v, b, o, method=teach), variables, batch, outputs
+    )
+    check_fit(distillation, outputs, taught)
+    # A backward pass takes about twice a forward pass.
+    share = 100 * theirs / (theirs + 3 * ours)
+    text = "the teacher takes %.3g GFLOP per image, the model %.3g forward: about %.0f %% of a step"
+    logging.info(text, theirs / 1e9, ours / 1e9, share)
+
+
+def _trace(function: Callable, *args: Any) -> tuple[float, Any]:
+    """FLOPs of a function, and the shapes and dtypes of its result."""
+    traced = jax.jit(function).trace(*args)
+    cost: Any = traced.lower(lowering_platforms=("cuda",)).cost_analysis()
+    return cost["flops"], traced.out_info
+
+
+def check_fit(distillation: Distillation, outputs: TrainOutputs, taught: TeacherOutputs) -> None:
+    """Raise ValueError, naming the entry, for a teacher whose outputs a loss cannot compare.
+
+    outputs, taught: abstract, for one batch.
+    """
+    options, teacher, student = (
+        distillation.options,
+        distillation.teacher,
+        distillation.student,
+    )
+    where = f"distill.teacher: {options.teacher} has"
+    theirs, ours = ([x.shape for x in o.pyramid] for o in (taught, outputs))
+    if [s[1:3] for s in theirs] != [s[1:3] for s in ours]:
+        sides = [" ".join(f"{h}x{w}" for _, h, w, _ in shapes) for shapes in (theirs, ours)]
+        raise ValueError(f"{where} maps of {sides[0]} cells, the model {sides[1]}")
+    known, wanted = taught.stages[0][0].shape[-1] - 1, outputs.class_logits.shape[-1] - 1
+    if known != wanted:
+        raise ValueError(f"{where} {known} classes, the training set {wanted}")
+    needs = options.feature_weight and options.feature_loss == "pearson"
+    if needs and theirs[0][-1] != ours[0][-1]:
+        raise ValueError(
+            f"{where} maps of {theirs[0][-1]} channels, the model {ours[0][-1]}, and "
+            "distill.feature_loss='pearson' needs as many: 'attention' does not"
+        )
+    kinds = teacher.classifier.kind, student.classifier.kind
+    if options.cls_weight and kinds[0] != kinds[1]:
+        raise ValueError(f"{where} model.classifier.kind={kinds[0]!r}, the model {kinds[1]!r}")
+    if options.mask_weight and outputs.mask_logits is not None and taught.mask_logits is None:
+        raise ValueError(f"{where} no mask head, expected distill.mask_weight=0")
+    if options.rpn_weight and teacher.anchors != student.anchors:
+        raise ValueError(f"{where} other model.anchors, expected distill.rpn_weight=0")
