@@ -12,7 +12,7 @@ from mask_rcnn_jax.prepare import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-SECTIONS = "data|model|loss|optim|train|eval"
+SECTIONS = "data|model|loss|distill|optim|train|eval"
 FILE_ENDINGS = {
     "json",
     "md",

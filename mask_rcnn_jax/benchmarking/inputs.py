@@ -18,6 +18,7 @@ from mask_rcnn_jax.models.build import abstract_variables, build_model, resolve_
 from mask_rcnn_jax.models.detect import detect_options
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.structures import Batch, Targets
+from mask_rcnn_jax.training.distill import Distillation, distill_options
 from mask_rcnn_jax.training.optim import build_optimizer, count_microbatches, make_schedule
 from mask_rcnn_jax.training.step import TrainState, loss_options, make_predict_step, make_train_step
 
@@ -37,12 +38,22 @@ def recipe_model(config: Any) -> MaskRCNN:
     return build_model(model, **{name: config.train[name] for name in names})
 
 
+def recipe_teacher(config: Any, model: MaskRCNN) -> tuple[Distillation | None, tuple[dict, ...]]:
+    """Load the teacher of the recipe, see `training.teacher.open_teacher`."""
+    if not distill_options(config).teacher:
+        return None, ()
+    from mask_rcnn_jax.training.teacher import open_teacher  # imports what reads weights
+
+    return open_teacher(config, model)
+
+
 def recipe_step(
     config: Any,
     model: MaskRCNN,
     params: Mapping[str, Any],
     mesh: Mesh | AbstractMesh,
     batch_size: int,
+    distillation: Distillation | None = None,
 ):
     """Build the recipe's `step(state, batch)` and optimizer; `params` may be abstract."""
     microbatches = count_microbatches(config, batch_size, mesh.size)
@@ -57,6 +68,7 @@ def recipe_step(
         seed=config.train.seed,
         flip_probability=config.data.flip_probability,
         accumulate_steps=microbatches,
+        distillation=distillation,
     )
     return step, tx
 
@@ -75,10 +87,12 @@ def lower_step(
     """
     model = recipe_model(config)
     variables = abstract_variables(model)
-    step, tx = recipe_step(config, model, variables["params"], step_mesh, batch_size)
+    distillation, teacher = recipe_teacher(config, model)
+    step, tx = recipe_step(config, model, variables["params"], step_mesh, batch_size, distillation)
     state = jax.eval_shape(lambda variables: TrainState.start(variables, tx), variables)
     batch = abstract_batch(config, batch_size, training=True)
-    traced = step.trace(_placed(state, mesh, P()), _placed(batch, mesh, P("data")))
+    placed = _placed(state, mesh, P()), _placed(batch, mesh, P("data")), _placed(teacher, mesh, P())
+    traced = step.trace(*placed[:2], *placed[2])
     return traced.lower(lowering_platforms=platform and (platform,))
 
 

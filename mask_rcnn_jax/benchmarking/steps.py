@@ -30,7 +30,7 @@ def train(
     mesh: Mesh | None = None,
     save: Save = lambda figures: None,
 ) -> dict[str, Any]:
-    """Measure the recipe's training step at `train.batch_size`.
+    """Measure the recipe's training step, with its teacher if it has one, at `train.batch_size`.
 
     profile_dir: folder for a trace of a few more steps. objects: number per image. mesh: devices to
         use, all if None. save: receives the figures before FLOPs and trace are added, which can
@@ -39,16 +39,20 @@ def train(
     mesh, model = mesh or make_mesh(), inputs.recipe_model(config)
     variables = init_variables(model, config.train.seed)
     batch_size = config.train.batch_size
-    step, tx = inputs.recipe_step(config, model, variables["params"], mesh, batch_size)
+    distillation, teacher = inputs.recipe_teacher(config, model)
+    step, tx = inputs.recipe_step(
+        config, model, variables["params"], mesh, batch_size, distillation
+    )
     state = _place(inputs.TrainState.start(variables, tx), mesh, P())
     made = inputs.synthetic_batch(config, batch_size, objects=objects, training=True)
     batch = _place(made, mesh, P("data"))
-    compiled, compile_s = _compile(step, state, batch)
+    teacher = _place(teacher, mesh, P())
+    compiled, compile_s = _compile(step, state, batch, *teacher)
     meet(f"compiled for {mesh.size} devices", mesh.devices.flat)
 
     def call():
         nonlocal state
-        state, metrics = compiled(state, batch)
+        state, metrics = compiled(state, batch, *teacher)
         return metrics
 
     times = _steady(call, calls)

@@ -108,7 +108,7 @@ class Distillation:
 
         batch: as the student saw it, that is, flipped. step: that is taken, from 0.
         """
-        found = self.teacher.apply(teacher_variables, batch, outputs, method=teach)
+        found: Any = self.teacher.apply(teacher_variables, batch, outputs, method=teach)
         factor = self.options.factor(step, self.steps)
         more = {
             f"loss/distill_{name}": factor * weight * loss
@@ -135,14 +135,15 @@ class Distillation:
         if options.box_weight:
             losses["box"] = options.box_weight, self._boxes(pairs)
         if options.mask_weight and outputs.mask_rois is not None:
-            logits, foreground = outputs.mask_logits, outputs.mask_rois.foreground
-            mask = distill_losses.mask_divergence(logits, teacher.mask_logits, foreground)
+            ours, theirs = outputs.mask_logits, teacher.mask_logits
+            assert ours is not None and theirs is not None  # `training.teacher.check_fit`
+            foreground = outputs.mask_rois.foreground
+            mask = distill_losses.mask_divergence(ours, theirs, foreground)
             losses["mask"] = options.mask_weight, mask
         if options.rpn_weight:
-            logits, theirs = (jnp.concatenate(x.rpn_logits, axis=1) for x in (outputs, teacher))
-            sampled = outputs.sampled_labels >= 0
-            each = distill_losses.binary_divergence(logits, theirs)
-            losses["rpn"] = options.rpn_weight, masked_mean(each, sampled)
+            pair = (jnp.concatenate(x.rpn_logits, axis=1) for x in (outputs, teacher))
+            each = distill_losses.binary_divergence(*pair)
+            losses["rpn"] = options.rpn_weight, masked_mean(each, outputs.sampled_labels >= 0)
         return losses
 
     def _features(self, batch: Batch, outputs: TrainOutputs, teacher: TeacherOutputs) -> jax.Array:

@@ -77,7 +77,8 @@ def _load(config: ConfigDict, options: DistillOptions) -> tuple[MaskRCNN, dict, 
         if own.data[name] != config.data[name]:
             text = "distill.teacher: %s has data.%s=%s, but sees images as of this run's %s"
             differ(text, path, name, own.data[name], config.data[name])
-    return teacher, variables, categories and [category["name"] for category in categories]
+    names = None if categories is None else [category["name"] for category in categories]
+    return teacher, variables, names
 
 
 def _refuse(text: str, *values: Any) -> None:
