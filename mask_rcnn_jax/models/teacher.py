@@ -1,4 +1,4 @@
-"""What a second model computes for the RoIs of the one that is trained."""
+"""Run a second model beside the one that is trained, on the same images and RoIs."""
 
 from typing import no_type_check
 
@@ -14,7 +14,7 @@ from mask_rcnn_jax.structures import Batch
 @no_type_check  # `jax.tree.map` may put anything into its fields
 @struct.dataclass
 class TeacherOutputs:
-    """A teacher's raw outputs, next to those in the student's `TrainOutputs`."""
+    """A teacher's raw outputs, matching those in the student's `TrainOutputs`."""
 
     pyramid: list[jax.Array]  # P2..P6 [B, h, w, C]
     rpn_logits: list[jax.Array]  # per level [B, A_l]
@@ -29,7 +29,7 @@ def teach(model: MaskRCNN, batch: Batch, student: TrainOutputs) -> TeacherOutput
     """Run a teacher as in prediction on a student's images and RoIs; no gradient flows through it.
 
     For `model.apply(variables, batch, student, method=teach)`. The teacher normalizes the images
-    by its own `input`. What no loss reads is not computed: XLA drops it.
+    by its own `input`. XLA drops outputs that no loss reads.
     """
     pyramid, extent = model.pyramid(batch.images, batch.image_sizes, train=False)
     rpn_logits, _ = model.rpn_outputs(pyramid, extent)

@@ -108,7 +108,7 @@ class Classifier:
         valid: Bool[Array, "B R"],
         temperature: float,
     ) -> Float[Array, ""]:
-        """Return how far the scores are from a teacher's, averaged over valid RoIs.
+        """Return the divergence from a teacher's scores, averaged over valid RoIs.
 
         temperature: see `ops.distill_losses.softmax_divergence`.
         """

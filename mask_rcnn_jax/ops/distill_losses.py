@@ -1,7 +1,7 @@
-"""Losses between the outputs of a student and of its teacher.
+"""Losses between a student's outputs and its teacher's.
 
 All are float32, 0 where both are equal, and at least 0 but for rounding. None needs layers between
-the two, as a projection of the student's maps to the teacher's channels would be.
+the two, such as a projection from the student's channels to the teacher's.
 """
 
 import jax
@@ -16,12 +16,12 @@ VARIANCE_FLOOR = 1e-6  # a channel that is the same everywhere becomes 0
 def pearson_loss(
     student: Float[Array, "B h w C"], teacher: Float[Array, "B h w C"], inside: Bool[Array, "B h w"]
 ) -> Float[Array, ""]:
-    """Mean over images and channels of 1 - r, r the correlation of two maps over their cells.
+    """Average 1 - r over images and channels, r the correlation between two maps over their cells.
 
-    Half the squared difference of maps that are normalized to mean 0 and variance 1 (Cao et al.,
-    "PKD", 2022, eq. 3), so that neither the scale of a map nor its channels with the largest values
-    matter. The paper normalizes over a batch; here, each image stands alone, so that devices and
-    parts of a batch do not matter.
+    Half the squared difference between maps normalized to mean 0 and variance 1 (Cao et al.,
+    "PKD", 2022), so that neither a map's scale nor its channels with the largest values matter.
+    The paper normalizes over a batch; here, each image stands alone, so that the batch's division
+    over devices makes no difference.
 
     inside: the cells that count; an image without any counts as 0.
     """
@@ -35,11 +35,11 @@ def attention_loss(
     teacher: Float[Array, "B h w C2"],
     inside: Bool[Array, "B h w"],
 ) -> Float[Array, ""]:
-    """Mean over images of 1 - cosine of two maps of attention, for any numbers of channels.
+    """Average 1 - cosine between two attention maps over images, for any numbers of channels.
 
-    Attention is the sum of squares over the channels (Zagoruyko and Komodakis, "Paying more
-    attention to attention", 2017, section 3.1), and the loss half the squared difference of maps of
-    norm 1. inside: as in `pearson_loss`.
+    Attention sums squares over the channels (Zagoruyko and Komodakis, "Paying more attention to
+    attention", 2017, section 3.1); the loss is half the squared difference between maps with norm
+    1. inside: as in `pearson_loss`.
     """
     difference = _attention(student, inside) - _attention(teacher, inside)
     return 0.5 * jnp.mean(jnp.sum(difference * difference, axis=(1, 2)))
@@ -48,10 +48,10 @@ def attention_loss(
 def softmax_divergence(
     logits: Float[Array, "*dims K1"], teacher: Float[Array, "*dims K1"], temperature: float
 ) -> Float[Array, "*dims"]:
-    """Kullback-Leibler divergence of softmax scores from a teacher's, times temperature squared.
+    """Return the Kullback-Leibler divergence from a teacher's softmax scores, times temperature^2.
 
-    Logits are divided by the temperature; the square keeps the size of the gradients (Hinton et
-    al., "Distilling the knowledge in a neural network", 2015, section 2).
+    Logits are divided by the temperature; the square keeps the gradients' size (Hinton et al.,
+    "Distilling the knowledge in a neural network", 2015, section 2).
     """
     ours, theirs = (
         jax.nn.log_softmax(x.astype(jnp.float32) / temperature) for x in (logits, teacher)
@@ -62,7 +62,7 @@ def softmax_divergence(
 def binary_divergence(
     logits: Float[Array, "*dims"], teacher: Float[Array, "*dims"], temperature: float = 1.0
 ) -> Float[Array, "*dims"]:
-    """Elementwise divergence of sigmoid scores, as `softmax_divergence` of two classes."""
+    """Return the elementwise divergence between sigmoid scores, like `softmax_divergence`."""
     ours, theirs = (x.astype(jnp.float32) / temperature for x in (logits, teacher))
     # With softplus, whose differences cancel where both are equal; see `sigmoid_cross_entropy`.
     gain = jax.nn.softplus(ours) - jax.nn.softplus(theirs)
@@ -72,9 +72,9 @@ def binary_divergence(
 def mask_divergence(
     logits: Float[Array, "N S S"], teacher: Float[Array, "N S2 S2"], fg: Bool[Array, "N"]
 ) -> Float[Array, ""]:
-    """Mean `binary_divergence` of masks over foreground RoIs' cells.
+    """Average `binary_divergence` over foreground RoIs' mask cells.
 
-    A teacher of other resolution is resampled; both lie on the same boxes.
+    A teacher with another resolution is resampled; both lie on the same boxes.
     """
     if teacher.shape != logits.shape:
         teacher = jax.image.resize(teacher, logits.shape, "linear")
@@ -83,7 +83,7 @@ def mask_divergence(
 
 
 def _normalized(x: Float[Array, "B h w C"], inside: Bool[Array, "B h w"]) -> jax.Array:
-    """Each image's channels with mean 0 and variance 1 over its cells, and 0 elsewhere."""
+    """Give each image's channels mean 0 and variance 1 over its cells, and 0 elsewhere."""
     weight = inside[..., None]
     cells = jnp.maximum(jnp.sum(weight, axis=(1, 2), keepdims=True), 1)
     x = jnp.where(weight, x.astype(jnp.float32), 0.0)
@@ -94,7 +94,7 @@ def _normalized(x: Float[Array, "B h w C"], inside: Bool[Array, "B h w"]) -> jax
 
 
 def _attention(x: Float[Array, "B h w C"], inside: Bool[Array, "B h w"]) -> jax.Array:
-    """[B, h, w] of norm 1 over each image's cells, 0 elsewhere."""
+    """Return attention [B, h, w] with norm 1 over each image's cells, 0 elsewhere."""
     squares = jnp.square(jnp.where(inside[..., None], x.astype(jnp.float32), 0.0))
     energy = jnp.mean(squares, axis=-1)
     norm = jnp.sqrt(jnp.sum(energy * energy, axis=(1, 2), keepdims=True) + VARIANCE_FLOOR)

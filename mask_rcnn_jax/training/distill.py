@@ -25,24 +25,24 @@ FEATURE_LOSSES = {
 
 @dataclass(frozen=True)
 class DistillOptions:
-    """A teacher, and the weights of the losses between it and the model that is trained.
+    """A teacher, and how much the losses between it and the trained model count.
 
     Attributes:
-        teacher: a run's workdir, one of its checkpoints or a weights file, with the classes of the
-            training set; '': no teacher.
-        recipe: of the teacher's model, a name or a path; '': the config of its run. A weights file
-            needs one.
-        checksum: of the teacher; '': training fills it in, and a resumed run compares it.
-        feature_weight: factor for the loss of the pyramid's maps, summed over levels.
-        feature_loss: "pearson": 1 - the correlation of two maps, channel by channel (Cao et al.,
-            "PKD", 2022); teacher and student need equal `model.fpn` channels. "attention": 1 -
-            the cosine of the maps of attention (Zagoruyko and Komodakis, 2017), for any channels.
-        cls_weight: factor for the divergence of class scores at the sampled RoIs.
-        temperature: divides the logits of both in it.
-        box_weight: factor for the smooth L1 loss between the boxes of both at foreground RoIs.
-        mask_weight: factor for the divergence of masks at foreground RoIs.
-        rpn_weight: factor for the divergence of objectness at the sampled anchors; teacher and
-            student need equal anchors.
+        teacher: a run's workdir, one of its checkpoints or a weights file, with the training
+            set's classes; '': no teacher.
+        recipe: name or path for the teacher's model; '': its run's config. A weights file needs
+            one.
+        checksum: the teacher's; '': training fills it in, and a resumed run compares it.
+        feature_weight: factor for the feature loss, summed over the pyramid's levels.
+        feature_loss: "pearson": 1 - correlation, channel by channel (Cao et al., "PKD", 2022);
+            teacher and student need equal `model.fpn` channels. "attention": 1 - cosine between
+            attention maps (Zagoruyko and Komodakis, 2017), for any channels.
+        cls_weight: factor for the divergence between class scores at the sampled RoIs.
+        temperature: divides both logits in it.
+        box_weight: factor for the smooth L1 loss between boxes at foreground RoIs.
+        mask_weight: factor for the divergence between masks at foreground RoIs.
+        rpn_weight: factor for the divergence between objectness at the sampled anchors; teacher
+            and student need equal anchors.
         warmup_until: all weights grow in a straight line up to this fraction of `train.steps`.
         decay_from: they fall to 0 from this fraction to the last step; 1: they do not.
     """
@@ -72,7 +72,7 @@ class DistillOptions:
             raise ValueError(f"teacher is {self.teacher!r}, but all weights of its losses are 0")
 
     def factor(self, step: jax.Array, steps: int) -> jax.Array:
-        """What multiplies all weights in step `step`, from 0, of `steps`."""
+        """Return the factor for all weights in a step, from 0, when a run has `steps`."""
         warm, cold = self.warmup_until * steps, (1 - self.decay_from) * steps
         factor = jnp.float32(1.0)
         if warm > 0:
@@ -83,7 +83,7 @@ class DistillOptions:
 
 
 def distill_options(config: Mapping[str, Any]) -> DistillOptions:
-    """The options of a config. Raises ValueError, naming the entry, for a wrong value."""
+    """Build a config's options. Raises ValueError, naming the entry, for a wrong value."""
     return parts.build(DistillOptions, config.get("distill", {}), "distill")
 
 
@@ -119,7 +119,7 @@ class Distillation:
     def _losses(
         self, batch: Batch, outputs: TrainOutputs, teacher: TeacherOutputs
     ) -> dict[str, tuple[float, jax.Array]]:
-        """Weight and value of each loss with a weight."""
+        """Return weight and value for each loss with a weight."""
         options, losses = self.options, {}
         if options.feature_weight:
             losses["features"] = options.feature_weight, self._features(batch, outputs, teacher)
@@ -141,8 +141,8 @@ class Distillation:
             mask = distill_losses.mask_divergence(ours, theirs, foreground)
             losses["mask"] = options.mask_weight, mask
         if options.rpn_weight:
-            pair = (jnp.concatenate(x.rpn_logits, axis=1) for x in (outputs, teacher))
-            each = distill_losses.binary_divergence(*pair)
+            logits, taught = (jnp.concatenate(x.rpn_logits, axis=1) for x in (outputs, teacher))
+            each = distill_losses.binary_divergence(logits, taught)
             losses["rpn"] = options.rpn_weight, masked_mean(each, outputs.sampled_labels >= 0)
         return losses
 
@@ -154,7 +154,7 @@ class Distillation:
         return total
 
     def _boxes(self, pairs) -> jax.Array:
-        """The box loss, summed over stages; the teacher's boxes in the student's coordinates."""
+        """Sum the box loss over stages, the teacher's boxes in the student's coordinates."""
         coders, theirs = (m.cascade.coders(m.box_coder) for m in (self.student, self.teacher))
         total: Any = 0.0
         for (stage, (_, deltas)), coder, other in zip(pairs, coders, theirs, strict=False):
@@ -171,9 +171,9 @@ class Distillation:
 
 
 def cells_inside(image_sizes: jax.Array, stride: int, shape: tuple[int, ...]) -> jax.Array:
-    """[B, h, w] bool: the cells of a map that begin inside their image.
+    """Mark a map's cells that begin inside their image, [B, h, w] bool.
 
-    image_sizes: [B, 2] (height, width). shape: (h, w) of the map.
+    image_sizes: [B, 2] (height, width). shape: the map's (h, w).
     """
     rows, columns = (
         (stride * jnp.arange(cells))[None] < image_sizes[:, axis, None]
@@ -183,7 +183,7 @@ def cells_inside(image_sizes: jax.Array, stride: int, shape: tuple[int, ...]) ->
 
 
 def translate(deltas: jax.Array, boxes: jax.Array, source: BoxCoder, target: BoxCoder) -> jax.Array:
-    """Deltas [.., 4] of boxes for one coder as those for another."""
+    """Convert deltas [.., 4] for one box coder into those for another."""
     if source == target:
         return deltas
     return target.encode_rois(source.decode_rois(deltas, boxes), boxes)

@@ -1,4 +1,4 @@
-"""Mirror the images of a batch, with their objects, inside jit."""
+"""Mirror images and their objects inside jit."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Load the teacher of a run, check that it fits the model, and say what it costs."""
+"""Load a run's teacher, check that it fits the model, and log its cost."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -26,14 +26,14 @@ from mask_rcnn_jax.weights.restore import load_variables, make_model, restore_co
 def open_teacher(
     config: ConfigDict, student: MaskRCNN, class_names: Sequence[str] | None = None
 ) -> tuple[Distillation | None, tuple[dict, ...]]:
-    """Return the losses of `config.distill` and the teacher's variables; None and () without one.
+    """Return `config.distill`'s losses and the teacher's variables; None and () without one.
 
-    Fills in `distill.checksum`, so that a resumed run, and all processes of one, can compare it.
+    Fills in `distill.checksum`, so that a resumed run and all its processes can compare it.
 
     Args:
-        config: of the run, with its final `train.steps`.
+        config: the run's, with its final `train.steps`.
         student: the model that is trained.
-        class_names: of the training set, class 1 first; None: unknown.
+        class_names: the training set's, class 1 first; None: unknown.
 
     Raises:
         ValueError: the teacher cannot be loaded, is another one than `distill.checksum` says, or
@@ -59,7 +59,7 @@ def open_teacher(
 
 
 def _load(config: ConfigDict, options: DistillOptions) -> tuple[MaskRCNN, dict, list[str] | None]:
-    """The teacher, its variables, and the names of its classes if it is a run."""
+    """Return the teacher, its variables, and its class names if it is a run."""
     path = options.teacher
     if not (options.recipe or is_run(path)):
         raise ValueError(f"distill.teacher is {path}, no run: distill.recipe must name its recipe")
@@ -97,7 +97,7 @@ def _check_names(path: str, names: Sequence[str], class_names: Sequence[str]) ->
 
 
 def _checksum(variables: dict) -> str:
-    """SHA-256 of names, types, shapes and values of all arrays."""
+    """Return a SHA-256 over all arrays: names, types, shapes and values."""
     digest = hashlib.sha256()
     for name, array in sorted(to_ours_flat(variables).items()):
         digest.update(f"{name} {array.dtype} {array.shape}\n".encode())
@@ -106,9 +106,9 @@ def _checksum(variables: dict) -> str:
 
 
 def _check_outputs(distillation: Distillation, variables: dict, config: ConfigDict) -> None:
-    """Trace both models on an image, compare what they compute, and log what it takes.
+    """Trace both models on an image, compare their outputs, and log the teacher's cost.
 
-    The operations are those of XLA's program for GPUs, before optimization: on a CPU, some are in
+    Operations are counted in the GPU program, before optimization: the CPU program has some in
     loops, which XLA counts once.
     """
     options = train_options(config)
@@ -133,14 +133,14 @@ def _check_outputs(distillation: Distillation, variables: dict, config: ConfigDi
 
 
 def _trace(function: Callable, *args: Any) -> tuple[float, Any]:
-    """FLOPs of a function, and the shapes and dtypes of its result."""
+    """Return a function's FLOPs, and the shapes and dtypes in its result."""
     traced = jax.jit(function).trace(*args)
     cost: Any = traced.lower(lowering_platforms=("cuda",)).cost_analysis()
     return cost["flops"], traced.out_info
 
 
 def check_fit(distillation: Distillation, outputs: TrainOutputs, taught: TeacherOutputs) -> None:
-    """Raise ValueError, naming the entry, for a teacher whose outputs a loss cannot compare.
+    """Raise ValueError, naming the entry, if a loss cannot compare the teacher's outputs.
 
     outputs, taught: abstract, for one batch.
     """

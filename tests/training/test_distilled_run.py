@@ -1,5 +1,6 @@
 """Steps and runs with a teacher: divisions of a batch, float16, and what a student learns."""
 
+import collections
 import functools
 import json
 import shutil
@@ -16,7 +17,7 @@ from mask_rcnn_jax.training.loss_scale import dynamic_loss_scale
 from mask_rcnn_jax.training.metrics import read_metrics
 from mask_rcnn_jax.training.scoring import evaluate
 from mask_rcnn_jax.training.step import TrainState, make_train_step, replicate, shard_batch
-from tests.bounds import assert_gradients_close, sum_bound
+from tests.bounds import kink_bound, sum_bound
 from tests.helpers import assert_finite_tree, assert_tree_close, tiny_batch
 from tests.training import own_run
 from tests.training.test_distill import ALL, Trunk, small_config
@@ -51,10 +52,27 @@ def step_of(devices: int, parts: int, precision: str = "float32", steps: int = 1
     return jax.device_get((state, metrics))
 
 
+def assert_layers_close(actual, expected) -> None:
+    """Gradients differ by `kink_bound` in every layer.
+
+    Not in every array: a constant in a map changes no correlation, so that the gradient of a bias
+    in the pyramid is a small difference of large numbers.
+    """
+    layers = collections.defaultdict(list)
+    for (path, leaf), other in zip(
+        jax.tree_util.tree_leaves_with_path(expected), jax.tree.leaves(actual), strict=True
+    ):
+        layers[jax.tree_util.keystr(path[:-1])].append((np.float64(leaf), np.float64(other)))
+    for name, pairs in layers.items():
+        difference = sum(np.sum((a - b) ** 2) for a, b in pairs) ** 0.5
+        size = sum(np.sum(a**2) for a, _ in pairs) ** 0.5
+        assert difference <= kink_bound(TERMS) * size, f"{name}: {difference:.3g} of {size:.3g}"
+
+
 @pytest.mark.parametrize(("devices", "parts"), [(2, 1), (1, 2), (2, 2)])
 def test_devices_and_parts_of_a_batch_make_no_difference(devices, parts):
     (state, metrics), (expected, losses) = step_of(devices, parts), step_of(1, 1)
-    assert_gradients_close(state.opt_state[0].trace, expected.opt_state[0].trace, TERMS)
+    assert_layers_close(state.opt_state[0].trace, expected.opt_state[0].trace)
     for name in metrics:
         if name.startswith("loss/"):
             # The divergence of objectness is a difference of numbers a thousand times as large.
