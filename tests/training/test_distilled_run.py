@@ -1,6 +1,7 @@
 """Steps and runs with a teacher: divisions of a batch, float16, and what a student learns."""
 
 import collections
+import dataclasses
 import functools
 import json
 import shutil
@@ -87,6 +88,31 @@ def test_float16_is_finite_and_close_to_float32():
     _, expected = step_of(2, 1, "float32", steps=3)
     name = "loss/distill_features"
     np.testing.assert_allclose(metrics[name], expected[name], rtol=0.02)
+
+
+def test_the_stages_of_two_cascades_are_compared_one_by_one():
+    """Three stages double and triple the weights of the deltas; equal models agree in each."""
+    config = small_config()
+    config.model.cascade.fg_iou_thresh = (0.6, 0.7)
+    config.model.box_head.class_agnostic = True
+    cascade = build_model(config.model).clone(backbone=Trunk())
+
+    @jax.jit
+    def losses(student, teacher, batch):
+        outputs = cascade.apply(student, batch, None, train=True, method="forward_train")
+        distillation = Distillation(ALL, cascade, cascade, 10)
+        terms = distillation.add({"loss/total": 0.0}, teacher, batch, outputs, 0)
+        first = dataclasses.replace(outputs, stages=())
+        return terms, distillation.add({"loss/total": 0.0}, teacher, batch, first, 0)
+
+    student, batch = init_variables(cascade, 0), tiny_batch(2)
+    for terms in losses(student, student, batch):
+        assert all(abs(loss) < 1e-6 for loss in terms.values()), terms
+    teacher = jax.tree.map(lambda x: 2 * x, init_variables(cascade, 1))
+    whole, first = losses(student, teacher, batch)
+    for name in ("loss/distill_cls", "loss/distill_box"):
+        assert whole[name] > first[name] > 0, name
+    assert whole["loss/distill_mask"] == first["loss/distill_mask"]
 
 
 def student_config(teacher, **train):
