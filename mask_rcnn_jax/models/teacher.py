@@ -17,29 +17,31 @@ class TeacherOutputs:
     """A teacher's raw outputs, matching those in the student's `TrainOutputs`."""
 
     pyramid: list[jax.Array]  # P2..P6 [B, h, w, C]
-    rpn_logits: list[jax.Array]  # per level [B, A_l]
+    rpn_logits: list[jax.Array]  # per level [B, A_l]; [] if not asked for
     # Of the student's RoIs in each stage that both have: logits [B, R, K + 1] and deltas
     # [B, R, K + 1, 4], the latter for the teacher's box coder
     stages: list[tuple[jax.Array, jax.Array]]
-    mask_logits: jax.Array | None  # [N, M, M] of the student's mask RoIs; None without such heads
+    mask_logits: jax.Array | None  # [N, M, M] of the student's mask RoIs; None without them
 
 
 @in_precision
-def teach(model: MaskRCNN, batch: Batch, student: TrainOutputs) -> TeacherOutputs:
+def teach(
+    model: MaskRCNN, batch: Batch, student: TrainOutputs, *, rpn: bool = True, masks: bool = True
+) -> TeacherOutputs:
     """Run a teacher as in prediction on a student's images and RoIs; no gradient flows through it.
 
     For `model.apply(variables, batch, student, method=teach)`. The teacher normalizes the images
-    by its own `input`. XLA drops outputs that no loss reads.
+    by its own `input`. rpn, masks: whether to run these heads.
     """
     pyramid, extent = model.pyramid(batch.images, batch.image_sizes, train=False)
-    rpn_logits, _ = model.rpn_outputs(pyramid, extent)
+    rpn_logits = model.rpn_outputs(pyramid, extent)[0] if rpn else []
     heads = (model.box_head, *model.cascade.heads)
     stages = [
         head(model.pool(pyramid, stage.rois.boxes, BOX_SIZE, extent))
         for stage, head in zip(student.box_stages, heads, strict=False)
     ]
     mask_logits = None
-    if model.mask_head is not None and student.mask_rois is not None:
+    if masks and model.mask_head is not None and student.mask_rois is not None:
         pooled = model.pool_masks(pyramid, student.mask_rois, extent)
         mask_logits = model.mask_head(pooled, student.mask_rois.classes[None])[0]
     return lax.stop_gradient(TeacherOutputs(pyramid, rpn_logits, stages, mask_logits))

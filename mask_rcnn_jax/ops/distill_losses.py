@@ -97,5 +97,5 @@ def _attention(x: Float[Array, "B h w C"], inside: Bool[Array, "B h w"]) -> jax.
     """Return attention [B, h, w] with norm 1 over each image's cells, 0 elsewhere."""
     squares = jnp.square(jnp.where(inside[..., None], x.astype(jnp.float32), 0.0))
     energy = jnp.mean(squares, axis=-1)
-    norm = jnp.sqrt(jnp.sum(energy * energy, axis=(1, 2), keepdims=True) + VARIANCE_FLOOR)
-    return energy / norm
+    square = jnp.sum(energy * energy, axis=(1, 2), keepdims=True)
+    return energy / jnp.sqrt(jnp.where(square > 0, square, 1.0))

@@ -96,6 +96,14 @@ class Distillation:
     student: MaskRCNN
     steps: int  # of the run
 
+    def teach(
+        self, teacher_variables: Mapping[str, Any], batch: Batch, outputs: TrainOutputs
+    ) -> TeacherOutputs:
+        """Run the teacher's parts that the losses read."""
+        heads: Any = {"rpn": self.options.rpn_weight > 0, "masks": self.options.mask_weight > 0}
+        found: Any = self.teacher.apply(teacher_variables, batch, outputs, method=teach, **heads)
+        return found
+
     def add(
         self,
         terms: Mapping[str, jax.Array],
@@ -108,7 +116,7 @@ class Distillation:
 
         batch: as the student saw it, that is, flipped. step: that is taken, from 0.
         """
-        found: Any = self.teacher.apply(teacher_variables, batch, outputs, method=teach)
+        found = self.teach(teacher_variables, batch, outputs)
         factor = self.options.factor(step, self.steps)
         more = {
             f"loss/distill_{name}": factor * weight * loss

@@ -1,7 +1,9 @@
 """Load a run's teacher, check that it fits the model, and log its cost."""
 
 import hashlib
+import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -16,7 +18,7 @@ from mask_rcnn_jax.data.transforms import empty_batch
 from mask_rcnn_jax.models.build import abstract_variables
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.models.outputs import TrainOutputs
-from mask_rcnn_jax.models.teacher import TeacherOutputs, teach
+from mask_rcnn_jax.models.teacher import TeacherOutputs
 from mask_rcnn_jax.training.distill import Distillation, DistillOptions, distill_options
 from mask_rcnn_jax.weights.convert import num_classes_in, to_ours_flat
 from mask_rcnn_jax.weights.pretrained import is_run
@@ -74,9 +76,12 @@ def _load(config: ConfigDict, options: DistillOptions) -> tuple[MaskRCNN, dict, 
     except (ValueError, OSError) as error:
         raise ValueError(f"distill.teacher: {error}") from error
     for name, differ in (("resize", _refuse), ("image_size", logging.warning)):
-        if own.data[name] != config.data[name]:
-            text = "distill.teacher: %s has data.%s=%s, but sees images as of this run's %s"
-            differ(text, path, name, own.data[name], config.data[name])
+        theirs, ours = (json.dumps(c.data[name]) for c in (own, config))
+        if theirs != ours:
+            text = (
+                "distill.teacher: %s was made for data.%s=%s and would see images of this run's %s"
+            )
+            differ(text, path, name, theirs, ours)
     names = None if categories is None else [category["name"] for category in categories]
     return teacher, variables, names
 
@@ -121,10 +126,8 @@ def _check_outputs(distillation: Distillation, variables: dict, config: ConfigDi
         abstract_variables(student),
         batch,
     )
-    teacher = distillation.teacher.clone(implementation="xla")
-    theirs, taught = _trace(
-        lambda v, b, o: teacher.apply(v, b, o, method=teach), variables, batch, outputs
-    )
+    plain = replace(distillation, teacher=distillation.teacher.clone(implementation="xla"))
+    theirs, taught = _trace(plain.teach, variables, batch, outputs)
     check_fit(distillation, outputs, taught)
     # A backward pass takes about twice a forward pass.
     share = 100 * theirs / (theirs + 3 * ours)
@@ -144,11 +147,8 @@ def check_fit(distillation: Distillation, outputs: TrainOutputs, taught: Teacher
 
     outputs, taught: abstract, for one batch.
     """
-    options, teacher, student = (
-        distillation.options,
-        distillation.teacher,
-        distillation.student,
-    )
+    options, teacher = distillation.options, distillation.teacher
+    student = distillation.student
     where = f"distill.teacher: {options.teacher} has"
     theirs, ours = ([x.shape for x in o.pyramid] for o in (taught, outputs))
     if [s[1:3] for s in theirs] != [s[1:3] for s in ours]:
