@@ -11,7 +11,9 @@ import numpy as np
 import optax
 import pytest
 
+from mask_rcnn_jax.benchmarking import inputs
 from mask_rcnn_jax.models.build import build_model, init_variables
+from mask_rcnn_jax.training import teacher as loading
 from mask_rcnn_jax.training.distill import Distillation
 from mask_rcnn_jax.training.loop import train
 from mask_rcnn_jax.training.loss_scale import dynamic_loss_scale
@@ -113,6 +115,15 @@ def test_the_stages_of_two_cascades_are_compared_one_by_one():
     for name in ("loss/distill_cls", "loss/distill_box"):
         assert whole[name] > first[name] > 0, name
     assert whole["loss/distill_mask"] == first["loss/distill_mask"]
+
+
+def test_benchmarks_lower_the_step_with_its_teacher(monkeypatch):
+    config = small_config()
+    alone = inputs.train_flops(config)
+    model = inputs.recipe_model(config)
+    monkeypatch.setattr(loading, "_load", lambda *_: (model, init_variables(model, 1), None))
+    config.distill.teacher = "a run"
+    assert 1.1 * alone < inputs.train_flops(config) < 1.5 * alone
 
 
 def student_config(teacher, **train):
