@@ -34,6 +34,7 @@ from mask_rcnn_jax.deploy.manifest import ModelInterface
 from mask_rcnn_jax.models.build import build_model, resolve_precision
 from mask_rcnn_jax.models.detect import detect_options
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
+from mask_rcnn_jax.models.quantization import trained_ranges
 
 DEFAULT_OPSET = 17
 CHECK_IMAGES = 4
@@ -144,11 +145,14 @@ def build_artifact(
     """
     if format == "onnx":
         onnx.check_packages("onnx", "onnxruntime")
-    trained = resolve_precision(config.train.precision)
-    precision = "float32" if format == "onnx" else trained
-    if precision != trained:
-        logging.info("exporting in float32; train.precision is %s", trained)
-    model = build_model(config.model, precision=precision, implementation="xla")
+    configured = resolve_precision(config.train.precision)
+    precision = "float32" if format == "onnx" else configured
+    if precision != configured:
+        logging.info("exporting in float32; train.precision is %s", configured)
+    # The float model. What int8 training has measured is for the int8 model.
+    section = {**config.model, "quantization": {}}
+    model = build_model(section, precision=precision, implementation="xla")
+    trained = trained_ranges(variables)
     predict = partial(model.apply, method="predict", detect=detect_options(config))
     example = replace(example_options(config), canvases=())
     plan = placement(config, options)
@@ -169,12 +173,17 @@ def build_artifact(
     if options.int8:
         calibration = model_inputs(decode_image(path) for path in paths)
         if format == "onnx":
-            _add_int8_onnx(artifact, calibration, options, folder / "calibration.json")
+            cache = folder / "calibration.json"
+            _add_int8_onnx(artifact, calibration, options, cache, trained)
         else:
-            ranges = quantize_jax.measure_ranges(predict, variables, calibration)
+            ranges = trained or quantize_jax.measure_ranges(predict, variables, calibration)
             quantized = quantize_jax.quantize_jax(predict, variables, ranges)
             _add_program(artifact, "int8", "model_int8.stablehlo", *quantized, options.batch)
-        calibrated = {"pictures": len(calibration), "calibrator": options.calibrator}
+        calibrated: dict[str, Any] = {
+            "pictures": len(calibration),
+            "calibrator": options.calibrator,
+            "trained_ranges": len(trained),
+        }
         if format == "onnx":
             calibrated["int8_for"] = options.int8_runtime
         artifact.details["calibration"] = calibrated
@@ -234,7 +243,11 @@ def _make_onnx(source: SourceModel) -> Artifact:
 
 
 def _add_int8_onnx(
-    artifact: Artifact, calibration: list, options: ArtifactOptions, cache: Path
+    artifact: Artifact,
+    calibration: list,
+    options: ArtifactOptions,
+    cache: Path,
+    trained: dict[str, float],
 ) -> None:
     inputs = artifact.interface.inputs
     shape, dtype = inputs["images"]["shape"], inputs["images"]["dtype"]
@@ -246,6 +259,7 @@ def _add_int8_onnx(
         calibrator=options.calibrator,
         cache=cache,
         runtime=options.int8_runtime,
+        trained=trained,
     )
     logging.info("calibrated with %s", cache if cached else f"{len(feeds)} images")
     artifact.files["model_int8.onnx"] = content

@@ -113,7 +113,7 @@ def plain_layers(next_call: Callable, args: tuple, kwargs: dict, context: Any) -
         if isinstance(module, nn.GroupNorm) and is_whole and module.num_groups:
             scale, bias = (each[None, None, None] for each in ends)
             return group_norm_p.bind(x, groups=module.num_groups, eps=eps) * scale + bias
-    if isinstance(module, Conv) and context.method_name == "_convolve":
+    if isinstance(module, Conv) and context.method_name == "contract":
         pads: Any = module.padding if module.padding == "SAME" else ((module.padding,) * 2,) * 2
         return _convolve(args[0], args[1], module.stride, pads, module.groups)
     if isinstance(module, UpConv) and context.method_name == "__call__":

@@ -14,18 +14,19 @@ well. With symmetric ranges, onnxruntime leaves every convolution before a ReLU 
 import hashlib
 import json
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 
+from mask_rcnn_jax.models.quantization import FLOAT_LAYERS
+
 CALIBRATORS = ("minmax", "entropy")
 RUNTIMES = ("cpu", "tensorrt")
 OP_TYPES = ["Conv", "Gemm", "ConvTranspose"]
 BETWEEN = ["Relu", "Add", "MaxPool", "Resize"]  # what "cpu" quantizes between layers
-FLOAT_LAYERS = ("objectness_logits", "anchor_deltas", "cls_score", "bbox_pred", "mask_predictor")
 
 # Histogram bins for entropy calibration. onnxruntime's default equals the number of quantization
 # steps, which disables clipping.
@@ -39,6 +40,7 @@ def quantize_onnx(
     calibrator: str,
     cache: Path,
     runtime: str = "cpu",
+    trained: Mapping[str, float] | None = None,
 ) -> tuple[bytes, bool]:
     """Quantize a model.
 
@@ -49,6 +51,8 @@ def quantize_onnx(
             information lost in the int8 histogram and is less sensitive to outliers.
         runtime: one of `RUNTIMES`, for which the pairs are placed.
         cache: json file with the ranges; replaced unless its model, calibrator and images match.
+        trained: largest input of layers by name, from training in emulated int8; takes the place
+            of what was measured.
 
     Returns:
         The int8 model, and whether its ranges came from the cache.
@@ -71,6 +75,7 @@ def quantize_onnx(
             ranges = _measure(source, feeds, calibrator, runtime)
             cache.parent.mkdir(parents=True, exist_ok=True)
             cache.write_text(json.dumps({"key": key, "calibrator": calibrator, "ranges": ranges}))
+        ranges = _with_trained(source, ranges, trained or {})
         _insert_qdq(source, target, ranges, runtime)
         return target.read_bytes(), cached
 
@@ -96,6 +101,20 @@ def _measure(
     found = worker.compute_data().data
     limits = {name: data.range_value for name, data in found.items()}
     return {name: [float(np.min(low)), float(np.max(high))] for name, (low, high) in limits.items()}
+
+
+def _with_trained(
+    source: Path, ranges: dict[str, list[float]], trained: Mapping[str, float]
+) -> dict[str, list[float]]:
+    """Return the ranges with those of layers' inputs that training has fixed."""
+    import onnx
+
+    limits: dict[str, float] = {}
+    for node in onnx.load(source).graph.node:
+        if trained.get(node.name, 0.0) > 0:  # a tensor that several layers read has one range
+            limits[node.input[0]] = max(limits.get(node.input[0], 0.0), trained[node.name])
+    fixed = {name: [max(ranges[name][0], -limit), limit] for name, limit in limits.items()}
+    return ranges | fixed
 
 
 def _insert_qdq(source: Path, target: Path, ranges: dict[str, list[float]], runtime: str) -> None:

@@ -14,10 +14,8 @@ import numpy as np
 from flax import linen as nn
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from mask_rcnn_jax.deploy.quantize import FLOAT_LAYERS
 from mask_rcnn_jax.models.conv import Conv, Dense, UpConv
-
-STEPS = 127
+from mask_rcnn_jax.models.quantization import FLOAT_LAYERS, STEPS
 
 
 def measure_ranges(

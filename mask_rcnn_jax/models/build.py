@@ -1,6 +1,7 @@
 """Build a model from a config and initialize its variables."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ from mask_rcnn_jax.models.fpn import FPN
 from mask_rcnn_jax.models.image_input import ImageInput
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN, Precision
 from mask_rcnn_jax.models.mask_targets import MaskTargets
+from mask_rcnn_jax.models.quantization import Quantization
 from mask_rcnn_jax.models.regnet import RegNet
 from mask_rcnn_jax.models.resnet import ResNet
 from mask_rcnn_jax.models.roi_heads import BoxHead, MaskHead
@@ -49,6 +51,7 @@ PARTS = {
     "roi_align": RoIAlign,
     "mask_targets": MaskTargets,
     "classifier": Classifier,
+    "quantization": Quantization,
 }
 
 
@@ -169,14 +172,14 @@ def build_model(
                     entries = {**entries, "widths": cascade.head_widths(i)}
                 heads.append(_build_named(entries, section, remat_heads, given))
             built["cascade"] = cascade.clone(heads=tuple(heads))
-    rpn = built["rpn"]
+    rpn, quantization = built["rpn"], built.pop("quantization")
     names = ("channels", "num_convs", "widths")
     rpn_options: dict[str, Any] = {name: getattr(rpn, name) for name in names}
     rpn_head = nn.remat(RPNHead) if remat_heads else RPNHead
     return MaskRCNN(
         **built,
         rpn_head=rpn_head(built["anchors"].per_cell, dtype=dtype, **rpn_options),
-        precision=computed,
+        precision=replace(computed, quantization=quantization),
         implementation=IMPLEMENTATIONS[implementation],
     )
 

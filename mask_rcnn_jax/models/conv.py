@@ -31,6 +31,7 @@ class Conv(nn.Module):
     groups: int = 1  # of channels, each convolved by itself
 
     sparse_cotangent = False
+    output_axis = -1  # of the kernel
 
     @nn.compact
     def __call__(
@@ -53,13 +54,13 @@ class Conv(nn.Module):
             scale, shift = affine
             kernel = kernel * scale[None, None, None]
             bias = shift if bias is None else bias * scale + shift
-        y = self._convolve(x.astype(self.dtype), kernel.astype(self.dtype), valid)
+        y = self.contract(x.astype(self.dtype), kernel.astype(self.dtype), valid)
         if bias is None:
             return y
         is_product = self.kernel_size == (1, 1)
         return add_bias(y, bias) if is_product else add_conv_bias(y, bias)
 
-    def _convolve(self, x: jax.Array, kernel: jax.Array, valid: jax.Array | None) -> jax.Array:
+    def contract(self, x: jax.Array, kernel: jax.Array, valid: jax.Array | None) -> jax.Array:
         """Convolve, with 1x1 kernels as a matrix product.
 
         The product is the same sum; on CPU its gradients are several times faster than a 1x1
@@ -121,16 +122,21 @@ class UpConv(nn.Module):
     dtype: DTypeLike
     kernel_init: nn.initializers.Initializer
 
+    output_axis = 2  # of the kernel
+
     @nn.compact
     def __call__(self, x: jax.Array, valid: jax.Array | None = None) -> jax.Array:
         """Map [N, H, W, C] to [N, H, W, 2, 2, features]; `valid` as in `RoIConv`."""
-        channels = x.shape[-1]
-        shape = (2, 2, self.features, channels)
+        shape = (2, 2, self.features, x.shape[-1])
         kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
         bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
-        kernel = kernel.astype(self.dtype).reshape(-1, channels).T[None, None]
-        y = conv(x.astype(self.dtype), kernel, valid, 1, ((0, 0), (0, 0)))
+        y = self.contract(x.astype(self.dtype), kernel.astype(self.dtype), valid)
         return add_bias(y.reshape(*x.shape[:3], 2, 2, self.features), bias)
+
+    def contract(self, x: jax.Array, kernel: jax.Array, valid: jax.Array | None) -> jax.Array:
+        """Multiply each pixel by the four kernels, to [N, H, W, 4 * features]."""
+        kernel = kernel.reshape(-1, kernel.shape[-1]).T[None, None]
+        return conv(x, kernel, valid, 1, ((0, 0), (0, 0)))
 
 
 class Weights(nn.Module):
@@ -155,13 +161,19 @@ class Dense(nn.Module):
     bias_init: nn.initializers.Initializer
     dtype: DTypeLike | None = None  # None: promoted from x and the kernel
 
+    output_axis = -1  # of the kernel
+
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """Map [.., C] to [.., features]."""
         kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.features), jnp.float32)
         bias = self.param("bias", self.bias_init, (self.features,), jnp.float32)
         x, kernel = nn.dtypes.promote_dtype(x, kernel, dtype=self.dtype)
-        return add_bias(x @ kernel, bias)
+        return add_bias(self.contract(x, kernel), bias)
+
+    def contract(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
+        """Multiply [.., C] by a kernel [C, features]."""
+        return x @ kernel
 
 
 @jax.custom_vjp

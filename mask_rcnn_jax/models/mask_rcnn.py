@@ -1,6 +1,7 @@
 """Mask R-CNN (He et al., 2017) on a feature pyramid."""
 
 import inspect
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any
@@ -15,6 +16,7 @@ from mask_rcnn_jax.models.detect import Detect
 from mask_rcnn_jax.models.image_input import ImageInput
 from mask_rcnn_jax.models.mask_targets import MaskTargets
 from mask_rcnn_jax.models.outputs import StageOutputs, TrainOutputs
+from mask_rcnn_jax.models.quantization import Quantization
 from mask_rcnn_jax.models.rpn import RPN
 from mask_rcnn_jax.models.sampling import MaskRoIs, RoISampling, SampledRoIs
 from mask_rcnn_jax.ops.anchors import AnchorGrid, Anchors
@@ -29,20 +31,24 @@ BOX_SIZE, MASK_SIZE = 7, 14  # RoIAlign output size for the box and mask heads
 
 @dataclass(frozen=True)
 class Precision:
-    """Computation dtype, and what GPUs may round float32 products to."""
+    """Computation dtype, what GPUs may round float32 products to, and int8."""
 
     dtype: DTypeLike = jnp.float32  # parameters are float32
     matmul: str | None = None  # see jax.default_matmul_precision
+    quantization: Quantization = Quantization()
 
 
 def in_precision(method):
-    """Run a model method at its `precision.matmul`, including gradients."""
+    """Run a model method at its `precision`, including gradients."""
 
     @wraps(method)
     def wrapped(self, *args, **kwargs):
-        if self.precision.matmul is None:
-            return method(self, *args, **kwargs)
-        with jax.default_matmul_precision(self.precision.matmul):
+        matmul, quantization = self.precision.matmul, self.precision.quantization
+        with ExitStack() as stack:
+            if matmul is not None:
+                stack.enter_context(jax.default_matmul_precision(matmul))
+            if quantization.int8:
+                stack.enter_context(nn.intercept_methods(quantization.interceptor()))
             return method(self, *args, **kwargs)
 
     return wrapped
@@ -82,6 +88,7 @@ class MaskRCNN(nn.Module):
     precision: Precision = Precision()
     implementation: str | None = None  # for RoIAlign, NMS, polygon targets; see ops.dispatch
 
+    @in_precision
     def init_all(self, images: jax.Array, image_sizes: jax.Array) -> None:
         """Use every parameter once, for `model.init(key, images, image_sizes, method=...)`."""
         pyramid, extent = self.pyramid(images, image_sizes, train=False)
@@ -96,7 +103,7 @@ class MaskRCNN(nn.Module):
     def trains_batch_stats(self) -> bool:
         """Whether training updates `batch_stats`; parts of users may not say."""
         parts = (self.backbone, self.fpn, self.box_head, self.cascade, self.mask_head)
-        return any(getattr(p, "trains_batch_stats", True) for p in parts if p is not None)
+        return self.precision.quantization.int8 or any(getattr(p, "trains_batch_stats", True) for p in parts if p is not None)
 
     @property
     def mask_roi_size(self) -> int:

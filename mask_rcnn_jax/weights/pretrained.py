@@ -13,6 +13,7 @@ import numpy as np
 from absl import logging
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from mask_rcnn_jax.models.quantization import RANGE
 from mask_rcnn_jax.weights.convert import OURS, listing, num_classes_in, to_flax
 from mask_rcnn_jax.weights.expected_model import mismatches
 from mask_rcnn_jax.weights.files import read_weights
@@ -30,9 +31,10 @@ CLASS_DEPENDENT = (
         for name in ("cls_score", "bbox_pred")
     ),
 )
-# Arrays that pretrained trunks lack: relative positions, which start at zero, and the norms behind
-# a ConvNeXt's maps.
+# Arrays that pretrained trunks lack: relative positions, which start at zero, the norms behind
+# a ConvNeXt's maps, and the ranges of int8.
 NOT_PRETRAINED = (
+    f"/{RANGE}",
     "/rel_pos_h",
     "/rel_pos_w",
     *(f"/output{stage}_norm/{leaf}" for stage in range(2, 6) for leaf in ("scale", "bias")),
