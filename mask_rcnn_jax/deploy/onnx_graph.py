@@ -3,6 +3,7 @@
 Values are referenced by name (str); numpy arrays passed instead become constants.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -104,6 +105,11 @@ class Graph:
         ties are sorted by index."""
         attributes = {"axis": -1, "largest": 1, "sorted": 1}
         return self.node("TopK", (x, ints(count)), attributes, outputs=2)
+
+
+def layer_of(node_name: str) -> str:
+    """Return the layer of a node with a name from `Graph.unique`: `part/layer` of `part_2/layer`."""
+    return re.sub(r"^([^/]*)_\d+/", r"\1/", node_name)
 
 
 def ints(*values: int) -> np.ndarray:

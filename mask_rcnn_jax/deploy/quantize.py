@@ -21,6 +21,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from mask_rcnn_jax.deploy.onnx_graph import layer_of
 from mask_rcnn_jax.models.quantization import FLOAT_LAYERS
 
 CALIBRATORS = ("minmax", "entropy")
@@ -111,8 +112,9 @@ def _with_trained(
 
     limits: dict[str, float] = {}
     for node in onnx.load(source).graph.node:
-        if trained.get(node.name, 0.0) > 0:  # a tensor that several layers read has one range
-            limits[node.input[0]] = max(limits.get(node.input[0], 0.0), trained[node.name])
+        limit = trained.get(layer_of(node.name), 0.0)
+        if node.op_type in OP_TYPES and limit > 0:  # a tensor that several layers read has one
+            limits[node.input[0]] = max(limits.get(node.input[0], 0.0), limit)
     fixed = {name: [max(ranges[name][0], -limit), limit] for name, limit in limits.items()}
     return ranges | fixed
 

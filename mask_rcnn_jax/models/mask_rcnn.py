@@ -103,7 +103,9 @@ class MaskRCNN(nn.Module):
     def trains_batch_stats(self) -> bool:
         """Whether training updates `batch_stats`; parts of users may not say."""
         parts = (self.backbone, self.fpn, self.box_head, self.cascade, self.mask_head)
-        return self.precision.quantization.int8 or any(getattr(p, "trains_batch_stats", True) for p in parts if p is not None)
+        return self.precision.quantization.int8 or any(
+            getattr(p, "trains_batch_stats", True) for p in parts if p is not None
+        )
 
     @property
     def mask_roi_size(self) -> int:

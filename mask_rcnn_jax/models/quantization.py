@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import linen as nn
 from jax import lax
 
 STEPS = 127  # int8 on both sides of zero, without -128

@@ -74,6 +74,32 @@ def test_ranges_steps_and_cache(tmp_path, runtime, images, layer):
         quantize_onnx(model, feeds, **options)
 
 
+@pytest.mark.parametrize(("runtime", "low"), [("tensorrt", -2.0), ("cpu", -1.0)])
+def test_trained_ranges_take_the_place_of_measured_ones(tmp_path, runtime, low):
+    """Of inputs from -1 to 4, those above 2 are clipped, as in training."""
+    model = conv_model(np.ones((1, 1, 1, 1), np.float32))
+    from mask_rcnn_jax.deploy.quantize import quantize_onnx
+
+    options = dict(calibrator="minmax", cache=tmp_path / "c.json", runtime=runtime)
+    trained = {"layer": 2.0, "other": 9.0}
+    int8, _ = quantize_onnx(model, [feed(4.0)], trained=trained, **options)
+    assert json.loads((tmp_path / "c.json").read_text())["ranges"]["images"][1] == 4.0
+    found = run_onnx(int8, feed(4.0))
+    steps = {"tensorrt": 254, "cpu": 255}[runtime]
+    output_step = {"tensorrt": 8.0, "cpu": 5.0}[runtime] / steps
+    exact = np.clip(feed(4.0)["images"], low, 2.0)
+    np.testing.assert_allclose(found, exact, atol=(2.0 - low) / steps / 2 + output_step / 2 + 1e-6)
+
+
+def test_layers_of_nodes():
+    from mask_rcnn_jax.deploy.onnx_graph import Graph, layer_of
+
+    graph = Graph(17)
+    names = [graph.unique("rpn_head/conv") for _ in range(3)] + [graph.unique("layer_2")]
+    assert names == ["rpn_head/conv", "rpn_head_2/conv", "rpn_head_3/conv", "layer_2"]
+    assert [layer_of(name) for name in names] == ["rpn_head/conv"] * 3 + ["layer_2"]
+
+
 def residual_model() -> bytes:
     """images float32 [1, 2, 4, 8] through two convolutions, a sum and what follows in a trunk."""
     pytest.importorskip("onnx")

@@ -113,15 +113,15 @@ def test_layers_equal_a_slow_int8(layers):
     )
     params = jax.tree.map(np.float64, variables["params"])
     kernel = oracle(params["conv"]["kernel"][0, 0] * [1.0, -2.0, 0.5, 3.0], 0, axis=-1)
-    np.testing.assert_allclose(
-        y, oracle(x, 2.0) @ kernel + oracle(3 * x, 2.0) @ kernel, atol=1e-4
-    )
+    np.testing.assert_allclose(y, oracle(x, 2.0) @ kernel + oracle(3 * x, 2.0) @ kernel, atol=1e-4)
     np.testing.assert_allclose(
         dense, oracle(x, 2.0) @ oracle(params["dense"]["kernel"], 0, axis=-1), atol=1e-5
     )
     np.testing.assert_allclose(last, x @ params["cls_score"]["kernel"], atol=1e-5)
     kernel = oracle(params["up"]["kernel"], 0, axis=2)
-    np.testing.assert_allclose(up, np.einsum("nhwc,abfc->nhwabf", oracle(x, 2.0), kernel), atol=1e-5)
+    np.testing.assert_allclose(
+        up, np.einsum("nhwc,abfc->nhwabf", oracle(x, 2.0), kernel), atol=1e-5
+    )
     padded = np.pad(oracle(x, 2.0), ((0, 0), (1, 1), (1, 1), (0, 0)))
     kernel, expected = oracle(params["rows"]["kernel"], 0, axis=-1), 0.0
     for i in range(3):
