@@ -108,7 +108,7 @@ class Graph:
 
 
 def layer_of(node_name: str) -> str:
-    """Return the layer of a node with a name from `Graph.unique`: `part/layer` of `part_2/layer`."""
+    """Return the name that `Graph.unique` was given: `part/layer` for `part_2/layer`."""
     return re.sub(r"^([^/]*)_\d+/", r"\1/", node_name)
 
 

@@ -81,7 +81,8 @@ def fake_quantize(x: jax.Array, limit: jax.Array) -> jax.Array:
     wide = x.astype(jnp.float32)
     safe = jnp.where(limit > 0, limit, 1.0)
     clipped = jnp.clip(wide, -safe, safe)
-    rounded = jnp.round(clipped * (STEPS / safe)) * (safe / STEPS)
+    step = safe / STEPS
+    rounded = jnp.round(clipped / step) * step
     passed = clipped + lax.stop_gradient(rounded - clipped)
     return jnp.where(limit > 0, passed, wide).astype(x.dtype)
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
+from mask_rcnn_jax.deploy.compare import compare
 from mask_rcnn_jax.deploy.quantize_jax import quantize_jax
 from mask_rcnn_jax.models.build import build_model, init_variables
 from mask_rcnn_jax.models.conv import Conv, Dense, RoIConv, UpConv
@@ -147,12 +148,17 @@ def test_a_model_predicts_as_the_exported_int8_program():
             node = node.setdefault(name, {})
         node[RANGE] = jnp.float32(1.5)
     exported, packed = quantize_jax(predict, variables, ranges)
-    expected = jax.jit(partial(exported, packed))(*inputs[0])
-    found = jax.jit(partial(predict_int8, variables))(*inputs[0])
-    assert expected.valid.sum() >= 3
-    np.testing.assert_array_equal(found.valid, expected.valid)
-    np.testing.assert_allclose(found.boxes, expected.boxes, atol=1e-2)
-    np.testing.assert_allclose(found.scores, expected.scores, atol=1e-4)
+    exported, int8, floats = (
+        partial(jax.jit(function), given)
+        for function, given in ((exported, packed), (predict_int8, variables), (predict, variables))
+    )
+    threshold = config.eval.score_threshold
+    # Rarely, another order of products rounds a value to the next step.
+    found = compare(exported, int8, inputs, threshold)
+    assert found.detections >= 3 and found.unmatched == 0, found
+    assert found.boxes < 0.1 and found.scores < 0.01, found
+    clipped = compare(exported, floats, inputs, threshold)
+    assert clipped.unmatched or clipped.boxes > 1, clipped
 
 
 def test_training_measures_ranges_and_a_float_run_is_taken_up():
