@@ -8,7 +8,7 @@ import pytest
 from flax import linen as nn
 from flax.traverse_util import flatten_dict
 
-from mask_rcnn_jax.models.build import build_model, init_variables
+from mask_rcnn_jax.models.build import abstract_variables, build_model, init_variables
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.models.roi_heads import BoxHead, MaskHead
 from mask_rcnn_jax.models.rpn import RPNHead
@@ -36,7 +36,7 @@ def test_padded_rois_leave_statistics_and_gradients_alone(head):
     x = features(9, 7 if is_box else 14)
     x = jnp.where(valid[None, :, None, None, None], x, 1e4)
     kept_rows = jnp.asarray(rows[:, valid])
-    variables = head.init(jax.random.key(1), x, *([] if is_box else [rows]))
+    variables = jax.jit(head.init)(jax.random.key(1), x, *([] if is_box else [rows]))
 
     def run(params, x, rows, valid):
         outputs, updated = head.apply(
@@ -46,7 +46,7 @@ def test_padded_rois_leave_statistics_and_gradients_alone(head):
         shape = (1, -1, *[1] * (first.ndim - 2))
         return jnp.sum(jnp.where(valid.reshape(shape), first, 0.0) ** 2), updated["batch_stats"]
 
-    grad = jax.grad(run, has_aux=True)
+    grad = jax.jit(jax.grad(run, has_aux=True))
     padded, padded_stats = grad(variables["params"], x, jnp.asarray(rows), jnp.asarray(valid))
     alone, stats = grad(variables["params"], x[:, valid], kept_rows, jnp.ones(6, bool))
     assert_gradients_close(padded, alone, 9 * CHANNELS * 4)
@@ -58,7 +58,7 @@ def test_padded_rois_leave_statistics_and_gradients_alone(head):
 
 
 def test_names_of_the_box_heads_parameters():
-    params = BOX_HEAD.init(jax.random.key(0), features(1))["params"]
+    params = jax.eval_shape(BOX_HEAD.init, jax.random.key(0), features(1))["params"]
     names = {"/".join(path) for path in flatten_dict(params)}
     layers = {"fc1", "cls_score", "bbox_pred"}
     expected = {f"{layer}/{leaf}" for layer in layers for leaf in ("kernel", "bias")}
@@ -92,10 +92,10 @@ def test_masks_of_another_size():
     config.model.mask_head.update(roi_size=10, num_convs=1)
     model = build_model(config.model)
     batch = jax.tree.map(jnp.asarray, tiny_batch(2))
-    variables = init_variables(model, 0)
+    variables = abstract_variables(model)
     assert "mask_fcn2" not in variables["params"]["mask_head"]
     outputs = jax.eval_shape(
-        lambda: model.apply(variables, batch, None, train=True, method="forward_train")
+        lambda v: model.apply(v, batch, None, train=True, method="forward_train"), variables
     )
     assert outputs.mask_logits.shape == outputs.mask_targets.shape == (8, 20, 20)
 

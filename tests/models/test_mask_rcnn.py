@@ -41,9 +41,11 @@ DETECT = Detect(score_threshold=0.0, pre_nms_topk=60, detections_per_image=5)
 
 @pytest.fixture(scope="module")
 def predict(model, variables):
-    return jax.jit(
-        lambda images, sizes: model.apply(variables, images, sizes, DETECT, method="predict")
-    )
+    @jax.jit
+    def run(variables, images, sizes):  # constants would take longer to compile
+        return model.apply(variables, images, sizes, DETECT, method="predict")
+
+    return partial(run, variables)
 
 
 def slow_nms(boxes, thresh):
@@ -74,7 +76,7 @@ def test_detections_equal_a_slow_nms_per_class():
     weights = (10.0, 10.0, 5.0, 5.0)
     detect = Detect(pre_nms_topk=rows * classes, detections_per_image=limit)
     arrays = jnp.asarray(logits), jnp.asarray(deltas), proposals, jnp.array([[64, 64]])
-    selected = detect(*arrays, coder=BoxCoder(weights))
+    selected = jax.jit(partial(detect, coder=BoxCoder(weights)))(*arrays)
     found, scores, labels, ok = (np.asarray(x)[0] for x in selected)
 
     probability = np.exp(logits[0]) / np.exp(logits[0]).sum(axis=1, keepdims=True)
@@ -103,7 +105,8 @@ def test_proposals_are_inside_the_image_sorted_and_padded(model):
     sizes = jnp.array([[64, 40], [30, 64]])
     rpn = RPN(pre_nms_topk_test=50, post_nms_topk_test=400, min_size=-1.0)
     coder = BoxCoder(inclusive="decoder")
-    proposals = rpn.proposals(logits, deltas, sizes, anchors=anchors, coder=coder, train=False)
+    propose = jax.jit(partial(rpn.proposals, anchors=anchors, coder=coder, train=False))
+    proposals = propose(logits, deltas, sizes)
     assert proposals.boxes.shape == (2, 400, 4)
     for b in range(2):
         valid = np.asarray(proposals.valid[b])
@@ -129,7 +132,8 @@ def test_sampled_rois_start_with_foreground_and_regress_to_their_object():
     )  # fmt: skip
     proposals = Proposals(boxes=jnp.asarray(boxes), scores=jnp.ones(50), valid=jnp.ones(50, bool))
     sample, coder = RoISampling(batch_size_per_image=32, fg_strict=True), BoxCoder()
-    rois = sample(jax.random.key(0), proposals, targets, coder=coder)
+    draw = jax.jit(partial(sample, coder=coder))
+    rois = draw(jax.random.key(0), proposals, targets)
     assert rois.foreground.tolist() == [True] * 8 + [False] * 24
     assert (np.asarray(rois.classes) > 0).tolist() == rois.foreground.tolist()
     back = decode(rois.deltas, rois.boxes, weights=coder.weights, offset=0.0)
@@ -137,7 +141,7 @@ def test_sampled_rois_start_with_foreground_and_regress_to_their_object():
     np.testing.assert_allclose(back[:8], matched[:8], atol=1e-3)
 
     nothing = targets.replace(valid=jnp.zeros(5, bool))
-    rois = sample(jax.random.key(0), proposals, nothing, coder=coder)
+    rois = draw(jax.random.key(0), proposals, nothing)
     assert not rois.foreground.any() and not rois.classes.any() and rois.valid.sum() == 32
 
 
@@ -174,8 +178,9 @@ def test_mask_head_gives_the_logits_of_each_rois_class():
     features = jnp.asarray(rng.normal(size=(2, 3, 6, 6, 8)), jnp.float32)
     classes = jnp.array([[0, 2, 4], [1, 1, 3]])
     head = MaskHead(4, 8, "he", jnp.float32)
-    params = head.init(jax.random.key(0), features, classes)["params"]
+    params = jax.jit(head.init)(jax.random.key(0), features, classes)["params"]
     params["mask_predictor"]["bias"] = jnp.arange(5.0)
+    weights = jnp.asarray(rng.normal(size=(6, 12, 12)), jnp.float32)
 
     def all_classes(params):
         x = features.reshape(6, 6, 6, 8)
@@ -189,14 +194,16 @@ def test_mask_head_gives_the_logits_of_each_rois_class():
     def chosen(params):
         return head.apply({"params": params}, features, classes).reshape(6, 12, 12)
 
+    def run(logits_of):
+        def loss(params):
+            logits = logits_of(params)
+            return jnp.sum(logits * weights), logits
+
+        return jax.jit(jax.grad(loss, has_aux=True))(params)
+
     terms = 4 * 9 * 8 + 2 * 8  # products per output, of all layers
-    expected = all_classes(params)
-    assert_within(chosen(params), expected, network_bound(terms, expected))
-    weights = jnp.asarray(rng.normal(size=(6, 12, 12)), jnp.float32)
-    ours, theirs = (
-        jax.grad(lambda params: jnp.sum(f(params) * weights))(params)  # noqa: B023
-        for f in (chosen, all_classes)
-    )
+    (ours, logits), (theirs, expected) = run(chosen), run(all_classes)
+    assert_within(logits, expected, network_bound(terms, expected))
     assert_gradients_close(ours, theirs, terms)
 
 

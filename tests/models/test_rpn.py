@@ -1,6 +1,7 @@
 """Labels of anchors, proposals of a batch, and maps that end before their canvas."""
 
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +37,12 @@ ANCHORS = jnp.array([[0, 0, 10, 10], [-2, 0, 8, 10], [90, 90, 101, 100], [50, 50
 
 def anchor_targets(rpn, anchors):
     """Of one object on an image of 100 x 100 pixels."""
-    image = None, targets([0, 0, 10, 10]), jnp.array([100, 100])
+    return label(rpn, (100, 100), anchors)
+
+
+@partial(jax.jit, static_argnums=0)
+def label(rpn, size, anchors):
+    image = None, targets([0, 0, 10, 10]), jnp.array(size)
     return rpn.targets(*image, anchors=anchors, coder=BoxCoder())
 
 
@@ -57,8 +63,7 @@ def test_the_image_they_reach_over_has_two_different_sides(size, expected):
     """(height, width); one anchor lies far to the right, one far down."""
     anchors = jnp.array([[0, 0, 10, 10], [150, 0, 160, 10], [0, 150, 10, 160]], jnp.float32)
     rpn = replace(LABELS, straddle_thresh=0.0)
-    image = None, targets([0, 0, 10, 10]), jnp.array(size)
-    labels, _, _ = rpn.targets(*image, anchors=Anchors([anchors], None), coder=BoxCoder())
+    labels, _, _ = label(rpn, size, Anchors([anchors], None))
     np.testing.assert_array_equal(labels, expected)
 
 
@@ -78,6 +83,7 @@ def far_apart(scores):
     return [logits], [deltas], jnp.full((len(scores), 2), 400), Anchors([anchors], None)
 
 
+@partial(jax.jit, static_argnums=0)
 def select(rpn, logits, deltas, sizes, anchors):
     return rpn.proposals(logits, deltas, sizes, anchors=anchors, coder=BoxCoder(), train=True)
 
