@@ -14,6 +14,7 @@ import tomllib
 from fnmatch import fnmatch
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 
 from tests.commands.command import ROOT
@@ -53,6 +54,7 @@ def test_what_git_ignores_is_not_in_the_image():
     assert {line.strip("/") for line in (ROOT / ".gitignore").read_text().split()} <= names
 
 
+@pytest.mark.slow
 def test_its_steps_install_the_package_in_a_clean_folder(tmp_path):
     """`pip install -r` shows what it was to install; all else is done."""
     folder, venv, home = tmp_path / "work", tmp_path / "venv", tmp_path / "home"

@@ -151,6 +151,7 @@ def test_synced_statistics_equal_one_device_with_the_whole_batch(count, padded):
 
 
 @pytest.mark.skipif(FOUR in os.environ, reason="runs itself")
+@pytest.mark.slow
 def test_four_devices():
     """The test above in a process that has them."""
     name = test_synced_statistics_equal_one_device_with_the_whole_batch.__name__
