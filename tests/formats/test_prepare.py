@@ -17,6 +17,18 @@ def prepare(*arguments):
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
+@pytest.fixture
+def prepare_inside(capsys):
+    """The same in this process, which saves the imports."""
+
+    def run(*arguments):
+        code = run_inside("prepare", *arguments)
+        said = capsys.readouterr()
+        return subprocess.CompletedProcess(arguments, code, said.out, said.err)
+
+    return run
+
+
 def test_shapes_then_check(tmp_path):
     arguments = ["shapes", "--data_dir", tmp_path, "--train=6", "--val=2"]
     for _ in range(2):
@@ -87,7 +99,7 @@ def test_an_annotation_without_its_category_is_named(arguments, coco_files, tmp_
     assert not (tmp_path / "out").exists()
 
 
-def test_annotations_of_labelme_become_two_sound_sets(tmp_path):
+def test_annotations_of_labelme_become_two_sound_sets(tmp_path, prepare_inside):
     """labelme's files, split in two, checked."""
     folder = tmp_path / "photos"
     folder.mkdir()
@@ -98,11 +110,11 @@ def test_annotations_of_labelme_become_two_sound_sets(tmp_path):
         content = {"shapes": [box, dot][: k % 3], "imagePath": f"{k}.png"}
         (folder / f"{k}.json").write_text(json.dumps(content))
     for _ in range(2):  # the second finds the json of the first beside labelme's
-        done = prepare("labelme", "--input", folder, "--output", folder / "all.json")
+        done = prepare_inside("labelme", "--input", folder, "--output", folder / "all.json")
         assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("left out: ") == 2
     assert done.stdout.endswith("all.json: 6 images, 2 of them without objects; cat 4\n")
-    done = prepare("split", "--json", folder / "all.json", "--val=2", "--output", tmp_path)
+    done = prepare_inside("split", "--json", folder / "all.json", "--val=2", "--output", tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     parts = [json.loads((tmp_path / f"{name}.json").read_text()) for name in ("train", "val")]
     names = [{image["file_name"] for image in part["images"]} for part in parts]
@@ -111,21 +123,21 @@ def test_annotations_of_labelme_become_two_sound_sets(tmp_path):
     for part, name in zip(parts, ("train", "val"), strict=True):
         assert part["categories"] == [{"id": 1, "name": "cat"}]
         if part["annotations"]:
-            done = prepare("check", "--json", tmp_path / f"{name}.json", "--images", folder)
+            done = prepare_inside("check", "--json", tmp_path / f"{name}.json", "--images", folder)
             assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_annotations_of_via(tmp_path):
+def test_annotations_of_via(tmp_path, prepare_inside):
     cv2.imwrite(str(tmp_path / "a.png"), np.zeros((40, 60, 3), np.uint8))
     circle = {"name": "circle", "cx": 30, "cy": 20, "r": 10}
     entry = {"filename": "a.png", "regions": [{"shape_attributes": circle}]}
     (tmp_path / "via.json").write_text(json.dumps({"a.png1": entry}))
     arguments = ["via", "--input", tmp_path / "via.json", "--output", tmp_path / "new" / "all.json"]
-    done = prepare(*arguments)
+    done = prepare_inside(*arguments)
     assert done.returncode == 2 and "--class_name assigns one class to all" in done.stderr
-    done = prepare(*arguments, "--class_name=balloon", "--images", tmp_path)
+    done = prepare_inside(*arguments, "--class_name=balloon", "--images", tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    done = prepare("check", "--json", tmp_path / "new" / "all.json", "--images", tmp_path)
+    done = prepare_inside("check", "--json", tmp_path / "new" / "all.json", "--images", tmp_path)
     assert "no problem in 1 images, 1 annotations, 1 classes" in done.stdout
 
 

@@ -87,10 +87,12 @@ def test_sigterm_leaves_nothing_different(step, whole, tmp_path, caplog):
         if step_ == step and "loss/total" in metrics:
             signal.raise_signal(signal.SIGTERM)
 
+    before = signal.getsignal(signal.SIGTERM)
     with caplog.at_level("INFO"), pytest.raises(SystemExit) as stopped:
         run(tmp_path, [stop])
-    assert stopped.value.code == 75
+    assert stopped.value.code == 75 and signal.getsignal(signal.SIGTERM) == before
     assert f"in {tmp_path}" in caplog.text and "stopped by SIGTERM, saved step" in caplog.text
+    assert "next:" not in caplog.text
     check_equal(tmp_path, run(tmp_path), whole)
 
 

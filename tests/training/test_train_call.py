@@ -139,6 +139,7 @@ def test_a_run_that_was_cut_off_ends_like_one_that_was_not(whole, tmp_path, capl
     assert_tree_close(jax.device_get(state), whole[2])
 
 
+@pytest.mark.slow
 def test_sigterm_saves_and_the_same_call_goes_on(whole, tmp_path, caplog):
     def stop(step, metrics, images):
         if step == 4:
