@@ -155,7 +155,7 @@ def test_detections_match_jax(recipe):
     _, predict = predict_function(config)
     exported, canvas = export(config, variables)
     inputs = generated(config, SIZES, canvas)
-    reference = jax.jit(partial(predict, variables))
+    reference = partial(jax.jit(predict), variables)
     found = compare(reference, exported, inputs, config.eval.score_threshold)
     assert found.detections >= 9, found
     assert found.within_tolerance and found.masks < 1e-2, found
@@ -219,7 +219,7 @@ def test_strong_models_match_jax(recipe, changes):
     _, predict = predict_function(config)
     exported, canvas = export(config, variables)
     inputs = generated(config, SIZES[:2], canvas)
-    reference = jax.jit(partial(predict, variables))
+    reference = partial(jax.jit(predict), variables)
     found = compare(reference, exported, inputs, config.eval.score_threshold)
     assert found.detections >= 2 and found.within_tolerance and found.masks < 1e-2, found
     if config.model.mask_head.name == "none":
@@ -231,7 +231,7 @@ def test_fixed_size_in_planar_batches(recipe):
     config = small_config(recipe, RECIPES[recipe], data__image_dtype="uint8")
     variables = random_variables(config)
     _, predict = predict_function(config)
-    reference = jax.jit(partial(predict, variables))
+    reference = partial(jax.jit(predict), variables)
     plan = resize_plan(48, 80, example_options(config))
     options = {"image_size": plan.size, "batch": 2, "planar": True, "dtype": "float32"}
     exported, canvas = export(config, variables, size=(48, 80), **options)
@@ -258,7 +258,7 @@ def test_fifty_coco_images(recipe):
     exported, canvas = export(config, variables, size=(256, 384))
     decoded = (decode_image(path) for path in paths)
     inputs = on_canvas(decoded, example_options(config), canvas, None)
-    reference = jax.jit(partial(predict, variables))
+    reference = partial(jax.jit(predict), variables)
     found = compare(reference, exported, inputs, config.eval.score_threshold)
     assert found.pictures == 50 and found.detections >= 100
     assert found.within_tolerance, found

@@ -59,7 +59,7 @@ def test_detections_match_jax():
     source = OnnxInput(canvas, dtype=config.data.image_dtype)
     built = build_onnx(model, variables, source, opset=17, detect=detect_options(config))
     inputs = generated(config, [(60, 96), (96, 64), (90, 90)], canvas)
-    reference = jax.jit(partial(predict, variables))
+    reference = partial(jax.jit(predict), variables)
     exported = load_onnx(built.SerializeToString())
     found = compare(reference, exported, inputs, config.eval.score_threshold)
     assert found.detections >= 9, found

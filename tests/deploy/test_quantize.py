@@ -199,8 +199,8 @@ def test_jax_weights_are_int8_and_detections_close():
     assert up["scale"].shape == (1, 1, 8, 1)
     assert isinstance(packed["params"]["box_head"]["cls_score"]["kernel"], np.ndarray)
 
-    reference = jax.jit(partial(predict, variables))
-    int8 = jax.jit(partial(quantized, packed))
+    reference = partial(jax.jit(predict), variables)
+    int8 = partial(jax.jit(quantized), packed)
     found = compare(reference, int8, inputs, config.eval.score_threshold)
     assert found.detections >= 6
     assert 0 < found.boxes and found.scores < 0.2, found

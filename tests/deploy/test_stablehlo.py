@@ -30,7 +30,7 @@ def exported():
     variables = random_variables(config)
     _, predict = predict_function(config)
     program = export_stablehlo(predict, variables, canvas=CANVAS, batch=None, dtype=np.uint8)
-    return config, partial(predict, variables), program
+    return config, partial(jax.jit(predict), variables), program
 
 
 def test_detections_match_the_original_in_any_batch(exported):
@@ -43,7 +43,7 @@ def test_detections_match_the_original_in_any_batch(exported):
         return Detections(**run(*batch))
 
     threshold = config.eval.score_threshold
-    found = compare(jax.jit(predict), exported_predict, [(images, sizes)], threshold)
+    found = compare(predict, exported_predict, [(images, sizes)], threshold)
     assert found.pictures == 3 and found.detections >= 9
     assert found.boxes < 1e-3 and found.scores < 1e-5 and found.masks < 1e-4, found
     assert not found.unmatched
@@ -72,7 +72,7 @@ def test_script_of_the_documentation_needs_what_it_says_only(exported, tmp_path)
     assert len(documented_script().splitlines()) <= 25
     done = run_alone(tmp_path, ".", "image.png")
     assert done.returncode == 0, done.stderr
-    found = jax.jit(predict)(image[None], np.array([CANVAS], np.int32))
+    found = predict(image[None], np.array([CANVAS], np.int32))
     lines = done.stdout.splitlines()
     assert len(lines) == int(found.valid.sum()) >= 3
     for i, line in enumerate(lines):

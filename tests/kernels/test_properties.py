@@ -98,11 +98,19 @@ def runner(name, request, kernel, xla, **options):
     return functools.partial(request.getfixturevalue(name), compiled)
 
 
-# Thresholds that are exact in binary and that boxes of up to 9 x 9 reach.
+# Thresholds that are exact in binary and that boxes of up to 9 x 9 reach. Kernels are compiled for
+# each, so only the slow tests run them with all.
+OPTIONS = [(0.5, 0.0, ROWS), (0.25, 1.0, ROWS), (0.75, 0.0, 5)]
+
+
 @pytest.mark.parametrize(
-    ("thresh", "offset", "max_out"), [(0.5, 0.0, ROWS), (0.25, 1.0, ROWS), (0.75, 0.0, 5)]
+    ("name", "thresh", "offset", "max_out"),
+    [
+        pytest.param(name, *options, marks=[pytest.mark.slow] * (name != "xla" and i > 0))
+        for name in MORE_EXAMPLES
+        for i, options in enumerate(OPTIONS)
+    ],
 )
-@pytest.mark.parametrize("name", NAMES)
 def test_any_boxes_have_the_exact_survivors(name, thresh, offset, max_out, request):
     def xla(boxes, valid, groups, **options):
         return nms(boxes, valid, groups=groups, **options, implementation="xla")

@@ -264,9 +264,10 @@ def test_a_gpu_program_without_the_kernels(implementation, features):
     assert "mosaic_gpu" not in lowered_for_cuda(jax.grad(function), features, boxes())
 
 
-@pytest.mark.parametrize("sampling", [2, 0])
 @pytest.mark.parametrize(
-    "wrap", [lambda f: f, jax.jit, jax.checkpoint], ids=["eager", "jit", "remat"]
+    ("wrap", "sampling"),
+    [(lambda f: f, 2), (jax.jit, 0), (jax.checkpoint, 2)],
+    ids=["eager", "jit", "remat"],
 )
 def test_on_a_cpu_the_choice_is_xla(wrap, sampling):
     functions = (
