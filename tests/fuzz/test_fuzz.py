@@ -16,7 +16,7 @@ from tests.fuzz import reader
 from tests.fuzz.format_parsers import FORMATS
 from tests.fuzz.parsers import PARSERS
 
-CASES, FEW = 200, 60  # without --fuzz: for a parser, and for one of many formats
+CASES, FEW = 100, 40  # without --fuzz: for a parser, and for one of many formats
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -50,7 +50,7 @@ def test_a_mutated_file_is_accepted_or_refused_in_one_line(name, read, request, 
     print(text)
     assert not found["bad"], "\n".join(str(bad) for bad in found["bad"][:20])
     # A strategy may run out of new cases, but not this early.
-    assert sum(found["ends"].values()) >= min(count, 150)
+    assert sum(found["ends"].values()) >= min(0.75 * count, 150)
     assert found["ends"]["accepted"]
 
 
