@@ -106,6 +106,18 @@ def tiny_config():
     return config
 
 
+def any_variables(model):
+    """Small random numbers for a model without batch statistics; `init_variables` compiles."""
+    from mask_rcnn_jax.models.build import abstract_variables
+
+    rng = np.random.default_rng(0)
+
+    def draw(leaf):
+        return jax.numpy.asarray(rng.normal(0, 0.05, leaf.shape), leaf.dtype)
+
+    return jax.tree.map(draw, abstract_variables(model))
+
+
 def tiny_batch(batch_size: int, side: int = 64, instances: int = 4, seed: int = 0):
     """Noise images with two square objects each (none in the last image) and full masks."""
     from mask_rcnn_jax.structures import Batch, Targets

@@ -1,7 +1,6 @@
 """A run on a set with LVIS's labels: federated loss, its scores, the same on several devices."""
 
 import json
-from functools import partial
 from pathlib import Path
 
 import jax
@@ -22,7 +21,7 @@ from mask_rcnn_jax.training.metrics import read_metrics
 from mask_rcnn_jax.training.scoring import evaluate, evaluate_results
 from mask_rcnn_jax.training.step import make_loss_step, replicate, shard_batch
 from tests.bounds import sum_bound
-from tests.helpers import TINY_TERMS, tiny_batch, tiny_config
+from tests.helpers import TINY_TERMS, any_variables, tiny_batch, tiny_config
 from tests.training.own_run import STEPS, small_config
 from tests.training.test_step import detectron2_loss, mesh_of
 
@@ -56,11 +55,14 @@ def test_the_loss_is_the_same_on_any_number_of_devices():
 
 def test_the_model_draws_for_each_image():
     model, batch = federated_model(), tiny_batch(3)
-    forward = jax.jit(partial(model.apply, train=False, method="forward_train"))
+
+    @jax.jit  # leaves out what is not returned
+    def draw(variables, batch, keys):
+        outputs = model.apply(variables, batch, keys, train=False, method="forward_train")
+        return outputs.rois.classes, outputs.rois.valid, outputs.drawn_classes[0]
+
     keys = jax.random.split(jax.random.key(0), 3)
-    outputs = forward(init_variables(model, 0), batch, keys)
-    classes, valid = (np.asarray(x) for x in (outputs.rois.classes, outputs.rois.valid))
-    drawn = np.asarray(outputs.drawn_classes[0])
+    classes, valid, drawn = jax.device_get(draw(any_variables(model), batch, keys))
     for image in range(3):
         unique = set(classes[image][valid[image]].tolist())
         assert drawn[image].sum() == 6 - (0 in unique)
