@@ -16,7 +16,7 @@ from tests.fuzz import reader
 from tests.fuzz.format_parsers import FORMATS
 from tests.fuzz.parsers import PARSERS
 
-CASES, FEW = 100, 40  # without --fuzz: for a parser, and for one of many formats
+CASES, FEW = 100, 60  # without --fuzz: for a parser, and for one of many formats
 ROOT = Path(__file__).resolve().parents[2]
 
 
