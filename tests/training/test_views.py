@@ -81,12 +81,12 @@ def expected_detections(model, variables, batches, flip):
     """Per image: (score, class, box in the first size, mask), by descending score."""
 
     @jax.jit
-    def predict(batch):
+    def predict(variables, batch):
         arguments = batch.images, batch.image_sizes, DETECT
         return model.apply(variables, *arguments, method="predict")
 
     @jax.jit
-    def masks_of(batch, boxes, classes):
+    def masks_of(variables, batch, boxes, classes):
         def masks(module):
             pyramid, extent = module.pyramid(batch.images, batch.image_sizes, train=False)
             pooled = module.pool(pyramid, boxes, 14, extent)
@@ -101,7 +101,7 @@ def expected_detections(model, variables, batches, flip):
             views.append((mirrored(batch), True))
     rows = [[] for _ in first.images]
     for batch, is_mirrored in views:
-        found = jax.device_get(predict(batch))
+        found = jax.device_get(predict(variables, batch))
         boxes = mirrored_boxes(found.boxes, batch) if is_mirrored else found.boxes
         factors = np.tile((first.scales / batch.scales)[:, ::-1], 2)[:, None]
         for image in range(len(rows)):
@@ -120,7 +120,7 @@ def expected_detections(model, variables, batches, flip):
         factors = np.tile((batch.scales / first.scales)[:, ::-1], 2)[:, None]
         there = boxes * factors
         there = mirrored_boxes(there, batch) if is_mirrored else there
-        seen = np.asarray(masks_of(batch, there.astype(np.float32), classes))
+        seen = np.asarray(masks_of(variables, batch, there.astype(np.float32), classes))
         masks.append(seen[..., ::-1] if is_mirrored else seen)
     return merged, np.mean(masks, axis=0)
 
