@@ -98,15 +98,16 @@ def runner(name, request, kernel, xla, **options):
     return functools.partial(request.getfixturevalue(name), compiled)
 
 
-# Thresholds that are exact in binary and that boxes of up to 9 x 9 reach. Kernels are compiled for
-# each, so only the slow tests run them with all.
+# Thresholds that are exact in binary and that boxes of up to 9 x 9 reach. Each is another program,
+# so the interpreters get the first alone without --slow.
 OPTIONS = [(0.5, 0.0, ROWS), (0.25, 1.0, ROWS), (0.75, 0.0, 5)]
+FIRST = {"xla": 3, "pallas_call": 1, "mosaic": 1}
 
 
 @pytest.mark.parametrize(
     ("name", "thresh", "offset", "max_out"),
     [
-        pytest.param(name, *options, marks=[pytest.mark.slow] * (name != "xla" and i > 0))
+        pytest.param(name, *options, marks=[pytest.mark.slow] * (i >= FIRST.get(name, 0)))
         for name in MORE_EXAMPLES
         for i, options in enumerate(OPTIONS)
     ],
