@@ -63,6 +63,7 @@ LEAN_IMPORTS = {
     "collections",
     "concurrent",
     "contextlib",
+    "contextvars",
     "dataclasses",
     "functools",
     "typing",

@@ -97,10 +97,11 @@ def _is_folded(graph: Graph, layer, node) -> bool:
     kernel = graph.constants[layer.input[1]]
     axis = 0 if layer.op_type == "Conv" else 1  # of the kernel's outputs
     count, behind = kernel.shape[axis], kernel.ndim - 2 if layer.op_type == "Conv" else 0
-    if number is None or number.ndim > behind + 2:
+    if number is None:
         return False
-    shape = (1,) * (behind + 2 - number.ndim) + number.shape
-    if number.size != 1 and shape != (1, count) + (1,) * behind:
+    places = [count, *[1] * behind]  # of channels, among the last axes
+    shape = [1] * (behind + 1 - number.ndim) + list(number.shape)
+    if number.size != 1 and (shape[-behind - 1 :] != places or number.size != count):
         return False
     number = np.broadcast_to(number.reshape(-1), (count,)).astype(np.float32)
     has_bias = len(layer.input) > 2

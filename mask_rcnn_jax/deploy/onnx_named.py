@@ -1,4 +1,4 @@
-"""Operations that ONNX has as a whole: non-maximum suppression, RoIAlign and group norm.
+"""Operations that ONNX has as a whole: non-maximum suppression, RoIAlign, group and layer norm.
 
 While a model is traced, each is a primitive of its own, which a rule translates. Another op that is
 `ops.dispatch.named` needs a function in `replacements` and a rule in `RULES`.
@@ -110,6 +110,7 @@ def plain_layers(next_call: Callable, args: tuple, kwargs: dict, context: Any) -
         if isinstance(module, nn.LayerNorm) and module.reduction_axes in (-1, (-1,)):
             return layer_norm_p.bind(x, *ends, eps=eps)
         is_whole = x.ndim == 4 and (len(args) == 1 or args[1] is None)
+        is_whole = is_whole and getattr(module, "reduction_axes", None) is None
         if isinstance(module, nn.GroupNorm) and is_whole and module.num_groups:
             scale, bias = (each[None, None, None] for each in ends)
             return group_norm_p.bind(x, groups=module.num_groups, eps=eps) * scale + bias

@@ -127,7 +127,7 @@ def number(eqn: Equation, value: float) -> np.ndarray:
 
 def convert(graph: Graph, eqn: Equation, given: list) -> Value:
     kinds = [onnx_type(each.aval.dtype) for each in (eqn.invars[0], eqn.outvars[0])]
-    if kinds[0] == kinds[1] and eqn.invars[0].aval.dtype != np.uint8:
+    if kinds[0] == kinds[1]:
         return given[0]
     x = given[0]
     return x._replace(name=graph.cast(x.name, kinds[1]))
@@ -209,7 +209,7 @@ def reduce(op: str):
 
 
 def reduced(graph: Graph, op: str, x: Value, axes: Sequence[int]) -> Value:
-    if op == "ReduceSum" and any(min(x.axes[i], default=0) < 0 for i in axes):
+    if op in ("ReduceSum", "ReduceProd") and any(min(x.axes[i], default=0) < 0 for i in axes):
         x = tensor(arrange(graph, x), x.sizes)
     places = sorted(part for i in axes for part in x.axes[i] if part >= 0)
     rest = tuple(parts for i, parts in enumerate(x.axes) if i not in axes)

@@ -104,10 +104,8 @@ def cut(
 
 def slice_rule(graph: Graph, eqn: Equation, given: list) -> Value:
     starts, stops = eqn.params["start_indices"], eqn.params["limit_indices"]
-    steps, is_map = (
-        eqn.params["strides"] or (1,) * len(starts),
-        eqn.invars[0].aval.dtype.kind == "f",
-    )
+    steps = eqn.params["strides"] or (1,) * len(starts)
+    is_map = eqn.invars[0].aval.dtype.kind == "f"
     return cut(graph, given[0], starts, stops, steps, is_map=is_map)
 
 

@@ -1,10 +1,9 @@
 """Select the XLA or Pallas implementation of an op, or another one for a translated program."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial, wraps
-from types import MappingProxyType
 from typing import TypeVar
 
 from jax import lax
@@ -12,7 +11,7 @@ from jax import lax
 from pallas_kernels import support
 
 Op = TypeVar("Op", bound=Callable)
-_replaced: ContextVar[Mapping[str, Callable]] = ContextVar("replaced", default=MappingProxyType({}))
+_replaced: ContextVar[dict[str, Callable] | None] = ContextVar("replaced", default=None)
 
 
 def named(op: Op) -> Op:
@@ -20,7 +19,7 @@ def named(op: Op) -> Op:
 
     @wraps(op)
     def call(*args, **kwargs):
-        return _replaced.get().get(op.__name__, op)(*args, **kwargs)
+        return (_replaced.get() or {}).get(op.__name__, op)(*args, **kwargs)
 
     return call  # type: ignore[return-value]
 
@@ -31,7 +30,7 @@ def replaced(**functions: Callable) -> Iterator[None]:
 
     For exporters to a format that has such operators.
     """
-    token = _replaced.set({**_replaced.get(), **functions})
+    token = _replaced.set((_replaced.get() or {}) | functions)
     try:
         yield
     finally:

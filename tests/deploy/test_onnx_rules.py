@@ -81,7 +81,10 @@ REDUCTIONS = {
     "sums": lambda x: (jnp.sum(x, (1, 2)), jnp.mean(x, -1, keepdims=True), jnp.sum(x)),
     "extremes": lambda x: (jnp.max(x, (0, 3)), jnp.min(x, 2), jnp.prod(x[0, 0], 0)),
     "bools": lambda x: (jnp.all(x > -1, -1), jnp.any(x > 1, (1, 2))),
-    "of repeated": lambda x: jnp.sum(jnp.broadcast_to(x[:, :, :1], x.shape), (2, 3)),
+    "of repeated": lambda x: [
+        reduce(jnp.broadcast_to(x[:, :, :1], x.shape), (2, 3))
+        for reduce in (jnp.sum, jnp.max, jnp.prod)
+    ],
     "layer norm": lambda x: (
         (x - jnp.mean(x, -1, keepdims=True)) * lax.rsqrt(jnp.var(x, -1) + 1)[..., None]
     ),
