@@ -236,9 +236,9 @@ def _full(graph: Graph, value: Value | Known, shape: Sequence[int]) -> Value:
     if isinstance(value, Known):
         array = np.broadcast_to(value.array, shape)
         part = array[tuple(slice(None if stride else 1) for stride in array.strides)]
-        whole = zip(part.shape, shape, strict=True)
-        axes = [(i,) if held == size else (-size,) for i, (held, size) in enumerate(whole)]
-        return Value(stored(graph, part, value), part.shape, tuple(axes))
+        whole = enumerate(zip(part.shape, shape, strict=True))
+        kept = tuple((i,) if held == size else (-size,) for i, (held, size) in whole)
+        return Value(stored(graph, part, value), part.shape, kept)
     if not value.axes:
         value = broadcast(value, shape, ())
     if not any(min(axis, default=0) < 0 <= max(axis, default=0) for axis in value.axes):
