@@ -290,6 +290,27 @@ def test_teachers_that_cannot_be_loaded_are_one_line(tmp_path):
         assert words in str(error.value) and "\n" not in str(error.value)
 
 
+def test_a_teacher_of_other_images_is_named_in_a_warning_or_refused(monkeypatch, caplog):
+    """A run's config has lists where a recipe has tuples."""
+    config, own = small_config(), small_config()
+    own.data.image_size = [64, 64]
+    monkeypatch.setattr(loading, "restore_config", lambda *_: (own, [{"name": "cat"}], None))
+    monkeypatch.setattr(loading, "load_variables", lambda *_: variables(0))
+    config.distill.teacher = "runs/large"
+    options = distill_options(config)
+    assert loading._load(config, options)[1:] == (variables(0), ["cat"])
+    assert not caplog.records
+    config.data.image_size = (64, 96)
+    loading._load(config, options)
+    text = "made for data.image_size=[64, 64] and would see images of this run's [64, 96]"
+    assert [text in record.getMessage() for record in caplog.records] == [True]
+    config.data.resize = "keep"
+    with pytest.raises(
+        ValueError, match='^distill.teacher: runs/large was made for data.resize="f'
+    ):
+        loading._load(config, options)
+
+
 def given_teacher(monkeypatch, names=None, seed=1):
     """Its outputs are looked at elsewhere."""
     monkeypatch.setattr(loading, "_check_outputs", lambda *_: None)

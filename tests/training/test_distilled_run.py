@@ -184,11 +184,3 @@ def test_a_student_is_used_without_its_teacher(runs, tmp_path):
     assert metrics == content
     saved = json.loads((tmp_path / "student" / "config.json").read_text())["config"]["distill"]
     assert len(saved["checksum"]) == 64
-
-
-def test_other_images_are_named_in_a_warning_or_refused(runs, tmp_path, caplog):
-    config = student_config(runs[0] / "teacher")
-    config.data.resize = "keep"
-    with pytest.raises(ValueError, match='made for data.resize="fit" and would see images of'):
-        train(config, tmp_path, **own_run.sets())
-    assert not list(tmp_path.iterdir())
