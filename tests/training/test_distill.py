@@ -146,6 +146,7 @@ def test_what_lies_beyond_an_image_changes_nothing():
     assert changed == terms
 
 
+@pytest.mark.slow
 def test_masks_are_compared_with_what_the_teacher_predicts_there():
     """`predict_masks` at the student's RoIs, one on each image, and the divergence in NumPy."""
     batch, teacher = wide_batch(), variables(1)
@@ -188,6 +189,7 @@ def test_deltas_are_translated_between_box_coders():
     np.testing.assert_array_equal(translate(deltas, boxes, ours, ours), deltas)
 
 
+@pytest.mark.slow
 def test_without_a_teacher_a_step_takes_its_state_and_batch_alone():
     config, tx = small_config(), optax.sgd(1e-2)
     state = jax.eval_shape(lambda v: TrainState.start(v, tx), abstract_variables(model()))
