@@ -1,56 +1,49 @@
-/* Measure what one core multiplies and adds per second at most, from registers alone.
+/* Print the billions of operations per processor second (a multiply-add is two) that one thread
+   reaches with data in registers, for each precision that this processor has instructions for.
 
-       gcc -O2 benchmarks/core_peak.c -o core_peak && ./core_peak
-
-   The yardstick for the time of a convolution on a CPU: a library's own product is slower. Counts
-   processor seconds, so that it holds on a shared machine. A precision that the processor has no
-   instruction for is left out; tile instructions (AMX) are not measured. */
-
-#include <immintrin.h>
+   Twelve registers take a sum each, which hides the latency of the arithmetic units. */
 #include <stdio.h>
 #include <time.h>
 
-#ifndef ROUNDS
 #define ROUNDS 20000000L
-#endif
-#define CHAINS 12 /* sums at once: more than are added during an instruction's latency */
 
-/* Define `name`, which returns 1e9 operations per second of `step`, `operations` each. */
-#define MEASURE(name, isa, type, zero, one, step, operations)                  \
-  __attribute__((target(isa))) static double name(void) {                      \
-    type sums[CHAINS], x = one;                                                \
-    for (int i = 0; i < CHAINS; i++) sums[i] = zero;                           \
-    clock_t start = clock();                                                   \
-    for (long round = 0; round < ROUNDS; round++) {                            \
-      _Pragma("GCC unroll 12") for (int i = 0; i < CHAINS; i++)                \
-        sums[i] = step(sums[i], x);                                            \
-      __asm__ volatile("" : "+v"(x)); /* or the compiler might skip rounds */  \
-    }                                                                          \
-    double seconds = (double)(clock() - start) / CLOCKS_PER_SEC;               \
-    for (int i = 0; i < CHAINS; i++) __asm__ volatile("" : : "v"(sums[i]));    \
-    return 1e-9 * ROUNDS * CHAINS * operations / seconds;                      \
-  }
+/* `instruction` adds products of register 15 with itself to each of the registers 0 to 11. */
+#define TWELVE(instruction, kind)                                                            \
+  ADD(instruction, kind, 0) ADD(instruction, kind, 1) ADD(instruction, kind, 2)              \
+  ADD(instruction, kind, 3) ADD(instruction, kind, 4) ADD(instruction, kind, 5)              \
+  ADD(instruction, kind, 6) ADD(instruction, kind, 7) ADD(instruction, kind, 8)              \
+  ADD(instruction, kind, 9) ADD(instruction, kind, 10) ADD(instruction, kind, 11)
+#define ADD(instruction, kind, sum) instruction " %%" kind "15, %%" kind "15, %%" kind #sum "\n\t"
+#define SUMS                                                                                 \
+  "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10",   \
+      "xmm11", "xmm15"
+#define MEASURE(name, instruction, kind, operations)                                         \
+  do {                                                                                       \
+    __asm__ volatile("vzeroall" ::: SUMS);                                                   \
+    double started = processor_seconds();                                                    \
+    for (long round = 0; round < ROUNDS; round++)                                            \
+      __asm__ volatile(TWELVE(instruction, kind) ::: SUMS);                                  \
+    printf("%s %.1f\n", name,                                                                \
+           12e-9 * operations * ROUNDS / (processor_seconds() - started));                   \
+  } while (0)
 
-#define FMA256(sum, x) _mm256_fmadd_ps(x, x, sum)
-#define FMA512(sum, x) _mm512_fmadd_ps(x, x, sum)
-#define DOT_BF16(sum, x) _mm512_dpbf16_ps(sum, (__m512bh)x, (__m512bh)x)
-#define DOT_INT8(sum, x) _mm512_dpbusd_epi32(sum, x, x)
-#define ONE _mm512_set1_ps(1)
-
-MEASURE(fma256, "avx2,fma", __m256, _mm256_setzero_ps(), _mm256_set1_ps(1), FMA256, 16)
-MEASURE(fma512, "avx512f", __m512, _mm512_setzero_ps(), ONE, FMA512, 32)
-MEASURE(bf16, "avx512f,avx512bf16", __m512, _mm512_setzero_ps(), ONE, DOT_BF16, 64)
-MEASURE(int8, "avx512f,avx512vnni", __m512i, _mm512_setzero_si512(), _mm512_set1_epi8(1), DOT_INT8,
-        128)
+static double processor_seconds(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return now.tv_sec + 1e-9 * now.tv_nsec;
+}
 
 int main(void) {
-  if (__builtin_cpu_supports("fma"))
-    printf("float32, 256 bits (vfmadd): %.0f GFLOP/s\n", fma256());
-  if (__builtin_cpu_supports("avx512f"))
-    printf("float32, 512 bits (vfmadd): %.0f GFLOP/s\n", fma512());
-  if (__builtin_cpu_supports("avx512bf16"))
-    printf("bfloat16 (vdpbf16ps): %.0f GFLOP/s\n", bf16());
-  if (__builtin_cpu_supports("avx512vnni"))
-    printf("int8 (vpdpbusd): %.0f GOP/s\n", int8());
+#if defined(__AVX512F__)
+  MEASURE("float32", "vfmadd231ps", "zmm", 32);
+#elif defined(__FMA__)
+  MEASURE("float32", "vfmadd231ps", "ymm", 16);
+#endif
+#if defined(__AVX512BF16__)
+  MEASURE("bfloat16", "vdpbf16ps", "zmm", 64);
+#endif
+#if defined(__AVX512VNNI__)
+  MEASURE("int8", "vpdpbusd", "zmm", 128);
+#endif
   return 0;
 }

@@ -86,12 +86,12 @@ class Side:
             raise SystemExit(f"error: {self.process.args[:2]} ended with {self.process.wait()}")
         return line.strip()
 
-    def take_turn(self) -> list[tuple[float, float]]:
+    def take_turn(self, steps: int = TIMED) -> list[tuple[float, float]]:
         """Return the elapsed and the processor seconds of each timed step."""
         with suppress(BrokenPipeError):  # `answer` tells that it has ended
             self.process.stdin.write("turn\n")
             self.process.stdin.flush()
-        lines = [self.answer().split() for _ in range(TIMED)]
+        lines = [self.answer().split() for _ in range(steps)]
         return [(float(elapsed), float(cpu)) for elapsed, cpu in lines]
 
 

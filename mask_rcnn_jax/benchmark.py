@@ -101,10 +101,10 @@ def main(positional: Sequence[str]) -> None:
         _choose_cache()
         figures = getattr(steps, kind)(FLAGS.config, FLAGS.steps, FLAGS.profile, save=_save)
         if FLAGS.stages:
-            figures["ms_of_stages"] = getattr(stages, kind)(
+            figures["stages"] = getattr(stages, kind)(
                 FLAGS.config,
                 FLAGS.steps,
-                save=lambda times: _save(figures | {"ms_of_stages": times}),
+                save=lambda times: _save(figures | {"stages": times}),
             )
     if jax.process_index() > 0:
         return

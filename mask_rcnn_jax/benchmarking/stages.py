@@ -2,8 +2,12 @@
 
 The stages do not add up to a step: XLA fuses across stage boundaries and stores no values there.
 They show where to look.
+
+Each stage has its median `ms`; on a CPU also `cpu_ms`, milliseconds of its cores, and `gflop`,
+billions of operations before optimization.
 """
 
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -22,19 +26,20 @@ from mask_rcnn_jax.ops.extent import ValidExtent, valid_extent
 from mask_rcnn_jax.structures import Batch
 from mask_rcnn_jax.training.step import loss_options, loss_terms
 
-Save = Callable[[dict[str, float]], object]  # receives the times after each stage
+Figures = dict[str, dict[str, float]]  # by stage
+Save = Callable[[Figures], object]  # receives the figures after each stage
 RAW_OUTPUTS = ("rpn_logits", "rpn_deltas", "class_logits", "box_deltas", "mask_logits")
 
 
-def train(config: Any, repeats: int, save: Save = lambda times: None) -> dict[str, float]:
-    """Return milliseconds per training stage on one device, gradients included.
+def train(config: Any, repeats: int, save: Save = lambda figures: None) -> Figures:
+    """Return the figures of each training stage on one device, gradients included.
 
     That device gets the whole `train.batch_size`. Stages without gradients run forward only.
     """
     made = inputs.synthetic_batch(config, config.train.batch_size, training=True)
     model, params, run, batch, extent = _setup(config, made)
     keys = jax.random.split(jax.random.key(0), len(batch.images))
-    times: dict[str, float] = {}
+    times: Figures = {}
     stage = partial(_stage, times, repeats, save)
 
     def pool(rois, mask_rois, pyramid):
@@ -81,11 +86,11 @@ def train(config: Any, repeats: int, save: Save = lambda times: None) -> dict[st
     return times
 
 
-def infer(config: Any, repeats: int, save: Save = lambda times: None) -> dict[str, float]:
-    """Return milliseconds per prediction stage on one device, at `eval.batch_size`."""
+def infer(config: Any, repeats: int, save: Save = lambda figures: None) -> Figures:
+    """Return the figures of each prediction stage on one device, at `eval.batch_size`."""
     made = inputs.synthetic_batch(config, config.eval.batch_size)
     model, params, run, batch, extent = _setup(config, made)
-    times: dict[str, float] = {}
+    times: Figures = {}
     stage = partial(_stage, times, repeats, save)
 
     def pool(pyramid, boxes, *, size):
@@ -139,7 +144,7 @@ def _setup(config: Any, made: Batch) -> tuple[MaskRCNN, dict, Callable, Batch, V
     return model, variables["params"], run, batch, extent
 
 
-def _optimizer(config, model: MaskRCNN, params: dict, repeats: int) -> float:
+def _optimizer(config, model: MaskRCNN, params: dict, repeats: int) -> dict[str, float]:
     mesh = Mesh(np.array(jax.devices()[:1]), ("data",))
     _, tx = inputs.recipe_step(config, model, params, mesh, config.train.batch_size)
     state = tx.init(params)
@@ -153,8 +158,8 @@ def _optimizer(config, model: MaskRCNN, params: dict, repeats: int) -> float:
 
 def _time(
     function: Callable, *args, repeats: int, gradient: tuple[int, ...] = (), cotangents: Any = None
-) -> tuple[float, Any]:
-    """Return median milliseconds and the output.
+) -> tuple[dict[str, float], Any]:
+    """Return the figures of a function and its output.
 
     gradient: argument positions whose gradients are timed too. cotangents: output gradient; None
     is 1 everywhere.
@@ -162,7 +167,7 @@ def _time(
     forward = jax.jit(function)
     out = forward(*args)
     if not gradient:
-        return devices.summary(devices.time_calls(forward, *args, repeats=repeats))["ms"], out
+        return _figures(forward, *args, repeats=repeats), out
 
     def forward_and_backward(cotangents, *args):
         def of_differentiated(*values):
@@ -174,5 +179,19 @@ def _time(
         return jax.vjp(of_differentiated, *(args[i] for i in gradient))[1](cotangents)
 
     cotangents = jax.tree.map(jnp.ones_like, out) if cotangents is None else cotangents
-    times = devices.time_calls(jax.jit(forward_and_backward), cotangents, *args, repeats=repeats)
-    return devices.summary(times)["ms"], out
+    return _figures(jax.jit(forward_and_backward), cotangents, *args, repeats=repeats), out
+
+
+def _figures(compiled: Any, *args, repeats: int) -> dict[str, float]:
+    def median_ms(clock: Callable[[], float]) -> float:
+        return devices.summary(devices.time_calls(compiled, *args, repeats=repeats, clock=clock))[
+            "ms"
+        ]
+
+    figures = {"ms": median_ms(time.perf_counter)}
+    if jax.default_backend() == "cpu":
+        # In the GPU program, as in `inputs.train_flops`; both are XLA's where there is no GPU.
+        lowered = compiled.trace(*args).lower(lowering_platforms=("cuda",))
+        figures["cpu_ms"] = median_ms(time.process_time)
+        figures["gflop"] = round(1e-9 * lowered.cost_analysis().get("flops", 0.0), 3)
+    return figures

@@ -28,7 +28,10 @@ def test_stages_are_all_timed():
     training = stages.train(tiny_config(), 2, save=lambda times: saved.append(dict(times)))
     prediction = stages.infer(tiny_config(), 2)
     assert saved[-1] == training and len(saved) == len(training)
-    assert all(ms > 0 for ms in [*training.values(), *prediction.values()])
+    rows = [*training.values(), *prediction.values()]
+    assert all(row["ms"] > 0 and row["cpu_ms"] > 0 and row["gflop"] >= 0 for row in rows)
     assert list(training)[0] == list(prediction)[0] == "backbone and FPN"
     # Forward and backward against forward, on a batch twice as large.
-    assert training["backbone and FPN"] > 2 * prediction["backbone and FPN"]
+    for figure in ("ms", "gflop"):
+        trunks = training["backbone and FPN"], prediction["backbone and FPN"]
+        assert trunks[0][figure] > 2 * trunks[1][figure], figure
