@@ -64,7 +64,7 @@ names = {k: entry["name"] for k, entry in (truth.cats if truth else {}).items()}
 
 
 def read(name: str) -> tuple[str, np.ndarray, torch.Tensor]:
-    """Return a picture as uint8 [H, W, 3] RGB and as float [3, H, W] in 0..1."""
+    """Return an image as uint8 [H, W, 3] RGB and as float [3, H, W] in 0..1."""
     turned = cv2.IMREAD_IGNORE_ORIENTATION if truth else 0
     data = np.fromfile(Path(settings["images"], name), np.uint8)
     image = cv2.imdecode(data, cv2.IMREAD_COLOR_RGB | turned)
@@ -82,8 +82,8 @@ def in_order(pool: ThreadPoolExecutor, function, items):
         yield started.popleft().result()
 
 
-def detect(pictures):
-    for name, image, tensor in pictures:
+def detect(images):
+    for name, image, tensor in images:
         with autocast, torch.inference_mode():
             [found] = model([tensor])
         yield name, image, {key: value.numpy() for key, value in found.items()}
@@ -140,7 +140,7 @@ def save(name: str, entries: list[dict]) -> None:
 
 def predict() -> None:
     entries = []
-    for name, _, found in detect(pictures):
+    for name, _, found in detect(images):
         labels = [ids[k - 1] for k in found["labels"]]
         entries += box_entries(name, found["boxes"], found["scores"], labels)
     save("detections.json", entries)
@@ -171,7 +171,7 @@ def evaluate() -> None:
 
 
 if settings["mode"] == "predict":
-    pictures = [read(name) for name in settings["files"]]
+    images = [read(name) for name in settings["files"]]
 
     def without_pasting(found, sizes, original_sizes):
         for one, size, original in zip(found, sizes, original_sizes, strict=True):

@@ -5,16 +5,16 @@
     python -m benchmarks.peers_files --python TORCH_ENV/bin/python --weights model.pth \
         --mode evaluate --images val2017 --json instances_val2017.json --limit 40 --output out
 
-`predict`: decoded pictures to boxes, scores and masks of 28 x 28. `infer`: files to annotated
-pictures and detections.json with RLE masks. `evaluate`: files to results in COCO's format and their
-AP. Both sides read and write in threads beside the network, one picture at a time, and resize
-pictures as torchvision does; ours places them on the canvases that `infer` and `evaluate` choose,
-for a folder of `--like` such pictures. `--weights` is a state dict of maskrcnn_resnet50_fpn with
+`predict`: decoded images to boxes, scores and masks of 28 x 28. `infer`: files to annotated
+images and detections.json with RLE masks. `evaluate`: files to results in COCO's format and their
+AP. Both sides read and write in threads beside the network, one image at a time, and resize
+images as torchvision does; ours places them on the canvases that `infer` and `evaluate` choose,
+for a folder of `--like` such images. `--weights` is a state dict of maskrcnn_resnet50_fpn with
 any number of classes, see `peer_weights.py` for one that needs no training.
 
 The first pass over the folder has the start: imports, weights, compilation. The sides take it one
 after the other, then they take turns, one pass each. Prints medians and quartiles of the seconds
-and processor seconds per picture, and of the ratios, and by how much the detections differ.
+and processor seconds per image, and of the ratios, and by how much the detections differ.
 """
 
 import argparse
@@ -67,7 +67,7 @@ def main(arguments: argparse.Namespace) -> None:
                     steady = count * report[f"{name}_{kind}"]["median"]
                     report[f"{name}_start_{kind}"] = round(value - steady, 1)
             report |= {name: settings[name] for name in ("mode", "precision", "channels_last")}
-            report |= {"pictures": count, "date": time.strftime("%Y-%m-%d")}
+            report |= {"images": count, "date": time.strftime("%Y-%m-%d")}
             (output / "report.json").write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(report, indent=1))
 
@@ -98,7 +98,7 @@ def chosen(arguments: argparse.Namespace, output: Path) -> dict:
 
 
 def agreement(ours: Path, theirs: Path) -> dict:
-    """Pair the objects that both sides found: of one class in a picture, the closest boxes first.
+    """Pair the objects that both sides found: of one class in an image, the closest boxes first.
 
     Only pairs within SAME_PX pixels count. The differences are the largest of the pairs.
     """
@@ -125,15 +125,15 @@ def agreement(ours: Path, theirs: Path) -> dict:
 
 
 def _read_results(folder: Path) -> dict:
-    """Return corners [n, 4] and scores [n] by picture and category."""
+    """Return corners [n, 4] and scores [n] by image and category."""
     path = folder / "bbox_results.json"
     path = path if path.exists() else folder / "detections.json"
     rows = defaultdict(list)
     for entry in json.loads(path.read_text()):
-        picture = entry.get("file_name") or entry["image_id"]
+        image = entry.get("file_name") or entry["image_id"]
         x, y, width, height = entry["bbox"]
         corners = x, y, x + width, y + height, entry["score"]
-        rows[picture, entry["category_id"]].append(corners)
+        rows[image, entry["category_id"]].append(corners)
     arrays = {key: np.array(values, np.float64) for key, values in rows.items()}
     return {key: (array[:, :4], array[:, 4]) for key, array in arrays.items()}
 
@@ -204,7 +204,7 @@ def prediction(restored, settings: dict) -> Callable[[], None]:
 
 
 def box_entries(name: str, boxes: np.ndarray, scores: np.ndarray, ids: list) -> list[dict]:
-    """Return results in COCO's format of a picture's boxes [n, 4], x1, y1, x2, y2."""
+    """Return results in COCO's format of an image's boxes [n, 4], x1, y1, x2, y2."""
     sizes = np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], axis=1)
     rows = zip(sizes.tolist(), scores.tolist(), ids, strict=True)
     return [
@@ -267,8 +267,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--images", required=True, help="folder of JPEGs")
     parser.add_argument("--json", help="evaluate: annotations in COCO's format")
     parser.add_argument("--output", required=True, help="folder for results and report.json")
-    parser.add_argument("--limit", type=int, default=0, help="number of pictures; 0: all")
-    parser.add_argument("--like", type=int, default=0, help="pictures that canvases are chosen for")
+    parser.add_argument("--limit", type=int, default=0, help="number of images; 0: all")
+    parser.add_argument("--like", type=int, default=0, help="images that canvases are chosen for")
     parser.add_argument("--size", default="800,1333", help="short side, longest side")
     parser.add_argument("--precision", default="float32", choices=["float32", "bfloat16", "auto"])
     parser.add_argument("--turns", type=int, default=3)

@@ -11,7 +11,7 @@ import pytest
 from benchmarks import peer_weights, peers_files
 
 BOX = [10.0, 20.0, 30.0, 40.0]  # x, y, width, height
-# Finds an object in the first picture; a pass over all of them takes 4 s, and 6 of processors.
+# Finds an object in the first image; a pass over all of them takes 4 s, and 6 of processors.
 STAND_IN = """#!{python}
 import json, sys
 settings = json.loads(sys.argv[-1])
@@ -39,7 +39,7 @@ def photos(tmp_path):
         outline = [x, y, x + w, y, x + w, y + h, x, y + h]
         entry = dict(id=k, image_id=7 * k, category_id=3, bbox=BOX, area=w * h, iscrowd=0)
         content["annotations"].append(entry | {"segmentation": [outline]})
-    (folder / "notes.txt").write_text("no picture")
+    (folder / "notes.txt").write_text("no image")
     (tmp_path / "photos.json").write_text(json.dumps(content))
     return folder
 
@@ -56,7 +56,7 @@ def test_passes_in_turns(photos, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "executable", str(path))
     peers_files.main(peers_files.parse([*arguments(photos, python=path), "--turns=3"]))
     report = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert report["steps"] == 3 and report["pictures"] == 2
+    assert report["steps"] == 3 and report["images"] == 2
     assert report["ours_s"]["median"] == 2 and report["torchvision_cpu_s"]["median"] == 3
     assert report["torchvision_over_ours_cpu"] == {"low": 1, "median": 1, "high": 1}
     # 16 processor seconds until the first pass had ended, of which a pass takes 6.
