@@ -189,7 +189,8 @@ def prediction(restored, settings: dict) -> Callable[[], None]:
 
     config, variables, categories, _ = restored
     predictor = Predictor(config, variables, 1, categories)
-    files = {name: decode_image(Path(settings["images"], name)) for name in settings["files"]}
+    folder = Path(settings["images"])
+    files = {name: decode_image(folder / name, upright=True) for name in settings["files"]}
 
     def step() -> None:
         entries = []

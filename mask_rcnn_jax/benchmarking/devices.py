@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
@@ -35,12 +36,12 @@ def time_calls(
     *args,
     repeats: int = 20,
     budget_s: float = 2.0,
-    clock: Callable[[], float] = time.perf_counter,
-) -> list[float]:
+    clock: Callable[[], Any] = time.perf_counter,
+) -> list:
     """Return seconds per warm call: `repeats` values, fewer (at least 3) after `budget_s` seconds.
 
-    Calls too short for the host clock are dispatched several at a time. With `time.process_time` as
-    the clock, they are seconds of the host's processors.
+    Calls too short for the host clock are dispatched several at a time. `clock` returns seconds, or
+    an array with those of several clocks.
     """
     jax.block_until_ready(function(*args))
     started = time.perf_counter()
