@@ -5,10 +5,15 @@ import sys
 from types import SimpleNamespace
 
 import cv2
+import jax
 import numpy as np
 import pytest
 
 from benchmarks import peer_weights, peers_files
+from mask_rcnn_jax.benchmarking import inputs
+from mask_rcnn_jax.models.build import init_variables
+from mask_rcnn_jax.models.detect import detect_options
+from tests.helpers import tiny_config
 
 BOX = [10.0, 20.0, 30.0, 40.0]  # x, y, width, height
 # Finds an object in the first image; a pass over all of them takes 4 s, and 6 of processors.
@@ -123,6 +128,20 @@ def test_a_calibrated_layer_has_the_deviation_and_mean_0():
     np.testing.assert_allclose(outputs.mean(axis=0), 0, atol=1e-5)
     np.testing.assert_allclose(outputs.std(), 2, rtol=1e-4)
     np.testing.assert_allclose(layer["kernel"] / kernel, layer["kernel"][0, 0] / kernel[0, 0])
+
+
+@pytest.mark.slow
+def test_calibrated_heads_find_objects():
+    config = tiny_config()
+    model, detect = inputs.recipe_model(config), detect_options(config)
+    variables = init_variables(model, 0)
+    images = np.random.default_rng(0).integers(0, 256, (1, 64, 64, 3), np.uint8)
+    sizes = np.array([[60, 64]], np.int32)
+    peer_weights.calibrate(model, variables, images, sizes, detect)
+    call = jax.jit(lambda *inputs: model.apply(*inputs, method="predict", detect=detect))
+    found = call(variables, images, sizes)
+    assert found.valid.any() and found.scores.max() > 0.5
+    assert 0.1 < found.masks[found.valid].std() < 0.5  # neither flat nor nothing but 0 and 1
 
 
 @pytest.mark.slow
