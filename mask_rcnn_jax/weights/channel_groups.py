@@ -67,7 +67,7 @@ def prunable_channels(model: MaskRCNN) -> dict[str, Channels]:
     return {
         f"{section}/{name}": channels
         for section in (*PARTS, *BUILDERS)
-        for name, channels in getattr(getattr(model, section), "prunable", {}).items()
+        for name, channels in getattr(getattr(model, section, None), "prunable", {}).items()
         if channels.unit < channels.full
     }
 

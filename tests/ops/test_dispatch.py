@@ -14,7 +14,7 @@ def double(x, *, plus=0):
 def test_an_op_is_replaced_within_a_context_by_its_name():
     assert double.__name__ == "double" and double.__doc__ == "Return 2 x + plus."
     assert double(3, plus=1) == 7
-    with dispatch.replaced(double=lambda x, *, plus=0: ("outer", x, plus), other=None):
+    with dispatch.replaced(double=lambda x, *, plus=0: ("outer", x, plus), other=print):
         assert double(3, plus=1) == ("outer", 3, 1)
         with dispatch.replaced(double=lambda x: "inner"):
             assert double(3) == "inner"
