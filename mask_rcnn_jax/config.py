@@ -138,7 +138,7 @@ def _with_defaults(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_workdir(workdir: str | Path, config: ConfigDict, categories: list[dict]) -> None:
-    """Write what `read_workdir` reads, into a folder that need not exist."""
+    """Write the config for `read_workdir` into a folder that need not exist."""
     path = Path(workdir) / "config.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(".tmp")

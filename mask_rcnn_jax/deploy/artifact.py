@@ -179,11 +179,10 @@ def build_artifact(
             ranges = trained or quantize_jax.measure_ranges(predict, variables, calibration)
             quantized = quantize_jax.quantize_jax(predict, variables, ranges)
             _add_program(artifact, "int8", "model_int8.stablehlo", *quantized, options.batch)
-        calibrated: dict[str, Any] = {
-            "pictures": len(calibration),
-            "calibrator": options.calibrator,
-            "trained_ranges": len(trained),
-        }
+        calibrated: dict[str, Any] = {"pictures": len(calibration)}
+        calibrated["calibrator"] = options.calibrator
+        if trained:
+            calibrated["trained_ranges"] = len(trained)
         if format == "onnx":
             calibrated["int8_for"] = options.int8_runtime
         artifact.details["calibration"] = calibrated

@@ -60,7 +60,7 @@ class Exported:
     @property
     def sample_sizes(self) -> list[tuple[int, int]]:
         """(height, width) of an image for each model."""
-        return [model.picture or model.canvas for model in self.models]
+        return [model.original or model.canvas for model in self.models]
 
     def accepts(self, plan: ResizePlan) -> bool:
         """Whether a model takes images on this canvas and of this size there."""
@@ -131,14 +131,14 @@ class ExportedModel:
         canvas: (H, W) on which the recipe places its images.
         resized: (height, width) of every image there; None for any.
         run: function (images [B, H, W, 3], image_sizes [B, 2]) -> `Detections`.
-        picture: (height, width) of an image before it is resized to `resized`, which may be
+        original: (height, width) of an image before it is resized to `resized`, which may be
             rounded: it need not be resized to itself.
     """
 
     canvas: tuple[int, int]
     resized: tuple[int, int] | None
     run: Callable[[np.ndarray, np.ndarray], Detections]
-    picture: tuple[int, int] | None = None
+    original: tuple[int, int] | None = None
 
     def accepts(self, canvas: tuple, size: tuple) -> bool:
         return canvas == self.canvas and self.resized in (None, size)
@@ -218,10 +218,10 @@ def _load_model(
     if not path.is_file():
         flags = f"--format {format}{' --int8' if precision == 'int8' else ''}"
         raise ValueError(f"{folder} has no {path.name}, which export writes with {flags}")
-    canvas, resized, picture = tuple(manifest["preprocessing"]["canvas"]), None, None
+    canvas, resized, original = tuple(manifest["preprocessing"]["canvas"]), None, None
     if size := manifest["preprocessing"].get("picture_size"):
-        picture = size[0], size[1]
-        canvas, resized, _ = resize_plan(*picture, options)
+        original = size[0], size[1]
+        canvas, resized, _ = resize_plan(*original, options)
     batch = _batch(manifest)
     loaders: dict[str, Callable[[], Callable]] = {
         "jax": lambda: partial(run_program, load_stablehlo(path.read_bytes()), batch),
@@ -232,7 +232,7 @@ def _load_model(
         run = loaders[engine]()
     except Exception as error:  # each package has errors of its own
         raise ValueError(f"{engine} cannot load {path}: {error}") from error
-    return ExportedModel(canvas, resized, run, picture)
+    return ExportedModel(canvas, resized, run, original)
 
 
 def run_program(program: Callable, batch: int | None, images, image_sizes) -> Detections:

@@ -2,7 +2,7 @@
 
 The model is `MaskRCNN.predict`, traced by JAX and translated one primitive at a time
 (`deploy.onnx_trace`), so that it follows whatever the model's parts compute, those of users
-included. What ONNX has as a whole, such as RoIAlign, is in `deploy.onnx_named`.
+included. Operations that ONNX has as a whole, such as RoIAlign, are in `deploy.onnx_named`.
 """
 
 import importlib
@@ -134,7 +134,7 @@ def add_function(
     inputs: Sequence[Value | Known],
     num_classes: int | None = None,
 ) -> Any:
-    """Add the operators of function(variables, *inputs), and return what it does, as `Value`s.
+    """Add the operators of function(variables, *inputs), and return its results as `Value`s.
 
     shapes: of the inputs. num_classes: for NMS by class.
     """

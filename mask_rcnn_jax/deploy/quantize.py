@@ -53,7 +53,7 @@ def quantize_onnx(
         runtime: one of `RUNTIMES`, for which the pairs are placed.
         cache: json file with the ranges; replaced unless its model, calibrator and images match.
         trained: largest input of layers by name, from training in emulated int8; takes the place
-            of what was measured.
+            of the measured ones.
 
     Returns:
         The int8 model, and whether its ranges came from the cache.

@@ -31,7 +31,7 @@ BOX_SIZE, MASK_SIZE = 7, 14  # RoIAlign output size for the box and mask heads
 
 @dataclass(frozen=True)
 class Precision:
-    """Computation dtype, what GPUs may round float32 products to, and int8."""
+    """Computation dtype, rounding of float32 products on GPUs, and int8."""
 
     dtype: DTypeLike = jnp.float32  # parameters are float32
     matmul: str | None = None  # see jax.default_matmul_precision

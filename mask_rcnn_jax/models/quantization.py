@@ -17,7 +17,7 @@ FLOAT_LAYERS = ("objectness_logits", "anchor_deltas", "cls_score", "bbox_pred", 
 
 @dataclass(frozen=True)
 class Quantization:
-    """Rounding of convolutions and fully connected layers to what int8 can represent.
+    """Rounding of convolutions and fully connected layers to values of int8.
 
     Kernels are rounded per output channel, with the scale of a frozen norm multiplied in, as in an
     exported model. Inputs are rounded per tensor, symmetrically in the range of the layer: a
@@ -74,7 +74,7 @@ class Quantization:
 
 
 def fake_quantize(x: jax.Array, limit: jax.Array) -> jax.Array:
-    """Round x to the int8 steps of -limit..limit, in its dtype; what lies outside is clipped.
+    """Round x to the int8 steps of -limit..limit, in its dtype; values outside are clipped.
 
     limit: float32, broadcasts to x; 0 leaves x as it is. The gradient is that of the clipping.
     """

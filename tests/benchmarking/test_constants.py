@@ -33,9 +33,8 @@ def test_constants_are_counted():
     assert constant_bytes(lowered) == 4007
 
 
-@pytest.mark.parametrize(
-    "recipe", [pytest.param("coco", marks=pytest.mark.slow), "coco_torchvision"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["coco", "coco_torchvision"])
 def test_steps_of_full_size_carry_no_tables(recipe):
     config = load_config(ROOT / "configs" / f"{recipe}.py")
     mesh = Mesh(np.array(jax.devices()[:1]), ("data",))

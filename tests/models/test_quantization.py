@@ -131,6 +131,7 @@ def test_layers_equal_a_slow_int8(layers):
     np.testing.assert_allclose(rows, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_model_predicts_as_the_exported_int8_program():
     config = small_config("coco", (64, 128))
     variables = random_variables(config)
