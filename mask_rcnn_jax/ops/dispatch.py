@@ -6,12 +6,14 @@ from contextvars import ContextVar
 from functools import partial, wraps
 from typing import TypeVar
 
+import jax
 from jax import lax
 
 from pallas_kernels import support
 
 Op = TypeVar("Op", bound=Callable)
 _replaced: ContextVar[dict[str, Callable] | None] = ContextVar("replaced", default=None)
+_separate = jax.make_user_context()  # part of the key of what `jax.jit` keeps
 
 
 def named(op: Op) -> Op:
@@ -28,11 +30,13 @@ def named(op: Op) -> Op:
 def replaced(**functions: Callable) -> Iterator[None]:
     """Call these functions in the place of ops with their names, in programs traced meanwhile.
 
-    For exporters to a format that has such operators.
+    For exporters to a format that has such operators. Jitted functions are traced anew, and what is
+    traced here is not used elsewhere.
     """
     token = _replaced.set((_replaced.get() or {}) | functions)
     try:
-        yield
+        with _separate(object()):
+            yield
     finally:
         _replaced.reset(token)
 

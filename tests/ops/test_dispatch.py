@@ -1,5 +1,6 @@
 """Ops that an exporter may exchange: within a context, and nowhere else."""
 
+import jax
 import pytest
 
 from mask_rcnn_jax.ops import dispatch
@@ -26,3 +27,11 @@ def test_an_op_is_back_after_an_error():
     with pytest.raises(KeyError), dispatch.replaced(double=lambda x: {}[x]):
         double(3)
     assert double(3) == 6
+
+
+def test_jitted_functions_are_traced_anew_within_a_context_and_after_it():
+    call = jax.jit(double)
+    for _ in range(2):
+        assert call(3) == 6
+        with dispatch.replaced(double=lambda x: x + 40):
+            assert call(3) == 43
