@@ -47,11 +47,22 @@ def _fuse_softmax(graph: Graph) -> None:
         if not total or not highest or total.input[0] != power.output[0]:
             continue
         axes = graph.constants[total.input[1]].tolist()
-        if len(axes) == 1 and highest.input[0] == shifted.input[0]:
+        if (
+            len(axes) == 1
+            and _axes(graph, highest) == axes
+            and highest.input[0] == shifted.input[0]
+        ):
             node.op_type = "Softmax"
             del node.input[:]
             node.input.append(shifted.input[0])
             node.attribute.append(helper.make_attribute("axis", axes[0]))
+
+
+def _axes(graph: Graph, node) -> list[int]:
+    """Axes of a reduction: since opset 18, an input."""
+    if len(node.input) > 1:
+        return graph.constants[node.input[1]].tolist()
+    return list(next(each.ints for each in node.attribute if each.name == "axes"))
 
 
 def _fold_affine(graph: Graph, kept: set[str]) -> None:
@@ -84,7 +95,7 @@ def _keeps_channels(graph: Graph, layer, node) -> bool:
     """Whether a node reshapes a Gemm's rows and leaves the last axis alone."""
     shape = graph.constants.get(node.input[1]) if node.op_type == "Reshape" else None
     channels = graph.constants[layer.input[1]].shape[-1]
-    return layer.op_type == "Gemm" and shape is not None and shape[-1] == channels
+    return layer.op_type == "Gemm" and shape is not None and shape[-1:].tolist() == [channels]
 
 
 def _is_folded(graph: Graph, layer, node) -> bool:

@@ -12,12 +12,17 @@ import numpy as np
 OPSETS = range(16, 22)  # RoiAlign has half_pixel since 16; see `Graph.opset`
 
 
+class CannotConvert(ValueError):
+    """What cannot be converted; `onnx_trace` adds where it is."""
+
+
 class Graph:
     """Nodes in execution order, and constants by name.
 
     Attributes:
         opset: that of the model, for operators that differ.
         nonnegative: tensors of integers that cannot be negative.
+        not_float: tensors of integers or bools.
         pieces: by the result of a Concat, its axis, inputs and their shapes.
     """
 
@@ -26,6 +31,7 @@ class Graph:
         self.constants: dict[str, np.ndarray] = {}
         self.opset = opset
         self.nonnegative: set[str] = set()
+        self.not_float: set[str] = set()
         self.pieces: dict[str, tuple[int, list[str], list[tuple[int, ...]]]] = {}
         self.stored: dict[tuple, str] = {}  # see onnx_values
         self.reshaped: dict[str, tuple[str, tuple[int, ...]]] = {}

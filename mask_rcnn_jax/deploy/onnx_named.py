@@ -18,6 +18,7 @@ from jax.extend.core import Primitive
 
 from mask_rcnn_jax.deploy.onnx_graph import Graph, floats, ints
 from mask_rcnn_jax.deploy.onnx_values import Equation, Known, Value, arrange, tensor
+from mask_rcnn_jax.models import norm
 from mask_rcnn_jax.models.conv import Conv, UpConv
 from mask_rcnn_jax.ops import dispatch
 from mask_rcnn_jax.ops.extent import STRIDES
@@ -99,25 +100,27 @@ def plain_layers(next_call: Callable, args: tuple, kwargs: dict, context: Any) -
     Convolutions are one each, and rows that are not valid are computed as well.
     """
     module = context.module
-    is_norm = isinstance(module, nn.GroupNorm | nn.LayerNorm) and not kwargs
+    kind = type(module)  # not of users' subclasses, which may compute something else
+    is_norm = kind in (nn.GroupNorm, nn.LayerNorm, norm.GroupNorm, norm.LayerNorm) and not kwargs
     if is_norm and context.method_name == "__call__":
         x, eps = args[0], float(module.epsilon)
         params = module.variables.get("params", {})
+        axes = {module.reduction_axes, getattr(module, "feature_axes", -1)}
         ends = [
             params.get("scale", jnp.ones(x.shape[-1])),
             params.get("bias", jnp.zeros(x.shape[-1])),
         ]
-        if isinstance(module, nn.LayerNorm) and module.reduction_axes in (-1, (-1,)):
+        if isinstance(module, nn.LayerNorm) and axes <= {-1, (-1,)}:
             return layer_norm_p.bind(x, *ends, eps=eps)
         is_whole = x.ndim == 4 and (len(args) == 1 or args[1] is None)
         is_whole = is_whole and getattr(module, "reduction_axes", None) is None
         if isinstance(module, nn.GroupNorm) and is_whole and module.num_groups:
             scale, bias = (each[None, None, None] for each in ends)
             return group_norm_p.bind(x, groups=module.num_groups, eps=eps) * scale + bias
-    if isinstance(module, Conv) and context.method_name == "contract":
+    if getattr(kind, "contract", None) is Conv.contract and context.method_name == "contract":
         pads: Any = module.padding if module.padding == "SAME" else ((module.padding,) * 2,) * 2
         return _convolve(args[0], args[1], module.stride, pads, module.groups)
-    if isinstance(module, UpConv) and context.method_name == "__call__":
+    if kind is UpConv and context.method_name == "__call__":
         x, params = args[0], module.variables["params"]
         kernel = params["kernel"].reshape(-1, x.shape[-1]).T[None, None]
         y = _convolve(x, kernel, 1, "VALID", 1) + jnp.tile(params["bias"], 4)[None, None, None]
@@ -272,9 +275,11 @@ def _on_level(graph: Graph, area: str, i: int, num_levels: int) -> str:
     return conditions[0] if len(conditions) == 1 else graph.op("And", *conditions)
 
 
-RULES = {
+RULES: dict[str, Any] = {
     "nms": nms_rule,
     "roi_align": roi_align_rule,
     "group_norm": group_norm_rule,
     "layer_norm": layer_norm_rule,
 }
+for _rule in RULES.values():  # JAX cannot compute these primitives
+    _rule.keeps_known = True

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from mask_rcnn_jax.deploy import onnx_values
-from mask_rcnn_jax.deploy.onnx_graph import Graph, floats
+from mask_rcnn_jax.deploy.onnx_graph import CannotConvert, Graph, floats
 from mask_rcnn_jax.deploy.onnx_values import (
     Equation,
     Known,
@@ -37,7 +37,7 @@ def convolution(graph: Graph, eqn: Equation, given: list) -> Value:
     params = eqn.params
     numbers, groups = params["dimension_numbers"], params["feature_group_count"]
     if params["batch_group_count"] != 1:
-        raise ValueError("--format=onnx: it cannot convert a convolution in groups of images")
+        raise CannotConvert("a convolution in groups of images")
     image, weights = arrange(graph, x, numbers.lhs_spec), arrange(graph, kernel, numbers.rhs_spec)
     pads, dilation = params["padding"], params["rhs_dilation"]
     options: dict[str, Any] = {}
@@ -51,17 +51,19 @@ def convolution(graph: Graph, eqn: Equation, given: list) -> Value:
     op, strides = "Conv", params["window_strides"]
     if set(params["lhs_dilation"]) != {1}:
         if groups > 1 or not isinstance(kernel, Known) or set(strides) != {1}:
-            raise ValueError("--format=onnx: it cannot convert this transposed convolution")
+            raise CannotConvert("this transposed convolution")
         op, strides = "ConvTranspose", params["lhs_dilation"]
         flipped = np.flip(kernel.array.transpose(numbers.rhs_spec), tuple(range(2, len(sides) + 2)))
         weights = stored(graph, flipped.swapaxes(0, 1), kernel)
         spans = [d * (side - 1) for d, side in zip(dilation, sides, strict=True)]
         ends = [(span - low, span - high) for span, (low, high) in zip(spans, pads, strict=True)]
         extra = [max(-end, 0) for _, end in ends]  # rows behind the last
+        if any(n >= max(pair) for n, *pair in zip(extra, strides, dilation, strict=True)):
+            raise CannotConvert("a transposed convolution with this much padding")
         options["output_padding"] = extra
         pads = [(start, end + more) for (start, end), more in zip(ends, extra, strict=True)]
     if min(min(each) for each in pads) < 0:
-        raise ValueError("--format=onnx: it cannot convert a convolution with negative padding")
+        raise CannotConvert("a convolution with negative padding")
     edges = [low for low, _ in pads] + [high for _, high in pads]
     options |= dict(strides=strides, pads=edges)
     y = graph.op(op, image, weights, name=name, **options)
@@ -72,9 +74,10 @@ def convolution(graph: Graph, eqn: Equation, given: list) -> Value:
 def product(graph: Graph, eqn: Equation, given: list) -> Value:
     lhs, rhs = given
     (left, right), (left_images, right_images) = eqn.params["dimension_numbers"]
-    if isinstance(rhs, Known) and not left_images:
+    is_layer = not left_images and eqn.outvars[0].aval.dtype.kind not in "iu"
+    if isinstance(rhs, Known) and is_layer:
         return weighted(graph, lhs, left, rhs, right)
-    if isinstance(lhs, Known) and not left_images:
+    if isinstance(lhs, Known) and is_layer:
         turned = weighted(graph, rhs, right, lhs, left)
         own = len(rhs.sizes) - len(right)
         return transpose(turned, [*range(own, len(turned.axes)), *range(own)])
@@ -173,10 +176,10 @@ def _pool(graph: Graph, eqn: Equation, x: Value, op: str, **options: Any) -> Val
     params = eqn.params
     sides, steps = params["window_dimensions"], params["window_strides"]
     if len(sides) != 4 or {*params["base_dilation"], *params["window_dilation"]} != {1}:
-        raise ValueError("--format=onnx: it cannot convert this pooling")
+        raise CannotConvert("this pooling")
     moving = [i for i in range(4) if (sides[i], steps[i]) != (1, 1)]
     if len(moving) > 2:
-        raise ValueError("--format=onnx: it cannot convert pooling along more than two axes")
+        raise CannotConvert("pooling along more than two axes")
     moving += [i for i in (2, 1) if i not in moving][: 2 - len(moving)]
     order = [i for i in range(4) if i not in moving] + sorted(moving)
     pads = [params["padding"][i] for i in order[2:]]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mask_rcnn_jax.deploy import onnx_values
-from mask_rcnn_jax.deploy.onnx_graph import Graph, floats, ints
+from mask_rcnn_jax.deploy.onnx_graph import CannotConvert, Graph, floats, ints
 from mask_rcnn_jax.deploy.onnx_shapes import single
 from mask_rcnn_jax.deploy.onnx_values import Equation, Known, Value, align, arrange, tensor
 
@@ -46,6 +46,7 @@ SAME = {  # primitives with an operator that computes the same
     "not": "Not",
 }
 NEUTRAL = {"add": 0, "sub": 0, "mul": 1, "div": 1, "max": -np.inf, "min": np.inf}
+OF_BOOLS = {"Max": "Or", "Min": "And"}
 # Integers that are not negative stay so; an inner function is floor_divide or remainder.
 GROWING = ("add", "mul", "div", "rem", "max", "min", "jit", "pjit")
 IDENTITIES = ("stop_gradient", "optimization_barrier", "copy", "copy_p", "reduce_precision")
@@ -75,14 +76,20 @@ def _before_reshape(graph: Graph, names: list[str], shape: Sequence[int], comput
 
 def _same(op: str):
     def rule(graph: Graph, eqn: Equation, given: list) -> Value | Known:
-        if op in ("And", "Or", "Xor", "Not") and eqn.invars[0].aval.dtype != bool:
-            raise ValueError(f"--format=onnx: it cannot convert {eqn.primitive.name} of integers")
+        is_bool = eqn.invars[0].aval.dtype == bool
+        if op in ("And", "Or", "Xor", "Not") and not is_bool:
+            raise CannotConvert(f"{eqn.primitive.name} of integers")
+        if is_bool and op in OF_BOOLS:
+            return elementwise(graph, eqn, given, lambda graph, a, b: graph.op(OF_BOOLS[op], a, b))
+        if is_bool and op not in ("And", "Or", "Xor", "Not", "Equal"):
+            raise CannotConvert(f"{eqn.primitive.name} of bools")
         neutral = NEUTRAL.get(eqn.primitive.name)
         for i in (1, 0) if op in ("Add", "Mul", "Max", "Min") else (1,):
             if neutral is not None and _is_filled(given[i], neutral):
                 return _shaped(graph, given[1 - i], eqn)
         if op == "Max" and any(_is_filled(each, 0.0) for each in given):
             given = [each for each in given if not isinstance(each, Known)] or given
+            given = [_shaped(graph, each, eqn) for each in given]
             if len(given) == 1 and eqn.outvars[0].aval.dtype == np.float32:
                 return elementwise(graph, eqn, given, lambda graph, x: graph.op("Relu", x))
         if op == "Less" and _cannot_be_negative(graph, given[0]) and _is_filled(given[1], 0):
@@ -107,13 +114,13 @@ def _is_filled(value: Value | Known, number: float) -> bool:
 
 
 def _shaped(graph: Graph, value: Value | Known, eqn: Equation) -> Value | Known:
-    """Repeat a number to the shape of the equation's output."""
+    """Repeat an array to the shape of the equation's output."""
     shape = eqn.outvars[0].aval.shape
     if value.sizes == shape:
         return value
     if isinstance(value, Known):
         return value._replace(array=np.broadcast_to(value.array, shape))
-    return onnx_values.broadcast(value, shape, ())
+    return onnx_values.broadcast(value, shape, range(len(value.sizes)))
 
 
 def _of(formula):
@@ -122,11 +129,14 @@ def _of(formula):
 
 
 def number(eqn: Equation, value: float) -> np.ndarray:
-    return np.array(value, np.float32 if eqn.invars[0].aval.dtype.kind == "f" else np.int64)
+    return np.array(value, np.int64 if eqn.invars[0].aval.dtype.kind in "iu" else np.float32)
 
 
 def convert(graph: Graph, eqn: Equation, given: list) -> Value:
-    kinds = [onnx_type(each.aval.dtype) for each in (eqn.invars[0], eqn.outvars[0])]
+    before, after = eqn.invars[0].aval.dtype, eqn.outvars[0].aval.dtype
+    if after.kind in "iu" and after not in (np.int32, np.int64) and not np.can_cast(before, after):
+        raise CannotConvert(f"numbers to {after}, whose range is limited")
+    kinds = [onnx_type(before), onnx_type(after)]
     if kinds[0] == kinds[1]:
         return given[0]
     x = given[0]
@@ -142,23 +152,20 @@ def onnx_type(dtype) -> str:
 def select(graph: Graph, eqn: Equation, given: list) -> Value | Known:
     which, *cases = given
     if len(cases) != 2:
-        raise ValueError("--format=onnx: it cannot convert a selection from more than two arrays")
+        raise CannotConvert("a selection from more than two arrays")
     if isinstance(which, Known) and which.array.dtype == bool:
         if which.array.all() or not which.array.any():
             return cases[int(which.array.flat[0])]
-    if eqn.invars[0].aval.dtype != bool:
-        formula = _where_number
-    else:
-        formula = _where_bool if eqn.outvars[0].aval.dtype == bool else _where
+    if isinstance(which, Value) and eqn.invars[0].aval.dtype != bool:
+        which = which._replace(name=graph.cast(which.name, "BOOL"))
+    elif isinstance(which, Known):
+        which = which._replace(array=which.array.astype(bool, copy=False))
+    formula = _where_bool if eqn.outvars[0].aval.dtype == bool else _where
     return elementwise(graph, eqn, [which, cases[1], cases[0]], formula)
 
 
 def _where(graph: Graph, which: str, yes: str, no: str) -> str:
     return graph.op("Where", which, yes, no)
-
-
-def _where_number(graph: Graph, which: str, yes: str, no: str) -> str:
-    return graph.op("Where", graph.cast(which, "BOOL"), yes, no)
 
 
 def _where_bool(graph: Graph, which: str, yes: str, no: str) -> str:
@@ -177,7 +184,7 @@ def integer_pow(graph: Graph, eqn: Equation, given: list) -> Value:
 
 def _rounded(graph: Graph, eqn: Equation, given: list) -> Value:
     if int(eqn.params["rounding_method"]) != 1:  # to even
-        raise ValueError("--format=onnx: it cannot convert a rounding of halves away from zero")
+        raise CannotConvert("a rounding of halves away from zero")
     return elementwise(graph, eqn, given, lambda graph, x: graph.op("Round", x))
 
 
@@ -203,6 +210,8 @@ def _of_integers(formula):
 
 def reduce(op: str):
     def rule(graph: Graph, eqn: Equation, given: list) -> Value:
+        if eqn.invars[0].aval.dtype == bool:  # the highest of bools is whether there is any
+            return reduce_bools(op == "ReduceMin")(graph, eqn, given)
         return reduced(graph, op, given[0], eqn.params["axes"])
 
     return rule
@@ -226,6 +235,8 @@ def reduced(graph: Graph, op: str, x: Value, axes: Sequence[int]) -> Value:
 def reduce_bools(every: bool):
     def rule(graph: Graph, eqn: Equation, given: list) -> Value:
         x, axes = given[0], eqn.params["axes"]
+        if eqn.invars[0].aval.dtype != bool:
+            raise CannotConvert(f"{eqn.primitive.name} of integers")
         x = single(graph, x, axes)
         total = reduced(graph, "ReduceSum", x._replace(name=graph.cast(x.name, "FLOAT")), axes)
         limit = floats(prod(x.sizes[i] for i in axes) - 0.5 if every else 0.5)
@@ -238,6 +249,8 @@ def arg_extreme(op: str):
     def rule(graph: Graph, eqn: Equation, given: list) -> Value:
         (axis,) = eqn.params["axes"]
         x = single(graph, given[0], (axis,))
+        if eqn.invars[0].aval.dtype == bool:
+            x = x._replace(name=graph.cast(x.name, "INT64"))
         name = graph.op(op, x.name, axis=x.axes[axis][0], keepdims=1)
         shape = tuple(1 if i == x.axes[axis][0] else size for i, size in enumerate(x.shape))
         return Value(name, shape, tuple(p for i, p in enumerate(x.axes) if i != axis))

@@ -5,9 +5,10 @@ from math import prod
 from typing import Any
 
 import numpy as np
+from jax import lax
 
 from mask_rcnn_jax.deploy import onnx_values
-from mask_rcnn_jax.deploy.onnx_graph import Graph, ints
+from mask_rcnn_jax.deploy.onnx_graph import CannotConvert, Graph, ints
 from mask_rcnn_jax.deploy.onnx_values import Equation, Known, Value, arrange, tensor
 
 
@@ -109,6 +110,20 @@ def slice_rule(graph: Graph, eqn: Equation, given: list) -> Value:
     return cut(graph, given[0], starts, stops, steps, is_map=is_map)
 
 
+def dynamic_slice(graph: Graph, eqn: Equation, given: list) -> Value | None:
+    """With known places, as of x[i] with an array i."""
+    x, *places = given
+    if not isinstance(x, Value) or not all(isinstance(each, Known) for each in places):
+        return None
+    sides = eqn.params["slice_sizes"]
+    limits = (size - side for size, side in zip(x.sizes, sides, strict=True))
+    starts = [
+        int(np.clip(each.array, 0, limit)) for each, limit in zip(places, limits, strict=True)
+    ]
+    stops = [start + side for start, side in zip(starts, sides, strict=True)]
+    return cut(graph, x, starts, stops, (1,) * len(starts))
+
+
 def split(graph: Graph, eqn: Equation, given: list) -> list[Value]:
     x, axis, start, parts = given[0], eqn.params["axis"], 0, []
     for size in eqn.params["sizes"]:
@@ -147,6 +162,8 @@ def stack(graph: Graph, eqn: Equation, given: list) -> Value:
 
 
 def join(graph: Graph, given: list, shapes: list[tuple[int, ...]], axis: int) -> Value:
+    given = [each for each, shape in zip(given, shapes, strict=True) if shape[axis]]
+    shapes = [shape for shape in shapes if shape[axis]]
     shape = list(shapes[0])
     shape[axis] = sum(each[axis] for each in shapes)
     leader = max(given, key=lambda each: prod(each.sizes) * isinstance(each, Value))
@@ -165,7 +182,7 @@ def pad(graph: Graph, eqn: Equation, given: list) -> Value:
     x, filler = given
     config = eqn.params["padding_config"]
     if any(inner for _, _, inner in config) or not isinstance(filler, Known):
-        raise ValueError("--format=onnx: it cannot convert a padding between elements")
+        raise CannotConvert("a padding between elements, or with a computed number")
     if isinstance(x, Known):
         x = tensor(arrange(graph, x), x.sizes)
     starts = [max(-low, 0) for low, _, _ in config]
@@ -180,7 +197,7 @@ def pad(graph: Graph, eqn: Equation, given: list) -> Value:
         before[x.axes[i][0]], after[x.axes[i][0]] = (max(side, 0) for side in config[i][:2])
     shape = [sum(each) for each in zip(before, x.shape, after, strict=True)]
     name, is_bool = x.name, eqn.outvars[0].aval.dtype == bool
-    value = filler.array.astype({"f": np.float32}.get(filler.array.dtype.kind, np.int64))
+    value = filler.array.astype(np.int64 if filler.array.dtype.kind in "biu" else np.float32)
     name = graph.cast(name, "INT64") if is_bool else name
     name = graph.op("Pad", name, ints(*before, *after), value)
     return x._replace(name=graph.cast(name, "BOOL") if is_bool else name, shape=tuple(shape))
@@ -189,7 +206,7 @@ def pad(graph: Graph, eqn: Equation, given: list) -> Value:
 def top_k(graph: Graph, eqn: Equation, given: list) -> list[Value]:
     """Equal values keep their order in both."""
     if eqn.params.get("axis", len(given[0].sizes) - 1) != len(given[0].sizes) - 1:
-        raise ValueError("--format=onnx: it cannot convert top_k along another axis than the last")
+        raise CannotConvert("top_k along another axis than the last")
     names = graph.top_k(arrange(graph, given[0]), eqn.params["k"])
     graph.nonnegative.add(names[1])
     return [tensor(name, eqn.outvars[0].aval.shape) for name in names]
@@ -207,10 +224,12 @@ def gather(graph: Graph, eqn: Equation, given: list) -> Value:
     whole = all(sizes[i] == shape[i] for i in range(len(shape)) if i not in rows + images)
     in_front = images == tuple(range(len(images))) == tuple(numbers.start_indices_batching_dims)
     if not single_row or not whole or not in_front:
-        raise ValueError("--format=onnx: it cannot convert this form of indexing")
-    data, axis = arrange(graph, x), rows[0]
+        raise CannotConvert("this form of indexing")
+    data, axis, places = arrange(graph, x), rows[0], arrange(graph, index)
+    if eqn.params["mode"] == lax.GatherScatterMode.CLIP:
+        places = graph.op("Min", graph.op("Max", places, ints(0)), ints(shape[axis] - 1))
     if not images:
-        places = graph.reshape(arrange(graph, index), *index_shape)
+        places = graph.reshape(places, *index_shape)
         name = graph.op("Gather", data, places, axis=axis)
         found = [*shape[:axis], *index_shape, *shape[axis + 1 :]]
         order = iter([i for i in range(len(found)) if axis <= i < axis + len(index_shape)])
@@ -218,8 +237,8 @@ def gather(graph: Graph, eqn: Equation, given: list) -> Value:
         places_of = [next(others if i in numbers.offset_dims else order) for i in range(len(out))]
         return tensor(name, found, places_of)
     if axis != len(images):
-        raise ValueError("--format=onnx: it cannot convert indexing along a later axis")
-    name = graph.op("GatherND", data, arrange(graph, index), batch_dims=len(images))
+        raise CannotConvert("indexing along a later axis")
+    name = graph.op("GatherND", data, places, batch_dims=len(images))
     found = [*index_shape, *shape[axis + 1 :]]
     order, others = iter(range(len(index_shape))), iter(range(len(index_shape), len(found)))
     return tensor(
@@ -236,6 +255,7 @@ RULES: dict[str, Any] = {
     "transpose": transpose,
     "tile": tile,
     "slice": slice_rule,
+    "dynamic_slice": dynamic_slice,
     "split": split,
     "rev": reverse,
     "concatenate": concatenate,

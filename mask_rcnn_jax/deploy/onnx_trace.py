@@ -11,21 +11,38 @@ import jax
 import numpy as np
 from jax.extend.core import Jaxpr, Literal
 
-from mask_rcnn_jax.deploy.onnx_graph import Graph
+from mask_rcnn_jax.deploy.onnx_graph import CannotConvert, Graph
 from mask_rcnn_jax.deploy.onnx_values import Equation, Known, Value
 
 # (graph, equation, inputs) to outputs
 Rule = Callable[[Graph, Equation, list], Value | Known | list]
 PLATFORM = "cpu"
+# Primitives that call a function, with the same inputs and outputs.
+JITS = ("jit", "pjit")
+CALLS = (
+    *JITS,
+    "closed_call",
+    "core_call",
+    "custom_jvp_call",
+    "custom_vjp_call",
+    "remat2",
+    "checkpoint",
+)
 
 
 def translate(
-    graph: Graph, rules: Mapping[str, Rule], jaxpr: Jaxpr, consts: Sequence, inputs: Sequence
+    graph: Graph,
+    rules: Mapping[str, Rule],
+    jaxpr: Jaxpr,
+    consts: Sequence,
+    inputs: Sequence,
+    place: str = "",
 ) -> list[Value | Known]:
     """Add a program's operators to a graph and return its outputs.
 
     rules: by the name of a primitive, or jit:name of an inner jitted function. inputs: `Value`s or
         `Known`s.
+    place: part of the model, for errors.
     """
     values = dict(zip(jaxpr.constvars, (Known(np.asarray(each)) for each in consts), strict=True))
     values.update(zip(jaxpr.invars, inputs, strict=True))
@@ -37,19 +54,32 @@ def translate(
 
     for eqn in _used(jaxpr):
         given = [read(atom) for atom in eqn.invars]
-        outputs = _apply(graph, rules, eqn, given)
-        values.update(zip(eqn.outvars, outputs, strict=True))
+        inside = "/".join(filter(None, (place, str(eqn.source_info.name_stack))))
+        try:
+            outputs = _apply(graph, rules, eqn, given, inside)
+        except CannotConvert as error:
+            where = f" in {inside}" if inside else ""
+            raise ValueError(
+                f"--format=onnx: it cannot convert {error}{where}; --format=stablehlo can"
+            ) from None
+        for variable, output in zip(eqn.outvars, outputs, strict=True):
+            values[variable] = output
+            if isinstance(output, Value) and variable.aval.dtype.kind in "biu":
+                graph.not_float.add(output.name)
     return [read(atom) for atom in jaxpr.outvars]
 
 
-def _apply(graph: Graph, rules: Mapping[str, Rule], eqn: Equation, given: list) -> list:
+def _apply(graph: Graph, rules: Mapping[str, Rule], eqn: Equation, given: list, place: str) -> list:
     """Return the outputs of one equation."""
     name, known = eqn.primitive.name, all(isinstance(each, Known) for each in given)
     if name == "platform_index":
         return [Known(np.asarray(_branch_index(eqn.params["platforms"])))]
-    is_function = name in ("jit", "pjit")
-    rule = rules.get(f"jit:{eqn.params['name']}" if is_function else name)
-    if known and not getattr(rule, "keeps_known", False):
+    shapes = [(atom.aval.shape, atom.aval.dtype) for atom in eqn.outvars]
+    if all(0 in shape for shape, _ in shapes):
+        return [Known(np.zeros(shape, dtype)) for shape, dtype in shapes]
+    rule = rules.get(f"jit:{eqn.params['name']}" if name in JITS else name)
+    is_inlined = name in CALLS and name not in JITS
+    if known and not is_inlined and not getattr(rule, "keeps_known", False):
         return _compute(eqn, given)
     if rule is not None:
         outputs = rule(graph, eqn, given)
@@ -58,15 +88,12 @@ def _apply(graph: Graph, rules: Mapping[str, Rule], eqn: Equation, given: list) 
     if name == "cond" and isinstance(given[0], Known):
         branches = eqn.params["branches"]
         inner, given = branches[int(np.clip(given[0].array, 0, len(branches) - 1))], given[1:]
-    else:
+    elif name in CALLS:
         inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
-    if inner is None or name in ("while", "scan"):
-        where = f" in {eqn.source_info.name_stack}" if str(eqn.source_info.name_stack) else ""
-        raise ValueError(
-            f"--format=onnx: it cannot convert the operation {name}{where}; --format=stablehlo can"
-        )
+    else:
+        raise CannotConvert(f"the operation {name}")
     jaxpr, consts = getattr(inner, "jaxpr", inner), getattr(inner, "consts", ())
-    return translate(graph, rules, jaxpr, consts, given)
+    return translate(graph, rules, jaxpr, consts, given, place)
 
 
 def _branch_index(platforms: Sequence[Sequence[str] | None]) -> int:

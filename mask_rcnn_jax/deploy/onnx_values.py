@@ -129,7 +129,8 @@ def arrange(graph: Graph, value: Value | Known, order: Sequence[int] | None = No
         return name if list(shape) == sizes else reshaped(graph, name, shape, sizes)
     repeats = [-axis[1] if len(axis) == 2 and axis[0] >= 0 > axis[1] else 1 for axis in axes]
     once = [size // repeat for size, repeat in zip(sizes, repeats, strict=True)]
-    if len(sizes) == 4 and prod(once) == prod(value.shape[part] for part in real):
+    is_float = value.name not in graph.not_float
+    if is_float and len(sizes) == 4 and prod(once) == prod(value.shape[part] for part in real):
         nearest = {"mode": "nearest", "nearest_mode": "floor"}
         nearest["coordinate_transformation_mode"] = "asymmetric"
         name = name if list(shape) == once else reshaped(graph, name, shape, once)
@@ -156,7 +157,8 @@ def in_order(
 
 def stored(graph: Graph, array: np.ndarray, source: Known) -> str:
     """Add a constant made from `source` under its name; equal ones are shared."""
-    array = array.astype(np.int64) if array.dtype.kind in "iu" else array
+    if array.dtype != bool:
+        array = array.astype(np.int64 if array.dtype.kind in "iu" else np.float32, copy=False)
     if array.size <= 64:
         return graph.constant(array)
     content = hashlib.blake2b(np.asarray(array, order="C").tobytes()).digest()
@@ -194,7 +196,7 @@ def align(
 ) -> tuple[list[str], Layout]:
     """Return tensors that operators can broadcast, and how to read what these make of them.
 
-    Arrays have this shape or no axes.
+    Arrays have this shape, with some axes of size 1, or no axes.
     """
     given = [_full(graph, value, shape) for value in values]
     found = [_division([value.axes[i] for value in given], given) for i in range(len(shape))]
@@ -239,8 +241,8 @@ def _full(graph: Graph, value: Value | Known, shape: Sequence[int]) -> Value:
         whole = enumerate(zip(part.shape, shape, strict=True))
         kept = tuple((i,) if held == size else (-size,) for i, (held, size) in whole)
         return Value(stored(graph, part, value), part.shape, kept)
-    if not value.axes:
-        value = broadcast(value, shape, ())
+    if value.sizes != tuple(shape):
+        value = broadcast(value, shape, range(len(value.sizes)))
     if not any(min(axis, default=0) < 0 <= max(axis, default=0) for axis in value.axes):
         return value
     # Repeat parts of axes in the tensor, and leave those that are repeated as a whole.

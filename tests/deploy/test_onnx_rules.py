@@ -46,6 +46,10 @@ ELEMENTWISE = {
     "compare": lambda x: ((x > 0) & (x <= 1) | (x == x[0, 0, 0, 0]), x != x, ~(x >= 0)),
     "finite": lambda x: jnp.isfinite(x / jnp.maximum(x, 0)),
     "where": lambda x: jnp.where(x > 0, x, -1.0),
+    "larger of bools": lambda x: (jnp.maximum(x > 0, x < 1), jnp.minimum(x > 0, x < 1)),
+    "selected by numbers": lambda x: lax.select_n((x > 0).astype(int), x > 1, x > -1),
+    "of constants": lambda x: x[0, 0, 0] + jax.nn.relu(jnp.arange(4.0) - 2),
+    "checkpoint": lambda x: jax.checkpoint(lambda y: jnp.sin(y) * 2)(x),
     "where of bools": lambda x: jnp.where(x > 0, x < 1, x > -1),
     "softplus": jax.nn.softplus,
     "rem": lambda x: lax.rem(x, jnp.float32(0.7)),
@@ -75,6 +79,17 @@ SHAPES = {
     "repeated inside": lambda x: jnp.broadcast_to(x[:1, 0][:, :, None], (1, 5, 3, 4)).reshape(
         1, 15, 4
     ),
+    "edges": lambda x: jnp.pad(x, ((0, 0), (1, 2), (2, 0), (0, 0)), mode="edge"),
+    "nothing": lambda x: jnp.concatenate([x[:, :3], x[:, :0], x[:, 3:] * 2], 1)[:, 3:],
+    "row by an array": lambda x: x[jnp.int32(1)] + x[jnp.int32(9)],
+    "repeated bools and integers": lambda x: [
+        jnp.repeat(jnp.repeat(each, 2, axis=1), 3, axis=2) for each in (x > 0, x.astype(int))
+    ],
+    "repeated, with a row": lambda x: (
+        jnp.broadcast_to(x[:, :, :1], x.shape) >= jnp.max(x, 2, keepdims=True),
+        jnp.maximum(x[..., :1], jnp.zeros((1, 1, 1, 4))),
+        x[..., :1] + jnp.zeros((1, 1, 1, 4)),
+    ),
     "padded bools": lambda x: jnp.pad(x[0, 0] > 0, ((0, 1), (2, 0))),
 }
 REDUCTIONS = {
@@ -91,10 +106,16 @@ REDUCTIONS = {
     "arguments": lambda x: (jnp.argmax(x, 1), jnp.argmin(x, -1)),
     "cumulative": lambda x: jnp.cumsum(x, 2),
     "top": lambda x: lax.top_k(x, 3),
+    "of bools": lambda x: (jnp.max(x > 0, 1), jnp.min(x > 0, 2), jnp.argmax(x > 0, axis=1)),
+    "nearly softmax": lambda x: (
+        (e := jnp.exp(x - jnp.max(x, 3, keepdims=True))) / jnp.sum(e, 2, keepdims=True)
+    ),
     "logsumexp": lambda x: (jax.nn.logsumexp(x, axis=0), jax.nn.log_softmax(x)),
 }
 PRODUCTS = {
     "dense": lambda x: x @ jnp.asarray(X[0, 0].T),
+    "a number": lambda x: jnp.dot(x[0, 0, 0], jnp.arange(4.0)),
+    "of integers": lambda x: x.astype(int) @ jnp.arange(8).reshape(4, 2),
     "weights first": lambda x: jnp.einsum("kc,bhwc->kbhw", X[1, 0], x),
     "attention": lambda x: jnp.einsum("bhwc,bvwc->bwhv", x, x * 2),
     "positions": lambda x: jnp.einsum("byxc,yjc->byxj", x, X[0, :, :3]),
@@ -124,6 +145,10 @@ INDEXING = {
         x[:, 0, :, 0], jnp.argmax(x[:, :5], 1)[:, :, 0], axis=1
     ),
     "rows of a table": lambda x: jnp.asarray(X[0])[jnp.argmax(x, 1)],
+    "clipped": lambda x: (
+        jnp.take(x, (9 * x[0, 0]).astype(int), axis=1, mode="clip"),
+        jnp.take_along_axis(x[..., 0, 0], (9 * x[:, 0, :, 0]).astype(int), axis=1, mode="clip"),
+    ),
     "one hot": lambda x: nn.one_hot(jnp.argmax(x, 3), 4),
 }
 CASES = ELEMENTWISE | SHAPES | REDUCTIONS | PRODUCTS | INDEXING
@@ -204,3 +229,79 @@ def test_an_operation_without_a_rule_is_named():
         converted(lambda x: lax.sort(x), X)
     with pytest.raises(ValueError, match="it cannot convert the operation while"):
         converted(lambda x: lax.while_loop(lambda x: jnp.sum(x) < 9, lambda x: x + 1, x), X)
+
+
+class Hidden(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return jnp.sort(nn.Dense(4)(x), axis=1)
+
+
+class Outer(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return Hidden(name="trunk")(x)
+
+
+def test_an_operation_inside_a_function_names_its_part_of_the_model():
+    variables = jax.eval_shape(Outer().init, jax.random.key(0), X)
+    variables = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), variables)
+    with pytest.raises(ValueError, match="the operation sort in Outer/trunk; --format=stablehlo"):
+        converted(Outer().apply, X, variables=variables)
+
+
+REFUSED = {
+    "numbers to uint8": lambda x: (x * 9).astype(jnp.uint8),
+    "the operation reduce ": lambda x: lax.reduce(x, jnp.float32(0), lambda a, b: a + 2 * b, (1,)),
+    "lt of bools": lambda x: (x > 0) < (x > 1),
+    "padding between elements": lambda x: lax.pad(x, x[0, 0, 0, 0], [(1, 0, 0)] * 4),
+    "this much padding": lambda x: lax.conv_general_dilated(
+        x, X[:, :3, :4].reshape(2, 3, 4, 4), (1, 1), ((0, 3), (2, 0)), lhs_dilation=(2, 3),
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_would_differ_is_refused(what):
+    with pytest.raises(ValueError, match=f"it cannot convert .*{what.strip()}"):
+        converted(REFUSED[what], X)
+
+
+class TwiceGroupNorm(nn.GroupNorm):
+    def __call__(self, x):
+        return 2 * super().__call__(x)
+
+
+class NormedTable(nn.Module):
+    """A norm of what is the same for all images."""
+
+    @nn.compact
+    def __call__(self, x):
+        return x + nn.LayerNorm()(self.param("table", nn.initializers.normal(1.0), (1, 1, 5, 4)))
+
+
+LAYERS = {
+    "RMSNorm": nn.RMSNorm(),
+    "a user's GroupNorm": TwiceGroupNorm(2),
+    "a norm of a table": NormedTable(),
+    "a norm of several axes": nn.LayerNorm(reduction_axes=-1, feature_axes=(-2, -1)),
+    "attention": nn.MultiHeadDotProductAttention(2, deterministic=True),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_of_users(name):
+    layer = LAYERS[name]
+    variables = jax.tree.map(np.asarray, layer.init(jax.random.key(0), X))
+    _, (found,) = converted(layer.apply, X, variables=variables)
+    np.testing.assert_allclose(found, layer.apply(variables, X), rtol=1e-4, atol=1e-5)
+
+
+def test_constants_of_bfloat16_are_stored_as_float32():
+    layer = nn.Conv(3, (3, 3), dtype=jnp.bfloat16)
+    variables = jax.tree.map(np.asarray, layer.init(jax.random.key(0), X))
+    _, (found,) = converted(
+        lambda v, x: layer.apply(v, x).astype(jnp.float32), X, variables=variables
+    )
+    np.testing.assert_allclose(found, layer.apply(variables, X).astype(jnp.float32), atol=0.05)
