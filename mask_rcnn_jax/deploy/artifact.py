@@ -26,7 +26,7 @@ from mask_rcnn_jax.deploy import (
     tensorrt,
     triton,
 )
-from mask_rcnn_jax.deploy.compare import BOX_TOLERANCE, SCORE_TOLERANCE, compare
+from mask_rcnn_jax.deploy.compare import BOX_TOLERANCE, MASK_TOLERANCE, SCORE_TOLERANCE, compare
 from mask_rcnn_jax.deploy.engines import run_program
 from mask_rcnn_jax.deploy.images import check_images, image_paths, on_canvas
 from mask_rcnn_jax.deploy.inputs import IMAGE_SUFFIXES
@@ -319,5 +319,5 @@ def _check(
     if exact and not found.within_tolerance:
         raise RuntimeError(
             f"self-check: the exported model differs from the original: {found}; expected at most "
-            f"{BOX_TOLERANCE} px for boxes and {SCORE_TOLERANCE} for scores"
+            f"{BOX_TOLERANCE} px for boxes, {SCORE_TOLERANCE} for scores, {MASK_TOLERANCE} for masks"
         )

@@ -11,6 +11,7 @@ from mask_rcnn_jax.structures import Detections
 # Limits for a float32 export.
 BOX_TOLERANCE = 0.1  # pixels
 SCORE_TOLERANCE = 1e-3
+MASK_TOLERANCE = 0.1  # probability of a cell, which changes fast at an outline
 MATCH_DISTANCE = 2.0  # pixels: closer boxes of one class count as the same detection
 
 
@@ -27,7 +28,8 @@ class Differences:
 
     @property
     def within_tolerance(self) -> bool:
-        return not self.unmatched and self.boxes <= BOX_TOLERANCE and self.scores <= SCORE_TOLERANCE
+        boxes = not self.unmatched and self.boxes <= BOX_TOLERANCE
+        return boxes and self.scores <= SCORE_TOLERANCE and self.masks <= MASK_TOLERANCE
 
     def __str__(self) -> str:
         return (
