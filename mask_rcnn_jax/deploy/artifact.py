@@ -319,5 +319,6 @@ def _check(
     if exact and not found.within_tolerance:
         raise RuntimeError(
             f"self-check: the exported model differs from the original: {found}; expected at most "
-            f"{BOX_TOLERANCE} px for boxes, {SCORE_TOLERANCE} for scores, {MASK_TOLERANCE} for masks"
+            f"{BOX_TOLERANCE} px for boxes, {SCORE_TOLERANCE} for scores and {MASK_TOLERANCE} for "
+            "masks"
         )
