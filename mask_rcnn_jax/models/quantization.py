@@ -63,7 +63,8 @@ class Quantization:
                 largest = jnp.maximum(largest, jnp.max(jnp.abs(inputs)).astype(jnp.float32))
                 seen[path] = start, largest
                 moved = start + self.range_momentum * (largest - start)
-                limit = jnp.where(start > 0, moved, largest)
+                # A batch with no inputs but 0, as of masks without an object, says nothing.
+                limit = jnp.where((start > 0) & (largest > 0), moved, jnp.maximum(start, largest))
                 layer.put_variable("batch_stats", RANGE, limit)
             axes = [i for i in range(kernel.ndim) if i != layer.output_axis % kernel.ndim]
             per_channel = jnp.max(jnp.abs(lax.stop_gradient(kernel)), axes, keepdims=True)
@@ -76,14 +77,15 @@ class Quantization:
 def fake_quantize(x: jax.Array, limit: jax.Array) -> jax.Array:
     """Round x to the int8 steps of -limit..limit, in its dtype; values outside are clipped.
 
-    limit: float32, broadcasts to x; 0 leaves x as it is. The gradient is that of the clipping.
+    limit: float32, broadcasts to x; 0 leaves x as it is. The gradient is 1, and 0 for clipped values.
     """
     wide = x.astype(jnp.float32)
     safe = jnp.where(limit > 0, limit, 1.0)
-    clipped = jnp.clip(wide, -safe, safe)
     step = safe / STEPS
-    rounded = jnp.round(clipped / step) * step
-    passed = clipped + lax.stop_gradient(rounded - clipped)
+    rounded = lax.stop_gradient(jnp.round(jnp.clip(wide, -safe, safe) / step) * step)
+    # Not the gradient of `clip`, which halves it at the limit: each channel's largest weight is.
+    inside = jnp.abs(wide) <= safe
+    passed = rounded + jnp.where(inside, wide - lax.stop_gradient(wide), 0.0)
     return jnp.where(limit > 0, passed, wide).astype(x.dtype)
 
 

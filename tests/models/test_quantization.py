@@ -34,6 +34,8 @@ def test_rounding_and_its_gradient_by_hand():
     rounded, pull = jax.vjp(lambda x: fake_quantize(x, limit), x)
     np.testing.assert_array_equal(rounded, expected)
     np.testing.assert_array_equal(pull(jnp.ones(7))[0], [1, 1, 1, 1, 1, 0, 0])
+    largest = jnp.array([127.0, -127.0, 1.2], jnp.float32)  # at the limit, as in each kernel
+    np.testing.assert_array_equal(jax.grad(lambda x: fake_quantize(x, limit).sum())(largest), 1)
     half = fake_quantize(x[:5].astype(jnp.bfloat16), jnp.float32(63.5))
     assert half.dtype == jnp.bfloat16
     np.testing.assert_array_equal(half, [0.5, -0.5, 2.5, -3.5, 63.5])
@@ -100,6 +102,11 @@ def test_ranges_follow_the_inputs_of_valid_rows(layers):
     _, updated = call({**variables, **updated}, x / 2, valid, train=True)
     moved = {name: value * (0.75 + 0.25 / 2) for name, value in expected.items()}
     assert trained_ranges(updated) == pytest.approx(moved)
+    # Without a valid row, or in a black image, a range stays; 0 still means that none was seen.
+    _, still = call({**variables, **updated}, 0 * x, np.zeros(3, bool), train=True)
+    assert trained_ranges(still) == trained_ranges(updated)
+    _, still = call(variables, 0 * x, np.zeros(3, bool), train=True)
+    assert set(trained_ranges(still).values()) == {0.0}
     _, same = call({**variables, **updated}, 9 * x, valid, train=False)
     assert not same
 
