@@ -30,8 +30,8 @@ def named(op: Op) -> Op:
 def replaced(**functions: Callable) -> Iterator[None]:
     """Call these functions in the place of ops with their names, in programs traced meanwhile.
 
-    For exporters to a format that has such operators. Jitted functions are traced again, and what is
-    traced here is not used elsewhere.
+    For exporters to a format that has such operators. Jitted functions are traced again here, and
+    these programs are not used elsewhere.
     """
     token = _replaced.set((_replaced.get() or {}) | functions)
     try:
