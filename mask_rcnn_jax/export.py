@@ -49,6 +49,7 @@ from mask_rcnn_jax.deploy.manifest import make_manifest
 from mask_rcnn_jax.deploy.quantize import CALIBRATORS, RUNTIMES
 from mask_rcnn_jax.evaluation.coco import configured_protocol
 from mask_rcnn_jax.evaluation.engines import configured_engine
+from mask_rcnn_jax.models.quantization import trained_ranges, without_ranges
 from mask_rcnn_jax.training import evaluator
 from mask_rcnn_jax.training.scoring import fitting
 from mask_rcnn_jax.weights.convert import to_detectron2, to_flax, to_ours_flat, to_torchvision
@@ -74,6 +75,9 @@ def export_weights(config: ConfigDict | None, weights: str, format: str, output:
     eps = config.model.backbone.get("norm_eps", 1e-5)
     converters = {"torchvision": to_torchvision, "detectron2": to_detectron2}
     if convert := converters.get(format):
+        if ranges := trained_ranges(variables):
+            logging.warning("%d ranges of int8 left out: %s has none", len(ranges), format)
+            variables = {**variables, "batch_stats": without_ranges(variables["batch_stats"])}
         arrays = convert(variables, norm_eps=eps)
         eps = 1e-5  # theirs, to which the weights are converted
     else:
@@ -195,6 +199,10 @@ def check_system(model: ConfigDict, system: str) -> None:
         if head.get("class_agnostic", False):
             text = "model.box_head.class_agnostic is True"
             raise ValueError(f"{text}, torchvision has boxes for each class only")
+    for name, section in model.items():
+        if isinstance(section, ConfigDict) and section.get("widths"):
+            text = f"model.{name}.widths is {section.widths}"
+            raise ValueError(f"{text}, {system} has no pruned models; use --format=safetensors")
     # Statistics absorb another epsilon.
     absorbed = () if backbone.get("norm") in WITHOUT_STATISTICS else ("backbone.norm_eps",)
     for line in mismatches(known[backbone.name], model, without=absorbed):

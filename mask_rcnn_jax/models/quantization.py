@@ -77,7 +77,8 @@ class Quantization:
 def fake_quantize(x: jax.Array, limit: jax.Array) -> jax.Array:
     """Round x to the int8 steps of -limit..limit, in its dtype; values outside are clipped.
 
-    limit: float32, broadcasts to x; 0 leaves x as it is. The gradient is 1, for clipped values 0.
+    limit: float32, broadcasts to x; 0 leaves x as it is. The gradient is 1, and 0 where x is
+    clipped.
     """
     wide = x.astype(jnp.float32)
     safe = jnp.where(limit > 0, limit, 1.0)

@@ -105,7 +105,7 @@ def num_classes_in(variables: Mapping) -> int | None:
 def to_ours_flat(variables: Mapping) -> dict[str, np.ndarray]:
     """Flatten to names like "params/backbone/stem_conv/kernel", which `to_flax` reads back."""
     flat = flatten_dict({name: variables[name] for name in COLLECTIONS}, sep="/")
-    return {name: np.ascontiguousarray(value) for name, value in flat.items()}
+    return {name: np.asarray(value, order="C") for name, value in flat.items()}
 
 
 def to_torchvision(variables: Mapping, *, norm_eps: float) -> dict[str, np.ndarray]:

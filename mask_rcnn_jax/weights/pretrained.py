@@ -40,8 +40,9 @@ NOT_PRETRAINED = (
     *(f"/output{stage}_norm/{leaf}" for stage in range(2, 6) for leaf in ("scale", "bias")),
 )
 
-# Modules that a model may lack: one of boxes alone takes the weights of a Mask R-CNN.
-NOT_NEEDED = ("mask_head",)
+# What a model may lack: one of boxes alone takes a Mask R-CNN's weights, a float model those that were
+# trained in int8.
+NOT_NEEDED = ("mask_head", RANGE)
 
 
 def is_run(path: str | os.PathLike) -> bool:
@@ -134,7 +135,7 @@ def merge_into(
             complete or absent.
         reinit: prefixes of names of arrays that keep their initial values if the shapes differ.
         optional: endings of names of arrays that keep them if there are none to load.
-        unused: top-level modules that are left out if the model has none.
+        unused: top-level modules and last parts of names that are left out if the model has none.
         source: the file, for messages.
 
     Returns the merged variables, and report lines on loaded, initialized and left out arrays.
@@ -144,6 +145,8 @@ def merge_into(
     left_out = {*unused} & modules - our_modules
     theirs = {name: a for name, a in theirs.items() if name.split("/")[1] not in left_out}
     modules -= left_out
+    ranges = [name for name in theirs if name not in ours and name.rpartition("/")[2] in unused]
+    theirs = {name: array for name, array in theirs.items() if name not in ranges}
     differing = {
         name: f"{np.shape(array)} in the file, {np.shape(ours[name])} in the model"
         for name, array in theirs.items()
@@ -154,9 +157,11 @@ def merge_into(
     missing = [name for name in absent if not name.endswith(optional)]
     unexpected = [name for name in theirs if name not in ours]
     if missing or unexpected or misshapen:
+        of_int8 = any(name.endswith(f"/{RANGE}") for name in missing + unexpected)
         raise ValueError(
             f"{source}: does not fit the model: missing {listing(missing)}; "
             f"unexpected {listing(unexpected)}; misshapen {listing(misshapen)}"
+            + (f"; each {RANGE} is of model.quantization.int8=True" if of_int8 else "")
         )
     taken = [name for name in theirs if name not in differing]
     merged = {**ours, **{name: np.asarray(theirs[name], ours[name].dtype) for name in taken}}
@@ -166,4 +171,5 @@ def merge_into(
     report += [f"{listing(left)} not in the file, initialized"] if left else []
     report += [f"{name}: {shapes}, initialized" for name, shapes in differing.items()]
     report += [f"{name}: not in the model, left out" for name in sorted(left_out)]
+    report += [f"{listing(ranges)} not in the model, left out"] if ranges else []
     return {"batch_stats": {}, **unflatten_dict(merged, sep="/")}, report

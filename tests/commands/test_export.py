@@ -13,7 +13,9 @@ from safetensors.numpy import load_file, save_file
 from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.export import check_system
 from mask_rcnn_jax.models.build import abstract_variables
+from mask_rcnn_jax.models.quantization import trained_ranges
 from mask_rcnn_jax.weights.convert import to_flax, to_ours_flat, to_torchvision
+from mask_rcnn_jax.weights.pretrained import load_weights
 from mask_rcnn_jax.weights.restore import load_variables, make_model
 from mask_rcnn_jax.weights.run_checkpoint import load_checkpoint
 from tests.commands.command import ROOT, error_line, run_inside
@@ -125,6 +127,28 @@ def test_an_epsilon_that_no_statistics_absorb_is_a_difference(norm, caplog):
     assert [r.getMessage() for r in caplog.records] == (expected if norm == "group" else [])
 
 
+@pytest.mark.parametrize("format", ["safetensors", "torchvision", "detectron2"])
+def test_weights_that_were_trained_in_int8(format, tmp_path, capsys, caplog):
+    """Our names keep the ranges, in a file that is read; the other systems have none."""
+    config = small_config()
+    config.model.quantization.int8 = True
+    variables = random_variables(config)
+    target, source = tmp_path / "new.safetensors", tmp_path / "ours.safetensors"
+    save_file(to_ours_flat(variables), source)
+    if format == "detectron2":
+        target = tmp_path / "new.pkl"
+    arguments = ["--weights", source, f"--format={format}", "--output", target]
+    flags = small_flags(quantization__int8=True)
+    assert run_inside("export", *flags, *arguments) == 0
+    assert "the largest difference is 0\n" in capsys.readouterr().out
+    kept, left_out = {}, f"{len(trained_ranges(variables))} ranges of int8 left out: {format} has"
+    if format == "safetensors":
+        kept = trained_ranges(variables)
+        jax.tree.map(np.testing.assert_array_equal, load_variables(target, config), variables)
+    assert (left_out in caplog.text) == (not kept)
+    assert trained_ranges(load_weights(target, config.model)[0]) == kept
+
+
 def test_run_exports_our_names(trained, tmp_path):
     target = tmp_path / "run.safetensors"
     arguments = ["--workdir", trained.workdir, "--format=safetensors", "--output", target]
@@ -155,6 +179,10 @@ def test_run_exports_our_names(trained, tmp_path):
             "model.box_head.class_agnostic is True, torchvision has boxes for each class only",
         ),
         (["num_classes=4"], "has 3 classes, expected 4"),
+        (
+            ["fpn.widths=(('fpn_lateral',4),)"],
+            "model.fpn.widths is (('fpn_lateral', 4),), torchvision has no pruned models",
+        ),
     ],
 )
 def test_models_that_torchvision_lacks_are_rejected(changes, message, weights, tmp_path, capsys):

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
+from flax.traverse_util import unflatten_dict
 
 from mask_rcnn_jax.deploy.compare import compare
 from mask_rcnn_jax.deploy.quantize_jax import quantize_jax
@@ -20,6 +21,7 @@ from mask_rcnn_jax.models.quantization import (
     trained_ranges,
     without_ranges,
 )
+from mask_rcnn_jax.weights.convert import to_ours_flat
 from mask_rcnn_jax.weights.pretrained import merge_into
 from tests.deploy.small_model import generated, predict_function, random_variables, small_config
 from tests.helpers import tiny_batch, tiny_config
@@ -200,6 +202,17 @@ def test_training_measures_ranges_and_a_float_run_is_taken_up():
     kernel = grads["backbone"]["stem_conv"]["kernel"]
     assert np.isfinite(kernel).all() and np.abs(kernel).max() > 0
     assert without_ranges(updated["batch_stats"]) == start["batch_stats"]
+
+    # The weights start a float model, which has no ranges, and are the same from a file.
+    trained = {**start, **updated}
+    names = to_ours_flat(trained)
+    again = unflatten_dict({name: array + 0 for name, array in names.items()}, sep="/")
+    jax.tree.map(np.testing.assert_array_equal, again, trained)
+    merged, report = merge_into(start, trained, source="a run")
+    jax.tree.map(np.testing.assert_array_equal, merged, start)
+    assert any(RANGE in line and "not in the model, left out" in line for line in report)
+    with pytest.raises(ValueError, match="unexpected 28 .*input_range is of model.quantization"):
+        merge_into(start, trained, unused=())
 
 
 def test_wrong_momentum_is_named():
