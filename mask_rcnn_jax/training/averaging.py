@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from mask_rcnn_jax import parts
+from mask_rcnn_jax.models.quantization import RANGE
 
 
 @dataclass(frozen=True)
@@ -43,13 +44,15 @@ class WeightAverage:
         if self.ema_warmup:
             decay = jnp.minimum(decay, (1 + updates_done) / (10 + updates_done))
 
-        def mean(old: jax.Array, new: jax.Array) -> jax.Array:
+        def mean(path: tuple, old: jax.Array, new: jax.Array) -> jax.Array:
             if not jnp.issubdtype(new.dtype, jnp.inexact):
                 return new  # a counter
+            if path[-1].key == RANGE:
+                return new  # starts at 0, which is no range, and is an average itself
             # In this form what does not change, as frozen weights, stays to the last bit.
             return old + ((1 - decay) * (new - old)).astype(new.dtype)
 
-        return jax.tree.map(mean, average, variables)
+        return jax.tree_util.tree_map_with_path(mean, average, variables)
 
 
 NO_AVERAGE = WeightAverage()

@@ -16,6 +16,7 @@ import pytest
 from flax import struct
 
 from mask_rcnn_jax.config import load_config
+from mask_rcnn_jax.models.quantization import RANGE
 from mask_rcnn_jax.models.rpn import RPN
 from mask_rcnn_jax.ops.boxes import BoxCoder
 from mask_rcnn_jax.training import setup
@@ -79,6 +80,17 @@ def test_what_stays_is_not_rounded_and_counters_are_taken():
         average = averaging.update(average, {"frozen": frozen, "seen": jnp.int32(t)}, jnp.int32(t))
     np.testing.assert_array_equal(average["frozen"], frozen)
     assert average["seen"] == 49 and average["seen"].dtype == jnp.int32
+
+
+@pytest.mark.parametrize("warmup", [False, True])
+def test_ranges_of_int8_are_taken_as_they_are(warmup):
+    """They start at 0, which stands for no range, and would stay far too small."""
+    averaging = WeightAverage(0.999, warmup)
+    stats = {"conv": {RANGE: jnp.float32(0.0), "mean": jnp.float32(0.0)}}
+    average = averaging.start(stats)
+    stats = {"conv": {RANGE: jnp.float32(3.0), "mean": jnp.float32(3.0)}}
+    average = averaging.update(average, stats, jnp.int32(0))
+    assert average["conv"][RANGE] == 3.0 and average["conv"]["mean"] < 3.0
 
 
 def test_no_average_costs_nothing():
