@@ -182,7 +182,7 @@ def build_artifact(
         calibrated: dict[str, Any] = {"pictures": len(calibration)}
         calibrated["calibrator"] = options.calibrator
         if trained:
-            calibrated["trained_ranges"] = len(trained)
+            calibrated["trained_ranges"] = sum(limit > 0 for limit in trained.values())
         if format == "onnx":
             calibrated["int8_for"] = options.int8_runtime
         artifact.details["calibration"] = calibrated
@@ -191,7 +191,7 @@ def build_artifact(
         content = artifact.files["model_int8.onnx" if options.int8 else "model.onnx"]
         artifact.files |= deepstream.files(content, categories, artifact.interface)
     if options.deepstream or options.int8_for == "tensorrt":
-        _add_tensorrt(artifact, options, folder / "calibration.json")
+        _add_tensorrt(artifact, options, folder / "calibration.json", trained)
     return artifact
 
 
@@ -265,10 +265,13 @@ def _add_int8_onnx(
     artifact.predictors["int8"] = onnx.load_onnx(content)
 
 
-def _add_tensorrt(artifact: Artifact, options: ArtifactOptions, cache: Path) -> None:
+def _add_tensorrt(
+    artifact: Artifact, options: ArtifactOptions, cache: Path, trained: dict[str, float]
+) -> None:
     """Add the calibration cache, and warn of all that TensorRT may not support."""
     if options.int8:
-        ranges = json.loads(cache.read_text())["ranges"]
+        measured = json.loads(cache.read_text())["ranges"]
+        ranges = quantize.with_trained(artifact.files["model.onnx"], measured, trained)
         artifact.files["calibration.cache"] = tensorrt.calibration_cache(ranges).encode()
     entry = artifact.details["tensorrt"] = tensorrt.manifest_entry(artifact.files)
     for name, problems in entry["problems"].items():

@@ -76,7 +76,7 @@ def quantize_onnx(
             ranges = _measure(source, feeds, calibrator, runtime)
             cache.parent.mkdir(parents=True, exist_ok=True)
             cache.write_text(json.dumps({"key": key, "calibrator": calibrator, "ranges": ranges}))
-        ranges = _with_trained(source, ranges, trained or {})
+        ranges = with_trained(model, ranges, trained or {})
         _insert_qdq(source, target, ranges, runtime)
         return target.read_bytes(), cached
 
@@ -104,14 +104,14 @@ def _measure(
     return {name: [float(np.min(low)), float(np.max(high))] for name, (low, high) in limits.items()}
 
 
-def _with_trained(
-    source: Path, ranges: dict[str, list[float]], trained: Mapping[str, float]
+def with_trained(
+    model: bytes, ranges: dict[str, list[float]], trained: Mapping[str, float]
 ) -> dict[str, list[float]]:
     """Return the ranges with those of layers' inputs that training has fixed."""
     import onnx
 
     limits: dict[str, float] = {}
-    for node in onnx.load(source).graph.node:
+    for node in onnx.load_from_string(model).graph.node:
         limit = trained.get(layer_of(node.name), 0.0)
         if node.op_type in OP_TYPES and limit > 0:  # a tensor that several layers read has one
             limits[node.input[0]] = max(limits.get(node.input[0], 0.0), limit)

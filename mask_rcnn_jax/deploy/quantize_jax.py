@@ -59,6 +59,7 @@ def quantize_jax(
     """Return int8 versions of `predict` and of its first argument, `variables`.
 
     A kernel becomes {"int8", "scale"}, with float values int8 * scale.
+    ranges: largest input by layer path; 0 leaves a layer's inputs as they are.
     """
     flat = flatten_dict(variables["params"])
     for path in ranges:
@@ -69,9 +70,9 @@ def quantize_jax(
     def quantized(packed, images, image_sizes):
         def round_input(call, args, kwargs, context):
             path = _quantized_path(context)
-            if path not in ranges:
+            if ranges.get(path, 0.0) == 0:  # as `models.quantization`: it saw nothing but 0
                 return call(*args, **kwargs)
-            step = max(ranges[path], 1e-12) / STEPS
+            step = ranges[path] / STEPS
             x = jnp.clip(jnp.round(args[0].astype(jnp.float32) / step), -STEPS, STEPS) * step
             return call(x.astype(args[0].dtype), *args[1:], **kwargs)
 

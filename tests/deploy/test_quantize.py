@@ -2,13 +2,17 @@
 
 import json
 from functools import partial
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
+from flax import linen as nn
 
+from mask_rcnn_jax.deploy.artifact import ArtifactOptions, _add_tensorrt
 from mask_rcnn_jax.deploy.compare import compare
 from mask_rcnn_jax.deploy.quantize_jax import measure_ranges, quantize_jax
+from mask_rcnn_jax.models.conv import Dense
 from tests.deploy.small_model import generated, predict_function, random_variables, small_config
 
 CANVAS = (64, 128)
@@ -89,6 +93,39 @@ def test_trained_ranges_take_the_place_of_measured_ones(tmp_path, runtime, low):
     output_step = {"tensorrt": 8.0, "cpu": 5.0}[runtime] / steps
     exact = np.clip(feed(4.0)["images"], low, 2.0)
     np.testing.assert_allclose(found, exact, atol=(2.0 - low) / steps / 2 + output_step / 2 + 1e-6)
+
+
+def test_a_calibration_cache_has_the_trained_ranges(tmp_path):
+    model, cache = conv_model(np.ones((1, 1, 1, 1), np.float32)), tmp_path / "c.json"
+    cache.write_text(json.dumps({"ranges": {"images": [-1.0, 4.0], "layer": [-1.0, 5.08]}}))
+    made = SimpleNamespace(files={"model.onnx": model}, details={})
+    _add_tensorrt(made, ArtifactOptions(int8=True), cache, {"layer": 2.54, "other": 9.0})
+    lines = made.files["calibration.cache"].decode().splitlines()[1:]
+    scales = {
+        name: np.frombuffer(bytes.fromhex(bits), ">f4").item()
+        for name, bits in (line.split(": ") for line in lines)
+    }
+    assert scales == pytest.approx({"images": 0.02, "layer": 0.04})
+
+
+def test_a_range_of_zero_rounds_no_inputs():
+    init = jax.nn.initializers.ones
+    layer, x = Dense(1, init, init, name="layer"), np.array([[0.3, -5.0]], np.float32)
+
+    class Model(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return layer.clone(parent=self)(x)
+
+    model = Model()
+    variables = model.init(jax.random.key(0), x)
+
+    def predict(variables, images, _):
+        return model.apply(variables, images)
+
+    for limit, expected in ((0.0, 0.3 - 5.0 + 1), (1.27, 0.3 - 1.27 + 1)):
+        quantized, packed = quantize_jax(predict, variables, {"layer": limit})
+        np.testing.assert_allclose(quantized(packed, x, None), [[expected]], rtol=1e-5)
 
 
 def test_layers_of_nodes():
