@@ -80,10 +80,8 @@ def with_widths(config: Mapping[str, Any], widths: Widths) -> dict[str, Any]:
         new = {n.removeprefix(start): int(w) for n, w in widths.items() if n.startswith(start)}
         if new:
             entries = dict(config.get(section, {}))
-            config[section] = {
-                **entries,
-                "widths": tuple({**dict(entries["widths"]), **new}.items()),
-            }
+            before = dict(entries.get("widths", ()))  # runs of before have no such entry
+            config[section] = {**entries, "widths": tuple({**before, **new}.items())}
     return config
 
 

@@ -25,6 +25,7 @@ from mask_rcnn_jax.weights.channel_groups import (
     count_operations,
     find_groups,
     find_operations,
+    with_widths,
 )
 from mask_rcnn_jax.weights.prune import Limits, keep_above, keep_operations, prune
 from mask_rcnn_jax.weights.pruned_run import prune_run, write_checkpoint
@@ -509,4 +510,5 @@ def test_a_config_without_widths_is_the_model_of_before():
     for part in expected:
         config[part].pop("widths")
     assert build_model(config) == build_model(whole()[0].model)
+    assert with_widths(config, {"fpn/fpn_lateral": 16})["fpn"]["widths"] == (("fpn_lateral", 16),)
     assert json.loads(json.dumps(config))
