@@ -40,8 +40,8 @@ NOT_PRETRAINED = (
     *(f"/output{stage}_norm/{leaf}" for stage in range(2, 6) for leaf in ("scale", "bias")),
 )
 
-# What a model may lack: one of boxes alone takes a Mask R-CNN's weights, a float model those that were
-# trained in int8.
+# What a model may lack: one of boxes alone takes the weights of a Mask R-CNN, and a float model
+# those of one in int8.
 NOT_NEEDED = ("mask_head", RANGE)
 
 
