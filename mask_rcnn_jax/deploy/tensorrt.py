@@ -5,7 +5,7 @@ onnx-tensorrt 10.1, and BOOL for NonZero as in its source.
 """
 
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -134,7 +134,7 @@ def _line(problem: str, nodes: list[str]) -> str:
     return f"{problem} ({nodes[0]}{more})" if nodes else problem
 
 
-def calibration_cache(ranges: Mapping[str, tuple[float, float]]) -> str:
+def calibration_cache(ranges: Mapping[str, Sequence[float]]) -> str:
     """Return the text of a calibration cache, for the float model.
 
     Args:
