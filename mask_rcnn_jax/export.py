@@ -12,7 +12,8 @@
 
 `stablehlo` and `onnx` write a folder with a complete model, from image to detections, and its
 manifest.json; it runs without this package, see docs/deployment.md. `--int8` adds an int8 model and
-reports the AP of both on config.data.val_json.
+reports the AP of both on config.data.val_json; `--int8_budget` keeps layers in float until int8
+loses no more AP than that.
 
 `safetensors`, `torchvision` and `detectron2` write weights only. `safetensors` keeps our names, for
 `--weights` and `model.init_from`. `torchvision` is a state dict for torchvision's MaskRCNN
@@ -27,8 +28,9 @@ Every export is compared with the original model before it is written.
 import json
 import os
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -60,6 +62,7 @@ from mask_rcnn_jax.weights.restore import restore, restore_config
 WEIGHTS = ("safetensors", "torchvision", "detectron2")
 MODELS = ("stablehlo", "onnx")
 FORMATS = MODELS + WEIGHTS
+LISTED = 10  # layers by their error in int8
 AP_NAMES = ("AP", "AP50", "mask_AP", "mask_AP50")
 
 
@@ -124,16 +127,20 @@ def export_model(
             return plan.canvas == placed.canvas and resized in (None, plan.size)
 
         fitting(config, dataset, accepts)  # said before minutes of calibration
-    artifact = build_artifact(config, variables, categories, format, options, Path(output))
+    scored = None if dataset is None else partial(score, config, dataset)
+    arguments = config, variables, categories, format, options, Path(output)
+    artifact = build_artifact(*arguments, score=scored)
     checks = artifact.self_check
     details = {**artifact.details, "self_check": checks, "config": config.to_dict()}
     if dataset is not None:
         aps = details["ap"] = {}
-        for name, predict in artifact.predictors.items():
-            aps[name] = score(config, dataset, predict, artifact)
+        for name in artifact.predictors:
+            aps[name] = score(config, dataset, artifact, name)
         for name in next(iter(aps.values())):
             pair = "  ".join(f"{kind} {values[name]:.4f}" for kind, values in aps.items())
             print(f"{name:10}{pair}")
+    if found := details.get("int8_budget"):
+        report_budget(found)
     files = {**artifact.files, "manifest.json": b""}
     names, interface = sorted(files), artifact.interface
     manifest = make_manifest(
@@ -147,16 +154,19 @@ def export_model(
 
 
 def score(
-    config: ConfigDict, dataset: CocoDataset, predict: Callable, artifact: Artifact
+    config: ConfigDict, dataset: CocoDataset, artifact: Artifact, kind: str
 ) -> dict[str, float]:
-    """Compute AP of an exported model on the `config.data.val_json` images that fit its input."""
+    """Compute AP of an exported model on the `config.data.val_json` images that fit its input.
+
+    kind: which of `artifact.predictors`.
+    """
     limits = {"num_workers": config.data.num_workers, "max_images": config.eval.max_images}
     options = replace(example_options(config), canvases=())
     loader = EvalLoader(dataset, options, batch_size=1, **limits)
     mesh = jax.make_mesh((1,), ("data",), devices=jax.local_devices()[:1])
 
     def predict_batch(_, batch):
-        return predict(np.asarray(batch.images), np.asarray(batch.image_sizes))
+        return artifact.predictors[kind](np.asarray(batch.images), np.asarray(batch.image_sizes))
 
     def accepts(batch):
         return artifact.accepts(batch.images, batch.image_sizes)
@@ -165,6 +175,14 @@ def score(
     rules = configured_engine(config), configured_protocol(config)
     metrics = evaluator.score(dataset, found, *rules)
     return {name: metrics[name] for name in AP_NAMES if name in metrics}
+
+
+def report_budget(found: dict) -> None:
+    """Print the layers of which int8 has the largest error, and those that stay in float."""
+    errors, in_float = found["errors"], found["in_float"]
+    print(f"{len(in_float)} of {len(errors)} layers stay in float, for at most {found['AP']} of AP")
+    for layer, error in list(errors.items())[: max(LISTED, len(in_float))]:
+        print(f"  {layer:40}{error:.2e}{'  float' if layer in in_float else ''}")
 
 
 def check_system(model: ConfigDict, system: str) -> None:
@@ -248,6 +266,8 @@ def _define_flags() -> None:
     flags.DEFINE_enum("calibrator", "minmax", CALIBRATORS, "How to choose onnx int8 ranges.")
     runtime_help = "What the onnx int8 model is for; default cpu, or tensorrt with --deepstream."
     flags.DEFINE_enum("int8_for", None, RUNTIMES, runtime_help)
+    budget_help = "AP that int8 may lose: layers stay in float until it loses no more."
+    flags.DEFINE_float("int8_budget", None, budget_help)
 
 
 def main(_: Sequence[str]) -> None:

@@ -1,7 +1,7 @@
 """Export a trained model to files and compare their detections with the original model's."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -19,6 +19,7 @@ from mask_rcnn_jax.data.resize import ResizePlan, resize_plan
 from mask_rcnn_jax.deploy import (
     deepstream,
     manifest,
+    mixed,
     onnx,
     quantize,
     quantize_jax,
@@ -53,6 +54,7 @@ class ArtifactOptions:
     calibration: str | None = None
     calibrator: str = "minmax"
     int8_for: str | None = None
+    int8_budget: float | None = None
 
     def check(self, format: str) -> None:
         """Raise ValueError for a flag that does not apply to the format or to the other flags."""
@@ -71,8 +73,11 @@ class ArtifactOptions:
                 raise ValueError(f"{flag} does not apply to --format={format}")
         if self.calibration is not None and not self.int8:
             raise ValueError("--calibration needs --int8")
-        if self.int8_for is not None and not self.int8:
-            raise ValueError("--int8_for needs --int8")
+        for flag in ("int8_for", "int8_budget"):
+            if getattr(self, flag) is not None and not self.int8:
+                raise ValueError(f"--{flag} needs --int8")
+        if self.int8_budget is not None and not self.int8_budget >= 0:
+            raise ValueError(f"--int8_budget is {self.int8_budget}, expected an AP of at least 0")
         if self.int8 and self.calibration is None:
             raise ValueError("--int8 needs --calibration, a folder of representative images")
         if self.deepstream and self.picture_size is None:
@@ -128,6 +133,7 @@ def build_artifact(
     format: str,
     options: ArtifactOptions,
     folder: Path,
+    score: Callable[["Artifact", str], dict[str, float]] | None = None,
 ) -> Artifact:
     """Export a model and compare it with the original.
 
@@ -138,6 +144,7 @@ def build_artifact(
         format: "onnx" or "stablehlo".
         options: flags of `export`.
         folder: location of the calibration cache.
+        score: function (artifact, name of a predictor) -> AP by name, for `options.int8_budget`.
 
     Raises:
         ValueError: if the model cannot be exported.
@@ -172,13 +179,23 @@ def build_artifact(
     check(artifact, "float")
     if options.int8:
         calibration = model_inputs(decode_image(path) for path in paths)
+        measured = partial(quantize_jax.measure_ranges, predict, variables)
         if format == "onnx":
             cache = folder / "calibration.json"
-            _add_int8_onnx(artifact, calibration, options, cache, trained)
+            add_int8 = partial(_add_int8_onnx, artifact, calibration, options, cache, trained)
         else:
-            ranges = trained or quantize_jax.measure_ranges(predict, variables, calibration)
-            quantized = quantize_jax.quantize_jax(predict, variables, ranges)
-            _add_program(artifact, "int8", "model_int8.stablehlo", *quantized, options.batch)
+            ranges = trained or measured(calibration)
+            add_int8 = partial(_add_int8_program, artifact, source, ranges)
+        if options.int8_budget is None:
+            add_int8(())
+        else:
+            assert score is not None
+            few = calibration[:CHECK_IMAGES]
+            errors = mixed.layer_errors(model, predict, variables, few, trained or measured(few))
+            found = mixed.keep_budget(
+                options.int8_budget, errors, add_int8, partial(score, artifact)
+            )
+            artifact.details["int8_budget"] = found
         calibrated: dict[str, Any] = {"pictures": len(calibration)}
         calibrated["calibrator"] = options.calibrator
         if trained:
@@ -247,6 +264,7 @@ def _add_int8_onnx(
     options: ArtifactOptions,
     cache: Path,
     trained: dict[str, float],
+    in_float: Sequence[str],
 ) -> None:
     inputs = artifact.interface.inputs
     shape, dtype = inputs["images"]["shape"], inputs["images"]["dtype"]
@@ -259,6 +277,7 @@ def _add_int8_onnx(
         cache=cache,
         runtime=options.int8_runtime,
         trained=trained,
+        in_float=in_float,
     )
     logging.info("calibrated with %s", cache if cached else f"{len(feeds)} images")
     artifact.files["model_int8.onnx"] = content
@@ -299,6 +318,14 @@ def _add_program(
     )
     artifact.files[file] = program
     artifact.predictors[kind] = partial(run_program, stablehlo.load_stablehlo(program), batch)
+
+
+def _add_int8_program(
+    artifact: Artifact, source: SourceModel, ranges: dict[str, float], in_float: Sequence[str]
+) -> None:
+    ranges = {layer: limit for layer, limit in ranges.items() if layer not in in_float}
+    quantized = quantize_jax.quantize_jax(source.predict, source.variables, ranges)
+    _add_program(artifact, "int8", "model_int8.stablehlo", *quantized, source.options.batch)
 
 
 def _inputs(dtype: str, shape: list, sizes_shape: list | None) -> dict[str, dict]:

@@ -14,7 +14,7 @@ well. With symmetric ranges, onnxruntime leaves every convolution before a ReLU 
 import hashlib
 import json
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,6 +42,7 @@ def quantize_onnx(
     cache: Path,
     runtime: str = "cpu",
     trained: Mapping[str, float] | None = None,
+    in_float: Collection[str] = (),
 ) -> tuple[bytes, bool]:
     """Quantize a model.
 
@@ -54,6 +55,7 @@ def quantize_onnx(
         cache: json file with the ranges; replaced unless its model, calibrator and images match.
         trained: largest input of layers by name, from training in emulated int8; takes the place
             of the measured ones.
+        in_float: names of more layers that stay float.
 
     Returns:
         The int8 model, and whether its ranges came from the cache.
@@ -77,7 +79,7 @@ def quantize_onnx(
             cache.parent.mkdir(parents=True, exist_ok=True)
             cache.write_text(json.dumps({"key": key, "calibrator": calibrator, "ranges": ranges}))
         ranges = with_trained(model, ranges, trained or {})
-        _insert_qdq(source, target, ranges, runtime)
+        _insert_qdq(source, target, ranges, runtime, in_float)
         return target.read_bytes(), cached
 
 
@@ -119,7 +121,13 @@ def with_trained(
     return ranges | fixed
 
 
-def _insert_qdq(source: Path, target: Path, ranges: dict[str, list[float]], runtime: str) -> None:
+def _insert_qdq(
+    source: Path,
+    target: Path,
+    ranges: dict[str, list[float]],
+    runtime: str,
+    in_float: Collection[str],
+) -> None:
     import onnx
     from onnxruntime.quantization import CalibrationMethod, QuantType
     from onnxruntime.quantization.calibrate import TensorData, TensorsData
@@ -143,7 +151,7 @@ def _insert_qdq(source: Path, target: Path, ranges: dict[str, list[float]], runt
         QuantType.QInt8,
         QuantType.QInt8 if symmetric else QuantType.QUInt8,
         TensorsData(CalibrationMethod.MinMax, data),
-        _quantized_nodes(model, [] if symmetric else BETWEEN),
+        _quantized_nodes(model, [] if symmetric else BETWEEN, in_float),
         [],
         OP_TYPES if symmetric else OP_TYPES + BETWEEN,
         # TensorRT has no DequantizeLinear of int32, in which onnxruntime keeps biases.
@@ -158,12 +166,17 @@ def _insert_qdq(source: Path, target: Path, ranges: dict[str, list[float]], runt
     onnx.checker.check_model(str(target))
 
 
-def _quantized_nodes(model, between: list[str]) -> list[str]:
-    """Return the names of the layers, and of operators `between` them that read nothing else."""
+def _quantized_nodes(model, between: list[str], in_float: Collection[str]) -> list[str]:
+    """Return the names of the layers, and of operators `between` them that read nothing else.
+
+    in_float: paths of layers to leave out, beside `FLOAT_LAYERS`.
+    """
     names, quantized = [], set()
     for node in model.graph.node:
         inputs = node.input if node.op_type == "Add" else node.input[:1]
-        is_layer = node.op_type in OP_TYPES and node.name.split("/")[-1] not in FLOAT_LAYERS
+        layer = layer_of(node.name)
+        floats = layer in in_float or layer.split("/")[-1] in FLOAT_LAYERS
+        is_layer = node.op_type in OP_TYPES and not floats
         if is_layer or (node.op_type in between and quantized.issuperset(inputs)):
             names.append(node.name)
             quantized.update(node.output)

@@ -187,6 +187,23 @@ def test_onnxruntime_computes_all_but_last_layers_in_int8(tmp_path, calibrator):
         assert 0 < np.abs(found - exact).max() < 0.05 * np.abs(exact).max()
 
 
+def test_layers_that_stay_in_float(tmp_path):
+    import onnx
+
+    from mask_rcnn_jax.deploy.quantize import quantize_onnx
+
+    feeds = [{"images": np.random.default_rng(1).normal(size=(1, 2, 4, 8)).astype(np.float32)}]
+    options = dict(calibrator="minmax", cache=tmp_path / "c.json", in_float=["branch"])
+    for runtime in ("cpu", "tensorrt"):
+        int8, _ = quantize_onnx(residual_model(), feeds, runtime=runtime, **options)
+        nodes = onnx.load_from_string(int8).graph.node
+        quantized = {name for node in nodes if node.op_type == "DequantizeLinear"
+                     for name in node.output}  # fmt: skip
+        kernels = {node.name: node.input[1] for node in nodes if node.op_type == "Conv"}
+        floats = {name for name, kernel in kernels.items() if kernel not in quantized}
+        assert floats == {"branch", "objectness_logits"} and len(kernels) == 4
+
+
 def test_entropy_clips_an_outlier(tmp_path):
     model = conv_model(np.ones((1, 1, 1, 1), np.float32))
     from mask_rcnn_jax.deploy.quantize import quantize_onnx
