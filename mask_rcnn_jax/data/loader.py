@@ -31,6 +31,7 @@ from mask_rcnn_jax.structures import Batch
 # Batches are made in parallel already. Worker processes import this module too.
 cv2.setNumThreads(1)
 
+IMAGES_PER_WORKER = 100  # of an evaluation; fewer are read in threads before a worker has started
 # grain cannot slice a dataset that repeats without end; nobody trains for ten million epochs.
 EPOCHS = 10**7
 
@@ -142,14 +143,17 @@ class EvalLoader:
         process_count: int = 1,
         accepts: Callable[[ResizePlan], bool] | None = None,
     ):
-        """accepts: whether to take an image, of the first `max_images`, that is resized so."""
+        """
+        num_workers: worker processes, at most one for `IMAGES_PER_WORKER`; 0 reads in threads.
+        accepts: whether to take an image, of the first `max_images`, that is resized so.
+        """
         indices: Sequence[int] = range(len(dataset.images))[: max_images or None]
         if accepts is not None:
             plans = (resize_plan(*image_size(dataset.images, i), options) for i in indices)
             indices = [i for i, plan in zip(indices, plans, strict=True) if accepts(plan)]
         self.num_images = len(indices)
         self._dataset, self._options = for_workers(dataset), options
-        self._num_workers = num_workers
+        self._num_workers = min(num_workers, len(indices) // (IMAGES_PER_WORKER * process_count))
         self._plan, self.is_full = [], []
         for canvas, bucket in canvas_buckets(dataset, indices, options).items():
             for start in range(0, len(bucket), batch_size * process_count):

@@ -257,7 +257,8 @@ def test_without_an_augmentation_nothing_changes_and_the_order_is_the_same():
         assert_tree_close(a, b)
 
 
-def test_evaluation_is_not_augmented():
+def test_evaluation_is_not_augmented(monkeypatch):
+    monkeypatch.setattr("mask_rcnn_jax.data.loader.IMAGES_PER_WORKER", 1)
     dataset = ShapeSet("val", 4)
     for batch in EvalLoader(dataset, SQUARE, batch_size=2, num_workers=1):
         for row, index in enumerate(batch.image_index):

@@ -251,7 +251,8 @@ def test_worker_processes_give_the_same_batches(dataset, options):
         assert isinstance(b.images.base.base, mmap.mmap | memoryview)  # not copied
 
 
-def test_workers_send_masks_and_polygons_of_objects_alone(dataset):
+def test_workers_send_masks_and_polygons_of_objects_alone(dataset, monkeypatch):
+    monkeypatch.setattr("mask_rcnn_jax.data.loader.IMAGES_PER_WORKER", 1)
     options = replace(RECIPE, max_instances=50, max_vertices=6)
     loader = eval_loader(dataset, options, num_workers=1)
     batches = loader._batches("")
@@ -381,8 +382,23 @@ def test_evaluation_may_be_repeated_left_early_and_cut_short(dataset):
     assert eval_loader(dataset, max_images=99).num_images == len(SIZES)
 
 
+@pytest.mark.parametrize(("each", "started"), [(100, 0), (8, 2), (1, 4)])
+def test_few_images_are_read_in_threads(dataset, each, started, monkeypatch):
+    monkeypatch.setattr("mask_rcnn_jax.data.loader.IMAGES_PER_WORKER", each)
+    asked = []
+
+    def start(source, num_workers):
+        asked.append(num_workers)
+        return workers_start(source, 0)
+
+    workers_start = workers_module.start
+    monkeypatch.setattr(workers_module, "start", start)
+    assert len(list(eval_loader(dataset, num_workers=4))) == 5 and asked == [started]
+
+
 @pytest.mark.parametrize("workers", [0, 1])
-def test_evaluation_names_an_undecodable_image(dataset, workers):
+def test_evaluation_names_an_undecodable_image(dataset, workers, monkeypatch):
+    monkeypatch.setattr("mask_rcnn_jax.data.loader.IMAGES_PER_WORKER", 1)
     truncate(dataset, 5)
     with pytest.raises(ValueError, match="006.png: truncated or damaged"):
         list(eval_loader(dataset, num_workers=workers))
