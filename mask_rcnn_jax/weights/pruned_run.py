@@ -82,7 +82,7 @@ def prune_run(
     model = config.model.to_dict()
     groups = find_groups(model)
     check_excluded(groups, limits)
-    terms = find_operations(model, _prediction(config))
+    terms = find_operations(model, one_prediction(config))
     if target_operations is not None:
         kept = keep_operations(variables, groups, terms, target_operations, limits)
     else:
@@ -96,7 +96,7 @@ def prune_run(
     return _summary(config, (variables, pruned), groups, terms, kept)
 
 
-def _prediction(config: ConfigDict) -> Callable[[MaskRCNN, dict], Any]:
+def one_prediction(config: ConfigDict) -> Callable[[MaskRCNN, dict], Any]:
     """Return a function that predicts on one image with the config's canvas."""
     canvas, detect = canvas_size(example_options(config)), detect_options(config)
 

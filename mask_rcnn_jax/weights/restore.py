@@ -14,6 +14,7 @@ from mask_rcnn_jax.models.build import abstract_variables, build_model, describe
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.weights import pretrained
 from mask_rcnn_jax.weights.categories import categories_of_weights
+from mask_rcnn_jax.weights.channel_groups import prunable_channels
 from mask_rcnn_jax.weights.convert import num_classes_in
 from mask_rcnn_jax.weights.run_checkpoint import CheckpointPath, find_checkpoint
 
@@ -109,8 +110,8 @@ def make_model(
     """Build the model for `num_classes` foreground classes.
 
     remat, image_counts: see `build_model`; they matter in training only. Raises ValueError if the
-    config has another number of classes, mask targets its data lacks, or kernels this machine
-    cannot run.
+    config has another number of classes, widths above those of the whole model, mask targets its
+    data lacks, or kernels this machine cannot run.
     """
     if config.model.num_classes not in (0, num_classes):
         raise ValueError(
@@ -128,7 +129,14 @@ def make_model(
         raise ValueError("train.implementation is pallas, which needs an NVIDIA GPU; use auto")
     fields = {**config.model, "num_classes": num_classes}
     options = {name: config.train[name] for name in ("precision", "implementation")}
-    return build_model(fields, **options, remat=remat, image_counts=image_counts)
+    model = build_model(fields, **options, remat=remat, image_counts=image_counts)
+    for name, channels in prunable_channels(model).items():
+        section, _, own = name.partition("/")
+        width = dict(getattr(model, section).widths).get(own, 0)
+        if width > channels.full:
+            entry, expected = f"model.{section}.widths", f"expected at most {channels.full}"
+            raise ValueError(f"{entry} has {width} for {own!r}, {expected}")
+    return model
 
 
 def takes_raw(config: ConfigDict) -> bool:

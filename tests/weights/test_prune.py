@@ -29,7 +29,7 @@ from mask_rcnn_jax.weights.channel_groups import (
 )
 from mask_rcnn_jax.weights.prune import Limits, keep_above, keep_operations, prune
 from mask_rcnn_jax.weights.pruned_run import prune_run, write_checkpoint
-from mask_rcnn_jax.weights.restore import load_variables, restore
+from mask_rcnn_jax.weights.restore import load_variables, make_model, restore
 from tests.commands.command import error_line, run_inside
 from tests.helpers import tiny_config
 
@@ -463,6 +463,9 @@ def test_other_mistakes(workdir, tmp_path):
     ):
         with pytest.raises(ValueError, match=words):
             build_model(config | {"fpn": {**config["fpn"], "widths": widths}})
+    wide = load_config("quickstart", {"model.fpn.widths": (("fpn_output", 65),)})
+    with pytest.raises(ValueError, match="model.fpn.widths has 65 for 'fpn_output', .* most 64"):
+        make_model(wide, 3)
     norms = dict(channels=64, norm="group", widths=(("fpn_output", 7),))
     with pytest.raises(ValueError, match="has 7 for 'fpn_output', expected a multiple of 2"):
         build_model(config | {"fpn": norms})
