@@ -14,12 +14,14 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from mask_rcnn_jax.parts import check_at_least
-from mask_rcnn_jax.weights.channel_groups import Group, Term, count_operations, with_widths
+from mask_rcnn_jax.weights.channel_groups import (
+    Axis,
+    Group,
+    Term,
+    count_operations,
+    with_widths,
+)
 
-# Power of a group's operations to which its loss is allowed. With 0 all groups would lose the same
-# share of their filters' squared norms. 1 has the least sum of these shares' squares, but takes
-# most from the pyramid's maps, on which all heads depend.
-COST_POWER = 0.5
 NORM_EPS = 1e-5  # added to a variance
 
 Kept = dict[str, np.ndarray]  # indices of the channels that stay, by group, ascending
@@ -98,9 +100,12 @@ def keep_operations(
 ) -> Kept:
     """Choose channels such that a prediction needs at most this share of its operations.
 
-    Each group loses its smallest filters, up to the same share in the sum over squared norms, times
-    the square root of the operations that depend on the group. A norm layer behind a filter scales
-    it.
+    A channel counts by its share of the squared norm of each layer that writes or reads it, on
+    average over these layers; a norm layer behind a filter scales it. Each group loses the channels
+    that count least, up to the same share for all groups, times the operations that depend on the
+    group, over the number of its layers: the sum over all layers of the squares of what they lose
+    is then the least for what is saved. `limits.normalizer` and `limits.equalization` are for
+    `keep_above`.
 
     Args:
         terms: from `find_operations`.
@@ -109,15 +114,14 @@ def keep_operations(
         ValueError: the smallest model within the limits needs more.
     """
     check_excluded(groups, limits)
-    arrays, losses, norms = _flat(variables), {}, {}
+    arrays, losses, importance = _flat(variables), {}, {}
     total = sum(count_operations(terms, _channels(groups)).values())
     for name in _chosen(groups, limits):
-        relative = [_normalize(n, limits) for n in _filter_norms(arrays, groups[name], scaled=True)]
-        norms[name] = _merge(relative, limits)
-        energy = np.sort(np.square(norms[name]))
-        lost = np.cumsum(energy) / max(np.sum(energy), np.finfo(float).tiny)
+        layers = _energies(arrays, groups[name])
+        importance[name] = np.mean(layers, axis=0)
         own = sum(_value(term, groups) for term in terms if name in term.groups)
-        losses[name] = lost / max(own / total, np.finfo(float).tiny) ** COST_POWER
+        allowed = max(own / total / len(layers), np.finfo(float).tiny)
+        losses[name] = np.cumsum(np.sort(importance[name])) / allowed
 
     def widths(threshold: float) -> dict[str, int]:
         wanted = {name: int(np.sum(lost > threshold)) for name, lost in losses.items()}
@@ -142,7 +146,7 @@ def keep_operations(
         else:
             low = middle + 1
     found = widths(thresholds[high])
-    return {name: _largest(norms[name], found[name], groups[name]) for name in losses}
+    return {name: _largest(importance[name], found[name], groups[name]) for name in losses}
 
 
 def check_excluded(groups: Mapping[str, Group], limits: Limits) -> None:
@@ -177,24 +181,35 @@ def _value(term: Term, groups: Mapping[str, Group]) -> int:
     return term.factor * math.prod(c.count // c.unit for c in channels)
 
 
-def _filter_norms(
-    arrays: Mapping[str, np.ndarray], group: Group, *, scaled: bool = False
-) -> list[np.ndarray]:
-    """Return the filters' L2 norms [units] for each layer that writes a group's channels.
+def _filter_norms(arrays: Mapping[str, np.ndarray], group: Group) -> list[np.ndarray]:
+    """Return the filters' L2 norms [units] for each layer that writes a group's channels."""
+    kernels = [axis for axis in group.axes if axis.path.endswith("/kernel")]
+    return [np.sqrt(_squares(arrays, group, axis)) for axis in kernels if axis.is_output]
 
-    scaled: multiply them by the norm layers' scales.
+
+def _energies(arrays: Mapping[str, np.ndarray], group: Group) -> list[np.ndarray]:
+    """Return each unit's share of the squared norm, [units], for each layer of a group's channels.
+
+    Those that write them, with the scale of the norm behind, and those that read them.
     """
     found = []
-    for path, axis, _, is_output in group.axes:
-        layer, _, leaf = path.rpartition("/")
-        if leaf != "kernel" or not is_output:
-            continue
-        kernel = np.moveaxis(np.asarray(arrays[path], np.float64), axis, 0)
-        squares = np.sum(np.square(kernel.reshape(len(kernel), -1)), axis=1)
-        if scaled:
-            squares *= _squared_scale(arrays, layer.partition("/")[2])
-        found.append(np.sqrt(squares.reshape(-1, group.channels.unit).sum(axis=1)))
+    for axis in group.axes:
+        layer, _, leaf = axis.path.rpartition("/")
+        if leaf == "kernel":
+            scale = _squared_scale(arrays, layer.partition("/")[2]) if axis.is_output else 1.0
+            squares = _squares(arrays, group, axis, scale)
+            found.append(squares / max(np.sum(squares), np.finfo(float).tiny))
     return found
+
+
+def _squares(
+    arrays: Mapping[str, np.ndarray], group: Group, axis: Axis, scale: np.ndarray | float = 1.0
+) -> np.ndarray:
+    """Return the sum of squares of a kernel in each unit, [units]. scale: of each channel's."""
+    kernel = np.moveaxis(np.asarray(arrays[axis.path], np.float64), axis.axis, 0)
+    squares = np.sum(np.square(kernel.reshape(len(kernel), -1)), axis=1)
+    squares = squares.reshape(axis.repeats, -1).sum(axis=0) * scale
+    return squares.reshape(-1, group.channels.unit).sum(axis=1)
 
 
 def _squared_scale(arrays: Mapping[str, np.ndarray], layer: str) -> np.ndarray | float:
@@ -231,8 +246,8 @@ def _allowed(wanted: int, group: Group, limits: Limits) -> int:
     return min(-(-least // step) * step, count)
 
 
-def _largest(norms: np.ndarray, width: int, group: Group) -> np.ndarray:
-    """Return the channels whose units have the largest norms; the first wins a tie."""
+def _largest(importance: np.ndarray, width: int, group: Group) -> np.ndarray:
+    """Return the channels whose units have the largest values; the first wins a tie."""
     unit = group.channels.unit
-    best = np.sort(np.argsort(-norms, kind="stable")[: width // unit])
+    best = np.sort(np.argsort(-importance, kind="stable")[: width // unit])
     return (best[:, None] * unit + np.arange(unit)).reshape(-1)

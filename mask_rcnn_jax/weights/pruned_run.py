@@ -75,6 +75,9 @@ def prune_run(
     if target_operations is not None and not 0 < target_operations <= 1:
         expected = "expected a share above 0 and up to 1"
         raise ValueError(f"--target_operations is {target_operations}, {expected}")
+    compared = limits.normalizer, limits.equalization
+    if threshold is None and compared != (DEFAULT_LIMITS.normalizer, DEFAULT_LIMITS.equalization):
+        raise ValueError("--normalizer and --equalization are for --threshold")
     folder = Path(output)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"--output is {output}, which is there already; expected a new folder")

@@ -353,6 +353,35 @@ def test_the_norm_behind_a_layer_counts_toward_a_target():
     assert list(kept["x"]) == [1, 2]
 
 
+def test_the_layers_that_read_channels_count_toward_a_target():
+    """Shares of what writes them: 1/4 each; of a reader, with two places for each: 1, 0, 2, 1."""
+    params, group = layers([1.0, 1.0, 1.0, 1.0])
+    reader = np.sqrt(np.float32([0.5, 0, 1, 0.5] * 2))[:, None]
+    params["fc1"] = {"kernel": reader}
+    group = group._replace(axes=(*group.axes, Axis("params/fc1/kernel", 0, 2, False)))
+    variables, limits = {"params": params, "batch_stats": {}}, Limits(granularity=1, min_channels=1)
+    operations = [Term("", 1, ("x",))]
+    for share, expected in ((0.75, [0, 2, 3]), (0.25, [2])):
+        kept = keep_operations(variables, {"x": group}, operations, share, limits)
+        assert list(kept["x"]) == expected
+
+
+def test_groups_of_many_layers_lose_less():
+    """The least sum of squared losses: "b" has three layers for each of "a", and loses a third."""
+    rng, groups, params = np.random.default_rng(0), {}, {}
+    for name, count in (("a", 1), ("b", 3)):
+        made, group = layers(*rng.uniform(0.99, 1.0, (count, 120)))
+        params |= {f"{name}{layer}": value for layer, value in made.items()}
+        axes = (
+            axis._replace(path=axis.path.replace("layer", f"{name}layer")) for axis in group.axes
+        )
+        groups[name] = group._replace(axes=tuple(axes))
+    variables, limits = {"params": params, "batch_stats": {}}, Limits(granularity=1, min_channels=1)
+    terms = [Term("", 1, ("a",)), Term("", 1, ("b",))]
+    kept = keep_operations(variables, groups, terms, 0.8, limits)
+    assert [120 - len(kept[name]) for name in "ab"] == [36, 12]
+
+
 def test_operations_by_hand():
     config = basic()
     canvas, model = IMAGE, config.model.to_dict()
@@ -443,6 +472,7 @@ def test_a_pruned_run_is_pruned_again(workdir):
         (["--threshold=0.5", "--exclude=backbone/res9"], ["--exclude is 'backbone/res9'", "res2"]),
         (["--threshold=0.5", "--granularity=0"], ["granularity"]),
         (["--threshold=0.5", "--equalization=sum"], ["equalization", "union"]),
+        (["--target_operations=0.5", "--normalizer=l2"], ["--normalizer", "--threshold"]),
     ],
 )
 def test_mistakes_are_one_line(flags, words, workdir, capsys):
