@@ -31,6 +31,7 @@ from mask_rcnn_jax.data.options import canvas_size, example_options
 from mask_rcnn_jax.deploy.engines import load_exported
 from mask_rcnn_jax.deploy.images import on_canvas
 from mask_rcnn_jax.deploy.live import LiveModel
+from mask_rcnn_jax.training.metrics import FILE_NAME
 from mask_rcnn_jax.weights.channel_groups import count_operations, find_groups, find_operations
 from mask_rcnn_jax.weights.pruned_run import one_prediction
 from mask_rcnn_jax.weights.restore import restore
@@ -60,6 +61,7 @@ AGAIN = ["train.steps=300", "train.eval_every=300", "model.backbone.frozen_stage
 AGAIN += ["optim.learning_rate=0.00025"]
 INT8 = ["model.quantization.int8=True"]
 METRICS = ("AP", "mask_AP")
+SCORES = "eval/*/metrics.json"
 TURNS = 5
 
 
@@ -83,10 +85,9 @@ class Rows:
         rows = {"full": full, "full, trained on": self.train("on", full, from_full)}
         for share in SHARES:
             pruned = self.output / f"pruned_{share}"
-            self.run(pruned, "prune", "--workdir", full, "--output", pruned,
+            self.run("checkpoints/0", pruned, "prune", "--workdir", full, "--output", pruned,
                      "--target_operations", share)  # fmt: skip
-            scores = pruned / "eval" / "0" / "metrics.json"
-            self.run(scores, "evaluate", "--workdir", pruned)
+            self.run(SCORES, pruned, "evaluate", "--workdir", pruned)
             rows[f"pruned to {share}"] = pruned
             rows[f"pruned to {share}, trained"] = self.train(f"retrained_{share}", pruned, AGAIN)
         small = [*self.base, *SMALL]
@@ -100,19 +101,19 @@ class Rows:
         workdir = self.output / name
         flags = [f"--config.{entry}" for entry in entries]
         command = ("train", "--config", config, "--workdir", workdir, *flags)
-        self.run(workdir / "eval", *command)
+        self.run(SCORES, workdir, *command)
         return workdir
 
     def export(self, row: Path) -> Path:
         """Export a run with an int8 model beside it, calibrated with the training images."""
         folder = self.output / "onnx" / row.name
-        self.run(folder / "manifest.json", "export", "--workdir", row, "--format", "onnx",
+        self.run("manifest.json", folder, "export", "--workdir", row, "--format", "onnx",
                  "--output", folder, "--int8", "--calibration", self.data / "train")  # fmt: skip
         return folder
 
-    def run(self, result: Path, command: str, *flags: object) -> None:
-        """Run a command of the package unless its result is there."""
-        if result.exists():
+    def run(self, result: str, folder: Path, command: str, *flags: object) -> None:
+        """Run a command of the package unless its result, a pattern, is in the folder."""
+        if any(folder.glob(result)):
             return
         line = [sys.executable, "-m", f"mask_rcnn_jax.{command}", *map(str, flags)]
         print("+", *line[1:], flush=True)
@@ -127,7 +128,8 @@ def main(arguments: argparse.Namespace) -> None:
     table = {name: describe(folder) for name, folder in folders.items()}
     print_table(table)
     if arguments.time:
-        exported = {name: rows.export(folder) for name, folder in folders.items()}
+        trained = [name for name in folders if (folders[name] / FILE_NAME).exists()]
+        exported = {name: rows.export(folders[name]) for name in trained}
         for name, folder in exported.items():
             scores = json.loads((folder / "manifest.json").read_text())["ap"]["int8"]
             table[name] |= {f"int8 {metric}": scores[metric] for metric in METRICS}
@@ -139,7 +141,7 @@ def main(arguments: argparse.Namespace) -> None:
 
 def describe(folder: Path) -> dict[str, float]:
     """Return the scores, parameters and multiply-adds of a run or pruned model."""
-    [path] = folder.glob("eval/*/metrics.json")
+    [path] = folder.glob(SCORES)
     scores = json.loads(path.read_text())
     config, variables, _, _ = restore(None, folder)
     size = sum(np.size(leaf) for leaf in jax.tree.leaves(variables["params"]))
@@ -158,10 +160,10 @@ def operations(config: ConfigDict) -> int:
 
 
 def take_times(folders: dict[str, Path], exported: dict[str, Path]) -> dict[str, dict[str, float]]:
-    """Return the median CPU seconds of each model of each row on one image, in turns."""
+    """Return the median CPU seconds of each model of each exported row on one image, in turns."""
     models: dict[tuple[str, str], Callable] = {}
-    for name, folder in folders.items():
-        config, variables, _, _ = restore(None, folder)
+    for name in exported:
+        config, variables, _, _ = restore(None, folders[name])
         models[name, "JAX"] = LiveModel(config, variables)
         for engine in ("onnxruntime", "openvino"):
             for precision in ("float32", "int8"):
@@ -177,7 +179,7 @@ def take_times(folders: dict[str, Path], exported: dict[str, Path]) -> dict[str,
             jax.block_until_ready(model(image, size))
             if turn:  # the first one compiles
                 taken[key].append(time.process_time() - started)
-    table: dict[str, dict[str, float]] = {name: {} for name in folders}
+    table: dict[str, dict[str, float]] = {name: {} for name in exported}
     for (name, engine), seconds in taken.items():
         table[name][f"CPU s, {engine}"] = statistics.median(seconds)
     return table
@@ -189,7 +191,8 @@ def print_table(table: dict[str, dict[str, float]]) -> None:
     print("| | " + " | ".join(columns) + " |")
     print("|---" * (len(columns) + 1) + "|")
     for name, row in table.items():
-        print(f"| {name} | " + " | ".join(f"{row[column]:.3f}" for column in columns) + " |")
+        cells = (f"{row[column]:.3f}" if column in row else "" for column in columns)
+        print(f"| {name} | " + " | ".join(cells) + " |")
 
 
 if __name__ == "__main__":

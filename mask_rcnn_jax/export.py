@@ -30,7 +30,6 @@ import os
 import pickle
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from functools import partial
 from pathlib import Path
 
 import jax
@@ -127,15 +126,21 @@ def export_model(
             return plan.canvas == placed.canvas and resized in (None, plan.size)
 
         fitting(config, dataset, accepts)  # said before minutes of calibration
-    scored = None if dataset is None else partial(score, config, dataset)
+    aps: dict[str, dict[str, float]] = {}
+
+    def scored(artifact: Artifact, kind: str) -> dict[str, float]:
+        assert dataset is not None
+        aps[kind] = score(config, dataset, artifact, kind)
+        return aps[kind]
+
     arguments = config, variables, categories, format, options, Path(output)
     artifact = build_artifact(*arguments, score=scored)
     checks = artifact.self_check
     details = {**artifact.details, "self_check": checks, "config": config.to_dict()}
     if dataset is not None:
-        aps = details["ap"] = {}
-        for name in artifact.predictors:
-            aps[name] = score(config, dataset, artifact, name)
+        for name in artifact.predictors.keys() - aps.keys():
+            scored(artifact, name)
+        details["ap"] = aps = {name: aps[name] for name in artifact.predictors}
         for name in next(iter(aps.values())):
             pair = "  ".join(f"{kind} {values[name]:.4f}" for kind, values in aps.items())
             print(f"{name:10}{pair}")
@@ -180,9 +185,10 @@ def score(
 def report_budget(found: dict) -> None:
     """Print the layers of which int8 has the largest error, and those that stay in float."""
     errors, in_float = found["errors"], found["in_float"]
-    print(f"{len(in_float)} of {len(errors)} layers stay in float, for at most {found['AP']} of AP")
-    for layer, error in list(errors.items())[: max(LISTED, len(in_float))]:
-        print(f"  {layer:40}{error:.2e}{'  float' if layer in in_float else ''}")
+    print(f"{len(in_float)} layers stay in float, for at most {found['limit']} of AP lost in int8")
+    for layer in dict.fromkeys([*list(errors)[:LISTED], *in_float]):
+        error = f"error {errors[layer]:.2e}" if layer in errors else "error not measured"
+        print(f"  {layer:40}{error}{', in float' if layer in in_float else ''}")
 
 
 def check_system(model: ConfigDict, system: str) -> None:

@@ -1,4 +1,4 @@
-"""Narrow a trained model: leave out the channels whose filters are the smallest.
+"""Narrow a trained model: leave out channels with small weights.
 
     python -m mask_rcnn_jax.prune --workdir runs/mine --output runs/half --target_operations 0.5
     python -m mask_rcnn_jax.prune --workdir runs/mine --output runs/thin --threshold 0.6

@@ -76,8 +76,8 @@ class ArtifactOptions:
         for flag in ("int8_for", "int8_budget"):
             if getattr(self, flag) is not None and not self.int8:
                 raise ValueError(f"--{flag} needs --int8")
-        if self.int8_budget is not None and not self.int8_budget >= 0:
-            raise ValueError(f"--int8_budget is {self.int8_budget}, expected an AP of at least 0")
+        if self.int8_budget is not None and not 0 <= self.int8_budget <= 1:
+            raise ValueError(f"--int8_budget is {self.int8_budget}, expected an AP of 0 to 1")
         if self.int8 and self.calibration is None:
             raise ValueError("--int8 needs --calibration, a folder of representative images")
         if self.deepstream and self.picture_size is None:
@@ -180,21 +180,27 @@ def build_artifact(
     if options.int8:
         calibration = model_inputs(decode_image(path) for path in paths)
         measured = partial(quantize_jax.measure_ranges, predict, variables)
+        cache = folder / "calibration.json"
         if format == "onnx":
-            cache = folder / "calibration.json"
-            add_int8 = partial(_add_int8_onnx, artifact, calibration, options, cache, trained)
+            feeds = _feeds(artifact, calibration)
+            add_int8 = partial(_add_int8_onnx, artifact, feeds, options, cache, trained)
         else:
             ranges = trained or measured(calibration)
             add_int8 = partial(_add_int8_program, artifact, source, ranges)
+        in_float: Sequence[str] = ()
         if options.int8_budget is None:
-            add_int8(())
+            add_int8(in_float)
         else:
             assert score is not None
             few = calibration[:CHECK_IMAGES]
-            errors = mixed.layer_errors(model, predict, variables, few, trained or measured(few))
-            found = mixed.keep_budget(
-                options.int8_budget, errors, add_int8, partial(score, artifact)
-            )
+            ranges = measured(few) | {name: limit for name, limit in trained.items() if limit > 0}
+            errors = mixed.layer_errors(model, predict, variables, few, ranges)
+            layers = dict.fromkeys(errors)
+            if format == "onnx":  # has those of users' own parts, too
+                layers |= dict.fromkeys(quantize.quantized_layers(artifact.files["model.onnx"]))
+            limit, scored = options.int8_budget, partial(score, artifact)
+            in_float = mixed.keep_budget(limit, list(layers), add_int8, scored)
+            found = {"limit": limit, "in_float": list(in_float), "errors": errors}
             artifact.details["int8_budget"] = found
         calibrated: dict[str, Any] = {"pictures": len(calibration)}
         calibrated["calibrator"] = options.calibrator
@@ -258,18 +264,21 @@ def _make_onnx(source: SourceModel) -> Artifact:
     return artifact
 
 
+def _feeds(artifact: Artifact, calibration: list) -> list[dict[str, np.ndarray]]:
+    inputs = artifact.interface.inputs
+    shape, dtype = inputs["images"]["shape"], inputs["images"]["dtype"]
+    feeds = [onnx.make_feeds(images, sizes, shape, dtype) for images, sizes in calibration]
+    return [{name: feed[name] for name in inputs} for feed in feeds]
+
+
 def _add_int8_onnx(
     artifact: Artifact,
-    calibration: list,
+    feeds: list[dict[str, np.ndarray]],
     options: ArtifactOptions,
     cache: Path,
     trained: dict[str, float],
     in_float: Sequence[str],
 ) -> None:
-    inputs = artifact.interface.inputs
-    shape, dtype = inputs["images"]["shape"], inputs["images"]["dtype"]
-    feeds = [onnx.make_feeds(images, sizes, shape, dtype) for images, sizes in calibration]
-    feeds = [{name: feed[name] for name in inputs} for feed in feeds]
     content, cached = quantize.quantize_onnx(
         artifact.files["model.onnx"],
         feeds,
@@ -288,7 +297,8 @@ def _add_tensorrt(
     artifact: Artifact, options: ArtifactOptions, cache: Path, trained: dict[str, float]
 ) -> None:
     """Add the calibration cache, and warn of all that TensorRT may not support."""
-    if options.int8:
+    # A cache can name tensors, not the layers that read them in float.
+    if options.int8 and not artifact.details.get("int8_budget", {}).get("in_float"):
         measured = json.loads(cache.read_text())["ranges"]
         ranges = quantize.with_trained(artifact.files["model.onnx"], measured, trained)
         artifact.files["calibration.cache"] = tensorrt.calibration_cache(ranges).encode()

@@ -10,11 +10,11 @@ import numpy as np
 from absl import logging
 from flax import linen as nn
 
-from mask_rcnn_jax.models.mask_rcnn import BOX_SIZE, MaskRCNN
+from mask_rcnn_jax.models.mask_rcnn import BOX_SIZE, MaskRCNN, in_precision
 from mask_rcnn_jax.models.quantization import fake_quantize
 from mask_rcnn_jax.structures import Detections
 
-BUDGET_AP = ("AP", "mask_AP")  # what a budget limits the loss of
+LIMITED_AP = ("AP", "mask_AP")
 
 
 def layer_errors(
@@ -75,6 +75,7 @@ def _round_layer(
     return call(fake_quantize(x, jnp.where(rounded == i, limits[i], 0.0)), kernel, *rest, **kwargs)
 
 
+@in_precision
 def _raw_outputs(
     model: MaskRCNN, images: jax.Array, image_sizes: jax.Array, found: Detections
 ) -> list[jax.Array]:
@@ -102,42 +103,46 @@ def _noise(exact: list[jax.Array], found: list[jax.Array]) -> jax.Array:
 
 
 def keep_budget(
-    budget: float,
-    errors: dict[str, float],
+    limit: float,
+    layers: Sequence[str],
     add_int8: Callable[[Sequence[str]], None],
     score: Callable[[str], dict[str, float]],
-) -> dict[str, Any]:
-    """Add the int8 model with the fewest layers in float that loses no more AP than `budget`.
+) -> Sequence[str]:
+    """Add the int8 model with the fewest layers in float that loses no more AP than `limit`.
 
     Args:
-        budget: of box and mask AP, 0..1.
-        errors: of the layers, the largest first.
+        limit: of the loss of box and of mask AP, 0..1.
+        layers: those with the largest errors first.
         add_int8: function of the layers that stay in float.
-        score: function of "float" or "int8", the one added last, to AP by name.
+        score: function of "float" or "int8", the one added last, to AP by name; its last call is
+            for the model that stays.
 
     Returns:
-        An entry of the manifest.
+        The layers in float. A warning is logged if even all of them lose more.
     """
     exact = score("float")
-    names = [name for name in BUDGET_AP if name in exact]
+    names = [name for name in LIMITED_AP if name in exact]
+    tried: list[Sequence[str]] = []
 
     def holds(in_float: Sequence[str]) -> bool:
+        tried.append(in_float)
         add_int8(in_float)
         found = score("int8")
         lost = max(exact[name] - found[name] for name in names)
         logging.info("int8 with %d layers in float loses %.4f AP", len(in_float), lost)
-        return lost <= budget
+        return lost <= limit
 
-    kept = fewest_in_float(list(errors), holds)
-    add_int8(kept)
-    return {"AP": budget, "in_float": list(kept), "errors": errors}
+    kept = fewest_in_float(layers, holds)
+    if tried[-1:] != [kept] and not holds(kept):
+        logging.warning("int8 loses more AP than %g with all layers in float that can be", limit)
+    return kept
 
 
 def fewest_in_float(layers: Sequence[str], holds: Callable[[Sequence[str]], bool]) -> Sequence[str]:
     """Find how many of the first layers must stay in float for `holds` to be true of them.
 
     Tries none, 1, 2, 4, .. of them, then bisects: `holds` is taken to be monotonic, and true of all
-    layers, which is not tried.
+    layers, which are not tried.
     """
     fails, enough = -1, 0
     while enough < len(layers) and not holds(layers[:enough]):

@@ -55,7 +55,7 @@ def quantize_onnx(
         cache: json file with the ranges; replaced unless its model, calibrator and images match.
         trained: largest input of layers by name, from training in emulated int8; takes the place
             of the measured ones.
-        in_float: names of more layers that stay float.
+        in_float: names of more layers that stay float, and read what is not rounded.
 
     Returns:
         The int8 model, and whether its ranges came from the cache.
@@ -81,6 +81,14 @@ def quantize_onnx(
         ranges = with_trained(model, ranges, trained or {})
         _insert_qdq(source, target, ranges, runtime, in_float)
         return target.read_bytes(), cached
+
+
+def quantized_layers(model: bytes) -> list[str]:
+    """Return the names of the layers that `quantize_onnx` quantizes, in the order of the graph."""
+    import onnx
+
+    graph_model = onnx.load_from_string(model)
+    return list(dict.fromkeys(map(layer_of, _quantized_nodes(graph_model, [], ()))))
 
 
 def _measure(
@@ -135,6 +143,10 @@ def _insert_qdq(
 
     model = onnx.load(source)
     symmetric = runtime == "tensorrt"
+    names = _quantized_nodes(model, [] if symmetric else BETWEEN, in_float)
+    if not names:  # which the quantizer takes for all
+        onnx.save(model, target)
+        return
     # Entropy takes ranges around zero, also of values that are never negative.
     positive = {node.output[0] for node in model.graph.node if node.op_type == "Relu"}
     data = {
@@ -151,7 +163,7 @@ def _insert_qdq(
         QuantType.QInt8,
         QuantType.QInt8 if symmetric else QuantType.QUInt8,
         TensorsData(CalibrationMethod.MinMax, data),
-        _quantized_nodes(model, [] if symmetric else BETWEEN, in_float),
+        names,
         [],
         OP_TYPES if symmetric else OP_TYPES + BETWEEN,
         # TensorRT has no DequantizeLinear of int32, in which onnxruntime keeps biases.
@@ -162,8 +174,19 @@ def _insert_qdq(
         },
     )
     quantizer.quantize_model()
+    _read_unrounded(quantizer.model.graph(), in_float)
     quantizer.model.save_model_to_file(str(target), False)
     onnx.checker.check_model(str(target))
+
+
+def _read_unrounded(graph, layers: Collection[str]) -> None:
+    """Let layers read the tensors that others read rounded."""
+    makers = {name: node for node in graph.node for name in node.output}
+    for node in graph.node:
+        if node.op_type in OP_TYPES and layer_of(node.name) in layers:
+            pair = makers.get(node.input[0])
+            if pair is not None and pair.op_type == "DequantizeLinear":
+                node.input[0] = makers[pair.input[0]].input[0]
 
 
 def _quantized_nodes(model, between: list[str], in_float: Collection[str]) -> list[str]:

@@ -1,13 +1,13 @@
-"""Structured pruning: leave out the channels whose filters are the smallest.
+"""Structured pruning: leave out channels with small weights.
 
-Two rules choose them. `keep_above`, from NVIDIA's TAO Toolkit, keeps those whose norm, relative to
-their layer, is above a threshold. `keep_operations` narrows all groups together until a prediction
-needs a given share of its operations.
+Two rules choose them. `keep_above`, from NVIDIA's TAO Toolkit, keeps those whose filter's norm,
+relative to their layer, is above a threshold. `keep_operations` narrows all groups together until a
+prediction needs a given share of its operations.
 """
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -18,7 +18,6 @@ from mask_rcnn_jax.weights.channel_groups import (
     Axis,
     Group,
     Term,
-    count_operations,
     with_widths,
 )
 
@@ -101,52 +100,60 @@ def keep_operations(
     """Choose channels such that a prediction needs at most this share of its operations.
 
     A channel counts by its share of the squared norm of each layer that writes or reads it, on
-    average over these layers; a norm layer behind a filter scales it. Each group loses the channels
-    that count least, up to the same share for all groups, times the operations that depend on the
-    group, over the number of its layers: the sum over all layers of the squares of what they lose
-    is then the least for what is saved. `limits.normalizer` and `limits.equalization` are for
+    average over these layers; a norm layer behind a filter scales it. From the whole model on, the
+    next `limits.granularity` channels that count least go from that group where they cost the
+    fewest squares for the operations they save: the sum over the group's layers of the square of
+    the share that they have lost. `limits.normalizer` and `limits.equalization` are for
     `keep_above`.
 
     Args:
         terms: from `find_operations`.
 
     Raises:
-        ValueError: the smallest model within the limits needs more.
+        ValueError: the smallest model within the limits needs more, or a group has no kernels.
     """
     check_excluded(groups, limits)
-    arrays, losses, importance = _flat(variables), {}, {}
-    total = sum(count_operations(terms, _channels(groups)).values())
+    arrays, importance, squares = _flat(variables), {}, {}
     for name in _chosen(groups, limits):
         layers = _energies(arrays, groups[name])
+        if not layers:
+            raise ValueError(
+                f"{name} is declared as `prunable`, but no layer's kernel has its channels"
+            )
         importance[name] = np.mean(layers, axis=0)
-        own = sum(_value(term, groups) for term in terms if name in term.groups)
-        allowed = max(own / total / len(layers), np.finfo(float).tiny)
-        losses[name] = np.cumsum(np.sort(importance[name])) / allowed
-
-    def widths(threshold: float) -> dict[str, int]:
-        wanted = {name: int(np.sum(lost > threshold)) for name, lost in losses.items()}
-        return {name: _allowed(wanted[name], groups[name], limits) for name in losses}
-
-    def operations(threshold: float) -> int:
-        channels = _channels(groups)
-        channels |= {n: replace(channels[n], count=w) for n, w in widths(threshold).items()}
-        return sum(count_operations(terms, channels).values())
-
-    thresholds = np.unique(np.concatenate([np.zeros(1), *losses.values()]))
-    if (least := operations(thresholds[-1])) > share * total:
-        raise ValueError(
-            f"--target_operations is {share}, but with at least {limits.min_channels} channels "
-            f"everywhere and without --exclude a prediction takes {least / total:.3f}"
-        )
-    low, high = 0, len(thresholds) - 1  # the lowest threshold whose operations are few enough
-    while low < high:
-        middle = (low + high) // 2
-        if operations(thresholds[middle]) <= share * total:
-            high = middle
-        else:
-            low = middle + 1
-    found = widths(thresholds[high])
-    return {name: _largest(importance[name], found[name], groups[name]) for name in losses}
+        unit = groups[name].channels.unit
+        lost = np.cumsum(np.repeat(np.sort(importance[name]) / unit, unit))
+        squares[name] = len(layers) * np.square(np.concatenate([[0.0], lost]))  # by channels gone
+    counts = {name: group.channels.count for name, group in groups.items()}
+    widths = {name: counts[name] for name in importance}
+    values = [_value(term, groups) for term in terms]
+    uses = {
+        name: [(i, term.groups.count(name)) for i, term in enumerate(terms) if name in term.groups]
+        for name in widths
+    }
+    total = sum(values)
+    while sum(values) > share * total:
+        best, cheapest = None, math.inf
+        for name, width in widths.items():
+            narrower = _narrower(width, groups[name], limits)
+            if narrower == width:
+                continue
+            scale = narrower / width
+            saved = sum(values[i] * (1 - scale**power) for i, power in uses[name])
+            gone = counts[name] - narrower, counts[name] - width
+            cost = (squares[name][gone[0]] - squares[name][gone[1]]) / max(saved, 1e-9)
+            if cost < cheapest:
+                best, cheapest = (name, narrower), cost
+        if best is None:
+            raise ValueError(
+                f"--target_operations is {share}, but with at least {limits.min_channels} channels "
+                f"everywhere and without --exclude a prediction takes {sum(values) / total:.3f}"
+            )
+        name, narrower = best
+        for i, power in uses[name]:
+            values[i] *= (narrower / widths[name]) ** power
+        widths[name] = narrower
+    return {name: _largest(importance[name], widths[name], groups[name]) for name in widths}
 
 
 def check_excluded(groups: Mapping[str, Group], limits: Limits) -> None:
@@ -244,6 +251,13 @@ def _allowed(wanted: int, group: Group, limits: Limits) -> int:
     least = max(wanted * unit, min(limits.min_channels, count))
     step = math.lcm(limits.granularity, unit)
     return min(-(-least // step) * step, count)
+
+
+def _narrower(width: int, group: Group, limits: Limits) -> int:
+    """Return the next width below, or the same if the limits allow none."""
+    step = math.lcm(limits.granularity, group.channels.unit)
+    narrower = (width - 1) // step * step
+    return narrower if narrower >= _allowed(0, group, limits) else width
 
 
 def _largest(importance: np.ndarray, width: int, group: Group) -> np.ndarray:

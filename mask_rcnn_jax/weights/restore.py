@@ -10,11 +10,16 @@ import jax
 from ml_collections import ConfigDict
 
 from mask_rcnn_jax.config import check_entries, expand_none, flatten, read_workdir
-from mask_rcnn_jax.models.build import abstract_variables, build_model, describe
+from mask_rcnn_jax.models.build import (
+    BUILDERS,
+    PARTS,
+    abstract_variables,
+    build_model,
+    describe,
+)
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.weights import pretrained
 from mask_rcnn_jax.weights.categories import categories_of_weights
-from mask_rcnn_jax.weights.channel_groups import prunable_channels
 from mask_rcnn_jax.weights.convert import num_classes_in
 from mask_rcnn_jax.weights.run_checkpoint import CheckpointPath, find_checkpoint
 
@@ -130,12 +135,12 @@ def make_model(
     fields = {**config.model, "num_classes": num_classes}
     options = {name: config.train[name] for name in ("precision", "implementation")}
     model = build_model(fields, **options, remat=remat, image_counts=image_counts)
-    for name, channels in prunable_channels(model).items():
-        section, _, own = name.partition("/")
-        width = dict(getattr(model, section).widths).get(own, 0)
-        if width > channels.full:
-            entry, expected = f"model.{section}.widths", f"expected at most {channels.full}"
-            raise ValueError(f"{entry} has {width} for {own!r}, {expected}")
+    for section in (*PARTS, *BUILDERS):
+        part = getattr(model, section, None)
+        for name, width in getattr(part, "widths", ()):
+            if width > (most := part.prunable[name].full):
+                entry = f"model.{section}.widths"
+                raise ValueError(f"{entry} has {width} for {name!r}, expected at most {most}")
     return model
 
 

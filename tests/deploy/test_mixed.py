@@ -71,16 +71,20 @@ def test_the_fewest_layers(needed):
     assert fewest_in_float([], holds) == []
 
 
-@pytest.mark.parametrize(("budget", "kept"), [(0.1, ""), (0.05, "a"), (0.02, "ab"), (0, "abc")])
-def test_a_budget_of_box_and_mask_ap(budget, kept):
-    """The mask AP decides here; AP50 is not limited."""
-    lost = {"": 0.1, "a": 0.05, "ab": 0.02, "abc": 0.0}
-    added = []
+@pytest.mark.parametrize(
+    ("limit", "kept"), [(0.1, ""), (0.05, "a"), (0.02, "ab"), (0.01, "abc"), (0.0, "abc")]
+)
+def test_a_budget_of_box_and_mask_ap(limit, kept, caplog):
+    """The mask AP decides here; AP50 is not limited. A part that cannot be in float loses 0.01."""
+    lost = {"": 0.1, "a": 0.05, "ab": 0.02, "abc": 0.01}
+    scored, added = [], []
 
     def score(kind):
-        loss = 0.0 if kind == "float" else lost["".join(added[-1])]
+        scored.append(kind if kind == "float" else "".join(added[-1]))
+        loss = lost.get(scored[-1], 0.0)
         return {"AP": 0.5 - loss / 2, "mask_AP": 0.5 - loss, "AP50": 0.9 - 5 * loss}
 
-    entry = keep_budget(budget + 1e-9, {"a": 0.3, "b": 0.2, "c": 0.1}, added.append, score)
-    assert "".join(added[-1]) == kept == "".join(entry["in_float"])
-    assert list(entry["errors"]) == ["a", "b", "c"]
+    found = keep_budget(limit + 1e-9, ["a", "b", "c"], added.append, score)
+    assert "".join(found) == kept == "".join(added[-1]) == scored[-1]
+    assert len(scored) == len(added) + 1 <= 5
+    assert ("loses more AP" in caplog.text) == (limit == 0)

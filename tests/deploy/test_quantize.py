@@ -187,21 +187,29 @@ def test_onnxruntime_computes_all_but_last_layers_in_int8(tmp_path, calibrator):
         assert 0 < np.abs(found - exact).max() < 0.05 * np.abs(exact).max()
 
 
-def test_layers_that_stay_in_float(tmp_path):
+@pytest.mark.parametrize("runtime", ["cpu", "tensorrt"])
+def test_layers_that_stay_in_float(tmp_path, runtime):
+    """Their kernels and inputs are not rounded; with all of them, the model is that before."""
+    model = residual_model()
     import onnx
 
-    from mask_rcnn_jax.deploy.quantize import quantize_onnx
+    from mask_rcnn_jax.deploy.quantize import quantize_onnx, quantized_layers
 
+    assert quantized_layers(model) == ["stem", "branch", "after"]
     feeds = [{"images": np.random.default_rng(1).normal(size=(1, 2, 4, 8)).astype(np.float32)}]
-    options = dict(calibrator="minmax", cache=tmp_path / "c.json", in_float=["branch"])
-    for runtime in ("cpu", "tensorrt"):
-        int8, _ = quantize_onnx(residual_model(), feeds, runtime=runtime, **options)
-        nodes = onnx.load_from_string(int8).graph.node
-        quantized = {name for node in nodes if node.op_type == "DequantizeLinear"
-                     for name in node.output}  # fmt: skip
-        kernels = {node.name: node.input[1] for node in nodes if node.op_type == "Conv"}
-        floats = {name for name, kernel in kernels.items() if kernel not in quantized}
-        assert floats == {"branch", "objectness_logits"} and len(kernels) == 4
+    options = dict(calibrator="minmax", cache=tmp_path / "c.json", runtime=runtime)
+    int8, _ = quantize_onnx(model, feeds, in_float=["branch"], **options)
+    nodes = onnx.load_from_string(int8).graph.node
+    rounded = {name for node in nodes if node.op_type == "DequantizeLinear" for name in node.output}
+    inputs = {node.name: node.input[:2] for node in nodes if node.op_type == "Conv"}
+    assert inputs.keys() == {"stem", "branch", "after", "objectness_logits"}
+    assert rounded.isdisjoint(inputs["branch"]) and inputs["objectness_logits"][1] not in rounded
+    assert rounded.issuperset([*inputs["stem"], *inputs["after"]])
+    difference = np.abs(run_onnx(int8, feeds[0]) - run_onnx(model, feeds[0])).max()
+    assert 0 < difference < 0.5
+
+    int8, _ = quantize_onnx(model, feeds, in_float=["stem", "branch", "after"], **options)
+    np.testing.assert_array_equal(run_onnx(int8, feeds[0]), run_onnx(model, feeds[0]))
 
 
 def test_entropy_clips_an_outlier(tmp_path):

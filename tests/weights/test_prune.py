@@ -493,9 +493,11 @@ def test_other_mistakes(workdir, tmp_path):
     ):
         with pytest.raises(ValueError, match=words):
             build_model(config | {"fpn": {**config["fpn"], "widths": widths}})
-    wide = load_config("quickstart", {"model.fpn.widths": (("fpn_output", 65),)})
-    with pytest.raises(ValueError, match="model.fpn.widths has 65 for 'fpn_output', .* most 64"):
-        make_model(wide, 3)
+    for norm, width in (("none", 65), ("layer", 128)):
+        wide = {"model.fpn.widths": (("fpn_output", width),), "model.fpn.norm": norm}
+        words = f"model.fpn.widths has {width} for 'fpn_output', expected at most 64"
+        with pytest.raises(ValueError, match=words):
+            make_model(load_config("quickstart", wide), 3)
     norms = dict(channels=64, norm="group", widths=(("fpn_output", 7),))
     with pytest.raises(ValueError, match="has 7 for 'fpn_output', expected a multiple of 2"):
         build_model(config | {"fpn": norms})
