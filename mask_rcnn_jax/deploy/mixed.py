@@ -19,7 +19,7 @@ LIMITED_AP = ("AP", "mask_AP")
 
 def layer_errors(
     model: MaskRCNN,
-    predict: Callable[..., Detections],
+    predict: Callable[..., Any],
     variables: dict,
     inputs: Iterable[tuple[np.ndarray, np.ndarray]],
     ranges: dict[str, float],
@@ -32,7 +32,7 @@ def layer_errors(
 
     Args:
         model: in float.
-        predict: function (variables, images, image_sizes).
+        predict: function (variables, images, image_sizes) -> `Detections`.
         inputs: (images, image_sizes) pairs.
         ranges: largest input of each layer by path; 0 leaves its inputs as they are.
 

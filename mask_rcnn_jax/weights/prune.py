@@ -126,7 +126,7 @@ def keep_operations(
         squares[name] = len(layers) * np.square(np.concatenate([[0.0], lost]))  # by channels gone
     counts = {name: group.channels.count for name, group in groups.items()}
     widths = {name: counts[name] for name in importance}
-    values = [_value(term, groups) for term in terms]
+    values: list[float] = [_value(term, groups) for term in terms]
     uses = {
         name: [(i, term.groups.count(name)) for i, term in enumerate(terms) if name in term.groups]
         for name in widths

@@ -136,7 +136,7 @@ def make_model(
     options = {name: config.train[name] for name in ("precision", "implementation")}
     model = build_model(fields, **options, remat=remat, image_counts=image_counts)
     for section in (*PARTS, *BUILDERS):
-        part = getattr(model, section, None)
+        part: Any = getattr(model, section, None)
         for name, width in getattr(part, "widths", ()):
             if width > (most := part.prunable[name].full):
                 entry = f"model.{section}.widths"
