@@ -334,7 +334,10 @@ def _add_int8_program(
     artifact: Artifact, source: SourceModel, ranges: dict[str, float], in_float: Sequence[str]
 ) -> None:
     ranges = {layer: limit for layer, limit in ranges.items() if layer not in in_float}
-    quantized = quantize_jax.quantize_jax(source.predict, source.variables, ranges)
+    dtype = artifact.interface.inputs["images"]["dtype"]
+    images = jax.ShapeDtypeStruct((1, *artifact.full_canvas, 3), dtype)
+    example = images, jax.ShapeDtypeStruct((1, 2), np.int32)
+    quantized = quantize_jax.quantize_jax(source.predict, source.variables, ranges, example)
     _add_program(artifact, "int8", "model_int8.stablehlo", *quantized, source.options.batch)
 
 

@@ -7,6 +7,7 @@ size, but not faster.
 """
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -54,17 +55,19 @@ def measure_ranges(
 
 
 def quantize_jax(
-    predict: Callable, variables: dict, ranges: dict[str, float]
+    predict: Callable, variables: dict, ranges: dict[str, float], example: tuple[Any, Any]
 ) -> tuple[Callable, dict]:
     """Return int8 versions of `predict` and of its first argument, `variables`.
 
     A kernel becomes {"int8", "scale"}, with float values int8 * scale.
-    ranges: largest input by layer path; 0 leaves a layer's inputs as they are.
+    ranges: largest input by layer path; 0 leaves a layer's inputs as they are. example: images and
+    image_sizes, arrays or their shapes.
     """
+    axes = _output_axes(predict, variables, example)
     flat = flatten_dict(variables["params"])
     for path in ranges:
         key = (*path.split("/"), "kernel")
-        flat[key] = _quantize_kernel(np.asarray(flat[key], np.float32), "mask_deconv" in key)
+        flat[key] = _quantize_kernel(np.asarray(flat[key], np.float32), axes[path])
     packed = {**variables, "params": unflatten_dict(flat)}
 
     def quantized(packed, images, image_sizes):
@@ -93,9 +96,24 @@ def _quantized_path(context: nn.module.InterceptorContext) -> str:
     return "" if layer.name in FLOAT_LAYERS else "/".join(layer.path)
 
 
-def _quantize_kernel(kernel: np.ndarray, is_deconv: bool) -> dict[str, np.ndarray]:
-    """Quantize per output channel: the last axis, or axis 2 of an `UpConv` kernel."""
-    axes = tuple(i for i in range(kernel.ndim) if i != (2 if is_deconv else kernel.ndim - 1))
+def _output_axes(predict: Callable, variables: dict, example: tuple[Any, Any]) -> dict[str, int]:
+    """Return the axis of each quantized layer's kernel that has its output channels."""
+    axes: dict[str, int] = {}
+
+    def watch(call, args, kwargs, context):
+        if path := _quantized_path(context):
+            axes[path] = context.module.output_axis
+        return call(*args, **kwargs)
+
+    with nn.intercept_methods(watch):
+        # A function of its own: JAX remembers what it traced, and then calls nothing.
+        jax.eval_shape(lambda *arguments: predict(*arguments), variables, *example)
+    return axes
+
+
+def _quantize_kernel(kernel: np.ndarray, output_axis: int) -> dict[str, np.ndarray]:
+    """Quantize per output channel."""
+    axes = tuple(i for i in range(kernel.ndim) if i != output_axis % kernel.ndim)
     scale = np.maximum(np.abs(kernel).max(axes, keepdims=True), 1e-12) / STEPS
     steps = np.clip(np.round(kernel / scale), -STEPS, STEPS)
     return {"int8": steps.astype(np.int8), "scale": scale.astype(np.float32)}

@@ -5,6 +5,7 @@ from functools import partial
 from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
@@ -12,7 +13,7 @@ from flax import linen as nn
 from mask_rcnn_jax.deploy.artifact import ArtifactOptions, _add_tensorrt
 from mask_rcnn_jax.deploy.compare import compare
 from mask_rcnn_jax.deploy.quantize_jax import measure_ranges, quantize_jax
-from mask_rcnn_jax.models.conv import Dense
+from mask_rcnn_jax.models.conv import Dense, UpConv
 from tests.deploy.small_model import generated, predict_function, random_variables, small_config
 
 CANVAS = (64, 128)
@@ -124,8 +125,24 @@ def test_a_range_of_zero_rounds_no_inputs():
         return model.apply(variables, images)
 
     for limit, expected in ((0.0, 0.3 - 5.0 + 1), (1.27, 0.3 - 1.27 + 1)):
-        quantized, packed = quantize_jax(predict, variables, {"layer": limit})
+        quantized, packed = quantize_jax(predict, variables, {"layer": limit}, (x, None))
         np.testing.assert_allclose(quantized(packed, x, None), [[expected]], rtol=1e-5)
+
+
+def test_an_upsampling_layer_has_a_scale_for_each_output_channel():
+    class Model(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return UpConv(3, jnp.float32, nn.initializers.normal(1.0), name="up2_first")(x)
+
+    model, x = Model(), jnp.ones((1, 2, 3, 5))
+    variables = model.init(jax.random.key(0), x)
+
+    def predict(variables, images, _):
+        return model.apply(variables, images)
+
+    _, packed = quantize_jax(predict, variables, {"up2_first": 0.0}, (x, None))
+    assert packed["params"]["up2_first"]["kernel"]["scale"].shape == (1, 1, 3, 1)
 
 
 def test_layers_of_nodes():
@@ -250,7 +267,7 @@ def test_jax_weights_are_int8_and_detections_close():
     stem = max(np.abs((x - mean) / std)[:, : s[0, 0], : s[0, 1]].max() for x, s in inputs)
     assert ranges["backbone/stem_conv"] == pytest.approx(stem, rel=1e-5)
 
-    quantized, packed = quantize_jax(predict, variables, ranges)
+    quantized, packed = quantize_jax(predict, variables, ranges, inputs[0])
     kernel = packed["params"]["fpn"]["fpn_output3"]["kernel"]
     original = variables["params"]["fpn"]["fpn_output3"]["kernel"]
     assert kernel["int8"].dtype == np.int8 and kernel["scale"].shape == (1, 1, 1, 16)

@@ -157,7 +157,7 @@ def test_a_model_predicts_as_the_exported_int8_program():
         for name in path.split("/"):
             node = node.setdefault(name, {})
         node[RANGE] = jnp.float32(1.5)
-    exported, packed = quantize_jax(predict, variables, ranges)
+    exported, packed = quantize_jax(predict, variables, ranges, inputs[0])
     exported, int8, floats = (
         partial(jax.jit(function), given)
         for function, given in ((exported, packed), (predict_int8, variables), (predict, variables))
