@@ -63,6 +63,7 @@ INT8 = ["model.quantization.int8=True"]
 METRICS = ("AP", "mask_AP")
 SCORES = "eval/*/metrics.json"
 TURNS = 5
+CALIBRATION = 40  # images
 
 
 class Rows:
@@ -105,10 +106,15 @@ class Rows:
         return workdir
 
     def export(self, row: Path) -> Path:
-        """Export a run with an int8 model beside it, calibrated with the training images."""
-        folder = self.output / "onnx" / row.name
+        """Export a run with an int8 model beside it, calibrated with some training images."""
+        folder, chosen = self.output / "onnx" / row.name, self.output / "calibration"
+        chosen.mkdir(exist_ok=True)
+        images = sorted((self.data / "train").iterdir())
+        for image in images[:: max(1, len(images) // CALIBRATION)]:
+            if not (chosen / image.name).exists():
+                (chosen / image.name).symlink_to(image)
         self.run("manifest.json", folder, "export", "--workdir", row, "--format", "onnx",
-                 "--output", folder, "--int8", "--calibration", self.data / "train")  # fmt: skip
+                 "--output", folder, "--int8", "--calibration", chosen)  # fmt: skip
         return folder
 
     def run(self, result: str, folder: Path, command: str, *flags: object) -> None:
