@@ -137,8 +137,9 @@ def make_model(
     model = build_model(fields, **options, remat=remat, image_counts=image_counts)
     for section in (*PARTS, *BUILDERS):
         part: Any = getattr(model, section, None)
-        for name, width in getattr(part, "widths", ()):
-            if width > (most := part.prunable[name].full):
+        prunable = getattr(part, "prunable", {})  # without it, `widths` is something of the part's
+        for name, width in part.widths if prunable else ():
+            if width > (most := prunable[name].full):
                 entry = f"model.{section}.widths"
                 raise ValueError(f"{entry} has {width} for {name!r}, expected at most {most}")
     return model

@@ -512,12 +512,20 @@ def test_other_mistakes(workdir, tmp_path):
 
 
 class Plain(nn.Module):
-    """A trunk from outside, which declares no channels."""
+    """A trunk from outside, which declares no channels and has `widths` of its own."""
+
+    widths: tuple[int, ...] = (8, 8, 8, 8)
 
     @nn.compact
     def __call__(self, x, *, train):
         x = nn.Conv(8, (2, 2), 2)(x)
-        return [x := nn.Conv(8, (2, 2), 2)(x) for _ in range(4)]
+        return [x := nn.Conv(width, (2, 2), 2)(x) for width in self.widths]
+
+
+def test_widths_of_others_are_their_own():
+    trunk = {"name": "tests.weights.test_prune:Plain", "widths": (8, 16, 24, 32)}
+    config = load_config("quickstart", {"model.backbone": trunk})
+    assert make_model(config, 3).backbone.widths == trunk["widths"]
 
 
 @pytest.mark.slow
@@ -527,13 +535,13 @@ def test_a_trunk_of_others_is_left_alone(tmp_path):
     variables = random_variables(build_model(config.model))
     write_workdir(tmp_path / "run", config, CLASSES)
     write_checkpoint(tmp_path / "run", variables)
-    lines = prune_run(tmp_path / "run", tmp_path / "half", target_operations=0.5)
+    lines = prune_run(tmp_path / "run", tmp_path / "half", target_operations=0.3)
     assert lines[-1] == "backbone left alone: its module declares no channels (`prunable`)"
     pruned = restore(None, tmp_path / "half").variables
     jax.tree.map(
         np.testing.assert_array_equal, pruned["params"]["backbone"], variables["params"]["backbone"]
     )
-    assert pruned["params"]["fpn"]["fpn_lateral3"]["kernel"].shape[3] < 32
+    assert pruned["params"]["fpn"]["fpn_output3"]["kernel"].shape[3] < 32
 
 
 def test_a_config_without_widths_is_the_model_of_before():
