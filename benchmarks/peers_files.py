@@ -237,6 +237,7 @@ def inference(restored, settings: dict) -> Callable[[], None]:
 
 
 def evaluation(restored, settings: dict) -> Callable[[], None]:
+    from mask_rcnn_jax.data.dataset import check_classes
     from mask_rcnn_jax.data.source import load_split
     from mask_rcnn_jax.evaluation.coco import configured_protocol
     from mask_rcnn_jax.evaluation.engines import configured_engine
@@ -249,6 +250,7 @@ def evaluation(restored, settings: dict) -> Callable[[], None]:
     config, variables, categories, _ = restored
     model, mesh = make_model(config, len(categories)), make_mesh()
     val_set, variables = load_split(config.data, "val"), replicate(variables, mesh)
+    check_classes(val_set, categories, settings["weights"])
     predict = make_predict_step(model, mesh, detect_options(config))
     scored = configured_engine(config), configured_protocol(config)
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import cv2
@@ -11,6 +12,7 @@ import pytest
 
 from benchmarks import peer_weights, peers_files
 from mask_rcnn_jax.benchmarking import inputs
+from mask_rcnn_jax.data.coco_categories import COCO_CATEGORIES
 from mask_rcnn_jax.models.build import init_variables
 from mask_rcnn_jax.models.detect import detect_options
 from tests.helpers import tiny_config
@@ -33,7 +35,8 @@ def photos(tmp_path):
     """A folder with two photos of different sizes, their annotations and another file."""
     folder = tmp_path / "photos"
     folder.mkdir()
-    rng, content = np.random.default_rng(0), {"categories": [{"id": 3, "name": "car"}]}
+    categories = [{"id": k, "name": name} for k, name in COCO_CATEGORIES]
+    rng, content = np.random.default_rng(0), {"categories": categories}
     content |= {"images": [], "annotations": []}
     for k, (height, width) in enumerate([(60, 90), (80, 50)], start=1):
         name = f"{k}.jpg"
@@ -165,3 +168,9 @@ def test_our_side_finds_objects_with_calibrated_weights(photos, tmp_path, monkey
         passes.pop()()
         assert (folder / name).is_file(), mode
         assert peers_files.agreement(folder, folder)["found_by_both"] > 0, mode
+    annotations = Path(settings["json"])
+    content = json.loads(annotations.read_text())
+    del content["categories"][3:]
+    annotations.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="has 3 categories, .*calibrated.* has 90"):
+        peers_files.work(settings)
