@@ -45,7 +45,8 @@ from mask_rcnn_jax.data.loader import EvalLoader
 from mask_rcnn_jax.data.options import example_options
 from mask_rcnn_jax.data.resize import ResizePlan
 from mask_rcnn_jax.data.source import annotation_file, learns_boxes_only, load_val
-from mask_rcnn_jax.deploy.artifact import Artifact, ArtifactOptions, build_artifact, placement
+from mask_rcnn_jax.deploy.artifact import Artifact, build_artifact, placement
+from mask_rcnn_jax.deploy.artifact_options import ArtifactOptions
 from mask_rcnn_jax.deploy.manifest import make_manifest
 from mask_rcnn_jax.deploy.quantize import CALIBRATORS, RUNTIMES
 from mask_rcnn_jax.evaluation.coco import configured_protocol

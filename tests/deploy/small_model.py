@@ -10,6 +10,7 @@ import pytest
 from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.data.options import example_options
 from mask_rcnn_jax.deploy import artifact
+from mask_rcnn_jax.deploy.artifact_options import ArtifactOptions
 from mask_rcnn_jax.deploy.images import on_canvas
 from mask_rcnn_jax.deploy.manifest import make_manifest
 from mask_rcnn_jax.formats.shapes import generate_image
@@ -84,7 +85,7 @@ def write_artifact(folder, model, format, **options):
     config, variables = model
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(artifact, "_check", lambda *arguments: None)
-        options = artifact.ArtifactOptions(**options)
+        options = ArtifactOptions(**options)
         made = artifact.build_artifact(config, variables, CATEGORIES, format, options, folder)
     details = {**made.details, "config": config.to_dict()}
     names, interface = sorted(made.files), made.interface

@@ -10,7 +10,8 @@ import pytest
 from mask_rcnn_jax.data.coco import decode_image
 from mask_rcnn_jax.data.options import example_options
 from mask_rcnn_jax.data.resize import resize_plan
-from mask_rcnn_jax.deploy.artifact import ArtifactOptions, build_artifact
+from mask_rcnn_jax.deploy.artifact import build_artifact
+from mask_rcnn_jax.deploy.artifact_options import ArtifactOptions
 from mask_rcnn_jax.deploy.compare import compare
 from mask_rcnn_jax.deploy.images import on_canvas
 from mask_rcnn_jax.models.detect import Detect, detect_options

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from mask_rcnn_jax.deploy.artifact import ArtifactOptions, _add_tensorrt
+from mask_rcnn_jax.deploy.artifact import _add_tensorrt
+from mask_rcnn_jax.deploy.artifact_options import ArtifactOptions
 from mask_rcnn_jax.deploy.compare import compare
 from mask_rcnn_jax.deploy.quantize_jax import measure_ranges, quantize_jax
 from mask_rcnn_jax.models.conv import Dense, UpConv
