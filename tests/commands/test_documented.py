@@ -52,8 +52,9 @@ NOT_RUN = {
         "compiles for GPUs",
         "tests/benchmarking/test_absent_gpus.py::test_commands_for_gpus_that_are_not_there",
     ),
-    "trtexec|tensorboard": ("a program of others", ""),
-    r"\.serve |curl": (
+    "trtexec|tensorboard|deepstream-app|tritonserver|--triton|npm ": ("a program of others", ""),
+    "--engine openvino": ("needs OpenVINO", "tests/deploy/test_exported_engines.py"),
+    r"\.serve |curl|http\.server": (
         "runs until it is stopped",
         "tests/deploy/test_serve_command.py::test_answers_until_it_is_told_to_stop",
     ),
@@ -65,6 +66,7 @@ SHORT = {
     "serving": ["--clients=1,2", "--seconds=1"],
     "benchmarks.seeds": ["--seeds=0,1", "--config.model.init_from=", "--config.train.steps=2"],
 }
+CANVASES = "((64, 64),)"  # within the small `data.image_size`
 LENGTH = ("train.steps", "train.epochs", "train.eval_every", "train.checkpoint_every")
 # Weights of others, which tests/weights read.
 NO_FILES = ("resnet50.safetensors", "R-50.pkl", "runs/first/", "/model/", "/weights/")
@@ -127,6 +129,8 @@ def cheap(entry: str, arguments: list[str]) -> list[str]:
     kept = {n: v for n, v in changes.items() if n in LENGTH or f"--config.{n}=" not in given}
     if any(f"init_from={start}" in given for start in NO_FILES):
         kept |= {"model.init_from": "", "optim.learning_rate": 1e-4}  # with random weights
+    if ":buckets" in given:
+        kept |= {"data.canvases": CANVASES}
     return [*(f"--config.{name}={value}" for name, value in kept.items()), *SHORT.get(entry, [])]
 
 
@@ -139,6 +143,7 @@ def as_python(folder: str, *arguments: str) -> None:
     if entry == "train":  # the pages train several models, all of them in runs/mine
         shutil.rmtree(arguments[arguments.index("--workdir") + 1], ignore_errors=True)
     arguments = [re.sub(r"(?<==)/data/", f"{folder}/data/", argument) for argument in arguments]
+    arguments = [re.sub(r"(?<=data\.canvases=).*", CANVASES, argument) for argument in arguments]
     os.execv(sys.executable, [sys.executable, *arguments, *cheap(entry, arguments)])
 
 
