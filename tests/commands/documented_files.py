@@ -85,7 +85,7 @@ def arrange(folder: Path) -> None:
     write_labelme(photos)
     (folder / "my").mkdir()
     (folder / "my" / "images").symlink_to(photos)
-    for name in ("benchmarks", "configs"):
+    for name in ("benchmarks", "configs", "examples"):
         (folder / name).symlink_to(ROOT / name)
 
     made = write_shapes(folder / "made", train=80, val=4, size=(64, 64))

@@ -48,6 +48,10 @@ NOT_RUN = {
         "trains for days",
         "tests/launch/test_reproduce.py::test_the_whole_job_on_a_cpu",
     ),
+    "benchmarks.small_models": (
+        "trains for hours",
+        "tests/benchmarking/test_small_models.py::test_commands",
+    ),
     "benchmark compile|benchmarks.scaling": (
         "compiles for GPUs",
         "tests/benchmarking/test_absent_gpus.py::test_commands_for_gpus_that_are_not_there",
@@ -119,7 +123,8 @@ def test_recipes_and_entries_are_those_that_there_are(command):
 
 def cheap(entry: str, arguments: list[str]) -> list[str]:
     """Arguments with which a command ends soon, and the data where it names none."""
-    if "--config" not in arguments or "--results" in arguments:
+    takes_entries = "--config" in arguments and entry != "benchmarks.canvases"
+    if not takes_entries or "--results" in arguments:
         return SHORT.get(entry, [])
     changes, given = dict(CHEAP), " ".join(arguments)
     if entry == "train" and "finetune" in arguments:
