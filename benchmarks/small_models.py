@@ -95,6 +95,8 @@ class Rows:
         rows["ResNet-18"] = self.train("small", "quickstart", small)
         teacher = f"distill.teacher={full}"
         rows["ResNet-18, distilled"] = self.train("distilled", "quickstart", [*small, teacher])
+        inherited = [*small, teacher, "distill.inherit=True"]
+        rows["the same, inheriting"] = self.train("inheriting", "quickstart", inherited)
         rows["full, trained on in int8"] = self.train("int8", full, [*from_full, *INT8])
         return rows
 

@@ -32,6 +32,9 @@ class DistillOptions:
             set's classes; '': no teacher.
         recipe: name or path for the teacher's model; '': its run's config. A weights file needs
             one.
+        inherit: whether pyramid, RPN and heads start with the teacher's weights, layer by layer
+            where the shapes are equal (Kang et al., "Instance-Conditional Knowledge Distillation",
+            2021).
         checksum: the teacher's; '': training fills it in, and a resumed run compares it.
         feature_weight: factor for the feature loss, summed over the pyramid's levels.
         feature_loss: "pearson": 1 - correlation, channel by channel (Cao et al., "PKD", 2022);
@@ -49,6 +52,7 @@ class DistillOptions:
 
     teacher: str = ""
     recipe: str = ""
+    inherit: bool = False
     checksum: str = ""
     feature_weight: float = 1.0
     feature_loss: Literal["pearson", "attention"] = "pearson"
@@ -68,6 +72,8 @@ class DistillOptions:
         for name in ("warmup_until", "decay_from"):
             if not 0 <= (value := getattr(self, name)) <= 1:
                 raise ValueError(f"{name} is {value}, expected from 0 to 1")
+        if self.inherit and not self.teacher:
+            raise ValueError("inherit is True, but teacher is '': it names whose weights")
         if self.teacher and not any(getattr(self, name) for name in names):
             raise ValueError(f"teacher is {self.teacher!r}, but all weights of its losses are 0")
 

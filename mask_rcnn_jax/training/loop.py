@@ -117,7 +117,9 @@ def train(
         classes = categories(train_set)
         old_steps = on_first(lambda: open_workdir(workdir, config, classes, resuming=resuming))
         with console.lasting("preparing the model"):
-            state, tx = initial_state(config, model, schedule, optimizer, resuming=resuming)
+            state, tx = initial_state(
+                config, model, schedule, optimizer, *teacher, resuming=resuming
+            )
         is_due = partial(_is_due, config)
         # Closed whatever happens: its thread would have the last word after an error.
         with closing(Checkpoints(workdir, config.train.keep_checkpoints, is_due)) as checkpoints:

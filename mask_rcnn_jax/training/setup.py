@@ -2,8 +2,9 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -40,8 +41,10 @@ from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.structures import Batch
 from mask_rcnn_jax.training import processes
 from mask_rcnn_jax.training.averaging import weight_average
+from mask_rcnn_jax.training.distill import distill_options
 from mask_rcnn_jax.training.optim import build_optimizer, make_schedule
 from mask_rcnn_jax.training.step import TrainState
+from mask_rcnn_jax.training.teacher import inherit
 from mask_rcnn_jax.training.views import view_options
 from mask_rcnn_jax.weights import pretrained
 from mask_rcnn_jax.weights.restore import run_entries, takes_raw
@@ -217,10 +220,14 @@ def initial_state(
     model: MaskRCNN,
     schedule: optax.Schedule | None,
     optimizer: optax.GradientTransformation | None,
+    teacher: Mapping[str, Any] | None = None,
     *,
     resuming: bool,
 ) -> tuple[TrainState, optax.GradientTransformation]:
-    """State of step 0, with the weights of `model.init_from`, and its optimizer."""
+    """State of step 0, with the weights of `model.init_from`, and its optimizer.
+
+    teacher: variables, of which `distill.inherit` takes some.
+    """
     variables = init_variables(model, config.train.seed)
     norm = config.model.backbone.get("norm")
     if not (config.model.init_from or resuming) and norm in ("frozen", "affine"):
@@ -231,6 +238,8 @@ def initial_state(
         )
     if config.model.init_from and not resuming:
         variables = pretrained.initialize_from(variables, config.model, raw=takes_raw(config))
+    if teacher is not None and distill_options(config).inherit and not resuming:
+        variables = inherit(variables, teacher)
     tx = build_optimizer(config, schedule, variables["params"], model.backbone, optimizer)
     return TrainState.start(variables, tx, weight_average(config)), tx
 

@@ -2,13 +2,14 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import jax
 import numpy as np
 from absl import logging
+from flax.traverse_util import flatten_dict, unflatten_dict
 from ml_collections import ConfigDict
 
 from mask_rcnn_jax import console
@@ -18,9 +19,10 @@ from mask_rcnn_jax.data.transforms import empty_batch
 from mask_rcnn_jax.models.build import abstract_variables
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.models.outputs import TrainOutputs
+from mask_rcnn_jax.models.quantization import RANGE
 from mask_rcnn_jax.models.teacher import TeacherOutputs
 from mask_rcnn_jax.training.distill import Distillation, DistillOptions, distill_options
-from mask_rcnn_jax.weights.convert import num_classes_in, to_ours_flat
+from mask_rcnn_jax.weights.convert import listing, num_classes_in, to_ours_flat
 from mask_rcnn_jax.weights.pretrained import is_run
 from mask_rcnn_jax.weights.restore import load_variables, make_model, restore_config
 
@@ -58,6 +60,32 @@ def open_teacher(
         distillation = Distillation(options, teacher, student, config.train.steps)
         _check_outputs(distillation, variables, config)
     return distillation, (variables,)
+
+
+def inherit(variables: Mapping[str, Any], teacher: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a student's initial variables with the teacher's outside the backbone.
+
+    A layer keeps its own if an array of it has another shape, or is not in the teacher. Raises
+    ValueError if all do.
+    """
+    ours, theirs = (flatten_dict(dict(tree), sep="/") for tree in (variables, teacher))
+    layers: dict[str, list[str]] = {}
+    for name in ours:
+        if name.split("/")[1] != "backbone" and not name.endswith(f"/{RANGE}"):
+            layers.setdefault(name.rpartition("/")[0].partition("/")[2], []).append(name)
+    fits = {
+        layer: all(n in theirs and np.shape(theirs[n]) == np.shape(ours[n]) for n in names)
+        for layer, names in layers.items()
+    }
+    taken = [name for layer, names in layers.items() if fits[layer] for name in names]
+    if not taken:
+        raise ValueError("distill.inherit: no layer of pyramid, RPN and heads fits the teacher's")
+    own = [layer for layer, fit in fits.items() if not fit]
+    logging.info("%d layers start with the teacher's weights", len(layers) - len(own))
+    if own:
+        logging.info("initialized, as the teacher has none of that shape: %s", listing(own))
+    arrays = {name: np.asarray(theirs[name], ours[name].dtype) for name in taken}
+    return {"batch_stats": {}, **unflatten_dict({**ours, **arrays}, sep="/")}
 
 
 def _load(config: ConfigDict, options: DistillOptions) -> tuple[MaskRCNN, dict, list[str] | None]:

@@ -25,7 +25,7 @@ def test_commands(name, tmp_path, monkeypatch):
     )
     options = SimpleNamespace(set=name, output=tmp_path, data="data", weights="weights.pth")
     rows = Rows(options).make()
-    assert len(rows) == 5 + 2 * len(SHARES)
+    assert len(rows) == 6 + 2 * len(SHARES)
     assert sorted({line[0] for line in lines}) == ["evaluate", "prune", "train"]
     for line in lines:
         if line[0] == "train":

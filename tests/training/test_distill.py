@@ -207,6 +207,7 @@ def test_without_a_teacher_a_step_takes_its_state_and_batch_alone():
         ({"temperature": 0.0}, "distill.temperature is 0.0, expected above 0"),
         ({"cls_weight": -1.0}, "distill.cls_weight is -1.0, expected at least 0"),
         ({"decay_from": 1.5}, "distill.decay_from is 1.5, expected from 0 to 1"),
+        ({"inherit": True}, "distill.inherit is True, but teacher is ''"),
         ({"feature_loss": "l2"}, "distill.feature_loss is 'l2', expected one of ['pearson', "),
         (
             {"teacher": "x", "feature_weight": 0, "cls_weight": 0, "mask_weight": 0},
