@@ -32,9 +32,9 @@ class DistillOptions:
             set's classes; '': no teacher.
         recipe: name or path for the teacher's model; '': its run's config. A weights file needs
             one.
-        inherit: whether pyramid, RPN and heads start with the teacher's weights, layer by layer
-            where the shapes are equal (Kang et al., "Instance-Conditional Knowledge Distillation",
-            2021).
+        inherit: whether pyramid and heads start with the teacher's weights where they are alike
+            (Kang et al., "Instance-Conditional Knowledge Distillation", 2021), unless
+            `model.init_from` has them. Needs equal anchors, box coder and kind of classifier.
         checksum: the teacher's; '': training fills it in, and a resumed run compares it.
         feature_weight: factor for the feature loss, summed over the pyramid's levels.
         feature_loss: "pearson": 1 - correlation, channel by channel (Cao et al., "PKD", 2022);

@@ -226,7 +226,7 @@ def initial_state(
 ) -> tuple[TrainState, optax.GradientTransformation]:
     """State of step 0, with the weights of `model.init_from`, and its optimizer.
 
-    teacher: variables, of which `distill.inherit` takes some.
+    teacher: variables, of which `distill.inherit` takes what `model.init_from` does not have.
     """
     variables = init_variables(model, config.train.seed)
     norm = config.model.backbone.get("norm")
@@ -236,10 +236,10 @@ def initial_state(
             "model.init_from, or model.backbone.norm=group and model.backbone.frozen_stages=0",
             norm,
         )
-    if config.model.init_from and not resuming:
-        variables = pretrained.initialize_from(variables, config.model, raw=takes_raw(config))
     if teacher is not None and distill_options(config).inherit and not resuming:
         variables = inherit(variables, teacher)
+    if config.model.init_from and not resuming:
+        variables = pretrained.initialize_from(variables, config.model, raw=takes_raw(config))
     tx = build_optimizer(config, schedule, variables["params"], model.backbone, optimizer)
     return TrainState.start(variables, tx, weight_average(config)), tx
 

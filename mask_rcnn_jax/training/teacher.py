@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -22,7 +23,7 @@ from mask_rcnn_jax.models.outputs import TrainOutputs
 from mask_rcnn_jax.models.quantization import RANGE
 from mask_rcnn_jax.models.teacher import TeacherOutputs
 from mask_rcnn_jax.training.distill import Distillation, DistillOptions, distill_options
-from mask_rcnn_jax.weights.convert import listing, num_classes_in, to_ours_flat
+from mask_rcnn_jax.weights.convert import num_classes_in, to_ours_flat
 from mask_rcnn_jax.weights.pretrained import is_run
 from mask_rcnn_jax.weights.restore import load_variables, make_model, restore_config
 
@@ -65,27 +66,29 @@ def open_teacher(
 def inherit(variables: Mapping[str, Any], teacher: Mapping[str, Any]) -> dict[str, Any]:
     """Return a student's initial variables with the teacher's outside the backbone.
 
-    A layer keeps its own if an array of it has another shape, or is not in the teacher. Raises
-    ValueError if all do.
+    Each head is taken as a whole, since its layers read each other, and the pyramid layer by layer:
+    those whose arrays have the same names and shapes in both.
     """
     ours, theirs = (flatten_dict(dict(tree), sep="/") for tree in (variables, teacher))
-    layers: dict[str, list[str]] = {}
-    for name in ours:
-        if name.split("/")[1] != "backbone" and not name.endswith(f"/{RANGE}"):
-            layers.setdefault(name.rpartition("/")[0].partition("/")[2], []).append(name)
-    fits = {
-        layer: all(n in theirs and np.shape(theirs[n]) == np.shape(ours[n]) for n in names)
-        for layer, names in layers.items()
-    }
-    taken = [name for layer, names in layers.items() if fits[layer] for name in names]
-    if not taken:
-        raise ValueError("distill.inherit: no layer of pyramid, RPN and heads fits the teacher's")
-    own = [layer for layer, fit in fits.items() if not fit]
-    logging.info("%d layers start with the teacher's weights", len(layers) - len(own))
+    shapes: list[dict[str, dict]] = [defaultdict(dict), defaultdict(dict)]
+    for sides, tree in zip(shapes, (ours, theirs), strict=True):
+        for name, array in tree.items():
+            if not name.endswith(f"/{RANGE}"):
+                sides[_unit(name)][name] = np.shape(array)
+    units = sorted(unit for unit in shapes[0] if unit != "backbone")
+    taken = [unit for unit in units if shapes[0][unit] == shapes[1].get(unit)]
+    own = [unit for unit in units if unit not in taken]
+    logging.info("with the teacher's weights: %s", ", ".join(taken) or "nothing")
     if own:
-        logging.info("initialized, as the teacher has none of that shape: %s", listing(own))
-    arrays = {name: np.asarray(theirs[name], ours[name].dtype) for name in taken}
+        logging.info("with others than the teacher's weights: %s", ", ".join(own))
+    arrays = {n: np.asarray(theirs[n], ours[n].dtype) for unit in taken for n in shapes[0][unit]}
     return {"batch_stats": {}, **unflatten_dict({**ours, **arrays}, sep="/")}
+
+
+def _unit(name: str) -> str:
+    """Return the head or layer of the pyramid that an array belongs to, or "backbone"."""
+    module, *rest = name.split("/")[1:]
+    return "/".join([module, *rest[:1]]) if module in ("fpn", "cascade") else module
 
 
 def _load(config: ConfigDict, options: DistillOptions) -> tuple[MaskRCNN, dict, list[str] | None]:
@@ -200,3 +203,13 @@ def check_fit(distillation: Distillation, outputs: TrainOutputs, taught: Teacher
         raise ValueError(f"{where} no mask head, expected distill.mask_weight=0")
     if options.rpn_weight and teacher.anchors != student.anchors:
         raise ValueError(f"{where} other model.anchors, expected distill.rpn_weight=0")
+    if options.inherit:
+        coders = (model.cascade.coders(model.box_coder) for model in (teacher, student))
+        others = {
+            "model.anchors": teacher.anchors != student.anchors,
+            "model.box_coder": any(a != b for a, b in zip(*coders, strict=False)),
+            "model.classifier.kind": kinds[0] != kinds[1],
+        }
+        if any(others.values()):
+            name = next(name for name, differs in others.items() if differs)
+            raise ValueError(f"{where} another {name}, expected distill.inherit=False")

@@ -100,11 +100,11 @@ def keep_operations(
     """Choose channels such that a prediction needs at most this share of its operations.
 
     A channel counts by its share of the squared norm of each layer that writes or reads it, on
-    average over these layers; a norm layer behind a filter scales it. From the whole model on, the
-    next `limits.granularity` channels that count least go from that group where they cost the
-    fewest squares for the operations they save: the sum over the group's layers of the square of
-    the share that they have lost. `limits.normalizer` and `limits.equalization` are for
-    `keep_above`.
+    average over these layers; a norm layer behind a filter scales it. A model has lost the squares
+    of the shares that its layers have lost, on average over a part's layers and summed over the
+    parts. From the whole model on, the next `limits.granularity` channels that count least go from
+    that group where this grows least for the operations they save. `limits.normalizer` and
+    `limits.equalization` are for `keep_above`.
 
     Args:
         terms: from `find_operations`.
@@ -113,17 +113,7 @@ def keep_operations(
         ValueError: the smallest model within the limits needs more, or a group has no kernels.
     """
     check_excluded(groups, limits)
-    arrays, importance, squares = _flat(variables), {}, {}
-    for name in _chosen(groups, limits):
-        layers = _energies(arrays, groups[name])
-        if not layers:
-            raise ValueError(
-                f"{name} is declared as `prunable`, but no layer's kernel has its channels"
-            )
-        importance[name] = np.mean(layers, axis=0)
-        unit = groups[name].channels.unit
-        lost = np.cumsum(np.repeat(np.sort(importance[name]) / unit, unit))
-        squares[name] = len(layers) * np.square(np.concatenate([[0.0], lost]))  # by channels gone
+    importance, squares = _importance(_flat(variables), groups, _chosen(groups, limits))
     counts = {name: group.channels.count for name, group in groups.items()}
     widths = {name: counts[name] for name in importance}
     values: list[float] = [_value(term, groups) for term in terms]
@@ -156,6 +146,30 @@ def keep_operations(
     return {name: _largest(importance[name], widths[name], groups[name]) for name in widths}
 
 
+def _importance(
+    arrays: Mapping[str, np.ndarray], groups: Mapping[str, Group], names: list[str]
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Return how much each unit counts, [units], by group, and what a model loses without channels.
+
+    The latter, [channels + 1], is by the number of channels that are gone: those that count least.
+    Raises ValueError if a group has no kernels.
+    """
+    importance, num_layers, squares = {}, {}, {}
+    for name in names:
+        layers = _energies(arrays, groups[name])
+        if not layers:
+            raise ValueError(
+                f"{name} is declared as `prunable`, but no layer's kernel has its channels"
+            )
+        importance[name], num_layers[name] = np.mean(layers, axis=0), len(layers)
+    for name, each in importance.items():
+        unit = groups[name].channels.unit
+        lost = np.cumsum(np.repeat(np.sort(each) / unit, unit))
+        in_part = sum(n for other, n in num_layers.items() if _part(other) == _part(name))
+        squares[name] = num_layers[name] / in_part * np.square(np.concatenate([[0.0], lost]))
+    return importance, squares
+
+
 def check_excluded(groups: Mapping[str, Group], limits: Limits) -> None:
     """Raise ValueError if `limits.exclude` names an unknown group, or leaves none."""
     for name in limits.exclude:
@@ -173,6 +187,12 @@ def _chosen(groups: Mapping[str, Group], limits: Limits) -> list[str]:
 
 def _is_in(group: str, name: str) -> bool:
     return f"{group}/".startswith(f"{name}/")
+
+
+def _part(group: str) -> str:
+    """Return the part of a group's layers: "backbone", "cascade/heads_0" and so on."""
+    names = group.split("/")
+    return "/".join(names[: 2 if names[0] == "cascade" else 1])
 
 
 def _flat(variables: Mapping[str, Any]) -> dict[str, np.ndarray]:

@@ -8,12 +8,28 @@ import numpy as np
 import optax
 import pytest
 from flax.traverse_util import flatten_dict
+from safetensors.numpy import save_file
 
 from mask_rcnn_jax.models.build import build_model, init_variables
 from mask_rcnn_jax.models.quantization import RANGE
-from mask_rcnn_jax.training import setup
-from mask_rcnn_jax.training.teacher import inherit
-from tests.training.test_distill import Trunk, small_config, variables
+from mask_rcnn_jax.ops.anchors import AnchorGrid
+from mask_rcnn_jax.ops.boxes import BoxCoder
+from mask_rcnn_jax.training import loop, setup
+from mask_rcnn_jax.training.distill import DistillOptions
+from mask_rcnn_jax.training.teacher import check_fit, inherit
+from mask_rcnn_jax.weights.convert import to_ours_flat
+from tests.training.stubbed_run import run as stubbed_run
+from tests.training.stubbed_run import stubbed
+from tests.training.test_distill import (
+    Trunk,
+    abstract_outputs,
+    distillation,
+    model,
+    small_config,
+    variables,
+)
+
+__all__ = ["stubbed"]
 
 
 def student_of(config, seed=0):
@@ -22,19 +38,43 @@ def student_of(config, seed=0):
     return student, init_variables(student, seed), init_variables(student, seed + 1)
 
 
-def test_inherited_layers_are_those_of_equal_shapes(caplog):
+def test_heads_are_inherited_whole_and_the_pyramid_by_layers(caplog):
     config = small_config()
-    config.model.mask_head.channels = 16  # other than the teacher's
+    config.model.mask_head.channels = 16  # not the teacher's, as in some arrays only
     _, ours, _ = student_of(config)
+    ours["params"]["fpn"]["fpn_lateral3"]["kernel"] = np.zeros((1, 1, 4, 8), np.float32)
     with caplog.at_level("INFO"):
         found = inherit(ours, variables(1))
-    assert "has none of that shape: 3 (mask_head/mask_deconv, mask_head/mask_fcn1, " in caplog.text
+    assert "with others than the teacher's weights: fpn/fpn_lateral3, mask_head\n" in caplog.text
     flat, start, taught = (flatten_dict(tree, sep="/") for tree in (found, ours, variables(1)))
-    own = re.compile("params/(backbone|mask_head)/")
+    own = re.compile("params/(backbone|mask_head|fpn/fpn_lateral3)/")
     assert flat.keys() == start.keys()
-    assert {n.split("/")[1] for n in flat if not own.match(n)} == {"fpn", "rpn_head", "box_head"}
+    kept = {n.split("/")[1] for n in flat if not own.match(n)}
+    assert kept == {"fpn", "rpn_head", "box_head"}
     for name, array in flat.items():
         np.testing.assert_array_equal(array, (start if own.match(name) else taught)[name])
+
+
+def test_stages_of_a_cascade_are_heads():
+    def tree(value, classes):
+        heads = {f"heads_{i}": {"cls_score": {"kernel": np.full(3, value)}} for i in range(2)}
+        heads["heads_1"]["cls_score"]["bias"] = np.full(classes, value)
+        return {"params": {"backbone": {"x": np.full(2, value)}, "cascade": heads}}
+
+    found = inherit(tree(0.0, 5), tree(1.0, 4))["params"]
+    heads = [found["cascade"][f"heads_{i}"]["cls_score"]["kernel"][0] for i in range(2)]
+    assert (found["backbone"]["x"][0], *heads) == (0.0, 1.0, 0.0)
+
+
+@pytest.mark.parametrize("side", ["student", "teacher"])
+def test_layers_with_other_arrays_are_others(side):
+    """A norm with statistics and one without: the same scale means something else."""
+    trees = {}
+    for name, value in (("student", 0.0), ("teacher", 1.0)):
+        norm = {"scale": np.full(4, value)} | ({"var": np.full(4, value)} if name == side else {})
+        trees[name] = {"params": {"fpn": {"a": norm, "b": {"kernel": np.full(4, value)}}}}
+    found = inherit(trees["student"], trees["teacher"])["params"]["fpn"]
+    assert (found["a"]["scale"][0], found["b"]["kernel"][0]) == (0.0, 1.0)
 
 
 def test_a_student_in_int8_inherits_kernels_and_keeps_its_ranges():
@@ -46,25 +86,55 @@ def test_a_student_in_int8_inherits_kernels_and_keeps_its_ranges():
     np.testing.assert_array_equal(*kernels)
 
 
-def test_a_teacher_of_which_nothing_fits_is_refused():
-    ours = {"params": {"backbone": {"x": np.ones(3)}, "fpn": {"a": {"kernel": np.ones((1, 2))}}}}
-    taught = {"params": {"backbone": {"x": np.ones(3)}, "fpn": {"a": {"kernel": np.ones((2, 1))}}}}
-    with pytest.raises(ValueError, match="^distill.inherit: no layer of pyramid, RPN and heads"):
-        inherit(ours, taught)
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"box_coder": BoxCoder(weights=(1.0, 2.0, 3.0, 4.0))}, "model.box_coder"),
+        ({"anchors": AnchorGrid(sizes=(8, 16, 32, 64, 128))}, "model.anchors"),
+    ],
+)
+def test_heads_that_mean_something_else_are_not_inherited(fields, name):
+    outputs, taught = abstract_outputs()
+    for inherits in (False, True):
+        options = DistillOptions(teacher="a run", inherit=inherits)
+        found = distillation(options, teacher=model().clone(**fields))
+        if not inherits:
+            check_fit(found, outputs, taught)
+            continue
+        with pytest.raises(ValueError, match=f"a run has another {name}, expected distill.inherit"):
+            check_fit(found, outputs, taught)
 
 
-def test_a_run_inherits_once_and_after_its_own_weights():
+def test_a_run_inherits_once_and_its_own_weights_come_first(tmp_path):
     config = small_config()
     config.distill.teacher = "a run"
     student, ours, taught = student_of(config, config.train.seed)
 
-    def params(inherit: bool, resuming: bool = False):
-        config.distill.inherit = inherit
+    def params(inherits: bool, resuming: bool = False):
+        config.distill.inherit = inherits
         start = functools.partial(setup.initial_state, config, student, None, optax.sgd(1.0))
         return start(taught, resuming=resuming)[0].params
 
     for kept in (params(False), params(True, resuming=True)):
         jax.tree.map(np.testing.assert_array_equal, kept, ours["params"])
     found = params(True)
-    jax.tree.map(np.testing.assert_array_equal, found.pop("backbone"), ours["params"]["backbone"])
-    jax.tree.map(np.testing.assert_array_equal, found, {n: taught["params"][n] for n in found})
+    jax.tree.map(np.testing.assert_array_equal, found["backbone"], ours["params"]["backbone"])
+    others = {name: taught["params"][name] for name in found if name != "backbone"}
+    jax.tree.map(np.testing.assert_array_equal, found, {**found, **others})
+    trained = {name: init_variables(student, 5)["params"][name] for name in ("backbone", "fpn")}
+    config.model.init_from = str(tmp_path / "trained.safetensors")
+    save_file(to_ours_flat({"params": trained, "batch_stats": {}}), config.model.init_from)
+    jax.tree.map(np.testing.assert_array_equal, params(True), {**found, **trained})
+
+
+def test_the_run_gives_the_teacher_to_its_initial_state(tmp_path, stubbed, monkeypatch):
+    class Given(Exception):
+        pass
+
+    def initial_state(config, model, schedule, optimizer, teacher, *, resuming):
+        raise Given(teacher)
+
+    monkeypatch.setattr(loop, "initial_state", initial_state)
+    monkeypatch.setattr(loop, "open_teacher", lambda *_: (None, ("its variables",)))
+    with pytest.raises(Given, match="its variables"):
+        stubbed_run(tmp_path, steps=4)

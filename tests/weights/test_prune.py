@@ -366,20 +366,22 @@ def test_the_layers_that_read_channels_count_toward_a_target():
         assert list(kept["x"]) == expected
 
 
-def test_groups_of_many_layers_lose_less():
-    """The least sum of squared losses: "b" has three layers for each of "a", and loses a third."""
+@pytest.mark.parametrize(
+    ("names", "gone"), [(("part/a", "part/b"), [36, 12]), (("part/a", "other/b"), [24, 24])]
+)
+def test_groups_of_many_layers_lose_less_and_parts_count_alike(names, gone):
+    """The least sum of squared losses. The second group has three layers for one of the first."""
     rng, groups, params = np.random.default_rng(0), {}, {}
-    for name, count in (("a", 1), ("b", 3)):
+    for name, count in zip(names, (1, 3), strict=True):
+        layer = name.replace("/", "_")
         made, group = layers(*rng.uniform(0.99, 1.0, (count, 120)))
-        params |= {f"{name}{layer}": value for layer, value in made.items()}
-        axes = (
-            axis._replace(path=axis.path.replace("layer", f"{name}layer")) for axis in group.axes
-        )
+        params |= {f"{layer}{i}": made[f"layer{i}"] for i in range(count)}
+        axes = (axis._replace(path=axis.path.replace("layer", layer)) for axis in group.axes)
         groups[name] = group._replace(axes=tuple(axes))
     variables, limits = {"params": params, "batch_stats": {}}, Limits(granularity=1, min_channels=1)
-    terms = [Term("", 1, ("a",)), Term("", 1, ("b",))]
+    terms = [Term("", 1, (name,)) for name in names]
     kept = keep_operations(variables, groups, terms, 0.8, limits)
-    assert [120 - len(kept[name]) for name in "ab"] == [36, 12]
+    assert [120 - len(kept[name]) for name in names] == gone
 
 
 def test_operations_by_hand():
