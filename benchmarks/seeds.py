@@ -13,6 +13,7 @@ import json
 import math
 from collections.abc import Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -25,7 +26,13 @@ from mask_rcnn_jax.training import setup
 from mask_rcnn_jax.training.averaging import weight_average
 from mask_rcnn_jax.training.checks import check_config
 from mask_rcnn_jax.training.optim import make_schedule
-from mask_rcnn_jax.training.step import loss_options, make_mesh, make_train_step, replicate
+from mask_rcnn_jax.training.step import (
+    compiler_options,
+    loss_options,
+    make_mesh,
+    make_train_step,
+    replicate,
+)
 from mask_rcnn_jax.weights.restore import make_model
 
 HEADER = (
@@ -49,9 +56,11 @@ def train_seeds(config: ConfigDict, seeds: Sequence[int], report) -> None:
     options |= {"flip_probability": config.data.flip_probability, "accumulate_steps": parts}
     _, tx = setup.initial_state(config, model, schedule, None, resuming=False)
 
-    @jax.jit
+    @partial(jax.jit, compiler_options=compiler_options(mesh))
     def step(seed, state, batch):
-        return make_train_step(model, tx, schedule, mesh, seed=seed, **options)(state, batch)
+        # The function that it compiles: another compilation around it takes the options.
+        step = make_train_step(model, tx, schedule, mesh, seed=seed, **options).__wrapped__
+        return step(state, batch)
 
     for seed in seeds:
         config.train.seed = seed
