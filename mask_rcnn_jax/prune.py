@@ -50,7 +50,10 @@ def _define_flags() -> None:
     flags.DEFINE_integer(
         "granularity", defaults.granularity, "Channels are rounded up to a multiple of it.", 1
     )
-    flags.DEFINE_integer("min_channels", defaults.min_channels, "Channels that always stay.", 1)
+    least = (
+        "Channels that always stay. Unset, it is 16 with --threshold, 32 with --target_operations."
+    )
+    flags.DEFINE_integer("min_channels", None, least, 1)
     flags.DEFINE_multi_string(
         "exclude",
         None,

@@ -7,7 +7,7 @@ prediction needs a given share of its operations.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -22,6 +22,8 @@ from mask_rcnn_jax.weights.channel_groups import (
 )
 
 NORM_EPS = 1e-5  # added to a variance
+# Channels that stay. Heads of 32 channels, cut to 16, do not recover (docs/small_models.md).
+LEAST_ABOVE, LEAST_OPERATIONS = 16, 32
 
 Kept = dict[str, np.ndarray]  # indices of the channels that stay, by group, ascending
 
@@ -35,18 +37,20 @@ class Limits:
         equalization: where layers share channels, a channel counts by its largest norm (it stays if
             any layer would keep it), by its smallest (if all would), or by a mean.
         granularity: widths are rounded up to its multiples.
-        min_channels: lowest width.
+        min_channels: lowest width; None: 16 in `keep_above`, as in TAO, 32 in `keep_operations`.
         exclude: groups to leave alone, such as "backbone/res2", or whole parts, such as "backbone".
     """
 
     normalizer: Literal["max", "l2"] = "max"
     equalization: Literal["union", "intersection", "arithmetic_mean", "geometric_mean"] = "union"
     granularity: int = 8
-    min_channels: int = 16
+    min_channels: int | None = None
     exclude: tuple[str, ...] = ()
 
     def __post_init__(self):
-        check_at_least(self, granularity=1, min_channels=1)
+        check_at_least(self, granularity=1)
+        if self.min_channels is not None:
+            check_at_least(self, min_channels=1)
 
 
 DEFAULT_LIMITS = Limits()
@@ -82,6 +86,7 @@ def keep_above(
 ) -> Kept:
     """Choose the channels whose relative norm is above a threshold, as TAO does."""
     check_excluded(groups, limits)
+    limits = replace(limits, min_channels=limits.min_channels or LEAST_ABOVE)
     arrays, kept = _flat(variables), {}
     for name in _chosen(groups, limits):
         norms = _merge([_normalize(n, limits) for n in _filter_norms(arrays, groups[name])], limits)
@@ -100,11 +105,11 @@ def keep_operations(
     """Choose channels such that a prediction needs at most this share of its operations.
 
     A channel counts by its share of the squared norm of each layer that writes or reads it, on
-    average over these layers; a norm layer behind a filter scales it. A model has lost the squares
-    of the shares that its layers have lost, on average over a part's layers and summed over the
-    parts. From the whole model on, the next `limits.granularity` channels that count least go from
-    that group where this grows least for the operations they save. `limits.normalizer` and
-    `limits.equalization` are for `keep_above`.
+    average over these layers; a norm layer behind a filter scales it. From the whole model on, the
+    next `limits.granularity` channels that count least go from that group where they cost the
+    fewest squares for the operations they save: the sum over the group's layers of the square of
+    the share that they have lost. `limits.normalizer` and `limits.equalization` are for
+    `keep_above`.
 
     Args:
         terms: from `find_operations`.
@@ -113,7 +118,18 @@ def keep_operations(
         ValueError: the smallest model within the limits needs more, or a group has no kernels.
     """
     check_excluded(groups, limits)
-    importance, squares = _importance(_flat(variables), groups, _chosen(groups, limits))
+    limits = replace(limits, min_channels=limits.min_channels or LEAST_OPERATIONS)
+    arrays, importance, squares = _flat(variables), {}, {}
+    for name in _chosen(groups, limits):
+        layers = _energies(arrays, groups[name])
+        if not layers:
+            raise ValueError(
+                f"{name} is declared as `prunable`, but no layer's kernel has its channels"
+            )
+        importance[name] = np.mean(layers, axis=0)
+        unit = groups[name].channels.unit
+        lost = np.cumsum(np.repeat(np.sort(importance[name]) / unit, unit))
+        squares[name] = len(layers) * np.square(np.concatenate([[0.0], lost]))  # by channels gone
     counts = {name: group.channels.count for name, group in groups.items()}
     widths = {name: counts[name] for name in importance}
     values: list[float] = [_value(term, groups) for term in terms]
@@ -146,30 +162,6 @@ def keep_operations(
     return {name: _largest(importance[name], widths[name], groups[name]) for name in widths}
 
 
-def _importance(
-    arrays: Mapping[str, np.ndarray], groups: Mapping[str, Group], names: list[str]
-) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Return how much each unit counts, [units], by group, and what a model loses without channels.
-
-    The latter, [channels + 1], is by the number of channels that are gone: those that count least.
-    Raises ValueError if a group has no kernels.
-    """
-    importance, num_layers, squares = {}, {}, {}
-    for name in names:
-        layers = _energies(arrays, groups[name])
-        if not layers:
-            raise ValueError(
-                f"{name} is declared as `prunable`, but no layer's kernel has its channels"
-            )
-        importance[name], num_layers[name] = np.mean(layers, axis=0), len(layers)
-    for name, each in importance.items():
-        unit = groups[name].channels.unit
-        lost = np.cumsum(np.repeat(np.sort(each) / unit, unit))
-        in_part = sum(n for other, n in num_layers.items() if _part(other) == _part(name))
-        squares[name] = num_layers[name] / in_part * np.square(np.concatenate([[0.0], lost]))
-    return importance, squares
-
-
 def check_excluded(groups: Mapping[str, Group], limits: Limits) -> None:
     """Raise ValueError if `limits.exclude` names an unknown group, or leaves none."""
     for name in limits.exclude:
@@ -187,12 +179,6 @@ def _chosen(groups: Mapping[str, Group], limits: Limits) -> list[str]:
 
 def _is_in(group: str, name: str) -> bool:
     return f"{group}/".startswith(f"{name}/")
-
-
-def _part(group: str) -> str:
-    """Return the part of a group's layers: "backbone", "cascade/heads_0" and so on."""
-    names = group.split("/")
-    return "/".join(names[: 2 if names[0] == "cascade" else 1])
 
 
 def _flat(variables: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -268,7 +254,7 @@ def _merge(norms: list[np.ndarray], limits: Limits) -> np.ndarray:
 def _allowed(wanted: int, group: Group, limits: Limits) -> int:
     """Return the width for so many wanted units, rounded up and within the limits."""
     count, unit = group.channels.count, group.channels.unit
-    least = max(wanted * unit, min(limits.min_channels, count))
+    least = max(wanted * unit, min(limits.min_channels or 1, count))
     step = math.lcm(limits.granularity, unit)
     return min(-(-least // step) * step, count)
 

@@ -343,6 +343,18 @@ def test_a_target_is_met_and_no_more_than_needed():
         keep_operations(variables, groups, terms, 0.04, limits)
 
 
+def test_more_channels_stay_under_a_target_than_above_a_threshold():
+    """16 as in TAO, and 32."""
+    params, group = layers(np.linspace(0.1, 1.0, 64))
+    variables, groups = {"params": params, "batch_stats": {}}, {"x": group}
+    assert len(keep_above(variables, groups, 5.0, Limits())["x"]) == 16
+    target = partial(keep_operations, variables, groups, [Term("", 1, ("x",))])
+    assert len(target(0.5, Limits())["x"]) == 32
+    assert len(target(0.25, Limits(min_channels=16))["x"]) == 16
+    with pytest.raises(ValueError, match="target_operations is 0.4, but with at least 32 channels"):
+        target(0.4, Limits())
+
+
 def test_the_norm_behind_a_layer_counts_toward_a_target():
     params, group = layers([1.0, 1.0, 1.0, 1.0])
     params = {"part": {"conv1": params["layer0"], "norm1": {"scale": np.float32([1, -3, 2, 4])}}}
@@ -366,22 +378,20 @@ def test_the_layers_that_read_channels_count_toward_a_target():
         assert list(kept["x"]) == expected
 
 
-@pytest.mark.parametrize(
-    ("names", "gone"), [(("part/a", "part/b"), [36, 12]), (("part/a", "other/b"), [24, 24])]
-)
-def test_groups_of_many_layers_lose_less_and_parts_count_alike(names, gone):
-    """The least sum of squared losses. The second group has three layers for one of the first."""
+def test_groups_of_many_layers_lose_less():
+    """The least sum of squared losses: "b" has three layers for each of "a", and loses a third."""
     rng, groups, params = np.random.default_rng(0), {}, {}
-    for name, count in zip(names, (1, 3), strict=True):
-        layer = name.replace("/", "_")
+    for name, count in (("a", 1), ("b", 3)):
         made, group = layers(*rng.uniform(0.99, 1.0, (count, 120)))
-        params |= {f"{layer}{i}": made[f"layer{i}"] for i in range(count)}
-        axes = (axis._replace(path=axis.path.replace("layer", layer)) for axis in group.axes)
+        params |= {f"{name}{layer}": value for layer, value in made.items()}
+        axes = (
+            axis._replace(path=axis.path.replace("layer", f"{name}layer")) for axis in group.axes
+        )
         groups[name] = group._replace(axes=tuple(axes))
     variables, limits = {"params": params, "batch_stats": {}}, Limits(granularity=1, min_channels=1)
-    terms = [Term("", 1, (name,)) for name in names]
+    terms = [Term("", 1, ("a",)), Term("", 1, ("b",))]
     kept = keep_operations(variables, groups, terms, 0.8, limits)
-    assert [120 - len(kept[name]) for name in names] == gone
+    assert [120 - len(kept[name]) for name in "ab"] == [36, 12]
 
 
 def test_operations_by_hand():
@@ -433,6 +443,7 @@ def workdir(tmp_path):
 def test_a_pruned_run_is_taken_like_a_run(workdir, capsys):
     output = workdir.parent / "half"
     flags = ["--workdir", workdir, "--output", output, "--target_operations=0.5"]
+    flags += ["--min_channels=16"]
     assert run_inside("prune", *flags, "--exclude=mask_head", "--exclude=backbone/res4") == 0
     text = capsys.readouterr().out
     share = float(text.split(" of the multiply-adds")[0].splitlines()[-1])
@@ -457,7 +468,7 @@ def test_a_pruned_run_is_taken_like_a_run(workdir, capsys):
 @pytest.mark.slow
 def test_a_pruned_run_is_pruned_again(workdir):
     once, twice = workdir.parent / "once", workdir.parent / "twice"
-    prune_run(workdir, once, target_operations=0.6)
+    prune_run(workdir, once, target_operations=0.6, limits=Limits(min_channels=16))
     prune_run(once, twice, threshold=2.0, limits=Limits(granularity=4, min_channels=4))
     before, after = (dict(load_config(folder).model.fpn.widths) for folder in (once, twice))
     assert after == {"fpn_lateral": 4, "fpn_output": before["fpn_output"]}  # whole, as in TAO
