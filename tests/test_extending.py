@@ -146,6 +146,7 @@ def test_optimizer(run_example, images):
     assert rates == pytest.approx([0.0, 1e-3])
 
 
+@pytest.mark.slow
 def test_logger(run_example, images):
     run_example("logger")
     workdir = images / "runs" / "logged"

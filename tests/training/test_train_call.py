@@ -187,6 +187,7 @@ def test_another_dataset_cannot_resume(whole):
         call(whole[0], train_set=Other("train", 10))
 
 
+@pytest.mark.slow
 def test_a_plain_transformation_has_no_rate_and_leaves_frozen_layers_alone(tmp_path):
     """Float16, so that the loss is scaled around it; the caller's config stays as it was."""
     config = small_config(precision="float16")
