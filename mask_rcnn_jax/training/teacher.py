@@ -210,6 +210,6 @@ def check_fit(distillation: Distillation, outputs: TrainOutputs, taught: Teacher
             "model.box_coder": any(a != b for a, b in zip(*coders, strict=False)),
             "model.classifier.kind": kinds[0] != kinds[1],
         }
-        if any(others.values()):
-            name = next(name for name, differs in others.items() if differs)
-            raise ValueError(f"{where} another {name}, expected distill.inherit=False")
+        for name, differs in others.items():
+            if differs:
+                raise ValueError(f"{where} another {name}, expected distill.inherit=False")
