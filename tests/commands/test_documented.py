@@ -48,6 +48,10 @@ NOT_RUN = {
         "trains for days",
         "tests/launch/test_reproduce.py::test_the_whole_job_on_a_cpu",
     ),
+    "distill.recipe": (
+        "needs the file of a large teacher",
+        "tests/training/test_distill.py::test_a_weights_file_is_a_teacher_with_its_recipe",
+    ),
     "benchmarks.small_models": (
         "trains for hours",
         "tests/benchmarking/test_small_models.py::test_commands",

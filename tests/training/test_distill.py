@@ -11,8 +11,9 @@ import numpy as np
 import optax
 import pytest
 from flax import linen as nn
+from safetensors.numpy import save_file
 
-from mask_rcnn_jax.config import load_config, read_workdir
+from mask_rcnn_jax.config import load_config, read_workdir, write_workdir
 from mask_rcnn_jax.models.build import abstract_variables, build_model, init_variables
 from mask_rcnn_jax.models.teacher import TeacherOutputs, teach
 from mask_rcnn_jax.ops.boxes import BoxCoder
@@ -26,6 +27,7 @@ from mask_rcnn_jax.training.distill import (
     translate,
 )
 from mask_rcnn_jax.training.step import TrainState, loss_options, make_mesh, make_train_step
+from mask_rcnn_jax.weights.convert import to_ours_flat
 from tests.helpers import assert_finite_tree, tiny_batch, tiny_config
 from tests.training.stubbed_run import run as stubbed_run
 from tests.training.stubbed_run import stubbed
@@ -291,6 +293,21 @@ def test_teachers_that_cannot_be_loaded_are_one_line(tmp_path):
         with pytest.raises(ValueError, match="^distill.teacher") as error:
             loading.open_teacher(config, model())
         assert words in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_weights_file_is_a_teacher_with_its_recipe(tmp_path):
+    config = small_config()
+    write_workdir(tmp_path / "recipe", config, [])
+    shapes = abstract_variables(build_model(config.model))
+    rng = np.random.default_rng(0)
+    taught = jax.tree.map(lambda s: rng.standard_normal(s.shape).astype(s.dtype), shapes)
+    save_file(to_ours_flat(taught), tmp_path / "teacher.safetensors")
+    config.distill.update(
+        teacher=str(tmp_path / "teacher.safetensors"), recipe=str(tmp_path / "recipe")
+    )
+    teacher, found, names = loading._load(config, distill_options(config))
+    jax.tree.map(np.testing.assert_array_equal, found, taught)
+    assert names is None and teacher == build_model(config.model)
 
 
 def test_a_teacher_of_other_images_is_named_in_a_warning_or_refused(monkeypatch, caplog):
