@@ -548,7 +548,8 @@ def test_a_trunk_of_others_is_left_alone(tmp_path):
     variables = random_variables(build_model(config.model))
     write_workdir(tmp_path / "run", config, CLASSES)
     write_checkpoint(tmp_path / "run", variables)
-    lines = prune_run(tmp_path / "run", tmp_path / "half", target_operations=0.3)
+    limits = Limits(min_channels=16)
+    lines = prune_run(tmp_path / "run", tmp_path / "half", target_operations=0.3, limits=limits)
     assert lines[-1] == "backbone left alone: its module declares no channels (`prunable`)"
     pruned = restore(None, tmp_path / "half").variables
     jax.tree.map(
