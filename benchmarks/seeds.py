@@ -58,7 +58,7 @@ def train_seeds(config: ConfigDict, seeds: Sequence[int], report) -> None:
 
     @partial(jax.jit, compiler_options=compiler_options(mesh))
     def step(seed, state, batch):
-        # The function that it compiles: another compilation around it takes the options.
+        # Unwrapped: JAX takes compiler options at the outermost jit alone.
         step = make_train_step(model, tx, schedule, mesh, seed=seed, **options).__wrapped__
         return step(state, batch)
 

@@ -40,7 +40,7 @@ def student_of(config, seed=0):
 
 def test_heads_are_inherited_whole_and_the_pyramid_by_layers(caplog):
     config = small_config()
-    config.model.mask_head.channels = 16  # not the teacher's, as in some arrays only
+    config.model.mask_head.channels = 16  # the teacher has 8
     _, ours, _ = student_of(config)
     ours["params"]["fpn"]["fpn_lateral3"]["kernel"] = np.zeros((1, 1, 4, 8), np.float32)
     with caplog.at_level("INFO"):
