@@ -11,11 +11,21 @@ optimizes little, to save time.
 import gc
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).resolve().parents[1]
+# No test works in the checkout; what they start finds the package and the tests from anywhere.
+os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.getenv("PYTHONPATH")])])
+# Compiling takes most of the time of the tests. What one process of them compiled, the others take
+# from a folder. Hypothesis has one, too.
+TEMPORARY = None if "PYTEST_XDIST_WORKER" in os.environ else tempfile.mkdtemp(prefix="mask_rcnn")
+for name in ("JAX_COMPILATION_CACHE_DIR", "HYPOTHESIS_STORAGE_DIRECTORY"):
+    os.environ.setdefault(name, f"{TEMPORARY}/{name.lower()}")
 if "--gpu" not in sys.argv:
     # Before anything imports jax, and inherited by the commands that tests start.
     os.environ["JAX_PLATFORMS"] = "cpu"
@@ -26,12 +36,6 @@ from jax.experimental.compilation_cache import compilation_cache  # noqa: E402
 
 from tests import typechecker  # noqa: E402
 
-# Compiling takes most of the time of the tests. What one process of them compiled, the others take
-# from a folder.
-CACHE = None if "JAX_COMPILATION_CACHE_DIR" in os.environ else tempfile.mkdtemp(prefix="compiled")
-if CACHE:
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = CACHE
-    jax.config.update("jax_compilation_cache_dir", CACHE)
 if "--gpu" not in sys.argv and not os.environ.get("MASK_RCNN_XLA_DEFAULTS"):
     # Level 1, and 0 where most optimizations are disabled: below, and in commands that tests start.
     quick = "--xla_backend_optimization_level=1"
@@ -55,6 +59,48 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 gc.set_threshold(50_000, 20, 100)
 # Programs need not carry the lines that they come from.
 jax.config.update("jax_traceback_in_locations_limit", 0)
+
+
+# Left in a checkout by every tool.
+CACHES = ("__pycache__", ".*_cache", ".venv*", "*.egg-info")
+BEFORE, CHANGED = pytest.StashKey[set[str]](), pytest.StashKey[set[str]]()
+
+
+def checkout() -> set[str]:
+    """What `git status --ignored` says, a line for each file; nothing if this is no checkout."""
+    caches = [f":(exclude,glob)**/{name}{rest}" for name in CACHES for rest in ("", "/**")]
+    command = ["git", "status", "--porcelain", "--ignored", "--untracked-files=all", "--", "."]
+    done = subprocess.run([*command, *caches], cwd=ROOT, text=True, capture_output=True)
+    return set(done.stdout.splitlines())
+
+
+def pytest_sessionstart(session):
+    if not hasattr(session.config, "workerinput"):  # one process compares, before and after all
+        session.config.stash[BEFORE] = checkout()
+
+
+def pytest_sessionfinish(session):
+    """Fail if tests changed the checkout: the next run would be another one."""
+    if BEFORE in session.config.stash:
+        session.config.stash[CHANGED] = checkout() ^ session.config.stash[BEFORE]
+        if session.config.stash[CHANGED] and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.fixture(scope="session", autouse=True)
+def working_directory(tmp_path_factory) -> Path:
+    """Not the checkout, whatever lies there."""
+    folder = tmp_path_factory.mktemp("working_directory")
+    os.chdir(folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def start_in_an_empty_folder(working_directory):
+    os.chdir(working_directory)
+    yield
+    for path in working_directory.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -87,8 +133,8 @@ def pytest_configure(config):
 
 
 def pytest_unconfigure():
-    if CACHE:
-        shutil.rmtree(CACHE, ignore_errors=True)
+    if TEMPORARY:
+        shutil.rmtree(TEMPORARY, ignore_errors=True)
 
 
 def pytest_addoption(parser):
@@ -110,8 +156,11 @@ def pytest_collection_modifyitems(config, items):
                     item.add_marker(pytest.mark.skip(reason=f"needs --{mark}"))
 
 
-def pytest_terminal_summary(terminalreporter):
-    """Print the figures that tests recorded with `record_property("figure", text)`."""
+def pytest_terminal_summary(terminalreporter, config):
+    """Print what changed in the checkout, and figures of `record_property("figure", text)`."""
+    if changed := config.stash.get(CHANGED, ()):
+        terminalreporter.section("the tests changed the checkout")
+        terminalreporter.write("\n".join(sorted(changed)) + "\n")
     reports = [r for found in terminalreporter.stats.values() for r in found]
     reports = [r for r in reports if getattr(r, "when", None) == "call"]
     figures = [v for r in reports for name, v in r.user_properties if name == "figure"]

@@ -106,16 +106,29 @@ def tiny_config():
     return config
 
 
-def any_variables(model):
+def any_variables(model, seed: int = 0):
     """Small random numbers for a model without batch statistics; `init_variables` compiles."""
     from mask_rcnn_jax.models.build import abstract_variables
 
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
 
     def draw(leaf):
         return jax.numpy.asarray(rng.normal(0, 0.05, leaf.shape), leaf.dtype)
 
     return jax.tree.map(draw, abstract_variables(model))
+
+
+def drawn(module, *inputs, **options) -> dict:
+    """Random variables of a module, scales and variances around 1; its `init` compiles."""
+    init = functools.partial(module.init, **options)
+    shapes = jax.eval_shape(lambda key: init(key, *inputs), jax.random.key(0))
+    rng = np.random.default_rng(0)
+
+    def draw(path, leaf):
+        mean = path[-1].key in ("scale", "var")
+        return jax.numpy.asarray(rng.normal(mean, 0.2, leaf.shape), leaf.dtype)
+
+    return jax.tree_util.tree_map_with_path(draw, shapes)
 
 
 def tiny_batch(batch_size: int, side: int = 64, instances: int = 4, seed: int = 0):

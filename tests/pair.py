@@ -25,7 +25,7 @@ class Pair:
             with open(log, "w") as output:
                 self.processes.append(
                     subprocess.Popen(
-                        list(map(str, command)), cwd=Path(__file__).parents[1],
+                        list(map(str, command)),
                         env=environment, stdout=output, stderr=output,
                     )
                 )  # fmt: skip

@@ -1,21 +1,19 @@
 """Recipes and runs are found by name and by path, from any folder."""
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from ml_collections import ConfigDict
 
 from mask_rcnn_jax.config import load_config, recipe_names
 from mask_rcnn_jax.data.source import has_masks
 from mask_rcnn_jax.models.build import build_model
 from mask_rcnn_jax.training.setup import resolve_config
-from mask_rcnn_jax.weights.restore import _check_model
-from tests.commands.command import ROOT, error_line
+from mask_rcnn_jax.weights import restore
+from tests.commands.command import ROOT, error_line, run_inside
 
 NAMES = [
     "coco",
@@ -152,44 +150,51 @@ def test_no_mask_head_is_the_head_named_none(way, folder):
         build_model(config.model)
 
 
-def start(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
-    """`train` in a folder of a user's own; ends at the data, which it lacks."""
-    command = [sys.executable, "-m", "mask_rcnn_jax.train", "--workdir=run", "--compile_cache=off"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [*command, *arguments], cwd=folder, env=environment, text=True, capture_output=True
-    )
+@pytest.fixture
+def fails(folder, capsys):
+    """The error line of `train` in a folder of a user's own; without data it ends early."""
+
+    def fails(*arguments) -> str:
+        code = run_inside("train", "--workdir=run", *arguments)
+        return error_line(code, capsys.readouterr().err)
+
+    return fails
 
 
-def test_a_configs_package_of_ones_own_is_not_in_the_way(folder):
+def test_a_configs_package_of_ones_own_is_not_in_the_way(folder, fails, monkeypatch):
     """It comes first on the path, and its recipe imports both it and ours."""
     (folder / "configs").mkdir()
     (folder / "configs" / "__init__.py").write_text("JSON = 'mine.json'\n")
     own = RECIPE.replace("    return", "    config.data.train_json = configs.JSON\n    return")
     (folder / "configs" / "finetune.py").write_text(f"import configs\n{own}")
-    done = start(folder, "--config=configs/finetune.py")
-    assert "no annotation file 'mine.json'" in error_line(done.returncode, done.stderr)
-    done = start(folder, "--config", "finetune", "--config.data.train_json=other.json")
-    assert "no annotation file 'other.json'" in error_line(done.returncode, done.stderr)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setitem(sys.modules, "configs", None)  # afterwards it is as it was
+    del sys.modules["configs"]
+    assert "no annotation file 'mine.json'" in fails("--config=configs/finetune.py")
+    line = fails("--config", "finetune", "--config.data.train_json=other.json")
+    assert "no annotation file 'other.json'" in line
 
 
-def test_entries_of_a_run_can_be_set_on_the_command_line(folder):
+def test_entries_of_a_run_can_be_set_on_the_command_line(folder, fails):
     write_run(folder / "old")
     shutil.copy(folder / "old" / "config.json", folder / "config.json")
     size, path = "--config.data.image_size=(64, 128)", "--config.data.train_json=my.json"
     for name in ("old", "config.json"):
-        done = start(folder, size, "--config", name, path)
-        assert "no annotation file 'my.json'" in error_line(done.returncode, done.stderr)
-    done = start(folder, "--config=old", "--config.train.steps=ten")
-    assert "train.steps" in error_line(done.returncode, done.stderr)
+        assert "no annotation file 'my.json'" in fails(size, "--config", name, path)
+    assert "train.steps" in fails("--config=old", "--config.train.steps=ten")
 
 
-def test_a_run_older_than_an_entry_has_its_default():
+def test_a_run_older_than_an_entry_has_its_default(folder, monkeypatch):
     """`evaluate --workdir OLD --config NAME`: the run's config lacks `model.classifier`."""
-    config = load_config("quickstart")
-    values = config.to_dict()
-    del values["model"]["classifier"]
-    _check_model(config, ConfigDict(values), Path("run"))
+    write_run(folder / "old")
+    path = folder / "old" / "config.json"
+    content = json.loads(path.read_text())
+    del content["config"]["model"]["classifier"]
+    path.write_text(json.dumps(content))
+    found = SimpleNamespace(workdir=folder / "old")
+    monkeypatch.setattr(restore, "find_checkpoint", lambda weights: found)
+    config = load_config("quickstart", {"data.image_size": (64, 96)})
+    restore.restore_config(config, "old")
     config.model.classifier.kind = "sigmoid"
-    with pytest.raises(ValueError, match="run was trained with model.classifier.kind='softmax'"):
-        _check_model(config, ConfigDict(values), Path("run"))
+    with pytest.raises(ValueError, match="old was trained with model.classifier.kind='softmax'"):
+        restore.restore_config(config, "old")

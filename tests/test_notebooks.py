@@ -4,21 +4,14 @@ import importlib.util
 import json
 import re
 import runpy
-from pathlib import Path
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 import pytest
 
-from mask_rcnn_jax.config import load_config
-from mask_rcnn_jax.data.dataset import categories
-from mask_rcnn_jax.data.source import load_split
-from mask_rcnn_jax.formats.shapes import write_shapes
-from mask_rcnn_jax.training.checkpoint import Checkpoints
-from mask_rcnn_jax.training.setup import open_workdir
-from mask_rcnn_jax.training.step import TrainState
-from tests.commands.command import RECIPE, ROOT, SMALL, data_entries
-from tests.deploy.small_model import random_variables
+from mask_rcnn_jax.training import step
+from tests.commands.command import ROOT, STEPS
+from tests.commands.small_run import Run, untrained_run
 
 _spec = importlib.util.spec_from_file_location("notebooks", ROOT / "docs/notebooks.py")
 build_notebooks = importlib.util.module_from_spec(_spec)
@@ -27,29 +20,15 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.py"))
 
 
 @pytest.fixture(scope="module")
-def small_run(tmp_path_factory) -> Path:
-    """A workdir as training leaves it, without the training; its data lies beside it."""
-    folder = tmp_path_factory.mktemp("notebooks")
-    jsons = write_shapes(folder / "shapes", train=6, val=2, size=(64, 64))
-    pairs = [(jsons[split], folder / "shapes" / split) for split in ("train", "val")]
-    config = load_config(RECIPE, SMALL | data_entries(*pairs))
-    open_workdir(
-        str(folder / "run"), config, categories(load_split(config.data, "train")), resuming=False
-    )
-    config.model.num_classes = 4
-    variables = {"batch_stats": {}, **random_variables(config)}
-    state = TrainState(step=jnp.int32(7), opt_state=(), **variables)
-    checkpoints = Checkpoints(folder / "run", keep=1)
-    checkpoints.save(state)
-    checkpoints.close()
-    return folder / "run"
+def small_run(tmp_path_factory) -> Run:
+    return untrained_run(tmp_path_factory.mktemp("notebooks"))
 
 
 @pytest.fixture
 def run_notebook(small_run, tmp_path, monkeypatch):
     """Runs one to its end; returns its variables."""
     monkeypatch.chdir(tmp_path)  # and back again: they change the folder
-    monkeypatch.setenv("NOTEBOOK_RUN", str(small_run))
+    monkeypatch.setenv("NOTEBOOK_RUN", str(small_run.workdir))
     monkeypatch.setenv("NOTEBOOK_FOLDER", str(tmp_path))
 
     def run(name: str, **settings) -> dict:
@@ -102,9 +81,9 @@ def test_a_notebook_is_made_of_its_cells(tmp_path):
 
 
 def test_predict(run_notebook, small_run):
-    path = small_run.parent / "shapes" / "val" / "000000.jpg"
+    path = small_run.data_dir / "val" / "000000.jpg"
     found = run_notebook("predict", image=path, score=0.0)
-    assert found["checkpoint"].step == 7
+    assert found["checkpoint"].step == STEPS
     assert found["class_names"] == ["circle", "square", "triangle", "star"]
     assert len(found["result"]) > 0
     # Small pictures are enlarged, and something is drawn on this one.
@@ -114,7 +93,9 @@ def test_predict(run_notebook, small_run):
     assert found["cut_out"].size > 0
 
 
-def test_one_image(run_notebook):
+def test_one_image(run_notebook, monkeypatch):
+    in_one_program = jax.jit(step.loss_terms, static_argnums=(1, 2))  # not each of its operations
+    monkeypatch.setattr(step, "loss_terms", in_one_program)
     found = run_notebook("one_image", index=0)
     one, targets, anchors = found["one"], found["targets"], found["anchors"]
     assert len(anchors) == len(one.anchor_labels) == 3 * (16**2 + 8**2 + 4**2 + 2**2 + 1)

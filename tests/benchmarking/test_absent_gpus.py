@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.commands.command import ROOT, SMALL
+from tests.commands.command import SMALL
 
 pytestmark = pytest.mark.slow
 
@@ -30,7 +30,7 @@ def test_commands_for_gpus_that_are_not_there(command, expected, tmp_path):
     flags = [f"--config={recipe}", "--target=h100", "--images=1"]
     done = subprocess.run(
         [sys.executable, "-m", *command, *flags, f"--json={tmp_path / 'found.json'}"],
-        cwd=ROOT, text=True, capture_output=True, timeout=600,
+        text=True, capture_output=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "found.json").read_text())

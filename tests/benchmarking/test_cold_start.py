@@ -24,6 +24,7 @@ def test_a_command_that_fails_ends_the_benchmark(run):
 
 def test_training_is_ended_after_its_first_step(monkeypatch, tmp_path):
     (tmp_path / "mask_rcnn_jax").mkdir()
+    (tmp_path / "mask_rcnn_jax" / "__init__.py").touch()
     (tmp_path / "mask_rcnn_jax" / "train.py").write_text(
         "import sys, time\n"
         "print('first step done after 0.1 s', file=sys.stderr, flush=True)\n"

@@ -61,13 +61,17 @@ def test_the_share_of_detections_found(boxes, share):
     assert differences(boxes=boxes)["equal_detections"] == round(share, 3)
 
 
-def test_a_box_is_found_once():
-    expected = np.float32([[[5, 5, 20, 20], [6, 5, 20, 20], NONE]])
-    one = np.float32([[[5, 5, 20, 20], NONE, NONE]])
-    assert gpu_parity._share_found(one, expected) == 0.5
-    assert gpu_parity._share_found(expected[:, :2], expected[:, :2]) == 1.0
-    nothing = np.full((1, 3, 4), -np.inf)
-    assert gpu_parity._share_found(nothing, nothing) == 1.0
+@pytest.mark.parametrize(
+    ("boxes", "expected", "share"),
+    [
+        ([[5, 5, 20, 20], NONE, NONE], [[5, 5, 20, 20], [6, 5, 20, 20], NONE], 0.5),
+        ([[5, 5, 20, 20], [6, 5, 20, 20]], [[5, 5, 20, 20], [6, 5, 20, 20]], 1.0),
+        ([NONE] * 3, [NONE] * 3, 1.0),
+    ],
+)
+def test_a_box_is_found_once(boxes, expected, share):
+    now, before = (REFERENCE | {"boxes": np.float32([rows])} for rows in (boxes, expected))
+    assert gpu_parity.differences(now, before, "coco float32")["equal_detections"] == share
 
 
 def start(scale=1.0, name="kernel"):

@@ -51,12 +51,13 @@ def test_the_training_set_is_read_as_training_reads_it(tmp_path, monkeypatch):
     assert not order.keep_empty and order.repeats.repeat_threshold == 0.5
 
 
-def test_several_numbers_of_workers_are_measured(tmp_path):
+def test_several_numbers_of_workers_are_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(loading, "run", lambda config, *given: {"given": given})
     path = tmp_path / "figures.json"
     given = "--workers=0,1", "--steps=2", "--pictures=3", f"--json={path}"
     assert run_inside("benchmark", "data", *config_flags(SMALL), *given) == 0
     runs = json.loads(path.read_text())["runs"]
-    assert [figures["num_workers"] for figures in runs] == [0, 1]
+    assert runs == [{"given": [3, 2, workers]} for workers in (0, 1)]
 
 
 @pytest.mark.parametrize("wrong", ["-1", "a", "1.5"])

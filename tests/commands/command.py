@@ -1,9 +1,11 @@
 """The commands as a user starts them, and the small run that the tests share."""
 
+import io
 import os
 import runpy
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 from absl import flags, logging
@@ -47,19 +49,14 @@ def data_entries(train: tuple, val: tuple) -> dict:
     return dict(zip(names, values, strict=True))
 
 
-def config_flags(overrides: dict) -> list[str]:
+def config_flags(overrides: dict, recipe: Path = RECIPE) -> list[str]:
     """`--config` and an override for each entry."""
-    return [f"--config={RECIPE}", *(f"--config.{name}={v}" for name, v in overrides.items())]
+    return [f"--config={recipe}", *(f"--config.{name}={v}" for name, v in overrides.items())]
 
 
 def environment(cache: Path, devices: int = 2) -> dict[str, str]:
-    """That many CPU devices; what one process compiles, the next takes from the folder `cache`.
-
-    So it is worth compiling well: steps then take a third of the time.
-    """
+    """That many CPU devices; what one process compiles, the next takes from the folder `cache`."""
     return os.environ | {
-        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=1",
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "0",
         "JAX_PLATFORMS": "cpu",
         "JAX_NUM_CPU_DEVICES": str(devices),
         "JAX_COMPILATION_CACHE_DIR": str(cache),
@@ -74,7 +71,7 @@ def start(
     """`python -m mask_rcnn_jax.<entry>` on that many CPU devices."""
     command = [sys.executable, "-m", f"mask_rcnn_jax.{entry}", *map(str, arguments)]
     return subprocess.Popen(
-        command, cwd=ROOT, env=environment(cache, devices), text=True, stdout=output, stderr=output
+        command, env=environment(cache, devices), text=True, stdout=output, stderr=output
     )
 
 
@@ -107,6 +104,19 @@ def run_inside(entry: str, *arguments) -> int:
                 delattr(flags.FLAGS, name)
         flags.FLAGS.unparse_flags()
         logging.set_verbosity(verbosity)
+
+
+def run_captured(entry: str, *arguments) -> subprocess.CompletedProcess:
+    """A command in this process, and what it says."""
+    out, err = io.StringIO(), io.StringIO()
+    handler = logging.get_absl_handler().python_handler
+    stream = handler.setStream(err)
+    try:
+        with redirect_stdout(out), redirect_stderr(err):
+            code = run_inside(entry, *arguments)
+    finally:
+        handler.setStream(stream)
+    return subprocess.CompletedProcess([entry, *arguments], code, out.getvalue(), err.getvalue())
 
 
 def check_done(done: subprocess.CompletedProcess) -> subprocess.CompletedProcess:

@@ -25,8 +25,12 @@ from tests.commands.command import (
     config_flags,
     files_in,
     run,
+    run_captured,
+    run_inside,
     start,
 )
+from tests.commands.conftest import DAMAGED
+from tests.commands.small_run import RECIPE as SMALL_RECIPE
 from tests.deploy.videos import write_sound, write_video
 from tests.helpers import assert_tree_close, shared
 
@@ -111,16 +115,21 @@ class TestTrain:
     @pytest.mark.slow
     def test_what_comes_next_works_as_it_is_printed(self, trained, tmp_path, cache):
         workdir = tmp_path / "run"
-        shutil.copytree(trained.untouched, workdir)
+        shutil.copytree(trained.workdir, workdir)
         for line in trained.log.partition("\nnext:\n")[2].splitlines()[1:3]:
             _, _, module, *arguments = shlex.split(line.replace(str(trained.workdir), str(workdir)))
             check_done(run(module.removeprefix("mask_rcnn_jax."), *arguments, cache=cache))
         assert (workdir / "infer" / "detections.json").is_file()
         assert (workdir / "export" / "manifest.json").is_file()
 
-    def test_again_has_nothing_to_do_and_changes_nothing(self, trained, cache):
+    def test_skips_and_counts_truncated_images(self, trained):
+        for name in DAMAGED:
+            assert trained.log.count(f"skipped {name}") == 1
+        assert "2 images could not be decoded and were skipped" in trained.log
+
+    def test_again_has_nothing_to_do_and_changes_nothing(self, trained):
         before = files_in(trained.workdir)
-        done = check_done(run("train", *trained.flags, "--workdir", trained.workdir, cache=cache))
+        done = check_done(run_captured("train", *trained.flags, "--workdir", trained.workdir))
         assert f"nothing to do: {trained.workdir} is finished at step {STEPS}" in done.stderr
         assert files_in(trained.workdir) == before
 
@@ -181,12 +190,14 @@ def stop_at_first_checkpoint(command, workdir, sent, exit_code, log, cache) -> s
 
 
 class TestEvaluate:
-    @pytest.mark.parametrize("checkpoint", ["", "checkpoints/20"])
-    def test_scores_the_run_as_its_training_did(self, checkpoint, trained, tmp_path, cache):
+    @pytest.mark.parametrize(
+        "checkpoint", ["", pytest.param("checkpoints/20", marks=pytest.mark.slow)]
+    )
+    def test_scores_the_run_as_its_training_did(self, checkpoint, trained, tmp_path):
         before = files_in(trained.workdir)
         source = "--weights" if checkpoint else "--workdir"
         arguments = [source, trained.workdir / checkpoint, "--output", tmp_path / "out"]
-        done = check_done(run("evaluate", *trained.flags, *arguments, "--report", cache=cache))
+        done = check_done(run_captured("evaluate", *trained.flags, *arguments, "--report"))
         assert "AP       IoU 0.50:0.95" in done.stdout and "star" in done.stdout
         written = {name for name in files_in(tmp_path / "out")}
         results = {"bbox_results.json", "segm_results.json", "metrics.json"}
@@ -200,28 +211,28 @@ class TestEvaluate:
         assert files_in(trained.workdir) == before
 
     @pytest.mark.parametrize("kind, prefix", [("bbox", ""), ("segm", "mask_")])
-    def test_scores_a_results_file(self, kind, prefix, trained, tmp_path, cache):
+    def test_scores_a_results_file(self, kind, prefix, trained, tmp_path):
         """With the results of the run, and with the ground truth as results."""
         folder = trained.workdir / "eval" / str(STEPS)
         arguments = ["--results", folder / f"{kind}_results.json", "--output", tmp_path / "out"]
-        check_done(run("evaluate", *trained.flags, *arguments, cache=cache))
+        check_done(run_captured("evaluate", *trained.flags, *arguments))
         expected = read_json(folder / "metrics.json")
         metrics = read_json(tmp_path / "out" / "metrics.json")
         assert set(metrics) == {*(prefix + name for name in METRIC_NAMES), "per_category"}
         assert all(metrics[name] == expected[name] for name in metrics if name != "per_category")
 
     @pytest.mark.parametrize("kind, ap", [("bbox", "0.505"), ("segm", "0.320")])
-    def test_scores_published_results(self, kind, ap, cache):
+    def test_scores_published_results(self, kind, ap):
         folder = shared("data/eval_oracle")
         truth = {"data.val_json": str(folder / "instances_val2014_100.json")}
         results = folder / f"instances_val2014_fake{kind}100_results.json"
-        done = check_done(run("evaluate", *config_flags(truth), "--results", results, cache=cache))
+        done = check_done(run_captured("evaluate", *config_flags(truth), "--results", results))
         row = next(line for line in done.stdout.splitlines() if line.startswith("AP "))
         assert row.split()[-1] == ap
 
 
 @pytest.fixture(scope="module")
-def inferred(trained, tmp_path_factory, cache):
+def inferred(trained, tmp_path_factory):
     """`infer` on a folder, a glob and a file; one of five pictures and one video are damaged."""
     folder = tmp_path_factory.mktemp("infer")
     shutil.copytree(trained.data_dir / "val", folder / "photos")
@@ -238,11 +249,10 @@ def inferred(trained, tmp_path_factory, cache):
     inputs = ("photos", "more/*.png", "more/000000.jpg", "clips")
     arguments = [f"--input={folder / path}" for path in inputs]
     output = folder / "out"
-    done = run(
+    done = run_captured(
         "infer", "--workdir", trained.workdir, *arguments, "--output", output,
         "--score_threshold=0.01", "--batch_size=2", "--stride=2", "--max_frames=3",
         "--save=masks", "--save=csv", "--draw=boxes,masks", "--color_by=class", "--line_width=3",
-        cache=cache,
     )  # fmt: skip
     return folder, output, check_done(done)
 
@@ -306,10 +316,10 @@ class TestInfer:
         assert names == {*(f"{k:06d}.jpg" for k in range(4)), "000000.png", "000000_2.jpg"}
         assert (output / "detections.csv").read_text().count("\n") == 1 + len(entries)
 
-    def test_takes_a_checkpoint_and_leaves_out_what_scores_low(self, trained, tmp_path, cache):
+    def test_takes_a_checkpoint_and_leaves_out_what_scores_low(self, trained, tmp_path):
         arguments = ["--weights", trained.workdir / "checkpoints" / "16"]
         arguments += ["--input", trained.data_dir / "val", "--output", tmp_path]
-        done = check_done(run("infer", *arguments, "--score_threshold=1.0", cache=cache))
+        done = check_done(run_captured("infer", *arguments, "--score_threshold=1.0"))
         assert "0 detections in 4 images" in done.stderr
         assert read_json(tmp_path / "detections.json") == []
         assert len(list(tmp_path.glob("*.jpg"))) == 4
@@ -344,7 +354,7 @@ class TestLibrary:
         folder, output, _ = inferred
         path, overrides = trained.workdir, {"eval.score_threshold": 0.01}
         if source == "recipe":
-            path, overrides = RECIPE, trained.overrides | overrides | {"model.num_classes": 4}
+            path, overrides = SMALL_RECIPE, trained.overrides | overrides | {"model.num_classes": 4}
         config = mrcnn.load_config(path, overrides=overrides)
         model = mrcnn.build_model(config.model)
         assert isinstance(model, mrcnn.MaskRCNN) and model.box_head.num_classes == 4
@@ -386,14 +396,8 @@ class TestLibrary:
             mrcnn.load_variables(trained.workdir, config)
 
 
-def test_help_describes_the_command(cache):
-    for entry in ("train", "evaluate", "infer", "prepare"):
-        done = check_done(run(entry, "--help", cache=cache))
-        assert f"python -m mask_rcnn_jax.{entry}" in done.stdout
-        assert "--[no]debug" in done.stdout and not done.stderr
-
-
-def test_debug_shows_the_traceback(cache):
-    done = run("train", *config_flags({}), "--workdir=w", "--debug", cache=cache)
-    assert done.returncode == 1
-    assert "Traceback" in done.stderr and "load_coco" in done.stderr
+def test_debug_shows_the_traceback(tmp_path):
+    absent = {"data.train_json": tmp_path / "absent.json"}
+    with pytest.raises(FileNotFoundError, match="absent.json") as caught:
+        run_inside("train", *config_flags(absent), "--workdir=w", "--debug")
+    assert "load_coco" in [entry.name for entry in caught.traceback]

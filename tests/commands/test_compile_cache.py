@@ -9,8 +9,8 @@ import pytest
 from jax._src import compiler
 from jax.experimental.compilation_cache import compilation_cache
 
-from mask_rcnn_jax import benchmark, cli
-from tests.commands.command import ROOT
+from mask_rcnn_jax.benchmarking import kernels
+from tests.commands.command import error_line, run_inside
 
 
 @pytest.fixture(autouse=True)
@@ -25,21 +25,33 @@ def settings():
         jax.config.update(name, value)
 
 
-def test_it_is_the_users_own_folder(monkeypatch, tmp_path):
+@pytest.fixture
+def train(capsys):
+    """`train` with these flags, which have been followed when it finds no data; its error line."""
+
+    def train(*flags) -> str:
+        absent = "--config.data.train_json=absent.json"
+        code = run_inside("train", "--config=quickstart", "--workdir=w", absent, *flags)
+        return error_line(code, capsys.readouterr().err)
+
+    return train
+
+
+def test_it_is_the_users_own_folder(train, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    cli._choose_compile_cache(None)
+    train()
     folder = tmp_path / "mask_rcnn_jax"
     assert jax.config.jax_compilation_cache_dir == str(folder)
     assert folder.stat().st_mode & 0o077 == 0
 
 
-def test_another_folder_or_none_can_be_had(monkeypatch, tmp_path):
+def test_another_folder_or_none_can_be_had(train, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "unused"))
-    cli._choose_compile_cache(str(tmp_path / "a" / "b"))
+    train("--compile_cache", tmp_path / "a" / "b")
     assert jax.config.jax_compilation_cache_dir == str(tmp_path / "a" / "b")
-    cli._choose_compile_cache(None)  # what JAX's own settings say stays
+    train()  # what JAX's own settings say stays
     assert jax.config.jax_compilation_cache_dir == str(tmp_path / "a" / "b")
-    cli._choose_compile_cache("off")
+    train("--compile_cache=off")
     assert not jax.config.jax_enable_compilation_cache
     assert not (tmp_path / "unused").exists()
 
@@ -49,7 +61,8 @@ def test_a_benchmark_on_a_gpu_keeps_what_autotuning_found_and_no_program(monkeyp
     jax.config.update("jax_compilation_cache_dir", str(tmp_path))
     jax.config.update("jax_enable_compilation_cache", True)
     compilation_cache.reset_cache()
-    benchmark._choose_cache()
+    monkeypatch.setattr(kernels, "names", list)
+    assert run_inside("benchmark", "kernels") == 0
     options = compiler.get_compile_options(1, 1)
     build = options.executable_build_options
     folder = build.debug_options.xla_gpu_per_fusion_autotune_cache_dir
@@ -61,39 +74,40 @@ def test_a_benchmark_on_a_gpu_keeps_what_autotuning_found_and_no_program(monkeyp
 
 def test_a_benchmark_on_a_cpu_compiles_everything(tmp_path):
     jax.config.update("jax_compilation_cache_dir", str(tmp_path))
-    benchmark._choose_cache()
+    assert run_inside("benchmark", "kernels") == 2  # needs a GPU
     assert not jax.config.jax_enable_compilation_cache and not list(tmp_path.iterdir())
 
 
-def test_a_gpu_alone_leaves_the_cpu_at_hand():
+def test_a_gpu_alone_leaves_the_cpu_at_hand(train):
     before = jax.config.jax_platforms
-    cli._choose_platform("gpu")
+    train("--platform=gpu")
     chosen = jax.config.jax_platforms
     jax.config.update("jax_platforms", before)
     assert chosen == "cuda,cpu"
 
 
-def test_a_folder_that_cannot_be_made_is_no_reason_to_stop(monkeypatch, tmp_path):
+def test_a_folder_that_cannot_be_made_is_no_reason_to_stop(train, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    cli._choose_compile_cache(None)
+    assert "absent.json" in train()
     assert jax.config.jax_compilation_cache_dir is None
-    with pytest.raises(OSError):
-        cli._choose_compile_cache(str(tmp_path / "file" / "sub"))
+    folder = str(tmp_path / "file" / "sub")
+    assert folder in train("--compile_cache", folder)
 
 
 def test_a_damaged_entry_is_compiled_again(tmp_path):
-    program = f"""
+    program = """
 import jax
 from mask_rcnn_jax import cli
-cli._choose_compile_cache({str(tmp_path)!r})
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-print(jax.jit(lambda x: 2 * x + 1)(3.0))
+def main(_):
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    print(jax.jit(lambda x: 2 * x + 1)(3.0))
+cli.run(main, lambda: None)
 """
-    command = [sys.executable, "-c", program]
+    command = [sys.executable, "-c", program, f"--compile_cache={tmp_path}"]
     clean = {k: v for k, v in os.environ.items() if not k.startswith("JAX_PERSISTENT")}
     for _ in range(2):
-        done = subprocess.run(command, cwd=ROOT, env=clean, text=True, capture_output=True)
+        done = subprocess.run(command, env=clean, text=True, capture_output=True)
         assert (done.returncode, done.stdout) == (0, "7.0\n"), done.stderr
         entries = list(tmp_path.glob("*-cache"))
         assert entries

@@ -156,7 +156,7 @@ def test_two_processes_with_two_devices_equal_one_with_four(trained, tmp_path, c
         "optim.name": "sgd", "train.batch_size": 8, "train.steps": 4, "train.eval_every": 4,
         "eval.batch_size": 1, "eval.max_images": 3, "optim.warmup_until": 0.25,
     }  # fmt: skip
-    flags = config_flags(trained.overrides | changes)
+    flags = trained.changed(changes)
     one, two = tmp_path / "one", tmp_path / "two"
     check_done(run("train", *flags, "--workdir", one, cache=cache, devices=4))
     with launched(
@@ -179,7 +179,7 @@ def test_a_run_of_eight_devices_goes_on_on_fewer(trained, tmp_path, cache):
         # Losses are of full batches, which are smaller on fewer devices.
         "eval.batch_size": 1, "eval.max_images": 1, "eval.loss_images": 0,
     }  # fmt: skip
-    flags = config_flags(trained.overrides | changes)
+    flags = trained.changed(changes)
     whole = tmp_path / "whole"
     check_done(run("train", *flags, "--workdir", whole, cache=cache, devices=8))
     for devices in (1, 4):
@@ -196,7 +196,7 @@ def test_a_run_of_eight_devices_goes_on_on_fewer(trained, tmp_path, cache):
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_process_that_dies_takes_the_other_down(victim, trained, tmp_path, cache):
     workdir = tmp_path / "run"
-    flags = config_flags(trained.overrides | {"train.steps": 100_000})
+    flags = trained.changed({"train.steps": 100_000})
     command = ("train", *flags, "--workdir", workdir, "--lost_after=10")
     with launched(*command, folder=tmp_path, cache=cache) as pair:
         pair.wait_for(workdir / "checkpoints" / "4")
@@ -245,7 +245,7 @@ cli.join_processes, sys.argv = lambda: (0, 2), ["train"]
 cli.run(main, lambda: None)
 """
     command = [sys.executable, "-c", program]
-    done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True)
+    done = subprocess.run(command, text=True, capture_output=True)
     assert error_line(done.returncode, done.stderr, expected_code=code) == message
 
 
@@ -262,7 +262,7 @@ cli.run(lambda _: None, cli_processes.define_processes)
 """
     flags = ["--coordinator_address=host:1", "--num_processes=2", "--process_id=0"]
     command = [sys.executable, "-c", program, *flags]
-    done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True)
+    done = subprocess.run(command, text=True, capture_output=True)
     line = error_line(done.returncode, done.stderr, expected_code=1)
     where = "--coordinator_address=host:1: the processes did not join."
     assert line == f"{where} JAX says: DEADLINE_EXCEEDED: 1 of 2 tasks registered"

@@ -29,13 +29,13 @@ IMAGES = ("photo.jpg", "a.jpg", "b.jpg", "b.png", "data/shapes/val/000004.jpg")
 
 
 @pytest.fixture(scope="module")
-def load_small(trained):
+def load_small(untrained):
     """`mrcnn.load` of the small run in the place of any other; it compiles once.
 
     The arguments must be those of `load`: a folder of runs, or a recipe and weights by name.
     """
     signature = inspect.signature(mrcnn.load)
-    predictor = mrcnn.load(trained.untouched, score_threshold=0.0)
+    predictor = mrcnn.load(untrained.workdir, score_threshold=0.0)
 
     def load(*arguments, **options):
         given = signature.bind(*arguments, **options).arguments
@@ -70,12 +70,12 @@ def test_a_wrong_argument_of_load_is_noticed(code, words, load_small, monkeypatc
 
 
 @pytest.mark.parametrize("name", SNIPPETS)
-def test_a_snippet_runs(name, trained, load_small, tmp_path, monkeypatch, capsys):
+def test_a_snippet_runs(name, untrained, load_small, tmp_path, monkeypatch, capsys):
     for image in IMAGES:
         (tmp_path / image).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(trained.data_dir / "val" / "000002.jpg", tmp_path / image)
+        shutil.copy(untrained.data_dir / "val" / "000002.jpg", tmp_path / image)
     (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "mine").symlink_to(trained.untouched)
+    (tmp_path / "runs" / "mine").symlink_to(untrained.workdir)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(mrcnn, "load", load_small)
     given = {}

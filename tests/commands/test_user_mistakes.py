@@ -209,11 +209,11 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_commands_of_a_new_user(name, trained, tmp_path, capsys, monkeypatch):
+def test_commands_of_a_new_user(name, untrained, tmp_path, capsys, monkeypatch):
     line, words = COMMANDS[name]
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    places = {"WORKDIR": trained.untouched, "HERE": tmp_path / "here", "RECIPE": RECIPE}
+    places = {"WORKDIR": untrained.workdir, "HERE": tmp_path / "here", "RECIPE": RECIPE}
     places["CROWDS"], places["IMAGES"] = coco(tmp_path, annotations=[BOX | {"iscrowd": 1}] * 2)
     for place, path in places.items():
         line = line.replace(place, str(path))

@@ -97,13 +97,25 @@ def test_values(case, with_winograd=False):
     assert_within(out, by_loops(x, kernel, stride, padding), bound)
 
 
-BLOCKS = [(case, 12) for case in CASES]  # some positions at a time
-# One, and all: what changes is the loop over blocks, and not what is in them.
-BLOCKS += [(case, n) for case in ("3x3", "stem", "uneven padding") for n in (1, 1024)]
+def slow_unless(quick, *values):
+    return pytest.param(*values, marks=[] if quick else pytest.mark.slow)
 
 
-@pytest.mark.parametrize("few", [False, True])
-@pytest.mark.parametrize("case, positions", BLOCKS)
+# Some positions at a time; one, and all: what changes is the loop over blocks, and not what is in
+# them. Blocks of nonzero positions know no case from another.
+BLOCKS = [(case, 12, few) for case in CASES for few in (False, True)]
+BLOCKS += [(case, n, few) for case in ("3x3", "stem", "uneven padding") for n in (1, 1024)
+           for few in (False, True)]  # fmt: skip
+FEW = ("3x3, stride 2", "SAME, stride 2", "uneven padding", "one pixel")
+
+
+@pytest.mark.parametrize(
+    ("case", "positions", "few"),
+    [
+        slow_unless(case in FEW if few else n == 12 or case == "uneven padding", case, n, few)
+        for case, n, few in BLOCKS
+    ],
+)
 def test_gradients(case, positions, few, monkeypatch, with_winograd=False):
     """The convolution is linear in each argument, so differences are exact but for rounding."""
     name = "SPARSE_BLOCK_POSITIONS" if few else "BLOCK_POSITIONS"
@@ -127,8 +139,16 @@ def test_gradients(case, positions, few, monkeypatch, with_winograd=False):
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("tiles", [1, 5, 512])
-@pytest.mark.parametrize("case", ["3x3", "one pixel", "uneven padding"])
+@pytest.mark.parametrize(
+    ("case", "tiles"),
+    [
+        slow_unless(
+            (case, tiles) in [("3x3", 1), ("uneven padding", 5), ("one pixel", 512)], case, tiles
+        )
+        for case in ("3x3", "one pixel", "uneven padding")
+        for tiles in (1, 5, 512)
+    ],
+)
 def test_with_fewer_multiplications(case, tiles, monkeypatch):
     """Values and both gradients of maps that are large enough, which none of the others is."""
     if jax.default_backend() != "cpu":
@@ -164,8 +184,17 @@ def test_many_channels_have_fewer_multiplications(shape):
     assert " convolution(" not in program.as_text()
 
 
-@pytest.mark.parametrize("rows", [0, 1, 7, 36, 37])
-@pytest.mark.parametrize("case", ["3x3", "3x3, stride 2", "SAME, stride 2", "1x1", "no padding"])
+ROWS = {"3x3": (0, 37), "3x3, stride 2": (36,), "SAME, stride 2": (7,), "1x1": (1,)}
+
+
+@pytest.mark.parametrize(
+    ("case", "rows"),
+    [
+        slow_unless(rows in ROWS.get(case, ()), case, rows)
+        for case in (*ROWS, "no padding")
+        for rows in (0, 1, 7, 36, 37)
+    ],
+)
 def test_rows_that_nobody_reads_are_left_out(case, rows):
     """In chunks of 1, 7, 12 and 1 rows, and none at all."""
     x, kernel, stride, padding = problem(case)
@@ -187,17 +216,21 @@ def test_a_cpu_computes_nothing_where_no_row_is_live():
     if jax.default_backend() != "cpu":
         pytest.skip("other devices compute what nobody reads")
     x, kernel, stride, padding = problem("3x3")
-    dead = jnp.zeros(len(x), bool)
-    out, pull = jax.vjp(lambda x, k: conv(x * jnp.nan, k, dead, stride, padding), x, kernel)
-    assert not np.any(out)
-    assert not np.any(pull(jnp.zeros_like(out))[1])
+    dead, grad = jnp.zeros(len(x), bool), jnp.zeros((*x.shape[:3], kernel.shape[3]))
+    out, _, of_kernel = with_gradients(x * jnp.nan, kernel, dead, grad, stride, padding)
+    assert not np.any(out) and not np.any(of_kernel)
 
 
 def test_no_gradient_at_all_and_one_that_is_not_a_number():
     x, kernel, stride, padding = problem("3x3")
-    out, pull = jax.vjp(lambda x, kernel: conv(x, kernel, None, stride, padding, True), x, kernel)
-    assert not any(np.any(gradient) for gradient in pull(jnp.zeros_like(out)))
-    of_x, of_kernel = pull(jnp.zeros_like(out).at[0, 2, 3].set(jnp.nan))
+    forward = functools.partial(conv, valid=None, stride=stride, padding=padding)
+    nothing = np.zeros((*x.shape[:3], kernel.shape[3]), np.float32)
+    pull = jax.jit(
+        lambda grad: jax.vjp(lambda x, k: forward(x, k, sparse_cotangent=True), x, kernel)[1](grad)
+    )
+    assert not any(np.any(gradient) for gradient in pull(nothing))
+    nothing[0, 2, 3] = np.nan
+    of_x, of_kernel = pull(nothing)
     assert np.isnan(of_kernel).all() and np.isnan(of_x).sum() == 9 * x.shape[-1]
 
 
@@ -219,22 +252,24 @@ def test_blocks_of_pixels_as_on_gpus(case, monkeypatch):
 def test_gpus_read_whole_vectors_of_channels(dtype, channels):
     """Of blocks of 2 x 2 pixels for 7 x 7 with stride 2, so 4 x 4 of them."""
     x, kernel, stride, padding = problem("stem")
-    forward = functools.partial(convolution._conv_on_gpu, stride=stride, padding=padding)
-    program = jax.jit(forward).lower(x.astype(dtype), kernel.astype(dtype)).as_text()
+    forward = jax.jit(lambda x, kernel: conv(x, kernel, None, stride, padding))
+    traced = forward.trace(x.astype(dtype), kernel.astype(dtype))
+    program = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert f"x{channels}x" in program and f"<4x4x{channels}x4x" in program
 
 
 @pytest.mark.parametrize(
     "shape", [(0, 9, 12, 3), (2, 9, 12, 1), (2, 3, 9, 3), (2, 6, 7, 3), (2, 9, 12, 5)]
 )
-def test_blocks_of_few_or_no_windows(shape):
+def test_blocks_of_few_or_no_windows(shape, monkeypatch):
     """No image, one channel, no window at all, a single row of them, too many channels."""
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.integers(-4, 5, shape), jnp.float32)
     kernel = jnp.asarray(rng.integers(-4, 5, (5, 7, shape[-1], 2)), jnp.float32)
     options = 2, ((0, 0), (0, 0))
-    expected = convolution._conv(x, kernel, *options)
-    np.testing.assert_array_equal(convolution._conv_on_gpu(x, kernel, *options), expected)
+    monkeypatch.setattr(lax, "platform_dependent", lambda *args, default, cpu: default(*args))
+    out = jax.jit(lambda x, kernel: conv(x, kernel, None, *options))(x, kernel)
+    np.testing.assert_array_equal(out, by_loops(x, kernel, *options))
 
 
 def test_sums_of_bfloat16_are_made_in_float32():
@@ -247,14 +282,20 @@ def test_sums_of_bfloat16_are_made_in_float32():
 def test_gradients_are_those_of_the_plain_convolution(dtype):
     x, kernel, stride, padding = problem("3x3, stride 2", np.float32)
     x, kernel = x.astype(dtype), kernel.astype(dtype)
-    out, pull = jax.vjp(lambda x, k: conv(x, k, None, stride, padding), x, kernel)
-    _, plain_pull = jax.vjp(lambda x, k: convolution._conv(x, k, stride, padding), x, kernel)
-    grad = jnp.asarray(output_gradient(out.shape, False), dtype)
+
+    def plain(x, kernel):
+        options = dict(dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        return lax.conv_general_dilated(x, kernel, (stride, stride), padding, **options)
+
+    shape = jax.eval_shape(plain, x, kernel).shape
+    grad = jnp.asarray(output_gradient(shape, False), dtype)
+    _, *ours = with_gradients(x, kernel, None, grad, stride, padding)
+    expected = jax.jit(lambda grad: jax.vjp(plain, x, kernel)[1](grad))(grad)
     exact = (a.astype(jnp.float32) for a in (x, kernel))
     _, *gradient_bounds = bounds(*exact, stride, padding, grad.astype(jnp.float32))
     # Sums in float32, then one rounding to the eight bits of bfloat16, on either side.
     half = 0.0 if dtype == jnp.float32 else 2 * 2.0**-8
-    for mine, theirs, bound in zip(pull(grad), plain_pull(grad), gradient_bounds, strict=True):
+    for mine, theirs, bound in zip(ours, expected, gradient_bounds, strict=True):
         assert mine.dtype == dtype
         mine, theirs = np.float32(mine), np.float32(theirs)
         assert_within(mine, theirs, 2 * bound + half * (abs(theirs) + bound))

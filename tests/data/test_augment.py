@@ -165,7 +165,7 @@ def fails(example, rng):
     raise KeyError("no such transform")
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_an_augmentation_that_fails_names_the_image(workers):
     expected = "ShapeSet: image '00000[012].jpg': augment failed: KeyError: 'no such transform'"
     with pytest.raises(ValueError, match=expected):
@@ -252,15 +252,14 @@ def test_draws_are_new_in_every_epoch_and_for_every_image():
 def test_without_an_augmentation_nothing_changes_and_the_order_is_the_same():
     dataset = ShapeSet("train", 7)
     plain = train_batches(dataset, 6, SQUARE)
-    same = train_batches(dataset, 6, SQUARE, augment=lambda example, rng: example, workers=1)
+    same = train_batches(dataset, 6, SQUARE, augment=lambda example, rng: example)
     for (a,), (b,) in zip(plain, same, strict=True):
         assert_tree_close(a, b)
 
 
-def test_evaluation_is_not_augmented(monkeypatch):
-    monkeypatch.setattr("mask_rcnn_jax.data.loader.IMAGES_PER_WORKER", 1)
+def test_evaluation_is_not_augmented():
     dataset = ShapeSet("val", 4)
-    for batch in EvalLoader(dataset, SQUARE, batch_size=2, num_workers=1):
+    for batch in EvalLoader(dataset, SQUARE, batch_size=2, num_workers=0):
         for row, index in enumerate(batch.image_index):
             np.testing.assert_array_equal(batch.images[row], dataset.decode(index))
 

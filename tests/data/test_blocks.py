@@ -11,6 +11,15 @@ import pytest
 from mask_rcnn_jax.data import blocks
 
 
+@pytest.fixture(autouse=True, scope="module")
+def collect_quickly():
+    """Look for garbage among new objects alone; those of other tests take a second each time."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture
 def prefix():
     """Of blocks that are gone after the test."""

@@ -13,6 +13,7 @@ import pytest
 from mask_rcnn_jax.data import loader
 from mask_rcnn_jax.data import workers as workers_module
 from mask_rcnn_jax.data.coco import load_coco
+from mask_rcnn_jax.data.compact import compact
 from mask_rcnn_jax.data.loader import EvalLoader, TrainLoader, TrainOrder, canvas_buckets
 from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.transforms import empty_batch
@@ -122,16 +123,16 @@ def test_options_shape_the_batch(dataset):
         assert all(jax.tree.leaves(same))
 
 
-@pytest.mark.parametrize("options", [RECIPE, MULTI_SCALE, BUCKETS])
-@pytest.mark.parametrize("processes", [2, 4])
+@pytest.mark.parametrize("options, processes", [(RECIPE, 2), (MULTI_SCALE, 4), (BUCKETS, 4)])
 def test_global_batches_do_not_depend_on_the_process_count(dataset, processes, options):
     whole = global_batches(train_batches(dataset, 12, options))
     assert global_batches(train_batches(dataset, 12, options, processes=processes)) == whole
     assert len({canvas for canvas, _ in whole}) == 2 + len(options.canvases)
 
 
-@pytest.mark.parametrize("options", [RECIPE, MULTI_SCALE, BUCKETS])
-@pytest.mark.parametrize("start, processes", [(1, 1), (7, 2), (11, 4)])
+@pytest.mark.parametrize(
+    "options, start, processes", [(RECIPE, 1, 1), (MULTI_SCALE, 7, 2), (BUCKETS, 11, 4)]
+)
 def test_starting_later_gives_the_suffix(dataset, start, processes, options):
     whole = global_batches(train_batches(dataset, 14, options))
     later = train_batches(dataset, 14 - start, options, start=start, processes=processes)
@@ -242,32 +243,32 @@ def test_images_without_targets_are_empty(coco_files, options, kept):
     assert set(np.concatenate(seen).tolist()) == kept
 
 
-@pytest.mark.parametrize("options", [RECIPE, MULTI_SCALE])
-def test_worker_processes_give_the_same_batches(dataset, options):
-    threads = train_batches(dataset, 6, options)
-    workers = train_batches(dataset, 6, options, workers=2)
+def test_worker_processes_give_the_same_batches(dataset):
+    threads = train_batches(dataset, 6, MULTI_SCALE)
+    workers = train_batches(dataset, 6, MULTI_SCALE, workers=2)
     for (a,), (b,) in zip(threads, workers, strict=True):
         assert_tree_close(a, b)
         assert isinstance(b.images.base.base, mmap.mmap | memoryview)  # not copied
 
 
-def test_workers_send_masks_and_polygons_of_objects_alone(dataset, monkeypatch):
+def test_workers_give_the_same_masks_and_polygons(dataset, monkeypatch):
+    """Of few objects, which are sent alone, in much padding; while another one is reading."""
     monkeypatch.setattr("mask_rcnn_jax.data.loader.IMAGES_PER_WORKER", 1)
     options = replace(RECIPE, max_instances=50, max_vertices=6)
+    threads = list(eval_loader(dataset, options))
+    sent = [compact(batch, np.zeros).targets for batch in threads]
+    assert sum(len(targets.masks) for targets in sent) == len(OBJECTS)
+    assert sum(len(targets.polygons) for targets in sent) == len(OBJECTS)
     loader = eval_loader(dataset, options, num_workers=1)
-    batches = loader._batches("")
-    sent = [batches[step] for step in range(len(batches))]
-    sizes = [(len(b.targets.masks), len(b.targets.polygons)) for b in sent]
-    assert sizes == [(int(b.targets.valid.sum()),) * 2 for b in sent]
-    assert sum(objects for objects, _ in sizes) == len(OBJECTS)
     reading = iter(loader)
     kept = [next(reading)]
-    for batch in loader:  # which does not take what the other one has not read yet
+    for batch, expected in zip(loader, threads, strict=True):
+        assert_tree_close(batch, expected)
         padding = ~batch.targets.valid
         assert batch.targets.masks.shape == (4, 50, 8, 8)
         assert not batch.targets.masks[padding].any()
         assert (batch.targets.polygons[padding] == [0, 0, -1]).all()
-    assert len([*kept, *reading]) == len(batches)
+    assert len([*kept, *reading]) == len(threads)
 
 
 def test_objects_beyond_max_instances_are_counted_and_logged_once(coco_files, caplog):
@@ -396,7 +397,7 @@ def test_few_images_are_read_in_threads(dataset, each, started, monkeypatch):
     assert len(list(eval_loader(dataset, num_workers=4))) == 5 and asked == [started]
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_evaluation_names_an_undecodable_image(dataset, workers, monkeypatch):
     monkeypatch.setattr("mask_rcnn_jax.data.loader.IMAGES_PER_WORKER", 1)
     truncate(dataset, 5)

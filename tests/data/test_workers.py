@@ -53,7 +53,7 @@ def wait_until(holds, seconds=20):
     "number, to_group",
     [
         (signal.SIGKILL, False),
-        (signal.SIGHUP, True),
+        pytest.param(signal.SIGHUP, True, marks=pytest.mark.slow),
         pytest.param(signal.SIGINT, True, marks=pytest.mark.slow),
         pytest.param(signal.SIGTERM, True, marks=pytest.mark.slow),
     ],

@@ -1,11 +1,11 @@
 """Fixtures: a very small model with random weights."""
 
-import jax
 import pytest
 
 from mask_rcnn_jax.deploy.predictor import Predictor
-from mask_rcnn_jax.models.build import build_model, init_variables
-from tests.helpers import tiny_config
+from mask_rcnn_jax.models.build import build_model
+from tests import small_trunk
+from tests.helpers import any_variables, tiny_config
 
 CATEGORIES = [{"id": 3, "name": "bolt"}, {"id": 8, "name": "nut"}]
 
@@ -13,6 +13,7 @@ CATEGORIES = [{"id": 3, "name": "bolt"}, {"id": 8, "name": "nut"}]
 def two_canvas_config():
     """Config with 64 x 128 and 128 x 64 canvases for landscape and portrait images."""
     config = tiny_config()
+    config.model.backbone = small_trunk.SECTION
     config.data.update(image_size=(48, 96), resize="shortest_edge", antialias=False)
     config.model.input.pad_multiple = 16
     return config
@@ -20,8 +21,7 @@ def two_canvas_config():
 
 @pytest.fixture(scope="session")
 def variables() -> dict:
-    config = two_canvas_config()
-    return jax.device_get(init_variables(build_model(config.model), 0))
+    return any_variables(build_model(two_canvas_config().model))
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ from mask_rcnn_jax.formats.shapes import generate_image
 from mask_rcnn_jax.models.build import abstract_variables
 from mask_rcnn_jax.models.detect import detect_options
 from mask_rcnn_jax.weights.restore import make_model
+from tests import small_trunk
 from tests.commands.command import ROOT
 
 SMALL = {
@@ -36,6 +37,7 @@ SMALL = {
     "eval.score_threshold": 0.05,
 }
 CATEGORIES = [{"id": 10 * k, "name": f"class {k}"} for k in (1, 2, 3)]
+SMALL_TRUNK = {"model__backbone": small_trunk.SECTION}  # for `small_config`
 # Gains that make random outputs vary as much as trained ones.
 GAINS = {"objectness_logits": 1.0, "anchor_deltas": 0.3, "cls_score": 2.0, "bbox_pred": 1.0}
 

@@ -17,7 +17,6 @@ from mask_rcnn_jax.deploy.saving import ResultFiles
 from mask_rcnn_jax.deploy.video import Video, VideoFrame
 from tests.deploy.videos import frame_image, turn, write_video
 
-RUNS_OFTEN = True  # see tests/conftest.py
 DRAWING = {"color_by": "class", "min_side": 0}  # as in infer
 
 

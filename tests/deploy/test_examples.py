@@ -26,7 +26,12 @@ from mask_rcnn_jax.formats.shapes import generate_image
 from tests.browser import chromium
 from tests.commands.command import ROOT
 from tests.deploy.alone import GUARD
-from tests.deploy.small_model import random_variables, small_config, write_artifact
+from tests.deploy.small_model import (
+    SMALL_TRUNK,
+    random_variables,
+    small_config,
+    write_artifact,
+)
 from tests.requirements import modules_of_others, required
 
 SCRIPT = ROOT / "examples" / "detect.py"
@@ -42,7 +47,7 @@ def folder(tmp_path_factory):
     """An exported model, by the rule with the most cases."""
     pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")
-    config = small_config("coco_torchvision", (64, 100), data__val_images="absent")
+    config = small_config("coco_torchvision", (64, 100), data__val_images="absent", **SMALL_TRUNK)
     variables = random_variables(config)
     variables["params"]["box_head"]["cls_score"]["kernel"] *= 0.4  # else all are of one class
     return write_artifact(

@@ -17,7 +17,13 @@ from mask_rcnn_jax.deploy.engines import UnfitImage, load_exported
 from mask_rcnn_jax.deploy.service import Service
 from mask_rcnn_jax.formats.shapes import generate_image
 from mask_rcnn_jax.structures import Detections
-from tests.deploy.small_model import CATEGORIES, random_variables, small_config, write_artifact
+from tests.deploy.small_model import (
+    CATEGORIES,
+    SMALL_TRUNK,
+    random_variables,
+    small_config,
+    write_artifact,
+)
 
 SIZES = [(60, 96), (64, 100), (70, 90), (90, 90)]
 
@@ -25,7 +31,7 @@ SIZES = [(60, 96), (64, 100), (70, 90), (90, 90)]
 @pytest.fixture(scope="module")
 def small():
     """Config and variables of a model with a canvas for each orientation."""
-    config = small_config("coco_torchvision", (64, 100), data__val_images="absent")
+    config = small_config("coco_torchvision", (64, 100), data__val_images="absent", **SMALL_TRUNK)
     return config, random_variables(config)
 
 

@@ -15,18 +15,38 @@ from tests.deploy.conftest import two_canvas_config
 
 
 @pytest.fixture
-def service(variables, monkeypatch):
+def predictor(variables):
     config = two_canvas_config()
     config.data.scaled_decoding = True
+    return Predictor(config, variables)
+
+
+@pytest.fixture
+def prepared(predictor, monkeypatch):
+    """What the network is given for a file; nothing runs it."""
+
+    def stream(images):
+        given.extend(image for _, image in images)
+        raise RuntimeError("not to be run")
+
+    def prepare(content):
+        with pytest.raises(RuntimeError, match="not to be run"):
+            service.detect(lambda: content, "")
+        return given.pop()
+
+    given = []
     monkeypatch.setattr(service_module, "_warm_up", lambda predictor: True)  # compiles
-    service = Service(Predictor(config, variables))
-    yield service
+    monkeypatch.setattr(predictor, "stream", stream)
+    service = Service(predictor)
+    yield prepare
     service.close()
 
 
 @pytest.mark.parametrize("orientation", [1, 6])
 @pytest.mark.parametrize("suffix", ["jpeg", "png"])
-def test_a_photo_is_prepared_as_if_it_were_decoded_whole(service, orientation, suffix, monkeypatch):
+def test_a_photo_is_prepared_as_if_it_were_decoded_whole(
+    predictor, prepared, orientation, suffix, monkeypatch
+):
     corners = np.random.default_rng(0).integers(0, 256, (2, 3, 3), dtype=np.uint8)
     photo, exif = cv2.resize(corners, (810, 401)), Image.Exif()
     exif[0x0112] = orientation
@@ -39,8 +59,8 @@ def test_a_photo_is_prepared_as_if_it_were_decoded_whole(service, orientation, s
         return decoded[-1]
 
     monkeypatch.setattr(service_module, "decode_bytes", noted)
-    found = service._prepare(content)
-    expected = service._predictor.prepare(decode_bytes(content, "", upright=True))
+    found = prepared(content)
+    expected = predictor.prepare(decode_bytes(content, "", upright=True))
     size = (401, 810) if orientation == 1 else (810, 401)
     reduced = {(401, 810): (101, 203), (810, 401): (203, 101)}[size]
     assert decoded[0].shape[:2] == (reduced if suffix == "jpeg" else size)

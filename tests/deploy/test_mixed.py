@@ -7,14 +7,20 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from mask_rcnn_jax.deploy.mixed import _raw_outputs, fewest_in_float, keep_budget, layer_errors
 from mask_rcnn_jax.deploy.quantize_jax import measure_ranges
-from tests.deploy.small_model import generated, predict_function, random_variables, small_config
+from tests.deploy.small_model import (
+    SMALL_TRUNK,
+    generated,
+    predict_function,
+    random_variables,
+    small_config,
+)
 
 CANVAS = (64, 128)
 
 
 @pytest.fixture(scope="module")
 def small():
-    config = small_config("coco_torchvision", (64, 128), **{"eval.score_threshold": 0.01})
+    config = small_config("coco_torchvision", (64, 128), eval__score_threshold=0.01, **SMALL_TRUNK)
     model, predict = predict_function(config)
     inputs = generated(config, [(60, 110), (50, 128)], CANVAS)
     return model, predict, random_variables(config), inputs

@@ -18,8 +18,12 @@ TRUNK = dict(depth=6, initial_width=8, slope=8.0, multiplier=2.0, group_width=8,
 TRUNK |= dict(norm="affine")
 
 
-@pytest.mark.parametrize("image", [None, (32, 90)])
-def test_maps_match_jax(image):
+SLOW = pytest.mark.slow  # of all, the one with the most rules is quick
+
+
+@pytest.mark.parametrize("opset", [pytest.param(OPSETS.start, marks=SLOW), OPSETS.stop - 1])
+@pytest.mark.parametrize("image", [pytest.param(None, marks=SLOW), (32, 90)])
+def test_maps_match_jax(image, opset):
     """On a canvas that an image fills, and on one of which it has a part, 32 x 96 cells."""
     trunk = {f"model.backbone.{name}": value for name, value in TRUNK.items()}
     multiple = {"model.input.pad_multiple": 32 if image else 0}
@@ -34,8 +38,7 @@ def test_maps_match_jax(image):
         return model.apply(variables, images, sizes, train=False, method="pyramid")[0]
 
     expected = jax.jit(pyramid)(variables, images)
-    for opset in (OPSETS.start, OPSETS.stop - 1):
-        feed = images.astype(np.float32)
-        _, found = converted(pyramid, feed, variables=variables, opset=opset)
-        for ours, theirs in zip(found, map(np.asarray, expected), strict=True):
-            np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4 * np.abs(theirs).max())
+    feed = images.astype(np.float32)
+    _, found = converted(pyramid, feed, variables=variables, opset=opset)
+    for ours, theirs in zip(found, map(np.asarray, expected), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4 * np.abs(theirs).max())

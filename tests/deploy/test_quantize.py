@@ -256,19 +256,24 @@ def test_onnx_mistakes(tmp_path):
         quantize_onnx(model, [], calibrator="minmax", cache=tmp_path / "c.json")
 
 
-def test_jax_weights_are_int8_and_detections_close():
+@pytest.fixture(scope="module")
+def small():
     config = small_config("coco", CANVAS)
     variables = random_variables(config)
     _, predict = predict_function(config)
     inputs = generated(config, [(64, 128), (96, 64)], CANVAS)
-    ranges = measure_ranges(predict, variables, inputs)
+    return config, variables, predict, inputs, measure_ranges(predict, variables, inputs)
+
+
+def test_jax_weights_are_int8(small):
+    config, variables, predict, inputs, ranges = small
     # All convolutions and dense layers except five; the RPN runs on five levels but counts once.
     assert len(ranges) == 12 + 8 + 1 + 2 + 5
     mean, std = np.array(config.model.input.mean), config.model.input.std
     stem = max(np.abs((x - mean) / std)[:, : s[0, 0], : s[0, 1]].max() for x, s in inputs)
     assert ranges["backbone/stem_conv"] == pytest.approx(stem, rel=1e-5)
 
-    quantized, packed = quantize_jax(predict, variables, ranges, inputs[0])
+    _, packed = quantize_jax(predict, variables, ranges, inputs[0])
     kernel = packed["params"]["fpn"]["fpn_output3"]["kernel"]
     original = variables["params"]["fpn"]["fpn_output3"]["kernel"]
     assert kernel["int8"].dtype == np.int8 and kernel["scale"].shape == (1, 1, 1, 16)
@@ -279,6 +284,11 @@ def test_jax_weights_are_int8_and_detections_close():
     assert up["scale"].shape == (1, 1, 8, 1)
     assert isinstance(packed["params"]["box_head"]["cls_score"]["kernel"], np.ndarray)
 
+
+@pytest.mark.slow
+def test_detections_with_int8_weights_are_close(small):
+    config, variables, predict, inputs, ranges = small
+    quantized, packed = quantize_jax(predict, variables, ranges, inputs[0])
     reference = partial(jax.jit(predict), variables)
     int8 = partial(jax.jit(quantized), packed)
     found = compare(reference, int8, inputs, config.eval.score_threshold)

@@ -529,7 +529,7 @@ class TestEnd:
 
     def test_a_signal_ends_it(self, capsys):
         def end():
-            while not server._thread.is_alive():
+            while ask_or_none(server) is None:
                 time.sleep(0.005)
             signal.raise_signal(signal.SIGTERM)
 
@@ -547,11 +547,15 @@ class TestEnd:
             server.stop()
 
     def test_an_error_in_the_block_stops_it(self):
+        before = threading.enumerate()
         with pytest.raises(KeyError), Server() as server:
             server.start(Service(StubPredictor()))
+            started = [thread for thread in threading.enumerate() if thread not in before]
             raise KeyError
-        server._thread.join(TIMEOUT)
-        assert not server._thread.is_alive() and not server.service._batcher._thread.is_alive()
+        assert len(started) > 1  # those of the server and of the batches
+        for thread in started:
+            thread.join(TIMEOUT)
+            assert not thread.is_alive()
 
 
 @pytest.mark.parametrize(

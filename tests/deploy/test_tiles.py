@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from pycocotools import mask as coco_mask
 
+from mask_rcnn_jax.data.resize import resize_image
+from mask_rcnn_jax.deploy import predictor as predictor_module
 from mask_rcnn_jax.deploy import saving
 from mask_rcnn_jax.deploy.predictor import Predictor
 from mask_rcnn_jax.deploy.tiles import TiledImage
@@ -183,23 +185,15 @@ def test_tiles_without_meaning_are_refused(tile, overlap, message):
 
 def test_few_pixels_wait_for_the_network(monkeypatch):
     """Only the tiles of the batches at work are resized: of an image of 120 tiles, two or so."""
-    predictor, waiting, most = make(100, overlap=0.0), set(), [0]
-    resized, start = predictor._resized, predictor._start
+    predictor, waiting = make(100, overlap=0.0), []
 
-    def count(image):
-        prepared = resized(image)
-        waiting.add(id(prepared.canvas))
-        most[0] = max(most[0], len(waiting))
-        return prepared
+    def resize(*arguments, **options):
+        waiting.append(1 + len(waiting) - sum(map(len, predictor.batches)))
+        return resize_image(*arguments, **options)
 
-    def run(images):
-        waiting.difference_update(id(image.canvas) for image in images)
-        return start(images)
-
-    monkeypatch.setattr(predictor, "_resized", count)
-    monkeypatch.setattr(predictor, "_start", run)
+    monkeypatch.setattr(predictor_module, "resize_image", resize)
     predictor(np.zeros((1000, 1200, 3), np.uint8))
-    assert most[0] <= 2 * predictor.images_at_once
+    assert len(waiting) >= 120 and max(waiting) <= 2 * predictor.images_at_once
 
 
 @pytest.mark.slow

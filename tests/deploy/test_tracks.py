@@ -203,3 +203,11 @@ def test_colors_and_labels_follow_the_track(monkeypatch):
     assert reversed_names == ["block 3", "block 5"] and by_class.tolist() == [0, 0]
     assert no_names == []
     assert [entry["track_id"] for entry in result.to_coco()] == [5, 3]
+
+
+@pytest.mark.parametrize("shift, ids", [(3, [1]), (9, [2])])
+def test_a_box_that_hardly_overlaps_is_another_object(shift, ids):
+    tracker = Tracker()
+    box, one = np.array([[0, 0, 10, 10]]), np.array([1])
+    assert tracker.update(box, one, 0.0).tolist() == [1]
+    assert tracker.update(box + (shift, 0, shift, 0), one, 0.1).tolist() == ids

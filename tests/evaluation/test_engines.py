@@ -36,7 +36,7 @@ def test_the_public_results_score_the_same():
     check_equal(str(folder / "instances_val2014_100.json"), boxes, masks)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True, database=None)
+@settings(max_examples=20, deadline=None, derandomize=True, database=None)
 @given(cases())
 def test_any_file_scores_the_same(case):
     """Strings as ids, annotations with id 0, crowds, equal scores, boxes without area."""

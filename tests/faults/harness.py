@@ -17,7 +17,6 @@ import numpy as np
 from mask_rcnn_jax.training.metrics import read_metrics
 from mask_rcnn_jax.weights.run_checkpoint import load_checkpoint
 
-ROOT = Path(__file__).resolve().parents[2]
 RECIPE = Path(__file__).with_name("recipe.py")
 STEPS, CHECKPOINT_EVERY, EVAL_EVERY = 24, 3, 8  # of recipe.py
 
@@ -30,7 +29,7 @@ class Server:
         quiet = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.faults.stubbed_train"],
-            cwd=ROOT, env=os.environ | quiet, text=True,
+            env=os.environ | quiet, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
 

@@ -73,11 +73,6 @@ CONFIGS = {
 }
 
 
-def cases(damages, few=()):
-    marks = pytest.mark.faults
-    return [name if name in few else pytest.param(name, marks=marks) for name in damages]
-
-
 @pytest.fixture
 def half(whole, reference, tmp_path):
     """A copy of the uninterrupted run without its last checkpoint."""
@@ -86,7 +81,8 @@ def half(whole, reference, tmp_path):
     return workdir
 
 
-@pytest.mark.parametrize("name", cases(CHECKPOINTS, few=["one bit flipped"]))
+@pytest.mark.faults
+@pytest.mark.parametrize("name", CHECKPOINTS)
 def test_a_damaged_checkpoint_is_passed_over(name, server, half, reference):
     CHECKPOINTS[name](half)
     run = server.start(half)
@@ -179,6 +175,7 @@ def end_of_restore(workdir, expected):
     return "without effect" if digest(state) == expected else "silent"
 
 
+@pytest.mark.faults
 def test_a_second_run_harms_nothing(server, reference, tmp_path):
     first = server.start(tmp_path / "run")
     assert wait_until(lambda: first.has_saved(6)), first.said()

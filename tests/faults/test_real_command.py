@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tests.commands.command import environment
-from tests.faults.harness import RECIPE, ROOT, Run, assert_same, outcome
+from tests.faults.harness import RECIPE, Run, assert_same, outcome
 from tests.faults.test_signals import KILLS_A_RUN, wait_for_a_moment
 
 pytestmark = pytest.mark.faults
@@ -23,7 +23,7 @@ class RealRun(Run):
         command += [f"--workdir={workdir}", *data]
         with open(log, "w") as output:
             self._process = subprocess.Popen(
-                command, cwd=ROOT, env=environment(cache, devices=1), start_new_session=True,
+                command, env=environment(cache, devices=1), start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output,
             )  # fmt: skip
         super().__init__(self._process.pid, workdir, log)

@@ -2,14 +2,13 @@
 
 import hashlib
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 from mask_rcnn_jax.formats import download as download_module
 from mask_rcnn_jax.formats.download import download, download_weights, weight_names
+from tests.commands.command import error_line, run_inside
 
 CONTENT = np.random.default_rng(0).integers(0, 256, 3_000_000, dtype=np.uint8).tobytes()
 SHA256 = "sha256:" + hashlib.sha256(CONTENT).hexdigest()
@@ -220,11 +219,9 @@ def test_every_name_has_a_verified_address(name, tmp_path, monkeypatch):
         (["weights", "resnet51", "--data_dir", "x"], "'resnet51', expected one of ['resnet18', "),
     ],
 )
-def test_mistake_is_one_line_with_exit_code_2(arguments, words):
-    command = [sys.executable, "-m", "mask_rcnn_jax.prepare", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 2
-    assert words in done.stderr and done.stderr.count("\n") == 1
+def test_mistake_is_one_line_with_exit_code_2(arguments, words, capsys):
+    code = run_inside("prepare", *arguments)
+    assert words in error_line(code, capsys.readouterr().err)
 
 
 def test_a_server_that_drips_is_given_up(server, tmp_path, monkeypatch):

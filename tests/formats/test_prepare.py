@@ -29,19 +29,19 @@ def prepare_inside(capsys):
     return run
 
 
-def test_shapes_then_check(tmp_path):
+def test_shapes_then_check(tmp_path, prepare_inside):
     arguments = ["shapes", "--data_dir", tmp_path, "--train=6", "--val=2"]
-    for _ in range(2):
-        done = prepare(*arguments)
+    for run in (prepare, prepare_inside):
+        done = run(*arguments)
         assert (done.returncode, done.stderr) == (0, "")
-    assert "instances_train.json: 6 images in" in done.stdout
-    done = prepare("check", "--data_dir", tmp_path)
+        assert "instances_train.json: 6 images in" in done.stdout
+    done = prepare_inside("check", "--data_dir", tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert "instances_train.json: no problem in 6 images" in done.stdout
     assert "instances_val.json: no problem in 2 images" in done.stdout
 
 
-def test_check_prints_every_problem_and_fails(coco_files):
+def test_check_prints_every_problem_and_fails(coco_files, prepare_inside):
     bad = rectangle(1, 1, 0, 5)
     json_path, image_dir = coco_files(
         sizes=[(40, 60)] * 2, annotations=[bad, rectangle(1, 1, 5, 5)]
@@ -50,7 +50,7 @@ def test_check_prints_every_problem_and_fails(coco_files):
     content["annotations"][1]["segmentation"] = [[1, 2]]
     json_path.write_text(json.dumps(content))
     (image_dir / "002.png").write_bytes(b"nothing")
-    done = prepare("check", "--json", json_path, "--images", image_dir)
+    done = prepare_inside("check", "--json", json_path, "--images", image_dir)
     assert done.returncode == 2
     for words in ("annotation 1 of image 1: box", "annotation 2 of image 1: polygon", "002.png"):
         assert words in done.stdout

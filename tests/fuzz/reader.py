@@ -214,6 +214,7 @@ def main() -> None:
         case [name, count]:
             print(json.dumps(outcome(name, int(count)), indent=1))
         case _:
+            read_cases(PARSERS["images"], 1, 1, Path(), None)  # prepares Hypothesis for all forks
             for line in sys.stdin:
                 print(json.dumps(outcome(*json.loads(line))), flush=True)
 

@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -16,15 +15,14 @@ from tests.fuzz import reader
 from tests.fuzz.format_parsers import FORMATS
 from tests.fuzz.parsers import PARSERS
 
-CASES, FEW = 100, 60  # without --fuzz: for a parser, and for one of many formats
-ROOT = Path(__file__).resolve().parents[2]
+CASES, FEW = 40, 50  # without --fuzz: for a parser, and for one of many formats
 
 
 @pytest.fixture(scope="module")
 def read():
     """Cases of a parser, in processes forked from one that has imported everything."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.fuzz.reader"], cwd=ROOT, text=True,
+        [sys.executable, "-m", "tests.fuzz.reader"], text=True,
         env=os.environ | {"JAX_PLATFORMS": "cpu"}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     )  # fmt: skip
 

@@ -21,6 +21,15 @@ from tests.kernels.ptx import emulate
 
 slow = pytest.mark.slow
 RUNNERS = ["mosaic", "pallas_call", *(pytest.param(gpu, marks=slow) for gpu in ("h100", "a100"))]
+# `parametrize` replaces `run` by these in tests of values alone: the others of a kernel see races.
+QUICK_RUNNERS = ["pallas_call"]
+QUICK_RUNNERS += [pytest.param(name, marks=slow) for name in ("mosaic", "h100", "a100")]
+of_values = pytest.mark.parametrize("run", QUICK_RUNNERS, indirect=True)
+
+
+def all_but(cases, *quick):
+    """Parameters, of which all but those of these names are slow."""
+    return [pytest.param(case, marks=[slow] * (str(case) not in quick)) for case in cases]
 
 
 @pytest.fixture(params=RUNNERS)

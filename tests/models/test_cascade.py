@@ -8,16 +8,26 @@ import pytest
 
 from mask_rcnn_jax.models.build import build_model
 from mask_rcnn_jax.models.cascade import Cascade, label_rois, refine
-from mask_rcnn_jax.models.detect import detect_options
-from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.models.roi_heads import BoxHead
 from mask_rcnn_jax.ops.boxes import BoxCoder
 from mask_rcnn_jax.ops.losses import box_losses
-from mask_rcnn_jax.structures import Batch, Proposals, Targets
+from mask_rcnn_jax.structures import Targets
 from mask_rcnn_jax.training.step import loss_options, loss_terms
-from mask_rcnn_jax.weights.convert import identify, to_flax
+from mask_rcnn_jax.weights.convert import to_flax
+from tests import small_trunk
 from tests.helpers import any_variables, assert_finite_tree, load_golden, tiny_batch, tiny_config
-from tests.models.test_strong_models import DETECTRON2, IMAGES, _targets, assert_near
+from tests.models.test_strong_models import (
+    DETECTRON2,
+    IMAGES,
+    assert_gradient_norms,
+    assert_near,
+    assert_running_statistics,
+    assert_sampled,
+    every_row,
+    predicted,
+    their_proposals,
+    trained,
+)
 from tests.models.test_strong_models import inputs as _inputs
 from tests.models.test_strong_models import resized as _resized
 from tests.survivors import Survivors, pair_survivors
@@ -57,66 +67,35 @@ def variables():
     return jax.tree.map(jnp.asarray, loaded)
 
 
-def given_proposals(phase):
-    prefix = "train_" if phase == "train" else ""
-    boxes = jnp.stack([golden(phase)[f"{prefix}proposals{i}"] for i in IMAGES])
-    return Proposals(boxes, jnp.ones(boxes.shape[:2]), jnp.ones(boxes.shape[:2], bool))
-
-
 @pytest.fixture(scope="module")
-def stages(variables, inputs):
-    """Boxes, logits and deltas of each stage, and what detections are made of."""
-
-    def run(model, images, sizes):
-        pyramid, extent = model.pyramid(images, sizes, train=False)
-        record = []
-
-        def run_head(head, boxes, _=None):
-            outputs = head(model.pool(pyramid, boxes, 7, extent))
-            record.append((boxes, *outputs))
-            return outputs
-
-        proposals = given_proposals("eval")
-        first = run_head(model.box_head, proposals.boxes)
-        logits, deltas, last, coder = model.cascade.predict_stages(
-            *first, proposals, sizes, run_head, model.box_coder, model.classifier
-        )
-        return record, jax.nn.softmax(logits), coder.decode_rois(deltas[:, :, 1], last.boxes)
-
-    model = build_model(config().model)
-    run_jitted = jax.jit(lambda v, *args: model.apply(v, *args, method=run))
-    return jax.device_get(run_jitted(variables, *inputs))
+def prediction(variables, inputs):
+    proposals = every_row(np.stack([golden("eval")[f"proposals{i}"] for i in IMAGES]))
+    return predicted(config(), variables, inputs, proposals)
 
 
 @pytest.mark.parametrize("image", IMAGES)
-def test_every_stage_in_prediction(stages, inputs, image):
-    expected, (record, scores, last) = golden("eval"), stages
+def test_every_stage_in_prediction(prediction, inputs, image):
+    expected, (_, stages) = golden("eval"), prediction
     height, width = inputs[1][image]
-    assert len(record) == 3
-    for k, (_, logits, deltas) in enumerate(record):
+    scores, last = stages["scores_and_first_boxes"]
+    assert len(stages["heads"]) == 3
+    for k, (logits, deltas) in enumerate(stages["heads"]):
         theirs = expected[f"stage{k}_cls_logits{image}"]
         assert_near(logits[image], np.roll(theirs, 1, axis=1))
         assert_near(deltas[image, :, 1], expected[f"stage{k}_box_deltas{image}"])
         boxes = expected[f"stage{k}_boxes{image}"]
         if k < 2:
             boxes = np.clip(boxes, 0, [width, height, width, height])
-        ours = record[k + 1][0][image] if k < 2 else last[image]
+        ours = stages["pools"][k + 1][0][image] if k < 2 else last[image]
         np.testing.assert_allclose(ours, boxes, rtol=0, atol=1e-2)
     theirs = np.roll(expected[f"mean_scores{image}"], 1, axis=1)
     np.testing.assert_allclose(scores[image], theirs, rtol=0, atol=1e-4)
 
 
-@pytest.fixture(scope="module")
-def detections(variables, inputs):
-    model, options = build_model(config().model), detect_options(config())
-    predict = jax.jit(lambda v, *args: model.apply(v, *args, detect=options, method="predict"))
-    return jax.device_get(predict(variables, *inputs))
-
-
 @pytest.mark.parametrize("image", IMAGES)
-def test_detections(detections, image):
+def test_detections(prediction, image):
     expected = golden("eval")
-    one = jax.tree.map(lambda leaf: leaf[image], detections)
+    one = jax.tree.map(lambda leaf: leaf[image], prediction[0])
     ours = Survivors(*(leaf[one.valid] for leaf in (one.boxes, one.scores, one.classes)))
     names = ("det_boxes_resized", "det_scores", "det_labels")
     boxes, scores, labels = (expected[f"{name}{image}"] for name in names)
@@ -131,46 +110,32 @@ def test_detections(detections, image):
 
 @pytest.fixture(scope="module")
 def training(variables, inputs, resized):
-    """Outputs, losses and gradients with the first samples of each kind."""
-    targets = [_targets(DETECTRON2, i, resized[i][1]) for i in IMAGES]
-    batch = Batch(
-        images=inputs[0],
-        image_sizes=inputs[1],
-        scales=np.ones((2, 2), np.float32),
-        image_index=np.arange(2, dtype=np.int32),
-        targets=jax.tree.map(lambda *rows: np.stack(rows), *targets),
-    )
-    batch = jax.tree.map(jnp.asarray, batch)
-    model, options = build_model(config().model), loss_options(config())
+    # Up to the first head, all is as without a cascade.
+    proposals = their_proposals(DETECTRON2, "train")
+    return trained(DETECTRON2, config(), variables, inputs, resized, proposals)
 
-    def loss_fn(params):
-        outputs, _ = model.apply(
-            {**variables, "params": params}, batch, None, train=True, method="forward_train",
-            mutable=["batch_stats"],
-        )  # fmt: skip
-        terms = loss_terms(outputs, options, model.rpn.batch_size_per_image)
-        return terms["loss/total"], (outputs, terms)
 
-    proposals = given_proposals("train")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(MaskRCNN, "propose", lambda *args, **options: proposals)
-        grads, rest = jax.jit(jax.grad(loss_fn, has_aux=True))(variables["params"])
-    return jax.device_get((*rest, grads))
+@pytest.mark.parametrize("image", IMAGES)
+def test_sampled_anchors_and_rois(training, image):
+    assert_sampled(DETECTRON2, training[0], image)
 
 
 def test_losses_of_every_stage(training):
-    outputs, terms, _ = training
+    outputs, terms, *_ = training
     expected, totals = golden("train"), np.zeros(2)
-    rois = [outputs.rois, *(stage.rois for stage in outputs.stages)]
-    rois, heads = jax.tree.map(jnp.asarray, (rois, [outputs, *outputs.stages]))
-    for k, (roi, head) in enumerate(zip(rois, heads, strict=True)):
-        values = box_losses(
-            head.class_logits, head.box_deltas, roi.classes, roi.deltas, roi.valid,
-            loss_options(config()),
-        )  # fmt: skip
+    values = jax.jit(
+        lambda heads: [
+            box_losses(
+                head.class_logits, head.box_deltas, head.rois.classes, head.rois.deltas,
+                head.rois.valid, loss_options(config()),
+            )
+            for head in heads
+        ]
+    )([outputs, *outputs.stages])  # fmt: skip
+    for k, stage in enumerate(values):
         for j, name in enumerate(("cls", "box_reg")):
             exact = float(expected[f"f64/loss_{name}_stage{k}"])
-            assert float(values[j]) == pytest.approx(exact, rel=1e-5), (k, name)
+            assert float(stage[j]) == pytest.approx(exact, rel=1e-5), (k, name)
             totals[j] += exact
     names = {"rpn_cls": "rpn_cls", "rpn_box": "rpn_loc", "mask": "mask"}
     for ours, theirs in names.items():
@@ -181,25 +146,20 @@ def test_losses_of_every_stage(training):
 
 
 def test_gradient_norms(training):
-    expected, paths = golden("train"), identify(list(weights()))[1]
-    names = [str(name) for name in expected["param_names"]]
-    norms = dict(zip(names, expected["f64/grad_norm_total"], strict=True))
-    rounding = dict(
-        zip(names, np.abs(expected["grad_norm_total"] - [*norms.values()]), strict=True)
-    )
-    flat = {"/".join(k.key for k in path): leaf
-            for path, leaf in jax.tree_util.tree_leaves_with_path(training[2])}  # fmt: skip
-    assert len(names) == len(flat)
-    for name in names:
-        ours = np.linalg.norm(np.float64(flat[paths[name]]))
-        assert ours == pytest.approx(norms[name], abs=1e-3 * norms[name] + rounding[name]), name
+    assert_gradient_norms(training[3], golden("train"), weights())
+
+
+def test_running_statistics_after_the_step(training):
+    theirs = DETECTRON2.golden("train")
+    theirs = {name: array for name, array in theirs.items() if "box_head" not in name}
+    assert_running_statistics(training[2], theirs, weights())
 
 
 def targets_of(boxes, classes):
     count = len(boxes)
     return Targets(
-        jnp.float32(boxes), jnp.int32(classes), jnp.zeros((count, 2, 2)),
-        jnp.array(classes) > 0, jnp.zeros((count, 0, 3)),
+        np.float32(boxes), np.int32(classes), np.zeros((count, 2, 2), np.float32),
+        np.array(classes) > 0, np.zeros((count, 0, 3), np.float32),
     )  # fmt: skip
 
 
@@ -208,27 +168,32 @@ def targets_of(boxes, classes):
 def test_boxes_are_labeled_anew(thresh, classes):
     """IoU 1, .65, 0 with an object of 10 x 10 pixels, and padding on top of it."""
     truth = targets_of([[0, 0, 10, 10], [50, 50, 90, 90]], [2, 0])
-    boxes = jnp.float32([[0, 0, 10, 10], [0, 0, 6.5, 10], [50, 50, 90, 90], [0, 0, 10, 10]])
-    rois = label_rois(boxes, jnp.array([1, 1, 1, 0], bool), truth, thresh, CODER)
+    boxes = np.float32([[0, 0, 10, 10], [0, 0, 6.5, 10], [50, 50, 90, 90], [0, 0, 10, 10]])
+    label = jax.jit(label_rois, static_argnums=(3, 4))
+    rois = jax.device_get(label(boxes, np.array([1, 1, 1, 0], bool), truth, thresh, CODER))
     assert rois.classes.tolist() == classes
     np.testing.assert_array_equal(rois.foreground, np.array(classes) > 0)
     np.testing.assert_array_equal(rois.valid, [True, True, True, False])
     assert not rois.deltas[2:].any()
-    expected = CODER.encode_rois(truth.boxes[0], boxes[1]) * (classes[1] > 0)
+    expected = CODER.encode_rois(jnp.asarray(truth.boxes[0]), jnp.asarray(boxes[1]))
+    expected *= classes[1] > 0
     np.testing.assert_allclose(rois.deltas[1], expected)
 
 
 def test_refined_boxes_stay_inside_without_gradient():
     coder = Cascade((HEAD, HEAD), (0.6, 0.7)).coders(CODER)[2]
     assert coder.weights == (30.0, 30.0, 15.0, 15.0)
-    boxes = jnp.float32([[[10, 10, 30, 20], [80, 80, 120, 100]]])
-    deltas = jnp.zeros((1, 2, 3, 4)).at[0, :, :, 0].set(30.0)  # one width to the right
+    boxes = np.float32([[[10, 10, 30, 20], [80, 80, 120, 100]]])
+    deltas = np.zeros((1, 2, 3, 4), np.float32)
+    deltas[..., 0] = 30.0  # one width to the right
 
     def moved(deltas):
-        return refine(boxes, deltas, jnp.array([[100, 110]]), coder)
+        boxes_now = refine(jnp.asarray(boxes), deltas, jnp.array([[100, 110]]), coder)
+        return boxes_now.sum(), boxes_now
 
-    np.testing.assert_allclose(moved(deltas)[0], [[30, 10, 50, 20], [110, 80, 110, 100]])
-    assert not jax.grad(lambda d: moved(d).sum())(deltas).any()
+    grad, boxes_now = jax.jit(jax.grad(moved, has_aux=True))(deltas)
+    np.testing.assert_allclose(boxes_now[0], [[30, 10, 50, 20], [110, 80, 110, 100]])
+    assert not np.any(grad)
 
 
 def test_features_keep_their_value_and_get_a_share_of_the_gradient():
@@ -242,6 +207,7 @@ def test_features_keep_their_value_and_get_a_share_of_the_gradient():
 
 def tiny_cascade(**changes):
     config = tiny_config()
+    config.model.backbone = small_trunk.SECTION
     config.model.box_head.class_agnostic = True
     config.model.cascade.fg_iou_thresh = (0.6, 0.7)
     config.model.update(changes)
@@ -251,7 +217,7 @@ def tiny_cascade(**changes):
 @pytest.mark.parametrize("objects", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_batch_without_objects_and_boxes_outside_are_finite(objects):
     """Without objects all RoIs of all stages are background; a wild head throws boxes out."""
-    config = tiny_cascade()
+    config = tiny_cascade(mask_head=dict(name="none"))
     model = build_model(config.model)
     variables = any_variables(model)
     names = set(variables["params"]["cascade"])

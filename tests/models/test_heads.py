@@ -1,6 +1,8 @@
 """Heads with convolutions and norms: what padding may not change, and what users' own may leave
 out."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,8 +15,9 @@ from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.models.roi_heads import BoxHead, MaskHead
 from mask_rcnn_jax.models.rpn import RPNHead
 from mask_rcnn_jax.ops.extent import ValidExtent
+from tests import small_trunk
 from tests.bounds import assert_gradients_close
-from tests.helpers import TINY_TERMS, tiny_batch, tiny_config
+from tests.helpers import TINY_TERMS, drawn, tiny_batch, tiny_config
 
 CHANNELS = 32
 
@@ -36,7 +39,7 @@ def test_padded_rois_leave_statistics_and_gradients_alone(head):
     x = features(9, 7 if is_box else 14)
     x = jnp.where(valid[None, :, None, None, None], x, 1e4)
     kept_rows = jnp.asarray(rows[:, valid])
-    variables = jax.jit(head.init)(jax.random.key(1), x, *([] if is_box else [rows]))
+    variables = drawn(head, x, *([] if is_box else [rows]))
 
     def run(params, x, rows, valid):
         outputs, updated = head.apply(
@@ -70,8 +73,8 @@ def test_names_of_the_box_heads_parameters():
 def test_class_agnostic_deltas_are_those_of_every_class():
     head = BoxHead(3, 16, class_agnostic=True)
     x = features(5)
-    variables = head.init(jax.random.key(0), x)
-    logits, deltas = head.apply(variables, x)
+    variables = drawn(head, x)
+    logits, deltas = jax.jit(head.apply)(variables, x)
     assert variables["params"]["bbox_pred"]["bias"].shape == (4,)
     assert logits.shape == (1, 5, 4) and deltas.shape == (1, 5, 4, 4)
     np.testing.assert_array_equal(deltas, np.broadcast_to(deltas[:, :, :1], deltas.shape))
@@ -81,14 +84,14 @@ def test_class_agnostic_deltas_are_those_of_every_class():
 def test_rows_without_batch_norm_see_only_themselves(norm):
     head = MaskHead(2, CHANNELS, num_convs=1, norm=norm)
     x, classes = features(3, 14), jnp.array([[1, 2, 1]])
-    variables = head.init(jax.random.key(0), x, classes)
-    together = head.apply(variables, x, classes, True)
-    alone = head.apply(variables, x[:, 1:2], classes[:, 1:2], True)
+    run = jax.jit(partial(head.apply, drawn(head, x, classes), train=True))
+    together, alone = run(x, classes), run(x[:, 1:2], classes[:, 1:2])
     np.testing.assert_allclose(together[:, 1:2], alone, atol=1e-5)
 
 
 def test_masks_of_another_size():
     config = tiny_config()
+    config.model.backbone = small_trunk.SECTION
     config.model.mask_head.update(roi_size=10, num_convs=1)
     model = build_model(config.model)
     batch = jax.tree.map(jnp.asarray, tiny_batch(2))
@@ -103,12 +106,10 @@ def test_masks_of_another_size():
 def test_the_second_rpn_convolution_reads_zeros_outside_the_extent():
     head = RPNHead(3, 8, num_convs=2)
     x = jax.random.normal(jax.random.key(0), (1, 6, 8, 4))
-    params = head.init(jax.random.key(1), [x])
-    params = jax.tree.map(lambda p: p + 0.1, params)  # biases, too
-    extent = ValidExtent((24, 32), jnp.array([16, 20]))
-    cells = extent.inside((6, 8))
-    outputs = head.apply(params, [jnp.where(cells, x, 0.0)], [cells])
-    cropped = head.apply(params, [x[:, :4, :5]])
+    run = jax.jit(partial(head.apply, drawn(head, [x])))
+    cells = ValidExtent((24, 32), jnp.array([16, 20])).inside((6, 8))
+    outputs = run([jnp.where(cells, x, 0.0)], [cells])
+    cropped = run([x[:, :4, :5]])
     for whole, alone, last in zip(outputs, cropped, (3, 12), strict=True):
         whole = whole[0].reshape(1, 6, 8, last)[:, :4, :5]
         np.testing.assert_allclose(whole, alone[0].reshape(1, 4, 5, last), atol=1e-6)
@@ -160,6 +161,7 @@ class OtherMaskHead(nn.Module):
 @pytest.mark.parametrize("whose", ["Own", "Other"])
 def test_heads_of_users_need_not_take_what_ours_take(whose):
     config = tiny_config()
+    config.model.backbone = small_trunk.SECTION
     config.model.box_head = dict(name=f"{__name__}:{whose}BoxHead")
     config.model.mask_head = dict(name=f"{__name__}:{whose}MaskHead")
     CALLS.clear()

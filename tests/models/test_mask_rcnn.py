@@ -12,7 +12,6 @@ from flax import linen as nn
 from mask_rcnn_jax.models.build import (
     abstract_variables,
     build_model,
-    init_variables,
     resolve_precision,
 )
 from mask_rcnn_jax.models.detect import Detect, detect_options
@@ -22,30 +21,28 @@ from mask_rcnn_jax.models.sampling import RoISampling
 from mask_rcnn_jax.ops.boxes import BoxCoder, decode
 from mask_rcnn_jax.ops.extent import ValidExtent
 from mask_rcnn_jax.structures import Proposals, Targets
+from tests import small_trunk
 from tests.bounds import assert_gradients_close, assert_within, network_bound
-from tests.helpers import random_boxes, tiny_batch, tiny_config
+from tests.helpers import any_variables, drawn, random_boxes, tiny_batch, tiny_config
 
 
 @pytest.fixture(scope="module")
 def model():
-    return build_model(tiny_config().model)
-
-
-@pytest.fixture(scope="module")
-def variables(model):
-    return init_variables(model, 0)
+    config = tiny_config()
+    config.model.backbone = small_trunk.SECTION
+    return build_model(config.model)
 
 
 DETECT = Detect(score_threshold=0.0, pre_nms_topk=60, detections_per_image=5)
 
 
 @pytest.fixture(scope="module")
-def predict(model, variables):
+def predict(model):
     @jax.jit
     def run(variables, images, sizes):  # constants would take longer to compile
         return model.apply(variables, images, sizes, DETECT, method="predict")
 
-    return partial(run, variables)
+    return partial(run, any_variables(model))
 
 
 def slow_nms(boxes, thresh):
@@ -178,7 +175,7 @@ def test_mask_head_gives_the_logits_of_each_rois_class():
     features = jnp.asarray(rng.normal(size=(2, 3, 6, 6, 8)), jnp.float32)
     classes = jnp.array([[0, 2, 4], [1, 1, 3]])
     head = MaskHead(4, 8, "he", jnp.float32)
-    params = jax.jit(head.init)(jax.random.key(0), features, classes)["params"]
+    params = drawn(head, features, classes)["params"]
     params["mask_predictor"]["bias"] = jnp.arange(5.0)
     weights = jnp.asarray(rng.normal(size=(6, 12, 12)), jnp.float32)
 
@@ -209,7 +206,12 @@ def test_mask_head_gives_the_logits_of_each_rois_class():
 
 @pytest.mark.parametrize(
     ("precision", "products"),
-    [("float32", "HIGHEST"), ("tf32", "HIGH"), ("bfloat16", "None"), ("float16", "None")],
+    [
+        ("float32", "HIGHEST"),
+        ("tf32", "HIGH"),
+        ("bfloat16", "None"),
+        pytest.param("float16", "None", marks=pytest.mark.slow),
+    ],
 )
 def test_the_precision_says_what_float32_products_are_rounded_to(precision, products):
     """Those of the trunk and the heads. What is asked for explicitly, as masks do, stays."""

@@ -11,6 +11,7 @@ from flax import linen as nn
 from mask_rcnn_jax.models.conv import Conv, UpConv, pixel_shuffle
 from mask_rcnn_jax.models.resnet import ResNet
 from tests.bounds import assert_within, rounding_bound
+from tests.helpers import drawn
 
 
 def small_trunk(**fields):
@@ -74,7 +75,7 @@ def test_same_padding_shifts_what_torch_padding_centers():
     assert not np.allclose(*outputs)
 
 
-@pytest.mark.parametrize("frozen_stages", [0, 1, 4])
+@pytest.mark.parametrize("frozen_stages", [pytest.param(0, marks=pytest.mark.slow), 1, 4])
 def test_frozen_stages_have_no_gradient_and_the_others_do(frozen_stages):
     model, variables, images = small_trunk(norm="group", frozen_stages=frozen_stages)
 
@@ -116,22 +117,18 @@ def test_which_norms_move_their_statistics_and_which_have_parameters():
 def test_convolution_equals_flax(side, stride, padding):
     x = jax.random.normal(jax.random.key(0), (2, 9, 8, 4))
     ours, theirs = Conv(3, (side, side), stride, padding), nn.Conv(3, (side, side), stride, padding)
-    variables = theirs.init(jax.random.key(1), x)
-    variables["params"]["bias"] = jnp.arange(3.0)
+    variables = drawn(theirs, x)
     magnitude = theirs.apply(jax.tree.map(jnp.abs, variables), jnp.abs(x))
     bound = rounding_bound(2 * (side * side * 4 + 1), magnitude)
     assert_within(ours.apply(variables, x), theirs.apply(variables, x), bound)
-    assert jax.tree.map(jnp.shape, ours.init(jax.random.key(1), x)) == jax.tree.map(
-        jnp.shape, variables
-    )
+    assert jax.tree.map(jnp.shape, drawn(ours, x)) == jax.tree.map(jnp.shape, variables)
 
 
 @pytest.mark.parametrize("use_bias", [False, True])
 def test_fixed_norm_in_the_convolution_equals_one_behind_it(use_bias):
     x = jax.random.normal(jax.random.key(0), (2, 6, 5, 4))
     conv = Conv(3, (3, 3), padding=1, use_bias=use_bias)
-    params = conv.init(jax.random.key(1), x)["params"]
-    params = {**params, **({"bias": jnp.array([0.5, -1.0, 2.0])} if use_bias else {})}
+    params = drawn(conv, x)["params"]
     scale, shift = jnp.array([2.0, 0.0, -0.5]), jnp.array([1.0, 3.0, -2.0])
 
     def folded(params, x):
@@ -145,17 +142,19 @@ def test_fixed_norm_in_the_convolution_equals_one_behind_it(use_bias):
         y = conv.apply({"params": params}, x)
         return y * abs(scale)[None, None, None] + abs(shift)[None, None, None]
 
+    def run(f, w, args):
+        def loss(params, x):
+            y = f(params, x)
+            return jnp.sum(y * w), y
+
+        return jax.jit(jax.grad(loss, argnums=(0, 1), has_aux=True))(*args)
+
     sizes = jax.tree.map(jnp.abs, (params, x))
-    assert_within(folded(params, x), apart(params, x), rounding_bound(2 * 40, magnitude(*sizes)))
     weights = jax.random.normal(jax.random.key(2), (2, 6, 5, 3))
-    grads, expected, grad_sizes = (
-        jax.grad(lambda params, x: jnp.sum(f(params, x) * w), argnums=(0, 1))(*args)  # noqa: B023
-        for f, w, args in (
-            (folded, weights, (params, x)),
-            (apart, weights, (params, x)),
-            (magnitude, abs(weights), sizes),
-        )
-    )
+    grads, y = run(folded, weights, (params, x))
+    expected, other = run(apart, weights, (params, x))
+    grad_sizes, size = run(magnitude, abs(weights), sizes)
+    assert_within(y, other, rounding_bound(2 * 40, size))
     positions = weights[..., 0].size
     bounds = jax.tree.map(lambda size: rounding_bound(2 * (positions + 40), size), grad_sizes)
     jax.tree.map(assert_within, grads, expected, bounds)
@@ -164,7 +163,7 @@ def test_fixed_norm_in_the_convolution_equals_one_behind_it(use_bias):
 def test_up_convolution_equals_flax_transposed_convolution():
     x = jax.random.normal(jax.random.key(0), (2, 3, 5, 4))
     up = UpConv(6, jnp.float32, nn.initializers.normal())
-    variables = up.init(jax.random.key(1), x)
+    variables = drawn(up, x)
     reference = nn.ConvTranspose(6, (2, 2), (2, 2), transpose_kernel=True)
     y = pixel_shuffle(jnp.moveaxis(up.apply(variables, x), -1, 1))
     np.testing.assert_allclose(jnp.moveaxis(y, 1, -1), reference.apply(variables, x), atol=1e-6)

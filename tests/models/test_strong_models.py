@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict
 from safetensors.numpy import save_file
 
-import mask_rcnn_jax as mrcnn
 from mask_rcnn_jax.annotations.segmentation import segmentation_to_mask
 from mask_rcnn_jax.configs import coco_detectron2, coco_torchvision
 from mask_rcnn_jax.data.options import example_options
@@ -23,10 +23,12 @@ from mask_rcnn_jax.evaluation.coco import to_coco_results
 from mask_rcnn_jax.models.build import build_model
 from mask_rcnn_jax.models.detect import detect_options
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
+from mask_rcnn_jax.models.roi_heads import BoxHead
 from mask_rcnn_jax.structures import Batch, Detections, Proposals, Targets
 from mask_rcnn_jax.training.step import loss_options, loss_terms
 from mask_rcnn_jax.weights import pretrained
 from mask_rcnn_jax.weights.convert import identify, to_flax
+from mask_rcnn_jax.weights.restore import load_variables
 from mask_rcnn_jax.weights.sources import SOURCES
 from tests.helpers import load_golden
 from tests.survivors import Survivors, pair_survivors
@@ -35,7 +37,7 @@ IMAGES = (0, 1)
 CANVAS = (256, 384)
 SHARE = 8e-4  # of an array's maximum, by which the reference moves itself
 SUBSAMPLED = {"P2": 16, "P3": 4}  # every so many channels
-# Of detections: our maps are within 4e-6 of theirs, our proposals within 1e-4 px.
+# Of detections from their proposals: our maps are within 4e-6 of theirs.
 BOX_CLOSE, SCORE_CLOSE = 2e-2, 3e-4
 
 
@@ -108,6 +110,13 @@ def system(request):
     return request.param
 
 
+# Training with detectron2's rules is in test_cascade.py, too.
+trained_systems = pytest.mark.parametrize(
+    "system", [TORCHVISION, pytest.param(DETECTRON2, marks=pytest.mark.slow)],
+    ids=["torchvision", "detectron2"], indirect=True,
+)  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def variables(system):
     model = system.config().model
@@ -163,34 +172,78 @@ def test_resized_images(system, resized, inputs):
     np.testing.assert_allclose(nchw(ours)[:, :, ::4, ::4], expected["batch_sub"], atol=1e-4)
 
 
+def every_row(boxes):
+    """Proposals of these boxes."""
+    return Proposals(jnp.asarray(boxes), jnp.ones(boxes.shape[:2]), jnp.ones(boxes.shape[:2], bool))
+
+
 def their_proposals(system, phase):
     prefix = "train_" if phase == "train" else ""
-    return np.stack([system.golden(phase)[f"{prefix}proposals{i}"] for i in IMAGES])
+    return every_row(np.stack([system.golden(phase)[f"{prefix}proposals{i}"] for i in IMAGES]))
+
+
+def predicted(config, variables, inputs, proposals, rpn_outputs=None):
+    """Detections from given proposals, and what comes before them in the model.
+
+    rpn_outputs: that our own proposals are made of, not the model's.
+    """
+    model, options = build_model(config.model), detect_options(config)
+    of_model, pool, stages = MaskRCNN.propose, MaskRCNN.pool, {"pools": []}
+
+    def propose(self, logits, deltas, *args, **options):
+        stages["rpn"] = logits, deltas
+        if rpn_outputs:
+            stages["proposals"] = of_model(self, *rpn_outputs, *args, **options)
+        return proposals
+
+    def pool_boxes(self, pyramid, boxes, *args):
+        stages["pools"].append((boxes, pool(self, pyramid, boxes, *args)))
+        return stages["pools"][-1][1]
+
+    def keep(module, method):
+        return method in ("pyramid", "box_outputs") or isinstance(module, BoxHead)
+
+    @jax.jit
+    def run(variables, *inputs):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(MaskRCNN, "propose", propose)
+            patch.setattr(MaskRCNN, "pool", pool_boxes)
+            detections, kept = model.apply(
+                variables, *inputs, options, method="predict", capture_intermediates=keep
+            )
+        kept = kept["intermediates"]
+        heads = kept["box_head"], *kept.get("cascade", {}).values()
+        logits, deltas, last, coder = kept["box_outputs"][0]
+        boxes = coder.decode_rois(deltas[:, :, 1], last.boxes)
+        return detections, stages | {
+            "pyramid": kept["pyramid"][0][0],
+            "heads": [head["__call__"][0] for head in heads],
+            "scores_and_first_boxes": (jax.nn.softmax(logits), boxes),
+        }
+
+    return jax.device_get(run(variables, *inputs))
 
 
 @pytest.fixture(scope="module")
-def stages(system, variables, inputs):
+def prediction(system, variables, inputs):
     expected = system.golden("eval")
 
     def rpn_outputs(name, shape):
         maps = (expected[f"rpn_{name}_P{level}"] for level in range(2, 7))
         return [jnp.asarray(x.transpose(0, 2, 3, 1).reshape(shape)) for x in maps]
 
-    def run(model, images, sizes):
-        pyramid, extent = model.pyramid(images, sizes, train=False)
-        given = rpn_outputs("logits", (2, -1)), rpn_outputs("deltas", (2, -1, 4))
-        pooled = model.pool(pyramid, jnp.asarray(their_proposals(system, "eval")), 7, extent)
-        return {
-            "pyramid": pyramid,
-            "rpn": model.rpn_outputs(pyramid, extent),
-            "proposals": model.propose(*given, sizes, extent, train=False),
-            "pooled": pooled,
-            "box_head": model.box_head(pooled),
-        }
+    given = rpn_outputs("logits", (2, -1)), rpn_outputs("deltas", (2, -1, 4))
+    return predicted(system.config(), variables, inputs, their_proposals(system, "eval"), given)
 
-    model = build_model(system.config().model)
-    run_jitted = jax.jit(lambda v, *args: model.apply(v, *args, method=run))
-    return jax.device_get(run_jitted(variables, *inputs))
+
+@pytest.fixture(scope="module")
+def stages(prediction):
+    return prediction[1]
+
+
+@pytest.fixture(scope="module")
+def detections(prediction):
+    return prediction[0]
 
 
 @pytest.mark.parametrize("level", range(2, 7))
@@ -211,19 +264,12 @@ def test_proposals_and_box_head(system, stages, image):
     theirs = Survivors(expected[f"proposals{image}"], system.proposal_scores(expected, image))
     close = dict(iou_thresh=0.7, box_close=1e-3, score_close=1e-6)
     assert len(pair_survivors(ours, theirs, **close)[0]) == len(theirs.scores)
-    assert_near(nchw(stages["pooled"][image, :8]), expected[f"box_roi_features{image}_first8"])
-    logits, deltas = (part[image] for part in stages["box_head"])
+    assert_near(nchw(stages["pools"][0][1][image, :8]), expected[f"box_roi_features{image}_first8"])
+    logits, deltas = (part[image] for part in stages["heads"][0])
     theirs = expected[f"cls_logits{image}"]
     assert_near(logits, np.roll(theirs, 1, axis=1) if system.is_detectron2 else theirs)
     deltas = deltas[:, 1:] if system.is_detectron2 else deltas
     assert_near(deltas.reshape(len(deltas), -1), expected[f"box_deltas{image}"])
-
-
-@pytest.fixture(scope="module")
-def detections(system, variables, inputs):
-    model, options = build_model(system.config().model), detect_options(system.config())
-    predict = jax.jit(lambda v, *args: model.apply(v, *args, detect=options, method="predict"))
-    return jax.device_get(predict(variables, *inputs))
 
 
 @pytest.mark.parametrize("image", IMAGES)
@@ -273,8 +319,7 @@ def test_masks_in_the_picture(system, resized, image):
 
 
 def test_a_file_of_their_weights(system, variables, tmp_path):
-    """As a user runs it: the file, the recipe and a picture. Alone, it is padded less than in the
-    reference's batch, so that its detections are others."""
+    """It has the classes, and the recipe says how it is read."""
     path = tmp_path / "small.safetensors"
     save_file(system.weights(), path)
     config = system.config()
@@ -283,16 +328,20 @@ def test_a_file_of_their_weights(system, variables, tmp_path):
     assert report == [
         f"{path}: weights of {SOURCES[system.source].title}, 6 classes and background"
     ]
-    loaded = mrcnn.load_variables(path, config)
-    jax.tree.map(np.testing.assert_array_equal, loaded, variables)
-    image = np.ascontiguousarray(system.golden("eval")["img1"].transpose(1, 2, 0))
-    assert len(mrcnn.Predictor(config, loaded)(image)) > 20
+    jax.tree.map(np.testing.assert_array_equal, load_variables(path, config), variables)
 
 
 @pytest.fixture(scope="module")
 def training(system, variables, inputs, resized):
-    """Outputs, losses, gradients and new statistics with the first samples of each kind."""
-    targets = [_targets(system, i, resized[i][1]) for i in IMAGES]
+    config = system.config()
+    if not system.is_detectron2:
+        config.model.mask_targets.kind = "whole"
+    return trained(system, config, variables, inputs, resized, their_proposals(system, "train"))
+
+
+def trained(system, config, variables, inputs, resized, proposals):
+    """Outputs, losses, new statistics and gradients with the first samples of each kind."""
+    targets = [ground_truth(system, i, resized[i][1]) for i in IMAGES]
     batch = Batch(
         images=inputs[0],
         image_sizes=inputs[1],
@@ -301,29 +350,23 @@ def training(system, variables, inputs, resized):
         targets=jax.tree.map(lambda *rows: np.stack(rows), *targets),
     )
     batch = jax.tree.map(jnp.asarray, batch)
-    config = system.config()
-    if not system.is_detectron2:
-        config.model.mask_targets.kind = "whole"
-    model = build_model(config.model)
+    model, options = build_model(config.model), loss_options(config)
 
     def loss_fn(params):
         outputs, updated = model.apply(
             {**variables, "params": params}, batch, None, train=True, method="forward_train",
             mutable=["batch_stats"],
         )  # fmt: skip
-        terms = loss_terms(outputs, loss_options(config), model.rpn.batch_size_per_image)
+        terms = loss_terms(outputs, options, model.rpn.batch_size_per_image)
         return terms["loss/total"], (outputs, terms, updated["batch_stats"])
 
-    boxes = their_proposals(system, "train")
-    shape = boxes.shape[:2]
-    proposals = Proposals(jnp.asarray(boxes), jnp.ones(shape), jnp.ones(shape, bool))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(MaskRCNN, "propose", lambda *args, **options: proposals)
         grads, rest = jax.jit(jax.grad(loss_fn, has_aux=True))(variables["params"])
     return jax.device_get((*rest, grads))
 
 
-def _targets(system, image, plan):
+def ground_truth(system, image, plan):
     """Ground truth of an image on the canvas, eight rows."""
     expected = system.golden("train")
     count = len(expected[f"gt_labels{image}"])
@@ -352,9 +395,9 @@ def _targets(system, image, plan):
     return Targets(padded, classes, masks, np.arange(8) < count, polygons)
 
 
-@pytest.mark.parametrize("image", IMAGES)
-def test_sampled_anchors_and_rois(system, training, image):
-    outputs, expected = training[0], system.golden("train")
+def assert_sampled(system, outputs, image):
+    """Labels of anchors, and RoIs with their classes."""
+    expected = system.golden("train")
     if system.is_detectron2:
         np.testing.assert_array_equal(
             outputs.sampled_labels[image], expected[f"rpn_labels_sampled{image}"]
@@ -370,6 +413,13 @@ def test_sampled_anchors_and_rois(system, training, image):
     np.testing.assert_array_equal(rois.classes[ours], labels[theirs])
 
 
+@trained_systems
+@pytest.mark.parametrize("image", IMAGES)
+def test_sampled_anchors_and_rois(system, training, image):
+    assert_sampled(system, training[0], image)
+
+
+@trained_systems
 def test_losses(system, training):
     expected = system.golden("train")
     for ours, theirs in system.losses:
@@ -377,34 +427,30 @@ def test_losses(system, training):
         assert float(training[1][f"loss/{ours}"]) == pytest.approx(exact, rel=1e-5), ours
 
 
-def our_paths(system, names):
-    """{their name: our path} of some of their names."""
-    paths = identify(list(system.weights()))[1]
-    return {name: paths[name] for name in names}
+def assert_gradient_norms(grads, expected, names):
+    """expected: their outputs in training. names: all of their weights."""
+    paths, flat = identify(list(names))[1], flatten_dict(grads, sep="/")
+    exact, rounded = expected["f64/grad_norm_total"], expected["grad_norm_total"]
+    assert len(exact) == len(flat)
+    for name, norm, other in zip(expected["param_names"], exact, rounded, strict=True):
+        ours = np.linalg.norm(np.float64(flat[paths[str(name)]]))
+        assert ours == pytest.approx(norm, abs=1e-3 * norm + abs(other - norm)), name
 
 
+@trained_systems
 def test_gradient_norms(system, training):
-    expected = system.golden("train")
-    names = [str(name) for name in expected["param_names"]]
-    paths = our_paths(system, names)
-    norms = dict(zip(names, expected["f64/grad_norm_total"], strict=True))
-    rounding = dict(
-        zip(names, np.abs(expected["grad_norm_total"] - [*norms.values()]), strict=True)
-    )
-    flat = {"/".join(k.key for k in path): leaf
-            for path, leaf in jax.tree_util.tree_leaves_with_path(training[3])}  # fmt: skip
-    assert len(paths) == len(flat)
-    for name, path in paths.items():
-        ours = np.linalg.norm(np.float64(flat[path]))
-        assert ours == pytest.approx(norms[name], abs=1e-3 * norms[name] + rounding[name]), name
+    assert_gradient_norms(training[3], system.golden("train"), system.weights())
 
 
-def test_running_statistics_after_the_step(system, training):
-    expected = system.golden("train")
+def assert_running_statistics(statistics, expected, names):
+    """expected: among others, theirs after the step. names: all of their weights."""
+    paths, flat = identify(list(names))[1], flatten_dict(statistics, sep="/")
     after = {k.removeprefix("after/"): v for k, v in expected.items() if k.startswith("after/")}
-    paths = our_paths(system, list(after))
-    flat = {"/".join(k.key for k in path): leaf
-            for path, leaf in jax.tree_util.tree_leaves_with_path(training[2])}  # fmt: skip
-    assert len(paths) == len(flat)
-    for name, path in paths.items():
-        assert_near(flat[path], after[name], 1e-5, name)
+    assert len(after) == len(flat)
+    for name, theirs in after.items():
+        assert_near(flat[paths[name]], theirs, 1e-5, name)
+
+
+@trained_systems
+def test_running_statistics_after_the_step(system, training):
+    assert_running_statistics(training[2], system.golden("train"), system.weights())

@@ -61,7 +61,7 @@ def small_config():
         ),
         sampling=dict(batch_size_per_image=64),
     )
-    config.eval.update(score_threshold=0.35)
+    config.eval.update(score_threshold=0.35, detections_per_image=48)  # they find 47 and 23
     return config
 
 
@@ -117,34 +117,41 @@ def their_proposals(name):
 
 
 @pytest.fixture(scope="module")
-def stages(variables, inputs):
-    """Every stage's output in the order of the model, as numpy."""
+def prediction(variables, inputs):
+    """Detections and every stage's output, as numpy; one program for all."""
+    model, options = build_model(small_config().model), detect_options(small_config())
 
-    def run(model, images, sizes):
-        pyramid, extent = model.pyramid(images, sizes, train=False)
-        logits, deltas = model.rpn_head(pyramid)
-        anchors = model.anchor_grid(extent).boxes
+    def behind_decisions(model, sizes, pyramid, extent):
         given = [[jnp.asarray(level) for level in levels] for levels in their_rpn_outputs()]
-        proposals, train_proposals = (
-            model.propose(*given, sizes, extent, train=train) for train in (False, True)
-        )
+        proposals = {
+            phase: model.propose(*given, sizes, extent, train=phase == "train")
+            for phase in ("eval", "train")
+        }
         roi_features = model.pool(pyramid, jnp.asarray(their_proposals("small_eval")), 7, extent)
-        return (
-            pyramid,
-            logits,
-            deltas,
-            anchors,
-            proposals,
-            train_proposals,
-            roi_features,
-            model.box_head(roi_features),
-        )
+        return {
+            "anchors": model.anchor_grid(extent).boxes,
+            "proposals": proposals,
+            "roi_features": roi_features,
+            "box_head": model.box_head(roi_features),
+        }
 
-    model = build_model(small_config().model)
-    outputs = jax.jit(lambda v, *args: model.apply(v, *args, method=run))(variables, *inputs)
-    names = ("pyramid", "logits", "deltas", "anchors", "proposals", "train_proposals",
-             "roi_features", "box_head")  # fmt: skip
-    return dict(zip(names, jax.device_get(outputs), strict=True))
+    @jax.jit
+    def run(variables, images, sizes):
+        detections, kept = model.apply(
+            variables, images, sizes, options, method="predict",
+            capture_intermediates=lambda _, method: method in ("pyramid", "rpn_outputs"),
+        )  # fmt: skip
+        pyramid, extent = kept["intermediates"]["pyramid"][0]
+        logits, deltas = kept["intermediates"]["rpn_outputs"][0]
+        rest = model.apply(variables, sizes, pyramid, extent, method=behind_decisions)
+        return detections, {"pyramid": pyramid, "logits": logits, "deltas": deltas, **rest}
+
+    return jax.device_get(run(variables, *inputs))
+
+
+@pytest.fixture(scope="module")
+def stages(prediction):
+    return prediction[1]
 
 
 @pytest.mark.parametrize("level", range(2, 7))
@@ -180,7 +187,7 @@ def test_decoded_anchors(stages):
 @pytest.mark.parametrize("image", IMAGES)
 @pytest.mark.parametrize("phase", ["eval", "train"])
 def test_proposals(stages, phase, image):
-    ours = stages["proposals" if phase == "eval" else "train_proposals"]
+    ours = stages["proposals"][phase]
     assert ours.valid[image].all()
     ours = Survivors(ours.boxes[image], ours.scores[image])
     boxes = their_proposals(f"small_{phase}")[image]
@@ -209,13 +216,6 @@ def test_box_head(stages, image):
     assert_within(deltas.reshape(len(deltas), -1), theirs, network_bound(TERMS, theirs))
 
 
-@pytest.fixture(scope="module")
-def detections(variables, inputs):
-    model, options = build_model(small_config().model), detect_options(small_config())
-    predict = jax.jit(lambda v, *args: model.apply(v, *args, detect=options, method="predict"))
-    return jax.device_get(predict(variables, *inputs))
-
-
 def pair_detections(found, image, boxes):
     """Our rows and theirs that are the same detection; their scores agree. No row of ours pads."""
     expected = golden("small_eval")
@@ -236,8 +236,8 @@ def pair_detections(found, image, boxes):
 
 
 @pytest.mark.parametrize("image", IMAGES)
-def test_detections_from_raw_images(detections, resized, image):
-    expected = golden("small_eval")
+def test_detections_from_raw_images(prediction, resized, image):
+    expected, detections = golden("small_eval"), prediction[0]
     one = jax.tree.map(lambda leaf: leaf[image][detections.valid[image]], detections)
     rows, their_rows = pair_detections(one, image, expected[f"det_boxes_resized{image}"])
     scale_y, scale_x = resized[image][1].scale

@@ -1,6 +1,7 @@
 """The vision transformer and its pyramid: detectron2's values, and what those do not cover."""
 
 import json
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from mask_rcnn_jax.models.vit import Block, ViT
 from mask_rcnn_jax.ops.extent import ValidExtent
 from mask_rcnn_jax.training.optim import Optimizer, make_optimizer
 from mask_rcnn_jax.weights.convert import identify, to_flax
-from tests.helpers import assert_finite_tree, load_golden, shared
+from tests.helpers import assert_finite_tree, drawn, load_golden, shared
 
 TINY = dict(
     width=64,
@@ -26,17 +27,21 @@ TINY = dict(
     image_size=224,
     pretrain_size=160,
 )
-SMALL = TINY | dict(width=16, num_heads=2, window=3, image_size=64, pretrain_size=32)
+SMALL = TINY | dict(
+    width=16, depth=2, num_heads=2, global_blocks=(1,), window=3, image_size=64, pretrain_size=32
+)
 
 
 class Trunk(nn.Module):
-    """Backbone and pyramid under their names in the detector."""
+    """Backbone and pyramid under their names in the detector; None: the backbone alone."""
 
     backbone: ViT
-    fpn: SimplePyramid
+    fpn: SimplePyramid | None = None
 
     def __call__(self, x, keys=None, train=False):
         maps = self.backbone(x, train=train, keys=keys)
+        if self.fpn is None:
+            return maps
         return self.fpn(maps, ValidExtent(x.shape[1:3], None), train)
 
 
@@ -48,15 +53,21 @@ def small(dtype=jnp.float32, **changes):
     return Trunk(ViT(**SMALL | changes, dtype=dtype), SimplePyramid(8, dtype=dtype))
 
 
-def small_case(shape=(2, 48, 64, 3), **changes):
-    """Model, variables with random positions and a batch of noise."""
-    model = small(**changes)
-    images = jax.random.normal(jax.random.key(0), shape)
-    params = jax.jit(model.init)(jax.random.key(1), images)["params"]
-    leaves, tree = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(2), len(leaves))
-    noise = [0.2 * jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)]
-    return model, jax.tree.unflatten(tree, jax.tree.map(jnp.add, leaves, noise)), images
+def noise(*shape):
+    return jnp.asarray(np.random.default_rng(1).normal(size=shape), jnp.float32)
+
+
+def without_pyramid(**changes):
+    """Model, parameters and a batch of noise."""
+    model, images = Trunk(ViT(**SMALL | changes)), noise(2, 48, 64, 3)
+    return model, drawn(model, images)["params"], images
+
+
+@pytest.fixture(scope="module")
+def small_case():
+    """Parameters of `small()` and a batch of noise."""
+    images = noise(2, 48, 64, 3)
+    return drawn(small(), images)["params"], images
 
 
 def their_names():
@@ -92,7 +103,7 @@ def test_every_map_is_detectron2s(params, case):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4, err_msg=f"p{level}")
 
 
-@pytest.mark.parametrize("remat", [False, True])
+@pytest.mark.parametrize("remat", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_gradients_are_detectron2s(params, remat):
     golden = load_golden("modern/vitdet_tiny", whole=True)
     image = nhwc(golden["sq/input"])
@@ -123,10 +134,9 @@ def test_gradients_are_detectron2s(params, remat):
 def test_attention_against_loops():
     """Two cells at a time, on a map that is not square and has other sizes than the tables."""
     model = vit.Attention(2, 4, "xla", jnp.float32)
-    x = jax.random.normal(jax.random.key(0), (1, 2, 3, 6))
-    p = model.init(jax.random.key(1), x)["params"]
-    p = jax.tree.map(lambda leaf: jax.random.normal(jax.random.key(leaf.size), leaf.shape), p)
-    ours = model.apply({"params": p}, x)
+    x = noise(1, 2, 3, 6)
+    p = jax.tree.map(lambda leaf: 5 * leaf, drawn(model, x)["params"])
+    ours = jax.jit(model.apply)({"params": p}, x)
     p = jax.tree.map(np.float64, p)
     qkv = np.float64(x).reshape(6, 6) @ p["qkv"]["kernel"] + p["qkv"]["bias"]
     q, k, v = qkv.reshape(6, 3, 2, 3).transpose(1, 2, 0, 3)
@@ -177,22 +187,22 @@ def test_interpolation_by_hand():
     np.testing.assert_allclose(row, [-0.10546875, 0.87890625, 0.26171875, -0.03515625])
 
 
-def run_small(model, params, images, seeds=None, **options):
-    keys = None if seeds is None else jax.vmap(jax.random.key)(jnp.asarray(seeds))
-    return jax.jit(lambda p, x: model.apply({"params": p}, x, keys, **options))(params, images)
+@partial(jax.jit, static_argnames=("model", "train"))
+def run(model, params, images, keys=None, train=False):
+    return model.apply({"params": params}, images, keys, train)
 
 
 def test_paths_are_dropped_by_image():
     """By its key alone, whatever its place in the batch; only in training."""
-    model, params, images = small_case(drop_path=0.8)
-    images = jnp.concatenate([images[:1]] * 8)
-    plain = run_small(model, params, images)
-    kept = run_small(model, params, images, range(8))
-    jax.tree.map(np.testing.assert_array_equal, kept, plain)
-    dropped = run_small(model, params, images, range(8), train=True)[2]
-    moved = np.abs(dropped - plain[2]).max(axis=(1, 2, 3))
+    model, params, images = without_pyramid(depth=3, drop_path=0.6)
+    images = jnp.concatenate([images[:1]] * 16)
+    keys = jax.random.split(jax.random.key(0), 16)
+    (plain,) = run(model, params, images)
+    np.testing.assert_array_equal(run(model, params, images, keys)[0], plain)
+    (dropped,) = run(model, params, images, keys, train=True)
+    moved = np.abs(dropped - plain).max(axis=(1, 2, 3))
     assert len(np.unique(np.round(moved, 4))) > 4
-    again = run_small(model, params, images, range(7, -1, -1), train=True)[2]
+    (again,) = run(model, params, images, keys[::-1], train=True)
     np.testing.assert_allclose(again[::-1], dropped, rtol=0, atol=1e-5)
 
 
@@ -221,7 +231,7 @@ def test_recomputing_blocks_changes_nothing():
     """With dropped paths, whose draws are repeated."""
     results = []
     for remat in (False, True):
-        model, params, images = small_case(drop_path=0.5, remat=remat)
+        model, params, images = without_pyramid(drop_path=0.5, remat=remat)
         keys = jax.random.split(jax.random.key(3), 2)
 
         def loss(p, model=model, images=images, keys=keys):
@@ -236,16 +246,17 @@ def test_recomputing_blocks_changes_nothing():
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, pytest.param(jnp.float16, marks=pytest.mark.slow)])
-def test_half_precision_is_close_and_bounded(dtype):
+def test_half_precision_is_close_and_bounded(dtype, small_case):
     """A residual stream of hundreds, as large models have it, stays finite."""
-    _, params, images = small_case()
-    exact = run_small(small(), params, images)
-    half = run_small(small(dtype), params, images)
+    params, images = small_case
+    exact = run(small(), params, images)
+    half = run(small(dtype), params, images)
     for one, other in zip(half, exact, strict=True):
         assert one.dtype == dtype
         error = np.abs(np.float32(one) - other).max() / np.abs(other).max()
         assert error < (0.1 if dtype == jnp.bfloat16 else 0.02)
-    params["backbone"]["pos_embed"] *= 1000
+    positions = 1000 * params["backbone"]["pos_embed"]
+    params = {**params, "backbone": {**params["backbone"], "pos_embed": positions}}
 
     def total(p):
         maps = small(dtype).apply({"params": p}, images)
@@ -254,11 +265,11 @@ def test_half_precision_is_close_and_bounded(dtype):
     assert_finite_tree(jax.jit(jax.value_and_grad(total))(params))
 
 
-def test_the_fused_kernel_is_for_half_precision_on_a_gpu():
-    _, params, images = small_case()
+def test_the_fused_kernel_is_for_half_precision_on_a_gpu(small_case):
+    params, images = small_case
     with pytest.raises(ValueError, match="attention is 'cudnn', which needs train.precision"):
-        run_small(small(attention="cudnn"), params, images)
-    halves = [run_small(small(jnp.bfloat16, attention=a), params, images) for a in ("xla", "cudnn")]
+        run(small(attention="cudnn"), params, images)
+    halves = [run(small(jnp.bfloat16, attention=a), params, images) for a in ("xla", "cudnn")]
     jax.tree.map(np.testing.assert_array_equal, *halves)
 
 
@@ -267,14 +278,17 @@ def test_the_fused_kernel_is_for_half_precision_on_a_gpu():
 )
 def test_any_size_has_maps(shape):
     """Smaller than a window, longer than the tables, black."""
-    model, params, images = small_case(shape)
+    images = noise(*shape)
+    params = drawn(small(), images)["params"]
+
+    @jax.jit
+    @partial(jax.grad, has_aux=True)
+    def run(p, images):
+        maps = small().apply({"params": p}, images)
+        return sum(jnp.sum(x) for x in maps), maps
+
     for batch in (images, jnp.zeros(shape)):
-
-        def total(p, batch=batch):
-            maps = model.apply({"params": p}, batch)
-            return sum(jnp.sum(x) for x in maps), maps
-
-        grads, maps = jax.jit(jax.grad(total, has_aux=True))(params)
+        grads, maps = run(params, batch)
         assert_finite_tree((grads, maps))
         for level, x in enumerate(maps, start=2):
             assert x.shape[1:3] == tuple(-(-side // 2**level) for side in shape[1:3])
@@ -283,10 +297,10 @@ def test_any_size_has_maps(shape):
 def test_maps_end_with_the_images():
     """The pyramid is zero outside the valid extent, and convolutions see zeros there."""
     fpn = SimplePyramid(8)
-    x = jax.random.normal(jax.random.key(0), (1, 6, 8, 16))
+    x = noise(1, 6, 8, 16)
     extent = ValidExtent((96, 128), jnp.array([64, 96]))
-    params = fpn.init(jax.random.key(1), [x], extent)
-    whole, cut = (fpn.apply(params, [y], e) for y, e in (
+    params = drawn(fpn, [x], extent)
+    whole, cut = (jax.jit(lambda y, e=e: fpn.apply(params, [y], e))(y) for y, e in (
         (x, extent), (x[:, :4, :6], ValidExtent((64, 96), None))
     ))  # fmt: skip
     for a, b in zip(whole, cut, strict=True):
@@ -303,15 +317,16 @@ def test_rates_and_decay_of_layers(shift):
     model = Trunk(backbone, SimplePyramid(8))
     images = jnp.zeros((1, 32, 32, 3))
     params = jax.eval_shape(lambda: model.init(jax.random.key(0), images))["params"]
-    params = jax.tree.map(lambda leaf: jnp.ones(leaf.shape), params)
-    params["rpn_head"] = {"conv": {"kernel": jnp.ones(2)}}
+    params = jax.tree.map(lambda leaf: np.ones(leaf.shape, np.float32), params)
+    params["rpn_head"] = {"conv": {"kernel": np.ones(2, np.float32)}}
     everything = ("kernel", "bias", "scale", "other")
     options = Optimizer(
         name="sgd", momentum=0.0, weight_decay=float(shift), decay_on=everything, layer_decay=0.7
     )
     tx = make_optimizer(options, lambda step: 1.0, backbone)
-    grads = jax.tree.map(jnp.zeros_like if shift else jnp.ones_like, params)
-    updates = flatten_dict(tx.update(grads, tx.init(params), params)[0], sep="/")
+    grads = jax.tree.map(np.zeros_like if shift else np.ones_like, params)
+    update = jax.jit(lambda grads, params: tx.update(grads, tx.init(params), params)[0])
+    updates = flatten_dict(update(grads, params), sep="/")
     if not shift:
         names = {
             "backbone.net.pos_embed": "backbone/pos_embed",

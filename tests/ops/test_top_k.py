@@ -88,3 +88,9 @@ def test_sampling_chooses_the_same_on_gpus(monkeypatch):
     on_cpu = samples()
     monkeypatch.setattr(lax, "platform_dependent", choose_default)
     jax.tree.map(np.testing.assert_array_equal, samples(), on_cpu)
+
+
+@pytest.mark.parametrize("n", [5, 200])
+def test_no_gradient_flows_through(n):
+    x = jnp.arange(n, dtype=jnp.float32)
+    np.testing.assert_array_equal(jax.grad(lambda x: top_k(x, 3)[0].sum())(x), np.zeros(n))

@@ -48,7 +48,7 @@ def slow_iou(box, other):
 ])  # fmt: skip
 def test_the_best_anchor_is_the_best_of_all(grid):
     canvas = (192, 320)
-    boxes = boxes_in(canvas, 150)
+    boxes = boxes_in(canvas, 60)
     anchors = np.concatenate(grid(ValidExtent(canvas, None)).boxes).astype(np.float64)
     low = np.maximum(boxes[:, None, :2], anchors[None, :, :2])
     high = np.minimum(boxes[:, None, 2:], anchors[None, :, 2:])

@@ -10,6 +10,7 @@ import optax
 from mask_rcnn_jax import cli, cli_processes
 from mask_rcnn_jax.data.augment import Example
 from mask_rcnn_jax.training.loop import train
+from tests import small_trunk
 from tests.helpers import tiny_config
 from tests.memory_set import ShapeSet
 
@@ -23,6 +24,8 @@ def sets(train=10, val=4):
 def small_config(**train):
     config = tiny_config()
     config.model.num_classes = 0
+    config.model.backbone = small_trunk.SECTION
+    config.model.mask_head.num_convs = 1
     config.data.update(max_instances=6, image_size=(64, 64))
     config.train.update(
         batch_size=4, steps=STEPS, log_every=1, checkpoint_every=3, eval_every=STEPS, **train

@@ -4,7 +4,6 @@ import json
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -39,8 +38,6 @@ from mask_rcnn_jax.weights.run_checkpoint import load_checkpoint
 from tests.helpers import assert_tree_close, tiny_batch, tiny_config
 from tests.training.own_run import STEPS, sets, small_config
 from tests.training.test_step import mesh_of
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def slow_average(values, decay: float, warmup: bool) -> float:
@@ -167,7 +164,7 @@ from tests.training.test_averaging import check_average
 step.loss_terms = lambda outputs, *_: {"loss/total": outputs}
 check_average(4)
 """
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_a_step_that_overflows_float16_is_not_averaged(stubbed):

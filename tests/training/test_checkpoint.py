@@ -81,7 +81,7 @@ def large_state(step: int) -> TrainState:
     return state_of(step).replace(params={"head": {"kernel": kernel}})
 
 
-def save_and_die(workdir: str) -> None:
+def save_and_die(workdir: Path) -> None:
     """Steps 1 and 2; the process is killed while the second is being written."""
     checkpoints = Checkpoints(workdir, keep=2)
     checkpoints.save(state_of(1))
@@ -90,41 +90,54 @@ def save_and_die(workdir: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def save_where_a_disk_is_full(workdir: str) -> None:
+def save_where_a_disk_is_full(workdir: Path) -> None:
     """The same with files of at most a mebibyte; prints the error."""
     checkpoints = Checkpoints(workdir, keep=2)
     checkpoints.save(state_of(1))
     checkpoints.wait()
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
     try:
         checkpoints.save(large_state(2))
         checkpoints.close()
     except OSError as error:
         print("OSError:", error, flush=True)
-        os._exit(2)
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.mark.parametrize(
-    "function, code", [("save_and_die", -signal.SIGKILL), ("save_where_a_disk_is_full", 2)]
-)
-def test_a_save_that_fails_leaves_the_one_before(function, code, tmp_path):
-    program = f"from tests.training.test_checkpoint import {function} as f; f({str(tmp_path)!r})"
-    root = Path(__file__).resolve().parents[2]
-    done = subprocess.run([sys.executable, "-c", program], cwd=root, text=True, capture_output=True)
-    assert done.returncode == code, done.stderr
-    if code == 2:
-        assert f"OSError: {tmp_path}/checkpoints: a checkpoint could not be written" in done.stdout
-        assert "File too large" in done.stdout
+@pytest.fixture(scope="module")
+def failed(tmp_path_factory):
+    """A folder of both workdirs, and what was printed: one process, as the second save kills it."""
+    folder = tmp_path_factory.mktemp("failed")
+    program = f"""
+from pathlib import Path
+from tests.training.test_checkpoint import save_and_die, save_where_a_disk_is_full
+save_where_a_disk_is_full(Path({str(folder)!r}) / "full")
+save_and_die(Path({str(folder)!r}) / "killed")
+"""
+    done = subprocess.run([sys.executable, "-c", program], text=True, capture_output=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    return folder, done.stdout
 
-    assert find_checkpoint(tmp_path).step == 1
-    checkpoints = Checkpoints(tmp_path, keep=2)
+
+def test_a_full_disk_is_named(failed):
+    folder, said = failed
+    assert f"OSError: {folder}/full/checkpoints: a checkpoint could not be written" in said
+    assert "File too large" in said
+
+
+@pytest.mark.parametrize("name", ["full", "killed"])
+def test_a_save_that_fails_leaves_the_one_before(name, failed):
+    workdir = failed[0] / name
+    assert find_checkpoint(workdir).step == 1
+    checkpoints = Checkpoints(workdir, keep=2)
     restored = checkpoints.restore(state_of(0))
     jax.tree.map(np.testing.assert_array_equal, restored, state_of(1))
     checkpoints.save(large_state(2))
     checkpoints.close()
-    assert find_checkpoint(tmp_path).step == 2
-    assert sorted(folder.name for folder in (tmp_path / "checkpoints").iterdir()) == ["1", "2"]
+    assert find_checkpoint(workdir).step == 2
+    assert sorted(folder.name for folder in (workdir / "checkpoints").iterdir()) == ["1", "2"]
 
 
 @pytest.mark.parametrize("path", ["", "checkpoints/3", "elsewhere"])

@@ -14,7 +14,7 @@ from flax import linen as nn
 from safetensors.numpy import save_file
 
 from mask_rcnn_jax.config import load_config, read_workdir, write_workdir
-from mask_rcnn_jax.models.build import abstract_variables, build_model, init_variables
+from mask_rcnn_jax.models.build import abstract_variables, build_model
 from mask_rcnn_jax.models.teacher import TeacherOutputs, teach
 from mask_rcnn_jax.ops.boxes import BoxCoder
 from mask_rcnn_jax.training import loop
@@ -28,7 +28,7 @@ from mask_rcnn_jax.training.distill import (
 )
 from mask_rcnn_jax.training.step import TrainState, loss_options, make_mesh, make_train_step
 from mask_rcnn_jax.weights.convert import to_ours_flat
-from tests.helpers import assert_finite_tree, tiny_batch, tiny_config
+from tests.helpers import any_variables, assert_finite_tree, tiny_batch, tiny_config
 from tests.training.stubbed_run import run as stubbed_run
 from tests.training.stubbed_run import stubbed
 
@@ -73,7 +73,7 @@ def distillation(options=ALL, **changes) -> Distillation:
 @functools.cache
 def variables(seed: int) -> dict:
     """Random ones; those of seed 1 are larger, so that scores differ from each other."""
-    return jax.tree.map(lambda x: (1 + seed) * x, init_variables(model(), seed))
+    return jax.tree.map(lambda x: (1 + seed) * x, any_variables(model(), seed))
 
 
 def wide_batch():
@@ -295,19 +295,18 @@ def test_teachers_that_cannot_be_loaded_are_one_line(tmp_path):
         assert words in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_weights_file_is_a_teacher_with_its_recipe(tmp_path):
+def test_a_weights_file_is_a_teacher_with_its_recipe(tmp_path, monkeypatch):
     config = small_config()
     write_workdir(tmp_path / "recipe", config, [])
-    shapes = abstract_variables(build_model(config.model))
-    rng = np.random.default_rng(0)
-    taught = jax.tree.map(lambda s: rng.standard_normal(s.shape).astype(s.dtype), shapes)
+    taught = any_variables(build_model(config.model))
     save_file(to_ours_flat(taught), tmp_path / "teacher.safetensors")
     config.distill.update(
         teacher=str(tmp_path / "teacher.safetensors"), recipe=str(tmp_path / "recipe")
     )
-    teacher, found, names = loading._load(config, distill_options(config))
-    jax.tree.map(np.testing.assert_array_equal, found, taught)
-    assert names is None and teacher == build_model(config.model)
+    monkeypatch.setattr(loading, "_check_outputs", lambda *_: None)
+    found, (weights,) = loading.open_teacher(config, model(), ["any", "names"])
+    jax.tree.map(np.testing.assert_array_equal, weights, taught)
+    assert found.teacher == build_model(config.model)
 
 
 def test_a_teacher_of_other_images_is_named_in_a_warning_or_refused(monkeypatch, caplog):
@@ -316,23 +315,25 @@ def test_a_teacher_of_other_images_is_named_in_a_warning_or_refused(monkeypatch,
     own.data.image_size = [64, 64]
     monkeypatch.setattr(loading, "restore_config", lambda *_: (own, [{"name": "cat"}], None))
     monkeypatch.setattr(loading, "load_variables", lambda *_: variables(0))
+    monkeypatch.setattr(loading, "_check_outputs", lambda *_: None)
     config.distill.teacher = "runs/large"
-    options = distill_options(config)
-    assert loading._load(config, options)[1:] == (variables(0), ["cat"])
+    assert loading.open_teacher(config, model(), ["cat"])[1] == (variables(0),)
+    with pytest.raises(ValueError, match="class 1 of runs/large is 'cat'"):
+        loading.open_teacher(config, model(), ["cow"])
     assert not caplog.records
     config.data.image_size = (64, 96)
-    loading._load(config, options)
+    loading.open_teacher(config, model())
     text = "made for data.image_size=[64, 64] and would see images of this run's [64, 96]"
     assert [text in record.getMessage() for record in caplog.records] == [True]
     config.data.resize = "keep"
     with pytest.raises(
         ValueError, match='^distill.teacher: runs/large was made for data.resize="f'
     ):
-        loading._load(config, options)
+        loading.open_teacher(config, model())
 
 
 def given_teacher(monkeypatch, names=None, seed=1):
-    """Its outputs are looked at elsewhere."""
+    """Its outputs are looked at in `test_what_a_teacher_costs_is_logged`."""
     monkeypatch.setattr(loading, "_check_outputs", lambda *_: None)
     monkeypatch.setattr(loading, "_load", lambda *_: (model(), variables(seed), names))
 
@@ -352,10 +353,13 @@ def test_a_teacher_is_known_by_its_checksum(monkeypatch):
 
 
 @pytest.mark.slow
-def test_what_a_teacher_costs_is_logged(caplog):
+def test_what_a_teacher_costs_is_logged(monkeypatch, caplog):
     """A model like the student takes less than this, which also computes its targets."""
+    config = small_config()
+    config.distill.teacher = "a run"
+    monkeypatch.setattr(loading, "_load", lambda *_: (model(), variables(1), None))
     with caplog.at_level("INFO"):
-        loading._check_outputs(distillation(), variables(1), small_config())
+        loading.open_teacher(config, model())
     found = re.search(r"takes (\S+) GFLOP per image, the model (\S+) forward", caplog.text)
     theirs, ours = map(float, found.groups())
     assert 0 < theirs < ours

@@ -315,7 +315,7 @@ def test_clearml_offline(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program), str(tmp_path / "run")],
         env=os.environ | {"CLEARML_CACHE_DIR": str(tmp_path), "CLEARML_OFFLINE_MODE": "1"},
-        capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[2],
+        capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0 and "fork" not in done.stderr, done.stderr
     found, images = [], []

@@ -21,19 +21,19 @@ from mask_rcnn_jax.training.metrics import read_metrics
 from mask_rcnn_jax.training.scoring import evaluate, evaluate_results
 from mask_rcnn_jax.training.step import make_loss_step, replicate, shard_batch
 from tests.bounds import sum_bound
-from tests.helpers import TINY_TERMS, any_variables, tiny_batch, tiny_config
+from tests.helpers import any_variables, tiny_batch
 from tests.training.own_run import STEPS, small_config
-from tests.training.test_step import detectron2_loss, mesh_of
+from tests.training.test_step import TERMS, detectron2_loss, mesh_of
+from tests.training.test_step import small_config as small_model
 
 FEDERATED = dict(kind="sigmoid", federated_classes=6)
 
 
 def federated_model():
     """Two and twenty RoIs in every image, so that means over devices are means over RoIs."""
-    config = tiny_config()
     sampling = {"batch_size_per_image": 24, "fg_iou_thresh": 0.99, "bg_iou_range": (0.0, 0.99)}
-    config.model.update(num_classes=30, classifier=FEDERATED, sampling=sampling)
-    config.model.rpn.nms_thresh = 1.0
+    rpn = {"nms_thresh": 1.0}
+    config = small_model(num_classes=30, classifier=FEDERATED, sampling=sampling, rpn=rpn)
     return build_model(config.model, image_counts=tuple(range(30)))
 
 
@@ -50,7 +50,7 @@ def test_the_loss_is_the_same_on_any_number_of_devices():
     one, two = losses(1), losses(2)
     assert one["loss/box_cls"] > 1  # five classes of log 2 each
     for name, value in one.items():
-        np.testing.assert_allclose(two[name], value, rtol=sum_bound(TINY_TERMS), err_msg=name)
+        np.testing.assert_allclose(two[name], value, rtol=sum_bound(TERMS), err_msg=name)
 
 
 def test_the_model_draws_for_each_image():

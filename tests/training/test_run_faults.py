@@ -7,23 +7,22 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
 from mask_rcnn_jax.config import load_config
-from mask_rcnn_jax.training.lock import _describe_process
 from mask_rcnn_jax.training.loop import train
 from tests.helpers import assert_tree_close
 from tests.memory_set import ShapeSet
 from tests.pair import Pair
 from tests.training import stubbed_run
 from tests.training.stubbed_run import STEPS, kept, patch, run, series
+from tests.training.test_lock import birth
+from tests.training.test_lock import write as write_lock
 
 pytestmark = pytest.mark.usefixtures("stubbed")
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -51,7 +50,7 @@ def test_the_best_by_mask_ap_stays_with_the_last_two(whole):
     assert not (whole[0] / "train.lock").exists()
 
 
-@pytest.mark.parametrize("step", [3, 6, 12])
+@pytest.mark.parametrize("step", [3, pytest.param(6, marks=pytest.mark.slow), 12])
 def test_an_evaluation_that_was_broken_off_is_made_up_for(step, whole, tmp_path, caplog):
     """By Ctrl-C in it; the step was saved before."""
 
@@ -79,7 +78,7 @@ def test_an_evaluation_that_was_broken_off_is_made_up_for(step, whole, tmp_path,
     check_equal(workdir, state, whole)
 
 
-@pytest.mark.parametrize("step", [3, 5, 12])
+@pytest.mark.parametrize("step", [3, 5, pytest.param(12, marks=pytest.mark.slow)])
 def test_sigterm_leaves_nothing_different(step, whole, tmp_path, caplog):
     """In the step: before the evaluation that is due after it, where there is one."""
 
@@ -164,7 +163,9 @@ def test_a_run_without_checkpoints_says_that_its_records_go(whole, tmp_path, cap
     check_equal(workdir, state, whole)
 
 
-@pytest.mark.parametrize("change", [{"steps": 2 * STEPS}, {"epochs": 9.6}])
+@pytest.mark.parametrize(
+    "change", [pytest.param({"steps": 2 * STEPS}, marks=pytest.mark.slow), {"epochs": 9.6}]
+)
 def test_a_finished_run_can_be_extended(change, whole, tmp_path, caplog):
     """Its rate follows the new length: 24 steps of the recipe's schedule, from step 13 on."""
     workdir = shutil.copytree(whole[0], tmp_path / "run")
@@ -185,9 +186,7 @@ def test_a_second_run_is_refused_before_it_writes(whole, tmp_path):
     (workdir / "checkpoints" / "tmp.12").mkdir()
     other = subprocess.Popen(["sleep", "60"])
     try:
-        birth = Path(f"/proc/{other.pid}/stat").read_text().rpartition(")")[2].split()[19]
-        owner = _describe_process() | {"pid": other.pid, "born": birth}
-        (workdir / "train.lock").write_text(json.dumps(owner))
+        write_lock(workdir, pid=other.pid, born=birth(other.pid))
         before = {path: path.stat().st_mtime_ns for path in workdir.rglob("*")}
         with pytest.raises(ValueError, match="is in use by another run"):
             run(workdir, steps=20)
@@ -278,16 +277,15 @@ def test_kill_9_in_an_evaluation_loses_nothing(whole, tmp_path):
     with open(log, "w") as file:
         line = command(tmp_path / "run", "seconds=20")
         environment = os.environ | {"JAX_NUM_CPU_DEVICES": "2"}
-        process = subprocess.Popen(line, cwd=ROOT, env=environment, stdout=file, stderr=file)
+        process = subprocess.Popen(line, env=environment, stdout=file, stderr=file)
     deadline = time.monotonic() + 300
     while not (tmp_path / "run" / "checkpoints" / "3").exists() or "evaluating" not in (
         log.read_text()
     ):
         assert process.poll() is None and time.monotonic() < deadline, log.read_text()
         time.sleep(0.05)
-    second = subprocess.run(line, cwd=ROOT, env=environment, text=True, capture_output=True)
-    assert second.returncode == 2
-    assert "is in use by another run, process" in second.stderr.splitlines()[-1]
+    with pytest.raises(ValueError, match=f"is in use by another run, process {process.pid} on"):
+        run(tmp_path / "run")
     process.kill()
     process.wait()
     assert (tmp_path / "run" / "train.lock").exists()
@@ -307,22 +305,11 @@ def two_processes(workdir, own):
     return start
 
 
-@pytest.mark.parametrize(
-    ("own", "code", "said"),
-    [
-        (("seed=0", "seed=1"), 2, "train.seed is 0 on process 0 and 1 on process 1"),
-        (("seed=0", "seed=0"), 0, "finished at step 12"),
-    ],
-)
-def test_processes_of_one_run_compare_their_configs(own, code, said, whole, tmp_path):
-    workdir = tmp_path / "run"
-    with Pair(two_processes(workdir, own), tmp_path) as pair:
-        assert pair.codes() == [code, code], pair.said()
-    assert said in pair.said()[0]
-    if code:
-        assert all(said in text for text in pair.said()) and not workdir.exists()
-    else:
-        assert kept(workdir) == kept(whole[0]) and series(workdir)[-1]["step"] == STEPS
+def test_processes_of_one_run_compare_their_configs(tmp_path):
+    workdir, said = tmp_path / "run", "train.seed is 0 on process 0 and 1 on process 1"
+    with Pair(two_processes(workdir, ("seed=0", "seed=1")), tmp_path) as pair:
+        assert pair.codes() == [2, 2], pair.said()
+    assert all(said in text for text in pair.said()) and not workdir.exists()
 
 
 def of_an_earlier_version(whole, workdir):
@@ -350,4 +337,5 @@ def test_a_run_of_an_earlier_version_goes_on_in_two_processes(whole, tmp_path):
     of_an_earlier_version(whole, workdir)
     with Pair(two_processes(workdir, ("seed=0", "seed=0")), tmp_path) as pair:
         assert pair.codes() == [0, 0], pair.said()
-    assert kept(workdir) == kept(whole[0])
+    assert "finished at step 12" in pair.said()[0]
+    assert kept(workdir) == kept(whole[0]) and series(workdir)[-1]["step"] == STEPS

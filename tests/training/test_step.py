@@ -5,7 +5,6 @@ import math
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +19,6 @@ from mask_rcnn_jax.models.build import (
     build_model,
     init_variables,
 )
-from mask_rcnn_jax.models.detect import detect_options
 from mask_rcnn_jax.ops.losses import LossOptions
 from mask_rcnn_jax.training.flip import random_flip
 from mask_rcnn_jax.training.step import (
@@ -28,22 +26,30 @@ from mask_rcnn_jax.training.step import (
     loss_options,
     make_loss_step,
     make_mesh,
-    make_predict_step,
     make_train_step,
     replicate,
     shard_batch,
 )
+from tests import small_trunk
 from tests.bounds import assert_gradients_close, kink_bound, sum_bound
 from tests.helpers import (
-    TINY_TERMS,
     assert_finite_tree,
     assert_tree_close,
     tiny_batch,
     tiny_config,
 )
 
-ROOT = Path(__file__).resolve().parents[2]
 LOSS = loss_options(tiny_config())
+# Of the model of `small_config`, for the bounds of bounds.py: trunk, pyramid, box head.
+TERMS = 5 * 5 * 3 + 9 * (8 + 12 + 16) + 800 + 1632
+
+
+def small_config(**model):
+    config = tiny_config()
+    config.model.backbone = small_trunk.SECTION
+    config.model.mask_head.num_convs = 1
+    config.model.update(model)
+    return config
 
 
 def mesh_of(devices: int) -> Mesh:
@@ -58,12 +64,7 @@ def initial_variables(model):
 
 
 def new_state(model, tx, mesh):
-    variables = initial_variables(model)
-    return replicate(
-        TrainState(step=jnp.int32(0), params=variables["params"],
-                   batch_stats=variables["batch_stats"], opt_state=tx.init(variables["params"])),
-        mesh,
-    )  # fmt: skip
+    return replicate(TrainState.start(initial_variables(model), tx), mesh)
 
 
 def detectron2_loss() -> LossOptions:
@@ -95,8 +96,7 @@ def program_of_division(kind: str, devices: int, parts: int):
     After the first step the momentum is the gradient.
     """
     loss, changes, _ = DIVISIONS[kind]
-    config = tiny_config()
-    config.model.update(sampling=changes, rpn=dict(nms_thresh=1.0))
+    config = small_config(sampling=changes, rpn=dict(nms_thresh=1.0))
     model, mesh = build_model(config.model), mesh_of(devices)
     tx = optax.sgd(1e-2, momentum=0.9)
     step = make_train_step(
@@ -128,33 +128,31 @@ def step_of_division(kind: str, devices: int, parts: int):
     before = initial_variables(program[0])["params"]
     follow = jax.tree.map(lambda p, g: p - 1e-2 * g, before, gradients)
     assert_tree_close(state.params, follow, rtol=1e-6, atol=1e-8)
+    largest = jax.tree.map(lambda leaf: np.abs(leaf).max(), gradients)
+    assert min(jax.tree.leaves(largest["box_head"])) > 1e-4
+    assert min(jax.tree.leaves(largest["mask_head"])) > 1e-4
     return gradients, jax.device_get(metrics)
 
 
 def check_divisions(kind: str, devices: set[int]) -> None:
     """All divisions of a batch over so many devices give one step."""
     first, *others = [d for d in DIVISIONS[kind][2] if d[0] in devices]
-    gradients, metrics = step_of_division(kind, *first)
-    largest = jax.tree.map(lambda leaf: np.abs(leaf).max(), gradients)
-    assert min(jax.tree.leaves(largest["box_head"])) > 1e-4
-    assert min(jax.tree.leaves(largest["mask_head"])) > 1e-4
     for division in others:
-        assert_same_step(step_of_division(kind, *division), (gradients, metrics))
+        assert_same_step(step_of_division(kind, *division), step_of_division(kind, *first))
 
 
 def assert_same_step(actual, expected) -> None:
     """Results of `step_of_division` differ by rounding."""
     (actual_gradients, actual_metrics), (gradients, metrics) = actual, expected
     assert actual_metrics.keys() == metrics.keys()
-    assert_gradients_close(actual_gradients, gradients, TINY_TERMS)
+    assert_gradients_close(actual_gradients, gradients, TERMS)
     for name, value in metrics.items():
-        bound = kink_bound(TINY_TERMS) if name == "grad_norm" else sum_bound(TINY_TERMS)
+        bound = kink_bound(TERMS) if name == "grad_norm" else sum_bound(TERMS)
         np.testing.assert_allclose(actual_metrics[name], value, rtol=bound, err_msg=name)
 
 
-@pytest.mark.parametrize(
-    "kind", ["whole", *(pytest.param(k, marks=pytest.mark.slow) for k in DIVISIONS if k != "whole")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", DIVISIONS)
 def test_devices_and_parts_of_a_batch_make_no_difference(kind):
     check_divisions(kind, {1, 2})
 
@@ -169,7 +167,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 from tests.training.test_step import check_divisions
 check_divisions({kind!r}, {{1, 2, 4}})
 """
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_flips_follow_the_image_and_not_its_row(trained):
@@ -177,12 +175,12 @@ def test_flips_follow_the_image_and_not_its_row(trained):
     batch = tiny_batch(4)
     swapped = jax.tree.map(lambda x: x[[1, 0, 3, 2]], batch)
     one, other = (first_step(trained, b)[0].opt_state[0].trace for b in (batch, swapped))
-    assert_gradients_close(other, one, TINY_TERMS)
+    assert_gradients_close(other, one, TERMS)
 
 
-def test_the_program_of_gpus_takes_the_same_step(monkeypatch):
+def test_one_gpu_takes_the_same_step_as_two_cpus(monkeypatch):
     """The default of every choice by platform, with XLA's own convolutions, run on the CPU."""
-    expected = step_of_division("whole", 1, 1)
+    expected = step_of_division("whole", 2, 1)
     taken = []
 
     def choose_default(*args, default, **platforms):
@@ -219,7 +217,7 @@ def test_same_state_and_batch_give_the_same_bits(trained):
         np.testing.assert_array_equal(a, b)
 
 
-def test_validation_loss_and_prediction_run_on_all_devices(trained):
+def test_validation_losses_of_all_devices(trained):
     model, tx, mesh, _ = trained
     state = new_state(model, tx, mesh)
     batch = shard_batch(tiny_batch(4), mesh)
@@ -227,10 +225,6 @@ def test_validation_loss_and_prediction_run_on_all_devices(trained):
     assert_finite_tree(losses)
     parts = sum(float(v) for name, v in losses.items() if name != "loss/total")
     assert float(losses["loss/total"]) == pytest.approx(parts, rel=1e-6)  # four additions
-    detections = make_predict_step(model, mesh, detect_options(tiny_config()))(
-        state.variables, batch
-    )
-    assert detections.boxes.shape == (4, 5, 4) and detections.masks.shape == (4, 5, 28, 28)
 
 
 def test_flip_mirrors_image_boxes_and_masks_inside_the_image_width():
@@ -279,7 +273,7 @@ def primitives_of(jaxpr, inside: bool = False):
 
 def test_parts_of_a_batch_share_one_all_reduce():
     """It comes after the loop over the parts."""
-    model, tx, mesh = build_model(tiny_config().model), optax.sgd(1e-2), mesh_of(2)
+    model, tx, mesh = build_model(small_config().model), optax.sgd(1e-2), mesh_of(2)
     step = make_train_step(model, tx, lambda _: 1e-2, mesh, loss=LOSS, seed=0,
                            flip_probability=0.5, accumulate_steps=2)  # fmt: skip
     traced = step.trace(abstract_state(model, tx), tiny_batch(4))
@@ -302,7 +296,7 @@ def test_computing_again_changes_no_number():
         names = [name for name, _ in primitives_of(traced.jaxpr.jaxpr)]
         again[remat] = names.count("remat2")  # what JAX calls a part that is computed again
         results[remat] = step(new_state(model, tx, mesh), shard_batch(batch, mesh))[0].opt_state
-        assert_gradients_close(results[remat], results["none"], TINY_TERMS)
+        assert_gradients_close(results[remat], results["none"], TERMS)
     assert again["none"] == 0 < again["backbone"] and again["heads"] > 0
     assert again["all"] == again["backbone"] + again["heads"]
 
@@ -310,6 +304,7 @@ def test_computing_again_changes_no_number():
 def test_no_long_sum_is_made_in_bfloat16():
     """A sum over many positions, such as the gradient of a bias, would lose its small terms."""
     config = tiny_config()
+    config.model.mask_head.num_convs = 1
     config.train.update(precision="bfloat16", batch_size=1)
     mesh = mesh_of(1)
     program = inputs.lower_step(config, mesh, mesh, 1).as_text()

@@ -71,7 +71,7 @@ def test_more_patience_lets_it_go_on(stubbed, tmp_path):
     assert int(run(tmp_path, steps=40, patience=5).step) == 21
 
 
-@pytest.mark.parametrize("step", [7, 9, 11])
+@pytest.mark.parametrize("step", [7, 9])
 def test_an_interrupted_run_counts_on(step, stubbed, tmp_path):
     def stop(step_, metrics, images):
         if step_ == step and "loss/total" in metrics:

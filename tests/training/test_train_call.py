@@ -21,7 +21,7 @@ from mask_rcnn_jax.training.scoring import evaluate
 from mask_rcnn_jax.training.setup import open_datasets
 from mask_rcnn_jax.weights.restore import make_model
 from mask_rcnn_jax.weights.run_checkpoint import load_checkpoint
-from tests.helpers import assert_tree_close
+from tests.helpers import assert_tree_close, tiny_config
 from tests.memory_set import ShapeSet
 from tests.pair import Pair
 from tests.training.own_run import STEPS, cosine_sgd, mirror_and_shade, sets, small_config
@@ -191,6 +191,7 @@ def test_another_dataset_cannot_resume(whole):
 def test_a_plain_transformation_has_no_rate_and_leaves_frozen_layers_alone(tmp_path):
     """Float16, so that the loss is scaled around it; the caller's config stays as it was."""
     config = small_config(precision="float16")
+    config.model.backbone = tiny_config().model.backbone
     config.model.backbone.frozen_stages = 2
     config.train.epochs = 0.4  # four images: one step
     config.eval.update(max_images=1, loss_images=0, pictures=0)

@@ -24,20 +24,15 @@ def started(mode: str, workdir: Path, *flags: str) -> Pair:
     return Pair(start, workdir)
 
 
-def test_they_tell_each_other_what_they_have(tmp_path):
-    with started("tell", tmp_path) as pair:
-        assert pair.codes() == [0, 0], pair.said()
-    first, second = pair.said()
-    assert "told: 1 of 1" in first and "told: 1 of 1" not in second
-    assert "every process says this" in first and "every process says this" in second
-
-
-def test_a_sigterm_to_one_stops_both_at_the_same_step(tmp_path):
-    """The rows are 1 and 2, so that every step adds 1.5 on both."""
+def test_they_tell_each_other_what_they_have_and_a_sigterm_to_one_stops_both(tmp_path):
+    """At the same step. The rows are 1 and 2, so that every step adds 1.5 on both."""
     with started("run", tmp_path) as pair:
         pair.wait_for(tmp_path / "checkpoints" / "3")
         pair.processes[1].send_signal(signal.SIGTERM)
         assert pair.codes() == [0, 0], pair.said()
+    first, second = pair.said()
+    assert "told: 1 of 1" in first and "told: 1 of 1" not in second
+    assert "every process says this" in first and "every process says this" in second
     first, second = (text.splitlines()[-1] for text in pair.said())
     assert first == second
     step = int(first.split()[2])
@@ -54,7 +49,7 @@ def test_the_others_wait_for_what_the_first_has_left_to_do(tmp_path):
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_the_death_of_one_ends_the_other(victim, tmp_path):
-    with started("run", tmp_path, "--lost_after=5") as pair:
+    with started("run", tmp_path, "--lost_after=2") as pair:
         pair.wait_for(tmp_path / "checkpoints" / "3")
         pair.processes[victim].kill()
         assert pair.processes[1 - victim].wait(60) == 1

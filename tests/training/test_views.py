@@ -6,17 +6,21 @@ import jax
 import numpy as np
 import pytest
 from flax import linen as nn
+from safetensors.numpy import save_file
 
 from mask_rcnn_jax.data.loader import EvalLoader
-from mask_rcnn_jax.data.options import ExampleOptions, example_options
+from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.views import ViewLoader, scaled_options
-from mask_rcnn_jax.models.build import build_model, init_variables
+from mask_rcnn_jax.models.build import build_model
 from mask_rcnn_jax.models.detect import Detect
-from mask_rcnn_jax.training.scoring import _predictions
+from mask_rcnn_jax.structures import Detections
+from mask_rcnn_jax.training import scoring
 from mask_rcnn_jax.training.setup import view_sizes
 from mask_rcnn_jax.training.step import make_predict_step, shard_batch
 from mask_rcnn_jax.training.views import Views, make_views_step, view_options
-from tests.helpers import tiny_config
+from mask_rcnn_jax.weights.convert import to_ours_flat
+from tests import small_trunk
+from tests.helpers import any_variables, tiny_config
 from tests.memory_set import ShapeSet
 from tests.training.test_step import mesh_of
 
@@ -24,16 +28,22 @@ DETECT = Detect(score_threshold=0.0, pre_nms_topk=40, detections_per_image=6)
 SIZE = (60, 90)  # images are 64 x 96, so that they are narrower than their canvas
 
 
-@pytest.fixture(scope="module")
-def model():
+def small_config():
     config = tiny_config()
     config.model.num_classes = 4
-    return build_model(config.model)
+    config.model.backbone = small_trunk.SECTION
+    config.model.mask_head.num_convs = 1
+    return config
+
+
+@pytest.fixture(scope="module")
+def model():
+    return build_model(small_config().model)
 
 
 @pytest.fixture(scope="module")
 def variables(model):
-    return init_variables(model, 0)
+    return any_variables(model)
 
 
 @pytest.fixture(scope="module")
@@ -155,6 +165,7 @@ def test_one_view_is_plain_prediction(model, variables, batches, nms):
     step = make_views_step(model, mesh, detect, flip=False)
     found = step(variables, shard_batch((batch,), mesh))
     plain = make_predict_step(model, mesh, detect)(variables, shard_batch(batch, mesh))
+    assert plain.boxes.shape == (2, 6, 4) and plain.masks.shape == (2, 6, 28, 28)
     np.testing.assert_array_equal(found.valid, plain.valid)
     np.testing.assert_array_equal(found.classes, plain.classes)
     np.testing.assert_allclose(found.scores, plain.scores, rtol=1e-5)
@@ -246,13 +257,28 @@ def test_scales_without_meaning_are_refused(scales):
         view_options({"eval": {"tta_scales": scales, "batch_size": 1}})
 
 
-def test_a_config_without_views_is_evaluated_as_ever(model):
-    config = tiny_config()
-    mesh, dataset = mesh_of(2), ShapeSet("val", 2)
-    assert type(_predictions(config, model, mesh, dataset)[1]) is EvalLoader
-    config.eval.tta_flip = True
-    loader = _predictions(config, model, mesh, dataset)[1]
-    ((batch,),) = loader
-    assert type(loader) is ViewLoader and view_options(config).count == 2
-    assert batch.images.shape[1:3] == example_options(config).image_size
+def test_an_evaluation_looks_at_the_views_of_its_config(variables, tmp_path, monkeypatch):
+    """One batch of both images, and what the detector is given of it; it finds nothing."""
+    config, seen = small_config(), []
+    config.eval.batch_size = 1  # on each of two devices
+    save_file(to_ours_flat(variables), tmp_path / "weights.safetensors")
+
+    def make_step(model, mesh, detect, flip=None):
+        def step(variables, given):
+            batches = [given] if flip is None else given
+            seen.append((flip, [batch.images.shape for batch in batches]))
+            zeros = np.zeros((2, 5), np.float32)
+            boxes, masks = zeros[..., None].repeat(4, -1), np.zeros((2, 5, 28, 28), np.float32)
+            return Detections(boxes, zeros, zeros.astype(np.int32), masks, zeros.astype(bool))
+
+        return step
+
+    for name in ("make_predict_step", "make_views_step"):
+        monkeypatch.setattr(scoring, name, make_step)
+    own = {"val_set": ShapeSet("val", 2), "output": tmp_path}
+    for scales, flip in (((1.0,), False), ((1.0,), True), ((1.0, 2.0), False)):
+        config.eval.update(tta_scales=scales, tta_flip=flip)
+        scoring.evaluate(tmp_path / "weights.safetensors", config, **own)
+    small, large = (2, 64, 64, 3), (2, 128, 128, 3)
+    assert seen == [(None, [small]), (True, [small]), (False, [small, large])]
     assert Views((0.5, 1.0, 2.0), True).count == 6
