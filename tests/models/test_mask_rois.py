@@ -16,6 +16,7 @@ from mask_rcnn_jax.ops.losses import mask_loss
 from mask_rcnn_jax.structures import Targets
 from tests.bounds import assert_gradients_close, sum_bound
 from tests.helpers import (
+    drawn,
     random_boxes,
     tiny_config,
 )
@@ -164,14 +165,13 @@ def loss_and_gradients(branch, norm, per_image, counts):
     """Loss, gradients in parameters and maps, and batch statistics."""
     model = mask_model(norm, per_image)
     shapes = [(len(counts), 64 // stride, -(-96 // stride), 32) for stride in (4, 8, 16, 32, 64)]
-    keys = jax.random.split(jax.random.key(0), len(shapes))
-    pyramid = [jax.random.normal(*pair) for pair in zip(keys, shapes, strict=True)]
+    rng = np.random.default_rng(0)
+    pyramid = [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
     rois = jax.tree.map(jnp.asarray, sampled(counts, 16))
     targets = image_targets(np.random.default_rng(1), len(counts), 5, (28, 28), vertices=0)
     extent = ValidExtent((64, 96), jnp.array([64, 90]))
     pooled = jnp.zeros((1, 1, 6, 6, 32))
-    head = model.mask_head.init(jax.random.key(2), pooled, jnp.ones((1, 1), jnp.int32))
-    head = jax.tree.map(lambda x: x + 0.01, head)
+    head = drawn(model.mask_head, pooled, jnp.ones((1, 1), jnp.int32))
 
     @jax.jit
     def run(params, pyramid):

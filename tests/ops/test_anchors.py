@@ -1,4 +1,6 @@
-import jax.numpy as jnp
+from functools import partial
+
+import jax
 import numpy as np
 import pytest
 
@@ -13,6 +15,13 @@ TORCHVISION = AnchorGrid(rounding="half_sides")
 def grid(anchors: AnchorGrid, canvas: tuple[int, int], **options) -> list[np.ndarray]:
     """The levels of the whole canvas."""
     return [np.asarray(level) for level in anchors(ValidExtent(canvas, None), **options).boxes]
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def run(anchors, canvas, image_sizes):
+    """Boxes and which are valid, if images are padded to 32 pixels."""
+    found = anchors(valid_extent(canvas, image_sizes, 32))
+    return found.boxes, found.valid
 
 
 def test_grid_by_hand():
@@ -63,17 +72,16 @@ def test_caffe_rounding_by_hand():
 def test_strides_follow_the_map():
     """torchvision divides 800 padded rows by the 13 cells of the last level: 61 pixels."""
     anchors = AnchorGrid((512.0,) * 5, ((1.0, 1.0),), rounding="half_sides", stride="map")
-    extent = valid_extent((832, 1344), jnp.array([[800, 1216]]), 32)
-    last = np.asarray(anchors(extent).boxes[4]).reshape(13, 21, 4)
+    (*_, last), _ = run(anchors, (832, 1344), np.array([[800, 1216]]))
+    last = last.reshape(13, 21, 4)
     np.testing.assert_array_equal(last[:3, 0, 1] + 256, [0, 61, 122])
     np.testing.assert_array_equal(last[0, :3, 0] + 256, [0, 64, 128])
 
 
 def test_anchors_outside_the_extent_are_not_valid():
-    extent = valid_extent((64, 128), jnp.array([[20, 40], [30, 30]]), 32)  # 32 x 64 pixels
-    anchors = NVIDIA(extent)
+    levels = run(NVIDIA, (64, 128), np.array([[20, 40], [30, 30]]))  # of 32 x 64 pixels
     assert NVIDIA(ValidExtent((64, 128), None)).valid is None
-    for stride, boxes, valid in zip((4, 8, 16, 32, 64), anchors.boxes, anchors.valid, strict=True):
+    for stride, boxes, valid in zip((4, 8, 16, 32, 64), *levels, strict=True):
         rows, columns = -(-64 // stride), -(-128 // stride)
         expected = np.zeros((rows, columns, 3), bool)
         expected[: -(-32 // stride), : -(-64 // stride)] = True

@@ -1,6 +1,7 @@
 """Scores and losses of many classes, against detectron2's rules written slowly in NumPy."""
 
 import itertools
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -91,7 +92,10 @@ def draw(classes, num, counts=(), *, total, seed=0, valid=None, power=0.5):
     valid = jnp.ones(classes.shape, bool) if valid is None else jnp.asarray(valid)
     classifier = Classifier("sigmoid", num, power, tuple(counts))
     keys = None if seed is None else jax.random.split(jax.random.key(seed), len(classes))
-    return np.asarray(classifier.draw(keys, classes, valid, total))
+    return np.asarray(jitted_draw(classifier, keys, classes, valid, total))
+
+
+jitted_draw = jax.jit(Classifier.draw, static_argnums=(0, 4), static_argnames="stage")
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -112,9 +116,9 @@ def test_drawing_differs_by_image_and_key():
     first, second = (draw(rois, 9, total=40, seed=seed) for seed in (0, 1))
     assert len(np.unique(first, axis=0)) == 20 and (first != second).any()
     np.testing.assert_array_equal(first, draw(rois, 9, total=40, seed=0))
-    alone = Classifier("sigmoid", 9).draw(
-        jax.random.split(jax.random.key(0), 20)[7:8], jnp.asarray(rois[7:8]),
-        jnp.ones((1, 3), bool), 40,
+    alone = jitted_draw(
+        Classifier("sigmoid", 9), jax.random.split(jax.random.key(0), 20)[7:8],
+        jnp.asarray(rois[7:8]), jnp.ones((1, 3), bool), 40,
     )  # fmt: skip
     np.testing.assert_array_equal(alone[0], first[7])
 
@@ -191,10 +195,10 @@ def test_detections_have_sigmoid_scores():
     )
     logits = jnp.array([[[20.0, 2.0, 1.0, -9.0], [0.0, -4.0, -3.5, -9.0]]])
     detect = Detect(score_threshold=0.02, detections_per_image=4)
-    boxes, scores, classes, valid = detect(
-        logits, jnp.zeros((1, 2, 4, 4)), proposals, jnp.array([[48, 64]]), coder=BoxCoder(),
-        classifier=Classifier("sigmoid"),
-    )  # fmt: skip
+    run = jax.jit(partial(detect, coder=BoxCoder(), classifier=Classifier("sigmoid")))
+    boxes, scores, classes, valid = run(
+        logits, jnp.zeros((1, 2, 4, 4)), proposals, jnp.array([[48, 64]])
+    )
     assert valid[0].tolist() == [True, True, True, False]
     assert classes[0].tolist() == [1, 2, 2, 0]
     expected = 1 / (1 + np.exp([-2.0, -1.0, 3.5]))
@@ -216,6 +220,6 @@ def test_each_stage_draws_for_itself():
     classifier = Classifier(kind="sigmoid", federated_classes=10)
     keys = jax.random.split(jax.random.key(0), 2)
     classes, valid = jnp.ones((2, 3), jnp.int32), jnp.ones((2, 3), bool)
-    drawn = [classifier.draw(keys, classes, valid, 40, stage) for stage in (0, 1, 2)]
+    drawn = [jitted_draw(classifier, keys, classes, valid, 40, stage=k) for k in (0, 1, 2)]
     assert all((each.sum(axis=1) == 10).all() for each in drawn)
     assert not any((drawn[i] == drawn[j]).all() for i, j in ((0, 1), (0, 2), (1, 2)))

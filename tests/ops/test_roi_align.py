@@ -1,5 +1,6 @@
 import dataclasses
 import json
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -188,7 +189,10 @@ def test_bounded_samples_are_close_on_smooth_features():
     assert np.abs(exact).max() > 0.2
 
 
-@pytest.mark.parametrize(("sampling", "border"), [(1, "clamp"), (2, "zero"), (0, "zero")])
+@pytest.mark.parametrize(
+    ("sampling", "border"),
+    [(1, "clamp"), pytest.param(2, "zero", marks=pytest.mark.slow), (0, "zero")],
+)
 def test_what_lies_beyond_the_extent_does_not_exist(sampling, border):
     """As on maps cut to 44 x 70 pixels, rounded up to whole cells; and no gradient goes there."""
     rng = np.random.default_rng(11)
@@ -295,6 +299,7 @@ def test_bfloat16_features_keep_their_dtype_and_float32_sums():
     assert {g.dtype for g in vjp(out)[0]} == {jnp.dtype(jnp.bfloat16)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [1, 0])
 def test_jit_equals_eager(sampling):
     rng = np.random.default_rng(9)
@@ -318,7 +323,7 @@ def test_jit_equals_eager(sampling):
 def test_wrong_settings_are_refused(wrong, message):
     settings = {"output_size": 2, "strides": (4,)} | wrong
     with pytest.raises(ValueError, match=message):
-        eager_roi_align([jnp.zeros((1, 8, 8, 1))], jnp.zeros((1, 1, 4)), **settings)
+        roi_align([jnp.zeros((1, 8, 8, 1))], jnp.zeros((1, 1, 4)), **settings)
 
 
 def test_equals_torchvision_forward_and_gradient():
@@ -352,7 +357,7 @@ def test_equals_torchvision_forward_and_gradient():
         assert_within(grad, expected, 2 * pooling_gradient_bound(cells, magnitude), case["key"])
 
 
-@pytest.mark.parametrize("size", [7, 14])
+@pytest.mark.parametrize("size", [7, pytest.param(14, marks=pytest.mark.slow)])
 def test_equals_torchvision_multi_scale(size):
     golden = load_golden("torchvision/ops", whole=size == 14)
     features = [jnp.asarray(golden[f"ms_feat{k}"].transpose(0, 2, 3, 1)) for k in range(4)]
@@ -403,13 +408,19 @@ def test_boxes_of_any_image_in_one_group(sampling_ratio):
 
     results = []
     for pool in (apart, together):
-        total = lambda maps, pool=pool: jnp.sum(pool(maps) * weights)  # noqa: E731
-        results.append((jax.jit(pool)(maps), jax.jit(jax.grad(total))(maps)))
-    np.testing.assert_allclose(results[1][0], results[0][0], rtol=1e-6, atol=1e-6)
-    for ours, theirs in zip(results[1][1], results[0][1], strict=True):
+
+        @jax.jit
+        @partial(jax.grad, has_aux=True)
+        def run(maps, pool=pool):
+            pooled = pool(maps)
+            return jnp.sum(pooled * weights), pooled
+
+        results.append(run(maps))
+    np.testing.assert_allclose(results[1][1], results[0][1], rtol=1e-6, atol=1e-6)
+    for ours, theirs in zip(results[1][0], results[0][0], strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
 
 
 def test_without_images_there_is_a_group_for_each():
     with pytest.raises(ValueError, match="1 groups of boxes for 2 images, expected one for each"):
-        eager_roi_align([jnp.zeros((2, 8, 12, 1))], jnp.zeros((1, 3, 4)), output_size=2)
+        roi_align([jnp.zeros((2, 8, 12, 1))], jnp.zeros((1, 3, 4)), output_size=2)

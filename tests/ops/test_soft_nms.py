@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from mask_rcnn_jax.models.detect import Detect
+from mask_rcnn_jax.ops import soft_nms as ops
 from mask_rcnn_jax.ops.boxes import BoxCoder
-from mask_rcnn_jax.ops.soft_nms import soft_nms
 from mask_rcnn_jax.structures import Proposals
 from tests.helpers import random_boxes
 
+STATIC = ("kind", "iou_thresh", "sigma", "min_score", "offset", "max_out")
+soft_nms = jax.jit(ops.soft_nms, static_argnames=STATIC)
 OPTIONS = dict(iou_thresh=0.5, sigma=0.5, min_score=1e-3)
 
 
@@ -56,7 +58,7 @@ def test_rows_and_scores_equal_a_slow_pass_per_group(kind, offset, changes):
     options = OPTIONS | changes | {"kind": kind, "offset": offset}
     for seed in range(4):
         arrays = problem(seed)
-        index, scores = jax.jit(partial(soft_nms, max_out=60, **options))(*map(jnp.asarray, arrays))
+        index, scores = soft_nms(*map(jnp.asarray, arrays), max_out=60, **options)
         expected = slow(*arrays, **options)
         count = int((scores >= 0).sum())
         assert 10 < count == len(expected)
@@ -120,9 +122,9 @@ def test_detections_take_their_fallen_scores(kind):
     valid = np.arange(rows)[None] < np.array([[rows], [15]])
     proposals = Proposals(jnp.asarray(boxes), jnp.ones((2, rows)), jnp.asarray(valid))
     detect = Detect(nms=kind, score_threshold=0.1, pre_nms_topk=30, detections_per_image=limit)
-    found, scores, labels, ok = detect(
+    found, scores, labels, ok = jax.jit(partial(detect, coder=BoxCoder()))(
         jnp.asarray(logits), jnp.zeros((2, rows, classes + 1, 4)), proposals,
-        jnp.array([[40, 48], [48, 40]]), coder=BoxCoder(),
+        jnp.array([[40, 48], [48, 40]]),
     )  # fmt: skip
     for image in range(2):
         probability = np.exp(logits[image]) / np.exp(logits[image]).sum(axis=1, keepdims=True)
@@ -157,6 +159,6 @@ def test_a_minimum_applies_to_fallen_scores():
     candidates = BOXES[None], SCORES[None], jnp.ones((1, 3), jnp.int32)
     limits = dict(score_threshold=0.7, soft_min_score=0.7, detections_per_image=3)
     detect = Detect(nms="gaussian", **limits)
-    _, scores, _, valid = detect.select(*candidates, iou_offset=0.0)
+    _, scores, _, valid = jax.jit(partial(detect.select, iou_offset=0.0))(*candidates)
     np.testing.assert_array_equal(valid[0], [True, False, False])
     assert scores[0, 0] == np.float32(0.9)

@@ -138,10 +138,14 @@ def raw_outputs(model, images, sizes):
     return [*found, model.mask_head(pooled, jnp.asarray([[1, 2, 1]]))]
 
 
+@partial(jax.jit, static_argnums=0)
+def apply(model, variables, images, sizes):
+    return model.apply(variables, images, sizes, method=raw_outputs)
+
+
 def run(model, variables):
     images = np.random.default_rng(1).integers(0, 256, (1, *IMAGE, 3), np.uint8)
-    apply = jax.jit(partial(model.apply, method=raw_outputs))
-    return jax.device_get(apply(variables, images, np.asarray([INSIDE], np.int32)))
+    return jax.device_get(apply(model, variables, images, np.asarray([INSIDE], np.int32)))
 
 
 def some_of(groups, seed=2):

@@ -110,8 +110,17 @@ def test_the_published_number_of_entries_and_parameters():
     assert sum(int(np.prod(shape)) for shape in shapes.values()) == 110_895_792
 
 
-@pytest.mark.parametrize("cascade", [False, True])
-@pytest.mark.parametrize("size", SIZES)
+OTHERS = [("b", False), ("l", False), ("l", True), ("h", True)]
+
+
+@pytest.mark.parametrize(
+    ("size", "cascade"),
+    [
+        ("b", True),
+        ("h", False),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in OTHERS),
+    ],
+)
 def test_every_name_finds_a_place_of_its_shape(size, cascade):
     """Of whole models: only shapes are looked at, and where each number comes back."""
     shapes = vitdet_shapes(size, cascade)
@@ -144,7 +153,7 @@ def small_detector(variant):
     return config
 
 
-@pytest.mark.parametrize("variant", ["b", "cascade_b"])
+@pytest.mark.parametrize("variant", [pytest.param("b", marks=pytest.mark.slow), "cascade_b"])
 def test_a_small_model_is_exported(variant, tmp_path, capsys):
     config = small_detector(variant)
     shapes = abstract_variables(build_model(config.model))
