@@ -123,13 +123,8 @@ def seconds_of(log: Path) -> dict[str, float]:
     return seconds
 
 
-def test_fault(fault: Fault, tests: list[str], copy: Path, cache: Path, slow: bool) -> dict:
-    """Run the test files on a copy of the repository with this fault."""
-    if not tests:
-        return {"caught": None, "files": 0, "seconds": 0.0}
-    target = copy / fault.path
-    original = target.read_bytes()
-    before, _, after = fault.span(original.splitlines(True))
+def first_failure(tests: list[str], copy: Path, cache: Path, slow: bool) -> str | None:
+    """The first test that fails in a copy of the repository, as pytest reports it."""
     environment = os.environ | {
         "PYTHONPATH": str(copy),
         "JAX_COMPILATION_CACHE_DIR": str(cache),
@@ -137,18 +132,33 @@ def test_fault(fault: Fault, tests: list[str], copy: Path, cache: Path, slow: bo
     }
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
     command += [f"--timeout={LIMITS[0]}", "--tb=no", "-rfE", *["--slow"] * slow, *tests]
-    started = time.monotonic()
     try:
-        target.write_bytes(before + fault.new.encode() + after)
         done = subprocess.run(
             command, cwd=copy, env=environment, capture_output=True, text=True, timeout=LIMITS[1]
         )
-        failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-        caught = (failed or [f"exit code {done.returncode}"])[0] if done.returncode else None
     except subprocess.TimeoutExpired:
-        caught = f"no end within {LIMITS[1]} s"
+        return f"no end within {LIMITS[1]} s"
+    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return (failed or [f"exit code {done.returncode}"])[0] if done.returncode else None
+
+
+def test_fault(fault: Fault, tests: list[str], copy: Path, cache: Path, slow: bool) -> dict:
+    """Run the test files on a copy of the repository with this fault.
+
+    Raises ValueError for a failure that is there without the fault, too.
+    """
+    target, started = copy / fault.path, time.monotonic()
+    original = target.read_bytes()
+    before, _, after = fault.span(original.splitlines(True))
+    try:
+        target.write_bytes(before + fault.new.encode() + after)
+        caught = first_failure(tests, copy, cache, slow) if tests else None
     finally:
         target.write_bytes(original)
+    if caught and "::" in caught:
+        name = caught.partition(" ")[2].partition(" - ")[0]
+        if first_failure([name], copy, cache, slow):
+            raise ValueError(f"{name} fails without a fault")
     return {"caught": caught, "files": len(tests), "seconds": time.monotonic() - started}
 
 

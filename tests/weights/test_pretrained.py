@@ -11,6 +11,7 @@ from safetensors.numpy import save_file
 from mask_rcnn_jax.models.resnet import ResNet
 from mask_rcnn_jax.weights.convert import to_flax, to_ours_flat
 from mask_rcnn_jax.weights.pretrained import load_weights, merge_into
+from mask_rcnn_jax.weights.trunk_names import google_resnet50
 from tests.bounds import assert_within, network_bound
 from tests.helpers import shared
 from tests.weights.system_names import system
@@ -297,3 +298,22 @@ def test_long_lists_are_cut():
     loaded = {"params": {"other": {f"layer{i}": np.ones(2) for i in range(9)}}}
     with pytest.raises(ValueError, match=r"unexpected 9 \(params/other/layer0, .*layer3, \.\.\.\)"):
         merge_into(model_variables(), loaded)
+
+
+@pytest.mark.parametrize(
+    "number, conv, norm",
+    [
+        ("", "stem_conv", "stem_norm"),
+        ("_1", "res2_0/shortcut", "res2_0/shortcut_norm"),
+        ("_4", "res2_0/conv3", "res2_0/norm3"),
+        ("_11", "res3_0/shortcut", "res3_0/shortcut_norm"),
+        ("_24", "res4_0/shortcut", "res4_0/shortcut_norm"),
+        ("_52", "res5_2/conv3", "res5_2/norm3"),
+    ],
+)
+def test_googles_layers_are_numbered_as_they_are_created(number, conv, norm):
+    """53 convolutions with a norm each; the first block of a stage starts with its shortcut."""
+    rows = dict(google_resnet50())
+    assert len(rows) == 2 * 53
+    assert rows[f"[resnet50/]conv2d{number}"] == f"backbone/{conv}"
+    assert rows[f"[resnet50/]batch_normalization{number}"] == f"backbone/{norm}"
