@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
-# Check the package on a machine with an NVIDIA GPU and no network, in three stages of 10 minutes.
+# Check the package on a machine with an NVIDIA GPU and no network, in three stages.
 #
 #     benchmarks/gpu_check.sh prepare          # here, with a network
 #     benchmarks/gpu_check.sh rehearse         # here: all stages on a CPU, with a tiny model
-#     benchmarks/gpu_check.sh 1 [FOLDER]       # there: is it right
+#     benchmarks/gpu_check.sh 1 [FOLDER]       # there: is it right, does it learn
 #     benchmarks/gpu_check.sh 2 [FOLDER]       # how fast is it
-#     benchmarks/gpu_check.sh 3 [FOLDER]       # does it learn; beside torchvision; XLA's flags
+#     benchmarks/gpu_check.sh 3 [FOLDER]       # beside torchvision; XLA's flags
 #
 # `prepare` collects wheels in .whl for a Python 3.12 that has jax, flax, optax, orbax and numpy, and
 # values of a CPU in .firstday; take both along with the checkout. LEAVE_OUT="pillow .." names
-# packages that are there anyway.
+# packages that are there anyway, MAX_MIB (60) what may be taken along. A stage takes at most
+# SECONDS_LEFT (570).
 #
 # The stages write stage_N.json and stage_N.log into FOLDER as results arrive, by default into $OUT or
 # benchmarks/results/DATE. The exit code is 0 if every step succeeded that the machine has the
@@ -17,8 +18,9 @@
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 python=${PYTHON:-python3}
-packages=(array_record cloudpickle flatbuffers google-crc32c grain jaxtyping ml_collections msgspec
-  opencv-python-headless packaging pillow portpicker pycocotools safetensors tensorboardX wadler_lindig)
+packages=(array_record cloudpickle flatbuffers flax google-crc32c grain jaxtyping ml_collections msgspec
+  opencv-python-headless optax orbax-checkpoint packaging pillow portpicker pycocotools safetensors
+  tensorboardX wadler_lindig)
 
 prepare() {
   local wanted=() platforms=() name
@@ -33,7 +35,15 @@ prepare() {
     --python-version 3.12 "${platforms[@]}" -c constraints.txt -d .whl "${wanted[@]}" || return
   install_wheels
   JAX_PLATFORMS=cpu "$python" -m benchmarks.gpu_parity reference .firstday || return
-  du -sh .whl .firstday
+  local taken
+  taken=$(du -smc .whl .firstday | tail -n 1 | cut -f 1)
+  ((taken <= ${MAX_MIB:-60})) || {
+    echo "$taken MiB of wheels and values are more than MAX_MIB=${MAX_MIB:-60}; the largest:" >&2
+    du -k .whl/*.whl | sort -n | tail -n 2 >&2
+    echo 'LEAVE_OUT="NAME .." leaves packages out that are there anyway' >&2
+    return 1
+  }
+  echo "$taken MiB of wheels and values"
 }
 
 install_wheels() { # the carried packages, for all steps
@@ -74,4 +84,4 @@ fi
 # JAX and NVIDIA's programs look for a CUDA toolkit in these.
 cuda=$("$python" -c 'from pallas_kernels.check_compile import cuda_root; print(cuda_root())')
 [ -e "$cuda/bin/ptxas" ] && export CUDA_ROOT="$cuda" PATH="$cuda/bin:$PATH"
-stage "$1" "${2:-${OUT:-benchmarks/results/$(date +%F)}}" $((570 - SECONDS))
+stage "$1" "${2:-${OUT:-benchmarks/results/$(date +%F)}}" $((${SECONDS_LEFT:-570} - SECONDS))

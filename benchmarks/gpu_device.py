@@ -4,8 +4,9 @@
     python -m benchmarks.gpu_device ceilings --json FILE
 
 `describe` fails without a GPU or what compiles kernels for it. `ceilings` times a matrix product, a
-copy, convolutions of the model's shapes with both gradients, its stem with 3, 4 and 8 channels, and
-its top-k; `--small` does so with tiny shapes, on a CPU too.
+copy, convolutions of the model's shapes with both gradients, the last layer of bottlenecks as
+product and as convolution, the stem with 3, 4 and 8 channels, and its top-k; `--small` does so with
+tiny shapes, on a CPU too.
 """
 
 import argparse
@@ -38,6 +39,8 @@ CONVOLUTIONS = (
     (208, 336, 256, 256, 3),
     (208, 336, 64, 256, 1),
 )
+# The last layer of a bottleneck in each stage: height, width, channels in and out.
+LAST_LAYERS = ((208, 336, 64, 256), (104, 168, 128, 512), (52, 84, 256, 1024), (26, 42, 512, 2048))
 TOP_K = ((16, 209_664, 2000), (16, 279_279, 256), (1, 1_605_632, 8))  # rows, values, k
 
 
@@ -120,6 +123,23 @@ def ceilings(small: bool) -> Iterator[tuple[str, object]]:
                 ),
             },
         )
+    for height, width, channels, out in LAST_LAYERS:
+        if small:
+            height, width, channels, out = height // 26, width // 42, channels // 16, out // 16
+        x, residual = (
+            jax.random.normal(key, (images, height, width, size), jnp.bfloat16)
+            for size in (channels, out)
+        )
+        w = jax.random.normal(key, (1, 1, channels, out), jnp.bfloat16)
+        b = jax.random.normal(key, (out,), jnp.bfloat16)
+        forms = {"product": _multiply, "convolution": _convolve}
+        yield (
+            f"last layer of a bottleneck {channels}->{out} at {height}x{width}, ms",
+            {
+                name: _milliseconds(partial(_last_layer, form), x, w, b, residual)
+                for name, form in forms.items()
+            },
+        )
     shape = (images, 69, 69) if small else (images, 837, 1349)
     stem = partial(_convolve, strides=(2, 2), padding="VALID")
     for channels, dtype in ((3, "bfloat16"), (4, "bfloat16"), (8, "bfloat16"), (3, "float16")):
@@ -136,6 +156,15 @@ def ceilings(small: bool) -> Iterator[tuple[str, object]]:
 
 def _convolve(x, w, strides=(1, 1), padding="SAME"):
     return lax.conv_general_dilated(x, w, strides, padding, dimension_numbers=DIMENSIONS)
+
+
+def _multiply(x, w):
+    return jnp.einsum("nhwc,co->nhwo", x, w[0, 0])
+
+
+def _last_layer(form, x, w, b, residual):
+    """cuDNN can add bias and residual and apply ReLU in one pass, a product of XLA's not."""
+    return jax.nn.relu(form(x, w) + b + residual)
 
 
 def _milliseconds(function: Callable, *args) -> float:

@@ -2,13 +2,15 @@
 
 import os
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 # `benchmark kernels --only`; a process each, since an invalid memory access ends it.
 KERNELS = ("nms ", "fill_polygons ", "gather_sum box_train_2", "gather_sum_transpose box_train_2")
 KERNELS += ("gather_sum mask", "gather_sum_transpose mask", "box_train_8", "box_test_1")
-PARITY = ("coco bfloat16", "coco float16", "coco_torchvision", "coco_nvidia_pytorch")
+PARITY = ("coco float32", "coco bfloat16", "coco float16", "coco_torchvision")
+PARITY += ("coco_nvidia_pytorch",)
+GRAPHS = "xla_gpu_enable_command_buffer=+convolution"  # one CUDA graph a step instead of dozens
 # Tried one at a time; launch/env.sh says what they do. Time suffices for two compilations.
 XLA_FLAGS = (
     "xla_gpu_experimental_enable_conv_fusion=true",
@@ -42,6 +44,7 @@ class Step:
     required: bool = False  # the stage ends if it fails
     error: str = ""  # a user's error that the command must end with
     trace: Path | None = None  # folder of a profiler trace to keep
+    lane: str = ""  # steps of different lanes run beside each other, those without one alone
 
 
 @dataclass(frozen=True)
@@ -90,31 +93,33 @@ def steps(stage: int, scratch: Path, reference: Path, small: bool) -> list[Step]
         small: a rehearsal on a CPU, with a tiny model.
     """
     place = Place(scratch, reference, small)
-    return {1: _is_right, 2: _is_fast, 3: _learns}[stage](place)
+    return {1: _is_right, 2: _is_fast, 3: _beside_others}[stage](place)
 
 
 def _is_right(place: Place) -> list[Step]:
+    """What only compares values, side by side; then the rates that bound any program."""
     small = ("--small",) if place.small else ()
     error = "benchmark kernels needs a GPU" if place.small else ""
-    found = [place.step("describe", 60, "benchmarks.gpu_device", "describe", *small, required=True)]
-    found += [place.benchmark("kernels tiny", 120, "kernels", "--only", "tiny", error=error)]
+    describe = place.step(
+        "describe", 60, "benchmarks.gpu_device", "describe", *small, required=True
+    )
+    compared = [place.benchmark("kernels tiny", 120, "kernels", "--only", "tiny", error=error)]
     reference = place.scratch / "reference" if place.small else place.reference
+    compare = ("benchmarks.gpu_parity", "compare", str(reference), *small, "--only")
     if place.small:
         command = (sys.executable, "-m", "benchmarks.gpu_parity", "reference", str(reference))
-        found.append(
-            Step("reference values", 600, (*command, *small), place.file("reference values"))
-        )
-    compare = ("benchmarks.gpu_parity", "compare", str(reference), *small, "--only")
-    case = "quickstart" if place.small else "coco float32"
-    found.append(place.step(f"model {case}", 200, *compare, case))
-    found += [
-        place.benchmark(f"kernels {name.strip()}", 100, "kernels", "--only", name, gpu_only=True)
+        values = Step("reference values", 600, (*command, *small), place.file("reference values"))
+        compared += [replace(values, lane="model quickstart")]
+    cases = ("quickstart",) if place.small else PARITY
+    compared += [place.step(f"model {case}", 240, *compare, case) for case in cases]
+    compared += [
+        place.benchmark(f"kernels {name.strip()}", 150, "kernels", "--only", name, gpu_only=True)
         for name in KERNELS
     ]
-    found += [place.step(f"model {case}", 150, *compare, case, gpu_only=True) for case in PARITY]
-    found += [_sanitizer(place, tool) for tool in ("memcheck", "racecheck")]
-    found.append(place.step("ceilings", 110, "benchmarks.gpu_device", "ceilings", *small))
-    return found
+    compared += [_sanitizer(place, tool) for tool in ("memcheck", "racecheck")]
+    lanes = [replace(step, lane=step.lane or step.name) for step in compared + _learns(place)]
+    ceilings = place.step("ceilings", 150, "benchmarks.gpu_device", "ceilings", *small)
+    return [describe, *lanes, ceilings]
 
 
 def _sanitizer(place: Place, tool: str) -> Step:
@@ -130,7 +135,7 @@ def _sanitizer(place: Place, tool: str) -> Step:
     command = ("compute-sanitizer", *options, *step.command)
     environment = {
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
-        "XLA_FLAGS": _xla_flags("xla_gpu_enable_command_buffer="),
+        **_with_flag("xla_gpu_enable_command_buffer="),
     }
     return Step(
         step.name,
@@ -146,16 +151,24 @@ def _sanitizer(place: Place, tool: str) -> Step:
 def _is_fast(place: Place) -> list[Step]:
     trace = place.scratch / "trace"
     batch = 2 if place.small else 16
+    xla = "--config.train.implementation=xla"
     found = [
         place.model("train", batch, "--profile", str(trace), limit=FIRST, trace=trace),
         place.model("infer", 2 if place.small else 8, limit=120),
-        place.model(
-            "train", batch, "--config.train.implementation=xla", limit=150, note="without kernels"
-        ),
     ]
     if not place.small:
-        found += [place.model("train", images, limit=150) for images in (24, 2, 8)]
-        found.append(place.model("infer", 1, limit=100))
+        found += [
+            place.model("infer", 1, limit=100),
+            place.benchmark("kernels", 120, "kernels"),
+            place.model("infer", 1, xla, limit=100, note="without kernels"),
+        ]
+    found.append(place.model("train", batch, xla, limit=150, note="without kernels"))
+    if not place.small:
+        found += [
+            place.model(kind, size, limit=150, note=GRAPHS, environment=_with_flag(GRAPHS))
+            for kind, size in (("infer", 1), ("train", 2))
+        ]
+        found += [place.model("train", images, limit=150) for images in (2, 24, 8)]
     found.append(place.model("train", batch, "--stages", limit=150, note="stages"))
     found += [
         place.model(
@@ -168,6 +181,7 @@ def _is_fast(place: Place) -> list[Step]:
 
 
 def _learns(place: Place) -> list[Step]:
+    """The quickstart through the real loop, evaluated on both devices, and resumed."""
     data, run = place.scratch / "shapes", place.scratch / "run"
     # With 128 channels RoIAlign's kernels run; on CPUs, 64 channels reach box AP 0.68.
     entries = TINY | {"train.steps": "4"} if place.small else {"model.fpn.channels": "128"}
@@ -179,21 +193,29 @@ def _learns(place: Place) -> list[Step]:
 
     def command(name: str, limit: int, *arguments: str, figures: Path | None = None) -> Step:
         command = (sys.executable, "-m", f"mask_rcnn_jax.{arguments[0]}", *arguments[1:])
-        return Step(name, limit, command, figures or place.file(name))
+        return Step(name, limit, command, figures or place.file(name), lane="learns")
 
     def evaluate(name: str, *arguments: str) -> Step:
         output = place.scratch / name.replace(" ", "_")
         arguments = ("evaluate", "--workdir", str(run), "--output", str(output), *arguments)
         return command(name, 90, *arguments, figures=output / "metrics.json")
 
-    # On a machine that stage 2 has not run on, what is found here serves the flags.
-    found = [] if place.small else [place.model("train", 16, limit=FIRST)]
-    found += [
+    return [
         command("make images", 60, "prepare", "shapes", "--data_dir", str(data), *images),
         command("train", 240, "train", *recipe, "--workdir", str(run)),
         evaluate("evaluate on the GPU"),
         evaluate("evaluate on the CPU", "--platform", "cpu"),
         command("resume a finished run", 60, "train", *recipe, "--workdir", str(run)),
+    ]
+
+
+def _beside_others(place: Place) -> list[Step]:
+    """Data loading, torchvision, and XLA's flags.
+
+    Its first step finds algorithms for the flags' on a machine where stage 2 has not run.
+    """
+    found = [] if place.small else [place.model("train", 16, limit=FIRST)]
+    found += [
         place.benchmark(
             "data",
             90,
@@ -215,14 +237,7 @@ def _learns(place: Place) -> list[Step]:
         )
     )
     found += [
-        place.model(
-            "train",
-            16,
-            limit=200,
-            note=flag,
-            gpu_only=True,
-            environment={"XLA_FLAGS": _xla_flags(flag)},
-        )
+        place.model("train", 16, limit=200, note=flag, gpu_only=True, environment=_with_flag(flag))
         for flag in XLA_FLAGS
     ]
     return found
@@ -246,5 +261,5 @@ def _torchvision(place: Place, mode: str) -> Step:
     )
 
 
-def _xla_flags(flag: str) -> str:
-    return f"{os.environ.get('XLA_FLAGS', '')} --{flag}".strip()
+def _with_flag(flag: str) -> dict[str, str]:
+    return {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --{flag}".strip()}

@@ -2,9 +2,10 @@
 
     python -m benchmarks.gpu_steps 1 --out FOLDER --seconds 560
 
-FOLDER receives `stage_1.log`, the output of all steps, and `stage_1.json`: the exit code, seconds
-and figures of each step, rewritten as figures arrive, so that a machine taken away loses none. A
-step that fails or exceeds its limit does not stop the others. The exit code, also in the JSON, is 0
+FOLDER receives `stage_1.log`, the output of all steps that ended, and `stage_1.json`: the exit
+code, seconds and figures of each step, rewritten as figures arrive, so that a machine taken away
+loses none. Steps that compare values run beside each other, steps that measure time alone. A step
+that fails or exceeds its limit does not stop the others. The exit code, also in the JSON, is 0
 if all that this machine can run succeeded, 1 if a step failed, and 3 if none did but the stage's
 time did not suffice for all. `--rehearse` runs every step it can on a CPU, with a tiny model.
 """
@@ -13,6 +14,7 @@ import argparse
 import contextlib
 import gzip
 import importlib.util
+import itertools
 import json
 import os
 import shutil
@@ -20,9 +22,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from benchmarks import gpu_stages
 from benchmarks.gpu_stages import Step
@@ -32,6 +38,7 @@ SHORTEST = 20  # seconds; with less left, a step is not started
 PATIENCE = 5.0  # seconds between the request to end and the kill
 NO_TIME = "no time left"
 OUT_OF_TIME = 3  # exit code
+SHARED_GPU = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # each takes the memory it needs
 TAIL = 4  # lines of a step's output in the summary
 
 
@@ -45,18 +52,34 @@ class Stage:
     rehearse: bool = False
     steps: dict[str, dict] = field(default_factory=dict)
     exit_code: int | None = None  # None until it has ended
+    lock: threading.Lock = field(default_factory=threading.Lock)  # of what follows
 
     @property
     def log(self) -> Path:
         return self.out / f"stage_{self.number}.log"
 
-    def save(self) -> None:
-        """Write all results so far, atomically."""
+    def record(self, name: str = "", **values: Any) -> None:
+        """Add values to the results of a step, and write all results so far, atomically."""
         path = self.out / f"stage_{self.number}.json"
         draft = path.with_suffix(".part")
-        results = {"rehearsal": self.rehearse, "exit_code": self.exit_code, "steps": self.steps}
-        draft.write_text(json.dumps(results, indent=1))
-        os.replace(draft, path)
+        with self.lock:
+            if name:
+                self.steps.setdefault(name, {}).update(values)
+            results = {"rehearsal": self.rehearse, "exit_code": self.exit_code, "steps": self.steps}
+            draft.write_text(json.dumps(results, indent=1))
+            os.replace(draft, path)
+
+    def end(self, step: Step, output: bytes, outcome: str) -> None:
+        """Keep the output of a step, and print its last lines."""
+        with self.lock, self.log.open("ab") as log:
+            log.write(f"\n==== {step.name}\n".encode() + output)
+            print(f"== {step.name}: {outcome}", flush=True)
+            for line in output.decode(errors="replace").splitlines()[-TAIL:]:
+                print(f"   {line[:200]}", flush=True)
+
+    def stop(self, *_) -> None:
+        """Have no time left: all steps end."""
+        self.until = time.monotonic()
 
 
 def main() -> int:
@@ -68,10 +91,11 @@ def main() -> int:
     parser.add_argument("--rehearse", action="store_true", help="on a CPU, with a tiny model")
     parser.add_argument("--only", default="", help="run the steps whose names contain this text")
     flags = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the step too
     flags.out.mkdir(parents=True, exist_ok=True)
     stage = Stage(flags.stage, flags.out, time.monotonic() + flags.seconds, flags.rehearse)
     stage.log.unlink(missing_ok=True)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stage.stop)
     with tempfile.TemporaryDirectory() as scratch:
         steps = gpu_stages.steps(flags.stage, Path(scratch), flags.reference, flags.rehearse)
         return run_stage(stage, [step for step in steps if flags.only in step.name])
@@ -79,22 +103,33 @@ def main() -> int:
 
 def run_stage(stage: Stage, steps: list[Step]) -> int:
     """Run the steps and return the exit code of the stage."""
-    for step in steps:
-        reason = left_out(stage, step)
-        if reason:
-            stage.steps[step.name] = {"left_out": reason}
-            print(f"left out: {step.name}: {reason}", flush=True)
-            stage.save()
-        elif not run_step(stage, step) and step.required:
-            break
+    for _, group in itertools.groupby(steps, lambda step: bool(step.lane)):
+        lanes: dict[str, list[Step]] = {}
+        for step in group:
+            lanes.setdefault(step.lane, []).append(step)
+        with ThreadPoolExecutor(len(lanes)) as pool:
+            if not all(pool.map(lambda lane: run_lane(stage, lane), lanes.values())):
+                break
     results = stage.steps.values()
     stage.exit_code = 0
     if any(result.get("left_out") == NO_TIME for result in results):
         stage.exit_code = OUT_OF_TIME
     if any("failed" in result for result in results):
         stage.exit_code = 1
-    stage.save()
+    stage.record()
     return stage.exit_code
+
+
+def run_lane(stage: Stage, steps: Iterable[Step]) -> bool:
+    """Run steps one after the other; return False if one failed that the others require."""
+    for step in steps:
+        reason = left_out(stage, step)
+        if reason:
+            stage.record(step.name, left_out=reason)
+            print(f"left out: {step.name}: {reason}", flush=True)
+        elif not run_step(stage, step) and step.required:
+            return False
+    return True
 
 
 def left_out(stage: Stage, step: Step) -> str | None:
@@ -112,19 +147,17 @@ def left_out(stage: Stage, step: Step) -> str | None:
 
 def run_step(stage: Stage, step: Step) -> bool:
     """Run a step and record it; return whether it succeeded."""
-    left = stage.until - time.monotonic()
-    limit = left if stage.rehearse else min(left, step.limit)  # a CPU may take far longer
-    result = stage.steps[step.name] = {"command": " ".join(step.command), "limit_s": round(limit)}
-    print(f"== {step.name} (at most {limit:.0f} s)", flush=True)
     started = time.monotonic()
-    with stage.log.open("ab") as log:
-        log.write(f"\n==== {step.name}\n".encode())
-        log.flush()
-        begin = log.tell()
+    limit = stage.until - started
+    if not stage.rehearse:  # a CPU may take far longer
+        limit = min(limit, step.limit)
+    stage.record(step.name, command=" ".join(step.command), limit_s=round(limit))
+    print(f"== {step.name} (at most {limit:.0f} s)", flush=True)
+    with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
             step.command,
             cwd=ROOT,
-            env={**os.environ, **step.environment},
+            env={**os.environ, **(SHARED_GPU if step.lane else {}), **step.environment},
             stdout=log,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
@@ -132,27 +165,24 @@ def run_step(stage: Stage, step: Step) -> bool:
         )
         code = None
         try:
-            while code is None and time.monotonic() - started < limit:
+            while code is None and time.monotonic() < min(started + limit, stage.until):
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     code = process.wait(timeout=1.0)
                 read_figures(stage, step)
         finally:
             end_session(process)
+        log.seek(0)
+        output = log.read()
     read_figures(stage, step)
     keep_trace(stage, step)
-    output = stage.log.read_bytes()[begin:].decode(errors="replace")
-    succeeded = step.error in output and code == 2 if step.error else code == 0
-    result["seconds"] = round(time.monotonic() - started, 1)
-    result["exit_code"] = code
-    if code is None and limit == left:
-        result["left_out"] = NO_TIME
+    succeeded = step.error.encode() in output and code == 2 if step.error else code == 0
+    seconds, outcome = round(time.monotonic() - started, 1), {}
+    if code is None and time.monotonic() >= stage.until:
+        outcome = {"left_out": NO_TIME}
     elif not succeeded:
-        result["failed"] = f"exceeded {limit:.0f} s" if code is None else f"exit code {code}"
-    stage.save()
-    outcome = result.get("failed") or result.get("left_out") or "done"
-    print(f"   {outcome} after {result['seconds']} s", flush=True)
-    for line in output.splitlines()[-TAIL:]:
-        print(f"   {line[:200]}", flush=True)
+        outcome = {"failed": f"exceeded {limit:.0f} s" if code is None else f"exit code {code}"}
+    stage.record(step.name, seconds=seconds, exit_code=code, **outcome)
+    stage.end(step, output, f"{'; '.join(outcome.values()) or 'done'} after {seconds} s")
     return succeeded
 
 
@@ -163,8 +193,7 @@ def read_figures(stage: Stage, step: Step) -> None:
     except (OSError, ValueError):  # not written yet, or half of it
         return
     if stage.steps[step.name].get("figures") != figures:
-        stage.steps[step.name]["figures"] = figures
-        stage.save()
+        stage.record(step.name, figures=figures)
 
 
 def end_session(process: subprocess.Popen) -> None:
