@@ -121,9 +121,7 @@ def case_config(case: str, implementation: str) -> Any:
 def draw_start(case: str) -> tuple[Any, Batch]:
     """Draw the weights, as the model's variables, and images with objects."""
     config = case_config(case, "xla")
-    with jax.default_device(jax.devices("cpu")[0]):  # the same weights on every device
-        variables = jax.device_get(init_variables(inputs.recipe_model(config), 0))
-    return variables, inputs.synthetic_batch(config, IMAGES)
+    return init_variables(inputs.recipe_model(config), 0), inputs.synthetic_batch(config, IMAGES)
 
 
 def origin(variables: Any, batch: Batch) -> dict[str, np.ndarray]:

@@ -160,7 +160,6 @@ def generate(folder: Path) -> list[bytes]:
 
 def random_weights(folder: Path) -> Path:
     """Write random weights for the quickstart recipe."""
-    import jax
     from safetensors.numpy import save_file
 
     from mask_rcnn_jax.config import load_config
@@ -168,7 +167,7 @@ def random_weights(folder: Path) -> Path:
     from mask_rcnn_jax.weights.convert import to_ours_flat
 
     fields = {**load_config("quickstart").model, "num_classes": 4}
-    variables = jax.device_get(init_variables(build_model(fields), 0))
+    variables = init_variables(build_model(fields), 0)
     save_file(to_ours_flat(variables), folder / "random.safetensors")
     return folder / "random.safetensors"
 

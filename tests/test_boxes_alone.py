@@ -2,7 +2,6 @@
 
 import json
 
-import jax
 import numpy as np
 import pytest
 
@@ -90,7 +89,7 @@ def test_stablehlo(run):
     _, config = run
     config = config.copy_and_resolve_references()
     config.model.num_classes = 3
-    variables = jax.device_get(init_variables(build_model(config.model), 0))
+    variables = init_variables(build_model(config.model), 0)
     _, predict = predict_function(config)
     program = load_stablehlo(
         export_stablehlo(predict, variables, canvas=(64, 64), batch=1, dtype="uint8",

@@ -78,7 +78,7 @@ def compiled(trunk, devices=1, remat="none", precision="float32"):
     config = trunk()
     config.train.precision = precision
     model = build_model(config.model, remat=remat, precision=precision)
-    variables = jax.device_get(init_variables(model, 0))
+    variables = init_variables(model, 0)
     tx = build_optimizer(config, lambda _: 1e-3, variables["params"], model.backbone)
     mesh = jax.make_mesh((devices,), ("data",), (AxisType.Auto,), devices=jax.devices()[:devices])
     options = dict(loss=loss_options(config), seed=0, flip_probability=0.0)

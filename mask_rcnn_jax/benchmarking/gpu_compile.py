@@ -33,7 +33,8 @@ def compile_programs(
         "infer": (inputs.lower_predict, inputs.infer_flops),
     }[mode]
     config = inputs.for_gpus(config)
-    gflop = round(count(config) / 1e9, 1)
+    flops = count(config)
+    gflop = flops and round(flops / 1e9, 1)
     for images, devices in shapes:
         mesh, context = check_compile.absent_gpus(target, devices)
         started = time.perf_counter()

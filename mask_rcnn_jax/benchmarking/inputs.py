@@ -14,6 +14,7 @@ from mask_rcnn_jax.data.options import (
     example_options,
     train_options,
 )
+from mask_rcnn_jax.host import on_host
 from mask_rcnn_jax.models.build import abstract_variables, build_model, resolve_precision
 from mask_rcnn_jax.models.detect import detect_options
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
@@ -111,25 +112,29 @@ def lower_predict(
     return predict.trace(variables, batch).lower(lowering_platforms=platform and (platform,))
 
 
-def train_flops(config: Any) -> float:
-    """Return a training step's FLOPs per image, before optimization.
+def train_flops(config: Any) -> float | None:
+    """Return a training step's FLOPs per image, before optimization, None if unknown.
 
     Counted in the GPU program, because loop bodies count once and only the CPU program has
-    convolutions in loops.
+    convolutions in loops; but by the CPU's client, as a GPU's counts compiled programs only, with
+    nothing for cuDNN's calls.
     """
     config, mesh = _without_kernels(config), _one_device()
     config.optim.accumulate_steps, config.train.images_per_device = 1, 0
-    return _flops(lower_step(config, mesh, mesh, 1, "cuda"))
+    with on_host():
+        return _flops(lower_step(config, mesh, mesh, 1, "cuda"))
 
 
-def infer_flops(config: Any) -> float:
+def infer_flops(config: Any) -> float | None:
     """Return prediction FLOPs per image, before optimization, counted as in `train_flops`."""
     mesh = _one_device()
-    return _flops(lower_predict(_without_kernels(config), mesh, mesh, 1, "cuda"))
+    with on_host():
+        return _flops(lower_predict(_without_kernels(config), mesh, mesh, 1, "cuda"))
 
 
-def _flops(lowered: jax.stages.Lowered) -> float:
-    return lowered.cost_analysis()["flops"]  # type: ignore[index]
+def _flops(lowered: jax.stages.Lowered) -> float | None:
+    cost: Any = lowered.cost_analysis()
+    return cost and cost["flops"]
 
 
 def for_gpus(config: Any) -> Any:

@@ -43,7 +43,7 @@ def make_pair(name: str) -> Pair:
     from pallas_kernels import mask_targets, nms, roi_align
 
     op, case_name = name.split(" ")
-    case = next(case for case in cases.CASES if case.name == case_name)
+    case = next(c for c in cases.CASES if c.name == case_name and op.startswith(c.op))
     args, options = jax.device_put(cases.example(case)), dict(case.options)
     choices: dict[str, tuple[Callable, Callable]] = {
         "nms": (nms.nms, xla_nms),

@@ -140,7 +140,7 @@ def _figures(
     compiled: jax.stages.Compiled,
     compile_s: float,
     times: list[float],
-    count_flops: Callable[[Any], float],
+    count_flops: Callable[[Any], float | None],
     save: Save,
 ) -> dict[str, Any]:
     """Return the figures of one benchmark; None for those the device does not report.
@@ -171,11 +171,10 @@ def _figures(
         "peak_rss_mb": round(peak_rss_mb(), 1),
     }
     save(figures)
-    flops_per_image = count_flops(config)  # lowers the program again
-    flops_per_s = flops_per_image * images_per_s / mesh.size
-    peak = devices.peak(precision)
-    figures["gflop_per_image"] = round(flops_per_image / 1e9, 1)
-    figures["percent_of_peak"] = peak and round(100 * flops_per_s / peak, 1)
+    flops, peak = count_flops(config), devices.peak(precision)  # lowers the program again
+    used = flops and peak and flops * images_per_s / mesh.size / peak
+    figures["gflop_per_image"] = flops and round(flops / 1e9, 1)
+    figures["percent_of_peak"] = used and round(100 * used, 1)
     save(figures)
     return figures
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from mask_rcnn_jax import parts
+from mask_rcnn_jax.host import on_host
 from mask_rcnn_jax.models.cascade import Cascade
 from mask_rcnn_jax.models.convnext import ConvNeXt
 from mask_rcnn_jax.models.fpn import FPN
@@ -217,10 +218,13 @@ def _check_choice(name: str, value: Any, choices: Mapping) -> None:
 
 
 def init_variables(model: MaskRCNN, seed: int) -> dict:
-    """Initialize `params` and `batch_stats`."""
-    # Runs once, mostly to draw random numbers: optimizing it takes far longer than running it.
+    """Initialize `params` and `batch_stats`, numpy arrays that do not depend on the device."""
+    # Runs once, mostly to draw random numbers: optimizing it takes far longer than running it, and
+    # compiling it for a GPU three times as long as for a CPU.
     quick = {"xla_backend_optimization_level": 0}
-    return jax.jit(partial(_init, model), compiler_options=quick)(jax.random.key(seed))
+    with on_host():
+        draw = jax.jit(partial(_init, model), compiler_options=quick)
+        return jax.device_get(draw(jax.random.key(seed)))
 
 
 def abstract_variables(model: MaskRCNN) -> dict:

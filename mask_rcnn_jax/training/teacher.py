@@ -17,6 +17,7 @@ from mask_rcnn_jax import console
 from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.data.options import canvas_size, train_options
 from mask_rcnn_jax.data.transforms import empty_batch
+from mask_rcnn_jax.host import on_host
 from mask_rcnn_jax.models.build import abstract_variables
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.models.outputs import TrainOutputs
@@ -170,8 +171,9 @@ def _check_outputs(distillation: Distillation, variables: dict, config: ConfigDi
 
 def _trace(function: Callable, *args: Any) -> tuple[float, Any]:
     """Return a function's FLOPs, 0 if unknown, and the shapes and dtypes in its result."""
-    traced = jax.jit(function).trace(*args)
-    cost: Any = traced.lower(lowering_platforms=("cuda",)).cost_analysis()
+    with on_host():  # GPUs do not count
+        traced = jax.jit(function).trace(*args)
+        cost: Any = traced.lower(lowering_platforms=("cuda",)).cost_analysis()
     return (cost or {}).get("flops", 0.0), traced.out_info
 
 

@@ -199,7 +199,7 @@ def test_few_pixels_wait_for_the_network(monkeypatch):
 @pytest.mark.slow
 def test_a_network_finds_in_tiles_what_it_finds_in_them_one_by_one():
     config = tiny_config()
-    variables = jax.device_get(init_variables(build_model(config.model), 0))
+    variables = init_variables(build_model(config.model), 0)
     image = np.random.default_rng(0).integers(0, 256, (200, 300, 3), np.uint8)
     predictor = Predictor(config, variables, 3, CATEGORIES, 128, 0.25)
     found, windows = predictor(image), predictor.prepare(image).windows

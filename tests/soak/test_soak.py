@@ -10,7 +10,6 @@ import os
 import threading
 from pathlib import Path, PurePosixPath
 
-import jax
 import numpy as np
 import pytest
 
@@ -95,7 +94,7 @@ def test_images(shapes, tmp_path, request, record_property):
     """As `infer` does, files are read, decoded, annotated and written."""
     count, (folder, _) = max(200, request.config.getoption("--soak") // 5), shapes
     config = tiny_config()
-    variables = jax.device_get(init_variables(build_model(config.model), 0))
+    variables = init_variables(build_model(config.model), 0)
     predictor = Predictor(config, variables, batch_size=4)
     sources = sorted((folder / "train").iterdir())
     targets = [PurePosixPath(f"{i}.jpg") for i in range(10)]

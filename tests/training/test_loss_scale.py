@@ -123,7 +123,7 @@ def test_a_step_that_overflows_float16_leaves_everything_as_it_was():
     model = build_model(config.model, precision="float16")
     tx = scaled(optax.sgd(1e-3, momentum=0.9), init_scale=2.0**60, growth_interval=2, floor=1.0)
     mesh = make_mesh()
-    variables = jax.device_get(init_variables(model, 0))
+    variables = init_variables(model, 0)
     state = replicate(
         TrainState(step=jnp.int32(0), opt_state=tx.init(variables["params"]), **variables), mesh
     )

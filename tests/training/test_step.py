@@ -60,7 +60,7 @@ def mesh_of(devices: int) -> Mesh:
 
 @functools.cache
 def initial_variables(model):
-    return jax.device_get(init_variables(model, 0))
+    return init_variables(model, 0)
 
 
 def new_state(model, tx, mesh):

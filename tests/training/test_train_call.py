@@ -204,7 +204,7 @@ def test_a_plain_transformation_has_no_rate_and_leaves_frozen_layers_alone(tmp_p
     assert config.to_json() == before
     first, last = logged
     assert "lr" not in first and first["loss_scale"] > 1 and "ap/box" in last
-    start = jax.device_get(init_variables(make_model(config, 4), config.train.seed))["params"]
+    start = init_variables(make_model(config, 4), config.train.seed)["params"]
     for name, layer in state.params["backbone"].items():
         frozen = name.startswith(("stem", "res2"))
         same = jax.tree.map(np.array_equal, layer, start["backbone"][name])
