@@ -34,13 +34,14 @@ CASES = ("coco float32", "coco bfloat16", "coco float16")
 CASES += ("coco_torchvision float32", "coco_nvidia_pytorch float32")
 SMALL = ("quickstart float32",)  # for a rehearsal
 IMAGES, SIZE, SMALL_SIZE = 2, (256, 384), (64, 64)
-# Largest relative difference of a loss or the gradient norm, and of the step: 5 times those that
-# rounding made in the recipe coco on a CPU. `reference` prints what bfloat16 (0.0107, 0.0143) and
-# float16 (0.0041, 0.0092) change beside float32; two devices may be off to different sides, and a
-# proposal that only one of them samples changes more. For float32 every weight was off by up to a
-# unit in its last place (0.0004, 0.0013). These limits also find float32 products that a GPU rounds
-# to tf32, which has the digits of float16.
-LIMITS = {"float32": (2e-3, 7e-3), "bfloat16": (5e-2, 7e-2), "float16": (2e-2, 5e-2)}
+# Largest relative difference of the losses that do not depend on which proposals are sampled, and
+# of `SAMPLED` and the step. Rounding every weight by a unit in its last place changes the former by
+# 3e-6 and, where another background proposal is drawn, the latter by up to 0.0067 in
+# coco_torchvision and 0.0015 in coco. bfloat16 changes them by 0.0041 and 0.0117 beside float32,
+# float16 by 0.0005 and 0.0092; two devices may be off to different sides. The first limit of
+# float32 also finds products that a GPU rounds to tf32, which has the digits of float16.
+LIMITS = {"float32": (1e-4, 2e-2), "bfloat16": (5e-2, 7e-2), "float16": (5e-3, 5e-2)}
+SAMPLED = ("loss/box_cls", "loss/total", "grad_norm")
 SAMPLES = 64  # values of each parameter whose change is compared
 PIXELS = 2.0  # between boxes that count as equal
 
@@ -182,22 +183,20 @@ def differences(
     arrays: dict[str, np.ndarray], reference: dict[str, np.ndarray], case: str
 ) -> dict[str, Any]:
     """Return relative differences, and whether they are within the limits of the precision."""
-    metric_limit, step_limit = LIMITS[case.split()[1]]
+    limit, sampled_limit = LIMITS[case.split()[1]]
     metrics = {
         name: _relative(arrays[name], value)
         for name, value in reference.items()
         if _is_compared(name)
     }
-    worst = max(metrics, key=lambda name: metrics[name])
-    step = _relative(arrays["step"], reference["step"])
-    finite = all(np.isfinite(arrays[name]).all() for name in (*metrics, "step"))
+    metrics["step"] = _relative(arrays["step"], reference["step"])
+    limits = {name: sampled_limit if name in (*SAMPLED, "step") else limit for name in metrics}
+    finite = all(np.isfinite(arrays[name]).all() for name in metrics)
     finite &= bool((arrays["boxes"] < np.inf).all())
     return {
-        "right": bool(finite and metrics[worst] <= metric_limit and step <= step_limit),
+        "right": bool(finite and all(metrics[name] <= limits[name] for name in metrics)),
         "finite": bool(finite),
-        "worst_metric": worst,
-        "metric_difference": float(f"{metrics[worst]:.3g}"),
-        "step_difference": float(f"{step:.3g}"),
+        "differences": {name: float(f"{value:.3g}") for name, value in metrics.items()},
         "equal_detections": round(_share_found(arrays["boxes"], reference["boxes"]), 3),
     }
 

@@ -117,9 +117,20 @@ def _is_right(place: Place) -> list[Step]:
         for name in KERNELS
     ]
     compared += [_sanitizer(place, tool) for tool in ("memcheck", "racecheck")]
-    lanes = [replace(step, lane=step.lane or step.name) for step in compared + _learns(place)]
+    lanes = [_beside(step) for step in compared + _learns(place)]
     ceilings = place.step("ceilings", 150, "benchmarks.gpu_device", "ceilings", *small)
     return [describe, *lanes, ceilings]
+
+
+def _beside(step: Step) -> Step:
+    """Run beside others: take only the memory it needs, and time no algorithms, which took 4
+    minutes where 15 processes did so at once."""
+    flags = step.environment.get("XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))
+    environment = {
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+        "XLA_FLAGS": f"{flags} --xla_gpu_autotune_level=0".strip(),
+    }
+    return replace(step, lane=step.lane or step.name, environment=step.environment | environment)
 
 
 def _sanitizer(place: Place, tool: str) -> Step:

@@ -38,7 +38,6 @@ SHORTEST = 20  # seconds; with less left, a step is not started
 PATIENCE = 5.0  # seconds between the request to end and the kill
 NO_TIME = "no time left"
 OUT_OF_TIME = 3  # exit code
-SHARED_GPU = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # each takes the memory it needs
 TAIL = 4  # lines of a step's output in the summary
 
 
@@ -157,7 +156,7 @@ def run_step(stage: Stage, step: Step) -> bool:
         process = subprocess.Popen(
             step.command,
             cwd=ROOT,
-            env={**os.environ, **(SHARED_GPU if step.lane else {}), **step.environment},
+            env={**os.environ, **step.environment},
             stdout=log,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,

@@ -54,7 +54,8 @@ def make_pair(name: str) -> Pair:
     tolerance = 0.0
     if op.startswith("gather_sum"):
         table, *taps = args
-        tolerance = 4 * float(jnp.finfo(table.dtype).eps)  # sums may round differently
+        # Sums may round differently: on an H200, a transpose's of float32 by up to 6 eps.
+        tolerance = max(4 * float(jnp.finfo(table.dtype).eps), 16 * float(jnp.finfo("float32").eps))
         if op == "gather_sum_transpose":
             options["num_rows"] = table.shape[0]
             shape = (*taps[0].shape[:2], taps[1].shape[1], table.shape[1])

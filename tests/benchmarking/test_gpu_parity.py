@@ -11,7 +11,8 @@ from mask_rcnn_jax.structures import Batch
 
 NONE = [-np.inf] * 4  # in the row of no detection
 REFERENCE = {
-    "loss/total": np.float64(2.0), "grad_norm": np.float64(5.0), "step": np.arange(4.0),
+    "loss/total": np.float64(2.0), "loss/mask": np.float64(0.5), "grad_norm": np.float64(5.0),
+    "step": np.arange(4.0),
     "boxes": np.float32([[[0, 0, 9, 9], [5, 5, 20, 20]], [[5, 5, 20, 20], NONE]]),
 }  # fmt: skip
 
@@ -27,7 +28,8 @@ def test_equal_values_are_right():
 @pytest.mark.parametrize(
     "change",
     [
-        {"loss/total": np.float64(2.01)},
+        {"loss/total": np.float64(2.05)},
+        {"loss/mask": np.float64(0.501)},
         {"grad_norm": np.float64(np.nan)},
         {"step": np.arange(4.0)[::-1]},
         {"boxes": np.where(REFERENCE["boxes"] == 9, np.nan, REFERENCE["boxes"])},
@@ -41,8 +43,9 @@ def test_differences_are_found(change):
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("factor", [0.9, 1.1])
 def test_the_limits_are_of_the_precision(precision, factor):
-    metric, step = (1 + factor * limit for limit in gpu_parity.LIMITS[precision])
-    for change in ({"loss/total": 2 * metric}, {"step": REFERENCE["step"] * step}):
+    exact, sampled = (1 + factor * limit for limit in gpu_parity.LIMITS[precision])
+    for name, ratio in {"loss/mask": exact, "loss/total": sampled, "step": sampled}.items():
+        change = {name: REFERENCE[name] * ratio}
         row = gpu_parity.differences(REFERENCE | change, REFERENCE, f"coco {precision}")
         assert row["right"] == (factor < 1)
 

@@ -45,6 +45,20 @@ def test_generated_objects_are_sound():
     assert not targets.masks[~targets.valid].any()
 
 
+@pytest.mark.parametrize("name", [name for name in kernels.names() if "tiny" in name])
+def test_a_kernel_is_compared_with_the_code_that_defines_it(name):
+    pair = kernels.make_pair(name)
+    assert np.isfinite(np.asarray(pair.reference(*pair.args), np.float32)).all()
+    assert jax.eval_shape(pair.kernel, *pair.args) == jax.eval_shape(pair.reference, *pair.args)
+
+
+def test_figures_do_without_flops_that_nobody_counts(monkeypatch):
+    """A GPU's client counts none before compilation."""
+    monkeypatch.setattr(jax.stages.Lowered, "cost_analysis", lambda _: None)
+    figures = steps.infer(tiny_config(), 1)
+    assert figures["gflop_per_image"] is figures["percent_of_peak"] is None
+
+
 def test_planned_memory_has_what_is_temporary():
     x = np.ones((100, 1000), np.float32)
     compiled = jax.jit(lambda x: (jnp.sort(x, 0) @ jnp.sort(x, 1).T).sum()).lower(x).compile()
