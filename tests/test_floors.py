@@ -27,6 +27,7 @@ FLOORS = {
     "cli_prepare": 4,
     "config": 1,
     "console": 2,
+    "host": 1,
     "memory": 1,
     "progress": 3,
     "rle": 1,
