@@ -9,11 +9,11 @@
 #
 # `prepare` collects wheels in .whl for a Python 3.12 that has jax, flax, optax, orbax and numpy, and
 # values of a CPU in .firstday; take both along with the checkout. LEAVE_OUT="pillow .." names
-# packages that are there anyway, MAX_MIB (60) what may be taken along. A stage takes at most
-# SECONDS_LEFT (570).
+# packages that are there anyway; MAX_MIB=60 fails where more has to be taken along. A stage takes at
+# most SECONDS_LEFT (570).
 #
-# The stages write stage_N.json and stage_N.log into FOLDER as results arrive, by default into $OUT or
-# benchmarks/results/DATE. The exit code is 0 if every step succeeded that the machine has the
+# The stages write stage_N.json (each figure at once) and stage_N.log (each step as it ends) into
+# FOLDER, by default $OUT or benchmarks/results/DATE. The exit code is 0 if every step succeeded that the machine has the
 # programs for, 1 if one failed, and 3 if none did but time was too short for all.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
@@ -33,17 +33,16 @@ prepare() {
   rm -f .whl/*.whl
   "$python" -m pip download -q --no-deps --only-binary=:all: --implementation cp \
     --python-version 3.12 "${platforms[@]}" -c constraints.txt -d .whl "${wanted[@]}" || return
-  install_wheels
+  install_wheels # or do without, in an environment that has all packages
   JAX_PLATFORMS=cpu "$python" -m benchmarks.gpu_parity reference .firstday || return
   local taken
   taken=$(du -smc .whl .firstday | tail -n 1 | cut -f 1)
-  ((taken <= ${MAX_MIB:-60})) || {
-    echo "$taken MiB of wheels and values are more than MAX_MIB=${MAX_MIB:-60}; the largest:" >&2
+  echo "$taken MiB of wheels and values"
+  ((taken <= ${MAX_MIB:-taken})) || {
+    echo "more than MAX_MIB=$MAX_MIB; LEAVE_OUT=\"NAME ..\" leaves out what is there anyway, of:" >&2
     du -k .whl/*.whl | sort -n | tail -n 2 >&2
-    echo 'LEAVE_OUT="NAME .." leaves packages out that are there anyway' >&2
     return 1
   }
-  echo "$taken MiB of wheels and values"
 }
 
 install_wheels() { # the carried packages, for all steps
@@ -77,7 +76,8 @@ if [ "$1" = rehearse ]; then
   export JAX_COMPILATION_CACHE_DIR="${JAX_COMPILATION_CACHE_DIR:-$scratch/compiled}"
   failed=0
   for number in 1 2 3; do
-    stage "$number" "${2:-$scratch/out}" 3600 --rehearse || failed=1
+    stage "$number" "${2:-$scratch/out}" 3600 --rehearse || failed=$?
+    ((failed <= 128)) || exit "$failed" # by a signal
   done
   exit "$failed"
 fi

@@ -6,8 +6,9 @@ FOLDER receives `stage_1.log`, the output of all steps that ended, and `stage_1.
 code, seconds and figures of each step, rewritten as figures arrive, so that a machine taken away
 loses none. Steps that compare values run beside each other, steps that measure time alone. A step
 that fails or exceeds its limit does not stop the others. The exit code, also in the JSON, is 0
-if all that this machine can run succeeded, 1 if a step failed, and 3 if none did but the stage's
-time did not suffice for all. `--rehearse` runs every step it can on a CPU, with a tiny model.
+if all that this machine can run succeeded, 1 if a step failed, 3 if none did but the stage's
+time did not suffice for all, and 128 + N where signal N ended the stage. `--rehearse` runs every
+step it can on a CPU, with a tiny model.
 """
 
 import argparse
@@ -51,6 +52,7 @@ class Stage:
     rehearse: bool = False
     steps: dict[str, dict] = field(default_factory=dict)
     exit_code: int | None = None  # None until it has ended
+    signal: int | None = None  # that asked it to end
     lock: threading.Lock = field(default_factory=threading.Lock)  # of what follows
 
     @property
@@ -70,15 +72,19 @@ class Stage:
 
     def end(self, step: Step, output: bytes, outcome: str) -> None:
         """Keep the output of a step, and print its last lines."""
+        last = output.decode(errors="replace").splitlines()[-TAIL:]
         with self.lock, self.log.open("ab") as log:
             log.write(f"\n==== {step.name}\n".encode() + output)
-            print(f"== {step.name}: {outcome}", flush=True)
-            for line in output.decode(errors="replace").splitlines()[-TAIL:]:
-                print(f"   {line[:200]}", flush=True)
+        self.say(f"== {step.name}: {outcome}", *(f"   {line[:200]}" for line in last))
 
-    def stop(self, *_) -> None:
-        """Have no time left: all steps end."""
-        self.until = time.monotonic()
+    def say(self, *lines: str) -> None:
+        """Print lines that no other step's come between."""
+        with self.lock:
+            print("\n".join(lines), flush=True)
+
+    def stop(self, number: int, _) -> None:
+        """Have no time left, since a signal said so: all steps end."""
+        self.until, self.signal = time.monotonic(), number
 
 
 def main() -> int:
@@ -115,6 +121,8 @@ def run_stage(stage: Stage, steps: list[Step]) -> int:
         stage.exit_code = OUT_OF_TIME
     if any("failed" in result for result in results):
         stage.exit_code = 1
+    if stage.signal:
+        stage.exit_code = 128 + stage.signal
     stage.record()
     return stage.exit_code
 
@@ -125,7 +133,7 @@ def run_lane(stage: Stage, steps: Iterable[Step]) -> bool:
         reason = left_out(stage, step)
         if reason:
             stage.record(step.name, left_out=reason)
-            print(f"left out: {step.name}: {reason}", flush=True)
+            stage.say(f"left out: {step.name}: {reason}")
         elif not run_step(stage, step) and step.required:
             return False
     return True
@@ -151,7 +159,7 @@ def run_step(stage: Stage, step: Step) -> bool:
     if not stage.rehearse:  # a CPU may take far longer
         limit = min(limit, step.limit)
     stage.record(step.name, command=" ".join(step.command), limit_s=round(limit))
-    print(f"== {step.name} (at most {limit:.0f} s)", flush=True)
+    stage.say(f"== {step.name} (at most {limit:.0f} s)")
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
             step.command,
@@ -168,6 +176,7 @@ def run_step(stage: Stage, step: Step) -> bool:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     code = process.wait(timeout=1.0)
                 read_figures(stage, step)
+            out_of_time = code is None and time.monotonic() >= stage.until
         finally:
             end_session(process)
         log.seek(0)
@@ -176,7 +185,7 @@ def run_step(stage: Stage, step: Step) -> bool:
     keep_trace(stage, step)
     succeeded = step.error.encode() in output and code == 2 if step.error else code == 0
     seconds, outcome = round(time.monotonic() - started, 1), {}
-    if code is None and time.monotonic() >= stage.until:
+    if out_of_time:
         outcome = {"left_out": NO_TIME}
     elif not succeeded:
         outcome = {"failed": f"exceeded {limit:.0f} s" if code is None else f"exit code {code}"}

@@ -1,18 +1,14 @@
 """Work for the CPU beside an accelerator."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 
 import jax
 
 
-@contextmanager
-def on_host() -> Iterator[None]:
-    """Have JAX compute on the CPU what is small or runs once, where it may use one."""
+def on_host() -> AbstractContextManager:
+    """Have JAX compute on the CPU what is small or runs once, unless JAX_PLATFORMS has no CPU."""
     try:
         cpu = jax.local_devices(backend="cpu")[0]
-    except RuntimeError:  # JAX_PLATFORMS names other devices alone
-        yield
-        return
-    with jax.default_device(cpu):
-        yield
+    except RuntimeError:
+        return nullcontext()
+    return jax.default_device(cpu)

@@ -67,7 +67,9 @@ BEFORE, CHANGED = pytest.StashKey[set[str]](), pytest.StashKey[set[str]]()
 
 
 def checkout() -> set[str]:
-    """What `git status --ignored` says, a line for each file; nothing if this is no checkout."""
+    """What `git status --ignored` says, a line for each file; nothing without a checkout or git."""
+    if not shutil.which("git"):
+        return set()
     caches = [f":(exclude,glob)**/{name}{rest}" for name in CACHES for rest in ("", "/**")]
     command = ["git", "status", "--porcelain", "--ignored", "--untracked-files=all", "--", "."]
     done = subprocess.run([*command, *caches], cwd=ROOT, text=True, capture_output=True)

@@ -134,7 +134,7 @@ def _setup(config: Any, made: Batch) -> tuple[MaskRCNN, dict, Callable, Batch, V
     """Return the model, its params, `run(params, *args, method=...)`, the batch and its extent."""
     model = inputs.recipe_model(config)
     batch = jax.device_put(made)
-    variables = init_variables(model, config.train.seed)
+    variables = jax.device_put(init_variables(model, config.train.seed))  # they are numpy's
     extent = valid_extent(batch.images.shape[1:3], batch.image_sizes, model.input.pad_multiple)
 
     def run(params, *args, **kwargs):

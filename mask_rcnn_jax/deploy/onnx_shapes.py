@@ -125,13 +125,23 @@ def dynamic_slice(graph: Graph, eqn: Equation, given: list) -> Value | None:
 
 
 def split(graph: Graph, eqn: Equation, given: list) -> list[Value]:
-    x, axis, start, parts = given[0], eqn.params["axis"], 0, []
-    for size in eqn.params["sizes"]:
+    return parts(graph, given[0], eqn.params["axis"], eqn.params["sizes"])
+
+
+def unstack(graph: Graph, eqn: Equation, given: list) -> list[Value]:
+    rows = parts(graph, given[0], eqn.params["axis"], [1] * len(eqn.outvars))
+    return [onnx_values.reshape(graph, row, eqn.outvars[0].aval.shape) for row in rows]
+
+
+def parts(graph: Graph, x: Value, axis: int, sizes: Sequence[int]) -> list[Value]:
+    """Cut an array along an axis into parts of these sizes."""
+    start, found = 0, []
+    for size in map(int, sizes):
         starts, stops = [0] * len(x.sizes), list(x.sizes)
-        starts[axis], stops[axis] = start, start + int(size)
-        parts.append(cut(graph, x, starts, stops, (1,) * len(starts)))
-        start += int(size)
-    return parts
+        starts[axis], stops[axis] = start, start + size
+        found.append(cut(graph, x, starts, stops, (1,) * len(starts)))
+        start += size
+    return found
 
 
 def reverse(graph: Graph, eqn: Equation, given: list) -> Value:
@@ -260,6 +270,7 @@ RULES: dict[str, Any] = {
     "rev": reverse,
     "concatenate": concatenate,
     "stack": stack,
+    "unstack": unstack,
     "pad": pad,
     "top_k": top_k,
     "gather": gather,

@@ -194,13 +194,14 @@ def import_av():
 
 
 def _open(av, source: str):
-    # Titles and other metadata need not be UTF-8; nothing here reads them.
     options: dict[str, Any] = dict(timeout=_TIMEOUT if "://" in source else None)
+    if int(av.__version__.partition(".")[0]) < 19:  # newer ones always do
+        options["metadata_errors"] = "replace"  # titles need not be UTF-8, nothing here reads them
     if source.startswith(_CAMERA):
         options["format"] = "v4l2"
     if source.startswith("rtsp"):
         options["options"] = {"rtsp_transport": "tcp"}  # over UDP, lost packets damage frames
-    return av.open(source, metadata_errors="replace", **options)
+    return av.open(source, **options)
 
 
 def _video_stream(av, container, source: str):

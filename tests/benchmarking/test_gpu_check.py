@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -193,7 +194,7 @@ def test_a_signal_ends_the_steps_and_keeps_their_results(tmp_path):
     process.terminate()
     process.communicate(timeout=30)
     results = json.loads((tmp_path / "stage_1.json").read_text())
-    assert process.returncode == results["exit_code"] == 3
+    assert process.returncode == results["exit_code"] == 128 + signal.SIGTERM
     assert results["steps"]["ceilings"]["left_out"] == "no time left"
 
 
@@ -233,6 +234,19 @@ def test_nothing_follows_a_required_step_that_failed(stage):
 def test_other_arguments_are_refused(tmp_path):
     done = check(tmp_path, "4")
     assert done.returncode == 2 and "prepare, rehearse, 1, 2 or 3" in done.stderr
+
+
+@pytest.mark.parametrize("limit", [None, "1", "0"])
+def test_prepare_says_what_has_to_be_taken_along(tmp_path, limit):
+    (tmp_path / "checkout").mkdir()
+    (tmp_path / "checkout" / ".firstday").write_bytes(bytes(200_000))
+    wheel = "mkdir -p .whl; head -c 300000 /dev/zero > .whl/some-1.0-py3-none-any.whl"
+    environment = {"MAX_MIB": limit} if limit else {}
+    program = stand_in(tmp_path, f'[ "$3" = download ] && {{ {wheel}; }}; true')
+    done = check(tmp_path, "prepare", PYTHON=program, **environment)
+    assert done.stdout == "1 MiB of wheels and values\n"
+    assert done.returncode == int(limit == "0")
+    assert ("some-1.0" in done.stderr) == (limit == "0")
 
 
 def test_a_stage_starts_with_its_folder_and_its_time(tmp_path):
@@ -286,7 +300,9 @@ def test_a_rehearsal_expects_kernels_to_need_a_gpu(tmp_path):
 
 @pytest.mark.slow
 def test_all_stages_run_on_a_cpu(tmp_path):
-    done = check("rehearse", tmp_path)
+    environment = os.environ | {"PYTHON": sys.executable}
+    command = ["bash", SCRIPT, "rehearse", tmp_path]
+    done = subprocess.run(command, env=environment, text=True, capture_output=True)
     assert done.returncode == 0, done.stdout
     for number in (1, 2, 3):
         steps = json.loads((tmp_path / f"stage_{number}.json").read_text())["steps"]

@@ -68,6 +68,8 @@ SHAPES = {
         x.reshape(2, 6, 5, 2, 2).swapaxes(2, 3).reshape(2, 12, 10)[..., None]
     ),
     "split": lambda x: jnp.split(x, [1, 3], axis=3),
+    "unpacked": lambda x: [row * (k + 1) for k, row in enumerate([*x.swapaxes(0, 2), *x[0, 0]])],
+    "unpacked and packed": lambda x: jnp.stack([*jnp.moveaxis(x, 3, 0)][::-1], axis=2),
     "reversed": lambda x: x[:, ::-1, :, ::-1],
     "strided": lambda x: x[:, 1:6:2, ::3, 1],
     "cropped": lambda x: lax.pad(x, jnp.float32(0), [(0, 0, 0), (-1, 2, 0), (0, -2, 0), (0, 0, 0)]),
