@@ -123,8 +123,10 @@ def _is_right(place: Place) -> list[Step]:
 
 
 def _beside(step: Step) -> Step:
-    """Run beside others: take only the memory it needs, and time no algorithms, which took 4
-    minutes where 15 processes did so at once."""
+    """Run beside others: take only the memory it needs, and time no algorithms.
+
+    15 processes that timed algorithms at once took 4 minutes for it.
+    """
     flags = step.environment.get("XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))
     environment = {
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
@@ -144,10 +146,7 @@ def _sanitizer(place: Place, tool: str) -> Step:
     if tool == "racecheck":
         options += ("--kernel-regex", f"kns={OUR_KERNELS}")
     command = ("compute-sanitizer", *options, *step.command)
-    environment = {
-        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
-        **_with_flag("xla_gpu_enable_command_buffer="),
-    }
+    environment = _with_flag("xla_gpu_enable_command_buffer=")
     return Step(
         step.name,
         step.limit,

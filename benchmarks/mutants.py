@@ -72,6 +72,8 @@ def pytest_sessionfinish():
 def reach(folder: Path, jobs: int) -> int:
     """Run the default suite and write what `reaching` reads; returns pytest's exit code."""
     folder.mkdir(parents=True, exist_ok=True)
+    for path in folder.glob("*.json"):  # of an earlier run
+        path.unlink()
     with tempfile.TemporaryDirectory() as start:
         hook = "from benchmarks import mutants\nmutants.watch()\n"
         Path(start, "sitecustomize.py").write_text(hook)  # every process of the tests imports it
@@ -124,7 +126,10 @@ def seconds_of(log: Path) -> dict[str, float]:
 
 
 def first_failure(tests: list[str], copy: Path, cache: Path, slow: bool) -> str | None:
-    """The first test that fails in a copy of the repository, as pytest reports it."""
+    """The first test that fails in a copy of the repository, as pytest reports it.
+
+    Raises RuntimeError if pytest ends in another way.
+    """
     environment = os.environ | {
         "PYTHONPATH": str(copy),
         "JAX_COMPILATION_CACHE_DIR": str(cache),
@@ -139,13 +144,15 @@ def first_failure(tests: list[str], copy: Path, cache: Path, slow: bool) -> str 
     except subprocess.TimeoutExpired:
         return f"no end within {LIMITS[1]} s"
     failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return (failed or [f"exit code {done.returncode}"])[0] if done.returncode else None
+    if done.returncode and not failed:
+        raise RuntimeError(f"{' '.join(command)}: exit code {done.returncode}\n{done.stderr}")
+    return failed[0] if done.returncode else None
 
 
 def test_fault(fault: Fault, tests: list[str], copy: Path, cache: Path, slow: bool) -> dict:
     """Run the test files on a copy of the repository with this fault.
 
-    Raises ValueError for a failure that is there without the fault, too.
+    Raises RuntimeError for a failure that is there without the fault, too.
     """
     target, started = copy / fault.path, time.monotonic()
     original = target.read_bytes()
@@ -155,10 +162,10 @@ def test_fault(fault: Fault, tests: list[str], copy: Path, cache: Path, slow: bo
         caught = first_failure(tests, copy, cache, slow) if tests else None
     finally:
         target.write_bytes(original)
-    if caught and "::" in caught:
+    if caught and caught.startswith(("FAILED", "ERROR")):
         name = caught.partition(" ")[2].partition(" - ")[0]
         if first_failure([name], copy, cache, slow):
-            raise ValueError(f"{name} fails without a fault")
+            raise RuntimeError(f"{name} fails without a fault")
     return {"caught": caught, "files": len(tests), "seconds": time.monotonic() - started}
 
 
@@ -174,8 +181,10 @@ def run(
         free = [base / str(job) for job in range(jobs)]
         for copy in free:
             copy.mkdir()
-            archive = subprocess.Popen(["tar", "c", *listed], cwd=ROOT, stdout=subprocess.PIPE)
-            subprocess.run(["tar", "x"], cwd=copy, stdin=archive.stdout, check=True)
+            archive = subprocess.run(
+                ["tar", "c", *listed], cwd=ROOT, check=True, capture_output=True
+            )
+            subprocess.run(["tar", "x"], cwd=copy, input=archive.stdout, check=True)
 
         def one(number: int) -> None:
             fault, copy = faults[number], free.pop()
@@ -184,8 +193,10 @@ def run(
             found = {test for place in places for test in files.get(place, ())}
             found = {name for name in found if (copy / name).exists()}
             tests = in_order(fault, found, seconds, earlier.get(str(fault)) or "")
-            result = test_fault(fault, tests, copy, base / "compiled", slow)
-            free.append(copy)
+            try:
+                result = test_fault(fault, tests, copy, base / "compiled", slow)
+            finally:
+                free.append(copy)
             results[number] = {"fault": str(fault), "room": fault.room, "kind": fault.kind} | result
             print(f"{result['seconds']:4.0f} s  {fault}\n        {result['caught']}", flush=True)
             out.write_text(json.dumps([results[k] for k in sorted(results)], indent=1) + "\n")
@@ -208,6 +219,9 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--slow", action="store_true", help="with the slow tests, as nightly")
     options = parser.parse_args()
+    needed = {"reach": "out", "run": "reach"}.get(options.action)
+    if needed and not getattr(options, needed):
+        parser.error(f"{options.action} needs --{needed}")
     if options.action == "reach":
         return reach(options.out, options.jobs)
     faults = draw(options.count, options.seed)

@@ -26,7 +26,6 @@ from tests.commands.command import (
     files_in,
     run,
     run_captured,
-    run_inside,
     start,
 )
 from tests.commands.conftest import DAMAGED
@@ -396,8 +395,8 @@ class TestLibrary:
             mrcnn.load_variables(trained.workdir, config)
 
 
-def test_debug_shows_the_traceback(tmp_path):
-    absent = {"data.train_json": tmp_path / "absent.json"}
-    with pytest.raises(FileNotFoundError, match="absent.json") as caught:
-        run_inside("train", *config_flags(absent), "--workdir=w", "--debug")
-    assert "load_coco" in [entry.name for entry in caught.traceback]
+def test_debug_shows_the_traceback(cache):
+    Path("a_file").touch()
+    done = run("prepare", "shapes", "--data_dir", "a_file/data", "--debug", cache=cache)
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr and "write_shapes" in done.stderr
