@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "mask_rcnn_jax"
-ROOMS = ("ops", "models", "data", "training", "weights", "deploy", "formats")
+ROOMS = ("ops", "models", "data", "training", "weights", "pruning", "formats")
+ROOMS += ("predict", "video", "serving", "exporting", "jax_to_onnx")
 OTHER_SIDE = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt}
 OTHER_SIDE |= {ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.In: ast.NotIn, ast.NotIn: ast.In}
 REDUCTIONS = {"sum": "mean", "mean": "sum", "maximum": "minimum", "minimum": "maximum"}

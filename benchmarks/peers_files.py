@@ -163,7 +163,7 @@ def work(settings: dict) -> None:
     from mask_rcnn_jax.config import load_config
     from mask_rcnn_jax.data.canvases import evaluation_options
     from mask_rcnn_jax.data.images import upright_size
-    from mask_rcnn_jax.deploy.loading import set_score_threshold
+    from mask_rcnn_jax.predict.loading import set_score_threshold
     from mask_rcnn_jax.weights.restore import restore
 
     config, folder = load_config(RECIPE), Path(settings["images"])
@@ -185,7 +185,7 @@ def work(settings: dict) -> None:
 
 def prediction(restored, settings: dict) -> Callable[[], None]:
     from mask_rcnn_jax.data.images import decode_image
-    from mask_rcnn_jax.deploy.predictor import Predictor
+    from mask_rcnn_jax.predict.predictor import Predictor
 
     config, variables, categories, _ = restored
     predictor = Predictor(config, variables, 1, categories)
@@ -215,10 +215,10 @@ def box_entries(name: str, boxes: np.ndarray, scores: np.ndarray, ids: list) -> 
 
 
 def inference(restored, settings: dict) -> Callable[[], None]:
-    from mask_rcnn_jax.deploy.annotate import annotate_images
-    from mask_rcnn_jax.deploy.inputs import find_inputs
-    from mask_rcnn_jax.deploy.predictor import Predictor
-    from mask_rcnn_jax.deploy.saving import ResultFiles
+    from mask_rcnn_jax.predict.annotate import annotate_images
+    from mask_rcnn_jax.predict.inputs import find_inputs
+    from mask_rcnn_jax.predict.predictor import Predictor
+    from mask_rcnn_jax.predict.saving import ResultFiles
 
     config, variables, categories, _ = restored
     predictor = Predictor(config, variables, 1, categories)

@@ -28,12 +28,12 @@ from ml_collections import ConfigDict
 
 from mask_rcnn_jax.data.images import decode_image
 from mask_rcnn_jax.data.options import canvas_size, example_options
-from mask_rcnn_jax.deploy.engines import load_exported
-from mask_rcnn_jax.deploy.images import on_canvas
-from mask_rcnn_jax.deploy.live import LiveModel
+from mask_rcnn_jax.exporting.images import on_canvas
+from mask_rcnn_jax.predict.engines import load_exported
+from mask_rcnn_jax.predict.live import LiveModel
+from mask_rcnn_jax.pruning.channel_groups import count_operations, find_groups, find_operations
+from mask_rcnn_jax.pruning.run import one_prediction
 from mask_rcnn_jax.training.metrics import FILE_NAME
-from mask_rcnn_jax.weights.channel_groups import count_operations, find_groups, find_operations
-from mask_rcnn_jax.weights.pruned_run import one_prediction
 from mask_rcnn_jax.weights.restore import restore
 
 SHARES = (0.7, 0.5, 0.3)  # of the multiply-adds that pruning keeps

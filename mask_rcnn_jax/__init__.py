@@ -14,7 +14,8 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+from mask_rcnn_jax.version import __version__ as __version__
+
 # Pixels of an image that OpenCV decodes, which looks this up when it is imported first. A small
 # file may claim gigabytes; 2^30 pixels is its own limit.
 os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", "178956970")
@@ -25,11 +26,11 @@ if TYPE_CHECKING:  # for editors and type checkers; `_HOMES` says the same to Py
     from mask_rcnn_jax.data.dataset import Dataset as Dataset
     from mask_rcnn_jax.data.dataset import ImageRecord as ImageRecord
     from mask_rcnn_jax.data.example import Example as Example
-    from mask_rcnn_jax.deploy.loading import load as load
-    from mask_rcnn_jax.deploy.predictor import Predictor as Predictor
-    from mask_rcnn_jax.deploy.result import Result as Result
     from mask_rcnn_jax.models.build import build_model as build_model
     from mask_rcnn_jax.models.mask_rcnn import MaskRCNN as MaskRCNN
+    from mask_rcnn_jax.predict.loading import load as load
+    from mask_rcnn_jax.predict.predictor import Predictor as Predictor
+    from mask_rcnn_jax.predict.result import Result as Result
     from mask_rcnn_jax.structures import Batch as Batch
     from mask_rcnn_jax.structures import Detections as Detections
     from mask_rcnn_jax.structures import Proposals as Proposals
@@ -46,13 +47,13 @@ _HOMES = {
     "Example": "data.example:Example",
     "ImageRecord": "data.dataset:ImageRecord",
     "MaskRCNN": "models.mask_rcnn:MaskRCNN",
-    "Predictor": "deploy.predictor:Predictor",
+    "Predictor": "predict.predictor:Predictor",
     "Proposals": "structures:Proposals",
     "Targets": "structures:Targets",
-    "Result": "deploy.result:Result",
+    "Result": "predict.result:Result",
     "build_model": "models.build:build_model",
     "evaluate": "training.scoring:evaluate",
-    "load": "deploy.loading:load",
+    "load": "predict.loading:load",
     "load_config": "config:load_config",
     "load_variables": "weights.restore:load_variables",
     "train": "training.loop:train",

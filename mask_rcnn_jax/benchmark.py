@@ -29,15 +29,16 @@ from typing import Any
 import jax
 from absl import flags
 
-from mask_rcnn_jax import cli, cli_processes
+from mask_rcnn_jax import cli
 from mask_rcnn_jax.benchmarking import gpu_compile, kernels, profile, scaling, stages, steps
+from mask_rcnn_jax.cli import processes
 
 KINDS = ("train", "infer", "data", "kernels", "compile")
 
 
 def _define_flags() -> None:
     cli.define_config(required=False)
-    cli_processes.define_processes()
+    processes.define_processes()
     flags.DEFINE_string("json", None, "Write the figures to this file as one JSON object.")
     steps_help = "Number of timed steps (train, infer) or batches (data)."
     flags.DEFINE_integer("steps", 20, steps_help, lower_bound=1)

@@ -16,14 +16,15 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from mask_rcnn_jax import cli, cli_processes
-from mask_rcnn_jax.deploy.loading import given_model
+from mask_rcnn_jax import cli
+from mask_rcnn_jax.cli import processes
+from mask_rcnn_jax.predict.loading import given_model
 from mask_rcnn_jax.training.scoring import evaluate, evaluate_results
 
 
 def _define_flags() -> None:
     cli.define_config(required=False)
-    cli_processes.define_processes()
+    processes.define_processes()
     flags.DEFINE_string("workdir", None, "Folder of a run; its latest checkpoint is taken.")
     flags.DEFINE_string("weights", None, "A workdir, one of its checkpoints/<step>, or a file.")
     cli.define_exported()

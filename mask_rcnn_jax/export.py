@@ -45,12 +45,12 @@ from mask_rcnn_jax.data.loader import EvalLoader
 from mask_rcnn_jax.data.options import example_options
 from mask_rcnn_jax.data.resize import ResizePlan
 from mask_rcnn_jax.data.source import annotation_file, learns_boxes_only, load_val
-from mask_rcnn_jax.deploy.artifact import Artifact, build_artifact, placement
-from mask_rcnn_jax.deploy.artifact_options import ArtifactOptions
-from mask_rcnn_jax.deploy.manifest import make_manifest
-from mask_rcnn_jax.deploy.quantize import CALIBRATORS, RUNTIMES
 from mask_rcnn_jax.evaluation.coco import configured_protocol
 from mask_rcnn_jax.evaluation.engines import configured_engine
+from mask_rcnn_jax.exporting.artifact import Artifact, build_artifact, placement
+from mask_rcnn_jax.exporting.manifest import make_manifest
+from mask_rcnn_jax.exporting.options import ArtifactOptions
+from mask_rcnn_jax.exporting.quantize import CALIBRATORS, RUNTIMES
 from mask_rcnn_jax.models.quantization import trained_ranges, without_ranges
 from mask_rcnn_jax.training import evaluator
 from mask_rcnn_jax.training.scoring import fitting

@@ -28,19 +28,19 @@ from mask_rcnn_jax import cli
 from mask_rcnn_jax.data.canvases import evaluation_options
 from mask_rcnn_jax.data.images import upright_size
 from mask_rcnn_jax.data.tiles import tiling
-from mask_rcnn_jax.deploy import annotate
-from mask_rcnn_jax.deploy.engines import Exported
-from mask_rcnn_jax.deploy.inputs import find_inputs
-from mask_rcnn_jax.deploy.loading import (
+from mask_rcnn_jax.predict import annotate
+from mask_rcnn_jax.predict.engines import Exported
+from mask_rcnn_jax.predict.inputs import find_inputs
+from mask_rcnn_jax.predict.loading import (
     default_batch_size,
     given_model,
     load_predictor,
     set_score_threshold,
 )
-from mask_rcnn_jax.deploy.predictor import Predictor
-from mask_rcnn_jax.deploy.saving import KINDS, ResultFiles, check_replaced
-from mask_rcnn_jax.deploy.video import UnreadableVideo, Video, import_av
-from mask_rcnn_jax.progress import Progress
+from mask_rcnn_jax.predict.predictor import Predictor
+from mask_rcnn_jax.predict.saving import KINDS, ResultFiles, check_replaced
+from mask_rcnn_jax.terminal.progress import Progress
+from mask_rcnn_jax.video.reader import UnreadableVideo, Video, import_av
 from mask_rcnn_jax.weights.restore import restore
 
 MOST_HEADERS = 2000  # that are read to choose canvases

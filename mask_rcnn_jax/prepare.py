@@ -29,7 +29,7 @@ from absl import flags
 from mask_rcnn_jax import cli
 from mask_rcnn_jax.annotations.checks import category_problems
 from mask_rcnn_jax.annotations.reader import raise_first
-from mask_rcnn_jax.cli_prepare import ACTIONS, SPLITS, define_flags
+from mask_rcnn_jax.cli.prepare import ACTIONS, SPLITS, define_flags
 from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.data.checking import summarize
 from mask_rcnn_jax.data.coco import read_coco
@@ -54,7 +54,7 @@ from mask_rcnn_jax.formats.sets_on_disk import (
 )
 from mask_rcnn_jax.formats.shapes import write_shapes
 from mask_rcnn_jax.formats.split import fold_coco, split_coco
-from mask_rcnn_jax.progress import Progress
+from mask_rcnn_jax.terminal.progress import Progress
 
 FLAGS = flags.FLAGS
 STATS_RECIPE = "finetune"  # which `stats` makes suggestions for without --config

@@ -17,8 +17,8 @@ from typing import get_args, get_type_hints
 from absl import flags
 
 from mask_rcnn_jax import cli
-from mask_rcnn_jax.weights.prune import DEFAULT_LIMITS, Limits
-from mask_rcnn_jax.weights.pruned_run import prune_run
+from mask_rcnn_jax.pruning.choice import DEFAULT_LIMITS, Limits
+from mask_rcnn_jax.pruning.run import prune_run
 
 FLAGS = flags.FLAGS
 

@@ -19,16 +19,16 @@ from absl import flags, logging
 from ml_collections import ConfigDict
 
 from mask_rcnn_jax import cli
-from mask_rcnn_jax.deploy.engines import Exported
-from mask_rcnn_jax.deploy.loading import (
+from mask_rcnn_jax.predict.engines import Exported
+from mask_rcnn_jax.predict.loading import (
     default_batch_size,
     given_model,
     load_predictor,
     set_score_threshold,
 )
-from mask_rcnn_jax.deploy.predictor import Predictor
-from mask_rcnn_jax.deploy.server import Server
-from mask_rcnn_jax.deploy.service import Limits, Service
+from mask_rcnn_jax.predict.predictor import Predictor
+from mask_rcnn_jax.serving.server import Server
+from mask_rcnn_jax.serving.service import Limits, Service
 from mask_rcnn_jax.weights.restore import restore
 
 MAX_MEGAPIXELS = 178  # what `data.images` decodes

@@ -12,14 +12,15 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from mask_rcnn_jax import cli, cli_processes
+from mask_rcnn_jax import cli
+from mask_rcnn_jax.cli import processes
 from mask_rcnn_jax.training.loop import train
 from mask_rcnn_jax.training.processes import end_on_sigterm
 
 
 def _define_flags() -> None:
     cli.define_config()
-    cli_processes.define_processes()
+    processes.define_processes()
     flags.DEFINE_string("workdir", None, "Folder of the run.", required=True)
 
 

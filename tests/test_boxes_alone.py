@@ -8,17 +8,18 @@ import pytest
 import mask_rcnn_jax as mrcnn
 from mask_rcnn_jax.data.coco import load_coco
 from mask_rcnn_jax.data.options import example_options
-from mask_rcnn_jax.deploy.compare import compare
-from mask_rcnn_jax.deploy.images import on_canvas
-from mask_rcnn_jax.deploy.manifest import ModelInterface, make_manifest
-from mask_rcnn_jax.deploy.stablehlo import export_stablehlo, load_stablehlo
+from mask_rcnn_jax.exporting.compare import compare
+from mask_rcnn_jax.exporting.images import on_canvas
+from mask_rcnn_jax.exporting.manifest import ModelInterface, make_manifest
+from mask_rcnn_jax.exporting.stablehlo import export_stablehlo
 from mask_rcnn_jax.formats.shapes import write_shapes
 from mask_rcnn_jax.models.build import build_model, init_variables
+from mask_rcnn_jax.predict.programs import load_stablehlo
 from mask_rcnn_jax.structures import Detections
 from mask_rcnn_jax.training.metrics import read_metrics
 from mask_rcnn_jax.weights.run_checkpoint import load_checkpoint
-from tests.deploy.small_model import predict_function
 from tests.helpers import tiny_config
+from tests.small_model import predict_function
 
 
 @pytest.fixture(scope="module")

@@ -101,9 +101,9 @@ def test_every_flag_of_a_command_exists(page):
     text = re.sub(r"\\\n\s*", "", page.read_text())
     for command, rest in re.findall(r"python -m mask_rcnn_jax\.(\w+)([^\n`&]*)", text):
         source = (ROOT / "mask_rcnn_jax" / f"{command}.py").read_text()
-        source += (ROOT / "mask_rcnn_jax" / "cli.py").read_text()
+        source += (ROOT / "mask_rcnn_jax" / "cli" / "__init__.py").read_text()
         if command == "prepare":
-            source += (ROOT / "mask_rcnn_jax" / "cli_prepare.py").read_text()
+            source += (ROOT / "mask_rcnn_jax" / "cli" / "prepare.py").read_text()
         for flag in re.findall(r"--(\w+)(?![\w.]*\.)", rest):
             assert flag == "config" or f'"{flag}"' in source, f"{command} --{flag}"
 

@@ -95,7 +95,7 @@ def script(code: str) -> jedi.Script:
 
 
 def test_an_editor_completes_names_and_signatures():
-    assert [name.name for name in script("mrcnn.Pred").complete()] == ["Predictor"]
+    assert [name.name for name in script("mrcnn.Predicto").complete()] == ["Predictor"]
     assert set(mrcnn.__all__) <= {name.name for name in script("mrcnn.").complete()}
     (signature,) = script("mrcnn.load_config(").get_signatures()
     assert [parameter.name for parameter in signature.params] == ["name_or_path", "overrides"]
@@ -143,7 +143,7 @@ def test_a_type_checker_sees_types_and_refuses_what_is_not_there(tmp_path):
     revealed = [line for line in done.stdout.splitlines() if "Revealed type" in line]
     words = (
         "def (name_or_path: str",
-        "mask_rcnn_jax.deploy.predictor.Predictor",
+        "mask_rcnn_jax.predict.predictor.Predictor",
         "workdir: str",
         "workdir: str",
         "mask_rcnn_jax.models.mask_rcnn.MaskRCNN",

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mask_rcnn_jax.safe_text import file_name, printable, safe_stdout
+from mask_rcnn_jax.terminal.safe_text import file_name, printable, safe_stdout
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_full_stdout_is_said_once(monkeypatch, caplog):
 def test_a_program_goes_on_without_its_reader():
     """As in `| head`: nobody reads any more."""
     code = (
-        "import sys; from mask_rcnn_jax.safe_text import safe_stdout\n"
+        "import sys; from mask_rcnn_jax.terminal.safe_text import safe_stdout\n"
         "with safe_stdout():\n"
         "    for _ in range(9): print('x' * 100_000, flush=True)\n"
         "    print('y')\n"

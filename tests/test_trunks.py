@@ -9,7 +9,7 @@ import pytest
 from flax.traverse_util import flatten_dict
 from jax.sharding import AxisType
 
-from mask_rcnn_jax.deploy.compare import compare
+from mask_rcnn_jax.exporting.compare import compare
 from mask_rcnn_jax.models.build import (
     abstract_variables,
     build_model,
@@ -153,7 +153,8 @@ def test_half_precision_trains(trunk, batch, precision):
 @every
 def test_it_exports_to_stablehlo(trunk):
     pytest.importorskip("flatbuffers")
-    from mask_rcnn_jax.deploy.stablehlo import export_stablehlo, load_stablehlo
+    from mask_rcnn_jax.exporting.stablehlo import export_stablehlo
+    from mask_rcnn_jax.predict.programs import load_stablehlo
 
     config = trunk()
     model = build_model(config.model, implementation="xla")
@@ -181,7 +182,8 @@ def test_it_exports_to_stablehlo(trunk):
 def test_it_exports_to_onnx(trunk):
     pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")
-    from mask_rcnn_jax.deploy.onnx import OnnxInput, build_onnx, load_onnx
+    from mask_rcnn_jax.exporting.onnx import OnnxInput, build_onnx
+    from mask_rcnn_jax.predict.programs import load_onnx
 
     config = trunk()
     config.model.input.pad_multiple = 0

@@ -1,4 +1,4 @@
-"""Channels that layers share, and that pruning narrows (`weights.prune`).
+"""Channels that layers share, and that pruning narrows (`pruning.choice`).
 
 A part that can be narrowed has an entry `widths` and a property `prunable`:
 

@@ -4,9 +4,9 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from mask_rcnn_jax import console
 from mask_rcnn_jax.memory import return_free_memory
 from mask_rcnn_jax.structures import Batch
+from mask_rcnn_jax.terminal import console
 
 
 @contextmanager

@@ -16,7 +16,6 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 from pycocotools.cocoeval import COCOeval
 
-from mask_rcnn_jax import console
 from mask_rcnn_jax.data import canvases
 from mask_rcnn_jax.data.dataset import Dataset, category_ids, is_boxes_only
 from mask_rcnn_jax.data.ground_truth import ground_truth
@@ -30,9 +29,10 @@ from mask_rcnn_jax.evaluation.encode import ImageDetections, split_images
 from mask_rcnn_jax.evaluation.engines import configured_engine
 from mask_rcnn_jax.models.detect import detect_options
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
-from mask_rcnn_jax.progress import Progress
-from mask_rcnn_jax.safe_text import file_name, printable, safe_stdout
 from mask_rcnn_jax.structures import Batch, Detections
+from mask_rcnn_jax.terminal import console
+from mask_rcnn_jax.terminal.progress import Progress
+from mask_rcnn_jax.terminal.safe_text import file_name, printable, safe_stdout
 from mask_rcnn_jax.training import processes, step
 from mask_rcnn_jax.training.compiling import say_compiling
 from mask_rcnn_jax.training.encoding import Found, encode

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 from absl import logging
 
-from mask_rcnn_jax.safe_text import file_name
+from mask_rcnn_jax.terminal.safe_text import file_name
 from mask_rcnn_jax.training import dllogger
 from mask_rcnn_jax.training.metrics import FILE_NAME, PER_CLASS, truncate_metrics
 

@@ -14,11 +14,11 @@ from absl import logging
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from mask_rcnn_jax import console
 from mask_rcnn_jax.data.augment import Kind
 from mask_rcnn_jax.data.dataset import Dataset, categories
 from mask_rcnn_jax.data.kinds import resolve_augment
 from mask_rcnn_jax.data.loader import TrainLoader
+from mask_rcnn_jax.terminal import console
 from mask_rcnn_jax.training.averaging import weight_average
 from mask_rcnn_jax.training.checkpoint import Checkpoints
 from mask_rcnn_jax.training.checks import check_config, check_evaluated

@@ -10,10 +10,10 @@ import optax
 from flax import linen as nn
 
 from mask_rcnn_jax import parts
+from mask_rcnn_jax.pruning.channel_groups import Group, find_groups
 from mask_rcnn_jax.training.loss_scale import dynamic_loss_scale
 from mask_rcnn_jax.training.schedule import Schedule
 from mask_rcnn_jax.training.sparsity import add_group_lasso
-from mask_rcnn_jax.weights.channel_groups import Group, find_groups
 
 DECAY_ON = ("kernel", "bias", "scale", "kernel_bias", "other")
 
@@ -175,7 +175,7 @@ def make_optimizer(
 ) -> optax.GradientTransformation:
     """SGD with momentum, or AdamW.
 
-    groups: channels for `group_lasso`, from `weights.channel_groups.find_groups`.
+    groups: channels for `group_lasso`, from `pruning.channel_groups.find_groups`.
 
     A backbone may have `exempt_from_decay`, names of layers or parameters at any depth of it, and,
     for `layer_decay`, `num_layers` and `layer_id(name)`: the number of its layer of that name, from

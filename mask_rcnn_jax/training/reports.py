@@ -9,12 +9,12 @@ from absl import logging
 from ml_collections import ConfigDict
 from pycocotools.cocoeval import COCOeval
 
-from mask_rcnn_jax import console
 from mask_rcnn_jax.data.dataset import Dataset, dataset_name
 from mask_rcnn_jax.data.overview import image_ids
 from mask_rcnn_jax.evaluation.coco import configured_protocol
 from mask_rcnn_jax.report.analysis import Analysis, analyze
 from mask_rcnn_jax.report.page import write_report
+from mask_rcnn_jax.terminal import console
 from mask_rcnn_jax.training import evaluator
 from mask_rcnn_jax.training.metrics import FILE_NAME, read_metrics
 

@@ -28,8 +28,8 @@ from mask_rcnn_jax.evaluation import coco as coco_evaluation
 from mask_rcnn_jax.evaluation.engines import configured_engine
 from mask_rcnn_jax.models.detect import detect_options
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
-from mask_rcnn_jax.safe_text import safe_stdout
 from mask_rcnn_jax.structures import Batch, Detections
+from mask_rcnn_jax.terminal.safe_text import safe_stdout
 from mask_rcnn_jax.training import evaluator, reports
 from mask_rcnn_jax.training.compiling import say_compiling
 from mask_rcnn_jax.training.metrics import FILE_NAME, read_metrics
@@ -47,7 +47,7 @@ from mask_rcnn_jax.weights.restore import make_model, restore
 
 
 class Exported(Protocol):
-    """A model that brings its own program, as `deploy.engines.load_exported` returns it."""
+    """A model that brings its own program, as `predict.engines.load_exported` returns it."""
 
     @property
     def config(self) -> ConfigDict: ...

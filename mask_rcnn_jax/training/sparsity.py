@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from mask_rcnn_jax.weights.channel_groups import Axis, Group
+from mask_rcnn_jax.pruning.channel_groups import Axis, Group
 
 PULLED = ("kernel", "scale")  # a bias may stay
 
@@ -18,7 +18,7 @@ def add_group_lasso(strength: float, groups: Mapping[str, Group]) -> optax.Gradi
     channel that any layer needs. Norm layers' trained scales count in the same way, frozen
     parameters not at all.
 
-    groups: from `weights.channel_groups.find_groups`.
+    groups: from `pruning.channel_groups.find_groups`.
     """
 
     def update(updates: optax.Updates, params: optax.Params | None) -> optax.Updates:

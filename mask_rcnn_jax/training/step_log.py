@@ -11,11 +11,11 @@ import numpy as np
 from absl import logging
 from ml_collections import ConfigDict
 
-from mask_rcnn_jax import console
 from mask_rcnn_jax.data.dataset import Dataset
 from mask_rcnn_jax.memory import peak_rss_mb
-from mask_rcnn_jax.progress import clock
 from mask_rcnn_jax.structures import Batch
+from mask_rcnn_jax.terminal import console
+from mask_rcnn_jax.terminal.progress import clock
 from mask_rcnn_jax.training import processes
 from mask_rcnn_jax.training.compiling import compiling
 from mask_rcnn_jax.training.loggers import Loggers

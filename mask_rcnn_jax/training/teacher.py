@@ -13,7 +13,6 @@ from absl import logging
 from flax.traverse_util import flatten_dict, unflatten_dict
 from ml_collections import ConfigDict
 
-from mask_rcnn_jax import console
 from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.data.options import canvas_size, train_options
 from mask_rcnn_jax.data.transforms import empty_batch
@@ -23,6 +22,7 @@ from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.models.outputs import TrainOutputs
 from mask_rcnn_jax.models.quantization import RANGE
 from mask_rcnn_jax.models.teacher import TeacherOutputs
+from mask_rcnn_jax.terminal import console
 from mask_rcnn_jax.training.distill import Distillation, DistillOptions, distill_options
 from mask_rcnn_jax.weights.convert import num_classes_in, to_ours_flat
 from mask_rcnn_jax.weights.pretrained import is_run

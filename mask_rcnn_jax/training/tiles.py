@@ -12,9 +12,9 @@ from mask_rcnn_jax.data.overview import image_id
 from mask_rcnn_jax.data.tile_loader import TileLoader
 from mask_rcnn_jax.evaluation.encode import ImageDetections, split_images
 from mask_rcnn_jax.evaluation.merge import merge_views
-from mask_rcnn_jax.progress import Progress
 from mask_rcnn_jax.rle import Window
 from mask_rcnn_jax.structures import Batch, Detections
+from mask_rcnn_jax.terminal.progress import Progress
 from mask_rcnn_jax.training import processes
 from mask_rcnn_jax.training.encoding import Found, encode
 from mask_rcnn_jax.training.evaluator import PredictStep

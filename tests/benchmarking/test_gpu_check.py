@@ -58,8 +58,8 @@ def test_every_flag_and_entry_of_a_step_exists():
     assert len(ours) > 20
     for module, *arguments in ours:
         source = (ROOT / f"{module.replace('.', '/')}.py").read_text()
-        source += (ROOT / "mask_rcnn_jax" / "cli.py").read_text()
-        source += (ROOT / "mask_rcnn_jax" / "cli_prepare.py").read_text()
+        source += (ROOT / "mask_rcnn_jax" / "cli" / "__init__.py").read_text()
+        source += (ROOT / "mask_rcnn_jax" / "cli" / "prepare.py").read_text()
         for name in re.findall(r"(?<= --)\w+(?![\w.])", f" {' '.join(arguments)}"):
             assert f'"{name}"' in source or f'"--{name}"' in source, f"{module} --{name}"
         if "--config" in arguments:

@@ -13,7 +13,7 @@ from mask_rcnn_jax.formats.shapes import write_shapes
 from tests import tfrecord_writer
 from tests.commands.command import ROOT
 from tests.commands.test_walk import WEIGHTS, write_labelme, write_weights
-from tests.deploy.videos import write_video
+from tests.video.videos import write_video
 
 
 def write_set(path: Path, content: dict, names, classes: dict | None = None) -> None:

@@ -13,7 +13,7 @@ from mask_rcnn_jax.training.checkpoint import Checkpoints
 from mask_rcnn_jax.training.setup import open_workdir
 from mask_rcnn_jax.training.step import TrainState
 from tests.commands.command import SMALL, STEPS, config_flags, data_entries
-from tests.deploy.small_model import random_variables
+from tests.small_model import random_variables
 
 RECIPE = Path(__file__).with_name("small_recipe.py")
 

@@ -23,8 +23,8 @@ from tests.commands.command import (
 )
 from tests.commands.conftest import cut_off
 from tests.data.small_set import CATEGORIES, rectangle, write_coco
-from tests.deploy.videos import write_sound
 from tests.helpers import assert_finite_tree
+from tests.video.videos import write_sound
 
 
 @pytest.fixture(scope="module")

@@ -14,9 +14,9 @@ import pytest
 
 import mask_rcnn_jax as mrcnn
 from mask_rcnn_jax.data.coco import decode_image
-from mask_rcnn_jax.deploy.video import Video
 from mask_rcnn_jax.evaluation.coco import METRIC_NAMES
 from mask_rcnn_jax.training.metrics import read_metrics
+from mask_rcnn_jax.video.reader import Video
 from mask_rcnn_jax.weights.run_checkpoint import load_checkpoint
 from tests.commands.command import (
     RECIPE,
@@ -30,8 +30,8 @@ from tests.commands.command import (
 )
 from tests.commands.conftest import DAMAGED
 from tests.commands.small_run import RECIPE as SMALL_RECIPE
-from tests.deploy.videos import write_sound, write_video
 from tests.helpers import assert_tree_close, shared
+from tests.video.videos import write_sound, write_video
 
 LOSSES = ("loss/total", "loss/rpn_cls", "loss/rpn_box", "loss/box_cls", "loss/box_reg", "loss/mask")
 NUMBERS = [prefix + name for prefix in ("", "mask_") for name in METRIC_NAMES]

@@ -61,10 +61,10 @@ NOT_RUN = {
         "tests/benchmarking/test_absent_gpus.py::test_commands_for_gpus_that_are_not_there",
     ),
     "trtexec|tensorboard|deepstream-app|tritonserver|--triton|npm ": ("a program of others", ""),
-    "--engine openvino": ("needs OpenVINO", "tests/deploy/test_exported_engines.py"),
+    "--engine openvino": ("needs OpenVINO", "tests/predict/test_exported_engines.py"),
     r"\.serve |curl|http\.server": (
         "runs until it is stopped",
-        "tests/deploy/test_serve_command.py::test_answers_until_it_is_told_to_stop",
+        "tests/serving/test_serve_command.py::test_answers_until_it_is_told_to_stop",
     ),
     "^--config": ("entries for the command above it", ""),
 }

@@ -253,12 +253,13 @@ def test_processes_that_do_not_find_each_other_say_so():
     """What JAX raises after five minutes, and what it does at the end of the process."""
     program = """
 import atexit, sys, jax
-from mask_rcnn_jax import cli, cli_processes
+from mask_rcnn_jax import cli
+from mask_rcnn_jax.cli import processes
 def initialize(**flags):
     atexit.register(print, "shut down", file=sys.stderr)
     raise RuntimeError("DEADLINE_EXCEEDED: 1 of 2\\n\\n  tasks registered")
 jax.distributed.initialize = initialize
-cli.run(lambda _: None, cli_processes.define_processes)
+cli.run(lambda _: None, processes.define_processes)
 """
     flags = ["--coordinator_address=host:1", "--num_processes=2", "--process_id=0"]
     command = [sys.executable, "-c", program, *flags]

@@ -6,7 +6,7 @@ import pytest
 
 from mask_rcnn_jax.annotations.reader import read_json
 from tests.commands.command import check_done, run
-from tests.deploy.videos import write_video
+from tests.video.videos import write_video
 
 pytestmark = pytest.mark.slow
 

@@ -13,13 +13,13 @@ from safetensors.numpy import save_file
 
 from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.data.coco import decode_image
-from mask_rcnn_jax.deploy.video import Video
 from mask_rcnn_jax.formats.shapes import write_shapes
+from mask_rcnn_jax.video.reader import Video
 from mask_rcnn_jax.weights.convert import to_torchvision
 from tests.commands.command import ROOT, SMALL, check_done, environment
-from tests.deploy.alone import run_alone
-from tests.deploy.small_model import random_variables
-from tests.deploy.videos import write_video
+from tests.exporting.alone import run_alone
+from tests.small_model import random_variables
+from tests.video.videos import write_video
 
 SIDE, PICTURES, FRAMES = 64, 66, 5
 WEIGHTS = "weights/maskrcnn_resnet50_fpn_v2_coco-73cbd019.pth"

@@ -36,7 +36,6 @@ from mask_rcnn_jax.data.options import example_options
 from mask_rcnn_jax.data.resize import resize_plan
 from mask_rcnn_jax.data.tfrecords import TFRecords
 from mask_rcnn_jax.data.transforms import empty_batch, load_row
-from mask_rcnn_jax.deploy.video import Video
 from mask_rcnn_jax.evaluation import coco as coco_evaluation
 from mask_rcnn_jax.formats.coco_build import build_coco
 from mask_rcnn_jax.formats.labelme import read_labelme
@@ -48,13 +47,14 @@ from mask_rcnn_jax.rle import encode_window
 from mask_rcnn_jax.training.metrics import read_metrics, truncate_metrics
 from mask_rcnn_jax.training.scoring import evaluate_results
 from mask_rcnn_jax.training.setup import open_workdir
+from mask_rcnn_jax.video.reader import Video
 from mask_rcnn_jax.weights.files import read_arrays
 from tests import tfrecord_writer
-from tests.deploy.videos import write_video
 from tests.formats.test_tao_spec import BLOG
 from tests.fuzz import hostile
 from tests.fuzz.format_parsers import FORMATS
 from tests.helpers import tiny_config
+from tests.video.videos import write_video
 from tests.weights import test_tf_checkpoint as tf
 from tests.weights.weight_writers import Call, Name, TorchFile, dumps
 

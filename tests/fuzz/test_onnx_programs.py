@@ -15,7 +15,7 @@ from jax import lax
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-from tests.deploy.traced import converted
+from tests.jax_to_onnx.traced import converted
 
 SHAPES = [(2, 6, 5, 4), (1, 4, 6, 3), (3, 4), (2, 2, 2), (1, 1, 4, 4), (12,)]
 LARGEST = 800  # elements that operations which repeat some still take

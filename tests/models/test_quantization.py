@@ -9,8 +9,8 @@ import pytest
 from flax import linen as nn
 from flax.traverse_util import unflatten_dict
 
-from mask_rcnn_jax.deploy.compare import compare
-from mask_rcnn_jax.deploy.quantize_jax import quantize_jax
+from mask_rcnn_jax.exporting.compare import compare
+from mask_rcnn_jax.exporting.quantize_jax import quantize_jax
 from mask_rcnn_jax.models.build import abstract_variables, build_model
 from mask_rcnn_jax.models.conv import Conv, Dense, RoIConv, UpConv
 from mask_rcnn_jax.models.quantization import (
@@ -23,8 +23,8 @@ from mask_rcnn_jax.models.quantization import (
 )
 from mask_rcnn_jax.weights.convert import to_ours_flat
 from mask_rcnn_jax.weights.pretrained import merge_into
-from tests.deploy.small_model import generated, predict_function, random_variables, small_config
 from tests.helpers import any_variables, tiny_batch, tiny_config
+from tests.small_model import generated, predict_function, random_variables, small_config
 
 INT8 = Quantization(int8=True, range_momentum=0.25)
 

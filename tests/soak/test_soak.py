@@ -13,12 +13,12 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 import pytest
 
-from mask_rcnn_jax.deploy.annotate import annotate_images
-from mask_rcnn_jax.deploy.inputs import Input
-from mask_rcnn_jax.deploy.predictor import Predictor
-from mask_rcnn_jax.deploy.saving import KINDS, ResultFiles
 from mask_rcnn_jax.formats.shapes import write_shapes
 from mask_rcnn_jax.models.build import build_model, init_variables
+from mask_rcnn_jax.predict.annotate import annotate_images
+from mask_rcnn_jax.predict.inputs import Input
+from mask_rcnn_jax.predict.predictor import Predictor
+from mask_rcnn_jax.predict.saving import KINDS, ResultFiles
 from mask_rcnn_jax.training.loop import train
 from tests.helpers import tiny_config
 

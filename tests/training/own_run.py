@@ -7,7 +7,8 @@ twice, and uses its parts in one process.
 import numpy as np
 import optax
 
-from mask_rcnn_jax import cli, cli_processes
+from mask_rcnn_jax import cli
+from mask_rcnn_jax.cli import processes
 from mask_rcnn_jax.data.augment import Example
 from mask_rcnn_jax.training.loop import train
 from tests import small_trunk
@@ -63,4 +64,4 @@ def main(arguments) -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main, cli_processes.define_processes, positional=True)
+    cli.run(main, processes.define_processes, positional=True)

@@ -12,7 +12,8 @@ import jax
 import numpy as np
 import pytest
 
-from mask_rcnn_jax import cli, cli_processes
+from mask_rcnn_jax import cli
+from mask_rcnn_jax.cli import processes as cli_processes
 from mask_rcnn_jax.training import loop, metrics, processes
 from mask_rcnn_jax.training.step import TrainState
 from tests.memory_set import ShapeSet

@@ -7,9 +7,9 @@ import optax
 import pytest
 
 from mask_rcnn_jax.models.channels import Channels
+from mask_rcnn_jax.pruning.channel_groups import Axis, Group
 from mask_rcnn_jax.training.optim import build_optimizer, make_optimizer, optim_options
 from mask_rcnn_jax.training.sparsity import add_group_lasso
-from mask_rcnn_jax.weights.channel_groups import Axis, Group
 from tests.helpers import tiny_config
 
 AXES = (

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from absl import logging
 
-from mask_rcnn_jax import console
+from mask_rcnn_jax.terminal import console
 from mask_rcnn_jax.training import step_log
 from mask_rcnn_jax.training.loggers import Loggers
 from mask_rcnn_jax.training.step_log import StepLog

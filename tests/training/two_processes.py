@@ -13,8 +13,9 @@ from absl import logging
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from mask_rcnn_jax import cli, cli_processes
-from mask_rcnn_jax.progress import Progress
+from mask_rcnn_jax import cli
+from mask_rcnn_jax.cli import processes as cli_processes
+from mask_rcnn_jax.terminal.progress import Progress
 from mask_rcnn_jax.training import processes
 from mask_rcnn_jax.training.checkpoint import Checkpoints
 from mask_rcnn_jax.training.step import TrainState, make_mesh, replicate, shard_batch

@@ -1,0 +1,325 @@
+"""Flags, logging and error lines shared by the commands."""
+
+import difflib
+import importlib
+import logging as std_logging
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from absl import flags, logging
+from ml_collections import config_flags
+
+from mask_rcnn_jax.cli.help import format_entries, format_help
+from mask_rcnn_jax.cli.processes import PROCESS_FLAGS, join_processes
+from mask_rcnn_jax.config import (
+    exported_config,
+    flatten,
+    load_config,
+    load_run_config,
+    read_manifest,
+)
+from mask_rcnn_jax.terminal import console
+from mask_rcnn_jax.terminal.safe_text import printable, safe_stdout
+
+OFF = "off"  # of --compile_cache
+CONFIG_HELP = (
+    "Recipe: its name (coco, coco_torchvision:coco_v1), the path of a Python file with "
+    "get_config(), or a run's workdir. --config.section.name=value overrides an entry, also of the "
+    "config of a run that --workdir names."
+)
+CACHE_HELP = (
+    "Folder for compiled programs, which the next start takes from there; ~/.cache/mask_rcnn_jax "
+    f"if unset, {OFF!r} keeps none."
+)
+HELP_FLAGS = {"-h", "-help", "--help"}
+_OVERRIDE = re.compile("--?config[.]")
+# absl takes no None for a section.
+_NO_MASK_HEAD = re.compile("^(--?config[.]model[.]mask_head)=None$")
+# The codes of XLA's status with which a collective fails when another process has ended.
+COLLECTIVE_FAILED = re.compile("(UNKNOWN|INTERNAL|UNAVAILABLE|ABORTED|DEADLINE_EXCEEDED): ")
+_PACKAGE = os.path.dirname(os.path.dirname(__file__))
+COMMON_FLAGS = ("platform", "compile_cache", "debug")
+
+_process_index, _process_count = 0, 1  # of this command
+
+
+def define_config(required: bool = True) -> None:
+    """Define `--config`, whose entries may be overridden one by one on the command line."""
+    flags.DEFINE_string("config", None, CONFIG_HELP)  # `_parse_flags` makes a ConfigDict of it
+    flags.DEFINE_bool("list_config", False, "Print every entry of --config and its meaning.")
+    if required:
+        flags.mark_flag_as_required("config")
+
+
+def define_exported() -> None:
+    """Define the flags for an exported model in place of a run; `predict.engines` checks them."""
+    artifact_help = "Folder of an exported model to run; repeatable, one for each orientation."
+    flags.DEFINE_multi_string("artifact", [], artifact_help)
+    engine_help = "Runs --artifact: jax (for stablehlo), onnxruntime or openvino (for onnx)."
+    flags.DEFINE_string("engine", None, engine_help)
+    precision_help = "int8: the int8 model; bfloat16: with openvino; as exported if unset."
+    flags.DEFINE_string("engine_precision", None, precision_help)
+
+
+def define_tiles() -> None:
+    """Define `--tile` and `--overlap`."""
+    flags.DEFINE_integer("tile", 0, "Cut larger images into tiles of so many pixels; 0: no.", 0)
+    flags.DEFINE_float("overlap", 0.2, "Share of a tile in its neighbor, at least.", 0.0, 0.9)
+
+
+def run(
+    main: Callable[[Sequence[str]], None],
+    define_flags: Callable[[], None],
+    groups: Mapping[str, Sequence[str]] | None = None,
+    *,
+    positional: bool = False,
+) -> None:
+    """Parse the flags, run `main(positional arguments)` and leave with its exit code.
+
+    0 on success. 2 with one line for a user's mistake (ValueError, OSError, a bad flag), 1 with one
+    line for anything else; `--debug` shows the traceback. `--help` describes the command.
+
+    Args:
+        main: the command.
+        define_flags: defines the command's own flags.
+        groups: headings and names of these flags, for `--help`. A heading that starts with
+            "ACTION:" belongs to the action of that name; `ACTION --help` shows no other.
+        positional: whether the command takes positional arguments.
+    """
+    others = set(flags.FLAGS)
+    define_flags()
+    own = [name for name in flags.FLAGS if name not in {*others, *PROCESS_FLAGS}]
+    flags.DEFINE_bool("debug", False, "Show the traceback of an error.")
+    flags.DEFINE_string("compile_cache", None, CACHE_HELP)
+    flags.DEFINE_enum("platform", None, ["cpu", "gpu"], "Device to run on; the best one if unset.")
+    debug = "--debug" in sys.argv
+    with safe_stdout():
+        if not HELP_FLAGS.isdisjoint(sys.argv):
+            print(_help(main, groups or {"flags": own}, sys.argv))
+            return
+        _run(main, debug, positional)
+
+
+def _run(main: Callable[[Sequence[str]], None], debug: bool, takes_positional: bool) -> None:
+    global _process_index, _process_count
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not in a background job
+        signal.signal(signal.SIGINT, _interrupt)
+    argv = [_NO_MASK_HEAD.sub(r"\1.name=none", argument) for argument in sys.argv]
+    try:
+        if "--list_config" in argv and "config" in flags.FLAGS:
+            _list_config(argv)
+            return
+        positional = _parse_flags(argv)
+        if positional and not takes_positional:
+            raise ValueError(_unexpected(positional[0]))
+        set_up_logging()
+        _choose_platform(flags.FLAGS.platform)
+        _choose_compile_cache(flags.FLAGS.compile_cache)
+        _process_index, _process_count = join_processes()
+        main(positional)
+    except KeyboardInterrupt:
+        _fail("interrupted", 130)
+    except (ValueError, OSError, flags.Error) as error:
+        if debug:
+            raise
+        _fail(_one_line(error), 1 if _is_of_others(error) else 2)
+    except Exception as error:  # the last line of defence: no bare traceback reaches the user
+        if debug:
+            raise
+        _fail(f"{type(error).__name__}: {_one_line(error)} (--debug shows where)", 1)
+
+
+def _is_of_others(error: Exception) -> bool:
+    """Whether a collective failed, since another process ended; JAX may raise a ValueError."""
+    return _process_count > 1 and COLLECTIVE_FAILED.match(str(error)) is not None
+
+
+def _interrupt(number: int, frame: object) -> None:
+    """End in order at the first Ctrl-C, and at once at the second."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    raise KeyboardInterrupt
+
+
+def _parse_flags(argv: Sequence[str]) -> list[str]:
+    """Parse the flags into `flags.FLAGS`; return the positional arguments."""
+    FLAGS = flags.FLAGS
+    if "config" in FLAGS:
+        given = FLAGS.read_flags_from_files(argv, force_gnu=False)
+        argv, config = _take(given, "config", "a recipe or a run")
+        if config is not None:
+            _define_entries(config, argv)
+        elif not _is_required("config") and any(map(_OVERRIDE.match, argv)):
+            # Entries of the run, whose config such a command takes.
+            for flag, meaning in (("workdir", "a run"), ("artifact", "an exported model")):
+                source = _take(argv, flag, meaning)[1] if flag in FLAGS else None
+                if source is not None:
+                    _define_entries(source, argv, flag)
+                    break
+    try:
+        return FLAGS(argv)[1:]
+    except flags.UnrecognizedFlagError as error:
+        raise ValueError(f"{_one_line(error)}{_entry_hint(error.flagname)}") from error
+
+
+def _is_required(flag: str) -> bool:
+    """Whether a flag was marked as required, for which absl gives it a validator."""
+    return bool(flags.FLAGS[flag].validators)
+
+
+def _take(argv: Sequence[str], flag: str, expected: str) -> tuple[list[str], str | None]:
+    """Split `--flag VALUE` from the other arguments."""
+    rest, taken, arguments = [], None, iter(argv)
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        if argument == "--":
+            rest += [argument, *arguments]
+        elif name in (f"--{flag}", f"-{flag}"):
+            taken = value if equals else next(arguments, "")
+            if not taken:
+                raise ValueError(f"--{flag} must have a value: {expected}")
+        else:
+            rest.append(argument)
+    return rest, taken
+
+
+def _define_entries(name: str, argv: Sequence[str], flag: str = "config") -> None:
+    """Make `--config` the ConfigDict of what `--flag` names, with the overrides of `argv`.
+
+    Raises ValueError for any error of the recipe, which is code.
+    """
+    try:
+        if flag == "artifact":
+            config = exported_config(read_manifest(name))
+        else:
+            config = load_run_config(name) if flag == "workdir" else load_config(name)
+        delattr(flags.FLAGS, "config")
+        config_flags.DEFINE_config_dict("config", config, CONFIG_HELP, sys_argv=list(argv))
+    except flags.Error:
+        raise
+    except Exception as error:
+        raise ValueError(f"--{flag}: {_one_line(error)}") from error
+
+
+def _list_config(argv: Sequence[str]) -> None:
+    """Print every entry of `--config` with its value, choices and meaning."""
+    argv, name = _take(argv, "config", "a recipe or a run")
+    if name is None:
+        raise ValueError("--list_config needs --config, a recipe or a run")
+    _define_entries(name, argv)
+    for flag in flags.FLAGS:
+        flags.FLAGS[flag].validators.clear()  # nothing else is needed to list a config
+    flags.FLAGS(argv)
+    config = flags.FLAGS.config
+    # Recipes stand above all rooms; this one describes the entries of the others.
+    described = importlib.import_module("mask_rcnn_jax.configs.base").describe(config)
+    print(format_entries(flatten(config), described))
+
+
+def _entry_hint(flag: str) -> str:
+    """Name the entries of the config that a user may have meant by an unknown flag."""
+    config = flags.FLAGS["config"].value if "config" in flags.FLAGS else None
+    if config is None:
+        return ": an entry of --config, which is missing" if flag.startswith("config.") else ""
+    entries = list(flatten(config.to_dict()))
+    meant = [name for name in entries if f".{name}".endswith(f".{flag}")]
+    if not meant:
+        keys = {name.rpartition(".")[2]: name for name in entries}
+        meant = [keys[key] for key in difflib.get_close_matches(flag, keys, 1)]
+    meant.sort(key=lambda name: not name.startswith("train."))
+    return f", did you mean {' or '.join(f'--config.{name}' for name in meant)}?" if meant else ""
+
+
+def _unexpected(argument: str) -> str:
+    """Say what may be meant by an argument that is neither a flag nor the value of one."""
+    name = argument.partition("=")[0]
+    if _OVERRIDE.match(f"--{name}") or name in flags.FLAGS:
+        return f"unexpected argument {argument!r}, did you mean --{argument}?"
+    patterns = ", patterns in quotes: --input 'photos/*.jpg'" if "input" in flags.FLAGS else ""
+    return f"unexpected argument {argument!r}: each value needs its flag before it{patterns}"
+
+
+def _help(main: Callable, groups: Mapping[str, Sequence[str]], argv: Sequence[str]) -> str:
+    """The docstring of the command, its own flags, and below them those of all commands."""
+    chosen = {key: names for key, names in groups.items() if key.partition(":")[0] in argv}
+    shared: dict[str, Sequence[str]] = {"flags of all commands": COMMON_FLAGS}
+    if PROCESS_FLAGS[0] in flags.FLAGS:
+        shared = {"flags for several processes": PROCESS_FLAGS, **shared}
+    return format_help(main.__globals__["__doc__"], {**(chosen or groups), **shared})
+
+
+def _one_line(error: Exception) -> str:
+    """Its text without line breaks; a KeyError would put quotes around it, and may be wrapped."""
+    text = error
+    while isinstance(text, KeyError | AttributeError) and text.args:
+        text = text.args[0]
+    return printable(" ".join(str(text).split())) or type(error).__name__
+
+
+def _fail(message: str, code: int) -> None:
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    if _process_count > 1:
+        # An orderly exit would wait for the others, who wait for this one. So they notice.
+        sys.stdout.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+def set_up_logging() -> None:
+    """Plain lines on stderr: our own from INFO, libraries' from WARNING.
+
+    Those of Orbax and its asyncio tasks stay away: errors that they log are also raised.
+    """
+    logging.use_absl_handler()
+    logging.set_verbosity(logging.INFO)
+    handler = logging.get_absl_handler()
+    handler.setFormatter(console.make_formatter())
+    handler.addFilter(_is_wanted)
+    sys.unraisablehook = _say_unraisable
+
+
+def _is_wanted(record: std_logging.LogRecord) -> bool:
+    if _process_index > 0 and record.levelno < std_logging.WARNING:
+        return False
+    if record.pathname.startswith(_PACKAGE):
+        return True
+    is_orbax = any(name in record.pathname for name in ("orbax", "asyncio"))
+    return record.levelno >= std_logging.WARNING and not is_orbax
+
+
+def _say_unraisable(unraisable: "sys.UnraisableHookArgs") -> None:
+    """Leave out the complaints of arrays of a failed checkpoint: the failure itself is raised."""
+    if str(unraisable.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(unraisable)
+
+
+def _choose_platform(platform: str | None) -> None:
+    if platform is not None:
+        import jax
+
+        # JAX runs on the first; with a GPU, the CPU stays available.
+        jax.config.update("jax_platforms", {"cpu": "cpu", "gpu": "cuda,cpu"}[platform])
+
+
+def _choose_compile_cache(folder: str | None) -> None:
+    """Keep what is compiled, in a folder of the user's own unless JAX's own settings name one."""
+    import jax
+
+    if folder == OFF:
+        jax.config.update("jax_enable_compilation_cache", False)
+        return
+    if folder is None and jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
+        return
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    path = Path(folder or os.path.join(home, "mask_rcnn_jax"))
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        if folder:
+            raise
+        logging.warning("nothing that is compiled is kept: %s", _one_line(error))
+        return
+    jax.config.update("jax_compilation_cache_dir", str(path))

@@ -1,0 +1,315 @@
+"""Export a trained model to files and compare their detections with the original model's."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from absl import logging
+from ml_collections import ConfigDict
+
+from mask_rcnn_jax.data.images import decode_image
+from mask_rcnn_jax.data.options import example_options
+from mask_rcnn_jax.data.resize import ResizePlan, resize_plan
+from mask_rcnn_jax.exporting import (
+    deepstream,
+    manifest,
+    mixed,
+    onnx,
+    quantize,
+    quantize_jax,
+    stablehlo,
+    tensorrt,
+    triton,
+)
+from mask_rcnn_jax.exporting.compare import BOX_TOLERANCE, MASK_TOLERANCE, SCORE_TOLERANCE, compare
+from mask_rcnn_jax.exporting.images import check_images, image_paths, on_canvas
+from mask_rcnn_jax.exporting.manifest import ModelInterface
+from mask_rcnn_jax.exporting.options import ArtifactOptions
+from mask_rcnn_jax.models.build import build_model, resolve_precision
+from mask_rcnn_jax.models.detect import detect_options
+from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
+from mask_rcnn_jax.models.quantization import trained_ranges
+from mask_rcnn_jax.predict.inputs import IMAGE_SUFFIXES
+from mask_rcnn_jax.predict.programs import load_onnx, load_stablehlo, make_feeds, run_program
+
+DEFAULT_OPSET = 17
+CHECK_IMAGES = 4
+
+
+@dataclass
+class Artifact:
+    """Files of an exported model by name, and its metadata."""
+
+    interface: ModelInterface
+    full_canvas: tuple[int, int]  # (H, W) of the recipe
+    files: dict[str, bytes] = field(default_factory=dict)
+    # "float" and "int8": functions (images, image_sizes) -> `Detections` on the recipe's canvas
+    predictors: dict[str, Callable] = field(default_factory=dict)
+    self_check: dict[str, dict] = field(default_factory=dict)
+    details: dict[str, Any] = field(default_factory=dict)  # additional manifest entries
+
+    def accepts(self, images: np.ndarray, sizes: np.ndarray) -> bool:
+        """Whether a batch has the input size of the model."""
+        fits, resized = tuple(images.shape[1:3]) == self.full_canvas, self.interface.resized
+        return fits and (resized is None or bool(np.all(np.asarray(sizes) == resized)))
+
+
+@dataclass(frozen=True)
+class SourceModel:
+    """Model to export."""
+
+    options: ArtifactOptions
+    config: ConfigDict
+    model: MaskRCNN
+    predict: Callable  # (variables, images, image_sizes) -> `Detections`
+    variables: dict
+    categories: list[dict]
+    canvas: tuple[int, int]  # as `Artifact.full_canvas`
+    resized: tuple[int, int] | None  # as `ModelInterface.resized`
+
+
+def build_artifact(
+    config: ConfigDict,
+    variables: dict,
+    categories: list[dict],
+    format: str,
+    options: ArtifactOptions,
+    folder: Path,
+    score: Callable[["Artifact", str], dict[str, float]] | None = None,
+) -> Artifact:
+    """Export a model and compare it with the original.
+
+    Args:
+        config: the model's recipe.
+        variables: the model's weights.
+        categories: `[{"id", "name"}, ...]`, class 1 first.
+        format: "onnx" or "stablehlo".
+        options: flags of `export`.
+        folder: location of the calibration cache.
+        score: function (artifact, name of a predictor) -> AP by name, for `options.int8_budget`.
+
+    Raises:
+        ValueError: if the model cannot be exported.
+        RuntimeError: if a float32 export's detections differ from the original model's.
+    """
+    if format == "onnx":
+        onnx.check_packages("onnx", "onnxruntime")
+    configured = resolve_precision(config.train.precision)
+    precision = "float32" if format == "onnx" else configured
+    if precision != configured:
+        logging.info("exporting in float32; train.precision is %s", configured)
+    # The float model. What int8 training has measured is for the int8 model.
+    section = {**config.model, "quantization": {}}
+    model = build_model(section, precision=precision, implementation="xla")
+    trained = trained_ranges(variables)
+    predict = partial(model.apply, method="predict", detect=detect_options(config))
+    example = replace(example_options(config), canvases=())
+    plan = placement(config, options)
+    resized = plan.size if options.picture_size else None
+    source = SourceModel(
+        options, config, model, predict, variables, categories, plan.canvas, resized
+    )
+
+    def model_inputs(decoded):
+        return list(on_canvas(decoded, example, plan.canvas, options.picture_size))
+
+    paths = image_paths(options.calibration or "") if options.int8 else []
+    inputs = model_inputs(check_images(_val_images(config), plan.canvas, CHECK_IMAGES))
+    reference = jax.jit(partial(predict, variables))
+    check = partial(_check, reference, inputs, config.eval.score_threshold)
+    artifact = {"onnx": _make_onnx, "stablehlo": _make_stablehlo}[format](source)
+    check(artifact, "float")
+    if options.int8:
+        calibration = model_inputs(decode_image(path) for path in paths)
+        measured = partial(quantize_jax.measure_ranges, predict, variables)
+        cache = folder / "calibration.json"
+        if format == "onnx":
+            feeds = _feeds(artifact, calibration)
+            add_int8 = partial(_add_int8_onnx, artifact, feeds, options, cache, trained)
+        else:
+            ranges = trained or measured(calibration)
+            add_int8 = partial(_add_int8_program, artifact, source, ranges)
+        in_float: Sequence[str] = ()
+        if options.int8_budget is None:
+            add_int8(in_float)
+        else:
+            assert score is not None
+            few = calibration[:CHECK_IMAGES]
+            ranges = measured(few) | {name: limit for name, limit in trained.items() if limit > 0}
+            errors = mixed.layer_errors(model, predict, variables, few, ranges)
+            layers = dict.fromkeys(errors)
+            if format == "onnx":  # has those of users' own parts, too
+                layers |= dict.fromkeys(quantize.quantized_layers(artifact.files["model.onnx"]))
+            limit, scored = options.int8_budget, partial(score, artifact)
+            in_float = mixed.keep_budget(limit, list(layers), add_int8, scored)
+            found = {"limit": limit, "in_float": list(in_float), "errors": errors}
+            artifact.details["int8_budget"] = found
+        calibrated: dict[str, Any] = {"pictures": len(calibration)}
+        calibrated["calibrator"] = options.calibrator
+        if trained:
+            calibrated["trained_ranges"] = sum(limit > 0 for limit in trained.values())
+        if format == "onnx":
+            calibrated["int8_for"] = options.int8_runtime
+        artifact.details["calibration"] = calibrated
+        check(artifact, "int8")
+    if options.deepstream:
+        content = artifact.files["model_int8.onnx" if options.int8 else "model.onnx"]
+        artifact.files |= deepstream.files(content, categories, artifact.interface)
+    if options.deepstream or options.int8_for == "tensorrt":
+        _add_tensorrt(artifact, options, folder / "calibration.json", trained)
+    return artifact
+
+
+def placement(config: ConfigDict, options: ArtifactOptions) -> ResizePlan:
+    """Return the exported canvas, and the size there of an image that is typical for it."""
+    example = replace(example_options(config), canvases=())
+    if options.picture_size:
+        return resize_plan(*options.picture_size, example)
+    if example.resize != "shortest_edge":
+        return resize_plan(*example.image_size, example)
+    short, long = sorted(example.image_size)
+    landscape = options.orientation == "landscape"
+    return resize_plan(*((short, long) if landscape else (long, short)), example)
+
+
+def _val_images(config: ConfigDict) -> list[Path]:
+    """Up to CHECK_IMAGES validation images; empty if the folder does not exist."""
+    folder = Path(config.data.val_images)
+    if not folder.is_dir():
+        return []
+    found = (path for path in sorted(folder.iterdir()) if path.suffix.lower() in IMAGE_SUFFIXES)
+    return list(islice(found, CHECK_IMAGES))
+
+
+def _make_onnx(source: SourceModel) -> Artifact:
+    options = source.options
+    batch, planar = options.batch or 1, options.deepstream
+    opset = options.opset or DEFAULT_OPSET
+    canvas = onnx.export_canvas(source.model, source.canvas, source.resized)
+    dtype = "float32" if planar else source.config.data.image_dtype
+    given = onnx.OnnxInput(canvas, source.resized, batch, dtype, planar)
+    detect = detect_options(source.config)
+    built = onnx.build_onnx(source.model, source.variables, given, opset=opset, detect=detect)
+    content = built.SerializeToString()
+    shape = [batch, 3, *canvas] if planar else [batch, *canvas, 3]
+    inputs = _inputs(dtype, shape, None if source.resized else [batch, 2])
+    valid_dtype = "int32" if planar else "bool"
+    interface = ModelInterface(
+        inputs, canvas, "float32", options.picture_size, source.resized, valid_dtype
+    )
+    artifact = Artifact(interface, source.canvas)
+    artifact.files["model.onnx"] = content
+    artifact.files["labels.txt"] = manifest.labels(source.categories).encode()
+    artifact.files["config.pbtxt"] = triton.model_config(built).encode()
+    artifact.predictors["float"] = load_onnx(content)
+    artifact.details["opset"] = opset
+    return artifact
+
+
+def _feeds(artifact: Artifact, calibration: list) -> list[dict[str, np.ndarray]]:
+    inputs = artifact.interface.inputs
+    shape, dtype = inputs["images"]["shape"], inputs["images"]["dtype"]
+    feeds = [make_feeds(images, sizes, shape, dtype) for images, sizes in calibration]
+    return [{name: feed[name] for name in inputs} for feed in feeds]
+
+
+def _add_int8_onnx(
+    artifact: Artifact,
+    feeds: list[dict[str, np.ndarray]],
+    options: ArtifactOptions,
+    cache: Path,
+    trained: dict[str, float],
+    in_float: Sequence[str],
+) -> None:
+    content, cached = quantize.quantize_onnx(
+        artifact.files["model.onnx"],
+        feeds,
+        calibrator=options.calibrator,
+        cache=cache,
+        runtime=options.int8_runtime,
+        trained=trained,
+        in_float=in_float,
+    )
+    logging.info("calibrated with %s", cache if cached else f"{len(feeds)} images")
+    artifact.files["model_int8.onnx"] = content
+    artifact.predictors["int8"] = load_onnx(content)
+
+
+def _add_tensorrt(
+    artifact: Artifact, options: ArtifactOptions, cache: Path, trained: dict[str, float]
+) -> None:
+    """Add the calibration cache, and warn of all that TensorRT may not support."""
+    # A cache can name tensors, not the layers that read them in float.
+    if options.int8 and not artifact.details.get("int8_budget", {}).get("in_float"):
+        measured = json.loads(cache.read_text())["ranges"]
+        ranges = quantize.with_trained(artifact.files["model.onnx"], measured, trained)
+        artifact.files["calibration.cache"] = tensorrt.calibration_cache(ranges).encode()
+    entry = artifact.details["tensorrt"] = tensorrt.manifest_entry(artifact.files)
+    for name, problems in entry["problems"].items():
+        for problem in problems:
+            logging.warning("%s for TensorRT %s: %s", name, tensorrt.VERSION, problem)
+
+
+def _make_stablehlo(source: SourceModel) -> Artifact:
+    batch = source.options.batch
+    rows, canvas = batch or "batch", source.canvas
+    inputs = _inputs(source.config.data.image_dtype, [rows, *canvas, 3], [rows, 2])
+    precision = resolve_precision(source.config.train.precision)
+    artifact = Artifact(ModelInterface(inputs, canvas, precision), canvas)
+    artifact.details["platforms"] = list(stablehlo.PLATFORMS)
+    _add_program(artifact, "float", "model.stablehlo", source.predict, source.variables, batch)
+    return artifact
+
+
+def _add_program(
+    artifact: Artifact, kind: str, file: str, predict: Callable, variables: dict, batch: int | None
+) -> None:
+    canvas, dtype = artifact.full_canvas, artifact.interface.inputs["images"]["dtype"]
+    program = stablehlo.export_stablehlo(
+        predict, variables, canvas=canvas, batch=batch, dtype=dtype
+    )
+    artifact.files[file] = program
+    artifact.predictors[kind] = partial(run_program, load_stablehlo(program), batch)
+
+
+def _add_int8_program(
+    artifact: Artifact, source: SourceModel, ranges: dict[str, float], in_float: Sequence[str]
+) -> None:
+    ranges = {layer: limit for layer, limit in ranges.items() if layer not in in_float}
+    dtype = artifact.interface.inputs["images"]["dtype"]
+    images = jax.ShapeDtypeStruct((1, *artifact.full_canvas, 3), dtype)
+    example = images, jax.ShapeDtypeStruct((1, 2), np.int32)
+    quantized = quantize_jax.quantize_jax(source.predict, source.variables, ranges, example)
+    _add_program(artifact, "int8", "model_int8.stablehlo", *quantized, source.options.batch)
+
+
+def _inputs(dtype: str, shape: list, sizes_shape: list | None) -> dict[str, dict]:
+    inputs = {"images": {"dtype": dtype, "shape": shape, "means": "images on the canvas"}}
+    if sizes_shape is not None:
+        means = "height and width of the resized image on the canvas"
+        inputs["image_sizes"] = {"dtype": "int32", "shape": sizes_shape, "means": means}
+    return inputs
+
+
+def _check(
+    reference: Callable, inputs: list, score_threshold: float, artifact: Artifact, kind: str
+) -> None:
+    """Fill `self_check`. Only float32 models must be within tolerance: bfloat16 rounding depends on
+    the summation order, and int8 rounding is coarser."""
+    found = compare(reference, artifact.predictors[kind], inputs, score_threshold)
+    artifact.self_check[kind] = {**vars(found), "text": str(found)}
+    if not found.detections:
+        logging.warning("self-check: it compared no detection, so it says little about %s", kind)
+    exact = kind == "float" and artifact.interface.precision == "float32"
+    if exact and not found.within_tolerance:
+        raise RuntimeError(
+            f"self-check: the exported model differs from the original: {found}; expected at most "
+            f"{BOX_TOLERANCE} px for boxes, {SCORE_TOLERANCE} for scores and {MASK_TOLERANCE} for "
+            "masks"
+        )

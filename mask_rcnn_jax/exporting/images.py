@@ -1,0 +1,55 @@
+"""Load images and place them on an exported model's canvas for self-check and calibration."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from mask_rcnn_jax.data.images import decode_image
+from mask_rcnn_jax.data.options import ExampleOptions
+from mask_rcnn_jax.data.resize import resize_image, resize_plan
+from mask_rcnn_jax.formats.shapes import generate_image
+from mask_rcnn_jax.predict.inputs import IMAGE_SUFFIXES
+
+
+def image_paths(folder: str) -> list[Path]:
+    """Return the image files in a folder, sorted by name. Raises ValueError if there are none."""
+    if not Path(folder).is_dir():
+        raise ValueError(f"--calibration {folder} is not a folder")
+    paths = sorted(path for path in Path(folder).iterdir() if path.suffix.lower() in IMAGE_SUFFIXES)
+    if not paths:
+        suffixes = ", ".join(IMAGE_SUFFIXES)
+        raise ValueError(f"--calibration {folder}: no images found ({suffixes})")
+    return paths
+
+
+def on_canvas(
+    images: Sequence[np.ndarray] | Iterator[np.ndarray],
+    options: ExampleOptions,
+    canvas: tuple[int, int],
+    fixed_size: tuple[int, int] | None,
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Convert uint8 images to model inputs, as `Predictor` does.
+
+    Images that belong on the other orientation's canvas are rotated. fixed_size: (height, width) to
+    which all images are resized first. Yields images [1, H, W, 3] and image_sizes [1, 2].
+    """
+    for image in images:
+        if fixed_size is not None:
+            image = cv2.resize(image, fixed_size[::-1], interpolation=cv2.INTER_LINEAR)
+        plan = resize_plan(image.shape[0], image.shape[1], options)
+        if plan.canvas != canvas:
+            image = np.ascontiguousarray(np.rot90(image))
+            plan = resize_plan(image.shape[0], image.shape[1], options)
+        resized = resize_image(image, plan, options)
+        yield resized[None], np.array([plan.size], np.int32)
+
+
+def check_images(paths: Sequence[Path], canvas: tuple[int, int], count: int) -> list[np.ndarray]:
+    """Decode the first `count` images of `paths`, or generate `count` images if it is empty."""
+    if paths:
+        return [decode_image(path) for path in paths[:count]]
+    side = min(max(canvas), 512)
+    sizes = [(side * 3 // 4, side), (side, side), (side // 2, side)]
+    return [generate_image(0, "val", i, sizes[i % len(sizes)])[0] for i in range(count)]

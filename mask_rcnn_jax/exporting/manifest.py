@@ -1,0 +1,119 @@
+"""Files that accompany an exported model: `manifest.json` and `labels.txt`.
+
+The manifest contains everything needed to use the model without this package.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from mask_rcnn_jax.data.options import has_inclusive_boxes
+from mask_rcnn_jax.data.source import has_masks
+from mask_rcnn_jax.models.detect import detect_options
+from mask_rcnn_jax.version import __version__
+
+OUTPUTS = {
+    "boxes": ("float32", [4], "x1, y1, x2, y2 in input pixels, sorted by descending score"),
+    "scores": ("float32", [], "class probability"),
+    "classes": ("int32", [], "1, 2, .. as in `classes`"),
+    "masks": ("float32", [28, 28], "object probability on a grid stretched over the box"),
+    "valid": ("bool", [], "true for rows with a detection; other rows are zero"),
+}
+RESIZES = {
+    "fit": "as large as image_size (height, width) allows, sides rounded down to whole pixels",
+    "keep": "as it is; a larger one as large as image_size (height, width) allows, rounded down",
+    "shortest_edge": "short side to image_size[0] unless the long side would exceed image_size[1]",
+}
+PASTES = {
+    "continuous": "bilinear, cell and pixel centers at +0.5, zero outside; threshold >= 0.5",
+    "integer": "padded by one zero cell, box grown to match and cut to whole pixels; above 0.5",
+}
+
+
+class ModelInterface(NamedTuple):
+    """Inputs and outputs of an exported model."""
+
+    inputs: Mapping[str, Mapping[str, Any]]  # dtype, shape and meaning by name
+    canvas: tuple[int, int]  # (H, W) of the input
+    precision: str
+    picture_size: tuple[int, int] | None = None  # (height, width) of all images; None: any size
+    resized: tuple[int, int] | None = None  # their (height, width) on the canvas
+    valid_dtype: str = "bool"  # dtype of the output `valid`
+
+
+def make_manifest(
+    config: Mapping[str, Any],
+    categories: Sequence[Mapping[str, Any]],
+    *,
+    format: str,
+    files: Sequence[str],
+    interface: ModelInterface | None,
+    details: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the content of `manifest.json`.
+
+    Args:
+        config: the recipe.
+        categories: `[{"id", "name"}, ...]`, class 1 first.
+        format: value of `--format`.
+        files: names of the accompanying files.
+        interface: None for a weight file.
+        details: additional entries, such as the self-check result.
+    """
+    data, model, options = config["data"], config["model"], config["eval"]
+    manifest = {
+        "format": format,
+        "files": list(files),
+        "made_by": f"mask_rcnn_jax {__version__}",
+        "precision": interface.precision if interface else "float32",
+        "classes": [
+            {"class": k, "id": category["id"], "name": category["name"]}
+            for k, category in enumerate(categories, start=1)
+        ],
+        "preprocessing": {
+            "colors": "RGB, 0 to 255; normalized inside the model, as in training",
+            "resize": data["resize"],
+            "resize_means": RESIZES[data["resize"]],
+            "image_size": list(data["image_size"]),
+            "rounding_of_sides": data["resize_rounding"],
+            "interpolation": "PIL bilinear" if data["antialias"] else "OpenCV INTER_LINEAR",
+            "rounded_to_whole_numbers": data["image_dtype"] == "uint8",
+            "placement": "upper left corner of the canvas; pixels outside the image are ignored",
+            "pixel_mean": list(model["input"]["mean"]),
+            "pixel_std": list(model["input"]["std"]),
+        },
+        "postprocessing": {
+            "boxes": "divide x by (resized width / width), y by (resized height / height)",
+            "mask": PASTES[options["paste"]],
+            "mask_rule": options["paste"],
+            "width_offset": float(has_inclusive_boxes(config)),
+        },
+        **details,
+    }
+    if interface:
+        manifest["inputs"] = dict(interface.inputs)
+        outputs = dict(OUTPUTS)
+        if has_masks(config):
+            side = 2 * model["mask_head"].get("roi_size", 14)
+            outputs["masks"] = ("float32", [side, side], OUTPUTS["masks"][2])
+        else:
+            del outputs["masks"]
+        rows = [interface.inputs["images"]["shape"][0], options["detections_per_image"]]
+        manifest["outputs"] = {
+            name: {
+                "dtype": interface.valid_dtype if name == "valid" else dtype,
+                "shape": rows + shape,
+                "means": means,
+            }
+            for name, (dtype, shape, means) in outputs.items()
+        }
+        manifest["detection"] = vars(detect_options(config))
+        manifest["preprocessing"]["canvas"] = list(interface.canvas)
+        if interface.picture_size is not None and interface.resized is not None:
+            manifest["preprocessing"]["picture_size"] = list(interface.picture_size)
+            manifest["preprocessing"]["resized_size"] = list(interface.resized)
+    return manifest
+
+
+def labels(categories: Sequence[Mapping[str, Any]]) -> str:
+    """Return the class names, one per line, class 1 first."""
+    return "".join(" ".join(str(category["name"]).split()) + "\n" for category in categories)

@@ -1,0 +1,61 @@
+"""Export a model with its weights as one StableHLO program for CPU and NVIDIA GPU.
+
+The program runs without this package. Images in a batch are independent: each is computed as a
+batch of one.
+"""
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import export, lax
+from jax.typing import DTypeLike
+
+from mask_rcnn_jax.predict.programs import FIELDS
+
+PLATFORMS = ("cpu", "cuda")
+
+
+def export_stablehlo(
+    predict: Callable,
+    variables: dict,
+    *,
+    canvas: tuple[int, int],
+    batch: int | None,
+    dtype: DTypeLike,
+    platforms: Sequence[str] = PLATFORMS,
+) -> bytes:
+    """Export a program for `jax.export.deserialize`.
+
+    Args:
+        predict: function (variables, images [B, H, W, 3], image_sizes [B, 2]) -> `Detections`. Its
+            model should have implementation="xla"; our GPU kernels would tie the program to one
+            GPU generation and one JAX version.
+        variables: the model's weights, stored in the program.
+        canvas: (H, W) of the input.
+        batch: batch size; None exports a program for any batch size.
+        dtype: input dtype of `images`; `image_sizes` are int32.
+        platforms: JAX platforms that can run the program.
+
+    Returns:
+        The serialized program; it returns a dict with the fields of `Detections`, without `masks`
+        for a model of boxes alone.
+    """
+
+    def run(images, image_sizes):
+        # Prevents minutes of constant folding in compilers, such as kernel transposes.
+        weights = lax.optimization_barrier(variables)
+
+        def one(image, size):
+            found = predict(weights, image[None], size[None])
+            fields = {name: getattr(found, name) for name in FIELDS}
+            return {name: array[0] for name, array in fields.items() if array is not None}
+
+        return jax.vmap(one)(images, image_sizes)
+
+    rows = export.symbolic_shape("batch")[0] if batch is None else batch
+    inputs = (
+        jax.ShapeDtypeStruct((rows, *canvas, 3), dtype),
+        jax.ShapeDtypeStruct((rows, 2), jnp.int32),
+    )
+    return bytes(export.export(jax.jit(run), platforms=tuple(platforms))(*inputs).serialize())

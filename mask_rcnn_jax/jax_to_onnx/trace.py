@@ -1,0 +1,123 @@
+"""Translate a traced JAX program to ONNX operators, one primitive at a time.
+
+Functions inside the program are inlined, what does not depend on the model's inputs is computed
+here, and of forms for several platforms the one for CPUs is taken.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import Jaxpr, Literal
+
+from mask_rcnn_jax.jax_to_onnx.graph import CannotConvert, Graph
+from mask_rcnn_jax.jax_to_onnx.values import Equation, Known, Value
+
+# (graph, equation, inputs) to outputs
+Rule = Callable[[Graph, Equation, list], Value | Known | list]
+PLATFORM = "cpu"
+# Primitives that call a function, with the same inputs and outputs.
+JITS = ("jit", "pjit")
+CALLS = (
+    *JITS,
+    "closed_call",
+    "core_call",
+    "custom_jvp_call",
+    "custom_vjp_call",
+    "remat2",
+    "checkpoint",
+)
+
+
+def translate(
+    graph: Graph,
+    rules: Mapping[str, Rule],
+    jaxpr: Jaxpr,
+    consts: Sequence,
+    inputs: Sequence,
+    place: str = "",
+) -> list[Value | Known]:
+    """Add a program's operators to a graph and return its outputs.
+
+    rules: by the name of a primitive, or jit:name of an inner jitted function. inputs: `Value`s or
+        `Known`s.
+    place: part of the model, for errors.
+    """
+    values = dict(zip(jaxpr.constvars, (Known(np.asarray(each)) for each in consts), strict=True))
+    values.update(zip(jaxpr.invars, inputs, strict=True))
+
+    def read(atom: Any) -> Value | Known:
+        if isinstance(atom, Literal):
+            return Known(np.asarray(atom.val, atom.aval.dtype))  # type: ignore[attr-defined]
+        return values[atom]
+
+    for eqn in _used(jaxpr):
+        given = [read(atom) for atom in eqn.invars]
+        inside = "/".join(filter(None, (place, str(eqn.source_info.name_stack))))
+        try:
+            outputs = _apply(graph, rules, eqn, given, inside)
+        except CannotConvert as error:
+            where = f" in {inside}" if inside else ""
+            raise ValueError(
+                f"--format=onnx: it cannot convert {error}{where}; --format=stablehlo can"
+            ) from None
+        for variable, output in zip(eqn.outvars, outputs, strict=True):
+            values[variable] = output
+            if isinstance(output, Value) and variable.aval.dtype.kind in "biu":
+                graph.not_float.add(output.name)
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _apply(graph: Graph, rules: Mapping[str, Rule], eqn: Equation, given: list, place: str) -> list:
+    """Return the outputs of one equation."""
+    name, known = eqn.primitive.name, all(isinstance(each, Known) for each in given)
+    if name == "platform_index":
+        return [Known(np.asarray(_branch_index(eqn.params["platforms"])))]
+    shapes = [(atom.aval.shape, atom.aval.dtype) for atom in eqn.outvars]
+    if all(0 in shape for shape, _ in shapes):
+        return [Known(np.zeros(shape, dtype)) for shape, dtype in shapes]
+    rule = rules.get(f"jit:{eqn.params['name']}" if name in JITS else name)
+    is_inlined = name in CALLS and name not in JITS
+    if known and not is_inlined and not getattr(rule, "keeps_known", False):
+        return _compute(eqn, given)
+    if rule is not None:
+        outputs = rule(graph, eqn, given)
+        if outputs is not None:
+            return outputs if isinstance(outputs, list) else [outputs]
+    if name == "cond" and isinstance(given[0], Known):
+        branches = eqn.params["branches"]
+        inner, given = branches[int(np.clip(given[0].array, 0, len(branches) - 1))], given[1:]
+    elif name in CALLS:
+        inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
+    else:
+        raise CannotConvert(f"the operation {name}")
+    jaxpr, consts = getattr(inner, "jaxpr", inner), getattr(inner, "consts", ())
+    return translate(graph, rules, jaxpr, consts, given, place)
+
+
+def _branch_index(platforms: Sequence[Sequence[str] | None]) -> int:
+    """Which of `lax.platform_dependent`'s forms is taken; None among platforms is the default."""
+    exact = [i for i, names in enumerate(platforms) if names is not None and PLATFORM in names]
+    return exact[0] if exact else list(platforms).index(None)
+
+
+def _compute(eqn: Equation, given: list[Known]) -> list[Known]:
+    """Compute an equation of arrays that are known."""
+    with jax.default_device(jax.devices("cpu")[0]):
+        found = eqn.primitive.bind(*(each.array for each in given), **eqn.params)
+    found = found if eqn.primitive.multiple_results else [found]
+    largest = max(given, key=lambda each: (bool(each.origin), each.array.size), default=None)
+    origin = largest.origin if largest is not None else ""
+    return [Known(np.asarray(array), origin) for array in found]
+
+
+def _used(jaxpr: Jaxpr) -> list[Equation]:
+    """Return the equations that the outputs depend on."""
+    needed = {atom for atom in jaxpr.outvars if not isinstance(atom, Literal)}
+    used = []
+    for eqn in reversed(jaxpr.eqns):
+        if needed.intersection(eqn.outvars):
+            used.append(eqn)
+            needed.update(atom for atom in eqn.invars if not isinstance(atom, Literal))
+    return used[::-1]

@@ -1,0 +1,194 @@
+"""Annotate images and videos with the detections of a `Predictor`.
+
+Reading, inference, drawing and encoding run concurrently, each on different images.
+"""
+
+import json
+import os
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mask_rcnn_jax.data.dataset import UndecodableImage
+from mask_rcnn_jax.predict.engines import UnfitImage
+from mask_rcnn_jax.predict.inputs import Input, read_image
+from mask_rcnn_jax.predict.pipeline import BackgroundWriter, map_in_order, prefetch, round_robin
+from mask_rcnn_jax.predict.predictor import Predictor, Prepared
+from mask_rcnn_jax.predict.result import Result
+from mask_rcnn_jax.predict.saving import Records, ResultFiles
+from mask_rcnn_jax.video.reader import UnreadableVideo, Video, VideoFrame
+from mask_rcnn_jax.video.tracks import Tracker
+from mask_rcnn_jax.video.writer import VideoWriter
+
+# Drawing and decoding mostly release the GIL, but more threads hold more images in memory.
+THREADS = min(4, os.cpu_count() or 1)
+# Frames per video, beyond its share of a batch, that a reader may be ahead and an encoder behind.
+FRAMES_AHEAD = 4
+# Videos that are read at a time, whatever the number of devices: each holds a decoder and an
+# encoder with some tens of frames of their own, and a few feed a device as well as many.
+MAX_OPEN_VIDEOS = 8
+
+
+def annotate_images(
+    predictor: Predictor,
+    images: Sequence[Input],
+    folder: Path,
+    files: ResultFiles,
+    drawing: Mapping[str, Any],
+    on_error: Callable[[UndecodableImage | UnfitImage], None],
+) -> Generator[Records]:
+    """Write an annotated copy of each image into a folder, and what `files` writes.
+
+    `drawing` are options of `Result.plot`. Yields what the lists of `files` are to hold, in order;
+    `image_id` is the 1-based position in `images`. An image that cannot be decoded is passed to
+    `on_error` and skipped.
+    """
+
+    def read(item: tuple[int, Input]) -> tuple[tuple, Prepared | UndecodableImage | UnfitImage]:
+        try:
+            return item, predictor.prepare(read_image(item[1].source))
+        except UndecodableImage as error:
+            return item, error
+        except UnfitImage as error:
+            return item, UnfitImage(f"{item[1].source}: {error}")
+
+    def decodable(pool) -> Iterator[tuple[tuple, Prepared]]:
+        numbered = list(enumerate(images, start=1))
+        with closing(map_in_order(pool, read, numbered, THREADS + 1)) as prepared:
+            for item, image in prepared:
+                if isinstance(image, UndecodableImage | UnfitImage):
+                    on_error(image)
+                else:
+                    yield item, image
+
+    def write(item: tuple[Any, Prepared, Any]) -> Records:
+        (number, image), prepared, detections = item
+        result = predictor.result(prepared, detections, image.source)
+        result.save(folder / image.target, **drawing)
+        return files.write(result, image, number)
+
+    with ThreadPoolExecutor(THREADS) as pool, ThreadPoolExecutor(THREADS) as readers:
+        with closing(predictor.stream(decodable(readers))) as detected:
+            yield from map_in_order(pool, write, detected, THREADS + 1)
+
+
+def annotate_videos(
+    predictor: Predictor,
+    files: Sequence[tuple[Video, Path]],
+    drawing: Mapping[str, Any],
+    on_error: Callable[[UnreadableVideo], None],
+    *,
+    stride: int,
+    max_frames: int,
+    track: bool = False,
+) -> Generator[tuple[Video, int]]:
+    """Write an annotated mp4 and a .jsonl with one line per frame for each (source, target).
+
+    Up to `images_at_once` videos, at most MAX_OPEN_VIDEOS, are read concurrently and share the
+    predictor's batches. A video without frames is passed to `on_error`. On any exit, including
+    errors, all frames handed to the encoders are written and the files are closed. With `track`,
+    objects are followed through the frames, see `tracks`.
+
+    Yields:
+        The video and its object count, for each frame handed to an encoder.
+    """
+    outputs: dict[Video, _VideoOutput] = {}
+    targets = dict(files)
+    names = {category["id"]: category["name"] for category in predictor.categories}
+    batch = predictor.images_at_once
+    num_open = min(len(files), batch, MAX_OPEN_VIDEOS)
+
+    def frames(video: Video) -> Iterator[tuple[tuple[Video, VideoFrame], Prepared]]:
+        try:
+            for frame in video.frames(stride, max_frames):
+                yield (video, frame), predictor.prepare(frame.image)
+        except UnreadableVideo as error:
+            on_error(error)
+        except UnfitImage as error:
+            on_error(UnreadableVideo(f"{video.source}: {error}"))
+
+    def followed(detected: Iterable) -> Iterator[tuple[Video, VideoFrame, Result]]:
+        trackers = {video: Tracker() for video in targets} if track else {}
+        for (video, frame), image, detections in detected:
+            result = predictor.result(image, detections)
+            if track:
+                found = result.boxes, result.classes, float(frame.time)
+                result = replace(result, track_ids=trackers[video].update(*found))
+            yield video, frame, result
+
+    def draw(item: tuple[Video, VideoFrame, Result]) -> tuple[Video, VideoFrame, list[dict]]:
+        video, frame, result = item
+        drawn = result.plot(**drawing)
+        return video, frame._replace(image=drawn), result.to_coco(0)
+
+    share = -(-batch // max(1, num_open))
+    readers = (prefetch(frames(video), FRAMES_AHEAD + share) for video, _ in files)
+    with (
+        ExitStack() as opened,
+        ThreadPoolExecutor(THREADS) as pool,
+        closing(round_robin(readers, num_open)) as prepared,
+        closing(predictor.stream(prepared)) as detected,
+        closing(map_in_order(pool, draw, followed(detected), FRAMES_AHEAD + batch)) as drawn,
+    ):
+        for video, frame, results in drawn:
+            if video not in outputs:
+                output = _VideoOutput(video, targets[video], frame, names, stride)
+                outputs[video] = opened.enter_context(closing(output))
+            outputs[video].put(frame, results)
+            yield video, len(results)
+            for output in outputs.values():
+                output.end_if_complete()
+
+
+class _VideoOutput:
+    """Output files of one video, written by a background thread."""
+
+    def __init__(
+        self, video: Video, target: Path, first: VideoFrame, names: dict[Any, str], stride: int
+    ):
+        height, width = first.image.shape[:2]
+        self._video = video
+        self._names = names  # by category id
+        self._writer = VideoWriter(target, height, width, video.rate / stride, video.pixel_aspect)
+        # Line-buffered, so that other programs can follow the growing file.
+        self._lines = open(target.with_suffix(".jsonl"), "w", 1, encoding="utf-8")
+        self._background = BackgroundWriter(self._write, self._finish, FRAMES_AHEAD)
+        self._count, self._ended = 0, False
+
+    def put(self, frame: VideoFrame, results: list[dict]) -> None:
+        self._count += 1
+        self._background.put((frame, results))
+
+    def _write(self, item: tuple[VideoFrame, list[dict]]) -> None:
+        frame, results = item
+        self._writer.write(frame.image, frame.time)
+        record = {
+            "file_name": self._video.name,
+            "frame": frame.number,
+            "time": round(float(frame.time), 6),
+            "detections": [
+                {"category": self._names[result["category_id"]]}
+                | {key: value for key, value in result.items() if key != "image_id"}
+                for result in results
+            ],
+        }
+        self._lines.write(json.dumps(record) + "\n")
+
+    def _finish(self) -> None:
+        try:
+            self._writer.close()
+        finally:
+            self._lines.close()
+            self._writer = None  # type: ignore[assignment]  # an encoder holds many frames
+
+    def end_if_complete(self) -> None:
+        """Let the thread finish the files once all frames read have arrived."""
+        if not self._ended and self._count == self._video.frames_read:
+            self._ended = True
+            self._background.end()
+
+    def close(self) -> None:
+        self._background.close()

@@ -1,0 +1,191 @@
+"""Find the images and videos named on a command line, and name their outputs."""
+
+import glob
+import os
+import string
+import urllib.request
+from collections.abc import Iterable, Iterator, Sequence
+from http.client import HTTPException
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+from urllib.parse import quote, unquote, urlsplit
+
+import cv2
+import numpy as np
+
+from mask_rcnn_jax.data.dataset import UndecodableImage
+from mask_rcnn_jax.data.images import MAX_BYTES, decode_bytes, decode_image
+from mask_rcnn_jax.terminal.safe_text import file_name
+
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp")
+VIDEO_SUFFIXES = (
+    *(".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts", ".mts", ".m2ts"),
+    *(".wmv", ".flv", ".ogv", ".3gp", ".gif"),
+)
+_TIMEOUT = 20.0  # seconds without data from a web address
+
+
+class Input(NamedTuple):
+    """An image or a video.
+
+    A folder's files keep their places below it, in `name` and in `target`.
+    """
+
+    source: str  # a file, a device or a web address
+    name: PurePosixPath  # unique among the images, and among the videos
+    target: PurePosixPath  # of the annotated copy, below --output; unique without its suffix
+
+
+def find_inputs(inputs: Sequence[str], output: Path) -> tuple[list[Input], list[Input]]:
+    """Return images and videos, in order and without duplicates (`a.jpg` is `./a.jpg`).
+
+    Args:
+        inputs: files (with any suffix), folders with all their sub-folders, glob patterns (`**`:
+            any depth), web addresses of images or videos, and cameras (a number or /dev/video0).
+        output: the output folder, in which nothing is looked for.
+
+    Raises:
+        ValueError: if an input does not exist or names neither an image nor a video, or if an
+            output would overwrite an input.
+    """
+    images: dict[str, PurePosixPath] = {}
+    videos: dict[str, PurePosixPath] = {}
+    seen: set[str] = set()
+    for item in inputs:
+        found = list(_find(item, output))
+        if not found:
+            suffixes = ", ".join(IMAGE_SUFFIXES + VIDEO_SUFFIXES)
+            raise ValueError(f"--input {item}: no images or videos found ({suffixes})")
+        for source, name in found:
+            place = source if "://" in source else os.path.abspath(source)
+            if place not in seen:
+                seen.add(place)
+                (images if _is_image(source) else videos)[source] = name
+    found_images, found_videos = _named(images), _named(videos, ".mp4")
+    _check_overwrite([*found_images, *found_videos], output)
+    return found_images, found_videos
+
+
+def read_image(source: str) -> np.ndarray:
+    """Decode a file or a web address, upright; errors as from `data.images.decode_image`."""
+    if "://" not in source:
+        return decode_image(source, upright=True)
+    try:
+        with urllib.request.urlopen(_quoted(source), timeout=_TIMEOUT) as response:
+            content = response.read(MAX_BYTES + 1)
+    except (OSError, ValueError, HTTPException) as error:
+        raise UndecodableImage(f"{source}: {error}") from error
+    if len(content) > MAX_BYTES:
+        raise UndecodableImage(f"{source}: more than {MAX_BYTES:,} bytes")
+    return decode_bytes(content, source, upright=True)
+
+
+def _find(item: str, output: Path) -> Iterator[tuple[str, PurePosixPath]]:
+    """Yield the sources of one input, with their names."""
+    if "://" in item:
+        path = PurePosixPath(unquote(urlsplit(item).path))
+        yield item, PurePosixPath(file_name(path.name or "stream", path.suffix, set()))
+    elif os.path.isfile(item):
+        yield item, PurePosixPath(os.path.basename(item))
+    elif os.path.isdir(item):
+        yield from _below(item, Path(item).rglob("*"), output)
+    elif camera := _camera(item):
+        yield camera, PurePosixPath(f"camera_{os.path.basename(camera)}")
+    elif glob.has_magic(item):
+        paths = map(Path, glob.glob(item, recursive=True))
+        yield from _below(_fixed_part(item), paths, output)
+    else:
+        raise ValueError(f"--input {item}: does not exist")
+
+
+def _below(folder: str, paths: Iterable[Path], output: Path) -> Iterator[tuple[str, PurePosixPath]]:
+    """Yield the known images and videos of a folder, but for those in the output folder."""
+    outside = output.resolve() not in (Path(folder).resolve(), *Path(folder).resolve().parents)
+    for path in sorted(paths):
+        if not _has_known_suffix(path):
+            continue
+        if outside and path.resolve().is_relative_to(output.resolve()):
+            continue
+        yield str(path), PurePosixPath(Path(os.path.relpath(path, folder)).as_posix())
+
+
+def _fixed_part(pattern: str) -> str:
+    """Return the folders of a pattern before its first wildcard."""
+    parts = Path(pattern).parts
+    fixed = next(i for i, part in enumerate(parts) if glob.has_magic(part))
+    return str(Path(*parts[:fixed]))
+
+
+def _camera(item: str) -> str:
+    """Return the device of a camera's number or path, "" for anything else."""
+    device = f"/dev/video{item}" if item.isdecimal() else item
+    return device if device.startswith("/dev/video") and os.path.exists(device) else ""
+
+
+def _has_known_suffix(path: Path) -> bool:
+    return path.name.lower().endswith(IMAGE_SUFFIXES + VIDEO_SUFFIXES) and path.is_file()
+
+
+def _is_image(source: str) -> bool:
+    if "://" in source:
+        return _is_web_image(source)
+    if source.lower().endswith(IMAGE_SUFFIXES + VIDEO_SUFFIXES):
+        return source.lower().endswith(IMAGE_SUFFIXES)
+    return os.path.isfile(source) and cv2.haveImageReader(source)
+
+
+def _is_web_image(address: str) -> bool:
+    """Whether an address is of an image: by its ending, or else by what the server says."""
+    scheme, _, path, *_ = urlsplit(address)
+    if scheme not in ("http", "https"):
+        return False
+    if path.lower().endswith(IMAGE_SUFFIXES + VIDEO_SUFFIXES):
+        return path.lower().endswith(IMAGE_SUFFIXES)
+    request = urllib.request.Request(_quoted(address), method="HEAD")
+    try:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT) as response:
+            return response.headers.get_content_maintype() == "image"
+    except (OSError, ValueError, HTTPException):
+        return False
+
+
+def _quoted(address: str) -> str:
+    """Encode blanks and what is not ASCII, as browsers do; the rest, with its %20, stays."""
+    return quote(address, safe=string.punctuation)
+
+
+def _named(found: dict[str, PurePosixPath], suffix: str = "") -> list[Input]:
+    """Give sources unique names, and targets with `suffix`, or else PNG for PNG and JPEG."""
+    names: set[str] = set()
+    stems: set[str] = set()
+    inputs = []
+    for source, name in found.items():
+        ending = suffix or (".png" if name.suffix.lower() == ".png" else ".jpg")
+        target = _unique(name.with_suffix(""), "", stems)
+        target = target.with_name(target.name + ending)
+        unique = _unique(name.with_suffix(""), name.suffix, names)
+        inputs.append(Input(source, unique, target))
+    return inputs
+
+
+def _unique(stem: PurePosixPath, suffix: str, taken: set[str]) -> PurePosixPath:
+    """Return stem and suffix, with a number between if that is taken; add it to `taken`.
+
+    Letters in both cases count as equal, as some file systems have it.
+    """
+    unique, count = stem.with_name(stem.name + suffix), 1
+    while str(unique).casefold() in taken:
+        count += 1
+        unique = stem.with_name(f"{stem.name}_{count}{suffix}")
+    taken.add(str(unique).casefold())
+    return unique
+
+
+def _check_overwrite(inputs: Sequence[Input], output: Path) -> None:
+    sources = {Path(one.source).resolve() for one in inputs if "://" not in one.source}
+    overwritten = sources & {(output / one.target).resolve() for one in inputs}
+    if overwritten:
+        raise ValueError(
+            f"--output {output} would overwrite {len(overwritten)} files of --input, such as "
+            f"{min(overwritten)}; choose another folder"
+        )

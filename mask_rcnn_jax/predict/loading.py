@@ -1,0 +1,122 @@
+"""From a run, or a recipe and weights, to a predictor."""
+
+import os
+from pathlib import Path
+
+import jax
+from absl import flags, logging
+from ml_collections import ConfigDict
+
+from mask_rcnn_jax.config import MANIFEST, load_config, recipe_names
+from mask_rcnn_jax.formats.download import download_weights, weight_names
+from mask_rcnn_jax.predict.engines import Exported, load_exported
+from mask_rcnn_jax.predict.predictor import Predictor
+from mask_rcnn_jax.weights.restore import restore
+
+
+def load(
+    model: str | os.PathLike,
+    weights: str | os.PathLike | None = None,
+    *,
+    score_threshold: float = 0.5,
+    batch_size: int | None = None,
+    tile: int = 0,
+    overlap: float = 0.2,
+    engine: str | None = None,
+    precision: str | None = None,
+) -> Predictor:
+    """Load a trained model, ready to predict.
+
+    Args:
+        model: a run (its workdir or one of its checkpoints/<step>), or a folder that `export` wrote
+            with format "stablehlo" or "onnx"; or, with `weights`, a recipe as for `load_config`.
+        weights: a weights file, a run, or one of `prepare weights`' names: such a file is
+            downloaded once, to `cache_folder()`.
+        score_threshold: lowest score of what is found.
+        batch_size: images at a time on each device; None is 1, or that of the export.
+        tile: side of the tiles of large images, see `Predictor`; 0 cuts none.
+        overlap: smallest overlap of neighboring tiles, as a fraction of their side.
+        engine: runs an exported model: "jax", "onnxruntime" or "openvino"; None takes "jax"
+            for StableHLO and "onnxruntime" for ONNX.
+        precision: "int8" takes the int8 model of the folder, "bfloat16" is for OpenVINO; None
+            computes as exported.
+
+    Raises:
+        ValueError: the weights do not fit, or are unknown.
+        OSError: a file cannot be read or downloaded.
+    """
+    if weights is None and (Path(model) / MANIFEST).is_file():
+        exported = load_exported(model, engine, precision)
+        return load_predictor(exported, score_threshold, batch_size, tile, overlap)
+    if engine is not None or precision is not None:
+        raise ValueError(f"engine and precision are for a folder of `export`, {model} is none")
+    if weights is None:
+        if str(model).partition(":")[0] in recipe_names():
+            raise ValueError(f"{model} is a recipe, expected weights as well, or a run")
+        restored = restore(None, model)
+    else:
+        if str(weights) in weight_names() and not os.path.exists(weights):
+            weights = download_weights(str(weights), cache_folder())
+        restored = restore(load_config(str(model)), weights)
+    set_score_threshold(restored.config, score_threshold)
+    given = restored.config, restored.variables, batch_size, restored.categories
+    return Predictor(*given, tile, overlap)
+
+
+def load_predictor(
+    exported: Exported,
+    score_threshold: float,
+    batch_size: int | None,
+    tile: int = 0,
+    overlap: float = 0.2,
+    config: ConfigDict | None = None,
+) -> Predictor:
+    """Make a predictor of an exported model. config: None takes that of the export."""
+    lowest = exported.config.eval.score_threshold
+    if score_threshold < lowest:
+        text = "the model was exported with eval.score_threshold=%g and finds nothing below"
+        logging.warning(text, lowest)
+    config = (config or exported.config).copy_and_resolve_references()
+    set_score_threshold(config, score_threshold)
+    return Predictor(config, None, batch_size, None, tile, overlap, engine=exported)
+
+
+def given_model(command: str, *others: str) -> str | Exported:
+    """Return the run or weights file, or load the exported model, that the flags name.
+
+    Raises ValueError unless it is exactly one. others: flags that may be given in their place; the
+    value is returned.
+    """
+    FLAGS, names = flags.FLAGS, ("workdir", "weights", "artifact", *others)
+    given = [name for name in names if getattr(FLAGS, name)]
+    if len(given) != 1:
+        *more, last = (f"--{name}" for name in names)
+        raise ValueError(f"{command} needs exactly one of {', '.join(more)} and {last}")
+    if given != ["artifact"]:
+        for name in ("engine", "engine_precision"):
+            if getattr(FLAGS, name):
+                raise ValueError(f"--{name} is for exported models: it needs --artifact")
+        return getattr(FLAGS, given[0])
+    exported = load_exported(FLAGS.artifact, FLAGS.engine, FLAGS.engine_precision)
+    if FLAGS.config is not None:
+        exported.check_unchanged(FLAGS.config)
+    return exported
+
+
+def cache_folder() -> Path:
+    """Return the folder of downloaded weights: mask_rcnn_jax in the user's cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mask_rcnn_jax"
+
+
+def default_batch_size() -> int:
+    """Return how many images to predict at a time on each device.
+
+    One image keeps a CPU busy; a batch would only use more memory.
+    """
+    return 1 if jax.default_backend() == "cpu" else 8
+
+
+def set_score_threshold(config: ConfigDict, score: float) -> None:
+    """Set the lowest score of what is found, after soft-NMS, too, which lowers scores."""
+    config.eval.score_threshold = score
+    config.eval.soft_min_score = max(config.eval.soft_min_score, score)

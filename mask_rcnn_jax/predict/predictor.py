@@ -1,0 +1,319 @@
+"""Run a trained model on images."""
+
+import math
+import os
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, overload
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+from PIL import Image
+
+from mask_rcnn_jax.data.options import all_canvases, example_options, has_inclusive_boxes
+from mask_rcnn_jax.data.resize import ResizePlan, resize_image, resize_plan
+from mask_rcnn_jax.data.tiles import tiling, view_windows
+from mask_rcnn_jax.predict.engines import Exported
+from mask_rcnn_jax.predict.live import LiveModel
+from mask_rcnn_jax.predict.pixels import ImageLike, path_of, pixels_of
+from mask_rcnn_jax.predict.result import Result
+from mask_rcnn_jax.predict.tiles import TiledImage, merge_tiles
+from mask_rcnn_jax.structures import Detections
+from mask_rcnn_jax.weights.categories import categories_of_weights
+
+# `stream` starts a partial batch rather than keep more than this waiting.
+MAX_WAITING_BYTES = 256 << 20  # for each device, whose share of a batch does not shrink
+MAX_WAITING_BATCHES = 4
+
+
+class PreparedImage(NamedTuple):
+    """An image and its network input."""
+
+    image: np.ndarray  # uint8 [H, W, 3]
+    canvas: np.ndarray  # [canvas height, canvas width, 3]
+    plan: ResizePlan
+
+
+Prepared = PreparedImage | TiledImage
+
+
+class Predictor:
+    """Detect objects in images of any size, on all devices of this process. Thread-safe.
+
+    Compiles once per canvas (one, or one each for landscape and portrait, and `data.canvases`) for
+    batches with `batch_size` rows on each device; rows without an image are wasted work, unless
+    `split_partial`. An image's detections do not depend on the rest of its batch.
+
+    Args:
+        config: of the model; `eval.score_threshold` is the lowest score of what is found. An
+            exported model has its own, and finds nothing below.
+        variables: see `load_variables`; None for an exported model.
+        batch_size: rows of a batch on each device; None is 1, or the exported model's.
+        categories: {"id", "name"} for each class, class 1 first; None takes those in
+            `data.val_json` if it is there, else COCO's, else numbers, or those of the export.
+        tile: images with a longer side are cut into overlapping squares of this many pixels, whose
+            detections are merged; 0 cuts none. Each tile is resized as an image is.
+        overlap: smallest overlap of neighboring tiles, as a fraction of their side.
+        split_partial: compile each canvas for one row on each device, too, and run the images of a
+            batch that is not full in that program, one after the other.
+        engine: an exported model that runs in place of the variables, see `load_exported`.
+
+    Attributes:
+        images_at_once: rows of a batch, over all devices.
+        canvases: every (height, width) that an image may be placed on.
+        categories: as given or found.
+        tiles: how large images are cut; None if they are not.
+    """
+
+    def __init__(
+        self,
+        config: ConfigDict,
+        variables: dict | None,
+        batch_size: int | None = None,
+        categories: Sequence[Mapping[str, Any]] | None = None,
+        tile: int = 0,
+        overlap: float = 0.2,
+        *,
+        split_partial: bool = False,
+        engine: Exported | None = None,
+    ):
+        if (variables is None) == (engine is None):
+            raise ValueError("expected either variables or an engine")
+        exported_for = engine.batch if engine else None
+        batch_size = exported_for or 1 if batch_size is None else batch_size
+        if batch_size < 1:
+            raise ValueError(f"batch_size is {batch_size}, expected at least 1")
+        if exported_for not in (None, batch_size):
+            raise ValueError(
+                f"batch_size is {batch_size}, but the model was exported for {exported_for}: see "
+                "--batch of export"
+            )
+        self.tiles = tiling(tile, overlap)
+        self._split_partial = split_partial
+        self._model: LiveModel | Exported
+        if engine is not None:
+            engine.check_unchanged(config, but=("eval.score_threshold", "eval.soft_min_score"))
+            self._model, self._num_devices = engine, 1
+            self.categories = categories or engine.categories
+        else:
+            assert variables is not None
+            self._model = LiveModel(config, variables)
+            self._num_devices = self._model.num_devices
+            self.categories = categories or categories_of_weights(config, variables)
+        self.images_at_once = batch_size * self._num_devices
+        self._options = example_options(config)
+        self.canvases = all_canvases(self._options)
+        self._sample_sizes = engine.sample_sizes if engine else self.canvases
+        self._rules = dict(paste=config.eval.paste, inclusive_boxes=has_inclusive_boxes(config))
+        self._pad_multiple = config.model.input.pad_multiple
+        # What is exported keeps its own threshold; that of the recipe may be higher.
+        self._above = config.eval.score_threshold if engine else None
+
+    @overload  # a str is a sequence of str
+    def __call__(  # type: ignore[overload-overlap]
+        self, images: str | os.PathLike | Image.Image
+    ) -> Result: ...
+
+    @overload
+    def __call__(self, images: np.ndarray) -> Result | list[Result]: ...
+
+    @overload
+    def __call__(self, images: Sequence[ImageLike]) -> list[Result]: ...
+
+    def __call__(self, images: Any) -> Result | list[Result]:
+        """Detect objects in one image, or in several, whatever their sizes.
+
+        Args:
+            images: a file, uint8 [H, W, 3] RGB, a Pillow image, a sequence with such, or uint8
+                [B, H, W, 3]. Files and Pillow's images are turned upright by their EXIF entry.
+
+        Returns:
+            A `Result`, or a list of them for several images.
+
+        Raises:
+            ValueError: for another shape or dtype, or a file that is no image.
+            OSError: a file cannot be read.
+            TypeError: for anything else.
+        """
+        if isinstance(images, np.ndarray):
+            several = images.ndim == 4
+        else:
+            several = isinstance(images, Sequence) and not isinstance(images, str)
+        if not several:
+            return self([images])[0]
+        prepared = ((path_of(image), self.prepare(pixels_of(image))) for image in images)
+        return [self.result(one, found, path) for path, one, found in self.stream(prepared)]
+
+    def result(self, image: Prepared, found: Any, path: str = "") -> Result:
+        """Make a result from an image and detections of `stream`; those in tiles are merged."""
+        if isinstance(image, TiledImage):
+            fields = merge_tiles(image, found, self._rules["paste"])
+        else:
+            rows = np.flatnonzero(found.valid)
+            masks = None if found.masks is None else found.masks[rows]
+            arrays = found.boxes[rows], found.scores[rows], found.classes[rows], masks
+            fields = dict(zip(("boxes", "scores", "classes", "mask_grids"), arrays, strict=True))
+        return Result(image.image, **fields, categories=self.categories, path=path, **self._rules)
+
+    def decoded_size(self, size: tuple[int, int]) -> tuple[int, int] | None:
+        """Return what `decode_image` takes as `at_least` for an image (height, width)."""
+        return resize_plan(*size, self._options).size if self._options.scaled_decoding else None
+
+    def prepare(self, image: np.ndarray, size: tuple[int, int] | None = None) -> Prepared:
+        """Resize an image onto its canvas, all host work before the network, or find its tiles.
+
+        size: (height, width) if `image` was reduced to `decoded_size` or more; the result has black
+            pixels then.
+
+        Raises ValueError for another shape or dtype, UnfitImage if an exported model does not take
+        images of this size.
+        """
+        if size is not None and image.shape[:2] != size:
+            plan = resize_plan(*size, self._options)
+            self._model.check(plan)
+            black = np.broadcast_to(np.uint8(0), (*size, 3))
+            return PreparedImage(black, resize_image(image, plan, self._options), plan)
+        if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8 or not image.size:
+            raise ValueError(f"image is {image.dtype} {image.shape}, expected uint8 [H, W, 3] RGB")
+        windows = view_windows(image.shape[0], image.shape[1], self.tiles)
+        for x0, y0, x1, y1 in windows:
+            self._model.check(resize_plan(y1 - y0, x1 - x0, self._options))
+        return TiledImage(image, windows) if len(windows) > 1 else self._resized(image)
+
+    def samples(self) -> list[np.ndarray]:
+        """Return a black image for each canvas; detecting in them compiles all there is."""
+        return [np.zeros((*size, 3), np.uint8) for size in self._sample_sizes]
+
+    def _resized(self, image: np.ndarray) -> PreparedImage:
+        plan = resize_plan(image.shape[0], image.shape[1], self._options)
+        return PreparedImage(image, resize_image(image, plan, self._options), plan)
+
+    def stream(
+        self, images: Iterable[tuple[Any, Prepared]]
+    ) -> Generator[tuple[Any, Prepared, Detections | list[Detections]]]:
+        """Yield (key, image, detections) for (key, image) pairs, in order.
+
+        The detections of an image with tiles are a list; `result` merges them. Its tiles are
+        resized here, so that only those of a few batches take memory.
+        """
+        found = []
+        for (key, image, is_last), _, one in self._stream(self._views(images)):
+            found.append(one)
+            if is_last:
+                yield key, image, found if isinstance(image, TiledImage) else one
+                found = []
+
+    def _views(self, images: Iterable[tuple[Any, Prepared]]) -> Iterator[tuple[Any, PreparedImage]]:
+        for key, image in images:
+            if isinstance(image, PreparedImage):
+                yield (key, image, True), image
+                continue
+            for number, (x0, y0, x1, y1) in enumerate(image.windows, start=1):
+                is_last = number == len(image.windows)
+                yield (key, image, is_last), self._resized(image.image[y0:y1, x0:x1])
+
+    def _stream(
+        self, images: Iterable[tuple[Any, PreparedImage]]
+    ) -> Generator[tuple[Any, PreparedImage, Detections]]:
+        """`stream` without tiles.
+
+        Images on the same canvas share a batch. The device runs a batch while the next is gathered
+        and the caller processes the previous results. MAX_WAITING_BATCHES and MAX_WAITING_BYTES
+        limit how long an image waits for others.
+        """
+        waiting: dict[Any, list] = {}  # bucket -> [(position, key, image)], oldest first
+        started: deque = deque()
+        done: dict[int, tuple] = {}
+        position = -1
+
+        def start(bucket) -> None:
+            for rows in self._batches(waiting.pop(bucket)):
+                started.append((rows, self._start([image for _, _, image in rows])))
+
+        def finish() -> None:
+            rows, result = started.popleft()
+            for (at, key, image), found in zip(rows, _detections(result), strict=True):
+                done[at] = key, image, found
+
+        following = 0
+        for position, (key, image) in enumerate(images):
+            bucket = self.bucket(image)
+            waiting.setdefault(bucket, []).append((position, key, image))
+            if len(waiting[bucket]) == self.images_at_once:
+                start(bucket)
+            elif self._waits_too_long(waiting):
+                start(min(waiting, key=lambda bucket: waiting[bucket][0][0]))
+            while len(started) > 1:
+                finish()
+            while following in done:
+                yield done.pop(following)
+                following += 1
+        for bucket in list(waiting):
+            start(bucket)
+            while len(started) > 1:
+                finish()
+        while started:
+            finish()
+        for at in range(following, position + 1):
+            yield done.pop(at)
+
+    def _batches(self, rows: list) -> Iterator[list]:
+        """Yield what runs at a time: all rows, or if a batch is to be split, one on each device."""
+        is_split = self._split_partial and len(rows) < self.images_at_once
+        step = self._num_devices if is_split else self.images_at_once
+        for first in range(0, len(rows), step):
+            yield rows[first : first + step]
+
+    def _waits_too_long(self, waiting: dict[Any, list]) -> bool:
+        images = [image for rows in waiting.values() for _, _, image in rows]
+        held = sum(_bytes(image.image) + _bytes(image.canvas) for image in images)
+        positions = [row[0] for rows in waiting.values() for row in rows]
+        age = max(positions) - min(positions)
+        too_large = held > MAX_WAITING_BYTES * self._num_devices
+        return too_large or age >= MAX_WAITING_BATCHES * self.images_at_once
+
+    def bucket(self, image: PreparedImage) -> tuple:
+        """Return a key that images have in common which can share a batch.
+
+        They have the same canvas and, if the model's maps end at the image, the same extent there.
+        """
+        plan = image.plan
+        if not self._pad_multiple:
+            return (plan.canvas,)
+        return plan.canvas, *(-(-side // self._pad_multiple) for side in plan.size)
+
+    def _start(self, images: list[PreparedImage]) -> tuple[list[PreparedImage], Detections]:
+        """Dispatch up to `images_at_once` images from one bucket without waiting."""
+        canvas, rows = images[0].canvas, self.images_at_once
+        if self._split_partial and len(images) <= self._num_devices:
+            rows = self._num_devices
+        inputs = np.zeros((rows, *canvas.shape), canvas.dtype)
+        sizes = np.ones((rows, 2), np.int32)
+        for row, image in enumerate(images):
+            inputs[row], sizes[row] = image.canvas, image.plan.size
+        found = self._model(inputs, sizes)
+        if self._above is not None:
+            found = replace(found, valid=found.valid & (found.scores > self._above))
+        return images, found
+
+
+def _bytes(array: np.ndarray) -> int:
+    """Memory of an array; `np.broadcast_to` repeats values without any, in steps of 0 bytes."""
+    steps = zip(array.shape, array.strides, strict=True)
+    return array.itemsize * math.prod(size for size, step in steps if step)
+
+
+def _detections(started: tuple[list[PreparedImage], Detections]) -> list[Detections]:
+    """Wait for a batch and return each image's detections in image pixels."""
+    images, batch = started[0], jax.device_get(started[1])
+    found = []
+    for row, image in enumerate(images):
+        one = jax.tree.map(lambda leaf, row=row: np.array(leaf[row]), batch)
+        height, width = image.image.shape[:2]
+        scale_y, scale_x = image.plan.scale
+        boxes = one.boxes / np.array([scale_x, scale_y, scale_x, scale_y], np.float32)
+        limits = np.array([width, height, width, height], np.float32)
+        found.append(one.replace(boxes=np.clip(boxes, 0, limits)))
+    return found

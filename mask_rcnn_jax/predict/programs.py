@@ -1,0 +1,96 @@
+"""Exported programs as functions: StableHLO in JAX, ONNX in onnxruntime and OpenVINO."""
+
+import os
+import threading
+from collections.abc import Callable
+
+import jax
+import numpy as np
+from jax import export
+
+from mask_rcnn_jax.structures import Detections
+
+# A program's outputs are these of `Detections`, without masks for a model of boxes alone.
+FIELDS = ("boxes", "scores", "classes", "masks", "valid")
+
+
+def load_stablehlo(program: bytes) -> Callable:
+    """Load a program as a jitted function (images, image_sizes) -> dict of arrays."""
+    return jax.jit(export.deserialize(bytearray(program)).call)
+
+
+def run_program(program: Callable, batch: int | None, images, image_sizes) -> Detections:
+    """Run a StableHLO program, repeating the last image to fill a fixed batch."""
+    rows = np.minimum(np.arange(batch or len(images)), len(images) - 1)
+    found = program(np.asarray(images)[rows], np.asarray(image_sizes, np.int32)[rows])
+    found = {name: np.asarray(value)[: len(images)] for name, value in found.items()}
+    return Detections(**{"masks": None, **found})
+
+
+def load_onnx(model: bytes) -> Callable:
+    """Load a model as a function (images [n, H, W, 3], image_sizes [n, 2]) -> `Detections`.
+
+    It accepts up to `batch` images, on a canvas at least as large as the model's, of which it reads
+    the upper left part.
+    """
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    inputs = {value.name: value for value in session.get_inputs()}
+    names = [value.name for value in session.get_outputs()]
+
+    def run(images: np.ndarray, image_sizes: np.ndarray) -> Detections:
+        dtype = {"tensor(uint8)": "uint8", "tensor(float)": "float32"}[inputs["images"].type]
+        feeds = make_feeds(images, image_sizes, inputs["images"].shape, dtype)
+        feeds = {name: value for name, value in feeds.items() if name in inputs}
+        found = dict(zip(names, session.run(names, feeds), strict=True))
+        found["valid"] = found["valid"].astype(bool)
+        found = {name: value[: len(images)] for name, value in found.items()}
+        return Detections(**{"masks": None, **found})
+
+    return run
+
+
+def make_feeds(images: np.ndarray, image_sizes: np.ndarray, shape: list[int], dtype: str) -> dict:
+    """Convert images to model inputs, repeating the last image to fill the batch.
+
+    shape, dtype: of the input `images`, such as [1, 3, 64, 64] and "float32".
+    """
+    planar = shape[1] == 3
+    height, width = shape[2:] if planar else shape[1:3]
+    rows = np.minimum(np.arange(shape[0]), len(images) - 1)
+    images = np.asarray(images)[rows, :height, :width]
+    images = images.transpose(0, 3, 1, 2) if planar else images
+    sizes = np.asarray(image_sizes)[rows]
+    return {"images": np.ascontiguousarray(images, dtype), "image_sizes": sizes.astype(np.int32)}
+
+
+def load_openvino(path: str | os.PathLike, precision: str = "f32") -> Callable:
+    """Load an ONNX file for OpenVINO on the CPU, as `load_onnx` does for onnxruntime.
+
+    precision: "f32" or "bf16", in which it computes, int8 layers aside.
+    """
+    import openvino
+
+    core = openvino.Core()
+    options = {"INFERENCE_PRECISION_HINT": precision, "PERFORMANCE_HINT": "LATENCY"}
+    request = core.compile_model(str(path), "CPU", options).create_infer_request()
+    inputs = {name: port for port in request.model_inputs for name in port.get_names()}
+    # A tensor may have several names.
+    outputs = {name for port in request.model_outputs for name in port.get_names()} & {*FIELDS}
+    shape = list(inputs["images"].get_shape())
+    dtype = {"u8": "uint8", "f32": "float32"}[inputs["images"].get_element_type().get_type_name()]
+    lock = threading.Lock()  # of the request, which runs once at a time
+
+    def run(images: np.ndarray, image_sizes: np.ndarray) -> Detections:
+        feeds = make_feeds(images, image_sizes, shape, dtype)
+        with lock:
+            request.infer({name: value for name, value in feeds.items() if name in inputs})
+            found = {name: np.array(request.get_tensor(name).data) for name in outputs}
+        found["valid"] = found["valid"].astype(bool)
+        found = {name: value[: len(images)] for name, value in found.items()}
+        return Detections(**{"masks": None, **found})
+
+    return run

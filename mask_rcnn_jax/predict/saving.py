@@ -1,0 +1,284 @@
+"""Write what was found in images for other tools."""
+
+import csv
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+import cv2
+import numpy as np
+from pycocotools import mask as coco_mask
+
+from mask_rcnn_jax.evaluation.visualize import write_image
+from mask_rcnn_jax.predict.inputs import Input
+from mask_rcnn_jax.predict.outlines import join_parts, outer_parts
+from mask_rcnn_jax.predict.result import Result
+from mask_rcnn_jax.rle import cut
+from mask_rcnn_jax.terminal.safe_text import file_name
+
+CSV_HEAD = "file_name category category_id score x y width height mask_area".split()
+
+
+def write_masks(result: Result, folder: Path, name: PurePosixPath) -> None:
+    """Write one uint16 PNG as large as the image: 0 is background, k the k-th object by score.
+
+    Where masks overlap, the higher score wins. Boxes alone give an empty image.
+    """
+    image = np.zeros(result.image.shape[:2], np.uint16)
+    for k, (crop, (x, y)) in enumerate(result.crops(), start=1):
+        window = image[y : y + crop.shape[0], x : x + crop.shape[1]]
+        window[(crop > 0) & (window == 0)] = k
+    path = folder / "masks" / name.with_suffix(".png")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not cv2.imwrite(str(path), image):
+        raise OSError(f"{path}: the image cannot be written")
+
+
+def write_crops(result: Result, folder: Path, name: PurePosixPath) -> None:
+    """Write each object's box as a PNG in a folder for its class, transparent outside its mask."""
+    for k, one in enumerate(result, start=1):
+        x1, y1 = np.floor(one.boxes[0, :2]).astype(int).tolist()
+        x2, y2 = np.ceil(one.boxes[0, 2:]).astype(int).tolist()
+        crop = one.image[y1:y2, x1:x2]
+        if not crop.size:
+            continue
+        alpha = np.full(crop.shape[:2], 255, np.uint8)
+        for pixels, origin in one.crops():
+            alpha = 255 * cut(pixels, origin, (x1, y1, x2, y2))[: crop.shape[0], : crop.shape[1]]
+        path = folder / "crops" / file_name(f"{one.names[0]}.x", "", set()) / name
+        path = path.with_name(f"{name.stem}_{k}.png")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not cv2.imwrite(str(path), np.dstack([crop[..., ::-1], alpha])):
+            raise OSError(f"{path}: the image cannot be written")
+
+
+def write_yolo(result: Result, folder: Path, name: PurePosixPath) -> None:
+    """Write a text file in Ultralytics' segmentation format: a line per object, its class counted
+    from 0 and one polygon, as fractions. Boxes alone give their corners."""
+    height, width = result.image.shape[:2]
+    lines = []
+    for one, parts in zip(result, result.polygons(), strict=True):
+        outline = join_parts(parts) if parts else _corners(one.boxes[0])
+        points = np.clip(outline / (width, height), 0, 1)
+        values = " ".join(f"{value:.6g}" for value in points.ravel())
+        lines.append(f"{one.classes[0] - 1} {values}\n")
+    path = folder / "labels" / name.with_suffix(".txt")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(lines))
+
+
+def write_labelme(result: Result, folder: Path, name: PurePosixPath) -> None:
+    """Write a labelme json beside a copy of the image; the parts of an object share a group."""
+    height, width = result.image.shape[:2]
+    shapes = []
+    for k, (one, parts) in enumerate(zip(result, result.polygons(), strict=True)):
+        common = {"label": one.names[0], "group_id": k, "flags": {}}
+        outlines = outer_parts(parts)
+        for outline in outlines:
+            points = [[round(float(x), 2), round(float(y), 2)] for x, y in outline]
+            shapes.append({**common, "points": points, "shape_type": "polygon"})
+        if not outlines:
+            x1, y1, x2, y2 = map(float, one.boxes[0])
+            points = [[x1, y1], [x2, y2]]
+            shapes.append({**common, "points": points, "shape_type": "rectangle"})
+    target = folder / "labelme" / name
+    if target.suffix.lower() not in (".jpg", ".jpeg", ".png"):
+        target = target.with_suffix(".png")
+    write_image(target, result.image)
+    content = {
+        "version": "5.5.0",
+        "flags": {},
+        "shapes": shapes,
+        "imagePath": target.name,
+        "imageData": None,
+        "imageHeight": height,
+        "imageWidth": width,
+    }
+    target.with_suffix(".json").write_text(json.dumps(content, indent=1), encoding="utf-8")
+
+
+def label_studio_task(result: Result, name: PurePosixPath) -> dict[str, Any]:
+    """Return a Label Studio task with predictions, polygons in percent.
+
+    `data.image` is the path below its local storage; the label config has an <Image name="image">
+    and <PolygonLabels name="label">, and <RectangleLabels name="box"> for boxes alone.
+    """
+    height, width = result.image.shape[:2]
+    size = {"original_width": width, "original_height": height, "image_rotation": 0}
+    found = []
+    for one, parts in zip(result, result.polygons(), strict=True):
+        common = {**size, "to_name": "image", "score": round(float(one.scores[0]), 4)}
+        if parts:
+            points = (join_parts(parts) / (width, height) * 100).round(3).tolist()
+            value: dict[str, Any] = {"points": points, "closed": True, "polygonlabels": one.names}
+            found.append({**common, "from_name": "label", "type": "polygonlabels", "value": value})
+        else:
+            x1, y1, x2, y2 = one.boxes[0] / (width, height, width, height) * 100
+            value = {"x": x1, "y": y1, "width": x2 - x1, "height": y2 - y1, "rotation": 0}
+            value = {key: round(float(number), 3) for key, number in value.items()}
+            value["rectanglelabels"] = one.names
+            found.append({**common, "from_name": "box", "type": "rectanglelabels", "value": value})
+    mean = float(np.mean(result.scores)) if len(result) else 0.0
+    prediction = {"model_version": "mask_rcnn_jax", "score": round(mean, 4), "result": found}
+    image = f"/data/local-files/?d={quote(str(name))}"
+    return {"data": {"image": image}, "predictions": [prediction]}
+
+
+def csv_row(entry: Mapping[str, Any]) -> list[Any]:
+    """Return a row of `CSV_HEAD` for a COCO result; the area is in pixels, "" for boxes alone."""
+    mask = entry.get("segmentation")
+    area = "" if mask is None else int(coco_mask.area(mask))
+    names = ("file_name", "category", "category_id")
+    return [*(entry[name] for name in names), round(entry["score"], 4), *entry["bbox"], area]
+
+
+def _corners(box: np.ndarray) -> np.ndarray:
+    x1, y1, x2, y2 = box
+    return np.array([[x1, y1], [x2, y1], [x2, y2], [x1, y2]])
+
+
+Write = Callable[[Result, Path, PurePosixPath], None]
+WRITERS: dict[str, Write] = {
+    "masks": write_masks,
+    "crops": write_crops,
+    "yolo": write_yolo,
+    "labelme": write_labelme,
+}
+KINDS = (*WRITERS, "labelstudio", "csv")
+FOLDERS = {"masks": "masks", "crops": "crops", "yolo": "labels", "labelme": "labelme"}
+LABELS = {"yolo": ".txt", "labelme": ".json"}  # what people correct by hand
+WRITTEN = ".written"  # digests of labels as they were written, a line each
+
+
+def check_replaced(
+    sources: Sequence[str], images: Sequence[Input], folder: Path, kinds: Sequence[str]
+) -> None:
+    """Raise ValueError if some `kinds` would replace an input, or labels of another origin.
+
+    Labels may be replaced as long as they are what `ResultFiles` wrote into the folder.
+    """
+    found = [Path(source).resolve() for source in sources if "://" not in source]
+    for kind in _per_image(kinds):
+        place = folder / FOLDERS[kind]
+        inside = [path for path in found if path.is_relative_to(place.resolve())]
+        if inside:
+            what = f"--save {kind} writes to {place}, which holds files of --input"
+            raise ValueError(f"{what}, such as {min(inside)}; choose another --output")
+    paths = [path for image in images for path in _label_files(folder, image.target, kinds)]
+    paths = [path for path in paths if path.exists()]
+    written = folder / WRITTEN
+    known = set(written.read_text().split()) if paths and written.exists() else set()
+    others = {path for path in paths if _digest(path, folder) not in known}
+    if others:
+        raise ValueError(
+            f"--save would replace {len(others)} files that infer did not write, or that were "
+            f"corrected since, such as {min(others)}; move them or choose another --output"
+        )
+
+
+def _per_image(kinds: Sequence[str]) -> list[str]:
+    return [kind for kind in WRITERS if kind in kinds]
+
+
+def _label_files(folder: Path, name: PurePosixPath, kinds: Sequence[str]) -> list[Path]:
+    saved = [kind for kind in LABELS if kind in kinds]
+    return [folder / FOLDERS[kind] / name.with_suffix(LABELS[kind]) for kind in saved]
+
+
+def _digest(path: Path, folder: Path) -> str:
+    name = os.fsencode(path.relative_to(folder))
+    return hashlib.sha256(name + b"\0" + path.read_bytes()).hexdigest()
+
+
+class Records(NamedTuple):
+    """What the lists hold about one image."""
+
+    entries: list[dict[str, Any]]  # COCO results with `file_name` and `category`, box and mask
+    task: dict[str, Any] | None  # of Label Studio
+
+
+class ResultFiles:
+    """What `infer` writes beside drawings: some files per image, some that list all images.
+
+    detections.json is always written. A context manager, which ends the lists on any exit, so that
+    they can be read.
+
+    Attributes:
+        count: objects in the lists.
+    """
+
+    def __init__(self, folder: Path, kinds: Sequence[str] = ()):
+        """Open the lists of the `kinds`, out of KINDS, in a folder that exists."""
+        self.count = 0
+        self._folder, self._kinds = folder, kinds
+        self._opened = ExitStack()
+        self._entries = self._list("detections.json")
+        self._tasks = self._list("labelstudio.json") if "labelstudio" in kinds else None
+        self._csv = None
+        if "csv" in kinds:
+            path = folder / "detections.csv"
+            file = self._opened.enter_context(open(path, "w", newline="", encoding="utf-8"))
+            self._csv = csv.writer(file)
+            self._csv.writerow(CSV_HEAD)
+        self._written = None
+        if not LABELS.keys().isdisjoint(kinds):
+            # Without a buffer, so that each line is written whole, by any thread.
+            self._written = self._opened.enter_context(open(folder / WRITTEN, "ab", 0))
+
+    def write(self, result: Result, image: Input, number: int) -> Records:
+        """Write the files of one image, with `number` as its id, and return what to `add`.
+
+        May be called from several threads.
+        """
+        for kind in _per_image(self._kinds):
+            WRITERS[kind](result, self._folder, image.target)
+        if self._written:
+            for path in _label_files(self._folder, image.target, self._kinds):
+                self._written.write(f"{_digest(path, self._folder)}\n".encode())
+        named = zip(result.names, result.to_coco(number), strict=True)
+        entries = [
+            {"file_name": str(image.name), "category": name, **entry} for name, entry in named
+        ]
+        return Records(entries, label_studio_task(result, image.name) if self._tasks else None)
+
+    def add(self, records: Records) -> None:
+        """Append an image to the lists."""
+        for entry in records.entries:
+            self._entries.append(entry)
+            if self._csv:
+                self._csv.writerow(csv_row(entry))
+        if self._tasks:
+            self._tasks.append(records.task)
+        self.count += len(records.entries)
+
+    def _list(self, name: str) -> "_JsonList":
+        return self._opened.enter_context(closing(_JsonList(self._folder / name)))
+
+    def __enter__(self) -> "ResultFiles":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
+
+
+class _JsonList:
+    """A json file with a list, one entry a line, which `close` makes valid."""
+
+    def __init__(self, path: Path):
+        self._file, self._between = open(path, "w", encoding="utf-8"), ""
+        self._file.write("[")
+
+    def append(self, entry: Any) -> None:
+        self._file.write(self._between + json.dumps(entry))
+        self._between = ",\n"
+
+    def close(self) -> None:
+        try:
+            self._file.write("]\n")
+        finally:
+            self._file.close()

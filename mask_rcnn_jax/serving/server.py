@@ -1,0 +1,161 @@
+"""Listen, and give clients, up to a limit, a thread with a `Handler` each."""
+
+import errno
+import ipaddress
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http import HTTPStatus
+from socketserver import TCPServer, ThreadingMixIn
+from typing import Any
+
+from absl import logging
+
+from mask_rcnn_jax.serving.handler import Handler
+from mask_rcnn_jax.serving.service import RETRY, Refused, Service, refusal
+
+MAX_CONNECTIONS = 256
+STOP_SECONDS = 25.0  # for requests in flight; Kubernetes waits 30 before it kills
+
+
+class Server(ThreadingMixIn, TCPServer):
+    """Serve a model over HTTP.
+
+    The address is taken at once and answers from `start` to `stop`, or the end of a `with`.
+
+    Args:
+        host: name or address of this machine on which to listen; 0.0.0.0 is every one.
+        port: 0 picks a free one.
+
+    Attributes:
+        url: of the page.
+        is_local: only this machine can reach it.
+        stopping: no more requests are taken.
+
+    Raises OSError, naming the flag, if the address cannot be taken.
+    """
+
+    allow_reuse_address = True
+    daemon_threads = True  # `stop` waits for them, but not forever
+    request_queue_size = 128
+
+    def __init__(self, host: str = "127.0.0.1", port: int = 0):
+        self.service: Service
+        self._idle: dict[socket.socket, bool] = {}  # connection -> it is between two requests
+        self._changed = threading.Condition()
+        self.stopping = False
+        self._thread = threading.Thread(target=self.serve_forever, args=(0.1,), daemon=True)
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            raise OSError(f"--host {host}: {error}") from error
+        self.address_family, address = found[0][0], found[0][4]
+        super().__init__(address, Handler, bind_and_activate=False)  # type: ignore[arg-type]
+        try:
+            self.server_bind()
+        except OSError as error:
+            self.server_close()
+            hint = "; --port 0 picks a free port" if error.errno == errno.EADDRINUSE else ""
+            raise OSError(f"--host {host}, --port {port}: {error.strerror}{hint}") from error
+        name = "localhost" if host in ("0.0.0.0", "::") else host
+        name = f"[{name}]" if ":" in name else name
+        own = str(self.server_address[0]).partition("%")[0]  # without an IPv6 zone
+        self.is_local = ipaddress.ip_address(own).is_loopback
+        self.url = f"http://{name}:{self.server_address[1]}/"
+
+    def start(self, service: Service) -> None:
+        """Answer requests, in threads."""
+        self.service = service
+        self.server_activate()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Take no more requests, finish those in flight, and close the service."""
+        with self._changed:
+            if self.stopping:
+                return
+            self.stopping = True
+        if self._thread.is_alive():
+            self.shutdown()
+        self.server_close()
+        with self._changed:
+            for connection, idle in self._idle.items():
+                if idle:
+                    with suppress(OSError):
+                        connection.shutdown(socket.SHUT_RD)
+            if not self._changed.wait_for(lambda: not self._idle, STOP_SECONDS):
+                logging.warning("%d requests are not finished", len(self._idle))
+        if hasattr(self, "service"):  # started
+            self.service.close()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def run(self, service: Service) -> None:
+        """Serve until SIGTERM or Ctrl-C; a second one ends the process at once."""
+        told = []  # signals; their handler may take no lock that the main thread may hold
+
+        def on_signal(number: int, frame: object) -> None:
+            signal.signal(number, signal.SIG_DFL)
+            told.append(number)
+
+        before = {n: signal.signal(n, on_signal) for n in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            self.start(service)
+            print(f"ready: {self.url}", flush=True)
+            while not told:
+                time.sleep(0.1)
+            logging.info("stopping")
+            self.stop()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._changed:
+            full = len(self._idle) >= MAX_CONNECTIONS
+            if not full:
+                self._idle[request] = False
+        if full:
+            _turn_away(request)
+            self.shutdown_request(request)
+        else:
+            super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        super().shutdown_request(request)
+        with self._changed:
+            self._idle.pop(request, None)
+            self._changed.notify_all()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Log an error unless its client has gone."""
+        error = sys.exception()
+        if not isinstance(error, OSError):
+            logging.error("%s: %s", type(error).__name__, error)
+
+    @contextmanager
+    def idle(self, connection: socket.socket) -> Iterator[bool]:
+        """Yield whether another request may be waited for; `stop` then ends the waiting."""
+        with self._changed:
+            waits = self._idle[connection] = not self.stopping
+        try:
+            yield waits
+        finally:
+            with self._changed:
+                self._idle[connection] = False
+
+
+def _turn_away(connection: socket.socket) -> None:
+    """Answer a client for whom there is no thread."""
+    content = refusal(Refused(HTTPStatus.SERVICE_UNAVAILABLE, "too many connections")).content
+    lines = ["HTTP/1.1 503 Service Unavailable", "Content-Type: application/json"]
+    lines += [f"{name}: {value}" for name, value in RETRY.items()]
+    lines += [f"Content-Length: {len(content)}", "Connection: close", "", ""]
+    with suppress(OSError):
+        connection.setblocking(False)  # a new connection has room for so little
+        connection.sendall("\r\n".join(lines).encode() + content)

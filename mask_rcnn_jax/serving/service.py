@@ -1,0 +1,261 @@
+"""Answer requests about one model: detections as json, the page, and the facts it needs."""
+
+import io
+import json
+import math
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl
+
+import numpy as np
+
+from mask_rcnn_jax.data.dataset import UndecodableImage
+from mask_rcnn_jax.data.images import FORMATS, decode_bytes, header_size, upright_size
+from mask_rcnn_jax.evaluation.visualize import PALETTE_SIZE, instance_color
+from mask_rcnn_jax.predict.engines import UnfitImage
+from mask_rcnn_jax.predict.outlines import outer_parts
+from mask_rcnn_jax.predict.predictor import Predictor, PreparedImage
+from mask_rcnn_jax.predict.result import Result
+from mask_rcnn_jax.serving.batching import Batcher
+
+MASKS = ("rle", "polygons", "outlines", "none")
+SCORE_THRESHOLD = 0.5  # of a request that names none
+DECODE_SECONDS = 30.0  # that a request waits for a decoder
+DETECT_SECONDS = 60.0  # that a request waits for its detections
+RETRY = {"Retry-After": "1"}  # seconds
+_FOLDER = Path(__file__).parent
+_PAGE = {
+    "/": ("serve_page.html", "text/html; charset=utf-8"),
+    "/serve_page.css": ("serve_page.css", "text/css; charset=utf-8"),
+    "/serve_page.js": ("serve_page.js", "text/javascript; charset=utf-8"),
+}
+_JSON = "application/json"
+_METHODS = {"/detect": "POST", "/model": "GET", "/health": "GET", **dict.fromkeys(_PAGE, "GET")}
+_TYPE = re.compile(r"image/[\w.+-]+|application/octet-stream", re.ASCII)
+
+
+class Refused(Exception):
+    """A request that gets an error status and one line that says why."""
+
+    def __init__(self, status: HTTPStatus, message: str, headers: Mapping[str, str] = {}):
+        super().__init__(message)
+        self.status, self.headers = status, headers
+
+
+class Answer(NamedTuple):
+    """Of HTTP."""
+
+    status: HTTPStatus
+    content: bytes
+    content_type: str = _JSON
+    headers: Mapping[str, str] = {}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The most that requests may ask for.
+
+    Attributes:
+        waiting: images that are received, decoded, detected or encoded at a time; others are
+            refused.
+        delay: seconds that an image waits for others to fill its batch.
+        content: bytes in an image file.
+        pixels: in a decoded image.
+    """
+
+    waiting: int = 64
+    delay: float = 0.005
+    content: int = 32 << 20
+    pixels: int = 64_000_000
+
+
+class Service:
+    """Answer requests about one model, from any number of threads.
+
+    Creating it compiles the predictor's programs, so that no request waits for that; ValueError for
+    a predictor with tiles. `close` ends its thread once no request is at work.
+    """
+
+    def __init__(self, predictor: Predictor, limits: Limits = Limits()):
+        if predictor.tiles is not None:
+            raise ValueError("the predictor cuts images into tiles, which cannot be served")
+        self.limits = limits
+        self._predictor = predictor
+        has_masks = _warm_up(predictor)
+        self._model = {
+            "classes": [{"id": c["id"], "name": str(c["name"])} for c in predictor.categories],
+            "masks": has_masks,
+            "max_bytes": limits.content,
+            "max_pixels": limits.pixels,
+            "colors": [_hex(instance_color(i)) for i in range(PALETTE_SIZE)],
+        }
+        self._page = {
+            path: (_FOLDER.joinpath(name).read_bytes(), kind)
+            for path, (name, kind) in _PAGE.items()
+        }
+        self._batcher = Batcher(predictor, limits.delay)
+        # Only here an image has all its pixels, which may take more memory than anything else.
+        self._decoders = threading.BoundedSemaphore(min(4, os.cpu_count() or 1))
+        self._lock = threading.Lock()
+        self._waiting = self._answered = 0  # images
+
+    def close(self) -> None:
+        self._batcher.close()
+
+    def check(self, method: str, path: str, content_type: str) -> None:
+        """Refuse a request by its head, before its body is read."""
+        expected = _METHODS.get(path)
+        if expected is None:
+            raise Refused(HTTPStatus.NOT_FOUND, f"no such page, expected {', '.join(_METHODS)}")
+        if method != expected:
+            message = f"{path} takes {expected} requests"
+            raise Refused(HTTPStatus.METHOD_NOT_ALLOWED, message, {"Allow": expected})
+        if method == "POST" and not _TYPE.fullmatch(content_type):
+            raise Refused(
+                HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+                "expected the bytes of an image as the body, and a Content-Type of image/.. or "
+                "application/octet-stream",
+            )
+
+    def answer(self, path: str, query: str, read: Callable[[], bytes]) -> Answer:
+        """Answer a request that `check` let pass; Refused for a mistake in it.
+
+        `read` returns its body; it is called where there is a place for an image.
+        """
+        if path in self._page:
+            return Answer(HTTPStatus.OK, *self._page[path])
+        if path == "/model":
+            return _json(self._model)
+        if path == "/health":
+            counts = {"waiting": self._waiting, "answered": self._answered}
+            return _json({"status": "ready", **counts})
+        return _json(self.detect(read, query))
+
+    def detect(self, read: Callable[[], bytes], query: str) -> dict[str, Any]:
+        """Return the objects of the image file that is read, as docs/serving.md describes them."""
+        threshold, masks = _options(query)
+        with self._place():
+            image = self._prepare(read())  # no name here keeps the file
+            try:
+                found = self._batcher.detect(image, DETECT_SECONDS)
+            except TimeoutError as error:
+                message = f"no detections within {DETECT_SECONDS:.0f} seconds"
+                raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, message, RETRY) from error
+            result = self._predictor.result(image, found)
+            result = result[result.scores >= threshold]
+            height, width = result.image.shape[:2]
+            size = {"width": width, "height": height}
+            return {"image": size, "detections": _entries(result, masks)}
+
+    @contextmanager
+    def _place(self) -> Iterator[None]:
+        """Hold one of the places for images; count the image if it is answered."""
+        with self._lock:
+            if self._waiting >= self.limits.waiting:
+                message = f"{self._waiting} images are waiting already, try again"
+                raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, message, RETRY)
+            self._waiting += 1
+        answered = False
+        try:
+            yield
+            answered = True
+        finally:
+            with self._lock:
+                self._waiting -= 1
+                self._answered += answered
+
+    def _prepare(self, content: bytes) -> PreparedImage:
+        """Decode and resize an image; keep its size and not its pixels, of which there are many."""
+        if not content:
+            raise Refused(HTTPStatus.BAD_REQUEST, "the body is empty, expected an image")
+        if not self._decoders.acquire(timeout=DECODE_SECONDS):
+            message = f"not decoded within {DECODE_SECONDS:.0f} seconds"
+            raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, message, RETRY)
+        try:
+            try:
+                size = header_size(content, "image", self.limits.pixels)
+            except UndecodableImage as error:
+                raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, str(error)) from error
+            if size is None:
+                message = f"not an image, expected {', '.join(FORMATS)}"
+                raise Refused(HTTPStatus.BAD_REQUEST, message)
+            try:
+                upright = upright_size(io.BytesIO(content)) or size
+                at_least = self._predictor.decoded_size(upright)
+                pixels = decode_bytes(content, "image", upright=True, at_least=at_least)
+                image = self._predictor.prepare(pixels, upright if at_least else None)
+            except (UndecodableImage, UnfitImage) as error:
+                raise Refused(HTTPStatus.BAD_REQUEST, str(error)) from error
+        finally:
+            self._decoders.release()
+        assert isinstance(image, PreparedImage)  # no tiles
+        shape = image.image.shape
+        return image._replace(image=np.broadcast_to(np.uint8(0), shape))
+
+
+def refusal(refused: Refused) -> Answer:
+    """Answer with the error."""
+    content = json.dumps({"error": str(refused)}).encode() + b"\n"
+    return Answer(refused.status, content, headers=refused.headers)
+
+
+def _json(content: Any) -> Answer:
+    return Answer(HTTPStatus.OK, json.dumps(content).encode() + b"\n")
+
+
+def _hex(color: tuple[int, int, int]) -> str:
+    return "#" + bytes(color).hex()
+
+
+def _warm_up(predictor: Predictor) -> bool:
+    """Compile the programs for each canvas; return whether the model has masks."""
+    images = predictor.samples()
+    for image in images if predictor.images_at_once > 1 else ():
+        predictor([image] * predictor.images_at_once)
+    return [predictor([image])[0].has_masks for image in images][0]
+
+
+def _options(query: str) -> tuple[float, str]:
+    """Read the score threshold and the masks' kind from a query string."""
+    given = dict(parse_qsl(query, keep_blank_values=True))
+    text = given.pop("score_threshold", str(SCORE_THRESHOLD))
+    masks = given.pop("masks", MASKS[0])
+    if given:
+        message = f"unknown parameter {min(given)!r}, expected score_threshold or masks"
+        raise Refused(HTTPStatus.BAD_REQUEST, message)
+    try:
+        threshold = float(text)
+    except ValueError:
+        threshold = math.nan
+    if not 0 <= threshold <= 1:
+        message = f"score_threshold is {text!r}, expected a number from 0 to 1"
+        raise Refused(HTTPStatus.BAD_REQUEST, message)
+    if masks not in MASKS:
+        raise Refused(HTTPStatus.BAD_REQUEST, f"masks is {masks!r}, expected {', '.join(MASKS)}")
+    return threshold, masks
+
+
+def _entries(result: Result, masks: str) -> list[dict[str, Any]]:
+    """Return COCO results without image_id, with class names and such masks."""
+    plain = result if masks == "rle" else replace(result, mask_grids=None)
+    entries = plain.to_coco()
+    for entry, name in zip(entries, result.names, strict=True):
+        del entry["image_id"]
+        entry["category"] = name
+    if masks in ("polygons", "outlines") and result.has_masks:
+        for entry, parts in zip(entries, result.polygons(), strict=True):
+            kept = outer_parts(parts) if masks == "polygons" else parts
+            entry["segmentation"] = [_rounded(part) for part in kept]
+    return entries
+
+
+def _rounded(part: np.ndarray) -> list[float]:
+    """x1, y1, x2, y2, .. to hundredths of a pixel."""
+    return [round(value, 2) for value in part.ravel().tolist()]

@@ -1,0 +1,52 @@
+"""The self-check of exported models."""
+
+import numpy as np
+import pytest
+
+from mask_rcnn_jax.exporting import artifact
+from mask_rcnn_jax.exporting.compare import compare
+from mask_rcnn_jax.structures import Detections
+
+
+def test_a_self_check_without_detections_is_said(caplog):
+    empty = Detections(
+        boxes=np.zeros((1, 3, 4), np.float32),
+        scores=np.zeros((1, 3), np.float32),
+        classes=np.zeros((1, 3), np.int32),
+        masks=None,
+        valid=np.zeros((1, 3), bool),
+    )
+
+    def predict(images, sizes):
+        return empty
+
+    made = artifact.Artifact(artifact.ModelInterface({}, (6, 8), "float32"), (6, 8))
+    made.predictors["float"] = predict
+    inputs = [(np.zeros((1, 6, 8, 3), np.uint8), np.array([[6, 8]]))]
+    artifact._check(predict, inputs, 0.05, made, "float")
+    assert made.self_check["float"]["detections"] == 0
+    assert "it compared no detection" in caplog.text
+
+
+@pytest.mark.parametrize("field", ["boxes", "scores", "masks"])
+def test_each_output_must_be_within_its_tolerance(field):
+    rng = np.random.default_rng(0)
+    corner = np.array([[[3, 4], [40, 9]]], np.float32)
+    sound = dict(
+        boxes=np.concatenate([corner, corner + [[[20, 11], [9, 30]]]], axis=-1).astype(np.float32),
+        scores=np.array([[0.9, 0.6]], np.float32),
+        classes=np.array([[2, 1]], np.int32),
+        masks=rng.uniform(0, 0.8, (1, 2, 28, 28)).astype(np.float32),
+        valid=np.ones((1, 2), bool),
+    )
+    changed = {**sound, field: sound[field].copy()}
+    changed[field][0, 1] += {"boxes": 0.2, "scores": 0.002, "masks": 0.15}[field]
+    inputs = [(np.zeros((1, 48, 64, 3), np.uint8), np.array([[48, 64]]))]
+
+    def made_of(fields):
+        return lambda images, sizes: Detections(**fields)
+
+    exact = compare(made_of(sound), made_of(sound), inputs, 0.05)
+    assert exact.within_tolerance and exact.detections == 2
+    found = compare(made_of(sound), made_of(changed), inputs, 0.05)
+    assert not found.within_tolerance and found.unmatched == 0

@@ -1,0 +1,72 @@
+"""What `load` makes of a run, a recipe, a file and a name of public weights."""
+
+import jax
+import pytest
+
+import mask_rcnn_jax as mrcnn
+from mask_rcnn_jax.predict import loading
+from mask_rcnn_jax.weights.restore import Restored
+from tests.predict.conftest import CATEGORIES, two_canvas_config
+
+
+@pytest.fixture
+def restored(monkeypatch, variables):
+    """Calls of `restore`, which returns a small model."""
+    calls = []
+
+    def restore(config, weights):
+        calls.append((config, weights))
+        return Restored(two_canvas_config(), variables, CATEGORIES, None)
+
+    monkeypatch.setattr(loading, "restore", restore)
+    return calls
+
+
+def test_a_run_brings_its_own_config(restored):
+    predictor = mrcnn.load("runs/mine", batch_size=2)
+    assert restored == [(None, "runs/mine")]
+    assert predictor.categories == CATEGORIES
+    assert predictor.images_at_once == 2 * jax.local_device_count()
+
+
+def test_a_recipe_takes_a_file(restored, tmp_path):
+    mrcnn.load("coco_torchvision:v2", tmp_path / "w.pth")
+    ((config, weights),) = restored
+    assert config.model.rpn.num_convs == 2 and weights == tmp_path / "w.pth"
+
+
+def test_public_weights_are_downloaded_into_the_cache(restored, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(loading, "download_weights", lambda name, folder: folder / f"{name}.pth")
+    mrcnn.load("coco_torchvision:v2", "maskrcnn_resnet50_fpn_v2_coco")
+    assert restored[0][1] == tmp_path / "mask_rcnn_jax" / "maskrcnn_resnet50_fpn_v2_coco.pth"
+
+
+def test_a_file_of_that_name_is_preferred(restored, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "resnet50").touch()
+    mrcnn.load("coco_torchvision", "resnet50")
+    assert restored[0][1] == "resnet50"
+
+
+def test_the_threshold_holds_after_soft_nms(restored, monkeypatch):
+    configs = []
+    monkeypatch.setattr(loading, "Predictor", lambda config, *_: configs.append(config))
+    for threshold in (0.7, 0.0):
+        mrcnn.load("runs/mine", score_threshold=threshold)
+    assert [config.eval.score_threshold for config in configs] == [0.7, 0.0]
+    assert [config.eval.soft_min_score for config in configs] == [0.7, 1e-3]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["coco_torchvision:v2"], "coco_torchvision:v2 is a recipe, expected weights as well"),
+        (["runs/absent"], "runs/absent"),
+        (["coco", "absent.pth"], "absent.pth"),
+        (["unknown", "absent.pth"], "unknown"),
+    ],
+)
+def test_what_cannot_be_loaded_is_named(arguments, message):
+    with pytest.raises((ValueError, OSError), match=message):
+        mrcnn.load(*arguments)
