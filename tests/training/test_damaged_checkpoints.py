@@ -190,17 +190,18 @@ def test_a_checkpoint_of_an_earlier_version_is_read(tmp_path, caplog):
     jax.tree.map(np.testing.assert_array_equal, restore(tmp_path), state_of(3))
 
 
-README = Path(__file__).parents[2] / "README.md"
+ROOT = Path(__file__).parents[2]
 
 
 def orbax_lines(workdir: Path) -> str:
-    """The README's code that needs orbax alone, for a run."""
-    (block,) = [b for b in README.read_text().split("```") if "ocp.CheckpointManager" in b]
+    """The code of docs/inference.md that needs orbax alone, for a run."""
+    page = (ROOT / "docs" / "inference.md").read_text()
+    (block,) = [b for b in page.split("```") if "ocp.CheckpointManager" in b]
     return block.removeprefix("python\n").replace("runs/mine", str(workdir))
 
 
 def check_with_orbax(python: str, workdir: Path, folder: Path) -> None:
-    """Run the README's lines, and the other ways of orbax, where this package is not."""
+    """Run these lines, and the other ways of orbax, where this package is not."""
     program = f"""
         import sys
         class Absent:
@@ -240,7 +241,7 @@ def test_an_environment_with_orbax_alone_restores_it(tmp_path):
     saved_on_two_devices(tmp_path / "run")
     python = tmp_path / "venv" / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", python.parents[1]], check=True)
-    constraints = README.with_name("constraints.txt")
+    constraints = ROOT / "constraints.txt"
     install = [python, "-m", "pip", "install", "-q", "-c", constraints, "orbax-checkpoint"]
     done = subprocess.run(install, text=True, capture_output=True)
     if done.returncode:
