@@ -13,8 +13,9 @@
 # most SECONDS_LEFT (570).
 #
 # The stages write stage_N.json (each figure at once) and stage_N.log (each step as it ends) into
-# FOLDER, by default $OUT or benchmarks/results/DATE. The exit code is 0 if every step succeeded that the machine has the
-# programs for, 1 if one failed, and 3 if none did but time was too short for all.
+# FOLDER, by default $OUT or benchmarks/results/DATE. The exit code is 0 if every step succeeded that
+# the machine has the programs for, 1 if one failed, 3 if none did but time was too short for all, and
+# 128 + N if signal N ended the stage.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 python=${PYTHON:-python3}
