@@ -26,7 +26,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -113,7 +113,10 @@ def run_stage(stage: Stage, steps: list[Step]) -> int:
         for step in group:
             lanes.setdefault(step.lane, []).append(step)
         with ThreadPoolExecutor(len(lanes)) as pool:
-            if not all(pool.map(lambda lane: run_lane(stage, lane), lanes.values())):
+            running = [pool.submit(run_lane, stage, lane) for lane in lanes.values()]
+            while wait(running, timeout=1.0).not_done:  # a signal may come just before it waits
+                pass
+            if not all(lane.result() for lane in running):
                 break
     results = stage.steps.values()
     stage.exit_code = 0
