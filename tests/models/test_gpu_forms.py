@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from mask_rcnn_jax.models.conv import Conv, add_bias, add_conv_bias, products
+from mask_rcnn_jax.models.conv import Conv, add_bias, add_conv_bias, pointwise, products
 from mask_rcnn_jax.models.relu import relu
 from mask_rcnn_jax.models.rpn import RPNHead
 
@@ -58,6 +58,41 @@ def test_bias_of_a_convolution(dtype, shape, gpu_forms):
     half = float(jnp.finfo(dtype).eps) / 2 if dtype != jnp.float32 else 0.0
     bound = half * (np.abs(bias) + 2.01 * np.abs(expected[0]))
     assert np.all(np.abs(out - expected[0]) <= bound)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("stride", [1, 2])
+def test_pointwise_convolution(dtype, stride, gpu_forms):
+    """A convolution on a GPU equals a product on a CPU but for rounding, with gradients."""
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.normal(size=(2, 5, 8, 6)), dtype)
+    kernel = jnp.asarray(rng.normal(size=(1, 1, 6, 4)), dtype)
+
+    def run(x, kernel):
+        return pointwise(x, kernel, stride)
+
+    expected = with_gradients(run, x, kernel)
+    strided = np.float64(x[:, ::stride, ::stride])
+    product = np.einsum("bhwc,ck->bhwk", strided, np.float64(kernel[0, 0]))
+    bound = 4 * float(jnp.finfo(dtype).eps)
+    np.testing.assert_allclose(expected[0], product, rtol=bound, atol=8 * bound)
+    taken = gpu_forms()
+    for mine, theirs in zip(with_gradients(run, x, kernel), expected, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=bound, atol=8 * bound)
+    assert len(taken) == 2
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_bottlenecks_leave_bias_residual_and_relu_to_a_convolution(dtype, gpu_forms):
+    """In 16 bits, a folded norm makes a 1x1 convolution cuDNN's; without, it is a product."""
+    layer = Conv(4, (1, 1), use_bias=False, dtype=dtype)
+    x, affine = jnp.ones((1, 4, 6, 3)), (jnp.full(4, 2.0), jnp.ones(4))
+    params = layer.init(jax.random.key(0), x)
+    gpu_forms()
+    folded = str(jax.make_jaxpr(layer.apply)(params, x, affine))
+    alone = str(jax.make_jaxpr(layer.apply)(params, x))
+    assert ("conv_general_dilated" in folded) == (dtype != jnp.float32)
+    assert "conv_general_dilated" not in alone
 
 
 @pytest.mark.parametrize("dtype", DTYPES[1:])
