@@ -99,8 +99,8 @@ class Conv(nn.Module):
 def pointwise(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
     """Convolve x [B, H, W, C] with a kernel [1, 1, C, K]: a matrix product on a CPU.
 
-    On an H100 in bfloat16, with bottlenecks as convolutions of cuDNN, a training step takes 5 % less
-    time than with products, and a prediction 12 %: benchmarks/README.md.
+    On an H100 in bfloat16, with bottlenecks as convolutions of cuDNN, a training step takes 5 %
+    less time than with products, and a prediction 12 %: benchmarks/README.md.
     """
     return lax.platform_dependent(x, kernel, **_pointwise_forms(stride))
 
