@@ -117,10 +117,7 @@ def _pointwise_forms(stride: int) -> dict[str, Callable]:
 
 
 def _pointwise_gradients(stride: int, saved, grad: jax.Array):
-    def pull(form):
-        return lambda inputs, grad: jax.vjp(form, *inputs)[1](grad)
-
-    forms = {platform: pull(form) for platform, form in _pointwise_forms(stride).items()}
+    forms = {platform: _pull(form) for platform, form in _pointwise_forms(stride).items()}
     return lax.platform_dependent(saved, grad, **forms)
 
 
@@ -241,11 +238,13 @@ def _product(x: jax.Array, kernel: jax.Array) -> jax.Array:
     return lax.dot_general(x, kernel.astype(x.dtype)[0, 0], (((3,), (0,)), ((), ())))
 
 
-def _product_gradients(saved, grads):
-    def pull(form):
-        return lambda inputs, grads: jax.vjp(form, *inputs)[1](grads)
+def _pull(form: Callable) -> Callable:
+    """Return the function that maps a form's inputs and its output's gradients to the inputs'."""
+    return lambda inputs, grads: jax.vjp(form, *inputs)[1](grads)
 
-    forms = dict(cpu=pull(_products_in_turn), default=pull(_products_at_once))
+
+def _product_gradients(saved, grads):
+    forms = dict(cpu=_pull(_products_in_turn), default=_pull(_products_at_once))
     return lax.platform_dependent(saved, grads, **forms)
 
 
