@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.data.canvases import choose_canvases, pixels
-from mask_rcnn_jax.data.options import ExampleOptions, example_options
+from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.resize import resize_plan
 
 TORCHVISION = ExampleOptions((800, 1333), "shortest_edge", 1)
@@ -64,7 +64,7 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=8, help="canvases in all")
     flags = parser.parse_args()
     sizes = read_sizes(flags.json)
-    options, base = (example_options(load_config(name)) for name in (flags.config, flags.base))
+    options, base = (load_config(name).data for name in (flags.config, flags.base))
     print(f"{sum(sizes.values())} images")
     print("\n".join(table(sizes, options, pixels(sizes, base)[1], flags.most)))
 

@@ -32,11 +32,11 @@ TABLE = re.compile(r"any|images_\d+|infer|infer_\d+")  # of limits in a recipe's
 def main(arguments: argparse.Namespace) -> None:
     limits = load_limits(arguments.budgets, arguments.config) if arguments.budgets else {}
     shapes = [(images, devices) for devices in arguments.devices for images in arguments.images]
-    config = load_config(arguments.config, arguments.entries)
+    recipe = load_config(arguments.config, arguments.entries)
     target, names = arguments.target, roofline.DEVICES[arguments.target]
     steps = [
         figures | read(str(compiled.as_text()), figures["images_per_device"], names)
-        for figures, compiled in compile_programs(config, target, shapes, arguments.mode)
+        for figures, compiled in compile_programs(recipe, target, shapes, arguments.mode)
     ]
     print(table(target, steps), flush=True)
     for step in steps:

@@ -26,7 +26,7 @@ from jax.sharding import AxisType, Mesh
 from mask_rcnn_jax.benchmarking import inputs
 from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.models.build import init_variables
-from mask_rcnn_jax.models.detect import detect_options
+from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.structures import Batch
 from mask_rcnn_jax.training.step import make_predict_step, replicate, shard_batch
 
@@ -104,7 +104,7 @@ def reference_file(folder: Path, case: str) -> Path:
     return folder / f"{case.replace(' ', '_')}.npz"
 
 
-def case_config(case: str, implementation: str) -> Any:
+def case_recipe(case: str, implementation: str) -> Recipe:
     recipe, precision = case.split()
     overrides = {
         "data.image_size": SMALL_SIZE if case in SMALL else SIZE,
@@ -113,16 +113,16 @@ def case_config(case: str, implementation: str) -> Any:
         "train.batch_size": IMAGES,
         "train.precision": precision,
         "train.implementation": implementation,
+        "eval.score_threshold": 0.0,  # random weights give low scores
     }
-    config = load_config(recipe, overrides)
-    config.eval.score_threshold = 0.0  # random weights give low scores
-    return config
+    return load_config(recipe, overrides)
 
 
 def draw_start(case: str) -> tuple[Any, Batch]:
     """Draw the weights, as the model's variables, and images with objects."""
-    config = case_config(case, "xla")
-    return init_variables(inputs.recipe_model(config), 0), inputs.synthetic_batch(config, IMAGES)
+    recipe = case_recipe(case, "xla")
+    variables = init_variables(inputs.recipe_model(recipe), 0)
+    return variables, inputs.synthetic_batch(recipe, IMAGES)
 
 
 def origin(variables: Any, batch: Batch) -> dict[str, np.ndarray]:
@@ -152,14 +152,14 @@ def run_case(
     case: str, implementation: str, device: jax.Device, variables: Any, batch: Batch
 ) -> dict[str, np.ndarray]:
     """Return the values of a training step and of a prediction on `device`, by name."""
-    config = case_config(case, implementation)
+    recipe = case_recipe(case, implementation)
     mesh = Mesh(np.array([device]), ("data",), axis_types=(AxisType.Auto,))
-    model = inputs.recipe_model(config)
+    model = inputs.recipe_model(recipe)
     batch = shard_batch(batch, mesh)
 
-    predict = make_predict_step(model, mesh, detect_options(config))
+    predict = make_predict_step(model, mesh, recipe.eval)
     found: Any = jax.device_get(predict(replicate(variables, mesh), batch))
-    step, tx = inputs.recipe_step(config, model, variables["params"], mesh, IMAGES)
+    step, tx = inputs.recipe_step(recipe, model, variables["params"], mesh, IMAGES)
     state, metrics = step(replicate(inputs.TrainState.start(variables, tx), mesh), batch)
     moved = jax.tree.map(_sampled_change, jax.device_get(state.params), variables["params"])
     metrics = {name: np.float64(value) for name, value in jax.device_get(metrics).items()}

@@ -146,11 +146,11 @@ def work(problem: dict[str, Any]) -> None:
     overrides = dict(problem["point"])
     objects = overrides.pop("objects")
     overrides["data.image_size"] = tuple(overrides["data.image_size"])
-    config = load_config(HERE.parent / "configs" / "coco.py", overrides)
+    recipe = load_config(HERE.parent / "configs" / "coco.py", overrides)
     if problem["mode"] == "train":
-        figures = steps.train(config, problem["steps"], objects=objects)
+        figures = steps.train(recipe, problem["steps"], objects=objects)
     else:
-        figures = steps.infer(config, problem["steps"])
+        figures = steps.infer(recipe, problem["steps"])
     print(json.dumps(figures))
 
 

@@ -23,7 +23,6 @@ from mask_rcnn_jax.benchmarking import process_tree
 from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.data.coco import load_coco
 from mask_rcnn_jax.data.loader import TrainLoader, TrainOrder
-from mask_rcnn_jax.data.options import example_options
 
 SIZES = ((480, 640), (640, 480), (427, 640), (640, 427), (425, 640), (500, 375), (640, 640))
 FILES = 4  # of each size; a file system has a limit of links to one
@@ -36,12 +35,11 @@ def main(arguments: argparse.Namespace) -> None:
     json_path = arguments.folder / f"instances_{arguments.images}.json"
     if not json_path.exists():
         write_set(arguments.folder, json_path, arguments.images)
-    config = load_config(arguments.config)
+    options = load_config(arguments.config).data
     start = time.perf_counter()
     dataset = load_coco(json_path, arguments.folder)
     loaded = {"cpu_s": time.process_time(), "peak_mb": peak_mb(), **memory("self")}
     order = TrainOrder(seed=0, batch_size=arguments.batch_size)
-    options = example_options(config)
     loader = TrainLoader(dataset, options, order, num_workers=arguments.workers)
     next(loader)
     first = {"cpu_s": time.process_time(), "wall_s": time.perf_counter() - start}

@@ -22,10 +22,8 @@ from safetensors.numpy import save_file
 from mask_rcnn_jax.benchmarking import inputs
 from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.data.images import decode_image
-from mask_rcnn_jax.data.options import example_options
 from mask_rcnn_jax.data.resize import resize_image, resize_plan
 from mask_rcnn_jax.models.build import init_variables
-from mask_rcnn_jax.models.detect import detect_options
 from mask_rcnn_jax.models.mask_rcnn import BOX_SIZE, MaskRCNN
 from mask_rcnn_jax.ops.extent import valid_extent
 from mask_rcnn_jax.weights.convert import to_torchvision
@@ -36,18 +34,18 @@ CONFIDENT = 0.01  # of the RoIs score above 0.5; NMS leaves a third of them
 
 
 def main(arguments: argparse.Namespace) -> None:
-    config = load_config(RECIPE)
-    config.data.image_size = tuple(map(int, arguments.size.split(",")))
-    model = inputs.recipe_model(config)
+    entries = {"data.image_size": tuple(map(int, arguments.size.split(",")))}
+    entries["model.init_from"] = arguments.backbone or ""
+    recipe = load_config(RECIPE, entries)
+    model = inputs.recipe_model(recipe)
     variables = init_variables(model, arguments.seed)
     if arguments.backbone:
-        config.model.init_from = arguments.backbone
-        variables = initialize_from(variables, config.model)
-    options, image = example_options(config), decode_image(arguments.image)
+        variables = initialize_from(variables, recipe.model)
+    options, image = recipe.data, decode_image(arguments.image)
     plan = resize_plan(*image.shape[:2], options)
     canvas, size = resize_image(image, plan, options)[None], np.array([plan.size], np.int32)
-    calibrate(model, variables, canvas, size, detect_options(config))
-    arrays = to_torchvision(variables, norm_eps=config.model.backbone.norm_eps)
+    calibrate(model, variables, canvas, size, recipe.eval)
+    arrays = to_torchvision(variables, norm_eps=recipe.model.backbone.norm_eps)
     save_file(arrays, arguments.output)
 
 

@@ -168,25 +168,24 @@ def work(settings: dict) -> None:
     from mask_rcnn_jax.benchmarking import inputs
     from mask_rcnn_jax.config import load_config
     from mask_rcnn_jax.models.build import init_variables
-    from mask_rcnn_jax.models.detect import detect_options
     from mask_rcnn_jax.training.step import make_mesh, make_predict_step, replicate, shard_batch
 
     height, width = map(int, settings["size"].split(","))
     size = height, width
     if settings["peer"] == "nvidia_tf2":
         size = canvas(height, width)
-    config = load_config(HERE.parent / "configs" / RECIPES[settings["peer"]])
-    config.data.image_size, config.train.precision = size, settings["precision"]
-    config.train.batch_size = settings["batch"]
-    config.eval.score_threshold = 0.0  # random weights give low scores
-    mesh, model = make_mesh(), inputs.recipe_model(config)
+    entries = {"data.image_size": size, "train.precision": settings["precision"]}
+    entries |= {"train.batch_size": settings["batch"]}
+    entries |= {"eval.score_threshold": 0.0}  # random weights give low scores
+    recipe = load_config(HERE.parent / "configs" / RECIPES[settings["peer"]], entries)
+    mesh, model = make_mesh(), inputs.recipe_model(recipe)
     variables = init_variables(model, 0)
-    batch = inputs.synthetic_batch(config, settings["batch"], settings["objects"])
+    batch = inputs.synthetic_batch(recipe, settings["batch"], settings["objects"])
     batch.image_sizes[:] = height, width
     batch = shard_batch(batch, mesh)
     if settings["mode"] == "train":
         train_step, tx = inputs.recipe_step(
-            config, model, variables["params"], mesh, settings["batch"]
+            recipe, model, variables["params"], mesh, settings["batch"]
         )
         state = replicate(inputs.TrainState.start(variables, tx), mesh)
 
@@ -195,7 +194,7 @@ def work(settings: dict) -> None:
             state, metrics = train_step(state, batch)
             jax.block_until_ready(metrics)
     else:
-        predict = make_predict_step(model, mesh, detect_options(config))
+        predict = make_predict_step(model, mesh, recipe.eval)
         variables = replicate(variables, mesh)
 
         def step():

@@ -25,6 +25,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import ExitStack, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -163,21 +164,21 @@ def work(settings: dict) -> None:
     from mask_rcnn_jax.config import load_config
     from mask_rcnn_jax.data.canvases import evaluation_options
     from mask_rcnn_jax.data.images import upright_size
-    from mask_rcnn_jax.predict.loading import set_score_threshold
+    from mask_rcnn_jax.predict.loading import with_score_threshold
     from mask_rcnn_jax.weights.restore import restore
 
-    config, folder = load_config(RECIPE), Path(settings["images"])
-    config.train.precision, config.eval.batch_size = settings["precision"], 1
-    config.data.update(image_size=tuple(settings["size"]), val_images=str(folder))
+    folder = Path(settings["images"])
+    entries = {"train.precision": settings["precision"], "eval.batch_size": 1}
+    entries |= {"data.image_size": tuple(settings["size"]), "data.val_images": str(folder)}
     if settings["mode"] == "evaluate":
-        config.data.val_json = settings["json"]
-    restored = restore(config, settings["weights"])
-    config = restored.config
-    set_score_threshold(config, settings["threshold"])
+        entries["data.val_json"] = settings["json"]
+    restored = restore(load_config(RECIPE, entries), settings["weights"])
+    recipe = with_score_threshold(restored.recipe, settings["threshold"])
+    limits = {"most": recipe.eval.canvases, "multiple": recipe.model.input.pad_multiple}
     sizes = [upright_size(folder / name) for name in settings["files"]]
     share = len(sizes) / settings["like"]
-    options = evaluation_options(config, sizes, rows=1, share=share)
-    config.data.canvases = options.canvases
+    options = evaluation_options(recipe.data, sizes, rows=1, share=share, **limits)
+    restored = restored._replace(recipe=replace(recipe, data=options))
     steps = {"predict": prediction, "infer": inference, "evaluate": evaluation}
     step = steps[settings["mode"]](restored, settings)
     serve_passes(step, f"JAX {jax.__version__}, {len(options.canvases)} canvases more")
@@ -187,8 +188,8 @@ def prediction(restored, settings: dict) -> Callable[[], None]:
     from mask_rcnn_jax.data.images import decode_image
     from mask_rcnn_jax.predict.predictor import Predictor
 
-    config, variables, categories, _ = restored
-    predictor = Predictor(config, variables, 1, categories)
+    recipe, variables, categories, _ = restored
+    predictor = Predictor(recipe, variables, 1, categories)
     folder = Path(settings["images"])
     files = {name: decode_image(folder / name, upright=True) for name in settings["files"]}
 
@@ -220,8 +221,8 @@ def inference(restored, settings: dict) -> Callable[[], None]:
     from mask_rcnn_jax.predict.predictor import Predictor
     from mask_rcnn_jax.predict.saving import ResultFiles
 
-    config, variables, categories, _ = restored
-    predictor = Predictor(config, variables, 1, categories)
+    recipe, variables, categories, _ = restored
+    predictor = Predictor(recipe, variables, 1, categories)
     folder = Path(settings["output"])
     images, _ = find_inputs([str(Path(settings["images"], n)) for n in settings["files"]], folder)
 
@@ -239,24 +240,24 @@ def inference(restored, settings: dict) -> Callable[[], None]:
 def evaluation(restored, settings: dict) -> Callable[[], None]:
     from mask_rcnn_jax.data.dataset import check_classes
     from mask_rcnn_jax.data.source import load_split
-    from mask_rcnn_jax.evaluation.coco import configured_protocol
-    from mask_rcnn_jax.evaluation.engines import configured_engine
-    from mask_rcnn_jax.models.detect import detect_options
     from mask_rcnn_jax.training import evaluator
+    from mask_rcnn_jax.training.encoding import Rules
     from mask_rcnn_jax.training.setup import make_eval_loader
     from mask_rcnn_jax.training.step import make_mesh, make_predict_step, replicate
     from mask_rcnn_jax.weights.restore import make_model
 
-    config, variables, categories, _ = restored
-    model, mesh = make_model(config, len(categories)), make_mesh()
-    val_set, variables = load_split(config.data, "val"), replicate(variables, mesh)
+    recipe, variables, categories, _ = restored
+    model, mesh, data = make_model(recipe, len(categories)), make_mesh(), recipe.data
+    val_set, variables = load_split(data, "val"), replicate(variables, mesh)
     check_classes(val_set, categories, settings["weights"])
-    predict = make_predict_step(model, mesh, detect_options(config))
-    scored = configured_engine(config), configured_protocol(config)
+    predict = make_predict_step(model, mesh, recipe.eval)
+    scored, numbers = (recipe.eval.engine, recipe.eval.protocol), {"batch_size": 1}
 
     def step() -> None:
-        loader = make_eval_loader(config, val_set, 0)
-        found = evaluator.detect(predict, variables, loader, val_set, mesh, config)
+        workers = data.num_workers
+        loader = make_eval_loader(val_set, data, max_images=0, num_workers=workers, **numbers)
+        rules = Rules.of(recipe)
+        found = evaluator.detect(predict, variables, loader, val_set, mesh, rules)
         evaluator.score_and_write(val_set, found, Path(settings["output"]), *scored)
 
     return step

@@ -159,10 +159,10 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 def main(arguments: argparse.Namespace) -> None:
     target, device = arguments.target, roofline.DEVICES[arguments.target][-1]
     links = LINKS[target][0], arguments.network or LINKS[target][1]
-    config = load_config(arguments.config, arguments.entries)
+    recipe = load_config(arguments.config, arguments.entries)
     shapes = [(images, NODE) for images in arguments.images]
     rows, reduced = [], {}
-    for figures, compiled in compile_programs(config, target, shapes):
+    for figures, compiled in compile_programs(recipe, target, shapes):
         images, program = figures["images_per_device"], hlo.parse(str(compiled.as_text()))
         events = {name: schedule(program, device, one) for name, one in roofline.REACH.items()}
         reduced[images] = {name: all_reduces(one) for name, one in events.items()}

@@ -13,22 +13,20 @@ import json
 import math
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import jax
 from absl import flags
-from ml_collections import ConfigDict
 
 from mask_rcnn_jax import cli
-from mask_rcnn_jax.data.kinds import resolve_augment
+from mask_rcnn_jax.data.kinds import build_augment
+from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.training import setup
-from mask_rcnn_jax.training.averaging import weight_average
-from mask_rcnn_jax.training.checks import check_config
-from mask_rcnn_jax.training.optim import make_schedule
+from mask_rcnn_jax.training.checks import check_recipe
 from mask_rcnn_jax.training.step import (
     compiler_options,
-    loss_options,
     make_mesh,
     make_train_step,
     replicate,
@@ -41,20 +39,18 @@ HEADER = (
 Losses = dict[str, list[float | None]]  # None: not finite
 
 
-def train_seeds(config: ConfigDict, seeds: Sequence[int], report) -> None:
+def train_seeds(recipe: Recipe, seeds: Sequence[int], report) -> None:
     """Call `report(seed, losses)` after each run, `losses` having a list per metric."""
-    config = setup.resolve_config(config)
-    config.data.val_json = ""
-    mesh = make_mesh()
-    parts = check_config(config, mesh.size, None)
-    dataset, _ = setup.open_datasets(config, None, None)
-    setup.set_steps(config, dataset)
-    counts = setup.image_counts(config, dataset)
-    model = make_model(config, len(dataset.class_names), config.train.remat, counts)
-    schedule, kinds = make_schedule(config), resolve_augment(config, None)
-    options = {"loss": loss_options(config), "averaging": weight_average(config)}
-    options |= {"flip_probability": config.data.flip_probability, "accumulate_steps": parts}
-    _, tx = setup.initial_state(config, model, schedule, None, resuming=False)
+    recipe, mesh = replace(recipe, data=replace(recipe.data, val_json="")), make_mesh()
+    parts = check_recipe(recipe, mesh.size, None)
+    dataset, _, data = setup.open_datasets(recipe, None, None)
+    recipe = setup.set_steps(recipe, dataset)
+    counts = setup.image_counts(recipe, dataset)
+    model = make_model(recipe, len(dataset.class_names), recipe.train.remat, counts)
+    schedule, kinds = recipe.schedule(), build_augment(data)
+    options = {"loss": recipe.loss, "averaging": recipe.train}
+    options |= {"flip_probability": data.flip_probability, "accumulate_steps": parts}
+    _, tx = setup.initial_state(recipe, model, schedule, None, resuming=False)
 
     @partial(jax.jit, compiler_options=compiler_options(mesh))
     def step(seed, state, batch):
@@ -63,11 +59,12 @@ def train_seeds(config: ConfigDict, seeds: Sequence[int], report) -> None:
         return step(state, batch)
 
     for seed in seeds:
-        config.train.seed = seed
-        state, _ = setup.initial_state(config, model, schedule, None, resuming=False)
+        train = replace(recipe.train, seed=seed)
+        seeded = replace(recipe, train=train)
+        state, _ = setup.initial_state(seeded, model, schedule, None, resuming=False)
         state, losses = replicate(state, mesh), {"loss/total": [], "grad_norm": []}
-        with closing(setup.make_train_loader(config, dataset, 0, kinds)) as batches:
-            for _ in range(config.train.steps):
+        with closing(setup.make_train_loader(data, train, dataset, 0, kinds)) as batches:
+            for _ in range(train.steps):
                 state, metrics = step(seed, state, next(batches))
                 found = [float(metrics[name]) for name in losses]
                 for values, value in zip(losses.values(), found, strict=True):
@@ -100,7 +97,7 @@ def main(_: Sequence[str]) -> None:
             Path(flags.FLAGS.json).write_text(json.dumps(runs, allow_nan=False) + "\n")
 
     print(HEADER)
-    train_seeds(flags.FLAGS.config, [int(seed) for seed in flags.FLAGS.seeds], report)
+    train_seeds(cli.given_recipe(), [int(seed) for seed in flags.FLAGS.seeds], report)
 
 
 if __name__ == "__main__":

@@ -166,8 +166,8 @@ def random_weights(folder: Path) -> Path:
     from mask_rcnn_jax.models.build import build_model, init_variables
     from mask_rcnn_jax.weights.convert import to_ours_flat
 
-    fields = {**load_config("quickstart").model, "num_classes": 4}
-    variables = init_variables(build_model(fields), 0)
+    model = load_config("quickstart", {"model.num_classes": 4}).model
+    variables = init_variables(build_model(model), 0)
     save_file(to_ours_flat(variables), folder / "random.safetensors")
     return folder / "random.safetensors"
 

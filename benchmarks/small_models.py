@@ -24,15 +24,15 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
 from mask_rcnn_jax.data.images import decode_image
-from mask_rcnn_jax.data.options import canvas_size, example_options
+from mask_rcnn_jax.data.options import canvas_size
 from mask_rcnn_jax.exporting.images import on_canvas
 from mask_rcnn_jax.predict.engines import load_exported
 from mask_rcnn_jax.predict.live import LiveModel
 from mask_rcnn_jax.pruning.channel_groups import count_operations, find_groups, find_operations
 from mask_rcnn_jax.pruning.run import one_prediction
+from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.training.metrics import FILE_NAME
 from mask_rcnn_jax.weights.restore import restore
 
@@ -151,34 +151,34 @@ def describe(folder: Path) -> dict[str, float]:
     """Return the scores, parameters and multiply-adds of a run or pruned model."""
     [path] = folder.glob(SCORES)
     scores = json.loads(path.read_text())
-    config, variables, _, _ = restore(None, folder)
+    recipe, variables, _, _ = restore(None, folder)
     size = sum(np.size(leaf) for leaf in jax.tree.leaves(variables["params"]))
     return {
         **{name: scores[name] for name in METRICS},
         "parameters, M": size / 1e6,
-        "multiply-adds, G": operations(config) / 1e9,
+        "multiply-adds, G": operations(recipe) / 1e9,
     }
 
 
-def operations(config: ConfigDict) -> int:
-    """Return the multiply-adds of a prediction on the config's canvas."""
-    model = config.model.to_dict()
-    channels = {name: group.channels for name, group in find_groups(model).items()}
-    return sum(count_operations(find_operations(model, one_prediction(config)), channels).values())
+def operations(recipe: Recipe) -> int:
+    """Return the multiply-adds of a prediction on the recipe's canvas."""
+    channels = {name: group.channels for name, group in find_groups(recipe.model).items()}
+    terms = find_operations(recipe.model, one_prediction(recipe.data, recipe.eval))
+    return sum(count_operations(terms, channels).values())
 
 
 def take_times(folders: dict[str, Path], exported: dict[str, Path]) -> dict[str, dict[str, float]]:
     """Return the median CPU seconds of each model of each exported row on one image, in turns."""
     models: dict[tuple[str, str], Callable] = {}
     for name in exported:
-        config, variables, _, _ = restore(None, folders[name])
-        models[name, "JAX"] = LiveModel(config, variables)
+        recipe, variables, _, _ = restore(None, folders[name])
+        models[name, "JAX"] = LiveModel(recipe, variables)
         for engine in ("onnxruntime", "openvino"):
             for precision in ("float32", "int8"):
                 wanted = None if precision == "float32" else precision
                 loaded = load_exported(exported[name], engine, wanted)
                 models[name, f"{engine} {precision}"] = loaded
-    example, photo = example_options(config), min(Path(config.data.val_images).iterdir())
+    example, photo = recipe.data, min(Path(recipe.data.val_images).iterdir())
     [(image, size)] = on_canvas([decode_image(photo)], example, canvas_size(example), None)
     taken: dict[tuple[str, str], list[float]] = {key: [] for key in models}
     for turn in range(TURNS + 1):

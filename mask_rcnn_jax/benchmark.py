@@ -24,7 +24,7 @@ import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 from absl import flags
@@ -32,6 +32,7 @@ from absl import flags
 from mask_rcnn_jax import cli
 from mask_rcnn_jax.benchmarking import gpu_compile, kernels, profile, scaling, stages, steps
 from mask_rcnn_jax.cli import processes
+from mask_rcnn_jax.recipe.recipe import Recipe
 
 KINDS = ("train", "infer", "data", "kernels", "compile")
 
@@ -62,8 +63,10 @@ def main(positional: Sequence[str]) -> None:
     if len(positional) != 1 or positional[0] not in KINDS:
         raise ValueError(f"benchmark needs one of {', '.join(KINDS)}, got {list(positional)}")
     kind = positional[0]
-    if kind != "kernels" and FLAGS.config is None:
+    given = cli.given_recipe()
+    if kind != "kernels" and given is None:
         raise ValueError(f"benchmark {kind} needs --config")
+    recipe = cast(Recipe, given)  # kernels need none
     _check_combination(kind)
     if FLAGS.json:
         Path(FLAGS.json).parent.mkdir(parents=True, exist_ok=True)
@@ -75,7 +78,7 @@ def main(positional: Sequence[str]) -> None:
         devices = _counts("devices", FLAGS.devices or ["1", "4"])
         shapes = [(i, d) for d in devices for i in images]
         figures = {"target": FLAGS.target, "jax": jax.__version__, "programs": []}
-        compiling = gpu_compile.compile_programs(FLAGS.config, FLAGS.target, shapes, FLAGS.mode)
+        compiling = gpu_compile.compile_programs(recipe, FLAGS.target, shapes, FLAGS.mode)
         for program, _ in compiling:
             figures["programs"].append(program)
             _save(figures)
@@ -87,23 +90,23 @@ def main(positional: Sequence[str]) -> None:
     elif kind == "data":
         from mask_rcnn_jax.benchmarking import loading  # imports image libraries
 
-        workers = _counts("workers", FLAGS.workers or [str(FLAGS.config.data.num_workers)], 0)
+        workers = _counts("workers", FLAGS.workers or [str(recipe.data.num_workers)], 0)
         runs = []
         for count in workers:
-            runs.append(loading.run(FLAGS.config, FLAGS.pictures, FLAGS.steps, count))
+            runs.append(loading.run(recipe, FLAGS.pictures, FLAGS.steps, count))
             figures = {"runs": runs} if len(workers) > 1 else runs[0]
             _save(figures)
     elif FLAGS.devices:
         _choose_cache()
         counts = _counts("devices", FLAGS.devices)
-        for figures in scaling.weak_scaling(FLAGS.config, FLAGS.steps, counts):
+        for figures in scaling.weak_scaling(recipe, FLAGS.steps, counts):
             _save(figures)
     else:
         _choose_cache()
-        figures = getattr(steps, kind)(FLAGS.config, FLAGS.steps, FLAGS.profile, save=_save)
+        figures = getattr(steps, kind)(recipe, FLAGS.steps, FLAGS.profile, save=_save)
         if FLAGS.stages:
             figures["stages"] = getattr(stages, kind)(
-                FLAGS.config,
+                recipe,
                 FLAGS.steps,
                 save=lambda times: _save(figures | {"stages": times}),
             )

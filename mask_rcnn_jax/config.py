@@ -1,4 +1,4 @@
-"""Recipes and the configs of runs: load, override, check and save them."""
+"""Recipes and runs on disk: load, override and save them."""
 
 import difflib
 import importlib.util
@@ -6,23 +6,25 @@ import inspect
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import fields, replace
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
+from absl import logging
 from ml_collections import ConfigDict
+
+from mask_rcnn_jax import parts
+
+if TYPE_CHECKING:
+    from mask_rcnn_jax.recipe.recipe import Recipe
 
 RECIPES = Path(__file__).parent / "configs"
 MANIFEST = "manifest.json"  # of an exported model
-AT_LEAST_ONE = """
-    data.max_instances train.batch_size train.log_every train.checkpoint_every
-    train.keep_checkpoints eval.batch_size eval.detections_per_image
-"""
-AT_LEAST_ZERO = "data.num_workers train.epochs train.steps train.eval_every"
 
 
-def load_config(name_or_path: str | Path, overrides: Mapping[str, Any] | None = None) -> ConfigDict:
-    """Load the config of a recipe or of a run.
+def load_config(name_or_path: str | Path, overrides: Mapping[str, Any] | None = None) -> "Recipe":
+    """Load a recipe, or that of a run.
 
     Args:
         name_or_path: the name of a recipe that comes with this package (`coco`, or
@@ -32,46 +34,54 @@ def load_config(name_or_path: str | Path, overrides: Mapping[str, Any] | None = 
         overrides: values of single entries, as `{"train.batch_size": 4}`.
 
     Raises:
-        ValueError: there is no such recipe or run, a run's config is damaged, or an override names
-            an unknown entry or has a value of another type.
+        ValueError: there is no such recipe or run, a run's config is damaged, or an entry is
+            unknown or has a wrong value.
     """
+    tree = load_tree(name_or_path)
+    for name, value in (overrides or {}).items():
+        _override(tree, name, value)
+    return as_recipe(tree)
+
+
+def as_recipe(config: "Recipe | ConfigDict | str | Path") -> "Recipe":
+    """Return the recipe that a name, a path or a ConfigDict stands for; a recipe as it is.
+
+    Raises ValueError, naming the entry, for a wrong one.
+    """
+    from mask_rcnn_jax.recipe.recipe import Recipe  # imports JAX
+
+    if isinstance(config, Recipe):
+        return config
+    if isinstance(config, str | Path):
+        return load_config(config)
+    if not isinstance(config, ConfigDict):
+        expected = "expected a recipe, the name of one, or a ConfigDict"
+        raise ValueError(f"config is {type(config).__name__}, {expected}")
+    return Recipe.read(config.copy_and_resolve_references())
+
+
+def load_tree(name_or_path: str | Path) -> ConfigDict:
+    """Load what `load_config` loads with all entries, in the form in which recipes are written."""
     text, path = str(name_or_path), Path(name_or_path)
     recipe, _, variant = text.partition(":")
     if path.name == "config.json" and path.is_file():
-        config = load_run_config(path.parent)
-    elif (path / "config.json").is_file():
-        config = load_run_config(path)
-    elif (path / MANIFEST).is_file():
-        config = exported_config(read_manifest(path))
-    elif path.is_file():
-        config = _load_recipe(path, text)
-    elif Path(recipe).is_file():
-        config = _load_recipe(Path(recipe), recipe, variant)
-    elif recipe in recipe_names():
-        config = _load_recipe(RECIPES / f"{recipe}.py", recipe, variant)
-    else:
-        raise ValueError(_not_found(text))
-    for name, value in (overrides or {}).items():
-        _override(config, name, value)
-    return expand_none(config)
+        return ConfigDict(read_run(path.parent).to_dict())
+    if (path / "config.json").is_file():
+        return ConfigDict(read_run(path).to_dict())
+    if (path / MANIFEST).is_file():
+        return ConfigDict(exported_recipe(read_manifest(path)).to_dict())
+    if path.is_file():
+        return _run_recipe(path, text)
+    if Path(recipe).is_file():
+        return _run_recipe(Path(recipe), recipe, variant)
+    if recipe in recipe_names():
+        return _run_recipe(RECIPES / f"{recipe}.py", recipe, variant)
+    raise ValueError(_not_found(text))
 
 
-def expand_none(config: ConfigDict) -> ConfigDict:
-    """Replace `model.mask_head=None` in a config by `model.mask_head.name="none"`, its long form.
-
-    Returns the config.
-    """
-    if config.get("model", {}).get("mask_head", {}) is None:
-        config.model.mask_head = ConfigDict({"name": "none"})
-    return config
-
-
-def load_run_config(workdir: str | Path) -> ConfigDict:
-    """Load the config of a run, with the number of classes that it was trained on."""
-    config, categories = read_workdir(workdir)
-    values = _lists_to_tuples(config.to_dict())
-    values["model"]["num_classes"] = len(categories)
-    return ConfigDict(values)
+def recipe_names() -> list[str]:
+    """Names of the recipes that come with this package."""
+    return sorted({path.stem for path in RECIPES.glob("*.py")} - {"__init__", "base"})
 
 
 def read_manifest(folder: str | Path) -> dict[str, Any]:
@@ -95,89 +105,80 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
     return content
 
 
-def exported_config(manifest: Mapping[str, Any]) -> ConfigDict:
-    """Return the config in a manifest, with the model's number of classes and its one canvas."""
-    values = _lists_to_tuples(_with_defaults(manifest["config"]))
-    values["model"]["num_classes"] = len(manifest["classes"])
-    values["data"]["canvases"] = ()
-    return ConfigDict(values)
+def exported_recipe(manifest: Mapping[str, Any]) -> "Recipe":
+    """Return the recipe in a manifest, with the model's number of classes and its one canvas."""
+    recipe = upgrade(manifest["config"], MANIFEST)
+    recipe = replace(recipe, data=replace(recipe.data, canvases=()))
+    return with_classes(recipe, len(manifest["classes"]))
 
 
-def recipe_names() -> list[str]:
-    """Names of the recipes that come with this package."""
-    return sorted({path.stem for path in RECIPES.glob("*.py")} - {"__init__", "base"})
+def upgrade(tree: Mapping[str, Any], path: str | Path) -> "Recipe":
+    """Return the recipe that this or another version saved in a file.
+
+    Entries that are not there have their defaults, which are what was done before there was the
+    entry. Unknown ones are left out with a warning, except those of the model.
+    """
+    from mask_rcnn_jax.recipe.recipe import Recipe
+
+    known = {field.name: field.type for field in fields(Recipe)}
+    unknown = tree.keys() - known.keys()
+    kept: dict[str, Any] = {}
+    for name in known.keys() & tree.keys():
+        names = set(tree[name]) if name == "model" else parts.entries(cast(Any, known[name]))
+        kept[name] = {key: value for key, value in tree[name].items() if key in names}
+        unknown |= {f"{name}.{key}" for key in tree[name].keys() - kept[name].keys()}
+    if unknown:
+        logging.warning("%s has entries of another version, left out: %s", path, sorted(unknown))
+    return Recipe.read(kept)
 
 
-def check_entries(config: ConfigDict) -> None:
-    """Raise ValueError, naming the entry, for values that would only fail late in a run."""
-    for names, lowest in ((AT_LEAST_ONE, 1), (AT_LEAST_ZERO, 0)):
-        for section, key in (name.split(".") for name in names.split()):
-            if (value := config[section][key]) < lowest:
-                raise ValueError(f"{section}.{key} is {value}, expected at least {lowest}")
+def read_run(workdir: str | Path) -> "Recipe":
+    """Read the recipe of a run, with the number of classes that it was trained on."""
+    recipe, categories = read_workdir(workdir)
+    return with_classes(recipe, len(categories))
 
 
-def read_workdir(workdir: str | Path) -> tuple[ConfigDict, list[dict]]:
-    """The config and the categories `[{"id", "name"}, ...]` of a run, class 1 first.
+def with_classes(recipe: "Recipe", num_classes: int) -> "Recipe":
+    """Return a recipe with a number of classes."""
+    return replace(recipe, model=replace(recipe.model, num_classes=num_classes))
 
-    Entries that are newer than the run have the defaults of configs/base.py, which are what was
-    done before there was the entry. Not those of the model: its parts may be of the user's own, and
-    have their own defaults (weights/restore.py compares with these).
+
+def read_workdir(workdir: str | Path) -> tuple["Recipe", list[dict]]:
+    """The recipe and the categories `[{"id", "name"}, ...]` of a run, class 1 first.
+
+    See `upgrade` for those of another version. Raises ValueError, naming the file, if there is
+    none, or it is damaged.
     """
     path = Path(workdir) / "config.json"
     if not path.is_file():
         raise ValueError(f"{workdir} is no workdir of a run: it has no config.json")
-    content = read_config_json(path)
-    return ConfigDict(_with_defaults(content["config"])), content["categories"]
+    try:
+        content = json.loads(path.read_text())
+        tree, categories = content["config"], content["categories"]
+        for category in categories:
+            if not isinstance(category["id"], int | str) or not isinstance(category["name"], str):
+                raise ValueError(f"category {category!r} has no id or no name")
+        if not isinstance(tree, dict) or not all(isinstance(s, dict) for s in tree.values()):
+            raise ValueError("a section of the config is no object")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged: {error!r}") from error
+    try:
+        return upgrade(tree, path), categories
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
-def _with_defaults(config: dict[str, Any]) -> dict[str, Any]:
-    """Add the entries of configs/base.py that a config lacks, except those of the model."""
-    base = _load_recipe(RECIPES / "base.py", "base").to_dict()
-    more = {name: base[name] | config.get(name, {}) for name in base.keys() - {"model"}}
-    return config | more
-
-
-def write_workdir(workdir: str | Path, config: ConfigDict, categories: list[dict]) -> None:
-    """Write the config for `read_workdir` into a folder that need not exist."""
+def write_workdir(workdir: str | Path, recipe: "Recipe", categories: list[dict]) -> None:
+    """Write what differs from defaults for `read_workdir`, into a folder that need not exist."""
     path = Path(workdir) / "config.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(".tmp")
-    content = {"config": config.to_dict(), "categories": categories}
+    content = {"config": recipe.changes(), "categories": categories}
     draft.write_text(json.dumps(content, indent=1))
     os.replace(draft, path)
 
 
-def read_config_json(path: Path) -> dict[str, Any]:
-    """Read the config.json of a run: {"config", "categories"}.
-
-    Raises ValueError, naming the file, if it is damaged.
-    """
-    try:
-        content = json.loads(path.read_text())
-        config, categories = content["config"], content["categories"]
-        sections = [config[name] for name in ("data", "model", "train")]
-        others = ("loss", "distill", "optim", "eval")
-        sections += [config[name] for name in others if name in config]
-        if not all(isinstance(section, dict) for section in sections):
-            raise ValueError("a section of the config is no object")
-        if not isinstance(config["train"]["steps"], int):
-            raise ValueError(f"train.steps is {config['train']['steps']!r}")
-        for category in categories:
-            if not isinstance(category["id"], int | str) or not isinstance(category["name"], str):
-                raise ValueError(f"category {category!r} has no id or no name")
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged: {error!r}") from error
-    return content
-
-
-def _lists_to_tuples(value):
-    """Undo the conversion by JSON: recipes have tuples, and so have their overrides."""
-    if isinstance(value, dict):
-        return {key: _lists_to_tuples(item) for key, item in value.items()}
-    return tuple(map(_lists_to_tuples, value)) if isinstance(value, list) else value
-
-
-def _load_recipe(path: Path, name: str, variant: str = "") -> ConfigDict:
+def _run_recipe(path: Path, name: str, variant: str = "") -> ConfigDict:
     """Run a recipe, which is Python code, and return the result of its `get_config`."""
     loader = SourceFileLoader(path.stem, str(path))  # whatever the name of the file ends in
     spec = importlib.util.spec_from_loader(path.stem, loader)
@@ -188,7 +189,10 @@ def _load_recipe(path: Path, name: str, variant: str = "") -> ConfigDict:
         raise ValueError(f"{name} is no recipe: it has no get_config()")
     if variant and not inspect.signature(module.get_config).parameters:
         raise ValueError(f"{name}:{variant}: this recipe has no variants")
-    return module.get_config(variant) if variant else module.get_config()
+    tree = module.get_config(variant) if variant else module.get_config()
+    if isinstance(tree, ConfigDict) and tree.get("model", {}).get("mask_head", {}) is None:
+        tree.model.mask_head = ConfigDict({"name": "none"})  # so that its entries can be overridden
+    return tree
 
 
 def _not_found(text: str) -> str:
@@ -205,7 +209,7 @@ def _not_found(text: str) -> str:
     )
 
 
-def _override(config: ConfigDict, name: str, value) -> None:
+def _override(config: ConfigDict, name: str, value: Any) -> None:
     *sections, key = name.split(".")
     try:
         section = config
@@ -222,7 +226,7 @@ def _override(config: ConfigDict, name: str, value) -> None:
 
 
 def flatten(tree: Mapping, prefix: str = "") -> dict[str, Any]:
-    """The entries of a config by their dotted names."""
+    """The entries of a recipe's tree by their dotted names."""
     flat = {}
     for key, value in tree.items():
         if isinstance(value, Mapping | ConfigDict):

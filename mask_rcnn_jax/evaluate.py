@@ -36,14 +36,15 @@ def _define_flags() -> None:
 
 def main(_: Sequence[str]) -> None:
     FLAGS = flags.FLAGS
-    if FLAGS.results and FLAGS.config is None:
+    recipe = cli.given_recipe()
+    if FLAGS.results and recipe is None:
         raise ValueError("evaluate --results needs --config, whose data.val_json is scored against")
     given = given_model("evaluate", "results")
     options = dict(output=FLAGS.output, report=FLAGS.report)
     if FLAGS.results:
-        evaluate_results(FLAGS.results, FLAGS.config, **options)
+        evaluate_results(FLAGS.results, recipe, **options)
     else:
-        evaluate(given, FLAGS.config, tile=FLAGS.tile, overlap=FLAGS.overlap, **options)
+        evaluate(given, recipe, tile=FLAGS.tile, overlap=FLAGS.overlap, **options)
 
 
 if __name__ == "__main__":

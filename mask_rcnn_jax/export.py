@@ -35,29 +35,29 @@ from pathlib import Path
 import jax
 import numpy as np
 from absl import flags, logging
-from ml_collections import ConfigDict
 from safetensors.numpy import save
 
-from mask_rcnn_jax import cli
+from mask_rcnn_jax import cli, parts
 from mask_rcnn_jax.data.coco import CocoDataset
 from mask_rcnn_jax.data.dataset import check_classes
 from mask_rcnn_jax.data.loader import EvalLoader
-from mask_rcnn_jax.data.options import example_options
 from mask_rcnn_jax.data.resize import ResizePlan
-from mask_rcnn_jax.data.source import annotation_file, learns_boxes_only, load_val
-from mask_rcnn_jax.evaluation.coco import configured_protocol
-from mask_rcnn_jax.evaluation.engines import configured_engine
+from mask_rcnn_jax.data.source import annotation_file, load_val
+from mask_rcnn_jax.evaluation.engines import check_engine
 from mask_rcnn_jax.exporting.artifact import Artifact, build_artifact, placement
 from mask_rcnn_jax.exporting.manifest import make_manifest
 from mask_rcnn_jax.exporting.options import ArtifactOptions
 from mask_rcnn_jax.exporting.quantize import CALIBRATORS, RUNTIMES
+from mask_rcnn_jax.models.build import PARTS, ModelOptions
 from mask_rcnn_jax.models.quantization import trained_ranges, without_ranges
+from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.training import evaluator
+from mask_rcnn_jax.training.encoding import Rules
 from mask_rcnn_jax.training.scoring import fitting
 from mask_rcnn_jax.weights.convert import to_detectron2, to_flax, to_ours_flat, to_torchvision
 from mask_rcnn_jax.weights.expected_model import mismatches
 from mask_rcnn_jax.weights.layout import WITHOUT_STATISTICS
-from mask_rcnn_jax.weights.restore import restore, restore_config
+from mask_rcnn_jax.weights.restore import restore, restore_recipe
 
 WEIGHTS = ("safetensors", "torchvision", "detectron2")
 MODELS = ("stablehlo", "onnx")
@@ -66,16 +66,16 @@ LISTED = 10  # layers by their error in int8
 AP_NAMES = ("AP", "AP50", "mask_AP", "mask_AP50")
 
 
-def export_weights(config: ConfigDict | None, weights: str, format: str, output: str) -> None:
+def export_weights(recipe: Recipe | None, weights: str, format: str, output: str) -> None:
     """Write weights in a format of `WEIGHTS`."""
     target = Path(output)
     suffix = ".pkl" if format == "detectron2" else ".safetensors"
     if target.suffix != suffix:
         raise ValueError(f"--output is {output}, expected a name that ends in {suffix}")
     if format != "safetensors":
-        check_system(restore_config(config, weights)[0].model, format)
-    config, variables, categories, _ = restore(config, weights)
-    eps = config.model.backbone.get("norm_eps", 1e-5)
+        check_system(restore_recipe(recipe, weights)[0].model, format)
+    recipe, variables, categories, _ = restore(recipe, weights)
+    eps = recipe.model.backbone.get("norm_eps", 1e-5)
     converters = {"torchvision": to_torchvision, "detectron2": to_detectron2}
     if convert := converters.get(format):
         if ranges := trained_ranges(variables):
@@ -89,15 +89,15 @@ def export_weights(config: ConfigDict | None, weights: str, format: str, output:
         content = pickle.dumps({"model": arrays, "__author__": "mask_rcnn_jax"}, protocol=4)
     else:
         content = save(arrays)
-    model = config.model
-    restored, _ = to_flax(arrays, norm=model.backbone.get("norm"), eps=eps, model=model)
+    norm, model = recipe.model.backbone.get("norm", None), parts.section_of(recipe.model)
+    restored, _ = to_flax(arrays, norm=norm, eps=eps, model=model)
     if format == "detectron2":  # has no boxes and masks of background
         difference = _largest_difference(to_detectron2(restored, norm_eps=eps), arrays)
     else:
         difference = _largest_difference(restored, variables)
-    details = {"self_check": {"largest_difference": difference}, "config": config.to_dict()}
+    details = {"self_check": {"largest_difference": difference}}
     manifest = make_manifest(
-        config, categories, format=format, files=[target.name], interface=None, details=details
+        recipe, categories, format=format, files=[target.name], interface=None, details=details
     )
     manifest_name = f"{target.stem}.manifest.json"
     write(target.parent, {target.name: content, manifest_name: _dump(manifest)})
@@ -106,38 +106,42 @@ def export_weights(config: ConfigDict | None, weights: str, format: str, output:
 
 
 def export_model(
-    config: ConfigDict | None, weights: str, format: str, output: str, options: ArtifactOptions
+    recipe: Recipe | None, weights: str, format: str, output: str, options: ArtifactOptions
 ) -> None:
     """Write a model in a format of `MODELS`, compared with the original."""
-    config, variables, categories, _ = restore(config, weights)
-    config.data.canvases = ()  # an exported program has one canvas
+    recipe, variables, categories, _ = restore(recipe, weights)
+    data = replace(recipe.data, canvases=())  # an exported program has one canvas
+    recipe = replace(recipe, data=data)
     dataset = None
     if options.int8:
-        path = annotation_file(config.data, "val")
+        path = annotation_file(data, "val")
         if not os.path.isfile(path):
             where = "config.data.val_json"
             raise ValueError(f"--int8 reports AP on {where}, which is {path!r}: no such file")
-        dataset = load_val(config.data, categories, boxes_only=learns_boxes_only(config))
+        dataset = load_val(data, categories, boxes_only=recipe.learns_boxes_only)
         check_classes(dataset, categories, weights)
-        evaluator.check_labels(dataset, configured_protocol(config))
-        placed = placement(config, options)
+        check_engine(recipe.eval.engine)
+        evaluator.check_labels(dataset, recipe.eval.protocol)
+        placed = placement(data, options)
         resized = placed.size if options.picture_size else None
 
         def accepts(plan: ResizePlan) -> bool:
             return plan.canvas == placed.canvas and resized in (None, plan.size)
 
-        fitting(config, dataset, accepts)  # said before minutes of calibration
+        fitting(
+            data, recipe.eval.max_images, dataset, accepts
+        )  # said before minutes of calibration
     aps: dict[str, dict[str, float]] = {}
 
     def scored(artifact: Artifact, kind: str) -> dict[str, float]:
         assert dataset is not None
-        aps[kind] = score(config, dataset, artifact, kind)
+        aps[kind] = score(recipe, dataset, artifact, kind)
         return aps[kind]
 
-    arguments = config, variables, categories, format, options, Path(output)
+    arguments = recipe, variables, categories, format, options, Path(output)
     artifact = build_artifact(*arguments, score=scored)
     checks = artifact.self_check
-    details = {**artifact.details, "self_check": checks, "config": config.to_dict()}
+    details = {**artifact.details, "self_check": checks}
     if dataset is not None:
         for name in artifact.predictors.keys() - aps.keys():
             scored(artifact, name)
@@ -150,7 +154,7 @@ def export_model(
     files = {**artifact.files, "manifest.json": b""}
     names, interface = sorted(files), artifact.interface
     manifest = make_manifest(
-        config, categories, format=format, files=names, interface=interface, details=details
+        recipe, categories, format=format, files=names, interface=interface, details=details
     )
     files["manifest.json"] = _dump(manifest)
     write(Path(output), files)
@@ -159,16 +163,13 @@ def export_model(
         print(f"self-check, {kind}: {check['text']}")
 
 
-def score(
-    config: ConfigDict, dataset: CocoDataset, artifact: Artifact, kind: str
-) -> dict[str, float]:
+def score(recipe: Recipe, dataset: CocoDataset, artifact: Artifact, kind: str) -> dict[str, float]:
     """Compute AP of an exported model on the `config.data.val_json` images that fit its input.
 
     kind: which of `artifact.predictors`.
     """
-    limits = {"num_workers": config.data.num_workers, "max_images": config.eval.max_images}
-    options = replace(example_options(config), canvases=())
-    loader = EvalLoader(dataset, options, batch_size=1, **limits)
+    data, limit = recipe.data, recipe.eval.max_images
+    loader = EvalLoader(dataset, data, batch_size=1, num_workers=data.num_workers, max_images=limit)
     mesh = jax.make_mesh((1,), ("data",), devices=jax.local_devices()[:1])
 
     def predict_batch(_, batch):
@@ -177,9 +178,8 @@ def score(
     def accepts(batch):
         return artifact.accepts(batch.images, batch.image_sizes)
 
-    found = evaluator.detect(predict_batch, {}, loader, dataset, mesh, config, accepts)
-    rules = configured_engine(config), configured_protocol(config)
-    metrics = evaluator.score(dataset, found, *rules)
+    found = evaluator.detect(predict_batch, {}, loader, dataset, mesh, Rules.of(recipe), accepts)
+    metrics = evaluator.score(dataset, found, recipe.eval.engine, recipe.eval.protocol)
     return {name: metrics[name] for name in AP_NAMES if name in metrics}
 
 
@@ -192,7 +192,7 @@ def report_budget(found: dict) -> None:
         print(f"  {layer:40}{error}{', in float' if layer in in_float else ''}")
 
 
-def check_system(model: ConfigDict, system: str) -> None:
+def check_system(model: ModelOptions, system: str) -> None:
     """Raise ValueError if torchvision or detectron2 lacks a layer of the model; log all other
     differences.
 
@@ -224,13 +224,13 @@ def check_system(model: ConfigDict, system: str) -> None:
         if head.get("class_agnostic", False):
             text = "model.box_head.class_agnostic is True"
             raise ValueError(f"{text}, torchvision has boxes for each class only")
-    for name, section in model.items():
-        if isinstance(section, ConfigDict) and section.get("widths"):
-            text = f"model.{name}.widths is {section.widths}"
+    for name in PARTS:
+        if widths := getattr(getattr(model, name), "widths", ()):
+            text = f"model.{name}.widths is {widths}"
             raise ValueError(f"{text}, {system} has no pruned models; use --format=safetensors")
     # Statistics absorb another epsilon.
-    absorbed = () if backbone.get("norm") in WITHOUT_STATISTICS else ("backbone.norm_eps",)
-    for line in mismatches(known[backbone.name], model, without=absorbed):
+    absorbed = () if backbone.get("norm", None) in WITHOUT_STATISTICS else ("backbone.norm_eps",)
+    for line in mismatches(known[backbone.name], parts.section_of(model), without=absorbed):
         logging.warning("%s", line)
 
 
@@ -285,7 +285,7 @@ def main(_: Sequence[str]) -> None:
     values["picture_size"] = _size("--picture_size", FLAGS.picture_size)
     options = ArtifactOptions(**values)
     options.check(FLAGS.format)
-    arguments = FLAGS.config, FLAGS.workdir or FLAGS.weights, FLAGS.format, FLAGS.output
+    arguments = cli.given_recipe(), FLAGS.workdir or FLAGS.weights, FLAGS.format, FLAGS.output
     if FLAGS.format in WEIGHTS:
         export_weights(*arguments)
     else:

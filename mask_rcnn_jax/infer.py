@@ -17,12 +17,12 @@ import contextlib
 import signal
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
 from absl import flags, logging
-from ml_collections import ConfigDict
 
 from mask_rcnn_jax import cli
 from mask_rcnn_jax.data.canvases import evaluation_options
@@ -35,10 +35,11 @@ from mask_rcnn_jax.predict.loading import (
     default_batch_size,
     given_model,
     load_predictor,
-    set_score_threshold,
+    with_score_threshold,
 )
 from mask_rcnn_jax.predict.predictor import Predictor
 from mask_rcnn_jax.predict.saving import KINDS, ResultFiles, check_replaced
+from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.terminal.progress import Progress
 from mask_rcnn_jax.video.reader import UnreadableVideo, Video, import_av
 from mask_rcnn_jax.weights.restore import restore
@@ -49,7 +50,7 @@ Skip = Callable[[ValueError], None]  # logs and counts an input that cannot be r
 
 
 def infer(
-    config: ConfigDict | None,
+    recipe: Recipe | None,
     weights: str | Exported,
     inputs: Sequence[str],
     output: str,
@@ -79,7 +80,7 @@ def infer(
         import_av()
         if save:
             logging.warning("--save writes no files of videos, see their .jsonl")
-    restored = weights if isinstance(weights, Exported) else restore(config, weights)
+    restored = weights if isinstance(weights, Exported) else restore(recipe, weights)
     skipped: list[str] = []
 
     def skip(error: ValueError) -> None:
@@ -97,16 +98,16 @@ def infer(
 
     if isinstance(restored, Exported):
         size = batch_size or restored.batch or default_batch_size()
-        predictor = load_predictor(restored, score_threshold, size, tile, overlap, config)
+        predictor = load_predictor(restored, score_threshold, size, tile, overlap, recipe)
     else:
-        config, variables, categories, _ = restored
-        set_score_threshold(config, score_threshold)
+        recipe = with_score_threshold(restored.recipe, score_threshold)
         batch_size = batch_size or default_batch_size()
         if not videos and not tile:
             batch_size = min(batch_size, -(-len(images) // jax.local_device_count()))
         if images and not tile:
-            _choose_canvases(config, [one.source for one in images], batch_size)
-        predictor = Predictor(config, variables, batch_size, categories, tile, overlap)
+            recipe = _with_canvases(recipe, [one.source for one in images], batch_size)
+        given = restored.variables, batch_size, restored.categories
+        predictor = Predictor(recipe, *given, tile, overlap)
     folder.mkdir(parents=True, exist_ok=True)
     if images:
         _infer_images(predictor, images, folder, save, drawing, skip)
@@ -125,13 +126,15 @@ def infer(
     logging.info("results: %s", folder)
 
 
-def _choose_canvases(config: ConfigDict, sources: Sequence[str], batch_size: int) -> None:
+def _with_canvases(recipe: Recipe, sources: Sequence[str], batch_size: int) -> Recipe:
     """Let canvases follow the images' sizes, where that saves more than compiling takes."""
     step = -(-len(sources) // MOST_HEADERS)
     some = [path for path in sources[::step] if "://" not in path]
     sizes = list(filter(None, map(upright_size, some)))
-    rows, share = batch_size * jax.local_device_count(), 1 / step
-    config.data.canvases = evaluation_options(config, sizes, rows=rows, share=share).canvases
+    limits = {"most": recipe.eval.canvases, "multiple": recipe.model.input.pad_multiple}
+    rows = batch_size * jax.local_device_count()
+    found = evaluation_options(recipe.data, sizes, rows=rows, share=1 / step, **limits)
+    return replace(recipe, data=replace(recipe.data, canvases=found.canvases))
 
 
 def _infer_images(predictor: Predictor, images, folder, save, drawing, skip: Skip) -> None:
@@ -213,7 +216,7 @@ def main(_: Sequence[str]) -> None:
     # SIGTERM acts like Ctrl-C, which closes the files: a video without index is unplayable.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        infer(FLAGS.config, weights, inputs, output, FLAGS.score_threshold, **options)
+        infer(cli.given_recipe(), weights, inputs, output, FLAGS.score_threshold, **options)
     finally:
         signal.signal(signal.SIGTERM, before)
 

@@ -9,6 +9,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from typing import (
     Any,
     Literal,
@@ -21,6 +22,7 @@ from typing import (
 )
 
 MODULE_FIELDS = ("parent", "name")  # fields on every Flax module
+GIVEN = {"given": True}  # metadata of a field that follows from other values: it is no entry
 
 
 @runtime_checkable
@@ -55,31 +57,131 @@ class Entry(NamedTuple):
         return get_args(self.type) if get_origin(self.type) is Literal else ()
 
 
+@dataclass(frozen=True)
+class Named:
+    """A part that its section names, to be built once the other arguments are known.
+
+    Attributes:
+        name: of the builder, or `package.module:function`.
+        builder: a class or a function.
+        entries: for the builder, with its defaults; each is an attribute, too.
+        where: the section's name, for error messages.
+        known: the builder's entries.
+        choices: names of the builders that come with the package, the default first.
+    """
+
+    name: str
+    builder: Callable
+    entries: Mapping[str, Any]
+    where: str
+    known: Mapping[str, Entry] = field(repr=False, compare=False)
+    choices: tuple[str, ...] = field(repr=False, compare=False)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "entries" or name not in self.entries:  # the first: while it is unpickled
+            raise AttributeError(f"{self.__dict__.get('name')!r} has no entry {name!r}")
+        return self.entries[name]
+
+    def get(self, name: str, default: Any) -> Any:
+        """Return an entry, or a default where the builder has no such entry."""
+        return self.entries.get(name, default)
+
+    def make(self, **given: Any) -> Any:
+        """Build the part; `given` arguments that it does not take are dropped."""
+        return build(self.builder, self.entries, self.where, **given)
+
+
 def entries(part: Callable, given: tuple[str, ...] = ()) -> dict[str, Entry]:
     """Return a part's config entries by name.
 
-    given: parameters from elsewhere, such as `dtype`.
+    given: parameters from elsewhere, such as `dtype`, beside the fields with `GIVEN`.
     """
     hints = get_type_hints(part if inspect.isfunction(part) else part.__init__)
     bases = reversed(inspect.getmro(part)) if inspect.isclass(part) else [part]
     meanings = {name: text for base in bases for name, text in _meanings(base).items()}
     parameters = inspect.signature(part).parameters
     hidden = {*given, *(MODULE_FIELDS if "parent" in parameters else ())}
+    made = {f.name: f for f in fields(part)} if is_dataclass(part) else {}
     found = {}
     for name, parameter in parameters.items():
         if name in hidden or parameter.kind is parameter.VAR_KEYWORD:
             continue
-        found[name] = Entry(parameter.default, hints.get(name), meanings.get(name, ""))
+        default = parameter.default
+        if name in made and "given" in made[name].metadata:
+            continue
+        if name in made and (factory := made[name].default_factory) is not MISSING:
+            default = factory()
+        found[name] = Entry(default, hints.get(name), meanings.get(name, ""))
     return found
 
 
 def defaults(part: Callable, given: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return a config section with the part's defaults."""
-    return {name: entry.default for name, entry in entries(part, given).items()}
+    """Return a config section with the part's defaults; those it needs have none."""
+    found = {name: entry.default for name, entry in entries(part, given).items()}
+    return {n: section_of(v) for n, v in found.items() if v is not inspect.Parameter.empty}
+
+
+def section_of(value: Any) -> Any:
+    """Return the section that a part was built from, with all entries; other values as they are."""
+    if isinstance(value, Named):
+        return {"name": value.name, **value.entries}
+    if not _is_part(type(value)):
+        return value
+    return {name: section_of(getattr(value, name)) for name in entries(type(value))}
+
+
+def change(part: Any, **entries: Any) -> Any:
+    """Return a part with other values of some entries."""
+    if isinstance(part, Named):
+        return replace(part, entries={**part.entries, **entries})
+    return part.clone(**entries) if hasattr(part, "clone") else replace(part, **entries)
+
+
+def changes(value: Any) -> dict[str, Any]:
+    """Return the section of a part with those entries alone that differ from their defaults.
+
+    A part that a section names has its name, and all its entries if it is a user's own, whose
+    defaults may change any day.
+    """
+    if isinstance(value, Named):
+        is_own = value.name not in value.choices
+        default = {} if is_own else {n: entry.default for n, entry in value.known.items()}
+        differ = {n: v for n, v in value.entries.items() if n not in default or default[n] != v}
+        return {"name": value.name, **differ} if differ or value.name != value.choices[0] else {}
+    found = {}
+    for name, entry in entries(type(value)).items():
+        inner = getattr(value, name)
+        if isinstance(inner, Named) or _is_part(type(inner)):
+            if differ := changes(inner):
+                found[name] = differ
+        elif entry.default != inner:
+            found[name] = inner
+    return found
+
+
+def describe(value: Any) -> dict[str, Entry]:
+    """Return the entries of a part, and of the parts inside it, by dotted name."""
+    found = {}
+    if isinstance(value, Named):
+        meaning = f"{' or '.join(value.choices)}, or package.module:function for your own."
+        return {"name": Entry(value.choices[0], str, meaning), **value.known}
+    for name, entry in entries(type(value)).items():
+        inner = getattr(value, name)
+        if isinstance(inner, Named) or _is_part(type(inner)):
+            found |= {f"{name}.{inside}": e for inside, e in describe(inner).items()}
+        else:
+            found[name] = entry
+    return found
+
+
+def _is_part(kind: Any) -> bool:
+    return isinstance(kind, type) and is_dataclass(kind)
 
 
 def build(part: Callable, section: Section, where: str, **given: Any) -> Any:
     """Call the part with its section's entries; missing ones use the part's defaults.
+
+    An entry that is a part itself is built from the section inside.
 
     where: section name for error messages, such as "model.rpn".
     given: further arguments; those unknown to the part are dropped.
@@ -88,17 +190,12 @@ def build(part: Callable, section: Section, where: str, **given: Any) -> Any:
     wrong type or is not among the choices.
     """
     known = entries(part, tuple(given))
-    signature = inspect.signature(part).parameters
-    takes_all = any(p.kind is p.VAR_KEYWORD for p in signature.values())
-    arguments = {name: value for name, value in given.items() if name in signature}
-    for name, value in section.items():
-        if name not in known and not takes_all:
-            raise UnknownEntry(f"{where} has no entry {name!r}, expected one of {sorted(known)}")
-        kind = known[name].type if name in known else None
-        arguments[name] = _checked(value, kind, f"{where}.{name}")
+    arguments = checked(part, section, where, tuple(given))
     for name, entry in known.items():
         if entry.default is inspect.Parameter.empty and name not in arguments:
             raise ValueError(f"{where}.{name} is missing")
+    signature = inspect.signature(part).parameters
+    arguments |= {name: value for name, value in given.items() if name in signature}
     try:
         return part(**arguments)
     except ValueError as error:
@@ -106,10 +203,46 @@ def build(part: Callable, section: Section, where: str, **given: Any) -> Any:
         raise ValueError(f"{where}{'.' if names_entry else ': '}{error}") from error
 
 
-def pick(part: Callable, section: Section, where: str, **given: Any) -> Any:
-    """`build` from a section that also has entries for other parts."""
-    own = entries(part, tuple(given))
-    return build(part, {name: section[name] for name in own if name in section}, where, **given)
+def checked(
+    part: Callable, section: Section, where: str, given: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """Return a section's entries as the part takes them; arguments and errors of `build`."""
+    known = entries(part, given)
+    signature = inspect.signature(part).parameters
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in signature.values())
+    found = {}
+    for name, value in section.items():
+        if name not in known and not takes_all:
+            raise UnknownEntry(f"{where} has no entry {name!r}, expected one of {sorted(known)}")
+        kind, entry = known[name].type if name in known else None, f"{where}.{name}"
+        if kind is not None and _is_part(kind) and isinstance(value, Section):
+            found[name] = build(kind, value, entry)
+        else:
+            found[name] = _checked(value, kind, entry)
+    return found
+
+
+def named(
+    section: Section | None,
+    builders: Mapping[str, Callable],
+    where: str,
+    given: tuple[str, ...] = (),
+) -> Named:
+    """Find the builder that a section names, the first without a name, and check its entries.
+
+    section: None is short for the name "none". given: parameters that come later.
+    """
+    values = {"name": "none"} if section is None else dict(section.items())
+    name = values.pop("name", next(iter(builders)))
+    builder = find(name, builders, f"{where}.name")
+    try:
+        values = checked(builder, values, where, given)
+    except UnknownEntry as error:
+        advice = "a recipe that changes the name replaces the whole section"
+        raise ValueError(f"{error}; {advice} (models.build.named_section)") from error
+    known = entries(builder, given)
+    whole = defaults(builder, given) | values
+    return Named(name, builder, whole, where, known, tuple(builders))
 
 
 def check_at_least(part: Any, **lowest: float) -> None:
@@ -141,6 +274,8 @@ def find(name: str, builders: Mapping[str, Callable], where: str) -> Callable:
 def _checked(value: Any, kind: Any, where: str) -> Any:
     """Convert lists to tuples; raise ValueError if the value does not match the annotation."""
     value = _as_tuple(value)
+    if _is_part(kind) and not isinstance(value, kind):
+        raise ValueError(f"{where} is {value!r}, expected a section with {sorted(entries(kind))}")
     if not _fits(value, kind):
         choices = get_args(kind) if get_origin(kind) is Literal else ()
         expected = f"one of {list(choices)}" if choices else _text(kind)

@@ -249,8 +249,8 @@ def stats() -> None:
     json_path, image_dir, output = only("json"), only("images"), FLAGS.output
     if not (json_path and image_dir and output and output.lower().endswith(".html")):
         raise ValueError("prepare stats needs --json, --images and --output, an .html to write")
-    config = FLAGS.config or load_config(STATS_RECIPE)
-    advice = write_set_page(output, json_path, image_dir, config, boxes_only=FLAGS.boxes_only)
+    recipe = cli.given_recipe() or load_config(STATS_RECIPE)
+    advice = write_set_page(output, json_path, image_dir, recipe, boxes_only=FLAGS.boxes_only)
     for line in advice.lines:
         print(line)
     print(f"{output}: statistics, examples and these suggestions")
@@ -258,16 +258,19 @@ def stats() -> None:
 
 def preview() -> None:
     """Write a sheet of augmented training images of --config, with their objects, to --output."""
-    from mask_rcnn_jax.data.source import learns_boxes_only, load_train
+    from mask_rcnn_jax.data.source import load_train
     from mask_rcnn_jax.evaluation.visualize import write_image
     from mask_rcnn_jax.report.preview import preview_sheet
 
-    config, output = FLAGS.config, FLAGS.output
-    if config is None or not output or not output.lower().endswith((".jpg", ".jpeg", ".png")):
+    recipe, output = cli.given_recipe(), FLAGS.output
+    if recipe is None or not output or not output.lower().endswith((".jpg", ".jpeg", ".png")):
         raise ValueError("prepare preview needs --config and --output, a .jpg or .png to write")
-    dataset = load_train(config.data, boxes_only=learns_boxes_only(config))
-    write_image(Path(output), preview_sheet(config, dataset, FLAGS.count))
-    kinds = ", ".join(config.data.augment) or "no augmentation"
+    data, train = recipe.data, recipe.train
+    dataset = load_train(data, boxes_only=recipe.learns_boxes_only)
+    given = data, dataset, FLAGS.count
+    sheet = preview_sheet(*given, seed=train.seed, left_out=train.skip_images)
+    write_image(Path(output), sheet)
+    kinds = ", ".join(data.augment) or "no augmentation"
     print(f"{output}: {FLAGS.count} training images with {kinds}")
 
 

@@ -74,7 +74,7 @@ def main(_: Sequence[str]) -> None:
     lines = prune_run(
         FLAGS.workdir or FLAGS.weights,
         FLAGS.output,
-        FLAGS.config,
+        cli.given_recipe(),
         threshold=FLAGS.threshold,
         target_operations=FLAGS.target_operations,
         limits=limits,

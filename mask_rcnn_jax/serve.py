@@ -16,7 +16,6 @@ docs/serving.md.
 from collections.abc import Sequence
 
 from absl import flags, logging
-from ml_collections import ConfigDict
 
 from mask_rcnn_jax import cli
 from mask_rcnn_jax.predict.engines import Exported
@@ -24,9 +23,10 @@ from mask_rcnn_jax.predict.loading import (
     default_batch_size,
     given_model,
     load_predictor,
-    set_score_threshold,
+    with_score_threshold,
 )
 from mask_rcnn_jax.predict.predictor import Predictor
+from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.serving.server import Server
 from mask_rcnn_jax.serving.service import Limits, Service
 from mask_rcnn_jax.weights.restore import restore
@@ -35,7 +35,7 @@ MAX_MEGAPIXELS = 178  # what `data.images` decodes
 
 
 def serve(
-    config: ConfigDict | None,
+    recipe: Recipe | None,
     weights: str | Exported,
     host: str,
     port: int,
@@ -47,12 +47,12 @@ def serve(
     with Server(host, port) as server:  # an address that is taken is said before all other work
         if isinstance(weights, Exported):
             size = batch_size or weights.batch or default_batch_size()
-            predictor = load_predictor(weights, score_threshold, size, config=config)
+            predictor = load_predictor(weights, score_threshold, size, recipe=recipe)
         else:
-            config, variables, categories, _ = restore(config, weights)
-            set_score_threshold(config, score_threshold)
+            recipe, variables, categories, _ = restore(recipe, weights)
+            recipe = with_score_threshold(recipe, score_threshold)
             size = batch_size or default_batch_size()
-            predictor = Predictor(config, variables, size, categories, split_partial=True)
+            predictor = Predictor(recipe, variables, size, categories, split_partial=True)
         logging.info("compiling for batches of %d", predictor.images_at_once)
         server.run(Service(predictor, limits))
 
@@ -83,7 +83,7 @@ def main(_: Sequence[str]) -> None:
         content=FLAGS.max_megabytes << 20,
         pixels=FLAGS.max_megapixels * 1_000_000,
     )
-    serve(FLAGS.config, weights, FLAGS.host, FLAGS.port, threshold, FLAGS.batch_size, limits)
+    serve(cli.given_recipe(), weights, FLAGS.host, FLAGS.port, threshold, FLAGS.batch_size, limits)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@
 # %%
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from PIL import Image
@@ -118,9 +119,8 @@ config = mrcnn.load_config(
     },
 )
 base = mrcnn.load_config(BASE)
-config.model, config.optim = base.model, base.optim
-config.model.num_classes = 0  # taken from the annotations
-config.model.init_from = BASE
+model = replace(base.model, num_classes=0, init_from=BASE)  # classes: from the annotations
+config = replace(config, model=model, optim=base.optim)
 
 # %% [markdown]
 # ## Training

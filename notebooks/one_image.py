@@ -20,12 +20,11 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 import mask_rcnn_jax as mrcnn
-from mask_rcnn_jax.data.options import example_options
 from mask_rcnn_jax.data.source import load_split
 from mask_rcnn_jax.data.transforms import load_example
 from mask_rcnn_jax.evaluation.visualize import draw_ground_truth, instance_color
 from mask_rcnn_jax.ops.extent import STRIDES, valid_extent
-from mask_rcnn_jax.training.step import loss_options, loss_terms
+from mask_rcnn_jax.training.step import loss_terms
 from mask_rcnn_jax.weights.restore import make_model
 
 folders = [Path.cwd(), *Path.cwd().parents]
@@ -43,7 +42,7 @@ INDEX = int(os.environ.get("NOTEBOOK_INDEX", "4"))  # index in the training set
 # %%
 config = mrcnn.load_config(RUN)
 dataset = load_split(config.data, "train")
-example = load_example(dataset, INDEX, example_options(config))
+example = load_example(dataset, INDEX, config.data)
 batch = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], example)  # a batch of one
 
 targets = example.targets
@@ -192,7 +191,5 @@ sheet
 # regression and mask for the second. Training minimizes their sum.
 
 # %%
-for name, value in loss_terms(
-    outputs, loss_options(config), model.rpn.batch_size_per_image
-).items():
+for name, value in loss_terms(outputs, config.loss, model.rpn.batch_size_per_image).items():
     print(f"{name:14} {float(value):.3f}")

@@ -8,14 +8,12 @@ import numpy as np
 import pytest
 
 from mask_rcnn_jax.config import load_config
-from mask_rcnn_jax.data.options import example_options
 from mask_rcnn_jax.exporting import artifact
 from mask_rcnn_jax.exporting.images import on_canvas
 from mask_rcnn_jax.exporting.manifest import make_manifest
 from mask_rcnn_jax.exporting.options import ArtifactOptions
 from mask_rcnn_jax.formats.shapes import generate_image
 from mask_rcnn_jax.models.build import abstract_variables
-from mask_rcnn_jax.models.detect import detect_options
 from mask_rcnn_jax.weights.restore import make_model
 from tests import small_trunk
 from tests.commands.command import ROOT
@@ -73,13 +71,13 @@ def random_variables(config) -> dict:
 def predict_function(config):
     """Return the model and a function (variables, images, image_sizes) -> `Detections`."""
     model = make_model(config, config.model.num_classes)
-    return model, partial(model.apply, detect=detect_options(config), method="predict")
+    return model, partial(model.apply, detect=config.eval, method="predict")
 
 
 def generated(config, sizes, canvas, fixed_size=None):
     """Generate images with these sizes as model inputs."""
     drawn = [generate_image(0, "val", i, size)[0] for i, size in enumerate(sizes)]
-    return list(on_canvas(drawn, example_options(config), canvas, fixed_size))
+    return list(on_canvas(drawn, config.data, canvas, fixed_size))
 
 
 def write_artifact(folder, model, format, **options):
@@ -89,9 +87,8 @@ def write_artifact(folder, model, format, **options):
         patch.setattr(artifact, "_check", lambda *arguments: None)
         options = ArtifactOptions(**options)
         made = artifact.build_artifact(config, variables, CATEGORIES, format, options, folder)
-    details = {**made.details, "config": config.to_dict()}
     names, interface = sorted(made.files), made.interface
-    about = dict(format=format, files=names, interface=interface, details=details)
+    about = dict(format=format, files=names, interface=interface, details=made.details)
     manifest = json.dumps(make_manifest(config, CATEGORIES, **about))
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in {**made.files, "manifest.json": manifest.encode()}.items():

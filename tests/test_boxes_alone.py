@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import mask_rcnn_jax as mrcnn
+from mask_rcnn_jax.config import as_recipe
 from mask_rcnn_jax.data.coco import load_coco
-from mask_rcnn_jax.data.options import example_options
 from mask_rcnn_jax.exporting.compare import compare
 from mask_rcnn_jax.exporting.images import on_canvas
 from mask_rcnn_jax.exporting.manifest import ModelInterface, make_manifest
@@ -91,13 +91,13 @@ def test_stablehlo(run):
     config = config.copy_and_resolve_references()
     config.model.num_classes = 3
     variables = init_variables(build_model(config.model), 0)
-    _, predict = predict_function(config)
+    _, predict = predict_function(as_recipe(config))
     program = load_stablehlo(
         export_stablehlo(predict, variables, canvas=(64, 64), batch=1, dtype="uint8",
                          platforms=("cpu",))
     )  # fmt: skip
     image = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
-    inputs = list(on_canvas([image], example_options(config), (64, 64), None))
+    inputs = list(on_canvas([image], as_recipe(config).data, (64, 64), None))
 
     def exported(images, sizes):
         found = program(images, sizes)
@@ -109,6 +109,6 @@ def test_stablehlo(run):
     interface = ModelInterface({"images": {"shape": [1, 64, 64, 3]}}, (64, 64), "float32")
     categories = [{"id": 1, "name": "a"}]
     manifest = make_manifest(
-        config, categories, format="stablehlo", files=[], interface=interface, details={}
+        as_recipe(config), categories, format="stablehlo", files=[], interface=interface, details={}
     )
     assert list(manifest["outputs"]) == ["boxes", "scores", "classes", "valid"]

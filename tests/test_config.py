@@ -8,10 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from mask_rcnn_jax.config import load_config, recipe_names
-from mask_rcnn_jax.data.source import has_masks
+from mask_rcnn_jax.config import as_recipe, flatten, load_config, load_tree, recipe_names
 from mask_rcnn_jax.models.build import build_model
-from mask_rcnn_jax.training.setup import resolve_config
 from mask_rcnn_jax.weights import restore
 from tests.commands.command import ROOT, error_line, run_inside
 
@@ -50,7 +48,7 @@ def folder(tmp_path, monkeypatch) -> Path:
 
 def write_run(workdir: Path) -> None:
     """The config.json of a run with three classes, as training writes it."""
-    config = load_config("quickstart", {"train.steps": 7, "data.image_size": (64, 96)})
+    config = load_config("quickstart", {"train.steps": 7, "data.image_size": (64, 128)})
     categories = [{"id": i, "name": f"class {i}"} for i in (1, 5, 9)]
     workdir.mkdir(parents=True)
     content = {"config": config.to_dict(), "categories": categories}
@@ -92,9 +90,9 @@ def test_a_run_is_a_config_with_the_types_of_its_recipe(folder):
     for name in ("coco", "coco/", "coco/config.json"):
         config = load_config(name)
         assert (config.train.steps, config.model.num_classes) == (7, 3)
-        assert config.data.image_size == (64, 96)
-        types = {key: type(value) for key, value in config.data.items()}
-        assert types == {key: type(value) for key, value in recipe.data.items()}
+        assert config.data.image_size == (64, 128)
+        ours, theirs = (flatten(each.to_dict()) for each in (config, recipe))
+        assert {k: type(v) for k, v in ours.items()} == {k: type(v) for k, v in theirs.items()}
 
 
 @pytest.mark.parametrize(
@@ -132,19 +130,19 @@ def get_config():
 
 @pytest.mark.parametrize("way", ["override", "recipe", "given to train", "given to build_model"])
 def test_no_mask_head_is_the_head_named_none(way, folder):
-    config, given = load_config("quickstart"), {"model.mask_head": None}
+    config = load_tree("quickstart")
+    config.model.num_classes, config.model.mask_head = 2, None
+    model = config.model
     if way == "override":
-        config = load_config("quickstart", given)
+        model = load_config("quickstart", {"model.mask_head": None, "model.num_classes": 2}).model
     elif way == "recipe":
         (folder / "own.py").write_text(NO_MASKS)
-        config = load_config("own.py")
-    else:
-        config.model.mask_head = None
-        config = resolve_config(config) if way == "given to train" else config
+        model = load_config("own.py", {"model.num_classes": 2}).model
+    elif way == "given to train":
+        model = as_recipe(config).model
     if way != "given to build_model":
-        assert config.model.mask_head.name == "none" and not has_masks(config)
-    config.model.num_classes = 2
-    assert build_model(config.model).mask_head is None
+        assert model.mask_head.name == "none" and not model.has_masks
+    assert build_model(model).mask_head is None
     config.model.backbone = None
     with pytest.raises(ValueError, match="model.backbone.name is 'none', expected one of"):
         build_model(config.model)
@@ -178,10 +176,13 @@ def test_a_configs_package_of_ones_own_is_not_in_the_way(folder, fails, monkeypa
 def test_entries_of_a_run_can_be_set_on_the_command_line(folder, fails):
     write_run(folder / "old")
     shutil.copy(folder / "old" / "config.json", folder / "config.json")
-    size, path = "--config.data.image_size=(64, 128)", "--config.data.train_json=my.json"
+    size, path = "--config.data.image_size=(64, 192)", "--config.data.train_json=my.json"
     for name in ("old", "config.json"):
         assert "no annotation file 'my.json'" in fails(size, "--config", name, path)
     assert "train.steps" in fails("--config=old", "--config.train.steps=ten")
+
+
+SIGMOID = {"model.classifier.kind": "sigmoid"}
 
 
 def test_a_run_older_than_an_entry_has_its_default(folder, monkeypatch):
@@ -193,8 +194,8 @@ def test_a_run_older_than_an_entry_has_its_default(folder, monkeypatch):
     path.write_text(json.dumps(content))
     found = SimpleNamespace(workdir=folder / "old")
     monkeypatch.setattr(restore, "find_checkpoint", lambda weights: found)
-    config = load_config("quickstart", {"data.image_size": (64, 96)})
-    restore.restore_config(config, "old")
-    config.model.classifier.kind = "sigmoid"
+    config = load_config("quickstart", {"data.image_size": (64, 128)})
+    restore.restore_recipe(config, "old")
+    other = load_config("quickstart", SIGMOID | {"data.image_size": (64, 128)})
     with pytest.raises(ValueError, match="old was trained with model.classifier.kind='softmax'"):
-        restore.restore_config(config, "old")
+        restore.restore_recipe(other, "old")

@@ -10,6 +10,7 @@ import pytest
 from flax.traverse_util import flatten_dict
 
 import mask_rcnn_jax as mrcnn
+from mask_rcnn_jax.config import as_recipe
 from mask_rcnn_jax.models.build import build_model, init_variables
 from mask_rcnn_jax.training.optim import build_optimizer
 from mask_rcnn_jax.weights.run_checkpoint import load_checkpoint
@@ -83,7 +84,7 @@ def test_its_frozen_stage_stays_and_its_dtype_follows(folder, monkeypatch):
     model = build_model(config.model, precision="bfloat16")
     assert model.backbone.dtype == jax.numpy.bfloat16
     params = init_variables(model, 0)["params"]
-    tx = build_optimizer(config, lambda step: 0.1, params, model.backbone)
+    tx = build_optimizer(as_recipe(config), lambda step: 0.1, params, model.backbone)
     grads = jax.tree.map(lambda leaf: jax.numpy.ones_like(leaf), params)
     updates, _ = tx.update(grads, tx.init(params), params)
     for (layer, *_), update in flatten_dict(updates["backbone"]).items():

@@ -116,7 +116,7 @@ reveal_type(mrcnn.train)
 reveal_type(train)
 config = mrcnn.load_config("coco")
 reveal_type(mrcnn.build_model(config.model))
-mrcnn.load_config(config, override={})
+mrcnn.load_config("coco", override={})
 mrcnn.nonsense
 """
 

@@ -14,5 +14,5 @@ def test_an_op_refuses_a_shape_that_contradicts_its_annotation():
 
 
 def test_a_model_refuses_a_type_that_contradicts_its_annotation():
-    with pytest.raises(jaxtyping.TypeCheckError, match="'config'"):
+    with pytest.raises(jaxtyping.TypeCheckError, match="'model'"):
         mrcnn.build_model(50)

@@ -9,6 +9,7 @@ import pytest
 from flax.traverse_util import flatten_dict
 from jax.sharding import AxisType
 
+from mask_rcnn_jax.config import as_recipe
 from mask_rcnn_jax.exporting.compare import compare
 from mask_rcnn_jax.models.build import (
     abstract_variables,
@@ -16,12 +17,10 @@ from mask_rcnn_jax.models.build import (
     init_variables,
     named_section,
 )
-from mask_rcnn_jax.models.detect import detect_options
 from mask_rcnn_jax.structures import Detections
 from mask_rcnn_jax.training.optim import build_optimizer
 from mask_rcnn_jax.training.step import (
     TrainState,
-    loss_options,
     make_train_step,
     replicate,
     shard_batch,
@@ -79,9 +78,9 @@ def compiled(trunk, devices=1, remat="none", precision="float32"):
     config.train.precision = precision
     model = build_model(config.model, remat=remat, precision=precision)
     variables = init_variables(model, 0)
-    tx = build_optimizer(config, lambda _: 1e-3, variables["params"], model.backbone)
+    tx = build_optimizer(as_recipe(config), lambda _: 1e-3, variables["params"], model.backbone)
     mesh = jax.make_mesh((devices,), ("data",), (AxisType.Auto,), devices=jax.devices()[:devices])
-    options = dict(loss=loss_options(config), seed=0, flip_probability=0.0)
+    options = dict(loss=as_recipe(config).loss, seed=0, flip_probability=0.0)
     state = jax.device_get(TrainState.start(variables, tx))  # a step takes its buffers
     return make_train_step(model, tx, None, mesh, **options), state, mesh
 
@@ -159,7 +158,7 @@ def test_it_exports_to_stablehlo(trunk):
     config = trunk()
     model = build_model(config.model, implementation="xla")
     variables = init_variables(model, 0)
-    options = detect_options(config)
+    options = as_recipe(config).eval
 
     def predict(variables, images, sizes):
         return model.apply(variables, images, sizes, options, method="predict")
@@ -188,7 +187,7 @@ def test_it_exports_to_onnx(trunk):
     config = trunk()
     config.model.input.pad_multiple = 0
     model = build_model(config.model, implementation="xla")
-    variables, options = init_variables(model, 0), detect_options(config)
+    variables, options = init_variables(model, 0), as_recipe(config).eval
     source = OnnxInput((64, 128), batch=2)
     built = build_onnx(model, variables, source, opset=17, detect=options)
     predict = functools.partial(model.apply, variables, detect=options, method="predict")

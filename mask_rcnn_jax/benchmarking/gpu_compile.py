@@ -7,13 +7,14 @@ from typing import Any
 import jax
 
 from mask_rcnn_jax.benchmarking import inputs
+from mask_rcnn_jax.recipe.recipe import Recipe
 from pallas_kernels import check_compile
 
 MODES = ("train", "infer")
 
 
 def compile_programs(
-    config: Any, target: str, shapes: Sequence[tuple[int, int]], mode: str = "train"
+    recipe: Recipe, target: str, shapes: Sequence[tuple[int, int]], mode: str = "train"
 ) -> Iterator[tuple[dict[str, Any], jax.stages.Compiled]]:
     """Compile a recipe's program for each (images per device, devices) on absent GPUs.
 
@@ -32,14 +33,14 @@ def compile_programs(
         "train": (inputs.lower_step, inputs.train_flops),
         "infer": (inputs.lower_predict, inputs.infer_flops),
     }[mode]
-    config = inputs.for_gpus(config)
-    flops = count(config)
+    recipe = inputs.for_gpus(recipe)
+    flops = count(recipe)
     gflop = flops and round(flops / 1e9, 1)
     for images, devices in shapes:
         mesh, context = check_compile.absent_gpus(target, devices)
         started = time.perf_counter()
         with jax.sharding.use_abstract_mesh(context):
-            lowered = lower(config, context, mesh, images * devices)
+            lowered = lower(recipe, context, mesh, images * devices)
         compiled = _compile(lowered)
         seconds = time.perf_counter() - started
         memory: Any = compiled.memory_analysis()

@@ -1,6 +1,7 @@
 """Recipes' training and prediction steps, and synthetic batches for them."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -8,48 +9,43 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from mask_rcnn_jax.data.options import (
-    ExampleOptions,
-    canvas_size,
-    example_options,
-    train_options,
-)
+from mask_rcnn_jax.data.options import ExampleOptions, canvas_size
 from mask_rcnn_jax.host import on_host
 from mask_rcnn_jax.models.build import abstract_variables, build_model, resolve_precision
-from mask_rcnn_jax.models.detect import detect_options
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
+from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.structures import Batch, Targets
-from mask_rcnn_jax.training.distill import Distillation, distill_options
-from mask_rcnn_jax.training.optim import build_optimizer, count_microbatches, make_schedule
-from mask_rcnn_jax.training.step import TrainState, loss_options, make_predict_step, make_train_step
+from mask_rcnn_jax.training.distill import Distillation
+from mask_rcnn_jax.training.optim import build_optimizer, count_microbatches
+from mask_rcnn_jax.training.step import TrainState, make_predict_step, make_train_step
 
 COCO_CLASSES = {"contiguous": 80, "raw": 90}  # foreground classes
 OBJECTS = 8  # per image; COCO's mean is 7.3
 
 
-def num_classes(config: Any) -> int:
-    """Return the config's class count, or COCO's if the config leaves it to the data."""
-    return config.model.num_classes or COCO_CLASSES[config.data.class_ids]
+def num_classes(recipe: Recipe) -> int:
+    """Return the recipe's class count, or COCO's if the recipe leaves it to the data."""
+    return recipe.model.num_classes or COCO_CLASSES[recipe.data.class_ids]
 
 
-def recipe_model(config: Any) -> MaskRCNN:
-    """Build the recipe's model with `num_classes(config)` classes."""
-    model = {**config.model, "num_classes": num_classes(config)}
+def recipe_model(recipe: Recipe) -> MaskRCNN:
+    """Build the recipe's model with `num_classes(recipe)` classes."""
+    model, train = replace(recipe.model, num_classes=num_classes(recipe)), recipe.train
     names = ("precision", "implementation", "remat")
-    return build_model(model, **{name: config.train[name] for name in names})
+    return build_model(model, **{name: getattr(train, name) for name in names})
 
 
-def recipe_teacher(config: Any, model: MaskRCNN) -> tuple[Distillation | None, tuple[dict, ...]]:
+def recipe_teacher(recipe: Recipe, model: MaskRCNN) -> tuple[Distillation | None, tuple[dict, ...]]:
     """Load the teacher of the recipe, see `training.teacher.open_teacher`."""
-    if not distill_options(config).teacher:
+    if not recipe.distill.teacher:
         return None, ()
     from mask_rcnn_jax.training.teacher import open_teacher  # imports what reads weights
 
-    return open_teacher(config, model)
+    return open_teacher(recipe, model)
 
 
 def recipe_step(
-    config: Any,
+    recipe: Recipe,
     model: MaskRCNN,
     params: Mapping[str, Any],
     mesh: Mesh | AbstractMesh,
@@ -57,25 +53,26 @@ def recipe_step(
     distillation: Distillation | None = None,
 ):
     """Build the recipe's `step(state, batch)` and optimizer; `params` may be abstract."""
-    microbatches = count_microbatches(config, batch_size, mesh.size)
-    schedule = make_schedule(config)
-    tx = build_optimizer(config, schedule, params, model.backbone)
+    accumulate_steps, train = recipe.optim.accumulate_steps, recipe.train
+    numbers = accumulate_steps, train.images_per_device, batch_size, mesh.size
+    schedule = recipe.schedule()
+    tx = build_optimizer(recipe, schedule, params, model.backbone)
     step = make_train_step(
         model,
         tx,
         schedule,
         mesh,
-        loss=loss_options(config),
-        seed=config.train.seed,
-        flip_probability=config.data.flip_probability,
-        accumulate_steps=microbatches,
+        loss=recipe.loss,
+        seed=train.seed,
+        flip_probability=recipe.data.flip_probability,
+        accumulate_steps=count_microbatches(*numbers),
         distillation=distillation,
     )
     return step, tx
 
 
 def lower_step(
-    config: Any,
+    recipe: Recipe,
     step_mesh: Mesh | AbstractMesh,
     mesh: Mesh | AbstractMesh,
     batch_size: int,
@@ -86,50 +83,51 @@ def lower_step(
     platform: "cuda" lowers for GPUs even if the devices are not GPUs. Required if `mesh` is
         abstract.
     """
-    model = recipe_model(config)
+    model = recipe_model(recipe)
     variables = abstract_variables(model)
-    distillation, teacher = recipe_teacher(config, model)
-    step, tx = recipe_step(config, model, variables["params"], step_mesh, batch_size, distillation)
+    distillation, teacher = recipe_teacher(recipe, model)
+    step, tx = recipe_step(recipe, model, variables["params"], step_mesh, batch_size, distillation)
     state = jax.eval_shape(lambda variables: TrainState.start(variables, tx), variables)
-    batch = abstract_batch(config, batch_size, training=True)
+    batch = abstract_batch(recipe, batch_size, training=True)
     placed = _placed(state, mesh, P()), _placed(batch, mesh, P("data")), _placed(teacher, mesh, P())
     traced = step.trace(*placed[:2], *placed[2])
     return traced.lower(lowering_platforms=platform and (platform,))
 
 
 def lower_predict(
-    config: Any,
+    recipe: Recipe,
     step_mesh: Mesh | AbstractMesh,
     mesh: Mesh | AbstractMesh,
     batch_size: int,
     platform: str | None = None,
 ) -> jax.stages.Lowered:
     """Lower prediction for abstract arguments, as `lower_step` does."""
-    model = recipe_model(config)
-    predict: Any = make_predict_step(model, step_mesh, detect_options(config))
+    model = recipe_model(recipe)
+    predict: Any = make_predict_step(model, step_mesh, recipe.eval)
     variables = _placed(abstract_variables(model), mesh, P())
-    batch = _placed(abstract_batch(config, batch_size), mesh, P("data"))
+    batch = _placed(abstract_batch(recipe, batch_size), mesh, P("data"))
     return predict.trace(variables, batch).lower(lowering_platforms=platform and (platform,))
 
 
-def train_flops(config: Any) -> float | None:
+def train_flops(recipe: Recipe) -> float | None:
     """Return a training step's FLOPs per image, before optimization, None if unknown.
 
     Counted in the GPU program, because loop bodies count once and only the CPU program has
     convolutions in loops; but by the CPU's client, as a GPU's counts compiled programs only, with
     nothing for cuDNN's calls.
     """
-    config, mesh = _without_kernels(config), _one_device()
-    config.optim.accumulate_steps, config.train.images_per_device = 1, 0
+    recipe, mesh = _without_kernels(recipe), _one_device()
+    optim, train = replace(recipe.optim, accumulate_steps=1), recipe.train
+    whole = replace(recipe, optim=optim, train=replace(train, images_per_device=0))
     with on_host():
-        return _flops(lower_step(config, mesh, mesh, 1, "cuda"))
+        return _flops(lower_step(whole, mesh, mesh, 1, "cuda"))
 
 
-def infer_flops(config: Any) -> float | None:
+def infer_flops(recipe: Recipe) -> float | None:
     """Return prediction FLOPs per image, before optimization, counted as in `train_flops`."""
     mesh = _one_device()
     with on_host():
-        return _flops(lower_predict(_without_kernels(config), mesh, mesh, 1, "cuda"))
+        return _flops(lower_predict(_without_kernels(recipe), mesh, mesh, 1, "cuda"))
 
 
 def _flops(lowered: jax.stages.Lowered) -> float | None:
@@ -137,18 +135,15 @@ def _flops(lowered: jax.stages.Lowered) -> float | None:
     return cost and cost["flops"]
 
 
-def for_gpus(config: Any) -> Any:
-    """Copy the config with the precision that it has on GPUs, for programs compiled without one."""
-    copy = type(config)({name: dict(section) for name, section in config.items()})
-    copy.train.precision = resolve_precision(config.train.precision, "cuda")
-    return copy
+def for_gpus(recipe: Recipe) -> Recipe:
+    """Return a recipe with the precision that it has on GPUs, to compile programs without one."""
+    precision: Any = resolve_precision(recipe.train.precision, "cuda")
+    return replace(recipe, train=replace(recipe.train, precision=precision))
 
 
-def _without_kernels(config):
-    """Copy the config with XLA implementations; XLA cannot count FLOPs inside Pallas kernels."""
-    sections = {name: dict(section) for name, section in config.items()}
-    sections["train"]["implementation"] = "xla"
-    return type(config)(sections)
+def _without_kernels(recipe: Recipe) -> Recipe:
+    """Return a recipe with XLA's forms; XLA cannot count FLOPs inside Pallas kernels."""
+    return replace(recipe, train=replace(recipe.train, implementation="xla"))
 
 
 def _one_device() -> AbstractMesh:
@@ -163,14 +158,14 @@ def _placed(tree, mesh: Mesh | AbstractMesh, spec: P):
 
 
 def synthetic_batch(
-    config: Any, batch_size: int, objects: int = OBJECTS, *, training: bool = False
+    recipe: Recipe, batch_size: int, objects: int = OBJECTS, *, training: bool = False
 ) -> Batch:
     """Generate landscape noise images with ellipses, sized as objects in COCO.
 
     objects: ellipses per image, at most `data.max_instances`. training: with the canvas of training
         and not of evaluation.
     """
-    options = train_options(config) if training else example_options(config)
+    options = recipe.data.in_training() if training else recipe.data
     height, width = canvas_size(options)
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (batch_size, height, width, 3), np.uint8)
@@ -180,13 +175,13 @@ def synthetic_batch(
         image_sizes=np.tile(np.array([height, width], np.int32), (batch_size, 1)),
         scales=np.ones((batch_size, 2), np.float32),
         image_index=np.arange(batch_size, dtype=np.int32),
-        targets=_ellipses(rng, options, images.shape, num_classes(config), objects),
+        targets=_ellipses(rng, options, images.shape, num_classes(recipe), objects),
     )
 
 
-def abstract_batch(config: Any, batch_size: int, *, training: bool = False) -> Batch:
+def abstract_batch(recipe: Recipe, batch_size: int, *, training: bool = False) -> Batch:
     """Return a synthetic batch's shapes and dtypes."""
-    one = synthetic_batch(config, 1, training=training)
+    one = synthetic_batch(recipe, 1, training=training)
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct((batch_size, *x.shape[1:]), x.dtype), one)
 
 

@@ -13,21 +13,22 @@ from mask_rcnn_jax.benchmarking import devices, process_tree
 from mask_rcnn_jax.data.coco import CocoDataset, load_coco
 from mask_rcnn_jax.data.kinds import build_augment
 from mask_rcnn_jax.data.loader import TrainLoader, TrainOrder
-from mask_rcnn_jax.data.options import canvas_size, train_options
-from mask_rcnn_jax.data.repeat import repeats
-from mask_rcnn_jax.data.source import learns_boxes_only, load_train
+from mask_rcnn_jax.data.options import DataOptions, canvas_size
+from mask_rcnn_jax.data.repeat import Repeats
+from mask_rcnn_jax.data.source import load_train
+from mask_rcnn_jax.recipe.recipe import Recipe
 
 WARM_UP = 2  # untimed batches
 HEIGHT, WIDTH, OBJECTS = 480, 640, 7  # generated images: COCO's most frequent size, mean objects
 JPEG_QUALITY = 90  # about 2 bits per pixel with this noise, as in COCO
 
 
-def run(config: Any, images: int, batches: int, workers: int) -> dict[str, Any]:
+def run(recipe: Recipe, images: int, batches: int, workers: int) -> dict[str, Any]:
     """Measure the training loader at `train.batch_size` with `workers` processes (0: threads).
 
     Args:
-        config: the recipe.
-        images: JPEGs to generate and read; 0 reads the training set of the config.
+        recipe: what is trained.
+        images: JPEGs to generate and read; 0 reads the training set of the recipe.
         batches: timed batches.
         workers: worker processes.
 
@@ -35,19 +36,21 @@ def run(config: Any, images: int, batches: int, workers: int) -> dict[str, Any]:
         Figures; `images_per_s_per_core` divides by the CPU seconds of all processes, and memory is
         summed over them: the peak, after a third of the batches and at the end.
     """
+    data, rows = recipe.data, recipe.train.batch_size
     if not images:
-        dataset = load_train(config.data, boxes_only=learns_boxes_only(config))
-        return _measure(config, dataset, batches, workers)
+        dataset = load_train(data, boxes_only=recipe.learns_boxes_only)
+        return _measure(data, dataset, rows, batches, workers)
     with tempfile.TemporaryDirectory() as folder:
         dataset = load_coco(write_images(Path(folder), images), folder)
-        return _measure(config, dataset, batches, workers)
+        return _measure(data, dataset, rows, batches, workers)
 
 
-def _measure(config: Any, dataset: CocoDataset, batches: int, workers: int) -> dict[str, Any]:
-    options, keep_empty = train_options(config), config.data.keep_empty
-    rows = config.train.batch_size
-    order = TrainOrder(seed=0, batch_size=rows, keep_empty=keep_empty, repeats=repeats(config))
-    augment = build_augment(config.data)
+def _measure(
+    data: DataOptions, dataset: CocoDataset, rows: int, batches: int, workers: int
+) -> dict[str, Any]:
+    options, repeats = data.in_training(), Repeats(data.repeat_threshold)
+    order = TrainOrder(seed=0, batch_size=rows, keep_empty=data.keep_empty, repeats=repeats)
+    augment = build_augment(data)
     loader = TrainLoader(dataset, options, order, num_workers=workers, augment=augment)
     for _ in range(WARM_UP * (1 + workers)):  # each worker prefetches two batches
         next(loader)

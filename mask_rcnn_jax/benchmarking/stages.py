@@ -20,24 +20,24 @@ from jax.sharding import Mesh
 
 from mask_rcnn_jax.benchmarking import devices, inputs
 from mask_rcnn_jax.models.build import init_variables
-from mask_rcnn_jax.models.detect import detect_options
 from mask_rcnn_jax.models.mask_rcnn import BOX_SIZE, MaskRCNN
 from mask_rcnn_jax.ops.extent import ValidExtent, valid_extent
+from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.structures import Batch
-from mask_rcnn_jax.training.step import loss_options, loss_terms
+from mask_rcnn_jax.training.step import loss_terms
 
 Figures = dict[str, dict[str, float]]  # by stage
 Save = Callable[[Figures], object]  # receives the figures after each stage
 RAW_OUTPUTS = ("rpn_logits", "rpn_deltas", "class_logits", "box_deltas", "mask_logits")
 
 
-def train(config: Any, repeats: int, save: Save = lambda figures: None) -> Figures:
+def train(recipe: Recipe, repeats: int, save: Save = lambda figures: None) -> Figures:
     """Return the figures of each training stage on one device, gradients included.
 
     That device gets the whole `train.batch_size`. Stages without gradients run forward only.
     """
-    made = inputs.synthetic_batch(config, config.train.batch_size, training=True)
-    model, params, run, batch, extent = _setup(config, made)
+    made = inputs.synthetic_batch(recipe, recipe.train.batch_size, training=True)
+    model, params, run, batch, extent = _setup(recipe, made)
     keys = jax.random.split(jax.random.key(0), len(batch.images))
     times: Figures = {}
     stage = partial(_stage, times, repeats, save)
@@ -50,7 +50,7 @@ def train(config: Any, repeats: int, save: Save = lambda figures: None) -> Figur
 
     def loss(differentiable, outputs):
         outputs = outputs.replace(**differentiable)
-        options = loss_options(config)
+        options = recipe.loss
         return loss_terms(outputs, options, model.rpn.batch_size_per_image)["loss/total"]
 
     def anchor_targets(batch, keys):
@@ -81,24 +81,22 @@ def train(config: Any, repeats: int, save: Save = lambda figures: None) -> Figur
     outputs = jax.jit(partial(run, train=False, method=MaskRCNN.forward_train))(params, batch, keys)
     raw = {name: getattr(outputs, name) for name in RAW_OUTPUTS}
     stage("losses", loss, raw, outputs, gradient=(0,))
-    times["optimizer"] = _optimizer(config, model, params, repeats)
+    times["optimizer"] = _optimizer(recipe, model, params, repeats)
     save(times)
     return times
 
 
-def infer(config: Any, repeats: int, save: Save = lambda figures: None) -> Figures:
+def infer(recipe: Recipe, repeats: int, save: Save = lambda figures: None) -> Figures:
     """Return the figures of each prediction stage on one device, at `eval.batch_size`."""
-    made = inputs.synthetic_batch(config, config.eval.batch_size)
-    model, params, run, batch, extent = _setup(config, made)
+    made = inputs.synthetic_batch(recipe, recipe.eval.batch_size)
+    model, params, run, batch, extent = _setup(recipe, made)
     times: Figures = {}
     stage = partial(_stage, times, repeats, save)
 
     def pool(pyramid, boxes, *, size):
         return run(params, pyramid, boxes, size, extent, method=MaskRCNN.pool)
 
-    detect = partial(
-        detect_options(config), coder=model.box_coder, implementation=model.implementation
-    )
+    detect = partial(recipe.eval, coder=model.box_coder, implementation=model.implementation)
     pyramid = stage("backbone and FPN", partial(_trunk, run), params, batch)
     logits, deltas = stage("RPN head", partial(run, method="rpn_head"), params, pyramid)
     propose = partial(_propose, run, params, extent, train=False)
@@ -130,11 +128,11 @@ def _propose(run: Callable, params, extent: ValidExtent, batch: Batch, logits, d
     return run(params, logits, deltas, sizes, extent, train=train, method=MaskRCNN.propose)
 
 
-def _setup(config: Any, made: Batch) -> tuple[MaskRCNN, dict, Callable, Batch, ValidExtent]:
+def _setup(recipe: Recipe, made: Batch) -> tuple[MaskRCNN, dict, Callable, Batch, ValidExtent]:
     """Return the model, its params, `run(params, *args, method=...)`, the batch and its extent."""
-    model = inputs.recipe_model(config)
+    model = inputs.recipe_model(recipe)
     batch = jax.device_put(made)
-    variables = jax.device_put(init_variables(model, config.train.seed))  # they are numpy's
+    variables = jax.device_put(init_variables(model, recipe.train.seed))  # they are numpy's
     extent = valid_extent(batch.images.shape[1:3], batch.image_sizes, model.input.pad_multiple)
 
     def run(params, *args, **kwargs):
@@ -144,9 +142,9 @@ def _setup(config: Any, made: Batch) -> tuple[MaskRCNN, dict, Callable, Batch, V
     return model, variables["params"], run, batch, extent
 
 
-def _optimizer(config, model: MaskRCNN, params: dict, repeats: int) -> dict[str, float]:
+def _optimizer(recipe: Recipe, model: MaskRCNN, params: dict, repeats: int) -> dict[str, float]:
     mesh = Mesh(np.array(jax.devices()[:1]), ("data",))
-    _, tx = inputs.recipe_step(config, model, params, mesh, config.train.batch_size)
+    _, tx = inputs.recipe_step(recipe, model, params, mesh, recipe.train.batch_size)
     state = tx.init(params)
 
     def update(grads, state, params):

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from mask_rcnn_jax.benchmarking import devices, inputs, profile
 from mask_rcnn_jax.memory import peak_rss_mb
 from mask_rcnn_jax.models.build import init_variables, resolve_precision
-from mask_rcnn_jax.models.detect import detect_options
+from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.structures import Batch
 from mask_rcnn_jax.training.step import make_mesh, make_predict_step
 
@@ -23,7 +23,7 @@ Save = Callable[[dict[str, Any]], object]  # receives the figures each time some
 
 
 def train(
-    config: Any,
+    recipe: Recipe,
     calls: int,
     profile_dir: str | None = None,
     objects: int = inputs.OBJECTS,
@@ -36,15 +36,15 @@ def train(
         use, all if None. save: receives the figures before FLOPs and trace are added, which can
         take long.
     """
-    mesh, model = mesh or make_mesh(), inputs.recipe_model(config)
-    variables = init_variables(model, config.train.seed)
-    batch_size = config.train.batch_size
-    distillation, teacher = inputs.recipe_teacher(config, model)
+    mesh, model = mesh or make_mesh(), inputs.recipe_model(recipe)
+    variables = init_variables(model, recipe.train.seed)
+    batch_size = recipe.train.batch_size
+    distillation, teacher = inputs.recipe_teacher(recipe, model)
     step, tx = inputs.recipe_step(
-        config, model, variables["params"], mesh, batch_size, distillation
+        recipe, model, variables["params"], mesh, batch_size, distillation
     )
     state = _place(inputs.TrainState.start(variables, tx), mesh, P())
-    made = inputs.synthetic_batch(config, batch_size, objects=objects, training=True)
+    made = inputs.synthetic_batch(recipe, batch_size, objects=objects, training=True)
     batch = _place(made, mesh, P("data"))
     teacher = _place(teacher, mesh, P())
     compiled, compile_s = _compile(step, state, batch, *teacher)
@@ -56,27 +56,27 @@ def train(
         return metrics
 
     times = _steady(call, calls)
-    figures = _figures(config, batch, mesh, compiled, compile_s, times, inputs.train_flops, save)
+    figures = _figures(recipe, batch, mesh, compiled, compile_s, times, inputs.train_flops, save)
     return figures | _profiled(call, compiled, profile_dir)
 
 
 def infer(
-    config: Any, calls: int, profile_dir: str | None = None, save: Save = lambda figures: None
+    recipe: Recipe, calls: int, profile_dir: str | None = None, save: Save = lambda figures: None
 ) -> dict[str, Any]:
     """Measure prediction of `eval.batch_size` images on each device, without pasting masks.
 
     profile_dir, save: as in `train`.
     """
-    mesh, model = make_mesh(), inputs.recipe_model(config)
-    variables = _place(init_variables(model, config.train.seed), mesh, P())
-    batch_size = config.eval.batch_size * mesh.size
-    batch = _place(inputs.synthetic_batch(config, batch_size), mesh, P("data"))
-    predict = make_predict_step(model, mesh, detect_options(config))
+    mesh, model = make_mesh(), inputs.recipe_model(recipe)
+    variables = _place(init_variables(model, recipe.train.seed), mesh, P())
+    batch_size = recipe.eval.batch_size * mesh.size
+    batch = _place(inputs.synthetic_batch(recipe, batch_size), mesh, P("data"))
+    predict = make_predict_step(model, mesh, recipe.eval)
     compiled, compile_s = _compile(predict, variables, batch)
     meet(f"compiled for {mesh.size} devices", mesh.devices.flat)
     call = partial(compiled, variables, batch)
     times = _steady(call, calls)
-    figures = _figures(config, batch, mesh, compiled, compile_s, times, inputs.infer_flops, save)
+    figures = _figures(recipe, batch, mesh, compiled, compile_s, times, inputs.infer_flops, save)
     return figures | _profiled(call, compiled, profile_dir)
 
 
@@ -134,7 +134,7 @@ def _steady(call: Callable[[], Any], calls: int) -> list[float]:
 
 
 def _figures(
-    config: Any,
+    recipe: Recipe,
     batch: Batch,
     mesh: Mesh,
     compiled: jax.stages.Compiled,
@@ -152,13 +152,13 @@ def _figures(
     batch_size, *image_size = batch.images.shape[:3]
     images_per_s = batch_size / (summary["ms"] / 1e3)
     memory = jax.local_devices()[0].memory_stats()
-    precision = resolve_precision(config.train.precision)
+    precision = resolve_precision(recipe.train.precision)
     figures = {
         **devices.describe(),
         "devices": mesh.size,
         "batch_size": batch_size,
         "precision": precision,
-        "implementation": config.train.implementation,
+        "implementation": recipe.train.implementation,
         "image_size": image_size,
         "images_per_s": round(images_per_s, 3),
         "ms_per_step": summary["ms"],
@@ -171,7 +171,7 @@ def _figures(
         "peak_rss_mb": round(peak_rss_mb(), 1),
     }
     save(figures)
-    flops, peak = count_flops(config), devices.peak(precision)  # lowers the program again
+    flops, peak = count_flops(recipe), devices.peak(precision)  # lowers the program again
     used = flops and peak and flops * images_per_s / mesh.size / peak
     figures["gflop_per_image"] = flops and round(flops / 1e9, 1)
     figures["percent_of_peak"] = used and round(100 * used, 1)

@@ -1,7 +1,6 @@
 """Flags, logging and error lines shared by the commands."""
 
 import difflib
-import importlib
 import logging as std_logging
 import os
 import re
@@ -9,23 +8,30 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from absl import flags, logging
-from ml_collections import config_flags
+from ml_collections import ConfigDict, config_flags
 
 from mask_rcnn_jax.cli.help import format_entries, format_help
 from mask_rcnn_jax.cli.processes import PROCESS_FLAGS, join_processes
 from mask_rcnn_jax.config import (
-    exported_config,
+    as_recipe,
+    exported_recipe,
     flatten,
-    load_config,
-    load_run_config,
+    load_tree,
     read_manifest,
+    read_run,
 )
+from mask_rcnn_jax.parts import describe
 from mask_rcnn_jax.terminal import console
 from mask_rcnn_jax.terminal.safe_text import printable, safe_stdout
 
+if TYPE_CHECKING:  # imports JAX
+    from mask_rcnn_jax.recipe.recipe import Recipe
+
 OFF = "off"  # of --compile_cache
+LIST_ALL = "--list_config=all"
 CONFIG_HELP = (
     "Recipe: its name (coco, coco_torchvision:coco_v1), the path of a Python file with "
     "get_config(), or a run's workdir. --config.section.name=value overrides an entry, also of the "
@@ -50,7 +56,8 @@ _process_index, _process_count = 0, 1  # of this command
 def define_config(required: bool = True) -> None:
     """Define `--config`, whose entries may be overridden one by one on the command line."""
     flags.DEFINE_string("config", None, CONFIG_HELP)  # `_parse_flags` makes a ConfigDict of it
-    flags.DEFINE_bool("list_config", False, "Print every entry of --config and its meaning.")
+    list_help = f"Print the entries of --config that are not defaults; {LIST_ALL} prints all."
+    flags.DEFINE_bool("list_config", False, list_help)
     if required:
         flags.mark_flag_as_required("config")
 
@@ -110,7 +117,7 @@ def _run(main: Callable[[Sequence[str]], None], debug: bool, takes_positional: b
         signal.signal(signal.SIGINT, _interrupt)
     argv = [_NO_MASK_HEAD.sub(r"\1.name=none", argument) for argument in sys.argv]
     try:
-        if "--list_config" in argv and "config" in flags.FLAGS:
+        if not {"--list_config", LIST_ALL}.isdisjoint(argv) and "config" in flags.FLAGS:
             _list_config(argv)
             return
         positional = _parse_flags(argv)
@@ -193,9 +200,9 @@ def _define_entries(name: str, argv: Sequence[str], flag: str = "config") -> Non
     """
     try:
         if flag == "artifact":
-            config = exported_config(read_manifest(name))
+            config = ConfigDict(exported_recipe(read_manifest(name)).to_dict())
         else:
-            config = load_run_config(name) if flag == "workdir" else load_config(name)
+            config = ConfigDict(read_run(name).to_dict()) if flag == "workdir" else load_tree(name)
         delattr(flags.FLAGS, "config")
         config_flags.DEFINE_config_dict("config", config, CONFIG_HELP, sys_argv=list(argv))
     except flags.Error:
@@ -205,18 +212,26 @@ def _define_entries(name: str, argv: Sequence[str], flag: str = "config") -> Non
 
 
 def _list_config(argv: Sequence[str]) -> None:
-    """Print every entry of `--config` with its value, choices and meaning."""
-    argv, name = _take(argv, "config", "a recipe or a run")
+    """Print the entries of `--config` that are not defaults, or all, with choices and meanings."""
+    lists_all = LIST_ALL in argv
+    argv, name = _take([a for a in argv if a != LIST_ALL], "config", "a recipe or a run")
     if name is None:
         raise ValueError("--list_config needs --config, a recipe or a run")
     _define_entries(name, argv)
     for flag in flags.FLAGS:
         flags.FLAGS[flag].validators.clear()  # nothing else is needed to list a config
     flags.FLAGS(argv)
+    recipe = as_recipe(flags.FLAGS.config)
+    shown = recipe.to_dict() if lists_all else recipe.changes()
+    print(format_entries(flatten(shown), describe(recipe)))
+    if not lists_all:
+        print(f"All other entries have their defaults, see {LIST_ALL}.")
+
+
+def given_recipe() -> "Recipe | None":
+    """Return the recipe of `--config`; None without it. ValueError names a wrong entry."""
     config = flags.FLAGS.config
-    # Recipes stand above all rooms; this one describes the entries of the others.
-    described = importlib.import_module("mask_rcnn_jax.configs.base").describe(config)
-    print(format_entries(flatten(config), described))
+    return None if config is None else as_recipe(config)
 
 
 def _entry_hint(flag: str) -> str:

@@ -7,12 +7,11 @@ that `image_size` sets means less padding, and one program more to compile.
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
 
 import jax
 import numpy as np
 
-from mask_rcnn_jax.data.options import CANVAS_MULTIPLE, ExampleOptions, example_options
+from mask_rcnn_jax.data.options import CANVAS_MULTIPLE, ExampleOptions
 from mask_rcnn_jax.data.resize import resize_plan
 
 Size = tuple[int, int]  # (height, width)
@@ -21,22 +20,28 @@ COMPILING = {"cpu": 25e6, "gpu": 15e9}
 
 
 def evaluation_options(
-    config: Mapping[str, Any], sizes: Iterable[Size], *, rows: int, share: float = 1.0
+    options: ExampleOptions,
+    sizes: Iterable[Size],
+    *,
+    rows: int,
+    most: int,
+    multiple: int,
+    share: float = 1.0,
 ) -> ExampleOptions:
-    """Read the options for images to detect objects in, with canvases that follow their sizes.
+    """Return options for images to detect objects in, with canvases that follow their sizes.
 
-    There are up to `eval.canvases`, each of which saves more than it takes to compile, in recipes
-    whose detections do not depend on the canvas, since `model.input.pad_multiple` divides its
-    sides, and that have no `data.canvases`.
+    Each canvas saves more than it takes to compile. There are further ones only in recipes whose
+    detections do not depend on the canvas, since `multiple` divides its sides, and that have no
+    `data.canvases`.
 
     Args:
-        config: the model's.
+        options: the recipe's.
         sizes: (height, width) for each image, or for an even selection.
         rows: images in a batch, over all devices.
+        most: canvases in all, `eval.canvases`.
+        multiple: the model's `input.pad_multiple`.
         share: part that `sizes` is out of all images.
     """
-    options, most = example_options(config), config["eval"]["canvases"]
-    multiple = config["model"]["input"]["pad_multiple"]
     if options.canvases or not most or not multiple or CANVAS_MULTIPLE % multiple:
         return options
     price = share * COMPILING.get(jax.default_backend(), COMPILING["gpu"])

@@ -1,86 +1,46 @@
-"""The list of augmentations: from a config, or given in its place."""
+"""The list of augmentations: from a recipe, or given in its place."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
 from typing import Any
 
 from mask_rcnn_jax import parts
 from mask_rcnn_jax.data.augment import Kind, as_kinds
-from mask_rcnn_jax.data.color import Brightness, Contrast, Hue, Saturation
 from mask_rcnn_jax.data.copy_paste import CopyPaste
-from mask_rcnn_jax.data.geometry import (
-    FixedSizeCrop,
-    Geometry,
-    HorizontalFlip,
-    QuarterTurns,
-    Rotation,
-    ScaleJitter,
-    Translation,
-    VerticalFlip,
-)
+from mask_rcnn_jax.data.geometry import FixedSizeCrop, Geometry, HorizontalFlip
+from mask_rcnn_jax.data.options import Augmentations, DataOptions
 
 # Names in `data.augment`; the section of that name in `data` has the kind's entries.
-KINDS: dict[str, Callable[..., Any]] = {
-    "scale_jitter": ScaleJitter,
-    "fixed_size_crop": FixedSizeCrop,
-    "horizontal_flip": HorizontalFlip,
-    "vertical_flip": VerticalFlip,
-    "quarter_turns": QuarterTurns,
-    "rotation": Rotation,
-    "translation": Translation,
-    "brightness": Brightness,
-    "contrast": Contrast,
-    "saturation": Saturation,
-    "hue": Hue,
-    "copy_paste": CopyPaste,
-}
+KINDS: dict[str, Callable[..., Any]] = {f.name: f.type for f in fields(Augmentations)}  # type: ignore[misc]
 
 
-def default_sections() -> dict[str, dict[str, Any]]:
-    """Return the sections of all kinds with their defaults."""
-    return {name: parts.defaults(part) for name, part in KINDS.items()}
-
-
-def describe() -> dict[str, parts.Entry]:
-    """Return type, choices and meaning for the entries of all kinds, by dotted name."""
-    return {
-        f"{section}.{name}": entry
-        for section, part in KINDS.items()
-        for name, entry in parts.entries(part).items()
-    }
-
-
-@dataclass(frozen=True)
-class _Names:
-    augment: tuple[str, ...] = ()  # runs of earlier versions have no such entry
-
-
-def resolve_augment(config: Any, augment: Kind | Sequence[Kind] | None) -> tuple[Kind, ...]:
-    """Return the list of a config, or a given one, which the config's `data` section then names.
+def resolve_augment(
+    data: DataOptions, augment: Kind | Sequence[Kind] | None
+) -> tuple[tuple[Kind, ...], DataOptions]:
+    """Return the list of a `data` section, or a given one, which the section returned then names.
 
     Raises:
         ValueError: a name is unknown or a value is wrong; the message names the entry.
     """
     if augment is None:
-        return build_augment(config["data"])
+        return build_augment(data), data
     kinds = as_kinds(augment)
-    config["data"].update(_described(kinds))
-    _check(kinds, config["data"])
-    return kinds
+    data = _described(data, kinds)
+    _check(kinds, data)
+    return kinds, data
 
 
-def build_augment(data: Mapping[str, Any]) -> tuple[Kind, ...]:
-    """Build the list of a config's `data` section; errors as from `resolve_augment`."""
-    names = parts.pick(_Names, data, "data").augment
-    kinds = tuple(_build(name, data) for name in names)
+def build_augment(data: DataOptions) -> tuple[Kind, ...]:
+    """Build the list of a `data` section; errors as from `resolve_augment`."""
+    kinds = tuple(_build(name, data) for name in data.augment)
     _check(kinds, data)
     return kinds
 
 
-def _build(name: str, data: Mapping[str, Any]) -> Kind:
+def _build(name: str, data: DataOptions) -> Kind:
     found = parts.find(name, KINDS, "data.augment")
     if name in KINDS:
-        return parts.build(found, data.get(name, {}), f"data.{name}")
+        return getattr(data, name)
     try:
         kind = found() if isinstance(found, type) else found
     except TypeError as error:
@@ -98,24 +58,24 @@ def _is_kind(value: Any) -> bool:
     return not is_class and (callable(value) or isinstance(value, Geometry | CopyPaste))
 
 
-def _check(kinds: Sequence[Kind], data: Mapping[str, Any]) -> None:
+def _check(kinds: Sequence[Kind], data: DataOptions) -> None:
     """Raise ValueError for kinds that do not fit the other entries."""
-    if any(isinstance(kind, HorizontalFlip) for kind in kinds) and data["flip_probability"]:
+    if any(isinstance(kind, HorizontalFlip) for kind in kinds) and data.flip_probability:
         raise ValueError(
-            f"data.flip_probability is {data['flip_probability']}, expected 0 if data.augment has "
+            f"data.flip_probability is {data.flip_probability}, expected 0 if data.augment has "
             "'horizontal_flip': images would be mirrored twice"
         )
     crops = [type(kind) for kind in kinds if isinstance(kind, FixedSizeCrop)]
-    if crops and "fixed_size_crop" not in data["augment"]:
+    if crops and "fixed_size_crop" not in data.augment:
         found = f"{crops[0].__module__}:{crops[0].__qualname__}"
         expected = "expected 'fixed_size_crop', whose size is the canvas in training"
         raise ValueError(f"data.augment has '{found}', {expected}")
 
 
-def _described(kinds: Sequence[Kind]) -> dict[str, Any]:
-    """Return the entries of the `data` section for a list."""
+def _described(data: DataOptions, kinds: Sequence[Kind]) -> DataOptions:
+    """Return the `data` section for a list."""
     names: list[str] = []
-    sections: dict[str, dict[str, Any]] = {}
+    sections: dict[str, Any] = {}
     name_of = {part: name for name, part in KINDS.items()}
     for number, kind in enumerate(kinds):
         if not _is_kind(kind):
@@ -124,11 +84,10 @@ def _described(kinds: Sequence[Kind]) -> dict[str, Any]:
             names.append(_name(kind))
             continue
         names.append(name_of[type(kind)])
-        entries = asdict(kind)  # type: ignore[arg-type]
-        if sections.setdefault(names[-1], entries) != entries:
-            expected = "expected the same entries as before: a config has them once"
+        if sections.setdefault(names[-1], kind) != kind:
+            expected = "expected the same entries as before: a recipe has them once"
             raise ValueError(f"augment has {kind!r} at place {number}, {expected}")
-    return {"augment": tuple(names), **sections}
+    return replace(data, augment=tuple(names), **sections)
 
 
 def _name(kind: Any) -> str:

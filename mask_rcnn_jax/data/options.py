@@ -1,11 +1,20 @@
-"""Options of a config's `data` section."""
+"""A recipe's `data` section: what is read, and how an image becomes an example."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from mask_rcnn_jax import parts
-from mask_rcnn_jax.data.geometry import FixedSizeCrop
+from mask_rcnn_jax.data.color import Brightness, Contrast, Hue, Saturation
+from mask_rcnn_jax.data.copy_paste import CopyPaste
+from mask_rcnn_jax.data.geometry import (
+    FixedSizeCrop,
+    HorizontalFlip,
+    QuarterTurns,
+    Rotation,
+    ScaleJitter,
+    Translation,
+    VerticalFlip,
+)
 from mask_rcnn_jax.data.repeat import Repeats
 
 # Feature map sizes then halve exactly from level to level (strides 4 to 64).
@@ -36,7 +45,8 @@ class ExampleOptions:
         mask_frame: crop masks to each object's "box", or keep the whole "image".
         max_vertices: maximum polygon vertices per object if the model draws targets; 0 otherwise.
         skip_crowd: exclude crowds from training targets.
-        inclusive_boxes: x2 and y2 of ground truth are the last pixels, x2 = x + width - 1.
+        inclusive_boxes: x2 and y2 of ground truth are the last pixels, x2 = x + width - 1; follows
+            from `model.box_coder.inclusive`.
     """
 
     image_size: tuple[int, int]
@@ -52,7 +62,7 @@ class ExampleOptions:
     mask_frame: Literal["box", "image"] = "box"
     max_vertices: int = 0
     skip_crowd: bool = True
-    inclusive_boxes: bool = False
+    inclusive_boxes: bool = field(default=False, metadata=parts.GIVEN)
 
     def __post_init__(self):
         for name, lowest in (("max_instances", 1), ("mask_size", 1), ("max_vertices", 0)):
@@ -85,7 +95,25 @@ class TrainSets:
 
 
 @dataclass(frozen=True)
-class DataOptions(Repeats, TrainSets):
+class Augmentations:
+    """The kinds of augmentation that `augment` may name, each a section of its own."""
+
+    scale_jitter: ScaleJitter = ScaleJitter()
+    fixed_size_crop: FixedSizeCrop = FixedSizeCrop()
+    horizontal_flip: HorizontalFlip = HorizontalFlip()
+    vertical_flip: VerticalFlip = VerticalFlip()
+    quarter_turns: QuarterTurns = QuarterTurns()
+    rotation: Rotation = Rotation()
+    translation: Translation = Translation()
+    brightness: Brightness = Brightness()
+    contrast: Contrast = Contrast()
+    saturation: Saturation = Saturation()
+    hue: Hue = Hue()
+    copy_paste: CopyPaste = CopyPaste()
+
+
+@dataclass(frozen=True)
+class DataOptions(Augmentations, Repeats, TrainSets, ExampleOptions):
     """Options for reading and sampling images and annotations.
 
     Attributes:
@@ -119,40 +147,25 @@ class DataOptions(Repeats, TrainSets):
     flip_probability: float = 0.5
     num_workers: int = 4
 
+    def __post_init__(self):
+        for base in (Repeats, TrainSets, ExampleOptions):
+            base.__post_init__(self)
+        parts.check_at_least(self, num_workers=0)
+        if self.more_train and self.source != "json":
+            raise ValueError(
+                f"more_train is {self.more_train}, expected () with data.source={self.source}"
+            )
 
-def train_sets(data: Mapping[str, Any]) -> TrainSets:
-    """Read the sets from a config's `data` section; ValueError names an invalid entry."""
-    sets = parts.pick(TrainSets, data, "data")
-    if sets.more_train and data["source"] != "json":
-        raise ValueError(
-            f"data.more_train is {sets.more_train}, expected () with data.source={data['source']}"
-        )
-    return sets
-
-
-def has_inclusive_boxes(config: Mapping[str, Any]) -> bool:
-    """Check whether x2 is the last pixel of a box, so that width = x2 - x1 + 1."""
-    return config["model"]["box_coder"]["inclusive"] == "all"
-
-
-def example_options(config: Mapping[str, Any]) -> ExampleOptions:
-    """Read the options from a config; ValueError names an invalid entry."""
-    inclusive = has_inclusive_boxes(config)
-    return parts.pick(ExampleOptions, config["data"], "data", inclusive_boxes=inclusive)
-
-
-def train_options(config: Mapping[str, Any]) -> ExampleOptions:
-    """Read the options for training images: with a fixed-size crop, its size is the canvas."""
-    options, data = example_options(config), config["data"]
-    if "fixed_size_crop" not in data.get("augment", ()):
-        return options
-    crop = parts.build(FixedSizeCrop, data["fixed_size_crop"], "data.fixed_size_crop")
-    height, width = map(_canvas_side, crop.size)
-    resize: dict[str, Any] = {"resize": "keep", "resize_rounding": "floor", "short_sides": ()}
-    resize["canvases"] = ()
-    # Whole pixel values take a quarter of the memory.
-    pixels: dict[str, Any] = {"image_dtype": "uint8", "antialias": True}
-    return replace(options, image_size=(height, width), **resize, **pixels)
+    def in_training(self) -> ExampleOptions:
+        """The options for training images: with a fixed-size crop, its size is the canvas."""
+        if "fixed_size_crop" not in self.augment:
+            return self
+        height, width = map(canvas_side, self.fixed_size_crop.size)
+        resize: dict[str, Any] = {"resize": "keep", "resize_rounding": "floor", "short_sides": ()}
+        resize["canvases"] = ()
+        # Whole pixel values take a quarter of the memory.
+        pixels: dict[str, Any] = {"image_dtype": "uint8", "antialias": True}
+        return replace(self, image_size=(height, width), **resize, **pixels)
 
 
 def canvas_size(options: ExampleOptions, *, portrait: bool = False) -> tuple[int, int]:
@@ -162,7 +175,7 @@ def canvas_size(options: ExampleOptions, *, portrait: bool = False) -> tuple[int
     """
     if options.resize != "shortest_edge":
         return options.image_size
-    short, long = map(_canvas_side, sorted(options.image_size))
+    short, long = map(canvas_side, sorted(options.image_size))
     return (long, short) if portrait else (short, long)
 
 
@@ -172,7 +185,8 @@ def all_canvases(options: ExampleOptions) -> tuple[tuple[int, int], ...]:
     return tuple(sorted({*largest, *options.canvases}))
 
 
-def _canvas_side(side: int) -> int:
+def canvas_side(side: int) -> int:
+    """Round the side of an image up to that of a canvas."""
     return -(-side // CANVAS_MULTIPLE) * CANVAS_MULTIPLE
 
 

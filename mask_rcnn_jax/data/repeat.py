@@ -3,13 +3,10 @@
 import functools
 import threading
 from bisect import bisect_right
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-
-from mask_rcnn_jax import parts
 
 
 @dataclass(frozen=True)
@@ -46,11 +43,6 @@ class Repeats:
 
 
 NO_REPEATS = Repeats()
-
-
-def repeats(config: Mapping[str, Any]) -> Repeats:
-    """The repeats of a config's `data` section; ValueError, naming the entry, for a wrong one."""
-    return parts.pick(Repeats, config["data"], "data")
 
 
 class RepeatedPlaces:

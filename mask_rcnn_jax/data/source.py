@@ -1,4 +1,4 @@
-"""Where a config's images and annotations come from: a json with files, or with records."""
+"""Where a recipe's images and annotations come from: a json with files, or with records."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -6,58 +6,54 @@ from typing import Any
 
 from mask_rcnn_jax.data.coco import CocoDataset, load_coco
 from mask_rcnn_jax.data.merge import merge, with_classes
-from mask_rcnn_jax.data.options import train_sets
+from mask_rcnn_jax.data.options import DataOptions
 from mask_rcnn_jax.data.overview import image_ids
 from mask_rcnn_jax.data.records import MAKE_ANEW, Records, annotation_name, records_dir
 from mask_rcnn_jax.data.tfrecords import TFRecords
 
-SOURCES = ("json", "tfds", "tfrecord")
 
-
-def load_train(data: Mapping[str, Any], *, boxes_only: bool = False) -> CocoDataset:
+def load_train(data: DataOptions, *, boxes_only: bool = False) -> CocoDataset:
     """The checked training set, of all that `data.more_train` adds; arguments of `load_split`."""
-    sets = train_sets(data)
     first = load_split(data, "train", boxes_only=boxes_only)
-    if not sets.more_train and not sets.class_map:
+    if not data.more_train and not data.class_map:
         return first
-    checks = {name: data[name] for name in ("bad_annotations", "class_ids")}
-    more = [load_coco(*paths, boxes_only=boxes_only, **checks) for paths in sets.more_train]
-    class_map = dict(sets.class_map)
+    checks = {name: getattr(data, name) for name in ("bad_annotations", "class_ids")}
+    more = [load_coco(*paths, boxes_only=boxes_only, **checks) for paths in data.more_train]
+    class_map = dict(data.class_map)
     others: Sequence[str] = ()
     known = {name for dataset in (first, *more) for name in dataset.class_names}
-    if class_map.keys() - known and data["val_json"]:
+    if class_map.keys() - known and data.val_json:
         others = load_split(data, "val", boxes_only=boxes_only).class_names
-    return merge([first, *more], class_map, class_ids=data["class_ids"], other_names=others)
+    return merge([first, *more], class_map, class_ids=data.class_ids, other_names=others)
 
 
 def load_val(
-    data: Mapping[str, Any], categories: Sequence[Mapping], *, boxes_only: bool = False
+    data: DataOptions, categories: Sequence[Mapping], *, boxes_only: bool = False
 ) -> CocoDataset:
     """The checked set to evaluate, for a model that was trained on these categories: it has their
     ids and all of their classes if training merged classes."""
-    sets = train_sets(data)
     dataset = load_split(data, "val", boxes_only=boxes_only)
-    if not sets.more_train and not sets.class_map:
+    if not data.more_train and not data.class_map:
         return dataset
-    return with_classes(dataset, categories, dict(sets.class_map))
+    return with_classes(dataset, categories, dict(data.class_map))
 
 
-def load_split(data: Mapping[str, Any], split: str, *, boxes_only: bool = False) -> CocoDataset:
-    """The checked "train" or "val" set of a config's `data` section, without further sets.
+def load_split(data: DataOptions, split: str, *, boxes_only: bool = False) -> CocoDataset:
+    """The checked "train" or "val" set of a `data` section, without further sets.
 
-    Objects need no mask with `boxes_only`, which `learns_boxes_only` says of a config.
+    boxes_only: objects need no mask, see `Recipe.learns_boxes_only`.
 
     All sources give the same examples, if the records were made from that json. Raises ValueError
     or FileNotFoundError for a set that is not there or cannot be used.
     """
-    checks = {name: data[name] for name in ("bad_annotations", "class_ids")}
+    checks = {name: getattr(data, name) for name in ("bad_annotations", "class_ids")}
     checks["boxes_only"] = boxes_only
     annotations = annotation_file(data, split)
-    if data["source"] == "json":
-        return load_coco(annotations, data[f"{split}_images"], **checks)
-    if data["source"] == "tfrecord":
-        return _load_tfrecords(annotations, data[f"{split}_images"], checks)
-    directory = records_dir(data["tfds_dir"])
+    if data.source == "json":
+        return load_coco(annotations, getattr(data, f"{split}_images"), **checks)
+    if data.source == "tfrecord":
+        return _load_tfrecords(annotations, getattr(data, f"{split}_images"), checks)
+    directory = records_dir(data.tfds_dir)
     records = Records(directory, split)
     dataset = load_coco(annotations, directory, records=records, **checks)
     if len(records) != len(dataset.images):
@@ -77,26 +73,13 @@ def _load_tfrecords(annotations: str, pattern: str, checks: Mapping[str, Any]) -
     return dataset
 
 
-def learns_boxes_only(config: Mapping[str, Any]) -> bool:
-    """Check whether a config's model learns no masks, so that boxes are enough."""
-    return config["loss"]["mask_weight"] == 0 or not has_masks(config)
-
-
-def has_masks(config: Mapping[str, Any]) -> bool:
-    """Check whether a config's model finds masks, not boxes alone."""
-    return config["model"].get("mask_head", {}).get("name") != "none"
-
-
-def annotation_file(data: Mapping[str, Any], split: str) -> str:
+def annotation_file(data: DataOptions, split: str) -> str:
     """Path of the COCO json of a split, whether it is there or not.
 
     Raises ValueError if `data.val_json` is empty, which means that there is no "val" set.
     """
-    if split == "val" and not data["val_json"]:
+    if split == "val" and not data.val_json:
         raise ValueError("data.val_json is empty: there is nothing to evaluate on")
-    if data["source"] not in SOURCES:
-        expected = f"one of {list(SOURCES)}"
-        raise ValueError(f"data.source is {data['source']!r}, expected {expected}")
-    if data["source"] != "tfds":
-        return data[f"{split}_json"]
-    return str(records_dir(data["tfds_dir"]) / annotation_name(split))
+    if data.source != "tfds":
+        return getattr(data, f"{split}_json")
+    return str(records_dir(data.tfds_dir) / annotation_name(split))

@@ -6,8 +6,7 @@ the json, and masks are RLE; `encode.py` makes them of our own.
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from pycocotools.cocoeval import COCOeval
@@ -166,18 +165,11 @@ def score(
 
 
 def check_protocol(protocol: str, callback: bool = False) -> None:
-    """Raise ValueError if a protocol is unknown, or cannot be had with a callback."""
+    """Raise ValueError if a protocol is unknown, or cannot be had with a callback or a report."""
     if protocol not in PROTOCOLS:
         raise ValueError(f"eval.protocol is {protocol!r}, expected one of {list(PROTOCOLS)}")
     if callback and protocol != "coco":
         raise ValueError(f"eval.protocol is {protocol!r}, expected 'coco' for a report")
-
-
-def configured_protocol(config: Mapping[str, Any], *, report: bool = False) -> str:
-    """Return the `eval.protocol` of a config. Raises ValueError if it cannot be used."""
-    protocol = config["eval"]["protocol"]
-    check_protocol(protocol, report)
-    return protocol
 
 
 def format_table(metrics: dict) -> str:

@@ -6,7 +6,7 @@ Both get the same checked and completed annotations and results (`entries.py`).
 import contextlib
 import io
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pycocotools.coco import COCO
@@ -28,13 +28,6 @@ def check_engine(engine: str) -> None:
                 "eval.engine=faster_coco_eval needs faster-coco-eval: "
                 "pip install 'mask-rcnn-jax[eval]'"
             ) from error
-
-
-def configured_engine(config: Mapping[str, Any]) -> str:
-    """Return the `eval.engine` of a config. Raises ValueError if it cannot be used."""
-    engine = config["eval"]["engine"]
-    check_engine(engine)
-    return engine
 
 
 def evaluate(

@@ -11,10 +11,9 @@ from typing import Any
 import jax
 import numpy as np
 from absl import logging
-from ml_collections import ConfigDict
 
 from mask_rcnn_jax.data.images import decode_image
-from mask_rcnn_jax.data.options import example_options
+from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.resize import ResizePlan, resize_plan
 from mask_rcnn_jax.exporting import (
     deepstream,
@@ -32,11 +31,11 @@ from mask_rcnn_jax.exporting.images import check_images, image_paths, on_canvas
 from mask_rcnn_jax.exporting.manifest import ModelInterface
 from mask_rcnn_jax.exporting.options import ArtifactOptions
 from mask_rcnn_jax.models.build import build_model, resolve_precision
-from mask_rcnn_jax.models.detect import detect_options
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
-from mask_rcnn_jax.models.quantization import trained_ranges
+from mask_rcnn_jax.models.quantization import Quantization, trained_ranges
 from mask_rcnn_jax.predict.inputs import IMAGE_SUFFIXES
 from mask_rcnn_jax.predict.programs import load_onnx, load_stablehlo, make_feeds, run_program
+from mask_rcnn_jax.recipe.recipe import Recipe
 
 DEFAULT_OPSET = 17
 CHECK_IMAGES = 4
@@ -65,7 +64,7 @@ class SourceModel:
     """Model to export."""
 
     options: ArtifactOptions
-    config: ConfigDict
+    recipe: Recipe
     model: MaskRCNN
     predict: Callable  # (variables, images, image_sizes) -> `Detections`
     variables: dict
@@ -75,7 +74,7 @@ class SourceModel:
 
 
 def build_artifact(
-    config: ConfigDict,
+    recipe: Recipe,
     variables: dict,
     categories: list[dict],
     format: str,
@@ -86,7 +85,7 @@ def build_artifact(
     """Export a model and compare it with the original.
 
     Args:
-        config: the model's recipe.
+        recipe: the model's.
         variables: the model's weights.
         categories: `[{"id", "name"}, ...]`, class 1 first.
         format: "onnx" or "stablehlo".
@@ -100,29 +99,31 @@ def build_artifact(
     """
     if format == "onnx":
         onnx.check_packages("onnx", "onnxruntime")
-    configured = resolve_precision(config.train.precision)
+    configured = resolve_precision(recipe.train.precision)
     precision = "float32" if format == "onnx" else configured
     if precision != configured:
         logging.info("exporting in float32; train.precision is %s", configured)
     # The float model. What int8 training has measured is for the int8 model.
-    section = {**config.model, "quantization": {}}
+    section = replace(recipe.model, quantization=Quantization())
     model = build_model(section, precision=precision, implementation="xla")
     trained = trained_ranges(variables)
-    predict = partial(model.apply, method="predict", detect=detect_options(config))
-    example = replace(example_options(config), canvases=())
-    plan = placement(config, options)
+    predict = partial(model.apply, method="predict", detect=recipe.eval)
+    example = replace(recipe.data, canvases=())
+    plan = placement(example, options)
     resized = plan.size if options.picture_size else None
     source = SourceModel(
-        options, config, model, predict, variables, categories, plan.canvas, resized
+        options, recipe, model, predict, variables, categories, plan.canvas, resized
     )
 
     def model_inputs(decoded):
         return list(on_canvas(decoded, example, plan.canvas, options.picture_size))
 
     paths = image_paths(options.calibration or "") if options.int8 else []
-    inputs = model_inputs(check_images(_val_images(config), plan.canvas, CHECK_IMAGES))
+    inputs = model_inputs(
+        check_images(_val_images(Path(recipe.data.val_images)), plan.canvas, CHECK_IMAGES)
+    )
     reference = jax.jit(partial(predict, variables))
-    check = partial(_check, reference, inputs, config.eval.score_threshold)
+    check = partial(_check, reference, inputs, recipe.eval.score_threshold)
     artifact = {"onnx": _make_onnx, "stablehlo": _make_stablehlo}[format](source)
     check(artifact, "float")
     if options.int8:
@@ -148,8 +149,8 @@ def build_artifact(
                 layers |= dict.fromkeys(quantize.quantized_layers(artifact.files["model.onnx"]))
             limit, scored = options.int8_budget, partial(score, artifact)
             in_float = mixed.keep_budget(limit, list(layers), add_int8, scored)
-            found = {"limit": limit, "in_float": list(in_float), "errors": errors}
-            artifact.details["int8_budget"] = found
+            budget = {"limit": limit, "in_float": list(in_float), "errors": errors}
+            artifact.details["int8_budget"] = budget
         calibrated: dict[str, Any] = {"pictures": len(calibration)}
         calibrated["calibrator"] = options.calibrator
         if trained:
@@ -166,9 +167,8 @@ def build_artifact(
     return artifact
 
 
-def placement(config: ConfigDict, options: ArtifactOptions) -> ResizePlan:
+def placement(example: ExampleOptions, options: ArtifactOptions) -> ResizePlan:
     """Return the exported canvas, and the size there of an image that is typical for it."""
-    example = replace(example_options(config), canvases=())
     if options.picture_size:
         return resize_plan(*options.picture_size, example)
     if example.resize != "shortest_edge":
@@ -178,9 +178,8 @@ def placement(config: ConfigDict, options: ArtifactOptions) -> ResizePlan:
     return resize_plan(*((short, long) if landscape else (long, short)), example)
 
 
-def _val_images(config: ConfigDict) -> list[Path]:
+def _val_images(folder: Path) -> list[Path]:
     """Up to CHECK_IMAGES validation images; empty if the folder does not exist."""
-    folder = Path(config.data.val_images)
     if not folder.is_dir():
         return []
     found = (path for path in sorted(folder.iterdir()) if path.suffix.lower() in IMAGE_SUFFIXES)
@@ -192,10 +191,11 @@ def _make_onnx(source: SourceModel) -> Artifact:
     batch, planar = options.batch or 1, options.deepstream
     opset = options.opset or DEFAULT_OPSET
     canvas = onnx.export_canvas(source.model, source.canvas, source.resized)
-    dtype = "float32" if planar else source.config.data.image_dtype
+    dtype = "float32" if planar else source.recipe.data.image_dtype
     given = onnx.OnnxInput(canvas, source.resized, batch, dtype, planar)
-    detect = detect_options(source.config)
-    built = onnx.build_onnx(source.model, source.variables, given, opset=opset, detect=detect)
+    built = onnx.build_onnx(
+        source.model, source.variables, given, opset=opset, detect=source.recipe.eval
+    )
     content = built.SerializeToString()
     shape = [batch, 3, *canvas] if planar else [batch, *canvas, 3]
     inputs = _inputs(dtype, shape, None if source.resized else [batch, 2])
@@ -259,8 +259,8 @@ def _add_tensorrt(
 def _make_stablehlo(source: SourceModel) -> Artifact:
     batch = source.options.batch
     rows, canvas = batch or "batch", source.canvas
-    inputs = _inputs(source.config.data.image_dtype, [rows, *canvas, 3], [rows, 2])
-    precision = resolve_precision(source.config.train.precision)
+    inputs = _inputs(source.recipe.data.image_dtype, [rows, *canvas, 3], [rows, 2])
+    precision = resolve_precision(source.recipe.train.precision)
     artifact = Artifact(ModelInterface(inputs, canvas, precision), canvas)
     artifact.details["platforms"] = list(stablehlo.PLATFORMS)
     _add_program(artifact, "float", "model.stablehlo", source.predict, source.variables, batch)

@@ -4,11 +4,11 @@ The manifest contains everything needed to use the model without this package.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any, NamedTuple
 
-from mask_rcnn_jax.data.options import has_inclusive_boxes
-from mask_rcnn_jax.data.source import has_masks
-from mask_rcnn_jax.models.detect import detect_options
+from mask_rcnn_jax.models.detect import Detect
+from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.version import __version__
 
 OUTPUTS = {
@@ -41,7 +41,7 @@ class ModelInterface(NamedTuple):
 
 
 def make_manifest(
-    config: Mapping[str, Any],
+    recipe: Recipe,
     categories: Sequence[Mapping[str, Any]],
     *,
     format: str,
@@ -52,14 +52,14 @@ def make_manifest(
     """Return the content of `manifest.json`.
 
     Args:
-        config: the recipe.
+        recipe: of the model; all of it is in the manifest, but for defaults.
         categories: `[{"id", "name"}, ...]`, class 1 first.
         format: value of `--format`.
         files: names of the accompanying files.
         interface: None for a weight file.
         details: additional entries, such as the self-check result.
     """
-    data, model, options = config["data"], config["model"], config["eval"]
+    data, model, options = recipe.data, recipe.model, recipe.eval
     manifest = {
         "format": format,
         "files": list(files),
@@ -71,33 +71,34 @@ def make_manifest(
         ],
         "preprocessing": {
             "colors": "RGB, 0 to 255; normalized inside the model, as in training",
-            "resize": data["resize"],
-            "resize_means": RESIZES[data["resize"]],
-            "image_size": list(data["image_size"]),
-            "rounding_of_sides": data["resize_rounding"],
-            "interpolation": "PIL bilinear" if data["antialias"] else "OpenCV INTER_LINEAR",
-            "rounded_to_whole_numbers": data["image_dtype"] == "uint8",
+            "resize": data.resize,
+            "resize_means": RESIZES[data.resize],
+            "image_size": list(data.image_size),
+            "rounding_of_sides": data.resize_rounding,
+            "interpolation": "PIL bilinear" if data.antialias else "OpenCV INTER_LINEAR",
+            "rounded_to_whole_numbers": data.image_dtype == "uint8",
             "placement": "upper left corner of the canvas; pixels outside the image are ignored",
-            "pixel_mean": list(model["input"]["mean"]),
-            "pixel_std": list(model["input"]["std"]),
+            "pixel_mean": list(model.input.mean),
+            "pixel_std": list(model.input.std),
         },
         "postprocessing": {
             "boxes": "divide x by (resized width / width), y by (resized height / height)",
-            "mask": PASTES[options["paste"]],
-            "mask_rule": options["paste"],
-            "width_offset": float(has_inclusive_boxes(config)),
+            "mask": PASTES[options.paste],
+            "mask_rule": options.paste,
+            "width_offset": float(data.inclusive_boxes),
         },
         **details,
+        "config": recipe.changes(),
     }
     if interface:
         manifest["inputs"] = dict(interface.inputs)
         outputs = dict(OUTPUTS)
-        if has_masks(config):
-            side = 2 * model["mask_head"].get("roi_size", 14)
+        if model.has_masks:
+            side = 2 * model.mask_head.get("roi_size", 14)
             outputs["masks"] = ("float32", [side, side], OUTPUTS["masks"][2])
         else:
             del outputs["masks"]
-        rows = [interface.inputs["images"]["shape"][0], options["detections_per_image"]]
+        rows = [interface.inputs["images"]["shape"][0], options.detections_per_image]
         manifest["outputs"] = {
             name: {
                 "dtype": interface.valid_dtype if name == "valid" else dtype,
@@ -106,7 +107,7 @@ def make_manifest(
             }
             for name, (dtype, shape, means) in outputs.items()
         }
-        manifest["detection"] = vars(detect_options(config))
+        manifest["detection"] = {f.name: getattr(options, f.name) for f in fields(Detect)}
         manifest["preprocessing"]["canvas"] = list(interface.canvas)
         if interface.picture_size is not None and interface.resized is not None:
             manifest["preprocessing"]["picture_size"] = list(interface.picture_size)

@@ -1,7 +1,7 @@
-"""Build a model from a config and initialize its variables."""
+"""Build a model from a recipe's `model` section and initialize its variables."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
@@ -41,19 +41,6 @@ AUTO_PRECISION = "auto"
 IMPLEMENTATIONS = {"auto": None, "xla": "xla", "pallas": "pallas"}
 # Parts recomputed in the backward pass instead of kept in memory.
 REMATS = {"none": (), "backbone": ("backbone",), "heads": ("heads",), "all": ("backbone", "heads")}
-# `config.model` sections that map to one part each.
-PARTS = {
-    "input": ImageInput,
-    "anchors": AnchorGrid,
-    "box_coder": BoxCoder,
-    "rpn": RPN,
-    "sampling": RoISampling,
-    "cascade": Cascade,
-    "roi_align": RoIAlign,
-    "mask_targets": MaskTargets,
-    "classifier": Classifier,
-    "quantization": Quantization,
-}
 
 
 def no_head(**section: Any) -> None:
@@ -67,36 +54,72 @@ BUILDERS: dict[str, dict[str, Callable]] = {
     "box_head": {"two_fc": BoxHead, "conv_fc": BoxHead},
     "mask_head": {"four_conv": MaskHead, "none": no_head},
 }
-# Arguments from outside the section, if not the number of classes and the dtype.
-GIVEN = {"backbone": ("dtype", "remat"), "cascade": ("heads",), "classifier": ("image_counts",)}
+
+# Their arguments that come later.
+GIVEN = {"backbone": ("dtype", "remat")} | dict.fromkeys(
+    ("fpn", "box_head", "mask_head"), ("num_classes", "dtype")
+)
 
 
-def default_sections() -> dict[str, dict[str, Any]]:
-    """Return the sections of `config.model` with each part's defaults."""
-    sections = {name: parts.defaults(part, _given(name)) for name, part in PARTS.items()}
-    for section, builders in BUILDERS.items():
-        sections[section] = named_section(section, next(iter(builders)))
-    return sections
+def _default(section: str) -> Any:
+    return field(default_factory=lambda: name_part(section, {}))
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """The parts of a model, each a section.
+
+    Attributes:
+        num_classes: classes without background; 0: as annotated.
+        init_from: a run's workdir or a weight file to start from; '': random weights.
+    """
+
+    num_classes: int = 0
+    init_from: str = ""
+    input: ImageInput = ImageInput()
+    anchors: AnchorGrid = AnchorGrid()
+    box_coder: BoxCoder = BoxCoder()
+    rpn: RPN = RPN()
+    sampling: RoISampling = RoISampling()
+    cascade: Cascade = field(default_factory=Cascade)
+    roi_align: RoIAlign = RoIAlign()
+    mask_targets: MaskTargets = MaskTargets()
+    classifier: Classifier = Classifier()
+    quantization: Quantization = Quantization()
+    backbone: parts.Named = _default("backbone")
+    fpn: parts.Named = _default("fpn")
+    box_head: parts.Named = _default("box_head")
+    mask_head: parts.Named = _default("mask_head")
+
+    @classmethod
+    def read(cls, section: parts.Section) -> "ModelOptions":
+        """Build the parts that a `model` section describes; missing sections use defaults.
+
+        None as `mask_head` leaves the mask head out. Raises ValueError, naming the entry, if one is
+        unknown or has an invalid value.
+        """
+        named = {name: name_part(name, section[name]) for name in BUILDERS if name in section}
+        others = {name: value for name, value in section.items() if name not in named}
+        return replace(parts.build(cls, others, "model"), **named)
+
+    @property
+    def has_masks(self) -> bool:
+        """Whether the model finds masks, not boxes alone."""
+        return self.mask_head.name != "none"
+
+
+# The sections of a model.
+PARTS = tuple(f.name for f in fields(ModelOptions) if f.name not in ("num_classes", "init_from"))
+
+
+def name_part(section: str, entries: parts.Section | None) -> parts.Named:
+    """Find and check what a section of `BUILDERS` describes; None is short for the name "none"."""
+    return parts.named(entries, BUILDERS[section], f"model.{section}", GIVEN[section])
 
 
 def named_section(section: str, name: str, **entries: Any) -> dict[str, Any]:
     """Return a section of `config.model` for the builder of that name: its defaults and entries."""
-    return {"name": name, **parts.defaults(BUILDERS[section][name], _given(section)), **entries}
-
-
-def describe(config: parts.Section) -> dict[str, parts.Entry]:
-    """Return the entries in every section of `config.model`, by "section.entry"."""
-    sections: dict[str, Callable] = dict(PARTS)
-    found = {}
-    for section, builders in BUILDERS.items():
-        name = config[section].get("name", next(iter(builders)))
-        sections[section] = parts.find(name, builders, f"model.{section}.name")
-        meaning = f"{' or '.join(builders)}, or package.module:function for your own."
-        found[f"{section}.name"] = parts.Entry(name, str, meaning)
-    for section, part in sections.items():
-        entries = parts.entries(part, _given(section))
-        found |= {f"{section}.{name}": entry for name, entry in entries.items()}
-    return found
+    return parts.section_of(name_part(section, {"name": name, **entries}))
 
 
 def resolve_precision(precision: str, platform: str | None = None) -> str:
@@ -115,18 +138,17 @@ def _given(section: str) -> tuple[str, ...]:
 
 
 def build_model(
-    config: parts.Section,
+    model: ModelOptions | parts.Section,
     *,
     precision: str = "float32",
     implementation: str = "auto",
     remat: str = "none",
     image_counts: tuple[int, ...] = (),
 ) -> MaskRCNN:
-    """Build the model for a config's `model` section.
+    """Build the model of a recipe.
 
     Args:
-        config: `num_classes` and a section per part; missing sections use defaults. None as
-            `mask_head` leaves the mask head out.
+        model: a recipe's `model`, or such a section, see `ModelOptions.read`.
         precision: backbone and head precision, a key of `PRECISIONS`, or "auto", see
             `resolve_precision`.
         implementation: "xla", "pallas" for GPU kernels, or "auto" for kernels where supported.
@@ -141,67 +163,67 @@ def build_model(
     _check_choice("train.remat", remat, REMATS)
     _check_choice("train.precision", precision, {**PRECISIONS, AUTO_PRECISION: None})
     _check_choice("train.implementation", implementation, IMPLEMENTATIONS)
-    num_classes = config["num_classes"]
-    if num_classes < 1:
-        raise ValueError(f"model.num_classes is {num_classes}, expected at least 1")
-    unknown = set(config) - {"num_classes", "init_from", *PARTS, *BUILDERS}
-    if unknown:
-        raise ValueError(f"model has no entry {min(unknown)!r}")
+    options = model if isinstance(model, ModelOptions) else ModelOptions.read(model)
+    if options.num_classes < 1:
+        raise ValueError(f"model.num_classes is {options.num_classes}, expected at least 1")
     computed = PRECISIONS[resolve_precision(precision)]
-    dtype = computed.dtype
-    given: dict[str, Any] = dict(dtype=dtype, image_counts=image_counts)
-    built = {
-        name: parts.build(part, config.get(name, {}), f"model.{name}", **given)
-        for name, part in PARTS.items()
-    }
-    remat_heads = "heads" in REMATS[remat]
-    for section in BUILDERS:
-        given = {"num_classes": num_classes, "dtype": dtype}
-        if section == "backbone":
-            given = {"dtype": dtype, "remat": "backbone" in REMATS[remat]}
-        entries = config.get(section, {})
-        built[section] = _build_named(entries, section, remat_heads, given)
-        if section == "box_head":
-            cascade = built["cascade"]
-            stages = len(cascade.fg_iou_thresh)
-            if stages and not getattr(built[section], "class_agnostic", True):
-                expected = "expected True with model.cascade.fg_iou_thresh"
-                raise ValueError(f"model.box_head.class_agnostic is False, {expected}")
-            heads = []
-            for i in range(stages):
-                if "widths" in entries or cascade.widths:
-                    entries = {**entries, "widths": cascade.head_widths(i)}
-                heads.append(_build_named(entries, section, remat_heads, given))
-            built["cascade"] = cascade.clone(heads=tuple(heads))
-    rpn, quantization = built["rpn"], built.pop("quantization")
-    names = ("channels", "num_convs", "widths")
-    rpn_options: dict[str, Any] = {name: getattr(rpn, name) for name in names}
-    rpn_head = nn.remat(RPNHead) if remat_heads else RPNHead
+    given: dict[str, Any] = {"num_classes": options.num_classes, "dtype": computed.dtype}
+    in_backbone, in_heads = (name in REMATS[remat] for name in ("backbone", "heads"))
+    rpn = options.rpn
+    rpn_head = (nn.remat(RPNHead) if in_heads else RPNHead)(
+        options.anchors.per_cell,
+        channels=rpn.channels,
+        num_convs=rpn.num_convs,
+        widths=rpn.widths,
+        dtype=computed.dtype,
+    )
+    box_head = _head(options.box_head, in_heads, given)
     return MaskRCNN(
-        **built,
-        rpn_head=rpn_head(built["anchors"].per_cell, dtype=dtype, **rpn_options),
-        precision=replace(computed, quantization=quantization),
+        input=options.input,
+        backbone=options.backbone.make(dtype=computed.dtype, remat=in_backbone),
+        fpn=options.fpn.make(**given),
+        anchors=options.anchors,
+        box_coder=options.box_coder,
+        rpn=rpn,
+        rpn_head=rpn_head,
+        sampling=options.sampling,
+        roi_align=options.roi_align,
+        box_head=box_head,
+        cascade=_cascade(options, box_head, in_heads, given),
+        classifier=replace(options.classifier, image_counts=image_counts),
+        mask_head=_head(options.mask_head, in_heads, given),
+        mask_targets=options.mask_targets,
+        precision=replace(computed, quantization=options.quantization),
         implementation=IMPLEMENTATIONS[implementation],
     )
 
 
-def _build_named(
-    config: parts.Section | None, section: str, remat_heads: bool, given: dict
-) -> nn.Module | None:
-    """Build the backbone or a head from the `name` in its section; None is short for "none"."""
-    builders, options = BUILDERS[section], {"name": "none"} if config is None else dict(config)
-    name = options.pop("name", next(iter(builders)))
-    builder = parts.find(name, builders, f"model.{section}.name")
-    if remat_heads and builder in (BoxHead, MaskHead):
-        builder = _recomputed(builder)
-    try:
-        return parts.build(builder, options, f"model.{section}", **given)
-    except parts.UnknownEntry as error:
-        advice = "a recipe that changes the name replaces the whole section"
-        raise ValueError(f"{error}; {advice} (models.build.named_section)") from error
+def _head(head: parts.Named, recomputed: bool, given: Mapping[str, Any]) -> Any:
+    """Build a head, or return None for the model without it."""
+    if recomputed and head.builder in (BoxHead, MaskHead):
+        head = replace(head, builder=_recomputed(head.builder))
+    return head.make(**given)
 
 
-def _recomputed(head: type[nn.Module]) -> type[nn.Module]:
+def _cascade(
+    options: ModelOptions, box_head: nn.Module, recomputed: bool, given: Mapping[str, Any]
+) -> Cascade:
+    """Build the cascade, whose stages have heads like the box head, each with its own widths."""
+    cascade, head = options.cascade, options.box_head
+    stages = range(len(cascade.fg_iou_thresh))
+    if stages and not getattr(box_head, "class_agnostic", True):
+        expected = "expected True with model.cascade.fg_iou_thresh"
+        raise ValueError(f"model.box_head.class_agnostic is False, {expected}")
+    heads = []
+    for i in stages:
+        entries = dict(head.entries)
+        if "widths" in entries or cascade.widths:
+            entries["widths"] = cascade.head_widths(i)
+        heads.append(_head(replace(head, entries=entries), recomputed, given))
+    return cascade.clone(heads=tuple(heads))
+
+
+def _recomputed(head: Any) -> type[nn.Module]:
     """Return a head that is recomputed in the backward pass."""
 
     class Recomputed(nn.remat(head, static_argnums=3)):  # type: ignore[misc]

@@ -2,7 +2,7 @@
 2018)."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import field, replace
 from typing import Any
 
 import jax
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import lax
 
+from mask_rcnn_jax import parts
 from mask_rcnn_jax.models.channels import Channels, Widths
 from mask_rcnn_jax.models.outputs import StageOutputs
 from mask_rcnn_jax.models.sampling import SampledRoIs
@@ -37,7 +38,7 @@ class Cascade(nn.Module):
             many as the box head without pruning.
     """
 
-    heads: tuple[nn.Module, ...] = ()
+    heads: tuple[nn.Module, ...] = field(default=(), metadata=parts.GIVEN)
     fg_iou_thresh: tuple[float, ...] = ()
     weight_factors: tuple[float, ...] = (2.0, 3.0)
     widths: Widths = ()

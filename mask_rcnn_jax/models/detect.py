@@ -7,7 +7,6 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from mask_rcnn_jax import parts
 from mask_rcnn_jax.ops.boxes import BoxCoder
 from mask_rcnn_jax.ops.classifier import SOFTMAX, Classifier
 from mask_rcnn_jax.ops.nms import nms
@@ -136,8 +135,3 @@ class Detect:
             jnp.pad(jnp.where(valid, class_index, 0), pad),
             jnp.pad(valid, pad),
         )
-
-
-def detect_options(config: parts.Section) -> Detect:
-    """Build `Detect` from a config; an invalid value raises ValueError naming its entry."""
-    return parts.pick(Detect, config["eval"], "eval")

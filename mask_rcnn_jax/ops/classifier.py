@@ -1,7 +1,7 @@
 """Class scores of RoIs and their loss: softmax, or a sigmoid per class for many classes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from mask_rcnn_jax import parts
 from mask_rcnn_jax.ops import distill_losses, losses
 
 
@@ -31,7 +32,7 @@ class Classifier:
     kind: Literal["softmax", "sigmoid"] = "softmax"
     federated_classes: int = 0
     frequency_power: float = 0.5
-    image_counts: tuple[int, ...] = ()
+    image_counts: tuple[int, ...] = field(default=(), metadata=parts.GIVEN)
 
     def __post_init__(self):
         count = self.federated_classes

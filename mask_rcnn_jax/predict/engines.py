@@ -14,13 +14,13 @@ from types import ModuleType
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
-from mask_rcnn_jax.config import exported_config, flatten, read_manifest
-from mask_rcnn_jax.data.options import ExampleOptions, example_options
+from mask_rcnn_jax.config import exported_recipe, flatten, read_manifest
+from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.resize import ResizePlan, resize_plan
 from mask_rcnn_jax.models.detect import Detect
 from mask_rcnn_jax.predict.programs import load_onnx, load_openvino, load_stablehlo, run_program
+from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.structures import Detections
 
 PRECISIONS = ("bfloat16", "int8")
@@ -41,14 +41,14 @@ class Exported:
     """One or several exported models of the same weights, for different sizes of images.
 
     Attributes:
-        config: the recipe, as exported.
+        recipe: as exported.
         categories: {"id", "name"} for each class, class 1 first.
         batch: rows of a batch; None for any.
         models: one for each size.
         name: folder and engine.
     """
 
-    config: ConfigDict
+    recipe: Recipe
     categories: list[dict]
     batch: int | None
     models: tuple["ExportedModel", ...]
@@ -73,12 +73,12 @@ class Exported:
                 f"which takes {taken} (see --orientation and --picture_size of export)"
             )
 
-    def check_unchanged(self, config: ConfigDict, but: Sequence[str] = ()) -> None:
-        """Raise ValueError for an entry of `config` that differs and is part of the model.
+    def check_unchanged(self, recipe: Recipe, but: Sequence[str] = ()) -> None:
+        """Raise ValueError for an entry of `recipe` that differs and is part of the model.
 
         but: entries that may differ.
         """
-        given, kept = flatten(config.to_dict()), flatten(self.config.to_dict())
+        given, kept = flatten(recipe.to_dict()), flatten(self.recipe.to_dict())
         in_model = {f"data.{name}" for name in ExampleOptions.__dataclass_fields__}
         in_model |= {f"eval.{name}" for name in Detect.__dataclass_fields__} | {"train.precision"}
         free = {"model.num_classes", "model.init_from", *but}
@@ -168,16 +168,15 @@ def load_exported(
     first, manifest = found[0]
     engine = engine or ("onnxruntime" if manifest["format"] == "onnx" else "jax")
     _check_engine(engine, precision)
-    config, classes, batch = exported_config(manifest), manifest["classes"], _batch(manifest)
-    options = example_options(config)
+    recipe, classes, batch = exported_recipe(manifest), manifest["classes"], _batch(manifest)
     models = []
     for folder, other in found:
-        if (exported_config(other), other["classes"], _batch(other)) != (config, classes, batch):
+        if (exported_recipe(other), other["classes"], _batch(other)) != (recipe, classes, batch):
             raise ValueError(f"{folder} and {first} were exported with other recipes or batches")
-        models.append(_load_model(folder, other, engine, precision, options))
+        models.append(_load_model(folder, other, engine, precision, recipe.data))
     categories = [{"id": entry["id"], "name": entry["name"]} for entry in classes]
     name = f"{', '.join(map(str, folders))} in {engine}{f' ({precision})' if precision else ''}"
-    return Exported(config, categories, batch, tuple(models), name)
+    return Exported(recipe, categories, batch, tuple(models), name)
 
 
 def _check_engine(engine: str, precision: str | None) -> None:

@@ -1,17 +1,17 @@
 """A model with its variables, compiled when it is needed, on all devices of this process."""
 
 import threading
+from dataclasses import replace
 from functools import partial
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from ml_collections import ConfigDict
 
 from mask_rcnn_jax.data.resize import ResizePlan
 from mask_rcnn_jax.models.build import build_model
-from mask_rcnn_jax.models.detect import detect_options
+from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.structures import Detections
 from mask_rcnn_jax.terminal import console
 
@@ -24,15 +24,15 @@ class LiveModel:
         num_devices: of this process; B is a multiple.
     """
 
-    def __init__(self, config: ConfigDict, variables: dict):
+    def __init__(self, recipe: Recipe, variables: dict):
         devices = jax.local_devices()
         self.num_devices = len(devices)
         # A recipe may leave the class count to the annotations; the weights have it.
         num_classes = variables["params"]["box_head"]["cls_score"]["bias"].shape[0] - 1
-        fields = {**config.model, "num_classes": num_classes}
-        precision, implementation = config.train.precision, config.train.implementation
-        model = build_model(fields, precision=precision, implementation=implementation)
-        predict = partial(model.apply, method="predict", detect=detect_options(config))
+        options = replace(recipe.model, num_classes=num_classes)
+        precision, implementation = recipe.train.precision, recipe.train.implementation
+        model = build_model(options, precision=precision, implementation=implementation)
+        predict = partial(model.apply, method="predict", detect=recipe.eval)
         if len(devices) == 1:
             self._predict, self._variables = jax.jit(predict), jax.device_put(variables)
         else:

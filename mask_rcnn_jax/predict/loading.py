@@ -1,16 +1,17 @@
 """From a run, or a recipe and weights, to a predictor."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import jax
 from absl import flags, logging
-from ml_collections import ConfigDict
 
-from mask_rcnn_jax.config import MANIFEST, load_config, recipe_names
+from mask_rcnn_jax.config import MANIFEST, as_recipe, load_config, recipe_names
 from mask_rcnn_jax.formats.download import download_weights, weight_names
 from mask_rcnn_jax.predict.engines import Exported, load_exported
 from mask_rcnn_jax.predict.predictor import Predictor
+from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.weights.restore import restore
 
 
@@ -58,8 +59,8 @@ def load(
         if str(weights) in weight_names() and not os.path.exists(weights):
             weights = download_weights(str(weights), cache_folder())
         restored = restore(load_config(str(model)), weights)
-    set_score_threshold(restored.config, score_threshold)
-    given = restored.config, restored.variables, batch_size, restored.categories
+    recipe = with_score_threshold(restored.recipe, score_threshold)
+    given = recipe, restored.variables, batch_size, restored.categories
     return Predictor(*given, tile, overlap)
 
 
@@ -69,16 +70,15 @@ def load_predictor(
     batch_size: int | None,
     tile: int = 0,
     overlap: float = 0.2,
-    config: ConfigDict | None = None,
+    recipe: Recipe | None = None,
 ) -> Predictor:
-    """Make a predictor of an exported model. config: None takes that of the export."""
-    lowest = exported.config.eval.score_threshold
+    """Make a predictor of an exported model. recipe: None takes that of the export."""
+    lowest = exported.recipe.eval.score_threshold
     if score_threshold < lowest:
         text = "the model was exported with eval.score_threshold=%g and finds nothing below"
         logging.warning(text, lowest)
-    config = (config or exported.config).copy_and_resolve_references()
-    set_score_threshold(config, score_threshold)
-    return Predictor(config, None, batch_size, None, tile, overlap, engine=exported)
+    recipe = with_score_threshold(recipe or exported.recipe, score_threshold)
+    return Predictor(recipe, None, batch_size, None, tile, overlap, engine=exported)
 
 
 def given_model(command: str, *others: str) -> str | Exported:
@@ -99,7 +99,7 @@ def given_model(command: str, *others: str) -> str | Exported:
         return getattr(FLAGS, given[0])
     exported = load_exported(FLAGS.artifact, FLAGS.engine, FLAGS.engine_precision)
     if FLAGS.config is not None:
-        exported.check_unchanged(FLAGS.config)
+        exported.check_unchanged(as_recipe(FLAGS.config))
     return exported
 
 
@@ -116,7 +116,7 @@ def default_batch_size() -> int:
     return 1 if jax.default_backend() == "cpu" else 8
 
 
-def set_score_threshold(config: ConfigDict, score: float) -> None:
+def with_score_threshold(recipe: Recipe, score: float) -> Recipe:
     """Set the lowest score of what is found, after soft-NMS, too, which lowers scores."""
-    config.eval.score_threshold = score
-    config.eval.soft_min_score = max(config.eval.soft_min_score, score)
+    lowest = max(recipe.eval.soft_min_score, score)
+    return replace(recipe, eval=replace(recipe.eval, score_threshold=score, soft_min_score=lowest))

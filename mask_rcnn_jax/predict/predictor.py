@@ -12,7 +12,8 @@ import numpy as np
 from ml_collections import ConfigDict
 from PIL import Image
 
-from mask_rcnn_jax.data.options import all_canvases, example_options, has_inclusive_boxes
+from mask_rcnn_jax.config import as_recipe
+from mask_rcnn_jax.data.options import all_canvases
 from mask_rcnn_jax.data.resize import ResizePlan, resize_image, resize_plan
 from mask_rcnn_jax.data.tiles import tiling, view_windows
 from mask_rcnn_jax.predict.engines import Exported
@@ -20,6 +21,7 @@ from mask_rcnn_jax.predict.live import LiveModel
 from mask_rcnn_jax.predict.pixels import ImageLike, path_of, pixels_of
 from mask_rcnn_jax.predict.result import Result
 from mask_rcnn_jax.predict.tiles import TiledImage, merge_tiles
+from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.structures import Detections
 from mask_rcnn_jax.weights.categories import categories_of_weights
 
@@ -47,7 +49,7 @@ class Predictor:
     `split_partial`. An image's detections do not depend on the rest of its batch.
 
     Args:
-        config: of the model; `eval.score_threshold` is the lowest score of what is found. An
+        config: the model's recipe; `eval.score_threshold` is the lowest score of what is found. An
             exported model has its own, and finds nothing below.
         variables: see `load_variables`; None for an exported model.
         batch_size: rows of a batch on each device; None is 1, or the exported model's.
@@ -69,7 +71,7 @@ class Predictor:
 
     def __init__(
         self,
-        config: ConfigDict,
+        config: Recipe | ConfigDict,
         variables: dict | None,
         batch_size: int | None = None,
         categories: Sequence[Mapping[str, Any]] | None = None,
@@ -90,26 +92,28 @@ class Predictor:
                 f"batch_size is {batch_size}, but the model was exported for {exported_for}: see "
                 "--batch of export"
             )
-        self.tiles = tiling(tile, overlap)
+        self.tiles, recipe = tiling(tile, overlap), as_recipe(config)
         self._split_partial = split_partial
         self._model: LiveModel | Exported
         if engine is not None:
-            engine.check_unchanged(config, but=("eval.score_threshold", "eval.soft_min_score"))
+            engine.check_unchanged(recipe, but=("eval.score_threshold", "eval.soft_min_score"))
             self._model, self._num_devices = engine, 1
             self.categories = categories or engine.categories
         else:
             assert variables is not None
-            self._model = LiveModel(config, variables)
+            self._model = LiveModel(recipe, variables)
             self._num_devices = self._model.num_devices
-            self.categories = categories or categories_of_weights(config, variables)
+            self.categories = categories or categories_of_weights(recipe.data, variables)
         self.images_at_once = batch_size * self._num_devices
-        self._options = example_options(config)
+        self._options = recipe.data
         self.canvases = all_canvases(self._options)
         self._sample_sizes = engine.sample_sizes if engine else self.canvases
-        self._rules = dict(paste=config.eval.paste, inclusive_boxes=has_inclusive_boxes(config))
-        self._pad_multiple = config.model.input.pad_multiple
+        self._rules: dict[str, Any] = dict(
+            paste=recipe.eval.paste, inclusive_boxes=recipe.data.inclusive_boxes
+        )
+        self._pad_multiple = recipe.model.input.pad_multiple
         # What is exported keeps its own threshold; that of the recipe may be higher.
-        self._above = config.eval.score_threshold if engine else None
+        self._above = recipe.eval.score_threshold if engine else None
 
     @overload  # a str is a sequence of str
     def __call__(  # type: ignore[overload-overlap]

@@ -15,7 +15,8 @@ import jax
 from flax.traverse_util import flatten_dict
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
-from mask_rcnn_jax.models.build import BUILDERS, PARTS, abstract_variables, build_model
+from mask_rcnn_jax import parts
+from mask_rcnn_jax.models.build import PARTS, ModelOptions, abstract_variables, build_model
 from mask_rcnn_jax.models.channels import Channels
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 
@@ -66,33 +67,32 @@ def prunable_channels(model: MaskRCNN) -> dict[str, Channels]:
     """Return all channels that can be narrowed, by section and name."""
     return {
         f"{section}/{name}": channels
-        for section in (*PARTS, *BUILDERS)
+        for section in PARTS
         for name, channels in getattr(getattr(model, section, None), "prunable", {}).items()
         if channels.unit < channels.full
     }
 
 
-def with_widths(config: Mapping[str, Any], widths: Widths) -> dict[str, Any]:
+def with_widths(model: ModelOptions, widths: Widths) -> ModelOptions:
     """Return a `model` section with these widths, and others as they were."""
-    config = {name: config[name] for name in config}
-    for section in (*PARTS, *BUILDERS):
+    for section in PARTS:
         start = f"{section}/"
         new = {n.removeprefix(start): int(w) for n, w in widths.items() if n.startswith(start)}
         if new:
-            entries = dict(config.get(section, {}))
-            before = dict(entries.get("widths", ()))  # runs of before have no such entry
-            config[section] = {**entries, "widths": tuple({**before, **new}.items())}
-    return config
+            part: Any = getattr(model, section)
+            both = tuple({**_widths(part), **new}.items())
+            model = replace(model, **{section: parts.change(part, widths=both)})
+    return model
 
 
-def find_groups(config: Mapping[str, Any]) -> dict[str, Group]:
-    """Return a model's groups by section and name. config: its `model` section."""
-    model = build_model(config, implementation="xla")
+def find_groups(options: ModelOptions) -> dict[str, Group]:
+    """Return a model's groups by section and name."""
+    model = build_model(options, implementation="xla")
     channels = prunable_channels(model)
-    narrowed = {name: _current(config, name, c) for name, c in channels.items()}
+    narrowed = {name: _current(options, name, c) for name, c in channels.items()}
     primes = _primes(channels)
     widths = {name: primes[name] * c.unit for name, c in channels.items()}
-    probe = build_model(with_widths(config, widths))
+    probe = build_model(with_widths(options, widths))
     shapes, probed = (_shapes(each) for each in (model, probe))
     axes: dict[str, list[Axis]] = {name: [] for name in channels}
     for path, shape in probed.items():
@@ -109,28 +109,26 @@ def find_groups(config: Mapping[str, Any]) -> dict[str, Group]:
     return {name: Group(narrowed[name], tuple(axes[name])) for name in channels}
 
 
-def find_operations(
-    config: Mapping[str, Any], predict: Callable[[MaskRCNN, dict], Any]
-) -> list[Term]:
+def find_operations(options: ModelOptions, predict: Callable[[MaskRCNN, dict], Any]) -> list[Term]:
     """Return a prediction's multiply-adds as a polynomial in the groups' units.
 
     Where platforms differ, a GPU's form counts.
 
     Args:
-        config: the `model` section.
+        options: of the model.
         predict: calls the model with these variables, on arrays or shapes.
     """
-    channels = prunable_channels(build_model(config, implementation="xla"))
+    channels = prunable_channels(build_model(options, implementation="xla"))
     primes = _primes(channels)
     widths = {name: primes[name] * c.unit for name, c in channels.items()}
-    probe = build_model(with_widths(config, widths), implementation="xla")
+    probe = build_model(with_widths(options, widths), implementation="xla")
     program = jax.make_jaxpr(lambda v: predict(probe, v))(abstract_variables(probe))
-    parts = (*BUILDERS, *PARTS, "rpn_head")
+    modules = (*PARTS, "rpn_head")
     terms: dict[tuple[str, tuple[str, ...]], int] = {}
     for where, number in _products(program.jaxpr, ""):
         groups = tuple(_groups_in(number, primes))
         factor = number // math.prod(primes[name] for name in groups)
-        part = next((name for name in where.split("/") if name in parts), "")
+        part = next((name for name in where.split("/") if name in modules), "")
         terms[part, groups] = terms.get((part, groups), 0) + factor
     return [Term(part, factor, groups) for (part, groups), factor in terms.items()]
 
@@ -144,11 +142,16 @@ def count_operations(terms: list[Term], channels: Mapping[str, Channels]) -> dic
     return found
 
 
-def _current(config: Mapping[str, Any], name: str, channels: Channels) -> Channels:
+def _current(options: ModelOptions, name: str, channels: Channels) -> Channels:
     """Return a group's channels, which may have been narrowed before."""
     section, _, rest = name.partition("/")
-    widths = dict(config.get(section, {}).get("widths", ()))
+    widths = _widths(getattr(options, section))
     return replace(channels, count=widths.get(rest, channels.full))
+
+
+def _widths(part: Any) -> dict[str, int]:
+    """Return a part's widths; a function of a user's own may take them without naming them."""
+    return dict(getattr(part, "widths", ()))
 
 
 def _shapes(model: MaskRCNN) -> dict[str, tuple[int, ...]]:

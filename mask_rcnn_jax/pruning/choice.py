@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from mask_rcnn_jax.models.build import ModelOptions
 from mask_rcnn_jax.parts import check_at_least
 from mask_rcnn_jax.pruning.channel_groups import (
     Axis,
@@ -57,8 +58,8 @@ DEFAULT_LIMITS = Limits()
 
 
 def prune(
-    variables: Mapping[str, Any], model: Mapping[str, Any], groups: Mapping[str, Group], kept: Kept
-) -> tuple[dict[str, Any], dict[str, Any]]:
+    variables: Mapping[str, Any], model: ModelOptions, groups: Mapping[str, Group], kept: Kept
+) -> tuple[dict[str, Any], ModelOptions]:
     """Leave out channels.
 
     Args:

@@ -10,12 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
-from ml_collections import ConfigDict
 
 from mask_rcnn_jax.config import write_workdir
-from mask_rcnn_jax.data.options import canvas_size, example_options
+from mask_rcnn_jax.data.options import ExampleOptions, canvas_size
 from mask_rcnn_jax.formats.disk import check_room
-from mask_rcnn_jax.models.detect import detect_options
+from mask_rcnn_jax.models.detect import Detect
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.pruning.channel_groups import (
     Group,
@@ -33,6 +32,7 @@ from mask_rcnn_jax.pruning.choice import (
     keep_operations,
     prune,
 )
+from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.weights import checksums
 from mask_rcnn_jax.weights.restore import restore
 
@@ -44,7 +44,7 @@ SECTIONS = {"rpn_head": "rpn"}  # of modules that have another name
 def prune_run(
     weights: str | os.PathLike,
     output: str | os.PathLike,
-    config: ConfigDict | None = None,
+    recipe: Recipe | None = None,
     *,
     threshold: float | None = None,
     target_operations: float | None = None,
@@ -58,7 +58,7 @@ def prune_run(
     Args:
         weights: a run's workdir, one checkpoint, or a weights file.
         output: the folder.
-        config: None uses the run's; a weights file needs one.
+        recipe: None uses the run's; a weights file needs one.
         threshold: keeps the filters above it, see `keep_above`; without `limits.exclude`, the
             pyramid's maps stay whole, as in TAO.
         target_operations: the share to keep, see `keep_operations`; either this or the threshold.
@@ -81,11 +81,11 @@ def prune_run(
     folder = Path(output)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"--output is {output}, which is there already; expected a new folder")
-    config, variables, categories, _ = restore(config, weights)
-    model = config.model.to_dict()
+    recipe, variables, categories, _ = restore(recipe, weights)
+    model = recipe.model
     groups = find_groups(model)
     check_excluded(groups, limits)
-    terms = find_operations(model, one_prediction(config))
+    terms = find_operations(model, one_prediction(recipe.data, recipe.eval))
     if target_operations is not None:
         kept = keep_operations(variables, groups, terms, target_operations, limits)
     else:
@@ -93,15 +93,15 @@ def prune_run(
         exclude = limits.exclude or tuple(name for name in TAO_EXCLUDES if name in groups)
         kept = keep_above(variables, groups, threshold, replace(limits, exclude=exclude))
     pruned, model = prune(variables, model, groups, kept)
-    values = config.to_dict() | {"model": model | {"init_from": str(output)}}
-    write_workdir(folder, ConfigDict(values), categories)
+    narrow = replace(recipe, model=replace(model, init_from=str(output)))
+    write_workdir(folder, narrow, categories)
     write_checkpoint(folder, pruned)
-    return _summary(config, (variables, pruned), groups, terms, kept)
+    return _summary(canvas_size(recipe.data), (variables, pruned), groups, terms, kept)
 
 
-def one_prediction(config: ConfigDict) -> Callable[[MaskRCNN, dict], Any]:
-    """Return a function that predicts on one image with the config's canvas."""
-    canvas, detect = canvas_size(example_options(config)), detect_options(config)
+def one_prediction(options: ExampleOptions, detect: Detect) -> Callable[[MaskRCNN, dict], Any]:
+    """Return a function that predicts on one image with the canvas of the options."""
+    canvas = canvas_size(options)
 
     def predict(model: MaskRCNN, variables: dict) -> Any:
         images, sizes = jnp.zeros((1, *canvas, 3), jnp.uint8), jnp.ones((1, 2), jnp.int32)
@@ -122,7 +122,7 @@ def write_checkpoint(workdir: Path, variables: dict) -> None:
 
 
 def _summary(
-    config: ConfigDict,
+    canvas: tuple[int, int],
     variables: tuple[dict, dict],
     groups: dict[str, Group],
     terms: list[Term],
@@ -140,9 +140,8 @@ def _summary(
             f"{part or 'model'}: {_from_to(sizes, 1e6)} M parameters, "
             f"{_from_to(products, 1e9)} G multiply-adds"
         )
-    height, width = canvas_size(example_options(config))
     share = products[1] / products[0]
-    lines.append(f"{share:.3f} of the multiply-adds of a prediction at {height} x {width}")
+    lines.append(f"{share:.3f} of the multiply-adds of a prediction at {canvas[0]} x {canvas[1]}")
     sections = {SECTIONS.get(part, part) for part in variables[0]["params"]}
     declared = {name.partition("/")[0] for name in groups}
     for section in sorted(sections - declared):

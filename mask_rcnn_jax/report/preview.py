@@ -4,14 +4,13 @@ from collections.abc import Sequence
 
 import cv2
 import numpy as np
-from ml_collections import ConfigDict
 
 from mask_rcnn_jax.data.dataset import Dataset
 from mask_rcnn_jax.data.kinds import build_augment
 from mask_rcnn_jax.data.loader import TrainLoader, TrainOrder
-from mask_rcnn_jax.data.options import train_options
+from mask_rcnn_jax.data.options import DataOptions
 from mask_rcnn_jax.data.overview import image_ids
-from mask_rcnn_jax.data.repeat import repeats
+from mask_rcnn_jax.data.repeat import Repeats
 from mask_rcnn_jax.evaluation.visualize import draw_ground_truth
 from mask_rcnn_jax.structures import Batch
 
@@ -19,16 +18,25 @@ COLUMNS, CELL, GAP = 4, 480, 8  # images per row, their longer side and the dist
 MASK_SIDE = 112
 
 
-def preview_sheet(config: ConfigDict, dataset: Dataset, count: int) -> np.ndarray:
-    """Draw the first `count` training images of a config: uint8 [H, W, 3] RGB."""
-    options, augment = train_options(config), build_augment(config.data)
-    left_out, ids = config.train.skip_images, image_ids(dataset)
+def preview_sheet(
+    data: DataOptions,
+    dataset: Dataset,
+    count: int,
+    *,
+    seed: int = 0,
+    left_out: Sequence[int | str] = (),
+) -> np.ndarray:
+    """Draw the first `count` training images: uint8 [H, W, 3] RGB.
+
+    seed, left_out: `train.seed` and `train.skip_images`.
+    """
+    options, augment, ids = data.in_training(), build_augment(data), image_ids(dataset)
     order = TrainOrder(
-        config.train.seed,
+        seed,
         batch_size=1,
-        keep_empty=config.data.keep_empty,
+        keep_empty=data.keep_empty,
         skip=frozenset(index for index, image_id in enumerate(ids) if image_id in left_out),
-        repeats=repeats(config),
+        repeats=Repeats(data.repeat_threshold),
     )
     loader = TrainLoader(dataset, options, order, num_workers=0, augment=augment)
     try:

@@ -6,9 +6,9 @@ from html import escape
 from pathlib import Path
 
 import numpy as np
-from ml_collections import ConfigDict
 
 from mask_rcnn_jax.data.coco import CocoDataset, load_coco
+from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.report.page import note, write_page
 from mask_rcnn_jax.report.set_charts import count_chart, ratio_chart, side_chart, size_map
 from mask_rcnn_jax.report.set_examples import Example, examples
@@ -32,7 +32,7 @@ def write_set_page(
     path: str | os.PathLike,
     json_path: str | os.PathLike,
     image_dir: str | os.PathLike,
-    config: ConfigDict,
+    recipe: Recipe,
     *,
     boxes_only: bool = False,
 ) -> Advice:
@@ -44,7 +44,7 @@ def write_set_page(
         path: the HTML file; its folder is created.
         json_path: the COCO json.
         image_dir: folder of its images.
-        config: the recipe.
+        recipe: for which suggestions are made.
         boxes_only: objects need no mask, as for `load_coco`.
 
     Raises ValueError or OSError for a json that cannot be used.
@@ -57,7 +57,7 @@ def write_set_page(
         boxes_only=boxes_only,
     )
     objects = collect(dataset.images)
-    advice = advise(objects, config)
+    advice = advise(objects, recipe)
     facts = {"Annotations": str(json_path)}
     height, width = np.median(objects.sizes, axis=0)
     facts["Usual size (height × width)"] = f"{height:.0f} × {width:.0f}"

@@ -10,11 +10,10 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from ml_collections import ConfigDict
 
-from mask_rcnn_jax import parts
-from mask_rcnn_jax.data.options import CANVAS_MULTIPLE, ExampleOptions, example_options
+from mask_rcnn_jax.data.options import CANVAS_MULTIPLE, ExampleOptions
 from mask_rcnn_jax.ops.anchors import AnchorGrid
+from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.report.anchor_fit import (
     Fit,
     NetworkBoxes,
@@ -81,12 +80,11 @@ class Advice(NamedTuple):
         return [*lines, " \\\n".join(self.flags)] if self.flags else lines
 
 
-def advise(objects: SetObjects, config: ConfigDict) -> Advice:
+def advise(objects: SetObjects, recipe: Recipe) -> Advice:
     """Suggest config entries for a dataset; without objects, all stay as they are."""
-    options = example_options(config)
-    anchors = parts.build(AnchorGrid, config.model.anchors, "model.anchors")
+    options, anchors = recipe.data, recipe.model.anchors
     size = image_size(objects, options)
-    if "fixed_size_crop" in config.data.augment:
+    if "fixed_size_crop" in options.augment:
         size = options.image_size, "Random crops set the size that training sees; it stays."
     short_sides = _scaled(options.short_sides, min(size[0]), min(options.image_size))
     fitted = replace(options, image_size=size[0], short_sides=short_sides)
@@ -105,7 +103,7 @@ def advise(objects: SetObjects, config: ConfigDict) -> Advice:
         Suggestion("data.image_size", options.image_size, *size),
         *side_suggestions(options.short_sides, short_sides),
         *anchor_suggestions(anchors, better, before, after),
-        *count_suggestions(objects.counts, config),
+        *count_suggestions(objects.counts, recipe),
     ]
     return Advice(suggestions, fitted, at_fitted, better, fits)
 
@@ -181,7 +179,7 @@ def anchor_suggestions(
     ]
 
 
-def count_suggestions(counts: np.ndarray, config: ConfigDict) -> list[Suggestion]:
+def count_suggestions(counts: np.ndarray, recipe: Recipe) -> list[Suggestion]:
     """Suggest limits for the objects in an image.
 
     `data.max_instances` follows the set, the others only grow.
@@ -191,40 +189,42 @@ def count_suggestions(counts: np.ndarray, config: ConfigDict) -> list[Suggestion
     if not most:
         return []
     usual, many = float(np.median(counts)), math.ceil(np.quantile(counts, MOST_IMAGES))
-    pasting = "copy_paste" in config.data.augment
+    pasting = "copy_paste" in recipe.data.augment
     pasted = ", twice as many with copy_paste" if pasting else ""
     instances = Suggestion(
         "data.max_instances",
-        config.data.max_instances,
+        recipe.data.max_instances,
         _round_up(2 * most if pasting else most, 20),
         f"An image has up to {most} objects{pasted}; more than this limit would not be learned. "
         "Set it higher if the set is going to grow.",
     )
     image = f"{MOST_IMAGES:.0%} of the images have at most {many} objects"
     detections = _raised(
-        config,
         "eval.detections_per_image",
+        recipe.eval.detections_per_image,
         1.5 * many,
         10,
         f"{image}; half as many again leave room.",
     )
-    return [instances, detections, *_stage_limits(config, usual, many, image, detections.value)]
+    return [instances, detections, *_stage_limits(recipe, usual, many, image, detections.value)]
 
 
 def _stage_limits(
-    config: ConfigDict, usual: float, many: int, image: str, detections: int
+    recipe: Recipe, usual: float, many: int, image: str, detections: int
 ) -> list[Suggestion]:
     """The limits between anchors and detections that have to grow with the objects in an image."""
     four = f"{image}; four proposals for each."
-    rpn, sampling = config.model.rpn, config.model.sampling
-    limits = [("eval.pre_nms_topk", 2 * detections, 100, "Two candidates for each detection.")]
+    rpn, sampling = recipe.model.rpn, recipe.model.sampling
+    topk, why = recipe.eval.pre_nms_topk, "Two candidates for each detection."
+    limits: list[tuple[str, int, float, int, str]] = [
+        ("eval.pre_nms_topk", topk, 2 * detections, 100, why)
+    ]
     for mode in ("train", "test"):
         if mode == "train" and rpn.post_nms_scope == "batch":
             continue  # counts per device, of which the number of images is not known here
-        limits += [
-            (f"model.rpn.post_nms_topk_{mode}", 4 * many, 100, four),
-            (f"model.rpn.pre_nms_topk_{mode}", 8 * many, 100, "Twice as many before NMS."),
-        ]
+        for stage, least, why in (("post", 4, four), ("pre", 8, "Twice as many before NMS.")):
+            name = f"{stage}_nms_topk_{mode}"
+            limits.append((f"model.rpn.{name}", getattr(rpn, name), least * many, 100, why))
     for section, name, count, who in (
         (rpn, "rpn", many, f"{image}; each needs a positive anchor"),
         (
@@ -236,8 +236,9 @@ def _stage_limits(
     ):
         share = section.positive_fraction
         reason = f"{who}, and at most {share:.0%} are for objects."
-        limits.append((f"model.{name}.batch_size_per_image", count / share, 64, reason))
-    raised = [_raised(config, *limit) for limit in limits]
+        entry, current = f"model.{name}.batch_size_per_image", section.batch_size_per_image
+        limits.append((entry, current, count / share, 64, reason))
+    raised = [_raised(*limit) for limit in limits]
     return [suggestion for suggestion in raised if suggestion.is_change]
 
 
@@ -245,11 +246,8 @@ def _scaled(sides: tuple[int, ...], new: int, old: int) -> tuple[int, ...]:
     return tuple(max(side * new // old, 1) for side in sides)
 
 
-def _raised(config: ConfigDict, entry: str, least: float, unit: int, reason: str) -> Suggestion:
-    """Suggest a multiple of a unit that is at least `least`, unless the config has as much."""
-    current: Any = config
-    for name in entry.split("."):
-        current = current[name]
+def _raised(entry: str, current: int, least: float, unit: int, reason: str) -> Suggestion:
+    """Suggest a multiple of a unit that is at least `least`, unless the recipe has as much."""
     value = current if current >= least else _round_up(least, unit)
     return Suggestion(entry, current, value, reason)
 

@@ -58,10 +58,10 @@ def _finite(value: Any) -> Any:
 class DLLogger:
     """Append the metrics of a run to `dllogger.json` in its workdir."""
 
-    def open(self, workdir: Path, config: Mapping[str, Any]) -> None:
+    def open(self, workdir: Path, entries: Mapping[str, Any]) -> None:
         self._started = datetime.now()
         self._file = open(workdir / FILE_NAME, "a", encoding="utf-8")
-        self._write("PARAMETER", {n: _finite(v) for n, v in flatten(config).items()})
+        self._write("PARAMETER", {n: _finite(v) for n, v in flatten(entries).items()})
 
     def __call__(
         self, step: int, metrics: Mapping[str, float], images: Mapping[str, np.ndarray]

@@ -3,30 +3,43 @@
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from itertools import chain
+from typing import NamedTuple
 
 import jax
-from ml_collections import ConfigDict
 
 from mask_rcnn_jax.data.dataset import Dataset
-from mask_rcnn_jax.data.options import has_inclusive_boxes
 from mask_rcnn_jax.data.overview import image_ids
-from mask_rcnn_jax.data.source import has_masks
 from mask_rcnn_jax.evaluation.encode import ImageDetections
 from mask_rcnn_jax.evaluation.workers import count_workers, encode_images
+from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.training import processes
 
 # COCO results of boxes and, unless the model has boxes alone, masks; ids of all images.
 Found = tuple[list[dict], list[dict] | None, list]
 
 
+class Rules(NamedTuple):
+    """How detections become COCO results."""
+
+    paste: str  # see `evaluation.paste`
+    inclusive_boxes: bool  # see `evaluation.encode.encode_image`
+    has_masks: bool
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> "Rules":
+        """Those of a recipe."""
+        return cls(recipe.eval.paste, recipe.data.inclusive_boxes, recipe.model.has_masks)
+
+
 def encode(
-    images: Iterable[ImageDetections], num_images: int, dataset: Dataset, config: ConfigDict
+    images: Iterable[ImageDetections], num_images: int, dataset: Dataset, rules: Rules
 ) -> Found:
     """Encode and gather the detections of all processes, as `evaluator.detect` returns them.
 
     Args:
         images: those of this process, read while others are encoded.
         num_images: of all processes.
+        rules: how they become results.
     """
     found: tuple[list[dict], list[dict], list] = ([], [], [])
 
@@ -37,8 +50,8 @@ def encode(
 
     encoded = encode_images(
         noted(),
-        paste=config.eval.paste,
-        inclusive_boxes=has_inclusive_boxes(config),
+        paste=rules.paste,
+        inclusive_boxes=rules.inclusive_boxes,
         num_workers=count_workers(
             num_images // jax.process_count(), processes.count_sharing_cores()
         ),
@@ -51,4 +64,4 @@ def encode(
     boxes, masks, ids = (list(chain(*processes.gather(entries))) for entries in found)
     for entries in (boxes, masks):
         entries.sort(key=lambda entry: place[entry["image_id"]])
-    return boxes, masks if has_masks(config) else None, sorted(ids, key=place.__getitem__)
+    return boxes, masks if rules.has_masks else None, sorted(ids, key=place.__getitem__)

@@ -13,7 +13,6 @@ import jax
 import numpy as np
 from absl import logging
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
 from pycocotools.cocoeval import COCOeval
 
 from mask_rcnn_jax.data import canvases
@@ -26,16 +25,16 @@ from mask_rcnn_jax.data.views import ViewLoader
 from mask_rcnn_jax.evaluation import coco as coco_evaluation
 from mask_rcnn_jax.evaluation import lvis, visualize
 from mask_rcnn_jax.evaluation.encode import ImageDetections, split_images
-from mask_rcnn_jax.evaluation.engines import configured_engine
-from mask_rcnn_jax.models.detect import detect_options
+from mask_rcnn_jax.evaluation.engines import check_engine
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
+from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.structures import Batch, Detections
 from mask_rcnn_jax.terminal import console
 from mask_rcnn_jax.terminal.progress import Progress
 from mask_rcnn_jax.terminal.safe_text import file_name, printable, safe_stdout
 from mask_rcnn_jax.training import processes, step
 from mask_rcnn_jax.training.compiling import say_compiling
-from mask_rcnn_jax.training.encoding import Found, encode
+from mask_rcnn_jax.training.encoding import Found, Rules, encode
 from mask_rcnn_jax.training.metrics import PER_CLASS
 from mask_rcnn_jax.training.setup import make_eval_loader
 from mask_rcnn_jax.training.step import TrainState, shard_batch
@@ -54,7 +53,7 @@ LOGGED = {
 
 
 def make_validation(
-    config: ConfigDict,
+    recipe: Recipe,
     val_set: Dataset,
     model: MaskRCNN,
     mesh: Mesh,
@@ -78,30 +77,36 @@ def make_validation(
 
         return run_or_stop
 
-    engine = configured_engine(config)
-    protocol = coco_evaluation.configured_protocol(config)
+    wanted = recipe.eval
+    engine, protocol = wanted.engine, wanted.protocol
+    check_engine(engine)
     check_labels(val_set, protocol)
-    predict = step.make_predict_step(model, mesh, detect_options(config))
+    predict = step.make_predict_step(model, mesh, wanted)
     predict = stoppable(say_compiling("detector", predict))
-    loss, seed = step.loss_options(config), config.train.seed
-    loss_step = step.make_loss_step(model, mesh, loss=loss, seed=seed)
+    loss_step = step.make_loss_step(model, mesh, loss=recipe.loss, seed=recipe.train.seed)
     loss_step = stoppable(say_compiling("validation losses", loss_step))
-    options = evaluation_options(config, val_set)
+    options = evaluation_options(recipe, val_set)
+    numbers: dict[str, Any] = {
+        "batch_size": wanted.batch_size,
+        "num_workers": recipe.data.num_workers,
+    }
+    load = partial(make_eval_loader, val_set, options, **numbers)
 
     def validate(state: TrainState) -> tuple[dict[str, float], dict[str, np.ndarray]]:
         output = workdir / "eval" / str(int(state.step))
-        loader = make_eval_loader(config, val_set, config.eval.max_images, options=options)
-        found = detect(predict, state.evaluated, loader, val_set, mesh, config)
+        loader = load(max_images=wanted.max_images)
+        found = detect(predict, state.evaluated, loader, val_set, mesh, Rules.of(recipe))
         scores = score_and_write(val_set, found, output, engine, protocol)
         metrics = {name: scores[key] for name, key in LOGGED.items() if key in scores}
         if protocol == "coco":  # LVIS has over a thousand categories
             metrics |= category_metrics(scores["per_category"])
         images = {}
-        if config.eval.loss_images:
-            loader = make_eval_loader(config, val_set, config.eval.loss_images, fill=True)
+        if wanted.loss_images:
+            images_of = partial(make_eval_loader, val_set, recipe.data, **numbers)
+            loader = images_of(max_images=wanted.loss_images, fill=True)
             metrics |= mean_losses(loss_step, state.evaluated, loader, mesh)
-        if config.eval.pictures:
-            loader = make_eval_loader(config, val_set, config.eval.pictures, options=options)
+        if wanted.pictures:
+            loader = load(max_images=wanted.pictures)
             folder = output / "pictures"
             images = draw_pictures(predict, state.evaluated, loader, val_set, mesh, folder)
             logging.info("annotated pictures: %s", folder)
@@ -110,12 +115,13 @@ def make_validation(
     return validate
 
 
-def evaluation_options(config: ConfigDict, dataset: Dataset) -> ExampleOptions:
+def evaluation_options(recipe: Recipe, dataset: Dataset) -> ExampleOptions:
     """Options for the images to evaluate on; their canvases follow the images' sizes."""
-    indices = range(len(dataset.images))[: config.eval.max_images or None]
+    indices = range(len(dataset.images))[: recipe.eval.max_images or None]
     sizes = [image_size(dataset.images, index) for index in indices]
-    rows = config.eval.batch_size * jax.device_count()
-    return canvases.evaluation_options(config, sizes, rows=rows)
+    rows = recipe.eval.batch_size * jax.device_count()
+    most, multiple = recipe.eval.canvases, recipe.model.input.pad_multiple
+    return canvases.evaluation_options(recipe.data, sizes, rows=rows, most=most, multiple=multiple)
 
 
 def category_metrics(per_category: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
@@ -147,7 +153,7 @@ def detect(
     batches: EvalLoader | ViewLoader,
     dataset: Dataset,
     mesh: Mesh,
-    config: ConfigDict,
+    rules: Rules,
     accepts: Callable[[Any], bool] = lambda batch: True,
 ) -> Found:
     """COCO results (boxes, masks) of every image of the accepted batches, and these images' ids, in
@@ -181,7 +187,7 @@ def detect(
         for last in pending:
             yield from images(*last)
 
-    return encode(detected(), batches.num_images, dataset, config)
+    return encode(detected(), batches.num_images, dataset, rules)
 
 
 def score_and_write(

@@ -1,7 +1,7 @@
 """Loggers: functions of (step, metrics, images) that receive everything a run measures.
 
 metrics: name -> float. images: name -> uint8 [H, W, 3] RGB, often empty. A logger may also have
-`open(workdir, config)`, called before the first step, and `close()`. All are called on the first
+`open(workdir, entries)`, called before the first step, and `close()`. All are called on the first
 process only.
 """
 
@@ -41,12 +41,12 @@ class Loggers:
         self._closing = ExitStack()
         self._own, self._users = [self._closing.enter_context(one) for one in own], users
 
-    def open(self, workdir: Path, config: dict[str, Any]) -> None:
+    def open(self, workdir: Path, entries: dict[str, Any]) -> None:
         """Open the users' loggers."""
         for logger in self._users:
             if hasattr(logger, "open"):
                 try:
-                    logger.open(workdir, config)
+                    logger.open(workdir, entries)
                 except Exception as error:  # of the user's code
                     why = f"{type(error).__name__}: {error}"
                     raise ValueError(f"logger {logger_name(logger)} cannot start: {why}") from error
@@ -80,7 +80,7 @@ class Loggers:
 
 
 def open_loggers(
-    workdir: Path, config: dict[str, Any], users: Sequence[Logger], *, resume_step: int
+    workdir: Path, entries: dict[str, Any], users: Sequence[Logger], *, resume_step: int
 ) -> Loggers:
     """Open metrics.jsonl, TensorBoard's events and the users' loggers, on the first process."""
     if jax.process_index() != 0:
@@ -89,7 +89,7 @@ def open_loggers(
     loggers = Loggers(own, users)
     try:
         dllogger.truncate(workdir / dllogger.FILE_NAME, resume_step)
-        loggers.open(workdir, config)
+        loggers.open(workdir, entries)
     except BaseException:
         loggers.close()
         raise
@@ -159,14 +159,14 @@ def tensorboard_logger(workdir: Path, resume_step: int) -> Iterator[Logger]:
 
 
 class _Service:
-    """A logger that starts with the run. start: (workdir, config) -> the logger's context."""
+    """A logger that starts with the run. start: (workdir, entries) -> the logger's context."""
 
     def __init__(self, name: str, start: Callable[..., AbstractContextManager[Logger]]):
         self.__name__, self._start, self._closing = name, start, ExitStack()
         self.close = self._closing.close
 
-    def open(self, workdir: Path, config: dict[str, Any]) -> None:
-        self._log = self._closing.enter_context(self._start(workdir, config))
+    def open(self, workdir: Path, entries: dict[str, Any]) -> None:
+        self._log = self._closing.enter_context(self._start(workdir, entries))
 
     def __call__(self, step: int, metrics: Metrics, images: Images) -> None:
         self._log(step, metrics, images)
@@ -177,11 +177,11 @@ def wandb_logger(**kwargs) -> Logger:
     wandb = _package("wandb")
 
     @contextmanager
-    def start(workdir: Path, config: dict[str, Any]) -> Iterator[Logger]:
+    def start(workdir: Path, entries: dict[str, Any]) -> Iterator[Logger]:
         path = workdir / "wandb_run.txt"
         path.write_text(run_id := _recalled(path) or uuid.uuid4().hex)
         defaults = {"name": workdir.name, "dir": str(workdir), "id": run_id, "resume": "allow"}
-        run = wandb.init(**defaults | {"config": config} | kwargs)
+        run = wandb.init(**defaults | {"config": entries} | kwargs)
 
         def log(step: int, metrics: Metrics, images: Images) -> None:
             drawn = {name: wandb.Image(image) for name, image in images.items()}
@@ -198,12 +198,12 @@ def mlflow_logger(**kwargs) -> Logger:
     mlflow = _package("mlflow")
 
     @contextmanager
-    def start(workdir: Path, config: dict[str, Any]) -> Iterator[Logger]:
+    def start(workdir: Path, entries: dict[str, Any]) -> Iterator[Logger]:
         path = workdir / "mlflow_run.txt"
         run_id = _recalled(path)
         known = {"run_id": run_id} if run_id else {"run_name": workdir.name}
         path.write_text(mlflow.start_run(**{**known, **kwargs}).info.run_id)
-        mlflow.log_dict(config, "config.json")
+        mlflow.log_dict(entries, "config.json")
 
         def log(step: int, metrics: Metrics, images: Images) -> None:
             mlflow.log_metrics(metrics, step=step)
@@ -222,7 +222,7 @@ def clearml_logger(**kwargs) -> Logger:
     clearml = _package("clearml")
 
     @contextmanager
-    def start(workdir: Path, config: dict[str, Any]) -> Iterator[Logger]:
+    def start(workdir: Path, entries: dict[str, Any]) -> Iterator[Logger]:
         path = workdir / "clearml_run.txt"
         known = _recalled(path)
         # A continued task would count on from its last step unless told 0.
@@ -235,7 +235,7 @@ def clearml_logger(**kwargs) -> Logger:
         task = clearml.Task.init(**{**defaults, **kwargs})
         if not clearml.Task.is_offline():
             path.write_text(task.id)
-        task.connect_configuration(config, "config")
+        task.connect_configuration(entries, "config")
         report = task.get_logger()
 
         def log(step: int, metrics: Metrics, images: Images) -> None:

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import numpy as np
 from absl import logging
-from ml_collections import ConfigDict
 from pycocotools.cocoeval import COCOeval
 
 from mask_rcnn_jax.data.dataset import Dataset, dataset_name
 from mask_rcnn_jax.data.overview import image_ids
-from mask_rcnn_jax.evaluation.coco import configured_protocol
+from mask_rcnn_jax.recipe.options import EvalOptions
 from mask_rcnn_jax.report.analysis import Analysis, analyze
 from mask_rcnn_jax.report.page import write_report
 from mask_rcnn_jax.terminal import console
@@ -64,7 +63,9 @@ def write(
     logging.info("report: %s", folder / NAME)
 
 
-def write_run_report(config: ConfigDict, workdir: Path, step: int, dataset: Dataset | None) -> None:
+def write_run_report(
+    wanted: EvalOptions, workdir: Path, step: int, dataset: Dataset | None
+) -> None:
     """Write a finished run's report into its workdir: its last evaluation, and its training.
 
     Without an evaluation, or with LVIS's protocol, it is about the training alone. A run is worth
@@ -72,17 +73,17 @@ def write_run_report(config: ConfigDict, workdir: Path, step: int, dataset: Data
     """
     try:
         with console.lasting("writing the report"):
-            _write_run_report(config, workdir, step, dataset)
+            _write_run_report(wanted, workdir, step, dataset)
     except Exception as error:
         why = f"{type(error).__name__}: {error}"
         logging.warning("%s could not be written, the run is whole: %s", workdir / NAME, why)
 
 
 def _write_run_report(
-    config: ConfigDict, workdir: Path, step: int, dataset: Dataset | None
+    wanted: EvalOptions, workdir: Path, step: int, dataset: Dataset | None
 ) -> None:
     analyses = (
-        [] if dataset is None else _last_analyses(config, workdir / "eval" / str(step), dataset)
+        [] if dataset is None else _last_analyses(wanted, workdir / "eval" / str(step), dataset)
     )
     read = (lambda image: None) if dataset is None else dataset_reader(dataset)
     name = "" if dataset is None else dataset_name(dataset)
@@ -90,16 +91,15 @@ def _write_run_report(
     write(workdir, f"Training of {workdir}, step {step}", name, analyses, read, records)
 
 
-def _last_analyses(config: ConfigDict, folder: Path, dataset: Dataset) -> list[Analysis]:
+def _last_analyses(wanted: EvalOptions, folder: Path, dataset: Dataset) -> list[Analysis]:
     """Score the results in a folder once more: a training's own scores need no analysis, and may be
     of another engine. Returns nothing where there is nothing to analyze."""
     boxes, masks = folder / "bbox_results.json", folder / "segm_results.json"
-    protocol = configured_protocol(config)
-    if protocol != "coco" or not boxes.exists():
+    if wanted.protocol != "coco" or not boxes.exists():
         return []
     mask_results = json.loads(masks.read_text()) if masks.exists() else None
-    ids = image_ids(dataset)[: config.eval.max_images or None]
+    ids = image_ids(dataset)[: wanted.max_images or None]
     analyses, collect = collector(True)
     found = json.loads(boxes.read_text()), mask_results, ids
-    evaluator.score(dataset, found, "pycocotools", protocol, collect)
+    evaluator.score(dataset, found, "pycocotools", wanted.protocol, collect)
     return analyses

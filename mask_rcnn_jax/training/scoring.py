@@ -5,7 +5,7 @@ import os
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -14,43 +14,44 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from mask_rcnn_jax.annotations.reader import GroundTruth, read_ground_truth
+from mask_rcnn_jax.config import as_recipe
 from mask_rcnn_jax.data.coco import CocoDataset
 from mask_rcnn_jax.data.dataset import Dataset, check_classes, check_dataset, dataset_name
 from mask_rcnn_jax.data.images import decode_image
 from mask_rcnn_jax.data.loader import EvalLoader
-from mask_rcnn_jax.data.options import example_options, train_sets
+from mask_rcnn_jax.data.options import DataOptions, ExampleOptions
 from mask_rcnn_jax.data.overview import image_size
 from mask_rcnn_jax.data.resize import ResizePlan, resize_plan
-from mask_rcnn_jax.data.source import annotation_file, learns_boxes_only, load_split, load_val
+from mask_rcnn_jax.data.source import annotation_file, load_split, load_val
 from mask_rcnn_jax.data.tiles import Tiles, tiling
 from mask_rcnn_jax.data.views import ViewLoader
 from mask_rcnn_jax.evaluation import coco as coco_evaluation
-from mask_rcnn_jax.evaluation.engines import configured_engine
-from mask_rcnn_jax.models.detect import detect_options
+from mask_rcnn_jax.evaluation.engines import check_engine
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
+from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.structures import Batch, Detections
 from mask_rcnn_jax.terminal.safe_text import safe_stdout
 from mask_rcnn_jax.training import evaluator, reports
 from mask_rcnn_jax.training.compiling import say_compiling
+from mask_rcnn_jax.training.encoding import Rules
 from mask_rcnn_jax.training.metrics import FILE_NAME, read_metrics
 from mask_rcnn_jax.training.setup import (
     make_eval_loader,
     make_tile_loader,
-    resolve_config,
     view_sizes,
 )
 from mask_rcnn_jax.training.step import make_mesh, make_predict_step, replicate
 from mask_rcnn_jax.training.tiles import detect_in_tiles
-from mask_rcnn_jax.training.views import Views, make_views_step, view_options
+from mask_rcnn_jax.training.views import make_views_step
 from mask_rcnn_jax.weights import pretrained
-from mask_rcnn_jax.weights.restore import make_model, restore
+from mask_rcnn_jax.weights.restore import Restored, make_model, restore
 
 
 class Exported(Protocol):
     """A model that brings its own program, as `predict.engines.load_exported` returns it."""
 
     @property
-    def config(self) -> ConfigDict: ...
+    def recipe(self) -> Recipe: ...
 
     @property
     def categories(self) -> list[dict]: ...
@@ -63,14 +64,14 @@ class Exported(Protocol):
 
     def accepts(self, plan: ResizePlan) -> bool: ...
 
-    def check_unchanged(self, config: ConfigDict) -> None: ...
+    def check_unchanged(self, recipe: Recipe) -> None: ...
 
     def __call__(self, images: np.ndarray, image_sizes: np.ndarray) -> Detections: ...
 
 
 def evaluate(
     weights: str | Path | Exported,
-    config: ConfigDict | str | Path | None = None,
+    config: Recipe | ConfigDict | str | Path | None = None,
     *,
     val_set: Dataset | None = None,
     output: str | Path | None = None,
@@ -85,7 +86,7 @@ def evaluate(
             scored on the images that have a size it takes.
         config: a recipe's name or path, or a config, which is not changed; None takes that of the
             run or the export. A file needs one.
-        val_set: the dataset; None takes `config.data.val_json`.
+        val_set: the dataset; None takes `data.val_json`.
         output: folder for bbox_results.json, segm_results.json and metrics.json; None takes
             `eval/<step>` in the run's workdir. A file and an exported model need one.
         report: also write report.html.
@@ -100,55 +101,36 @@ def evaluate(
     Raises:
         ValueError, OSError: weights, config or dataset cannot be used or do not fit each other.
     """
-    tiles = tiling(tile, overlap)
-    given = None if config is None else resolve_config(config)
-    exported = None if isinstance(weights, str | Path) else weights
-    if isinstance(weights, str | Path):
-        if not pretrained.is_run(weights) and (config is None or output is None):
-            raise ValueError(f"--weights {weights} is no run: it needs --config and --output")
-        resolved, variables, categories, checkpoint = restore(given, weights)
-    else:
-        if output is None:
-            raise ValueError("an exported model needs --output")
-        if jax.process_count() > 1:
-            raise ValueError("an exported model is evaluated in one process")
-        if given is not None:
-            weights.check_unchanged(given)
-        resolved, variables = given or weights.config, {}
-        categories, checkpoint = weights.categories, None
+    tiles, given = tiling(tile, overlap), None if config is None else as_recipe(config)
+    restored, exported = _source(weights, given, has_output=output is not None)
     name = str(exported.name if exported else weights)
-    engine = configured_engine(resolved)
-    protocol = coco_evaluation.configured_protocol(resolved, report=report)
-    if val_set is None:
-        boxes_only = learns_boxes_only(resolved)
-        if checkpoint or exported:
-            val_set = load_val(resolved.data, categories, boxes_only=boxes_only)
-        else:
-            val_set = load_split(resolved.data, "val", boxes_only=boxes_only)
-    elif type(val_set) is not CocoDataset:
-        check_dataset(val_set, "val_set")
+    recipe, categories, checkpoint = restored.recipe, restored.categories, restored.checkpoint
+    engine, protocol = recipe.eval.engine, recipe.eval.protocol
+    check_engine(engine)
+    coco_evaluation.check_protocol(protocol, report)
+    of_run = checkpoint or exported  # their classes are known
+    val_set = _val_set(recipe, val_set, categories if of_run else None)
     evaluator.check_labels(val_set, protocol)
-    title, records = f"Evaluation of {name}", []
-    if checkpoint:
-        check_classes(val_set, categories, name)
-        output = output or checkpoint.workdir / "eval" / str(checkpoint.step)
-        title = f"Evaluation of {name}, step {checkpoint.step}"
-        if report and (checkpoint.workdir / FILE_NAME).is_file():
-            records = read_metrics(checkpoint.workdir / FILE_NAME)
-    elif exported:
+    if of_run:
         check_classes(val_set, categories, name)
     elif len(val_set.class_names) != len(categories):
         raise ValueError(
             f"{name} has {len(categories)} classes, expected {len(val_set.class_names)} as in "
             f"{dataset_name(val_set)} (data.class_ids says how ids become classes)"
         )
-    assert output is not None  # checked above for a file of weights
+    title, records = f"Evaluation of {name}", []
+    if checkpoint:
+        output = output or checkpoint.workdir / "eval" / str(checkpoint.step)
+        title = f"Evaluation of {name}, step {checkpoint.step}"
+        if report and (checkpoint.workdir / FILE_NAME).is_file():
+            records = read_metrics(checkpoint.workdir / FILE_NAME)
+    assert output is not None  # `_source` asks for one where there is no run
     folder = Path(output)
     folder.mkdir(parents=True, exist_ok=True)  # an unwritable folder is found out before the work
     if exported:
-        found = _detect_exported(exported, resolved, val_set, tiles)
+        found = _detect_exported(exported, recipe, val_set, tiles)
     else:
-        found = _detect(resolved, len(categories), variables, val_set, tiles)
+        found = _detect(recipe, len(categories), restored.variables, val_set, tiles)
     analyses, collect = reports.collector(report)
     metrics = evaluator.score_and_write(val_set, found, folder, engine, protocol, collect)
     if analyses:  # on the first process
@@ -158,14 +140,43 @@ def evaluate(
     return metrics
 
 
+def _source(
+    weights: str | Path | Exported, recipe: Recipe | None, *, has_output: bool
+) -> tuple[Restored, Exported | None]:
+    """Restore the model to evaluate, or take an exported one, which has no variables."""
+    if isinstance(weights, str | Path):
+        if not pretrained.is_run(weights) and (recipe is None or not has_output):
+            raise ValueError(f"--weights {weights} is no run: it needs --config and --output")
+        return restore(recipe, weights), None
+    if not has_output:
+        raise ValueError("an exported model needs --output")
+    if jax.process_count() > 1:
+        raise ValueError("an exported model is evaluated in one process")
+    if recipe is not None:
+        weights.check_unchanged(recipe)
+    return Restored(recipe or weights.recipe, {}, weights.categories, None), weights
+
+
+def _val_set(recipe: Recipe, given: Dataset | None, categories: list[dict] | None) -> Dataset:
+    """Return the given dataset, checked, or the recipe's; categories: the model's, if known."""
+    if given is not None:
+        if type(given) is not CocoDataset:
+            check_dataset(given, "val_set")
+        return given
+    boxes_only = recipe.learns_boxes_only
+    if categories is not None:
+        return load_val(recipe.data, categories, boxes_only=boxes_only)
+    return load_split(recipe.data, "val", boxes_only=boxes_only)
+
+
 def evaluate_results(
     results_json: str | Path,
-    config: ConfigDict | str | Path,
+    config: Recipe | ConfigDict | str | Path,
     *,
     output: str | Path | None = None,
     report: bool = False,
 ) -> dict:
-    """Score a COCO results file, boxes or masks or both, against the "val" set of `config.data`.
+    """Score a COCO results file, boxes or masks or both, against the "val" set of `data`.
 
     Args:
         output: folder for metrics.json; None writes nothing.
@@ -179,19 +190,19 @@ def evaluate_results(
     """
     if report and not output:
         raise ValueError("--report with --results needs --output, where report.html is written")
-    config = resolve_config(config)
-    sets = train_sets(config.data)
+    recipe = as_recipe(config)
+    data, engine, protocol = recipe.data, recipe.eval.engine, recipe.eval.protocol
     for name in ("more_train", "class_map"):
-        if value := getattr(sets, name):
+        if value := getattr(data, name):
             advice = "since the category ids of results are taken as those of data.val_json"
             raise ValueError(f"data.{name} is {value}, expected () with --results, {advice}")
-    engine = configured_engine(config)
-    protocol = coco_evaluation.configured_protocol(config, report=report)
+    check_engine(engine)
+    coco_evaluation.check_protocol(protocol, report)
     boxes, masks = coco_evaluation.split_results(coco_evaluation.load_results(results_json))
-    annotations = annotation_file(config.data, "val")
-    boxes_only = learns_boxes_only(config) and masks is None
+    annotations = annotation_file(data, "val")
+    boxes_only = recipe.learns_boxes_only and masks is None
     truth = read_ground_truth(annotations, scoring=True, boxes_only=boxes_only)
-    skip_bad = config.data.bad_annotations == "skip"
+    skip_bad = data.bad_annotations == "skip"
     if skip_bad:
         for line in truth.left_out():
             logging.warning("%s", line)
@@ -213,19 +224,23 @@ def evaluate_results(
         Path(output).mkdir(parents=True, exist_ok=True)
         (Path(output) / "metrics.json").write_text(json.dumps(metrics, indent=1))
     if report and output:
-        title, read = f"Evaluation of {results_json}", _config_reader(config)
+        title, read = f"Evaluation of {results_json}", _files_reader(data)
         reports.write(Path(output), title, annotations, analyses, read, records=[])
     return metrics
 
 
-def fitting(config: ConfigDict, dataset: Dataset, accepts: Callable[[ResizePlan], bool]) -> int:
+def fitting(
+    options: ExampleOptions,
+    max_images: int,
+    dataset: Dataset,
+    accepts: Callable[[ResizePlan], bool],
+) -> int:
     """Count the images to evaluate on with a size that an exported model takes.
 
     Takes sizes from the annotations, opens no image. Raises ValueError if there are none, and warns
     if there are others.
     """
-    count, options = len(dataset.images), example_options(config)
-    count = min(count, config.eval.max_images or count)
+    count = min(len(dataset.images), max_images or len(dataset.images))
     sizes = Counter(image_size(dataset.images, index) for index in range(count))
     kept = sum(n for size, n in sizes.items() if accepts(resize_plan(*size, options)))
     if not kept:
@@ -241,63 +256,61 @@ def fitting(config: ConfigDict, dataset: Dataset, accepts: Callable[[ResizePlan]
 
 
 def _detect(
-    config: ConfigDict, num_classes: int, variables: dict, val_set: Dataset, tiles: Tiles | None
+    recipe: Recipe, num_classes: int, variables: dict, val_set: Dataset, tiles: Tiles | None
 ) -> evaluator.Found:
-    model, mesh = make_model(config, num_classes), make_mesh()
-    variables = replicate(variables, mesh)
-    if tiles:
-        return _detect_in_tiles(config, model, mesh, val_set, variables, tiles)
-    predict, loader = _predictions(config, model, mesh, val_set)
-    return evaluator.detect(predict, variables, loader, val_set, mesh, config)
+    model, mesh = make_model(recipe, num_classes), make_mesh()
+    variables, rules = replicate(variables, mesh), Rules.of(recipe)
+    if tiles is None:
+        predict, loader = _predictions(recipe, model, mesh, val_set)
+        return evaluator.detect(predict, variables, loader, val_set, mesh, rules)
+    if recipe.eval.augments:
+        raise ValueError("eval.tta_scales and eval.tta_flip are set, expected neither with tiles")
+    predict = say_compiling("detector", make_predict_step(model, mesh, recipe.eval))
+    tile_loader = make_tile_loader(recipe, val_set, tiles)
+    return detect_in_tiles(predict, variables, tile_loader, val_set, mesh, rules)
 
 
 def _detect_exported(
-    exported: Exported, config: ConfigDict, val_set: Dataset, tiles: Tiles | None
+    exported: Exported, recipe: Recipe, val_set: Dataset, tiles: Tiles | None
 ) -> evaluator.Found:
     """Detect with an exported model in the images that it takes."""
-    if tiles or view_options(config) != Views():
+    if tiles or recipe.eval.augments:
         raise ValueError("an exported model is evaluated without tiles, tta_scales and tta_flip")
-    fitting(config, val_set, exported.accepts)
-    options, rows = example_options(config), exported.batch or config.eval.batch_size
-    limits = {"num_workers": config.data.num_workers, "max_images": config.eval.max_images}
-    loader = EvalLoader(val_set, options, batch_size=rows, accepts=exported.accepts, **limits)
+    options, limit = recipe.data, recipe.eval.max_images
+    fitting(options, limit, val_set, exported.accepts)
+    loader = EvalLoader(
+        val_set,
+        options,
+        batch_size=exported.batch or recipe.eval.batch_size,
+        accepts=exported.accepts,
+        num_workers=options.num_workers,
+        max_images=limit,
+    )
     mesh = jax.make_mesh((1,), ("data",), devices=jax.local_devices()[:1])
 
     def predict(_, batch: Batch) -> Detections:
         return exported(np.asarray(batch.images), np.asarray(batch.image_sizes))
 
-    return evaluator.detect(predict, {}, loader, val_set, mesh, config)
+    return evaluator.detect(predict, {}, loader, val_set, mesh, Rules.of(recipe))
 
 
 def _predictions(
-    config: ConfigDict, model: MaskRCNN, mesh: Mesh, val_set: Dataset
+    recipe: Recipe, model: MaskRCNN, mesh: Mesh, val_set: Dataset
 ) -> tuple[evaluator.PredictStep, EvalLoader | ViewLoader]:
-    """A step and its batches: with several views of each image, if the config says so."""
-    views, detect, limit = view_options(config), detect_options(config), config.eval.max_images
-    if views == Views():
-        predict = say_compiling("detector", make_predict_step(model, mesh, detect))
-        options = evaluator.evaluation_options(config, val_set)
-        return predict, make_eval_loader(config, val_set, limit, options=options)
-    logging.info("%d views of each image: sizes of %s", views.count, views.tta_scales)
-    sizes = view_sizes(config)
-    loaders = [make_eval_loader(config, val_set, limit, options=options) for options in sizes]
-    step = make_views_step(model, mesh, detect, flip=views.tta_flip)
+    """A step and its batches: with several views of each image, if the recipe says so."""
+    wanted, workers = recipe.eval, recipe.data.num_workers
+    numbers: dict[str, Any] = {"batch_size": wanted.batch_size, "max_images": wanted.max_images}
+
+    def load(options: ExampleOptions) -> EvalLoader:
+        return make_eval_loader(val_set, options, num_workers=workers, **numbers)
+
+    if not wanted.augments:
+        predict = say_compiling("detector", make_predict_step(model, mesh, wanted))
+        return predict, load(evaluator.evaluation_options(recipe, val_set))
+    logging.info("%d views of each image: sizes of %s", wanted.views, wanted.tta_scales)
+    loaders = [load(options) for options in view_sizes(recipe.data, wanted)]
+    step = make_views_step(model, mesh, wanted, flip=wanted.tta_flip)
     return say_compiling("detector", step), ViewLoader(loaders)
-
-
-def _detect_in_tiles(
-    config: ConfigDict,
-    model: MaskRCNN,
-    mesh: Mesh,
-    val_set: Dataset,
-    variables: dict,
-    tiles: Tiles,
-) -> evaluator.Found:
-    if view_options(config) != Views():
-        raise ValueError("eval.tta_scales and eval.tta_flip are set, expected neither with tiles")
-    loader = make_tile_loader(config, val_set, tiles)
-    predict = say_compiling("detector", make_predict_step(model, mesh, detect_options(config)))
-    return detect_in_tiles(predict, variables, loader, val_set, mesh, config)
 
 
 def _warn_of_unknown_categories(
@@ -310,13 +323,13 @@ def _warn_of_unknown_categories(
         logging.warning(text, results_json, len(unknown), unknown[0])
 
 
-def _config_reader(config: ConfigDict) -> reports.ReadImage:
+def _files_reader(data: DataOptions) -> reports.ReadImage:
     """Reads from the files of the "val" set, whose json may lack everything but file names."""
-    if config.data.source != "json":
-        return reports.dataset_reader(load_split(config.data, "val"))
+    if data.source != "json":
+        return reports.dataset_reader(load_split(data, "val"))
 
     def read(image: dict) -> np.ndarray:
-        path = os.path.join(config.data.val_images, image["file_name"])
+        path = os.path.join(data.val_images, image["file_name"])
         has_size = "height" in image and "width" in image
         size = (int(image["height"]), int(image["width"])) if has_size else None
         return decode_image(path, expected_size=size)

@@ -14,14 +14,13 @@ from jax import lax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from mask_rcnn_jax import parts
 from mask_rcnn_jax.models.detect import Detect
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.models.outputs import TrainOutputs
 from mask_rcnn_jax.ops import losses
 from mask_rcnn_jax.ops.losses import LossOptions
+from mask_rcnn_jax.recipe.averaging import NO_AVERAGE, WeightAverage
 from mask_rcnn_jax.structures import Batch, Detections
-from mask_rcnn_jax.training.averaging import NO_AVERAGE, WeightAverage
 from mask_rcnn_jax.training.distill import Distillation
 from mask_rcnn_jax.training.flip import random_flip
 from mask_rcnn_jax.training.loss_scale import LossScaleState
@@ -274,11 +273,6 @@ def loss_terms(
     dropped = outputs.dropped_masks
     counts = {} if dropped is None else {"dropped_masks": dropped}
     return {"loss/total": sum(terms.values()), **terms, **counts}
-
-
-def loss_options(config: Mapping[str, Any]) -> LossOptions:
-    """The loss options of a config. Raises ValueError, naming the entry, for a wrong value."""
-    return parts.build(LossOptions, config["loss"], "loss")
 
 
 def _image_keys(seed: int, step: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:

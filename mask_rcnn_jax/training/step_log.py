@@ -9,10 +9,10 @@ from itertools import chain
 import jax
 import numpy as np
 from absl import logging
-from ml_collections import ConfigDict
 
 from mask_rcnn_jax.data.dataset import Dataset
 from mask_rcnn_jax.memory import peak_rss_mb
+from mask_rcnn_jax.recipe.options import TrainOptions
 from mask_rcnn_jax.structures import Batch
 from mask_rcnn_jax.terminal import console
 from mask_rcnn_jax.terminal.progress import clock
@@ -26,9 +26,20 @@ _NAMES = {"peak_memory_mb": "device", "peak_rss_mb": "host"}
 class StepLog:
     """Reads the metrics of a step after the next is dispatched, so that the device never waits."""
 
-    def __init__(self, config: ConfigDict, loggers: Loggers, dataset: Dataset, started: float):
-        """Args: started: time.monotonic() when the work began; the first step says how long ago."""
-        self._config, self._loggers, self._dataset = config, loggers, dataset
+    def __init__(
+        self,
+        train: TrainOptions,
+        loggers: Loggers,
+        dataset: Dataset,
+        started: float,
+        lowest_scale: float,
+    ):
+        """Args:
+        started: time.monotonic() when the work began; the first step says how long ago.
+        lowest_scale: `optim.loss_scale_floor`.
+        """
+        self._train, self._loggers, self._dataset = train, loggers, dataset
+        self._lowest_scale = lowest_scale
         self._started = self._shown = started  # `_shown`: when the last line was
         self._pending: tuple[int, dict, np.ndarray] | None = None
         self._canvases: set[tuple[int, ...]] = set()
@@ -70,7 +81,7 @@ class StepLog:
             self._first = False
             logging.info("first step done after %.1f s", time.monotonic() - self._started)
         self._check_finite(step, metrics, image_index)
-        train = self._config.train
+        train = self._train
         self._images += train.batch_size
         if "dropped_masks" in metrics:  # also those of steps that are not logged
             self._dropped.append(metrics["dropped_masks"])
@@ -105,7 +116,7 @@ class StepLog:
         if not broken:
             return
         advice = "try a lower optim.learning_rate or a longer optim.warmup_until"
-        what, floor = f"{', '.join(broken)} is not finite", self._config.optim.loss_scale_floor
+        what, floor = f"{', '.join(broken)} is not finite", self._lowest_scale
         if "loss_scale" in metrics and "grad_norm" in broken:
             if metrics["loss_scale"] > floor:
                 return  # the step was skipped

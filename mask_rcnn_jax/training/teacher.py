@@ -11,10 +11,9 @@ import jax
 import numpy as np
 from absl import logging
 from flax.traverse_util import flatten_dict, unflatten_dict
-from ml_collections import ConfigDict
 
 from mask_rcnn_jax.config import load_config
-from mask_rcnn_jax.data.options import canvas_size, train_options
+from mask_rcnn_jax.data.options import ExampleOptions, canvas_size
 from mask_rcnn_jax.data.transforms import empty_batch
 from mask_rcnn_jax.host import on_host
 from mask_rcnn_jax.models.build import abstract_variables
@@ -22,22 +21,24 @@ from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.models.outputs import TrainOutputs
 from mask_rcnn_jax.models.quantization import RANGE
 from mask_rcnn_jax.models.teacher import TeacherOutputs
+from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.terminal import console
-from mask_rcnn_jax.training.distill import Distillation, DistillOptions, distill_options
+from mask_rcnn_jax.training.distill import Distillation
 from mask_rcnn_jax.weights.convert import num_classes_in, to_ours_flat
 from mask_rcnn_jax.weights.pretrained import is_run
-from mask_rcnn_jax.weights.restore import load_variables, make_model, restore_config
+from mask_rcnn_jax.weights.restore import load_variables, make_model, restore_recipe
 
 
 def open_teacher(
-    config: ConfigDict, student: MaskRCNN, class_names: Sequence[str] | None = None
+    recipe: Recipe, student: MaskRCNN, class_names: Sequence[str] | None = None
 ) -> tuple[Distillation | None, tuple[dict, ...]]:
-    """Return `config.distill`'s losses and the teacher's variables; None and () without one.
+    """Return the losses of `distill` and the teacher's variables; None and () without one.
 
-    Fills in `distill.checksum`, so that a resumed run and all its processes can compare it.
+    The losses' options have the teacher's checksum, so that a resumed run and all its processes can
+    compare it.
 
     Args:
-        config: the run's, with its final `train.steps`.
+        recipe: the run's, with its final `train.steps`.
         student: the model that is trained.
         class_names: the training set's, class 1 first; None: unknown.
 
@@ -45,11 +46,11 @@ def open_teacher(
         ValueError: the teacher cannot be loaded, is another one than `distill.checksum` says, or
             does not fit the model.
     """
-    options = distill_options(config)
+    options = recipe.distill
     if not options.teacher:
         return None, ()
     with console.lasting("loading the teacher"):
-        teacher, variables, names = _load(config, options)
+        teacher, variables, names = _load(recipe)
         if names is not None and class_names is not None:
             _check_names(options.teacher, names, class_names)
         checksum = _checksum(variables)
@@ -58,9 +59,9 @@ def open_teacher(
                 f"distill.checksum is {options.checksum!r}, but that of {options.teacher} is "
                 f"{checksum!r}; name the right teacher, or leave the checksum empty"
             )
-        config.distill.checksum = checksum
-        distillation = Distillation(options, teacher, student, config.train.steps)
-        _check_outputs(distillation, variables, config)
+        options = replace(options, checksum=checksum)
+        distillation = Distillation(options, teacher, student, recipe.train.steps)
+        _check_outputs(distillation, variables, recipe.data.in_training())
     return distillation, (variables,)
 
 
@@ -92,15 +93,16 @@ def _unit(name: str) -> str:
     return "/".join([module, *rest[:1]]) if module in ("fpn", "cascade") else module
 
 
-def _load(config: ConfigDict, options: DistillOptions) -> tuple[MaskRCNN, dict, list[str] | None]:
+def _load(recipe: Recipe) -> tuple[MaskRCNN, dict, list[str] | None]:
     """Return the teacher, its variables, and its class names if it is a run."""
-    path = options.teacher
+    options, path = recipe.distill, recipe.distill.teacher
     if not (options.recipe or is_run(path)):
         raise ValueError(f"distill.teacher is {path}, no run: distill.recipe must name its recipe")
     try:
         own = load_config(options.recipe) if options.recipe else None
-        own, categories, checkpoint = restore_config(own, path)
-        own.train.update({name: config.train[name] for name in ("precision", "implementation")})
+        own, categories, checkpoint = restore_recipe(own, path)
+        as_here = {name: getattr(recipe.train, name) for name in ("precision", "implementation")}
+        own = replace(own, train=replace(own.train, **as_here))
         variables = load_variables(checkpoint.folder if checkpoint else path, own)
         classes = num_classes_in(variables)
         assert classes is not None  # `load_variables` refuses a backbone alone
@@ -108,7 +110,7 @@ def _load(config: ConfigDict, options: DistillOptions) -> tuple[MaskRCNN, dict, 
     except (ValueError, OSError) as error:
         raise ValueError(f"distill.teacher: {error}") from error
     for name, differ in (("resize", _refuse), ("image_size", logging.warning)):
-        theirs, ours = (json.dumps(c.data[name]) for c in (own, config))
+        theirs, ours = (json.dumps(getattr(r.data, name)) for r in (own, recipe))
         if theirs != ours:
             text = (
                 "distill.teacher: %s was made for data.%s=%s and would see images of this run's %s"
@@ -142,13 +144,12 @@ def _checksum(variables: dict) -> str:
     return digest.hexdigest()
 
 
-def _check_outputs(distillation: Distillation, variables: dict, config: ConfigDict) -> None:
+def _check_outputs(distillation: Distillation, variables: dict, options: ExampleOptions) -> None:
     """Trace both models on an image, compare their outputs, and log the teacher's cost.
 
     Operations are counted in the GPU program, before optimization: the CPU program has some in
     loops, which XLA counts once.
     """
-    options = train_options(config)
     batch = empty_batch(1, canvas_size(options), options)
     student = distillation.student.clone(implementation="xla")
     ours, outputs = _trace(

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
 
 from mask_rcnn_jax.data.dataset import Dataset, category_ids
 from mask_rcnn_jax.data.overview import image_id
@@ -16,7 +15,7 @@ from mask_rcnn_jax.rle import Window
 from mask_rcnn_jax.structures import Batch, Detections
 from mask_rcnn_jax.terminal.progress import Progress
 from mask_rcnn_jax.training import processes
-from mask_rcnn_jax.training.encoding import Found, encode
+from mask_rcnn_jax.training.encoding import Found, Rules, encode
 from mask_rcnn_jax.training.evaluator import PredictStep
 from mask_rcnn_jax.training.step import shard_batch
 
@@ -27,7 +26,7 @@ def detect_in_tiles(
     batches: TileLoader,
     dataset: Dataset,
     mesh: Mesh,
-    config: ConfigDict,
+    rules: Rules,
 ) -> Found:
     """Detect like `evaluator.detect`, and merge the detections in the tiles of each image."""
     progress = Progress("tiles", len(batches.views))
@@ -54,10 +53,10 @@ def detect_in_tiles(
                 continue
             numbers = sorted(waiting.pop(index))
             windows = [batches.views[n][1] for n in numbers]
-            one = merge_views([seen[n] for n in numbers], windows, config.eval.paste)
+            one = merge_views([seen[n] for n in numbers], windows, rules.paste)
             yield one._replace(image_id=image_id(dataset.images, index))
 
-    return encode(merged(), batches.num_images, dataset, config)
+    return encode(merged(), batches.num_images, dataset, rules)
 
 
 def _views(

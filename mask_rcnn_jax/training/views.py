@@ -1,7 +1,7 @@
 """Test-time augmentation: detections from several sizes of an image and their mirror images."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Any, NamedTuple
 
 import jax
@@ -10,40 +10,12 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from mask_rcnn_jax import parts
 from mask_rcnn_jax.models.detect import Detect
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.ops import boxes as box_ops
 from mask_rcnn_jax.structures import Batch, Detections
 from mask_rcnn_jax.training.flip import mirrored
 from mask_rcnn_jax.training.step import sharded
-
-
-@dataclass(frozen=True)
-class Views:
-    """How often the `evaluate` command looks at an image.
-
-    Attributes:
-        tta_scales: sizes in which `evaluate` looks at an image, times `data.image_size`.
-        tta_flip: whether `evaluate` also looks at the mirror image of each size.
-    """
-
-    tta_scales: tuple[float, ...] = (1.0,)
-    tta_flip: bool = False
-
-    def __post_init__(self):
-        if not self.tta_scales or not all(scale > 0 for scale in self.tta_scales):
-            raise ValueError(f"tta_scales is {self.tta_scales}, expected factors above 0")
-
-    @property
-    def count(self) -> int:
-        """Views of an image."""
-        return len(self.tta_scales) * (2 if self.tta_flip else 1)
-
-
-def view_options(config: Mapping[str, Any]) -> Views:
-    """The views of a config's `eval` section; ValueError, naming the entry, for a wrong value."""
-    return parts.pick(Views, config["eval"], "eval")
 
 
 class _View(NamedTuple):
@@ -87,7 +59,7 @@ def make_views_step(
     suppression of `detect` together; masks are averaged over the views (detectron2's
     GeneralizedRCNNWithTTA). Soft-NMS, which would lower scores twice, is left to this pass alone.
     """
-    detect_view = detect if detect.nms == "hard" else _Candidates(**vars(detect))
+    detect_view = detect if detect.nms == "hard" else _Candidates(**_fields(detect))
 
     def step(variables: dict, batches: tuple[Batch, ...]) -> Detections:
         views = []
@@ -108,6 +80,10 @@ def make_views_step(
         return Detections(boxes=boxes, scores=scores, classes=classes, masks=masks, valid=valid)
 
     return jax.jit(sharded(step, mesh=mesh, out_specs=P("data")))
+
+
+def _fields(detect: Detect) -> dict[str, Any]:
+    return {field.name: getattr(detect, field.name) for field in fields(Detect)}
 
 
 def _views(batch: Batch, first: Batch, flip: bool, offset: float) -> list[_View]:

@@ -2,27 +2,26 @@
 
 import os
 
-from ml_collections import ConfigDict
-
 from mask_rcnn_jax.data.coco import load_categories
 from mask_rcnn_jax.data.coco_categories import COCO_CATEGORIES
+from mask_rcnn_jax.data.options import DataOptions
 from mask_rcnn_jax.data.source import annotation_file
 from mask_rcnn_jax.weights.convert import num_classes_in
 
 
-def categories_of_weights(config: ConfigDict, variables: dict) -> list[dict]:
+def categories_of_weights(data: DataOptions, variables: dict) -> list[dict]:
     """Return categories for weights without class names.
 
     Takes the names of the "val" set if their number is right, else COCO's, else numbers.
     """
     count = num_classes_in(variables)
     assert count is not None  # `load_variables` refuses a backbone alone
-    annotations = config.data.val_json and annotation_file(config.data, "val")
+    annotations = data.val_json and annotation_file(data, "val")
     if os.path.isfile(annotations):
-        categories = load_categories(annotations, class_ids=config.data.class_ids)
+        categories = load_categories(annotations, class_ids=data.class_ids)
         if len(categories) == count:
             return categories
-    raw = config.data.class_ids == "raw"
+    raw = data.class_ids == "raw"
     names = dict(COCO_CATEGORIES)
     if count == (max(names) if raw else len(names)):
         ids = range(1, count + 1) if raw else names

@@ -13,6 +13,8 @@ import numpy as np
 from absl import logging
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from mask_rcnn_jax import parts
+from mask_rcnn_jax.models.build import ModelOptions
 from mask_rcnn_jax.models.quantization import RANGE
 from mask_rcnn_jax.weights.convert import OURS, listing, num_classes_in, to_flax
 from mask_rcnn_jax.weights.expected_model import mismatches
@@ -55,27 +57,27 @@ def is_run(path: str | os.PathLike) -> bool:
     return not path.suffix
 
 
-def load(path: str | os.PathLike, model: Mapping[str, Any], *, raw: bool = False) -> dict:
+def load(path: str | os.PathLike, model: ModelOptions, *, raw: bool = False) -> dict:
     """Load {"params": ..., "batch_stats": ...} from a run, one of its checkpoints or a file.
 
-    For a file, logs its source and how it differs from the config's `model` section. `raw` is that
+    For a file, logs its source and how it differs from the model. `raw` is that
     of `load_checkpoint`.
     """
     if is_run(path):
         return load_checkpoint(path, raw=raw)
-    variables, report = load_weights(path, model)
+    variables, report = load_weights(path, parts.section_of(model))
     _log(report)
     return variables
 
 
-def initialize_from(variables: dict, model: Mapping[str, Any], *, raw: bool = False) -> dict:
+def initialize_from(variables: dict, model: ModelOptions, *, raw: bool = False) -> dict:
     """Merge the weights at `model.init_from`, a backbone or a detector, into `variables`.
 
     Layers sized by the number of classes keep their initial values, and are logged, if that number
     differs. Raises ValueError for anything else that does not fit. `raw` is that of
     `load_checkpoint`.
     """
-    source = model["init_from"]
+    source = model.init_from
     variables, report = merge_into(variables, load(source, model, raw=raw), source=source)
     _log(report)
     return variables
@@ -89,7 +91,7 @@ def _log(report: list[str]) -> None:
 def load_weights(path: str | os.PathLike, model: Mapping[str, Any]) -> tuple[dict, list[str]]:
     """Load a weights file of any known system as our variables.
 
-    model: the config's `model` section. Its norms choose their form; other entries are compared
+    model: a recipe's `model` section. Its norms choose their form; other entries are compared
     with the system's own model.
 
     Returns {"params": ..., "batch_stats": ...} of numpy arrays, the backbone alone or all modules;

@@ -2,22 +2,17 @@
 
 import json
 import os
-from inspect import Parameter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 from ml_collections import ConfigDict
 
-from mask_rcnn_jax.config import check_entries, expand_none, flatten, read_workdir
-from mask_rcnn_jax.models.build import (
-    BUILDERS,
-    PARTS,
-    abstract_variables,
-    build_model,
-    describe,
-)
+from mask_rcnn_jax.config import as_recipe, flatten, read_workdir, with_classes
+from mask_rcnn_jax.models.build import PARTS, abstract_variables, build_model
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
+from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.weights import pretrained
 from mask_rcnn_jax.weights.categories import categories_of_weights
 from mask_rcnn_jax.weights.convert import num_classes_in
@@ -31,70 +26,69 @@ MODEL_INPUT = [f"data.{name}" for name in _INPUT_DATA.split()]
 class Restored(NamedTuple):
     """A model with its weights."""
 
-    config: ConfigDict  # with the number of classes in `model.num_classes`
+    recipe: Recipe  # with the number of classes in `model.num_classes`
     variables: dict  # {"params", "batch_stats"}
     categories: list[dict]  # [{"id", "name"}, ...], class 1 first
     checkpoint: CheckpointPath | None  # None for a weights file
 
 
-def restore(config: ConfigDict | None, weights: str | os.PathLike) -> Restored:
+def restore(recipe: Recipe | None, weights: str | os.PathLike) -> Restored:
     """Restore a model from a run's workdir, one of its checkpoints or a weights file.
 
-    config: None uses the run's config; a weights file needs one.
+    recipe: None uses the run's; a weights file needs one.
 
-    Raises ValueError if the config describes another model than the run's, or the weights do not
+    Raises ValueError if the recipe describes another model than the run's, or the weights do not
     fit it.
     """
-    config, categories, checkpoint = restore_config(config, weights)
-    variables = load_variables(checkpoint.folder if checkpoint else weights, config)
+    recipe, categories, checkpoint = restore_recipe(recipe, weights)
+    variables = load_variables(checkpoint.folder if checkpoint else weights, recipe)
     if categories is None:
-        categories = categories_of_weights(config, variables)
-        config.model.num_classes = len(categories)
-    return Restored(config, variables, categories, checkpoint)
+        categories = categories_of_weights(recipe.data, variables)
+        recipe = with_classes(recipe, len(categories))
+    return Restored(recipe, variables, categories, checkpoint)
 
 
-def restore_config(
-    config: ConfigDict | None, weights: str | os.PathLike
-) -> tuple[ConfigDict, list[dict] | None, CheckpointPath | None]:
-    """Restore config, categories (None for a weights file) and checkpoint, but no variables."""
-    checkpoint = categories = None
-    if pretrained.is_run(weights):
-        checkpoint = find_checkpoint(weights)
-        run_config, categories = read_workdir(checkpoint.workdir)
-        config = run_config if config is None else config
-        _check_model(config, run_config, checkpoint.workdir)
-        if config.model.num_classes not in (0, len(categories)):
-            raise ValueError(
-                f"model.num_classes is {config.model.num_classes}, but {weights} was trained on "
-                f"{len(categories)} categories; 0 takes the run's number"
-            )
-        config.model.num_classes = len(categories)
-    elif config is None:
-        raise ValueError(f"--weights {weights} is not a run: it needs --config")
-    check_entries(config)
-    return config, categories, checkpoint
+def restore_recipe(
+    recipe: Recipe | None, weights: str | os.PathLike
+) -> tuple[Recipe, list[dict] | None, CheckpointPath | None]:
+    """Restore recipe, categories (None for a weights file) and checkpoint, but no variables."""
+    if not pretrained.is_run(weights):
+        if recipe is None:
+            raise ValueError(f"--weights {weights} is not a run: it needs --config")
+        return recipe, None, None
+    checkpoint = find_checkpoint(weights)
+    of_run, categories = read_workdir(checkpoint.workdir)
+    recipe = of_run if recipe is None else recipe
+    _check_model(recipe, of_run, checkpoint.workdir)
+    if recipe.model.num_classes not in (0, len(categories)):
+        raise ValueError(
+            f"model.num_classes is {recipe.model.num_classes}, but {weights} was trained on "
+            f"{len(categories)} categories; 0 takes the run's number"
+        )
+    return with_classes(recipe, len(categories)), categories, checkpoint
 
 
-def load_variables(path: str | os.PathLike, config: ConfigDict) -> dict:
+def load_variables(path: str | os.PathLike, config: Recipe | ConfigDict) -> dict:
     """Load {"params": ..., "batch_stats": ...} of a whole detector.
 
     Args:
         path: a workdir (its latest checkpoint), `checkpoints/<step>`, or a weights file.
-        config: the model's config; a `num_classes` of 0 takes the number of the weights. Of a run
+        config: the model's recipe; a `num_classes` of 0 takes the number of the weights. Of a run
             that keeps an average of its weights, `eval.weights` says which to take.
 
     Raises ValueError listing missing, unexpected and misshapen arrays if the weights do not fit.
     """
-    loaded = pretrained.load(path, expand_none(config).model, raw=takes_raw(config))
+    recipe = as_recipe(config)
+    loaded = pretrained.load(path, recipe.model, raw=recipe.eval.weights == "raw")
     num_classes = num_classes_in(loaded)
     if num_classes is None:
         raise ValueError(f"{path} holds a backbone, expected a detector; use model.init_from")
-    if config.model.num_classes not in (0, num_classes):
+    if recipe.model.num_classes not in (0, num_classes):
         raise ValueError(
-            f"{path} has {num_classes} classes, expected {config.model.num_classes} as in "
+            f"{path} has {num_classes} classes, expected {recipe.model.num_classes} as in "
             "model.num_classes or data.val_json (data.class_ids says how ids become classes)"
         )
-    expected = abstract_variables(make_model(config, num_classes))
+    expected = abstract_variables(make_model(recipe, num_classes))
     strict: dict[str, tuple] = dict.fromkeys(("reinit", "optional", "unused"), ())
     variables, _ = pretrained.merge_into(expected, loaded, **strict, source=str(path))
     absent = sorted(expected["params"].keys() - loaded["params"].keys())
@@ -107,7 +101,7 @@ def load_variables(path: str | os.PathLike, config: ConfigDict) -> dict:
 
 
 def make_model(
-    config: ConfigDict,
+    recipe: Recipe,
     num_classes: int,
     remat: str = "none",
     image_counts: tuple[int, ...] = (),
@@ -115,27 +109,25 @@ def make_model(
     """Build the model for `num_classes` foreground classes.
 
     remat, image_counts: see `build_model`; they matter in training only. Raises ValueError if the
-    config has another number of classes, widths above those of the whole model, mask targets its
-    data lacks, or kernels this machine cannot run.
+    recipe has another number of classes, widths above those of the whole model, or kernels this
+    machine cannot run.
     """
-    if config.model.num_classes not in (0, num_classes):
+    if recipe.model.num_classes not in (0, num_classes):
         raise ValueError(
-            f"model.num_classes is {config.model.num_classes}, but the annotations have "
+            f"model.num_classes is {recipe.model.num_classes}, but the annotations have "
             f"{num_classes} categories; 0 takes their number"
         )
-    kind = config.model.mask_targets.kind
-    frame = "image" if kind == "whole" else "box"
-    if config.data.mask_frame != frame:
-        raise ValueError(f"model.mask_targets.kind={kind} needs data.mask_frame={frame}")
-    if kind == "polygons" and not config.data.max_vertices:
-        needed = "a positive data.max_vertices, such as 512"
-        raise ValueError(f"model.mask_targets.kind=polygons needs {needed}")
-    if config.train.implementation == "pallas" and jax.default_backend() != "gpu":
+    train = recipe.train
+    if train.implementation == "pallas" and jax.default_backend() != "gpu":
         raise ValueError("train.implementation is pallas, which needs an NVIDIA GPU; use auto")
-    fields = {**config.model, "num_classes": num_classes}
-    options = {name: config.train[name] for name in ("precision", "implementation")}
-    model = build_model(fields, **options, remat=remat, image_counts=image_counts)
-    for section in (*PARTS, *BUILDERS):
+    model = build_model(
+        replace(recipe.model, num_classes=num_classes),
+        precision=train.precision,
+        implementation=train.implementation,
+        remat=remat,
+        image_counts=image_counts,
+    )
+    for section in PARTS:
         part: Any = getattr(model, section, None)
         prunable = getattr(part, "prunable", {})  # without it, `widths` is something of the part's
         for name, width in part.widths if prunable else ():
@@ -145,27 +137,14 @@ def make_model(
     return model
 
 
-def takes_raw(config: ConfigDict) -> bool:
-    """Whether the config takes a run's last weights in place of their average."""
-    weights = config.eval.get("weights", "average")  # runs of earlier versions have no such entry
-    if weights not in ("average", "raw"):
-        raise ValueError(f"eval.weights is {weights!r}, expected 'average' or 'raw'")
-    return weights == "raw"
+def entries_in_json(recipe: Recipe) -> dict[str, Any]:
+    """Return the entries of a recipe by their dotted names, as json has them."""
+    return json.loads(json.dumps(flatten(recipe.to_dict())))
 
 
-def run_entries(run_config: ConfigDict, config: ConfigDict) -> dict[str, Any]:
-    """Return the entries of a run by their dotted names, as json has them.
-
-    Entries of the model that are newer than the run have the defaults of the parts in `config`.
-    """
-    described = describe(config.model).items()
-    newer = {f"model.{n}": e.default for n, e in described if e.default is not Parameter.empty}
-    return json.loads(json.dumps(newer | flatten(run_config.to_dict())))
-
-
-def _check_model(config: ConfigDict, run_config: ConfigDict, workdir: Path) -> None:
-    """Raise ValueError if a config's model or input differs from the run's."""
-    before, now = (run_entries(c, config) for c in (run_config, config))
+def _check_model(recipe: Recipe, of_run: Recipe, workdir: Path) -> None:
+    """Raise ValueError if a recipe's model or input differs from the run's."""
+    before, now = map(entries_in_json, (of_run, recipe))
     free = ("model.init_from", "model.num_classes")
     described = [n for n in now if n in MODEL_INPUT or n.startswith("model.") and n not in free]
     for name in described:

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import Mesh
 
 from mask_rcnn_jax.benchmarking import inputs
-from mask_rcnn_jax.config import load_config
+from mask_rcnn_jax.config import as_recipe, load_config
 from tests.commands.command import ROOT
 
 MOST = 100_000  # bytes; anchors alone would be 4.5 million
@@ -38,5 +38,5 @@ def test_constants_are_counted():
 def test_steps_of_full_size_carry_no_tables(recipe):
     config = load_config(ROOT / "configs" / f"{recipe}.py")
     mesh = Mesh(np.array(jax.devices()[:1]), ("data",))
-    assert 0 < constant_bytes(inputs.lower_step(config, mesh, mesh, 1)) < MOST
-    assert 0 < constant_bytes(inputs.lower_predict(config, mesh, mesh, 1)) < MOST
+    assert 0 < constant_bytes(inputs.lower_step(as_recipe(config), mesh, mesh, 1)) < MOST
+    assert 0 < constant_bytes(inputs.lower_predict(as_recipe(config), mesh, mesh, 1)) < MOST

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import growth
 from mask_rcnn_jax.benchmarking import inputs
-from mask_rcnn_jax.config import load_config
+from mask_rcnn_jax.config import as_recipe, load_config
 from tests.commands.command import ROOT
 
 FIGURES = {
@@ -56,5 +56,5 @@ def test_a_point_that_fails_is_told_of(monkeypatch, tmp_path, capsys):
 @pytest.mark.parametrize("objects", [1, 100])
 def test_as_many_objects_are_generated_as_are_asked_for(objects):
     config = load_config(ROOT / "configs" / "coco.py", {"data.image_size": (64, 128)})
-    targets = inputs.synthetic_batch(config, 1, objects=objects).targets
+    targets = inputs.synthetic_batch(as_recipe(config), 1, objects=objects).targets
     assert targets.valid.sum() == objects and targets.valid.shape == (1, 100)

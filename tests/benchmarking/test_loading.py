@@ -5,6 +5,7 @@ import json
 import pytest
 
 from mask_rcnn_jax.benchmarking import loading
+from mask_rcnn_jax.config import as_recipe
 from mask_rcnn_jax.data.coco import load_coco
 from mask_rcnn_jax.data.loader import TrainLoader
 from tests.commands.command import SMALL, config_flags, error_line, run_inside
@@ -23,7 +24,7 @@ def test_generated_pictures_are_a_sound_set(tmp_path):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_figures(workers):
     config = tiny_config()
-    figures = loading.run(config, images=6, batches=4, workers=workers)
+    figures = loading.run(as_recipe(config), images=6, batches=4, workers=workers)
     assert figures["batch_size"] == config.train.batch_size
     assert figures["num_workers"] == workers and figures["images_per_s"] > 0
     per_core = figures["images_per_s_per_core"]  # None: less than a tick of the clock
@@ -45,7 +46,7 @@ def test_the_training_set_is_read_as_training_reads_it(tmp_path, monkeypatch):
         return TrainLoader(dataset, options, order, **others)
 
     monkeypatch.setattr(loading, "TrainLoader", loader)
-    loading.run(config, images=0, batches=1, workers=0)
+    loading.run(as_recipe(config), images=0, batches=1, workers=0)
     ((dataset, order),) = given
     assert len(dataset.images) == 3
     assert not order.keep_empty and order.repeats.repeat_threshold == 0.5

@@ -12,9 +12,9 @@ import pytest
 
 from benchmarks import peer_weights, peers_files
 from mask_rcnn_jax.benchmarking import inputs
+from mask_rcnn_jax.config import as_recipe
 from mask_rcnn_jax.data.coco_categories import COCO_CATEGORIES
 from mask_rcnn_jax.models.build import init_variables
-from mask_rcnn_jax.models.detect import detect_options
 from tests.helpers import tiny_config
 
 BOX = [10.0, 20.0, 30.0, 40.0]  # x, y, width, height
@@ -136,7 +136,7 @@ def test_a_calibrated_layer_has_the_deviation_and_mean_0():
 @pytest.mark.slow
 def test_calibrated_heads_find_objects():
     config = tiny_config()
-    model, detect = inputs.recipe_model(config), detect_options(config)
+    model, detect = inputs.recipe_model(as_recipe(config)), as_recipe(config).eval
     variables = init_variables(model, 0)
     images = np.random.default_rng(0).integers(0, 256, (1, 64, 64, 3), np.uint8)
     sizes = np.array([[60, 64]], np.int32)

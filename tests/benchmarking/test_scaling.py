@@ -10,6 +10,7 @@ from benchmarks.roofline import REACH
 from benchmarks.scaling import Event
 from mask_rcnn_jax.benchmarking import scaling as measured
 from mask_rcnn_jax.benchmarking import steps
+from mask_rcnn_jax.config import as_recipe
 from tests.helpers import tiny_config
 
 HLO = """HloModule jit_step, is_scheduled=true
@@ -124,7 +125,7 @@ def counted(config, calls, mesh):
 def test_every_device_has_the_same_images_in_each_row(monkeypatch):
     monkeypatch.setattr(steps, "train", counted)
     config = tiny_config()
-    half, table = measured.weak_scaling(config, 5, [1, 2])
+    half, table = measured.weak_scaling(as_recipe(config), 5, [1, 2])
     assert half["rows"] == table["rows"][:1]
     assert (table["processes"], table["images_per_device"], table["steps"]) == (1, 2, 5)
     shown = ("devices", "batch_size", "images_per_s_per_device", "efficiency")
@@ -145,4 +146,4 @@ def test_numbers_of_devices_that_cannot_be_measured(counts, batch_size, problem)
     config = tiny_config()
     config.train.batch_size = batch_size
     with pytest.raises(ValueError, match=problem):
-        next(measured.weak_scaling(config, 5, counts))
+        next(measured.weak_scaling(as_recipe(config), 5, counts))

@@ -31,7 +31,6 @@ def test_commands(name, tmp_path, monkeypatch):
         if line[0] == "train":
             pairs = (flag.removeprefix("--config.").split("=", 1) for flag in line[5:])
             config = load_config("quickstart", {entry: literal(text) for entry, text in pairs})
-            config.data.mask_frame = "box"
             assert make_model(config, 3).backbone.depth in (10, 18, 50)
             assert config.model.init_from or "depth=18" in " ".join(line) or "pruned" in line[2]
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from mask_rcnn_jax.benchmarking import devices, inputs, kernels, steps
-from mask_rcnn_jax.config import load_config
-from mask_rcnn_jax.data.options import canvas_size, example_options
+from mask_rcnn_jax.config import as_recipe, load_config
+from mask_rcnn_jax.data.options import canvas_size
 from mask_rcnn_jax.data.transforms import empty_batch
 from mask_rcnn_jax.memory import peak_rss_mb
 from mask_rcnn_jax.models.build import abstract_variables
@@ -22,20 +22,19 @@ RECIPES = ["coco", "coco_nvidia_pytorch", "coco_torchvision", "quickstart"]
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_generated_batches_have_the_shapes_of_a_loaders(recipe):
-    config = load_config(ROOT / "configs" / f"{recipe}.py")
-    options = example_options(config)
+    recipe = load_config(ROOT / "configs" / f"{recipe}.py")
+    options = recipe.data
     loaded = empty_batch(3, canvas_size(options), options)
-    batch = inputs.abstract_batch(config, 3)
+    batch = inputs.abstract_batch(recipe, 3)
     assert jax.tree.structure(batch) == jax.tree.structure(loaded)
     for made, leaf in zip(jax.tree.leaves(batch), jax.tree.leaves(loaded), strict=True):
         assert (made.shape, made.dtype) == (leaf.shape, leaf.dtype)
 
 
 def test_generated_objects_are_sound():
-    config = load_config(ROOT / "configs" / "coco_nvidia_pytorch.py")
-    config.model.num_classes = 5
-    targets = inputs.synthetic_batch(config, 2).targets
-    height, width = canvas_size(example_options(config))
+    recipe = load_config("coco_nvidia_pytorch", {"model.num_classes": 5})
+    targets = inputs.synthetic_batch(recipe, 2).targets
+    height, width = canvas_size(recipe.data)
     boxes = targets.boxes[targets.valid]
     assert (boxes[:, :2] >= 0).all() and (boxes[:, 2:] <= [width, height]).all()
     assert ((boxes[:, 2:] - boxes[:, :2]) >= 8).all()
@@ -55,7 +54,7 @@ def test_a_kernel_is_compared_with_the_code_that_defines_it(name):
 def test_figures_do_without_flops_that_nobody_counts(monkeypatch):
     """A GPU's client counts none before compilation."""
     monkeypatch.setattr(jax.stages.Lowered, "cost_analysis", lambda _: None)
-    figures = steps.infer(tiny_config(), 1)
+    figures = steps.infer(as_recipe(tiny_config()), 1)
     assert figures["gflop_per_image"] is figures["percent_of_peak"] is None
 
 
@@ -101,14 +100,14 @@ def test_operations_of_a_prediction_are_those_of_its_layers():
     """Also of those that a CPU computes in a loop, here masks of 40 RoIs, 16 at a time."""
     config = tiny_config()
     config.data.image_size, config.eval.detections_per_image = (64, 128), 40
-    params = abstract_variables(inputs.recipe_model(config))["params"]
+    params = abstract_variables(inputs.recipe_model(as_recipe(config)))["params"]
     total = 0
     for path, kernel in jax.tree_util.tree_leaves_with_path(params):
         if kernel.ndim > 1:
             names = [part.key for part in path]
             total += 2 * kernel.size * pixels_seen(names, kernel, config)
     # The rest is RoIAlign, NMS and what belongs to single elements.
-    assert 1 < inputs.infer_flops(config) / total < 1.03
+    assert 1 < inputs.infer_flops(as_recipe(config)) / total < 1.03
 
 
 @pytest.mark.slow
@@ -116,9 +115,9 @@ def test_figures_of_the_steps(monkeypatch):
     """Also where JAX is allowed to use GPUs only, so that it has no CPU devices to name."""
     devices = jax.devices
     monkeypatch.setattr(jax, "devices", lambda backend="cuda": {"cuda": devices}[backend]())
-    config, saved = tiny_config(), []
-    train = steps.train(config, calls=3, save=lambda figures: saved.append(dict(figures)))
-    infer = steps.infer(config, calls=3)
+    recipe, saved = as_recipe(tiny_config()), []
+    train = steps.train(recipe, calls=3, save=lambda figures: saved.append(dict(figures)))
+    infer = steps.infer(recipe, calls=3)
     assert saved[-1] == train  # and before that all but the FLOPs
     assert saved[0] == {key: train[key] for key in saved[0]} and "ms_per_step" in saved[0]
     for figures, batch_size in ((train, 4), (infer, 2)):

@@ -17,7 +17,7 @@ import pytest
 from absl import flags
 from ml_collections import config_flags
 
-from mask_rcnn_jax.config import load_config
+from mask_rcnn_jax.config import load_tree
 from tests.commands.command import ROOT, data_entries, environment
 from tests.commands.documented_files import arrange
 from tests.commands.test_walk import CHEAP
@@ -120,7 +120,7 @@ def test_recipes_and_entries_are_those_that_there_are(command):
     words = shlex.split(command)
     recipe = words[words.index("--config") + 1] if "--config" in words else "coco_torchvision"
     recipe = "coco" if recipe.startswith("runs/") else recipe  # has the entries of its recipe
-    config = load_config(ROOT / recipe if recipe.endswith(".py") else recipe)
+    config = load_tree(ROOT / recipe if recipe.endswith(".py") else recipe)
     argv, known = ["", *(word for word in words if word[:9] == "--config.")], flags.FlagValues()
     config_flags.DEFINE_config_dict("config", config, flag_values=known, sys_argv=argv)
     known(argv)

@@ -14,6 +14,7 @@ from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.export import check_system
 from mask_rcnn_jax.models.build import abstract_variables
 from mask_rcnn_jax.models.quantization import trained_ranges
+from mask_rcnn_jax.parts import section_of
 from mask_rcnn_jax.weights.convert import to_flax, to_ours_flat, to_torchvision
 from mask_rcnn_jax.weights.pretrained import load_weights
 from mask_rcnn_jax.weights.restore import load_variables, make_model
@@ -120,10 +121,10 @@ def test_differences_from_torchvision_are_listed(weights, tmp_path, caplog):
 @pytest.mark.parametrize("norm", ["group", "frozen"])
 def test_an_epsilon_that_no_statistics_absorb_is_a_difference(norm, caplog):
     """detectron2's group norm has 1e-5."""
-    config = load_config("coco_detectron2:gn_3x")
     strides = {"group": "3x3", "frozen": "1x1"}  # of its models with either
-    config.model.backbone.update(norm=norm, norm_eps=1e-3, stride_in=strides[norm])
-    check_system(config.model, "detectron2")
+    changes = {"norm": norm, "norm_eps": 1e-3, "stride_in": strides[norm]}
+    overrides = {f"model.backbone.{name}": value for name, value in changes.items()}
+    check_system(load_config("coco_detectron2:gn_3x", overrides).model, "detectron2")
     expected = ["model.backbone.norm_eps is 0.001, detectron2's Mask R-CNN has 1e-05"]
     assert [r.getMessage() for r in caplog.records] == (expected if norm == "group" else [])
 
@@ -131,8 +132,7 @@ def test_an_epsilon_that_no_statistics_absorb_is_a_difference(norm, caplog):
 @pytest.mark.parametrize("format", ["safetensors", "torchvision", "detectron2"])
 def test_weights_that_were_trained_in_int8(format, tmp_path, capsys, caplog):
     """Our names keep the ranges, in a file that is read; the other systems have none."""
-    config = small_config()
-    config.model.quantization.int8 = True
+    config = load_config(RECIPE, SMALL | {"model.quantization.int8": True})
     variables = random_variables(config)
     target, source = tmp_path / "new.safetensors", tmp_path / "ours.safetensors"
     save_file(to_ours_flat(variables), source)
@@ -147,7 +147,7 @@ def test_weights_that_were_trained_in_int8(format, tmp_path, capsys, caplog):
         kept = trained_ranges(variables)
         jax.tree.map(np.testing.assert_array_equal, load_variables(target, config), variables)
     assert (left_out in caplog.text) == (not kept)
-    assert trained_ranges(load_weights(target, config.model)[0]) == kept
+    assert trained_ranges(load_weights(target, section_of(config.model))[0]) == kept
 
 
 def test_run_exports_our_names(untrained, tmp_path):

@@ -102,10 +102,10 @@ def test_every_flag_of_prepare_belongs_to_an_action():
 
 
 def test_every_entry_of_a_config_is_listed_with_meaning_and_choices(capsys):
-    flags = ["--config=quickstart", "--config.model.rpn.channels=48", "--list_config"]
+    flags = ["--config=quickstart", "--config.model.rpn.channels=48", "--list_config=all"]
     assert run_inside("train", *flags) == 0
     text = capsys.readouterr().out
-    config = flatten(load_config("quickstart"))
+    config = flatten(load_config("quickstart").to_dict())
     assert [line.split(" = ")[0] for line in text.splitlines() if line[0] != " "] == list(config)
     assert "model.rpn.channels = 48\n    " in text
     assert (
@@ -114,7 +114,27 @@ def test_every_entry_of_a_config_is_listed_with_meaning_and_choices(capsys):
     )
 
 
+def test_entries_that_are_no_defaults_are_listed(capsys):
+    flags = ["--config=quickstart", "--config.model.rpn.channels=48", "--list_config"]
+    assert run_inside("train", *flags) == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    changes = flatten(load_config("quickstart", {"model.rpn.channels": 48}).changes())
+    assert [line.split(" = ")[0] for line in lines if line[0] != " "] == list(changes)
+    assert "model.rpn.channels = 48" in lines
+    assert last == "All other entries have their defaults, see --list_config=all."
+
+
 def test_no_mask_head_is_the_head_named_none(capsys):
     flags = ["--config=quickstart", "--config.model.mask_head=None", "--list_config"]
     assert run_inside("train", *flags) == 0
     assert "\nmodel.mask_head.name = 'none'\n" in capsys.readouterr().out
+
+
+def test_a_recipe_without_a_mask_head_may_get_one(tmp_path, capsys):
+    lines = ["from mask_rcnn_jax.configs import quickstart", "def get_config():"]
+    lines += ["    config = quickstart.get_config()", "    config.model.mask_head = None"]
+    recipe = tmp_path / "own.py"
+    recipe.write_text("\n".join([*lines, "    return config"]))
+    flags = ["--config", recipe, "--config.model.mask_head.name=four_conv", "--list_config=all"]
+    assert run_inside("train", *flags) == 0
+    assert "\nmodel.mask_head.name = 'four_conv'\n" in capsys.readouterr().out

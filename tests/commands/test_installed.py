@@ -197,6 +197,7 @@ def test_the_walk_from_an_empty_folder(binaries, tmp_path, cache):
         "variables = mrcnn.load_variables('runs/quickstart', config)\n"
         "print(len(mrcnn.Predictor(config, variables)(np.zeros((64, 64, 3), np.uint8)).boxes))\n"
         "from mask_rcnn_jax.configs import coco\n"
-        "print(mrcnn.load_config('coco') == coco.get_config())\n"
+        "from mask_rcnn_jax.config import as_recipe\n"
+        "print(mrcnn.load_config('coco') == as_recipe(coco.get_config()))\n"
     )
     assert shown == [shown[0], "True"] and int(shown[0]) <= SMALL["eval.detections_per_image"]

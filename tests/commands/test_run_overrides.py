@@ -72,20 +72,37 @@ def test_faulty_overrides_of_a_run(entry, run, taken, capsys):
 
 @pytest.mark.parametrize("entry", COMMANDS)
 def test_entries_newer_than_the_run_can_be_overridden(entry, run, taken, capsys):
-    """They have the defaults of the base recipe; the run's own entries stay, unknown ones too."""
+    """They have their defaults; the run's own entries stay."""
     path = run / "config.json"
     content = json.loads(path.read_text())
     del content["config"]["eval"]["engine"], content["config"]["train"]["skip_images"]
     del content["config"]["model"]["backbone"]["norm_eps"]
-    content["config"]["eval"] |= {"nms_thresh": 0.625, "own": 3}
+    content["config"]["eval"]["nms_thresh"] = 0.625
     path.write_text(json.dumps(content))
-    code = run_inside(entry, "--workdir", run, *COMMANDS[entry], "--config.eval.engine=other")
+    override = "--config.eval.engine=faster_coco_eval"
+    code = run_inside(entry, "--workdir", run, *COMMANDS[entry], override)
     assert error_line(code, capsys.readouterr().err) == "stopped here"
     (config,) = taken
-    assert (config.eval.engine, config.train.skip_images) == ("other", ())
-    assert (config.eval.nms_thresh, config.eval.own) == (0.625, 3)
-    assert "norm_eps" not in config.model.backbone
+    assert (config.eval.engine, config.train.skip_images) == ("faster_coco_eval", ())
+    assert (config.eval.nms_thresh, config.model.backbone.norm_eps) == (0.625, 1e-5)
     assert load_config(run).eval.engine == "pycocotools"
+
+
+@pytest.mark.parametrize("entry", COMMANDS)
+def test_unknown_entries_of_a_run_are_named_and_left_out(entry, run, taken, capsys, caplog):
+    path = run / "config.json"
+    content = json.loads(path.read_text())
+    content["config"]["eval"]["own"], content["config"]["more"] = 3, {"x": 1}
+    path.write_text(json.dumps(content))
+    code = run_inside(entry, "--workdir", run, *COMMANDS[entry], "--config.eval.max_images=1")
+    assert error_line(code, capsys.readouterr().err) == "stopped here"
+    assert taken[0].eval.max_images == 1
+    assert f"{path} has entries of another version, left out: ['eval.own', 'more']" in caplog.text
+    content["config"]["model"]["backbone"]["own"] = 3
+    path.write_text(json.dumps(content))
+    code = run_inside(entry, "--workdir", run, *COMMANDS[entry], "--config.eval.max_images=1")
+    line = error_line(code, capsys.readouterr().err)
+    assert line.startswith(f"--workdir: {path}: model.backbone has no entry 'own', expected one")
 
 
 @pytest.mark.parametrize("entry", COMMANDS)

@@ -13,7 +13,7 @@ from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.data import canvases
 from mask_rcnn_jax.data.canvases import choose_canvases, evaluation_options, pixels
 from mask_rcnn_jax.data.images import decode_image, upright_size
-from mask_rcnn_jax.data.options import ExampleOptions, train_options
+from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.resize import resize_plan
 from mask_rcnn_jax.data.views import scaled_options
 
@@ -66,8 +66,7 @@ def test_a_canvas_beyond_the_others_is_named(canvas):
 
 def test_crops_and_scaled_views_have_one_canvas():
     overrides = {"data.canvases": LENGTHS, "data.augment": ("fixed_size_crop",)}
-    config = load_config("finetune", overrides)
-    assert train_options(config).canvases == ()
+    assert load_config("finetune", overrides).data.in_training().canvases == ()
     assert scaled_options(replace(EDGE, canvases=LENGTHS), 0.5).canvases == ()
 
 
@@ -125,20 +124,18 @@ def test_evaluation_takes_canvases_where_they_save_more_than_compiling(
     platform, worth, monkeypatch
 ):
     monkeypatch.setattr(canvases.jax, "default_backend", lambda: platform)
-    config = load_config("coco_torchvision")
+    data = load_config("coco_torchvision").data
 
-    def chosen(count, **keys):
-        return evaluation_options(config, [(480, 640)] * count, rows=1, **keys).canvases
+    def chosen(count, options=data, most=6, multiple=32, share=1.0):
+        limits = {"most": most, "multiple": multiple, "share": share}
+        return evaluation_options(options, [(480, 640)] * count, rows=1, **limits).canvases
 
     assert chosen(worth) == ((832, 1088),) and chosen(worth - 1) == ()
     assert chosen(worth // 2, share=0.49) == ((832, 1088),)  # of twice as many
-    config.eval.canvases = 0
-    assert chosen(10 * worth) == ()
-    config.update({"eval": {"canvases": 6}, "data": {"canvases": LENGTHS}})
-    assert chosen(10 * worth) == LENGTHS  # those of the recipe
+    assert chosen(10 * worth, most=0) == ()
+    assert chosen(10 * worth, replace(data, canvases=LENGTHS)) == LENGTHS  # those of the recipe
     for multiple in (0, 128):  # detections would depend on the canvas
-        config.update({"data": {"canvases": ()}, "model": {"input": {"pad_multiple": multiple}}})
-        assert chosen(10 * worth) == ()
+        assert chosen(10 * worth, multiple=multiple) == ()
 
 
 @pytest.mark.parametrize("orientation", [None, 1, 3, 6, 8])
@@ -159,8 +156,7 @@ def test_infer_reads_sizes_from_headers(most_headers, tmp_path, monkeypatch):
     paths = [str(tmp_path / f"{number}.png") for number in range(8)]
     for path in paths:
         Image.new("RGB", (64, 48)).save(path)
-    config = load_config("coco_torchvision")
-    infer._choose_canvases(config, [*paths[:4], "https://example.org/a.jpg"], 1)
-    assert config.data.canvases == ()
-    infer._choose_canvases(config, [*paths, "absent.png"], 1)
-    assert config.data.canvases == ((832, 1088),)
+    recipe, some = load_config("coco_torchvision"), [*paths[:4], "https://example.org/a.jpg"]
+    assert infer._with_canvases(recipe, some, 1) == recipe
+    recipe = infer._with_canvases(recipe, [*paths, "absent.png"], 1)
+    assert recipe.data.canvases == ((832, 1088),)

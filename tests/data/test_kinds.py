@@ -7,8 +7,8 @@ from functools import partial
 import numpy as np
 import pytest
 
+from mask_rcnn_jax import parts
 from mask_rcnn_jax.config import load_config
-from mask_rcnn_jax.configs import base
 from mask_rcnn_jax.data.affine import Affine
 from mask_rcnn_jax.data.augment import augmented
 from mask_rcnn_jax.data.color import Contrast
@@ -18,9 +18,10 @@ from mask_rcnn_jax.data.example import Example
 from mask_rcnn_jax.data.geometry import FixedSizeCrop, HorizontalFlip, Rotation, ScaleJitter
 from mask_rcnn_jax.data.kinds import KINDS, build_augment, resolve_augment
 from mask_rcnn_jax.data.loader import TrainLoader, TrainOrder
-from mask_rcnn_jax.data.options import ExampleOptions, example_options, train_options
+from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.resize import resize_mask, resize_plan
 from mask_rcnn_jax.data.transforms import empty_batch, load_row
+from mask_rcnn_jax.recipe.recipe import Recipe
 from tests.data.test_augment import both, rows
 from tests.data.test_loader import train_batches
 from tests.memory_set import ShapeSet
@@ -36,14 +37,14 @@ def config_with(**entries):
 
 
 def test_every_kind_has_a_section_with_meanings_and_its_defaults():
-    config = load_config("coco")
-    described = base.describe(config)
+    data = load_config("coco").data
+    described = parts.describe(data)
     for name, kind in KINDS.items():
-        assert config.data[name].to_dict() == asdict(kind())
-        for entry in config.data[name]:
-            assert described[f"data.{name}.{entry}"].meaning
-    assert config.data.augment == ()
-    assert build_augment(config.data) == ()
+        assert getattr(data, name) == kind()
+        for entry in asdict(kind()):
+            assert described[f"{name}.{entry}"].meaning
+    assert data.augment == ()
+    assert build_augment(data) == ()
 
 
 def test_a_list_is_built_from_its_sections():
@@ -80,8 +81,7 @@ def test_a_kind_from_outside_becomes_part_of_the_map():
     result = augmented((kinds[0], kinds[0]), (0,), dataset, 0, given)
     np.testing.assert_array_equal(result.pending.matrix, [[1, 0, 0], [0, 1, 0]])
     np.testing.assert_array_equal(result.read().image, given.image)
-    assert resolve_augment(config, [HalfTurn()])
-    assert config.data.augment == (f"{__name__}:HalfTurn",)
+    assert resolve_augment(config.data, [HalfTurn()])[1].augment == (f"{__name__}:HalfTurn",)
 
 
 @pytest.mark.parametrize(
@@ -110,31 +110,28 @@ def test_a_kind_from_outside_becomes_part_of_the_map():
     ],
 )
 def test_wrong_entries_are_named(entries, words):
-    config = load_config("quickstart").to_dict()
+    tree = load_config("quickstart").to_dict()
     for name, value in entries.items():
         section, _, entry = name.rpartition(".")
-        (config["data"][section] if section else config["data"])[entry] = value
+        (tree["data"][section] if section else tree["data"])[entry] = value
     with pytest.raises(ValueError, match=words) as error:
-        build_augment(config["data"])
+        build_augment(Recipe.read(tree).data)
     assert "\n" not in str(error.value)
 
 
 def test_a_list_given_in_python_takes_the_place_of_the_configs_and_is_recorded():
-    config = config_with(augment=("hue",), flip_probability=0.0)
+    before = config_with(augment=("hue",), flip_probability=0.0).data
     kinds = [HorizontalFlip(0.25), both, FixedSizeCrop((128, 128))]
-    assert resolve_augment(config, kinds) == tuple(kinds)
-    assert config.data.augment == (
-        "horizontal_flip",
-        "tests.data.test_augment:both",
-        "fixed_size_crop",
-    )
-    assert config.data.horizontal_flip.probability == 0.25
-    assert train_options(config).image_size == (128, 128)
-    assert build_augment(config.data) == tuple(kinds)
-    assert resolve_augment(config, both) == (both,) and resolve_augment(config, ()) == ()
-    assert config.data.augment == ()
+    made, data = resolve_augment(before, kinds)
+    assert made == tuple(kinds)
+    assert data.augment == ("horizontal_flip", "tests.data.test_augment:both", "fixed_size_crop")
+    assert data.horizontal_flip.probability == 0.25
+    assert data.in_training().image_size == (128, 128)
+    assert build_augment(data) == tuple(kinds)
+    assert resolve_augment(data, both)[0] == (both,)
+    assert resolve_augment(data, ()) == ((), replace(data, augment=()))
     with pytest.raises(ValueError, match="augment has 5 at place 1, expected a kind of augmentat"):
-        resolve_augment(config, [both, 5])
+        resolve_augment(data, [both, 5])
 
 
 class LargeCrop(FixedSizeCrop):
@@ -157,40 +154,39 @@ class LargeCrop(FixedSizeCrop):
 )
 def test_lists_that_the_config_would_record_as_others_are_refused(kinds, words):
     with pytest.raises(ValueError, match=words) as error:
-        resolve_augment(config_with(), kinds)
+        resolve_augment(config_with().data, kinds)
     assert "\n" not in str(error.value)
 
 
 def test_a_kind_that_its_name_does_not_make_is_recorded_as_given():
-    config = config_with()
     kinds = [partial(both), Rotation(5), Rotation(5)]
-    assert resolve_augment(config, kinds) == tuple(kinds)
+    made, data = resolve_augment(config_with().data, kinds)
     given = "functools:partial, given as augment"
-    assert config.data.augment == (given, "rotation", "rotation")
+    assert made == tuple(kinds) and data.augment == (given, "rotation", "rotation")
     with pytest.raises(ValueError, match=f"data.augment is '{given}': module"):
-        build_augment(config.data)
+        build_augment(data)
 
 
 def test_the_config_of_an_earlier_version_has_no_such_entries():
-    config = load_config("quickstart").to_dict()
+    tree = load_config("quickstart").to_dict()
     for name in ("augment", *KINDS):
-        del config["data"][name]
-    assert build_augment(config["data"]) == ()
-    assert train_options(config) == example_options(config)
+        del tree["data"][name]
+    data = Recipe.read(tree).data
+    assert build_augment(data) == () and data.in_training() == data
 
 
 def test_training_has_the_canvas_of_the_crop_and_evaluation_its_own():
-    config = load_config("coco_torchvision", {"data.augment": LSJ})
-    config.data.fixed_size_crop.size = (600, 1024)
-    options = train_options(config)
+    crop = {"data.augment": LSJ, "data.fixed_size_crop.size": (600, 1024)}
+    data = load_config("coco_torchvision", crop).data
+    options = data.in_training()
     assert (options.image_size, options.resize, options.image_dtype) == (
         (640, 1024),
         "keep",
         "uint8",
     )
-    assert example_options(config).image_size == (800, 1333)
-    other = load_config("coco_torchvision", {"data.augment": ("rotation",)})
-    assert train_options(other) == example_options(other)
+    assert data.image_size == (800, 1333)
+    other = load_config("coco_torchvision", {"data.augment": ("rotation",)}).data
+    assert other.in_training() == other
 
 
 # --- through the loader

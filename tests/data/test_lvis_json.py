@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from mask_rcnn_jax.annotations.lvis import file_name_in
+from mask_rcnn_jax.config import as_recipe
 from mask_rcnn_jax.data import coco
 from mask_rcnn_jax.data.checking import inspect_coco
 from mask_rcnn_jax.data.coco import CocoDataset, for_workers, load_coco
@@ -218,9 +219,9 @@ def test_two_sets_keep_labels_only_if_both_have_them(tmp_path):
 
 def test_images_are_counted_for_the_federated_loss_alone(tmp_path):
     dataset, config = load_coco(*write_lvis(tmp_path)), tiny_config()
-    assert image_counts(config, dataset) == ()
+    assert image_counts(as_recipe(config), dataset) == ()
     config.model.classifier.update(kind="sigmoid", federated_classes=5)
-    assert image_counts(config, dataset) == (1, 2, 0)
+    assert image_counts(as_recipe(config), dataset) == (1, 2, 0)
 
 
 def test_results_of_the_set_are_scored_from_its_file(tmp_path):

@@ -1,16 +1,15 @@
 """Several training sets in one: classes by name or by a map, ids, pixels, and what is refused."""
 
-import json
 import pickle
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import replace
 
 import jax
 import numpy as np
 import pytest
-from ml_collections import ConfigDict
 
 from mask_rcnn_jax import parts
+from mask_rcnn_jax.config import as_recipe, load_config
 from mask_rcnn_jax.data.coco import for_workers, load_coco
 from mask_rcnn_jax.data.dataset import categories, check_dataset
 from mask_rcnn_jax.data.loader import TrainLoader, TrainOrder
@@ -19,6 +18,7 @@ from mask_rcnn_jax.data.options import DataOptions, ExampleOptions
 from mask_rcnn_jax.data.overview import image_ids
 from mask_rcnn_jax.data.source import load_train, load_val
 from mask_rcnn_jax.formats.shapes import uncompressed_rle
+from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.training.evaluator import score
 from mask_rcnn_jax.training.scoring import evaluate_results
 from mask_rcnn_jax.training.setup import open_datasets
@@ -144,19 +144,18 @@ def test_raw_class_ids_stay_where_a_map_makes_two_classes_one(tmp_path):
     classes = [{"id": i, "name": name} for i, name in names.items()]
     objects = [rectangle(2, 3, 9, 8, category_id=i) for i in names]
     files = write_coco(tmp_path, annotations=objects, categories=classes)
-    config = tiny_config().data
-    config.update(train_json=str(files[0]), train_images=str(files[1]))
+    paths = {"train_json": str(files[0]), "train_images": str(files[1])}
+    data = replace(as_recipe(tiny_config()).data, class_ids="raw", **paths)
     for new, class_map in (("car", {"truck": "car"}), ("lorry", {"truck": "lorry"})):
-        config.update(class_ids="raw", class_map=tuple(class_map.items()))
-        dataset = load_train(config)
+        dataset = load_train(replace(data, class_map=tuple(class_map.items())))
         second = "unused 2" if new == "car" else new
         assert dataset.class_names == ("car", second, "unused 3", "boat")
         assert dataset.category_ids == (1, 2, 3, 4)
         classes = [a.class_index for a in dataset.images[0].annotations]
         assert classes == [1, 1 if new == "car" else 2, 4]
         check_dataset(dataset, "train_set")
-    config.update(class_ids="contiguous", class_map=(("truck", "car"),))
-    assert categories(load_train(config)) == [{"id": 1, "name": "car"}, {"id": 4, "name": "boat"}]
+    data = replace(data, class_ids="contiguous", class_map=(("truck", "car"),))
+    assert categories(load_train(data)) == [{"id": 1, "name": "car"}, {"id": 4, "name": "boat"}]
 
 
 def test_ids_that_are_strings_leave_no_room_for_new_classes(two, tmp_path):
@@ -209,49 +208,48 @@ def test_scores_are_those_of_the_same_set_with_other_ids(two):
     assert ours == pytest.approx(theirs, abs=1e-9, nan_ok=True)
 
 
-def config_of(two, **data) -> ConfigDict:
+def recipe_of(two, **data) -> Recipe:
     config = tiny_config()
     (json_a, images_a), (json_b, images_b) = two
     config.data.update(train_json=json_a, train_images=images_a, val_json=json_b,
                        val_images=images_b, more_train=((json_b, images_b),))  # fmt: skip
     config.data.update(data)
-    return config
+    return as_recipe(config)
 
 
 def test_a_config_names_further_sets(two):
-    config = config_of(two)
-    train_set, val_set = open_datasets(config, None, None)
+    train_set, val_set, data = open_datasets(recipe_of(two), None, None)
     assert len(train_set.images) == 5 and len(val_set.images) == 3
     assert categories(val_set) == categories(train_set)
-    assert config.data.train_json == two[0][0]
-    alone = load_train(config_of(two, more_train=(), class_map=(("cat", "lion"),)).data)
+    assert data.train_json == two[0][0]
+    alone = load_train(recipe_of(two, more_train=(), class_map=(("cat", "lion"),)).data)
     assert alone.class_names == ("lion", "dog") and image_ids(alone) == [1, 2]
 
 
 def test_the_map_names_classes_that_only_the_set_to_evaluate_has(two):
-    config = config_of(two, more_train=(), class_map=(("puma", "cat"),))
-    train_set, val_set = open_datasets(config, None, None)
+    recipe = recipe_of(two, more_train=(), class_map=(("puma", "cat"),))
+    train_set, val_set, _ = open_datasets(recipe, None, None)
     assert train_set.class_names == val_set.class_names == ("cat", "dog")
     assert [[a.class_index for a in r.annotations] for r in val_set.images] == [[2], [1, 1], []]
-    config = config_of(two, more_train=(), class_map=(("puma", "cat"),), val_json="")
+    recipe = recipe_of(two, more_train=(), class_map=(("puma", "cat"),), val_json="")
     with pytest.raises(ValueError, match=r"data.class_map has 'puma', expected one of \['cat', 'd"):
-        open_datasets(config, None, None)
+        open_datasets(recipe, None, None)
 
 
 def test_a_given_dataset_takes_the_place_of_all_sets(two):
-    config, given = config_of(two, class_map=(("puma", "cat"),)), load_coco(*two[1])
-    train_set, val_set = open_datasets(config, given, None)
+    recipe, given = recipe_of(two, class_map=(("puma", "cat"),)), load_coco(*two[1])
+    train_set, val_set, data = open_datasets(recipe, given, None)
     assert train_set is given and type(val_set) is type(given)
-    assert (config.data.more_train, config.data.class_map) == ((), ())
+    assert (data.more_train, data.class_map) == ((), ())
 
 
 def test_without_further_sets_nothing_is_different(two):
-    config = config_of(two, more_train=())
-    train_set = load_train(config.data)
-    assert type(train_set) is type(load_val(config.data, categories(train_set)))
+    tree = recipe_of(two, more_train=()).to_dict()
+    del tree["data"]["more_train"], tree["data"]["class_map"]  # as that of a run of before
+    data = Recipe.read(tree).data
+    train_set = load_train(data)
+    assert type(train_set) is type(load_val(data, categories(train_set)))
     assert type(train_set) is not MergedDataset
-    old = {k: v for k, v in config.data.items() if k not in ("more_train", "class_map")}
-    assert load_train(old).images[0].id == 1  # the config of a run of before
 
 
 @pytest.mark.parametrize(
@@ -267,7 +265,7 @@ def test_without_further_sets_nothing_is_different(two):
 )
 def test_mistakes_are_named(two, data, message):
     with pytest.raises((ValueError, FileNotFoundError), match=message) as error:
-        load_train(config_of(two, **data).data)
+        load_train(recipe_of(two, **data).data)
     assert "\n" not in str(error.value)
 
 
@@ -277,17 +275,17 @@ def test_mistakes_are_named(two, data, message):
 )
 def test_results_are_not_scored_by_ids_that_may_be_others(two, tmp_path, name, data):
     with pytest.raises(ValueError, match=rf"data.{name} is .*, expected \(\) with --results"):
-        evaluate_results(tmp_path / "results.json", config_of(two, **data))
+        evaluate_results(tmp_path / "results.json", recipe_of(two, **data))
 
 
 def test_a_json_that_comes_twice_is_refused(two):
     with pytest.raises(ValueError, match="data.more_train: .*a/instances.json is given twice"):
-        load_train(config_of(two, more_train=(two[0],)).data)
+        load_train(recipe_of(two, more_train=(two[0],)).data)
 
 
 def test_the_entries_are_described():
     entries = parts.entries(DataOptions)
     assert "pairs of a json" in entries["more_train"].meaning
     assert entries["repeat_threshold"].default == 0.0
-    assert json.loads(json.dumps(asdict(DataOptions())))["class_map"] == []
+    assert load_config("coco").data.class_map == ()
     assert jax.tree.leaves(entries["class_map"].default) == []

@@ -1,22 +1,26 @@
 import pickle
+from dataclasses import fields
 
 import pytest
-from ml_collections import ConfigDict
 
-from mask_rcnn_jax.data.options import ExampleOptions, example_options, train_options
+from mask_rcnn_jax.data.options import ExampleOptions
+from mask_rcnn_jax.recipe.recipe import Recipe
 
 FIT = {"image_size": (128, 192), "resize": "fit", "max_instances": 3}
 EDGE = {"image_size": (100, 160), "resize": "shortest_edge", "max_instances": 3}
 
 
-def options_of(entries, inclusive="none"):
+def options_of(entries, inclusive="none") -> ExampleOptions:
     model = {"box_coder": {"inclusive": inclusive}}
-    return example_options(ConfigDict({"data": entries, "model": model}))
+    data = Recipe.read({"data": entries, "model": model}).data
+    return ExampleOptions(
+        **{field.name: getattr(data, field.name) for field in fields(ExampleOptions)}
+    )
 
 
 def test_entries_are_picked_out_of_the_config():
     entries = EDGE | {"antialias": True, "short_sides": (64, 80)}
-    options = options_of({"train_json": "a.json", "num_workers": 4} | entries, inclusive="all")
+    options = options_of({"train_json": "a.json", "num_workers": 4} | entries, "all")
     assert options == ExampleOptions(**entries, inclusive_boxes=True)
     assert (options.short_sides, options.antialias, options.mask_frame) == ((64, 80), True, "box")
 
@@ -82,5 +86,5 @@ def test_value_without_meaning_is_named(entries, words):
 def test_a_wrong_crop_size_is_named(size):
     data = FIT | {"augment": ("fixed_size_crop",), "fixed_size_crop": {"size": size}}
     with pytest.raises(ValueError, match=r"^data.fixed_size_crop.size is ") as error:
-        train_options({"data": data, "model": {"box_coder": {"inclusive": "none"}}})
+        options_of(data)
     assert "\n" not in str(error.value)

@@ -9,12 +9,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from mask_rcnn_jax.config import as_recipe, load_config
 from mask_rcnn_jax.data.coco import load_coco
 from mask_rcnn_jax.data.dataset import Annotation, ImageRecord
 from mask_rcnn_jax.data.loader import TrainLoader, TrainOrder
 from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.overview import epoch_factors, training_classes
-from mask_rcnn_jax.data.repeat import RepeatedPlaces, Repeats, repeats
+from mask_rcnn_jax.data.repeat import RepeatedPlaces, Repeats
 from mask_rcnn_jax.training.setup import set_steps
 from tests.data.small_set import rectangle
 from tests.helpers import shared, tiny_config
@@ -51,7 +52,7 @@ def test_what_is_left_out_does_not_count():
 @pytest.mark.parametrize("threshold", [-0.1, 1.5, float("nan")])
 def test_a_threshold_is_a_share(threshold):
     with pytest.raises(ValueError, match="^data.repeat_threshold is .*, expected a share"):
-        repeats({"data": {"repeat_threshold": threshold, "num_workers": 0}})
+        load_config("lvis", {"data.repeat_threshold": threshold})
 
 
 FACTORS = np.array([1.0, 2.0, 1.25, 3.5])
@@ -190,9 +191,8 @@ def test_an_epoch_is_as_long_as_its_repeats(dataset):
     config = tiny_config()
     config.data.update(repeat_threshold=0.5)
     config.train.update(batch_size=3, epochs=2.0, eval_every=0)
-    set_steps(config, dataset)
-    assert (config.train.steps, config.train.eval_every) == (12, 6)
+    train = set_steps(as_recipe(config), dataset).train
+    assert (train.steps, train.eval_every) == (12, 6)
     config.data.repeat_threshold = 0.0
-    config.train.eval_every = 0
-    set_steps(config, dataset)
-    assert (config.train.steps, config.train.eval_every) == (11, 5)
+    train = set_steps(as_recipe(config), dataset).train
+    assert (train.steps, train.eval_every) == (11, 5)

@@ -6,13 +6,11 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from mask_rcnn_jax.data.options import example_options
 from mask_rcnn_jax.data.resize import resize_plan
 from mask_rcnn_jax.exporting import deepstream
 from mask_rcnn_jax.exporting.manifest import ModelInterface
 from mask_rcnn_jax.exporting.tensorrt import tensorrt_problems
 from mask_rcnn_jax.exporting.triton import model_config
-from mask_rcnn_jax.models.detect import detect_options
 from tests.small_model import generated, predict_function, random_variables, small_config
 
 onnx = pytest.importorskip("onnx")
@@ -71,9 +69,9 @@ def exported():
     config = small_config("quickstart", CANVAS, **limits)
     variables = random_variables(config)
     variables["params"]["box_head"]["cls_score"]["kernel"] *= 0.4  # else all are of one class
-    plan = resize_plan(*SIZE, example_options(config))
+    plan = resize_plan(*SIZE, config.data)
     source = OnnxInput(CANVAS, plan.size, BATCH, "float32", planar=True)
-    model, detect = predict_function(config)[0], detect_options(config)
+    model, detect = predict_function(config)[0], config.eval
     built = build_onnx(model, variables, source, opset=17, detect=detect)
     inputs = generated(config, [SIZE] * BATCH, CANVAS)
     return built.SerializeToString(), *(

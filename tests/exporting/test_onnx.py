@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 
 from mask_rcnn_jax.data.coco import decode_image
-from mask_rcnn_jax.data.options import example_options
 from mask_rcnn_jax.data.resize import resize_plan
 from mask_rcnn_jax.exporting.artifact import build_artifact
 from mask_rcnn_jax.exporting.compare import compare
 from mask_rcnn_jax.exporting.images import on_canvas
 from mask_rcnn_jax.exporting.options import ArtifactOptions
-from mask_rcnn_jax.models.detect import Detect, detect_options
+from mask_rcnn_jax.models.detect import Detect
 from mask_rcnn_jax.ops.extent import STRIDES
 from mask_rcnn_jax.ops.nms import nms
 from mask_rcnn_jax.ops.roi_align import RoIAlign, roi_align
@@ -49,11 +48,11 @@ RECIPES = {
 
 def export(config, variables, **changes):
     model, _ = predict_function(config)
-    plan = resize_plan(*(changes.pop("size", None) or (64, 96)), example_options(config))
+    plan = resize_plan(*(changes.pop("size", None) or (64, 96)), config.data)
     opset = changes.pop("opset", 17)
     options = {"dtype": config.data.image_dtype} | changes
     canvas = export_canvas(model, plan.canvas, options.get("image_size"))
-    source, detect = OnnxInput(canvas, **options), detect_options(config)
+    source, detect = OnnxInput(canvas, **options), config.eval
     built = build_onnx(model, variables, source, opset=opset, detect=detect)
     return load_onnx(built.SerializeToString()), plan.canvas
 
@@ -238,7 +237,7 @@ def test_fixed_size_in_planar_batches(recipe):
     variables = random_variables(config)
     _, predict = predict_function(config)
     reference = partial(jax.jit(predict), variables)
-    plan = resize_plan(48, 80, example_options(config))
+    plan = resize_plan(48, 80, config.data)
     options = {"image_size": plan.size, "batch": 2, "planar": True, "dtype": "float32"}
     exported, canvas = export(config, variables, size=(48, 80), **options)
     inputs = generated(config, [(48, 80)] * 3, canvas)
@@ -263,7 +262,7 @@ def test_fifty_coco_images(recipe):
     _, predict = predict_function(config)
     exported, canvas = export(config, variables, size=(256, 384))
     decoded = (decode_image(path) for path in paths)
-    inputs = on_canvas(decoded, example_options(config), canvas, None)
+    inputs = on_canvas(decoded, config.data, canvas, None)
     reference = partial(jax.jit(predict), variables)
     found = compare(reference, exported, inputs, config.eval.score_threshold)
     assert found.pictures == 50 and found.detections >= 100

@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 
 from mask_rcnn_jax.config import load_config
-from mask_rcnn_jax.data.options import example_options
 from mask_rcnn_jax.data.resize import resize_plan
 from mask_rcnn_jax.exporting.compare import compare
-from mask_rcnn_jax.models.detect import detect_options
 from tests.small_model import SMALL, generated, predict_function, random_variables
 
 pytest.importorskip("onnx")
@@ -56,9 +54,9 @@ def test_detections_match_jax():
     config = small_config()
     variables = random_variables(config)
     model, predict = predict_function(config)
-    canvas = resize_plan(64, 96, example_options(config)).canvas
+    canvas = resize_plan(64, 96, config.data).canvas
     source = OnnxInput(canvas, dtype=config.data.image_dtype)
-    built = build_onnx(model, variables, source, opset=17, detect=detect_options(config))
+    built = build_onnx(model, variables, source, opset=17, detect=config.eval)
     inputs = generated(config, [(60, 96), (96, 64), (90, 90)], canvas)
     reference = partial(jax.jit(predict), variables)
     exported = load_onnx(built.SerializeToString())

@@ -1,5 +1,6 @@
 """Pruned models and models trained in int8, as ONNX beside JAX."""
 
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -23,7 +24,6 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from mask_rcnn_jax.exporting.onnx import OnnxInput, build_onnx  # noqa: E402
-from mask_rcnn_jax.models.detect import detect_options  # noqa: E402
 from mask_rcnn_jax.predict.engines import load_exported  # noqa: E402
 from mask_rcnn_jax.predict.programs import load_onnx  # noqa: E402
 from mask_rcnn_jax.weights.restore import make_model  # noqa: E402
@@ -49,15 +49,15 @@ def test_models_pruned_by_groups_match_jax(changes):
     for name, group in groups.items():  # without every third unit
         unit = np.arange(group.channels.count) // group.channels.unit
         kept[name] = np.flatnonzero(unit % 3 > 0)
-    variables, model = prune(variables, config.model.to_dict(), groups, kept)
-    config.model.update(model)
+    variables, model = prune(variables, config.model, groups, kept)
+    config = replace(config, model=model)
     inputs = generated(config, [(64, 128), (60, 90)], CANVAS)
     built = build_onnx(
         make_model(config, 3),
         variables,
         OnnxInput(CANVAS, dtype=config.data.image_dtype),
         opset=17,
-        detect=detect_options(config),
+        detect=config.eval,
     )
     reference = partial(jax.jit(predict_function(config)[1]), variables)
     found = compare(reference, load_onnx(built.SerializeToString()), inputs, 0.05)
@@ -73,8 +73,7 @@ def test_ranges_of_training_reach_the_exported_int8(tmp_path):
 
     from mask_rcnn_jax.jax_to_onnx.graph import layer_of
 
-    config = small_config("coco", CANVAS)
-    config.model.quantization.int8 = True
+    config = small_config("coco", CANVAS, model__quantization__int8=True)
     ranges = {}
 
     def fill(path, leaf):

@@ -26,7 +26,7 @@ from jax.sharding import PartitionSpec as P
 
 from mask_rcnn_jax import cli
 from mask_rcnn_jax.structures import Detections
-from mask_rcnn_jax.training import loop, setup, step
+from mask_rcnn_jax.training import setup, step, work
 from mask_rcnn_jax.training.step import TrainState
 
 STEP_SECONDS = 0.01
@@ -98,7 +98,7 @@ def make_loss_step(model, mesh, *, loss, seed):
 
 def stub() -> None:
     setup.init_variables = first_variables
-    loop.make_train_step = make_train_step
+    work.make_train_step = make_train_step
     step.make_predict_step = make_predict_step
     step.make_loss_step = make_loss_step
 

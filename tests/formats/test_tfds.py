@@ -14,11 +14,12 @@ import jax
 import numpy as np
 import pytest
 
+from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.data.dataset import UndecodableImage
 from mask_rcnn_jax.data.loader import EvalLoader, TrainLoader, TrainOrder
 from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.records import Records, records_dir
-from mask_rcnn_jax.data.source import annotation_file, load_split
+from mask_rcnn_jax.data.source import load_split
 from mask_rcnn_jax.formats import tfds_coco_instances
 from mask_rcnn_jax.formats.shapes import uncompressed_rle
 from mask_rcnn_jax.formats.tfds_coco_instances import prepare_tfds
@@ -82,15 +83,12 @@ def write_set(folder, image_id=lambda k: k):
 
 
 def sections(source, tfds_dir):
-    """The entries of a config's `data`, for the json and for the records."""
+    """A recipe's `data`, for the json and for the records."""
     json_path, image_dir = map(str, source)
-    data = {
-        "source": "json", "tfds_dir": str(tfds_dir), "bad_annotations": "skip",
-        "class_ids": "contiguous", "train_json": json_path, "train_images": image_dir,
-        "val_json": json_path, "val_images": image_dir,
-    }  # fmt: skip
-    return data, data | {"source": "tfds", "train_json": "gone", "val_json": "gone",
-                         "train_images": "gone", "val_images": "gone"}  # fmt: skip
+    files = {f"{split}_json": json_path for split in ("train", "val")}
+    files |= {f"{split}_images": image_dir for split in ("train", "val")}
+    data = replace(load_config("coco").data, tfds_dir=str(tfds_dir), **files)
+    return data, replace(data, source="tfds", **dict.fromkeys(files, "gone"))
 
 
 @pytest.fixture(scope="module")
@@ -347,7 +345,7 @@ def test_split_and_source_must_be_known(made, tmp_path):
         load_split(data, "train")
     expected = r"data.source is 'tdfs', expected one of \['json', 'tfds', 'tfrecord'\]"
     with pytest.raises(ValueError, match=expected):
-        annotation_file(data | {"source": "tdfs"}, "val")
+        load_config("coco", {"data.source": "tdfs"})
 
 
 def test_commands_write_records_and_score_against_them(tmp_path, capsys):

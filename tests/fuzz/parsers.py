@@ -30,9 +30,8 @@ from hypothesis import strategies as st
 from PIL import Image
 from safetensors.numpy import save as save_safetensors
 
-from mask_rcnn_jax.config import load_config
+from mask_rcnn_jax.config import as_recipe, load_config
 from mask_rcnn_jax.data.coco import check_coco, decode_image, load_coco
-from mask_rcnn_jax.data.options import example_options
 from mask_rcnn_jax.data.resize import resize_plan
 from mask_rcnn_jax.data.tfrecords import TFRecords
 from mask_rcnn_jax.data.transforms import empty_batch, load_row
@@ -138,7 +137,7 @@ def read_coco(path: Path) -> None:
     if not problems:
         load_coco(path, path.parent)
     dataset = load_coco(path, path.parent, bad_annotations="skip", require_annotations=False)
-    options = example_options(config())
+    options = as_recipe(config()).data
     for index, record in enumerate(dataset.images):
         plan = resize_plan(record.height, record.width, options)
         batch = empty_batch(1, plan.canvas, options, np.zeros)
@@ -529,7 +528,7 @@ def read_config(path: Path) -> None:
     load_config(path.parent).to_dict()
     with contextlib.suppress(ValueError):
         load_config(path)
-    open_workdir(path.parent, config(), run_config()["categories"], resuming=True)
+    open_workdir(path.parent, as_recipe(config()), run_config()["categories"], resuming=True)
 
 
 RECORDS = [

@@ -6,13 +6,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mask_rcnn_jax.config import as_recipe
 from mask_rcnn_jax.models.build import build_model
 from mask_rcnn_jax.models.cascade import Cascade, label_rois, refine
 from mask_rcnn_jax.models.roi_heads import BoxHead
 from mask_rcnn_jax.ops.boxes import BoxCoder
 from mask_rcnn_jax.ops.losses import box_losses
 from mask_rcnn_jax.structures import Targets
-from mask_rcnn_jax.training.step import loss_options, loss_terms
+from mask_rcnn_jax.training.step import loss_terms
 from mask_rcnn_jax.weights.convert import to_flax
 from tests import small_trunk
 from tests.helpers import any_variables, assert_finite_tree, load_golden, tiny_batch, tiny_config
@@ -127,7 +128,7 @@ def test_losses_of_every_stage(training):
         lambda heads: [
             box_losses(
                 head.class_logits, head.box_deltas, head.rois.classes, head.rois.deltas,
-                head.rois.valid, loss_options(config()),
+                head.rois.valid, as_recipe(config()).loss,
             )
             for head in heads
         ]
@@ -232,7 +233,7 @@ def test_a_batch_without_objects_and_boxes_outside_are_finite(objects):
     def loss(params):
         outputs = model.apply({**variables, "params": params}, batch, keys, train=True,
                               method="forward_train", mutable=["batch_stats"])[0]  # fmt: skip
-        terms = loss_terms(outputs, loss_options(config), model.rpn.batch_size_per_image)
+        terms = loss_terms(outputs, as_recipe(config).loss, model.rpn.batch_size_per_image)
         return terms["loss/total"], (terms, outputs)
 
     grads, (terms, outputs) = jax.jit(jax.grad(loss, has_aux=True))(variables["params"])

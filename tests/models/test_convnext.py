@@ -11,7 +11,8 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from mask_rcnn_jax.models import convnext
 from mask_rcnn_jax.models.convnext import Block, ConvNeXt
 from mask_rcnn_jax.ops.extent import ValidExtent
-from mask_rcnn_jax.training.optim import Optimizer, make_optimizer
+from mask_rcnn_jax.recipe.optimizer import Optimizer
+from mask_rcnn_jax.training.optim import make_optimizer
 from tests.helpers import assert_finite_tree
 
 DEPTHS, WIDTH = (1, 2, 1, 1), 4

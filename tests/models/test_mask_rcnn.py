@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
+from mask_rcnn_jax.config import as_recipe
 from mask_rcnn_jax.models.build import (
     abstract_variables,
     build_model,
     resolve_precision,
 )
-from mask_rcnn_jax.models.detect import Detect, detect_options
+from mask_rcnn_jax.models.detect import Detect
 from mask_rcnn_jax.models.roi_heads import MaskHead
 from mask_rcnn_jax.models.rpn import RPN
 from mask_rcnn_jax.models.sampling import RoISampling
@@ -219,7 +220,7 @@ def test_the_precision_says_what_float32_products_are_rounded_to(precision, prod
     config = tiny_config()
     model = build_model(config.model, precision=precision)
     variables = abstract_variables(build_model(config.model))
-    predict = partial(model.apply, detect=detect_options(config), method="predict")
+    predict = partial(model.apply, detect=as_recipe(config).eval, method="predict")
     batch = tiny_batch(1)
     program = str(jax.make_jaxpr(predict)(variables, batch.images, batch.image_sizes))
     found = re.findall(r"precision=\(?(?:Precision\.)?(\w+)", program)

@@ -15,16 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mask_rcnn_jax.config import as_recipe
 from mask_rcnn_jax.configs import coco
-from mask_rcnn_jax.data.options import example_options
 from mask_rcnn_jax.data.resize import resize_image, resize_plan
 from mask_rcnn_jax.models import sampling
 from mask_rcnn_jax.models.build import build_model
-from mask_rcnn_jax.models.detect import detect_options
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.ops import matching
 from mask_rcnn_jax.structures import Batch, Proposals, Targets
-from mask_rcnn_jax.training.step import loss_options, loss_terms
+from mask_rcnn_jax.training.step import loss_terms
 from mask_rcnn_jax.weights.convert import to_flax
 from tests.bounds import assert_within, kink_bound, network_bound, rounding_bound, sum_bound
 from tests.helpers import load_golden
@@ -71,7 +70,7 @@ def variables(weights):
 @pytest.fixture(scope="module")
 def inputs():
     """Canvases [2, 256, 384, 3] and image sizes by our own resizing."""
-    options, images, sizes = example_options(their_config()), [], []
+    options, images, sizes = as_recipe(their_config()).data, [], []
     for i in (0, 1):
         image = golden("eval")[f"img{i}"]
         plan = resize_plan(*image.shape[:2], options)
@@ -170,7 +169,7 @@ def test_box_head(stages):
 
 
 def test_detections(variables, inputs):
-    model, options = build_model(their_config().model), detect_options(their_config())
+    model, options = build_model(their_config().model), as_recipe(their_config()).eval
     predict = jax.jit(
         lambda v, *args: model.apply(v, *args, detect=options, method="predict"),
         compiler_options=OPTIMIZED,
@@ -237,7 +236,7 @@ def training(variables, inputs):
         outputs = model.apply(
             {**variables, "params": params}, batch, None, train=True, method="forward_train"
         )
-        terms = loss_terms(outputs, loss_options(config), model.rpn.batch_size_per_image)
+        terms = loss_terms(outputs, as_recipe(config).loss, model.rpn.batch_size_per_image)
         return terms["loss/total"], (outputs, terms)
 
     proposals = Proposals(

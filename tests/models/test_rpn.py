@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mask_rcnn_jax.config import as_recipe
 from mask_rcnn_jax.configs import coco_torchvision
 from mask_rcnn_jax.models.build import build_model, init_variables
-from mask_rcnn_jax.models.detect import detect_options
 from mask_rcnn_jax.models.rpn import RPN
 from mask_rcnn_jax.ops.anchors import Anchors
 from mask_rcnn_jax.ops.boxes import BoxCoder
@@ -134,7 +134,7 @@ def test_a_larger_canvas_changes_nothing():
     """Maps end at the image rounded up to 32, whatever lies beyond: the same proposals, detections
     and labels on a canvas as large as that and on a larger one."""
     config = small_model()
-    model, options = build_model(config.model), detect_options(config)
+    model, options = build_model(config.model), as_recipe(config).eval
     variables = init_variables(model, 0)
     height, width = 50, 70
     batch = tiny_batch(1, side=128)

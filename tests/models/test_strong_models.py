@@ -16,16 +16,15 @@ from flax.traverse_util import flatten_dict
 from safetensors.numpy import save_file
 
 from mask_rcnn_jax.annotations.segmentation import segmentation_to_mask
+from mask_rcnn_jax.config import as_recipe
 from mask_rcnn_jax.configs import coco_detectron2, coco_torchvision
-from mask_rcnn_jax.data.options import example_options
 from mask_rcnn_jax.data.resize import resize_image, resize_plan
 from mask_rcnn_jax.evaluation.coco import to_coco_results
 from mask_rcnn_jax.models.build import build_model
-from mask_rcnn_jax.models.detect import detect_options
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.models.roi_heads import BoxHead
 from mask_rcnn_jax.structures import Batch, Detections, Proposals, Targets
-from mask_rcnn_jax.training.step import loss_options, loss_terms
+from mask_rcnn_jax.training.step import loss_terms
 from mask_rcnn_jax.weights import pretrained
 from mask_rcnn_jax.weights.convert import identify, to_flax
 from mask_rcnn_jax.weights.restore import load_variables
@@ -129,7 +128,7 @@ def variables(system):
 @pytest.fixture(scope="module")
 def resized(system):
     """(uint8 image, plan, canvas) of both images, by our own resizing."""
-    options = example_options(system.config())
+    options = as_recipe(system.config()).data
     rows = []
     for i in IMAGES:
         image = np.ascontiguousarray(system.golden("eval")[f"img{i}"].transpose(1, 2, 0))
@@ -187,7 +186,7 @@ def predicted(config, variables, inputs, proposals, rpn_outputs=None):
 
     rpn_outputs: that our own proposals are made of, not the model's.
     """
-    model, options = build_model(config.model), detect_options(config)
+    model, options = build_model(config.model), as_recipe(config).eval
     of_model, pool, stages = MaskRCNN.propose, MaskRCNN.pool, {"pools": []}
 
     def propose(self, logits, deltas, *args, **options):
@@ -335,7 +334,7 @@ def test_a_file_of_their_weights(system, variables, tmp_path):
 def training(system, variables, inputs, resized):
     config = system.config()
     if not system.is_detectron2:
-        config.model.mask_targets.kind = "whole"
+        config.model.mask_targets.kind, config.data.mask_frame = "whole", "image"
     return trained(system, config, variables, inputs, resized, their_proposals(system, "train"))
 
 
@@ -350,7 +349,7 @@ def trained(system, config, variables, inputs, resized, proposals):
         targets=jax.tree.map(lambda *rows: np.stack(rows), *targets),
     )
     batch = jax.tree.map(jnp.asarray, batch)
-    model, options = build_model(config.model), loss_options(config)
+    model, options = build_model(config.model), as_recipe(config).loss
 
     def loss_fn(params):
         outputs, updated = model.apply(

@@ -13,16 +13,15 @@ from safetensors.numpy import save_file
 
 import mask_rcnn_jax as mrcnn
 from mask_rcnn_jax.annotations.segmentation import segmentation_to_mask
+from mask_rcnn_jax.config import as_recipe
 from mask_rcnn_jax.configs import coco_torchvision
-from mask_rcnn_jax.data.options import example_options
 from mask_rcnn_jax.data.resize import resize_image, resize_plan
 from mask_rcnn_jax.evaluation.coco import to_coco_results
 from mask_rcnn_jax.models.build import build_model
-from mask_rcnn_jax.models.detect import detect_options
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.ops import boxes as box_ops
 from mask_rcnn_jax.structures import Batch, Detections, Proposals, Targets
-from mask_rcnn_jax.training.step import loss_options, loss_terms
+from mask_rcnn_jax.training.step import loss_terms
 from mask_rcnn_jax.weights.convert import to_flax, to_torchvision
 from tests.bounds import (
     assert_within,
@@ -74,7 +73,7 @@ def variables():
 @pytest.fixture(scope="module")
 def resized():
     """(uint8 image, plan, float32 canvas) of both images, by our own resizing."""
-    options = example_options(small_config())
+    options = as_recipe(small_config()).data
     rows = []
     for i in IMAGES:
         image = golden("small_eval")[f"img{i}"].transpose(1, 2, 0)
@@ -119,7 +118,7 @@ def their_proposals(name):
 @pytest.fixture(scope="module")
 def prediction(variables, inputs):
     """Detections and every stage's output, as numpy; one program for all."""
-    model, options = build_model(small_config().model), detect_options(small_config())
+    model, options = build_model(small_config().model), as_recipe(small_config()).eval
 
     def behind_decisions(model, sizes, pyramid, extent):
         given = [[jnp.asarray(level) for level in levels] for levels in their_rpn_outputs()]
@@ -315,14 +314,14 @@ def training(variables, inputs):
     )
     batch = jax.tree.map(jnp.asarray, batch)
     config = small_config()
-    config.model.mask_targets.kind = "whole"
+    config.model.mask_targets.kind, config.data.mask_frame = "whole", "image"
     model = build_model(config.model)
 
     def loss_fn(params, name):
         outputs = model.apply(
             {**variables, "params": params}, batch, None, train=True, method="forward_train"
         )
-        terms = loss_terms(outputs, loss_options(config), model.rpn.batch_size_per_image)
+        terms = loss_terms(outputs, as_recipe(config).loss, model.rpn.batch_size_per_image)
         return terms[name], (outputs, terms)
 
     @jax.jit

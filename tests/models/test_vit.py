@@ -14,7 +14,8 @@ from mask_rcnn_jax.models import vit
 from mask_rcnn_jax.models.simple_pyramid import SimplePyramid
 from mask_rcnn_jax.models.vit import Block, ViT
 from mask_rcnn_jax.ops.extent import ValidExtent
-from mask_rcnn_jax.training.optim import Optimizer, make_optimizer
+from mask_rcnn_jax.recipe.optimizer import Optimizer
+from mask_rcnn_jax.training.optim import make_optimizer
 from mask_rcnn_jax.weights.convert import identify, to_flax
 from tests.helpers import assert_finite_tree, drawn, load_golden, shared
 

@@ -27,11 +27,10 @@ def test_detections_are_those_of_the_full_canvas(recipe):
     trunk = {BACKBONE + name: value for name, value in TRUNKS[recipe].items()}
     own = {name: value for name, value in SMALL.items() if not name.startswith(BACKBONE)} | trunk
     own |= {"data.image_size": (64, 192), "data.short_sides": (), "eval.score_threshold": 0.0}
-    config = load_config(recipe, own)
-    variables, found = random_variables(config), []
+    variables, found = random_variables(load_config(recipe, own)), []
     drawn = [generate_image(0, "val", i, size)[0] for i, size in enumerate(SIZES)]
     for canvases in ((), CANVASES):
-        config.data.canvases = canvases
+        config = load_config(recipe, own | {"data.canvases": canvases})
         predictor = Predictor(config, variables)
         prepared = [predictor.prepare(image) for image in drawn]
         shapes = {image.canvas.shape[:2] for image in prepared}

@@ -4,6 +4,7 @@ import jax
 import pytest
 
 import mask_rcnn_jax as mrcnn
+from mask_rcnn_jax.config import as_recipe
 from mask_rcnn_jax.predict import loading
 from mask_rcnn_jax.weights.restore import Restored
 from tests.predict.conftest import CATEGORIES, two_canvas_config
@@ -16,7 +17,7 @@ def restored(monkeypatch, variables):
 
     def restore(config, weights):
         calls.append((config, weights))
-        return Restored(two_canvas_config(), variables, CATEGORIES, None)
+        return Restored(as_recipe(two_canvas_config()), variables, CATEGORIES, None)
 
     monkeypatch.setattr(loading, "restore", restore)
     return calls

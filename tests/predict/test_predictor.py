@@ -7,12 +7,13 @@ import pytest
 from PIL import Image
 
 from mask_rcnn_jax import infer
-from mask_rcnn_jax.models.detect import detect_options
+from mask_rcnn_jax.config import as_recipe
 from mask_rcnn_jax.predict import predictor as predictor_module
 from mask_rcnn_jax.predict.pixels import pixels_of
 from mask_rcnn_jax.predict.predictor import Predictor
 from mask_rcnn_jax.serving.service import Service
 from mask_rcnn_jax.structures import Detections
+from mask_rcnn_jax.weights.restore import Restored
 from tests.helpers import tiny_config
 from tests.predict.conftest import two_canvas_config
 from tests.predict.test_result import make_result
@@ -225,12 +226,12 @@ def test_infer_drops_what_soft_nms_lowers_below_its_threshold(monkeypatch, tmp_p
     class Stop(Exception):
         pass
 
-    def stop(config, *_):
-        found.append(detect_options(config))
+    def stop(recipe, *_):
+        found.append(recipe.eval)
         raise Stop
 
-    found = []
-    monkeypatch.setattr(infer, "restore", lambda *_: (tiny_config(), {}, [], None))
+    found, restored = [], Restored(as_recipe(tiny_config()), {}, [], None)
+    monkeypatch.setattr(infer, "restore", lambda *_: restored)
     monkeypatch.setattr(infer, "Predictor", stop)
     photo = tmp_path / "photo.jpg"
     photo.touch()

@@ -10,13 +10,17 @@ import numpy as np
 import pytest
 from flax import linen as nn
 from flax.traverse_util import flatten_dict, unflatten_dict
-from ml_collections import ConfigDict
 
-from mask_rcnn_jax.config import flatten, load_config, write_workdir
+from mask_rcnn_jax.config import as_recipe, flatten, load_config, write_workdir
 from mask_rcnn_jax.models import resnet
-from mask_rcnn_jax.models.build import abstract_variables, build_model, named_section
+from mask_rcnn_jax.models.build import (
+    ModelOptions,
+    abstract_variables,
+    build_model,
+    named_section,
+)
 from mask_rcnn_jax.models.channels import Channels
-from mask_rcnn_jax.models.detect import detect_options
+from mask_rcnn_jax.parts import section_of
 from mask_rcnn_jax.pruning.channel_groups import (
     Axis,
     Group,
@@ -124,7 +128,7 @@ def random_variables(model):
 
 @cache
 def groups_of(make):
-    return find_groups(make().model.to_dict())
+    return find_groups(as_recipe(make()).model)
 
 
 def raw_outputs(model, images, sizes):
@@ -176,11 +180,11 @@ SLOW = [strong, grouped, resnext, regnet, cascade, convnext, vitdet]
 
 @pytest.mark.parametrize("make", [basic, *map(slow, SLOW)])
 def test_a_pruned_model_computes_what_zeros_would(make):
-    config = make().model.to_dict()
-    model = build_model(config)
+    options = as_recipe(make()).model
+    model = build_model(options)
     variables, groups = random_variables(model), groups_of(make)
     kept = some_of(groups)
-    pruned, narrower = prune(variables, config, groups, kept)
+    pruned, narrower = prune(variables, options, groups, kept)
     small = build_model(narrower)
     shapes = {p: np.shape(a) for p, a in flatten_dict(dict(pruned)).items()}
     assert shapes != {p: np.shape(a) for p, a in flatten_dict(dict(variables)).items()}
@@ -399,14 +403,13 @@ def test_groups_of_many_layers_lose_less():
 
 
 def test_operations_by_hand():
-    config = basic()
-    canvas, model = IMAGE, config.model.to_dict()
+    recipe, canvas = as_recipe(basic()), IMAGE
 
     def predict(model, variables):
         arguments = jnp.zeros((1, *canvas, 3), jnp.uint8), jnp.ones((1, 2), jnp.int32)
-        return model.apply(variables, *arguments, detect_options(config), method="predict")
+        return model.apply(variables, *arguments, recipe.eval, method="predict")
 
-    groups, terms = groups_of(basic), find_operations(model, predict)
+    groups, terms = groups_of(basic), find_operations(recipe.model, predict)
     channels = {name: group.channels for name, group in groups.items()}
     cells = [16 * 24, 8 * 12, 4 * 6, 2 * 3, 1 * 2]
     for output, lateral, rpn, fc1, fc2, fcn, deconv in ((32,) * 7, (8, 16, 24, 4, 12, 20, 28)):
@@ -433,13 +436,14 @@ def test_operations_by_hand():
 
 @cache
 def whole():
-    return basic(), random_variables(build_model(basic().model))
+    recipe = as_recipe(basic())
+    return recipe, random_variables(build_model(recipe.model))
 
 
 @pytest.fixture
 def workdir(tmp_path):
-    config, variables = whole()
-    write_workdir(tmp_path / "run", config, CLASSES)
+    recipe, variables = whole()
+    write_workdir(tmp_path / "run", recipe, CLASSES)
     write_checkpoint(tmp_path / "run", variables)
     return tmp_path / "run"
 
@@ -454,7 +458,7 @@ def test_a_pruned_run_is_taken_like_a_run(workdir, capsys):
     assert 0.4 < share <= 0.5 and " at 64 x 64" in text
     restored = restore(None, output)
     assert restored.categories == CLASSES and restored.checkpoint.step == 0
-    model = restored.config.model
+    model = restored.recipe.model
     assert not model.mask_head.widths and "res4" not in dict(model.backbone.widths)
     widths = dict(model.fpn.widths)
     assert restored.variables["params"]["fpn"]["fpn_output3"]["kernel"].shape == (
@@ -502,7 +506,7 @@ def test_mistakes_are_one_line(flags, words, workdir, capsys):
 def test_other_mistakes(workdir, tmp_path):
     with pytest.raises(ValueError, match="--output is .*run, which is there already"):
         prune_run(workdir, workdir, threshold=0.5)
-    config = whole()[0].model.to_dict()
+    config = section_of(whole()[0].model)
     for widths, words in (
         ((("fpn_top", 8),), "model.fpn.widths names 'fpn_top', expected names of"),
         ((("fpn_output", 0),), "model.fpn.widths has 0 for 'fpn_output', expected at least 1"),
@@ -518,8 +522,7 @@ def test_other_mistakes(workdir, tmp_path):
     norms = dict(channels=64, norm="group", widths=(("fpn_output", 7),))
     with pytest.raises(ValueError, match="has 7 for 'fpn_output', expected a multiple of 2"):
         build_model(config | {"fpn": norms})
-    changed = ConfigDict(whole()[0].to_dict())
-    changed.model.fpn.widths = (("fpn_output", 16),)
+    changed = load_config(workdir, {"model.fpn.widths": (("fpn_output", 16),)})
     with pytest.raises(
         ValueError, match=r"params/fpn/fpn_output2/.* misshapen|misshapen .*fpn_output2"
     ):
@@ -545,12 +548,24 @@ def test_widths_of_others_are_their_own():
     assert make_model(config, 3).backbone.widths == trunk["widths"]
 
 
+def resnet_of(**entries):
+    """A trunk from outside that does not name its entries."""
+    return resnet.ResNet(**entries)
+
+
+def test_a_trunk_of_others_may_take_widths_without_naming_them():
+    trunk = {"name": "tests.pruning.test_prune:resnet_of", "depth": 10, "norm": "frozen"}
+    changes = {"model.backbone": trunk, "model.num_classes": 2}
+    groups = find_groups(load_config("quickstart", changes).model)
+    assert groups["backbone/res2"].channels == Channels(64, 1, 64)
+
+
 @pytest.mark.slow
 def test_a_trunk_of_others_is_left_alone(tmp_path):
     config = tiny_config()
     config.model.backbone = dict(name="tests.pruning.test_prune:Plain")
     variables = random_variables(build_model(config.model))
-    write_workdir(tmp_path / "run", config, CLASSES)
+    write_workdir(tmp_path / "run", as_recipe(config), CLASSES)
     write_checkpoint(tmp_path / "run", variables)
     limits = Limits(min_channels=16)
     lines = prune_run(tmp_path / "run", tmp_path / "half", target_operations=0.3, limits=limits)
@@ -567,9 +582,10 @@ def test_a_config_without_widths_is_the_model_of_before():
     names = {name for name in flatten(load_config("coco").to_dict()) if name.endswith(".widths")}
     expected = {"backbone", "fpn", "rpn", "box_head", "cascade", "mask_head"}
     assert names == {f"model.{part}.widths" for part in expected}
-    config = whole()[0].model.to_dict()
+    config = section_of(whole()[0].model)
     for part in expected:
         config[part].pop("widths")
     assert build_model(config) == build_model(whole()[0].model)
-    assert with_widths(config, {"fpn/fpn_lateral": 16})["fpn"]["widths"] == (("fpn_lateral", 16),)
+    narrower = with_widths(ModelOptions.read(config), {"fpn/fpn_lateral": 16})
+    assert narrower.fpn.widths == (("fpn_lateral", 16),)
     assert json.loads(json.dumps(config))

@@ -1,11 +1,14 @@
 """The sheet of training images."""
 
+from dataclasses import replace
+
 import cv2
 import numpy as np
 import pytest
 
 from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.data.dataset import ImageRecord
+from mask_rcnn_jax.data.geometry import FixedSizeCrop
 from mask_rcnn_jax.data.loader import TrainLoader
 from mask_rcnn_jax.report.preview import CELL, preview_sheet
 from tests.commands.command import error_line, run_inside
@@ -13,16 +16,16 @@ from tests.data.small_set import rectangle, write_coco
 from tests.memory_set import ShapeSet
 
 
-def config_with(recipe="quickstart", **entries):
-    return load_config(recipe, {f"data.{name}": value for name, value in entries.items()})
+def data_with(recipe="quickstart", **entries):
+    return load_config(recipe, {f"data.{name}": value for name, value in entries.items()}).data
 
 
 @pytest.mark.parametrize("mask_frame", ["box", "image"])
 def test_the_sheet_has_every_image_with_its_objects(mask_frame):
     dataset = ShapeSet("train", 6)
-    config = config_with(augment=("fixed_size_crop",), mask_frame=mask_frame)
-    config.data.fixed_size_crop.update(size=(64, 128), fill=(10, 200, 30))
-    sheet = preview_sheet(config, dataset, 6)
+    crop = FixedSizeCrop(size=(64, 128), fill=(10, 200, 30))
+    data = replace(data_with(augment=("fixed_size_crop",)), fixed_size_crop=crop)
+    sheet = preview_sheet(replace(data, mask_frame=mask_frame), dataset, 6)
     assert sheet.dtype == np.uint8 and sheet.shape == (2 * (240 + 8), 4 * (CELL + 8), 3)
     for place in range(6):
         row, column = divmod(place, 4)
@@ -34,22 +37,22 @@ def test_the_sheet_has_every_image_with_its_objects(mask_frame):
 
 def test_masks_are_drawn_at_their_place():
     """Those of the whole image like those of boxes."""
-    dataset = ShapeSet("train", 2)
-    sheets = [preview_sheet(config_with(mask_frame=f), dataset, 2) for f in ("box", "image")]
+    dataset, data = ShapeSet("train", 2), data_with()
+    frames = [replace(data, mask_frame=frame) for frame in ("box", "image")]
+    sheets = [preview_sheet(framed, dataset, 2) for framed in frames]
     different = np.abs(sheets[0].astype(int) - sheets[1]).max(axis=-1) > 40
     assert different.mean() < 0.03
 
 
 def test_masks_of_boxes_may_have_the_shape_of_the_canvas():
     dataset, size = ShapeSet("train", 2), {"image_size": (128, 128)}
-    sheets = [preview_sheet(config_with(mask_size=side, **size), dataset, 2) for side in (112, 128)]
+    sheets = [preview_sheet(data_with(mask_size=side, **size), dataset, 2) for side in (112, 128)]
     different = np.abs(sheets[0].astype(int) - sheets[1]).max(axis=-1) > 40
     assert different.mean() < 0.01
 
 
 def test_the_order_is_that_of_training(monkeypatch):
-    orders, config = [], config_with(repeat_threshold=0.5)
-    config.train.skip_images = (2,)
+    orders, data = [], data_with(repeat_threshold=0.5)
 
     class Noted(TrainLoader):
         def __init__(self, dataset, options, order, **given):
@@ -58,7 +61,7 @@ def test_the_order_is_that_of_training(monkeypatch):
 
     dataset = ShapeSet("train", 3)
     monkeypatch.setattr("mask_rcnn_jax.report.preview.TrainLoader", Noted)
-    preview_sheet(config, dataset, 1)
+    preview_sheet(data, dataset, 1, left_out=(2,))
     (order,) = orders
     (place,) = order.skip
     assert dataset.images[place].id == 2 and order.repeats.repeat_threshold == 0.5
@@ -72,10 +75,8 @@ def test_images_without_objects_and_float_images_are_drawn():
         def decode(self, index):
             return np.full((30, 70, 3), 77, np.uint8)
 
-    config = load_config(
-        "coco_torchvision", {"data.image_size": (60, 140), "data.keep_empty": True}
-    )
-    sheet = preview_sheet(config, Empty(), 1)
+    data = data_with("coco_torchvision", image_size=(60, 140), keep_empty=True)
+    sheet = preview_sheet(data, Empty(), 1)
     assert (sheet[:200, :CELL] == 77).all()
 
 

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from mask_rcnn_jax.config import load_config
-from mask_rcnn_jax.data.options import example_options
 from mask_rcnn_jax.report.set_objects import SetObjects, collect, shared_images, size_counts
 from mask_rcnn_jax.report.suggestions import advise, count_suggestions, image_size
 from tests.data.small_set import rectangle, write_coco
@@ -25,9 +24,9 @@ def squares(size, sides, per_image=1, num_images=None):
 
 
 def size_for(objects, recipe="finetune", **entries):
-    config = load_config(recipe, {f"data.{name}": value for name, value in entries.items()})
-    config.data.augment = ()
-    return image_size(objects, example_options(config))
+    entries = {"augment": ()} | entries
+    recipe = load_config(recipe, {f"data.{name}": value for name, value in entries.items()})
+    return image_size(objects, recipe.data)
 
 
 @pytest.mark.parametrize("size, side, expected", [

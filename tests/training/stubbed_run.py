@@ -14,7 +14,8 @@ import pytest
 
 from mask_rcnn_jax import cli
 from mask_rcnn_jax.cli import processes as cli_processes
-from mask_rcnn_jax.training import loop, metrics, processes
+from mask_rcnn_jax.config import read_workdir
+from mask_rcnn_jax.training import loop, metrics, processes, work
 from mask_rcnn_jax.training.step import TrainState
 from tests.memory_set import ShapeSet
 from tests.training.own_run import small_config
@@ -43,14 +44,14 @@ def make_step(model, tx, schedule, mesh, **options):
 def validation(seconds: float = 0.0):
     """Takes that long, and looks ten times for a SIGTERM."""
 
-    def make(config, val_set, model, mesh, workdir, stop_requested):
+    def make(recipe, val_set, model, mesh, workdir, stop_requested):
         def validate(state: TrainState):
             print(f"evaluating {int(state.step)}", flush=True)
             for _ in range(10):
                 if stop_requested():
                     raise processes.Stopped
                 time.sleep(seconds / 10)
-            ap = APS[int(state.step) // config.train.eval_every % len(APS) - 1]
+            ap = APS[int(state.step) // recipe.train.eval_every % len(APS) - 1]
             return {"ap/box": ap, "ap/mask": ap}, {}
 
         return validate
@@ -64,10 +65,10 @@ def stubbed(monkeypatch):
 
 
 def patch(setattr_, seconds: float = 0.0) -> None:
-    setattr_(loop, "make_model", lambda *arguments: None)
+    setattr_(work, "make_model", lambda *arguments: None)
     setattr_(loop, "initial_state", lambda *arguments, resuming: (state_of(0), None))
-    setattr_(loop, "make_train_step", make_step)
-    setattr_(loop, "make_validation", validation(seconds))
+    setattr_(work, "make_train_step", make_step)
+    setattr_(work, "make_validation", validation(seconds))
 
 
 def run(workdir, loggers=(), images: int = 10, **changes) -> TrainState:
@@ -87,6 +88,18 @@ def series(workdir) -> list[dict]:
 
 def kept(workdir) -> list[str]:
     return sorted((path.name for path in (workdir / "checkpoints").iterdir()), key=len)
+
+
+def write_as_before(workdir, *later: str) -> None:
+    """Write config.json as earlier versions did: all entries, without those that came later."""
+    recipe, categories = read_workdir(workdir)
+    config = {
+        section: {name: entries[name] for name in entries if f"{section}.{name}" not in later}
+        for section, entries in recipe.to_dict().items()
+        if section not in later
+    }
+    content = {"config": config, "categories": categories}
+    (workdir / "config.json").write_text(json.dumps(content))
 
 
 def main(arguments) -> None:

@@ -14,13 +14,15 @@ import orbax.checkpoint as ocp
 import pytest
 from flax import struct
 
-from mask_rcnn_jax.config import load_config
+from mask_rcnn_jax import parts
+from mask_rcnn_jax.config import as_recipe, load_config
 from mask_rcnn_jax.models.quantization import RANGE
 from mask_rcnn_jax.models.rpn import RPN
 from mask_rcnn_jax.ops.boxes import BoxCoder
+from mask_rcnn_jax.recipe.averaging import NO_AVERAGE, WeightAverage
+from mask_rcnn_jax.recipe.options import TrainOptions
 from mask_rcnn_jax.training import setup
 from mask_rcnn_jax.training import step as step_module
-from mask_rcnn_jax.training.averaging import NO_AVERAGE, WeightAverage, weight_average
 from mask_rcnn_jax.training.checkpoint import Checkpoints
 from mask_rcnn_jax.training.loop import train
 from mask_rcnn_jax.training.loss_scale import dynamic_loss_scale
@@ -28,7 +30,6 @@ from mask_rcnn_jax.training.metrics import read_metrics
 from mask_rcnn_jax.training.scoring import evaluate
 from mask_rcnn_jax.training.step import (
     TrainState,
-    loss_options,
     make_train_step,
     replicate,
     shard_batch,
@@ -100,7 +101,7 @@ def test_no_average_costs_nothing():
 @pytest.mark.parametrize("decay", [1.0, -0.1, float("nan")])
 def test_decays_without_meaning_are_refused(decay):
     with pytest.raises(ValueError, match="^train.ema_decay is .* expected from 0 to below 1"):
-        weight_average({"train": {"ema_decay": decay, "steps": 3}})
+        parts.build(TrainOptions, {"ema_decay": decay, "steps": 3}, "train")
 
 
 def stub_model():
@@ -123,7 +124,7 @@ def average_after(devices: int, steps: int, *, scale: float = 0.0) -> tuple[Trai
     averaging, mesh = WeightAverage(0.9), mesh_of(devices)
     variables = {"params": {"w": jnp.ones(2)}, "batch_stats": {"mean": jnp.float32(7.0)}}
     state = replicate(TrainState.start(variables, tx, averaging), mesh)
-    options = dict(loss=loss_options(tiny_config()), seed=0, flip_probability=0.0)
+    options = dict(loss=as_recipe(tiny_config()).loss, seed=0, flip_probability=0.0)
     run = make_train_step(stub_model(), tx, None, mesh, averaging=averaging, **options)
     batch = tiny_batch(4)
     batch = batch.replace(scales=np.array([[2, 2], [4, 4], [3, 3], [7, 7]], np.float32))
@@ -218,7 +219,9 @@ def test_a_run_starts_from_the_weights_that_are_wanted(weights, tmp_path, monkey
     config.model.init_from, config.eval.weights = str(tmp_path), weights
     monkeypatch.setattr(setup, "init_variables", lambda model, seed: state_of(0).variables)
     model = SimpleNamespace(backbone=None)
-    started, _ = setup.initial_state(config, model, lambda step: 0.1, None, resuming=False)
+    started, _ = setup.initial_state(
+        as_recipe(config), model, lambda step: 0.1, None, resuming=False
+    )
     expected = state.average if weights == "average" else state.variables
     assert_tree_close(started.variables, expected)
 

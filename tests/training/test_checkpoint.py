@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mask_rcnn_jax.recipe.options import TrainOptions
 from mask_rcnn_jax.training.checkpoint import Checkpoints
-from mask_rcnn_jax.training.loop import _is_last
 from mask_rcnn_jax.training.step import TrainState
+from mask_rcnn_jax.training.work import Milestones
 from mask_rcnn_jax.weights.run_checkpoint import find_checkpoint, load_checkpoint
-from tests.helpers import tiny_config
 
 
 def state_of(step: int) -> TrainState:
@@ -159,9 +159,6 @@ def test_what_is_no_checkpoint_is_refused(tmp_path, path):
     ],
 )
 def test_a_run_ends_at_its_last_step_or_at_both_targets(targets, step, aps, last):
-    config = tiny_config()
-    config.train.update(
-        steps=8, stop_at_box_ap=float(targets[0]), stop_at_mask_ap=float(targets[1])
-    )
+    options = TrainOptions(steps=8, stop_at_box_ap=targets[0], stop_at_mask_ap=targets[1])
     aps = aps and {"ap/box": aps[0], "ap/mask": aps[1]}
-    assert _is_last(config, step, aps) == last
+    assert Milestones(options, evaluates=True).is_last(step, aps) == last

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from absl import logging
 
-from mask_rcnn_jax.data.options import example_options
+from mask_rcnn_jax.config import as_recipe
 from mask_rcnn_jax.data.transforms import empty_batch
 from mask_rcnn_jax.training import loop
 from mask_rcnn_jax.training.loop import train
@@ -49,17 +49,18 @@ class _Step:
 
 
 def test_canvases_are_compiled_at_the_same_time_for_the_loaders_batches():
-    config, mesh = two_canvases(tiny_config()), make_mesh()
+    recipe, mesh = as_recipe(two_canvases(tiny_config())), make_mesh()
+    data, rows = recipe.data, recipe.train.batch_size
     step = jax.jit(lambda state, batch: (state + 1, batch.images.sum(dtype=np.int32) + state))
     state = replicate(np.int32(5), mesh)
-    shapes = {canvas: abstract_train_batch(config, canvas, mesh) for canvas in CANVASES}
+    shapes = {canvas: abstract_train_batch(data, rows, canvas, mesh) for canvas in CANVASES}
     compiled = compile_canvases(_Step(step, len(CANVASES)), state, shapes)
     for canvas in CANVASES:
-        batch = empty_batch(config.train.batch_size, canvas, example_options(config))
+        batch = empty_batch(rows, canvas, data)
         batch.images[:, 0, 1] = 2
         batch = shard_batch(batch, mesh)
         state, total = compiled(state, batch)  # a program takes no other shapes and shardings
-        assert total == state - 1 + 2 * 3 * config.train.batch_size
+        assert total == state - 1 + 2 * 3 * rows
     assert state == 7 and step._cache_size() == 0
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 import re
 
 import jax
@@ -13,24 +12,24 @@ import pytest
 from flax import linen as nn
 from safetensors.numpy import save_file
 
-from mask_rcnn_jax.config import load_config, read_workdir, write_workdir
+from mask_rcnn_jax import parts
+from mask_rcnn_jax.config import as_recipe, load_config, read_workdir, write_workdir
 from mask_rcnn_jax.models.build import abstract_variables, build_model
 from mask_rcnn_jax.models.teacher import TeacherOutputs, teach
 from mask_rcnn_jax.ops.boxes import BoxCoder
-from mask_rcnn_jax.training import loop
+from mask_rcnn_jax.recipe.distillation import DistillOptions
 from mask_rcnn_jax.training import teacher as loading
+from mask_rcnn_jax.training import work
 from mask_rcnn_jax.training.distill import (
     Distillation,
-    DistillOptions,
     cells_inside,
-    distill_options,
     translate,
 )
-from mask_rcnn_jax.training.step import TrainState, loss_options, make_mesh, make_train_step
+from mask_rcnn_jax.training.step import TrainState, make_mesh, make_train_step
 from mask_rcnn_jax.weights.convert import to_ours_flat
 from tests.helpers import any_variables, assert_finite_tree, tiny_batch, tiny_config
 from tests.training.stubbed_run import run as stubbed_run
-from tests.training.stubbed_run import stubbed
+from tests.training.stubbed_run import stubbed, write_as_before
 
 __all__ = ["stubbed"]
 
@@ -195,7 +194,7 @@ def test_deltas_are_translated_between_box_coders():
 def test_without_a_teacher_a_step_takes_its_state_and_batch_alone():
     config, tx = small_config(), optax.sgd(1e-2)
     state = jax.eval_shape(lambda v: TrainState.start(v, tx), abstract_variables(model()))
-    options = {"loss": loss_options(config), "seed": 0, "flip_probability": 0.5}
+    options = {"loss": as_recipe(config).loss, "seed": 0, "flip_probability": 0.5}
     step = make_train_step(model(), tx, lambda _: 1e-2, make_mesh(), **options)
     traced = step.trace(state, tiny_batch(4))
     arguments = len(jax.tree.leaves((state, tiny_batch(4))))
@@ -219,7 +218,7 @@ def test_without_a_teacher_a_step_takes_its_state_and_batch_alone():
 )
 def test_faulty_entries_are_named(entries, words):
     with pytest.raises(ValueError) as error:
-        distill_options({"distill": entries})
+        parts.build(DistillOptions, entries, "distill")
     assert str(error.value).startswith(words)
 
 
@@ -291,20 +290,20 @@ def test_teachers_that_cannot_be_loaded_are_one_line(tmp_path):
         config.distill.update(recipe="")
         config.distill.update(entries)
         with pytest.raises(ValueError, match="^distill.teacher") as error:
-            loading.open_teacher(config, model())
+            loading.open_teacher(as_recipe(config), model())
         assert words in str(error.value) and "\n" not in str(error.value)
 
 
 def test_a_weights_file_is_a_teacher_with_its_recipe(tmp_path, monkeypatch):
     config = small_config()
-    write_workdir(tmp_path / "recipe", config, [])
+    write_workdir(tmp_path / "recipe", as_recipe(config), [])
     taught = any_variables(build_model(config.model))
     save_file(to_ours_flat(taught), tmp_path / "teacher.safetensors")
     config.distill.update(
         teacher=str(tmp_path / "teacher.safetensors"), recipe=str(tmp_path / "recipe")
     )
     monkeypatch.setattr(loading, "_check_outputs", lambda *_: None)
-    found, (weights,) = loading.open_teacher(config, model(), ["any", "names"])
+    found, (weights,) = loading.open_teacher(as_recipe(config), model(), ["any", "names"])
     jax.tree.map(np.testing.assert_array_equal, weights, taught)
     assert found.teacher == build_model(config.model)
 
@@ -313,23 +312,24 @@ def test_a_teacher_of_other_images_is_named_in_a_warning_or_refused(monkeypatch,
     """A run's config has lists where a recipe has tuples."""
     config, own = small_config(), small_config()
     own.data.image_size = [64, 64]
-    monkeypatch.setattr(loading, "restore_config", lambda *_: (own, [{"name": "cat"}], None))
+    found = as_recipe(own), [{"name": "cat"}], None
+    monkeypatch.setattr(loading, "restore_recipe", lambda *_: found)
     monkeypatch.setattr(loading, "load_variables", lambda *_: variables(0))
     monkeypatch.setattr(loading, "_check_outputs", lambda *_: None)
     config.distill.teacher = "runs/large"
-    assert loading.open_teacher(config, model(), ["cat"])[1] == (variables(0),)
+    assert loading.open_teacher(as_recipe(config), model(), ["cat"])[1] == (variables(0),)
     with pytest.raises(ValueError, match="class 1 of runs/large is 'cat'"):
-        loading.open_teacher(config, model(), ["cow"])
+        loading.open_teacher(as_recipe(config), model(), ["cow"])
     assert not caplog.records
-    config.data.image_size = (64, 96)
-    loading.open_teacher(config, model())
-    text = "made for data.image_size=[64, 64] and would see images of this run's [64, 96]"
+    config.data.image_size = (64, 128)
+    loading.open_teacher(as_recipe(config), model())
+    text = "made for data.image_size=[64, 64] and would see images of this run's [64, 128]"
     assert [text in record.getMessage() for record in caplog.records] == [True]
     config.data.resize = "keep"
     with pytest.raises(
         ValueError, match='^distill.teacher: runs/large was made for data.resize="f'
     ):
-        loading.open_teacher(config, model())
+        loading.open_teacher(as_recipe(config), model())
 
 
 def given_teacher(monkeypatch, names=None, seed=1):
@@ -342,14 +342,14 @@ def test_a_teacher_is_known_by_its_checksum(monkeypatch):
     config = small_config()
     config.distill.teacher = "a run"
     given_teacher(monkeypatch)
-    found, (weights,) = loading.open_teacher(config, model())
+    found, (weights,) = loading.open_teacher(as_recipe(config), model())
     assert found.steps == config.train.steps and weights is variables(1)
-    checksum = config.distill.checksum
+    config.distill.checksum = checksum = found.options.checksum
     assert len(checksum) == 64
-    loading.open_teacher(config, model())
+    loading.open_teacher(as_recipe(config), model())
     given_teacher(monkeypatch, seed=0)
     with pytest.raises(ValueError, match=f"^distill.checksum is '{checksum}', but that of a run"):
-        loading.open_teacher(config, model())
+        loading.open_teacher(as_recipe(config), model())
 
 
 @pytest.mark.slow
@@ -359,7 +359,7 @@ def test_what_a_teacher_costs_is_logged(monkeypatch, caplog):
     config.distill.teacher = "a run"
     monkeypatch.setattr(loading, "_load", lambda *_: (model(), variables(1), None))
     with caplog.at_level("INFO"):
-        loading.open_teacher(config, model())
+        loading.open_teacher(as_recipe(config), model())
     found = re.search(r"takes (\S+) GFLOP per image, the model (\S+) forward", caplog.text)
     theirs, ours = map(float, found.groups())
     assert 0 < theirs < ours
@@ -371,18 +371,15 @@ def test_a_teacher_of_other_classes_is_refused(monkeypatch):
     config = small_config()
     config.distill.teacher = "a run"
     given_teacher(monkeypatch, ["cat", "dog"])
-    loading.open_teacher(config, model(), ["cat", "dog"])
+    loading.open_teacher(as_recipe(config), model(), ["cat", "dog"])
     with pytest.raises(ValueError, match="class 2 of a run is 'dog', that of the training set 'c"):
-        loading.open_teacher(config, model(), ["cat", "cow"])
+        loading.open_teacher(as_recipe(config), model(), ["cat", "cow"])
 
 
 def test_a_resumed_run_needs_the_same_teacher(tmp_path, stubbed, monkeypatch):
     def open_as(checksum):
-        def open_teacher(config, model, names):
-            config.distill.checksum = checksum
-            return None, ()
-
-        monkeypatch.setattr(loop, "open_teacher", open_teacher)
+        found = distillation(DistillOptions(checksum=checksum))
+        monkeypatch.setattr(work, "open_teacher", lambda *_: (found, ()))
 
     open_as("one")
     stubbed_run(tmp_path, steps=4)
@@ -395,9 +392,6 @@ def test_a_resumed_run_needs_the_same_teacher(tmp_path, stubbed, monkeypatch):
 
 def test_runs_from_before_distillation_go_on(tmp_path, stubbed):
     stubbed_run(tmp_path, steps=4)
-    path = tmp_path / "config.json"
-    content = json.loads(path.read_text())
-    del content["config"]["distill"]
-    path.write_text(json.dumps(content))
+    write_as_before(tmp_path, "distill")
     assert load_config(tmp_path).distill.teacher == ""
     stubbed_run(tmp_path, steps=6)

@@ -12,6 +12,7 @@ import optax
 import pytest
 
 from mask_rcnn_jax.benchmarking import inputs
+from mask_rcnn_jax.config import as_recipe
 from mask_rcnn_jax.models.build import build_model, init_variables
 from mask_rcnn_jax.training import teacher as loading
 from mask_rcnn_jax.training.distill import Distillation
@@ -119,11 +120,11 @@ def test_the_stages_of_two_cascades_are_compared_one_by_one():
 
 def test_benchmarks_lower_the_step_with_its_teacher(monkeypatch):
     config = small_config()
-    alone = inputs.train_flops(config)
-    model = inputs.recipe_model(config)
+    alone = inputs.train_flops(as_recipe(config))
+    model = inputs.recipe_model(as_recipe(config))
     monkeypatch.setattr(loading, "_load", lambda *_: (model, init_variables(model, 1), None))
     config.distill.teacher = "a run"
-    assert 1.1 * alone < inputs.train_flops(config) < 1.5 * alone
+    assert 1.1 * alone < inputs.train_flops(as_recipe(config)) < 1.5 * alone
 
 
 def student_config(teacher, **train):

@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 
+from mask_rcnn_jax.config import as_recipe
 from mask_rcnn_jax.data import canvases
 from mask_rcnn_jax.data.overview import image_id
 from mask_rcnn_jax.structures import Detections
@@ -25,11 +26,10 @@ from tests.training.test_views import Mixed
     ],
 )
 def test_a_batch_has_so_many_images_on_each_device(batch_size, max_images, fill, rows, is_full):
-    config = small_config()
-    config.eval.batch_size = batch_size
-    dataset = ShapeSet("val", 9)
+    dataset, options = ShapeSet("val", 9), as_recipe(small_config()).data
     assert jax.device_count() == 2
-    loader = make_eval_loader(config, dataset, max_images, fill=fill)
+    numbers = {"batch_size": batch_size, "max_images": max_images, "num_workers": 0}
+    loader = make_eval_loader(dataset, options, **numbers, fill=fill)
     batches = list(loader)
     assert [batch.images.shape[0] for batch in batches] == [rows] * len(is_full)
     assert loader.is_full == is_full
@@ -56,8 +56,8 @@ def test_canvases_follow_the_images_where_that_pays(price, pad_multiple, canvas,
     config, dataset = small_config(), ShapeSet("val", 5, (40, 60))
     config.data.update(image_size=(40, 180), resize="shortest_edge")
     config.model.input.pad_multiple = pad_multiple
-    options = evaluator.evaluation_options(config, dataset)
-    loader = make_eval_loader(config, dataset, 0, options=options)
+    options = evaluator.evaluation_options(as_recipe(config), dataset)
+    loader = make_eval_loader(dataset, options, batch_size=1, max_images=0, num_workers=0)
     assert {batch.images.shape[1:3] for batch in loader} == {canvas}
 
 
@@ -79,6 +79,6 @@ def test_an_exported_model_is_scored_on_each_image_that_it_takes(caplog):
     """Its images share batches with each other, not with those that it does not take."""
     config, dataset = small_config(), Mixed("val", 7)
     config.data.update(image_size=(128, 128), resize="fit")
-    found = scoring._detect_exported(Landscapes(), config, dataset, None)
+    found = scoring._detect_exported(Landscapes(), as_recipe(config), dataset, None)
     assert found[2] == [image_id(dataset.images, index) for index in (1, 3, 5)]
     assert "scores are of 3 of 7 images" in caplog.text

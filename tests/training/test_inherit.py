@@ -1,6 +1,5 @@
 """Initial weights of a student that are its teacher's."""
 
-import functools
 import re
 
 import jax
@@ -10,12 +9,13 @@ import pytest
 from flax.traverse_util import flatten_dict
 from safetensors.numpy import save_file
 
+from mask_rcnn_jax.config import as_recipe
 from mask_rcnn_jax.models.build import build_model
 from mask_rcnn_jax.models.quantization import RANGE
 from mask_rcnn_jax.ops.anchors import AnchorGrid
 from mask_rcnn_jax.ops.boxes import BoxCoder
-from mask_rcnn_jax.training import loop, setup
-from mask_rcnn_jax.training.distill import DistillOptions
+from mask_rcnn_jax.recipe.distillation import DistillOptions
+from mask_rcnn_jax.training import loop, setup, work
 from mask_rcnn_jax.training.teacher import check_fit, inherit
 from mask_rcnn_jax.weights.convert import to_ours_flat
 from tests.helpers import any_variables
@@ -114,8 +114,8 @@ def test_a_run_inherits_once_and_its_own_weights_come_first(tmp_path, monkeypatc
 
     def params(inherits: bool, resuming: bool = False):
         config.distill.inherit = inherits
-        start = functools.partial(setup.initial_state, config, student, None, optax.sgd(1.0))
-        return start(taught, resuming=resuming)[0].params
+        given = as_recipe(config), student, None, optax.sgd(1.0)
+        return setup.initial_state(*given, taught, resuming=resuming)[0].params
 
     for kept in (params(False), params(True, resuming=True)):
         jax.tree.map(np.testing.assert_array_equal, kept, ours["params"])
@@ -133,10 +133,10 @@ def test_the_run_gives_the_teacher_to_its_initial_state(tmp_path, stubbed, monke
     class Given(Exception):
         pass
 
-    def initial_state(config, model, schedule, optimizer, teacher, *, resuming):
+    def initial_state(recipe, model, schedule, optimizer, teacher, *, resuming):
         raise Given(teacher)
 
     monkeypatch.setattr(loop, "initial_state", initial_state)
-    monkeypatch.setattr(loop, "open_teacher", lambda *_: (None, ("its variables",)))
+    monkeypatch.setattr(work, "open_teacher", lambda *_: (None, ("its variables",)))
     with pytest.raises(Given, match="its variables"):
         stubbed_run(tmp_path, steps=4)

@@ -7,10 +7,10 @@ import optax
 import pytest
 from jax.sharding import AxisType
 
+from mask_rcnn_jax.config import as_recipe
 from mask_rcnn_jax.models.build import build_model, init_variables
 from mask_rcnn_jax.training.step import (
     TrainState,
-    loss_options,
     make_train_step,
     replicate,
     shard_batch,
@@ -46,7 +46,7 @@ def one_step(config, devices, batch):
     mesh = jax.make_mesh((devices,), ("data",), (AxisType.Auto,), devices=jax.devices()[:devices])
     state = TrainState(jnp.int32(0), opt_state=tx.init(variables["params"]), **variables)
     step = make_train_step(
-        model, tx, None, mesh, loss=loss_options(config), seed=0, flip_probability=0.0
+        model, tx, None, mesh, loss=as_recipe(config).loss, seed=0, flip_probability=0.0
     )
     state, metrics = step(replicate(state, mesh), shard_batch(batch, mesh))
     assert np.isfinite(metrics["loss/total"])

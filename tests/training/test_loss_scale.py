@@ -8,16 +8,18 @@ import numpy as np
 import optax
 import pytest
 
+from mask_rcnn_jax import parts
+from mask_rcnn_jax.config import as_recipe
 from mask_rcnn_jax.models.build import build_model, init_variables
 from mask_rcnn_jax.models.rpn import RPN
 from mask_rcnn_jax.ops.boxes import BoxCoder
+from mask_rcnn_jax.recipe.optimizer import OptimOptions
+from mask_rcnn_jax.recipe.options import TrainOptions
 from mask_rcnn_jax.training import step
 from mask_rcnn_jax.training.loggers import Loggers
 from mask_rcnn_jax.training.loss_scale import dynamic_loss_scale
-from mask_rcnn_jax.training.optim import optim_options
 from mask_rcnn_jax.training.step import (
     TrainState,
-    loss_options,
     make_mesh,
     make_train_step,
     replicate,
@@ -76,7 +78,7 @@ def test_the_scale_stays_above_its_floor_and_finite():
 )  # fmt: skip
 def test_scales_without_meaning_are_refused(options):
     with pytest.raises(ValueError, match="^optim.loss_scale"):
-        optim_options({"optim": options})
+        parts.build(OptimOptions, options, "optim")
 
 
 def stub_model():
@@ -103,8 +105,9 @@ def test_a_step_logs_the_unscaled_norm_and_keeps_statistics_of_good_steps_alone(
     batch = tiny_batch(2)
     batch = batch.replace(scales=np.array([[3, 3], [5, 5]], np.float32))
     run = make_train_step(
-        stub_model(), tx, None, mesh, loss=loss_options(tiny_config()), seed=0, flip_probability=0.0
-    )
+        stub_model(), tx, None, mesh, loss=as_recipe(tiny_config()).loss, seed=0,
+        flip_probability=0.0,
+    )  # fmt: skip
     state, metrics = run(replicate(state, mesh), shard_batch(batch, mesh))
     assert float(metrics["loss_scale"]) == scale and metrics["skipped_steps"] == overflows
     if overflows:
@@ -128,7 +131,7 @@ def test_a_step_that_overflows_float16_leaves_everything_as_it_was():
         TrainState(step=jnp.int32(0), opt_state=tx.init(variables["params"]), **variables), mesh
     )
     step = make_train_step(
-        model, tx, lambda count: 1e-3 / (1 + count), mesh, loss=loss_options(config), seed=0,
+        model, tx, lambda count: 1e-3 / (1 + count), mesh, loss=as_recipe(config).loss, seed=0,
         flip_probability=0.5, accumulate_steps=2,
     )  # fmt: skip
     batch = shard_batch(tiny_batch(4), mesh)
@@ -160,10 +163,8 @@ def test_a_step_that_overflows_float16_leaves_everything_as_it_was():
 
 @pytest.mark.parametrize("scale, stops", [(4.0, False), (2.0, True)])
 def test_an_overflow_at_the_floor_stops_the_run(scale, stops):
-    config = tiny_config()
-    config.optim.loss_scale_floor = 2.0
     dataset = type("Images", (), {"images": []})
-    log = StepLog(config, Loggers((), ()), dataset, 0.0)
+    log = StepLog(TrainOptions(), Loggers((), ()), dataset, 0.0, lowest_scale=2.0)
     metrics = {"loss/total": np.inf, "grad_norm": np.nan, "loss_scale": scale, "skipped_steps": 1}
     log.finish_previous(7, {name: jnp.float32(v) for name, v in metrics.items()}, np.array([-1]))
     if stops:

@@ -9,6 +9,7 @@ import pytest
 
 from mask_rcnn_jax import export
 from mask_rcnn_jax.annotations.lvis import IMAGE_KEYS
+from mask_rcnn_jax.config import as_recipe
 from mask_rcnn_jax.data.overview import image_ids
 from mask_rcnn_jax.data.source import load_split
 from mask_rcnn_jax.evaluation import lvis
@@ -164,17 +165,18 @@ def test_a_set_without_labels_cannot_be_scored_so(unlabeled, tmp_path):
     (tmp_path / "results.json").write_text("[]")
     with pytest.raises(ValueError, match=MESSAGE):
         evaluate_results(tmp_path / "results.json", unlabeled)
-    val_set = load_split(unlabeled.data, "val")
+    recipe = as_recipe(unlabeled)
+    val_set = load_split(recipe.data, "val")
     with pytest.raises(ValueError, match=MESSAGE):
-        make_validation(unlabeled, val_set, federated_model(), None, tmp_path)
+        make_validation(recipe, val_set, federated_model(), None, tmp_path)
 
 
 def test_an_exported_model_is_scored_by_the_same_rules(files, monkeypatch):
-    config = lvis_config(files)
-    val_set, given = load_split(config.data, "val"), []
+    recipe = as_recipe(lvis_config(files))
+    val_set, given = load_split(recipe.data, "val"), []
     monkeypatch.setattr(evaluator, "detect", lambda *_: ([], [], image_ids(val_set)))
     monkeypatch.setattr(evaluator, "score", lambda *arguments: given.append(arguments) or {"AP": 1})
-    assert export.score(config, val_set, None, None) == {"AP": 1}
+    assert export.score(recipe, val_set, None, None) == {"AP": 1}
     assert given[0][2:] == ("pycocotools", "lvis")
 
 

@@ -1,6 +1,6 @@
 """Schedule and optimizer against numbers worked by hand."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -9,14 +9,14 @@ import optax
 import pytest
 from flax import linen as nn
 
+from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.models.resnet import ResNet
+from mask_rcnn_jax.recipe.optimizer import OptimOptions
+from mask_rcnn_jax.training.checks import check_recipe
 from mask_rcnn_jax.training.optim import (
-    OptimOptions,
     build_optimizer,
-    count_microbatches,
     injected_rate,
     make_optimizer,
-    make_schedule,
     train_only,
 )
 
@@ -32,9 +32,7 @@ OPTIMIZER = OptimOptions(rate_in_velocity=True, weight_decay=0.0, decay_on=("ker
 
 
 def rate_at(step, batch_size=32, **changes):
-    optim = asdict(replace(SCHEDULE, **changes))
-    train = {"batch_size": batch_size, "steps": 100}
-    return float(make_schedule({"optim": optim, "train": train})(step))
+    return float(replace(SCHEDULE, **changes).rates(batch_size, steps=100)(step))
 
 
 @pytest.mark.parametrize(
@@ -274,8 +272,8 @@ def test_exempt_names_are_of_the_backbone(optimizer):
     class Other(Trunk):
         exempt_from_decay = ("pos_embed", "norm_1")
 
-    config = {"optim": asdict(OPTIMIZER), "train": {"precision": "float32"}}
-    given = config, lambda step: 0.1, trunk_params()
+    recipe = replace(load_config("coco"), optim=OPTIMIZER)
+    given = recipe, lambda step: 0.1, trunk_params()
     build_optimizer(*given, Trunk(), optimizer)
     if optimizer is not None:
         build_optimizer(*given, Other(), optimizer)
@@ -315,8 +313,9 @@ def test_adamw_moves_by_the_rate():
     np.testing.assert_allclose(head["kernel"], 0.9, rtol=1e-5)
 
 
-def config_of(steps, each):
-    return {"optim": {"accumulate_steps": steps}, "train": {"images_per_device": each}}
+def microbatches(batch, devices, steps, each):
+    entries = {"optim.accumulate_steps": steps, "train.images_per_device": each}
+    return check_recipe(load_config("coco", entries | {"train.batch_size": batch}), devices, None)
 
 
 @pytest.mark.parametrize(
@@ -325,7 +324,7 @@ def config_of(steps, each):
      (8, 1, 1, 2, 4)],
 )  # fmt: skip
 def test_a_batch_is_divided_among_devices_and_parts(batch, devices, steps, each, parts):
-    assert count_microbatches(config_of(steps, each), batch, devices) == parts
+    assert microbatches(batch, devices, steps, each) == parts
 
 
 @pytest.mark.parametrize(
@@ -342,4 +341,4 @@ def test_a_batch_is_divided_among_devices_and_parts(batch, devices, steps, each,
 )
 def test_a_batch_that_cannot_be_divided_is_refused(batch, devices, steps, each, message):
     with pytest.raises(ValueError, match=message):
-        count_microbatches(config_of(steps, each), batch, devices)
+        microbatches(batch, devices, steps, each)

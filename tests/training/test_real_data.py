@@ -6,16 +6,15 @@ import numpy as np
 import optax
 import pytest
 
+from mask_rcnn_jax.config import as_recipe
 from mask_rcnn_jax.data.coco import load_coco
 from mask_rcnn_jax.data.loader import EvalLoader, TrainLoader, TrainOrder
 from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.models.build import build_model, init_variables
-from mask_rcnn_jax.models.detect import detect_options
 from mask_rcnn_jax.training.loop import train
 from mask_rcnn_jax.training.metrics import read_metrics
 from mask_rcnn_jax.training.step import (
     TrainState,
-    loss_options,
     make_mesh,
     make_predict_step,
     make_train_step,
@@ -45,7 +44,7 @@ def test_an_epoch_compiles_once_per_canvas(annotations, images):
         TrainState(np.int32(0), variables["params"], {}, tx.init(variables["params"])), mesh
     )
     step = make_train_step(
-        model, tx, lambda _: 1e-4, mesh, loss=loss_options(config), seed=0, flip_probability=0.5
+        model, tx, lambda _: 1e-4, mesh, loss=as_recipe(config).loss, seed=0, flip_probability=0.5
     )
     loader = TrainLoader(dataset, OPTIONS, TrainOrder(seed=0, batch_size=8), num_workers=0)
     canvases, seen = set(), 0
@@ -61,7 +60,7 @@ def test_an_epoch_compiles_once_per_canvas(annotations, images):
     assert canvases == {(64, 128), (128, 64)}
     assert step._cache_size() == 2
 
-    predict = make_predict_step(model, mesh, detect_options(config))
+    predict = make_predict_step(model, mesh, as_recipe(config).eval)
     batches = EvalLoader(dataset, OPTIONS, batch_size=8, num_workers=0)
     indices = []
     for batch in batches:

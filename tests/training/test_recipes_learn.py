@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
+from mask_rcnn_jax.config import load_tree
 from mask_rcnn_jax.training.loop import train
 from mask_rcnn_jax.training.metrics import read_metrics
 from tests.helpers import shared
-from tests.test_recipes import SYSTEMS, recipe
+from tests.test_recipes import SYSTEMS
 
 
 @pytest.mark.slow
@@ -14,7 +15,7 @@ from tests.test_recipes import SYSTEMS, recipe
 def test_a_recipe_learns(name, tmp_path):
     """Sizes and the rate fit two cores, colors the weights at hand, which are torchvision's; what
     else makes up the recipe stays."""
-    config = recipe(name)
+    config = load_tree(name)
     annotations = str(shared("data/coco128/annotations/instances_train2017.json"))
     images = str(shared("data/coco128/train2017"))
     fit = config.data.resize == "fit"

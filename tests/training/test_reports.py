@@ -5,9 +5,9 @@ import json
 import pytest
 from absl import logging
 
+from mask_rcnn_jax.recipe.options import EvalOptions
 from mask_rcnn_jax.training.reports import write_run_report
 from tests.memory_set import ShapeSet
-from tests.training.own_run import small_config
 
 
 @pytest.fixture
@@ -23,9 +23,7 @@ def workdir(tmp_path):
 
 
 def page_of(workdir, dataset, **eval_entries):
-    config = small_config()
-    config.eval.update(eval_entries)
-    write_run_report(config, workdir, 2, dataset)
+    write_run_report(EvalOptions(**eval_entries), workdir, 2, dataset)
     return (workdir / "report.html").read_text()
 
 
@@ -49,6 +47,6 @@ def test_without_an_evaluation_to_show_it_has_the_training_alone(why, workdir):
 def test_a_report_that_cannot_be_written_is_no_failure(workdir, caplog):
     (workdir / "eval" / "2" / "bbox_results.json").write_text("[")
     with caplog.at_level("INFO", logger=logging.get_absl_logger().name):
-        write_run_report(small_config(), workdir, 2, ShapeSet("val", 4))
+        write_run_report(EvalOptions(), workdir, 2, ShapeSet("val", 4))
     assert "report.html could not be written, the run is whole: JSONDecodeError" in caplog.text
     assert not (workdir / "report.html").exists()

@@ -1,6 +1,5 @@
 """What happens to a run from outside, and what its records and checkpoints are afterwards."""
 
-import json
 import os
 import shutil
 import signal
@@ -18,7 +17,7 @@ from tests.helpers import assert_tree_close
 from tests.memory_set import ShapeSet
 from tests.pair import Pair
 from tests.training import stubbed_run
-from tests.training.stubbed_run import STEPS, kept, patch, run, series
+from tests.training.stubbed_run import STEPS, kept, patch, run, series, write_as_before
 from tests.training.test_lock import birth
 from tests.training.test_lock import write as write_lock
 
@@ -68,7 +67,7 @@ def test_an_evaluation_that_was_broken_off_is_made_up_for(step, whole, tmp_path,
 
             return broken
 
-        context.setattr("mask_rcnn_jax.training.loop.make_validation", make_broken)
+        context.setattr("mask_rcnn_jax.training.work.make_validation", make_broken)
         with pytest.raises(KeyboardInterrupt):
             run(workdir)
     assert str(step) in kept(workdir)
@@ -109,7 +108,7 @@ def test_sigterm_in_an_evaluation_leaves_at_once(whole, tmp_path, monkeypatch, c
         return slow
 
     with monkeypatch.context() as context, caplog.at_level("INFO"):
-        context.setattr("mask_rcnn_jax.training.loop.make_validation", make_slow)
+        context.setattr("mask_rcnn_jax.training.work.make_validation", make_slow)
         with pytest.raises(SystemExit) as stopped:
             run(tmp_path)
     assert stopped.value.code == 75
@@ -141,15 +140,10 @@ def test_a_run_of_an_earlier_version_goes_on(whole, tmp_path):
     """Its config.json lacks entries that came later; they are at their defaults."""
     workdir = shutil.copytree(whole[0], tmp_path / "run")
     shutil.rmtree(workdir / "checkpoints" / "12")
-    path = workdir / "config.json"
-    content = json.loads(path.read_text())
-    for name in ("train.ema_decay", "train.patience", "optim.betas", "data.more_train"):
-        section, _, key = name.partition(".")
-        del content["config"][section][key]
-    path.write_text(json.dumps(content))
+    later = ("train.ema_decay", "train.patience", "optim.betas", "data.more_train")
+    write_as_before(workdir, *later)
     check_equal(workdir, run(workdir), whole)
-    del content["config"]["train"]["ema_warmup"]
-    path.write_text(json.dumps(content))
+    write_as_before(workdir, *later, "train.ema_warmup")
     with pytest.raises(ValueError, match="train.ema_warmup was True and is False now"):
         run(workdir, ema_warmup=False)
 
@@ -228,7 +222,7 @@ def test_a_batch_that_is_not_finite_can_be_left_out(whole, tmp_path, monkeypatch
 
         return watched
 
-    monkeypatch.setattr("mask_rcnn_jax.training.loop.make_train_step", make)
+    monkeypatch.setattr("mask_rcnn_jax.training.work.make_train_step", make)
     poisoned = set()
     run(tmp_path / "first", images=20)
     usual = dict(seen)
@@ -318,16 +312,13 @@ def of_an_earlier_version(whole, workdir):
     for path in workdir.glob("checkpoints/*/SHA256SUMS"):
         path.unlink()
     shutil.rmtree(workdir / "checkpoints" / str(STEPS))
-    content = json.loads((workdir / "config.json").read_text())
-    del content["config"]["train"]["skip_images"]
-    (workdir / "config.json").write_text(json.dumps(content))
+    write_as_before(workdir, "train.skip_images")
 
 
 def test_a_run_of_an_earlier_version_goes_on_by_its_own_config(whole, tmp_path):
     workdir = tmp_path / "run"
     of_an_earlier_version(whole, workdir)
-    config = load_config(workdir)
-    config.model.num_classes = 0  # as given
+    config = load_config(workdir, {"model.num_classes": 0})  # as given
     sets = {"train_set": ShapeSet("train", 10), "val_set": ShapeSet("val", 4)}
     check_equal(workdir, jax.device_get(train(config, workdir, **sets)), whole)
 

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from mask_rcnn_jax.training.schedule import Schedule
+from mask_rcnn_jax.recipe.schedule import Schedule
 from tests.helpers import shared
 
 # The rate of every listed iteration; fractions of the run where detectron2 has iterations.

@@ -6,9 +6,10 @@ import numpy as np
 import optax
 import pytest
 
+from mask_rcnn_jax.config import as_recipe
 from mask_rcnn_jax.models.channels import Channels
 from mask_rcnn_jax.pruning.channel_groups import Axis, Group
-from mask_rcnn_jax.training.optim import build_optimizer, make_optimizer, optim_options
+from mask_rcnn_jax.training.optim import build_optimizer, make_optimizer
 from mask_rcnn_jax.training.sparsity import add_group_lasso
 from tests.helpers import tiny_config
 
@@ -91,7 +92,7 @@ def test_only_what_the_loss_needs_survives(name):
     """Least squares with channels 0 to 2 of both layers as its aim."""
     config = tiny_config()
     config.optim.update(name=name, momentum=0.5, weight_decay=0.0, group_lasso=0.1)
-    tx = make_optimizer(optim_options(config), lambda _: 0.02, None, groups())
+    tx = make_optimizer(as_recipe(config).optim, lambda _: 0.02, None, groups())
     at, aim = params(), params(seed=2)
 
     def loss(params):
@@ -118,7 +119,7 @@ def test_it_is_absent_unless_it_is_asked_for():
 
     def program(**entries):
         config.optim.update(entries)
-        tx = build_optimizer(config, lambda _: 0.1, tree, None)
+        tx = build_optimizer(as_recipe(config), lambda _: 0.1, tree, None)
         return str(jax.make_jaxpr(lambda g, s, p: tx.update(g, s, p))(tree, tx.init(tree), tree))
 
     assert config.optim.group_lasso == 0
@@ -130,4 +131,4 @@ def test_a_negative_strength_is_named():
     config = tiny_config()
     config.optim.group_lasso = -1.0
     with pytest.raises(ValueError, match="optim.group_lasso is -1.0, expected at least 0"):
-        optim_options(config)
+        as_recipe(config)

@@ -14,6 +14,7 @@ import pytest
 from jax.sharding import AxisType, Mesh
 
 from mask_rcnn_jax.benchmarking import inputs
+from mask_rcnn_jax.config import as_recipe
 from mask_rcnn_jax.models.build import (
     abstract_variables,
     build_model,
@@ -23,7 +24,6 @@ from mask_rcnn_jax.ops.losses import LossOptions
 from mask_rcnn_jax.training.flip import random_flip
 from mask_rcnn_jax.training.step import (
     TrainState,
-    loss_options,
     make_loss_step,
     make_mesh,
     make_train_step,
@@ -39,7 +39,7 @@ from tests.helpers import (
     tiny_config,
 )
 
-LOSS = loss_options(tiny_config())
+LOSS = as_recipe(tiny_config()).loss
 # Of the model of `small_config`, for the bounds of bounds.py: trunk, pyramid, box head.
 TERMS = 5 * 5 * 3 + 9 * (8 + 12 + 16) + 800 + 1632
 
@@ -71,7 +71,7 @@ def detectron2_loss() -> LossOptions:
     """Sums over a number of samples that the recipe fixes, and means over RoIs."""
     from mask_rcnn_jax.configs import coco_detectron2
 
-    return loss_options(coco_detectron2.get_config())
+    return as_recipe(coco_detectron2.get_config()).loss
 
 
 # The parts that a batch of four different images is worked through in, by the number of devices.
@@ -307,7 +307,7 @@ def test_no_long_sum_is_made_in_bfloat16():
     config.model.mask_head.num_convs = 1
     config.train.update(precision="bfloat16", batch_size=1)
     mesh = mesh_of(1)
-    program = inputs.lower_step(config, mesh, mesh, 1).as_text()
+    program = inputs.lower_step(as_recipe(config), mesh, mesh, 1).as_text()
     sums = re.findall(
         r"applies stablehlo.add across dimensions = \[(.+)\] : \(tensor<([\dx]+)xbf16>", program
     )

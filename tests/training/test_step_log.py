@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from absl import logging
 
+from mask_rcnn_jax.recipe.options import TrainOptions
 from mask_rcnn_jax.terminal import console
 from mask_rcnn_jax.training import step_log
 from mask_rcnn_jax.training.loggers import Loggers
 from mask_rcnn_jax.training.step_log import StepLog
-from tests.helpers import tiny_batch, tiny_config
+from tests.helpers import tiny_batch
 
 
 @pytest.fixture
@@ -36,11 +37,10 @@ def memory(monkeypatch):
 def test_compiling_counts_neither_for_the_rate_nor_for_the_time_left(clock, caplog):
     """Four images a step and two seconds a step; compiling takes 100 s, and 50 s on a new canvas
     at step 4, while step 3 is still to be read."""
-    config = tiny_config()
-    config.train.update(batch_size=4, steps=10, log_every=2)
+    options = TrainOptions(batch_size=4, steps=10, log_every=2)
     records = []
     logger = lambda step, metrics, images: records.append((step, metrics))  # noqa: E731
-    log = StepLog(config, Loggers((), [logger]), dataset=None, started=clock[0] - 7)
+    log = StepLog(options, Loggers((), [logger]), None, clock[0] - 7, lowest_scale=1.0)
     square = tiny_batch(4)
     wide = square.replace(images=np.zeros((4, 64, 128, 3), np.uint8))
     with caplog.at_level("INFO", logger=logging.get_absl_logger().name):
@@ -76,11 +76,11 @@ def test_compiling_counts_neither_for_the_rate_nor_for_the_time_left(clock, capl
 def test_in_a_terminal_every_step_is_shown_and_as_many_are_logged(clock, caplog, monkeypatch):
     """One line for each 0.2 s of steps that take 0.15 s."""
     monkeypatch.setattr(console, "_in_terminal", True)
-    config = tiny_config()
-    config.train.update(batch_size=4, steps=9, log_every=100)
+    options = TrainOptions(batch_size=4, steps=9, log_every=100)
     records = []
     logger = lambda step, metrics, images: records.append(step)  # noqa: E731
-    log, batch = StepLog(config, Loggers((), [logger]), None, started=clock[0]), tiny_batch(4)
+    log = StepLog(options, Loggers((), [logger]), None, clock[0], lowest_scale=1.0)
+    batch = tiny_batch(4)
     with log.dispatching(batch):
         clock[0] += 30
     with caplog.at_level("INFO", logger=logging.get_absl_logger().name):
@@ -96,11 +96,11 @@ def test_in_a_terminal_every_step_is_shown_and_as_many_are_logged(clock, caplog,
 
 def test_dropped_masks_of_all_steps_are_counted_and_shown(clock, caplog):
     """The mean over the steps since the last record, of which only every third is logged."""
-    config = tiny_config()
-    config.train.update(batch_size=4, steps=9, log_every=3)
+    options = TrainOptions(batch_size=4, steps=9, log_every=3)
     records = []
     logger = lambda step, metrics, images: records.append((step, metrics))  # noqa: E731
-    log, batch = StepLog(config, Loggers((), [logger]), None, started=clock[0]), tiny_batch(4)
+    log = StepLog(options, Loggers((), [logger]), None, clock[0], lowest_scale=1.0)
+    batch = tiny_batch(4)
     dropped = [0.0, 0.0, 1.5, 0.0, 6.0, 0.0, 0.0, 0.0, 0.0]
     with log.dispatching(batch):
         clock[0] += 30

@@ -6,8 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from mask_rcnn_jax import parts
+from mask_rcnn_jax.config import as_recipe
+from mask_rcnn_jax.recipe.options import TrainOptions
+from mask_rcnn_jax.recipe.stopping import StopRule, main_ap
 from mask_rcnn_jax.training.checks import check_evaluated
-from mask_rcnn_jax.training.stopping import StopRule, main_ap, stop_rule
 from tests.helpers import tiny_config
 from tests.training.stubbed_run import run, series, stubbed
 
@@ -50,7 +53,7 @@ def test_boxes_count_where_there_are_no_masks():
 )
 def test_values_without_meaning_are_refused(options):
     with pytest.raises(ValueError, match=f"^train.{next(iter(options))} is .*, expected at least"):
-        stop_rule({"train": options})
+        parts.build(TrainOptions, options, "train")
 
 
 LINE = "finished at step 12: 2 evaluations in a row improved nothing, the best AP is 0.5000, of "
@@ -94,15 +97,15 @@ def test_a_run_without_an_evaluation_cannot_wait_for_one(stubbed, tmp_path):
 def test_a_mask_ap_that_is_not_measured_cannot_be_reached():
     config, masks = tiny_config(), SimpleNamespace(boxes_only=False)
     config.train.stop_at_mask_ap = 0.3
-    check_evaluated(config, masks)
+    check_evaluated(as_recipe(config), masks)
     boxes, message = tiny_config(), "^train.stop_at_mask_ap is 0.3, expected 0 where no masks"
     boxes.train.update(stop_at_box_ap=0.3, stop_at_mask_ap=0.3)
     boxes.model.mask_head.name = "none"
     for given, val_set in ((boxes, masks), (config, SimpleNamespace(boxes_only=True))):
         with pytest.raises(ValueError, match=message):
-            check_evaluated(given, val_set)
+            check_evaluated(as_recipe(given), val_set)
     config.loss.mask_weight = 0.0
     with pytest.raises(ValueError, match=message):
-        check_evaluated(config, masks)
+        check_evaluated(as_recipe(config), masks)
     boxes.train.stop_at_mask_ap = 0.0
-    check_evaluated(boxes, masks)
+    check_evaluated(as_recipe(boxes), masks)

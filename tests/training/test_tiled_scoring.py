@@ -1,18 +1,19 @@
 """Scores of large images in tiles, with a detector that makes no mistake."""
 
-from functools import partial
+from dataclasses import replace
 
 import cv2
 import jax
 import numpy as np
 import pytest
 
+from mask_rcnn_jax.config import as_recipe
 from mask_rcnn_jax.data.dataset import Annotation, ImageRecord
-from mask_rcnn_jax.data.options import example_options
 from mask_rcnn_jax.data.tile_loader import TileLoader
 from mask_rcnn_jax.data.tiles import Tiles
 from mask_rcnn_jax.structures import Detections
 from mask_rcnn_jax.training import scoring
+from mask_rcnn_jax.training.encoding import Rules
 from mask_rcnn_jax.training.evaluator import score
 from mask_rcnn_jax.training.tiles import detect_in_tiles
 from tests.helpers import tiny_config
@@ -76,17 +77,17 @@ def _find(image):
 
 
 @pytest.fixture
-def config():
+def recipe():
     config = tiny_config()
     config.data.update(image_size=(128, 192), resize="keep")
-    return config
+    return as_recipe(config)
 
 
 @pytest.mark.parametrize("batch_size", [2, 6])
-def test_an_exact_detector_scores_as_if_there_were_no_seams(config, batch_size):
+def test_an_exact_detector_scores_as_if_there_were_no_seams(recipe, batch_size):
     dataset = Rectangles()
-    loader = TileLoader(dataset, example_options(config), Tiles(120), batch_size=batch_size)
-    found = detect_in_tiles(predict, {}, loader, dataset, mesh_of(2), config)
+    loader = TileLoader(dataset, recipe.data, Tiles(120), batch_size=batch_size)
+    found = detect_in_tiles(predict, {}, loader, dataset, mesh_of(2), Rules.of(recipe))
     boxes, masks, ids = found
     assert ids == [1, 2, 3, 4] and len(boxes) == len(masks) == 6
     assert {entry["category_id"] for entry in boxes} == {4, 9}
@@ -94,15 +95,14 @@ def test_an_exact_detector_scores_as_if_there_were_no_seams(config, batch_size):
     assert metrics["AP"] == metrics["mask_AP"] == 1.0
 
 
-def test_the_number_of_images_is_limited(config):
-    dataset, options = Rectangles(), example_options(config)
-    loader = TileLoader(dataset, options, Tiles(120), batch_size=2, max_images=2)
-    _, _, ids = detect_in_tiles(predict, {}, loader, dataset, mesh_of(2), config)
+def test_the_number_of_images_is_limited(recipe):
+    dataset = Rectangles()
+    loader = TileLoader(dataset, recipe.data, Tiles(120), batch_size=2, max_images=2)
+    _, _, ids = detect_in_tiles(predict, {}, loader, dataset, mesh_of(2), Rules.of(recipe))
     assert ids == [1, 2]
 
 
-def test_what_does_not_go_with_tiles_is_refused(config):
-    detect = partial(scoring._detect_in_tiles, model=None, mesh=None, val_set=Rectangles())
-    config.eval.tta_flip = True
+def test_what_does_not_go_with_tiles_is_refused(recipe):
+    recipe = replace(recipe, eval=replace(recipe.eval, tta_flip=True))
     with pytest.raises(ValueError, match="^eval.tta_scales and eval.tta_flip are set, expected"):
-        detect(config, variables={}, tiles=Tiles(120))
+        scoring._detect(recipe, 2, {}, Rectangles(), Tiles(120))

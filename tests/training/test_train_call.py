@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 
-from mask_rcnn_jax.config import load_config
+from mask_rcnn_jax.config import as_recipe, load_config
 from mask_rcnn_jax.data.coco import load_coco
 from mask_rcnn_jax.formats.shapes import write_shapes
 from mask_rcnn_jax.models.build import init_variables
@@ -204,7 +204,7 @@ def test_a_plain_transformation_has_no_rate_and_leaves_frozen_layers_alone(tmp_p
     assert config.to_json() == before
     first, last = logged
     assert "lr" not in first and first["loss_scale"] > 1 and "ap/box" in last
-    start = init_variables(make_model(config, 4), config.train.seed)["params"]
+    start = init_variables(make_model(as_recipe(config), 4), config.train.seed)["params"]
     for name, layer in state.params["backbone"].items():
         frozen = name.startswith(("stem", "res2"))
         same = jax.tree.map(np.array_equal, layer, start["backbone"][name])
@@ -217,7 +217,7 @@ def test_a_plain_transformation_has_no_rate_and_leaves_frozen_layers_alone(tmp_p
         ({"optimizer": 1e-3}, "optimizer is float, expected an optax transformation"),
         ({"train_set": "coco"}, r"train_set \(str\) has no 'class_names', 'images', 'decode'"),
         ({"val_set": ShapeSet("val", 0)}, r"val_set \(ShapeSet\): 'images' is empty"),
-        ({"config": 7}, "config is int, expected a ConfigDict or the name of a recipe"),
+        ({"config": 7}, "config is int, expected a recipe, the name of one, or a ConfigDict"),
         ({"config": "nowhere"}, "no recipe or run 'nowhere'"),
     ],
 )
@@ -253,10 +253,10 @@ def test_a_given_coco_dataset_is_evaluated_by_the_command_too(tmp_path):
     """config.json then names its files."""
     paths = write_shapes(tmp_path, train=4, val=2, size=(64, 64))
     given = {split: load_coco(paths[split], tmp_path / split) for split in paths}
-    config = small_config()
-    assert open_datasets(config, given["train"], given["val"]) == (given["train"], given["val"])
-    assert config.data.val_json == str(paths["val"])
-    assert config.data.train_images == str(tmp_path / "train")
+    *sets, data = open_datasets(as_recipe(small_config()), given["train"], given["val"])
+    assert sets == [given["train"], given["val"]]
+    assert data.val_json == str(paths["val"])
+    assert data.train_images == str(tmp_path / "train")
 
 
 @pytest.mark.slow

@@ -8,16 +8,19 @@ import pytest
 from flax import linen as nn
 from safetensors.numpy import save_file
 
+from mask_rcnn_jax import parts
+from mask_rcnn_jax.config import as_recipe
 from mask_rcnn_jax.data.loader import EvalLoader
 from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.views import ViewLoader, scaled_options
 from mask_rcnn_jax.models.build import build_model
 from mask_rcnn_jax.models.detect import Detect
+from mask_rcnn_jax.recipe.options import EvalOptions, Views
 from mask_rcnn_jax.structures import Detections
 from mask_rcnn_jax.training import scoring
 from mask_rcnn_jax.training.setup import view_sizes
 from mask_rcnn_jax.training.step import make_predict_step, shard_batch
-from mask_rcnn_jax.training.views import Views, make_views_step, view_options
+from mask_rcnn_jax.training.views import make_views_step
 from mask_rcnn_jax.weights.convert import to_ours_flat
 from tests import small_trunk
 from tests.helpers import any_variables, tiny_config
@@ -244,17 +247,17 @@ def test_sizes_that_divide_the_images_differently_are_refused():
 def test_a_canvas_that_enlarges_no_image_has_no_larger_size():
     config = tiny_config()
     config.data.update(image_size=(128, 192), resize="keep")
-    config.eval.tta_scales = (1.0, 0.5)
-    assert [options.image_size for options in view_sizes(config)] == [(128, 192), (64, 128)]
-    config.eval.tta_scales = (1.0, 1.5)
+    data = as_recipe(config).data
+    sizes = [options.image_size for options in view_sizes(data, Views((1.0, 0.5)))]
+    assert sizes == [(128, 192), (64, 128)]
     with pytest.raises(ValueError, match="^eval.tta_scales has 1.5, expected at most 1 with data"):
-        view_sizes(config)
+        view_sizes(data, Views((1.0, 1.5)))
 
 
 @pytest.mark.parametrize("scales", [(), (1.0, 0.0), (float("nan"),), ("1",)])
 def test_scales_without_meaning_are_refused(scales):
     with pytest.raises(ValueError, match="^eval.tta_scales is"):
-        view_options({"eval": {"tta_scales": scales, "batch_size": 1}})
+        parts.build(EvalOptions, {"tta_scales": scales, "batch_size": 1}, "eval")
 
 
 def test_an_evaluation_looks_at_the_views_of_its_config(variables, tmp_path, monkeypatch):
@@ -281,4 +284,4 @@ def test_an_evaluation_looks_at_the_views_of_its_config(variables, tmp_path, mon
         scoring.evaluate(tmp_path / "weights.safetensors", config, **own)
     small, large = (2, 64, 64, 3), (2, 128, 128, 3)
     assert seen == [(None, [small]), (True, [small]), (False, [small, large])]
-    assert Views((0.5, 1.0, 2.0), True).count == 6
+    assert Views((0.5, 1.0, 2.0), True).views == 6

@@ -4,6 +4,7 @@ import jax
 import pytest
 from absl import logging
 
+from mask_rcnn_jax.config import as_recipe
 from mask_rcnn_jax.data.source import load_split
 from mask_rcnn_jax.training import loop
 from mask_rcnn_jax.training.scoring import evaluate_results
@@ -59,7 +60,7 @@ def test_what_needs_an_evaluation_says_so(stubbed, tmp_path):
     config = small_config()
     config.data.val_json = ""
     with pytest.raises(ValueError, match="data.val_json is empty: there is nothing to evaluate on"):
-        load_split(config.data, "val")
+        load_split(as_recipe(config).data, "val")
     (tmp_path / "results.json").write_text("[]")
     with pytest.raises(ValueError, match="data.val_json is empty: there is nothing to evaluate on"):
         evaluate_results(tmp_path / "results.json", config)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
-from mask_rcnn_jax.config import load_config
+from mask_rcnn_jax.config import as_recipe, load_tree
 from mask_rcnn_jax.export import check_system
 from mask_rcnn_jax.models.build import abstract_variables, build_model
 from mask_rcnn_jax.models.convnext import ConvNeXt
@@ -167,7 +167,7 @@ def test_layers_compute_the_same(kind):
 
 
 def small_config(depths=FEW[0]):
-    config = load_config("coco_convnext")
+    config = load_tree("coco_convnext")
     config.model.num_classes = 3
     config.model.backbone.update(depths=depths, width=FEW[1])
     config.model.fpn.channels = config.model.rpn.channels = config.model.mask_head.channels = 8
@@ -195,14 +195,14 @@ def test_a_run_starts_from_a_file(kind, key, tmp_path):
     config.model.init_from = str(tmp_path / "convnext.pth")
     write_torch(config.model.init_from, arrays, key)
     initial = jax.tree.map(lambda s: np.full(s.shape, 0.5, np.float32), small_shapes(FEW[0]))
-    trunk = pretrained.initialize_from(initial, config.model)["params"]["backbone"]
+    trunk = pretrained.initialize_from(initial, as_recipe(config).model)["params"]["backbone"]
     kept = {name for name, layer in trunk.items() if np.all(jax.tree.leaves(layer)[0] == 0.5)}
     assert kept == {f"output{stage}_norm" for stage in range(2, 5 if "mm" in kind else 6)}
     with pytest.raises(ValueError, match="holds a backbone, expected a detector"):
         load_variables(config.model.init_from, config)
     other = small_shapes((1, 1, 1, 1))
     with pytest.raises(ValueError, match=r"unexpected 9 \(params/backbone/res3_1/"):
-        pretrained.initialize_from(other, config.model)
+        pretrained.initialize_from(other, as_recipe(config).model)
 
 
 @pytest.mark.parametrize("layers", [PAPER, MMPRETRAIN])
@@ -222,4 +222,4 @@ def test_a_detector_is_read(layers, tmp_path):
 @pytest.mark.parametrize("system", ["torchvision", "detectron2"])
 def test_no_other_system_takes_its_weights(system):
     with pytest.raises(ValueError, match=f"model.backbone.name is 'convnext', {system} has resnet"):
-        check_system(small_config().model, system)
+        check_system(as_recipe(small_config()).model, system)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mask_rcnn_jax.config import flatten, load_config
+from mask_rcnn_jax.config import flatten, load_tree
 from mask_rcnn_jax.weights.expected_model import EXPECTED, MMDETECTION_STYLES, mismatches
 from mask_rcnn_jax.weights.sources import SOURCES
 
@@ -10,7 +10,7 @@ from mask_rcnn_jax.weights.sources import SOURCES
 @pytest.mark.parametrize("source", EXPECTED)
 def test_weights_fit_the_recipe_of_their_system(source):
     expected = EXPECTED[source]
-    model = load_config(expected.recipe).model
+    model = load_tree(expected.recipe).model
     assert mismatches(source, model) == ([MMDETECTION_STYLES] if source == "mmdetection" else [])
     assert {*expected.entries, *expected.ignored} <= flatten(model).keys()
 
@@ -35,7 +35,7 @@ def test_what_differs_is_said():
 @pytest.mark.parametrize("recipe", ["coco_detectron2:cascade_3x", "coco_vitdet:cascade_l"])
 def test_the_stages_of_a_cascade_are_compared(recipe):
     source = "detectron2_vitdet" if "vitdet" in recipe else "detectron2"
-    model = load_config(recipe).model
+    model = load_tree(recipe).model
     assert mismatches(source, model) == []
     model.cascade.update(fg_iou_thresh=(0.5, 0.7), weight_factors=(5.0, 9.0))
     lines = mismatches(source, model)
@@ -86,9 +86,9 @@ img_norm_cfg = dict(
 def test_the_style_of_mmdetection_is_taken_from_the_files_config(config, differing):
     """detectron2's recipe is that of the caffe style: BGR, a standard deviation of 1, and strides
     in the first convolution."""
-    model = load_config("coco_detectron2").model
+    model = load_tree("coco_detectron2").model
     lines = mismatches("mmdetection", model, config=config)
     assert [line.split(" is ")[0] for line in lines] == [f"model.{name}" for name in differing]
-    torchvision = load_config("coco_torchvision").model
+    torchvision = load_tree("coco_torchvision").model
     said = " ".join(mismatches("mmdetection", torchvision, config=config))
     assert ("stride_in" in said) == (config is CAFFE_STYLE)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
-from mask_rcnn_jax.config import load_config
+from mask_rcnn_jax.config import as_recipe, load_tree
 from mask_rcnn_jax.export import check_system
 from mask_rcnn_jax.models.build import abstract_variables, build_model
 from mask_rcnn_jax.weights import pretrained
@@ -117,7 +117,7 @@ def random_arrays(shapes):
 
 
 def small_config():
-    config = load_config("coco_detectron2:lsj_100ep_regnety_4gf")
+    config = load_tree("coco_detectron2:lsj_100ep_regnety_4gf")
     config.model.num_classes = CLASSES
     config.model.backbone.update(FEW)
     config.model.fpn.channels = config.model.rpn.channels = config.model.mask_head.channels = 8
@@ -150,7 +150,7 @@ def test_all_names_of_detectron2s_models(kind, millions, count, entries):
     shapes = detector_shapes(kind)
     assert len(shapes) == entries and parameters(shapes) == count
     assert round(parameters(paper_shapes(kind)) / 1e6, 1) == millions
-    config = load_config(f"coco_detectron2:lsj_100ep_regnet{kind}_4gf")
+    config = load_tree(f"coco_detectron2:lsj_100ep_regnet{kind}_4gf")
     config.model.num_classes = 80
     source, paths = identify(list(shapes))
     assert source == "detectron2_regnet" and mismatches(source, config.model) == []
@@ -170,14 +170,14 @@ def test_a_detector_is_read_and_written(tmp_path):
     kernel = variables["params"]["backbone"]["res4_1"]["b"]["kernel"]
     theirs = arrays["backbone.bottom_up.s3.b2.f.b.weight"]
     assert kernel.shape == (3, 3, 8, 32) and kernel[0, 2, 5, 20] == theirs[20, 5, 0, 2]
-    check_system(config.model, "detectron2")
+    check_system(as_recipe(config).model, "detectron2")
     back = to_detectron2(variables, norm_eps=1e-5)
     counters = {name for name in arrays if name.endswith("num_batches_tracked")}
     assert back.keys() == arrays.keys() - counters
     for name, array in back.items():
         np.testing.assert_array_equal(array, arrays[name], err_msg=name)
     with pytest.raises(ValueError, match="backbone.name is 'regnet', torchvision has resnet only"):
-        check_system(config.model, "torchvision")
+        check_system(as_recipe(config).model, "torchvision")
 
 
 @pytest.mark.parametrize(("source", "key"), [("regnet", "model_state"), ("torchvision_regnet", "")])
@@ -187,7 +187,7 @@ def test_a_run_starts_from_a_classifier(source, key, tmp_path):
     config.model.init_from = str(tmp_path / "regnet.pyth")
     write_torch(config.model.init_from, arrays, key)
     initial = jax.tree.map(lambda s: np.full(s.shape, 2.0, np.float32), small_variables())
-    loaded = pretrained.initialize_from(initial, config.model)
+    loaded = pretrained.initialize_from(initial, as_recipe(config).model)
     for part in ("params", "batch_stats"):
         for name, leaf in flatten_dict(loaded[part]["backbone"], sep="/").items():
             assert np.all(leaf <= 1), name

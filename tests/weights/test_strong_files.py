@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
-from mask_rcnn_jax.config import load_config
+from mask_rcnn_jax.config import load_tree
 from mask_rcnn_jax.models.build import abstract_variables, build_model
 from mask_rcnn_jax.weights.convert import identify, to_detectron2, to_flax, to_torchvision
 from mask_rcnn_jax.weights.expected_model import mismatches
@@ -28,7 +28,7 @@ def half_to_one(rng, shape):
 
 
 def config_for(recipe, **changes):
-    config = load_config(recipe)
+    config = load_tree(recipe)
     config.model.num_classes = CLASSES
     config.model.update(changes)
     return config
@@ -49,7 +49,7 @@ def check_fit(arrays, config):
 def test_all_published_names_of_version_2_and_nothing_else():
     shapes = published_v2()
     assert len(shapes) == 432
-    config = load_config("coco_torchvision:v2")
+    config = load_tree("coco_torchvision:v2")
     config.model.num_classes = 90
     rng = np.random.default_rng(0)
     arrays = {name: half_to_one(rng, shape) for name, shape in shapes.items()}
@@ -66,7 +66,7 @@ def test_all_published_names_of_version_2_and_nothing_else():
 def test_fine_tuning_keeps_the_statistics_of_version_2():
     rng = np.random.default_rng(0)
     arrays = {name: half_to_one(rng, shape) for name, shape in published_v2().items()}
-    config = load_config("finetune")
+    config = load_tree("finetune")
     config.model.num_classes = 90
     loaded, _ = check_fit(arrays, config)
     norms = {
@@ -82,7 +82,7 @@ def test_fine_tuning_keeps_the_statistics_of_version_2():
 
 
 def test_frozen_norms_of_version_2_have_its_names():
-    config = load_config("coco_torchvision:v2")
+    config = load_tree("coco_torchvision:v2")
     for part in ("backbone", "fpn", "box_head", "mask_head"):
         config.model[part].norm = "frozen"
     arrays = {n: np.broadcast_to(np.float32(0.5), s) for n, s in published_v2().items()}
@@ -177,7 +177,7 @@ def test_a_resnext_of_detectron2():
     ],
 )
 def test_the_published_number_of_parameters(variant, count):
-    config = load_config(f"coco_detectron2:{variant}")
+    config = load_tree(f"coco_detectron2:{variant}")
     config.model.num_classes = 80
     params = abstract_variables(build_model(config.model))["params"]
     background = 4 * (1024 + 1) + 256 + 1  # box deltas and mask, which detectron2 does not have

@@ -8,7 +8,7 @@ import types
 import numpy as np
 import pytest
 
-from mask_rcnn_jax.config import load_config
+from mask_rcnn_jax.config import load_tree
 from mask_rcnn_jax.weights.convert import to_flax
 from mask_rcnn_jax.weights.files import read_arrays
 from mask_rcnn_jax.weights.pretrained import load_weights
@@ -71,7 +71,7 @@ def test_an_epoch_of_mmdetection_3_is_read_with_its_config(tmp_path, foreign, st
     write_epoch(path, arrays, {"cfg": text, "epoch": 12})
     for name in ("mmengine.logging", "mmengine"):
         sys.modules.pop(name, None)  # nothing may need them
-    model = load_config("coco_detectron2").model
+    model = load_tree("coco_detectron2").model
     variables, report = load_weights(path, model)
     np.testing.assert_equal(variables, to_flax(arrays, norm="frozen", eps=1e-5)[0])
     assert len(report) == 1 + lines, report

@@ -8,7 +8,7 @@ import pytest
 from flax.traverse_util import flatten_dict
 from safetensors.numpy import save_file
 
-from mask_rcnn_jax.config import load_config
+from mask_rcnn_jax.config import as_recipe, load_tree
 from mask_rcnn_jax.export import export_weights
 from mask_rcnn_jax.formats import download
 from mask_rcnn_jax.models.build import abstract_variables, build_model
@@ -99,7 +99,7 @@ def zeros(shapes):
 
 
 def config_for(variant, classes=80):
-    config = load_config(f"coco_vitdet:{variant}")
+    config = load_tree(f"coco_vitdet:{variant}")
     config.model.num_classes = classes
     return config
 
@@ -155,7 +155,7 @@ def small_detector(variant):
 
 @pytest.mark.parametrize("variant", [pytest.param("b", marks=pytest.mark.slow), "cascade_b"])
 def test_a_small_model_is_exported(variant, tmp_path, capsys):
-    config = small_detector(variant)
+    config = as_recipe(small_detector(variant))
     shapes = abstract_variables(build_model(config.model))
     rng = np.random.default_rng(0)
     variables = jax.tree.map(lambda s: rng.uniform(0.5, 1, s.shape).astype(np.float32), shapes)
@@ -222,14 +222,14 @@ def test_a_run_starts_from_a_file_of_mae(tmp_path):
     config.model.init_from = str(path)
     shapes = abstract_variables(build_model(config.model))
     initial = jax.tree.map(lambda s: np.full(s.shape, 0.5, np.float32), shapes)
-    variables = pretrained.initialize_from(initial, config.model)
+    variables = pretrained.initialize_from(initial, as_recipe(config).model)
     trunk = variables["params"]["backbone"]
     np.testing.assert_array_equal(trunk["pos_embed"], arrays["pos_embed"])
     theirs = arrays["blocks.3.attn.qkv.weight"].T
     np.testing.assert_array_equal(trunk["block3"]["attn"]["qkv"]["kernel"], theirs)
     assert (trunk["block3"]["attn"]["rel_pos_h"] == 0.5).all()
     assert (variables["params"]["fpn"]["up2_first"]["kernel"] == 0.5).all()
-    _, report = merge_into(initial, pretrained.load(path, config.model))
+    _, report = merge_into(initial, pretrained.load(path, as_recipe(config).model))
     assert any("8 (params/backbone/block0/attn/rel_pos_h" in line for line in report)
 
 
@@ -240,7 +240,7 @@ def test_a_file_of_mae_is_no_detector_and_has_one_size(tmp_path):
     config.model.init_from = str(path)
     variables = abstract_variables(build_model(config.model))
     with pytest.raises(ValueError, match=r"misshapen 1 \(params/backbone/pos_embed \(1, 10, 24\)"):
-        pretrained.initialize_from(variables, config.model)
+        pretrained.initialize_from(variables, as_recipe(config).model)
     with pytest.raises(ValueError, match="holds a backbone, expected a detector"):
         load_variables(path, config)
 

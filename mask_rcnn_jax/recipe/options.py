@@ -1,12 +1,12 @@
-"""The entries of a config's `train` and `eval` sections."""
+"""A recipe's `train` and `eval` sections."""
 
 from dataclasses import dataclass
 from typing import Literal
 
+from mask_rcnn_jax import parts
 from mask_rcnn_jax.models.detect import Detect
-from mask_rcnn_jax.training.averaging import WeightAverage
-from mask_rcnn_jax.training.stopping import StopRule
-from mask_rcnn_jax.training.views import Views
+from mask_rcnn_jax.recipe.averaging import WeightAverage
+from mask_rcnn_jax.recipe.stopping import StopRule
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,40 @@ class TrainOptions(WeightAverage, StopRule):
     skip_images: tuple[int | str, ...] = ()
     loggers: tuple[str, ...] = ()
 
+    def __post_init__(self):
+        WeightAverage.__post_init__(self)
+        StopRule.__post_init__(self)
+        counts = ("batch_size", "log_every", "checkpoint_every", "keep_checkpoints")
+        parts.check_at_least(self, **dict.fromkeys(counts, 1), epochs=0, steps=0, eval_every=0)
+        parts.check_at_least(self, images_per_device=0)
+
+
+@dataclass(frozen=True)
+class Views:
+    """How often the `evaluate` command looks at an image.
+
+    Attributes:
+        tta_scales: sizes in which `evaluate` looks at an image, times `data.image_size`.
+        tta_flip: whether `evaluate` also looks at the mirror image of each size.
+    """
+
+    tta_scales: tuple[float, ...] = (1.0,)
+    tta_flip: bool = False
+
+    def __post_init__(self):
+        if not self.tta_scales or not all(scale > 0 for scale in self.tta_scales):
+            raise ValueError(f"tta_scales is {self.tta_scales}, expected factors above 0")
+
+    @property
+    def views(self) -> int:
+        """How often `evaluate` looks at an image."""
+        return len(self.tta_scales) * (2 if self.tta_flip else 1)
+
+    @property
+    def augments(self) -> bool:
+        """Whether it looks at anything but the image in its own size."""
+        return (self.tta_scales, self.tta_flip) != ((1.0,), False)
+
 
 @dataclass(frozen=True)
 class EvalOptions(Detect, Views):
@@ -78,3 +112,8 @@ class EvalOptions(Detect, Views):
     engine: Literal["pycocotools", "faster_coco_eval"] = "pycocotools"
     protocol: Literal["coco", "lvis"] = "coco"
     weights: Literal["average", "raw"] = "average"
+
+    def __post_init__(self):
+        Detect.__post_init__(self)
+        Views.__post_init__(self)
+        parts.check_at_least(self, batch_size=1, detections_per_image=1)

@@ -1,13 +1,10 @@
 """Exponential moving average of the weights."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from mask_rcnn_jax import parts
 from mask_rcnn_jax.models.quantization import RANGE
 
 
@@ -56,8 +53,3 @@ class WeightAverage:
 
 
 NO_AVERAGE = WeightAverage()
-
-
-def weight_average(config: Mapping[str, Any]) -> WeightAverage:
-    """The average of a config's `train` section; ValueError, naming the entry, for a wrong one."""
-    return parts.pick(WeightAverage, config["train"], "train")

@@ -3,9 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from mask_rcnn_jax import parts
 
 Metrics = Mapping[str, float | None]
 
@@ -60,8 +57,3 @@ def main_ap(metrics: Metrics) -> float:
     """The mask AP, or the box AP where there are no masks; NaN where it is unknown."""
     ap = metrics.get("ap/mask", metrics["ap/box"])
     return math.nan if ap is None else ap
-
-
-def stop_rule(config: Mapping[str, Any]) -> StopRule:
-    """The rule of a config's `train` section; ValueError, naming the entry, for a wrong value."""
-    return parts.pick(StopRule, config["train"], "train")

@@ -1,0 +1,77 @@
+"""A recipe, parsed: frozen, typed and checked."""
+
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import optax
+
+from mask_rcnn_jax import parts
+from mask_rcnn_jax.data.options import DataOptions
+from mask_rcnn_jax.models.build import ModelOptions
+from mask_rcnn_jax.ops.losses import LossOptions
+from mask_rcnn_jax.recipe.distillation import DistillOptions
+from mask_rcnn_jax.recipe.optimizer import OptimOptions
+from mask_rcnn_jax.recipe.options import EvalOptions, TrainOptions
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All that a run is made of; each section is a dataclass that says what its entries mean.
+
+    `load_config` makes one from a recipe's file or a run. `dataclasses.replace` makes another with
+    other values; a recipe itself does not change.
+    """
+
+    data: DataOptions
+    model: ModelOptions = field(default_factory=ModelOptions)
+    loss: LossOptions = LossOptions()
+    distill: DistillOptions = DistillOptions()
+    optim: OptimOptions = OptimOptions()
+    train: TrainOptions = TrainOptions()
+    eval: EvalOptions = EvalOptions()
+
+    def __post_init__(self):
+        inclusive = self.model.box_coder.inclusive == "all"
+        if self.data.inclusive_boxes != inclusive:
+            object.__setattr__(self, "data", replace(self.data, inclusive_boxes=inclusive))
+        kind = self.model.mask_targets.kind
+        frame = "image" if kind == "whole" else "box"
+        if self.data.mask_frame != frame:
+            raise ValueError(f"model.mask_targets.kind={kind} needs data.mask_frame={frame}")
+        if kind == "polygons" and not self.data.max_vertices:
+            needed = "a positive data.max_vertices, such as 512"
+            raise ValueError(f"model.mask_targets.kind=polygons needs {needed}")
+
+    @classmethod
+    def read(cls, tree: parts.Section) -> "Recipe":
+        """Build the sections of a tree, such as a ConfigDict; missing entries have their defaults.
+
+        Raises ValueError, naming the entry, if one is unknown, has a wrong type or is not among the
+        choices.
+        """
+        sections: dict[str, Any] = {f.name: f.type for f in fields(cls)}
+        if unknown := set(tree.keys()) - sections.keys():
+            found = f"a recipe has no section {min(unknown)!r}"
+            raise ValueError(f"{found}, expected one of {list(sections)}")
+        model = ModelOptions.read(tree.get("model", {}))
+        built = {
+            name: parts.build(sections[name], tree[name], name) for name in tree if name != "model"
+        }
+        return cls(**built, model=model)
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """Return all entries, as `read` takes them."""
+        return parts.section_of(self)
+
+    def changes(self) -> dict[str, dict[str, Any]]:
+        """Return the entries that differ from their defaults, as `read` takes them."""
+        return parts.changes(self)
+
+    @property
+    def learns_boxes_only(self) -> bool:
+        """Whether the model learns no masks, so that boxes are enough."""
+        return self.loss.mask_weight == 0 or not self.model.has_masks
+
+    def schedule(self) -> optax.Schedule:
+        """Return the learning rate by step."""
+        return self.optim.rates(self.train.batch_size, self.train.steps)

@@ -1,0 +1,152 @@
+"""What a run is made of, before anything is written: its data, model and milestones."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import optax
+from absl import logging
+from jax.sharding import Mesh
+
+from mask_rcnn_jax.data.augment import Kind
+from mask_rcnn_jax.data.dataset import Dataset
+from mask_rcnn_jax.data.kinds import resolve_augment
+from mask_rcnn_jax.data.loader import TrainLoader
+from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
+from mask_rcnn_jax.recipe.options import TrainOptions
+from mask_rcnn_jax.recipe.recipe import Recipe
+from mask_rcnn_jax.recipe.stopping import Metrics, main_ap
+from mask_rcnn_jax.terminal import console
+from mask_rcnn_jax.training.checks import check_evaluated, check_recipe
+from mask_rcnn_jax.training.distill import Distillation
+from mask_rcnn_jax.training.evaluator import Validation, make_validation
+from mask_rcnn_jax.training.loggers import Loggers
+from mask_rcnn_jax.training.setup import (
+    check_processes,
+    image_counts,
+    make_train_loader,
+    open_datasets,
+    set_steps,
+)
+from mask_rcnn_jax.training.step import TrainStep, make_train_step
+from mask_rcnn_jax.training.step_log import StepLog
+from mask_rcnn_jax.training.teacher import open_teacher
+from mask_rcnn_jax.weights.restore import make_model
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a run is made of, before anything is written."""
+
+    recipe: Recipe  # with all that data, arguments and teacher fill in
+    kinds: tuple[Kind, ...]
+    train_set: Dataset
+    val_set: Dataset | None
+    model: MaskRCNN
+    schedule: optax.Schedule | None
+    microbatches: int
+    distillation: Distillation | None
+
+    @property
+    def milestones(self) -> "Milestones":
+        return Milestones(self.recipe.train, self.val_set is not None)
+
+    def batches(self, start: int) -> TrainLoader:
+        data, train = self.recipe.data, self.recipe.train
+        return make_train_loader(data, train, self.train_set, start, self.kinds)
+
+    def validation(
+        self, mesh: Mesh, workdir: Path, stop_requested: Callable[[], bool]
+    ) -> Validation | None:
+        if self.val_set is None:
+            return None
+        given = self.recipe, self.val_set, self.model, mesh, workdir
+        return make_validation(*given, stop_requested)
+
+    def step_log(self, log: Loggers, started: float) -> StepLog:
+        lowest_scale = self.recipe.optim.loss_scale_floor
+        return StepLog(self.recipe.train, log, self.train_set, started, lowest_scale)
+
+    def step(self, tx: optax.GradientTransformation, mesh: Mesh) -> TrainStep:
+        return make_train_step(
+            self.model,
+            tx,
+            self.schedule,
+            mesh,
+            loss=self.recipe.loss,
+            seed=self.recipe.train.seed,
+            flip_probability=self.recipe.data.flip_probability,
+            accumulate_steps=self.microbatches,
+            averaging=self.recipe.train,
+            distillation=self.distillation,
+        )
+
+
+def prepare(
+    recipe: Recipe,
+    mesh: Mesh,
+    sets: tuple[Dataset | None, Dataset | None],
+    augment: Kind | Sequence[Kind] | None,
+    optimizer: optax.GradientTransformation | None,
+) -> tuple[Work, tuple[dict, ...]]:
+    """Read the data, build the model, and fill in the recipe.
+
+    sets, augment, optimizer: as `train` takes them.
+
+    Returns the work, and the variables of a teacher, if there is one.
+    """
+    microbatches = check_recipe(recipe, mesh.size, optimizer)
+    kinds, data = resolve_augment(recipe.data, augment)
+    recipe = replace(recipe, data=data)
+    with console.lasting("reading the data"):
+        train_set, val_set, data = open_datasets(recipe, *sets)
+    check_evaluated(recipe, val_set)
+    if val_set is None:
+        logging.info("data.val_json is empty: nothing is evaluated, the last checkpoints are kept")
+    recipe = set_steps(replace(recipe, data=data), train_set)
+    counts = image_counts(recipe, train_set)
+    model = make_model(recipe, len(train_set.class_names), recipe.train.remat, counts)
+    schedule = recipe.schedule() if optimizer is None else None
+    distillation, teacher = open_teacher(recipe, model, train_set.class_names)
+    if distillation is not None:
+        recipe = replace(recipe, distill=distillation.options)
+    check_processes(recipe, train_set)
+    given = recipe, kinds, train_set, val_set, model, schedule, microbatches
+    return Work(*given, distillation), teacher
+
+
+@dataclass(frozen=True)
+class Milestones:
+    """The steps after which a run is saved, evaluated and ended."""
+
+    train: TrainOptions
+    evaluates: bool
+
+    def is_evaluated(self, step: int) -> bool:
+        if not self.evaluates:
+            return False
+        return step % self.train.eval_every == 0 or step == self.train.steps
+
+    def is_due(self, step: int) -> bool:
+        """Whether a step is saved even if nothing stops the run."""
+        is_saved = step % self.train.checkpoint_every == 0 or step == self.train.steps
+        return is_saved or self.is_evaluated(step)
+
+    def is_last(self, step: int, aps: Metrics | None, evaluations: Sequence[Metrics] = ()) -> bool:
+        """Whether a step ends the run: the last one, or one after which `StopRule` stops.
+
+        If there is a set to evaluate, such a step has been evaluated. evaluations: all so far.
+        """
+        done, rule = step >= self.train.steps, self.train
+        if aps is None:
+            return not self.evaluates and done
+        return done or rule.is_reached(aps) or rule.is_stalled(evaluations)
+
+    def why(self, step: int, evaluations: list[dict]) -> str:
+        """Why a run ended before its last step, for the log."""
+        if step >= self.train.steps or not self.train.is_stalled(evaluations):
+            return ""
+        best, at = max((np.nan_to_num(main_ap(r), nan=-1.0), r["step"]) for r in evaluations)
+        found = f"the best AP is {best:.4f}, of step {at}"
+        return f": {self.train.patience} evaluations in a row improved nothing, {found}"
