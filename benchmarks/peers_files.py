@@ -164,7 +164,6 @@ def work(settings: dict) -> None:
     from mask_rcnn_jax.config import load_config
     from mask_rcnn_jax.data.canvases import evaluation_options
     from mask_rcnn_jax.data.images import upright_size
-    from mask_rcnn_jax.predict.loading import with_score_threshold
     from mask_rcnn_jax.weights.restore import restore
 
     folder = Path(settings["images"])
@@ -173,7 +172,7 @@ def work(settings: dict) -> None:
     if settings["mode"] == "evaluate":
         entries["data.val_json"] = settings["json"]
     restored = restore(load_config(RECIPE, entries), settings["weights"])
-    recipe = with_score_threshold(restored.recipe, settings["threshold"])
+    recipe = restored.recipe.with_score_threshold(settings["threshold"])
     limits = {"most": recipe.eval.canvases, "multiple": recipe.model.input.pad_multiple}
     sizes = [upright_size(folder / name) for name in settings["files"]]
     share = len(sizes) / settings["like"]

@@ -43,9 +43,9 @@ def train_seeds(recipe: Recipe, seeds: Sequence[int], report) -> None:
     """Call `report(seed, losses)` after each run, `losses` having a list per metric."""
     recipe, mesh = replace(recipe, data=replace(recipe.data, val_json="")), make_mesh()
     parts = check_recipe(recipe, mesh.size, None)
-    dataset, _, data = setup.open_datasets(recipe, None, None)
-    recipe = setup.set_steps(recipe, dataset)
-    counts = setup.image_counts(recipe, dataset)
+    dataset, _, data = setup.open_datasets(recipe.data, None, None)
+    recipe = replace(recipe, train=setup.set_steps(data, recipe.train, dataset))
+    counts = setup.image_counts(recipe.model.classifier, data, dataset)
     model = make_model(recipe, len(dataset.class_names), recipe.train.remat, counts)
     schedule, kinds = recipe.schedule(), build_augment(data)
     options = {"loss": recipe.loss, "averaging": recipe.train}

@@ -34,7 +34,7 @@ from mask_rcnn_jax.pruning.channel_groups import count_operations, find_groups, 
 from mask_rcnn_jax.pruning.run import one_prediction
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.training.metrics import FILE_NAME
-from mask_rcnn_jax.weights.restore import restore
+from mask_rcnn_jax.weights.restore import make_model, restore
 
 SHARES = (0.7, 0.5, 0.3)  # of the multiply-adds that pruning keeps
 # A ResNet-50 from ImageNet's weights with heads that two CPU cores train in minutes. Its schedule
@@ -172,7 +172,8 @@ def take_times(folders: dict[str, Path], exported: dict[str, Path]) -> dict[str,
     models: dict[tuple[str, str], Callable] = {}
     for name in exported:
         recipe, variables, _, _ = restore(None, folders[name])
-        models[name, "JAX"] = LiveModel(recipe, variables)
+        model = make_model(recipe, recipe.model.num_classes)
+        models[name, "JAX"] = LiveModel(model, recipe.eval, variables)
         for engine in ("onnxruntime", "openvino"):
             for precision in ("float32", "int8"):
                 wanted = None if precision == "float32" else precision

@@ -109,7 +109,7 @@ def exported_recipe(manifest: Mapping[str, Any]) -> "Recipe":
     """Return the recipe in a manifest, with the model's number of classes and its one canvas."""
     recipe = upgrade(manifest["config"], MANIFEST)
     recipe = replace(recipe, data=replace(recipe.data, canvases=()))
-    return with_classes(recipe, len(manifest["classes"]))
+    return recipe.with_classes(len(manifest["classes"]))
 
 
 def upgrade(tree: Mapping[str, Any], path: str | Path) -> "Recipe":
@@ -135,12 +135,7 @@ def upgrade(tree: Mapping[str, Any], path: str | Path) -> "Recipe":
 def read_run(workdir: str | Path) -> "Recipe":
     """Read the recipe of a run, with the number of classes that it was trained on."""
     recipe, categories = read_workdir(workdir)
-    return with_classes(recipe, len(categories))
-
-
-def with_classes(recipe: "Recipe", num_classes: int) -> "Recipe":
-    """Return a recipe with a number of classes."""
-    return replace(recipe, model=replace(recipe.model, num_classes=num_classes))
+    return recipe.with_classes(len(categories))
 
 
 def read_workdir(workdir: str | Path) -> tuple["Recipe", list[dict]]:

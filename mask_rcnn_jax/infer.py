@@ -35,7 +35,6 @@ from mask_rcnn_jax.predict.loading import (
     default_batch_size,
     given_model,
     load_predictor,
-    with_score_threshold,
 )
 from mask_rcnn_jax.predict.predictor import Predictor
 from mask_rcnn_jax.predict.saving import KINDS, ResultFiles, check_replaced
@@ -100,7 +99,7 @@ def infer(
         size = batch_size or restored.batch or default_batch_size()
         predictor = load_predictor(restored, score_threshold, size, tile, overlap, recipe)
     else:
-        recipe = with_score_threshold(restored.recipe, score_threshold)
+        recipe = restored.recipe.with_score_threshold(score_threshold)
         batch_size = batch_size or default_batch_size()
         if not videos and not tile:
             batch_size = min(batch_size, -(-len(images) // jax.local_device_count()))

@@ -23,7 +23,6 @@ from mask_rcnn_jax.predict.loading import (
     default_batch_size,
     given_model,
     load_predictor,
-    with_score_threshold,
 )
 from mask_rcnn_jax.predict.predictor import Predictor
 from mask_rcnn_jax.recipe.recipe import Recipe
@@ -50,7 +49,7 @@ def serve(
             predictor = load_predictor(weights, score_threshold, size, recipe=recipe)
         else:
             recipe, variables, categories, _ = restore(recipe, weights)
-            recipe = with_score_threshold(recipe, score_threshold)
+            recipe = recipe.with_score_threshold(score_threshold)
             size = batch_size or default_batch_size()
             predictor = Predictor(recipe, variables, size, categories, split_partial=True)
         logging.info("compiling for batches of %d", predictor.images_at_once)

@@ -1,7 +1,6 @@
 """A model with its variables, compiled when it is needed, on all devices of this process."""
 
 import threading
-from dataclasses import replace
 from functools import partial
 
 import jax
@@ -10,8 +9,8 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from mask_rcnn_jax.data.resize import ResizePlan
-from mask_rcnn_jax.models.build import build_model
-from mask_rcnn_jax.recipe.recipe import Recipe
+from mask_rcnn_jax.models.detect import Detect
+from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.structures import Detections
 from mask_rcnn_jax.terminal import console
 
@@ -24,15 +23,10 @@ class LiveModel:
         num_devices: of this process; B is a multiple.
     """
 
-    def __init__(self, recipe: Recipe, variables: dict):
+    def __init__(self, model: MaskRCNN, detect: Detect, variables: dict):
         devices = jax.local_devices()
         self.num_devices = len(devices)
-        # A recipe may leave the class count to the annotations; the weights have it.
-        num_classes = variables["params"]["box_head"]["cls_score"]["bias"].shape[0] - 1
-        options = replace(recipe.model, num_classes=num_classes)
-        precision, implementation = recipe.train.precision, recipe.train.implementation
-        model = build_model(options, precision=precision, implementation=implementation)
-        predict = partial(model.apply, method="predict", detect=recipe.eval)
+        predict = partial(model.apply, method="predict", detect=detect)
         if len(devices) == 1:
             self._predict, self._variables = jax.jit(predict), jax.device_put(variables)
         else:

@@ -1,7 +1,6 @@
 """From a run, or a recipe and weights, to a predictor."""
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -59,7 +58,7 @@ def load(
         if str(weights) in weight_names() and not os.path.exists(weights):
             weights = download_weights(str(weights), cache_folder())
         restored = restore(load_config(str(model)), weights)
-    recipe = with_score_threshold(restored.recipe, score_threshold)
+    recipe = restored.recipe.with_score_threshold(score_threshold)
     given = recipe, restored.variables, batch_size, restored.categories
     return Predictor(*given, tile, overlap)
 
@@ -77,7 +76,7 @@ def load_predictor(
     if score_threshold < lowest:
         text = "the model was exported with eval.score_threshold=%g and finds nothing below"
         logging.warning(text, lowest)
-    recipe = with_score_threshold(recipe or exported.recipe, score_threshold)
+    recipe = (recipe or exported.recipe).with_score_threshold(score_threshold)
     return Predictor(recipe, None, batch_size, None, tile, overlap, engine=exported)
 
 
@@ -114,9 +113,3 @@ def default_batch_size() -> int:
     One image keeps a CPU busy; a batch would only use more memory.
     """
     return 1 if jax.default_backend() == "cpu" else 8
-
-
-def with_score_threshold(recipe: Recipe, score: float) -> Recipe:
-    """Set the lowest score of what is found, after soft-NMS, too, which lowers scores."""
-    lowest = max(recipe.eval.soft_min_score, score)
-    return replace(recipe, eval=replace(recipe.eval, score_threshold=score, soft_min_score=lowest))

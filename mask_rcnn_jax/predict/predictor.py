@@ -24,6 +24,8 @@ from mask_rcnn_jax.predict.tiles import TiledImage, merge_tiles
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.structures import Detections
 from mask_rcnn_jax.weights.categories import categories_of_weights
+from mask_rcnn_jax.weights.convert import num_classes_in
+from mask_rcnn_jax.weights.restore import make_model
 
 # `stream` starts a partial batch rather than keep more than this waiting.
 MAX_WAITING_BYTES = 256 << 20  # for each device, whose share of a batch does not shrink
@@ -101,7 +103,10 @@ class Predictor:
             self.categories = categories or engine.categories
         else:
             assert variables is not None
-            self._model = LiveModel(recipe, variables)
+            # A recipe may leave the class count to the annotations; the weights have it.
+            count = num_classes_in(variables) or 0
+            model = make_model(recipe.with_classes(count), count)
+            self._model = LiveModel(model, recipe.eval, variables)
             self._num_devices = self._model.num_devices
             self.categories = categories or categories_of_weights(recipe.data, variables)
         self.images_at_once = batch_size * self._num_devices

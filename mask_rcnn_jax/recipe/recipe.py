@@ -72,6 +72,15 @@ class Recipe:
         """Whether the model learns no masks, so that boxes are enough."""
         return self.loss.mask_weight == 0 or not self.model.has_masks
 
+    def with_classes(self, num_classes: int) -> "Recipe":
+        """Return a recipe for so many classes."""
+        return replace(self, model=replace(self.model, num_classes=num_classes))
+
+    def with_score_threshold(self, score: float) -> "Recipe":
+        """Set the lowest score of what is found, after soft-NMS, too, which lowers scores."""
+        lowest = max(self.eval.soft_min_score, score)
+        return replace(self, eval=replace(self.eval, score_threshold=score, soft_min_score=lowest))
+
     def schedule(self) -> optax.Schedule:
         """Return the learning rate by step."""
         return self.optim.rates(self.train.batch_size, self.train.steps)

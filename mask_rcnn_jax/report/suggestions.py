@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mask_rcnn_jax.data.options import CANVAS_MULTIPLE, ExampleOptions
+from mask_rcnn_jax.models.build import ModelOptions
 from mask_rcnn_jax.ops.anchors import AnchorGrid
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.report.anchor_fit import (
@@ -206,16 +207,18 @@ def count_suggestions(counts: np.ndarray, recipe: Recipe) -> list[Suggestion]:
         10,
         f"{image}; half as many again leave room.",
     )
-    return [instances, detections, *_stage_limits(recipe, usual, many, image, detections.value)]
+    topk = recipe.eval.pre_nms_topk
+    limits = _stage_limits(recipe.model, topk, usual, many, image, detections.value)
+    return [instances, detections, *limits]
 
 
 def _stage_limits(
-    recipe: Recipe, usual: float, many: int, image: str, detections: int
+    model: ModelOptions, topk: int, usual: float, many: int, image: str, detections: int
 ) -> list[Suggestion]:
     """The limits between anchors and detections that have to grow with the objects in an image."""
     four = f"{image}; four proposals for each."
-    rpn, sampling = recipe.model.rpn, recipe.model.sampling
-    topk, why = recipe.eval.pre_nms_topk, "Two candidates for each detection."
+    rpn, sampling = model.rpn, model.sampling
+    why = "Two candidates for each detection."
     limits: list[tuple[str, int, float, int, str]] = [
         ("eval.pre_nms_topk", topk, 2 * detections, 100, why)
     ]

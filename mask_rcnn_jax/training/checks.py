@@ -4,6 +4,7 @@ import optax
 
 from mask_rcnn_jax.data.dataset import Dataset, is_boxes_only
 from mask_rcnn_jax.recipe.recipe import Recipe
+from mask_rcnn_jax.recipe.stopping import StopRule
 from mask_rcnn_jax.training.optim import count_microbatches
 from mask_rcnn_jax.training.setup import view_sizes
 
@@ -23,14 +24,13 @@ def check_recipe(recipe: Recipe, devices: int, optimizer: object) -> int:
     return count_microbatches(accumulate_steps, train.images_per_device, train.batch_size, devices)
 
 
-def check_evaluated(recipe: Recipe, val_set: Dataset | None) -> None:
+def check_evaluated(rule: StopRule, val_set: Dataset | None, *, learns_masks: bool) -> None:
     """Raise ValueError if a run is to stop by an AP that nothing would measure."""
-    rule = recipe.train
     if val_set is None:
         for name, value in rule.needs_evaluation().items():
             text = "needs an evaluation: set data.val_json and data.val_images"
             raise ValueError(f"train.{name} is {value:g}, which {text}")
-    has_masks = val_set is not None and not is_boxes_only(val_set) and not recipe.learns_boxes_only
+    has_masks = val_set is not None and learns_masks and not is_boxes_only(val_set)
     if rule.stop_at_mask_ap > 0 and not has_masks:
         expected = "expected 0 where no masks are scored"
         raise ValueError(f"train.stop_at_mask_ap is {rule.stop_at_mask_ap:g}, {expected}")

@@ -102,8 +102,9 @@ def train(
             if resuming:
                 state = checkpoints.restore(state)
             state, start = replicate(state, mesh), int(state.step)
-            if recipe.train.steps > old_steps:
-                log_extension(recipe, work.schedule, old_steps, start)
+            if (steps := recipe.train.steps) > old_steps:
+                before = recipe.optim.rates(recipe.train.batch_size, old_steps)
+                log_extension(before, work.schedule, old_steps, steps, start)
             evaluations = on_first(lambda: read_evaluations(workdir, start))
             checkpoints.evaluated({r["step"]: main_ap(r) for r in evaluations})
             aps = next((record for record in evaluations if record["step"] == start), None)
@@ -119,9 +120,9 @@ def train(
                 closing(open_loggers(workdir, recipe.to_dict(), loggers, resume_step=start)) as log,
             ):
                 validate = work.validation(mesh, workdir, stop_requested)
-                steps = work.step_log(log, started)
+                step_log = work.step_log(log, started)
                 teacher = replicate(teacher, mesh)
-                tools = recipe.data, milestones, mesh, teacher, batches, steps, log, checkpoints
+                tools = recipe.data, milestones, mesh, teacher, batches, step_log, log, checkpoints
                 run = _Run(*tools, validate, evaluations, check_lock, stop_requested)
                 state, finished = run.train(work.step(tx, mesh), state, start, aps)
             check_lock()

@@ -266,7 +266,8 @@ def _detect(
     if recipe.eval.augments:
         raise ValueError("eval.tta_scales and eval.tta_flip are set, expected neither with tiles")
     predict = say_compiling("detector", make_predict_step(model, mesh, recipe.eval))
-    tile_loader = make_tile_loader(recipe, val_set, tiles)
+    numbers = {"batch_size": recipe.eval.batch_size, "max_images": recipe.eval.max_images}
+    tile_loader = make_tile_loader(val_set, recipe.data, tiles, **numbers)
     return detect_in_tiles(predict, variables, tile_loader, val_set, mesh, rules)
 
 

@@ -34,6 +34,7 @@ from mask_rcnn_jax.data.transforms import empty_batch
 from mask_rcnn_jax.data.views import scaled_options
 from mask_rcnn_jax.models.build import init_variables
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
+from mask_rcnn_jax.ops.classifier import Classifier
 from mask_rcnn_jax.recipe.options import TrainOptions, Views
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.structures import Batch
@@ -58,20 +59,24 @@ LENGTH = ("train.steps", "train.epochs")  # a resumed run may raise them
 
 
 def open_datasets(
-    recipe: Recipe, train_set: Dataset | None, val_set: Dataset | None
+    data: DataOptions,
+    train_set: Dataset | None,
+    val_set: Dataset | None,
+    *,
+    boxes_only: bool = False,
 ) -> tuple[Dataset, Dataset | None, DataOptions]:
     """Return the checked datasets to train on and to evaluate: the given ones, or the recipe's.
 
     The `data` section comes with them: it names a given dataset in place of the files that it
     replaces. There is none to evaluate, and `data.val_json` is empty, if none is given and that
     entry is empty.
-    Raises ValueError for a dataset that cannot be used, and if their classes differ.
+    boxes_only: objects need no mask. Raises ValueError for a dataset that cannot be used, and if
+    their classes differ.
     """
-    data, given = recipe.data, {"train": train_set, "val": val_set}
+    given = {"train": train_set, "val": val_set}
     for split, dataset in given.items():
         if dataset is not None and type(dataset) is not CocoDataset:
             datasets.check_dataset(dataset, f"{split}_set")
-    boxes_only = recipe.learns_boxes_only
     if train_set is None:
         train_set = load_train(data, boxes_only=boxes_only)
     else:  # it takes the place of all training sets
@@ -97,13 +102,12 @@ def _full_name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def set_steps(recipe: Recipe, dataset: Dataset) -> Recipe:
+def set_steps(data: DataOptions, train: TrainOptions, dataset: Dataset) -> TrainOptions:
     """Turn `train.epochs` into steps, and `train.eval_every=0` into one epoch.
 
     Raises ValueError where the set has no object to learn from, or, naming the entries, where no
     step would be left.
     """
-    data, train = recipe.data, recipe.train
     if not training_counts(dataset, data)[0].any():
         name = datasets.dataset_name(dataset)
         raise ValueError(f"{name}: no image has an object to train on (crowds are none)")
@@ -120,14 +124,16 @@ def set_steps(recipe: Recipe, dataset: Dataset) -> Recipe:
             f"train.epochs={train.epochs} and train.steps={train.steps} with {num_images} images "
             f"and train.batch_size={train.batch_size} give no step"
         )
-    return replace(recipe, train=train)
+    return train
 
 
-def image_counts(recipe: Recipe, dataset: Dataset) -> tuple[int, ...]:
+def image_counts(
+    classifier: Classifier, options: ExampleOptions, dataset: Dataset
+) -> tuple[int, ...]:
     """Training images with each class, class 1 first; () where no loss asks for them."""
-    if not recipe.model.classifier.federated_classes:
+    if not classifier.federated_classes:
         return ()
-    _, classes = training_classes(dataset, recipe.data)
+    _, classes = training_classes(dataset, options)
     counts = np.bincount(classes, minlength=len(dataset.class_names) + 1)
     return tuple(counts[1:].tolist())
 
@@ -196,11 +202,13 @@ def make_eval_loader(
     return EvalLoader(dataset, options, num_workers=num_workers, **numbers)
 
 
-def make_tile_loader(recipe: Recipe, dataset: Dataset, tiles: Tiles) -> TileLoader:
-    """Batches of the tiles of the first `eval.max_images` images, this process' share."""
-    rows, limit = recipe.eval.batch_size * jax.local_device_count(), recipe.eval.max_images
-    numbers = {"batch_size": rows, "max_images": limit, **_share()}
-    return TileLoader(dataset, recipe.data, tiles, **numbers)
+def make_tile_loader(
+    dataset: Dataset, options: ExampleOptions, tiles: Tiles, *, batch_size: int, max_images: int
+) -> TileLoader:
+    """Batches of the tiles of the first `max_images` images, as from `make_eval_loader`."""
+    rows = batch_size * jax.local_device_count()
+    numbers = {"batch_size": rows, "max_images": max_images, **_share()}
+    return TileLoader(dataset, options, tiles, **numbers)
 
 
 def _share() -> dict[str, int]:
@@ -242,10 +250,10 @@ def view_sizes(data: DataOptions, views: Views) -> list[ExampleOptions]:
     return [scaled_options(data, scale) for scale in views.tta_scales]
 
 
-def check_processes(recipe: Recipe, dataset: Dataset) -> None:
+def check_processes(tree: Mapping[str, Any], dataset: Dataset) -> None:
     """Raise ValueError, naming the entry, if the processes of a run have different recipes or
     different datasets; they would train on a mixture."""
-    entries = flatten(recipe.to_dict())
+    entries = flatten(tree)
     entries.pop("data.num_workers")  # a matter of the machine
     images = hashlib.sha256(repr(image_ids(dataset)).encode()).hexdigest()
     data = {"the dataset's classes": list(dataset.class_names), "its images' ids": images}
@@ -269,16 +277,18 @@ def open_workdir(
 
 
 def log_extension(
-    recipe: Recipe, schedule: optax.Schedule | None, old_steps: int, step: int
+    before: optax.Schedule | None, now: optax.Schedule | None, old_steps: int, steps: int, step: int
 ) -> None:
-    """Log how the learning rate changes because a run is longer than when it was started."""
-    effect, train = "the schedule of your own optimizer does not know", recipe.train
-    if schedule is not None:
-        before = recipe.optim.rates(train.batch_size, old_steps)
-        rates = float(before(step)), float(schedule(step))
+    """Log how the learning rate changes because a run is longer than when it was started.
+
+    before, now: schedules; None with an optimizer of the user's own.
+    """
+    effect = "the schedule of your own optimizer does not know"
+    if before is not None and now is not None:
         effect = "warm-up and decay are fractions of it, so that the learning rate of step %d is "
+        rates = float(before(step)), float(now(step))
         effect = (effect + "%.3g instead of %.3g") % (step + 1, rates[1], rates[0])
-    logging.info("train.steps is %d, this run had %d: %s", train.steps, old_steps, effect)
+    logging.info("train.steps is %d, this run had %d: %s", steps, old_steps, effect)
 
 
 def _check_same_run(path: Path, recipe: Recipe, categories: list[dict]) -> int:

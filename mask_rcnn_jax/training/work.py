@@ -98,20 +98,19 @@ def prepare(
     """
     microbatches = check_recipe(recipe, mesh.size, optimizer)
     kinds, data = resolve_augment(recipe.data, augment)
-    recipe = replace(recipe, data=data)
     with console.lasting("reading the data"):
-        train_set, val_set, data = open_datasets(recipe, *sets)
-    check_evaluated(recipe, val_set)
+        train_set, val_set, data = open_datasets(data, *sets, boxes_only=recipe.learns_boxes_only)
+    check_evaluated(recipe.train, val_set, learns_masks=not recipe.learns_boxes_only)
     if val_set is None:
         logging.info("data.val_json is empty: nothing is evaluated, the last checkpoints are kept")
-    recipe = set_steps(replace(recipe, data=data), train_set)
-    counts = image_counts(recipe, train_set)
+    recipe = replace(recipe, data=data, train=set_steps(data, recipe.train, train_set))
+    counts = image_counts(recipe.model.classifier, data, train_set)
     model = make_model(recipe, len(train_set.class_names), recipe.train.remat, counts)
     schedule = recipe.schedule() if optimizer is None else None
     distillation, teacher = open_teacher(recipe, model, train_set.class_names)
     if distillation is not None:
         recipe = replace(recipe, distill=distillation.options)
-    check_processes(recipe, train_set)
+    check_processes(recipe.to_dict(), train_set)
     given = recipe, kinds, train_set, val_set, model, schedule, microbatches
     return Work(*given, distillation), teacher
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 from ml_collections import ConfigDict
 
-from mask_rcnn_jax.config import as_recipe, flatten, read_workdir, with_classes
+from mask_rcnn_jax.config import as_recipe, flatten, read_workdir
 from mask_rcnn_jax.models.build import PARTS, abstract_variables, build_model
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.recipe.recipe import Recipe
@@ -44,7 +44,7 @@ def restore(recipe: Recipe | None, weights: str | os.PathLike) -> Restored:
     variables = load_variables(checkpoint.folder if checkpoint else weights, recipe)
     if categories is None:
         categories = categories_of_weights(recipe.data, variables)
-        recipe = with_classes(recipe, len(categories))
+        recipe = recipe.with_classes(len(categories))
     return Restored(recipe, variables, categories, checkpoint)
 
 
@@ -65,7 +65,7 @@ def restore_recipe(
             f"model.num_classes is {recipe.model.num_classes}, but {weights} was trained on "
             f"{len(categories)} categories; 0 takes the run's number"
         )
-    return with_classes(recipe, len(categories)), categories, checkpoint
+    return recipe.with_classes(len(categories)), categories, checkpoint
 
 
 def load_variables(path: str | os.PathLike, config: Recipe | ConfigDict) -> dict:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from mask_rcnn_jax.config import load_config, with_classes
+from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.data.dataset import categories
 from mask_rcnn_jax.data.source import load_split
 from mask_rcnn_jax.formats.shapes import write_shapes
@@ -54,7 +54,7 @@ def untrained_run(folder: Path, *entries: tuple) -> Run:
     config = load_config(RECIPE, run.overrides)
     classes = categories(load_split(config.data, "train"))
     open_workdir(str(run.workdir), config, classes, resuming=False)
-    variables = {"batch_stats": {}, **random_variables(with_classes(config, len(classes)))}
+    variables = {"batch_stats": {}, **random_variables(config.with_classes(len(classes)))}
     checkpoints = Checkpoints(run.workdir, keep=1)
     checkpoints.save(TrainState(step=jnp.int32(STEPS), opt_state=(), **variables))
     checkpoints.close()

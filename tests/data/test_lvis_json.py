@@ -15,6 +15,7 @@ from mask_rcnn_jax.data.ground_truth import ground_truth
 from mask_rcnn_jax.data.merge import merge, with_classes
 from mask_rcnn_jax.data.packed import LABELS
 from mask_rcnn_jax.evaluation.coco import load_results, score
+from mask_rcnn_jax.ops.classifier import Classifier
 from mask_rcnn_jax.training.setup import image_counts
 from tests.data.small_set import rectangle, write_coco
 from tests.helpers import tiny_config
@@ -218,10 +219,10 @@ def test_two_sets_keep_labels_only_if_both_have_them(tmp_path):
 
 
 def test_images_are_counted_for_the_federated_loss_alone(tmp_path):
-    dataset, config = load_coco(*write_lvis(tmp_path)), tiny_config()
-    assert image_counts(as_recipe(config), dataset) == ()
-    config.model.classifier.update(kind="sigmoid", federated_classes=5)
-    assert image_counts(as_recipe(config), dataset) == (1, 2, 0)
+    dataset, data = load_coco(*write_lvis(tmp_path)), as_recipe(tiny_config()).data
+    assert image_counts(Classifier(), data, dataset) == ()
+    federated = Classifier(kind="sigmoid", federated_classes=5)
+    assert image_counts(federated, data, dataset) == (1, 2, 0)
 
 
 def test_results_of_the_set_are_scored_from_its_file(tmp_path):

@@ -218,7 +218,7 @@ def recipe_of(two, **data) -> Recipe:
 
 
 def test_a_config_names_further_sets(two):
-    train_set, val_set, data = open_datasets(recipe_of(two), None, None)
+    train_set, val_set, data = open_datasets(recipe_of(two).data, None, None)
     assert len(train_set.images) == 5 and len(val_set.images) == 3
     assert categories(val_set) == categories(train_set)
     assert data.train_json == two[0][0]
@@ -228,17 +228,17 @@ def test_a_config_names_further_sets(two):
 
 def test_the_map_names_classes_that_only_the_set_to_evaluate_has(two):
     recipe = recipe_of(two, more_train=(), class_map=(("puma", "cat"),))
-    train_set, val_set, _ = open_datasets(recipe, None, None)
+    train_set, val_set, _ = open_datasets(recipe.data, None, None)
     assert train_set.class_names == val_set.class_names == ("cat", "dog")
     assert [[a.class_index for a in r.annotations] for r in val_set.images] == [[2], [1, 1], []]
     recipe = recipe_of(two, more_train=(), class_map=(("puma", "cat"),), val_json="")
     with pytest.raises(ValueError, match=r"data.class_map has 'puma', expected one of \['cat', 'd"):
-        open_datasets(recipe, None, None)
+        open_datasets(recipe.data, None, None)
 
 
 def test_a_given_dataset_takes_the_place_of_all_sets(two):
     recipe, given = recipe_of(two, class_map=(("puma", "cat"),)), load_coco(*two[1])
-    train_set, val_set, data = open_datasets(recipe, given, None)
+    train_set, val_set, data = open_datasets(recipe.data, given, None)
     assert train_set is given and type(val_set) is type(given)
     assert (data.more_train, data.class_map) == ((), ())
 

@@ -191,8 +191,8 @@ def test_an_epoch_is_as_long_as_its_repeats(dataset):
     config = tiny_config()
     config.data.update(repeat_threshold=0.5)
     config.train.update(batch_size=3, epochs=2.0, eval_every=0)
-    train = set_steps(as_recipe(config), dataset).train
+    train = set_steps(as_recipe(config).data, as_recipe(config).train, dataset)
     assert (train.steps, train.eval_every) == (12, 6)
     config.data.repeat_threshold = 0.0
-    train = set_steps(as_recipe(config), dataset).train
+    train = set_steps(as_recipe(config).data, as_recipe(config).train, dataset)
     assert (train.steps, train.eval_every) == (11, 5)

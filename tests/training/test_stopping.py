@@ -95,17 +95,15 @@ def test_a_run_without_an_evaluation_cannot_wait_for_one(stubbed, tmp_path):
 
 
 def test_a_mask_ap_that_is_not_measured_cannot_be_reached():
-    config, masks = tiny_config(), SimpleNamespace(boxes_only=False)
-    config.train.stop_at_mask_ap = 0.3
-    check_evaluated(as_recipe(config), masks)
-    boxes, message = tiny_config(), "^train.stop_at_mask_ap is 0.3, expected 0 where no masks"
-    boxes.train.update(stop_at_box_ap=0.3, stop_at_mask_ap=0.3)
-    boxes.model.mask_head.name = "none"
-    for given, val_set in ((boxes, masks), (config, SimpleNamespace(boxes_only=True))):
+    masks, boxes = (SimpleNamespace(boxes_only=boxes_only) for boxes_only in (False, True))
+    both = StopRule(stop_at_box_ap=0.3, stop_at_mask_ap=0.3)
+    check_evaluated(both, masks, learns_masks=True)
+    message = "^train.stop_at_mask_ap is 0.3, expected 0 where no masks"
+    for val_set, learns_masks in ((masks, False), (boxes, True)):
         with pytest.raises(ValueError, match=message):
-            check_evaluated(as_recipe(given), val_set)
+            check_evaluated(both, val_set, learns_masks=learns_masks)
+    check_evaluated(StopRule(stop_at_box_ap=0.3), masks, learns_masks=False)
+    config = tiny_config()
+    assert not as_recipe(config).learns_boxes_only
     config.loss.mask_weight = 0.0
-    with pytest.raises(ValueError, match=message):
-        check_evaluated(as_recipe(config), masks)
-    boxes.train.stop_at_mask_ap = 0.0
-    check_evaluated(as_recipe(boxes), masks)
+    assert as_recipe(config).learns_boxes_only

@@ -253,7 +253,7 @@ def test_a_given_coco_dataset_is_evaluated_by_the_command_too(tmp_path):
     """config.json then names its files."""
     paths = write_shapes(tmp_path, train=4, val=2, size=(64, 64))
     given = {split: load_coco(paths[split], tmp_path / split) for split in paths}
-    *sets, data = open_datasets(as_recipe(small_config()), given["train"], given["val"])
+    *sets, data = open_datasets(as_recipe(small_config()).data, given["train"], given["val"])
     assert sets == [given["train"], given["val"]]
     assert data.val_json == str(paths["val"])
     assert data.train_images == str(tmp_path / "train")
