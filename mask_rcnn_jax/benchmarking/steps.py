@@ -26,15 +26,13 @@ def train(
     recipe: Recipe,
     calls: int,
     profile_dir: str | None = None,
-    objects: int = inputs.OBJECTS,
     mesh: Mesh | None = None,
     save: Save = lambda figures: None,
 ) -> dict[str, Any]:
     """Measure the recipe's training step, with its teacher if it has one, at `train.batch_size`.
 
-    profile_dir: folder for a trace of a few more steps. objects: number per image. mesh: devices to
-        use, all if None. save: receives the figures before FLOPs and trace are added, which can
-        take long.
+    profile_dir: folder for a trace of a few more steps. mesh: devices to use, all if None. save:
+        receives the figures before FLOPs and trace are added, which can take long.
     """
     mesh, model = mesh or make_mesh(), inputs.recipe_model(recipe)
     variables = init_variables(model, recipe.train.seed)
@@ -44,8 +42,7 @@ def train(
         recipe, model, variables["params"], mesh, batch_size, distillation
     )
     state = _place(inputs.TrainState.start(variables, tx), mesh, P())
-    made = inputs.synthetic_batch(recipe, batch_size, objects=objects, training=True)
-    batch = _place(made, mesh, P("data"))
+    batch = _place(inputs.synthetic_batch(recipe, batch_size, training=True), mesh, P("data"))
     teacher = _place(teacher, mesh, P())
     compiled, compile_s = _compile(step, state, batch, *teacher)
     meet(f"compiled for {mesh.size} devices", mesh.devices.flat)

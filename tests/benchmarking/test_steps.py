@@ -42,6 +42,7 @@ def test_generated_objects_are_sound():
     assert targets.valid.sum() == 2 * inputs.OBJECTS
     assert (targets.polygons[targets.valid][..., 2] == 0).sum(axis=-1).min() == 32
     assert not targets.masks[~targets.valid].any()
+    assert inputs.synthetic_batch(recipe, 2, objects=100).targets.valid.sum() == 2 * 100
 
 
 @pytest.mark.parametrize("name", [name for name in kernels.names() if "tiny" in name])

@@ -114,7 +114,7 @@ def arrange(folder: Path) -> None:
     (folder / "segm_results.json").write_text(json.dumps(perfect_results(few)))
     write_records(coco, folder / "data")
     write_lvis(coco, folder / "data" / "lvis")
-    for name in ("people", "people60", "eight"):
+    for name in ("people", "eight"):
         shutil.copy(coco / "annotations" / "instances_train2017.json", folder / f"{name}.json")
 
     for name in ("photo.jpg", "new/one.jpg", "PennFudanPed/PNGImages/one.jpg"):

@@ -52,10 +52,6 @@ NOT_RUN = {
         "needs the file of a large teacher",
         "tests/training/test_distill.py::test_a_weights_file_is_a_teacher_with_its_recipe",
     ),
-    "benchmarks.small_models": (
-        "trains for hours",
-        "tests/benchmarking/test_small_models.py::test_commands",
-    ),
     "benchmark compile|benchmarks.scaling": (
         "compiles for GPUs",
         "tests/benchmarking/test_absent_gpus.py::test_commands_for_gpus_that_are_not_there",
@@ -71,9 +67,7 @@ NOT_RUN = {
 # Arguments that end what would take hours; the last one of a name counts.
 SHORT = {
     "prune": ["--min_channels=16"],  # of the 32 that the small model has
-    "large_set": ["--images=20"],
     "serving": ["--clients=1,2", "--seconds=1"],
-    "benchmarks.seeds": ["--seeds=0,1", "--config.model.init_from=", "--config.train.steps=2"],
 }
 CANVASES = "((64, 64),)"  # within the small `data.image_size`
 LENGTH = ("train.steps", "train.epochs", "train.eval_every", "train.checkpoint_every")
@@ -128,8 +122,7 @@ def test_recipes_and_entries_are_those_that_there_are(command):
 
 def cheap(entry: str, arguments: list[str]) -> list[str]:
     """Arguments with which a command ends soon, and the data where it names none."""
-    takes_entries = "--config" in arguments and entry != "benchmarks.canvases"
-    if not takes_entries or "--results" in arguments:
+    if "--config" not in arguments or "--results" in arguments:
         return SHORT.get(entry, [])
     changes, given = dict(CHEAP), " ".join(arguments)
     if entry == "train" and "finetune" in arguments:
@@ -168,7 +161,7 @@ def test_commands_run_as_they_stand(tmp_path, cache):
         (tmp_path / name).chmod(0o755)
     data = tmp_path / "data"
     variables = environment(cache, devices=1) | {"PYTHONPATH": str(ROOT), "DATA": str(data)}
-    variables |= dict.fromkeys(("PEOPLE", "IMAGES", "COCO128"), str(data / "train"))
+    variables |= dict.fromkeys(("PEOPLE", "IMAGES"), str(data / "train"))
     variables["PATH"] = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
     for page, command in HERE:
         done = subprocess.run(

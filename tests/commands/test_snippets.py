@@ -14,7 +14,7 @@ import mask_rcnn_jax as mrcnn
 from mask_rcnn_jax.formats.download import TORCHVISION_WEIGHTS, weight_names
 from tests.commands.command import ROOT
 
-PAGES = ("README.md", "docs/index.md", "docs/getting_started.md", "docs/inference.md")
+PAGES = ("README.md", *(f"docs/{n}.md" for n in ("index", "getting_started", "inference", "data")))
 FROM_OTHERS = "docs/from_others.md"
 SNIPPETS = {
     f"{page}, {number}": code
@@ -74,6 +74,9 @@ def test_a_snippet_runs(name, untrained, load_small, tmp_path, monkeypatch, caps
     for image in IMAGES:
         (tmp_path / image).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(untrained.data_dir / "val" / "000002.jpg", tmp_path / image)
+    (tmp_path / "my").mkdir()
+    jsons = untrained.data_dir / "annotations"
+    shutil.copy(jsons / "instances_train.json", tmp_path / "my" / "train.json")
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "mine").symlink_to(untrained.workdir)
     monkeypatch.chdir(tmp_path)
