@@ -5,7 +5,7 @@ that `image_size` sets means less padding, and one program more to compile.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 
 import jax
@@ -112,13 +112,6 @@ def choose_canvases(
             if found < known:
                 known, chosen[place], exchanged = found, canvas, True
     return tuple(sorted(chosen))
-
-
-def pixels(sizes: Mapping[Size, int], options: ExampleOptions) -> tuple[int, int]:
-    """Count pixels in images and in their canvases, for a number of images by size."""
-    plans = [(resize_plan(*size, options), count) for size, count in sizes.items()]
-    images = sum(plan.size[0] * plan.size[1] * count for plan, count in plans)
-    return images, sum(plan.canvas[0] * plan.canvas[1] * count for plan, count in plans)
 
 
 def _rounded_up(size: Size) -> Size:
