@@ -64,7 +64,8 @@ class Named:
     Attributes:
         name: of the builder, or `package.module:function`.
         builder: a class or a function.
-        entries: for the builder, with its defaults; each is an attribute, too.
+        entries: for the builder; each is an attribute, too. With the defaults of a builder that
+            comes with the package; those of a user's may be anything.
         where: the section's name, for error messages.
         known: the builder's entries.
         choices: names of the builders that come with the package, the default first.
@@ -78,13 +79,14 @@ class Named:
     choices: tuple[str, ...] = field(repr=False, compare=False)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "entries" or name not in self.entries:  # the first: while it is unpickled
+        if name in ("entries", "known") or name not in {**self.known, **self.entries}:
             raise AttributeError(f"{self.__dict__.get('name')!r} has no entry {name!r}")
-        return self.entries[name]
+        return self.get(name, None)
 
     def get(self, name: str, default: Any) -> Any:
-        """Return an entry, or a default where the builder has no such entry."""
-        return self.entries.get(name, default)
+        """Return an entry or its default, or `default` where the builder has no such entry."""
+        known = self.known.get(name)
+        return self.entries.get(name, default if known is None else known.default)
 
     def make(self, **given: Any) -> Any:
         """Build the part; `given` arguments that it does not take are dropped."""
@@ -140,13 +142,16 @@ def change(part: Any, **entries: Any) -> Any:
 def changes(value: Any) -> dict[str, Any]:
     """Return the section of a part with those entries alone that differ from their defaults.
 
-    A part that a section names has its name, and all its entries if it is a user's own, whose
-    defaults may change any day.
+    A part that a section names has its name, unless all is as by default; a user's own has the
+    entries that it was given.
     """
     if isinstance(value, Named):
-        is_own = value.name not in value.choices
-        default = {} if is_own else {n: entry.default for n, entry in value.known.items()}
-        differ = {n: v for n, v in value.entries.items() if n not in default or default[n] != v}
+        is_own, known = value.name not in value.choices, value.known
+        differ = {
+            name: given
+            for name, given in value.entries.items()
+            if is_own or name not in known or known[name].default != given
+        }
         return {"name": value.name, **differ} if differ or value.name != value.choices[0] else {}
     found = {}
     for name, entry in entries(type(value)).items():
@@ -208,30 +213,30 @@ def checked(
 ) -> dict[str, Any]:
     """Return a section's entries as the part takes them; arguments and errors of `build`."""
     known = entries(part, given)
+    if not isinstance(section, Section):
+        raise ValueError(f"{where} is {section!r}, expected a section with {sorted(known)}")
     signature = inspect.signature(part).parameters
     takes_all = any(p.kind is p.VAR_KEYWORD for p in signature.values())
     found = {}
     for name, value in section.items():
         if name not in known and not takes_all:
             raise UnknownEntry(f"{where} has no entry {name!r}, expected one of {sorted(known)}")
-        kind, entry = known[name].type if name in known else None, f"{where}.{name}"
-        if kind is not None and _is_part(kind) and isinstance(value, Section):
-            found[name] = build(kind, value, entry)
-        else:
-            found[name] = _checked(value, kind, entry)
+        kind: Any = known[name].type if name in known else None
+        entry = f"{where}.{name}"
+        is_built = kind is None or not _is_part(kind) or isinstance(value, kind)
+        found[name] = _checked(value, kind, entry) if is_built else build(kind, value, entry)
     return found
 
 
 def named(
-    section: Section | None,
-    builders: Mapping[str, Callable],
-    where: str,
-    given: tuple[str, ...] = (),
+    section: Any, builders: Mapping[str, Callable], where: str, given: tuple[str, ...] = ()
 ) -> Named:
     """Find the builder that a section names, the first without a name, and check its entries.
 
     section: None is short for the name "none". given: parameters that come later.
     """
+    if section is not None and not isinstance(section, Section):
+        raise ValueError(f"{where} is {section!r}, expected a section with a name")
     values = {"name": "none"} if section is None else dict(section.items())
     name = values.pop("name", next(iter(builders)))
     builder = find(name, builders, f"{where}.name")
@@ -240,9 +245,9 @@ def named(
     except UnknownEntry as error:
         advice = "a recipe that changes the name replaces the whole section"
         raise ValueError(f"{error}; {advice} (models.build.named_section)") from error
-    known = entries(builder, given)
-    whole = defaults(builder, given) | values
-    return Named(name, builder, whole, where, known, tuple(builders))
+    if name in builders:
+        values = defaults(builder, given) | values
+    return Named(name, builder, values, where, entries(builder, given), tuple(builders))
 
 
 def check_at_least(part: Any, **lowest: float) -> None:
@@ -274,8 +279,6 @@ def find(name: str, builders: Mapping[str, Callable], where: str) -> Callable:
 def _checked(value: Any, kind: Any, where: str) -> Any:
     """Convert lists to tuples; raise ValueError if the value does not match the annotation."""
     value = _as_tuple(value)
-    if _is_part(kind) and not isinstance(value, kind):
-        raise ValueError(f"{where} is {value!r}, expected a section with {sorted(entries(kind))}")
     if not _fits(value, kind):
         choices = get_args(kind) if get_origin(kind) is Literal else ()
         expected = f"one of {list(choices)}" if choices else _text(kind)

@@ -7,10 +7,11 @@ import pytest
 from flax import linen as nn
 
 from mask_rcnn_jax import parts
-from mask_rcnn_jax.config import as_recipe
+from mask_rcnn_jax.config import as_recipe, read_workdir, write_workdir
 from mask_rcnn_jax.configs import base
 from mask_rcnn_jax.models.build import build_model
 from mask_rcnn_jax.recipe.optimizer import OptimOptions
+from mask_rcnn_jax.recipe.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -192,3 +193,27 @@ def test_entries_of_users_are_described_whatever_their_names():
     own = {"model.backbone.heads": 3, "model.backbone.image_counts": 2}
     assert found == own | {"model.backbone.name": "resnet"}
     assert not {"model.cascade.heads", "model.classifier.image_counts"} & DESCRIBED.keys()
+
+
+def odd_backbone(activation=nn.relu, width: int = None, shape: tuple = [3, 3]):  # noqa: RUF013, B006
+    """A user's, with defaults that neither json nor its own annotations know."""
+    return activation, width, shape
+
+
+def test_defaults_of_users_may_be_anything(tmp_path):
+    config = base.get_config()
+    config.model.backbone = dict(name=f"{__name__}:odd_backbone", shape=[5, 5])
+    recipe = as_recipe(config)
+    write_workdir(tmp_path, recipe, [])
+    again, _ = read_workdir(tmp_path)
+    assert again == recipe and again.model.backbone.make() == (nn.relu, None, (5, 5))
+    assert again.model.backbone.activation is nn.relu and again.model.backbone.width is None
+
+
+@pytest.mark.parametrize("name", ["train", "model.rpn", "model.backbone", "data.hue"])
+def test_a_section_that_is_none_is_named(name):
+    tree = as_recipe(base.get_config()).to_dict()
+    *outer, last = name.split(".")
+    (tree[outer[0]] if outer else tree)[last] = 3
+    with pytest.raises(ValueError, match=f"^{name} is 3, expected a section with"):
+        Recipe.read(tree)

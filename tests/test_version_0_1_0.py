@@ -59,8 +59,8 @@ def test_no_default_has_changed():
     assert {name: now.get(name) for name in saved} == saved
 
 
-def test_all_entries_of_a_users_own_part_are_saved():
-    """Its defaults may change any day."""
+def test_what_differs_is_saved_with_all_that_a_users_own_part_was_given():
     recipe, _ = read_workdir(SAVED / "run")
     assert recipe.changes()["model"]["backbone"] == parts.section_of(recipe.model.backbone)
+    assert recipe.model.backbone.widths == (8, 12, 16, 24)  # as by default
     assert load_config("coco_detectron2").changes()["train"] == {"checkpoint_every": 5000}

@@ -112,7 +112,7 @@ class ModelOptions:
 PARTS = tuple(f.name for f in fields(ModelOptions) if f.name not in ("num_classes", "init_from"))
 
 
-def name_part(section: str, entries: parts.Section | None) -> parts.Named:
+def name_part(section: str, entries: Any) -> parts.Named:
     """Find and check what a section of `BUILDERS` describes; None is short for the name "none"."""
     return parts.named(entries, BUILDERS[section], f"model.{section}", GIVEN[section])
 

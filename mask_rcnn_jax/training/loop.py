@@ -16,14 +16,13 @@ from mask_rcnn_jax.config import as_recipe
 from mask_rcnn_jax.data.augment import Kind
 from mask_rcnn_jax.data.dataset import Dataset, categories
 from mask_rcnn_jax.data.loader import TrainLoader
-from mask_rcnn_jax.data.options import DataOptions
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.recipe.stopping import Metrics, main_ap
 from mask_rcnn_jax.terminal import console
 from mask_rcnn_jax.training.checkpoint import Checkpoints
 from mask_rcnn_jax.training.evaluator import Validation
 from mask_rcnn_jax.training.lock import locked
-from mask_rcnn_jax.training.loggers import Logger, Loggers, open_loggers, resolve_loggers
+from mask_rcnn_jax.training.loggers import Logger, Loggers, resolve_loggers
 from mask_rcnn_jax.training.metrics import FILE_NAME as METRICS_NAME
 from mask_rcnn_jax.training.metrics import read_evaluations
 from mask_rcnn_jax.training.next_steps import next_commands
@@ -33,7 +32,6 @@ from mask_rcnn_jax.training.reports import write_run_report
 from mask_rcnn_jax.training.setup import (
     abstract_train_batch,
     initial_state,
-    log_extension,
     open_workdir,
 )
 from mask_rcnn_jax.training.step import (
@@ -45,7 +43,7 @@ from mask_rcnn_jax.training.step import (
     shard_batch,
 )
 from mask_rcnn_jax.training.step_log import StepLog
-from mask_rcnn_jax.training.work import Milestones, Work, prepare
+from mask_rcnn_jax.training.work import Work, prepare
 from mask_rcnn_jax.weights.run_checkpoint import has_checkpoint
 
 
@@ -88,91 +86,98 @@ def train(
     recipe = as_recipe(config)
     loggers = resolve_loggers([*recipe.train.loggers, *loggers])  # before minutes of reading data
     work, teacher = prepare(recipe, mesh, (train_set, val_set), augment, optimizer)
-    recipe, milestones = work.recipe, work.milestones
     with locked(workdir) as check_lock:  # nothing is written before
         resuming = on_first(lambda: has_checkpoint(workdir))
-        classes = categories(work.train_set)
-        old_steps = on_first(lambda: open_workdir(workdir, recipe, classes, resuming=resuming))
-        with console.lasting("preparing the model"):
-            given = work.model, work.schedule, optimizer
-            state, tx = initial_state(recipe, *given, *teacher, resuming=resuming)
+        state, tx, old_steps = _start(work, workdir, optimizer, teacher, resuming=resuming)
+        kept, is_due = work.recipe.train.keep_checkpoints, work.milestones.is_due
         # Closed whatever happens: its thread would have the last word after an error.
-        kept = recipe.train.keep_checkpoints
-        with closing(Checkpoints(workdir, kept, milestones.is_due)) as checkpoints:
+        with closing(Checkpoints(workdir, kept, is_due)) as checkpoints:
             if resuming:
                 state = checkpoints.restore(state)
             state, start = replicate(state, mesh), int(state.step)
-            if (steps := recipe.train.steps) > old_steps:
-                before = recipe.optim.rates(recipe.train.batch_size, old_steps)
-                log_extension(before, work.schedule, old_steps, steps, start)
+            _log_extension(work, old_steps, start)
             evaluations = on_first(lambda: read_evaluations(workdir, start))
             checkpoints.evaluated({r["step"]: main_ap(r) for r in evaluations})
             aps = next((record for record in evaluations if record["step"] == start), None)
-            if start and milestones.is_last(start, aps, evaluations):
+            if start and work.milestones.is_last(start, aps, evaluations):
                 logging.info("nothing to do: %s is finished at step %d", workdir, start)
-                if jax.process_index() == 0 and not (workdir / REPORT_NAME).exists():
-                    write_run_report(recipe.eval, workdir, start, work.val_set)
+                if not (workdir / REPORT_NAME).exists():
+                    _report(work, workdir, start)
                 return state
             _log_start(work, workdir, mesh, start)
             with (
                 stop_on_sigterm() as stop_requested,
                 closing(work.batches(start)) as batches,
-                closing(open_loggers(workdir, recipe.to_dict(), loggers, resume_step=start)) as log,
+                closing(work.loggers(workdir, loggers, start)) as log,
             ):
                 validate = work.validation(mesh, workdir, stop_requested)
-                step_log = work.step_log(log, started)
-                teacher = replicate(teacher, mesh)
-                tools = recipe.data, milestones, mesh, teacher, batches, step_log, log, checkpoints
-                run = _Run(*tools, validate, evaluations, check_lock, stop_requested)
-                state, finished = run.train(work.step(tx, mesh), state, start, aps)
+                tools = batches, work.step_log(log, started), log, checkpoints, validate
+                run = _Run(work, mesh, replicate(teacher, mesh), *tools, check_lock, stop_requested)
+                state, finished = run.train(work.step(tx, mesh), state, evaluations, aps)
             check_lock()
-            step = int(state.step)
             if finished:
-                logging.info("finished at step %d%s", step, milestones.why(step, evaluations))
-                if jax.process_index() == 0:  # the others need not wait for it
-                    write_run_report(recipe.eval, workdir, step, work.val_set)
-    if batches.skipped:
-        logging.info("%d images could not be decoded and were skipped", len(batches.skipped))
+                why = work.milestones.why(int(state.step), evaluations)
+                logging.info("finished at step %d%s", int(state.step), why)
+                _report(work, workdir, int(state.step))
+    _log_end(work, workdir, int(state.step), len(batches.skipped), finished)
     if not finished:
-        text = "stopped by SIGTERM, saved step %d in %s (exit code %d: start it again to go on)"
-        logging.info(text, step, workdir, STOPPED_EARLY)
         raise SystemExit(STOPPED_EARLY)
-    commands = next_commands(workdir, work.train_set if work.val_set is None else work.val_set)
-    logging.info("%s", "\n  ".join(["next:", *commands]))
     return state
+
+
+def _start(
+    work: Work,
+    workdir: Path,
+    optimizer: optax.GradientTransformation | None,
+    teacher: tuple[dict, ...],
+    *,
+    resuming: bool,
+) -> tuple[TrainState, optax.GradientTransformation, int]:
+    """Open the workdir; return the first state, the optimizer, and the steps planned before."""
+    recipe, classes = work.recipe, categories(work.train_set)
+    old_steps = on_first(lambda: open_workdir(workdir, recipe, classes, resuming=resuming))
+    with console.lasting("preparing the model"):
+        given = work.model, work.schedule, optimizer
+        return *initial_state(recipe, *given, *teacher, resuming=resuming), old_steps
+
+
+def _report(work: Work, workdir: Path, step: int) -> None:
+    if jax.process_index() == 0:  # the others need not wait for it
+        write_run_report(work.recipe.eval, workdir, step, work.val_set)
 
 
 @dataclass(frozen=True)
 class _Run:
     """The steps of a run, with what they need."""
 
-    data: DataOptions
-    milestones: Milestones
+    work: Work
     mesh: Mesh
-    teacher: tuple[dict, ...]
+    teacher: tuple[dict, ...]  # its variables, if there is one
     batches: TrainLoader
     steps: StepLog
     log: Loggers
     checkpoints: Checkpoints
     validate: Validation | None
-    evaluations: list[dict]  # all so far; `train` adds its own
     check_lock: Callable[[], None]
     stop_requested: Callable[[], bool]
 
     def train(
-        self, train_step: TrainStep, state: TrainState, start: int, aps: Metrics | None
+        self, train_step: TrainStep, state: TrainState, evaluations: list[dict], aps: Metrics | None
     ) -> tuple[TrainState, bool]:
-        """Go on from a step, with its metrics if it was evaluated.
+        """Go on from a state, with its metrics if it was evaluated.
+
+        evaluations: all so far; those to come are added.
 
         Returns the last state, which is saved, and whether the run is finished.
         """
-        marks, steps, step, stops = self.milestones, self.steps, start, False
+        marks, steps, stops = self.work.milestones, self.steps, False
+        step = start = int(state.step)
         if start and aps is None and marks.is_evaluated(start):
             logging.info("the evaluation of step %d was cut off and is made up for", start)
-            aps, stops = self._evaluate(state)
-        if not (stops or marks.is_last(step, aps, self.evaluations)):
+            aps, stops = self._evaluate(state, evaluations)
+        if not (stops or marks.is_last(step, aps, evaluations)):
             train_step = self._compiled(train_step, state)
-        while not (stops or marks.is_last(step, aps, self.evaluations)):
+        while not (stops or marks.is_last(step, aps, evaluations)):
             step, aps, batch = step + 1, None, next(self.batches)
             with steps.dispatching(batch):
                 state, metrics = train_step(state, shard_batch(batch, self.mesh), *self.teacher)
@@ -184,21 +189,22 @@ class _Run:
             self.check_lock()
             self.checkpoints.save(state)
             if marks.is_evaluated(step) and not stops:
-                aps, stops = self._evaluate(state)
+                aps, stops = self._evaluate(state, evaluations)
             steps.restart_clock()
         self.checkpoints.wait()
-        return state, marks.is_last(step, aps, self.evaluations)
+        return state, marks.is_last(step, aps, evaluations)
 
     def _compiled(self, train_step: TrainStep, state: TrainState) -> TrainStep:
         """The step, compiled for several canvases: or one would compile in mid-training."""
-        canvases, rows = self.batches.canvases, self.milestones.train.batch_size
+        canvases, data = self.batches.canvases, self.work.recipe.data
         if len(canvases) == 1:
             return train_step
-        shapes = {c: abstract_train_batch(self.data, rows, c, self.mesh) for c in canvases}
+        rows = self.work.recipe.train.batch_size
+        shapes = {c: abstract_train_batch(data, rows, c, self.mesh) for c in canvases}
         with self.steps.compiling(canvases):
             return compile_canvases(train_step, state, shapes, *self.teacher)
 
-    def _evaluate(self, state: TrainState) -> tuple[Metrics | None, bool]:
+    def _evaluate(self, state: TrainState, evaluations: list[dict]) -> tuple[Metrics | None, bool]:
         """Evaluate and log; returns the metrics, None where a SIGTERM came in between, and whether
         to stop.
 
@@ -213,7 +219,7 @@ class _Run:
         self.check_lock()
         self.log(step, metrics, images)
         self.checkpoints.evaluated({step: main_ap(metrics)})
-        self.evaluations.append({"step": step, **metrics})
+        evaluations.append({"step": step, **metrics})
         return metrics, self.stop_requested()
 
 
@@ -227,3 +233,28 @@ def _log_start(work: Work, workdir: Path, mesh: Mesh, start: int) -> None:
     size, devices = train.batch_size, mesh.size
     text = "a step takes %d images: %d devices, %d at a time on each"
     logging.info(text, size, devices, size // (devices * work.microbatches))
+
+
+def _log_extension(work: Work, old_steps: int, start: int) -> None:
+    """Log how the learning rate changes because a run is longer than when it was started."""
+    train = work.recipe.train
+    if train.steps <= old_steps:
+        return
+    effect = "the schedule of your own optimizer does not know"
+    if work.schedule is not None:
+        before = work.recipe.optim.rates(train.batch_size, old_steps)
+        rates = float(before(start)), float(work.schedule(start))
+        effect = "warm-up and decay are fractions of it, so that the learning rate of step %d is "
+        effect = (effect + "%.3g instead of %.3g") % (start + 1, rates[1], rates[0])
+    logging.info("train.steps is %d, this run had %d: %s", train.steps, old_steps, effect)
+
+
+def _log_end(work: Work, workdir: Path, step: int, skipped: int, finished: bool) -> None:
+    if skipped:
+        logging.info("%d images could not be decoded and were skipped", skipped)
+    if finished:
+        commands = next_commands(workdir, work.train_set if work.val_set is None else work.val_set)
+        logging.info("%s", "\n  ".join(["next:", *commands]))
+    else:
+        text = "stopped by SIGTERM, saved step %d in %s (exit code %d: start it again to go on)"
+        logging.info(text, step, workdir, STOPPED_EARLY)

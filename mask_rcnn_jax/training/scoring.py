@@ -104,20 +104,12 @@ def evaluate(
     tiles, given = tiling(tile, overlap), None if config is None else as_recipe(config)
     restored, exported = _source(weights, given, has_output=output is not None)
     name = str(exported.name if exported else weights)
-    recipe, categories, checkpoint = restored.recipe, restored.categories, restored.checkpoint
+    recipe, variables, categories, checkpoint = restored
     engine, protocol = recipe.eval.engine, recipe.eval.protocol
     check_engine(engine)
     coco_evaluation.check_protocol(protocol, report)
-    of_run = checkpoint or exported  # their classes are known
-    val_set = _val_set(recipe, val_set, categories if of_run else None)
+    val_set = _val_set(recipe, val_set, categories, name, known=bool(checkpoint or exported))
     evaluator.check_labels(val_set, protocol)
-    if of_run:
-        check_classes(val_set, categories, name)
-    elif len(val_set.class_names) != len(categories):
-        raise ValueError(
-            f"{name} has {len(categories)} classes, expected {len(val_set.class_names)} as in "
-            f"{dataset_name(val_set)} (data.class_ids says how ids become classes)"
-        )
     title, records = f"Evaluation of {name}", []
     if checkpoint:
         output = output or checkpoint.workdir / "eval" / str(checkpoint.step)
@@ -130,7 +122,7 @@ def evaluate(
     if exported:
         found = _detect_exported(exported, recipe, val_set, tiles)
     else:
-        found = _detect(recipe, len(categories), restored.variables, val_set, tiles)
+        found = _detect(recipe, len(categories), variables, val_set, tiles)
     analyses, collect = reports.collector(report)
     metrics = evaluator.score_and_write(val_set, found, folder, engine, protocol, collect)
     if analyses:  # on the first process
@@ -157,16 +149,28 @@ def _source(
     return Restored(recipe or weights.recipe, {}, weights.categories, None), weights
 
 
-def _val_set(recipe: Recipe, given: Dataset | None, categories: list[dict] | None) -> Dataset:
-    """Return the given dataset, checked, or the recipe's; categories: the model's, if known."""
-    if given is not None:
-        if type(given) is not CocoDataset:
-            check_dataset(given, "val_set")
-        return given
-    boxes_only = recipe.learns_boxes_only
-    if categories is not None:
-        return load_val(recipe.data, categories, boxes_only=boxes_only)
-    return load_split(recipe.data, "val", boxes_only=boxes_only)
+def _val_set(
+    recipe: Recipe, given: Dataset | None, categories: list[dict], name: str, *, known: bool
+) -> Dataset:
+    """Return the given dataset, or the recipe's, which must have the classes of the model.
+
+    known: whether the model brings its categories; otherwise they are a guess, whose number counts.
+    """
+    dataset, boxes_only = given, recipe.learns_boxes_only
+    if dataset is not None and type(dataset) is not CocoDataset:
+        check_dataset(dataset, "val_set")
+    if dataset is None and known:
+        dataset = load_val(recipe.data, categories, boxes_only=boxes_only)
+    elif dataset is None:
+        dataset = load_split(recipe.data, "val", boxes_only=boxes_only)
+    if known:
+        check_classes(dataset, categories, name)
+    elif len(dataset.class_names) != len(categories):
+        raise ValueError(
+            f"{name} has {len(categories)} classes, expected {len(dataset.class_names)} as in "
+            f"{dataset_name(dataset)} (data.class_ids says how ids become classes)"
+        )
+    return dataset
 
 
 def evaluate_results(

@@ -276,21 +276,6 @@ def open_workdir(
     return steps
 
 
-def log_extension(
-    before: optax.Schedule | None, now: optax.Schedule | None, old_steps: int, steps: int, step: int
-) -> None:
-    """Log how the learning rate changes because a run is longer than when it was started.
-
-    before, now: schedules; None with an optimizer of the user's own.
-    """
-    effect = "the schedule of your own optimizer does not know"
-    if before is not None and now is not None:
-        effect = "warm-up and decay are fractions of it, so that the learning rate of step %d is "
-        rates = float(before(step)), float(now(step))
-        effect = (effect + "%.3g instead of %.3g") % (step + 1, rates[1], rates[0])
-    logging.info("train.steps is %d, this run had %d: %s", steps, old_steps, effect)
-
-
 def _check_same_run(path: Path, recipe: Recipe, categories: list[dict]) -> int:
     try:
         old, old_categories = read_workdir(path.parent)

@@ -21,7 +21,7 @@ from mask_rcnn_jax.terminal import console
 from mask_rcnn_jax.training.checks import check_evaluated, check_recipe
 from mask_rcnn_jax.training.distill import Distillation
 from mask_rcnn_jax.training.evaluator import Validation, make_validation
-from mask_rcnn_jax.training.loggers import Loggers
+from mask_rcnn_jax.training.loggers import Logger, Loggers, open_loggers
 from mask_rcnn_jax.training.setup import (
     check_processes,
     image_counts,
@@ -55,6 +55,9 @@ class Work:
     def batches(self, start: int) -> TrainLoader:
         data, train = self.recipe.data, self.recipe.train
         return make_train_loader(data, train, self.train_set, start, self.kinds)
+
+    def loggers(self, workdir: Path, users: Sequence[Logger], start: int) -> Loggers:
+        return open_loggers(workdir, self.recipe.to_dict(), users, resume_step=start)
 
     def validation(
         self, mesh: Mesh, workdir: Path, stop_requested: Callable[[], bool]
