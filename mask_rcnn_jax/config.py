@@ -6,10 +6,10 @@ import inspect
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import is_dataclass, replace
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from absl import logging
 from ml_collections import ConfigDict
@@ -61,7 +61,7 @@ def as_recipe(config: "Recipe | ConfigDict | str | Path") -> "Recipe":
 
 
 def load_tree(name_or_path: str | Path) -> ConfigDict:
-    """Load what `load_config` loads with all entries, in the form in which recipes are written."""
+    """Load what `load_config` loads in the form in which recipes are written, to change it."""
     text, path = str(name_or_path), Path(name_or_path)
     recipe, _, variant = text.partition(":")
     if path.name == "config.json" and path.is_file():
@@ -99,7 +99,8 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
             if not isinstance(content[name], kind):
                 raise ValueError(f"{name} is {content[name]!r}")
         content["inputs"]["images"]["shape"][0], content["preprocessing"]["canvas"]
-        content["config"]["model"], content["config"]["data"]
+        if not all(isinstance(section, dict) for section in content["config"].values()):
+            raise ValueError("a section of the config is no object")
     except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is damaged: {error!r}") from error
     return content
@@ -107,7 +108,7 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
 
 def exported_recipe(manifest: Mapping[str, Any]) -> "Recipe":
     """Return the recipe in a manifest, with the model's number of classes and its one canvas."""
-    recipe = upgrade(manifest["config"], MANIFEST)
+    recipe = upgrade(manifest["config"], f"{MANIFEST}, made by {manifest.get('made_by')},")
     recipe = replace(recipe, data=replace(recipe.data, canvases=()))
     return recipe.with_classes(len(manifest["classes"]))
 
@@ -120,16 +121,25 @@ def upgrade(tree: Mapping[str, Any], path: str | Path) -> "Recipe":
     """
     from mask_rcnn_jax.recipe.recipe import Recipe
 
-    known = {field.name: field.type for field in fields(Recipe)}
-    unknown = tree.keys() - known.keys()
-    kept: dict[str, Any] = {}
-    for name in known.keys() & tree.keys():
-        names = set(tree[name]) if name == "model" else parts.entries(cast(Any, known[name]))
-        kept[name] = {key: value for key, value in tree[name].items() if key in names}
-        unknown |= {f"{name}.{key}" for key in tree[name].keys() - kept[name].keys()}
+    unknown: list[str] = []
+    kept = _known(Recipe, tree, "", unknown)
     if unknown:
         logging.warning("%s has entries of another version, left out: %s", path, sorted(unknown))
     return Recipe.read(kept)
+
+
+def _known(part: Any, tree: Mapping[str, Any], prefix: str, unknown: list[str]) -> dict[str, Any]:
+    """Leave out what a part does not know, but for the model, and note it by its dotted name."""
+    known, kept = parts.entries(part), {}
+    for name, value in tree.items():
+        kind = known[name].type if name in known else None
+        if name not in known:
+            unknown.append(prefix + name)
+        elif is_dataclass(kind) and isinstance(value, dict) and prefix + name != "model":
+            kept[name] = _known(kind, value, f"{prefix}{name}.", unknown)
+        else:
+            kept[name] = value
+    return kept
 
 
 def read_run(workdir: str | Path) -> "Recipe":
@@ -185,7 +195,12 @@ def _run_recipe(path: Path, name: str, variant: str = "") -> ConfigDict:
     if variant and not inspect.signature(module.get_config).parameters:
         raise ValueError(f"{name}:{variant}: this recipe has no variants")
     tree = module.get_config(variant) if variant else module.get_config()
-    if isinstance(tree, ConfigDict) and tree.get("model", {}).get("mask_head", {}) is None:
+    if hasattr(tree, "to_dict"):  # a recipe from `load_config`, too
+        tree = tree if isinstance(tree, ConfigDict) else ConfigDict(tree.to_dict())
+    else:
+        found = f"{name}: get_config() returns {type(tree).__name__}"
+        raise ValueError(f"{found}, expected a ConfigDict")
+    if tree.get("model", {}).get("mask_head", {}) is None:
         tree.model.mask_head = ConfigDict({"name": "none"})  # so that its entries can be overridden
     return tree
 

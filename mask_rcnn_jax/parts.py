@@ -22,7 +22,7 @@ from typing import (
 )
 
 MODULE_FIELDS = ("parent", "name")  # fields on every Flax module
-GIVEN = {"given": True}  # metadata of a field that follows from other values: it is no entry
+NO_ENTRY = {"no entry": True}  # metadata of a field that follows from other values
 
 
 @runtime_checkable
@@ -96,7 +96,7 @@ class Named:
 def entries(part: Callable, given: tuple[str, ...] = ()) -> dict[str, Entry]:
     """Return a part's config entries by name.
 
-    given: parameters from elsewhere, such as `dtype`, beside the fields with `GIVEN`.
+    given: parameters from elsewhere, such as `dtype`, beside the fields with `NO_ENTRY`.
     """
     hints = get_type_hints(part if inspect.isfunction(part) else part.__init__)
     bases = reversed(inspect.getmro(part)) if inspect.isclass(part) else [part]
@@ -109,7 +109,7 @@ def entries(part: Callable, given: tuple[str, ...] = ()) -> dict[str, Entry]:
         if name in hidden or parameter.kind is parameter.VAR_KEYWORD:
             continue
         default = parameter.default
-        if name in made and "given" in made[name].metadata:
+        if name in made and made[name].metadata == NO_ENTRY:
             continue
         if name in made and (factory := made[name].default_factory) is not MISSING:
             default = factory()
@@ -123,10 +123,16 @@ def defaults(part: Callable, given: tuple[str, ...] = ()) -> dict[str, Any]:
     return {n: section_of(v) for n, v in found.items() if v is not inspect.Parameter.empty}
 
 
+def defaults_of(part: Named) -> dict[str, Any]:
+    """Return the defaults of a named part's builder."""
+    found = {name: entry.default for name, entry in part.known.items()}
+    return {n: section_of(v) for n, v in found.items() if v is not inspect.Parameter.empty}
+
+
 def section_of(value: Any) -> Any:
     """Return the section that a part was built from, with all entries; other values as they are."""
     if isinstance(value, Named):
-        return {"name": value.name, **value.entries}
+        return {"name": value.name} | {n: section_of(v) for n, v in value.entries.items()}
     if not _is_part(type(value)):
         return value
     return {name: section_of(getattr(value, name)) for name in entries(type(value))}
@@ -148,7 +154,7 @@ def changes(value: Any) -> dict[str, Any]:
     if isinstance(value, Named):
         is_own, known = value.name not in value.choices, value.known
         differ = {
-            name: given
+            name: section_of(given)
             for name, given in value.entries.items()
             if is_own or name not in known or known[name].default != given
         }
@@ -166,10 +172,10 @@ def changes(value: Any) -> dict[str, Any]:
 
 def describe(value: Any) -> dict[str, Entry]:
     """Return the entries of a part, and of the parts inside it, by dotted name."""
-    found = {}
     if isinstance(value, Named):
         meaning = f"{' or '.join(value.choices)}, or package.module:function for your own."
         return {"name": Entry(value.choices[0], str, meaning), **value.known}
+    found = {}
     for name, entry in entries(type(value)).items():
         inner = getattr(value, name)
         if isinstance(inner, Named) or _is_part(type(inner)):
@@ -240,6 +246,8 @@ def named(
     values = {"name": "none"} if section is None else dict(section.items())
     name = values.pop("name", next(iter(builders)))
     builder = find(name, builders, f"{where}.name")
+    if not callable(builder):
+        raise ValueError(f"{where}.name is {name!r}, which is {builder!r}, expected a function")
     try:
         values = checked(builder, values, where, given)
     except UnknownEntry as error:
@@ -265,20 +273,20 @@ def find(name: str, builders: Mapping[str, Callable], where: str) -> Callable:
     """
     if name in builders:
         return builders[name]
-    module, colon, attribute = name.partition(":")
+    module, colon, attribute = name.partition(":") if isinstance(name, str) else ("", "", "")
     if not colon:
         raise ValueError(
             f"{where} is {name!r}, expected one of {sorted(builders)} or package.module:function"
         )
     try:
         return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # whatever the user's module raises
         raise ValueError(f"{where} is {name!r}: {error}") from error
 
 
 def _checked(value: Any, kind: Any, where: str) -> Any:
     """Convert lists to tuples; raise ValueError if the value does not match the annotation."""
-    value = _as_tuple(value)
+    value = _plain(value)
     if not _fits(value, kind):
         choices = get_args(kind) if get_origin(kind) is Literal else ()
         expected = f"one of {list(choices)}" if choices else _text(kind)
@@ -301,8 +309,11 @@ def _fits(value: Any, kind: Any) -> bool:
     return not isinstance(kind, type) or kind not in (bool, str) or isinstance(value, kind)
 
 
-def _as_tuple(value: Any) -> Any:
-    return tuple(map(_as_tuple, value)) if isinstance(value, list | tuple) else value
+def _plain(value: Any) -> Any:
+    """Return tuples for lists and dicts for sections."""
+    if isinstance(value, Section):
+        return {key: _plain(item) for key, item in value.items()}
+    return tuple(map(_plain, value)) if isinstance(value, list | tuple) else value
 
 
 def _text(kind: Any) -> str:

@@ -3,12 +3,22 @@
 import json
 import shutil
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from mask_rcnn_jax.config import as_recipe, flatten, load_config, load_tree, recipe_names
+from mask_rcnn_jax.config import (
+    as_recipe,
+    flatten,
+    load_config,
+    load_tree,
+    read_workdir,
+    recipe_names,
+    upgrade,
+    write_workdir,
+)
 from mask_rcnn_jax.models.build import build_model
 from mask_rcnn_jax.weights import restore
 from tests.commands.command import ROOT, error_line, run_inside
@@ -180,6 +190,60 @@ def test_entries_of_a_run_can_be_set_on_the_command_line(folder, fails):
     for name in ("old", "config.json"):
         assert "no annotation file 'my.json'" in fails(size, "--config", name, path)
     assert "train.steps" in fails("--config=old", "--config.train.steps=ten")
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [("load_config('quickstart')", None), ("{'data': 1}", "dict"), ("None", "NoneType")],
+)
+def test_what_a_recipe_returns_is_a_config_or_a_recipe(returned, words, folder):
+    (folder / "own.py").write_text(
+        f"from mask_rcnn_jax import load_config\n\n\ndef get_config():\n    return {returned}\n"
+    )
+    if words is None:
+        assert load_config("own.py", {"train.steps": 3}).train.steps == 3
+        return
+    message = f"^own.py: get_config\\(\\) returns {words}, expected a ConfigDict"
+    with pytest.raises(ValueError, match=message):
+        load_config("own.py")
+
+
+def own_trunk(depth=3):
+    """A user's backbone."""
+
+
+@pytest.mark.parametrize("was, now, refused", [(None, 3, False), (5, None, True), (4, 4, False)])
+def test_defaults_of_a_users_own_part_are_compared_like_entries(was, now, refused, folder):
+    def written(depth):
+        config = load_tree("quickstart")
+        given = {} if depth is None else {"depth": depth}
+        config.model.backbone = {"name": f"{__name__}:own_trunk", **given}
+        return as_recipe(config)
+
+    write_workdir("old", written(was), [{"id": 1, "name": "a"}])
+    with (
+        pytest.raises(ValueError, match="with model.backbone.depth=5, the config says 3")
+        if (refused)
+        else nullcontext()
+    ):
+        restore._check_model(written(now), read_workdir("old")[0], folder / "old")
+
+
+def test_a_model_without_masks_is_the_same_however_it_is_written():
+    short, long = load_tree("quickstart"), load_tree("quickstart")
+    short.model.mask_head, long.model.mask_head.name = None, "none"
+    assert as_recipe(short) == as_recipe(long)
+
+
+def test_entries_of_another_version_are_left_out_wherever_they_are(folder, caplog):
+    tree = load_config("quickstart").to_dict()
+    tree["data"]["rotation"]["newer"], tree["optim"]["newer"], tree["more"] = 1, 2, {"x": 3}
+    assert upgrade(tree, "old") == load_config("quickstart")
+    named = "['data.rotation.newer', 'more', 'optim.newer']"
+    assert f"old has entries of another version, left out: {named}" in caplog.text
+    (folder / "config.json").write_text(json.dumps({"config": {}, "categories": []}))
+    with pytest.raises(ValueError, match="config.json: data is missing"):
+        load_config(folder)
 
 
 SIGMOID = {"model.classifier.kind": "sigmoid"}

@@ -202,15 +202,27 @@ def odd_backbone(activation=nn.relu, width: int = None, shape: tuple = [3, 3]): 
 
 def test_defaults_of_users_may_be_anything(tmp_path):
     config = base.get_config()
-    config.model.backbone = dict(name=f"{__name__}:odd_backbone", shape=[5, 5])
+    shape = dict(rows=5, more=dict(columns=[5, 6]))
+    config.model.backbone = dict(name=f"{__name__}:odd_backbone", shape=shape)
     recipe = as_recipe(config)
     write_workdir(tmp_path, recipe, [])
     again, _ = read_workdir(tmp_path)
-    assert again == recipe and again.model.backbone.make() == (nn.relu, None, (5, 5))
+    assert again == recipe and again.model.backbone.make() == (
+        nn.relu, None, {"rows": 5, "more": {"columns": (5, 6)}}
+    )  # fmt: skip
     assert again.model.backbone.activation is nn.relu and again.model.backbone.width is None
 
 
-@pytest.mark.parametrize("name", ["train", "model.rpn", "model.backbone", "data.hue"])
+@pytest.mark.parametrize("name", [None, 5, "math:pi", ":f", ".x:f", "no_such_module:f"])
+def test_a_name_that_names_nothing_is_refused_with_its_entry(name):
+    config = base.get_config().to_dict()
+    config["model"]["backbone"] = {"name": name}
+    with pytest.raises(ValueError, match="^model.backbone.name is ") as error:
+        Recipe.read(config)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["train", "model", "model.rpn", "model.backbone", "data.hue"])
 def test_a_section_that_is_none_is_named(name):
     tree = as_recipe(base.get_config()).to_dict()
     *outer, last = name.split(".")

@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # imports JAX
 
 OFF = "off"  # of --compile_cache
 LIST_ALL = "--list_config=all"
+_LIST = re.compile("--?list_config(=(all|true|1))?$")
 CONFIG_HELP = (
     "Recipe: its name (coco, coco_torchvision:coco_v1), the path of a Python file with "
     "get_config(), or a run's workdir. --config.section.name=value overrides an entry, also of the "
@@ -117,7 +118,7 @@ def _run(main: Callable[[Sequence[str]], None], debug: bool, takes_positional: b
         signal.signal(signal.SIGINT, _interrupt)
     argv = [_NO_MASK_HEAD.sub(r"\1.name=none", argument) for argument in sys.argv]
     try:
-        if not {"--list_config", LIST_ALL}.isdisjoint(argv) and "config" in flags.FLAGS:
+        if "config" in flags.FLAGS and any(map(_LIST.match, argv)):
             _list_config(argv)
             return
         positional = _parse_flags(argv)
@@ -213,8 +214,9 @@ def _define_entries(name: str, argv: Sequence[str], flag: str = "config") -> Non
 
 def _list_config(argv: Sequence[str]) -> None:
     """Print the entries of `--config` that are not defaults, or all, with choices and meanings."""
-    lists_all = LIST_ALL in argv
-    argv, name = _take([a for a in argv if a != LIST_ALL], "config", "a recipe or a run")
+    lists_all = any(argument.endswith("list_config=all") for argument in argv)
+    rest = [argument for argument in argv if not _LIST.match(argument)]
+    argv, name = _take(rest, "config", "a recipe or a run")
     if name is None:
         raise ValueError("--list_config needs --config, a recipe or a run")
     _define_entries(name, argv)

@@ -62,7 +62,7 @@ class ExampleOptions:
     mask_frame: Literal["box", "image"] = "box"
     max_vertices: int = 0
     skip_crowd: bool = True
-    inclusive_boxes: bool = field(default=False, metadata=parts.GIVEN)
+    inclusive_boxes: bool = field(default=False, metadata=parts.NO_ENTRY)
 
     def __post_init__(self):
         for name, lowest in (("max_instances", 1), ("mask_size", 1), ("max_vertices", 0)):

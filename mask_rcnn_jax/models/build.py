@@ -56,7 +56,7 @@ BUILDERS: dict[str, dict[str, Callable]] = {
 }
 
 # Their arguments that come later.
-GIVEN = {"backbone": ("dtype", "remat")} | dict.fromkeys(
+LATER = {"backbone": ("dtype", "remat")} | dict.fromkeys(
     ("fpn", "box_head", "mask_head"), ("num_classes", "dtype")
 )
 
@@ -92,12 +92,14 @@ class ModelOptions:
     mask_head: parts.Named = _default("mask_head")
 
     @classmethod
-    def read(cls, section: parts.Section) -> "ModelOptions":
+    def read(cls, section: Any) -> "ModelOptions":
         """Build the parts that a `model` section describes; missing sections use defaults.
 
         None as `mask_head` leaves the mask head out. Raises ValueError, naming the entry, if one is
         unknown or has an invalid value.
         """
+        if not isinstance(section, parts.Section):
+            raise ValueError(f"model is {section!r}, expected a section with {sorted(PARTS)}")
         named = {name: name_part(name, section[name]) for name in BUILDERS if name in section}
         others = {name: value for name, value in section.items() if name not in named}
         return replace(parts.build(cls, others, "model"), **named)
@@ -114,7 +116,9 @@ PARTS = tuple(f.name for f in fields(ModelOptions) if f.name not in ("num_classe
 
 def name_part(section: str, entries: Any) -> parts.Named:
     """Find and check what a section of `BUILDERS` describes; None is short for the name "none"."""
-    return parts.named(entries, BUILDERS[section], f"model.{section}", GIVEN[section])
+    if isinstance(entries, parts.Section) and entries.get("name", "") == "none":
+        entries = None  # what else it says is of no head
+    return parts.named(entries, BUILDERS[section], f"model.{section}", LATER[section])
 
 
 def named_section(section: str, name: str, **entries: Any) -> dict[str, Any]:
@@ -131,10 +135,6 @@ def resolve_precision(precision: str, platform: str | None = None) -> str:
     if precision != AUTO_PRECISION:
         return precision
     return "float32" if (platform or jax.default_backend()) == "cpu" else "bfloat16"
-
-
-def _given(section: str) -> tuple[str, ...]:
-    return GIVEN.get(section, ("num_classes", "dtype"))
 
 
 def build_model(

@@ -38,7 +38,7 @@ class Cascade(nn.Module):
             many as the box head without pruning.
     """
 
-    heads: tuple[nn.Module, ...] = field(default=(), metadata=parts.GIVEN)
+    heads: tuple[nn.Module, ...] = field(default=(), metadata=parts.NO_ENTRY)
     fg_iou_thresh: tuple[float, ...] = ()
     weight_factors: tuple[float, ...] = (2.0, 3.0)
     widths: Widths = ()

@@ -32,7 +32,7 @@ class Classifier:
     kind: Literal["softmax", "sigmoid"] = "softmax"
     federated_classes: int = 0
     frequency_power: float = 0.5
-    image_counts: tuple[int, ...] = field(default=(), metadata=parts.GIVEN)
+    image_counts: tuple[int, ...] = field(default=(), metadata=parts.NO_ENTRY)
 
     def __post_init__(self):
         count = self.federated_classes

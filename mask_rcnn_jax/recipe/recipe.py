@@ -53,6 +53,8 @@ class Recipe:
         if unknown := set(tree.keys()) - sections.keys():
             found = f"a recipe has no section {min(unknown)!r}"
             raise ValueError(f"{found}, expected one of {list(sections)}")
+        if "data" not in tree:
+            raise ValueError("data is missing: a recipe says what to train on")
         model = ModelOptions.read(tree.get("model", {}))
         built = {
             name: parts.build(sections[name], tree[name], name) for name in tree if name != "model"

@@ -45,11 +45,12 @@ from mask_rcnn_jax.training.teacher import inherit
 from mask_rcnn_jax.weights import pretrained
 from mask_rcnn_jax.weights.restore import entries_in_json
 
-# Entries that a resumed run may change; all others shape the parameters or the order of the data.
+# Entries that a resumed run may change, beside `eval`; all others shape the parameters or the order
+# of the data.
 # The teacher may have moved: `distill.checksum` says whether it is the same.
 FREE_TO_CHANGE = tuple(
     """
-    data.num_workers distill.teacher eval. optim.accumulate_steps train.checkpoint_every
+    data.num_workers distill.teacher optim.accumulate_steps train.checkpoint_every
     train.eval_every train.images_per_device train.implementation train.keep_checkpoints
     train.log_every train.loggers train.min_improvement train.patience train.remat
     train.skip_images train.stop_at_box_ap train.stop_at_mask_ap
@@ -285,7 +286,7 @@ def _check_same_run(path: Path, recipe: Recipe, categories: list[dict]) -> int:
     longer = recipe.train.steps >= old.train.steps
     free = FREE_TO_CHANGE + (LENGTH if longer else ())
     for name in sorted(before.keys() | now.keys()):
-        if before.get(name) != now.get(name) and not name.startswith(free):
+        if before.get(name) != now.get(name) and name not in free and not name.startswith("eval."):
             shorter = ", which may only be raised" if name in LENGTH else ""
             raise ValueError(
                 f"{path.parent} holds a run of another config: {name} was {before.get(name)!r} and "

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import jax
 from ml_collections import ConfigDict
 
+from mask_rcnn_jax import parts
 from mask_rcnn_jax.config import as_recipe, flatten, read_workdir
-from mask_rcnn_jax.models.build import PARTS, abstract_variables, build_model
+from mask_rcnn_jax.models.build import BUILDERS, PARTS, abstract_variables, build_model
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.weights import pretrained
@@ -138,18 +139,26 @@ def make_model(
 
 
 def entries_in_json(recipe: Recipe) -> dict[str, Any]:
-    """Return the entries of a recipe by their dotted names, as json has them."""
-    return json.loads(json.dumps(flatten(recipe.to_dict())))
+    """Return all entries of a recipe by their dotted names, as json has them.
+
+    Those that a user's own part was not given have its defaults.
+    """
+    tree = recipe.to_dict()
+    for name in BUILDERS:
+        part = getattr(recipe.model, name)
+        tree["model"][name] = parts.defaults_of(part) | tree["model"][name]
+    return json.loads(json.dumps(flatten(tree), default=repr))
 
 
 def _check_model(recipe: Recipe, of_run: Recipe, workdir: Path) -> None:
     """Raise ValueError if a recipe's model or input differs from the run's."""
     before, now = map(entries_in_json, (of_run, recipe))
     free = ("model.init_from", "model.num_classes")
-    described = [n for n in now if n in MODEL_INPUT or n.startswith("model.") and n not in free]
+    names = sorted(before.keys() | now.keys())
+    described = [n for n in names if n in MODEL_INPUT or n.startswith("model.") and n not in free]
     for name in described:
-        if before.get(name) != now[name]:
+        if before.get(name) != now.get(name):
             raise ValueError(
                 f"{workdir} was trained with {name}={before.get(name)!r}, the config says "
-                f"{now[name]!r}; leave out --config.{name}, or --config, to use the run's"
+                f"{now.get(name)!r}; leave out --config.{name}, or --config, to use the run's"
             )

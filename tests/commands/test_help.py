@@ -115,7 +115,7 @@ def test_every_entry_of_a_config_is_listed_with_meaning_and_choices(capsys):
 
 
 def test_entries_that_are_no_defaults_are_listed(capsys):
-    flags = ["--config=quickstart", "--config.model.rpn.channels=48", "--list_config"]
+    flags = ["--config=quickstart", "--config.model.rpn.channels=48", "-list_config=true"]
     assert run_inside("train", *flags) == 0
     *lines, last = capsys.readouterr().out.splitlines()
     changes = flatten(load_config("quickstart", {"model.rpn.channels": 48}).changes())
