@@ -8,7 +8,7 @@ Not measured here. NVIDIA's blog post gives box AP 33.4 and mask AP 30.7 after 1
 eight GPUs, from weights trained on an Open Images subset.
 
 Changes the TensorFlow 1 recipe (configs/coco_nvidia_tf1.py) as below, with the blog post's numbers;
-`:docs` has those from the documentation's sample. docs/recipes.md maps TAO spec fields to entries.
+`:docs` has those from the documentation's sample. docs/tao_spec.md maps TAO spec fields to entries.
 TAO's own weights (.hdf5, .tlt) are not supported; torchvision's, in the command, have their stride
 in the 3x3 convolution. Like TAO's freeze_bn, norms use stored statistics but train scale and bias.
 The precision is float32, as both specs have use_amp: False.

@@ -1,4 +1,4 @@
-"""Write the recipes' table of differences into docs/recipes.md.
+"""Write the recipes' table of differences into docs/recipe_differences.md.
 
 python docs/recipe_table.py
 """
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mask_rcnn_jax.config import flatten
 
-PAGE = Path(__file__).with_name("recipes.md")
+PAGE = Path(__file__).with_name("recipe_differences.md")
 BEGIN, END = "<!-- table of differences: docs/recipe_table.py writes it -->\n", "<!-- end -->"
 SYSTEMS = (
     "coco",

@@ -5,7 +5,7 @@
 #   DATA=/data/coco WEIGHTS=/data/weights OUT=/runs/reproduce sbatch launch/reproduce.sh
 #   launch/reproduce.sh --rehearse          (minutes on a CPU: generated images, two steps each)
 #
-# RECIPES, PRECISIONS, GPUS, SEEDS and STEPS choose less, see docs/scaling.md; flags after the script's
+# RECIPES, PRECISIONS, GPUS, SEEDS and STEPS choose less, see docs/reproducing.md; flags after the script's
 # name go to every training, benchmark and prediction. The same command goes on where it was stopped.
 #
 #SBATCH --job-name=mask_rcnn_reproduce

@@ -1,4 +1,4 @@
-"""The recipes: they describe a whole model each, and docs/recipes.md says what they say."""
+"""The recipes: each describes a whole model, and docs/recipe_differences.md agrees with them."""
 
 import importlib.util
 import json

@@ -114,7 +114,7 @@ def score(
 ) -> dict:
     """Score COCO results against COCO ground truth as pycocotools, or the lvis package, does.
 
-    docs/data.md lists the few files for which the numbers differ, all of them on purpose.
+    docs/annotations.md lists the few files for which the numbers differ, all of them on purpose.
 
     Args:
         gt: a COCO instances json, its content, or `read_ground_truth` of either with `scoring`.

@@ -1,6 +1,6 @@
 """Recipes from specs of the TAO Toolkit's Mask R-CNN.
 
-docs/recipes.md lists the counterpart of each field. A field that a spec leaves out keeps the value
+docs/tao_spec.md lists the counterpart of each field. A field that a spec leaves out keeps the value
 of configs/coco_tao.py, except that a switch in a given block is off, as protobuf has it.
 """
 
