@@ -20,6 +20,7 @@ from mask_rcnn_jax.models.build import (
 from mask_rcnn_jax.structures import Detections
 from mask_rcnn_jax.training.optim import build_optimizer
 from mask_rcnn_jax.training.step import (
+    StepOptions,
     TrainState,
     make_train_step,
     replicate,
@@ -80,9 +81,9 @@ def compiled(trunk, devices=1, remat="none", precision="float32"):
     variables = init_variables(model, 0)
     tx = build_optimizer(as_recipe(config), lambda _: 1e-3, variables["params"], model.backbone)
     mesh = jax.make_mesh((devices,), ("data",), (AxisType.Auto,), devices=jax.devices()[:devices])
-    options = dict(loss=as_recipe(config).loss, seed=0, flip_probability=0.0)
+    options = StepOptions(as_recipe(config).loss, 0, 0.0)
     state = jax.device_get(TrainState.start(variables, tx))  # a step takes its buffers
-    return make_train_step(model, tx, None, mesh, **options), state, mesh
+    return make_train_step(model, tx, None, mesh, options), state, mesh
 
 
 def one_step(trunk, batch, at=0, **options):

@@ -17,7 +17,12 @@ from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.structures import Batch, Targets
 from mask_rcnn_jax.training.distill import Distillation
 from mask_rcnn_jax.training.optim import build_optimizer, count_microbatches
-from mask_rcnn_jax.training.step import TrainState, make_predict_step, make_train_step
+from mask_rcnn_jax.training.step import (
+    StepOptions,
+    TrainState,
+    make_predict_step,
+    make_train_step,
+)
 
 COCO_CLASSES = {"contiguous": 80, "raw": 90}  # foreground classes
 OBJECTS = 8  # per image; COCO's mean is 7.3
@@ -54,21 +59,11 @@ def recipe_step(
 ):
     """Build the recipe's `step(state, batch)` and optimizer; `params` may be abstract."""
     accumulate_steps, train = recipe.optim.accumulate_steps, recipe.train
-    numbers = accumulate_steps, train.images_per_device, batch_size, mesh.size
+    parts = count_microbatches(accumulate_steps, train.images_per_device, batch_size, mesh.size)
+    options = StepOptions(recipe.loss, train.seed, recipe.data.flip_probability, parts)
     schedule = recipe.schedule()
     tx = build_optimizer(recipe, schedule, params, model.backbone)
-    step = make_train_step(
-        model,
-        tx,
-        schedule,
-        mesh,
-        loss=recipe.loss,
-        seed=train.seed,
-        flip_probability=recipe.data.flip_probability,
-        accumulate_steps=count_microbatches(*numbers),
-        distillation=distillation,
-    )
-    return step, tx
+    return make_train_step(model, tx, schedule, mesh, options, distillation), tx
 
 
 def lower_step(

@@ -1,12 +1,17 @@
-"""Say which program compiles, and for how long."""
+"""Compile programs, and say which, and for how long."""
 
-from collections.abc import Callable, Collection, Iterator
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
+
+import jax
 
 from mask_rcnn_jax.memory import return_free_memory
 from mask_rcnn_jax.structures import Batch
 from mask_rcnn_jax.terminal import console
+from mask_rcnn_jax.training.step import TrainState, TrainStep
 
 
 @contextmanager
@@ -36,3 +41,27 @@ def say_compiling(
             return run_batch(variables, batch)
 
     return run
+
+
+def compile_canvases(
+    step: Any, state: TrainState, batches: Mapping[tuple[int, int], Batch], *teacher: Any
+) -> TrainStep:
+    """Compile a training step for several canvases, as many at the same time as there are cores.
+
+    Args:
+        step: from `make_train_step`.
+        state: the first state.
+        batches: per canvas (height, width) a batch of `jax.ShapeDtypeStruct` with shardings.
+        teacher: a teacher's variables, if the step takes them.
+
+    Returns:
+        The step, which takes the program of a batch's canvas.
+    """
+    lowered = {canvas: step.lower(state, batch, *teacher) for canvas, batch in batches.items()}
+    # Processes that compile together must do so in the same order.
+    at_once = min(len(lowered), max(2, os.cpu_count() or 1))  # each takes a core and memory
+    threads = at_once if jax.process_count() == 1 else 1
+    with ThreadPoolExecutor(threads) as pool:
+        compiled = pool.map(lambda canvas: lowered[canvas].compile(), lowered)
+        programs = dict(zip(lowered, compiled, strict=True))
+    return lambda state, batch, *teacher: programs[batch.images.shape[1:3]](state, batch, *teacher)

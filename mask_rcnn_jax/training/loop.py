@@ -20,6 +20,7 @@ from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.recipe.stopping import Metrics, main_ap
 from mask_rcnn_jax.terminal import console
 from mask_rcnn_jax.training.checkpoint import Checkpoints
+from mask_rcnn_jax.training.compiling import compile_canvases
 from mask_rcnn_jax.training.evaluator import Validation
 from mask_rcnn_jax.training.lock import locked
 from mask_rcnn_jax.training.loggers import Logger, Loggers, resolve_loggers
@@ -34,14 +35,7 @@ from mask_rcnn_jax.training.setup import (
     initial_state,
     open_workdir,
 )
-from mask_rcnn_jax.training.step import (
-    TrainState,
-    TrainStep,
-    compile_canvases,
-    make_mesh,
-    replicate,
-    shard_batch,
-)
+from mask_rcnn_jax.training.step import TrainState, TrainStep, make_mesh, replicate, shard_batch
 from mask_rcnn_jax.training.step_log import StepLog
 from mask_rcnn_jax.training.work import Work, prepare
 from mask_rcnn_jax.weights.run_checkpoint import has_checkpoint

@@ -1,8 +1,7 @@
 """The jitted steps: train, validation loss and prediction, each one XLA program on all devices."""
 
-import os
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
@@ -58,6 +57,34 @@ class TrainState:
         """The variables to evaluate: the average, if one is kept."""
         return self.average or self.variables
 
+    @property
+    def loss_scale(self) -> jax.Array | float:
+        return self.opt_state.scale if isinstance(self.opt_state, LossScaleState) else 1.0
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """What a training step computes.
+
+    Attributes:
+        loss: the recipe's.
+        seed: random numbers are a function of (seed, step, image) alone and do not depend on the
+            number of devices; samples do where a recipe looks at a device's batch (pad_multiple,
+            post_nms_scope).
+        flip_probability: of an image.
+        accumulate_steps: a device takes its images in that many parts, one after the other. Losses
+            are normalized over one part, gradients averaged over all: k parts on n devices equal
+            one part on k * n devices, except where norms look at all devices: sync_batch and
+            naive_sync_batch take their statistics from one part of the n devices.
+        averaging: of the weights.
+    """
+
+    loss: LossOptions
+    seed: int
+    flip_probability: float
+    accumulate_steps: int = 1
+    averaging: WeightAverage = NO_AVERAGE
+
 
 # Of a state, a batch and, with a teacher, its variables.
 TrainStep = Callable[..., tuple[TrainState, dict[str, jax.Array]]]
@@ -87,46 +114,31 @@ def make_train_step(
     tx: optax.GradientTransformation,
     schedule: optax.Schedule | None,
     mesh: Mesh | AbstractMesh,
-    *,
-    loss: LossOptions,
-    seed: int,
-    flip_probability: float,
-    accumulate_steps: int = 1,
-    averaging: WeightAverage = NO_AVERAGE,
+    options: StepOptions,
     distillation: Distillation | None = None,
 ) -> TrainStep:
     """`step(state, batch) -> (state, metrics)`; the old state's buffers are reused.
 
     schedule: gives the metric `lr`; without one the rate that `optax.inject_hyperparams` keeps in
     the state is taken, if any.
-    Random numbers are a function of (seed, step, image) alone and do not depend on the number of
-    devices; samples do where a recipe looks at a device's batch (pad_multiple, post_nms_scope).
-    accumulate_steps: a device takes its images in that many parts, one after the other. Losses are
-    normalized over one part, gradients averaged over all: k parts on n devices equal one part on
-    k * n devices, except where norms look at all devices: sync_batch and naive_sync_batch take
-    their statistics from one part of the n devices.
-    With `loss_scale.dynamic_loss_scale` as `tx`, a step that overflows changes neither parameters
-    nor optimizer nor batch statistics nor the average; `grad_norm` is not finite then. `step`
-    counts it all the same, because its images are used up; schedule and average do not.
     distillation: adds losses, for `step(state, batch, teacher)` with the teacher's variables.
     """
-
     mutable = ["batch_stats"] if getattr(model, "trains_batch_stats", True) else []
     forward = partial(model.apply, method="forward_train", train=True, mutable=mutable)
     box_offset, whole_masks = model.box_coder.iou_offset, model.mask_targets.kind == "whole"
     flip = partial(random_flip, box_offset=box_offset, whole_masks=whole_masks)
 
-    def part_gradients(state: TrainState, scale: jax.Array | float, teacher: Any, batch: Batch):
-        flip_keys, model_keys = _image_keys(seed, state.step, batch)
-        batch = flip(batch, flip_keys, flip_probability)
+    def part_gradients(state: TrainState, teacher: Any, batch: Batch):
+        flip_keys, model_keys = _image_keys(options.seed, state.step, batch)
+        batch = flip(batch, flip_keys, options.flip_probability)
 
         def loss_fn(params):
             variables = {"params": params, "batch_stats": state.batch_stats}
             outputs, updated = forward(variables, batch, model_keys)
-            terms = loss_terms(outputs, loss, model.rpn.batch_size_per_image)
+            terms = loss_terms(outputs, options.loss, model.rpn.batch_size_per_image)
             if distillation is not None:
                 terms = distillation.add(terms, teacher, batch, outputs, state.step)
-            return scale * terms["loss/total"], (terms, updated.get("batch_stats"))
+            return state.loss_scale * terms["loss/total"], (terms, updated.get("batch_stats"))
 
         grads, (terms, batch_stats) = jax.grad(loss_fn, has_aux=True)(state.params)
         # Changes, so that averaging leaves fixed statistics exactly as they are.
@@ -134,31 +146,12 @@ def make_train_step(
         return grads, terms, moved
 
     def step(state: TrainState, batch: Batch, teacher: Any = None):
-        scaling = isinstance(state.opt_state, LossScaleState)
-        scale = state.opt_state.scale if scaling else 1.0
-        gradients = partial(part_gradients, state, scale, teacher)
-        local = _mean_over_parts(gradients, batch, accumulate_steps)
+        gradients = partial(part_gradients, state, teacher)
+        local = _mean_over_parts(gradients, batch, options.accumulate_steps)
         # Under check_vma=False the gradients are this device's own: average them exactly once.
         grads, terms, moved = lax.pmean(local, "data")
-        batch_stats = optax.tree.add(state.batch_stats, moved) if moved else state.batch_stats
-        updates, opt_state = tx.update(grads, state.opt_state, state.params)
-        updates_done = state.step
-        metrics = {**terms, "grad_norm": optax.tree.norm(grads) / scale}
-        if scaling:
-            # The gradients are averaged before anybody looks at them, so all devices agree.
-            skipped = opt_state.skipped > state.opt_state.skipped
-            batch_stats = optax.tree.where(skipped, state.batch_stats, batch_stats)
-            updates_done = state.step - state.opt_state.skipped
-            metrics |= {"loss_scale": scale, "skipped_steps": opt_state.skipped}
-        rate = injected_rate(opt_state) if schedule is None else schedule(updates_done)
-        if rate is not None:
-            metrics["lr"] = jnp.asarray(rate, jnp.float32)
-        params = optax.apply_updates(state.params, updates)
-        variables = {"params": params, "batch_stats": batch_stats}
-        average = averaging.update(state.average, variables, updates_done)
-        if scaling:
-            average = optax.tree.where(skipped, state.average, average)
-        return TrainState(state.step + 1, params, batch_stats, opt_state, average), metrics
+        state, metrics = _update(state, grads, moved, tx, schedule, options.averaging)
+        return state, terms | metrics
 
     specs = (P(), P("data")) if distillation is None else (P(), P("data"), P())
     return jax.jit(
@@ -166,6 +159,41 @@ def make_train_step(
         donate_argnums=0,
         compiler_options=compiler_options(mesh),
     )
+
+
+def _update(
+    state: TrainState,
+    grads: dict,
+    moved: dict | None,
+    tx: optax.GradientTransformation,
+    schedule: optax.Schedule | None,
+    averaging: WeightAverage,
+) -> tuple[TrainState, dict[str, jax.Array]]:
+    """The state after a step, and its metrics; moved: what batch statistics change by.
+
+    With `loss_scale.dynamic_loss_scale` as `tx`, a step that overflows changes neither parameters
+    nor optimizer nor batch statistics nor the average; `grad_norm` is not finite then. `step`
+    counts it all the same, because its images are used up; schedule and average do not.
+    """
+    batch_stats = optax.tree.add(state.batch_stats, moved) if moved else state.batch_stats
+    updates, opt_state = tx.update(grads, state.opt_state, state.params)
+    metrics, updates_done = {"grad_norm": optax.tree.norm(grads) / state.loss_scale}, state.step
+    scaling = isinstance(state.opt_state, LossScaleState)
+    if scaling:
+        # The gradients are averaged before anybody looks at them, so all devices agree.
+        skipped = opt_state.skipped > state.opt_state.skipped
+        batch_stats = optax.tree.where(skipped, state.batch_stats, batch_stats)
+        updates_done = state.step - state.opt_state.skipped
+        metrics |= {"loss_scale": state.loss_scale, "skipped_steps": opt_state.skipped}
+    rate = injected_rate(opt_state) if schedule is None else schedule(updates_done)
+    if rate is not None:
+        metrics["lr"] = jnp.asarray(rate, jnp.float32)
+    params = optax.apply_updates(state.params, updates)
+    variables = {"params": params, "batch_stats": batch_stats}
+    average = averaging.update(state.average, variables, updates_done)
+    if scaling:
+        average = optax.tree.where(skipped, state.average, average)
+    return TrainState(state.step + 1, params, batch_stats, opt_state, average), metrics
 
 
 def compiler_options(mesh: Mesh | AbstractMesh) -> dict[str, Any] | None:
@@ -178,30 +206,6 @@ def compiler_options(mesh: Mesh | AbstractMesh) -> dict[str, Any] | None:
         # It would also remove optimization barriers before fusing, see `models.relu`.
         "xla_disable_hlo_passes": "cse_barrier_expander",
     }
-
-
-def compile_canvases(
-    step: Any, state: TrainState, batches: Mapping[tuple[int, int], Batch], *teacher: Any
-) -> TrainStep:
-    """Compile a training step for several canvases, as many at the same time as there are cores.
-
-    Args:
-        step: from `make_train_step`.
-        state: the first state.
-        batches: per canvas (height, width) a batch of `jax.ShapeDtypeStruct` with shardings.
-        teacher: a teacher's variables, if the step takes them.
-
-    Returns:
-        The step, which takes the program of a batch's canvas.
-    """
-    lowered = {canvas: step.lower(state, batch, *teacher) for canvas, batch in batches.items()}
-    # Processes that compile together must do so in the same order.
-    at_once = min(len(lowered), max(2, os.cpu_count() or 1))  # each takes a core and memory
-    threads = at_once if jax.process_count() == 1 else 1
-    with ThreadPoolExecutor(threads) as pool:
-        compiled = pool.map(lambda canvas: lowered[canvas].compile(), lowered)
-        programs = dict(zip(lowered, compiled, strict=True))
-    return lambda state, batch, *teacher: programs[batch.images.shape[1:3]](state, batch, *teacher)
 
 
 def make_loss_step(

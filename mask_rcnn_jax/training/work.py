@@ -29,7 +29,7 @@ from mask_rcnn_jax.training.setup import (
     open_datasets,
     set_steps,
 )
-from mask_rcnn_jax.training.step import TrainStep, make_train_step
+from mask_rcnn_jax.training.step import StepOptions, TrainStep, make_train_step
 from mask_rcnn_jax.training.step_log import StepLog
 from mask_rcnn_jax.training.teacher import open_teacher
 from mask_rcnn_jax.weights.restore import make_model
@@ -72,18 +72,9 @@ class Work:
         return StepLog(self.recipe.train, log, self.train_set, started, lowest_scale)
 
     def step(self, tx: optax.GradientTransformation, mesh: Mesh) -> TrainStep:
-        return make_train_step(
-            self.model,
-            tx,
-            self.schedule,
-            mesh,
-            loss=self.recipe.loss,
-            seed=self.recipe.train.seed,
-            flip_probability=self.recipe.data.flip_probability,
-            accumulate_steps=self.microbatches,
-            averaging=self.recipe.train,
-            distillation=self.distillation,
-        )
+        loss, train, data = self.recipe.loss, self.recipe.train, self.recipe.data
+        options = StepOptions(loss, train.seed, data.flip_probability, self.microbatches, train)
+        return make_train_step(self.model, tx, self.schedule, mesh, options, self.distillation)
 
 
 def prepare(

@@ -39,7 +39,7 @@ def first_variables(model, seed):
     return {"params": {"box_head": {"fc": head}}, "batch_stats": {"norm": {"mean": jnp.zeros(5)}}}
 
 
-def make_train_step(model, tx, schedule, mesh, **options):
+def make_train_step(model, tx, schedule, mesh, *options):
     """Gradients that depend on the parameters, the images and the objects, over all devices."""
     nan_at = int(os.environ.get("NAN_AT", "-1"))
 

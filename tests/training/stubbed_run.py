@@ -30,7 +30,7 @@ def state_of(step: int) -> TrainState:
     return TrainState(np.int32(step), params, {}, (np.zeros(3, np.float32),))
 
 
-def make_step(model, tx, schedule, mesh, **options):
+def make_step(model, tx, schedule, mesh, *options):
     def step(state: TrainState, batch) -> tuple[TrainState, dict]:
         mean = np.float32(processes.all_rows(batch.images).astype(np.float64).mean())
         params = jax.tree.map(lambda x: np.asarray(x) * np.float32(0.9) + mean, state.params)

@@ -29,6 +29,7 @@ from mask_rcnn_jax.training.loss_scale import dynamic_loss_scale
 from mask_rcnn_jax.training.metrics import read_metrics
 from mask_rcnn_jax.training.scoring import evaluate
 from mask_rcnn_jax.training.step import (
+    StepOptions,
     TrainState,
     make_train_step,
     replicate,
@@ -124,8 +125,8 @@ def average_after(devices: int, steps: int, *, scale: float = 0.0) -> tuple[Trai
     averaging, mesh = WeightAverage(0.9), mesh_of(devices)
     variables = {"params": {"w": jnp.ones(2)}, "batch_stats": {"mean": jnp.float32(7.0)}}
     state = replicate(TrainState.start(variables, tx, averaging), mesh)
-    options = dict(loss=as_recipe(tiny_config()).loss, seed=0, flip_probability=0.0)
-    run = make_train_step(stub_model(), tx, None, mesh, averaging=averaging, **options)
+    options = StepOptions(as_recipe(tiny_config()).loss, 0, 0.0, averaging=averaging)
+    run = make_train_step(stub_model(), tx, None, mesh, options)
     batch = tiny_batch(4)
     batch = batch.replace(scales=np.array([[2, 2], [4, 4], [3, 3], [7, 7]], np.float32))
     skipped = []

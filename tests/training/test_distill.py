@@ -25,7 +25,7 @@ from mask_rcnn_jax.training.distill import (
     cells_inside,
     translate,
 )
-from mask_rcnn_jax.training.step import TrainState, make_mesh, make_train_step
+from mask_rcnn_jax.training.step import StepOptions, TrainState, make_mesh, make_train_step
 from mask_rcnn_jax.weights.convert import to_ours_flat
 from tests.helpers import any_variables, assert_finite_tree, tiny_batch, tiny_config
 from tests.training.stubbed_run import run as stubbed_run
@@ -194,8 +194,8 @@ def test_deltas_are_translated_between_box_coders():
 def test_without_a_teacher_a_step_takes_its_state_and_batch_alone():
     config, tx = small_config(), optax.sgd(1e-2)
     state = jax.eval_shape(lambda v: TrainState.start(v, tx), abstract_variables(model()))
-    options = {"loss": as_recipe(config).loss, "seed": 0, "flip_probability": 0.5}
-    step = make_train_step(model(), tx, lambda _: 1e-2, make_mesh(), **options)
+    options = StepOptions(as_recipe(config).loss, 0, 0.5)
+    step = make_train_step(model(), tx, lambda _: 1e-2, make_mesh(), options)
     traced = step.trace(state, tiny_batch(4))
     arguments = len(jax.tree.leaves((state, tiny_batch(4))))
     assert len(traced.jaxpr.in_avals) == arguments

@@ -20,7 +20,13 @@ from mask_rcnn_jax.training.loop import train
 from mask_rcnn_jax.training.loss_scale import dynamic_loss_scale
 from mask_rcnn_jax.training.metrics import read_metrics
 from mask_rcnn_jax.training.scoring import evaluate
-from mask_rcnn_jax.training.step import TrainState, make_train_step, replicate, shard_batch
+from mask_rcnn_jax.training.step import (
+    StepOptions,
+    TrainState,
+    make_train_step,
+    replicate,
+    shard_batch,
+)
 from tests.bounds import kink_bound, sum_bound
 from tests.helpers import assert_finite_tree, assert_tree_close, tiny_batch
 from tests.training import own_run
@@ -43,10 +49,8 @@ def step_of(devices: int, parts: int, precision: str = "float32", steps: int = 1
     mesh, tx = mesh_of(devices), optax.sgd(1e-2, momentum=0.9)
     if precision == "float16":
         tx = dynamic_loss_scale(tx, 2.0**10, 2000, 1.0)
-    step = make_train_step(
-        model, tx, lambda _: 1e-2, mesh, loss=loss, seed=0, flip_probability=0.5,
-        accumulate_steps=parts, distillation=Distillation(ALL, model, model, 10),
-    )  # fmt: skip
+    given = StepOptions(loss, 0, 0.5, parts), Distillation(ALL, model, model, 10)
+    step = make_train_step(model, tx, lambda _: 1e-2, mesh, *given)
     teacher = replicate(jax.tree.map(lambda x: 2 * x, init_variables(model, 1)), mesh)
     state = replicate(TrainState.start(init_variables(model, 0), tx), mesh)
     batch = shard_batch(jax.tree.map(lambda x: x[:4], tiny_batch(5)), mesh)

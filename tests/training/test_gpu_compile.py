@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from mask_rcnn_jax.models.build import build_model
-from mask_rcnn_jax.training.step import make_train_step
+from mask_rcnn_jax.training.step import StepOptions, make_train_step
 from pallas_kernels import check_compile
 from tests.helpers import tiny_batch, tiny_config
 from tests.training.test_step import LOSS, abstract_state
@@ -24,8 +24,7 @@ def compiled_for(gpus: int, images: int, *, side: int, remat: str = "none", part
     mesh, _ = check_compile.absent_gpus("h100", gpus)
     model = build_model(tiny_config().model, precision="bfloat16", remat=remat)
     tx = optax.sgd(1e-2, momentum=0.9)
-    step = make_train_step(model, tx, lambda _: 1e-2, mesh, loss=LOSS, seed=0,
-                           flip_probability=0.5, accumulate_steps=parts)  # fmt: skip
+    step = make_train_step(model, tx, lambda _: 1e-2, mesh, StepOptions(LOSS, 0, 0.5, parts))
 
     def placed(spec, leaf):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec))

@@ -10,6 +10,7 @@ from jax.sharding import AxisType
 from mask_rcnn_jax.config import as_recipe
 from mask_rcnn_jax.models.build import build_model, init_variables
 from mask_rcnn_jax.training.step import (
+    StepOptions,
     TrainState,
     make_train_step,
     replicate,
@@ -45,9 +46,8 @@ def one_step(config, devices, batch):
     variables = start(model)
     mesh = jax.make_mesh((devices,), ("data",), (AxisType.Auto,), devices=jax.devices()[:devices])
     state = TrainState(jnp.int32(0), opt_state=tx.init(variables["params"]), **variables)
-    step = make_train_step(
-        model, tx, None, mesh, loss=as_recipe(config).loss, seed=0, flip_probability=0.0
-    )
+    options = StepOptions(as_recipe(config).loss, 0, 0.0)
+    step = make_train_step(model, tx, None, mesh, options)
     state, metrics = step(replicate(state, mesh), shard_batch(batch, mesh))
     assert np.isfinite(metrics["loss/total"])
     return variables, jax.device_get(state)

@@ -19,6 +19,7 @@ from mask_rcnn_jax.training import step
 from mask_rcnn_jax.training.loggers import Loggers
 from mask_rcnn_jax.training.loss_scale import dynamic_loss_scale
 from mask_rcnn_jax.training.step import (
+    StepOptions,
     TrainState,
     make_mesh,
     make_train_step,
@@ -104,10 +105,8 @@ def test_a_step_logs_the_unscaled_norm_and_keeps_statistics_of_good_steps_alone(
     state = TrainState(jnp.int32(0), params, stats, tx.init(params))
     batch = tiny_batch(2)
     batch = batch.replace(scales=np.array([[3, 3], [5, 5]], np.float32))
-    run = make_train_step(
-        stub_model(), tx, None, mesh, loss=as_recipe(tiny_config()).loss, seed=0,
-        flip_probability=0.0,
-    )  # fmt: skip
+    options = StepOptions(as_recipe(tiny_config()).loss, 0, 0.0)
+    run = make_train_step(stub_model(), tx, None, mesh, options)
     state, metrics = run(replicate(state, mesh), shard_batch(batch, mesh))
     assert float(metrics["loss_scale"]) == scale and metrics["skipped_steps"] == overflows
     if overflows:
@@ -130,10 +129,8 @@ def test_a_step_that_overflows_float16_leaves_everything_as_it_was():
     state = replicate(
         TrainState(step=jnp.int32(0), opt_state=tx.init(variables["params"]), **variables), mesh
     )
-    step = make_train_step(
-        model, tx, lambda count: 1e-3 / (1 + count), mesh, loss=as_recipe(config).loss, seed=0,
-        flip_probability=0.5, accumulate_steps=2,
-    )  # fmt: skip
+    options = StepOptions(as_recipe(config).loss, 0, 0.5, 2)
+    step = make_train_step(model, tx, lambda count: 1e-3 / (1 + count), mesh, options)
     batch = shard_batch(tiny_batch(4), mesh)
 
     before = jax.device_get(state)

@@ -8,7 +8,7 @@ import optax
 import pytest
 
 from mask_rcnn_jax.models.build import build_model
-from mask_rcnn_jax.training.step import make_train_step, shard_batch
+from mask_rcnn_jax.training.step import StepOptions, make_train_step, shard_batch
 from tests.bounds import assert_gradients_close, kink_bound, sum_bound
 from tests.helpers import TINY_TERMS, tiny_batch, tiny_config
 from tests.training.test_step import LOSS, mesh_of, new_state
@@ -32,10 +32,7 @@ def one_step(heads, per_image, devices=1, parts=1):
     config.model.sampling.update(mask_rois_per_image=per_image, **SAMPLING)
     model, mesh = build_model(config.model), mesh_of(devices)
     tx = optax.sgd(1e-2, momentum=0.9)
-    step = make_train_step(
-        model, tx, lambda _: 1e-2, mesh, loss=LOSS, seed=0, flip_probability=0.5,
-        accumulate_steps=parts,
-    )  # fmt: skip
+    step = make_train_step(model, tx, lambda _: 1e-2, mesh, StepOptions(LOSS, 0, 0.5, parts))
     batch = shard_batch(tiny_batch(4), mesh)
     state, metrics = step(new_state(model, tx, mesh), batch)
     return jax.device_get((state.opt_state[0].trace, state.batch_stats, metrics))

@@ -14,6 +14,7 @@ from mask_rcnn_jax.models.build import build_model, init_variables
 from mask_rcnn_jax.training.loop import train
 from mask_rcnn_jax.training.metrics import read_metrics
 from mask_rcnn_jax.training.step import (
+    StepOptions,
     TrainState,
     make_mesh,
     make_predict_step,
@@ -43,9 +44,8 @@ def test_an_epoch_compiles_once_per_canvas(annotations, images):
     state = replicate(
         TrainState(np.int32(0), variables["params"], {}, tx.init(variables["params"])), mesh
     )
-    step = make_train_step(
-        model, tx, lambda _: 1e-4, mesh, loss=as_recipe(config).loss, seed=0, flip_probability=0.5
-    )
+    options = StepOptions(as_recipe(config).loss, 0, 0.5)
+    step = make_train_step(model, tx, lambda _: 1e-4, mesh, options)
     loader = TrainLoader(dataset, OPTIONS, TrainOrder(seed=0, batch_size=8), num_workers=0)
     canvases, seen = set(), 0
     try:

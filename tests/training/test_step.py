@@ -23,6 +23,7 @@ from mask_rcnn_jax.models.build import (
 from mask_rcnn_jax.ops.losses import LossOptions
 from mask_rcnn_jax.training.flip import random_flip
 from mask_rcnn_jax.training.step import (
+    StepOptions,
     TrainState,
     make_loss_step,
     make_mesh,
@@ -99,10 +100,7 @@ def program_of_division(kind: str, devices: int, parts: int):
     config = small_config(sampling=changes, rpn=dict(nms_thresh=1.0))
     model, mesh = build_model(config.model), mesh_of(devices)
     tx = optax.sgd(1e-2, momentum=0.9)
-    step = make_train_step(
-        model, tx, lambda _: 1e-2, mesh, loss=loss, seed=0, flip_probability=0.5,
-        accumulate_steps=parts,
-    )  # fmt: skip
+    step = make_train_step(model, tx, lambda _: 1e-2, mesh, StepOptions(loss, 0, 0.5, parts))
     return model, tx, mesh, step
 
 
@@ -274,8 +272,7 @@ def primitives_of(jaxpr, inside: bool = False):
 def test_parts_of_a_batch_share_one_all_reduce():
     """It comes after the loop over the parts."""
     model, tx, mesh = build_model(small_config().model), optax.sgd(1e-2), mesh_of(2)
-    step = make_train_step(model, tx, lambda _: 1e-2, mesh, loss=LOSS, seed=0,
-                           flip_probability=0.5, accumulate_steps=2)  # fmt: skip
+    step = make_train_step(model, tx, lambda _: 1e-2, mesh, StepOptions(LOSS, 0, 0.5, 2))
     traced = step.trace(abstract_state(model, tx), tiny_batch(4))
     found = [inside for name, inside in primitives_of(traced.jaxpr.jaxpr) if "psum" in name]
     assert found and not any(found)
@@ -290,8 +287,7 @@ def test_computing_again_changes_no_number():
     results, again = {}, {}
     for remat in ("none", "backbone", "heads", "all"):
         model = build_model(tiny_config().model, remat=remat)
-        step = make_train_step(model, tx, lambda _: 1e-2, mesh, loss=LOSS, seed=0,
-                               flip_probability=0.5)  # fmt: skip
+        step = make_train_step(model, tx, lambda _: 1e-2, mesh, StepOptions(LOSS, 0, 0.5))
         traced = step.trace(abstract_state(model, tx), batch)
         names = [name for name, _ in primitives_of(traced.jaxpr.jaxpr)]
         again[remat] = names.count("remat2")  # what JAX calls a part that is computed again
