@@ -69,14 +69,12 @@ def replacements(num_classes: int | None) -> dict[str, Callable]:
         options,
         *,
         output_size,
-        strides=STRIDES,
         level_offset=0.0,
         extent=None,
-        images=None,
-        valid=None,
+        of_rows=None,
         implementation=None,
     ):
-        if images is not None or valid is not None:
+        if of_rows is not None:
             raise ValueError("--format=onnx: it cannot convert roi_align with images or valid")
         size = (output_size, output_size) if isinstance(output_size, int) else output_size
         maps = features[: options.max_level - MIN_LEVEL + 1]
@@ -87,7 +85,7 @@ def replacements(num_classes: int | None) -> dict[str, Callable]:
             *more,
             options=options,
             size=tuple(size),
-            strides=tuple(strides[: len(maps)]),
+            strides=STRIDES[: len(maps)],
             level_offset=level_offset,
         )
 

@@ -283,8 +283,8 @@ class MaskRCNN(nn.Module):
         self, pyramid: list[jax.Array], rois: MaskRoIs, extent: ValidExtent
     ) -> jax.Array:
         """Pool the mask head's N RoIs in training to [1, N, P, P, C], zero in padding rows."""
-        of_rows = dict(images=rois.images[None], valid=rois.foreground[None])
-        return self.pool(pyramid, rois.boxes[None], self.mask_roi_size, extent, **of_rows)
+        of_rows = rois.images[None], rois.foreground[None]
+        return self.pool(pyramid, rois.boxes[None], self.mask_roi_size, extent, of_rows)
 
     def pool(
         self,
@@ -292,11 +292,11 @@ class MaskRCNN(nn.Module):
         boxes: jax.Array,
         size: int,
         extent: ValidExtent,
-        **of_rows: Any,
+        of_rows: tuple[jax.Array, jax.Array] | None = None,
     ) -> jax.Array:
         """Pool boxes [B, R, 4], each from the level matching its size, to [B, R, size, size, C].
 
-        of_rows: `images` and `valid` of `ops.roi_align`.
+        of_rows: see `ops.roi_align`.
         """
         return roi_align(
             pyramid,
@@ -305,6 +305,6 @@ class MaskRCNN(nn.Module):
             output_size=size,
             level_offset=self.box_coder.iou_offset,
             extent=extent.size,
+            of_rows=of_rows,
             implementation=self.implementation,
-            **of_rows,
         )

@@ -89,11 +89,9 @@ def roi_align(
     options: RoIAlign,
     *,
     output_size: int | tuple[int, int],
-    strides: Sequence[int] = STRIDES,
     level_offset: float = 0.0,
     extent: Int[Array, "2"] | None = None,
-    images: Int[Array, "G N"] | None = None,
-    valid: Bool[Array, "G N"] | None = None,
+    of_rows: tuple[Int[Array, "G N"], Bool[Array, "G N"]] | None = None,
     implementation: str | None = None,
 ) -> Float[Array, "G N P Q C"]:
     """Pool each box to P x Q cells from the pyramid level matching its size.
@@ -103,14 +101,12 @@ def roi_align(
         boxes: network pixels, in G groups. A padded (all-zero) row gives the features at the top
             left corner, or zeros with adaptive sampling and no `min_size`.
         output_size: P and Q, or one number for both.
-        strides: pixels per cell of each map.
         level_offset: `offset` for `assign_levels`.
         extent: (height, width) in pixels if the maps are larger than their valid area: only the
             first ceil(extent / stride) rows and columns are valid. None: whole maps.
-        images: image of each box; None if there is a group for each image.
-        valid: boxes to pool; others give zeros and cost the gradient nothing on a GPU. None: all.
-        implementation: "xla", "pallas" for the GPU kernel, or None for the kernel in programs
-            compiled for an NVIDIA GPU, where supported.
+        of_rows: image of each box, and which boxes to pool; others give zeros and cost the gradient
+            nothing on a GPU. None: there is a group for each image, and all are pooled.
+        implementation: see `dispatch.choose`.
 
     Returns:
         [G, N, P, Q, C] in the features' dtype; weights and sums are float32. Gradients flow to the
@@ -118,37 +114,24 @@ def roi_align(
 
     Raises:
         NotImplementedError: "pallas" is not supported; the message gives the reason.
-        ValueError: there are too few strides, or no group for each image and no `images`.
+        ValueError: there is no group for each image and no `of_rows`.
     """
     features = features[: options.max_level - MIN_LEVEL + 1]
-    if len(strides) < len(features):
-        raise ValueError(f"{len(strides)} strides for {len(features)} maps, expected one per map")
-    strides = strides[: len(features)]
-    boxes = lax.stop_gradient(boxes)
-    batch, (groups, num) = len(features[0]), boxes.shape[:2]
-    channels = features[0].shape[-1]
-    boxes = boxes.reshape(-1, 4)
-
-    # Location of each box's map in the table: first row, height, width.
+    batch, (groups, num), channels = len(features[0]), boxes.shape[:2], features[0].shape[-1]
+    if of_rows is None and groups != batch:
+        raise ValueError(f"{groups} groups of boxes for {batch} images, expected one for each")
+    images, valid = of_rows or (None, None)
+    boxes = lax.stop_gradient(boxes).reshape(-1, 4)
     level = assign_levels(boxes, max_level=MIN_LEVEL + len(features) - 1, offset=level_offset)
     level -= MIN_LEVEL
     sizes = np.array([f.shape[1:3] for f in features], np.int32)
-    first = batch * np.concatenate([[0], np.cumsum(sizes.prod(axis=1))[:-1]])
-    heights, widths = (jnp.asarray(side)[level] for side in sizes.T)
-    if images is None:
-        if groups != batch:
-            raise ValueError(f"{groups} groups of boxes for {batch} images, expected one for each")
-        images = jnp.repeat(
-            jnp.arange(batch, dtype=jnp.int32), num, total_repeat_length=groups * num
-        )
-    origin = jnp.asarray(first.astype(np.int32))[level] + images.reshape(-1) * heights * widths
+    origin, heights, widths = _places(sizes, level, batch, images)
     table = jnp.concatenate([f.reshape(-1, channels) for f in features])
-
     rows, columns = heights, widths
+    strides = STRIDES[: len(features)]
     if extent is not None:
         cells = -(-extent[None, :] // jnp.asarray(strides, jnp.int32)[:, None])  # [levels, 2]
         rows, columns = jnp.clip(cells, 1, jnp.asarray(sizes))[level].T
-
     cells = boxes / jnp.asarray(strides, jnp.float32)[level][:, None]
     p, q = (output_size, output_size) if isinstance(output_size, int) else output_size
     axis_taps = _axis_taps if options.sampling_ratio else _adaptive_taps
@@ -159,6 +142,22 @@ def roi_align(
         y_weights = jnp.where(valid.reshape(-1, 1, 1), y_weights, 0.0)
     pooled = _gather_sum(implementation, table, y_taps, x_taps, y_weights, x_weights)
     return pooled.reshape(groups, num, p, q, channels)
+
+
+def _places(
+    sizes: np.ndarray, level: Int[Array, "R"], batch: int, images: Int[Array, "G N"] | None
+) -> tuple[Int[Array, "R"], Int[Array, "R"], Int[Array, "R"]]:
+    """Return where each box's map is in the table: first row, height and width.
+
+    sizes: (height, width) of each level's maps.
+    """
+    first = batch * np.concatenate([[0], np.cumsum(sizes.prod(axis=1))[:-1]])
+    heights, widths = (jnp.asarray(side)[level] for side in sizes.T)
+    if images is None:
+        each, total = len(level) // batch, len(level)
+        images = jnp.repeat(jnp.arange(batch, dtype=jnp.int32), each, total_repeat_length=total)
+    origin = jnp.asarray(first.astype(np.int32))[level] + images.reshape(-1) * heights * widths
+    return origin, heights, widths
 
 
 def _axis_taps(

@@ -67,7 +67,6 @@ class StepOptions:
     """What a training step computes.
 
     Attributes:
-        loss: the recipe's.
         seed: random numbers are a function of (seed, step, image) alone and do not depend on the
             number of devices; samples do where a recipe looks at a device's batch (pad_multiple,
             post_nms_scope).
@@ -76,7 +75,6 @@ class StepOptions:
             are normalized over one part, gradients averaged over all: k parts on n devices equal
             one part on k * n devices, except where norms look at all devices: sync_batch and
             naive_sync_batch take their statistics from one part of the n devices.
-        averaging: of the weights.
     """
 
     loss: LossOptions
@@ -154,11 +152,8 @@ def make_train_step(
         return state, terms | metrics
 
     specs = (P(), P("data")) if distillation is None else (P(), P("data"), P())
-    return jax.jit(
-        sharded(step, mesh=mesh, in_specs=specs, out_specs=(P(), P())),
-        donate_argnums=0,
-        compiler_options=compiler_options(mesh),
-    )
+    program = sharded(step, mesh=mesh, in_specs=specs, out_specs=(P(), P()))
+    return jax.jit(program, donate_argnums=0, compiler_options=compiler_options(mesh))
 
 
 def _update(

@@ -18,16 +18,13 @@ PLAIN = {"sampling_ratio": 1, "border": "clamp", "min_size": 0.0}
 def eager_roi_align(features, boxes, *, extent=None, implementation=None, **settings):
     """`roi_align` with the fields of `RoIAlign` among its settings; all maps are read."""
     rest = {"extent": extent, "implementation": implementation}
-    rest |= {
-        k: settings.pop(k) for k in ("output_size", "strides", "level_offset") if k in settings
-    }
+    rest |= {k: settings.pop(k) for k in ("output_size", "level_offset") if k in settings}
     options = RoIAlign(**{"max_level": 1 + len(features)} | PLAIN | settings)
     return roi_align_module.roi_align(features, boxes, options, **rest)
 
 
 SETTINGS = (
     "output_size",
-    "strides",
     "level_offset",
     "implementation",
     *(field.name for field in dataclasses.fields(RoIAlign)),
@@ -42,9 +39,7 @@ def pyramid(rng, batch=2, size=(64, 96), channels=3, levels=4):
     ]
 
 
-def slow_roi_align(
-    features, boxes, output_size, strides, sampling_ratio, aligned, border, min_size
-):
+def slow_roi_align(features, boxes, output_size, sampling_ratio, aligned, border, min_size):
     """One sample point at a time, in float64. `sampling_ratio` 0 follows the size of the box."""
     batch, num = boxes.shape[:2]
     out = np.zeros((batch, num, output_size, output_size, features[0].shape[-1]))
@@ -54,7 +49,7 @@ def slow_roi_align(
         level = 2 if root == 0 else int(np.floor(np.log2(root / 224))) + 4
         k = min(max(level, 2), 1 + len(features)) - 2
         f = features[k][b].astype(np.float64)
-        x1, y1, x2, y2 = (c / strides[k] for c in (x1, y1, x2, y2))
+        x1, y1, x2, y2 = (c / (4 << k) for c in (x1, y1, x2, y2))
         width, height = x2 - x1, y2 - y1
         if min_size:
             width, height = max(width, min_size), max(height, min_size)
@@ -118,7 +113,7 @@ def test_levels_with_inclusive_pixels():
     assert assign_levels(box, max_level=5, offset=1.0).item() == 3
     flat = [jnp.zeros((1, 64, 64, 1)), jnp.ones((1, 32, 32, 1))]  # the level as a feature
     for offset, level in ((0.0, 0), (1.0, 1)):
-        out = roi_align(flat, box[None], output_size=1, strides=(4, 8), level_offset=offset)
+        out = roi_align(flat, box[None], output_size=1, level_offset=offset)
         assert out.item() == level
 
 
@@ -128,7 +123,7 @@ def test_ramp_by_hand(sampling, aligned, shift):
     """On features equal to their column index a cell holds the x of its own center."""
     ramp = jnp.broadcast_to(jnp.arange(12.0)[None, None, :, None], (1, 12, 12, 2))
     out = roi_align(
-        [ramp], jnp.array([[[8.0, 4.0, 32.0, 28.0]]]), output_size=3, strides=(4,),
+        [ramp], jnp.array([[[8.0, 4.0, 32.0, 28.0]]]), output_size=3,
         sampling_ratio=sampling, aligned=aligned,
     )  # fmt: skip
     np.testing.assert_allclose(out[0, 0, :, :, 0], np.tile([3.0, 5.0, 7.0], (3, 1)) - shift)
@@ -151,7 +146,7 @@ def test_equals_slow_oracle(sampling, aligned, border, min_size):
     rng = np.random.default_rng(sampling)
     features, boxes = pyramid(rng, size=(64, 80)), boxes_of_all_kinds(rng)
     settings = {
-        "output_size": 3, "strides": (4, 8, 16, 32), "sampling_ratio": sampling,
+        "output_size": 3, "sampling_ratio": sampling,
         "aligned": aligned, "border": border, "min_size": min_size,
     }  # fmt: skip
     out = roi_align([jnp.asarray(f) for f in features], jnp.asarray(boxes), **settings)
@@ -166,7 +161,7 @@ def test_more_samples_than_the_bound_become_points_at_the_nearest_cell(border):
     f = rng.normal(size=(1, 12, 40, 2)).astype(np.float32)
     box = np.array([[[12.2, 0.9, 42.2, 10.9]]], np.float32)
     out = roi_align(
-        [jnp.asarray(f)], jnp.asarray(box), output_size=2, strides=(1,), sampling_ratio=0,
+        [jnp.asarray(f)], jnp.asarray(4 * box), output_size=2, sampling_ratio=0,
         max_sampling_ratio=5, border=border,
     )  # fmt: skip
     expected = np.zeros((2, 2, 2))
@@ -182,8 +177,8 @@ def test_more_samples_than_the_bound_become_points_at_the_nearest_cell(border):
 def test_bounded_samples_are_close_on_smooth_features():
     y, x = np.mgrid[:100, :100]
     f = jnp.asarray(np.sin(x / 9.0) * np.cos(y / 7.0), jnp.float32)[None, :, :, None]
-    boxes = jnp.array([[[1.3, 2.4, 95.2, 13.7], [20.1, 3.0, 33.3, 97.5]]])
-    settings = {"output_size": 3, "strides": (1,), "sampling_ratio": 0, "aligned": True}
+    boxes = 4 * jnp.array([[[1.3, 2.4, 95.2, 13.7], [20.1, 3.0, 33.3, 97.5]]])
+    settings = {"output_size": 3, "sampling_ratio": 0, "aligned": True}
     exact = roi_align([f], boxes, max_sampling_ratio=40, **settings)
     np.testing.assert_allclose(roi_align([f], boxes, **settings), exact, atol=0.02)
     assert np.abs(exact).max() > 0.2
@@ -200,7 +195,7 @@ def test_what_lies_beyond_the_extent_does_not_exist(sampling, border):
     across = np.full((2, 1, 4), [10.0, 10.0, 130.0, 140.0], np.float32)  # of the second level
     boxes = jnp.asarray(np.concatenate([boxes_of_all_kinds(rng), across], axis=1))
     settings = {
-        "output_size": 3, "strides": (4, 8, 16), "sampling_ratio": sampling, "border": border,
+        "output_size": 3, "sampling_ratio": sampling, "border": border,
         "aligned": True,
     }  # fmt: skip
     cells = [(11, 18), (6, 9), (3, 5)]
@@ -219,7 +214,7 @@ def test_an_extent_of_the_whole_maps_changes_nothing():
     rng = np.random.default_rng(12)
     features = [jnp.asarray(f) for f in pyramid(rng)]
     boxes = jnp.asarray(boxes_of_all_kinds(rng))
-    settings = {"output_size": 2, "strides": (4, 8, 16, 32), "sampling_ratio": 2}
+    settings = {"output_size": 2, "sampling_ratio": 2}
     whole = roi_align(features, boxes, **settings)
     for extent in ((256, 384), (500, 500)):
         out = roi_align(features, boxes, extent=jnp.array(extent), **settings)
@@ -232,7 +227,7 @@ def test_gradient_is_the_transpose_of_the_forward(sampling):
     rng = np.random.default_rng(4)
     features = [jnp.asarray(f) for f in pyramid(rng, size=(32, 40), levels=3)]
     boxes = jnp.asarray(boxes_of_all_kinds(rng))
-    settings = {"output_size": 4, "strides": (4, 8, 16), "sampling_ratio": sampling}
+    settings = {"output_size": 4, "sampling_ratio": sampling}
     out, vjp = jax.vjp(lambda f: roi_align(f, boxes, **settings), features)
     upstream = jnp.asarray(rng.normal(size=out.shape).astype(np.float32))
     (grads,) = vjp(upstream)
@@ -255,7 +250,7 @@ def test_gradient_is_the_transpose_of_the_forward(sampling):
 def test_no_gradient_to_boxes():
     features = [jnp.asarray(f) for f in pyramid(np.random.default_rng(5), levels=1)]
     boxes = jnp.array([[[3.0, 4.0, 50.0, 60.0]]] * 2)
-    grad = jax.grad(lambda b: roi_align(features, b, output_size=2, strides=(4,)).sum())(boxes)
+    grad = jax.grad(lambda b: roi_align(features, b, output_size=2).sum())(boxes)
     np.testing.assert_array_equal(grad, 0.0)
 
 
@@ -264,8 +259,7 @@ def test_padding_changes_nothing():
     features = [jnp.asarray(f) for f in pyramid(rng)]
     boxes = jnp.asarray(boxes_of_all_kinds(rng))
     padded = jnp.pad(boxes, ((0, 0), (0, 5), (0, 0)))
-    settings = {"output_size": 2, "strides": (4, 8, 16, 32)}
-    few, many = (roi_align(features, b, **settings) for b in (boxes, padded))
+    few, many = (roi_align(features, b, output_size=2) for b in (boxes, padded))
     assert_within(many[:, : boxes.shape[1]], few, 2 * bound_of(features, boxes))
 
 
@@ -273,7 +267,7 @@ def test_padding_changes_nothing():
 def test_degenerate_boxes_are_finite_and_nan_boxes_stay_inside_the_table(sampling):
     features = [jnp.asarray(f) for f in pyramid(np.random.default_rng(7), levels=1)]
     boxes = jnp.array([[[0.0] * 4, [9.0] * 4, [1e9] * 4, [-1e9, -1e9, 1e9, 1e9]]] * 2)
-    settings = {"output_size": 2, "strides": (4,), "sampling_ratio": sampling}
+    settings = {"output_size": 2, "sampling_ratio": sampling}
     out, vjp = jax.vjp(lambda f: roi_align(f, boxes, **settings), features)
     assert_finite_tree((out, vjp(jnp.ones_like(out))))
     if sampling == 0:  # no extent, no sample
@@ -288,7 +282,7 @@ def test_bfloat16_features_keep_their_dtype_and_float32_sums():
     rng = np.random.default_rng(8)
     features = [jnp.asarray(f, jnp.bfloat16) for f in pyramid(rng, levels=2)]
     boxes = jnp.asarray(boxes_of_all_kinds(rng))
-    settings = {"output_size": 3, "strides": (4, 8), "sampling_ratio": 2}
+    settings = {"output_size": 3, "sampling_ratio": 2}
     out, vjp = jax.vjp(lambda f: roi_align(f, boxes, **settings), features)
     assert out.dtype == jnp.bfloat16
     exact = roi_align([f.astype(jnp.float32) for f in features], boxes, **settings)
@@ -305,7 +299,7 @@ def test_jit_equals_eager(sampling):
     rng = np.random.default_rng(9)
     features = [jnp.asarray(f) for f in pyramid(rng, levels=1)]
     boxes = jnp.asarray(boxes_of_all_kinds(rng))
-    settings = {"output_size": 2, "strides": (4,), "sampling_ratio": sampling}
+    settings = {"output_size": 2, "sampling_ratio": sampling}
     eager = eager_roi_align(features, boxes, **settings)
     jitted = roi_align(features, boxes, **settings)
     assert_within(jitted, eager, 2 * bound_of(features, boxes))
@@ -317,13 +311,11 @@ def test_jit_equals_eager(sampling):
         ({"implementation": "cuda"}, "implementation is 'cuda'"),
         ({"sampling_ratio": -1}, "sampling_ratio is -1"),
         ({"max_sampling_ratio": 0}, "max_sampling_ratio is 0"),
-        ({"strides": ()}, "0 strides for 1 maps"),
     ],
 )
 def test_wrong_settings_are_refused(wrong, message):
-    settings = {"output_size": 2, "strides": (4,)} | wrong
     with pytest.raises(ValueError, match=message):
-        roi_align([jnp.zeros((1, 8, 8, 1))], jnp.zeros((1, 1, 4)), **settings)
+        roi_align([jnp.zeros((1, 8, 8, 1))], jnp.zeros((1, 1, 4)), output_size=2, **wrong)
 
 
 def test_equals_torchvision_forward_and_gradient():
@@ -339,11 +331,11 @@ def test_equals_torchvision_forward_and_gradient():
         # The scale, 1, 1/2 or 1/4, goes into the boxes: fewer programs to compile.
         scaled = boxes * case["spatial_scale"]
         settings = {
-            "output_size": tuple(case["output_size"]), "strides": (1,), "max_sampling_ratio": 17,
+            "output_size": tuple(case["output_size"]), "max_sampling_ratio": 17,
             "sampling_ratio": case["sampling_ratio"], "aligned": case["aligned"], "border": "zero",
             "min_size": 0.0 if case["aligned"] else 1.0,
         }  # fmt: skip
-        out, vjp = jax.vjp(lambda x, b=scaled, s=settings: roi_align([x], b, **s), features)
+        out, vjp = jax.vjp(lambda x, b=4 * scaled, s=settings: roi_align([x], b, **s), features)
         expected = golden[f"{case['key']}_y"]  # [R, C, P, Q]
         picked = np.asarray(out)[image, np.arange(len(image))]
         cells = np.abs(scaled).max()
@@ -367,7 +359,7 @@ def test_equals_torchvision_multi_scale(size):
         boxes[row, :count] = golden[f"ms_boxes{row}"]
     out, vjp = jax.vjp(
         lambda f: roi_align(
-            f, jnp.asarray(boxes), output_size=size, strides=(4, 8, 16, 32), sampling_ratio=2,
+            f, jnp.asarray(boxes), output_size=size, sampling_ratio=2,
             border="zero", min_size=1.0,
         ),
         features,
@@ -402,9 +394,9 @@ def test_boxes_of_any_image_in_one_group(sampling_ratio):
 
     def together(maps):
         options = RoIAlign(max_level=3, **PLAIN | {"sampling_ratio": sampling_ratio})
-        where = dict(images=jnp.asarray(rows // 3)[None], valid=jnp.asarray(valid)[None])
+        of_rows = jnp.asarray(rows // 3)[None], jnp.asarray(valid)[None]
         one = boxes.reshape(-1, 4)[rows][None]
-        return roi_align_module.roi_align(maps, one, options, output_size=2, **where)[0]
+        return roi_align_module.roi_align(maps, one, options, output_size=2, of_rows=of_rows)[0]
 
     results = []
     for pool in (apart, together):
