@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from mask_rcnn_jax.ops.boxes import BoxCoder
 from mask_rcnn_jax.ops.classifier import SOFTMAX, Classifier
 from mask_rcnn_jax.ops.nms import nms
-from mask_rcnn_jax.ops.soft_nms import soft_nms
+from mask_rcnn_jax.ops.soft_nms import gaussian, linear, soft_nms
 from mask_rcnn_jax.ops.top_k import top_k
 from mask_rcnn_jax.structures import Proposals
 
@@ -115,11 +115,12 @@ class Detect:
             )
             top, order = top_k(jnp.where(keep, scores, -1.0), count)
         else:
+            factor = partial(linear, iou_thresh=self.nms_thresh)
+            if self.nms == "gaussian":
+                factor = partial(gaussian, sigma=self.soft_sigma)
             soft = partial(
                 soft_nms,
-                kind=self.nms,
-                iou_thresh=self.nms_thresh,
-                sigma=self.soft_sigma,
+                factor=factor,
                 min_score=self.soft_min_score,
                 max_out=count,
                 offset=iou_offset,

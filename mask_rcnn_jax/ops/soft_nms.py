@@ -1,6 +1,6 @@
 """Soft non-maximum suppression (Bodla et al., 2017): scores fall instead of boxes being dropped."""
 
-from typing import Literal
+from collections.abc import Callable
 
 import jax.numpy as jnp
 from jax import lax
@@ -8,7 +8,15 @@ from jaxtyping import Array, Float, Int
 
 from mask_rcnn_jax.ops import boxes as box_ops
 
-SoftKind = Literal["linear", "gaussian"]
+
+def linear(overlap: Float[Array, "N"], *, iou_thresh: float) -> Float[Array, "N"]:
+    """1 - IoU for an IoU above `iou_thresh`, else 1."""
+    return jnp.where(overlap > iou_thresh, 1.0 - overlap, 1.0)
+
+
+def gaussian(overlap: Float[Array, "N"], *, sigma: float) -> Float[Array, "N"]:
+    """exp(-IoU^2 / sigma)."""
+    return jnp.exp(-(overlap**2) / sigma)
 
 
 def soft_nms(
@@ -16,9 +24,7 @@ def soft_nms(
     scores: Float[Array, "N"],
     groups: Int[Array, "N"],
     *,
-    kind: SoftKind,
-    iou_thresh: float,
-    sigma: float,
+    factor: Callable[[Array], Array],
     min_score: float,
     max_out: int,
     offset: float = 0.0,
@@ -32,8 +38,7 @@ def soft_nms(
     Args:
         scores: 0..1; -1 for rows that are never taken.
         groups: such as classes.
-        kind: "linear" multiplies a score by 1 - IoU where that is above `iou_thresh`; "gaussian" by
-            exp(-IoU^2 / sigma).
+        factor: what a score is multiplied by for an IoU, `linear` or `gaussian`.
         min_score: a box whose score is this or less, or falls to it, is dropped.
         max_out: M, the number of rows returned.
         offset: 1 for inclusive-pixel widths, see `boxes`.
@@ -45,12 +50,8 @@ def soft_nms(
     def take(k: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         left, index, taken = state
         best = jnp.argmax(left)
-        overlap = box_ops.pairwise_iou(boxes[best][None], boxes, offset=offset)[0]
-        if kind == "linear":
-            factor = jnp.where(overlap > iou_thresh, 1.0 - overlap, 1.0)
-        else:
-            factor = jnp.exp(-(overlap**2) / sigma)
-        fallen = jnp.where(groups == groups[best], left * factor, left)
+        kept = factor(box_ops.pairwise_iou(boxes[best][None], boxes, offset=offset)[0])
+        fallen = jnp.where(groups == groups[best], left * kept, left)
         following = enough(fallen).at[best].set(-1.0)
         return following, index.at[k].set(best), taken.at[k].set(left[best])
 

@@ -14,8 +14,16 @@ from mask_rcnn_jax.structures import Proposals
 from tests.helpers import random_boxes
 
 STATIC = ("kind", "iou_thresh", "sigma", "min_score", "offset", "max_out")
-soft_nms = jax.jit(ops.soft_nms, static_argnames=STATIC)
 OPTIONS = dict(iou_thresh=0.5, sigma=0.5, min_score=1e-3)
+
+
+@partial(jax.jit, static_argnames=STATIC)
+def soft_nms(*arrays, kind, iou_thresh, sigma, **options):
+    linear, gaussian = (
+        partial(ops.linear, iou_thresh=iou_thresh),
+        partial(ops.gaussian, sigma=sigma),
+    )
+    return ops.soft_nms(*arrays, factor=linear if kind == "linear" else gaussian, **options)
 
 
 def iou(a, b, offset: float = 0.0) -> float:
