@@ -44,7 +44,8 @@ from mask_rcnn_jax.data.loader import EvalLoader
 from mask_rcnn_jax.data.resize import ResizePlan
 from mask_rcnn_jax.data.source import annotation_file, load_val
 from mask_rcnn_jax.evaluation.engines import check_engine
-from mask_rcnn_jax.exporting.artifact import Artifact, build_artifact, placement
+from mask_rcnn_jax.exporting.artifact import Artifact, build_artifact
+from mask_rcnn_jax.exporting.images import placement
 from mask_rcnn_jax.exporting.manifest import make_manifest
 from mask_rcnn_jax.exporting.options import ArtifactOptions
 from mask_rcnn_jax.exporting.quantize import CALIBRATORS, RUNTIMES

@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,6 @@ import numpy as np
 from absl import logging
 
 from mask_rcnn_jax.data.images import decode_image
-from mask_rcnn_jax.data.options import ExampleOptions
-from mask_rcnn_jax.data.resize import ResizePlan, resize_plan
 from mask_rcnn_jax.exporting import (
     deepstream,
     manifest,
@@ -27,13 +24,12 @@ from mask_rcnn_jax.exporting import (
     triton,
 )
 from mask_rcnn_jax.exporting.compare import BOX_TOLERANCE, MASK_TOLERANCE, SCORE_TOLERANCE, compare
-from mask_rcnn_jax.exporting.images import check_images, image_paths, on_canvas
+from mask_rcnn_jax.exporting.images import check_images, image_paths, on_canvas, placement
 from mask_rcnn_jax.exporting.manifest import ModelInterface
 from mask_rcnn_jax.exporting.options import ArtifactOptions
 from mask_rcnn_jax.models.build import build_model, resolve_precision
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.models.quantization import Quantization, trained_ranges
-from mask_rcnn_jax.predict.inputs import IMAGE_SUFFIXES
 from mask_rcnn_jax.predict.programs import load_onnx, load_stablehlo, make_feeds, run_program
 from mask_rcnn_jax.recipe.recipe import Recipe
 
@@ -68,6 +64,7 @@ class SourceModel:
     model: MaskRCNN
     predict: Callable  # (variables, images, image_sizes) -> `Detections`
     variables: dict
+    trained: dict[str, float]  # ranges that int8 training has measured
     categories: list[dict]
     canvas: tuple[int, int]  # as `Artifact.full_canvas`
     resized: tuple[int, int] | None  # as `ModelInterface.resized`
@@ -99,6 +96,34 @@ def build_artifact(
     """
     if format == "onnx":
         onnx.check_packages("onnx", "onnxruntime")
+    source = _source_model(recipe, variables, categories, format, options)
+    example = replace(recipe.data, canvases=())
+
+    def model_inputs(decoded):
+        return list(on_canvas(decoded, example, source.canvas, options.picture_size))
+
+    paths = image_paths(options.calibration or "") if options.int8 else []
+    inputs = model_inputs(check_images(recipe.data.val_images, source.canvas, CHECK_IMAGES))
+    reference = jax.jit(partial(source.predict, variables))
+    check = partial(_check, reference, inputs, recipe.eval.score_threshold)
+    artifact = {"onnx": _make_onnx, "stablehlo": _make_stablehlo}[format](source)
+    check(artifact, "float")
+    cache = folder / "calibration.json"
+    if options.int8:
+        calibration = model_inputs(decode_image(path) for path in paths)
+        _add_int8(artifact, source, format, calibration, cache, score)
+        check(artifact, "int8")
+    if options.deepstream:
+        content = artifact.files["model_int8.onnx" if options.int8 else "model.onnx"]
+        artifact.files |= deepstream.files(content, categories, artifact.interface)
+    if options.deepstream or options.int8_for == "tensorrt":
+        _add_tensorrt(artifact, options, cache, source.trained)
+    return artifact
+
+
+def _source_model(
+    recipe: Recipe, variables: dict, categories: list[dict], format: str, options: ArtifactOptions
+) -> SourceModel:
     configured = resolve_precision(recipe.train.precision)
     precision = "float32" if format == "onnx" else configured
     if precision != configured:
@@ -108,82 +133,49 @@ def build_artifact(
     model = build_model(section, precision=precision, implementation="xla")
     trained = trained_ranges(variables)
     predict = partial(model.apply, method="predict", detect=recipe.eval)
-    example = replace(recipe.data, canvases=())
-    plan = placement(example, options)
+    plan = placement(replace(recipe.data, canvases=()), options)
     resized = plan.size if options.picture_size else None
-    source = SourceModel(
-        options, recipe, model, predict, variables, categories, plan.canvas, resized
-    )
-
-    def model_inputs(decoded):
-        return list(on_canvas(decoded, example, plan.canvas, options.picture_size))
-
-    paths = image_paths(options.calibration or "") if options.int8 else []
-    inputs = model_inputs(
-        check_images(_val_images(Path(recipe.data.val_images)), plan.canvas, CHECK_IMAGES)
-    )
-    reference = jax.jit(partial(predict, variables))
-    check = partial(_check, reference, inputs, recipe.eval.score_threshold)
-    artifact = {"onnx": _make_onnx, "stablehlo": _make_stablehlo}[format](source)
-    check(artifact, "float")
-    if options.int8:
-        calibration = model_inputs(decode_image(path) for path in paths)
-        measured = partial(quantize_jax.measure_ranges, predict, variables)
-        cache = folder / "calibration.json"
-        if format == "onnx":
-            feeds = _feeds(artifact, calibration)
-            add_int8 = partial(_add_int8_onnx, artifact, feeds, options, cache, trained)
-        else:
-            ranges = trained or measured(calibration)
-            add_int8 = partial(_add_int8_program, artifact, source, ranges)
-        in_float: Sequence[str] = ()
-        if options.int8_budget is None:
-            add_int8(in_float)
-        else:
-            assert score is not None
-            few = calibration[:CHECK_IMAGES]
-            ranges = measured(few) | {name: limit for name, limit in trained.items() if limit > 0}
-            errors = mixed.layer_errors(model, predict, variables, few, ranges)
-            layers = dict.fromkeys(errors)
-            if format == "onnx":  # has those of users' own parts, too
-                layers |= dict.fromkeys(quantize.quantized_layers(artifact.files["model.onnx"]))
-            limit, scored = options.int8_budget, partial(score, artifact)
-            in_float = mixed.keep_budget(limit, list(layers), add_int8, scored)
-            budget = {"limit": limit, "in_float": list(in_float), "errors": errors}
-            artifact.details["int8_budget"] = budget
-        calibrated: dict[str, Any] = {"pictures": len(calibration)}
-        calibrated["calibrator"] = options.calibrator
-        if trained:
-            calibrated["trained_ranges"] = sum(limit > 0 for limit in trained.values())
-        if format == "onnx":
-            calibrated["int8_for"] = options.int8_runtime
-        artifact.details["calibration"] = calibrated
-        check(artifact, "int8")
-    if options.deepstream:
-        content = artifact.files["model_int8.onnx" if options.int8 else "model.onnx"]
-        artifact.files |= deepstream.files(content, categories, artifact.interface)
-    if options.deepstream or options.int8_for == "tensorrt":
-        _add_tensorrt(artifact, options, folder / "calibration.json", trained)
-    return artifact
+    given = options, recipe, model, predict, variables, trained, categories
+    return SourceModel(*given, plan.canvas, resized)
 
 
-def placement(example: ExampleOptions, options: ArtifactOptions) -> ResizePlan:
-    """Return the exported canvas, and the size there of an image that is typical for it."""
-    if options.picture_size:
-        return resize_plan(*options.picture_size, example)
-    if example.resize != "shortest_edge":
-        return resize_plan(*example.image_size, example)
-    short, long = sorted(example.image_size)
-    landscape = options.orientation == "landscape"
-    return resize_plan(*((short, long) if landscape else (long, short)), example)
-
-
-def _val_images(folder: Path) -> list[Path]:
-    """Up to CHECK_IMAGES validation images; empty if the folder does not exist."""
-    if not folder.is_dir():
-        return []
-    found = (path for path in sorted(folder.iterdir()) if path.suffix.lower() in IMAGE_SUFFIXES)
-    return list(islice(found, CHECK_IMAGES))
+def _add_int8(
+    artifact: Artifact,
+    source: SourceModel,
+    format: str,
+    calibration: list,
+    cache: Path,
+    score: Callable[[Artifact, str], dict[str, float]] | None,
+) -> None:
+    """Add the int8 model, with the layers in float that `options.int8_budget` asks for."""
+    options, trained = source.options, source.trained
+    measured = partial(quantize_jax.measure_ranges, source.predict, source.variables)
+    if format == "onnx":
+        feeds = _feeds(artifact, calibration)
+        add_int8 = partial(_add_int8_onnx, artifact, feeds, options, cache, trained)
+    else:
+        add_int8 = partial(_add_int8_program, artifact, source, trained or measured(calibration))
+    if options.int8_budget is None:
+        add_int8(())
+    else:
+        assert score is not None
+        few = calibration[:CHECK_IMAGES]
+        ranges = measured(few) | {name: limit for name, limit in trained.items() if limit > 0}
+        given = source.model, source.predict, source.variables
+        errors = mixed.layer_errors(*given, few, ranges)
+        layers = dict.fromkeys(errors)
+        if format == "onnx":  # has those of users' own parts, too
+            layers |= dict.fromkeys(quantize.quantized_layers(artifact.files["model.onnx"]))
+        limit, scored = options.int8_budget, partial(score, artifact)
+        in_float = mixed.keep_budget(limit, list(layers), add_int8, scored)
+        budget = {"limit": limit, "in_float": list(in_float), "errors": errors}
+        artifact.details["int8_budget"] = budget
+    calibrated = {"pictures": len(calibration), "calibrator": options.calibrator}
+    if trained:
+        calibrated["trained_ranges"] = sum(limit > 0 for limit in trained.values())
+    if format == "onnx":
+        calibrated["int8_for"] = options.int8_runtime
+    artifact.details["calibration"] = calibrated
 
 
 def _make_onnx(source: SourceModel) -> Artifact:

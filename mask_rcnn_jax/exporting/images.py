@@ -8,7 +8,8 @@ import numpy as np
 
 from mask_rcnn_jax.data.images import decode_image
 from mask_rcnn_jax.data.options import ExampleOptions
-from mask_rcnn_jax.data.resize import resize_image, resize_plan
+from mask_rcnn_jax.data.resize import ResizePlan, resize_image, resize_plan
+from mask_rcnn_jax.exporting.options import ArtifactOptions
 from mask_rcnn_jax.formats.shapes import generate_image
 from mask_rcnn_jax.predict.inputs import IMAGE_SUFFIXES
 
@@ -46,9 +47,21 @@ def on_canvas(
         yield resized[None], np.array([plan.size], np.int32)
 
 
-def check_images(paths: Sequence[Path], canvas: tuple[int, int], count: int) -> list[np.ndarray]:
-    """Decode the first `count` images of `paths`, or generate `count` images if it is empty."""
-    if paths:
+def placement(example: ExampleOptions, options: ArtifactOptions) -> ResizePlan:
+    """Return the exported canvas, and the size there of an image that is typical for it."""
+    if options.picture_size:
+        return resize_plan(*options.picture_size, example)
+    if example.resize != "shortest_edge":
+        return resize_plan(*example.image_size, example)
+    short, long = sorted(example.image_size)
+    landscape = options.orientation == "landscape"
+    return resize_plan(*((short, long) if landscape else (long, short)), example)
+
+
+def check_images(folder: str, canvas: tuple[int, int], count: int) -> list[np.ndarray]:
+    """Decode the first `count` images of a folder, or generate `count` images if it has none."""
+    files = sorted(Path(folder).iterdir()) if Path(folder).is_dir() else []
+    if paths := [path for path in files if path.suffix.lower() in IMAGE_SUFFIXES]:
         return [decode_image(path) for path in paths[:count]]
     side = min(max(canvas), 512)
     sizes = [(side * 3 // 4, side), (side, side), (side // 2, side)]

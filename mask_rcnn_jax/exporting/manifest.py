@@ -59,7 +59,7 @@ def make_manifest(
         interface: None for a weight file.
         details: additional entries, such as the self-check result.
     """
-    data, model, options = recipe.data, recipe.model, recipe.eval
+    data, model = recipe.data, recipe.model
     manifest = {
         "format": format,
         "files": list(files),
@@ -83,8 +83,8 @@ def make_manifest(
         },
         "postprocessing": {
             "boxes": "divide x by (resized width / width), y by (resized height / height)",
-            "mask": PASTES[options.paste],
-            "mask_rule": options.paste,
+            "mask": PASTES[recipe.eval.paste],
+            "mask_rule": recipe.eval.paste,
             "width_offset": float(data.inclusive_boxes),
         },
         **details,
@@ -92,27 +92,27 @@ def make_manifest(
     }
     if interface:
         manifest["inputs"] = dict(interface.inputs)
-        outputs = dict(OUTPUTS)
-        if model.has_masks:
-            side = 2 * model.mask_head.get("roi_size", 14)
-            outputs["masks"] = ("float32", [side, side], OUTPUTS["masks"][2])
-        else:
-            del outputs["masks"]
-        rows = [interface.inputs["images"]["shape"][0], options.detections_per_image]
-        manifest["outputs"] = {
-            name: {
-                "dtype": interface.valid_dtype if name == "valid" else dtype,
-                "shape": rows + shape,
-                "means": means,
-            }
-            for name, (dtype, shape, means) in outputs.items()
-        }
-        manifest["detection"] = {f.name: getattr(options, f.name) for f in fields(Detect)}
+        manifest["outputs"] = _outputs(recipe, interface)
+        manifest["detection"] = {f.name: getattr(recipe.eval, f.name) for f in fields(Detect)}
         manifest["preprocessing"]["canvas"] = list(interface.canvas)
         if interface.picture_size is not None and interface.resized is not None:
             manifest["preprocessing"]["picture_size"] = list(interface.picture_size)
             manifest["preprocessing"]["resized_size"] = list(interface.resized)
     return manifest
+
+
+def _outputs(recipe: Recipe, interface: ModelInterface) -> dict[str, dict[str, Any]]:
+    """Return dtype, shape and meaning of the outputs by name."""
+    rows = [interface.inputs["images"]["shape"][0], recipe.eval.detections_per_image]
+    found = {}
+    for name, (dtype, shape, means) in OUTPUTS.items():
+        if name == "masks":
+            if not recipe.model.has_masks:
+                continue
+            shape = [2 * recipe.model.mask_head.get("roi_size", 14)] * 2
+        dtype = interface.valid_dtype if name == "valid" else dtype
+        found[name] = {"dtype": dtype, "shape": rows + shape, "means": means}
+    return found
 
 
 def labels(categories: Sequence[Mapping[str, Any]]) -> str:
