@@ -17,7 +17,7 @@ import contextlib
 import signal
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,36 +48,41 @@ DRAWN = ("labels", "scores", "boxes", "masks")
 Skip = Callable[[ValueError], None]  # logs and counts an input that cannot be read
 
 
+@dataclass(frozen=True)
+class Options:
+    """Flags of `infer`; a field has the name of its flag, but `drawing`."""
+
+    score_threshold: float = 0.5
+    batch_size: int = 0
+    stride: int = 1
+    max_frames: int = 0
+    save: Sequence[str] = ()
+    drawing: Mapping[str, Any] = field(default_factory=dict)  # options of `Result.plot`
+    tile: int = 0
+    overlap: float = 0.2
+    track: bool = False
+
+
 def infer(
     recipe: Recipe | None,
     weights: str | Exported,
     inputs: Sequence[str],
     output: str,
-    score_threshold: float,
-    batch_size: int,
-    stride: int,
-    max_frames: int,
-    save: Sequence[str] = (),
-    drawing: Mapping[str, Any] | None = None,
-    tile: int = 0,
-    overlap: float = 0.2,
-    track: bool = False,
+    options: Options,
 ) -> None:
     """Detect objects in images and videos and write the results; arguments as the flags.
 
     weights: or an exported model.
-    drawing: options of `Result.plot`.
-    tile, overlap: see `Predictor`.
 
     Unreadable inputs are logged, counted and skipped; ValueError if no input can be read.
     """
-    tiling(tile, overlap)  # values without meaning are refused before the work
-    folder, drawing = Path(output), dict(drawing or {})
+    tiling(options.tile, options.overlap)  # values without meaning are refused before the work
+    folder = Path(output)
     images, sources = find_inputs(inputs, folder)
-    check_replaced([one.source for one in [*images, *sources]], images, folder, save)
+    check_replaced([one.source for one in [*images, *sources]], images, folder, options.save)
     if sources:
         import_av()
-        if save:
+        if options.save:
             logging.warning("--save writes no files of videos, see their .jsonl")
     restored = weights if isinstance(weights, Exported) else restore(recipe, weights)
     skipped: list[str] = []
@@ -94,35 +99,34 @@ def infer(
             skip(error)
     if not images and not videos:
         raise ValueError(f"no input could be read: {skipped[0]}")
-
-    if isinstance(restored, Exported):
-        size = batch_size or restored.batch or default_batch_size()
-        predictor = load_predictor(restored, score_threshold, size, tile, overlap, recipe)
-    else:
-        recipe = restored.recipe.with_score_threshold(score_threshold)
-        batch_size = batch_size or default_batch_size()
-        if not videos and not tile:
-            batch_size = min(batch_size, -(-len(images) // jax.local_device_count()))
-        if images and not tile:
-            recipe = _with_canvases(recipe, [one.source for one in images], batch_size)
-        given = restored.variables, batch_size, restored.categories
-        predictor = Predictor(recipe, *given, tile, overlap)
+    predictor = _predictor(restored, recipe, options, images, videos)
     folder.mkdir(parents=True, exist_ok=True)
     if images:
-        _infer_images(predictor, images, folder, save, drawing, skip)
+        _infer_images(predictor, images, folder, options, skip)
     if videos:
-        for _, target in videos:
-            target.parent.mkdir(parents=True, exist_ok=True)
-        # A class, or a track, has the same color in all frames, which keep their size.
-        drawing = {"color_by": "instance" if track else "class"} | drawing | {"min_side": 0}
-        reading: dict[str, Any] = dict(stride=stride, max_frames=max_frames, track=track)
-        _infer_videos(predictor, videos, drawing, skip, **reading)
+        _infer_videos(predictor, videos, options, skip)
     num_inputs = len(images) + len(sources)
     if len(skipped) == num_inputs:
         raise ValueError(f"no input could be read: {skipped[0]}")
     if skipped:
         logging.warning("%d of %d inputs skipped", len(skipped), num_inputs)
     logging.info("results: %s", folder)
+
+
+def _predictor(restored, recipe: Recipe | None, options: Options, images, videos) -> Predictor:
+    """Return a predictor with batches and canvases that suit the inputs."""
+    score_threshold, tile = options.score_threshold, options.tile
+    if isinstance(restored, Exported):
+        size = options.batch_size or restored.batch or default_batch_size()
+        return load_predictor(restored, score_threshold, size, tile, options.overlap, recipe)
+    recipe = restored.recipe.with_score_threshold(score_threshold)
+    batch_size = options.batch_size or default_batch_size()
+    if not videos and not tile:
+        batch_size = min(batch_size, -(-len(images) // jax.local_device_count()))
+    if images and not tile:
+        recipe = _with_canvases(recipe, [one.source for one in images], batch_size)
+    given = restored.variables, batch_size, restored.categories
+    return Predictor(recipe, *given, tile, options.overlap)
 
 
 def _with_canvases(recipe: Recipe, sources: Sequence[str], batch_size: int) -> Recipe:
@@ -136,7 +140,7 @@ def _with_canvases(recipe: Recipe, sources: Sequence[str], batch_size: int) -> R
     return replace(recipe, data=replace(recipe.data, canvases=found.canvases))
 
 
-def _infer_images(predictor: Predictor, images, folder, save, drawing, skip: Skip) -> None:
+def _infer_images(predictor: Predictor, images, folder, options: Options, skip: Skip) -> None:
     progress = Progress("images", len(images))
     done = 0
 
@@ -144,8 +148,9 @@ def _infer_images(predictor: Predictor, images, folder, save, drawing, skip: Ski
         skip(error)
         progress.advance(1)
 
-    with ResultFiles(folder, save) as files:
-        found = annotate.annotate_images(predictor, images, folder, files, drawing, on_error)
+    with ResultFiles(folder, options.save) as files:
+        given = images, folder, files, options.drawing
+        found = annotate.annotate_images(predictor, *given, on_error)
         with contextlib.closing(found):
             for records in found:
                 files.add(records)
@@ -154,14 +159,18 @@ def _infer_images(predictor: Predictor, images, folder, save, drawing, skip: Ski
     logging.info("%d detections in %d images", files.count, done)
 
 
-def _infer_videos(
-    predictor, videos, drawing, skip: Skip, *, stride: int, max_frames: int, track: bool
-) -> None:
-    expected = [video.expected_frames(stride, max_frames) for video, _ in videos]
+def _infer_videos(predictor: Predictor, videos, options: Options, skip: Skip) -> None:
+    for _, target in videos:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    # A class, or a track, has the same color in all frames, which keep their size.
+    color = "instance" if options.track else "class"
+    drawing = {"color_by": color} | dict(options.drawing) | {"min_side": 0}
+    reading: dict[str, Any] = dict(stride=options.stride, max_frames=options.max_frames)
+    expected = [video.expected_frames(**reading) for video, _ in videos]
     progress = Progress("frames", None if None in expected else sum(expected))
     frames, objects = Counter(), Counter()
-    reading = dict(stride=stride, max_frames=max_frames)
-    found = annotate.annotate_videos(predictor, videos, drawing, skip, **reading, track=track)
+    given = predictor, videos, drawing, skip
+    found = annotate.annotate_videos(*given, **reading, track=options.track)
     try:
         with contextlib.closing(found):
             for video, count in found:
@@ -207,15 +216,15 @@ def _define_flags() -> None:
 def main(_: Sequence[str]) -> None:
     FLAGS = flags.FLAGS
     weights, inputs, output = given_model("infer"), FLAGS.input, FLAGS.output
-    names = ("batch_size", "stride", "max_frames", "tile", "overlap", "track")
-    options = {name: getattr(FLAGS, name) for name in names}
-    options["save"] = _split(FLAGS.save)
-    _check_list("save", options["save"], KINDS)
-    options["drawing"] = _drawing(_split(FLAGS.draw or DRAWN), FLAGS.color_by, FLAGS.line_width)
+    save = _split(FLAGS.save)
+    _check_list("save", save, KINDS)
+    drawing = _drawing(_split(FLAGS.draw or DRAWN), FLAGS.color_by, FLAGS.line_width)
+    names = [one.name for one in fields(Options) if one.name not in ("save", "drawing")]
+    options = Options(save=save, drawing=drawing, **{n: getattr(FLAGS, n) for n in names})
     # SIGTERM acts like Ctrl-C, which closes the files: a video without index is unplayable.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        infer(cli.given_recipe(), weights, inputs, output, FLAGS.score_threshold, **options)
+        infer(cli.given_recipe(), weights, inputs, output, options)
     finally:
         signal.signal(signal.SIGTERM, before)
 

@@ -237,7 +237,8 @@ def test_infer_drops_what_soft_nms_lowers_below_its_threshold(monkeypatch, tmp_p
     photo.touch()
     for threshold in (0.7, 0.0):
         with pytest.raises(Stop):
-            infer.infer(None, "run", [str(photo)], str(tmp_path / "out"), threshold, 1, 1, 0)
+            options = infer.Options(threshold, batch_size=1)
+            infer.infer(None, "run", [str(photo)], str(tmp_path / "out"), options)
     assert [detect.score_threshold for detect in found] == [0.7, 0.0]
     assert [detect.soft_min_score for detect in found] == [0.7, 1e-3]
 
@@ -250,7 +251,7 @@ def options_of(monkeypatch, **flags):
     calls = []
     monkeypatch.setattr(infer.flags, "FLAGS", SimpleNamespace(**unset | flags))
     monkeypatch.setattr(infer, "given_model", lambda _: "run")
-    monkeypatch.setattr(infer, "infer", lambda *_, **options: calls.append(options))
+    monkeypatch.setattr(infer, "infer", lambda *given: calls.append(given[-1]))
     infer.main([])
     return calls[0]
 
@@ -263,7 +264,7 @@ def options_of(monkeypatch, **flags):
     ],
 )
 def test_flags_say_what_infer_draws(drawn, color_by, expected, monkeypatch):
-    options = options_of(monkeypatch, draw=drawn, color_by=color_by, line_width=3)["drawing"]
+    options = options_of(monkeypatch, draw=drawn, color_by=color_by, line_width=3).drawing
     expected |= {"line_width": 3} | ({"color_by": color_by} if color_by else {})
     assert options == expected
     assert make_result().plot(**options).shape == (360, 540, 3)
@@ -276,7 +277,7 @@ def test_an_unknown_kind_is_named(flag, monkeypatch):
 
 
 def test_lists_of_a_repeated_flag_are_joined(monkeypatch):
-    saved = options_of(monkeypatch, save=["masks, csv", "yolo", ""])["save"]
+    saved = options_of(monkeypatch, save=["masks, csv", "yolo", ""]).save
     assert saved == ["masks", "csv", "yolo"]
 
 

@@ -121,7 +121,7 @@ def test_infer_refuses_to_save_where_its_inputs_are(kind, place, tmp_path):
     (tmp_path / place / "deep" / "a.png").touch()
     inputs, output = [str(tmp_path / place)], str(tmp_path)
     with pytest.raises(ValueError, match=f"--save {kind} writes to {tmp_path / place}, which"):
-        infer.infer(None, "nowhere", inputs, output, 0.5, 1, 1, 0, save=["csv", kind])
+        infer.infer(None, "nowhere", inputs, output, infer.Options(save=["csv", kind]))
 
 
 def test_detections_are_cocos_results_with_names(saved):
