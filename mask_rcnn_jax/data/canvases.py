@@ -7,6 +7,7 @@ that `image_size` sets means less padding, and one program more to compile.
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import product
 
 import jax
 import numpy as np
@@ -79,12 +80,7 @@ def choose_canvases(
     corners = np.array(sorted(cells), np.int64).reshape(-1, 2)
     numbers = np.array([cells[height, width] for height, width in corners.tolist()], np.int64)
     sides = [np.unique(corners[:, axis]).tolist() for axis in (0, 1)]
-    candidates = [
-        (height, width)
-        for height in sides[0]
-        for width in sides[1]
-        if any(height <= most_rows and width <= most_columns for most_rows, most_columns in full)
-    ]
+    candidates = [(h, w) for h, w in product(*sides) if any(h <= H and w <= W for H, W in full)]
 
     def cost(chosen: list[Size]) -> int:
         canvases = np.array([*full, *chosen], np.int64)

@@ -12,7 +12,7 @@ from mask_rcnn_jax.data.dataset import Annotation, Dataset, ImageRecord, image_n
 from mask_rcnn_jax.data.example import Example
 from mask_rcnn_jax.data.images import check_image_size
 from mask_rcnn_jax.data.options import ExampleOptions
-from mask_rcnn_jax.data.resize import resize_image, resize_mask, resize_plan
+from mask_rcnn_jax.data.resize import ResizePlan, resize_image, resize_mask, resize_plan
 from mask_rcnn_jax.data.segmentation import crop_mask, polygon_vertices
 from mask_rcnn_jax.structures import Batch, Targets
 
@@ -73,13 +73,27 @@ def load_row(
         smallest = pixel[0] + ROUNDING, pixel[1] + ROUNDING
         size = plan.size
 
-    height, width = size
     batch.image_index[row] = index
     objects = training_objects(example.objects, options, smallest)
     objects = keep_largest(objects, options.max_instances)
-    targets = jax.tree.map(lambda leaf: leaf[row], batch.targets)
-    scale_y, scale_x = plan.scale
     offset = np.array([0, 0, *pixel[::-1]], np.float32) * options.inclusive_boxes
+    targets = jax.tree.map(lambda leaf: leaf[row], batch.targets)
+    _write_targets(targets, objects, size, plan, offset, options)
+
+
+def _write_targets(
+    targets: Targets,
+    objects: Sequence[Annotation],
+    size: tuple[int, int],
+    plan: ResizePlan,
+    offset: np.ndarray,
+    options: ExampleOptions,
+) -> None:
+    """Write objects of an image of this size, which `plan` resizes, into targets without B axis.
+
+    offset: [4], taken from their boxes.
+    """
+    (height, width), (scale_y, scale_x) = size, plan.scale
     for place, annotation in enumerate(objects):
         box = annotation.box - offset
         targets.boxes[place] = box * (scale_x, scale_y, scale_x, scale_y)

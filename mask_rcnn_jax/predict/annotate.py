@@ -5,10 +5,12 @@ Reading, inference, drawing and encoding run concurrently, each on different ima
 
 import json
 import os
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -110,20 +112,12 @@ def annotate_videos(
         except UnfitImage as error:
             on_error(UnreadableVideo(f"{video.source}: {error}"))
 
-    def followed(detected: Iterable) -> Iterator[tuple[Video, VideoFrame, Result]]:
-        trackers = {video: Tracker() for video in targets} if track else {}
-        for (video, frame), image, detections in detected:
-            result = predictor.result(image, detections)
-            if track:
-                found = result.boxes, result.classes, float(frame.time)
-                result = replace(result, track_ids=trackers[video].update(*found))
-            yield video, frame, result
-
     def draw(item: tuple[Video, VideoFrame, Result]) -> tuple[Video, VideoFrame, list[dict]]:
         video, frame, result = item
         drawn = result.plot(**drawing)
         return video, frame._replace(image=drawn), result.to_coco(0)
 
+    followed = partial(_followed, predictor, track=track)
     share = -(-batch // max(1, num_open))
     readers = (prefetch(frames(video), FRAMES_AHEAD + share) for video, _ in files)
     with (
@@ -141,6 +135,19 @@ def annotate_videos(
             yield video, len(results)
             for output in outputs.values():
                 output.end_if_complete()
+
+
+def _followed(
+    predictor: Predictor, detected: Iterable, *, track: bool
+) -> Iterator[tuple[Video, VideoFrame, Result]]:
+    """Yield each frame's result; with `track`, objects have a number in all frames of a video."""
+    trackers: dict[Video, Tracker] = defaultdict(Tracker)
+    for (video, frame), image, detections in detected:
+        result = predictor.result(image, detections)
+        if track:
+            found = result.boxes, result.classes, float(frame.time)
+            result = replace(result, track_ids=trackers[video].update(*found))
+        yield video, frame, result
 
 
 class _VideoOutput:

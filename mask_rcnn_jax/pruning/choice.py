@@ -72,7 +72,7 @@ def prune(
         The pruned model's variables and `model` section. Outputs equal those before with 0 for the
         filters left out, their biases, and their norms' scales and biases.
     """
-    arrays = flatten_dict({name: variables[name] for name in ("params", "batch_stats")}, sep="/")
+    arrays = _flat(variables)
     for name, indices in kept.items():
         count = groups[name].channels.count
         for path, axis, repeats, _ in groups[name].axes:
@@ -122,15 +122,7 @@ def keep_operations(
     limits = replace(limits, min_channels=limits.min_channels or LEAST_OPERATIONS)
     arrays, importance, squares = _flat(variables), {}, {}
     for name in _chosen(groups, limits):
-        layers = _energies(arrays, groups[name])
-        if not layers:
-            raise ValueError(
-                f"{name} is declared as `prunable`, but no layer's kernel has its channels"
-            )
-        importance[name] = np.mean(layers, axis=0)
-        unit = groups[name].channels.unit
-        lost = np.cumsum(np.repeat(np.sort(importance[name]) / unit, unit))
-        squares[name] = len(layers) * np.square(np.concatenate([[0.0], lost]))  # by channels gone
+        importance[name], squares[name] = _losses(arrays, name, groups[name])
     counts = {name: group.channels.count for name, group in groups.items()}
     widths = {name: counts[name] for name in importance}
     values: list[float] = [_value(term, groups) for term in terms]
@@ -163,6 +155,20 @@ def keep_operations(
     return {name: _largest(importance[name], widths[name], groups[name]) for name in widths}
 
 
+def _losses(
+    arrays: Mapping[str, np.ndarray], name: str, group: Group
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return each unit's importance [units], and the squares lost with so many channels [0..C]."""
+    layers, unit = _energies(arrays, group), group.channels.unit
+    if not layers:
+        raise ValueError(
+            f"{name} is declared as `prunable`, but no layer's kernel has its channels"
+        )
+    importance = np.mean(layers, axis=0)
+    lost = np.cumsum(np.repeat(np.sort(importance) / unit, unit))
+    return importance, len(layers) * np.square(np.concatenate([[0.0], lost]))
+
+
 def check_excluded(groups: Mapping[str, Group], limits: Limits) -> None:
     """Raise ValueError if `limits.exclude` names an unknown group, or leaves none."""
     for name in limits.exclude:
@@ -184,10 +190,6 @@ def _is_in(group: str, name: str) -> bool:
 
 def _flat(variables: Mapping[str, Any]) -> dict[str, np.ndarray]:
     return flatten_dict({name: variables[name] for name in ("params", "batch_stats")}, sep="/")
-
-
-def _channels(groups: Mapping[str, Group]) -> dict[str, Any]:
-    return {name: group.channels for name, group in groups.items()}
 
 
 def _value(term: Term, groups: Mapping[str, Group]) -> int:
