@@ -32,6 +32,7 @@ class GroundTruth:
     source: str  # names the json in messages
     content: dict[str, Any]
     boxes_only: bool = False  # objects need no mask, see `check_annotation`
+    skip_bad: bool = False  # annotations that cannot be trained on are left out
 
     @cached_property
     def sizes(self) -> dict[int | str, tuple[int, int] | None]:
@@ -46,16 +47,14 @@ class GroundTruth:
             for entry in self.content["annotations"]
         ]
 
-    def usable(self, purpose: str, *, skip_bad: bool) -> list[dict[str, Any]]:
+    def usable(self, purpose: str) -> list[dict[str, Any]]:
         """Return the annotations for a purpose: `TRAIN`, or scores of type `BOX` or `MASK`.
 
-        Args:
-            skip_bad: leave out annotations that cannot be trained on, whatever the purpose.
-                Otherwise an annotation that is spoiled for the purpose raises ValueError.
+        Without `skip_bad` an annotation that is spoiled for the purpose raises ValueError.
         """
-        spoiling = {TRAIN, purpose} if skip_bad else {purpose}
+        spoiling = {TRAIN, purpose} if self.skip_bad else {purpose}
         spoiled = [n for n, c in enumerate(self.checked) if c.fault and spoiling & c.fault.spoils]
-        if spoiled and not skip_bad:
+        if spoiled and not self.skip_bad:
             first, count = self._describe(spoiled[0]), len(spoiled)
             more = f", the first of {count} faulty annotations" if count > 1 else ""
             advice = f"data.bad_annotations=skip leaves them out, {CHECK_HINT}"
@@ -115,13 +114,18 @@ def _name(entry: dict[str, Any], position: int) -> str:
 
 
 def read_ground_truth(
-    source: str | os.PathLike | dict, *, scoring: bool = False, boxes_only: bool = False
+    source: str | os.PathLike | dict,
+    *,
+    scoring: bool = False,
+    boxes_only: bool = False,
+    skip_bad: bool = False,
 ) -> GroundTruth:
     """Read a COCO json, or take its content, and check all but the images.
 
     Args:
         scoring: require only the keys that scores need, as pycocotools does.
         boxes_only: objects need no mask.
+        skip_bad: leave out annotations that cannot be trained on, whatever the purpose.
 
     Raises:
         ValueError: naming the first problem of the file; faults of annotations raise none.
@@ -132,7 +136,7 @@ def read_ground_truth(
     keys = checks.SCORING_KEYS if scoring else checks.TRAINING_KEYS
     raise_first(name, checks.structure_problems(content, keys))
     raise_first(name, checks.id_problems(content))
-    return GroundTruth(name, content, boxes_only)
+    return GroundTruth(name, content, boxes_only, skip_bad)
 
 
 def read_annotation_file(path: str | os.PathLike) -> Any:

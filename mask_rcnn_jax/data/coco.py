@@ -179,12 +179,13 @@ def _load_sound(request: _Request) -> _Loaded:
 def _load_whole(request: _Request) -> _Loaded:
     """Load any file, or say what is wrong with it."""
     json_path = request.json_path
-    truth = read_ground_truth(json_path, boxes_only=request.boxes_only)
+    rules = {"boxes_only": request.boxes_only, "skip_bad": request.skip_bad}
+    truth = read_ground_truth(json_path, **rules)
     problems = checks.training_problems(
         truth.content, request.image_dir, request.require_annotations
     )
     raise_first(json_path, problems)
-    entries = truth.usable(TRAIN, skip_bad=request.skip_bad)
+    entries = truth.usable(TRAIN)
     for line in truth.left_out():
         logging.warning("%s", line)
     classes = _classes(json_path, truth.content["categories"], request.class_ids)

@@ -15,7 +15,8 @@ def ground_truth(dataset: Dataset) -> GroundTruth:
     """Read the dataset's COCO json again, or make the same content for one without a json, and for
     one whose classes have other numbers than its json's."""
     source = dataset.json_path if type(dataset) is CocoDataset else coco_content(dataset)
-    return read_ground_truth(source, scoring=True, boxes_only=is_boxes_only(dataset))
+    skip_bad, boxes_only = getattr(dataset, "bad_annotations", "") == "skip", is_boxes_only(dataset)
+    return read_ground_truth(source, scoring=True, boxes_only=boxes_only, skip_bad=skip_bad)
 
 
 def coco_content(dataset: Dataset) -> dict[str, Any]:

@@ -105,8 +105,6 @@ def score(
     segm_results: list[dict] | None,
     *,
     image_ids: Sequence[int | str] | None = None,
-    skip_bad: bool = False,
-    boxes_only: bool = False,
     results_name: str = "results",
     engine: str = "pycocotools",
     protocol: str = "coco",
@@ -118,13 +116,11 @@ def score(
 
     Args:
         gt: a COCO instances json, its content, or `read_ground_truth` of either with `scoring`.
-            Annotations may lack `id`, `area`, `iscrowd`.
+            Annotations may lack `id`, `area`, `iscrowd`. Those that cannot be scored raise
+            ValueError, unless `skip_bad` was given there.
         bbox_results: COCO results; None skips the type, an empty list scores zero.
         segm_results: likewise.
         image_ids: images to score; default all images of the ground truth.
-        skip_bad: leave out the annotations that training leaves out with
-            `data.bad_annotations=skip`. Otherwise those that cannot be scored raise ValueError.
-        boxes_only: annotations need no mask, if only boxes are scored.
         results_name: names the results in messages, such as the path of their file.
         engine: "pycocotools" or "faster_coco_eval", whose numbers are the same to 1e-12.
         protocol: "coco" or "lvis", the rules of the dataset.
@@ -139,7 +135,7 @@ def score(
     """
     check_protocol(protocol, callback is not None)
     if not isinstance(gt, GroundTruth):
-        gt = read_ground_truth(gt, scoring=True, boxes_only=boxes_only and segm_results is None)
+        gt = read_ground_truth(gt, scoring=True)
     engine = "pycocotools" if callback else engine
     engines.check_engine(engine)
     names = category_names(gt.content["categories"])
@@ -148,7 +144,7 @@ def score(
         if results is None:
             continue
         prefix, _ = _TYPES[iou_type]
-        truth = entries.fill_annotations(gt, iou_type, skip_bad)
+        truth = entries.fill_annotations(gt, iou_type)
         filled = entries.fill_results(gt.sizes, results, iou_type, results_name)
         if protocol == "lvis":
             values, aps = lvis.evaluate(engine, gt, truth, filled, iou_type, image_ids)

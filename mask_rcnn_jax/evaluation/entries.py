@@ -10,10 +10,10 @@ from mask_rcnn_jax.annotations.reader import GroundTruth
 from mask_rcnn_jax.annotations.segmentation import rle_fault, to_rle
 
 
-def fill_annotations(truth: GroundTruth, iou_type: str, skip_bad: bool) -> list[dict]:
+def fill_annotations(truth: GroundTruth, iou_type: str) -> list[dict]:
     """Return the annotations to score, with every key that pycocotools reads."""
     filled = []
-    for entry in truth.usable(iou_type, skip_bad=skip_bad):
+    for entry in truth.usable(iou_type):
         box, area, code = entry.get("bbox"), entry.get("area"), None
         if entry.get("segmentation") and (iou_type == MASK or box is None or area is None):
             size = truth.sizes[entry["image_id"]]

@@ -178,7 +178,7 @@ def _valid_entries(dataset: CocoDataset) -> dict[int | str, list[tuple[int | str
     The id is "" if an annotation has none.
     """
     by_image: dict[int | str, list[tuple[int | str, str]]] = {}
-    for entry in read_ground_truth(dataset.json_path).usable(TRAIN, skip_bad=True):
+    for entry in read_ground_truth(dataset.json_path, skip_bad=True).usable(TRAIN):
         pair = entry.get("id", ""), json.dumps(entry["segmentation"])
         by_image.setdefault(entry["image_id"], []).append(pair)
     return by_image

@@ -245,7 +245,6 @@ def score(
         boxes,
         None if is_boxes_only(dataset) else masks,
         image_ids=image_ids,
-        skip_bad=getattr(dataset, "bad_annotations", "error") == "skip",
         engine=engine,
         protocol=protocol,
         callback=callback,

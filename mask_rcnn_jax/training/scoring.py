@@ -205,9 +205,9 @@ def evaluate_results(
     boxes, masks = coco_evaluation.split_results(coco_evaluation.load_results(results_json))
     annotations = annotation_file(data, "val")
     boxes_only = recipe.learns_boxes_only and masks is None
-    truth = read_ground_truth(annotations, scoring=True, boxes_only=boxes_only)
-    skip_bad = data.bad_annotations == "skip"
-    if skip_bad:
+    rules = {"boxes_only": boxes_only, "skip_bad": data.bad_annotations == "skip"}
+    truth = read_ground_truth(annotations, scoring=True, **rules)
+    if truth.skip_bad:
         for line in truth.left_out():
             logging.warning("%s", line)
     _warn_of_unknown_categories(results_json, truth, boxes or masks or [])
@@ -216,7 +216,6 @@ def evaluate_results(
         truth,
         boxes,
         masks,
-        skip_bad=skip_bad,
         results_name=str(results_json),
         engine=engine,
         protocol=protocol,

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from functools import partial
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from tests.data.test_transforms import options
 
 GOOD = rectangle(5, 5, 20, 10)
 OTHER = rectangle(30, 12, 20, 20)
+read = partial(read_ground_truth, scoring=True)
 NAN, INF = float("nan"), float("inf")
 
 
@@ -104,13 +106,13 @@ def test_a_fault_is_named_and_costs_its_annotation_everywhere(name, tmp_path, ca
         kept = load_coco(*files, bad_annotations="skip")
     assert "left out 1 of 2 annotations, first: annotation 2" in caplog.text
     assert len(kept.images[0].annotations) == 1
-    (entry,) = read_ground_truth(files[0]).usable("segm", skip_bad=True)
+    (entry,) = read_ground_truth(files[0], skip_bad=True).usable("segm")
     assert entry["id"] == 1
     sound = write_coco(tmp_path, annotations=[GOOD])[0]
     results = perfect(GOOD)
-    without = score(sound, *results, skip_bad=True)
+    without = score(read(sound, skip_bad=True), *results)
     write_coco(tmp_path, annotations=[GOOD, OTHER | change])
-    assert score(files[0], *results, skip_bad=True) == without
+    assert score(read(files[0], skip_bad=True), *results) == without
     assert without["AP"] == pytest.approx(1)
 
 
@@ -142,7 +144,8 @@ def test_what_is_sound_is_used_everywhere(name, tmp_path):
     assert np.isfinite(annotation.box).all() and annotation.area > 0 and not annotation.iscrowd
     assert load_example(dataset, 0, options()).targets.valid.sum() == 1
     for skip_bad in (False, True):
-        assert score(files[0], *perfect(GOOD), skip_bad=skip_bad)["ARmax100"] >= 0
+        truth = read(files[0], skip_bad=skip_bad)
+        assert score(truth, *perfect(GOOD))["ARmax100"] >= 0
 
 
 def test_null_box_and_area_are_those_of_the_mask(tmp_path):
@@ -168,7 +171,8 @@ def test_a_bad_part_does_not_cost_the_object(tmp_path, caplog):
         assert annotation.box.tolist() == [4, 4, 34, 34]  # that of the json
         assert "left out 6 polygons of annotations that have others" in caplog.text
     for skip_bad in (False, True):
-        assert score(files[0], *perfect(GOOD), skip_bad=skip_bad)["mask_AP"] == pytest.approx(1)
+        truth = read(files[0], skip_bad=skip_bad)
+        assert score(truth, *perfect(GOOD))["mask_AP"] == pytest.approx(1)
 
 
 def test_boxes_alone_are_enough_where_no_mask_is_learned(tmp_path):
@@ -184,7 +188,7 @@ def test_boxes_alone_are_enough_where_no_mask_is_learned(tmp_path):
     targets = load_example(dataset, 0, options(max_instances=4)).targets
     assert targets.valid.sum() == 4
     assert targets.masks[0].any() and not targets.masks[1:].any()
-    metrics = score(files[0], perfect(GOOD)[0], None, boxes_only=True)
+    metrics = score(read(files[0], boxes_only=True), perfect(GOOD)[0], None)
     assert metrics["ARmax100"] == pytest.approx(0.25) and "mask_AP" not in metrics
     files = write_coco(tmp_path, annotations=[no_box])
     with pytest.raises(
@@ -242,9 +246,9 @@ def test_a_problem_of_the_file_is_one_line_everywhere(name, tmp_path):
     change, words = FILE_PROBLEMS[name]
     files = write_coco(tmp_path, **({"annotations": [GOOD]} | change))
     assert any(words in line and len(line) < 400 for line in check_coco(*files))
-    for read in (lambda: load_coco(*files), lambda: score(files[0], [], None, skip_bad=True)):
+    for use in (lambda: load_coco(*files), lambda: score(read(files[0], skip_bad=True), [], None)):
         with pytest.raises(ValueError) as error:
-            read()
+            use()
         message = str(error.value)
         assert words in message and str(files[0]) in message
         assert "\n" not in message and len(message) < 600

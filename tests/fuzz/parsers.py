@@ -30,6 +30,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from safetensors.numpy import save as save_safetensors
 
+from mask_rcnn_jax.annotations.reader import read_ground_truth
 from mask_rcnn_jax.config import as_recipe, load_config
 from mask_rcnn_jax.data.coco import check_coco, decode_image, load_coco
 from mask_rcnn_jax.data.resize import resize_plan
@@ -150,7 +151,8 @@ def read_coco(path: Path) -> None:
     masks = [{**found, "segmentation": _CODE}] if (image.height, image.width) == SIZE else []
     ids = [record.id for record in dataset.images]
     try:
-        metrics = coco_evaluation.score(str(path), [found], masks, image_ids=ids, skip_bad=True)
+        truth = read_ground_truth(path, scoring=True, skip_bad=True)
+        metrics = coco_evaluation.score(truth, [found], masks, image_ids=ids)
     except (ValueError, OSError) as error:
         raise AssertionError(f"loads and does not score: {error}") from error
     assert_metrics(metrics)
