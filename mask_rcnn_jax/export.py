@@ -50,6 +50,7 @@ from mask_rcnn_jax.exporting.manifest import make_manifest
 from mask_rcnn_jax.exporting.options import ArtifactOptions
 from mask_rcnn_jax.exporting.quantize import CALIBRATORS, RUNTIMES
 from mask_rcnn_jax.models.build import PARTS, ModelOptions
+from mask_rcnn_jax.models.protocols import PartLike, ability
 from mask_rcnn_jax.models.quantization import trained_ranges, without_ranges
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.training import evaluator
@@ -226,7 +227,7 @@ def check_system(model: ModelOptions, system: str) -> None:
             text = "model.box_head.class_agnostic is True"
             raise ValueError(f"{text}, torchvision has boxes for each class only")
     for name in PARTS:
-        if widths := getattr(getattr(model, name), "widths", ()):
+        if widths := ability(getattr(model, name), PartLike, "widths"):
             text = f"model.{name}.widths is {widths}"
             raise ValueError(f"{text}, {system} has no pruned models; use --format=safetensors")
     # Statistics absorb another epsilon.

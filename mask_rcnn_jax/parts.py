@@ -100,7 +100,7 @@ def entries(part: Callable, given: tuple[str, ...] = ()) -> dict[str, Entry]:
     """
     hints = get_type_hints(part if inspect.isfunction(part) else part.__init__)
     bases = reversed(inspect.getmro(part)) if inspect.isclass(part) else [part]
-    meanings = {name: text for base in bases for name, text in _meanings(base).items()}
+    texts = {name: text for base in bases for name, text in meanings(base).items()}
     parameters = inspect.signature(part).parameters
     hidden = {*given, *(MODULE_FIELDS if "parent" in parameters else ())}
     made = {f.name: f for f in fields(part)} if is_dataclass(part) else {}
@@ -113,7 +113,7 @@ def entries(part: Callable, given: tuple[str, ...] = ()) -> dict[str, Entry]:
             continue
         if name in made and (factory := made[name].default_factory) is not MISSING:
             default = factory()
-        found[name] = Entry(default, hints.get(name), meanings.get(name, ""))
+        found[name] = Entry(default, hints.get(name), texts.get(name, ""))
     return found
 
 
@@ -321,7 +321,7 @@ def _text(kind: Any) -> str:
     return kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind)
 
 
-def _meanings(part: Callable) -> dict[str, str]:
+def meanings(part: Callable) -> dict[str, str]:
     """Return each parameter's text in a docstring's `Attributes` or `Args` section."""
     doc = inspect.getdoc(part) or ""
     section = re.search(r"^(?:Attributes|Args):\n((?:[ ]+.*\n?|\n)+)", doc, re.MULTILINE)

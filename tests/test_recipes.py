@@ -238,11 +238,17 @@ def test_targets_need_their_data():
         load_config("coco", {"model.mask_targets.kind": "whole"})
 
 
-def test_the_table_of_differences_is_up_to_date():
-    spec = importlib.util.spec_from_file_location("recipe_table", ROOT / "docs/recipe_table.py")
-    recipe_table = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(recipe_table)
-    page = recipe_table.PAGE.read_text()
-    assert recipe_table.update(page) == page, "run python docs/recipe_table.py"
-    rows = re.findall(r"^\| `((?:data|model|loss|optim|train|eval)\.[\w.]+)` \|", page, re.M)
-    assert len(rows) > 50
+@pytest.mark.parametrize(
+    ("page", "row", "least"),
+    [
+        ("recipes.md", r"^\| `((?:data|model|loss|optim|train|eval)\.[\w.]+)` \|", 50),
+        ("extending.md", r"^\| (?:all four|backbone|\w+_head) \| `\w+` \|", 14),
+    ],
+)
+def test_generated_tables_are_up_to_date(page, row, least):
+    spec = importlib.util.spec_from_file_location("tables", ROOT / "docs/tables.py")
+    tables = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tables)
+    text = (ROOT / "docs" / page).read_text()
+    assert tables.update(page) == text, "run python docs/tables.py"
+    assert len(re.findall(row, text, re.M)) > least

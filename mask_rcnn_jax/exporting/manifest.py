@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import Any, NamedTuple
 
 from mask_rcnn_jax.models.detect import Detect
+from mask_rcnn_jax.models.protocols import MaskHeadLike
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.version import __version__
 
@@ -109,7 +110,7 @@ def _outputs(recipe: Recipe, interface: ModelInterface) -> dict[str, dict[str, A
         if name == "masks":
             if not recipe.model.has_masks:
                 continue
-            shape = [2 * recipe.model.mask_head.get("roi_size", 14)] * 2
+            shape = [2 * recipe.model.mask_head.get("roi_size", MaskHeadLike.roi_size)] * 2
         dtype = interface.valid_dtype if name == "valid" else dtype
         found[name] = {"dtype": dtype, "shape": rows + shape, "means": means}
     return found

@@ -24,6 +24,7 @@ from mask_rcnn_jax.jax_to_onnx.trace import translate
 from mask_rcnn_jax.jax_to_onnx.values import Known, Value, arrange, tensor
 from mask_rcnn_jax.models.detect import Detect
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
+from mask_rcnn_jax.models.protocols import BoxHeadLike, ability
 from mask_rcnn_jax.predict.programs import FIELDS
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def build_onnx(
         jax.ShapeDtypeStruct((batch, height, width, 3), jnp.float32),
         jax.ShapeDtypeStruct((batch, 2), jnp.int32),
     )
-    num_classes = getattr(model.box_head, "num_classes", None)
+    num_classes = ability(model.box_head, BoxHeadLike, "num_classes")
     found = add_function(graph, predict, variables, shapes, [images, sizes], num_classes)
     dtypes = {"classes": "INT32", "valid": "INT32" if planar else "BOOL"}
     outputs = {}

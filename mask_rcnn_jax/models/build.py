@@ -17,6 +17,7 @@ from mask_rcnn_jax.models.fpn import FPN
 from mask_rcnn_jax.models.image_input import ImageInput
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN, Precision
 from mask_rcnn_jax.models.mask_targets import MaskTargets
+from mask_rcnn_jax.models.protocols import PROTOCOLS, BoxHeadLike, ability, check_call
 from mask_rcnn_jax.models.quantization import Quantization
 from mask_rcnn_jax.models.regnet import RegNet
 from mask_rcnn_jax.models.resnet import ResNet
@@ -158,7 +159,8 @@ def build_model(
 
     Raises:
         ValueError: `num_classes` is 0 (the commands set it from the annotations), or an entry is
-            unknown or has an invalid value; the message names it.
+            unknown or has an invalid value, or a part cannot be called as `models.protocols` says;
+            the message names it.
     """
     _check_choice("train.remat", remat, REMATS)
     _check_choice("train.precision", precision, {**PRECISIONS, AUTO_PRECISION: None})
@@ -178,7 +180,7 @@ def build_model(
         dtype=computed.dtype,
     )
     box_head = _head(options.box_head, in_heads, given)
-    return MaskRCNN(
+    built = MaskRCNN(
         input=options.input,
         backbone=options.backbone.make(dtype=computed.dtype, remat=in_backbone),
         fpn=options.fpn.make(**given),
@@ -196,6 +198,10 @@ def build_model(
         precision=replace(computed, quantization=options.quantization),
         implementation=IMPLEMENTATIONS[implementation],
     )
+    for section, protocol in PROTOCOLS.items():
+        if section != "mask_head" or built.mask_head is not None:
+            check_call(getattr(built, section), getattr(options, section), protocol)
+    return built
 
 
 def _head(head: parts.Named, recomputed: bool, given: Mapping[str, Any]) -> Any:
@@ -211,7 +217,7 @@ def _cascade(
     """Build the cascade, whose stages have heads like the box head, each with its own widths."""
     cascade, head = options.cascade, options.box_head
     stages = range(len(cascade.fg_iou_thresh))
-    if stages and not getattr(box_head, "class_agnostic", True):
+    if stages and not ability(box_head, BoxHeadLike, "class_agnostic"):
         expected = "expected True with model.cascade.fg_iou_thresh"
         raise ValueError(f"model.box_head.class_agnostic is False, {expected}")
     heads = []

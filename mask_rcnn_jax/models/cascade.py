@@ -13,6 +13,7 @@ from jax import lax
 from mask_rcnn_jax import parts
 from mask_rcnn_jax.models.channels import Channels, Widths
 from mask_rcnn_jax.models.outputs import StageOutputs
+from mask_rcnn_jax.models.protocols import PartLike, ability
 from mask_rcnn_jax.models.sampling import SampledRoIs
 from mask_rcnn_jax.ops import matching
 from mask_rcnn_jax.ops.boxes import BoxCoder
@@ -65,7 +66,7 @@ class Cascade(nn.Module):
         return {
             f"heads_{i}/{name}": channels
             for i, head in enumerate(self.heads)
-            for name, channels in getattr(head, "prunable", {}).items()
+            for name, channels in ability(head, PartLike, "prunable").items()
         }
 
     def head_widths(self, i: int) -> Widths:
@@ -76,7 +77,7 @@ class Cascade(nn.Module):
     @property
     def trains_batch_stats(self) -> bool:
         """Whether training updates `batch_stats`."""
-        return any(getattr(head, "trains_batch_stats", True) for head in self.heads)
+        return any(ability(head, PartLike, "trains_batch_stats") for head in self.heads)
 
     def coders(self, coder: BoxCoder) -> list[BoxCoder]:
         """Return the coder of each stage, the box head's first."""

@@ -1,6 +1,5 @@
 """Mask R-CNN (He et al., 2017) on a feature pyramid."""
 
-import inspect
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial, wraps
@@ -16,6 +15,7 @@ from mask_rcnn_jax.models.detect import Detect
 from mask_rcnn_jax.models.image_input import ImageInput
 from mask_rcnn_jax.models.mask_targets import MaskTargets
 from mask_rcnn_jax.models.outputs import StageOutputs, TrainOutputs
+from mask_rcnn_jax.models.protocols import MaskHeadLike, PartLike, ability, taken
 from mask_rcnn_jax.models.quantization import Quantization
 from mask_rcnn_jax.models.rpn import RPN
 from mask_rcnn_jax.models.sampling import MaskRoIs, RoISampling, SampledRoIs
@@ -26,7 +26,7 @@ from mask_rcnn_jax.ops.extent import ValidExtent
 from mask_rcnn_jax.ops.roi_align import RoIAlign, roi_align
 from mask_rcnn_jax.structures import Batch, Detections, Proposals
 
-BOX_SIZE, MASK_SIZE = 7, 14  # RoIAlign output size for the box and mask heads
+BOX_SIZE = 7  # RoIAlign output size for the box head
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,8 @@ def in_precision(method):
     return wrapped
 
 
-def _taken(module: nn.Module, **given: Any) -> dict[str, Any]:
-    """Return those arguments whose names are in a module's call; users' own may leave them out."""
-    names = inspect.signature(type(module).__call__).parameters
-    return {name: value for name, value in given.items() if name in names}
-
-
 class MaskRCNN(nn.Module):
-    """Mask R-CNN composed from parts; see `models.build.build_model`.
+    """Mask R-CNN composed from parts; see `models.build.build_model` and `models.protocols`.
 
     `model.apply(variables, batch, keys, train=True, method="forward_train")` returns raw outputs
     and targets, `model.apply(variables, images, image_sizes, detect, method="predict")` returns
@@ -69,20 +63,17 @@ class MaskRCNN(nn.Module):
     """
 
     input: ImageInput
-    backbone: nn.Module  # (x, *, train) to maps at strides 4, 8, 16, 32, or what `fpn` takes
-    fpn: nn.Module  # (maps, extent, train) to maps at strides 4..64
+    backbone: nn.Module
+    fpn: nn.Module
     anchors: AnchorGrid
     box_coder: BoxCoder
     rpn_head: nn.Module  # maps and their valid cells to logits and deltas per level
     rpn: RPN
     sampling: RoISampling
     roi_align: RoIAlign
-    # [B, R, 7, 7, C] and, if it takes them, valid [B, R] and train to class logits and deltas
     box_head: nn.Module
     cascade: Cascade
-    # [B, R, P, P, C], classes [B, R] and, if it takes it, train to mask logits [B, R, 2P, 2P], with
-    # all images' RoIs in one row (B = 1) in training; None: boxes only
-    mask_head: nn.Module | None
+    mask_head: nn.Module | None  # None: boxes only
     mask_targets: MaskTargets
     classifier: Classifier = SOFTMAX
     precision: Precision = Precision()
@@ -101,16 +92,16 @@ class MaskRCNN(nn.Module):
 
     @property
     def trains_batch_stats(self) -> bool:
-        """Whether training updates `batch_stats`; parts of users may not say."""
+        """Whether training updates `batch_stats`."""
         parts = (self.backbone, self.fpn, self.box_head, self.cascade, self.mask_head)
         return self.precision.quantization.int8 or any(
-            getattr(p, "trains_batch_stats", True) for p in parts if p is not None
+            ability(p, PartLike, "trains_batch_stats") for p in parts if p is not None
         )
 
     @property
     def mask_roi_size(self) -> int:
         """Side of the mask head's RoI features."""
-        return getattr(self.mask_head, "roi_size", MASK_SIZE)
+        return ability(self.mask_head, MaskHeadLike, "roi_size")
 
     @in_precision
     def forward_train(self, batch: Batch, keys: jax.Array | None, *, train: bool) -> TrainOutputs:
@@ -130,7 +121,7 @@ class MaskRCNN(nn.Module):
 
         def run(head: nn.Module, boxes: jax.Array, valid: jax.Array) -> Any:
             pooled = self.cascade.scale_gradient(self.pool(pyramid, boxes, BOX_SIZE, extent))
-            return head(pooled, **_taken(head, valid=valid, train=train))
+            return head(pooled, **taken(head, valid=valid, train=train))
 
         first = StageOutputs(rois, *run(self.box_head, rois.boxes, rois.valid))
         stages = self.cascade.train_stages(
@@ -145,7 +136,7 @@ class MaskRCNN(nn.Module):
         if self.mask_head is not None:
             mask_rois, dropped = self.sampling.mask_rois(rois, limit=train)
             pooled = self.pool_masks(pyramid, mask_rois, extent)
-            options = _taken(self.mask_head, train=train)
+            options = taken(self.mask_head, train=train)
             mask_logits = self.mask_head(pooled, mask_rois.classes[None], **options)[0]
             mask_targets = self.roi_mask_targets(mask_rois, batch)
         return TrainOutputs(
@@ -210,7 +201,7 @@ class MaskRCNN(nn.Module):
         """
         x, extent = self.input(images, image_sizes)
         # Custom backbones may ignore the extent: the FPN masks their maps.
-        options = _taken(self.backbone, extent=extent, keys=keys)
+        options = taken(self.backbone, extent=extent, keys=keys)
         maps = self.backbone(x.astype(self.precision.dtype), train=train, **options)
         return self.fpn(maps, extent, train=train), extent
 

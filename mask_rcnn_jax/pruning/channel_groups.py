@@ -19,6 +19,7 @@ from mask_rcnn_jax import parts
 from mask_rcnn_jax.models.build import PARTS, ModelOptions, abstract_variables, build_model
 from mask_rcnn_jax.models.channels import Channels
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
+from mask_rcnn_jax.models.protocols import PartLike, ability
 
 SMALLEST_PRIME = 10_000  # beyond classes, RoIs and the sides of maps
 
@@ -68,7 +69,8 @@ def prunable_channels(model: MaskRCNN) -> dict[str, Channels]:
     return {
         f"{section}/{name}": channels
         for section in PARTS
-        for name, channels in getattr(getattr(model, section, None), "prunable", {}).items()
+        for part in [getattr(model, section, None)]
+        for name, channels in ability(part, PartLike, "prunable").items()
         if channels.unit < channels.full
     }
 
@@ -79,8 +81,8 @@ def with_widths(model: ModelOptions, widths: Widths) -> ModelOptions:
         start = f"{section}/"
         new = {n.removeprefix(start): int(w) for n, w in widths.items() if n.startswith(start)}
         if new:
-            part: Any = getattr(model, section)
-            both = tuple({**_widths(part), **new}.items())
+            part: Any = getattr(model, section)  # a user's may take widths without naming them
+            both = tuple({**dict(ability(part, PartLike, "widths")), **new}.items())
             model = replace(model, **{section: parts.change(part, widths=both)})
     return model
 
@@ -145,13 +147,8 @@ def count_operations(terms: list[Term], channels: Mapping[str, Channels]) -> dic
 def _current(options: ModelOptions, name: str, channels: Channels) -> Channels:
     """Return a group's channels, which may have been narrowed before."""
     section, _, rest = name.partition("/")
-    widths = _widths(getattr(options, section))
+    widths = dict(ability(getattr(options, section), PartLike, "widths"))
     return replace(channels, count=widths.get(rest, channels.full))
-
-
-def _widths(part: Any) -> dict[str, int]:
-    """Return a part's widths; a function of a user's own may take them without naming them."""
-    return dict(getattr(part, "widths", ()))
 
 
 def _shapes(model: MaskRCNN) -> dict[str, tuple[int, ...]]:

@@ -9,6 +9,7 @@ import jax
 import optax
 from flax import linen as nn
 
+from mask_rcnn_jax.models.protocols import BackboneLike, ability
 from mask_rcnn_jax.pruning.channel_groups import Group, find_groups
 from mask_rcnn_jax.recipe.optimizer import Optimizer
 from mask_rcnn_jax.training.loss_scale import dynamic_loss_scale
@@ -32,12 +33,12 @@ def build_optimizer(
     """
     options = recipe.optim
     if optimizer is None:
-        _check_exempt(getattr(backbone, "exempt_from_decay", ()), params)
+        _check_exempt(ability(backbone, BackboneLike, "exempt_from_decay"), params)
         groups: dict[str, Group] = {}
         if options.group_lasso > 0:
             groups = find_groups(replace(recipe.model, num_classes=1))  # the number is no matter
         optimizer = make_optimizer(options, schedule, backbone, groups)
-    tx = train_only(optimizer, params, getattr(backbone, "frozen", ()))
+    tx = train_only(optimizer, params, ability(backbone, BackboneLike, "frozen"))
     if recipe.train.precision != "float16":
         return tx
     scale, growth = options.loss_scale, options.loss_scale_growth
@@ -79,13 +80,10 @@ def make_optimizer(
 
     groups: channels for `group_lasso`, from `pruning.channel_groups.find_groups`.
 
-    A backbone may have `exempt_from_decay`, names of layers or parameters at any depth of it, and,
-    for `layer_decay`, `num_layers` and `layer_id(name)`: the number of its layer of that name, from
-    0 to `num_layers`, counted from the input, or one more for the rate of the heads.
-
-    Raises ValueError, naming the entry, for a `layer_decay` of a backbone without these.
+    Raises ValueError, naming the entry, for a `layer_decay` of a backbone without `num_layers` and
+    `layer_id`, see `models.protocols.BackboneLike`.
     """
-    exempt = getattr(backbone, "exempt_from_decay", ())
+    exempt = ability(backbone, BackboneLike, "exempt_from_decay")
     decays = partial(_decays, decay_on=options.decay_on, exempt=exempt)
     decay = optax.add_decayed_weights(options.weight_decay, mask=_mask(decays))
     is_bias = _mask(lambda names, _: names[-1] == "bias")
@@ -167,16 +165,17 @@ def _check_exempt(exempt: tuple[str, ...], params: Mapping[str, Any]) -> None:
 def _layer_rates(decay: float, backbone: Any) -> optax.GradientTransformation:
     """Multiply the updates of each layer by the decay to the power of its distance from the heads,
     which are one beyond the backbone's last layer (Clark et al., ELECTRA, 2020)."""
-    if not (hasattr(backbone, "num_layers") and hasattr(backbone, "layer_id")):
+    num_layers, layer_id = (ability(backbone, BackboneLike, n) for n in ("num_layers", "layer_id"))
+    if num_layers is None or layer_id is None:
         raise ValueError(
             f"optim.layer_decay is {decay}, expected 1 with the backbone "
             f"{type(backbone).__name__}, which has no num_layers and layer_id(name)"
         )
-    heads = backbone.num_layers + 1
+    heads = num_layers + 1
 
     def scaled(path, update: jax.Array) -> jax.Array:
         names = _names(path)
-        number = backbone.layer_id(names[1]) if names[0] == "backbone" else heads
+        number = layer_id(names[1]) if names[0] == "backbone" else heads
         return update * decay ** (heads - number)
 
     return optax.stateless(lambda updates, _: jax.tree_util.tree_map_with_path(scaled, updates))

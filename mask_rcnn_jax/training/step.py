@@ -121,7 +121,7 @@ def make_train_step(
     the state is taken, if any.
     distillation: adds losses, for `step(state, batch, teacher)` with the teacher's variables.
     """
-    mutable = ["batch_stats"] if getattr(model, "trains_batch_stats", True) else []
+    mutable = ["batch_stats"] if model.trains_batch_stats else []
     forward = partial(model.apply, method="forward_train", train=True, mutable=mutable)
     box_offset, whole_masks = model.box_coder.iou_offset, model.mask_targets.kind == "whole"
     flip = partial(random_flip, box_offset=box_offset, whole_masks=whole_masks)

@@ -13,6 +13,7 @@ from mask_rcnn_jax import parts
 from mask_rcnn_jax.config import as_recipe, flatten, read_workdir
 from mask_rcnn_jax.models.build import BUILDERS, PARTS, abstract_variables, build_model
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
+from mask_rcnn_jax.models.protocols import PartLike, ability
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.weights import pretrained
 from mask_rcnn_jax.weights.categories import categories_of_weights
@@ -130,7 +131,8 @@ def make_model(
     )
     for section in PARTS:
         part: Any = getattr(model, section, None)
-        prunable = getattr(part, "prunable", {})  # without it, `widths` is something of the part's
+        # Without it, `widths` is something of the part's.
+        prunable = ability(part, PartLike, "prunable")
         for name, width in part.widths if prunable else ():
             if width > (most := prunable[name].full):
                 entry = f"model.{section}.widths"

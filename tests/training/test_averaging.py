@@ -114,7 +114,7 @@ def stub_model():
         return jnp.sum(variables["params"]["w"]) * mean, {"batch_stats": stats}
 
     parts = {"mask_targets": SimpleNamespace(kind="crop"), "rpn": RPN(), "box_coder": BoxCoder()}
-    return SimpleNamespace(apply=apply, backbone=None, **parts)
+    return SimpleNamespace(apply=apply, backbone=None, trains_batch_stats=True, **parts)
 
 
 def average_after(devices: int, steps: int, *, scale: float = 0.0) -> tuple[TrainState, list]:

@@ -91,7 +91,7 @@ def stub_model():
         return jnp.sum(variables["params"]["w"]) * mean, {"batch_stats": stats}
 
     parts = {"mask_targets": SimpleNamespace(kind="crop"), "rpn": RPN(), "box_coder": BoxCoder()}
-    return SimpleNamespace(apply=apply, backbone=None, **parts)
+    return SimpleNamespace(apply=apply, backbone=None, trains_batch_stats=True, **parts)
 
 
 @pytest.mark.parametrize("scale, overflows", [(2.0**15, False), (2.0**127, True)])
