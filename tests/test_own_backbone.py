@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
-import mask_rcnn_jax as mrcnn
-from mask_rcnn_jax.config import as_recipe
+from mask_rcnn_jax.config import as_recipe, load_tree
 from mask_rcnn_jax.models.build import build_model, init_variables
 from mask_rcnn_jax.training.optim import build_optimizer
 from mask_rcnn_jax.weights.run_checkpoint import load_checkpoint
@@ -80,7 +79,7 @@ def test_it_trains_resumes_evaluates_infers_and_exports(folder, tmp_path, monkey
 def test_its_frozen_stage_stays_and_its_dtype_follows(folder, monkeypatch):
     monkeypatch.syspath_prepend(folder[0])
     config = tiny_config()
-    config.model.backbone = mrcnn.load_config(folder[0] / "my_recipe.py").model.backbone
+    config.model.backbone = load_tree(folder[0] / "my_recipe.py").model.backbone
     model = build_model(config.model, precision="bfloat16")
     assert model.backbone.dtype == jax.numpy.bfloat16
     params = init_variables(model, 0)["params"]
