@@ -241,7 +241,7 @@ def test_targets_need_their_data():
 @pytest.mark.parametrize(
     ("page", "row", "least"),
     [
-        ("recipes.md", r"^\| `((?:data|model|loss|optim|train|eval)\.[\w.]+)` \|", 50),
+        ("recipe_differences.md", r"^\| `((?:data|model|loss|optim|train|eval)\.[\w.]+)` \|", 50),
         ("extending.md", r"^\| (?:all four|backbone|\w+_head) \| `\w+` \|", 14),
     ],
 )
