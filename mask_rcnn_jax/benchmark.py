@@ -63,10 +63,9 @@ def main(positional: Sequence[str]) -> None:
     if len(positional) != 1 or positional[0] not in KINDS:
         raise ValueError(f"benchmark needs one of {', '.join(KINDS)}, got {list(positional)}")
     kind = positional[0]
-    given = cli.given_recipe()
-    if kind != "kernels" and given is None:
+    recipe = cast(Recipe, cli.given_recipe())  # kernels need none
+    if kind != "kernels" and recipe is None:
         raise ValueError(f"benchmark {kind} needs --config")
-    recipe = cast(Recipe, given)  # kernels need none
     _check_combination(kind)
     if FLAGS.json:
         Path(FLAGS.json).parent.mkdir(parents=True, exist_ok=True)

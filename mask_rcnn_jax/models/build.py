@@ -171,14 +171,6 @@ def build_model(
     computed = PRECISIONS[resolve_precision(precision)]
     given: dict[str, Any] = {"num_classes": options.num_classes, "dtype": computed.dtype}
     in_backbone, in_heads = (name in REMATS[remat] for name in ("backbone", "heads"))
-    rpn = options.rpn
-    rpn_head = (nn.remat(RPNHead) if in_heads else RPNHead)(
-        options.anchors.per_cell,
-        channels=rpn.channels,
-        num_convs=rpn.num_convs,
-        widths=rpn.widths,
-        dtype=computed.dtype,
-    )
     box_head = _head(options.box_head, in_heads, given)
     built = MaskRCNN(
         input=options.input,
@@ -186,8 +178,8 @@ def build_model(
         fpn=options.fpn.make(**given),
         anchors=options.anchors,
         box_coder=options.box_coder,
-        rpn=rpn,
-        rpn_head=rpn_head,
+        rpn=options.rpn,
+        rpn_head=_rpn_head(options, in_heads, computed.dtype),
         sampling=options.sampling,
         roi_align=options.roi_align,
         box_head=box_head,
@@ -202,6 +194,12 @@ def build_model(
         if section != "mask_head" or built.mask_head is not None:
             check_call(getattr(built, section), getattr(options, section), protocol)
     return built
+
+
+def _rpn_head(options: ModelOptions, recomputed: bool, dtype: Any) -> RPNHead:
+    rpn, per_cell = options.rpn, options.anchors.per_cell
+    head = nn.remat(RPNHead) if recomputed else RPNHead
+    return head(per_cell, rpn.channels, dtype, rpn.num_convs, rpn.widths)
 
 
 def _head(head: parts.Named, recomputed: bool, given: Mapping[str, Any]) -> Any:

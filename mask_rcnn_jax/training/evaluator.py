@@ -86,10 +86,8 @@ def make_validation(
     loss_step = step.make_loss_step(model, mesh, loss=recipe.loss, seed=recipe.train.seed)
     loss_step = stoppable(say_compiling("validation losses", loss_step))
     options = evaluation_options(recipe, val_set)
-    numbers: dict[str, Any] = {
-        "batch_size": wanted.batch_size,
-        "num_workers": recipe.data.num_workers,
-    }
+    numbers: dict[str, Any] = {"batch_size": wanted.batch_size}
+    numbers["num_workers"] = recipe.data.num_workers
     load = partial(make_eval_loader, val_set, options, **numbers)
 
     def validate(state: TrainState) -> tuple[dict[str, float], dict[str, np.ndarray]]:

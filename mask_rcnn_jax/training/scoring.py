@@ -84,14 +84,13 @@ def evaluate(
     Args:
         weights: a run, one of its checkpoints, a file of weights, or an exported model, which is
             scored on the images that have a size it takes.
-        config: a recipe's name or path, or a config, which is not changed; None takes that of the
-            run or the export. A file needs one.
-        val_set: the dataset; None takes `data.val_json`.
+        config: a recipe, its name or path, or a ConfigDict; None takes that of the run or the
+            export. A file needs one.
+        val_set: the dataset; None takes the recipe's `data.val_json`.
         output: folder for bbox_results.json, segm_results.json and metrics.json; None takes
             `eval/<step>` in the run's workdir. A file and an exported model need one.
         report: also write report.html.
-        tile: images with a longer side are cut into overlapping squares of this many pixels, whose
-            detections are merged; 0 cuts none.
+        tile: side of the tiles of large images, see `Predictor`; 0 cuts none.
         overlap: smallest overlap of neighboring tiles, as a fraction of their side.
 
     Returns:
