@@ -99,6 +99,7 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
             if not isinstance(content[name], kind):
                 raise ValueError(f"{name} is {content[name]!r}")
         content["inputs"]["images"]["shape"][0], content["preprocessing"]["canvas"]
+        content["config"]["model"], content["config"]["data"]
         if not all(isinstance(section, dict) for section in content["config"].values()):
             raise ValueError("a section of the config is no object")
     except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:

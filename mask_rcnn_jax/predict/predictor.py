@@ -16,6 +16,7 @@ from mask_rcnn_jax.config import as_recipe
 from mask_rcnn_jax.data.options import all_canvases
 from mask_rcnn_jax.data.resize import ResizePlan, resize_image, resize_plan
 from mask_rcnn_jax.data.tiles import tiling, view_windows
+from mask_rcnn_jax.models.build import build_model
 from mask_rcnn_jax.predict.engines import Exported
 from mask_rcnn_jax.predict.live import LiveModel
 from mask_rcnn_jax.predict.pixels import ImageLike, path_of, pixels_of
@@ -25,7 +26,6 @@ from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.structures import Detections
 from mask_rcnn_jax.weights.categories import categories_of_weights
 from mask_rcnn_jax.weights.convert import num_classes_in
-from mask_rcnn_jax.weights.restore import make_model
 
 # `stream` starts a partial batch rather than keep more than this waiting.
 MAX_WAITING_BYTES = 256 << 20  # for each device, whose share of a batch does not shrink
@@ -104,8 +104,9 @@ class Predictor:
         else:
             assert variables is not None
             # A recipe may leave the class count to the annotations; the weights have it.
-            count = num_classes_in(variables) or 0
-            model = make_model(recipe.with_classes(count), count)
+            options = recipe.with_classes(num_classes_in(variables) or 0).model
+            precision, implementation = recipe.train.precision, recipe.train.implementation
+            model = build_model(options, precision=precision, implementation=implementation)
             self._model = LiveModel(model, recipe.eval, variables)
             self._num_devices = self._model.num_devices
             self.categories = categories or categories_of_weights(recipe.data, variables)
