@@ -91,7 +91,7 @@ def export_weights(recipe: Recipe | None, weights: str, format: str, output: str
         content = pickle.dumps({"model": arrays, "__author__": "mask_rcnn_jax"}, protocol=4)
     else:
         content = save(arrays)
-    norm, model = recipe.model.backbone.get("norm", None), parts.section_of(recipe.model)
+    norm, model = recipe.model.backbone.get("norm", None), parts.to_section(recipe.model)
     restored, _ = to_flax(arrays, norm=norm, eps=eps, model=model)
     if format == "detectron2":  # has no boxes and masks of background
         difference = _largest_difference(to_detectron2(restored, norm_eps=eps), arrays)
@@ -232,7 +232,7 @@ def check_system(model: ModelOptions, system: str) -> None:
             raise ValueError(f"{text}, {system} has no pruned models; use --format=safetensors")
     # Statistics absorb another epsilon.
     absorbed = () if backbone.get("norm", None) in WITHOUT_STATISTICS else ("backbone.norm_eps",)
-    for line in mismatches(known[backbone.name], parts.section_of(model), without=absorbed):
+    for line in mismatches(known[backbone.name], parts.to_section(model), without=absorbed):
         logging.warning("%s", line)
 
 

@@ -120,22 +120,22 @@ def entries(part: Callable, given: tuple[str, ...] = ()) -> dict[str, Entry]:
 def defaults(part: Callable, given: tuple[str, ...] = ()) -> dict[str, Any]:
     """Return a config section with the part's defaults; those it needs have none."""
     found = {name: entry.default for name, entry in entries(part, given).items()}
-    return {n: section_of(v) for n, v in found.items() if v is not inspect.Parameter.empty}
+    return {n: to_section(v) for n, v in found.items() if v is not inspect.Parameter.empty}
 
 
-def defaults_of(part: Named) -> dict[str, Any]:
+def builder_defaults(part: Named) -> dict[str, Any]:
     """Return the defaults of a named part's builder."""
     found = {name: entry.default for name, entry in part.known.items()}
-    return {n: section_of(v) for n, v in found.items() if v is not inspect.Parameter.empty}
+    return {n: to_section(v) for n, v in found.items() if v is not inspect.Parameter.empty}
 
 
-def section_of(value: Any) -> Any:
+def to_section(value: Any) -> Any:
     """Return the section that a part was built from, with all entries; other values as they are."""
     if isinstance(value, Named):
-        return {"name": value.name} | {n: section_of(v) for n, v in value.entries.items()}
+        return {"name": value.name} | {n: to_section(v) for n, v in value.entries.items()}
     if not _is_part(type(value)):
         return value
-    return {name: section_of(getattr(value, name)) for name in entries(type(value))}
+    return {name: to_section(getattr(value, name)) for name in entries(type(value))}
 
 
 def change(part: Any, **entries: Any) -> Any:
@@ -154,7 +154,7 @@ def changes(value: Any) -> dict[str, Any]:
     if isinstance(value, Named):
         is_own, known = value.name not in value.choices, value.known
         differ = {
-            name: section_of(given)
+            name: to_section(given)
             for name, given in value.entries.items()
             if is_own or name not in known or known[name].default != given
         }

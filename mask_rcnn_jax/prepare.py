@@ -84,14 +84,14 @@ def prepare_shapes() -> None:
 
 def prepare_weights(name: str) -> None:
     """Download public weights by name into --data_dir, unless they are there."""
-    print(download_weights(name, FLAGS.data_dir, progress_of))
+    print(download_weights(name, FLAGS.data_dir, bytes_progress))
 
 
 def prepare_coco2017() -> None:
     """Download and unpack COCO 2017 into --data_dir, but for what is there."""
     release, splits = coco2017.COCO2017, SPLITS[FLAGS.split]
     zips = coco2017.prepare_release(
-        release, FLAGS.data_dir, splits, delete_zips=FLAGS.delete_zips, make_progress=progress_of
+        release, FLAGS.data_dir, splits, delete_zips=FLAGS.delete_zips, make_progress=bytes_progress
     )
     for name in splits:
         split, folder = release.splits[name], Path(FLAGS.data_dir)
@@ -105,18 +105,18 @@ def prepare_records() -> None:
     from mask_rcnn_jax.formats.tfds_coco_instances import prepare_tfds
 
     folder = Path(FLAGS.tfds_dir or Path(FLAGS.data_dir) / "tfds")
-    sources = {split: source_of(split) for split in SPLITS[FLAGS.split]}
+    sources = {split: split_files(split) for split in SPLITS[FLAGS.split]}
     directory = prepare_tfds(folder, sources, lambda total: Progress("images", total).advance)
     print(f"{directory}: --config.data.source=tfds --config.data.tfds_dir={folder}")
 
 
-def source_of(split: str) -> Files:
+def split_files(split: str) -> Files:
     """The files of a split of the set in --data_dir, or as the flags name them."""
     files = FLAGS[f"{split}_json"].value, FLAGS[f"{split}_images"].value
     return find_split(split, FLAGS.data_dir, *files)
 
 
-def progress_of(total: int) -> Callable[[int], None]:
+def bytes_progress(total: int) -> Callable[[int], None]:
     return Progress("bytes", total).advance
 
 
@@ -142,7 +142,7 @@ def sets_to_check() -> list[Files]:
     if json_path and image_dir:
         return [(Path(json_path), Path(image_dir))]
     if FLAGS.train_json and FLAGS.val_json:
-        return [source_of(split) for split in SPLITS["both"]]
+        return [split_files(split) for split in SPLITS["both"]]
     if json_path or image_dir or not FLAGS.data_dir:
         raise ValueError(
             "prepare check needs --data_dir, or --json together with --images, or --train_json "
@@ -196,7 +196,7 @@ def convert_tfrecords() -> None:
         raise ValueError("prepare tfrecord needs --input, a pattern of record files, and --output")
     json_path = only("json")
     categories = read_coco(json_path)["categories"] if json_path else None
-    content, left_out = read_tfrecords(FLAGS.input, categories, progress_of)
+    content, left_out = read_tfrecords(FLAGS.input, categories, bytes_progress)
     for line in left_out:
         print(f"data.bad_annotations=skip is needed: {line}")
     write_json(Path(FLAGS.output), content)

@@ -128,7 +128,7 @@ def gather_sum_transpose(
         raise NotImplementedError(f"gather_sum_transpose: {reason}")
     if 0 in (*grad.shape, num_rows):
         return jnp.zeros((num_rows, channels), grad.dtype)
-    starts, cells, weights = _cells_of_rows(y_taps, x_taps, y_weights, x_weights, num_rows)
+    starts, cells, weights = _row_cells(y_taps, x_taps, y_weights, x_weights, num_rows)
     programs = -(-num_rows // ROWS_PER_PROGRAM)
 
     def gather_sum_transpose_kernel(starts, cells, weights, grad, out):
@@ -193,7 +193,7 @@ def _num_used(weights: jax.Array) -> jax.Array:
     return jnp.max(jnp.where(weights != 0.0, numbers[None, None, :], 0), axis=-1)
 
 
-def _cells_of_rows(y_taps, x_taps, y_weights, x_weights, num_rows):
+def _row_cells(y_taps, x_taps, y_weights, x_weights, num_rows):
     """Transpose the sum: row i reads cells[starts[i] : starts[i + 1]], with weights likewise.
 
     Cells are flat indices over R, P and Q. Taps with weight 0 are not listed.

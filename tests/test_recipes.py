@@ -204,7 +204,7 @@ def test_regnets_differ_from_the_strong_resnet_in_their_trunk_alone(name):
     backbone |= dict(depth=22, slope=31.41, multiplier=2.24, group_width=64) if is_y else {}
     backbone |= {} if is_y else dict(depth=23, slope=38.65, multiplier=2.43, group_width=40)
     backbone |= dict(initial_width=96, se_ratio=0.25 if is_y else 0.0, widths=())
-    assert parts.section_of(config.model.backbone) == backbone
+    assert parts.to_section(config.model.backbone) == backbone
 
 
 @pytest.mark.parametrize("name", [*VARIANTS, *TRANSFORMERS[1:], *CONVNEXTS[1:], *REGNETS])

@@ -61,6 +61,6 @@ def test_no_default_has_changed():
 
 def test_what_differs_is_saved_with_all_that_a_users_own_part_was_given():
     recipe, _ = read_workdir(SAVED / "run")
-    assert recipe.changes()["model"]["backbone"] == parts.section_of(recipe.model.backbone)
+    assert recipe.changes()["model"]["backbone"] == parts.to_section(recipe.model.backbone)
     assert recipe.model.backbone.widths == (8, 12, 16, 24)  # as by default
     assert load_config("coco_detectron2").changes()["train"] == {"checkpoint_every": 5000}

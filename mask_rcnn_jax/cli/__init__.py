@@ -134,14 +134,14 @@ def _run(main: Callable[[Sequence[str]], None], debug: bool, takes_positional: b
     except (ValueError, OSError, flags.Error) as error:
         if debug:
             raise
-        _fail(_one_line(error), 1 if _is_of_others(error) else 2)
+        _fail(_one_line(error), 1 if _is_collective_failure(error) else 2)
     except Exception as error:  # the last line of defence: no bare traceback reaches the user
         if debug:
             raise
         _fail(f"{type(error).__name__}: {_one_line(error)} (--debug shows where)", 1)
 
 
-def _is_of_others(error: Exception) -> bool:
+def _is_collective_failure(error: Exception) -> bool:
     """Whether a collective failed, since another process ended; JAX may raise a ValueError."""
     return _process_count > 1 and COLLECTIVE_FAILED.match(str(error)) is not None
 
@@ -295,7 +295,7 @@ def set_up_logging() -> None:
     handler = logging.get_absl_handler()
     handler.setFormatter(console.make_formatter())
     handler.addFilter(_is_wanted)
-    sys.unraisablehook = _say_unraisable
+    sys.unraisablehook = _print_unraisable
 
 
 def _is_wanted(record: std_logging.LogRecord) -> bool:
@@ -307,7 +307,7 @@ def _is_wanted(record: std_logging.LogRecord) -> bool:
     return record.levelno >= std_logging.WARNING and not is_orbax
 
 
-def _say_unraisable(unraisable: "sys.UnraisableHookArgs") -> None:
+def _print_unraisable(unraisable: "sys.UnraisableHookArgs") -> None:
     """Leave out the complaints of arrays of a failed checkpoint: the failure itself is raised."""
     if str(unraisable.exc_value) != "Event loop is closed":
         sys.__unraisablehook__(unraisable)

@@ -70,7 +70,7 @@ def is_axis_aligned(matrix: np.ndarray) -> bool:
     return bool(swapped.max() < 1e-9 or straight.max() < 1e-9)
 
 
-def moves_whole_pixels(matrix: np.ndarray) -> bool:
+def moves_full_pixels(matrix: np.ndarray) -> bool:
     """Check whether every pixel goes to one pixel, so that nothing is resampled."""
     unit = np.abs(np.abs(matrix[:, :2]).max(axis=1) - 1).max() < 1e-9
     whole = np.abs(matrix[:, 2] - np.rint(matrix[:, 2])).max() < 1e-9

@@ -101,7 +101,7 @@ def load_coco(
     request = _Request(
         json_path, folder, bad_annotations == "skip", require_annotations, class_ids, boxes_only
     )
-    images, classes, num_left_out = _load_stream(request) or _load_whole(request)
+    images, classes, num_left_out = _load_stream(request) or _load_any(request)
     crowds = images.arrays["crowds"]
     if crowds.size and crowds.all():
         logging.warning("%s: %s", json_path, ALL_CROWDS % len(crowds))
@@ -176,7 +176,7 @@ def _load_sound(request: _Request) -> _Loaded:
     return packer.pack(content, class_of), classes, len(faults)
 
 
-def _load_whole(request: _Request) -> _Loaded:
+def _load_any(request: _Request) -> _Loaded:
     """Load any file, or say what is wrong with it."""
     json_path = request.json_path
     rules = {"boxes_only": request.boxes_only, "skip_bad": request.skip_bad}

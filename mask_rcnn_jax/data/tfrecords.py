@@ -47,7 +47,7 @@ class TFRecords:
         self._by_id: dict[bytes, tuple[int, Place]] = {}
         for number, path in enumerate(self.paths):
             for place, data in scan(path, check_data=False):
-                image_id = image_id_of(data, path, place.number)
+                image_id = read_image_id(data, path, place.number)
                 if image_id in self._by_id:
                     name = image_id.decode(errors="replace")
                     raise _fault(path, place.number, f"another record is of image {name!r}, too")
@@ -78,10 +78,10 @@ class TFRecords:
             raise _fault(path, number, "cut off")
         _check_crc(data[:size], data[size:], path, number)
         features = example_features(memoryview(data)[:size], path, number)
-        found = bytes_of(features, KEY_ID, path, number)
+        found = read_bytes_list(features, KEY_ID, path, number)
         if found != [str(image_id).encode(errors="replace")]:
             raise _fault(path, number, f"is of image {found!r}, expected {str(image_id)!r}")
-        return single(bytes_of(features, KEY_IMAGE, path, number), KEY_IMAGE, path, number)
+        return single(read_bytes_list(features, KEY_IMAGE, path, number), KEY_IMAGE, path, number)
 
 
 def find_files(pattern: str) -> list[str]:
@@ -139,21 +139,23 @@ def example_features(data: memoryview, path: str, number: int) -> dict[str, memo
         raise _fault(path, number, f"no tf.train.Example ({error})") from error
 
 
-def image_id_of(data: memoryview, path: str, number: int) -> bytes:
+def read_image_id(data: memoryview, path: str, number: int) -> bytes:
     """The id of a record's image, as text."""
     features = example_features(data, path, number)
-    image_id = single(bytes_of(features, KEY_ID, path, number), KEY_ID, path, number)
+    image_id = single(read_bytes_list(features, KEY_ID, path, number), KEY_ID, path, number)
     if not 0 < len(image_id) <= MAX_ID:
         raise _fault(path, number, f"{KEY_ID} has {len(image_id)} bytes, expected 1 to {MAX_ID}")
     return image_id
 
 
-def bytes_of(features: dict[str, memoryview], key: str, path: str, number: int) -> list[bytes]:
+def read_bytes_list(
+    features: dict[str, memoryview], key: str, path: str, number: int
+) -> list[bytes]:
     """The byte strings of a feature; [] if it is not there."""
     return [bytes(value) for value in _values(features, key, _BYTES, path, number)]
 
 
-def floats_of(features: dict[str, memoryview], key: str, path: str, number: int) -> np.ndarray:
+def read_floats(features: dict[str, memoryview], key: str, path: str, number: int) -> np.ndarray:
     """The floats of a feature, float32."""
     parts = [bytes(part) for part in _values(features, key, _FLOATS, path, number)]
     if any(len(part) % 4 for part in parts):
@@ -161,7 +163,7 @@ def floats_of(features: dict[str, memoryview], key: str, path: str, number: int)
     return np.frombuffer(b"".join(parts), "<f4")
 
 
-def numbers_of(features: dict[str, memoryview], key: str, path: str, number: int) -> list[int]:
+def read_ints(features: dict[str, memoryview], key: str, path: str, number: int) -> list[int]:
     """The whole numbers of a feature, of 64 bits."""
     values, found = _values(features, key, _NUMBERS, path, number), []
     try:

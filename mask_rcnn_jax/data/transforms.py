@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 
-from mask_rcnn_jax.data.affine import moves_whole_pixels, scaling
+from mask_rcnn_jax.data.affine import moves_full_pixels, scaling
 from mask_rcnn_jax.data.augment import is_image, read_pending
 from mask_rcnn_jax.data.coco import CocoDataset
 from mask_rcnn_jax.data.dataset import Annotation, Dataset, ImageRecord, image_name
@@ -62,7 +62,7 @@ def load_row(
     batch.image_sizes[row] = plan.size
     batch.scales[row] = plan.scale
     pixel = smallest = 1.0, 1.0  # (y, x)
-    if example.pending is None or moves_whole_pixels(example.pending.matrix):
+    if example.pending is None or moves_full_pixels(example.pending.matrix):
         example = read_pending(example, dataset, index)
         resize_image(example.image, plan, options, out=batch.images[row])
     else:  # it is resampled anyway: only once

@@ -92,7 +92,7 @@ def _rotate(image: np.ndarray, affine: Affine, fill: tuple[int, int, int]) -> np
         affine = compose(scaling((height, width), size), affine)
     return cv2.warpAffine(
         image,
-        _of_centers(affine.matrix),
+        _to_opencv(affine.matrix),
         affine.size[::-1],
         flags=cv2.INTER_LINEAR,
         borderMode=cv2.BORDER_CONSTANT,
@@ -100,7 +100,7 @@ def _rotate(image: np.ndarray, affine: Affine, fill: tuple[int, int, int]) -> np
     )
 
 
-def _of_centers(matrix: np.ndarray) -> np.ndarray:
+def _to_opencv(matrix: np.ndarray) -> np.ndarray:
     """Return the matrix in OpenCV's coordinates, where pixel i has its center at i."""
     shift = transform(matrix, np.array([[0.5, 0.5]]))[0] - 0.5
     return np.column_stack([matrix[:, :2], shift])
@@ -118,7 +118,7 @@ def warp_mask(mask: np.ndarray, affine: Affine, window: Window) -> np.ndarray:
     if not is_axis_aligned(matrix):
         matrix[:, 2] -= (x1, y1)
         flags = cv2.INTER_NEAREST
-        return cv2.warpAffine(mask, _of_centers(matrix), (x2 - x1, y2 - y1), flags=flags)
+        return cv2.warpAffine(mask, _to_opencv(matrix), (x2 - x1, y2 - y1), flags=flags)
     if abs(matrix[0, 0]) < abs(matrix[0, 1]):
         mask, matrix = mask.T, matrix[:, [1, 0, 2]]
     as_torch = affine.torch_masks

@@ -21,7 +21,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from mask_rcnn_jax.jax_to_onnx.graph import layer_of
+from mask_rcnn_jax.jax_to_onnx.graph import strip_number
 from mask_rcnn_jax.models.quantization import FLOAT_LAYERS
 
 CALIBRATORS = ("minmax", "entropy")
@@ -88,7 +88,7 @@ def quantized_layers(model: bytes) -> list[str]:
     import onnx
 
     graph_model = onnx.load_from_string(model)
-    return list(dict.fromkeys(map(layer_of, _quantized_nodes(graph_model, [], ()))))
+    return list(dict.fromkeys(map(strip_number, _quantized_nodes(graph_model, [], ()))))
 
 
 def _measure(
@@ -122,7 +122,7 @@ def with_trained(
 
     limits: dict[str, float] = {}
     for node in onnx.load_from_string(model).graph.node:
-        limit = trained.get(layer_of(node.name), 0.0)
+        limit = trained.get(strip_number(node.name), 0.0)
         if node.op_type in OP_TYPES and limit > 0:  # a tensor that several layers read has one
             limits[node.input[0]] = max(limits.get(node.input[0], 0.0), limit)
     fixed = {name: [max(ranges[name][0], -limit), limit] for name, limit in limits.items()}
@@ -183,7 +183,7 @@ def _read_unrounded(graph, layers: Collection[str]) -> None:
     """Let layers read the tensors that others read rounded."""
     makers = {name: node for node in graph.node for name in node.output}
     for node in graph.node:
-        if node.op_type in OP_TYPES and layer_of(node.name) in layers:
+        if node.op_type in OP_TYPES and strip_number(node.name) in layers:
             pair = makers.get(node.input[0])
             if pair is not None and pair.op_type == "DequantizeLinear":
                 node.input[0] = makers[pair.input[0]].input[0]
@@ -197,7 +197,7 @@ def _quantized_nodes(model, between: list[str], in_float: Collection[str]) -> li
     names, quantized = [], set()
     for node in model.graph.node:
         inputs = node.input if node.op_type == "Add" else node.input[:1]
-        layer = layer_of(node.name)
+        layer = strip_number(node.name)
         floats = layer in in_float or layer.split("/")[-1] in FLOAT_LAYERS
         is_layer = node.op_type in OP_TYPES and not floats
         if is_layer or (node.op_type in between and quantized.issuperset(inputs)):

@@ -9,7 +9,7 @@ from mask_rcnn_jax.formats.cvat_shapes import add_shape
 from mask_rcnn_jax.formats.cvat_video import read_frames
 from mask_rcnn_jax.formats.image_files import ImageFiles
 from mask_rcnn_jax.formats.reading import Converted, ImageObjects, Options, check_size, number
-from mask_rcnn_jax.formats.xml_tree import read_xml, text_of
+from mask_rcnn_jax.formats.xml_tree import child_text, read_xml
 
 
 def read_cvat(source: Path, image_dir: Path | None, options: Options) -> Converted:
@@ -34,9 +34,11 @@ def read_cvat(source: Path, image_dir: Path | None, options: Options) -> Convert
     else:
         images = [_image(entry, path, files, options, left_out) for entry in root.iterfind("image")]
     labels = [
-        label for label in root.iterfind("meta//labels/label") if not text_of(label, "parent")
+        label for label in root.iterfind("meta//labels/label") if not child_text(label, "parent")
     ]
-    declared = [text_of(label, "name") for label in labels if text_of(label, "type") != "skeleton"]
+    declared = [
+        child_text(label, "name") for label in labels if child_text(label, "type") != "skeleton"
+    ]
     used = sorted({entry.label for image in images for entry in image.objects})
     return Converted(images, files.folder, left_out, tuple(dict.fromkeys(declared + used)))
 

@@ -15,7 +15,7 @@ from mask_rcnn_jax.formats.coco_build import AnnotatedImage, read_image_size
 from mask_rcnn_jax.formats.cvat_shapes import add_shape, polygon_points
 from mask_rcnn_jax.formats.image_files import ImageFiles
 from mask_rcnn_jax.formats.reading import ImageObjects, Options, check_size, number, on_one_line
-from mask_rcnn_jax.formats.xml_tree import text_of
+from mask_rcnn_jax.formats.xml_tree import child_text
 
 FRAME = re.compile(r"frame_(\d{1,12})$")  # stem of a frame's image, as CVAT names it
 EXTRACT = "`ffmpeg -i VIDEO -start_number 0 FOLDER/frame_%06d.png` writes them"
@@ -145,7 +145,7 @@ def _size(root: Element, path: Path, image: Path) -> tuple[int, int]:
     size, stated = read_image_size(image, path), root.find("meta//original_size")
     if stated is not None:
         height, width = (
-            number(text_of(stated, side), f"{path}: {side}") for side in ("height", "width")
+            number(child_text(stated, side), f"{path}: {side}") for side in ("height", "width")
         )
         check_size(f"{path}: original_size", (height, width), image, size)
     return size

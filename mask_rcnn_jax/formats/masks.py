@@ -35,18 +35,18 @@ def read_masks(source: Path, image_dir: Path | None, options: Options) -> Conver
     folders = [path for path in sorted(source.rglob("masks")) if (path.parent / "images").is_dir()]
     left_out: list[str] = []
     if folders:
-        found = [_of_folder(folder, options.class_name, left_out) for folder in folders]
+        found = [_read_folder(folder, options.class_name, left_out) for folder in folders]
         return Converted([image for images in found for image in images], source, left_out)
     files = ImageFiles(image_dir or source)
     paths = [path for path in sorted(source.rglob("*")) if is_image(path.name)]
     paths = [p for p in paths if _ENDING.search(p.stem) or not p.is_relative_to(files.folder)]
     if not paths:
         raise ValueError(f"{source}: no masks; beside their images they end in _mask or _masks")
-    images = [_of_file(path, files, options.class_name, left_out) for path in paths]
+    images = [_read_mask_file(path, files, options.class_name, left_out) for path in paths]
     return Converted(images, files.folder, left_out)
 
 
-def _image_of(path: Path, files: ImageFiles) -> Path | None:
+def _find_image(path: Path, files: ImageFiles) -> Path | None:
     """The image that a mask is named like."""
     plain, folder = _ENDING.sub("", path.stem), path.parent.as_posix()
     names = [f"{folder}/{stem}" for stem in (plain, f"{plain}_img", path.stem)]
@@ -54,8 +54,10 @@ def _image_of(path: Path, files: ImageFiles) -> Path | None:
     return next((image for image in found if image and image.resolve() != path.resolve()), None)
 
 
-def _of_file(path: Path, files: ImageFiles, label: str, left_out: list[str]) -> AnnotatedImage:
-    image = _image_of(path, files)
+def _read_mask_file(
+    path: Path, files: ImageFiles, label: str, left_out: list[str]
+) -> AnnotatedImage:
+    image = _find_image(path, files)
     if image is None:
         plain = _ENDING.sub("", path.stem)
         raise ValueError(f"{path}: no image {plain!r} in {files.folder}")
@@ -67,12 +69,12 @@ def _of_file(path: Path, files: ImageFiles, label: str, left_out: list[str]) -> 
     return AnnotatedImage(image, size, objects.joined())
 
 
-def _of_folder(folder: Path, label: str, left_out: list[str]) -> list[AnnotatedImage]:
+def _read_folder(folder: Path, label: str, left_out: list[str]) -> list[AnnotatedImage]:
     files = ImageFiles(folder.parent / "images")
     paths = [path for path in sorted(folder.rglob("*")) if is_image(path.name)]
-    others = [path for path in paths if _image_of(path, files) is None]
+    others = [path for path in paths if _find_image(path, files) is None]
     if paths and not others:
-        return [_of_file(path, files, label, left_out) for path in paths]
+        return [_read_mask_file(path, files, label, left_out) for path in paths]
     if len(files.paths) != 1:
         unlike = f", or masks with the images' names, unlike {others[0]}" if others else ""
         count = f"{len(files.paths)} images beside {folder}, expected one"

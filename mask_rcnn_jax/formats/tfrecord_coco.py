@@ -106,8 +106,8 @@ class _Record:
 
     def objects(self, image: dict[str, Any]) -> list[tuple[dict[str, Any], str]]:
         """Entries of the objects without ids, each with the name of its class, '' if unknown."""
-        labels = tfrecords.numbers_of(self._features, f"{OBJECT}class/label", *self._where)
-        crowds = tfrecords.numbers_of(self._features, f"{OBJECT}is_crowd", *self._where)
+        labels = tfrecords.read_ints(self._features, f"{OBJECT}class/label", *self._where)
+        crowds = tfrecords.read_ints(self._features, f"{OBJECT}is_crowd", *self._where)
         areas = self._floats("area").tolist()
         texts = self._bytes(f"{OBJECT}class/text") or [b""] * len(labels)
         masks = self._bytes(f"{OBJECT}mask")
@@ -147,13 +147,13 @@ class _Record:
         return {"size": list(size), "counts": code["counts"].decode("ascii")}
 
     def _bytes(self, key: str) -> list[bytes]:
-        return tfrecords.bytes_of(self._features, key, *self._where)
+        return tfrecords.read_bytes_list(self._features, key, *self._where)
 
     def _floats(self, name: str) -> np.ndarray:
-        return tfrecords.floats_of(self._features, OBJECT + name, *self._where)
+        return tfrecords.read_floats(self._features, OBJECT + name, *self._where)
 
     def _number(self, key: str) -> int:
-        values = tfrecords.numbers_of(self._features, key, *self._where)
+        values = tfrecords.read_ints(self._features, key, *self._where)
         return tfrecords.single(values, key, *self._where)
 
     def _text(self, key: str) -> str:

@@ -16,7 +16,7 @@ from mask_rcnn_jax.formats.reading import (
     check_size,
     number,
 )
-from mask_rcnn_jax.formats.xml_tree import read_xml, text_of
+from mask_rcnn_jax.formats.xml_tree import child_text, read_xml
 
 VOID = 255  # outlines, and what is not annotated
 
@@ -60,7 +60,7 @@ def read_voc(source: Path, image_dir: Path | None, options: Options) -> Converte
         root = read_xml(path)
         if root.tag != "annotation":
             raise ValueError(f"{path}: <{root.tag}>, expected an <annotation> of Pascal VOC")
-        name = text_of(root, "filename")
+        name = child_text(root, "filename")
         image = files.find_stem(stem, str(path)) or files.find(name, str(path))
         size = read_image_size(image, path)
         if root.find("size") is not None:
@@ -127,7 +127,7 @@ def _add_outlines(path: Path, root: Element, boxes: bool, objects: ImageObjects)
 
 
 def _label(entry: Element, where: str) -> str:
-    label = text_of(entry, "name")
+    label = child_text(entry, "name")
     if not label:
         raise ValueError(f"{where} has no <name>")
     return label

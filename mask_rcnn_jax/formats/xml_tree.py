@@ -40,6 +40,6 @@ def read_xml(path: Path) -> Element:
     return builder.close()
 
 
-def text_of(element: Element, tag: str) -> str:
+def child_text(element: Element, tag: str) -> str:
     """Return a child's text, '' without one."""
     return (element.findtext(tag) or "").strip()

@@ -113,7 +113,7 @@ class Graph:
         return self.node("TopK", (x, ints(count)), attributes, outputs=2)
 
 
-def layer_of(node_name: str) -> str:
+def strip_number(node_name: str) -> str:
     """Return the name that `Graph.unique` was given: `part/layer` for `part_2/layer`."""
     return re.sub(r"^([^/]*)_\d+/", r"\1/", node_name)
 

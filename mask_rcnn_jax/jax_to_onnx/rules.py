@@ -197,7 +197,7 @@ def _floor_divide(graph: Graph, a: str, b: str) -> str:
     return graph.op("Div", graph.op("Sub", a, rest), b)
 
 
-def _of_integers(formula):
+def _integer_rule(formula):
     """Make a rule for an inner function; that of other numbers is inlined."""
 
     def rule(graph: Graph, eqn: Equation, given: list):
@@ -290,6 +290,6 @@ RULES |= {
     "argmax": arg_extreme("ArgMax"),
     "argmin": arg_extreme("ArgMin"),
     "cumsum": cumulative_sum,
-    "jit:floor_divide": _of_integers(_floor_divide),
-    "jit:remainder": _of_integers(lambda graph, a, b: graph.op("Mod", a, b)),
+    "jit:floor_divide": _integer_rule(_floor_divide),
+    "jit:remainder": _integer_rule(lambda graph, a, b: graph.op("Mod", a, b)),
 }

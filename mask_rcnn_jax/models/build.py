@@ -124,7 +124,7 @@ def name_part(section: str, entries: Any) -> parts.Named:
 
 def named_section(section: str, name: str, **entries: Any) -> dict[str, Any]:
     """Return a section of `config.model` for the builder of that name: its defaults and entries."""
-    return parts.section_of(name_part(section, {"name": name, **entries}))
+    return parts.to_section(name_part(section, {"name": name, **entries}))
 
 
 def resolve_precision(precision: str, platform: str | None = None) -> str:

@@ -188,7 +188,7 @@ class RPN:
         """
         pre_nms_topk = self.pre_nms_topk_train if train else self.pre_nms_topk_test
         rows = self.post_nms_topk_train if train else self.post_nms_topk_test
-        best = partial(self._best_of_level, coder=coder, image_sizes=image_sizes)
+        best = partial(self._best_in_level, coder=coder, image_sizes=image_sizes)
         ks = [min(pre_nms_topk, level.shape[1]) for level in logits]
         widest = max(ks)
         anchor_valid: Sequence[Any] = anchors.valid or [None] * len(ks)
@@ -210,7 +210,7 @@ class RPN:
         count = min(rows, sum(ks))
         if train and self.post_nms_scope == "batch":
             if batch > 1:  # a single image cannot exceed the batch limit
-                kept = _best_of_batch(kept, rows)
+                kept = _best_in_batch(kept, rows)
             rows = count
         top, index = top_k(kept, count)
         valid = jnp.isfinite(top)
@@ -223,7 +223,7 @@ class RPN:
         )
         return lax.stop_gradient(proposals)
 
-    def _best_of_level(
+    def _best_in_level(
         self, logits, deltas, anchors, valid, k: int, *, coder: BoxCoder, image_sizes
     ) -> tuple[jax.Array, jax.Array]:
         """Return the boxes [B, k, 4] with the highest logits [B, k]; dropped boxes have -inf."""
@@ -246,7 +246,7 @@ def _pad_rows(boxes: jax.Array, scores: jax.Array, rows: int) -> tuple[jax.Array
     return jnp.pad(boxes, (*pad, (0, 0))), jnp.pad(scores, pad, constant_values=-jnp.inf)
 
 
-def _best_of_batch(scores: jax.Array, count: int) -> jax.Array:
+def _best_in_batch(scores: jax.Array, count: int) -> jax.Array:
     """Set all but the `count` highest scores [B, N] in the batch to -inf."""
     flat = scores.reshape(-1)
     _, best = lax.top_k(flat, min(count, flat.shape[0]))  # one row: XLA takes CUB's sort

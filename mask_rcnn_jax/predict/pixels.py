@@ -12,12 +12,12 @@ from mask_rcnn_jax.data.images import decode_image
 ImageLike = str | os.PathLike | np.ndarray | Image.Image
 
 
-def path_of(image: Any) -> str:
+def path_if_file(image: Any) -> str:
     """Return the path of an image that is a file, "" for another."""
     return os.fspath(image) if isinstance(image, str | os.PathLike) else ""
 
 
-def pixels_of(image: Any) -> np.ndarray:
+def to_pixels(image: Any) -> np.ndarray:
     """Return any image as an array, whose shape and dtype are not checked.
 
     Raises ValueError for an image of Pillow with values in no known range.
@@ -25,14 +25,14 @@ def pixels_of(image: Any) -> np.ndarray:
     if isinstance(image, str | os.PathLike):
         return decode_image(image, upright=True)
     if isinstance(image, Image.Image):
-        return _pixels_of_pillow(ImageOps.exif_transpose(image))
+        return _pillow_pixels(ImageOps.exif_transpose(image))
     if isinstance(image, np.ndarray):
         return image
     kind = type(image).__name__
     raise TypeError(f"image is a {kind}, expected a file, a numpy array or an image of Pillow")
 
 
-def _pixels_of_pillow(image: Image.Image) -> np.ndarray:
+def _pillow_pixels(image: Image.Image) -> np.ndarray:
     """Return RGB; 16 bits become their upper 8, as in a file, where `convert` would saturate."""
     if image.mode.startswith("I;16"):
         gray = (np.asarray(image) >> 8).astype(np.uint8)

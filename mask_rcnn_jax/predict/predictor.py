@@ -19,12 +19,12 @@ from mask_rcnn_jax.data.tiles import tiling, view_windows
 from mask_rcnn_jax.models.build import build_model
 from mask_rcnn_jax.predict.engines import Exported
 from mask_rcnn_jax.predict.live import LiveModel
-from mask_rcnn_jax.predict.pixels import ImageLike, path_of, pixels_of
+from mask_rcnn_jax.predict.pixels import ImageLike, path_if_file, to_pixels
 from mask_rcnn_jax.predict.result import Result
 from mask_rcnn_jax.predict.tiles import TiledImage, merge_tiles
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.structures import Detections
-from mask_rcnn_jax.weights.categories import categories_of_weights
+from mask_rcnn_jax.weights.categories import guess_categories
 from mask_rcnn_jax.weights.convert import num_classes_in
 
 # `stream` starts a partial batch rather than keep more than this waiting.
@@ -109,7 +109,7 @@ class Predictor:
             model = build_model(options, precision=precision, implementation=implementation)
             self._model = LiveModel(model, recipe.eval, variables)
             self._num_devices = self._model.num_devices
-            self.categories = categories or categories_of_weights(recipe.data, variables)
+            self.categories = categories or guess_categories(recipe.data, variables)
         self.images_at_once = batch_size * self._num_devices
         self._options = recipe.data
         self.canvases = all_canvases(self._options)
@@ -153,7 +153,7 @@ class Predictor:
             several = isinstance(images, Sequence) and not isinstance(images, str)
         if not several:
             return self([images])[0]
-        prepared = ((path_of(image), self.prepare(pixels_of(image))) for image in images)
+        prepared = ((path_if_file(image), self.prepare(to_pixels(image))) for image in images)
         return [self.result(one, found, path) for path, one, found in self.stream(prepared)]
 
     def result(self, image: Prepared, found: Any, path: str = "") -> Result:

@@ -63,7 +63,7 @@ class Recipe:
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Return all entries, as `read` takes them."""
-        return parts.section_of(self)
+        return parts.to_section(self)
 
     def changes(self) -> dict[str, dict[str, Any]]:
         """Return the entries that differ from their defaults, as `read` takes them."""

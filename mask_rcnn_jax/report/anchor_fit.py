@@ -91,7 +91,7 @@ def _overlap(
     return np.maximum(np.minimum(end, first[1] + shift) - np.maximum(start, first[0] + shift), 0)
 
 
-def fit_of(found: NetworkBoxes, grid: AnchorGrid) -> Fit:
+def measure_fit(found: NetworkBoxes, grid: AnchorGrid) -> Fit:
     """Measure how well anchors fit boxes."""
     if not len(found.boxes):
         return Fit(np.nan, np.nan, np.nan)
@@ -116,9 +116,9 @@ def fitting_anchors(found: NetworkBoxes, grid: AnchorGrid) -> AnchorGrid:
         for side in SMALLEST_SIDES
         for ratios in shapes
     ]
-    fits = [fit_of(found, candidate) for candidate in tried]
+    fits = [measure_fit(found, candidate) for candidate in tried]
     best = max(range(len(tried)), key=lambda n: (fits[n].shares, fits[n].mean))
-    return tried[best] if fits[best].shares >= fit_of(found, grid).shares + MIN_GAIN else grid
+    return tried[best] if fits[best].shares >= measure_fit(found, grid).shares + MIN_GAIN else grid
 
 
 def _doubled(side: int) -> tuple[float, ...]:

@@ -19,8 +19,8 @@ from mask_rcnn_jax.report.anchor_fit import (
     Fit,
     NetworkBoxes,
     describe_shapes,
-    fit_of,
     fitting_anchors,
+    measure_fit,
     network_boxes,
 )
 from mask_rcnn_jax.report.set_objects import SetObjects
@@ -94,8 +94,8 @@ def advise(objects: SetObjects, recipe: Recipe) -> Advice:
         for sizing in (options, fitted)
     )
     better = fitting_anchors(at_fitted, anchors)
-    before, after = fit_of(at_fitted, anchors), fit_of(at_fitted, better)
-    fits = [(f"recipe's anchors at {_by(options.image_size)}", fit_of(at_recipe, anchors))]
+    before, after = measure_fit(at_fitted, anchors), measure_fit(at_fitted, better)
+    fits = [(f"recipe's anchors at {_by(options.image_size)}", measure_fit(at_recipe, anchors))]
     if fitted != options:
         fits.append((f"recipe's anchors at {_by(fitted.image_size)}", before))
     if better != anchors:

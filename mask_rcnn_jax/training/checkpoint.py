@@ -16,7 +16,7 @@ from mask_rcnn_jax.formats.disk import check_room
 from mask_rcnn_jax.training import processes
 from mask_rcnn_jax.training.step import TrainState
 from mask_rcnn_jax.weights import checksums
-from mask_rcnn_jax.weights.run_checkpoint import checkpoint_steps, newest_whole, read_arrays
+from mask_rcnn_jax.weights.run_checkpoint import checkpoint_steps, newest_intact, read_arrays
 
 # What is being written or deleted has such a name; both orbax and we leave them when killed.
 LEFTOVERS = ("tmp.*", "*.orbax-checkpoint-tmp*")
@@ -95,11 +95,11 @@ class Checkpoints:
         except ValueError as error:
             if "opt_state" not in str(error) or "structure" not in str(error):
                 raise
-            raise _of_another_optimizer(folder) from error
+            raise _optimizer_error(folder) from error
         restored = dataclasses.replace(state, **arrays)
         shapes, expected = (list(map(np.shape, jax.tree.leaves(t))) for t in (restored, state))
         if shapes != expected:
-            raise _of_another_optimizer(folder)
+            raise _optimizer_error(folder)
         self._saved = step
         return restored
 
@@ -122,7 +122,7 @@ class Checkpoints:
             self._thread.shutdown()
 
     def _choose(self) -> int:
-        step, faults = newest_whole(self._workdir)
+        step, faults = newest_intact(self._workdir)
         for damaged, fault in faults.items():
             aside = _move_aside(self._folder / str(damaged))
             logging.warning("%s; moved to %s, the run goes on from step %d", fault, aside, step)
@@ -178,7 +178,7 @@ def _fields(state: TrainState, saved: Container[str] = ()) -> dict:
     return fields
 
 
-def _of_another_optimizer(folder: Path) -> ValueError:
+def _optimizer_error(folder: Path) -> ValueError:
     return ValueError(
         f"{folder} was saved with another optimizer, whose state does not fit; resume with the "
         "same one or choose another workdir"

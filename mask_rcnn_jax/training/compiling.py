@@ -24,7 +24,7 @@ def compiling(program: str, canvases: Collection[tuple[int, ...]]) -> Iterator[N
     return_free_memory()
 
 
-def say_compiling(
+def announce_compiling(
     program: str, run_batch: Callable[[dict, Any], Any]
 ) -> Callable[[dict, Any], Any]:
     """Return a jitted function of (variables, batch, or the views of one) that says when it

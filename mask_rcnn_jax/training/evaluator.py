@@ -33,7 +33,7 @@ from mask_rcnn_jax.terminal import console
 from mask_rcnn_jax.terminal.progress import Progress
 from mask_rcnn_jax.terminal.safe_text import file_name, printable, safe_stdout
 from mask_rcnn_jax.training import processes, step
-from mask_rcnn_jax.training.compiling import say_compiling
+from mask_rcnn_jax.training.compiling import announce_compiling
 from mask_rcnn_jax.training.encoding import Found, Rules, encode
 from mask_rcnn_jax.training.metrics import PER_CLASS
 from mask_rcnn_jax.training.setup import make_eval_loader
@@ -82,9 +82,9 @@ def make_validation(
     check_engine(engine)
     check_labels(val_set, protocol)
     predict = step.make_predict_step(model, mesh, wanted)
-    predict = stoppable(say_compiling("detector", predict))
+    predict = stoppable(announce_compiling("detector", predict))
     loss_step = step.make_loss_step(model, mesh, loss=recipe.loss, seed=recipe.train.seed)
-    loss_step = stoppable(say_compiling("validation losses", loss_step))
+    loss_step = stoppable(announce_compiling("validation losses", loss_step))
     options = evaluation_options(recipe, val_set)
     numbers: dict[str, Any] = {"batch_size": wanted.batch_size}
     numbers["num_workers"] = recipe.data.num_workers

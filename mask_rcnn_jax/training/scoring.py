@@ -32,7 +32,7 @@ from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.structures import Batch, Detections
 from mask_rcnn_jax.terminal.safe_text import safe_stdout
 from mask_rcnn_jax.training import evaluator, reports
-from mask_rcnn_jax.training.compiling import say_compiling
+from mask_rcnn_jax.training.compiling import announce_compiling
 from mask_rcnn_jax.training.encoding import Rules
 from mask_rcnn_jax.training.metrics import FILE_NAME, read_metrics
 from mask_rcnn_jax.training.setup import (
@@ -209,7 +209,7 @@ def evaluate_results(
     if truth.skip_bad:
         for line in truth.left_out():
             logging.warning("%s", line)
-    _warn_of_unknown_categories(results_json, truth, boxes or masks or [])
+    _warn_unknown_categories(results_json, truth, boxes or masks or [])
     analyses, collect = reports.collector(report)
     metrics = coco_evaluation.score(
         truth,
@@ -267,7 +267,7 @@ def _detect(
         return evaluator.detect(predict, variables, loader, val_set, mesh, rules)
     if recipe.eval.augments:
         raise ValueError("eval.tta_scales and eval.tta_flip are set, expected neither with tiles")
-    predict = say_compiling("detector", make_predict_step(model, mesh, recipe.eval))
+    predict = announce_compiling("detector", make_predict_step(model, mesh, recipe.eval))
     numbers = {"batch_size": recipe.eval.batch_size, "max_images": recipe.eval.max_images}
     tile_loader = make_tile_loader(val_set, recipe.data, tiles, **numbers)
     return detect_in_tiles(predict, variables, tile_loader, val_set, mesh, rules)
@@ -308,15 +308,15 @@ def _predictions(
         return make_eval_loader(val_set, options, num_workers=workers, **numbers)
 
     if not wanted.augments:
-        predict = say_compiling("detector", make_predict_step(model, mesh, wanted))
+        predict = announce_compiling("detector", make_predict_step(model, mesh, wanted))
         return predict, load(evaluator.evaluation_options(recipe, val_set))
     logging.info("%d views of each image: sizes of %s", wanted.views, wanted.tta_scales)
     loaders = [load(options) for options in view_sizes(recipe.data, wanted)]
     step = make_views_step(model, mesh, wanted, flip=wanted.tta_flip)
-    return say_compiling("detector", step), ViewLoader(loaders)
+    return announce_compiling("detector", step), ViewLoader(loaders)
 
 
-def _warn_of_unknown_categories(
+def _warn_unknown_categories(
     results_json: str | Path, truth: GroundTruth, results: list[dict]
 ) -> None:
     known = {category["id"] for category in truth.content["categories"]}

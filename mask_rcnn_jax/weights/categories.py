@@ -9,7 +9,7 @@ from mask_rcnn_jax.data.source import annotation_file
 from mask_rcnn_jax.weights.convert import num_classes_in
 
 
-def categories_of_weights(data: DataOptions, variables: dict) -> list[dict]:
+def guess_categories(data: DataOptions, variables: dict) -> list[dict]:
     """Return categories for weights without class names.
 
     Takes the names of the "val" set if their number is right, else COCO's, else numbers.

@@ -92,12 +92,12 @@ def mismatches(
     expected, title = EXPECTED[source], SOURCES[source].title
     said = _mmdetection_entries(config) if source == "mmdetection" else {}
     ours = flatten(model)
-    theirs = flatten(parts.section_of(load_config(_recipe(source, ours)).model)) | said
+    theirs = flatten(parts.to_section(load_config(_recipe(source, ours)).model)) | said
     lines = [MMDETECTION_STYLES] if source == "mmdetection" and not said else []
     ignored = {*expected.ignored, *without} - said.keys()
     entries = expected.entries
     if ours.get("cascade.fg_iou_thresh"):
-        cascade = flatten(parts.section_of(load_config("coco_detectron2:cascade_1x").model))
+        cascade = flatten(parts.to_section(load_config("coco_detectron2:cascade_1x").model))
         theirs, entries = theirs | {name: cascade[name] for name in CASCADE}, entries + CASCADE
     for name in entries:
         if name in ours and name in theirs and name not in ignored:

@@ -103,7 +103,7 @@ def _read_file(path: str) -> Weights:
                 "or a checkpoint in TensorFlow's old format, which is not supported"
             )
         return Weights(read_tf_checkpoint(path.removesuffix(".index")))
-    if problem := _problem_of_tao(path, start):
+    if problem := _tao_problem(path, start):
         raise ValueError(f"{path}: {problem}; docs/from_others.md#from-tao has other weights")
     read: Callable[[str], Weights]
     if start[8:9] == b"{" and int.from_bytes(start[:8], "little") <= _MAX_SAFETENSORS_HEADER:
@@ -124,7 +124,7 @@ def _read_file(path: str) -> Weights:
         raise ValueError(f"{path}: {message}") from error
 
 
-def _problem_of_tao(path: str, start: bytes) -> str:
+def _tao_problem(path: str, start: bytes) -> str:
     """Why a file of NVIDIA TAO, known by its name or its first bytes, cannot be read, or ""."""
     if path.endswith(".etlt"):
         return "exported by TAO for TensorRT, encrypted with the key of its training (-k)"

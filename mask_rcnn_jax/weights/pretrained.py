@@ -65,7 +65,7 @@ def load(path: str | os.PathLike, model: ModelOptions, *, raw: bool = False) -> 
     """
     if is_run(path):
         return load_checkpoint(path, raw=raw)
-    variables, report = load_weights(path, parts.section_of(model))
+    variables, report = load_weights(path, parts.to_section(model))
     _log(report)
     return variables
 

@@ -16,7 +16,7 @@ from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.models.protocols import PartLike, ability
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.weights import pretrained
-from mask_rcnn_jax.weights.categories import categories_of_weights
+from mask_rcnn_jax.weights.categories import guess_categories
 from mask_rcnn_jax.weights.convert import num_classes_in
 from mask_rcnn_jax.weights.run_checkpoint import CheckpointPath, find_checkpoint
 
@@ -45,7 +45,7 @@ def restore(recipe: Recipe | None, weights: str | os.PathLike) -> Restored:
     recipe, categories, checkpoint = restore_recipe(recipe, weights)
     variables = load_variables(checkpoint.folder if checkpoint else weights, recipe)
     if categories is None:
-        categories = categories_of_weights(recipe.data, variables)
+        categories = guess_categories(recipe.data, variables)
         recipe = recipe.with_classes(len(categories))
     return Restored(recipe, variables, categories, checkpoint)
 
@@ -148,7 +148,7 @@ def entries_in_json(recipe: Recipe) -> dict[str, Any]:
     tree = recipe.to_dict()
     for name in BUILDERS:
         part = getattr(recipe.model, name)
-        tree["model"][name] = parts.defaults_of(part) | tree["model"][name]
+        tree["model"][name] = parts.builder_defaults(part) | tree["model"][name]
     return json.loads(json.dumps(flatten(tree), default=repr))
 
 

@@ -50,13 +50,13 @@ def find_checkpoint(path: str | os.PathLike) -> CheckpointPath:
         return found
     if not has_checkpoint(path):
         raise ValueError(f"{path} holds no checkpoint, expected {path}/checkpoints/<step>")
-    step, faults = newest_whole(path)
+    step, faults = newest_intact(path)
     for fault in faults.values():
         logging.warning("%s; step %d is used", fault, step)
     return CheckpointPath(path, step)
 
 
-def newest_whole(workdir: str | os.PathLike) -> tuple[int, dict[int, str]]:
+def newest_intact(workdir: str | os.PathLike) -> tuple[int, dict[int, str]]:
     """Return the newest whole checkpoint's step and why each newer one is not whole, by step.
 
     Raises ValueError if none is whole.

@@ -225,10 +225,10 @@ def printable(text: Any, limit: int = 80) -> str:
 
 def _tensor(storage, offset, shape, strides, requires_grad=False, hooks=None, metadata=None):
     dtype = storage.dtype if isinstance(storage, Storage) else None
-    return _tensor_of_dtype(storage, offset, shape, strides, requires_grad, hooks, dtype, metadata)
+    return _typed_tensor(storage, offset, shape, strides, requires_grad, hooks, dtype, metadata)
 
 
-def _tensor_of_dtype(storage, offset, shape, strides, _, hooks, dtype, metadata=None) -> Tensor:
+def _typed_tensor(storage, offset, shape, strides, _, hooks, dtype, metadata=None) -> Tensor:
     dtype = _VALUES.get(dtype.name) if isinstance(dtype, _Global) else dtype
     if not (isinstance(storage, Storage) and isinstance(dtype, np.dtype)):
         raise ValueError("refused: a tensor without a storage or of unknown type")
@@ -325,7 +325,7 @@ _BUILDERS: dict[str, Callable] = {
     "collections.Counter": _mapping,
     "torch._utils._rebuild_tensor": _tensor,
     "torch._utils._rebuild_tensor_v2": _tensor,
-    "torch._utils._rebuild_tensor_v3": _tensor_of_dtype,
+    "torch._utils._rebuild_tensor_v3": _typed_tensor,
     "torch._utils._rebuild_parameter": _parameter,
     "torch._utils._rebuild_parameter_with_state": _parameter,
     "numpy.dtype": _NumpyDtype,

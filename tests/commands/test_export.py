@@ -14,7 +14,7 @@ from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.export import check_system
 from mask_rcnn_jax.models.build import abstract_variables
 from mask_rcnn_jax.models.quantization import trained_ranges
-from mask_rcnn_jax.parts import section_of
+from mask_rcnn_jax.parts import to_section
 from mask_rcnn_jax.weights.convert import to_flax, to_ours_flat, to_torchvision
 from mask_rcnn_jax.weights.pretrained import load_weights
 from mask_rcnn_jax.weights.restore import load_variables, make_model
@@ -147,7 +147,7 @@ def test_weights_that_were_trained_in_int8(format, tmp_path, capsys, caplog):
         kept = trained_ranges(variables)
         jax.tree.map(np.testing.assert_array_equal, load_variables(target, config), variables)
     assert (left_out in caplog.text) == (not kept)
-    assert trained_ranges(load_weights(target, section_of(config.model))[0]) == kept
+    assert trained_ranges(load_weights(target, to_section(config.model))[0]) == kept
 
 
 def test_run_exports_our_names(untrained, tmp_path):

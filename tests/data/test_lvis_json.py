@@ -79,7 +79,7 @@ def test_both_ways_of_loading_agree_with_coco_labels(tmp_path, monkeypatch):
     files = write_lvis(tmp_path)
     request = coco._Request(str(files[0]), str(files[1]), False, True, "raw", False)
     one, *rest = coco._load_stream(request)
-    other, *others = coco._load_whole(request)
+    other, *others = coco._load_any(request)
     assert rest == others and one.arrays._arrays.keys() == other.arrays._arrays.keys()
     for name, array in one.arrays._arrays.items():
         np.testing.assert_array_equal(array, other.arrays[name], err_msg=name)

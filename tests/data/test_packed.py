@@ -103,7 +103,7 @@ def test_both_ways_of_loading_agree(coco_files, caplog, monkeypatch, chunk, boxe
     for objects, skip in ((OBJECTS, False), (OBJECTS, True), (mixed, True)):
         files = coco_files(sizes=SIZES, annotations=objects)
         results = []
-        for way in (coco._load_stream, coco._load_whole):
+        for way in (coco._load_stream, coco._load_any):
             caplog.clear()
             monkeypatch.setattr(stream, "CHUNK", chunk)
             with caplog.at_level(logging.WARNING):

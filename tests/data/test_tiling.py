@@ -111,7 +111,7 @@ def test_processes_share_the_images_and_step_together(process_count, batch_size)
                    process_count=process_count)
         for index in range(process_count)
     ]  # fmt: skip
-    seen = [loader.views[number] for loader in loaders for number in numbers_of(loader)]
+    seen = [loader.views[number] for loader in loaders for number in read_ints(loader)]
     assert sorted(seen) == sorted(TileLoader(Noise(), options, Tiles(64), batch_size=9).views)
     for loader in loaders:
         assert {index % process_count for index, _ in loader.views} <= {loaders.index(loader)}
@@ -120,7 +120,7 @@ def test_processes_share_the_images_and_step_together(process_count, batch_size)
     assert all(others == shapes[0] for others in shapes)
 
 
-def numbers_of(loader):
+def read_ints(loader):
     """The views in all batches, each once."""
     numbers = [number for batch in loader for number in batch.image_index.tolist() if number >= 0]
     assert sorted(numbers) == list(range(len(loader.views)))
@@ -131,7 +131,7 @@ def test_canvases_have_batches_of_their_own():
     options = replace(OPTIONS, image_size=(48, 96), resize="shortest_edge")
     loader = TileLoader(Noise(), options, Tiles(64), batch_size=3)
     assert {batch.images.shape[1:3] for batch in loader} == {(64, 128), (128, 64)}
-    numbers_of(loader)
+    read_ints(loader)
 
 
 def test_the_number_of_images_is_limited():

@@ -71,7 +71,7 @@ def test_ranges_of_training_reach_the_exported_int8(tmp_path):
     import onnx
     from onnx import numpy_helper
 
-    from mask_rcnn_jax.jax_to_onnx.graph import layer_of
+    from mask_rcnn_jax.jax_to_onnx.graph import strip_number
 
     config = small_config("coco", CANVAS, model__quantization__int8=True)
     ranges = {}
@@ -102,7 +102,7 @@ def test_ranges_of_training_reach_the_exported_int8(tmp_path):
         if node.op_type in ("Conv", "Gemm", "ConvTranspose") and maker is not None:
             if maker.op_type == "DequantizeLinear":
                 scale = float(arrays[maker.input[1]])
-                seen.setdefault(layer_of(node.name), []).append(127 * scale)
+                seen.setdefault(strip_number(node.name), []).append(127 * scale)
     assert seen.keys() == ranges.keys()
     assert len(seen["rpn_head/conv"]) == 5
     for layer, limits in seen.items():

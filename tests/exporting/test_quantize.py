@@ -147,12 +147,12 @@ def test_an_upsampling_layer_has_a_scale_for_each_output_channel():
 
 
 def test_layers_of_nodes():
-    from mask_rcnn_jax.jax_to_onnx.graph import Graph, layer_of
+    from mask_rcnn_jax.jax_to_onnx.graph import Graph, strip_number
 
     graph = Graph(17)
     names = [graph.unique("rpn_head/conv") for _ in range(3)] + [graph.unique("layer_2")]
     assert names == ["rpn_head/conv", "rpn_head_2/conv", "rpn_head_3/conv", "layer_2"]
-    assert [layer_of(name) for name in names] == ["rpn_head/conv"] * 3 + ["layer_2"]
+    assert [strip_number(name) for name in names] == ["rpn_head/conv"] * 3 + ["layer_2"]
 
 
 def residual_model() -> bytes:

@@ -39,12 +39,12 @@ def test_arrives_whole_and_is_not_fetched_again(server, tmp_path, digits):
 def test_progress_adds_up_to_the_whole_file(server, tmp_path):
     totals, counts = [], []
 
-    def progress_of(total):
+    def bytes_progress(total):
         totals.append(total)
         return counts.append
 
     (tmp_path / "w.part").write_bytes(CONTENT[:HALF])
-    download(server.url("/file"), tmp_path / "w", SHA256, make_progress=progress_of)
+    download(server.url("/file"), tmp_path / "w", SHA256, make_progress=bytes_progress)
     assert totals == [len(CONTENT)]
     assert counts[0] == HALF and sum(counts) == len(CONTENT)
 

@@ -89,15 +89,15 @@ def test_lists_may_be_packed_or_not_and_unknown_features_are_passed_over(tmp_pat
         data = memoryview(writer.example(features, packed))
         found = tfrecords.example_features(data, "file", 0)
         assert list(found) == list(features)
-        assert tfrecords.numbers_of(found, "n", "file", 0) == features["n"]
-        assert tfrecords.floats_of(found, "f", "file", 0).tolist() == features["f"]
-        assert tfrecords.bytes_of(found, "b", "file", 0) == features["b"]
-        assert tfrecords.bytes_of(found, "empty", "file", 0) == []
-        assert tfrecords.numbers_of(found, "absent", "file", 0) == []
+        assert tfrecords.read_ints(found, "n", "file", 0) == features["n"]
+        assert tfrecords.read_floats(found, "f", "file", 0).tolist() == features["f"]
+        assert tfrecords.read_bytes_list(found, "b", "file", 0) == features["b"]
+        assert tfrecords.read_bytes_list(found, "empty", "file", 0) == []
+        assert tfrecords.read_ints(found, "absent", "file", 0) == []
     data = writer.field(1, writer.field(1, b"\x0a\x01b" + writer.field(2, b"\x0a\x02\x08\x05")))
     found = tfrecords.example_features(memoryview(data), "file", 0)
     with pytest.raises(ValueError, match="file, record 0: b cannot be read"):  # 5, no bytes
-        tfrecords.bytes_of(found, "b", "file", 0)
+        tfrecords.read_bytes_list(found, "b", "file", 0)
 
 
 def one_record(tmp_path, **changes):

@@ -9,7 +9,7 @@ from PIL import Image
 from mask_rcnn_jax import infer
 from mask_rcnn_jax.config import as_recipe
 from mask_rcnn_jax.predict import predictor as predictor_module
-from mask_rcnn_jax.predict.pixels import pixels_of
+from mask_rcnn_jax.predict.pixels import to_pixels
 from mask_rcnn_jax.predict.predictor import Predictor
 from mask_rcnn_jax.serving.service import Service
 from mask_rcnn_jax.structures import Detections
@@ -167,13 +167,13 @@ def test_16_bits_of_pillow_are_read_as_from_a_file(tmp_path):
     gray = np.random.default_rng(0).integers(0, 2**16, (30, 40), np.uint16)
     Image.fromarray(gray).save(tmp_path / "a.png")
     with Image.open(tmp_path / "a.png") as image:
-        np.testing.assert_array_equal(pixels_of(image), pixels_of(tmp_path / "a.png"))
+        np.testing.assert_array_equal(to_pixels(image), to_pixels(tmp_path / "a.png"))
 
 
 @pytest.mark.parametrize("mode", ["I", "F"])
 def test_values_in_no_known_range_are_refused(mode):
     with pytest.raises(ValueError, match=f"mode {mode}, expected 8 or 16 bits"):
-        pixels_of(Image.new(mode, (4, 4)))
+        to_pixels(Image.new(mode, (4, 4)))
 
 
 def test_names_come_from_the_categories(alone, predictor, images):

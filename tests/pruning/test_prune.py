@@ -20,7 +20,7 @@ from mask_rcnn_jax.models.build import (
     named_section,
 )
 from mask_rcnn_jax.models.channels import Channels
-from mask_rcnn_jax.parts import section_of
+from mask_rcnn_jax.parts import to_section
 from mask_rcnn_jax.pruning.channel_groups import (
     Axis,
     Group,
@@ -506,7 +506,7 @@ def test_mistakes_are_one_line(flags, words, workdir, capsys):
 def test_other_mistakes(workdir, tmp_path):
     with pytest.raises(ValueError, match="--output is .*run, which is there already"):
         prune_run(workdir, workdir, threshold=0.5)
-    config = section_of(whole()[0].model)
+    config = to_section(whole()[0].model)
     for widths, words in (
         ((("fpn_top", 8),), "model.fpn.widths names 'fpn_top', expected names of"),
         ((("fpn_output", 0),), "model.fpn.widths has 0 for 'fpn_output', expected at least 1"),
@@ -582,7 +582,7 @@ def test_a_config_without_widths_is_the_model_of_before():
     names = {name for name in flatten(load_config("coco").to_dict()) if name.endswith(".widths")}
     expected = {"backbone", "fpn", "rpn", "box_head", "cascade", "mask_head"}
     assert names == {f"model.{part}.widths" for part in expected}
-    config = section_of(whole()[0].model)
+    config = to_section(whole()[0].model)
     for part in expected:
         config[part].pop("widths")
     assert build_model(config) == build_model(whole()[0].model)

@@ -13,8 +13,8 @@ from mask_rcnn_jax.report.anchor_fit import (
     NetworkBoxes,
     best_iou,
     box_shapes,
-    fit_of,
     fitting_anchors,
+    measure_fit,
     network_boxes,
 )
 
@@ -59,7 +59,7 @@ def test_the_best_anchor_is_the_best_of_all(grid):
     canvases = np.tile(canvas, (len(boxes), 1))
     found = best_iou(NetworkBoxes(boxes, canvases), grid)
     np.testing.assert_allclose(found, iou.max(axis=1), rtol=1e-5)
-    fit = fit_of(NetworkBoxes(boxes, canvases), grid)
+    fit = measure_fit(NetworkBoxes(boxes, canvases), grid)
     assert fit.at_50 == np.mean(iou.max(axis=1) >= 0.5)
     assert fit.at_70 == np.mean(iou.max(axis=1) >= 0.7)
 
@@ -111,7 +111,7 @@ def test_small_upright_boxes_get_small_upright_anchors():
     better = fitting_anchors(found, grid)
     assert better.sizes[0] <= 16 and len(better.aspect_ratios) == 3
     assert all(2 < height / width < 4.5 for width, height in better.aspect_ratios)
-    assert fit_of(found, grid).at_50 < 0.1 and fit_of(found, better).at_50 > 0.95
+    assert measure_fit(found, grid).at_50 < 0.1 and measure_fit(found, better).at_50 > 0.95
     assert fitting_anchors(found, better) == better  # and nothing gains any more
 
 
@@ -120,7 +120,7 @@ def test_anchors_stay_that_fit_and_without_boxes():
     anchors = np.concatenate(grid(ValidExtent((192, 320), None)).boxes)
     assert fitting_anchors(on_a_canvas(anchors[::50].astype(float)), grid) is grid
     none = on_a_canvas(np.zeros((0, 4)))
-    assert fitting_anchors(none, grid) is grid and np.isnan(fit_of(none, grid)).all()
+    assert fitting_anchors(none, grid) is grid and np.isnan(measure_fit(none, grid)).all()
 
 
 def test_the_sum_of_both_shares_decides():
