@@ -24,7 +24,7 @@ MANIFEST = "manifest.json"  # of an exported model
 
 
 def load_config(name_or_path: str | Path, overrides: Mapping[str, Any] | None = None) -> "Recipe":
-    """Load a recipe, or that of a run.
+    """Load a recipe, or that of a run; it is frozen, so give other values as overrides.
 
     Args:
         name_or_path: the name of a recipe that comes with this package (`coco`, or
