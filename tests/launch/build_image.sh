@@ -12,7 +12,10 @@ read -ra flags <<< "--isolation=chroot ${FLAGS:-}"
 context=$(mktemp -d)
 trap 'rm -rf "$context"' EXIT
 git -C "$root" archive HEAD | tar -x -C "$context"
-[ -z "${NO_CUDA:-}" ] || sed -i 's/^cuda13 = .*/cuda13 = []/' "$context/pyproject.toml"
+lock=$context/launch/requirements.lock
+if [ -n "${NO_CUDA:-}" ]; then
+  awk '/^[a-z]/ { cuda = /^(nvidia|jax-cuda)/ } !cuda' "$lock" > "$lock.cpu" && mv "$lock.cpu" "$lock"
+fi
 from=()
 if [ $# -gt 0 ]; then
   base=$(buildah from scratch)
