@@ -1,8 +1,12 @@
 """Exported programs as functions: StableHLO in JAX, ONNX in onnxruntime and OpenVINO."""
 
+import math
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,6 +16,7 @@ from mask_rcnn_jax.structures import Detections
 
 # A program's outputs are these of `Detections`, without masks for a model of boxes alone.
 FIELDS = ("boxes", "scores", "classes", "masks", "valid")
+_CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")  # of a container
 
 
 def load_stablehlo(program: bytes) -> Callable:
@@ -33,11 +38,7 @@ def load_onnx(model: bytes) -> Callable:
     It accepts up to `batch` images, on a canvas at least as large as the model's, of which it reads
     the upper left part.
     """
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # errors
-    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    session = onnx_session(model)
     inputs = {value.name: value for value in session.get_inputs()}
     names = [value.name for value in session.get_outputs()]
 
@@ -51,6 +52,29 @@ def load_onnx(model: bytes) -> Callable:
         return Detections(**{"masks": None, **found})
 
     return run
+
+
+def onnx_session(model: bytes) -> Any:
+    """Load a model into an `onnxruntime.InferenceSession` on the CPUs that this process may use."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors
+    options.intra_op_num_threads, options.inter_op_num_threads = usable_cpus(), 1
+    # Threads that spin while they wait would take half of the CPU time, also from one another.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def usable_cpus() -> int:
+    """Return how many CPUs this process may use, by its affinity and its container's limit."""
+    count = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        count = len(os.sched_getaffinity(0))
+    with suppress(OSError, ValueError):  # also "max", which is no limit
+        quota, period = map(int, _CPU_LIMIT.read_text().split())
+        count = min(count, math.ceil(quota / period))
+    return count
 
 
 def make_feeds(images: np.ndarray, image_sizes: np.ndarray, shape: list[int], dtype: str) -> dict:

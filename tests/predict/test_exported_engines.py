@@ -1,6 +1,7 @@
 """Exported models in JAX, onnxruntime and OpenVINO: detections, sizes, batches and mistakes."""
 
 import json
+import os
 import shutil
 import sys
 from functools import partial
@@ -14,6 +15,7 @@ from mask_rcnn_jax.data.resize import resize_plan
 from mask_rcnn_jax.formats.shapes import generate_image
 from mask_rcnn_jax.predict import engines
 from mask_rcnn_jax.predict.engines import UnfitImage, load_exported
+from mask_rcnn_jax.predict.programs import onnx_session, usable_cpus
 from mask_rcnn_jax.serving.service import Service
 from mask_rcnn_jax.structures import Detections
 from tests.small_model import (
@@ -122,6 +124,22 @@ def test_each_image_of_a_batch_runs_in_the_model_for_its_size(small):
     assert predictor.prepare(halved, (128, 200)).plan.size == (64, 100)
     with pytest.raises(UnfitImage, match="an image of 64 x 90 on"):
         predictor.prepare(halved, (128, 180))
+
+
+def test_onnxruntime_has_a_thread_for_each_cpu_and_none_spins(onnx_folder):
+    options = onnx_session((onnx_folder / "model.onnx").read_bytes()).get_session_options()
+    assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
+    assert options.intra_op_num_threads == usable_cpus() and options.inter_op_num_threads == 1
+
+
+@pytest.mark.parametrize(
+    ("limit", "cpus"), [("max 100000", 8), ("150000 100000", 2), ("1600000 100000", 8), ("", 8)]
+)
+def test_the_cpus_of_a_container_are_those_of_its_limit(limit, cpus, monkeypatch, tmp_path):
+    (tmp_path / "cpu.max").write_text(limit)
+    monkeypatch.setattr("mask_rcnn_jax.predict.programs._CPU_LIMIT", tmp_path / "cpu.max")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    assert usable_cpus() == cpus
 
 
 def test_serving_takes_the_sizes_of_the_model(onnx_folder):
