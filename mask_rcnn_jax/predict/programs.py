@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax import export
 
+from mask_rcnn_jax.predict.onnx_file import check_whole
 from mask_rcnn_jax.structures import Detections
 
 # A program's outputs are these of `Detections`, without masks for a model of boxes alone.
@@ -36,7 +37,7 @@ def load_onnx(model: bytes) -> Callable:
     """Load a model as a function (images [n, H, W, 3], image_sizes [n, 2]) -> `Detections`.
 
     It accepts up to `batch` images, on a canvas at least as large as the model's, of which it reads
-    the upper left part.
+    the upper left part. Raises ValueError for a model with weights in other files.
     """
     session = onnx_session(model)
     inputs = {value.name: value for value in session.get_inputs()}
@@ -55,11 +56,16 @@ def load_onnx(model: bytes) -> Callable:
 
 
 def onnx_session(model: bytes) -> Any:
-    """Load a model into an `onnxruntime.InferenceSession` on the CPUs that this process may use."""
+    """Load a model into an `onnxruntime.InferenceSession` on the CPUs that this process may use.
+
+    Raises ValueError for a model with weights in other files.
+    """
     import onnxruntime
 
+    check_whole(model)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors
+    options.add_session_config_entry("session.load_model_format", "ONNX")  # which was checked
     options.intra_op_num_threads, options.inter_op_num_threads = usable_cpus(), 1
     # Threads that spin while they wait would take half of the CPU time, also from one another.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -98,6 +104,7 @@ def load_openvino(path: str | os.PathLike, precision: str = "f32") -> Callable:
     """
     import openvino
 
+    check_whole(Path(path).read_bytes())
     core = openvino.Core()
     options = {"INFERENCE_PRECISION_HINT": precision, "PERFORMANCE_HINT": "LATENCY"}
     request = core.compile_model(str(path), "CPU", options).create_infer_request()
