@@ -4,7 +4,8 @@ The program runs without this package. Images in a batch are independent: each i
 batch of one.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from jax.typing import DTypeLike
 from mask_rcnn_jax.predict.programs import FIELDS
 
 PLATFORMS = ("cpu", "cuda")
+FILE_NAMES = "jax_hlo_source_file_canonicalization_regex"  # what JAX removes from them
 
 
 def export_stablehlo(
@@ -58,4 +60,17 @@ def export_stablehlo(
         jax.ShapeDtypeStruct((rows, *canvas, 3), dtype),
         jax.ShapeDtypeStruct((rows, 2), jnp.int32),
     )
-    return bytes(export.export(jax.jit(run), platforms=tuple(platforms))(*inputs).serialize())
+    with _without_folders():
+        exported = export.export(jax.jit(run), platforms=tuple(platforms))(*inputs)
+    return bytes(exported.serialize())
+
+
+@contextmanager
+def _without_folders() -> Iterator[None]:
+    """Leave the folders of this machine out of the source locations in a program: `nms.py:103`."""
+    before = getattr(jax.config, FILE_NAMES)
+    jax.config.update(FILE_NAMES, r".*[/\\]")
+    try:
+        yield
+    finally:
+        jax.config.update(FILE_NAMES, before)

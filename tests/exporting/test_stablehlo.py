@@ -3,8 +3,10 @@
 import json
 import re
 from functools import partial
+from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
@@ -12,6 +14,7 @@ from PIL import Image
 from mask_rcnn_jax.exporting.compare import compare
 from mask_rcnn_jax.exporting.manifest import ModelInterface, make_manifest
 from mask_rcnn_jax.formats.shapes import generate_image
+from mask_rcnn_jax.ops.nms import nms, xla_nms
 from mask_rcnn_jax.structures import Detections
 from tests.exporting.alone import run_alone
 from tests.small_model import (
@@ -62,6 +65,27 @@ def test_program_runs_on_cpu_and_gpu_without_kernels(exported):
     assert "mosaic" not in program.mlir_module()
     assert [str(aval.dtype) for aval in program.in_avals] == ["uint8", "int32"]
     assert program.in_avals[0].shape[1:] == (*CANVAS, 3)
+
+
+def test_program_names_no_folder_of_the_exporting_machine():
+    """Not of this package, of JAX, or of the caller."""
+    limit = jax.config.jax_traceback_in_locations_limit
+    jax.config.update("jax_traceback_in_locations_limit", 100)  # as by default
+
+    def predict(weights, images, sizes):
+        boxes = jnp.ones((1, 5, 4)) * weights * sizes[0, 0]
+        valid = nms(boxes, boxes[..., 0] > 0, iou_thresh=0.5, implementation="xla")
+        return Detections(boxes, boxes[..., 0], valid, None, valid)
+
+    try:
+        program = export_stablehlo(predict, 1.0, canvas=CANVAS, batch=1, dtype=np.uint8)
+    finally:
+        jax.config.update("jax_traceback_in_locations_limit", limit)
+    assert b"test_stablehlo.py" in program and b"nms.py" in program  # for compilers' messages
+    assert b"mask_rcnn_jax/" not in program
+    files = __file__, jax.__file__, xla_nms.__code__.co_filename
+    assert not [file for file in files if str(Path(file).parent).encode() in program]
+    assert jax.config.jax_hlo_source_file_canonicalization_regex is None  # as before
 
 
 def test_script_of_the_documentation_needs_what_it_says_only(exported, tmp_path):
