@@ -48,12 +48,16 @@ def export_stablehlo(
         # Prevents minutes of constant folding in compilers, such as kernel transposes.
         weights = lax.optimization_barrier(variables)
 
-        def one(image, size):
-            found = predict(weights, image[None], size[None])
+        def one(images, sizes):  # of a batch of one
+            found = predict(weights, images, sizes)
             fields = {name: getattr(found, name) for name in FIELDS}
-            return {name: array[0] for name, array in fields.items() if array is not None}
+            return {name: array for name, array in fields.items() if array is not None}
 
-        return jax.vmap(one)(images, image_sizes)
+        def row(image, size):
+            return jax.tree.map(lambda array: array[0], one(image[None], size[None]))
+
+        # Under vmap, places in loops are arrays, and slices at them gathers and scatters.
+        return one(images, image_sizes) if batch == 1 else jax.vmap(row)(images, image_sizes)
 
     rows = export.symbolic_shape("batch")[0] if batch is None else batch
     inputs = (

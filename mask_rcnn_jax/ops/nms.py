@@ -118,9 +118,9 @@ def _resolve_tile(hit: Bool[Array, "B T T"], alive: Bool[Array, "B T"]) -> Bool[
     hit &= jnp.triu(jnp.ones((TILE, TILE), bool), k=1)[None]  # [suppressor, suppressed]
 
     def iterate(state: tuple[Array, Array]) -> tuple[Array, Array]:
-        keep, _ = state
+        keep, changed = state
         new = alive & ~jnp.any(hit & keep[:, :, None], axis=1)
-        return new, jnp.any(new != keep)
+        return new, changed & jnp.any(new != keep)  # IREE needs loops that read all their state
 
     return lax.while_loop(lambda state: state[1], iterate, (alive, jnp.ones((), bool)))[0]
 

@@ -67,6 +67,23 @@ def test_program_runs_on_cpu_and_gpu_without_kernels(exported):
     assert program.in_avals[0].shape[1:] == (*CANVAS, 3)
 
 
+def test_one_image_is_computed_without_scatters():
+    """Which compilers such as IREE may not support."""
+
+    def predict(weights, images, sizes):
+        boxes = jnp.linspace(0, 9, 4 * 300).reshape(1, 300, 4) * weights * sizes[0, 0]
+        valid = nms(boxes, boxes[..., 0] > 0, iou_thresh=0.5, implementation="xla")
+        return Detections(boxes, boxes[..., 0], valid, None, valid)
+
+    for batch in (1, 2):
+        program = export_stablehlo(predict, 1.0, canvas=CANVAS, batch=batch, dtype=np.uint8)
+        text = jax.export.deserialize(bytearray(program)).mlir_module()
+        assert ("stablehlo.scatter" in text) == (batch == 2)
+        images, sizes = np.zeros((batch, *CANVAS, 3), np.uint8), np.ones((batch, 2), np.int32)
+        found = load_stablehlo(program)(images, sizes)
+        assert found["boxes"].shape == (batch, 300, 4) and found["valid"].any()
+
+
 def test_program_names_no_folder_of_the_exporting_machine():
     """Not of this package, of JAX, or of the caller."""
     limit = jax.config.jax_traceback_in_locations_limit

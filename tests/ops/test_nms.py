@@ -1,9 +1,11 @@
 import json
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import Var
 
 from mask_rcnn_jax.ops import nms as nms_module
 from mask_rcnn_jax.ops.nms import TILE
@@ -152,3 +154,25 @@ def test_a_box_turned_inside_out_suppresses_nothing():
     boxes = jnp.array([[[600.0, 0.0, 599.5, 200.0], [10.0, 10.0, 15.0, 15.0]]])
     keep = nms(boxes, jnp.ones((1, 2), bool), iou_thresh=0.5)
     assert keep.tolist() == [[True, True]]
+
+
+def test_loops_read_all_of_their_state():
+    """IREE cannot compile a loop whose body does not read a part of its state."""
+    boxes = jnp.zeros((2, 300, 4))
+    traced = jax.make_jaxpr(partial(nms_module.nms, iou_thresh=0.5, implementation="xla"))
+    loops = list(find_loops(traced(boxes, jnp.ones((2, 300), bool)).jaxpr))
+    assert len(loops) >= 2
+    for loop in loops:
+        body = loop.params["body_jaxpr"].jaxpr
+        atoms = [atom for eqn in body.eqns for atom in eqn.invars] + body.outvars
+        read = {atom for atom in atoms if isinstance(atom, Var)}
+        assert read.issuperset(body.invars[loop.params["body_nconsts"] :])
+
+
+def find_loops(jaxpr):
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "while":
+            yield eqn
+        for inner in jax.tree.leaves(list(eqn.params.values())):
+            if hasattr(inner, "jaxpr"):
+                yield from find_loops(inner.jaxpr)
