@@ -61,6 +61,7 @@ class Options:
     tile: int = 0
     overlap: float = 0.2
     track: bool = False
+    public_addresses_only: bool = False
 
 
 def infer(
@@ -78,7 +79,7 @@ def infer(
     """
     tiling(options.tile, options.overlap)  # values without meaning are refused before the work
     folder = Path(output)
-    images, sources = find_inputs(inputs, folder)
+    images, sources = find_inputs(inputs, folder, options.public_addresses_only)
     check_replaced([one.source for one in [*images, *sources]], images, folder, options.save)
     if sources:
         import_av()
@@ -94,7 +95,8 @@ def infer(
     videos = []
     for item in sources:
         try:
-            videos.append((Video(item.source, str(item.name)), folder / item.target))
+            video = Video(item.source, str(item.name), item.public_only)
+            videos.append((video, folder / item.target))
         except UnreadableVideo as error:
             skip(error)
     if not images and not videos:
@@ -196,6 +198,8 @@ def _define_flags() -> None:
     cli.define_exported()
     input_help = "Image, video, folder, glob or URL; repeatable."
     flags.DEFINE_multi_string("input", None, input_help, required=True)
+    public_help = "Read web addresses only from the public internet, and no other addresses."
+    flags.DEFINE_bool("public_addresses_only", False, public_help)
     flags.DEFINE_string("output", None, "Output folder.", required=True)
     flags.DEFINE_float("score_threshold", 0.5, "Drop detections with lower scores.", 0.0, 1.0)
     flags.DEFINE_integer(

@@ -4,15 +4,14 @@ import hashlib
 import http.client
 import os
 import re
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from urllib.error import HTTPError
 
 from absl import logging
 
 from mask_rcnn_jax.formats.disk import check_room
+from mask_rcnn_jax.network import Limits, open_url
 
 _TORCHVISION = "https://download.pytorch.org/models/"
 # Name -> the first digits of the SHA-256, which end the file's name. Weights published without a
@@ -87,9 +86,8 @@ DETECTRON2_WEIGHTS = {
 # Factory: total bytes (0 if unknown) -> callback(additional bytes).
 ProgressFactory = Callable[[int], Callable[[int], None]]
 _CHUNK = 1 << 20
-_TIMEOUT = 60.0  # seconds without data
-# Bytes a second over that many seconds below which a server counts as stuck.
-_LOWEST_RATE, _WINDOW = 1000, 60.0
+_MOST = 1 << 34  # bytes of a file whose size is not known
+_LIMITS = Limits(silence=60.0, window=60.0)  # patient: what has come is kept
 
 
 def download_weights(
@@ -155,7 +153,8 @@ def download(
             break
         except (OSError, http.client.HTTPException) as error:
             if not persistent or _size(part) - before < _CHUNK:
-                raise OSError(f"{url}: {error}") from error
+                advice = "; retry to resume" if isinstance(error, TimeoutError) else ""
+                raise OSError(f"{url}: {error}{advice}") from error
             logging.info("%s: %s; resuming", url, error)
     digest = _digest(part, algorithm)
     if not digest.startswith(expected):
@@ -171,17 +170,16 @@ def _size(part: Path) -> int:
 
 def _fetch(url: str, part: Path, size: int, make_progress: ProgressFactory | None) -> None:
     """Complete `part` from its end, or from the start if the server does not support ranges."""
-    received = _size(part)
+    received, most = _size(part), size or _MOST
     if size and received == size:
         return
     if size and received > size:
         part.unlink()
         received = 0
     headers = {"Range": f"bytes={received}-"} if received else {}
-    request = urllib.request.Request(url, headers=headers)
     try:
-        response = urllib.request.urlopen(request, timeout=_TIMEOUT)
-    except urllib.error.HTTPError as error:
+        response = open_url(url, _LIMITS, headers=headers)
+    except HTTPError as error:
         if received and error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
             return  # nothing left to fetch; verified by the checksum
         raise
@@ -192,23 +190,16 @@ def _fetch(url: str, part: Path, size: int, make_progress: ProgressFactory | Non
         check_room(part.parent, total - received)
         advance = make_progress(total) if make_progress else lambda count: None
         advance(received)
-        start, before = time.monotonic(), received
         with open(part, "ab" if received else "wb") as file:
             while chunk := response.read1(_CHUNK):  # returns what has come
                 file.write(chunk)
                 received += len(chunk)
                 advance(len(chunk))
-                if size and received > size:  # without a length, it could fill the disk
+                if received > most:  # without a length, it could fill the disk
                     break
-                if (seconds := time.monotonic() - start) >= _WINDOW:
-                    if received - before < _LOWEST_RATE * seconds:
-                        sent = f"{received - before} bytes in {seconds:.0f} seconds"
-                        lowest = f"fewer than {_LOWEST_RATE} a second"
-                        raise OSError(f"the server sent {sent}, {lowest}; retry to resume")
-                    start, before = time.monotonic(), received
-    if size and received > size:
+    if received > most:
         part.unlink()
-        raise OSError(f"the server sent more than {size} bytes")
+        raise OSError(f"the server sent more than {most} bytes")
     if received < total:
         raise OSError(f"the connection ended after {received} of {total} bytes; retry to resume")
 

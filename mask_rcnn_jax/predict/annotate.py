@@ -51,7 +51,8 @@ def annotate_images(
 
     def read(item: tuple[int, Input]) -> tuple[tuple, Prepared | UndecodableImage | UnfitImage]:
         try:
-            return item, predictor.prepare(read_image(item[1].source))
+            image = read_image(item[1].source, item[1].public_only)
+            return item, predictor.prepare(image)
         except UndecodableImage as error:
             return item, error
         except UnfitImage as error:

@@ -2,19 +2,18 @@
 
 import glob
 import os
-import string
-import urllib.request
 from collections.abc import Iterable, Iterator, Sequence
-from http.client import HTTPException
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 import cv2
 import numpy as np
 
 from mask_rcnn_jax.data.dataset import UndecodableImage
 from mask_rcnn_jax.data.images import MAX_BYTES, decode_bytes, decode_image
+from mask_rcnn_jax.network import Limits, is_web, open_url, read_url
 from mask_rcnn_jax.terminal.safe_text import file_name
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp")
@@ -22,7 +21,7 @@ VIDEO_SUFFIXES = (
     *(".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts", ".mts", ".m2ts"),
     *(".wmv", ".flv", ".ogv", ".3gp", ".gif"),
 )
-_TIMEOUT = 20.0  # seconds without data from a web address
+_LIMITS = Limits(seconds=600.0)  # of a web image
 
 
 class Input(NamedTuple):
@@ -34,15 +33,19 @@ class Input(NamedTuple):
     source: str  # a file, a device or a web address
     name: PurePosixPath  # unique among the images, and among the videos
     target: PurePosixPath  # of the annotated copy, below --output; unique without its suffix
+    public_only: bool = False  # whether it is read from public addresses alone
 
 
-def find_inputs(inputs: Sequence[str], output: Path) -> tuple[list[Input], list[Input]]:
+def find_inputs(
+    inputs: Sequence[str], output: Path, public_only: bool = False
+) -> tuple[list[Input], list[Input]]:
     """Return images and videos, in order and without duplicates (`a.jpg` is `./a.jpg`).
 
     Args:
         inputs: files (with any suffix), folders with all their sub-folders, glob patterns (`**`:
             any depth), web addresses of images or videos, and cameras (a number or /dev/video0).
         output: the output folder, in which nothing is looked for.
+        public_only: whether to read from public addresses alone, see `network.Limits`.
 
     Raises:
         ValueError: if an input does not exist or names neither an image nor a video, or if an
@@ -60,23 +63,21 @@ def find_inputs(inputs: Sequence[str], output: Path) -> tuple[list[Input], list[
             place = source if "://" in source else os.path.abspath(source)
             if place not in seen:
                 seen.add(place)
-                (images if _is_image(source) else videos)[source] = name
-    found_images, found_videos = _named(images), _named(videos, ".mp4")
+                (images if _is_image(source, public_only) else videos)[source] = name
+    found_images = _named(images, public_only)
+    found_videos = _named(videos, public_only, ".mp4")
     _check_overwrite([*found_images, *found_videos], output)
     return found_images, found_videos
 
 
-def read_image(source: str) -> np.ndarray:
+def read_image(source: str, public_only: bool = False) -> np.ndarray:
     """Decode a file or a web address, upright; errors as from `data.images.decode_image`."""
     if "://" not in source:
         return decode_image(source, upright=True)
     try:
-        with urllib.request.urlopen(_quoted(source), timeout=_TIMEOUT) as response:
-            content = response.read(MAX_BYTES + 1)
-    except (OSError, ValueError, HTTPException) as error:
+        content = read_url(source, MAX_BYTES, replace(_LIMITS, public_only=public_only))
+    except OSError as error:
         raise UndecodableImage(f"{source}: {error}") from error
-    if len(content) > MAX_BYTES:
-        raise UndecodableImage(f"{source}: more than {MAX_BYTES:,} bytes")
     return decode_bytes(content, source, upright=True)
 
 
@@ -126,35 +127,28 @@ def _has_known_suffix(path: Path) -> bool:
     return path.name.lower().endswith(IMAGE_SUFFIXES + VIDEO_SUFFIXES) and path.is_file()
 
 
-def _is_image(source: str) -> bool:
+def _is_image(source: str, public_only: bool) -> bool:
     if "://" in source:
-        return _is_web_image(source)
+        return is_web(source) and _is_web_image(source, public_only)
     if source.lower().endswith(IMAGE_SUFFIXES + VIDEO_SUFFIXES):
         return source.lower().endswith(IMAGE_SUFFIXES)
     return os.path.isfile(source) and cv2.haveImageReader(source)
 
 
-def _is_web_image(address: str) -> bool:
+def _is_web_image(address: str, public_only: bool) -> bool:
     """Whether an address is of an image: by its ending, or else by what the server says."""
-    scheme, _, path, *_ = urlsplit(address)
-    if scheme not in ("http", "https"):
-        return False
-    if path.lower().endswith(IMAGE_SUFFIXES + VIDEO_SUFFIXES):
-        return path.lower().endswith(IMAGE_SUFFIXES)
-    request = urllib.request.Request(_quoted(address), method="HEAD")
+    path = urlsplit(address).path.lower()
+    if path.endswith(IMAGE_SUFFIXES + VIDEO_SUFFIXES):
+        return path.endswith(IMAGE_SUFFIXES)
+    limits = replace(_LIMITS, public_only=public_only)
     try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT) as response:
+        with open_url(address, limits, method="HEAD") as response:
             return response.headers.get_content_maintype() == "image"
-    except (OSError, ValueError, HTTPException):
+    except OSError:
         return False
 
 
-def _quoted(address: str) -> str:
-    """Encode blanks and what is not ASCII, as browsers do; the rest, with its %20, stays."""
-    return quote(address, safe=string.punctuation)
-
-
-def _named(found: dict[str, PurePosixPath], suffix: str = "") -> list[Input]:
+def _named(found: dict[str, PurePosixPath], public_only: bool, suffix: str = "") -> list[Input]:
     """Give sources unique names, and targets with `suffix`, or else PNG for PNG and JPEG."""
     names: set[str] = set()
     stems: set[str] = set()
@@ -164,7 +158,7 @@ def _named(found: dict[str, PurePosixPath], suffix: str = "") -> list[Input]:
         target = _unique(name.with_suffix(""), "", stems)
         target = target.with_name(target.name + ending)
         unique = _unique(name.with_suffix(""), name.suffix, names)
-        inputs.append(Input(source, unique, target))
+        inputs.append(Input(source, unique, target, public_only))
     return inputs
 
 

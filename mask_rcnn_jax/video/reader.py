@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from absl import logging
 
+from mask_rcnn_jax.video.containers import CAMERA, open_container
+
 _MAX_RATE = 1000
 _DEFAULT_RATE = Fraction(25)
 _LIVE_SCHEMES = ("rtsp://", "rtsps://", "rtmp://", "rtmps://", "srt://", "udp://")
-_CAMERA = "/dev/video"
 _PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds before a live source is opened again
-_TIMEOUT = (20.0, 20.0)  # seconds to open a network stream and to wait for a packet
 
 
 class UnreadableVideo(ValueError):
@@ -35,6 +35,7 @@ class Video:
     Attributes:
         source: file or URL.
         name: for records; the file's own name if not given.
+        public_only: whether it is read from public addresses alone, see `network.Limits`.
         rate: frames per second.
         num_frames: as the container states or by its duration; None if unknown.
         pixel_aspect: width / height of a stored pixel; 1 if the file says nothing or nonsense.
@@ -46,14 +47,15 @@ class Video:
         ValueError: if PyAV is not installed.
     """
 
-    def __init__(self, source: str, name: str = ""):
+    def __init__(self, source: str, name: str = "", public_only: bool = False):
         av = import_av()
         self.source = source
+        self.public_only = public_only
         self.name = name or Path(source).name
         self.frames_read: int | None = None
         self.damaged = 0
         try:
-            with _open(av, source) as container:
+            with open_container(av, source, public_only) as container:
                 stream = _video_stream(av, container, source)
                 self.rate = _rate(stream)
                 self.num_frames = stream.frames or _frames_by_duration(stream, self.rate)
@@ -73,7 +75,7 @@ class Video:
     @property
     def is_live(self) -> bool:
         """Whether it is a camera or a stream that is to be opened again when it breaks off."""
-        return self.source.startswith((*_LIVE_SCHEMES, _CAMERA))
+        return self.source.startswith((*_LIVE_SCHEMES, CAMERA))
 
     def frames(self, stride: int = 1, max_frames: int = 0) -> Iterator[VideoFrame]:
         """Yield every `stride`-th frame, at most `max_frames` (0: all), resized to the first.
@@ -110,7 +112,7 @@ class Video:
         while True:
             error = None
             try:
-                with _open(av, self.source) as container:
+                with open_container(av, self.source, self.public_only) as container:
                     stream = _video_stream(av, container, self.source)
                     stream.thread_type = "AUTO"
                     times.start(by_dts=container.format.name == "avi")
@@ -135,8 +137,11 @@ class Video:
                 packet = next(packets)
             except StopIteration:
                 return
-            except av.FFmpegError:  # demuxing cannot continue; flush the decoder's frames
+            except (av.FFmpegError, OSError) as error:  # demuxing cannot continue
+                if not isinstance(error, av.FFmpegError):
+                    logging.warning("%s: %s", self.source, error)
                 self.damaged += 1
+                # The decoder has frames left.
                 yield from stream.codec_context.decode(None)
                 return
             try:
@@ -191,17 +196,6 @@ def import_av():
     except ImportError as error:
         raise ValueError("videos need PyAV: pip install 'mask-rcnn-jax[video]'") from error
     return av
-
-
-def _open(av, source: str):
-    options: dict[str, Any] = dict(timeout=_TIMEOUT if "://" in source else None)
-    if int(av.__version__.partition(".")[0]) < 19:  # newer ones always do
-        options["metadata_errors"] = "replace"  # titles need not be UTF-8, nothing here reads them
-    if source.startswith(_CAMERA):
-        options["format"] = "v4l2"
-    if source.startswith("rtsp"):
-        options["options"] = {"rtsp_transport": "tcp"}  # over UDP, lost packets damage frames
-    return av.open(source, **options)
 
 
 def _video_stream(av, container, source: str):

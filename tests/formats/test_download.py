@@ -8,6 +8,7 @@ import pytest
 
 from mask_rcnn_jax.formats import download as download_module
 from mask_rcnn_jax.formats.download import download, download_weights, weight_names
+from mask_rcnn_jax.network import Limits
 from tests.commands.command import error_line, run_inside
 
 CONTENT = np.random.default_rng(0).integers(0, 256, 3_000_000, dtype=np.uint8).tobytes()
@@ -226,7 +227,7 @@ def test_mistake_is_one_line_with_exit_code_2(arguments, words, capsys):
 
 def test_a_server_that_drips_is_given_up(server, tmp_path, monkeypatch):
     """Each byte comes long before the time without data is over."""
-    monkeypatch.setattr(download_module, "_WINDOW", 0.3)
+    monkeypatch.setattr(download_module, "_LIMITS", Limits(window=0.3))
     server.pause = 0.02
     says = r"/file: the server sent \d+ bytes in 0 seconds, fewer than 1000 a second; retry"
     with pytest.raises(OSError, match=says):

@@ -1,4 +1,5 @@
 import json
+import re
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,12 +11,15 @@ import pytest
 from pycocotools import mask as coco_mask
 
 from mask_rcnn_jax.data.coco import decode_image
+from mask_rcnn_jax.network import Limits
 from mask_rcnn_jax.predict import annotate
+from mask_rcnn_jax.predict import inputs as inputs_module
 from mask_rcnn_jax.predict.annotate import annotate_images, annotate_videos
 from mask_rcnn_jax.predict.inputs import find_inputs
 from mask_rcnn_jax.predict.saving import ResultFiles
 from mask_rcnn_jax.video.reader import Video, VideoFrame
 from tests.video.videos import frame_image, turn, write_video
+from tests.web_server import serving
 
 DRAWING = {"color_by": "class", "min_side": 0}  # as in infer
 
@@ -24,10 +28,10 @@ def refuse(error):
     raise AssertionError(f"skipped: {error}")
 
 
-def run_images(predictor, paths, folder, on_error=refuse):
+def run_images(predictor, paths, folder, on_error=refuse, **options):
     """Results of each image that can be decoded."""
     folder.mkdir(exist_ok=True)
-    images, _ = find_inputs([str(path) for path in paths], folder)
+    images, _ = find_inputs([str(path) for path in paths], folder, **options)
     with ResultFiles(folder) as files:
         found = annotate_images(predictor, images, folder, files, {}, on_error)
         return [records.entries for records in found]
@@ -238,3 +242,23 @@ def test_frames_read_ahead_grow_like_a_batch(batch, count, tmp_path, monkeypatch
     assert len(aheads) == min(batch, count, annotate.MAX_OPEN_VIDEOS)
     frames = batch + len(aheads) * annotate.FRAMES_AHEAD
     assert frames <= sum(aheads) < frames + len(aheads)
+
+
+def test_an_address_that_drips_is_left_out_and_the_others_go_on(predictor, tmp_path, monkeypatch):
+    monkeypatch.setattr(inputs_module, "_LIMITS", Limits(window=0.2))
+    picture = cv2.imencode(".png", np.zeros((40, 50, 3), np.uint8))[1].tobytes()
+
+    def drip(handler):
+        handler.send(b"")
+        handler.drip(picture)
+
+    skipped = []
+    with serving() as server:
+        server.answers |= {"/a.png": lambda handler: handler.send(picture), "/drip.png": drip}
+        paths = [server.url(path) for path in ("/drip.png", "/a.png", "/drip.png?2")]
+        found = run_images(predictor, paths, tmp_path / "out", skipped.append)
+        assert len(found) == 1 and (tmp_path / "out" / "a.png").is_file()
+        with pytest.raises(AssertionError, match="/a.png: 127.0.0.1 is at 127.0.0.1, no public"):
+            run_images(predictor, paths[1:2], tmp_path / "out", public_only=True)
+    words = r"/drip\.png(\?2)?: the server sent \d+ bytes in 0 seconds, fewer than 1000 a second$"
+    assert len(skipped) == 2 and all(re.search(words, str(error)) for error in skipped)

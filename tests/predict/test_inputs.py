@@ -150,6 +150,16 @@ def test_an_address_without_image_is_named(server, path, message):
         read_image(server + path)
 
 
+def test_with_public_only_this_machine_is_not_asked_what_it_has(server, folder, monkeypatch):
+    monkeypatch.setattr(Server, "do_HEAD", lambda handler: asked.append(handler.path))
+    asked: list[str] = []
+    addresses = [f"{server}/a.png", f"{server}/picture?id=3"]
+    (image,), (other,) = find_inputs(addresses, folder / "out", public_only=True)
+    assert image.public_only and other.public_only and not asked
+    with pytest.raises(UndecodableImage, match=rf"^{server}/a.png: .*no public address"):
+        read_image(image.source, image.public_only)
+
+
 def test_large_answers_are_refused(server, monkeypatch):
     monkeypatch.setattr(inputs_module, "MAX_BYTES", 10)
     with pytest.raises(UndecodableImage, match="more than 10 bytes"):

@@ -247,7 +247,7 @@ def options_of(monkeypatch, **flags):
     """What `infer` is called with for these flags, and all others unset."""
     unset = dict(draw=None, color_by=None, line_width=0, save=[], batch_size=0, stride=1)
     unset |= dict(max_frames=0, tile=0, overlap=0.2, track=False, score_threshold=0.5)
-    unset |= dict(config=None, input=["photo.jpg"], output="out")
+    unset |= dict(config=None, input=["photo.jpg"], output="out", public_addresses_only=False)
     calls = []
     monkeypatch.setattr(infer.flags, "FLAGS", SimpleNamespace(**unset | flags))
     monkeypatch.setattr(infer, "given_model", lambda _: "run")
