@@ -75,6 +75,12 @@ class _Package(ModuleType):
 
 sys.modules[__name__].__class__ = _Package
 
+if sys.argv[:1] == ["-m"]:  # `python -m mask_rcnn_jax.train` is looking for the command
+    from mask_rcnn_jax.terminal.interrupts import begin
+
+    begin()
+    del begin
+
 if not TYPE_CHECKING:  # a type checker would take it for a module with any attribute
 
     def __getattr__(name: str):

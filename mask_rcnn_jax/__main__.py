@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import mask_rcnn_jax
+from mask_rcnn_jax.terminal import interrupts
 
 COMMANDS = ("prepare", "train", "evaluate", "infer", "serve", "prune", "export", "benchmark")
 HELP = ("-h", "-help", "--help", "help")
@@ -21,6 +22,7 @@ def main() -> None:
 
     The code of the command is imported only once it is chosen: the list of commands comes at once.
     """
+    interrupts.begin()
     name = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if name in HELP:
         print(f"{__doc__}\ncommands:\n{_list_commands()}")

@@ -39,6 +39,7 @@ from mask_rcnn_jax.predict.loading import (
 from mask_rcnn_jax.predict.predictor import Predictor
 from mask_rcnn_jax.predict.saving import KINDS, ResultFiles, check_replaced
 from mask_rcnn_jax.recipe.recipe import Recipe
+from mask_rcnn_jax.terminal import interrupts
 from mask_rcnn_jax.terminal.progress import Progress
 from mask_rcnn_jax.video.reader import UnreadableVideo, Video, import_av
 from mask_rcnn_jax.weights.restore import restore
@@ -226,11 +227,8 @@ def main(_: Sequence[str]) -> None:
     names = [one.name for one in fields(Options) if one.name not in ("save", "drawing")]
     options = Options(save=save, drawing=drawing, **{n: getattr(FLAGS, n) for n in names})
     # SIGTERM acts like Ctrl-C, which closes the files: a video without index is unplayable.
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
+    with interrupts.raising(signal.SIGTERM, KeyboardInterrupt):
         infer(cli.given_recipe(), weights, inputs, output, options)
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _drawing(drawn: Sequence[str], color_by: str | None, line_width: int) -> dict[str, Any]:

@@ -25,8 +25,8 @@ def _define_flags() -> None:
 
 
 def main(_: Sequence[str]) -> None:
-    end_on_sigterm()
-    train(flags.FLAGS.config, flags.FLAGS.workdir)
+    with end_on_sigterm():
+        train(flags.FLAGS.config, flags.FLAGS.workdir)
 
 
 if __name__ == "__main__":

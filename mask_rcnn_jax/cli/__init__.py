@@ -4,7 +4,6 @@ import difflib
 import logging as std_logging
 import os
 import re
-import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -24,7 +23,7 @@ from mask_rcnn_jax.config import (
     read_run,
 )
 from mask_rcnn_jax.parts import describe
-from mask_rcnn_jax.terminal import console
+from mask_rcnn_jax.terminal import console, interrupts
 from mask_rcnn_jax.terminal.safe_text import printable, safe_stdout
 
 if TYPE_CHECKING:  # imports JAX
@@ -114,23 +113,23 @@ def run(
 
 def _run(main: Callable[[Sequence[str]], None], debug: bool, takes_positional: bool) -> None:
     global _process_index, _process_count
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not in a background job
-        signal.signal(signal.SIGINT, _interrupt)
+    sys.unraisablehook = _print_unraisable
     argv = [_NO_MASK_HEAD.sub(r"\1.name=none", argument) for argument in sys.argv]
     try:
-        if "config" in flags.FLAGS and any(map(_LIST.match, argv)):
-            _list_config(argv)
-            return
-        positional = _parse_flags(argv)
-        if positional and not takes_positional:
-            raise ValueError(_unexpected(positional[0]))
-        set_up_logging()
-        _choose_platform(flags.FLAGS.platform)
-        _choose_compile_cache(flags.FLAGS.compile_cache)
-        _process_index, _process_count = join_processes()
-        main(positional)
+        with interrupts.heard():
+            if "config" in flags.FLAGS and any(map(_LIST.match, argv)):
+                _list_config(argv)
+                return
+            positional = _parse_flags(argv)
+            if positional and not takes_positional:
+                raise ValueError(_unexpected(positional[0]))
+            set_up_logging()
+            _choose_platform(flags.FLAGS.platform)
+            _choose_compile_cache(flags.FLAGS.compile_cache)
+            _process_index, _process_count = join_processes()
+            main(positional)
     except KeyboardInterrupt:
-        _fail("interrupted", 130)
+        _fail("interrupted", interrupts.EXIT_CODE)
     except (ValueError, OSError, flags.Error) as error:
         if debug:
             raise
@@ -144,12 +143,6 @@ def _run(main: Callable[[Sequence[str]], None], debug: bool, takes_positional: b
 def _is_collective_failure(error: Exception) -> bool:
     """Whether a collective failed, since another process ended; JAX may raise a ValueError."""
     return _process_count > 1 and COLLECTIVE_FAILED.match(str(error)) is not None
-
-
-def _interrupt(number: int, frame: object) -> None:
-    """End in order at the first Ctrl-C, and at once at the second."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    raise KeyboardInterrupt
 
 
 def _parse_flags(argv: Sequence[str]) -> list[str]:
@@ -278,6 +271,8 @@ def _one_line(error: Exception) -> str:
 
 def _fail(message: str, code: int) -> None:
     print(f"error: {message}", file=sys.stderr, flush=True)
+    if code == interrupts.EXIT_CODE:
+        interrupts.leave_with(code)
     if _process_count > 1:
         # An orderly exit would wait for the others, who wait for this one. So they notice.
         sys.stdout.flush()
@@ -295,11 +290,12 @@ def set_up_logging() -> None:
     handler = logging.get_absl_handler()
     handler.setFormatter(console.make_formatter())
     handler.addFilter(_is_wanted)
-    sys.unraisablehook = _print_unraisable
 
 
 def _is_wanted(record: std_logging.LogRecord) -> bool:
     if _process_index > 0 and record.levelno < std_logging.WARNING:
+        return False
+    if record.exc_info and interrupts.is_repeated(record.exc_info[0]):  # JAX caught it
         return False
     if record.pathname.startswith(_PACKAGE):
         return True
@@ -309,7 +305,8 @@ def _is_wanted(record: std_logging.LogRecord) -> bool:
 
 def _print_unraisable(unraisable: "sys.UnraisableHookArgs") -> None:
     """Leave out the complaints of arrays of a failed checkpoint: the failure itself is raised."""
-    if str(unraisable.exc_value) != "Event loop is closed":
+    again = interrupts.is_repeated(unraisable.exc_type)
+    if not again and str(unraisable.exc_value) != "Event loop is closed":
         sys.__unraisablehook__(unraisable)
 
 

@@ -19,6 +19,8 @@ import numpy as np
 from absl import logging
 from jax.experimental import multihost_utils
 
+from mask_rcnn_jax.terminal import interrupts
+
 STOPPED_EARLY = os.EX_TEMPFAIL  # 75, exit code of a run that is to be started again
 
 
@@ -104,20 +106,27 @@ class Stopped(Exception):
     """Work was left because a process got a SIGTERM."""
 
 
-def end_on_sigterm() -> None:
+class _Ended(SystemExit):
+    """A SIGTERM came while there was nothing to save."""
+
+
+@contextmanager
+def end_on_sigterm() -> Iterator[None]:
     """End this process with exit code 75 at a SIGTERM, while there is nothing to save.
 
     With several processes JAX catches the signal, and `stop_on_sigterm` answers it.
     """
     if jax.process_count() > 1:
+        yield
         return
-
-    def end(number: int, frame: object) -> None:
+    try:
+        with interrupts.raising(signal.SIGTERM, lambda: _Ended(STOPPED_EARLY)):
+            yield
+    except _Ended:
         text = "stopped by SIGTERM, nothing to save (exit code %d: start it again to go on)"
         logging.info(text, STOPPED_EARLY)
-        raise SystemExit(STOPPED_EARLY)
-
-    signal.signal(signal.SIGTERM, end)
+        interrupts.leave_with(STOPPED_EARLY)
+        raise
 
 
 @contextmanager

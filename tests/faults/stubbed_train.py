@@ -26,6 +26,7 @@ from jax.sharding import PartitionSpec as P
 
 from mask_rcnn_jax import cli
 from mask_rcnn_jax.structures import Detections
+from mask_rcnn_jax.terminal import interrupts
 from mask_rcnn_jax.training import setup, step, work
 from mask_rcnn_jax.training.step import TrainState
 
@@ -108,6 +109,10 @@ def serve() -> bool:
 
     Between the two stands a process that waits for the run.
     """
+    # A background job ignores the one, a job below nohup the other.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    interrupts.begin()
     for line in sys.stdin:
         wanted = json.loads(line)
         _reap()
@@ -126,9 +131,6 @@ def serve() -> bool:
         nothing = os.open(os.devnull, os.O_RDONLY)
         for source, target in ((nothing, 0), (output, 1), (output, 2)):
             os.dup2(source, target)
-        # A background job ignores the one, a job below nohup the other.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
         os.environ.update(wanted["environment"])
         sys.argv = ["train", *wanted["arguments"]]
         return True

@@ -1,6 +1,7 @@
-"""The real command with a real model, killed at random moments, ends as if nothing had happened."""
+"""The real command with a real model, killed or interrupted at random moments."""
 
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -9,7 +10,7 @@ import pytest
 
 from tests.commands.command import environment
 from tests.faults.harness import RECIPE, Run, assert_same, outcome
-from tests.faults.test_signals import KILLS_A_RUN, wait_for_a_moment
+from tests.faults.test_signals import KILLS_A_RUN, interrupt, wait_for_a_moment
 
 pytestmark = pytest.mark.faults
 
@@ -21,11 +22,14 @@ class RealRun(Run):
         log = workdir.with_name(f"{workdir.name}.{time.monotonic_ns()}.log")
         command = [sys.executable, "-m", "mask_rcnn_jax.train", f"--config={RECIPE}"]
         command += [f"--workdir={workdir}", *data]
+        # A background job ignores Ctrl-C, and so would what it starts.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
         with open(log, "w") as output:
             self._process = subprocess.Popen(
                 command, env=environment(cache, devices=1), start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output,
             )  # fmt: skip
+        signal.signal(signal.SIGINT, before)
         super().__init__(self._process.pid, workdir, log)
 
     @property
@@ -62,4 +66,21 @@ def test_kills_of_the_real_command_change_nothing(server, tmp_path, request, fig
         kills += killed
     lost = sum(killed for _, killed, _ in wrong)
     figure(f"kills of the real command survived bit for bit: {kills - lost} of {kills}")
+    assert not wrong, wrong[0]
+
+
+def test_a_ctrl_c_to_the_real_command_is_not_lost(server, tmp_path, request, figure):
+    """From its imports on. Each compiles anew."""
+    wanted = max(1, request.config.getoption("--faults") // 16)
+    run = RealRun(tmp_path / "whole", server.data, tmp_path / "cache")
+    assert run.wait(300) == 0, run.said()[-1000:]
+    seconds = time.monotonic() - run.started
+
+    def start(number):
+        run = RealRun(tmp_path / f"run{number}", server.data, tmp_path / f"cache{number}")
+        time.sleep(0.3)  # Python itself starts
+        return run
+
+    wrong = interrupt(start, seconds, wanted)
+    figure(f"Ctrl-C that ended the real command in order: {wanted - len(wrong)} of {wanted}")
     assert not wrong, wrong[0]

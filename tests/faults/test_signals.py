@@ -59,6 +59,44 @@ def test_kills_at_random_moments_change_nothing(
     assert not wrong, wrong[0]
 
 
+INTERRUPTS = 3  # without --faults
+
+
+def interrupt(start, seconds, wanted):
+    """Send a Ctrl-C to so many runs, each at another moment of its first `seconds`; returns what
+    those said that did not end in order.
+
+    start: starts the run of a number.
+    """
+    rng, sent, wrong = random.Random(2026), 0, []
+    for number in range(10 * wanted):
+        if sent >= wanted:
+            break
+        run = start(number)
+        if rng.random() < 0.5:  # half of the others are in steps, which are interrupted anywhere
+            wait_until(lambda run=run: run.code is not None, rng.uniform(0, seconds / 2))
+        else:
+            wait_for_a_moment(run, rng, seconds)
+        run.send(signal.SIGINT)
+        code, said = run.wait(), run.said()
+        if "finished at step" in said:
+            continue
+        sent += 1
+        in_order = code == 130 and said.endswith("error: interrupted\n")
+        if not in_order or "Traceback" in said or said.count("interrupted") > 1:
+            wrong.append((number, code, said[-1000:]))
+    assert sent == wanted
+    return wrong
+
+
+def test_a_ctrl_c_is_not_lost(server, whole, reference, tmp_path, request, figure):
+    wanted = request.config.getoption("--faults") or INTERRUPTS
+    seconds = float((whole.parent / "seconds").read_text())
+    wrong = interrupt(lambda number: server.start(tmp_path / f"run{number}"), seconds, wanted)
+    figure(f"Ctrl-C that ended a stubbed run in order: {wanted - len(wrong)} of {wanted}")
+    assert not wrong, wrong[0]
+
+
 def saved(step):
     return lambda workdir: (workdir / "checkpoints" / str(step)).exists()
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from mask_rcnn_jax.config import load_config
+from mask_rcnn_jax.training import processes
 from mask_rcnn_jax.training.loop import train
 from tests.helpers import assert_tree_close
 from tests.memory_set import ShapeSet
@@ -92,6 +93,18 @@ def test_sigterm_leaves_nothing_different(step, whole, tmp_path, caplog):
     assert f"in {tmp_path}" in caplog.text and "stopped by SIGTERM, saved step" in caplog.text
     assert "next:" not in caplog.text
     check_equal(tmp_path, run(tmp_path), whole)
+
+
+def test_sigterm_before_there_is_anything_to_save(caplog):
+    """Nothing of it stays behind in a process that goes on."""
+    before = signal.getsignal(signal.SIGTERM)
+    with processes.end_on_sigterm():
+        pass
+    assert signal.getsignal(signal.SIGTERM) == before
+    with caplog.at_level("INFO"), pytest.raises(SystemExit) as stopped, processes.end_on_sigterm():
+        signal.raise_signal(signal.SIGTERM)
+    assert stopped.value.code == 75 and "stopped by SIGTERM, nothing to save" in caplog.text
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_sigterm_in_an_evaluation_leaves_at_once(whole, tmp_path, monkeypatch, caplog):

@@ -1,0 +1,247 @@
+"""A Ctrl-C or a SIGTERM ends a command, wherever Python is when it comes."""
+
+import gc
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import weakref
+
+import pytest
+
+from mask_rcnn_jax.terminal import interrupts
+
+INT = signal.SIGINT
+SECONDS = 30  # what never ends would last so long
+
+
+@pytest.fixture(autouse=True)
+def usual_handler():
+    """pytest may have been started as a background job, which ignores Ctrl-C."""
+    before = signal.signal(INT, signal.default_int_handler)
+    hook, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None
+    yield
+    signal.signal(INT, before)
+    sys.unraisablehook = hook
+
+
+def work() -> None:
+    end = time.monotonic() + SECONDS
+    while time.monotonic() < end:
+        time.sleep(0.01)
+    raise AssertionError("it was lost")
+
+
+def in_a_gc_callback() -> None:
+    def callback(phase, info):
+        gc.callbacks.remove(callback)
+        signal.raise_signal(INT)
+
+    gc.callbacks.append(callback)
+    gc.collect()
+
+
+def in_a_finalizer() -> None:
+    class Dropped:
+        def __del__(self):
+            signal.raise_signal(INT)
+
+    Dropped()
+
+
+def in_a_weakref_callback() -> None:
+    class Dropped:
+        pass
+
+    dropped = Dropped()
+    watch = weakref.ref(dropped, lambda _: signal.raise_signal(INT))
+    del dropped
+    assert watch() is None
+
+
+def in_code_that_catches_all() -> None:
+    """Twice."""
+    try:
+        signal.raise_signal(INT)
+    except BaseException:
+        pass
+    try:
+        work()
+    except KeyboardInterrupt:
+        pass
+
+
+def in_a_jax_callback() -> None:
+    import jax
+
+    shape = jax.ShapeDtypeStruct((), "float32")
+    call = jax.jit(lambda: jax.pure_callback(lambda: signal.raise_signal(INT), shape))
+    try:
+        call()
+    except jax.errors.JaxRuntimeError:
+        pass
+
+
+@pytest.mark.parametrize(
+    "lose",
+    [
+        in_a_gc_callback,
+        in_a_finalizer,
+        in_a_weakref_callback,
+        in_code_that_catches_all,
+        in_a_jax_callback,
+    ],
+)
+def test_one_that_is_discarded_is_raised_again(lose):
+    with pytest.raises(KeyboardInterrupt), interrupts.heard():
+        lose()
+        work()
+    assert signal.getsignal(INT) is signal.default_int_handler
+
+
+def test_an_error_that_a_library_makes_of_it_is_one():
+    with pytest.raises(KeyboardInterrupt), interrupts.heard():
+        try:
+            signal.raise_signal(INT)
+        except KeyboardInterrupt:
+            raise RuntimeError("callback failed") from None
+
+
+def test_a_sigterm_that_is_discarded_is_raised_again(monkeypatch):
+    """Also where another handler has taken over meanwhile."""
+    seen = threading.Event()
+    with pytest.raises(SystemExit) as end, interrupts.heard():
+        with interrupts.raising(signal.SIGTERM, lambda: SystemExit(75)):
+            try:
+                signal.raise_signal(signal.SIGTERM)
+            except SystemExit:
+                pass
+            with monkeypatch.context():
+                signal.signal(signal.SIGTERM, lambda number, frame: seen.set())
+                assert seen.wait(SECONDS)
+    assert end.value.code == 75
+
+
+def test_what_is_cleaned_up_is_not_interrupted_again(monkeypatch):
+    monkeypatch.setattr(interrupts, "AGAIN_S", 0.01)
+    cleaned = []
+    with pytest.raises(KeyboardInterrupt), interrupts.heard():
+        try:
+            try:
+                signal.raise_signal(INT)
+            finally:
+                time.sleep(0.2)
+                raise OSError
+        finally:
+            time.sleep(0.2)
+            cleaned.append(1)
+    assert cleaned
+
+
+def test_without_one_nothing_changes():
+    before = signal.getsignal(INT), signal.set_wakeup_fd(-1)
+    threads = threading.active_count()
+    with pytest.raises(ValueError, match="own"), interrupts.heard():
+        raise ValueError("own")
+    assert (signal.getsignal(INT), signal.set_wakeup_fd(-1)) == before
+    assert threading.active_count() == threads
+
+
+def ended(program: str, *presses: str) -> tuple[int, str, float]:
+    """Exit code and stderr of a program to which a SIGINT is sent at each of these lines of its
+    output, and the seconds since the last."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(INT, signal.default_int_handler),
+    )  # fmt: skip
+    for line in presses:
+        assert process.stdout.readline().strip() == line
+        process.send_signal(INT)
+    sent = time.monotonic()
+    said = process.communicate(timeout=2 * SECONDS)[1]
+    return process.returncode, said, time.monotonic() - sent
+
+
+def test_a_second_one_ends_the_process_while_c_has_the_main_thread():
+    """A call through ctypes releases Python's lock, as XLA does when it compiles; this one waits
+    for itself."""
+    program = """
+    import ctypes, threading
+    from mask_rcnn_jax.terminal import interrupts
+    interrupts.begin()
+    libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+    libc.pthread_mutex_lock(mutex)
+    with interrupts.heard():
+        for seconds, line in ((0.5, "first"), (1, "again")):
+            threading.Timer(seconds, print, [line], {"flush": True}).start()
+        libc.pthread_mutex_lock(mutex)
+    """
+    code, said, seconds = ended(program, "first", "again")
+    assert (code, said) == (130, "error: interrupted\n") and seconds < SECONDS / 2
+
+
+def test_one_is_enough_where_the_main_thread_never_returns():
+    program = """
+    import ctypes, threading
+    from mask_rcnn_jax.terminal import interrupts
+    interrupts.begin()
+    interrupts.LATEST_S = 0.5
+    libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+    libc.pthread_mutex_lock(mutex)
+    with interrupts.heard():
+        threading.Timer(0.5, print, ["first"], {"flush": True}).start()
+        libc.pthread_mutex_lock(mutex)
+    """
+    code, said, seconds = ended(program, "first")
+    assert (code, said) == (130, "error: interrupted\n") and seconds < SECONDS / 2
+
+
+def test_imports_end_in_one_line():
+    program = """
+    import sys
+    sys.argv = ["-m"]  # as `python -m mask_rcnn_jax.train` has it while it looks for the command
+    import mask_rcnn_jax
+    print("first", flush=True)
+    while True: pass
+    """
+    code, said, _ = ended(program, "first")
+    assert (code, said) == (130, "error: interrupted\n")
+
+
+def test_a_library_and_a_background_job_keep_their_handlers():
+    program = """
+    import signal
+    import mask_rcnn_jax
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    from mask_rcnn_jax.terminal import interrupts
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    interrupts.begin()
+    with interrupts.heard():
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    """
+    assert ended(program)[:2] == (0, "")
+
+
+def test_a_forked_process_tells_the_first_nothing():
+    """A signal to the whole group would count twice."""
+    program = f"""
+    import os, signal, time
+    from mask_rcnn_jax.terminal import interrupts
+    interrupts.begin()
+    try:
+        with interrupts.heard():
+            child = os.fork()
+            if child:
+                time.sleep(0.5)
+                os.kill(child, signal.SIGINT)
+                os.waitpid(child, 0)
+                print("first", flush=True)
+            time.sleep({SECONDS})
+            os._exit(1)
+    except KeyboardInterrupt:
+        pass
+    """
+    assert ended(program, "first")[:2] == (0, "")
