@@ -70,6 +70,7 @@ def _define_flags() -> None:
     flags.DEFINE_integer("batch_wait_ms", 5, "How long an image waits for others.", 0, 10_000)
     flags.DEFINE_integer("max_waiting", 64, "Images at work; more are refused with 503.", 1)
     flags.DEFINE_integer("max_megabytes", 32, "Largest image file.", 1, 1024)
+    flags.DEFINE_integer("max_receiving_megabytes", 256, "Of all files on their way.", 1)
     flags.DEFINE_integer("max_megapixels", 64, "Largest image.", 1, MAX_MEGAPIXELS)
 
 
@@ -80,6 +81,7 @@ def main(_: Sequence[str]) -> None:
         waiting=FLAGS.max_waiting,
         delay=FLAGS.batch_wait_ms / 1000,
         content=FLAGS.max_megabytes << 20,
+        receiving=FLAGS.max_receiving_megabytes << 20,
         pixels=FLAGS.max_megapixels * 1_000_000,
     )
     serve(cli.given_recipe(), weights, FLAGS.host, FLAGS.port, threshold, FLAGS.batch_size, limits)

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ class _Waiting(NamedTuple):
     image: PreparedImage
     arrived: float  # time.monotonic()
     found: Future[Detections]
+    is_dropped: Callable[[], bool]
 
 
 class Batcher:
@@ -35,14 +37,22 @@ class Batcher:
         self._thread = threading.Thread(target=self._run, name="batcher", daemon=True)
         self._thread.start()
 
-    def detect(self, image: PreparedImage, timeout: float) -> Detections:
+    def detect(
+        self,
+        image: PreparedImage,
+        timeout: float,
+        is_dropped: Callable[[], bool] = lambda: False,
+    ) -> Detections:
         """Wait for the detections of one image, in pixels of the image.
 
+        is_dropped: whether no one wants them any more, which is asked before they are computed.
+
         Raises:
+            ConnectionError: no one wants them.
             TimeoutError: there are none after `timeout` seconds; the image is dropped.
             RuntimeError: the batcher is closed.
         """
-        waiting = _Waiting(image, time.monotonic(), Future())
+        waiting = _Waiting(image, time.monotonic(), Future(), is_dropped)
         with self._changed:
             if self._closed:
                 raise RuntimeError(_CLOSED)
@@ -67,8 +77,7 @@ class Batcher:
 
     def _run(self) -> None:
         while batch := self._take():
-            # Those of callers who have given up are left out.
-            batch = [one for one in batch if one.found.set_running_or_notify_cancel()]
+            batch = [one for one in batch if _is_wanted(one)]
             try:
                 results = self._predictor.stream((one.found, one.image) for one in batch)
                 for found, _, detections in results:
@@ -104,3 +113,13 @@ class Batcher:
             if len(rows) >= self._predictor.images_at_once or rows[0].arrived <= latest
         ]
         return min(ready, key=lambda bucket: self._waiting[bucket][0].arrived, default=None)
+
+
+def _is_wanted(one: _Waiting) -> bool:
+    """Whether the caller has not given up, nor those for whom it asks."""
+    if not one.found.set_running_or_notify_cancel():
+        return False
+    if one.is_dropped():
+        one.found.set_exception(ConnectionError("no one waits for the image"))
+        return False
+    return True

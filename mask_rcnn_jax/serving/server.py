@@ -7,14 +7,14 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from http import HTTPStatus
 from socketserver import TCPServer, ThreadingMixIn
 from typing import Any
 
 from absl import logging
 
+from mask_rcnn_jax.serving.clients import Clients
 from mask_rcnn_jax.serving.handler import Handler
 from mask_rcnn_jax.serving.service import RETRY, Refused, Service, refusal
 
@@ -34,7 +34,7 @@ class Server(ThreadingMixIn, TCPServer):
     Attributes:
         url: of the page.
         is_local: only this machine can reach it.
-        stopping: no more requests are taken.
+        clients: that are connected, from `start` on.
 
     Raises OSError, naming the flag, if the address cannot be taken.
     """
@@ -45,9 +45,7 @@ class Server(ThreadingMixIn, TCPServer):
 
     def __init__(self, host: str = "127.0.0.1", port: int = 0):
         self.service: Service
-        self._idle: dict[socket.socket, bool] = {}  # connection -> it is between two requests
-        self._changed = threading.Condition()
-        self.stopping = False
+        self.clients: Clients
         self._thread = threading.Thread(target=self.serve_forever, args=(0.1,), daemon=True)
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -69,27 +67,23 @@ class Server(ThreadingMixIn, TCPServer):
 
     def start(self, service: Service) -> None:
         """Answer requests, in threads."""
+        limits = service.limits
         self.service = service
+        self.clients = Clients(MAX_CONNECTIONS, max(limits.receiving, limits.content))
         self.server_activate()
         self._thread.start()
 
     def stop(self) -> None:
         """Take no more requests, finish those in flight, and close the service."""
-        with self._changed:
-            if self.stopping:
-                return
-            self.stopping = True
+        is_started = hasattr(self, "clients")
+        if is_started and not self.clients.stop():
+            return
         if self._thread.is_alive():
             self.shutdown()
         self.server_close()
-        with self._changed:
-            for connection, idle in self._idle.items():
-                if idle:
-                    with suppress(OSError):
-                        connection.shutdown(socket.SHUT_RD)
-            if not self._changed.wait_for(lambda: not self._idle, STOP_SECONDS):
-                logging.warning("%d requests are not finished", len(self._idle))
-        if hasattr(self, "service"):  # started
+        if is_started:
+            if left := self.clients.join(STOP_SECONDS):
+                logging.warning("%d requests are not finished", left)
             self.service.close()
 
     def __exit__(self, *_: object) -> None:
@@ -116,38 +110,21 @@ class Server(ThreadingMixIn, TCPServer):
                 signal.signal(number, handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        with self._changed:
-            full = len(self._idle) >= MAX_CONNECTIONS
-            if not full:
-                self._idle[request] = False
-        if full:
+        if self.clients.add(request):
+            super().process_request(request, client_address)
+        else:
             _turn_away(request)
             self.shutdown_request(request)
-        else:
-            super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
         super().shutdown_request(request)
-        with self._changed:
-            self._idle.pop(request, None)
-            self._changed.notify_all()
+        self.clients.remove(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Log an error unless its client has gone."""
         error = sys.exception()
         if not isinstance(error, OSError):
             logging.error("%s: %s", type(error).__name__, error)
-
-    @contextmanager
-    def idle(self, connection: socket.socket) -> Iterator[bool]:
-        """Yield whether another request may be waited for; `stop` then ends the waiting."""
-        with self._changed:
-            waits = self._idle[connection] = not self.stopping
-        try:
-            yield waits
-        finally:
-            with self._changed:
-                self._idle[connection] = False
 
 
 def _turn_away(connection: socket.socket) -> None:

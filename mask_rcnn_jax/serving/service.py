@@ -6,12 +6,12 @@ import math
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import parse_qsl
 
 import numpy as np
@@ -58,21 +58,31 @@ class Answer(NamedTuple):
     headers: Mapping[str, str] = {}
 
 
+class Request(Protocol):
+    """What a service needs of a request with a body, which is the file of an image."""
+
+    def read_body(self) -> bytes: ...
+    def release_body(self) -> None: ...
+    def has_gone(self) -> bool: ...
+
+
 @dataclass(frozen=True)
 class Limits:
     """The most that requests may ask for.
 
     Attributes:
-        waiting: images that are received, decoded, detected or encoded at a time; others are
-            refused.
+        waiting: images that are decoded, detected or encoded at a time; others are refused.
         delay: seconds that an image waits for others to fill its batch.
         content: bytes in an image file.
+        receiving: bytes in all files on their way, by their Content-Length, until they are decoded;
+            at least `content`.
         pixels: in a decoded image.
     """
 
     waiting: int = 64
     delay: float = 0.005
     content: int = 32 << 20
+    receiving: int = 256 << 20
     pixels: int = 64_000_000
 
 
@@ -124,11 +134,8 @@ class Service:
                 "application/octet-stream",
             )
 
-    def answer(self, path: str, query: str, read: Callable[[], bytes]) -> Answer:
-        """Answer a request that `check` let pass; Refused for a mistake in it.
-
-        `read` returns its body; it is called where there is a place for an image.
-        """
+    def answer(self, path: str, query: str, request: Request) -> Answer:
+        """Answer a request that `check` let pass; Refused for a mistake in it."""
         if path in self._page:
             return Answer(HTTPStatus.OK, *self._page[path])
         if path == "/model":
@@ -136,15 +143,23 @@ class Service:
         if path == "/health":
             counts = {"waiting": self._waiting, "answered": self._answered}
             return _json({"status": "ready", **counts})
-        return _json(self.detect(read, query))
+        return _json(self.detect(request, query))
 
-    def detect(self, read: Callable[[], bytes], query: str) -> dict[str, Any]:
-        """Return the objects of the image file that is read, as docs/serving.md describes them."""
+    def detect(self, request: Request, query: str) -> dict[str, Any]:
+        """Return the objects of an image, as docs/serving.md describes them.
+
+        Raises Refused for a mistake in the request, ConnectionError if its client has gone.
+        """
         threshold, masks = _options(query)
+        with self._lock:
+            self._check_places()  # the body need not come in vain, but takes no place meanwhile
+        content = request.read_body()
         with self._place():
-            image = self._prepare(read())  # no name here keeps the file
+            image = self._prepare(content, request)
+            del content
+            request.release_body()
             try:
-                found = self._batcher.detect(image, DETECT_SECONDS)
+                found = self._batcher.detect(image, DETECT_SECONDS, request.has_gone)
             except TimeoutError as error:
                 message = f"no detections within {DETECT_SECONDS:.0f} seconds"
                 raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, message, RETRY) from error
@@ -158,9 +173,7 @@ class Service:
     def _place(self) -> Iterator[None]:
         """Hold one of the places for images; count the image if it is answered."""
         with self._lock:
-            if self._waiting >= self.limits.waiting:
-                message = f"{self._waiting} images are waiting already, try again"
-                raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, message, RETRY)
+            self._check_places()
             self._waiting += 1
         answered = False
         try:
@@ -171,7 +184,12 @@ class Service:
                 self._waiting -= 1
                 self._answered += answered
 
-    def _prepare(self, content: bytes) -> PreparedImage:
+    def _check_places(self) -> None:
+        if self._waiting >= self.limits.waiting:
+            message = f"{self._waiting} images are waiting already, try again"
+            raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, message, RETRY)
+
+    def _prepare(self, content: bytes, request: Request) -> PreparedImage:
         """Decode and resize an image; keep its size and not its pixels, of which there are many."""
         if not content:
             raise Refused(HTTPStatus.BAD_REQUEST, "the body is empty, expected an image")
@@ -179,6 +197,8 @@ class Service:
             message = f"not decoded within {DECODE_SECONDS:.0f} seconds"
             raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, message, RETRY)
         try:
+            if request.has_gone():
+                raise ConnectionError("the client has gone")
             try:
                 size = header_size(content, "image", self.limits.pixels)
             except UndecodableImage as error:

@@ -89,6 +89,13 @@ def test_an_image_nobody_waits_for_is_left_out(stub, batcher):
     assert stub.values == [0, 2]
 
 
+def test_nor_one_whose_client_has_gone(stub, batcher):
+    with pytest.raises(ConnectionError):
+        batcher.detect(prepared(stub, 1), TIMEOUT, lambda: True)
+    batcher.detect(prepared(stub, 2), TIMEOUT, lambda: False)
+    assert stub.values == [2] and stub.batches[-1] == 1
+
+
 def test_a_failure_reaches_those_of_its_batch_alone(stub, batcher):
     stub.error = RuntimeError("out of memory")
     with pytest.raises(RuntimeError, match="out of memory"):

@@ -6,7 +6,6 @@ import io
 import json
 import re
 import signal
-import socket
 import struct
 import sys
 import threading
@@ -14,6 +13,7 @@ import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import cv2
 import jax
@@ -23,26 +23,28 @@ from PIL import Image
 from pycocotools import mask as coco_mask
 
 from mask_rcnn_jax.data.tiles import Tiles
-from mask_rcnn_jax.serving import handler as handler_module
 from mask_rcnn_jax.serving import server as server_module
 from mask_rcnn_jax.serving.server import Server
 from mask_rcnn_jax.serving.service import Limits, Service
 from tests.commands.command import ROOT
 from tests.predict.stub_predictor import StubPredictor, image_of
-
-TIMEOUT = 30.0
-PNG = {"Content-Type": "image/png"}
-
-
-@contextlib.contextmanager
-def serving(predictor, **limits):
-    """A running server of that model."""
-    with Server() as server:
-        server.start(Service(predictor, Limits(**limits)))
-        try:
-            yield server
-        finally:
-            server.stop()
+from tests.serving.asking import (
+    HEAD,
+    HOST,
+    TIMEOUT,
+    ask,
+    ask_on,
+    classes,
+    connect,
+    error_of,
+    opened,
+    png,
+    raw,
+    said_on,
+    serving,
+    wait_until,
+    waiting,
+)
 
 
 @pytest.fixture(scope="module")
@@ -50,49 +52,6 @@ def shared():
     """A server for tests that leave it as it is."""
     with serving(StubPredictor(), content=50_000, pixels=10_000) as server:
         yield server
-
-
-def connect(server) -> http.client.HTTPConnection:
-    return http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=TIMEOUT)
-
-
-def ask(server, method="POST", path="/detect", body=None, headers=PNG):
-    """The response, with its content in `body`, on a connection of its own."""
-    with contextlib.closing(connect(server)) as connection:
-        return ask_on(connection, method, path, body, headers)
-
-
-def ask_on(connection, method="POST", path="/detect", body=None, headers=PNG):
-    connection.request(method, path, body, headers)
-    response = connection.getresponse()
-    response.body = response.read()
-    return response
-
-
-def raw(server, content: bytes, *, wait=True) -> bytes:
-    """Everything that the server answers to these bytes."""
-    with socket.create_connection(("127.0.0.1", server.server_address[1]), TIMEOUT) as connection:
-        connection.sendall(content)
-        connection.shutdown(socket.SHUT_WR)
-        return b"".join(iter(lambda: connection.recv(1 << 16), b"")) if wait else b""
-
-
-def png(value=1, width=8, height=12) -> bytes:
-    return cv2.imencode(".png", image_of(value, width, height))[1].tobytes()
-
-
-def classes(response) -> list[str]:
-    assert response.status == 200, response.body
-    return [found["category"] for found in json.loads(response.body)["detections"]]
-
-
-def error_of(response) -> str:
-    """The message of a refusal, which is one line of json and no traceback."""
-    assert response.headers["Content-Type"] == "application/json"
-    content = json.loads(response.body)
-    assert list(content) == ["error"] and response.body.count(b"\n") == 1
-    assert content["error"] and "Traceback" not in content["error"]
-    return content["error"]
 
 
 class TestAnswers:
@@ -173,12 +132,13 @@ class TestAnswers:
 
     def test_a_client_who_asks_is_told_to_send_the_body(self, shared):
         body = png(5)
-        head = f"POST /detect HTTP/1.1\r\nContent-Type: image/png\r\nContent-Length: {len(body)}"
-        said = raw(shared, f"{head}\r\nExpect: 100-continue\r\n\r\n".encode() + body)
+        head = HEAD + f"Content-Length: {len(body)}\r\nConnection: close\r\n".encode()
+        with opened(shared, head + b"Expect: 100-continue\r\n\r\n" + body) as connection:
+            said = said_on(connection)
         assert (
             said.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK") and b"class 5" in said
         )
-        refused = raw(shared, b"POST /detect HTTP/1.1\r\nExpect: 100-continue\r\n\r\n")
+        refused = raw(shared, b"POST /detect HTTP/1.1\r\nExpect: 100-continue\r\n" + HOST + b"\r\n")
         assert refused.startswith(b"HTTP/1.1 415")
 
 
@@ -287,7 +247,7 @@ def test_a_bad_request_is_told_why(case, shared):
     assert classes(ask(shared, body=png(4))) == ["class 4"]
 
 
-HEAD = b"POST /detect HTTP/1.1\r\nContent-Type: image/png\r\n"
+GET = b"GET /health HTTP/1.1\r\n" + HOST
 HIDDEN = b"Content-Length: 30\r\n\r\nGET /hidden HTTP/1.1\r\nA: b\r\n\r\n"
 # Bytes as no decent client sends them: (content, first line of the answer).
 RAW = {
@@ -306,14 +266,23 @@ RAW = {
         HEAD + b"Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\nx",
         b"411",
     ),
-    "space in a name": (b"GET /health HTTP/1.1\r\nX y: 1\r\n" + HIDDEN, b"400 Bad Request"),
-    "space after a name": (b"GET /health HTTP/1.1\r\n" + HIDDEN.replace(b":", b" :"), b"400"),
-    "envelope": (b"GET /health HTTP/1.1\r\nFrom x: 1\r\n" + HIDDEN, b"400"),
-    "folded line": (b"GET /health HTTP/1.1\r\nA: b\r\n c: d\r\n" + HIDDEN, b"400"),
-    "lone return": (b"GET /health HTTP/1.1\r\nA: b\rX y: 1\r\n" + HIDDEN, b"400"),
+    "space in a name": (GET + b"X y: 1\r\n" + HIDDEN, b"400 Bad Request"),
+    "space after a name": (GET + HIDDEN.replace(b":", b" :"), b"400"),
+    "envelope": (GET + b"From x: 1\r\n" + HIDDEN, b"400"),
+    "folded line": (GET + b"A: b\r\n c: d\r\n" + HIDDEN, b"400"),
+    "lone return": (GET + b"A: b\rX y: 1\r\n" + HIDDEN, b"400"),
     "another host": (b"GET /health HTTP/1.1\r\nHost: 127.0.0.1.evil.example\r\n\r\n", b"421"),
     "two hosts": (b"GET /health HTTP/1.1\r\nHost: localhost\r\nHost: evil\r\n\r\n", b"421"),
-    "address of no host": (b"GET //[x HTTP/1.1\r\n\r\n", b"404"),
+    "the host twice": (GET + HOST + b"\r\n", b"400"),
+    "no host": (b"GET /health HTTP/1.1\r\n\r\n", b"400"),
+    "no host, HTTP/1.2": (b"GET /health HTTP/1.2\r\n\r\n", b"400"),
+    "NUL in a value": (GET + b"A: b\0c\r\n\r\n", b"400"),
+    "escape in a value": (GET + b"A: \x1b[31m\r\n\r\n", b"400"),
+    "delete in a value": (GET + b"A: \x7f\r\n\r\n", b"400"),
+    "NUL in the host": (b"GET /health HTTP/1.1\r\nHost: localhost\0\r\n\r\n", b"400"),
+    "NUL in the path": (b"GET /health\0 HTTP/1.1\r\n" + HOST + b"\r\n", b"400"),
+    "tab in the first line": (b"GET\t/health HTTP/1.1\r\n" + HOST + b"\r\n", b"400"),
+    "address of no host": (b"GET //[x HTTP/1.1\r\n" + HOST + b"\r\n", b"404"),
 }
 
 
@@ -325,6 +294,33 @@ def test_bytes_that_no_client_should_send(case, shared):
     assert list(json.loads(said.partition(b"\r\n\r\n")[2])) == ["error"]
     assert said.count(b"HTTP/1.1 ") == 1  # what follows in the body is no request
     assert classes(ask(shared, body=png(4))) == ["class 4"]
+
+
+@pytest.mark.parametrize("line", [b"A: b\tc", b"A: \xfcber", b"A:"])
+def test_values_that_a_client_may_send(line, shared):
+    assert raw(shared, GET + line + b"\r\n\r\n").startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize(
+    ("head", "kept"),
+    [
+        (b"GET /health HTTP/1.0\r\n", "close"),
+        (b"GET /health HTTP/1.0\r\nConnection: Keep-Alive\r\n", "keep-alive"),
+        (b"GET /health HTTP/1.1\r\nConnection: keep-alive\r\n" + HOST, None),
+        (b"GET /health HTTP/1.1\r\nConnection: close\r\n" + HOST, "close"),
+    ],
+)
+def test_a_client_is_told_whether_its_connection_is_kept(head, kept, shared):
+    with opened(shared, head + b"\r\n") as connection:
+        response = http.client.HTTPResponse(connection)
+        response.begin()
+        assert response.status == 200 and response.headers["Connection"] == kept
+        assert json.loads(response.read())["status"] == "ready"
+        if kept == "close":
+            assert connection.recv(1) == b""
+        else:
+            connection.sendall(head + b"\r\n")
+            assert connection.recv(1) == b"H"
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:80", "127.0.0.1:8000", "[::1]:9"])
@@ -360,38 +356,41 @@ class TestManyClients:
         stub = StubPredictor()
         stub.hold.clear()
         with serving(stub, waiting=2) as server, ThreadPoolExecutor(2) as pool:
-            waiting = [pool.submit(ask, server, body=png(v)) for v in (1, 2)]
-            while json.loads(ask(server, "GET", "/health").body)["waiting"] < 2:
-                time.sleep(0.005)
+            at_work = [pool.submit(ask, server, body=png(v)) for v in (1, 2)]
+            wait_until(lambda: waiting(server) == 2)
             refused = ask(server, body=png(3))
             assert refused.status == 503 and refused.headers["Retry-After"] == "1"
             assert "2 images are waiting" in error_of(refused)
             stub.hold.set()
-            assert [classes(one.result()) for one in waiting] == [["class 1"], ["class 2"]]
+            assert [classes(one.result()) for one in at_work] == [["class 1"], ["class 2"]]
             assert classes(ask(server, body=png(3))) == ["class 3"]
 
-    def test_no_body_is_read_without_a_place(self):
-        head = HEAD + b"Content-Length: 1000\r\n\r\n"
-        with serving(StubPredictor(), waiting=1) as server:
-            address = ("127.0.0.1", server.server_address[1])
-            with socket.create_connection(address, TIMEOUT) as first:
-                first.sendall(head)
-                while json.loads(ask(server, "GET", "/health").body)["waiting"] < 1:
-                    time.sleep(0.005)
-                with socket.create_connection(address, TIMEOUT) as second:
-                    second.sendall(head)
-                    assert second.recv(100).startswith(b"HTTP/1.1 503")
+    def test_no_body_is_read_where_all_places_are_taken(self):
+        stub = StubPredictor()
+        stub.hold.clear()
+        with serving(stub, waiting=1) as server, ThreadPoolExecutor(1) as pool:
+            at_work = pool.submit(ask, server, body=png(1))
+            wait_until(lambda: waiting(server) == 1)
+            with opened(server, HEAD + b"Content-Length: 1000\r\n\r\n") as second:
+                assert second.recv(100).startswith(b"HTTP/1.1 503")
+            stub.hold.set()
+            assert classes(at_work.result()) == ["class 1"]
 
     def test_an_image_that_waits_for_its_batch_has_no_file(self):
         stub = StubPredictor()
         content = png(3, width=100)
+        released = threading.Event()
+        request = SimpleNamespace(
+            read_body=lambda: content, release_body=released.set, has_gone=lambda: False
+        )
         before = sys.getrefcount(content)
         service = Service(stub)
         stub.started.clear()
         stub.hold.clear()
         with ThreadPoolExecutor(1) as pool:
-            found = pool.submit(service.detect, lambda: content, "")
+            found = pool.submit(service.detect, request, "")
             stub.started.wait(TIMEOUT)
+            assert released.is_set()
             assert sys.getrefcount(content) == before
             stub.hold.set()
             assert found.result()["image"] == {"width": 100, "height": 12}
@@ -413,18 +412,6 @@ class TestManyClients:
             stub.hold.set()
             assert response.status == 503 and "no detections within" in error_of(response)
 
-    def test_too_many_connections_are_turned_away(self, monkeypatch):
-        monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 2)
-        with serving(StubPredictor()) as server:
-            with contextlib.ExitStack() as opened:
-                for _ in range(2):
-                    connection = opened.enter_context(contextlib.closing(connect(server)))
-                    assert ask_on(connection, "GET", "/health").status == 200
-                refused = raw(server, b"")
-                assert refused.startswith(b"HTTP/1.1 503") and b"Retry-After" in refused
-            while ask_or_none(server) is None:  # until the server has seen them go
-                time.sleep(0.005)
-
     def test_a_failure_is_told_and_the_next_image_is_answered(self):
         stub = StubPredictor()
         with serving(stub) as server:
@@ -444,55 +431,6 @@ def ask_or_none(server):
         return response if response.status == 200 else None
 
 
-class TestSlowAndVanishedClients:
-    def test_slow_heads_and_bodies_end_and_delay_nobody(self, monkeypatch):
-        monkeypatch.setattr(handler_module, "HEAD_SECONDS", 0.4)
-        monkeypatch.setattr(handler_module, "BODY_SECONDS", 0.4)
-        head = HEAD + b"Content-Length: 1000\r\n\r\n"
-        with serving(StubPredictor()) as server, contextlib.ExitStack() as opened:
-            address = ("127.0.0.1", server.server_address[1])
-
-            def slow(content):
-                connection = socket.create_connection(address, TIMEOUT)
-                opened.enter_context(contextlib.closing(connection)).sendall(content)
-                return connection
-
-            silent, half_head, half_body = slow(b""), slow(HEAD[:20]), slow(head + b"x")
-            assert classes(ask(server, body=png(4))) == ["class 4"]
-            half_head.sendall(b"x")  # a byte now and then does not help
-            assert silent.recv(100) == half_head.recv(100) == b""
-            assert half_body.recv(100).startswith(b"HTTP/1.1 408")
-
-    def test_clients_who_vanish_leave_nothing_behind(self):
-        stub = StubPredictor()
-        body = png(1)
-        whole = HEAD + f"Content-Length: {len(body)}\r\n\r\n".encode() + body
-        with serving(stub, waiting=4) as server:
-            stub.hold.clear()
-            for content in (b"", HEAD, whole[:-5], whole, whole):
-                raw(server, content, wait=False)
-            stub.hold.set()
-            for value in (2, 3):
-                assert classes(ask(server, body=png(value))) == [f"class {value}"]
-            while server._idle:
-                time.sleep(0.005)
-            assert json.loads(ask(server, "GET", "/health").body)["waiting"] == 0
-
-    def test_a_client_who_does_not_read_the_answer_is_dropped(self, monkeypatch):
-        """The page is asked for again and again until the answers fill all buffers."""
-        monkeypatch.setattr(handler_module, "SEND_SECONDS", 0.2)
-        with serving(StubPredictor()) as server:
-            address = ("127.0.0.1", server.server_address[1])
-            with socket.create_connection(address, TIMEOUT) as connection:
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-                with contextlib.suppress(OSError):
-                    for _ in range(4000):
-                        connection.sendall(b"GET /serve_page.js HTTP/1.1\r\n\r\n")
-                while server._idle:
-                    time.sleep(0.005)
-            assert ask(server, "GET", "/health").status == 200
-
-
 class TestEnd:
     def test_requests_in_flight_are_finished(self):
         stub = StubPredictor()
@@ -501,15 +439,14 @@ class TestEnd:
             server.start(Service(stub))
             idle = connect(server)
             assert ask_on(idle, "GET", "/health").status == 200
-            waiting = [pool.submit(ask, server, body=png(v)) for v in (1, 2, 3)]
-            while json.loads(ask(server, "GET", "/health").body)["waiting"] < 3:
-                time.sleep(0.005)
+            at_work = [pool.submit(ask, server, body=png(v)) for v in (1, 2, 3)]
+            wait_until(lambda: waiting(server) == 3)
             stopping = threading.Thread(target=server.stop)
             stopping.start()
             assert idle.sock.recv(1) == b""  # closed at once
             idle.close()
             stub.hold.set()
-            for value, one in zip((1, 2, 3), waiting, strict=True):
+            for value, one in zip((1, 2, 3), at_work, strict=True):
                 assert classes(one.result()) == [f"class {value}"]
                 assert one.result().headers["Connection"] == "close"
             stopping.join(TIMEOUT)
@@ -521,10 +458,8 @@ class TestEnd:
         monkeypatch.setattr(server_module, "STOP_SECONDS", 0.05)
         with Server() as server:
             server.start(Service(StubPredictor()))
-            with socket.create_connection(("127.0.0.1", server.server_address[1])) as connection:
-                connection.sendall(HEAD + b"Content-Length: 9\r\n\r\n")
-                while not server._idle:
-                    time.sleep(0.005)
+            with opened(server, HEAD + b"Content-Length: 9\r\n\r\n"):
+                wait_until(lambda: len(server.clients))
                 server.stop()
 
     def test_a_signal_ends_it(self, capsys):
@@ -591,7 +526,10 @@ def test_a_real_model_answers_many_at_once_and_compiles_nothing_for_it(predictor
             compiled.append(kwargs.get("fun_name", event))
 
     def detect(image):
-        return service.detect(lambda: image, "score_threshold=0&masks=outlines")
+        request = SimpleNamespace(
+            read_body=lambda: image, release_body=lambda: None, has_gone=lambda: False
+        )
+        return service.detect(request, "score_threshold=0&masks=outlines")
 
     rng = np.random.default_rng(3)
     sizes = [(60, 40), (30, 90), (90, 30), (1, 300), (300, 1), (1, 1)]
