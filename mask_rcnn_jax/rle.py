@@ -71,9 +71,16 @@ def encode_window(crop: np.ndarray, origin: tuple[int, int], height: int, width:
     padded[:, 1:-1].reshape(w, h)[...] = crop.T
     changes = np.flatnonzero(padded[:, 1:] != padded[:, :-1])  # start, end, start, end, ...
     edges = changes + changes // (length + 1) * (height - length - 1) + (x0 * height + y0)
-    counts = np.diff(np.concatenate(([0], edges, [height * width])))
+    return edges_to_rle(edges, height, width)
+
+
+def edges_to_rle(edges: np.ndarray, height: int, width: int) -> dict:
+    """Encode a mask as COCO RLE whose runs of ones start and end at rising `edges`, even in number,
+    of its pixels counted down the columns."""
+    kind = edges.dtype.type
+    counts = np.diff(edges, prepend=kind(0), append=kind(height * width))
     if edges.size and edges[-1] == height * width:
         counts = counts[:-1]  # the last run belongs to the object, nothing follows
     size = [height, width]
-    rle = coco_mask.frPyObjects({"size": size, "counts": counts.tolist()}, height, width)
+    rle = coco_mask.frPyObjects({"size": size, "counts": counts}, height, width)
     return {"size": size, "counts": rle["counts"].decode("ascii")}

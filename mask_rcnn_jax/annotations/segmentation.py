@@ -23,6 +23,7 @@ MAX_SIDES = 100
 MAX_OUTLINE = 2_000_000
 # Symbols of a run in a string: 30 bits, since pycocotools shifts numbers of 32.
 _MAX_SYMBOLS = 6
+_RUNS = 1 << 18  # that are decoded at once
 
 
 def show(value: Any, length: int = 100) -> str:
@@ -138,21 +139,33 @@ def run_lengths(rle: dict) -> np.ndarray:
     if isinstance(counts, list):
         return np.array(counts, np.int64)
     counts = counts.encode("ascii") if isinstance(counts, str) else counts
-    symbols = np.frombuffer(counts, np.uint8).astype(np.int64) - 48
+    symbols = np.frombuffer(counts, np.uint8) - np.uint8(48)  # those below are above 207 then
     ends = np.flatnonzero(symbols & 32 == 0)
-    known = symbols.size and 0 <= symbols.min() and symbols.max() < 64
-    if not known or not ends.size or ends[-1] != symbols.size - 1:
+    if not symbols.size or symbols.max() > 63 or not ends.size or ends[-1] != symbols.size - 1:
         return np.array([-1])
-    starts = np.concatenate([[0], ends[:-1] + 1])
-    sizes = ends - starts + 1
-    if sizes.max() > _MAX_SYMBOLS:
-        return np.array([-1])
-    shifts = 5 * (np.arange(symbols.size) - np.repeat(starts, sizes))
-    runs = np.add.reduceat((symbols & 31) << shifts, starts)
-    runs -= (symbols[ends] & 16 != 0) * (1 << 5 * sizes)
+    runs, start = np.empty(len(ends), np.int64), 0
+    for first in range(0, len(ends), _RUNS):
+        part = ends[first : first + _RUNS] - start
+        numbers = _numbers(symbols[start : start + part[-1] + 1], part)
+        if numbers is None:
+            return np.array([-1])
+        runs[first : first + _RUNS] = numbers
+        start += part[-1] + 1
     runs[1::2] = np.cumsum(runs[1::2])
     runs[2::2] = np.cumsum(runs[2::2])
     return runs
+
+
+def _numbers(symbols: np.ndarray, ends: np.ndarray) -> np.ndarray | None:
+    """Decode numbers by their symbols, uint8, and the places of their last; None if one is long."""
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    sizes = ends - starts + 1
+    if sizes.max() > _MAX_SYMBOLS:
+        return None
+    shifts = 5 * (np.arange(symbols.size) - np.repeat(starts, sizes))
+    numbers = np.add.reduceat((symbols & 31).astype(np.int64) << shifts, starts)
+    numbers -= (symbols[ends] & 16 != 0) * (1 << 5 * sizes)
+    return numbers
 
 
 def _emptiness(rle: dict[str, Any]) -> str | None:
@@ -209,5 +222,16 @@ def to_rle(segmentation: Segmentation, height: int, width: int) -> dict[str, Any
         return {"size": [height, width], "counts": counts}
     if not segmentation:
         return mask_to_rle(np.zeros((height, width), bool))
-    polygons = [np.asarray(part, np.float64).tolist() for part in segmentation]
-    return coco_mask.merge(coco_mask.frPyObjects(polygons, height, width))
+    polygons = (np.asarray(part, np.float64).tolist() for part in segmentation)
+    return union(coco_mask.frPyObjects([part], height, width)[0] for part in polygons)
+
+
+def union(codes: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Join masks of one image in pairs: one after the other, all runs are read for each mask."""
+    joined: list[dict[str, Any]] = []
+    for count, code in enumerate(codes, start=1):
+        joined.append(code)
+        while count % 2 == 0:
+            joined[-2:] = [coco_mask.merge(joined[-2:])]
+            count //= 2
+    return coco_mask.merge(joined)

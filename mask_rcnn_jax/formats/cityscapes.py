@@ -5,10 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from mask_rcnn_jax.annotations.reader import read_json
-from mask_rcnn_jax.annotations.segmentation import segmentation_to_mask, show
+from mask_rcnn_jax.annotations.segmentation import show, to_rle, union
 from mask_rcnn_jax.formats.coco_build import (
     AnnotatedImage,
     check_outline,
@@ -17,6 +15,7 @@ from mask_rcnn_jax.formats.coco_build import (
 )
 from mask_rcnn_jax.formats.image_files import ImageFiles
 from mask_rcnn_jax.formats.label_image import instances, read_label_image
+from mask_rcnn_jax.formats.mask_codes import box_code, check_codes, overlap, without
 from mask_rcnn_jax.formats.reading import (
     Converted,
     ImageObjects,
@@ -25,7 +24,6 @@ from mask_rcnn_jax.formats.reading import (
     entries,
     number,
 )
-from mask_rcnn_jax.rle import compressed_rle
 
 # Classes whose instances are told apart, by the number of the label.
 CLASSES = {
@@ -93,7 +91,7 @@ def _image_folder(source: Path) -> Path:
 
 
 def _add_pixels(path: Path, size: tuple[int, int], objects: ImageObjects) -> None:
-    for value, rle in instances(read_label_image(path, size), str(path)):
+    for value, rle in instances(read_label_image(path, size), size, str(path)):
         is_group = value < PER_CLASS
         label = CLASSES.get(value if is_group else value // PER_CLASS)
         if label is not None:
@@ -107,25 +105,21 @@ def _add_polygons(path: Path, size: tuple[int, int], image: Path, objects: Image
         number(content.get(key), f"{path}: {key}") for key in ("imgHeight", "imgWidth")
     )
     check_size(str(path), (height, width), image, size)
-    for where, label, points, hidden in reversed(list(_visible(shapes, size, path))):
+    for where, label, points, visible in reversed(list(_visible(shapes, size, path))):
         name = label.removesuffix(GROUP)
         if name not in CLASSES.values():
             continue
-        if (hidden is None and name == label) or not has_area(points):
+        if visible is None:
             objects.add_outline(where, name, points, "polygon")
-            continue
-        flat = [float(value) for point in points for value in point]
-        mask = segmentation_to_mask([flat], *size)
-        if hidden is not None:
-            mask &= ~hidden
-        objects.add_rle(where, name, compressed_rle(mask), crowd=name != label)
+        else:
+            objects.add_rle(where, name, visible, crowd=name != label)
 
 
 def _visible(
     shapes: list[dict[str, Any]], size: tuple[int, int], path: Path
-) -> Iterator[tuple[str, str, list, np.ndarray | None]]:
-    """Each polygon, the last first, with the pixels that are covered by those after it, if any."""
-    covered = np.zeros(size, np.uint8)
+) -> Iterator[tuple[str, str, list, dict | None]]:
+    """Each polygon, the last first, with its mask if it is a group or partly covered by others."""
+    covered, total = box_code((0, 0, 0, 0), size), 0
     for place in range(len(shapes), 0, -1):
         shape, where = shapes[place - 1], f"{path}: object {place}"
         label, points = shape.get("label"), shape.get("polygon")
@@ -140,7 +134,11 @@ def _visible(
             yield where, label, points, None
             continue
         check_outline(points, size, where)
-        flat = [value for point in points for value in point]
-        mask = segmentation_to_mask([flat], *size)
-        yield where, label, points, covered.copy() if (covered & mask).any() else None
-        covered |= mask
+        code = to_rle([[value for point in points for value in point]], *size)
+        visible = code if label.endswith(GROUP) else None
+        if label.removesuffix(GROUP) in CLASSES.values():
+            visible = without(code, covered) if overlap(code, covered) else visible
+            total += len(visible["counts"]) if visible else 0
+        yield where, label, points, visible
+        covered = union([covered, code])
+        check_codes(max(total, len(covered["counts"])), where)

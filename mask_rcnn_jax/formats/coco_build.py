@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from mask_rcnn_jax.annotations.checks import MAX_NAME, MAX_PIXELS
@@ -21,11 +20,9 @@ from mask_rcnn_jax.annotations.segmentation import (
     part_fault,
     segmentation_area,
     segmentation_box,
-    segmentation_to_mask,
     show,
 )
 from mask_rcnn_jax.data.images import MAX_BYTES
-from mask_rcnn_jax.rle import compressed_rle
 
 EXIF_ORIENTATION = 0x0112
 ELLIPSE_VERTICES = 64  # loses 0.2 percent of the area
@@ -161,18 +158,6 @@ def rectangle(x1: float, y1: float, x2: float, y2: float) -> list[list[float]]:
 def has_area(points: Sequence[Sequence[float]]) -> bool:
     """Check that an outline has three points and is not a horizontal or vertical line."""
     return len(points) > 2 and all(len(set(axis)) > 1 for axis in zip(*points, strict=True))
-
-
-def join_parts(parts: Sequence[list[list[float]] | np.ndarray]) -> Segmentation:
-    """Merge outlines (x, y) and whole-image masks [H, W] into one object; RLE if any is a mask."""
-    outlines = [part for part in parts if not isinstance(part, np.ndarray)]
-    polygons = [[float(v) for point in outline for v in point] for outline in outlines]
-    masks = [part > 0 for part in parts if isinstance(part, np.ndarray)]
-    if not masks:
-        return polygons
-    if polygons:
-        masks.append(segmentation_to_mask(polygons, *masks[0].shape) > 0)
-    return compressed_rle(np.any(masks, axis=0).astype(np.uint8))
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

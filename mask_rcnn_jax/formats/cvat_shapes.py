@@ -6,8 +6,8 @@ import numpy as np
 
 from mask_rcnn_jax.annotations.segmentation import show
 from mask_rcnn_jax.formats.coco_build import ellipse, rectangle
+from mask_rcnn_jax.formats.mask_codes import rows_code
 from mask_rcnn_jax.formats.reading import BOX_LEFT_OUT, ImageObjects, Options, number, rotated
-from mask_rcnn_jax.rle import encode_window
 
 WITHOUT_AREA = ("polyline", "points", "cuboid", "skeleton")
 
@@ -62,8 +62,8 @@ def _mask(shape: Element, size: tuple[int, int], where: str) -> dict:
         raise ValueError(f"{where}: rle {show(shape.get('rle'), 40)}, expected runs") from error
     if runs.min() < 0 or runs.max() > width * height or runs.sum() != width * height:
         raise ValueError(f"{where}: rle does not have {width} x {height} pixels")
-    crop = np.repeat(np.arange(len(runs)) % 2, runs).astype(np.uint8)
-    return encode_window(crop.reshape(height, width), (left, top), *size)
+    edges = np.cumsum(runs)[: len(runs) // 2 * 2]  # zeros at the end have none
+    return rows_code(edges, (left, top, width, height), size, where)
 
 
 def _numbers(shape: Element, names: tuple[str, ...], where: str) -> list[float]:

@@ -1,5 +1,6 @@
 """Read Label Studio's JSON export."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from mask_rcnn_jax.annotations.reader import read_json
 from mask_rcnn_jax.annotations.segmentation import show
 from mask_rcnn_jax.formats.coco_build import AnnotatedImage, ellipse, read_image_size, rectangle
 from mask_rcnn_jax.formats.image_files import SUFFIXES, ImageFiles
+from mask_rcnn_jax.formats.mask_codes import rows_code
 from mask_rcnn_jax.formats.reading import (
     BOX_LEFT_OUT,
     Converted,
@@ -19,7 +21,6 @@ from mask_rcnn_jax.formats.reading import (
     number,
     rotated,
 )
-from mask_rcnn_jax.rle import compressed_rle
 
 KINDS = ("polygon", "brush", "rectangle", "ellipse")
 # Results that are no region: "labels" is another region's class, others say more about one or all.
@@ -158,14 +159,31 @@ def _brush(value: dict, size: tuple[int, int], where: str) -> dict:
     except (TypeError, ValueError) as error:
         raise ValueError(f"{where}: a brush without a list of bytes in 'rle'") from error
     try:
-        values = unpack(packed, 4 * size[0] * size[1])
+        edges = _opaque_edges(packed, size)
     except ValueError as error:
         raise ValueError(f"{where}: rle {error}") from error
-    return compressed_rle((values.reshape(*size, 4)[..., 3] > 0).astype(np.uint8))
+    return rows_code(edges, (0, 0, size[1], size[0]), size, where)
 
 
-def unpack(data: bytes, expected: int) -> np.ndarray:
-    """Decode bit-packed run lengths as thi.ng's rle-pack writes them to uint8 [expected].
+def _opaque_edges(data: bytes, size: tuple[int, int]) -> np.ndarray:
+    """Where pixels with opacity start and end; a place between two runs of them is there twice."""
+    edges: list[int] = []
+    done = 0  # values; a pixel's fourth is its opacity
+    for count, values in unpack(data, 4 * size[0] * size[1]):
+        first, end = done // 4, (done + count) // 4
+        if len(values) == count:
+            opaque = values[(3 - done) % 4 :: 4] > 0
+            found = np.flatnonzero(np.diff(opaque, prepend=False, append=False))
+            edges += (first + found).tolist()
+        elif values[0]:
+            edges += first, end
+        done += count
+    return np.array(edges, np.int64)
+
+
+def unpack(data: bytes, expected: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Decode bit-packed run lengths as thi.ng's rle-pack writes them to counts of values, and the
+    values, uint8 [count], or [1] for a value that repeats.
 
     32 bits count the values, 5 are the bits per value less one, and four times 4 are the bits
     for four kinds, each less one. Then each run has a bit that tells whether it repeats one value,
@@ -191,12 +209,11 @@ def unpack(data: bytes, expected: int) -> np.ndarray:
     lengths = [take_number(4) + 1 for _ in range(4)]
     if total != expected or word != 8:
         raise ValueError(f"has {total} values of {word} bits, expected {expected} of 8")
-    values, filled = np.zeros(expected, np.uint8), 0
-    while filled < expected:
+    done = 0
+    while done < expected:
         repeats, kind = take_number(1), take_number(2)
-        end = filled + take_number(lengths[kind]) + 1
-        if end > expected:
+        count = take_number(lengths[kind]) + 1
+        done += count
+        if done > expected:
             raise ValueError("has too many values")
-        values[filled:end] = np.packbits(take(8 if repeats else 8 * (end - filled)))
-        filled = end
-    return values
+        yield count, np.packbits(take(8 if repeats else 8 * count))

@@ -15,6 +15,8 @@ from mask_rcnn_jax.annotations.segmentation import show
 from mask_rcnn_jax.data.images import check_header
 from mask_rcnn_jax.formats import coco_build
 from mask_rcnn_jax.formats.image_files import ImageFiles
+from mask_rcnn_jax.formats.mask_codes import crop_code
+from mask_rcnn_jax.formats.reading import ImageObjects
 
 # labelme's special labels, which are not objects.
 NOT_OBJECTS = ("__ignore__", "_background_")
@@ -84,7 +86,7 @@ def _parse(
     if stated != size:
         drawn = f"drawn on {show(stated[0])} x {show(stated[1])} (height x width)"
         raise ValueError(f"{path}: {drawn}, but {image_path.name} is {size[0]} x {size[1]}")
-    objects: dict[Any, tuple[str, list]] = {}
+    objects = ImageObjects(size, left_out)
     for number, shape in enumerate(content["shapes"], start=1):
         where = f"{path}: shape {number}"
         label = shape.get("label") if isinstance(shape, dict) else None
@@ -93,36 +95,26 @@ def _parse(
         coco_build.check_label(shape["label"], where)
         if shape["label"] in NOT_OBJECTS:
             continue
-        part = _part(shape, size, where)
-        if part is None:
-            kind = shape.get("shape_type") or "polygon"
-            left_out.append(f"{where} ({shape['label']}), a {kind} without area")
-            continue
         group = shape.get("group_id")
         if not isinstance(group, int | str | None):
             raise ValueError(f"{where}: group_id is {show(group)}, expected a number")
-        key = number if group is None else (shape["label"], group)
-        objects.setdefault(key, (shape["label"], []))[1].append(part)
-    joined = [(label, coco_build.join_parts(parts)) for label, parts in objects.values()]
-    annotated = [coco_build.AnnotatedObject(*entry) for entry in joined]
-    return coco_build.AnnotatedImage(image_path, size, annotated)
+        kind, points = shape.get("shape_type") or "polygon", _points(shape, where)
+        if kind == "mask" and len(points) == 2:
+            objects.add_rle(where, label, _mask(shape, points, size, where), group)
+        else:
+            objects.add_outline(where, label, _outline(kind, points), kind, group)
+    return coco_build.AnnotatedImage(image_path, size, objects.joined())
 
 
-def _part(shape: dict, size: tuple[int, int], where: str) -> list | np.ndarray | None:
-    """Convert a shape to an outline (x, y) or a mask [H, W]; None if it has no area."""
-    kind, points = shape.get("shape_type") or "polygon", _points(shape, where)
+def _outline(kind: Any, points: list[list[float]]) -> list[list[float]]:
+    """Convert a shape to an outline (x, y), empty if it has no area."""
     is_pair = len(points) == 2
-    if kind == "mask" and is_pair:
-        return _mask(shape, points, size, where)
     if kind == "circle" and is_pair:
         points = coco_build.ellipse(*points[0], *[math.dist(*points)] * 2)
     elif kind == "rectangle" and is_pair:
         points = coco_build.rectangle(*points[0], *points[1])
     elif kind not in OUTLINES and not (kind == "rectangle" and len(points) == 4):
-        return None
-    if not coco_build.has_area(points):
-        return None
-    coco_build.check_outline(points, size, where)
+        return []
     return points
 
 
@@ -137,8 +129,8 @@ def _points(shape: dict, where: str) -> list[list[float]]:
     return array.tolist()
 
 
-def _mask(shape: dict, points: list, size: tuple[int, int], where: str) -> np.ndarray | None:
-    """Place a mask, stored by labelme as a PNG crop, into a mask of the whole image."""
+def _mask(shape: dict, points: list, size: tuple[int, int], where: str) -> dict:
+    """Return the RLE of a mask, which labelme stores as a PNG crop."""
     try:
         content = base64.b64decode(shape["mask"], validate=True)
     except (KeyError, TypeError, ValueError):
@@ -152,7 +144,4 @@ def _mask(shape: dict, points: list, size: tuple[int, int], where: str) -> np.nd
     if crop is None:
         raise ValueError(f"{where}: 'mask' is not a PNG in base64")
     x, y = (max(round(v), 0) for v in np.min(points, axis=0).tolist())
-    mask = np.zeros(size, np.uint8)
-    window = mask[y : y + crop.shape[0], x : x + crop.shape[1]]
-    window[:] = crop[: window.shape[0], : window.shape[1]] > 0
-    return mask if mask.any() else None
+    return crop_code(crop[: max(size[0] - y, 0), : max(size[1] - x, 0)], (x, y), size, where)

@@ -63,7 +63,7 @@ def _read_mask_file(
         raise ValueError(f"{path}: no image {plain!r} in {files.folder}")
     size = read_image_size(image, path)
     objects = ImageObjects(size, left_out)
-    for value, rle in instances(read_label_image(path, size), str(path)):
+    for value, rle in instances(read_label_image(path, size), size, str(path)):
         if value:
             objects.add_rle(f"{path}: value {value}", label, rle)
     return AnnotatedImage(image, size, objects.joined())
@@ -83,7 +83,8 @@ def _read_folder(folder: Path, label: str, left_out: list[str]) -> list[Annotate
     size = read_image_size(image, folder)
     objects = ImageObjects(size, left_out)
     for path in paths:
-        found = [rle for value, rle in instances(read_label_image(path, size), str(path)) if value]
+        values = instances(read_label_image(path, size), size, str(path))
+        found = [rle for value, rle in values if value]
         if found[1:]:
             advice = f"expected one object per file, or a label image with the name of {image.name}"
             raise ValueError(f"{path}: {len(found)} values besides 0, {advice}")

@@ -6,13 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pycocotools import mask as coco_mask
-
 from mask_rcnn_jax.annotations.segmentation import (
     Segmentation,
     segmentation_fault,
     show,
     to_rle,
+    union,
 )
 from mask_rcnn_jax.formats.coco_build import (
     AnnotatedImage,
@@ -21,6 +20,7 @@ from mask_rcnn_jax.formats.coco_build import (
     check_outline,
     has_area,
 )
+from mask_rcnn_jax.formats.mask_codes import check_codes
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,8 @@ class ImageObjects:
 
     def __init__(self, size: tuple[int, int], left_out: list[str]):
         self.size, self._left_out = size, left_out
-        self._parts: dict[Hashable, tuple[str, list[Segmentation], bool]] = {}
+        self._parts: dict[Hashable, tuple[str, str, list[Segmentation], bool]] = {}
+        self._codes = 0  # characters of all run-length codes
 
     def add_outline(
         self, where: str, label: str, points: list[list[float]], kind: str, group: Hashable = None
@@ -68,7 +69,7 @@ class ImageObjects:
             return
         check_outline(points, self.size, where)
         flat = [float(value) for point in points for value in point]
-        self._add(label, [flat], group, crowd=False)
+        self._add(where, label, [flat], group, crowd=False)
 
     def add_rle(
         self, where: str, label: str, rle: Any, group: Hashable = None, *, crowd: bool = False
@@ -83,7 +84,8 @@ class ImageObjects:
             return
         code = to_rle(rle, *self.size)["counts"]
         text = code.decode("ascii") if isinstance(code, bytes) else code
-        self._add(label, {"size": list(self.size), "counts": text}, group, crowd)
+        self._count(text, where)
+        self._add(where, label, {"size": list(self.size), "counts": text}, group, crowd)
 
     def leave_out(self, where: str, label: str, reason: str) -> None:
         self._left_out.append(f"{where} ({on_one_line(label)}), {reason}")
@@ -91,21 +93,29 @@ class ImageObjects:
     def joined(self) -> list[AnnotatedObject]:
         """All objects, sorted by their first parts."""
         return [
-            AnnotatedObject(label, self._join(parts), crowd)
-            for label, parts, crowd in self._parts.values()
+            AnnotatedObject(label, self._join(where, parts), crowd)
+            for where, label, parts, crowd in self._parts.values()
         ]
 
-    def _add(self, label: str, part: Segmentation, group: Hashable, crowd: bool) -> None:
+    def _add(
+        self, where: str, label: str, part: Segmentation, group: Hashable, crowd: bool
+    ) -> None:
         key = len(self._parts) if group is None else (label, group)
-        self._parts.setdefault(key, (label, [], crowd))[1].append(part)
+        self._parts.setdefault(key, (where, label, [], crowd))[2].append(part)
 
-    def _join(self, parts: list[Segmentation]) -> Segmentation:
+    def _count(self, code: str, where: str) -> None:
+        self._codes += len(code)
+        check_codes(self._codes, where)
+
+    def _join(self, where: str, parts: list[Segmentation]) -> Segmentation:
         if all(isinstance(part, list) for part in parts):
             return [polygon for part in parts for polygon in part]
         if len(parts) == 1:
             return parts[0]
-        joined = coco_mask.merge([to_rle(part, *self.size) for part in parts])
-        return {"size": list(self.size), "counts": joined["counts"].decode("ascii")}
+        joined = union(to_rle(part, *self.size) for part in parts)
+        text = joined["counts"].decode("ascii")
+        self._count(text, where)
+        return {"size": list(self.size), "counts": text}
 
 
 def on_one_line(label: str) -> str:

@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 
 from mask_rcnn_jax.annotations.reader import read_json
-from mask_rcnn_jax.annotations.segmentation import segmentation_to_mask, show
+from mask_rcnn_jax.annotations.segmentation import show, to_rle, union
 from mask_rcnn_jax.data.images import check_header
 from mask_rcnn_jax.formats.coco_build import (
     AnnotatedImage,
@@ -19,6 +19,7 @@ from mask_rcnn_jax.formats.coco_build import (
     rectangle,
 )
 from mask_rcnn_jax.formats.image_files import ImageFiles
+from mask_rcnn_jax.formats.mask_codes import crop_code, without
 from mask_rcnn_jax.formats.reading import (
     BOX_LEFT_OUT,
     Converted,
@@ -28,7 +29,6 @@ from mask_rcnn_jax.formats.reading import (
     entries,
     number,
 )
-from mask_rcnn_jax.rle import compressed_rle, encode_window
 
 MAX_BYTES = 1 << 28  # of a mask's PNG
 
@@ -104,12 +104,11 @@ def _add_polygon(
     if not outlines or not has_area(exterior):
         objects.add_outline(where, label, exterior, "polygon")
         return
-    masks = []
     for outline in (exterior, *outlines):
         check_outline(outline, size, where)
-        masks.append(segmentation_to_mask([[v for point in outline for v in point]], *size))
-    hidden = np.any(masks[1:], axis=0)
-    objects.add_rle(where, label, compressed_rle(masks[0] * ~hidden))
+    whole, *parts = ([[v for xy in outline for v in xy]] for outline in (exterior, *outlines))
+    hidden = union(to_rle(part, *size) for part in parts)
+    objects.add_rle(where, label, without(to_rle(whole, *size), hidden))
 
 
 def _points(shape: dict[str, Any], key: str, where: str) -> list[list[float]]:
@@ -135,7 +134,7 @@ def _bitmap(bitmap: Any, size: tuple[int, int], where: str) -> dict:
         pixels = None
     if pixels is None or pixels.ndim == 3 and pixels.shape[2] != 4:
         raise ValueError(f"{where}: its bitmap is no PNG with opacity or of one channel")
-    crop = (pixels if pixels.ndim == 2 else pixels[..., 3]) > 0
+    crop = pixels if pixels.ndim == 2 else pixels[..., 3]
     if min(x, y) < 0 or y + crop.shape[0] > size[0] or x + crop.shape[1] > size[1]:
         raise ValueError(f"{where}: its bitmap is not within {size[0]} x {size[1]} pixels")
-    return encode_window(crop.astype(np.uint8), (x, y), *size)
+    return crop_code(crop, (x, y), size, where)

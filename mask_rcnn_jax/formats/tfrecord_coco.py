@@ -9,9 +9,9 @@ import numpy as np
 
 from mask_rcnn_jax.annotations.checks import MAX_NAME, MAX_PIXELS
 from mask_rcnn_jax.annotations.reader import read_ground_truth
-from mask_rcnn_jax.annotations.segmentation import mask_to_rle
 from mask_rcnn_jax.data import tfrecords
 from mask_rcnn_jax.data.images import check_header
+from mask_rcnn_jax.formats.mask_codes import crop_code
 
 MAX_ID = 2**63 - 1
 KEY_HEIGHT, KEY_WIDTH = "image/height", "image/width"
@@ -143,8 +143,7 @@ class _Record:
             raise ValueError(f"{name}: {error.err or error}") from error
         if mask is None or mask.shape != size:
             raise ValueError(f"{name}: no PNG of {size[0]} x {size[1]} (height x width)")
-        code = mask_to_rle(mask != 0)
-        return {"size": list(size), "counts": code["counts"].decode("ascii")}
+        return crop_code(mask, (0, 0), size, name)
 
     def _bytes(self, key: str) -> list[bytes]:
         return tfrecords.read_bytes_list(self._features, key, *self._where)

@@ -10,6 +10,7 @@ import numpy as np
 from mask_rcnn_jax.annotations.reader import read_json
 from mask_rcnn_jax.formats import coco_build
 from mask_rcnn_jax.formats.image_files import ImageFiles
+from mask_rcnn_jax.formats.reading import ImageObjects
 
 # Shape attributes that define the outline of a region.
 OUTLINE_KEYS = {
@@ -48,22 +49,17 @@ def read_via(
         attribute = _only_attribute(json_path, entries)
     paths = _image_paths(json_path, folder, [entry["filename"] for entry in entries])
     coco_build.check_images_exist(json_path, paths)
-    images, left_out = [], []
+    left_out: list[str] = []
+    images = []
     for entry, path in zip(entries, paths, strict=True):
-        objects = []
         size = coco_build.read_image_size(path, json_path)
+        objects = ImageObjects(size, left_out)
         for number, region in enumerate(entry["regions"], start=1):
             where = f"{json_path}: {entry['filename']}, region {number}"
             label = class_name or _label(region, attribute, where)
-            coco_build.check_label(label, where)
-            outline = _outline(region, where)
-            if coco_build.has_area(outline):
-                coco_build.check_outline(outline, size, where)
-                objects.append(coco_build.AnnotatedObject(label, coco_build.join_parts([outline])))
-            else:
-                kind = region["shape_attributes"].get("name")
-                left_out.append(f"{where} ({label}), a {kind} without area")
-        images.append(coco_build.AnnotatedImage(path, size, objects))
+            kind = region["shape_attributes"].get("name")
+            objects.add_outline(where, label, _outline(region, where), kind)
+        images.append(coco_build.AnnotatedImage(path, size, objects.joined()))
     return images, left_out
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from mask_rcnn_jax.formats.coco_build import AnnotatedImage, read_image_size, rectangle
 from mask_rcnn_jax.formats.image_files import ImageFiles
 from mask_rcnn_jax.formats.label_image import instances, read_label_image
+from mask_rcnn_jax.formats.mask_codes import box_code, overlap
 from mask_rcnn_jax.formats.reading import (
     BOX_LEFT_OUT,
     Converted,
@@ -81,20 +82,19 @@ _SIDES = ("height", "width")
 def _add_masks(
     path: Path, xml: Path, root: Element, size: tuple[int, int], objects: ImageObjects
 ) -> None:
-    values = read_label_image(path, size)
-    if values.dtype == np.uint32:  # colors instead of a palette, as Datumaro and CVAT write them
-        values = _indices(values, path)
+    runs = read_label_image(path, size)
+    if runs.values.dtype == np.uint32:  # colors instead of a palette, as Datumaro and CVAT write
+        runs = runs._replace(values=_indices(runs.values, path))
     entries = root.findall("object")
-    for value, rle in instances(np.where(values == VOID, 0, values), str(path)):
-        if not value:
+    for value, rle in instances(runs, size, str(path)):
+        if value in (0, VOID):
             continue
         if value > len(entries):
             raise ValueError(f"{path}: object {value}, but {xml} has {len(entries)}")
         entry = entries[value - 1]
         label = _label(entry, f"{xml}: object {value}")
         x1, y1, x2, y2 = _box(entry, f"{xml}: object {value}")
-        box = values[max(round(y1), 0) : max(round(y2), 0), max(round(x1), 0) : max(round(x2), 0)]
-        if (box == value).any():
+        if overlap(rle, box_code((round(x1), round(y1), round(x2), round(y2)), size)):
             objects.add_rle(f"{path}: object {value}", label, rle)
         else:  # numbered in another order
             objects.leave_out(f"{path}: object {value}", label, f"outside its box in {xml.name}")
