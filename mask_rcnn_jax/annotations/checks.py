@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+from mask_rcnn_jax.annotations.ids import MAX_NAME, id_fault
 from mask_rcnn_jax.annotations.lvis import file_name_in, label_problems
 from mask_rcnn_jax.annotations.segmentation import (
     clipped_box,
@@ -29,7 +30,7 @@ TRAINING_KEYS = {
 }
 SCORING_KEYS = {**TRAINING_KEYS, "images": ("id",), "categories": ("id",)}
 MAX_PIXELS = 178_956_970  # of an image, as Pillow has it
-MAX_NAME, MAX_PATH = 1000, 4096  # characters
+MAX_PATH = 4096  # characters
 MAX_AREA = 1e10  # of an object in pixels; pycocotools ignores larger ones
 # A box may reach this many times the longer side of the image beyond it.
 MAX_BOX_SIDES = 100
@@ -65,11 +66,22 @@ def structure_problems(content: Any, keys: dict[str, tuple[str, ...]]) -> Iterat
     for section, required in keys.items():
         entries = content.get(section)
         if not isinstance(entries, list):
-            yield f"not a COCO json: key {section!r} is missing or not a list"
+            yield f"not a COCO json: key {section!r} {_no_list(content, section)}"
             continue
         for position, entry in enumerate(entries):
             if problem := _entry_problem(entry, required, section):
                 yield f"{section}[{position}] {problem}"
+
+
+def _no_list(content: dict[str, Any], section: str) -> str:
+    """Say what is there instead of a section's list."""
+    if section not in content:
+        return "is missing"
+    found = content[section]
+    if isinstance(found, dict):
+        of_entries = found and all(isinstance(entry, dict) for entry in found.values())
+        return "is an object, expected " + ("the list of its values" if of_entries else "a list")
+    return f"is {show(found, 40)}, expected a list"
 
 
 def _entry_problem(entry: Any, required: tuple[str, ...], section: str) -> str | None:
@@ -81,9 +93,8 @@ def _entry_problem(entry: Any, required: tuple[str, ...], section: str) -> str |
             return lacks
         return f"{lacks}, and its coco_url {show(entry['coco_url'])} does not end in folder/name"
     for key in ("id", "image_id", "category_id"):
-        if key in entry and not is_id(entry[key]):
-            kinds = f"a whole number of 64 bits nor a string of at most {MAX_NAME} characters"
-            return f"has an id that is neither {kinds}: {key} {show(entry[key])}"
+        if key in entry and (fault := id_fault(key, entry[key])):
+            return fault
     if section == "images":
         return _image_problem(entry)
     if section == "categories" and "name" in entry:
@@ -108,13 +119,6 @@ def _text_problem(key: str, value: Any, length: int) -> str | None:
     return f"has {key} {show(value)}, expected a string of at most {length} characters"
 
 
-def is_id(value: Any) -> bool:
-    """Check for an id that pycocotools and NumPy keep as it is."""
-    if isinstance(value, str):
-        return len(value) <= MAX_NAME and "\0" not in value
-    return type(value) is int and -(2**63) <= value < 2**63
-
-
 def is_number(value: Any) -> bool:
     return type(value) in (int, float)
 
@@ -133,14 +137,20 @@ def image_sizes(content: dict) -> dict[int | str, tuple[int, int] | None]:
     }
 
 
-def id_problems(content: dict) -> Iterator[str]:
+def id_problems(content: dict, *, same_annotations: bool = False) -> Iterator[str]:
     """Find duplicate and dangling ids, and images or categories with ids of two types.
 
     pycocotools makes strings of all ids if there is one, and then finds none of the numbers.
+    `same_annotations` lets annotations have the same id.
     """
     for section in ("images", "categories", "annotations"):
         ids = Counter(entry["id"] for entry in content[section] if "id" in entry)
-        yield from (f"{section}: id {show(i)} occurs {n} times" for i, n in ids.items() if n > 1)
+        if not (same_annotations and section == "annotations"):
+            yield from (
+                f"{section}: id {show(i)} occurs {n} times; {_remedy(content, section, i)}"
+                for i, n in ids.items()
+                if n > 1
+            )
         if section != "annotations" and len(set(map(type, ids))) > 1:
             yield f"{section}: some ids are numbers and some are strings, expected one kind"
     image_ids = {entry["id"] for entry in content["images"]}
@@ -149,6 +159,18 @@ def id_problems(content: dict) -> Iterator[str]:
             name = annotation_name(entry, position)
             yield f"{name}: image_id {show(entry['image_id'])} is not in 'images'"
     yield from label_problems(content)
+
+
+def _remedy(content: dict, section: str, twice: int | str) -> str:
+    """Say what to do about an id that occurs twice."""
+    if section == "annotations":
+        return "`prepare merge` of this json alone numbers them anew, each as an object of its own"
+    key = "name" if section == "categories" else "file_name"
+    same = [entry.get(key) for entry in content[section] if entry.get("id") == twice]
+    if same[0] is not None and all(other == same[0] for other in same):
+        return f"all of them are {show(same[0])}: delete all but one"
+    both = f" ({show(same[0])}, {show(same[1])})" if None not in same[:2] else ""
+    return f"which of them{both} is meant is unknown: export again with an id for each"
 
 
 def training_problems(

@@ -16,6 +16,7 @@ import msgspec
 
 from mask_rcnn_jax.annotations import checks
 from mask_rcnn_jax.annotations.checks import TRAIN, Checked
+from mask_rcnn_jax.annotations.ids import with_whole_ids
 from mask_rcnn_jax.annotations.lvis import with_file_names
 
 CHECK_HINT = "`python -m mask_rcnn_jax.prepare check` lists all"
@@ -119,6 +120,7 @@ def read_ground_truth(
     scoring: bool = False,
     boxes_only: bool = False,
     skip_bad: bool = False,
+    same_annotations: bool = False,
 ) -> GroundTruth:
     """Read a COCO json, or take its content, and check all but the images.
 
@@ -126,17 +128,23 @@ def read_ground_truth(
         scoring: require only the keys that scores need, as pycocotools does.
         boxes_only: objects need no mask.
         skip_bad: leave out annotations that cannot be trained on, whatever the purpose.
+        same_annotations: let annotations have the same id, for whoever numbers them anew.
 
     Raises:
         ValueError: naming the first problem of the file; faults of annotations raise none.
         FileNotFoundError: the json is not there.
     """
     name = "ground truth" if isinstance(source, dict) else os.fspath(source)
-    content = with_file_names(source if isinstance(source, dict) else read_annotation_file(source))
+    content = normalized(source if isinstance(source, dict) else read_annotation_file(source))
     keys = checks.SCORING_KEYS if scoring else checks.TRAINING_KEYS
     raise_first(name, checks.structure_problems(content, keys))
-    raise_first(name, checks.id_problems(content))
+    raise_first(name, checks.id_problems(content, same_annotations=same_annotations))
     return GroundTruth(name, content, boxes_only, skip_bad)
+
+
+def normalized(content: Any) -> Any:
+    """Return a json's content with file names for LVIS's addresses, and ids like 1.0 as 1."""
+    return with_whole_ids(with_file_names(content))
 
 
 def read_annotation_file(path: str | os.PathLike) -> Any:
@@ -165,7 +173,38 @@ def _parse(text: bytes, path: str | os.PathLike) -> Any:
     except RecursionError:
         raise ValueError(f"{path}: cannot be read as JSON (nested too deeply)") from None
     except ValueError as error:
-        raise ValueError(f"{path}: cannot be read as JSON ({error})") from error
+        reason = _other_kind(text) or error
+        raise ValueError(f"{path}: cannot be read as JSON ({reason})") from error
+
+
+# How files begin that are taken for a JSON.
+_OTHER_KINDS = {
+    b"\x1f\x8b": "it is compressed by gzip; gunzip it",
+    b"PK\x03\x04": "it is a zip archive; unpack it",
+    b"BZh": "it is compressed by bzip2; bunzip2 it",
+    b"\xfd7zXZ": "it is compressed by xz; unxz it",
+    b"\x28\xb5\x2f\xfd": "it is compressed by zstd; unzstd it",
+    b"7z\xbc\xaf\x27\x1c": "it is a 7z archive; unpack it",
+    b"version https://git-lfs": "it is a pointer of Git LFS; `git lfs pull` gets the file",
+    b"<": "it is XML or HTML",
+    b"PAR1": "it is a Parquet file",
+    b"\x80": "it is a pickle",
+}
+
+
+def _other_kind(text: bytes) -> str | None:
+    """What a file is that is no JSON."""
+    start = text[:64].lstrip(b"\xef\xbb\xbf \t\r\n")
+    if not start:
+        return "it is empty" if not text.strip() else None
+    found = (kind for magic, kind in _OTHER_KINDS.items() if start.startswith(magic))
+    if kind := next(found, None):
+        return kind
+    with suppress(ValueError, RecursionError):
+        lines = text.split(b"\n", 2)
+        if len(lines) > 1 and all(isinstance(json.loads(line), dict) for line in lines[:2]):
+            return "it is JSON Lines, an object per line, expected one JSON"
+    return None
 
 
 def read_regular(path: str | os.PathLike, max_bytes: int | None = None) -> bytes:

@@ -57,9 +57,14 @@ def part_fault(part: Any, height: int, width: int) -> str | None:
         expected = "expected a list of polygons"
         if isinstance(part, int | float):
             return f"segmentation is a flat list, {expected}"
+        if isinstance(part, dict) and "counts" in part:
+            expected = "expected the RLE itself, without a list around it"
         return f"segmentation holds {show(part, 40)}, {expected}"
+    if any(isinstance(value, list | dict) for value in part[:1]):
+        return f"polygon of points such as {show(part[0], 40)}, {_FLAT}"
     if len(part) < 6 or len(part) % 2:
-        return f"polygon of {len(part)} numbers, expected x, y of three points or more"
+        joined = " in one flat list" if len(part) == 2 else ""
+        return f"polygon of {len(part)} numbers, expected x, y of three points or more{joined}"
     if not set(map(type, part)) <= {int, float}:
         odd = next(value for value in part if type(value) not in (int, float))
         return f"polygon has the coordinate {show(odd)}, which is not a finite number"
@@ -73,6 +78,7 @@ def part_fault(part: Any, height: int, width: int) -> str | None:
     return None
 
 
+_FLAT = "expected a flat list of numbers x1, y1, x2, y2, .."
 _SIDES = f"{MAX_SIDES} times the longer side of the image"
 
 

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from mask_rcnn_jax.annotations import checks
+from mask_rcnn_jax.annotations.ids import is_id
 from mask_rcnn_jax.annotations.lvis import with_file_names
 from mask_rcnn_jax.annotations.reader import open_annotation_file
 from mask_rcnn_jax.annotations.segmentation import MAX_OUTLINE, MAX_SIDES
@@ -147,7 +148,7 @@ class _Ids:
 
     def add(self, ids: list[Any]) -> None:
         if set(map(type, ids)) - {int}:
-            if not all(map(checks.is_id, ids)):
+            if not all(map(is_id, ids)):
                 raise Unusual
             self._texts += [i for i in ids if isinstance(i, str)]
             ids = [i for i in ids if not isinstance(i, str)]

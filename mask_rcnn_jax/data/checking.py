@@ -12,8 +12,13 @@ from urllib.parse import unquote
 
 from mask_rcnn_jax.annotations import checks
 from mask_rcnn_jax.annotations.checks import show
-from mask_rcnn_jax.annotations.lvis import with_file_names
-from mask_rcnn_jax.annotations.reader import GroundTruth, read_annotation_file, read_regular
+from mask_rcnn_jax.annotations.ids import ZERO_ID, is_zero
+from mask_rcnn_jax.annotations.reader import (
+    GroundTruth,
+    normalized,
+    read_annotation_file,
+    read_regular,
+)
 from mask_rcnn_jax.data.images import MAX_BYTES, decode_bytes
 
 ALL_CROWDS = (
@@ -46,7 +51,7 @@ def inspect_coco(
     Raises ValueError or OSError if the json cannot be read at all.
     """
     findings, image_dir = Findings(), os.fspath(image_dir)
-    content = with_file_names(read_annotation_file(json_path))
+    content = normalized(read_annotation_file(json_path))
     findings.problems += checks.structure_problems(content, checks.TRAINING_KEYS)
     if findings.problems:
         return findings  # nothing else can be looked up
@@ -86,8 +91,8 @@ def _warnings(content: dict[str, Any], truth: GroundTruth, image_dir: str) -> It
     entries = content["annotations"]
     if entries and all(entry.get("iscrowd") in (1, True) for entry in entries):
         yield ALL_CROWDS % len(entries)
-    if any(entry.get("id") in (0, "0") for entry in entries):
-        yield "an annotation has the id 0: pycocotools counts each match with it as a mistake"
+    if any(is_zero(entry.get("id")) for entry in entries):
+        yield ZERO_ID
     yield from _empty_roots(content["categories"], {entry["category_id"] for entry in entries})
     names = [entry["file_name"] for entry in content["images"]]
     absent = [name for name in names if not os.path.isfile(os.path.join(image_dir, name))]

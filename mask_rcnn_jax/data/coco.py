@@ -210,9 +210,12 @@ def load_categories(json_path: str | os.PathLike, *, class_ids: str = "contiguou
     return [{"id": category_id, "name": name} for category_id, name in classes.items()]
 
 
-def read_coco(json_path: str | os.PathLike) -> dict[str, Any]:
-    """The content of a COCO json whose sections and ids can be looked up; ValueError if not."""
-    return read_ground_truth(json_path).content
+def read_coco(json_path: str | os.PathLike, *, same_annotations: bool = False) -> dict[str, Any]:
+    """The content of a COCO json whose sections and ids can be looked up; ValueError if not.
+
+    `same_annotations` lets annotations have the same id.
+    """
+    return read_ground_truth(json_path, same_annotations=same_annotations).content
 
 
 def check_coco(json_path: str | os.PathLike, image_dir: str | os.PathLike) -> list[str]:

@@ -11,7 +11,8 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
-from mask_rcnn_jax.annotations.checks import MAX_PIXELS, crop_fault, is_id
+from mask_rcnn_jax.annotations.checks import MAX_PIXELS, crop_fault
+from mask_rcnn_jax.annotations.ids import is_id
 from mask_rcnn_jax.annotations.segmentation import (
     Segmentation,
     clipped_box,

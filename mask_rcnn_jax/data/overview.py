@@ -32,6 +32,13 @@ def image_size(images: Sequence[ImageRecord], index: int) -> tuple[int, int]:
     return images[index].height, images[index].width
 
 
+def num_objects(images: Sequence[ImageRecord], count: int) -> int:
+    """Count the objects in the first `count` images, crowds included."""
+    if isinstance(images, PackedImages):
+        return int(images.arrays["object_bounds"][count])
+    return sum(len(images[index].annotations) for index in range(count))
+
+
 def training_counts(dataset: Dataset, options: ExampleOptions) -> tuple[np.ndarray, np.ndarray]:
     """Count what `training_objects` keeps.
 

@@ -145,7 +145,7 @@ def score(
             continue
         prefix, _ = _TYPES[iou_type]
         truth = entries.fill_annotations(gt, iou_type)
-        filled = entries.fill_results(gt.sizes, results, iou_type, results_name)
+        filled = entries.fill_results(gt, results, iou_type, results_name)
         if protocol == "lvis":
             values, aps = lvis.evaluate(engine, gt, truth, filled, iou_type, image_ids)
         else:

@@ -1,13 +1,14 @@
 """Complete checked COCO annotations and check results, which pycocotools does not do."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from pycocotools import mask as coco_mask
 
 from mask_rcnn_jax.annotations.checks import BOX, MASK, box_fault, is_number, show
+from mask_rcnn_jax.annotations.ids import is_zero
 from mask_rcnn_jax.annotations.reader import GroundTruth
-from mask_rcnn_jax.annotations.segmentation import rle_fault, to_rle
+from mask_rcnn_jax.annotations.segmentation import rle_fault, segmentation_fault, to_rle
+from mask_rcnn_jax.evaluation.notes import absent_image
 
 
 def fill_annotations(truth: GroundTruth, iou_type: str) -> list[dict]:
@@ -25,20 +26,12 @@ def fill_annotations(truth: GroundTruth, iou_type: str) -> list[dict]:
         area = box[2] * box[3] if area is None else area
         # Numbered anew, since ids may be strings or absent. But pycocotools takes a match with
         # annotation 0 for none.
-        number = 0 if _is_zero(entry.get("id")) else len(filled) + 1
+        number = 0 if is_zero(entry.get("id")) else len(filled) + 1
         known = {key: entry[key] for key in ("image_id", "category_id")}
         crowd = int(entry.get("iscrowd", 0))
         known |= {"id": number, "iscrowd": crowd, "bbox": box, "area": area}
         filled.append(known | ({"segmentation": code} if iou_type == MASK else {}))
     return filled
-
-
-def _is_zero(annotation_id: Any) -> bool:
-    """Whether an id is 0 for NumPy, which pycocotools puts it into."""
-    try:
-        return float(annotation_id) == 0
-    except (TypeError, ValueError):
-        return False
 
 
 def result_problem(result: Any) -> str | None:
@@ -61,24 +54,22 @@ def result_problem(result: Any) -> str | None:
     return None
 
 
-def fill_results(
-    sizes: Mapping[Any, tuple[int, int] | None], results: list[dict], iou_type: str, source: str
-) -> list[dict]:
+def fill_results(truth: GroundTruth, results: list[dict], iou_type: str, source: str) -> list[dict]:
     """Copy the results with exactly the keys that pycocotools reads.
 
     Only the scored geometry is kept: given a box beside a mask, pycocotools would sort into small,
     medium and large by the box area.
 
     Args:
-        sizes: (height, width) of each image of the ground truth.
+        truth: has the images to which results refer.
         source: names the results in messages.
     """
     key = "bbox" if iou_type == BOX else "segmentation"
-    filled = []
+    filled, sizes = [], truth.sizes
     for i, result in enumerate(results):
         where, image_id = f"{source}: entry {i}", result["image_id"]
         if image_id not in sizes:
-            absent = f"which is not among the {len(sizes)} images of the ground truth"
+            absent = absent_image(image_id, truth)
             raise ValueError(f"{where} refers to image {show(image_id)}, {absent}")
         geometry = result[key]
         if iou_type == BOX:
@@ -87,7 +78,8 @@ def fill_results(
             size = sizes[image_id]
             if size is None:
                 raise ValueError(f"{where} refers to an image without 'height' or 'width'")
-            if fault := rle_fault(geometry, *size):
+            geometry = _with_areas(geometry)
+            if fault := _mask_fault(geometry, *size):
                 raise ValueError(f"{where}: {fault}")
             geometry = to_rle(geometry, *size)
             box, area = coco_mask.toBbox(geometry).tolist(), float(coco_mask.area(geometry))
@@ -95,3 +87,18 @@ def fill_results(
         entry |= {"id": i + 1, "iscrowd": 0, "bbox": box, "area": area, key: geometry}
         filled.append(entry)
     return filled
+
+
+def _with_areas(segmentation: Any) -> Any:
+    """Leave out points and lines, which outlines traced in masks have, beside polygons."""
+    if not isinstance(segmentation, list) or len(segmentation) < 2:
+        return segmentation
+    kept = [part for part in segmentation if not (isinstance(part, list) and len(part) in (2, 4))]
+    return kept or segmentation
+
+
+def _mask_fault(segmentation: Any, height: int, width: int) -> str | None:
+    """Return why a result's polygons or RLE cannot be scored. A mask may have no pixel."""
+    if isinstance(segmentation, list):
+        return segmentation_fault(segmentation, height, width)
+    return rle_fault(segmentation, height, width)

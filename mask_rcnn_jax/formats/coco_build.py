@@ -12,7 +12,8 @@ from typing import Any
 
 from PIL import Image, UnidentifiedImageError
 
-from mask_rcnn_jax.annotations.checks import MAX_NAME, MAX_PIXELS
+from mask_rcnn_jax.annotations.checks import MAX_PIXELS
+from mask_rcnn_jax.annotations.ids import MAX_NAME
 from mask_rcnn_jax.annotations.reader import read_regular
 from mask_rcnn_jax.annotations.segmentation import (
     Segmentation,

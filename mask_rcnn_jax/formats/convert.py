@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mask_rcnn_jax.annotations.checks import MAX_NAME
+from mask_rcnn_jax.annotations.ids import MAX_NAME
 from mask_rcnn_jax.annotations.reader import GroundTruth, read_regular
 from mask_rcnn_jax.annotations.segmentation import show
 from mask_rcnn_jax.data.checking import summarize

@@ -39,7 +39,7 @@ def merge_jsons(
     if len(set(map(os.path.realpath, paths))) < len(paths) or len(image_dirs) != len(paths):
         counts = f"{len(paths)} --json and {len(image_dirs)} --images"
         raise ValueError(f"{counts}, expected different jsons and a folder for each")
-    contents = {path: read_coco(path) for path in paths}
+    contents = {path: read_coco(path, same_annotations=True) for path in paths}
     for path, content in contents.items():
         raise_first(path, category_problems(content))
     folder = Path(os.path.commonpath([os.path.abspath(place) for place in image_dirs]))

@@ -7,7 +7,8 @@ from typing import Any
 import cv2
 import numpy as np
 
-from mask_rcnn_jax.annotations.checks import MAX_NAME, MAX_PIXELS
+from mask_rcnn_jax.annotations.checks import MAX_PIXELS
+from mask_rcnn_jax.annotations.ids import MAX_NAME
 from mask_rcnn_jax.annotations.reader import read_ground_truth
 from mask_rcnn_jax.data import tfrecords
 from mask_rcnn_jax.data.images import check_header

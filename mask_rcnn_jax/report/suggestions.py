@@ -76,6 +76,8 @@ class Advice(NamedTuple):
             change = change if value != current else f"{show(value)}, {AS_IN_RECIPE}"
             lines.append(f"{entry}: {change}. {reason}")
         for name, fit in self.fits:
+            if math.isnan(fit.mean):  # no boxes
+                continue
             shares = f"{fit.at_50:.1%} of the boxes have an IoU of 0.5, {fit.at_70:.1%} of 0.7"
             lines.append(f"{name}: {shares}")
         return [*lines, " \\\n".join(self.flags)] if self.flags else lines

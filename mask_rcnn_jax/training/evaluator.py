@@ -16,16 +16,17 @@ from jax.sharding import Mesh
 from pycocotools.cocoeval import COCOeval
 
 from mask_rcnn_jax.data import canvases
-from mask_rcnn_jax.data.dataset import Dataset, category_ids, is_boxes_only
+from mask_rcnn_jax.data.dataset import Dataset, category_ids, dataset_name, is_boxes_only
 from mask_rcnn_jax.data.ground_truth import ground_truth
 from mask_rcnn_jax.data.loader import EvalLoader
 from mask_rcnn_jax.data.options import ExampleOptions
-from mask_rcnn_jax.data.overview import image_id, image_size
+from mask_rcnn_jax.data.overview import image_id, image_size, num_objects
 from mask_rcnn_jax.data.views import ViewLoader
 from mask_rcnn_jax.evaluation import coco as coco_evaluation
 from mask_rcnn_jax.evaluation import lvis, visualize
 from mask_rcnn_jax.evaluation.encode import ImageDetections, split_images
 from mask_rcnn_jax.evaluation.engines import check_engine
+from mask_rcnn_jax.evaluation.notes import notes, nothing_to_score
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.structures import Batch, Detections
@@ -81,6 +82,7 @@ def make_validation(
     engine, protocol = wanted.engine, wanted.protocol
     check_engine(engine)
     check_labels(val_set, protocol)
+    check_objects(val_set, wanted.max_images)
     predict = step.make_predict_step(model, mesh, wanted)
     predict = stoppable(announce_compiling("detector", predict))
     loss_step = step.make_loss_step(model, mesh, loss=recipe.loss, seed=recipe.train.seed)
@@ -94,7 +96,9 @@ def make_validation(
         output = workdir / "eval" / str(int(state.step))
         loader = load(max_images=wanted.max_images)
         found = detect(predict, state.evaluated, loader, val_set, mesh, Rules.of(recipe))
-        scores = score_and_write(val_set, found, output, engine, protocol)
+        most = wanted.detections_per_image
+        given = val_set, found, output, engine, protocol
+        scores = score_and_write(*given, detections_per_image=most)
         metrics = {name: scores[key] for name, key in LOGGED.items() if key in scores}
         if protocol == "coco":  # LVIS has over a thousand categories
             metrics |= category_metrics(scores["per_category"])
@@ -143,6 +147,13 @@ def check_labels(dataset: Dataset, protocol: str) -> None:
     """Raise ValueError, before the work, if a dataset lacks labels that its protocol needs."""
     if protocol == "lvis":
         lvis.check_labels(ground_truth(dataset))
+
+
+def check_objects(dataset: Dataset, max_images: int) -> None:
+    """Raise ValueError, before the work, if there is nothing to score in the first `max_images`
+    images (0: all) of a dataset."""
+    count = min(len(dataset.images), max_images or len(dataset.images))
+    nothing_to_score(dataset_name(dataset), count, num_objects(dataset.images, count))
 
 
 def detect(
@@ -195,15 +206,17 @@ def score_and_write(
     engine: str,
     protocol: str,
     callback: Callable[[COCOeval], None] | None = None,
+    *,
+    detections_per_image: int | None = None,
 ) -> dict:
     """COCO metrics of the results; the table goes to stdout, results and metrics to `output`.
 
     The first process scores and writes, the others are told the metrics, or its OSError. `engine`,
     `protocol` and `callback` are those of `evaluation.coco.score`, which is called on the first
-    process.
+    process. `detections_per_image` is that of the model, for `evaluation.notes`.
     """
     work = partial(_score_and_write, dataset, found, output, engine, protocol, callback)
-    return processes.on_first(work)
+    return processes.on_first(partial(work, detections_per_image))
 
 
 def _score_and_write(
@@ -213,13 +226,15 @@ def _score_and_write(
     engine: str,
     protocol: str,
     callback: Callable[[COCOeval], None] | None,
+    detections_per_image: int | None,
 ) -> dict:
     output.mkdir(parents=True, exist_ok=True)
     (output / "bbox_results.json").write_text(json.dumps(found[0]))
     if found[1] is not None and not is_boxes_only(dataset):
         (output / "segm_results.json").write_text(json.dumps(found[1]))
     with console.lasting(f"scoring {len(found[2])} images", "scored"):
-        metrics = score(dataset, found, engine, protocol, callback)
+        most = detections_per_image
+        metrics = score(dataset, found, engine, protocol, callback, detections_per_image=most)
     (output / "metrics.json").write_text(json.dumps(metrics, indent=1))
     with safe_stdout():
         print(coco_evaluation.format_table(metrics), flush=True)
@@ -232,14 +247,22 @@ def score(
     engine: str,
     protocol: str,
     callback: Callable[[COCOeval], None] | None = None,
+    *,
+    detections_per_image: int | None = None,
 ) -> dict:
     """Score results as `evaluation.coco.score` does, on the annotations that the dataset holds.
 
-    Masks are not scored for a dataset or a model of boxes alone.
+    Masks are not scored for a dataset or a model of boxes alone. What `evaluation.notes` says is
+    logged once in a process.
     """
     boxes, masks, image_ids = found
+    truth = ground_truth(dataset)
+    for line in notes(truth, image_ids, protocol, detections_per_image):
+        if line not in _told:
+            _told.add(line)
+            logging.warning("%s", line)
     return coco_evaluation.score(
-        ground_truth(dataset),
+        truth,
         boxes,
         None if is_boxes_only(dataset) else masks,
         image_ids=image_ids,
@@ -247,6 +270,9 @@ def score(
         protocol=protocol,
         callback=callback,
     )
+
+
+_told: set[str] = set()  # a training would say the same at each evaluation
 
 
 def mean_losses(

@@ -27,6 +27,7 @@ from mask_rcnn_jax.data.tiles import Tiles, tiling
 from mask_rcnn_jax.data.views import ViewLoader
 from mask_rcnn_jax.evaluation import coco as coco_evaluation
 from mask_rcnn_jax.evaluation.engines import check_engine
+from mask_rcnn_jax.evaluation.notes import absent_category, check_scorable, notes
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.structures import Batch, Detections
@@ -109,6 +110,7 @@ def evaluate(
     coco_evaluation.check_protocol(protocol, report)
     val_set = _val_set(recipe, val_set, categories, name, known=bool(checkpoint or exported))
     evaluator.check_labels(val_set, protocol)
+    evaluator.check_objects(val_set, recipe.eval.max_images)
     title, records = f"Evaluation of {name}", []
     if checkpoint:
         output = output or checkpoint.workdir / "eval" / str(checkpoint.step)
@@ -123,7 +125,9 @@ def evaluate(
     else:
         found = _detect(recipe, len(categories), variables, val_set, tiles)
     analyses, collect = reports.collector(report)
-    metrics = evaluator.score_and_write(val_set, found, folder, engine, protocol, collect)
+    most = recipe.eval.detections_per_image
+    scored = val_set, found, folder, engine, protocol, collect
+    metrics = evaluator.score_and_write(*scored, detections_per_image=most)
     if analyses:  # on the first process
         read = reports.dataset_reader(val_set)
         reports.write(folder, title, dataset_name(val_set), analyses, read, records)
@@ -209,6 +213,9 @@ def evaluate_results(
     if truth.skip_bad:
         for line in truth.left_out():
             logging.warning("%s", line)
+    check_scorable(truth)
+    for line in notes(truth, protocol=protocol):
+        logging.warning("%s", line)
     _warn_unknown_categories(results_json, truth, boxes or masks or [])
     analyses, collect = reports.collector(report)
     metrics = coco_evaluation.score(
@@ -323,7 +330,9 @@ def _warn_unknown_categories(
     unknown = [r["category_id"] for r in results if r["category_id"] not in known]
     if unknown:
         text = "%s: %d results are of categories that the ground truth lacks, first: %r; not scored"
-        logging.warning(text, results_json, len(unknown), unknown[0])
+        why = absent_category(unknown[0], truth.content["categories"])
+        reason = f" ({why})" if why else ""
+        logging.warning(text + "%s", results_json, len(unknown), unknown[0], reason)
 
 
 def _files_reader(data: DataOptions) -> reports.ReadImage:

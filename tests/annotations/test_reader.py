@@ -1,13 +1,18 @@
 """Hostile annotations: training, checking and scoring agree about each of them."""
 
+import bz2
+import gzip
 import json
 import logging
+import lzma
+import re
 from functools import partial
 
 import numpy as np
 import pytest
 
-from mask_rcnn_jax.annotations.checks import MAX_NAME, MAX_PIXELS
+from mask_rcnn_jax.annotations.checks import MAX_PIXELS
+from mask_rcnn_jax.annotations.ids import MAX_NAME
 from mask_rcnn_jax.annotations.reader import read_ground_truth, read_json
 from mask_rcnn_jax.data.coco import check_coco, load_coco
 from mask_rcnn_jax.data.transforms import load_example
@@ -41,6 +46,13 @@ FAULTS = {
     "coordinate Infinity": (triangle(-INF), "coordinate -inf, which is not a finite number"),
     "coordinate text": (triangle("9"), "coordinate '9', which is not a finite number"),
     "coordinate true": (triangle(True), "coordinate True, which is not a finite number"),
+    "points": ({"segmentation": [[[5, 5], [9, 5], [9, 9]]]}, "points such as [5, 5], expected a"),
+    "named points": ({"segmentation": [[{"x": 5, "y": 5}] * 3]}, "expected a flat list of numbers"),
+    "points alone": ({"segmentation": [[5, 5], [9, 5], [9, 9]]}, "points or more in one flat list"),
+    "code in a list": (
+        {"segmentation": [{"size": [40, 60], "counts": [2400]}]},
+        "expected the RLE itself, without a list around it",
+    ),
     "coordinate list": (triangle([1, 2]), "coordinate [1, 2], which is not a finite number"),
     "two points": ({"segmentation": [[1, 2, 3, 4]]}, "polygon of 4 numbers"),
     "seven numbers": ({"segmentation": [[1, 2, 3, 4, 5, 6, 7]]}, "polygon of 7 numbers"),
@@ -208,9 +220,11 @@ def categories(**keys):
 FILE_PROBLEMS = {
     "id a list": (image(id=[1]), "images[0] has an id that is neither"),
     "id true": (image(id=True), "images[0] has an id that is neither"),
-    "id 1.0": (image(id=1.0), "images[0] has an id that is neither"),
-    "id 1e308": (image(id=1e308), "images[0] has an id that is neither"),
-    "id 2^63": (image(id=2**63), "images[0] has an id that is neither"),
+    "id 1.5": (image(id=1.5), "images[0] has an id that is neither"),
+    "id NaN": (image(id=NAN), "images[0] has an id that is neither"),
+    "id Infinity": (image(id=INF), "images[0] has an id that is neither"),
+    "id 1e308": (image(id=1e308), "write such ids without, or as strings"),
+    "id 2^63": (image(id=2**63), "is beyond 9223372036854775807; write such ids as strings"),
     "id with a NUL": (image(id="a\0"), "images[0] has an id that is neither"),
     "id without end": (image(id="x" * 10**5), "images[0] has an id that is neither"),
     "annotation of image true": (
@@ -221,6 +235,11 @@ FILE_PROBLEMS = {
         {"annotations": [GOOD | {"id": [1]}]},
         "annotations[0] has an id that is neither",
     ),
+    "images by id": (
+        {"images": {"1": {"id": 1, "file_name": "001.png", "height": 40, "width": 60}}},
+        "key 'images' is an object, expected the list of its values",
+    ),
+    "images null": ({"images": 3}, "key 'images' is 3, expected a list"),
     "name a list": (categories(name=["cat"]), "categories[0] has name ['cat'], expected a string"),
     "name a number": (categories(name=3), "categories[0] has name 3, expected a string"),
     "name without end": (categories(name="x" * 5000), "expected a string of at most 1000 char"),
@@ -293,3 +312,31 @@ def test_results_out_of_bounds_are_named(tmp_path):
     masks = [result | code([2**63 - 1, 1], (4, 6))]
     with pytest.raises(ValueError, match="results: entry 0: RLE covers"):
         score(gt, None, masks)
+
+
+NO_JSON = {
+    "gzip": (gzip.compress(b"{}"), "it is compressed by gzip; gunzip it"),
+    "bzip2": (bz2.compress(b"{}"), "it is compressed by bzip2"),
+    "xz": (lzma.compress(b"{}"), "it is compressed by xz"),
+    "zip": (b"PK\x03\x04" + bytes(30), "it is a zip archive"),
+    "Git LFS": (b"version https://git-lfs.github.com/spec/v1\noid 1\n", "`git lfs pull`"),
+    "XML": (b"\xef\xbb\xbf<?xml version='1.0'?>", "it is XML or HTML"),
+    "HTML": (b"\n<!DOCTYPE html>", "it is XML or HTML"),
+    "empty": (b"", "it is empty"),
+    "blank": (b" \n", "it is empty"),
+    "JSON Lines": (b'{"image_id": 1}\n{"image_id": 2}\n', "it is JSON Lines, an object per line"),
+    "half a JSON": (b'{"images": [', "line 1 column"),
+}
+
+
+@pytest.mark.parametrize("name", NO_JSON)
+def test_a_file_that_is_no_json_is_named_by_what_it_is(name, tmp_path):
+    content, words = NO_JSON[name]
+    path = tmp_path / "a.json"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="a.json: cannot be read as JSON") as error:
+        read_json(path)
+    assert words in str(error.value)
+    files = path, write_coco(tmp_path)[1]
+    with pytest.raises(ValueError, match=re.escape(words)):
+        load_coco(*files)

@@ -49,7 +49,7 @@ def test_an_annotation_0_and_a_bad_part(coco_files):
         "annotation 0 of image 1: a part is left out, polygon of 3 numbers, expected x, y of three "
         "points or more"
     )
-    assert zero.startswith("an annotation has the id 0: pycocotools counts each match with it")
+    assert zero.startswith("an annotation has the id 0: pycocotools, and so this package, counts")
 
 
 NAMES = {

@@ -282,7 +282,11 @@ def test_result_of_an_unknown_image_is_named():
         ({"size": [100, 120], "counts": "P"}, "cannot be read"),  # ends within a number
         ({"size": [100, 120], "counts": ""}, "cannot be read"),
         ({"counts": [12000]}, "RLE lacks 'size'"),
-        (square(1, 1, 5), "neither polygons nor an RLE"),
+        ([[1, 1, 6, 1, 6]], "polygon of 5 numbers"),
+        ([1, 1, 6, 1, 6, 6], "segmentation is a flat list"),
+        ([[[1, 1], [6, 1], [6, 6]]], "polygon of points such as [1, 1]"),
+        ([], "segmentation is empty"),
+        ("1,2", "neither polygons nor an RLE"),
     ],
 )
 def test_faulty_result_mask_is_named(segmentation, message):

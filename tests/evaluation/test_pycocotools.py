@@ -128,6 +128,17 @@ def one_object(**keys):
     }, [{"image_id": 1, "category_id": 1, "score": 0.5, "bbox": box}]
 
 
+@pytest.mark.parametrize("shape", [polygons, in_parts])
+def test_results_may_be_polygons_as_in_pycocotools(shape):
+    gt, (box,) = one_object()
+    for moved in ([5, 5, 30, 30], [6, 5, 28.5, 33], [0, 0, 10, 10]):
+        result = box | {"bbox": moved, "segmentation": shape(*moved)}
+        expected = plain_pycocotools(gt, [result], "segm")
+        assert ours(gt, [result], "segm")[:3] == expected[:3]
+        del result["bbox"]  # without which pycocotools fails
+        assert ours(gt, [result], "segm")[:3] == expected[:3]
+
+
 @pytest.mark.parametrize("annotation_id, ap", [(0, 0), ("0", 0), (1, 1), (-1, 1), ("x", 1)])
 def test_a_match_with_annotation_0_is_a_mistake_as_in_pycocotools(annotation_id, ap):
     gt, results = one_object(id=annotation_id)

@@ -1,0 +1,122 @@
+"""What is said about a ground truth beside its scores."""
+
+import logging
+
+import pytest
+
+from mask_rcnn_jax.annotations.reader import read_ground_truth
+from mask_rcnn_jax.data.coco import load_coco
+from mask_rcnn_jax.evaluation import notes
+from mask_rcnn_jax.evaluation.coco import score
+from mask_rcnn_jax.training import evaluator
+from tests.data.small_set import rectangle, write_coco
+
+GOOD = rectangle(5, 5, 20, 10)
+RESULT = {"image_id": 1, "category_id": 3, "score": 0.5, "bbox": [5, 5, 20, 10]}
+
+
+def truth(folder, annotations, **options):
+    files = write_coco(folder, annotations=annotations, **options)
+    return read_ground_truth(files[0], scoring=True)
+
+
+@pytest.mark.parametrize("zero", [0, "0", 0.0, "0.0"])
+def test_an_annotation_0_is_named_with_its_remedy(zero, tmp_path):
+    (line,) = notes.notes(truth(tmp_path, [GOOD | {"id": zero}]))
+    assert "has the id 0" in line and "`prepare merge`" in line
+    assert notes.notes(truth(tmp_path, [GOOD])) == []
+
+
+def test_categories_and_images_may_have_the_id_0(tmp_path):
+    images = [{"id": 0, "file_name": "001.png", "height": 40, "width": 60}]
+    entry = GOOD | {"image_id": 0, "category_id": 0}
+    gt = truth(tmp_path, [entry], images=images, categories=[{"id": 0, "name": "cat"}])
+    assert notes.notes(gt) == []
+    assert score(gt, [RESULT | {"image_id": 0, "category_id": 0}], None)["AP"] == pytest.approx(1)
+
+
+def test_objects_beyond_the_caps_are_counted(tmp_path):
+    sizes = [(40, 60)] * 2
+    many = [GOOD] * 130 + [GOOD | {"image_id": 2, "category_id": 7}] * 70
+    many += [GOOD | {"iscrowd": 1}] * 50
+    gt = truth(tmp_path, many, sizes=sizes)
+    (line,) = notes.notes(gt)
+    assert line.endswith(
+        "an image holds up to 130 objects of a class, COCO's rules score 100: 30 of 200 objects "
+        "(15.0%) are beyond it and missed"
+    )
+    assert notes.notes(gt, [2]) == []
+    (line,) = notes.notes(gt, [2], detections_per_image=50)
+    assert "up to 70 objects, eval.detections_per_image allows 50: 20 of 70 objects (28.6" in line
+    (line,) = notes.notes(gt, detections_per_image=100)
+    assert line.count("30 of 200 objects") == 2
+    assert notes.notes(gt, protocol="lvis") == []
+    (line,) = notes.notes(truth(tmp_path, [GOOD] * 301), protocol="lvis")
+    assert "LVIS scores 300: 1 of 301" in line
+
+
+def test_crowds_alone_are_not_scored(tmp_path):
+    (line,) = notes.notes(truth(tmp_path, [GOOD | {"iscrowd": 1}]))
+    assert "all 1 annotations are crowds" in line
+
+
+def test_a_set_without_anything_to_score_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="instances.json: no images, nothing to score"):
+        notes.check_scorable(truth(tmp_path, [], images=[]))
+    with pytest.raises(ValueError, match="no annotation in 1 images, nothing to score"):
+        notes.check_scorable(truth(tmp_path, []))
+    notes.check_scorable(truth(tmp_path, [GOOD]))
+    sizes = [(40, 60)] * 2
+    files = write_coco(tmp_path, sizes, annotations=[GOOD | {"image_id": 2}])
+    dataset = load_coco(*files)
+    evaluator.check_objects(dataset, 0)
+    with pytest.raises(ValueError, match="no annotation in 1 images"):
+        evaluator.check_objects(dataset, 1)
+
+
+def test_a_training_says_it_once(tmp_path, caplog):
+    files = write_coco(tmp_path, annotations=[GOOD | {"id": 0}, *[GOOD] * 4])
+    dataset = load_coco(*files)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            found = [RESULT], None, [1]
+            evaluator.score(dataset, found, "pycocotools", "coco", detections_per_image=3)
+    assert caplog.text.count("has the id 0") == 1
+    assert caplog.text.count("eval.detections_per_image allows 3: 2 of 5 objects") == 1
+
+
+@pytest.mark.parametrize(
+    "image_id, words",
+    [
+        ("1", "it is a string, the ids there are numbers such as 1"),
+        ("001", "it looks like the file '001.png', whose id is 1"),
+        ("001.png", "it looks like the file '001.png', whose id is 1"),
+        (2, "it looks like the file 'b/002.png', whose id is 7"),
+        ("b/002.png", "whose id is 7"),
+        (55, "not among the 2 images of the ground truth"),
+    ],
+)
+def test_results_of_absent_images_say_what_is_likely(image_id, words, tmp_path):
+    names = {1: "001.png", 7: "b/002.png"}
+    size = {"height": 40, "width": 60}
+    images = [{"id": n, "file_name": name, **size} for n, name in names.items()]
+    gt = truth(tmp_path, [GOOD], images=images)
+    with pytest.raises(ValueError, match="entry 0 refers to image") as error:
+        score(gt, [RESULT | {"image_id": image_id}], None)
+    assert words in str(error.value)
+
+
+def test_a_number_among_strings_is_named(tmp_path):
+    images = [{"id": "1", "file_name": "001.png", "height": 40, "width": 60}]
+    gt = truth(tmp_path, [GOOD | {"image_id": "1"}], images=images)
+    for number in (1, 1.0):
+        with pytest.raises(ValueError, match="it is a number, the ids there are strings such as"):
+            score(gt, [RESULT | {"image_id": number}], None)
+
+
+def test_categories_of_results_say_what_is_likely():
+    categories = [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}]
+    hints = {"2": "it is a string", "dog": "the name of category 2", 0: "count from 0", 5: ""}
+    for category_id, words in hints.items():
+        found = notes.absent_category(category_id, categories)
+        assert words in found and bool(found) == bool(words)
