@@ -19,6 +19,7 @@ from mask_rcnn_jax.annotations.reader import (
     read_annotation_file,
     read_regular,
 )
+from mask_rcnn_jax.data.box_forms import boxes_of, misfits
 from mask_rcnn_jax.data.images import MAX_BYTES, decode_bytes
 
 ALL_CROWDS = (
@@ -93,6 +94,9 @@ def _warnings(content: dict[str, Any], truth: GroundTruth, image_dir: str) -> It
         yield ALL_CROWDS % len(entries)
     if any(is_zero(entry.get("id")) for entry in entries):
         yield ZERO_ID
+    yield from _wrong_boxes(truth)
+    yield from _duplicates(truth)
+    yield from _similar_classes(content["categories"])
     yield from _empty_roots(content["categories"], {entry["category_id"] for entry in entries})
     names = [entry["file_name"] for entry in content["images"]]
     absent = [name for name in names if not os.path.isfile(os.path.join(image_dir, name))]
@@ -102,6 +106,53 @@ def _warnings(content: dict[str, Any], truth: GroundTruth, image_dir: str) -> It
             f"{len(found)} of {len(absent)} absent images are in {image_dir} under another name, "
             f"such as {show(first)} as {show(path)}; `check --by_name --output FILE` writes a json "
             "with these names"
+        )
+
+
+def _wrong_boxes(truth: GroundTruth) -> Iterator[str]:
+    """Find boxes that are not [x, y, width, height], or not those of their masks."""
+    if found := misfits(boxes_of(truth)):
+        text, position = found
+        entry = truth.content["annotations"][position]
+        yield f"{text}; first: {checks.annotation_name(entry, position)}"
+
+
+def _duplicates(truth: GroundTruth) -> Iterator[str]:
+    """Find sound annotations of the same object."""
+    entries = truth.content["annotations"]
+    keys = ("image_id", "category_id", "bbox", "segmentation", "iscrowd")
+    seen: dict[int, int] = {}
+    twice: list[tuple[int, int]] = []
+    for position, (entry, checked) in enumerate(zip(entries, truth.checked, strict=True)):
+        if checked.fault:
+            continue
+        # A hash takes a tenth of the memory; of a mask, enough to tell objects apart.
+        start = repr(entry.get("segmentation"))[:80] if "bbox" not in entry else ""
+        place = entry["image_id"], entry["category_id"], repr(entry.get("bbox")), start
+        first = seen.setdefault(hash(place), position)
+        same = entries[first]
+        if first != position and all(entry.get(key) == same.get(key) for key in keys):
+            twice.append((first, position))
+    if twice:
+        one, other = (checks.annotation_name(entries[n], n) for n in twice[0])
+        yield (
+            f"{len(twice)} annotations repeat another of the same image, class, box and mask, such "
+            f"as {other} that of {one}"
+        )
+
+
+def _similar_classes(categories: list[dict]) -> Iterator[str]:
+    """Find classes that differ in case or blanks only."""
+    kinds = defaultdict(list)
+    for entry in categories:
+        kinds["".join(entry["name"].split()).casefold()].append(entry["name"])
+    similar = [names for names in kinds.values() if len(set(names)) > 1]
+    if similar:
+        count = sum(map(len, similar))
+        listed = ", ".join(map(show, similar[0][:MAX_LISTED]))
+        yield (
+            f"{count} classes differ from others in case or blanks only, such as {listed}; "
+            "`prepare merge --map old=new` makes them one"
         )
 
 

@@ -25,12 +25,38 @@ def test_a_sound_set_has_no_warning(coco_files):
 
 
 def test_a_set_of_crowds_alone(coco_files, caplog):
-    files = coco_files(annotations=[GOOD | {"iscrowd": 1}, GOOD | {"iscrowd": 1}])
+    other = rectangle(30, 12, 20, 20, iscrowd=1)
+    files = coco_files(annotations=[GOOD | {"iscrowd": 1}, other])
     (warning,) = warnings_of(files)
     assert warning.startswith("all 2 annotations are crowds")
     load_coco(*files)
     assert f"{files[0]}: all 2 annotations are crowds" in caplog.text
     assert warnings_of(coco_files(annotations=[GOOD | {"iscrowd": 1}, GOOD])) == []
+
+
+def test_repeated_annotations_are_counted(coco_files):
+    other = rectangle(30, 12, 20, 20)
+    changed = {"category_id": 7}, {"bbox": [5, 5, 20, 11]}, {"iscrowd": 1}
+    different = [GOOD, other, *(GOOD | change for change in changed)]
+    assert warnings_of(coco_files(annotations=different)) == []
+    area = GOOD | {"area": 7, "id": "x"}
+    (warning,) = warnings_of(coco_files(annotations=[GOOD, other, area, GOOD]))
+    assert warning == (
+        "2 annotations repeat another of the same image, class, box and mask, such as annotation "
+        "'x' that of annotation 1"
+    )
+    bare = {"image_id": 1, "category_id": 3, "segmentation": GOOD["segmentation"]}
+    (warning,) = warnings_of(coco_files(annotations=[bare, bare]))
+    assert warning.startswith("1 annotations repeat another")
+
+
+@pytest.mark.parametrize("other", ["Cat", "cat ", " cat", "CAT"])
+def test_classes_that_differ_in_case_or_blanks(coco_files, other):
+    categories = [{"id": 3, "name": "cat"}, {"id": 4, "name": other}, {"id": 5, "name": "dog"}]
+    (warning,) = warnings_of(coco_files(annotations=[GOOD], categories=categories))
+    assert warning.startswith(
+        f"2 classes differ from others in case or blanks only, such as 'cat', {other!r}; `prepare"
+    )
 
 
 def test_a_root_category_without_objects(coco_files):
