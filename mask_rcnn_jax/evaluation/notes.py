@@ -117,5 +117,6 @@ def _other_type(value: Any, known: Iterable[Id]) -> str:
         if value not in numbers:
             return ""
         return f"it is a string, the ids there are numbers such as {numbers[value]}"
-    text = str(int(value)) if float(value).is_integer() else str(value)
+    is_whole = isinstance(value, float) and value.is_integer()
+    text = str(int(value) if is_whole else value)
     return f"it is a number, the ids there are strings such as {text!r}" if text in known else ""
