@@ -3,7 +3,7 @@
 Worker processes hand their batches over in shared memory, whose files outlive a process that is
 killed. So a worker ends when its owner does, the process that reads, and then multiprocessing's
 resource tracker removes the files. Should the tracker be killed too, the next process that starts
-workers removes them: they bear the owner's name, and the owner's lock is free.
+workers or trains removes them: they bear the owner's name, and the owner's lock is free.
 """
 
 import fcntl
@@ -106,11 +106,16 @@ def _owner(pid: int) -> str:
     if SHARED.is_dir():
         with suppress(OSError):  # without room for the lock there is none for a batch either
             _lock(owner)
-        for lock in SHARED.glob(f"{_PREFIX}*{_LOCK}"):
-            with suppress(OSError), open(lock, "rb") as file:  # of a living owner or another user
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _remove(lock.name.removesuffix(_LOCK))
+    remove_leftovers()
     return owner
+
+
+def remove_leftovers() -> None:
+    """Remove the shared files of owners that are gone, also where no worker is going to start."""
+    for lock in SHARED.glob(f"{_PREFIX}*{_LOCK}"):
+        with suppress(OSError), open(lock, "rb") as file:  # of a living owner or another user
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _remove(lock.name.removesuffix(_LOCK))
 
 
 def _lock(owner: str) -> None:

@@ -3,7 +3,7 @@
 It is a file that only one process can create, on one machine or on several that share the folder,
 and that its process touches now and then. It is stale, and taken over, if that process is gone. Of
 a process that cannot be looked at, on another machine or in another container, this is known once
-the file was not touched for `STALE` seconds.
+the file was not touched for `STALE` seconds, whatever the clock of that machine says.
 """
 
 import json
@@ -64,7 +64,7 @@ def locked(workdir: Path) -> Iterator[Callable[[], None]]:
 
 def _take(path: Path, content: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    first_touched = None  # of a process that cannot be looked at
+    seen, since = None, 0.0  # the lock of a process that cannot be looked at, from then on
     while True:
         try:
             with open(path, "x") as file:
@@ -77,9 +77,11 @@ def _take(path: Path, content: str) -> None:
         text, touched = found
         owner = _parse(text)
         alive = _is_alive(owner)
-        if alive is None and first_touched not in (None, touched):
+        if alive is None and seen not in (None, found):
             alive = True
-        if alive is None and _age(path, touched) > STALE:
+        if alive is None and seen and time.monotonic() - since > STALE:
+            alive = False
+        if alive is None and not seen and _age(path, touched) > STALE:
             alive = False
         if alive:
             process = f"process {owner.get('pid')} on {owner.get('host')}"
@@ -93,11 +95,11 @@ def _take(path: Path, content: str) -> None:
             if _take_over(path, text, content):
                 return
             continue
-        if first_touched is None:
+        if seen is None:
             where = owner.get("host", "another machine")
             text = "%s: waiting at most %d seconds to see if the run on %s is alive"
             logging.info(text, path, STALE, where)
-            first_touched = touched
+            seen, since = found, time.monotonic()
         time.sleep(_PAUSE)
 
 

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from mask_rcnn_jax.config import as_recipe
+from mask_rcnn_jax.data import workers
 from mask_rcnn_jax.data.augment import Kind
 from mask_rcnn_jax.data.dataset import Dataset, categories
 from mask_rcnn_jax.data.loader import TrainLoader
@@ -77,6 +78,7 @@ def train(
         SystemExit: SIGTERM stopped the run early; its code is 75 (`os.EX_TEMPFAIL`).
     """
     started, workdir, mesh = time.monotonic(), Path(workdir), make_mesh()
+    workers.remove_leftovers()  # of a run that was killed at its end: nothing may be left to train
     recipe = as_recipe(config)
     loggers = resolve_loggers([*recipe.train.loggers, *loggers])  # before minutes of reading data
     work, teacher = prepare(recipe, mesh, (train_set, val_set), augment, optimizer)

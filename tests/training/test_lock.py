@@ -1,5 +1,6 @@
 """One run at a time in a workdir, also across machines; a lock that was left is taken over."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -112,6 +113,41 @@ def test_a_lock_that_nobody_touches_is_taken_over(tmp_path, caplog):
         assert held_here(tmp_path)
     assert "was left by a process that is gone" in caplog.text
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("hours", [0.01, 24])
+@pytest.mark.parametrize("text", [None, ""])
+def test_what_the_clock_of_another_machine_says_does_not_matter(text, hours, tmp_path):
+    """Ahead of ours by less or more than it takes to wait."""
+    elsewhere(tmp_path)
+    if text is not None:
+        (tmp_path / "train.lock").write_text(text)
+    then = time.time() + hours * 3600
+    os.utime(tmp_path / "train.lock", (then, then))
+    started = time.monotonic()
+    assert held_here(tmp_path)
+    assert time.monotonic() - started < 20 * lock.STALE
+
+
+@pytest.mark.parametrize("hours", [0, 24])
+def test_a_run_at_work_is_seen_whatever_its_clock_says(hours, tmp_path):
+    elsewhere(tmp_path)
+    path, end, start = tmp_path / "train.lock", threading.Event(), time.time() + hours * 3600
+
+    def beat():
+        for number in itertools.count():
+            os.utime(path, (start + number, start + number))
+            if end.wait(lock.BEAT):
+                return
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        with pytest.raises(ValueError, match="is in use by another run"):
+            held_here(tmp_path)
+    finally:
+        end.set()
+        thread.join()
 
 
 @pytest.mark.parametrize("text", [None, "", '{"host": "no', "[]", '{"pid": "one"}'])

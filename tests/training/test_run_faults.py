@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from mask_rcnn_jax.config import load_config
+from mask_rcnn_jax.data import workers
 from mask_rcnn_jax.training import processes
 from mask_rcnn_jax.training.loop import train
 from tests.helpers import assert_tree_close
@@ -216,6 +217,17 @@ def test_a_workdir_that_is_removed_ends_the_run(step, tmp_path):
     with pytest.raises(OSError, match=expected) as error:
         run(tmp_path / "run", [remove])
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.skipif(not workers.SHARED.is_dir(), reason="needs Linux")
+def test_a_start_with_nothing_to_train_removes_shared_memory_of_a_killed_one(whole, tmp_path):
+    left = workers.SHARED / "mrcnn-0ddba11.lock"
+    left.touch()
+    try:
+        run(shutil.copytree(whole[0], tmp_path / "run"))
+        assert not left.exists()
+    finally:
+        left.unlink(missing_ok=True)
 
 
 def test_a_batch_that_is_not_finite_can_be_left_out(whole, tmp_path, monkeypatch):
