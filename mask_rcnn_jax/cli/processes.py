@@ -3,13 +3,16 @@
 import atexit
 import ctypes
 import os
+import re
 import signal
+import socket
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
-from absl import flags
+from absl import flags, logging
 
 AUTO = "auto"  # of --coordinator_address
 ADDRESS_HELP = (
@@ -25,7 +28,10 @@ LOST = (
 # A process that has ended waits so long for the first, which may still write the report: JAX's
 # five minutes would end both with an error. A dead process is noticed by its missing heartbeats.
 END_S = 24 * 3600
-UNJOINED = "error: --coordinator_address={address}: the processes did not join. JAX says:"
+# Until all processes have to be there, since batch systems start some of them late; JAX's default.
+JOIN_S = 300
+TRY_S = 5.0  # to connect to the first process once
+_FAULT = re.compile("Agent status: (%s)?(.*?)( This is usually|$)")  # in what JAX says at its end
 
 _abort_handler: Any = None  # C code may call it until the process ends
 
@@ -60,10 +66,12 @@ def join_processes() -> tuple[int, int]:
     if address != AUTO:
         _check_numbers(address, *numbers)
         where = {name: FLAGS[name].value for name in PROCESS_FLAGS[:3]}
+    reached: list[str] = []
     try:
-        with _one_last_line():
+        with _one_last_line(reached):
             jax.distributed.initialize(
                 **where,
+                initialization_timeout=JOIN_S,
                 heartbeat_timeout_seconds=FLAGS.lost_after,
                 shutdown_timeout_seconds=END_S,
             )
@@ -72,19 +80,36 @@ def join_processes() -> tuple[int, int]:
             f"--coordinator_address={address}: {error} Without a cluster, set it to "
             "HOST:PORT, with --num_processes and --process_id"
         ) from error
+    except _Unreachable as error:
+        _leave(f"--coordinator_address={address}: {error}")
     except RuntimeError as error:
-        # An orderly exit would shut down what was not set up, and print a traceback.
         what = " ".join(str(error).split())
-        os.write(2, f"{UNJOINED.format(address=address)} {what}\n".encode())
-        os._exit(1)
+        if "bad_cast" in what:  # it has no way to tell Python why
+            what = _fault_of_client()
+        _leave(
+            f"--coordinator_address={address}: the processes did not join{''.join(reached)}. "
+            f"JAX says: {what}"
+        )
     return jax.process_index(), jax.process_count()
 
 
+class _Unreachable(Exception):
+    """Why a process cannot reach the first one."""
+
+
+def _leave(message: str) -> NoReturn:
+    """End with exit code 1. An orderly exit would shut down what was not set up, and print a
+    traceback."""
+    os.write(2, f"error: {message}\n".encode())
+    os._exit(1)
+
+
 @contextmanager
-def _one_last_line() -> Iterator[None]:
+def _one_last_line(reached: list[str]) -> Iterator[None]:
     """Let the clients of JAX's service that are made inside end this process with exit code 1 and
     one line when another process is lost.
 
+    They are made once the first process can be reached; `reached` is told, or _Unreachable raised.
     By default they print the addresses of C++ code and abort, which only a private name of JAX can
     change. Its callback gets a status that Python cannot be given, so that the process aborts as
     well, but without addresses. Its time to shut down has no other name, either.
@@ -106,13 +131,75 @@ def _one_last_line() -> Iterator[None]:
     except (ImportError, AttributeError):  # another version of JAX: the addresses are printed
         yield
         return
-    _jax.get_distributed_runtime_client = partial(
-        make_client, missed_heartbeat_callback=end, shutdown_timeout=END_S
-    )
+
+    def make(address: str, index: int, **settings: Any) -> Any:
+        settings["init_timeout"] = _reach(address, index, settings["init_timeout"])
+        reached.append(f", though process {index} has reached the first one at {address}")
+        own = {"missed_heartbeat_callback": end, "shutdown_timeout": END_S}
+        return make_client(address, index, **settings | own)
+
+    _jax.get_distributed_runtime_client = make
     try:
         yield
     finally:
         _jax.get_distributed_runtime_client = make_client
+
+
+def _reach(address: str, index: int, seconds: int) -> int:
+    """Wait until the first process listens, and return the seconds that are left to join it, at
+    least ten. JAX alone would not say why it cannot be reached.
+
+    Args:
+        address: HOST:PORT, as given or as JAX found it in the cluster.
+        index: of this process.
+        seconds: to wait at most.
+    """
+    host, _, port = address.rpartition(":")
+    begin, told = time.monotonic(), False
+    while True:
+        try:
+            with socket.create_connection((host.strip("[]"), int(port)), TRY_S):
+                left = seconds - (time.monotonic() - begin)
+                return max(min(10, seconds), round(left))
+        except OSError as error:
+            why = _reason(error)
+        waited = time.monotonic() - begin
+        text = f"process {index} cannot reach the first process at {address}: {why}"
+        if waited >= seconds:
+            raise _Unreachable(f"{text}; tried for {seconds} seconds")
+        if waited > TRY_S and not told:
+            logging.warning("%s; trying for %d seconds", text, seconds)
+            told = True
+        time.sleep(min(1.0, max(0.0, seconds - waited)))
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, socket.gaierror):
+        return f"the name cannot be resolved ({error.strerror})"
+    if isinstance(error, ConnectionRefusedError):
+        return "the connection is refused, as where nothing listens"
+    if isinstance(error, TimeoutError):
+        return "the connection timed out, as behind a firewall"
+    return error.strerror or str(error)
+
+
+def _fault_of_client() -> str:
+    """What JAX says of a client that did not join, which it tells when that is shut down."""
+    import jax
+
+    said = ["no reason"]
+
+    def shut_down() -> None:
+        try:
+            jax.distributed.shutdown()
+        except Exception as error:
+            if found := _FAULT.search(" ".join(str(error).split())):
+                said[0] = found[2]
+
+    thread = threading.Thread(target=shut_down, daemon=True)
+    thread.start()
+    thread.join(TRY_S)
+    return said[0]
 
 
 def _check_numbers(address: str, count: int | None, index: int | None) -> None:

@@ -4,8 +4,10 @@ They are started with launch/multinode.sh.
 """
 
 import json
+import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -267,3 +269,61 @@ cli.run(lambda _: None, processes.define_processes)
     line = error_line(done.returncode, done.stderr, expected_code=1)
     where = "--coordinator_address=host:1: the processes did not join."
     assert line == f"{where} JAX says: DEADLINE_EXCEEDED: 1 of 2 tasks registered"
+
+
+def joining(address: str, index: int, seconds: int, **environment) -> subprocess.CompletedProcess:
+    """One of two processes that wait so long for each other; without an address by the cluster."""
+    program = f"""
+from mask_rcnn_jax import cli
+from mask_rcnn_jax.cli import processes
+processes.JOIN_S, processes.TRY_S = {seconds}, 0.5
+cli.run(lambda _: None, processes.define_processes)
+"""
+    flags = [f"--coordinator_address={address}"]
+    if address != "auto":
+        flags += ["--num_processes=2", f"--process_id={index}"]
+    command = [sys.executable, "-c", program, *flags]
+    return subprocess.run(command, env=os.environ | environment, text=True, capture_output=True)
+
+
+def closed_port() -> int:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        return free.getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    "host, why",
+    [
+        ("no-such-host.invalid", "the name cannot be resolved"),
+        ("localhost", "the connection is refused"),
+        ("[::1]", "the connection is refused"),
+    ],
+)
+def test_a_first_process_that_cannot_be_reached_is_named(host, why):
+    address = f"{host}:{closed_port()}"
+    done = joining(address, 1, 1)
+    line = error_line(done.returncode, done.stderr, expected_code=1)
+    expected = f"process 1 cannot reach the first process at {address}: {why}"
+    assert line.startswith(f"--coordinator_address={address}: {expected}")
+    assert line.endswith("tried for 1 seconds")
+
+
+def test_what_the_cluster_says_is_named():
+    """Of Slurm, whose variables JAX reads."""
+    slurm = {
+        "SLURM_JOB_ID": "71", "SLURM_STEP_NODELIST": "no-such-host.invalid", "SLURM_NTASKS": "2",
+        "SLURM_PROCID": "1", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_NODES": "2",
+    }  # fmt: skip
+    done = joining("auto", 1, 1, **slurm)
+    line = error_line(done.returncode, done.stderr, expected_code=1)
+    expected = "--coordinator_address=auto: process 1 cannot reach the first process at "
+    assert line.startswith(f"{expected}no-such-host.invalid:") and "cannot be resolved" in line
+
+
+def test_a_process_that_is_missing_is_said_with_what_jax_says():
+    port = closed_port()
+    done = joining(f"localhost:{port}", 0, 1)
+    line = error_line(done.returncode, done.stderr, expected_code=1)
+    assert f"did not join, though process 0 has reached the first one at localhost:{port}" in line
+    assert "JAX says: DEADLINE_EXCEEDED" in line
