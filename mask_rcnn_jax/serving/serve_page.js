@@ -60,12 +60,20 @@ async function detect(file) {
     show(answer, picture);
     byId("status").textContent = picture ? "" : "This browser cannot show images of this format.";
   } catch (error) {
+    const message = lost ? await whyLost() : `Error: ${error.message}.`;
     if (current.signal.aborted) return;
-    byId("error").textContent = lost ? "The server cannot be reached." : `Error: ${error.message}.`;
+    byId("error").textContent = message;
     byId("status").textContent = "";
   } finally {
     if (request === current) main.classList.remove("busy");
   }
+}
+
+// A connection that gives way to others ends without an answer.
+async function whyLost() {
+  const reached = await fetch("health").then((response) => response.ok, () => false);
+  if (!reached) return "The server cannot be reached.";
+  return "Error: the connection was closed before there was an answer, try again.";
 }
 
 function show(answer, picture) {

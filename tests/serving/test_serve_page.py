@@ -1,6 +1,12 @@
 """The page of `serve` in a real browser, on a desk and on a phone."""
 
+import math
 import os
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import cv2
@@ -12,6 +18,7 @@ from mask_rcnn_jax.serving.server import Server
 from mask_rcnn_jax.serving.service import Limits, Service
 from tests.browser import chromium
 from tests.predict.stub_predictor import StubPredictor
+from tests.serving.asking import ask, png, serving, wait_until, waiting
 
 HOSTILE = "<img src=x onerror=document.title='hacked'><script>document.title='hacked'</script>"
 SHOTS = os.environ.get("MASK_RCNN_SCREENSHOTS")  # a folder in which screenshots are kept
@@ -131,3 +138,93 @@ def test_what_the_page_says_of_bad_files(browser, server, photo, tmp_path):
     server.stop()
     browser.choose_file("#file", photo)
     browser.wait_for(f"{said} === 'The server cannot be reached.'")
+
+
+@pytest.fixture
+def large(tmp_path) -> Path:
+    """More than the buffers of a connection hold."""
+    noise = np.random.default_rng(0).integers(0, 256, (2400, 2400, 3), dtype=np.uint8)
+    cv2.imwrite(str(tmp_path / "large.png"), noise)
+    return tmp_path / "large.png"
+
+
+def test_what_the_page_says_of_a_refused_upload(browser, large):
+    """The server answers before it has read the file."""
+    predictor = ShapesPredictor()
+    predictor.hold.clear()
+    with serving(predictor, waiting=1) as server, ThreadPoolExecutor(1) as pool:
+        browser.open(server.url, 390, 844)
+        browser.wait_for("document.getElementById('classes').textContent.includes('circle')")
+        at_work = pool.submit(ask, server, body=png(1))
+        wait_until(lambda: waiting(server) == 1)
+        browser.choose_file("#file", large)
+        said = "document.getElementById('error').textContent"
+        browser.wait_for(f"{said} !== ''")
+        assert browser.run(said) == "Error: 1 images are waiting already, try again."
+        predictor.hold.set()
+        assert at_work.result().status == 200
+
+
+@contextmanager
+def slow_line(server):
+    """Yield the address of a relay that passes on 20 kB a second to the server."""
+
+    def pass_on(source, target):
+        with source, target, suppress(OSError):  # which resets what has not been read
+            while content := source.recv(2_000):
+                target.sendall(content)
+                time.sleep(0.1)
+
+    def answer(source, target):
+        with suppress(OSError):
+            while content := source.recv(1 << 16):
+                target.sendall(content)
+
+    def accept():
+        with suppress(OSError):
+            while True:
+                client = listener.accept()[0]
+                other = socket.create_connection(("127.0.0.1", server.server_address[1]))
+                threading.Thread(target=pass_on, args=(client, other), daemon=True).start()
+                threading.Thread(target=answer, args=(other, client), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=accept, daemon=True).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+def test_what_the_page_says_of_a_slow_upload(browser, large, monkeypatch):
+    monkeypatch.setattr("mask_rcnn_jax.serving.clients.GRACE_SECONDS", 0.5)
+    monkeypatch.setattr("mask_rcnn_jax.serving.handler.LINGER_SECONDS", 1.0)
+    with serving(ShapesPredictor()) as server, slow_line(server) as address:
+        browser.open(address, 390, 844)
+        browser.wait_for("document.getElementById('classes').textContent.includes('circle')")
+        browser.choose_file("#file", large)
+        said = "document.getElementById('error').textContent"
+        browser.wait_for(f"{said} !== ''")
+        assert browser.run(said) == "Error: the body comes at less than 289 kB a second."
+
+
+def test_what_the_page_says_where_the_connection_gave_way_to_others(browser, photo):
+    predictor = ShapesPredictor()
+    predictor.hold.clear()
+    with serving(predictor) as server, ExitStack() as stack:
+        stack.callback(predictor.hold.set)
+        browser.open(server.url, 390, 844)
+        browser.wait_for("document.getElementById('classes').textContent.includes('circle')")
+        browser.choose_file("#file", photo)
+        said = "document.getElementById('error').textContent"
+
+        def has_ended():  # the browser tries again by itself on every connection that it has
+            for client in [*server.clients._clients.values()]:
+                if client.since == math.inf:
+                    server.clients._drop(client)
+            return browser.run(f"{said} !== ''")
+
+        wait_until(has_ended)
+        assert "the connection was closed" in browser.run(said)
+        predictor.hold.set()
+        browser.choose_file("#file", photo)
+        browser.wait_for("document.querySelectorAll('#objects li').length === 1")
+        assert browser.run(said) == ""
