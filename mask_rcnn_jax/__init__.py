@@ -19,6 +19,8 @@ from mask_rcnn_jax.version import __version__ as __version__
 # Pixels of an image that OpenCV decodes, which looks this up when it is imported first. A small
 # file may claim gigabytes; 2^30 pixels is its own limit.
 os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", "178956970")
+# OpenCV's own lines about damaged files name no file; ours do.
+os.environ.setdefault("OPENCV_LOG_LEVEL", "SILENT")
 
 if TYPE_CHECKING:  # for editors and type checkers; `_HOMES` says the same to Python
     from mask_rcnn_jax.config import load_config as load_config

@@ -28,6 +28,7 @@ from mask_rcnn_jax import cli
 from mask_rcnn_jax.data.canvases import evaluation_options
 from mask_rcnn_jax.data.images import upright_size
 from mask_rcnn_jax.data.tiles import tiling
+from mask_rcnn_jax.data.unused import Unused
 from mask_rcnn_jax.predict import annotate
 from mask_rcnn_jax.predict.engines import Exported
 from mask_rcnn_jax.predict.inputs import find_inputs
@@ -145,7 +146,7 @@ def _with_canvases(recipe: Recipe, sources: Sequence[str], batch_size: int) -> R
 
 def _infer_images(predictor: Predictor, images, folder, options: Options, skip: Skip) -> None:
     progress = Progress("images", len(images))
-    done = 0
+    done, unused = 0, Unused()
 
     def on_error(error) -> None:
         skip(error)
@@ -153,13 +154,15 @@ def _infer_images(predictor: Predictor, images, folder, options: Options, skip: 
 
     with ResultFiles(folder, options.save) as files:
         given = images, folder, files, options.drawing
-        found = annotate.annotate_images(predictor, *given, on_error)
+        found = annotate.annotate_images(predictor, *given, on_error, unused)
         with contextlib.closing(found):
             for records in found:
                 files.add(records)
                 done += 1
                 progress.advance(1)
     logging.info("%d detections in %d images", files.count, done)
+    for line in unused.lines():
+        logging.warning("%s", line)
 
 
 def _infer_videos(predictor: Predictor, videos, options: Options, skip: Skip) -> None:

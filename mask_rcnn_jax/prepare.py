@@ -258,7 +258,9 @@ def stats() -> None:
 
 def preview() -> None:
     """Write a sheet of augmented training images of --config, with their objects, to --output."""
+    from mask_rcnn_jax.data.dataset import dataset_name
     from mask_rcnn_jax.data.source import load_train
+    from mask_rcnn_jax.data.unused import unused_of
     from mask_rcnn_jax.evaluation.visualize import write_image
     from mask_rcnn_jax.report.preview import preview_sheet
 
@@ -267,6 +269,8 @@ def preview() -> None:
         raise ValueError("prepare preview needs --config and --output, a .jpg or .png to write")
     data, train = recipe.data, recipe.train
     dataset = load_train(data, boxes_only=recipe.learns_boxes_only)
+    for line in unused_of(dataset):
+        print(f"{dataset_name(dataset)}: {line}")
     given = data, dataset, FLAGS.count
     sheet = preview_sheet(*given, seed=train.seed, left_out=train.skip_images)
     write_image(Path(output), sheet)

@@ -4,11 +4,11 @@ Run `structure_problems` first; the other checks rely on the keys and types that
 problem makes the whole file unusable, a fault spoils a single annotation.
 """
 
-import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from mask_rcnn_jax.annotations.absent import absent_images
 from mask_rcnn_jax.annotations.ids import MAX_NAME, id_fault
 from mask_rcnn_jax.annotations.lvis import file_name_in, label_problems
 from mask_rcnn_jax.annotations.segmentation import (
@@ -203,39 +203,6 @@ def category_problems(content: dict) -> Iterator[str]:
         if entry["category_id"] not in category_ids:
             name = annotation_name(entry, position)
             yield f"{name}: category_id {show(entry['category_id'])} is not in 'categories'"
-
-
-def absent_images(file_names: Iterable[str], image_dir: str) -> Iterator[str]:
-    """Find images that are no regular files, without opening any.
-
-    Folders are listed, once each: a stat per file takes minutes on a network disk.
-    """
-    if not os.path.isdir(image_dir):
-        yield f"no image folder {image_dir!r}"
-        return
-    listings: dict[str, dict[str, bool]] = {}
-    for file_name in file_names:
-        folder, base = os.path.split(file_name)
-        if folder not in listings:
-            listings[folder] = _list_folder(os.path.join(image_dir, folder))
-        if base not in listings[folder]:
-            yield f"image {show(file_name)} is listed but not in {image_dir}"
-        elif not listings[folder][base]:
-            yield f"image {show(file_name)} in {image_dir} is not a regular file"
-
-
-def _list_folder(folder: str) -> dict[str, bool]:
-    """Whether each entry of a folder is a regular file or a link to one."""
-    if not os.path.isdir(folder):
-        return {}
-    listing = {}
-    with os.scandir(folder) as found:
-        for entry in found:
-            try:
-                listing[entry.name] = entry.is_file()
-            except OSError:  # links in a circle
-                listing[entry.name] = False
-    return listing
 
 
 def annotation_name(entry: dict, position: int) -> str:

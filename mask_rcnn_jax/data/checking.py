@@ -1,14 +1,13 @@
 """Find every problem of a COCO json and its images, and legal content that ruins a run."""
 
 import hashlib
+import io
 import os
-import posixpath
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import unquote
 
 from mask_rcnn_jax.annotations import checks
 from mask_rcnn_jax.annotations.checks import show
@@ -20,13 +19,14 @@ from mask_rcnn_jax.annotations.reader import (
     read_regular,
 )
 from mask_rcnn_jax.data.box_forms import boxes_of, misfits
+from mask_rcnn_jax.data.file_names import find_by_name
 from mask_rcnn_jax.data.images import MAX_BYTES, decode_bytes
+from mask_rcnn_jax.data.unused import Unused
 
 ALL_CROWDS = (
     "all %d annotations are crowds, which are not learned from (data.skip_crowd); some tools "
     "export every mask with iscrowd=1, which is 0 for a single object"
 )
-UPLOAD = re.compile(r"^[0-9a-f]{8}-")  # put by Label Studio before the name of an uploaded file
 MANY = 5  # equal messages from here on become one line
 MAX_LISTED = 10  # names in a line
 
@@ -73,6 +73,7 @@ def inspect_coco(
 
 
 def _decode_images(images: list[dict], image_dir: str, findings: Findings) -> None:
+    unused = Unused()
     for entry in images:
         path = os.path.join(image_dir, entry["file_name"])
         if not os.path.isfile(path):
@@ -80,11 +81,13 @@ def _decode_images(images: list[dict], image_dir: str, findings: Findings) -> No
         size = int(entry["height"]), int(entry["width"])
         try:
             content = read_regular(path, MAX_BYTES)
-            decode_bytes(content, path, expected_size=size)
+            image = decode_bytes(content, path, expected_size=size)
         except (OSError, ValueError) as error:
             findings.problems.append(str(error))
         else:
             findings.digests[entry["file_name"]] = hashlib.sha256(content).hexdigest()
+            unused.add(entry["file_name"], io.BytesIO(content), image)
+    findings.warnings += unused.lines()
 
 
 def _warnings(content: dict[str, Any], truth: GroundTruth, image_dir: str) -> Iterator[str]:
@@ -167,47 +170,6 @@ def _empty_roots(categories: list[dict], used: set[int | str]) -> Iterator[str]:
                 "others (Roboflow writes such a root); it would be trained as a class; "
                 "`prepare merge --other_classes=skip` with the others in --classes removes it"
             )
-
-
-def find_by_name(file_names: Sequence[str], image_dir: str) -> dict[str, str]:
-    """Find files of the same base name for file names that are not in a folder.
-
-    Backslashes and %20 are read as annotation tools mean them. Returns the path in the folder by
-    file name, without names for which there is no file or no single one.
-    """
-    if not file_names:
-        return {}
-    by_base = defaultdict(list)
-    for folder, _, names in os.walk(image_dir):
-        for name in names:
-            path = os.path.relpath(os.path.join(folder, name), image_dir)
-            by_base[name].append(path.replace(os.sep, "/"))
-    found = {}
-    for file_name in file_names:
-        plain = file_name.replace("\\", "/")
-        quoted = posixpath.basename(unquote(plain))
-        for wanted in (plain, unquote(plain), UPLOAD.sub("", quoted)):
-            paths = by_base.get(posixpath.basename(wanted), [])
-            ends = [path for path in paths if f"/{wanted}".endswith(f"/{path}")]
-            # Of several, the one with most of the folders in the name.
-            best = [max(ends, key=len)] if ends and len(paths) > 1 else paths
-            if len(best) == 1:
-                found[file_name] = best[0]
-                break
-    taken = Counter(found.values())
-    return {name: path for name, path in found.items() if taken[path] == 1}
-
-
-def with_names_found(content: dict[str, Any], image_dir: str) -> tuple[dict[str, Any], int]:
-    """Return a COCO json's content with absent images renamed by `find_by_name`, and how many."""
-    names = [entry["file_name"] for entry in content["images"]]
-    absent = [name for name in names if not os.path.isfile(os.path.join(image_dir, name))]
-    found = find_by_name(absent, image_dir)
-    images = [
-        entry | {"file_name": found.get(entry["file_name"], entry["file_name"])}
-        for entry in content["images"]
-    ]
-    return content | {"images": images}, len(found)
 
 
 def compare_sets(train: Findings, val: Findings) -> list[str]:

@@ -4,16 +4,25 @@ import io
 import os
 import re
 import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, BinaryIO
 
 import cv2
 import numpy as np
-from PIL import Image
+from PIL import Image, TiffImagePlugin
 
 from mask_rcnn_jax.annotations.checks import MAX_PIXELS
 from mask_rcnn_jax.annotations.reader import NotRegular, read_regular
 from mask_rcnn_jax.data.dataset import UndecodableImage
 
+MOST_ENDINGS = 10  # that are listed
 MAX_BYTES = 2 << 30  # of an image file
+# Endings of images that are decoded. In `infer`, a GIF is a video.
+IMAGE_SUFFIXES = (
+    *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".dib", ".tif", ".tiff", ".webp", ".avif"),
+    *(".jp2", ".pbm", ".pgm", ".ppm", ".pnm", ".gif"),
+)
 # Formats whose headers Pillow reads. `mask_rcnn_jax/__init__.py` gives OpenCV, which knows more,
 # the same limit.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "JPEG2000")
@@ -32,10 +41,41 @@ _REDUCED = {
     4: cv2.IMREAD_COLOR_RGB | cv2.IMREAD_REDUCED_GRAYSCALE_4,
     8: cv2.IMREAD_COLOR_RGB | cv2.IMREAD_REDUCED_GRAYSCALE_8,
 }
+_BIG_TIFF = (b"II+\0\x08\0\0\0", b"MM\0+\0\x08\0\0")  # how files begin
+TIFF = (b"II*\0", b"MM\0*", *_BIG_TIFF)
+_HEIF = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
+_OTHER_KINDS = {
+    b"version https://git-lfs": "a pointer of Git LFS (`git lfs pull` gets the image)",
+    b"<": "HTML, SVG or other XML",
+    b"\0\0\0\x0cJXL ": "JPEG XL",
+    b"\xff\x0a": "JPEG XL",
+    b"8BPS": "a file of Photoshop",
+    b"\x76\x2f\x31\x01": "OpenEXR",
+    b"#?RADIANCE": "a Radiance HDR image",
+    b"%PDF": "a PDF",
+    b"\x93NUMPY": "an array of NumPy",
+    b"\x1f\x8b": "a file compressed by gzip",
+    b"PK\x03\x04": "a zip archive",
+    b"{": "a JSON",
+}
 _EXIF_ORIENTATION = 0x0112
 _PNG = b"\x89PNG\r\n\x1a\n"
 # From half of MAX_PIXELS on Pillow warns of each image.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+
+
+def is_image_name(name: str) -> bool:
+    """Check a file's name for the ending of an image; `._a.jpg` is macOS's note on `a.jpg`."""
+    return name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith(".")
+
+
+def endings(names: Iterable[str]) -> str:
+    """Count files by ending, such as "2 .heic, 1 without ending"; hidden files do not count."""
+    shown = [name for name in names if not name.startswith(".")]
+    counts = Counter(os.path.splitext(name)[1].lower() or "without ending" for name in shown)
+    most = sorted(counts.items(), key=lambda found: (-found[1], found[0]))[:MOST_ENDINGS]
+    listed = [f"{count} {ending}" for ending, count in most]
+    return ", ".join(listed + ["others"] * (len(counts) > MOST_ENDINGS))
 
 
 def decode_image(
@@ -94,13 +134,47 @@ def decode_bytes(
     except cv2.error as error:  # more pixels than it allows
         raise UndecodableImage(f"{path}: {error.err or error}") from error
     if image is None:
-        raise UndecodableImage(f"{path}: truncated, damaged or not an image")
+        reason = _other_kind(content) or "truncated, damaged or not an image"
+        raise UndecodableImage(f"{path}: {reason}")
     if expected_size is not None:
         height, width = (-(-side // factor) for side in expected_size)
         if image.shape[:2] != (height, width):
             found = image.shape[:2] if size is None or factor == 1 else size
             raise ValueError(_other_size(path, found, expected_size))
     return image
+
+
+def _other_kind(content: bytes) -> str | None:
+    """Say what a file is that OpenCV does not decode."""
+    if content[4:8] == b"ftyp" and content[8:12] in _HEIF:
+        return "HEIC is not read; store it as JPEG or PNG"
+    found = (kind for magic, kind in _OTHER_KINDS.items() if content.startswith(magic))
+    if kind := next(found, None):
+        return f"{kind}, which is not read"
+    if not content.startswith(TIFF):
+        return None
+    try:
+        tags = next(tiff_directories(io.BytesIO(content)))
+        bits, is_float = max(tags.get(258, (1,))), 3 in tags.get(339, ())
+    except Exception:  # whatever its parsers raise on damaged files
+        return None
+    if bits <= 16 and not is_float:
+        return None
+    numbers = "floating-point" if is_float else "whole"
+    return f"a TIFF of {bits}-bit {numbers} numbers is not read; store it with 8 or 16 bits"
+
+
+def tiff_directories(file: BinaryIO) -> Iterator[Mapping[int, Any]]:
+    """Yield the tags of each page; may raise anything for damaged files."""
+    file.seek(0)
+    begin = file.read(8)
+    begin += file.read(8) if begin in _BIG_TIFF else b""
+    directory, seen = TiffImagePlugin.ImageFileDirectory_v2(begin), set[int]()
+    while directory.next and directory.next not in seen:
+        seen.add(directory.next)
+        file.seek(directory.next)
+        directory.load(file)
+        yield directory
 
 
 def reduction(size: tuple[int, int], at_least: tuple[int, int]) -> int:

@@ -6,19 +6,18 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from mask_rcnn_jax.data.images import decode_image
+from mask_rcnn_jax.data.images import IMAGE_SUFFIXES, decode_image, is_image_name
 from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.resize import ResizePlan, resize_image, resize_plan
 from mask_rcnn_jax.exporting.options import ArtifactOptions
 from mask_rcnn_jax.formats.shapes import generate_image
-from mask_rcnn_jax.predict.inputs import IMAGE_SUFFIXES
 
 
 def image_paths(folder: str) -> list[Path]:
     """Return the image files in a folder, sorted by name. Raises ValueError if there are none."""
     if not Path(folder).is_dir():
         raise ValueError(f"--calibration {folder} is not a folder")
-    paths = sorted(path for path in Path(folder).iterdir() if path.suffix.lower() in IMAGE_SUFFIXES)
+    paths = sorted(path for path in Path(folder).iterdir() if is_image_name(path.name))
     if not paths:
         suffixes = ", ".join(IMAGE_SUFFIXES)
         raise ValueError(f"--calibration {folder}: no images found ({suffixes})")
@@ -61,7 +60,7 @@ def placement(example: ExampleOptions, options: ArtifactOptions) -> ResizePlan:
 def check_images(folder: str, canvas: tuple[int, int], count: int) -> list[np.ndarray]:
     """Decode the first `count` images of a folder, or generate `count` images if it has none."""
     files = sorted(Path(folder).iterdir()) if Path(folder).is_dir() else []
-    if paths := [path for path in files if path.suffix.lower() in IMAGE_SUFFIXES]:
+    if paths := [path for path in files if is_image_name(path.name)]:
         return [decode_image(path) for path in paths[:count]]
     side = min(max(canvas), 512)
     sizes = [(side * 3 // 4, side), (side, side), (side // 2, side)]

@@ -4,14 +4,13 @@ import os
 import posixpath
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from mask_rcnn_jax.annotations.segmentation import show
-from mask_rcnn_jax.data.checking import UPLOAD
-
-SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".jp2", ".gif")
+from mask_rcnn_jax.data.file_names import UPLOAD
+from mask_rcnn_jax.data.images import is_image_name
 
 
 class ImageFiles:
@@ -22,51 +21,77 @@ class ImageFiles:
         if not self.folder.is_dir():
             raise NotADirectoryError(f"no folder {os.fspath(folder)!r}, expected images")
         self.paths: list[str] = []
+        self.others: list[str] = []  # files that are no images
         for place, folders, names in os.walk(self.folder):
             folders.sort()
             found = os.path.relpath(place, self.folder).replace(os.sep, "/")
             prefix = "" if found == "." else f"{found}/"
-            self.paths += [prefix + name for name in sorted(names) if is_image(name)]
+            self.paths += [prefix + name for name in sorted(names) if is_image_name(name)]
+            self.others += [prefix + name for name in sorted(names) if not is_image_name(name)]
         self._by_base, self._by_stem = defaultdict(list), defaultdict(list)
-        for path in self.paths:
-            base = posixpath.basename(path)
-            self._by_base[_composed(base)].append(path)
-            self._by_stem[_composed(posixpath.splitext(base)[0])].append(path)
+        # By lower case, too, where a name has no file otherwise.
+        for fold in (_composed, _folded):
+            for path in self.paths:
+                base = posixpath.basename(path)
+                stem = fold(posixpath.splitext(base)[0])
+                self._by_base[fold, fold(base)].append(path)
+                self._by_stem[fold, stem].append(path)
 
     def find(self, name: str, where: str) -> Path:
         """Return the file that a name means.
 
         The name may be a path or an address, have backslashes, %20 for a blank, and folders from
         another machine. If several files have its base name, the one with most folders in common.
-        Accents may be characters of their own or not.
+        Accents may be characters of their own or not. Letters in the other case count where no
+        file has the name itself.
 
         Raises:
             ValueError: starting with `where`, if there are none or several.
         """
         found = self.find_any(name, where)
         if found is None:
-            raise ValueError(f"{where}: no image {show(name)} in {self.folder}")
+            hint = self.hint(name)
+            raise ValueError(f"{where}: no image {show(name)} in {self.folder}{hint}")
         return found
+
+    def hint(self, name: str) -> str:
+        """Say which file an absent image may be: one with another ending, or one not read."""
+        for wanted in _meanings(name):
+            base = posixpath.basename(wanted)
+            stem = _folded(posixpath.splitext(base)[0])
+            if paths := self._by_stem[_folded, stem]:
+                return f", but {show(paths[0])} is, with another ending"
+            same = [p for p in self.others if _folded(posixpath.basename(p)) == _folded(base)]
+            if same and not base.startswith("."):
+                return f", but {show(same[0])} is, whose kind is not read"
+        return ""
 
     def find_any(self, name: str, where: str) -> Path | None:
         """Return the file that a name means, None if there is none; else as `find`."""
-        for wanted in _meanings(name):
-            base = _composed(posixpath.basename(wanted))
-            if found := self._choose(wanted, self._by_base[base], where):
-                return found
+        for fold in (_composed, _folded):
+            for wanted in _meanings(name):
+                base = fold(posixpath.basename(wanted))
+                if found := self._choose(wanted, self._by_base[fold, base], where, fold):
+                    return found
         return None
 
     def find_stem(self, name: str, where: str) -> Path | None:
         """Return the image for a name without suffix, None if there is none; else as `find`."""
-        return self._choose(name, self._by_stem[_composed(posixpath.basename(name))], where)
+        for fold in (_composed, _folded):
+            paths = self._by_stem[fold, fold(posixpath.basename(name))]
+            if found := self._choose(name, paths, where, fold):
+                return found
+        return None
 
-    def _choose(self, wanted: str, paths: list[str], where: str) -> Path | None:
+    def _choose(
+        self, wanted: str, paths: list[str], where: str, fold: Callable[[str], str]
+    ) -> Path | None:
         if wanted in paths:
             return self.folder / wanted
         if len(paths) > 1:
-            plain = _composed(wanted)
-            paths = [path for path in paths if _composed(path) == plain] or paths
-            shared = [_shared_end(plain, _composed(path)) for path in paths]
+            plain = fold(wanted)
+            paths = [path for path in paths if fold(path) == plain] or paths
+            shared = [_shared_end(plain, fold(path)) for path in paths]
             best = [path for path, n in zip(paths, shared, strict=True) if n == max(shared)]
             if len(best) > 1:
                 both = f"{show(best[0])} and {show(best[1])}"
@@ -75,14 +100,14 @@ class ImageFiles:
         return self.folder / paths[0] if paths else None
 
 
-def is_image(name: str) -> bool:
-    """Check a file's name for the suffix of an image."""
-    return name.lower().endswith(SUFFIXES) and not name.startswith(".")
-
-
 def _composed(name: str) -> str:
     """A name whose accents are parts of their letters: macOS has them apart, other tools do not."""
     return unicodedata.normalize("NFC", name)
+
+
+def _folded(name: str) -> str:
+    """A name in which letters of both cases are the same."""
+    return _composed(name).casefold()
 
 
 def _shared_end(wanted: str, path: str) -> int:

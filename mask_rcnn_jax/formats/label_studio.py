@@ -8,8 +8,9 @@ import numpy as np
 
 from mask_rcnn_jax.annotations.reader import read_json
 from mask_rcnn_jax.annotations.segmentation import show
+from mask_rcnn_jax.data.images import IMAGE_SUFFIXES
 from mask_rcnn_jax.formats.coco_build import AnnotatedImage, ellipse, read_image_size, rectangle
-from mask_rcnn_jax.formats.image_files import SUFFIXES, ImageFiles
+from mask_rcnn_jax.formats.image_files import ImageFiles
 from mask_rcnn_jax.formats.mask_codes import rows_code
 from mask_rcnn_jax.formats.reading import (
     BOX_LEFT_OUT,
@@ -75,8 +76,8 @@ def _image_name(task: dict[str, Any], where: str) -> str:
     data = task["data"]
     values = data.values() if isinstance(data, dict) else []
     names = [value for value in values if isinstance(value, str)]
-    likely = [name for name in names if name.partition("?")[0].lower().endswith(SUFFIXES)]
-    likely = likely or [name for name in names if name.lower().endswith(SUFFIXES)]
+    likely = [name for name in names if name.partition("?")[0].lower().endswith(IMAGE_SUFFIXES)]
+    likely = likely or [name for name in names if name.lower().endswith(IMAGE_SUFFIXES)]
     if isinstance(data, dict) and isinstance(data.get("image"), str):
         likely = [data["image"]]
     if len(likely) != 1:

@@ -3,8 +3,9 @@
 import re
 from pathlib import Path
 
+from mask_rcnn_jax.data.images import is_image_name
 from mask_rcnn_jax.formats.coco_build import AnnotatedImage, read_image_size
-from mask_rcnn_jax.formats.image_files import ImageFiles, is_image
+from mask_rcnn_jax.formats.image_files import ImageFiles
 from mask_rcnn_jax.formats.label_image import instances, read_label_image
 from mask_rcnn_jax.formats.reading import Converted, ImageObjects, Options
 
@@ -38,7 +39,7 @@ def read_masks(source: Path, image_dir: Path | None, options: Options) -> Conver
         found = [_read_folder(folder, options.class_name, left_out) for folder in folders]
         return Converted([image for images in found for image in images], source, left_out)
     files = ImageFiles(image_dir or source)
-    paths = [path for path in sorted(source.rglob("*")) if is_image(path.name)]
+    paths = [path for path in sorted(source.rglob("*")) if is_image_name(path.name)]
     paths = [p for p in paths if _ENDING.search(p.stem) or not p.is_relative_to(files.folder)]
     if not paths:
         raise ValueError(f"{source}: no masks; beside their images they end in _mask or _masks")
@@ -71,7 +72,7 @@ def _read_mask_file(
 
 def _read_folder(folder: Path, label: str, left_out: list[str]) -> list[AnnotatedImage]:
     files = ImageFiles(folder.parent / "images")
-    paths = [path for path in sorted(folder.rglob("*")) if is_image(path.name)]
+    paths = [path for path in sorted(folder.rglob("*")) if is_image_name(path.name)]
     others = [path for path in paths if _find_image(path, files) is None]
     if paths and not others:
         return [_read_mask_file(path, files, label, left_out) for path in paths]

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mask_rcnn_jax.annotations.checks import absent_images, category_problems
+from mask_rcnn_jax.annotations.absent import absent_images
+from mask_rcnn_jax.annotations.checks import category_problems
 from mask_rcnn_jax.annotations.lvis import IMAGE_KEYS
 from mask_rcnn_jax.annotations.reader import raise_first
 from mask_rcnn_jax.annotations.segmentation import show

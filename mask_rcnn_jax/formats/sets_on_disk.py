@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mask_rcnn_jax.data import checking
-from mask_rcnn_jax.data.checking import with_names_found
 from mask_rcnn_jax.data.coco import read_coco
+from mask_rcnn_jax.data.file_names import with_names_found
 
 JSON_NAMES = ("instances_{}2017.json", "instances_{}.json")  # COCO's, and those of `shapes`
 Files = tuple[Path, Path]  # a json and the folder of its images

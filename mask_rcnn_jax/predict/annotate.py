@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mask_rcnn_jax.data.dataset import UndecodableImage
+from mask_rcnn_jax.data.unused import Unused
 from mask_rcnn_jax.predict.engines import UnfitImage
 from mask_rcnn_jax.predict.inputs import Input, read_image
 from mask_rcnn_jax.predict.pipeline import BackgroundWriter, map_in_order, prefetch, round_robin
@@ -41,17 +42,23 @@ def annotate_images(
     files: ResultFiles,
     drawing: Mapping[str, Any],
     on_error: Callable[[UndecodableImage | UnfitImage], None],
+    unused: Unused | None = None,
 ) -> Generator[Records]:
     """Write an annotated copy of each image into a folder, and what `files` writes.
 
     `drawing` are options of `Result.plot`. Yields what the lists of `files` are to hold, in order;
     `image_id` is the 1-based position in `images`. An image that cannot be decoded is passed to
-    `on_error` and skipped.
+    `on_error` and skipped. `unused` learns of what files hold beyond the pixels that are used.
     """
+
+    unused = unused or Unused()
 
     def read(item: tuple[int, Input]) -> tuple[tuple, Prepared | UndecodableImage | UnfitImage]:
         try:
-            image = read_image(item[1].source, item[1].public_only)
+            source = item[1].source
+            image = read_image(source, item[1].public_only)
+            if "://" not in source:
+                unused.add(str(item[1].name), source, image)
             return item, predictor.prepare(image)
         except UndecodableImage as error:
             return item, error

@@ -10,13 +10,15 @@ from urllib.parse import unquote, urlsplit
 
 import cv2
 import numpy as np
+from absl import logging
 
 from mask_rcnn_jax.data.dataset import UndecodableImage
-from mask_rcnn_jax.data.images import MAX_BYTES, decode_bytes, decode_image
+from mask_rcnn_jax.data.images import IMAGE_SUFFIXES as DECODED
+from mask_rcnn_jax.data.images import MAX_BYTES, decode_bytes, decode_image, endings
 from mask_rcnn_jax.network import Limits, is_web, open_url, read_url
 from mask_rcnn_jax.terminal.safe_text import file_name
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp")
+IMAGE_SUFFIXES = tuple(suffix for suffix in DECODED if suffix != ".gif")
 VIDEO_SUFFIXES = (
     *(".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts", ".mts", ".m2ts"),
     *(".wmv", ".flv", ".ogv", ".3gp", ".gif"),
@@ -89,23 +91,32 @@ def _find(item: str, output: Path) -> Iterator[tuple[str, PurePosixPath]]:
     elif os.path.isfile(item):
         yield item, PurePosixPath(os.path.basename(item))
     elif os.path.isdir(item):
-        yield from _below(item, Path(item).rglob("*"), output)
+        others: list[str] = []
+        yield from _below(item, Path(item).rglob("*"), output, others)
+        if listed := endings(others):
+            logging.info("--input %s: these files are not read: %s", item, listed)
     elif camera := _camera(item):
         yield camera, PurePosixPath(f"camera_{os.path.basename(camera)}")
     elif glob.has_magic(item):
         paths = map(Path, glob.glob(item, recursive=True))
-        yield from _below(_fixed_part(item), paths, output)
+        yield from _below(_fixed_part(item), paths, output, [])
     else:
         raise ValueError(f"--input {item}: does not exist")
 
 
-def _below(folder: str, paths: Iterable[Path], output: Path) -> Iterator[tuple[str, PurePosixPath]]:
-    """Yield the known images and videos of a folder, but for those in the output folder."""
+def _below(
+    folder: str, paths: Iterable[Path], output: Path, others: list[str]
+) -> Iterator[tuple[str, PurePosixPath]]:
+    """Yield the known images and videos of a folder, but for those in the output folder.
+
+    Names of the other files are added to `others`.
+    """
     outside = output.resolve() not in (Path(folder).resolve(), *Path(folder).resolve().parents)
     for path in sorted(paths):
-        if not _has_known_suffix(path):
+        if not path.is_file() or (outside and path.resolve().is_relative_to(output.resolve())):
             continue
-        if outside and path.resolve().is_relative_to(output.resolve()):
+        if not _is_known(path):
+            others.append(path.name)
             continue
         yield str(path), PurePosixPath(Path(os.path.relpath(path, folder)).as_posix())
 
@@ -123,8 +134,10 @@ def _camera(item: str) -> str:
     return device if device.startswith("/dev/video") and os.path.exists(device) else ""
 
 
-def _has_known_suffix(path: Path) -> bool:
-    return path.name.lower().endswith(IMAGE_SUFFIXES + VIDEO_SUFFIXES) and path.is_file()
+def _is_known(path: Path) -> bool:
+    """Whether a file has the name of an image or a video; `._a.jpg` is macOS's note on `a.jpg`."""
+    name = path.name.lower()
+    return name.endswith(IMAGE_SUFFIXES + VIDEO_SUFFIXES) and not name.startswith(".")
 
 
 def _is_image(source: str, public_only: bool) -> bool:

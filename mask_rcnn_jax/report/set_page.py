@@ -6,8 +6,10 @@ from html import escape
 from pathlib import Path
 
 import numpy as np
+from absl import logging
 
 from mask_rcnn_jax.data.coco import CocoDataset, load_coco
+from mask_rcnn_jax.data.unused import unused_of
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.report.page import note, write_page
 from mask_rcnn_jax.report.set_charts import count_chart, ratio_chart, side_chart, size_map
@@ -56,6 +58,8 @@ def write_set_page(
         require_annotations=False,
         boxes_only=boxes_only,
     )
+    for line in unused_of(dataset):
+        logging.warning("%s: %s", json_path, line)
     objects = collect(dataset.images)
     advice = advise(objects, recipe)
     facts = {"Annotations": str(json_path)}

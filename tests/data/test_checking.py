@@ -6,8 +6,9 @@ import shutil
 
 import pytest
 
-from mask_rcnn_jax.data.checking import compare_sets, find_by_name, inspect_coco, summarize
+from mask_rcnn_jax.data.checking import compare_sets, inspect_coco, summarize
 from mask_rcnn_jax.data.coco import load_coco
+from mask_rcnn_jax.data.file_names import find_by_name
 from tests.commands.command import error_line, run_inside
 from tests.data.small_set import rectangle, write_coco
 
@@ -96,6 +97,37 @@ def test_names_of_annotation_tools_are_found(tmp_path):
     assert find_by_name(list(NAMES), str(tmp_path)) == NAMES
     unclear = ["gone.jpg", "other/twice.jpg", "a/y.jpg", "b/y.jpg"]
     assert find_by_name(unclear, str(tmp_path)) == {}
+
+
+def test_names_in_the_other_case_are_found_if_unique(tmp_path):
+    for path in ("img_1.jpg", "sub/13.jpg", "a/x.png", "b/X.PNG", "E/y.png", "f/y.png"):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text("")
+    found = {
+        "IMG_1.JPG": "img_1.jpg",
+        "C:\\Users\\Me\\13.JPG": "sub/13.jpg",
+        "A/X.png": "a/x.png",
+        "q/e/Y.png": "E/y.png",
+    }
+    assert find_by_name([*found, "x.PnG", "img_1.jpeg"], str(tmp_path)) == found
+
+
+def test_an_absent_image_is_suggested_by_case_or_ending(tmp_path, capsys):
+    (tmp_path / "gone").mkdir()
+    json_path, image_dir = write_coco(tmp_path, [(40, 60)] * 4, annotations=[GOOD])
+    content = json.loads(json_path.read_text())
+    for entry, name in zip(
+        content["images"], ("001.PNG", "002.jpeg", "003.png", "z/4.png"), strict=True
+    ):
+        entry["file_name"] = name
+    json_path.write_text(json.dumps(content))
+    case, ending, folder = inspect_coco(json_path, image_dir).problems
+    assert "image '001.PNG' is listed but not in" in case
+    assert ", but '001.png' is; `prepare check --by_name` writes" in case
+    assert ending.endswith(", but '002.png' is, with another ending")
+    assert folder.endswith(f"image 'z/4.png' is listed but not in {image_dir}")
+    with pytest.raises(ValueError, match="but '001.png' is; `prepare check --by_name`"):
+        load_coco(json_path, image_dir)
 
 
 def test_by_name_writes_a_json_that_can_be_used(tmp_path, capsys):

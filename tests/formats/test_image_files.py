@@ -41,6 +41,33 @@ def test_none_and_several_are_named(files):
         ImageFiles("nowhere")
 
 
+def test_names_in_the_other_case_are_found_if_unique(files):
+    assert files.find("B.jpg", "w") == files.folder / "x/y/b.JPG"
+    assert files.find("D:\\Me\\X\\A.PNG", "w") == files.folder / "x/a.png"
+    assert files.find("Y/Z/C.PNG", "w") == files.folder / "y/z/c.png"
+    assert files.find_stem("B", "w") == files.folder / "x/y/b.JPG"
+    with pytest.raises(ValueError, match="may be 'x/z/c.png' and 'y/z/c.png'"):
+        files.find("C.PNG", "w")
+    (files.folder / "x/A.png").touch()
+    more = ImageFiles(files.folder)
+    assert more.find("x/A.png", "w") == files.folder / "x/A.png"  # the name itself comes first
+    if len(list(files.folder.glob("x/[aA].png"))) == 2:  # not on a disk that ignores case
+        with pytest.raises(ValueError, match="may be 'x/A.png' and 'x/a.png'"):
+            more.find("x/A.PNG", "w")
+
+
+@pytest.mark.parametrize("name, words", [
+    ("x/b.jpeg", "no image 'x/b.jpeg' in .*, but 'x/y/b.JPG' is, with another ending"),
+    ("C:\\q\\A.tif", "but 'a.png' is, with another ending"),
+    ("e.heic", "but 'x/E.HEIC' is, whose kind is not read"),
+    ("c.txt", "but 'x/z/c.png' is, with another ending"),
+])  # fmt: skip
+def test_another_ending_is_suggested(files, name, words):
+    (files.folder / "x/E.HEIC").touch()
+    with pytest.raises(ValueError, match=words):
+        ImageFiles(files.folder).find(name, "w")
+
+
 @pytest.mark.parametrize("stored, named", [("NFD", "NFC"), ("NFC", "NFD")])
 def test_accents_are_found_in_either_form(stored, named, tmp_path):
     for folder in ("x\u00e9", "y"):

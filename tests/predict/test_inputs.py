@@ -5,6 +5,7 @@ from threading import Thread
 import cv2
 import numpy as np
 import pytest
+from PIL import Image
 
 from mask_rcnn_jax.data.dataset import UndecodableImage
 from mask_rcnn_jax.predict import inputs as inputs_module
@@ -48,6 +49,36 @@ def test_inputs_of_all_kinds(inputs, images, videos, folder):
     output = folder / ("out" if inputs != ["out"] else "out/new")
     found_images, found_videos = find_inputs(inputs, output)
     assert sources(found_images) == images and sources(found_videos) == videos
+
+
+def test_what_is_not_read_in_a_folder_is_counted(folder, caplog):
+    for name in ("x.heic", "deep/y.HEIC", "labels", "._a.PNG", ".hidden.jpg", "out/report.json"):
+        (folder / name).write_bytes(b"")
+    for name in ("p.avif", "q.jp2", "r.jfif", "s.pgm", "t.gif"):
+        (folder / name).write_bytes(b"")
+    with caplog.at_level("INFO"):
+        images, videos = find_inputs(["."], folder / "out")
+    found = ["a.PNG", "b.jpg", "deep/e.tif", "p.avif", "q.jp2", "r.jfif", "s.pgm"]
+    assert sources(images) == found and "t.gif" in sources(videos)
+    assert "--input .: these files are not read: 2 .heic, 1 .txt, 1 without ending" in caplog.text
+    caplog.clear()
+    with caplog.at_level("INFO"):
+        find_inputs(["deep/e.tif", "*.jpg"], folder / "out")
+    assert "not read" not in caplog.text
+    assert sources(find_inputs(["._a.PNG"], folder / "out")[0]) == ["._a.PNG"]  # named explicitly
+
+
+def test_all_endings_of_images_are_decoded(tmp_path):
+    rng = np.random.default_rng(0)
+    image = cv2.GaussianBlur(rng.integers(0, 256, (40, 60, 3), np.uint8), (0, 0), 5)
+    for suffix in inputs_module.IMAGE_SUFFIXES:
+        kind = {".jfif": "JPEG", ".jpe": "JPEG", ".dib": "BMP"}.get(suffix)
+        path, gray = tmp_path / f"a{suffix}", np.repeat(image.mean(axis=2, keepdims=True), 3, 2)
+        gray = gray.astype(np.uint8)
+        Image.fromarray(gray).convert("1" if suffix == ".pbm" else "L").save(path, kind)
+        if suffix != ".pbm":
+            assert np.abs(read_image(str(path)).astype(int) - gray).mean() < 9
+        assert read_image(str(path)).shape == image.shape
 
 
 def test_image_without_suffix_is_recognized_by_content(folder):

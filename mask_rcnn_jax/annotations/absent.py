@@ -1,0 +1,62 @@
+"""Find images that a json names and that are not there, and files with nearly their names."""
+
+import os
+from collections.abc import Iterable, Iterator
+
+from mask_rcnn_jax.annotations.segmentation import show
+
+
+def absent_images(file_names: Iterable[str], image_dir: str) -> Iterator[str]:
+    """Find images that are no regular files, without opening any.
+
+    Folders are listed, once each: a stat per file takes minutes on a network disk.
+    """
+    if not os.path.isdir(image_dir):
+        yield f"no image folder {image_dir!r}"
+        return
+    listings: dict[str, dict[str, bool]] = {}
+    stems: dict[str, dict[str, list[str]]] = {}
+    for file_name in file_names:
+        folder, base = os.path.split(file_name)
+        if folder not in listings:
+            listings[folder] = _list_folder(os.path.join(image_dir, folder))
+        if base not in listings[folder]:
+            if folder not in stems:
+                stems[folder] = _by_stem(listings[folder])
+            similar = _similar(base, stems[folder].get(_stem(base), []))
+            yield f"image {show(file_name)} is listed but not in {image_dir}{similar}"
+        elif not listings[folder][base]:
+            yield f"image {show(file_name)} in {image_dir} is not a regular file"
+
+
+def _list_folder(folder: str) -> dict[str, bool]:
+    """Whether each entry of a folder is a regular file or a link to one."""
+    if not os.path.isdir(folder):
+        return {}
+    listing = {}
+    with os.scandir(folder) as found:
+        for entry in found:
+            try:
+                listing[entry.name] = entry.is_file()
+            except OSError:  # links in a circle
+                listing[entry.name] = False
+    return listing
+
+
+def _by_stem(names: Iterable[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name in names:
+        found.setdefault(_stem(name), []).append(name)
+    return found
+
+
+def _stem(name: str) -> str:
+    return os.path.splitext(name)[0].casefold()
+
+
+def _similar(base: str, names: list[str]) -> str:
+    """Name a file beside the absent one that differs in case, or else in its ending."""
+    if cased := [name for name in names if name.casefold() == base.casefold()]:
+        advice = "`prepare check --by_name` writes a json with the names that are there"
+        return f", but {show(cased[0])} is; {advice}"
+    return f", but {show(min(names))} is, with another ending" if names else ""

@@ -1,0 +1,68 @@
+"""Find the files that names in a json mean, where these are not there."""
+
+import os
+import posixpath
+import re
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import unquote
+
+UPLOAD = re.compile(r"^[0-9a-f]{8}-")  # put by Label Studio before the name of an uploaded file
+
+
+def find_by_name(file_names: Sequence[str], image_dir: str) -> dict[str, str]:
+    """Find files of the same base name for file names that are not in a folder.
+
+    Backslashes and %20 are read as annotation tools mean them. Letters in the other case count
+    where no file has the name itself. Returns the path in the folder by file name, without names
+    for which there is no file or no single one.
+    """
+    if not file_names:
+        return {}
+    by_base, by_folded = defaultdict(list), defaultdict(list)
+    for folder, _, names in os.walk(image_dir):
+        for name in names:
+            path = os.path.relpath(os.path.join(folder, name), image_dir).replace(os.sep, "/")
+            by_base[name].append(path)
+            by_folded[name.casefold()].append(path)
+    found = {}
+    for file_name in file_names:
+        plain = file_name.replace("\\", "/")
+        meanings = plain, unquote(plain), UPLOAD.sub("", posixpath.basename(unquote(plain)))
+        exact = (_best(wanted, by_base[posixpath.basename(wanted)]) for wanted in meanings)
+        folded = (
+            _best(wanted.casefold(), by_folded[posixpath.basename(wanted).casefold()])
+            for wanted in meanings
+        )
+        best = next(filter(None, exact), None) or next(filter(None, folded), None)
+        if best:
+            found[file_name] = best
+    taken = Counter(found.values())
+    return {name: path for name, path in found.items() if taken[path] == 1}
+
+
+def _best(wanted: str, paths: list[str]) -> str | None:
+    """The only path, or of several the one with most of the folders in the name."""
+    if len(paths) > 1:
+        # `wanted` may have lower case only.
+        ends = [path for path in paths if _ends_with(wanted, path)]
+        longest = [path for path in ends if len(path) == max(map(len, ends))]
+        paths = longest
+    return paths[0] if len(paths) == 1 else None
+
+
+def _ends_with(wanted: str, path: str) -> bool:
+    return f"/{wanted}".endswith((f"/{path}", f"/{path.casefold()}"))
+
+
+def with_names_found(content: dict[str, Any], image_dir: str) -> tuple[dict[str, Any], int]:
+    """Return a COCO json's content with absent images renamed by `find_by_name`, and how many."""
+    names = [entry["file_name"] for entry in content["images"]]
+    absent = [name for name in names if not os.path.isfile(os.path.join(image_dir, name))]
+    found = find_by_name(absent, image_dir)
+    images = [
+        entry | {"file_name": found.get(entry["file_name"], entry["file_name"])}
+        for entry in content["images"]
+    ]
+    return content | {"images": images}, len(found)

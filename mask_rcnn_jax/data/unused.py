@@ -1,0 +1,143 @@
+"""What is lost where an image becomes [H, W, 3] uint8: pages, bands, alpha, and most of 16 bits.
+
+Headers and decoded pixels are looked at; a JPEG loses nothing.
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from mask_rcnn_jax.data.dataset import Dataset
+from mask_rcnn_jax.data.images import FORMATS, TIFF, decode_image, tiff_directories
+
+PAGES, BANDS, ALPHA, DARK = "pages", "bands", "alpha", "dark"
+_TEXTS = {
+    PAGES: "pages or frames after the first",
+    BANDS: "bands after the third",
+    ALPHA: "alpha, so that what is transparent is seen",
+}
+DIM = 63  # of 255: a 16-bit image that stays below uses less than a quarter of its range
+MOST_PAGES = 1000  # that are counted
+SAMPLE, SAMPLE_DEEP = 200, 20  # images of a set that are looked at, and of 16 bits
+_TIFF_BITS, _TIFF_COLORS, _TIFF_BANDS, _TIFF_EXTRA = 258, 262, 277, 338
+_CMYK = 5  # of _TIFF_COLORS
+_PNG, _JPEG, _JP2_HEADER = b"\x89PNG", b"\xff\xd8", b"ihdr"
+
+
+class Header(NamedTuple):
+    """What an image's header says about its pixels."""
+
+    bits: int = 8  # per band
+    bands: int = 3
+    has_alpha: bool = False
+    pages: int = 1
+
+    @property
+    def lost(self) -> list[str]:
+        found = {PAGES: self.pages > 1, BANDS: self.bands > 3, ALPHA: self.has_alpha}
+        return [kind for kind, is_lost in found.items() if is_lost]
+
+
+def read_header(file: BinaryIO) -> Header:
+    """Read an image's header; what is damaged or unknown counts as three bands of 8 bits."""
+    start = file.read(64)
+    if start.startswith(_JPEG):
+        return Header()
+    try:
+        if start.startswith(TIFF):
+            return _tiff_header(file)
+        file.seek(0)
+        with Image.open(file, formats=FORMATS) as image:
+            has_alpha = image.mode.endswith(("A", "a")) or "transparency" in image.info
+            pages = 1 if image.format == "JPEG" else getattr(image, "n_frames", 1)
+            bits = 16 if image.mode.startswith("I") else 8
+        if start.startswith(_PNG):
+            bits = start[24]
+        elif _JP2_HEADER in start:
+            bits = (start[start.index(_JP2_HEADER) + 14] & 127) + 1
+    except Exception:  # whatever its parsers raise on damaged files
+        return Header()
+    return Header(bits, 3, has_alpha, pages)
+
+
+def _tiff_header(file: BinaryIO) -> Header:
+    pages, first = 0, Header()
+    for tags in itertools.islice(tiff_directories(file), MOST_PAGES):
+        pages += 1
+        if pages == 1:
+            bits, extra = tags.get(_TIFF_BITS, (8,)), tags.get(_TIFF_EXTRA, ())
+            has_alpha, is_cmyk = bool({1, 2} & set(extra)), tags.get(_TIFF_COLORS) == _CMYK
+            bands = tags.get(_TIFF_BANDS, 1) - has_alpha - is_cmyk
+            first = Header(max(bits), bands, has_alpha)
+    return first._replace(pages=pages)
+
+
+class Unused:
+    """Counts images that lose something. May be shared by threads."""
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+        self._found: list[tuple[str, str]] = []
+
+    def add(self, name: str, file: BinaryIO | str, image: np.ndarray | None) -> None:
+        """Look at an image: its file, or the path of it, and its pixels [H, W, 3] if decoded."""
+        if isinstance(file, str):
+            try:
+                with open(file, "rb") as opened:
+                    header = read_header(opened)
+            except OSError:
+                return
+        else:
+            header = read_header(file)
+        self._names.append(name)
+        self._found += [(kind, name) for kind in header.lost]
+        if header.bits > 8 and image is not None and image.size and image.max() <= DIM:
+            self._found.append((DARK, name))
+
+    def lines(self) -> list[str]:
+        """A line on parts that are not used, and one on 16-bit images that are nearly black."""
+        names = {kind: [name for k, name in self._found if k == kind] for kind in (*_TEXTS, DARK)}
+        total, lines = len(self._names), []
+        listed = [
+            f"{text} in {len(names[kind])} (first: {names[kind][0]})"
+            for kind, text in _TEXTS.items()
+            if names[kind]
+        ]
+        if listed:
+            lines.append(f"of {total} images, what is not used: {'; '.join(listed)}")
+        if dark := names[DARK]:
+            lines.append(
+                f"{len(dark)} of {total} images have 16 bits and use less than a quarter of their "
+                f"range, so that they are nearly black in the 8 bits that are read (first: "
+                f"{dark[0]}); store them stretched, all by the same factor"
+            )
+        return lines
+
+
+def unused_of(dataset: Dataset) -> list[str]:
+    """Return such lines about some images of a dataset whose images are files."""
+    path_of = getattr(dataset, "image_path", None)
+    if path_of is None or getattr(dataset, "records", None) is not None:
+        return []
+    total = len(dataset.images)
+    return unused_of_files([path_of(n) for n in range(0, total, -(-total // SAMPLE) or 1)])
+
+
+def unused_of_files(paths: Sequence[str]) -> list[str]:
+    """Return such lines about files; those that cannot be read do not count."""
+    unused, decoded = Unused(), 0
+    for path in paths:
+        image = None
+        try:
+            with open(path, "rb") as file:
+                is_deep = read_header(file).bits > 8
+            if is_deep and decoded < SAMPLE_DEEP:
+                decoded += 1
+                image = decode_image(path)
+        except (OSError, ValueError):
+            continue
+        unused.add(path, path, image)
+    return unused.lines()
