@@ -168,6 +168,8 @@ def convert_tool(tool: str) -> None:
     for line in found.left_out:
         print(f"left out: {line}")
     write_json(Path(FLAGS.output), content)
+    if found.image_dir not in (Path(FLAGS.input), Path(only("images") or FLAGS.input)):
+        print(f"{FLAGS.output}: the images are in {found.image_dir}")
 
 
 def convert_arguments() -> tuple[Path, Path | None, Options]:

@@ -130,14 +130,6 @@ def read_image_size(path: Path, source: str | os.PathLike) -> tuple[int, int]:
     return height, width
 
 
-def check_images_exist(source: str | os.PathLike, paths: Sequence[Path]) -> None:
-    """Raise FileNotFoundError naming the first missing file and counting the others."""
-    missing = [path for path in paths if not path.is_file()]
-    if missing:
-        more = f" and {len(missing) - 1} more" if missing[1:] else ""
-        raise FileNotFoundError(f"{source}: no image {os.fspath(missing[0])!r}{more}")
-
-
 def ellipse(x: float, y: float, rx: float, ry: float, angle: float = 0.0) -> list[list[float]]:
     """Approximate an ellipse by ELLIPSE_VERTICES points (x, y) in pixels.
 

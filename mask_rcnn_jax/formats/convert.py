@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,9 @@ from mask_rcnn_jax.annotations.ids import MAX_NAME
 from mask_rcnn_jax.annotations.reader import GroundTruth, read_regular
 from mask_rcnn_jax.annotations.segmentation import show
 from mask_rcnn_jax.data.checking import summarize
+from mask_rcnn_jax.data.images import endings, is_image_name
 from mask_rcnn_jax.formats.cityscapes import read_cityscapes
-from mask_rcnn_jax.formats.coco_build import build_coco, write_json
+from mask_rcnn_jax.formats.coco_build import AnnotatedImage, build_coco, write_json
 from mask_rcnn_jax.formats.cvat import read_cvat
 from mask_rcnn_jax.formats.datumaro import read_datumaro
 from mask_rcnn_jax.formats.label_studio import read_label_studio
@@ -23,12 +24,22 @@ from mask_rcnn_jax.formats.via import read_via
 from mask_rcnn_jax.formats.voc import read_voc
 from mask_rcnn_jax.formats.yolo import read_yolo
 
+# Endings of files that are no surprise among images.
+ANNOTATIONS = (".json", ".xml", ".txt", ".csv", ".yaml", ".yml", ".md", ".html")
 ERROR, SKIP = "error", "skip"  # what is done with objects of classes that are not listed
 
 
 def _read_labelme(source: Path, image_dir: Path | None, options: Options) -> Converted:
     images, left_out = read_labelme(source, image_dir, options.output)
-    return Converted(images, image_dir or source, left_out)
+    return Converted(images, _common_folder(images, image_dir or source), left_out)
+
+
+def _common_folder(images: Sequence[AnnotatedImage], folder: Path) -> Path:
+    """The folder, or the one above it that holds all images."""
+    places = [os.path.abspath(image.path) for image in images]
+    if all(Path(place).is_relative_to(os.path.abspath(folder)) for place in places):
+        return folder
+    return Path(os.path.commonpath([os.path.abspath(folder), *places]))
 
 
 def _read_via(source: Path, image_dir: Path | None, options: Options) -> Converted:
@@ -98,8 +109,20 @@ def write_converted(
     for line in summarize(left_out):
         print(f"left out: {line}")
     write_json(path, content)
+    if others := endings(_other_files(content, image_dir)):
+        print(f"{image_dir}: these files are not read: {others}")
     counts = f"{len(content['annotations'])} objects, {len(content['categories'])} classes"
     print(f"{path}: {counts}, {len(left_out)} left out; the images are in {image_dir}")
+
+
+def _other_files(content: dict[str, Any], image_dir: Path) -> Iterator[str]:
+    """Names of files beside the images that seem to be neither images nor annotations."""
+    names = [entry["file_name"] for entry in content["images"]]
+    for folder in {os.path.dirname(os.path.join(image_dir, name)) for name in names}:
+        for entry in os.scandir(folder) if os.path.isdir(folder) else ():
+            known = is_image_name(entry.name) or entry.name.lower().endswith(ANNOTATIONS)
+            if not known and entry.is_file():
+                yield entry.name
 
 
 def remove_faulty(content: dict[str, Any]) -> list[str]:

@@ -16,14 +16,15 @@ from mask_rcnn_jax.data.images import is_image_name
 class ImageFiles:
     """The images below a folder, by their path or base name. Links to folders are not followed."""
 
-    def __init__(self, folder: str | os.PathLike):
+    def __init__(self, folder: str | os.PathLike, without: Path | None = None):
+        """Look below a folder, but not in `without`, an absolute path."""
         self.folder = Path(folder)
         if not self.folder.is_dir():
             raise NotADirectoryError(f"no folder {os.fspath(folder)!r}, expected images")
         self.paths: list[str] = []
         self.others: list[str] = []  # files that are no images
         for place, folders, names in os.walk(self.folder):
-            folders.sort()
+            folders[:] = sorted(name for name in folders if Path(place, name).absolute() != without)
             found = os.path.relpath(place, self.folder).replace(os.sep, "/")
             prefix = "" if found == "." else f"{found}/"
             self.paths += [prefix + name for name in sorted(names) if is_image_name(name)]
@@ -98,6 +99,23 @@ class ImageFiles:
                 raise ValueError(f"{where}: {show(wanted)} may be {both} in {self.folder}")
             paths = best
         return self.folder / paths[0] if paths else None
+
+
+def file_below(folder: Path, path: Path) -> Path | None:
+    """Return a path without `..`, if it is a file below a folder; None if it is not.
+
+    As in `ImageFiles`, links to files are followed, and links to folders out of it are not.
+    """
+    plain = Path(os.path.normpath(path))
+    if not plain.is_relative_to(os.path.normpath(folder)):
+        plain, folder = Path(os.path.abspath(path)), Path(os.path.abspath(folder))
+        if not plain.is_relative_to(folder):
+            return None
+    try:
+        is_below = plain.parent.resolve().is_relative_to(folder.resolve())
+        return plain if is_below and plain.is_file() else None
+    except (OSError, ValueError):  # a name that no file can have
+        return None
 
 
 def _composed(name: str) -> str:

@@ -3,18 +3,19 @@
 import base64
 import math
 import os
-import posixpath
 from pathlib import Path
 from typing import Any
 
 import cv2
 import numpy as np
+from absl import logging
 
 from mask_rcnn_jax.annotations.reader import read_json
 from mask_rcnn_jax.annotations.segmentation import show
 from mask_rcnn_jax.data.images import check_header
 from mask_rcnn_jax.formats import coco_build
 from mask_rcnn_jax.formats.image_files import ImageFiles
+from mask_rcnn_jax.formats.labelme_images import HeldImages, absent_image, find_image
 from mask_rcnn_jax.formats.mask_codes import crop_code
 from mask_rcnn_jax.formats.reading import ImageObjects
 
@@ -29,7 +30,8 @@ def read_labelme(
     """Read every json below `folder` except `output`.
 
     Shapes with the same label and `group_id` form one object. `image_dir` is the image folder; None
-    uses each json's `imagePath`, or else looks for its base name below `folder`.
+    uses each json's `imagePath`, or else looks for its base name below `folder`. An image that is
+    not there and that `imageData` holds is written to a folder beside `output`.
 
     Returns:
         The images, and one line per shape skipped because it has no area.
@@ -44,12 +46,8 @@ def read_labelme(
     if not paths:
         raise ValueError(f"{folder} holds no labelme json")
     contents = {path: _read(path) for path in paths}
-    files = ImageFiles(folder if image_dir is None else image_dir)
-    image_paths = {
-        path: _image_path(path, contents[path]["imagePath"].replace("\\", "/"), files, image_dir)
-        for path in paths
-    }
-    coco_build.check_images_exist(folder, list(image_paths.values()))
+    held = HeldImages(skipped.with_name(f"{skipped.stem}_images"))
+    image_paths = _image_paths(contents, folder, image_dir, held)
     left_out: list[str] = []
     images = [_parse(path, contents[path], image_paths[path], left_out) for path in paths]
     return images, left_out
@@ -65,17 +63,28 @@ def _read(path: Path) -> dict[str, Any]:
     return content
 
 
-def _image_path(
-    path: Path, name: str, files: ImageFiles, image_dir: str | os.PathLike | None
-) -> Path:
-    """The image in a json, or where it is expected."""
-    base = posixpath.basename(name)
-    if image_dir is not None:
-        return files.find_any(name, str(path)) or Path(image_dir) / base
-    if (path.parent / name).is_file():
-        return path.parent / name
-    beside = (path.parent.relative_to(files.folder) / base).as_posix()
-    return files.find_any(beside, str(path)) or path.parent / name
+def _image_paths(
+    contents: dict[Path, dict], folder: Path, image_dir: str | os.PathLike | None, held: HeldImages
+) -> dict[Path, Path]:
+    """The image of each json; one that only the json holds is written."""
+    # What an earlier run wrote may have the name of another json's image.
+    files = ImageFiles(folder if image_dir is None else image_dir, without=held.folder)
+    found: dict[Path, Path] = {}
+    absent: list[str] = []
+    for path, content in contents.items():
+        name = content["imagePath"].replace("\\", "/")
+        image = find_image(path, name, files, image_dir) or held.write(path, name)
+        if image is None:
+            absent.append(absent_image(path, name, files))
+        else:
+            found[path] = image
+    if absent:
+        more = f" and {len(absent) - 1} more" if absent[1:] else ""
+        raise FileNotFoundError(f"{absent[0]}{more}")
+    if held.count:
+        text = "%d images that only 'imageData' holds are written to %s"
+        logging.info(text, held.count, held.folder)
+    return found
 
 
 def _parse(
@@ -91,7 +100,9 @@ def _parse(
         where = f"{path}: shape {number}"
         label = shape.get("label") if isinstance(shape, dict) else None
         if not isinstance(label, str) or not label.strip():
-            raise ValueError(f"{where} has no label")
+            is_none = label is None or (isinstance(label, str) and not label.strip())
+            has = "has no label" if is_none else f"has the label {show(label, 40)}, expected a text"
+            raise ValueError(f"{where} {has}")
         coco_build.check_label(shape["label"], where)
         if shape["label"] in NOT_OBJECTS:
             continue

@@ -9,7 +9,7 @@ import numpy as np
 
 from mask_rcnn_jax.annotations.reader import read_json
 from mask_rcnn_jax.formats import coco_build
-from mask_rcnn_jax.formats.image_files import ImageFiles
+from mask_rcnn_jax.formats.image_files import ImageFiles, file_below
 from mask_rcnn_jax.formats.reading import ImageObjects
 
 # Shape attributes that define the outline of a region.
@@ -48,7 +48,6 @@ def read_via(
     if class_name is None and attribute is None:
         attribute = _only_attribute(json_path, entries)
     paths = _image_paths(json_path, folder, [entry["filename"] for entry in entries])
-    coco_build.check_images_exist(json_path, paths)
     left_out: list[str] = []
     images = []
     for entry, path in zip(entries, paths, strict=True):
@@ -57,8 +56,11 @@ def read_via(
         for number, region in enumerate(entry["regions"], start=1):
             where = f"{json_path}: {entry['filename']}, region {number}"
             label = class_name or _label(region, attribute, where)
-            kind = region["shape_attributes"].get("name")
-            objects.add_outline(where, label, _outline(region, where), kind)
+            outline, kind = _outline(region, where), region["shape_attributes"].get("name")
+            if outline or kind:
+                objects.add_outline(where, label, outline, kind)
+            else:
+                objects.leave_out(where, label, "a region without a shape")
         images.append(coco_build.AnnotatedImage(path, size, objects.joined()))
     return images, left_out
 
@@ -97,14 +99,14 @@ def _read(path: Path) -> list[dict[str, Any]]:
 
 
 def _image_paths(json_path: Path, folder: Path, names: list[str]) -> list[Path]:
-    """The images in the json, or where they are expected."""
-    paths = [folder / name for name in names]
-    if all(path.is_file() for path in paths):
+    """The images in the json, below the folder."""
+    found = [file_below(folder, folder / name) for name in names]
+    paths = [path for path in found if path is not None]
+    if len(paths) == len(names):
         return paths
     files = ImageFiles(folder)
     return [
-        path if path.is_file() else files.find_any(name, str(json_path)) or path
-        for path, name in zip(paths, names, strict=True)
+        path or files.find(name, str(json_path)) for path, name in zip(found, names, strict=True)
     ]
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from absl import logging
 
 from mask_rcnn_jax.annotations.reader import read_regular
 from mask_rcnn_jax.annotations.segmentation import show
@@ -54,14 +55,20 @@ def read_yolo(source: Path, image_dir: Path | None, options: Options) -> Convert
         more = f", nor have {len(rest) - 1} others" if rest[1:] else ""
         raise ValueError(f"{folder}: {missing} in {files.folder}{more}; --images names its folder")
     left_out: list[str] = []
-    images = []
+    images, emptied = [], []
     for name, path in labels.items():
         image = files.folder / name
         size = read_image_size(image, folder)
         objects = ImageObjects(size, left_out)
         if path is not None:
+            before = len(left_out)
             _read_labels(path, size, names, options.boxes, objects)
+            if len(left_out) > before and not objects.joined():
+                emptied.append(name)
         images.append(AnnotatedImage(image, size, objects.joined()))
+    if emptied:
+        text = "%s: %d images of which all objects are left out become negative examples: %s, .."
+        logging.warning(text, folder, len(emptied), show(emptied[0]))
     return Converted(images, files.folder, left_out, tuple(names.values()))
 
 

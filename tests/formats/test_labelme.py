@@ -11,7 +11,9 @@ from PIL import Image
 from mask_rcnn_jax.annotations.segmentation import segmentation_to_mask
 from mask_rcnn_jax.data.coco import check_coco, load_coco
 from mask_rcnn_jax.formats.coco_build import build_coco, read_image_size
+from mask_rcnn_jax.formats.convert import convert as convert_any
 from mask_rcnn_jax.formats.labelme import read_labelme
+from mask_rcnn_jax.formats.reading import Options
 
 SIZE = (60, 80)
 CORNERS = [[30, 10], [10, 10], [10, 25], [30, 25]]
@@ -135,14 +137,92 @@ def test_folders_pictures_elsewhere_and_empty_pictures(tmp_path):
         write(tmp_path / "pictures", name, [])
     for path in (tmp_path / "pictures").glob("*.json"):
         path.unlink()
-    for image_dir in (None, tmp_path / "pictures"):
-        content, _ = convert(tmp_path / "json", image_dir)
-        where = image_dir or tmp_path / "json"
+    with pytest.raises(OSError, match="is outside .*/json; --images names its folder and 1 more"):
+        convert(tmp_path / "json")
+    for folder, image_dir in ((tmp_path, None), (tmp_path / "json", tmp_path / "pictures")):
+        content, _ = convert(folder, image_dir)
+        where = image_dir or folder
         (tmp_path / "out.json").write_text(json.dumps(content))
         assert check_coco(tmp_path / "out.json", where) == []
         images = load_coco(tmp_path / "out.json", where).images
         assert [len(image.annotations) for image in images] == [0, 1]
+        (tmp_path / "out.json").unlink()
     assert [image.file_name for image in images] == ["b.png", "a.png"]
+
+
+@pytest.mark.parametrize("name", ["../secret/a.png", "/{root}/secret/a.png", "link/a.png"])
+def test_pictures_outside_the_folder_are_not_read(name, tmp_path):
+    write(tmp_path / "secret", "a", [])
+    name = name.replace("/{root}", tmp_path.as_posix())
+    write(tmp_path / "json", "b", [], picture=False, imagePath=name)
+    (tmp_path / "json" / "link").symlink_to(tmp_path / "secret", target_is_directory=True)
+    words = "no image 'link/a.png' in" if name.startswith("link") else "is outside .*/json; --image"
+    with pytest.raises(OSError, match=words):
+        convert(tmp_path / "json")
+    # As in other formats, a link to a file is followed.
+    (tmp_path / "json" / "a.png").symlink_to(tmp_path / "secret" / "a.png")
+    content, _ = convert(tmp_path / "json")
+    assert content["images"][0]["file_name"] == "a.png"
+
+
+def held(kind=".png", size=SIZE):
+    picture = np.full((*size, 3), 90, np.uint8)
+    return base64.b64encode(cv2.imencode(kind, picture)[1].tobytes()).decode()
+
+
+def test_pictures_that_only_the_jsons_hold_are_written(tmp_path):
+    boxes = [shape("cat", "rectangle", [[30, 25], [10, 10]])]
+    names = {"a": "../img/b.jpg", "c": "D:\\x y\\b.png", "d": "../../.. /..", "e": "e.png"}
+    for stem, name in names.items():
+        data = held(".jpg") if stem == "a" else held()
+        data = f"data:image/png;base64,{data}" if stem == "c" else data
+        folder = tmp_path / "json" / stem
+        write(folder, stem, boxes, picture=stem == "e", imagePath=name, imageData=data)
+    for _ in range(2):  # what is there already is left
+        options = Options(tmp_path / "new" / "out.json")
+        content, image_dir, _ = convert_any("labelme", tmp_path / "json", None, options)
+        written = sorted(path.name for path in (tmp_path / "new" / "out_images").iterdir())
+        assert image_dir == tmp_path and written == ["b.jpg", "b.png", written[2]]
+        (tmp_path / "out.json").write_text(json.dumps(content))
+        assert check_coco(tmp_path / "out.json", tmp_path) == []
+    assert content["images"][-1]["file_name"] == "json/e/e.png"  # it is there
+    (tmp_path / "new" / "out_images" / "b.png").write_bytes(b"mine")
+    with pytest.raises(ValueError, match="'imageData' would be written to .* another file"):
+        convert_any("labelme", tmp_path / "json", None, options)
+
+
+def test_pictures_of_the_same_name_in_jsons_stay_apart(tmp_path):
+    for value, folder in enumerate(("", "x", "y")):
+        picture = np.full((*SIZE, 3), value, np.uint8)
+        data = base64.b64encode(cv2.imencode(".png", picture)[1].tobytes()).decode()
+        write(tmp_path / folder, "a", [], picture=False, imageData=data)
+    for _ in range(2):
+        content, _ = convert(tmp_path)
+        names = [entry["file_name"] for entry in content["images"]]
+        assert [cv2.imread(str(tmp_path / name))[0, 0, 0] for name in names] == [0, 1, 2]
+
+
+def test_pictures_in_jsons_are_written_into_the_folder_of_the_jsons(tmp_path, caplog):
+    write(tmp_path, "a", [], picture=False, imageData=held())
+    with caplog.at_level("INFO"):
+        content, _ = convert(tmp_path)
+    assert content["images"][0]["file_name"] == "out_images/a.png"
+    assert f"1 images that only 'imageData' holds are written to {tmp_path}" in caplog.text
+
+
+@pytest.mark.parametrize("data, words", [
+    ("!", "'imageData' is not an image in base64"),
+    (base64.b64encode(b"<html>").decode(), "'imageData': HTML, SVG or other XML, which is not"),
+    (base64.b64encode(b"#!/bin/sh").decode(), "'imageData': truncated, damaged or not an image"),
+    (held(size=(30, 40)), "drawn on 60 x 80 .* but a.png is 30 x 40"),
+    ("", "no image 'a.png'"),
+    (7, "no image 'a.png'"),
+])  # fmt: skip
+def test_what_is_no_picture_is_not_written(data, words, tmp_path):
+    write(tmp_path, "a", [], picture=False, imageData=data)
+    with pytest.raises((ValueError, OSError), match=words):
+        convert(tmp_path)
+    assert not list(tmp_path.glob("out_images/*")) or "drawn" in words
 
 
 @pytest.mark.parametrize("name, file, within", [
@@ -169,6 +249,8 @@ def test_pictures_are_found_by_base_name(name, file, within, tmp_path):
         ({"imagePath": None}, "it lacks 'imagePath'"),
         ({"shapes": [{"points": []}]}, "shape 1 has no label"),
         ({"shapes": [shape(" ", "polygon", CORNERS)]}, "shape 1 has no label"),
+        ({"shapes": [shape(3, "polygon", CORNERS)]}, "shape 1 has the label 3, expected a text"),
+        ({"imagePath": "a.jpg"}, "no image 'a.jpg' in .*, but 'a.png' is, with another ending"),
         ({"shapes": [shape("a", "polygon", [[1, 2], [3]])]}, r"not a list of \[x, y\]"),
         ({"shapes": [shape("a", "polygon", [[1, "b"]])]}, r"not a list of \[x, y\]"),
         ({"shapes": [shape("a", "polygon", [[1, float("nan")]])]}, r"not a list of \[x, y\]"),

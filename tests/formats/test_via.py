@@ -155,3 +155,29 @@ def test_what_cannot_be_used_is_one_line(content, options, words, convert):
 def test_an_absent_file(tmp_path):
     with pytest.raises(OSError, match="no file .*via.json"):
         read_via(tmp_path / "via.json", None)
+
+
+@pytest.mark.parametrize("name", ["../secret/b.png", "{root}/secret/b.png"])
+def test_pictures_outside_the_folder_are_not_read(name, convert, tmp_path):
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "in").mkdir()
+    for path in ("secret/b.png", "in/c.png"):
+        cv2.imwrite(str(tmp_path / path), np.zeros((*SIZE, 3), np.uint8))
+    content = project([region(RECT, kind="dog")], name.format(root=tmp_path))
+    with pytest.raises(ValueError, match="via.json: no image '.*b.png' in .*/in"):
+        convert(content, tmp_path / "in")
+    cv2.imwrite(str(tmp_path / "in" / "b.png"), np.zeros((*SIZE, 3), np.uint8))
+    found, _ = convert(content, tmp_path / "in")
+    assert found["images"][0]["file_name"] == "b.png"
+
+
+def test_a_name_in_the_other_case_or_with_another_ending(convert):
+    found, _ = convert(project([region(RECT, kind="dog")], "A.PNG"))
+    assert found["images"][0]["file_name"] == "a.png"
+    with pytest.raises(ValueError, match="no image 'a.jpg' in .*, but 'a.png' is, with another"):
+        convert(project([region(RECT, kind="dog")], "a.jpg"))
+
+
+def test_a_region_without_a_shape_is_named(convert):
+    _, (line,) = convert(project([region({}, kind="cat")]))
+    assert line.endswith("region 1 (cat), a region without a shape")

@@ -49,12 +49,14 @@ def test_names_are_a_list_numbers_or_given(tmp_path):
     refuses("no data.yaml names its classes", "yolo", tmp_path)
 
 
-def test_boxes_are_objects_where_asked_and_empty_segments_are_left_out(tmp_path):
+def test_boxes_are_objects_where_asked_and_empty_segments_are_left_out(tmp_path, caplog):
     text = "1 0.25 0.5 0.25 0.2\n\n1 0.1 0.1 0.1 0.2 0.1 0.3\n1\n"
     write(tmp_path, "images", "labels", text)
     content, left_out = convert_set("yolo", tmp_path)
     assert not content["annotations"] and len(left_out) == 3
     assert "a.txt: line 1 (cat), a box; --boxes" in left_out[0]
+    negative = "1 images of which all objects are left out become negative examples: 'images/a.png'"
+    assert f"{tmp_path}: {negative}" in caplog.text
     assert left_out[1].endswith("line 3 (cat), a polygon without area")
     (_, mask), = objects_of(convert_set("yolo", tmp_path, boxes=True)[0])  # fmt: skip
     np.testing.assert_array_equal(mask, box(10, 24, 30, 36))
