@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -19,6 +19,7 @@ from mask_rcnn_jax.annotations.checks import TRAIN, Checked
 from mask_rcnn_jax.annotations.ids import with_whole_ids
 from mask_rcnn_jax.annotations.lvis import with_file_names
 
+T = TypeVar("T")
 CHECK_HINT = "`python -m mask_rcnn_jax.prepare check` lists all"
 
 
@@ -221,6 +222,14 @@ def read_regular(path: str | os.PathLike, max_bytes: int | None = None) -> bytes
             size = f"{status.st_size:,} bytes, at most {max_bytes:,} are read"
             raise OSError(f"{os.fspath(path)} has {size}")
         return file.readall()
+
+
+def listed(folder: str | os.PathLike, found: Iterable[T]) -> list[T]:
+    """Everything that a search below a folder finds; ValueError if it lies in too many folders."""
+    try:
+        return list(found)
+    except RecursionError as error:  # from Python 3.11, which calls itself for each
+        raise ValueError(f"{os.fspath(folder)}: too many folders in one another") from error
 
 
 class NotRegular(OSError):

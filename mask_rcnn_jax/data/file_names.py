@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import unquote
 
+from mask_rcnn_jax.annotations.reader import listed
+
 UPLOAD = re.compile(r"^[0-9a-f]{8}-")  # put by Label Studio before the name of an uploaded file
 
 
@@ -21,7 +23,7 @@ def find_by_name(file_names: Sequence[str], image_dir: str) -> dict[str, str]:
     if not file_names:
         return {}
     by_base, by_folded = defaultdict(list), defaultdict(list)
-    for folder, _, names in os.walk(image_dir):
+    for folder, _, names in listed(image_dir, os.walk(image_dir)):
         for name in names:
             path = os.path.relpath(os.path.join(folder, name), image_dir).replace(os.sep, "/")
             by_base[name].append(path)

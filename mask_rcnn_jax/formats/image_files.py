@@ -4,10 +4,11 @@ import os
 import posixpath
 import unicodedata
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from mask_rcnn_jax.annotations.reader import listed
 from mask_rcnn_jax.annotations.segmentation import show
 from mask_rcnn_jax.data.file_names import UPLOAD
 from mask_rcnn_jax.data.images import is_image_name
@@ -23,8 +24,7 @@ class ImageFiles:
             raise NotADirectoryError(f"no folder {os.fspath(folder)!r}, expected images")
         self.paths: list[str] = []
         self.others: list[str] = []  # files that are no images
-        for place, folders, names in os.walk(self.folder):
-            folders[:] = sorted(name for name in folders if Path(place, name).absolute() != without)
+        for place, _, names in listed(self.folder, _walk(self.folder, without)):
             found = os.path.relpath(place, self.folder).replace(os.sep, "/")
             prefix = "" if found == "." else f"{found}/"
             self.paths += [prefix + name for name in sorted(names) if is_image_name(name)]
@@ -99,6 +99,13 @@ class ImageFiles:
                 raise ValueError(f"{where}: {show(wanted)} may be {both} in {self.folder}")
             paths = best
         return self.folder / paths[0] if paths else None
+
+
+def _walk(folder: Path, without: Path | None) -> Iterator[tuple[str, list[str], list[str]]]:
+    """As os.walk, sorted by name, without one of the folders."""
+    for place, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if Path(place, name).absolute() != without)
+        yield place, folders, names
 
 
 def file_below(folder: Path, path: Path) -> Path | None:

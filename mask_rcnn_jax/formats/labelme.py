@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 from absl import logging
 
-from mask_rcnn_jax.annotations.reader import read_json
+from mask_rcnn_jax.annotations.reader import listed, read_json
 from mask_rcnn_jax.annotations.segmentation import show
 from mask_rcnn_jax.data.images import check_header
 from mask_rcnn_jax.formats import coco_build
@@ -42,7 +42,11 @@ def read_labelme(
     folder, skipped = Path(folder), Path(output).absolute()
     if not folder.is_dir():
         raise NotADirectoryError(f"no folder {os.fspath(folder)!r}, expected labelme json files")
-    paths = [path for path in sorted(folder.rglob("*.json")) if path.absolute() != skipped]
+    paths = [
+        path
+        for path in sorted(listed(folder, folder.rglob("*.json")))
+        if path.absolute() != skipped
+    ]
     if not paths:
         raise ValueError(f"{folder} holds no labelme json")
     contents = {path: _read(path) for path in paths}

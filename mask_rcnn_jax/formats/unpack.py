@@ -7,10 +7,12 @@ import zipfile
 import zlib
 from pathlib import Path, PureWindowsPath
 
+from mask_rcnn_jax.annotations.segmentation import show
 from mask_rcnn_jax.formats.disk import check_room
 from mask_rcnn_jax.formats.download import ProgressFactory
 
 _CHUNK = 1 << 20
+MAX_FOLDERS, MAX_PATH = 100, 1000  # in one another, characters
 _ENCRYPTED = 0x1  # of a member's flag bits
 
 
@@ -58,13 +60,16 @@ def unpack(
 
 
 def _check_name(archive: Path, member: zipfile.ZipInfo) -> None:
-    """Reject links, and paths that lead out of the folder on any operating system."""
-    name = PureWindowsPath(member.filename)
+    """Reject links, and paths that lead out of the folder on any system or are too long."""
+    name, shown = PureWindowsPath(member.filename), show(member.filename)
     is_outside = name.drive or name.root or ".." in name.parts or "\\" in member.filename
     if is_outside or stat.S_ISLNK(member.external_attr >> 16):
-        raise ValueError(f"{archive}: unsafe name {member.filename!r} in it, nothing is unpacked")
+        raise ValueError(f"{archive}: unsafe name {shown} in it, nothing is unpacked")
+    if len(name.parts) > MAX_FOLDERS or len(member.filename) > MAX_PATH:
+        limits = f"more than {MAX_FOLDERS} folders or {MAX_PATH:,} characters"
+        raise ValueError(f"{archive}: {shown} in it has {limits}, nothing is unpacked")
     if member.flag_bits & _ENCRYPTED:
-        raise ValueError(f"{archive}: {member.filename} is encrypted, nothing is unpacked")
+        raise ValueError(f"{archive}: {shown} is encrypted, nothing is unpacked")
 
 
 def _is_unpacked(folder: Path, member: zipfile.ZipInfo) -> bool:

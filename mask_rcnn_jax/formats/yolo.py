@@ -6,7 +6,7 @@ from typing import Any
 import yaml
 from absl import logging
 
-from mask_rcnn_jax.annotations.reader import read_regular
+from mask_rcnn_jax.annotations.reader import listed, read_regular
 from mask_rcnn_jax.annotations.segmentation import show
 from mask_rcnn_jax.formats.coco_build import AnnotatedImage, read_image_size, rectangle
 from mask_rcnn_jax.formats.image_files import ImageFiles
@@ -125,7 +125,11 @@ def _label_file(name: str, files: ImageFiles, folder: Path, image_dir: Path | No
 
 def _label_files(folder: Path, image_dir: Path | None) -> list[Path]:
     """Files that must be labels: all in folders of labels."""
-    paths = [path for path in sorted(folder.rglob("*.txt")) if path.name not in NOT_LABELS]
+    paths = [
+        path
+        for path in sorted(listed(folder, folder.rglob("*.txt")))
+        if path.name not in NOT_LABELS
+    ]
     within = [path for path in paths if "labels" in path.relative_to(folder).parts[:-1]]
     is_labels = image_dir is not None or folder.absolute().name == "labels"
     return paths if is_labels and not within else within

@@ -12,6 +12,7 @@ import cv2
 import numpy as np
 from absl import logging
 
+from mask_rcnn_jax.annotations.reader import listed
 from mask_rcnn_jax.data.dataset import UndecodableImage
 from mask_rcnn_jax.data.images import IMAGE_SUFFIXES as DECODED
 from mask_rcnn_jax.data.images import MAX_BYTES, decode_bytes, decode_image, endings
@@ -98,7 +99,7 @@ def _find(item: str, output: Path) -> Iterator[tuple[str, PurePosixPath]]:
     elif camera := _camera(item):
         yield camera, PurePosixPath(f"camera_{os.path.basename(camera)}")
     elif glob.has_magic(item):
-        paths = map(Path, glob.glob(item, recursive=True))
+        paths = map(Path, glob.iglob(item, recursive=True))
         yield from _below(_fixed_part(item), paths, output, [])
     else:
         raise ValueError(f"--input {item}: does not exist")
@@ -112,7 +113,7 @@ def _below(
     Names of the other files are added to `others`.
     """
     outside = output.resolve() not in (Path(folder).resolve(), *Path(folder).resolve().parents)
-    for path in sorted(paths):
+    for path in sorted(listed(folder, paths)):
         if not path.is_file() or (outside and path.resolve().is_relative_to(output.resolve())):
             continue
         if not _is_known(path):

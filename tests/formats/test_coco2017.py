@@ -227,6 +227,15 @@ def test_names_that_lead_out_are_refused(tmp_path, name):
     assert list(tmp_path.iterdir()) == [archive]
 
 
+@pytest.mark.parametrize("name", ["a/" * 2000 + "b.jpg", "a" * 5000])
+def test_long_names_are_refused_in_a_short_line(tmp_path, name):
+    archive, folder = tmp_path / "a.zip", tmp_path / "in"
+    archive.write_bytes(zipped({"val2017/100.jpg": b"x", name: b"x"}))
+    with pytest.raises(ValueError, match="a.zip: .* more than 100 folders or 1,000 c") as error:
+        unpack(archive, folder, prefix="", make_progress=lambda total: lambda n: None)
+    assert len(str(error.value)) < 400 and list(tmp_path.iterdir()) == [archive]
+
+
 def test_links_are_refused(tmp_path):
     link = zipfile.ZipInfo("val2017/link")
     link.external_attr = (stat.S_IFLNK | 0o777) << 16
