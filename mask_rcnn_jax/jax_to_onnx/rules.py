@@ -87,10 +87,11 @@ def _same(op: str):
         for i in (1, 0) if op in ("Add", "Mul", "Max", "Min") else (1,):
             if neutral is not None and _is_filled(given[i], neutral):
                 return _shaped(graph, given[1 - i], eqn)
-        if op == "Max" and any(_is_filled(each, 0.0) for each in given):
+        is_float = eqn.outvars[0].aval.dtype.kind == "f"
+        if op == "Max" and is_float and any(_is_filled(each, 0.0) for each in given):
             given = [each for each in given if not isinstance(each, Known)] or given
             given = [_shaped(graph, each, eqn) for each in given]
-            if len(given) == 1 and eqn.outvars[0].aval.dtype == np.float32:
+            if len(given) == 1:
                 return elementwise(graph, eqn, given, lambda graph, x: graph.op("Relu", x))
         if op == "Less" and _cannot_be_negative(graph, given[0]) and _is_filled(given[1], 0):
             return Known(np.broadcast_to(False, eqn.outvars[0].aval.shape))  # of indexing

@@ -53,6 +53,7 @@ ELEMENTWISE = {
     "where of bools": lambda x: jnp.where(x > 0, x < 1, x > -1),
     "softplus": jax.nn.softplus,
     "rem": lambda x: lax.rem(x, jnp.float32(0.7)),
+    "at least 0": lambda x: (jnp.maximum((9 * x).astype(int), 0), jnp.maximum(0, jnp.floor(x))),
 }
 SHAPES = {
     "transposed sum": lambda x: x.transpose(0, 3, 1, 2) + x.reshape(2, 4, 6, 5),
