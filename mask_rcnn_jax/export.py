@@ -270,6 +270,8 @@ def _define_flags() -> None:
     deepstream_help = "onnx with TAO's outputs and DeepStream's config; planar float32 input."
     flags.DEFINE_bool("deepstream", False, deepstream_help)
     flags.DEFINE_integer("opset", None, "onnx opset; default 17.")
+    static_help = "onnx whose shapes are all fixed, for compilers that take no others."
+    flags.DEFINE_bool("static", False, static_help)
     flags.DEFINE_bool("int8", False, "Also export an int8 model, calibrated with --calibration.")
     flags.DEFINE_string("calibration", None, "Folder of representative images for --int8.")
     flags.DEFINE_enum("calibrator", "minmax", CALIBRATORS, "How to choose onnx int8 ranges.")

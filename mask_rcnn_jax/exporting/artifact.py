@@ -185,9 +185,8 @@ def _make_onnx(source: SourceModel) -> Artifact:
     canvas = onnx.export_canvas(source.model, source.canvas, source.resized)
     dtype = "float32" if planar else source.recipe.data.image_dtype
     given = onnx.OnnxInput(canvas, source.resized, batch, dtype, planar)
-    built = onnx.build_onnx(
-        source.model, source.variables, given, opset=opset, detect=source.recipe.eval
-    )
+    how: Any = dict(opset=opset, detect=source.recipe.eval, static=options.static)
+    built = onnx.build_onnx(source.model, source.variables, given, **how)
     content = built.SerializeToString()
     shape = [batch, 3, *canvas] if planar else [batch, *canvas, 3]
     inputs = _inputs(dtype, shape, None if source.resized else [batch, 2])
@@ -200,7 +199,7 @@ def _make_onnx(source: SourceModel) -> Artifact:
     artifact.files["labels.txt"] = manifest.labels(source.categories).encode()
     artifact.files["config.pbtxt"] = triton.model_config(built).encode()
     artifact.predictors["float"] = load_onnx(content)
-    artifact.details["opset"] = opset
+    artifact.details |= {"opset": opset, "static": options.static}
     return artifact
 
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mask_rcnn_jax.exporting import onnx_named
+from mask_rcnn_jax.exporting import onnx_named, onnx_static
 from mask_rcnn_jax.jax_to_onnx import products as onnx_products
 from mask_rcnn_jax.jax_to_onnx import rules as onnx_rules
 from mask_rcnn_jax.jax_to_onnx import shapes as onnx_shapes
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import onnx
 
 RULES = onnx_rules.RULES | onnx_shapes.RULES | onnx_products.RULES | onnx_named.RULES
+STATIC_RULES = RULES | onnx_static.RULES
 
 
 def check_exportable(model: MaskRCNN, batch: int, image_size: tuple[int, int] | None) -> None:
@@ -81,9 +82,17 @@ class OnnxInput:
 
 
 def build_onnx(
-    model: MaskRCNN, variables: dict, source: OnnxInput, *, opset: int, detect: Detect
+    model: MaskRCNN,
+    variables: dict,
+    source: OnnxInput,
+    *,
+    opset: int,
+    detect: Detect,
+    static: bool = False,
 ) -> "onnx.ModelProto":
     """Build and check a float32 ONNX model of `model.predict` with these weights.
+
+    static: fixed shapes throughout, see `onnx_static`.
 
     Its outputs are the fields of `Detections`, with `valid` as int32 if the input is planar. Raises
     ValueError for a model or input rejected by `check_exportable`, and for soft-NMS.
@@ -115,7 +124,8 @@ def build_onnx(
         jax.ShapeDtypeStruct((batch, 2), jnp.int32),
     )
     num_classes = ability(model.box_head, BoxHeadLike, "num_classes")
-    found = add_function(graph, predict, variables, shapes, [images, sizes], num_classes)
+    given = [images, sizes]
+    found = add_function(graph, predict, variables, shapes, given, num_classes, static=static)
     dtypes = {"classes": "INT32", "valid": "INT32" if planar else "BOOL"}
     outputs = {}
     for name in (name for name in FIELDS if name in found):
@@ -136,22 +146,25 @@ def add_function(
     shapes: Sequence[jax.ShapeDtypeStruct],
     inputs: Sequence[Value | Known],
     num_classes: int | None = None,
+    *,
+    static: bool = False,
 ) -> Any:
     """Add the operators of function(variables, *inputs), and return its results as `Value`s.
 
-    shapes: of the inputs. num_classes: for NMS by class.
+    shapes: of the inputs. num_classes: for NMS by class. static: see `onnx_static`.
     """
 
     def traced(*given):  # anew: JAX keeps the programs of functions that it has seen
         return function(*given)
 
-    with onnx_named.tracing(num_classes):
+    with onnx_named.tracing(num_classes, static):
         closed, out = jax.make_jaxpr(traced, return_shape=True)(variables, *shapes)
     known = []
     for path, leaf in jax.tree_util.tree_flatten_with_path(variables)[0]:
         name = "/".join(str(key.key) for key in path[1:])  # without the collection
         known.append(Known(np.asarray(leaf), name))
-    found = translate(graph, RULES, closed.jaxpr, closed.consts, [*known, *inputs])
+    rules = STATIC_RULES if static else RULES
+    found = translate(graph, rules, closed.jaxpr, closed.consts, [*known, *inputs])
     return jax.tree.unflatten(jax.tree.structure(out), found)
 
 

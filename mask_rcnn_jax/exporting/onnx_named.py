@@ -16,13 +16,14 @@ from jax import lax
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
 
-from mask_rcnn_jax.jax_to_onnx.graph import Graph, floats, ints
+from mask_rcnn_jax.jax_to_onnx.graph import CannotConvert, Graph, floats, ints
 from mask_rcnn_jax.jax_to_onnx.values import Equation, Known, Value, arrange, tensor
 from mask_rcnn_jax.models import norm
 from mask_rcnn_jax.models.conv import Conv, UpConv
 from mask_rcnn_jax.ops import dispatch
+from mask_rcnn_jax.ops import roi_align as ops_roi_align
 from mask_rcnn_jax.ops.extent import STRIDES
-from mask_rcnn_jax.ops.roi_align import MIN_LEVEL, RoIAlign
+from mask_rcnn_jax.ops.roi_align import MAX_UNROLLED, MIN_LEVEL, RoIAlign
 
 nms_p, roi_align_p = Primitive("nms"), Primitive("roi_align")
 group_norm_p, layer_norm_p = Primitive("group_norm"), Primitive("layer_norm")
@@ -45,14 +46,17 @@ def _norm_shape(x, *ends, **options):
 
 
 @contextmanager
-def tracing(num_classes: int | None) -> Iterator[None]:
+def tracing(num_classes: int | None, static: bool = False) -> Iterator[None]:
     """Trace models, within this, with primitives for operations that ONNX has as a whole."""
-    with dispatch.replaced(**replacements(num_classes)), nn.intercept_methods(plain_layers):
+    with dispatch.replaced(**replacements(num_classes, static)), nn.intercept_methods(plain_layers):
         yield
 
 
-def replacements(num_classes: int | None) -> dict[str, Callable]:
-    """Return functions for `ops.dispatch.replaced`. num_classes: groups of NMS are 1 to this."""
+def replacements(num_classes: int | None, static: bool = False) -> dict[str, Callable]:
+    """Return functions for `ops.dispatch.replaced`.
+
+    num_classes: groups of NMS are 1 to this. static: for fixed shapes, see `onnx_static`.
+    """
 
     def nms(
         boxes, valid, *, groups=None, iou_thresh, max_out=None, offset=0.0, implementation=None
@@ -77,6 +81,9 @@ def replacements(num_classes: int | None) -> dict[str, Callable]:
         if of_rows is not None:
             raise ValueError("--format=onnx: it cannot convert roi_align with images or valid")
         size = (output_size, output_size) if isinstance(output_size, int) else output_size
+        if static and 0 < 2 * options.sampling_ratio <= MAX_UNROLLED:
+            ends = dict(level_offset=level_offset, extent=extent, implementation="xla")
+            return op(features, boxes, options, output_size=size, **ends)
         maps = features[: options.max_level - MIN_LEVEL + 1]
         more = [] if extent is None else [extent]
         return roi_align_p.bind(
@@ -87,8 +94,10 @@ def replacements(num_classes: int | None) -> dict[str, Callable]:
             size=tuple(size),
             strides=STRIDES[: len(maps)],
             level_offset=level_offset,
+            static=static,
         )
 
+    op = ops_roi_align.roi_align.__wrapped__  # type: ignore[attr-defined]
     return {"nms": nms, "roi_align": roi_align}
 
 
@@ -195,7 +204,8 @@ def nms_rule(graph: Graph, eqn: Equation, given: list) -> Value:
 def roi_align_rule(graph: Graph, eqn: Equation, given: list) -> Value:
     """Pool boxes [B, N, 4]: each level its own, as many as there are; Gather restores their order.
 
-    Rows of `NonZero` and `RoiAlign` have no fixed number.
+    Rows of `NonZero` and `RoiAlign` have no fixed number; if they must, each level pools all boxes,
+    those of other levels without extent, which costs adaptive sampling nothing.
     """
     options: RoIAlign = eqn.params["options"]
     strides, (height, width) = eqn.params["strides"], eqn.params["size"]
@@ -210,23 +220,31 @@ def roi_align_rule(graph: Graph, eqn: Equation, given: list) -> Value:
     sampling: dict[str, Any] = {"mode": "avg", "sampling_ratio": options.sampling_ratio}
     sampling |= {"output_height": height, "output_width": width}
     sampling |= {"coordinate_transformation_mode": "half_pixel"}
-    pooled, places = [], []
+    static, on_levels, pooled, places = eqn.params["static"], [], [], []
     for i, (features, stride) in enumerate(zip(maps, strides, strict=True)):
         # The operator subtracts half a cell; compensate if the model does not.
         half = floats(0.5 * stride)
         first = start if options.aligned else graph.op("Add", start, half)
         shortest = floats(options.min_size * stride)
         lengths = graph.op("Max", length, shortest) if options.min_size > 0 else length
-        rois, images = graph.concat(first, graph.op("Add", first, lengths), axis=1), image
         if len(maps) > 1:
-            on_level = _on_level(graph, area, i, len(maps))
-            places.append(graph.reshape(graph.op("NonZero", on_level), -1))
+            on_levels.append(_on_level(graph, area, i, len(maps)))
+        if static and on_levels:
+            mark = graph.reshape(graph.cast(on_levels[i], "FLOAT"), -1, 1)
+            lengths = graph.op("Mul", lengths, mark)
+        rois, images = graph.concat(first, graph.op("Add", first, lengths), axis=1), image
+        if on_levels and not static:
+            places.append(graph.reshape(graph.op("NonZero", on_levels[i]), -1))
             rois, images = (graph.op("Gather", x, places[-1], axis=0) for x in (rois, images))
+        if static and any(isinstance(each, Value) for each in extent):
+            raise CannotConvert("maps that end at each image with --static; use --picture_size")
         x = _valid_cells(graph, features, stride, *extent)
         scale = 1.0 / stride
         pooled.append(graph.op("RoiAlign", x, rois, images, spatial_scale=scale, **sampling))
-    if len(maps) == 1:
-        (result,) = pooled
+    if len(maps) == 1 or static:
+        result = pooled[-1]
+        for on_level, other in zip(on_levels[:-1], pooled, strict=False):
+            result = graph.op("Where", graph.reshape(on_level, -1, 1, 1, 1), other, result)
     else:
         place, numbers = graph.concat(*places, axis=0), ints(*range(count))
         row = graph.op("ScatterElements", np.zeros(count, np.int64), place, numbers)

@@ -12,6 +12,7 @@ class ArtifactOptions:
     picture_size: tuple[int, int] | None = None
     deepstream: bool = False
     opset: int | None = None
+    static: bool = False
     int8: bool = False
     calibration: str | None = None
     calibrator: str = "minmax"
@@ -25,6 +26,7 @@ class ArtifactOptions:
             "--batch": (self.batch is not None, is_model),
             "--int8": (self.int8, is_model),
             "--opset": (self.opset is not None, is_onnx),
+            "--static": (self.static, is_onnx),
             "--picture_size": (self.picture_size is not None, is_onnx),
             "--deepstream": (self.deepstream, is_onnx),
             "--calibrator=entropy": (self.calibrator == "entropy", is_onnx),

@@ -203,6 +203,7 @@ def test_models_that_torchvision_lacks_are_rejected(changes, message, weights, t
         (["--weights", "file.pth"], "--weights file.pth is not a run: it needs --config"),
         (["--weights", "w.pth", "--output=model.pth"], "ends in .safetensors"),
         (["--workdir=a", "--batch=2"], "--batch does not apply to --format=safetensors"),
+        (["--workdir=a", "--static"], "--static does not apply to --format=safetensors"),
         (["--workdir=a", "--int8"], "--int8 does not apply to --format=safetensors"),
         (["--workdir=a", "--format=stablehlo", "--opset=17"], "--opset does not apply to"),
         (

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 
 
-def converted(function, *arrays, opset=17, variables=None, num_classes=None):
+def converted(function, *arrays, opset=17, variables=None, num_classes=None, static=False):
     """Return the nodes of the graph of a function, and its outputs for these arrays, as leaves.
 
     variables: given to the function before the arrays, unless None.
@@ -27,7 +27,7 @@ def converted(function, *arrays, opset=17, variables=None, num_classes=None):
     given = [tensor(f"x{i}", array.shape) for i, array in enumerate(arrays)]
     shapes = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
     expected = jax.eval_shape(run, variables, *shapes)
-    found = add_function(graph, run, variables, shapes, given, num_classes)
+    found = add_function(graph, run, variables, shapes, given, num_classes, static=static)
     for i, (value, shape) in enumerate(zip(found, expected, strict=True)):
         graph.op("Identity", arrange(graph, value), name=f"y{i}")
         outputs[f"y{i}"] = (onnx_type(shape.dtype), list(shape.shape))
