@@ -27,6 +27,7 @@ def _define_flags() -> None:
     processes.define_processes()
     flags.DEFINE_string("workdir", None, "Folder of a run; its latest checkpoint is taken.")
     flags.DEFINE_string("weights", None, "A workdir, one of its checkpoints/<step>, or a file.")
+    cli.define_accept_mismatch()
     cli.define_exported()
     flags.DEFINE_string("results", None, "A COCO results file to score without a model.")
     flags.DEFINE_string("output", None, "Where to write results and metrics.json.")
@@ -44,7 +45,8 @@ def main(_: Sequence[str]) -> None:
     if FLAGS.results:
         evaluate_results(FLAGS.results, recipe, **options)
     else:
-        evaluate(given, recipe, tile=FLAGS.tile, overlap=FLAGS.overlap, **options)
+        options |= dict(tile=FLAGS.tile, overlap=FLAGS.overlap)
+        evaluate(given, recipe, accept_mismatch=FLAGS.accept_mismatch, **options)
 
 
 if __name__ == "__main__":

@@ -68,15 +68,17 @@ LISTED = 10  # layers by their error in int8
 AP_NAMES = ("AP", "AP50", "mask_AP", "mask_AP50")
 
 
-def export_weights(recipe: Recipe | None, weights: str, format: str, output: str) -> None:
+def export_weights(
+    recipe: Recipe | None, weights: str, format: str, output: str, accept_mismatch: bool = False
+) -> None:
     """Write weights in a format of `WEIGHTS`."""
     target = Path(output)
     suffix = ".pkl" if format == "detectron2" else ".safetensors"
     if target.suffix != suffix:
         raise ValueError(f"--output is {output}, expected a name that ends in {suffix}")
     if format != "safetensors":
-        check_system(restore_recipe(recipe, weights)[0].model, format)
-    recipe, variables, categories, _ = restore(recipe, weights)
+        check_system(restore_recipe(recipe, weights, accept_mismatch)[0].model, format)
+    recipe, variables, categories, _ = restore(recipe, weights, accept_mismatch=accept_mismatch)
     eps = recipe.model.backbone.get("norm_eps", 1e-5)
     converters = {"torchvision": to_torchvision, "detectron2": to_detectron2}
     if convert := converters.get(format):
@@ -108,10 +110,15 @@ def export_weights(recipe: Recipe | None, weights: str, format: str, output: str
 
 
 def export_model(
-    recipe: Recipe | None, weights: str, format: str, output: str, options: ArtifactOptions
+    recipe: Recipe | None,
+    weights: str,
+    format: str,
+    output: str,
+    options: ArtifactOptions,
+    accept_mismatch: bool = False,
 ) -> None:
     """Write a model in a format of `MODELS`, compared with the original."""
-    recipe, variables, categories, _ = restore(recipe, weights)
+    recipe, variables, categories, _ = restore(recipe, weights, accept_mismatch=accept_mismatch)
     data = replace(recipe.data, canvases=())  # an exported program has one canvas
     recipe = replace(recipe, data=data)
     dataset = None
@@ -258,6 +265,7 @@ def _define_flags() -> None:
     cli.define_config(required=False)
     flags.DEFINE_string("workdir", None, "Run folder; its latest checkpoint is used.")
     flags.DEFINE_string("weights", None, "Run folder, one of its checkpoints/<step>, or a file.")
+    cli.define_accept_mismatch()
     flags.DEFINE_enum("format", None, FORMATS, "Export format.", required=True)
     output_help = "Output folder; for weights the .safetensors file, for detectron2 a .pkl."
     flags.DEFINE_string("output", None, output_help, required=True)
@@ -291,9 +299,9 @@ def main(_: Sequence[str]) -> None:
     options.check(FLAGS.format)
     arguments = cli.given_recipe(), FLAGS.workdir or FLAGS.weights, FLAGS.format, FLAGS.output
     if FLAGS.format in WEIGHTS:
-        export_weights(*arguments)
+        export_weights(*arguments, FLAGS.accept_mismatch)
     else:
-        export_model(*arguments, options)
+        export_model(*arguments, options, FLAGS.accept_mismatch)
 
 
 def _size(name: str, values: list[str]) -> tuple[int, int] | None:

@@ -64,6 +64,7 @@ class Options:
     overlap: float = 0.2
     track: bool = False
     public_addresses_only: bool = False
+    accept_mismatch: bool = False
 
 
 def infer(
@@ -87,7 +88,11 @@ def infer(
         import_av()
         if options.save:
             logging.warning("--save writes no files of videos, see their .jsonl")
-    restored = weights if isinstance(weights, Exported) else restore(recipe, weights)
+    restored = (
+        weights
+        if isinstance(weights, Exported)
+        else restore(recipe, weights, accept_mismatch=options.accept_mismatch)
+    )
     skipped: list[str] = []
 
     def skip(error: ValueError) -> None:
@@ -199,6 +204,7 @@ def _define_flags() -> None:
     cli.define_config(required=False)
     flags.DEFINE_string("workdir", None, "Run folder; its latest checkpoint is used.")
     flags.DEFINE_string("weights", None, "Run folder, one of its checkpoints/<step>, or a file.")
+    cli.define_accept_mismatch()
     cli.define_exported()
     input_help = "Image, video, folder, glob or URL; repeatable."
     flags.DEFINE_multi_string("input", None, input_help, required=True)

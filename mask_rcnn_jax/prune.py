@@ -27,6 +27,7 @@ def _define_flags() -> None:
     cli.define_config(required=False)
     flags.DEFINE_string("workdir", None, "Folder of a run; its latest checkpoint is taken.")
     flags.DEFINE_string("weights", None, "A workdir, one of its checkpoints/<step>, or a file.")
+    cli.define_accept_mismatch()
     flags.DEFINE_string("output", None, "New folder to write.", required=True)
     flags.DEFINE_float(
         "target_operations", None, "Share of a prediction's multiply-adds to keep.", 0.0, 1.0
@@ -78,6 +79,7 @@ def main(_: Sequence[str]) -> None:
         threshold=FLAGS.threshold,
         target_operations=FLAGS.target_operations,
         limits=limits,
+        accept_mismatch=FLAGS.accept_mismatch,
     )
     for line in lines:
         print(line)

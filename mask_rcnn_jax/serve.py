@@ -41,6 +41,7 @@ def serve(
     score_threshold: float,
     batch_size: int,
     limits: Limits,
+    accept_mismatch: bool = False,
 ) -> None:
     """Serve a model until SIGTERM or Ctrl-C; arguments as the flags, or an exported model."""
     with Server(host, port) as server:  # an address that is taken is said before all other work
@@ -48,7 +49,9 @@ def serve(
             size = batch_size or weights.batch or default_batch_size()
             predictor = load_predictor(weights, score_threshold, size, recipe=recipe)
         else:
-            recipe, variables, categories, _ = restore(recipe, weights)
+            recipe, variables, categories, _ = restore(
+                recipe, weights, accept_mismatch=accept_mismatch
+            )
             recipe = recipe.with_score_threshold(score_threshold)
             size = batch_size or default_batch_size()
             predictor = Predictor(recipe, variables, size, categories, split_partial=True)
@@ -60,6 +63,7 @@ def _define_flags() -> None:
     cli.define_config(required=False)
     flags.DEFINE_string("workdir", None, "Run folder; its latest checkpoint is used.")
     flags.DEFINE_string("weights", None, "Run folder, one of its checkpoints/<step>, or a file.")
+    cli.define_accept_mismatch()
     cli.define_exported()
     flags.DEFINE_string("host", "127.0.0.1", "Name or address of this machine to listen on.")
     flags.DEFINE_integer("port", 8000, "Port; 0 picks a free one.", 0, 65535)
@@ -84,7 +88,8 @@ def main(_: Sequence[str]) -> None:
         receiving=FLAGS.max_receiving_megabytes << 20,
         pixels=FLAGS.max_megapixels * 1_000_000,
     )
-    serve(cli.given_recipe(), weights, FLAGS.host, FLAGS.port, threshold, FLAGS.batch_size, limits)
+    given = FLAGS.host, FLAGS.port, threshold, FLAGS.batch_size, limits
+    serve(cli.given_recipe(), weights, *given, accept_mismatch=FLAGS.accept_mismatch)
 
 
 if __name__ == "__main__":

@@ -22,11 +22,13 @@ def _define_flags() -> None:
     cli.define_config()
     processes.define_processes()
     flags.DEFINE_string("workdir", None, "Folder of the run.", required=True)
+    cli.define_accept_mismatch()
 
 
 def main(_: Sequence[str]) -> None:
+    FLAGS = flags.FLAGS
     with end_on_sigterm():
-        train(flags.FLAGS.config, flags.FLAGS.workdir)
+        train(FLAGS.config, FLAGS.workdir, accept_mismatch=FLAGS.accept_mismatch)
 
 
 if __name__ == "__main__":

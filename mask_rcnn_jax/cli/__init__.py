@@ -78,6 +78,12 @@ def define_tiles() -> None:
     flags.DEFINE_float("overlap", 0.2, "Share of a tile in its neighbor, at least.", 0.0, 0.9)
 
 
+def define_accept_mismatch() -> None:
+    """Define `--accept_mismatch`, of commands that load weights."""
+    text = "Only warn if the weights state that they belong to another model than the recipe's."
+    flags.DEFINE_bool("accept_mismatch", False, text)
+
+
 def run(
     main: Callable[[Sequence[str]], None],
     define_flags: Callable[[], None],

@@ -24,6 +24,7 @@ def load(
     overlap: float = 0.2,
     engine: str | None = None,
     precision: str | None = None,
+    accept_mismatch: bool = False,
 ) -> Predictor:
     """Load a trained model, ready to predict.
 
@@ -40,6 +41,7 @@ def load(
             for StableHLO and "onnxruntime" for ONNX.
         precision: "int8" takes the int8 model of the folder, "bfloat16" is for OpenVINO; None
             computes as exported.
+        accept_mismatch: that of `load_variables`.
 
     Raises:
         ValueError: the weights do not fit, or are unknown.
@@ -57,7 +59,7 @@ def load(
     else:
         if str(weights) in weight_names() and not os.path.exists(weights):
             weights = download_weights(str(weights), cache_folder())
-        restored = restore(load_config(str(model)), weights)
+        restored = restore(load_config(str(model)), weights, accept_mismatch=accept_mismatch)
     recipe = restored.recipe.with_score_threshold(score_threshold)
     given = recipe, restored.variables, batch_size, restored.categories
     return Predictor(*given, tile, overlap)

@@ -49,6 +49,7 @@ def prune_run(
     threshold: float | None = None,
     target_operations: float | None = None,
     limits: Limits = DEFAULT_LIMITS,
+    accept_mismatch: bool = False,
 ) -> list[str]:
     """Write a pruned model into a new folder, which everything takes like a run.
 
@@ -81,7 +82,7 @@ def prune_run(
     folder = Path(output)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"--output is {output}, which is there already; expected a new folder")
-    recipe, variables, categories, _ = restore(recipe, weights)
+    recipe, variables, categories, _ = restore(recipe, weights, accept_mismatch=accept_mismatch)
     model = recipe.model
     groups = find_groups(model)
     check_excluded(groups, limits)

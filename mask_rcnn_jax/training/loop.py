@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 import optax
@@ -51,6 +52,7 @@ def train(
     augment: Kind | Sequence[Kind] | None = None,
     optimizer: optax.GradientTransformation | None = None,
     loggers: Sequence[Logger | str] = (),
+    accept_mismatch: bool = False,
 ) -> TrainState:
     """Train a recipe from where the workdir stands to its last step.
 
@@ -68,6 +70,8 @@ def train(
             scaling and the division of the batch stay the config's.
         loggers: `logger(step, metrics, images)`, see `training.loggers`, or names that
             `config.train.loggers` takes; all come beside metrics.jsonl and TensorBoard.
+        accept_mismatch: only warn if the weights of `config.model.init_from` state that they were
+            trained with other colors or strides.
 
     Returns:
         The state after the last step.
@@ -84,7 +88,8 @@ def train(
     work, teacher = prepare(recipe, mesh, (train_set, val_set), augment, optimizer)
     with locked(workdir) as check_lock:  # nothing is written before
         resuming = on_first(lambda: has_checkpoint(workdir))
-        state, tx, old_steps = _start(work, workdir, optimizer, teacher, resuming=resuming)
+        options = dict(resuming=resuming, accept_mismatch=accept_mismatch)
+        state, tx, old_steps = _start(work, workdir, optimizer, teacher, **options)
         kept, is_due = work.recipe.train.keep_checkpoints, work.milestones.is_due
         # Closed whatever happens: its thread would have the last word after an error.
         with closing(Checkpoints(workdir, kept, is_due)) as checkpoints:
@@ -128,13 +133,15 @@ def _start(
     teacher: tuple[dict, ...],
     *,
     resuming: bool,
+    accept_mismatch: bool,
 ) -> tuple[TrainState, optax.GradientTransformation, int]:
     """Open the workdir; return the first state, the optimizer, and the steps planned before."""
     recipe, classes = work.recipe, categories(work.train_set)
     old_steps = on_first(lambda: open_workdir(workdir, recipe, classes, resuming=resuming))
     with console.lasting("preparing the model"):
         given = work.model, work.schedule, optimizer
-        return *initial_state(recipe, *given, *teacher, resuming=resuming), old_steps
+        options: dict[str, Any] = dict(resuming=resuming, accept_mismatch=accept_mismatch)
+        return *initial_state(recipe, *given, *teacher, **options), old_steps
 
 
 def _report(work: Work, workdir: Path, step: int) -> None:

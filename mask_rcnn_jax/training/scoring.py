@@ -79,6 +79,7 @@ def evaluate(
     report: bool = False,
     tile: int = 0,
     overlap: float = 0.2,
+    accept_mismatch: bool = False,
 ) -> dict:
     """Detect objects on a dataset, score them and write the results.
 
@@ -93,6 +94,7 @@ def evaluate(
         report: also write report.html.
         tile: side of the tiles of large images, see `Predictor`; 0 cuts none.
         overlap: smallest overlap of neighboring tiles, as a fraction of their side.
+        accept_mismatch: that of `load_variables`.
 
     Returns:
         The 24 COCO metrics, named AP, AP50, .., mask_AP, mask_AP50, .., or LVIS's 26, and
@@ -102,7 +104,8 @@ def evaluate(
         ValueError, OSError: weights, config or dataset cannot be used or do not fit each other.
     """
     tiles, given = tiling(tile, overlap), None if config is None else as_recipe(config)
-    restored, exported = _source(weights, given, has_output=output is not None)
+    has_output = output is not None
+    restored, exported = _source(weights, given, accept_mismatch, has_output=has_output)
     name = str(exported.name if exported else weights)
     recipe, variables, categories, checkpoint = restored
     engine, protocol = recipe.eval.engine, recipe.eval.protocol
@@ -136,13 +139,17 @@ def evaluate(
 
 
 def _source(
-    weights: str | Path | Exported, recipe: Recipe | None, *, has_output: bool
+    weights: str | Path | Exported,
+    recipe: Recipe | None,
+    accept_mismatch: bool,
+    *,
+    has_output: bool,
 ) -> tuple[Restored, Exported | None]:
     """Restore the model to evaluate, or take an exported one, which has no variables."""
     if isinstance(weights, str | Path):
         if not pretrained.is_run(weights) and (recipe is None or not has_output):
             raise ValueError(f"--weights {weights} is no run: it needs --config and --output")
-        return restore(recipe, weights), None
+        return restore(recipe, weights, accept_mismatch=accept_mismatch), None
     if not has_output:
         raise ValueError("an exported model needs --output")
     if jax.process_count() > 1:

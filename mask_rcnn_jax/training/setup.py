@@ -224,10 +224,14 @@ def initial_state(
     teacher: Mapping[str, Any] | None = None,
     *,
     resuming: bool,
+    accept_mismatch: bool = False,
 ) -> tuple[TrainState, optax.GradientTransformation]:
     """State of step 0, with the weights of `model.init_from`, and its optimizer.
 
-    teacher: variables, of which `distill.inherit` takes what `model.init_from` does not have.
+    Args:
+        teacher: variables, of which `distill.inherit` takes what `model.init_from` does not have.
+        resuming: whether they are replaced by those of a checkpoint.
+        accept_mismatch: that of `train`.
     """
     variables, source = init_variables(model, recipe.train.seed), recipe.model.init_from
     norm = recipe.model.backbone.get("norm", None)
@@ -240,8 +244,8 @@ def initial_state(
     if teacher is not None and recipe.distill.inherit and not resuming:
         variables = inherit(variables, teacher)
     if source and not resuming:
-        raw = recipe.eval.weights == "raw"
-        variables = pretrained.initialize_from(variables, recipe.model, raw=raw)
+        options = dict(raw=recipe.eval.weights == "raw", accept_mismatch=accept_mismatch)
+        variables = pretrained.initialize_from(variables, recipe.model, **options)
     tx = build_optimizer(recipe, schedule, variables["params"], model.backbone, optimizer)
     return TrainState.start(variables, tx, recipe.train), tx
 

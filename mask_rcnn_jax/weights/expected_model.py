@@ -4,8 +4,10 @@ With other values the same weights compute something else: feature maps shift by
 move, channels are swapped.
 """
 
+import os
 import re
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mask_rcnn_jax import parts
@@ -29,11 +31,42 @@ HEADS = tuple(
 DETECTOR = BACKBONE + HEADS
 CASCADE = ("cascade.fg_iou_thresh", "cascade.weight_factors")  # of detectron2's models with one
 
+ANTIALIAS = "data.antialias"
+# Of our own files.
+SAVED = (*(f"model.{name}" for name in dict.fromkeys(DETECTOR + CASCADE)), ANTIALIAS)
+
 MMDETECTION_STYLES = (
     "the file does not say which of mmdetection's two kinds of backbone it has: style='pytorch' "
     "needs model.backbone.stride_in='3x3', model.input.channel_order='rgb' and "
     "model.input.std=(58.395, 57.12, 57.375), style='caffe' needs '1x1', 'bgr' and (1, 1, 1)"
 )
+
+
+# What a run that starts with weights cannot learn away, or only slowly: where the trunk strides,
+# and the colors that it sees. Anchors and the like are the run's own.
+TRUNK = ("model.backbone.stride_in", *(f"model.{name}" for name in INPUT))
+# What the code of a system leaves no choice of; elsewhere a file may differ from its family.
+FIXED = {
+    **dict.fromkeys(
+        ("torchvision", "torchvision_v2", "torchvision_old"), ("model.backbone.stride_in",)
+    ),
+    "nvidia_tf2": (
+        *("model.backbone.stride_in", "model.backbone.padding", "model.input.channel_order"),
+    ),
+}
+
+
+class Difference(NamedTuple):
+    """An entry of a recipe that is another one in the model that weights belong to."""
+
+    entry: str
+    ours: Any
+    theirs: Any
+    title: str  # whose weights they are
+    is_stated: bool  # by the file; or else it is what such files usually have
+
+    def __str__(self) -> str:
+        return f"{self.entry} is {self.ours!r}, {self.title} has {self.theirs!r}"
 
 
 class Expected(NamedTuple):
@@ -84,27 +117,88 @@ EXPECTED = {
 def mismatches(
     source: str, model: Mapping[str, Any], without: Sequence[str] = (), config: str = ""
 ) -> list[str]:
-    """Describe each entry of a `model` section that differs from the source's own model.
+    """Describe each entry of a `model` section that differs from the source's own model; arguments
+    as of `differences`."""
+    lines = open_questions(source, config)
+    return lines + [str(one) for one in differences(source, model, without, config)]
 
-    Entries that `model` lacks are ignored, and those in `without`, such as "backbone.norm_eps".
-    config: text of the config in the file, which names the style that mmdetection leaves open.
+
+def open_questions(source: str, config: str) -> list[str]:
+    """What cannot be compared, since the file does not say it."""
+    is_open = source == "mmdetection" and not _mmdetection_entries(config)
+    return [MMDETECTION_STYLES] if is_open else []
+
+
+def differences(
+    source: str,
+    model: Mapping[str, Any],
+    without: Sequence[str] = (),
+    config: str = "",
+    antialias: bool | None = None,
+) -> list[Difference]:
+    """Compare a recipe with the source's own model.
+
+    Args:
+        source: of `EXPECTED`.
+        model: the recipe's `model` section. Entries that it lacks are not compared.
+        without: nor are these, such as "backbone.norm_eps".
+        config: text of the config in the file, which says what mmdetection leaves open.
+        antialias: `data.antialias`; None does not compare it.
     """
-    expected, title = EXPECTED[source], SOURCES[source].title
-    said = _mmdetection_entries(config) if source == "mmdetection" else {}
-    ours = flatten(model)
+    expected, ours = EXPECTED[source], flatten(model)
+    said = _mmdetection_entries(config) if source.startswith("mmdetection") else {}
     theirs = flatten(parts.to_section(load_config(_recipe(source, ours)).model)) | said
-    lines = [MMDETECTION_STYLES] if source == "mmdetection" and not said else []
     ignored = {*expected.ignored, *without} - said.keys()
     entries = expected.entries
     if ours.get("cascade.fg_iou_thresh"):
         cascade = flatten(parts.to_section(load_config("coco_detectron2:cascade_1x").model))
         theirs, entries = theirs | {name: cascade[name] for name in CASCADE}, entries + CASCADE
-    for name in entries:
-        if name in ours and name in theirs and name not in ignored:
-            our, their = _rounded(ours[name]), _rounded(theirs[name])
-            if our != their:
-                lines.append(f"model.{name} is {our!r}, {title} has {their!r}")
-    return lines
+    pairs = {
+        f"model.{name}": (ours[name], theirs[name])
+        for name in entries
+        if name in ours and name in theirs and name not in ignored
+    }
+    if antialias is not None and ANTIALIAS in said:
+        pairs[ANTIALIAS] = antialias, said[ANTIALIAS]
+    stated = {*(f"model.{name}" for name in said), *said, *FIXED.get(source, ())}
+    if ours.get("backbone.depth", 50) < 50:  # has no convolution to stride in instead
+        stated.discard("model.backbone.stride_in")
+    return _differing(pairs, SOURCES[source].title, stated)
+
+
+def differences_from(
+    saved: Mapping[str, Any], model: Mapping[str, Any], antialias: bool | None, title: str
+) -> list[Difference]:
+    """Compare a recipe with what a run, or the manifest of exported weights, says of their model.
+
+    saved: entries by their names in a recipe; those of `SAVED` are compared.
+    """
+    ours = {f"model.{name}": value for name, value in flatten(model).items()}
+    if antialias is not None:
+        ours[ANTIALIAS] = antialias
+    pairs = {name: (ours[name], saved[name]) for name in SAVED if name in ours and name in saved}
+    return _differing(pairs, title, pairs.keys())
+
+
+def _differing(
+    pairs: Mapping[str, tuple[Any, Any]], title: str, stated: Collection[str]
+) -> list[Difference]:
+    rounded = {name: (_rounded(our), _rounded(their)) for name, (our, their) in pairs.items()}
+    return [
+        Difference(name, our, their, title, name in stated)
+        for name, (our, their) in rounded.items()
+        if our != their
+    ]
+
+
+def advice(path: str | os.PathLike, stated: Sequence[Difference]) -> str:
+    """Say how to set a recipe's entries to what the weights at `path` need."""
+    flags = (f"--config.{one.entry}={shlex.quote(str(one.theirs))}" for one in stated)
+    return (
+        f"{path} holds weights of {stated[0].title}, which find something else with the recipe's "
+        "values: go on with --accept_mismatch (accept_mismatch=True in Python), or set "
+        f"{' '.join(flags)}"  # last, to be copied
+    )
 
 
 def _recipe(source: str, model: Mapping[str, Any]) -> str:
@@ -121,23 +215,24 @@ def _recipe(source: str, model: Mapping[str, Any]) -> str:
 
 
 def _mmdetection_entries(config: str) -> dict[str, Any]:
-    """Our entries for the style of backbone and input that a config of mmdetection names; {} if it
-    names none."""
-    if not re.search(r"\btype='ResNet'", config):
+    """Our entries for the backbone, the colors and the resizing that a config of mmdetection names;
+    {} if it names no backbone of ours."""
+    if not re.search(r"\btype='(?:ResNet|\w+\.ConvNeXt)'", config):
         return {}
     style = re.search(r"\bstyle='(\w+)'", config)
     rgb = re.search(r"\b(?:bgr_to_rgb|to_rgb)=(True|False)", config)
     is_caffe = style is not None and style[1] == "caffe"
     is_rgb = rgb[1] == "True" if rgb else not is_caffe
-    said: dict[str, Any] = {
-        "backbone.stride_in": "1x1" if is_caffe else "3x3",
-        "input.channel_order": "rgb" if is_rgb else "bgr",
-    }
+    said: dict[str, Any] = {"input.channel_order": "rgb" if is_rgb else "bgr"}
+    if "type='ResNet'" in config:
+        said["backbone.stride_in"] = "1x1" if is_caffe else "3x3"
     for name in ("mean", "std"):
         values = re.search(rf"\b{name}=\[([-\d., \n]+)\]", config)
         numbers = [float(v) for v in re.findall(r"\d+(?:\.\d*)?", values[1])] if values else []
         if len(numbers) == 3:  # in the order of the model's input; ours are of R, G, B
             said[f"input.{name}"] = tuple(numbers if is_rgb else numbers[::-1])
+    if re.search(r"\btype='Resize'", config):  # which is cv2's, unless it says otherwise
+        said[ANTIALIAS] = "backend='pillow'" in config
     return said
 
 

@@ -5,7 +5,7 @@ Nothing is dropped silently: arrays that do not fit raise an error that lists bo
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,17 @@ from mask_rcnn_jax import parts
 from mask_rcnn_jax.models.build import ModelOptions
 from mask_rcnn_jax.models.quantization import RANGE
 from mask_rcnn_jax.weights.convert import OURS, listing, num_classes_in, to_flax
-from mask_rcnn_jax.weights.expected_model import mismatches
+from mask_rcnn_jax.weights.expected_model import (
+    TRUNK,
+    Difference,
+    advice,
+    differences,
+    differences_from,
+    open_questions,
+)
 from mask_rcnn_jax.weights.files import read_weights
-from mask_rcnn_jax.weights.run_checkpoint import load_checkpoint
+from mask_rcnn_jax.weights.run_checkpoint import find_checkpoint, load_checkpoint
+from mask_rcnn_jax.weights.saved_model import saved_entries
 from mask_rcnn_jax.weights.sources import RANGES, SOURCES
 
 # Layers whose shape depends on the number of classes.
@@ -57,35 +65,61 @@ def is_run(path: str | os.PathLike) -> bool:
     return not path.suffix
 
 
-def load(path: str | os.PathLike, model: ModelOptions, *, raw: bool = False) -> dict:
+def load(
+    path: str | os.PathLike,
+    model: ModelOptions,
+    *,
+    raw: bool = False,
+    antialias: bool | None = None,
+    accept_mismatch: bool = False,
+    refused: Sequence[str] | None = None,
+) -> dict:
     """Load {"params": ..., "batch_stats": ...} from a run, one of its checkpoints or a file.
 
-    For a file, logs its source and how it differs from the model. `raw` is that
-    of `load_checkpoint`.
+    Logs a file's source, and warns of how the model differs from that of the weights.
+
+    Args:
+        path: of a run, a checkpoint or a file.
+        model: what the weights are for.
+        raw: that of `load_checkpoint`.
+        antialias: the recipe's `data.antialias`; None does not compare it.
+        accept_mismatch: only warn.
+        refused: entries of which only a warning is not enough; None are all.
+
+    Raises ValueError, besides what `load_weights` does, if the run or the file itself states
+    another value of a refused entry.
     """
+    section = parts.to_section(model)
     if is_run(path):
-        return load_checkpoint(path, raw=raw)
-    variables, report = load_weights(path, parts.to_section(model))
-    _log(report)
+        variables, about = load_checkpoint(path, raw=raw), []
+        found = _differences_from_saved(path, section, antialias) or []
+    else:
+        variables, about, found = _load_file(path, section, antialias)
+    stated = [d for d in found if d.is_stated and (refused is None or d.entry in refused)]
+    if stated and not accept_mismatch:
+        raise ValueError(advice(path, stated))
+    for line in about[:1]:
+        logging.info("%s", line)
+    for line in [*about[1:], *(f"{path}: {difference}" for difference in found)]:
+        logging.warning("%s", line)
     return variables
 
 
-def initialize_from(variables: dict, model: ModelOptions, *, raw: bool = False) -> dict:
+def initialize_from(
+    variables: dict, model: ModelOptions, *, raw: bool = False, accept_mismatch: bool = False
+) -> dict:
     """Merge the weights at `model.init_from`, a backbone or a detector, into `variables`.
 
     Layers sized by the number of classes keep their initial values, and are logged, if that number
-    differs. Raises ValueError for anything else that does not fit. `raw` is that of
-    `load_checkpoint`.
+    differs. Raises ValueError for anything else that does not fit, and as `load` does for another
+    `TRUNK`. `raw` is that of `load_checkpoint`.
     """
     source = model.init_from
-    variables, report = merge_into(variables, load(source, model, raw=raw), source=source)
-    _log(report)
-    return variables
-
-
-def _log(report: list[str]) -> None:
+    given: dict[str, Any] = dict(raw=raw, accept_mismatch=accept_mismatch, refused=TRUNK)
+    variables, report = merge_into(variables, load(source, model, **given), source=source)
     for line in report:
         logging.info("%s", line)
+    return variables
 
 
 def load_weights(path: str | os.PathLike, model: Mapping[str, Any]) -> tuple[dict, list[str]]:
@@ -100,6 +134,14 @@ def load_weights(path: str | os.PathLike, model: Mapping[str, Any]) -> tuple[dic
 
     Raises ValueError or OSError, naming the file, if it cannot be read or its system is unknown.
     """
+    variables, about, found = _load_file(path, model)
+    return variables, about + [f"{path}: {difference}" for difference in found]
+
+
+def _load_file(
+    path: str | os.PathLike, model: Mapping[str, Any], antialias: bool | None = None
+) -> tuple[dict, list[str], list[Difference]]:
+    """Load a file's variables; describe it, and how the model differs from that of its weights."""
     arrays, config = read_weights(path)
     try:
         backbone = model["backbone"]
@@ -110,14 +152,22 @@ def load_weights(path: str | os.PathLike, model: Mapping[str, Any]) -> tuple[dic
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     classes = num_classes_in(variables)
+    title = "mask_rcnn_jax" if source == OURS else SOURCES[source].title
     about = "" if classes is None else f", {classes} classes and background"
-    if source == OURS:
-        return variables, [f"{path}: weights of mask_rcnn_jax{about}"]
-    lines = [
-        f"weights of {SOURCES[source].title}{about}",
-        *mismatches(source, model, config=config),
-    ]
-    return variables, [f"{path}: {line}" for line in lines]
+    lines = [f"{path}: weights of {title}{about}"]
+    saved = _differences_from_saved(path, model, antialias)
+    if saved is not None or source == OURS:
+        return variables, lines, saved or []
+    lines += [f"{path}: {line}" for line in open_questions(source, config)]
+    return variables, lines, differences(source, model, config=config, antialias=antialias)
+
+
+def _differences_from_saved(
+    path: str | os.PathLike, model: Mapping[str, Any], antialias: bool | None
+) -> list[Difference] | None:
+    """Compare with what our own files say; None if there are none."""
+    file, saved = saved_entries(path, find_checkpoint(path).workdir if is_run(path) else None)
+    return differences_from(saved, model, antialias, f"the model in {file}") if saved else None
 
 
 def merge_into(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+from absl import logging
 from ml_collections import ConfigDict
 
 from mask_rcnn_jax import parts
@@ -18,6 +19,7 @@ from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.weights import pretrained
 from mask_rcnn_jax.weights.categories import guess_categories
 from mask_rcnn_jax.weights.convert import num_classes_in
+from mask_rcnn_jax.weights.expected_model import SAVED
 from mask_rcnn_jax.weights.run_checkpoint import CheckpointPath, find_checkpoint
 
 # Entries outside the model section that define the model's input and the meaning of its classes.
@@ -34,16 +36,21 @@ class Restored(NamedTuple):
     checkpoint: CheckpointPath | None  # None for a weights file
 
 
-def restore(recipe: Recipe | None, weights: str | os.PathLike) -> Restored:
+def restore(
+    recipe: Recipe | None, weights: str | os.PathLike, *, accept_mismatch: bool = False
+) -> Restored:
     """Restore a model from a run's workdir, one of its checkpoints or a weights file.
 
-    recipe: None uses the run's; a weights file needs one.
+    Args:
+        recipe: None uses the run's; a weights file needs one.
+        weights: the run, the checkpoint or the file.
+        accept_mismatch: only warn if the recipe describes another model than the run or the file.
 
-    Raises ValueError if the recipe describes another model than the run's, or the weights do not
-    fit it.
+    Raises ValueError for another model, or if the weights do not fit it.
     """
-    recipe, categories, checkpoint = restore_recipe(recipe, weights)
-    variables = load_variables(checkpoint.folder if checkpoint else weights, recipe)
+    recipe, categories, checkpoint = restore_recipe(recipe, weights, accept_mismatch)
+    path = checkpoint.folder if checkpoint else weights
+    variables = load_variables(path, recipe, accept_mismatch=accept_mismatch)
     if categories is None:
         categories = guess_categories(recipe.data, variables)
         recipe = recipe.with_classes(len(categories))
@@ -51,7 +58,7 @@ def restore(recipe: Recipe | None, weights: str | os.PathLike) -> Restored:
 
 
 def restore_recipe(
-    recipe: Recipe | None, weights: str | os.PathLike
+    recipe: Recipe | None, weights: str | os.PathLike, accept_mismatch: bool = False
 ) -> tuple[Recipe, list[dict] | None, CheckpointPath | None]:
     """Restore recipe, categories (None for a weights file) and checkpoint, but no variables."""
     if not pretrained.is_run(weights):
@@ -61,7 +68,7 @@ def restore_recipe(
     checkpoint = find_checkpoint(weights)
     of_run, categories = read_workdir(checkpoint.workdir)
     recipe = of_run if recipe is None else recipe
-    _check_model(recipe, of_run, checkpoint.workdir)
+    _check_model(recipe, of_run, checkpoint.workdir, accept_mismatch)
     if recipe.model.num_classes not in (0, len(categories)):
         raise ValueError(
             f"model.num_classes is {recipe.model.num_classes}, but {weights} was trained on "
@@ -70,18 +77,28 @@ def restore_recipe(
     return recipe.with_classes(len(categories)), categories, checkpoint
 
 
-def load_variables(path: str | os.PathLike, config: Recipe | ConfigDict) -> dict:
+def load_variables(
+    path: str | os.PathLike, config: Recipe | ConfigDict, *, accept_mismatch: bool = False
+) -> dict:
     """Load {"params": ..., "batch_stats": ...} of a whole detector.
 
     Args:
         path: a workdir (its latest checkpoint), `checkpoints/<step>`, or a weights file.
         config: the model's recipe; a `num_classes` of 0 takes the number of the weights. Of a run
             that keeps an average of its weights, `eval.weights` says which to take.
+        accept_mismatch: only warn if the file or the run states that its weights belong to another
+            model, such as one of other colors, whose entries an error lists.
 
     Raises ValueError listing missing, unexpected and misshapen arrays if the weights do not fit.
     """
     recipe = as_recipe(config)
-    loaded = pretrained.load(path, recipe.model, raw=recipe.eval.weights == "raw")
+    loaded = pretrained.load(
+        path,
+        recipe.model,
+        raw=recipe.eval.weights == "raw",
+        antialias=recipe.data.antialias,
+        accept_mismatch=accept_mismatch,
+    )
     num_classes = num_classes_in(loaded)
     if num_classes is None:
         raise ValueError(f"{path} holds a backbone, expected a detector; use model.init_from")
@@ -152,15 +169,22 @@ def entries_in_json(recipe: Recipe) -> dict[str, Any]:
     return json.loads(json.dumps(flatten(tree), default=repr))
 
 
-def _check_model(recipe: Recipe, of_run: Recipe, workdir: Path) -> None:
-    """Raise ValueError if a recipe's model or input differs from the run's."""
+def _check_model(
+    recipe: Recipe, of_run: Recipe, workdir: Path, accept_mismatch: bool = False
+) -> None:
+    """Raise ValueError if a recipe's model or input differs from the run's, or only warn."""
     before, now = map(entries_in_json, (of_run, recipe))
     free = ("model.init_from", "model.num_classes")
     names = sorted(before.keys() | now.keys())
     described = [n for n in names if n in MODEL_INPUT or n.startswith("model.") and n not in free]
     for name in described:
-        if before.get(name) != now.get(name):
+        if before.get(name) == now.get(name):
+            continue
+        says = f"{name}={before.get(name)!r}, the config says {now.get(name)!r}"
+        if not accept_mismatch:
             raise ValueError(
-                f"{workdir} was trained with {name}={before.get(name)!r}, the config says "
-                f"{now.get(name)!r}; leave out --config.{name}, or --config, to use the run's"
+                f"{workdir} was trained with {says}; leave out --config.{name}, or --config, to "
+                "use the run's, or go on with --accept_mismatch"
             )
+        if name not in SAVED:  # what is read next warns of those
+            logging.warning("%s was trained with %s", workdir, says)

@@ -15,7 +15,7 @@ def restored(monkeypatch, variables):
     """Calls of `restore`, which returns a small model."""
     calls = []
 
-    def restore(config, weights):
+    def restore(config, weights, **_):
         calls.append((config, weights))
         return Restored(as_recipe(two_canvas_config()), variables, CATEGORIES, None)
 

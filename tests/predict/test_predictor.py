@@ -231,7 +231,7 @@ def test_infer_drops_what_soft_nms_lowers_below_its_threshold(monkeypatch, tmp_p
         raise Stop
 
     found, restored = [], Restored(as_recipe(tiny_config()), {}, [], None)
-    monkeypatch.setattr(infer, "restore", lambda *_: restored)
+    monkeypatch.setattr(infer, "restore", lambda *_, **options: restored)
     monkeypatch.setattr(infer, "Predictor", stop)
     photo = tmp_path / "photo.jpg"
     photo.touch()
@@ -248,6 +248,7 @@ def options_of(monkeypatch, **flags):
     unset = dict(draw=None, color_by=None, line_width=0, save=[], batch_size=0, stride=1)
     unset |= dict(max_frames=0, tile=0, overlap=0.2, track=False, score_threshold=0.5)
     unset |= dict(config=None, input=["photo.jpg"], output="out", public_addresses_only=False)
+    unset |= dict(accept_mismatch=False)
     calls = []
     monkeypatch.setattr(infer.flags, "FLAGS", SimpleNamespace(**unset | flags))
     monkeypatch.setattr(infer, "given_model", lambda _: "run")

@@ -133,7 +133,7 @@ def test_the_run_gives_the_teacher_to_its_initial_state(tmp_path, stubbed, monke
     class Given(Exception):
         pass
 
-    def initial_state(recipe, model, schedule, optimizer, teacher, *, resuming):
+    def initial_state(recipe, model, schedule, optimizer, teacher, **options):
         raise Given(teacher)
 
     monkeypatch.setattr(loop, "initial_state", initial_state)

@@ -3,7 +3,12 @@
 import pytest
 
 from mask_rcnn_jax.config import flatten, load_tree
-from mask_rcnn_jax.weights.expected_model import EXPECTED, MMDETECTION_STYLES, mismatches
+from mask_rcnn_jax.weights.expected_model import (
+    EXPECTED,
+    MMDETECTION_STYLES,
+    differences,
+    mismatches,
+)
 from mask_rcnn_jax.weights.sources import SOURCES
 
 
@@ -92,3 +97,35 @@ def test_the_style_of_mmdetection_is_taken_from_the_files_config(config, differi
     torchvision = load_tree("coco_torchvision").model
     said = " ".join(mismatches("mmdetection", torchvision, config=config))
     assert ("stride_in" in said) == (config is CAFFE_STYLE)
+
+
+@pytest.mark.parametrize(
+    "resize, expected",
+    [("", []), ("dict(type='Resize')", [True]), ("dict(type='Resize', backend='pillow')", [False])],
+)
+def test_the_resizing_of_mmdetection_is_taken_from_the_files_config(resize, expected):
+    """OpenCV samples, Pillow averages."""
+    model = load_tree("coco_detectron2:mmdetection").model
+    for antialias in (True, False):
+        found = differences(
+            "mmdetection", model, config=PYTORCH_STYLE + resize, antialias=antialias
+        )
+        assert [one.entry for one in found] == ["data.antialias"] * ([antialias] == expected)
+
+
+def test_the_colors_of_a_convnext_of_mmdetection_are_stated():
+    config = PYTORCH_STYLE.replace("type='ResNet'", "type='mmpretrain.ConvNeXt'")
+    model = load_tree("coco_convnext").model
+    assert differences("mmdetection_convnext", model, config=config) == []
+    model.input.update(channel_order="bgr", std=(1.0, 1.0, 1.0))
+    found = differences("mmdetection_convnext", model, config=config)
+    assert [one.entry for one in found] == ["model.input.channel_order", "model.input.std"]
+    assert all(one.is_stated for one in found)
+
+
+def test_what_a_file_states_is_told_from_what_is_usual():
+    model = load_tree("coco_detectron2").model
+    stated = {one.entry: one.is_stated for one in differences("torchvision", model)}
+    assert stated["model.backbone.stride_in"] and not stated["model.anchors.rounding"]
+    assert not stated["model.input.channel_order"]
+    assert not any(one.is_stated for one in differences("torchvision_resnet", model))

@@ -1,0 +1,58 @@
+"""What our own files say of the model that their weights belong to."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from absl import logging
+
+from mask_rcnn_jax import parts
+from mask_rcnn_jax.config import flatten
+from mask_rcnn_jax.models.build import BUILDERS, ModelOptions
+from mask_rcnn_jax.weights.expected_model import ANTIALIAS
+
+
+def saved_entries(
+    path: str | os.PathLike, workdir: str | os.PathLike | None
+) -> tuple[Path, dict[str, Any]]:
+    """Return entries of the recipe that weights were made with, by their dotted names.
+
+    Nothing is imported that the recipe names: a part of the user's own is left out.
+
+    Args:
+        path: of the weights. A file's are in the manifest that `export` wrote beside it.
+        workdir: of the run, if they are of one; its config.json has them.
+
+    Returns the file, and no entries if it is not there or, with a warning, damaged.
+    """
+    path = Path(path)
+    beside = path.with_name(f"{path.stem}.manifest.json")
+    file = beside if workdir is None else Path(workdir) / "config.json"
+    if not file.is_file():
+        return file, {}
+    try:
+        content = json.loads(file.read_text())
+        if workdir is None and path.name not in content["files"]:
+            return file, {}
+        tree = content["config"]
+        sections = {
+            name: section
+            for name, section in tree.get("model", {}).items()
+            if name not in BUILDERS or not section or _name(name, section) in BUILDERS[name]
+        }
+        left_out = tree.get("model", {}).keys() - sections.keys()
+        model = flatten(parts.to_section(ModelOptions.read(sections)))
+        antialias = tree["data"].get("antialias", False)
+        is_ours = workdir is not None or content["format"] == "safetensors"
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        logging.warning("%s is damaged, the recipe is not compared with it: %r", file, error)
+        return file, {}
+    if not is_ours:
+        model.pop("backbone.norm_eps", None)  # converted to the other system's
+    kept = {f"model.{n}": v for n, v in model.items() if n.partition(".")[0] not in left_out}
+    return file, kept | {ANTIALIAS: antialias}
+
+
+def _name(section: str, entries: dict[str, Any]) -> str:
+    return entries.get("name", next(iter(BUILDERS[section])))
