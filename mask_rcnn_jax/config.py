@@ -5,7 +5,7 @@ import importlib.util
 import inspect
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import is_dataclass, replace
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -14,16 +14,21 @@ from typing import TYPE_CHECKING, Any
 from absl import logging
 from ml_collections import ConfigDict
 
-from mask_rcnn_jax import parts
+from mask_rcnn_jax import consent, parts
+from mask_rcnn_jax.recipe.manifest import MANIFEST, Manifest, read_manifest
 
 if TYPE_CHECKING:
     from mask_rcnn_jax.recipe.recipe import Recipe
 
 RECIPES = Path(__file__).parent / "configs"
-MANIFEST = "manifest.json"  # of an exported model
 
 
-def load_config(name_or_path: str | Path, overrides: Mapping[str, Any] | None = None) -> "Recipe":
+def load_config(
+    name_or_path: str | Path,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    allow_code: str | Iterable[str] = (),
+) -> "Recipe":
     """Load a recipe, or that of a run; it is frozen, so give other values as overrides.
 
     Args:
@@ -32,19 +37,24 @@ def load_config(name_or_path: str | Path, overrides: Mapping[str, Any] | None = 
             `my/recipe.py:variant`), the workdir of a run, or its `config.json`, or the folder of an
             exported model. A file or a folder that exists wins over a name.
         overrides: values of single entries, as `{"train.batch_size": 4}`.
+        allow_code: modules that may be imported for functions that a run names which you did not
+            train here, see `consent`.
 
     Raises:
-        ValueError: there is no such recipe or run, a run's config is damaged, or an entry is
-            unknown or has a wrong value.
+        ValueError: there is no such recipe or run, a run's config is damaged or names other code,
+            or an entry is unknown or has a wrong value.
     """
-    tree = load_tree(name_or_path)
+    with consent.allowing(allow_code):
+        tree = load_tree(name_or_path)
     for name, value in (overrides or {}).items():
         _override(tree, name, value)
     return as_recipe(tree)
 
 
-def as_recipe(config: "Recipe | ConfigDict | str | Path") -> "Recipe":
+def as_recipe(config: "Recipe | ConfigDict | str | Path", *, imports: bool = True) -> "Recipe":
     """Return the recipe that a name, a path or a ConfigDict stands for; a recipe as it is.
+
+    imports: of a ConfigDict, see `Recipe.read`.
 
     Raises ValueError, naming the entry, for a wrong one.
     """
@@ -57,26 +67,33 @@ def as_recipe(config: "Recipe | ConfigDict | str | Path") -> "Recipe":
     if not isinstance(config, ConfigDict):
         expected = "expected a recipe, the name of one, or a ConfigDict"
         raise ValueError(f"config is {type(config).__name__}, {expected}")
-    return Recipe.read(config.copy_and_resolve_references())
+    return Recipe.read(config.copy_and_resolve_references(), imports=imports)
 
 
 def load_tree(name_or_path: str | Path) -> ConfigDict:
     """Load what `load_config` loads in the form in which recipes are written, to change it."""
     text, path = str(name_or_path), Path(name_or_path)
-    recipe, _, variant = text.partition(":")
     if path.name == "config.json" and path.is_file():
         return ConfigDict(read_run(path.parent).to_dict())
     if (path / "config.json").is_file():
         return ConfigDict(read_run(path).to_dict())
     if (path / MANIFEST).is_file():
-        return ConfigDict(exported_recipe(read_manifest(path)).to_dict())
-    if path.is_file():
-        return _run_recipe(path, text)
-    if Path(recipe).is_file():
-        return _run_recipe(Path(recipe), recipe, variant)
+        manifest = read_manifest(path)
+        consent.check(named_code(manifest.config), manifest.path, manifest.content)
+        return ConfigDict(exported_recipe(manifest).to_dict())
+    recipe, _, variant = text.partition(":")
+    if found := _recipe_file(text):
+        return _run_recipe(Path(found), found, variant if found == recipe else "")
     if recipe in recipe_names():
         return _run_recipe(RECIPES / f"{recipe}.py", recipe, variant)
     raise ValueError(_not_found(text))
+
+
+def _recipe_file(text: str) -> str | None:
+    """Return the file of a user's own recipe that `load_tree` would run, if it is one."""
+    if os.path.basename(text) == "config.json":
+        return None
+    return next(filter(os.path.isfile, (text, text.partition(":")[0])), None)
 
 
 def recipe_names() -> list[str]:
@@ -84,38 +101,35 @@ def recipe_names() -> list[str]:
     return sorted({path.stem for path in RECIPES.glob("*.py")} - {"__init__", "base"})
 
 
-def read_manifest(folder: str | Path) -> dict[str, Any]:
-    """Read the manifest.json of a model that `export` wrote into a folder.
+def exported_recipe(manifest: Manifest) -> "Recipe":
+    """Return the recipe in a manifest, with the model's number of classes and its one canvas.
 
-    Raises ValueError, naming the file, if there is none or it is damaged.
+    It describes the model, which need not be built: functions of a user's are not imported.
+
+    Raises ValueError, naming the file and the entry, if it is damaged.
     """
-    path = Path(folder) / MANIFEST
-    if not path.is_file():
-        raise ValueError(f"{folder} holds no exported model: it has no {MANIFEST}")
+    source = f"{manifest.path}, made by {manifest.made_by},"
     try:
-        content = json.loads(path.read_text())
-        kinds = {"format": str, "classes": list, "inputs": dict, "preprocessing": dict}
-        for name, kind in (kinds | {"config": dict}).items():
-            if not isinstance(content[name], kind):
-                raise ValueError(f"{name} is {content[name]!r}")
-        content["inputs"]["images"]["shape"][0], content["preprocessing"]["canvas"]
-        content["config"]["model"], content["config"]["data"]
-        if not all(isinstance(section, dict) for section in content["config"].values()):
-            raise ValueError("a section of the config is no object")
-    except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged: {error!r}") from error
-    return content
+        recipe = upgrade(manifest.config, source, imports=False)
+        recipe = replace(recipe, data=replace(recipe.data, canvases=()))
+        return recipe.with_classes(len(manifest.categories))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"{manifest.path}: {error}") from error
 
 
-def exported_recipe(manifest: Mapping[str, Any]) -> "Recipe":
-    """Return the recipe in a manifest, with the model's number of classes and its one canvas."""
-    recipe = upgrade(manifest["config"], f"{MANIFEST}, made by {manifest.get('made_by')},")
-    recipe = replace(recipe, data=replace(recipe.data, canvases=()))
-    return recipe.with_classes(len(manifest["classes"]))
+def named_code(tree: Mapping[str, Any]) -> dict[str, str]:
+    """Return the functions and the recipe of a teacher that a recipe's tree names, by entry."""
+    named, distill = consent.functions(tree), tree.get("distill")
+    recipe = distill.get("recipe") if isinstance(distill, Mapping) else None
+    if isinstance(recipe, str) and _recipe_file(recipe):
+        named["distill.recipe"] = recipe
+    return named
 
 
-def upgrade(tree: Mapping[str, Any], path: str | Path) -> "Recipe":
+def upgrade(tree: Mapping[str, Any], path: str | Path, *, imports: bool = True) -> "Recipe":
     """Return the recipe that this or another version saved in a file.
+
+    imports: see `Recipe.read`.
 
     Entries that are not there have their defaults, which are what was done before there was the
     entry. Unknown ones are left out with a warning, except those of the model.
@@ -126,7 +140,7 @@ def upgrade(tree: Mapping[str, Any], path: str | Path) -> "Recipe":
     kept = _known(Recipe, tree, "", unknown)
     if unknown:
         logging.warning("%s has entries of another version, left out: %s", path, sorted(unknown))
-    return Recipe.read(kept)
+    return Recipe.read(kept, imports=imports)
 
 
 def _known(part: Any, tree: Mapping[str, Any], prefix: str, unknown: list[str]) -> dict[str, Any]:
@@ -153,13 +167,14 @@ def read_workdir(workdir: str | Path) -> tuple["Recipe", list[dict]]:
     """The recipe and the categories `[{"id", "name"}, ...]` of a run, class 1 first.
 
     See `upgrade` for those of another version. Raises ValueError, naming the file, if there is
-    none, or it is damaged.
+    none, it is damaged, or it names code that `consent` does not let run.
     """
     path = Path(workdir) / "config.json"
     if not path.is_file():
         raise ValueError(f"{workdir} is no workdir of a run: it has no config.json")
     try:
-        content = json.loads(path.read_text())
+        text = path.read_bytes()
+        content = json.loads(text)
         tree, categories = content["config"], content["categories"]
         for category in categories:
             if not isinstance(category["id"], int | str) or not isinstance(category["name"], str):
@@ -168,20 +183,27 @@ def read_workdir(workdir: str | Path) -> tuple["Recipe", list[dict]]:
             raise ValueError("a section of the config is no object")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is damaged: {error!r}") from error
+    consent.check(named_code(tree), path, text)
     try:
         return upgrade(tree, path), categories
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{path}: {error}") from error
 
 
 def write_workdir(workdir: str | Path, recipe: "Recipe", categories: list[dict]) -> None:
-    """Write what differs from defaults for `read_workdir`, into a folder that need not exist."""
+    """Write what differs from defaults for `read_workdir`, into a folder that need not exist.
+
+    Code that the recipe names may run here from then on, see `consent`.
+    """
     path = Path(workdir) / "config.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(".tmp")
-    content = {"config": recipe.changes(), "categories": categories}
-    draft.write_text(json.dumps(content, indent=1))
+    tree = recipe.changes()
+    content = json.dumps({"config": tree, "categories": categories}, indent=1).encode()
+    draft.write_bytes(content)
     os.replace(draft, path)
+    if named_code(tree):
+        consent.remember(content)
 
 
 def _run_recipe(path: Path, name: str, variant: str = "") -> ConfigDict:

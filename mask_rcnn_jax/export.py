@@ -37,7 +37,8 @@ import numpy as np
 from absl import flags, logging
 from safetensors.numpy import save
 
-from mask_rcnn_jax import cli, parts
+from mask_rcnn_jax import cli, consent, parts
+from mask_rcnn_jax.config import named_code
 from mask_rcnn_jax.data.coco import CocoDataset
 from mask_rcnn_jax.data.dataset import check_classes
 from mask_rcnn_jax.data.loader import EvalLoader
@@ -167,6 +168,8 @@ def export_model(
     )
     files["manifest.json"] = _dump(manifest)
     write(Path(output), files)
+    if named_code(manifest["config"]):
+        consent.remember(files["manifest.json"])
     print(f"{output}: {', '.join(names)}")
     for kind, check in checks.items():
         print(f"self-check, {kind}: {check['text']}")

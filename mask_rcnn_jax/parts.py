@@ -234,18 +234,30 @@ def checked(
     return found
 
 
+def not_imported(**entries: Any) -> None:
+    """Stand for a function of a user's in a part that is described and never built."""
+    raise ValueError("its function is not imported, since nothing is built from this recipe")
+
+
 def named(
-    section: Any, builders: Mapping[str, Callable], where: str, given: tuple[str, ...] = ()
+    section: Any,
+    builders: Mapping[str, Callable],
+    where: str,
+    given: tuple[str, ...] = (),
+    *,
+    imports: bool = True,
 ) -> Named:
     """Find the builder that a section names, the first without a name, and check its entries.
 
-    section: None is short for the name "none". given: parameters that come later.
+    section: None is short for the name "none". given: parameters that come later. imports: whether
+    a function of a user's is imported; otherwise `not_imported` takes its place.
     """
     if section is not None and not isinstance(section, Section):
         raise ValueError(f"{where} is {section!r}, expected a section with a name")
     values = {"name": "none"} if section is None else dict(section.items())
     name = values.pop("name", next(iter(builders)))
-    builder = find(name, builders, f"{where}.name")
+    is_described = not imports and isinstance(name, str) and ":" in name
+    builder = not_imported if is_described else find(name, builders, f"{where}.name")
     if not callable(builder):
         raise ValueError(f"{where}.name is {name!r}, which is {builder!r}, expected a function")
     try:

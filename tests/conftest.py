@@ -26,6 +26,8 @@ os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.getenv(
 TEMPORARY = None if "PYTEST_XDIST_WORKER" in os.environ else tempfile.mkdtemp(prefix="mask_rcnn")
 for name in ("JAX_COMPILATION_CACHE_DIR", "HYPOTHESIS_STORAGE_DIRECTORY"):
     os.environ.setdefault(name, f"{TEMPORARY}/{name.lower()}")
+if TEMPORARY:  # what tests train is not remembered as the user's own; their processes inherit it
+    os.environ["XDG_STATE_HOME"] = f"{TEMPORARY}/state"
 if "--gpu" not in sys.argv:
     # Before anything imports jax, and inherited by the commands that tests start.
     os.environ["JAX_PLATFORMS"] = "cpu"

@@ -39,6 +39,7 @@ FLOORS = {
     "network": 1,
     "rle": 1,
     "protobuf": 1,
+    "consent": 1,
     "parts": 1,
     "structures": 1,
 }

@@ -12,17 +12,12 @@ from typing import TYPE_CHECKING
 from absl import flags, logging
 from ml_collections import ConfigDict, config_flags
 
+from mask_rcnn_jax import consent
 from mask_rcnn_jax.cli.help import format_entries, format_help
 from mask_rcnn_jax.cli.processes import PROCESS_FLAGS, join_processes
-from mask_rcnn_jax.config import (
-    as_recipe,
-    exported_recipe,
-    flatten,
-    load_tree,
-    read_manifest,
-    read_run,
-)
+from mask_rcnn_jax.config import as_recipe, exported_recipe, flatten, load_tree, read_run
 from mask_rcnn_jax.parts import describe
+from mask_rcnn_jax.recipe.manifest import read_manifest
 from mask_rcnn_jax.terminal import console, interrupts
 from mask_rcnn_jax.terminal.safe_text import printable, safe_stdout
 
@@ -37,6 +32,10 @@ CONFIG_HELP = (
     "get_config(), or a run's workdir. --config.section.name=value overrides an entry, also of the "
     "config of a run that --workdir names."
 )
+CODE_HELP = (
+    "Module, package or package.module:function of yours that a run which you did not train here "
+    "may import; repeatable. What it names runs."
+)
 CACHE_HELP = (
     "Folder for compiled programs, which the next start takes from there; ~/.cache/mask_rcnn_jax "
     f"if unset, {OFF!r} keeps none."
@@ -48,7 +47,7 @@ _NO_MASK_HEAD = re.compile("^(--?config[.]model[.]mask_head)=None$")
 # The codes of XLA's status with which a collective fails when another process has ended.
 COLLECTIVE_FAILED = re.compile("(UNKNOWN|INTERNAL|UNAVAILABLE|ABORTED|DEADLINE_EXCEEDED): ")
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
-COMMON_FLAGS = ("platform", "compile_cache", "debug")
+COMMON_FLAGS = ("platform", "compile_cache", "allow_code", "debug")
 
 _process_index, _process_count = 0, 1  # of this command
 
@@ -108,9 +107,10 @@ def run(
     own = [name for name in flags.FLAGS if name not in {*others, *PROCESS_FLAGS}]
     flags.DEFINE_bool("debug", False, "Show the traceback of an error.")
     flags.DEFINE_string("compile_cache", None, CACHE_HELP)
+    flags.DEFINE_multi_string("allow_code", [], CODE_HELP)  # `_parse_flags` looks at it
     flags.DEFINE_enum("platform", None, ["cpu", "gpu"], "Device to run on; the best one if unset.")
     debug = "--debug" in sys.argv
-    with safe_stdout():
+    with safe_stdout(), consent.allowing():
         if not HELP_FLAGS.isdisjoint(sys.argv):
             print(_help(main, groups or {"flags": own}, sys.argv))
             return
@@ -156,15 +156,15 @@ def _parse_flags(argv: Sequence[str]) -> list[str]:
     FLAGS = flags.FLAGS
     if "config" in FLAGS:
         given = FLAGS.read_flags_from_files(argv, force_gnu=False)
-        argv, config = _take(given, "config", "a recipe or a run")
-        if config is not None:
-            _define_entries(config, argv)
+        consent.allow(_take(given, "allow_code", "a module")[1])
+        argv, configs = _take(given, "config", "a recipe or a run")
+        if configs:
+            _define_entries(configs[-1], argv)
         elif not _is_required("config") and any(map(_OVERRIDE.match, argv)):
             # Entries of the run, whose config such a command takes.
             for flag, meaning in (("workdir", "a run"), ("artifact", "an exported model")):
-                source = _take(argv, flag, meaning)[1] if flag in FLAGS else None
-                if source is not None:
-                    _define_entries(source, argv, flag)
+                if flag in FLAGS and (sources := _take(argv, flag, meaning)[1]):
+                    _define_entries(sources[-1], argv, flag)
                     break
     try:
         return FLAGS(argv)[1:]
@@ -177,16 +177,16 @@ def _is_required(flag: str) -> bool:
     return bool(flags.FLAGS[flag].validators)
 
 
-def _take(argv: Sequence[str], flag: str, expected: str) -> tuple[list[str], str | None]:
-    """Split `--flag VALUE` from the other arguments."""
-    rest, taken, arguments = [], None, iter(argv)
+def _take(argv: Sequence[str], flag: str, expected: str) -> tuple[list[str], list[str]]:
+    """Split the values of `--flag VALUE` from the other arguments."""
+    rest, taken, arguments = [], [], iter(argv)
     for argument in arguments:
         name, equals, value = argument.partition("=")
         if argument == "--":
             rest += [argument, *arguments]
         elif name in (f"--{flag}", f"-{flag}"):
-            taken = value if equals else next(arguments, "")
-            if not taken:
+            taken.append(value if equals else next(arguments, ""))
+            if not taken[-1]:
                 raise ValueError(f"--{flag} must have a value: {expected}")
         else:
             rest.append(argument)
@@ -215,10 +215,11 @@ def _list_config(argv: Sequence[str]) -> None:
     """Print the entries of `--config` that are not defaults, or all, with choices and meanings."""
     lists_all = any(argument.endswith("list_config=all") for argument in argv)
     rest = [argument for argument in argv if not _LIST.match(argument)]
-    argv, name = _take(rest, "config", "a recipe or a run")
-    if name is None:
+    consent.allow(_take(rest, "allow_code", "a module")[1])
+    argv, names = _take(rest, "config", "a recipe or a run")
+    if not names:
         raise ValueError("--list_config needs --config, a recipe or a run")
-    _define_entries(name, argv)
+    _define_entries(names[-1], argv)
     for flag in flags.FLAGS:
         flags.FLAGS[flag].validators.clear()  # nothing else is needed to list a config
     flags.FLAGS(argv)
@@ -230,9 +231,13 @@ def _list_config(argv: Sequence[str]) -> None:
 
 
 def given_recipe() -> "Recipe | None":
-    """Return the recipe of `--config`; None without it. ValueError names a wrong entry."""
-    config = flags.FLAGS.config
-    return None if config is None else as_recipe(config)
+    """Return the recipe of `--config`; None without it. ValueError names a wrong entry.
+
+    That of an exported model only describes it: no function of a user's is imported.
+    """
+    FLAGS = flags.FLAGS
+    is_exported = bool(getattr(FLAGS, "artifact", None))  # a command without the flag has none
+    return None if FLAGS.config is None else as_recipe(FLAGS.config, imports=not is_exported)
 
 
 def _entry_hint(flag: str) -> str:

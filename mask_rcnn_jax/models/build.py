@@ -93,15 +93,16 @@ class ModelOptions:
     mask_head: parts.Named = _default("mask_head")
 
     @classmethod
-    def read(cls, section: Any) -> "ModelOptions":
+    def read(cls, section: Any, *, imports: bool = True) -> "ModelOptions":
         """Build the parts that a `model` section describes; missing sections use defaults.
 
-        None as `mask_head` leaves the mask head out. Raises ValueError, naming the entry, if one is
-        unknown or has an invalid value.
+        None as `mask_head` leaves the mask head out. imports: see `parts.named`. Raises ValueError,
+        naming the entry, if one is unknown or has an invalid value.
         """
         if not isinstance(section, parts.Section):
             raise ValueError(f"model is {section!r}, expected a section with {sorted(PARTS)}")
-        named = {name: name_part(name, section[name]) for name in BUILDERS if name in section}
+        given = [name for name in BUILDERS if name in section]
+        named = {name: name_part(name, section[name], imports=imports) for name in given}
         others = {name: value for name, value in section.items() if name not in named}
         return replace(parts.build(cls, others, "model"), **named)
 
@@ -115,11 +116,12 @@ class ModelOptions:
 PARTS = tuple(f.name for f in fields(ModelOptions) if f.name not in ("num_classes", "init_from"))
 
 
-def name_part(section: str, entries: Any) -> parts.Named:
+def name_part(section: str, entries: Any, *, imports: bool = True) -> parts.Named:
     """Find and check what a section of `BUILDERS` describes; None is short for the name "none"."""
     if isinstance(entries, parts.Section) and entries.get("name", "") == "none":
         entries = None  # what else it says is of no head
-    return parts.named(entries, BUILDERS[section], f"model.{section}", LATER[section])
+    where, later = f"model.{section}", LATER[section]
+    return parts.named(entries, BUILDERS[section], where, later, imports=imports)
 
 
 def named_section(section: str, name: str, **entries: Any) -> dict[str, Any]:

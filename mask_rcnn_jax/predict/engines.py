@@ -15,11 +15,12 @@ from types import ModuleType
 import jax
 import numpy as np
 
-from mask_rcnn_jax.config import exported_recipe, flatten, read_manifest
+from mask_rcnn_jax.config import exported_recipe, flatten
 from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.resize import ResizePlan, resize_plan
 from mask_rcnn_jax.models.detect import Detect
 from mask_rcnn_jax.predict.programs import load_onnx, load_openvino, load_stablehlo, run_program
+from mask_rcnn_jax.recipe.manifest import Manifest, read_manifest
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.structures import Detections
 
@@ -166,17 +167,16 @@ def load_exported(
         folders = [folders]
     found = [(Path(folder), read_manifest(Path(folder))) for folder in folders]
     first, manifest = found[0]
-    engine = engine or ("onnxruntime" if manifest["format"] == "onnx" else "jax")
+    engine = engine or ("onnxruntime" if manifest.format == "onnx" else "jax")
     _check_engine(engine, precision)
-    recipe, classes, batch = exported_recipe(manifest), manifest["classes"], _batch(manifest)
+    recipe, classes, batch = exported_recipe(manifest), manifest.categories, manifest.batch
     models = []
     for folder, other in found:
-        if (exported_recipe(other), other["classes"], _batch(other)) != (recipe, classes, batch):
+        if (exported_recipe(other), other.categories, other.batch) != (recipe, classes, batch):
             raise ValueError(f"{folder} and {first} were exported with other recipes or batches")
         models.append(_load_model(folder, other, engine, precision, recipe.data))
-    categories = [{"id": entry["id"], "name": entry["name"]} for entry in classes]
     name = f"{', '.join(map(str, folders))} in {engine}{f' ({precision})' if precision else ''}"
-    return Exported(recipe, categories, batch, tuple(models), name)
+    return Exported(recipe, list(classes), batch, tuple(models), name)
 
 
 def _check_engine(engine: str, precision: str | None) -> None:
@@ -201,26 +201,19 @@ def import_engine(engine: str) -> ModuleType:
         ) from error
 
 
-def _batch(manifest: dict) -> int | None:
-    batch = manifest["inputs"]["images"]["shape"][0]
-    return None if isinstance(batch, str) else batch
-
-
 def _load_model(
-    folder: Path, manifest: dict, engine: str, precision: str | None, options: ExampleOptions
+    folder: Path, manifest: Manifest, engine: str, precision: str | None, options: ExampleOptions
 ) -> ExportedModel:
     format = ENGINES[engine][0]
     path = folder / f"model{'_int8' if precision == 'int8' else ''}.{format}"
     if not path.is_file():
         flags = f"--format {format}{' --int8' if precision == 'int8' else ''}"
         raise ValueError(f"{folder} has no {path.name}, which export writes with {flags}")
-    canvas, resized, original = tuple(manifest["preprocessing"]["canvas"]), None, None
-    if size := manifest["preprocessing"].get("picture_size"):
-        original = size[0], size[1]
+    canvas, resized, original = manifest.canvas, None, manifest.picture_size
+    if original:
         canvas, resized, _ = resize_plan(*original, options)
-    batch = _batch(manifest)
     loaders: dict[str, Callable[[], Callable]] = {
-        "jax": lambda: partial(run_program, load_stablehlo(path.read_bytes()), batch),
+        "jax": lambda: partial(run_program, load_stablehlo(path.read_bytes()), manifest.batch),
         "onnxruntime": lambda: load_onnx(path.read_bytes()),
         "openvino": lambda: load_openvino(path, "bf16" if precision == "bfloat16" else "f32"),
     }

@@ -1,15 +1,18 @@
 """From a run, or a recipe and weights, to a predictor."""
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import jax
 from absl import flags, logging
 
-from mask_rcnn_jax.config import MANIFEST, as_recipe, load_config, recipe_names
+from mask_rcnn_jax import consent
+from mask_rcnn_jax.config import as_recipe, load_config, recipe_names
 from mask_rcnn_jax.formats.download import download_weights, weight_names
 from mask_rcnn_jax.predict.engines import Exported, load_exported
 from mask_rcnn_jax.predict.predictor import Predictor
+from mask_rcnn_jax.recipe.manifest import MANIFEST
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.weights.restore import restore
 
@@ -25,6 +28,7 @@ def load(
     engine: str | None = None,
     precision: str | None = None,
     accept_mismatch: bool = False,
+    allow_code: str | Iterable[str] = (),
 ) -> Predictor:
     """Load a trained model, ready to predict.
 
@@ -42,9 +46,11 @@ def load(
         precision: "int8" takes the int8 model of the folder, "bfloat16" is for OpenVINO; None
             computes as exported.
         accept_mismatch: that of `load_variables`.
+        allow_code: modules that may be imported for functions, such as a backbone, that a run names
+            which you did not train here, see `consent`.
 
     Raises:
-        ValueError: the weights do not fit, or are unknown.
+        ValueError: the weights do not fit, or are unknown, or the run names other code.
         OSError: a file cannot be read or downloaded.
     """
     if weights is None and (Path(model) / MANIFEST).is_file():
@@ -55,11 +61,13 @@ def load(
     if weights is None:
         if str(model).partition(":")[0] in recipe_names():
             raise ValueError(f"{model} is a recipe, expected weights as well, or a run")
-        restored = restore(None, model)
+        with consent.allowing(allow_code):
+            restored = restore(None, model)
     else:
         if str(weights) in weight_names() and not os.path.exists(weights):
             weights = download_weights(str(weights), cache_folder())
-        restored = restore(load_config(str(model)), weights, accept_mismatch=accept_mismatch)
+        with consent.allowing(allow_code):
+            restored = restore(load_config(str(model)), weights, accept_mismatch=accept_mismatch)
     recipe = restored.recipe.with_score_threshold(score_threshold)
     given = recipe, restored.variables, batch_size, restored.categories
     return Predictor(*given, tile, overlap)
@@ -100,7 +108,7 @@ def given_model(command: str, *others: str) -> str | Exported:
         return getattr(FLAGS, given[0])
     exported = load_exported(FLAGS.artifact, FLAGS.engine, FLAGS.engine_precision)
     if FLAGS.config is not None:
-        exported.check_unchanged(as_recipe(FLAGS.config))
+        exported.check_unchanged(as_recipe(FLAGS.config, imports=False))
     return exported
 
 

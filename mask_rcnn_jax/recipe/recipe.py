@@ -43,8 +43,11 @@ class Recipe:
             raise ValueError(f"model.mask_targets.kind=polygons needs {needed}")
 
     @classmethod
-    def read(cls, tree: parts.Section) -> "Recipe":
+    def read(cls, tree: parts.Section, *, imports: bool = True) -> "Recipe":
         """Build the sections of a tree, such as a ConfigDict; missing entries have their defaults.
+
+        imports: whether functions of a user's that the model names are imported; without them the
+        model can be described, not built.
 
         Raises ValueError, naming the entry, if one is unknown, has a wrong type or is not among the
         choices.
@@ -55,7 +58,7 @@ class Recipe:
             raise ValueError(f"{found}, expected one of {list(sections)}")
         if "data" not in tree:
             raise ValueError("data is missing: a recipe says what to train on")
-        model = ModelOptions.read(tree.get("model", {}))
+        model = ModelOptions.read(tree.get("model", {}), imports=imports)
         built = {
             name: parts.build(sections[name], tree[name], name) for name in tree if name != "model"
         }

@@ -13,7 +13,8 @@ import optax
 from absl import logging
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from mask_rcnn_jax.config import flatten, read_workdir, write_workdir
+from mask_rcnn_jax import consent
+from mask_rcnn_jax.config import flatten, named_code, read_workdir, write_workdir
 from mask_rcnn_jax.data import dataset as datasets
 from mask_rcnn_jax.data.augment import Kind
 from mask_rcnn_jax.data.coco import CocoDataset
@@ -283,7 +284,8 @@ def open_workdir(
 
 def _check_same_run(path: Path, recipe: Recipe, categories: list[dict]) -> int:
     try:
-        old, old_categories = read_workdir(path.parent)
+        with consent.allowing(named_code(recipe.to_dict()).values()):
+            old, old_categories = read_workdir(path.parent)
     except ValueError as error:
         raise ValueError(f"{error}; choose another --workdir") from error
     before, now = map(entries_in_json, (old, recipe))

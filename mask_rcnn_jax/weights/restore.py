@@ -10,8 +10,8 @@ import jax
 from absl import logging
 from ml_collections import ConfigDict
 
-from mask_rcnn_jax import parts
-from mask_rcnn_jax.config import as_recipe, flatten, read_workdir
+from mask_rcnn_jax import consent, parts
+from mask_rcnn_jax.config import as_recipe, flatten, named_code, read_workdir
 from mask_rcnn_jax.models.build import BUILDERS, PARTS, abstract_variables, build_model
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.models.protocols import PartLike, ability
@@ -46,7 +46,8 @@ def restore(
         weights: the run, the checkpoint or the file.
         accept_mismatch: only warn if the recipe describes another model than the run or the file.
 
-    Raises ValueError for another model, or if the weights do not fit it.
+    Raises ValueError if the recipe describes another model than the run's, the weights do not fit
+    it, or the run names code that `consent` does not let run.
     """
     recipe, categories, checkpoint = restore_recipe(recipe, weights, accept_mismatch)
     path = checkpoint.folder if checkpoint else weights
@@ -66,7 +67,8 @@ def restore_recipe(
             raise ValueError(f"--weights {weights} is not a run: it needs --config")
         return recipe, None, None
     checkpoint = find_checkpoint(weights)
-    of_run, categories = read_workdir(checkpoint.workdir)
+    with consent.allowing(named_code(recipe.to_dict()).values() if recipe else ()):
+        of_run, categories = read_workdir(checkpoint.workdir)
     recipe = of_run if recipe is None else recipe
     _check_model(recipe, of_run, checkpoint.workdir, accept_mismatch)
     if recipe.model.num_classes not in (0, len(categories)):

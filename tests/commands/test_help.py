@@ -13,7 +13,7 @@ from mask_rcnn_jax.__main__ import COMMANDS
 from mask_rcnn_jax.config import flatten, load_config
 from tests.commands.command import ROOT, check_done, error_line, run_inside
 
-SHARED = ["platform", "compile_cache", "debug"]
+SHARED = ["platform", "compile_cache", "allow_code", "debug"]
 FLAG = re.compile(r"^  --(?:\[no\])?(\w+)", re.MULTILINE)
 
 

@@ -30,6 +30,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from safetensors.numpy import save as save_safetensors
 
+from mask_rcnn_jax import consent
 from mask_rcnn_jax.annotations.reader import read_ground_truth
 from mask_rcnn_jax.config import as_recipe, load_config
 from mask_rcnn_jax.data.coco import check_coco, decode_image, load_coco
@@ -42,6 +43,8 @@ from mask_rcnn_jax.formats.labelme import read_labelme
 from mask_rcnn_jax.formats.tao_recipe import write_recipe
 from mask_rcnn_jax.formats.tfrecord_coco import read_tfrecords
 from mask_rcnn_jax.formats.via import read_via
+from mask_rcnn_jax.predict.engines import load_exported
+from mask_rcnn_jax.predict.loading import load_predictor
 from mask_rcnn_jax.report.training_section import training_section
 from mask_rcnn_jax.rle import encode_window
 from mask_rcnn_jax.training.metrics import read_metrics, truncate_metrics
@@ -53,7 +56,7 @@ from tests import tfrecord_writer
 from tests.formats.test_tao_spec import BLOG
 from tests.fuzz import hostile
 from tests.fuzz.format_parsers import FORMATS
-from tests.helpers import tiny_config
+from tests.helpers import GOLDENS, tiny_config
 from tests.video.videos import write_video
 from tests.weights import test_tf_checkpoint as tf
 from tests.weights.weight_writers import Call, Name, TorchFile, dumps
@@ -533,6 +536,29 @@ def read_config(path: Path) -> None:
     open_workdir(path.parent, as_recipe(config()), run_config()["categories"], resuming=True)
 
 
+MODEL = GOLDENS / "version_0_1_0" / "stablehlo"
+
+
+@cache
+def manifest() -> dict:
+    return json.loads((MODEL / "manifest.json").read_text())
+
+
+def write_manifest(folder: Path, case: Any) -> Path:
+    (folder / "exported").mkdir(exist_ok=True)
+    shutil.copy(MODEL / "model.stablehlo", folder / "exported")
+    return _json_file(manifest(), "exported/manifest.json")(folder, case)
+
+
+def read_manifest_file(path: Path) -> None:
+    """What loads finds objects, and can be loaded as a recipe, its own code aside."""
+    exported = load_exported(path.parent)
+    assert all(0 < side < 2**16 for size in exported.sample_sizes for side in size)
+    load_predictor(exported, 0.5, None)
+    with consent.allowing("tests.small_trunk"), contextlib.suppress(ValueError):
+        load_config(path.parent)
+
+
 RECORDS = [
     {"step": step, "loss/total": 1.5 / step, "lr": 0.1, "perf/images_per_s": 10.0, "ap/box": 0.25}
     for step in range(1, 6)
@@ -651,5 +677,6 @@ PARSERS = {
     "TFRecords": Parser(record_cases, write_record_file, read_record_file),
     "TAO specs": Parser(spec_cases, write_spec, read_spec),
     "config.json": Parser(json_cases, write_config, read_config),
+    "manifest.json": Parser(json_cases, write_manifest, read_manifest_file),
     "metrics.jsonl": Parser(json_cases, write_records, read_records),
 }

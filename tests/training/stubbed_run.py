@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from mask_rcnn_jax import cli
+from mask_rcnn_jax import cli, consent
 from mask_rcnn_jax.cli import processes as cli_processes
 from mask_rcnn_jax.config import read_workdir
 from mask_rcnn_jax.training import loop, metrics, processes, work
@@ -98,8 +98,9 @@ def write_as_before(workdir, *later: str) -> None:
         for section, entries in recipe.to_dict().items()
         if section not in later
     }
-    content = {"config": config, "categories": categories}
-    (workdir / "config.json").write_text(json.dumps(content))
+    content = json.dumps({"config": config, "categories": categories})
+    (workdir / "config.json").write_text(content)
+    consent.remember(content.encode())  # a run of one's own
 
 
 def main(arguments) -> None:
