@@ -56,6 +56,7 @@ def prepare(image: np.ndarray, manifest: dict) -> tuple[dict[str, np.ndarray], t
     canvas = np.zeros((*rules["canvas"], 3), wanted["dtype"])
     canvas[: size[0], : size[1]] = resize(image, size, rules)
     batch, is_planar = wanted["shape"][0], wanted["shape"][1] == 3
+    batch = 1 if isinstance(batch, str) else batch  # any number of images
     if is_planar:
         canvas = canvas.transpose(2, 0, 1)
     inputs = {"images": np.ascontiguousarray(np.repeat(canvas[None], batch, axis=0))}

@@ -272,7 +272,7 @@ def _define_flags() -> None:
     flags.DEFINE_enum("format", None, FORMATS, "Export format.", required=True)
     output_help = "Output folder; for weights the .safetensors file, for detectron2 a .pkl."
     flags.DEFINE_string("output", None, output_help, required=True)
-    batch_help = "Batch size; by default any for stablehlo and 1 for onnx."
+    batch_help = "Batch size; by default any. With --deepstream, the number of sources."
     flags.DEFINE_integer("batch", None, batch_help, 1)
     canvas_help = "Canvas to export, for recipes with two; square images are landscape."
     flags.DEFINE_enum("orientation", "landscape", ["landscape", "portrait"], canvas_help)

@@ -189,7 +189,7 @@ def test_it_exports_to_onnx(trunk):
     config.model.input.pad_multiple = 0
     model = build_model(config.model, implementation="xla")
     variables, options = init_variables(model, 0), as_recipe(config).eval
-    source = OnnxInput((64, 128), batch=2)
+    source = OnnxInput((64, 128))
     built = build_onnx(model, variables, source, opset=17, detect=options)
     predict = functools.partial(model.apply, variables, detect=options, method="predict")
     images = np.random.default_rng(0).integers(0, 256, (2, 64, 128, 3), np.uint8)

@@ -63,7 +63,7 @@ function prepare(picture) {
   const rules = manifest.preprocessing, wanted = manifest.inputs.images;
   const size = resizedSize(picture.height, picture.width, rules);
   const [height, width] = rules.canvas, area = height * width;
-  const batch = wanted.shape[0], planar = wanted.shape[1] === 3;
+  const batch = wanted.shape[0] === "batch" ? 1 : wanted.shape[0], planar = wanted.shape[1] === 3;
   const kind = wanted.dtype === "uint8" ? Uint8Array : Float32Array;
   const values = new kind(batch * area * 3), pixels = resize(picture, size, rules);
   for (let y = 0; y < size[0]; y++) {
@@ -75,7 +75,7 @@ function prepare(picture) {
     }
   }
   for (let b = 1; b < batch; b++) values.copyWithin(b * area * 3, 0, area * 3);
-  const inputs = { images: new ort.Tensor(wanted.dtype, values, wanted.shape) };
+  const inputs = { images: new ort.Tensor(wanted.dtype, values, [batch, ...wanted.shape.slice(1)]) };
   if ("image_sizes" in manifest.inputs) {
     const sizes = new Int32Array(2 * batch).map((_, i) => size[i % 2]);
     inputs.image_sizes = new ort.Tensor("int32", sizes, [batch, 2]);

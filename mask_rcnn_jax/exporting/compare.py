@@ -58,6 +58,18 @@ def compare(
     return total
 
 
+def in_two_batches(predict: Callable, inputs: list[tuple]) -> Callable:
+    """Return a function of the inputs in turn that detects in all but the first at once."""
+    first, *others = inputs
+    batches = [first, tuple(map(np.concatenate, zip(*others, strict=True)))] if others else [first]
+    rows = (
+        jax.tree.map(lambda array, row=row: array[row : row + 1], found)
+        for found, count in ((predict(*given), len(given[0])) for given in batches)
+        for row in range(count)
+    )
+    return lambda images, sizes: next(rows)
+
+
 def _add(total: Differences, a: Detections, b: Detections, score_threshold: float) -> None:
     """Add the differences in one image. Rows with equal scores may be ordered differently."""
     total.pictures += 1

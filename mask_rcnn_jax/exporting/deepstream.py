@@ -28,7 +28,7 @@ SCORE_THRESHOLD = 0.5  # of objects that are drawn, as in `infer`
 
 
 def files(
-    model: bytes, categories: Sequence[Mapping[str, Any]], interface: ModelInterface
+    model: bytes, categories: Sequence[Mapping[str, Any]], interface: ModelInterface, batch: int
 ) -> dict[str, bytes]:
     """Return the files that DeepStream needs, by name: `MODEL`, its config, labels and an app's
     config.
@@ -37,13 +37,14 @@ def files(
         model: serialized ONNX model of planar float32 images, with the outputs of `interface`.
         categories: `[{"id", "name"}, ...]`, class 1 first.
         interface: inputs of the model, with a `picture_size`.
+        batch: number of sources.
     """
     import onnx
 
     graph = onnx.load_from_string(model).graph
     masks = any(output.name == "masks" for output in graph.output)
     int8 = any(node.op_type == "QuantizeLinear" for node in graph.node)
-    batch, classes = interface.inputs["images"]["shape"][0], len(categories)
+    classes = len(categories)
     assert interface.picture_size is not None  # as `ArtifactOptions.check` demands
     texts = {
         "nvinfer.txt": nvinfer_config(

@@ -19,7 +19,7 @@ from mask_rcnn_jax.jax_to_onnx import products as onnx_products
 from mask_rcnn_jax.jax_to_onnx import rules as onnx_rules
 from mask_rcnn_jax.jax_to_onnx import shapes as onnx_shapes
 from mask_rcnn_jax.jax_to_onnx.cleanup import clean_up
-from mask_rcnn_jax.jax_to_onnx.graph import Graph, check_opset, make_model_proto
+from mask_rcnn_jax.jax_to_onnx.graph import ANY, Graph, check_opset, make_model_proto
 from mask_rcnn_jax.jax_to_onnx.trace import translate
 from mask_rcnn_jax.jax_to_onnx.values import Known, Value, arrange, tensor
 from mask_rcnn_jax.models.detect import Detect
@@ -34,7 +34,14 @@ RULES = onnx_rules.RULES | onnx_shapes.RULES | onnx_products.RULES | onnx_named.
 STATIC_RULES = RULES | onnx_static.RULES
 
 
-def check_exportable(model: MaskRCNN, batch: int, image_size: tuple[int, int] | None) -> None:
+def takes_batches(model: MaskRCNN, image_size: tuple[int, int] | None) -> bool:
+    """Whether an ONNX model takes several images at a time, see `check_exportable`."""
+    return image_size is not None or not model.input.pad_multiple
+
+
+def check_exportable(
+    model: MaskRCNN, batch: int | None, image_size: tuple[int, int] | None
+) -> None:
     """Raise ValueError if ONNX operators cannot reproduce the model exactly."""
     align, pad_multiple = model.roi_align, model.input.pad_multiple
     if align.border == "clamp" and align.min_size > 0:
@@ -43,10 +50,11 @@ def check_exportable(model: MaskRCNN, batch: int, image_size: tuple[int, int] | 
             f"{align.min_size} has no RoiAlign in ONNX, which treats samples outside the map as "
             "zero; model.roi_align.border='zero' or model.roi_align.min_size=0 can be exported"
         )
-    if pad_multiple and batch > 1 and image_size is None:
+    if batch != 1 and not takes_batches(model, image_size):
         raise ValueError(
-            f"--format=onnx: --batch is {batch}, but with model.input.pad_multiple={pad_multiple} "
-            "maps end at each image: use --batch=1, or --picture_size for images of one size"
+            f"--format=onnx: --batch is {batch or 'any'}, but with model.input.pad_multiple="
+            f"{pad_multiple} maps end at each image: use --batch=1, or --picture_size for images "
+            "of one size"
         )
 
 
@@ -69,14 +77,14 @@ class OnnxInput:
         canvas: (H, W), see `export_canvas`.
         image_size: (height, width) of every image on the canvas; None adds the input `image_sizes`,
             int32 [batch, 2].
-        batch: batch size.
+        batch: batch size; None leaves it open, and names the first axes of inputs and outputs so.
         dtype: "uint8" or "float32".
         planar: [batch, 3, H, W] instead of [batch, H, W, 3].
     """
 
     canvas: tuple[int, int]
     image_size: tuple[int, int] | None = None
-    batch: int = 1
+    batch: int | None = None
     dtype: str = "uint8"
     planar: bool = False
 
@@ -100,9 +108,11 @@ def build_onnx(
     if detect.nms != "hard":
         raise ValueError(f"eval.nms is {detect.nms!r}, expected 'hard' for an ONNX model")
     check_opset(opset)
-    batch, (height, width), planar = source.batch, source.canvas, source.planar
-    check_exportable(model, batch, source.image_size)
-    graph = Graph(opset)
+    (height, width), planar = source.canvas, source.planar
+    check_exportable(model, source.batch, source.image_size)
+    graph, batch = Graph(opset), source.batch or ANY
+    if source.batch is None:
+        graph.batch = graph.slice(graph.op("Shape", "images"), 0, 1, axis=0)
     shape = [batch, 3, height, width] if planar else [batch, height, width, 3]
     inputs = {"images": ({"uint8": "UINT8", "float32": "FLOAT"}[source.dtype], shape)}
     pixels = graph.cast("images", "FLOAT") if source.dtype == "uint8" else "images"
@@ -112,7 +122,7 @@ def build_onnx(
         inputs["image_sizes"] = ("INT32", [batch, 2])
         sizes: Value | Known = tensor(graph.cast("image_sizes", "INT64"), (batch, 2))
     else:
-        sizes = Known(np.array([source.image_size] * batch, np.int32))
+        sizes = Known(np.broadcast_to(np.array(source.image_size, np.int32), (batch, 2)))
 
     def predict(variables, images, sizes):
         found = model.apply(variables, images, sizes, detect, method="predict")

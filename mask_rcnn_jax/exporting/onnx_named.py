@@ -139,7 +139,8 @@ def group_norm_rule(graph: Graph, eqn: Equation, given: list) -> Value:
     """As InstanceNormalization over the groups: an older, better supported operator."""
     batch, height, width, channels = eqn.outvars[0].aval.shape
     shape, groups = (batch, channels, height, width), eqn.params["groups"]
-    x = graph.reshape(arrange(graph, given[0], (0, 3, 1, 2)), batch, groups, -1)
+    size = height * width * channels // groups
+    x = graph.reshape(arrange(graph, given[0], (0, 3, 1, 2)), batch, groups, size)
     one, zero = np.ones(groups, np.float32), np.zeros(groups, np.float32)
     y = graph.op("InstanceNormalization", x, one, zero, epsilon=eqn.params["eps"])
     return tensor(graph.reshape(y, *shape), shape, (0, 2, 3, 1))
@@ -197,7 +198,8 @@ def nms_rule(graph: Graph, eqn: Equation, given: list) -> Value:
     places = graph.op("Gather", selected, ints(0, 2), axis=1)
     length = graph.slice(graph.op("Shape", places), 0, 1, axis=0)
     ones = graph.op("Expand", np.ones(1, np.float32), length)
-    marks = graph.op("ScatterND", np.zeros((batch, rows), np.float32), places, ones)
+    none = Known(np.broadcast_to(np.float32(0), (batch, rows)))
+    marks = graph.op("ScatterND", arrange(graph, none), places, ones)
     return tensor(graph.op("Greater", marks, floats(0.5)), (batch, rows))
 
 
@@ -212,11 +214,15 @@ def roi_align_rule(graph: Graph, eqn: Equation, given: list) -> Value:
     maps, extent = given[1 : 1 + len(strides)], given[1 + len(strides) :]
     batch, rows = eqn.invars[0].aval.shape[:2]
     count, channels = batch * rows, maps[0].sizes[-1]
-    boxes = graph.reshape(arrange(graph, given[0]), -1, 4)
+    boxes = graph.reshape(arrange(graph, given[0]), count, 4)
     start, end = graph.slice(boxes, 0, 2, axis=1), graph.slice(boxes, 2, 4, axis=1)
     length = graph.op("Sub", end, start)
     area = _area(graph, length, eqn.params["level_offset"])
-    image = graph.constant(np.repeat(np.arange(batch), rows).astype(np.int64))
+    numbers = graph.count(count)
+    if isinstance(numbers, str):
+        image, zeros = (graph.op(op, numbers, ints(n)) for op, n in (("Div", rows), ("Mul", 0)))
+    else:
+        image, zeros = graph.constant(numbers // rows), graph.constant(numbers * 0)
     sampling: dict[str, Any] = {"mode": "avg", "sampling_ratio": options.sampling_ratio}
     sampling |= {"output_height": height, "output_width": width}
     sampling |= {"coordinate_transformation_mode": "half_pixel"}
@@ -246,8 +252,8 @@ def roi_align_rule(graph: Graph, eqn: Equation, given: list) -> Value:
         for on_level, other in zip(on_levels[:-1], pooled, strict=False):
             result = graph.op("Where", graph.reshape(on_level, -1, 1, 1, 1), other, result)
     else:
-        place, numbers = graph.concat(*places, axis=0), ints(*range(count))
-        row = graph.op("ScatterElements", np.zeros(count, np.int64), place, numbers)
+        place = graph.concat(*places, axis=0)
+        row = graph.op("ScatterElements", zeros, place, numbers)
         result = graph.op("Gather", graph.concat(*pooled, axis=0), row, axis=0)
     if batch == 1:
         axes = (), (0,), (2,), (3,), (1,)

@@ -49,6 +49,11 @@ class ArtifactOptions:
                 "--deepstream needs --picture_size, the HEIGHT,WIDTH of the frames: nvinfer "
                 "supports a single input"
             )
+        if self.deepstream and self.static and self.batch not in (None, 1):
+            raise ValueError(
+                f"--batch is {self.batch}, expected 1 for --static --deepstream: nvinfer runs a "
+                "batch with as many images as there are frames"
+            )
         if self.deepstream and self.int8_for == "cpu":
             raise ValueError("--deepstream runs in TensorRT: leave out --int8_for=cpu")
 

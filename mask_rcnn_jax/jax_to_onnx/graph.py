@@ -10,6 +10,10 @@ from typing import Any
 import numpy as np
 
 OPSETS = range(16, 22)  # RoiAlign has half_pixel since 16; see `Graph.opset`
+# The batch size of a program that is traced for batches of any size. Sizes that are multiples of
+# it are multiples of the batch: it is a prime number that no other size should contain.
+ANY = 4099
+BATCH = "batch"  # name of the first axis of such inputs and outputs
 
 
 class CannotConvert(ValueError):
@@ -24,6 +28,7 @@ class Graph:
         nonnegative: tensors of integers that cannot be negative.
         not_float: tensors of integers or bools.
         pieces: by the result of a Concat, its axis, inputs and their shapes.
+        batch: tensor [1] with the batch size, for programs that are traced for `ANY`.
     """
 
     def __init__(self, opset: int = OPSETS.start):
@@ -33,6 +38,7 @@ class Graph:
         self.nonnegative: set[str] = set()
         self.not_float: set[str] = set()
         self.pieces: dict[str, tuple[int, list[str], list[tuple[int, ...]]]] = {}
+        self.batch = ""
         self.stored: dict[tuple, str] = {}  # see values
         self.reshaped: dict[str, tuple[str, tuple[int, ...]]] = {}
         self._shared: dict[tuple, Any] = {}
@@ -74,6 +80,8 @@ class Graph:
     def constant(self, value: np.ndarray, name: str = "") -> str:
         """Add a constant and return its name. Equal names or small equal values are shared."""
         value = np.asarray(value)
+        if self.batch and value.size == 1 and value.item() and value.item() % ANY == 0:
+            raise CannotConvert("a number made of the batch's size without --batch")
         if name and name in self.constants:
             return name
         key = (value.dtype.str, value.shape, value.tobytes()) if value.size <= 64 else None
@@ -86,7 +94,29 @@ class Graph:
         return label
 
     def reshape(self, x: str, *shape: int) -> str:
-        return self.op("Reshape", x, ints(*shape))
+        return self.op("Reshape", x, ints(*(-1 if self.is_batch(size) else size for size in shape)))
+
+    def is_batch(self, size: int) -> bool:
+        """Whether a size is that of a batch of any size, or a multiple."""
+        return bool(self.batch) and size > 0 and size % ANY == 0
+
+    def sizes(self, *sizes: int) -> str | np.ndarray:
+        """Sizes [n] as int64, a constant unless some are multiples of the batch."""
+        if not any(map(self.is_batch, sizes)):
+            return ints(*sizes)
+        parts = []
+        for size in sizes:
+            times, rest = divmod(size, ANY)
+            one = ints(size) if rest else self.batch
+            parts.append(self.op("Mul", one, ints(times)) if not rest and times > 1 else one)
+        return self.concat(*parts, axis=0)
+
+    def count(self, number: int) -> str | np.ndarray:
+        """int64 [number]: 0, 1, .."""
+        if not self.is_batch(number):
+            return ints(*range(number))
+        limit = self.op("Squeeze", self.sizes(number), ints(0))
+        return self.op("Range", np.array(0), limit, np.array(1))
 
     def unsqueeze(self, x: str, axis: int) -> str:
         return self.op("Unsqueeze", x, ints(axis))
@@ -148,7 +178,11 @@ def make_model_proto(
 
     def infos(values):
         return [
-            helper.make_tensor_value_info(key, getattr(onnx.TensorProto, dtype), shape)
+            helper.make_tensor_value_info(
+                key,
+                getattr(onnx.TensorProto, dtype),
+                [BATCH if graph.is_batch(size) else size for size in shape],
+            )
             for key, (dtype, shape) in values.items()
         ]
 

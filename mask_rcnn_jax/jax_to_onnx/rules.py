@@ -102,7 +102,7 @@ def _same(op: str):
 
 def _cannot_be_negative(graph: Graph, value: Value | Known) -> bool:
     if isinstance(value, Known):
-        return value.array.dtype.kind in "iu" and bool(np.all(value.array >= 0))
+        return value.array.dtype.kind in "iu" and bool(np.all(value.once >= 0))
     return value.name in graph.nonnegative
 
 
@@ -110,8 +110,7 @@ def _is_filled(value: Value | Known, number: float) -> bool:
     """Whether all elements are known to equal a number."""
     if not isinstance(value, Known) or value.array.dtype == bool:
         return False
-    few = value.array[tuple(slice(None if stride else 1) for stride in value.array.strides)]
-    return bool(np.all(few == number)) and few.size > 0
+    return bool(np.all(value.once == number)) and value.array.size > 0
 
 
 def _shaped(graph: Graph, value: Value | Known, eqn: Equation) -> Value | Known:
@@ -155,7 +154,7 @@ def select(graph: Graph, eqn: Equation, given: list) -> Value | Known:
     if len(cases) != 2:
         raise CannotConvert("a selection from more than two arrays")
     if isinstance(which, Known) and which.array.dtype == bool:
-        if which.array.all() or not which.array.any():
+        if which.once.all() or not which.once.any():
             return cases[int(which.array.flat[0])]
     if isinstance(which, Value) and eqn.invars[0].aval.dtype != bool:
         which = which._replace(name=graph.cast(which.name, "BOOL"))
@@ -219,6 +218,8 @@ def reduce(op: str):
 
 
 def reduced(graph: Graph, op: str, x: Value, axes: Sequence[int]) -> Value:
+    if any(graph.is_batch(x.sizes[i]) for i in axes):
+        raise CannotConvert("a number of a whole batch without --batch")
     if op in ("ReduceSum", "ReduceProd") and any(min(x.axes[i], default=0) < 0 for i in axes):
         x = tensor(arrange(graph, x), x.sizes)
     places = sorted(part for i in axes for part in x.axes[i] if part >= 0)
@@ -294,3 +295,5 @@ RULES |= {
     "jit:floor_divide": _integer_rule(_floor_divide),
     "jit:remainder": _integer_rule(lambda graph, a, b: graph.op("Mod", a, b)),
 }
+for _name in (*SAME, "ne", "square", "rem", "clamp", "convert_element_type", "select_n"):
+    RULES[_name].by_element = True

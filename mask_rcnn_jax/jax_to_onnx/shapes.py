@@ -51,10 +51,6 @@ def transpose(graph: Graph, eqn: Equation, given: list) -> Value | Known:
     return values.transpose(x, order)
 
 
-for _rule in (broadcast, reshape, transpose, iota):
-    _rule.keeps_known = True  # type: ignore[attr-defined]
-
-
 def single(graph: Graph, value: Value, axes: Sequence[int]) -> Value:
     """Return an array whose tensor has each of these axes as a whole."""
     if all(len(value.axes[i]) == 1 and value.axes[i][0] >= 0 for i in axes):
@@ -81,6 +77,8 @@ def cut(
     value = single(graph, value, wanted)
     if not wanted:
         return value
+    if any(graph.is_batch(sizes[i]) for i in wanted):
+        raise CannotConvert("a part of a batch without --batch")
     places = [value.axes[i][0] for i in wanted]
     if value.name in graph.pieces and len(wanted) == 1 and steps[wanted[0]] == 1:
         axis, names, shapes = graph.pieces[value.name]
@@ -103,9 +101,11 @@ def cut(
     return value._replace(name=graph.op("Slice", value.name, *inputs), shape=tuple(shape))
 
 
-def slice_rule(graph: Graph, eqn: Equation, given: list) -> Value:
+def slice_rule(graph: Graph, eqn: Equation, given: list) -> Value | Known:
     starts, stops = eqn.params["start_indices"], eqn.params["limit_indices"]
     steps = eqn.params["strides"] or (1,) * len(starts)
+    if isinstance(given[0], Known):
+        return given[0]._replace(array=given[0].array[tuple(map(slice, starts, stops, steps))])
     is_map = eqn.invars[0].aval.dtype.kind == "f"
     return cut(graph, given[0], starts, stops, steps, is_map=is_map)
 
@@ -236,6 +236,8 @@ def gather(graph: Graph, eqn: Equation, given: list) -> Value:
     if not single_row or not whole or not in_front:
         raise CannotConvert("this form of indexing")
     data, axis, places = arrange(graph, x), rows[0], arrange(graph, index)
+    if graph.is_batch(shape[axis]):
+        raise CannotConvert("a part of a batch without --batch")
     if eqn.params["mode"] == lax.GatherScatterMode.CLIP:
         places = graph.op("Min", graph.op("Max", places, ints(0)), ints(shape[axis] - 1))
     if not images:
@@ -254,6 +256,10 @@ def gather(graph: Graph, eqn: Equation, given: list) -> Value:
     return tensor(
         name, found, [next(others if i in numbers.offset_dims else order) for i in range(len(out))]
     )
+
+
+for _rule in (broadcast, reshape, transpose, iota, slice_rule):
+    _rule.keeps_known = True  # type: ignore[attr-defined]
 
 
 RULES: dict[str, Any] = {

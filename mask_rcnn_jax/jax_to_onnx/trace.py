@@ -11,12 +11,13 @@ import jax
 import numpy as np
 from jax.extend.core import Jaxpr, Literal
 
-from mask_rcnn_jax.jax_to_onnx.graph import CannotConvert, Graph
+from mask_rcnn_jax.jax_to_onnx.graph import ANY, CannotConvert, Graph
 from mask_rcnn_jax.jax_to_onnx.values import Equation, Known, Value
 
 # (graph, equation, inputs) to outputs
 Rule = Callable[[Graph, Equation, list], Value | Known | list]
 PLATFORM = "cpu"
+LARGEST = 2**28  # elements of a known array that is computed with as a whole
 # Primitives that call a function, with the same inputs and outputs.
 JITS = ("jit", "pjit")
 CALLS = (
@@ -78,10 +79,9 @@ def _apply(graph: Graph, rules: Mapping[str, Rule], eqn: Equation, given: list, 
     if all(0 in shape for shape, _ in shapes):
         return [Known(np.zeros(shape, dtype)) for shape, dtype in shapes]
     rule = rules.get(f"jit:{eqn.params['name']}" if name in JITS else name)
-    is_inlined = name in CALLS and name not in JITS
-    if known and not is_inlined and not getattr(rule, "keeps_known", False):
-        return _compute(eqn, given)
-    if rule is not None:
+    if known and name not in CALLS and not getattr(rule, "keeps_known", False):
+        return _compute(eqn, given, getattr(rule, "by_element", False))
+    if rule is not None and not (known and name in JITS):
         outputs = rule(graph, eqn, given)
         if outputs is not None:
             return outputs if isinstance(outputs, list) else [outputs]
@@ -102,14 +102,39 @@ def _branch_index(platforms: Sequence[Sequence[str] | None]) -> int:
     return exact[0] if exact else list(platforms).index(None)
 
 
-def _compute(eqn: Equation, given: list[Known]) -> list[Known]:
-    """Compute an equation of arrays that are known."""
+def _compute(eqn: Equation, given: list[Known], by_element: bool) -> list[Known]:
+    """Compute an equation of arrays that are known, of equal elements once where it can."""
+    arrays = [each.array for each in given]
+    if by_element:
+        arrays = _shortened(arrays)
+    elif any(array.size > LARGEST for array in arrays):
+        count = max(array.size for array in arrays)
+        raise CannotConvert(f"{eqn.primitive.name} of {count} numbers without --batch")
     with jax.default_device(jax.devices("cpu")[0]):
-        found = eqn.primitive.bind(*(each.array for each in given), **eqn.params)
+        found = eqn.primitive.bind(*arrays, **eqn.params)
     found = found if eqn.primitive.multiple_results else [found]
+    if by_element:
+        found = [np.broadcast_to(found[0], eqn.outvars[0].aval.shape)]
     largest = max(given, key=lambda each: (bool(each.origin), each.array.size), default=None)
     origin = largest.origin if largest is not None else ""
-    return [Known(np.asarray(array), origin) for array in found]
+    return [Known(_repeated(np.asarray(array)), origin) for array in found]
+
+
+def _shortened(arrays: list[np.ndarray]) -> list[np.ndarray]:
+    """Shorten to 1 the axes along which elements are equal in each of these arrays."""
+    full = [array for array in arrays if array.ndim]
+    moves = [[n > 1 and step for n, step in zip(a.shape, a.strides, strict=True)] for a in full]
+    part = tuple(slice(None if any(axis) else 1) for axis in zip(*moves, strict=True))
+    return [array[part] if array.ndim else array for array in arrays]
+
+
+def _repeated(array: np.ndarray) -> np.ndarray:
+    """Return a view with stride 0 along batches of which all elements are equal."""
+    for axis, size in enumerate(array.shape):
+        if size and size % ANY == 0 and array.strides[axis]:
+            first = array.take([0], axis)
+            array = np.broadcast_to(first, array.shape) if np.all(array == first) else array
+    return array
 
 
 def _used(jaxpr: Jaxpr) -> list[Equation]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from mask_rcnn_jax.jax_to_onnx.graph import Graph, floats, ints
+from mask_rcnn_jax.jax_to_onnx.graph import CannotConvert, Graph, floats
 
 Equation: TypeAlias = Any  # a JaxprEqn, whose inputs' and outputs' shapes have no type
 
@@ -27,6 +27,11 @@ class Known(NamedTuple):
     @property
     def sizes(self) -> tuple[int, ...]:
         return self.array.shape
+
+    @property
+    def once(self) -> np.ndarray:
+        """The array with axes of equal elements shortened to 1."""
+        return self.array[tuple(slice(None if step else 1) for step in self.array.strides)]
 
 
 class Value(NamedTuple):
@@ -119,7 +124,11 @@ def arrange(graph: Graph, value: Value | Known, order: Sequence[int] | None = No
     """Return a tensor whose axis i is axis order[i] of the array, by default i."""
     order = range(len(value.sizes)) if order is None else order
     if isinstance(value, Known):
-        return stored(graph, value.array.transpose(tuple(order)), value)
+        array = value.array.transpose(tuple(order))
+        if not any(map(graph.is_batch, array.shape)):
+            return stored(graph, array, value)
+        part = value.once.transpose(tuple(order))
+        return graph.op("Expand", stored(graph, part, value), graph.sizes(*array.shape))
     axes = [[part for part in value.axes[axis] if value.size(part) > 1] for axis in order]
     sizes = [value.sizes[axis] for axis in order]
     parts = [part for axis in axes for part in axis]
@@ -138,7 +147,7 @@ def arrange(graph: Graph, value: Value | Known, order: Sequence[int] | None = No
     ones = [1 if part < 0 else value.size(part) for part in parts]
     name = reshaped(graph, name, shape, ones)
     full = [value.size(part) for part in parts]
-    name = graph.op("Expand", name, ints(*full))
+    name = graph.op("Expand", name, graph.sizes(*(-min(part, -1) for part in parts)))
     return name if full == sizes else graph.reshape(name, *sizes)
 
 
@@ -159,6 +168,8 @@ def stored(graph: Graph, array: np.ndarray, source: Known) -> str:
     """Add a constant made from `source` under its name; equal ones are shared."""
     if array.dtype != bool:
         array = array.astype(np.int64 if array.dtype.kind in "iu" else np.float32, copy=False)
+    if any(map(graph.is_batch, array.shape)):
+        raise CannotConvert("numbers for each place in a batch without --batch")
     if array.size <= 64:
         return graph.constant(array)
     content = hashlib.blake2b(np.asarray(array, order="C").tobytes()).digest()
@@ -236,8 +247,7 @@ def _stripped(shape: Sequence[int]) -> tuple[int, ...]:
 def _full(graph: Graph, value: Value | Known, shape: Sequence[int]) -> Value:
     """Return an array as a `Value` of this shape, whose axes are repeated as a whole or not."""
     if isinstance(value, Known):
-        array = np.broadcast_to(value.array, shape)
-        part = array[tuple(slice(None if stride else 1) for stride in array.strides)]
+        part = value._replace(array=np.broadcast_to(value.array, shape)).once
         whole = enumerate(zip(part.shape, shape, strict=True))
         kept = tuple((i,) if held == size else (-size,) for i, (held, size) in whole)
         return Value(stored(graph, part, value), part.shape, kept)

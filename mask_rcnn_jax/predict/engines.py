@@ -47,6 +47,7 @@ class Exported:
         batch: rows of a batch; None for any.
         models: one for each size.
         name: folder and engine.
+        compiles: whether it compiles a program for each number of rows.
     """
 
     recipe: Recipe
@@ -54,6 +55,7 @@ class Exported:
     batch: int | None
     models: tuple["ExportedModel", ...]
     name: str
+    compiles: bool = False
 
     @property
     def sample_sizes(self) -> list[tuple[int, int]]:
@@ -176,7 +178,7 @@ def load_exported(
             raise ValueError(f"{folder} and {first} were exported with other recipes or batches")
         models.append(_load_model(folder, other, engine, precision, recipe.data))
     name = f"{', '.join(map(str, folders))} in {engine}{f' ({precision})' if precision else ''}"
-    return Exported(recipe, list(classes), batch, tuple(models), name)
+    return Exported(recipe, list(classes), batch, tuple(models), name, engine == "jax")
 
 
 def _check_engine(engine: str, precision: str | None) -> None:

@@ -48,7 +48,8 @@ class Predictor:
 
     Compiles once per canvas (one, or one each for landscape and portrait, and `data.canvases`) for
     batches with `batch_size` rows on each device; rows without an image are wasted work, unless
-    `split_partial`. An image's detections do not depend on the rest of its batch.
+    `split_partial`, or an engine takes fewer. An image's detections do not depend on the rest of
+    its batch.
 
     Args:
         config: the model's recipe; `eval.score_threshold` is the lowest score of what is found. An
@@ -96,6 +97,7 @@ class Predictor:
             )
         self.tiles, recipe = tiling(tile, overlap), as_recipe(config)
         self._split_partial = split_partial
+        self._fills = engine is None or engine.compiles  # batches, so that they share a program
         self._model: LiveModel | Exported
         if engine is not None:
             engine.check_unchanged(recipe, but=("eval.score_threshold", "eval.soft_min_score"))
@@ -299,6 +301,7 @@ class Predictor:
         canvas, rows = images[0].canvas, self.images_at_once
         if self._split_partial and len(images) <= self._num_devices:
             rows = self._num_devices
+        rows = rows if self._fills else len(images)
         inputs = np.zeros((rows, *canvas.shape), canvas.dtype)
         sizes = np.ones((rows, 2), np.int32)
         for row, image in enumerate(images):

@@ -3,7 +3,7 @@
 import math
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -36,8 +36,9 @@ def run_program(program: Callable, batch: int | None, images, image_sizes) -> De
 def load_onnx(model: bytes) -> Callable:
     """Load a model as a function (images [n, H, W, 3], image_sizes [n, 2]) -> `Detections`.
 
-    It accepts up to `batch` images, on a canvas at least as large as the model's, of which it reads
-    the upper left part. Raises ValueError for a model with weights in other files.
+    It accepts any number of images, or up to the model's batch if that is fixed, on a canvas at
+    least as large as the model's, of which it reads the upper left part. Raises ValueError for a
+    model with weights in other files.
     """
     session = onnx_session(model)
     inputs = {value.name: value for value in session.get_inputs()}
@@ -83,14 +84,17 @@ def usable_cpus() -> int:
     return count
 
 
-def make_feeds(images: np.ndarray, image_sizes: np.ndarray, shape: list[int], dtype: str) -> dict:
-    """Convert images to model inputs, repeating the last image to fill the batch.
+def make_feeds(
+    images: np.ndarray, image_sizes: np.ndarray, shape: Sequence[int | str], dtype: str
+) -> dict:
+    """Convert images to model inputs, repeating the last image to fill a fixed batch.
 
-    shape, dtype: of the input `images`, such as [1, 3, 64, 64] and "float32".
+    shape, dtype: of the input `images`, such as ["batch", 3, 64, 64] and "float32".
     """
     planar = shape[1] == 3
     height, width = shape[2:] if planar else shape[1:3]
-    rows = np.minimum(np.arange(shape[0]), len(images) - 1)
+    batch = shape[0] if isinstance(shape[0], int) else len(images)
+    rows = np.minimum(np.arange(batch), len(images) - 1)
     images = np.asarray(images)[rows, :height, :width]
     images = images.transpose(0, 3, 1, 2) if planar else images
     sizes = np.asarray(image_sizes)[rows]
@@ -111,7 +115,8 @@ def load_openvino(path: str | os.PathLike, precision: str = "f32") -> Callable:
     inputs = {name: port for port in request.model_inputs for name in port.get_names()}
     # A tensor may have several names.
     outputs = {name for port in request.model_outputs for name in port.get_names()} & {*FIELDS}
-    shape = list(inputs["images"].get_shape())
+    sizes = inputs["images"].get_partial_shape()
+    shape = [size.get_length() if size.is_static else str(size) for size in sizes]
     dtype = {"u8": "uint8", "f32": "float32"}[inputs["images"].get_element_type().get_type_name()]
     lock = threading.Lock()  # of the request, which runs once at a time
 

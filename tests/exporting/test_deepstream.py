@@ -64,13 +64,13 @@ def parse(layers: dict, config: dict, width: int, height: int) -> list[Drawn]:
 
 @pytest.fixture(scope="module")
 def exported():
-    """A serialized model, its images and sizes."""
+    """A serialized model, a batch of images and their sizes."""
     limits = {"eval__detections_per_image": ROWS, "eval__score_threshold": 0.25}
     config = small_config("quickstart", CANVAS, **limits)
     variables = random_variables(config)
     variables["params"]["box_head"]["cls_score"]["kernel"] *= 0.4  # else all are of one class
     plan = resize_plan(*SIZE, config.data)
-    source = OnnxInput(CANVAS, plan.size, BATCH, "float32", planar=True)
+    source = OnnxInput(CANVAS, plan.size, None, "float32", planar=True)
     model, detect = predict_function(config)[0], config.eval
     built = build_onnx(model, variables, source, opset=17, detect=detect)
     inputs = generated(config, [SIZE] * BATCH, CANVAS)
@@ -89,9 +89,9 @@ def boxes_alone(model: bytes) -> bytes:
 
 
 def files_of(model: bytes) -> tuple[dict, configparser.ConfigParser]:
-    inputs = {"images": {"dtype": "float32", "shape": [BATCH, 3, *CANVAS]}}
+    inputs = {"images": {"dtype": "float32", "shape": ["batch", 3, *CANVAS]}}
     interface = ModelInterface(inputs, CANVAS, "float32", SIZE)
-    files = deepstream.files(model, CATEGORIES, interface)
+    files = deepstream.files(model, CATEGORIES, interface, BATCH)
     config = configparser.ConfigParser()
     config.read_string(files["nvinfer.txt"].decode())
     return files, config
@@ -150,10 +150,7 @@ def test_planes_of_other_classes_and_invalid_rows_are_zero(exported):
 
 
 def test_a_symbolic_batch_stays_symbolic(exported):
-    proto = onnx.load_from_string(exported[0])
-    for output in proto.graph.output:
-        output.type.tensor_type.shape.dim[0].dim_param = "batch"
-    made = onnx.load_from_string(deepstream.parser_model(proto.SerializeToString(), 3))
+    made = onnx.load_from_string(deepstream.parser_model(exported[0], 3))
     shapes = [
         [dim.dim_param or dim.dim_value for dim in output.type.tensor_type.shape.dim]
         for output in made.graph.output
@@ -167,7 +164,10 @@ def test_tensorrt_documents_all_that_the_models_use(exported):
 
 
 def test_triton_gets_a_whole_batch_of_a_fixed_size(exported):
-    text = model_config(onnx.load_from_string(exported[0]))
+    proto = onnx.load_from_string(exported[0])
+    for value in (*proto.graph.input, *proto.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = 2
+    text = model_config(proto)
     assert 'platform: "onnxruntime_onnx"\nmax_batch_size: 0\n' in text
     assert "dynamic_batching" not in text
     images = '    name: "images"\n    data_type: TYPE_FP32\n    dims: [ 2, 3, 64, 128 ]\n'

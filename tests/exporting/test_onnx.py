@@ -29,7 +29,7 @@ from tests.small_model import (
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-from mask_rcnn_jax.exporting.onnx import OnnxInput, build_onnx, export_canvas  # noqa: E402
+from mask_rcnn_jax.exporting.onnx import OnnxInput, build_onnx, export_canvas, takes_batches  # noqa: E402
 from mask_rcnn_jax.jax_to_onnx.graph import OPSETS  # noqa: E402
 from mask_rcnn_jax.predict.programs import load_onnx  # noqa: E402
 from tests.jax_to_onnx.traced import converted  # noqa: E402
@@ -50,7 +50,8 @@ def export(config, variables, **changes):
     model, _ = predict_function(config)
     plan = resize_plan(*(changes.pop("size", None) or (64, 96)), config.data)
     opset = changes.pop("opset", 17)
-    options = {"dtype": config.data.image_dtype} | changes
+    most = None if takes_batches(model, changes.get("image_size")) else 1
+    options = {"dtype": config.data.image_dtype, "batch": most} | changes
     canvas = export_canvas(model, plan.canvas, options.get("image_size"))
     source, detect = OnnxInput(canvas, **options), config.eval
     built = build_onnx(model, variables, source, opset=opset, detect=detect)
@@ -238,7 +239,7 @@ def test_fixed_size_in_planar_batches(recipe):
     _, predict = predict_function(config)
     reference = partial(jax.jit(predict), variables)
     plan = resize_plan(48, 80, config.data)
-    options = {"image_size": plan.size, "batch": 2, "planar": True, "dtype": "float32"}
+    options = {"image_size": plan.size, "planar": True, "dtype": "float32"}
     exported, canvas = export(config, variables, size=(48, 80), **options)
     inputs = generated(config, [(48, 80)] * 3, canvas)
     found = compare(reference, exported, inputs, config.eval.score_threshold)
@@ -278,6 +279,7 @@ def test_fifty_coco_images(recipe):
             "has no RoiAlign in ONNX",
         ),
         ({"model__input__pad_multiple": 32}, {"batch": 2}, "use --batch=1, or --picture_size"),
+        ({"model__input__pad_multiple": 32}, {"batch": None}, "--batch is any, but .* maps end at"),
         ({}, {"opset": 15}, "--opset is 15, expected 16 to 21"),
         ({}, {"opset": 30}, "--opset is 30, expected 16 to 21"),
     ],

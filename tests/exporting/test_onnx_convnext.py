@@ -55,7 +55,7 @@ def test_detections_match_jax():
     variables = random_variables(config)
     model, predict = predict_function(config)
     canvas = resize_plan(64, 96, config.data).canvas
-    source = OnnxInput(canvas, dtype=config.data.image_dtype)
+    source = OnnxInput(canvas, batch=1, dtype=config.data.image_dtype)
     built = build_onnx(model, variables, source, opset=17, detect=config.eval)
     inputs = generated(config, [(60, 96), (96, 64), (90, 90)], canvas)
     reference = partial(jax.jit(predict), variables)

@@ -7,6 +7,8 @@ from mask_rcnn_jax.exporting import artifact
 from mask_rcnn_jax.exporting.compare import compare
 from mask_rcnn_jax.structures import Detections
 
+FIELDS = ("boxes", "scores", "classes", "valid")
+
 
 def test_a_self_check_without_detections_is_said(caplog):
     empty = Detections(
@@ -50,3 +52,33 @@ def test_each_output_must_be_within_its_tolerance(field):
     assert exact.within_tolerance and exact.detections == 2
     found = compare(made_of(sound), made_of(changed), inputs, 0.05)
     assert not found.within_tolerance and found.unmatched == 0
+
+
+@pytest.mark.parametrize("rows", ["batch", 1])
+def test_a_model_for_any_batch_is_checked_with_one_image_and_with_several(rows):
+    """As one whose graph has the batch of one somewhere, which only several images tell."""
+    sound = Detections(
+        boxes=np.array([[[3, 4, 30, 20]]], np.float32),
+        scores=np.array([[0.9]], np.float32),
+        classes=np.array([[2]], np.int32),
+        masks=None,
+        valid=np.ones((1, 1), bool),
+    )
+
+    def predict(images, sizes):
+        last = np.arange(len(images))[:, None, None] == 2
+        found = {name: np.repeat(getattr(sound, name), len(images), 0) for name in FIELDS}
+        return Detections(
+            **found | {"boxes": found["boxes"] + last.astype(np.float32), "masks": None}
+        )
+
+    inputs = {"images": {"shape": [rows, 6, 8, 3]}}
+    made = artifact.Artifact(artifact.ModelInterface(inputs, (48, 64), "float32"), (48, 64))
+    made.files["model.onnx"], made.predictors["float"] = b"", predict
+    given = [(np.zeros((1, 48, 64, 3), np.uint8), np.array([[48, 64]]))] * 4
+    if rows == 1:
+        artifact._check(lambda images, sizes: sound, given, 0.05, made, "float")
+    else:
+        with pytest.raises(RuntimeError, match="1 px for boxes|boxes 1 px"):
+            artifact._check(lambda images, sizes: sound, given, 0.05, made, "float")
+    assert made.self_check["float"]["pictures"] == 4

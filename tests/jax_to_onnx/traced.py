@@ -4,16 +4,29 @@ import jax
 import numpy as np
 
 
-def converted(function, *arrays, opset=17, variables=None, num_classes=None, static=False):
+def converted(function, *arrays, **options):
     """Return the nodes of the graph of a function, and its outputs for these arrays, as leaves.
 
-    variables: given to the function before the arrays, unless None.
+    options: of `convert`.
     """
+    nodes, run = convert(function, *arrays, **options)
+    return nodes, run(*arrays)
+
+
+def convert(
+    function, *arrays, opset=17, variables=None, num_classes=None, static=False, any_batch=False
+):
+    """Return the nodes of the graph of a function of such arrays, and a function that runs it.
+
+    variables: given to the function before the arrays, unless None. any_batch: the first axis of
+        each array and each result is a batch, whose size is left open.
+    """
+    import onnx
     import onnxruntime
 
     from mask_rcnn_jax.exporting.onnx import add_function
     from mask_rcnn_jax.jax_to_onnx.cleanup import clean_up
-    from mask_rcnn_jax.jax_to_onnx.graph import Graph, make_model_proto
+    from mask_rcnn_jax.jax_to_onnx.graph import ANY, Graph, make_model_proto
     from mask_rcnn_jax.jax_to_onnx.rules import onnx_type
     from mask_rcnn_jax.jax_to_onnx.values import arrange, tensor
 
@@ -22,21 +35,29 @@ def converted(function, *arrays, opset=17, variables=None, num_classes=None, sta
         return jax.tree.leaves(found)
 
     graph, inputs, outputs = Graph(opset), {}, {}
-    for i, array in enumerate(arrays):
-        inputs[f"x{i}"] = (onnx_type(array.dtype), list(array.shape))
-    given = [tensor(f"x{i}", array.shape) for i, array in enumerate(arrays)]
-    shapes = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
+    if any_batch:
+        graph.batch = graph.slice(graph.op("Shape", "x0"), 0, 1, axis=0)
+    sizes = [(ANY, *array.shape[1:]) if any_batch else array.shape for array in arrays]
+    given = [tensor(f"x{i}", shape) for i, shape in enumerate(sizes)]
+    shapes = [jax.ShapeDtypeStruct(s, x.dtype) for s, x in zip(sizes, arrays, strict=True)]
+    for i, shape in enumerate(shapes):
+        inputs[f"x{i}"] = (onnx_type(shape.dtype), list(shape.shape))
     expected = jax.eval_shape(run, variables, *shapes)
     found = add_function(graph, run, variables, shapes, given, num_classes, static=static)
     for i, (value, shape) in enumerate(zip(found, expected, strict=True)):
         graph.op("Identity", arrange(graph, value), name=f"y{i}")
         outputs[f"y{i}"] = (onnx_type(shape.dtype), list(shape.shape))
     clean_up(graph, outputs)
-    model = make_model_proto(graph, "test", inputs, outputs, opset).SerializeToString()
-    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
-    feeds = {
-        f"x{i}": array.astype(np.int64) if array.dtype.kind == "i" else array
-        for i, array in enumerate(arrays)
-    }
-    nodes = [node for node in graph.nodes if node.op_type != "Identity"]
-    return nodes, session.run(list(outputs), feeds)
+    model = make_model_proto(graph, "test", inputs, outputs, opset)
+    onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
+    content, providers = model.SerializeToString(), ["CPUExecutionProvider"]
+    session = onnxruntime.InferenceSession(content, providers=providers)
+
+    def run_graph(*arrays):
+        feeds = {
+            f"x{i}": array.astype(np.int64) if array.dtype.kind == "i" else array
+            for i, array in enumerate(arrays)
+        }
+        return session.run(list(outputs), feeds)
+
+    return [node for node in graph.nodes if node.op_type != "Identity"], run_graph
