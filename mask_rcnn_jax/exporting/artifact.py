@@ -258,7 +258,10 @@ def _add_tensorrt(
         measured = json.loads(cache.read_text())["ranges"]
         ranges = quantize.with_trained(artifact.files["model.onnx"], measured, trained)
         artifact.files["calibration.cache"] = tensorrt.calibration_cache(ranges).encode()
-    entry = artifact.details["tensorrt"] = tensorrt.manifest_entry(artifact.files)
+    batch = options.batch or (1 if options.deepstream else triton.MAX_BATCH)
+    engines = {deepstream.MODEL: partial(deepstream.engine_file, batch)}
+    entry = tensorrt.manifest_entry(artifact.files, batch, engines)
+    artifact.details["tensorrt"] = entry
     for name, problems in entry["problems"].items():
         for problem in problems:
             logging.warning("%s for TensorRT %s: %s", name, tensorrt.VERSION, problem)

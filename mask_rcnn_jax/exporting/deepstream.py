@@ -18,9 +18,11 @@ from typing import Any
 import numpy as np
 
 from mask_rcnn_jax.exporting.manifest import ModelInterface, labels
+from mask_rcnn_jax.exporting.tensorrt import calibration_cache
 
 DETECTIONS, MASKS = "generate_detections", "mask_fcn_logits/BiasAdd"
 MODEL = "deepstream.onnx"  # name of the file
+CACHE = "deepstream.cache"
 PARSER = "NvDsInferParseCustomMrcnnTLTV2"
 LIBRARY = "/opt/nvidia/deepstream/deepstream/lib/libnvds_infercustomparser.so"
 SAMPLE = "/opt/nvidia/deepstream/deepstream/samples/streams/sample_720p.mp4"
@@ -54,6 +56,10 @@ def files(
         # A semicolon would separate the labels of several classifiers.
         "labels.txt": "background\n" + labels(categories).replace(";", ","),
     }
+    if int8:
+        # nvinfer builds in int8 only if there is a calibration cache, which TensorRT does not read
+        # for a model that is quantized already.
+        texts[CACHE] = calibration_cache({})
     contents = {name: text.encode() for name, text in texts.items()}
     return {MODEL: parser_model(model, classes), **contents}
 
@@ -111,10 +117,15 @@ def parser_model(model: bytes, num_classes: int) -> bytes:
     return proto.SerializeToString()
 
 
+def engine_file(batch: int, int8: bool) -> str:
+    """Return the name that nvinfer gives the engine that it builds from `MODEL`."""
+    return f"{MODEL}_b{batch}_gpu0_{'int8' if int8 else 'fp32'}.engine"
+
+
 def nvinfer_config(
     canvas: tuple[int, int], *, batch: int, num_classes: int, int8: bool, masks: bool
 ) -> str:
-    """Return the configuration of nvinfer for `MODEL`.
+    """Return the configuration of nvinfer for `MODEL`, which builds it for 1 to `batch` images.
 
     Pixels are passed unscaled (factor 1, offsets 0) and the model normalizes them, because
     nvinfer's single factor cannot express per-channel standard deviations.
@@ -122,10 +133,11 @@ def nvinfer_config(
     entries = {
         "gpu-id": 0,
         "onnx-file": MODEL,
-        "model-engine-file": f"{MODEL}_b{batch}_gpu0_{'int8' if int8 else 'fp32'}.engine",
+        "model-engine-file": engine_file(batch, int8),
         "labelfile-path": "labels.txt",
         "batch-size": batch,
         "network-mode": 1 if int8 else 0,  # 0 is float32, 1 int8, 2 float16
+        **({"int8-calib-file": CACHE} if int8 else {}),
         "infer-dims": f"3;{canvas[0]};{canvas[1]}",
         "network-input-order": 0,  # planar
         "model-color-format": 0,  # RGB

@@ -151,10 +151,16 @@ def calibration_cache(ranges: Mapping[str, Sequence[float]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def manifest_entry(files: Mapping[str, bytes]) -> dict[str, Any]:
+def manifest_entry(
+    files: Mapping[str, bytes], batch: int, engines: Mapping[str, Callable[[bool], str]]
+) -> dict[str, Any]:
     """Return the manifest's `tensorrt`: of each ONNX file, the problems and how to build an engine.
 
-    files: content by name. A `calibration.cache` among them is for the float model.
+    Args:
+        files: content by name. A `calibration.cache` among them is for the float model.
+        batch: most images at a time in engines of models that take any number.
+        engines: by a file, the engine's name for whether it is in int8. It keeps the file's
+            precision, others may compute in float16.
     """
     import onnx
 
@@ -163,10 +169,30 @@ def manifest_entry(files: Mapping[str, bytes]) -> dict[str, Any]:
         if name.endswith(".onnx"):
             model = onnx.load_from_string(files[name])
             is_int8 = any(node.op_type == "QuantizeLinear" for node in model.graph.node)
-            kinds = ["--int8 --fp16" if is_int8 else "--fp16"]
-            if "calibration.cache" in files and not is_int8:
-                kinds.append("--int8 --fp16 --calib=calibration.cache")
-            command = f"trtexec --onnx={name} --saveEngine=model.engine"
-            entry["trtexec"] += [f"{command} {kind}" for kind in kinds]
+            stem, kind = name.removesuffix(".onnx"), ["--int8"] if is_int8 else []
+            kinds = {f"{stem}.engine": [*kind, "--fp16"]}
+            if name in engines:
+                kinds = {engines[name](is_int8): kind}
+            elif "calibration.cache" in files and not is_int8:
+                calibrated = ["--int8", "--fp16", "--calib=calibration.cache"]
+                kinds[f"{stem}_calibrated.engine"] = calibrated
+            for engine, flags in kinds.items():
+                command = ["trtexec", f"--onnx={name}", f"--saveEngine={engine}", *flags]
+                entry["trtexec"].append(" ".join([*command, *_profile(model, batch)]))
             entry["problems"][name] = tensorrt_problems(model)
     return entry
+
+
+def _profile(model: "onnx.ModelProto", batch: int) -> list[str]:
+    """Flags of trtexec for 1 to `batch` images, built for `batch`; none if the batch is fixed."""
+    inputs = {value.name: value.type.tensor_type.shape.dim for value in model.graph.input}
+    if all(sizes[0].HasField("dim_value") for sizes in inputs.values()):
+        return []
+    flags = []
+    for kind, rows in (("min", 1), ("opt", batch), ("max", batch)):
+        shapes = (
+            f"{name}:" + "x".join(map(str, [rows, *(size.dim_value for size in sizes[1:])]))
+            for name, sizes in inputs.items()
+        )
+        flags.append(f"--{kind}Shapes={','.join(shapes)}")
+    return flags

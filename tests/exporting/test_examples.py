@@ -160,9 +160,11 @@ def test_finds_what_predictor_finds(folder, manifest, expected):
         assert drawn.shape == image.shape and (drawn != image).any()
 
 
-def test_planar_batches_of_images_of_one_size(tmp_path):
-    config = small_config("quickstart", (64, 128), data__val_images="absent")
-    options = {"picture_size": (64, 100), "batch": 2, "deepstream": True}
+@pytest.mark.parametrize("options", [{"batch": 2}, {"deepstream": True}], ids=["two", "any"])
+def test_batches_of_images_of_one_size(options, tmp_path, monkeypatch):
+    """Two interleaved ones, and any number of planar ones."""
+    config = small_config("quickstart", (64, 128), data__val_images="absent", **SMALL_TRUNK)
+    options = {"picture_size": (64, 100), **options}
     model = config, random_variables(config)
     folder = write_artifact(tmp_path, model, "onnx", **options)
     manifest = json.loads((folder / "manifest.json").read_text())
@@ -172,6 +174,10 @@ def test_planar_batches_of_images_of_one_size(tmp_path):
     (expected,) = mrcnn.load(folder, score_threshold=0.3)([image])
     assert len(expected) >= 3
     assert_equal_to_predictor(found, expected)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with serving(partial(KServe, run, (folder / "config.pbtxt").read_text())) as address:
+        asked = client.triton(f"{address}/v2/models/mine")
+        assert_equal_to_predictor(client.detect(asked, manifest, image, threshold=0.3), expected)
     with pytest.raises(ValueError, match=re.escape("the image is 64 x 80, not [64, 100]")):
         client.detect(run, manifest, image[:, :80])
 
@@ -223,7 +229,8 @@ class KServe(BaseHTTPRequestHandler):
         request = json.loads(self.rfile.read(length))
         inputs = {}
         for tensor in request["inputs"]:
-            dims = ", ".join(map(str, tensor["shape"]))
+            batches = "max_batch_size: 0\n" not in self.config  # whose axis is not in dims
+            dims = ", ".join(map(str, tensor["shape"][batches:]))
             typed = f"data_type: TYPE_{tensor['datatype']}\n    dims: [ {dims} ]"
             assert f'name: "{tensor["name"]}"\n    {typed}' in self.config
             data = self.rfile.read(tensor["parameters"]["binary_data_size"])

@@ -146,11 +146,25 @@ def test_manifest_says_how_to_build_an_engine():
     fine = model_of([("Relu", ["x"], ["y"], {})], X, ("y", "FLOAT", None)).SerializeToString()
     odd = model_of([("Det", ["x"], ["y"], {})], X, ("y", "FLOAT", None)).SerializeToString()
     files = {"model.onnx": fine, "odd.onnx": odd, "calibration.cache": b"", "labels.txt": b""}
-    entry = manifest_entry(files)
+    engines = {"odd.onnx": lambda int8: f"odd_{int8}.plan"}
+    entry = manifest_entry(files, 4, engines)
     assert entry["problems"]["model.onnx"] == [] and len(entry["problems"]["odd.onnx"]) == 1
-    trtexec = "trtexec --onnx=model.onnx --saveEngine=model.engine"
-    with_cache = f"{trtexec} --int8 --fp16 --calib=calibration.cache"
-    assert entry["trtexec"][:2] == [f"{trtexec} --fp16", with_cache]
+    assert entry["trtexec"] == [
+        "trtexec --onnx=model.onnx --saveEngine=model.engine --fp16",
+        "trtexec --onnx=model.onnx --saveEngine=model_calibrated.engine --int8 --fp16 "
+        "--calib=calibration.cache",
+        "trtexec --onnx=odd.onnx --saveEngine=odd_False.plan",
+    ]
+
+
+def test_an_engine_takes_from_one_image_to_a_batch():
+    inputs = {"images": ("FLOAT", ["batch", 64, 96, 3]), "image_sizes": ("FLOAT", ["batch", 2])}
+    nodes = [("Relu", ["images"], ["y"], {})]
+    model = model_of(nodes, inputs, ("y", "FLOAT", ["batch", 64, 96, 3])).SerializeToString()
+    (command,) = manifest_entry({"model.onnx": model}, 4, {})["trtexec"]
+    shapes = [f"images:{n}x64x96x3,image_sizes:{n}x2" for n in (1, 4, 4)]
+    flags = (f"--{kind}Shapes={s}" for kind, s in zip(("min", "opt", "max"), shapes, strict=True))
+    assert command.split(" --fp16 ")[1] == " ".join(flags)
 
 
 def test_triton_batches_a_symbolic_axis():
