@@ -283,6 +283,7 @@ def _define_flags() -> None:
     flags.DEFINE_integer("opset", None, "onnx opset; default 17.")
     static_help = "onnx whose shapes are all fixed, for compilers that take no others."
     flags.DEFINE_bool("static", False, static_help)
+    flags.DEFINE_bool("float16", False, "onnx whose layers compute in float16.")
     flags.DEFINE_bool("int8", False, "Also export an int8 model, calibrated with --calibration.")
     flags.DEFINE_string("calibration", None, "Folder of representative images for --int8.")
     flags.DEFINE_enum("calibrator", "minmax", CALIBRATORS, "How to choose onnx int8 ranges.")

@@ -135,7 +135,7 @@ def _source_model(
 ) -> SourceModel:
     configured = resolve_precision(recipe.train.precision)
     precision = "float32" if format == "onnx" else configured
-    if precision != configured:
+    if precision != configured and not options.float16:
         logging.info("exporting in float32; train.precision is %s", configured)
     # The float model. What int8 training has measured is for the int8 model.
     section = replace(recipe.model, quantization=Quantization())
@@ -201,15 +201,17 @@ def _make_onnx(source: SourceModel) -> Artifact:
     canvas = onnx.export_canvas(source.model, source.canvas, source.resized)
     dtype = "float32" if planar else source.recipe.data.image_dtype
     given = onnx.OnnxInput(canvas, source.resized, batch, dtype, planar)
-    how: Any = dict(opset=opset, detect=source.recipe.eval, static=options.static)
+    how: Any = dict(opset=opset, detect=source.recipe.eval)
+    how |= dict(static=options.static, float16=options.float16)
     built = onnx.build_onnx(source.model, source.variables, given, **how)
     content = built.SerializeToString()
     rows = batch or BATCH
     shape = [rows, 3, *canvas] if planar else [rows, *canvas, 3]
     inputs = _inputs(dtype, shape, None if source.resized else [rows, 2])
     valid_dtype = "int32" if planar else "bool"
+    precision = "float16" if options.float16 else "float32"
     interface = ModelInterface(
-        inputs, canvas, "float32", options.picture_size, source.resized, valid_dtype
+        inputs, canvas, precision, options.picture_size, source.resized, valid_dtype
     )
     artifact = Artifact(interface, source.canvas)
     artifact.files["model.onnx"] = content
@@ -312,8 +314,8 @@ def _check(
     reference: Callable, inputs: list, score_threshold: float, artifact: Artifact, kind: str
 ) -> None:
     """Fill `self_check`. Only float32 models must be within tolerance: bfloat16 rounding depends on
-    the summation order, and int8 rounding is coarser. ONNX models for batches of any size detect in
-    one image and in all others at once."""
+    the summation order, and int8 rounding is coarser. In float16 numbers may be too large. ONNX
+    models for batches of any size detect in one image and in all others at once."""
     predict = artifact.predictors[kind]
     if "model.onnx" in artifact.files and artifact.interface.inputs["images"]["shape"][0] == BATCH:
         predict = in_two_batches(predict, inputs)
@@ -321,10 +323,15 @@ def _check(
     artifact.self_check[kind] = {**vars(found), "text": str(found)}
     if not found.detections:
         logging.warning("self-check: it compared no detection, so it says little about %s", kind)
-    exact = kind == "float" and artifact.interface.precision == "float32"
+    precision = artifact.interface.precision
+    exact, half = kind == "float" and precision == "float32", precision == "float16"
     if exact and not found.within_tolerance:
         raise RuntimeError(
             f"self-check: the exported model differs from the original: {found}; expected at most "
             f"{BOX_TOLERANCE} px for boxes, {SCORE_TOLERANCE} for scores and {MASK_TOLERANCE} for "
             "masks"
         )
+    is_finite = np.isfinite([found.boxes, found.scores, found.masks]).all()
+    if not is_finite or (half and 0 < found.detections <= 2 * found.unmatched):
+        hint = "; numbers in its layers are probably too large for --float16" if half else ""
+        raise RuntimeError(f"self-check: the exported model is not the original: {found}{hint}")

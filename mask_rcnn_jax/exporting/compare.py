@@ -78,17 +78,17 @@ def _add(total: Differences, a: Detections, b: Detections, score_threshold: floa
     unused, lost_scores = list(rows_b), []
     for i in rows_a:
         distances = [
-            np.abs(a.boxes[i] - b.boxes[j]).max() if a.classes[i] == b.classes[j] else np.inf
+            _distance(a.boxes[i], b.boxes[j]) if a.classes[i] == b.classes[j] else np.inf
             for j in unused
         ]
         if not distances or min(distances) > MATCH_DISTANCE:
             lost_scores.append(a.scores[i])
             continue
         j = unused.pop(int(np.argmin(distances)))
-        total.boxes = max(total.boxes, float(np.abs(a.boxes[i] - b.boxes[j]).max()))
-        total.scores = max(total.scores, float(abs(a.scores[i] - b.scores[j])))
+        total.boxes = max(total.boxes, _distance(a.boxes[i], b.boxes[j]))
+        total.scores = max(total.scores, _distance(a.scores[i], b.scores[j]))
         if a.masks is not None and b.masks is not None:
-            total.masks = max(total.masks, float(np.abs(a.masks[i] - b.masks[j]).max()))
+            total.masks = max(total.masks, _distance(a.masks[i], b.masks[j]))
     lost_scores += [b.scores[j] for j in unused]
     # Rounding decides whether a score at the limit is kept.
     limits = [score_threshold]
@@ -96,3 +96,8 @@ def _add(total: Differences, a: Detections, b: Detections, score_threshold: floa
     total.unmatched += sum(
         bool(min(abs(score - limit) for limit in limits) > SCORE_TOLERANCE) for score in lost_scores
     )
+
+
+def _distance(a: np.ndarray, b: np.ndarray) -> float:
+    """Largest difference; infinite where one side is not a number."""
+    return float(np.nan_to_num(np.abs(a - b), nan=np.inf).max())

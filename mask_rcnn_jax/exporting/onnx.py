@@ -20,6 +20,7 @@ from mask_rcnn_jax.jax_to_onnx import rules as onnx_rules
 from mask_rcnn_jax.jax_to_onnx import shapes as onnx_shapes
 from mask_rcnn_jax.jax_to_onnx.cleanup import clean_up
 from mask_rcnn_jax.jax_to_onnx.graph import ANY, Graph, check_opset, make_model_proto
+from mask_rcnn_jax.jax_to_onnx.half import to_float16
 from mask_rcnn_jax.jax_to_onnx.trace import translate
 from mask_rcnn_jax.jax_to_onnx.values import Known, Value, arrange, tensor
 from mask_rcnn_jax.models.detect import Detect
@@ -97,10 +98,12 @@ def build_onnx(
     opset: int,
     detect: Detect,
     static: bool = False,
+    float16: bool = False,
 ) -> "onnx.ModelProto":
-    """Build and check a float32 ONNX model of `model.predict` with these weights.
+    """Build and check an ONNX model of `model.predict` with these weights.
 
-    static: fixed shapes throughout, see `onnx_static`.
+    static: fixed shapes throughout, see `onnx_static`. float16: layers compute in float16, see
+    `jax_to_onnx.half`; else all is float32.
 
     Its outputs are the fields of `Detections`, with `valid` as int32 if the input is planar. Raises
     ValueError for a model or input rejected by `check_exportable`, and for soft-NMS.
@@ -146,6 +149,8 @@ def build_onnx(
             graph.op("Identity", made, name=name)
         outputs[name] = (dtype, list(found[name].sizes))
     clean_up(graph, outputs)
+    if float16:
+        to_float16(graph)
     return make_model_proto(graph, "mask_rcnn", inputs, outputs, opset)
 
 

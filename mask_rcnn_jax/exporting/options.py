@@ -13,6 +13,7 @@ class ArtifactOptions:
     deepstream: bool = False
     opset: int | None = None
     static: bool = False
+    float16: bool = False
     int8: bool = False
     calibration: str | None = None
     calibrator: str = "minmax"
@@ -27,6 +28,7 @@ class ArtifactOptions:
             "--int8": (self.int8, is_model),
             "--opset": (self.opset is not None, is_onnx),
             "--static": (self.static, is_onnx),
+            "--float16": (self.float16, is_onnx),
             "--picture_size": (self.picture_size is not None, is_onnx),
             "--deepstream": (self.deepstream, is_onnx),
             "--calibrator=entropy": (self.calibrator == "entropy", is_onnx),
@@ -35,6 +37,8 @@ class ArtifactOptions:
         for flag, (given, applies) in conditions.items():
             if given and not applies:
                 raise ValueError(f"{flag} does not apply to --format={format}")
+        if self.float16 and self.int8:
+            raise ValueError("--float16 and --int8 are different models: export them one by one")
         if self.calibration is not None and not self.int8:
             raise ValueError("--calibration needs --int8")
         for flag in ("int8_for", "int8_budget"):

@@ -216,6 +216,11 @@ def test_models_that_torchvision_lacks_are_rejected(changes, message, weights, t
             "--calibrator=entropy does not apply to --format=stablehlo",
         ),
         (["--workdir=a", "--format=onnx", "--int8"], "--int8 needs --calibration"),
+        (
+            ["--workdir=a", "--format=onnx", "--int8", "--float16"],
+            "--float16 and --int8 are different models",
+        ),
+        (["--workdir=a", "--format=stablehlo", "--float16"], "--float16 does not apply to"),
         (["--workdir=a", "--format=onnx", "--calibration=b"], "--calibration needs --int8"),
         (["--workdir=a", "--format=onnx", "--int8_for=cpu"], "--int8_for needs --int8"),
         (["--workdir=a", "--format=onnx", "--int8_budget=0.1"], "--int8_budget needs --int8"),

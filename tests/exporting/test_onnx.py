@@ -316,3 +316,23 @@ def test_soft_nms_is_refused():
     options = Detect(nms="gaussian")
     with pytest.raises(ValueError, match="eval.nms is 'gaussian', expected 'hard' for an ONNX"):
         build_onnx(None, {}, None, opset=17, detect=options)
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_float16_keeps_the_detections_and_the_types_of_inputs_and_outputs(static):
+    config = small_config("quickstart", (64, 128), **SMALL_TRUNK)
+    model, variables = predict_function(config)[0], random_variables(config)
+    source = OnnxInput((64, 128), dtype=config.data.image_dtype)
+    options = dict(opset=17, detect=config.eval)
+    default = build_onnx(model, variables, source, **options)
+    half = build_onnx(model, variables, source, **options, static=static, float16=True)
+    assert list(half.graph.input) == list(default.graph.input)
+    assert list(half.graph.output) == list(default.graph.output)
+    types = {array.name: array.data_type for array in half.graph.initializer}
+    kinds = ("Conv", "Gemm", "ConvTranspose")
+    layers = [node for node in half.graph.node if node.op_type in kinds]
+    assert {types[node.input[1]] for node in layers} == {onnx.TensorProto.FLOAT16}
+    runs = [load_onnx(each.SerializeToString()) for each in (default, half)]
+    inputs = generated(config, SIZES, (64, 128))
+    found = compare(*runs, inputs, config.eval.score_threshold)
+    assert found.detections >= 9 and 0 < found.boxes < 0.5 and found.scores < 1e-2, found

@@ -1,5 +1,7 @@
 """The self-check of exported models."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -31,7 +33,8 @@ def test_a_self_check_without_detections_is_said(caplog):
 
 
 @pytest.mark.parametrize("field", ["boxes", "scores", "masks"])
-def test_each_output_must_be_within_its_tolerance(field):
+@pytest.mark.parametrize("change", ["small", "not a number"])
+def test_each_output_must_be_within_its_tolerance(field, change):
     rng = np.random.default_rng(0)
     corner = np.array([[[3, 4], [40, 9]]], np.float32)
     sound = dict(
@@ -42,7 +45,8 @@ def test_each_output_must_be_within_its_tolerance(field):
         valid=np.ones((1, 2), bool),
     )
     changed = {**sound, field: sound[field].copy()}
-    changed[field][0, 1] += {"boxes": 0.2, "scores": 0.002, "masks": 0.15}[field]
+    small = {"boxes": 0.2, "scores": 0.002, "masks": 0.15}[field]
+    changed[field][0, 0] += small if change == "small" else np.nan
     inputs = [(np.zeros((1, 48, 64, 3), np.uint8), np.array([[48, 64]]))]
 
     def made_of(fields):
@@ -51,7 +55,25 @@ def test_each_output_must_be_within_its_tolerance(field):
     exact = compare(made_of(sound), made_of(sound), inputs, 0.05)
     assert exact.within_tolerance and exact.detections == 2
     found = compare(made_of(sound), made_of(changed), inputs, 0.05)
-    assert not found.within_tolerance and found.unmatched == 0
+    assert not found.within_tolerance
+    assert found.unmatched == 2 * (field == "boxes" and change == "not a number")
+
+
+def test_float16_must_not_lose_what_the_original_finds():
+    corner = np.array([[[3, 4, 40, 30], [9, 40, 50, 60]]], np.float32)
+    scores, classes = np.array([[0.9, 0.6]], np.float32), np.array([[2, 1]], np.int32)
+    found = Detections(corner, scores, classes, None, np.ones((1, 2), bool))
+    lost = Detections(corner, scores, classes, None, np.zeros((1, 2), bool))
+    made = artifact.Artifact(artifact.ModelInterface({}, (6, 8), "float16"), (6, 8))
+    inputs = [(np.zeros((1, 6, 8, 3), np.uint8), np.array([[6, 8]]))]
+    made.predictors["float"] = lambda images, sizes: lost
+    with pytest.raises(RuntimeError, match="on one side only; .* too large for --float16"):
+        artifact._check(lambda images, sizes: found, inputs, 0.05, made, "float")
+    made.predictors["int8"] = lambda images, sizes: replace(found, scores=scores * np.nan)
+    with pytest.raises(RuntimeError, match="the exported model is not the original"):
+        artifact._check(lambda images, sizes: found, inputs, 0.05, made, "int8")
+    made.predictors["float"] = lambda images, sizes: found
+    artifact._check(lambda images, sizes: found, inputs, 0.05, made, "float")
 
 
 @pytest.mark.parametrize("rows", ["batch", 1])

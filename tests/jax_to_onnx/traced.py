@@ -14,7 +14,14 @@ def converted(function, *arrays, **options):
 
 
 def convert(
-    function, *arrays, opset=17, variables=None, num_classes=None, static=False, any_batch=False
+    function,
+    *arrays,
+    opset=17,
+    variables=None,
+    num_classes=None,
+    static=False,
+    float16=False,
+    any_batch=False,
 ):
     """Return the nodes of the graph of a function of such arrays, and a function that runs it.
 
@@ -27,6 +34,7 @@ def convert(
     from mask_rcnn_jax.exporting.onnx import add_function
     from mask_rcnn_jax.jax_to_onnx.cleanup import clean_up
     from mask_rcnn_jax.jax_to_onnx.graph import ANY, Graph, make_model_proto
+    from mask_rcnn_jax.jax_to_onnx.half import to_float16
     from mask_rcnn_jax.jax_to_onnx.rules import onnx_type
     from mask_rcnn_jax.jax_to_onnx.values import arrange, tensor
 
@@ -48,6 +56,8 @@ def convert(
         graph.op("Identity", arrange(graph, value), name=f"y{i}")
         outputs[f"y{i}"] = (onnx_type(shape.dtype), list(shape.shape))
     clean_up(graph, outputs)
+    if float16:
+        to_float16(graph)
     model = make_model_proto(graph, "test", inputs, outputs, opset)
     onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
     content, providers = model.SerializeToString(), ["CPUExecutionProvider"]
