@@ -2,12 +2,15 @@
 
     python benchmarks/serving.py --clients 1,8,32,32 --seconds 60 --json serving.json
     python benchmarks/serving.py --workdir runs/mine --images photos/ --clients 1,8,32
+    python benchmarks/serving.py --artifact out/onnx --peer peer/bin/python --cpu 0 --clients 1,8
 
 Starts the user's command in a process of its own, by default with the quickstart recipe and random
 weights, which find as many objects as the recipe allows. Each client keeps one connection and sends
 the next image when it has the answer to the last. An answer is wrong if it is not the one that the
-same image got alone. Memory is that of the server process, before and after. Reads /proc, so it
-runs on Linux only.
+same image got alone. Memory is that of the server process, before and after. `--peer` names a
+Python with fastapi, uvicorn, onnxruntime, opencv-python-headless and pycocotools, in which
+`peer_fastapi.py` serves the same artifact; each number of clients asks ours, then the peer. Reads
+/proc, so it runs on Linux only.
 """
 
 import argparse
@@ -16,6 +19,7 @@ import http.client
 import json
 import os
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -33,37 +37,52 @@ from mask_rcnn_jax.formats.shapes import generate_image
 ROOT = Path(__file__).resolve().parents[1]
 SIZES = [(240, 320), (320, 240), (480, 640), (256, 256)]  # of generated images, (height, width)
 GENERATED = 16
-COLUMNS = ("clients", "requests/s", "ms, median", "ms, 95 %", "ms, 99 %", "answers", "refused",
-           "lost", "wrong", "server MB", "server cores")  # fmt: skip
+COLUMNS = ("server", "clients", "requests/s", "ms, median", "ms, 95 %", "ms, 99 %", "answers",
+           "refused", "lost", "wrong", "server MB", "server cores", "CPU ms an answer")  # fmt: skip
 
 
 def main(arguments: argparse.Namespace) -> None:
-    with tempfile.TemporaryDirectory() as folder:
+    if arguments.cpu is not None:
+        os.sched_setaffinity(0, {arguments.cpu})  # of the servers, too
+    ours = [sys.executable, "-m", "mask_rcnn_jax.serve", "--port=0"]
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         images = read_images(arguments.images) if arguments.images else generate(Path(folder))
-        model = ["--workdir", arguments.workdir]
-        if not arguments.workdir:
-            model = ["--config", "quickstart", "--weights", str(random_weights(Path(folder)))]
+        if arguments.artifact:
+            ours += ["--artifact", arguments.artifact]
+        elif arguments.workdir:
+            ours += ["--workdir", arguments.workdir]
+        else:
+            ours += ["--config", "quickstart", "--weights", str(random_weights(Path(folder)))]
         load = os.getloadavg()[0]
-        with running(model + arguments.flags) as (port, process, seconds):
-            report = measure(arguments, images, port, process)
-    report |= {"date": time.strftime("%Y-%m-%d"), "load_before": load, "start_s": seconds}
+        servers = {"ours": stack.enter_context(running(ours + arguments.flags))}
+        if arguments.peer:
+            peer = [arguments.peer, str(ROOT / "benchmarks" / "peer_fastapi.py")]
+            peer += [os.path.abspath(arguments.artifact), str(free_port())]
+            servers["peer"] = stack.enter_context(running(peer))
+        report = measure(arguments, images, servers)
+    report |= {"date": time.strftime("%Y-%m-%d"), "load_before": load}
+    report["start_s"] = {name: seconds for name, (_, _, seconds) in servers.items()}
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(report, indent=1) + "\n")
 
 
-def measure(arguments: argparse.Namespace, images: list[bytes], port: int, process: int) -> dict:
-    """Print and return the figures for each number of clients."""
-    expected = [ask(port, [image])[0] for image in images]
-    found = [len(json.loads(content)["detections"]) for content in expected]
-    sizes = [len(content) for content in expected]
+def measure(arguments: argparse.Namespace, images: list[bytes], servers: dict) -> dict:
+    """Print and return the figures for each number of clients.
+
+    servers: by name, what `running` yields.
+    """
+    expected = {name: ask(port, images) for name, (port, _, _) in servers.items()}
+    found = [len(json.loads(content)["detections"]) for content in expected["ours"]]
+    sizes = [len(content) for content in expected["ours"]]
     print(f"{len(images)} images, {statistics.mean(found):.0f} objects and "
           f"{statistics.mean(sizes) / 1000:.0f} kB of json in an answer", flush=True)  # fmt: skip
     print(f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|", flush=True)
     rows = []
     for clients in map(int, arguments.clients.split(",")):
-        row = load(clients, arguments.seconds, images, expected, port, process)
-        rows.append(row)
-        print(f"| {' | '.join(str(value) for value in row.values())} |", flush=True)
+        for name, (port, process, _) in servers.items():
+            row = load(clients, arguments.seconds, images, expected[name], port, process)
+            rows.append({"server": name, **row})
+            print(f"| {' | '.join(str(value) for value in rows[-1].values())} |", flush=True)
     return {"objects": found, "seconds": arguments.seconds, "rows": rows}
 
 
@@ -98,8 +117,9 @@ def load(
     values = [clients, round(len(latencies) / took, 1), *(round(cuts[k]) for k in (49, 94, 98))]
     values += [counts[kind] for kind in ("answers", "refused", "lost", "wrong")]
     values.append(f"{memory:.0f} to {rss_mb([server]):.0f}")
-    values.append(round((cpu_seconds([server]) - cpu) / took, 2))
-    return dict(zip(COLUMNS, values, strict=True))
+    cpu = cpu_seconds([server]) - cpu
+    values += [round(cpu / took, 2), round(1000 * cpu / len(latencies), 1)]
+    return dict(zip(COLUMNS[1:], values, strict=True))
 
 
 def exchange(
@@ -121,6 +141,11 @@ def ask(port: int, images: list[bytes]) -> list[bytes]:
         return [post(connection, image)[1] for image in images]
 
 
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
 def connect(port: int) -> http.client.HTTPConnection:
     return http.client.HTTPConnection("127.0.0.1", port, timeout=300)
 
@@ -133,15 +158,14 @@ def post(connection: http.client.HTTPConnection, image: bytes) -> tuple[int, byt
 
 
 @contextlib.contextmanager
-def running(flags: list[str]):
-    """The command; yields its port, its process and the seconds until it was ready."""
-    command = [sys.executable, "-m", "mask_rcnn_jax.serve", "--port=0", *flags]
+def running(command: list[str]):
+    """A server; yields its port, its process and the seconds until it was ready."""
     started = time.perf_counter()
     with subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE) as process:
         try:
             ready = process.stdout.readline()
             if not ready.startswith("ready: "):
-                raise SystemExit(f"error: serve ended with {process.wait()}")
+                raise SystemExit(f"error: {command[:3]} ended with {process.wait()}")
             port = int(ready.rstrip("/\n").rpartition(":")[2])
             yield port, process.pid, round(time.perf_counter() - started, 1)
         finally:
@@ -175,6 +199,9 @@ def random_weights(folder: Path) -> Path:
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workdir", help="a run; random weights if unset")
+    parser.add_argument("--artifact", help="an exported model instead")
+    parser.add_argument("--peer", help="a Python with FastAPI, which serves the artifact, too")
+    parser.add_argument("--cpu", type=int, help="the only one for servers and clients")
     parser.add_argument("--images", help="a folder of images; generated ones if unset")
     parser.add_argument("--clients", default="1,8,32", help="clients at once, in turn")
     parser.add_argument("--seconds", type=float, default=60, help="for each number of clients")

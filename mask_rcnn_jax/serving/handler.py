@@ -54,6 +54,7 @@ class Handler(BaseHTTPRequestHandler):
         self.rfile.close()
         self._client = self.server.clients.of(self.connection)
         self.rfile = io.BufferedReader(self._client)
+        self.wfile = self._output = io.BytesIO()  # so that an answer is sent in one piece
 
     def handle_one_request(self) -> None:
         self._unread = False  # whether a body is left in the connection
@@ -135,6 +136,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.headers.get("Expect", "").lower() == "100-continue":
             self.send_response_only(HTTPStatus.CONTINUE)
             self.end_headers()
+            self._flush()
         rate = max(BODY_RATE, length / BODY_SECONDS)
         self._client.wait(BODY_SECONDS, rate)
         try:
@@ -182,9 +184,15 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(answer.content)
+        self._flush()
         self.close_connection = close
         if self._unread:
             self._linger()
+
+    def _flush(self) -> None:
+        self.connection.sendall(self._output.getvalue())
+        self._output.seek(0)
+        self._output.truncate()
 
     def _linger(self) -> None:
         """Take the rest of the body for a while, unless others need the connection.
