@@ -164,7 +164,7 @@ def id_problems(content: dict, *, same_annotations: bool = False) -> Iterator[st
 def _remedy(content: dict, section: str, twice: int | str) -> str:
     """Say what to do about an id that occurs twice."""
     if section == "annotations":
-        return "`prepare merge` of this json alone numbers them anew, each as an object of its own"
+        return "`prepare merge` of this json alone renumbers them, each as an object of its own"
     key = "name" if section == "categories" else "file_name"
     same = [entry.get(key) for entry in content[section] if entry.get("id") == twice]
     if same[0] is not None and all(other == same[0] for other in same):

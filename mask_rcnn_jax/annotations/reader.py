@@ -129,7 +129,7 @@ def read_ground_truth(
         scoring: require only the keys that scores need, as pycocotools does.
         boxes_only: objects need no mask.
         skip_bad: leave out annotations that cannot be trained on, whatever the purpose.
-        same_annotations: let annotations have the same id, for whoever numbers them anew.
+        same_annotations: let annotations have the same id, where they are renumbered.
 
     Raises:
         ValueError: naming the first problem of the file; faults of annotations raise none.

@@ -127,7 +127,7 @@ BAD = {
     "absent text": ((0, KEYS[0], "3"), "images[0] has neg_category_ids '3', expected a list"),
     "absent true": ((0, KEYS[0], [True]), "images[0] has neg_category_ids [True], expected a list"),
     "absent a list": ((0, KEYS[0], [[3]]), "images[0] has neg_category_ids [[3]], expected a list"),
-    "absent 3.0": ((0, KEYS[0], [3.0]), "images[0] has neg_category_ids [3.0], expected a list"),
+    "absent 3.5": ((0, KEYS[0], [3.5]), "images[0] has neg_category_ids [3.5], expected a list"),
     "unknown": ((1, KEYS[0], [3, 99]), "images[1] has 99 in neg_category_ids, which is not in"),
     "partial": ((2, KEYS[1], {"a": 1}), "images[2] has not_exhaustive_category_ids {'a': 1}, exp"),
     "unknown partial": ((2, KEYS[1], ["x"]), "images[2] has 'x' in not_exhaustive_category_ids"),
