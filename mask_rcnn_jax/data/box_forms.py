@@ -31,6 +31,8 @@ _FORMS = {
     ),
     "y, x, height, width": lambda a, b, c, d: (b, a, b + d, a + c),
     "y1, x1, y2, x2": lambda a, b, c, d: (b, a, d, c),
+    "x, y, height, width": lambda a, b, c, d: (a, b, a + d, b + c),
+    "x1, x2, y1, y2": lambda a, b, c, d: (a, c, b, d),
 }
 _UNITS = {"": 1.0, " in percent of the image": 0.01, " as fractions of the image": 1.0}
 

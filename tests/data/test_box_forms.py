@@ -63,6 +63,7 @@ FORMS = {
     "center x, center y, width, height": centers,
     "y, x, height, width": lambda c: xywh(c)[:, SWAPPED],
     "y1, x1, y2, x2": lambda c: c[:, SWAPPED],
+    "x1, x2, y1, y2": lambda c: c[:, [0, 2, 1, 3]],
     "x, y, width, height as fractions of the image": lambda c: xywh(c) / SIZE,
     "x1, y1, x2, y2 as fractions of the image": lambda c: c / SIZE,
     "center x, center y, width, height as fractions of the image": lambda c: centers(c) / SIZE,
@@ -88,6 +89,12 @@ def test_another_form_is_named(form, codes):
     assert end == f"{form}, expected x, y, width, height in pixels"
     wrong, total = start.removesuffix(f" boxes do not fit their {masks}").split(" of ")
     assert total == "40" and int(wrong) >= 38
+
+
+def test_sides_that_are_swapped_are_named():
+    corners = objects()
+    line = line_for(corners, xywh(corners)[:, [0, 1, 3, 2]])
+    assert line.endswith("they fit as x, y, height, width, expected x, y, width, height in pixels")
 
 
 def test_a_part_of_the_set_in_another_form_is_counted():
