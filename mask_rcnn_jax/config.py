@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 
 from mask_rcnn_jax import consent, parts
 from mask_rcnn_jax.recipe.manifest import MANIFEST, Manifest, read_manifest
+from mask_rcnn_jax.terminal.safe_text import cut
 
 if TYPE_CHECKING:
     from mask_rcnn_jax.recipe.recipe import Recipe
@@ -114,7 +115,7 @@ def exported_recipe(manifest: Manifest) -> "Recipe":
         recipe = replace(recipe, data=replace(recipe.data, canvases=()))
         return recipe.with_classes(len(manifest.categories))
     except (ValueError, TypeError, RecursionError) as error:
-        raise ValueError(f"{manifest.path}: {error}") from error
+        raise ValueError(f"{manifest.path}: {cut(str(error), 1000)}") from error
 
 
 def named_code(tree: Mapping[str, Any]) -> dict[str, str]:
@@ -182,12 +183,12 @@ def read_workdir(workdir: str | Path) -> tuple["Recipe", list[dict]]:
         if not isinstance(tree, dict) or not all(isinstance(s, dict) for s in tree.values()):
             raise ValueError("a section of the config is no object")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged: {error!r}") from error
+        raise ValueError(f"{path} is damaged: {cut(repr(error))}") from error
     consent.check(named_code(tree), path, text)
     try:
         return upgrade(tree, path), categories
     except (ValueError, TypeError, RecursionError) as error:
-        raise ValueError(f"{path}: {error}") from error
+        raise ValueError(f"{path}: {cut(str(error), 1000)}") from error
 
 
 def write_workdir(workdir: str | Path, recipe: "Recipe", categories: list[dict]) -> None:

@@ -10,6 +10,7 @@ from mask_rcnn_jax.formats.cvat_video import read_frames
 from mask_rcnn_jax.formats.image_files import ImageFiles
 from mask_rcnn_jax.formats.reading import Converted, ImageObjects, Options, check_size, number
 from mask_rcnn_jax.formats.xml_tree import child_text, read_xml
+from mask_rcnn_jax.terminal.safe_text import cut
 
 
 def read_cvat(source: Path, image_dir: Path | None, options: Options) -> Converted:
@@ -26,7 +27,7 @@ def read_cvat(source: Path, image_dir: Path | None, options: Options) -> Convert
     is_video = root.find("track") is not None
     if root.tag != "annotations" or not (is_video or root.find("image") is not None):
         expected = "'CVAT for images 1.1' or 'CVAT for video 1.1'"
-        raise ValueError(f"{path}: <{root.tag}>, expected an export as {expected}")
+        raise ValueError(f"{path}: <{cut(root.tag)}>, expected an export as {expected}")
     files = ImageFiles(image_dir or path.parent)
     left_out: list[str] = []
     if is_video:

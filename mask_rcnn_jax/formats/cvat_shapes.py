@@ -8,6 +8,7 @@ from mask_rcnn_jax.annotations.segmentation import show
 from mask_rcnn_jax.formats.coco_build import ellipse, rectangle
 from mask_rcnn_jax.formats.mask_codes import rows_code
 from mask_rcnn_jax.formats.reading import BOX_LEFT_OUT, ImageObjects, Options, number, rotated
+from mask_rcnn_jax.terminal.safe_text import cut
 
 WITHOUT_AREA = ("polyline", "points", "cuboid", "skeleton")
 
@@ -37,7 +38,7 @@ def _outline(shape: Element, where: str) -> list[list[float]]:
         x, y, rx, ry = _numbers(shape, ("cx", "cy", "rx", "ry"), where)
         outline, center = ellipse(x, y, rx, ry), (x, y)
     else:
-        raise ValueError(f"{where}: <{shape.tag}>, which is no shape of CVAT's")
+        raise ValueError(f"{where}: <{cut(shape.tag)}>, which is no shape of CVAT's")
     angle = number(shape.get("rotation", "0"), f"{where}: rotation")
     return rotated(outline, center, angle) if angle else outline
 

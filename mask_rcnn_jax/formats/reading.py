@@ -21,6 +21,7 @@ from mask_rcnn_jax.formats.coco_build import (
     has_area,
 )
 from mask_rcnn_jax.formats.mask_codes import check_codes
+from mask_rcnn_jax.terminal.safe_text import cut
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class ImageObjects:
         self._add(where, label, {"size": list(self.size), "counts": text}, group, crowd)
 
     def leave_out(self, where: str, label: str, reason: str) -> None:
-        self._left_out.append(f"{where} ({on_one_line(label)}), {reason}")
+        self._left_out.append(f"{where} ({on_one_line(label)}), {on_one_line(reason)}")
 
     def joined(self) -> list[AnnotatedObject]:
         """All objects, sorted by their first parts."""
@@ -120,7 +121,7 @@ class ImageObjects:
 
 def on_one_line(label: str) -> str:
     """A class name for a message."""
-    return label if label.isprintable() else show(label)
+    return cut(label) if label.isprintable() else show(label)
 
 
 BOX_LEFT_OUT = "a box; --boxes makes objects of boxes"

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mask_rcnn_jax.annotations.segmentation import show
 from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.formats.tao_spec import MODES, Spec
 
@@ -83,7 +84,7 @@ def translate(spec: Spec, gpus: int) -> tuple[dict[str, Any], list[str]]:
             raise spec.fault(name, repr(value))
     if checkpoint := values.get("checkpoint"):
         if checkpoint.endswith((".hdf5", ".tlt", ".etlt")):
-            notes.append(f"checkpoint: {checkpoint!r} cannot be read, set model.init_from")
+            notes.append(f"checkpoint: {show(checkpoint, 300)} cannot be read, set model.init_from")
         else:
             entries["model.init_from"] = checkpoint
     thresholds = [values.get(n) for n in ("train_rpn_nms_threshold", "test_rpn_nms_thresh")]
@@ -91,8 +92,12 @@ def translate(spec: Spec, gpus: int) -> tuple[dict[str, Any], list[str]]:
         notes.append("test_rpn_nms_thresh: model.rpn.nms_thresh is also that of training")
     if values.get("training_file_pattern"):
         pattern, name = values["training_file_pattern"], entries["data.train_json"]
-        classes = f" --json {values['val_json_file']!r}" if values.get("val_json_file") else ""
-        command = f"`prepare tfrecord --input {pattern!r}{classes} --output {name!r}`"
+        classes = (
+            f" --json {show(values['val_json_file'], 1000)}" if values.get("val_json_file") else ""
+        )
+        command = (
+            f"`prepare tfrecord --input {show(pattern, 1000)}{classes} --output {show(name, 1000)}`"
+        )
         notes.append(f"training_file_pattern: {command} writes the annotations of its records")
     for name, value in entries.items():
         numbers = value if isinstance(value, tuple) else (value,)

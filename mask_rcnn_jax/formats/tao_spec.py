@@ -10,6 +10,7 @@ from typing import Any
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
 from mask_rcnn_jax.annotations.reader import read_regular
+from mask_rcnn_jax.terminal.safe_text import cut
 
 MAX_BYTES = 1 << 20
 MAX_LIST = 1000  # characters
@@ -75,7 +76,8 @@ class Spec:
         except text_format.ParseError as error:
             where, _, what = str(error).partition(" : ")
             line = where.partition(":")[0]
-            at = f", line {line}: {what}" if what and line.isdigit() else f": {error}"
+            is_placed = what and line.isdigit()
+            at = f", line {line}: {cut(what)}" if is_placed else f": {cut(str(error))}"
             raise ValueError(f"{self.path}{at}".replace("tao.", "")) from error
         self.values: dict[str, Any] = {}
         for field, value in message.ListFields():

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from mask_rcnn_jax.annotations.reader import read_json
+from mask_rcnn_jax.annotations.segmentation import show
 from mask_rcnn_jax.formats import coco_build
 from mask_rcnn_jax.formats.image_files import ImageFiles, file_below
 from mask_rcnn_jax.formats.reading import ImageObjects
@@ -117,7 +118,9 @@ def _only_attribute(path: Path, entries: list[dict]) -> str:
         advice = "--class_name assigns one class to all regions"
         raise ValueError(f"{path}: no region has an attribute; {advice}")
     if len(names) > 1:
-        raise ValueError(f"{path}: several attributes, choose one with --attribute: {names}")
+        raise ValueError(
+            f"{path}: several attributes, choose one with --attribute: {show(names, 300)}"
+        )
     return names[0]
 
 
@@ -128,7 +131,7 @@ def _label(region: dict, attribute: str | None, where: str) -> str:
         value = ticked[0] if len(ticked) == 1 else None
     label = "" if value is None else str(value).strip()
     if not label:
-        raise ValueError(f"{where}: attribute {attribute!r} must name exactly one class")
+        raise ValueError(f"{where}: attribute {show(attribute)} must name exactly one class")
     return label
 
 

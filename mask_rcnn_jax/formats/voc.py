@@ -18,6 +18,7 @@ from mask_rcnn_jax.formats.reading import (
     number,
 )
 from mask_rcnn_jax.formats.xml_tree import child_text, read_xml
+from mask_rcnn_jax.terminal.safe_text import cut
 
 VOID = 255  # outlines, and what is not annotated
 
@@ -60,7 +61,7 @@ def read_voc(source: Path, image_dir: Path | None, options: Options) -> Converte
         path = folder / f"{stem}.xml"
         root = read_xml(path)
         if root.tag != "annotation":
-            raise ValueError(f"{path}: <{root.tag}>, expected an <annotation> of Pascal VOC")
+            raise ValueError(f"{path}: <{cut(root.tag)}>, expected an <annotation> of Pascal VOC")
         name = child_text(root, "filename")
         image = files.find_stem(stem, str(path)) or files.find(name, str(path))
         size = read_image_size(image, path)

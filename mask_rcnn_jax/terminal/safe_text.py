@@ -25,6 +25,12 @@ def printable(text: str) -> str:
     return "".join(_escaped(c) if _is_control(c) else c for c in text)
 
 
+def cut(text: str, length: int = 300) -> str:
+    """A text for a message, with dots for its middle if it has more than `length` characters."""
+    half = (length - 5) // 2
+    return text if len(text) <= length else f"{text[:half]} ... {text[-half:]}"
+
+
 def _is_control(character: str) -> bool:
     if character in "\n\t":
         return False

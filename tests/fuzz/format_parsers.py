@@ -35,7 +35,7 @@ def reads(kind: str, place: str = "") -> Callable[[Path], None]:
         content, folder, left_out = convert(
             kind, source, _images(path), options, other_classes="skip"
         )
-        assert all("\n" not in line for line in left_out), left_out
+        assert all("\n" not in line and len(line) < 1500 for line in left_out), left_out
         output.write_text(json.dumps(content))
         try:
             load_coco(output, folder, require_annotations=False)

@@ -104,14 +104,14 @@ no_edits = st.just([])
 def edit_json(document: Any, edits: list) -> Any:
     document = copy.deepcopy(document)
     for kind, place, value in edits:
-        nodes = list(_nodes(document))
-        if not nodes:
+        found = list(nodes(document))
+        if not found:
             break
-        parent, key = nodes[place % len(nodes)]
+        parent, key = found[place % len(found)]
         if kind == "set":
             parent[key] = copy.deepcopy(value)
         elif kind == "copy":
-            other, other_key = nodes[value % len(nodes)]
+            other, other_key = found[value % len(found)]
             parent[key] = copy.deepcopy(other[other_key])
         elif kind == "delete":
             del parent[key]
@@ -120,13 +120,13 @@ def edit_json(document: Any, edits: list) -> Any:
     return document
 
 
-def _nodes(document: Any):
+def nodes(document: Any):
     """(parent, key) of everything in the document, depth first."""
     keys = document if isinstance(document, dict) else range(len(document))
     for key in list(keys):
         yield document, key
         if isinstance(document[key], dict | list):
-            yield from _nodes(document[key])
+            yield from nodes(document[key])
 
 
 def dump(document: Any) -> bytes:

@@ -31,6 +31,7 @@ MEMORY = 1 << 30  # bytes beyond what the process has before the first case
 # For a case: of the processor, which a busy machine does not change, and at all, for what waits.
 CPU_SECONDS, SECONDS = 5, 30
 GOOD = ("accepted", "refused")
+LINE = 1500  # characters of a message, with the names of files
 
 
 class Hang(BaseException):
@@ -47,6 +48,8 @@ def end_of(parser: Parser, path: Path) -> tuple[str, str]:
         return "wrong", f"{error} {_place(error)}"
     except (ValueError, OSError) as error:
         text = " ".join(str(error).split())
+        if len(str(error)) > LINE:
+            return "long", f"{type(error).__name__}: {text[:200]} {_place(error)}"
         if path.name in text or str(path.parent) in text:
             return "refused", ""
         return "unnamed", f"{type(error).__name__}: {text[:200]} {_place(error)}"

@@ -72,6 +72,7 @@ def test_the_reader_notices_every_bad_end(tmp_path):
     assert reader.end_of(parser(lambda path: None), path)[0] == "accepted"
     assert reader.end_of(raises(ValueError(f"{path}: bad")), path)[0] == "refused"
     assert reader.end_of(raises(ValueError("bad")), path)[0] == "unnamed"
+    assert reader.end_of(raises(ValueError(f"{path}: {'x' * 5000}")), path)[0] == "long"
     assert reader.end_of(raises(TypeError(f"{path}: bad")), path)[0] == "traceback"
     assert reader.end_of(raises(MemoryError()), path)[0] == "memory"
     assert reader.end_of(raises(reader.Hang()), path)[0] == "hang"

@@ -1,0 +1,45 @@
+"""A text of thousands of characters, wherever it stands in a set, is cut in messages."""
+
+import pytest
+
+from tests.fuzz import format_parsers, hostile, parsers
+from tests.fuzz.reader import LINE
+
+DOCUMENTS = {
+    "labelme json": parsers.LABELME,
+    "VIA json": parsers.VIA,
+    "CVAT XML": format_parsers.CVAT,
+    "CVAT video XML": format_parsers.TRACKS,
+    "VOC XML": format_parsers.VOC,
+    "YOLO labels": format_parsers.YOLO,
+    "Cityscapes json": format_parsers.CITYSCAPES,
+    "Label Studio json": format_parsers.LABEL_STUDIO,
+    "Datumaro json": format_parsers.DATUMARO,
+    "Supervisely json": format_parsers.SUPERVISELY,
+}
+TEXT = "x" * 5000
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_in_annotations(name, tmp_path):
+    parsers.set_up(tmp_path)
+    parser = parsers.PARSERS[name]
+    for place in range(len(list(hostile.nodes(DOCUMENTS[name])))):
+        path = parser.write(tmp_path, ([("set", place, TEXT)], []))
+        try:
+            parser.read(path)  # and looks at lines about what is left out
+        except (ValueError, OSError) as error:
+            assert len(str(error)) < LINE, f"{place}: {str(error)[:300]}"
+
+
+@pytest.mark.parametrize("line", [
+    f"{TEXT}: 1", f"train_batch_size: {TEXT}", f'"{TEXT}', f"data_config {{ {TEXT}: 1 }}",
+    f"wandb_config {{ mode: {TEXT} }}", f"num_epochs: {'9' * 5000}", f"data_config {{ {TEXT} ",
+    f'data_config {{ image_size: "{TEXT}" }}', f'maskrcnn_config {{ arch: "{TEXT}" }}',
+])  # fmt: skip
+def test_in_a_spec_of_tao(line, tmp_path):
+    path = tmp_path / "spec.txt"
+    path.write_text(f"total_steps: 9\n{line}\n")
+    with pytest.raises(ValueError, match="spec.txt") as error:
+        parsers.read_spec(path)
+    assert len(str(error.value)) < LINE
