@@ -104,7 +104,7 @@ def _entry_problem(entry: Any, required: tuple[str, ...], section: str) -> str |
 
 def _image_problem(entry: dict) -> str | None:
     sides = [entry[key] for key in ("height", "width") if key in entry]
-    if not all(map(_is_size, sides)):
+    if not all(map(is_size, sides)):
         return f"has height or width that is not a positive whole number: {show(sides)}"
     if len(sides) == 2 and sides[0] * sides[1] > MAX_PIXELS:
         return f"has {sides[0]} x {sides[1]} pixels, at most {MAX_PIXELS:,} are read"
@@ -123,7 +123,8 @@ def is_number(value: Any) -> bool:
     return type(value) in (int, float)
 
 
-def _is_size(value: Any) -> bool:
+def is_size(value: Any) -> bool:
+    """Check for a height or a width in pixels."""
     return is_number(value) and 0 < value <= MAX_PIXELS and value == int(value)
 
 

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import unquote
 
-from mask_rcnn_jax.annotations.reader import listed
+from mask_rcnn_jax.annotations.checks import is_size
+from mask_rcnn_jax.annotations.reader import listed, read_regular
+from mask_rcnn_jax.data.images import MAX_BYTES, header_size
 
 UPLOAD = re.compile(r"^[0-9a-f]{8}-")  # put by Label Studio before the name of an uploaded file
 
@@ -68,3 +70,35 @@ def with_names_found(content: dict[str, Any], image_dir: str) -> tuple[dict[str,
         for entry in content["images"]
     ]
     return content | {"images": images}, len(found)
+
+
+def without_bad_sizes(content: Any) -> Any:
+    """Return a json's content without heights and widths of images that are no numbers."""
+    images = content.get("images") if isinstance(content, dict) else None
+    if not isinstance(images, list):
+        return content
+    sides = ("height", "width")
+    kept = [
+        {k: v for k, v in entry.items() if k not in sides or is_size(v)}
+        if isinstance(entry, dict)
+        else entry
+        for entry in images
+    ]
+    return content | {"images": kept}
+
+
+def with_sizes(content: dict[str, Any], image_dir: str) -> tuple[dict[str, Any], int]:
+    """Return a COCO json's content with sizes for images that have none, and how many.
+
+    Images that cannot be read stay without.
+    """
+    images, count = [], 0
+    for entry in content["images"]:
+        path = os.path.join(image_dir, entry["file_name"])
+        if not {"height", "width"} <= entry.keys() and os.path.isfile(path):
+            size = header_size(read_regular(path, MAX_BYTES), path)
+            if size is not None:
+                entry = entry | {"height": size[0], "width": size[1]}
+                count += 1
+        images.append(entry)
+    return content | {"images": images}, count

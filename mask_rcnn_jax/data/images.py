@@ -16,6 +16,8 @@ from mask_rcnn_jax.annotations.checks import MAX_PIXELS
 from mask_rcnn_jax.annotations.reader import NotRegular, read_regular
 from mask_rcnn_jax.data.dataset import UndecodableImage
 
+# Of images that are not decoded, so that they are not taken for videos.
+OTHER_SUFFIXES = (".heic", ".heif", ".jxl", ".psd", ".exr", ".hdr", ".svg", ".pdf", ".npy")
 MOST_ENDINGS = 10  # that are listed
 MAX_BYTES = 2 << 30  # of an image file
 # Endings of images that are decoded. In `infer`, a GIF is a video.

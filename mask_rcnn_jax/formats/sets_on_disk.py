@@ -5,9 +5,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from mask_rcnn_jax.annotations.checks import TRAINING_KEYS, id_problems, structure_problems
+from mask_rcnn_jax.annotations.reader import normalized, raise_first, read_annotation_file
 from mask_rcnn_jax.data import checking
-from mask_rcnn_jax.data.coco import read_coco
-from mask_rcnn_jax.data.file_names import with_names_found
+from mask_rcnn_jax.data.file_names import with_names_found, with_sizes, without_bad_sizes
 
 JSON_NAMES = ("instances_{}2017.json", "instances_{}.json")  # COCO's, and those of `shapes`
 Files = tuple[Path, Path]  # a json and the folder of its images
@@ -63,13 +64,20 @@ def split_pairs(paths: Sequence[Path]) -> list[tuple[int, int]]:
 
 
 def repair_names(files: Files, output: Path) -> Files:
-    """Write the json of a set with file names that are there, print a line and return the new
-    set."""
+    """Write the json of a set with file names that are there, and with sizes where it has none;
+    print a line and return the new set."""
     json_path, image_dir = files
-    content, count = with_names_found(read_coco(json_path), str(image_dir))
+    content = without_bad_sizes(normalized(read_annotation_file(json_path)))
+    keys = TRAINING_KEYS | {"images": ("id", "file_name")}
+    raise_first(json_path, structure_problems(content, keys))
+    raise_first(json_path, id_problems(content))
+    content, count = with_names_found(content, str(image_dir))
+    content, filled = with_sizes(content, str(image_dir))
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(json.dumps(content))
-    print(f"{output}: {json_path} with {count} of {len(content['images'])} images found by name")
+    sizes = f", {filled} sizes filled in" if filled else ""
+    found = f"{count} of {len(content['images'])} images found by name{sizes}"
+    print(f"{output}: {json_path} with {found}")
     return output, image_dir
 
 

@@ -15,7 +15,13 @@ from absl import logging
 from mask_rcnn_jax.annotations.reader import listed
 from mask_rcnn_jax.data.dataset import UndecodableImage
 from mask_rcnn_jax.data.images import IMAGE_SUFFIXES as DECODED
-from mask_rcnn_jax.data.images import MAX_BYTES, decode_bytes, decode_image, endings
+from mask_rcnn_jax.data.images import (
+    MAX_BYTES,
+    OTHER_SUFFIXES,
+    decode_bytes,
+    decode_image,
+    endings,
+)
 from mask_rcnn_jax.network import Limits, is_web, open_url, read_url
 from mask_rcnn_jax.terminal.safe_text import file_name
 
@@ -146,7 +152,8 @@ def _is_image(source: str, public_only: bool) -> bool:
         return is_web(source) and _is_web_image(source, public_only)
     if source.lower().endswith(IMAGE_SUFFIXES + VIDEO_SUFFIXES):
         return source.lower().endswith(IMAGE_SUFFIXES)
-    return os.path.isfile(source) and cv2.haveImageReader(source)
+    known = source.lower().endswith(OTHER_SUFFIXES)
+    return os.path.isfile(source) and (known or cv2.haveImageReader(source))
 
 
 def _is_web_image(address: str, public_only: bool) -> bool:

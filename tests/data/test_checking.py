@@ -99,6 +99,23 @@ def test_names_of_annotation_tools_are_found(tmp_path):
     assert find_by_name(unclear, str(tmp_path)) == {}
 
 
+def test_by_name_fills_in_sizes(tmp_path, capsys):
+    sizes = [(40, 60)] * 5
+    json_path, image_dir = write_coco(tmp_path, sizes, annotations=[GOOD])
+    content = json.loads(json_path.read_text())
+    one, two, three, four, _ = content["images"]
+    del one["height"], one["width"]
+    two["height"], three["width"], four["height"] = None, "60", float("nan")
+    content["images"][0]["file_name"] = "q/001.PNG"
+    json_path.write_text(json.dumps(content))
+    arguments = "--json", json_path, "--images", image_dir, "--by_name", "--output"
+    assert run_inside("prepare", "check", *arguments, tmp_path / "new.json") == 0
+    assert "1 of 5 images found by name, 4 sizes filled in" in capsys.readouterr().out
+    (image_dir / "001.png").write_bytes(b"")
+    assert run_inside("prepare", "check", *arguments, tmp_path / "new.json") == 2
+    assert "images[0] lacks 'height', 'width'" in capsys.readouterr().out
+
+
 def test_names_in_the_other_case_are_found_if_unique(tmp_path):
     for path in ("img_1.jpg", "sub/13.jpg", "a/x.png", "b/X.PNG", "E/y.png", "f/y.png"):
         (tmp_path / path).parent.mkdir(exist_ok=True)

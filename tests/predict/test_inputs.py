@@ -68,6 +68,14 @@ def test_what_is_not_read_in_a_folder_is_counted(folder, caplog):
     assert sources(find_inputs(["._a.PNG"], folder / "out")[0]) == ["._a.PNG"]  # named explicitly
 
 
+def test_an_image_that_is_not_decoded_is_no_video(folder):
+    (folder / "x.HEIC").write_bytes(b"\0\0\0\x18ftypheic" + bytes(40))
+    images, videos = find_inputs(["x.HEIC"], folder / "out")
+    assert sources(images) == ["x.HEIC"] and not videos
+    with pytest.raises(UndecodableImage, match="x.HEIC: HEIC is not read; store it as JPEG"):
+        read_image("x.HEIC")
+
+
 def test_all_endings_of_images_are_decoded(tmp_path):
     rng = np.random.default_rng(0)
     image = cv2.GaussianBlur(rng.integers(0, 256, (40, 60, 3), np.uint8), (0, 0), 5)
