@@ -23,7 +23,8 @@ def absent_images(file_names: Iterable[str], image_dir: str) -> Iterator[str]:
         if base not in listings[folder]:
             if folder not in stems:
                 stems[folder] = _by_stem(listings[folder])
-            similar = _similar(base, stems[folder].get(_stem(base), []))
+            plain = base.rpartition("\\")[2]  # of a path on Windows
+            similar = _similar(plain, stems[folder].get(_stem(plain), []))
             yield f"image {show(file_name)} is listed but not in {image_dir}{similar}"
         elif not listings[folder][base]:
             yield f"image {show(file_name)} in {image_dir} is not a regular file"

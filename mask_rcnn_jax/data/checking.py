@@ -130,8 +130,9 @@ def _duplicates(truth: GroundTruth) -> Iterator[str]:
         if checked.fault:
             continue
         # A hash takes a tenth of the memory; of a mask, enough to tell objects apart.
-        start = repr(entry.get("segmentation"))[:80] if "bbox" not in entry else ""
-        place = entry["image_id"], entry["category_id"], repr(entry.get("bbox")), start
+        box = tuple(entry.get("bbox") or ())
+        start = "" if box else repr(entry.get("segmentation"))[:80]
+        place = entry["image_id"], entry["category_id"], box, start
         first = seen.setdefault(hash(place), position)
         same = entries[first]
         if first != position and all(entry.get(key) == same.get(key) for key in keys):

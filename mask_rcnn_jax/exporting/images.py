@@ -5,8 +5,9 @@ from pathlib import Path
 
 import cv2
 import numpy as np
+from absl import logging
 
-from mask_rcnn_jax.data.images import IMAGE_SUFFIXES, decode_image, is_image_name
+from mask_rcnn_jax.data.images import IMAGE_SUFFIXES, decode_image, endings, is_image_name
 from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.resize import ResizePlan, resize_image, resize_plan
 from mask_rcnn_jax.exporting.options import ArtifactOptions
@@ -17,7 +18,10 @@ def image_paths(folder: str) -> list[Path]:
     """Return the image files in a folder, sorted by name. Raises ValueError if there are none."""
     if not Path(folder).is_dir():
         raise ValueError(f"--calibration {folder} is not a folder")
-    paths = sorted(path for path in Path(folder).iterdir() if is_image_name(path.name))
+    files = sorted(path for path in Path(folder).iterdir() if path.is_file())
+    paths = [path for path in files if is_image_name(path.name)]
+    if others := endings(path.name for path in files if not is_image_name(path.name)):
+        logging.info("--calibration %s: these files are not read: %s", folder, others)
     if not paths:
         suffixes = ", ".join(IMAGE_SUFFIXES)
         raise ValueError(f"--calibration {folder}: no images found ({suffixes})")

@@ -1,5 +1,6 @@
 """Read Ultralytics' YOLO segments, one text file per image."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,8 @@ def read_yolo(source: Path, image_dir: Path | None, options: Options) -> Convert
     if not names:
         raise ValueError(f"{source}: no data.yaml names its classes, name them with --classes")
     files = ImageFiles(image_dir or _image_folder(folder))
-    labels = {path: _label_file(path, files, folder, image_dir) for path in files.paths}
+    listings: dict[Path, dict[str, list[str]]] = {}
+    labels = {path: _label_file(path, files, folder, image_dir, listings) for path in files.paths}
     read: dict[Path, str] = {}
     for name, path in labels.items():
         if path is not None and read.setdefault(path, name) != name:
@@ -108,8 +110,17 @@ def _read_names(path: Path) -> dict[int, str]:
     return dict(sorted(names.items()))
 
 
-def _label_file(name: str, files: ImageFiles, folder: Path, image_dir: Path | None) -> Path | None:
-    """An image's labels; None if there are none."""
+def _label_file(
+    name: str,
+    files: ImageFiles,
+    folder: Path,
+    image_dir: Path | None,
+    listings: dict[Path, dict[str, list[str]]],
+) -> Path | None:
+    """An image's labels, in the other case if need be; None if there are none.
+
+    `listings` are filled with folders that were looked into.
+    """
     image = files.folder / name
     parts = list(image.parts)
     places = [image]
@@ -120,16 +131,31 @@ def _label_file(name: str, files: ImageFiles, folder: Path, image_dir: Path | No
         roots = (folder, folder / "labels")
         places = [root / end for end in (name, image.name) for root in roots] + places
     found = [place.with_suffix(".txt") for place in places]
-    return next((path for path in found if path.is_file()), None)
+    exact = next((path for path in found if path.is_file()), None)
+    if exact:
+        return exact
+    for path in found:
+        if path.parent not in listings:
+            listings[path.parent] = _folded_names(path.parent)
+        same = listings[path.parent].get(path.name.casefold(), [])
+        if len(same) == 1:
+            return path.with_name(same[0])
+    return None
+
+
+def _folded_names(folder: Path) -> dict[str, list[str]]:
+    """Names in a folder by themselves in lower case."""
+    found: dict[str, list[str]] = {}
+    for name in os.listdir(folder) if folder.is_dir() else ():
+        found.setdefault(name.casefold(), []).append(name)
+    return found
 
 
 def _label_files(folder: Path, image_dir: Path | None) -> list[Path]:
     """Files that must be labels: all in folders of labels."""
-    paths = [
-        path
-        for path in sorted(listed(folder, folder.rglob("*.txt")))
-        if path.name not in NOT_LABELS
-    ]
+    files = sorted(listed(folder, folder.rglob("*")))
+    texts = [path for path in files if path.suffix.lower() == ".txt"]
+    paths = [path for path in texts if path.name not in NOT_LABELS]
     within = [path for path in paths if "labels" in path.relative_to(folder).parts[:-1]]
     is_labels = image_dir is not None or folder.absolute().name == "labels"
     return paths if is_labels and not within else within

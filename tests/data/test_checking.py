@@ -40,7 +40,7 @@ def test_repeated_annotations_are_counted(coco_files):
     changed = {"category_id": 7}, {"bbox": [5, 5, 20, 11]}, {"iscrowd": 1}
     different = [GOOD, other, *(GOOD | change for change in changed)]
     assert warnings_of(coco_files(annotations=different)) == []
-    area = GOOD | {"area": 7, "id": "x"}
+    area = GOOD | {"area": 7, "id": "x", "bbox": [5.0, 5.0, 20.0, 10.0]}
     (warning,) = warnings_of(coco_files(annotations=[GOOD, other, area, GOOD]))
     assert warning == (
         "2 annotations repeat another of the same image, class, box and mask, such as annotation "
@@ -134,12 +134,12 @@ def test_an_absent_image_is_suggested_by_case_or_ending(tmp_path, capsys):
     json_path, image_dir = write_coco(tmp_path, [(40, 60)] * 4, annotations=[GOOD])
     content = json.loads(json_path.read_text())
     for entry, name in zip(
-        content["images"], ("001.PNG", "002.jpeg", "003.png", "z/4.png"), strict=True
+        content["images"], ("C:\\Q\\001.PNG", "002.jpeg", "003.png", "z/4.png"), strict=True
     ):
         entry["file_name"] = name
     json_path.write_text(json.dumps(content))
     case, ending, folder = inspect_coco(json_path, image_dir).problems
-    assert "image '001.PNG' is listed but not in" in case
+    assert "001.PNG' is listed but not in" in case
     assert ", but '001.png' is; `prepare check --by_name` writes" in case
     assert ending.endswith(", but '002.png' is, with another ending")
     assert folder.endswith(f"image 'z/4.png' is listed but not in {image_dir}")

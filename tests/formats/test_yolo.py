@@ -38,6 +38,14 @@ def test_labels_are_found_in_every_layout(images, labels, source, image_dir, tmp
     assert label == "cat" and (mask == box(10, 15, 40, 30)).all()
 
 
+@pytest.mark.parametrize("name", ["A.txt", "a.TXT"])
+def test_labels_in_the_other_case_are_found(name, tmp_path):
+    write(tmp_path, "images", "labels")
+    (tmp_path / "labels" / "a.txt").rename(tmp_path / "labels" / name)
+    content, _ = convert_set("yolo", tmp_path)
+    assert len(content["annotations"]) == 1
+
+
 def test_names_are_a_list_numbers_or_given(tmp_path):
     write(tmp_path, "images", "labels", names="names: [x, 'y z']\nnc: 2\n")
     assert [e["name"] for e in convert_set("yolo", tmp_path)[0]["categories"]] == ["x", "y z"]
