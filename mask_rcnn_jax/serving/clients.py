@@ -100,10 +100,10 @@ class Clients:
             is_full = len(self._clients) >= self._most
             if is_full and (slowest := self._slow(self._clients.values(), _YOUNG_SECONDS)):
                 self._drop(slowest[0])
-                is_full = False
-            if is_full and len(self._clients) >= self._most + SPARE_CONNECTIONS:
+            if len(self._clients) >= self._most + SPARE_CONNECTIONS:
                 return False
-            self._clients[connection] = Client(connection, is_full)
+            others = sum(not client.is_spare for client in self._clients.values())
+            self._clients[connection] = Client(connection, others >= self._most)
             return True
 
     def of(self, connection: socket.socket) -> Client:

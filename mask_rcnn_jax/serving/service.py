@@ -74,16 +74,16 @@ class Limits:
         waiting: images that are decoded, detected or encoded at a time; others are refused.
         delay: seconds that an image waits for others to fill its batch.
         content: bytes in an image file.
+        pixels: in a decoded image.
         receiving: bytes in all files on their way, by their Content-Length, until they are decoded;
             at least `content`.
-        pixels: in a decoded image.
     """
 
     waiting: int = 64
     delay: float = 0.005
     content: int = 32 << 20
-    receiving: int = 256 << 20
     pixels: int = 64_000_000
+    receiving: int = 256 << 20
 
 
 class Service:

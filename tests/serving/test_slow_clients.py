@@ -149,7 +149,7 @@ class TestBytesOnTheirWay:
     def test_bodies_that_come_as_they_should_stay(self):
         """They are ahead of what is asked of them, and what comes later waits."""
         with serving(StubPredictor(), **self.LIMITS) as server, contextlib.ExitStack() as stack:
-            sent = promise(800_000) + bytes(799_999)
+            sent = promise(1_000_000) + bytes(999_999)
             (first,) = all_opened(stack, server, [sent])
             (one,) = server.clients._clients.values()
             wait_until(lambda: one.since > time.monotonic() + 0.5)
@@ -211,7 +211,12 @@ class TestConnections:
         monkeypatch.setattr(clients_module, "SPARE_CONNECTIONS", 1)
         stub = StubPredictor()
         stub.hold.clear()
-        with serving(stub) as server, ThreadPoolExecutor(2) as pool:
+        with (
+            serving(stub) as server,
+            ThreadPoolExecutor(2) as pool,
+            contextlib.ExitStack() as stack,
+        ):
+            stack.callback(stub.hold.set)
             at_work = [pool.submit(ask, server, body=png(v)) for v in (1, 2)]
             wait_until(lambda: server.service._waiting == 2)
             refused = ask(server, body=png(3))
@@ -230,6 +235,43 @@ class TestConnections:
             assert [classes(one.result()) for one in at_work] == [["class 1"], ["class 2"]]
             wait_until(lambda: not len(server.clients))
             assert classes(ask(server, body=png(3))) == ["class 3"]
+
+    def test_the_place_of_a_spare_one_is_no_other(self, monkeypatch):
+        monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 1)
+        monkeypatch.setattr(clients_module, "SPARE_CONNECTIONS", 1)
+        monkeypatch.setattr(clients_module, "_YOUNG_SECONDS", 0)
+        stub = StubPredictor()
+        stub.hold.clear()
+        with (
+            serving(stub) as server,
+            ThreadPoolExecutor(1) as pool,
+            contextlib.ExitStack() as stack,
+        ):
+            stack.callback(stub.hold.set)
+            at_work = pool.submit(ask, server, body=png(1))
+            wait_until(lambda: server.service._waiting == 1)
+            with opened(server, promise(1000)) as refused:  # and its body is waited for
+                assert refused.recv(12) == b"HTTP/1.1 503"
+                assert error_of(ask(server, body=png(2))) == "too many connections"
+            assert ask(server, "GET", "/health").status == 200
+            stub.hold.set()
+            assert classes(at_work.result()) == ["class 1"]
+
+    def test_a_request_that_comes_too_late_is_not_answered(self, monkeypatch):
+        """Its connection gave way to another while its last bytes came."""
+        monkeypatch.setattr(clients_module, "_YOUNG_SECONDS", 0)
+        clients = clients_module.Clients(most=1, most_held=0)
+        with contextlib.ExitStack() as stack:
+            first, second, *_ = (
+                stack.enter_context(one) for _ in range(2) for one in socket.socketpair()
+            )
+            assert clients.add(first)
+            late = clients.of(first)
+            assert clients.add(second) and clients.of(second).since < time.monotonic()
+            for use in (lambda: clients.work(late), lambda: clients.of(first)):
+                with pytest.raises(ConnectionAbortedError):
+                    use()
+            clients.work(clients.of(second))
 
     def test_slow_heads_end(self, monkeypatch):
         monkeypatch.setattr(handler_module, "HEAD_SECONDS", 0.4)
@@ -293,7 +335,12 @@ class TestVanishedClients:
     def test_nothing_is_computed_for_them(self):
         stub = StubPredictor()
         stub.hold.clear()
-        with serving(stub) as server, ThreadPoolExecutor(2) as pool:
+        with (
+            serving(stub) as server,
+            ThreadPoolExecutor(2) as pool,
+            contextlib.ExitStack() as stack,
+        ):
+            stack.callback(stub.hold.set)
             first = pool.submit(ask, server, body=png(1))
             assert stub.started.wait(30)
             gone = [opened(server, whole(png(v))) for v in (2, 3)]
