@@ -13,7 +13,7 @@ from typing import Any
 SPARE_CONNECTIONS = 8  # for `/health` alone, where all others are at work
 GRACE_SECONDS = 2.0  # that a body may be behind
 UNCOUNTED = 256 << 10  # bytes of a body that always has room
-_YOUNG_SECONDS = 0.25  # that a connection may wait without giving way to another
+_YOUNG_SECONDS = 0.25  # that a connection may wait without giving way, while others are spare
 
 
 class Client(io.RawIOBase):
@@ -97,9 +97,11 @@ class Clients:
     def add(self, connection: socket.socket) -> bool:
         """Return whether there is room for another connection, perhaps in place of one."""
         with self._changed:
-            is_full = len(self._clients) >= self._most
-            if is_full and (slowest := self._slow(self._clients.values(), _YOUNG_SECONDS)):
-                self._drop(slowest[0])
+            if len(self._clients) >= self._most:
+                is_last = len(self._clients) >= self._most + SPARE_CONNECTIONS
+                slow = self._slow(self._clients.values(), 0.0 if is_last else _YOUNG_SECONDS)
+                for client in slow[:1]:
+                    self._drop(client)
             if len(self._clients) >= self._most + SPARE_CONNECTIONS:
                 return False
             others = sum(not client.is_spare for client in self._clients.values())

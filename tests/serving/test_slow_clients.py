@@ -55,7 +55,8 @@ def has_ended(connection: socket.socket) -> bool:
     """Whether the server has closed it without a word."""
     try:
         connection.settimeout(0)
-        return connection.recv(1) == b""
+        assert connection.recv(1) == b""
+        return True
     except BlockingIOError:
         return False
     except OSError:
@@ -138,6 +139,10 @@ class TestBodies:
 class TestBytesOnTheirWay:
     LIMITS = {"content": 1_000_000, "receiving": 1_000_000}
 
+    @pytest.fixture(autouse=True)
+    def patience(self, monkeypatch):
+        monkeypatch.setattr(clients_module, "GRACE_SECONDS", 30.0)
+
     def test_the_slowest_body_gives_way(self):
         with serving(StubPredictor(), **self.LIMITS) as server, contextlib.ExitStack() as stack:
             first, second = all_opened(stack, server, [promise(400_000)] * 2)
@@ -161,6 +166,14 @@ class TestBytesOnTheirWay:
             first.sendall(b"x")
             assert first.recv(12) == b"HTTP/1.1 400"  # no image
             assert ask(server, body=bytes(900_000)).status == 400
+
+    def test_an_answered_body_counts_no_more(self):
+        body = bytes(900_000)
+        with serving(StubPredictor(), **self.LIMITS) as server:
+            with contextlib.closing(connect(server)) as kept:
+                assert ask_on(kept, body=body).status == 400
+                assert ask(server, body=body).status == 400
+                assert ask_on(kept, body=body).status == 400
 
     def test_one_that_could_not_be_had_drops_nobody(self):
         with serving(StubPredictor(), **self.LIMITS) as server, contextlib.ExitStack() as stack:
@@ -227,14 +240,22 @@ class TestConnections:
             assert health.status == 200 and json.loads(health.body)["waiting"] == 2
             assert health.headers["Connection"] == "close"
             wait_until(lambda: len(server.clients) == 2)
-            with opened(server):  # the last one, and young
-                wait_until(lambda: len(server.clients) == 3)
-                turned_away = raw(server, b"")
+            monkeypatch.setattr(clients_module, "SPARE_CONNECTIONS", 0)
+            turned_away = raw(server, b"")
             assert turned_away.startswith(b"HTTP/1.1 503") and b"Retry-After" in turned_away
             stub.hold.set()
             assert [classes(one.result()) for one in at_work] == [["class 1"], ["class 2"]]
             wait_until(lambda: not len(server.clients))
             assert classes(ask(server, body=png(3))) == ["class 3"]
+
+    def test_many_that_come_at_once_give_way(self, monkeypatch):
+        monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 2)
+        monkeypatch.setattr(clients_module, "SPARE_CONNECTIONS", 1)
+        monkeypatch.setattr(clients_module, "_YOUNG_SECONDS", 3600)
+        with serving(StubPredictor()) as server, contextlib.ExitStack() as stack:
+            first, *_ = all_opened(stack, server, [b""] * 3)
+            assert classes(ask(server, body=png(4))) == ["class 4"]
+            assert has_ended(first)
 
     def test_the_place_of_a_spare_one_is_no_other(self, monkeypatch):
         monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 1)
