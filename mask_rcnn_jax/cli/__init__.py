@@ -15,6 +15,7 @@ from ml_collections import ConfigDict, config_flags
 from mask_rcnn_jax import consent
 from mask_rcnn_jax.cli.help import format_entries, format_help
 from mask_rcnn_jax.cli.processes import PROCESS_FLAGS, join_processes
+from mask_rcnn_jax.cli.written_file import name_file
 from mask_rcnn_jax.config import as_recipe, exported_recipe, flatten, load_tree, read_run
 from mask_rcnn_jax.parts import describe
 from mask_rcnn_jax.recipe.manifest import read_manifest
@@ -139,6 +140,8 @@ def _run(main: Callable[[Sequence[str]], None], debug: bool, takes_positional: b
     except (ValueError, OSError, flags.Error) as error:
         if debug:
             raise
+        if isinstance(error, OSError):
+            name_file(error)
         _fail(_one_line(error), 1 if _is_collective_failure(error) else 2)
     except Exception as error:  # the last line of defence: no bare traceback reaches the user
         if debug:

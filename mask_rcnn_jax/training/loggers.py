@@ -8,12 +8,13 @@ process only.
 import importlib
 import json
 import math
+import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import jax
 import numpy as np
@@ -21,8 +22,9 @@ from absl import logging
 
 from mask_rcnn_jax.terminal.safe_text import file_name
 from mask_rcnn_jax.training import dllogger
-from mask_rcnn_jax.training.metrics import FILE_NAME, PER_CLASS, truncate_metrics
+from mask_rcnn_jax.training.metrics import FILE_NAME, PER_CLASS, in_place, truncate_metrics
 
+FLUSH_S = 120.0  # at most, until TensorBoard sees events
 Metrics = Mapping[str, float]
 Images = Mapping[str, np.ndarray]
 Logger = Callable[[int, Metrics, Images], None]
@@ -129,32 +131,53 @@ def jsonl_logger(workdir: Path, resume_step: int) -> Iterator[Logger]:
     path = workdir / FILE_NAME
     truncate_metrics(path, resume_step)
 
+    file: TextIO = open(path, "a+", encoding="utf-8")
+
     def log(step: int, metrics: Metrics, images: Images) -> None:
+        nonlocal file
         if metrics:
             # json has no NaN and no infinity.
             finite = {n: float(v) if math.isfinite(v) else None for n, v in metrics.items()}
             values = {n: v for n, v in finite.items() if not n.startswith(PER_CLASS)}
+            file = in_place(file, path)
             file.write(json.dumps({"step": int(step), **values}, allow_nan=False) + "\n")
             file.flush()  # a killed run must have left every record that it logged
 
-    with open(path, "a", encoding="utf-8") as file:
+    try:
         yield log
+        file = in_place(file, path)
+    finally:
+        file.close()
 
 
 @contextmanager
 def tensorboard_logger(workdir: Path, resume_step: int) -> Iterator[Logger]:
-    """Write TensorBoard events into the workdir; `resume_step` is that of `jsonl_logger`."""
-    from tensorboardX import SummaryWriter
+    """Write TensorBoard events into the workdir; `resume_step` is that of `jsonl_logger`.
+
+    Each is written at once: the thread of tensorboardX's `SummaryWriter` would end at a full disk,
+    and the run wait for it for ever.
+    """
+    from tensorboardX import summary
+    from tensorboardX.event_file_writer import EventsWriter
+    from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+    def write(step: int, **content: Any) -> None:
+        events.write_event(Event(wall_time=time.time(), step=step, **content))
 
     def log(step: int, metrics: Metrics, images: Images) -> None:
         for name, value in metrics.items():
-            events.add_scalar(name, value, step)
+            write(step, summary=summary.scalar(name, value))
         for name, image in images.items():
-            events.add_image(name, np.asarray(image), step, dataformats="HWC")
-        if images:
-            events.flush()
+            write(step, summary=summary.image(name, np.asarray(image), dataformats="HWC"))
+        nonlocal flushed
+        if images or time.monotonic() - flushed > FLUSH_S:
+            events.flush()  # to the disk
+            flushed = time.monotonic()
 
-    with SummaryWriter(str(workdir), purge_step=resume_step + 1) as events:
+    flushed = time.monotonic()
+    path = workdir / "events"  # its name goes on
+    with closing(EventsWriter(str(path))) as events:
+        write(resume_step + 1, session_log=SessionLog(status=SessionLog.START))
         yield log
 
 

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from mask_rcnn_jax import consent
-from mask_rcnn_jax.config import as_recipe
+from mask_rcnn_jax.config import as_recipe, write_workdir
 from mask_rcnn_jax.data import workers
 from mask_rcnn_jax.data.augment import Kind
 from mask_rcnn_jax.data.dataset import Dataset, categories
@@ -122,6 +122,7 @@ def train(
                 state, finished = run.train(work.step(tx, mesh), state, evaluations, aps)
             check_lock()
             if finished:
+                on_first(lambda: _check_files(work, workdir, start, int(state.step), evaluations))
                 why = work.milestones.why(int(state.step), evaluations)
                 logging.info("finished at step %d%s", int(state.step), why)
                 _report(work, workdir, int(state.step))
@@ -147,6 +148,24 @@ def _start(
         given = work.model, work.schedule, optimizer
         options: dict[str, Any] = dict(resuming=resuming, accept_mismatch=accept_mismatch)
         return *initial_state(recipe, *given, *teacher, **options), old_steps
+
+
+def _check_files(work: Work, workdir: Path, start: int, step: int, evaluations: list[dict]) -> None:
+    """Write config.json again, and name other files that someone deleted since step `start`.
+
+    Raises OSError if that is the last checkpoint, without which the run is not finished.
+    """
+    config = workdir / "config.json"
+    if not config.exists():
+        write_workdir(workdir, work.recipe, categories(work.train_set))
+        logging.warning("%s was deleted while the run was at work, and is written again", config)
+    folders = [workdir / "eval" / str(r["step"]) for r in evaluations if r["step"] > start]
+    patterns = [(f, name) for f in folders for name in ("bbox_results.json", "metrics.json")]
+    for folder, name in [*patterns, (workdir, "events.out.tfevents.*")]:
+        if not any(folder.glob(name)):
+            logging.warning("%s was deleted while the run was at work", folder / name)
+    if not (last := workdir / "checkpoints" / str(step)).exists():
+        raise OSError(f"{last} was deleted while the run was at work; start it again to go on")
 
 
 def _report(work: Work, workdir: Path, step: int) -> None:

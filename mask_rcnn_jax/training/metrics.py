@@ -4,6 +4,9 @@ import json
 import os
 from pathlib import Path
 from types import NoneType
+from typing import TextIO
+
+from absl import logging
 
 FILE_NAME = "metrics.jsonl"
 PER_CLASS = "ap_class/"  # names that only loggers get; eval/<step>/metrics.json has the values
@@ -67,3 +70,19 @@ def replace_text(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
+
+
+def in_place(file: TextIO, path: Path) -> TextIO:
+    """Return `file`, or what takes its place: it was opened with "a+" at `path`, where something
+    else may lie now. If nothing does, its content is written again."""
+    try:
+        if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+            return file
+    except FileNotFoundError:
+        if not path.parent.exists():  # which the run's lock notices
+            return file
+        file.seek(0)
+        replace_text(path, file.read())  # as long as it is open, it is there
+        logging.warning("%s was deleted while the run was at work, and is written again", path)
+    file.close()
+    return open(path, "a+", encoding="utf-8")

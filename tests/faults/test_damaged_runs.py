@@ -5,7 +5,7 @@ import random
 import shutil
 import subprocess
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import jax
 import jax.numpy as jnp
@@ -234,3 +234,36 @@ def test_a_workdir_removed_in_mid_run_is_noticed(server, tmp_path):
     shutil.rmtree(run.workdir, ignore_errors=True)
     assert run.wait() in (1, 2), run.said()
     assert_one_line(run)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "events.*", "eval/8", "eval/8/*"])
+def test_a_file_deleted_in_mid_run_is_written_again_or_named(name, server, reference, tmp_path):
+    run = server.start(tmp_path / "run", log=tmp_path / "log")
+    assert wait_until(lambda: run.has_saved(9)), run.said()
+    for path in run.workdir.glob(name):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert run.wait() == 0, run.said()
+    assert "was deleted while the run was at work" in run.said()
+    kept = {n: v for n, v in reference.items() if not name.startswith("eval") or n != "evaluations"}
+    assert_same(run.workdir, kept)
+    assert (run.workdir / "config.json").exists()
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("step", [1, 7, 8, 20])
+@pytest.mark.parametrize("room", [0, 20_000])  # bytes
+def test_a_disk_filled_in_mid_run_is_named(room, step, server, reference, tmp_path):
+    with small_disk(tmp_path / "disk", "60m"):
+        run = server.start(tmp_path / "disk" / "run", log=tmp_path / "log")
+        assert wait_until(lambda: f"step {step} of" in run.said()), run.said()
+        filler, disk = tmp_path / "disk" / "filler", os.statvfs(tmp_path / "disk")
+        with suppress(OSError), open(filler, "wb", 0) as file:
+            file.write(bytes(disk.f_bavail * disk.f_frsize - room))
+        assert run.wait() == 2, run.said()
+        assert_one_line(run)
+        assert str(run.workdir) in run.last_line()
+        filler.unlink()
+        again = server.start(run.workdir, log=tmp_path / "again")
+        assert again.wait() == 0, again.said()
+        assert_same(run.workdir, reference)

@@ -129,3 +129,14 @@ def tfrecords(data):
         length = int.from_bytes(data[position : position + 8], "little")
         yield data[position + 12 : position + 12 + length]
         position += 16 + length
+
+
+def test_records_go_on_in_a_file_that_someone_replaced(tmp_path):
+    """As editors do; what they left is kept."""
+    path = tmp_path / "metrics.jsonl"
+    with jsonl_logger(tmp_path, 0) as log:
+        log(1, {"x": 1.0}, {})
+        (tmp_path / "edited").write_text('{"step": 1, "x": 5.0}\n')
+        (tmp_path / "edited").rename(path)
+        log(2, {"x": 2.0}, {})
+    assert read_metrics(path) == [{"step": 1, "x": 5.0}, {"step": 2, "x": 2.0}]

@@ -219,6 +219,35 @@ def test_a_workdir_that_is_removed_ends_the_run(step, tmp_path):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("name", ["config.json", "metrics.jsonl"])
+@pytest.mark.parametrize("when", [5, 12])
+def test_a_file_deleted_in_mid_run_is_written_again(when, name, whole, tmp_path, caplog):
+    def remove(step, metrics, images):
+        if step == when and "loss/total" in metrics:
+            (tmp_path / name).unlink()
+
+    with caplog.at_level("INFO"):
+        state = run(tmp_path, [remove])
+    assert f"{tmp_path / name} was deleted while the run was at work" in caplog.text
+    check_equal(tmp_path, state, whole)
+    assert (tmp_path / "config.json").read_text() == (whole[0] / "config.json").read_text()
+
+
+def test_a_run_whose_last_checkpoint_was_deleted_is_not_finished(whole, tmp_path):
+    last = tmp_path / "checkpoints" / str(STEPS)
+
+    def remove(step, metrics, images):
+        if step == STEPS and "ap/box" in metrics:
+            deadline = time.monotonic() + 60
+            while not last.exists() and time.monotonic() < deadline:
+                time.sleep(0.02)
+            shutil.rmtree(last)
+
+    with pytest.raises(OSError, match=f"{last} was deleted while the run was at work"):
+        run(tmp_path, [remove])
+    check_equal(tmp_path, run(tmp_path), whole)
+
+
 @pytest.mark.skipif(not workers.SHARED.is_dir(), reason="needs Linux")
 def test_a_start_with_nothing_to_train_removes_shared_memory_of_a_killed_one(whole, tmp_path):
     left = workers.SHARED / "mrcnn-0ddba11.lock"
