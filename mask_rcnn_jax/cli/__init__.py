@@ -14,7 +14,7 @@ from ml_collections import ConfigDict, config_flags
 
 from mask_rcnn_jax import consent
 from mask_rcnn_jax.cli.help import format_entries, format_help
-from mask_rcnn_jax.cli.processes import PROCESS_FLAGS, join_processes
+from mask_rcnn_jax.cli.processes import LOST, PROCESS_FLAGS, join_processes
 from mask_rcnn_jax.cli.written_file import name_file
 from mask_rcnn_jax.config import as_recipe, exported_recipe, flatten, load_tree, read_run
 from mask_rcnn_jax.parts import describe
@@ -140,18 +140,22 @@ def _run(main: Callable[[Sequence[str]], None], debug: bool, takes_positional: b
     except (ValueError, OSError, flags.Error) as error:
         if debug:
             raise
+        _fail_if_lost(error)
         if isinstance(error, OSError):
             name_file(error)
-        _fail(_one_line(error), 1 if _is_collective_failure(error) else 2)
+        _fail(_one_line(error), 2)
     except Exception as error:  # the last line of defence: no bare traceback reaches the user
         if debug:
             raise
+        _fail_if_lost(error)
         _fail(f"{type(error).__name__}: {_one_line(error)} (--debug shows where)", 1)
 
 
-def _is_collective_failure(error: Exception) -> bool:
-    """Whether a collective failed, since another process ended; JAX may raise a ValueError."""
-    return _process_count > 1 and COLLECTIVE_FAILED.match(str(error)) is not None
+def _fail_if_lost(error: Exception) -> None:
+    """Leave if a collective failed, since another process ended; JAX may raise a ValueError."""
+    if _process_count > 1 and COLLECTIVE_FAILED.match(str(error)):
+        print(f"JAX says: {_one_line(error)}", file=sys.stderr)
+        _fail(LOST, 1)
 
 
 def _parse_flags(argv: Sequence[str]) -> list[str]:

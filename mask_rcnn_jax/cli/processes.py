@@ -22,8 +22,8 @@ ADDRESS_HELP = (
 PROCESS_FLAGS = ("coordinator_address", "num_processes", "process_id", "lost_after")
 # Also of an abort for another cause, which cannot be told from a lost process.
 LOST = (
-    "error: aborted, since another process of this run ended or cannot be reached, as its own "
-    "output says, or for the cause that the lines above name\n"
+    "aborted, since another process of this run ended or cannot be reached, as its own "
+    "output says, or for the cause that the lines above name"
 )
 # A process that has ended waits so long for the first, which may still write the report: JAX's
 # five minutes would end both with an error. A dead process is noticed by its missing heartbeats.
@@ -117,8 +117,7 @@ def _one_last_line(reached: list[str]) -> Iterator[None]:
     global _abort_handler
 
     def end(_: object = None) -> None:
-        os.write(2, LOST.encode())
-        os._exit(1)
+        _leave(LOST)
 
     _abort_handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(end)
     set_signal = ctypes.CDLL(None).signal

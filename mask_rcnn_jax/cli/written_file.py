@@ -21,7 +21,7 @@ def name_file(error: OSError) -> None:
         traceback = traceback.tb_next
     for frame in reversed(frames):
         values = list(frame.f_locals.values())
-        names = [value.name for value in values if _is_written(value)]
+        names = [str(value.name) for value in values if _is_written(value)]
         if frame.f_code.co_filename.startswith(_PACKAGE):
             # The last one is the most special.
             names += [os.fspath(value) for value in reversed(values) if isinstance(value, Path)]

@@ -154,12 +154,14 @@ def jsonl_logger(workdir: Path, resume_step: int) -> Iterator[Logger]:
 def tensorboard_logger(workdir: Path, resume_step: int) -> Iterator[Logger]:
     """Write TensorBoard events into the workdir; `resume_step` is that of `jsonl_logger`.
 
-    Each is written at once: the thread of tensorboardX's `SummaryWriter` would end at a full disk,
-    and the run wait for it for ever.
+    Not by the thread of tensorboardX's `SummaryWriter`, which ends at a full disk, so that the run
+    would wait for it for ever.
     """
     from tensorboardX import summary
     from tensorboardX.event_file_writer import EventsWriter
     from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+    path, flushed = workdir / "events", time.monotonic()  # the file's name goes on
 
     def write(step: int, **content: Any) -> None:
         events.write_event(Event(wall_time=time.time(), step=step, **content))
@@ -174,8 +176,6 @@ def tensorboard_logger(workdir: Path, resume_step: int) -> Iterator[Logger]:
             events.flush()  # to the disk
             flushed = time.monotonic()
 
-    flushed = time.monotonic()
-    path = workdir / "events"  # its name goes on
     with closing(EventsWriter(str(path))) as events:
         write(resume_step + 1, session_log=SessionLog(status=SessionLog.START))
         yield log

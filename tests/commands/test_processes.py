@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from mask_rcnn_jax.cli.processes import LOST
 from mask_rcnn_jax.training.metrics import read_metrics
 from mask_rcnn_jax.weights.run_checkpoint import load_checkpoint
 from tests.bounds import kink_bound
@@ -233,21 +234,31 @@ def test_no_cluster_to_find_the_others_in_is_said(cache):
     assert "set it to HOST:PORT, with --num_processes and --process_id" in line
 
 
+@pytest.mark.parametrize("kind", ["ValueError", "jax.errors.JaxRuntimeError"])
 @pytest.mark.parametrize(
     "message, code",
-    [("UNKNOWN: Gloo AllGather failed: Connection closed by peer", 1), ("train.seed is 0", 2)],
+    [
+        ("UNKNOWN: Gloo AllGather failed: Connection closed by peer", 1),
+        ("UNAVAILABLE: Socket closed", 1),
+        ("train.seed is 0", 2),
+    ],
 )
-def test_a_failed_collective_is_no_mistake_of_the_user(message, code):
-    """JAX raises it as a ValueError, too."""
+def test_a_failed_collective_is_no_mistake_of_the_user(message, code, kind):
+    """JAX raises it as a ValueError, too. The last line is the one of all lost processes."""
     program = f"""
-import sys
+import sys, jax
 from mask_rcnn_jax import cli
-def main(_): raise ValueError({message!r})
+def main(_): raise {kind}({message!r})
 cli.join_processes, sys.argv = lambda: (0, 2), ["train"]
 cli.run(main, lambda: None)
 """
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, text=True, capture_output=True)
+    if code == 2 and kind != "ValueError":
+        code, message = 1, f"JaxRuntimeError: {message} (--debug shows where)"
+    elif code == 1:
+        assert done.stderr.startswith(f"JAX says: {message}")
+        message = LOST
     assert error_line(done.returncode, done.stderr, expected_code=code) == message
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from mask_rcnn_jax.cli.processes import LOST
 from tests.pair import Pair
 
 
@@ -54,5 +55,5 @@ def test_the_death_of_one_ends_the_other(victim, tmp_path):
         pair.processes[victim].kill()
         assert pair.processes[1 - victim].wait(60) == 1
     said = pair.said()[1 - victim]
-    assert said.splitlines()[-1].startswith("error: ")
+    assert said.splitlines()[-1] == f"error: {LOST}"
     assert "Traceback" not in said and "@ 0x" not in said
