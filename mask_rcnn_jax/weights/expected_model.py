@@ -196,8 +196,8 @@ def advice(path: str | os.PathLike, stated: Sequence[Difference]) -> str:
     flags = (f"--config.{one.entry}={shlex.quote(str(one.theirs))}" for one in stated)
     return (
         f"{path} holds weights of {stated[0].title}, which find something else with the recipe's "
-        "values: go on with --accept_mismatch (accept_mismatch=True in Python), or set "
-        f"{' '.join(flags)}"  # last, to be copied
+        "values; set these entries, or go on with --accept_mismatch (accept_mismatch=True in "
+        f"Python): {' '.join(flags)}"  # last, to be copied
     )
 
 

@@ -43,7 +43,7 @@ def saved_entries(
         }
         left_out = tree.get("model", {}).keys() - sections.keys()
         model = flatten(parts.to_section(ModelOptions.read(sections)))
-        antialias = tree["data"].get("antialias", False)
+        antialias = tree.get("data", {}).get("antialias", False)
         is_ours = workdir is not None or content["format"] == "safetensors"
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         logging.warning("%s is damaged, the recipe is not compared with it: %r", file, error)
