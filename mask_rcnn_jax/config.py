@@ -209,6 +209,8 @@ def write_workdir(workdir: str | Path, recipe: "Recipe", categories: list[dict])
 
 def _run_recipe(path: Path, name: str, variant: str = "") -> ConfigDict:
     """Run a recipe, which is Python code, and return the result of its `get_config`."""
+    if path.suffix == ".json":
+        raise ValueError(f"{name} is no recipe, which is Python, but a json; name its folder")
     loader = SourceFileLoader(path.stem, str(path))  # whatever the name of the file ends in
     spec = importlib.util.spec_from_loader(path.stem, loader)
     assert spec is not None

@@ -128,6 +128,15 @@ def test_neither_does_its_recipe(path, folder):
     assert not has_run(folder)
 
 
+@pytest.mark.parametrize("name", ["exported/manifest.json", "run/config.json:x", "other.json"])
+def test_a_json_is_not_run_as_a_recipe(name, folder):
+    path = name.partition(":")[0]
+    (folder / path).write_text(STRANGER)
+    with pytest.raises(ValueError, match=f"{path} is no recipe, which is Python, but a json"):
+        load_config(name)
+    assert not has_run(folder)
+
+
 def test_an_exported_model_runs_without_it(folder):
     """What it computes is in its own file; the manifest only describes the model."""
     pytest.importorskip("onnxruntime")
