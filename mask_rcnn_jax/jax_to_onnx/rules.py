@@ -193,8 +193,21 @@ def _clamp(graph: Graph, low: str, x: str, high: str) -> str:
 
 
 def _floor_divide(graph: Graph, a: str, b: str) -> str:
+    if _is_natural(graph, a) and _is_natural(graph, b):
+        return graph.op("Div", a, b)
     rest = graph.op("Mod", a, b)  # has the sign of b
     return graph.op("Div", graph.op("Sub", a, rest), b)
+
+
+def _remainder(graph: Graph, a: str, b: str) -> str:
+    if _is_natural(graph, a) and _is_natural(graph, b):  # some compilers have no Mod
+        return graph.op("Sub", a, graph.op("Mul", graph.op("Div", a, b), b))
+    return graph.op("Mod", a, b)
+
+
+def _is_natural(graph: Graph, name: str) -> bool:
+    known = graph.constants.get(name)
+    return name in graph.nonnegative if known is None else bool(np.all(known >= 0))
 
 
 def _integer_rule(formula):
@@ -293,7 +306,7 @@ RULES |= {
     "argmin": arg_extreme("ArgMin"),
     "cumsum": cumulative_sum,
     "jit:floor_divide": _integer_rule(_floor_divide),
-    "jit:remainder": _integer_rule(lambda graph, a, b: graph.op("Mod", a, b)),
+    "jit:remainder": _integer_rule(_remainder),
 }
 for _name in (*SAME, "ne", "square", "rem", "clamp", "convert_element_type", "select_n"):
     RULES[_name].by_element = True

@@ -182,6 +182,14 @@ def conv_layer(x, kernel, scale, bias):
     return jnp.maximum((y - bias) * scale + bias, 0)
 
 
+def test_whole_numbers_that_are_not_negative_are_divided_without_mod():
+    def divide(x):
+        n = jax.lax.top_k(x.reshape(-1), 9)[1]
+        return n // 5, n % 5
+
+    assert "Mod" not in check(divide, X)
+
+
 def test_a_trunk_has_no_transposed_maps_and_norms_are_part_of_convolutions():
     kernels = RNG.normal(size=(3, 3, 3, 4, 4)).astype(np.float32)
     scale, bias = RNG.normal(size=(2, 4)).astype(np.float32)
