@@ -66,7 +66,7 @@ def stubbed(monkeypatch):
 
 def patch(setattr_, seconds: float = 0.0) -> None:
     setattr_(work, "make_model", lambda *arguments: None)
-    setattr_(loop, "initial_state", lambda *arguments, resuming: (state_of(0), None))
+    setattr_(loop, "initial_state", lambda *_, **options: (state_of(0), None))
     setattr_(work, "make_train_step", make_step)
     setattr_(work, "make_validation", validation(seconds))
 
