@@ -232,12 +232,12 @@ def tfrecord(folder: Path, size: Size) -> None:
     write(folder / "a.tfrecord", tfrecord_writer.record(tfrecord_writer.example(features)))
 
 
-# Name: the reader, what it reads in a folder, the bytes per pixel of what it decodes at once, and a
-# function that writes the set into the folder.
+# Name: the reader, what it reads in a folder, the bytes per pixel of the largest image it decodes
+# (to read EXIF entries from a PNG, Pillow decodes it), and a function that writes the set.
 SETS: dict[str, tuple[str, str, int, Callable[[Path, Size], None]]] = {
-    "Cityscapes json": ("cityscapes", "", 0, city(triangles, 1000)),
-    "Cityscapes json, few": ("cityscapes", "", 0, city(triangles, 50)),
-    "Cityscapes json, zigzags": ("cityscapes", "", 0, city(zigzags, 20, "cargroup")),
+    "Cityscapes json": ("cityscapes", "", 1, city(triangles, 1000)),
+    "Cityscapes json, few": ("cityscapes", "", 1, city(triangles, 50)),
+    "Cityscapes json, zigzags": ("cityscapes", "", 1, city(zigzags, 20, "cargroup")),
     "Cityscapes image": ("cityscapes", "", 2, city_values),
     "labelme json": ("labelme", "", 1, labelme),
     "label image": ("masks", "", 1, label_image("ones")),
@@ -246,18 +246,18 @@ SETS: dict[str, tuple[str, str, int, Callable[[Path, Size], None]]] = {
     "label image, checkers": ("masks", "", 1, label_image("checkers")),
     "label image, scattered": ("masks", "", 1, scattered),
     "VOC image": ("voc", "", 1, voc),
-    "CVAT XML": ("cvat", "", 0, cvat(one_run, 20)),
-    "CVAT XML, stripes": ("cvat", "", 0, cvat(stripes)),
-    "CVAT video XML": ("cvat", "", 0, cvat_video),
+    "CVAT XML": ("cvat", "", 1, cvat(one_run, 20)),
+    "CVAT XML, stripes": ("cvat", "", 1, cvat(stripes)),
+    "CVAT video XML": ("cvat", "", 1, cvat_video),
     "Supervisely json": ("supervisely", "", 1, supervisely),
-    "Label Studio json": ("labelstudio", "export.json", 0, brush(lambda s: [(4 * s[0] * s[1], 9)])),
+    "Label Studio json": ("labelstudio", "export.json", 1, brush(lambda s: [(4 * s[0] * s[1], 9)])),
     "Label Studio json, stripes": (
-        "labelstudio", "export.json", 0,
+        "labelstudio", "export.json", 1,
         brush(lambda s: [(4 * s[1], 9 * (y % 2)) for y in range(s[0])]),
     ),
-    "Datumaro json": ("datumaro", "", 0, datumaro),
-    "YOLO labels": ("yolo", "", 0, yolo),
-    "VIA json": ("via", "via.json", 0, via),
+    "Datumaro json": ("datumaro", "", 1, datumaro),
+    "YOLO labels": ("yolo", "", 1, yolo),
+    "VIA json": ("via", "via.json", 1, via),
     "TFRecords": ("tfrecord", "a.tfrecord", 1, tfrecord),
 }  # fmt: skip
 
