@@ -102,8 +102,8 @@ def build_onnx(
 ) -> "onnx.ModelProto":
     """Build and check an ONNX model of `model.predict` with these weights.
 
-    static: fixed shapes throughout, see `onnx_static`. float16: layers compute in float16, see
-    `jax_to_onnx.half`; else all is float32.
+    static: fixed shapes throughout, see `onnx_static`; needs a fixed batch. float16: layers compute
+    in float16, see `jax_to_onnx.half`; else all is float32.
 
     Its outputs are the fields of `Detections`, with `valid` as int32 if the input is planar. Raises
     ValueError for a model or input rejected by `check_exportable`, and for soft-NMS.

@@ -322,7 +322,7 @@ def test_soft_nms_is_refused():
 def test_float16_keeps_the_detections_and_the_types_of_inputs_and_outputs(static):
     config = small_config("quickstart", (64, 128), **SMALL_TRUNK)
     model, variables = predict_function(config)[0], random_variables(config)
-    source = OnnxInput((64, 128), dtype=config.data.image_dtype)
+    source = OnnxInput((64, 128), batch=1 if static else None, dtype=config.data.image_dtype)
     options = dict(opset=17, detect=config.eval)
     default = build_onnx(model, variables, source, **options)
     half = build_onnx(model, variables, source, **options, static=static, float16=True)

@@ -107,7 +107,7 @@ def test_detections_are_the_default_models_and_all_shapes_are_fixed(name):
     plan = resize_plan(*(fixed or (64, 96)), config.data)
     resized = plan.size if fixed else None
     canvas = export_canvas(model, plan.canvas, resized)
-    source = OnnxInput(canvas, resized, dtype=config.data.image_dtype)
+    source = OnnxInput(canvas, resized, batch=1, dtype=config.data.image_dtype)
     built, default = (
         build_onnx(model, variables, source, opset=17, detect=config.eval, static=static)
         for static in (True, False)
@@ -137,7 +137,7 @@ def dynamic_values(model) -> list[str]:
 def test_adaptive_sampling_of_images_of_any_size_is_refused():
     config = small_config("coco_detectron2", (64, 100), **SMALL_TRUNK)
     model, _ = predict_function(config)
-    source = OnnxInput(resize_plan(64, 96, config.data).canvas)
+    source = OnnxInput(resize_plan(64, 96, config.data).canvas, batch=1)
     with pytest.raises(ValueError, match="maps that end at each image .* use --picture_size"):
         build_onnx(
             model, random_variables(config), source, opset=17, detect=config.eval, static=True
