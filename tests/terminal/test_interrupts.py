@@ -228,8 +228,9 @@ def test_a_library_and_a_background_job_keep_their_handlers():
 def test_a_forked_process_tells_the_first_nothing():
     """A signal to the whole group would count twice."""
     program = f"""
-    import os, signal, time
+    import os, signal, time, warnings
     from mask_rcnn_jax.terminal import interrupts
+    warnings.simplefilter("ignore")  # from Python 3.12 on, of threads beside a fork
     interrupts.begin()
     try:
         with interrupts.heard():
