@@ -117,8 +117,10 @@ def test_partial_batches_run_as_they_are(precision, exported, monkeypatch):
     for results in found.values():
         for one, other in zip(results, expected, strict=True):
             assert len(one) == len(other) > 2
-            np.testing.assert_allclose(one.boxes, other.boxes, atol=1e-3)
-            np.testing.assert_allclose(one.scores, other.scores, atol=1e-5)
+            # A sum in another order may be rounded to another of 255 steps.
+            steps = 1e3 if precision == "int8" else 1
+            np.testing.assert_allclose(one.boxes, other.boxes, atol=1e-3 * steps)
+            np.testing.assert_allclose(one.scores, other.scores, atol=1e-5 * steps)
 
 
 def test_openvino_takes_any_batch(exported):

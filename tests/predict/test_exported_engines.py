@@ -147,6 +147,10 @@ def test_serving_takes_the_sizes_of_the_model(onnx_folder):
     service.close()
 
 
+def test_models_whose_maps_end_at_the_image_take_one_at_a_time(onnx_folder):
+    assert load_exported(onnx_folder).batch == 1
+
+
 def test_fixed_sizes_and_batches(small, tmp_path):
     pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")
