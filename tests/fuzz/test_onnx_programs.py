@@ -15,7 +15,7 @@ from jax import lax
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-from tests.jax_to_onnx.traced import converted
+from tests.jax_to_onnx.traced import convert, converted
 
 SHAPES = [(2, 6, 5, 4), (1, 4, 6, 3), (3, 4), (2, 2, 2), (1, 1, 4, 4), (12,)]
 LARGEST = 800  # elements that operations which repeat some still take
@@ -164,3 +164,17 @@ def test_random_programs(first):
         _, (found,) = converted(function, x, opset=16 + seed % 6)
         assert found.shape == expected.shape, seed
         np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3, err_msg=f"seed {seed}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 5 * PROGRAMS, PROGRAMS))
+def test_random_programs_of_each_image_of_a_batch(first):
+    for seed in range(first, first + PROGRAMS):
+        function, x = program(seed)
+        images = np.random.default_rng(seed).normal(size=(3, *x.shape)).astype(np.float32)
+        _, run = convert(jax.vmap(function), images, opset=16 + seed % 6, any_batch=True)
+        for batch in (1, 2, 3):
+            expected = np.asarray(jax.vmap(function)(images[:batch]))
+            (found,) = run(images[:batch])
+            assert found.shape == expected.shape, seed
+            np.testing.assert_allclose(found, expected, 1e-3, 1e-3, err_msg=f"seed {seed}")
