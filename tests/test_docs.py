@@ -22,6 +22,10 @@ FILE_ENDINGS = {
     "onnx",
     "engine",
     "stablehlo",
+    "mlir",
+    "vmfb",
+    "mnn",
+    "ort",
     "pth",
     "yaml",
 }
