@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mask_rcnn_jax.annotations.checks import show
-from mask_rcnn_jax.annotations.ids import ZERO_ID, is_zero
+from mask_rcnn_jax.annotations.ids import ZERO_ID, is_zero, whole_number
 from mask_rcnn_jax.annotations.reader import GroundTruth
 from mask_rcnn_jax.evaluation import lvis
 
@@ -117,6 +117,5 @@ def _other_type(value: Any, known: Iterable[Id]) -> str:
         if value not in numbers:
             return ""
         return f"it is a string, the ids there are numbers such as {numbers[value]}"
-    is_whole = isinstance(value, float) and value.is_integer()
-    text = str(int(value) if is_whole else value)
+    text = str(whole_number(value))
     return f"it is a number, the ids there are strings such as {text!r}" if text in known else ""

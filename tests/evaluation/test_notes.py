@@ -94,6 +94,8 @@ def test_a_training_says_it_once(tmp_path, caplog):
         (2, "it looks like the file 'b/002.png', whose id is 7"),
         ("b/002.png", "whose id is 7"),
         (55, "not among the 2 images of the ground truth"),
+        (10**400, "not among the 2 images of the ground truth"),
+        (float("inf"), "refers to image inf, which is not among the 2 images"),
     ],
 )
 def test_results_of_absent_images_say_what_is_likely(image_id, words, tmp_path):
