@@ -250,14 +250,14 @@ def evaluation(restored, settings: dict) -> Callable[[], None]:
     val_set, variables = load_split(data, "val"), replicate(variables, mesh)
     check_classes(val_set, categories, settings["weights"])
     predict = make_predict_step(model, mesh, recipe.eval)
-    scored, numbers = (recipe.eval.engine, recipe.eval.protocol), {"batch_size": 1}
+    numbers = {"batch_size": 1}
 
     def step() -> None:
         workers = data.num_workers
         loader = make_eval_loader(val_set, data, max_images=0, num_workers=workers, **numbers)
         rules = Rules.of(recipe)
         found = evaluator.detect(predict, variables, loader, val_set, mesh, rules)
-        evaluator.score_and_write(val_set, found, Path(settings["output"]), *scored)
+        evaluator.score_and_write(val_set, found, Path(settings["output"]), recipe.eval)
 
     return step
 

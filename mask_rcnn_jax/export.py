@@ -131,7 +131,7 @@ def export_model(
         dataset = load_val(data, categories, boxes_only=recipe.learns_boxes_only)
         check_classes(dataset, categories, weights)
         check_engine(recipe.eval.engine)
-        evaluator.check_labels(dataset, recipe.eval.protocol)
+        evaluator.check_scorable(dataset, recipe.eval)
         placed = placement(data, options)
         resized = placed.size if options.picture_size else None
 

@@ -28,6 +28,7 @@ from mask_rcnn_jax.evaluation.encode import ImageDetections, split_images
 from mask_rcnn_jax.evaluation.engines import check_engine
 from mask_rcnn_jax.evaluation.notes import notes, nothing_to_score
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
+from mask_rcnn_jax.recipe.options import EvalOptions
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.structures import Batch, Detections
 from mask_rcnn_jax.terminal import console
@@ -81,8 +82,7 @@ def make_validation(
     wanted = recipe.eval
     engine, protocol = wanted.engine, wanted.protocol
     check_engine(engine)
-    check_labels(val_set, protocol)
-    check_objects(val_set, wanted.max_images)
+    check_scorable(val_set, wanted)
     predict = step.make_predict_step(model, mesh, wanted)
     predict = stoppable(announce_compiling("detector", predict))
     loss_step = step.make_loss_step(model, mesh, loss=recipe.loss, seed=recipe.train.seed)
@@ -96,9 +96,7 @@ def make_validation(
         output = workdir / "eval" / str(int(state.step))
         loader = load(max_images=wanted.max_images)
         found = detect(predict, state.evaluated, loader, val_set, mesh, Rules.of(recipe))
-        most = wanted.detections_per_image
-        given = val_set, found, output, engine, protocol
-        scores = score_and_write(*given, detections_per_image=most)
+        scores = score_and_write(val_set, found, output, wanted)
         metrics = {name: scores[key] for name, key in LOGGED.items() if key in scores}
         if protocol == "coco":  # LVIS has over a thousand categories
             metrics |= category_metrics(scores["per_category"])
@@ -143,16 +141,12 @@ def category_metrics(per_category: Mapping[str, Mapping[str, float]]) -> dict[st
     return metrics
 
 
-def check_labels(dataset: Dataset, protocol: str) -> None:
-    """Raise ValueError, before the work, if a dataset lacks labels that its protocol needs."""
-    if protocol == "lvis":
+def check_scorable(dataset: Dataset, wanted: EvalOptions) -> None:
+    """Raise ValueError, before the work, if a dataset has nothing to score, or lacks labels that
+    its protocol needs."""
+    if wanted.protocol == "lvis":
         lvis.check_labels(ground_truth(dataset))
-
-
-def check_objects(dataset: Dataset, max_images: int) -> None:
-    """Raise ValueError, before the work, if there is nothing to score in the first `max_images`
-    images (0: all) of a dataset."""
-    count = min(len(dataset.images), max_images or len(dataset.images))
+    count = min(len(dataset.images), wanted.max_images or len(dataset.images))
     nothing_to_score(dataset_name(dataset), count, num_objects(dataset.images, count))
 
 
@@ -203,38 +197,32 @@ def score_and_write(
     dataset: Dataset,
     found: Found,
     output: Path,
-    engine: str,
-    protocol: str,
+    wanted: EvalOptions,
     callback: Callable[[COCOeval], None] | None = None,
-    *,
-    detections_per_image: int | None = None,
 ) -> dict:
     """COCO metrics of the results; the table goes to stdout, results and metrics to `output`.
 
-    The first process scores and writes, the others are told the metrics, or its OSError. `engine`,
-    `protocol` and `callback` are those of `evaluation.coco.score`, which is called on the first
-    process. `detections_per_image` is that of the model, for `evaluation.notes`.
+    The first process scores and writes, the others are told the metrics, or its OSError.
+    `callback` is that of `evaluation.coco.score`, which is called on the first process.
     """
-    work = partial(_score_and_write, dataset, found, output, engine, protocol, callback)
-    return processes.on_first(partial(work, detections_per_image))
+    work = partial(_score_and_write, dataset, found, output, wanted, callback)
+    return processes.on_first(work)
 
 
 def _score_and_write(
     dataset: Dataset,
     found: Found,
     output: Path,
-    engine: str,
-    protocol: str,
+    wanted: EvalOptions,
     callback: Callable[[COCOeval], None] | None,
-    detections_per_image: int | None,
 ) -> dict:
     output.mkdir(parents=True, exist_ok=True)
     (output / "bbox_results.json").write_text(json.dumps(found[0]))
     if found[1] is not None and not is_boxes_only(dataset):
         (output / "segm_results.json").write_text(json.dumps(found[1]))
     with console.lasting(f"scoring {len(found[2])} images", "scored"):
-        most = detections_per_image
-        metrics = score(dataset, found, engine, protocol, callback, detections_per_image=most)
+        given = dataset, found, wanted.engine, wanted.protocol, callback
+        metrics = score(*given, detections_per_image=wanted.detections_per_image)
     (output / "metrics.json").write_text(json.dumps(metrics, indent=1))
     with safe_stdout():
         print(coco_evaluation.format_table(metrics), flush=True)

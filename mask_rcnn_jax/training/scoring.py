@@ -117,8 +117,7 @@ def evaluate(
     check_engine(engine)
     coco_evaluation.check_protocol(protocol, report)
     val_set = _val_set(recipe, val_set, categories, name, known=bool(checkpoint or exported))
-    evaluator.check_labels(val_set, protocol)
-    evaluator.check_objects(val_set, recipe.eval.max_images)
+    evaluator.check_scorable(val_set, recipe.eval)
     title, records = f"Evaluation of {name}", []
     if checkpoint:
         output = output or checkpoint.workdir / "eval" / str(checkpoint.step)
@@ -133,9 +132,7 @@ def evaluate(
     else:
         found = _detect(recipe, len(categories), variables, val_set, tiles)
     analyses, collect = reports.collector(report)
-    most = recipe.eval.detections_per_image
-    scored = val_set, found, folder, engine, protocol, collect
-    metrics = evaluator.score_and_write(*scored, detections_per_image=most)
+    metrics = evaluator.score_and_write(val_set, found, folder, recipe.eval, collect)
     if analyses:  # on the first process
         read = reports.dataset_reader(val_set)
         reports.write(folder, title, dataset_name(val_set), analyses, read, records)

@@ -8,6 +8,7 @@ from mask_rcnn_jax.annotations.reader import read_ground_truth
 from mask_rcnn_jax.data.coco import load_coco
 from mask_rcnn_jax.evaluation import notes
 from mask_rcnn_jax.evaluation.coco import score
+from mask_rcnn_jax.recipe.options import EvalOptions
 from mask_rcnn_jax.training import evaluator
 from tests.data.small_set import rectangle, write_coco
 
@@ -69,9 +70,9 @@ def test_a_set_without_anything_to_score_is_refused(tmp_path):
     sizes = [(40, 60)] * 2
     files = write_coco(tmp_path, sizes, annotations=[GOOD | {"image_id": 2}])
     dataset = load_coco(*files)
-    evaluator.check_objects(dataset, 0)
+    evaluator.check_scorable(dataset, EvalOptions())
     with pytest.raises(ValueError, match="no annotation in 1 images"):
-        evaluator.check_objects(dataset, 1)
+        evaluator.check_scorable(dataset, EvalOptions(max_images=1))
 
 
 def test_a_training_says_it_once(tmp_path, caplog):
