@@ -432,7 +432,8 @@ def ask_or_none(server):
 
 
 class TestEnd:
-    def test_requests_in_flight_are_finished(self):
+    def test_requests_in_flight_are_finished(self, monkeypatch):
+        monkeypatch.setattr("mask_rcnn_jax.serving.handler.HEAD_SECONDS", 3600.0)
         stub = StubPredictor()
         stub.hold.clear()
         with Server() as server, ThreadPoolExecutor(4) as pool:
