@@ -24,6 +24,7 @@ os.environ.setdefault("OPENCV_LOG_LEVEL", "SILENT")
 
 if TYPE_CHECKING:  # for editors and type checkers; `_HOMES` says the same to Python
     from mask_rcnn_jax.config import load_config as load_config
+    from mask_rcnn_jax.consent import allow_code as allow_code
     from mask_rcnn_jax.data.dataset import Annotation as Annotation
     from mask_rcnn_jax.data.dataset import Dataset as Dataset
     from mask_rcnn_jax.data.dataset import ImageRecord as ImageRecord
@@ -53,6 +54,7 @@ _HOMES = {
     "Proposals": "structures:Proposals",
     "Targets": "structures:Targets",
     "Result": "predict.result:Result",
+    "allow_code": "consent:allow_code",
     "build_model": "models.build:build_model",
     "evaluate": "training.scoring:evaluate",
     "load": "predict.loading:load",

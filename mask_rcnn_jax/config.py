@@ -5,7 +5,7 @@ import importlib.util
 import inspect
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import is_dataclass, replace
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -27,8 +27,6 @@ RECIPES = Path(__file__).parent / "configs"
 def load_config(
     name_or_path: str | Path,
     overrides: Mapping[str, Any] | None = None,
-    *,
-    allow_code: str | Iterable[str] = (),
 ) -> "Recipe":
     """Load a recipe, or that of a run; it is frozen, so give other values as overrides.
 
@@ -38,15 +36,12 @@ def load_config(
             `my/recipe.py:variant`), the workdir of a run, or its `config.json`, or the folder of an
             exported model. A file or a folder that exists wins over a name.
         overrides: values of single entries, as `{"train.batch_size": 4}`.
-        allow_code: modules that may be imported for functions that a run names which you did not
-            train here, see `consent`.
 
     Raises:
         ValueError: there is no such recipe or run, a run's config is damaged or names other code,
             or an entry is unknown or has a wrong value.
     """
-    with consent.allowing(allow_code):
-        tree = load_tree(name_or_path)
+    tree = load_tree(name_or_path)
     for name, value in (overrides or {}).items():
         _override(tree, name, value)
     return as_recipe(tree)

@@ -2,7 +2,7 @@
 
 A recipe, the command line and a call may name any function as `package.module:function`: they are
 the user's own. A run's config.json may come from elsewhere. What it names is imported if it is a
-part or an augmentation of this package, if `--allow_code` or `allow_code` has its module, or if
+part or an augmentation of this package, if `--allow_code` or `allow_code` names its module, or if
 this user's own commands wrote the file: a folder of the user's, ~/.local/state/mask_rcnn_jax, keeps
 the SHA-256 of such files with functions in them.
 """
@@ -26,8 +26,12 @@ _allowed: ContextVar[frozenset[str]] = ContextVar("allowed", default=frozenset()
 
 
 @contextmanager
-def allowing(names: str | Iterable[str] = ()) -> Iterator[None]:
-    """Allow modules, packages or single functions, such as `my.module`, as `allow` does."""
+def allow_code(names: str | Iterable[str] = ()) -> Iterator[None]:
+    """Let the json of a run that you did not train here import what it names, in a `with` block.
+
+    names: modules, packages or single functions such as `my.module:Backbone`, one or several, each
+        with commas between several.
+    """
     token = _allowed.set(_allowed.get())
     try:
         allow(names)
@@ -37,10 +41,7 @@ def allowing(names: str | Iterable[str] = ()) -> Iterator[None]:
 
 
 def allow(names: str | Iterable[str]) -> None:
-    """Allow modules, packages or single functions until the end of `allowing`.
-
-    names: one or several, each with commas between several.
-    """
+    """Allow as `allow_code`, until the end of its block."""
     listed = [names] if isinstance(names, str) else names
     found = {name.strip() for one in listed for name in (one, *one.split(","))}
     _allowed.set(_allowed.get() | found - {""})
@@ -79,7 +80,7 @@ def check(named: Mapping[str, str], path: str | os.PathLike, content: bytes) -> 
     module = name.partition(":")[0]
     raise ValueError(
         f"{path}: {entry} is {name!r}, and this file is none that you made here: its code runs "
-        f"only with --allow_code {module} (allow_code in Python)"
+        f"only with --allow_code {module} (mrcnn.allow_code in Python)"
     )
 
 

@@ -106,7 +106,7 @@ def test_a_run_and_a_checkpoint_import_nothing(reader, path, folder):
         READERS[reader](path)
     text = str(error.value)
     assert "run/config.json: model.backbone.name is 'stranger:build', and this file is none" in text
-    assert "its code runs only with --allow_code stranger (allow_code in Python)" in text
+    assert "its code runs only with --allow_code stranger (mrcnn.allow_code in Python)" in text
     assert "\n" not in text and not has_run(folder)
 
 
@@ -164,7 +164,7 @@ def test_an_exported_model_runs_without_it(folder):
 )
 def test_every_entry_that_names_code_is_asked_for(entry, value, folder):
     change(folder / "run/config.json", entry, value)
-    with consent.allowing(ALLOWED), pytest.raises(ValueError, match=f"config.json: {entry}"):
+    with consent.allow_code(ALLOWED), pytest.raises(ValueError, match=f"config.json: {entry}"):
         load_config("run")
     assert not has_run(folder)
 
@@ -172,10 +172,11 @@ def test_every_entry_that_names_code_is_asked_for(entry, value, folder):
 def test_a_teachers_recipe_is_code_if_it_is_a_file(folder):
     path = folder / "run/config.json"
     change(path, "distill.recipe", "stranger.py:variant")
-    with consent.allowing(ALLOWED):
+    with consent.allow_code(ALLOWED):
         with pytest.raises(ValueError, match="distill.recipe is 'stranger.py:v.*_code stranger.py"):
             load_config("run")
-        assert load_config("run", allow_code="stranger.py").distill.recipe == "stranger.py:variant"
+        with consent.allow_code("stranger.py"):
+            assert load_config("run").distill.recipe == "stranger.py:variant"
         for other in ("quickstart", "coco_torchvision:coco_v1", "run", "run/config.json"):
             change(path, "distill.recipe", other)
             assert load_config("run").distill.recipe == other
@@ -190,7 +191,8 @@ def test_a_teachers_recipe_is_code_if_it_is_a_file(folder):
 )
 def test_what_is_allowed_runs(allowed, folder):
     plant(folder / "run/config.json", widths=[4])
-    recipe = load_config("run", allow_code=allowed)
+    with mrcnn.allow_code(allowed):
+        recipe = load_config("run")
     assert has_run(folder) and recipe.model.backbone.get("widths", None) == (4,)
     with pytest.raises(ValueError, match="--allow_code stranger"):
         load_config("run")  # once more without it
@@ -199,15 +201,15 @@ def test_what_is_allowed_runs(allowed, folder):
 @pytest.mark.parametrize("allowed", ["strange", "stranger.more", "stranger:other", "", ()])
 def test_what_is_not_allowed_does_not(allowed, folder):
     plant(folder / "run/config.json")
-    with pytest.raises(ValueError, match="--allow_code stranger"):
-        load_config("run", allow_code=allowed)
+    with mrcnn.allow_code(allowed), pytest.raises(ValueError, match="--allow_code stranger"):
+        load_config("run")
     assert not has_run(folder)
 
 
 def test_a_package_allows_what_is_in_it(folder):
-    assert load_config("run", allow_code="tests").model.backbone.name == SECTION["name"]
-    found = mrcnn.load("run", allow_code=ALLOWED)
-    assert len(found.categories) == 4
+    with mrcnn.allow_code("tests"):
+        assert load_config("run").model.backbone.name == SECTION["name"]
+        assert len(mrcnn.load("run").categories) == 4
 
 
 @pytest.mark.parametrize("entry", ["train", "evaluate", "infer", "export", "serve", "prune"])
@@ -293,7 +295,7 @@ def test_a_run_of_ones_own_needs_no_word(folder):
 
 def test_a_pruned_run_and_a_resumed_one_are_ones_own(folder):
     plant(folder / "run/config.json", SECTION["name"], widths=[8, 12, 16, 24])
-    with consent.allowing(ALLOWED):
+    with consent.allow_code(ALLOWED):
         recipe, categories = read_workdir("run")
         prune_run("run", "half", threshold=0.5, limits=Limits(min_channels=4))
     assert load_config("half").model.backbone.name == SECTION["name"]
@@ -304,7 +306,7 @@ def test_a_pruned_run_and_a_resumed_one_are_ones_own(folder):
 
 
 def test_a_recipe_of_ones_own_allows_what_it_names(folder):
-    with consent.allowing(ALLOWED):
+    with consent.allow_code(ALLOWED):
         recipe, _ = read_workdir("run")
     assert restore_recipe(recipe, "run")[0] == recipe.with_classes(4)
     plant(folder / "run/config.json")

@@ -98,8 +98,7 @@ def test_an_editor_completes_names_and_signatures():
     assert [name.name for name in script("mrcnn.Predicto").complete()] == ["Predictor"]
     assert set(mrcnn.__all__) <= {name.name for name in script("mrcnn.").complete()}
     (signature,) = script("mrcnn.load_config(").get_signatures()
-    names = [parameter.name for parameter in signature.params]
-    assert names == ["name_or_path", "overrides", "allow_code"]
+    assert [parameter.name for parameter in signature.params] == ["name_or_path", "overrides"]
     for name in mrcnn.__all__:
         assert script(f"mrcnn.{name}(").get_signatures(), name
     fields = {name.name for name in script("def f(d: mrcnn.Detections):\n    d.").complete()}

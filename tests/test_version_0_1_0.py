@@ -26,7 +26,8 @@ def test_a_model_finds_what_it_found(name):
         pytest.importorskip("onnxruntime")
     expected = json.loads((SAVED / "detections.json").read_text())[name]
     allowed = CODE if name == "run" else ()  # an exported model runs without it
-    predictor = mrcnn.load(SAVED / name, score_threshold=0.02, allow_code=allowed)
+    with mrcnn.allow_code(allowed):
+        predictor = mrcnn.load(SAVED / name, score_threshold=0.02)
     found = predictor(generate_image(0, "val", 3, (96, 128))[0])
     np.testing.assert_allclose(found.boxes, expected["boxes"], atol=0.02)
     np.testing.assert_allclose(found.scores, expected["scores"], atol=1e-4)
@@ -37,7 +38,7 @@ def test_a_model_finds_what_it_found(name):
 def test_a_run_goes_on_and_is_saved_by_what_differs_from_the_defaults(tmp_path):
     workdir = tmp_path / "run"
     shutil.copytree(SAVED / "run", workdir)
-    with consent.allowing(CODE):
+    with consent.allow_code(CODE):
         before, categories = read_workdir(workdir)
     whole = json.loads((workdir / "config.json").read_text())["config"]
     assert json.loads(json.dumps(before.to_dict())) == whole  # it had all entries
@@ -63,7 +64,7 @@ def test_no_default_has_changed():
 
 
 def test_what_differs_is_saved_with_all_that_a_users_own_part_was_given():
-    with consent.allowing(CODE):
+    with consent.allow_code(CODE):
         recipe, _ = read_workdir(SAVED / "run")
     assert recipe.changes()["model"]["backbone"] == parts.to_section(recipe.model.backbone)
     assert recipe.model.backbone.widths == (8, 12, 16, 24)  # as by default

@@ -111,7 +111,7 @@ def run(
     flags.DEFINE_multi_string("allow_code", [], CODE_HELP)  # `_parse_flags` looks at it
     flags.DEFINE_enum("platform", None, ["cpu", "gpu"], "Device to run on; the best one if unset.")
     debug = "--debug" in sys.argv
-    with safe_stdout(), consent.allowing():
+    with safe_stdout(), consent.allow_code():
         if not HELP_FLAGS.isdisjoint(sys.argv):
             print(_help(main, groups or {"flags": own}, sys.argv))
             return

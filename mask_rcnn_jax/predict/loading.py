@@ -1,13 +1,11 @@
 """From a run, or a recipe and weights, to a predictor."""
 
 import os
-from collections.abc import Iterable
 from pathlib import Path
 
 import jax
 from absl import flags, logging
 
-from mask_rcnn_jax import consent
 from mask_rcnn_jax.config import as_recipe, load_config, recipe_names
 from mask_rcnn_jax.formats.download import download_weights, weight_names
 from mask_rcnn_jax.predict.engines import Exported, load_exported
@@ -27,8 +25,6 @@ def load(
     overlap: float = 0.2,
     engine: str | None = None,
     precision: str | None = None,
-    accept_mismatch: bool = False,
-    allow_code: str | Iterable[str] = (),
 ) -> Predictor:
     """Load a trained model, ready to predict.
 
@@ -45,9 +41,6 @@ def load(
             for StableHLO and "onnxruntime" for ONNX.
         precision: "int8" takes the int8 model of the folder, "bfloat16" is for OpenVINO; None
             computes as exported.
-        accept_mismatch: that of `load_variables`.
-        allow_code: modules that may be imported for functions, such as a backbone, that a run names
-            which you did not train here, see `consent`.
 
     Raises:
         ValueError: the weights do not fit, or are unknown, or the run names other code.
@@ -61,13 +54,11 @@ def load(
     if weights is None:
         if str(model).partition(":")[0] in recipe_names():
             raise ValueError(f"{model} is a recipe, expected weights as well, or a run")
-        with consent.allowing(allow_code):
-            restored = restore(None, model)
+        restored = restore(None, model)
     else:
         if str(weights) in weight_names() and not os.path.exists(weights):
             weights = download_weights(str(weights), cache_folder())
-        with consent.allowing(allow_code):
-            restored = restore(load_config(str(model)), weights, accept_mismatch=accept_mismatch)
+        restored = restore(load_config(str(model)), weights)
     recipe = restored.recipe.with_score_threshold(score_threshold)
     given = recipe, restored.variables, batch_size, restored.categories
     return Predictor(*given, tile, overlap)

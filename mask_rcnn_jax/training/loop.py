@@ -1,7 +1,7 @@
 """The training call: steps, checkpoints, evaluations, and how a run ends."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,6 @@ from absl import logging
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from mask_rcnn_jax import consent
 from mask_rcnn_jax.config import as_recipe, write_workdir
 from mask_rcnn_jax.data import workers
 from mask_rcnn_jax.data.augment import Kind
@@ -54,7 +53,6 @@ def train(
     optimizer: optax.GradientTransformation | None = None,
     loggers: Sequence[Logger | str] = (),
     accept_mismatch: bool = False,
-    allow_code: str | Iterable[str] = (),
 ) -> TrainState:
     """Train a recipe from where the workdir stands to its last step.
 
@@ -74,8 +72,6 @@ def train(
             `config.train.loggers` takes; all come beside metrics.jsonl and TensorBoard.
         accept_mismatch: only warn if the weights of `config.model.init_from` state that they were
             trained with other colors or strides.
-        allow_code: modules that may be imported for functions that a run names, as `config` or as
-            teacher, which you did not train here, see `consent`.
 
     Returns:
         The state after the last step.
@@ -87,10 +83,9 @@ def train(
     """
     started, workdir, mesh = time.monotonic(), Path(workdir), make_mesh()
     workers.remove_leftovers()  # of a run that was killed at its end: nothing may be left to train
-    with consent.allowing(allow_code):
-        recipe = as_recipe(config)
-        loggers = resolve_loggers([*recipe.train.loggers, *loggers])  # before reading data
-        work, teacher = prepare(recipe, mesh, (train_set, val_set), augment, optimizer)
+    recipe = as_recipe(config)
+    loggers = resolve_loggers([*recipe.train.loggers, *loggers])  # before minutes of reading data
+    work, teacher = prepare(recipe, mesh, (train_set, val_set), augment, optimizer)
     with locked(workdir) as check_lock:  # nothing is written before
         resuming = on_first(lambda: has_checkpoint(workdir))
         options = dict(resuming=resuming, accept_mismatch=accept_mismatch)

@@ -3,7 +3,7 @@
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,7 +13,6 @@ from absl import logging
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from mask_rcnn_jax import consent
 from mask_rcnn_jax.annotations.reader import GroundTruth, read_ground_truth
 from mask_rcnn_jax.config import as_recipe
 from mask_rcnn_jax.data.coco import CocoDataset
@@ -81,7 +80,6 @@ def evaluate(
     tile: int = 0,
     overlap: float = 0.2,
     accept_mismatch: bool = False,
-    allow_code: str | Iterable[str] = (),
 ) -> dict:
     """Detect objects on a dataset, score them and write the results.
 
@@ -97,8 +95,6 @@ def evaluate(
         tile: side of the tiles of large images, see `Predictor`; 0 cuts none.
         overlap: smallest overlap of neighboring tiles, as a fraction of their side.
         accept_mismatch: that of `load_variables`.
-        allow_code: modules that may be imported for functions, such as a backbone, that a run names
-            which you did not train here, see `consent`.
 
     Returns:
         The 24 COCO metrics, named AP, AP50, .., mask_AP, mask_AP50, .., or LVIS's 26, and
@@ -108,9 +104,8 @@ def evaluate(
         ValueError, OSError: weights, config or dataset cannot be used or do not fit each other.
     """
     tiles, has_output = tiling(tile, overlap), output is not None
-    with consent.allowing(allow_code):
-        given = None if config is None else as_recipe(config)
-        restored, exported = _source(weights, given, accept_mismatch, has_output=has_output)
+    given = None if config is None else as_recipe(config)
+    restored, exported = _source(weights, given, accept_mismatch, has_output=has_output)
     name = str(exported.name if exported else weights)
     recipe, variables, categories, checkpoint = restored
     engine, protocol = recipe.eval.engine, recipe.eval.protocol

@@ -284,7 +284,7 @@ def open_workdir(
 
 def _check_same_run(path: Path, recipe: Recipe, categories: list[dict]) -> int:
     try:
-        with consent.allowing(named_code(recipe.to_dict()).values()):
+        with consent.allow_code(named_code(recipe.to_dict()).values()):
             old, old_categories = read_workdir(path.parent)
     except ValueError as error:
         raise ValueError(f"{error}; choose another --workdir") from error

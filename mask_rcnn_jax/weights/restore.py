@@ -67,7 +67,7 @@ def restore_recipe(
             raise ValueError(f"--weights {weights} is not a run: it needs --config")
         return recipe, None, None
     checkpoint = find_checkpoint(weights)
-    with consent.allowing(named_code(recipe.to_dict()).values() if recipe else ()):
+    with consent.allow_code(named_code(recipe.to_dict()).values() if recipe else ()):
         of_run, categories = read_workdir(checkpoint.workdir)
     recipe = of_run if recipe is None else recipe
     _check_model(recipe, of_run, checkpoint.workdir, accept_mismatch)
