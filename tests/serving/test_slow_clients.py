@@ -135,6 +135,21 @@ class TestBodies:
             assert waiting(server) == 0
             assert classes(ask(server, body=png(4))) == ["class 4"]
 
+    def test_a_body_that_finds_no_place_any_more_is_refused(self):
+        stub = StubPredictor()
+        stub.hold.clear()
+        first, second = whole(png(1)), whole(png(2))
+        with serving(stub, waiting=1) as server, contextlib.ExitStack() as stack:
+            stack.callback(stub.hold.set)
+            both = all_opened(stack, server, [first[:-1], second[:-1]])
+            wait_until(lambda: all(not c.idle for c in server.clients._clients.values()))
+            both[0].sendall(first[-1:])
+            wait_until(lambda: server.service._waiting == 1)
+            both[1].sendall(second[-1:])
+            assert said_on(both[1]).startswith(b"HTTP/1.1 503")
+            stub.hold.set()
+            assert b'"class 1"' in said_on(both[0])
+
 
 class TestBytesOnTheirWay:
     LIMITS = {"content": 1_000_000, "receiving": 1_000_000}
