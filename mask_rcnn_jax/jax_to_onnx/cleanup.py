@@ -15,6 +15,7 @@ def clean_up(graph: Graph, outputs: Iterable[str]) -> None:
     _fuse_softmax(graph)
     _drop_dead(graph, kept)
     _fold_affine(graph, kept)
+    _move_reshapes(graph, kept)
     _drop_dead(graph, kept)
 
 
@@ -131,3 +132,50 @@ def _is_folded(graph: Graph, layer, node) -> bool:
     else:
         layer.input.append(name)
     return True
+
+
+def _move_reshapes(graph: Graph, kept: set[str]) -> None:
+    """Put a ReLU directly behind its layer, before a Reshape, and leave out those that undo others.
+
+    As in a graph for one image; else int8 would round a layer's output before and after its ReLU.
+    """
+    readers = Counter(name for node in graph.nodes for name in node.input)
+    made: dict[str, Any] = {}
+    names: dict[str, str] = {}  # new names of tensors
+    left = []
+    for node in graph.nodes:
+        for i, name in enumerate(node.input):
+            node.input[i] = names.get(name, name)
+        before = made.get(node.input[0]) if node.input else None
+        if before is not None and before.op_type == "Reshape":
+            (middle,) = before.output
+            if node.op_type == "Reshape":
+                node.input[0] = before.input[0]
+            elif node.op_type == "Relu" and readers[middle] == 1 and middle not in kept:
+                shape = before.input.pop()
+                before.op_type, node.op_type = "Relu", "Reshape"
+                before.name, node.name = node.name, before.name
+                node.input.append(shape)
+        if node.op_type == "Reshape" and not kept.intersection(node.output):
+            if _has_rows(graph, made, node):
+                names[node.output[0]] = node.input[0]
+                continue
+        made.update((name, node) for name in node.output)
+        left.append(node)
+    graph.nodes = left
+
+
+def _has_rows(graph: Graph, made: dict[str, Any], reshape) -> bool:
+    """Whether what a node reshapes to [n, C] is that already, from a Gemm."""
+    source = made.get(reshape.input[0])
+    if source is not None and source.op_type == "Relu":
+        source = made.get(source.input[0])
+    shape, kernel = graph.constants.get(reshape.input[1]), None
+    if source is not None and source.op_type == "Gemm":
+        kernel = graph.constants.get(source.input[1])
+    return (
+        shape is not None
+        and kernel is not None
+        and len(shape) == 2
+        and (shape[1] == kernel.shape[1])
+    )

@@ -68,6 +68,17 @@ def test_a_batch_of_any_size(name):
     check(CASES[name], X)
 
 
+def test_layers_of_rows_follow_each_other_as_for_one_image():
+    """A ReLU is behind its layer, so that int8 rounds what it leaves."""
+    first, second = RNG.normal(size=(2, 4, 4)).astype(np.float32)
+
+    def function(x):
+        return nn.relu(nn.relu(x @ first + 1) @ second + first[None, :1])
+
+    kinds = check(function, X[:, 0])
+    assert kinds == ["Reshape", "Gemm", "Relu", "Gemm", "Relu", "Reshape"]
+
+
 @pytest.mark.parametrize("opset", [OPSETS.start, OPSETS.stop - 1])
 def test_nms_and_pooling_of_a_batch_of_any_size(opset):
     boxes = np.stack([random_boxes(RNG, 40, 60) for _ in range(5)])
