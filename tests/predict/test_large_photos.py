@@ -1,6 +1,7 @@
 """The server decodes large JPEGs at a part of their size; results are in the photo's pixels."""
 
 import io
+from types import SimpleNamespace
 
 import cv2
 import numpy as np
@@ -30,8 +31,11 @@ def prepared(predictor, monkeypatch):
         raise RuntimeError("not to be run")
 
     def prepare(content):
+        request = SimpleNamespace(
+            read_body=lambda: content, release_body=lambda: None, has_gone=lambda: False
+        )
         with pytest.raises(RuntimeError, match="not to be run"):
-            service.detect(lambda: content, "")
+            service.detect(request, "")
         return given.pop()
 
     given = []
