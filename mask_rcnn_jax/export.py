@@ -122,25 +122,7 @@ def export_model(
     recipe, variables, categories, _ = restore(recipe, weights, accept_mismatch=accept_mismatch)
     data = replace(recipe.data, canvases=())  # an exported program has one canvas
     recipe = replace(recipe, data=data)
-    dataset = None
-    if options.int8:
-        path = annotation_file(data, "val")
-        if not os.path.isfile(path):
-            where = "config.data.val_json"
-            raise ValueError(f"--int8 reports AP on {where}, which is {path!r}: no such file")
-        dataset = load_val(data, categories, boxes_only=recipe.learns_boxes_only)
-        check_classes(dataset, categories, weights)
-        check_engine(recipe.eval.engine)
-        evaluator.check_scorable(dataset, recipe.eval)
-        placed = placement(data, options)
-        resized = placed.size if options.picture_size else None
-
-        def accepts(plan: ResizePlan) -> bool:
-            return plan.canvas == placed.canvas and resized in (None, plan.size)
-
-        fitting(
-            data, recipe.eval.max_images, dataset, accepts
-        )  # said before minutes of calibration
+    dataset = _scored_dataset(recipe, weights, categories, options) if options.int8 else None
     aps: dict[str, dict[str, float]] = {}
 
     def scored(artifact: Artifact, kind: str) -> dict[str, float]:
@@ -173,6 +155,29 @@ def export_model(
     print(f"{output}: {', '.join(names)}")
     for kind, check in checks.items():
         print(f"self-check, {kind}: {check['text']}")
+
+
+def _scored_dataset(
+    recipe: Recipe, weights: str, categories: list[dict], options: ArtifactOptions
+) -> CocoDataset:
+    """Open what an int8 model is scored on, with all that can be wrong with it said before minutes
+    of calibration."""
+    data, path = recipe.data, annotation_file(recipe.data, "val")
+    if not os.path.isfile(path):
+        where = "config.data.val_json"
+        raise ValueError(f"--int8 reports AP on {where}, which is {path!r}: no such file")
+    dataset = load_val(data, categories, boxes_only=recipe.learns_boxes_only)
+    check_classes(dataset, categories, weights)
+    check_engine(recipe.eval.engine)
+    evaluator.check_scorable(dataset, recipe.eval)
+    placed = placement(data, options)
+    resized = placed.size if options.picture_size else None
+
+    def accepts(plan: ResizePlan) -> bool:
+        return plan.canvas == placed.canvas and resized in (None, plan.size)
+
+    fitting(data, recipe.eval.max_images, dataset, accepts)
+    return dataset
 
 
 def score(recipe: Recipe, dataset: CocoDataset, artifact: Artifact, kind: str) -> dict[str, float]:

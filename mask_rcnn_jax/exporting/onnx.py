@@ -6,7 +6,7 @@ included. Operations that ONNX has as a whole, such as RoIAlign, are in `exporti
 """
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -139,7 +139,18 @@ def build_onnx(
     num_classes = ability(model.box_head, BoxHeadLike, "num_classes")
     given = [images, sizes]
     found = add_function(graph, predict, variables, shapes, given, num_classes, static=static)
-    dtypes = {"classes": "INT32", "valid": "INT32" if planar else "BOOL"}
+    outputs = _add_outputs(graph, found, "INT32" if planar else "BOOL")
+    clean_up(graph, outputs)
+    if float16:
+        to_float16(graph)
+    return make_model_proto(graph, "mask_rcnn", inputs, outputs, opset)
+
+
+def _add_outputs(
+    graph: Graph, found: Mapping[str, Value | Known], valid: str
+) -> dict[str, tuple[str, list[int]]]:
+    """Add the fields of `Detections` as outputs; return their types and shapes."""
+    dtypes = {"classes": "INT32", "valid": valid}
     outputs = {}
     for name in (name for name in FIELDS if name in found):
         made, dtype = arrange(graph, found[name]), dtypes.get(name, "FLOAT")
@@ -148,10 +159,7 @@ def build_onnx(
         else:
             graph.op("Identity", made, name=name)
         outputs[name] = (dtype, list(found[name].sizes))
-    clean_up(graph, outputs)
-    if float16:
-        to_float16(graph)
-    return make_model_proto(graph, "mask_rcnn", inputs, outputs, opset)
+    return outputs
 
 
 def add_function(
