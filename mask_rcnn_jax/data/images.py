@@ -158,8 +158,11 @@ def _other_kind(content: bytes) -> str | None:
     try:
         tags = next(tiff_directories(io.BytesIO(content)))
         bits, is_float = max(tags.get(258, (1,))), 3 in tags.get(339, ())
+        bands = tags.get(277, 1)
     except Exception:  # whatever its parsers raise on damaged files
         return None
+    if bands > 4:
+        return f"a TIFF of {bands} bands is not read; store the three that are to be seen"
     if bits <= 16 and not is_float:
         return None
     numbers = "floating-point" if is_float else "whole"

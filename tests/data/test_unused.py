@@ -119,6 +119,7 @@ NOT_READ = {
     "color float": (encoded(".tif", np.dstack([DEEP.astype(np.float32)] * 3)), "TIFF of 32-bit f"),
     "double tiff": (encoded(".tif", DEEP.astype(np.float64)), "a TIFF of 64-bit floating-point"),
     "int tiff": (encoded(".tif", DEEP.astype(np.int32)), "a TIFF of 32-bit whole numbers is not"),
+    "five bands": (write_bands(5), "a TIFF of 5 bands is not read; store the three"),
     "heic": (b"\0\0\0\x18ftypheic" + bytes(40), "HEIC is not read; store it as JPEG or PNG"),
     "html": (b"<!DOCTYPE html><p>404</p>", "HTML, SVG or other XML, which is not read"),
     "lfs": (b"version https://git-lfs.github.com/spec/v1\n", "`git lfs pull` gets the image"),
