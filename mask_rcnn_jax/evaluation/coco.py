@@ -7,11 +7,12 @@ the json, and masks are RLE; `encode.py` makes them of our own.
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from pycocotools.cocoeval import COCOeval
 
-from mask_rcnn_jax.annotations.checks import BOX, MASK
+from mask_rcnn_jax.annotations.checks import BOX, MASK, show
 from mask_rcnn_jax.annotations.reader import GroundTruth, read_ground_truth, read_json
 from mask_rcnn_jax.evaluation import engines, entries, lvis
 from mask_rcnn_jax.evaluation.encode import encode_image, split_images
@@ -76,7 +77,7 @@ def load_results(path: str | os.PathLike) -> list[dict]:
     """Read a COCO results file, a json list with one object per detection."""
     results = read_json(path)
     if not isinstance(results, list):
-        raise ValueError(f"{path}: expected a json list of detections (COCO results format)")
+        raise ValueError(f"{path}: {_no_list(results)}")
     for i, result in enumerate(results):
         if problem := entries.result_problem(result):
             raise ValueError(f"{path}: entry {i} {problem}")
@@ -86,6 +87,17 @@ def load_results(path: str | os.PathLike) -> list[dict]:
             others = len(results) - len(lacking)
             raise ValueError(f"{path}: entry {lacking[0]} has no {key!r}, but {others} others have")
     return results
+
+
+def _no_list(content: Any) -> str:
+    """Say what is there instead of a list of results."""
+    expected = "expected a json list of detections (COCO results format)"
+    if isinstance(content, dict) and "images" in content and "categories" in content:
+        return f"a ground truth, {expected}"
+    lists = (
+        [k for k, v in content.items() if isinstance(v, list)] if isinstance(content, dict) else []
+    )
+    return expected + (f"; that under its key {show(lists[0])} may be meant" if lists else "")
 
 
 def split_results(results: list[dict]) -> tuple[list[dict] | None, list[dict] | None]:

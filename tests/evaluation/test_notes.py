@@ -7,7 +7,7 @@ import pytest
 from mask_rcnn_jax.annotations.reader import read_ground_truth
 from mask_rcnn_jax.data.coco import load_coco
 from mask_rcnn_jax.evaluation import notes
-from mask_rcnn_jax.evaluation.coco import score
+from mask_rcnn_jax.evaluation.coco import load_results, score
 from mask_rcnn_jax.recipe.options import EvalOptions
 from mask_rcnn_jax.training import evaluator
 from tests.data.small_set import rectangle, write_coco
@@ -123,3 +123,13 @@ def test_categories_of_results_say_what_is_likely():
     for category_id, words in hints.items():
         found = notes.absent_category(category_id, categories)
         assert words in found and bool(found) == bool(words)
+
+
+def test_results_within_an_object_say_where_they_may_be(tmp_path):
+    path = tmp_path / "r.json"
+    path.write_text('{"results": []}')
+    with pytest.raises(ValueError, match=r"expected a json list .*its key 'results' may be meant"):
+        load_results(path)
+    path.write_text('{"images": [], "categories": [], "annotations": []}')
+    with pytest.raises(ValueError, match=r"r.json: a ground truth, expected a json list"):
+        load_results(path)
