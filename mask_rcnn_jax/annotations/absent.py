@@ -1,6 +1,7 @@
 """Find images that a json names and that are not there, and files with nearly their names."""
 
 import os
+import unicodedata
 from collections.abc import Iterable, Iterator
 
 from mask_rcnn_jax.annotations.segmentation import show
@@ -52,12 +53,19 @@ def _by_stem(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _stem(name: str) -> str:
-    return os.path.splitext(name)[0].casefold()
+    return folded(os.path.splitext(name)[0])
+
+
+def folded(name: str) -> str:
+    """A name without cases, blanks around it, and accents as characters of their own."""
+    return unicodedata.normalize("NFC", name).casefold().strip()
 
 
 def _similar(base: str, names: list[str]) -> str:
-    """Name a file beside the absent one that differs in case, or else in its ending."""
-    if cased := [name for name in names if name.casefold() == base.casefold()]:
+    """Name files beside the absent one that differ in case or accents, or else in the ending."""
+    if cased := sorted(name for name in names if folded(name) == folded(base)):
+        if len(cased) > 1:
+            return f", but {show(cased[0])} and {show(cased[1])} are"
         advice = "`prepare check --by_name` writes a json with the names that are there"
         return f", but {show(cased[0])} is; {advice}"
     return f", but {show(min(names))} is, with another ending" if names else ""

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from mask_rcnn_jax.annotations.absent import absent_images
-from mask_rcnn_jax.annotations.ids import MAX_NAME, id_fault
+from mask_rcnn_jax.annotations.ids import MAX_NAME, id_fault, other_type
 from mask_rcnn_jax.annotations.lvis import file_name_in, label_problems
 from mask_rcnn_jax.annotations.segmentation import (
     clipped_box,
@@ -157,8 +157,7 @@ def id_problems(content: dict, *, same_annotations: bool = False) -> Iterator[st
     image_ids = {entry["id"] for entry in content["images"]}
     for position, entry in enumerate(content["annotations"]):
         if entry["image_id"] not in image_ids:
-            name = annotation_name(entry, position)
-            yield f"{name}: image_id {show(entry['image_id'])} is not in 'images'"
+            yield _dangling(entry, position, "image_id", image_ids, "images")
     yield from label_problems(content)
 
 
@@ -202,8 +201,13 @@ def category_problems(content: dict) -> Iterator[str]:
     category_ids = {entry["id"] for entry in content["categories"]}
     for position, entry in enumerate(content["annotations"]):
         if entry["category_id"] not in category_ids:
-            name = annotation_name(entry, position)
-            yield f"{name}: category_id {show(entry['category_id'])} is not in 'categories'"
+            yield _dangling(entry, position, "category_id", category_ids, "categories")
+
+
+def _dangling(entry: dict, position: int, key: str, known: set[int | str], section: str) -> str:
+    other = other_type(entry[key], known)
+    absent = f"{key} {show(entry[key])} is not in {section!r}"
+    return f"{annotation_name(entry, position)}: {absent}" + (f"; {other}" if other else "")
 
 
 def annotation_name(entry: dict, position: int) -> str:

@@ -1,5 +1,6 @@
 """Ids of COCO jsons and results: whole numbers or strings."""
 
+from collections.abc import Container
 from typing import Any
 
 from mask_rcnn_jax.annotations.segmentation import show
@@ -77,3 +78,15 @@ def whole_number(value: Any) -> Any:
     """Return a float that is a whole number as an int, anything else as it is."""
     is_whole = type(value) is float and abs(value) <= _EXACT and value.is_integer()
     return int(value) if is_whole else value
+
+
+def other_type(value: Any, known: Container[Any]) -> str:
+    """Say that a string is among numbers, or a number among strings; "" if it is not."""
+    if not isinstance(value, str):
+        text = str(whole_number(value))
+        there = f"it is a number, the ids there are strings such as {text!r}"
+        return there if text in known else ""
+    text = value.removesuffix(".0")
+    number = int(text) if len(text) < 21 and text.removeprefix("-").isdecimal() else None
+    there = f"it is a string, the ids there are numbers such as {number}"
+    return there if number in known and str(number) == text else ""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mask_rcnn_jax.annotations import checks
+from mask_rcnn_jax.annotations.absent import folded
 from mask_rcnn_jax.annotations.checks import show
 from mask_rcnn_jax.annotations.ids import ZERO_ID, is_zero
 from mask_rcnn_jax.annotations.reader import (
@@ -100,6 +101,12 @@ def _warnings(content: dict[str, Any], truth: GroundTruth, image_dir: str) -> It
     yield from _wrong_boxes(truth)
     yield from _duplicates(truth)
     yield from _similar_classes(content["categories"])
+    twice = [
+        name for name, n in Counter(e["file_name"] for e in content["images"]).items() if n > 1
+    ]
+    if twice:
+        text = "files are listed as several images, so that objects of one are background of others"
+        yield f"{len(twice)} {text}, first: {show(twice[0])}"
     yield from _empty_roots(content["categories"], {entry["category_id"] for entry in entries})
     names = [entry["file_name"] for entry in content["images"]]
     absent = [name for name in names if not os.path.isfile(os.path.join(image_dir, name))]
@@ -149,7 +156,7 @@ def _similar_classes(categories: list[dict]) -> Iterator[str]:
     """Find classes that differ in case or blanks only."""
     kinds = defaultdict(list)
     for entry in categories:
-        kinds["".join(entry["name"].split()).casefold()].append(entry["name"])
+        kinds[folded("".join(entry["name"].split()))].append(entry["name"])
     similar = [names for names in kinds.values() if len(set(names)) > 1]
     if similar:
         count = sum(map(len, similar))

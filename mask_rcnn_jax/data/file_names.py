@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import unquote
 
+from mask_rcnn_jax.annotations.absent import folded
 from mask_rcnn_jax.annotations.checks import is_size
 from mask_rcnn_jax.annotations.reader import listed, read_regular
 from mask_rcnn_jax.data.images import MAX_BYTES, header_size
@@ -18,9 +19,10 @@ UPLOAD = re.compile(r"^[0-9a-f]{8}-")  # put by Label Studio before the name of 
 def find_by_name(file_names: Sequence[str], image_dir: str) -> dict[str, str]:
     """Find files of the same base name for file names that are not in a folder.
 
-    Backslashes and %20 are read as annotation tools mean them. Letters in the other case count
-    where no file has the name itself. Returns the path in the folder by file name, without names
-    for which there is no file or no single one.
+    Backslashes and %20 are read as annotation tools mean them. Letters in the other case, and
+    accents that are characters of their own or not, count where no file has the name itself.
+    Returns the path in the folder by file name, without names for which there is no file or no
+    single one.
     """
     if not file_names:
         return {}
@@ -29,17 +31,17 @@ def find_by_name(file_names: Sequence[str], image_dir: str) -> dict[str, str]:
         for name in names:
             path = os.path.relpath(os.path.join(folder, name), image_dir).replace(os.sep, "/")
             by_base[name].append(path)
-            by_folded[name.casefold()].append(path)
+            by_folded[folded(name)].append(path)
     found = {}
     for file_name in file_names:
         plain = file_name.replace("\\", "/")
         meanings = plain, unquote(plain), UPLOAD.sub("", posixpath.basename(unquote(plain)))
         exact = (_best(wanted, by_base[posixpath.basename(wanted)]) for wanted in meanings)
-        folded = (
-            _best(wanted.casefold(), by_folded[posixpath.basename(wanted).casefold()])
+        similar = (
+            _best(folded(wanted), by_folded[folded(posixpath.basename(wanted))])
             for wanted in meanings
         )
-        best = next(filter(None, exact), None) or next(filter(None, folded), None)
+        best = next(filter(None, exact), None) or next(filter(None, similar), None)
         if best:
             found[file_name] = best
     taken = Counter(found.values())
@@ -49,7 +51,7 @@ def find_by_name(file_names: Sequence[str], image_dir: str) -> dict[str, str]:
 def _best(wanted: str, paths: list[str]) -> str | None:
     """The only path, or of several the one with most of the folders in the name."""
     if len(paths) > 1:
-        # `wanted` may have lower case only.
+        # `wanted` may be folded.
         ends = [path for path in paths if _ends_with(wanted, path)]
         longest = [path for path in ends if len(path) == max(map(len, ends))]
         paths = longest
@@ -57,7 +59,7 @@ def _best(wanted: str, paths: list[str]) -> str | None:
 
 
 def _ends_with(wanted: str, path: str) -> bool:
-    return f"/{wanted}".endswith((f"/{path}", f"/{path.casefold()}"))
+    return f"/{wanted}".endswith((f"/{path}", f"/{folded(path)}"))
 
 
 def with_names_found(content: dict[str, Any], image_dir: str) -> tuple[dict[str, Any], int]:

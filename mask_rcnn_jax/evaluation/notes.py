@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mask_rcnn_jax.annotations.checks import show
-from mask_rcnn_jax.annotations.ids import ZERO_ID, is_zero, whole_number
+from mask_rcnn_jax.annotations.ids import ZERO_ID, is_zero, other_type
 from mask_rcnn_jax.annotations.reader import GroundTruth
 from mask_rcnn_jax.evaluation import lvis
 
@@ -85,7 +85,7 @@ def _beyond(counts: Iterable[int], cap: int, what: str, who: str) -> str:
 def absent_image(image_id: Any, truth: GroundTruth) -> str:
     """Say why no image of the ground truth has the id of a result."""
     text = f"which is not among the {len(truth.sizes)} images of the ground truth"
-    if other := _other_type(image_id, truth.sizes):
+    if other := other_type(image_id, truth.sizes):
         return f"{text}; {other}"
     for entry in truth.content["images"]:
         name = str(entry.get("file_name", ""))
@@ -99,7 +99,7 @@ def absent_image(image_id: Any, truth: GroundTruth) -> str:
 def absent_category(category_id: Any, categories: Sequence[dict[str, Any]]) -> str:
     """Say why no category of the ground truth has the id of a result; "" if nothing is known."""
     known = {entry["id"]: entry.get("name") for entry in categories}
-    if other := _other_type(category_id, known):
+    if other := other_type(category_id, known):
         return other
     named = [number for number, name in known.items() if name == category_id]
     if named:
@@ -107,15 +107,3 @@ def absent_category(category_id: Any, categories: Sequence[dict[str, Any]]) -> s
     if category_id == 0 and 1 in known:
         return "the ids of results count from 0, those of the ground truth from 1"
     return ""
-
-
-def _other_type(value: Any, known: Iterable[Id]) -> str:
-    """Say that a string is among numbers, or a number among strings; "" if it is not."""
-    known = set(known)
-    if isinstance(value, str):
-        numbers = {str(number): number for number in known}
-        if value not in numbers:
-            return ""
-        return f"it is a string, the ids there are numbers such as {numbers[value]}"
-    text = str(whole_number(value))
-    return f"it is a number, the ids there are strings such as {text!r}" if text in known else ""

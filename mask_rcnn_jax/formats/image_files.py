@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from mask_rcnn_jax.annotations.absent import folded
 from mask_rcnn_jax.annotations.reader import listed
 from mask_rcnn_jax.annotations.segmentation import show
 from mask_rcnn_jax.data.file_names import UPLOAD
@@ -31,7 +32,7 @@ class ImageFiles:
             self.others += [prefix + name for name in sorted(names) if not is_image_name(name)]
         self._by_base, self._by_stem = defaultdict(list), defaultdict(list)
         # By lower case, too, where a name has no file otherwise.
-        for fold in (_composed, _folded):
+        for fold in (_composed, folded):
             for path in self.paths:
                 base = posixpath.basename(path)
                 stem = fold(posixpath.splitext(base)[0])
@@ -59,17 +60,17 @@ class ImageFiles:
         """Say which file an absent image may be: one with another ending, or one not read."""
         for wanted in _meanings(name):
             base = posixpath.basename(wanted)
-            stem = _folded(posixpath.splitext(base)[0])
-            if paths := self._by_stem[_folded, stem]:
+            stem = folded(posixpath.splitext(base)[0])
+            if paths := self._by_stem[folded, stem]:
                 return f", but {show(paths[0])} is, with another ending"
-            same = [p for p in self.others if _folded(posixpath.basename(p)) == _folded(base)]
+            same = [p for p in self.others if folded(posixpath.basename(p)) == folded(base)]
             if same and not base.startswith("."):
                 return f", but {show(same[0])} is, whose kind is not read"
         return ""
 
     def find_any(self, name: str, where: str) -> Path | None:
         """Return the file that a name means, None if there is none; else as `find`."""
-        for fold in (_composed, _folded):
+        for fold in (_composed, folded):
             for wanted in _meanings(name):
                 base = fold(posixpath.basename(wanted))
                 if found := self._choose(wanted, self._by_base[fold, base], where, fold):
@@ -78,7 +79,7 @@ class ImageFiles:
 
     def find_stem(self, name: str, where: str) -> Path | None:
         """Return the image for a name without suffix, None if there is none; else as `find`."""
-        for fold in (_composed, _folded):
+        for fold in (_composed, folded):
             paths = self._by_stem[fold, fold(posixpath.basename(name))]
             if found := self._choose(name, paths, where, fold):
                 return found
@@ -128,11 +129,6 @@ def file_below(folder: Path, path: Path) -> Path | None:
 def _composed(name: str) -> str:
     """A name whose accents are parts of their letters: macOS has them apart, other tools do not."""
     return unicodedata.normalize("NFC", name)
-
-
-def _folded(name: str) -> str:
-    """A name in which letters of both cases are the same."""
-    return _composed(name).casefold()
 
 
 def _shared_end(wanted: str, path: str) -> int:

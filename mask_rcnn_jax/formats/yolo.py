@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 from absl import logging
 
+from mask_rcnn_jax.annotations.absent import folded
 from mask_rcnn_jax.annotations.reader import listed, read_regular
 from mask_rcnn_jax.annotations.segmentation import show
 from mask_rcnn_jax.formats.coco_build import AnnotatedImage, read_image_size, rectangle
@@ -137,17 +138,17 @@ def _label_file(
     for path in found:
         if path.parent not in listings:
             listings[path.parent] = _folded_names(path.parent)
-        same = listings[path.parent].get(path.name.casefold(), [])
+        same = listings[path.parent].get(folded(path.name), [])
         if len(same) == 1:
             return path.with_name(same[0])
     return None
 
 
 def _folded_names(folder: Path) -> dict[str, list[str]]:
-    """Names in a folder by themselves in lower case."""
+    """Names in a folder by themselves, folded."""
     found: dict[str, list[str]] = {}
     for name in os.listdir(folder) if folder.is_dir() else ():
-        found.setdefault(name.casefold(), []).append(name)
+        found.setdefault(folded(name), []).append(name)
     return found
 
 

@@ -82,3 +82,16 @@ def test_images_with_the_same_id_are_no_matter_for_merge(second, words, tmp_path
     with pytest.raises(ValueError, match="images: id 1 occurs 2 times") as error:
         merge_jsons([str(files[0])], [str(files[1])], {})
     assert words in str(error.value)
+
+
+def test_annotations_with_ids_of_the_other_type_are_told_so(tmp_path):
+    files = write_coco(tmp_path, annotations=[GOOD | {"image_id": "1", "category_id": "3.0"}])
+    image, category = check_coco(*files)
+    assert image.endswith("; it is a string, the ids there are numbers such as 1")
+    assert category.endswith("; it is a string, the ids there are numbers such as 3")
+    content = json.loads(files[0].read_text())
+    content["images"][0]["id"], content["annotations"][0]["category_id"] = "1", 3
+    content["annotations"][0]["image_id"] = 1
+    files[0].write_text(json.dumps(content))
+    (image,) = check_coco(*files)
+    assert image.endswith("; it is a number, the ids there are strings such as '1'")

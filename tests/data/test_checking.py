@@ -60,6 +60,22 @@ def test_classes_that_differ_in_case_or_blanks(coco_files, other):
     )
 
 
+def test_classes_that_differ_in_how_accents_are_written(coco_files):
+    categories = [{"id": 3, "name": "caf\u00e9"}, {"id": 4, "name": "cafe\u0301"}]
+    (warning,) = warnings_of(coco_files(annotations=[GOOD], categories=categories))
+    assert warning.startswith("2 classes differ")
+
+
+def test_a_file_of_two_images(tmp_path):
+    files = write_coco(tmp_path, [(40, 60)] * 2, annotations=[GOOD])
+    content = json.loads(files[0].read_text())
+    content["images"][1]["file_name"] = content["images"][0]["file_name"]
+    files[0].write_text(json.dumps(content))
+    (warning,) = warnings_of(files)
+    assert warning.startswith("1 files are listed as several images")
+    assert warning.endswith("first: '001.png'")
+
+
 def test_a_root_category_without_objects(coco_files):
     root = {"id": 0, "name": "objects", "supercategory": "none"}
     cat = {"id": 3, "name": "cat", "supercategory": "objects"}
@@ -117,14 +133,23 @@ def test_by_name_fills_in_sizes(tmp_path, capsys):
 
 
 def test_names_in_the_other_case_are_found_if_unique(tmp_path):
-    for path in ("img_1.jpg", "sub/13.jpg", "a/x.png", "b/X.PNG", "E/y.png", "f/y.png"):
+    for path in (
+        "img_1.jpg",
+        "sub/13.jpg",
+        "a/x.png",
+        "b/X.PNG",
+        "E/y.png",
+        "f/y.png",
+        "e\u0301.png",
+    ):
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_text("")
     found = {
         "IMG_1.JPG": "img_1.jpg",
         "C:\\Users\\Me\\13.JPG": "sub/13.jpg",
-        "A/X.png": "a/x.png",
+        "A/X.png ": "a/x.png",
         "q/e/Y.png": "E/y.png",
+        "\u00e9.png": "e\u0301.png",  # as macOS writes it
     }
     assert find_by_name([*found, "x.PnG", "img_1.jpeg"], str(tmp_path)) == found
 
@@ -145,6 +170,17 @@ def test_an_absent_image_is_suggested_by_case_or_ending(tmp_path, capsys):
     assert folder.endswith(f"image 'z/4.png' is listed but not in {image_dir}")
     with pytest.raises(ValueError, match="but '001.png' is; `prepare check --by_name`"):
         load_coco(json_path, image_dir)
+
+
+def test_several_similar_files_are_named_without_advice(tmp_path):
+    json_path, image_dir = write_coco(tmp_path, annotations=[GOOD])
+    (image_dir / "001.png").rename(image_dir / "a.png")
+    (image_dir / "A.PNG").write_text("")
+    content = json.loads(json_path.read_text())
+    content["images"][0]["file_name"] = "a.Png"
+    json_path.write_text(json.dumps(content))
+    (problem,) = inspect_coco(json_path, image_dir).problems
+    assert problem.endswith(", but 'A.PNG' and 'a.png' are")
 
 
 def test_by_name_writes_a_json_that_can_be_used(tmp_path, capsys):
