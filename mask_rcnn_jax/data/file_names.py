@@ -53,8 +53,7 @@ def _best(wanted: str, paths: list[str]) -> str | None:
     if len(paths) > 1:
         # `wanted` may be folded.
         ends = [path for path in paths if _ends_with(wanted, path)]
-        longest = [path for path in ends if len(path) == max(map(len, ends))]
-        paths = longest
+        paths = [path for path in ends if len(path) == max(map(len, ends))]
     return paths[0] if len(paths) == 1 else None
 
 

@@ -14,6 +14,7 @@ from mask_rcnn_jax.annotations.reader import GroundTruth
 from mask_rcnn_jax.evaluation import lvis
 
 Id = int | str
+FEW, LOOSE = 3, 2.0  # results whose form may be chance; pixels that boxes may leave an image
 COCO_DETECTIONS = 100  # of a class in an image, which COCO's rules score
 
 
@@ -80,6 +81,21 @@ def _beyond(counts: Iterable[int], cap: int, what: str, who: str) -> str:
         return ""
     most = f"an image holds up to {int(array.max())} {what}, {who} {cap}"
     return f"{most}: {beyond} of {total} objects ({beyond / total:.1%}) are beyond it and missed"
+
+
+def box_form(results: Iterable[dict[str, Any]], truth: GroundTruth) -> str:
+    """Say that boxes of checked results seem to be corners or fractions; "" if they do not."""
+    sizes = truth.sizes
+    rows = [(*r["bbox"], *(sizes[r["image_id"]] or (np.nan, np.nan))) for r in results]
+    x, y, w, h, height, width = np.reshape(rows, (-1, 6)).T
+    if len(rows) < FEW:
+        return ""
+    seem = "all boxes of results seem to be {}, expected x, y, width, height in pixels"
+    if max(w.max(), h.max()) <= 1:
+        return seem.format("fractions of the image")
+    beyond = (x + w > width + LOOSE) | (y + h > height + LOOSE)
+    may_be = (x < w) & (y < h) & (w <= width + LOOSE) & (h <= height + LOOSE)
+    return seem.format("x1, y1, x2, y2") if beyond.any() and may_be.all() else ""
 
 
 def absent_image(image_id: Any, truth: GroundTruth) -> str:

@@ -27,7 +27,7 @@ from mask_rcnn_jax.data.tiles import Tiles, tiling
 from mask_rcnn_jax.data.views import ViewLoader
 from mask_rcnn_jax.evaluation import coco as coco_evaluation
 from mask_rcnn_jax.evaluation.engines import check_engine
-from mask_rcnn_jax.evaluation.notes import absent_category, check_scorable, notes
+from mask_rcnn_jax.evaluation.notes import absent_category, box_form, check_scorable, notes
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.structures import Batch, Detections
@@ -231,6 +231,8 @@ def evaluate_results(
         protocol=protocol,
         callback=collect,
     )
+    if form := box_form(boxes or [], truth):
+        logging.warning("%s: %s", results_json, form)
     with safe_stdout():
         print(coco_evaluation.format_table(metrics), flush=True)
     if output:

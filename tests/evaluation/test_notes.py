@@ -2,6 +2,7 @@
 
 import logging
 
+import numpy as np
 import pytest
 
 from mask_rcnn_jax.annotations.reader import read_ground_truth
@@ -133,3 +134,19 @@ def test_results_within_an_object_say_where_they_may_be(tmp_path):
     path.write_text('{"images": [], "categories": [], "annotations": []}')
     with pytest.raises(ValueError, match=r"r.json: a ground truth, expected a json list"):
         load_results(path)
+
+
+def test_boxes_of_results_in_another_form_are_named(tmp_path):
+    gt = truth(tmp_path, [GOOD])  # 60 x 40 pixels
+    boxes = np.array([[5, 5, 20, 10], [30, 12, 20, 20], [40, 25, 18.5, 15]])
+
+    def said(boxes):
+        results = [RESULT | {"bbox": box} for box in boxes.tolist()]
+        return notes.box_form(results, gt)
+
+    corners = np.hstack([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]])
+    assert said(corners).startswith("all boxes of results seem to be x1, y1, x2, y2, expected x, y")
+    assert "fractions of the image" in said(boxes / (60, 40, 60, 40))
+    assert said(boxes) == said(boxes + 3) == said(corners[:2]) == said(corners[:0]) == ""
+    large = np.array([[0, 0, 60, 40], [1, 1, 60, 40], [1, 0, 58, 40]])
+    assert said(large) == ""
