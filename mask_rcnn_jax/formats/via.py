@@ -94,7 +94,10 @@ def _read(path: Path) -> list[dict[str, Any]]:
             for region in regions
         )
         if not is_valid:
-            raise ValueError(f"{path}: {entry['filename']}: a region has no shape_attributes")
+            fault = "a region has no shape_attributes"
+            if not isinstance(regions, list):
+                fault = f"regions is {show(regions, 40)}, expected a list"
+            raise ValueError(f"{path}: {entry['filename']}: {fault}")
         found.append(entry | {"regions": regions})
     return found
 

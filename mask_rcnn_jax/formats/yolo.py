@@ -55,6 +55,10 @@ def read_yolo(source: Path, image_dir: Path | None, options: Options) -> Convert
     rest = [path for path in _label_files(folder, image_dir) if path not in read]
     if not read or rest:
         missing = f"{rest[0]} has no image" if rest else "no labels"
+        stems = [path.stem for path in rest[:1]]
+        unread = [p for p in files.others if Path(p).stem in stems and not p.endswith(".txt")]
+        if unread:
+            raise ValueError(f"{folder}: {missing} but {show(unread[0])}, whose kind is not read")
         more = f", nor have {len(rest) - 1} others" if rest[1:] else ""
         raise ValueError(f"{folder}: {missing} in {files.folder}{more}; --images names its folder")
     left_out: list[str] = []

@@ -144,6 +144,7 @@ POINTS = {"name": "polygon", "all_points_x": [0, 1, 2], "all_points_y": [0, 1]}
         (project([region(RECT | {"x": 1e9}, a="1")]), {}, "region 1: polygon has the coordinate 1"),
         (project([region(POINTS | {"all_points_y": [[1], [2], [3]]}, a="1")]), {}, "polygon exp"),
         (project([region(RECT, a="x" * 2000)]), {}, "region 1: label .* more than 1000"),
+        (project(None), {}, "a.png: regions is None, expected a list"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_used_is_one_line(content, options, words, convert):
