@@ -189,6 +189,8 @@ _OTHER_KINDS = {
     b"version https://git-lfs": "it is a pointer of Git LFS; `git lfs pull` gets the file",
     b"<": "it is XML or HTML",
     b"PAR1": "it is a Parquet file",
+    b"\x89PNG": "it is an image",
+    b"\xff\xd8": "it is an image",
     b"\x80": "it is a pickle",
 }
 

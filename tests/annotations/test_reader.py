@@ -322,6 +322,7 @@ NO_JSON = {
     "Git LFS": (b"version https://git-lfs.github.com/spec/v1\noid 1\n", "`git lfs pull`"),
     "XML": (b"\xef\xbb\xbf<?xml version='1.0'?>", "it is XML or HTML"),
     "HTML": (b"\n<!DOCTYPE html>", "it is XML or HTML"),
+    "image": (b"\x89PNG\r\n\x1a\n" + bytes(9), "it is an image"),
     "empty": (b"", "it is empty"),
     "blank": (b" \n", "it is empty"),
     "JSON Lines": (b'{"image_id": 1}\n{"image_id": 2}\n', "it is JSON Lines, an object per line"),
