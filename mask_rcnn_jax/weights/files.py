@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mask_rcnn_jax.terminal.safe_text import cut
 from mask_rcnn_jax.weights.tf_checkpoint import TABLE_MAGIC, read_tf_checkpoint
 from mask_rcnn_jax.weights.torch_pickle import (
     NumpyArray,
@@ -121,7 +122,7 @@ def _read_file(path: str) -> Weights:
         message = " ".join(str(error).split())
         if not isinstance(error, ValueError):
             message = f"incomplete or corrupt, {type(error).__name__}: {message}"
-        raise ValueError(f"{path}: {message}") from error
+        raise ValueError(f"{path}: {cut(message, 1000)}") from error
 
 
 def _tao_problem(path: str, start: bytes) -> str:

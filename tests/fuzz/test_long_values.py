@@ -1,7 +1,10 @@
 """A text of thousands of characters, wherever it stands in a set, is cut in messages."""
 
+import json
+
 import pytest
 
+from mask_rcnn_jax.weights.files import read_arrays
 from tests.fuzz import format_parsers, hostile, parsers
 from tests.fuzz.reader import LINE
 
@@ -42,4 +45,13 @@ def test_in_a_spec_of_tao(line, tmp_path):
     path.write_text(f"total_steps: 9\n{line}\n")
     with pytest.raises(ValueError, match="spec.txt") as error:
         parsers.read_spec(path)
+    assert len(str(error.value)) < LINE
+
+
+def test_in_the_header_of_weights(tmp_path):
+    header = json.dumps({"w": {"dtype": TEXT, "shape": [1], "data_offsets": [0, 4]}}).encode()
+    path = tmp_path / "case.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    with pytest.raises(ValueError, match="case.safetensors: not a readable") as error:
+        read_arrays(path)
     assert len(str(error.value)) < LINE
