@@ -3,6 +3,7 @@
 import os
 import random
 import shutil
+import signal
 import subprocess
 from collections import Counter
 from contextlib import contextmanager, suppress
@@ -257,9 +258,11 @@ def test_a_disk_filled_in_mid_run_is_named(room, step, server, reference, tmp_pa
     with small_disk(tmp_path / "disk", "60m"):
         run = server.start(tmp_path / "disk" / "run", log=tmp_path / "log")
         assert wait_until(lambda: f"step {step} of" in run.said()), run.said()
+        os.kill(run.pid, signal.SIGSTOP)  # it would end before the disk is full
         filler, disk = tmp_path / "disk" / "filler", os.statvfs(tmp_path / "disk")
         with suppress(OSError), open(filler, "wb", 0) as file:
             file.write(bytes(disk.f_bavail * disk.f_frsize - room))
+        os.kill(run.pid, signal.SIGCONT)
         assert run.wait() == 2, run.said()
         assert_one_line(run)
         assert str(run.workdir) in run.last_line()
