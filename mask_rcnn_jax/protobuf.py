@@ -13,6 +13,8 @@ def fields(message: bytes | memoryview) -> Iterator[tuple[int, int | memoryview]
     view, at = memoryview(message), 0
     while at < len(view):
         key, at = read_varint(view, at)
+        if key >> 32:  # other readers drop these bits, and see another field
+            raise ValueError("a field's number has more than 32 bits")
         kind = key & 7
         if kind == 0:
             value, at = read_varint(view, at)

@@ -87,6 +87,16 @@ def test_sparse_initializers_are_looked_at():
         check_whole(found.SerializeToString())
 
 
+@pytest.mark.parametrize("number", [13, 14])  # external_data, data_location
+def test_a_field_whose_number_others_cut_off_is_refused(number):
+    """onnxruntime would take the number for that of another tensor's field, and see a file."""
+    key = bytes([number << 3 | 0x80, 0x80, 0x80, 0x80, 0x10])  # and 2^32, as a varint
+    tensor = TensorProto(name="w").SerializeToString() + key + b"\x01"
+    graph = bytes([5 << 3 | 2, len(tensor)]) + tensor
+    with pytest.raises(ValueError, match="a field's number has more than 32 bits"):
+        check_whole(bytes([7 << 3 | 2, len(graph)]) + graph)
+
+
 def test_a_whole_model_is_taken():
     loop = inside(graph([constant(value=WHOLE)], [WHOLE]))
     loop.node.append(constant(sparse_value=sparse(WHOLE, PLACES)))
