@@ -89,16 +89,20 @@ def open_url(
 
 
 def read_url(address: str, most: int, limits: Limits) -> bytes:
-    """Return what is at an address. OSError as from `open_url`, and beyond `most` bytes."""
+    """Return what is at an address. OSError as from `open_url`, beyond `most` bytes, and if the
+    connection ends early."""
     content = bytearray()
     try:
         with open_url(address, limits) as response:
+            stated = response.length or 0
             while len(content) <= most and (piece := response.read1(_CHUNK)):
                 content += piece
     except HTTPException as error:
         raise OSError(str(error) or type(error).__name__) from error
     if len(content) > most:
         raise OSError(f"more than {most:,} bytes")
+    if len(content) < stated:
+        raise OSError(f"the connection ended after {len(content):,} of {stated:,} bytes")
     return bytes(content)
 
 

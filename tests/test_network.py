@@ -63,6 +63,12 @@ def test_a_drip_ends_wherever_it_is(server, answer):
             read_url(server.url(path), 10_000_000, QUICK)
 
 
+def test_a_connection_that_ends_early_is_an_oserror(server):
+    server.answers["/cut"] = lambda handler: handler.send(b"some", Content_Length="1000")
+    with pytest.raises(OSError, match="the connection ended after 4 of 1,000 bytes"):
+        read_url(server.url("/cut"), 10_000, Limits())
+
+
 def test_silence_ends(server):
     def nothing(handler):
         handler.server.ended.wait()

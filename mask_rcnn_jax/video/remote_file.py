@@ -27,6 +27,7 @@ class RemoteFile(io.RawIOBase):
         self._response = self._request(0)
         of = re.fullmatch(r"bytes 0-\d+/(\d+)", self._response.headers.get("Content-Range") or "")
         self._size = int(of[1]) if of and self._response.status == 206 else None
+        self._end = self._size or self._response.length or 0  # 0 if the server does not say
 
     def _request(self, start: int) -> HTTPResponse:
         response = open_url(self._address, self._limits, headers={"Range": f"bytes={start}-"})
@@ -76,8 +77,8 @@ class RemoteFile(io.RawIOBase):
         except HTTPException as error:
             raise OSError(str(error) or type(error).__name__) from error
         self._arrived += len(piece)
-        if not piece and self._size is not None:
-            raise OSError(f"the connection ended after {start} of {self._size} bytes")
+        if not piece and start < self._end:
+            raise OSError(f"the connection ended after {start} of {self._end} bytes")
         return piece
 
     def close(self) -> None:
