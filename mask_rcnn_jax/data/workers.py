@@ -112,10 +112,16 @@ def _owner(pid: int) -> str:
 
 def remove_leftovers() -> None:
     """Remove the shared files of owners that are gone, also where no worker is going to start."""
-    for lock in SHARED.glob(f"{_PREFIX}*{_LOCK}"):
-        with suppress(OSError), open(lock, "rb") as file:  # of a living owner or another user
+    for lock in SHARED.glob(_PREFIX + 8 * "[0-9a-f]" + _LOCK):
+        with suppress(OSError), open(lock, "rb", opener=_open_at_once) as file:
+            # It fails if the owner lives or is another user's.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _remove(lock.name.removesuffix(_LOCK))
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open what any user may have put there; a pipe without a writer is not waited for."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _lock(owner: str) -> None:

@@ -5,11 +5,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import contextmanager
 
 import pytest
 
+from mask_rcnn_jax.data import workers
 from mask_rcnn_jax.data.workers import SHARED
 
 pytestmark = pytest.mark.skipif(not SHARED.is_dir(), reason="needs Linux' /dev/shm")
@@ -88,6 +90,17 @@ def test_the_next_start_removes_files_of_dead_owners_and_no_others():
     finally:
         for name in files_of(dead) + files_of(living):
             (SHARED / name).unlink()
+
+
+def test_what_other_users_put_there_is_neither_waited_for_nor_a_pattern(tmp_path, monkeypatch):
+    monkeypatch.setattr(workers, "SHARED", tmp_path)
+    os.mkfifo(tmp_path / "mrcnn-0000b1e0.lock")  # to open it waits for a writer
+    for name in ("mrcnn-*.lock", "mrcnn-000011fe-0123"):
+        (tmp_path / name).touch()
+    thread = threading.Thread(target=workers.remove_leftovers, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive() and (tmp_path / "mrcnn-000011fe-0123").exists()
 
 
 @pytest.mark.slow
