@@ -79,7 +79,8 @@ class _Package(ModuleType):
 
 sys.modules[__name__].__class__ = _Package
 
-if sys.argv[:1] == ["-m"]:  # `python -m mask_rcnn_jax.train` is looking for the command
+# `python -m mask_rcnn_jax.train` is looking for the command; another package's may import this one.
+if sys.argv[:1] == ["-m"] and __name__ in sys.orig_argv[-len(sys.argv)]:
     from mask_rcnn_jax.terminal.interrupts import begin
 
     begin()

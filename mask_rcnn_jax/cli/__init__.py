@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -154,7 +155,7 @@ def _run(main: Callable[[Sequence[str]], None], debug: bool, takes_positional: b
 def _fail_if_lost(error: Exception) -> None:
     """Leave if a collective failed, since another process ended; JAX may raise a ValueError."""
     if _process_count > 1 and COLLECTIVE_FAILED.match(str(error)):
-        print(f"JAX says: {_one_line(error)}", file=sys.stderr)
+        _say(f"JAX says: {_one_line(error)}")
         _fail(LOST, 1)
 
 
@@ -287,8 +288,13 @@ def _one_line(error: Exception) -> str:
     return printable(" ".join(str(text).split())) or type(error).__name__
 
 
+def _say(line: str) -> None:
+    with suppress(OSError):  # what reads stderr may have ended, as `tee` by the same Ctrl-C
+        print(line, file=sys.stderr, flush=True)
+
+
 def _fail(message: str, code: int) -> None:
-    print(f"error: {message}", file=sys.stderr, flush=True)
+    _say(f"error: {message}")
     if code == interrupts.EXIT_CODE:
         interrupts.leave_with(code)
     if _process_count > 1:

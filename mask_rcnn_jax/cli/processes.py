@@ -2,7 +2,6 @@
 
 import atexit
 import ctypes
-import os
 import re
 import signal
 import socket
@@ -10,9 +9,11 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any
 
 from absl import flags, logging
+
+from mask_rcnn_jax.terminal import interrupts
 
 AUTO = "auto"  # of --coordinator_address
 ADDRESS_HELP = (
@@ -81,27 +82,22 @@ def join_processes() -> tuple[int, int]:
             "HOST:PORT, with --num_processes and --process_id"
         ) from error
     except _Unreachable as error:
-        _leave(f"--coordinator_address={address}: {error}")
+        interrupts.end_with(1, f"--coordinator_address={address}: {error}")
     except RuntimeError as error:
         what = " ".join(str(error).split())
         if "bad_cast" in what:  # it has no way to tell Python why
             what = _fault_of_client()
-        _leave(
+        # An orderly end would shut down what was not set up, and print a traceback.
+        interrupts.end_with(
+            1,
             f"--coordinator_address={address}: the processes did not join{''.join(reached)}. "
-            f"JAX says: {what}"
+            f"JAX says: {what}",
         )
     return jax.process_index(), jax.process_count()
 
 
 class _Unreachable(Exception):
     """Why a process cannot reach the first one."""
-
-
-def _leave(message: str) -> NoReturn:
-    """End with exit code 1. An orderly exit would shut down what was not set up, and print a
-    traceback."""
-    os.write(2, f"error: {message}\n".encode())
-    os._exit(1)
 
 
 @contextmanager
@@ -117,7 +113,7 @@ def _one_last_line(reached: list[str]) -> Iterator[None]:
     global _abort_handler
 
     def end(_: object = None) -> None:
-        _leave(LOST)
+        interrupts.end_with(1, LOST)
 
     _abort_handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(end)
     set_signal = ctypes.CDLL(None).signal

@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import NoReturn
 
 EXIT_CODE = 130  # as shells have it
 AGAIN_S = 0.2  # until an exception that may have been lost is raised once more
@@ -42,9 +43,15 @@ def begin() -> None:
 
 def end_at_once(number: int = signal.SIGINT, frame: object = None) -> None:
     """End the process as `kill -9` would, but in one line."""
-    if _exit_code is None:  # not said before
-        os.write(2, b"error: interrupted\n")
-    os._exit(EXIT_CODE)
+    end_with(EXIT_CODE, "interrupted" if _exit_code is None else "")  # or it is said already
+
+
+def end_with(code: int, message: str) -> NoReturn:
+    """End the process at once, with an error on stderr if there is a message."""
+    if message and sys.__stderr__:  # if that is closed, 2 may be another file
+        with suppress(OSError):  # what reads it may have ended, as `tee` by the same Ctrl-C
+            os.write(2, f"error: {message}\n".encode())
+    os._exit(code)
 
 
 def leave_with(code: int) -> None:

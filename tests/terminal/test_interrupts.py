@@ -1,6 +1,7 @@
 """A Ctrl-C or a SIGTERM ends a command, wherever Python is when it comes."""
 
 import gc
+import os
 import signal
 import subprocess
 import sys
@@ -202,13 +203,60 @@ def test_one_is_enough_where_the_main_thread_never_returns():
 def test_imports_end_in_one_line():
     program = """
     import sys
-    sys.argv = ["-m"]  # as `python -m mask_rcnn_jax.train` has it while it looks for the command
+    # As `python -m mask_rcnn_jax.train` has them while it looks for the command.
+    sys.argv, sys.orig_argv = ["-m"], ["python", "-m", "mask_rcnn_jax.train"]
     import mask_rcnn_jax
     print("first", flush=True)
     while True: pass
     """
     code, said, _ = ended(program, "first")
     assert (code, said) == (130, "error: interrupted\n")
+
+
+def test_a_program_of_another_package_keeps_its_handler(tmp_path):
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "__init__.py").write_text("import mask_rcnn_jax")
+    (tmp_path / "own" / "job.py").write_text("import signal; print(signal.getsignal(2))")
+    paths = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    done = subprocess.run(
+        [sys.executable, "-m", "own.job", "mask_rcnn_jax"],
+        env={**os.environ, "PYTHONPATH": paths}, text=True, capture_output=True, cwd=tmp_path,
+        preexec_fn=lambda: signal.signal(INT, signal.default_int_handler),
+    )  # fmt: skip
+    assert "default_int_handler" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_it_ends_a_process_in_order_whose_stderr_is_gone(closed):
+    """As in `mrcnn train |& tee log`, where the Ctrl-C ends `tee` first. A closed one may be a
+    file of another kind by then."""
+    program = """
+    import time
+    from mask_rcnn_jax import cli
+    from mask_rcnn_jax.terminal import interrupts
+    def main(argv):
+        print("first", flush=True)
+        time.sleep(30)
+    interrupts.begin()
+    try:
+        cli.run(main, lambda: None)
+    except SystemExit as end:
+        print(end.code, interrupts._exit_code, flush=True)
+        interrupts._exit_code = None
+        interrupts.end_at_once()
+    """
+    reading, writing = os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=writing,
+        preexec_fn=lambda: closed and os.close(2),
+    )  # fmt: skip
+    os.close(writing)
+    os.close(reading)
+    assert process.stdout.readline() == "first\n"
+    process.send_signal(INT)
+    said = process.communicate(timeout=2 * SECONDS)[0]
+    assert process.returncode == 130 and said.endswith("130 130\n")
 
 
 def test_a_library_and_a_background_job_keep_their_handlers():
