@@ -68,11 +68,12 @@ class Handler(BaseHTTPRequestHandler):
                 raise ConnectionError("the client has gone")
             if not _FIRST_LINE.fullmatch(self.raw_requestline):
                 raise Refused(HTTPStatus.BAD_REQUEST, "control characters in the first line")
-            if self.parse_request():  # otherwise it has called `send_error`
+            if self.parse_request():
                 self.server.clients.work(self._client)
                 self._respond()
         except Refused as refused:  # by the lines of the head
-            self.send_error(refused.status, str(refused))
+            self._unread, self.request_version = True, "HTTP/1.1"
+            self._send(refusal(refused))
         except OSError:  # also TimeoutError: the client is too slow, or gone
             self.close_connection = True
 
@@ -162,10 +163,8 @@ class Handler(BaseHTTPRequestHandler):
         return True  # `read_body` tells the client to go on, once nothing speaks against it
 
     def send_error(self, code: int, message: str | None = None, _: str | None = None) -> None:
-        """Answer a head that cannot be parsed."""
-        status = HTTPStatus(code)
-        self._unread, self.request_version = True, "HTTP/1.1"
-        self._send(refusal(Refused(status, message or status.phrase)))
+        """Refuse a head that cannot be parsed."""
+        raise Refused(HTTPStatus(code), message or HTTPStatus(code).phrase)
 
     def _send(self, answer: Answer) -> None:
         close = self._unread or self.close_connection or self._client.is_spare

@@ -287,12 +287,13 @@ RAW = {
 
 
 @pytest.mark.parametrize("case", RAW)
-def test_bytes_that_no_client_should_send(case, shared):
+def test_bytes_that_no_client_should_send(case, shared, caplog):
     content, status = RAW[case]
     said = raw(shared, content)
     assert said.startswith(b"HTTP/1.1 " + status), said[:200]
     assert list(json.loads(said.partition(b"\r\n\r\n")[2])) == ["error"]
     assert said.count(b"HTTP/1.1 ") == 1  # what follows in the body is no request
+    assert not caplog.text
     assert classes(ask(shared, body=png(4))) == ["class 4"]
 
 
