@@ -66,6 +66,12 @@ def as_recipe(config: "Recipe | ConfigDict | str | Path", *, imports: bool = Tru
     return Recipe.read(config.copy_and_resolve_references(), imports=imports)
 
 
+def load_own(name: str) -> "Recipe":
+    """Load a recipe of this package by its name, whatever the current folder holds."""
+    recipe, _, variant = name.partition(":")
+    return as_recipe(_run_recipe(RECIPES / f"{recipe}.py", recipe, variant))
+
+
 def load_tree(name_or_path: str | Path) -> ConfigDict:
     """Load what `load_config` loads in the form in which recipes are written, to change it."""
     text, path = str(name_or_path), Path(name_or_path)

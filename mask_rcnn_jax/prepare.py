@@ -30,7 +30,7 @@ from mask_rcnn_jax import cli
 from mask_rcnn_jax.annotations.checks import category_problems
 from mask_rcnn_jax.annotations.reader import raise_first
 from mask_rcnn_jax.cli.prepare import ACTIONS, SPLITS, define_flags
-from mask_rcnn_jax.config import load_config
+from mask_rcnn_jax.config import load_own
 from mask_rcnn_jax.data.checking import summarize
 from mask_rcnn_jax.data.coco import read_coco
 from mask_rcnn_jax.formats import coco2017
@@ -251,7 +251,7 @@ def stats() -> None:
     json_path, image_dir, output = only("json"), only("images"), FLAGS.output
     if not (json_path and image_dir and output and output.lower().endswith(".html")):
         raise ValueError("prepare stats needs --json, --images and --output, an .html to write")
-    recipe = cli.given_recipe() or load_config(STATS_RECIPE)
+    recipe = cli.given_recipe() or load_own(STATS_RECIPE)
     advice = write_set_page(output, json_path, image_dir, recipe, boxes_only=FLAGS.boxes_only)
     for line in advice.lines:
         print(line)

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mask_rcnn_jax import parts
-from mask_rcnn_jax.config import flatten, load_config
+from mask_rcnn_jax.config import flatten, load_own
 from mask_rcnn_jax.weights.sources import SOURCES
 
 INPUT = ("input.channel_order", "input.mean", "input.std")
@@ -147,11 +147,11 @@ def differences(
     """
     expected, ours = EXPECTED[source], flatten(model)
     said = _mmdetection_entries(config) if source.startswith("mmdetection") else {}
-    theirs = flatten(parts.to_section(load_config(_recipe(source, ours)).model)) | said
+    theirs = flatten(parts.to_section(load_own(_recipe(source, ours)).model)) | said
     ignored = {*expected.ignored, *without} - said.keys()
     entries = expected.entries
     if ours.get("cascade.fg_iou_thresh"):
-        cascade = flatten(parts.to_section(load_config("coco_detectron2:cascade_1x").model))
+        cascade = flatten(parts.to_section(load_own("coco_detectron2:cascade_1x").model))
         theirs, entries = theirs | {name: cascade[name] for name in CASCADE}, entries + CASCADE
     pairs = {
         f"model.{name}": (ours[name], theirs[name])

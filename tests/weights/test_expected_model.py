@@ -2,7 +2,8 @@
 
 import pytest
 
-from mask_rcnn_jax.config import flatten, load_tree
+from mask_rcnn_jax import parts
+from mask_rcnn_jax.config import flatten, load_own, load_tree
 from mask_rcnn_jax.weights.expected_model import (
     EXPECTED,
     MMDETECTION_STYLES,
@@ -18,6 +19,14 @@ def test_weights_fit_the_recipe_of_their_system(source):
     model = load_tree(expected.recipe).model
     assert mismatches(source, model) == ([MMDETECTION_STYLES] if source == "mmdetection" else [])
     assert {*expected.entries, *expected.ignored} <= flatten(model).keys()
+
+
+def test_nothing_in_the_current_folder_stands_for_a_recipe(tmp_path, monkeypatch):
+    for name in ("coco_detectron2", "coco_torchvision", "finetune"):
+        (tmp_path / name).write_text("raise RuntimeError('it ran')")
+    monkeypatch.chdir(tmp_path)
+    model = parts.to_section(load_own("coco_detectron2:cascade_1x").model)
+    assert differences("detectron2", model) == []
 
 
 def test_what_differs_is_said():
