@@ -15,7 +15,8 @@ class RemoteFile(io.RawIOBase):
     Attributes:
         name: the last part of the address.
 
-    Raises OSError, when it is opened or read, as `open_url` does, and if the connection ends early.
+    Raises OSError, when it is opened or read, as `open_url` does, and if the connection ends early;
+    what is read after that is empty.
     """
 
     def __init__(self, address: str, limits: Limits):
@@ -23,9 +24,11 @@ class RemoteFile(io.RawIOBase):
         self._address, self._limits = address, limits
         self._kept = b""  # what `peek` read
         self._position = 0
+        self._has_failed = False
         self._arrived = 0  # the end of what this response has sent
         self._response = self._request(0)
-        of = re.fullmatch(r"bytes 0-\d+/(\d+)", self._response.headers.get("Content-Range") or "")
+        stated = self._response.headers.get("Content-Range") or ""
+        of = re.fullmatch(r"bytes 0-\d+/(\d{1,18})", stated)
         self._size = int(of[1]) if of and self._response.status == 206 else None
         self._end = self._size or self._response.length or 0  # 0 if the server does not say
 
@@ -59,8 +62,14 @@ class RemoteFile(io.RawIOBase):
         return self._position
 
     def readinto(self, buffer) -> int:
+        if self._has_failed:  # PyAV reads on, and would print a traceback of a second error
+            return 0
         start, most = self._position, len(buffer)
-        piece = self._kept[start : start + most] or self._receive(start, most)
+        try:
+            piece = self._kept[start : start + most] or self._receive(start, most)
+        except OSError:
+            self._has_failed = True
+            raise
         buffer[: len(piece)] = piece
         self._position += len(piece)
         return len(piece)

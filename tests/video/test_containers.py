@@ -1,5 +1,6 @@
 """Which containers are opened, from files and over http; lists of other files are not followed."""
 
+import contextlib
 import re
 
 import cv2
@@ -139,6 +140,16 @@ def test_a_connection_that_ends_early_leaves_its_frames(ranges, server, tmp_path
     video = Video(server.url("/cut"))
     assert 15 < len(list(video.frames())) < 45 and video.damaged == 1
     assert f"/cut: the connection ended after {len(content) // 2} of" in caplog.text
+
+
+@pytest.mark.parametrize("size", [2**62, 10**30])
+def test_a_server_that_lies_about_the_size_gets_one_line(size, server, tmp_path, capfd):
+    content = write_video(tmp_path / "a.mp4", 9).read_bytes()
+    place = f"bytes 0-{len(content) - 1}/{size}"
+    server.answers["/a"] = lambda handler: handler.send(content, 206, Content_Range=place)
+    with contextlib.suppress(UnreadableVideo):
+        count(server.url("/a"))
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_a_video_that_drips_ends(server, tmp_path, monkeypatch):
