@@ -72,8 +72,10 @@ def _take(path: Path, content: str) -> None:
             return
         except FileExistsError:
             found = _read(path)
-        if found is None:  # given back just now
-            continue
+        if found is None:
+            if path.is_symlink():
+                raise OSError(f"{path} is a link to nothing; delete it")
+            continue  # given back just now
         text, touched = found
         owner = _parse(text)
         alive = _is_alive(owner)

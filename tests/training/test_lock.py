@@ -66,6 +66,12 @@ def test_a_second_run_is_refused_and_changes_nothing(tmp_path):
     assert not list(workdir.iterdir())
 
 
+def test_a_link_to_nothing_is_no_lock(tmp_path):
+    (tmp_path / "train.lock").symlink_to("gone")
+    with pytest.raises(OSError, match=r"train.lock is a link to nothing; delete it"):
+        held_here(tmp_path)
+
+
 def test_an_error_gives_it_back(tmp_path):
     with pytest.raises(KeyboardInterrupt), locked(tmp_path):
         raise KeyboardInterrupt
