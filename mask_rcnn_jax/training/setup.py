@@ -39,6 +39,7 @@ from mask_rcnn_jax.ops.classifier import Classifier
 from mask_rcnn_jax.recipe.options import TrainOptions, Views
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.structures import Batch
+from mask_rcnn_jax.terminal.safe_text import cut
 from mask_rcnn_jax.training import processes
 from mask_rcnn_jax.training.optim import build_optimizer
 from mask_rcnn_jax.training.step import TrainState
@@ -294,9 +295,10 @@ def _check_same_run(path: Path, recipe: Recipe, categories: list[dict]) -> int:
     for name in sorted(before.keys() | now.keys()):
         if before.get(name) != now.get(name) and name not in free and not name.startswith("eval."):
             shorter = ", which may only be raised" if name in LENGTH else ""
+            was, found = (cut(repr(entries.get(name))) for entries in (before, now))
             raise ValueError(
-                f"{path.parent} holds a run of another config: {name} was {before.get(name)!r} and "
-                f"is {now.get(name)!r} now{shorter}; choose another --workdir or set it back"
+                f"{path.parent} holds a run of another config: {name} was {was} and is {found} "
+                f"now{shorter}; choose another --workdir or set it back"
             )
     if old_categories != json.loads(json.dumps(categories)):
         raise ValueError(

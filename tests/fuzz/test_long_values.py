@@ -55,3 +55,14 @@ def test_in_the_header_of_weights(tmp_path):
     with pytest.raises(ValueError, match="case.safetensors: not a readable") as error:
         read_arrays(path)
     assert len(str(error.value)) < LINE
+
+
+def test_in_the_config_of_a_run(tmp_path):
+    parsers.set_up(tmp_path)
+    path = parsers.PARSERS["config.json"].write(tmp_path, ([], []))
+    content = json.loads(path.read_text())
+    content["config"]["data"]["train_json"] = TEXT
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="data.train_json was 'xxx") as error:
+        parsers.read_config(path)
+    assert len(str(error.value)) < LINE
