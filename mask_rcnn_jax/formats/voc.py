@@ -116,7 +116,7 @@ def _add_outlines(path: Path, root: Element, boxes: bool, objects: ImageObjects)
         where = f"{path}: object {place}"
         label, polygon = _label(entry, where), entry.find("polygon")
         if polygon is not None:
-            values = [number(child.text, f"{where}: <{child.tag}>") - 1 for child in polygon]
+            values = [number(child.text, f"{where}: <{cut(child.tag)}>") - 1 for child in polygon]
             if len(values) % 2:
                 raise ValueError(f"{where}: a polygon of {len(values)} numbers, expected x, y, ..")
             points = [values[n : n + 2] for n in range(0, len(values), 2)]

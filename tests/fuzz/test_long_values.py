@@ -66,3 +66,14 @@ def test_in_the_config_of_a_run(tmp_path):
     with pytest.raises(ValueError, match="data.train_json was 'xxx") as error:
         parsers.read_config(path)
     assert len(str(error.value)) < LINE
+
+
+def test_in_the_name_of_an_element(tmp_path):
+    parsers.set_up(tmp_path)
+    path = parsers.PARSERS["VOC XML"].write(tmp_path, ([], []))
+    text = path.read_text()
+    assert text.count("<polygon>") == 1
+    path.write_text(text.replace("<polygon>", f"<polygon><{TEXT}>a</{TEXT}>"))
+    with pytest.raises(ValueError, match="<xxx.* ... xxx") as error:
+        parsers.PARSERS["VOC XML"].read(path)
+    assert len(str(error.value)) < LINE
