@@ -250,7 +250,7 @@ def test_a_run_whose_last_checkpoint_was_deleted_is_not_finished(whole, tmp_path
 
 @pytest.mark.skipif(not workers.SHARED.is_dir(), reason="needs Linux")
 def test_a_start_with_nothing_to_train_removes_shared_memory_of_a_killed_one(whole, tmp_path):
-    left = workers.SHARED / "mrcnn-0ddba11.lock"
+    left = workers.SHARED / "mrcnn-00ddba11.lock"
     left.touch()
     try:
         run(shutil.copytree(whole[0], tmp_path / "run"))
