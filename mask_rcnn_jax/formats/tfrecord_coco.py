@@ -13,6 +13,7 @@ from mask_rcnn_jax.annotations.reader import read_ground_truth
 from mask_rcnn_jax.data import tfrecords
 from mask_rcnn_jax.data.images import check_header
 from mask_rcnn_jax.formats.mask_codes import crop_code
+from mask_rcnn_jax.terminal.safe_text import cut
 
 MAX_ID = 2**63 - 1
 KEY_HEIGHT, KEY_WIDTH = "image/height", "image/width"
@@ -95,7 +96,7 @@ class _Record:
 
     def fault(self, what: str) -> ValueError:
         path, number = self._where
-        return ValueError(f"{path}, record {number}: {what}")
+        return ValueError(f"{path}, record {number}: {cut(what)}")
 
     def image(self) -> dict[str, Any]:
         """The entry of the image."""

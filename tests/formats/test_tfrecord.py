@@ -140,6 +140,16 @@ def test_a_record_becomes_an_annotation(tmp_path):
     assert content["categories"] == [{"id": 3, "name": "cat"}]
 
 
+def test_a_long_name_of_a_class_is_cut_in_a_message(tmp_path):
+    names = b"cat", 5000 * b"x"
+    files = [one_record(tmp_path, object__class__text=[name]).read_bytes() for name in names]
+    path = tmp_path / "all.tfrecord"
+    path.write_bytes(b"".join(files))
+    with pytest.raises(ValueError, match="all.tfrecord, record 1: class 3 is 'xxx") as error:
+        read_tfrecords(str(path), None, no_progress)
+    assert len(str(error.value)) < 1000
+
+
 @pytest.mark.parametrize(
     "texts, ids",
     [
