@@ -31,6 +31,14 @@ def cut(text: str, length: int = 300) -> str:
     return text if len(text) <= length else f"{text[:half]} ... {text[-half:]}"
 
 
+def one_line(error: Exception) -> str:
+    """Its text without line breaks; a KeyError would put quotes around it, and may be wrapped."""
+    text = error
+    while isinstance(text, KeyError | AttributeError) and text.args:
+        text = text.args[0]
+    return printable(" ".join(str(text).split())) or type(error).__name__
+
+
 def _is_control(character: str) -> bool:
     if character in "\n\t":
         return False

@@ -22,7 +22,7 @@ def parsed(command: list[str], monkeypatch) -> dict:
     values = {}
 
     def take(main, debug, takes_positional):
-        assert cli._parse_flags(sys.argv) == []
+        assert cli.parse_flags(sys.argv) == []
         values.update(flags.FLAGS.flag_values_dict())
 
     monkeypatch.setattr(cli, "_run", take)

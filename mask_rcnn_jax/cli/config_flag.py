@@ -1,0 +1,149 @@
+"""`--config`, whose entries are flags of their own, and the arguments that go with it."""
+
+import difflib
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from absl import flags
+from ml_collections import ConfigDict, config_flags
+
+from mask_rcnn_jax import consent
+from mask_rcnn_jax.cli.help import format_entries
+from mask_rcnn_jax.config import as_recipe, exported_recipe, flatten, load_tree, read_run
+from mask_rcnn_jax.parts import describe
+from mask_rcnn_jax.recipe.manifest import read_manifest
+from mask_rcnn_jax.terminal.safe_text import one_line
+
+if TYPE_CHECKING:  # imports JAX
+    from mask_rcnn_jax.recipe.recipe import Recipe
+
+LIST_ALL = "--list_config=all"
+LIST = re.compile("--?list_config(=(all|true|1))?$")
+CONFIG_HELP = (
+    "Recipe: its name (coco, coco_torchvision:coco_v1), the path of a Python file with "
+    "get_config(), or a run's workdir. --config.section.name=value overrides an entry, also of the "
+    "config of a run that --workdir names."
+)
+_OVERRIDE = re.compile("--?config[.]")
+
+
+def define_config(required: bool = True) -> None:
+    """Define `--config`, whose entries may be overridden one by one on the command line."""
+    flags.DEFINE_string("config", None, CONFIG_HELP)  # `parse_flags` makes a ConfigDict of it
+    list_help = f"Print the entries of --config that are not defaults; {LIST_ALL} prints all."
+    flags.DEFINE_bool("list_config", False, list_help)
+    if required:
+        flags.mark_flag_as_required("config")
+
+
+def parse_flags(argv: Sequence[str]) -> list[str]:
+    """Parse the flags into `flags.FLAGS`; return the positional arguments."""
+    FLAGS = flags.FLAGS
+    if "config" in FLAGS:
+        given = FLAGS.read_flags_from_files(argv, force_gnu=False)
+        consent.allow(_take(given, "allow_code", "a module")[1])
+        argv, configs = _take(given, "config", "a recipe or a run")
+        if configs:
+            _define_entries(configs[-1], argv)
+        elif not _is_required("config") and any(map(_OVERRIDE.match, argv)):
+            # Entries of the run, whose config such a command takes.
+            for flag, meaning in (("workdir", "a run"), ("artifact", "an exported model")):
+                if flag in FLAGS and (sources := _take(argv, flag, meaning)[1]):
+                    _define_entries(sources[-1], argv, flag)
+                    break
+    try:
+        return FLAGS(argv)[1:]
+    except flags.UnrecognizedFlagError as error:
+        raise ValueError(f"{one_line(error)}{_entry_hint(error.flagname)}") from error
+
+
+def _is_required(flag: str) -> bool:
+    """Whether a flag was marked as required, for which absl gives it a validator."""
+    return bool(flags.FLAGS[flag].validators)
+
+
+def _take(argv: Sequence[str], flag: str, expected: str) -> tuple[list[str], list[str]]:
+    """Split the values of `--flag VALUE` from the other arguments."""
+    rest, taken, arguments = [], [], iter(argv)
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        if argument == "--":
+            rest += [argument, *arguments]
+        elif name in (f"--{flag}", f"-{flag}"):
+            taken.append(value if equals else next(arguments, ""))
+            if not taken[-1]:
+                raise ValueError(f"--{flag} must have a value: {expected}")
+        else:
+            rest.append(argument)
+    return rest, taken
+
+
+def _define_entries(name: str, argv: Sequence[str], flag: str = "config") -> None:
+    """Make `--config` the ConfigDict of what `--flag` names, with the overrides of `argv`.
+
+    Raises ValueError for any error of the recipe, which is code.
+    """
+    try:
+        if flag == "artifact":
+            config = ConfigDict(exported_recipe(read_manifest(name)).to_dict())
+        else:
+            config = ConfigDict(read_run(name).to_dict()) if flag == "workdir" else load_tree(name)
+        delattr(flags.FLAGS, "config")
+        config_flags.DEFINE_config_dict("config", config, CONFIG_HELP, sys_argv=list(argv))
+    except flags.Error:
+        raise
+    except Exception as error:
+        raise ValueError(f"--{flag}: {one_line(error)}") from error
+
+
+def list_config(argv: Sequence[str]) -> None:
+    """Print the entries of `--config` that are not defaults, or all, with choices and meanings."""
+    lists_all = any(argument.endswith("list_config=all") for argument in argv)
+    rest = [argument for argument in argv if not LIST.match(argument)]
+    consent.allow(_take(rest, "allow_code", "a module")[1])
+    argv, names = _take(rest, "config", "a recipe or a run")
+    if not names:
+        raise ValueError("--list_config needs --config, a recipe or a run")
+    _define_entries(names[-1], argv)
+    for flag in flags.FLAGS:
+        flags.FLAGS[flag].validators.clear()  # nothing else is needed to list a config
+    flags.FLAGS(argv)
+    recipe = as_recipe(flags.FLAGS.config)
+    shown = recipe.to_dict() if lists_all else recipe.changes()
+    print(format_entries(flatten(shown), describe(recipe)))
+    if not lists_all:
+        print(f"All other entries have their defaults, see {LIST_ALL}.")
+
+
+def given_recipe() -> "Recipe | None":
+    """Return the recipe of `--config`; None without it. ValueError names a wrong entry.
+
+    That of an exported model only describes it: no function of a user's is imported.
+    """
+    FLAGS = flags.FLAGS
+    is_exported = bool(getattr(FLAGS, "artifact", None))  # a command without the flag has none
+    return None if FLAGS.config is None else as_recipe(FLAGS.config, imports=not is_exported)
+
+
+def _entry_hint(flag: str) -> str:
+    """Name the entries of the config that a user may have meant by an unknown flag."""
+    config = flags.FLAGS["config"].value if "config" in flags.FLAGS else None
+    if config is None:
+        return ": an entry of --config, which is missing" if flag.startswith("config.") else ""
+    entries = list(flatten(config.to_dict()))
+    meant = [name for name in entries if f".{name}".endswith(f".{flag}")]
+    if not meant:
+        keys = {name.rpartition(".")[2]: name for name in entries}
+        meant = [keys[key] for key in difflib.get_close_matches(flag, keys, 1)]
+    meant.sort(key=lambda name: not name.startswith("train."))
+    return f", did you mean {' or '.join(f'--config.{name}' for name in meant)}?" if meant else ""
+
+
+def unexpected(argument: str) -> str:
+    """Say what may be meant by an argument that is neither a flag nor the value of one."""
+    name = argument.partition("=")[0]
+    if _OVERRIDE.match(f"--{name}") or name in flags.FLAGS:
+        return f"unexpected argument {argument!r}, did you mean --{argument}?"
+    patterns = ", patterns in quotes: --input 'photos/*.jpg'" if "input" in flags.FLAGS else ""
+    return f"unexpected argument {argument!r}: each value needs its flag before it{patterns}"
