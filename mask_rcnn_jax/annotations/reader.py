@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
@@ -216,14 +216,21 @@ def read_regular(path: str | os.PathLike, max_bytes: int | None = None) -> bytes
     Anything else is refused: a named pipe would wait for a writer, and a device may never end.
     Raises NotRegular for that, OSError for more than `max_bytes`.
     """
-    with open(path, "rb", buffering=0, opener=_open_at_once) as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise NotRegular(f"{os.fspath(path)} is not a regular file")
-        if max_bytes is not None and status.st_size > max_bytes:
-            size = f"{status.st_size:,} bytes, at most {max_bytes:,} are read"
-            raise OSError(f"{os.fspath(path)} has {size}")
-        return file.readall()
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if max_bytes is not None and size > max_bytes:
+            found = f"{size:,} bytes, at most {max_bytes:,} are read"
+            raise OSError(f"{os.fspath(path)} has {found}")
+        return file.read()
+
+
+def open_regular(path: str | os.PathLike) -> BinaryIO:
+    """Open a regular file to read; NotRegular as from `read_regular`."""
+    file = open(path, "rb", opener=_open_at_once)
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise NotRegular(f"{os.fspath(path)} is not a regular file")
+    return file
 
 
 def listed(folder: str | os.PathLike, found: Iterable[T]) -> list[T]:

@@ -29,6 +29,7 @@ from mask_rcnn_jax.annotations.segmentation import (
     segmentation_box,
 )
 from mask_rcnn_jax.annotations.stream import AnnotationStream, Unusual
+from mask_rcnn_jax.data.bands import Bands
 from mask_rcnn_jax.data.checking import ALL_CROWDS, inspect_coco
 from mask_rcnn_jax.data.dataset import Annotation, Dataset, ImageRecord
 from mask_rcnn_jax.data.images import decode_bytes, decode_image
@@ -38,6 +39,7 @@ from mask_rcnn_jax.data.tfrecords import TFRecords
 
 # Each class costs the model a row of weights, so an id that is no count of classes is refused.
 MAX_RAW_ID = 10_000
+RGB_FILES = Bands()
 
 
 @dataclass(frozen=True)
@@ -52,20 +54,27 @@ class CocoDataset:
     records: Records | TFRecords | None = None  # where the images are, if not files in `image_dir`
     bad_annotations: str = "error"  # as for `load_coco`; scores leave out what training does
     boxes_only: bool = False  # objects may have no mask
+    bands: Bands = Bands()
+    upright: bool = False  # images are turned as their EXIF entry says
     num_left_out: int = 0  # annotations that cannot be trained on, with `bad_annotations` "skip"
 
     def image_path(self, index: int) -> str:
         return os.path.join(self.image_dir, self.images[index].file_name)
 
     def decode(self, index: int, at_least: tuple[int, int] | None = None) -> np.ndarray:
-        """[H, W, 3] uint8 RGB of an image, as `decode_image` gives it, of the json's size."""
+        """[H, W, 3] uint8 RGB of an image, as `decode_image` gives it, of the json's size; with
+        names of bands what `Bands.scaled` makes of it."""
         record = self.images[index]
         path = os.path.join(self.image_dir, record.file_name)
-        size = record.height, record.width
-        if self.records is None:
-            return decode_image(path, expected_size=size, at_least=at_least)
-        content = self.records.read(index, record.id)
-        return decode_bytes(content, path, expected_size=size, at_least=at_least)
+        given: dict[str, Any] = {"expected_size": (record.height, record.width)}
+        given["upright"] = self.upright
+        content = None if self.records is None else self.records.read(index, record.id)
+        if self.bands.names:
+            source = path if content is None else content
+            return self.bands.scaled(self.bands.read(source, name=path, **given))
+        if content is None:
+            return decode_image(path, at_least=at_least, **given)
+        return decode_bytes(content, path, at_least=at_least, **given)
 
 
 def load_coco(
@@ -77,6 +86,8 @@ def load_coco(
     class_ids: str = "contiguous",
     records: Records | TFRecords | None = None,
     boxes_only: bool = False,
+    bands: Bands = RGB_FILES,
+    upright: bool = False,
 ) -> CocoDataset:
     """Read and check a COCO json.
 
@@ -89,6 +100,8 @@ def load_coco(
         records: hold the images; no file is looked for in `image_dir`, which only names the images
             in messages.
         boxes_only: objects need no mask; one without has an empty segmentation.
+        bands: what is read of each image.
+        upright: turn images as their EXIF entry says; the json has the size that they then have.
 
     Raises ValueError for a json that cannot be used, FileNotFoundError if it is not there.
     """
@@ -115,6 +128,8 @@ def load_coco(
         records,
         bad_annotations=bad_annotations,
         boxes_only=boxes_only,
+        bands=bands,
+        upright=upright,
         num_left_out=num_left_out,
     )
 

@@ -124,13 +124,50 @@ def decode_bytes(
     factor = 1
     if at_least is not None and size is not None and content.startswith(_JPEG):
         factor = reduction(size, at_least)
+    flags = _REDUCED[factor] | (0 if upright else cv2.IMREAD_IGNORE_ORIENTATION)
+    image = _decoded(content, path, flags)
+    if expected_size is not None:
+        height, width = (-(-side // factor) for side in expected_size)
+        if image.shape[:2] != (height, width):
+            found = image.shape[:2] if size is None or factor == 1 else size
+            raise ValueError(_other_size(path, found, expected_size))
+    return image
+
+
+def decode_all(content: bytes, path: str, *, upright: bool = False) -> np.ndarray:
+    """[H, W, C] with all bands and bits of the file `path`, uint8 or another type of NumPy's;
+    colors are red, green, blue and alpha. Arguments and errors as for `decode_bytes`."""
+    check_header(content, path)
+    image = _decoded(content, path, cv2.IMREAD_UNCHANGED)
+    image = image.reshape(*image.shape[:2], -1)
+    if image.shape[2] in (3, 4):
+        image = image[..., [2, 1, 0, 3][: image.shape[2]]]
+    if upright:
+        with Image.open(io.BytesIO(content), formats=FORMATS) as header:
+            image = _TURNS.get(header.getexif().get(_EXIF_ORIENTATION, 1), lambda x: x)(image)
+    return np.ascontiguousarray(image)
+
+
+# What an EXIF orientation asks for, of [H, W, C].
+_TURNS = {
+    2: lambda x: x[:, ::-1],
+    3: lambda x: x[::-1, ::-1],
+    4: lambda x: x[::-1],
+    5: lambda x: x.swapaxes(0, 1),
+    6: lambda x: x.swapaxes(0, 1)[:, ::-1],
+    7: lambda x: x[::-1, ::-1].swapaxes(0, 1),
+    8: lambda x: x.swapaxes(0, 1)[::-1],
+}
+
+
+def _decoded(content: bytes, path: str, flags: int) -> np.ndarray:
+    """What OpenCV makes of a file whose header was checked."""
     if _is_cut_png(content):
         raise UndecodableImage(f"{path}: truncated or damaged")
     if _has_too_many_scans(content):
         raise UndecodableImage(f"{path}: a JPEG with more than the {MAX_SCANS} scans that are read")
     data = np.frombuffer(content, np.uint8)
     # imdecode refuses truncated data; imread would return it with the rest of the image gray.
-    flags = _REDUCED[factor] | (0 if upright else cv2.IMREAD_IGNORE_ORIENTATION)
     try:
         image = cv2.imdecode(data, flags) if data.size else None
     except cv2.error as error:  # more pixels than it allows
@@ -138,11 +175,6 @@ def decode_bytes(
     if image is None:
         reason = _other_kind(content) or "truncated, damaged or not an image"
         raise UndecodableImage(f"{path}: {reason}")
-    if expected_size is not None:
-        height, width = (-(-side // factor) for side in expected_size)
-        if image.shape[:2] != (height, width):
-            found = image.shape[:2] if size is None or factor == 1 else size
-            raise ValueError(_other_size(path, found, expected_size))
     return image
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from mask_rcnn_jax import parts
+from mask_rcnn_jax.data.bands import Bands
 from mask_rcnn_jax.data.color import Brightness, Contrast, Hue, Saturation
 from mask_rcnn_jax.data.copy_paste import CopyPaste
 from mask_rcnn_jax.data.geometry import (
@@ -37,7 +38,8 @@ class ExampleOptions:
         antialias: average all pixels when shrinking, like PIL, instead of sampling like OpenCV.
         scaled_decoding: decode JPEGs that are resized to half their size or less at 1/2, 1/4 or
             1/8; not where `augment` is set.
-        image_dtype: "float32" keeps fractions of resized pixel values.
+        image_dtype: "float32" keeps fractions of resized pixel values; always so where
+            `bands.scale` makes them.
         short_sides: training draws a short side per image from these; () uses `image_size`.
         canvases: further, smaller canvases (height, width), multiples of 64. An image takes the
             smallest that holds it; a batch has one, and each compiles its own program.
@@ -62,9 +64,12 @@ class ExampleOptions:
     mask_frame: Literal["box", "image"] = "box"
     max_vertices: int = 0
     skip_crowd: bool = True
+    bands: Bands = Bands()
     inclusive_boxes: bool = field(default=False, metadata=parts.NO_ENTRY)
 
     def __post_init__(self):
+        if self.bands.is_scaled:
+            object.__setattr__(self, "image_dtype", "float32")
         for name, lowest in (("max_instances", 1), ("mask_size", 1), ("max_vertices", 0)):
             if not _is_count(getattr(self, name), lowest):
                 raise ValueError(f"{name} is {getattr(self, name)!r}, expected at least {lowest}")
@@ -130,6 +135,8 @@ class DataOptions(Augmentations, Repeats, TrainSets, ExampleOptions):
         augment: kinds of augmentation in training, applied in this order; the section of a kind's
             name has its entries. Also your own functions, package.module:function.
         bad_annotations: "error" raises on a faulty annotation; "skip" drops and counts it.
+        apply_exif: which images are turned as their EXIF entry says: "never", "always", or in
+            "predict" alone, which suits labels drawn on stored pixels of images without the entry.
         flip_probability: probability of a horizontal flip in training.
         num_workers: number of loader processes; 0 uses threads of this process.
     """
@@ -144,6 +151,7 @@ class DataOptions(Augmentations, Repeats, TrainSets, ExampleOptions):
     keep_empty: bool = True
     augment: tuple[str, ...] = ()
     bad_annotations: Literal["error", "skip"] = "error"
+    apply_exif: Literal["never", "predict", "always"] = "predict"
     flip_probability: float = 0.5
     num_workers: int = 4
 
@@ -207,7 +215,7 @@ def _check_combinations(options: ExampleOptions) -> None:
     on_canvas = f"if data.resize={options.resize!r}"
     if options.resize != "shortest_edge" and rounding != "floor":
         raise ValueError(f"resize_rounding is {rounding!r}, expected 'floor' {on_canvas}")
-    if options.antialias and options.image_dtype != "uint8":
+    if options.antialias and options.image_dtype != "uint8" and not options.bands.is_scaled:
         dtype = options.image_dtype
         raise ValueError(f"image_dtype is {dtype!r}, expected 'uint8' if data.antialias=True")
     if short_sides and options.resize != "shortest_edge":

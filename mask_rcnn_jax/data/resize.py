@@ -103,21 +103,38 @@ _SHORTEST_EDGE = {"floor": _floor, "round": _round, "caffe": _caffe}
 def resize_image(
     image: np.ndarray, plan: ResizePlan, options: ExampleOptions, out: np.ndarray | None = None
 ) -> np.ndarray:
-    """Resize uint8 [height, width, 3] bilinearly onto a zero-padded [H, W, 3] canvas.
+    """Resize [height, width, C] bilinearly onto a zero-padded [H, W, C] canvas.
 
-    The canvas has `image_dtype` with values in 0..255; `out` is a canvas of zeros to reuse.
+    The image is uint8, or float32 in 0..255; the canvas has `image_dtype` with such values. `out`
+    is a canvas of zeros to reuse.
     """
-    canvas = np.zeros((*plan.canvas, 3), options.image_dtype) if out is None else out
+    canvas = np.zeros((*plan.canvas, image.shape[2]), options.image_dtype) if out is None else out
     height, width = plan.size
     target = canvas[:height, :width]
     if image.shape[:2] == plan.size:
         target[:] = image
     elif options.antialias:
-        target[:] = Image.fromarray(image).resize((width, height), Image.Resampling.BILINEAR)
+        target[:] = antialiased(image, (height, width))
     else:
         pixels = image.astype(options.image_dtype, copy=False)
-        cv2.resize(pixels, (width, height), dst=target, interpolation=cv2.INTER_LINEAR)
+        out = target[..., 0] if image.shape[2] == 1 else target
+        cv2.resize(pixels, (width, height), dst=out, interpolation=cv2.INTER_LINEAR)
     return canvas
+
+
+def antialiased(
+    image: np.ndarray,
+    size: tuple[int, int],
+    box: tuple[float, float, float, float] | None = None,
+) -> np.ndarray:
+    """Resize [H, W, C], or a box (x1, y1, x2, y2) of it, to (height, width), averaging all pixels
+    where it shrinks, as Pillow does; uint8 stays uint8, other numbers become float32."""
+    whole = (size[1], size[0]), Image.Resampling.BILINEAR, box
+    if image.dtype == np.uint8 and image.shape[2] == 3:
+        return np.asarray(Image.fromarray(np.ascontiguousarray(image)).resize(*whole))
+    kind = np.uint8 if image.dtype == np.uint8 else np.float32
+    bands = (np.ascontiguousarray(band, kind) for band in np.moveaxis(image, 2, 0))
+    return np.stack([np.asarray(Image.fromarray(one).resize(*whole)) for one in bands], axis=2)
 
 
 def resize_mask(mask: np.ndarray, plan: ResizePlan) -> np.ndarray:

@@ -17,7 +17,7 @@ def load_train(data: DataOptions, *, boxes_only: bool = False) -> CocoDataset:
     first = load_split(data, "train", boxes_only=boxes_only)
     if not data.more_train and not data.class_map:
         return first
-    checks = {name: getattr(data, name) for name in ("bad_annotations", "class_ids")}
+    checks = _checks(data)
     more = [load_coco(*paths, boxes_only=boxes_only, **checks) for paths in data.more_train]
     class_map = dict(data.class_map)
     others: Sequence[str] = ()
@@ -46,7 +46,7 @@ def load_split(data: DataOptions, split: str, *, boxes_only: bool = False) -> Co
     All sources give the same examples, if the records were made from that json. Raises ValueError
     or FileNotFoundError for a set that is not there or cannot be used.
     """
-    checks = {name: getattr(data, name) for name in ("bad_annotations", "class_ids")}
+    checks = _checks(data)
     checks["boxes_only"] = boxes_only
     annotations = annotation_file(data, split)
     if data.source == "json":
@@ -60,6 +60,12 @@ def load_split(data: DataOptions, split: str, *, boxes_only: bool = False) -> Co
         found = f"{len(records)} records of {split!r}, but {len(dataset.images)} images"
         raise ValueError(f"{directory}: {found} in {annotations}; {MAKE_ANEW}")
     return dataset
+
+
+def _checks(data: DataOptions) -> dict[str, Any]:
+    """Arguments of `load_coco` for all sets."""
+    given = {name: getattr(data, name) for name in ("bad_annotations", "class_ids", "bands")}
+    return given | {"upright": data.apply_exif == "always"}
 
 
 def _load_tfrecords(annotations: str, pattern: str, checks: Mapping[str, Any]) -> CocoDataset:

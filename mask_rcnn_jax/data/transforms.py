@@ -175,7 +175,7 @@ def empty_batch(
     objects, side = options.max_instances, options.mask_size
     mask_shape = canvas if options.mask_frame == "image" else (side, side)
     batch = Batch(
-        images=zeros((rows, *canvas, 3), options.image_dtype),
+        images=zeros((rows, *canvas, options.bands.count), options.image_dtype),
         image_sizes=np.ones((rows, 2), np.int32),
         scales=np.ones((rows, 2), np.float32),
         image_index=np.full(rows, -1, np.int32),

@@ -261,6 +261,6 @@ def abstract_variables(model: MaskRCNN) -> dict:
 
 
 def _init(model: MaskRCNN, key: jax.Array) -> dict:
-    images = jnp.zeros((1, 64, 64, 3), jnp.uint8)  # only the shape matters
+    images = jnp.zeros((1, 64, 64, model.input.channels), jnp.uint8)  # only the shape matters
     sizes = jnp.full((1, 2), 64, jnp.int32)
     return {"batch_stats": {}, **model.init(key, images, sizes, method="init_all")}

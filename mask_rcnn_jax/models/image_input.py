@@ -14,21 +14,32 @@ class ImageInput:
     """Input normalization and padding.
 
     Attributes:
-        mean: subtracted from R, G, B in 0..255.
-        std: then divides R, G, B.
-        channel_order: channel order expected by the first convolution.
+        mean: subtracted from R, G, B in 0..255, or from each of `data.bands.names`.
+        std: then divides them.
+        channel_order: channel order expected by the first convolution; "bgr" reverses that of the
+            bands.
         pad_multiple: 32 ends feature maps at the largest image in the device batch, rounded up to
             32 pixels, like systems padding a batch to its largest image (torchvision, Detectron2,
             maskrcnn-benchmark). 0 lets maps fill the canvas.
     """
 
-    mean: tuple[float, float, float] = (123.675, 116.28, 103.53)
-    std: tuple[float, float, float] = (58.395, 57.12, 57.375)
+    mean: tuple[float, ...] = (123.675, 116.28, 103.53)
+    std: tuple[float, ...] = (58.395, 57.12, 57.375)
     channel_order: Literal["rgb", "bgr"] = "rgb"
     pad_multiple: int = 32
 
+    def __post_init__(self):
+        if not len(self.mean) == len(self.std) > 0 or not all(std > 0 for std in self.std):
+            found = f"std is {self.std} and model.input.mean {self.mean}"
+            raise ValueError(f"{found}, expected a value for each band, deviations above 0")
+
+    @property
+    def channels(self) -> int:
+        """Channels of the images."""
+        return len(self.mean)
+
     def __call__(self, images: jax.Array, image_sizes: jax.Array) -> tuple[jax.Array, ValidExtent]:
-        """Normalize images [B, H, W, 3] in 0..255 with sizes [B, 2]; return them and their extent.
+        """Normalize images [B, H, W, C] in 0..255 with sizes [B, 2]; return them and their extent.
 
         Pixels outside `image_sizes` become 0, the mean color.
         """

@@ -34,6 +34,11 @@ class Recipe:
         inclusive = self.model.box_coder.inclusive == "all"
         if self.data.inclusive_boxes != inclusive:
             object.__setattr__(self, "data", replace(self.data, inclusive_boxes=inclusive))
+        channels, count = self.model.input.channels, self.data.bands.count
+        if channels != count:
+            names = ", ".join(self.data.bands.names) or "red, green, blue"
+            found = f"model.input.mean and std have {channels} values"
+            raise ValueError(f"{found}, expected {count}, for {names}")
         kind = self.model.mask_targets.kind
         frame = "image" if kind == "whole" else "box"
         if self.data.mask_frame != frame:

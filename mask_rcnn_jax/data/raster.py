@@ -1,0 +1,301 @@
+"""Read image files as they are: all bands, pages and bits, whole or by window.
+
+TIFF is read by tifffile (the extra `tiff`), `.npy` and `.npz` by NumPy, the rest by OpenCV.
+"""
+
+import io
+import logging
+import math
+import os
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from mask_rcnn_jax.annotations.reader import NotRegular, open_regular
+from mask_rcnn_jax.data.dataset import UndecodableImage
+from mask_rcnn_jax.data.images import MAX_BYTES, MAX_PIXELS, TIFF, decode_all
+from mask_rcnn_jax.rle import Window
+from mask_rcnn_jax.terminal.safe_text import cut
+
+MAX_BANDS = 64
+_INSTALL = "`pip install 'mask-rcnn-jax[tiff]'` installs what is missing"
+_JPEG_IN_TIFF = (6, 7, 34892, 33007)
+_NPY, _ZIP = b"\x93NUMPY", b"PK\x03\x04"
+_KINDS = "buif"  # of NumPy's types: bool, whole and floating-point numbers
+
+
+@dataclass(frozen=True)
+class Raster:
+    """An open image file.
+
+    Attributes:
+        path: names it in messages.
+        size: (height, width), pixels.
+        bands: of each page.
+        pages: pages, slices or time points, in the file's order.
+        dtype: of its numbers.
+        kind: "tiff", "numpy" or "image".
+        read_page: returns [h, w, bands] of a page, from 0, in a window (x1, y1, x2, y2).
+        by_window: whether reading a window takes less than reading all.
+    """
+
+    path: str
+    size: tuple[int, int]
+    bands: int
+    pages: int
+    dtype: np.dtype
+    kind: str
+    read_page: Callable[[int, Window], np.ndarray]
+    by_window: bool
+    others: int = 0  # images of other sizes or types in the file; overviews do not count
+
+    def read(self, page: int = 0, window: Window | None = None) -> np.ndarray:
+        """Read [h, w, bands] of a page: bool as uint8, halves and doubles as float32, others as
+        they are stored.
+
+        Raises UndecodableImage for damage, or for more than `MAX_PIXELS` pixels at once.
+        """
+        height, width = self.size
+        x1, y1, x2, y2 = window or (0, 0, width, height)
+        if (y2 - y1) * (x2 - x1) > MAX_PIXELS:
+            found = f"{self.path}: {y2 - y1} x {x2 - x1} pixels"
+            raise UndecodableImage(f"{found}, more than the {MAX_PIXELS:,} pixels that are read")
+        with _as_undecodable(self.path):
+            pixels = self.read_page(page, (x1, y1, x2, y2))
+        if pixels.dtype == bool:
+            return pixels.astype(np.uint8)
+        if pixels.dtype.kind == "f":
+            return pixels.astype(np.float32, copy=False)
+        return pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
+
+
+@contextmanager
+def open_raster(
+    source: str | os.PathLike | bytes, path: str = "", upright: bool = False
+) -> Iterator[Raster]:
+    """Open an image for a `with` block, which gets a `Raster`.
+
+    Args:
+        source: the file, or its content.
+        path: names it in messages; by default its own.
+        upright: apply the EXIF rotation of a file that OpenCV reads.
+
+    Raises:
+        UndecodableImage: the file is damaged, no regular file, or not understood.
+        ImportError: the extra for it is missing.
+        OSError: it cannot be read.
+    """
+    path = path or ("image" if isinstance(source, bytes) else os.fspath(source))
+    with _opened(source, path) as file:
+        begin = file.read(8)
+        file.seek(0)
+        if begin.startswith(TIFF):
+            with _open_tiff(file, path) as raster:
+                yield raster
+        elif begin.startswith((_NPY, _ZIP)):
+            yield _open_numpy(file, path)
+        else:
+            content = file.read(MAX_BYTES + 1)
+            if len(content) > MAX_BYTES:
+                raise UndecodableImage(f"{path}: larger than the {MAX_BYTES:,} bytes that are read")
+            pixels = decode_all(content, path, upright=upright)
+            yield _of_array(pixels[None], path, "image")
+
+
+@contextmanager
+def _opened(source: str | os.PathLike | bytes, path: str) -> Iterator[BinaryIO]:
+    if isinstance(source, bytes):
+        yield io.BytesIO(source)
+        return
+    try:
+        file = open_regular(source)
+    except NotRegular as error:
+        raise UndecodableImage(str(error)) from error
+    with file:
+        yield file
+
+
+@contextmanager
+def _as_undecodable(path: str) -> Iterator[None]:
+    """Say of what file it was that a parser failed, whatever it raises."""
+    try:
+        yield
+    except (UndecodableImage, ImportError):
+        raise
+    except MemoryError as error:
+        raise UndecodableImage(f"{path}: too large for the memory") from error
+    except Exception as error:
+        if "imagecodecs" in str(error):
+            raise ImportError(f"{path}: {cut(str(error))}; {_INSTALL}") from error
+        reason = cut(f"{type(error).__name__}: {error}")
+        raise UndecodableImage(f"{path}: truncated or damaged ({reason})") from error
+
+
+def _of_array(array: np.ndarray, path: str, kind: str, by_window: bool = False) -> Raster:
+    """A raster of an array [pages, height, width, bands]."""
+    pages, height, width, bands = array.shape
+
+    def read_page(page: int, window: Window) -> np.ndarray:
+        x1, y1, x2, y2 = window
+        return np.array(array[page, y1:y2, x1:x2])
+
+    return Raster(path, (height, width), bands, pages, array.dtype, kind, read_page, by_window)
+
+
+def _open_numpy(file: BinaryIO, path: str) -> Raster:
+    """A raster of a `.npy`, or of the only array of a `.npz`."""
+    with _as_undecodable(path):
+        if file.read(1) != _NPY[:1]:
+            with zipfile.ZipFile(file) as archive:
+                names = archive.namelist()
+                if len(names) != 1 or not names[0].endswith(".npy"):
+                    found = f"{len(names)} files in it, expected one array"
+                    raise UndecodableImage(f"{path}: a zip archive with {found}")
+                with archive.open(names[0]) as inner:
+                    return _of_array(_as_pages(_read_array(inner, path), path), path, "numpy")
+        file.seek(0)
+        _check_array(file, path)
+        file.seek(0)
+        if isinstance(file, io.BytesIO):
+            return _of_array(_as_pages(_read_array(file, path), path), path, "numpy")
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        return _of_array(_as_pages(array, path), path, "numpy", by_window=True)
+
+
+def _check_array(file: Any, path: str) -> None:
+    """Refuse by its header an array that would take too much memory, or is none of numbers."""
+    version = np.lib.format.read_magic(file)
+    read = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}
+    shape, _, dtype = read[version[0]](file)
+    if dtype.kind not in _KINDS:
+        raise UndecodableImage(f"{path}: an array of {dtype}, expected numbers")
+    if math.prod(shape) * dtype.itemsize > MAX_BYTES and not isinstance(file, io.BufferedReader):
+        raise UndecodableImage(f"{path}: more than the {MAX_BYTES:,} bytes that are read")
+
+
+def _read_array(file: Any, path: str) -> np.ndarray:
+    content = io.BytesIO(file.read(MAX_BYTES + 1))
+    _check_array(content, path)
+    content.seek(0)
+    return np.lib.format.read_array(content, allow_pickle=False)
+
+
+def _as_pages(array: np.ndarray, path: str) -> np.ndarray:
+    """[pages, height, width, bands] of [H, W], [H, W, bands], [bands, H, W], or as it is.
+
+    Of three axes, the first is that of the bands only where the last cannot be.
+    """
+    if array.ndim == 2:
+        return array[None, ..., None]
+    if array.ndim == 3:
+        first = array.shape[2] > MAX_BANDS >= array.shape[0]
+        return np.moveaxis(array, 0, 2)[None] if first else array[None]
+    if array.ndim == 4 and array.shape[0]:
+        return array
+    found = "x".join(map(str, array.shape)) or "one number"
+    raise UndecodableImage(f"{path}: an array of {found}, expected [H, W] or [H, W, bands]")
+
+
+@contextmanager
+def _open_tiff(file: BinaryIO, path: str) -> Iterator[Raster]:
+    try:
+        import tifffile
+    except ImportError as error:
+        raise ImportError(f"{path}: a TIFF's bands are read by tifffile; {_INSTALL}") from error
+    logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # what is wrong is raised
+    with _as_undecodable(path):
+        opened = tifffile.TiffFile(file, name=os.path.basename(path))
+    with opened:
+        with _as_undecodable(path):
+            raster = _of_series(opened, path)
+        yield raster
+
+
+def _of_series(tiff: Any, path: str) -> Raster:
+    """The raster of a TIFF's first series: its channels and samples are bands, and what else it has
+    beside height and width is pages."""
+    series, first = tiff.series[0], tiff.pages.first
+    axes = series.axes
+    outer = [axis for axis in axes if axis not in "YXS"]
+    lengths = [series.shape[axes.index(axis)] for axis in outer]
+    # [pages, channels]: which page of the file has a channel of a page.
+    numbers = np.arange(math.prod(lengths)).reshape(lengths)
+    if "C" in outer:
+        numbers = np.moveaxis(numbers, outer.index("C"), -1)
+    numbers = numbers.reshape(-1, numbers.shape[-1] if "C" in outer else 1)
+    height, width = first.imagelength, first.imagewidth
+    bands = numbers.shape[1] * first.samplesperpixel
+    others = len(tiff.series) - 1
+    if first.dtype is None or first.dtype.kind not in _KINDS:
+        raise UndecodableImage(f"{path}: a TIFF of {first.dtype or 'unknown'} numbers is not read")
+    if not 1 <= bands <= 1024 or min(height, width) < 1:
+        raise UndecodableImage(f"{path}: {height} x {width} pixels of {bands} bands are not read")
+    in_pages = len(series.pages) == numbers.size
+    inverted = first.photometric == 0 and first.dtype.kind == "u"
+
+    def read_page(page: int, window: Window) -> np.ndarray:
+        found = numbers[page].tolist()
+        if in_pages:
+            layers = [_read_segments(series.pages[number], window) for number in found]
+        else:  # ImageJ's large stacks: one page that describes all, which follow it
+            x1, y1, x2, y2 = window
+            size = height * width * first.samplesperpixel * first.dtype.itemsize
+            offsets = [series.dataoffset + number * size for number in found]
+            whole = [_read_raw(tiff.filehandle, first, offset) for offset in offsets]
+            layers = [layer[y1:y2, x1:x2] for layer in whole]
+        pixels = layers[0] if len(layers) == 1 else np.concatenate(layers, axis=-1)
+        return np.iinfo(pixels.dtype).max - pixels if inverted else pixels
+
+    given = path, (height, width), bands, len(numbers), first.dtype, "tiff", read_page
+    return Raster(*given, by_window=True, others=others)
+
+
+def _read_raw(file: Any, page: Any, offset: int) -> np.ndarray:
+    """[height, width, samples] of uncompressed pixels."""
+    shape = page.imagelength, page.imagewidth, page.samplesperpixel
+    file.seek(offset)
+    dtype = page.dtype.newbyteorder(page.parent.byteorder)
+    return np.frombuffer(file.read(math.prod(shape) * dtype.itemsize), dtype).reshape(shape)
+
+
+def _read_segments(page: Any, window: Window) -> np.ndarray:
+    """[h, w, samples] of the tiles or strips of a page that a window (x1, y1, x2, y2) touches."""
+    x1, y1, x2, y2 = window
+    key = page.keyframe
+    planes, depth, length, width, samples = key.shaped
+    if depth != 1:
+        raise ValueError("tiles of several slices")
+    rows, columns = (key.tilelength, key.tilewidth) if key.is_tiled else (key.rowsperstrip, width)
+    rows = min(rows, length)
+    down, across = -(-length // rows), -(-width // columns)
+    numbers = [
+        (plane * down + y) * across + x
+        for plane in range(planes)
+        for y in range(y1 // rows, -(-y2 // rows))
+        for x in range(x1 // columns, -(-x2 // columns))
+    ]
+    options = {}
+    if key.compression in _JPEG_IN_TIFF:
+        options = {"jpegtables": page.jpegtables, "jpegheader": key.jpegheader}
+    out = np.full((planes, y2 - y1, x2 - x1, samples), key.nodata, key.dtype)
+    offsets, lengths = (
+        [array[n] for n in numbers] for array in (page.dataoffsets, page.databytecounts)
+    )
+    read = page.parent.filehandle.read_segments
+    found = read(offsets, lengths, indices=numbers, flat=True)
+    for content, number in found:
+        segment, (plane, _, y, x, _), shape = key.decode(
+            content, number, _fullsize=key.is_tiled, **options
+        )
+        if segment is None:  # a tile that is left out
+            continue
+        _, h, w, _ = segment.shape
+        h, w = min(h, length - y), min(w, width - x)
+        top, left, bottom, right = max(y, y1), max(x, x1), min(y + h, y2), min(x + w, x2)
+        part = segment[0, top - y : bottom - y, left - x : right - x]
+        out[plane, top - y1 : bottom - y1, left - x1 : right - x1] = part
+    return np.moveaxis(out, 0, 2).reshape(y2 - y1, x2 - x1, planes * samples)

@@ -1,0 +1,215 @@
+"""Bands, pages and scaling of image files."""
+
+import io
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from mask_rcnn_jax.data.bands import Bands
+from mask_rcnn_jax.data.dataset import UndecodableImage
+from mask_rcnn_jax.data.raster import open_raster
+
+tifffile = pytest.importorskip("tifffile")
+pytest.importorskip("imagecodecs")
+
+FOUR = ("red", "green", "blue", "nir")
+DEEP = np.random.default_rng(0).integers(0, 4096, (150, 111, 4)).astype(np.uint16)
+WINDOW = 17, 30, 71, 103  # x1, y1, x2, y2
+STORED = {
+    "strips": dict(rowsperstrip=37, photometric="rgb", extrasamples=[0]),
+    "tiles": dict(tile=(64, 48), compression="zlib", predictor=True, photometric="rgb"),
+    "big": dict(bigtiff=True, byteorder=">", tile=(32, 32), compression="lzw", photometric="rgb"),
+    "zstd": dict(compression="zstd", photometric="minisblack", planarconfig="contig"),
+}
+
+
+@pytest.mark.parametrize("stored", STORED)
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.float32])
+def test_reads_a_tiff_and_its_windows(tmp_path, stored, dtype):
+    path, pixels = tmp_path / "a.tif", (DEEP % 256 if dtype == np.uint8 else DEEP).astype(dtype)
+    options = dict(STORED[stored])
+    if dtype == np.float32 and "predictor" in options:
+        options["predictor"] = 3
+    tifffile.imwrite(path, pixels, **options)
+    with open_raster(path) as raster:
+        assert (raster.size, raster.bands, raster.pages, raster.dtype) == ((150, 111), 4, 1, dtype)
+        whole, part = raster.read(), raster.read(window=WINDOW)
+    assert whole.dtype == dtype
+    np.testing.assert_array_equal(whole, pixels)
+    np.testing.assert_array_equal(part, pixels[30:103, 17:71])
+
+
+def test_reads_planes_apart(tmp_path):
+    planes = np.moveaxis(DEEP, 2, 0)
+    for tile in (None, (32, 48)):
+        tifffile.imwrite(
+            tmp_path / "a.tif", planes, planarconfig="separate", photometric="rgb", tile=tile
+        )
+        with open_raster(tmp_path / "a.tif") as raster:
+            np.testing.assert_array_equal(raster.read(window=WINDOW), DEEP[30:103, 17:71])
+
+
+@pytest.mark.parametrize("kind", ["imagej", "ome"])
+def test_channels_are_bands_and_slices_pages(tmp_path, kind):
+    stack = np.random.default_rng(1).integers(0, 4096, (5, 2, 40, 31)).astype(np.uint16)
+    tifffile.imwrite(tmp_path / "a.tif", stack, metadata={"axes": "ZCYX"}, **{kind: True})
+    names = ("membrane", "nucleus")
+    expected = {
+        "max": stack.max(axis=0),
+        "mean": np.rint(stack.mean(axis=0)),
+        "middle": stack[2],
+        "one": stack[3],
+    }
+    for pages, found in expected.items():
+        bands = Bands(names=names, pages=pages, page=4, scale="bits")
+        pixels = bands.read(tmp_path / "a.tif")
+        assert pixels.dtype == np.uint16
+        np.testing.assert_array_equal(pixels, np.moveaxis(found, 0, 2))
+    with pytest.raises(ValueError, match="5 pages; data.bands.pages says which"):
+        Bands(names=names, scale="bits").read(tmp_path / "a.tif")
+    with pytest.raises(ValueError, match="5 pages, data.bands.page asks for 6"):
+        Bands(names=names, scale="bits", pages="one", page=6).read(tmp_path / "a.tif")
+
+
+def test_pages_become_bands(tmp_path):
+    tifffile.imwrite(tmp_path / "a.tif", np.moveaxis(DEEP, 2, 0), photometric="minisblack")
+    bands = Bands(names=("nir", "red"), numbers=(4, 1), pages="bands", scale="bits")
+    np.testing.assert_array_equal(bands.read(tmp_path / "a.tif"), DEEP[..., [3, 0]])
+
+
+def test_a_three_band_tiff_is_its_png(tmp_path):
+    rgb = (DEEP[..., :3] % 256).astype(np.uint8)
+    cv2.imwrite(str(tmp_path / "a.png"), rgb[..., ::-1])
+    tifffile.imwrite(tmp_path / "a.tif", rgb, photometric="rgb")
+    bands = Bands(names=FOUR[:3])
+    for name in ("a.png", "a.tif"):
+        for source in (tmp_path / name, (tmp_path / name).read_bytes()):
+            image = bands.scaled(bands.read(source, name=name))
+            assert image.dtype == np.uint8
+            np.testing.assert_array_equal(image, rgb)
+            assert bands.to_rgb(image) is image
+
+
+def test_reads_png_and_numpy(tmp_path):
+    cv2.imwrite(str(tmp_path / "a.png"), DEEP[..., [2, 1, 0, 3]])
+    np.save(tmp_path / "a.npy", DEEP)
+    np.save(tmp_path / "planes.npy", np.moveaxis(DEEP, 2, 0))
+    np.savez_compressed(tmp_path / "a.npz", DEEP)
+    for name in ("a.png", "a.npy", "planes.npy", "a.npz"):
+        bands = Bands(names=FOUR, scale="bits")
+        np.testing.assert_array_equal(bands.read(tmp_path / name, expected_size=(150, 111)), DEEP)
+        window = bands.read(tmp_path / name, window=WINDOW)
+        np.testing.assert_array_equal(window, DEEP[30:103, 17:71])
+
+
+def test_reads_a_file_for_each_band(tmp_path):
+    for number in range(4):
+        tifffile.imwrite(tmp_path / f"s_B{number}.tif", DEEP[..., number])
+    files = tuple(f"_B{number}" for number in range(4))
+    bands = Bands(names=FOUR, files=files, scale="bits")
+    np.testing.assert_array_equal(bands.read(tmp_path / "s_B0.tif"), DEEP)
+    with pytest.raises(ValueError, match="no '_B0' in its name"):
+        bands.read(tmp_path / "s_B1.tif")
+    tifffile.imwrite(tmp_path / "s_B3.tif", DEEP[:50, :, 3])
+    with pytest.raises(ValueError, match="files of its bands differ: uint16 150 x 111, uint16 50"):
+        bands.read(tmp_path / "s_B0.tif")
+
+
+def test_scales_fixed_by_bits_and_by_percentiles():
+    names = FOUR
+    bits = Bands(names=names, scale="bits", bits=12).scaled(DEEP)
+    assert bits.dtype == np.float32
+    np.testing.assert_allclose(bits, DEEP * (255 / 4095), rtol=1e-6)
+    limits = ((0, 4095), (1000, 2000), (0, 4095), (0, 4095))
+    fixed = Bands(names=names, scale="fixed", limits=limits).scaled(DEEP)
+    np.testing.assert_allclose(fixed[..., 0], bits[..., 0], rtol=1e-6)
+    expected = np.clip((DEEP[..., 1] - 1000.0) * 0.255, 0, 255)
+    np.testing.assert_allclose(fixed[..., 1], expected, atol=1e-4)
+    image = Bands(names=names, scale="image", percentiles=(1, 99))
+    low, high = np.percentile(DEEP[..., 2], (1, 99))
+    expected = np.clip((DEEP[..., 2] - low) / (high - low), 0, 1) * 255
+    np.testing.assert_allclose(image.scaled(DEEP)[..., 2], expected, atol=1e-4)
+    # Whatever the unit, the same picture.
+    np.testing.assert_allclose(
+        image.scaled(DEEP.astype(np.float32) / 7 - 3), image.scaled(DEEP), atol=1e-3
+    )
+    assert not image.scaled(np.full_like(DEEP, 7)).any()
+
+
+def test_a_part_is_scaled_as_its_image(tmp_path):
+    np.save(tmp_path / "a.npy", DEEP)
+    bands = Bands(names=FOUR, scale="image")
+    limits = bands.file_limits(str(tmp_path / "a.npy"))
+    part = bands.scaled(bands.read(tmp_path / "a.npy", window=WINDOW), limits)
+    np.testing.assert_array_equal(part, bands.scaled(DEEP)[30:103, 17:71])
+
+
+def test_shows_the_bands_that_are_named():
+    image = Bands(names=FOUR, scale="bits", bits=12).scaled(DEEP)
+    names = ("nir", "red", "green", "blue")
+    shown = Bands(names=names, scale="bits").to_rgb(image)
+    np.testing.assert_array_equal(shown, np.rint(image[..., 1:]).astype(np.uint8))
+    gray = Bands(names=names, scale="bits", view=("nir",)).to_rgb(image)
+    np.testing.assert_array_equal(gray, np.rint(image[..., [0, 0, 0]]).astype(np.uint8))
+    two = Bands(names=("a", "b"), scale="bits").to_rgb(image[..., :2])
+    assert two.shape == (150, 111, 3) and not two[..., 2].any()
+
+
+def test_says_what_does_not_fit(tmp_path):
+    np.save(tmp_path / "a.npy", DEEP)
+    for bands, message in (
+        (Bands(names=FOUR), "numbers of type uint16; data.bands.scale says how"),
+        (Bands(names=FOUR[:3], scale="bits"), "4 bands, expected 3: red, green, blue"),
+        (Bands(names=("a",), numbers=(5,), scale="bits"), "4 bands, data.bands.numbers asks for 5"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            bands.read(tmp_path / "a.npy")
+    with pytest.raises(ValueError, match="the file is 150 x 111 .height x width., the json says"):
+        Bands(names=FOUR, scale="bits").read(tmp_path / "a.npy", expected_size=(111, 150))
+    values = DEEP.astype(np.float32)
+    values[3, 4, 1] = np.nan
+    values[5, 6, 2] = np.inf
+    np.save(tmp_path / "b.npy", values)
+    with pytest.raises(UndecodableImage, match="b.npy: 2 values are not finite"):
+        Bands(names=FOUR, scale="image").read(tmp_path / "b.npy")
+    zero = Bands(names=FOUR, scale="image", nan="zero")
+    scaled = zero.scaled(zero.read(tmp_path / "b.npy"))
+    assert np.isfinite(scaled).all() and scaled[3, 4, 1] == 0
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.99])
+@pytest.mark.parametrize("kind", ["tif", "npy", "npz", "png"])
+def test_a_cut_file_is_undecodable(tmp_path, kind, share):
+    content = io.BytesIO()
+    if kind == "tif":
+        tifffile.imwrite(content, DEEP, tile=(64, 64), compression="zlib", photometric="rgb")
+    elif kind == "png":
+        content.write(cv2.imencode(".png", DEEP)[1].tobytes())
+    else:
+        (np.save if kind == "npy" else np.savez)(content, DEEP)
+    path = Path(tmp_path / f"a.{kind}")
+    path.write_bytes(content.getvalue()[: int(share * len(content.getvalue()))])
+    with pytest.raises(UndecodableImage, match=f"a.{kind}: "):
+        Bands(names=FOUR, scale="bits").read(path)
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        dict(names=("a", "a")),
+        dict(scale="bits"),
+        dict(names=("a",), numbers=(1, 2)),
+        dict(names=("a",), numbers=(0,)),
+        dict(names=("a",), scale="fixed"),
+        dict(names=("a",), limits=((0.0, 1.0),)),
+        dict(names=("a",), scale="fixed", limits=((1.0, 1.0),)),
+        dict(names=("a",), percentiles=(50.0, 20.0)),
+        dict(names=("a",), view=("b",)),
+        dict(names=tuple(map(str, range(65)))),
+    ],
+)
+def test_refuses_entries_without_meaning(entries):
+    with pytest.raises(ValueError, match="expected"):
+        Bands(**entries)
