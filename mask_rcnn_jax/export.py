@@ -44,6 +44,7 @@ from mask_rcnn_jax.data.dataset import check_classes
 from mask_rcnn_jax.data.loader import EvalLoader
 from mask_rcnn_jax.data.resize import ResizePlan
 from mask_rcnn_jax.data.source import annotation_file, load_val
+from mask_rcnn_jax.evaluation.coco import at_limit
 from mask_rcnn_jax.evaluation.engines import check_engine
 from mask_rcnn_jax.exporting.artifact import Artifact, build_artifact
 from mask_rcnn_jax.exporting.images import placement
@@ -140,7 +141,7 @@ def export_model(
         details["ap"] = aps = {name: aps[name] for name in artifact.predictors}
         for name in next(iter(aps.values())):
             pair = "  ".join(f"{kind} {values[name]:.4f}" for kind, values in aps.items())
-            print(f"{name:10}{pair}")
+            print(f"{name:<{max(10, len(name) + 1)}}{pair}")
     if found := details.get("int8_budget"):
         report_budget(found)
     files = {**artifact.files, "manifest.json": b""}
@@ -196,8 +197,9 @@ def score(recipe: Recipe, dataset: CocoDataset, artifact: Artifact, kind: str) -
         return artifact.accepts(batch.images, batch.image_sizes)
 
     found = evaluator.detect(predict_batch, {}, loader, dataset, mesh, Rules.of(recipe), accepts)
-    metrics = evaluator.score(dataset, found, recipe.eval.engine, recipe.eval.protocol)
-    return {name: metrics[name] for name in AP_NAMES if name in metrics}
+    metrics = evaluator.score(dataset, found, recipe.eval)
+    names = [*AP_NAMES, *(name + at_limit(metrics) for name in AP_NAMES)]
+    return {name: metrics[name] for name in names if name in metrics}
 
 
 def report_budget(found: dict) -> None:

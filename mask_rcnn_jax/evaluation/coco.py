@@ -16,6 +16,8 @@ from mask_rcnn_jax.annotations.checks import BOX, MASK, show
 from mask_rcnn_jax.annotations.reader import GroundTruth, read_ground_truth, read_json
 from mask_rcnn_jax.evaluation import engines, entries, lvis
 from mask_rcnn_jax.evaluation.encode import encode_image, split_images
+from mask_rcnn_jax.evaluation.notes import COCO_DETECTIONS, scored_detections
+from mask_rcnn_jax.evaluation.options import Scoring
 from mask_rcnn_jax.structures import Detections
 
 # The twelve statistics of pycocotools' COCOeval.summarize(), in its order.
@@ -34,7 +36,8 @@ METRICS = {
     "ARl": "100 detections  large",
 }
 METRIC_NAMES = tuple(METRICS)
-PROTOCOLS = ("coco", "lvis")
+PROTOCOLS = ("coco", "lvis", "cells")
+COCO_RULES = Scoring()
 # Metric name prefix and geometry key per result type.
 _TYPES = {"bbox": ("", "bbox"), "segm": ("mask_", "segmentation")}
 
@@ -118,8 +121,8 @@ def score(
     *,
     image_ids: Sequence[int | str] | None = None,
     results_name: str = "results",
-    engine: str = "pycocotools",
-    protocol: str = "coco",
+    rules: Scoring = COCO_RULES,
+    detections_per_image: int = COCO_DETECTIONS,
     callback: Callable[[COCOeval], None] | None = None,
 ) -> dict:
     """Score COCO results against COCO ground truth as pycocotools, or the lvis package, does.
@@ -134,22 +137,27 @@ def score(
         segm_results: likewise.
         image_ids: images to score; default all images of the ground truth.
         results_name: names the results in messages, such as the path of their file.
-        engine: "pycocotools" or "faster_coco_eval", whose numbers are the same to 1e-12.
-        protocol: "coco" or "lvis", the rules of the dataset.
+        rules: the protocol, and the engine; all give the same numbers to 1e-12.
+        detections_per_image: K. Where an image holds more than 100 objects of a class, which are
+            all that COCO scores, the same averages over K detections of a class are added.
         callback: called with pycocotools' evaluation of each type, boxes first, whatever the
-            `engine`; only with "coco". The evaluation is not kept, since its arrays may take
+            engine; not with "lvis". The evaluation is not kept, since its arrays may take
             gigabytes.
 
     Returns:
         The names in METRICS, or those in `lvis.METRICS`, for boxes, the same names prefixed with
-        `mask_` for masks, and "per_category": {name: {"AP": ..., "mask_AP": ...}}. As in
-        pycocotools, a value is -1 if the ground truth has no objects for it.
+        `mask_` for masks, and "per_category": {name: {"AP": ..., "mask_AP": ...}}; with K as
+        "AP@K", "AR@K" and so on. As in pycocotools, a value is -1 if the ground truth has no
+        objects for it.
     """
-    check_protocol(protocol, callback is not None)
+    check_protocol(rules.protocol, callback is not None)
     if not isinstance(gt, GroundTruth):
         gt = read_ground_truth(gt, scoring=True)
-    engine = "pycocotools" if callback else engine
+    engine = "pycocotools" if callback else rules.engine
     engines.check_engine(engine)
+    limits = [1, 10, COCO_DETECTIONS]
+    if (most := scored_detections(gt, image_ids, detections_per_image)) > COCO_DETECTIONS:
+        limits.append(most)
     names = category_names(gt.content["categories"])
     metrics, per_category = {}, {name: {} for name in names.values()}
     for iou_type, results in ((BOX, bbox_results), (MASK, segm_results)):
@@ -158,25 +166,51 @@ def score(
         prefix, _ = _TYPES[iou_type]
         truth = entries.fill_annotations(gt, iou_type)
         filled = entries.fill_results(gt, results, iou_type, results_name)
-        if protocol == "lvis":
-            values, aps = lvis.evaluate(engine, gt, truth, filled, iou_type, image_ids)
+        given = truth, filled, iou_type, image_ids
+        if rules.protocol == "lvis":
+            values, aps = lvis.evaluate(engine, gt, *given)
+            columns = {"AP": aps}
         else:
-            evaluation = engines.evaluate(engine, gt.content, truth, filled, iou_type, image_ids)
-            values = dict(zip(METRICS, map(float, evaluation.stats), strict=True))
-            aps = _category_aps(evaluation.eval["precision"], names)
+            evaluation = engines.evaluate(engine, gt.content, *given, limits)
+            values, columns = _coco_values(evaluation, names, limits)
             if callback is not None:
                 callback(evaluation)
         metrics |= {prefix + name: value for name, value in values.items()}
-        for category_id, ap in aps.items():
-            per_category[names[category_id]][prefix + "AP"] = ap
+        for name, aps in columns.items():
+            for category_id, ap in aps.items():
+                per_category[names[category_id]][prefix + name] = ap
     return {**metrics, "per_category": per_category}
+
+
+def _coco_values(
+    evaluation: Any, category_ids: Iterable, limits: Sequence[int]
+) -> tuple[dict[str, float], dict[str, dict]]:
+    """COCO's numbers, and AP by category id; both also at the last of the limits, if it is not
+    COCO's."""
+    precision, recall = (evaluation.eval[name] for name in ("precision", "recall"))
+    at = limits.index(COCO_DETECTIONS)
+    values = engines.summary(precision[..., at], recall[..., at])
+    values |= {f"ARmax{most}": engines.mean(recall[:, :, 0, i]) for i, most in enumerate(limits)}
+    values = {name: values[name] for name in METRICS}
+    columns = {"AP": _category_aps(precision[..., at], category_ids)}
+    if at < len(limits) - 1:
+        numbers = engines.summary(precision[..., -1], recall[..., -1])
+        values |= {f"{name}@{limits[-1]}": value for name, value in numbers.items()}
+        columns[f"AP@{limits[-1]}"] = _category_aps(precision[..., -1], category_ids)
+    return values, columns
+
+
+def at_limit(metrics: Iterable[str]) -> str:
+    """The end "@K" of the names of scores that count more detections than COCO's; "" if there are
+    none. Those are the scores to go by: COCO's are low there, however good the detections."""
+    return next((f"@{name.partition('@')[2]}" for name in metrics if "@" in name), "")
 
 
 def check_protocol(protocol: str, callback: bool = False) -> None:
     """Raise ValueError if a protocol is unknown, or cannot be had with a callback or a report."""
     if protocol not in PROTOCOLS:
         raise ValueError(f"eval.protocol is {protocol!r}, expected one of {list(PROTOCOLS)}")
-    if callback and protocol != "coco":
+    if callback and protocol == "lvis":
         raise ValueError(f"eval.protocol is {protocol!r}, expected 'coco' for a report")
 
 
@@ -185,18 +219,25 @@ def format_table(metrics: dict) -> str:
 
     Without categories for LVIS's metrics, since it has over a thousand.
     """
+    at = at_limit(metrics)
     is_lvis = not {"APr", "mask_APr"}.isdisjoint(metrics)
     prefixes = [prefix for prefix, _ in _TYPES.values() if prefix + "AP" in metrics]
     titles = ["box" if prefix == "" else "mask" for prefix in prefixes]
     lines = [_row("", titles)]
-    for name, meaning in (lvis.METRICS if is_lvis else METRICS).items():
-        label = f"{name:<9}{meaning}"
+    rows = lvis.METRICS if is_lvis else METRICS
+    if at:
+        names = [name for name in METRICS if name not in ("ARmax1", "ARmax10")]
+        count = f"{COCO_DETECTIONS} detections", f"{at[1:]} detections"
+        more = {name.replace("max100", "") + at: METRICS[name].replace(*count) for name in names}
+        rows = rows | more
+    for name, meaning in rows.items():
+        label = f"{name:<{9 + len(at)}}{meaning}"
         lines.append(_row(label, [f"{metrics[prefix + name]:.3f}" for prefix in prefixes]))
     if is_lvis:
         return "\n".join(lines)
-    lines.append(_row("AP per category", titles))
+    lines.append(_row(f"AP{at} per category", titles))
     for category, aps in metrics["per_category"].items():
-        cells = [aps[prefix + "AP"] for prefix in prefixes]
+        cells = [aps[f"{prefix}AP{at}"] for prefix in prefixes]
         lines.append(_row(f"  {category}", ["-" if ap < 0 else f"{ap:.3f}" for ap in cells]))
     return "\n".join(lines)
 
@@ -206,13 +247,9 @@ def _row(label: str, cells: list[str]) -> str:
 
 
 def _category_aps(precision: np.ndarray, category_ids: Iterable) -> dict[int, float]:
-    """AP at IoU 0.50:0.95 for all areas per category id; -1 without ground truth."""
-    precision = precision[:, :, :, 0, -1]  # [IoU, recall, category]
-    aps = {}
-    for k, category_id in enumerate(sorted(category_ids)):
-        measured = precision[:, :, k][precision[:, :, k] > -1]
-        aps[category_id] = float(measured.mean()) if measured.size else -1.0
-    return aps
+    """AP per category id, of precision [IoU, recall, category, area]; -1 without ground truth."""
+    ids = sorted(category_ids)
+    return {category_id: engines.mean(precision[:, :, k, 0]) for k, category_id in enumerate(ids)}
 
 
 def category_names(categories: list[dict]) -> dict[int, str]:

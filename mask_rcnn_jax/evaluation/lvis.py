@@ -35,7 +35,6 @@ METRICS = {
     "ARl": "300 detections  large",
 }
 _FAR = 1e12  # pixels: beyond all boxes
-_AREAS = {"s": 1, "m": 2, "l": 3}
 
 
 class Scores(NamedTuple):
@@ -79,10 +78,10 @@ def evaluate(
         }
         crowds = _crowds(own_found, images, iou_type, first_id=len(truth) + 1)
         given = [*own_objects, *crowds], own_found, iou_type, None
-        evaluation = engines.evaluate(engine, content, *given, max_detections=MAX_DETECTIONS)
+        evaluation = engines.evaluate(engine, content, *given, (1, 10, MAX_DETECTIONS))
         values = evaluation.eval
         tables[category_id] = values["precision"][:, :, 0, :, -1], values["recall"][:, 0, :, -1]
-    aps = {i: _mean(tables[i][0][:, :, 0]) if i in tables else -1.0 for i in frequencies}
+    aps = {i: engines.mean(tables[i][0][..., 0]) if i in tables else -1.0 for i in frequencies}
     return Scores(_metrics(tables, frequencies), aps)
 
 
@@ -135,23 +134,11 @@ def _metrics(
     tables: dict[int | str, tuple[np.ndarray, np.ndarray]], frequencies: dict[int | str, str]
 ) -> dict[str, float]:
     """Return `METRICS` of precision [IoU, recall, area] and recall [IoU, area] by category."""
-    precision = np.stack([np.full((10, 101, 4), -1.0), *(table[0] for table in tables.values())])
-    recall = np.stack([np.full((10, 4), -1.0), *(table[1] for table in tables.values())])
+    precisions, recalls = zip(*tables.values(), strict=True) if tables else ((), ())
+    precision = np.stack([np.full((10, 101, 4), -1.0), *precisions], axis=2)
+    recall = np.stack([np.full((10, 4), -1.0), *recalls], axis=1)
+    overall = engines.summary(precision, recall)
     groups = np.array(["", *(frequencies[i] for i in tables)])
-    metrics = {
-        "AP": _mean(precision[..., 0]),
-        "AP50": _mean(precision[:, 0, :, 0]),
-        "AP75": _mean(precision[:, 5, :, 0]),
-        **{f"AP{name}": _mean(precision[..., area]) for name, area in _AREAS.items()},
-        **{f"AP{name}": _mean(precision[groups == name, ..., 0]) for name in FREQUENCIES},
-        "ARmax300": _mean(recall[..., 0]),
-        **{f"AR{name}": _mean(recall[..., area]) for name, area in _AREAS.items()},
-    }
-    assert metrics.keys() == METRICS.keys()
-    return metrics
-
-
-def _mean(values: np.ndarray) -> float:
-    """Mean of the values that are not -1; -1 if there is none."""
-    measured = values[values > -1]
-    return float(measured.mean()) if measured.size else -1.0
+    of_groups = {f"AP{g}": engines.mean(precision[:, :, groups == g, 0]) for g in FREQUENCIES}
+    values = overall | of_groups | {"ARmax300": overall["AR"]}
+    return {name: values[name] for name in METRICS}

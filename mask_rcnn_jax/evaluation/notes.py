@@ -36,26 +36,22 @@ def notes(
     image_ids: Sequence[Id] | None = None,
     protocol: str = "coco",
     detections_per_image: int | None = None,
+    scored: int = COCO_DETECTIONS,
 ) -> list[str]:
     """Return lines about what keeps perfect detections from a perfect score.
 
     Args:
         truth: the ground truth.
         image_ids: those that are scored; None for all.
-        protocol: "coco" or "lvis".
+        protocol: that of the scores.
         detections_per_image: `eval.detections_per_image` of the model; None if it is not known.
+        scored: detections of a class in an image that are scored at most, beside COCO's.
     """
-    chosen = None if image_ids is None else set(image_ids)
-    entries = [
-        entry
-        for entry in truth.content["annotations"]
-        if chosen is None or entry["image_id"] in chosen
-    ]
+    entries = _entries(truth, image_ids)
     found = [ZERO_ID] if any(is_zero(entry.get("id")) for entry in entries) else []
-    single = [entry for entry in entries if entry.get("iscrowd", 0) != 1]
-    if entries and not single:
+    pairs = _counts(entries)
+    if entries and not pairs:
         found.append(f"all {len(entries)} annotations are crowds, which are not scored")
-    pairs = Counter((entry["image_id"], entry["category_id"]) for entry in single)
     in_image: Counter[Id] = Counter()
     for (image_id, _), count in pairs.items():
         in_image[image_id] += count
@@ -64,13 +60,38 @@ def notes(
         caps.append(_beyond(in_image.values(), lvis.MAX_DETECTIONS, "objects", "LVIS scores"))
     else:
         what = "objects of a class", "COCO's rules score"
-        caps.append(_beyond(pairs.values(), COCO_DETECTIONS, *what))
+        if line := _beyond(pairs.values(), COCO_DETECTIONS, *what):
+            more = f" (AP@{scored} and AR@{scored} score {scored})"
+            larger = " (a larger eval.detections_per_image adds AP@K, which scores K)"
+            caps.append(line + (more if scored > COCO_DETECTIONS else larger))
     if detections_per_image is not None:
         what = "objects", "eval.detections_per_image allows"
         caps.append(_beyond(in_image.values(), detections_per_image, *what))
     if any(caps):
         found.append("; ".join(filter(None, caps)))
     return [f"{truth.source}: {line}" for line in found]
+
+
+def scored_detections(
+    truth: GroundTruth, image_ids: Sequence[Id] | None, detections_per_image: int
+) -> int:
+    """Return how many detections of a class to score in an image: COCO's 100, or
+    `detections_per_image` if that is more and an image holds more objects of a class than 100."""
+    counts = _counts(_entries(truth, image_ids)).values()
+    is_beyond = max(counts, default=0) > COCO_DETECTIONS
+    return max(COCO_DETECTIONS, detections_per_image) if is_beyond else COCO_DETECTIONS
+
+
+def _entries(truth: GroundTruth, image_ids: Sequence[Id] | None) -> list[dict]:
+    chosen = None if image_ids is None else set(image_ids)
+    entries = truth.content["annotations"]
+    return [entry for entry in entries if chosen is None or entry["image_id"] in chosen]
+
+
+def _counts(entries: Iterable[dict]) -> Counter[tuple[Id, Id]]:
+    """Count the objects that are no crowds by image and category."""
+    single = (entry for entry in entries if entry.get("iscrowd", 0) != 1)
+    return Counter((entry["image_id"], entry["category_id"]) for entry in single)
 
 
 def _beyond(counts: Iterable[int], cap: int, what: str, who: str) -> str:

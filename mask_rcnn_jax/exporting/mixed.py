@@ -10,6 +10,7 @@ import numpy as np
 from absl import logging
 from flax import linen as nn
 
+from mask_rcnn_jax.evaluation.coco import at_limit
 from mask_rcnn_jax.models.mask_rcnn import BOX_SIZE, MaskRCNN, in_precision
 from mask_rcnn_jax.models.quantization import fake_quantize
 from mask_rcnn_jax.structures import Detections
@@ -121,7 +122,7 @@ def keep_budget(
         The layers in float. A warning is logged if even all of them lose more.
     """
     exact = score("float")
-    names = [name for name in LIMITED_AP if name in exact]
+    names = [name + at_limit(exact) for name in LIMITED_AP if name in exact]
     tried: list[Sequence[str]] = []
 
     def holds(in_float: Sequence[str]) -> bool:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mask_rcnn_jax import parts
+from mask_rcnn_jax.evaluation.options import Scoring
 from mask_rcnn_jax.models.detect import Detect
 from mask_rcnn_jax.recipe.averaging import WeightAverage
 from mask_rcnn_jax.recipe.stopping import StopRule
@@ -85,7 +86,7 @@ class Views:
 
 
 @dataclass(frozen=True)
-class EvalOptions(Detect, Views):
+class EvalOptions(Detect, Views, Scoring):
     """Evaluation and inference.
 
     Attributes:
@@ -97,8 +98,6 @@ class EvalOptions(Detect, Views):
         loss_images: images for the validation loss; 0: none.
         pictures: annotated validation images at each evaluation.
         paste: how masks are resized into the image, see `evaluation.paste`.
-        engine: what computes the scores; "faster_coco_eval" takes a fraction of the time.
-        protocol: rules of the scores; "lvis" is for its json, with up to 300 detections per image.
         weights: of a run with `train.ema_decay` that is taken, also by `model.init_from`, the
             "average" or the "raw" ones of its last step. Training itself scores the average.
     """
@@ -109,11 +108,10 @@ class EvalOptions(Detect, Views):
     loss_images: int = 320
     pictures: int = 4
     paste: Literal["continuous", "integer"] = "integer"
-    engine: Literal["pycocotools", "faster_coco_eval"] = "pycocotools"
-    protocol: Literal["coco", "lvis"] = "coco"
     weights: Literal["average", "raw"] = "average"
 
     def __post_init__(self):
         Detect.__post_init__(self)
         Views.__post_init__(self)
+        Scoring.__post_init__(self)
         parts.check_at_least(self, batch_size=1, detections_per_image=1)

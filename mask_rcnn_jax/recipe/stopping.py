@@ -9,7 +9,7 @@ Metrics = Mapping[str, float | None]
 
 @dataclass(frozen=True)
 class StopRule:
-    """Ends a run at target APs, or once they no longer improve.
+    """Ends a run at target APs, or once they no longer improve; which AP that is, says `ap`.
 
     Attributes:
         stop_at_box_ap: stop once this and `stop_at_mask_ap` are reached; 0 for both: never.
@@ -37,9 +37,9 @@ class StopRule:
 
     def is_reached(self, metrics: Metrics) -> bool:
         """Whether an evaluation reached the targets."""
-        targets = {"ap/box": self.stop_at_box_ap, "ap/mask": self.stop_at_mask_ap}
-        wanted = {name: target for name, target in targets.items() if target > 0}
-        return bool(wanted) and all((metrics.get(n) or 0) >= t for n, t in wanted.items())
+        targets = {"box": self.stop_at_box_ap, "mask": self.stop_at_mask_ap}
+        wanted = {kind: target for kind, target in targets.items() if target > 0}
+        return bool(wanted) and all((ap(metrics, k) or 0) >= t for k, t in wanted.items())
 
     def is_stalled(self, evaluations: Sequence[Metrics]) -> bool:
         """Whether the last evaluations of a run improved nothing.
@@ -47,13 +47,20 @@ class StopRule:
         evaluations: all of the run, so that a run that was interrupted counts on.
         """
         best, since = -math.inf, 0
-        for ap in map(main_ap, evaluations):
-            improved = ap > best + self.min_improvement
-            best, since = (ap, 0) if improved else (best, since + 1)
+        for value in map(main_ap, evaluations):
+            improved = value > best + self.min_improvement
+            best, since = (value, 0) if improved else (best, since + 1)
         return 0 < self.patience <= since
 
 
 def main_ap(metrics: Metrics) -> float:
     """The mask AP, or the box AP where there are no masks; NaN where it is unknown."""
-    ap = metrics.get("ap/mask", metrics["ap/box"])
-    return math.nan if ap is None else ap
+    value = ap(metrics, "mask" if "ap/mask" in metrics else "box")
+    return math.nan if value is None else value
+
+
+def ap(metrics: Metrics, kind: str) -> float | None:
+    """The AP of a "box" or "mask" that says how good a model is: where images hold more objects
+    than COCO's rules score, `ap/box_at_K`, which scores K, or else `ap/box`."""
+    at_limit = (name for name in metrics if name.startswith(f"ap/{kind}_at_"))
+    return metrics.get(next(at_limit, f"ap/{kind}"))

@@ -12,7 +12,7 @@ import numpy as np
 from pycocotools.cocoeval import COCOeval
 
 from mask_rcnn_jax.evaluation.coco import category_names
-from mask_rcnn_jax.evaluation.engines import index_annotations
+from mask_rcnn_jax.evaluation.engines import Evaluation, index_annotations, summary
 from mask_rcnn_jax.report import outcomes
 from mask_rcnn_jax.report.browser import BrowsedImage, browsed_images
 from mask_rcnn_jax.report.errors import DetectionError, false_positives, image_entries, misses
@@ -28,7 +28,8 @@ class Analysis(NamedTuple):
     """Analysis of one result type; K categories by increasing id, T IoU thresholds, R recalls."""
 
     kind: str  # "box" or "mask"
-    stats: np.ndarray  # [12] in METRIC_NAMES order; -1 without ground truth
+    stats: dict[str, float]  # of `engines.summary`; -1 without ground truth
+    detections: int  # of a category in an image that are scored at most
     categories: list[str]
     objects: np.ndarray  # [K, 4] int, non-ignored objects: all, small, medium, large
     category_ap: np.ndarray  # [K, 3] AP, AP50, AP75; -1 without ground truth
@@ -55,7 +56,7 @@ class Analysis(NamedTuple):
 
 
 def analyze(evaluation: COCOeval) -> Analysis:
-    """Analyze an evaluation on which `accumulate` and `summarize` have been called."""
+    """Analyze an evaluation on which `accumulate` has been called."""
     precision = evaluation.eval["precision"][:, :, :, 0, -1]  # [T, R, K]
     # COCOeval fills a category's precision entirely or leaves all of it at -1.
     has_truth = (precision > -1).all(axis=(0, 1))
@@ -74,7 +75,8 @@ def analyze(evaluation: COCOeval) -> Analysis:
     images = [evaluation.cocoGt.imgs[i] for i in evaluation.params.imgIds]
     return Analysis(
         kind={"bbox": "box", "segm": "mask"}[evaluation.params.iouType],
-        stats=np.array(evaluation.stats),
+        stats=summary(*(evaluation.eval[name][..., -1] for name in ("precision", "recall"))),
+        detections=evaluation.params.maxDets[-1],
         categories=[names[i] for i in evaluation.params.catIds],
         objects=objects,
         category_ap=np.stack([ap.mean(axis=0), ap[IOU_50], ap[IOU_75]], axis=1),
@@ -125,7 +127,9 @@ def confusion_matrix(evaluation: COCOeval, threshold: float) -> np.ndarray:
     truth = evaluation.cocoGt
     kept = [ann for ann in evaluation.cocoDt.dataset["annotations"] if ann["score"] >= threshold]
     with contextlib.redirect_stdout(io.StringIO()):
-        matched = COCOeval(truth, index_annotations(truth.dataset, kept), evaluation.params.iouType)
+        matched = Evaluation(
+            truth, index_annotations(truth.dataset, kept), evaluation.params.iouType
+        )
         matched.params.useCats = 0
         matched.params.imgIds = evaluation.params.imgIds
         matched.params.iouThrs = evaluation.params.iouThrs[IOU_50 : IOU_50 + 1]

@@ -37,7 +37,7 @@ _MISSES = (
 )
 _FOOTER = (
     "Scores are computed by pycocotools. A detection is true if it matches an object of "
-    "its category at IoU 0.50, unless another IoU is given; at most 100 detections per category "
+    "its category at IoU 0.50, unless another IoU is given; at most {} detections per category "
     "and image count."
 )
 _FALSE_POSITIVES = (
@@ -85,7 +85,9 @@ def write_report(
             "False positives": _gallery(main, "False positives", _FALSE_POSITIVES, read_image),
             **sections,
         }
-    summary, footer = (tables.tiles(analyses), _FOOTER) if analyses else ("", "")
+    summary, footer = "", ""
+    if analyses:
+        summary, footer = tables.tiles(analyses), _FOOTER.format(analyses[-1].detections)
     write_page(path, title, facts, summary, sections, footer)
 
 

@@ -5,7 +5,7 @@ from html import escape
 
 import numpy as np
 
-from mask_rcnn_jax.evaluation.coco import METRIC_NAMES
+from mask_rcnn_jax.evaluation.notes import COCO_DETECTIONS
 from mask_rcnn_jax.report.analysis import Analysis
 
 # With more categories, the confusion matrix has small cells without numbers.
@@ -16,7 +16,7 @@ MAX_CONFUSED = 100
 MAX_LISTED = 10
 # Label, and the names of the AP and the average recall per object size.
 _SIZES = (
-    ("All", "AP", "ARmax100"),
+    ("All", "AP", "AR"),
     ("Small (<\u00a032²)", "APs", "ARs"),
     ("Medium", "APm", "ARm"),
     ("Large (>\u00a096²)", "APl", "ARl"),
@@ -24,11 +24,13 @@ _SIZES = (
 
 
 def tiles(analyses: Sequence[Analysis]) -> str:
-    """AP, AP50 and AP75 of each result type in large type."""
+    """AP, AP50 and AP75 of each result type in large type; with the number of detections, "AP@K",
+    if more are scored than COCO's."""
     parts = []
     for analysis in analyses:
+        at = f"@{analysis.detections}" if analysis.detections > COCO_DETECTIONS else ""
         numbers = "".join(
-            f"<div><span>{name}</span><b>{_number(_stat(analysis, name))}</b></div>"
+            f"<div><span>{name}{at}</span><b>{_number(analysis.stats[name])}</b></div>"
             for name in ("AP", "AP50", "AP75")
         )
         parts.append(f'<div class="tile"><h3>{_title(analysis)}</h3>{numbers}</div>')
@@ -41,7 +43,7 @@ def sizes_table(analyses: Sequence[Analysis]) -> str:
     rows = []
     for area, (label, *names) in enumerate(_SIZES):
         count = int(analyses[-1].objects[:, area].sum())
-        cells = "".join(bar(_stat(analysis, name)) for analysis in analyses for name in names)
+        cells = "".join(bar(analysis.stats[name]) for analysis in analyses for name in names)
         rows.append(f'<tr><th scope="row">{label}</th><td>{count:,}</td>{cells}</tr>')
     return table("AP and average recall by object area in pixels", "Size", heads, rows)
 
@@ -202,10 +204,6 @@ def bar(value: float) -> str:
 
 def _number(value: float) -> str:
     return f"{value:.3f}" if value >= 0 else "-"
-
-
-def _stat(analysis: Analysis, name: str) -> float:
-    return float(analysis.stats[METRIC_NAMES.index(name)])
 
 
 def _title(analysis: Analysis) -> str:

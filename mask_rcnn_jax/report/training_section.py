@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+from mask_rcnn_jax.recipe.stopping import ap
 from mask_rcnn_jax.report.charts import training_curve
 
 # Chart titles by metric name; other losses use their metric name.
@@ -29,8 +30,12 @@ def training_section(records: Sequence[dict]) -> str:
     if not any(charts):
         return ""
     charts.append(_chart(records, span, "Learning rate", (("learning rate", "line", "lr"),)))
-    aps = (("box AP", "line", "ap/box"), ("mask AP", "line2", "ap/mask"))
-    charts.append(_chart(records, span, "AP of boxes (blue) and masks (amber)", aps))
+    aps = [
+        {"step": record.get("step"), **{kind: ap(record, kind) for kind in ("box", "mask")}}
+        for record in records
+    ]
+    lines = (("box AP", "line", "box"), ("mask AP", "line2", "mask"))
+    charts.append(_chart(aps, span, "AP of boxes (blue) and masks (amber)", lines))
     return (
         "<h2>Training</h2>"
         '<p class="soft">Losses over the training steps: <span class="swatch" '

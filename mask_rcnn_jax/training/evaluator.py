@@ -64,9 +64,9 @@ def make_validation(
 ) -> Validation:
     """`validate(state) -> (metrics, images)`; everything is also written below `eval/<step>/`.
 
-    metrics: `ap/box`, `ap/mask` if masks are scored, with LVIS's protocol also both with `_rare`,
-    `_common` and `_frequent`, otherwise `ap_class/box/CATEGORY` and `ap_class/mask/CATEGORY`, and,
-    where asked for, `val_loss/...`.
+    metrics: `ap/box`, `ap/mask` if masks are scored, both with `_at_K` where K detections are
+    scored, with LVIS's protocol also both with `_rare`, `_common` and `_frequent`, otherwise
+    `ap_class/box/CATEGORY` and `ap_class/mask/CATEGORY`, and, where asked for, `val_loss/...`.
     images: by file name, ground truth beside detections.
     Raises `Stopped` before the next batch once `stop_requested()`.
     """
@@ -80,8 +80,7 @@ def make_validation(
         return run_or_stop
 
     wanted = recipe.eval
-    engine, protocol = wanted.engine, wanted.protocol
-    check_engine(engine)
+    check_engine(wanted.engine)
     check_scorable(val_set, wanted)
     predict = step.make_predict_step(model, mesh, wanted)
     predict = stoppable(announce_compiling("detector", predict))
@@ -97,8 +96,8 @@ def make_validation(
         loader = load(max_images=wanted.max_images)
         found = detect(predict, state.evaluated, loader, val_set, mesh, Rules.of(recipe))
         scores = score_and_write(val_set, found, output, wanted)
-        metrics = {name: scores[key] for name, key in LOGGED.items() if key in scores}
-        if protocol == "coco":  # LVIS has over a thousand categories
+        metrics = logged_scores(scores)
+        if wanted.protocol != "lvis":  # which has over a thousand categories
             metrics |= category_metrics(scores["per_category"])
         images = {}
         if wanted.loss_images:
@@ -124,8 +123,18 @@ def evaluation_options(recipe: Recipe, dataset: Dataset) -> ExampleOptions:
     return canvases.evaluation_options(recipe.data, sizes, rows=rows, most=most, multiple=multiple)
 
 
+def logged_scores(scores: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics of `LOGGED`, and `ap/box_at_K` and `ap/mask_at_K`: "@" is refused by services."""
+    metrics = {name: scores[key] for name, key in LOGGED.items() if key in scores}
+    if at := coco_evaluation.at_limit(scores):
+        names = {f"ap/box_at_{at[1:]}": f"AP{at}", f"ap/mask_at_{at[1:]}": f"mask_AP{at}"}
+        metrics |= {name: scores[key] for name, key in names.items() if key in scores}
+    return metrics
+
+
 def category_metrics(per_category: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Metrics `ap_class/box/NAME` and `ap_class/mask/NAME` of categories that have objects.
+    """Metrics `ap_class/box/NAME` and `ap_class/mask/NAME` of categories that have objects: AP@K
+    where it exists, or else AP.
 
     Characters that a logger's service may refuse become underscores; of two names that become
     equal, the second gets a number.
@@ -135,7 +144,8 @@ def category_metrics(per_category: Mapping[str, Mapping[str, float]]) -> dict[st
         name = re.sub(r"[^\w .-]", "_", name)
         taken[name] += 1
         name += f"_{taken[name]}" if taken[name] > 1 else ""
-        for kind, key in (("box", "AP"), ("mask", "mask_AP")):
+        at = coco_evaluation.at_limit(aps)
+        for kind, key in (("box", f"AP{at}"), ("mask", f"mask_AP{at}")):
             if aps.get(key, -1) >= 0:
                 metrics[f"{PER_CLASS}{kind}/{name}"] = aps[key]
     return metrics
@@ -221,8 +231,7 @@ def _score_and_write(
     if found[1] is not None and not is_boxes_only(dataset):
         (output / "segm_results.json").write_text(json.dumps(found[1]))
     with console.lasting(f"scoring {len(found[2])} images", "scored"):
-        given = dataset, found, wanted.engine, wanted.protocol, callback
-        metrics = score(*given, detections_per_image=wanted.detections_per_image)
+        metrics = score(dataset, found, wanted, callback)
     (output / "metrics.json").write_text(json.dumps(metrics, indent=1))
     with safe_stdout():
         print(coco_evaluation.format_table(metrics), flush=True)
@@ -232,11 +241,8 @@ def _score_and_write(
 def score(
     dataset: Dataset,
     found: Found,
-    engine: str,
-    protocol: str,
+    wanted: EvalOptions,
     callback: Callable[[COCOeval], None] | None = None,
-    *,
-    detections_per_image: int | None = None,
 ) -> dict:
     """Score results as `evaluation.coco.score` does, on the annotations that the dataset holds.
 
@@ -244,8 +250,8 @@ def score(
     logged once in a process.
     """
     boxes, masks, image_ids = found
-    truth = ground_truth(dataset)
-    for line in notes(truth, image_ids, protocol, detections_per_image):
+    truth, most = ground_truth(dataset), wanted.detections_per_image
+    for line in notes(truth, image_ids, wanted.protocol, most, most):
         if line not in _told:
             _told.add(line)
             logging.warning("%s", line)
@@ -254,8 +260,8 @@ def score(
         boxes,
         None if is_boxes_only(dataset) else masks,
         image_ids=image_ids,
-        engine=engine,
-        protocol=protocol,
+        rules=wanted,
+        detections_per_image=most,
         callback=callback,
     )
 

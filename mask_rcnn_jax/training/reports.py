@@ -95,11 +95,11 @@ def _last_analyses(wanted: EvalOptions, folder: Path, dataset: Dataset) -> list[
     """Score the results in a folder once more: a training's own scores need no analysis, and may be
     of another engine. Returns nothing where there is nothing to analyze."""
     boxes, masks = folder / "bbox_results.json", folder / "segm_results.json"
-    if wanted.protocol != "coco" or not boxes.exists():
+    if wanted.protocol == "lvis" or not boxes.exists():
         return []
     mask_results = json.loads(masks.read_text()) if masks.exists() else None
     ids = image_ids(dataset)[: wanted.max_images or None]
     analyses, collect = collector(True)
     found = json.loads(boxes.read_text()), mask_results, ids
-    evaluator.score(dataset, found, "pycocotools", wanted.protocol, collect)
+    evaluator.score(dataset, found, wanted, collect)
     return analyses

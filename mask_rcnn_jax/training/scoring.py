@@ -98,7 +98,9 @@ def evaluate(
 
     Returns:
         The 24 COCO metrics, named AP, AP50, .., mask_AP, mask_AP50, .., or LVIS's 26, and
-        "per_category"; those of masks are left out for a dataset of boxes alone.
+        "per_category"; those of masks are left out for a dataset of boxes alone. Those over more
+        than 100 detections, "AP@K", .., are there where `evaluation.coco.score` adds them, and
+        "cells" with that protocol.
 
     Raises:
         ValueError, OSError: weights, config or dataset cannot be used or do not fit each other.
@@ -108,9 +110,8 @@ def evaluate(
     restored, exported = _source(weights, given, accept_mismatch, has_output=has_output)
     name = str(exported.name if exported else weights)
     recipe, variables, categories, checkpoint = restored
-    engine, protocol = recipe.eval.engine, recipe.eval.protocol
-    check_engine(engine)
-    coco_evaluation.check_protocol(protocol, report)
+    check_engine(recipe.eval.engine)
+    coco_evaluation.check_protocol(recipe.eval.protocol, report)
     val_set = _val_set(recipe, val_set, categories, name, known=bool(checkpoint or exported))
     evaluator.check_scorable(val_set, recipe.eval)
     title, records = f"Evaluation of {name}", []
@@ -202,13 +203,13 @@ def evaluate_results(
     if report and not output:
         raise ValueError("--report with --results needs --output, where report.html is written")
     recipe = as_recipe(config)
-    data, engine, protocol = recipe.data, recipe.eval.engine, recipe.eval.protocol
+    data, wanted = recipe.data, recipe.eval
     for name in ("more_train", "class_map"):
         if value := getattr(data, name):
             advice = "since the category ids of results are taken as those of data.val_json"
             raise ValueError(f"data.{name} is {value}, expected () with --results, {advice}")
-    check_engine(engine)
-    coco_evaluation.check_protocol(protocol, report)
+    check_engine(wanted.engine)
+    coco_evaluation.check_protocol(wanted.protocol, report)
     boxes, masks = coco_evaluation.split_results(coco_evaluation.load_results(results_json))
     annotations = annotation_file(data, "val")
     boxes_only = recipe.learns_boxes_only and masks is None
@@ -218,7 +219,7 @@ def evaluate_results(
         for line in truth.left_out():
             logging.warning("%s", line)
     check_scorable(truth)
-    for line in notes(truth, protocol=protocol):
+    for line in notes(truth, protocol=wanted.protocol, scored=wanted.detections_per_image):
         logging.warning("%s", line)
     _warn_unknown_categories(results_json, truth, boxes or masks or [])
     analyses, collect = reports.collector(report)
@@ -227,8 +228,8 @@ def evaluate_results(
         boxes,
         masks,
         results_name=str(results_json),
-        engine=engine,
-        protocol=protocol,
+        rules=wanted,
+        detections_per_image=wanted.detections_per_image,
         callback=collect,
     )
     if form := box_form(boxes or [], truth):

@@ -15,6 +15,7 @@ from mask_rcnn_jax.data.ground_truth import ground_truth
 from mask_rcnn_jax.data.merge import merge, with_classes
 from mask_rcnn_jax.data.packed import LABELS
 from mask_rcnn_jax.evaluation.coco import load_results, score
+from mask_rcnn_jax.evaluation.options import Scoring
 from mask_rcnn_jax.ops.classifier import Classifier
 from mask_rcnn_jax.training.setup import image_counts
 from tests.data.small_set import rectangle, write_coco
@@ -174,7 +175,7 @@ def test_merged_classes_keep_their_labels_and_are_scored(tmp_path):
     assert [entry[KEYS[1]] for entry in content["images"]] == [[], [30], [20]]
     assert [entry["frequency"] for entry in content["categories"]] == ["f", "c"]
     found = {"image_id": 1, "category_id": 20, "score": 0.5, "bbox": [5, 5, 20, 10]}
-    metrics = score(ground_truth(merged), [found], None, protocol="lvis")
+    metrics = score(ground_truth(merged), [found], None, rules=Scoring(protocol="lvis"))
     assert metrics["APc"] == metrics["AP"] > 0 and metrics["APr"] == metrics["APf"] == -1
 
 
@@ -204,7 +205,7 @@ def test_a_class_without_a_category_in_the_set_has_no_frequency(tmp_path):
     content = ground_truth(merged).content
     assert [entry.get("frequency") for entry in content["categories"]] == ["r", "c", "f", None]
     with pytest.raises(ValueError, match=r"categories\[3\] has frequency None, expected"):
-        score(ground_truth(merged), [], None, protocol="lvis")
+        score(ground_truth(merged), [], None, rules=Scoring(protocol="lvis"))
 
 
 def test_two_sets_keep_labels_only_if_both_have_them(tmp_path):
@@ -231,6 +232,6 @@ def test_results_of_the_set_are_scored_from_its_file(tmp_path):
     results = [{"score": 0.5} | {key: entry[key] for key in keys} for entry in OBJECTS]
     path = tmp_path / "results.json"
     path.write_text(json.dumps(results))
-    metrics = score(files[0], load_results(path), None, protocol="lvis")
+    metrics = score(files[0], load_results(path), None, rules=Scoring(protocol="lvis"))
     assert [metrics[name] for name in ("AP", "APr", "APc")] == pytest.approx([1, 1, 1])
     assert metrics["APf"] == -1 and metrics["per_category"]["zebra"] == {"AP": -1}

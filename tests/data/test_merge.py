@@ -18,6 +18,7 @@ from mask_rcnn_jax.data.options import DataOptions, ExampleOptions
 from mask_rcnn_jax.data.overview import image_ids
 from mask_rcnn_jax.data.source import load_train, load_val
 from mask_rcnn_jax.formats.shapes import uncompressed_rle
+from mask_rcnn_jax.recipe.options import EvalOptions
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.training.evaluator import score
 from mask_rcnn_jax.training.scoring import evaluate_results
@@ -200,7 +201,7 @@ def test_scores_are_those_of_the_same_set_with_other_ids(two):
                 mask = np.roll(a.mask(record.height, record.width), 1, axis=1)
                 code = uncompressed_rle(mask)
                 masks.append(entry | {"segmentation": code})
-        found = score(dataset, (boxes, masks, image_ids(dataset)), "pycocotools", "coco")
+        found = score(dataset, (boxes, masks, image_ids(dataset)), EvalOptions())
         return {name: value for name, value in found.items() if name != "per_category"}
 
     ours, theirs = metrics(val), metrics(plain)

@@ -7,9 +7,11 @@ import sys
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from pycocotools.cocoeval import COCOeval
 
 from mask_rcnn_jax.evaluation.coco import score
 from mask_rcnn_jax.evaluation.engines import check_engine
+from mask_rcnn_jax.evaluation.options import Scoring
 from tests.evaluation.test_pycocotools import cases, one_object
 from tests.helpers import shared
 
@@ -18,7 +20,7 @@ pytest.importorskip("faster_coco_eval")
 
 def check_equal(*arguments, **options):
     expected = score(*arguments, **options)
-    found = score(*copy.deepcopy(arguments), **options, engine="faster_coco_eval")
+    found = score(*copy.deepcopy(arguments), **options, rules=Scoring("faster_coco_eval"))
     assert found.keys() == expected.keys() and len(found) in (13, 25)
     per_category, expected_aps = found.pop("per_category"), expected.pop("per_category")
     assert found == pytest.approx(expected, rel=0, abs=1e-12)
@@ -80,8 +82,8 @@ def test_a_callback_gets_the_evaluation_of_pycocotools():
     """The report reads what only pycocotools keeps."""
     gt, results = one_object()
     found = []
-    score(gt, results, None, engine="faster_coco_eval", callback=found.append)
-    assert type(found[0]).__module__ == "pycocotools.cocoeval" and np.size(found[0].evalImgs)
+    score(gt, results, None, rules=Scoring("faster_coco_eval"), callback=found.append)
+    assert isinstance(found[0], COCOeval) and np.size(found[0].evalImgs)
 
 
 def test_an_engine_that_is_not_there_is_named(monkeypatch):

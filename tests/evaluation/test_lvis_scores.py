@@ -8,6 +8,7 @@ import pytest
 
 from mask_rcnn_jax.evaluation import lvis
 from mask_rcnn_jax.evaluation.coco import check_protocol, format_table, score
+from mask_rcnn_jax.evaluation.options import Scoring
 from tests.evaluation.lvis_case import GOLDEN, IDS, SEEDS, make_case, score_with_package
 
 ENGINES = ("pycocotools", "faster_coco_eval")
@@ -23,7 +24,7 @@ def engine(request):
 def test_generated_results_score_as_with_the_package(seed, engine):
     gt, boxes, masks = make_case(seed)
     before = copy.deepcopy((gt, boxes, masks))
-    metrics = score(gt, boxes, masks, protocol="lvis", engine=engine)
+    metrics = score(gt, boxes, masks, rules=Scoring(engine, "lvis"))
     assert (gt, boxes, masks) == before
     golden = json.loads(GOLDEN.read_text())[seed]
     for prefix, kind in (("", "bbox"), ("mask_", "segm")):
@@ -55,7 +56,7 @@ def test_a_subset_of_images_scores_as_with_the_package(seed, engine):
         own = [e for e in gt["annotations"] if e["image_id"] in chosen]
         found = [e for e in results if e["image_id"] in chosen]
         expected = score_with_package(parts | {"annotations": own}, found, kind)["scores"]
-        metrics = score(gt, *given, protocol="lvis", engine=engine, image_ids=chosen)
+        metrics = score(gt, *given, rules=Scoring(engine, "lvis"), image_ids=chosen)
         prefix = "mask_" if kind == "segm" else ""
         actual = {name: metrics[prefix + name] for name in expected}
         assert actual == pytest.approx(expected, rel=0, abs=1e-9)
@@ -109,7 +110,7 @@ AWAY = (80, 60, 30, 30)
     ],
 )
 def test_rules(gt, results, ap, engine):
-    metrics = score(gt, results, None, protocol="lvis", engine=engine)
+    metrics = score(gt, results, None, rules=Scoring(engine, "lvis"))
     assert metrics["AP"] == metrics["APf"] == pytest.approx(ap, abs=1e-9)
     assert metrics["APr"] == metrics["APc"] == -1
     assert metrics["per_category"] == {"f": {"AP": metrics["AP"]}, "r": {"AP": -1}, "c": {"AP": -1}}
@@ -121,11 +122,11 @@ def test_absent_classes_and_classes_of_other_images_differ(engine):
     other = gt["images"][0] | {"id": 2, "neg_category_ids": []}
     gt["images"].append(other)
     found = [result(0.9) | {"image_id": 2}, result(0.5)]
-    assert score(gt, found, None, protocol="lvis", engine=engine)["AP"] == pytest.approx(1)
+    assert score(gt, found, None, rules=Scoring(engine, "lvis"))["AP"] == pytest.approx(1)
     other["neg_category_ids"] = [1]
-    assert score(gt, found, None, protocol="lvis", engine=engine)["AP"] == pytest.approx(0.5)
+    assert score(gt, found, None, rules=Scoring(engine, "lvis"))["AP"] == pytest.approx(0.5)
     other["not_exhaustive_category_ids"] = [1]
-    assert score(gt, found, None, protocol="lvis", engine=engine)["AP"] == pytest.approx(1)
+    assert score(gt, found, None, rules=Scoring(engine, "lvis"))["AP"] == pytest.approx(1)
 
 
 def without(gt, section, key):
@@ -152,7 +153,7 @@ def test_a_set_without_labels_is_refused(gt, words, tmp_path):
     path = tmp_path / "set.json"
     path.write_text(json.dumps(gt))
     with pytest.raises(ValueError, match=words) as error:
-        score(path, [result(0.5)], None, protocol="lvis")
+        score(path, [result(0.5)], None, rules=Scoring(protocol="lvis"))
     assert str(path) in str(error.value) and "\n" not in str(error.value)
 
 
@@ -160,12 +161,12 @@ def test_an_unknown_protocol_and_a_report_are_refused():
     with pytest.raises(ValueError, match="^eval.protocol is 'x', expected one of .'coco', 'lvis'"):
         check_protocol("x")
     with pytest.raises(ValueError, match="^eval.protocol is 'lvis', expected 'coco' for a report"):
-        score(small(), [], None, protocol="lvis", callback=print)
+        score(small(), [], None, rules=Scoring(protocol="lvis"), callback=print)
 
 
 def test_the_table_has_the_groups_of_classes():
     gt, boxes, masks = make_case(0)
-    metrics = score(gt, boxes, masks, protocol="lvis")
+    metrics = score(gt, boxes, masks, rules=Scoring(protocol="lvis"))
     lines = format_table(metrics).splitlines()
     assert lines[0].split() == ["box", "mask"]
     assert [line.split()[0] for line in lines[1:]] == list(lvis.METRICS)

@@ -45,8 +45,11 @@ def test_objects_beyond_the_caps_are_counted(tmp_path):
     (line,) = notes.notes(gt)
     assert line.endswith(
         "an image holds up to 130 objects of a class, COCO's rules score 100: 30 of 200 objects "
-        "(15.0%) are beyond it and missed"
+        "(15.0%) are beyond it and missed (a larger eval.detections_per_image adds AP@K, which "
+        "scores K)"
     )
+    (line,) = notes.notes(gt, scored=120)
+    assert line.endswith("beyond it and missed (AP@120 and AR@120 score 120)")
     assert notes.notes(gt, [2]) == []
     (line,) = notes.notes(gt, [2], detections_per_image=50)
     assert "up to 70 objects, eval.detections_per_image allows 50: 20 of 70 objects (28.6" in line
@@ -82,7 +85,7 @@ def test_a_training_says_it_once(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             found = [RESULT], None, [1]
-            evaluator.score(dataset, found, "pycocotools", "coco", detections_per_image=3)
+            evaluator.score(dataset, found, EvalOptions(detections_per_image=3))
     assert caplog.text.count("has the id 0") == 1
     assert caplog.text.count("eval.detections_per_image allows 3: 2 of 5 objects") == 1
 

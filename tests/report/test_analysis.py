@@ -111,7 +111,8 @@ def test_numbers_are_those_of_pycocotools(kind, name):
     folder = shared("data/eval_oracle")
     results = coco.load_results(folder / f"instances_val2014_fake{name}100_results.json")
     found, metrics = analysis_of(folder / "instances_val2014_100.json", results, kind)
-    assert found.stats.tolist() == [metrics[name] for name in coco.METRIC_NAMES]
+    names = [name for name in coco.METRIC_NAMES if name not in ("ARmax1", "ARmax10")]
+    assert found.stats == {name.replace("max100", ""): metrics[name] for name in names}
     expected = [
         aps["AP" if kind == "box" else "mask_AP"] for aps in metrics["per_category"].values()
     ]

@@ -177,7 +177,7 @@ def test_an_exported_model_is_scored_by_the_same_rules(files, monkeypatch):
     monkeypatch.setattr(evaluator, "detect", lambda *_: ([], [], image_ids(val_set)))
     monkeypatch.setattr(evaluator, "score", lambda *arguments: given.append(arguments) or {"AP": 1})
     assert export.score(recipe, val_set, None, None) == {"AP": 1}
-    assert given[0][2:] == ("pycocotools", "lvis")
+    assert given[0][2:] == (recipe.eval,)
 
 
 @pytest.mark.slow

@@ -9,10 +9,11 @@ import pytest
 from mask_rcnn_jax import parts
 from mask_rcnn_jax.config import as_recipe
 from mask_rcnn_jax.recipe.options import TrainOptions
-from mask_rcnn_jax.recipe.stopping import StopRule, main_ap
+from mask_rcnn_jax.recipe.stopping import StopRule, ap, main_ap
+from mask_rcnn_jax.training import work
 from mask_rcnn_jax.training.checks import check_evaluated
 from tests.helpers import tiny_config
-from tests.training.stubbed_run import run, series, stubbed
+from tests.training.stubbed_run import kept, run, series, stubbed
 
 __all__ = ["stubbed"]
 
@@ -41,6 +42,17 @@ def aps(*values: float | None) -> list[dict]:
 )
 def test_a_run_is_stalled_after_so_many_evaluations(options, values, stalled):
     assert StopRule(**options).is_stalled(aps(*values)) == stalled
+
+
+def test_scores_of_all_detections_count_where_there_are_some():
+    cut = {"ap/box": 0.07, "ap/mask": 0.06, "ap/box_at_1600": 0.9, "ap/mask_at_1600": 0.8}
+    assert main_ap(cut) == 0.8 and ap(cut, "box") == 0.9
+    assert main_ap({"ap/box": 0.07, "ap/box_at_300": 0.5, "ap/box_rare": 0.1}) == 0.5
+    assert math.isnan(main_ap(cut | {"ap/mask_at_1600": None}))
+    rule = StopRule(stop_at_box_ap=0.85, stop_at_mask_ap=0.75)
+    assert rule.is_reached(cut) and not rule.is_reached(cut | {"ap/mask_at_1600": 0.7})
+    worse = [cut | {"ap/mask": 0.06 + n, "ap/mask_at_1600": 0.8 - n} for n in (0, 0.01, 0.02)]
+    assert StopRule(patience=2).is_stalled(worse)
 
 
 def test_boxes_count_where_there_are_no_masks():
@@ -72,6 +84,41 @@ def test_a_run_ends_with_one_line_and_stays_ended(stubbed, tmp_path, caplog):
 def test_more_patience_lets_it_go_on(stubbed, tmp_path):
     run(tmp_path, **PATIENT)
     assert int(run(tmp_path, steps=40, patience=5).step) == 21
+
+
+@pytest.fixture
+def dense(stubbed, monkeypatch):
+    """Evaluations of images with many objects, of which COCO's AP says nothing."""
+    make_stub = work.make_validation
+
+    def make(*arguments):
+        validate = make_stub(*arguments)
+
+        def cut(state):
+            metrics, images = validate(state)
+            at_limit = {f"{name}_at_300": value for name, value in metrics.items()}
+            rising = 0.01 * int(state.step)
+            return {"ap/box": rising, "ap/mask": rising, **at_limit}, images
+
+        return cut
+
+    monkeypatch.setattr(work, "make_validation", make)
+
+
+def test_many_objects_stop_by_the_score_of_all_detections(dense, tmp_path, caplog):
+    def stop(step, metrics, images):
+        if step == 7 and "loss/total" in metrics:
+            signal.raise_signal(signal.SIGTERM)
+
+    with caplog.at_level("INFO"):
+        assert int(run(tmp_path / "whole", **PATIENT).step) == 12
+    assert LINE + "step 6" in caplog.text
+    assert "6" in kept(tmp_path / "whole")
+    with pytest.raises(SystemExit):
+        run(tmp_path / "cut", [stop], **PATIENT)
+    assert int(run(tmp_path / "cut", **PATIENT).step) == 12
+    assert series(tmp_path / "cut") == series(tmp_path / "whole")
+    assert kept(tmp_path / "cut") == kept(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("step", [7, 9])

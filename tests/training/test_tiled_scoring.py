@@ -11,6 +11,7 @@ from mask_rcnn_jax.config import as_recipe
 from mask_rcnn_jax.data.dataset import Annotation, ImageRecord
 from mask_rcnn_jax.data.tile_loader import TileLoader
 from mask_rcnn_jax.data.tiles import Tiles
+from mask_rcnn_jax.recipe.options import EvalOptions
 from mask_rcnn_jax.structures import Detections
 from mask_rcnn_jax.training import scoring
 from mask_rcnn_jax.training.encoding import Rules
@@ -91,7 +92,7 @@ def test_an_exact_detector_scores_as_if_there_were_no_seams(recipe, batch_size):
     boxes, masks, ids = found
     assert ids == [1, 2, 3, 4] and len(boxes) == len(masks) == 6
     assert {entry["category_id"] for entry in boxes} == {4, 9}
-    metrics = score(dataset, found, "pycocotools", "coco")
+    metrics = score(dataset, found, EvalOptions())
     assert metrics["AP"] == metrics["mask_AP"] == 1.0
 
 

@@ -1,0 +1,25 @@
+"""How results are scored: a part of a recipe's `eval` section."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mask_rcnn_jax import parts
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """Rules of the scores, and what computes them.
+
+    Attributes:
+        engine: what computes the scores; "faster_coco_eval" takes a fraction of the time.
+        protocol: rules of the scores; "lvis" is for its json, with up to 300 detections per image;
+            "cells" adds microscopy's measures to COCO's, see `evaluation.cells`.
+        cells_score_threshold: detections with at least this score count in "cells".
+    """
+
+    engine: Literal["pycocotools", "faster_coco_eval"] = "pycocotools"
+    protocol: Literal["coco", "lvis", "cells"] = "coco"
+    cells_score_threshold: float = 0.5
+
+    def __post_init__(self):
+        parts.check_at_least(self, cells_score_threshold=0)
