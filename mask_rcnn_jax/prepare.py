@@ -1,6 +1,7 @@
 """Put data and public weights on disk, check what is there, or bring it into COCO's format.
 
     python -m mask_rcnn_jax.prepare shapes --data_dir DIR
+    python -m mask_rcnn_jax.prepare cells --data_dir DIR --bits 8
     python -m mask_rcnn_jax.prepare check --data_dir DIR
     python -m mask_rcnn_jax.prepare check --json FILE --images DIR
     python -m mask_rcnn_jax.prepare check --json FILE --images DIR --by_name --output FILE
@@ -23,17 +24,19 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 
 from mask_rcnn_jax import cli
 from mask_rcnn_jax.annotations.checks import category_problems
 from mask_rcnn_jax.annotations.reader import raise_first
-from mask_rcnn_jax.cli.prepare import ACTIONS, SPLITS, define_flags
+from mask_rcnn_jax.cli.prepare import ACTIONS, SPLITS, define_flags, few_to_many, sides
 from mask_rcnn_jax.config import load_own
 from mask_rcnn_jax.data.checking import summarize
 from mask_rcnn_jax.data.coco import read_coco
 from mask_rcnn_jax.formats import coco2017
+from mask_rcnn_jax.formats.cells import write_cells
 from mask_rcnn_jax.formats.coco_build import build_coco, write_json
 from mask_rcnn_jax.formats.convert import (
     READERS,
@@ -69,17 +72,26 @@ def main(positional: Sequence[str]) -> None:
         raise ValueError(f"prepare {action} needs {NAMED[action]}")
     if action not in COMMANDS or (names and action not in NAMED):
         raise ValueError(f"prepare got {' '.join(positional)!r}, expected one of {list(COMMANDS)}")
-    if action in ("shapes", "weights", "coco2017", "tfds") and not FLAGS.data_dir:
+    if action in ("shapes", "cells", "weights", "coco2017", "tfds") and not FLAGS.data_dir:
         raise ValueError(f"prepare {action} needs --data_dir")
     COMMANDS[action](*names)
 
 
-def prepare_shapes() -> None:
-    size = (FLAGS.size, FLAGS.size)
-    counts = {"train": FLAGS.train, "val": FLAGS.val}
-    paths = write_shapes(FLAGS.data_dir, **counts, seed=FLAGS.seed, size=size)
+def generate(
+    write: Callable[..., dict[str, Path]], train: int, val: int, side: int, **options: Any
+) -> None:
+    """Write generated images into --data_dir, as many and of the side as given if unset."""
+    counts = {"train": FLAGS.train or train, "val": FLAGS.val or val}
+    size = sides("size", FLAGS.size) if FLAGS.size else (side, side)
+    paths = write(FLAGS.data_dir, **counts, seed=FLAGS.seed, size=size, **options)
     for split, path in paths.items():
         print(f"{path}: {counts[split]} images in {Path(FLAGS.data_dir) / split}")
+
+
+def generate_cells() -> None:
+    channels = FLAGS.channels or (2 if FLAGS.bits == 16 else 3)
+    options = {"objects": few_to_many("objects", FLAGS.objects), "bits": FLAGS.bits}
+    generate(write_cells, 40, 10, 1024, **options, channels=channels)
 
 
 def prepare_weights(name: str) -> None:
@@ -281,7 +293,8 @@ def preview() -> None:
 
 
 COMMANDS: dict[str, Callable[..., None]] = {
-    "shapes": prepare_shapes,
+    "shapes": partial(generate, write_shapes, 400, 60, 128),
+    "cells": generate_cells,
     "check": check,
     "convert": convert_any,
     "labelme": partial(convert_tool, "labelme"),

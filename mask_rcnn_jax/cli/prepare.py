@@ -1,5 +1,7 @@
 """The flags of `prepare`, and which of its actions take them."""
 
+import re
+
 from absl import flags
 
 from mask_rcnn_jax import cli
@@ -19,9 +21,11 @@ CHECK_FLAGS = ("data_dir", "json", "images", *SOURCE_FLAGS, "boxes_only", "by_na
 STATS_FLAGS = ("json", "images", "config", "list_config", "boxes_only", "output")
 PREVIEW_FLAGS = ("config", "list_config", "output", "count")
 TFDS_FLAGS = ("data_dir", "tfds_dir", "split", *SOURCE_FLAGS)
+CELLS_FLAGS = ("data_dir", "train", "val", "size", "objects", "bits", "channels", "seed")
 # Headings of --help and the flags of each action.
 ACTIONS = {
     "shapes: a set of generated pictures": ("data_dir", "train", "val", "size", "seed"),
+    "cells: a set of generated cells, hundreds to thousands in an image": CELLS_FLAGS,
     "check: every problem of annotations and images": CHECK_FLAGS,
     "convert: annotations of other formats to a COCO json": CONVERT_FLAGS,
     "labelme: annotations of labelme to a COCO json": ("input", "images", "output"),
@@ -80,9 +84,20 @@ def define_flags() -> None:
     flags.DEFINE_bool("boxes", False, "Make objects of boxes, with rectangles as masks.")
     flags.DEFINE_string("attribute", None, "VIA's region attribute that names the class.")
     flags.DEFINE_string("class_name", None, "Class of all objects: of masks, and of VIA.")
-    flags.DEFINE_integer("train", 400, "Number of training images.", lower_bound=1)
-    flags.DEFINE_integer("val", 60, "Number of validation images.", lower_bound=1)
-    flags.DEFINE_integer("size", 128, "Side of the images in pixels.", lower_bound=64)
+    flags.DEFINE_integer(
+        "train", None, "Number of training images; 400 shapes or 40 cells if unset.", lower_bound=1
+    )
+    flags.DEFINE_integer(
+        "val", None, "Number of validation images; 60, of cells 10 if unset.", lower_bound=1
+    )
+    flags.DEFINE_string(
+        "size", None, "Side of the images in pixels, or HEIGHTxWIDTH; 128, of cells 1024 if unset."
+    )
+    flags.DEFINE_string("objects", "500,2000", "Fewest and most cells in an image.")
+    flags.DEFINE_integer("bits", 16, "Bits of the images: 16, of which 12 are used, or 8.")
+    flags.DEFINE_integer(
+        "channels", None, "1 or 3 in a PNG, 2 in a TIFF; 2 with 16 bits, 3 with 8 if unset."
+    )
     flags.DEFINE_integer("seed", 0, "Seed of the random choice.", lower_bound=0)
     flags.DEFINE_enum("split", "both", list(SPLITS), "The images to prepare.")
     flags.DEFINE_bool("delete_zips", False, "Delete the zips once everything is unpacked.")
@@ -93,3 +108,20 @@ def define_flags() -> None:
             f"{split}_json", None, f"Annotation file; DATA_DIR/annotations/{names} if unset."
         )
         flags.DEFINE_string(f"{split}_images", None, f"Folder of the images of --{split}_json.")
+
+
+def sides(name: str, value: str) -> tuple[int, int]:
+    """Read a side, or HEIGHTxWIDTH, of images of at least 64 pixels."""
+    match = re.fullmatch(r"(\d{1,6})(?:x(\d{1,6}))?", value)
+    size = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if min(size) < 64:
+        raise ValueError(f"--{name} is {value!r}, expected a side or HEIGHTxWIDTH, 64 or more")
+    return size
+
+
+def few_to_many(name: str, value: str) -> tuple[int, int]:
+    """Read FEWEST,MOST, or one number for both."""
+    match = re.fullmatch(r"(\d{1,6})(?:,(\d{1,6}))?", value)
+    if not match:
+        raise ValueError(f"--{name} is {value!r}, expected a number, or two such as 500,2000")
+    return int(match[1]), int(match[2] or match[1])

@@ -5,18 +5,18 @@ their ids, occluded and split objects, polygons and both kinds of RLE, crowds, e
 image depends only on (seed, split, index).
 """
 
-import json
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import cv2
 import numpy as np
 
+from mask_rcnn_jax.formats.generated import SPLITS, write_split
 from mask_rcnn_jax.rle import compressed_rle
 
 CATEGORIES = {1: "circle", 2: "square", 4: "triangle", 7: "star"}
-SPLITS = ("train", "val")
 DESCRIPTION = "Generated shapes"
 MAX_OBJECTS = 5
 # Shape radius relative to the shorter image side: 28 to 70 pixels in diameter at 128.
@@ -41,49 +41,21 @@ def write_shapes(
     Keeps existing files made with the same arguments; raises ValueError for other annotations.
     `size` is (height, width). Returns the json path per split.
     """
+    categories = [{"id": i, "name": n, "supercategory": "shape"} for i, n in CATEGORIES.items()]
     written = {}
     for split, count in zip(SPLITS, (train, val), strict=True):
         info = {"description": DESCRIPTION, "seed": seed, "size": list(size), "count": count}
-        written[split] = _write_split(Path(data_dir), split, info)
+        written[split] = write_split(
+            Path(data_dir), split, info, categories, partial(_make, info), "jpg"
+        )
     return written
 
 
-def _write_split(data_dir: Path, split: str, info: dict[str, Any]) -> Path:
-    image_dir = data_dir / split
-    json_path = data_dir / "annotations" / f"instances_{split}.json"
-    if json_path.exists():
-        _check_same(json_path, info)
-        if len(list(image_dir.glob("*.jpg"))) == info["count"]:
-            return json_path
-    image_dir.mkdir(parents=True, exist_ok=True)
-    json_path.parent.mkdir(parents=True, exist_ok=True)
+def _make(info: dict[str, Any], split: str, index: int, path: Path) -> list[dict[str, Any]]:
     height, width = info["size"]
-    images, annotations = [], []
-    for index in range(info["count"]):
-        image, objects = generate_image(info["seed"], split, index, (height, width))
-        file_name = f"{index:06d}.jpg"
-        cv2.imwrite(str(image_dir / file_name), image[:, :, ::-1], [cv2.IMWRITE_JPEG_QUALITY, 95])
-        image_id = index + 1
-        images.append({"id": image_id, "file_name": file_name, "height": height, "width": width})
-        for entry in objects:
-            annotations.append({"id": len(annotations) + 1, "image_id": image_id, **entry})
-    categories = [{"id": i, "name": n, "supercategory": "shape"} for i, n in CATEGORIES.items()]
-    content = {"info": info, "licenses": [], "images": images, "categories": categories}
-    content["annotations"] = annotations
-    # Rename when complete: an interrupted run leaves no partial json.
-    partial = json_path.with_suffix(".partial")
-    partial.write_text(json.dumps(content))
-    partial.replace(json_path)
-    return json_path
-
-
-def _check_same(json_path: Path, info: dict[str, Any]) -> None:
-    try:
-        found = json.loads(json_path.read_text())["info"]
-    except (ValueError, KeyError, TypeError):
-        found = None
-    if found != info:
-        raise ValueError(f"{json_path} holds other data than {info}, expected a new --data_dir")
+    image, objects = generate_image(info["seed"], split, index, (height, width))
+    cv2.imwrite(str(path), image[:, :, ::-1], [cv2.IMWRITE_JPEG_QUALITY, 95])
+    return objects
 
 
 def generate_image(
