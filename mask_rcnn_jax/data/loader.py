@@ -20,9 +20,15 @@ from mask_rcnn_jax.data.augment import Kind, as_kinds, augmented
 from mask_rcnn_jax.data.coco import for_workers
 from mask_rcnn_jax.data.compact import compact, expand
 from mask_rcnn_jax.data.dataset import Dataset, UndecodableImage, dataset_name
+from mask_rcnn_jax.data.drawn import changes_counts, drawn_counts
 from mask_rcnn_jax.data.example import Example
 from mask_rcnn_jax.data.options import ExampleOptions
-from mask_rcnn_jax.data.overview import epoch_factors, image_size, training_counts
+from mask_rcnn_jax.data.overview import (
+    epoch_factors,
+    image_size,
+    training_boxes,
+    training_counts,
+)
 from mask_rcnn_jax.data.repeat import NO_REPEATS, RepeatedPlaces, Repeats
 from mask_rcnn_jax.data.resize import ResizePlan, resize_plan
 from mask_rcnn_jax.data.transforms import empty_batch, load_row, read_example
@@ -55,7 +61,8 @@ class TrainLoader:
 
     Attributes:
         skipped: file names of images that could not be decoded; the next of their canvas came.
-        overflowed: objects left out because their image holds more than `max_instances`.
+        counts: objects of each image, or of a sample of examples as augmentation makes them.
+        overflowed: of these, objects left out because there are more than `max_instances`.
         undrawn: objects without an outline of at most `max_vertices` vertices, if the options ask
             for polygons.
     """
@@ -81,7 +88,11 @@ class TrainLoader:
         self._dataset, self._skip = dataset, order.skip
         self.skipped: set[str] = set()
         counts, vertices = training_counts(dataset, options)
-        self.overflowed = _count_overflow(dataset, counts, options.max_instances)
+        kinds = as_kinds(augment)
+        if is_drawn := changes_counts(kinds):
+            counts = drawn_counts(training_boxes(dataset, options), kinds, order.seed)
+        self.counts = counts
+        self.overflowed = _count_overflow(dataset, counts, options.max_instances, is_drawn)
         self.undrawn = _count_undrawn(dataset, vertices, options.max_vertices)
         factors = epoch_factors(dataset, options, order.repeats, keep_empty=order.keep_empty)
         indices = np.flatnonzero(factors).tolist()
@@ -99,7 +110,7 @@ class TrainLoader:
             places = _places(factors[bucket], order)
             draws = places.random_map(partial(_with_short_side, options.short_sides))
             places_of = np.array(bucket, np.int32)
-            given = shared, options, order, canvas, places_of, draws, as_kinds(augment), partners
+            given = shared, options, order, canvas, places_of, draws, kinds, partners
             source = _TrainBatches(*given, zeros)
             batches.append(grain.MapDataset.source(source))
             sizes.append(round(float(factors[bucket].sum())))
@@ -286,16 +297,21 @@ class _EvalBatches:
         return compact(batch, self.zeros)
 
 
-def _count_overflow(dataset: Dataset, counts: np.ndarray, max_instances: int) -> int:
+def _count_overflow(
+    dataset: Dataset, counts: np.ndarray, max_instances: int, is_drawn: bool
+) -> int:
     """Count objects beyond `max_instances` per image; warn if there are any."""
     over = counts[counts > max_instances] - max_instances
     if over.size:
         text = (
-            "%s: %d images hold more than data.max_instances=%d objects; the %d smallest of %d "
-            "objects are left out"
+            "%s: %s hold more than data.max_instances=%d objects; the %d smallest of %d "
+            "objects are left out (%.1f%%)"
         )
-        numbers = over.size, max_instances, over.sum(), counts.sum()
-        logging.warning(text, dataset_name(dataset), *numbers)
+        images = f"{over.size} images"
+        if is_drawn:
+            images = f"{over.size} of {counts.size} images as augmentation draws them"
+        numbers = over.sum(), counts.sum(), 100 * over.sum() / counts.sum()
+        logging.warning(text, dataset_name(dataset), images, max_instances, *numbers)
     return int(over.sum())
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mask_rcnn_jax.data.dataset import Dataset, ImageRecord
+from mask_rcnn_jax.data.drawn import ImageBoxes
 from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.packed import PackedImages
 from mask_rcnn_jax.data.repeat import Repeats
@@ -54,6 +55,18 @@ def training_counts(dataset: Dataset, options: ExampleOptions) -> tuple[np.ndarr
     kept = _kept(images, options)
     up_to = np.concatenate([np.zeros(1, np.int64), np.cumsum(kept)])
     return np.diff(up_to[images.arrays["object_bounds"]]), images.vertices()[kept]
+
+
+def training_boxes(dataset: Dataset, options: ExampleOptions) -> ImageBoxes:
+    """Return the boxes of what `training_objects` keeps."""
+    images = dataset.images
+    sizes = np.array([image_size(images, k) for k in range(len(images))], np.int64).reshape(-1, 2)
+    counts, _ = training_counts(dataset, options)
+    bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+    if isinstance(images, PackedImages):
+        return ImageBoxes(sizes, bounds, images.arrays["boxes"][_kept(images, options)])
+    kept = [a.box for one in images for a in training_objects(one.annotations, options)]
+    return ImageBoxes(sizes, bounds, np.array(kept, np.float32).reshape(-1, 4))
 
 
 def epoch_factors(

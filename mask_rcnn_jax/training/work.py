@@ -21,6 +21,7 @@ from mask_rcnn_jax.terminal import console
 from mask_rcnn_jax.training.checks import check_evaluated, check_recipe
 from mask_rcnn_jax.training.distill import Distillation
 from mask_rcnn_jax.training.evaluator import Validation, make_validation
+from mask_rcnn_jax.training.limits import crowd_line, limit_lines
 from mask_rcnn_jax.training.loggers import Logger, Loggers, open_loggers
 from mask_rcnn_jax.training.setup import (
     check_processes,
@@ -54,7 +55,12 @@ class Work:
 
     def batches(self, start: int) -> TrainLoader:
         data, train = self.recipe.data, self.recipe.train
-        return make_train_loader(data, train, self.train_set, start, self.kinds)
+        loader = make_train_loader(data, train, self.train_set, start, self.kinds)
+        if line := crowd_line(self.recipe, self.train_set):
+            logging.info("%s", line)
+        for line in limit_lines(self.recipe, loader.counts, self.val_set):
+            logging.warning("%s", line)
+        return loader
 
     def loggers(self, workdir: Path, users: Sequence[Logger], start: int) -> Loggers:
         return open_loggers(workdir, self.recipe.to_dict(), users, resume_step=start)
