@@ -22,7 +22,8 @@ from mask_rcnn_jax.report.set_objects import (
     size_counts,
 )
 from mask_rcnn_jax.report.set_tables import classes_table, fits_table, together_table
-from mask_rcnn_jax.report.suggestions import AS_IN_RECIPE, Advice, Suggestion, advise, show
+from mask_rcnn_jax.report.suggestion import Suggestion, show
+from mask_rcnn_jax.report.suggestions import AS_IN_RECIPE, Advice, advise
 
 FOOTER = (
     "Objects are the annotations that are no crowds. Suggestions follow from sizes and counts "

@@ -107,6 +107,45 @@ def test_limits_of_few_objects():
     assert changes([21], data__augment=("copy_paste",))["data.max_instances"] == 60
 
 
+def test_limits_of_two_thousand_objects():
+    """More RoIs than that cost too much: half of them are for objects, which take turns."""
+    found = changes([2000] * 9, "finetune")
+    assert {name: value for name, value in found.items() if "nms" not in name} == {
+        "data.max_instances": 2000,
+        "eval.detections_per_image": 3000,
+        "model.rpn.batch_size_per_image": 4032,
+        "model.sampling.positive_fraction": 0.5,
+        "model.sampling.batch_size_per_image": 1024,
+    }
+    assert found["eval.pre_nms_topk"] == 6000
+    for mode in ("train", "test"):
+        assert found[f"model.rpn.post_nms_topk_{mode}"] == 4000
+        assert found[f"model.rpn.pre_nms_topk_{mode}"] == 8000
+    (first, *_) = count_suggestions(np.array([2000]), load_config("finetune"))
+    assert first.reason.endswith("The recipe dense trains on crops of images with so many.")
+
+
+def test_training_limits_follow_crops_and_the_others_images():
+    objects = squares((1024, 1024), [16.0] * 4000, per_image=2000)
+    before = load_config("dense")
+    values = {s.entry: s.value for s in advise(objects, before).suggestions}
+    # 20 pixels for objects of 16, in windows of 512 of 1280: 320 objects, and up to 5% more
+    assert values["data.image_size"] == values["data.scale_jitter.size"] == (1280, 1280)
+    assert 500 <= values["data.max_instances"] <= 760  # at scale 0.8
+    assert values["eval.detections_per_image"] == 3000
+    # Anchors for the objects of a crop, not for 2,000, which would take 4,000.
+    assert values.get("model.rpn.batch_size_per_image", 1024) <= 1536
+    assert "model.sampling.batch_size_per_image" not in values
+    after = load_config("dense", values)
+    assert advise(objects, after).flags == []
+
+
+def test_crops_at_another_scale_than_evaluation_keep_their_size():
+    config = load_config("dense", {"data.scale_jitter.size": (900, 900)})
+    (size, *others) = advise(squares((1024, 1024), [16.0] * 90, 30), config).suggestions
+    assert not size.is_change and not [s for s in others if "scale_jitter" in s.entry]
+
+
 def test_proposals_of_a_device_are_not_those_of_an_image():
     entries = {"model__rpn__post_nms_scope": "batch"}
     found = changes([99] * 100, **entries)
