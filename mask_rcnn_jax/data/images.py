@@ -254,7 +254,7 @@ def header_size(content: bytes, path: str, max_pixels: int = MAX_PIXELS) -> tupl
 
     Raises UndecodableImage if there are more than `max_pixels` pixels.
     """
-    limit = f"more than the {max_pixels:,} pixels that are read"
+    limit = too_many(max_pixels)
     try:
         with Image.open(io.BytesIO(content), formats=FORMATS) as image:
             width, height = image.size
@@ -265,6 +265,12 @@ def header_size(content: bytes, path: str, max_pixels: int = MAX_PIXELS) -> tupl
     if height * width > max_pixels:
         raise UndecodableImage(f"{path}: {height} x {width} pixels, {limit}")
     return height, width
+
+
+def too_many(limit: int) -> str:
+    """Say of an image that it is too large to be read whole."""
+    by_parts = "a tiled TIFF is read by windows (data.windows, --tile)"
+    return f"more than the {limit:,} pixels that are read at once; {by_parts}"
 
 
 def upright_size(file: str | os.PathLike | io.BytesIO) -> tuple[int, int] | None:

@@ -101,6 +101,8 @@ def _merged(
         records=first.records,
         bad_annotations=first.bad_annotations,
         boxes_only=first.boxes_only,
+        bands=first.bands,
+        upright=first.upright,
     )
 
 

@@ -17,13 +17,14 @@ import numpy as np
 
 from mask_rcnn_jax.annotations.reader import NotRegular, open_regular
 from mask_rcnn_jax.data.dataset import UndecodableImage
-from mask_rcnn_jax.data.images import MAX_BYTES, MAX_PIXELS, TIFF, decode_all
+from mask_rcnn_jax.data.images import MAX_BYTES, MAX_PIXELS, TIFF, decode_all, too_many
 from mask_rcnn_jax.rle import Window
 from mask_rcnn_jax.terminal.safe_text import cut
 
 MAX_BANDS = 64
 _INSTALL = "`pip install 'mask-rcnn-jax[tiff]'` installs what is missing"
 _JPEG_IN_TIFF = (6, 7, 34892, 33007)
+_ORIENTATION, _UNASSOCIATED = 274, 2  # a tag, and a kind of alpha
 _NPY, _ZIP = b"\x93NUMPY", b"PK\x03\x04"
 _KINDS = "buif"  # of NumPy's types: bool, whole and floating-point numbers
 
@@ -51,6 +52,7 @@ class Raster:
     kind: str
     read_page: Callable[[int, Window], np.ndarray]
     by_window: bool
+    colors: str = ""  # of a TIFF of 8 bits, stored upright: "gray", "rgb" or "rgba"
     others: int = 0  # images of other sizes or types in the file; overviews do not count
 
     def read(self, page: int = 0, window: Window | None = None) -> np.ndarray:
@@ -63,7 +65,7 @@ class Raster:
         x1, y1, x2, y2 = window or (0, 0, width, height)
         if (y2 - y1) * (x2 - x1) > MAX_PIXELS:
             found = f"{self.path}: {y2 - y1} x {x2 - x1} pixels"
-            raise UndecodableImage(f"{found}, more than the {MAX_PIXELS:,} pixels that are read")
+            raise UndecodableImage(f"{found}, {too_many(MAX_PIXELS)}")
         with _as_undecodable(self.path):
             pixels = self.read_page(page, (x1, y1, x2, y2))
         if pixels.dtype == bool:
@@ -251,7 +253,26 @@ def _of_series(tiff: Any, path: str) -> Raster:
         return np.iinfo(pixels.dtype).max - pixels if inverted else pixels
 
     given = path, (height, width), bands, len(numbers), first.dtype, "tiff", read_page
-    return Raster(*given, by_window=True, others=others)
+    colors = _colors(first) if bands == first.samplesperpixel else ""
+    return Raster(*given, by_window=_has_parts(first), colors=colors, others=others)
+
+
+def _colors(page: Any) -> str:
+    """`Raster.colors` of a page."""
+    tag, alpha = page.tags.get(_ORIENTATION), list(map(int, page.extrasamples))
+    if page.dtype != np.uint8 or page.bitspersample != 8 or (tag and tag.value not in (0, 1)):
+        return ""
+    if page.photometric in (0, 1):
+        return "gray"
+    is_rgb = page.photometric == 2 or (page.photometric == 6 and page.compression in _JPEG_IN_TIFF)
+    if not is_rgb or page.samplesperpixel < 3:
+        return ""
+    return "rgba" if alpha == [_UNASSOCIATED] else "rgb"
+
+
+def _has_parts(page: Any) -> bool:
+    """Whether a page is stored in several tiles or strips, or can be mapped."""
+    return page.is_tiled or page.rowsperstrip < page.imagelength or page.is_memmappable
 
 
 def _read_raw(file: Any, page: Any, offset: int) -> np.ndarray:
@@ -262,16 +283,33 @@ def _read_raw(file: Any, page: Any, offset: int) -> np.ndarray:
     return np.frombuffer(file.read(math.prod(shape) * dtype.itemsize), dtype).reshape(shape)
 
 
+def _read_mapped(page: Any, window: Window) -> np.ndarray:
+    """`_read_segments` of uncompressed pixels in one piece of a file, however large its strips."""
+    x1, y1, x2, y2 = window
+    key = page.keyframe
+    planes, _, length, width, samples = key.shaped
+    dtype = key.dtype.newbyteorder(page.parent.byteorder)
+    shape = planes, length, width, samples
+    stored = page.parent.filehandle.memmap_array(dtype, shape, page.dataoffsets[0])
+    out = np.array(stored[:, y1:y2, x1:x2])
+    return np.moveaxis(out, 0, 2).reshape(y2 - y1, x2 - x1, planes * samples)
+
+
 def _read_segments(page: Any, window: Window) -> np.ndarray:
     """[h, w, samples] of the tiles or strips of a page that a window (x1, y1, x2, y2) touches."""
     x1, y1, x2, y2 = window
     key = page.keyframe
+    if page.is_memmappable:
+        return _read_mapped(page, window)
     planes, depth, length, width, samples = key.shaped
     if depth != 1:
         raise ValueError("tiles of several slices")
     rows, columns = (key.tilelength, key.tilewidth) if key.is_tiled else (key.rowsperstrip, width)
-    rows = min(rows, length)
+    rows = rows if key.is_tiled else min(rows, length)
     down, across = -(-length // rows), -(-width // columns)
+    if rows * columns * samples * key.dtype.itemsize > MAX_BYTES:
+        found = f"{page.parent.filename}: tiles or strips of {rows} x {columns} pixels"
+        raise UndecodableImage(f"{found}, more than the {MAX_BYTES:,} bytes that are read at once")
     numbers = [
         (plane * down + y) * across + x
         for plane in range(planes)

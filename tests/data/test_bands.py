@@ -213,3 +213,31 @@ def test_a_cut_file_is_undecodable(tmp_path, kind, share):
 def test_refuses_entries_without_meaning(entries):
     with pytest.raises(ValueError, match="expected"):
         Bands(**entries)
+
+
+@pytest.mark.parametrize("planes", [False, True])
+def test_windows_of_one_uncompressed_strip_are_not_read_whole(tmp_path, planes, monkeypatch):
+    pixels = np.moveaxis(DEEP, 2, 0) if planes else DEEP
+    options = dict(photometric="rgb", rowsperstrip=150, byteorder=">")
+    options |= {"planarconfig": "separate"} if planes else {"extrasamples": [0]}
+    tifffile.imwrite(tmp_path / "a.tif", pixels, **options)
+    monkeypatch.setattr(tifffile.FileHandle, "read_segments", None)
+    with open_raster(tmp_path / "a.tif") as raster:
+        assert raster.by_window
+        np.testing.assert_array_equal(raster.read(window=WINDOW), DEEP[30:103, 17:71])
+
+
+def test_a_compressed_strip_of_the_whole_image_is_said_to_be_one(tmp_path):
+    tifffile.imwrite(tmp_path / "a.tif", DEEP, photometric="rgb", rowsperstrip=150, compression=8)
+    with open_raster(tmp_path / "a.tif") as raster:
+        assert not raster.by_window
+
+
+def test_refuses_tiles_that_would_take_too_much_memory(tmp_path):
+    path = tmp_path / "a.tif"
+    tifffile.imwrite(path, DEEP[:16, :16, 0], tile=(16, 16), compression="zlib")
+    with tifffile.TiffFile(path, mode="r+") as tiff:
+        for tag in ("TileWidth", "TileLength"):
+            tiff.pages.first.tags[tag].overwrite(1 << 18)
+    with open_raster(path) as raster, pytest.raises(UndecodableImage, match="a.tif: tiles or"):
+        raster.read(window=(0, 0, 4, 4))
