@@ -6,6 +6,9 @@ import numpy as np
 from pycocotools import mask as coco_mask
 
 Window = tuple[int, int, int, int]  # (x0, y0, x1, y1) in pixels of an image
+# Pixels from which on a run is written in parts. In strings, runs are differences from the run two
+# before, of which pycocotools reads none below -LONG_RUN.
+LONG_RUN = 1 << 29
 
 
 def compressed_rle(mask: np.ndarray) -> dict:
@@ -82,5 +85,19 @@ def edges_to_rle(edges: np.ndarray, height: int, width: int) -> dict:
     if edges.size and edges[-1] == height * width:
         counts = counts[:-1]  # the last run belongs to the object, nothing follows
     size = [height, width]
-    rle = coco_mask.frPyObjects({"size": size, "counts": counts}, height, width)
+    rle = coco_mask.frPyObjects({"size": size, "counts": split_long(counts)}, height, width)
     return {"size": size, "counts": rle["counts"].decode("ascii")}
+
+
+def split_long(runs: np.ndarray) -> np.ndarray:
+    """Cut runs of `LONG_RUN` pixels or more into shorter ones, with empty runs between."""
+    if not runs.size or runs.max() < LONG_RUN:
+        return runs
+    most = LONG_RUN - 1
+    parts = np.where(runs >= LONG_RUN, runs // most, 0).astype(np.int64)
+    ends = np.cumsum(1 + 2 * parts) - 1
+    split = np.zeros(int(ends[-1]) + 1, np.int64)
+    split[ends] = runs - parts * most
+    for place in np.flatnonzero(parts).tolist():
+        split[ends[place] - 2 * parts[place] : ends[place] : 2] = most
+    return split

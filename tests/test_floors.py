@@ -37,7 +37,7 @@ FLOORS = {
     "host": 1,
     "memory": 1,
     "network": 1,
-    "rle": 1,
+    "rle": 0,
     "protobuf": 1,
     "consent": 1,
     "parts": 1,

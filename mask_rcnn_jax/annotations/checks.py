@@ -29,7 +29,9 @@ TRAINING_KEYS = {
     "annotations": ("image_id", "category_id"),
 }
 SCORING_KEYS = {**TRAINING_KEYS, "images": ("id",), "categories": ("id",)}
-MAX_PIXELS = 178_956_970  # of an image, as Pillow has it
+MAX_PIXELS = 178_956_970  # of an image that is read whole, as Pillow has it
+# Of an image that a json describes: pycocotools counts pixels in 32 bits.
+MAX_STATED_PIXELS = 2**31 - 1
 MAX_PATH = 4096  # characters
 MAX_AREA = 1e10  # of an object in pixels; pycocotools ignores larger ones
 # A box may reach this many times the longer side of the image beyond it.
@@ -106,8 +108,8 @@ def _image_problem(entry: dict) -> str | None:
     sides = [entry[key] for key in ("height", "width") if key in entry]
     if not all(map(is_size, sides)):
         return f"has height or width that is not a positive whole number: {show(sides)}"
-    if len(sides) == 2 and sides[0] * sides[1] > MAX_PIXELS:
-        return f"has {sides[0]} x {sides[1]} pixels, at most {MAX_PIXELS:,} are read"
+    if len(sides) == 2 and sides[0] * sides[1] > MAX_STATED_PIXELS:
+        return f"has {sides[0]} x {sides[1]} pixels, at most {MAX_STATED_PIXELS:,} are read"
     return (
         _text_problem("file_name", entry["file_name"], MAX_PATH) if "file_name" in entry else None
     )
@@ -125,7 +127,7 @@ def is_number(value: Any) -> bool:
 
 def is_size(value: Any) -> bool:
     """Check for a height or a width in pixels."""
-    return is_number(value) and 0 < value <= MAX_PIXELS and value == int(value)
+    return is_number(value) and 0 < value <= MAX_STATED_PIXELS and value == int(value)
 
 
 def image_sizes(content: dict) -> dict[int | str, tuple[int, int] | None]:
@@ -279,7 +281,7 @@ def box_fault(box: Any, size: tuple[int, int] | None) -> str | None:
     """Return why a box cannot even be scored."""
     if not isinstance(box, list) or len(box) != 4:
         return f"box {show(box)}, expected [x, y, width, height]"
-    limit = MAX_BOX_SIDES * (max(size) if size else MAX_PIXELS)
+    limit = MAX_BOX_SIDES * (max(size) if size else MAX_STATED_PIXELS)
     for value in box:
         if not is_number(value) or not -float("inf") < value < float("inf"):
             return f"box {show(box)} has a value that is not a finite number"

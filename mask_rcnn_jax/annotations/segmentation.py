@@ -16,12 +16,17 @@ from typing import Any
 import numpy as np
 from pycocotools import mask as coco_mask
 
+from mask_rcnn_jax.rle import LONG_RUN, split_long
+
 Segmentation = Sequence[Any] | dict[str, Any]
 # A coordinate may lie this many times the longer side of the image from its corner.
 MAX_SIDES = 100
 # Pixels of an outline. To draw it takes about 100 bytes and 0.1 microseconds each.
 MAX_OUTLINE = 2_000_000
-# Symbols of a run in a string: 30 bits, since pycocotools shifts numbers of 32.
+# Pixels, since pycocotools counts fifths of a pixel in 32 bits.
+MAX_COORDINATE = 400_000_000
+# Symbols of a run in a string: 30 bits, since pycocotools shifts numbers of 32. Runs of images of
+# LONG_RUN pixels or more may have seven, see `_readable`.
 _MAX_SYMBOLS = 6
 _RUNS = 1 << 18  # that are decoded at once
 
@@ -68,7 +73,7 @@ def part_fault(part: Any, height: int, width: int) -> str | None:
     if not set(map(type, part)) <= {int, float}:
         odd = next(value for value in part if type(value) not in (int, float))
         return f"polygon has the coordinate {show(odd)}, which is not a finite number"
-    limit = MAX_SIDES * max(height, width)
+    limit = min(MAX_SIDES * max(height, width), MAX_COORDINATE)
     low, high = min(part), max(part)
     if not (-limit <= low and high <= limit and math.isfinite(sum(part))):
         far = next(value for value in part if not -limit <= value <= limit)
@@ -149,10 +154,11 @@ def run_lengths(rle: dict) -> np.ndarray:
     ends = np.flatnonzero(symbols & 32 == 0)
     if not symbols.size or symbols.max() > 63 or not ends.size or ends[-1] != symbols.size - 1:
         return np.array([-1])
+    longest = _MAX_SYMBOLS + (math.prod(rle["size"]) >= LONG_RUN)
     runs, start = np.empty(len(ends), np.int64), 0
     for first in range(0, len(ends), _RUNS):
         part = ends[first : first + _RUNS] - start
-        numbers = _numbers(symbols[start : start + part[-1] + 1], part)
+        numbers = _numbers(symbols[start : start + part[-1] + 1], part, longest)
         if numbers is None:
             return np.array([-1])
         runs[first : first + _RUNS] = numbers
@@ -162,11 +168,12 @@ def run_lengths(rle: dict) -> np.ndarray:
     return runs
 
 
-def _numbers(symbols: np.ndarray, ends: np.ndarray) -> np.ndarray | None:
-    """Decode numbers by their symbols, uint8, and the places of their last; None if one is long."""
+def _numbers(symbols: np.ndarray, ends: np.ndarray, longest: int) -> np.ndarray | None:
+    """Decode numbers by their symbols, uint8, and the places of their last; None if one is longer
+    than `longest` symbols."""
     starts = np.concatenate([[0], ends[:-1] + 1])
     sizes = ends - starts + 1
-    if sizes.max() > _MAX_SYMBOLS:
+    if sizes.max() > longest:
         return None
     shifts = 5 * (np.arange(symbols.size) - np.repeat(starts, sizes))
     numbers = np.add.reduceat((symbols & 31).astype(np.int64) << shifts, starts)
@@ -198,10 +205,29 @@ def segmentation_area(segmentation: Segmentation, height: int, width: int) -> fl
 def segmentation_box(segmentation: Segmentation, height: int, width: int) -> list[float]:
     """Return the tight box `[x, y, width, height]` in pixels."""
     if isinstance(segmentation, dict):
-        return coco_mask.toBbox(to_rle(segmentation, height, width)).tolist()
+        return code_box(to_rle(segmentation, height, width))
     points = np.concatenate([np.asarray(part, np.float64).reshape(-1, 2) for part in segmentation])
     low, high = points.min(axis=0), points.max(axis=0)
     return [*low.tolist(), *(high - low).tolist()]
+
+
+def code_box(code: dict[str, Any]) -> list[float]:
+    """Return the tight box `[x, y, width, height]` of a compressed RLE in pixels."""
+    height, width = code["size"]
+    if height * width < LONG_RUN:
+        return coco_mask.toBbox(code).tolist()
+    edges = np.cumsum(run_lengths(code))
+    starts, ends = edges[:-1:2], edges[1::2]
+    starts, ends = starts[ends > starts], ends[ends > starts]  # pycocotools counts empty runs
+    if not starts.size:
+        return [0.0] * 4
+    first, last = starts // height, (ends - 1) // height
+    rows, ends_at = starts - first * height, ends - last * height
+    if (first != last).any():  # on from the foot of a column to the head of the next
+        top, bottom = 0, height
+    else:
+        top, bottom = int(rows.min()), int(ends_at.max())
+    return [float(first[0]), float(top), float(last[-1] - first[0] + 1), float(bottom - top)]
 
 
 def clipped_box(box: Sequence[float], height: int, width: int) -> np.ndarray:
@@ -222,10 +248,11 @@ def to_rle(segmentation: Segmentation, height: int, width: int) -> dict[str, Any
     if isinstance(segmentation, dict):
         counts = segmentation["counts"]
         if isinstance(counts, list):
+            counts = split_long(np.array(counts, np.int64))
             rle = {"size": [height, width], "counts": counts}
             return coco_mask.frPyObjects(rle, height, width)
         counts = counts.encode() if isinstance(counts, str) else counts
-        return {"size": [height, width], "counts": counts}
+        return _readable({"size": [height, width], "counts": counts})
     if not segmentation:
         return mask_to_rle(np.zeros((height, width), bool))
     polygons = (np.asarray(part, np.float64).tolist() for part in segmentation)
@@ -238,6 +265,15 @@ def union(codes: Iterable[dict[str, Any]]) -> dict[str, Any]:
     for count, code in enumerate(codes, start=1):
         joined.append(code)
         while count % 2 == 0:
-            joined[-2:] = [coco_mask.merge(joined[-2:])]
+            joined[-2:] = [_readable(coco_mask.merge(joined[-2:]))]
             count //= 2
-    return coco_mask.merge(joined)
+    return _readable(coco_mask.merge(joined))
+
+
+def _readable(code: dict[str, Any]) -> dict[str, Any]:
+    """The same mask, in runs that pycocotools reads; see `rle.split_long`."""
+    height, width = code["size"]
+    if height * width < LONG_RUN:
+        return code
+    runs = {"size": [height, width], "counts": split_long(run_lengths(code))}
+    return coco_mask.frPyObjects(runs, height, width)

@@ -11,7 +11,7 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
-from mask_rcnn_jax.annotations.checks import MAX_PIXELS, crop_fault
+from mask_rcnn_jax.annotations.checks import MAX_STATED_PIXELS, crop_fault
 from mask_rcnn_jax.annotations.ids import is_id
 from mask_rcnn_jax.annotations.segmentation import (
     Segmentation,
@@ -238,8 +238,8 @@ def _dataset_problems(dataset: Dataset) -> Iterator[str]:
             yield f"{where} has the id {record.id!r}, expected a whole number or string of its own"
         if not all(isinstance(side, int) and side > 0 for side in (record.height, record.width)):
             yield f"{where} has the size {record.height} x {record.width}, expected whole numbers"
-        elif record.height * record.width > MAX_PIXELS:
-            yield f"{where} has more than {MAX_PIXELS:,} pixels"
+        elif record.height * record.width > MAX_STATED_PIXELS:
+            yield f"{where} has more than {MAX_STATED_PIXELS:,} pixels"
         seen.add(record.id)
         for number, annotation in enumerate(record.annotations):
             size = record.height, record.width

@@ -7,7 +7,7 @@ from pycocotools import mask as coco_mask
 from mask_rcnn_jax.annotations.checks import BOX, MASK, box_fault, is_number, show
 from mask_rcnn_jax.annotations.ids import is_zero
 from mask_rcnn_jax.annotations.reader import GroundTruth
-from mask_rcnn_jax.annotations.segmentation import rle_fault, segmentation_fault, to_rle
+from mask_rcnn_jax.annotations.segmentation import code_box, rle_fault, segmentation_fault, to_rle
 from mask_rcnn_jax.evaluation.notes import absent_image
 
 
@@ -20,7 +20,7 @@ def fill_annotations(truth: GroundTruth, iou_type: str) -> list[dict]:
             size = truth.sizes[entry["image_id"]]
             assert size is not None  # without one, the check leaves no segmentation
             code = to_rle(entry["segmentation"], *size)
-            box = coco_mask.toBbox(code).tolist() if box is None else box
+            box = code_box(code) if box is None else box
             area = float(coco_mask.area(code)) if area is None else area
         assert box is not None  # the check asks for a box or a segmentation
         area = box[2] * box[3] if area is None else area
@@ -82,7 +82,7 @@ def fill_results(truth: GroundTruth, results: list[dict], iou_type: str, source:
             if fault := _mask_fault(geometry, *size):
                 raise ValueError(f"{where}: {fault}")
             geometry = to_rle(geometry, *size)
-            box, area = coco_mask.toBbox(geometry).tolist(), float(coco_mask.area(geometry))
+            box, area = code_box(geometry), float(coco_mask.area(geometry))
         entry = {k: result[k] for k in ("image_id", "category_id", "score")}
         entry |= {"id": i + 1, "iscrowd": 0, "bbox": box, "area": area, key: geometry}
         filled.append(entry)

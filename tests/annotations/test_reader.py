@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from mask_rcnn_jax.annotations.checks import MAX_PIXELS
+from mask_rcnn_jax.annotations.checks import MAX_STATED_PIXELS
 from mask_rcnn_jax.annotations.ids import MAX_NAME
 from mask_rcnn_jax.annotations.reader import read_ground_truth, read_json
 from mask_rcnn_jax.data.coco import check_coco, load_coco
@@ -251,7 +251,7 @@ FILE_PROBLEMS = {
     "height of 400 digits": (image(height=10**400), "images[0] has height or width that is not"),
     "too many pixels": (
         image(height=10**5, width=10**5),
-        f"images[0] has 100000 x 100000 pixels, at most {MAX_PIXELS:,} are read",
+        f"images[0] has 100000 x 100000 pixels, at most {MAX_STATED_PIXELS:,} are read",
     ),
     "ids of two kinds": (
         {"categories": [{"id": 3, "name": "cat"}, {"id": "3", "name": "dog"}]},
