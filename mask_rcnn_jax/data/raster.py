@@ -18,6 +18,7 @@ import numpy as np
 from mask_rcnn_jax.annotations.reader import NotRegular, open_regular
 from mask_rcnn_jax.data.dataset import UndecodableImage
 from mask_rcnn_jax.data.images import MAX_BYTES, MAX_PIXELS, TIFF, decode_all, too_many
+from mask_rcnn_jax.data.pixel_size import PixelSize, tiff_pixel_size
 from mask_rcnn_jax.rle import Window
 from mask_rcnn_jax.terminal.safe_text import cut
 
@@ -54,6 +55,7 @@ class Raster:
     by_window: bool
     colors: str = ""  # of a TIFF of 8 bits, stored upright: "gray", "rgb" or "rgba"
     others: int = 0  # images of other sizes or types in the file; overviews do not count
+    pixel_size: PixelSize | None = None  # of a TIFF's pixels, if it says
 
     def read(self, page: int = 0, window: Window | None = None) -> np.ndarray:
         """Read [h, w, bands] of a page: bool as uint8, halves and doubles as float32, others as
@@ -254,7 +256,8 @@ def _of_series(tiff: Any, path: str) -> Raster:
 
     given = path, (height, width), bands, len(numbers), first.dtype, "tiff", read_page
     colors = _colors(first) if bands == first.samplesperpixel else ""
-    return Raster(*given, by_window=_has_parts(first), colors=colors, others=others)
+    size = tiff_pixel_size(tiff)
+    return Raster(*given, _has_parts(first), colors=colors, others=others, pixel_size=size)
 
 
 def _colors(page: Any) -> str:
