@@ -12,20 +12,33 @@ def outer_parts(parts: Sequence[np.ndarray]) -> list[np.ndarray]:
     Args:
         parts: float [p, 2] polygons; one inside another is a hole (even-odd rule).
     """
+    joined = []
+    for part, *holes in with_holes(parts):
+        for hole in holes:
+            part = _bridged(part, hole)
+        joined.append(part)
+    return joined
+
+
+def with_holes(parts: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
+    """Return each part of an object, followed by its holes, which turn the other way.
+
+    Args:
+        parts: float [p, 2] polygons; one inside another is a hole (even-odd rule).
+    """
     depths = [_depth(part, parts) for part in parts]
     outer = [_turned(part, 1) for part, depth in zip(parts, depths, strict=True) if not depth % 2]
     holes = [_turned(part, -1) for part, depth in zip(parts, depths, strict=True) if depth % 2]
     if not outer:  # each lies in another, only where polygons cross
-        return list(parts)
-    joined = list(outer)
+        return [[part] for part in parts]
+    found = [[part] for part in outer]
     for hole in holes:
         around = [k for k, part in enumerate(outer) if _contains(part, hole)]
         if not around:  # only where polygons cross
             continue
         # The smallest of them is its own: others hold an island in a hole.
-        own = min(around, key=lambda k: cv2.contourArea(outer[k]))
-        joined[own] = _bridged(joined[own], hole)
-    return joined
+        found[min(around, key=lambda k: cv2.contourArea(outer[k]))].append(hole)
+    return found
 
 
 def join_parts(parts: Sequence[np.ndarray]) -> np.ndarray:

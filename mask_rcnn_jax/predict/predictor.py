@@ -14,6 +14,7 @@ from PIL import Image
 
 from mask_rcnn_jax.config import as_recipe
 from mask_rcnn_jax.data.options import all_canvases
+from mask_rcnn_jax.data.pixel_size import read_pixel_size
 from mask_rcnn_jax.data.resize import ResizePlan, resize_image, resize_plan
 from mask_rcnn_jax.data.tiles import tiling, view_windows
 from mask_rcnn_jax.models.build import build_model
@@ -167,7 +168,9 @@ class Predictor:
             masks = None if found.masks is None else found.masks[rows]
             arrays = found.boxes[rows], found.scores[rows], found.classes[rows], masks
             fields = dict(zip(("boxes", "scores", "classes", "mask_grids"), arrays, strict=True))
-        return Result(image.image, **fields, categories=self.categories, path=path, **self._rules)
+        size = read_pixel_size(path) if path and "://" not in path else None
+        known: dict[str, Any] = {"categories": self.categories, "path": path, "pixel_size": size}
+        return Result(image.image, **fields, **known, **self._rules)
 
     def decoded_size(self, size: tuple[int, int]) -> tuple[int, int] | None:
         """Return what `decode_image` takes as `at_least` for an image (height, width)."""

@@ -10,9 +10,13 @@ from typing import Any, Literal
 import cv2
 import numpy as np
 
+from mask_rcnn_jax.data.pixel_size import PixelSize
 from mask_rcnn_jax.evaluation import visualize
 from mask_rcnn_jax.evaluation.encode import ImageDetections, Masks, encode_image, mask_crop
+from mask_rcnn_jax.predict.regions import measure
 from mask_rcnn_jax.rle import WindowMask
+
+RGB = ("red", "green", "blue")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -36,6 +40,9 @@ class Result:
             is x2 - x1 + 1.
         window_masks: the pixels of N masks that were merged from tiles; None without tiles.
         track_ids: [N] int32, equal for an object in all frames of a video; None without tracks.
+        pixels: [H, W, C] as the file has them, where `image` is only a view of them; else None.
+        band_names: of the C bands; () where `image` is all there is.
+        pixel_size: of a TIFF's pixels, in its unit; None if it does not say.
     """
 
     image: np.ndarray
@@ -49,6 +56,9 @@ class Result:
     inclusive_boxes: bool = False
     window_masks: Sequence[WindowMask] | None = None
     track_ids: np.ndarray | None = None
+    pixels: np.ndarray | None = None
+    band_names: tuple[str, ...] = ()
+    pixel_size: PixelSize | None = None
 
     def __len__(self) -> int:
         return len(self.scores)
@@ -125,6 +135,34 @@ class Result:
         for mask, (crop, (x, y)) in zip(masks, self.crops(), strict=True):
             mask[y : y + crop.shape[0], x : x + crop.shape[1]] = crop
         return masks
+
+    def labels(self) -> np.ndarray:
+        """An image [H, W] with 0 for background and k for object k - 1: uint16, or uint32 of more
+        than 65,535 objects. Where masks overlap, the higher score wins; nothing for boxes alone."""
+        order = np.argsort(-self.scores, kind="stable").tolist()
+        image = np.zeros(self.image.shape[:2], np.uint16 if len(self) < 1 << 16 else np.uint32)
+        for k, (crop, (x, y)) in zip(order, self[order].crops(), strict=self.has_masks):
+            window = image[y : y + crop.shape[0], x : x + crop.shape[1]]
+            window[(crop > 0) & (window == 0)] = k + 1
+        return image
+
+    def regions(self) -> dict[str, np.ndarray]:
+        """A table of the objects: columns of N values, which `pandas.DataFrame` takes.
+
+        `label` is that of `labels`, then come `class`, `score` and `track_id`, if there are tracks,
+        and the properties of skimage.measure.regionprops_table that `regions.measure` has, those of
+        intensity for each band. Each mask is measured whole, also where others cover it.
+        """
+        pixels = self.image if self.pixels is None else self.pixels
+        bands = self.band_names or RGB
+        tracks = {} if self.track_ids is None else {"track_id": self.track_ids}
+        return {
+            "label": np.arange(1, len(self) + 1),
+            "class": np.array(self.names, dtype=str),
+            "score": self.scores,
+            **tracks,
+            **measure(self.crops(), self.boxes, pixels, bands, self.pixel_size),
+        }
 
     def polygons(self) -> list[list[np.ndarray]]:
         """Outlines for each object: float32 [p, 2] (x, y) with sub-pixel corners, as drawn.

@@ -15,9 +15,11 @@ import numpy as np
 from pycocotools import mask as coco_mask
 
 from mask_rcnn_jax.evaluation.visualize import write_image
+from mask_rcnn_jax.predict.geojson import write_geojson
 from mask_rcnn_jax.predict.inputs import Input
 from mask_rcnn_jax.predict.outlines import join_parts, outer_parts
 from mask_rcnn_jax.predict.result import Result
+from mask_rcnn_jax.predict.tables import import_tifffile, region_rows, write_label_image
 from mask_rcnn_jax.rle import cut
 from mask_rcnn_jax.terminal.safe_text import file_name
 
@@ -27,15 +29,15 @@ CSV_HEAD = "file_name category category_id score x y width height mask_area".spl
 def write_masks(result: Result, folder: Path, name: PurePosixPath) -> None:
     """Write one uint16 PNG as large as the image: 0 is background, k the k-th object by score.
 
-    Where masks overlap, the higher score wins. Boxes alone give an empty image.
+    Where masks overlap, the higher score wins. Boxes alone give an empty image. Raises ValueError
+    for more objects than 65,535.
     """
-    image = np.zeros(result.image.shape[:2], np.uint16)
-    for k, (crop, (x, y)) in enumerate(result.crops(), start=1):
-        window = image[y : y + crop.shape[0], x : x + crop.shape[1]]
-        window[(crop > 0) & (window == 0)] = k
+    if len(result) >= 1 << 16:
+        found = f"{name}: {len(result)} objects, more than the 65,535 that a PNG of 16 bits numbers"
+        raise ValueError(f"{found}; --save label_images has more")
     path = folder / "masks" / name.with_suffix(".png")
     path.parent.mkdir(parents=True, exist_ok=True)
-    if not cv2.imwrite(str(path), image):
+    if not cv2.imwrite(str(path), result.labels()):
         raise OSError(f"{path}: the image cannot be written")
 
 
@@ -148,20 +150,25 @@ WRITERS: dict[str, Write] = {
     "crops": write_crops,
     "yolo": write_yolo,
     "labelme": write_labelme,
+    "label_images": write_label_image,
+    "geojson": write_geojson,
 }
-KINDS = (*WRITERS, "labelstudio", "csv")
-FOLDERS = {"masks": "masks", "crops": "crops", "yolo": "labels", "labelme": "labelme"}
-LABELS = {"yolo": ".txt", "labelme": ".json"}  # what people correct by hand
+KINDS = (*WRITERS, "labelstudio", "csv", "regions")
+FOLDERS = {kind: kind for kind in WRITERS} | {"yolo": "labels"}
+LABELS = {"yolo": ".txt", "labelme": ".json", "geojson": ".geojson"}  # what people correct by hand
 WRITTEN = ".written"  # digests of labels as they were written, a line each
 
 
 def check_replaced(
     sources: Sequence[str], images: Sequence[Input], folder: Path, kinds: Sequence[str]
 ) -> None:
-    """Raise ValueError if some `kinds` would replace an input, or labels of another origin.
+    """Raise ValueError if some `kinds` would replace an input, or labels of another origin, or need
+    a package that is missing.
 
     Labels may be replaced as long as they are what `ResultFiles` wrote into the folder.
     """
+    if "label_images" in kinds:
+        import_tifffile()
     found = [Path(source).resolve() for source in sources if "://" not in source]
     for kind in _per_image(kinds):
         place = folder / FOLDERS[kind]
@@ -200,6 +207,7 @@ class Records(NamedTuple):
 
     entries: list[dict[str, Any]]  # COCO results with `file_name` and `category`, box and mask
     task: dict[str, Any] | None  # of Label Studio
+    regions: tuple[list[str], list[list[Any]]] | None = None  # head and rows
 
 
 class ResultFiles:
@@ -219,12 +227,11 @@ class ResultFiles:
         self._opened = ExitStack()
         self._entries = self._list("detections.json")
         self._tasks = self._list("labelstudio.json") if "labelstudio" in kinds else None
-        self._csv = None
-        if "csv" in kinds:
-            path = folder / "detections.csv"
-            file = self._opened.enter_context(open(path, "w", newline="", encoding="utf-8"))
-            self._csv = csv.writer(file)
+        self._csv = self._table("detections.csv") if "csv" in kinds else None
+        if self._csv:
             self._csv.writerow(CSV_HEAD)
+        self._regions = self._table("regions.csv") if "regions" in kinds else None
+        self._regions_head: list[str] = []
         self._written = None
         if not LABELS.keys().isdisjoint(kinds):
             # Without a buffer, so that each line is written whole, by any thread.
@@ -244,7 +251,9 @@ class ResultFiles:
         entries = [
             {"file_name": str(image.name), "category": name, **entry} for name, entry in named
         ]
-        return Records(entries, label_studio_task(result, image.name) if self._tasks else None)
+        task = label_studio_task(result, image.name) if self._tasks else None
+        regions = region_rows(result, str(image.name)) if self._regions else None
+        return Records(entries, task, regions)
 
     def add(self, records: Records) -> None:
         """Append an image to the lists."""
@@ -254,7 +263,18 @@ class ResultFiles:
                 self._csv.writerow(csv_row(entry))
         if self._tasks:
             self._tasks.append(records.task)
+        if self._regions and records.regions:
+            head, rows = records.regions
+            if not self._regions_head:  # bands have names when the first image is read
+                self._regions_head = head
+                self._regions.writerow(head)
+            self._regions.writerows(rows)
         self.count += len(records.entries)
+
+    def _table(self, name: str) -> Any:
+        # Names of files and classes may hold lone surrogates.
+        how: dict[str, Any] = {"encoding": "utf-8", "errors": "backslashreplace", "newline": ""}
+        return csv.writer(self._opened.enter_context(open(self._folder / name, "w", **how)))
 
     def _list(self, name: str) -> "_JsonList":
         return self._opened.enter_context(closing(_JsonList(self._folder / name)))

@@ -78,14 +78,14 @@ def test_every_file_has_the_place_of_its_image(saved):
     _, folder = saved
     found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     assert found == {
-        *("detections.json", "detections.csv", "labelstudio.json", ".written"),
-        *("masks/deep/a_2.png", "labels/deep/a_2.txt"),
-        *("labelme/deep/a_2.jpg", "labelme/deep/a_2.json"),
+        *("detections.json", "detections.csv", "labelstudio.json", "regions.csv", ".written"),
+        *("masks/deep/a_2.png", "labels/deep/a_2.txt", "label_images/deep/a_2.tif"),
+        *("labelme/deep/a_2.jpg", "labelme/deep/a_2.json", "geojson/deep/a_2.geojson"),
         *(f"crops/{name}/deep/a_2_{k}.png" for k, name in enumerate(["bolt", "nut", "nut"], 1)),
     }
 
 
-LABELS = ("labels/deep/a_2.txt", "labelme/deep/a_2.json")
+LABELS = ("labels/deep/a_2.txt", "labelme/deep/a_2.json", "geojson/deep/a_2.geojson")
 
 
 def test_labels_as_infer_wrote_them_are_replaced(saved):
@@ -110,7 +110,7 @@ def test_other_labels_are_never_replaced(how, label, saved):
     if how == "corrected, then infer without it":
         with ResultFiles(folder, ["masks"]) as files:
             files.add(files.write(result, IMAGE, 5))
-    with pytest.raises(ValueError, match=f"such as {path.parent}|2 files .* such as {folder}"):
+    with pytest.raises(ValueError, match=f"such as {path.parent}|3 files .* such as {folder}"):
         check_replaced([IMAGE.source], [IMAGE], folder, KINDS)
 
 
@@ -189,6 +189,15 @@ def test_csv_has_a_row_per_object(saved):
     assert [row["category"] for row in rows] == result.names
     assert [int(row["mask_area"]) for row in rows] == result.masks.sum(axis=(1, 2)).tolist()
     assert rows[0]["x"] == "10.0" and rows[0]["width"] == "40.0" and rows[0]["score"] == "0.9"
+
+
+def test_names_that_are_no_text_are_escaped_in_tables(tmp_path):
+    odd = Input("b", PurePosixPath("b\udcff.jpg"), PurePosixPath("b.jpg"))
+    with ResultFiles(tmp_path, ["csv", "regions"]) as files:
+        files.add(files.write(make_result(), odd, 1))
+    for name in ("detections.csv", "regions.csv"):
+        with open(tmp_path / name, newline="", encoding="utf-8") as file:
+            assert [row["file_name"] for row in csv.DictReader(file)] == ["b\\udcff.jpg"] * 4
 
 
 def test_boxes_alone_become_rectangles(tmp_path):

@@ -1,0 +1,73 @@
+"""Objects as GeoJSON, with the properties that QuPath reads and, flat, those of a map."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from mask_rcnn_jax.predict.outlines import with_holes
+from mask_rcnn_jax.predict.result import Result
+
+ToMap = Callable[[np.ndarray], np.ndarray]  # of float64 [n, 2] (x, y) to [n, 2] of a map
+# Decimals: a hundredth of a pixel; of a map, a nanometer, or in degrees a tenth of a millimeter.
+_PIXEL_DECIMALS, _MAP_DECIMALS = 2, 9
+
+
+def features(result: Result, to_map: ToMap | None = None) -> list[dict[str, Any]]:
+    """Features with a Polygon or MultiPolygon with holes for each object, or with its box if the
+    model finds boxes alone; an object without an area has none.
+
+    to_map: for coordinates of a map; by default they are pixels, with y down.
+    """
+    found = []
+    rows = zip(result.names, result.scores, result.boxes, result.polygons(), strict=True)
+    for label, (name, score, box, parts) in enumerate(rows, start=1):
+        shapes = with_holes(parts) if result.has_masks else [[_corners(box)]]
+        polygons = [[_ring(line, k, to_map) for k, line in enumerate(shape)] for shape in shapes]
+        polygons = [[ring for ring in polygon if ring] for polygon in polygons if polygon[0]]
+        if not polygons:
+            continue
+        geometry: dict[str, Any] = {"type": "MultiPolygon", "coordinates": polygons}
+        if len(polygons) == 1:
+            geometry = {"type": "Polygon", "coordinates": polygons[0]}
+        value = round(float(score), 4)
+        properties = {
+            "objectType": "detection",
+            "classification": {"name": name},
+            "measurements": {"score": value},
+            "label": label,
+            "class": name,
+            "score": value,
+        }
+        found.append({"type": "Feature", "geometry": geometry, "properties": properties})
+    return found
+
+
+def write_geojson(result: Result, folder: Path, name: PurePosixPath) -> None:
+    """Write the objects of an image in pixels, as QuPath opens them over it."""
+    path = folder / "geojson" / name.with_suffix(".geojson")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {"type": "FeatureCollection", "features": features(result)}
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+def _ring(line: np.ndarray, place: int, to_map: ToMap | None) -> list[list[float]]:
+    """A closed ring: the outer one, of place 0, counterclockwise and holes clockwise where y goes
+    up, as RFC 7946 has it. Empty without an area."""
+    line = np.asarray(line, np.float64)
+    decimals = _MAP_DECIMALS if to_map else _PIXEL_DECIMALS
+    points = np.round(to_map(line) if to_map else line, decimals)
+    x, y = (points - points[0]).T
+    area = float(x @ np.roll(y, -1) - y @ np.roll(x, -1))
+    if not area or not np.isfinite(area):
+        return []
+    if (area > 0) == (place > 0):
+        points = points[::-1]
+    return [*points.tolist(), points[0].tolist()]
+
+
+def _corners(box: np.ndarray) -> np.ndarray:
+    x1, y1, x2, y2 = box
+    return np.array([[x1, y1], [x2, y1], [x2, y2], [x1, y2]])
