@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -73,10 +73,15 @@ class ModelOptions:
     Attributes:
         num_classes: classes without background; 0: as annotated.
         init_from: a run's workdir or a weight file to start from; '': random weights.
+        adapt_input: how `init_from` for red, green and blue takes the bands of
+            `data.bands.names`: "mean" gives each the mean of the three, "repeat" the three in turn
+            (timm's way), "names" to those named red, green and blue their own and the mean to the
+            others, all times 3 / number of bands; with "none" there must be three.
     """
 
     num_classes: int = 0
     init_from: str = ""
+    adapt_input: Literal["none", "mean", "repeat", "names"] = "none"
     input: ImageInput = ImageInput()
     anchors: AnchorGrid = AnchorGrid()
     box_coder: BoxCoder = BoxCoder()
@@ -113,7 +118,8 @@ class ModelOptions:
 
 
 # The sections of a model.
-PARTS = tuple(f.name for f in fields(ModelOptions) if f.name not in ("num_classes", "init_from"))
+_NO_PARTS = ("num_classes", "init_from", "adapt_input")
+PARTS = tuple(f.name for f in fields(ModelOptions) if f.name not in _NO_PARTS)
 
 
 def name_part(section: str, entries: Any, *, imports: bool = True) -> parts.Named:

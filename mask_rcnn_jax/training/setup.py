@@ -247,7 +247,8 @@ def initial_state(
         variables = inherit(variables, teacher)
     if source and not resuming:
         options = dict(raw=recipe.eval.weights == "raw", accept_mismatch=accept_mismatch)
-        variables = pretrained.initialize_from(variables, recipe.model, **options)
+        bands = recipe.data.bands.names
+        variables = pretrained.initialize_from(variables, recipe.model, bands, **options)
     tx = build_optimizer(recipe, schedule, variables["params"], model.backbone, optimizer)
     return TrainState.start(variables, tx, recipe.train), tx
 

@@ -29,6 +29,7 @@ from mask_rcnn_jax.weights.files import read_weights
 from mask_rcnn_jax.weights.run_checkpoint import find_checkpoint, load_checkpoint
 from mask_rcnn_jax.weights.saved_model import saved_entries
 from mask_rcnn_jax.weights.sources import RANGES, SOURCES
+from mask_rcnn_jax.weights.stem import fit_stem
 
 # Layers whose shape depends on the number of classes.
 CLASS_DEPENDENT = (
@@ -50,6 +51,7 @@ NOT_PRETRAINED = (
     *(f"/output{stage}_norm/{leaf}" for stage in range(2, 6) for leaf in ("scale", "bias")),
 )
 
+COLOR_STATISTICS = ("model.input.mean", "model.input.std")
 # What a model may lack: one of boxes alone takes the weights of a Mask R-CNN, and a float model
 # those of one in int8.
 NOT_NEEDED = ("mask_head", RANGE)
@@ -95,6 +97,7 @@ def load(
         found = _differences_from_saved(path, section, antialias) or []
     else:
         variables, about, found = _load_file(path, section, antialias)
+    found = [d for d in found if not _is_of_other_bands(d)]
     stated = [d for d in found if d.is_stated and (refused is None or d.entry in refused)]
     if stated and not accept_mismatch:
         raise ValueError(advice(path, stated))
@@ -105,19 +108,33 @@ def load(
     return variables
 
 
+def _is_of_other_bands(difference: Difference) -> bool:
+    """Whether means or deviations of another number of bands differ; the stem's shape does then."""
+    ours, theirs = difference.ours, difference.theirs
+    is_listed = isinstance(ours, tuple) and isinstance(theirs, tuple)
+    return difference.entry in COLOR_STATISTICS and is_listed and len(ours) != len(theirs)
+
+
 def initialize_from(
-    variables: dict, model: ModelOptions, *, raw: bool = False, accept_mismatch: bool = False
+    variables: dict,
+    model: ModelOptions,
+    bands: Sequence[str] = (),
+    *,
+    raw: bool = False,
+    accept_mismatch: bool = False,
 ) -> dict:
     """Merge the weights at `model.init_from`, a backbone or a detector, into `variables`.
 
     Layers sized by the number of classes keep their initial values, and are logged, if that number
-    differs. Raises ValueError for anything else that does not fit, and as `load` does for another
+    differs. `bands` are names of images other than red, green and blue, to which the stem is
+    fitted. Raises ValueError for anything else that does not fit, and as `load` does for another
     `TRUNK`. `raw` is that of `load_checkpoint`.
     """
     source = model.init_from
     given: dict[str, Any] = dict(raw=raw, accept_mismatch=accept_mismatch, refused=TRUNK)
-    variables, report = merge_into(variables, load(source, model, **given), source=source)
-    for line in report:
+    loaded, lines = fit_stem(load(source, model, **given), variables, model, bands, source)
+    variables, report = merge_into(variables, loaded, source=source)
+    for line in lines + report:
         logging.info("%s", line)
     return variables
 
