@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-Color = tuple[int, int, int]  # RGB, 0..255
+Color = tuple[int, ...]  # of each band, or of all, 0..255
 _EPSILON = 1e-6  # pixels
 
 
@@ -39,6 +39,15 @@ def compose(first: Affine, second: Affine) -> Affine:
     fill = second.fill if first.fill is None else first.fill
     tight, torch_masks = first.tight or second.tight, first.torch_masks or second.torch_masks
     return Affine(matrix, second.size, fill, tight, torch_masks)
+
+
+def fill_of(fill: Color, bands: int) -> Color:
+    """Return a color's value for each band; ValueError for one of another number of bands."""
+    if len(fill) == bands:
+        return fill
+    if len(set(fill)) > 1:
+        raise ValueError(f"fill is {fill}, expected one value, or one for each of {bands} bands")
+    return fill[:1] * bands
 
 
 def reveals(first: Affine, second: Affine, size: tuple[int, int]) -> bool:

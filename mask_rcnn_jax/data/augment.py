@@ -13,7 +13,8 @@ from mask_rcnn_jax.data.example import Example
 from mask_rcnn_jax.data.geometry import Geometry
 
 # `augment(example, rng)` returns a new example:
-#   * the image may have another size; it is resized afterwards as any other image is;
+#   * the image is [H, W, C], uint8 or float32 in 0..255, and stays so; it may have another size: it
+#     is resized afterwards as any other image is;
 #   * image and objects must agree: replace every object that moved by its `with_mask` or
 #     `with_polygons`, which recompute box and area too;
 #   * an object that is left out is dropped; one without any pixel left must be left out;
@@ -125,9 +126,10 @@ def _fault(num_classes: int, boxes_only: bool, example: Any, before: Example) ->
     if not isinstance(example, Example):
         return f"{type(example).__name__}, expected an Example"
     image = example.image
-    if not is_image(image):
+    given = before.image
+    if not is_image(image, given.shape[2]) or image.dtype != given.dtype:
         found = f"{getattr(image, 'dtype', type(image).__name__)} {np.shape(image)}"
-        return f"an image of {found}, expected uint8 [H, W, 3]"
+        return f"an image of {found}, expected {given.dtype} [H, W, {given.shape[2]}]"
     if not isinstance(example.objects, tuple | list):
         return f"objects of type {type(example.objects).__name__}, expected a tuple"
     height, width, _ = image.shape
@@ -142,12 +144,12 @@ def _fault(num_classes: int, boxes_only: bool, example: Any, before: Example) ->
     return None
 
 
-def is_image(value: Any) -> bool:
-    """Whether a value is an RGB image: uint8 [H, W, 3], not empty."""
+def is_image(value: Any, bands: int) -> bool:
+    """Whether a value is an image: [H, W, bands], uint8 or float32, not empty."""
     return (
         isinstance(value, np.ndarray)
-        and value.dtype == np.uint8
+        and value.dtype in (np.uint8, np.float32)
         and value.ndim == 3
-        and value.shape[2] == 3
+        and value.shape[2] == bands
         and value.size > 0
     )

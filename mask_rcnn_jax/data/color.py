@@ -1,5 +1,9 @@
-"""Kinds of augmentation that change colors, as torchvision defines them."""
+"""Kinds of augmentation that change colors, as torchvision defines them.
 
+Images are [H, W, C], uint8 or float32 in 0..255, and stay so.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import cv2
@@ -13,7 +17,7 @@ _LUMA = np.array([0.299, 0.587, 0.114])  # of red, green and blue
 
 @dataclass(frozen=True)
 class Brightness:
-    """Multiply all values by a factor.
+    """Multiply all values by a factor, those of all bands alike.
 
     Attributes:
         factors: lowest and highest factor.
@@ -38,6 +42,8 @@ class Brightness:
 class Contrast:
     """Multiply the distance from the mean gray level by a factor.
 
+    The gray level is that of red, green and blue; of other numbers of bands, their mean.
+
     Attributes:
         factors: lowest and highest factor.
         probability: probability for an image.
@@ -54,8 +60,7 @@ class Contrast:
         factor = _draw(self.factors, self.probability, rng)
         if factor is None:
             return example
-        mean = float(_LUMA @ cv2.mean(example.image)[:3])
-        return replace(example, image=_blend(example.image, mean, factor))
+        return replace(example, image=_blend(example.image, _level(example.image), factor))
 
 
 @dataclass(frozen=True)
@@ -79,7 +84,8 @@ class Saturation:
         if factor is None:
             return example
         matrix = factor * np.eye(3) + (1 - factor) * np.tile(_LUMA, (3, 1))
-        return replace(example, image=cv2.transform(example.image, matrix))
+        image = cv2.transform(example.image, matrix)
+        return replace(example, image=_limited(image, example.image.dtype))
 
 
 @dataclass(frozen=True)
@@ -107,7 +113,26 @@ class Hue:
         values = cv2.cvtColor(example.image.astype(np.float32), cv2.COLOR_RGB2HSV)
         hue = values[..., 0] + shift % 1 * 360  # degrees
         values[..., 0] = np.where(hue < 360, hue, hue - 360)
-        image = np.rint(cv2.cvtColor(values, cv2.COLOR_HSV2RGB)).astype(np.uint8)
+        image = cv2.cvtColor(values, cv2.COLOR_HSV2RGB)
+        return replace(example, image=_limited(image, example.image.dtype))
+
+
+@dataclass(frozen=True)
+class OfColors:
+    """Apply a kind to the bands that are red, green and blue.
+
+    Attributes:
+        kind: takes and returns examples of [H, W, 3].
+        places: of red, green and blue among the bands.
+    """
+
+    kind: Saturation | Hue
+    places: Sequence[int]
+
+    def __call__(self, example: Example, rng: np.random.Generator) -> Example:
+        colors = np.ascontiguousarray(example.image[..., self.places])
+        image = example.image.copy()
+        image[..., self.places] = self.kind(replace(example, image=colors), rng).image
         return replace(example, image=image)
 
 
@@ -119,6 +144,20 @@ def _draw(
     return value if rng.random() < probability else None
 
 
+def _level(image: np.ndarray) -> float:
+    if image.shape[2] == 3:
+        return float(_LUMA @ cv2.mean(image)[:3])
+    return float(image.mean(dtype=np.float64))
+
+
+def _limited(image: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Values of a type of images in 0..255."""
+    return (np.rint(image) if dtype == np.uint8 else image).clip(0, 255).astype(dtype, copy=False)
+
+
 def _blend(image: np.ndarray, level: float, factor: float) -> np.ndarray:
+    if image.dtype != np.uint8:
+        return np.clip(np.float32(level) + np.float32(factor) * (image - np.float32(level)), 0, 255)
     values = level + factor * (np.arange(256) - level)
-    return cv2.LUT(image, np.rint(values).clip(0, 255).astype(np.uint8))
+    table = np.rint(values).clip(0, 255).astype(np.uint8)
+    return cv2.LUT(image, table).reshape(image.shape)

@@ -133,7 +133,8 @@ class Dataset(Protocol):
         """The images and their objects, without pixels."""
 
     def decode(self, index: int) -> np.ndarray:
-        """Return the pixels of `images[index]`: uint8 [height, width, 3], RGB.
+        """Return the pixels of `images[index]`: uint8 [height, width, 3], RGB, or as many channels
+        as `data.bands.names` has; float32 in 0..255 with `data.image_dtype` "float32".
 
         Raises:
             UndecodableImage: the image is damaged. Training skips it, evaluation stops.

@@ -21,7 +21,8 @@ MIN_SIDE = 1e-5  # pixels of a box, as in Detectron2
 class Example:
     """An image and its objects, in original pixels, before it is resized."""
 
-    image: np.ndarray  # uint8 [H, W, 3], RGB; a copy, which may be written to
+    # [H, W, C], uint8 or float32 in 0..255, RGB or `data.bands`; a copy, which may be written to
+    image: np.ndarray
     objects: tuple[Annotation, ...]  # crowds included; must not be written to
     # A map that is yet to be applied to both. Functions of users never see one.
     pending: Affine | None = None

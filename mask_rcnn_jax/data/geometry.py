@@ -67,7 +67,8 @@ class FixedSizeCrop:
     Attributes:
         size: (height, width) after the crop; pixels. It is the canvas in training.
         pad: False leaves smaller images smaller.
-        fill: color for the padding, RGB; that of the first kind in the list counts.
+        fill: color for the padding, RGB, or a value for each band, or one for all; that of the
+            first kind in the list counts.
         boxes: "tight" recomputes boxes from masks and drops objects without any mask left, as
             Detectron2; "clip" clips boxes and drops those without area, as torchvision.
         rounding: rounding for the window's place, "floor" as in torchvision, "round" as in
@@ -159,7 +160,8 @@ class Rotation:
     Attributes:
         degrees: largest angle in either direction.
         probability: probability for an image.
-        fill: color beyond the image, RGB; that of the first kind in the list counts.
+        fill: color beyond the image, as for `fixed_size_crop`; that of the first kind in the list
+            counts.
     """
 
     degrees: float = 10.0
@@ -191,7 +193,8 @@ class Translation:
     Attributes:
         fraction: largest shift in either direction, as a fraction of the side.
         probability: probability for an image.
-        fill: color beyond the image, RGB; that of the first kind in the list counts.
+        fill: color beyond the image, as for `fixed_size_crop`; that of the first kind in the list
+            counts.
     """
 
     fraction: float = 0.1

@@ -5,7 +5,10 @@ from dataclasses import fields, replace
 from typing import Any
 
 from mask_rcnn_jax import parts
+from mask_rcnn_jax.data.affine import fill_of
 from mask_rcnn_jax.data.augment import Kind, as_kinds
+from mask_rcnn_jax.data.bands import RGB
+from mask_rcnn_jax.data.color import Hue, OfColors, Saturation
 from mask_rcnn_jax.data.copy_paste import CopyPaste
 from mask_rcnn_jax.data.geometry import FixedSizeCrop, Geometry, HorizontalFlip
 from mask_rcnn_jax.data.options import Augmentations, DataOptions
@@ -27,14 +30,27 @@ def resolve_augment(
     kinds = as_kinds(augment)
     data = _described(data, kinds)
     _check(kinds, data)
-    return kinds, data
+    return _on_bands(kinds, data.bands.names), data
 
 
 def build_augment(data: DataOptions) -> tuple[Kind, ...]:
     """Build the list of a `data` section; errors as from `resolve_augment`."""
     kinds = tuple(_build(name, data) for name in data.augment)
     _check(kinds, data)
-    return kinds
+    return _on_bands(kinds, data.bands.names)
+
+
+def _on_bands(kinds: Sequence[Kind], names: Sequence[str]) -> tuple[Kind, ...]:
+    """Return the list for bands of these names, of which some may be red, green and blue."""
+    if not names or tuple(names) == RGB:
+        return tuple(kinds)
+    colors = [kind for kind in kinds if isinstance(kind, Saturation | Hue)]
+    if colors and not set(RGB) <= set(names):
+        kind = type(colors[0]).__name__.lower()
+        expected = "expected red, green and blue among data.bands.names"
+        raise ValueError(f"data.augment has '{kind}', {expected}, which are {', '.join(names)}")
+    places = [names.index(name) for name in RGB if name in names]
+    return tuple(OfColors(kind, places) if kind in colors else kind for kind in kinds)
 
 
 def _build(name: str, data: DataOptions) -> Kind:
@@ -60,6 +76,12 @@ def _is_kind(value: Any) -> bool:
 
 def _check(kinds: Sequence[Kind], data: DataOptions) -> None:
     """Raise ValueError for kinds that do not fit the other entries."""
+    for kind in kinds:
+        if fill := getattr(kind, "fill", None):
+            try:
+                fill_of(fill, data.bands.count)
+            except ValueError as error:
+                raise ValueError(f"data.augment: {type(kind).__name__}: {error}") from error
     if any(isinstance(kind, HorizontalFlip) for kind in kinds) and data.flip_probability:
         raise ValueError(
             f"data.flip_probability is {data.flip_probability}, expected 0 if data.augment has "

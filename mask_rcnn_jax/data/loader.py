@@ -271,7 +271,7 @@ class _TrainBatches:
 
     def _partner(self, rng: np.random.Generator) -> Example | None:
         try:
-            return read_example(self.dataset, int(rng.choice(self.partners)))
+            return read_example(self.dataset, int(rng.choice(self.partners)), self.options)
         except UndecodableImage:
             return None
 

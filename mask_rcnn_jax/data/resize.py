@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 import cv2
 import numpy as np
-from PIL import Image
 
 from mask_rcnn_jax.data.options import ExampleOptions, canvas_size
+from mask_rcnn_jax.data.warp import antialiased
 
 
 class ResizePlan(NamedTuple):
@@ -120,21 +120,6 @@ def resize_image(
         out = target[..., 0] if image.shape[2] == 1 else target
         cv2.resize(pixels, (width, height), dst=out, interpolation=cv2.INTER_LINEAR)
     return canvas
-
-
-def antialiased(
-    image: np.ndarray,
-    size: tuple[int, int],
-    box: tuple[float, float, float, float] | None = None,
-) -> np.ndarray:
-    """Resize [H, W, C], or a box (x1, y1, x2, y2) of it, to (height, width), averaging all pixels
-    where it shrinks, as Pillow does; uint8 stays uint8, other numbers become float32."""
-    whole = (size[1], size[0]), Image.Resampling.BILINEAR, box
-    if image.dtype == np.uint8 and image.shape[2] == 3:
-        return np.asarray(Image.fromarray(np.ascontiguousarray(image)).resize(*whole))
-    kind = np.uint8 if image.dtype == np.uint8 else np.float32
-    bands = (np.ascontiguousarray(band, kind) for band in np.moveaxis(image, 2, 0))
-    return np.stack([np.asarray(Image.fromarray(one).resize(*whole)) for one in bands], axis=2)
 
 
 def resize_mask(mask: np.ndarray, plan: ResizePlan) -> np.ndarray:

@@ -108,7 +108,7 @@ class TileLoader:
                 yield ahead.popleft().result()
 
     def _decode(self, index: int) -> np.ndarray:
-        return read_example(self._dataset, index).image
+        return read_example(self._dataset, index, self._options).image
 
 
 def _plan(

@@ -1,6 +1,7 @@
 """From an image record to one row of a `Batch`: decode, resize, pad, targets."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -54,9 +55,9 @@ def load_row(
     plan = resize_plan(*size, options, short_side, canvas=canvas)
     if augment is None:
         at_least = plan.size if options.scaled_decoding else None
-        example = read_example(dataset, index, at_least)
+        example = read_example(dataset, index, options, at_least)
     else:
-        example = augment(read_example(dataset, index))
+        example = augment(read_example(dataset, index, options))
         size = example.size
         plan = resize_plan(*size, options, short_side, canvas=canvas)
     batch.image_sizes[row] = plan.size
@@ -110,17 +111,26 @@ def _write_targets(
     targets.valid[: len(objects)] = True
 
 
-def read_example(dataset: Dataset, index: int, at_least: tuple[int, int] | None = None) -> Example:
+def read_example(
+    dataset: Dataset,
+    index: int,
+    options: ExampleOptions,
+    at_least: tuple[int, int] | None = None,
+) -> Example:
     """Image `index` and its objects as they are.
 
     at_least: the pixels may be fewer, as `decode_image` has it.
     """
     record = dataset.images[index]
-    return Example(_decode(dataset, index, record, at_least), record.annotations)
+    return Example(_decode(dataset, index, record, options, at_least), record.annotations)
 
 
 def _decode(
-    dataset: Dataset, index: int, record: ImageRecord, at_least: tuple[int, int] | None
+    dataset: Dataset,
+    index: int,
+    record: ImageRecord,
+    options: ExampleOptions,
+    at_least: tuple[int, int] | None,
 ) -> np.ndarray:
     """The pixels of an image; ValueError unless they are as its record says."""
     if at_least and type(dataset) is CocoDataset:
@@ -129,11 +139,20 @@ def _decode(
     if isinstance(dataset, CocoDataset):
         if image.shape[:2] != size:  # the name of an image costs a record
             check_image_size(image, size, image_name(dataset, index))
-    elif not is_image(image) or image.shape[:2] != size:
-        found = f"{getattr(image, 'dtype', type(image).__name__)} {np.shape(image)}"
-        where = image_name(dataset, index)
-        raise ValueError(f"{where}: decoded to {found}, expected uint8 {(*size, 3)} as recorded")
+    elif fault := _fault(image, (*size, options.bands.count), options.image_dtype):
+        raise ValueError(f"{image_name(dataset, index)}: decoded to {fault}")
     return image
+
+
+def _fault(image: Any, shape: tuple[int, ...], dtype: str) -> str | None:
+    """What is wrong with what a dataset of one's own decoded; None if nothing is."""
+    types = ["uint8"] + ["float32"] * (dtype == "float32")
+    if not is_image(image, shape[2]) or image.shape != shape or image.dtype not in types:
+        found = f"{getattr(image, 'dtype', type(image).__name__)} {np.shape(image)}"
+        return f"{found}, expected {' or '.join(types)} {shape} as recorded"
+    if image.dtype == np.float32 and not np.isfinite(image).all():
+        return "values that are not finite"
+    return None
 
 
 def training_objects(

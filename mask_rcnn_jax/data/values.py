@@ -16,8 +16,8 @@ def check_size(size: tuple[int, int]) -> None:
 
 
 def check_fill(fill: Color) -> None:
-    if not all(0 <= value <= 255 for value in fill):
-        raise ValueError(f"fill is {fill}, expected red, green and blue from 0 to 255")
+    if not fill or not all(0 <= value <= 255 for value in fill):
+        raise ValueError(f"fill is {fill}, expected values from 0 to 255")
 
 
 def check_factors(factors: tuple[float, float]) -> None:

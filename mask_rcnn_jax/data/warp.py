@@ -6,7 +6,9 @@ from PIL import Image
 
 from mask_rcnn_jax.data.affine import (
     Affine,
+    Color,
     compose,
+    fill_of,
     is_axis_aligned,
     scaling,
     transform,
@@ -14,26 +16,30 @@ from mask_rcnn_jax.data.affine import (
 
 Window = tuple[int, int, int, int]  # x1, y1, x2, y2 on the canvas
 _EPSILON = 1e-6  # pixels
+_AT_ONCE = (1, 3, 4)  # bands that OpenCV rotates alike
 _MOST_WHOLE = 8  # times the pixels of its part that a whole image may take
 
 
 def warp_image(image: np.ndarray, affine: Affine, out: np.ndarray | None = None) -> np.ndarray:
-    """Map a uint8 [h, w, 3] image to its canvas: bilinear, averaging all pixels if it shrinks.
+    """Map a [h, w, C] image, uint8 or float32, to its canvas of such values: bilinear, averaging
+    all pixels if it shrinks.
 
     Maps that keep axes agree with Pillow's resize. `out` is a canvas to write into.
     """
-    canvas = np.empty((*affine.size, 3), np.uint8) if out is None else out
-    fill = affine.fill or (0, 0, 0)
+    bands = image.shape[2]
+    canvas = np.empty((*affine.size, bands), image.dtype) if out is None else out
+    fill = fill_of(affine.fill or (0,), bands)
     if not is_axis_aligned(affine.matrix):
         canvas[...] = _rotate(image, affine, fill)
         return canvas
     matrix = affine.matrix
     if abs(matrix[0, 0]) < abs(matrix[0, 1]):  # a quarter turn: x and y change places
-        image, matrix = cv2.transpose(image), matrix[:, [1, 0, 2]]
+        image, matrix = _transposed(image), matrix[:, [1, 0, 2]]
     scales, offsets = matrix[[1, 0], [1, 0]], matrix[[1, 0], [2, 2]]  # of y and x
     mirrored = scales < 0
     if mirrored.any():
-        image = cv2.flip(image, int(mirrored[1]) - int(mirrored.all()) * 2)
+        flipped = cv2.flip(image, int(mirrored[1]) - int(mirrored.all()) * 2)
+        image = flipped.reshape(image.shape)  # OpenCV drops the axis of one band
         offsets = np.where(mirrored, offsets + scales * image.shape[:2], offsets)
     _place(image, np.abs(scales), offsets, fill, canvas)
     return canvas
@@ -43,7 +49,7 @@ def _place(
     image: np.ndarray,
     scales: np.ndarray,
     offsets: np.ndarray,
-    fill: tuple[int, int, int],
+    fill: Color,
     canvas: np.ndarray,
 ) -> None:
     """Resize by `scales` and shift by `offsets`, each of y and x."""
@@ -52,7 +58,7 @@ def _place(
     start = np.ceil(offsets - _EPSILON).clip(0, size).astype(int)
     stop = np.floor(ends + _EPSILON).clip(start, size).astype(int)
     (top, left), (bottom, right) = start, stop
-    line = np.empty((size[1], 3), np.uint8)  # filling by lines is faster than by pixels
+    line = np.empty(canvas.shape[1:], canvas.dtype)  # filling by lines is faster than by pixels
     line[:] = fill
     canvas[:top] = canvas[bottom:] = line
     canvas[top:bottom, :left] = line[:left]
@@ -74,14 +80,36 @@ def _resized(
     whole = is_whole < _EPSILON and height * width <= _MOST_WHOLE * rows * columns
     if whole and (scales >= 1).all():
         # Nothing is averaged then: OpenCV is the same to one gray level, and five times as fast.
-        return cv2.resize(image, (width, height))[y : y + rows, x : x + columns]
+        enlarged = cv2.resize(image, (width, height)).reshape(height, width, -1)
+        return enlarged[y : y + rows, x : x + columns]
     low, high = ((place / scales).clip(0, image.shape[:2]) for place in (start, start + shape))
     box = (*low[::-1].tolist(), *high[::-1].tolist())
-    source = Image.fromarray(np.ascontiguousarray(image))
-    return np.asarray(source.resize((columns, rows), Image.Resampling.BILINEAR, box=box))
+    return antialiased(image, (rows, columns), box)
 
 
-def _rotate(image: np.ndarray, affine: Affine, fill: tuple[int, int, int]) -> np.ndarray:
+def antialiased(
+    image: np.ndarray,
+    size: tuple[int, int],
+    box: tuple[float, float, float, float] | None = None,
+) -> np.ndarray:
+    """Resize [H, W, C], or a box (x1, y1, x2, y2) of it, to (height, width), averaging all pixels
+    where it shrinks, as Pillow does; uint8 stays uint8, other numbers become float32."""
+    whole = (size[1], size[0]), Image.Resampling.BILINEAR, box
+    if image.dtype == np.uint8 and image.shape[2] == 3:
+        return np.asarray(Image.fromarray(np.ascontiguousarray(image)).resize(*whole))
+    kind = np.uint8 if image.dtype == np.uint8 else np.float32
+    bands = (np.ascontiguousarray(band, kind) for band in np.moveaxis(image, 2, 0))
+    return np.stack([np.asarray(Image.fromarray(one).resize(*whole)) for one in bands], axis=2)
+
+
+def _transposed(image: np.ndarray) -> np.ndarray:
+    """Exchange the first two axes; OpenCV is faster, but knows some numbers of bands only."""
+    if image.shape[2] in (3, 4):
+        return cv2.transpose(image)
+    return np.ascontiguousarray(image.swapaxes(0, 1))
+
+
+def _rotate(image: np.ndarray, affine: Affine, fill: Color) -> np.ndarray:
     """Shrink first, with averaging, as far as the map shrinks; OpenCV samples four pixels."""
     size = image.shape[:2]
     scale_x, scale_y = np.minimum(np.linalg.norm(affine.matrix[:, :2], axis=0), 1)
@@ -90,14 +118,20 @@ def _rotate(image: np.ndarray, affine: Affine, fill: tuple[int, int, int]) -> np
         shrunk = scaling(size, (height, width))
         image = warp_image(image, shrunk)
         affine = compose(scaling((height, width), size), affine)
-    return cv2.warpAffine(
-        image,
-        _to_opencv(affine.matrix),
-        affine.size[::-1],
-        flags=cv2.INTER_LINEAR,
-        borderMode=cv2.BORDER_CONSTANT,
-        borderValue=fill,
-    )
+    matrix, bands, groups = _to_opencv(affine.matrix), image.shape[2], []
+    step = bands if bands in _AT_ONCE else 1
+    for first in range(0, bands, step):
+        some = slice(first, first + step)
+        warped = cv2.warpAffine(
+            np.ascontiguousarray(image[..., some]),
+            matrix,
+            affine.size[::-1],
+            flags=cv2.INTER_LINEAR,
+            borderMode=cv2.BORDER_CONSTANT,
+            borderValue=fill[some],
+        )
+        groups.append(warped.reshape(*affine.size, -1))
+    return groups[0] if len(groups) == 1 else np.concatenate(groups, axis=2)
 
 
 def _to_opencv(matrix: np.ndarray) -> np.ndarray:

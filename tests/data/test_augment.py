@@ -207,7 +207,7 @@ class BadFill:
     ],
 )
 def test_a_map_that_fails_later_names_the_image(kinds):
-    expected = "ShapeSet: image '000000.jpg': augment failed: ValueError: could not broadcast"
+    expected = "ShapeSet: image '000000.jpg': augment failed: ValueError: fill is .1, 2."
     with pytest.raises(ValueError, match=expected):
         loaded(ShapeSet("train", 1), 0, kinds)
 
