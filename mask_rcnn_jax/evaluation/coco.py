@@ -1,4 +1,4 @@
-"""Convert detections to COCO results and compute the metrics of COCO or LVIS.
+"""Convert detections to COCO results and compute the metrics of COCO, LVIS or microscopy.
 
 In COCO results, boxes are (x, y, width, height) in original image pixels, category ids are those of
 the json, and masks are RLE; `encode.py` makes them of our own.
@@ -14,7 +14,7 @@ from pycocotools.cocoeval import COCOeval
 
 from mask_rcnn_jax.annotations.checks import BOX, MASK, show
 from mask_rcnn_jax.annotations.reader import GroundTruth, read_ground_truth, read_json
-from mask_rcnn_jax.evaluation import engines, entries, lvis
+from mask_rcnn_jax.evaluation import cells, engines, entries, lvis
 from mask_rcnn_jax.evaluation.encode import encode_image, split_images
 from mask_rcnn_jax.evaluation.notes import COCO_DETECTIONS, scored_detections
 from mask_rcnn_jax.evaluation.options import Scoring
@@ -148,18 +148,16 @@ def score(
         The names in METRICS, or those in `lvis.METRICS`, for boxes, the same names prefixed with
         `mask_` for masks, and "per_category": {name: {"AP": ..., "mask_AP": ...}}; with K as
         "AP@K", "AR@K" and so on. As in pycocotools, a value is -1 if the ground truth has no
-        objects for it.
+        objects for it. With "cells", `cells.evaluate` of the masks, or else the boxes, as "cells".
     """
     check_protocol(rules.protocol, callback is not None)
     if not isinstance(gt, GroundTruth):
         gt = read_ground_truth(gt, scoring=True)
     engine = "pycocotools" if callback else rules.engine
     engines.check_engine(engine)
-    limits = [1, 10, COCO_DETECTIONS]
-    if (most := scored_detections(gt, image_ids, detections_per_image)) > COCO_DETECTIONS:
-        limits.append(most)
     names = category_names(gt.content["categories"])
-    metrics, per_category = {}, {name: {} for name in names.values()}
+    metrics: dict[str, Any] = {}
+    per_category: dict[str, dict[str, float]] = {name: {} for name in names.values()}
     for iou_type, results in ((BOX, bbox_results), (MASK, segm_results)):
         if results is None:
             continue
@@ -168,36 +166,45 @@ def score(
         filled = entries.fill_results(gt, results, iou_type, results_name)
         given = truth, filled, iou_type, image_ids
         if rules.protocol == "lvis":
-            values, aps = lvis.evaluate(engine, gt, *given)
-            columns = {"AP": aps}
+            values, columns = lvis.evaluate(engine, gt, *given)
         else:
-            evaluation = engines.evaluate(engine, gt.content, *given, limits)
-            values, columns = _coco_values(evaluation, names, limits)
+            most = scored_detections(gt, image_ids, detections_per_image)
+            evaluation = engines.evaluate(engine, gt.content, *given, sorted({1, 10, 100, most}))
+            values, columns = _coco_values(evaluation, names)
             if callback is not None:
                 callback(evaluation)
         metrics |= {prefix + name: value for name, value in values.items()}
-        for name, aps in columns.items():
-            for category_id, ap in aps.items():
-                per_category[names[category_id]][prefix + name] = ap
+        for category_id, aps in columns.items():
+            per_category[names[category_id]] |= {prefix + name: ap for name, ap in aps.items()}
+        if rules.protocol == "cells" and (iou_type == MASK or segm_results is None):
+            ids = _image_ids(gt, image_ids)
+            metrics["cells"] = cells.evaluate(*given[:3], ids, names, rules.cells_score_threshold)
     return {**metrics, "per_category": per_category}
 
 
+def _image_ids(gt: GroundTruth, chosen: Sequence[int | str] | None) -> list[int | str]:
+    ids = [image["id"] for image in gt.content["images"]]
+    return ids if chosen is None else sorted(set(ids) & set(chosen))
+
+
 def _coco_values(
-    evaluation: Any, category_ids: Iterable, limits: Sequence[int]
-) -> tuple[dict[str, float], dict[str, dict]]:
-    """COCO's numbers, and AP by category id; both also at the last of the limits, if it is not
-    COCO's."""
+    evaluation: Any, category_ids: Iterable
+) -> tuple[dict[str, float], dict[Any, dict[str, float]]]:
+    """COCO's numbers, and "AP" by category id; both also at the last limit on detections, if it is
+    not COCO's."""
     precision, recall = (evaluation.eval[name] for name in ("precision", "recall"))
-    at = limits.index(COCO_DETECTIONS)
-    values = engines.summary(precision[..., at], recall[..., at])
-    values |= {f"ARmax{most}": engines.mean(recall[:, :, 0, i]) for i, most in enumerate(limits)}
-    values = {name: values[name] for name in METRICS}
-    columns = {"AP": _category_aps(precision[..., at], category_ids)}
-    if at < len(limits) - 1:
-        numbers = engines.summary(precision[..., -1], recall[..., -1])
-        values |= {f"{name}@{limits[-1]}": value for name, value in numbers.items()}
-        columns[f"AP@{limits[-1]}"] = _category_aps(precision[..., -1], category_ids)
-    return values, columns
+    limits, ids = list(evaluation.params.maxDets), sorted(category_ids)
+    values, aps = {}, {category_id: {} for category_id in ids}
+    for at in sorted({limits.index(COCO_DETECTIONS), len(limits) - 1}):
+        end = "" if limits[at] == COCO_DETECTIONS else f"@{limits[at]}"
+        numbers = engines.summary(precision[..., at], recall[..., at])
+        if not end:
+            average = {f"ARmax{n}": engines.mean(recall[:, :, 0, i]) for i, n in enumerate(limits)}
+            numbers = {name: (numbers | average)[name] for name in METRICS}
+        values |= {name + end: value for name, value in numbers.items()}
+        for k, category_id in enumerate(ids):
+            aps[category_id]["AP" + end] = engines.mean(precision[:, :, k, 0, at])
+    return values, aps
 
 
 def at_limit(metrics: Iterable[str]) -> str:
@@ -236,20 +243,16 @@ def format_table(metrics: dict) -> str:
     if is_lvis:
         return "\n".join(lines)
     lines.append(_row(f"AP{at} per category", titles))
-    for category, aps in metrics["per_category"].items():
-        cells = [aps[f"{prefix}AP{at}"] for prefix in prefixes]
-        lines.append(_row(f"  {category}", ["-" if ap < 0 else f"{ap:.3f}" for ap in cells]))
+    for category, own in metrics["per_category"].items():
+        aps = [own[f"{prefix}AP{at}"] for prefix in prefixes]
+        lines.append(_row(f"  {category}", ["-" if ap < 0 else f"{ap:.3f}" for ap in aps]))
+    if "cells" in metrics:
+        lines.append(cells.format_table(metrics["cells"]))
     return "\n".join(lines)
 
 
 def _row(label: str, cells: list[str]) -> str:
     return f"{label:<44}" + "".join(f"{cell:>8}" for cell in cells)
-
-
-def _category_aps(precision: np.ndarray, category_ids: Iterable) -> dict[int, float]:
-    """AP per category id, of precision [IoU, recall, category, area]; -1 without ground truth."""
-    ids = sorted(category_ids)
-    return {category_id: engines.mean(precision[:, :, k, 0]) for k, category_id in enumerate(ids)}
 
 
 def category_names(categories: list[dict]) -> dict[int, str]:

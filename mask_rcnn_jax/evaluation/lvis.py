@@ -41,7 +41,7 @@ class Scores(NamedTuple):
     """Scores of one result type."""
 
     metrics: dict[str, float]  # `METRICS`, -1 where the ground truth has no objects
-    category_aps: dict[Any, float]  # by category id, likewise
+    category_aps: dict[Any, dict[str, float]]  # "AP" by category id, likewise
 
 
 def check_labels(gt: GroundTruth) -> None:
@@ -82,7 +82,7 @@ def evaluate(
         values = evaluation.eval
         tables[category_id] = values["precision"][:, :, 0, :, -1], values["recall"][:, 0, :, -1]
     aps = {i: engines.mean(tables[i][0][..., 0]) if i in tables else -1.0 for i in frequencies}
-    return Scores(_metrics(tables, frequencies), aps)
+    return Scores(_metrics(tables, frequencies), {i: {"AP": ap} for i, ap in aps.items()})
 
 
 def _scored(

@@ -22,8 +22,8 @@ from mask_rcnn_jax.data.loader import EvalLoader
 from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.overview import image_id, image_size, num_objects
 from mask_rcnn_jax.data.views import ViewLoader
+from mask_rcnn_jax.evaluation import cells, lvis, visualize
 from mask_rcnn_jax.evaluation import coco as coco_evaluation
-from mask_rcnn_jax.evaluation import lvis, visualize
 from mask_rcnn_jax.evaluation.encode import ImageDetections, split_images
 from mask_rcnn_jax.evaluation.engines import check_engine
 from mask_rcnn_jax.evaluation.notes import notes, nothing_to_score
@@ -124,12 +124,13 @@ def evaluation_options(recipe: Recipe, dataset: Dataset) -> ExampleOptions:
 
 
 def logged_scores(scores: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics of `LOGGED`, and `ap/box_at_K` and `ap/mask_at_K`: "@" is refused by services."""
+    """The metrics of `LOGGED`, `ap/box_at_K` and `ap/mask_at_K` (services refuse "@"), and
+    `cells/f1` and so on."""
     metrics = {name: scores[key] for name, key in LOGGED.items() if key in scores}
     if at := coco_evaluation.at_limit(scores):
         names = {f"ap/box_at_{at[1:]}": f"AP{at}", f"ap/mask_at_{at[1:]}": f"mask_AP{at}"}
         metrics |= {name: scores[key] for name, key in names.items() if key in scores}
-    return metrics
+    return metrics | (cells.logged(scores["cells"]) if "cells" in scores else {})
 
 
 def category_metrics(per_category: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
@@ -209,13 +210,15 @@ def score_and_write(
     output: Path,
     wanted: EvalOptions,
     callback: Callable[[COCOeval], None] | None = None,
+    most: int | None = None,
 ) -> dict:
     """COCO metrics of the results; the table goes to stdout, results and metrics to `output`.
 
     The first process scores and writes, the others are told the metrics, or its OSError.
-    `callback` is that of `evaluation.coco.score`, which is called on the first process.
+    `callback` is that of `evaluation.coco.score`, which is called on the first process; `most` is
+    that of `score`.
     """
-    work = partial(_score_and_write, dataset, found, output, wanted, callback)
+    work = partial(_score_and_write, dataset, found, output, wanted, callback, most)
     return processes.on_first(work)
 
 
@@ -225,13 +228,14 @@ def _score_and_write(
     output: Path,
     wanted: EvalOptions,
     callback: Callable[[COCOeval], None] | None,
+    most: int | None,
 ) -> dict:
     output.mkdir(parents=True, exist_ok=True)
     (output / "bbox_results.json").write_text(json.dumps(found[0]))
     if found[1] is not None and not is_boxes_only(dataset):
         (output / "segm_results.json").write_text(json.dumps(found[1]))
     with console.lasting(f"scoring {len(found[2])} images", "scored"):
-        metrics = score(dataset, found, wanted, callback)
+        metrics = score(dataset, found, wanted, callback, most)
     (output / "metrics.json").write_text(json.dumps(metrics, indent=1))
     with safe_stdout():
         print(coco_evaluation.format_table(metrics), flush=True)
@@ -243,15 +247,18 @@ def score(
     found: Found,
     wanted: EvalOptions,
     callback: Callable[[COCOeval], None] | None = None,
+    most: int | None = None,
 ) -> dict:
     """Score results as `evaluation.coco.score` does, on the annotations that the dataset holds.
 
     Masks are not scored for a dataset or a model of boxes alone. What `evaluation.notes` says is
-    logged once in a process.
+    logged once in a process. `most` are the detections of a class in an image that are scored at
+    most; by default those that the model gives, `eval.detections_per_image`.
     """
     boxes, masks, image_ids = found
-    truth, most = ground_truth(dataset), wanted.detections_per_image
-    for line in notes(truth, image_ids, wanted.protocol, most, most):
+    truth, own = ground_truth(dataset), wanted.detections_per_image
+    limit, most = (own, own) if most is None else (None, most)
+    for line in notes(truth, image_ids, wanted.protocol, limit, most):
         if line not in _told:
             _told.add(line)
             logging.warning("%s", line)

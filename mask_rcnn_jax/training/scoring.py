@@ -128,7 +128,9 @@ def evaluate(
     else:
         found = _detect(recipe, len(categories), variables, val_set, tiles)
     analyses, collect = reports.collector(report)
-    metrics = evaluator.score_and_write(val_set, found, folder, recipe.eval, collect)
+    # Tiles together find more than `eval.detections_per_image`.
+    most = max(Counter(one["image_id"] for one in found[0]).values(), default=0) if tiles else None
+    metrics = evaluator.score_and_write(val_set, found, folder, recipe.eval, collect, most)
     if analyses:  # on the first process
         read = reports.dataset_reader(val_set)
         reports.write(folder, title, dataset_name(val_set), analyses, read, records)

@@ -11,11 +11,14 @@ from pycocotools import mask as coco_mask
 from pycocotools.cocoeval import COCOeval
 
 from mask_rcnn_jax import load_config
+from mask_rcnn_jax.data.coco import load_coco
 from mask_rcnn_jax.evaluation import coco, engines
 from mask_rcnn_jax.evaluation.options import Scoring
+from mask_rcnn_jax.recipe.options import EvalOptions
 from mask_rcnn_jax.report.analysis import analyze
 from mask_rcnn_jax.report.page import write_report
 from mask_rcnn_jax.report.training_section import training_section
+from mask_rcnn_jax.training import evaluator
 from mask_rcnn_jax.training.scoring import evaluate_results
 from tests.evaluation.test_pycocotools import plain_pycocotools
 
@@ -160,6 +163,17 @@ def test_a_results_file_is_scored_at_detections_per_image(tmp_path, caplog, caps
     assert "eval.detections_per_image allows" not in line  # that is of models
     page = (tmp_path / "out" / "report.html").read_text()
     assert "AP@150" in page and "at most 150 detections" in page
+
+
+def test_tiles_are_scored_by_all_that_they_find(tmp_path, caplog):
+    gt, results = discs(1, 12)
+    path = tmp_path / "gt.json"
+    path.write_text(json.dumps(gt))
+    cv2.imwrite(str(tmp_path / "1.png"), np.zeros((192, 192), np.uint8))
+    found = results, results, [1]
+    metrics = evaluator.score(load_coco(path, tmp_path), found, EvalOptions(), most=144)
+    assert metrics["mask_AP@144"] == pytest.approx(1) and metrics["mask_AP"] < 0.8
+    assert "AP@144" in caplog.text and "eval.detections_per_image" not in caplog.text
 
 
 def test_a_report_is_of_all_detections_that_are_scored(tmp_path):
