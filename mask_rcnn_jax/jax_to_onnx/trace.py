@@ -1,15 +1,16 @@
 """Translate a traced JAX program to ONNX operators, one primitive at a time.
 
-Functions inside the program are inlined, what does not depend on the model's inputs is computed
-here, and of forms for several platforms the one for CPUs is taken.
+Functions inside the program are inlined, scans are unrolled, what does not depend on the model's
+inputs is computed here, and of forms for several platforms the one for CPUs is taken.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Jaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 
 from mask_rcnn_jax.jax_to_onnx.graph import ANY, CannotConvert, Graph
 from mask_rcnn_jax.jax_to_onnx.values import Equation, Known, Value
@@ -88,12 +89,33 @@ def _apply(graph: Graph, rules: Mapping[str, Rule], eqn: Equation, given: list, 
     if name == "cond" and isinstance(given[0], Known):
         branches = eqn.params["branches"]
         inner, given = branches[int(np.clip(given[0].array, 0, len(branches) - 1))], given[1:]
+    elif name == "scan":
+        inner = _unrolled(eqn)
     elif name in CALLS:
         inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
     else:
         raise CannotConvert(f"the operation {name}")
     jaxpr, consts = getattr(inner, "jaxpr", inner), getattr(inner, "consts", ())
     return translate(graph, rules, jaxpr, consts, given, place)
+
+
+def _unrolled(eqn: Equation) -> ClosedJaxpr:
+    """Return the program of a scan without a loop."""
+    params = eqn.params
+    first = params["num_consts"]
+    last = first + params["num_carry"]
+    step, order = jaxpr_as_fun(params["jaxpr"]), range(params["length"])
+
+    def run(*given: jax.Array) -> list[jax.Array]:
+        consts, carry, xs = given[:first], given[first:last], given[last:]
+        found: list = [()] * params["length"]
+        for i in reversed(order) if params["reverse"] else order:
+            outputs = step(*consts, *carry, *(x[i] for x in xs))
+            carry, found[i] = outputs[: last - first], outputs[last - first :]
+        return [*carry, *(jnp.stack(each) for each in zip(*found, strict=True))]
+
+    shapes = [jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype) for atom in eqn.invars]
+    return jax.make_jaxpr(run)(*shapes)
 
 
 def _branch_index(platforms: Sequence[Sequence[str] | None]) -> int:

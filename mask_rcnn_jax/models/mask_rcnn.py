@@ -27,6 +27,8 @@ from mask_rcnn_jax.ops.roi_align import RoIAlign, roi_align
 from mask_rcnn_jax.structures import Batch, Detections, Proposals
 
 BOX_SIZE = 7  # RoIAlign output size for the box head
+# Of an image, in prediction: the mask head's largest maps of one take 0.8 MB each in float32.
+MASKS_AT_ONCE = 256
 
 
 @dataclass(frozen=True)
@@ -259,6 +261,30 @@ class MaskRCNN(nn.Module):
         self, pyramid: list[jax.Array], boxes: jax.Array, classes: jax.Array, extent: ValidExtent
     ) -> jax.Array:
         """Return the mask head's probabilities [B, D, M, M] for boxes and their classes."""
+        batch, count = classes.shape
+        if count <= MASKS_AT_ONCE:
+            return self.masks_at_once(pyramid, boxes, classes, extent)
+        parts = -(-count // MASKS_AT_ONCE)
+        rows = -(-count // parts)
+
+        def split(x: jax.Array) -> jax.Array:
+            rest = [(0, 0)] * (x.ndim - 2)
+            padded = jnp.pad(x, [(0, 0), (0, parts * rows - count), *rest])
+            return jnp.moveaxis(padded.reshape(batch, parts, rows, *x.shape[2:]), 1, 0)
+
+        def part(model: MaskRCNN, carry: tuple, of_part: tuple) -> tuple[tuple, jax.Array]:
+            boxes, classes = of_part
+            return carry, model.masks_at_once(pyramid, boxes, classes, extent)
+
+        in_turn: Any = nn.scan(part, variable_broadcast=True, split_rngs={})
+        _, masks = in_turn(self, (), (split(boxes), split(classes)))
+        side = masks.shape[-1]
+        return jnp.moveaxis(masks, 0, 1).reshape(batch, parts * rows, side, side)[:, :count]
+
+    def masks_at_once(
+        self, pyramid: list[jax.Array], boxes: jax.Array, classes: jax.Array, extent: ValidExtent
+    ) -> jax.Array:
+        """`class_masks` of few boxes."""
         assert self.mask_head is not None
         pooled = self.pool(pyramid, boxes, self.mask_roi_size, extent)
         return nn.sigmoid(self.mask_head(pooled, classes))

@@ -143,13 +143,14 @@ class RPN:
         boxes = jnp.concatenate(anchors.boxes)
         valid = None if anchors.valid is None else jnp.concatenate(anchors.valid)
 
-        def iou(boxes: jax.Array) -> jax.Array:
+        def iou(anchors: tuple[jax.Array, jax.Array | None]) -> jax.Array:
+            boxes, valid = anchors
             iou = coder.iou(boxes, targets.boxes)
             return iou if valid is None else jnp.where(valid[:, None], iou, 0.0)
 
         matched_idxs, labels = matching.match_anchors(
             iou,
-            boxes,
+            (boxes, valid),
             targets.valid,
             fg_thresh=self.fg_iou_thresh,
             bg_thresh=self.bg_iou_thresh,

@@ -95,6 +95,12 @@ SHAPES = {
     ),
     "padded bools": lambda x: jnp.pad(x[0, 0] > 0, ((0, 1), (2, 0))),
 }
+LOOPS = {
+    "parts in turn": lambda x: lax.map(lambda part: jnp.max(part, -1) * 2, x.swapaxes(0, 1)),
+    "with a state": lambda x: lax.scan(lambda s, part: (s + part, s * x[0, 0, 0, 0]), x[0], x),
+    "backwards": lambda x: lax.scan(lambda s, part: (s * 2, s + part), x[0], x, reverse=True),
+    "without results": lambda x: lax.scan(lambda s, part: (s * part, None), x[0], x)[0],
+}
 REDUCTIONS = {
     "sums": lambda x: (jnp.sum(x, (1, 2)), jnp.mean(x, -1, keepdims=True), jnp.sum(x)),
     "extremes": lambda x: (jnp.max(x, (0, 3)), jnp.min(x, 2), jnp.prod(x[0, 0], 0)),
@@ -154,7 +160,7 @@ INDEXING = {
     ),
     "one hot": lambda x: nn.one_hot(jnp.argmax(x, 3), 4),
 }
-CASES = ELEMENTWISE | SHAPES | REDUCTIONS | PRODUCTS | INDEXING
+CASES = ELEMENTWISE | SHAPES | LOOPS | REDUCTIONS | PRODUCTS | INDEXING
 
 
 @pytest.mark.parametrize("name", CASES)

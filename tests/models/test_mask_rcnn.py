@@ -10,6 +10,7 @@ import pytest
 from flax import linen as nn
 
 from mask_rcnn_jax.config import as_recipe
+from mask_rcnn_jax.models import mask_rcnn
 from mask_rcnn_jax.models.build import (
     abstract_variables,
     build_model,
@@ -162,6 +163,36 @@ def test_pixels_beyond_the_image_change_nothing(predict):
         strict=True,
     ):  # fmt: skip
         np.testing.assert_array_equal(clean, found)
+
+
+def masks_of(model, count):
+    """A function of variables that gives the masks of so many boxes in each of two images."""
+    batch, rng = tiny_batch(2), np.random.default_rng(count)
+    boxes = jnp.asarray(random_boxes(rng, 2 * count, 60.0).reshape(2, count, 4))
+    classes = jnp.asarray(rng.integers(1, 3, (2, count)))
+    given = batch.images, batch.image_sizes, boxes, classes
+    return jax.jit(lambda variables: model.apply(variables, *given, method="predict_masks"))
+
+
+def test_masks_of_many_objects_are_found_in_parts(model, monkeypatch):
+    variables = any_variables(model)
+    at_once = masks_of(model, 11)(variables)
+    for most in (4, 10):  # 3 parts of 4, and 2 of 6: one more than there are
+        monkeypatch.setattr(mask_rcnn, "MASKS_AT_ONCE", most)
+        in_parts = masks_of(model, 11)(variables)
+        assert in_parts.shape == at_once.shape == (2, 11, 28, 28)
+        np.testing.assert_allclose(in_parts, at_once, atol=1e-6)
+
+
+def test_memory_of_masks_does_not_grow_with_objects(model):
+    """But for the masks themselves: the head's largest maps would take 400 MB each."""
+
+    def memory(count):
+        lowered = masks_of(model, count).lower(abstract_variables(model))
+        return lowered.compile().memory_analysis().temp_size_in_bytes
+
+    results = 2 * 2000 * 28 * 28 * 4
+    assert memory(2000) < memory(250) + 3 * results
 
 
 def test_without_a_class_count_the_model_is_refused():

@@ -1,7 +1,10 @@
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 from mask_rcnn_jax.ops import boxes as box_ops
 from mask_rcnn_jax.ops import matching
@@ -55,16 +58,27 @@ def quantized_iou(rng, anchors, gts):
     return rng.integers(0, 10, (anchors, gts)).astype(np.float32) / 10
 
 
+@pytest.fixture(params=["one block", "blocks", "GPU"])
+def form(request, monkeypatch):
+    """The forms that find a matrix's extremes."""
+    if request.param == "blocks":
+        monkeypatch.setattr(matching, "BLOCK", 7 * 8)  # 40 anchors and 8 objects leave 5 rows over
+    if request.param == "GPU":
+        choose = lambda *args, default, **platforms: default(*args)  # noqa: E731
+        monkeypatch.setattr(lax, "platform_dependent", choose)
+
+
 @pytest.mark.parametrize("low_quality", matching.LOW_QUALITY_RULES)
 @pytest.mark.parametrize("num_valid", [0, 1, 5, 8])
-def test_match_anchors_equals_slow_oracle(low_quality, num_valid):
+def test_match_anchors_equals_slow_oracle(low_quality, num_valid, form):
     rng = np.random.default_rng(num_valid)
     valid = np.arange(8) < num_valid
     settings = {"fg_thresh": 0.7, "bg_thresh": 0.3, "low_quality": low_quality}
+    match = jax.jit(partial(matching.match_anchors, itself, **settings))
     for _ in range(5):
         iou = quantized_iou(rng, 40, 8) * (rng.random((1, 8)) < 0.8)  # some reach no anchor
         iou = iou.astype(np.float32)
-        matched, labels = match_anchors(jnp.asarray(iou), jnp.asarray(valid), **settings)
+        matched, labels = match(jnp.asarray(iou), jnp.asarray(valid))
         expected_matched, expected_labels = slow_match(iou, valid, **settings)
         np.testing.assert_array_equal(labels, expected_labels)
         decided = expected_labels != 0
@@ -156,10 +170,22 @@ def test_matrix_is_neither_stored_nor_different_where_it_is_not(low_quality):
     expected = match_anchors(stored, valid, **settings)
     np.testing.assert_array_equal(matched, expected[0])
     np.testing.assert_array_equal(labels, expected[1])
-    if low_quality == "ties":  # XLA stores it on the CPU, on a GPU it does not
-        return
-    memory = from_boxes.lower(gt).compile().memory_analysis()
-    assert memory.temp_size_in_bytes < 4 * anchors.shape[0] * gt.shape[0] / 4
+
+
+@pytest.mark.parametrize("low_quality", matching.LOW_QUALITY_RULES)
+def test_memory_does_not_grow_with_objects(low_quality):
+    """32,736 anchors: a matrix with 2,000 objects would take 262 MB, with 100 objects 13 MB."""
+    anchors = jnp.concatenate(AnchorGrid()(ValidExtent((416, 416), None)).boxes)
+
+    def memory(objects):
+        iou = partial(box_ops.pairwise_iou, b=jnp.zeros((objects, 4)))
+        settings = {"fg_thresh": 0.7, "bg_thresh": 0.3, "low_quality": low_quality}
+        match = jax.jit(partial(matching.match_anchors, iou, **settings))
+        lowered = match.lower(anchors, jnp.ones(objects, bool))
+        return lowered.compile().memory_analysis().temp_size_in_bytes
+
+    assert len(anchors) > 30_000
+    assert memory(2000) < min(memory(100) + 2e6, 16e6)
 
 
 @pytest.mark.parametrize(("strict", "at_threshold"), [(False, 1), (True, -1)])
