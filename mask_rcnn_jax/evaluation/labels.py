@@ -34,23 +34,28 @@ def draw_labels(
     height, width = canvas.shape[:2]
     scale = float(np.sqrt(height * width))
     max_width = max(0.4 * width, min(width, 130))
-    taken, covered = np.zeros((0, 4)), np.zeros(len(boxes))
+    taken, covered = np.zeros((len(boxes), 4)), np.zeros(len(boxes))
     areas = np.prod(np.maximum(boxes[:, 2:] - boxes[:, :2], 1), axis=1)
+    placed = 0
     for i, box in enumerate(boxes):
         usual = _font_size(box, scale)
         for font_size in (usual, max(_SMALLEST_FONT, round(0.7 * usual))):
             text = _fit(names[i], values[i], font_size, max_width)
-            label = _render(text, font_size, colors[i])[:height, :width]
-            spots = _label_spots(box, label.shape[0], label.shape[1], height, width)
-            hidden = _overlap(spots, taken).sum(axis=1) / (label.shape[0] * label.shape[1])
-            shares = _overlap(spots, boxes) / areas  # of objects
-            worst = np.where(shares > 0, covered + shares, 0).max(axis=1)
+            label_height, label_width = np.minimum(_size(text, font_size), (height, width))
+            spots = _label_spots(box, label_height, label_width, height, width)
+            others = _near(spots, taken[:placed])
+            hidden = _overlap(spots, taken[others]).sum(axis=1) / (label_height * label_width)
+            near = _near(spots, boxes)
+            shares = _overlap(spots, boxes[near]) / areas[near]  # of objects
+            worst = np.where(shares > 0, covered[near] + shares, 0).max(axis=1, initial=0)
             best = int(np.argmin(hidden + worst))
             if max(hidden[best], worst[best]) <= _MAX_OVERLAP:
                 x0, y0, x1, y1 = spots[best]
-                canvas[y0:y1, x0:x1] = label
-                taken = np.concatenate([taken, spots[best : best + 1]])
-                covered += shares[best]
+                label = _render(text, font_size, colors[i])
+                canvas[y0:y1, x0:x1] = label[:label_height, :label_width]
+                taken[placed] = spots[best]
+                covered[near] += shares[best]
+                placed += 1
                 break
 
 
@@ -70,6 +75,13 @@ def _label_spots(box: np.ndarray, h: int, w: int, height: int, width: int) -> np
     spots += [(x1, y1 + step * h) for step in range(1, 4)]
     corner = np.clip(np.array(spots), 0, (width - w, height - h)).astype(int)
     return np.concatenate([corner, corner + (w, h)], axis=1)
+
+
+def _near(spots: np.ndarray, rectangles: np.ndarray) -> np.ndarray:
+    """Indices of the rectangles [t, 4] that may overlap a spot [s, 4]; few, of thousands."""
+    low, high = spots[:, :2].min(axis=0), spots[:, 2:].max(axis=0)
+    meets = (rectangles[:, :2] < high) & (rectangles[:, 2:] > low)
+    return np.flatnonzero(meets[:, 0] & meets[:, 1])
 
 
 def _overlap(spots: np.ndarray, taken: np.ndarray) -> np.ndarray:
@@ -111,12 +123,18 @@ def _printable(name: str) -> str:
 
 
 @functools.lru_cache(maxsize=512)
-def _render(text: str, font_size: int, color: tuple[int, int, int]) -> np.ndarray:
-    """Render a label, text on the instance's color: uint8 [h, w, 3]."""
+def _size(text: str, font_size: int) -> tuple[int, int]:
+    """Height and width of a label in pixels."""
     font = _font(text, font_size)
     ascent, descent = font.getmetrics()
-    pad = _padding(font_size)
-    size = (int(np.ceil(font.getlength(text))) + 2 * pad, ascent + descent + 1)
+    return ascent + descent + 1, int(np.ceil(font.getlength(text))) + 2 * _padding(font_size)
+
+
+@functools.lru_cache(maxsize=512)
+def _render(text: str, font_size: int, color: tuple[int, int, int]) -> np.ndarray:
+    """Render a label, text on the instance's color: uint8 [h, w, 3]."""
+    font, pad = _font(text, font_size), _padding(font_size)
+    size = _size(text, font_size)[::-1]
     dark_text = np.dot(color, (0.299, 0.587, 0.114)) > 120
     label = Image.new("RGB", size, color)
     text_color = (0, 0, 0) if dark_text else (255, 255, 255)

@@ -48,9 +48,8 @@ def merge_views(
     if len(views) == 1:
         return whole
     found = _Found.of(views, windows, paste)
-    complete = _complete(found, windows)
-    own = complete[np.arange(len(complete)), found.owners]
-    kept = np.flatnonzero(own | ~complete.any(axis=1))
+    own, anywhere = _complete(found, windows)
+    kept = np.flatnonzero(own | ~anywhere)
     objects = [_chosen(rows, own, found.scores) for rows in _same_objects(found, kept)]
     objects.sort(key=lambda rows: -found.scores[rows].max())
     boxes = [found.united_box(rows) for rows in objects]
@@ -123,17 +122,20 @@ class _Found(NamedTuple):
         return WindowMask.from_crop(union, hull[:2])
 
 
-def _complete(found: _Found, windows: Sequence[Window]) -> np.ndarray:
-    """Whether a tile contains a box and does not cut it, [n, views]; False for the whole image."""
+def _complete(found: _Found, windows: Sequence[Window]) -> tuple[np.ndarray, np.ndarray]:
+    """Whether its own tile, and whether any, contains a box and does not cut it, [n] each; the
+    whole image counts as none."""
     image = np.array(windows[0])
-    columns: list[np.ndarray] = [np.zeros(len(found.boxes), bool)]
-    for window in np.array(windows[1:]):
+    own, anywhere = np.zeros((2, len(found.boxes)), bool)
+    for view, window in enumerate(np.array(windows[1:]), start=1):
         margin = MARGIN * np.tile(window[2:] - window[:2], 2)
         # Nothing is cut at the image's own border, which boxes may exceed by rounding.
         limits = np.where(window == image, OPEN, window + margin * (1, 1, -1, -1))
         inside = (found.boxes >= limits)[:, :2] & (found.boxes <= limits)[:, 2:]
-        columns.append(np.all(inside, axis=1))
-    return np.stack(columns, axis=1)
+        inside = inside[:, 0] & inside[:, 1]
+        own |= inside & (found.owners == view)
+        anywhere |= inside
+    return own, anywhere
 
 
 def _same_objects(found: _Found, kept: np.ndarray) -> list[list[int]]:
@@ -149,16 +151,21 @@ def _same_objects(found: _Found, kept: np.ndarray) -> list[list[int]]:
                 groups[i] += groups[j]
                 for k in groups[j]:
                     groups[k] = groups[i]
-    return list({id(rows): rows for rows in groups.values()}.values())
+    return [sorted(rows) for rows in {id(rows): rows for rows in groups.values()}.values()]
 
 
 def _candidates(found: _Found, kept: np.ndarray) -> Iterator[tuple[int, list[int]]]:
-    """Each row that is kept, and those after it whose boxes in other views overlap its own."""
+    """Each row that is kept, and those whose boxes in other views overlap its own; each pair once.
+
+    From the top down, so that a box is compared only with those that begin beside it.
+    """
+    kept = kept[np.argsort(found.boxes[kept, 1], kind="stable")]
     boxes, classes, owners = found.boxes[kept], found.classes[kept], found.owners[kept]
-    for at, i in enumerate(kept.tolist()):
-        later = slice(at + 1, None)
+    ends = np.searchsorted(boxes[:, 1], boxes[:, 3])
+    for at, (i, end) in enumerate(zip(kept.tolist(), ends.tolist(), strict=True)):
+        later = slice(at + 1, end)
         meets = (boxes[later, :2] < boxes[at, 2:]) & (boxes[later, 2:] > boxes[at, :2])
-        wanted = meets.all(axis=1) & (classes[later] == classes[at])
+        wanted = meets[:, 0] & meets[:, 1] & (classes[later] == classes[at])
         wanted &= owners[later] != owners[at]
         yield i, kept[later][wanted].tolist()
 

@@ -107,12 +107,18 @@ def _overlaps(track: _Track, boxes: np.ndarray, time: float, *, was_hidden: bool
     the moved one counts, too.
     """
     moved = track.moved(time)
-    best = np.maximum(_iou(track.last, boxes), _iou(moved, boxes))
+    around = moved + SURROUNDINGS * np.tile(moved[2:] - moved[:2], 2) * (-1, -1, 1, 1)
+    looked_at = np.stack([track.last, moved, around])
+    low, high = looked_at[:, :2].min(axis=0), looked_at[:, 2:].max(axis=0)
+    meets = (boxes[:, :2] < high) & (boxes[:, 2:] > low)
+    near = np.flatnonzero(meets[:, 0] & meets[:, 1])  # few, of thousands
+    best = np.maximum(_iou(track.last, boxes[near]), _iou(moved, boxes[near]))
     if was_hidden:
-        reach = SURROUNDINGS * np.tile(moved[2:] - moved[:2], 2) * (-1, -1, 1, 1)
-        shares = _common(moved + reach, boxes) / np.maximum(_area(boxes), 1e-9)
+        shares = _common(around, boxes[near]) / np.maximum(_area(boxes[near]), 1e-9)
         best = np.maximum(best, shares / 2)
-    return best
+    fits = np.zeros(len(boxes))
+    fits[near] = best
+    return fits
 
 
 def _iou(box: np.ndarray, boxes: np.ndarray) -> np.ndarray:

@@ -9,6 +9,7 @@ import pytest
 from pycocotools import mask as coco_mask
 
 from mask_rcnn_jax.data.tiles import Tiles, view_windows
+from mask_rcnn_jax.evaluation import merge as merging
 from mask_rcnn_jax.evaluation.encode import ImageDetections, encode_image
 from mask_rcnn_jax.evaluation.merge import merge_views
 from mask_rcnn_jax.rle import WindowMask
@@ -223,3 +224,26 @@ def test_nothing_found():
     found = merge([])
     assert found.boxes.shape == (0, 4) and found.masks == [] and found.category_ids == []
     assert encode_image(found, "continuous", False) == ([], [])
+
+
+def test_every_pair_that_may_be_one_object_is_compared_once():
+    rng = np.random.default_rng(0)
+    views = []
+    for x0, y0, x1, y1 in WINDOWS:
+        low = rng.integers(0, 100, (40, 2))
+        boxes = np.concatenate([low, low + rng.integers(0, 60, (40, 2))], axis=1) * 1.0
+        ids = rng.integers(1, 3, 40).tolist()
+        views.append(ImageDetections("id", y1 - y0, x1 - x0, boxes, np.ones(40), ids, None))
+    found = merging._Found.of(views, WINDOWS, "continuous")
+    kept = np.flatnonzero(rng.random(len(found.scores)) < 0.7)
+    pairs = [(i, j) for i, others in merging._candidates(found, kept) for j in others]
+    low, high = found.boxes[:, :2], found.boxes[:, 2:]
+    expected = {
+        (i, j)
+        for k, i in enumerate(kept.tolist())
+        for j in kept[k + 1 :].tolist()
+        if (low[i] < high[j]).all() and (low[j] < high[i]).all()
+        and found.owners[i] != found.owners[j] and found.classes[i] == found.classes[j]
+    }  # fmt: skip
+    assert len(pairs) == len(expected) > 500
+    assert {(min(pair), max(pair)) for pair in pairs} == expected

@@ -136,6 +136,19 @@ def test_label_is_whole_and_inside_the_picture(box, name):
     assert picture.shape == plain.shape == (400, 400, 3)
 
 
+def test_labels_of_many_objects_are_placed_as_if_all_were_looked_at(monkeypatch):
+    rng = np.random.default_rng(0)
+    center, half = rng.uniform(0, 640, (2, 400, 1, 2))
+    boxes = np.concatenate([center - half / 30, center + half / 30], axis=-1)[:, 0]
+    names = ["a name", "b"] * 200
+    few, all_boxes = gray_image(640, 640), gray_image(640, 640)
+    labels.draw_labels(few, boxes, names, ["0.97"] * 400, [(0, 90, 200)] * 400)
+    monkeypatch.setattr(labels, "_near", lambda spots, boxes: np.arange(len(boxes)))
+    labels.draw_labels(all_boxes, boxes, names, ["0.97"] * 400, [(0, 90, 200)] * 400)
+    assert (few != GRAY).mean() > 0.05
+    np.testing.assert_array_equal(few, all_boxes)
+
+
 @pytest.mark.parametrize("side", [14, 40, 90])
 def test_labels_leave_the_objects_to_be_seen(side):
     """36 objects in 640 pixels, whose labels were as large as they are."""
