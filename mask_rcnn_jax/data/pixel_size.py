@@ -53,7 +53,7 @@ def read_pixel_size(path: str | os.PathLike) -> PixelSize | None:
 
             with tifffile.TiffFile(file, name=os.path.basename(path)) as tiff:
                 return tiff_pixel_size(tiff)
-        except Exception:  # the parser of a damaged file raises anything
+        except Exception:  # of the parser, in a damaged file
             return None
 
 
@@ -76,7 +76,7 @@ def tiff_pixel_size(tiff: Any) -> PixelSize | None:
             unit = _RESOLUTION_UNITS.get(page.tags[_RESOLUTION_UNIT].value, "")
             is_of_screen = unit == "inch" and round(1 / width) in _SCREENS
             found = (height, width, "" if is_of_screen else unit)
-    except (KeyError, TypeError, ValueError, ArithmeticError):  # not there, or without meaning
+    except Exception:  # not there, or without meaning: tags hold anything
         return None
     height, width, unit = found
     unit = _OTHER_NAMES.get(str(unit).lower(), unit)

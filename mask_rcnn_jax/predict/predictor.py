@@ -168,9 +168,8 @@ class Predictor:
             masks = None if found.masks is None else found.masks[rows]
             arrays = found.boxes[rows], found.scores[rows], found.classes[rows], masks
             fields = dict(zip(("boxes", "scores", "classes", "mask_grids"), arrays, strict=True))
-        size = read_pixel_size(path) if path and "://" not in path else None
-        known: dict[str, Any] = {"categories": self.categories, "path": path, "pixel_size": size}
-        return Result(image.image, **fields, **known, **self._rules)
+        fields |= {"pixel_size": read_pixel_size(path), **self._rules}
+        return Result(image.image, **fields, categories=self.categories, path=path)
 
     def decoded_size(self, size: tuple[int, int]) -> tuple[int, int] | None:
         """Return what `decode_image` takes as `at_least` for an image (height, width)."""

@@ -107,3 +107,11 @@ def test_other_files_have_no_size(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in (other, damaged, tmp_path / "pipe", tmp_path / "nowhere.tif", tmp_path):
         assert read_pixel_size(path) is None
+
+
+def test_tags_without_meaning_leave_an_image_readable(tmp_path):
+    path = tmp_path / "a.tif"
+    keys = (34735, 3, 4, (1, 1, 0, 99), False)  # GeoTIFF's, which announce 99 more
+    tifffile.imwrite(path, PIXELS, extratags=[keys])
+    with open_raster(path) as raster:
+        assert raster.pixel_size is None and raster.read().shape == (20, 30, 1)
