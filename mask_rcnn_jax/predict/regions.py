@@ -59,7 +59,9 @@ def measure(
         boxes_of[k] = y, x, y + height, x + width
         shapes[k] = _shape(crop)
         inside = pixels[y : y + height, x : x + width][crop.view(bool)]
-        values[k] = inside.mean(axis=0, dtype=np.float64), inside.min(axis=0), inside.max(axis=0)
+        with np.errstate(invalid="ignore"):  # of inf and -inf
+            values[k, 0] = inside.mean(axis=0, dtype=np.float64)
+        values[k, 1], values[k, 2] = inside.min(axis=0), inside.max(axis=0)
     columns = _columns(shapes, boxes_of, size)
     for b, name in enumerate(bands):
         for s, what in enumerate(("mean", "min", "max")):

@@ -68,8 +68,11 @@ def test_tracks_and_values_that_are_not_finite_are_told():
     assert list(result.regions())[:4] == ["label", "class", "score", "track_id"]
     values = result.pixels.astype(np.float32)
     values[label_image() == 2] = np.nan
-    found = make_shapes(pixels=values).regions()["intensity_mean-nuclei"]
-    assert np.flatnonzero(np.isnan(found)).tolist() == [1]
+    values[7:26:5, 5:30] = np.inf, -np.inf
+    values[8:26:5, 5:30] = -np.inf, np.inf
+    found = make_shapes(pixels=values).regions()
+    assert np.flatnonzero(np.isnan(found["intensity_mean-nuclei"])).tolist() == [0, 1]
+    assert found["intensity_max-nuclei"][0] == np.inf
 
 
 def test_labels_give_shared_pixels_to_the_higher_score():
