@@ -163,7 +163,7 @@ def synthetic_batch(
     options = recipe.data.in_training() if training else recipe.data
     height, width = canvas_size(options)
     rng = np.random.default_rng(0)
-    images = rng.integers(0, 256, (batch_size, height, width, 3), np.uint8)
+    images = rng.integers(0, 256, (batch_size, height, width, options.bands.count), np.uint8)
     images = images.astype(np.dtype(options.image_dtype))
     return Batch(
         images=images,

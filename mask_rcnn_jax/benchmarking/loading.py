@@ -40,6 +40,9 @@ def run(recipe: Recipe, images: int, batches: int, workers: int) -> dict[str, An
     if not images:
         dataset = load_train(data, boxes_only=recipe.learns_boxes_only)
         return _measure(data, dataset, rows, batches, workers)
+    if data.bands.names:
+        expected = "expected 0 with data.bands.names: none are generated with bands"
+        raise ValueError(f"--images is {images}, {expected}")
     with tempfile.TemporaryDirectory() as folder:
         dataset = load_coco(write_images(Path(folder), images), folder)
         return _measure(data, dataset, rows, batches, workers)

@@ -105,7 +105,8 @@ def one_prediction(options: ExampleOptions, detect: Detect) -> Callable[[MaskRCN
     canvas = canvas_size(options)
 
     def predict(model: MaskRCNN, variables: dict) -> Any:
-        images, sizes = jnp.zeros((1, *canvas, 3), jnp.uint8), jnp.ones((1, 2), jnp.int32)
+        images = jnp.zeros((1, *canvas, model.input.channels), jnp.uint8)
+        sizes = jnp.ones((1, 2), jnp.int32)
         return model.apply(variables, images, sizes, detect, method="predict")
 
     return predict

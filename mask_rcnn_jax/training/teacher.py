@@ -116,6 +116,12 @@ def _load(recipe: Recipe) -> tuple[MaskRCNN, dict, list[str] | None]:
                 "distill.teacher: %s was made for data.%s=%s and would see images of this run's %s"
             )
             differ(text, path, name, theirs, ours)
+    bands = [r.data.bands.names for r in (own, recipe)]
+    if bands[0] != bands[1]:
+        theirs, ours = (", ".join(names) or "red, green, blue" for names in bands)
+        raise ValueError(
+            f"distill.teacher: {path} was made for bands {theirs}, this run has {ours}"
+        )
     names = None if categories is None else [category["name"] for category in categories]
     return teacher, variables, names
 

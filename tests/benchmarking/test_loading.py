@@ -2,9 +2,11 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from mask_rcnn_jax.benchmarking import loading
+from mask_rcnn_jax.benchmarking.inputs import synthetic_batch
 from mask_rcnn_jax.config import as_recipe
 from mask_rcnn_jax.data.coco import load_coco
 from mask_rcnn_jax.data.loader import TrainLoader
@@ -19,6 +21,17 @@ def test_generated_pictures_are_a_sound_set(tmp_path):
     for image in dataset.images:
         assert len(image.annotations) == loading.OBJECTS
         assert 50_000 < (tmp_path / image.file_name).stat().st_size < 250_000
+
+
+def test_bands_are_those_of_the_training_set():
+    config = tiny_config()
+    config.data.bands = {"names": ("a", "b", "c", "d", "e"), "scale": "bits"}
+    config.model.input.update(mean=(100.0,) * 5, std=(50.0,) * 5)
+    recipe = as_recipe(config)
+    images = synthetic_batch(recipe, 1, training=True).images
+    assert images.shape == (1, 64, 64, 5) and images.dtype == np.float32
+    with pytest.raises(ValueError, match="--images is 6, expected 0 with data.bands.names"):
+        loading.run(recipe, images=6, batches=4, workers=0)
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -31,7 +31,7 @@ from mask_rcnn_jax.pruning.channel_groups import (
     with_widths,
 )
 from mask_rcnn_jax.pruning.choice import Limits, keep_above, keep_operations, prune
-from mask_rcnn_jax.pruning.run import prune_run, write_checkpoint
+from mask_rcnn_jax.pruning.run import one_prediction, prune_run, write_checkpoint
 from mask_rcnn_jax.structures import Proposals
 from mask_rcnn_jax.weights.restore import load_variables, make_model, restore
 from tests.commands.command import error_line, run_inside
@@ -432,6 +432,14 @@ def test_operations_by_hand():
 
 
 # --- runs
+
+
+def test_operations_of_any_bands():
+    config = basic()
+    config.data.bands = {"names": ("a", "b")}
+    config.model.input.update(mean=(100.0,) * 2, std=(50.0,) * 2)
+    recipe = as_recipe(config)
+    assert find_operations(recipe.model, one_prediction(recipe.data, recipe.eval))
 
 
 @cache

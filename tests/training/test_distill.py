@@ -330,6 +330,9 @@ def test_a_teacher_of_other_images_is_named_in_a_warning_or_refused(monkeypatch,
         ValueError, match='^distill.teacher: runs/large was made for data.resize="f'
     ):
         loading.open_teacher(as_recipe(config), model())
+    config.data.update(resize="fit", bands={"names": ("red", "green", "nir")})
+    with pytest.raises(ValueError, match="for bands red, green, blue, this run has red, green, ni"):
+        loading.open_teacher(as_recipe(config), model())
 
 
 def given_teacher(monkeypatch, names=None, seed=1):
