@@ -25,8 +25,8 @@ import jax
 from absl import flags, logging
 
 from mask_rcnn_jax import cli
+from mask_rcnn_jax.data.bands import Bands
 from mask_rcnn_jax.data.canvases import evaluation_options
-from mask_rcnn_jax.data.images import upright_size
 from mask_rcnn_jax.data.tiles import tiling
 from mask_rcnn_jax.data.unused import Unused
 from mask_rcnn_jax.predict import annotate
@@ -37,13 +37,14 @@ from mask_rcnn_jax.predict.loading import (
     given_model,
     load_predictor,
 )
+from mask_rcnn_jax.predict.pixels import RGB_FILES, file_size
 from mask_rcnn_jax.predict.predictor import Predictor
 from mask_rcnn_jax.predict.saving import KINDS, ResultFiles, check_replaced
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.terminal import interrupts
 from mask_rcnn_jax.terminal.progress import Progress
 from mask_rcnn_jax.video.reader import UnreadableVideo, Video, import_av
-from mask_rcnn_jax.weights.restore import restore
+from mask_rcnn_jax.weights.restore import restore, restore_recipe
 
 MOST_HEADERS = 2000  # that are read to choose canvases
 DRAWN = ("labels", "scores", "boxes", "masks")
@@ -82,7 +83,8 @@ def infer(
     """
     tiling(options.tile, options.overlap)  # values without meaning are refused before the work
     folder = Path(output)
-    images, sources = find_inputs(inputs, folder, options.public_addresses_only)
+    bands = _bands(recipe, weights)
+    images, sources = find_inputs(inputs, folder, options.public_addresses_only, bands)
     check_replaced([one.source for one in [*images, *sources]], images, folder, options.save)
     if sources:
         import_av()
@@ -122,6 +124,18 @@ def infer(
     logging.info("results: %s", folder)
 
 
+def _bands(recipe: Recipe | None, weights: str | Exported) -> Bands:
+    """What the model sees, without its weights."""
+    if recipe is None and isinstance(weights, Exported):
+        recipe = weights.recipe
+    elif recipe is None:
+        try:
+            recipe = restore_recipe(None, str(weights))[0]
+        except (OSError, ValueError):  # `restore` says what is wrong
+            return RGB_FILES
+    return recipe.data.bands
+
+
 def _predictor(restored, recipe: Recipe | None, options: Options, images, videos) -> Predictor:
     """Return a predictor with batches and canvases that suit the inputs."""
     score_threshold, tile = options.score_threshold, options.tile
@@ -142,7 +156,8 @@ def _with_canvases(recipe: Recipe, sources: Sequence[str], batch_size: int) -> R
     """Let canvases follow the images' sizes, where that saves more than compiling takes."""
     step = -(-len(sources) // MOST_HEADERS)
     some = [path for path in sources[::step] if "://" not in path]
-    sizes = list(filter(None, map(upright_size, some)))
+    bands, upright = recipe.data.bands, recipe.data.apply_exif != "never"
+    sizes = list(filter(None, (file_size(path, bands, upright) for path in some)))
     limits = {"most": recipe.eval.canvases, "multiple": recipe.model.input.pad_multiple}
     rows = batch_size * jax.local_device_count()
     found = evaluation_options(recipe.data, sizes, rows=rows, share=1 / step, **limits)

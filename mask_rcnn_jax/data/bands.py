@@ -9,12 +9,14 @@ import numpy as np
 
 from mask_rcnn_jax.data.dataset import UndecodableImage
 from mask_rcnn_jax.data.images import check_image_size
-from mask_rcnn_jax.data.raster import MAX_BANDS, Raster, open_raster
+from mask_rcnn_jax.data.raster import MAX_BANDS, Raster, as_plain, open_raster
 from mask_rcnn_jax.rle import Window
 
 RGB = ("red", "green", "blue")
 # Larger images give their percentiles by a grid of windows.
 SAMPLED_PIXELS, SAMPLES, SAMPLE_SIDE = 1 << 24, 8, 512
+# Entries that say which numbers a model sees; the others say how files hold them, or show them.
+MODEL_ENTRIES = ("names", "scale", "bits", "limits", "percentiles")
 _FULL = 255.0  # of the scale that `model.input` and colors have
 
 
@@ -107,6 +109,7 @@ class Bands:
         window: Window | None = None,
         upright: bool = False,
         name: str = "",
+        max_bytes: int | None = None,
     ) -> np.ndarray:
         """[H, W, count] of a file, or of its content, in the numbers that it holds; with `names`.
 
@@ -115,17 +118,18 @@ class Bands:
             window: (x1, y1, x2, y2), the part to read.
             upright: apply an EXIF rotation.
             name: of the content, for messages.
+            max_bytes: of all pixels, which the file's head tells.
 
         Raises:
-            UndecodableImage: the file is damaged, or has values that are not finite.
+            UndecodableImage: the file is damaged, too large, or has values that are not finite.
             ValueError: its size, bands or pages are not those that are expected.
             ImportError: the extra for such files is missing.
         """
         if isinstance(path, bytes):
-            found = [self._read(path, expected_size, window, upright, name)]
+            found = [self._read(path, expected_size, window, upright, name, max_bytes)]
         else:
-            parts = [self._read(part, expected_size, window, upright) for part in self.paths(path)]
-            found = parts
+            given = expected_size, window, upright, "", max_bytes
+            found = [self._read(part, *given) for part in self.paths(path)]
         name = name or str(path)
         shapes = {(part.shape[:2], part.dtype) for part in found}
         if len(shapes) > 1:
@@ -137,6 +141,14 @@ class Bands:
                 has = f"{pixels.shape[2]} bands"
                 raise ValueError(f"{name}: {has}, data.bands.numbers asks for {max(self.numbers)}")
             pixels = pixels[..., [number - 1 for number in self.numbers]]
+        return self.checked(pixels, name)
+
+    def checked(self, pixels: np.ndarray, name: str) -> np.ndarray:
+        """[H, W, count] of the numbers of an image, in a type that files are read as.
+
+        Raises ValueError, UndecodableImage as `read` does.
+        """
+        pixels = as_plain(pixels)
         if pixels.shape[2] != self.count:
             has = f"{pixels.shape[2]} bands, expected {self.count}: {', '.join(self.names)}"
             raise ValueError(f"{name}: {has} (data.bands.numbers chooses some)")
@@ -174,9 +186,10 @@ class Bands:
         window: Window | None,
         upright: bool,
         name: str = "",
+        max_bytes: int | None = None,
     ) -> np.ndarray:
         """All bands of a file."""
-        with open_raster(source, name, upright) as raster:
+        with open_raster(source, name, upright, max_bytes) as raster:
             if expected_size is not None:
                 check_image_size(np.broadcast_to(0, raster.size), expected_size, raster.path)
             if self.pages == "none" and raster.pages + raster.others > 1:
@@ -256,10 +269,13 @@ class Bands:
         return np.nan_to_num(values, copy=False) if pixels.dtype.kind == "f" else values
 
     def to_rgb(self, image: np.ndarray) -> np.ndarray:
-        """[H, W, 3] uint8 to look at, of [H, W, count] in 0..255; an RGB image is itself."""
-        if image.dtype == np.uint8 and image.shape[2] == 3 and self.view in ((), self.names):
+        """[H, W, 3] uint8 to look at, of [H, W, count] in 0..255; an RGB image is itself.
+
+        Without names, the first three bands of any number are seen.
+        """
+        if image.dtype == np.uint8 and image.shape[2] == 3 and self.shown() == [0, 1, 2]:
             return image
-        shown = image[..., self.shown()]
+        shown = image[..., self.shown()[: image.shape[2]]]
         if shown.shape[2] == 2:
             shown = np.concatenate([shown, np.zeros_like(shown[..., :1])], axis=2)
         shown = np.broadcast_to(shown, (*shown.shape[:2], 3))

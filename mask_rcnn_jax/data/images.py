@@ -287,6 +287,15 @@ def upright_size(file: str | os.PathLike | io.BytesIO) -> tuple[int, int] | None
     return (width, height) if turned else (height, width)
 
 
+def stored_size(file: str | os.PathLike | io.BytesIO) -> tuple[int, int] | None:
+    """Like `upright_size`, for `decode_image(.., upright=False)`."""
+    try:
+        with Image.open(file, formats=FORMATS) as image:
+            return image.height, image.width
+    except Exception:  # whatever its parsers raise on damaged files
+        return None
+
+
 def _is_cut_png(content: bytes) -> bool:
     """Whether a chunk of a PNG ends beyond the file: OpenCV takes up to 4 GB of memory for it."""
     at = len(_PNG)

@@ -28,6 +28,12 @@ _JPEG_IN_TIFF = (6, 7, 34892, 33007)
 _ORIENTATION, _UNASSOCIATED = 274, 2  # a tag, and a kind of alpha
 _NPY, _ZIP = b"\x93NUMPY", b"PK\x03\x04"
 _KINDS = "buif"  # of NumPy's types: bool, whole and floating-point numbers
+_HEAD = 1 << 16  # bytes of a `.npy` in which its shape is found
+_MAX_TILE = 1 << 28  # bytes of a tile of a TIFF, which is decoded as a whole
+
+
+class ImageTooLarge(UndecodableImage):
+    """Raised for an image whose head tells of more bytes than are read."""
 
 
 @dataclass(frozen=True)
@@ -70,16 +76,29 @@ class Raster:
             raise UndecodableImage(f"{found}, {too_many(MAX_PIXELS)}")
         with _as_undecodable(self.path):
             pixels = self.read_page(page, (x1, y1, x2, y2))
-        if pixels.dtype == bool:
-            return pixels.astype(np.uint8)
-        if pixels.dtype.kind == "f":
-            return pixels.astype(np.float32, copy=False)
-        return pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
+        return as_plain(pixels)
+
+
+def as_plain(pixels: np.ndarray) -> np.ndarray:
+    """Bool becomes uint8, halves and doubles float32; others stay, in this machine's byte order."""
+    if pixels.dtype == bool:
+        return pixels.astype(np.uint8)
+    if pixels.dtype.kind == "f":
+        return pixels.astype(np.float32, copy=False)
+    return pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
+
+
+def has_raster_head(content: bytes) -> bool:
+    """Whether a file begins as one whose head tells its bands: a TIFF or an array of NumPy."""
+    return content.startswith((*TIFF, _NPY, _ZIP))
 
 
 @contextmanager
 def open_raster(
-    source: str | os.PathLike | bytes, path: str = "", upright: bool = False
+    source: str | os.PathLike | bytes,
+    path: str = "",
+    upright: bool = False,
+    max_bytes: int | None = None,
 ) -> Iterator[Raster]:
     """Open an image for a `with` block, which gets a `Raster`.
 
@@ -87,9 +106,10 @@ def open_raster(
         source: the file, or its content.
         path: names it in messages; by default its own.
         upright: apply the EXIF rotation of a file that OpenCV reads.
+        max_bytes: of all pixels of all pages; None has no limit for what is read by window.
 
     Raises:
-        UndecodableImage: the file is damaged, no regular file, or not understood.
+        UndecodableImage: the file is damaged, no regular file, too large, or not understood.
         ImportError: the extra for it is missing.
         OSError: it cannot be read.
     """
@@ -99,9 +119,12 @@ def open_raster(
         file.seek(0)
         if begin.startswith(TIFF):
             with _open_tiff(file, path) as raster:
+                height, width = raster.size
+                values = raster.pages * height * width * raster.bands
+                _check_bytes(values * raster.dtype.itemsize, max_bytes, path)
                 yield raster
         elif begin.startswith((_NPY, _ZIP)):
-            yield _open_numpy(file, path)
+            yield _open_numpy(file, path, max_bytes)
         else:
             content = file.read(MAX_BYTES + 1)
             if len(content) > MAX_BYTES:
@@ -150,8 +173,9 @@ def _of_array(array: np.ndarray, path: str, kind: str, by_window: bool = False) 
     return Raster(path, (height, width), bands, pages, array.dtype, kind, read_page, by_window)
 
 
-def _open_numpy(file: BinaryIO, path: str) -> Raster:
+def _open_numpy(file: BinaryIO, path: str, max_bytes: int | None) -> Raster:
     """A raster of a `.npy`, or of the only array of a `.npz`."""
+    most = MAX_BYTES if max_bytes is None else max_bytes
     with _as_undecodable(path):
         if file.read(1) != _NPY[:1]:
             with zipfile.ZipFile(file) as archive:
@@ -160,32 +184,36 @@ def _open_numpy(file: BinaryIO, path: str) -> Raster:
                     found = f"{len(names)} files in it, expected one array"
                     raise UndecodableImage(f"{path}: a zip archive with {found}")
                 with archive.open(names[0]) as inner:
-                    return _of_array(_as_pages(_read_array(inner, path), path), path, "numpy")
-        file.seek(0)
-        _check_array(file, path)
+                    array = _read_array(inner, path, most)
+                    return _of_array(_as_pages(array, path), path, "numpy")
         file.seek(0)
         if isinstance(file, io.BytesIO):
-            return _of_array(_as_pages(_read_array(file, path), path), path, "numpy")
+            return _of_array(_as_pages(_read_array(file, path, most), path), path, "numpy")
+        _check_array(file, path, max_bytes)
         array = np.load(path, mmap_mode="r", allow_pickle=False)
         return _of_array(_as_pages(array, path), path, "numpy", by_window=True)
 
 
-def _check_array(file: Any, path: str) -> None:
-    """Refuse by its header an array that would take too much memory, or is none of numbers."""
+def _check_array(file: Any, path: str, most: int | None) -> None:
+    """Refuse by its header an array of more bytes, or one that is none of numbers."""
     version = np.lib.format.read_magic(file)
     read = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}
     shape, _, dtype = read[version[0]](file)
     if dtype.kind not in _KINDS:
         raise UndecodableImage(f"{path}: an array of {dtype}, expected numbers")
-    if math.prod(shape) * dtype.itemsize > MAX_BYTES and not isinstance(file, io.BufferedReader):
-        raise UndecodableImage(f"{path}: more than the {MAX_BYTES:,} bytes that are read")
+    _check_bytes(math.prod(shape) * dtype.itemsize, most, path)
 
 
-def _read_array(file: Any, path: str) -> np.ndarray:
-    content = io.BytesIO(file.read(MAX_BYTES + 1))
-    _check_array(content, path)
-    content.seek(0)
-    return np.lib.format.read_array(content, allow_pickle=False)
+def _check_bytes(count: int, most: int | None, path: str) -> None:
+    if most is not None and count > most:
+        found = f"{path}: pixels of {count:,} bytes"
+        raise ImageTooLarge(f"{found}, more than the {most:,} that are read")
+
+
+def _read_array(file: Any, path: str, most: int) -> np.ndarray:
+    head = file.read(_HEAD)
+    _check_array(io.BytesIO(head), path, most)
+    return np.lib.format.read_array(io.BytesIO(head + file.read(most)), allow_pickle=False)
 
 
 def _as_pages(array: np.ndarray, path: str) -> np.ndarray:
@@ -238,6 +266,9 @@ def _of_series(tiff: Any, path: str) -> Raster:
         raise UndecodableImage(f"{path}: a TIFF of {first.dtype or 'unknown'} numbers is not read")
     if not 1 <= bands <= 1024 or min(height, width) < 1:
         raise UndecodableImage(f"{path}: {height} x {width} pixels of {bands} bands are not read")
+    if first.is_tiled:
+        samples = math.prod((first.tilelength, first.tilewidth, first.samplesperpixel))
+        _check_bytes(samples * first.dtype.itemsize, _MAX_TILE, f"{path}: a tile")
     in_pages = len(series.pages) == numbers.size
     inverted = first.photometric == 0 and first.dtype.kind == "u"
 

@@ -11,7 +11,6 @@ import jax
 import numpy as np
 from absl import logging
 
-from mask_rcnn_jax.data.images import decode_image
 from mask_rcnn_jax.exporting import (
     deepstream,
     manifest,
@@ -30,7 +29,13 @@ from mask_rcnn_jax.exporting.compare import (
     compare,
     in_two_batches,
 )
-from mask_rcnn_jax.exporting.images import check_images, image_paths, on_canvas, placement
+from mask_rcnn_jax.exporting.images import (
+    check_images,
+    decoded,
+    image_paths,
+    on_canvas,
+    placement,
+)
 from mask_rcnn_jax.exporting.manifest import ModelInterface
 from mask_rcnn_jax.exporting.options import ArtifactOptions
 from mask_rcnn_jax.jax_to_onnx.graph import BATCH
@@ -105,19 +110,21 @@ def build_artifact(
         onnx.check_packages("onnx", "onnxruntime")
     source = _source_model(recipe, variables, categories, format, options)
     example = replace(recipe.data, canvases=())
+    if options.deepstream:
+        deepstream.check_bands(example.bands)
 
     def model_inputs(decoded):
         return list(on_canvas(decoded, example, source.canvas, options.picture_size))
 
-    paths = image_paths(options.calibration or "") if options.int8 else []
-    inputs = model_inputs(check_images(recipe.data.val_images, source.canvas, CHECK_IMAGES))
+    paths = image_paths(options.calibration or "", example.bands) if options.int8 else []
+    inputs = model_inputs(check_images(example, source.canvas, CHECK_IMAGES))
     reference = jax.jit(partial(source.predict, variables))
     check = partial(_check, reference, inputs, recipe.eval.score_threshold)
     artifact = {"onnx": _make_onnx, "stablehlo": _make_stablehlo}[format](source)
     check(artifact, "float")
     cache = folder / "calibration.json"
     if options.int8:
-        calibration = model_inputs(decode_image(path) for path in paths)
+        calibration = model_inputs(decoded(path, example) for path in paths)
         _add_int8(artifact, source, format, calibration, cache, score)
         check(artifact, "int8")
     if options.deepstream:
@@ -206,7 +213,8 @@ def _make_onnx(source: SourceModel) -> Artifact:
     built = onnx.build_onnx(source.model, source.variables, given, **how)
     content = built.SerializeToString()
     rows = batch or BATCH
-    shape = [rows, 3, *canvas] if planar else [rows, *canvas, 3]
+    channels = source.model.input.channels
+    shape = [rows, channels, *canvas] if planar else [rows, *canvas, channels]
     inputs = _inputs(dtype, shape, None if source.resized else [rows, 2])
     valid_dtype = "int32" if planar else "bool"
     precision = "float16" if options.float16 else "float32"
@@ -272,7 +280,8 @@ def _add_tensorrt(
 def _make_stablehlo(source: SourceModel) -> Artifact:
     batch = source.options.batch
     rows, canvas = batch or BATCH, source.canvas
-    inputs = _inputs(source.recipe.data.image_dtype, [rows, *canvas, 3], [rows, 2])
+    shape = [rows, *canvas, source.model.input.channels]
+    inputs = _inputs(source.recipe.data.image_dtype, shape, [rows, 2])
     precision = resolve_precision(source.recipe.train.precision)
     artifact = Artifact(ModelInterface(inputs, canvas, precision), canvas)
     artifact.details["platforms"] = list(stablehlo.PLATFORMS)
@@ -283,10 +292,10 @@ def _make_stablehlo(source: SourceModel) -> Artifact:
 def _add_program(
     artifact: Artifact, kind: str, file: str, predict: Callable, variables: dict, batch: int | None
 ) -> None:
-    canvas, dtype = artifact.full_canvas, artifact.interface.inputs["images"]["dtype"]
-    program = stablehlo.export_stablehlo(
-        predict, variables, canvas=canvas, batch=batch, dtype=dtype
-    )
+    images = artifact.interface.inputs["images"]
+    given: dict[str, Any] = {"canvas": artifact.full_canvas, "dtype": images["dtype"]}
+    given |= {"batch": batch, "channels": images["shape"][-1]}
+    program = stablehlo.export_stablehlo(predict, variables, **given)
     artifact.files[file] = program
     artifact.predictors[kind] = partial(run_program, load_stablehlo(program), batch)
 
@@ -295,8 +304,9 @@ def _add_int8_program(
     artifact: Artifact, source: SourceModel, ranges: dict[str, float], in_float: Sequence[str]
 ) -> None:
     ranges = {layer: limit for layer, limit in ranges.items() if layer not in in_float}
-    dtype = artifact.interface.inputs["images"]["dtype"]
-    images = jax.ShapeDtypeStruct((1, *artifact.full_canvas, 3), dtype)
+    given = artifact.interface.inputs["images"]
+    shape = 1, *artifact.full_canvas, given["shape"][-1]
+    images = jax.ShapeDtypeStruct(shape, given["dtype"])
     example = images, jax.ShapeDtypeStruct((1, 2), np.int32)
     quantized = quantize_jax.quantize_jax(source.predict, source.variables, ranges, example)
     _add_program(artifact, "int8", "model_int8.stablehlo", *quantized, source.options.batch)

@@ -45,7 +45,7 @@ def compare(
     inputs: Iterable[tuple[np.ndarray, np.ndarray]],
     score_threshold: float,
 ) -> Differences:
-    """Compare two functions (images [B, H, W, 3], image_sizes [B, 2]) -> `Detections`."""
+    """Compare two functions (images [B, H, W, C], image_sizes [B, 2]) -> `Detections`."""
     total = Differences()
     for images, sizes in inputs:
         batches = reference(images, sizes), exported(images, sizes)

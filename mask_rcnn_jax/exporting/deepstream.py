@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from mask_rcnn_jax.data.bands import Bands
 from mask_rcnn_jax.exporting.manifest import ModelInterface, labels
 from mask_rcnn_jax.exporting.tensorrt import calibration_cache
 
@@ -27,6 +28,16 @@ PARSER = "NvDsInferParseCustomMrcnnTLTV2"
 LIBRARY = "/opt/nvidia/deepstream/deepstream/lib/libnvds_infercustomparser.so"
 SAMPLE = "/opt/nvidia/deepstream/deepstream/samples/streams/sample_720p.mp4"
 SCORE_THRESHOLD = 0.5  # of objects that are drawn, as in `infer`
+
+
+def check_bands(bands: Bands) -> None:
+    """Raise ValueError unless the bands are those of video."""
+    if bands.count != 3 or bands.is_scaled:
+        names = ", ".join(bands.names)
+        raise ValueError(
+            f"--deepstream: its frames have 8-bit red, green, blue, but the model sees {names} "
+            f"(data.bands.scale {bands.scale!r})"
+        )
 
 
 def files(

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple
 
+from mask_rcnn_jax.data.bands import RGB, Bands
 from mask_rcnn_jax.models.detect import Detect
 from mask_rcnn_jax.models.protocols import MaskHeadLike
 from mask_rcnn_jax.recipe.recipe import Recipe
@@ -27,6 +28,17 @@ RESIZES = {
 PASTES = {
     "continuous": "bilinear, cell and pixel centers at +0.5, zero outside; threshold >= 0.5",
     "integer": "padded by one zero cell, box grown to match and cut to whole pixels; above 0.5",
+}
+
+
+COLORS = "RGB, 0 to 255; normalized inside the model, as in training"
+CHANNELS = "the channels, 0 to 255 after `scaling`; normalized inside the model, as in training"
+BEYOND = "value becomes 255 * (value - low) / (high - low), cut to 0 and 255; fractions are kept"
+SCALINGS = {
+    "none": "8 bits as they are",
+    "bits": f"{BEYOND}; low is 0, high 2**bits - 1, with bits 0 of the file's type",
+    "fixed": f"{BEYOND}; low and high are `limits`, one pair for each channel or for all",
+    "image": f"{BEYOND}; low and high are `percentiles` of each channel of each image",
 }
 
 
@@ -71,7 +83,9 @@ def make_manifest(
             for k, category in enumerate(categories, start=1)
         ],
         "preprocessing": {
-            "colors": "RGB, 0 to 255; normalized inside the model, as in training",
+            "colors": CHANNELS if data.bands.names else COLORS,
+            "channels": list(data.bands.names or RGB),
+            "scaling": _scaling(data.bands),
             "resize": data.resize,
             "resize_means": RESIZES[data.resize],
             "image_size": list(data.image_size),
@@ -100,6 +114,13 @@ def make_manifest(
             manifest["preprocessing"]["picture_size"] = list(interface.picture_size)
             manifest["preprocessing"]["resized_size"] = list(interface.resized)
     return manifest
+
+
+def _scaling(bands: Bands) -> dict[str, Any]:
+    """Return how a file's numbers become 0 to 255."""
+    entries = {"bits": ["bits"], "fixed": ["limits"], "image": ["percentiles"]}
+    values = {name: getattr(bands, name) for name in entries.get(bands.scale, [])}
+    return {"rule": bands.scale, "means": SCALINGS[bands.scale], **values}
 
 
 def _outputs(recipe: Recipe, interface: ModelInterface) -> dict[str, dict[str, Any]]:

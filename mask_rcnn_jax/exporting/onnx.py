@@ -80,7 +80,7 @@ class OnnxInput:
             int32 [batch, 2].
         batch: batch size; None leaves it open, and names the first axes of inputs and outputs so.
         dtype: "uint8" or "float32".
-        planar: [batch, 3, H, W] instead of [batch, H, W, 3].
+        planar: [batch, C, H, W] instead of [batch, H, W, C].
     """
 
     canvas: tuple[int, int]
@@ -111,16 +111,16 @@ def build_onnx(
     if detect.nms != "hard":
         raise ValueError(f"eval.nms is {detect.nms!r}, expected 'hard' for an ONNX model")
     check_opset(opset)
-    (height, width), planar = source.canvas, source.planar
+    (height, width), planar, channels = source.canvas, source.planar, model.input.channels
     check_exportable(model, source.batch, source.image_size)
     graph, batch = Graph(opset), source.batch or ANY
     if source.batch is None:
         graph.batch = graph.slice(graph.op("Shape", "images"), 0, 1, axis=0)
-    shape = [batch, 3, height, width] if planar else [batch, height, width, 3]
+    shape = [batch, channels, height, width] if planar else [batch, height, width, channels]
     inputs = {"images": ({"uint8": "UINT8", "float32": "FLOAT"}[source.dtype], shape)}
     pixels = graph.cast("images", "FLOAT") if source.dtype == "uint8" else "images"
     pixels = pixels if planar else graph.op("Transpose", pixels, perm=[0, 3, 1, 2])
-    images = tensor(pixels, (batch, 3, height, width), (0, 2, 3, 1))
+    images = tensor(pixels, (batch, channels, height, width), (0, 2, 3, 1))
     if source.image_size is None:
         inputs["image_sizes"] = ("INT32", [batch, 2])
         sizes: Value | Known = tensor(graph.cast("image_sizes", "INT64"), (batch, 2))
@@ -133,7 +133,7 @@ def build_onnx(
         return {name: array for name, array in fields.items() if array is not None}
 
     shapes = (
-        jax.ShapeDtypeStruct((batch, height, width, 3), jnp.float32),
+        jax.ShapeDtypeStruct((batch, height, width, channels), jnp.float32),
         jax.ShapeDtypeStruct((batch, 2), jnp.int32),
     )
     num_classes = ability(model.box_head, BoxHeadLike, "num_classes")

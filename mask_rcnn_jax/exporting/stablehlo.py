@@ -25,18 +25,20 @@ def export_stablehlo(
     canvas: tuple[int, int],
     batch: int | None,
     dtype: DTypeLike,
+    channels: int = 3,
     platforms: Sequence[str] = PLATFORMS,
 ) -> bytes:
     """Export a program for `jax.export.deserialize`.
 
     Args:
-        predict: function (variables, images [B, H, W, 3], image_sizes [B, 2]) -> `Detections`. Its
+        predict: function (variables, images [B, H, W, C], image_sizes [B, 2]) -> `Detections`. Its
             model should have implementation="xla"; our GPU kernels would tie the program to one
             GPU generation and one JAX version.
         variables: the model's weights, stored in the program.
         canvas: (H, W) of the input.
         batch: batch size; None exports a program for any batch size.
         dtype: input dtype of `images`; `image_sizes` are int32.
+        channels: C.
         platforms: JAX platforms that can run the program.
 
     Returns:
@@ -61,7 +63,7 @@ def export_stablehlo(
 
     rows = export.symbolic_shape("batch")[0] if batch is None else batch
     inputs = (
-        jax.ShapeDtypeStruct((rows, *canvas, 3), dtype),
+        jax.ShapeDtypeStruct((rows, *canvas, channels), dtype),
         jax.ShapeDtypeStruct((rows, 2), jnp.int32),
     )
     with _without_folders():

@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mask_rcnn_jax.data.dataset import UndecodableImage
 from mask_rcnn_jax.data.unused import Unused
 from mask_rcnn_jax.predict.engines import UnfitImage
 from mask_rcnn_jax.predict.inputs import Input, read_image
@@ -41,35 +40,37 @@ def annotate_images(
     folder: Path,
     files: ResultFiles,
     drawing: Mapping[str, Any],
-    on_error: Callable[[UndecodableImage | UnfitImage], None],
+    on_error: Callable[[ValueError], None],
     unused: Unused | None = None,
 ) -> Generator[Records]:
     """Write an annotated copy of each image into a folder, and what `files` writes.
 
     `drawing` are options of `Result.plot`. Yields what the lists of `files` are to hold, in order;
-    `image_id` is the 1-based position in `images`. An image that cannot be decoded is passed to
-    `on_error` and skipped. `unused` learns of what files hold beyond the pixels that are used.
+    `image_id` is the 1-based position in `images`. The error of an image that cannot be decoded, or
+    lacks bands, is passed to `on_error`, and the image skipped. `unused` learns of what files hold
+    beyond the pixels that are used, where `data.bands` does not say what is.
     """
 
     unused = unused or Unused()
 
-    def read(item: tuple[int, Input]) -> tuple[tuple, Prepared | UndecodableImage | UnfitImage]:
+    def read(item: tuple[int, Input]) -> tuple[tuple, Prepared | ValueError]:
+        source = item[1].source
         try:
-            source = item[1].source
-            image = read_image(source, item[1].public_only)
-            if "://" not in source:
+            public_only = item[1].public_only
+            image = read_image(source, public_only, predictor.bands, predictor.upright)
+            if "://" not in source and not predictor.bands.names:
                 unused.add(str(item[1].name), source, image)
             return item, predictor.prepare(image)
-        except UndecodableImage as error:
-            return item, error
         except UnfitImage as error:
-            return item, UnfitImage(f"{item[1].source}: {error}")
+            return item, UnfitImage(f"{source}: {error}")
+        except ValueError as error:  # also UndecodableImage
+            return item, error
 
     def decodable(pool) -> Iterator[tuple[tuple, Prepared]]:
         numbered = list(enumerate(images, start=1))
         with closing(map_in_order(pool, read, numbered, THREADS + 1)) as prepared:
             for item, image in prepared:
-                if isinstance(image, UndecodableImage | UnfitImage):
+                if isinstance(image, ValueError):
                     on_error(image)
                 else:
                     yield item, image

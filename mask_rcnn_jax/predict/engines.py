@@ -1,6 +1,6 @@
 """Run models that `export` wrote: in JAX, onnxruntime or OpenVINO.
 
-Each engine makes a function (images [B, H, W, 3], image_sizes [B, 2]) -> `Detections` of NumPy
+Each engine makes a function (images [B, H, W, C], image_sizes [B, 2]) -> `Detections` of NumPy
 arrays from a file.
 """
 
@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from mask_rcnn_jax.config import exported_recipe, flatten
+from mask_rcnn_jax.data.bands import MODEL_ENTRIES
 from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.resize import ResizePlan, resize_plan
 from mask_rcnn_jax.models.detect import Detect
@@ -83,6 +84,7 @@ class Exported:
         """
         given, kept = flatten(recipe.to_dict()), flatten(self.recipe.to_dict())
         in_model = {f"data.{name}" for name in ExampleOptions.__dataclass_fields__}
+        in_model |= {f"data.bands.{name}" for name in MODEL_ENTRIES}
         in_model |= {f"eval.{name}" for name in Detect.__dataclass_fields__} | {"train.precision"}
         free = {"model.num_classes", "model.init_from", *but}
         for name in sorted((given.keys() & kept.keys()) - free):
@@ -92,7 +94,7 @@ class Exported:
                 )
 
     def __call__(self, images: np.ndarray, image_sizes: np.ndarray) -> Detections:
-        """Detect in images [B, H, W, 3] with sizes [B, 2], each in the model for its size.
+        """Detect in images [B, H, W, C] with sizes [B, 2], each in the model for its size.
 
         Rows beyond `batch` are an error. Images of one pixel are padding.
         """
@@ -130,7 +132,7 @@ class ExportedModel:
     Attributes:
         canvas: (H, W) on which the recipe places its images.
         resized: (height, width) of every image there; None for any.
-        run: function (images [B, H, W, 3], image_sizes [B, 2]) -> `Detections`.
+        run: function (images [B, H, W, C], image_sizes [B, 2]) -> `Detections`.
         original: (height, width) of an image before it is resized to `resized`, which may be
             rounded: it need not be resized to itself.
     """

@@ -13,19 +13,14 @@ import numpy as np
 from absl import logging
 
 from mask_rcnn_jax.annotations.reader import listed
+from mask_rcnn_jax.data.bands import Bands
 from mask_rcnn_jax.data.dataset import UndecodableImage
-from mask_rcnn_jax.data.images import IMAGE_SUFFIXES as DECODED
-from mask_rcnn_jax.data.images import (
-    MAX_BYTES,
-    OTHER_SUFFIXES,
-    decode_bytes,
-    decode_image,
-    endings,
-)
+from mask_rcnn_jax.data.images import MAX_BYTES, OTHER_SUFFIXES, endings
 from mask_rcnn_jax.network import Limits, is_web, open_url, read_url
+from mask_rcnn_jax.predict.pixels import RGB_FILES, image_suffixes, is_other_band, read_pixels
 from mask_rcnn_jax.terminal.safe_text import file_name
 
-IMAGE_SUFFIXES = tuple(suffix for suffix in DECODED if suffix != ".gif")
+IMAGE_SUFFIXES = tuple(suffix for suffix in image_suffixes(RGB_FILES) if suffix != ".gif")
 VIDEO_SUFFIXES = (
     *(".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts", ".mts", ".m2ts"),
     *(".wmv", ".flv", ".ogv", ".3gp", ".gif"),
@@ -46,7 +41,7 @@ class Input(NamedTuple):
 
 
 def find_inputs(
-    inputs: Sequence[str], output: Path, public_only: bool = False
+    inputs: Sequence[str], output: Path, public_only: bool = False, bands: Bands = RGB_FILES
 ) -> tuple[list[Input], list[Input]]:
     """Return images and videos, in order and without duplicates (`a.jpg` is `./a.jpg`).
 
@@ -55,42 +50,55 @@ def find_inputs(
             any depth), web addresses of images or videos, and cameras (a number or /dev/video0).
         output: the output folder, in which nothing is looked for.
         public_only: whether to read from public addresses alone, see `network.Limits`.
+        bands: what is read of images, which says which files are some. Where each band has a file,
+            that of the first is the image.
 
     Raises:
-        ValueError: if an input does not exist or names neither an image nor a video, or if an
-            output would overwrite an input.
+        ValueError: if an input does not exist or names neither an image nor a video, if a video is
+            given for other bands than a video has, or if an output would overwrite an input.
     """
     images: dict[str, PurePosixPath] = {}
     videos: dict[str, PurePosixPath] = {}
     seen: set[str] = set()
     for item in inputs:
-        found = list(_find(item, output))
+        found = list(_find(item, output, bands))
         if not found:
-            suffixes = ", ".join(IMAGE_SUFFIXES + VIDEO_SUFFIXES)
+            suffixes = ", ".join(_endings(bands) + VIDEO_SUFFIXES)
             raise ValueError(f"--input {item}: no images or videos found ({suffixes})")
         for source, name in found:
             place = source if "://" in source else os.path.abspath(source)
             if place not in seen:
                 seen.add(place)
-                (images if _is_image(source, public_only) else videos)[source] = name
+                (images if _is_image(source, public_only, bands) else videos)[source] = name
+    if videos and (bands.count != 3 or bands.is_scaled):
+        names = f"{bands.count} bands ({', '.join(bands.names)})"
+        seen_by = f"the model sees {names}{' beyond 8 bits' if bands.is_scaled else ''}"
+        raise ValueError(f"{next(iter(videos))} is a video, of 8-bit red, green, blue; {seen_by}")
     found_images = _named(images, public_only)
     found_videos = _named(videos, public_only, ".mp4")
     _check_overwrite([*found_images, *found_videos], output)
     return found_images, found_videos
 
 
-def read_image(source: str, public_only: bool = False) -> np.ndarray:
-    """Decode a file or a web address, upright; errors as from `data.images.decode_image`."""
+def read_image(
+    source: str, public_only: bool = False, bands: Bands = RGB_FILES, upright: bool = True
+) -> np.ndarray:
+    """Read a file or a web address; the rest and errors as for `pixels.read_pixels`."""
     if "://" not in source:
-        return decode_image(source, upright=True)
+        return read_pixels(source, bands, upright)
     try:
         content = read_url(source, MAX_BYTES, replace(_LIMITS, public_only=public_only))
     except OSError as error:
         raise UndecodableImage(f"{source}: {error}") from error
-    return decode_bytes(content, source, upright=True)
+    return read_pixels(content, bands, upright, name=source)
 
 
-def _find(item: str, output: Path) -> Iterator[tuple[str, PurePosixPath]]:
+def _endings(bands: Bands) -> tuple[str, ...]:
+    """Of images, without that of animations."""
+    return tuple(suffix for suffix in image_suffixes(bands) if suffix != ".gif")
+
+
+def _find(item: str, output: Path, bands: Bands) -> Iterator[tuple[str, PurePosixPath]]:
     """Yield the sources of one input, with their names."""
     if "://" in item:
         path = PurePosixPath(unquote(urlsplit(item).path))
@@ -99,30 +107,34 @@ def _find(item: str, output: Path) -> Iterator[tuple[str, PurePosixPath]]:
         yield item, PurePosixPath(os.path.basename(item))
     elif os.path.isdir(item):
         others: list[str] = []
-        yield from _below(item, Path(item).rglob("*"), output, others)
+        yield from _below(item, Path(item).rglob("*"), output, bands, others)
         if listed := endings(others):
             logging.info("--input %s: these files are not read: %s", item, listed)
     elif camera := _camera(item):
         yield camera, PurePosixPath(f"camera_{os.path.basename(camera)}")
     elif glob.has_magic(item):
         paths = map(Path, glob.iglob(item, recursive=True))
-        yield from _below(_fixed_part(item), paths, output, [])
+        yield from _below(_fixed_part(item), paths, output, bands, [])
     else:
         raise ValueError(f"--input {item}: does not exist")
 
 
 def _below(
-    folder: str, paths: Iterable[Path], output: Path, others: list[str]
+    folder: str, paths: Iterable[Path], output: Path, bands: Bands, others: list[str]
 ) -> Iterator[tuple[str, PurePosixPath]]:
     """Yield the known images and videos of a folder, but for those in the output folder.
 
-    Names of the other files are added to `others`.
+    Names of the other files are added to `others`, without those that have a band of an image.
     """
+    endings = _endings(bands) + VIDEO_SUFFIXES
     outside = output.resolve() not in (Path(folder).resolve(), *Path(folder).resolve().parents)
     for path in sorted(listed(folder, paths)):
         if not path.is_file() or (outside and path.resolve().is_relative_to(output.resolve())):
             continue
-        if not _is_known(path):
+        if is_other_band(path.name, bands):
+            continue
+        # `._a.jpg` is macOS's note on `a.jpg`.
+        if not path.name.lower().endswith(endings) or path.name.startswith("."):
             others.append(path.name)
             continue
         yield str(path), PurePosixPath(Path(os.path.relpath(path, folder)).as_posix())
@@ -141,26 +153,21 @@ def _camera(item: str) -> str:
     return device if device.startswith("/dev/video") and os.path.exists(device) else ""
 
 
-def _is_known(path: Path) -> bool:
-    """Whether a file has the name of an image or a video; `._a.jpg` is macOS's note on `a.jpg`."""
-    name = path.name.lower()
-    return name.endswith(IMAGE_SUFFIXES + VIDEO_SUFFIXES) and not name.startswith(".")
-
-
-def _is_image(source: str, public_only: bool) -> bool:
+def _is_image(source: str, public_only: bool, bands: Bands) -> bool:
+    endings = _endings(bands)
     if "://" in source:
-        return is_web(source) and _is_web_image(source, public_only)
-    if source.lower().endswith(IMAGE_SUFFIXES + VIDEO_SUFFIXES):
-        return source.lower().endswith(IMAGE_SUFFIXES)
+        return is_web(source) and _is_web_image(source, public_only, endings)
+    if source.lower().endswith(endings + VIDEO_SUFFIXES):
+        return source.lower().endswith(endings)
     known = source.lower().endswith(OTHER_SUFFIXES)
     return os.path.isfile(source) and (known or cv2.haveImageReader(source))
 
 
-def _is_web_image(address: str, public_only: bool) -> bool:
+def _is_web_image(address: str, public_only: bool, endings: tuple[str, ...]) -> bool:
     """Whether an address is of an image: by its ending, or else by what the server says."""
     path = urlsplit(address).path.lower()
-    if path.endswith(IMAGE_SUFFIXES + VIDEO_SUFFIXES):
-        return path.endswith(IMAGE_SUFFIXES)
+    if path.endswith(endings + VIDEO_SUFFIXES):
+        return path.endswith(endings)
     limits = replace(_LIMITS, public_only=public_only)
     try:
         with open_url(address, limits, method="HEAD") as response:

@@ -16,7 +16,7 @@ from mask_rcnn_jax.terminal import console
 
 
 class LiveModel:
-    """A function (images [B, H, W, 3], image_sizes [B, 2]) -> `Detections`, which are computed
+    """A function (images [B, H, W, C], image_sizes [B, 2]) -> `Detections`, which are computed
     while the caller goes on. Thread-safe; each canvas is compiled once for each B.
 
     Attributes:

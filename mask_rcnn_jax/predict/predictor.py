@@ -20,7 +20,14 @@ from mask_rcnn_jax.data.tiles import tiling, view_windows
 from mask_rcnn_jax.models.build import build_model
 from mask_rcnn_jax.predict.engines import Exported
 from mask_rcnn_jax.predict.live import LiveModel
-from mask_rcnn_jax.predict.pixels import ImageLike, path_if_file, to_pixels
+from mask_rcnn_jax.predict.pixels import (
+    ImageLike,
+    checked,
+    path_if_file,
+    read_pixels,
+    to_pixels,
+    to_view,
+)
 from mask_rcnn_jax.predict.result import Result
 from mask_rcnn_jax.predict.tiles import TiledImage, merge_tiles
 from mask_rcnn_jax.recipe.recipe import Recipe
@@ -37,8 +44,9 @@ class PreparedImage(NamedTuple):
     """An image and its network input."""
 
     image: np.ndarray  # uint8 [H, W, 3]
-    canvas: np.ndarray  # [canvas height, canvas width, 3]
+    canvas: np.ndarray  # [canvas height, canvas width, C]
     plan: ResizePlan
+    pixels: np.ndarray | None = None  # [H, W, C] as in the file; None where `image` is that
 
 
 Prepared = PreparedImage | TiledImage
@@ -68,6 +76,8 @@ class Predictor:
 
     Attributes:
         images_at_once: rows of a batch, over all devices.
+        bands: of the images, as files are read and shown.
+        upright: whether images are turned as their EXIF entry says.
         canvases: every (height, width) that an image may be placed on.
         categories: as given or found.
         tiles: how large images are cut; None if they are not.
@@ -114,7 +124,8 @@ class Predictor:
             self._num_devices = self._model.num_devices
             self.categories = categories or guess_categories(recipe.data, variables)
         self.images_at_once = batch_size * self._num_devices
-        self._options = recipe.data
+        self._options, self.bands = recipe.data, recipe.data.bands
+        self.upright = recipe.data.apply_exif != "never"
         self.canvases = all_canvases(self._options)
         self._sample_sizes = engine.sample_sizes if engine else self.canvases
         self._rules: dict[str, Any] = dict(
@@ -140,14 +151,17 @@ class Predictor:
 
         Args:
             images: a file, uint8 [H, W, 3] RGB, a Pillow image, a sequence with such, or uint8
-                [B, H, W, 3]. Files and Pillow's images are turned upright by their EXIF entry.
+                [B, H, W, 3]. Files and Pillow's images are turned upright by their EXIF entry,
+                unless `data.apply_exif` is "never". With `data.bands.names` an array has a file's
+                numbers [H, W, C], or [H, W] of one band, which become 0 to 255 as the recipe says.
 
         Returns:
             A `Result`, or a list of them for several images.
 
         Raises:
-            ValueError: for another shape or dtype, or a file that is no image.
+            ValueError: for another shape or dtype, or a file that is no image or lacks bands.
             OSError: a file cannot be read.
+            ImportError: a file needs a package that is missing.
             TypeError: for anything else.
         """
         if isinstance(images, np.ndarray):
@@ -156,7 +170,10 @@ class Predictor:
             several = isinstance(images, Sequence) and not isinstance(images, str)
         if not several:
             return self([images])[0]
-        prepared = ((path_if_file(image), self.prepare(to_pixels(image))) for image in images)
+        prepared = (
+            (path_if_file(image), self.prepare(to_pixels(image, self.bands, self.upright)))
+            for image in images
+        )
         return [self.result(one, found, path) for path, one, found in self.stream(prepared)]
 
     def result(self, image: Prepared, found: Any, path: str = "") -> Result:
@@ -168,16 +185,32 @@ class Predictor:
             masks = None if found.masks is None else found.masks[rows]
             arrays = found.boxes[rows], found.scores[rows], found.classes[rows], masks
             fields = dict(zip(("boxes", "scores", "classes", "mask_grids"), arrays, strict=True))
-        fields |= {"pixel_size": read_pixel_size(path), **self._rules}
-        return Result(image.image, **fields, categories=self.categories, path=path)
+        fields |= self._rules | {"categories": self.categories, "path": path}
+        fields |= {"pixels": image.pixels, "band_names": self.bands.names}
+        return Result(image.image, **fields, pixel_size=read_pixel_size(path))
+
+    def read(
+        self,
+        source: str | os.PathLike | bytes,
+        *,
+        name: str = "",
+        at_least: tuple[int, int] | None = None,
+        max_bytes: int | None = None,
+    ) -> np.ndarray:
+        """Read a file, or its content, for `prepare`; see `pixels.read_pixels`."""
+        given: Any = dict(name=name, at_least=at_least, max_bytes=max_bytes)
+        return read_pixels(source, self.bands, self.upright, **given)
 
     def decoded_size(self, size: tuple[int, int]) -> tuple[int, int] | None:
-        """Return what `decode_image` takes as `at_least` for an image (height, width)."""
-        return resize_plan(*size, self._options).size if self._options.scaled_decoding else None
+        """Return what `read` takes as `at_least` for an image (height, width)."""
+        if self.bands.names or not self._options.scaled_decoding:
+            return None
+        return resize_plan(*size, self._options).size
 
     def prepare(self, image: np.ndarray, size: tuple[int, int] | None = None) -> Prepared:
         """Resize an image onto its canvas, all host work before the network, or find its tiles.
 
+        image: [H, W, C] as `read` gives it.
         size: (height, width) if `image` was reduced to `decoded_size` or more; the result has black
             pixels then.
 
@@ -189,18 +222,25 @@ class Predictor:
             self._model.check(plan)
             black = np.broadcast_to(np.uint8(0), (*size, 3))
             return PreparedImage(black, resize_image(image, plan, self._options), plan)
-        if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8 or not image.size:
-            raise ValueError(f"image is {image.dtype} {image.shape}, expected uint8 [H, W, 3] RGB")
-        windows = view_windows(image.shape[0], image.shape[1], self.tiles)
+        pixels = checked(image, self.bands)
+        windows = view_windows(pixels.shape[0], pixels.shape[1], self.tiles)
         for x0, y0, x1, y1 in windows:
             self._model.check(resize_plan(y1 - y0, x1 - x0, self._options))
-        return TiledImage(image, windows) if len(windows) > 1 else self._resized(image)
+        limits = self.bands.limits_of(pixels) if self.bands.is_scaled else None
+        if len(windows) > 1:
+            view = to_view(pixels, self.bands, limits)
+            return TiledImage(view, windows, None if view is pixels else pixels, limits)
+        scaled = self.bands.scaled(pixels, limits)
+        view = self.bands.to_rgb(scaled)
+        prepared = self._resized(scaled)
+        return prepared._replace(image=view, pixels=None if view is pixels else pixels)
 
     def samples(self) -> list[np.ndarray]:
         """Return a black image for each canvas; detecting in them compiles all there is."""
-        return [np.zeros((*size, 3), np.uint8) for size in self._sample_sizes]
+        return [np.zeros((*size, self.bands.count), np.uint8) for size in self._sample_sizes]
 
     def _resized(self, image: np.ndarray) -> PreparedImage:
+        """Resize [H, W, C] in 0..255."""
         plan = resize_plan(image.shape[0], image.shape[1], self._options)
         return PreparedImage(image, resize_image(image, plan, self._options), plan)
 
@@ -226,7 +266,9 @@ class Predictor:
                 continue
             for number, (x0, y0, x1, y1) in enumerate(image.windows, start=1):
                 is_last = number == len(image.windows)
-                yield (key, image, is_last), self._resized(image.image[y0:y1, x0:x1])
+                pixels = image.image if image.pixels is None else image.pixels
+                tile = self.bands.scaled(pixels[y0:y1, x0:x1], image.limits)
+                yield (key, image, is_last), self._resized(tile)
 
     def _stream(
         self, images: Iterable[tuple[Any, PreparedImage]]
@@ -282,7 +324,12 @@ class Predictor:
 
     def _waits_too_long(self, waiting: dict[Any, list]) -> bool:
         images = [image for rows in waiting.values() for _, _, image in rows]
-        held = sum(_bytes(image.image) + _bytes(image.canvas) for image in images)
+        held = sum(
+            _bytes(array)
+            for image in images
+            for array in (image.image, image.pixels, image.canvas)
+            if array is not None
+        )
         positions = [row[0] for rows in waiting.values() for row in rows]
         age = max(positions) - min(positions)
         too_large = held > MAX_WAITING_BYTES * self._num_devices

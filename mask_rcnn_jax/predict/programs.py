@@ -34,7 +34,7 @@ def run_program(program: Callable, batch: int | None, images, image_sizes) -> De
 
 
 def load_onnx(model: bytes) -> Callable:
-    """Load a model as a function (images [n, H, W, 3], image_sizes [n, 2]) -> `Detections`.
+    """Load a model as a function (images [n, H, W, C], image_sizes [n, 2]) -> `Detections`.
 
     It accepts any number of images, or up to the model's batch if that is fixed, on a canvas at
     least as large as the model's, of which it reads the upper left part. Raises ValueError for a
@@ -91,7 +91,7 @@ def make_feeds(
 
     shape, dtype: of the input `images`, such as ["batch", 3, 64, 64] and "float32".
     """
-    planar = shape[1] == 3
+    planar = shape[3] != images.shape[3]
     height, width = shape[2:] if planar else shape[1:3]
     batch = shape[0] if isinstance(shape[0], int) else len(images)
     rows = np.minimum(np.arange(batch), len(images) - 1)

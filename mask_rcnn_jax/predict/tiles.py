@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mask_rcnn_jax.data.bands import Limits
 from mask_rcnn_jax.evaluation.encode import ImageDetections
 from mask_rcnn_jax.evaluation.merge import merge_views
 from mask_rcnn_jax.rle import Window
@@ -16,6 +17,8 @@ class TiledImage(NamedTuple):
 
     image: np.ndarray  # uint8 [H, W, 3]
     windows: list[Window]  # see `data.tiles.view_windows`
+    pixels: np.ndarray | None = None  # [H, W, C] as in the file; None where `image` is that
+    limits: Limits | None = None  # by which `pixels` become 0 to 255
 
 
 def merge_tiles(image: TiledImage, found: Sequence[Detections], paste: str) -> dict[str, Any]:

@@ -28,6 +28,7 @@ async function start() {
   const more = names.length > SHOWN_CLASSES ? ", .." : "";
   byId("classes").textContent = `${counted}: ${names.slice(0, SHOWN_CLASSES).join(", ")}${more}`;
   byId("masks").parentElement.hidden = !model.masks;
+  if (model.view) byId("file").accept = ""; // also arrays of NumPy, which have no type
 }
 
 async function detect(file) {
@@ -48,13 +49,14 @@ async function detect(file) {
       headers: { "Content-Type": "application/octet-stream" },
       signal: current.signal,
     };
-    const address = "detect?masks=outlines&score_threshold=0";
+    const address = `detect?masks=outlines&score_threshold=0&view=${model.view ? 1 : 0}`;
     const unreachable = (error) => {
       lost = true;
       throw error;
     };
     const answered = fetch(address, options).catch(unreachable).then(read);
-    const decoded = createImageBitmap(file).catch(() => null); // a format that only the server knows
+    const decoded = (model.view ? answered.then(viewed) : createImageBitmap(file))
+      .catch(() => null); // a format that only the server knows
     answered.catch(async () => (await decoded)?.close());
     const [answer, picture] = await Promise.all([answered, decoded]);
     show(answer, picture);
@@ -67,6 +69,14 @@ async function detect(file) {
   } finally {
     if (request === current) main.classList.remove("busy");
   }
+}
+
+// The image as the server shows it, whose bands or orientation a browser does not know.
+async function viewed(answer) {
+  const image = new Image();
+  image.src = answer.image.view;
+  await image.decode();
+  return createImageBitmap(image);
 }
 
 // A connection that gives way to others ends without an answer.

@@ -14,21 +14,25 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import parse_qsl
 
+import cv2
 import numpy as np
 
 from mask_rcnn_jax.data.dataset import UndecodableImage
-from mask_rcnn_jax.data.images import FORMATS, decode_bytes, header_size, upright_size
+from mask_rcnn_jax.data.images import FORMATS, header_size, upright_size
+from mask_rcnn_jax.data.raster import ImageTooLarge, has_raster_head
 from mask_rcnn_jax.evaluation.visualize import PALETTE_SIZE, instance_color
-from mask_rcnn_jax.predict.engines import UnfitImage
 from mask_rcnn_jax.predict.outlines import outer_parts
-from mask_rcnn_jax.predict.predictor import Predictor, PreparedImage
+from mask_rcnn_jax.predict.predictor import Predictor, Prepared, PreparedImage
 from mask_rcnn_jax.predict.result import Result
+from mask_rcnn_jax.report.error_images import data_uri
 from mask_rcnn_jax.serving.batching import Batcher
 
 MASKS = ("rle", "polygons", "outlines", "none")
 SCORE_THRESHOLD = 0.5  # of a request that names none
 DECODE_SECONDS = 30.0  # that a request waits for a decoder
 DETECT_SECONDS = 60.0  # that a request waits for its detections
+BYTES = 3  # for each pixel that an image may have
+VIEW_SIDE = 2048  # longer side of an image as it is seen
 RETRY = {"Retry-After": "1"}  # seconds
 _FOLDER = Path(__file__).parent
 _PAGE = {
@@ -74,7 +78,7 @@ class Limits:
         waiting: images that are decoded, detected or encoded at a time; others are refused.
         delay: seconds that an image waits for others to fill its batch.
         content: bytes in an image file.
-        pixels: in a decoded image.
+        pixels: in a decoded image; of other bands than 8-bit RGB, also three times as many bytes.
         receiving: bytes in all files on their way, by their Content-Length, until they are decoded;
             at least `content`.
     """
@@ -104,6 +108,8 @@ class Service:
             "masks": has_masks,
             "max_bytes": limits.content,
             "max_pixels": limits.pixels,
+            # Whether a browser does not show images as the model sees them.
+            "view": bool(predictor.bands.names) or not predictor.upright,
             "colors": [_hex(instance_color(i)) for i in range(PALETTE_SIZE)],
         }
         self._page = {
@@ -150,12 +156,12 @@ class Service:
 
         Raises Refused for a mistake in the request, ConnectionError if its client has gone.
         """
-        threshold, masks = _options(query)
+        threshold, masks, with_view = _options(query)
         with self._lock:
             self._check_places()  # the body need not come in vain, but takes no place meanwhile
         content = request.read_body()
         with self._place():
-            image = self._prepare(content, request)
+            image, view = self._prepare(content, request, with_view=with_view)
             del content
             request.release_body()
             try:
@@ -166,8 +172,8 @@ class Service:
             result = self._predictor.result(image, found)
             result = result[result.scores >= threshold]
             height, width = result.image.shape[:2]
-            size = {"width": width, "height": height}
-            return {"image": size, "detections": _entries(result, masks)}
+            about = {"width": width, "height": height} | ({"view": view} if view else {})
+            return {"image": about, "detections": _entries(result, masks)}
 
     @contextmanager
     def _place(self) -> Iterator[None]:
@@ -189,8 +195,11 @@ class Service:
             message = f"{self._waiting} images are waiting already, try again"
             raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, message, RETRY)
 
-    def _prepare(self, content: bytes, request: Request) -> PreparedImage:
-        """Decode and resize an image; keep its size and not its pixels, of which there are many."""
+    def _prepare(
+        self, content: bytes, request: Request, *, with_view: bool
+    ) -> tuple[PreparedImage, str]:
+        """Decode and resize an image; keep its size and not its pixels, of which there are many,
+        and how it looks as a data URI."""
         if not content:
             raise Refused(HTTPStatus.BAD_REQUEST, "the body is empty, expected an image")
         if not self._decoders.acquire(timeout=DECODE_SECONDS):
@@ -199,25 +208,42 @@ class Service:
         try:
             if request.has_gone():
                 raise ConnectionError("the client has gone")
-            try:
-                size = header_size(content, "image", self.limits.pixels)
-            except UndecodableImage as error:
-                raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, str(error)) from error
-            if size is None:
-                message = f"not an image, expected {', '.join(FORMATS)}"
-                raise Refused(HTTPStatus.BAD_REQUEST, message)
-            try:
-                upright = upright_size(io.BytesIO(content)) or size
-                at_least = self._predictor.decoded_size(upright)
-                pixels = decode_bytes(content, "image", upright=True, at_least=at_least)
-                image = self._predictor.prepare(pixels, upright if at_least else None)
-            except (UndecodableImage, UnfitImage) as error:
-                raise Refused(HTTPStatus.BAD_REQUEST, str(error)) from error
+            image = self._decoded(content, with_view)
+            assert isinstance(image, PreparedImage)  # no tiles
+            view = _view(image.image) if with_view else ""
         finally:
             self._decoders.release()
-        assert isinstance(image, PreparedImage)  # no tiles
         shape = image.image.shape
-        return image._replace(image=np.broadcast_to(np.uint8(0), shape))
+        return image._replace(image=np.broadcast_to(np.uint8(0), shape), pixels=None), view
+
+    def _decoded(self, content: bytes, whole: bool) -> Prepared:
+        """Decode an image and place it on its canvas.
+
+        whole: do not reduce it while it is decoded.
+        """
+        predictor, most = self._predictor, self.limits.pixels
+        try:
+            size = header_size(content, "image", most)
+        except UndecodableImage as error:
+            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, str(error)) from error
+        if size is None and not (predictor.bands.names and has_raster_head(content)):
+            message = f"not an image, expected {', '.join(FORMATS)}"
+            raise Refused(HTTPStatus.BAD_REQUEST, message)
+        try:
+            turned = (upright_size(io.BytesIO(content)) if predictor.upright else None) or size
+            at_least = predictor.decoded_size(turned) if turned and not whole else None
+            given: Any = {"at_least": at_least, "max_bytes": BYTES * most}
+            pixels = predictor.read(content, name="image", **given)
+            if pixels.shape[0] * pixels.shape[1] > most:  # of a file whose head was not understood
+                shape = f"image: {pixels.shape[0]} x {pixels.shape[1]} pixels"
+                raise ImageTooLarge(f"{shape}, more than the {most:,} pixels that are read")
+            return predictor.prepare(pixels, turned if at_least else None)
+        except ImageTooLarge as error:
+            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, str(error)) from error
+        except ImportError as error:
+            raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, str(error)) from error
+        except ValueError as error:  # also UndecodableImage and UnfitImage
+            raise Refused(HTTPStatus.BAD_REQUEST, str(error)) from error
 
 
 def refusal(refused: Refused) -> Answer:
@@ -228,6 +254,14 @@ def refusal(refused: Refused) -> Answer:
 
 def _json(content: Any) -> Answer:
     return Answer(HTTPStatus.OK, json.dumps(content).encode() + b"\n")
+
+
+def _view(image: np.ndarray) -> str:
+    """uint8 [H, W, 3] as a data URI, not larger than a page needs."""
+    scale = VIEW_SIDE / max(image.shape)
+    if scale < 1:
+        image = cv2.resize(image, None, fx=scale, fy=scale, interpolation=cv2.INTER_AREA)
+    return data_uri(image)
 
 
 def _hex(color: tuple[int, int, int]) -> str:
@@ -242,13 +276,13 @@ def _warm_up(predictor: Predictor) -> bool:
     return [predictor([image])[0].has_masks for image in images][0]
 
 
-def _options(query: str) -> tuple[float, str]:
-    """Read the score threshold and the masks' kind from a query string."""
+def _options(query: str) -> tuple[float, str, bool]:
+    """Read the score threshold, the masks' kind and whether the image is to be seen."""
     given = dict(parse_qsl(query, keep_blank_values=True))
     text = given.pop("score_threshold", str(SCORE_THRESHOLD))
-    masks = given.pop("masks", MASKS[0])
+    masks, view = given.pop("masks", MASKS[0]), given.pop("view", "0")
     if given:
-        message = f"unknown parameter {min(given)!r}, expected score_threshold or masks"
+        message = f"unknown parameter {min(given)!r}, expected score_threshold, masks or view"
         raise Refused(HTTPStatus.BAD_REQUEST, message)
     try:
         threshold = float(text)
@@ -259,7 +293,9 @@ def _options(query: str) -> tuple[float, str]:
         raise Refused(HTTPStatus.BAD_REQUEST, message)
     if masks not in MASKS:
         raise Refused(HTTPStatus.BAD_REQUEST, f"masks is {masks!r}, expected {', '.join(MASKS)}")
-    return threshold, masks
+    if view not in ("0", "1"):
+        raise Refused(HTTPStatus.BAD_REQUEST, f"view is {view!r}, expected 0 or 1")
+    return threshold, masks, view == "1"
 
 
 def _entries(result: Result, masks: str) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from pycocotools.cocoeval import COCOeval
 
 from mask_rcnn_jax.data import canvases
+from mask_rcnn_jax.data.bands import Bands
 from mask_rcnn_jax.data.dataset import Dataset, category_ids, dataset_name, is_boxes_only
 from mask_rcnn_jax.data.ground_truth import ground_truth
 from mask_rcnn_jax.data.loader import EvalLoader
@@ -304,6 +305,7 @@ def draw_pictures(
     Also written below `output`. The first process draws; the others return nothing.
     """
     pictures, names = {}, dataset.class_names
+    bands = getattr(dataset, "bands", Bands())
     written: set[str] = set()
     for batch in batches:
         detections = processes.all_rows(predict_step(variables, shard_batch(batch, mesh)))
@@ -320,7 +322,7 @@ def draw_pictures(
             boxes, found = truth.boxes * to_original, found.replace(boxes=found.boxes * to_original)
             # Masks of the whole canvas are not drawn: they are no crops of boxes.
             masks = None if truth.masks.shape[1:] == canvas else truth.masks
-            name, image = dataset.images[index].file_name, dataset.decode(index)
+            name, image = dataset.images[index].file_name, bands.to_rgb(dataset.decode(index))
             left = visualize.draw_ground_truth(image, boxes, truth.classes, masks, names)
             picture = visualize.side_by_side(left, visualize.draw_detections(image, found, names))
             visualize.write_image(output / file_name(name, ".jpg", written), picture)

@@ -8,6 +8,7 @@ import numpy as np
 from absl import logging
 from pycocotools.cocoeval import COCOeval
 
+from mask_rcnn_jax.data.bands import Bands
 from mask_rcnn_jax.data.dataset import Dataset, dataset_name
 from mask_rcnn_jax.data.overview import image_ids
 from mask_rcnn_jax.recipe.options import EvalOptions
@@ -29,9 +30,10 @@ def collector(wanted: bool) -> tuple[list[Analysis], Callable[[COCOeval], None] 
 
 
 def dataset_reader(dataset: Dataset) -> ReadImage:
-    """Return a function that reads a dataset's images."""
+    """Return a function that reads a dataset's images, as they are to be seen."""
     places = {image_id: index for index, image_id in enumerate(image_ids(dataset))}
-    return lambda image: dataset.decode(places[image["id"]])
+    bands = getattr(dataset, "bands", Bands())
+    return lambda image: bands.to_rgb(dataset.decode(places[image["id"]]))
 
 
 def write(

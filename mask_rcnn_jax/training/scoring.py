@@ -353,6 +353,10 @@ def _files_reader(data: DataOptions) -> reports.ReadImage:
         path = os.path.join(data.val_images, image["file_name"])
         has_size = "height" in image and "width" in image
         size = (int(image["height"]), int(image["width"])) if has_size else None
-        return decode_image(path, expected_size=size)
+        upright = data.apply_exif == "always"
+        if not data.bands.names:
+            return decode_image(path, expected_size=size, upright=upright)
+        pixels = data.bands.read(path, expected_size=size, upright=upright)
+        return data.bands.to_rgb(data.bands.scaled(pixels))
 
     return read

@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 
 from mask_rcnn_jax import consent, parts
 from mask_rcnn_jax.config import as_recipe, flatten, named_code, read_workdir
+from mask_rcnn_jax.data.bands import MODEL_ENTRIES
 from mask_rcnn_jax.models.build import BUILDERS, PARTS, abstract_variables, build_model
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.models.protocols import PartLike, ability
@@ -25,6 +26,7 @@ from mask_rcnn_jax.weights.run_checkpoint import CheckpointPath, find_checkpoint
 # Entries outside the model section that define the model's input and the meaning of its classes.
 _INPUT_DATA = "image_size resize resize_rounding antialias image_dtype class_ids"
 MODEL_INPUT = [f"data.{name}" for name in _INPUT_DATA.split()]
+MODEL_INPUT += [f"data.bands.{name}" for name in MODEL_ENTRIES]
 
 
 class Restored(NamedTuple):

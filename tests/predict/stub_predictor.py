@@ -5,7 +5,9 @@ from collections import Counter
 
 import numpy as np
 
+from mask_rcnn_jax.data.bands import Bands
 from mask_rcnn_jax.data.resize import ResizePlan
+from mask_rcnn_jax.predict.pixels import read_pixels
 from mask_rcnn_jax.predict.predictor import PreparedImage
 from mask_rcnn_jax.predict.result import Result
 from mask_rcnn_jax.structures import Detections
@@ -37,6 +39,7 @@ class StubPredictor:
         names = names or [f"class {k}" for k in range(1, NUM_CLASSES + 1)]
         self.categories = [{"id": 10 * (k + 1), "name": name} for k, name in enumerate(names)]
         self.images_at_once, self.tiles = batch_size, None
+        self.bands, self.upright = Bands(), True
         self.canvases = ((48, 64), (64, 48))
         self.batches, self.values, self.mixed = [], [], 0
         self.started, self.hold, self.error = threading.Event(), threading.Event(), None
@@ -46,6 +49,9 @@ class StubPredictor:
     def __call__(self, images):
         prepared = [self.prepare(image) for image in images]
         return [self.result(image, self._found(image)) for image in prepared]
+
+    def read(self, source, **options):
+        return read_pixels(source, self.bands, self.upright, **options)
 
     def decoded_size(self, size):
         return None

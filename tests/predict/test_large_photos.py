@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from mask_rcnn_jax.data.images import decode_bytes
+from mask_rcnn_jax.predict import pixels
 from mask_rcnn_jax.predict.predictor import Predictor
 from mask_rcnn_jax.serving import service as service_module
 from mask_rcnn_jax.serving.service import Service
@@ -62,7 +63,7 @@ def test_a_photo_is_prepared_as_if_it_were_decoded_whole(
         decoded.append(decode_bytes(*arguments, **keys))
         return decoded[-1]
 
-    monkeypatch.setattr(service_module, "decode_bytes", noted)
+    monkeypatch.setattr(pixels, "decode_bytes", noted)
     found = prepared(content)
     expected = predictor.prepare(decode_bytes(content, "", upright=True))
     size = (401, 810) if orientation == 1 else (810, 401)
