@@ -60,7 +60,7 @@ from mask_rcnn_jax.formats.split import fold_coco, split_coco
 from mask_rcnn_jax.terminal.progress import Progress
 
 FLAGS = flags.FLAGS
-STATS_RECIPE = "finetune"  # which `stats` makes suggestions for without --config
+STATS_RECIPE = "finetune"  # of `stats` and `check` without --config
 NAMED = {"weights": f"one name of {weight_names()}", "tao_spec": "the path of one spec"}
 
 
@@ -143,7 +143,14 @@ def check() -> None:
             raise ValueError("prepare check --by_name needs --json, --images and --output")
         sets = [repair_names(sets[0], Path(FLAGS.output))]
     are_pair = bool(FLAGS.train_json and FLAGS.val_json and not FLAGS.json)
-    total = print_findings(sets, are_pair=are_pair, boxes_only=FLAGS.boxes_only)
+    recipe = cli.given_recipe() or load_own(STATS_RECIPE)
+    total = print_findings(
+        sets,
+        are_pair=are_pair,
+        boxes_only=FLAGS.boxes_only,
+        bands=recipe.data.bands,
+        upright=recipe.data.apply_exif == "always",
+    )
     if total:
         raise ValueError(f"{total} problems found, see the lines above")
 

@@ -17,7 +17,10 @@ MERGE_FLAGS = ("json", "images", "map", "output", "classes", "other_classes")
 SPLIT_FLAGS = ("json", "val", "folds", "group_by", "seed", "output")
 VIA_FLAGS = ("input", "images", "output", "attribute", "class_name")
 SOURCE_FLAGS = ("train_json", "train_images", "val_json", "val_images")
-CHECK_FLAGS = ("data_dir", "json", "images", *SOURCE_FLAGS, "boxes_only", "by_name", "output")
+CHECK_FLAGS = (
+    *("data_dir", "json", "images", *SOURCE_FLAGS, "boxes_only", "by_name", "output"),
+    *("config", "list_config"),
+)
 STATS_FLAGS = ("json", "images", "config", "list_config", "boxes_only", "output")
 PREVIEW_FLAGS = ("config", "list_config", "output", "count")
 TFDS_FLAGS = ("data_dir", "tfds_dir", "split", *SOURCE_FLAGS)

@@ -123,7 +123,7 @@ class Bands:
         Raises:
             UndecodableImage: the file is damaged, too large, or has values that are not finite.
             ValueError: its size, bands or pages are not those that are expected.
-            ImportError: the extra for such files is missing.
+            MissingPackage: the extra for such files is missing.
         """
         if isinstance(path, bytes):
             found = [self._read(path, expected_size, window, upright, name, max_bytes)]
@@ -287,6 +287,9 @@ class Bands:
         if not view and self.names:
             view = RGB if set(RGB) <= set(self.names) else self.names[:3]
         return [self.names.index(name) for name in view] if view else [0, 1, 2]
+
+
+RGB_FILES = Bands()
 
 
 def percentiles(pixels: np.ndarray, shares: tuple[float, float]) -> Limits:

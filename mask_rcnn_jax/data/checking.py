@@ -19,9 +19,16 @@ from mask_rcnn_jax.annotations.reader import (
     read_annotation_file,
     read_regular,
 )
+from mask_rcnn_jax.data.bands import RGB_FILES, Bands
 from mask_rcnn_jax.data.box_forms import boxes_of, misfits
 from mask_rcnn_jax.data.file_names import find_by_name
-from mask_rcnn_jax.data.images import MAX_BYTES, decode_bytes
+from mask_rcnn_jax.data.images import (
+    MAX_BYTES,
+    decode_bytes,
+    header_size,
+    orientation,
+    upright_size,
+)
 from mask_rcnn_jax.data.unused import Unused
 
 ALL_CROWDS = (
@@ -45,11 +52,16 @@ class Findings:
 
 
 def inspect_coco(
-    json_path: str | os.PathLike, image_dir: str | os.PathLike, *, boxes_only: bool = False
+    json_path: str | os.PathLike,
+    image_dir: str | os.PathLike,
+    *,
+    boxes_only: bool = False,
+    bands: Bands = RGB_FILES,
+    upright: bool = False,
 ) -> Findings:
     """Check a COCO json and decode all of its images.
 
-    `boxes_only` is that of `load_coco`.
+    `boxes_only`, `bands` and `upright` are those of `load_coco`.
     Raises ValueError or OSError if the json cannot be read at all.
     """
     findings, image_dir = Findings(), os.fspath(image_dir)
@@ -65,7 +77,7 @@ def inspect_coco(
     sections = content | {"annotations": annotations}
     truth = GroundTruth(os.fspath(json_path), sections, boxes_only)
     findings.problems += truth.faults()
-    _decode_images(content["images"], image_dir, findings)
+    _decode_images(content["images"], image_dir, findings, bands, upright)
     names = {entry["id"]: entry["name"] for entry in content["categories"]}
     ids = [entry["category_id"] for entry in annotations]
     findings.objects.update(names[i] for i in ids if i in names)
@@ -73,8 +85,11 @@ def inspect_coco(
     return findings
 
 
-def _decode_images(images: list[dict], image_dir: str, findings: Findings) -> None:
-    unused = Unused()
+def _decode_images(
+    images: list[dict], image_dir: str, findings: Findings, bands: Bands, upright: bool
+) -> None:
+    unused, numbers = Unused(), defaultdict(list)
+    turned: list[tuple[str, bool, bool]] = []
     for entry in images:
         path = os.path.join(image_dir, entry["file_name"])
         if not os.path.isfile(path):
@@ -82,13 +97,45 @@ def _decode_images(images: list[dict], image_dir: str, findings: Findings) -> No
         size = int(entry["height"]), int(entry["width"])
         try:
             content = read_regular(path, MAX_BYTES)
-            image = decode_bytes(content, path, expected_size=size)
+            if orientation(content) > 1:
+                stored, upright_one = header_size(content, path), upright_size(io.BytesIO(content))
+                turned.append((entry["file_name"], size == stored, size == upright_one))
+            if bands.names:
+                pixels = bands.read(path, expected_size=size, upright=upright)
+                numbers[str(pixels.dtype)].append(entry["file_name"])
+            else:
+                image = decode_bytes(content, path, expected_size=size, upright=upright)
         except (OSError, ValueError) as error:
             findings.problems.append(str(error))
         else:
             findings.digests[entry["file_name"]] = hashlib.sha256(content).hexdigest()
-            unused.add(entry["file_name"], io.BytesIO(content), image)
+            if not bands.names:
+                unused.add(entry["file_name"], io.BytesIO(content), image)
     findings.warnings += unused.lines()
+    findings.warnings += _mixed(numbers) + _turned(turned)
+
+
+def _mixed(numbers: dict[str, list[str]]) -> list[str]:
+    """Name the types of numbers of a set's images, if there are several."""
+    listed = [f"{kind} in {len(n)} (first: {n[0]})" for kind, n in sorted(numbers.items())]
+    mixed = "numbers of several types, which data.bands.scale may take for others"
+    return [f"{mixed}: {'; '.join(listed)}"] if len(listed) > 1 else []
+
+
+def _turned(images: list[tuple[str, bool, bool]]) -> list[str]:
+    """Say which of `data.apply_exif` fits images that have an EXIF entry.
+
+    images: file name, and whether the json has the size as it is stored, and turned.
+    """
+    if not images:
+        return []
+    stored = sum(fits and not other for _, fits, other in images)
+    always = sum(other and not fits for _, fits, other in images)
+    text = f"{len(images)} images are to be turned by their EXIF entry (first: {images[0][0]}); "
+    text += f"the json has the size of {stored} as they are stored (data.apply_exif=predict), of "
+    text += f"{always} turned (data.apply_exif=always)"
+    either = len(images) - stored - always
+    return [text + (f", of {either} one that tells nothing" if either else "")]
 
 
 def _warnings(content: dict[str, Any], truth: GroundTruth, image_dir: str) -> Iterator[str]:

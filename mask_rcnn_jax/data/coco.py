@@ -29,7 +29,7 @@ from mask_rcnn_jax.annotations.segmentation import (
     segmentation_box,
 )
 from mask_rcnn_jax.annotations.stream import AnnotationStream, Unusual
-from mask_rcnn_jax.data.bands import Bands
+from mask_rcnn_jax.data.bands import RGB_FILES, Bands
 from mask_rcnn_jax.data.checking import ALL_CROWDS, inspect_coco
 from mask_rcnn_jax.data.dataset import Annotation, Dataset, ImageRecord
 from mask_rcnn_jax.data.images import decode_bytes, decode_image
@@ -39,7 +39,6 @@ from mask_rcnn_jax.data.tfrecords import TFRecords
 
 # Each class costs the model a row of weights, so an id that is no count of classes is refused.
 MAX_RAW_ID = 10_000
-RGB_FILES = Bands()
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,8 @@ _OTHER_KINDS = {
     b"PK\x03\x04": "a zip archive",
     b"{": "a JSON",
 }
+_ARRAYS = (b"\x93NUMPY", b"PK\x03\x04")
+WITH_BANDS = "data.bands.names reads them (docs/bands.md)"
 _EXIF_ORIENTATION = 0x0112
 _PNG = b"\x89PNG\r\n\x1a\n"
 # From half of MAX_PIXELS on Pillow warns of each image.
@@ -130,7 +132,8 @@ def decode_bytes(
         height, width = (-(-side // factor) for side in expected_size)
         if image.shape[:2] != (height, width):
             found = image.shape[:2] if size is None or factor == 1 else size
-            raise ValueError(_other_size(path, found, expected_size))
+            advice = _exif_advice(content, expected_size, upright)
+            raise ValueError(_other_size(path, found, expected_size) + advice)
     return image
 
 
@@ -184,7 +187,8 @@ def _other_kind(content: bytes) -> str | None:
         return "HEIC is not read; store it as JPEG or PNG"
     found = (kind for magic, kind in _OTHER_KINDS.items() if content.startswith(magic))
     if kind := next(found, None):
-        return f"{kind}, which is not read"
+        more = f"; {WITH_BANDS}" if content.startswith(_ARRAYS) else ""
+        return f"{kind}, which is not read{more}"
     if not content.startswith(TIFF):
         return None
     try:
@@ -194,11 +198,11 @@ def _other_kind(content: bytes) -> str | None:
     except Exception:  # whatever its parsers raise on damaged files
         return None
     if bands > 4:
-        return f"a TIFF of {bands} bands is not read; store the three that are to be seen"
+        return f"a TIFF of {bands} bands is not read in colors; {WITH_BANDS}"
     if bits <= 16 and not is_float:
         return None
     numbers = "floating-point" if is_float else "whole"
-    return f"a TIFF of {bits}-bit {numbers} numbers is not read; store it with 8 or 16 bits"
+    return f"a TIFF of {bits}-bit {numbers} numbers is not read in colors; {WITH_BANDS}"
 
 
 def tiff_directories(file: BinaryIO) -> Iterator[Mapping[int, Any]]:
@@ -294,6 +298,24 @@ def stored_size(file: str | os.PathLike | io.BytesIO) -> tuple[int, int] | None:
             return image.height, image.width
     except Exception:  # whatever its parsers raise on damaged files
         return None
+
+
+def orientation(content: bytes) -> int:
+    """Return what an image's EXIF entry asks for, 1 to 8; 1, as it is stored, without an entry."""
+    try:
+        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
+            found = image.getexif().get(_EXIF_ORIENTATION, 1)
+    except Exception:  # whatever its parsers raise on damaged files
+        return 1
+    return found if found in _TURNS else 1
+
+
+def _exif_advice(content: bytes, stated: tuple[int, int], upright: bool) -> str:
+    """Name the entry with which an image has the size that the json states."""
+    if orientation(content) < 5 or header_size(content, "") not in (stated, stated[::-1]):
+        return ""
+    right = "predict reads it as it is stored" if upright else "always turns it"
+    return f"; it has an EXIF entry, data.apply_exif={right}"
 
 
 def _is_cut_png(content: bytes) -> bool:

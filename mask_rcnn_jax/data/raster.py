@@ -36,6 +36,10 @@ class ImageTooLarge(UndecodableImage):
     """Raised for an image whose head tells of more bytes than are read."""
 
 
+class MissingPackage(ImportError, ValueError):
+    """Raised for an image whose reader, or codec, is not installed: a user's mistake."""
+
+
 @dataclass(frozen=True)
 class Raster:
     """An open image file.
@@ -110,7 +114,7 @@ def open_raster(
 
     Raises:
         UndecodableImage: the file is damaged, no regular file, too large, or not understood.
-        ImportError: the extra for it is missing.
+        MissingPackage: the extra for it is missing.
         OSError: it cannot be read.
     """
     path = path or ("image" if isinstance(source, bytes) else os.fspath(source))
@@ -151,13 +155,13 @@ def _as_undecodable(path: str) -> Iterator[None]:
     """Say of what file it was that a parser failed, whatever it raises."""
     try:
         yield
-    except (UndecodableImage, ImportError):
+    except (UndecodableImage, MissingPackage):
         raise
     except MemoryError as error:
         raise UndecodableImage(f"{path}: too large for the memory") from error
     except Exception as error:
-        if "imagecodecs" in str(error):
-            raise ImportError(f"{path}: {cut(str(error))}; {_INSTALL}") from error
+        if isinstance(error, ImportError) or "imagecodecs" in str(error):
+            raise MissingPackage(f"{path}: {cut(str(error))}; {_INSTALL}") from error
         reason = cut(f"{type(error).__name__}: {error}")
         raise UndecodableImage(f"{path}: truncated or damaged ({reason})") from error
 
@@ -237,7 +241,7 @@ def _open_tiff(file: BinaryIO, path: str) -> Iterator[Raster]:
     try:
         import tifffile
     except ImportError as error:
-        raise ImportError(f"{path}: a TIFF's bands are read by tifffile; {_INSTALL}") from error
+        raise MissingPackage(f"{path}: a TIFF's bands are read by tifffile; {_INSTALL}") from error
     logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # what is wrong is raised
     with _as_undecodable(path):
         opened = tifffile.TiffFile(file, name=os.path.basename(path))

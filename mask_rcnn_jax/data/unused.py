@@ -1,6 +1,7 @@
-"""What is lost where an image becomes [H, W, 3] uint8: pages, bands, alpha, and most of 16 bits.
+"""What is lost where an image becomes [H, W, 3] uint8: pages, bands, alpha, and bits.
 
-Headers and decoded pixels are looked at; a JPEG loses nothing.
+Headers and decoded pixels are looked at; a JPEG loses nothing. With `data.bands.names`, nothing is
+lost without a word.
 """
 
 import itertools
@@ -10,13 +11,21 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 from PIL import Image
 
+from mask_rcnn_jax.data.bands import Bands
 from mask_rcnn_jax.data.dataset import Dataset
-from mask_rcnn_jax.data.images import FORMATS, TIFF, decode_image, tiff_directories
+from mask_rcnn_jax.data.images import (
+    FORMATS,
+    TIFF,
+    WITH_BANDS,
+    decode_image,
+    tiff_directories,
+)
 
-PAGES, BANDS, ALPHA, DARK = "pages", "bands", "alpha", "dark"
+PAGES, BANDS, BITS, ALPHA, DARK = "pages", "bands", "bits", "alpha", "dark"
 _TEXTS = {
     PAGES: "pages or frames after the first",
     BANDS: "bands after the third",
+    BITS: "all but 8 of 16 bits",
     ALPHA: "alpha, so that what is transparent is seen",
 }
 DIM = 63  # of 255: a 16-bit image that stays below uses less than a quarter of its range
@@ -37,7 +46,8 @@ class Header(NamedTuple):
 
     @property
     def lost(self) -> list[str]:
-        found = {PAGES: self.pages > 1, BANDS: self.bands > 3, ALPHA: self.has_alpha}
+        found = {PAGES: self.pages > 1, BANDS: self.bands > 3, BITS: self.bits > 8}
+        found |= {ALPHA: self.has_alpha}
         return [kind for kind, is_lost in found.items() if is_lost]
 
 
@@ -71,7 +81,7 @@ def _tiff_header(file: BinaryIO) -> Header:
             bits, extra = tags.get(_TIFF_BITS, (8,)), tags.get(_TIFF_EXTRA, ())
             has_alpha, is_cmyk = bool({1, 2} & set(extra)), tags.get(_TIFF_COLORS) == _CMYK
             bands = tags.get(_TIFF_BANDS, 1) - has_alpha - is_cmyk
-            first = Header(max(bits), bands, has_alpha)
+            first = Header(max(bits), max(bands, 3), has_alpha)
     return first._replace(pages=pages)
 
 
@@ -81,6 +91,7 @@ class Unused:
     def __init__(self) -> None:
         self._names: list[str] = []
         self._found: list[tuple[str, str]] = []
+        self._kinds: dict[tuple[int, int], list[str]] = {}  # by bits and bands
 
     def add(self, name: str, file: BinaryIO | str, image: np.ndarray | None) -> None:
         """Look at an image: its file, or the path of it, and its pixels [H, W, 3] if decoded."""
@@ -94,11 +105,12 @@ class Unused:
             header = read_header(file)
         self._names.append(name)
         self._found += [(kind, name) for kind in header.lost]
+        self._kinds.setdefault((header.bits, header.bands), []).append(name)
         if header.bits > 8 and image is not None and image.size and image.max() <= DIM:
             self._found.append((DARK, name))
 
     def lines(self) -> list[str]:
-        """A line on parts that are not used, and one on 16-bit images that are nearly black."""
+        """Lines on parts that are not used, bits and bands that differ, and images nearly black."""
         names = {kind: [name for k, name in self._found if k == kind] for kind in (*_TEXTS, DARK)}
         total, lines = len(self._names), []
         listed = [
@@ -107,20 +119,27 @@ class Unused:
             if names[kind]
         ]
         if listed:
-            lines.append(f"of {total} images, what is not used: {'; '.join(listed)}")
+            how = f"; {WITH_BANDS}" if any(names[kind] for kind in (PAGES, BANDS, BITS)) else ""
+            lines.append(f"of {total} images, what is not used: {'; '.join(listed)}{how}")
+        if len(self._kinds) > 1 and (names[BITS] or names[BANDS]):
+            kinds = [
+                f"{bits} bits in up to {bands} bands in {len(found)} (first: {found[0]})"
+                for (bits, bands), found in sorted(self._kinds.items())
+            ]
+            lines.append(f"of {total} images, bits and bands differ: {'; '.join(kinds)}")
         if dark := names[DARK]:
             lines.append(
                 f"{len(dark)} of {total} images have 16 bits and use less than a quarter of their "
                 f"range, so that they are nearly black in the 8 bits that are read (first: "
-                f"{dark[0]}); store them stretched, all by the same factor"
+                f"{dark[0]}); data.bands.scale stretches them, all by the same factor"
             )
         return lines
 
 
 def unused_of(dataset: Dataset) -> list[str]:
     """Return such lines about some images of a dataset whose images are files."""
-    path_of = getattr(dataset, "image_path", None)
-    if path_of is None or getattr(dataset, "records", None) is not None:
+    path_of, bands = getattr(dataset, "image_path", None), getattr(dataset, "bands", Bands())
+    if path_of is None or getattr(dataset, "records", None) is not None or bands.names:
         return []
     total = len(dataset.images)
     return unused_of_files([path_of(n) for n in range(0, total, -(-total // SAMPLE) or 1)])

@@ -123,7 +123,10 @@ def read_image_size(path: Path, source: str | os.PathLike) -> tuple[int, int]:
             f"{source}: {path}: {height} x {width} pixels, at most {MAX_PIXELS:,} are read"
         )
     if orientation not in (0, 1):
-        reason = "so annotations made on screen do not match the stored pixels; store it upright"
+        reason = (
+            "so annotations made on screen do not match the stored pixels; store it upright "
+            "(data.apply_exif=always is for a COCO json of what is seen)"
+        )
         raise ValueError(
             f"{source}: {path}: rotated by its EXIF entry (orientation {orientation}), {reason}"
         )

@@ -4,10 +4,12 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from mask_rcnn_jax.annotations.checks import TRAINING_KEYS, id_problems, structure_problems
 from mask_rcnn_jax.annotations.reader import normalized, raise_first, read_annotation_file
 from mask_rcnn_jax.data import checking
+from mask_rcnn_jax.data.bands import RGB_FILES, Bands
 from mask_rcnn_jax.data.file_names import with_names_found, with_sizes, without_bad_sizes
 
 JSON_NAMES = ("instances_{}2017.json", "instances_{}.json")  # COCO's, and those of `shapes`
@@ -81,15 +83,23 @@ def repair_names(files: Files, output: Path) -> Files:
     return output, image_dir
 
 
-def print_findings(sets: Sequence[Files], *, are_pair: bool, boxes_only: bool) -> int:
+def print_findings(
+    sets: Sequence[Files],
+    *,
+    are_pair: bool,
+    boxes_only: bool,
+    bands: Bands = RGB_FILES,
+    upright: bool = False,
+) -> int:
     """Print every problem and warning; return the number of problems.
 
     Args:
         sets: to check.
         are_pair: the first is for training and the second for validation, whatever their names.
-        boxes_only: as for `inspect_coco`.
+        boxes_only, bands, upright: as for `inspect_coco`.
     """
-    findings = [checking.inspect_coco(*files, boxes_only=boxes_only) for files in sets]
+    given: dict[str, Any] = {"boxes_only": boxes_only, "bands": bands, "upright": upright}
+    findings = [checking.inspect_coco(*files, **given) for files in sets]
     paths = [json_path for json_path, _ in sets]
     for json_path, found in zip(paths, findings, strict=True):
         for problem in checking.summarize(found.problems):

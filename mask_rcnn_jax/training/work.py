@@ -10,9 +10,10 @@ from absl import logging
 from jax.sharding import Mesh
 
 from mask_rcnn_jax.data.augment import Kind
-from mask_rcnn_jax.data.dataset import Dataset
+from mask_rcnn_jax.data.dataset import Dataset, dataset_name
 from mask_rcnn_jax.data.kinds import resolve_augment
 from mask_rcnn_jax.data.loader import TrainLoader
+from mask_rcnn_jax.data.unused import unused_of
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.recipe.options import TrainOptions
 from mask_rcnn_jax.recipe.recipe import Recipe
@@ -100,6 +101,8 @@ def prepare(
     kinds, data = resolve_augment(recipe.data, augment)
     with console.lasting("reading the data"):
         train_set, val_set, data = open_datasets(data, *sets, boxes_only=recipe.learns_boxes_only)
+    for line in unused_of(train_set):
+        logging.warning("%s: %s", dataset_name(train_set), line)
     check_evaluated(recipe.train, val_set, learns_masks=not recipe.learns_boxes_only)
     if val_set is None:
         logging.info("data.val_json is empty: nothing is evaluated, the last checkpoints are kept")

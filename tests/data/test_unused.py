@@ -39,8 +39,8 @@ FIVE = np.dstack([COLOR, GRAY, GRAY])
 IMAGES = {
     "jpeg": (encoded(".jpg", COLOR), []),
     "gray png": (encoded(".png", GRAY), []),
-    "16 bits": (encoded(".png", DEEP), []),
-    "16 bits tiff": (encoded(".tif", DEEP), []),
+    "16 bits": (encoded(".png", DEEP), ["bits"]),
+    "16 bits tiff": (encoded(".tif", DEEP), ["bits"]),
     "cmyk tiff": (saved("TIFF", Image.fromarray(COLOR).convert("CMYK")), []),
     "bmp": (encoded(".bmp", COLOR), []),
     "alpha png": (saved("PNG", Image.fromarray(COLOR).convert("RGBA")), ["alpha"]),
@@ -55,14 +55,19 @@ IMAGES = {
     "big tiff": (frames("TIFF", big_tiff=True), ["pages"]),
     "animated webp": (frames("WEBP"), ["pages"]),
     "animated png": (frames("PNG"), ["pages"]),
-    "12 of 16 bits png": (encoded(".png", DEEP // 16), ["dark"]),
-    "10 of 16 bits tiff": (encoded(".tif", DEEP // 64), ["dark"]),
-    "12 of 16 bits in color": (encoded(".png", np.dstack([DEEP // 16] * 3)), ["dark"]),
-    "12 of 16 bits jp2": (encoded(".jp2", DEEP // 16), ["dark"]),
-    "12 of 16 bits pgm": (encoded(".pgm", DEEP // 16), ["dark"]),
+    "12 of 16 bits png": (encoded(".png", DEEP // 16), ["bits", "dark"]),
+    "10 of 16 bits tiff": (encoded(".tif", DEEP // 64), ["bits", "dark"]),
+    "12 of 16 bits in color": (encoded(".png", np.dstack([DEEP // 16] * 3)), ["bits", "dark"]),
+    "12 of 16 bits jp2": (encoded(".jp2", DEEP // 16), ["bits", "dark"]),
+    "12 of 16 bits pgm": (encoded(".pgm", DEEP // 16), ["bits", "dark"]),
     "dark, but of 8 bits": (encoded(".png", GRAY // 16), []),
 }
-WORDS = {"alpha": "alpha, so", "pages": "pages or frames after the first", "dark": "nearly black"}
+WORDS = {
+    "alpha": "alpha, so",
+    "pages": "pages or frames after the first",
+    "bits": "all but 8 of 16 bits",
+    "dark": "nearly black",
+}
 
 
 @pytest.mark.parametrize("name", IMAGES)
@@ -72,8 +77,8 @@ def test_what_is_not_used_is_found(name):
     unused.add("a", io.BytesIO(content), decode_bytes(content, "a"))
     (*lines,) = unused.lines()
     assert len(lines) == len(expected)
-    for kind in expected:
-        assert WORDS[kind] in lines[0] and "first: a" in lines[0]
+    for kind, line in zip(expected, lines, strict=True):
+        assert WORDS[kind] in line and "first: a" in line
 
 
 def test_bands_beyond_the_third():
@@ -106,12 +111,18 @@ def test_check_and_stats_say_it_once(tmp_path, caplog):
     content = json.loads(json_path.read_text())
     for name, entry in zip(names, content["images"][1:], strict=True):
         (image_dir / entry["file_name"]).write_bytes(IMAGES[name][0])
-    parts, dark = inspect_coco(json_path, image_dir).warnings
+    parts, mixed, dark = inspect_coco(json_path, image_dir).warnings
     assert parts.startswith("of 5 images, what is not used: pages or frames after the first in 1 (")
     assert "alpha, so that what is transparent is seen in 2 (first: 004.png)" in parts
+    assert "all but 8 of 16 bits in 1 (first: 003.png)" in parts and "data.bands.names" in parts
+    assert mixed.startswith(
+        "of 5 images, bits and bands differ: 8 bits in up to 3 bands in 4 (first"
+    )
     assert dark.startswith("1 of 5 images have 16 bits and use less than a quarter")
     in_sample = unused_of(load_coco(json_path, image_dir))
-    assert [line.split("(")[0] for line in in_sample] == [p.split("(")[0] for p in (parts, dark)]
+    assert [line.split("(")[0] for line in in_sample] == [
+        p.split("(")[0] for p in (parts, mixed, dark)
+    ]
 
 
 NOT_READ = {
@@ -119,7 +130,10 @@ NOT_READ = {
     "color float": (encoded(".tif", np.dstack([DEEP.astype(np.float32)] * 3)), "TIFF of 32-bit f"),
     "double tiff": (encoded(".tif", DEEP.astype(np.float64)), "a TIFF of 64-bit floating-point"),
     "int tiff": (encoded(".tif", DEEP.astype(np.int32)), "a TIFF of 32-bit whole numbers is not"),
-    "five bands": (write_bands(5), "a TIFF of 5 bands is not read; store the three"),
+    "five bands": (
+        write_bands(5),
+        "a TIFF of 5 bands is not read in colors; data.bands",
+    ),
     "heic": (b"\0\0\0\x18ftypheic" + bytes(40), "HEIC is not read; store it as JPEG or PNG"),
     "html": (b"<!DOCTYPE html><p>404</p>", "HTML, SVG or other XML, which is not read"),
     "lfs": (b"version https://git-lfs.github.com/spec/v1\n", "`git lfs pull` gets the image"),
