@@ -236,11 +236,13 @@ class Bands:
             low, high = np.zeros(1), np.full(1, full, np.float64)
         return Limits(*(np.broadcast_to(side, self.count) for side in (low, high)))
 
-    def file_limits(self, path: str) -> Limits:
-        """The limits of a file that is read by windows; those of a large one by a grid of them."""
-        with open_raster(self.paths(path)[0]) as raster:
-            height, width = raster.size
-        if height * width <= SAMPLED_PIXELS or self.scale != "image":
+    def file_limits(self, path: str | bytes) -> Limits:
+        """The limits of a file that is read by windows, or of its content; of a large one by a grid
+        of them."""
+        with open_raster(path if isinstance(path, bytes) else self.paths(path)[0]) as raster:
+            (height, width), by_window = raster.size, raster.by_window
+        few = height * width <= SAMPLED_PIXELS or not by_window
+        if few or self.scale != "image":
             return self.limits_of(self.read(path))
         tops, lefts = (
             np.linspace(0, max(side - SAMPLE_SIDE, 0), SAMPLES).astype(int).tolist()

@@ -34,8 +34,10 @@ from mask_rcnn_jax.data.checking import ALL_CROWDS, inspect_coco
 from mask_rcnn_jax.data.dataset import Annotation, Dataset, ImageRecord
 from mask_rcnn_jax.data.images import decode_bytes, decode_image
 from mask_rcnn_jax.data.packed import PackedImages, Packer
+from mask_rcnn_jax.data.parts import read_part
 from mask_rcnn_jax.data.records import Records
 from mask_rcnn_jax.data.tfrecords import TFRecords
+from mask_rcnn_jax.rle import Window
 
 # Each class costs the model a row of weights, so an id that is no count of classes is refused.
 MAX_RAW_ID = 10_000
@@ -74,6 +76,22 @@ class CocoDataset:
         if content is None:
             return decode_image(path, at_least=at_least, **given)
         return decode_bytes(content, path, at_least=at_least, **given)
+
+    def decode_window(self, index: int, window: Window) -> np.ndarray:
+        """A window (x1, y1, x2, y2) of what `decode` gives, decoded alone if the file allows it."""
+        images = self.images
+        if isinstance(images, PackedImages):  # a record has all objects
+            name, size = images.file_name(index), images.size(index)
+        else:
+            name, size = images[index].file_name, (images[index].height, images[index].width)
+        path = os.path.join(self.image_dir, name)
+        source: str | bytes = path
+        if self.records is not None:
+            content = self.records.read(index, images[index].id)
+            source = path if content is None else content
+        part = read_part(source, path, window, self.bands, size, upright=self.upright)
+        x1, y1, x2, y2 = window
+        return self.decode(index)[y1:y2, x1:x2].copy() if part is None else part
 
 
 def load_coco(

@@ -1,7 +1,7 @@
 """Cut objects out of large images: by boxes, outlines and runs, without masks of the image's size.
 
 One rule: an object stays if at least a share of its area lies in the window, by its mask, or by its
-box if it has none. The box of one that is cut is made anew from what is left of the mask.
+box if it has none. The box of one that is cut is that of what is left of the mask.
 """
 
 from collections.abc import Iterable

@@ -24,14 +24,17 @@ from mask_rcnn_jax.data.drawn import changes_counts, drawn_counts
 from mask_rcnn_jax.data.example import Example
 from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.overview import (
+    densest_windows,
     epoch_factors,
     image_size,
     training_boxes,
     training_counts,
+    window_counts,
 )
 from mask_rcnn_jax.data.repeat import NO_REPEATS, RepeatedPlaces, Repeats
 from mask_rcnn_jax.data.resize import ResizePlan, resize_plan
 from mask_rcnn_jax.data.transforms import empty_batch, load_row, read_example
+from mask_rcnn_jax.data.window_examples import around_objects, read_window
 from mask_rcnn_jax.structures import Batch
 
 # Batches are made in parallel already. Worker processes import this module too.
@@ -40,6 +43,9 @@ cv2.setNumThreads(1)
 IMAGES_PER_WORKER = 100  # of an evaluation; fewer are read in threads before a worker has started
 # grain cannot slice a dataset that repeats without end; nobody trains for ten million epochs.
 EPOCHS = 10**7
+# Draws of a window until one decodes and, unless empty ones are kept, has an object; from the
+# second number on around one.
+MAX_DRAWS, FEW_DRAWS = 1000, 20
 
 
 @dataclass(frozen=True)
@@ -61,7 +67,8 @@ class TrainLoader:
 
     Attributes:
         skipped: file names of images that could not be decoded; the next of their canvas came.
-        counts: objects of each image, or of a sample of examples as augmentation makes them.
+        counts: objects of each image, of each window of a grid, or of a sample of examples as
+            augmentation makes them.
         overflowed: of these, objects left out because there are more than `max_instances`.
         undrawn: objects without an outline of at most `max_vertices` vertices, if the options ask
             for polygons.
@@ -88,11 +95,14 @@ class TrainLoader:
         self._dataset, self._skip = dataset, order.skip
         self.skipped: set[str] = set()
         counts, vertices = training_counts(dataset, options)
-        kinds = as_kinds(augment)
-        if is_drawn := changes_counts(kinds):
+        kinds, what = as_kinds(augment), "images"
+        if options.windows.is_on:
+            counts, what = densest_windows(dataset, options), "windows of a grid"
+        elif changes_counts(kinds):
             counts = drawn_counts(training_boxes(dataset, options), kinds, order.seed)
+            what = f"of {counts.size} images as augmentation draws them"
         self.counts = counts
-        self.overflowed = _count_overflow(dataset, counts, options.max_instances, is_drawn)
+        self.overflowed = _count_overflow(dataset, counts, options.max_instances, what)
         self.undrawn = _count_undrawn(dataset, vertices, options.max_vertices)
         factors = epoch_factors(dataset, options, order.repeats, keep_empty=order.keep_empty)
         indices = np.flatnonzero(factors).tolist()
@@ -104,12 +114,14 @@ class TrainLoader:
         partners = np.array([index for index in indices if index not in order.skip], np.int32)
         self._prefix, batches, sizes = workers.shared_prefix(num_workers), [], []
         zeros = workers.zeros(self._prefix)
+        windows = window_counts(dataset.images, options.windows)
         for canvas, bucket in buckets.items():
             # The random numbers of an example follow its place in the epochs, which is known before
             # the processes share the examples out.
-            places = _places(factors[bucket], order)
+            times = windows[bucket]
+            places_of = np.repeat(np.array(bucket, np.int32), times)
+            places = _places(np.repeat(factors[bucket] / times, times), order)
             draws = places.random_map(partial(_with_short_side, options.short_sides))
-            places_of = np.array(bucket, np.int32)
             given = shared, options, order, canvas, places_of, draws, kinds, partners
             source = _TrainBatches(*given, zeros)
             batches.append(grain.MapDataset.source(source))
@@ -227,7 +239,8 @@ class _TrainBatches:
     options: ExampleOptions
     order: TrainOrder
     canvas: tuple[int, int]
-    bucket: np.ndarray  # [n] int32, the images that go on the canvas
+    # [n] int32, the images that go on the canvas, each as often as it has windows
+    bucket: np.ndarray
     draws: grain.MapDataset  # place in the bucket and short side of example 0, 1, ..
     augment: tuple[Kind, ...]
     partners: np.ndarray  # [m] int32, the images to copy objects from
@@ -245,15 +258,16 @@ class _TrainBatches:
         batch = empty_batch(order.batch_size, self.canvas, self.options, self.zeros)
         for row in range(order.batch_size):
             place, short_side = self.draws[first + row]
-            wanted[row] = self.bucket[place]
-            self._load(batch, row, place, short_side, self._count(first + row))
+            load = self._load_window if self.options.windows.is_on else self._load
+            wanted[row] = load(batch, row, place, short_side, self._count(first + row))
         return compact(batch, self.zeros), wanted
 
     def _count(self, example: int) -> int:
         """A number that no two examples of one image share: the epoch, if it comes once in it."""
         return example if self.order.repeats.repeat_threshold else example // len(self.bucket)
 
-    def _load(self, batch: Batch, row: int, place: int, short_side: int | None, count: int) -> None:
+    def _load(self, batch: Batch, row: int, place: int, short_side: int | None, count: int) -> int:
+        """Fill a row, and return the index of the image that was asked for."""
         dataset, images = self.dataset, len(self.bucket)
         for offset in range(images):
             index = int(self.bucket[(place + offset) % images])
@@ -263,15 +277,50 @@ class _TrainBatches:
             change = partial(augmented, self.augment, seed, dataset, index, partner=self._partner)
             augment = change if self.augment else None
             try:
-                return load_row(batch, row, dataset, index, self.options, short_side, augment)
+                load_row(batch, row, dataset, index, self.options, short_side, augment)
             except UndecodableImage:
                 continue
+            return int(self.bucket[place])
         skipped = " and is not in train.skip_images" if self.order.skip else ""
         raise ValueError(f"{dataset_name(dataset)}: no image of {images} can be decoded{skipped}")
 
+    def _load_window(
+        self, batch: Batch, row: int, place: int, short_side: int | None, count: int
+    ) -> int:
+        """Fill a row with a window of the image at a place; with one at another place if it
+        does not decode, or, unless `keep_empty`, has no object to learn from."""
+        dataset, order, damaged = self.dataset, self.order, set[int]()
+        others = np.random.default_rng((order.seed, count, place, 0, 0, 1))
+        for attempt in range(MAX_DRAWS):
+            index = int(self.bucket[place])
+            number = place - int(np.searchsorted(self.bucket, index))
+            seed = order.seed, count, index, number
+            if index not in damaged and index not in order.skip:
+                rng = np.random.default_rng((*seed, attempt))
+                options = self.options if attempt < FEW_DRAWS else around_objects(self.options)
+                given = dataset, index, options, number, rng
+                try:
+                    example = read_window(*given, keep_empty=order.keep_empty)
+                except UndecodableImage:
+                    damaged.add(index)
+                    example = None
+                if example is not None:
+                    change = partial(augmented, self.augment, seed, dataset, index)
+                    augment = partial(change, partner=self._partner) if self.augment else None
+                    load_row(batch, row, dataset, index, self.options, short_side, augment, example)
+                    return min(damaged, default=index)
+            place = int(others.integers(len(self.bucket)))
+        raise ValueError(
+            f"{dataset_name(dataset)}: none of {MAX_DRAWS} windows can be decoded and has an object"
+        )
+
     def _partner(self, rng: np.random.Generator) -> Example | None:
+        index = int(rng.choice(self.partners))
         try:
-            return read_example(self.dataset, int(rng.choice(self.partners)), self.options)
+            if self.options.windows.is_on:
+                number = int(rng.integers(np.count_nonzero(self.bucket == index) or 1))
+                return read_window(self.dataset, index, self.options, number, rng)
+            return read_example(self.dataset, index, self.options)
         except UndecodableImage:
             return None
 
@@ -297,21 +346,17 @@ class _EvalBatches:
         return compact(batch, self.zeros)
 
 
-def _count_overflow(
-    dataset: Dataset, counts: np.ndarray, max_instances: int, is_drawn: bool
-) -> int:
-    """Count objects beyond `max_instances` per image; warn if there are any."""
+def _count_overflow(dataset: Dataset, counts: np.ndarray, max_instances: int, what: str) -> int:
+    """Count objects beyond `max_instances` per image, or what it is; warn if there are any."""
     over = counts[counts > max_instances] - max_instances
     if over.size:
         text = (
-            "%s: %s hold more than data.max_instances=%d objects; the %d smallest of %d "
-            "objects are left out (%.1f%%)"
+            "%s: %d %s hold more than data.max_instances=%d objects, up to %d; the %d smallest of "
+            "%d objects are left out (%.1f%%)"
         )
-        images = f"{over.size} images"
-        if is_drawn:
-            images = f"{over.size} of {counts.size} images as augmentation draws them"
-        numbers = over.sum(), counts.sum(), 100 * over.sum() / counts.sum()
-        logging.warning(text, dataset_name(dataset), images, max_instances, *numbers)
+        share = 100 * over.sum() / counts.sum()
+        numbers = over.size, what, max_instances, counts.max(), over.sum(), counts.sum(), share
+        logging.warning(text, dataset_name(dataset), *numbers)
     return int(over.sum())
 
 

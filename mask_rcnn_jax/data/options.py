@@ -17,6 +17,7 @@ from mask_rcnn_jax.data.geometry import (
     VerticalFlip,
 )
 from mask_rcnn_jax.data.repeat import Repeats
+from mask_rcnn_jax.data.windows import Windows
 
 # Feature map sizes then halve exactly from level to level (strides 4 to 64).
 CANVAS_MULTIPLE = 64
@@ -65,6 +66,7 @@ class ExampleOptions:
     max_vertices: int = 0
     skip_crowd: bool = True
     bands: Bands = Bands()
+    windows: Windows = Windows()
     inclusive_boxes: bool = field(default=False, metadata=parts.NO_ENTRY)
 
     def __post_init__(self):
@@ -165,10 +167,13 @@ class DataOptions(Augmentations, Repeats, TrainSets, ExampleOptions):
             )
 
     def in_training(self) -> ExampleOptions:
-        """The options for training images: with a fixed-size crop, its size is the canvas."""
-        if "fixed_size_crop" not in self.augment:
+        """The options for training images: with a fixed-size crop, or windows, its size is the
+        canvas."""
+        crops = "fixed_size_crop" in self.augment
+        if not crops and not self.windows.is_on:
             return self
-        height, width = map(canvas_side, self.fixed_size_crop.size)
+        size = self.fixed_size_crop.size if crops else self.windows.size
+        height, width = map(canvas_side, size)
         resize: dict[str, Any] = {"resize": "keep", "resize_rounding": "floor", "short_sides": ()}
         resize["canvases"] = ()
         # Whole pixel values take a quarter of the memory.

@@ -11,6 +11,7 @@ from mask_rcnn_jax.data.packed import PackedImages
 from mask_rcnn_jax.data.repeat import Repeats
 from mask_rcnn_jax.data.segmentation import vertex_count
 from mask_rcnn_jax.data.transforms import training_objects
+from mask_rcnn_jax.data.windows import Windows
 
 
 def image_ids(dataset: Dataset) -> list[int | str]:
@@ -29,7 +30,7 @@ def image_id(images: Sequence[ImageRecord], index: int) -> int | str:
 def image_size(images: Sequence[ImageRecord], index: int) -> tuple[int, int]:
     """Return (height, width) of an image."""
     if isinstance(images, PackedImages):
-        return int(images.arrays["heights"][index]), int(images.arrays["widths"][index])
+        return images.size(index)
     return images[index].height, images[index].width
 
 
@@ -72,12 +73,42 @@ def training_boxes(dataset: Dataset, options: ExampleOptions) -> ImageBoxes:
 def epoch_factors(
     dataset: Dataset, options: ExampleOptions, repeats: Repeats, *, keep_empty: bool
 ) -> np.ndarray:
-    """Return how often each image comes in an epoch, [images] float64; 0 for one left out."""
+    """Return how often each image, or a window of it, comes in an epoch, [images] float64; 0 for
+    one that is left out."""
     counts, _ = training_counts(dataset, options)
     kept = np.ones(len(counts), bool) if keep_empty else counts > 0
     if not repeats.repeat_threshold:
-        return kept.astype(np.float64)
-    return repeats.factors(*training_classes(dataset, options), kept)
+        factors = kept.astype(np.float64)
+    else:
+        factors = repeats.factors(*training_classes(dataset, options), kept)
+    return factors * window_counts(dataset.images, options.windows)
+
+
+def window_counts(images: Sequence[ImageRecord], windows: Windows) -> np.ndarray:
+    """How many windows of each image are in an epoch, [images] int64; 1 without windows."""
+    if not windows.is_on:
+        return np.ones(len(images), np.int64)
+    if isinstance(images, PackedImages):
+        return windows.counts(images.arrays["heights"], images.arrays["widths"])
+    sizes = np.array([(record.height, record.width) for record in images], np.int64)
+    return windows.counts(*sizes.reshape(-1, 2).T)
+
+
+def densest_windows(dataset: Dataset, options: ExampleOptions) -> np.ndarray:
+    """Objects in each window of a grid, as `training_objects` keeps them, of all images [n] int64;
+    an object counts where its center is. An estimate of what windows anywhere hold."""
+    images, (height, width) = dataset.images, options.windows.size
+    if isinstance(images, PackedImages):
+        kept = _kept(images, options)
+        boxes = images.arrays["boxes"][kept]
+        owners = np.repeat(np.arange(len(images)), np.diff(images.arrays["object_bounds"]))[kept]
+    else:
+        objects = [training_objects(record.annotations, options) for record in images]
+        boxes = np.array([a.box for found in objects for a in found], np.float32).reshape(-1, 4)
+        owners = np.repeat(np.arange(len(objects)), list(map(len, objects)))
+    centers = (boxes[:, :2] + boxes[:, 2:]) / 2 // np.array([width, height])
+    cells = np.column_stack([owners, centers]).astype(np.int64)
+    return np.unique(cells, axis=0, return_counts=True)[1]
 
 
 def training_classes(dataset: Dataset, options: ExampleOptions) -> tuple[np.ndarray, np.ndarray]:

@@ -56,6 +56,10 @@ class PackedImages(Sequence[ImageRecord]):
             return _decode(self.arrays["ids"], self.arrays["id_bounds"], index)
         return int(self.arrays["ids"][index])
 
+    def size(self, index: int) -> tuple[int, int]:
+        """Return an image's (height, width)."""
+        return int(self.arrays["heights"][index]), int(self.arrays["widths"][index])
+
     def file_name(self, index: int) -> str:
         """Return an image's file name."""
         return _decode(self.arrays["names"], self.arrays["name_bounds"], index)
@@ -89,19 +93,21 @@ class PackedImages(Sequence[ImageRecord]):
         return (arrays["part_bounds"][lasts] - arrays["part_bounds"][firsts]) // 2
 
     def _record(self, index: int) -> ImageRecord:
-        arrays, rows = self.arrays, self.objects(index)
-        height, width = int(arrays["heights"][index]), int(arrays["widths"][index])
+        annotations = self.annotations(index, self.objects(index))
+        return ImageRecord(self.id(index), self.file_name(index), *self.size(index), annotations)
+
+    def annotations(self, index: int, rows: slice | np.ndarray) -> tuple[Annotation, ...]:
+        """Return objects of an image by their rows."""
+        arrays, size = self.arrays, self.size(index)
         columns = [
             arrays[name][rows].tolist()
             for name in ("classes", "firsts", "counts", "are_codes", "areas", "crowds")
         ]
-        annotations = tuple(
+        return tuple(
             Annotation(
                 box,
                 class_index,
-                self._code(first, count, (height, width))
-                if is_code
-                else self._polygons(first, count),
+                self._code(first, count, size) if is_code else self._polygons(first, count),
                 area,
                 crowd,
             )
@@ -109,7 +115,6 @@ class PackedImages(Sequence[ImageRecord]):
                 arrays["boxes"][rows], *columns, strict=True
             )
         )
-        return ImageRecord(self.id(index), self.file_name(index), height, width, annotations)
 
     def _polygons(self, first: int, count: int) -> Segmentation:
         bounds = self.arrays["part_bounds"][first : first + count + 1].tolist()

@@ -40,24 +40,29 @@ def load_row(
     options: ExampleOptions,
     short_side: int | None = None,
     augment: Callable[[Example], Example] | None = None,
+    window: Example | None = None,
 ) -> None:
     """Write image `index` and its objects into an empty row of a batch of its canvas.
 
     Args:
         short_side: the one drawn for this image; None takes that of `options.image_size`.
         augment: changes the example, in original pixels, before it is resized.
+        window: takes the place of the image.
 
     Raises:
         UndecodableImage: the row is still empty then.
     """
-    canvas, record = batch.images.shape[1:3], dataset.images[index]
-    size = record.height, record.width
-    plan = resize_plan(*size, options, short_side, canvas=canvas)
-    if augment is None:
-        at_least = plan.size if options.scaled_decoding else None
-        example = read_example(dataset, index, options, at_least)
+    canvas = batch.images.shape[1:3]
+    if augment is None and window is None:
+        record = dataset.images[index]
+        size = record.height, record.width
+        plan = resize_plan(*size, options, short_side, canvas=canvas)
+        example = read_example(
+            dataset, index, options, plan.size if options.scaled_decoding else None
+        )
     else:
-        example = augment(read_example(dataset, index, options))
+        example = read_example(dataset, index, options) if window is None else window
+        example = example if augment is None else augment(example)
         size = example.size
         plan = resize_plan(*size, options, short_side, canvas=canvas)
     batch.image_sizes[row] = plan.size

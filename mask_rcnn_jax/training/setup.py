@@ -118,8 +118,9 @@ def set_steps(data: DataOptions, train: TrainOptions, dataset: Dataset) -> Train
     num_images = round(float(factors.sum()))
     if train.epochs:
         train = replace(train, steps=round(train.epochs * num_images / train.batch_size))
-        values = train.epochs, num_images, train.steps
-        logging.info("train.epochs=%g with %d images sets train.steps=%d", *values)
+        what = "windows" if data.windows.is_on else "images"
+        values = train.epochs, num_images, what, train.steps
+        logging.info("train.epochs=%g with %d %s sets train.steps=%d", *values)
     if train.eval_every == 0:
         train = replace(train, eval_every=max(1, round(num_images / train.batch_size)))
     if train.steps < 1:

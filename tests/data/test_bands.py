@@ -239,5 +239,5 @@ def test_refuses_tiles_that_would_take_too_much_memory(tmp_path):
     with tifffile.TiffFile(path, mode="r+") as tiff:
         for tag in ("TileWidth", "TileLength"):
             tiff.pages.first.tags[tag].overwrite(1 << 18)
-    with open_raster(path) as raster, pytest.raises(UndecodableImage, match="a.tif: tiles or"):
+    with pytest.raises(UndecodableImage, match="a.tif: a tile"), open_raster(path) as raster:
         raster.read(window=(0, 0, 4, 4))

@@ -24,13 +24,8 @@ def test_cuts_a_code_as_the_decoded_mask_is_cut(seed):
     height, width = rng.integers(1, 30, 2)
     mask = (rng.random((height, width)) < rng.choice([0.0, 0.1, 0.5, 0.9, 1.0])).astype(np.uint8)
     x1, y1 = rng.integers(0, width), rng.integers(0, height)
-    window = (
-        int(x1),
-        int(y1),
-        int(rng.integers(x1 + 1, width + 1)),
-        int(y1 + 1 + (height - y1) // 2),
-    )
-    window = *window[:3], min(window[3], int(height))
+    x2, y2 = rng.integers(x1, width) + 1, rng.integers(y1, height) + 1
+    window = tuple(map(int, (x1, y1, x2, y2)))
     cut, total = cut_code(mask_to_rle(mask != 0), window)
     expected = mask[window[1] : window[3], window[0] : window[2]]
     assert total == mask.sum()

@@ -1,0 +1,91 @@
+"""Read parts of images whose files allow it."""
+
+import functools
+import os
+
+import numpy as np
+
+from mask_rcnn_jax.data.bands import Bands, Limits
+from mask_rcnn_jax.data.images import MAX_PIXELS, TIFF, check_image_size
+from mask_rcnn_jax.data.raster import open_raster
+from mask_rcnn_jax.rle import Window
+
+Source = str | bytes  # a file, or its content
+# Of an image that is decoded at once, if it can be read by parts.
+MAX_WHOLE_BYTES = 3 * MAX_PIXELS
+
+
+def is_large(size: tuple[int, int], bands: Bands) -> bool:
+    """Whether an image (height, width) is read by parts, if its file allows it."""
+    height, width = size
+    return height * width * bands.count * (4 if bands.is_scaled else 1) > MAX_WHOLE_BYTES
+
+
+def read_part(
+    source: Source,
+    path: str,
+    window: Window,
+    bands: Bands,
+    size: tuple[int, int] | None = None,
+    *,
+    upright: bool = False,
+) -> np.ndarray | None:
+    """A window (x1, y1, x2, y2) of an image, as the whole of it is decoded and scaled; None if the
+    file has to be decoded whole.
+
+    Args:
+        source: what is read.
+        path: names it in messages.
+        bands: what is read of it.
+        size: (height, width) that the json states.
+        upright: apply an EXIF rotation.
+
+    Errors are those of `Bands.read`.
+    """
+    if bands.names:
+        given = dict(expected_size=size, window=window, name=path)
+        pixels = bands.read(source, upright=upright, **given)  # type: ignore[arg-type]
+        return bands.scaled(pixels, _limits(bands, source) if bands.scale == "image" else None)
+    if not _is_tiff(source):
+        return None
+    try:
+        with open_raster(source, path) as raster:
+            if not raster.colors or not raster.by_window:
+                return None
+            if size is not None:
+                check_image_size(np.broadcast_to(0, raster.size), size, path)
+            return _as_rgb(raster.read(0, window), raster.colors)
+    except ImportError:
+        if size is not None and size[0] * size[1] > MAX_PIXELS:
+            raise
+        return None
+
+
+def _as_rgb(pixels: np.ndarray, colors: str) -> np.ndarray:
+    """[h, w, 3] as OpenCV decodes it."""
+    if colors == "gray":
+        return np.repeat(pixels[..., :1], 3, axis=2)
+    if colors == "rgb":
+        return np.ascontiguousarray(pixels[..., :3])
+    return ((pixels[..., :3].astype(np.uint16) * pixels[..., 3:] + 127) // 255).astype(np.uint8)
+
+
+def _is_tiff(source: Source) -> bool:
+    if isinstance(source, bytes):
+        return source.startswith(TIFF)
+    try:
+        with open(source, "rb") as file:
+            return file.read(8).startswith(TIFF)
+    except OSError:
+        return False
+
+
+def _limits(bands: Bands, source: Source) -> Limits:
+    if isinstance(source, bytes):
+        return bands.file_limits(source)
+    return _file_limits(bands, source, os.stat(source).st_mtime_ns)
+
+
+@functools.lru_cache(4096)
+def _file_limits(bands: Bands, path: str, _: int) -> Limits:
+    return bands.file_limits(path)
