@@ -238,7 +238,7 @@ def format_table(metrics: dict) -> str:
         more = {name.replace("max100", "") + at: METRICS[name].replace(*count) for name in names}
         rows = rows | more
     for name, meaning in rows.items():
-        label = f"{name:<{9 + len(at)}}{meaning}"
+        label = f"{name:<{max(9, 5 + len(at))}}{meaning}"
         lines.append(_row(label, [f"{metrics[prefix + name]:.3f}" for prefix in prefixes]))
     if is_lvis:
         return "\n".join(lines)

@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from mask_rcnn_jax import parts
-
 
 @dataclass(frozen=True)
 class Scoring:
@@ -20,6 +18,3 @@ class Scoring:
     engine: Literal["pycocotools", "faster_coco_eval"] = "pycocotools"
     protocol: Literal["coco", "lvis", "cells"] = "coco"
     cells_score_threshold: float = 0.5
-
-    def __post_init__(self):
-        parts.check_at_least(self, cells_score_threshold=0)

@@ -80,15 +80,18 @@ def test_the_fewest_layers(needed):
 @pytest.mark.parametrize(
     ("limit", "kept"), [(0.1, ""), (0.05, "a"), (0.02, "ab"), (0.01, "abc"), (0.0, "abc")]
 )
-def test_a_budget_of_box_and_mask_ap(limit, kept, caplog):
-    """The mask AP decides here; AP50 is not limited. A part that cannot be in float loses 0.01."""
+@pytest.mark.parametrize("at", ["", "@300"])
+def test_a_budget_of_box_and_mask_ap(at, limit, kept, caplog):
+    """The mask AP decides here; AP50 is not limited. A part that cannot be in float loses 0.01.
+    Where images hold many objects, it is AP@K that is limited."""
     lost = {"": 0.1, "a": 0.05, "ab": 0.02, "abc": 0.01}
     scored, added = [], []
 
     def score(kind):
         scored.append(kind if kind == "float" else "".join(added[-1]))
         loss = lost.get(scored[-1], 0.0)
-        return {"AP": 0.5 - loss / 2, "mask_AP": 0.5 - loss, "AP50": 0.9 - 5 * loss}
+        cut = {"AP": 0.1, "mask_AP": 0.1}
+        return cut | {f"AP{at}": 0.5 - loss / 2, f"mask_AP{at}": 0.5 - loss, "AP50": 0.9 - 5 * loss}
 
     found = keep_budget(limit + 1e-9, ["a", "b", "c"], added.append, score)
     assert "".join(found) == kept == "".join(added[-1]) == scored[-1]
