@@ -133,22 +133,20 @@ def score(
         gt: a COCO instances json, its content, or `read_ground_truth` of either with `scoring`.
             Annotations may lack `id`, `area`, `iscrowd`. Those that cannot be scored raise
             ValueError, unless `skip_bad` was given there.
-        bbox_results: COCO results; None skips the type, an empty list scores zero.
-        segm_results: likewise.
+        bbox_results, segm_results: COCO results; None skips the type, an empty list scores zero.
         image_ids: images to score; default all images of the ground truth.
         results_name: names the results in messages, such as the path of their file.
         rules: the protocol, and the engine; all give the same numbers to 1e-12.
         detections_per_image: K. Where an image holds more than 100 objects of a class, which are
             all that COCO scores, the same averages over K detections of a class are added.
         callback: called with pycocotools' evaluation of each type, boxes first, whatever the
-            engine; not with "lvis". The evaluation is not kept, since its arrays may take
-            gigabytes.
+            engine; not with "lvis". It is not kept, since its arrays may take gigabytes.
 
     Returns:
-        The names in METRICS, or those in `lvis.METRICS`, for boxes, the same names prefixed with
-        `mask_` for masks, and "per_category": {name: {"AP": ..., "mask_AP": ...}}; with K as
-        "AP@K", "AR@K" and so on. As in pycocotools, a value is -1 if the ground truth has no
-        objects for it. With "cells", `cells.evaluate` of the masks, or else the boxes, as "cells".
+        The names in METRICS (with K also "AP@K", "AR@K" ..), or those in `lvis.METRICS`, for boxes,
+        the same with `mask_` for masks, and "per_category": {name: {"AP": ..., "mask_AP": ...}}.
+        As in pycocotools, a value is -1 if the ground truth has no objects for it. With the
+        protocol "cells", also `cells.evaluate` of the masks, or else of the boxes, as "cells".
     """
     check_protocol(rules.protocol, callback is not None)
     if not isinstance(gt, GroundTruth):
@@ -158,42 +156,41 @@ def score(
     names = category_names(gt.content["categories"])
     metrics: dict[str, Any] = {}
     per_category: dict[str, dict[str, float]] = {name: {} for name in names.values()}
-    for iou_type, results in ((BOX, bbox_results), (MASK, segm_results)):
+    for iou_type, prefix, results in ((BOX, "", bbox_results), (MASK, "mask_", segm_results)):
         if results is None:
             continue
-        prefix, _ = _TYPES[iou_type]
         truth = entries.fill_annotations(gt, iou_type)
         filled = entries.fill_results(gt, results, iou_type, results_name)
         given = truth, filled, iou_type, image_ids
         if rules.protocol == "lvis":
-            values, columns = lvis.evaluate(engine, gt, *given)
+            values, category_aps = lvis.evaluate(engine, gt, *given)
         else:
             most = scored_detections(gt, image_ids, detections_per_image)
-            evaluation = engines.evaluate(engine, gt.content, *given, sorted({1, 10, 100, most}))
-            values, columns = _coco_values(evaluation, names)
-            if callback is not None:
-                callback(evaluation)
+            values, category_aps = _coco_values(engine, gt, given, most, callback)
         metrics |= {prefix + name: value for name, value in values.items()}
-        for category_id, aps in columns.items():
+        for category_id, aps in category_aps.items():
             per_category[names[category_id]] |= {prefix + name: ap for name, ap in aps.items()}
         if rules.protocol == "cells" and (iou_type == MASK or segm_results is None):
-            ids = _image_ids(gt, image_ids)
+            ids = list(gt.sizes) if image_ids is None else sorted({*image_ids} & gt.sizes.keys())
             metrics["cells"] = cells.evaluate(*given[:3], ids, names, rules.cells_score_threshold)
     return {**metrics, "per_category": per_category}
 
 
-def _image_ids(gt: GroundTruth, chosen: Sequence[int | str] | None) -> list[int | str]:
-    ids = [image["id"] for image in gt.content["images"]]
-    return ids if chosen is None else sorted(set(ids) & set(chosen))
-
-
 def _coco_values(
-    evaluation: Any, category_ids: Iterable
+    engine: str,
+    gt: GroundTruth,
+    given: tuple[list[dict], list[dict], str, Sequence[int | str] | None],
+    most: int,
+    callback: Callable[[COCOeval], None] | None,
 ) -> tuple[dict[str, float], dict[Any, dict[str, float]]]:
-    """COCO's numbers, and "AP" by category id; both also at the last limit on detections, if it is
-    not COCO's."""
+    """COCO's numbers, and "AP" by category id; both also over `most` detections, if that is not
+    COCO's 100."""
+    limits = sorted({1, 10, COCO_DETECTIONS, most})
+    evaluation = engines.evaluate(engine, gt.content, *given, limits)
+    if callback is not None:
+        callback(evaluation)
     precision, recall = (evaluation.eval[name] for name in ("precision", "recall"))
-    limits, ids = list(evaluation.params.maxDets), sorted(category_ids)
+    ids = sorted(category["id"] for category in gt.content["categories"])
     values, aps = {}, {category_id: {} for category_id in ids}
     for at in sorted({limits.index(COCO_DETECTIONS), len(limits) - 1}):
         end = "" if limits[at] == COCO_DETECTIONS else f"@{limits[at]}"

@@ -49,8 +49,7 @@ def evaluate(
         results: from `entries.fill_results`.
         iou_type: "bbox" or "segm".
         image_ids: images to score; None scores all.
-        max_detections: most detections of a category in an image, three or more, increasing; one
-            run serves all.
+        max_detections: most detections of a category in an image, increasing; one run serves all.
 
     Returns:
         The engine's evaluation: `eval["precision"]` is [IoU, recall, category, area, detections],
@@ -117,10 +116,11 @@ def _match(
     ious: [detections, objects], both as in the entry, whose ignored objects are the last.
     """
     ignored, least = entry["gtIgnore"].tolist(), min(*thresholds, 1 - 1e-10)
-    near = [
-        [(g, float(row[g])) for g in np.flatnonzero(row >= least).tolist()]
-        for row in ious[: len(entry["dtIds"])]
-    ]
+    near: list[list[tuple[int, float]]] = [[] for _ in entry["dtIds"]]
+    rows, columns = np.nonzero(ious[: len(near)] >= least)
+    pairs = rows.tolist(), columns.tolist(), ious[rows, columns].tolist()
+    for d, g, iou in zip(*pairs, strict=True):
+        near[d].append((g, iou))
     for t, threshold in enumerate(thresholds):
         taken: set[int] = set()
         for d, objects in enumerate(near):

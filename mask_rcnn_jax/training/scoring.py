@@ -98,9 +98,8 @@ def evaluate(
 
     Returns:
         The 24 COCO metrics, named AP, AP50, .., mask_AP, mask_AP50, .., or LVIS's 26, and
-        "per_category"; those of masks are left out for a dataset of boxes alone. Those over more
-        than 100 detections, "AP@K", .., are there where `evaluation.coco.score` adds them, and
-        "cells" with that protocol.
+        "per_category"; those of masks are left out for a dataset of boxes alone. Others, "AP@K", ..
+        and "cells", are there where `evaluation.coco.score` adds them.
 
     Raises:
         ValueError, OSError: weights, config or dataset cannot be used or do not fit each other.
@@ -128,14 +127,19 @@ def evaluate(
     else:
         found = _detect(recipe, len(categories), variables, val_set, tiles)
     analyses, collect = reports.collector(report)
-    # Tiles together find more than `eval.detections_per_image`.
-    most = max(Counter(one["image_id"] for one in found[0]).values(), default=0) if tiles else None
-    metrics = evaluator.score_and_write(val_set, found, folder, recipe.eval, collect, most)
+    arguments = val_set, found, folder, recipe.eval, collect
+    metrics = evaluator.score_and_write(*arguments, _fullest(found) if tiles else None)
     if analyses:  # on the first process
         read = reports.dataset_reader(val_set)
         reports.write(folder, title, dataset_name(val_set), analyses, read, records)
     logging.info("results: %s", folder)
     return metrics
+
+
+def _fullest(found: evaluator.Found) -> int:
+    """Count the detections in the image with the most; tiles together find more than
+    `eval.detections_per_image`."""
+    return max(Counter(one["image_id"] for one in found[0]).values(), default=0)
 
 
 def _source(
