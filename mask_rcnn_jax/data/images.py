@@ -291,15 +291,6 @@ def upright_size(file: str | os.PathLike | io.BytesIO) -> tuple[int, int] | None
     return (width, height) if turned else (height, width)
 
 
-def stored_size(file: str | os.PathLike | io.BytesIO) -> tuple[int, int] | None:
-    """Like `upright_size`, for `decode_image(.., upright=False)`."""
-    try:
-        with Image.open(file, formats=FORMATS) as image:
-            return image.height, image.width
-    except Exception:  # whatever its parsers raise on damaged files
-        return None
-
-
 def orientation(content: bytes) -> int:
     """Return what an image's EXIF entry asks for, 1 to 8; 1, as it is stored, without an entry."""
     try:

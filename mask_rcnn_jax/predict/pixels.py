@@ -8,8 +8,8 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from mask_rcnn_jax.data.bands import Bands, Limits
+from mask_rcnn_jax.data.images import FORMATS, decode_bytes, decode_image, upright_size
 from mask_rcnn_jax.data.images import IMAGE_SUFFIXES as DECODED
-from mask_rcnn_jax.data.images import decode_bytes, decode_image, stored_size, upright_size
 from mask_rcnn_jax.data.raster import open_raster
 
 # A file, uint8 [H, W, 3] RGB, or an image of Pillow. With `data.bands.names` an array has the
@@ -116,7 +116,13 @@ def file_size(path: str, bands: Bands, upright: bool) -> tuple[int, int] | None:
         with suppress(ImportError, OSError, ValueError), open_raster(path) as raster:
             return raster.size
         return None
-    return upright_size(path) if upright else stored_size(path)
+    if upright:
+        return upright_size(path)
+    try:
+        with Image.open(path, formats=FORMATS) as image:
+            return image.height, image.width
+    except Exception:  # whatever its parsers raise on damaged files
+        return None
 
 
 def _pillow_bands(image: Image.Image) -> np.ndarray:
