@@ -12,7 +12,7 @@ from mask_rcnn_jax.exporting.artifact import build_artifact
 from mask_rcnn_jax.exporting.images import image_paths
 from mask_rcnn_jax.exporting.options import ArtifactOptions
 from mask_rcnn_jax.predict.engines import load_exported
-from tests.predict.test_bands import CATEGORIES, SCALED, bands_of, recipe
+from tests.predict.test_predict_bands import CATEGORIES, SCALED, bands_of, recipe
 from tests.small_model import random_variables, write_artifact
 
 pytest.importorskip("onnx")
