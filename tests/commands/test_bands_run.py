@@ -11,10 +11,13 @@ import numpy as np
 import pytest
 
 import mask_rcnn_jax as mrcnn
+from mask_rcnn_jax import export
 from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.data.dataset import categories
 from mask_rcnn_jax.data.loader import EvalLoader
 from mask_rcnn_jax.data.source import load_split
+from mask_rcnn_jax.exporting.options import ArtifactOptions
+from mask_rcnn_jax.predict.engines import load_exported
 from mask_rcnn_jax.training import scoring
 from mask_rcnn_jax.training.checkpoint import Checkpoints
 from mask_rcnn_jax.training.evaluator import draw_pictures
@@ -29,6 +32,7 @@ from tests.training.test_drawing import predict
 tifffile = pytest.importorskip("tifffile")
 pytest.importorskip("imagecodecs")
 
+KINDS = "run", "exported"
 NAMES = ("red", "green", "blue", "nir")
 ENTRIES = {
     "data.bands.names": NAMES,
@@ -90,6 +94,30 @@ def test_a_run_is_loaded_with_its_bands(run, predictor):
     for wrong in (pixels[..., :3], pixels[..., 0], pixels.astype(complex)):
         with pytest.raises(ValueError, match="expected numbers .H, W, 4. .red, green, blue, nir."):
             predictor(wrong)
+
+
+def test_weights_alone_find_the_same(run, predictor, tmp_path):
+    weights = str(tmp_path / "bands.safetensors")
+    export.export_weights(None, str(run.workdir), "safetensors", weights)
+    alone = mrcnn.load(run.workdir / "config.json", weights, score_threshold=0.05)
+    path = images_of(run)[1]
+    found, expected = alone(path), predictor(path)
+    assert len(expected)
+    for name in ("boxes", "scores", "classes", "mask_grids"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+
+
+def test_an_exported_model_scores_as_its_run(run, tmp_path):
+    pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    given = None, str(run.workdir), "onnx", str(tmp_path / "onnx"), ArtifactOptions()
+    export.export_model(*given)
+    expected = mrcnn.evaluate(run.workdir, output=tmp_path / "run")
+    found = mrcnn.evaluate(load_exported(tmp_path / "onnx"), output=tmp_path / "exported")
+    for name in ("AP", "AR100", "mask_AP"):
+        assert found.get(name) == pytest.approx(expected.get(name), abs=1e-3)
+    results = [json.loads((tmp_path / kind / "bbox_results.json").read_text()) for kind in KINDS]
+    assert len(results[0]) == len(results[1]) > 3
 
 
 def test_evaluate_reads_bands_and_shows_them(run, tmp_path):
