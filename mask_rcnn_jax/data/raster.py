@@ -130,10 +130,10 @@ def open_raster(
         elif begin.startswith((_NPY, _ZIP)):
             yield _open_numpy(file, path, max_bytes)
         else:
-            content = file.read(MAX_BYTES + 1)
-            if len(content) > MAX_BYTES:
+            if file.seek(0, os.SEEK_END) > MAX_BYTES:
                 raise UndecodableImage(f"{path}: larger than the {MAX_BYTES:,} bytes that are read")
-            pixels = decode_all(content, path, upright=upright)
+            file.seek(0)  # `read` with a limit would take memory for all of it
+            pixels = decode_all(file.read(), path, upright=upright)
             yield _of_array(pixels[None], path, "image")
 
 

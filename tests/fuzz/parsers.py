@@ -56,6 +56,7 @@ from tests import tfrecord_writer
 from tests.formats.test_tao_spec import BLOG
 from tests.fuzz import hostile
 from tests.fuzz.format_parsers import FORMATS
+from tests.fuzz.tiff_files import TIFFS
 from tests.helpers import GOLDENS, tiny_config
 from tests.video.videos import write_video
 from tests.weights import test_tf_checkpoint as tf
@@ -670,6 +671,7 @@ PARSERS = {
     "VIA json": Parser(json_cases, _json_file(VIA, "via.json"), read_via_file),
     **{name: Parser(*parts) for name, parts in FORMATS.items()},
     "images": Parser(image_cases, write_image, read_image),
+    "TIFFs": Parser(*TIFFS),
     "videos": Parser(st.tuples(hostile.places, hostile.byte_edits), write_video_case, read_video),
     "pickles": Parser(pickle_cases, write_pickle, read_weights),
     "torch zips": Parser(zip_cases, write_zip, read_weights),

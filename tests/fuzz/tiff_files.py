@@ -1,0 +1,63 @@
+"""TIFFs, of which every band, page and statement about their scale is read."""
+
+import io
+import math
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tifffile
+from hypothesis import strategies as st
+
+from mask_rcnn_jax.data.pixel_size import read_pixel_size
+from mask_rcnn_jax.data.raster import open_raster
+from tests.fuzz import hostile
+
+SIZE = (24, 40)
+
+
+@cache
+def files() -> list[bytes]:
+    pixels = np.random.default_rng(0).integers(0, 4096, (*SIZE, 4)).astype(np.uint16)
+    gray, color = pixels[..., 0], (pixels[..., :3] >> 4).astype(np.uint8)
+    kinds: list[tuple[np.ndarray, dict[str, Any]]] = [
+        (gray, {"resolution": (4, 2), "resolutionunit": "CENTIMETER"}),
+        (color, {"photometric": "rgb", "compression": "zlib", "tile": (16, 16)}),
+        (gray, {"imagej": True, "resolution": (4, 4), "metadata": {"unit": "um"}}),
+        (np.stack([gray, gray]), {"imagej": True, "metadata": {"axes": "ZYX", "spacing": 2}}),
+        (np.moveaxis(pixels, 2, 0), {"ome": True, "metadata": {"axes": "CYX"}}),
+        (gray, {"ome": True, "metadata": {"PhysicalSizeX": 0.2, "PhysicalSizeY": 0.3}}),
+        (pixels.astype(np.float32), {"planarconfig": "separate", "bigtiff": True}),
+    ]
+    keys = (1, 1, 0, 2, 1024, 0, 1, 1, 3076, 0, 1, 9001)  # a map in meters
+    tags = [(34735, 3, len(keys), keys, False), (33550, 12, 3, (0.5, 0.5, 0.0), False)]
+    kinds.append((gray, {"extratags": tags}))
+    found = []
+    for array, options in kinds:
+        file = io.BytesIO()
+        tifffile.imwrite(file, array, **{"photometric": "minisblack"} | options)
+        found.append(file.getvalue())
+    return found
+
+
+def write(folder: Path, case: Any) -> Path:
+    number, edits = case
+    path = folder / "case.tif"
+    path.write_bytes(hostile.edit_bytes(files()[number % len(files())], edits))
+    return path
+
+
+def read(path: Path) -> None:
+    size = read_pixel_size(path)
+    assert size is None or all(math.isfinite(side) and side > 0 for side in size[:2])
+    with open_raster(path) as raster:
+        height, width = raster.size
+        assert raster.pixel_size == size
+        window = (0, 0, min(width, 64), min(height, 64))
+        for page in range(min(raster.pages, 3)):
+            pixels = raster.read(page, window)
+            assert pixels.shape == (window[3], window[2], raster.bands)
+
+
+TIFFS = st.tuples(hostile.places, hostile.byte_edits), write, read
