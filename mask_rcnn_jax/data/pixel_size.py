@@ -1,6 +1,7 @@
 """How large a pixel is where a TIFF says so: OME, ImageJ, GeoTIFF, or its resolution."""
 
 import html
+import logging
 import math
 import os
 import re
@@ -51,6 +52,7 @@ def read_pixel_size(path: str | os.PathLike) -> PixelSize | None:
         try:
             import tifffile
 
+            logging.getLogger("tifffile").setLevel(logging.CRITICAL)
             with tifffile.TiffFile(file, name=os.path.basename(path)) as tiff:
                 return tiff_pixel_size(tiff)
         except Exception:  # of the parser, in a damaged file

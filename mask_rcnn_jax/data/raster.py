@@ -273,6 +273,8 @@ def _of_series(tiff: Any, path: str) -> Raster:
     if first.is_tiled:
         samples = math.prod((first.tilelength, first.tilewidth, first.samplesperpixel))
         _check_bytes(samples * first.dtype.itemsize, _MAX_TILE, f"{path}: a tile")
+    if tiff.is_ome and any(page is None or page.parent is not tiff for page in series.pages):
+        raise UndecodableImage(f"{path}: an OME-TIFF with planes in other files is not read")
     in_pages = len(series.pages) == numbers.size
     inverted = first.photometric == 0 and first.dtype.kind == "u"
 
