@@ -150,7 +150,7 @@ def _decode(
 
 
 def _fault(image: Any, shape: tuple[int, ...], dtype: str) -> str | None:
-    """What is wrong with what a dataset of one's own decoded; None if nothing is."""
+    """Return what is wrong with an image that a custom dataset decoded; None if nothing is."""
     types = ["uint8"] + ["float32"] * (dtype == "float32")
     if not is_image(image, shape[2]) or image.shape != shape or image.dtype not in types:
         found = f"{getattr(image, 'dtype', type(image).__name__)} {np.shape(image)}"

@@ -32,7 +32,7 @@ DIM = 63  # of 255: a 16-bit image that stays below uses less than a quarter of 
 MOST_PAGES = 1000  # that are counted
 SAMPLE, SAMPLE_DEEP = 200, 20  # images of a set that are looked at, and of 16 bits
 _TIFF_BITS, _TIFF_COLORS, _TIFF_BANDS, _TIFF_EXTRA = 258, 262, 277, 338
-_CMYK = 5  # of _TIFF_COLORS
+_RGB, _CMYK = 2, 5  # of _TIFF_COLORS
 _PNG, _JPEG, _JP2_HEADER = b"\x89PNG", b"\xff\xd8", b"ihdr"
 
 
@@ -43,6 +43,7 @@ class Header(NamedTuple):
     bands: int = 3
     has_alpha: bool = False
     pages: int = 1
+    is_rgb: bool = False  # of a TIFF: its first bands are red, green and blue
 
     @property
     def lost(self) -> list[str]:
@@ -81,7 +82,8 @@ def _tiff_header(file: BinaryIO) -> Header:
             bits, extra = tags.get(_TIFF_BITS, (8,)), tags.get(_TIFF_EXTRA, ())
             has_alpha, is_cmyk = bool({1, 2} & set(extra)), tags.get(_TIFF_COLORS) == _CMYK
             bands = tags.get(_TIFF_BANDS, 1) - has_alpha - is_cmyk
-            first = Header(max(bits), max(bands, 3), has_alpha)
+            is_rgb = tags.get(_TIFF_COLORS) == _RGB
+            first = Header(max(bits), max(bands, 3), has_alpha, is_rgb=is_rgb)
     return first._replace(pages=pages)
 
 

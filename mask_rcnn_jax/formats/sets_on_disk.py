@@ -96,7 +96,9 @@ def print_findings(
     Args:
         sets: to check.
         are_pair: the first is for training and the second for validation, whatever their names.
-        boxes_only, bands, upright: as for `inspect_coco`.
+        boxes_only: as for `inspect_coco`.
+        bands: the same.
+        upright: the same.
     """
     given: dict[str, Any] = {"boxes_only": boxes_only, "bands": bands, "upright": upright}
     findings = [checking.inspect_coco(*files, **given) for files in sets]

@@ -1,6 +1,6 @@
 """A sheet of training images as the model gets them, with their objects drawn."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import cv2
 import numpy as np
@@ -41,7 +41,8 @@ def preview_sheet(
     loader = TrainLoader(dataset, options, order, num_workers=0, augment=augment)
     try:
         frame, names = options.mask_frame, dataset.class_names
-        cells = [_draw(next(loader), names, frame) for _ in range(count)]
+        shown = data.bands.to_rgb
+        cells = [_draw(next(loader), names, frame, shown) for _ in range(count)]
     finally:
         loader.close()
     rows = [_row(cells[start : start + COLUMNS]) for start in range(0, count, COLUMNS)]
@@ -53,10 +54,15 @@ def preview_sheet(
 _WHITE: dict = {"mode": "constant", "constant_values": 255}
 
 
-def _draw(batch: Batch, class_names: Sequence[str], mask_frame: str) -> np.ndarray:
+def _draw(
+    batch: Batch,
+    class_names: Sequence[str],
+    mask_frame: str,
+    shown: Callable[[np.ndarray], np.ndarray],
+) -> np.ndarray:
     """Draw the only image of a batch, its longer side scaled to CELL."""
     height, width = batch.image_sizes[0]
-    image = np.rint(batch.images[0, :height, :width]).astype(np.uint8)
+    image = shown(batch.images[0, :height, :width])
     scale = CELL / max(height, width)
     size = max(1, round(width * scale)), max(1, round(height * scale))
     image = cv2.resize(image, size, interpolation=cv2.INTER_AREA if scale < 1 else cv2.INTER_LINEAR)

@@ -80,7 +80,7 @@ def _example(dataset: CocoDataset, index: int) -> Example:
     names = Counter(dataset.class_names[a.class_index - 1] for a in record.annotations)
     size = record.height, record.width
     try:
-        image = dataset.decode(index)
+        image = dataset.bands.to_rgb(dataset.decode(index))
     except (OSError, ValueError):
         return Example(record.file_name, size, names.most_common(), None)
     scale = min(SIDE / max(size), 2)

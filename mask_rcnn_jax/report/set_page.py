@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from mask_rcnn_jax.data.coco import CocoDataset, load_coco
 from mask_rcnn_jax.data.unused import unused_of
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.report.page import note, write_page
+from mask_rcnn_jax.report.set_bands import find_bands
 from mask_rcnn_jax.report.set_charts import count_chart, ratio_chart, side_chart, size_map
 from mask_rcnn_jax.report.set_examples import Example, examples
 from mask_rcnn_jax.report.set_objects import (
@@ -58,18 +60,24 @@ def write_set_page(
         bad_annotations="skip",
         require_annotations=False,
         boxes_only=boxes_only,
+        bands=recipe.data.bands,
+        upright=recipe.data.apply_exif == "always",
     )
     for line in unused_of(dataset):
         logging.warning("%s: %s", json_path, line)
-    objects = collect(dataset.images)
+    objects, bands = collect(dataset.images), find_bands(dataset, recipe)
     advice = advise(objects, recipe)
+    if bands is not None:
+        suggestions = [*bands.suggestions(recipe), *advice.suggestions]
+        advice = advice._replace(suggestions=suggestions)
+        dataset = replace(dataset, bands=bands.bands)
     facts = {"Annotations": str(json_path)}
     height, width = np.median(objects.sizes, axis=0)
     facts["Usual size (height × width)"] = f"{height:.0f} × {width:.0f}"
     facts |= {"Crowds": f"{len(objects.crowds):,}", "Left out": f"{dataset.num_left_out:,}"}
     sections = {
         "Suggestions": _suggestions(advice),
-        "Images": _images(objects),
+        "Images": _images(objects) + (bands.html if bands is not None else ""),
         "Objects": _objects(objects, advice),
         "Classes": _classes(dataset, objects),
         "Examples": _examples(examples(dataset, objects)),

@@ -1,0 +1,102 @@
+"""What `prepare stats` finds in images of many bands and bits, and the flags that read them."""
+
+import cv2
+import numpy as np
+import pytest
+
+from mask_rcnn_jax.config import load_config
+from mask_rcnn_jax.data.source import load_train
+from mask_rcnn_jax.data.unused import unused_of
+from mask_rcnn_jax.report.preview import preview_sheet
+from mask_rcnn_jax.report.set_page import write_set_page
+from tests.band_set import with_bands, write_png, write_set
+
+tifffile = pytest.importorskip("tifffile")
+pytest.importorskip("imagecodecs")
+FOUR = ("red", "green", "blue", "nir")
+
+
+def deep(path, image, dtype=np.uint16, factor=15, offset=70, photometric="rgb"):
+    pixels = (with_bands(image, FOUR) * np.float64(factor) + offset).astype(dtype)
+    tifffile.imwrite(path, pixels, photometric=photometric, planarconfig="contig")
+
+
+def fractions(path, image):
+    deep(path, image, np.float32, 1 / 255, -0.25, "minisblack")
+
+
+def stack(path, image):
+    pages = np.stack([image[..., 0], image[..., 0] // 2, image[..., 1]]).astype(np.uint16) * 10
+    tifffile.imwrite(path, pages, photometric="minisblack")
+
+
+def gray(path, image):
+    cv2.imwrite(str(path), image[..., 0].astype(np.uint16) * 256)
+
+
+def rgba(path, image):
+    cv2.imwrite(str(path), (np.dstack([image, image[..., :1]]).astype(np.uint16)) * 256)
+
+
+SETS = {
+    "colors and more": (deep, "tif", ("red", "green", "blue", "band4"), "fixed"),
+    "fractions": (fractions, "tif", ("band1", "band2", "band3", "band4"), "fixed"),
+    "pages": (stack, "tif", ("gray",), "fixed"),
+    "16 bits": (gray, "png", ("gray",), "fixed"),
+    "16 bits with alpha": (rgba, "png", ("red", "green", "blue"), "fixed"),
+    "8 bits": (
+        lambda path, image: tifffile.imwrite(
+            path, with_bands(image, (*"abcde",)), photometric="minisblack", planarconfig="contig"
+        ),
+        "tif",
+        ("band1", "band2", "band3", "band4", "band5"),
+        "none",
+    ),
+}
+
+
+def suggested(tmp_path, write, ending, **entries):
+    files = write_set(tmp_path, write, ending, count=3)
+    page = tmp_path / "stats.html"
+    recipe = load_config("quickstart", entries)
+    advice = write_set_page(page, *files, recipe)
+    changes = {s.entry: s.value for s in advice.suggestions if s.is_change}
+    return files, page.read_text(), changes
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_the_flags_read_the_set(name, tmp_path):
+    write, ending, names, scale = SETS[name]
+    files, page, changes = suggested(tmp_path, write, ending)
+    assert changes["data.bands.names"] == names
+    assert "<h2>Bands</h2>" in page and f"{names[-1]}</th>" in page and "data:image/jpeg" in page
+    given = {"data.train_json": str(files[0]), "data.train_images": str(files[1])}
+    recipe = load_config("quickstart", changes | given)
+    assert recipe.data.bands.scale == scale and recipe.data.bands.count == len(names)
+    dataset = load_train(recipe.data)
+    assert unused_of(dataset) == []
+    images = np.stack([dataset.decode(n) for n in range(3)]).astype(np.float64)
+    mean, std = images.mean(axis=(0, 1, 2)), images.std(axis=(0, 1, 2))
+    np.testing.assert_allclose(recipe.model.input.mean, mean, atol=0.06)
+    np.testing.assert_allclose(recipe.model.input.std, np.maximum(std, 1), atol=0.06)
+    if scale == "fixed":
+        assert images.min() == 0 and images.max() == 255 and (std > 15).all()
+    sheet = preview_sheet(recipe.data, dataset, 2)
+    assert sheet.dtype == np.uint8 and sheet.shape[2] == 3 and sheet.std() > 10
+    # And again, they are what the recipe has.
+    again = write_set_page(tmp_path / "again.html", *files, recipe)
+    assert not [s for s in again.suggestions if s.is_change and "image_size" not in s.entry]
+
+
+def test_photographs_need_no_bands(tmp_path):
+    _, page, changes = suggested(tmp_path, write_png, "png")
+    assert "<h2>Bands</h2>" not in page
+    assert not [entry for entry in changes if "bands" in entry or "input" in entry]
+
+
+def test_files_of_other_kinds_are_counted(tmp_path):
+    def mixed(path, image):
+        deep(path, image, np.uint8 if path.name == "001.tif" else np.uint16, 1, 0)
+
+    _, page, _ = suggested(tmp_path, mixed, "tif")
+    assert "uint16, 4 bands, 1 page in 2; uint8, 4 bands, 1 page in 1" in page
