@@ -138,8 +138,16 @@ class TrainLoader:
             file_name = self._dataset.images[index].file_name
             if index not in self._skip and file_name not in self.skipped:
                 self.skipped.add(file_name)
-                logging.warning("skipped %s: truncated, damaged or not an image", file_name)
+                logging.warning("skipped %s: %s", file_name, self._why_undecodable(int(index)))
         return expand(batch)
+
+    def _why_undecodable(self, index: int) -> str:
+        """Return why an image was skipped, which the processes that read do not tell."""
+        try:
+            self._dataset.decode(index)
+        except UndecodableImage as error:
+            return str(error)
+        return "it could not be read"
 
     def close(self) -> None:
         """Stop the threads and worker processes."""

@@ -78,6 +78,7 @@ class Raster:
         if (y2 - y1) * (x2 - x1) > MAX_PIXELS:
             found = f"{self.path}: {y2 - y1} x {x2 - x1} pixels"
             raise UndecodableImage(f"{found}, {too_many(MAX_PIXELS)}")
+        _check_bytes((y2 - y1) * (x2 - x1) * self.bands * self.dtype.itemsize, MAX_BYTES, self.path)
         with _as_undecodable(self.path):
             pixels = self.read_page(page, (x1, y1, x2, y2))
         return as_plain(pixels)

@@ -280,6 +280,7 @@ def test_a_damaged_image_of_ones_own_set_is_skipped(caplog):
     finally:
         loader.close()
     assert set(seen.tolist()) == {0, 1, 3} and loader.skipped == {"000002.jpg"}
+    assert "skipped 000002.jpg: image 2 is damaged" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Bands, pages and scaling of image files."""
 
 import io
+import struct
 from pathlib import Path
 
 import cv2
@@ -241,3 +242,27 @@ def test_refuses_tiles_that_would_take_too_much_memory(tmp_path):
             tiff.pages.first.tags[tag].overwrite(1 << 18)
     with pytest.raises(UndecodableImage, match="a.tif: a tile"), open_raster(path) as raster:
         raster.read(window=(0, 0, 4, 4))
+
+
+def test_what_a_small_file_claims_takes_no_memory(tmp_path):
+    """13,000 x 13,000 pixels of 16 bands in float32 are 10 GB."""
+    content = io.BytesIO()
+    tifffile.imwrite(content, DEEP[:2, :16], photometric="minisblack", planarconfig="contig")
+    data = bytearray(content.getvalue())
+    (start,) = struct.unpack_from("<I", data, 4)
+    (count,) = struct.unpack_from("<H", data, start)
+    values = {256: 13_000, 257: 13_000, 277: 16, 278: 13_000}
+    for at in range(start + 2, start + 2 + 12 * count, 12):
+        (tag,) = struct.unpack_from("<H", data, at)
+        if tag in values:
+            struct.pack_into("<HI", data, at + 2, 4, 1)
+            struct.pack_into("<I", data, at + 8, values[tag])
+    path = tmp_path / "a.tif"
+    path.write_bytes(data)
+    with pytest.raises(UndecodableImage, match="a.tif: "):
+        Bands(names=FOUR, numbers=(1, 2, 3, 4), scale="bits").read(path)
+    with open_raster(path) as raster:
+        assert raster.size == (13_000, 13_000)
+        assert raster.bands == 16
+        with pytest.raises(UndecodableImage, match="bytes, more than the 2,147,483,648"):
+            raster.read()
