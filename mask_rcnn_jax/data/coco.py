@@ -34,7 +34,7 @@ from mask_rcnn_jax.data.checking import ALL_CROWDS, inspect_coco
 from mask_rcnn_jax.data.dataset import Annotation, Dataset, ImageRecord
 from mask_rcnn_jax.data.images import decode_bytes, decode_image
 from mask_rcnn_jax.data.packed import PackedImages, Packer
-from mask_rcnn_jax.data.parts import read_part
+from mask_rcnn_jax.data.parts import has_parts, read_part
 from mask_rcnn_jax.data.records import Records
 from mask_rcnn_jax.data.tfrecords import TFRecords
 from mask_rcnn_jax.rle import Window
@@ -78,20 +78,28 @@ class CocoDataset:
         return decode_bytes(content, path, at_least=at_least, **given)
 
     def decode_window(self, index: int, window: Window) -> np.ndarray:
-        """A window (x1, y1, x2, y2) of what `decode` gives, decoded alone if the file allows it."""
-        images = self.images
-        if isinstance(images, PackedImages):  # a record has all objects
-            name, size = images.file_name(index), images.size(index)
-        else:
-            name, size = images[index].file_name, (images[index].height, images[index].width)
-        path = os.path.join(self.image_dir, name)
-        source: str | bytes = path
-        if self.records is not None:
-            content = self.records.read(index, images[index].id)
-            source = path if content is None else content
+        """A window (x1, y1, x2, y2) of what `decode` gives, decoded alone if `has_windows`."""
+        source, path, size = self._source(index)
         part = read_part(source, path, window, self.bands, size, upright=self.upright)
         x1, y1, x2, y2 = window
         return self.decode(index)[y1:y2, x1:x2].copy() if part is None else part
+
+    def has_windows(self, index: int) -> bool:
+        """Whether the file of an image allows to decode a window alone."""
+        source, path, _ = self._source(index)
+        return has_parts(source, path, self.bands)
+
+    def _source(self, index: int) -> tuple[str | bytes, str, tuple[int, int]]:
+        """The file of an image, or its content, its path, and its (height, width)."""
+        images = self.images
+        if isinstance(images, PackedImages):  # a record has all objects
+            name, size, image_id = images.file_name(index), images.size(index), images.id(index)
+        else:
+            record = images[index]
+            name, size, image_id = record.file_name, (record.height, record.width), record.id
+        path = os.path.join(self.image_dir, name)
+        content = None if self.records is None else self.records.read(index, image_id)
+        return path if content is None else content, path, size
 
 
 def load_coco(

@@ -2,17 +2,21 @@
 
 import functools
 import os
+from collections.abc import Callable
 
+import cv2
 import numpy as np
 
+from mask_rcnn_jax.annotations.reader import open_regular
 from mask_rcnn_jax.data.bands import Bands, Limits
 from mask_rcnn_jax.data.images import MAX_PIXELS, TIFF, check_image_size
-from mask_rcnn_jax.data.raster import open_raster
+from mask_rcnn_jax.data.raster import NPY, open_raster
 from mask_rcnn_jax.rle import Window
 
 Source = str | bytes  # a file, or its content
 # Of an image that is decoded at once, if it can be read by parts.
 MAX_WHOLE_BYTES = 3 * MAX_PIXELS
+STRIP_PIXELS = 1 << 24  # that are averaged at once
 
 
 def is_large(size: tuple[int, int], bands: Bands) -> bool:
@@ -46,7 +50,7 @@ def read_part(
         given = dict(expected_size=size, window=window, name=path)
         pixels = bands.read(source, upright=upright, **given)  # type: ignore[arg-type]
         return bands.scaled(pixels, _limits(bands, source) if bands.scale == "image" else None)
-    if not _is_tiff(source):
+    if not _start(source).startswith(TIFF):
         return None
     try:
         with open_raster(source, path) as raster:
@@ -61,6 +65,39 @@ def read_part(
         return None
 
 
+def has_parts(source: Source, path: str, bands: Bands) -> bool:
+    """Whether `read_part` decodes a window alone; False for a file that cannot be read."""
+    start = _start(source)
+    if not start.startswith(TIFF) and not (bands.names and start.startswith(NPY)):
+        return False
+    try:
+        with open_raster(source, path) as raster:
+            return raster.by_window and bool(bands.names or raster.colors)
+    except (OSError, ValueError, ImportError):
+        return False
+
+
+def reduced(
+    read: Callable[[Window], np.ndarray], size: tuple[int, int], at_least: tuple[int, int]
+) -> np.ndarray:
+    """An image (height, width) reduced by a whole factor, by averages, to `at_least` that many
+    pixels or a few more, in its dtype; `read` gives its windows, of which a few are held at once.
+    """
+    (height, width), factor = size, _factor(size, at_least)
+    strips = []
+    for top in range(0, height // factor, rows := max(1, STRIP_PIXELS // (width * factor))):
+        bottom = min(top + rows, height // factor)
+        window = 0, top * factor, width // factor * factor, bottom * factor
+        few = width // factor, bottom - top
+        strip = cv2.resize(read(window), few, interpolation=cv2.INTER_AREA)
+        strips.append(strip.reshape(*few[::-1], -1))
+    return np.concatenate(strips)
+
+
+def _factor(size: tuple[int, int], at_least: tuple[int, int]) -> int:
+    return max(1, min(side // most for side, most in zip(size, at_least, strict=True)))
+
+
 def _as_rgb(pixels: np.ndarray, colors: str) -> np.ndarray:
     """[h, w, 3] as OpenCV decodes it."""
     if colors == "gray":
@@ -70,14 +107,15 @@ def _as_rgb(pixels: np.ndarray, colors: str) -> np.ndarray:
     return ((pixels[..., :3].astype(np.uint16) * pixels[..., 3:] + 127) // 255).astype(np.uint8)
 
 
-def _is_tiff(source: Source) -> bool:
+def _start(source: Source) -> bytes:
+    """The first bytes of a file, b"" for one that cannot be read."""
     if isinstance(source, bytes):
-        return source.startswith(TIFF)
+        return source[:8]
     try:
-        with open(source, "rb") as file:
-            return file.read(8).startswith(TIFF)
+        with open_regular(source) as file:
+            return file.read(8)
     except OSError:
-        return False
+        return b""
 
 
 def _limits(bands: Bands, source: Source) -> Limits:

@@ -26,7 +26,7 @@ MAX_BANDS = 64
 _INSTALL = "`pip install 'mask-rcnn-jax[tiff]'` installs what is missing"
 _JPEG_IN_TIFF = (6, 7, 34892, 33007)
 _ORIENTATION, _UNASSOCIATED = 274, 2  # a tag, and a kind of alpha
-_NPY, _ZIP = b"\x93NUMPY", b"PK\x03\x04"
+NPY, _ZIP = b"\x93NUMPY", b"PK\x03\x04"
 _KINDS = "buif"  # of NumPy's types: bool, whole and floating-point numbers
 _HEAD = 1 << 16  # bytes of a `.npy` in which its shape is found
 _MAX_TILE = 1 << 28  # bytes of a tile of a TIFF, which is decoded as a whole
@@ -95,7 +95,7 @@ def as_plain(pixels: np.ndarray) -> np.ndarray:
 
 def has_raster_head(content: bytes) -> bool:
     """Whether a file begins as one whose head tells its bands: a TIFF or an array of NumPy."""
-    return content.startswith((*TIFF, _NPY, _ZIP))
+    return content.startswith((*TIFF, NPY, _ZIP))
 
 
 @contextmanager
@@ -128,7 +128,7 @@ def open_raster(
                 values = raster.pages * height * width * raster.bands
                 _check_bytes(values * raster.dtype.itemsize, max_bytes, path)
                 yield raster
-        elif begin.startswith((_NPY, _ZIP)):
+        elif begin.startswith((NPY, _ZIP)):
             yield _open_numpy(file, path, max_bytes)
         else:
             if file.seek(0, os.SEEK_END) > MAX_BYTES:
@@ -182,7 +182,7 @@ def _open_numpy(file: BinaryIO, path: str, max_bytes: int | None) -> Raster:
     """A raster of a `.npy`, or of the only array of a `.npz`."""
     most = MAX_BYTES if max_bytes is None else max_bytes
     with _as_undecodable(path):
-        if file.read(1) != _NPY[:1]:
+        if file.read(1) != NPY[:1]:
             with zipfile.ZipFile(file) as archive:
                 names = archive.namelist()
                 if len(names) != 1 or not names[0].endswith(".npy"):

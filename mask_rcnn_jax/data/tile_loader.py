@@ -1,17 +1,22 @@
 """Batches of tiles, for the evaluation with large images."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from itertools import groupby
+from operator import itemgetter
 
 import numpy as np
 
 from mask_rcnn_jax.data.dataset import Dataset
 from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.overview import image_size
+from mask_rcnn_jax.data.parts import is_large, reduced
 from mask_rcnn_jax.data.resize import resize_image, resize_plan
 from mask_rcnn_jax.data.tiles import Tiles, view_windows
 from mask_rcnn_jax.data.transforms import empty_batch, read_example
+from mask_rcnn_jax.data.window_examples import decode_window, has_windows
 from mask_rcnn_jax.rle import Window
 from mask_rcnn_jax.structures import Batch
 
@@ -76,13 +81,9 @@ class TileLoader:
             for row, number in enumerate(numbers)
         }
         waiting: dict[int, Batch] = {}
-        decoded = self._decoded()
-        shown, image = -1, np.zeros((0, 0, 3), np.uint8)
-        for number, (index, (x0, y0, x1, y1)) in enumerate(self.views):
-            if index != shown:
-                shown, image = index, next(decoded)
-            view = image[y0:y1, x0:x1]
-            plan = resize_plan(view.shape[0], view.shape[1], self._options)
+        shown = zip(self.views, self._shown(), strict=True)
+        for number, ((_, (x0, y0, x1, y1)), view) in enumerate(shown):
+            plan = resize_plan(y1 - y0, x1 - x0, self._options)
             place, row = places[number]
             if place not in waiting:
                 waiting[place] = self._empty(plan.canvas)
@@ -96,19 +97,36 @@ class TileLoader:
     def _empty(self, canvas: Canvas) -> Batch:
         return empty_batch(self._batch_size, canvas, self._options)
 
-    def _decoded(self) -> Iterator[np.ndarray]:
-        """The images, of which one is decoded while the one before is cut."""
-        ahead: deque[Future[np.ndarray]] = deque()
+    def _shown(self) -> Iterator[np.ndarray]:
+        """The pixels of every view; an image, or a view of a large one, is decoded ahead."""
+        ahead: deque[Future[list[np.ndarray]]] = deque()
         with ThreadPoolExecutor(1) as reader:
-            for index in dict.fromkeys(index for index, _ in self.views):
-                ahead.append(reader.submit(self._decode, index))
+            for read in self._reads():
+                ahead.append(reader.submit(read))
                 if len(ahead) > 1:
-                    yield ahead.popleft().result()
+                    yield from ahead.popleft().result()
             while ahead:
-                yield ahead.popleft().result()
+                yield from ahead.popleft().result()
 
-    def _decode(self, index: int) -> np.ndarray:
-        return read_example(self._dataset, index, self._options).image
+    def _reads(self) -> Iterator[Callable[[], list[np.ndarray]]]:
+        """What reads all views of an image, or each view of one that is too large for that."""
+        dataset = self._dataset
+        for index, views in groupby(self.views, key=itemgetter(0)):
+            windows, size = [window for _, window in views], image_size(dataset.images, index)
+            several = len(windows) > 1 and is_large(size, self._options.bands)
+            if not several or not has_windows(dataset, index):
+                yield partial(self._views_of, index, windows)
+                continue
+            # It is seen whole, without that it is ever there.
+            plan = resize_plan(*size, self._options)
+            read = partial(decode_window, dataset, index, options=self._options)
+            yield partial(lambda read, *given: [reduced(read, *given)], read, size, plan.size)
+            for window in windows[1:]:
+                yield partial(lambda read, window: [read(window)], read, window)
+
+    def _views_of(self, index: int, windows: Sequence[Window]) -> list[np.ndarray]:
+        image = read_example(self._dataset, index, self._options).image
+        return [image[y0:y1, x0:x1] for x0, y0, x1, y1 in windows]
 
 
 def _plan(

@@ -1,6 +1,6 @@
 """Examples of windows of large images: their pixels, and the objects that they hold."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -65,12 +65,26 @@ def decode_window(
 ) -> np.ndarray:
     """A window of what `dataset.decode` gives, decoded alone where the dataset can."""
     x1, y1, x2, y2 = window
-    if (x1, y1, y2, x2) != (0, 0, *image_size(dataset.images, index)):
-        own = getattr(type(dataset), "decode_window", None)
-        inherited = own is CocoDataset.decode_window
-        if own and (not inherited or type(dataset).decode is CocoDataset.decode):
-            return own(dataset, index, window)
+    whole = 0, 0, *image_size(dataset.images, index)[::-1]
+    if window != whole and (own := _decoder(dataset)):
+        return own(dataset, index, window)
     return read_example(dataset, index, options).image[y1:y2, x1:x2].copy()
+
+
+def has_windows(dataset: Dataset, index: int) -> bool:
+    """Whether `decode_window` decodes less than image `index`."""
+    own = _decoder(dataset)
+    if own is CocoDataset.decode_window:
+        assert isinstance(dataset, CocoDataset)
+        return dataset.has_windows(index)
+    return own is not None
+
+
+def _decoder(dataset: Dataset) -> Callable[..., np.ndarray] | None:
+    """The dataset's `decode_window`, unless it is older than its `decode`."""
+    own = getattr(type(dataset), "decode_window", None)
+    is_older = type(dataset).decode is not CocoDataset.decode
+    return None if own is CocoDataset.decode_window and is_older else own
 
 
 def _boxes(images: Sequence[ImageRecord], index: int) -> tuple[np.ndarray, np.ndarray]:

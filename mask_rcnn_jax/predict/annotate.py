@@ -17,6 +17,7 @@ from typing import Any
 from mask_rcnn_jax.data.unused import Unused
 from mask_rcnn_jax.predict.engines import UnfitImage
 from mask_rcnn_jax.predict.inputs import Input, read_image
+from mask_rcnn_jax.predict.large import check_kinds
 from mask_rcnn_jax.predict.pipeline import BackgroundWriter, map_in_order, prefetch, round_robin
 from mask_rcnn_jax.predict.predictor import Predictor, Prepared
 from mask_rcnn_jax.predict.result import Result
@@ -56,6 +57,11 @@ def annotate_images(
     def read(item: tuple[int, Input]) -> tuple[tuple, Prepared | ValueError]:
         source = item[1].source
         try:
+            if large := predictor.prepare_large(source):
+                check_kinds(source, files.kinds)
+                if not predictor.bands.names:
+                    unused.add(str(item[1].name), source, None)
+                return item, large
             public_only = item[1].public_only
             image = read_image(source, public_only, predictor.bands, predictor.upright)
             if "://" not in source and not predictor.bands.names:

@@ -17,8 +17,10 @@ from mask_rcnn_jax.data.options import all_canvases
 from mask_rcnn_jax.data.pixel_size import read_pixel_size
 from mask_rcnn_jax.data.resize import ResizePlan, resize_image, resize_plan
 from mask_rcnn_jax.data.tiles import tiling, view_windows
+from mask_rcnn_jax.evaluation.encode import ImageDetections
 from mask_rcnn_jax.models.build import build_model
 from mask_rcnn_jax.predict.engines import Exported
+from mask_rcnn_jax.predict.large import open_large
 from mask_rcnn_jax.predict.live import LiveModel
 from mask_rcnn_jax.predict.pixels import (
     ImageLike,
@@ -29,7 +31,7 @@ from mask_rcnn_jax.predict.pixels import (
     to_view,
 )
 from mask_rcnn_jax.predict.result import Result
-from mask_rcnn_jax.predict.tiles import TiledImage, merge_tiles
+from mask_rcnn_jax.predict.tiles import TiledImage, as_view, merge_tiles
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.structures import Detections
 from mask_rcnn_jax.weights.categories import guess_categories
@@ -170,16 +172,21 @@ class Predictor:
             several = isinstance(images, Sequence) and not isinstance(images, str)
         if not several:
             return self([images])[0]
-        prepared = (
-            (path_if_file(image), self.prepare(to_pixels(image, self.bands, self.upright)))
-            for image in images
-        )
+        prepared = ((path_if_file(image), self._prepared(image)) for image in images)
         return [self.result(one, found, path) for path, one, found in self.stream(prepared)]
+
+    def _prepared(self, image: ImageLike) -> Prepared:
+        large = self.prepare_large(path) if (path := path_if_file(image)) else None
+        if large is not None:
+            return large
+        return self.prepare(to_pixels(image, self.bands, self.upright))
 
     def result(self, image: Prepared, found: Any, path: str = "") -> Result:
         """Make a result from an image and detections of `stream`; those in tiles are merged."""
         if isinstance(image, TiledImage):
-            fields = merge_tiles(image, found, self._rules["paste"])
+            fields = merge_tiles(image.windows, found, self._rules["paste"])
+            if image.large is not None:
+                fields["overview"] = image.large.shown()
         else:
             rows = np.flatnonzero(found.valid)
             masks = None if found.masks is None else found.masks[rows]
@@ -235,6 +242,23 @@ class Predictor:
         prepared = self._resized(scaled)
         return prepared._replace(image=view, pixels=None if view is pixels else pixels)
 
+    def prepare_large(self, path: str) -> TiledImage | None:
+        """Find the tiles of an image file that is too large to be decoded whole, which are read
+        one by one; the result has black pixels and an `overview`.
+
+        Returns None for other files, and without tiles.
+
+        Raises UnfitImage and ValueError as `prepare` does.
+        """
+        large = None if self.tiles is None else open_large(path, self._options.bands)
+        if large is None:
+            return None
+        windows = view_windows(*large.size, self.tiles)
+        for x0, y0, x1, y1 in windows:
+            self._model.check(resize_plan(y1 - y0, x1 - x0, self._options))
+        black = np.broadcast_to(np.uint8(0), (*large.size, 3))
+        return TiledImage(black, windows, large=large)
+
     def samples(self) -> list[np.ndarray]:
         """Return a black image for each canvas; detecting in them compiles all there is."""
         return [np.zeros((*size, self.bands.count), np.uint8) for size in self._sample_sizes]
@@ -246,7 +270,7 @@ class Predictor:
 
     def stream(
         self, images: Iterable[tuple[Any, Prepared]]
-    ) -> Generator[tuple[Any, Prepared, Detections | list[Detections]]]:
+    ) -> Generator[tuple[Any, Prepared, Detections | list[ImageDetections]]]:
         """Yield (key, image, detections) for (key, image) pairs, in order.
 
         The detections of an image with tiles are a list; `result` merges them. Its tiles are
@@ -254,9 +278,12 @@ class Predictor:
         """
         found = []
         for (key, image, is_last), _, one in self._stream(self._views(images)):
-            found.append(one)
+            if not isinstance(image, TiledImage):
+                yield key, image, one
+                continue
+            found.append(as_view(one, image.windows[len(found)], self._rules["paste"]))
             if is_last:
-                yield key, image, found if isinstance(image, TiledImage) else one
+                yield key, image, found
                 found = []
 
     def _views(self, images: Iterable[tuple[Any, Prepared]]) -> Iterator[tuple[Any, PreparedImage]]:
@@ -264,11 +291,13 @@ class Predictor:
             if isinstance(image, PreparedImage):
                 yield (key, image, True), image
                 continue
-            for number, (x0, y0, x1, y1) in enumerate(image.windows, start=1):
-                is_last = number == len(image.windows)
-                pixels = image.image if image.pixels is None else image.pixels
-                tile = self.bands.scaled(pixels[y0:y1, x0:x1], image.limits)
-                yield (key, image, is_last), self._resized(tile)
+            for number, (x0, y0, x1, y1) in enumerate(image.windows):
+                plan = resize_plan(y1 - y0, x1 - x0, self._options)
+                view = image.view(number, plan.size, self.bands)
+                canvas = resize_image(view, plan, self._options)
+                seen = view if view.shape[:2] == (y1 - y0, x1 - x0) else image.image
+                is_last = number + 1 == len(image.windows)
+                yield (key, image, is_last), PreparedImage(seen, canvas, plan)
 
     def _stream(
         self, images: Iterable[tuple[Any, PreparedImage]]

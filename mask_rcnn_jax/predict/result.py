@@ -43,6 +43,8 @@ class Result:
         pixels: [H, W, C] as the file has them, where `image` is only a view of them; else None.
         band_names: of the C bands; () where `image` is all there is.
         pixel_size: of a TIFF's pixels, in its unit; None if it does not say.
+        overview: uint8 [h, w, 3] RGB, an image reduced that was too large to be decoded whole, and
+            whose pixels in `image` are black; None for others.
     """
 
     image: np.ndarray
@@ -59,6 +61,7 @@ class Result:
     pixels: np.ndarray | None = None
     band_names: tuple[str, ...] = ()
     pixel_size: PixelSize | None = None
+    overview: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.scores)
@@ -234,7 +237,7 @@ class Result:
         line_width: int = 0,
         min_side: int = visualize.MIN_SIDE,
     ) -> np.ndarray:
-        """Draw the objects on a copy, uint8 RGB.
+        """Draw the objects on a copy, or on the overview of a large image, uint8 RGB.
 
         Args:
             labels: write class names, and the numbers of tracks; `scores` adds the scores. Labels
@@ -246,7 +249,9 @@ class Result:
             min_side: enlarge smaller images by an integer factor until the shorter side has this
                 many pixels; 0 keeps the size.
         """
-        image, corners = visualize.enlarge(self.image, self.boxes, min_side)
+        shown = self.image if self.overview is None else self.overview
+        scale = shown.shape[0] / self.image.shape[0]
+        image, corners = visualize.enlarge(shown, self.boxes * scale, min_side)
         names, colors = self.names, self.classes - 1 if color_by == "class" else self.track_ids
         if self.track_ids is not None:
             pairs = zip(names, self.track_ids.tolist(), strict=True)

@@ -218,12 +218,13 @@ class ResultFiles:
 
     Attributes:
         count: objects in the lists.
+        kinds: as given.
     """
 
     def __init__(self, folder: Path, kinds: Sequence[str] = ()):
         """Open the lists of the `kinds`, out of KINDS, in a folder that exists."""
         self.count = 0
-        self._folder, self._kinds = folder, kinds
+        self._folder, self.kinds = folder, kinds
         self._opened = ExitStack()
         self._entries = self._list("detections.json")
         self._tasks = self._list("labelstudio.json") if "labelstudio" in kinds else None
@@ -242,10 +243,10 @@ class ResultFiles:
 
         May be called from several threads.
         """
-        for kind in _per_image(self._kinds):
+        for kind in _per_image(self.kinds):
             WRITERS[kind](result, self._folder, image.target)
         if self._written:
-            for path in _label_files(self._folder, image.target, self._kinds):
+            for path in _label_files(self._folder, image.target, self.kinds):
                 self._written.write(f"{_digest(path, self._folder)}\n".encode())
         named = zip(result.names, result.to_coco(number), strict=True)
         entries = [

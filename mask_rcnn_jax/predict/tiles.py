@@ -5,9 +5,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mask_rcnn_jax.data.bands import Limits
+from mask_rcnn_jax.data.bands import Bands, Limits
 from mask_rcnn_jax.evaluation.encode import ImageDetections
-from mask_rcnn_jax.evaluation.merge import merge_views
+from mask_rcnn_jax.evaluation.merge import merge_views, with_window_masks
+from mask_rcnn_jax.predict.large import LargeImage
 from mask_rcnn_jax.rle import Window
 from mask_rcnn_jax.structures import Detections
 
@@ -19,17 +20,32 @@ class TiledImage(NamedTuple):
     windows: list[Window]  # see `data.tiles.view_windows`
     pixels: np.ndarray | None = None  # [H, W, C] as in the file; None where `image` is that
     limits: Limits | None = None  # by which `pixels` become 0 to 255
+    large: LargeImage | None = None  # where the pixels are, if `image` is black
+
+    def view(self, number: int, at_least: tuple[int, int], bands: Bands) -> np.ndarray:
+        """[h, w, C] in 0..255 of a window; of the whole of a large image, `at_least` so many pixels
+        or more."""
+        window = x0, y0, x1, y1 = self.windows[number]
+        if self.large is None:
+            pixels = self.image if self.pixels is None else self.pixels
+            return bands.scaled(pixels[y0:y1, x0:x1], self.limits)
+        return self.large.overview(at_least) if number == 0 else self.large.read(window)
 
 
-def merge_tiles(image: TiledImage, found: Sequence[Detections], paste: str) -> dict[str, Any]:
+def as_view(found: Detections, window: Window, paste: str) -> ImageDetections:
+    """What is found in a window, in its pixels, in memory that grows with the objects alone."""
+    x0, y0, x1, y1 = window
+    rows = np.flatnonzero(found.valid)
+    masks = None if found.masks is None else found.masks[rows]
+    arrays = found.boxes[rows], found.scores[rows], found.classes[rows].tolist()
+    return with_window_masks(ImageDetections(0, y1 - y0, x1 - x0, *arrays, masks), paste)
+
+
+def merge_tiles(
+    windows: Sequence[Window], views: Sequence[ImageDetections], paste: str
+) -> dict[str, Any]:
     """Merge the detections of each window, in its pixels, into fields of a `Result`."""
-    views = []
-    for (x0, y0, x1, y1), one in zip(image.windows, found, strict=True):
-        rows = np.flatnonzero(one.valid)
-        masks = None if one.masks is None else one.masks[rows]
-        arrays = one.boxes[rows], one.scores[rows], one.classes[rows].tolist()
-        views.append(ImageDetections(0, y1 - y0, x1 - x0, *arrays, masks))
-    merged = merge_views(views, image.windows, paste)
+    merged = merge_views(views, windows, paste)
     return dict(
         boxes=merged.boxes.astype(np.float32),
         scores=merged.scores,

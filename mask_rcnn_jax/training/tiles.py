@@ -10,7 +10,7 @@ from mask_rcnn_jax.data.dataset import Dataset, category_ids
 from mask_rcnn_jax.data.overview import image_id
 from mask_rcnn_jax.data.tile_loader import TileLoader
 from mask_rcnn_jax.evaluation.encode import ImageDetections, split_images
-from mask_rcnn_jax.evaluation.merge import merge_views
+from mask_rcnn_jax.evaluation.merge import merge_views, with_window_masks
 from mask_rcnn_jax.rle import Window
 from mask_rcnn_jax.structures import Batch, Detections
 from mask_rcnn_jax.terminal.progress import Progress
@@ -48,7 +48,8 @@ def detect_in_tiles(
         for number, view in detected():
             index = batches.views[number][0]
             seen = waiting.setdefault(index, {})
-            seen[number] = view
+            # Of a large image, the grids of all detections would take gigabytes.
+            seen[number] = with_window_masks(view, rules.paste) if counts[index] > 1 else view
             if len(seen) < counts[index]:
                 continue
             numbers = sorted(waiting.pop(index))

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from mask_rcnn_jax.data import parts
 from mask_rcnn_jax.data.dataset import ImageRecord, UndecodableImage
 from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.tile_loader import TileLoader
@@ -148,3 +149,33 @@ def test_a_damaged_image_ends_the_pass():
 
     with pytest.raises(UndecodableImage, match="1.jpg"):
         list(TileLoader(Damaged(), OPTIONS, Tiles(64), batch_size=2))
+
+
+class Parts(Noise):
+    """It decodes windows, too."""
+
+    def decode_window(self, index, window):
+        x0, y0, x1, y1 = window
+        self.decoded.append((index, window))
+        return Noise().decode(index)[y0:y1, x0:x1]
+
+
+def test_large_images_are_read_by_windows(monkeypatch):
+    whole = list(TileLoader(Noise(), OPTIONS, Tiles(64), batch_size=4))
+    monkeypatch.setattr(parts, "MAX_WHOLE_BYTES", 10_000)  # the second is smaller
+    monkeypatch.setattr(parts, "STRIP_PIXELS", 1)
+    dataset = Parts()
+    loader = TileLoader(dataset, OPTIONS, Tiles(64), batch_size=4)
+    assert dataset.decoded == [], "nothing is read before it is asked for"
+    for batch, expected in zip(loader, whole, strict=True):
+        np.testing.assert_array_equal(batch.image_sizes, expected.image_sizes)
+        np.testing.assert_array_equal(batch.scales, expected.scales)
+        for row, number in enumerate(batch.image_index.tolist()):
+            if loader.views[number][1][:2] != (0, 0):
+                np.testing.assert_array_equal(batch.images[row], expected.images[row])
+    assert [entry for entry in dataset.decoded if isinstance(entry, int)] == [1]
+    sizes = {
+        (window[2] - window[0]) * (window[3] - window[1])
+        for _, window in filter(lambda entry: not isinstance(entry, int), dataset.decoded)
+    }
+    assert max(sizes) == 64 * 64, "no strip of an image is larger than a tile here"
