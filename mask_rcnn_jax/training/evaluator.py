@@ -22,6 +22,7 @@ from mask_rcnn_jax.data.ground_truth import ground_truth
 from mask_rcnn_jax.data.loader import EvalLoader
 from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.overview import image_id, image_size, num_objects
+from mask_rcnn_jax.data.tiles import Tiles
 from mask_rcnn_jax.data.views import ViewLoader
 from mask_rcnn_jax.evaluation import cells, lvis, visualize
 from mask_rcnn_jax.evaluation import coco as coco_evaluation
@@ -39,8 +40,9 @@ from mask_rcnn_jax.training import processes, step
 from mask_rcnn_jax.training.compiling import announce_compiling
 from mask_rcnn_jax.training.encoding import Found, Rules, encode
 from mask_rcnn_jax.training.metrics import PER_CLASS
-from mask_rcnn_jax.training.setup import make_eval_loader
+from mask_rcnn_jax.training.setup import make_eval_loader, make_tile_loader
 from mask_rcnn_jax.training.step import TrainState, shard_batch
+from mask_rcnn_jax.training.tiles import detect_in_tiles
 
 PredictStep = Callable[[dict, Any], Detections]  # of a batch, or of the views of one
 LossStep = Callable[[dict, Batch], dict[str, jax.Array]]
@@ -69,6 +71,7 @@ def make_validation(
     scored, with LVIS's protocol also both with `_rare`, `_common` and `_frequent`, otherwise
     `ap_class/box/CATEGORY` and `ap_class/mask/CATEGORY`, and, where asked for, `val_loss/...`.
     images: by file name, ground truth beside detections.
+    With `data.windows`, images are cut into tiles of that size, and neither drawn nor in losses.
     Raises `Stopped` before the next batch once `stop_requested()`.
     """
 
@@ -92,20 +95,33 @@ def make_validation(
     numbers["num_workers"] = recipe.data.num_workers
     load = partial(make_eval_loader, val_set, options, **numbers)
 
+    windows = recipe.data.windows
+    if windows.is_on and (wanted.loss_images or wanted.pictures):
+        text = "eval.loss_images and eval.pictures are of whole images: none with data.windows"
+        logging.warning(text)
+
+    def found_in(state: TrainState) -> Found:
+        given = val_set, mesh, Rules.of(recipe)
+        if not windows.is_on:
+            loader = load(max_images=wanted.max_images)
+            return detect(predict, state.evaluated, loader, *given)
+        limits = {"batch_size": wanted.batch_size, "max_images": wanted.max_images}
+        tiles = make_tile_loader(val_set, recipe.data, Tiles(max(windows.size)), **limits)
+        return detect_in_tiles(predict, state.evaluated, tiles, *given)
+
     def validate(state: TrainState) -> tuple[dict[str, float], dict[str, np.ndarray]]:
         output = workdir / "eval" / str(int(state.step))
-        loader = load(max_images=wanted.max_images)
-        found = detect(predict, state.evaluated, loader, val_set, mesh, Rules.of(recipe))
+        found = found_in(state)
         scores = score_and_write(val_set, found, output, wanted)
         metrics = logged_scores(scores)
         if wanted.protocol != "lvis":  # which has over a thousand categories
             metrics |= category_metrics(scores["per_category"])
         images = {}
-        if wanted.loss_images:
+        if wanted.loss_images and not windows.is_on:
             images_of = partial(make_eval_loader, val_set, recipe.data, **numbers)
             loader = images_of(max_images=wanted.loss_images, fill=True)
             metrics |= mean_losses(loss_step, state.evaluated, loader, mesh)
-        if wanted.pictures:
+        if wanted.pictures and not windows.is_on:
             loader = load(max_images=wanted.pictures)
             folder = output / "pictures"
             images = draw_pictures(predict, state.evaluated, loader, val_set, mesh, folder)

@@ -1,7 +1,8 @@
 """Evaluation of large images in tiles."""
 
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from jax.sharding import Mesh
@@ -16,12 +17,11 @@ from mask_rcnn_jax.structures import Batch, Detections
 from mask_rcnn_jax.terminal.progress import Progress
 from mask_rcnn_jax.training import processes
 from mask_rcnn_jax.training.encoding import Found, Rules, encode
-from mask_rcnn_jax.training.evaluator import PredictStep
 from mask_rcnn_jax.training.step import shard_batch
 
 
 def detect_in_tiles(
-    predict_step: PredictStep,
+    predict_step: Callable[[dict, Any], Detections],
     variables: dict,
     batches: TileLoader,
     dataset: Dataset,
