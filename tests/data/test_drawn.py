@@ -83,7 +83,7 @@ def test_boxes_of_a_set(dataset):
         ((FixedSizeCrop(size=(64, 64)),), 20, None),  # a window has up to 16
         ((FixedSizeCrop(size=(64, 64)),), 9, "of 400 images as augmentation draws them hold more"),
         ((CopyPaste(),), 100, "400 of 400 images as augmentation draws them hold more than"),
-        ((HorizontalFlip(),), 90, "hold more than data.max_instances=90 objects, up to 100; the 10"),
+        ((HorizontalFlip(),), 90, "than data.max_instances=90 objects, up to 100; the 10 smallest"),
         ((HorizontalFlip(),), 90, "of 100 objects are left out (10.0%)"),
     ],
 )  # fmt: skip
