@@ -13,7 +13,7 @@ from mask_rcnn_jax.rle import Window
 
 OVERVIEW = 2048  # pixels that the shorter side of an overview has at least, if the image has
 # Files of `infer --save` that need all pixels of an image at once.
-WHOLE = ("masks", "crops", "labelme")
+WHOLE = ("masks", "label_images", "crops", "labelme")
 
 
 class LargeImage:
@@ -35,6 +35,11 @@ class LargeImage:
         if pixels is None:
             raise UndecodableImage(f"{self.path}: it changed while it was read")
         return pixels
+
+    def values(self, window: Window) -> np.ndarray:
+        """[h, w, C] of a window in the numbers of the file."""
+        named = self._bands.names
+        return self._bands.read(self.path, window=window) if named else self.read(window)
 
     def overview(self, at_least: tuple[int, int] = (0, 0)) -> np.ndarray:
         """The image in few pixels, [h, w, C]: `at_least` so many (height, width) in the first call,

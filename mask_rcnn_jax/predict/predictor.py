@@ -186,7 +186,7 @@ class Predictor:
         if isinstance(image, TiledImage):
             fields = merge_tiles(image.windows, found, self._rules["paste"])
             if image.large is not None:
-                fields["overview"] = image.large.shown()
+                fields |= {"overview": image.large.shown(), "read": image.large.values}
         else:
             rows = np.flatnonzero(found.valid)
             masks = None if found.masks is None else found.masks[rows]

@@ -1,12 +1,13 @@
 """Measure objects, with the names and the numbers of skimage.measure.regionprops_table."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import cv2
 import numpy as np
 
 from mask_rcnn_jax.data.pixel_size import PixelSize
+from mask_rcnn_jax.rle import Window
 
 # Of a pixel on the border, by its neighbors on the border: Benkrid and Crookes, "Design and FPGA
 # implementation of a perimeter estimator".
@@ -23,7 +24,7 @@ Crop = tuple[np.ndarray, tuple[int, int]]
 def measure(
     crops: Iterable[Crop],
     boxes: np.ndarray,
-    pixels: np.ndarray,
+    read: Callable[[Window], np.ndarray],
     bands: Sequence[str],
     size: PixelSize | None,
 ) -> dict[str, np.ndarray]:
@@ -36,16 +37,15 @@ def measure(
     Args:
         crops: uint8 [h, w] of zeros and ones, and the (x, y) of their upper left pixels; or none.
         boxes: [N, 4] float (x1, y1, x2, y2).
-        pixels: [H, W, C] numbers, whose means, smallest and largest are taken.
+        read: returns [h, w, C] numbers of a window (x1, y1, x2, y2), whose means, smallest and
+            largest are taken.
         bands: names of the C bands.
         size: of a pixel.
 
     Returns:
         Columns of N numbers; `unit` has texts, "pixel" without a size.
     """
-    sides = np.tile(pixels.shape[1::-1], 2)
-    corners = np.clip(np.nan_to_num(boxes), 0, sides)
-    corners = np.concatenate([np.floor(corners[:, :2]), np.ceil(corners[:, 2:])], axis=1)
+    corners = np.concatenate([np.floor(boxes[:, :2]), np.ceil(boxes[:, 2:])], axis=1)
     boxes_of = corners[:, [1, 0, 3, 2]].astype(int)  # (y1, x1, y2, x2)
     shapes = np.full((len(boxes), 7), np.nan)
     shapes[:, 0] = 0
@@ -58,7 +58,7 @@ def measure(
         y, x = y + top, x + left
         boxes_of[k] = y, x, y + height, x + width
         shapes[k] = _shape(crop)
-        inside = pixels[y : y + height, x : x + width][crop.view(bool)]
+        inside = read((x, y, x + width, y + height))[crop.view(bool)]
         with np.errstate(invalid="ignore"):  # of inf and -inf
             values[k, 0] = inside.mean(axis=0, dtype=np.float64)
         values[k, 1], values[k, 2] = inside.min(axis=0), inside.max(axis=0)

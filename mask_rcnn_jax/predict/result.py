@@ -1,7 +1,7 @@
 """The objects found in one image, for use in Python."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +14,7 @@ from mask_rcnn_jax.data.pixel_size import PixelSize
 from mask_rcnn_jax.evaluation import visualize
 from mask_rcnn_jax.evaluation.encode import ImageDetections, Masks, encode_image, mask_crop
 from mask_rcnn_jax.predict.regions import measure
-from mask_rcnn_jax.rle import WindowMask
+from mask_rcnn_jax.rle import Window, WindowMask
 
 RGB = ("red", "green", "blue")
 
@@ -45,6 +45,7 @@ class Result:
         pixel_size: of a TIFF's pixels, in its unit; None if it does not say.
         overview: uint8 [h, w, 3] RGB, an image reduced that was too large to be decoded whole, and
             whose pixels in `image` are black; None for others.
+        read: returns [h, w, C] as the file has them in a window of such an image.
     """
 
     image: np.ndarray
@@ -62,6 +63,7 @@ class Result:
     band_names: tuple[str, ...] = ()
     pixel_size: PixelSize | None = None
     overview: np.ndarray | None = None
+    read: Callable[[Window], np.ndarray] | None = None
 
     def __len__(self) -> int:
         return len(self.scores)
@@ -156,7 +158,9 @@ class Result:
         and the properties of skimage.measure.regionprops_table that `regions.measure` has, those of
         intensity for each band. Each mask is measured whole, also where others cover it.
         """
-        pixels = self.image if self.pixels is None else self.pixels
+        held = self.image if self.pixels is None else self.pixels
+        read = self.read or (lambda window: held[window[1] : window[3], window[0] : window[2]])
+        boxes = np.clip(np.nan_to_num(self.boxes), 0, np.tile(self.image.shape[1::-1], 2))
         bands = self.band_names or RGB
         tracks = {} if self.track_ids is None else {"track_id": self.track_ids}
         return {
@@ -164,7 +168,7 @@ class Result:
             "class": np.array(self.names, dtype=str),
             "score": self.scores,
             **tracks,
-            **measure(self.crops(), self.boxes, pixels, bands, self.pixel_size),
+            **measure(self.crops(), boxes, read, bands, self.pixel_size),
         }
 
     def polygons(self) -> list[list[np.ndarray]]:

@@ -13,6 +13,7 @@ from mask_rcnn_jax.predict.annotate import annotate_images
 from mask_rcnn_jax.predict.inputs import find_inputs
 from mask_rcnn_jax.predict.predictor import Predictor
 from mask_rcnn_jax.predict.saving import ResultFiles
+from mask_rcnn_jax.rle import WindowMask
 from tests.predict.conftest import CATEGORIES, two_canvas_config
 
 tifffile = pytest.importorskip("tifffile")
@@ -99,7 +100,22 @@ def test_infer_writes_results_without_the_image(predictor, path, no_image_is_who
     assert (tmp_path / "out" / "labels" / "a.txt").read_text().count("\n") == len(entries)
 
 
-@pytest.mark.parametrize("kind", ["masks", "crops", "labelme"])
+def test_regions_have_the_values_of_the_file(predictor, path, no_image_is_whole, tmp_path):
+    result, values = predictor(path)[:20], tifffile.imread(path)
+    ones = np.ones((20, 30), np.uint8)
+    masks = [WindowMask.from_crop(ones, (20 * k, 13 * k)) for k in range(len(result))]
+    result = replace(result, window_masks=masks)
+    found = replace(result, read=None, image=values).regions()
+    for name, column in result.regions().items():
+        np.testing.assert_array_equal(column, found[name], err_msg=name)
+    assert len(result) and (found["intensity_mean-green"] > 0).all()
+    entries, errors = infer(predictor, path, tmp_path / "out", ["regions", "geojson"])
+    assert not errors
+    lines = (tmp_path / "out" / "regions.csv").read_text().splitlines()
+    assert len(lines) == 1 + len(entries)
+
+
+@pytest.mark.parametrize("kind", ["masks", "label_images", "crops", "labelme"])
 def test_files_of_whole_images_are_refused(predictor, path, no_image_is_whole, tmp_path, kind):
     entries, (error,) = infer(predictor, path, tmp_path / "out", [kind])
     assert not entries and f"a.tif: --save {kind} would need all of its pixels" in str(error)
