@@ -131,9 +131,9 @@ def score(
 
     Args:
         gt: a COCO instances json, its content, or `read_ground_truth` of either with `scoring`.
-            Annotations may lack `id`, `area`, `iscrowd`. Those that cannot be scored raise
-            ValueError, unless `skip_bad` was given there.
-        bbox_results, segm_results: COCO results; None skips the type, an empty list scores zero.
+            What cannot be scored raises ValueError, unless `skip_bad` was given there.
+        bbox_results: COCO results; None skips the type, an empty list scores zero.
+        segm_results: likewise.
         image_ids: images to score; default all images of the ground truth.
         results_name: names the results in messages, such as the path of their file.
         rules: the protocol, and the engine; all give the same numbers to 1e-12.
