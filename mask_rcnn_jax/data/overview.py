@@ -61,11 +61,12 @@ def training_counts(dataset: Dataset, options: ExampleOptions) -> tuple[np.ndarr
 def training_boxes(dataset: Dataset, options: ExampleOptions) -> ImageBoxes:
     """Return the boxes of what `training_objects` keeps."""
     images = dataset.images
-    sizes = np.array([image_size(images, k) for k in range(len(images))], np.int64).reshape(-1, 2)
     counts, _ = training_counts(dataset, options)
     bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
     if isinstance(images, PackedImages):
+        sizes = np.stack([images.arrays["heights"], images.arrays["widths"]], axis=1)
         return ImageBoxes(sizes, bounds, images.arrays["boxes"][_kept(images, options)])
+    sizes = np.array([(one.height, one.width) for one in images]).reshape(-1, 2)
     kept = [a.box for one in images for a in training_objects(one.annotations, options)]
     return ImageBoxes(sizes, bounds, np.array(kept, np.float32).reshape(-1, 4))
 

@@ -158,10 +158,19 @@ def warp_mask(mask: np.ndarray, affine: Affine, window: Window) -> np.ndarray:
     as_torch = affine.torch_masks
     rows = _sources(matrix[1, 1], matrix[1, 2], mask.shape[0], (y1, y2), as_torch)
     columns = _sources(matrix[0, 0], matrix[0, 2], mask.shape[1], (x1, x2), as_torch)
-    warped = mask.take(columns.clip(0), 1).take(rows.clip(0), 0)
+    # Only the part between the first and the last source is copied, not all rows of an image.
+    (top, bottom), (left, right) = (_span(sources) for sources in (rows, columns))
+    part = mask[top:bottom, left:right]
+    warped = part.take((rows - top).clip(0), 0).take((columns - left).clip(0), 1)
     warped[rows < 0] = 0
     warped[:, columns < 0] = 0
     return warped
+
+
+def _span(sources: np.ndarray) -> tuple[int, int]:
+    """The first source that is not -1 and the one after the last; one pixel if there is none."""
+    inside = sources[sources >= 0]
+    return (int(inside.min()), int(inside.max()) + 1) if inside.size else (0, 1)
 
 
 def _sources(
