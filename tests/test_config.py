@@ -32,6 +32,7 @@ NAMES = [
     "coco_tao",
     "coco_torchvision",
     "coco_vitdet",
+    "dense",
     "finetune",
     "lvis",
     "quickstart",

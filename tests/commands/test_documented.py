@@ -69,6 +69,9 @@ SHORT = {
     "prune": ["--min_channels=16"],  # of the 32 that the small model has
     "serving": ["--clients=1,2", "--seconds=1"],
 }
+# Of thousands of cells in large images and of windows of them.
+FEW_CELLS = ["--train=3", "--val=2", "--size=128", "--objects=9,20"]
+WINDOWS = {"data.fixed_size_crop.size": (64, 64), "data.scale_jitter.size": (128, 128)}
 CANVASES = "((64, 64),)"  # within the small `data.image_size`
 LENGTH = ("train.steps", "train.epochs", "train.eval_every", "train.checkpoint_every")
 # Weights of others, which tests/weights read.
@@ -122,6 +125,8 @@ def test_recipes_and_entries_are_those_that_there_are(command):
 
 def cheap(entry: str, arguments: list[str]) -> list[str]:
     """Arguments with which a command ends soon, and the data where it names none."""
+    if "cells" in arguments and entry == "prepare":
+        return FEW_CELLS
     if "--config" not in arguments or "--results" in arguments:
         return SHORT.get(entry, [])
     changes, given = dict(CHEAP), " ".join(arguments)
@@ -129,6 +134,8 @@ def cheap(entry: str, arguments: list[str]) -> list[str]:
         place = "a/train.json", "a/images"  # with the classes of b, too
         pairs = [(f"my/{split}.json", "photos") for split in ("train", "val")]
         changes |= data_entries(*([place, place] if "more_train" in given else pairs))
+    if "dense" in given and entry == "train":
+        changes |= WINDOWS | {"data.image_size": (128, 128)}
     kept = {n: v for n, v in changes.items() if n in LENGTH or f"--config.{n}=" not in given}
     if any(f"init_from={start}" in given for start in NO_FILES):
         kept |= {"model.init_from": "", "optim.learning_rate": 1e-4}  # with random weights
