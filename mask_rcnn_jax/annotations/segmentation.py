@@ -29,6 +29,7 @@ MAX_COORDINATE = 400_000_000
 # LONG_RUN pixels or more may have seven, see `_readable`.
 _MAX_SYMBOLS = 6
 _RUNS = 1 << 18  # that are decoded at once
+_DENSE = 256  # pixels of an image for each symbol of a code, above which its runs are written alone
 
 
 def show(value: Any, length: int = 100) -> str:
@@ -240,7 +241,20 @@ def clipped_box(box: Sequence[float], height: int, width: int) -> np.ndarray:
 
 def segmentation_to_mask(segmentation: Segmentation, height: int, width: int) -> np.ndarray:
     """Rasterize to [height, width] uint8 in {0, 1}."""
+    if isinstance(segmentation, dict) and len(segmentation["counts"]) * _DENSE < height * width:
+        return _draw_runs(run_lengths(segmentation), height, width)
     return coco_mask.decode(to_rle(segmentation, height, width))
+
+
+def _draw_runs(runs: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Write few runs: memory of zeros that is not written to costs nothing."""
+    edges = np.cumsum(runs).tolist()
+    if not edges or edges[-1] != height * width or runs.min() < 0:
+        raise ValueError(f"runs do not add up to {height} x {width} pixels")
+    pixels = np.zeros(height * width, np.uint8)
+    for start, end in zip(edges[::2], edges[1::2], strict=False):  # the last run may be of zeros
+        pixels[start:end] = 1
+    return pixels.reshape(width, height).T
 
 
 def to_rle(segmentation: Segmentation, height: int, width: int) -> dict[str, Any]:

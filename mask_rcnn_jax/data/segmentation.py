@@ -1,9 +1,8 @@
 """Crops of masks and vertices of polygons, as training takes them."""
 
 import numpy as np
-from pycocotools import mask as coco_mask
 
-from mask_rcnn_jax.annotations.segmentation import Segmentation, segmentation_to_mask, to_rle
+from mask_rcnn_jax.annotations.segmentation import Segmentation, segmentation_to_mask
 
 
 def crop_mask(
@@ -16,7 +15,7 @@ def crop_mask(
     """
     x1, y1, x2, y2 = (float(v) for v in box)
     if isinstance(segmentation, dict):
-        mask = coco_mask.decode(to_rle(segmentation, height, width))
+        mask = segmentation_to_mask(segmentation, height, width)
         rows, row_weights = _sample_positions(y1, y2, height, side)
         columns, column_weights = _sample_positions(x1, x2, width, side)
         taps = mask[rows[:, :, None, None], columns]  # [2, side, 2, side]

@@ -82,6 +82,32 @@ def blob_in(box):
     return mask
 
 
+@pytest.mark.parametrize("form", [uncompressed_rle, compressed_rle])
+@pytest.mark.parametrize("where", ["nowhere", "whole", "first", "last", "middle", "stripes"])
+def test_codes_of_small_objects_in_large_images(form, where):
+    """They are decoded in another way, which must not show."""
+    mask = np.zeros((300, 400), np.uint8)
+    if where == "stripes":
+        mask[::30, 40:44] = 1
+    elif where != "nowhere":
+        part = {"whole": np.s_[:], "first": np.s_[:2, :3], "last": np.s_[-9:, -4:],
+                "middle": np.s_[40:80, 50:55]}[where]  # fmt: skip
+        mask[part] = 1
+    code = form(mask)
+    assert len(code["counts"]) * 256 < mask.size
+    decoded = segmentation_to_mask(code, 300, 400)
+    np.testing.assert_array_equal(decoded, mask)
+    expected = coco_mask.decode(compressed_rle(mask))
+    assert decoded.dtype == expected.dtype and decoded.strides == expected.strides
+    assert decoded.flags.writeable
+
+
+def test_codes_of_another_size_are_refused():
+    code = compressed_rle(np.ones((300, 400), np.uint8))
+    with pytest.raises(ValueError, match="do not add up to 300 x 500 pixels"):
+        segmentation_to_mask(code, 300, 500)
+
+
 def test_compact_polygons_draw_the_same_mask():
     polygons = [[3.25, 2.5, 30.75, 5.5, 12.0, 39.0], [40, 10, 60, 10, 60, 30]]
     small = compact(polygons, 50, 70)
