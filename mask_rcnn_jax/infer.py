@@ -29,7 +29,7 @@ from mask_rcnn_jax.data.bands import Bands
 from mask_rcnn_jax.data.canvases import evaluation_options
 from mask_rcnn_jax.data.tiles import tiling
 from mask_rcnn_jax.data.unused import Unused
-from mask_rcnn_jax.predict import annotate
+from mask_rcnn_jax.predict import annotate, geo
 from mask_rcnn_jax.predict.engines import Exported
 from mask_rcnn_jax.predict.inputs import find_inputs
 from mask_rcnn_jax.predict.loading import (
@@ -82,6 +82,7 @@ def infer(
     Unreadable inputs are logged, counted and skipped; ValueError if no input can be read.
     """
     tiling(options.tile, options.overlap)  # values without meaning are refused before the work
+    geo.check_installed(options.save)
     folder = Path(output)
     bands = _bands(recipe, weights)
     images, sources = find_inputs(inputs, folder, options.public_addresses_only, bands)

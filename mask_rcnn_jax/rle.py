@@ -90,11 +90,17 @@ def edges_to_rle(edges: np.ndarray, height: int, width: int) -> dict:
 
 
 def split_long(runs: np.ndarray) -> np.ndarray:
-    """Cut runs of `LONG_RUN` pixels or more into shorter ones, with empty runs between."""
-    if not runs.size or runs.max() < LONG_RUN:
+    """Cut runs of `LONG_RUN` pixels or more into shorter ones, with empty runs between.
+
+    Only those that another run refers to: pycocotools stops where two masks have an empty run at
+    one place.
+    """
+    is_long = runs >= LONG_RUN
+    is_long[:1] = is_long[-2:] = False
+    if not is_long.any():
         return runs
     most = LONG_RUN - 1
-    parts = np.where(runs >= LONG_RUN, runs // most, 0).astype(np.int64)
+    parts = np.where(is_long, runs // most, 0).astype(np.int64)
     ends = np.cumsum(1 + 2 * parts) - 1
     split = np.zeros(int(ends[-1]) + 1, np.int64)
     split[ends] = runs - parts * most

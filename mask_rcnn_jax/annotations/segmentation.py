@@ -26,7 +26,7 @@ MAX_OUTLINE = 2_000_000
 # Pixels, since pycocotools counts fifths of a pixel in 32 bits.
 MAX_COORDINATE = 400_000_000
 # Symbols of a run in a string: 30 bits, since pycocotools shifts numbers of 32. Runs of images of
-# LONG_RUN pixels or more may have seven, see `_readable`.
+# LONG_RUN pixels or more may have seven, see `readable`.
 _MAX_SYMBOLS = 6
 _RUNS = 1 << 18  # that are decoded at once
 _DENSE = 256  # pixels of an image for each symbol of a code, above which its runs are written alone
@@ -266,7 +266,7 @@ def to_rle(segmentation: Segmentation, height: int, width: int) -> dict[str, Any
             rle = {"size": [height, width], "counts": counts}
             return coco_mask.frPyObjects(rle, height, width)
         counts = counts.encode() if isinstance(counts, str) else counts
-        return _readable({"size": [height, width], "counts": counts})
+        return readable({"size": [height, width], "counts": counts})
     if not segmentation:
         return mask_to_rle(np.zeros((height, width), bool))
     polygons = (np.asarray(part, np.float64).tolist() for part in segmentation)
@@ -279,12 +279,12 @@ def union(codes: Iterable[dict[str, Any]]) -> dict[str, Any]:
     for count, code in enumerate(codes, start=1):
         joined.append(code)
         while count % 2 == 0:
-            joined[-2:] = [_readable(coco_mask.merge(joined[-2:]))]
+            joined[-2:] = [readable(coco_mask.merge(joined[-2:]))]
             count //= 2
-    return _readable(coco_mask.merge(joined))
+    return readable(coco_mask.merge(joined))
 
 
-def _readable(code: dict[str, Any]) -> dict[str, Any]:
+def readable(code: dict[str, Any]) -> dict[str, Any]:
     """The same mask, in runs that pycocotools reads; see `rle.split_long`."""
     height, width = code["size"]
     if height * width < LONG_RUN:

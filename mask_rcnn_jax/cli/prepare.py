@@ -85,7 +85,7 @@ def define_flags() -> None:
     )
     flags.DEFINE_integer("folds", None, "Number of pairs, with each image in one val.json.")
     flags.DEFINE_bool("boxes", False, "Make objects of boxes, with rectangles as masks.")
-    flags.DEFINE_string("attribute", None, "VIA's region attribute that names the class.")
+    flags.DEFINE_string("attribute", None, "Attribute with the class: VIA's, or of geometries.")
     flags.DEFINE_string("class_name", None, "Class of all objects: of masks, and of VIA.")
     flags.DEFINE_integer(
         "train", None, "Number of training images; 400 shapes or 40 cells if unset.", lower_bound=1

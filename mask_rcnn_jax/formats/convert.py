@@ -15,6 +15,7 @@ from mask_rcnn_jax.formats.cityscapes import read_cityscapes
 from mask_rcnn_jax.formats.coco_build import AnnotatedImage, build_coco, write_json
 from mask_rcnn_jax.formats.cvat import read_cvat
 from mask_rcnn_jax.formats.datumaro import read_datumaro
+from mask_rcnn_jax.formats.geo import read_geo
 from mask_rcnn_jax.formats.label_studio import read_label_studio
 from mask_rcnn_jax.formats.labelme import read_labelme
 from mask_rcnn_jax.formats.masks import read_masks
@@ -25,7 +26,10 @@ from mask_rcnn_jax.formats.voc import read_voc
 from mask_rcnn_jax.formats.yolo import read_yolo
 
 # Endings of files that are no surprise among images.
-ANNOTATIONS = (".json", ".xml", ".txt", ".csv", ".yaml", ".yml", ".md", ".html")
+ANNOTATIONS = (
+    *(".json", ".xml", ".txt", ".csv", ".yaml", ".yml", ".md", ".html"),
+    *(".gpkg", ".geojson", ".shp", ".shx", ".dbf", ".prj", ".cpg"),
+)
 ERROR, SKIP = "error", "skip"  # what is done with objects of classes that are not listed
 
 
@@ -59,6 +63,7 @@ READERS: dict[str, Reader] = {
     "labelstudio": read_label_studio,
     "datumaro": read_datumaro,
     "supervisely": read_supervisely,
+    "geo": read_geo,
 }
 
 

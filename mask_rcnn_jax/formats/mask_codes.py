@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from pycocotools import mask as coco_mask
 
-from mask_rcnn_jax.annotations.segmentation import run_lengths
-from mask_rcnn_jax.rle import edges_to_rle
+from mask_rcnn_jax.annotations.segmentation import readable, run_lengths
+from mask_rcnn_jax.rle import edges_to_rle, split_long
 
 # Of a label image or a mask: 20,000 round objects in an image of the largest size have 4,000,000.
 MAX_RUNS = 6_000_000
@@ -126,8 +126,9 @@ def without(code: dict, hidden: dict) -> dict:
     """The pixels of a mask that another one does not have."""
     runs = run_lengths(hidden)
     shown = runs[1:] if runs[0] == 0 else np.concatenate([[0], runs])
+    shown = split_long(np.asarray(shown, np.int64))
     rest = coco_mask.frPyObjects({"size": hidden["size"], "counts": shown}, *hidden["size"])
-    return coco_mask.merge([code, rest], intersect=True)
+    return readable(coco_mask.merge([code, rest], intersect=True))
 
 
 def _columns_code(

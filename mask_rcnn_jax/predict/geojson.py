@@ -1,8 +1,6 @@
 """Objects as GeoJSON, with the properties that QuPath reads and, flat, those of a map."""
 
-import json
 from collections.abc import Callable
-from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -17,7 +15,7 @@ _PIXEL_DECIMALS, _MAP_DECIMALS = 2, 9
 
 def features(result: Result, to_map: ToMap | None = None) -> list[dict[str, Any]]:
     """Features with a Polygon or MultiPolygon with holes for each object, or with its box if the
-    model finds boxes alone; an object without an area has none.
+    model finds boxes alone; an object without an area has none. `area` is that of the polygons.
 
     to_map: for coordinates of a map; by default they are pixels, with y down.
     """
@@ -40,17 +38,10 @@ def features(result: Result, to_map: ToMap | None = None) -> list[dict[str, Any]
             "label": label,
             "class": name,
             "score": value,
+            "area": sum(_area(np.array(ring)) for polygon in polygons for ring in polygon),
         }
         found.append({"type": "Feature", "geometry": geometry, "properties": properties})
     return found
-
-
-def write_geojson(result: Result, folder: Path, name: PurePosixPath) -> None:
-    """Write the objects of an image in pixels, as QuPath opens them over it."""
-    path = folder / "geojson" / name.with_suffix(".geojson")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    content = {"type": "FeatureCollection", "features": features(result)}
-    path.write_text(json.dumps(content), encoding="utf-8")
 
 
 def _ring(line: np.ndarray, place: int, to_map: ToMap | None) -> list[list[float]]:
@@ -59,13 +50,18 @@ def _ring(line: np.ndarray, place: int, to_map: ToMap | None) -> list[list[float
     line = np.asarray(line, np.float64)
     decimals = _MAP_DECIMALS if to_map else _PIXEL_DECIMALS
     points = np.round(to_map(line) if to_map else line, decimals)
-    x, y = (points - points[0]).T
-    area = float(x @ np.roll(y, -1) - y @ np.roll(x, -1))
+    area = _area(points)
     if not area or not np.isfinite(area):
         return []
     if (area > 0) == (place > 0):
         points = points[::-1]
     return [*points.tolist(), points[0].tolist()]
+
+
+def _area(points: np.ndarray) -> float:
+    """The area inside a ring, below 0 for a clockwise one where y goes up."""
+    x, y = (points - points[0]).T
+    return float(x @ np.roll(y, -1) - y @ np.roll(x, -1)) / 2
 
 
 def _corners(box: np.ndarray) -> np.ndarray:

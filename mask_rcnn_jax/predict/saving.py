@@ -15,7 +15,7 @@ import numpy as np
 from pycocotools import mask as coco_mask
 
 from mask_rcnn_jax.evaluation.visualize import write_image
-from mask_rcnn_jax.predict.geojson import write_geojson
+from mask_rcnn_jax.predict.geo import write_geojson, write_gpkg
 from mask_rcnn_jax.predict.inputs import Input
 from mask_rcnn_jax.predict.outlines import join_parts, outer_parts
 from mask_rcnn_jax.predict.result import Result
@@ -152,6 +152,7 @@ WRITERS: dict[str, Write] = {
     "labelme": write_labelme,
     "label_images": write_label_image,
     "geojson": write_geojson,
+    "gpkg": write_gpkg,
 }
 KINDS = (*WRITERS, "labelstudio", "csv", "regions")
 FOLDERS = {kind: kind for kind in WRITERS} | {"yolo": "labels"}

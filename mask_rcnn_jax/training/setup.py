@@ -28,6 +28,7 @@ from mask_rcnn_jax.data.overview import (
     training_counts,
 )
 from mask_rcnn_jax.data.repeat import Repeats
+from mask_rcnn_jax.data.resize import resize_plan
 from mask_rcnn_jax.data.source import load_train, load_val
 from mask_rcnn_jax.data.tile_loader import TileLoader
 from mask_rcnn_jax.data.tiles import Tiles
@@ -159,8 +160,22 @@ def make_train_loader(
         repeats=Repeats(data.repeat_threshold),
         **_share(),
     )
+    if data.windows.is_on and "fixed_size_crop" not in data.augment:
+        _check_scale(data)
     options, workers = data.in_training(), data.num_workers
     return TrainLoader(dataset, options, order, num_workers=workers, augment=augment)
+
+
+def _check_scale(data: DataOptions) -> None:
+    """Warn if tiles as large as the windows are resized where the windows are not."""
+    size = data.windows.size
+    seen = resize_plan(*size, data).size
+    if seen != size:
+        logging.warning(
+            "data.image_size=%s makes %d x %d pixels of tiles as large as data.windows.size=%s, "
+            "which training sees as they are; data.image_size=%s does not, and --tile=%d fits",
+            *(data.image_size, *seen, size, size, max(size)),
+        )
 
 
 def abstract_train_batch(

@@ -81,6 +81,7 @@ def test_every_file_has_the_place_of_its_image(saved):
         *("detections.json", "detections.csv", "labelstudio.json", "regions.csv", ".written"),
         *("masks/deep/a_2.png", "labels/deep/a_2.txt", "label_images/deep/a_2.tif"),
         *("labelme/deep/a_2.jpg", "labelme/deep/a_2.json", "geojson/deep/a_2.geojson"),
+        "gpkg/deep/a_2.gpkg",
         *(f"crops/{name}/deep/a_2_{k}.png" for k, name in enumerate(["bolt", "nut", "nut"], 1)),
     }
 
