@@ -165,6 +165,9 @@ class DataOptions(Augmentations, Repeats, TrainSets, ExampleOptions):
             raise ValueError(
                 f"more_train is {self.more_train}, expected () with data.source={self.source}"
             )
+        if self.bands.files and self.source != "json":
+            expected = "expected 'json' with data.bands.files: a record holds one file"
+            raise ValueError(f"source is {self.source!r}, {expected}")
 
     def in_training(self) -> ExampleOptions:
         """The options for training images: with a fixed-size crop, or windows, its size is the

@@ -8,14 +8,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from mask_rcnn_jax import parts
 from mask_rcnn_jax.data.bands import Bands
 from mask_rcnn_jax.data.checking import inspect_coco
 from mask_rcnn_jax.data.coco import load_coco
 from mask_rcnn_jax.data.images import decode_image
-from mask_rcnn_jax.data.options import ExampleOptions
+from mask_rcnn_jax.data.options import DataOptions, ExampleOptions
+from mask_rcnn_jax.data.source import load_train
 from mask_rcnn_jax.data.transforms import load_example
 from mask_rcnn_jax.data.unused import unused_of
 from tests.data.small_set import rectangle, write_coco
+from tests.tfrecord_writer import write_coco as write_records
 
 tifffile = pytest.importorskip("tifffile")
 pytest.importorskip("imagecodecs")
@@ -150,3 +153,24 @@ def test_arrays_of_numpy_are_named(tmp_path):
     np.save(tmp_path / "a.npy", deep(4, 5, 4))
     with pytest.raises(ValueError, match="an array of NumPy, which is not read; data.bands"):
         decode_image(tmp_path / "a.npy")
+
+
+@pytest.mark.parametrize("source", ["tfrecord", "tfds"])
+def test_records_hold_files_with_bands(tmp_path, source):
+    json_path, image_dir = banded(tmp_path)
+    bands = {"names": FOUR.names, "scale": "image"}
+    given = {"source": source, "bands": bands, "image_size": (64, 64), "resize": "fit"}
+    given |= {"max_instances": 4, "train_json": str(json_path)}
+    if source == "tfds":
+        pytest.importorskip("tensorflow_datasets")
+        from mask_rcnn_jax.formats.tfds_coco_instances import prepare_tfds
+
+        prepare_tfds(tmp_path / "tfds", {"train": (json_path, image_dir)}, lambda total: int)
+        given["tfds_dir"] = str(tmp_path / "tfds")
+    else:
+        given["train_images"] = write_records(json_path, image_dir, tmp_path / "train")
+    found = load_train(parts.build(DataOptions, given, "data"))
+    files = load_coco(json_path, image_dir, bands=FOUR)
+    np.testing.assert_array_equal(found.decode(1), files.decode(1))
+    with pytest.raises(ValueError, match="data.source is .* expected .json. with data.bands.files"):
+        parts.build(DataOptions, given | {"bands": bands | {"files": (*"abcd",)}}, "data")
