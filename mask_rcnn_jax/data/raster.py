@@ -226,6 +226,8 @@ def _as_pages(array: np.ndarray, path: str) -> np.ndarray:
 
     Of three axes, the first is that of the bands only where the last cannot be.
     """
+    if not array.size:  # of which there could be any number of pages
+        raise UndecodableImage(f"{path}: an array without numbers")
     if array.ndim == 2:
         return array[None, ..., None]
     if array.ndim == 3:

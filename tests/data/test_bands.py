@@ -266,3 +266,11 @@ def test_what_a_small_file_claims_takes_no_memory(tmp_path):
         assert raster.bands == 16
         with pytest.raises(UndecodableImage, match="bytes, more than the 2,147,483,648"):
             raster.read()
+
+
+@pytest.mark.parametrize("shape", [(2**40, 0, 48, 4), (0, 48, 4), (0,), (4, 0)])
+def test_an_array_without_numbers_is_refused(tmp_path, shape):
+    np.save(tmp_path / "a.npy", np.zeros(shape, np.uint16))
+    for source in (tmp_path / "a.npy", (tmp_path / "a.npy").read_bytes()):
+        with pytest.raises(UndecodableImage, match="a.npy: an array without numbers"):
+            Bands(names=FOUR, scale="bits", pages="max").read(source, name="a.npy")

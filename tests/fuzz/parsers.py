@@ -56,7 +56,7 @@ from tests import tfrecord_writer
 from tests.formats.test_tao_spec import BLOG
 from tests.fuzz import hostile
 from tests.fuzz.format_parsers import FORMATS
-from tests.fuzz.raster_files import raster_cases, read_raster, write_raster
+from tests.fuzz.numpy_files import NUMPY
 from tests.fuzz.tiff_files import TIFFS
 from tests.helpers import GOLDENS, tiny_config
 from tests.video.videos import write_video
@@ -673,7 +673,7 @@ PARSERS = {
     **{name: Parser(*parts) for name, parts in FORMATS.items()},
     "images": Parser(image_cases, write_image, read_image),
     "TIFFs": Parser(*TIFFS),
-    "rasters": Parser(raster_cases, write_raster, read_raster),
+    "arrays of NumPy": Parser(*NUMPY),
     "videos": Parser(st.tuples(hostile.places, hostile.byte_edits), write_video_case, read_video),
     "pickles": Parser(pickle_cases, write_pickle, read_weights),
     "torch zips": Parser(zip_cases, write_zip, read_weights),
