@@ -1,11 +1,15 @@
 """Lines about limits that leave objects out, each with the share."""
 
+import logging
+from contextlib import closing
+
 import numpy as np
 import pytest
 
 from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.data.coco import load_coco
 from mask_rcnn_jax.training.limits import crowd_line, limit_lines
+from mask_rcnn_jax.training.work import Work
 from tests.data.small_set import rectangle, write_coco
 
 FITS = {"model.rpn.batch_size_per_image": 4096, "model.sampling.batch_size_per_image": 4096}
@@ -69,3 +73,21 @@ def test_crowds_are_counted(tmp_path):
     line = crowd_line(load_config("coco"), dataset)
     assert line.endswith("2 of 4 objects (50.0%) are crowds, which are not trained on")
     assert crowd_line(load_config("coco", {"data.skip_crowd": False}), dataset) == ""
+
+
+def test_a_run_says_so_at_its_start(tmp_path, caplog):
+    objects = [rectangle(1, 1, 5, 5) for _ in range(30)] + [rectangle(2, 2, 9, 9, iscrowd=1)]
+    dataset = load_coco(*write_coco(tmp_path, annotations=objects))
+    entries = {"data.max_instances": 20, "model.rpn.batch_size_per_image": 16}
+    limits = {"eval.detections_per_image": 15, "data.num_workers": 0, "train.batch_size": 1}
+    config = load_config("coco", entries | limits)
+    work = Work(config, (), dataset, dataset, *[None] * 2, 1, None)
+    with caplog.at_level(logging.INFO), closing(work.batches(0)):
+        pass
+    for words in (
+        "1 images hold more than data.max_instances=20 objects; the 10 smallest of 30",
+        "1 of 31 objects (3.2%) are crowds",
+        "has room for anchors of 8 objects in an image: at each step, 60.0%",
+        "an image holds up to 30 objects: 50.0% of the objects cannot be found",
+    ):
+        assert caplog.text.count(words) == 1, words
