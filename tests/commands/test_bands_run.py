@@ -26,6 +26,7 @@ from mask_rcnn_jax.training.step import TrainState, make_mesh
 from mask_rcnn_jax.weights.restore import restore_recipe
 from tests.commands.command import STEPS, error_line, run_inside
 from tests.commands.small_run import RECIPE, Run, write_data
+from tests.serving.asking import ask, serving
 from tests.small_model import random_variables
 from tests.training.test_drawing import predict
 
@@ -138,6 +139,18 @@ def test_a_report_of_results_shows_them(run):
         image = read(entry)
         pixels = tifffile.imread(run.data_dir / "val" / entry["file_name"])
         np.testing.assert_array_equal(image, np.rint(pixels[..., :3] * (255 / 4095)))
+
+
+def test_serve_finds_what_the_predictor_does(run, predictor):
+    path = images_of(run)[0]
+    expected = predictor(path)
+    with serving(predictor) as server:
+        headers = {"Content-Type": "image/tiff"}
+        address = "/detect?score_threshold=0.05&masks=none"
+        response = ask(server, path=address, body=path.read_bytes(), headers=headers)
+    found = json.loads(response.body)["detections"]
+    assert [one["category"] for one in found] == expected.names
+    np.testing.assert_allclose([one["score"] for one in found], expected.scores, atol=1e-5)
 
 
 def test_pictures_of_an_evaluation_show_them(run, tmp_path):

@@ -12,6 +12,7 @@ from PIL import Image
 from mask_rcnn_jax import infer
 from mask_rcnn_jax.data.bands import Bands
 from mask_rcnn_jax.data.dataset import UndecodableImage
+from mask_rcnn_jax.data.resize import resize_image, resize_plan
 from mask_rcnn_jax.formats.shapes import generate_image
 from mask_rcnn_jax.predict import engines
 from mask_rcnn_jax.predict.inputs import find_inputs
@@ -133,16 +134,21 @@ def test_tiles_are_scaled_as_their_image():
     names, pixels = ("a", "b"), bands_of(2)
     predictor = make(names, tile=64, **SCALED)
     scaled = predictor.bands.scaled(pixels)
-    (key, image, _), *rest = list(predictor.stream([("key", predictor.prepare(pixels))]))
-    assert key == "key" and not rest and len(image.windows) > 1
-    seen = []
-    predictor._resized, resized = (
-        lambda tile: seen.append(tile) or resized(tile),
-        predictor._resized,
-    )
-    found = predictor(pixels)
-    for tile, (x1, y1, x2, y2) in zip(seen, image.windows, strict=True):
-        np.testing.assert_array_equal(tile, scaled[y1:y2, x1:x2])
+    image, model, seen = predictor.prepare(pixels), predictor._model, []
+
+    def noted(images, sizes):
+        seen.extend(images)
+        return model(images, sizes)
+
+    predictor._model = noted
+    ((_, _, detections),) = predictor.stream([("key", image)])
+    found = predictor.result(image, detections)
+    assert len(image.windows) > 1
+    for x1, y1, x2, y2 in image.windows:
+        tile = scaled[y1:y2, x1:x2]
+        plan = resize_plan(*tile.shape[:2], predictor._options)
+        canvas = resize_image(tile, plan, predictor._options)
+        assert any(np.array_equal(one, canvas) for one in seen)
     np.testing.assert_array_equal(found.image, predictor.bands.to_rgb(scaled))
     np.testing.assert_array_equal(found.pixels, pixels)
 
