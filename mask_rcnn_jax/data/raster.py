@@ -17,7 +17,14 @@ import numpy as np
 
 from mask_rcnn_jax.annotations.reader import NotRegular, open_regular
 from mask_rcnn_jax.data.dataset import UndecodableImage
-from mask_rcnn_jax.data.images import MAX_BYTES, MAX_PIXELS, TIFF, decode_all, too_many
+from mask_rcnn_jax.data.images import (
+    MAX_BYTES,
+    MAX_PIXELS,
+    TIFF,
+    decode_all,
+    header_size,
+    too_many,
+)
 from mask_rcnn_jax.data.pixel_size import PixelSize, tiff_pixel_size
 from mask_rcnn_jax.rle import Window
 from mask_rcnn_jax.terminal.safe_text import cut
@@ -25,6 +32,8 @@ from mask_rcnn_jax.terminal.safe_text import cut
 MAX_BANDS = 64
 _INSTALL = "`pip install 'mask-rcnn-jax[tiff]'` installs what is missing"
 _JPEG_IN_TIFF = (6, 7, 34892, 33007)
+# Also JPEG 2000, WebP and PNG in a TIFF: they say for themselves how large they are.
+_WITH_HEADERS = (*_JPEG_IN_TIFF, 33003, 33004, 33005, 34712, 34927, 50001, 34933)
 _ORIENTATION, _UNASSOCIATED = 274, 2  # a tag, and a kind of alpha
 NPY, _ZIP = b"\x93NUMPY", b"PK\x03\x04"
 _KINDS = "buif"  # of NumPy's types: bool, whole and floating-point numbers
@@ -338,6 +347,14 @@ def _read_mapped(page: Any, window: Window) -> np.ndarray:
     return np.moveaxis(out, 0, 2).reshape(y2 - y1, x2 - x1, planes * samples)
 
 
+def _check_segment(content: bytes, pixels: int, path: str) -> None:
+    """Refuse a tile, or strip, whose own header has far more pixels than the file says it has."""
+    size = header_size(content, path)
+    if size and size[0] * size[1] > 4 * pixels + _HEAD:
+        found = f"{path}: a tile or strip of {size[0]} x {size[1]} pixels"
+        raise ImageTooLarge(f"{found}, expected {pixels:,}")
+
+
 def _read_segments(page: Any, window: Window) -> np.ndarray:
     """[h, w, samples] of the tiles or strips of a page that a window (x1, y1, x2, y2) touches."""
     x1, y1, x2, y2 = window
@@ -369,6 +386,8 @@ def _read_segments(page: Any, window: Window) -> np.ndarray:
     read = page.parent.filehandle.read_segments
     found = read(offsets, lengths, indices=numbers, flat=True)
     for content, number in found:
+        if content is not None and key.compression in _WITH_HEADERS:
+            _check_segment(content, rows * columns, page.parent.filename)
         segment, (plane, _, y, x, _), shape = key.decode(
             content, number, _fullsize=key.is_tiled, **options
         )

@@ -244,6 +244,25 @@ def test_refuses_tiles_that_would_take_too_much_memory(tmp_path):
         raster.read(window=(0, 0, 4, 4))
 
 
+@pytest.mark.parametrize(
+    ("compression", "ending"), [("jpeg", ".jpg"), ("webp", ".webp"), ("jpeg2000", ".jp2")]
+)
+def test_refuses_a_tile_that_says_for_itself_that_it_is_large(tmp_path, compression, ending):
+    rgb = np.zeros((16, 16, 3), np.uint8)
+    stored = dict(tile=(16, 16), photometric="rgb", compression=compression)
+    tifffile.imwrite(tmp_path / "a.tif", rgb, **stored)
+    bands = Bands(names=FOUR[:3])
+    assert bands.read(tmp_path / "a.tif").shape == (16, 16, 3)
+    content = bytearray((tmp_path / "a.tif").read_bytes())
+    inner = cv2.imencode(ending, np.zeros((700, 600, 3), np.uint8))[1].tobytes()
+    with tifffile.TiffFile(io.BytesIO(content)) as tiff:
+        tags = tiff.pages.first.tags
+    for name, value in (("TileOffsets", len(content)), ("TileByteCounts", len(inner))):
+        struct.pack_into("<I", content, tags[name].valueoffset, value)
+    with pytest.raises(UndecodableImage, match="x.tif: a tile or strip of 700 x 600 pixels"):
+        bands.read(bytes(content + inner), name="x.tif")
+
+
 def test_what_a_small_file_claims_takes_no_memory(tmp_path):
     """13,000 x 13,000 pixels of 16 bands in float32 are 10 GB."""
     content = io.BytesIO()
