@@ -24,11 +24,13 @@ from mask_rcnn_jax.data.box_forms import boxes_of, misfits
 from mask_rcnn_jax.data.file_names import find_by_name
 from mask_rcnn_jax.data.images import (
     MAX_BYTES,
+    MAX_PIXELS,
     decode_bytes,
     header_size,
     orientation,
     upright_size,
 )
+from mask_rcnn_jax.data.parts import check_parts
 from mask_rcnn_jax.data.unused import Unused
 
 ALL_CROWDS = (
@@ -96,6 +98,9 @@ def _decode_images(
             continue  # found by `absent_images`
         size = int(entry["height"]), int(entry["width"])
         try:
+            if size[0] * size[1] > MAX_PIXELS:
+                check_parts(path, size, bands)
+                continue
             content = read_regular(path, MAX_BYTES)
             if orientation(content) > 1:
                 stored, upright_one = header_size(content, path), upright_size(io.BytesIO(content))

@@ -9,11 +9,13 @@ import numpy as np
 
 from mask_rcnn_jax.annotations.reader import open_regular
 from mask_rcnn_jax.data.bands import Bands, Limits
-from mask_rcnn_jax.data.images import MAX_PIXELS, TIFF, check_image_size
+from mask_rcnn_jax.data.dataset import UndecodableImage
+from mask_rcnn_jax.data.images import MAX_PIXELS, TIFF, check_image_size, too_many
 from mask_rcnn_jax.data.raster import NPY, open_raster
 from mask_rcnn_jax.rle import Window
 
 Source = str | bytes  # a file, or its content
+RGB_FILES = Bands()
 # Of an image that is decoded at once, if it can be read by parts.
 MAX_WHOLE_BYTES = 3 * MAX_PIXELS
 STRIP_PIXELS = 1 << 24  # that are averaged at once
@@ -75,6 +77,20 @@ def has_parts(source: Source, path: str, bands: Bands) -> bool:
             return raster.by_window and bool(bands.names or raster.colors)
     except (OSError, ValueError, ImportError):
         return False
+
+
+def check_parts(path: str, size: tuple[int, int], bands: Bands = RGB_FILES) -> None:
+    """Decode all of an image (height, width) that is too large to be decoded whole, part by part.
+
+    Raises:
+        UndecodableImage: its file does not allow it, or is damaged.
+        ValueError, OSError: it has another size, or cannot be read.
+    """
+    if not has_parts(path, path, bands):
+        raise UndecodableImage(f"{path}: {too_many(MAX_PIXELS)}")
+    (height, width), rows = size, max(1, STRIP_PIXELS // size[1])
+    for top in range(0, height, rows):
+        read_part(path, path, (0, top, width, min(top + rows, height)), bands, size)
 
 
 def reduced(

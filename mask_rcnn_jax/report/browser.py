@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 import cv2
 import numpy as np
-from pycocotools import mask as coco_mask
 
+from mask_rcnn_jax.annotations.segmentation import code_box
+from mask_rcnn_jax.data.cut import cut_mask
 from mask_rcnn_jax.report.error_images import data_uri
 from mask_rcnn_jax.report.outcomes import Outcome, last_positions
 
@@ -142,12 +143,16 @@ def _units(pixels: float, unit: float) -> int:
 
 def _mask_path(code: dict, unit: float) -> str:
     """Trace the largest outlines of a mask, with those of its holes; empty if it has no pixel."""
-    mask = coco_mask.decode(code)
+    x, y, width, height = map(int, code_box(code))
+    if not width * height:
+        return ""
+    mask = cut_mask(code, (x, y, x + width, y + height))
     # A border, since an outline runs through the centers of pixels.
     found, _ = cv2.findContours(np.pad(mask, 1), cv2.RETR_CCOMP, cv2.CHAIN_APPROX_SIMPLE)
     parts = []
     for contour in sorted(found, key=cv2.contourArea)[-MAX_PARTS:]:
-        points = cv2.approxPolyDP((contour - 0.5).astype(np.float32) * unit, TOLERANCE, True)
+        corner = np.array([x - 0.5, y - 0.5])
+        points = cv2.approxPolyDP((contour + corner).astype(np.float32) * unit, TOLERANCE, True)
         corners = points.reshape(-1, 2).round().astype(int).tolist()
         parts.append("M" + "L".join(f"{x} {y}" for x, y in corners) + "z")
     return "".join(parts)

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import cv2
 import numpy as np
-from pycocotools import mask as coco_mask
 
+from mask_rcnn_jax.annotations.segmentation import code_box
+from mask_rcnn_jax.data.cut import cut_mask
 from mask_rcnn_jax.evaluation.visualize import draw_instances, trace_masks
 from mask_rcnn_jax.report.errors import DetectionError, Instance
 
@@ -80,11 +81,12 @@ def _box_and_mask(instance: Instance) -> tuple[tuple[float, ...], np.ndarray | N
     x, y, w, h = instance.box
     if instance.mask is None:
         return (x, y, x + w, y + h), None
-    mask = coco_mask.decode(instance.mask)
     # The json's box may differ from the mask's, which has integer corners.
-    x, y, w, h = (int(value) for value in coco_mask.toBbox(instance.mask))
-    mask = mask[y : y + h, x : x + w].astype(np.float32)
-    return (x, y, x + w, y + h), mask if mask.size else np.zeros((1, 1), np.float32)
+    x, y, w, h = map(int, code_box(instance.mask))
+    if not w * h:
+        return (x, y, x + w, y + h), np.zeros((1, 1), np.float32)
+    corners = x, y, x + w, y + h
+    return corners, cut_mask(instance.mask, corners).astype(np.float32)
 
 
 def data_uri(image: np.ndarray, quality: int = QUALITY) -> str:
