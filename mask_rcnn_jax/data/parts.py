@@ -18,13 +18,17 @@ Source = str | bytes  # a file, or its content
 RGB_FILES = Bands()
 # Of an image that is decoded at once, if it can be read by parts.
 MAX_WHOLE_BYTES = 3 * MAX_PIXELS
-STRIP_PIXELS = 1 << 24  # that are averaged at once
+STRIP_BYTES = 1 << 27  # that are averaged at once; each tile is decoded for one strip, or two
 
 
 def is_large(size: tuple[int, int], bands: Bands) -> bool:
     """Whether an image (height, width) is read by parts, if its file allows it."""
     height, width = size
-    return height * width * bands.count * (4 if bands.is_scaled else 1) > MAX_WHOLE_BYTES
+    return height * width * _pixel_bytes(bands) > MAX_WHOLE_BYTES
+
+
+def _pixel_bytes(bands: Bands) -> int:
+    return bands.count * (4 if bands.is_scaled else 1)
 
 
 def read_part(
@@ -88,20 +92,22 @@ def check_parts(path: str, size: tuple[int, int], bands: Bands = RGB_FILES) -> N
     """
     if not has_parts(path, path, bands):
         raise UndecodableImage(f"{path}: {too_many(MAX_PIXELS)}")
-    (height, width), rows = size, max(1, STRIP_PIXELS // size[1])
+    (height, width), rows = size, max(1, STRIP_BYTES // (size[1] * _pixel_bytes(bands)))
     for top in range(0, height, rows):
         read_part(path, path, (0, top, width, min(top + rows, height)), bands, size)
 
 
 def reduced(
-    read: Callable[[Window], np.ndarray], size: tuple[int, int], at_least: tuple[int, int]
+    read: Callable[[Window], np.ndarray],
+    size: tuple[int, int],
+    at_least: tuple[int, int],
+    bands: Bands,
 ) -> np.ndarray:
     """An image (height, width) reduced by a whole factor, by averages, to `at_least` that many
-    pixels or a few more, in its dtype; `read` gives its windows, of which a few are held at once.
-    """
+    pixels or a few more, in its dtype; `read` gives its windows, of which one is held at a time."""
     (height, width), factor = size, _factor(size, at_least)
-    strips = []
-    for top in range(0, height // factor, rows := max(1, STRIP_PIXELS // (width * factor))):
+    rows, strips = max(1, STRIP_BYTES // (width * factor * _pixel_bytes(bands))), []
+    for top in range(0, height // factor, rows):
         bottom = min(top + rows, height // factor)
         window = 0, top * factor, width // factor * factor, bottom * factor
         few = width // factor, bottom - top

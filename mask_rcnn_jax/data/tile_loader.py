@@ -120,7 +120,8 @@ class TileLoader:
             # It is seen whole, without that it is ever there.
             plan = resize_plan(*size, self._options)
             read = partial(decode_window, dataset, index, options=self._options)
-            yield partial(lambda read, *given: [reduced(read, *given)], read, size, plan.size)
+            given = read, size, plan.size, self._options.bands
+            yield partial(lambda *given: [reduced(*given)], *given)
             for window in windows[1:]:
                 yield partial(lambda read, window: [read(window)], read, window)
 

@@ -49,7 +49,8 @@ class LargeImage:
                 min(side, max(OVERVIEW * side // min(self.size), least))
                 for side, least in zip(self.size, at_least, strict=True)
             ]
-            self._overview = reduced(self.read, self.size, (wanted[0], wanted[1]))
+            given = self.read, self.size, (wanted[0], wanted[1]), self._bands
+            self._overview = reduced(*given)
         return self._overview
 
     def shown(self) -> np.ndarray:

@@ -163,7 +163,7 @@ class Parts(Noise):
 def test_large_images_are_read_by_windows(monkeypatch):
     whole = list(TileLoader(Noise(), OPTIONS, Tiles(64), batch_size=4))
     monkeypatch.setattr(parts, "MAX_WHOLE_BYTES", 10_000)  # the second is smaller
-    monkeypatch.setattr(parts, "STRIP_PIXELS", 1)
+    monkeypatch.setattr(parts, "STRIP_BYTES", 1)
     dataset = Parts()
     loader = TileLoader(dataset, OPTIONS, Tiles(64), batch_size=4)
     assert dataset.decoded == [], "nothing is read before it is asked for"

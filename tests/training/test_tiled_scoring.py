@@ -1,6 +1,7 @@
 """Scores of large images in tiles, with a detector that makes no mistake."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import cv2
 import jax
@@ -11,11 +12,13 @@ from mask_rcnn_jax.config import as_recipe
 from mask_rcnn_jax.data.dataset import Annotation, ImageRecord
 from mask_rcnn_jax.data.tile_loader import TileLoader
 from mask_rcnn_jax.data.tiles import Tiles
+from mask_rcnn_jax.data.windows import Windows
 from mask_rcnn_jax.recipe.options import EvalOptions
 from mask_rcnn_jax.structures import Detections
-from mask_rcnn_jax.training import scoring
+from mask_rcnn_jax.training import evaluator, scoring
 from mask_rcnn_jax.training.encoding import Rules
 from mask_rcnn_jax.training.evaluator import score
+from mask_rcnn_jax.training.setup import make_train_loader
 from mask_rcnn_jax.training.tiles import detect_in_tiles
 from tests.helpers import tiny_config
 from tests.training.test_step import mesh_of
@@ -107,3 +110,24 @@ def test_what_does_not_go_with_tiles_is_refused(recipe):
     recipe = replace(recipe, eval=replace(recipe.eval, tta_flip=True))
     with pytest.raises(ValueError, match="^eval.tta_scales and eval.tta_flip are set, expected"):
         scoring._detect(recipe, 2, {}, Rectangles(), Tiles(120))
+
+
+def on_windows(recipe, size):
+    return replace(recipe, data=replace(recipe.data, windows=Windows(size)))
+
+
+def test_evaluations_of_runs_on_windows_cut_tiles(recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluator.step, "make_predict_step", lambda *given: predict)
+    monkeypatch.setattr(evaluator.step, "make_loss_step", lambda *given, **options: None)
+    given = on_windows(recipe, (128, 128)), Rectangles(), None, mesh_of(2), tmp_path
+    metrics, pictures = evaluator.make_validation(*given)(SimpleNamespace(step=3, evaluated={}))
+    assert metrics["ap/box"] == metrics["ap/mask"] == 1.0
+    assert not pictures and not any(name.startswith("val_loss") for name in metrics)
+
+
+@pytest.mark.parametrize(("size", "says"), [((128, 128), False), ((192, 192), True)])
+def test_a_scale_that_differs_from_training_is_warned_of(recipe, caplog, size, says):
+    recipe = on_windows(recipe, size)
+    make_train_loader(recipe.data, recipe.train, Rectangles(), 0, ()).close()
+    expected = "data.image_size=(128, 192) makes 128 x 128 pixels of tiles as large as"
+    assert (expected in caplog.text) == says
