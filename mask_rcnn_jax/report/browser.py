@@ -17,8 +17,9 @@ from mask_rcnn_jax.data.cut import cut_mask
 from mask_rcnn_jax.report.error_images import data_uri
 from mask_rcnn_jax.report.outcomes import Outcome, last_positions
 
-# Limits of the page's size: images, and outlines of each kind in an image.
-MAX_IMAGES, MAX_OUTLINES = 32, 40
+# Limits of the page's size: images, and outlines of each kind, about 200 bytes each, in all and in
+# an image of many.
+MAX_IMAGES, ALL_OUTLINES, MAX_OUTLINES = 32, 4000, 40
 # Longer side of an image in pixels and its JPEG quality: about 40 kB each.
 SIDE, QUALITY = 512, 75
 # Longer side of the drawing over it, in its own units.
@@ -57,11 +58,17 @@ def browsed_images(
         for one in objects if kind == "objects" else detections:
             if one.annotation["image_id"] in by_image:
                 getattr(by_image[one.annotation["image_id"]], kind).append(one)
+    most = max_outlines(len(chosen))
     for shown in by_image.values():
         shown.detections.sort(key=lambda one: -one.score)
         for outcomes in (shown.objects, shown.detections):
-            del outcomes[MAX_OUTLINES:]
+            del outcomes[most:]
     return list(by_image.values())
+
+
+def max_outlines(images: int) -> int:
+    """Return how many outlines of each kind an image gets, on a page of so many."""
+    return max(MAX_OUTLINES, ALL_OUTLINES // max(1, images))
 
 
 def browser(

@@ -6,7 +6,7 @@ from html import escape
 import numpy as np
 
 from mask_rcnn_jax.report.analysis import Analysis
-from mask_rcnn_jax.report.browser import MAX_OUTLINES, browser
+from mask_rcnn_jax.report.browser import browser, max_outlines
 from mask_rcnn_jax.report.outcomes import last_positions
 from mask_rcnn_jax.report.tables import counts_table
 
@@ -28,12 +28,13 @@ def images_section(main: Analysis, read_image: Callable[[dict], np.ndarray | Non
     names = sorted(enumerate(main.categories), key=lambda pair: pair[1])
     options = "".join(f'<option value="{k}">{escape(name)}</option>' for k, name in names)
     shown = len(main.browsed)
+    most = max_outlines(shown)
     which = "" if shown == main.num_images else ", half of them those with most errors"
     shapes = browser(main.browsed, main.categories, main.limits, main.kind == "mask", read_image)
     return (
         "<h2>Images</h2>"
         f'<p class="soft">{shown:,} of {main.num_images:,} images{which}, with at most '
-        f"{MAX_OUTLINES} objects and {MAX_OUTLINES} detections each. "
+        f"{most:,} objects and {most:,} detections each. "
         '<span class="key found"></span>true and <span class="key wrong"></span>false detections, '
         '<span class="key object"></span>objects, <span class="key missed"></span>missed ones. '
         "Crowds are left out. A click enlarges an image and names its detections.</p>"

@@ -34,6 +34,14 @@ def test_half_of_many_images_are_those_with_most_errors():
     assert max(np.diff([n if n < 60 else n - 16 for n in others])) <= 6  # evenly
 
 
+@pytest.mark.parametrize(("images", "shown"), [(1, 2000), (5, 800), (100, 125)])
+def test_few_images_of_many_objects_are_shown_with_more_of_them(images, shown):
+    """4,000 outlines in all; many images share them."""
+    objects = [outcome(n, 0.9) for n in range(images) for _ in range(2000)]
+    chosen = browsed_images([{"id": n} for n in range(images)], objects, objects, threshold=0.5)
+    assert {(len(one.objects), len(one.detections)) for one in chosen} == {(shown, shown)}
+
+
 def test_the_table_starts_at_the_best_threshold():
     page = page_of(ground_truth(), both(), picture=noise())
     assert [attrs["value"] for attrs in page.all("input", type="range")] == ["75", "75"]
