@@ -56,6 +56,10 @@ NOT_RUN = {
         "compiles for GPUs",
         "tests/benchmarking/test_absent_gpus.py::test_commands_for_gpus_that_are_not_there",
     ),
+    "benchmarks.dense": (
+        "compiles for GPUs",
+        "tests/benchmarking/test_dense.py::test_2000_objects_train_on_a_gpu_of_24_gb",
+    ),
     "trtexec|tensorboard|deepstream-app|tritonserver|--triton|npm ": ("a program of others", ""),
     "--engine openvino": ("needs OpenVINO", "tests/predict/test_exported_engines.py"),
     r"\.serve |curl|http\.server": (
