@@ -46,7 +46,7 @@ class Bands:
             "bits" takes the range of `bits`, "fixed" that of `limits`, and "image" the
             `percentiles` of each image and band. What is beyond becomes 0 or 255; fractions are
             kept.
-        bits: with `scale` "bits"; 0 takes those of the file's type, 8 or 16.
+        bits: with `scale` "bits"; 0 takes those of the file's type, which must have 8 or 16.
         limits: with `scale` "fixed": (low, high) of each band, or of all, which become 0 and 255;
             `prepare stats` measures those of a set.
         percentiles: (low, high) of the values that become 0 and 255 with `scale` "image".
@@ -141,6 +141,9 @@ class Bands:
                 has = f"{pixels.shape[2]} bands"
                 raise ValueError(f"{name}: {has}, data.bands.numbers asks for {max(self.numbers)}")
             pixels = pixels[..., [number - 1 for number in self.numbers]]
+        if pixels.dtype.kind in "iu" and self._lowest_end > np.iinfo(pixels.dtype).max:
+            end = f"{self._lowest_end:g}, that of data.bands.{'bits' if self.bits else 'limits'}"
+            raise ValueError(f"{name}: numbers of type {pixels.dtype} never reach {end}")
         return self.checked(pixels, name)
 
     def checked(self, pixels: np.ndarray, name: str) -> np.ndarray:
@@ -162,6 +165,13 @@ class Bands:
                     f"{name}: {wrong} values are not finite; data.bands.nan=zero takes them as 0"
                 )
         return pixels
+
+    @property
+    def _lowest_end(self) -> float:
+        """The lowest of the values that become 255, where the entries say it."""
+        if self.scale == "bits":
+            return float(2**self.bits - 1) if self.bits else 0.0
+        return min((high for _, high in self.limits), default=0.0)
 
     def paths(self, path: str | os.PathLike) -> list[str]:
         """The files that hold the bands of the image with this path.
@@ -227,7 +237,7 @@ class Bands:
             return percentiles(pixels, self.percentiles)
         if self.scale == "fixed":
             low, high = np.array(self.limits, np.float64).T
-        elif pixels.dtype.kind == "f" and not self.bits:
+        elif not self.bits and (pixels.dtype.kind == "f" or pixels.dtype.itemsize > 2):
             raise ValueError(
                 f"data.bands.bits is 0, expected the bits of numbers of {pixels.dtype}"
             )
@@ -263,12 +273,17 @@ class Bands:
         """
         if not self.is_scaled:
             return pixels
-        low, high = (side.astype(np.float32) for side in limits or self.limits_of(pixels))
-        values = pixels.astype(np.float32)
+        is_float = pixels.dtype.kind == "f"
+        # Whole numbers of 32 bits are more exact than float32.
+        exact: type = np.float32 if is_float or pixels.dtype.itemsize <= 2 else np.float64
+        low, high = (side.astype(exact) for side in limits or self.limits_of(pixels))
+        values = pixels.astype(exact)
         values -= low
         values *= np.divide(_FULL, high - low, out=np.zeros_like(low), where=high > low)
         np.clip(values, 0, _FULL, out=values)
-        return np.nan_to_num(values, copy=False) if pixels.dtype.kind == "f" else values
+        if is_float:
+            values[~np.isfinite(pixels)] = 0
+        return values.astype(np.float32, copy=False)
 
     def to_rgb(self, image: np.ndarray) -> np.ndarray:
         """[H, W, 3] uint8 to look at, of [H, W, count] in 0..255; an RGB image is itself.

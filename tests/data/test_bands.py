@@ -139,6 +139,28 @@ def test_scales_fixed_by_bits_and_by_percentiles():
     assert not image.scaled(np.full_like(DEEP, 7)).any()
 
 
+def test_numbers_of_another_type_than_the_sets_are_named(tmp_path):
+    """8 bits among 12, which would be nearly black."""
+    np.save(tmp_path / "a.npy", (DEEP >> 4).astype(np.uint8))
+    for entries, message in (
+        (dict(scale="bits", bits=12), "a.npy: numbers of type uint8 never reach 4095, .*bands.bits"),
+        (
+            dict(scale="fixed", limits=((100, 3000),)),
+            "uint8 never reach 3000, .* data.bands.limits",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Bands(names=FOUR, **entries).read(tmp_path / "a.npy")
+    with pytest.raises(ValueError, match="data.bands.bits is 0, expected the bits of numbers of i"):
+        Bands(names=FOUR, scale="bits").scaled(DEEP.astype(np.int32))
+
+
+def test_large_whole_numbers_are_scaled_exactly():
+    image = Bands(names=FOUR, scale="image")
+    shifted = DEEP.astype(np.int32) + 1_000_000_000
+    np.testing.assert_allclose(image.scaled(shifted), image.scaled(DEEP), atol=1e-4)
+
+
 def test_a_part_is_scaled_as_its_image(tmp_path):
     np.save(tmp_path / "a.npy", DEEP)
     bands = Bands(names=FOUR, scale="image")
@@ -177,7 +199,7 @@ def test_says_what_does_not_fit(tmp_path):
         Bands(names=FOUR, scale="image").read(tmp_path / "b.npy")
     zero = Bands(names=FOUR, scale="image", nan="zero")
     scaled = zero.scaled(zero.read(tmp_path / "b.npy"))
-    assert np.isfinite(scaled).all() and scaled[3, 4, 1] == 0
+    assert np.isfinite(scaled).all() and scaled[3, 4, 1] == scaled[5, 6, 2] == 0
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.99])
