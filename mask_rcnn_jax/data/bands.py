@@ -276,14 +276,16 @@ class Bands:
         is_float = pixels.dtype.kind == "f"
         # Whole numbers of 32 bits are more exact than float32.
         exact: type = np.float32 if is_float or pixels.dtype.itemsize <= 2 else np.float64
-        low, high = (side.astype(exact) for side in limits or self.limits_of(pixels))
+        low, high = limits or self.limits_of(pixels)
         values = pixels.astype(exact)
-        values -= low
-        values *= np.divide(_FULL, high - low, out=np.zeros_like(low), where=high > low)
+        values -= low.astype(exact)
+        values = values.astype(np.float32, copy=False)
+        factors = np.divide(_FULL, high - low, out=np.zeros(len(low)), where=high > low)
+        values *= factors.astype(np.float32)
         np.clip(values, 0, _FULL, out=values)
         if is_float:
             values[~np.isfinite(pixels)] = 0
-        return values.astype(np.float32, copy=False)
+        return values
 
     def to_rgb(self, image: np.ndarray) -> np.ndarray:
         """[H, W, 3] uint8 to look at, of [H, W, count] in 0..255; an RGB image is itself.

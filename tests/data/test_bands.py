@@ -143,7 +143,7 @@ def test_numbers_of_another_type_than_the_sets_are_named(tmp_path):
     """8 bits among 12, which would be nearly black."""
     np.save(tmp_path / "a.npy", (DEEP >> 4).astype(np.uint8))
     for entries, message in (
-        (dict(scale="bits", bits=12), "a.npy: numbers of type uint8 never reach 4095, .*bands.bits"),
+        (dict(scale="bits", bits=12), "a.npy: numbers of type uint8 never reach 4095, .*.bits"),
         (
             dict(scale="fixed", limits=((100, 3000),)),
             "uint8 never reach 3000, .* data.bands.limits",
