@@ -86,7 +86,7 @@ class Exported:
         in_model = {f"data.{name}" for name in ExampleOptions.__dataclass_fields__}
         in_model |= {f"data.bands.{name}" for name in MODEL_ENTRIES}
         in_model |= {f"eval.{name}" for name in Detect.__dataclass_fields__} | {"train.precision"}
-        free = {"model.num_classes", "model.init_from", *but}
+        free = {"model.num_classes", "model.init_from", "model.adapt_input", *but}
         for name in sorted((given.keys() & kept.keys()) - free):
             if (name in in_model or name.startswith("model.")) and given[name] != kept[name]:
                 raise ValueError(
