@@ -104,9 +104,13 @@ def _extremes_by_blocks(
     rows = jnp.minimum(starts[:, None] + jnp.arange(size)[None], max(count - 1, 0))
     blocks = jax.tree.map(lambda x: x[rows], anchors)
 
+    def stored(block: Any) -> Float[Array, "T G"]:
+        """The same bits in both passes: fused with what reads them, they may be rounded less."""
+        return lax.optimization_barrier(iou(block))
+
     def look(columns: tuple[Array, Array], block: Any) -> tuple[tuple[Array, Array], Any]:
         (best_anchor, reach), (start, anchors) = columns, block
-        found = iou(anchors)
+        found = stored(anchors)
         index, highest = _first_equal_max(found, axis=0)
         best_anchor = jnp.where(highest > reach, start + index, best_anchor)
         return (best_anchor, jnp.maximum(reach, highest)), _first_equal_max(found, axis=1)
@@ -117,7 +121,7 @@ def _extremes_by_blocks(
     nothing = jnp.zeros(num_gt, jnp.int32), jnp.zeros(num_gt)
     (best_anchor, reach), of_rows = lax.scan(look, nothing, (starts, blocks))
     best_gt, best_iou = map(join, of_rows)
-    tied = join(lax.map(lambda block: _tied(iou(block), reach), blocks)) if ties else None
+    tied = join(lax.map(lambda block: _tied(stored(block), reach), blocks)) if ties else None
     return _Extremes(best_gt, best_iou, best_anchor, reach, tied)
 
 
