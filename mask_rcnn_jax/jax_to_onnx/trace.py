@@ -101,10 +101,16 @@ def _apply(graph: Graph, rules: Mapping[str, Rule], eqn: Equation, given: list, 
 
 def _unrolled(eqn: Equation) -> ClosedJaxpr:
     """Return the program of a scan without a loop."""
-    params = eqn.params
-    first = params["num_consts"]
-    last = first + params["num_carry"]
-    step, order = jaxpr_as_fun(params["jaxpr"]), range(params["length"])
+    params, inner = eqn.params, eqn.params["jaxpr"]
+    # Constants and state are as in a step, the rest has one axis more; versions of JAX differ in
+    # how they name the numbers.
+    body = getattr(inner, "jaxpr", inner)
+    last = sum(a.aval.ndim == b.aval.ndim for a, b in zip(eqn.invars, body.invars, strict=True))
+    carried = sum(
+        a.aval.ndim == b.aval.ndim for a, b in zip(eqn.outvars, body.outvars, strict=True)
+    )
+    first, order = last - carried, range(params["length"])
+    step = jaxpr_as_fun(inner if hasattr(inner, "jaxpr") else ClosedJaxpr(inner, ()))
 
     def run(*given: jax.Array) -> list[jax.Array]:
         consts, carry, xs = given[:first], given[first:last], given[last:]
