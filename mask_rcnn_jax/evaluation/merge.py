@@ -119,11 +119,22 @@ class _Found(NamedTuple):
         left, top, _, _ = self.windows[self.owners[k]]
         return pixels, (x + left, y + top)
 
+    def _window_mask(self, k: int) -> WindowMask | None:
+        """A detection's mask in pixels of the image, if it is a code already."""
+        masks = self.views[self.owners[k]].masks
+        mask = None if masks is None else masks[self.rows[k]]
+        if not isinstance(mask, WindowMask):
+            return None
+        left, top, _, _ = self.windows[self.owners[k]]
+        return mask._replace(x=mask.x + left, y=mask.y + top)
+
     def united_box(self, rows: Sequence[int]) -> np.ndarray:
         boxes = self.boxes[rows]
         return np.concatenate([boxes[:, :2].min(axis=0), boxes[:, 2:].max(axis=0)])
 
     def united_mask(self, rows: Sequence[int]) -> WindowMask:
+        if len(rows) == 1 and (found := self._window_mask(rows[0])):
+            return found
         crops = [self.crop(k) for k in rows]
         hull = _hull([_extent(crop) for crop in crops])
         union, *others = (cut(*crop, hull) for crop in crops)
@@ -187,10 +198,20 @@ def _agreement(found: _Found, i: int, j: int, first: Crop | None) -> float:
     if first is None:
         return _box_agreement(found.boxes[[i, j]], np.array(shared))
     second = found.crop(j)
-    x0, y0, x1, y1 = _hull([_extent(first), _extent(second)])
-    region = max(x0, shared[0]), max(y0, shared[1]), min(x1, shared[2]), min(y1, shared[3])
-    one, other = cut(*first, region), cut(*second, region)
-    return int(np.count_nonzero(one & other)) / max(1, int(np.count_nonzero(one | other)))
+    one, other = _part(first, shared), _part(second, shared)
+    common = _part(one, _extent(other))[0] & _part(other, _extent(one))[0]
+    both = int(np.count_nonzero(common))
+    either = int(np.count_nonzero(one[0])) + int(np.count_nonzero(other[0])) - both
+    return both / max(1, either)
+
+
+def _part(crop: Crop, region: Window) -> Crop:
+    """The part of a crop inside a region, without a copy."""
+    pixels, (x, y) = crop
+    x0, y0, x1, y1 = region
+    left, top = max(x, x0), max(y, y0)
+    rows, columns = slice(top - y, max(top, y1) - y), slice(left - x, max(left, x1) - x)
+    return pixels[rows, columns], (left, top)
 
 
 def _box_agreement(boxes: np.ndarray, shared: np.ndarray) -> float:
