@@ -18,7 +18,7 @@ from mask_rcnn_jax.annotations import checks
 from mask_rcnn_jax.annotations.ids import is_id
 from mask_rcnn_jax.annotations.lvis import with_file_names
 from mask_rcnn_jax.annotations.reader import open_annotation_file
-from mask_rcnn_jax.annotations.segmentation import MAX_OUTLINE, MAX_SIDES
+from mask_rcnn_jax.annotations.segmentation import MAX_COORDINATE, MAX_OUTLINE, MAX_SIDES
 
 CHUNK = 8192  # annotations
 _SLICE = 1 << 24  # bytes that are checked for UTF-8 at a time
@@ -282,7 +282,7 @@ def _are_sound(
     starts, first_parts = np.cumsum(lengths) - lengths, np.cumsum(num_parts) - num_parts
     low, high = np.minimum.reduceat(coordinates, starts), np.maximum.reduceat(coordinates, starts)
     far = np.maximum(-np.minimum.reduceat(low, first_parts), np.maximum.reduceat(high, first_parts))
-    sound &= far <= MAX_SIDES * longer
+    sound &= far <= np.minimum(MAX_SIDES * longer, MAX_COORDINATE)
     # The quick bound of `outline_length`.
     outlines = np.add.reduceat(lengths * (high - low), first_parts) / 2
     sound &= outlines <= MAX_OUTLINE * _BELOW

@@ -118,3 +118,20 @@ def test_check_decodes_large_files_by_parts(files):
     (folder / "a.tif").write_bytes(b"II*\0" + bytes(60))
     (line,) = inspect_coco(json_path, folder).problems
     assert "a.tif: more than the 178,956,970 pixels that are read at once" in line
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_coordinates_stay_within_32_bits(tmp_path, plain):
+    """pycocotools counts fifths of a pixel."""
+    far = 5e8
+    outline = [far, 0, far + 1, 0, far + 1, 1, far, 1]
+    entry = {"id": 1, "image_id": 1, "category_id": 1, "bbox": [0, 0, 9, 1], "iscrowd": 0}
+    entry |= {"segmentation": [[0, 0, 9, 0, 9, 1], outline], "area": 9 if plain else None}
+    image = {"id": 1, "file_name": "a.tif", "height": 1, "width": 100_000_000}
+    content = {"images": [image], "categories": [{"id": 1, "name": "a"}], "annotations": [entry]}
+    (tmp_path / "a.json").write_text(json.dumps(content))
+    (tmp_path / "a.tif").touch()
+    (one,) = load_coco(tmp_path / "a.json", tmp_path).images[0].annotations
+    assert len(one.segmentation) == 1
+    (line,) = read_ground_truth(tmp_path / "a.json").dropped()
+    assert "the coordinate 500000000.0, expected -400000000 to 400000000" in line
