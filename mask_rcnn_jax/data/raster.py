@@ -268,7 +268,9 @@ def _of_series(tiff: Any, path: str) -> Raster:
     beside height and width is pages."""
     series, first = tiff.series[0], tiff.pages.first
     axes = series.axes
-    outer = [axis for axis in axes if axis not in "YXS"]
+    # A page's samples may have any name, which tifffile takes from the file: YXC, CYX, YXQ.
+    own = len(first.axes) if series.shape[-len(first.shape) :] == first.shape else 0
+    outer = [axis for axis in axes[: len(axes) - own] if axis not in "YXS"]
     lengths = [series.shape[axes.index(axis)] for axis in outer]
     # [pages, channels]: which page of the file has a channel of a page.
     numbers = np.arange(math.prod(lengths)).reshape(lengths)

@@ -74,6 +74,25 @@ def test_channels_are_bands_and_slices_pages(tmp_path, kind):
         Bands(names=names, scale="bits", pages="one", page=6).read(tmp_path / "a.tif")
 
 
+@pytest.mark.parametrize(
+    ("axes", "planes"), [("YXC", "contig"), ("CYX", "separate"), ("ZYXC", "contig")]
+)
+@pytest.mark.parametrize("compression", [None, "zlib"])
+def test_samples_of_a_page_are_its_bands_whatever_their_axis_is_called(
+    tmp_path, axes, planes, compression
+):
+    sides = {"Z": 3, "Y": 20, "X": 30, "C": 2}
+    stored = np.random.default_rng(1).integers(0, 4096, [sides[a] for a in axes]).astype(np.uint16)
+    tifffile.imwrite(
+        tmp_path / "a.tif", stored, metadata={"axes": axes}, planarconfig=planes,
+        photometric="minisblack", compression=compression,
+    )  # fmt: skip
+    with open_raster(tmp_path / "a.tif") as raster:
+        pages = [raster.read(page) for page in range(raster.pages)]
+    bands_last = np.moveaxis(stored, axes.index("C"), -1)
+    np.testing.assert_array_equal(pages, bands_last.reshape(-1, 20, 30, 2))
+
+
 def test_pages_become_bands(tmp_path):
     tifffile.imwrite(tmp_path / "a.tif", np.moveaxis(DEEP, 2, 0), photometric="minisblack")
     bands = Bands(names=("nir", "red"), numbers=(4, 1), pages="bands", scale="bits")

@@ -9,6 +9,7 @@ import pytest
 
 from mask_rcnn_jax.annotations.segmentation import segmentation_to_mask
 from mask_rcnn_jax.data.coco import check_coco, load_coco
+from mask_rcnn_jax.data.raster import open_raster
 from mask_rcnn_jax.formats.cells import generate_cells, write_cells
 from tests.commands.command import error_line, run_captured
 
@@ -119,6 +120,8 @@ def test_two_channels_are_a_tiff_of_the_camera_s_values(tmp_path, size):
         found = page.asarray()
         assert page.tags["ResolutionUnit"].value == 3  # centimeters
     np.testing.assert_array_equal(found, generate_cells(0, "train", 0, size, (20, 30))[0])
+    with open_raster(tmp_path / "train" / "000000.tif") as raster:
+        np.testing.assert_array_equal(found, raster.read())
 
 
 def test_the_command(tmp_path, monkeypatch):
