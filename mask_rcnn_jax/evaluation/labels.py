@@ -115,8 +115,9 @@ def _fit(name: str, value: str, font_size: int, max_width: float) -> str:
 
 
 def _printable(name: str) -> str:
-    """Reduce the name to ASCII if no font has its other letters; no font has lone surrogates."""
-    name = name.encode(errors="replace").decode()
+    """Reduce the name to one line, and to ASCII if no font has its other letters; no font has lone
+    surrogates."""
+    name = " ".join(name.encode(errors="replace").decode().split())
     if name.isascii() or _dejavu(10):
         return name
     return unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode() or "?"

@@ -184,6 +184,15 @@ def test_a_name_is_cut_to_the_longest_part_that_fits(name, room):
     assert labels._fit(name, "0.93", 11, room) == expected
 
 
+@pytest.mark.parametrize("name", ["naïve\n", "\u2029ï\x85b", "\n"])
+def test_a_name_of_several_lines_is_drawn_in_one(name):
+    in_one_line = " ".join(name.split())
+    drawn, expected = (
+        draw_disk((30, 30, 300, 300), disk(), names=(given,)) for given in (name, in_one_line)
+    )
+    np.testing.assert_array_equal(drawn, expected)
+
+
 def test_a_name_without_end_takes_no_time(monkeypatch):
     measured = []
     font = labels._font("", 11)
