@@ -2,6 +2,7 @@
 
 import os
 import warnings
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -75,7 +76,9 @@ def read_place(path: str | os.PathLike) -> Place | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)
         try:
-            with rasterio.open(path, driver="GTiff") as file:
+            with ExitStack() as stack:
+                source = path if is_text(path) else stack.enter_context(open(path, "rb"))
+                file = stack.enter_context(rasterio.open(source, driver="GTiff"))
                 size, transform, crs = (file.height, file.width), file.transform, file.crs
         except rasterio.errors.RasterioError:
             return None
@@ -84,6 +87,15 @@ def read_place(path: str | os.PathLike) -> Place | None:
     if identity or not np.isfinite(matrix).all() or not np.linalg.det(matrix[:, :2]):
         return None
     return Place(size, matrix, crs)
+
+
+def is_text(path: str) -> bool:
+    """Whether a path is valid Unicode, as GDAL needs it."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _has_coordinates(path: str) -> bool:

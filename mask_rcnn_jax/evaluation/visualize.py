@@ -99,13 +99,23 @@ def write_image(path: Path, image: np.ndarray) -> None:
 
     Raises ValueError for another ending, OSError if the file cannot be written.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        written = cv2.imwrite(str(path), cv2.cvtColor(image, cv2.COLOR_RGB2BGR))
+        write_pixels(path, cv2.cvtColor(image, cv2.COLOR_RGB2BGR))
     except cv2.error as error:
         raise ValueError(f"{path}: no format for this ending, expected .jpg or .png") from error
+
+
+def write_pixels(path: Path, pixels: np.ndarray) -> None:
+    """Write an image as OpenCV has its bands, creating its folder.
+
+    Not by `cv2.imwrite`, which ends the process at a name that is no valid text. Raises cv2.error
+    for an unknown ending, OSError if the file cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    written, content = cv2.imencode(path.suffix, pixels)
     if not written:
         raise OSError(f"{path}: the image cannot be written")
+    path.write_bytes(content)
 
 
 def enlarge(image: np.ndarray, boxes: np.ndarray, min_side: int) -> tuple[np.ndarray, np.ndarray]:

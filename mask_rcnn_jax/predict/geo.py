@@ -1,15 +1,17 @@
 """Write results as GeoJSON and GeoPackage, in the coordinates of the image's file."""
 
 import json
+import shutil
 import struct
 import warnings
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
-from mask_rcnn_jax.data.geo import Place, import_pyogrio, read_place
+from mask_rcnn_jax.data.geo import Place, import_pyogrio, is_text, read_place
 from mask_rcnn_jax.predict.geojson import features
 from mask_rcnn_jax.predict.result import Result
 
@@ -47,9 +49,12 @@ def write_gpkg(result: Result, folder: Path, name: PurePosixPath) -> None:
     path = _path(folder, name, "gpkg")
     path.unlink(missing_ok=True)
     given: dict[str, Any] = dict(layer="objects", driver="GPKG", geometry_type="MultiPolygon")
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), TemporaryDirectory() as other:
         warnings.filterwarnings("ignore", "'crs' was not provided")
-        pyogrio.raw.write(str(path), geometries, columns, list(_COLUMNS), crs=crs, **given)
+        target = str(path) if is_text(str(path)) else f"{other}/objects.gpkg"
+        pyogrio.raw.write(target, geometries, columns, list(_COLUMNS), crs=crs, **given)
+        if target != str(path):
+            shutil.move(target, path)
 
 
 def _path(folder: Path, name: PurePosixPath, kind: str) -> Path:

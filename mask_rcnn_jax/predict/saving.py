@@ -10,11 +10,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-import cv2
 import numpy as np
 from pycocotools import mask as coco_mask
 
-from mask_rcnn_jax.evaluation.visualize import write_image
+from mask_rcnn_jax.evaluation.visualize import write_image, write_pixels
 from mask_rcnn_jax.predict.geo import write_geojson, write_gpkg
 from mask_rcnn_jax.predict.inputs import Input
 from mask_rcnn_jax.predict.outlines import join_parts, outer_parts
@@ -36,9 +35,7 @@ def write_masks(result: Result, folder: Path, name: PurePosixPath) -> None:
         found = f"{name}: {len(result)} objects, more than the 65,535 that a PNG of 16 bits numbers"
         raise ValueError(f"{found}; --save label_images has more")
     path = folder / "masks" / name.with_suffix(".png")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if not cv2.imwrite(str(path), result.labels()):
-        raise OSError(f"{path}: the image cannot be written")
+    write_pixels(path, result.labels())
 
 
 def write_crops(result: Result, folder: Path, name: PurePosixPath) -> None:
@@ -54,9 +51,7 @@ def write_crops(result: Result, folder: Path, name: PurePosixPath) -> None:
             alpha = 255 * cut(pixels, origin, (x1, y1, x2, y2))[: crop.shape[0], : crop.shape[1]]
         path = folder / "crops" / file_name(f"{one.names[0]}.x", "", set()) / name
         path = path.with_name(f"{name.stem}_{k}.png")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if not cv2.imwrite(str(path), np.dstack([crop[..., ::-1], alpha])):
-            raise OSError(f"{path}: the image cannot be written")
+        write_pixels(path, np.dstack([crop[..., ::-1], alpha]))
 
 
 def write_yolo(result: Result, folder: Path, name: PurePosixPath) -> None:
@@ -127,7 +122,7 @@ def label_studio_task(result: Result, name: PurePosixPath) -> dict[str, Any]:
             found.append({**common, "from_name": "box", "type": "rectanglelabels", "value": value})
     mean = float(np.mean(result.scores)) if len(result) else 0.0
     prediction = {"model_version": "mask_rcnn_jax", "score": round(mean, 4), "result": found}
-    image = f"/data/local-files/?d={quote(str(name))}"
+    image = f"/data/local-files/?d={quote(os.fsencode(name))}"
     return {"data": {"image": image}, "predictions": [prediction]}
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from mask_rcnn_jax import infer
+from mask_rcnn_jax.evaluation.visualize import write_pixels
 from mask_rcnn_jax.formats.coco_build import build_coco
 from mask_rcnn_jax.formats.labelme import read_labelme
 from mask_rcnn_jax.predict.inputs import Input
@@ -199,6 +200,22 @@ def test_names_that_are_no_text_are_escaped_in_tables(tmp_path):
     for name in ("detections.csv", "regions.csv"):
         with open(tmp_path / name, newline="", encoding="utf-8") as file:
             assert [row["file_name"] for row in csv.DictReader(file)] == ["b\\udcff.jpg"] * 4
+
+
+@pytest.mark.parametrize("ending", ["png", "tif"])
+def test_names_that_are_no_text_name_files(tmp_path, ending):
+    path = tmp_path / f"b\udcff.{ending}"
+    write_pixels(path, np.zeros((HEIGHT, WIDTH, 3), np.uint8))
+    odd = Input(str(path), PurePosixPath(path.name), PurePosixPath("b\udcff.png"))
+    result = make_result(path=str(path))
+    result.save(tmp_path / "found" / odd.target)
+    with ResultFiles(tmp_path / "found", KINDS) as files:
+        files.add(files.write(result, odd, 1))
+    written = [path for path in (tmp_path / "found").rglob("*") if "\udcff" in path.name]
+    folders = {path.relative_to(tmp_path / "found").parts[0] for path in written}
+    assert folders == {odd.target.name, *FOLDERS.values()}
+    assert all(path.stat().st_size for path in written)
+    assert "b%FF" in (tmp_path / "found" / "labelstudio.json").read_text()
 
 
 def test_boxes_alone_become_rectangles(tmp_path):
