@@ -1,5 +1,6 @@
 """How results are scored: a part of a recipe's `eval` section."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,3 +19,7 @@ class Scoring:
     engine: Literal["pycocotools", "faster_coco_eval"] = "pycocotools"
     protocol: Literal["coco", "lvis", "cells"] = "coco"
     cells_score_threshold: float = 0.5
+
+    def __post_init__(self):
+        if math.isnan(self.cells_score_threshold):
+            raise ValueError("cells_score_threshold is nan, expected a number")

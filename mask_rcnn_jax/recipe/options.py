@@ -113,4 +113,5 @@ class EvalOptions(Detect, Views, Scoring):
     def __post_init__(self):
         Detect.__post_init__(self)
         Views.__post_init__(self)
+        Scoring.__post_init__(self)
         parts.check_at_least(self, batch_size=1, detections_per_image=1)

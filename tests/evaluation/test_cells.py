@@ -226,6 +226,11 @@ def test_thousands_of_objects_are_measured_without_all_pairs_at_once(monkeypatch
     assert measured(gt, results) == expected
 
 
+def test_a_threshold_is_a_number():
+    with pytest.raises(ValueError, match="eval.cells_score_threshold is nan, expected a number"):
+        load_config("quickstart", {"eval.cells_score_threshold": float("nan")})
+
+
 def test_a_results_file_is_measured_and_printed(tmp_path, capsys):
     gt = ground_truth()
     boxes, masks = perfect_results(gt)

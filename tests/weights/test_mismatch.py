@@ -236,6 +236,19 @@ def test_a_run_says_what_it_was(tmp_path, caplog):
     assert [sum(entry in line for line in warned(caplog)) for entry in entries] == [1, 1]
 
 
+def test_a_run_finds_as_many_objects_as_are_asked_for(tmp_path, caplog):
+    run = load_config("coco_torchvision", SMALL)
+    write_workdir(tmp_path, run, CATEGORIES)
+    write_checkpoint(tmp_path, random_variables(run))
+    more = {"model.rpn.pre_nms_topk_test": 4000, "model.rpn.post_nms_topk_test": 2000}
+    caplog.clear()
+    restore(load_config("coco_torchvision", SMALL | more), tmp_path)
+    assert not warned(caplog)
+    more = {"model.rpn.post_nms_topk_train": 2001}
+    with pytest.raises(ValueError, match="was trained with model.rpn.post_nms_topk_train=2000"):
+        restore(load_config("coco_torchvision", SMALL | more), tmp_path)
+
+
 class TestStartingWithWeights:
     """A run chooses its own anchors, but not the colors that a trunk has learned."""
 
