@@ -1,5 +1,6 @@
 """Which bands and pages of an image file a model sees, and how their values become 0 to 255."""
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -131,20 +132,26 @@ class Bands:
             given = expected_size, window, upright, "", max_bytes
             found = [self._read(part, *given) for part in self.paths(path)]
         name = name or str(path)
-        shapes = {(part.shape[:2], part.dtype) for part in found}
+        shapes = {(part.shape[:2], part.dtype) for part, _ in found}
         if len(shapes) > 1:
             kinds = ", ".join(sorted(f"{dtype} {h} x {w}" for (h, w), dtype in shapes))
             raise ValueError(f"{name}: the files of its bands differ: {kinds}")
-        pixels = found[0] if len(found) == 1 else np.concatenate(found, axis=2)
+        pixels, absent = (_joined(parts) for parts in zip(*found, strict=True))
         if self.numbers:
             if max(self.numbers) > pixels.shape[2]:
                 has = f"{pixels.shape[2]} bands"
                 raise ValueError(f"{name}: {has}, data.bands.numbers asks for {max(self.numbers)}")
-            pixels = pixels[..., [number - 1 for number in self.numbers]]
+            chosen = [number - 1 for number in self.numbers]
+            pixels, absent = pixels[..., chosen], absent[..., chosen]
         if pixels.dtype.kind in "iu" and self._lowest_end > np.iinfo(pixels.dtype).max:
             end = f"{self._lowest_end:g}, that of data.bands.{'bits' if self.bits else 'limits'}"
             raise ValueError(f"{name}: numbers of type {pixels.dtype} never reach {end}")
-        return self.checked(pixels, name)
+        if not absent.any():
+            return self.checked(pixels, name)
+        pixels = self.checked(np.where(absent, pixels.dtype.type(0), pixels), name)
+        if self.scale not in ("fixed", "image"):
+            return pixels  # where 0 becomes 0
+        return np.where(absent, np.float32(np.nan), pixels.astype(np.float32))
 
     def checked(self, pixels: np.ndarray, name: str) -> np.ndarray:
         """[H, W, count] of the numbers of an image, in a type that files are read as.
@@ -197,15 +204,16 @@ class Bands:
         upright: bool,
         name: str = "",
         max_bytes: int | None = None,
-    ) -> np.ndarray:
-        """All bands of a file."""
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """All bands of a file, and where they are what it calls no data."""
         with open_raster(source, name, upright, max_bytes) as raster:
             if expected_size is not None:
                 check_image_size(np.broadcast_to(0, raster.size), expected_size, raster.path)
             if self.pages == "none" and raster.pages + raster.others > 1:
                 found = f"{raster.path}: {raster.pages + raster.others} pages"
                 raise ValueError(f"{found}; data.bands.pages says which of them are read")
-            return self._of_pages(raster, window)
+            pixels = self._of_pages(raster, window)
+            return pixels, _is_absent(pixels, raster.nodata)
 
     def _of_pages(self, raster: Raster, window: Window | None) -> np.ndarray:
         if self.pages == "bands":
@@ -309,6 +317,17 @@ class Bands:
 
 
 RGB_FILES = Bands()
+
+
+def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=2)
+
+
+def _is_absent(pixels: np.ndarray, nodata: float | None) -> np.ndarray:
+    """Where the numbers of an image are those that stand for no data; bool, as its pixels."""
+    if nodata is None:
+        return np.broadcast_to(False, pixels.shape)
+    return np.isnan(pixels) if math.isnan(nodata) else pixels == nodata
 
 
 def percentiles(pixels: np.ndarray, shares: tuple[float, float]) -> Limits:

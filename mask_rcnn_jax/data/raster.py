@@ -10,7 +10,7 @@ import os
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -35,6 +35,7 @@ _JPEG_IN_TIFF = (6, 7, 34892, 33007)
 # Also JPEG 2000, WebP and PNG in a TIFF: they say for themselves how large they are.
 _WITH_HEADERS = (*_JPEG_IN_TIFF, 33003, 33004, 33005, 34712, 34927, 50001, 34933)
 _ORIENTATION, _UNASSOCIATED = 274, 2  # a tag, and a kind of alpha
+_GDAL_NODATA = 42113  # a tag
 NPY, _ZIP = b"\x93NUMPY", b"PK\x03\x04"
 _KINDS = "buif"  # of NumPy's types: bool, whole and floating-point numbers
 _HEAD = 1 << 16  # bytes of a `.npy` in which its shape is found
@@ -75,6 +76,7 @@ class Raster:
     colors: str = ""  # of a TIFF of 8 bits, stored upright: "gray", "rgb" or "rgba"
     others: int = 0  # images of other sizes or types in the file; overviews do not count
     pixel_size: PixelSize | None = None  # of a TIFF's pixels, if it says
+    nodata: float | None = None  # the number that GDAL calls no data, if a TIFF says
 
     def read(self, page: int = 0, window: Window | None = None) -> np.ndarray:
         """Read [h, w, bands] of a page: bool as uint8, halves and doubles as float32, others as
@@ -98,7 +100,8 @@ def as_plain(pixels: np.ndarray) -> np.ndarray:
     if pixels.dtype == bool:
         return pixels.astype(np.uint8)
     if pixels.dtype.kind == "f":
-        return pixels.astype(np.float32, copy=False)
+        with np.errstate(over="ignore"):  # what is beyond becomes infinite
+            return pixels.astype(np.float32, copy=False)
     return pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
 
 
@@ -307,8 +310,23 @@ def _of_series(tiff: Any, path: str) -> Raster:
 
     given = path, (height, width), bands, len(numbers), first.dtype, "tiff", read_page
     colors = _colors(first) if bands == first.samplesperpixel else ""
-    size = tiff_pixel_size(tiff)
-    return Raster(*given, _has_parts(first), colors=colors, others=others, pixel_size=size)
+    raster = Raster(*given, _has_parts(first), colors=colors, others=others)
+    return replace(raster, pixel_size=tiff_pixel_size(tiff), nodata=_nodata(first))
+
+
+def _nodata(page: Any) -> float | None:
+    """`Raster.nodata` of a page, as `as_plain` has it; GDAL writes it in decimals, which may be
+    beyond the largest number of a type that is meant."""
+    tag = page.tags.get(_GDAL_NODATA)
+    try:
+        value = float(tag.value.strip("\0 ")) if tag else None
+    except (AttributeError, ValueError):
+        return None
+    if value is None or page.dtype.kind != "f":
+        return value
+    most = np.finfo(page.dtype).max
+    with np.errstate(over="ignore"):
+        return float(np.clip(value, -most, most, dtype=np.float64).astype(np.float32))
 
 
 def _colors(page: Any) -> str:

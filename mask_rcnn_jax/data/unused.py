@@ -21,18 +21,20 @@ from mask_rcnn_jax.data.images import (
     tiff_directories,
 )
 
-PAGES, BANDS, BITS, ALPHA, DARK = "pages", "bands", "bits", "alpha", "dark"
+PAGES, BANDS, GRAY, BITS, ALPHA, DARK = "pages", "bands", "gray", "bits", "alpha", "dark"
 _TEXTS = {
     PAGES: "pages or frames after the first",
     BANDS: "bands after the third",
+    GRAY: "bands after the first, which is seen as gray",
     BITS: "all but 8 of 16 bits",
     ALPHA: "alpha, so that what is transparent is seen",
 }
 DIM = 63  # of 255: a 16-bit image that stays below uses less than a quarter of its range
 MOST_PAGES = 1000  # that are counted
 SAMPLE, SAMPLE_DEEP = 200, 20  # images of a set that are looked at, and of 16 bits
-_TIFF_BITS, _TIFF_COLORS, _TIFF_BANDS, _TIFF_EXTRA = 258, 262, 277, 338
-_RGB, _CMYK = 2, 5  # of _TIFF_COLORS
+_TIFF_KIND, _TIFF_BITS, _TIFF_COLORS, _TIFF_BANDS, _TIFF_EXTRA = 254, 258, 262, 277, 338
+_OVERVIEW = 1  # a bit of _TIFF_KIND
+_GRAYS, _RGB, _CMYK = (0, 1), 2, 5  # of _TIFF_COLORS
 _PNG, _JPEG, _JP2_HEADER = b"\x89PNG", b"\xff\xd8", b"ihdr"
 
 
@@ -44,10 +46,12 @@ class Header(NamedTuple):
     has_alpha: bool = False
     pages: int = 1
     is_rgb: bool = False  # of a TIFF: its first bands are red, green and blue
+    is_gray: bool = False  # of a TIFF of several bands: the first is seen as gray, the others not
 
     @property
     def lost(self) -> list[str]:
-        found = {PAGES: self.pages > 1, BANDS: self.bands > 3, BITS: self.bits > 8}
+        found = {PAGES: self.pages > 1, BITS: self.bits > 8}
+        found |= {BANDS: self.bands > 3, GRAY: self.is_gray and self.bands <= 3}
         found |= {ALPHA: self.has_alpha}
         return [kind for kind, is_lost in found.items() if is_lost]
 
@@ -77,13 +81,16 @@ def read_header(file: BinaryIO) -> Header:
 def _tiff_header(file: BinaryIO) -> Header:
     pages, first = 0, Header()
     for tags in itertools.islice(tiff_directories(file), MOST_PAGES):
+        if pages and tags.get(_TIFF_KIND, 0) & _OVERVIEW:
+            continue
         pages += 1
         if pages == 1:
             bits, extra = tags.get(_TIFF_BITS, (8,)), tags.get(_TIFF_EXTRA, ())
             has_alpha, is_cmyk = bool({1, 2} & set(extra)), tags.get(_TIFF_COLORS) == _CMYK
             bands = tags.get(_TIFF_BANDS, 1) - has_alpha - is_cmyk
             is_rgb = tags.get(_TIFF_COLORS) == _RGB
-            first = Header(max(bits), max(bands, 3), has_alpha, is_rgb=is_rgb)
+            is_gray = bands > 1 and tags.get(_TIFF_COLORS) in _GRAYS
+            first = Header(max(bits), max(bands, 3), has_alpha, is_rgb=is_rgb, is_gray=is_gray)
     return first._replace(pages=pages)
 
 
@@ -121,7 +128,9 @@ class Unused:
             if names[kind]
         ]
         if listed:
-            how = f"; {WITH_BANDS}" if any(names[kind] for kind in (PAGES, BANDS, BITS)) else ""
+            how = (
+                f"; {WITH_BANDS}" if any(names[kind] for kind in (PAGES, BANDS, GRAY, BITS)) else ""
+            )
             lines.append(f"of {total} images, what is not used: {'; '.join(listed)}{how}")
         if len(self._kinds) > 1 and (names[BITS] or names[BANDS]):
             kinds = [

@@ -118,6 +118,7 @@ def _measured(kinds: Counter[str], bands: Bands, images: Sequence[np.ndarray]) -
         pairs = [(_short(a), _short(b)) for a, b in zip(low, high, strict=True)]
         bands = replace(bands, limits=tuple((a, b if b > a else a + 1) for a, b in pairs))
     scaled = np.concatenate([bands.scaled(image)[0] for image in images]).astype(np.float64)
+    scaled[~np.isfinite(scaled)] = 0
     return SetBands(kinds, bands, pixels, scaled.mean(axis=0), scaled.std(axis=0))
 
 
@@ -138,10 +139,12 @@ def _header(path: str) -> Header | None:
 def _look(path: str, bands: Bands) -> tuple[str, Bands]:
     """What a file holds, and the bands to read: those given, or all that are no alpha."""
     with open_raster(bands.paths(path)[0]) as raster:
-        count, pages, dtype = raster.bands, raster.pages, raster.dtype
+        count, pages, dtype, apart = raster.bands, raster.pages, raster.dtype, raster.others
+        nodata = [] if raster.nodata is None else [f"no data where it is {raster.nodata:g}"]
         is_image = raster.kind == "image"
     texts = [f"{n} {word}{'s' * (n != 1)}" for n, word in ((count, "band"), (pages, "page"))]
-    kind = ", ".join([dtype.name, *texts])
+    more = [f"{apart} of other sizes or types"] if apart else []
+    kind = ", ".join([dtype.name, *texts, *more, *nodata])
     if bands.names:
         return kind, bands
     header = _header(path)
@@ -153,7 +156,7 @@ def _look(path: str, bands: Bands) -> tuple[str, Bands]:
     return kind, Bands(
         names=(*colors, *others) if shown > 1 else ("gray",),
         numbers=tuple(range(1, count)) if has_alpha else (),
-        pages="max" if pages > 1 else "none",
+        pages="max" if pages > 1 else "one" if apart else "none",
         scale="none" if dtype == np.uint8 else "fixed",
         limits=() if dtype == np.uint8 else _OPEN,
     )
@@ -161,7 +164,9 @@ def _look(path: str, bands: Bands) -> tuple[str, Bands]:
 
 def _sample(path: str, bands: Bands, upright: bool) -> np.ndarray:
     """[1, n, bands] of the numbers in a file, from all of it."""
-    any_type = replace(bands, scale="image", limits=(), nan="zero")
+    any_type = replace(bands, nan="zero")
+    if bands.scale != "bits":  # which whole numbers need, to stay so
+        any_type = replace(any_type, scale="image", limits=())
     with open_raster(bands.paths(path)[0]) as raster:
         height, width = raster.size
     windows: list[Window | None] = [None]

@@ -162,7 +162,10 @@ def test_numbers_of_another_type_than_the_sets_are_named(tmp_path):
     """8 bits among 12, which would be nearly black."""
     np.save(tmp_path / "a.npy", (DEEP >> 4).astype(np.uint8))
     for entries, message in (
-        (dict(scale="bits", bits=12), "a.npy: numbers of type uint8 never reach 4095, .*.bits"),
+        (
+            dict(scale="bits", bits=12),
+            "a.npy: numbers of type uint8 never reach 4095, .*bands.bits",
+        ),
         (
             dict(scale="fixed", limits=((100, 3000),)),
             "uint8 never reach 3000, .* data.bands.limits",
@@ -334,3 +337,44 @@ def test_an_array_without_numbers_is_refused(tmp_path, shape):
     for source in (tmp_path / "a.npy", (tmp_path / "a.npy").read_bytes()):
         with pytest.raises(UndecodableImage, match="a.npy: an array without numbers"):
             Bands(names=FOUR, scale="bits", pages="max").read(source, name="a.npy")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "nodata", "said"),
+    [
+        ("float32", -9999, "-9999"),
+        ("float32", np.finfo("f4").min, "-3.40282346638529e+38"),  # of GDAL, rounded beyond it
+        ("float64", np.finfo("f8").min, "-1.79769313486232e+308"),
+        ("float32", np.nan, "nan"),
+        ("uint16", 65535, "65535"),
+        ("int16", -32768, "-32768"),
+        ("uint8", 255, "255"),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_what_a_geotiff_calls_no_data_is_zero_and_does_not_count(tmp_path, dtype, nodata, said):
+    path, pixels = tmp_path / "a.tif", (DEEP[..., :2] % 100 + 50).astype(dtype)
+    bare = [pixels[20:].astype(np.float32), pixels[20:, 5:].astype(np.float32)]
+    pixels[:20] = nodata
+    pixels[:, :5, 1] = nodata
+    tags = [(42113, "s", 0, said, False)]
+    tifffile.imwrite(path, pixels, photometric="minisblack", planarconfig="contig", extratags=tags)
+    for entries in (
+        dict(scale="image", percentiles=(0, 100)),
+        dict(scale="fixed", limits=((49, 149),)),
+        dict(scale="bits", bits=8),
+    ):
+        bands = Bands(("a", "b"), **entries)
+        found = bands.scaled(bands.read(path))
+        assert not found[:20].any() and not found[:, :5, 1].any()
+        lows, highs = {"fixed": ((49,) * 2, (149,) * 2), "bits": ((0,) * 2, (255,) * 2)}.get(
+            bands.scale, ((50, 50), (149, 149))
+        )
+        for band, given in enumerate(bare):
+            low, high = lows[band], highs[band]
+            expected = (given[..., band] - low) * 255 / (high - low)
+            shown = found[20:, 5 * band :, band]
+            np.testing.assert_allclose(shown, expected, rtol=1e-5, atol=1e-4)
+    if dtype == "uint8":
+        whole = Bands(("a", "b")).read(path)
+        assert whole.dtype == np.uint8 and not whole[:20].any() and whole[20:, 5:].min() == 50

@@ -16,7 +16,7 @@ from mask_rcnn_jax.data.images import decode_image
 from mask_rcnn_jax.data.options import DataOptions, ExampleOptions
 from mask_rcnn_jax.data.source import load_train
 from mask_rcnn_jax.data.transforms import load_example
-from mask_rcnn_jax.data.unused import unused_of
+from mask_rcnn_jax.data.unused import unused_of, unused_of_files
 from tests.data.small_set import rectangle, write_coco
 from tests.tfrecord_writer import write_coco as write_records
 
@@ -174,3 +174,24 @@ def test_records_hold_files_with_bands(tmp_path, source):
     np.testing.assert_array_equal(found.decode(1), files.decode(1))
     with pytest.raises(ValueError, match="data.source is .* expected .json. with data.bands.files"):
         parts.build(DataOptions, given | {"bands": bands | {"files": (*"abcd",)}}, "data")
+
+
+@pytest.mark.parametrize("bands", [2, 3])
+@pytest.mark.parametrize("planar", ["contig", "separate"])
+def test_bands_that_are_no_colors_are_said_to_be_lost(tmp_path, bands, planar):
+    def write(path):
+        pixels = deep(40, 60, bands, dtype=np.uint8)
+        pixels = pixels if planar == "contig" else np.moveaxis(pixels, 2, 0)
+        tifffile.imwrite(path, pixels, photometric="minisblack", planarconfig=planar)
+
+    (line,) = inspect_coco(*banded(tmp_path, write)).warnings[:1]
+    assert "bands after the first, which is seen as gray in 1 (first: 2.tif)" in line
+    assert "data.bands.names" in line
+
+
+def test_overviews_are_no_pages_that_are_lost(tmp_path):
+    path, pixels = tmp_path / "a.tif", deep(64, 64, 3, dtype=np.uint8)
+    with tifffile.TiffWriter(path) as file:
+        file.write(pixels, photometric="rgb")
+        file.write(pixels[::2, ::2], photometric="rgb", subfiletype=1)
+    assert unused_of_files([str(path)]) == []

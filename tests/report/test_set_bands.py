@@ -69,6 +69,7 @@ def test_the_flags_read_the_set(name, tmp_path):
     write, ending, names, scale = SETS[name]
     files, page, changes = suggested(tmp_path, write, ending)
     assert changes["data.bands.names"] == names
+    assert changes.get("data.bands.pages") == ("max" if name == "pages" else None)
     assert "<h2>Bands</h2>" in page and f"{names[-1]}</th>" in page and "data:image/jpeg" in page
     given = {"data.train_json": str(files[0]), "data.train_images": str(files[1])}
     recipe = load_config("quickstart", changes | given)
@@ -100,3 +101,39 @@ def test_files_of_other_kinds_are_counted(tmp_path):
 
     _, page, _ = suggested(tmp_path, mixed, "tif")
     assert "uint16, 4 bands, 1 page in 2; uint8, 4 bands, 1 page in 1" in page
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.uint8])
+def test_what_is_no_data_does_not_count(tmp_path, dtype):
+    def holed(nodata):
+        def write(path, image):
+            pixels = np.clip(image[..., :2].astype(dtype), 10, 240)
+            tags = [] if nodata is None else [(42113, "s", 0, str(nodata), False)]
+            pixels[:9] = pixels[9:10] if nodata is None else nodata
+            tifffile.imwrite(
+                path, pixels, photometric="minisblack", planarconfig="contig", extratags=tags
+            )
+
+        return write
+
+    nodata = 255 if dtype == np.uint8 else -9999
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    _, page, found = suggested(tmp_path / "a", holed(nodata), "tif")
+    _, _, expected = suggested(tmp_path / "b", holed(None), "tif")
+    assert f"no data where it is {nodata}" in page
+    assert np.isfinite(found["model.input.mean"]).all()
+    limits = "data.bands.limits"
+    np.testing.assert_allclose(found.get(limits, 0), expected.get(limits, 0), atol=20)
+
+
+def test_a_mask_or_another_image_in_the_file_leaves_flags_that_read_it(tmp_path):
+    def write(path, image):
+        with tifffile.TiffWriter(path) as file:
+            file.write(image[..., 0].astype(np.uint16) * 16, photometric="minisblack")
+            file.write(np.full((8, 8), 255, np.uint8), photometric="minisblack")
+
+    files, page, changes = suggested(tmp_path, write, "tif")
+    assert changes["data.bands.pages"] == "one" and "1 of other sizes or types" in page
+    given = {"data.train_json": str(files[0]), "data.train_images": str(files[1])}
+    assert load_train(load_config("quickstart", changes | given).data).decode(0).shape[2] == 1
