@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from absl import logging
 
 from mask_rcnn_jax.annotations.checks import MAX_STATED_PIXELS
 from mask_rcnn_jax.annotations.segmentation import Segmentation, show, to_rle, union
@@ -54,7 +55,11 @@ def read_geo(source: Path, image_dir: Path | None, options: Options) -> Converte
         raise ValueError(f"{where}: none of {len(paths)} TIFFs in it has coordinates on a map")
     layer = _Layer(source, options)
     left_out = [f"{path}: an image without coordinates" for path in paths if path not in places]
-    images = [_annotated(layer, path, place, left_out) for path, place in places.items()]
+    used = set[int]()
+    images = [_annotated(layer, path, place, left_out, used) for path, place in places.items()]
+    if layer.count > len(used):
+        what = "geometries lie on none of the images with coordinates"
+        logging.warning("%s: %d of %d %s", source, layer.count - len(used), layer.count, what)
     return Converted(images, folder, left_out)
 
 
@@ -70,10 +75,10 @@ class _Layer:
                 listed = ", ".join(map(show, named[:10]))
                 raise ValueError(f"{source}: {len(named)} layers ({listed}), expected one")
             self._name = named[0]
-            info = self._pyogrio.read_info(source, layer=self._name)
+            info = self._pyogrio.read_info(source, layer=self._name, force_feature_count=True)
         except (self._pyogrio.errors.DataSourceError, RuntimeError) as error:
             raise ValueError(f"{source}: not a file of geometries ({error})") from error
-        crs = info["crs"]
+        self.count, crs = info["features"], info["crs"]
         self.crs = None if crs is None else import_rasterio().crs.CRS.from_user_input(crs)
         self._class_name = options.class_name
         self._attribute = None if options.class_name else _attribute(source, info, options)
@@ -134,7 +139,10 @@ def _attribute(source: Path, info: dict[str, Any], options: Options) -> str:
     raise ValueError(f"{source}: {which}, or --class_name names that of all objects")
 
 
-def _annotated(layer: _Layer, path: Path, place: Place, left_out: list[str]) -> AnnotatedImage:
+def _annotated(
+    layer: _Layer, path: Path, place: Place, left_out: list[str], used: set[int]
+) -> AnnotatedImage:
+    """The objects of an image; adds to `used` the numbers of their geometries."""
     height, width = place.size
     if height * width > MAX_STATED_PIXELS:
         raise ValueError(f"{path}: {height} x {width} pixels, at most {MAX_STATED_PIXELS:,}")
@@ -143,8 +151,10 @@ def _annotated(layer: _Layer, path: Path, place: Place, left_out: list[str]) -> 
         where = f"{layer.source}: geometry {number}"
         if isinstance(polygons, str):
             objects.leave_out(where, label, polygons)
+            used.add(number)
             continue
         for segmentation in _segmentations(polygons, place):
+            used.add(number)
             if isinstance(segmentation, dict):
                 objects.add_rle(where, label, segmentation, number)
             else:

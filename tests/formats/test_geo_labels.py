@@ -188,3 +188,12 @@ def test_geometries_that_are_cut_off(size):
     whole = struct.pack("<BIII8d", 1, 3, 1, 4, *range(8))
     with pytest.raises(ValueError, match="cut off"):
         read_wkb(whole[: min(size, len(whole) - 1)])
+
+
+def test_labels_beside_the_images_are_counted(labels, tmp_path, caplog):
+    read(labels)
+    expected = f"{labels}: 1 of 4 geometries lie on none of the images with coordinates"
+    assert caplog.messages == [expected]
+    caplog.clear()
+    read(write_labels(tmp_path / "on.geojson", feature(ring(1, 1, 5, 5), species="oak")))
+    assert caplog.messages == []
