@@ -147,7 +147,7 @@ def decode_all(content: bytes, path: str, *, upright: bool = False) -> np.ndarra
         image = image[..., [2, 1, 0, 3][: image.shape[2]]]
     if upright:
         with Image.open(io.BytesIO(content), formats=FORMATS) as header:
-            image = _TURNS.get(header.getexif().get(_EXIF_ORIENTATION, 1), lambda x: x)(image)
+            image = turned(image, header.getexif().get(_EXIF_ORIENTATION, 1))
     return np.ascontiguousarray(image)
 
 
@@ -161,6 +161,11 @@ _TURNS = {
     7: lambda x: x[::-1, ::-1].swapaxes(0, 1),
     8: lambda x: x.swapaxes(0, 1)[::-1],
 }
+
+
+def turned(image: np.ndarray, entry: int) -> np.ndarray:
+    """[H, W, C] as an EXIF orientation asks for; as it is for one that is unknown."""
+    return _TURNS.get(entry, lambda x: x)(image)
 
 
 def _decoded(content: bytes, path: str, flags: int) -> np.ndarray:

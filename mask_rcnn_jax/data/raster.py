@@ -24,6 +24,7 @@ from mask_rcnn_jax.data.images import (
     decode_all,
     header_size,
     too_many,
+    turned,
 )
 from mask_rcnn_jax.data.pixel_size import PixelSize, tiff_pixel_size
 from mask_rcnn_jax.rle import Window
@@ -122,7 +123,7 @@ def open_raster(
     Args:
         source: the file, or its content.
         path: names it in messages; by default its own.
-        upright: apply the EXIF rotation of a file that OpenCV reads.
+        upright: apply an EXIF rotation; such a file is decoded whole.
         max_bytes: of all pixels of all pages; None has no limit for what is read by window.
 
     Raises:
@@ -135,7 +136,7 @@ def open_raster(
         begin = file.read(8)
         file.seek(0)
         if begin.startswith(TIFF):
-            with _open_tiff(file, path) as raster:
+            with _open_tiff(file, path, upright) as raster:
                 height, width = raster.size
                 values = raster.pages * height * width * raster.bands
                 _check_bytes(values * raster.dtype.itemsize, max_bytes, path)
@@ -252,7 +253,7 @@ def _as_pages(array: np.ndarray, path: str) -> np.ndarray:
 
 
 @contextmanager
-def _open_tiff(file: BinaryIO, path: str) -> Iterator[Raster]:
+def _open_tiff(file: BinaryIO, path: str, upright: bool) -> Iterator[Raster]:
     try:
         import tifffile
     except ImportError as error:
@@ -263,7 +264,23 @@ def _open_tiff(file: BinaryIO, path: str) -> Iterator[Raster]:
     with opened:
         with _as_undecodable(path):
             raster = _of_series(opened, path)
+            entry = opened.pages.first.tags.get(_ORIENTATION)
+            raster = (
+                _turned(raster, entry.value) if upright and entry and entry.value != 1 else raster
+            )
         yield raster
+
+
+def _turned(raster: Raster, entry: int) -> Raster:
+    """A raster as an EXIF orientation asks for."""
+    height, width = raster.size
+    after = turned(np.empty((height, width, 0)), entry)
+
+    def read_page(page: int, window: Window) -> np.ndarray:
+        x1, y1, x2, y2 = window
+        return turned(raster.read(page), entry)[y1:y2, x1:x2]
+
+    return replace(raster, size=after.shape[:2], read_page=read_page, by_window=False)
 
 
 def _of_series(tiff: Any, path: str) -> Raster:

@@ -7,6 +7,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+from PIL import Image
 
 from mask_rcnn_jax.data.bands import Bands
 from mask_rcnn_jax.data.dataset import UndecodableImage
@@ -378,3 +379,19 @@ def test_what_a_geotiff_calls_no_data_is_zero_and_does_not_count(tmp_path, dtype
     if dtype == "uint8":
         whole = Bands(("a", "b")).read(path)
         assert whole.dtype == np.uint8 and not whole[:20].any() and whole[20:, 5:].min() == 50
+
+
+@pytest.mark.parametrize("entry", range(1, 9))
+def test_a_tiff_is_turned_as_its_png(tmp_path, entry):
+    eight = (DEEP[..., :3] >> 4).astype(np.uint8)
+    exif = Image.Exif()
+    exif[274] = entry
+    Image.fromarray(eight).save(tmp_path / "a.png", exif=exif)
+    tags = [(274, "H", 1, entry, True)]
+    tifffile.imwrite(tmp_path / "a.tif", eight, photometric="rgb", extratags=tags)
+    bands = Bands(("red", "green", "blue"))
+    for upright in (False, True):
+        turned = bands.read(tmp_path / "a.png", upright=upright)
+        np.testing.assert_array_equal(bands.read(tmp_path / "a.tif", upright=upright), turned)
+        part = bands.read(tmp_path / "a.tif", upright=upright, window=(20, 30, 60, 90))
+        np.testing.assert_array_equal(part, turned[30:90, 20:60])
