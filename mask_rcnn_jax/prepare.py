@@ -270,11 +270,21 @@ def stats() -> None:
     json_path, image_dir, output = only("json"), only("images"), FLAGS.output
     if not (json_path and image_dir and output and output.lower().endswith(".html")):
         raise ValueError("prepare stats needs --json, --images and --output, an .html to write")
+    measure_input()
     recipe = cli.given_recipe() or load_own(STATS_RECIPE)
     advice = write_set_page(output, json_path, image_dir, recipe, boxes_only=FLAGS.boxes_only)
     for line in advice.lines:
         print(line)
     print(f"{output}: statistics, examples and these suggestions")
+
+
+def measure_input() -> None:
+    """Let --config have other bands than values of model.input, which `stats` is to suggest."""
+    names = FLAGS.config.data.bands.names if FLAGS.config is not None else ()
+    values = FLAGS.config.model.input if names else {}
+    for name in ("mean", "std") if names else ():
+        if len(values[name]) != len(names):
+            values[name] = (128.0,) * len(names)
 
 
 def preview() -> None:

@@ -38,7 +38,8 @@ class Recipe:
         if channels != count:
             names = ", ".join(self.data.bands.names) or "red, green, blue"
             found = f"model.input.mean and std have {channels} values"
-            raise ValueError(f"{found}, expected {count}, for {names}")
+            measured = "; `prepare stats` measures them" if self.data.bands.names else ""
+            raise ValueError(f"{found}, expected {count}, for {names}{measured}")
         kind = self.model.mask_targets.kind
         frame = "image" if kind == "whole" else "box"
         if self.data.mask_frame != frame:

@@ -50,7 +50,7 @@ def count_suggestions(
     topk, why = recipe.eval.pre_nms_topk, "Two candidates for each detection."
     limits = [
         raised("eval.pre_nms_topk", topk, 2 * detections.value, 100, why),
-        *_proposal_limits(recipe, example, image),
+        *_proposal_limits(recipe, example, example if recipe.data.windows.is_on else image),
         *_sample_limits(recipe.model, example),
     ]
     changed = [suggestion for suggestion in limits if suggestion.is_change]

@@ -15,6 +15,7 @@ from mask_rcnn_jax.data.drawn import ImageBoxes, changes_counts, drawn_counts
 from mask_rcnn_jax.data.geometry import Geometry
 from mask_rcnn_jax.data.kinds import KINDS
 from mask_rcnn_jax.data.options import DataOptions, ExampleOptions
+from mask_rcnn_jax.data.windows import Windows
 from mask_rcnn_jax.ops.anchors import AnchorGrid
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.report.anchor_fit import (
@@ -79,17 +80,20 @@ def advise(objects: SetObjects, recipe: Recipe) -> Advice:
             jitter = replace(jitter, size=size[0])
         else:
             size = options.image_size, "Random crops set the size that training sees; it stays."
+    elif options.windows.is_on:
+        why = "That of data.windows.size, so that `--tile` sees objects as large as training does."
+        size = options.windows.size, why
     short_sides = _scaled(options.short_sides, min(size[0]), min(options.image_size))
     sized: dict[str, Any] = {"image_size": size[0], "short_sides": short_sides}
     fitted = replace(options, **sized, scale_jitter=jitter)
-    at_recipe, at_fitted = (
-        network_boxes(objects.sizes, objects.images, objects.boxes, sizing)
-        for sizing in (options, fitted)
-    )
+    given, now = (objects.sizes, objects.images, objects.boxes), options
+    if options.windows.is_on:  # which training never resizes
+        given, now = in_windows(objects, options.windows), fitted
+    at_recipe, at_fitted = (network_boxes(*given, sizing) for sizing in (now, fitted))
     better = fitting_anchors(at_fitted, anchors)
     before, after = measure_fit(at_fitted, anchors), measure_fit(at_fitted, better)
-    fits = [(f"recipe's anchors at {_by(options.image_size)}", measure_fit(at_recipe, anchors))]
-    if fitted != options:
+    fits = [(f"recipe's anchors at {_by(now.image_size)}", measure_fit(at_recipe, anchors))]
+    if fitted != now:
         fits.append((f"recipe's anchors at {_by(fitted.image_size)}", before))
     if better != anchors:
         fits.append((f"suggested anchors at {_by(fitted.image_size)}", after))
@@ -109,11 +113,25 @@ def example_counts(objects: SetObjects, options: DataOptions) -> np.ndarray | No
 
     Functions of users in `augment` are not called, and copy-paste alone is not drawn.
     """
+    if options.windows.is_on:
+        _, cells, _ = in_windows(objects, options.windows)
+        return np.bincount(cells)
     kinds = [getattr(options, name) for name in options.augment if name in KINDS]
     if not changes_counts([kind for kind in kinds if isinstance(kind, Geometry)]):
         return None
     bounds = np.searchsorted(objects.images, np.arange(len(objects.sizes) + 1))
     return drawn_counts(ImageBoxes(objects.sizes, bounds, objects.boxes), kinds)
+
+
+def in_windows(objects: SetObjects, windows: Windows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Sizes [W, 2] of the windows of a grid that hold objects, the window [N] in which the center
+    of each object is, and boxes [N, 4] in its pixels."""
+    side = np.array(windows.size[::-1])
+    cells = ((objects.boxes[:, :2] + objects.boxes[:, 2:]) / 2 // side).astype(np.int64)
+    places = np.column_stack([objects.images, cells])
+    found, window = np.unique(places, axis=0, return_inverse=True)
+    sizes = np.broadcast_to(windows.size, (len(found), 2))
+    return sizes, window.reshape(-1), objects.boxes - np.tile(cells * side, 2)
 
 
 def _jitters_about_size(options: DataOptions) -> bool:

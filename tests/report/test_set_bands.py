@@ -1,5 +1,8 @@
 """What `prepare stats` finds in images of many bands and bits, and the flags that read them."""
 
+import subprocess
+import sys
+
 import cv2
 import numpy as np
 import pytest
@@ -137,3 +140,23 @@ def test_a_mask_or_another_image_in_the_file_leaves_flags_that_read_it(tmp_path)
     assert changes["data.bands.pages"] == "one" and "1 of other sizes or types" in page
     given = {"data.train_json": str(files[0]), "data.train_images": str(files[1])}
     assert load_train(load_config("quickstart", changes | given).data).decode(0).shape[2] == 1
+
+
+def test_stats_measures_a_file_for_each_band_before_its_mean_is_known(tmp_path):
+    def write(path, image):
+        for band in range(2):
+            name = path.with_stem(f"{path.stem}_B{band + 1}")
+            tifffile.imwrite(name, image[..., band].astype(np.uint16) * 16)
+
+    json_path, images = write_set(tmp_path, write, "tif", count=3)
+    json_path.write_text(json_path.read_text().replace(".tif", "_B1.tif"))
+    bands = ["--config.data.bands.names=('a', 'b')", "--config.data.bands.files=('_B1', '_B2')"]
+    command = [sys.executable, "-m", "mask_rcnn_jax.prepare", "stats", "--config", "quickstart"]
+    files = [f"--json={json_path}", f"--images={images}", f"--output={tmp_path / 'a.html'}"]
+    command += [*files, *bands, "--config.data.bands.scale=image"]
+    found = subprocess.run(command, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    assert "model.input.mean: (128, 128) -> (" in found.stdout
+    check = ["check" if part == "stats" else part for part in command]
+    found = subprocess.run(check, capture_output=True, text=True)
+    assert found.returncode == 2 and "`prepare stats` measures them" in found.stderr

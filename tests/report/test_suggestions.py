@@ -210,3 +210,19 @@ def test_classes_that_share_images():
     pairs = np.array([[0, 1], [0, 3], [1, 1], [2, 2], [2, 3], [2, 1], [9, 5]])
     assert shared_images(pairs, np.array([1, 3, 4])).tolist() == [[3, 2, 0], [2, 2, 0], [0, 0, 0]]
     assert shared_images(np.zeros((0, 2), int), np.array([1])).tolist() == [[0]]
+
+
+@pytest.mark.parametrize("side", [2_000, 20_000])
+def test_windows_are_what_training_sees(side):
+    """However large the images are, boxes keep their size and limits are those of a window."""
+    objects = squares((side, side), [24.0] * 400, per_image=400)
+    recipe = load_config("finetune", {"data.windows.size": (512, 512)})
+    advice = advise(objects, recipe)
+    found = {s.entry: s.value for s in advice.suggestions}
+    assert found["data.image_size"] == (512, 512)
+    np.testing.assert_allclose(advice.boxes.boxes[:, 2:] - advice.boxes.boxes[:, :2], 24)
+    assert (advice.boxes.canvases == 512).all() and advice.fits[-1][1].at_50 > 0.95
+    assert found["data.max_instances"] < 200 and found["eval.detections_per_image"] >= 400
+    assert found.get("model.rpn.post_nms_topk_test", 1000) <= 1000
+    empty = squares((side, side), [], num_images=1)
+    assert "There are no boxes" in advise(empty, recipe).suggestions[1].reason
