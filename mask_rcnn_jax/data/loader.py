@@ -276,7 +276,7 @@ class _TrainBatches:
 
     def _load(self, batch: Batch, row: int, place: int, short_side: int | None, count: int) -> int:
         """Fill a row, and return the index of the image that was asked for."""
-        dataset, images = self.dataset, len(self.bucket)
+        dataset, images, why = self.dataset, len(self.bucket), ""
         for offset in range(images):
             index = int(self.bucket[(place + offset) % images])
             if index in self.order.skip:
@@ -286,18 +286,20 @@ class _TrainBatches:
             augment = change if self.augment else None
             try:
                 load_row(batch, row, dataset, index, self.options, short_side, augment)
-            except UndecodableImage:
+            except UndecodableImage as error:
+                why = f", the last: {error}"
                 continue
             return int(self.bucket[place])
         skipped = " and is not in train.skip_images" if self.order.skip else ""
-        raise ValueError(f"{dataset_name(dataset)}: no image of {images} can be decoded{skipped}")
+        found = f"no image of {images} can be decoded{skipped}{why}"
+        raise ValueError(f"{dataset_name(dataset)}: {found}")
 
     def _load_window(
         self, batch: Batch, row: int, place: int, short_side: int | None, count: int
     ) -> int:
         """Fill a row with a window of the image at a place; with one at another place if it
         does not decode, or, unless `keep_empty`, has no object to learn from."""
-        dataset, order, damaged = self.dataset, self.order, set[int]()
+        dataset, order, damaged, why = self.dataset, self.order, set[int](), ""
         others = np.random.default_rng((order.seed, count, place, 0, 0, 1))
         for attempt in range(MAX_DRAWS):
             index = int(self.bucket[place])
@@ -309,7 +311,8 @@ class _TrainBatches:
                 given = dataset, index, options, number, rng
                 try:
                     example = read_window(*given, keep_empty=order.keep_empty)
-                except UndecodableImage:
+                except UndecodableImage as error:
+                    why = f", the last: {error}"
                     damaged.add(index)
                     example = None
                 if example is not None:
@@ -318,9 +321,8 @@ class _TrainBatches:
                     load_row(batch, row, dataset, index, self.options, short_side, augment, example)
                     return min(damaged, default=index)
             place = int(others.integers(len(self.bucket)))
-        raise ValueError(
-            f"{dataset_name(dataset)}: none of {MAX_DRAWS} windows can be decoded and has an object"
-        )
+        found = f"none of {MAX_DRAWS} windows can be decoded and has an object{why}"
+        raise ValueError(f"{dataset_name(dataset)}: {found}")
 
     def _partner(self, rng: np.random.Generator) -> Example | None:
         index = int(rng.choice(self.partners))

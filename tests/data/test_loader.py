@@ -327,7 +327,9 @@ def test_undecodable_image_is_replaced_and_named_once(dataset, caplog):
 def test_no_decodable_image_stops(dataset):
     for index in (4, 5, 13, 14, 15):
         truncate(dataset, index)
-    with pytest.raises(ValueError, match="no image of 5 can be decoded"):
+    with pytest.raises(
+        ValueError, match="no image of 5 can be decoded, the last: .*png: truncated"
+    ):
         train_batches(dataset, 10)
 
 

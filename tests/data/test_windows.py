@@ -250,6 +250,13 @@ def test_an_image_that_is_damaged_is_skipped_and_named(tmp_path, caplog):
     assert "skipped b.tif" in caplog.text
 
 
+def test_says_why_no_window_can_be_read(tmp_path):
+    (tmp_path / "a.tif").write_bytes(b"II*\0")
+    dataset = load_coco(*write_set(tmp_path, ["a.tif"], [a_rectangle(10, 20, 9, 9)]))
+    with pytest.raises(ValueError, match="none of 1000 windows .*, the last: .*a.tif: "):
+        batches(dataset, 1)
+
+
 def test_says_how_many_objects_windows_lose(tmp_path, caplog):
     write_tiff(tmp_path / "a.tif")
     near = [a_rectangle(10 + n, 20, 4, 4) for n in range(10)]
