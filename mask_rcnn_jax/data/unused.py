@@ -4,9 +4,10 @@ Headers and decoded pixels are looked at; a JPEG loses nothing. With `data.bands
 lost without a word.
 """
 
+import io
 import itertools
 from collections.abc import Sequence
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -17,6 +18,7 @@ from mask_rcnn_jax.data.images import (
     FORMATS,
     TIFF,
     WITH_BANDS,
+    decode_bytes,
     decode_image,
     tiff_directories,
 )
@@ -148,12 +150,29 @@ class Unused:
 
 
 def unused_of(dataset: Dataset) -> list[str]:
-    """Return such lines about some images of a dataset whose images are files."""
+    """Return such lines about some images of a dataset whose images are files or in records."""
     path_of, bands = getattr(dataset, "image_path", None), getattr(dataset, "bands", Bands())
-    if path_of is None or getattr(dataset, "records", None) is not None or bands.names:
+    if path_of is None or bands.names:
         return []
-    total = len(dataset.images)
+    total, records = len(dataset.images), getattr(dataset, "records", None)
+    if records is not None:
+        return _unused_of_records(dataset, records)
     return unused_of_files([path_of(n) for n in range(0, total, -(-total // SAMPLE) or 1)])
+
+
+def _unused_of_records(dataset: Dataset, records: Any) -> list[str]:
+    """`unused_of` where each image is read whole, of fewer of them."""
+    unused, total = Unused(), len(dataset.images)
+    for n in range(0, total, -(-total // SAMPLE_DEEP) or 1):
+        entry = dataset.images[n]
+        try:
+            content = records.read(n, entry.id)
+            is_deep = read_header(io.BytesIO(content)).bits > 8
+            image = decode_bytes(content, entry.file_name) if is_deep else None
+        except (OSError, ValueError):
+            continue
+        unused.add(entry.file_name, io.BytesIO(content), image)
+    return unused.lines()
 
 
 def unused_of_files(paths: Sequence[str]) -> list[str]:

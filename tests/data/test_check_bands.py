@@ -172,6 +172,9 @@ def test_records_hold_files_with_bands(tmp_path, source):
     found = load_train(parts.build(DataOptions, given, "data"))
     files = load_coco(json_path, image_dir, bands=FOUR)
     np.testing.assert_array_equal(found.decode(1), files.decode(1))
+    assert unused_of(found) == []
+    photos = load_train(parts.build(DataOptions, given | {"bands": {}}, "data"))
+    assert "bands after the third in 2 (first: 0.tif); all but 8" in unused_of(photos)[0]
     with pytest.raises(ValueError, match="data.source is .* expected .json. with data.bands.files"):
         parts.build(DataOptions, given | {"bands": bands | {"files": (*"abcd",)}}, "data")
 
