@@ -19,6 +19,8 @@ SAMPLED_PIXELS, SAMPLES, SAMPLE_SIDE = 1 << 24, 8, 512
 # Entries that say which numbers a model sees; the others say how files hold them, or show them.
 MODEL_ENTRIES = ("names", "scale", "bits", "limits", "percentiles")
 _FULL = 255.0  # of the scale that `model.input` and colors have
+# What stands for no data in float32, as GDAL has it; NaN would be an error of the file.
+ABSENT = np.finfo(np.float32).min
 
 
 class Limits(NamedTuple):
@@ -114,6 +116,9 @@ class Bands:
     ) -> np.ndarray:
         """[H, W, count] of a file, or of its content, in the numbers that it holds; with `names`.
 
+        What a GeoTIFF calls no data is 0, or, where a scale could make it another number, ABSENT in
+        float32.
+
         Args:
             expected_size: (height, width) that the json states.
             window: (x1, y1, x2, y2), the part to read.
@@ -151,7 +156,7 @@ class Bands:
         pixels = self.checked(np.where(absent, pixels.dtype.type(0), pixels), name)
         if self.scale not in ("fixed", "image"):
             return pixels  # where 0 becomes 0
-        return np.where(absent, np.float32(np.nan), pixels.astype(np.float32))
+        return np.where(absent, ABSENT, pixels.astype(np.float32))
 
     def checked(self, pixels: np.ndarray, name: str) -> np.ndarray:
         """[H, W, count] of the numbers of an image, in a type that files are read as.
@@ -289,7 +294,8 @@ class Bands:
         values -= low.astype(exact)
         values = values.astype(np.float32, copy=False)
         factors = np.divide(_FULL, high - low, out=np.zeros(len(low)), where=high > low)
-        values *= factors.astype(np.float32)
+        with np.errstate(over="ignore"):  # of ABSENT
+            values *= factors.astype(np.float32)
         np.clip(values, 0, _FULL, out=values)
         if is_float:
             values[~np.isfinite(pixels)] = 0
@@ -319,6 +325,11 @@ class Bands:
 RGB_FILES = Bands()
 
 
+def is_there(pixels: np.ndarray) -> np.ndarray:
+    """Where floating-point numbers are finite and not ABSENT."""
+    return np.isfinite(pixels) & (pixels != ABSENT)
+
+
 def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
     return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=2)
 
@@ -331,10 +342,10 @@ def _is_absent(pixels: np.ndarray, nodata: float | None) -> np.ndarray:
 
 
 def percentiles(pixels: np.ndarray, shares: tuple[float, float]) -> Limits:
-    """Percentiles of each band of [H, W, C], of the values that are finite; 0 and 1 without any."""
+    """Percentiles of each band of [H, W, C], of the values that are there; 0 and 1 without any."""
     found = []
     for band in np.moveaxis(pixels, 2, 0):
-        values = band[np.isfinite(band)] if band.dtype.kind == "f" else band.ravel()
+        values = band[is_there(band)] if band.dtype.kind == "f" else band.ravel()
         found.append(np.percentile(values, shares) if values.size else np.array([0.0, 1.0]))
     low, high = np.array(found, np.float64).T
     return Limits(low, high)

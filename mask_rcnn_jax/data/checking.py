@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from mask_rcnn_jax.annotations import checks
 from mask_rcnn_jax.annotations.absent import folded
 from mask_rcnn_jax.annotations.checks import show
@@ -31,6 +33,7 @@ from mask_rcnn_jax.data.images import (
     upright_size,
 )
 from mask_rcnn_jax.data.parts import check_parts
+from mask_rcnn_jax.data.raster import as_plain, open_raster
 from mask_rcnn_jax.data.unused import Unused
 
 ALL_CROWDS = (
@@ -107,7 +110,7 @@ def _decode_images(
                 turned.append((entry["file_name"], size == stored, size == upright_one))
             if bands.names:
                 pixels = bands.read(path, expected_size=size, upright=upright)
-                numbers[str(pixels.dtype)].append(entry["file_name"])
+                numbers[_stored_type(path, pixels, bands)].append(entry["file_name"])
             else:
                 image = decode_bytes(content, path, expected_size=size, upright=upright)
         except (OSError, ValueError) as error:
@@ -118,6 +121,14 @@ def _decode_images(
                 unused.add(entry["file_name"], io.BytesIO(content), image)
     findings.warnings += unused.lines()
     findings.warnings += _mixed(numbers) + _turned(turned)
+
+
+def _stored_type(path: str, pixels: np.ndarray, bands: Bands) -> str:
+    """The type of the numbers in a file: as they are read, unless some are no data."""
+    if pixels.dtype != np.float32:
+        return str(pixels.dtype)
+    with open_raster(bands.paths(path)[0]) as raster:
+        return str(as_plain(np.empty(0, raster.dtype)).dtype)
 
 
 def _mixed(numbers: dict[str, list[str]]) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 import cv2
 import numpy as np
 
+from mask_rcnn_jax.data.bands import ABSENT
 from mask_rcnn_jax.data.pixel_size import PixelSize
 from mask_rcnn_jax.rle import Window
 
@@ -38,7 +39,7 @@ def measure(
         crops: uint8 [h, w] of zeros and ones, and the (x, y) of their upper left pixels; or none.
         boxes: [N, 4] float (x1, y1, x2, y2).
         read: returns [h, w, C] numbers of a window (x1, y1, x2, y2), whose means, smallest and
-            largest are taken.
+            largest are taken; NaN where some are no data.
         bands: names of the C bands.
         size: of a pixel.
 
@@ -59,6 +60,8 @@ def measure(
         boxes_of[k] = y, x, y + height, x + width
         shapes[k] = _shape(crop)
         inside = read((x, y, x + width, y + height))[crop.view(bool)]
+        if inside.dtype == np.float32:
+            inside = np.where(inside == ABSENT, np.float32(np.nan), inside)
         with np.errstate(invalid="ignore"):  # of inf and -inf
             values[k, 0] = inside.mean(axis=0, dtype=np.float64)
         values[k, 1], values[k, 2] = inside.min(axis=0), inside.max(axis=0)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from absl import logging
 
-from mask_rcnn_jax.data.bands import RGB, Bands, percentiles
+from mask_rcnn_jax.data.bands import RGB, Bands, is_there, percentiles
 from mask_rcnn_jax.data.coco import CocoDataset
 from mask_rcnn_jax.data.raster import open_raster
 from mask_rcnn_jax.data.unused import Header, read_header
@@ -112,13 +112,13 @@ def find_bands(dataset: CocoDataset, recipe: Recipe) -> SetBands | None:
 def _measured(kinds: Counter[str], bands: Bands, images: Sequence[np.ndarray]) -> SetBands:
     """images: [1, n, bands] each."""
     pixels = np.concatenate([image[0] for image in images]).astype(np.float64)
-    pixels = pixels[np.isfinite(pixels).all(axis=1)]
+    pixels = pixels[is_there(pixels).all(axis=1)]
     if bands.scale == "fixed" and bands.limits == _OPEN:
         low, high = percentiles(pixels[None], SHARES)
         pairs = [(_short(a), _short(b)) for a, b in zip(low, high, strict=True)]
         bands = replace(bands, limits=tuple((a, b if b > a else a + 1) for a, b in pairs))
     scaled = np.concatenate([bands.scaled(image)[0] for image in images]).astype(np.float64)
-    scaled[~np.isfinite(scaled)] = 0
+    scaled = np.maximum(scaled, 0)  # what is absent
     return SetBands(kinds, bands, pixels, scaled.mean(axis=0), scaled.std(axis=0))
 
 

@@ -198,3 +198,13 @@ def test_overviews_are_no_pages_that_are_lost(tmp_path):
         file.write(pixels, photometric="rgb")
         file.write(pixels[::2, ::2], photometric="rgb", subfiletype=1)
     assert unused_of_files([str(path)]) == []
+
+
+def test_files_with_and_without_no_data_are_of_one_type(tmp_path):
+    def holed(path):
+        pixels = deep(40, 60, 4)
+        pixels[:9] = 65535
+        save(path, pixels, extratags=[(42113, "s", 0, "65535", False)])
+
+    found = inspect_coco(*banded(tmp_path, holed), bands=FOUR)
+    assert not found.problems and not found.warnings

@@ -278,3 +278,21 @@ def live(predictor, config) -> engines.ExportedModel:
         return jax.tree.map(lambda array: array[: len(images)], found)
 
     return engines.ExportedModel(predictor.canvases[0], None, run)
+
+
+@pytest.mark.parametrize("tile", [0, 64])
+def test_what_a_file_calls_no_data_is_found_and_measured_around(tmp_path, tile):
+    pixels = bands_of(2)
+    pixels[:20] = 65535
+    given = dict(photometric="minisblack", planarconfig="contig")
+    tags = [(42113, "s", 0, "65535", False)]
+    tifffile.imwrite(tmp_path / "a.tif", pixels, extratags=tags, **given)
+    predictor = make(("a", "b"), tile, data__bands__scale="image", eval__score_threshold=0.0)
+    found = predictor(tmp_path / "a.tif")
+    assert len(found) and not found.image[:20].any() and found.image[20:].any()
+    regions = found.regions()
+    touches = [bool(mask[:20].any()) for mask in found.masks]
+    sized = regions["num_pixels"] > 0
+    for name in ("intensity_mean-a", "intensity_max-b"):
+        np.testing.assert_array_equal(np.isnan(regions[name])[sized], np.array(touches)[sized])
+    assert not (regions["intensity_max-a"] > 4096).any()
