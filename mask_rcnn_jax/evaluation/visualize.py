@@ -115,7 +115,7 @@ def write_pixels(path: Path, pixels: np.ndarray) -> None:
     written, content = cv2.imencode(path.suffix, pixels)
     if not written:
         raise OSError(f"{path}: the image cannot be written")
-    path.write_bytes(content)
+    path.write_bytes(content.tobytes())
 
 
 def enlarge(image: np.ndarray, boxes: np.ndarray, min_side: int) -> tuple[np.ndarray, np.ndarray]:

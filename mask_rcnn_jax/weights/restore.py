@@ -178,9 +178,9 @@ def _check_model(
 ) -> None:
     """Raise ValueError if a recipe's model or input differs from the run's, or only warn."""
     before, now = map(entries_in_json, (of_run, recipe))
-    free = ("model.init_from", "model.adapt_input", "model.num_classes")
+    free = ["model.init_from", "model.adapt_input", "model.num_classes"]
     # Limits of prediction, as those of `eval`: weights belong to any.
-    free += ("model.rpn.pre_nms_topk_test", "model.rpn.post_nms_topk_test")
+    free += ["model.rpn.pre_nms_topk_test", "model.rpn.post_nms_topk_test"]
     names = sorted(before.keys() | now.keys())
     described = [n for n in names if n in MODEL_INPUT or n.startswith("model.") and n not in free]
     for name in described:
