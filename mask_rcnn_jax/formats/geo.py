@@ -45,6 +45,8 @@ def read_geo(source: Path, image_dir: Path | None, options: Options) -> Converte
         OSError, ValueError: naming the file, if it cannot be read, has no class, or has another
             reference system that cannot be related to that of an image.
     """
+    if source.is_dir():
+        raise ValueError(f"{source}: a folder, expected a GeoPackage, GeoJSON or Shapefile")
     where = source.parent if image_dir is None else image_dir
     folder = where if where.is_dir() else where.parent
     paths = [p for p in sorted(where.rglob("*")) if p.suffix.lower() in SUFFIXES]
@@ -52,7 +54,7 @@ def read_geo(source: Path, image_dir: Path | None, options: Options) -> Converte
     found = {path: read_place(path) for path in paths}
     places = {path: place for path, place in found.items() if place is not None}
     if not places:
-        raise ValueError(f"{where}: none of {len(paths)} TIFFs in it has coordinates on a map")
+        raise ValueError(f"{where} holds no TIFF with coordinates on a map, of {len(paths)} TIFFs")
     layer = _Layer(source, options)
     left_out = [f"{path}: an image without coordinates" for path in paths if path not in places]
     used = set[int]()

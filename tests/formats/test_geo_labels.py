@@ -172,7 +172,7 @@ def test_bad_files_are_one_line(labels, tmp_path):
     ):
         read(labels)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="empty: none of 0 TIFFs in it has coordinates"):
+    with pytest.raises(ValueError, match="empty holds no TIFF with coordinates on a map, of 0"):
         read(labels, tmp_path / "empty")
     square = feature(ring(0, 0, 9, 9), species="oak")
     two = as_layer(write_labels(tmp_path / "s.geojson", square), tmp_path / "two.gpkg", "GPKG")

@@ -95,7 +95,7 @@ def bomb() -> bytes:
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         head = io.BytesIO()
         np.lib.format.write_array_header_1_0(
-            head, {"descr": "|u1", "fortran_order": False, "shape": (20, 20, 4)}
+            head, {"descr": "<u2", "fortran_order": False, "shape": (20, 20, 4)}
         )
         archive.writestr("a.npy", head.getvalue() + bytes(50_000_000))
     return file.getvalue()

@@ -85,7 +85,7 @@ def test_a_run_says_so_at_its_start(tmp_path, caplog):
     with caplog.at_level(logging.INFO), closing(work.batches(0)):
         pass
     for words in (
-        "1 images hold more than data.max_instances=20 objects; the 10 smallest of 30",
+        "1 images hold more than data.max_instances=20 objects, up to 30; the 10 smallest",
         "1 of 31 objects (3.2%) are crowds",
         "has room for anchors of 8 objects in an image: at each step, 60.0%",
         "an image holds up to 30 objects: 50.0% of the objects cannot be found",
