@@ -1,5 +1,6 @@
 """What numbers a dataset's images hold, band by band, and the `data.bands` that fit them."""
 
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,7 +31,7 @@ class SetBands(NamedTuple):
 
     kinds: Counter[str]  # such as "uint16, 4 bands, 1 page"
     bands: Bands  # the recipe's, or those that fit
-    pixels: np.ndarray  # [n, bands] float64 of the numbers in the files
+    pixels: np.ndarray  # [n, bands] float64 of the numbers in the files, NaN where there are none
     mean: np.ndarray  # [bands] after scaling to 0..255
     deviation: np.ndarray
 
@@ -43,6 +44,7 @@ class SetBands(NamedTuple):
             "numbers": "The last is alpha.",
             "pages": "Or middle, mean, one (with page), or bands if each page is one.",
             "scale": "The same for all images, so that brightness tells objects apart.",
+            "nan": "Some values are not finite, and such images would not be read.",
             "limits": f"Percentiles {SHARES[0]} and {SHARES[1]} of {self._images} images.",
         }
         entries = {name: getattr(found, name) for name in reasons}
@@ -67,7 +69,9 @@ class SetBands(NamedTuple):
     def html(self) -> str:
         """A section of the page."""
         columns = ["Lowest", f"{SHARES[0]} %", "Median", f"{SHARES[1]} %", "Highest"]
-        quantiles = np.percentile(self.pixels, [0, SHARES[0], 50, SHARES[1], 100], axis=0).T
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # of a band without numbers
+            quantiles = np.nanpercentile(self.pixels, [0, SHARES[0], 50, SHARES[1], 100], axis=0).T
         rows = [
             f'<tr><th scope="row">{escape(name)}</th>'
             + "".join(f'<td data-v="{value}">{value:.5g}</td>' for value in values)
@@ -112,7 +116,9 @@ def find_bands(dataset: CocoDataset, recipe: Recipe) -> SetBands | None:
 def _measured(kinds: Counter[str], bands: Bands, images: Sequence[np.ndarray]) -> SetBands:
     """images: [1, n, bands] each."""
     pixels = np.concatenate([image[0] for image in images]).astype(np.float64)
-    pixels = pixels[is_there(pixels).all(axis=1)]
+    if not np.isfinite(pixels).all():
+        bands = replace(bands, nan="zero")
+    pixels = np.where(is_there(pixels), pixels, np.nan)
     if bands.scale == "fixed" and bands.limits == _OPEN:
         low, high = percentiles(pixels[None], SHARES)
         pairs = [(_short(a), _short(b)) for a, b in zip(low, high, strict=True)]

@@ -72,6 +72,7 @@ def test_the_flags_read_the_set(name, tmp_path):
     write, ending, names, scale = SETS[name]
     files, page, changes = suggested(tmp_path, write, ending)
     assert changes["data.bands.names"] == names
+    assert "data.bands.nan" not in changes
     assert changes.get("data.bands.pages") == ("max" if name == "pages" else None)
     assert "<h2>Bands</h2>" in page and f"{names[-1]}</th>" in page and "data:image/jpeg" in page
     given = {"data.train_json": str(files[0]), "data.train_images": str(files[1])}
@@ -160,3 +161,17 @@ def test_stats_measures_a_file_for_each_band_before_its_mean_is_known(tmp_path):
     check = ["check" if part == "stats" else part for part in command]
     found = subprocess.run(check, capture_output=True, text=True)
     assert found.returncode == 2 and "`prepare stats` measures them" in found.stderr
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_a_band_without_numbers_leaves_the_others(tmp_path):
+    def write(path, image):
+        pixels = image[..., :2].astype(np.float32) + 40
+        pixels[..., 1] = np.nan
+        np.save(path, pixels)
+
+    _, page, changes = suggested(tmp_path, write, "npy")
+    limits = changes["data.bands.limits"]
+    assert changes["data.bands.nan"] == "zero"
+    assert 40 <= limits[0][0] < limits[0][1] <= 295 and limits[1] == (0, 1)
+    assert changes["model.input.mean"][1] == 0 and "nan</td>" in page
