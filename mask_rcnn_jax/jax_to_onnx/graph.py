@@ -181,7 +181,7 @@ def make_model_proto(
             helper.make_tensor_value_info(
                 key,
                 getattr(onnx.TensorProto, dtype),
-                [BATCH if graph.is_batch(size) else size for size in shape],
+                [BATCH if graph.is_batch(size) else int(size) for size in shape],
             )
             for key, (dtype, shape) in values.items()
         ]

@@ -54,7 +54,7 @@ def convert(
     found = add_function(graph, run, variables, shapes, given, num_classes, static=static)
     for i, (value, shape) in enumerate(zip(found, expected, strict=True)):
         graph.op("Identity", arrange(graph, value), name=f"y{i}")
-        outputs[f"y{i}"] = (onnx_type(shape.dtype), list(shape.shape))
+        outputs[f"y{i}"] = (onnx_type(shape.dtype), list(value.sizes))
     clean_up(graph, outputs)
     if float16:
         to_float16(graph)
