@@ -19,11 +19,14 @@ def features(result: Result, to_map: ToMap | None = None) -> list[dict[str, Any]
 
     to_map: for coordinates of a map; by default they are pixels, with y down.
     """
-    found = []
+    found, decimals = [], _MAP_DECIMALS if to_map else _PIXEL_DECIMALS
     rows = zip(result.names, result.scores, result.boxes, result.polygons(), strict=True)
     for label, (name, score, box, parts) in enumerate(rows, start=1):
         shapes = with_holes(parts) if result.has_masks else [[_corners(box)]]
-        polygons = [[_ring(line, k, to_map) for k, line in enumerate(shape)] for shape in shapes]
+        lines = [[np.asarray(line, np.float64) for line in shape] for shape in shapes]
+        if to_map:
+            lines = [[to_map(line) for line in shape] for shape in lines]
+        polygons = [[_ring(line, k, decimals) for k, line in enumerate(shape)] for shape in lines]
         polygons = [[ring for ring in polygon if ring] for polygon in polygons if polygon[0]]
         if not polygons:
             continue
@@ -38,18 +41,18 @@ def features(result: Result, to_map: ToMap | None = None) -> list[dict[str, Any]
             "label": label,
             "class": name,
             "score": value,
-            "area": sum(_area(np.array(ring)) for polygon in polygons for ring in polygon),
+            "area": sum(
+                abs(_area(shape[0])) - sum(abs(_area(h)) for h in shape[1:]) for shape in lines
+            ),
         }
         found.append({"type": "Feature", "geometry": geometry, "properties": properties})
     return found
 
 
-def _ring(line: np.ndarray, place: int, to_map: ToMap | None) -> list[list[float]]:
-    """A closed ring: the outer one, of place 0, counterclockwise and holes clockwise where y goes
-    up, as RFC 7946 has it. Empty without an area."""
-    line = np.asarray(line, np.float64)
-    decimals = _MAP_DECIMALS if to_map else _PIXEL_DECIMALS
-    points = np.round(to_map(line) if to_map else line, decimals)
+def _ring(line: np.ndarray, place: int, decimals: int) -> list[list[float]]:
+    """A closed ring, rounded: the outer one, of place 0, counterclockwise and holes clockwise where
+    y goes up, as RFC 7946 has it. Empty without an area."""
+    points = np.round(line, decimals)
     area = _area(points)
     if not area or not np.isfinite(area):
         return []
