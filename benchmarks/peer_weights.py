@@ -21,8 +21,8 @@ from safetensors.numpy import save_file
 
 from mask_rcnn_jax.benchmarking import inputs
 from mask_rcnn_jax.config import load_config
-from mask_rcnn_jax.data.images import decode_image
 from mask_rcnn_jax.data.resize import resize_image, resize_plan
+from mask_rcnn_jax.images.decode import decode_image
 from mask_rcnn_jax.models.build import init_variables
 from mask_rcnn_jax.models.mask_rcnn import BOX_SIZE, MaskRCNN
 from mask_rcnn_jax.ops.extent import valid_extent

@@ -163,7 +163,7 @@ def work(settings: dict) -> None:
 
     from mask_rcnn_jax.config import load_config
     from mask_rcnn_jax.data.canvases import evaluation_options
-    from mask_rcnn_jax.data.images import upright_size
+    from mask_rcnn_jax.images.decode import upright_size
     from mask_rcnn_jax.weights.restore import restore
 
     folder = Path(settings["images"])
@@ -184,7 +184,7 @@ def work(settings: dict) -> None:
 
 
 def prediction(restored, settings: dict) -> Callable[[], None]:
-    from mask_rcnn_jax.data.images import decode_image
+    from mask_rcnn_jax.images.decode import decode_image
     from mask_rcnn_jax.predict.predictor import Predictor
 
     recipe, variables, categories, _ = restored

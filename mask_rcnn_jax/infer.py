@@ -25,10 +25,10 @@ import jax
 from absl import flags, logging
 
 from mask_rcnn_jax import cli
-from mask_rcnn_jax.data.bands import Bands
 from mask_rcnn_jax.data.canvases import evaluation_options
 from mask_rcnn_jax.data.tiles import tiling
 from mask_rcnn_jax.data.unused import Unused
+from mask_rcnn_jax.images.bands import Bands
 from mask_rcnn_jax.predict import annotate, geo
 from mask_rcnn_jax.predict.engines import Exported
 from mask_rcnn_jax.predict.inputs import find_inputs

@@ -30,7 +30,7 @@ from mask_rcnn_jax.serving.server import Server
 from mask_rcnn_jax.serving.service import Limits, Service
 from mask_rcnn_jax.weights.restore import restore
 
-MAX_MEGAPIXELS = 178  # what `data.images` decodes
+MAX_MEGAPIXELS = 178  # what `images.decode` decodes
 
 
 def serve(

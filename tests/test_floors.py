@@ -10,24 +10,25 @@ COMMANDS = (
     *("__main__", "train", "evaluate", "infer", "serve", "prune", "prepare", "export", "benchmark"),
 )
 FLOORS = {
-    "configs": 11,
-    "benchmarking": 9,
-    "training": 8,
-    "serving": 8,
-    "exporting": 8,
-    "predict": 7,
-    "pruning": 7,
-    "weights": 6,
-    "formats": 6,
-    "cli": 7,
-    "report": 5,
-    "config": 5,
-    "recipe": 4,
-    "models": 3,
-    "ops": 2,
-    "data": 2,
-    "evaluation": 2,
-    "video": 2,
+    "configs": 12,
+    "benchmarking": 10,
+    "training": 9,
+    "serving": 9,
+    "exporting": 9,
+    "predict": 8,
+    "pruning": 8,
+    "weights": 7,
+    "formats": 7,
+    "cli": 8,
+    "report": 6,
+    "config": 6,
+    "recipe": 5,
+    "models": 4,
+    "ops": 3,
+    "data": 3,
+    "evaluation": 3,
+    "video": 3,
+    "images": 2,
     "jax_to_onnx": 1,
     "annotations": 1,
     "cpu_kernels": 1,
@@ -113,7 +114,7 @@ def test_imports_go_down_only(path):
     room = path.relative_to(ROOT / "mask_rcnn_jax").parts[0].removesuffix(".py")
     if room == "__init__":
         return
-    floor = 10 if room in COMMANDS else FLOORS[room]
+    floor = 11 if room in COMMANDS else FLOORS[room]
     for name in imports(path):
         other = room_of(name)
         if other is None or other == room:

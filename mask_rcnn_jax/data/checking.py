@@ -21,10 +21,10 @@ from mask_rcnn_jax.annotations.reader import (
     read_annotation_file,
     read_regular,
 )
-from mask_rcnn_jax.data.bands import RGB_FILES, Bands
 from mask_rcnn_jax.data.box_forms import boxes_of, misfits
-from mask_rcnn_jax.data.file_names import find_by_name
-from mask_rcnn_jax.data.images import (
+from mask_rcnn_jax.data.unused import Unused
+from mask_rcnn_jax.images.bands import RGB_FILES, Bands
+from mask_rcnn_jax.images.decode import (
     MAX_BYTES,
     MAX_PIXELS,
     decode_bytes,
@@ -32,9 +32,9 @@ from mask_rcnn_jax.data.images import (
     orientation,
     upright_size,
 )
-from mask_rcnn_jax.data.parts import check_parts
-from mask_rcnn_jax.data.raster import as_plain, open_raster
-from mask_rcnn_jax.data.unused import Unused
+from mask_rcnn_jax.images.file_names import find_by_name
+from mask_rcnn_jax.images.parts import check_parts
+from mask_rcnn_jax.images.raster import as_plain, open_raster
 
 ALL_CROWDS = (
     "all %d annotations are crowds, which are not learned from (data.skip_crowd); some tools "

@@ -29,14 +29,14 @@ from mask_rcnn_jax.annotations.segmentation import (
     segmentation_box,
 )
 from mask_rcnn_jax.annotations.stream import AnnotationStream, Unusual
-from mask_rcnn_jax.data.bands import RGB_FILES, Bands
 from mask_rcnn_jax.data.checking import ALL_CROWDS, inspect_coco
 from mask_rcnn_jax.data.dataset import Annotation, Dataset, ImageRecord
-from mask_rcnn_jax.data.images import decode_bytes, decode_image
 from mask_rcnn_jax.data.packed import PackedImages, Packer
-from mask_rcnn_jax.data.parts import has_parts, read_part
 from mask_rcnn_jax.data.records import Records
 from mask_rcnn_jax.data.tfrecords import TFRecords
+from mask_rcnn_jax.images.bands import RGB_FILES, Bands
+from mask_rcnn_jax.images.decode import decode_bytes, decode_image
+from mask_rcnn_jax.images.parts import has_parts, read_part
 from mask_rcnn_jax.rle import Window
 
 # Each class costs the model a row of weights, so an id that is no count of classes is refused.

@@ -22,12 +22,9 @@ from mask_rcnn_jax.annotations.segmentation import (
     segmentation_fault,
     segmentation_to_mask,
 )
+from mask_rcnn_jax.images.decode import UndecodableImage as UndecodableImage
 
 MEMBERS = ("class_names", "images", "decode")
-
-
-class UndecodableImage(ValueError):
-    """Raised by `Dataset.decode` for an image that is damaged; training skips such an image."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ from typing import Any
 from mask_rcnn_jax import parts
 from mask_rcnn_jax.data.affine import fill_of
 from mask_rcnn_jax.data.augment import Kind, as_kinds
-from mask_rcnn_jax.data.bands import RGB
 from mask_rcnn_jax.data.color import Hue, OfColors, Saturation
 from mask_rcnn_jax.data.copy_paste import CopyPaste
 from mask_rcnn_jax.data.geometry import FixedSizeCrop, Geometry, HorizontalFlip
 from mask_rcnn_jax.data.options import Augmentations, DataOptions
+from mask_rcnn_jax.images.bands import RGB
 
 # Names in `data.augment`; the section of that name in `data` has the kind's entries.
 KINDS: dict[str, Callable[..., Any]] = {f.name: f.type for f in fields(Augmentations)}  # type: ignore[misc]

@@ -4,7 +4,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from mask_rcnn_jax import parts
-from mask_rcnn_jax.data.bands import Bands
 from mask_rcnn_jax.data.color import Brightness, Contrast, Hue, Saturation
 from mask_rcnn_jax.data.copy_paste import CopyPaste
 from mask_rcnn_jax.data.geometry import (
@@ -18,6 +17,7 @@ from mask_rcnn_jax.data.geometry import (
 )
 from mask_rcnn_jax.data.repeat import Repeats
 from mask_rcnn_jax.data.windows import Windows
+from mask_rcnn_jax.images.bands import Bands
 
 # Feature map sizes then halve exactly from level to level (strides 4 to 64).
 CANVAS_MULTIPLE = 64

@@ -12,11 +12,11 @@ import numpy as np
 from mask_rcnn_jax.data.dataset import Dataset
 from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.overview import image_size
-from mask_rcnn_jax.data.parts import is_large, reduced
 from mask_rcnn_jax.data.resize import resize_image, resize_plan
 from mask_rcnn_jax.data.tiles import Tiles, view_windows
 from mask_rcnn_jax.data.transforms import empty_batch, read_example
 from mask_rcnn_jax.data.window_examples import decode_window, has_windows
+from mask_rcnn_jax.images.parts import is_large, reduced
 from mask_rcnn_jax.rle import Window
 from mask_rcnn_jax.structures import Batch
 

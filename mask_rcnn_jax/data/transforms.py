@@ -11,10 +11,10 @@ from mask_rcnn_jax.data.augment import is_image, read_pending
 from mask_rcnn_jax.data.coco import CocoDataset
 from mask_rcnn_jax.data.dataset import Annotation, Dataset, ImageRecord, image_name
 from mask_rcnn_jax.data.example import Example
-from mask_rcnn_jax.data.images import check_image_size
 from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.resize import ResizePlan, resize_image, resize_mask, resize_plan
 from mask_rcnn_jax.data.segmentation import crop_mask, polygon_vertices
+from mask_rcnn_jax.images.decode import check_image_size
 from mask_rcnn_jax.structures import Batch, Targets
 
 # Pixels that a mapped box may be off. Masks are drawn into boxes, which must not be that narrow.

@@ -12,9 +12,9 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from PIL import Image
 
-from mask_rcnn_jax.data.bands import Bands
 from mask_rcnn_jax.data.dataset import Dataset
-from mask_rcnn_jax.data.images import (
+from mask_rcnn_jax.images.bands import Bands
+from mask_rcnn_jax.images.decode import (
     FORMATS,
     TIFF,
     WITH_BANDS,

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from mask_rcnn_jax.data.bands import Bands
 from mask_rcnn_jax.exporting.manifest import ModelInterface, labels
 from mask_rcnn_jax.exporting.tensorrt import calibration_cache
+from mask_rcnn_jax.images.bands import Bands
 
 DETECTIONS, MASKS = "generate_detections", "mask_fcn_logits/BiasAdd"
 MODEL = "deepstream.onnx"  # name of the file

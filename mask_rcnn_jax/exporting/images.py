@@ -7,12 +7,12 @@ import cv2
 import numpy as np
 from absl import logging
 
-from mask_rcnn_jax.data.bands import Bands
-from mask_rcnn_jax.data.images import endings
 from mask_rcnn_jax.data.options import DataOptions, ExampleOptions
 from mask_rcnn_jax.data.resize import ResizePlan, resize_image, resize_plan
 from mask_rcnn_jax.exporting.options import ArtifactOptions
 from mask_rcnn_jax.formats.shapes import generate_image
+from mask_rcnn_jax.images.bands import Bands
+from mask_rcnn_jax.images.decode import endings
 from mask_rcnn_jax.predict.pixels import image_suffixes, is_other_band, read_pixels
 
 

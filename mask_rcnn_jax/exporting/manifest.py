@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple
 
-from mask_rcnn_jax.data.bands import RGB, Bands
+from mask_rcnn_jax.images.bands import RGB, Bands
 from mask_rcnn_jax.models.detect import Detect
 from mask_rcnn_jax.models.protocols import MaskHeadLike
 from mask_rcnn_jax.recipe.recipe import Recipe

@@ -23,7 +23,7 @@ from mask_rcnn_jax.annotations.segmentation import (
     segmentation_box,
     show,
 )
-from mask_rcnn_jax.data.images import MAX_BYTES
+from mask_rcnn_jax.images.decode import MAX_BYTES
 
 EXIF_ORIENTATION = 0x0112
 ELLIPSE_VERTICES = 64  # loses 0.2 percent of the area

@@ -10,7 +10,6 @@ from mask_rcnn_jax.annotations.ids import MAX_NAME
 from mask_rcnn_jax.annotations.reader import GroundTruth, read_regular
 from mask_rcnn_jax.annotations.segmentation import show
 from mask_rcnn_jax.data.checking import summarize
-from mask_rcnn_jax.data.images import endings, is_image_name
 from mask_rcnn_jax.formats.cityscapes import read_cityscapes
 from mask_rcnn_jax.formats.coco_build import AnnotatedImage, build_coco, write_json
 from mask_rcnn_jax.formats.cvat import read_cvat
@@ -24,6 +23,7 @@ from mask_rcnn_jax.formats.supervisely import read_supervisely
 from mask_rcnn_jax.formats.via import read_via
 from mask_rcnn_jax.formats.voc import read_voc
 from mask_rcnn_jax.formats.yolo import read_yolo
+from mask_rcnn_jax.images.decode import endings, is_image_name
 
 # Endings of files that are no surprise among images.
 ANNOTATIONS = (

@@ -11,10 +11,10 @@ from absl import logging
 from mask_rcnn_jax.annotations.checks import MAX_STATED_PIXELS
 from mask_rcnn_jax.annotations.segmentation import Segmentation, show, to_rle, union
 from mask_rcnn_jax.data.clip import clip_polygon
-from mask_rcnn_jax.data.geo import Place, import_pyogrio, import_rasterio, read_place, reprojected
 from mask_rcnn_jax.formats.coco_build import AnnotatedImage
 from mask_rcnn_jax.formats.mask_codes import without
 from mask_rcnn_jax.formats.reading import Converted, ImageObjects, Options
+from mask_rcnn_jax.images.geo import Place, import_pyogrio, import_rasterio, read_place, reprojected
 
 SUFFIXES = (".tif", ".tiff")
 _POLYGON, _MULTI, _COLLECTION = 3, 6, 7  # in well-known binary

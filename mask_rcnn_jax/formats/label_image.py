@@ -8,8 +8,8 @@ import numpy as np
 from PIL import Image
 
 from mask_rcnn_jax.annotations.reader import read_regular
-from mask_rcnn_jax.data.images import MAX_BYTES, check_header
 from mask_rcnn_jax.formats.mask_codes import Runs, column_runs
+from mask_rcnn_jax.images.decode import MAX_BYTES, check_header
 from mask_rcnn_jax.rle import edges_to_rle
 
 FORMATS = ("PNG", "TIFF", "BMP", "GIF")  # without loss, unlike JPEG

@@ -8,7 +8,6 @@ import numpy as np
 
 from mask_rcnn_jax.annotations.reader import read_json
 from mask_rcnn_jax.annotations.segmentation import show
-from mask_rcnn_jax.data.images import IMAGE_SUFFIXES
 from mask_rcnn_jax.formats.coco_build import AnnotatedImage, ellipse, read_image_size, rectangle
 from mask_rcnn_jax.formats.image_files import ImageFiles
 from mask_rcnn_jax.formats.mask_codes import rows_code
@@ -22,6 +21,7 @@ from mask_rcnn_jax.formats.reading import (
     number,
     rotated,
 )
+from mask_rcnn_jax.images.decode import IMAGE_SUFFIXES
 
 KINDS = ("polygon", "brush", "rectangle", "ellipse")
 # Results that are no region: "labels" is another region's class, others say more about one or all.

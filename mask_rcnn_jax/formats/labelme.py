@@ -12,12 +12,12 @@ from absl import logging
 
 from mask_rcnn_jax.annotations.reader import listed, read_json
 from mask_rcnn_jax.annotations.segmentation import show
-from mask_rcnn_jax.data.images import check_header
 from mask_rcnn_jax.formats import coco_build
 from mask_rcnn_jax.formats.image_files import ImageFiles
 from mask_rcnn_jax.formats.labelme_images import HeldImages, absent_image, find_image
 from mask_rcnn_jax.formats.mask_codes import crop_code
 from mask_rcnn_jax.formats.reading import ImageObjects
+from mask_rcnn_jax.images.decode import check_header
 
 # labelme's special labels, which are not objects.
 NOT_OBJECTS = ("__ignore__", "_background_")

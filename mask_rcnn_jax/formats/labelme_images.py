@@ -10,8 +10,8 @@ from PIL import Image
 
 from mask_rcnn_jax.annotations.reader import read_json, read_regular
 from mask_rcnn_jax.annotations.segmentation import show
-from mask_rcnn_jax.data.images import FORMATS, MAX_BYTES, decode_bytes
 from mask_rcnn_jax.formats.image_files import ImageFiles, file_below
+from mask_rcnn_jax.images.decode import FORMATS, MAX_BYTES, decode_bytes
 from mask_rcnn_jax.terminal.safe_text import file_name
 
 _ENDINGS = {"JPEG": ".jpg", "PNG": ".png", "BMP": ".bmp", "TIFF": ".tif", "WEBP": ".webp"}

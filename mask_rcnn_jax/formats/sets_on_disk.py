@@ -9,8 +9,8 @@ from typing import Any
 from mask_rcnn_jax.annotations.checks import TRAINING_KEYS, id_problems, structure_problems
 from mask_rcnn_jax.annotations.reader import normalized, raise_first, read_annotation_file
 from mask_rcnn_jax.data import checking
-from mask_rcnn_jax.data.bands import RGB_FILES, Bands
-from mask_rcnn_jax.data.file_names import with_names_found, with_sizes, without_bad_sizes
+from mask_rcnn_jax.images.bands import RGB_FILES, Bands
+from mask_rcnn_jax.images.file_names import with_names_found, with_sizes, without_bad_sizes
 
 JSON_NAMES = ("instances_{}2017.json", "instances_{}.json")  # COCO's, and those of `shapes`
 Files = tuple[Path, Path]  # a json and the folder of its images

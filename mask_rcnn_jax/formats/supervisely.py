@@ -10,7 +10,6 @@ import numpy as np
 
 from mask_rcnn_jax.annotations.reader import listed, read_json
 from mask_rcnn_jax.annotations.segmentation import show, to_rle, union
-from mask_rcnn_jax.data.images import check_header
 from mask_rcnn_jax.formats.coco_build import (
     AnnotatedImage,
     check_outline,
@@ -29,6 +28,7 @@ from mask_rcnn_jax.formats.reading import (
     entries,
     number,
 )
+from mask_rcnn_jax.images.decode import check_header
 
 MAX_BYTES = 1 << 28  # of a mask's PNG
 

@@ -11,8 +11,8 @@ from mask_rcnn_jax.annotations.checks import MAX_PIXELS
 from mask_rcnn_jax.annotations.ids import MAX_NAME
 from mask_rcnn_jax.annotations.reader import read_ground_truth
 from mask_rcnn_jax.data import tfrecords
-from mask_rcnn_jax.data.images import check_header
 from mask_rcnn_jax.formats.mask_codes import crop_code
+from mask_rcnn_jax.images.decode import check_header
 from mask_rcnn_jax.terminal.safe_text import cut
 
 MAX_ID = 2**63 - 1

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from mask_rcnn_jax.data.geo import Place, import_pyogrio, is_text, read_place
+from mask_rcnn_jax.images.geo import Place, import_pyogrio, is_text, read_place
 from mask_rcnn_jax.predict.geojson import features
 from mask_rcnn_jax.predict.result import Result
 

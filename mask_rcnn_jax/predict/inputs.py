@@ -13,9 +13,8 @@ import numpy as np
 from absl import logging
 
 from mask_rcnn_jax.annotations.reader import listed
-from mask_rcnn_jax.data.bands import Bands
-from mask_rcnn_jax.data.dataset import UndecodableImage
-from mask_rcnn_jax.data.images import MAX_BYTES, OTHER_SUFFIXES, endings
+from mask_rcnn_jax.images.bands import Bands
+from mask_rcnn_jax.images.decode import MAX_BYTES, OTHER_SUFFIXES, UndecodableImage, endings
 from mask_rcnn_jax.network import Limits, is_web, open_url, read_url
 from mask_rcnn_jax.predict.pixels import RGB_FILES, image_suffixes, is_other_band, read_pixels
 from mask_rcnn_jax.terminal.safe_text import file_name

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from mask_rcnn_jax.annotations.checks import MAX_STATED_PIXELS
-from mask_rcnn_jax.data.bands import Bands
-from mask_rcnn_jax.data.dataset import UndecodableImage
-from mask_rcnn_jax.data.parts import has_parts, is_large, read_part, reduced
-from mask_rcnn_jax.data.raster import open_raster
+from mask_rcnn_jax.images.bands import Bands
+from mask_rcnn_jax.images.decode import UndecodableImage
+from mask_rcnn_jax.images.parts import has_parts, is_large, read_part, reduced
+from mask_rcnn_jax.images.raster import open_raster
 from mask_rcnn_jax.rle import Window
 
 OVERVIEW = 2048  # pixels that the shorter side of an overview has at least, if the image has
@@ -30,7 +30,7 @@ class LargeImage:
         self._overview: np.ndarray | None = None
 
     def read(self, window: Window) -> np.ndarray:
-        """[h, w, C] of a window, as `data.parts.read_part` gives it."""
+        """[h, w, C] of a window, as `images.parts.read_part` gives it."""
         pixels = read_part(self.path, self.path, window, self._bands, self.size)
         if pixels is None:
             raise UndecodableImage(f"{self.path}: it changed while it was read")

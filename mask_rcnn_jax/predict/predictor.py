@@ -14,10 +14,10 @@ from PIL import Image
 
 from mask_rcnn_jax.config import as_recipe
 from mask_rcnn_jax.data.options import all_canvases
-from mask_rcnn_jax.data.pixel_size import read_pixel_size
 from mask_rcnn_jax.data.resize import ResizePlan, resize_image, resize_plan
 from mask_rcnn_jax.data.tiles import tiling, view_windows
 from mask_rcnn_jax.evaluation.encode import ImageDetections
+from mask_rcnn_jax.images.pixel_size import read_pixel_size
 from mask_rcnn_jax.models.build import build_model
 from mask_rcnn_jax.predict.engines import Exported
 from mask_rcnn_jax.predict.large import open_large

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 import cv2
 import numpy as np
 
-from mask_rcnn_jax.data.bands import ABSENT
-from mask_rcnn_jax.data.pixel_size import PixelSize
+from mask_rcnn_jax.images.bands import ABSENT
+from mask_rcnn_jax.images.pixel_size import PixelSize
 from mask_rcnn_jax.rle import Window
 
 # Of a pixel on the border, by its neighbors on the border: Benkrid and Crookes, "Design and FPGA

@@ -10,9 +10,9 @@ from typing import Any, Literal
 import cv2
 import numpy as np
 
-from mask_rcnn_jax.data.pixel_size import PixelSize
 from mask_rcnn_jax.evaluation import visualize
 from mask_rcnn_jax.evaluation.encode import ImageDetections, Masks, encode_image, mask_crop
+from mask_rcnn_jax.images.pixel_size import PixelSize
 from mask_rcnn_jax.predict.regions import measure
 from mask_rcnn_jax.rle import Window, WindowMask
 

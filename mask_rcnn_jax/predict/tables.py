@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mask_rcnn_jax.data.pixel_size import METERS
+from mask_rcnn_jax.images.pixel_size import METERS
 from mask_rcnn_jax.predict.result import Result
 
 

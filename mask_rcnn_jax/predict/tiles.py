@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mask_rcnn_jax.data.bands import Bands, Limits
 from mask_rcnn_jax.evaluation.encode import ImageDetections
 from mask_rcnn_jax.evaluation.merge import merge_views, with_window_masks
+from mask_rcnn_jax.images.bands import Bands, Limits
 from mask_rcnn_jax.predict.large import LargeImage
 from mask_rcnn_jax.rle import Window
 from mask_rcnn_jax.structures import Detections

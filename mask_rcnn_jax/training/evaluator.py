@@ -16,7 +16,6 @@ from jax.sharding import Mesh
 from pycocotools.cocoeval import COCOeval
 
 from mask_rcnn_jax.data import canvases
-from mask_rcnn_jax.data.bands import Bands
 from mask_rcnn_jax.data.dataset import Dataset, category_ids, dataset_name, is_boxes_only
 from mask_rcnn_jax.data.ground_truth import ground_truth
 from mask_rcnn_jax.data.loader import EvalLoader
@@ -29,6 +28,7 @@ from mask_rcnn_jax.evaluation import coco as coco_evaluation
 from mask_rcnn_jax.evaluation.encode import ImageDetections, split_images
 from mask_rcnn_jax.evaluation.engines import check_engine
 from mask_rcnn_jax.evaluation.notes import notes, nothing_to_score
+from mask_rcnn_jax.images.bands import Bands
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.recipe.options import EvalOptions
 from mask_rcnn_jax.recipe.recipe import Recipe

@@ -8,9 +8,9 @@ import numpy as np
 from absl import logging
 from pycocotools.cocoeval import COCOeval
 
-from mask_rcnn_jax.data.bands import Bands
 from mask_rcnn_jax.data.dataset import Dataset, dataset_name
 from mask_rcnn_jax.data.overview import image_ids
+from mask_rcnn_jax.images.bands import Bands
 from mask_rcnn_jax.recipe.options import EvalOptions
 from mask_rcnn_jax.report.analysis import Analysis, analyze
 from mask_rcnn_jax.report.page import write_report

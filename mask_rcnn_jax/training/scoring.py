@@ -17,7 +17,6 @@ from mask_rcnn_jax.annotations.reader import GroundTruth, read_ground_truth
 from mask_rcnn_jax.config import as_recipe
 from mask_rcnn_jax.data.coco import CocoDataset
 from mask_rcnn_jax.data.dataset import Dataset, check_classes, check_dataset, dataset_name
-from mask_rcnn_jax.data.images import decode_image
 from mask_rcnn_jax.data.loader import EvalLoader
 from mask_rcnn_jax.data.options import DataOptions, ExampleOptions
 from mask_rcnn_jax.data.overview import image_size
@@ -28,6 +27,7 @@ from mask_rcnn_jax.data.views import ViewLoader
 from mask_rcnn_jax.evaluation import coco as coco_evaluation
 from mask_rcnn_jax.evaluation.engines import check_engine
 from mask_rcnn_jax.evaluation.notes import absent_category, box_form, check_scorable, notes
+from mask_rcnn_jax.images.decode import decode_image
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.structures import Batch, Detections

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from mask_rcnn_jax import consent, parts
 from mask_rcnn_jax.config import as_recipe, flatten, named_code, read_workdir
-from mask_rcnn_jax.data.bands import MODEL_ENTRIES
+from mask_rcnn_jax.images.bands import MODEL_ENTRIES
 from mask_rcnn_jax.models.build import BUILDERS, PARTS, abstract_variables, build_model
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.models.protocols import PartLike, ability

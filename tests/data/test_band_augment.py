@@ -8,7 +8,6 @@ import pytest
 from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.data.affine import Affine, fill_of, scaling
 from mask_rcnn_jax.data.augment import augmented
-from mask_rcnn_jax.data.bands import Bands
 from mask_rcnn_jax.data.color import Brightness, Contrast, Hue, OfColors, Saturation
 from mask_rcnn_jax.data.copy_paste import CopyPaste
 from mask_rcnn_jax.data.dataset import Annotation, ImageRecord
@@ -25,6 +24,7 @@ from mask_rcnn_jax.data.geometry import (
 from mask_rcnn_jax.data.kinds import build_augment, resolve_augment
 from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.transforms import load_example
+from mask_rcnn_jax.images.bands import Bands
 
 IMAGE = np.random.default_rng(0).integers(0, 256, (47, 63, 12), np.uint8)
 FILL = tuple(range(10, 130, 10))

@@ -12,10 +12,10 @@ from mask_rcnn_jax import infer
 from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.data import canvases
 from mask_rcnn_jax.data.canvases import choose_canvases, evaluation_options
-from mask_rcnn_jax.data.images import decode_image, upright_size
 from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.resize import resize_plan
 from mask_rcnn_jax.data.views import scaled_options
+from mask_rcnn_jax.images.decode import decode_image, upright_size
 
 EDGE = ExampleOptions((800, 1333), "shortest_edge", 1)
 FIT = ExampleOptions((832, 1344), "fit", 1)

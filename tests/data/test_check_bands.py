@@ -9,14 +9,14 @@ import pytest
 from PIL import Image
 
 from mask_rcnn_jax import parts
-from mask_rcnn_jax.data.bands import Bands
 from mask_rcnn_jax.data.checking import inspect_coco
 from mask_rcnn_jax.data.coco import load_coco
-from mask_rcnn_jax.data.images import decode_image
 from mask_rcnn_jax.data.options import DataOptions, ExampleOptions
 from mask_rcnn_jax.data.source import load_train
 from mask_rcnn_jax.data.transforms import load_example
 from mask_rcnn_jax.data.unused import unused_of, unused_of_files
+from mask_rcnn_jax.images.bands import Bands
+from mask_rcnn_jax.images.decode import decode_image
 from tests.data.small_set import rectangle, write_coco
 from tests.tfrecord_writer import write_coco as write_records
 
@@ -98,7 +98,7 @@ def test_a_missing_package_is_named(tmp_path, package):
     files = banded(tmp_path, lambda p: save(p, deep(40, 60, 4), compression="zstd"))
     program = f"""import sys
 sys.modules[{package!r}] = None
-from mask_rcnn_jax.data.bands import Bands
+from mask_rcnn_jax.images.bands import Bands
 from mask_rcnn_jax.data.checking import inspect_coco
 found = inspect_coco(*sys.argv[1:], bands=Bands(names=tuple("abcd"), scale="image"))
 print(*found.problems, sep="\\n")

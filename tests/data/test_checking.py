@@ -8,7 +8,7 @@ import pytest
 
 from mask_rcnn_jax.data.checking import compare_sets, inspect_coco, summarize
 from mask_rcnn_jax.data.coco import load_coco
-from mask_rcnn_jax.data.file_names import find_by_name
+from mask_rcnn_jax.images.file_names import find_by_name
 from tests.commands.command import error_line, run_inside
 from tests.data.small_set import rectangle, write_coco
 

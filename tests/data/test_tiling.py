@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mask_rcnn_jax.data import parts
 from mask_rcnn_jax.data.dataset import ImageRecord, UndecodableImage
 from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.tile_loader import TileLoader
 from mask_rcnn_jax.data.tiles import Tiles, tiling, view_windows
+from mask_rcnn_jax.images import parts
 
 
 def test_tiles_worked_by_hand():

@@ -10,9 +10,8 @@ from PIL import Image
 
 from mask_rcnn_jax.data.checking import inspect_coco
 from mask_rcnn_jax.data.coco import load_coco
-from mask_rcnn_jax.data.dataset import UndecodableImage
-from mask_rcnn_jax.data.images import decode_bytes
 from mask_rcnn_jax.data.unused import Unused, read_header, unused_of
+from mask_rcnn_jax.images.decode import UndecodableImage, decode_bytes
 from tests.data.small_set import rectangle, write_coco
 
 GRAY = np.tile(np.arange(60, dtype=np.uint8) * 4, (40, 1))

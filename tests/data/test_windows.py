@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 from mask_rcnn_jax.annotations.checks import MAX_PIXELS
-from mask_rcnn_jax.data import images
-from mask_rcnn_jax.data.bands import Bands
 from mask_rcnn_jax.data.coco import CocoDataset, load_coco
-from mask_rcnn_jax.data.dataset import UndecodableImage
 from mask_rcnn_jax.data.geometry import HorizontalFlip
 from mask_rcnn_jax.data.loader import TrainLoader, TrainOrder
 from mask_rcnn_jax.data.options import DataOptions
 from mask_rcnn_jax.data.window_examples import decode_window, objects_in
 from mask_rcnn_jax.data.windows import Windows
 from mask_rcnn_jax.formats.shapes import uncompressed_rle
+from mask_rcnn_jax.images import decode
+from mask_rcnn_jax.images.bands import Bands
+from mask_rcnn_jax.images.decode import UndecodableImage
 
 tifffile = pytest.importorskip("tifffile")
 
@@ -215,7 +215,7 @@ def test_a_window_has_the_pixels_of_the_whole_image(tmp_path, kind):
 
 
 def test_only_the_window_is_decoded(dataset, monkeypatch):
-    monkeypatch.setattr(images, "_decoded", None)
+    monkeypatch.setattr(decode, "_decoded", None)
     assert len(batches(dataset, 2)) == 2
 
 

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from mask_rcnn_jax.config import load_config
-from mask_rcnn_jax.data.dataset import UndecodableImage
 from mask_rcnn_jax.data.loader import EvalLoader, TrainLoader, TrainOrder
 from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.records import Records, records_dir
@@ -23,6 +22,7 @@ from mask_rcnn_jax.data.source import load_split
 from mask_rcnn_jax.formats import tfds_coco_instances
 from mask_rcnn_jax.formats.shapes import uncompressed_rle
 from mask_rcnn_jax.formats.tfds_coco_instances import prepare_tfds
+from mask_rcnn_jax.images.decode import UndecodableImage
 from tests.commands.command import RECIPE, error_line, run_inside
 from tests.data.small_set import rectangle, write_coco
 

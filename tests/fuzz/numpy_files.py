@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from mask_rcnn_jax.data.bands import Bands
+from mask_rcnn_jax.images.bands import Bands
 from tests.fuzz import hostile
 
 BANDS = Bands(names=("a", "b", "c", "d"), pages="max", scale="image", nan="zero")

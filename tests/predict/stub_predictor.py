@@ -5,8 +5,8 @@ from collections import Counter
 
 import numpy as np
 
-from mask_rcnn_jax.data.bands import Bands
 from mask_rcnn_jax.data.resize import ResizePlan
+from mask_rcnn_jax.images.bands import Bands
 from mask_rcnn_jax.predict.pixels import read_pixels
 from mask_rcnn_jax.predict.predictor import PreparedImage
 from mask_rcnn_jax.predict.result import Result

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mask_rcnn_jax.data.dataset import UndecodableImage
+from mask_rcnn_jax.images.decode import UndecodableImage
 from mask_rcnn_jax.predict import inputs as inputs_module
 from mask_rcnn_jax.predict.inputs import find_inputs, read_image
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from pycocotools import mask as coco_mask
 
-from mask_rcnn_jax.data import images, parts
-from mask_rcnn_jax.data.dataset import UndecodableImage
+from mask_rcnn_jax.images import decode, parts
+from mask_rcnn_jax.images.decode import UndecodableImage
 from mask_rcnn_jax.predict.annotate import annotate_images
 from mask_rcnn_jax.predict.inputs import find_inputs
 from mask_rcnn_jax.predict.predictor import Predictor
@@ -39,7 +39,7 @@ def path(tmp_path):
 @pytest.fixture
 def no_image_is_whole(monkeypatch):
     monkeypatch.setattr(parts, "MAX_WHOLE_BYTES", 0)
-    monkeypatch.setattr(images, "_decoded", None)
+    monkeypatch.setattr(decode, "_decoded", None)
 
 
 def test_tiles_have_the_pixels_of_the_whole_image(predictor, path, monkeypatch):
@@ -123,7 +123,7 @@ def test_files_of_whole_images_are_refused(predictor, path, no_image_is_whole, t
 
 
 def test_a_large_image_without_tiles_names_them(variables, path, monkeypatch):
-    monkeypatch.setattr(images, "MAX_PIXELS", 1000)
+    monkeypatch.setattr(decode, "MAX_PIXELS", 1000)
     with tifffile.TiffFile(path, mode="r+") as tiff:
         tiff.pages.first.tags["ImageWidth"].overwrite(2_000_000)
     whole = Predictor(two_canvas_config(), variables, 2, CATEGORIES)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mask_rcnn_jax.data.images import decode_bytes
+from mask_rcnn_jax.images.decode import decode_bytes
 from mask_rcnn_jax.predict import pixels
 from mask_rcnn_jax.predict.predictor import Predictor
 from mask_rcnn_jax.serving import service as service_module

@@ -10,10 +10,10 @@ from absl import logging
 from PIL import Image
 
 from mask_rcnn_jax import infer
-from mask_rcnn_jax.data.bands import Bands
-from mask_rcnn_jax.data.dataset import UndecodableImage
 from mask_rcnn_jax.data.resize import resize_image, resize_plan
 from mask_rcnn_jax.formats.shapes import generate_image
+from mask_rcnn_jax.images.bands import Bands
+from mask_rcnn_jax.images.decode import UndecodableImage
 from mask_rcnn_jax.predict import engines
 from mask_rcnn_jax.predict.inputs import find_inputs
 from mask_rcnn_jax.predict.pixels import file_size, to_pixels

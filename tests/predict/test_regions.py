@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tifffile
 
-from mask_rcnn_jax.data.pixel_size import PixelSize, read_pixel_size
+from mask_rcnn_jax.images.pixel_size import PixelSize, read_pixel_size
 from mask_rcnn_jax.predict.inputs import Input
 from mask_rcnn_jax.predict.saving import KINDS, WRITERS, ResultFiles, check_replaced
 from mask_rcnn_jax.rle import WindowMask

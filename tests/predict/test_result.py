@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from pycocotools import mask as coco_mask
 
-from mask_rcnn_jax.data.images import decode_image
+from mask_rcnn_jax.images.decode import decode_image
 from mask_rcnn_jax.predict.result import Result
 
 HEIGHT, WIDTH = 60, 90

@@ -7,8 +7,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mask_rcnn_jax.data.dataset import UndecodableImage
-from mask_rcnn_jax.data.images import check_image_size, decode_bytes, decode_image
+from mask_rcnn_jax.images.decode import (
+    UndecodableImage,
+    check_image_size,
+    decode_bytes,
+    decode_image,
+)
 from tests.helpers import shared
 
 # A red upper left quarter on gray, 20 x 30.
@@ -115,11 +119,11 @@ def test_an_image_of_too_many_pixels_is_not_decoded(tmp_path, monkeypatch):
 def test_opencv_has_the_same_limit(tmp_path):
     """For formats that Pillow does not know. It is looked up when OpenCV is imported first."""
     program = """import sys
-from mask_rcnn_jax.data import images
-images.FORMATS = ()
+from mask_rcnn_jax.images import decode
+decode.FORMATS = ()
 try:
-    images.decode_image(sys.argv[1])
-except images.UndecodableImage as error:
+    decode.decode_image(sys.argv[1])
+except decode.UndecodableImage as error:
     print(error)
 """
     command = [sys.executable, "-c", program, bomb(tmp_path / "a.jpg")]

@@ -8,9 +8,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from mask_rcnn_jax.data.dataset import UndecodableImage
-from mask_rcnn_jax.data.images import check_image_size
-from mask_rcnn_jax.data.raster import MAX_BANDS, Raster, as_plain, open_raster
+from mask_rcnn_jax.images.decode import UndecodableImage, check_image_size
+from mask_rcnn_jax.images.raster import MAX_BANDS, Raster, as_plain, open_raster
 from mask_rcnn_jax.rle import Window
 
 RGB = ("red", "green", "blue")

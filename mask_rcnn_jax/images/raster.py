@@ -16,17 +16,17 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from mask_rcnn_jax.annotations.reader import NotRegular, open_regular
-from mask_rcnn_jax.data.dataset import UndecodableImage
-from mask_rcnn_jax.data.images import (
+from mask_rcnn_jax.images.decode import (
     MAX_BYTES,
     MAX_PIXELS,
     TIFF,
+    UndecodableImage,
     decode_all,
     header_size,
     too_many,
     turned,
 )
-from mask_rcnn_jax.data.pixel_size import PixelSize, tiff_pixel_size
+from mask_rcnn_jax.images.pixel_size import PixelSize, tiff_pixel_size
 from mask_rcnn_jax.rle import Window
 from mask_rcnn_jax.terminal.safe_text import cut
 

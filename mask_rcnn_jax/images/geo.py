@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mask_rcnn_jax.data.images import tiff_directories
+from mask_rcnn_jax.images.decode import tiff_directories
 
 _TRANSFORM = {33550, 33922, 34264}  # tags
 INSTALL = "`pip install 'mask-rcnn-jax[geo]'` installs what is missing"

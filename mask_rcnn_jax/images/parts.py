@@ -8,10 +8,15 @@ import cv2
 import numpy as np
 
 from mask_rcnn_jax.annotations.reader import open_regular
-from mask_rcnn_jax.data.bands import Bands, Limits
-from mask_rcnn_jax.data.dataset import UndecodableImage
-from mask_rcnn_jax.data.images import MAX_PIXELS, TIFF, check_image_size, too_many
-from mask_rcnn_jax.data.raster import NPY, open_raster
+from mask_rcnn_jax.images.bands import Bands, Limits
+from mask_rcnn_jax.images.decode import (
+    MAX_PIXELS,
+    TIFF,
+    UndecodableImage,
+    check_image_size,
+    too_many,
+)
+from mask_rcnn_jax.images.raster import NPY, open_raster
 from mask_rcnn_jax.rle import Window
 
 Source = str | bytes  # a file, or its content

@@ -14,7 +14,6 @@ from PIL import Image, TiffImagePlugin
 
 from mask_rcnn_jax.annotations.checks import MAX_PIXELS
 from mask_rcnn_jax.annotations.reader import NotRegular, read_regular
-from mask_rcnn_jax.data.dataset import UndecodableImage
 
 # Of images that are not decoded, so that they are not taken for videos.
 OTHER_SUFFIXES = (".heic", ".heif", ".jxl", ".psd", ".exr", ".hdr", ".svg", ".pdf", ".npy")
@@ -66,6 +65,10 @@ _EXIF_ORIENTATION = 0x0112
 _PNG = b"\x89PNG\r\n\x1a\n"
 # From half of MAX_PIXELS on Pillow warns of each image.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+
+
+class UndecodableImage(ValueError):
+    """Raised by `Dataset.decode` for an image that is damaged; training skips such an image."""
 
 
 def is_image_name(name: str) -> bool:

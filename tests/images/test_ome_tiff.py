@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tifffile
 
-from mask_rcnn_jax.data.dataset import UndecodableImage
-from mask_rcnn_jax.data.raster import open_raster
+from mask_rcnn_jax.images.decode import UndecodableImage
+from mask_rcnn_jax.images.raster import open_raster
 
 SCHEMA = "http://www.openmicroscopy.org/Schemas/OME/2016-06"
 

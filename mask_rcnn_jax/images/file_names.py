@@ -11,7 +11,7 @@ from urllib.parse import unquote
 from mask_rcnn_jax.annotations.absent import folded
 from mask_rcnn_jax.annotations.checks import is_size
 from mask_rcnn_jax.annotations.reader import listed, read_regular
-from mask_rcnn_jax.data.images import MAX_BYTES, header_size
+from mask_rcnn_jax.images.decode import MAX_BYTES, header_size
 
 UPLOAD = re.compile(r"^[0-9a-f]{8}-")  # put by Label Studio before the name of an uploaded file
 

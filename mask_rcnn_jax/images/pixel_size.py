@@ -8,7 +8,7 @@ import re
 from typing import Any, NamedTuple
 
 from mask_rcnn_jax.annotations.reader import open_regular
-from mask_rcnn_jax.data.images import TIFF
+from mask_rcnn_jax.images.decode import TIFF
 
 METERS = {
     **{"pm": 1e-12, "nm": 1e-9, "um": 1e-6, "mm": 1e-3, "cm": 1e-2, "m": 1.0, "km": 1e3},

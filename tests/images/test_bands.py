@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mask_rcnn_jax.data.bands import Bands
-from mask_rcnn_jax.data.dataset import UndecodableImage
-from mask_rcnn_jax.data.raster import open_raster
+from mask_rcnn_jax.images.bands import Bands
+from mask_rcnn_jax.images.decode import UndecodableImage
+from mask_rcnn_jax.images.raster import open_raster
 
 tifffile = pytest.importorskip("tifffile")
 pytest.importorskip("imagecodecs")
