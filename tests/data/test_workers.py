@@ -75,12 +75,12 @@ def test_the_next_start_removes_files_of_dead_owners_and_no_others():
     """This one's workers ignore the SIGTERM that its group gets, and it ends without a word about
     shared memory."""
     dead, living = "mrcnn-00000dea", "mrcnn-000011fe"
-    for owner in (dead, living):
-        for name in (f"{owner}-0123", f"sem.{owner}-4567", f"{owner}.lock"):
-            (SHARED / name).touch()
     try:
-        with open(SHARED / f"{living}.lock") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with open(SHARED / f"{living}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # first, since other tests may run beside these
+            for owner in (dead, living):
+                for name in (f"{owner}-0123", f"sem.{owner}-4567", f"{owner}.lock"):
+                    (SHARED / name).touch()
             with reading(40) as (process, owner, pids):
                 os.killpg(process.pid, signal.SIGTERM)
                 out, err = process.communicate(timeout=60)
