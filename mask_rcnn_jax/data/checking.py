@@ -33,8 +33,9 @@ from mask_rcnn_jax.images.decode import (
     upright_size,
 )
 from mask_rcnn_jax.images.file_names import find_by_name
+from mask_rcnn_jax.images.opening import open_raster
 from mask_rcnn_jax.images.parts import check_parts
-from mask_rcnn_jax.images.raster import as_plain, open_raster
+from mask_rcnn_jax.images.raster import as_plain
 
 ALL_CROWDS = (
     "all %d annotations are crowds, which are not learned from (data.skip_crowd); some tools "

@@ -9,7 +9,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from mask_rcnn_jax.images.decode import UndecodableImage, check_image_size
-from mask_rcnn_jax.images.raster import MAX_BANDS, Raster, as_plain, open_raster
+from mask_rcnn_jax.images.opening import open_raster
+from mask_rcnn_jax.images.raster import MAX_BANDS, Raster, as_plain
 from mask_rcnn_jax.rle import Window
 
 RGB = ("red", "green", "blue")

@@ -16,7 +16,7 @@ from mask_rcnn_jax.images.decode import (
     check_image_size,
     too_many,
 )
-from mask_rcnn_jax.images.raster import NPY, open_raster
+from mask_rcnn_jax.images.opening import NPY, open_raster
 from mask_rcnn_jax.rle import Window
 
 Source = str | bytes  # a file, or its content

@@ -7,8 +7,8 @@ import numpy as np
 from mask_rcnn_jax.annotations.checks import MAX_STATED_PIXELS
 from mask_rcnn_jax.images.bands import Bands
 from mask_rcnn_jax.images.decode import UndecodableImage
+from mask_rcnn_jax.images.opening import open_raster
 from mask_rcnn_jax.images.parts import has_parts, is_large, read_part, reduced
-from mask_rcnn_jax.images.raster import open_raster
 from mask_rcnn_jax.rle import Window
 
 OVERVIEW = 2048  # pixels that the shorter side of an overview has at least, if the image has

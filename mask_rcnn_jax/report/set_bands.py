@@ -13,7 +13,7 @@ from absl import logging
 from mask_rcnn_jax.data.coco import CocoDataset
 from mask_rcnn_jax.data.unused import Header, read_header
 from mask_rcnn_jax.images.bands import RGB, Bands, is_there, percentiles
-from mask_rcnn_jax.images.raster import open_raster
+from mask_rcnn_jax.images.opening import open_raster
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.report.suggestions import Suggestion
 from mask_rcnn_jax.report.tables import table

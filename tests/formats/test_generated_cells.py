@@ -10,7 +10,7 @@ import pytest
 from mask_rcnn_jax.annotations.segmentation import segmentation_to_mask
 from mask_rcnn_jax.data.coco import check_coco, load_coco
 from mask_rcnn_jax.formats.cells import generate_cells, write_cells
-from mask_rcnn_jax.images.raster import open_raster
+from mask_rcnn_jax.images.opening import open_raster
 from tests.commands.command import error_line, run_captured
 
 SMALL = {"train": 2, "val": 1, "size": (96, 128), "objects": (20, 30)}

@@ -10,8 +10,8 @@ import numpy as np
 import tifffile
 from hypothesis import strategies as st
 
+from mask_rcnn_jax.images.opening import open_raster
 from mask_rcnn_jax.images.pixel_size import read_pixel_size
-from mask_rcnn_jax.images.raster import open_raster
 from tests.fuzz import hostile
 
 SIZE = (24, 40)

@@ -11,7 +11,7 @@ from PIL import Image
 
 from mask_rcnn_jax.images.bands import Bands
 from mask_rcnn_jax.images.decode import UndecodableImage
-from mask_rcnn_jax.images.raster import open_raster
+from mask_rcnn_jax.images.opening import open_raster
 
 tifffile = pytest.importorskip("tifffile")
 pytest.importorskip("imagecodecs")
@@ -395,3 +395,27 @@ def test_a_tiff_is_turned_as_its_png(tmp_path, entry):
         np.testing.assert_array_equal(bands.read(tmp_path / "a.tif", upright=upright), turned)
         part = bands.read(tmp_path / "a.tif", upright=upright, window=(20, 30, 60, 90))
         np.testing.assert_array_equal(part, turned[30:90, 20:60])
+
+
+@pytest.mark.parametrize("as_bytes", [False, True])
+def test_reads_stacks_of_imagej_that_have_one_directory(tmp_path, as_bytes, monkeypatch):
+    """As ImageJ writes those above 4 GB. Of a file, no plane is read for a window."""
+    stack = np.random.default_rng(1).integers(0, 4096, (5, 2, 40, 31)).astype(np.uint16)
+    path = tmp_path / "a.tif"
+    tifffile.imwrite(path, stack, imagej=True, metadata={"axes": "ZCYX"})
+    data = bytearray(path.read_bytes())
+    order = "<" if data[:2] == b"II" else ">"
+    (start,) = struct.unpack_from(order + "I", data, 4)
+    (count,) = struct.unpack_from(order + "H", data, start)
+    struct.pack_into(order + "I", data, start + 2 + 12 * count, 0)  # no other directory
+    path.write_bytes(data)
+    with tifffile.TiffFile(path) as tiff:
+        assert len(tiff.pages) == 1
+    if not as_bytes:
+        monkeypatch.setattr(tifffile.FileHandle, "read_array", None)
+        monkeypatch.setattr(np, "frombuffer", None)
+    with open_raster(bytes(data) if as_bytes else path) as raster:
+        assert (raster.pages, raster.bands) == (5, 2)
+        for page in range(5):
+            part = raster.read(page, (3, 5, 20, 30))
+            np.testing.assert_array_equal(part, np.moveaxis(stack[page, :, 5:30, 3:20], 0, 2))

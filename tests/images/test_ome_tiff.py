@@ -7,7 +7,7 @@ import pytest
 import tifffile
 
 from mask_rcnn_jax.images.decode import UndecodableImage
-from mask_rcnn_jax.images.raster import open_raster
+from mask_rcnn_jax.images.opening import open_raster
 
 SCHEMA = "http://www.openmicroscopy.org/Schemas/OME/2016-06"
 

@@ -8,8 +8,8 @@ import rasterio
 import tifffile
 from rasterio.transform import Affine
 
+from mask_rcnn_jax.images.opening import open_raster
 from mask_rcnn_jax.images.pixel_size import read_pixel_size
-from mask_rcnn_jax.images.raster import open_raster
 
 PIXELS = np.zeros((20, 30), np.uint8)
 

@@ -115,7 +115,7 @@ def test_sizes_are_known_before_anything_is_decoded(server, what, monkeypatch):
         raise AssertionError("decoded")
 
     monkeypatch.setattr("numpy.lib.format.read_array", decoded)
-    monkeypatch.setattr("mask_rcnn_jax.images.raster._read_segments", decoded)
+    monkeypatch.setattr("mask_rcnn_jax.images.tiff._read_segments", decoded)
     response = ask(server, body=TOO_LARGE[what](), headers=BYTES)
     assert response.status == 413, response.body
     assert "more than the" in error_of(response)
