@@ -41,7 +41,7 @@ from mask_rcnn_jax import cli, consent, parts
 from mask_rcnn_jax.config import named_code
 from mask_rcnn_jax.data.coco import CocoDataset
 from mask_rcnn_jax.data.dataset import check_classes
-from mask_rcnn_jax.data.loader import EvalLoader
+from mask_rcnn_jax.data.eval_loader import EvalLoader
 from mask_rcnn_jax.data.resize import ResizePlan
 from mask_rcnn_jax.data.source import annotation_file, load_val
 from mask_rcnn_jax.evaluation.coco import at_limit

@@ -12,12 +12,28 @@ from itertools import product
 import jax
 import numpy as np
 
+from mask_rcnn_jax.data.dataset import Dataset
 from mask_rcnn_jax.data.options import CANVAS_MULTIPLE, ExampleOptions
+from mask_rcnn_jax.data.overview import image_size
 from mask_rcnn_jax.data.resize import resize_plan
 
 Size = tuple[int, int]  # (height, width)
 # Pixels that a detector computes while another one compiles.
 COMPILING = {"cpu": 25e6, "gpu": 15e9}
+
+
+def canvas_buckets(
+    dataset: Dataset, indices: Iterable[int], options: ExampleOptions
+) -> dict[tuple[int, int], list[int]]:
+    """Canvas (H, W) -> indices of the images that go on it."""
+    buckets: dict[tuple[int, int], list[int]] = {}
+    images, canvases = dataset.images, {}
+    for index in indices:
+        size = image_size(images, index)
+        if size not in canvases:
+            canvases[size] = resize_plan(*size, options).canvas
+        buckets.setdefault(canvases[size], []).append(index)
+    return buckets
 
 
 def evaluation_options(

@@ -1,4 +1,4 @@
-"""Batches for training, without end, and for evaluation, each image once.
+"""Batches for training, without end.
 
 The order of training is a pure function of (seed, step): the batches of one step over all
 processes, in their order, are the same batch for any number of processes, and a run may start at
@@ -6,17 +6,17 @@ any step. So a checkpoint stores nothing of the loader but the step. Each canvas
 with its own shuffled order; the buckets take turns in proportion to their size.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import cv2
 import grain
 import numpy as np
 from absl import logging
 
 from mask_rcnn_jax.data import workers
 from mask_rcnn_jax.data.augment import Kind, as_kinds, augmented
+from mask_rcnn_jax.data.canvases import canvas_buckets
 from mask_rcnn_jax.data.coco import for_workers
 from mask_rcnn_jax.data.compact import compact, expand
 from mask_rcnn_jax.data.dataset import Dataset, UndecodableImage, dataset_name
@@ -26,21 +26,15 @@ from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.overview import (
     densest_windows,
     epoch_factors,
-    image_size,
     training_boxes,
     training_counts,
     window_counts,
 )
 from mask_rcnn_jax.data.repeat import NO_REPEATS, RepeatedPlaces, Repeats
-from mask_rcnn_jax.data.resize import ResizePlan, resize_plan
 from mask_rcnn_jax.data.transforms import empty_batch, load_row, read_example
 from mask_rcnn_jax.data.window_examples import around_objects, read_window
 from mask_rcnn_jax.structures import Batch
 
-# Batches are made in parallel already. Worker processes import this module too.
-cv2.setNumThreads(1)
-
-IMAGES_PER_WORKER = 100  # of an evaluation; fewer are read in threads before a worker has started
 # grain cannot slice a dataset that repeats without end; nobody trains for ten million epochs.
 EPOCHS = 10**7
 # Draws of a window until one decodes and, unless empty ones are kept, has an object; from the
@@ -154,76 +148,6 @@ class TrainLoader:
         workers.stop(self._iterator, self._prefix)
 
 
-class EvalLoader:
-    """The batches of one pass over the images, grouped by canvas; may be iterated repeatedly.
-
-    Every image comes exactly once over all processes. Every process gets the same number of
-    batches of the same shapes; missing rows hold padding images, whose `image_index` is -1.
-    `is_full` says of each batch whether no row is missing on any process.
-    """
-
-    def __init__(
-        self,
-        dataset: Dataset,
-        options: ExampleOptions,
-        *,
-        batch_size: int,
-        num_workers: int,
-        max_images: int | None = None,
-        process_index: int = 0,
-        process_count: int = 1,
-        accepts: Callable[[ResizePlan], bool] | None = None,
-    ):
-        """
-        num_workers: worker processes, at most one for `IMAGES_PER_WORKER`; 0 reads in threads.
-        accepts: whether to take an image, of the first `max_images`, that is resized so.
-        """
-        indices: Sequence[int] = range(len(dataset.images))[: max_images or None]
-        if accepts is not None:
-            plans = (resize_plan(*image_size(dataset.images, i), options) for i in indices)
-            indices = [i for i, plan in zip(indices, plans, strict=True) if accepts(plan)]
-        self.num_images = len(indices)
-        self._dataset, self._options = for_workers(dataset), options
-        self._num_workers = min(num_workers, len(indices) // (IMAGES_PER_WORKER * process_count))
-        self._plan, self.is_full = [], []
-        for canvas, bucket in canvas_buckets(dataset, indices, options).items():
-            for start in range(0, len(bucket), batch_size * process_count):
-                together = bucket[start : start + batch_size * process_count]
-                rows = together[process_index * batch_size :][:batch_size]
-                self._plan.append((canvas, rows + [-1] * (batch_size - len(rows))))
-                self.is_full.append(len(together) == batch_size * process_count)
-
-    def __len__(self) -> int:
-        return len(self._plan)
-
-    def __iter__(self) -> Iterator[Batch]:
-        # An iteration that ends removes its shared memory, and no other's.
-        prefix = workers.shared_prefix(self._num_workers)
-        iterator = workers.start(grain.MapDataset.source(self._batches(prefix)), self._num_workers)
-        try:
-            for _ in range(len(self)):
-                yield expand(workers.next_element(iterator))
-        finally:
-            workers.stop(iterator, prefix)
-
-    def _batches(self, prefix: str) -> "_EvalBatches":
-        return _EvalBatches(self._dataset, self._options, workers.zeros(prefix), self._plan)
-
-
-def canvas_buckets(
-    dataset: Dataset, indices: Iterable[int], options: ExampleOptions
-) -> dict[tuple[int, int], list[int]]:
-    """Canvas (H, W) -> indices of the images that go on it."""
-    buckets: dict[tuple[int, int], list[int]] = {}
-    images, canvases = dataset.images, {}
-    for index in indices:
-        size = image_size(images, index)
-        if size not in canvases:
-            canvases[size] = resize_plan(*size, options).canvas
-        buckets.setdefault(canvases[size], []).append(index)
-    return buckets
-
-
 def _places(factors: np.ndarray, order: TrainOrder) -> grain.MapDataset:
     """The place in a bucket of example 0, 1, .., for images that come so often in an epoch."""
     if not order.repeats.repeat_threshold:
@@ -333,27 +257,6 @@ class _TrainBatches:
             return read_example(self.dataset, index, self.options)
         except UndecodableImage:
             return None
-
-
-@dataclass(frozen=True, eq=False)
-class _EvalBatches:
-    """Random access to the planned batches, compact, for grain."""
-
-    dataset: Dataset
-    options: ExampleOptions
-    zeros: workers.Zeros
-    plan: list[tuple[tuple[int, int], list[int]]]  # canvas and image indices of each batch
-
-    def __len__(self) -> int:
-        return len(self.plan)
-
-    def __getitem__(self, step: int) -> Batch:
-        canvas, indices = self.plan[step]
-        batch = empty_batch(len(indices), canvas, self.options, self.zeros)
-        for row, index in enumerate(indices):
-            if index >= 0:
-                load_row(batch, row, self.dataset, index, self.options)
-        return compact(batch, self.zeros)
 
 
 def _count_overflow(dataset: Dataset, counts: np.ndarray, max_instances: int, what: str) -> int:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from mask_rcnn_jax.data.loader import EvalLoader
+from mask_rcnn_jax.data.eval_loader import EvalLoader
 from mask_rcnn_jax.data.options import CANVAS_MULTIPLE, ExampleOptions
 from mask_rcnn_jax.structures import Batch
 

@@ -21,12 +21,16 @@ from functools import partial
 from multiprocessing import resource_tracker, util
 from pathlib import Path
 
+import cv2
 import grain
 import jax
 import numpy as np
 from absl import flags
 
 from mask_rcnn_jax.data import blocks
+
+# Batches are made in parallel already. Worker processes import this module too.
+cv2.setNumThreads(1)
 
 Zeros = Callable[..., np.ndarray]  # of (shape, dtype)
 THREADS_WITHOUT_WORKERS = 4

@@ -17,8 +17,8 @@ from pycocotools.cocoeval import COCOeval
 
 from mask_rcnn_jax.data import canvases
 from mask_rcnn_jax.data.dataset import Dataset, category_ids, dataset_name, is_boxes_only
+from mask_rcnn_jax.data.eval_loader import EvalLoader
 from mask_rcnn_jax.data.ground_truth import ground_truth
-from mask_rcnn_jax.data.loader import EvalLoader
 from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.overview import image_id, image_size, num_objects
 from mask_rcnn_jax.data.tiles import Tiles

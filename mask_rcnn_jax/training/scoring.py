@@ -17,7 +17,7 @@ from mask_rcnn_jax.annotations.reader import GroundTruth, read_ground_truth
 from mask_rcnn_jax.config import as_recipe
 from mask_rcnn_jax.data.coco import CocoDataset
 from mask_rcnn_jax.data.dataset import Dataset, check_classes, check_dataset, dataset_name
-from mask_rcnn_jax.data.loader import EvalLoader
+from mask_rcnn_jax.data.eval_loader import EvalLoader
 from mask_rcnn_jax.data.options import DataOptions, ExampleOptions
 from mask_rcnn_jax.data.overview import image_size
 from mask_rcnn_jax.data.resize import ResizePlan, resize_plan

@@ -19,7 +19,8 @@ from mask_rcnn_jax.data import dataset as datasets
 from mask_rcnn_jax.data.augment import Kind
 from mask_rcnn_jax.data.coco import CocoDataset
 from mask_rcnn_jax.data.dataset import Dataset
-from mask_rcnn_jax.data.loader import EvalLoader, TrainLoader, TrainOrder
+from mask_rcnn_jax.data.eval_loader import EvalLoader
+from mask_rcnn_jax.data.loader import TrainLoader, TrainOrder
 from mask_rcnn_jax.data.options import DataOptions, ExampleOptions
 from mask_rcnn_jax.data.overview import (
     epoch_factors,

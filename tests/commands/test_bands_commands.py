@@ -14,7 +14,7 @@ import mask_rcnn_jax as mrcnn
 from mask_rcnn_jax import export
 from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.data.dataset import categories
-from mask_rcnn_jax.data.loader import EvalLoader
+from mask_rcnn_jax.data.eval_loader import EvalLoader
 from mask_rcnn_jax.data.source import load_split
 from mask_rcnn_jax.exporting.options import ArtifactOptions
 from mask_rcnn_jax.predict.engines import load_exported

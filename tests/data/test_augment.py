@@ -9,8 +9,9 @@ import pytest
 from mask_rcnn_jax.data.affine import Affine, diagonal
 from mask_rcnn_jax.data.augment import Example, augmented
 from mask_rcnn_jax.data.dataset import Annotation, UndecodableImage
+from mask_rcnn_jax.data.eval_loader import EvalLoader
 from mask_rcnn_jax.data.geometry import HorizontalFlip
-from mask_rcnn_jax.data.loader import EvalLoader, TrainLoader, TrainOrder
+from mask_rcnn_jax.data.loader import TrainLoader, TrainOrder
 from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.transforms import empty_batch, load_row
 from tests.data.test_loader import train_batches

@@ -10,11 +10,12 @@ import jax
 import numpy as np
 import pytest
 
-from mask_rcnn_jax.data import loader
 from mask_rcnn_jax.data import workers as workers_module
+from mask_rcnn_jax.data.canvases import canvas_buckets
 from mask_rcnn_jax.data.coco import load_coco
 from mask_rcnn_jax.data.compact import compact
-from mask_rcnn_jax.data.loader import EvalLoader, TrainLoader, TrainOrder, canvas_buckets
+from mask_rcnn_jax.data.eval_loader import EvalLoader
+from mask_rcnn_jax.data.loader import TrainLoader, TrainOrder
 from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.transforms import empty_batch
 from mask_rcnn_jax.formats.shapes import uncompressed_rle
@@ -253,7 +254,7 @@ def test_worker_processes_give_the_same_batches(dataset):
 
 def test_workers_give_the_same_masks_and_polygons(dataset, monkeypatch):
     """Of few objects, which are sent alone, in much padding; while another one is reading."""
-    monkeypatch.setattr("mask_rcnn_jax.data.loader.IMAGES_PER_WORKER", 1)
+    monkeypatch.setattr("mask_rcnn_jax.data.eval_loader.IMAGES_PER_WORKER", 1)
     options = replace(RECIPE, max_instances=50, max_vertices=6)
     threads = list(eval_loader(dataset, options))
     sent = [compact(batch, np.zeros).targets for batch in threads]
@@ -387,7 +388,7 @@ def test_evaluation_may_be_repeated_left_early_and_cut_short(dataset):
 
 @pytest.mark.parametrize(("each", "started"), [(100, 0), (8, 2), (1, 4)])
 def test_few_images_are_read_in_threads(dataset, each, started, monkeypatch):
-    monkeypatch.setattr("mask_rcnn_jax.data.loader.IMAGES_PER_WORKER", each)
+    monkeypatch.setattr("mask_rcnn_jax.data.eval_loader.IMAGES_PER_WORKER", each)
     asked = []
 
     def start(source, num_workers):
@@ -401,7 +402,7 @@ def test_few_images_are_read_in_threads(dataset, each, started, monkeypatch):
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_evaluation_names_an_undecodable_image(dataset, workers, monkeypatch):
-    monkeypatch.setattr("mask_rcnn_jax.data.loader.IMAGES_PER_WORKER", 1)
+    monkeypatch.setattr("mask_rcnn_jax.data.eval_loader.IMAGES_PER_WORKER", 1)
     truncate(dataset, 5)
     with pytest.raises(ValueError, match="006.png: truncated or damaged"):
         list(eval_loader(dataset, num_workers=workers))
@@ -423,7 +424,7 @@ def test_shared_memory_of_a_batch_that_fails_is_used_again(dataset, monkeypatch)
         names.append(batch.images.block.name)
         return batch
 
-    monkeypatch.setattr(loader, "empty_batch", noted)
+    monkeypatch.setattr("mask_rcnn_jax.data.eval_loader.empty_batch", noted)
     truncate(dataset, 5)
     prefix = workers_module.shared_prefix(1)
     batches = eval_loader(dataset)._batches(prefix)

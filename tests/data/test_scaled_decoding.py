@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from mask_rcnn_jax.data.coco import load_coco
-from mask_rcnn_jax.data.loader import EvalLoader
+from mask_rcnn_jax.data.eval_loader import EvalLoader
 from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.images.decode import decode_bytes, decode_image, reduction
 from tests.data.small_set import rectangle, write_coco

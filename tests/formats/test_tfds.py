@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from mask_rcnn_jax.config import load_config
-from mask_rcnn_jax.data.loader import EvalLoader, TrainLoader, TrainOrder
+from mask_rcnn_jax.data.eval_loader import EvalLoader
+from mask_rcnn_jax.data.loader import TrainLoader, TrainOrder
 from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.records import Records, records_dir
 from mask_rcnn_jax.data.source import load_split

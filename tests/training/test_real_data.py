@@ -8,7 +8,8 @@ import pytest
 
 from mask_rcnn_jax.config import as_recipe
 from mask_rcnn_jax.data.coco import load_coco
-from mask_rcnn_jax.data.loader import EvalLoader, TrainLoader, TrainOrder
+from mask_rcnn_jax.data.eval_loader import EvalLoader
+from mask_rcnn_jax.data.loader import TrainLoader, TrainOrder
 from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.models.build import build_model, init_variables
 from mask_rcnn_jax.training.loop import train

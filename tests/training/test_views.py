@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 
 from mask_rcnn_jax import parts
 from mask_rcnn_jax.config import as_recipe
-from mask_rcnn_jax.data.loader import EvalLoader
+from mask_rcnn_jax.data.eval_loader import EvalLoader
 from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.views import ViewLoader, scaled_options
 from mask_rcnn_jax.models.build import build_model
