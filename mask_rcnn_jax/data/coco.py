@@ -65,17 +65,13 @@ class CocoDataset:
     def decode(self, index: int, at_least: tuple[int, int] | None = None) -> np.ndarray:
         """[H, W, 3] uint8 RGB of an image, as `decode_image` gives it, of the json's size; with
         names of bands what `Bands.scaled` makes of it."""
-        record = self.images[index]
-        path = os.path.join(self.image_dir, record.file_name)
-        given: dict[str, Any] = {"expected_size": (record.height, record.width)}
-        given["upright"] = self.upright
-        content = None if self.records is None else self.records.read(index, record.id)
+        source, path, size = self._source(index)
+        given: dict[str, Any] = {"expected_size": size, "upright": self.upright}
         if self.bands.names:
-            source = path if content is None else content
             return self.bands.scaled(self.bands.read(source, name=path, **given))
-        if content is None:
-            return decode_image(path, at_least=at_least, **given)
-        return decode_bytes(content, path, at_least=at_least, **given)
+        if isinstance(source, bytes):
+            return decode_bytes(source, path, at_least=at_least, **given)
+        return decode_image(source, at_least=at_least, **given)
 
     def decode_window(self, index: int, window: Window) -> np.ndarray:
         """A window (x1, y1, x2, y2) of what `decode` gives, decoded alone if `has_windows`."""

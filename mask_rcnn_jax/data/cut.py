@@ -53,10 +53,9 @@ def _cut(annotation: Annotation, window: Window, min_visible: float) -> Annotati
         return None
     if segmentation and not isinstance(segmentation, dict) and crop_fault(segmentation, sides):
         return None
-    share = annotation.area if visible == total else visible
-    return replace(
-        annotation, box=left.astype(np.float32), segmentation=segmentation, area=float(share)
-    )
+    covered = float(annotation.area if visible == total else visible)
+    box = left.astype(np.float32)
+    return replace(annotation, box=box, segmentation=segmentation, area=covered)
 
 
 _Part = tuple[Segmentation, float | None, float, np.ndarray | None]

@@ -51,6 +51,12 @@ def untrained_run(folder: Path, *entries: tuple) -> Run:
     """A workdir with a config and random weights as training leaves it, without the training."""
     run = Run(folder / "run", folder / "shapes", entries=entries)
     write_data(run.data_dir)
+    leave_untrained(run)
+    return run
+
+
+def leave_untrained(run: Run) -> None:
+    """Write what `untrained_run` has in its workdir, for data that is there."""
     config = load_config(RECIPE, run.overrides)
     classes = categories(load_split(config.data, "train"))
     open_workdir(str(run.workdir), config, classes, resuming=False)
@@ -58,4 +64,3 @@ def untrained_run(folder: Path, *entries: tuple) -> Run:
     checkpoints = Checkpoints(run.workdir, keep=1)
     checkpoints.save(TrainState(step=jnp.int32(STEPS), opt_state=(), **variables))
     checkpoints.close()
-    return run

@@ -6,28 +6,22 @@ import re
 from dataclasses import replace
 
 import cv2
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import mask_rcnn_jax as mrcnn
 from mask_rcnn_jax import export
-from mask_rcnn_jax.config import load_config
-from mask_rcnn_jax.data.dataset import categories
 from mask_rcnn_jax.data.eval_loader import EvalLoader
 from mask_rcnn_jax.data.source import load_split
 from mask_rcnn_jax.exporting.options import ArtifactOptions
 from mask_rcnn_jax.predict.engines import load_exported
 from mask_rcnn_jax.training import scoring
-from mask_rcnn_jax.training.checkpoint import Checkpoints
 from mask_rcnn_jax.training.evaluator import draw_pictures
-from mask_rcnn_jax.training.setup import open_workdir
-from mask_rcnn_jax.training.step import TrainState, make_mesh
+from mask_rcnn_jax.training.step import make_mesh
 from mask_rcnn_jax.weights.restore import restore_recipe
-from tests.commands.command import STEPS, error_line, run_inside
-from tests.commands.small_run import RECIPE, Run, write_data
+from tests.commands.command import error_line, run_inside
+from tests.commands.small_run import Run, leave_untrained, write_data
 from tests.serving.asking import ask, serving
-from tests.small_model import random_variables
 from tests.training.test_drawing import predict
 
 tifffile = pytest.importorskip("tifffile")
@@ -67,13 +61,7 @@ def run(tmp_path_factory) -> Run:
     write_data(run.data_dir)
     for split in ("train", "val"):
         to_bands(run.data_dir, split)
-    config = load_config(RECIPE, run.overrides)
-    classes = categories(load_split(config.data, "train"))
-    open_workdir(str(run.workdir), config, classes, resuming=False)
-    variables = {"batch_stats": {}, **random_variables(config.with_classes(len(classes)))}
-    checkpoints = Checkpoints(run.workdir, keep=1)
-    checkpoints.save(TrainState(step=jnp.int32(STEPS), opt_state=(), **variables))
-    checkpoints.close()
+    leave_untrained(run)
     return run
 
 
