@@ -1,24 +1,22 @@
 """Run a trained model on images."""
 
-import math
 import os
-from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, overload
+from typing import Any, overload
 
-import jax
 import numpy as np
 from ml_collections import ConfigDict
 from PIL import Image
 
 from mask_rcnn_jax.config import as_recipe
 from mask_rcnn_jax.data.options import all_canvases
-from mask_rcnn_jax.data.resize import ResizePlan, resize_image, resize_plan
+from mask_rcnn_jax.data.resize import resize_image, resize_plan
 from mask_rcnn_jax.data.tiles import tiling, view_windows
 from mask_rcnn_jax.evaluation.encode import ImageDetections
 from mask_rcnn_jax.images.pixel_size import read_pixel_size
 from mask_rcnn_jax.models.build import build_model
+from mask_rcnn_jax.predict.batches import Batching, PreparedImage, in_batches
 from mask_rcnn_jax.predict.engines import Exported
 from mask_rcnn_jax.predict.large import open_large
 from mask_rcnn_jax.predict.live import LiveModel
@@ -36,20 +34,6 @@ from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.structures import Detections
 from mask_rcnn_jax.weights.categories import guess_categories
 from mask_rcnn_jax.weights.convert import num_classes_in
-
-# `stream` starts a partial batch rather than keep more than this waiting.
-MAX_WAITING_BYTES = 256 << 20  # for each device, whose share of a batch does not shrink
-MAX_WAITING_BATCHES = 4
-
-
-class PreparedImage(NamedTuple):
-    """An image and its network input."""
-
-    image: np.ndarray  # uint8 [H, W, 3]
-    canvas: np.ndarray  # [canvas height, canvas width, C]
-    plan: ResizePlan
-    pixels: np.ndarray | None = None  # [H, W, C] as in the file; None where `image` is that
-
 
 Prepared = PreparedImage | TiledImage
 
@@ -277,7 +261,9 @@ class Predictor:
         resized here, so that only those of a few batches take memory.
         """
         found = []
-        for (key, image, is_last), _, one in self._stream(self._views(images)):
+        rules = Batching(self.images_at_once, self._num_devices, self._split_partial)
+        views = in_batches(self._views(images), self._run, self.bucket, rules)
+        for (key, image, is_last), one in views:
             if not isinstance(image, TiledImage):
                 yield key, image, one
                 continue
@@ -299,71 +285,6 @@ class Predictor:
                 is_last = number + 1 == len(image.windows)
                 yield (key, image, is_last), PreparedImage(seen, canvas, plan)
 
-    def _stream(
-        self, images: Iterable[tuple[Any, PreparedImage]]
-    ) -> Generator[tuple[Any, PreparedImage, Detections]]:
-        """`stream` without tiles.
-
-        Images on the same canvas share a batch. The device runs a batch while the next is gathered
-        and the caller processes the previous results. MAX_WAITING_BATCHES and MAX_WAITING_BYTES
-        limit how long an image waits for others.
-        """
-        waiting: dict[Any, list] = {}  # bucket -> [(position, key, image)], oldest first
-        started: deque = deque()
-        done: dict[int, tuple] = {}
-        position = -1
-
-        def start(bucket) -> None:
-            for rows in self._batches(waiting.pop(bucket)):
-                started.append((rows, self._start([image for _, _, image in rows])))
-
-        def finish() -> None:
-            rows, result = started.popleft()
-            for (at, key, image), found in zip(rows, _detections(result), strict=True):
-                done[at] = key, image, found
-
-        following = 0
-        for position, (key, image) in enumerate(images):
-            bucket = self.bucket(image)
-            waiting.setdefault(bucket, []).append((position, key, image))
-            if len(waiting[bucket]) == self.images_at_once:
-                start(bucket)
-            elif self._waits_too_long(waiting):
-                start(min(waiting, key=lambda bucket: waiting[bucket][0][0]))
-            while len(started) > 1:
-                finish()
-            while following in done:
-                yield done.pop(following)
-                following += 1
-        for bucket in list(waiting):
-            start(bucket)
-            while len(started) > 1:
-                finish()
-        while started:
-            finish()
-        for at in range(following, position + 1):
-            yield done.pop(at)
-
-    def _batches(self, rows: list) -> Iterator[list]:
-        """Yield what runs at a time: all rows, or if a batch is to be split, one on each device."""
-        is_split = self._split_partial and len(rows) < self.images_at_once
-        step = self._num_devices if is_split else self.images_at_once
-        for first in range(0, len(rows), step):
-            yield rows[first : first + step]
-
-    def _waits_too_long(self, waiting: dict[Any, list]) -> bool:
-        images = [image for rows in waiting.values() for _, _, image in rows]
-        held = sum(
-            _bytes(array)
-            for image in images
-            for array in (image.image, image.pixels, image.canvas)
-            if array is not None
-        )
-        positions = [row[0] for rows in waiting.values() for row in rows]
-        age = max(positions) - min(positions)
-        too_large = held > MAX_WAITING_BYTES * self._num_devices
-        return too_large or age >= MAX_WAITING_BATCHES * self.images_at_once
-
     def bucket(self, image: PreparedImage) -> tuple:
         """Return a key that images have in common which can share a batch.
 
@@ -374,7 +295,7 @@ class Predictor:
             return (plan.canvas,)
         return plan.canvas, *(-(-side // self._pad_multiple) for side in plan.size)
 
-    def _start(self, images: list[PreparedImage]) -> tuple[list[PreparedImage], Detections]:
+    def _run(self, images: list[PreparedImage]) -> Detections:
         """Dispatch up to `images_at_once` images from one bucket without waiting."""
         canvas, rows = images[0].canvas, self.images_at_once
         if self._split_partial and len(images) <= self._num_devices:
@@ -387,24 +308,4 @@ class Predictor:
         found = self._model(inputs, sizes)
         if self._above is not None:
             found = replace(found, valid=found.valid & (found.scores > self._above))
-        return images, found
-
-
-def _bytes(array: np.ndarray) -> int:
-    """Memory of an array; `np.broadcast_to` repeats values without any, in steps of 0 bytes."""
-    steps = zip(array.shape, array.strides, strict=True)
-    return array.itemsize * math.prod(size for size, step in steps if step)
-
-
-def _detections(started: tuple[list[PreparedImage], Detections]) -> list[Detections]:
-    """Wait for a batch and return each image's detections in image pixels."""
-    images, batch = started[0], jax.device_get(started[1])
-    found = []
-    for row, image in enumerate(images):
-        one = jax.tree.map(lambda leaf, row=row: np.array(leaf[row]), batch)
-        height, width = image.image.shape[:2]
-        scale_y, scale_x = image.plan.scale
-        boxes = one.boxes / np.array([scale_x, scale_y, scale_x, scale_y], np.float32)
-        limits = np.array([width, height, width, height], np.float32)
-        found.append(one.replace(boxes=np.clip(boxes, 0, limits)))
-    return found
+        return found

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
-from mask_rcnn_jax.predict.predictor import Predictor, PreparedImage
+from mask_rcnn_jax.predict.batches import PreparedImage
+from mask_rcnn_jax.predict.predictor import Predictor
 from mask_rcnn_jax.structures import Detections
 
 _CLOSED = "the batcher is closed"

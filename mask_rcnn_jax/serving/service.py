@@ -21,8 +21,9 @@ from mask_rcnn_jax.evaluation.visualize import PALETTE_SIZE, instance_color
 from mask_rcnn_jax.images.decode import FORMATS, UndecodableImage, header_size, upright_size
 from mask_rcnn_jax.images.opening import has_raster_head
 from mask_rcnn_jax.images.raster import ImageTooLarge
+from mask_rcnn_jax.predict.batches import PreparedImage
 from mask_rcnn_jax.predict.outlines import outer_parts
-from mask_rcnn_jax.predict.predictor import Predictor, Prepared, PreparedImage
+from mask_rcnn_jax.predict.predictor import Predictor, Prepared
 from mask_rcnn_jax.predict.result import Result
 from mask_rcnn_jax.report.error_images import data_uri
 from mask_rcnn_jax.serving.batching import Batcher

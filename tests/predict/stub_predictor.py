@@ -7,8 +7,8 @@ import numpy as np
 
 from mask_rcnn_jax.data.resize import ResizePlan
 from mask_rcnn_jax.images.bands import Bands
+from mask_rcnn_jax.predict.batches import PreparedImage
 from mask_rcnn_jax.predict.pixels import read_pixels
-from mask_rcnn_jax.predict.predictor import PreparedImage
 from mask_rcnn_jax.predict.result import Result
 from mask_rcnn_jax.structures import Detections
 

@@ -8,7 +8,7 @@ from PIL import Image
 
 from mask_rcnn_jax import infer
 from mask_rcnn_jax.config import as_recipe
-from mask_rcnn_jax.predict import predictor as predictor_module
+from mask_rcnn_jax.predict import batches as batches_module
 from mask_rcnn_jax.predict.pixels import to_pixels
 from mask_rcnn_jax.predict.predictor import Predictor
 from mask_rcnn_jax.serving.service import Service
@@ -118,9 +118,9 @@ def test_waiting_for_a_full_batch_is_limited(predictor, images, monkeypatch):
     taken = []
     stream = predictor.stream(prepared(taken))
     assert next(stream)[0] == 0
-    assert len(taken) <= predictor.images_at_once * (predictor_module.MAX_WAITING_BATCHES + 2)
+    assert len(taken) <= predictor.images_at_once * (batches_module.MAX_WAITING_BATCHES + 2)
     stream.close()
-    monkeypatch.setattr(predictor_module, "MAX_WAITING_BYTES", 0)
+    monkeypatch.setattr(batches_module, "MAX_WAITING_BYTES", 0)
     taken.clear()
     stream = predictor.stream(prepared(taken))
     assert next(stream)[0] == 0
@@ -203,7 +203,7 @@ def test_batch_size_of_zero_is_rejected(variables):
 def test_every_number_of_devices_finds_the_same(alone, variables, images, monkeypatch):
     """`alone` is of both devices of the tests."""
     assert jax.local_device_count() == 2
-    monkeypatch.setattr(predictor_module.jax, "local_devices", lambda: jax.devices()[1:])
+    monkeypatch.setattr(jax, "local_devices", lambda: jax.devices()[1:])
     one = Predictor(two_canvas_config(), variables)
     assert one.images_at_once == 1
     wide = [at for at, (height, width) in enumerate(SIZES) if width > height]  # one program
@@ -370,7 +370,7 @@ def test_batches_are_full_if_each_device_may_hold_its_share(
     predictor, model = recorded(batch_size=3)
     image = predictor.prepare(pixels)
     limit = share * (memory + image.canvas.nbytes)
-    monkeypatch.setattr(predictor_module, "MAX_WAITING_BYTES", limit)
+    monkeypatch.setattr(batches_module, "MAX_WAITING_BYTES", limit)
     for _ in predictor.stream((n, image) for n in range(12)):
         pass
     assert len(model.shapes) == batches

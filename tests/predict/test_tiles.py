@@ -38,10 +38,10 @@ class ExactPredictor(Predictor):
         super().__init__(*arguments, **options)
         self.batches = []
 
-    def _start(self, images):
+    def _run(self, images):
         self.batches.append([image.image.shape[:2] for image in images])
         rows = [self._look(image) for image in images]
-        return images, jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
 
     def _look(self, image):
         found = Detections(
