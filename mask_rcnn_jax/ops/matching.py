@@ -104,24 +104,29 @@ def _extremes_by_blocks(
     rows = jnp.minimum(starts[:, None] + jnp.arange(size)[None], max(count - 1, 0))
     blocks = jax.tree.map(lambda x: x[rows], anchors)
 
-    def stored(block: Any) -> Float[Array, "T G"]:
-        """The same bits in both passes: fused with what reads them, they may be rounded less."""
-        return lax.optimization_barrier(iou(block))
+    # A turn reads the matrix of the turn before, which XLA therefore stores: the same bits in both
+    # passes. Fused with what reads it, it may be rounded less. A barrier in the loop would do, too,
+    # but XLA of JAX 0.12 cannot compile it for a CPU where it inlines the loop.
+    following = jax.tree.map(lambda x: jnp.roll(x, -1, axis=0), blocks)
+    first = lax.optimization_barrier(iou(jax.tree.map(lambda x: x[0], blocks)))
 
-    def look(columns: tuple[Array, Array], block: Any) -> tuple[tuple[Array, Array], Any]:
-        (best_anchor, reach), (start, anchors) = columns, block
-        found = stored(anchors)
+    def look(carry: tuple[Array, Array, Array], block: Any) -> tuple[Any, Any]:
+        (found, best_anchor, reach), (start, following) = carry, block
         index, highest = _first_equal_max(found, axis=0)
         best_anchor = jnp.where(highest > reach, start + index, best_anchor)
-        return (best_anchor, jnp.maximum(reach, highest)), _first_equal_max(found, axis=1)
+        best = _first_equal_max(found, axis=1)
+        return (iou(following), best_anchor, jnp.maximum(reach, highest)), best
+
+    def look_again(found: Array, following: Any) -> tuple[Array, Array]:
+        return iou(following), _tied(found, reach)
 
     def join(blocks: Array) -> Array:
         return blocks.reshape(-1)[:count]
 
-    nothing = jnp.zeros(num_gt, jnp.int32), jnp.zeros(num_gt)
-    (best_anchor, reach), of_rows = lax.scan(look, nothing, (starts, blocks))
+    nothing = first, jnp.zeros(num_gt, jnp.int32), jnp.zeros(num_gt)
+    (_, best_anchor, reach), of_rows = lax.scan(look, nothing, (starts, following))
     best_gt, best_iou = map(join, of_rows)
-    tied = join(lax.map(lambda block: _tied(stored(block), reach), blocks)) if ties else None
+    tied = join(lax.scan(look_again, first, following)[1]) if ties else None
     return _Extremes(best_gt, best_iou, best_anchor, reach, tied)
 
 
