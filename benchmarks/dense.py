@@ -5,8 +5,9 @@
 
 Writes images of 1024 x 1024 pixels with so many discs, reads them with the recipe's loader, and
 takes training steps and predictions on this machine; limits and budgets follow the objects, see
-`budgets`. With `--target`, compiles both for absent GPUs, too, with `train.batch_size` images and
-one. Prints a json object a line: the figures of this machine, then those that are only planned.
+`entries.budgets`. With `--target`, compiles both for absent GPUs, too, with `train.batch_size`
+images and one. Prints a json object a line: the figures of this machine, then those that are only
+planned.
 `--config.section.name=value` changes an entry.
 """
 
@@ -42,31 +43,13 @@ CORNERS = 16
 
 
 def main(arguments: argparse.Namespace) -> None:
-    recipe = load_config(arguments.config, budgets(arguments.objects) | arguments.entries)
+    recipe = load_config(arguments.config, entries.budgets(arguments.objects) | arguments.entries)
     if arguments.calls:
         measured = measure(recipe, arguments.objects, arguments.calls)
         print(json.dumps({"objects": arguments.objects, **measured}), flush=True)
     if arguments.target:
         planned = plan(recipe, arguments.target)
         print(json.dumps({"objects": arguments.objects, **planned}), flush=True)
-
-
-def budgets(objects: int) -> dict[str, Any]:
-    """Return entries for so many objects in an image, and at least those of photographs."""
-    proposals, candidates = max(1000, 2 * objects), max(2000, 4 * objects)
-    return {
-        "data.max_instances": objects,
-        "model.num_classes": 1,
-        "model.rpn.batch_size_per_image": max(256, objects),
-        "model.rpn.pre_nms_topk_train": candidates,
-        "model.rpn.pre_nms_topk_test": candidates,
-        "model.rpn.post_nms_topk_train": proposals,
-        "model.rpn.post_nms_topk_test": proposals,
-        "model.sampling.batch_size_per_image": max(512, objects),
-        "eval.pre_nms_topk": max(4096, 3 * objects),
-        "eval.detections_per_image": max(100, objects),
-        "eval.score_threshold": 0.0,  # so that an untrained model finds as many
-    }
 
 
 def measure(recipe: Recipe, objects: int, calls: int) -> dict[str, Any]:

@@ -4,6 +4,9 @@ import os
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
+
+from benchmarks.entries import budgets
 
 # `benchmark kernels --only`; a process each, since an invalid memory access ends it.
 KERNELS = ("nms ", "fill_polygons ", "gather_sum box_train_2", "gather_sum_transpose box_train_2")
@@ -79,7 +82,7 @@ class Place:
         return self.benchmark(name, limit, kind, *steps, *chosen, *arguments, **options)
 
 
-def config(recipe: str, entries: dict[str, str]) -> tuple[str, ...]:
+def config(recipe: str, entries: dict[str, Any]) -> tuple[str, ...]:
     return "--config", recipe, *(f"--config.{name}={value}" for name, value in entries.items())
 
 
@@ -179,6 +182,11 @@ def _is_fast(place: Place) -> list[Step]:
             for kind, size in (("infer", 1), ("train", 2))
         ]
         found += [place.model("train", images, limit=150) for images in (2, 24, 8)]
+    objects = 10 if place.small else 2000
+    dense = budgets(objects) | {"train.batch_size": 2, "train.precision": "bfloat16"}
+    dense["data.fixed_size_crop.size"] = (64, 64) if place.small else (1024, 1024)
+    recipe = config("dense:small" if place.small else "dense", dense)
+    found.append(place.benchmark(f"train {objects} objects", 150, "train", *recipe))
     found.append(place.model("train", batch, "--stages", limit=150, note="stages"))
     found += [
         place.model(

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from benchmarks import dense
+from benchmarks import dense, entries
 from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.data.coco import load_coco
 from mask_rcnn_jax.data.overview import num_objects
@@ -14,7 +14,7 @@ from mask_rcnn_jax.data.overview import num_objects
 
 @pytest.mark.parametrize("objects", [10, 2000])
 def test_budgets_follow_the_objects(objects):
-    recipe = load_config("finetune", dense.budgets(objects))
+    recipe = load_config("finetune", entries.budgets(objects))
     assert recipe.data.max_instances == objects
     rpn, sampling = recipe.model.rpn, recipe.model.sampling
     assert min(rpn.batch_size_per_image, sampling.batch_size_per_image) >= objects
