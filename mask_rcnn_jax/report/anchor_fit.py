@@ -102,15 +102,17 @@ def measure_fit(found: NetworkBoxes, grid: AnchorGrid) -> Fit:
 def fitting_anchors(found: NetworkBoxes, grid: AnchorGrid) -> AnchorGrid:
     """Return anchors with the highest sum of both shares of `Fit`, as many per cell as `grid` has.
 
-    `SMALLEST_SIDES` with doubled sides are tried, each with the aspect ratios of `grid` and with
-    those of the boxes. `grid` itself is returned if nothing gains `MIN_GAIN`, or without boxes.
+    `SMALLEST_SIDES` with doubled sides are tried, each with the aspect ratios of `grid`, with those
+    of the boxes, and with several sizes of one aspect ratio, which suit boxes that are alike in
+    it. `grid` itself is returned if nothing gains `MIN_GAIN`, or without boxes.
     """
     if not len(found.boxes):
         return grid
     if len(found.boxes) > SAMPLE:
         chosen = np.random.default_rng(0).choice(len(found.boxes), SAMPLE, replace=False)
         found = NetworkBoxes(found.boxes[chosen], found.canvases[chosen])
-    shapes = (grid.aspect_ratios, box_shapes(found.boxes, grid.per_cell))
+    shapes = [grid.aspect_ratios, box_shapes(found.boxes, grid.per_cell)]
+    shapes.append(box_sizes(found.boxes, grid.per_cell))
     tried = [
         replace(grid, sizes=_doubled(side), aspect_ratios=ratios)
         for side in SMALLEST_SIDES
@@ -142,6 +144,21 @@ def box_shapes(boxes: np.ndarray, count: int) -> tuple[tuple[float, float], ...]
     return tuple((round(1 / root, 2), round(root, 2)) for root in roots)
 
 
+def box_sizes(boxes: np.ndarray, count: int) -> tuple[tuple[float, float], ...]:
+    """Return `count` (width, height) factors of the median aspect ratio, small ones first.
+
+    They divide the octave from one level to the next into equal steps.
+    """
+    sides = boxes[:, 2:] - boxes[:, :2]
+    root = np.exp2(np.median(np.log2(sides[:, 1] / sides[:, 0])) / 2)
+    factors = np.exp2((np.arange(count) - (count - 1) / 2) / count).tolist()
+    return tuple((round(factor / root, 2), round(factor * root, 2)) for factor in factors)
+
+
 def describe_shapes(shapes: Sequence[tuple[float, float]]) -> str:
-    """Return heights relative to their widths, such as "0.5, 1, 2"."""
-    return ", ".join(f"{height / width:.2g}" for width, height in shapes)
+    """Say how shapes differ, such as "Heights are 0.5, 1, 2 times the widths"."""
+    ratios = dict.fromkeys(f"{height / width:.2g}" for width, height in shapes)
+    if len(ratios) == len(shapes):
+        return f"Heights are {', '.join(ratios)} times the widths"
+    sizes = ", ".join(f"{np.sqrt(width * height):.2g}" for width, height in shapes)
+    return f"Sizes are {sizes} times that of a level, heights {', '.join(ratios)} times the widths"

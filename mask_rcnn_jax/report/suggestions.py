@@ -209,14 +209,14 @@ def anchor_suggestions(
             "0.7."
         )
     shapes = describe_shapes(better.aspect_ratios)
+    fits = "as many shapes as in the recipe, so that pretrained weights fit"
     return [
         Suggestion("model.anchors.sizes", current.sizes, better.sizes, gain),
         Suggestion(
             "model.anchors.aspect_ratios",
             current.aspect_ratios,
             better.aspect_ratios,
-            f"Heights are {shapes} times the widths; as many shapes as in the recipe, so that "
-            "pretrained weights fit.",
+            f"{shapes}; {fits}.",
         ),
     ]
 

@@ -13,6 +13,8 @@ from mask_rcnn_jax.report.anchor_fit import (
     NetworkBoxes,
     best_iou,
     box_shapes,
+    box_sizes,
+    describe_shapes,
     fitting_anchors,
     measure_fit,
     network_boxes,
@@ -124,14 +126,15 @@ def test_anchors_stay_that_fit_and_without_boxes():
 
 
 def test_the_sum_of_both_shares_decides():
-    """All sides that are tried, one by one, with the recipe's shapes and those of the boxes."""
+    """All sides that are tried, one by one, with the recipe's shapes and both of the boxes'."""
     rng = np.random.default_rng(3)
     corners, sides = rng.uniform(0, 300, (300, 2)), np.exp(rng.normal(3.5, 0.7, (300, 2)))
     found = on_a_canvas(np.concatenate([corners, corners + sides], axis=1))
     grid = AnchorGrid()
     sums = {}
     for side in SMALLEST_SIDES:
-        for shapes in (grid.aspect_ratios, box_shapes(found.boxes, 3)):
+        of_boxes = box_shapes(found.boxes, 3), box_sizes(found.boxes, 3)
+        for shapes in (grid.aspect_ratios, *of_boxes):
             tried = AnchorGrid(tuple(side * 2.0**level for level in range(5)), shapes)
             best = best_iou(found, tried)
             sums[tried] = np.mean(best >= 0.5) + np.mean(best >= 0.7)
@@ -148,3 +151,24 @@ def test_shapes_are_those_of_boxes_and_never_the_same():
     ratios = [height / width for width, height in one]
     np.testing.assert_allclose(ratios, [1 / MIN_STEP, 1, MIN_STEP], rtol=0.02)
     assert box_shapes(np.array([[0, 0, 10.0, 40.0]]), 1) == ((0.5, 2.0),)
+
+
+def test_round_objects_of_many_sizes_get_three_sizes_an_octave():
+    rng = np.random.default_rng(4)
+    corners, sides = rng.uniform(0, 450, (400, 2)), np.exp2(rng.uniform(3.5, 5.5, (400, 1)))
+    found = on_a_canvas(np.concatenate([corners, corners + sides * (1, 1.02)], axis=1))
+    grid = AnchorGrid(sizes=(12.0, 24.0, 48.0, 96.0, 192.0))
+    better = fitting_anchors(found, grid)
+    areas = [width * height for width, height in better.aspect_ratios]
+    np.testing.assert_allclose(np.sqrt(areas), [2 ** (-1 / 3), 1, 2 ** (1 / 3)], rtol=0.01)
+    assert measure_fit(found, better).at_70 > measure_fit(found, grid).at_70 + 0.2
+    assert describe_shapes(better.aspect_ratios).startswith("Sizes are 0.79, 1, 1.3 times")
+    assert describe_shapes(grid.aspect_ratios) == "Heights are 0.5, 1, 2 times the widths"
+
+
+def test_sizes_have_the_median_shape_of_the_boxes():
+    upright = np.array([[0, 0, 10.0, 40.0], [0, 0, 20.0, 80.0], [0, 0, 30.0, 30.0]])
+    assert box_sizes(upright, 1) == ((0.5, 2.0),)
+    small, large = box_sizes(upright, 2)
+    np.testing.assert_allclose([small[1] / small[0], large[1] / large[0]], 4, rtol=0.05)
+    assert large[0] / small[0] == pytest.approx(2**0.5, rel=0.02)
