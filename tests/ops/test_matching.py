@@ -10,6 +10,7 @@ from mask_rcnn_jax.ops import boxes as box_ops
 from mask_rcnn_jax.ops import matching
 from mask_rcnn_jax.ops.anchors import AnchorGrid
 from mask_rcnn_jax.ops.extent import ValidExtent
+from mask_rcnn_jax.training.step import compiler_options, make_mesh
 from tests.bounds import assert_within, encoding_bound
 from tests.helpers import assert_tree_close, load_golden, random_boxes
 
@@ -170,6 +171,17 @@ def test_matrix_is_neither_stored_nor_different_where_it_is_not(low_quality):
     expected = match_anchors(stored, valid, **settings)
     np.testing.assert_array_equal(matched, expected[0])
     np.testing.assert_array_equal(labels, expected[1])
+
+
+@pytest.mark.parametrize("low_quality", matching.LOW_QUALITY_RULES)
+def test_blocks_compile_in_a_training_step(low_quality, monkeypatch):
+    """Its options keep barriers, which XLA for CPUs cannot compile in a loop that it inlines."""
+    monkeypatch.setattr(matching, "BLOCK", 7 * 8)
+    options = {"fg_thresh": 0.7, "bg_thresh": 0.3, "low_quality": low_quality}
+    iou, valid = quantized_iou(np.random.default_rng(0), 40, 8), np.ones(8, bool)
+    match = partial(matching.match_anchors, itself, **options)
+    in_step = jax.jit(match, compiler_options=compiler_options(make_mesh()))
+    assert_tree_close(in_step(iou, valid), jax.jit(match)(iou, valid))
 
 
 @pytest.mark.parametrize("low_quality", matching.LOW_QUALITY_RULES)
