@@ -12,9 +12,11 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from mask_rcnn_jax.evaluation.cells import INDICES
 from mask_rcnn_jax.report import tables
 from mask_rcnn_jax.report.analysis import Analysis
 from mask_rcnn_jax.report.charts import found_histogram, pr_curves, score_histogram
@@ -53,6 +55,7 @@ def write_report(
     analyses: Sequence[Analysis],
     read_image: Callable[[dict], np.ndarray | None],
     records: Sequence[dict],
+    cells: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the report.
 
@@ -65,6 +68,7 @@ def write_report(
         read_image: returns uint8 [H, W, 3] RGB for an image entry of the json, or None if it is
             unavailable, which the page then states in its place.
         records: records of the run's metrics.jsonl; may be empty.
+        cells: what `evaluation.cells.evaluate` returned.
     """
     facts = dict(about)
     sections = {"Training": training_section(records)}
@@ -76,6 +80,7 @@ def write_report(
         sections = {
             "Curves": _curves(analyses),
             "Categories": _categories(analyses),
+            "Cells": _cells(cells) if cells else "",
             "Threshold": threshold_section(main),
             "Images": images_section(main, read_image),
             "Scores": _scores(analyses),
@@ -161,6 +166,17 @@ def _curves(analyses: Sequence[Analysis]) -> str:
 def _categories(analyses: Sequence[Analysis]) -> str:
     sizes, categories = tables.sizes_table(analyses), tables.categories_table(analyses)
     return f"<h2>Sizes and categories</h2>{sizes}<p></p>{categories}"
+
+
+def _cells(cells: Mapping[str, Any]) -> str:
+    indices = [f"{cells[name]:.3f} ({who})" for name, who in INDICES.items() if name in cells]
+    aji = f"<p>Aggregated Jaccard index: {', '.join(indices)}.</p>" if indices else ""
+    return (
+        "<h2>Microscopy's measures</h2>"
+        f'<p class="soft">Objects and {cells["geometry"]} detections with a score of '
+        f"{cells['score_threshold']:.2f} or more, paired one to one by IoU.</p>"
+        f"{tables.cells_table(cells)}{aji}{tables.cells_categories_table(cells)}"
+    )
 
 
 def _objects(main: Analysis) -> str:

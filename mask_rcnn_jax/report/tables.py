@@ -1,7 +1,8 @@
-"""Tables of the report: summary, object sizes, categories, confusion."""
+"""Tables of the report: summary, object sizes, categories, confusion, cells."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +22,16 @@ _SIZES = (
     ("Medium", "APm", "ARm"),
     ("Large (>\u00a096²)", "APl", "ARl"),
 )
+# Head, and the name of a measure in "cells".
+_CELLS = {
+    "Precision": "precision",
+    "Recall": "recall",
+    "F1": "f1",
+    "AP": "AP",
+    "AP by image": "AP_by_image",
+    "Matched IoU": "mean_matched_score",
+    "PQ": "panoptic_quality",
+}
 
 
 def tiles(analyses: Sequence[Analysis]) -> str:
@@ -147,6 +158,34 @@ def confusion_list(main: Analysis) -> str:
     if not rows:
         return ""
     return table("Most confused categories", "Object", ["Found as", "Times", "Share"], rows)
+
+
+def cells_table(cells: Mapping[str, Any]) -> str:
+    """Measures of `evaluation.cells` at each IoU threshold, and their means."""
+    rows = [
+        [f"{threshold:.2f}", *(cells[name][t] for name in _CELLS.values())]
+        for t, threshold in enumerate(cells["thresholds"])
+    ]
+    rows.append(["Mean", *(cells["mean"][name] for name in _CELLS.values())])
+    lines = [
+        f'<tr><th scope="row">{label}</th>{"".join(map(bar, values))}</tr>'
+        for label, *values in rows
+    ]
+    return table("Measures by IoU threshold", "IoU", list(_CELLS), lines)
+
+
+def cells_categories_table(cells: Mapping[str, Any]) -> str:
+    """Sortable table of the measures of each category at IoU 0.50, best first; empty for one."""
+    own = sorted(cells["per_category"].items(), key=lambda pair: -pair[1]["f1"][0])
+    rows = [
+        f'<tr><th scope="row">{escape(category)}</th>'
+        f"{''.join(bar(measures[name][0]) for name in _CELLS.values())}</tr>"
+        for category, measures in own
+    ]
+    heads = list(_CELLS)
+    caption = "Measures at IoU 0.50 per category; click a column to sort"
+    by = 1 + heads.index("F1")
+    return table(caption, "Category", heads, rows, sorted_by=by) if len(rows) > 1 else ""
 
 
 def _largest_confusion(main: Analysis) -> tuple[list[str], np.ndarray]:

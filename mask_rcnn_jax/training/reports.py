@@ -1,8 +1,9 @@
 """HTML reports about evaluations and finished runs."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from absl import logging
@@ -43,10 +44,11 @@ def write(
     analyses: Sequence[Analysis],
     read: ReadImage,
     records: Sequence[dict],
+    metrics: Mapping[str, Any],
 ) -> None:
     """Write report.html into the folder, with the images that can be read.
 
-    ground_truth: names the dataset. records: of metrics.jsonl.
+    ground_truth: names the dataset. records: of metrics.jsonl. metrics: the scores, if any.
     """
     failures: dict[int | str, str] = {}
 
@@ -58,7 +60,8 @@ def write(
             return None
 
     about = {"Ground truth": ground_truth} if analyses else {}
-    write_report(folder / NAME, title, about, analyses, read_image, records)
+    cells = metrics.get("cells")
+    write_report(folder / NAME, title, about, analyses, read_image, records, cells)
     if failures:
         text = "report: %d images could not be read, the first: %s"
         logging.warning(text, len(failures), next(iter(failures.values())))
@@ -84,24 +87,25 @@ def write_run_report(
 def _write_run_report(
     wanted: EvalOptions, workdir: Path, step: int, dataset: Dataset | None
 ) -> None:
-    analyses = (
-        [] if dataset is None else _last_analyses(wanted, workdir / "eval" / str(step), dataset)
+    analyses, metrics = (
+        ([], {}) if dataset is None else _last_scores(wanted, workdir / "eval" / str(step), dataset)
     )
     read = (lambda image: None) if dataset is None else dataset_reader(dataset)
     name = "" if dataset is None else dataset_name(dataset)
     records = read_metrics(workdir / FILE_NAME)
-    write(workdir, f"Training of {workdir}, step {step}", name, analyses, read, records)
+    write(workdir, f"Training of {workdir}, step {step}", name, analyses, read, records, metrics)
 
 
-def _last_analyses(wanted: EvalOptions, folder: Path, dataset: Dataset) -> list[Analysis]:
+def _last_scores(
+    wanted: EvalOptions, folder: Path, dataset: Dataset
+) -> tuple[list[Analysis], dict[str, Any]]:
     """Score the results in a folder once more: a training's own scores need no analysis, and may be
     of another engine. Returns nothing where there is nothing to analyze."""
     boxes, masks = folder / "bbox_results.json", folder / "segm_results.json"
     if wanted.protocol == "lvis" or not boxes.exists():
-        return []
+        return [], {}
     mask_results = json.loads(masks.read_text()) if masks.exists() else None
     ids = image_ids(dataset)[: wanted.max_images or None]
     analyses, collect = collector(True)
     found = json.loads(boxes.read_text()), mask_results, ids
-    evaluator.score(dataset, found, wanted, collect)
-    return analyses
+    return analyses, evaluator.score(dataset, found, wanted, collect)

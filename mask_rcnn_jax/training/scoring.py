@@ -131,7 +131,7 @@ def evaluate(
     metrics = evaluator.score_and_write(*arguments, _fullest(found) if tiles else None)
     if analyses:  # on the first process
         read = reports.dataset_reader(val_set)
-        reports.write(folder, title, dataset_name(val_set), analyses, read, records)
+        reports.write(folder, title, dataset_name(val_set), analyses, read, records, metrics)
     logging.info("results: %s", folder)
     return metrics
 
@@ -247,7 +247,7 @@ def evaluate_results(
         (Path(output) / "metrics.json").write_text(json.dumps(metrics, indent=1))
     if report and output:
         title, read = f"Evaluation of {results_json}", _files_reader(data)
-        reports.write(Path(output), title, annotations, analyses, read, records=[])
+        reports.write(Path(output), title, annotations, analyses, read, [], metrics)
     return metrics
 
 
