@@ -3,8 +3,10 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 Metrics = Mapping[str, float | None]
+M = TypeVar("M", bound=Metrics)
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class StopRule:
         evaluations: all of the run, so that a run that was interrupted counts on.
         """
         best, since = -math.inf, 0
-        for value in map(main_ap, evaluations):
+        for value in map(main_ap, comparable(evaluations)):
             improved = value > best + self.min_improvement
             best, since = (value, 0) if improved else (best, since + 1)
         return 0 < self.patience <= since
@@ -55,12 +57,27 @@ class StopRule:
 
 def main_ap(metrics: Metrics) -> float:
     """The mask AP, or the box AP where there are no masks; NaN where it is unknown."""
-    value = ap(metrics, "mask" if "ap/mask" in metrics else "box")
+    value = metrics.get(measure(metrics))
     return math.nan if value is None else value
+
+
+def measure(metrics: Metrics) -> str:
+    """The name of `main_ap` in the metrics of an evaluation; APs of one name can be compared."""
+    return _name(metrics, "mask" if "ap/mask" in metrics else "box")
+
+
+def comparable(evaluations: Sequence[M]) -> list[M]:
+    """The evaluations with the measure of the last one: a run that was resumed with another
+    `eval.detections_per_image` has APs over different numbers of detections."""
+    return [one for one in evaluations if measure(one) == measure(evaluations[-1])]
 
 
 def ap(metrics: Metrics, kind: str) -> float | None:
     """The AP of a "box" or "mask" that says how good a model is: where images hold more objects
     than COCO's rules score, `ap/box_at_K`, which scores K, or else `ap/box`."""
+    return metrics.get(_name(metrics, kind))
+
+
+def _name(metrics: Metrics, kind: str) -> str:
     at_limit = (name for name in metrics if name.startswith(f"ap/{kind}_at_"))
-    return metrics.get(next(at_limit, f"ap/{kind}"))
+    return next(at_limit, f"ap/{kind}")

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from mask_rcnn_jax.recipe.stopping import ap
+from mask_rcnn_jax.recipe.stopping import ap, comparable, measure
 from mask_rcnn_jax.report.charts import training_curve
 
 # Chart titles by metric name; other losses use their metric name.
@@ -30,12 +30,15 @@ def training_section(records: Sequence[dict]) -> str:
     if not any(charts):
         return ""
     charts.append(_chart(records, span, "Learning rate", (("learning rate", "line", "lr"),)))
+    evaluated = comparable([record for record in records if {"ap/box", "ap/mask"} & record.keys()])
     aps = [
         {"step": record.get("step"), **{kind: ap(record, kind) for kind in ("box", "mask")}}
-        for record in records
+        for record in evaluated
     ]
-    lines = (("box AP", "line", "box"), ("mask AP", "line2", "mask"))
-    charts.append(_chart(aps, span, "AP of boxes (blue) and masks (amber)", lines))
+    limit = measure(evaluated[-1]).partition("_at_")[2] if evaluated else ""
+    name = f"AP@{limit}" if limit else "AP"
+    lines = ((f"box {name}", "line", "box"), (f"mask {name}", "line2", "mask"))
+    charts.append(_chart(aps, span, f"{name} of boxes (blue) and masks (amber)", lines))
     return (
         "<h2>Training</h2>"
         '<p class="soft">Losses over the training steps: <span class="swatch" '

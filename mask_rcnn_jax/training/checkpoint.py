@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import shutil
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import orbax.checkpoint as ocp
 from absl import logging
 
 from mask_rcnn_jax.formats.disk import check_room
+from mask_rcnn_jax.recipe.stopping import main_ap, measure
 from mask_rcnn_jax.training import processes
 from mask_rcnn_jax.training.step import TrainState
 from mask_rcnn_jax.weights import checksums
@@ -42,7 +43,7 @@ class Checkpoints:
         """
         self._workdir, self._keep, self._is_due = Path(workdir).absolute(), keep, is_due
         self._folder = self._workdir / "checkpoints"
-        self._aps: dict[int, float] = {}
+        self._scores: dict[int, tuple[str, float]] = {}  # measure and AP by step
         self._saved: int | None = None
         self._jobs: list[Future] = []
         self._writes = jax.process_index() == 0
@@ -59,16 +60,17 @@ class Checkpoints:
         # A copy: the next step takes over the state's buffers while this is still being written.
         snapshot = jax.tree.map(lambda array: np.array(array, copy=True), state)
         self._saved = step
-        self._jobs.append(self._thread.submit(self._write, step, snapshot, dict(self._aps)))
+        self._jobs.append(self._thread.submit(self._write, step, snapshot, dict(self._scores)))
 
-    def evaluated(self, aps: Mapping[int, float]) -> None:
-        """Keep the checkpoint of the step of the highest AP, the last one of equals.
+    def evaluated(self, evaluations: Sequence[Mapping]) -> None:
+        """Keep the checkpoint of the step of the highest AP of each measure, the last of equals.
 
-        aps: by step, to be added to those that are known.
+        evaluations: metrics with their "step", to be added to those that are known.
         """
         if self._writes:
-            self._aps.update((step, ap) for step, ap in aps.items() if np.isfinite(ap))
-            self._jobs.append(self._thread.submit(self._prune, dict(self._aps)))
+            known = [one for one in evaluations if np.isfinite(main_ap(one))]
+            self._scores.update((one["step"], (measure(one), main_ap(one))) for one in known)
+            self._jobs.append(self._thread.submit(self._prune, dict(self._scores)))
 
     def restore(self, state: TrainState) -> TrainState:
         """The newest whole state, as numpy arrays; `state` gives structure, shapes and dtypes.
@@ -128,7 +130,7 @@ class Checkpoints:
             logging.warning("%s; moved to %s, the run goes on from step %d", fault, aside, step)
         return step
 
-    def _write(self, step: int, state: TrainState, aps: Mapping[int, float]) -> None:
+    def _write(self, step: int, state: TrainState, scores: Mapping[int, tuple[str, float]]) -> None:
         draft, target = self._folder / f"tmp.{step}", self._folder / str(step)
         self._workdir.mkdir(parents=True, exist_ok=True)
         # Of a disk that is full in mid-write, tensorstore prints a traceback for each array.
@@ -151,14 +153,15 @@ class Checkpoints:
             _remove(self._folder, f"tmp.{step}*")
             raise
         checksums.flush_folder(self._folder)
-        self._prune(aps)
+        self._prune(scores)
 
-    def _prune(self, aps: Mapping[int, float]) -> None:
+    def _prune(self, scores: Mapping[int, tuple[str, float]]) -> None:
         # Others of such a name are not ours, and take no place.
         steps = [n for n in checkpoint_steps(self._workdir) if self._is_checkpoint(n)]
         regular = sorted(steps, key=lambda step: (self._is_due(step), step), reverse=True)
-        best = sorted((step for step in steps if step in aps), key=lambda step: (aps[step], step))
-        kept = {*regular[: self._keep], *steps[:1], *best[-1:]}
+        rising = sorted((scores[step][1], step) for step in steps if step in scores)
+        best = {scores[step][0]: step for _, step in rising}
+        kept = {*regular[: self._keep], *steps[:1], *best.values()}
         for step in steps:
             if step not in kept:
                 # Half of a checkpoint must not be taken for one.

@@ -19,7 +19,7 @@ from mask_rcnn_jax.data.augment import Kind
 from mask_rcnn_jax.data.dataset import Dataset, categories
 from mask_rcnn_jax.data.loader import TrainLoader
 from mask_rcnn_jax.recipe.recipe import Recipe
-from mask_rcnn_jax.recipe.stopping import Metrics, main_ap
+from mask_rcnn_jax.recipe.stopping import Metrics
 from mask_rcnn_jax.terminal import console
 from mask_rcnn_jax.training.checkpoint import Checkpoints
 from mask_rcnn_jax.training.compiling import compile_canvases
@@ -98,7 +98,7 @@ def train(
             state, start = replicate(state, mesh), int(state.step)
             _log_extension(work, old_steps, start)
             evaluations = on_first(lambda: read_evaluations(workdir, start))
-            checkpoints.evaluated({r["step"]: main_ap(r) for r in evaluations})
+            checkpoints.evaluated(evaluations)
             aps = next((record for record in evaluations if record["step"] == start), None)
             if start and work.milestones.is_last(start, aps, evaluations):
                 logging.info("nothing to do: %s is finished at step %d", workdir, start)
@@ -240,8 +240,8 @@ class _Run:
             return None, True
         self.check_lock()
         self.log(step, metrics, images)
-        self.checkpoints.evaluated({step: main_ap(metrics)})
         evaluations.append({"step": step, **metrics})
+        self.checkpoints.evaluated(evaluations[-1:])
         return metrics, self.stop_requested()
 
 

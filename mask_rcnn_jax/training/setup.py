@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from mask_rcnn_jax.data.tiles import Tiles
 from mask_rcnn_jax.data.transforms import empty_batch
 from mask_rcnn_jax.data.views import scaled_options
 from mask_rcnn_jax.models.build import init_variables
+from mask_rcnn_jax.models.detect import Detect
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.ops.classifier import Classifier
 from mask_rcnn_jax.recipe.options import TrainOptions, Views
@@ -59,6 +60,11 @@ FREE_TO_CHANGE = tuple(
     train.log_every train.loggers train.min_improvement train.patience train.remat
     train.skip_images train.stop_at_box_ap train.stop_at_mask_ap
     """.split()
+)
+# What a resumed run may change of `eval`, so that its APs are not those of before.
+SCORING = tuple(
+    f"eval.{name}"
+    for name in ("max_images", "paste", "protocol", *(field.name for field in fields(Detect)))
 )
 LENGTH = ("train.steps", "train.epochs")  # a resumed run may raise them
 
@@ -318,6 +324,14 @@ def _check_same_run(path: Path, recipe: Recipe, categories: list[dict]) -> int:
                 f"{path.parent} holds a run of another config: {name} was {was} and is {found} "
                 f"now{shorter}; choose another --workdir or set it back"
             )
+    if changed := [name for name in SCORING if before.get(name) != now.get(name)]:
+        name, more = changed[0], f", and {len(changed) - 1} more" if changed[1:] else ""
+        was, found = (cut(repr(entries.get(name))) for entries in (before, now))
+        logging.warning(
+            "%s was %s and is %s now%s: earlier APs of this run had other rules; the best "
+            "checkpoint and train.patience compare them with new ones, except AP@K of another K",
+            *(name, was, found, more),
+        )
     if old_categories != json.loads(json.dumps(categories)):
         raise ValueError(
             f"{path.parent} holds a run with other categories, choose another --workdir"

@@ -17,7 +17,7 @@ from mask_rcnn_jax.data.unused import unused_of
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.recipe.options import TrainOptions
 from mask_rcnn_jax.recipe.recipe import Recipe
-from mask_rcnn_jax.recipe.stopping import Metrics, main_ap
+from mask_rcnn_jax.recipe.stopping import Metrics, comparable, main_ap
 from mask_rcnn_jax.terminal import console
 from mask_rcnn_jax.training.checks import check_evaluated, check_recipe
 from mask_rcnn_jax.training.distill import Distillation
@@ -149,6 +149,7 @@ class Milestones:
         """Why a run ended before its last step, for the log."""
         if step >= self.train.steps or not self.train.is_stalled(evaluations):
             return ""
-        best, at = max((np.nan_to_num(main_ap(r), nan=-1.0), r["step"]) for r in evaluations)
+        rivals = comparable(evaluations)
+        best, at = max((np.nan_to_num(main_ap(r), nan=-1.0), r["step"]) for r in rivals)
         found = f"the best AP is {best:.4f}, of step {at}"
         return f": {self.train.patience} evaluations in a row improved nothing, {found}"

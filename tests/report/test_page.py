@@ -227,6 +227,18 @@ def test_losses_of_the_run():
     assert_asks_for_nothing(page)
 
 
+def test_curves_of_ap_show_what_can_be_compared(tmp_path):
+    """AP@K with the last K."""
+    aps = [{"step": s, "ap/box": 0.1, f"ap/box_at_{k}": 0.5} for s, k in enumerate((9, 9, 8, 8, 8))]
+    records = [{"step": 0, "loss/total": 1.0}, *aps]
+    write_report(tmp_path / "r.html", "a run", {}, [], lambda _: None, records)
+    page = Page((tmp_path / "r.html").read_text(encoding="utf-8"))
+    charts = [attrs["aria-label"] for attrs in page.all("svg")]
+    assert charts[-1].startswith("AP@8 of boxes (blue) and masks (amber)")
+    (line,) = page.all("polyline", **{"class": "line"})
+    assert len(line["points"].split()) == 3
+
+
 def test_a_run_without_an_evaluation_has_its_training_alone(tmp_path):
     records = [{"step": i, "loss/total": 5 / i} for i in (1, 2, 3)]
     write_report(tmp_path / "r.html", "a run", {}, [], lambda _: None, records)

@@ -71,9 +71,10 @@ def patch(setattr_, seconds: float = 0.0) -> None:
     setattr_(work, "make_validation", validation(seconds))
 
 
-def run(workdir, loggers=(), images: int = 10, **changes) -> TrainState:
+def run(workdir, loggers=(), images: int = 10, scoring=(), **changes) -> TrainState:
     config = small_config()
     config.train.update(EVERY | changes)
+    config.eval.update(dict(scoring))
     sets = {"train_set": ShapeSet("train", images), "val_set": ShapeSet("val", 4)}
     return jax.device_get(loop.train(config, workdir, loggers=loggers, **sets))
 

@@ -35,7 +35,7 @@ def saved(tmp_path):
     for step, ap in zip(range(1, 9), (0, 0.2, 0, 0.6, 0, 0.3, 0, 0.4), strict=True):
         checkpoints.save(state_of(step))
         if ap:
-            checkpoints.evaluated({step: ap})
+            checkpoints.evaluated([{"step": step, "ap/box": 0.9, "ap/mask": ap}])
     checkpoints.close()
     return tmp_path
 

@@ -9,7 +9,7 @@ import pytest
 from mask_rcnn_jax import parts
 from mask_rcnn_jax.config import as_recipe
 from mask_rcnn_jax.recipe.options import TrainOptions
-from mask_rcnn_jax.recipe.stopping import StopRule, ap, main_ap
+from mask_rcnn_jax.recipe.stopping import StopRule, ap, comparable, main_ap, measure
 from mask_rcnn_jax.training import work
 from mask_rcnn_jax.training.checks import check_evaluated
 from tests.helpers import tiny_config
@@ -91,12 +91,12 @@ def dense(stubbed, monkeypatch):
     """Evaluations of images with many objects, of which COCO's AP says nothing."""
     make_stub = work.make_validation
 
-    def make(*arguments):
-        validate = make_stub(*arguments)
+    def make(recipe, *arguments):
+        validate, limit = make_stub(recipe, *arguments), recipe.eval.detections_per_image
 
         def cut(state):
             metrics, images = validate(state)
-            at_limit = {f"{name}_at_300": value for name, value in metrics.items()}
+            at_limit = {f"{name}_at_{limit}": value for name, value in metrics.items()}
             rising = 0.01 * int(state.step)
             return {"ap/box": rising, "ap/mask": rising, **at_limit}, images
 
@@ -119,6 +119,45 @@ def test_many_objects_stop_by_the_score_of_all_detections(dense, tmp_path, caplo
     assert int(run(tmp_path / "cut", **PATIENT).step) == 12
     assert series(tmp_path / "cut") == series(tmp_path / "whole")
     assert kept(tmp_path / "cut") == kept(tmp_path / "whole")
+
+
+def test_scores_of_another_number_of_detections_are_not_compared(dense, tmp_path, caplog):
+    """.3 and .5 of 300 detections, then .1, .4, .3, .5, .1 and .4 of 200."""
+
+    def stop(step, metrics, images):
+        if step == 7 and "loss/total" in metrics:
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(SystemExit):
+        run(tmp_path, [stop], scoring={"detections_per_image": 300}, **PATIENT)
+    assert "eval." not in caplog.text
+    with caplog.at_level("INFO"):
+        assert int(run(tmp_path, scoring={"detections_per_image": 200}, **PATIENT).step) == 24
+    assert "eval.detections_per_image was 300 and is 200 now: earlier APs" in caplog.text
+    assert "improved nothing, the best AP is 0.5000, of step 18" in caplog.text
+    assert {"6", "18", "24"} <= {*kept(tmp_path)}
+    assert "15" not in kept(tmp_path)
+
+
+def test_other_rules_of_scores_are_said(stubbed, tmp_path, caplog):
+    run(tmp_path, steps=3)
+    same = {"batch_size": 2, "engine": "faster_coco_eval", "pictures": 0}
+    run(tmp_path, steps=6, scoring=same)
+    assert "earlier APs" not in caplog.text
+    run(tmp_path, steps=9, scoring=same | {"max_images": 2, "nms_thresh": 0.7})
+    assert "eval.max_images was 0 and is 2 now, and 1 more: earlier APs" in caplog.text
+
+
+def test_what_is_comparable():
+    coco = [{"ap/box": 0.1, "ap/mask": 0.1}, {"ap/box": 0.1, "ap/mask": None}]
+    limited = [one | {"ap/box_at_300": 0.9, "ap/mask_at_300": 0.9} for one in coco]
+    assert measure(coco[0]) == "ap/mask" and measure(limited[0]) == "ap/mask_at_300"
+    assert measure({"ap/box": 0.1, "ap/box_at_300": 0.2}) == "ap/box_at_300"
+    assert comparable([]) == []
+    assert comparable([*coco, *limited]) == limited and comparable([*limited, *coco]) == coco
+    patient = StopRule(patience=2)
+    assert patient.is_stalled([*limited, *limited, coco[0], coco[0], coco[0]])
+    assert not patient.is_stalled([*limited, coco[0], coco[0]])
 
 
 @pytest.mark.parametrize("step", [7, 9])
