@@ -64,12 +64,13 @@ class EvalLoader:
     def __iter__(self) -> Iterator[Batch]:
         # An iteration that ends removes its shared memory, and no other's.
         prefix = workers.shared_prefix(self._num_workers)
-        iterator = workers.start(grain.MapDataset.source(self._batches(prefix)), self._num_workers)
+        batches = grain.MapDataset.source(self._batches(prefix))
+        reader = workers.Reader(batches, self._num_workers, prefix)
         try:
             for _ in range(len(self)):
-                yield expand(workers.next_element(iterator))
+                yield expand(next(reader))
         finally:
-            workers.stop(iterator, prefix)
+            reader.close()
 
     def _batches(self, prefix: str) -> "_EvalBatches":
         return _EvalBatches(self._dataset, self._options, workers.zeros(prefix), self._plan)

@@ -106,8 +106,8 @@ class TrainLoader:
         buckets, shared = canvas_buckets(dataset, indices, options), for_workers(dataset)
         self.canvases = tuple(buckets)
         partners = np.array([index for index in indices if index not in order.skip], np.int32)
-        self._prefix, batches, sizes = workers.shared_prefix(num_workers), [], []
-        zeros = workers.zeros(self._prefix)
+        prefix, batches, sizes = workers.shared_prefix(num_workers), [], []
+        zeros = workers.zeros(prefix)
         windows = window_counts(dataset.images, options.windows)
         for canvas, bucket in buckets.items():
             # The random numbers of an example follow its place in the epochs, which is known before
@@ -121,13 +121,13 @@ class TrainLoader:
             batches.append(grain.MapDataset.source(source))
             sizes.append(round(float(factors[bucket].sum())))
         mixed = grain.MapDataset.mix(batches, weights=sizes)
-        self._iterator = workers.start(mixed[order.start_step :], num_workers)
+        self._reader = workers.Reader(mixed[order.start_step :], num_workers, prefix)
 
     def __iter__(self) -> "TrainLoader":
         return self
 
     def __next__(self) -> Batch:
-        batch, wanted = workers.next_element(self._iterator)
+        batch, wanted = next(self._reader)
         for index in wanted[wanted != batch.image_index]:
             file_name = self._dataset.images[index].file_name
             if index not in self._skip and file_name not in self.skipped:
@@ -145,7 +145,7 @@ class TrainLoader:
 
     def close(self) -> None:
         """Stop the threads and worker processes."""
-        workers.stop(self._iterator, self._prefix)
+        self._reader.close()
 
 
 def _places(factors: np.ndarray, order: TrainOrder) -> grain.MapDataset:

@@ -15,11 +15,13 @@ import secrets
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from multiprocessing import resource_tracker, util
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import cv2
 import grain
@@ -38,7 +40,7 @@ THREADS_WITHOUT_WORKERS = 4
 SHARED = Path("/dev/shm")
 _PREFIX = "mrcnn-"  # short, since macOS allows names of 30 characters
 _LOCK = ".lock"
-# Batches n in the queue of a worker. grain takes n more out of it early: up to 2 n + 2 are in
+# Batches n in the queue of a worker. grain takes n more out of it early: up to 2 n + 4 are in
 # shared memory, with the one being made and the one read last. They are made one at a time: one
 # made ahead of the queue would be lost, with its shared memory, when the worker stops.
 _BATCHES_AHEAD = 4
@@ -56,43 +58,103 @@ def zeros(prefix: str) -> Zeros:
     return partial(blocks.lent_zeros, prefix) if prefix else np.zeros
 
 
-def start(batches: grain.MapDataset, num_workers: int) -> grain.DatasetIterator:
-    """Begin to read, in threads of this process if `num_workers` is 0."""
-    if num_workers == 0:
-        threads = min(THREADS_WITHOUT_WORKERS, os.cpu_count() or 1)
-        return iter(batches.to_iter_dataset(grain.ReadOptions(threads, 2 * threads)))
-    if not flags.FLAGS.is_parsed():  # grain reads a flag when it starts workers
-        flags.FLAGS.mark_as_parsed()
+class Reader:
+    """The elements of a dataset in their order."""
+
+    def __init__(self, batches: grain.MapDataset, num_workers: int, prefix: str):
+        """
+        num_workers: worker processes, which begin with the first element and make every n-th; 0
+            reads in threads of this process.
+        prefix: a `shared_prefix`.
+        """
+        self._prefix, self._count = prefix, 0
+        if num_workers == 0:
+            threads = min(THREADS_WITHOUT_WORKERS, os.cpu_count() or 1)
+            self._parts = [iter(batches.to_iter_dataset(grain.ReadOptions(threads, 2 * threads)))]
+            return
+        if not flags.FLAGS.is_parsed():  # grain reads a flag when it starts workers
+            flags.FLAGS.mark_as_parsed()
+        # Not grain's own turns of several workers, which it ends one after the other.
+        self._parts = [_one_worker(batches[index::num_workers]) for index in range(num_workers)]
+
+    def __next__(self) -> Any:
+        """The next element; ValueError if its dataset cannot be sent to worker processes."""
+        if self._count == 0 and self._prefix:
+            self._start()
+        part = self._parts[self._count % len(self._parts)]
+        self._count += 1
+        try:
+            element = next(part)
+        except Exception as error:  # pickling runs the code of whatever the dataset holds
+            if not any("cannot be pickled" in note for note in getattr(error, "__notes__", ())):
+                raise
+            where = f"for the worker processes of data.num_workers ({error})"
+            advice = "data.num_workers=0 needs no pickling"
+            raise ValueError(
+                f"the dataset or augment cannot be pickled {where}; {advice}"
+            ) from error
+        return jax.tree.map(
+            lambda leaf: blocks.receive(leaf) if isinstance(leaf, blocks.Sent) else leaf, element
+        )
+
+    def _start(self) -> None:
+        """Begin to start the workers, in threads, which keep these signals blocked as the workers
+        do: one to the whole group, from a terminal or a batch system, must not end them while
+        their owner needs them, for instance to save."""
+        numbers = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+        try:
+            for part in self._parts:
+                part.start_prefetch()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def close(self) -> None:
+        """End the threads or workers; remove what they made and no one took."""
+        if self._prefix:
+            for worker, process in _workers_of(self._parts):
+                _kill(worker, process)
+        closing = threading.Thread(target=lambda: [part.close() for part in self._parts])
+        closing.start()
+        while closing.is_alive():
+            closing.join(0.1)
+            for _, process in _workers_of(self._parts):  # started meanwhile
+                process.kill()
+        if self._prefix:
+            blocks.forget(self._prefix)
+            _remove_files(f"{self._prefix}*")
+
+
+def _one_worker(batches: grain.MapDataset) -> grain.DatasetIterator:
+    """Read in one worker process, and in a thread that starts it and takes one element early."""
     dataset = grain.experimental.WithOptionsIterDataset(
         batches.to_iter_dataset(grain.ReadOptions(0, 0)),
         # Small arrays are sent as they are; shared memory would take a file for each.
         grain.experimental.DatasetOptions(min_shm_size=sys.maxsize),
     )
-    workers = grain.MultiprocessingOptions(num_workers, per_worker_buffer_size=_BATCHES_AHEAD)
-    return iter(dataset.mp_prefetch(workers, worker_init_fn=_begin_worker))
+    options = grain.MultiprocessingOptions(1, per_worker_buffer_size=_BATCHES_AHEAD)
+    worker = dataset.mp_prefetch(options, worker_init_fn=_begin_worker)
+    return iter(grain.experimental.ThreadPrefetchIterDataset(worker, prefetch_buffer_size=1))
 
 
-def next_element(iterator: grain.DatasetIterator):
-    """The next element; ValueError if its dataset cannot be sent to worker processes."""
-    try:
-        element = next(iterator)
-    except Exception as error:  # pickling runs the code of whatever the dataset holds
-        if not any("cannot be pickled" in note for note in getattr(error, "__notes__", ())):
-            raise
-        where = f"for the worker processes of data.num_workers ({error})"
-        advice = "data.num_workers=0 needs no pickling"
-        raise ValueError(f"the dataset or augment cannot be pickled {where}; {advice}") from error
-    return jax.tree.map(
-        lambda leaf: blocks.receive(leaf) if isinstance(leaf, blocks.Sent) else leaf, element
-    )
+def _workers_of(part: Any) -> Iterator[tuple[Any, BaseProcess]]:
+    """Find grain's iterators with a process at work, and these; it has no public names for them."""
+    process = getattr(part, "_prefetch_process", None)
+    if process is not None and process.pid is not None:
+        yield part, process
+    elif isinstance(part, list | grain.DatasetIterator):
+        for inner in part if isinstance(part, list) else list(vars(part).values()):
+            yield from _workers_of(inner)
 
 
-def stop(iterator: grain.DatasetIterator, prefix: str) -> None:
-    """End the threads or workers that `start` began; remove what they made and no one took."""
-    iterator.close()
-    if prefix:
-        blocks.forget(prefix)
-        _remove_files(f"{prefix}*")
+def _kill(worker: Any, process: BaseProcess) -> None:
+    """Kill a process of `_workers_of`. grain alone would have it make a batch or two, and wait 25
+    seconds for one whose batches do not fit into its pipe."""
+    # So grain neither starts another one nor waits for locks that this one may hold.
+    worker._closed, worker._prefetch_process = True, None
+    process.kill()
+    worker._buffer._writer.close()  # or the rest of half a batch would be waited for
+    process.join()
 
 
 @functools.cache
@@ -145,7 +207,8 @@ def _remove_own(owner: str) -> None:
 
 def _remove_files(pattern: str) -> None:
     for path in SHARED.glob(pattern):
-        # The resource tracker would complain of them.
+        # The resource tracker would complain of them, also of one that it does not know yet.
+        resource_tracker.register(f"/{path.name}", "shared_memory")
         resource_tracker.unregister(f"/{path.name}", "shared_memory")
         with suppress(OSError):
             path.unlink()
@@ -160,13 +223,7 @@ def _remove(owner: str) -> None:
 
 
 def _begin_worker(index: int, count: int) -> None:
-    """Leave it to the owner to end this worker process; called in it before it reads.
-
-    A signal to the whole group, from a terminal or a batch system, must not end the workers while
-    the owner still needs them, for instance to save.
-    """
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    """Have this worker process end with its owner; called in it before it reads."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

@@ -4,8 +4,8 @@ import mmap
 from collections import Counter
 from dataclasses import replace
 from multiprocessing.shared_memory import SharedMemory
-from types import SimpleNamespace
 
+import grain
 import jax
 import numpy as np
 import pytest
@@ -391,12 +391,12 @@ def test_few_images_are_read_in_threads(dataset, each, started, monkeypatch):
     monkeypatch.setattr("mask_rcnn_jax.data.eval_loader.IMAGES_PER_WORKER", each)
     asked = []
 
-    def start(source, num_workers):
+    def reader(source, num_workers, prefix):
         asked.append(num_workers)
-        return workers_start(source, 0)
+        return in_threads(source, 0, "")
 
-    workers_start = workers_module.start
-    monkeypatch.setattr(workers_module, "start", start)
+    in_threads = workers_module.Reader
+    monkeypatch.setattr(workers_module, "Reader", reader)
     assert len(list(eval_loader(dataset, num_workers=4))) == 5 and asked == [started]
 
 
@@ -436,7 +436,7 @@ def test_shared_memory_of_a_batch_that_fails_is_used_again(dataset, monkeypatch)
             failures.append(str(error))
     assert ["006.png" in failure for failure in failures] == [True, True]
     assert len(names) == 2 * len(batches) and len(set(names)) == 1 and exists(names[0])
-    workers_module.stop(SimpleNamespace(close=lambda: None), prefix)
+    workers_module.Reader(grain.MapDataset.range(1), 0, prefix).close()
     assert not exists(names[0])
 
 

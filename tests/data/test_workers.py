@@ -1,24 +1,29 @@
 """Real processes that read with workers, killed in every way: nothing of them stays behind."""
 
 import fcntl
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 
 from mask_rcnn_jax.data import workers
+from mask_rcnn_jax.data.loader import TrainLoader, TrainOrder
+from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.workers import SHARED
+from tests.memory_set import ShapeSet
 
 pytestmark = pytest.mark.skipif(not SHARED.is_dir(), reason="needs Linux' /dev/shm")
 
 
 @contextmanager
-def reading(*arguments):
+def reading(*arguments, signal_early=False):
     """Yields (process, name of its shared files, process ids of its workers)."""
     command = [sys.executable, "-m", "tests.data.reading", *map(str, arguments)]
     pipe = subprocess.PIPE
@@ -26,10 +31,19 @@ def reading(*arguments):
         command, stdout=pipe, stderr=pipe, text=True, start_new_session=True
     ) as process:
         try:
+            if signal_early:
+                wait_until(lambda: len(workers_of(process.pid)) == 2)
+                os.killpg(process.pid, signal.SIGTERM)
             owner, *pids = process.stdout.readline().split()
             yield process, owner, [int(pid) for pid in pids]
         finally:
             process.kill()
+
+
+def workers_of(pid):
+    paths = Path(f"/proc/{pid}/task").glob("*/children")
+    commands = (Path(f"/proc/{n}/cmdline") for path in paths for n in path.read_text().split())
+    return [command for command in commands if b"spawn_main" in command.read_bytes()]
 
 
 def files_of(owner):
@@ -72,8 +86,8 @@ def test_workers_and_shared_memory_end_with_the_process_that_reads(number, to_gr
 
 
 def test_the_next_start_removes_files_of_dead_owners_and_no_others():
-    """This one's workers ignore the SIGTERM that its group gets, and it ends without a word about
-    shared memory."""
+    """This one's workers ignore the SIGTERM that its group gets, also while they start, and it ends
+    without a word about shared memory."""
     dead, living = "mrcnn-00000dea", "mrcnn-000011fe"
     try:
         with open(SHARED / f"{living}.lock", "w") as lock:
@@ -81,7 +95,7 @@ def test_the_next_start_removes_files_of_dead_owners_and_no_others():
             for owner in (dead, living):
                 for name in (f"{owner}-0123", f"sem.{owner}-4567", f"{owner}.lock"):
                     (SHARED / name).touch()
-            with reading(40) as (process, owner, pids):
+            with reading(40, signal_early=True) as (process, owner, pids):
                 os.killpg(process.pid, signal.SIGTERM)
                 out, err = process.communicate(timeout=60)
                 assert process.returncode == 0 and err == ""
@@ -101,6 +115,32 @@ def test_what_other_users_put_there_is_neither_waited_for_nor_a_pattern(tmp_path
     thread.start()
     thread.join(20)
     assert not thread.is_alive() and (tmp_path / "mrcnn-000011fe-0123").exists()
+
+
+class SlowSet(ShapeSet):
+    """Images that nobody has the time to wait for."""
+
+    def decode(self, index):
+        time.sleep(600)
+
+
+@pytest.mark.parametrize("seconds", [0, pytest.param(9, marks=pytest.mark.slow)])
+def test_workers_end_at_once_though_they_are_at_work(seconds):
+    """While they start, and in mid-image; grain alone waits for 25 seconds for each."""
+    options = ExampleOptions((64, 64), resize="shortest_edge", max_instances=9, mask_size=8)
+    order = TrainOrder(seed=1, batch_size=2)
+    loader = TrainLoader(SlowSet("train", 20), options, order, num_workers=2)
+
+    def read():
+        with suppress(Exception):
+            next(loader)
+
+    threading.Thread(target=read, daemon=True).start()
+    wait_until(lambda: len(multiprocessing.active_children()) == 2)
+    time.sleep(seconds)
+    begin = time.monotonic()
+    loader.close()
+    assert time.monotonic() - begin < 10 and not multiprocessing.active_children()
 
 
 @pytest.mark.slow
