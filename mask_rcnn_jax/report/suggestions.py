@@ -14,7 +14,7 @@ import numpy as np
 from mask_rcnn_jax.data.drawn import ImageBoxes, changes_counts, drawn_counts
 from mask_rcnn_jax.data.geometry import Geometry
 from mask_rcnn_jax.data.kinds import KINDS
-from mask_rcnn_jax.data.options import DataOptions, ExampleOptions
+from mask_rcnn_jax.data.options import CANVAS_MULTIPLE, DataOptions, ExampleOptions
 from mask_rcnn_jax.data.windows import Windows
 from mask_rcnn_jax.ops.anchors import AnchorGrid
 from mask_rcnn_jax.recipe.recipe import Recipe
@@ -99,6 +99,7 @@ def advise(objects: SetObjects, recipe: Recipe) -> Advice:
         fits.append((f"suggested anchors at {_by(fitted.image_size)}", after))
     suggestions = [
         Suggestion("data.image_size", options.image_size, *size),
+        *window_suggestions(objects, options, size[0]),
         *jitter_suggestions(options.scale_jitter.size, jitter.size),
         *side_suggestions(options.short_sides, short_sides),
         *anchor_suggestions(anchors, better, before, after),
@@ -152,8 +153,7 @@ def image_size(
         return options.image_size, "No object or no resizing asks for another size."
     short, long = objects.sizes.min(axis=1), objects.sizes.max(axis=1)
     usual = float(np.median(short))
-    # Sides relative to the short side of the image, which is what resizing fixes.
-    small = max(float(np.quantile(objects.sides / short[objects.images], SMALL_SHARE)), 1e-6)
+    small = small_side(objects)
     wanted = max(usual, min(SMALL_SIDE / small, MAX_ENLARGED * usual))
     side = min(round_up(wanted), largest[0])
     if options.resize == "shortest_edge":
@@ -175,6 +175,32 @@ def image_size(
     if seen < SMALL_SIDE / 2:
         reason += f"; cut images into tiles to find objects below {SMALL_SIDE // 2}"
     return found, f"{reason}."
+
+
+def small_side(objects: SetObjects) -> float:
+    """The side that `SMALL_SHARE` of the objects do not have, as a part of the short side of their
+    image, which is what resizing fixes."""
+    shorts = objects.sizes.min(axis=1)[objects.images]
+    return max(float(np.quantile(objects.sides / shorts, SMALL_SHARE)), 1e-6)
+
+
+def window_suggestions(
+    objects: SetObjects, options: DataOptions, size: tuple[int, int]
+) -> list[Suggestion]:
+    """Point at windows where images have to be shrunk to `size` until objects are too small."""
+    if options.windows.is_on or options.resize == "keep" or not len(objects.images):
+        return []
+    seen = small_side(objects) * min(size)
+    side = max(min(size) // CANVAS_MULTIPLE, 1) * CANVAS_MULTIPLE
+    if seen >= SMALL_SIDE / 2 or np.median(objects.sizes.min(axis=1)) < 2 * side:
+        return []
+    reason = (
+        f"Whole images are shrunk until small objects have a side of {seen:.0f}. With "
+        f"--config.data.windows.size='({side}, {side})', `train` reads windows that are not "
+        "resized, and `prepare stats` suggests what fits them."
+    )
+    off = options.windows.size
+    return [Suggestion("data.windows.size", off, off, reason)]
 
 
 def jitter_suggestions(current: tuple[int, int], value: tuple[int, int]) -> list[Suggestion]:

@@ -56,6 +56,26 @@ def test_tiles_are_suggested_where_no_size_is_enough():
     assert "tiles" not in size_for(squares((480, 640), [15] * 9))[1]
 
 
+@pytest.mark.parametrize("size, side, expected", [
+    ((20_000, 20_000), 24, True),
+    ((3000, 4000), 20, True),
+    ((3000, 4000), 60, False),  # 16 pixels on the canvas
+    ((1500, 1500), 5, False),  # hardly shrunk
+    ((200, 300), 2, False),
+])  # fmt: skip
+def test_windows_are_suggested_where_images_are_shrunk_too_far(size, side, expected):
+    objects = squares(size, [side] * 20)
+    found = [
+        s for s in advise(objects, load_config("finetune")).suggestions if "windows" in s.entry
+    ]
+    assert len(found) == expected
+    if found:
+        assert "--config.data.windows.size='(768, 768)'" in found[0].reason
+        assert not found[0].is_change  # the other entries are those of whole images
+        with_windows = load_config("finetune", {"data.windows.size": (768, 768)})
+        assert "windows" not in " ".join(s.entry for s in advise(objects, with_windows).suggestions)
+
+
 def test_sizes_stay_that_nothing_speaks_against():
     none = squares((100, 100), [], num_images=3)
     assert size_for(none)[0] == (800, 1333)
