@@ -37,7 +37,7 @@ async function detect(file) {
   byId("error").textContent = "";
   byId("status").textContent = "Looking for objects..";
   main.classList.add("busy");
-  let lost = false;
+  let lost = false, picture = null;
   try {
     if (file.size > model.max_bytes) {
       const most = Math.floor(model.max_bytes / (1 << 20));
@@ -49,19 +49,20 @@ async function detect(file) {
       headers: { "Content-Type": "application/octet-stream" },
       signal: current.signal,
     };
-    const address = `detect?masks=outlines&score_threshold=0&view=${model.view ? 1 : 0}`;
+    // What a browser cannot decode, or not as the model sees it, the server shows.
+    picture = model.view ? null : await createImageBitmap(file).catch(() => null);
+    const address = `detect?masks=outlines&score_threshold=0&view=${picture ? 0 : 1}`;
     const unreachable = (error) => {
       lost = true;
       throw error;
     };
-    const answered = fetch(address, options).catch(unreachable).then(read);
-    const decoded = (model.view ? answered.then(viewed) : createImageBitmap(file))
-      .catch(() => null); // a format that only the server knows
-    answered.catch(async () => (await decoded)?.close());
-    const [answer, picture] = await Promise.all([answered, decoded]);
+    const answer = await fetch(address, options).catch(unreachable).then(read);
+    picture ||= await viewed(answer).catch(() => null);
+    current.signal.throwIfAborted(); // another image has been chosen meanwhile
     show(answer, picture);
-    byId("status").textContent = picture ? "" : "This browser cannot show images of this format.";
+    byId("status").textContent = picture ? "" : "This browser cannot show the image.";
   } catch (error) {
+    picture?.close();
     const message = lost ? await whyLost() : `Error: ${error.message}.`;
     if (current.signal.aborted) return;
     byId("error").textContent = message;

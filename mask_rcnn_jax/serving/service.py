@@ -261,7 +261,8 @@ def _view(image: np.ndarray) -> str:
     """uint8 [H, W, 3] as a data URI, not larger than a page needs."""
     scale = VIEW_SIDE / max(image.shape)
     if scale < 1:
-        image = cv2.resize(image, None, fx=scale, fy=scale, interpolation=cv2.INTER_AREA)
+        height, width = (max(1, round(side * scale)) for side in image.shape[:2])
+        image = cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA)
     return data_uri(image)
 
 

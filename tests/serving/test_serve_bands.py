@@ -72,6 +72,17 @@ def test_bodies_hold_bands(server, kind):
     np.testing.assert_allclose(seen.mean(axis=(0, 1)), expected, atol=4)
 
 
+@pytest.mark.parametrize("shape", [(1, 5000, 4), (5000, 1, 4)])
+def test_a_thin_image_is_seen(shape):
+    body = stored("npy", np.full(shape, 4095, np.uint16))
+    with serving(BandsPredictor(Bands(names=NAMES, scale="bits", bits=12))) as server:
+        answer = json.loads(ask(server, body=body, headers=BYTES, path="/detect?view=1").body)
+    content = base64.b64decode(answer["image"]["view"].partition(",")[2])
+    seen = cv2.imdecode(np.frombuffer(content, np.uint8), 1)
+    assert sorted(seen.shape) == [1, 3, 2048] and seen.mean() > 250
+    assert (answer["image"]["height"], answer["image"]["width"]) == shape[:2]
+
+
 def test_the_page_asks_for_the_view_where_a_browser_has_none(server):
     assert json.loads(ask(server, "GET", "/model").body)["view"] is True
     for predictor, expected in (

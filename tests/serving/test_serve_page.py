@@ -101,6 +101,19 @@ def test_an_image_and_its_objects(width, height, dark, browser, server, photo, t
     assert [address for address in browser.requests() if not address.startswith(server.url)] == []
 
 
+def test_a_format_that_browsers_cannot_decode_is_shown_by_the_server(browser, server, tmp_path):
+    path = tmp_path / "map.tif"
+    cv2.imwrite(str(path), np.full((40, 60, 3), (10, 200, 1), np.uint8))
+    browser.open(server.url, 1280, 800)
+    browser.choose_file("#file", path)
+    browser.wait_for("!document.getElementById('canvas').hidden")
+    assert browser.run("document.getElementById('status').textContent") == ""
+    color = browser.run(
+        "[...document.getElementById('canvas').getContext('2d').getImageData(3, 3, 1, 1).data]"
+    )
+    np.testing.assert_allclose(color, [1, 200, 10, 255], atol=6)
+
+
 def tinted(browser, x: float, y: float) -> bool:
     """Whether the canvas differs there, as a share of its size, from the image alone."""
     return browser.run(
