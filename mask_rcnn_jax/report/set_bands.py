@@ -53,12 +53,16 @@ class SetBands(NamedTuple):
             Suggestion(f"data.bands.{name}", getattr(now, name), value, reasons[name])
             for name, value in changed.items()
         ]
-        statistics = {"mean": self.mean, "std": np.maximum(self.deviation, 1.0)}
-        for name, values in statistics.items():
-            value = tuple(round(float(v), 1) for v in values)
+        mean = _rounded(self.mean)
+        statistics = {"mean": mean, "std": _rounded(np.maximum(self.deviation, 1.0))}
+        for name, value in statistics.items():
             reason = f"Of {self._images} images after scaling to 0..255."
             current = getattr(recipe.model.input, name)
             suggested.append(Suggestion(f"model.input.{name}", current, value, reason))
+        if "fixed_size_crop" in recipe.data.augment:
+            current, fill = recipe.data.fixed_size_crop.fill, tuple(round(value) for value in mean)
+            reason = "The mean, as padding of the canvas has it."
+            suggested.append(Suggestion("data.fixed_size_crop.fill", current, fill, reason))
         return suggested
 
     @property
@@ -185,6 +189,10 @@ def _sample(path: str, bands: Bands, upright: bool) -> np.ndarray:
     parts = [any_type.read(path, window=window, upright=upright) for window in windows]
     pixels = np.concatenate([part.reshape(-1, bands.count) for part in parts])
     return pixels[None, :: -(-len(pixels) // VALUES)]
+
+
+def _rounded(values: np.ndarray) -> tuple[float, ...]:
+    return tuple(round(float(value), 1) for value in values)
 
 
 def _short(value: float) -> float:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from mask_rcnn_jax.config import load_config
+from mask_rcnn_jax.data.kinds import build_augment
 from mask_rcnn_jax.data.source import load_train
 from mask_rcnn_jax.data.unused import unused_of
 from mask_rcnn_jax.report.preview import preview_sheet
@@ -141,6 +142,19 @@ def test_a_mask_or_another_image_in_the_file_leaves_flags_that_read_it(tmp_path)
     assert changes["data.bands.pages"] == "one" and "1 of other sizes or types" in page
     given = {"data.train_json": str(files[0]), "data.train_images": str(files[1])}
     assert load_train(load_config("quickstart", changes | given).data).decode(0).shape[2] == 1
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_a_crop_fills_with_the_mean_of_the_set(name, tmp_path):
+    write, ending, names, _ = SETS[name]
+    entries = {"data.augment": ("fixed_size_crop",)}
+    colored = entries | {"data.fixed_size_crop.fill": (123, 117, 104)}  # as torchvision's recipes
+    _, _, changes = suggested(tmp_path, write, ending, **colored)
+    recipe = load_config("quickstart", entries | changes)
+    assert len(build_augment(recipe.data)) == 1
+    mean, fill = recipe.model.input.mean, recipe.data.fixed_size_crop.fill
+    np.testing.assert_allclose(fill, mean, atol=0.51)
+    assert len(fill) == len(names)
 
 
 def test_stats_measures_a_file_for_each_band_before_its_mean_is_known(tmp_path):
