@@ -6,6 +6,8 @@ from pathlib import Path
 
 import cv2
 import numpy as np
+import rasterio
+import tifffile
 from pycocotools import mask as coco_mask
 
 from mask_rcnn_jax.annotations.segmentation import segmentation_to_mask
@@ -78,6 +80,20 @@ def write_lvis(coco: Path, folder: Path) -> None:
         (folder / f"lvis_v1_{split}.json").write_text(json.dumps(content))
 
 
+def write_large(folder: Path, made: Path, content: dict) -> None:
+    """Images for `data.windows`, and one of them as a map."""
+    names = [Path(name).with_suffix(".tif") for name in names_of(content)]
+    (folder / "images").mkdir()
+    for name in names:
+        image = cv2.imread(str(made / name.with_suffix(".jpg")))[..., ::-1]
+        tifffile.imwrite(folder / "images" / name, image, tile=(32, 32))
+    write_set(folder / "large.json", content, map(str, names))
+    place = rasterio.Affine(0.5, 0, 500_000, 0, -0.5, 5_000_000)
+    given = dict(driver="GTiff", height=64, width=64, count=3, dtype="uint8", crs="EPSG:32633")
+    with rasterio.open(folder / "map.tif", "w", transform=place, **given) as file:
+        file.write(image.transpose(2, 0, 1))
+
+
 def arrange(folder: Path) -> None:
     """What the pages assume to be there, under the names that they give it."""
     photos, coco = folder / "photos", folder / "data" / "coco"
@@ -107,6 +123,7 @@ def arrange(folder: Path) -> None:
         shutil.copy(folder / "made" / "train" / file, photos / place)
     write_set(folder / "all.json", content, clips)
     write_set(folder / "ls.json", content, [f"upload/3/d{file}" for file in names])
+    write_large(folder, folder / "made" / "train", content)
     for split, of in (("train", content), ("val", few)):
         names = names_of(of)
         write_set(coco / "annotations" / f"instances_{split}2017.json", of, names)

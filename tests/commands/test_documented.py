@@ -76,7 +76,8 @@ SHORT = {
 # Of thousands of cells in large images and of windows of them.
 FEW_CELLS = ["--train=3", "--val=2", "--size=128", "--objects=9,20"]
 WINDOWS = {"data.fixed_size_crop.size": (64, 64), "data.scale_jitter.size": (128, 128)}
-CANVASES = "((64, 64),)"  # within the small `data.image_size`
+WINDOW = "(64, 64)"
+CANVASES = f"({WINDOW},)"  # within the small `data.image_size`
 LENGTH = ("train.steps", "train.epochs", "train.eval_every", "train.checkpoint_every")
 # Weights of others, which tests/weights read.
 NO_FILES = ("resnet50.safetensors", "R-50.pkl", "runs/first/", "/model/", "/weights/")
@@ -158,6 +159,8 @@ def as_python(folder: str, *arguments: str) -> None:
         shutil.rmtree(arguments[arguments.index("--workdir") + 1], ignore_errors=True)
     arguments = [re.sub(r"(?<==)/data/", f"{folder}/data/", argument) for argument in arguments]
     arguments = [re.sub(r"(?<=data\.canvases=).*", CANVASES, argument) for argument in arguments]
+    if any("windows.size" in argument for argument in arguments):
+        arguments = [a.replace("size=(512, 512)", f"size={WINDOW}") for a in arguments]
     os.execv(sys.executable, [sys.executable, *arguments, *cheap(entry, arguments)])
 
 
