@@ -84,7 +84,7 @@ def describe() -> Iterator[tuple[str, object]]:
     yield "cuda_root", str(check_compile.cuda_root())
     yield "jax", devices.describe()
     if jax.default_backend() == "gpu":
-        yield "kernels_unsupported", support.mosaic_unsupported()
+        yield "kernels_unsupported", {op: support.mosaic_unsupported(op) for op in support.KERNELS}
 
 
 def packages() -> dict[str, str]:

@@ -33,6 +33,8 @@ LAUNCH_US = 2.5  # between the starts of two short kernels; assumed
 KINDS = ("convolutions", "matmuls", "kernels", "sorts", "rest")
 # The H200 runs programs compiled for the H100: same processor, other memory.
 DEVICES = {"h100": ("H200", "H100"), "h200": ("H200", "H100"), "a100": ("A100",)}
+DEVICES |= {"b200": ("B200",), "rtx5090": ("RTX 5090",)}
+DEVICES |= {"l4": ("L4",), "a10": ("A10",), "t4": ("T4",)}
 # Everything in a prediction outside the scopes of its network, which end in outputs.
 NETWORK = "pyramid|rpn_outputs|box_outputs|class_masks"
 SELECTION = re.compile(rf"MaskRCNN\.predict/(?!MaskRCNN\.(?:{NETWORK})/)")

@@ -33,6 +33,7 @@ from mask_rcnn_jax import cli
 from mask_rcnn_jax.benchmarking import gpu_compile, kernels, profile, scaling, stages, steps
 from mask_rcnn_jax.cli import processes
 from mask_rcnn_jax.recipe.recipe import Recipe
+from pallas_kernels import check_compile
 
 KINDS = ("train", "infer", "data", "kernels", "compile")
 
@@ -50,7 +51,7 @@ def _define_flags() -> None:
     workers_help = "data: worker process counts, measured in turn; data.num_workers if unset."
     flags.DEFINE_list("workers", None, workers_help)
     flags.DEFINE_string("only", "", "kernels: run only those whose name contains this text.")
-    flags.DEFINE_string("target", "h100", "compile: target GPU, h100, h200 or a100.")
+    flags.DEFINE_enum("target", "h100", check_compile.targets(), "compile: target GPU.")
     mode_help = "compile: the training step, or prediction."
     flags.DEFINE_enum("mode", gpu_compile.MODES[0], gpu_compile.MODES, mode_help)
     flags.DEFINE_list("images", ["2", "8"], "compile: numbers of images per device.")

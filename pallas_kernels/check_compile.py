@@ -52,8 +52,7 @@ class Report:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    targets = sorted(path.stem for path in TARGETS.glob("*.txtpb"))
-    parser.add_argument("--target", required=True, choices=targets, help="GPU to compile for")
+    parser.add_argument("--target", required=True, choices=targets(), help="GPU to compile for")
     parser.add_argument("--only", default="", help="compile only jobs whose name contains this")
     parser.add_argument("--jobs", type=int, default=2, help="parallel compilations")
     parser.add_argument("--json", help="also write the table to this JSON file")
@@ -73,6 +72,12 @@ def main(arguments: list[str] | None = None) -> int:
     if not names:
         print(f"check_compile: --only {flags.only!r} matches no case", file=sys.stderr)
         return 1
+    reasons = unsupported(flags.target)
+    for op in reasons.keys() & {op_of(name) for name in names}:
+        print(f"check_compile: no {op}: {reasons[op]}", file=sys.stderr)
+    names = [name for name in names if op_of(name) not in reasons]
+    if not names:
+        return 1
     with concurrent.futures.ThreadPoolExecutor(flags.jobs) as pool:
         reports = list(pool.map(functools.partial(check_one, flags.target), names))
     print(table(flags.target, reports))
@@ -80,6 +85,10 @@ def main(arguments: list[str] | None = None) -> int:
         rows = [dataclasses.asdict(report) for report in reports]
         Path(flags.json).write_text(json.dumps(rows, indent=1) + "\n")
     return int(any(report.failure for report in reports))
+
+
+def targets() -> list[str]:
+    return sorted(path.stem for path in TARGETS.glob("*.txtpb"))
 
 
 def missing_requirement(target: str) -> str | None:
@@ -91,8 +100,15 @@ def missing_requirement(target: str) -> str | None:
             f"needs the packages {', '.join(missing)} (for ptxas and libdevice, a CUDA toolkit in "
             f"CUDA_HOME or {TOOLKIT} will do); see pallas_kernels/README.md"
         )
+    reasons = unsupported(target)
+    return next(iter(reasons.values())) if len(reasons) == len(support.KERNELS) else None
+
+
+def unsupported(target: str) -> dict[str, str]:
+    """Return why `target` has no kernel, by op; none for those that it has."""
     capability = tuple(map(int, describe(target)["capability"].split(".")))
-    return support.mosaic_unsupported(capability)
+    reasons = {op: support.mosaic_unsupported(op, capability) for op in support.KERNELS}
+    return {op: reason for op, reason in reasons.items() if reason}
 
 
 def missing_tools() -> list[str]:
@@ -173,6 +189,11 @@ def jobs() -> dict[str, tuple[Callable, tuple]]:
             function = functools.partial(getattr(module, case.op), **case.options)
             found[f"{case.op} {case.name}"] = function, case.args
     return found
+
+
+def op_of(name: str) -> str:
+    """Return the op of a job, a key of `support.KERNELS`."""
+    return name.partition(" ")[0].removesuffix("_transpose")
 
 
 def compile_one(target: str, job: tuple[Callable, tuple]) -> dict[str, int]:

@@ -10,28 +10,42 @@ from typing import Any
 import jax
 from jax.extend import backend
 
-# First JAX version to lower Mosaic GPU kernels for a compute capability without aborting.
-FIRST_JAX = {(8, 0): (0, 11), (9, 0): (0, 10)}
+KERNELS = {"gather_sum": "RoIAlign", "nms": "NMS", "fill_polygons": "mask targets"}
+_SUMS_AND_MASKS = {(7, 5): (0, 12), (8, 0): (0, 11), (8, 6): (0, 12), (9, 0): (0, 10)}
+# First JAX version to compile a kernel for GPUs of this compute capability and above, up to the
+# next one; None: no version does. Others end the process with a compiler's error.
+FIRST_JAX: dict[str, dict[tuple[int, int], tuple[int, int] | None]] = {
+    "gather_sum": {**_SUMS_AND_MASKS},
+    "nms": {**_SUMS_AND_MASKS, (7, 5): None},
+    "fill_polygons": {**_SUMS_AND_MASKS},
+}
 
 
-def mosaic_unsupported(capability: tuple[int, int] | None = None) -> str | None:
-    """Return why this JAX has no Mosaic GPU kernels for a GPU, in one line, or None.
+def mosaic_unsupported(op: str, capability: tuple[int, int] | None = None) -> str | None:
+    """Return why this JAX has no kernel for an op, a key of `KERNELS`, in one line, or None.
 
     capability: the GPU's compute capability; default: that of the lowering target.
     """
     capability = capability or compute_capability()
     name = "{}.{}".format(*capability)
-    if capability not in FIRST_JAX:
-        names = " and ".join(f"{major}.{minor}" for major, minor in FIRST_JAX)
-        return f"kernels are for compute capability {names}, this GPU has {name}"
-    if jax.__version_info__ < FIRST_JAX[capability]:
-        first = "{}.{}".format(*FIRST_JAX[capability])
-        return f"compute capability {name} needs JAX {first} or newer, this is {jax.__version__}"
+    first = _first_jax(op, capability)
+    if first is None:
+        lowest = min(c for c in FIRST_JAX[op] if _first_jax(op, c) is not None)
+        needed = "{}.{}".format(*lowest)
+        return f"needs compute capability {needed} or higher, this GPU has {name}"
+    if jax.__version_info__ < first:
+        version = "{}.{}".format(*first)
+        return f"compute capability {name} needs JAX {version} or newer, this is {jax.__version__}"
     try:
         from jax.experimental.pallas import mosaic_gpu  # noqa: F401
     except ImportError as error:
         return f"this JAX has no Pallas Mosaic GPU ({error})"
     return None
+
+
+def _first_jax(op: str, capability: tuple[int, int]) -> tuple[int, int] | None:
+    rows = [row for row in FIRST_JAX[op] if row <= capability]
+    return FIRST_JAX[op][max(rows)] if rows else None
 
 
 def compute_capability() -> tuple[int, int]:

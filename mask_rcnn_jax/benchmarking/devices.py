@@ -1,5 +1,6 @@
 """Data-sheet peaks of devices, and timing of calls."""
 
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -7,18 +8,30 @@ from typing import Any
 import jax
 import numpy as np
 
-# Dense matrix products in TFLOP/s by precision, and memory bandwidth in TB/s.
-PEAKS = {
+# Dense matrix products in TFLOP/s by precision, summed in float32, and memory bandwidth in TB/s.
+PEAKS: dict[str, dict[str, float]] = {
+    "B200": {"bfloat16": 2250, "float16": 2250, "tf32": 1125, "float32": 75, "bytes": 8.0},
     "H200": {"bfloat16": 989, "float16": 989, "tf32": 495, "float32": 67, "bytes": 4.8},
     "H100": {"bfloat16": 989, "float16": 989, "tf32": 495, "float32": 67, "bytes": 3.35},
     "A100": {"bfloat16": 312, "float16": 312, "tf32": 156, "float32": 19.5, "bytes": 2.0},
+    "RTX 5090": {"bfloat16": 209, "float16": 209, "tf32": 105, "float32": 105, "bytes": 1.79},
+    "L4": {"bfloat16": 121, "float16": 121, "tf32": 60, "float32": 30.3, "bytes": 0.3},
+    "A10": {"bfloat16": 125, "float16": 125, "tf32": 62.5, "float32": 31.2, "bytes": 0.6},
+    # Without tensor cores for bfloat16 and tf32.
+    "T4": {"bfloat16": 8.1, "float16": 65, "tf32": 8.1, "float32": 8.1, "bytes": 0.32},
 }
 
 
 def peak(unit: str) -> float | None:
     """Return peak FLOP/s of a precision, or bytes/s for "bytes"; None for an unlisted device."""
-    kind = jax.devices()[0].device_kind
-    return next((1e12 * peaks[unit] for name, peaks in PEAKS.items() if name in kind), None)
+    peaks = peaks_of(jax.devices()[0].device_kind)
+    return None if peaks is None else 1e12 * peaks[unit]
+
+
+def peaks_of(kind: str) -> dict[str, float] | None:
+    """Return the row of `PEAKS` for a device's kind, which has its name as whole words."""
+    found = (name for name in PEAKS if re.search(rf"{name}(?![0-9A-Za-z])", kind))
+    return PEAKS.get(next(found, ""))
 
 
 def describe() -> dict[str, str | int]:

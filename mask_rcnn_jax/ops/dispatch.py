@@ -51,7 +51,7 @@ def choose(
     """Return the function of arrays that implements `op`.
 
     Args:
-        op: name for error messages.
+        op: a key of `pallas_kernels.support.KERNELS`.
         implementation: "xla", "pallas", or None for the kernel in programs compiled for an NVIDIA
             GPU, where supported. None is resolved at compile time, not from this process's devices,
             so a program can be compiled for another machine.
@@ -66,11 +66,11 @@ def choose(
         raise ValueError(f"implementation is {implementation!r}, expected None, 'xla' or 'pallas'")
     if implementation == "xla":
         return xla
-    unsupported = support.mosaic_unsupported()
+    unsupported = support.mosaic_unsupported(op)
     if not unsupported:
         unsupported, kernel = load_kernel()
     if unsupported and implementation == "pallas":
-        raise NotImplementedError(f"{op}: implementation='pallas': {unsupported}")
+        raise NotImplementedError(f"{support.KERNELS[op]}: implementation='pallas': {unsupported}")
     if unsupported:
         return xla
     if implementation == "pallas":

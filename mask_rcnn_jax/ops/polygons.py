@@ -63,7 +63,7 @@ def polygon_mask_targets(
         return kernels.unsupported(size), partial(kernels.fill_polygons, size=size)
 
     xla = partial(xla_fill_polygons, size=size)
-    fill = dispatch.choose("polygon_mask_targets", implementation, xla=xla, load_kernel=load_kernel)
+    fill = dispatch.choose("fill_polygons", implementation, xla=xla, load_kernel=load_kernel)
     starts, ends, begins = _edges(lax.stop_gradient(polygons))
     used = polygons[..., 2] >= 0
     rois = lax.stop_gradient(rois)

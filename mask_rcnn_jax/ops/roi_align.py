@@ -247,7 +247,7 @@ def _gather_sum(
 
         return kernels.unsupported(table.shape[1], table.dtype), kernels.gather_sum
 
-    run = dispatch.choose("roi_align", implementation, xla=xla_gather_sum, load_kernel=load_kernel)
+    run = dispatch.choose("gather_sum", implementation, xla=xla_gather_sum, load_kernel=load_kernel)
     return run(table, y_taps, x_taps, y_weights, x_weights)
 
 
@@ -267,7 +267,7 @@ def _gather_sum_bwd(implementation, saved, grad):
         return reason, partial(kernels.gather_sum_transpose, **options)
 
     xla = partial(xla_gather_sum_transpose, **options)
-    run = dispatch.choose("roi_align", implementation, xla=xla, load_kernel=load_kernel)
+    run = dispatch.choose("gather_sum", implementation, xla=xla, load_kernel=load_kernel)
     return run(grad, *taps), None, None, None, None
 
 

@@ -160,6 +160,24 @@ def test_times_of_calls():
     assert devices.summary([1e-3, 2e-3, 3e-3]) == {"ms": 2.0, "ms_25": 1.5, "ms_75": 2.5}
 
 
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA A100-SXM4-80GB", "A100"),
+        ("NVIDIA A10", "A10"),
+        ("NVIDIA A10G", ""),
+        ("NVIDIA L4", "L4"),
+        ("NVIDIA L40S", ""),
+        ("NVIDIA GeForce RTX 5090", "RTX 5090"),
+        ("Tesla T4", "T4"),
+        ("cpu", ""),
+    ],
+)
+def test_peaks_are_found_by_whole_words(kind, name):
+    assert devices.peaks_of(kind) is devices.PEAKS.get(name)
+
+
 def test_peak_memory_of_the_process_is_in_megabytes():
     held = np.ones(25_000_000)  # 200 MB
     assert held.nbytes / 1e6 < peak_rss_mb() < 50_000

@@ -320,23 +320,42 @@ class Gpu(jax.sharding.AbstractDevice):
     compute_capability: str = "9.0"
 
 
+NEITHER, ALL_BUT_NMS = set(), {"gather_sum", "fill_polygons"}
+
+
 @pytest.mark.parametrize(
-    ("capability", "version", "reason"),
+    ("capabilities", "version", "expected"),
     [
-        ("9.0", (0, 10, 2), None),
-        ("8.0", (0, 11, 0), None),
-        ("8.0", (0, 10, 2), "8.0 needs JAX 0.11 or newer"),
-        ("7.5", (0, 12, 0), "this GPU has 7.5"),
-        ("10.0", (0, 12, 0), "this GPU has 10.0"),
+        ("9.0 10.0 10.3 12.0 12.1", (0, 10, 2), set(support.KERNELS)),
+        ("8.0 8.6 8.7 8.9 9.0 10.0 10.3 11.0 12.0 12.1 13.0", (0, 12, 0), set(support.KERNELS)),
+        ("8.0", (0, 11, 2), set(support.KERNELS)),
+        ("8.0 8.6 8.7 8.9 7.5", (0, 10, 2), NEITHER),
+        ("8.6 8.7 8.9 7.5", (0, 11, 2), NEITHER),
+        ("7.5", (0, 12, 0), ALL_BUT_NMS),
+        ("6.1 7.0 7.2", (0, 12, 0), NEITHER),
     ],
 )
-def test_guard_against_the_gpu(monkeypatch, capability, version, reason):
+def test_kernels_of_gpus_and_versions(monkeypatch, capabilities, version, expected):
     monkeypatch.setattr(jax, "__version_info__", version)
-    gpu = Gpu("some GPU", num_cores=100, platform="gpu", compute_capability=capability)
-    mesh = jax.sharding.AbstractMesh((1,), ("x",), abstract_device=gpu)
-    with jax.sharding.use_abstract_mesh(mesh):
-        found = support.mosaic_unsupported()
-    assert (found is None) if reason is None else (reason in found), found
+    for capability in capabilities.split():
+        gpu = Gpu("some GPU", num_cores=100, platform="gpu", compute_capability=capability)
+        mesh = jax.sharding.AbstractMesh((1,), ("x",), abstract_device=gpu)
+        with jax.sharding.use_abstract_mesh(mesh):
+            reasons = {op: support.mosaic_unsupported(op) for op in support.KERNELS}
+        assert {op for op in reasons if not reasons[op]} == expected, (capability, reasons)
+
+
+@pytest.mark.parametrize(
+    ("op", "capability", "reason"),
+    [
+        ("nms", (8, 9), "compute capability 8.9 needs JAX 0.12 or newer, this is"),
+        ("nms", (7, 5), "needs compute capability 8.0 or higher, this GPU has 7.5"),
+        ("gather_sum", (7, 0), "needs compute capability 7.5 or higher, this GPU has 7.0"),
+    ],
+)
+def test_why_a_gpu_has_no_kernel(monkeypatch, op, capability, reason):
+    monkeypatch.setattr(jax, "__version_info__", (0, 11, 0))
+    assert reason in support.mosaic_unsupported(op, capability)
 
 
 @pytest.mark.parametrize(
