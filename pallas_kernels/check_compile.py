@@ -106,7 +106,7 @@ def missing_requirement(target: str) -> str | None:
 
 def unsupported(target: str) -> dict[str, str]:
     """Return why `target` has no kernel, by op; none for those that it has."""
-    capability = tuple(map(int, describe(target)["capability"].split(".")))
+    capability = capability_of(target)
     reasons = {op: support.mosaic_unsupported(op, capability) for op in support.KERNELS}
     return {op: reason for op, reason in reasons.items() if reason}
 
@@ -168,6 +168,11 @@ def describe(target: str) -> dict[str, str]:
         "cores": re.search(r"core_count: (\d+)", text)[1],
         "capability": ".".join(capability.groups()),
     }
+
+
+def capability_of(target: str) -> tuple[int, int]:
+    major, minor = describe(target)["capability"].split(".")
+    return int(major), int(minor)
 
 
 def jobs() -> dict[str, tuple[Callable, tuple]]:

@@ -23,6 +23,7 @@ FLOORS = {
     "report": 6,
     "config": 6,
     "recipe": 5,
+    "device": 5,
     "models": 4,
     "ops": 3,
     "data": 3,

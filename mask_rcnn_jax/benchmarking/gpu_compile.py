@@ -33,7 +33,7 @@ def compile_programs(
         "train": (inputs.lower_step, inputs.train_flops),
         "infer": (inputs.lower_predict, inputs.infer_flops),
     }[mode]
-    recipe = inputs.for_gpus(recipe)
+    recipe = inputs.for_gpus(recipe, check_compile.capability_of(target))
     flops = count(recipe)
     gflop = flops and round(flops / 1e9, 1)
     for images, devices in shapes:

@@ -130,9 +130,10 @@ def _flops(lowered: jax.stages.Lowered) -> float | None:
     return cost and cost["flops"]
 
 
-def for_gpus(recipe: Recipe) -> Recipe:
-    """Return a recipe with the precision that it has on GPUs, to compile programs without one."""
-    precision: Any = resolve_precision(recipe.train.precision, "cuda")
+def for_gpus(recipe: Recipe, capability: tuple[int, int]) -> Recipe:
+    """Return a recipe with the precision that it has on GPUs of a compute capability, to compile
+    programs without one."""
+    precision: Any = resolve_precision(recipe.train.precision, "cuda", capability)
     return replace(recipe, train=replace(recipe.train, precision=precision))
 
 

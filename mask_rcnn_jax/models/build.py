@@ -30,6 +30,7 @@ from mask_rcnn_jax.ops.anchors import AnchorGrid
 from mask_rcnn_jax.ops.boxes import BoxCoder
 from mask_rcnn_jax.ops.classifier import Classifier
 from mask_rcnn_jax.ops.roi_align import RoIAlign
+from pallas_kernels import support
 
 # GPUs round to tf32 unless float32 is requested.
 PRECISIONS = {
@@ -39,6 +40,7 @@ PRECISIONS = {
     "float16": Precision(jnp.float16),
 }
 AUTO_PRECISION = "auto"
+FIRST_BFLOAT16 = 8, 0  # compute capability of the first NVIDIA GPUs with products in bfloat16
 IMPLEMENTATIONS = {"auto": None, "xla": "xla", "pallas": "pallas"}
 # Parts recomputed in the backward pass instead of kept in memory.
 REMATS = {"none": (), "backbone": ("backbone",), "heads": ("heads",), "all": ("backbone", "heads")}
@@ -135,15 +137,26 @@ def named_section(section: str, name: str, **entries: Any) -> dict[str, Any]:
     return parts.to_section(name_part(section, {"name": name, **entries}))
 
 
-def resolve_precision(precision: str, platform: str | None = None) -> str:
+def resolve_precision(
+    precision: str, platform: str | None = None, capability: tuple[int, int] | None = None
+) -> str:
     """Return the precision that "auto" stands for; others are returned as they are.
 
-    platform: "cpu", "cuda" or another of JAX's; None: the one that JAX uses. "auto" is bfloat16,
-        but float32 on a CPU, where XLA computes bfloat16 products no faster.
+    "auto" is what the device computes fastest: bfloat16, but float16 on NVIDIA GPUs of compute
+    capability 7.5 and below, which convert bfloat16 to float32, and float32 on CPUs.
+
+    Args:
+        platform: "cpu", "cuda" or another of JAX's; None: the one that JAX uses.
+        capability: of the GPU; None: that of the one programs are made for.
     """
     if precision != AUTO_PRECISION:
         return precision
-    return "float32" if (platform or jax.default_backend()) == "cpu" else "bfloat16"
+    platform = platform or jax.default_backend()
+    if platform == "cpu":
+        return "float32"
+    is_cuda = platform in ("cuda", "gpu")
+    is_old = is_cuda and (capability or support.compute_capability()) < FIRST_BFLOAT16
+    return "float16" if is_old else "bfloat16"
 
 
 def build_model(

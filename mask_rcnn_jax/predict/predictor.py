@@ -9,6 +9,7 @@ import numpy as np
 from ml_collections import ConfigDict
 from PIL import Image
 
+from mask_rcnn_jax import device
 from mask_rcnn_jax.config import as_recipe
 from mask_rcnn_jax.data.options import all_canvases
 from mask_rcnn_jax.data.resize import resize_image, resize_plan
@@ -105,6 +106,7 @@ class Predictor:
             # A recipe may leave the class count to the annotations; the weights have it.
             options = recipe.with_classes(num_classes_in(variables) or 0).model
             precision, implementation = recipe.train.precision, recipe.train.implementation
+            device.log_precision(precision)
             model = build_model(options, precision=precision, implementation=implementation)
             self._model = LiveModel(model, recipe.eval, variables)
             self._num_devices = self._model.num_devices

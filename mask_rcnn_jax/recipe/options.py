@@ -21,7 +21,8 @@ class TrainOptions(WeightAverage, StopRule):
         seed: of initial weights, the order of images and sampling.
         images_per_device: sets `optim.accumulate_steps` if not 0.
         precision: of the layers, also in evaluation and inference; parameters, losses and boxes are
-            float32. "auto" is bfloat16 on GPUs and float32 on CPUs, where bfloat16 is slower.
+            float32. "auto" is bfloat16 on TPUs and on GPUs that have it, float16 on older ones
+            (T4), and float32 on CPUs, where bfloat16 is slower.
         implementation: of RoIAlign, NMS and polygon targets; "auto" takes GPU kernels where they
             are supported.
         remat: what the backward pass recomputes instead of keeping it in memory.

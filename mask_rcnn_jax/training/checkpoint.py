@@ -6,8 +6,10 @@ import shutil
 from collections.abc import Callable, Container, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from absl import logging
@@ -15,6 +17,7 @@ from absl import logging
 from mask_rcnn_jax.formats.disk import check_room
 from mask_rcnn_jax.recipe.stopping import main_ap, measure
 from mask_rcnn_jax.training import processes
+from mask_rcnn_jax.training.loss_scale import LossScaleState
 from mask_rcnn_jax.training.step import TrainState
 from mask_rcnn_jax.weights import checksums
 from mask_rcnn_jax.weights.run_checkpoint import checkpoint_steps, newest_intact, read_arrays
@@ -75,7 +78,9 @@ class Checkpoints:
     def restore(self, state: TrainState) -> TrainState:
         """The newest whole state, as numpy arrays; `state` gives structure, shapes and dtypes.
 
-        Newer ones that are damaged are named and moved aside.
+        Newer ones that are damaged are named and moved aside. If only one of `state` and checkpoint
+        has a loss scale, that of `state` is taken or that of the checkpoint dropped, since the run
+        may go on on a device where `train.precision` "auto" is another one.
 
         Raises ValueError if no checkpoint is whole, or the state of the optimizer was saved by an
         optimizer of another form.
@@ -84,13 +89,13 @@ class Checkpoints:
         step = processes.on_first(self._choose)
         folder = self._folder / str(step)
 
-        def fields(tree: Container[str]) -> dict:
+        def fields(tree: Mapping[str, Any]) -> dict:
             if "opt_state" not in tree:
                 raise ValueError(
                     f"{folder} has weights alone, as prune writes them; train in another --workdir "
                     "with model.init_from"
                 )
-            return _fields(state, tree)
+            return _fields(_scaled_as(tree["opt_state"], state), tree)
 
         try:
             arrays = read_arrays(folder, fields)
@@ -99,6 +104,7 @@ class Checkpoints:
                 raise
             raise _optimizer_error(folder) from error
         restored = dataclasses.replace(state, **arrays)
+        restored = _scaled_as(state.opt_state, restored)
         shapes, expected = (list(map(np.shape, jax.tree.leaves(t))) for t in (restored, state))
         if shapes != expected:
             raise _optimizer_error(folder)
@@ -179,6 +185,21 @@ def _fields(state: TrainState, saved: Container[str] = ()) -> dict:
     if not state.average and "average" not in saved:
         del fields["average"]
     return fields
+
+
+def _scaled_as(other: Any, state: TrainState) -> TrainState:
+    """A state with a loss scale if another one's optimizer, or what orbax tells of it, has one."""
+    inner, scaled = state.opt_state, isinstance(state.opt_state, LossScaleState)
+    wanted = isinstance(other, LossScaleState) or (
+        isinstance(other, Mapping) and set(other) == set(LossScaleState._fields)
+    )
+    if scaled == wanted:
+        return state
+    if scaled:
+        return dataclasses.replace(state, opt_state=inner.inner)
+    if not isinstance(other, LossScaleState):  # what to read is known by shapes and dtypes alone
+        other = LossScaleState(jnp.float32(0), jnp.int32(0), jnp.int32(0), inner)
+    return dataclasses.replace(state, opt_state=other._replace(inner=inner))
 
 
 def _optimizer_error(folder: Path) -> ValueError:

@@ -13,6 +13,7 @@ from absl import logging
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from mask_rcnn_jax import device
 from mask_rcnn_jax.config import as_recipe, write_workdir
 from mask_rcnn_jax.data import workers
 from mask_rcnn_jax.data.augment import Kind
@@ -255,6 +256,7 @@ def _log_start(work: Work, workdir: Path, mesh: Mesh, start: int) -> None:
     size, devices = train.batch_size, mesh.size
     text = "a step takes %d images: %d devices, %d at a time on each"
     logging.info(text, size, devices, size // (devices * work.microbatches))
+    device.log_precision(train.precision)
 
 
 def _log_extension(work: Work, old_steps: int, start: int) -> None:

@@ -9,6 +9,7 @@ import jax
 import optax
 from flax import linen as nn
 
+from mask_rcnn_jax.models.build import resolve_precision
 from mask_rcnn_jax.models.protocols import BackboneLike, ability
 from mask_rcnn_jax.pruning.channel_groups import Group, find_groups
 from mask_rcnn_jax.recipe.optimizer import Optimizer
@@ -39,7 +40,7 @@ def build_optimizer(
             groups = find_groups(replace(recipe.model, num_classes=1))  # the number is no matter
         optimizer = make_optimizer(options, schedule, backbone, groups)
     tx = train_only(optimizer, params, ability(backbone, BackboneLike, "frozen"))
-    if recipe.train.precision != "float16":
+    if resolve_precision(recipe.train.precision) != "float16":
         return tx
     scale, growth = options.loss_scale, options.loss_scale_growth
     return dynamic_loss_scale(tx, scale, growth, options.loss_scale_floor)

@@ -13,6 +13,7 @@ from absl import logging
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from mask_rcnn_jax import device
 from mask_rcnn_jax.annotations.reader import GroundTruth, read_ground_truth
 from mask_rcnn_jax.config import as_recipe
 from mask_rcnn_jax.data.coco import CocoDataset
@@ -280,6 +281,7 @@ def fitting(
 def _detect(
     recipe: Recipe, num_classes: int, variables: dict, val_set: Dataset, tiles: Tiles | None
 ) -> evaluator.Found:
+    device.log_precision(recipe.train.precision)
     model, mesh = make_model(recipe, num_classes), make_mesh()
     variables, rules = replicate(variables, mesh), Rules.of(recipe)
     if tiles is None:

@@ -259,7 +259,10 @@ def test_the_precision_says_what_float32_products_are_rounded_to(precision, prod
 
 
 def test_auto_is_the_precision_that_is_faster():
-    assert resolve_precision("auto", "cuda") == "bfloat16"
+    expected = {(7, 0): "float16", (7, 5): "float16", (8, 0): "bfloat16", (12, 0): "bfloat16"}
+    for platform in ("cuda", "gpu"):
+        assert {c: resolve_precision("auto", platform, c) for c in expected} == expected
+    assert resolve_precision("auto", "cuda") == resolve_precision("auto", "tpu") == "bfloat16"
     assert resolve_precision("auto", "cpu") == resolve_precision("auto") == "float32"
     assert resolve_precision("float16", "cpu") == "float16"
     assert build_model(tiny_config().model, precision="auto").precision.dtype == jnp.float32

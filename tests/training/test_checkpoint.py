@@ -1,5 +1,6 @@
 """Which checkpoints stay, what is in them, and when a run ends."""
 
+import dataclasses
 import os
 import resource
 import signal
@@ -14,9 +15,11 @@ import pytest
 
 from mask_rcnn_jax.recipe.options import TrainOptions
 from mask_rcnn_jax.training.checkpoint import Checkpoints
+from mask_rcnn_jax.training.loss_scale import LossScaleState
 from mask_rcnn_jax.training.step import TrainState
 from mask_rcnn_jax.training.work import Milestones
 from mask_rcnn_jax.weights.run_checkpoint import find_checkpoint, load_checkpoint
+from tests.helpers import assert_tree_close
 
 
 def state_of(step: int) -> TrainState:
@@ -51,6 +54,26 @@ def test_restoring_gives_the_latest_state_bit_for_bit(saved):
     checkpoints.close()
     for a, b in zip(jax.tree.leaves(restored), jax.tree.leaves(state_of(8)), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_a_loss_scale_comes_and_goes_with_the_precision(tmp_path):
+    """A run with `train.precision` "auto" moves from a T4 to an H100, and back."""
+    plain = state_of(3)
+    fresh = LossScaleState(jnp.float32(64), jnp.int32(0), jnp.int32(0), plain.opt_state)
+    old = fresh._replace(scale=jnp.float32(8), skipped=jnp.int32(5))
+    wanted = {"scaled": (old, plain.opt_state), "plain": (plain.opt_state, fresh)}
+    wanted["both"] = old, old
+    for name, (before, now) in wanted.items():
+        checkpoints = Checkpoints(tmp_path / name, keep=2)
+        checkpoints.save(dataclasses.replace(plain, opt_state=before))
+        other = fresh if name == "both" else now
+        zeros = jax.tree.map(jnp.zeros_like, plain)
+        if isinstance(other, LossScaleState):
+            other = other._replace(inner=zeros.opt_state)
+        restored = checkpoints.restore(dataclasses.replace(zeros, opt_state=other))
+        checkpoints.close()
+        assert jax.tree.structure(restored.opt_state) == jax.tree.structure(now)
+        assert_tree_close(restored, dataclasses.replace(plain, opt_state=now), atol=0)
 
 
 @pytest.mark.parametrize(("path", "step"), [("", 8), ("checkpoints/4", 4)])
