@@ -1,9 +1,20 @@
 """What a command computes with, which it says at its start."""
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import jax
 from absl import logging
 
 from mask_rcnn_jax.models.build import AUTO_PRECISION, resolve_precision
+from mask_rcnn_jax.ops import dispatch
+from mask_rcnn_jax.terminal import console
+from pallas_kernels import probe, support
+
+MEMORY = "kernels.json"  # in the folder of compiled programs
+
+_said = ""  # the last line about kernels
 
 
 def log_precision(precision: str) -> None:
@@ -11,3 +22,47 @@ def log_precision(precision: str) -> None:
     if precision == AUTO_PRECISION:
         kind = jax.devices()[0].device_kind
         logging.info("train.precision=auto is %s on %s", resolve_precision(precision), kind)
+
+
+def check_kernels(
+    implementation: str, gather: Callable[[Any], list] = lambda value: [value]
+) -> None:
+    """Have ops take XLA's form where a kernel does not compile on this GPU.
+
+    A compiler's error would end this process, so each kernel is compiled in another one first.
+
+    Args:
+        implementation: `train.implementation`; only "auto" has a choice.
+        gather: returns what each of several processes has, which must make the same choice.
+    """
+    if implementation != "auto" or not _is_nvidia():
+        return
+    for reasons in gather(_failures()):
+        support.refuse(reasons)
+
+
+def _failures() -> dict[str, str]:
+    config: Any = jax.config
+    folder = config.jax_enable_compilation_cache and config.jax_compilation_cache_dir
+    memory = Path(folder) / MEMORY if folder and "://" not in folder else None
+    ops = [op for op in support.KERNELS if not support.mosaic_unsupported(op)]
+    ops = probe.untested(ops, memory)
+    if not ops:
+        return {}
+    with console.lasting("trying to compile the GPU kernels", "tried"):
+        return probe.failures(ops, memory)
+
+
+def log_kernels() -> None:
+    """Log which GPU kernels are in the programs traced so far, unless nothing has changed."""
+    global _said
+    line = dispatch.chosen_forms()
+    if _is_nvidia() and line != _said:
+        _said = line
+        logging.info("%s", line)
+
+
+def _is_nvidia() -> bool:
+    if jax.default_backend() != "gpu":
+        return False
+    return "rocm" not in jax.local_devices()[0].client.platform_version.lower()

@@ -4,7 +4,7 @@ Each kernel module's `unsupported` checks its arguments. All checks happen at tr
 caller can choose another implementation or raise.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -19,6 +19,12 @@ FIRST_JAX: dict[str, dict[tuple[int, int], tuple[int, int] | None]] = {
     "nms": {**_SUMS_AND_MASKS, (7, 5): None},
     "fill_polygons": {**_SUMS_AND_MASKS},
 }
+_refused: dict[tuple[str, tuple[int, int]], str] = {}
+
+
+def refuse(reasons: Mapping[str, str]) -> None:
+    """Have `mosaic_unsupported` return these reasons by op, for the GPU that JAX uses now."""
+    _refused.update({(op, compute_capability()): reason for op, reason in reasons.items()})
 
 
 def mosaic_unsupported(op: str, capability: tuple[int, int] | None = None) -> str | None:
@@ -36,6 +42,8 @@ def mosaic_unsupported(op: str, capability: tuple[int, int] | None = None) -> st
     if jax.__version_info__ < first:
         version = "{}.{}".format(*first)
         return f"compute capability {name} needs JAX {version} or newer, this is {jax.__version__}"
+    if reason := _refused.get((op, capability)):
+        return reason
     try:
         from jax.experimental.pallas import mosaic_gpu  # noqa: F401
     except ImportError as error:

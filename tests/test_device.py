@@ -1,13 +1,19 @@
 """What a command says that it computes with."""
 
+import json
 import logging
 
+import jax
+import numpy as np
 import pytest
 
 from mask_rcnn_jax import device
 from mask_rcnn_jax.models.build import build_model
+from mask_rcnn_jax.ops import dispatch
 from mask_rcnn_jax.predict.predictor import Predictor
+from pallas_kernels import probe, support
 from tests.helpers import any_variables, tiny_config
+from tests.kernels.test_probe import broken_for
 
 
 @pytest.fixture
@@ -28,3 +34,41 @@ def test_a_predictor_says_it(lines):
     config.train.precision = "auto"
     Predictor(config, any_variables(build_model(config.model)))
     assert lines() == ["train.precision=auto is float32 on cpu"]
+
+
+def test_a_kernel_that_crashes_its_compiler_is_left_out(lines, tmp_path, monkeypatch):
+    """As on a GPU, but for the program itself, which is one for a CPU."""
+    before = jax.config.jax_compilation_cache_dir
+    monkeypatch.setattr(device, "_is_nvidia", lambda: True)
+    monkeypatch.setattr(device, "_said", "")
+    monkeypatch.setattr(support, "_refused", {})
+    monkeypatch.setattr(dispatch, "_forms", {})
+    monkeypatch.setattr(probe, "COMMAND", broken_for("nms", "os.abort()"))
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+    try:
+        config = tiny_config()
+        predict = Predictor(config, any_variables(build_model(config.model)))
+        for _ in range(2):
+            predict(np.zeros((64, 64, 3), np.uint8))
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+    (line,) = [line for line in lines() if "GPU kernels: " in line]
+    assert "NMS by XLA: its compiler was ended by SIGABRT" in line
+    (known,) = json.loads((tmp_path / device.MEMORY).read_text()).values()
+    assert known == ["fill_polygons", "gather_sum"]
+
+
+@pytest.mark.parametrize("implementation", ["auto", "xla", "pallas"])
+def test_nothing_is_tried_without_a_gpu_or_a_choice(implementation, monkeypatch):
+    monkeypatch.setattr(probe, "failures", lambda *args: pytest.fail("tried"))
+    monkeypatch.setattr(device, "_is_nvidia", lambda: implementation != "auto")
+    device.check_kernels(implementation)
+
+
+def test_processes_refuse_what_fails_on_one_of_them(monkeypatch):
+    monkeypatch.setattr(support, "_refused", {})
+    monkeypatch.setattr(device, "_is_nvidia", lambda: True)
+    monkeypatch.setattr(device, "_failures", dict)
+    device.check_kernels("auto", lambda own: [own, {"nms": "its compiler failed"}])
+    assert support.mosaic_unsupported("nms") == "its compiler failed"
+    assert support.mosaic_unsupported("gather_sum") is None

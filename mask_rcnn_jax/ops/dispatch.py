@@ -12,6 +12,7 @@ from jax import lax
 from pallas_kernels import support
 
 Op = TypeVar("Op", bound=Callable)
+_forms: dict[str, str | None] = {}  # by op, why XLA's form was taken; None: its kernel was
 _replaced: ContextVar[dict[str, Callable] | None] = ContextVar("replaced", default=None)
 _separate = jax.make_user_context()  # part of the key of what `jax.jit` keeps
 
@@ -41,6 +42,17 @@ def replaced(**functions: Callable) -> Iterator[None]:
         _replaced.reset(token)
 
 
+def chosen_forms() -> str:
+    """Return a line of what `choose` took for NVIDIA GPUs so far: kernels, and why not others."""
+    reasons: dict[str | None, list[str]] = {}
+    for op, name in support.KERNELS.items():
+        if op in _forms:
+            reasons.setdefault(_forms[op], []).append(name)
+    kernels = ", ".join(reasons.pop(None, [])) or "none"
+    others = [f"{', '.join(names)} by XLA: {reason}" for reason, names in reasons.items()]
+    return "; ".join([f"GPU kernels: {kernels}", *others])
+
+
 def choose(
     op: str,
     implementation: str | None,
@@ -65,10 +77,12 @@ def choose(
     if implementation not in (None, "xla", "pallas"):
         raise ValueError(f"implementation is {implementation!r}, expected None, 'xla' or 'pallas'")
     if implementation == "xla":
+        _forms[op] = "train.implementation=xla"
         return xla
     unsupported = support.mosaic_unsupported(op)
     if not unsupported:
         unsupported, kernel = load_kernel()
+    _forms[op] = unsupported
     if unsupported and implementation == "pallas":
         raise NotImplementedError(f"{support.KERNELS[op]}: implementation='pallas': {unsupported}")
     if unsupported:

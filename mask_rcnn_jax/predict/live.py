@@ -8,6 +8,7 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from mask_rcnn_jax import device
 from mask_rcnn_jax.data.resize import ResizePlan
 from mask_rcnn_jax.models.detect import Detect
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
@@ -61,5 +62,6 @@ class LiveModel:
                 doing = f"compiling the detector for images of {key[1]} x {key[2]}"
                 with console.lasting(doing, "compiled"):
                     lowered = self._predict.lower(self._variables, images, sizes)
+                    device.log_kernels()
                     self._compiled[key] = lowered.compile()
             return self._compiled[key]

@@ -107,6 +107,7 @@ class Predictor:
             options = recipe.with_classes(num_classes_in(variables) or 0).model
             precision, implementation = recipe.train.precision, recipe.train.implementation
             device.log_precision(precision)
+            device.check_kernels(implementation)
             model = build_model(options, precision=precision, implementation=implementation)
             self._model = LiveModel(model, recipe.eval, variables)
             self._num_devices = self._model.num_devices

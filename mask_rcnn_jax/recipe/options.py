@@ -24,7 +24,7 @@ class TrainOptions(WeightAverage, StopRule):
             float32. "auto" is bfloat16 on TPUs and on GPUs that have it, float16 on older ones
             (T4), and float32 on CPUs, where bfloat16 is slower.
         implementation: of RoIAlign, NMS and polygon targets; "auto" takes GPU kernels where they
-            are supported.
+            are supported and compile in a process of their own, "xla" none.
         remat: what the backward pass recomputes instead of keeping it in memory.
         log_every: steps between two lines of metrics.
         checkpoint_every: steps between two checkpoints.

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from mask_rcnn_jax import device
 from mask_rcnn_jax.memory import return_free_memory
 from mask_rcnn_jax.structures import Batch
 from mask_rcnn_jax.terminal import console
@@ -21,6 +22,7 @@ def compiling(program: str, canvases: Collection[tuple[int, ...]]) -> Iterator[N
     sizes = " and ".join(filter(None, [", ".join(texts[:-1]), *texts[-1:]]))
     with console.lasting(f"compiling the {program} for images of {sizes}", "compiled"):
         yield
+    device.log_kernels()
     return_free_memory()
 
 

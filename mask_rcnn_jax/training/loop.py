@@ -30,7 +30,13 @@ from mask_rcnn_jax.training.loggers import Logger, Loggers, resolve_loggers
 from mask_rcnn_jax.training.metrics import FILE_NAME as METRICS_NAME
 from mask_rcnn_jax.training.metrics import read_evaluations
 from mask_rcnn_jax.training.next_steps import next_commands
-from mask_rcnn_jax.training.processes import STOPPED_EARLY, Stopped, on_first, stop_on_sigterm
+from mask_rcnn_jax.training.processes import (
+    STOPPED_EARLY,
+    Stopped,
+    gather,
+    on_first,
+    stop_on_sigterm,
+)
 from mask_rcnn_jax.training.reports import NAME as REPORT_NAME
 from mask_rcnn_jax.training.reports import write_run_report
 from mask_rcnn_jax.training.setup import (
@@ -257,6 +263,7 @@ def _log_start(work: Work, workdir: Path, mesh: Mesh, start: int) -> None:
     text = "a step takes %d images: %d devices, %d at a time on each"
     logging.info(text, size, devices, size // (devices * work.microbatches))
     device.log_precision(train.precision)
+    device.check_kernels(train.implementation, gather)
 
 
 def _log_extension(work: Work, old_steps: int, start: int) -> None:

@@ -37,6 +37,7 @@ from mask_rcnn_jax.training import evaluator, reports
 from mask_rcnn_jax.training.compiling import announce_compiling
 from mask_rcnn_jax.training.encoding import Rules
 from mask_rcnn_jax.training.metrics import FILE_NAME, read_metrics
+from mask_rcnn_jax.training.processes import gather
 from mask_rcnn_jax.training.setup import (
     make_eval_loader,
     make_tile_loader,
@@ -282,6 +283,7 @@ def _detect(
     recipe: Recipe, num_classes: int, variables: dict, val_set: Dataset, tiles: Tiles | None
 ) -> evaluator.Found:
     device.log_precision(recipe.train.precision)
+    device.check_kernels(recipe.train.implementation, gather)
     model, mesh = make_model(recipe, num_classes), make_mesh()
     variables, rules = replicate(variables, mesh), Rules.of(recipe)
     if tiles is None:
