@@ -153,7 +153,8 @@ def _kill(worker: Any, process: BaseProcess) -> None:
     # So grain neither starts another one nor waits for locks that this one may hold.
     worker._closed, worker._prefetch_process = True, None
     process.kill()
-    worker._buffer._writer.close()  # or the rest of half a batch would be waited for
+    with suppress(AttributeError):  # or the rest of half a batch would be waited for
+        worker._buffer._writer.close()
     process.join()
 
 
