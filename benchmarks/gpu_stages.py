@@ -14,6 +14,7 @@ KERNELS += ("gather_sum mask", "gather_sum_transpose mask", "box_train_8", "box_
 PARITY = ("coco float32", "coco bfloat16", "coco float16", "coco_torchvision")
 PARITY += ("coco_nvidia_pytorch",)
 GRAPHS = "xla_gpu_enable_command_buffer=+convolution"  # one CUDA graph a step instead of dozens
+NO_GRAPHS = "xla_gpu_enable_command_buffer="
 # Tried one at a time; launch/env.sh says what they do. Time suffices for two compilations.
 XLA_FLAGS = (
     "xla_gpu_experimental_enable_conv_fusion=true",
@@ -149,7 +150,7 @@ def _sanitizer(place: Place, tool: str) -> Step:
     if tool == "racecheck":
         options += ("--kernel-regex", f"kns={OUR_KERNELS}")
     command = ("compute-sanitizer", *options, *step.command)
-    environment = _with_flag("xla_gpu_enable_command_buffer=")
+    environment = _with_flag(NO_GRAPHS)
     return Step(
         step.name,
         step.limit,
@@ -166,22 +167,32 @@ def _is_fast(place: Place) -> list[Step]:
     batch = 2 if place.small else 16
     xla = "--config.train.implementation=xla"
     found = [
-        place.model("train", batch, "--profile", str(trace), limit=FIRST, trace=trace),
+        place.model("train", batch, limit=FIRST),
         place.model("infer", 2 if place.small else 8, limit=120),
     ]
     if not place.small:
         found += [
             place.model("infer", 1, limit=100),
-            place.benchmark("kernels", 120, "kernels"),
+            place.model("infer", 1, limit=100, note=GRAPHS, environment=_with_flag(GRAPHS)),
             place.model("infer", 1, xla, limit=100, note="without kernels"),
         ]
-    found.append(place.model("train", batch, xla, limit=150, note="without kernels"))
+    found += [
+        place.model("train", batch, xla, limit=150, note="without kernels"),
+        # In CUDA graphs, operations have no names of their own.
+        place.model(
+            *("train", batch, "--profile", str(trace)),
+            limit=150,
+            note="profile",
+            environment=_with_flag(NO_GRAPHS),
+            trace=trace,
+        ),
+    ]
     if not place.small:
-        found += [
-            place.model(kind, size, limit=150, note=GRAPHS, environment=_with_flag(GRAPHS))
-            for kind, size in (("infer", 1), ("train", 2))
-        ]
         found += [place.model("train", images, limit=150) for images in (2, 24, 8)]
+        found += [
+            place.model("train", 2, limit=150, note=GRAPHS, environment=_with_flag(GRAPHS)),
+            place.benchmark("kernels", 120, "kernels"),
+        ]
     objects = 10 if place.small else 2000
     dense = budgets(objects) | {"train.batch_size": 2, "train.precision": "bfloat16"}
     dense["data.fixed_size_crop.size"] = (64, 64) if place.small else (1024, 1024)

@@ -83,7 +83,7 @@ def test_a_first_compilation_has_time_and_every_flag_something_to_compare_with()
         first, *others = [step for step in steps if step.name.startswith("train 16")]
         assert first is steps[0] and first.limit >= 300 and not first.environment
         for step in others:
-            if "XLA_FLAGS" in step.environment:
+            if "XLA_FLAGS" in step.environment and not step.trace:
                 assert step.limit >= 200 and step.command[:-1] == first.command[:-1]
     peers = [
         step.limit for step in steps if step.name in ("torchvision train", "torchvision infer")
