@@ -69,7 +69,9 @@ def _make_small(config: ConfigDict) -> None:
     config.model.fpn.channels = 64
     config.model.rpn.update(channels=64, num_convs=1, batch_size_per_image=512)
     config.model.rpn.update(pre_nms_topk_train=1000, post_nms_topk_train=600)
-    config.model.sampling.update(batch_size_per_image=256)
+    # Learned from in minutes: windows at the size of evaluation, and cheap steps with background.
+    config.data.scale_jitter.scales = (1.0, 1.0)
+    config.model.sampling.update(batch_size_per_image=128, positive_fraction=0.25)
     config.model.box_head.update(num_convs=0, channels=256)
     config.model.mask_head.channels = 32
     # Heads without norms learn more in the few hundred steps of minutes.
