@@ -16,11 +16,11 @@ import subprocess
 import sys
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import jax
-import jaxlib
 
 from pallas_kernels import check_compile, support
 
@@ -62,7 +62,7 @@ def described_gpu() -> str:
     driver = DRIVER.read_text().partition("\n")[0] if DRIVER.is_file() else "driver unknown"
     platform = " ".join(device.client.platform_version.split())
     capability = getattr(device, "compute_capability", "none")
-    versions = f"JAX {jax.__version__}, jaxlib {jaxlib.__version__}"
+    versions = f"JAX {jax.__version__}, jaxlib {version('jaxlib')}"
     return f"{device.device_kind}, {capability}; {driver}; {platform}; {versions}"
 
 

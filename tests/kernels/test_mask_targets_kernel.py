@@ -196,7 +196,7 @@ def test_without_a_gpu_the_op_is_the_xla_body_also_under_vmap():
 
 def test_what_the_kernel_cannot_do_is_refused_by_name_and_else_left_to_xla():
     args = jnp.zeros((1, 3, 3)), jnp.ones((1, 4)), jnp.zeros(1, jnp.int32)
-    with pytest.raises(NotImplementedError, match="polygon.*pallas.*size 129"):
+    with pytest.raises(NotImplementedError, match="mask targets.*pallas.*size 129"):
         polygon_mask_targets(*args, size=129, implementation="pallas")
     traced = jax.jit(partial(polygon_mask_targets, size=129)).trace(*args)
     assert "mosaic_gpu" not in traced.lower(lowering_platforms=("cuda",)).as_text()

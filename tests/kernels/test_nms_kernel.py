@@ -181,7 +181,7 @@ def test_what_the_kernel_cannot_do_is_refused_by_name_and_else_left_to_xla():
     many = jnp.zeros((1, kernels.MAX_BOXES + 1, 4)), jnp.ones((1, kernels.MAX_BOXES + 1), bool)
     half = jnp.zeros((1, 5, 4), jnp.bfloat16), jnp.ones((1, 5), bool)
     for args, reason in ((many, "8193 boxes a problem"), (half, "dtype bfloat16")):
-        with pytest.raises(NotImplementedError, match=f"nms.*pallas.*{reason}"):
+        with pytest.raises(NotImplementedError, match=f"NMS.*pallas.*{reason}"):
             op(*args, iou_thresh=0.5, implementation="pallas")
         traced = jax.jit(partial(op, iou_thresh=0.5)).trace(*args)
         assert "mosaic_gpu" not in traced.lower(lowering_platforms=("cuda",)).as_text()
