@@ -229,7 +229,7 @@ def _define_flags() -> None:
     flags.DEFINE_string("output", None, "Output folder.", required=True)
     flags.DEFINE_float("score_threshold", 0.5, "Drop detections with lower scores.", 0.0, 1.0)
     flags.DEFINE_integer(
-        "batch_size", 0, "Images or frames at a time on each device; 0: 1 on CPU, 8 on GPU.", 0
+        "batch_size", 0, "Images or frames at a time on each device; 0: 1 on CPU, else 8.", 0
     )
     flags.DEFINE_integer("stride", 1, "Take every n-th frame of a video.", 1)
     flags.DEFINE_multi_string("save", [], f"Other files of images, out of {', '.join(KINDS)}.")

@@ -69,7 +69,7 @@ def _define_flags() -> None:
     flags.DEFINE_integer("port", 8000, "Port; 0 picks a free one.", 0, 65535)
     flags.DEFINE_float("score_threshold", 0.05, "Never return lower scores.", 0.0, 1.0)
     flags.DEFINE_integer(
-        "batch_size", 0, "Images at a time on each device; 0: 1 on CPU, 8 on GPU.", 0
+        "batch_size", 0, "Images at a time on each device; 0: 1 on CPU, else 8.", 0
     )
     flags.DEFINE_integer("batch_wait_ms", 5, "How long an image waits for others.", 0, 10_000)
     flags.DEFINE_integer("max_waiting", 64, "Images at work; more are refused with 503.", 1)

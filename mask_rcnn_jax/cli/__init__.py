@@ -15,6 +15,7 @@ from mask_rcnn_jax.cli.config_flag import LIST, list_config, parse_flags, unexpe
 from mask_rcnn_jax.cli.config_flag import define_config as define_config
 from mask_rcnn_jax.cli.config_flag import given_recipe as given_recipe
 from mask_rcnn_jax.cli.help import format_help
+from mask_rcnn_jax.cli.platform import PLATFORMS, check_platform, choose_platform
 from mask_rcnn_jax.cli.processes import LOST, PROCESS_FLAGS, join_processes
 from mask_rcnn_jax.cli.written_file import name_file
 from mask_rcnn_jax.terminal import console, interrupts
@@ -87,7 +88,7 @@ def run(
     flags.DEFINE_bool("debug", False, "Show the traceback of an error.")
     flags.DEFINE_string("compile_cache", None, CACHE_HELP)
     flags.DEFINE_multi_string("allow_code", [], CODE_HELP)  # `parse_flags` looks at it
-    flags.DEFINE_enum("platform", None, ["cpu", "gpu"], "Device to run on; the best one if unset.")
+    flags.DEFINE_enum("platform", None, PLATFORMS, "Devices to run on; the best ones if unset.")
     debug = "--debug" in sys.argv
     with safe_stdout(), consent.allow_code():
         if not HELP_FLAGS.isdisjoint(sys.argv):
@@ -109,9 +110,10 @@ def _run(main: Callable[[Sequence[str]], None], debug: bool, takes_positional: b
             if positional and not takes_positional:
                 raise ValueError(unexpected(positional[0]))
             set_up_logging()
-            _choose_platform(flags.FLAGS.platform)
+            choose_platform(flags.FLAGS.platform)
             _choose_compile_cache(flags.FLAGS.compile_cache)
             _process_index, _process_count = join_processes()
+            check_platform(flags.FLAGS.platform)
             main(positional)
     except KeyboardInterrupt:
         _fail("interrupted", interrupts.EXIT_CODE)
@@ -178,6 +180,9 @@ def _is_wanted(record: std_logging.LogRecord) -> bool:
         return False
     if record.exc_info and interrupts.is_repeated(record.exc_info[0]):  # JAX caught it
         return False
+    if record.exc_info and record.name.endswith(".xla_bridge"):  # of a plugin that cannot be used
+        text = f"{record.getMessage()}: {record.exc_info[1]}"
+        record.msg, record.args, record.exc_info = text, (), None
     if record.pathname.startswith(_PACKAGE):
         return True
     is_orbax = any(name in record.pathname for name in ("orbax", "asyncio"))
@@ -189,14 +194,6 @@ def _print_unraisable(unraisable: "sys.UnraisableHookArgs") -> None:
     again = interrupts.is_repeated(unraisable.exc_type)
     if not again and str(unraisable.exc_value) != "Event loop is closed":
         sys.__unraisablehook__(unraisable)
-
-
-def _choose_platform(platform: str | None) -> None:
-    if platform is not None:
-        import jax
-
-        # JAX runs on the first; with a GPU, the CPU stays available.
-        jax.config.update("jax_platforms", {"cpu": "cpu", "gpu": "cuda,cpu"}[platform])
 
 
 def _choose_compile_cache(folder: str | None) -> None:

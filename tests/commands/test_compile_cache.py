@@ -78,14 +78,6 @@ def test_a_benchmark_on_a_cpu_compiles_everything(tmp_path):
     assert not jax.config.jax_enable_compilation_cache and not list(tmp_path.iterdir())
 
 
-def test_a_gpu_alone_leaves_the_cpu_at_hand(train):
-    before = jax.config.jax_platforms
-    train("--platform=gpu")
-    chosen = jax.config.jax_platforms
-    jax.config.update("jax_platforms", before)
-    assert chosen == "cuda,cpu"
-
-
 def test_a_folder_that_cannot_be_made_is_no_reason_to_stop(train, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
