@@ -29,7 +29,7 @@ from typing import Any, cast
 import jax
 from absl import flags
 
-from mask_rcnn_jax import cli
+from mask_rcnn_jax import cli, device
 from mask_rcnn_jax.benchmarking import gpu_compile, kernels, profile, scaling, stages, steps
 from mask_rcnn_jax.cli import processes
 from mask_rcnn_jax.recipe.recipe import Recipe
@@ -68,6 +68,8 @@ def main(positional: Sequence[str]) -> None:
     if kind != "kernels" and recipe is None:
         raise ValueError(f"benchmark {kind} needs --config")
     _check_combination(kind)
+    if kind not in ("compile", "data"):
+        device.log_devices()
     if FLAGS.json:
         Path(FLAGS.json).parent.mkdir(parents=True, exist_ok=True)
     figures: dict[str, Any]

@@ -1,6 +1,8 @@
 """What a command computes with, which it says at its start."""
 
+from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,24 @@ from pallas_kernels import probe, support
 MEMORY = "kernels.json"  # in the folder of compiled programs
 
 _said = ""  # the last line about kernels
+
+
+@cache
+def log_devices() -> None:
+    """Log what JAX computes with, once.
+
+    Raises ValueError on one of several hosts of a TPU that was started alone.
+    """
+    kinds = Counter(device.device_kind for device in jax.devices())
+    where = ""
+    if (hosts := jax.process_count()) > 1:
+        if not jax.distributed.is_initialized():
+            raise ValueError(
+                f"this TPU belongs to {hosts} hosts, expected --coordinator_address=auto on each"
+            )
+        where = f" of {hosts} processes"
+    devices = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
+    logging.info("computing on %s%s", devices, where)
 
 
 def log_precision(precision: str) -> None:

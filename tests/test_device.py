@@ -16,6 +16,14 @@ from tests.helpers import any_variables, tiny_config
 from tests.kernels.test_probe import broken_for
 
 
+@pytest.fixture(autouse=True)
+def first():
+    """Nothing was said yet."""
+    device.log_devices.cache_clear()
+    yield
+    device.log_devices.cache_clear()
+
+
 @pytest.fixture
 def lines(caplog):
     with caplog.at_level(logging.INFO, "absl"):
@@ -33,7 +41,21 @@ def test_a_predictor_says_it(lines):
     config = tiny_config()
     config.train.precision = "auto"
     Predictor(config, any_variables(build_model(config.model)))
-    assert lines() == ["train.precision=auto is float32 on cpu"]
+    assert lines() == ["computing on 2 x cpu", "train.precision=auto is float32 on cpu"]
+
+
+def test_processes_say_on_what_they_compute_together(lines, monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    device.log_devices()
+    device.log_devices()
+    assert lines() == ["computing on 2 x cpu of 2 processes"]
+
+
+def test_one_host_of_a_tpu_does_not_start_alone(monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 4)
+    with pytest.raises(ValueError, match="4 hosts, expected --coordinator_address=auto on each"):
+        device.log_devices()
 
 
 def test_a_kernel_that_crashes_its_compiler_is_left_out(lines, tmp_path, monkeypatch):

@@ -106,6 +106,7 @@ class Predictor:
             # A recipe may leave the class count to the annotations; the weights have it.
             options = recipe.with_classes(num_classes_in(variables) or 0).model
             precision, implementation = recipe.train.precision, recipe.train.implementation
+            device.log_devices()
             device.log_precision(precision)
             device.check_kernels(implementation)
             model = build_model(options, precision=precision, implementation=implementation)

@@ -89,6 +89,7 @@ def train(
         SystemExit: SIGTERM stopped the run early; its code is 75 (`os.EX_TEMPFAIL`).
     """
     started, workdir, mesh = time.monotonic(), Path(workdir), make_mesh()
+    device.log_devices()
     workers.remove_leftovers()  # of a run that was killed at its end: nothing may be left to train
     recipe = as_recipe(config)
     loggers = resolve_loggers([*recipe.train.loggers, *loggers])  # before minutes of reading data
