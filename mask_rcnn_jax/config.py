@@ -5,6 +5,7 @@ import importlib.util
 import inspect
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import is_dataclass, replace
 from importlib.machinery import SourceFileLoader
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from mask_rcnn_jax.recipe.recipe import Recipe
 
 RECIPES = Path(__file__).parent / "configs"
+_ADDRESS = re.compile("[A-Za-z][A-Za-z0-9+.-]+:/")  # a Path has one slash
 
 
 def load_config(
@@ -190,6 +192,15 @@ def read_workdir(workdir: str | Path) -> tuple["Recipe", list[dict]]:
         return upgrade(tree, path), categories
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{path}: {cut(str(error), 1000)}") from error
+
+
+def check_written(path: str | Path, name: str) -> None:
+    """Raise ValueError where what `name` is to write to is an address, such as gs://bucket/run."""
+    if _ADDRESS.match(str(path)):
+        raise ValueError(
+            f"{name} is {str(path)!r}, an address, expected a path; a bucket can be mounted as a "
+            "folder, see docs/scaling.md"
+        )
 
 
 def write_workdir(workdir: str | Path, recipe: "Recipe", categories: list[dict]) -> None:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import mask_rcnn_jax as mrcnn
 from mask_rcnn_jax.config import (
     as_recipe,
     flatten,
@@ -264,3 +265,12 @@ def test_a_run_older_than_an_entry_has_its_default(folder, monkeypatch):
     other = load_config("quickstart", SIGMOID | {"data.image_size": (64, 128)})
     with pytest.raises(ValueError, match="old was trained with model.classifier.kind='softmax'"):
         restore.restore_recipe(other, "old")
+
+
+@pytest.mark.parametrize("workdir", ["gs://bucket/run", Path("s3://bucket/run")])
+def test_calls_write_into_no_bucket(workdir, folder):
+    with pytest.raises(ValueError, match="workdir is '.*an address, expected a path"):
+        mrcnn.train("quickstart", workdir)
+    with pytest.raises(ValueError, match="output is '.*an address, expected a path"):
+        mrcnn.evaluate("runs/mine", output=workdir)
+    assert not list(folder.glob("*:"))

@@ -18,6 +18,7 @@ from mask_rcnn_jax.cli.help import format_help
 from mask_rcnn_jax.cli.platform import PLATFORMS, check_platform, choose_platform
 from mask_rcnn_jax.cli.processes import LOST, PROCESS_FLAGS, join_processes
 from mask_rcnn_jax.cli.written_file import name_file
+from mask_rcnn_jax.config import check_written
 from mask_rcnn_jax.terminal import console, interrupts
 from mask_rcnn_jax.terminal.safe_text import one_line, safe_stdout
 
@@ -36,6 +37,7 @@ _NO_MASK_HEAD = re.compile("^(--?config[.]model[.]mask_head)=None$")
 # The codes of XLA's status with which a collective fails when another process has ended.
 COLLECTIVE_FAILED = re.compile("(UNKNOWN|INTERNAL|UNAVAILABLE|ABORTED|DEADLINE_EXCEEDED): ")
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
+WRITTEN = ("workdir", "output", "data_dir", "json", "profile")  # flags that name no address
 COMMON_FLAGS = ("platform", "compile_cache", "allow_code", "debug")
 
 _process_index, _process_count = 0, 1  # of this command
@@ -109,6 +111,10 @@ def _run(main: Callable[[Sequence[str]], None], debug: bool, takes_positional: b
             positional = parse_flags(argv)
             if positional and not takes_positional:
                 raise ValueError(unexpected(positional[0]))
+            for name in (name for name in WRITTEN if name in flags.FLAGS):
+                value = flags.FLAGS[name].value or []
+                for path in [value] if isinstance(value, str) else value:
+                    check_written(path, f"--{name}")
             set_up_logging()
             choose_platform(flags.FLAGS.platform)
             _choose_compile_cache(flags.FLAGS.compile_cache)
@@ -202,6 +208,9 @@ def _choose_compile_cache(folder: str | None) -> None:
 
     if folder == OFF:
         jax.config.update("jax_enable_compilation_cache", False)
+        return
+    if folder and "://" in folder:  # JAX can use some buckets
+        jax.config.update("jax_compilation_cache_dir", folder)
         return
     if folder is None and jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
         return

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from mask_rcnn_jax import device
-from mask_rcnn_jax.config import as_recipe, write_workdir
+from mask_rcnn_jax.config import as_recipe, check_written, write_workdir
 from mask_rcnn_jax.data import workers
 from mask_rcnn_jax.data.augment import Kind
 from mask_rcnn_jax.data.dataset import Dataset, categories
@@ -88,6 +88,7 @@ def train(
         FloatingPointError: a loss is not finite.
         SystemExit: SIGTERM stopped the run early; its code is 75 (`os.EX_TEMPFAIL`).
     """
+    check_written(workdir, "workdir")
     started, workdir, mesh = time.monotonic(), Path(workdir), make_mesh()
     device.log_devices()
     workers.remove_leftovers()  # of a run that was killed at its end: nothing may be left to train

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 
 from mask_rcnn_jax import device
 from mask_rcnn_jax.annotations.reader import GroundTruth, read_ground_truth
-from mask_rcnn_jax.config import as_recipe
+from mask_rcnn_jax.config import as_recipe, check_written
 from mask_rcnn_jax.data.coco import CocoDataset
 from mask_rcnn_jax.data.dataset import Dataset, check_classes, check_dataset, dataset_name
 from mask_rcnn_jax.data.eval_loader import EvalLoader
@@ -107,6 +107,7 @@ def evaluate(
         ValueError, OSError: weights, config or dataset cannot be used or do not fit each other.
     """
     tiles, has_output = tiling(tile, overlap), output is not None
+    check_written(output or "", "output")
     given = None if config is None else as_recipe(config)
     restored, exported = _source(weights, given, accept_mismatch, has_output=has_output)
     name = str(exported.name if exported else weights)

@@ -56,6 +56,13 @@ def test_another_folder_or_none_can_be_had(train, monkeypatch, tmp_path):
     assert not (tmp_path / "unused").exists()
 
 
+def test_a_bucket_is_left_to_jax(train, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    train("--compile_cache=gs://bucket/compiled")
+    assert jax.config.jax_compilation_cache_dir == "gs://bucket/compiled"
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_benchmark_on_a_gpu_keeps_what_autotuning_found_and_no_program(monkeypatch, tmp_path):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     jax.config.update("jax_compilation_cache_dir", str(tmp_path))

@@ -204,6 +204,14 @@ COMMANDS = {
         ["--save has 'mask', expected some of masks"],
     ),
     "a port that has no flag": ("serve --workdir=WORKDIR 8080", ["'8080'"]),
+    "a workdir in a bucket": (
+        "train --config=quickstart --workdir=gs://bucket/run",
+        ["--workdir is 'gs://bucket/run', an address, expected a path", "mounted"],
+    ),
+    "an output in a bucket": (
+        "infer --workdir=WORKDIR --input=RECIPE --output=s3://bucket/out",
+        ["--output is 's3://bucket/out', an address"],
+    ),
     "standard input": ("infer --workdir=WORKDIR --input=- --output=out", ["-: does not exist"]),
 }
 
