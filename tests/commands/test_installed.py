@@ -102,7 +102,7 @@ def test_the_metadata_says_what_this_is(built):
     assert said["Version"] == mrcnn.__version__
     assert said["License-Expression"] == "Apache-2.0" and said["License-File"] == "LICENSE"
     assert "Typing :: Typed" in said.get_all("Classifier")
-    extras = {"cuda12", "cuda13", "export", "gpu-check", "test", "tfds", "video"}
+    extras = {"cuda12", "cuda13", "export", "gpu-check", "test", "tfds", "tpu", "video"}
     assert extras <= set(said.get_all("Provides-Extra"))
 
 
