@@ -49,13 +49,20 @@ def test_the_base_is_named_by_its_content():
     assert re.fullmatch(r"ubuntu:24\.04@sha256:[0-9a-f]{64}", base)
 
 
+def test_cuda_is_that_of_the_wheels_unless_another_is_asked_for():
+    assert ("ARG", "CUDA=13") in instructions()
+    names = {path.name for path in DOCKERFILE.parent.glob("*.lock")}
+    assert names == {"cuda12.lock", "cuda13.lock"}
+
+
 def test_what_git_ignores_is_not_in_the_image():
     names = {name.removeprefix("**/") for name in IGNORED}
     assert {line.strip("/") for line in (ROOT / ".gitignore").read_text().split()} <= names
 
 
 @pytest.mark.slow
-def test_its_steps_install_the_package_in_a_clean_folder(tmp_path):
+@pytest.mark.parametrize("cuda", ["12", "13"])
+def test_its_steps_install_the_package_in_a_clean_folder(cuda, tmp_path):
     """`pip install -r` shows what it was to install; all else is done."""
     folder, venv, home = tmp_path / "work", tmp_path / "venv", tmp_path / "home"
     folder.mkdir()
@@ -69,11 +76,11 @@ def test_its_steps_install_the_package_in_a_clean_folder(tmp_path):
     (tmp_path / "python3").symlink_to(sys.executable)
     environment = {
         "VIRTUAL_ENV": str(venv), "HOME": str(tmp_path), "TMPDIR": str(tmp_path),
-        "PATH": f"{tmp_path}:{venv}/bin:{os.environ['PATH']}", "PIP_NO_INDEX": "1",
+        "PATH": f"{tmp_path}:{venv}/bin:{os.environ['PATH']}", "PIP_NO_INDEX": "1", "CUDA": cuda,
     }  # fmt: skip
     for name, text in instructions():
         if name == "COPY":
-            *sources, target = shlex.split(text)
+            *sources, target = shlex.split(text.replace("$CUDA", cuda))
             assert target in (".", "launch/")
             (folder / target).mkdir(exist_ok=True)
             copy([p for s in sources for p in (os.listdir(ROOT) if s == "." else [s])], folder)
@@ -89,7 +96,7 @@ def test_its_steps_install_the_package_in_a_clean_folder(tmp_path):
             for path in site.glob("setuptools*"):
                 shutil.rmtree(path)
             (site / "these.pth").write_text(sysconfig.get_paths()["purelib"])
-    assert wanted.read_text() == (ROOT / "launch" / "requirements.lock").read_text()
+    assert wanted.read_text() == (ROOT / "launch" / f"cuda{cuda}.lock").read_text()
     done = subprocess.run(
         [venv / "bin" / "mask-rcnn-jax", "train", "--help"],
         cwd=home, env=environment | {"JAX_PLATFORMS": "cpu"}, text=True, capture_output=True,

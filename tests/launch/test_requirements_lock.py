@@ -15,7 +15,7 @@ from tests.commands.command import ROOT
 from tests.requirements import required
 
 LOCK = (ROOT / "requirements.lock").read_text()
-IMAGE = (ROOT / "launch" / "requirements.lock").read_text()
+IMAGES = {cuda: (ROOT / "launch" / f"cuda{cuda}.lock").read_text() for cuda in (12, 13)}
 OTHERS = [path.read_text() for path in sorted((ROOT / ".github").glob("*.lock"))]
 WORKFLOWS = [*ROOT.glob(".github/workflows/*.yml"), *ROOT.glob(".github/actions/*/*.yml")]
 
@@ -36,7 +36,8 @@ def versions(text, **environment):
 
 def test_every_version_is_that_of_the_constraints():
     constraints = (ROOT / "constraints.txt").read_text()
-    for lock, python in ((LOCK, "3.11"), (LOCK, "3.12"), (IMAGE, "3.12")):
+    images = [(image, "3.12") for image in IMAGES.values()]
+    for lock, python in ((LOCK, "3.11"), (LOCK, "3.12"), *images):
         environment = {"python_version": python, "python_full_version": f"{python}.9"}
         known = versions(constraints, **environment)
         locked = versions(lock, **environment)
@@ -44,7 +45,7 @@ def test_every_version_is_that_of_the_constraints():
         assert all(version.startswith("==") for version in locked.values())
 
 
-@pytest.mark.parametrize("lock", [LOCK, IMAGE, *OTHERS])
+@pytest.mark.parametrize("lock", [LOCK, *IMAGES.values(), *OTHERS])
 def test_every_requirement_has_hashes_and_no_address(lock):
     assert "://" not in lock and "@" not in lock
     for requirement, hashes in pinned(lock):
@@ -57,12 +58,16 @@ def test_all_that_the_tests_need_is_in_it():
     assert required(["mask-rcnn-jax[test]"]) - project <= versions(LOCK).keys()
 
 
-def test_all_that_the_image_needs_is_in_its_own():
+@pytest.mark.parametrize("cuda", IMAGES)
+def test_all_that_the_image_needs_is_in_its_own(cuda):
     with open(ROOT / "pyproject.toml", "rb") as file:
         pyproject = tomllib.load(file)
     needed = [*pyproject["build-system"]["requires"], *pyproject["project"]["dependencies"]]
     names = {canonicalize_name(Requirement(line).name) for line in needed}
-    assert names | {"jax-cuda13-plugin", "nvidia-cudnn-cu13"} <= versions(IMAGE).keys()
+    names |= {f"jax-cuda{cuda}-plugin", f"nvidia-cudnn-cu{cuda}"}
+    assert names <= versions(IMAGES[cuda]).keys()
+    (other,) = IMAGES.keys() - {cuda}
+    assert f"cu{other}" not in IMAGES[cuda] and f"cuda{other}" not in IMAGES[cuda]
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.parent.name + path.stem)
