@@ -4,16 +4,19 @@
     python -m benchmarks.gpu_parity compare FOLDER --only "coco float32" --json FILE
 
 `reference` runs one training step and one prediction of some recipes on a CPU and saves their
-values; `compare` repeats them on the GPU with the same weights, images and random numbers. It draws
-them again, and says so if they differ, as they may in another version of JAX or Flax. The exit code
-is 0 only if losses, gradient norm and the step agree within the limits of the precision. If they do
-not, it runs XLA's code on the GPU instead of our kernels too, to tell which is off. Near ties of
-scores may be sorted differently, so the share of equal detections is only reported.
+values; `compare` repeats them on the GPU with the same weights, images and random numbers. NumPy
+draws weights and images again, the same beside any version of JAX and Flax; should they differ all
+the same, the comparison says so. The exit code is 0 only if losses, gradient norm and the step
+agree within the limits of the precision. If they do not, it runs XLA's code on the GPU instead of
+our kernels too, to tell which is off. Near ties of scores may be sorted differently, so the share
+of equal detections is only reported.
 """
 
 import argparse
 import json
+import math
 import sys
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +28,8 @@ from jax.sharding import AxisType, Mesh
 
 from mask_rcnn_jax.benchmarking import inputs
 from mask_rcnn_jax.config import load_config
-from mask_rcnn_jax.models.build import init_variables
+from mask_rcnn_jax.models.build import abstract_variables
+from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.structures import Batch
 from mask_rcnn_jax.training.step import make_predict_step, replicate, shard_batch
@@ -42,6 +46,8 @@ IMAGES, SIZE, SMALL_SIZE = 2, (256, 384), (64, 64)
 # float32 also finds products that a GPU rounds to tf32, which has the digits of float16.
 LIMITS = {"float32": (1e-4, 2e-2), "bfloat16": (5e-2, 7e-2), "float16": (5e-3, 5e-2)}
 SAMPLED = ("loss/box_cls", "loss/total", "grad_norm")
+# Of weights, by the names of layers and parts; those of all others follow from their shapes.
+DEVIATIONS = {"rpn_head": 0.01, "cls_score": 0.01, "bbox_pred": 0.001}
 SAMPLES = 64  # values of each parameter whose change is compared
 PIXELS = 2.0  # between boxes that count as equal
 
@@ -121,8 +127,26 @@ def case_recipe(case: str, implementation: str) -> Recipe:
 def draw_start(case: str) -> tuple[Any, Batch]:
     """Draw the weights, as the model's variables, and images with objects."""
     recipe = case_recipe(case, "xla")
-    variables = init_variables(inputs.recipe_model(recipe), 0)
-    return variables, inputs.synthetic_batch(recipe, IMAGES)
+    return draw_weights(inputs.recipe_model(recipe)), inputs.synthetic_batch(recipe, IMAGES)
+
+
+def draw_weights(model: MaskRCNN) -> Any:
+    """Draw variables of a model, each from its name and shape alone, scaled as in training."""
+    return jax.tree_util.tree_map_with_path(_draw, abstract_variables(model))
+
+
+def _draw(path: tuple, leaf: jax.ShapeDtypeStruct) -> np.ndarray:
+    names = [key.key for key in path]
+    if names[-1] != "kernel":
+        return np.full(leaf.shape, names[-1] in ("scale", "var"), leaf.dtype)
+    *window, fan_in, fan_out = leaf.shape
+    # Those before a ReLU keep the size of gradients (He et al., 2015), the others also of values.
+    fans = fan_out if {"backbone", "mask_head"} & {*names} else fan_in + fan_out
+    deviation = math.sqrt(2 / (math.prod(window) * fans))
+    deviation = next((DEVIATIONS[name] for name in names if name in DEVIATIONS), deviation)
+    # NumPy keeps the numbers of this generator as they are in all its versions.
+    drawn = np.random.RandomState(zlib.crc32("/".join(names).encode())).standard_normal(leaf.shape)
+    return (deviation * drawn).astype(leaf.dtype)
 
 
 def origin(variables: Any, batch: Batch) -> dict[str, np.ndarray]:

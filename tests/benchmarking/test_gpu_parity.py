@@ -3,10 +3,13 @@
 import json
 import sys
 
+import jax
 import numpy as np
 import pytest
 
 from benchmarks import gpu_parity
+from mask_rcnn_jax.benchmarking import inputs
+from mask_rcnn_jax.models.build import init_variables
 from mask_rcnn_jax.structures import Batch
 
 NONE = [-np.inf] * 4  # in the row of no detection
@@ -94,6 +97,31 @@ def test_other_weights_are_named(other, named):
     now = gpu_parity.origin(*start())
     problem = gpu_parity.other_origin(now, gpu_parity.origin(*other) | {"versions": "JAX 0.1"})
     assert (problem is None) if named is None else (named in problem and "is of JAX 0.1" in problem)
+
+
+def test_weights_depend_on_names_and_shapes_alone(monkeypatch):
+    """So that another version of JAX, Flax or NumPy draws the same."""
+    (case,) = gpu_parity.SMALL
+    monkeypatch.setattr(jax.random, "normal", None)
+    variables, _ = gpu_parity.draw_start(case)
+    params = variables["params"]
+    first = params["mask_head"]["mask_fcn2"]["kernel"]
+    np.testing.assert_allclose(first[0, 0, 0, :3], [0.1156337, -0.0835813, 0.0180769], rtol=1e-5)
+    assert (first != params["mask_head"]["mask_fcn3"]["kernel"]).mean() > 0.99
+    assert np.std(params["rpn_head"]["conv"]["kernel"]) == pytest.approx(0.01, rel=0.01)
+
+
+def test_weights_have_the_scale_of_the_models_own():
+    (case,) = gpu_parity.SMALL
+    model = inputs.recipe_model(gpu_parity.case_recipe(case, "xla"))
+    ours, own = gpu_parity.draw_weights(model), init_variables(model, 0)
+
+    def compare(path, ours, own):
+        assert (ours.shape, ours.dtype) == (own.shape, own.dtype)
+        assert np.std(ours) == pytest.approx(np.std(own), rel=0.25), path
+        assert np.mean(ours) == pytest.approx(np.mean(own), abs=0.1), path
+
+    jax.tree_util.tree_map_with_path(compare, ours, own)
 
 
 @pytest.mark.parametrize("norm", [5.0, np.nan])
