@@ -1,7 +1,7 @@
 """Mask R-CNN R-50-FPN on COCO 2017, the TAO Toolkit's recipe (TensorFlow 1 backend).
 
     python -m mask_rcnn_jax.train --config configs/coco_tao.py --workdir runs/tao \\
-        --config.model.init_from=weights/resnet50-0676ba61.pth \\
+        --config.model.init_from=resnet50 \\
         --config.model.backbone.stride_in=3x3
 
 Not measured here. NVIDIA's blog post gives box AP 33.4 and mask AP 30.7 after 100,000 steps on

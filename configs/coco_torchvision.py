@@ -1,7 +1,7 @@
 """Mask R-CNN R-50-FPN on COCO 2017, torchvision's recipe (maskrcnn_resnet50_fpn).
 
     python -m mask_rcnn_jax.train --config configs/coco_torchvision.py --workdir runs/torchvision \\
-        --config.model.init_from=weights/resnet50-0676ba61.pth
+        --config.model.init_from=resnet50
     python -m mask_rcnn_jax.infer --config configs/coco_torchvision.py:coco_v1 \\
         --weights weights/maskrcnn_resnet50_fpn_coco-bf2d0c1e.pth --input photo.jpg --output out
 

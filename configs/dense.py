@@ -5,7 +5,7 @@
     python -m mask_rcnn_jax.train --config dense --workdir runs/dense \\
         --config.data.train_json=train.json --config.data.train_images=train \\
         --config.data.val_json=val.json --config.data.val_images=val \\
-        --config.model.init_from=weights/maskrcnn_resnet50_fpn_v2_coco-73cbd019.pth
+        --config.model.init_from=maskrcnn_resnet50_fpn_v2_coco
 
 configs/finetune.py for up to 2,000 objects in images of 1,024 x 1,024; docs/dense_images.md has the
 reason for each entry. `:scratch` starts from random weights, `:small` too, with a model that a

@@ -4,7 +4,7 @@
     python -m mask_rcnn_jax.train --config configs/finetune.py --workdir runs/mine \\
         --config.data.train_json=train.json --config.data.train_images=train \\
         --config.data.val_json=val.json --config.data.val_images=val \\
-        --config.model.init_from=weights/maskrcnn_resnet50_fpn_v2_coco-73cbd019.pth
+        --config.model.init_from=maskrcnn_resnet50_fpn_v2_coco
 
 Not measured here with these weights.
 

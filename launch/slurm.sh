@@ -32,6 +32,7 @@ for argument in "$@"; do
   case $argument in --workdir=*) workdir=${argument#*=} ;; esac
   previous=$argument
 done
+case $1 in train*) [ -n "$workdir" ] || { echo "error: slurm.sh $1 needs --workdir" >&2; exit 2; } ;; esac
 newest_step() {
   local folders
   folders=$(cd "$workdir/checkpoints" 2>/dev/null && ls) || true

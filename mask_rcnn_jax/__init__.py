@@ -99,4 +99,4 @@ if not TYPE_CHECKING:  # a type checker would take it for a module with any attr
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return sorted({*_HOMES, "__version__"})

@@ -6,12 +6,14 @@ mask-rcnn-jax COMMAND --help                describes a command and its flags
 
 import ast
 import difflib
+import os
 import runpy
 import sys
 from pathlib import Path
 
 import mask_rcnn_jax
 from mask_rcnn_jax.terminal import interrupts
+from mask_rcnn_jax.terminal.safe_text import safe_stdout
 
 COMMANDS = ("prepare", "train", "evaluate", "infer", "serve", "prune", "export", "benchmark")
 HELP = ("-h", "-help", "--help", "help")
@@ -23,9 +25,11 @@ def main() -> None:
     The code of the command is imported only once it is chosen: the list of commands comes at once.
     """
     interrupts.begin()
+    _find_modules_here()
     name = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if name in HELP:
-        print(f"{__doc__}\ncommands:\n{_list_commands()}")
+        with safe_stdout():
+            print(f"{__doc__}\ncommands:\n{_list_commands()}")
     elif name == "--version":
         print(f"mask-rcnn-jax {mask_rcnn_jax.__version__}")
     elif name in COMMANDS:
@@ -36,6 +40,13 @@ def main() -> None:
         hint = f", did you mean {close[0]!r}?" if close else f", expected {', '.join(COMMANDS)}"
         print(f"error: no command {name!r}{hint}", file=sys.stderr)
         sys.exit(2)
+
+
+def _find_modules_here() -> None:
+    """Let recipes name modules in the working folder, as `python -m` does."""
+    here = os.getcwd()
+    if not sys.flags.safe_path and here not in sys.path and "" not in sys.path:
+        sys.path.insert(0, here)
 
 
 def _list_commands() -> str:

@@ -6,6 +6,7 @@ import inspect
 import json
 import os
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import is_dataclass, replace
 from importlib.machinery import SourceFileLoader
@@ -24,6 +25,17 @@ if TYPE_CHECKING:
 
 RECIPES = Path(__file__).parent / "configs"
 _ADDRESS = re.compile("[A-Za-z][A-Za-z0-9+.-]+:/")  # a Path has one slash
+# What other systems call entries of ours.
+OTHERS_ENTRIES = {
+    "base_lr": "optim.learning_rate",
+    "batch": "train.batch_size",
+    "freeze": "model.backbone.frozen_stages",
+    "imgsz": "data.image_size",
+    "lr": "optim.learning_rate",
+    "lr0": "optim.learning_rate",
+    "max_iter": "train.steps",
+    "workers": "data.num_workers",
+}
 
 
 def load_config(
@@ -194,9 +206,14 @@ def read_workdir(workdir: str | Path) -> tuple["Recipe", list[dict]]:
         raise ValueError(f"{path}: {cut(str(error), 1000)}") from error
 
 
+def is_address(path: str | os.PathLike) -> bool:
+    """Whether it is an address, such as gs://bucket/run, and no path."""
+    return bool(_ADDRESS.match(str(path)))
+
+
 def check_written(path: str | Path, name: str) -> None:
     """Raise ValueError where what `name` is to write to is an address, such as gs://bucket/run."""
-    if _ADDRESS.match(str(path)):
+    if is_address(path):
         raise ValueError(
             f"{name} is {str(path)!r}, an address, expected a path; a bucket can be mounted as a "
             "folder, see docs/scaling.md"
@@ -223,6 +240,8 @@ def _run_recipe(path: Path, name: str, variant: str = "") -> ConfigDict:
     """Run a recipe, which is Python code, and return the result of its `get_config`."""
     if path.suffix == ".json":
         raise ValueError(f"{name} is no recipe, which is Python, but a json; name its folder")
+    if path.parent != RECIPES and (folder := str(path.parent.resolve())) not in sys.path:
+        sys.path.append(folder)  # modules that a recipe names may lie beside it
     loader = SourceFileLoader(path.stem, str(path))  # whatever the name of the file ends in
     spec = importlib.util.spec_from_loader(path.stem, loader)
     assert spec is not None
@@ -259,18 +278,49 @@ def _not_found(text: str) -> str:
 
 def _override(config: ConfigDict, name: str, value: Any) -> None:
     *sections, key = name.split(".")
+    if problem := override_problem(config, name, is_section=isinstance(value, Mapping | None)):
+        raise ValueError(problem)
+    section = config
+    for part in sections:
+        section = section[part]
     try:
-        section = config
-        for part in sections:
-            section = section[part]
-        if key not in section:
-            raise KeyError(name)
         section[key] = value
-    except (KeyError, TypeError) as error:
-        close = difflib.get_close_matches(name, flatten(config), 1)
-        hint = f", did you mean {close[0]!r}?" if close else ""
-        text = f"cannot set config entry {name!r} to {value!r}{hint} ({error})"
-        raise ValueError(text) from error
+    except TypeError as error:
+        kind = type(section[key]).__name__
+        raise ValueError(f"{name} is {value!r}, expected {kind}") from error
+
+
+def override_problem(config: ConfigDict, name: str, *, is_section: bool = False) -> str:
+    """Say why a recipe's tree has no entry of that dotted name to override; "" if it has.
+
+    is_section: whether a whole section is given.
+    """
+    *sections, key = name.split(".")
+    node: Any = config
+    for part in sections:
+        if not isinstance(node, ConfigDict) or part not in node:
+            break
+        node = node[part]
+    else:
+        if isinstance(node, ConfigDict) and key in node:
+            if not isinstance(node[key], ConfigDict) or is_section:
+                return ""
+            parts = ", ".join(f"{name}.{entry}" for entry in node[key])
+            return f"{name} is a section, expected one of its entries: {parts}"
+    close = close_entries(config, key) or difflib.get_close_matches(name, flatten(config), 1)
+    hint = f", did you mean {' or '.join(map(repr, close))}?" if close else ""
+    return f"there is no config entry {name!r}{hint}"
+
+
+def close_entries(config: ConfigDict, key: str) -> list[str]:
+    """Return the entries of a recipe's tree that a name without its section may mean."""
+    entries = flatten(config)
+    if OTHERS_ENTRIES.get(key) in entries:
+        return [OTHERS_ENTRIES[key]]
+    if meant := [name for name in entries if f".{name}".endswith(f".{key}")]:
+        return sorted(meant, key=lambda name: not name.startswith("train."))
+    keys = {name.rpartition(".")[2]: name for name in entries}
+    return [keys[close] for close in difflib.get_close_matches(key, keys, 1)]
 
 
 def flatten(tree: Mapping, prefix: str = "") -> dict[str, Any]:

@@ -26,7 +26,7 @@ def _define_flags() -> None:
     cli.define_config(required=False)
     processes.define_processes()
     flags.DEFINE_string("workdir", None, "Folder of a run; its latest checkpoint is taken.")
-    flags.DEFINE_string("weights", None, "A workdir, one of its checkpoints/<step>, or a file.")
+    flags.DEFINE_string("weights", None, cli.WEIGHTS_HELP)
     cli.define_accept_mismatch()
     cli.define_exported()
     flags.DEFINE_string("results", None, "A COCO results file to score without a model.")

@@ -274,7 +274,7 @@ def _dump(content: dict) -> bytes:
 def _define_flags() -> None:
     cli.define_config(required=False)
     flags.DEFINE_string("workdir", None, "Run folder; its latest checkpoint is used.")
-    flags.DEFINE_string("weights", None, "Run folder, one of its checkpoints/<step>, or a file.")
+    flags.DEFINE_string("weights", None, cli.WEIGHTS_HELP)
     cli.define_accept_mismatch()
     flags.DEFINE_enum("format", None, FORMATS, "Export format.", required=True)
     output_help = "Output folder; for weights the .safetensors file, for detectron2 a .pkl."

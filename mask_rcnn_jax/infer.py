@@ -5,8 +5,8 @@
         --output out --score_threshold 0.7
     python -m mask_rcnn_jax.infer --workdir runs/quickstart --input clip.mov --input other.mkv \\
         --output out --stride 2 --max_frames 300
-    python -m mask_rcnn_jax.infer --config configs/coco_torchvision.py:coco_v1 \\
-        --weights maskrcnn_resnet50_fpn_coco-bf2d0c1e.pth --input photo.jpg --output out
+    python -m mask_rcnn_jax.infer --weights maskrcnn_resnet50_fpn_coco --input photo.jpg \\
+        --output out
     python -m mask_rcnn_jax.infer --artifact out/onnx --engine openvino --input photos/ --output out
 
 Output for images: annotated images and detections.json (COCO results with `file_name`). For each
@@ -219,7 +219,7 @@ def _infer_videos(predictor: Predictor, videos, options: Options, skip: Skip) ->
 def _define_flags() -> None:
     cli.define_config(required=False)
     flags.DEFINE_string("workdir", None, "Run folder; its latest checkpoint is used.")
-    flags.DEFINE_string("weights", None, "Run folder, one of its checkpoints/<step>, or a file.")
+    flags.DEFINE_string("weights", None, cli.WEIGHTS_HELP)
     cli.define_accept_mismatch()
     cli.define_exported()
     input_help = "Image, video, folder, glob or URL; repeatable."

@@ -45,7 +45,6 @@ from mask_rcnn_jax.formats.convert import (
     with_classes,
     write_converted,
 )
-from mask_rcnn_jax.formats.download import download_weights, weight_names
 from mask_rcnn_jax.formats.merge_json import merge_jsons, read_map
 from mask_rcnn_jax.formats.reading import Options
 from mask_rcnn_jax.formats.sets_on_disk import (
@@ -57,11 +56,12 @@ from mask_rcnn_jax.formats.sets_on_disk import (
 )
 from mask_rcnn_jax.formats.shapes import write_shapes
 from mask_rcnn_jax.formats.split import fold_coco, split_coco
-from mask_rcnn_jax.terminal.progress import Progress
+from mask_rcnn_jax.terminal.progress import Progress, bytes_progress
+from mask_rcnn_jax.weights import published
 
 FLAGS = flags.FLAGS
 STATS_RECIPE = "finetune"  # of `stats` and `check` without --config
-NAMED = {"weights": f"one name of {weight_names()}", "tao_spec": "the path of one spec"}
+NAMED = {"weights": f"one name of {list(published.PUBLISHED)}", "tao_spec": "the path of one spec"}
 
 
 def main(positional: Sequence[str]) -> None:
@@ -96,7 +96,7 @@ def generate_cells() -> None:
 
 def prepare_weights(name: str) -> None:
     """Download public weights by name into --data_dir, unless they are there."""
-    print(download_weights(name, FLAGS.data_dir, bytes_progress))
+    print(published.fetch(name, FLAGS.data_dir))
 
 
 def prepare_coco2017() -> None:
@@ -126,10 +126,6 @@ def split_files(split: str) -> Files:
     """The files of a split of the set in --data_dir, or as the flags name them."""
     files = FLAGS[f"{split}_json"].value, FLAGS[f"{split}_images"].value
     return find_split(split, FLAGS.data_dir, *files)
-
-
-def bytes_progress(total: int) -> Callable[[int], None]:
-    return Progress("bytes", total).advance
 
 
 def check() -> None:

@@ -26,7 +26,7 @@ FLAGS = flags.FLAGS
 def _define_flags() -> None:
     cli.define_config(required=False)
     flags.DEFINE_string("workdir", None, "Folder of a run; its latest checkpoint is taken.")
-    flags.DEFINE_string("weights", None, "A workdir, one of its checkpoints/<step>, or a file.")
+    flags.DEFINE_string("weights", None, cli.WEIGHTS_HELP)
     cli.define_accept_mismatch()
     flags.DEFINE_string("output", None, "New folder to write.", required=True)
     flags.DEFINE_float(

@@ -2,8 +2,7 @@
 
     python -m mask_rcnn_jax.serve --workdir runs/quickstart
     python -m mask_rcnn_jax.serve --workdir runs/quickstart --host 0.0.0.0 --port 8080
-    python -m mask_rcnn_jax.serve --config configs/coco_torchvision.py:coco_v1 \\
-        --weights maskrcnn_resnet50_fpn_coco-bf2d0c1e.pth
+    python -m mask_rcnn_jax.serve --weights maskrcnn_resnet50_fpn_coco
     python -m mask_rcnn_jax.serve --artifact out/onnx --engine openvino
 
     curl --data-binary @photo.jpg -H 'Content-Type: image/jpeg' 'http://127.0.0.1:8000/detect'
@@ -62,7 +61,7 @@ def serve(
 def _define_flags() -> None:
     cli.define_config(required=False)
     flags.DEFINE_string("workdir", None, "Run folder; its latest checkpoint is used.")
-    flags.DEFINE_string("weights", None, "Run folder, one of its checkpoints/<step>, or a file.")
+    flags.DEFINE_string("weights", None, cli.WEIGHTS_HELP)
     cli.define_accept_mismatch()
     cli.define_exported()
     flags.DEFINE_string("host", "127.0.0.1", "Name or address of this machine to listen on.")

@@ -1,5 +1,6 @@
 """Train a model, evaluate it along the way; the same command again resumes.
 
+    python -m mask_rcnn_jax.train --config configs/coco.py
     python -m mask_rcnn_jax.train --config configs/coco.py --workdir runs/coco
 
 Writes into the workdir: config.json, metrics.jsonl, TensorBoard events, checkpoints/<step>/,
@@ -10,7 +11,7 @@ anything else.
 
 from collections.abc import Sequence
 
-from absl import flags
+from absl import flags, logging
 
 from mask_rcnn_jax import cli
 from mask_rcnn_jax.cli import processes
@@ -21,14 +22,17 @@ from mask_rcnn_jax.training.processes import end_on_sigterm
 def _define_flags() -> None:
     cli.define_config()
     processes.define_processes()
-    flags.DEFINE_string("workdir", None, "Folder of the run.", required=True)
+    flags.DEFINE_string("workdir", None, "Folder of the run; runs/ and the recipe's name if unset.")
     cli.define_accept_mismatch()
 
 
 def main(_: Sequence[str]) -> None:
     FLAGS = flags.FLAGS
+    workdir = FLAGS.workdir or cli.default_workdir()
+    if not FLAGS.workdir:
+        logging.info("workdir: %s", workdir)
     with end_on_sigterm():
-        train(FLAGS.config, FLAGS.workdir, accept_mismatch=FLAGS.accept_mismatch)
+        train(FLAGS.config, workdir, accept_mismatch=FLAGS.accept_mismatch)
 
 
 if __name__ == "__main__":

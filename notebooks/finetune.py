@@ -97,7 +97,7 @@ Image.fromarray(truth)
 # images and the model of the initial run, because weights fit only the model they were trained in.
 # It also gets that run's optimizer, Adam, because small models with group norm learn slowly with
 # SGD. For torchvision's weights, use the recipe unchanged: replace the four lines below it by the
-# override `"model.init_from": "weights/maskrcnn_resnet50_fpn_v2_coco-73cbd019.pth"`.
+# override `"model.init_from": "maskrcnn_resnet50_fpn_v2_coco"`.
 
 # %%
 config = mrcnn.load_config(

@@ -12,6 +12,7 @@ from absl import flags, logging
 
 from mask_rcnn_jax import consent
 from mask_rcnn_jax.cli.config_flag import LIST, list_config, parse_flags, unexpected
+from mask_rcnn_jax.cli.config_flag import default_workdir as default_workdir
 from mask_rcnn_jax.cli.config_flag import define_config as define_config
 from mask_rcnn_jax.cli.config_flag import given_recipe as given_recipe
 from mask_rcnn_jax.cli.help import format_help
@@ -30,6 +31,10 @@ CODE_HELP = (
 CACHE_HELP = (
     "Folder for compiled programs, which the next start takes from there; ~/.cache/mask_rcnn_jax "
     f"if unset, {OFF!r} keeps none."
+)
+WEIGHTS_HELP = (
+    "Run folder, one of its checkpoints/<step>, a file, or a name of public weights, which bring "
+    "their recipe."
 )
 HELP_FLAGS = {"-h", "-help", "--help"}
 # absl takes no None for a section.

@@ -1,8 +1,8 @@
 """`--config`, whose entries are flags of their own, and the arguments that go with it."""
 
-import difflib
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from absl import flags
@@ -10,7 +10,15 @@ from ml_collections import ConfigDict, config_flags
 
 from mask_rcnn_jax import consent
 from mask_rcnn_jax.cli.help import format_entries
-from mask_rcnn_jax.config import as_recipe, exported_recipe, flatten, load_tree, read_run
+from mask_rcnn_jax.config import (
+    as_recipe,
+    close_entries,
+    exported_recipe,
+    flatten,
+    load_tree,
+    override_problem,
+    read_run,
+)
 from mask_rcnn_jax.parts import describe
 from mask_rcnn_jax.recipe.manifest import read_manifest
 from mask_rcnn_jax.terminal.safe_text import one_line
@@ -26,6 +34,20 @@ CONFIG_HELP = (
     "config of a run that --workdir names."
 )
 _OVERRIDE = re.compile("--?config[.]")
+_REQUIRED = re.compile(r"Flag (--\w+) must have a value other than None")  # says absl
+# What other systems call flags of ours.
+OTHERS_FLAGS = {
+    "conf": "score_threshold",
+    "confidence_threshold": "score_threshold",
+    "data": "config",
+    "model": "weights",
+    "output_dir": "output",
+    "project": "workdir",
+    "source": "input",
+}
+
+
+_given_name = ""  # the value of --config
 
 
 def define_config(required: bool = True) -> None:
@@ -39,13 +61,15 @@ def define_config(required: bool = True) -> None:
 
 def parse_flags(argv: Sequence[str]) -> list[str]:
     """Parse the flags into `flags.FLAGS`; return the positional arguments."""
+    global _given_name
     FLAGS = flags.FLAGS
     if "config" in FLAGS:
         given = FLAGS.read_flags_from_files(argv, force_gnu=False)
         consent.allow(_take(given, "allow_code", "a module")[1])
         argv, configs = _take(given, "config", "a recipe or a run")
         if configs:
-            _define_entries(configs[-1], argv)
+            _given_name = configs[-1]
+            _define_entries(_given_name, argv)
         elif not _is_required("config") and any(map(_OVERRIDE.match, argv)):
             # Entries of the run, whose config such a command takes.
             for flag, meaning in (("workdir", "a run"), ("artifact", "an exported model")):
@@ -55,7 +79,14 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
     try:
         return FLAGS(argv)[1:]
     except flags.UnrecognizedFlagError as error:
-        raise ValueError(f"{one_line(error)}{_entry_hint(error.flagname)}") from error
+        raise ValueError(_unknown_flag(error)) from error
+    except flags.IllegalFlagValueError as error:
+        if missing := _REQUIRED.findall(str(error)):
+            raise ValueError(f"{' and '.join(missing)} must have a value") from error
+        text = one_line(error).replace(
+            "invalid literal for int() with base 10:", "expected a whole number, not"
+        )
+        raise ValueError(text) from error
 
 
 def _is_required(flag: str) -> bool:
@@ -89,12 +120,23 @@ def _define_entries(name: str, argv: Sequence[str], flag: str = "config") -> Non
             config = ConfigDict(exported_recipe(read_manifest(name)).to_dict())
         else:
             config = ConfigDict(read_run(name).to_dict()) if flag == "workdir" else load_tree(name)
+        _check_overrides(config, argv)
         delattr(flags.FLAGS, "config")
         config_flags.DEFINE_config_dict("config", config, CONFIG_HELP, sys_argv=list(argv))
     except flags.Error:
         raise
     except Exception as error:
         raise ValueError(f"--{flag}: {one_line(error)}") from error
+
+
+def _check_overrides(config: ConfigDict, argv: Sequence[str]) -> None:
+    """Raise ValueError for an override of what is no entry."""
+    for argument in argv[: argv.index("--") if "--" in argv else None]:
+        if found := _OVERRIDE.match(argument):
+            name, _, value = argument[found.end() :].partition("=")
+            name = name.partition("[")[0]  # an element of a tuple
+            if problem := override_problem(config, name, is_section=value.startswith("{")):
+                raise ValueError(problem)
 
 
 def list_config(argv: Sequence[str]) -> None:
@@ -126,18 +168,28 @@ def given_recipe() -> "Recipe | None":
     return None if FLAGS.config is None else as_recipe(FLAGS.config, imports=not is_exported)
 
 
-def _entry_hint(flag: str) -> str:
-    """Name the entries of the config that a user may have meant by an unknown flag."""
+def default_workdir() -> Path:
+    """Return runs/NAME for the recipe that --config names; ValueError if it names a run."""
+    name = Path(_given_name).name.replace(".py", "").replace(":", "_")
+    if Path(_given_name).is_dir() or name.endswith(".json"):
+        raise ValueError(f"--workdir must have a value: --config {_given_name} is no recipe")
+    return Path("runs") / name
+
+
+def _unknown_flag(error: flags.UnrecognizedFlagError) -> str:
+    """Name what a user may have meant by an unknown flag: a flag, or entries of the config."""
+    flag, text = error.flagname, f"Unknown command line flag {error.flagname!r}"
+    if flag == "resume" and "workdir" in flags.FLAGS:
+        return f"{text}: the same command, with the same --workdir, resumes a run"
+    if OTHERS_FLAGS.get(flag, "") in flags.FLAGS:
+        return f"{text}, did you mean --{OTHERS_FLAGS[flag]}?"
     config = flags.FLAGS["config"].value if "config" in flags.FLAGS else None
-    if config is None:
-        return ": an entry of --config, which is missing" if flag.startswith("config.") else ""
-    entries = list(flatten(config.to_dict()))
-    meant = [name for name in entries if f".{name}".endswith(f".{flag}")]
-    if not meant:
-        keys = {name.rpartition(".")[2]: name for name in entries}
-        meant = [keys[key] for key in difflib.get_close_matches(flag, keys, 1)]
-    meant.sort(key=lambda name: not name.startswith("train."))
-    return f", did you mean {' or '.join(f'--config.{name}' for name in meant)}?" if meant else ""
+    if config is None and flag.startswith("config."):
+        return f"{text}: an entry of --config, which is missing"
+    if config is None or "Did you mean" in str(error):
+        return one_line(error)
+    meant = [f"--config.{name}" for name in close_entries(config, flag)]
+    return f"{text}, did you mean {' or '.join(meant)}?" if meant else text
 
 
 def unexpected(argument: str) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from absl import logging
 
-from mask_rcnn_jax.formats.download import ProgressFactory, download
+from mask_rcnn_jax.download import ProgressFactory, download
 from mask_rcnn_jax.formats.unpack import unpack
 
 

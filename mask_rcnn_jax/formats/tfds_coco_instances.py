@@ -28,8 +28,8 @@ from mask_rcnn_jax.annotations.reader import read_ground_truth
 from mask_rcnn_jax.data import records
 from mask_rcnn_jax.data.coco import CocoDataset, load_coco
 from mask_rcnn_jax.data.dataset import ImageRecord
-from mask_rcnn_jax.formats.disk import check_room
-from mask_rcnn_jax.formats.download import ProgressFactory
+from mask_rcnn_jax.disk import check_room
+from mask_rcnn_jax.download import ProgressFactory
 
 if TYPE_CHECKING:
     import tensorflow_datasets as tfds

@@ -8,8 +8,8 @@ import zlib
 from pathlib import Path, PureWindowsPath
 
 from mask_rcnn_jax.annotations.segmentation import show
-from mask_rcnn_jax.formats.disk import check_room
-from mask_rcnn_jax.formats.download import ProgressFactory
+from mask_rcnn_jax.disk import check_room
+from mask_rcnn_jax.download import ProgressFactory
 
 _CHUNK = 1 << 20
 MAX_FOLDERS, MAX_PATH = 100, 1000  # in one another, characters

@@ -7,7 +7,6 @@ import jax
 from absl import flags, logging
 
 from mask_rcnn_jax.config import as_recipe, load_config, recipe_names
-from mask_rcnn_jax.formats.download import download_weights, weight_names
 from mask_rcnn_jax.predict.engines import Exported, load_exported
 from mask_rcnn_jax.predict.predictor import Predictor
 from mask_rcnn_jax.recipe.manifest import MANIFEST
@@ -29,10 +28,11 @@ def load(
     """Load a trained model, ready to predict.
 
     Args:
-        model: a run (its workdir or one of its checkpoints/<step>), or a folder that `export` wrote
-            with format "stablehlo" or "onnx"; or, with `weights`, a recipe as for `load_config`.
-        weights: a weights file, a run, or one of `prepare weights`' names: such a file is
-            downloaded once, to `cache_folder()`.
+        model: a run (its workdir or one of its checkpoints/<step>), a folder that `export` wrote
+            with format "stablehlo" or "onnx", or the name of public weights, such as
+            "maskrcnn_resnet50_fpn_v2_coco" (`weights.published`), which are downloaded once; or,
+            with `weights`, a recipe as for `load_config`.
+        weights: a weights file, a run, or the name of public weights.
         score_threshold: lowest score of what is found.
         batch_size: images at a time on each device; None is 1, or that of the export.
         tile: side of the tiles of large images, see `Predictor`; 0 cuts none.
@@ -56,8 +56,6 @@ def load(
             raise ValueError(f"{model} is a recipe, expected weights as well, or a run")
         restored = restore(None, model)
     else:
-        if str(weights) in weight_names() and not os.path.exists(weights):
-            weights = download_weights(str(weights), cache_folder())
         restored = restore(load_config(str(model)), weights)
     recipe = restored.recipe.with_score_threshold(score_threshold)
     given = recipe, restored.variables, batch_size, restored.categories
@@ -101,11 +99,6 @@ def given_model(command: str, *others: str) -> str | Exported:
     if FLAGS.config is not None:
         exported.check_unchanged(as_recipe(FLAGS.config, imports=False))
     return exported
-
-
-def cache_folder() -> Path:
-    """Return the folder of downloaded weights: mask_rcnn_jax in the user's cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mask_rcnn_jax"
 
 
 def default_batch_size() -> int:

@@ -13,7 +13,7 @@ import orbax.checkpoint as ocp
 
 from mask_rcnn_jax.config import write_workdir
 from mask_rcnn_jax.data.options import ExampleOptions, canvas_size
-from mask_rcnn_jax.formats.disk import check_room
+from mask_rcnn_jax.disk import check_room
 from mask_rcnn_jax.models.detect import Detect
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.pruning.channel_groups import (

@@ -1,6 +1,7 @@
 """Log progress: items done, rate and time left."""
 
 import time
+from collections.abc import Callable
 
 from mask_rcnn_jax.terminal import console
 
@@ -36,6 +37,11 @@ class Progress:
         line = f"{done}, {rate:.3g} per second, {clock(seconds)}{left}"
         console.update(line, is_first=self._is_first)
         self._is_first = False
+
+
+def bytes_progress(total: int) -> Callable[[int], None]:
+    """Return what counts bytes as done; total: 0 if unknown."""
+    return Progress("bytes", total or None).advance
 
 
 def clock(seconds: float) -> str:

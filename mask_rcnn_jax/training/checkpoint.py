@@ -14,7 +14,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from absl import logging
 
-from mask_rcnn_jax.formats.disk import check_room
+from mask_rcnn_jax.disk import check_room
 from mask_rcnn_jax.recipe.stopping import main_ap, measure
 from mask_rcnn_jax.training import processes
 from mask_rcnn_jax.training.loss_scale import LossScaleState

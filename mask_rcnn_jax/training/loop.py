@@ -47,6 +47,7 @@ from mask_rcnn_jax.training.setup import (
 from mask_rcnn_jax.training.step import TrainState, TrainStep, make_mesh, replicate, shard_batch
 from mask_rcnn_jax.training.step_log import StepLog
 from mask_rcnn_jax.training.work import Work, prepare
+from mask_rcnn_jax.weights import pretrained
 from mask_rcnn_jax.weights.run_checkpoint import has_checkpoint
 
 
@@ -94,6 +95,8 @@ def train(
     workers.remove_leftovers()  # of a run that was killed at its end: nothing may be left to train
     recipe = as_recipe(config)
     loggers = resolve_loggers([*recipe.train.loggers, *loggers])  # before minutes of reading data
+    if recipe.model.init_from and not on_first(lambda: has_checkpoint(workdir)):
+        on_first(lambda: pretrained.check_source(recipe.model.init_from))
     work, teacher = prepare(recipe, mesh, (train_set, val_set), augment, optimizer)
     with locked(workdir) as check_lock:  # nothing is written before
         resuming = on_first(lambda: has_checkpoint(workdir))

@@ -16,6 +16,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from mask_rcnn_jax import parts
 from mask_rcnn_jax.models.build import ModelOptions
 from mask_rcnn_jax.models.quantization import RANGE
+from mask_rcnn_jax.weights import published
 from mask_rcnn_jax.weights.convert import OURS, listing, num_classes_in, to_flax
 from mask_rcnn_jax.weights.expected_model import (
     TRUNK,
@@ -59,12 +60,29 @@ NOT_NEEDED = ("mask_head", RANGE)
 
 def is_run(path: str | os.PathLike) -> bool:
     """Whether a path names a workdir or a checkpoint in it, existing or not, not a weights file."""
+    if published.is_name(path):
+        return False
     path = Path(path)
     if Path(f"{path}.index").is_file():
         return False
     if path.exists():
         return path.is_dir() and not any(path.glob("*.index"))
     return not path.suffix
+
+
+def check_source(source: str) -> None:
+    """Raise ValueError or OSError if `model.init_from` is not there; fetch weights of a name.
+
+    For what is to be known before minutes of other work.
+    """
+    try:
+        path = published.find(source)
+        if is_run(path):
+            find_checkpoint(path)
+        elif not os.path.exists(path) and not os.path.exists(f"{path}.index"):
+            raise ValueError(f"{path}: no such file or run, and no name of `prepare weights`")
+    except (ValueError, OSError) as error:
+        raise type(error)(f"model.init_from: {error}") from error
 
 
 def load(
@@ -81,7 +99,7 @@ def load(
     Logs a file's source, and warns of how the model differs from that of the weights.
 
     Args:
-        path: of a run, a checkpoint or a file.
+        path: of a run, a checkpoint or a file, or one of `published.PUBLISHED`.
         model: what the weights are for.
         raw: that of `load_checkpoint`.
         antialias: the recipe's `data.antialias`; None does not compare it.
@@ -91,7 +109,7 @@ def load(
     Raises ValueError, besides what `load_weights` does, if the run or the file itself states
     another value of a refused entry.
     """
-    section = parts.to_section(model)
+    section, path = parts.to_section(model), published.find(path)
     if is_run(path):
         variables, about = load_checkpoint(path, raw=raw), []
         found = _differences_from_saved(path, section, antialias) or []

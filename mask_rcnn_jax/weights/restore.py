@@ -11,13 +11,13 @@ from absl import logging
 from ml_collections import ConfigDict
 
 from mask_rcnn_jax import consent, parts
-from mask_rcnn_jax.config import as_recipe, flatten, named_code, read_workdir
+from mask_rcnn_jax.config import as_recipe, flatten, load_own, named_code, read_workdir
 from mask_rcnn_jax.images.bands import MODEL_ENTRIES
 from mask_rcnn_jax.models.build import BUILDERS, PARTS, abstract_variables, build_model
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.models.protocols import PartLike, ability
 from mask_rcnn_jax.recipe.recipe import Recipe
-from mask_rcnn_jax.weights import pretrained
+from mask_rcnn_jax.weights import pretrained, published
 from mask_rcnn_jax.weights.categories import guess_categories
 from mask_rcnn_jax.weights.convert import num_classes_in
 from mask_rcnn_jax.weights.expected_model import SAVED
@@ -45,7 +45,8 @@ def restore(
 
     Args:
         recipe: None uses the run's; a weights file needs one.
-        weights: the run, the checkpoint or the file.
+        weights: the run, the checkpoint, the file, or one of `published.PUBLISHED`, which brings
+            its recipe.
         accept_mismatch: only warn if the recipe describes another model than the run or the file.
 
     Raises ValueError if the recipe describes another model than the run's, the weights do not fit
@@ -64,10 +65,9 @@ def restore_recipe(
     recipe: Recipe | None, weights: str | os.PathLike, accept_mismatch: bool = False
 ) -> tuple[Recipe, list[dict] | None, CheckpointPath | None]:
     """Restore recipe, categories (None for a weights file) and checkpoint, but no variables."""
+    published.check_local(weights)
     if not pretrained.is_run(weights):
-        if recipe is None:
-            raise ValueError(f"--weights {weights} is not a run: it needs --config")
-        return recipe, None, None
+        return recipe or _recipe_for(weights), None, None
     checkpoint = find_checkpoint(weights)
     with consent.allow_code(named_code(recipe.to_dict()).values() if recipe else ()):
         of_run, categories = read_workdir(checkpoint.workdir)
@@ -81,13 +81,25 @@ def restore_recipe(
     return recipe.with_classes(len(categories)), categories, checkpoint
 
 
+def _recipe_for(weights: str | os.PathLike) -> Recipe:
+    """Return the recipe of published weights; ValueError for a file, which brings none."""
+    if published.is_name(weights):
+        if recipe := published.PUBLISHED[str(weights)].recipe:
+            return load_own(recipe)
+        raise ValueError(f"{weights} is a backbone, expected a detector; use model.init_from")
+    if not os.path.exists(weights) and not os.path.exists(f"{weights}.index"):
+        raise ValueError(f"{weights}: no such file or run, and no name of `prepare weights`")
+    raise ValueError(f"{weights} is not a run: it needs a recipe (--config)")
+
+
 def load_variables(
     path: str | os.PathLike, config: Recipe | ConfigDict, *, accept_mismatch: bool = False
 ) -> dict:
     """Load {"params": ..., "batch_stats": ...} of a whole detector.
 
     Args:
-        path: a workdir (its latest checkpoint), `checkpoints/<step>`, or a weights file.
+        path: a workdir (its latest checkpoint), `checkpoints/<step>`, a weights file, or one of
+            `published.PUBLISHED`.
         config: the model's recipe; a `num_classes` of 0 takes the number of the weights. Of a run
             that keeps an average of its weights, `eval.weights` says which to take.
         accept_mismatch: only warn if the file or the run states that its weights belong to another

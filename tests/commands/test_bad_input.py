@@ -197,8 +197,16 @@ def test_validation_set_of_other_classes(fails, sound, small_set, tmp_path):
 
 # Name of the row: (entries of the config, what the error line must say).
 CONFIG_FAULTS = {
-    "unknown entry": ({"train.bath_size": 4}, ["bath_size", 'Did you mean "batch_size"']),
-    "unknown section": ({"tran.batch_size": 4}, ["tran", 'Did you mean "train"']),
+    "unknown entry": ({"train.bath_size": 4}, ["did you mean 'train.batch_size'?"]),
+    "unknown section": (
+        {"tran.batch_size": 4},
+        ["'tran.batch_size', did you mean 'train.batch_size' or 'eval.batch_size'?"],
+    ),
+    "entry of other systems": ({"optim.lr": 1}, ["did you mean 'optim.learning_rate'?"]),
+    "a section": (
+        {"model.backbone": "resnet101"},
+        ["model.backbone is a section, expected one of its entries:", " model.backbone.depth,"],
+    ),
     "value of another type": ({"train.batch_size": "four"}, ["train.batch_size", "four"]),
     "batch not for all devices": (
         {"train.batch_size": 3},
@@ -223,6 +231,15 @@ CONFIG_FAULTS = {
     "unknown choice for bad annotations": (
         {"data.bad_annotations": "ignore"},
         ["data.bad_annotations is 'ignore'", "'skip'"],
+    ),
+    "weights that are not there": (
+        {"model.init_from": "yolo11n-seg.pt", "data.train_json": "absent.json"},
+        ["model.init_from: yolo11n-seg.pt: no such file or run"],
+    ),
+    "a run that is not there": ({"model.init_from": "runs/absent"}, ["runs/absent", "checkpoint"]),
+    "weights at an address": (
+        {"model.init_from": "s3://bucket/weights.pth"},
+        ["model.init_from: s3://bucket/weights.pth is an address"],
     ),
     "class count of another set": (
         {"model.num_classes": 80},
@@ -263,8 +280,8 @@ def test_faulty_recipe(fault, overrides, fails, tmp_path):
 @pytest.mark.parametrize(
     "entry, arguments, words",
     [
-        ("train", ["--workdir=w"], ["--config", "must have a value"]),
-        ("train", [*config_flags({})], ["--workdir", "must have a value"]),
+        ("train", ["--workdir=w"], ["--config must have a value"]),
+        ("train", ["finetune"], ["--config must have a value"]),
         ("train", [*config_flags({}), "--workdri=w"], ["workdri", "Did you mean: workdir"]),
         ("train", ["--config", "--workdir=w"], ["--config", "no recipe or run '--workdir=w'"]),
         ("train", ["--config=", "--workdir=w"], ["--config must have a value"]),
@@ -319,7 +336,42 @@ def test_faulty_recipe(fault, overrides, fails, tmp_path):
         (
             "infer",
             ["--weights=some.pth", f"--input={RECIPE}", "--output=out"],
-            ["some.pth is not a run: it needs --config"],
+            ["some.pth: no such file or run, and no name of `prepare weights`"],
+        ),
+        (
+            "infer",
+            [f"--weights={RECIPE}", f"--input={RECIPE}", "--output=out"],
+            [f"{RECIPE} is not a run: it needs a recipe (--config)"],
+        ),
+        (
+            "infer",
+            ["--weights=hf://owner/name", f"--input={RECIPE}", "--output=out"],
+            ["hf://owner/name is an address, expected a run or a file on this machine, or one of"],
+        ),
+        (
+            "infer",
+            ["--weights=resnet50", f"--input={RECIPE}", "--output=out"],
+            ["resnet50 is a backbone, expected a detector; use model.init_from"],
+        ),
+        (
+            "infer",
+            ["--workdir=w", "--input=i", "--output=o", "--conf=.3"],
+            ["'conf', did you mean --score_threshold?"],
+        ),
+        (
+            "train",
+            ["--config=quickstart", "--workdir=w", "--resume"],
+            ["'resume': the same command, with the same --workdir, resumes a run"],
+        ),
+        (
+            "train",
+            ["--config=quickstart", "--workdir=w", "--imgsz=640"],
+            ["did you mean --config.data.image_size?"],
+        ),
+        (
+            "train",
+            ["--config=quickstart", "--workdir=w", "--config.train.steps=ten"],
+            ["train.steps", "expected a whole number, not 'ten'"],
         ),
         (
             "infer",

@@ -62,7 +62,7 @@ def test_overrides_of_a_run(entry, source, run, taken, capsys):
 @pytest.mark.parametrize("entry", COMMANDS)
 def test_faulty_overrides_of_a_run(entry, run, taken, capsys):
     for override, words in (
-        ("--config.eval.max_image=10", 'Did you mean "max_images"'),
+        ("--config.eval.max_image=10", "did you mean 'eval.max_images'?"),
         ("--config.eval.max_images=ten", "config.eval.max_images"),
     ):
         code = run_inside(entry, "--workdir", run, *COMMANDS[entry], override)

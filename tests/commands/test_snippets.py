@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import mask_rcnn_jax as mrcnn
-from mask_rcnn_jax.formats.download import TORCHVISION_WEIGHTS, weight_names
+from mask_rcnn_jax.weights.published import PUBLISHED
 from tests.commands.command import ROOT
 
 PAGES = ("README.md", *(f"docs/{n}.md" for n in ("index", "getting_started", "inference", "data")))
@@ -23,8 +23,7 @@ SNIPPETS = {
         re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL), start=1
     )
 }
-TORCHVISION_FILES = {f"{name}-{digits}.pth" for name, digits in TORCHVISION_WEIGHTS.items()}
-KNOWN_WEIGHTS = {*weight_names(), *TORCHVISION_FILES}
+KNOWN_WEIGHTS = {*PUBLISHED, *(one.url.rpartition("/")[2] for one in PUBLISHED.values())}
 IMAGES = ("photo.jpg", "a.jpg", "b.jpg", "b.png", "data/shapes/val/000004.jpg")
 
 
@@ -46,9 +45,9 @@ def load_small(untrained):
 
 
 def check_model(model: str, weights: str | None) -> None:
-    if weights is None:
+    if weights is None and not (model in PUBLISHED and PUBLISHED[model].recipe):
         assert Path(model).parent == Path("runs"), f"{model} is no run"
-    else:
+    elif weights is not None:
         mrcnn.load_config(model)
         assert {weights, Path(weights).name} & KNOWN_WEIGHTS, f"{weights} are no weights"
 

@@ -22,7 +22,7 @@ from tests.small_model import random_variables
 from tests.video.videos import write_video
 
 SIDE, PICTURES, FRAMES = 64, 66, 5
-WEIGHTS = "weights/maskrcnn_resnet50_fpn_v2_coco-73cbd019.pth"
+WEIGHTS = "maskrcnn_resnet50_fpn_v2_coco"
 # What makes the commands cheap; nothing else is added to them.
 CHEAP = SMALL | {
     "model.backbone.depth": 10,

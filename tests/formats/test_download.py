@@ -6,8 +6,8 @@ import shutil
 import numpy as np
 import pytest
 
-from mask_rcnn_jax.formats import download as download_module
-from mask_rcnn_jax.formats.download import download, download_weights, weight_names
+from mask_rcnn_jax import download as download_module
+from mask_rcnn_jax.download import download
 from mask_rcnn_jax.network import Limits
 from tests.commands.command import error_line, run_inside
 
@@ -185,31 +185,6 @@ def test_checksum_must_be_one(tmp_path, checksum):
     words = f"checksum is '{checksum}', expected 'sha256:' and 8 to 64 .* or 'md5:' and 32"
     with pytest.raises(ValueError, match=words):
         download("http://127.0.0.1:9/", tmp_path / "w", checksum)
-
-
-def test_weights_by_name(server, tmp_path, monkeypatch):
-    digits = SHA256.removeprefix("sha256:")[:8]
-    server.files[f"/some-{digits}.pth"] = CONTENT
-    monkeypatch.setattr(download_module, "_TORCHVISION", server.url("/"))
-    monkeypatch.setattr(download_module, "TORCHVISION_WEIGHTS", {"some": digits})
-    assert download_weights("some", tmp_path) == tmp_path / f"some-{digits}.pth"
-    assert files(tmp_path) == [f"some-{digits}.pth"]
-    with pytest.raises(ValueError, match=r"unknown weights 'other', expected one of \['some'\]"):
-        download_weights("other", tmp_path)
-
-
-@pytest.mark.parametrize("name", weight_names())
-def test_every_name_has_a_verified_address(name, tmp_path, monkeypatch):
-    calls = []
-    monkeypatch.setattr(download_module, "download", lambda *given, **_: calls.append(given))
-    download_weights(name, tmp_path)
-    ((url, path, checksum),) = calls
-    kind, digits = checksum.split(":")
-    assert url.startswith("https://") and path.parent == tmp_path
-    assert kind in ("sha256", "md5") and path.stem[-len(digits) - 1 :] in (
-        f"-{digits}",
-        f"_{digits}",
-    )
 
 
 @pytest.mark.parametrize(

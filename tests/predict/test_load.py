@@ -36,20 +36,6 @@ def test_a_recipe_takes_a_file(restored, tmp_path):
     assert config.model.rpn.num_convs == 2 and weights == tmp_path / "w.pth"
 
 
-def test_public_weights_are_downloaded_into_the_cache(restored, monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(loading, "download_weights", lambda name, folder: folder / f"{name}.pth")
-    mrcnn.load("coco_torchvision:v2", "maskrcnn_resnet50_fpn_v2_coco")
-    assert restored[0][1] == tmp_path / "mask_rcnn_jax" / "maskrcnn_resnet50_fpn_v2_coco.pth"
-
-
-def test_a_file_of_that_name_is_preferred(restored, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "resnet50").touch()
-    mrcnn.load("coco_torchvision", "resnet50")
-    assert restored[0][1] == "resnet50"
-
-
 def test_the_threshold_holds_after_soft_nms(restored, monkeypatch):
     configs = []
     monkeypatch.setattr(loading, "Predictor", lambda config, *_: configs.append(config))

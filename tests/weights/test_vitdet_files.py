@@ -10,9 +10,8 @@ from safetensors.numpy import save_file
 
 from mask_rcnn_jax.config import as_recipe, load_tree
 from mask_rcnn_jax.export import export_weights
-from mask_rcnn_jax.formats import download
 from mask_rcnn_jax.models.build import abstract_variables, build_model
-from mask_rcnn_jax.weights import pretrained
+from mask_rcnn_jax.weights import pretrained, published
 from mask_rcnn_jax.weights.convert import to_detectron2, to_flax, to_ours_flat
 from mask_rcnn_jax.weights.expected_model import mismatches
 from mask_rcnn_jax.weights.pretrained import merge_into
@@ -277,8 +276,8 @@ def test_a_cascade_of_a_resnet():
 )
 def test_published_files_are_known_by_name(name, url, monkeypatch, tmp_path):
     asked = []
-    monkeypatch.setattr(download, "download", lambda *args, **options: asked.append(args))
-    download.download_weights(name, tmp_path)
+    monkeypatch.setattr(published, "download", lambda *args, **options: asked.append(args))
+    published.fetch(name, tmp_path)
     ((address, path, checksum),) = asked
     assert address == f"https://dl.fbaipublicfiles.com/detectron2/{url}.pkl"
     assert checksum == f"md5:{url[-6:]}" and path.name == f"{url.rpartition('/')[2]}.pkl"

@@ -10,106 +10,14 @@ from urllib.error import HTTPError
 
 from absl import logging
 
-from mask_rcnn_jax.formats.disk import check_room
+from mask_rcnn_jax.disk import check_room
 from mask_rcnn_jax.network import Limits, open_url
 
-_TORCHVISION = "https://download.pytorch.org/models/"
-# Name -> the first digits of the SHA-256, which end the file's name. Weights published without a
-# checksum (Detectron's, Google's) are excluded, since downloads could not be verified.
-TORCHVISION_WEIGHTS = {
-    "resnet18": "f37072fd",
-    "resnet34": "b627a593",
-    "resnet50": "0676ba61",
-    "resnet101": "63fe2227",
-    "resnet152": "394f9c45",
-    "convnext_tiny": "983f1562",
-    "convnext_small": "0c510722",
-    "maskrcnn_resnet50_fpn_coco": "bf2d0c1e",
-    "maskrcnn_resnet50_fpn_v2_coco": "73cbd019",
-}
-_DETECTRON2 = "https://dl.fbaipublicfiles.com/detectron2/"
-# Name -> folder, and the first digits of the MD5, which end the file's name (MODEL_ZOO.md).
-DETECTRON2_WEIGHTS = {
-    "detectron2_r50_lsj_100ep": ("new_baselines/mask_rcnn_R_50_FPN_100ep_LSJ/42047764", "bb69de"),
-    "detectron2_r50_lsj_200ep": ("new_baselines/mask_rcnn_R_50_FPN_200ep_LSJ/42047638", "89a8d3"),
-    "detectron2_r50_lsj_400ep": ("new_baselines/mask_rcnn_R_50_FPN_400ep_LSJ/42019571", "14d201"),
-    "detectron2_r101_lsj_100ep": ("new_baselines/mask_rcnn_R_101_FPN_100ep_LSJ/42025812", "4f7b58"),
-    "detectron2_r101_lsj_200ep": ("new_baselines/mask_rcnn_R_101_FPN_200ep_LSJ/42131867", "0bb7ae"),
-    "detectron2_r101_lsj_400ep": ("new_baselines/mask_rcnn_R_101_FPN_400ep_LSJ/42073830", "f96b26"),
-    "detectron2_regnetx_4gf_lsj_100ep": (
-        "new_baselines/mask_rcnn_regnetx_4gf_dds_FPN_100ep_LSJ/42047771",
-        "b7fbab",
-    ),
-    "detectron2_regnetx_4gf_lsj_200ep": (
-        "new_baselines/mask_rcnn_regnetx_4gf_dds_FPN_200ep_LSJ/42132721",
-        "5d87c1",
-    ),
-    "detectron2_regnetx_4gf_lsj_400ep": (
-        "new_baselines/mask_rcnn_regnetx_4gf_dds_FPN_400ep_LSJ/42025447",
-        "f1362d",
-    ),
-    "detectron2_regnety_4gf_lsj_100ep": (
-        "new_baselines/mask_rcnn_regnety_4gf_dds_FPN_100ep_LSJ/42047784",
-        "6ba57e",
-    ),
-    "detectron2_regnety_4gf_lsj_200ep": (
-        "new_baselines/mask_rcnn_regnety_4gf_dds_FPN_200ep_LSJ/42047642",
-        "27b9c1",
-    ),
-    "detectron2_regnety_4gf_lsj_400ep": (
-        "new_baselines/mask_rcnn_regnety_4gf_dds_FPN_400ep_LSJ/42045954",
-        "ef3a80",
-    ),
-    "detectron2_x101_3x": (
-        "COCO-InstanceSegmentation/mask_rcnn_X_101_32x8d_FPN_3x/139653917",
-        "2d9806",
-    ),
-    "detectron2_gn_3x": ("Misc/mask_rcnn_R_50_FPN_3x_gn/138602888", "dc5d9e"),
-    "detectron2_cascade_1x": ("Misc/cascade_mask_rcnn_R_50_FPN_1x/138602847", "e9d89b"),
-    "detectron2_cascade_3x": ("Misc/cascade_mask_rcnn_R_50_FPN_3x/144998488", "480dd8"),
-    "detectron2_vitdet_b": ("ViTDet/COCO/mask_rcnn_vitdet_b/f325346929", "61ccd1"),
-    "detectron2_vitdet_l": ("ViTDet/COCO/mask_rcnn_vitdet_l/f325599698", "6146ed"),
-    "detectron2_vitdet_h": ("ViTDet/COCO/mask_rcnn_vitdet_h/f329145471", "7224f1"),
-    "detectron2_vitdet_cascade_b": (
-        "ViTDet/COCO/cascade_mask_rcnn_vitdet_b/f325358525",
-        "435fa9",
-    ),
-    "detectron2_vitdet_cascade_l": (
-        "ViTDet/COCO/cascade_mask_rcnn_vitdet_l/f328021305",
-        "1a9f28",
-    ),
-    "detectron2_vitdet_cascade_h": (
-        "ViTDet/COCO/cascade_mask_rcnn_vitdet_h/f328730692",
-        "f05665",
-    ),
-}
 # Factory: total bytes (0 if unknown) -> callback(additional bytes).
 ProgressFactory = Callable[[int], Callable[[int], None]]
 _CHUNK = 1 << 20
 _MOST = 1 << 34  # bytes of a file whose size is not known
 _LIMITS = Limits(silence=60.0, window=60.0)  # patient: what has come is kept
-
-
-def download_weights(
-    name: str, folder: str | os.PathLike, make_progress: ProgressFactory | None = None
-) -> Path:
-    """Download one of `weight_names`; ValueError if unknown. See `download`."""
-    if name in TORCHVISION_WEIGHTS:
-        sha256 = TORCHVISION_WEIGHTS[name]
-        url, checksum = f"{_TORCHVISION}{name}-{sha256}.pth", f"sha256:{sha256}"
-    elif name in DETECTRON2_WEIGHTS:
-        model, md5 = DETECTRON2_WEIGHTS[name]
-        url, checksum = f"{_DETECTRON2}{model}/model_final_{md5}.pkl", f"md5:{md5}"
-    else:
-        lists = f"{list(TORCHVISION_WEIGHTS)} or {list(DETECTRON2_WEIGHTS)}"
-        raise ValueError(f"unknown weights {name!r}, expected one of {lists}")
-    path = Path(folder) / url.rpartition("/")[2]
-    return download(url, path, checksum, make_progress=make_progress)
-
-
-def weight_names() -> list[str]:
-    """Return the names of public weights."""
-    return [*TORCHVISION_WEIGHTS, *DETECTRON2_WEIGHTS]
 
 
 def download(

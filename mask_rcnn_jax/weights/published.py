@@ -1,0 +1,180 @@
+"""Public weights by name: where they are, their checksums, and the recipes that they fit."""
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from mask_rcnn_jax.config import is_address
+from mask_rcnn_jax.download import ProgressFactory, download
+from mask_rcnn_jax.terminal.progress import bytes_progress
+
+
+class Published(NamedTuple):
+    """A file of weights whose checksum its publisher states, so that a download is verified."""
+
+    url: str
+    checksum: str  # as `download` takes it
+    recipe: str  # that takes the file as `--weights`; "": a backbone, for `model.init_from` alone
+
+
+def _torchvision(name: str, recipe: str = "") -> Published:
+    """name: that of the file, which ends in the first digits of its SHA-256."""
+    url = f"https://download.pytorch.org/models/{name}.pth"
+    return Published(url, f"sha256:{name.rpartition('-')[2]}", recipe)
+
+
+def _detectron2(folder: str, md5: str, recipe: str) -> Published:
+    """md5: its first digits, which end the file's name (MODEL_ZOO.md)."""
+    url = f"https://dl.fbaipublicfiles.com/detectron2/{folder}/model_final_{md5}.pkl"
+    return Published(url, f"md5:{md5}", recipe)
+
+
+# Weights published without a checksum (Detectron's, Google's) are not here.
+PUBLISHED = {
+    "resnet18": _torchvision("resnet18-f37072fd"),
+    "resnet34": _torchvision("resnet34-b627a593"),
+    "resnet50": _torchvision("resnet50-0676ba61"),
+    "resnet101": _torchvision("resnet101-63fe2227"),
+    "resnet152": _torchvision("resnet152-394f9c45"),
+    "convnext_tiny": _torchvision("convnext_tiny-983f1562"),
+    "convnext_small": _torchvision("convnext_small-0c510722"),
+    "maskrcnn_resnet50_fpn_coco": _torchvision(
+        "maskrcnn_resnet50_fpn_coco-bf2d0c1e", "coco_torchvision:coco_v1"
+    ),
+    "maskrcnn_resnet50_fpn_v2_coco": _torchvision(
+        "maskrcnn_resnet50_fpn_v2_coco-73cbd019", "coco_torchvision:v2"
+    ),
+    "detectron2_r50_lsj_100ep": _detectron2(
+        "new_baselines/mask_rcnn_R_50_FPN_100ep_LSJ/42047764", "bb69de", "coco_detectron2:lsj_100ep"
+    ),
+    "detectron2_r50_lsj_200ep": _detectron2(
+        "new_baselines/mask_rcnn_R_50_FPN_200ep_LSJ/42047638", "89a8d3", "coco_detectron2:lsj_200ep"
+    ),
+    "detectron2_r50_lsj_400ep": _detectron2(
+        "new_baselines/mask_rcnn_R_50_FPN_400ep_LSJ/42019571", "14d201", "coco_detectron2:lsj_400ep"
+    ),
+    "detectron2_r101_lsj_100ep": _detectron2(
+        "new_baselines/mask_rcnn_R_101_FPN_100ep_LSJ/42025812",
+        "4f7b58",
+        "coco_detectron2:lsj_100ep_r101",
+    ),
+    "detectron2_r101_lsj_200ep": _detectron2(
+        "new_baselines/mask_rcnn_R_101_FPN_200ep_LSJ/42131867",
+        "0bb7ae",
+        "coco_detectron2:lsj_200ep_r101",
+    ),
+    "detectron2_r101_lsj_400ep": _detectron2(
+        "new_baselines/mask_rcnn_R_101_FPN_400ep_LSJ/42073830",
+        "f96b26",
+        "coco_detectron2:lsj_400ep_r101",
+    ),
+    "detectron2_regnetx_4gf_lsj_100ep": _detectron2(
+        "new_baselines/mask_rcnn_regnetx_4gf_dds_FPN_100ep_LSJ/42047771",
+        "b7fbab",
+        "coco_detectron2:lsj_100ep_regnetx_4gf",
+    ),
+    "detectron2_regnetx_4gf_lsj_200ep": _detectron2(
+        "new_baselines/mask_rcnn_regnetx_4gf_dds_FPN_200ep_LSJ/42132721",
+        "5d87c1",
+        "coco_detectron2:lsj_200ep_regnetx_4gf",
+    ),
+    "detectron2_regnetx_4gf_lsj_400ep": _detectron2(
+        "new_baselines/mask_rcnn_regnetx_4gf_dds_FPN_400ep_LSJ/42025447",
+        "f1362d",
+        "coco_detectron2:lsj_400ep_regnetx_4gf",
+    ),
+    "detectron2_regnety_4gf_lsj_100ep": _detectron2(
+        "new_baselines/mask_rcnn_regnety_4gf_dds_FPN_100ep_LSJ/42047784",
+        "6ba57e",
+        "coco_detectron2:lsj_100ep_regnety_4gf",
+    ),
+    "detectron2_regnety_4gf_lsj_200ep": _detectron2(
+        "new_baselines/mask_rcnn_regnety_4gf_dds_FPN_200ep_LSJ/42047642",
+        "27b9c1",
+        "coco_detectron2:lsj_200ep_regnety_4gf",
+    ),
+    "detectron2_regnety_4gf_lsj_400ep": _detectron2(
+        "new_baselines/mask_rcnn_regnety_4gf_dds_FPN_400ep_LSJ/42045954",
+        "ef3a80",
+        "coco_detectron2:lsj_400ep_regnety_4gf",
+    ),
+    "detectron2_x101_3x": _detectron2(
+        "COCO-InstanceSegmentation/mask_rcnn_X_101_32x8d_FPN_3x/139653917",
+        "2d9806",
+        "coco_detectron2:x101_3x",
+    ),
+    "detectron2_gn_3x": _detectron2(
+        "Misc/mask_rcnn_R_50_FPN_3x_gn/138602888", "dc5d9e", "coco_detectron2:gn_3x"
+    ),
+    "detectron2_cascade_1x": _detectron2(
+        "Misc/cascade_mask_rcnn_R_50_FPN_1x/138602847", "e9d89b", "coco_detectron2:cascade_1x"
+    ),
+    "detectron2_cascade_3x": _detectron2(
+        "Misc/cascade_mask_rcnn_R_50_FPN_3x/144998488", "480dd8", "coco_detectron2:cascade_3x"
+    ),
+    "detectron2_vitdet_b": _detectron2(
+        "ViTDet/COCO/mask_rcnn_vitdet_b/f325346929", "61ccd1", "coco_vitdet:b"
+    ),
+    "detectron2_vitdet_l": _detectron2(
+        "ViTDet/COCO/mask_rcnn_vitdet_l/f325599698", "6146ed", "coco_vitdet:l"
+    ),
+    "detectron2_vitdet_h": _detectron2(
+        "ViTDet/COCO/mask_rcnn_vitdet_h/f329145471", "7224f1", "coco_vitdet:h"
+    ),
+    "detectron2_vitdet_cascade_b": _detectron2(
+        "ViTDet/COCO/cascade_mask_rcnn_vitdet_b/f325358525", "435fa9", "coco_vitdet:cascade_b"
+    ),
+    "detectron2_vitdet_cascade_l": _detectron2(
+        "ViTDet/COCO/cascade_mask_rcnn_vitdet_l/f328021305", "1a9f28", "coco_vitdet:cascade_l"
+    ),
+    "detectron2_vitdet_cascade_h": _detectron2(
+        "ViTDet/COCO/cascade_mask_rcnn_vitdet_h/f328730692", "f05665", "coco_vitdet:cascade_h"
+    ),
+}
+
+
+def home() -> Path:
+    """Return where fetched files go: MASK_RCNN_HOME, or mask_rcnn_jax in the user's cache."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("MASK_RCNN_HOME") or Path(cache) / "mask_rcnn_jax")
+
+
+def find(weights: str | os.PathLike) -> str | os.PathLike:
+    """Return the file of a name in `PUBLISHED`, fetched into `home` where it is not there yet.
+
+    Anything else, or what exists under the name, is returned as it is. Errors are those of `fetch`,
+    and a ValueError for an address.
+    """
+    check_local(weights)
+    return fetch(str(weights), home()) if is_name(weights) else weights
+
+
+def check_local(weights: str | os.PathLike) -> None:
+    """Raise ValueError for an address, which would be taken for a folder here."""
+    if is_address(weights):
+        text = f"a run or a file on this machine, or one of {list(PUBLISHED)}"
+        raise ValueError(f"{weights} is an address, expected {text}")
+
+
+def is_name(weights: str | os.PathLike) -> bool:
+    """Whether it is a name in `PUBLISHED` and no file or folder."""
+    return str(weights) in PUBLISHED and not os.path.exists(weights)
+
+
+def fetch(
+    name: str, folder: str | os.PathLike, make_progress: ProgressFactory | None = bytes_progress
+) -> Path:
+    """Download weights by their name, unless they are there and whole.
+
+    Raises ValueError for an unknown name, OSError, saying how to do without a network here, if the
+    file cannot be had; see `download`.
+    """
+    if name not in PUBLISHED:
+        raise ValueError(f"unknown weights {name!r}, expected one of {list(PUBLISHED)}")
+    url, checksum, _ = PUBLISHED[name]
+    path = Path(folder) / url.rpartition("/")[2]
+    try:
+        return download(url, path, checksum, make_progress=make_progress)
+    except OSError as error:
+        text = f"{error}; without a network, fetch it elsewhere and save it as {path}"
+        raise OSError(text) from error

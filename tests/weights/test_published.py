@@ -1,0 +1,87 @@
+"""Public weights by name, from a server on this machine."""
+
+import hashlib
+
+import pytest
+
+import mask_rcnn_jax as mrcnn
+from mask_rcnn_jax.config import load_config
+from mask_rcnn_jax.weights import published, restore
+from mask_rcnn_jax.weights.published import PUBLISHED, Published, fetch, find
+from tests.formats.file_server import running
+
+CONTENT = b"weights"
+SHA256 = "sha256:" + hashlib.sha256(CONTENT).hexdigest()
+DETECTORS = [name for name, one in PUBLISHED.items() if one.recipe]
+
+
+@pytest.fixture
+def some(monkeypatch, tmp_path):
+    """A server of weights "some" and "absent", and an empty home."""
+    monkeypatch.setenv("MASK_RCNN_HOME", str(tmp_path / "home"))
+    with running() as server:
+        server.files["/some.pth"] = CONTENT
+        for name, recipe in (("some", "coco_torchvision:v2"), ("absent", "coco")):
+            one = Published(server.url(f"/{name}.pth"), SHA256, recipe)
+            monkeypatch.setitem(PUBLISHED, name, one)
+        yield server
+
+
+def test_a_name_is_fetched_once(some, tmp_path):
+    path = find("some")
+    assert path == tmp_path / "home" / "some.pth" and path.read_bytes() == CONTENT
+    some.files.clear()
+    assert find("some") == path
+
+
+def test_what_exists_under_a_name_is_preferred(some, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "some").touch()
+    assert find("some") == "some" and find("runs/mine") == "runs/mine"
+
+
+def test_without_a_network_the_error_says_what_to_do(some, tmp_path):
+    path = tmp_path / "home" / "absent.pth"
+    with pytest.raises(OSError, match=f"/absent.pth: .*; without a network, .* save it as {path}"):
+        find("absent")
+
+
+def test_unknown_names_and_addresses_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"unknown weights 'other', expected one of \['resnet18'"):
+        fetch("other", tmp_path)
+    for address in ("hf://owner/name", "s3://bucket/weights.pth"):
+        with pytest.raises(ValueError, match=f"{address} is an address, expected a run or a file"):
+            find(address)
+
+
+def test_a_name_brings_its_recipe(some, monkeypatch):
+    asked = []
+
+    def load(path, model, **_):
+        asked.append((path, model.rpn.num_convs))
+        raise ValueError("far enough")
+
+    monkeypatch.setattr(restore.pretrained, "load", load)
+    with pytest.raises(ValueError, match="far enough"):
+        mrcnn.load("some")
+    assert asked == [("some", 2)]  # `coco_torchvision:v2`
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_every_name_has_a_verified_address(name, tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(published, "download", lambda *given, **_: calls.append(given))
+    fetch(name, tmp_path)
+    ((url, path, checksum),) = calls
+    kind, digits = checksum.split(":")
+    assert url.startswith("https://") and path.parent == tmp_path
+    assert kind in ("sha256", "md5") and path.stem[-len(digits) - 1 :] in (
+        f"-{digits}",
+        f"_{digits}",
+    )
+
+
+def test_every_detector_names_a_recipe_of_coco():
+    assert len(DETECTORS) == 24
+    for name in DETECTORS:
+        load_config(PUBLISHED[name].recipe)
