@@ -91,7 +91,6 @@ def train(
     """
     check_written(workdir, "workdir")
     started, workdir, mesh = time.monotonic(), Path(workdir), make_mesh()
-    device.log_devices()
     workers.remove_leftovers()  # of a run that was killed at its end: nothing may be left to train
     recipe = as_recipe(config)
     loggers = resolve_loggers([*recipe.train.loggers, *loggers])  # before minutes of reading data
@@ -265,6 +264,7 @@ def _log_start(work: Work, workdir: Path, mesh: Mesh, start: int) -> None:
         text = "%s has no checkpoint: the run starts from the first step, %s is written anew"
         logging.warning(text, workdir, METRICS_NAME)
     size, devices = train.batch_size, mesh.size
+    device.log_devices()
     text = "a step takes %d images: %d devices, %d at a time on each"
     logging.info(text, size, devices, size // (devices * work.microbatches))
     device.log_precision(train.precision)
