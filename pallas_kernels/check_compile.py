@@ -72,12 +72,6 @@ def main(arguments: list[str] | None = None) -> int:
     if not names:
         print(f"check_compile: --only {flags.only!r} matches no case", file=sys.stderr)
         return 1
-    reasons = unsupported(flags.target)
-    for op in reasons.keys() & {op_of(name) for name in names}:
-        print(f"check_compile: no {op}: {reasons[op]}", file=sys.stderr)
-    names = [name for name in names if op_of(name) not in reasons]
-    if not names:
-        return 1
     with concurrent.futures.ThreadPoolExecutor(flags.jobs) as pool:
         reports = list(pool.map(functools.partial(check_one, flags.target), names))
     print(table(flags.target, reports))
@@ -100,15 +94,9 @@ def missing_requirement(target: str) -> str | None:
             f"needs the packages {', '.join(missing)} (for ptxas and libdevice, a CUDA toolkit in "
             f"CUDA_HOME or {TOOLKIT} will do); see pallas_kernels/README.md"
         )
-    reasons = unsupported(target)
-    return next(iter(reasons.values())) if len(reasons) == len(support.KERNELS) else None
-
-
-def unsupported(target: str) -> dict[str, str]:
-    """Return why `target` has no kernel, by op; none for those that it has."""
     capability = capability_of(target)
-    reasons = {op: support.mosaic_unsupported(op, capability) for op in support.KERNELS}
-    return {op: reason for op, reason in reasons.items() if reason}
+    reasons = (support.mosaic_unsupported(op, capability) for op in support.KERNELS)
+    return next(filter(None, reasons), None)
 
 
 def missing_tools() -> list[str]:

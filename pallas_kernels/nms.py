@@ -18,6 +18,7 @@ from pallas_kernels import support
 BLOCK = 32  # boxes whose suppressions fill one word
 LANES = 128  # vector lengths are multiples of this
 TILE = 512  # boxes compared with the 32 in a program of the first kernel
+FIRST_MINIMUM = 8, 0  # compute capability of the first GPUs with a minimum that returns NaN
 MAX_BOXES = 8192  # per problem; the second kernel keeps them in registers
 
 
@@ -81,6 +82,9 @@ def _suppression_words(planes, ends, *groups, iou_thresh, offset, interpret):
     """
     problems, _, num = planes.shape
     tile = min(num, TILE)
+    minimum, maximum = jnp.minimum, jnp.maximum
+    if support.compute_capability() < FIRST_MINIMUM:
+        minimum, maximum = _smaller, _larger
 
     def nms_words(planes, ends, *refs):
         *groups, words = refs
@@ -88,7 +92,8 @@ def _suppression_words(planes, ends, *groups, iou_thresh, offset, interpret):
         start = lax.axis_index("tile") * tile
         columns = pl.ds(start, tile)
         x1, y1, x2, y2 = (planes[problem, i, columns] for i in range(4))
-        area = _area(x2 - x1 + offset, y2 - y1 + offset)
+        # Nothing exceeds NaN, which `minimum` and `maximum` may not return for a column with one.
+        area = _area(x2 - x1 + offset, y2 - y1 + offset, otherwise=jnp.nan)
         index = lax.iota(jnp.int32, tile) + start
         group = groups[0][problem, columns] if groups else None
 
@@ -97,8 +102,8 @@ def _suppression_words(planes, ends, *groups, iou_thresh, offset, interpret):
             left, top, right, bottom = (planes[problem, i, row] for i in range(4))
             row_area = _area(right - left + offset, bottom - top + offset)
             inter = _area(
-                jnp.minimum(x2, right) - jnp.maximum(x1, left) + offset,
-                jnp.minimum(y2, bottom) - jnp.maximum(y1, top) + offset,
+                minimum(x2, right) - maximum(x1, left) + offset,
+                minimum(y2, bottom) - maximum(y1, top) + offset,
             )
             hit = (inter > iou_thresh * (row_area + area - inter)) & (index > row)
             if groups:
@@ -116,13 +121,23 @@ def _suppression_words(planes, ends, *groups, iou_thresh, offset, interpret):
     return support.kernel(nms_words, out_type, interpret, **grid)(planes, ends, *groups)
 
 
-def _area(width, height):
-    """width * height, or 0 unless both are positive.
+def _smaller(column, row):
+    """The smaller one, or NaN if `row` is NaN."""
+    return jnp.where(column < row, column, row)
+
+
+def _larger(column, row):
+    """The larger one, or NaN if `row` is NaN."""
+    return jnp.where(column > row, column, row)
+
+
+def _area(width, height, otherwise=0.0):
+    """width * height, or `otherwise` unless both are positive.
 
     A select instead of two maxima keeps the compiler from fusing the product with a sum: fused, the
     result for an overlap exactly at the threshold would depend on the product's rounding.
     """
-    return jnp.where((width > 0.0) & (height > 0.0), width * height, 0.0)
+    return jnp.where((width > 0.0) & (height > 0.0), width * height, otherwise)
 
 
 def _resolve(words, alive, ends, *, max_out, interpret):

@@ -11,14 +11,9 @@ import jax
 from jax.extend import backend
 
 KERNELS = {"gather_sum": "RoIAlign", "nms": "NMS", "fill_polygons": "mask targets"}
-_SUMS_AND_MASKS = {(7, 5): (0, 12), (8, 0): (0, 11), (8, 6): (0, 12), (9, 0): (0, 10)}
-# First JAX version to compile a kernel for GPUs of this compute capability and above, up to the
-# next one; None: no version does. Others end the process with a compiler's error.
-FIRST_JAX: dict[str, dict[tuple[int, int], tuple[int, int] | None]] = {
-    "gather_sum": {**_SUMS_AND_MASKS},
-    "nms": {**_SUMS_AND_MASKS, (7, 5): None},
-    "fill_polygons": {**_SUMS_AND_MASKS},
-}
+# First JAX version to compile the kernels for GPUs of this compute capability and above, up to the
+# next one. Older ones end the process with a compiler's error.
+FIRST_JAX = {(7, 5): (0, 12), (8, 0): (0, 11), (8, 6): (0, 12), (9, 0): (0, 10)}
 _refused: dict[tuple[str, tuple[int, int]], str] = {}
 
 
@@ -34,11 +29,11 @@ def mosaic_unsupported(op: str, capability: tuple[int, int] | None = None) -> st
     """
     capability = capability or compute_capability()
     name = "{}.{}".format(*capability)
-    first = _first_jax(op, capability)
-    if first is None:
-        lowest = min(c for c in FIRST_JAX[op] if _first_jax(op, c) is not None)
+    lowest = min(FIRST_JAX)
+    if capability < lowest:
         needed = "{}.{}".format(*lowest)
         return f"needs compute capability {needed} or higher, this GPU has {name}"
+    first = FIRST_JAX[max(row for row in FIRST_JAX if row <= capability)]
     if jax.__version_info__ < first:
         version = "{}.{}".format(*first)
         return f"compute capability {name} needs JAX {version} or newer, this is {jax.__version__}"
@@ -49,11 +44,6 @@ def mosaic_unsupported(op: str, capability: tuple[int, int] | None = None) -> st
     except ImportError as error:
         return f"this JAX has no Pallas Mosaic GPU ({error})"
     return None
-
-
-def _first_jax(op: str, capability: tuple[int, int]) -> tuple[int, int] | None:
-    rows = [row for row in FIRST_JAX[op] if row <= capability]
-    return FIRST_JAX[op][max(rows)] if rows else None
 
 
 def compute_capability() -> tuple[int, int]:

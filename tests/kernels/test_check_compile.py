@@ -5,7 +5,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from pallas_kernels import cases, check_compile, support
+from pallas_kernels import cases, check_compile
 
 PTXAS = """ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function 'gather_sum_kernel_mosaic_gpu_kernel' for '{arch}'
@@ -131,28 +131,6 @@ def test_a_gpu_that_this_jax_has_no_kernels_for_is_refused(monkeypatch, capsys):
     monkeypatch.setattr(jax, "__version_info__", (0, 10, 2))
     assert check_compile.main(["--target", "a100"]) == 1
     assert "8.0 needs JAX 0.11 or newer" in capsys.readouterr().err
-
-
-def test_kernels_that_a_gpu_does_not_have_are_left_out(monkeypatch, capsys):
-    compiled = []
-
-    def check_one(target, name):
-        compiled.append(name)
-        return check_compile.Report(name)
-
-    monkeypatch.setattr(check_compile, "PACKAGES", {})
-    monkeypatch.setattr(check_compile, "TOOLS", {})
-    monkeypatch.setattr(check_compile, "check_one", check_one)
-    monkeypatch.setattr(check_compile, "use_cuda_tools", lambda: None)
-    monkeypatch.setattr(jax, "__version_info__", (0, 12, 0))
-    assert check_compile.main(["--target", "t4", "--only", "tiny"]) == 0
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line == f"check_compile: no nms: {support.mosaic_unsupported('nms', (7, 5))}"
-    tiny = {name for name in check_compile.jobs() if "tiny" in name}
-    assert set(compiled) == {name for name in tiny if not name.startswith("nms")}
-    assert {check_compile.op_of(name) for name in compiled} == {"gather_sum", "fill_polygons"}
-    assert check_compile.main(["--target", "t4", "--only", "nms"]) == 1
-    assert "needs compute capability 8.0" in capsys.readouterr().err
 
 
 def test_every_case_is_compiled():

@@ -15,15 +15,16 @@ from benchmarks.gpu_stages import OUR_KERNELS
 from mask_rcnn_jax.ops.nms import nms as nms_op
 from mask_rcnn_jax.ops.polygons import LIMIT, xla_fill_polygons
 from pallas_kernels import cases, mask_targets, nms, roi_align
+from tests.kernels.conftest import FAMILIES, all_but, compiled_for
 from tests.kernels.ptx import emulate
 from tests.kernels.test_roi_align_kernel import TINY, check_values, oblong, with_gaps
 
 TINY_NMS = next(case for case in cases.NMS_CASES if case.name == "tiny_grouped")
 
 
-@pytest.fixture(params=["h100", pytest.param("a100", marks=pytest.mark.slow)])
+@pytest.fixture(params=all_but(FAMILIES, "h100"))
 def compiled(request):
-    return request.getfixturevalue(request.param)
+    return compiled_for(request.param)
 
 
 @pytest.mark.parametrize(
@@ -108,6 +109,7 @@ def assert_same_survivors(run, boxes, valid, groups, **options):
     np.testing.assert_array_equal(run(nms.nms, *args, **options), expected)
 
 
+@pytest.mark.parametrize("compiled", FAMILIES, indirect=True)
 def test_nms_of_a_tiny_case(compiled):
     assert_same_survivors(compiled, *cases.example(TINY_NMS), **TINY_NMS.options)
 

@@ -9,6 +9,7 @@ import pytest
 
 from mask_rcnn_jax.ops.nms import nms as op
 from pallas_kernels import nms as kernels
+from pallas_kernels import support
 from pallas_kernels.cases import NMS_CASES, example
 from tests.kernels.conftest import all_but, of_values
 
@@ -80,6 +81,20 @@ def test_degenerate_boxes(run):
     keep = assert_all_agree(run, boxes, valid, None, iou_thresh=0.5, max_out=40)
     for name, kept in zip(problems, keep, strict=True):
         assert np.flatnonzero(kept).tolist() == expected[name], name
+
+
+@pytest.mark.parametrize("capability", [(7, 5), (8, 0)])
+def test_a_box_with_a_nan_neither_suppresses_nor_is_suppressed(
+    capability, pallas_call, monkeypatch
+):
+    """Also on GPUs without a minimum that returns NaN."""
+    monkeypatch.setattr(support, "compute_capability", lambda: capability)
+    square = np.float32([0, 0, 8, 8])
+    strange = np.where(np.eye(4, dtype=bool), np.float32(np.nan), square)
+    boxes = np.concatenate([strange, [square], strange, [square]])[None]
+    valid = np.ones((1, 10), bool)
+    keep = assert_all_agree(pallas_call, boxes, valid, None, iou_thresh=0.5, max_out=10)
+    np.testing.assert_array_equal(keep[0], np.arange(10) < 9)
 
 
 @of_values

@@ -24,12 +24,22 @@ class Launch:
 
 
 def compile_launch(target: str, function: Callable, args: tuple) -> Launch:
-    """Compile a function that is one kernel. A process compiles the same kernel only once."""
+    """Compile a function that is one kernel. A process compiles the same kernel only once.
+
+    JAX goes on to call ptxas for the first GPU of a process, which fails for most others; the PTX
+    that it has written before is for this one.
+    """
     with tempfile.TemporaryDirectory() as folder, _dumping(folder):
-        check_compile.compile_one(target, (function, args))
-        [ptx] = Path(folder).glob("*.ptx")
-        host = ptx.with_name(ptx.stem + ".mlir-passes.log").read_text()
-        return read_launch(ptx.read_text(), host)
+        try:
+            check_compile.compile_one(target, (function, args))
+        except jax.errors.JaxRuntimeError:
+            if not any(Path(folder).glob("*.ptx")):
+                raise
+        [file] = Path(folder).glob("*.ptx")
+        ptx, host = file.read_text(), file.with_name(file.stem + ".mlir-passes.log").read_text()
+    architecture = "sm_" + check_compile.describe(target)["capability"].replace(".", "")
+    assert re.search(rf"^\.target {architecture}a?$", ptx, re.MULTILINE), ptx[:200]
+    return read_launch(ptx, host)
 
 
 @contextlib.contextmanager
@@ -47,8 +57,9 @@ def _dumping(folder: str) -> Iterator[None]:
 
 
 def read_launch(ptx: str, passes: str) -> Launch:
-    """Find the launch in the host's program, as it is before the last of Mosaic's passes."""
-    host = passes.rpartition("IR Dump Before GpuLaunchLoweringPass")[2].partition("return")[0]
+    """Find the launch in the host's program, as it is before the last pass that has it."""
+    dumps = [dump for dump in passes.split("IR Dump Before ") if "gpu.launch_func" in dump]
+    host = dumps[-1].partition("return")[0]
     constants = dict(re.findall(r"(%\w+) = llvm\.mlir\.constant\((-?\d+) :", host))
     # There is an array of them: %b = getelementptr %a[2], %c = load %b is the third.
     elements = dict(re.findall(r"(%\w+) = llvm\.getelementptr %\w+\[(\d+)\]", host))

@@ -10,7 +10,7 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { WARP = 32, WARPS = 4, THREADS = WARP * WARPS, LONGEST = 16 };
+enum { WARP = 32, WARPS = 4, THREADS = WARP * WARPS, LONGEST = 32 };
 enum { FINISHED = -1, START = 0 };  // instead of a PTX line
 enum { NOBODY = -1, SEVERAL = -2 };  // instead of a thread
 

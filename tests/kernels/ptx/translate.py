@@ -212,7 +212,7 @@ def _pack(kind: str, to: str, source: str) -> str:
 
 def _access(name: str, modifiers: list[str], operands: list[str], number: int) -> str:
     space, *vector, kind = modifiers
-    assert space in ("global", "shared") and vector in ([], ["v2"], ["v4"])
+    assert space in ("global", "shared") and vector in ([], ["v2"], ["v4"], ["v8"])
     assert name == "st" or kind[0] != "s"  # `get` does not extend by the sign
     register, place = operands if name == "ld" else operands[::-1]
     registers = register.strip("{}").split(",")
