@@ -40,6 +40,7 @@ FLOORS = {
     "disk": 1,
     "host": 1,
     "memory": 1,
+    "opencv": 0,
     "network": 1,
     "rle": 0,
     "protobuf": 1,

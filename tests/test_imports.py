@@ -8,9 +8,9 @@ import pytest
 
 # Large, and of use to few: brought in where they are used.
 OPTIONAL = ["tensorflow", "tensorflow_datasets", "matplotlib", "pandas", "scipy", "torch", "av",
-            "onnx", "onnxruntime", "tensorboardX", "pytest"]  # fmt: skip
+            "onnx", "onnxruntime", "tensorboardX", "pytest", "cv2"]  # fmt: skip
 OF_TRAINING = ["grain", "orbax", "array_record", "pycocotools"]
-OF_ANY_WORK = ["jax", "flax", "optax", "numpy", "cv2", "ml_collections", "absl"]
+OF_ANY_WORK = ["jax", "flax", "optax", "numpy", "ml_collections", "absl"]
 
 
 @pytest.mark.parametrize(
@@ -19,6 +19,7 @@ OF_ANY_WORK = ["jax", "flax", "optax", "numpy", "cv2", "ml_collections", "absl"]
         ("import mask_rcnn_jax", OPTIONAL + OF_TRAINING + OF_ANY_WORK),
         ("import mask_rcnn_jax.prepare", [*OPTIONAL, "jax", "flax", "grain", "orbax"]),
         ("from mask_rcnn_jax import Predictor, build_model", [*OPTIONAL, "grain", "orbax"]),
+        ("import mask_rcnn_jax.serve, mask_rcnn_jax.prune", OPTIONAL),
         ("from mask_rcnn_jax import train, evaluate, infer, export, benchmark", OPTIONAL),
     ],
 )

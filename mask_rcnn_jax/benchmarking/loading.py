@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 
+from mask_rcnn_jax import opencv as cv2
 from mask_rcnn_jax.benchmarking import devices, process_tree
 from mask_rcnn_jax.data.coco import CocoDataset, load_coco
 from mask_rcnn_jax.data.kinds import build_augment

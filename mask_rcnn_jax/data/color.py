@@ -6,9 +6,9 @@ Images are [H, W, C], uint8 or float32 in 0..255, and stay so.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import cv2
 import numpy as np
 
+from mask_rcnn_jax import opencv as cv2
 from mask_rcnn_jax.data.example import Example
 from mask_rcnn_jax.data.values import check_factors, check_probability
 

@@ -4,9 +4,9 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import cv2
 import numpy as np
 
+from mask_rcnn_jax import opencv as cv2
 from mask_rcnn_jax.annotations.segmentation import segmentation_box, segmentation_to_mask
 from mask_rcnn_jax.data.affine import scaling
 from mask_rcnn_jax.data.dataset import Annotation

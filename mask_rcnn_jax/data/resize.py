@@ -3,9 +3,9 @@
 import math
 from typing import NamedTuple
 
-import cv2
 import numpy as np
 
+from mask_rcnn_jax import opencv as cv2
 from mask_rcnn_jax.data.options import ExampleOptions, canvas_size
 from mask_rcnn_jax.data.warp import antialiased
 

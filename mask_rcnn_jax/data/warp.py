@@ -1,9 +1,9 @@
 """Resample images and masks through an affine map."""
 
-import cv2
 import numpy as np
 from PIL import Image
 
+from mask_rcnn_jax import opencv as cv2
 from mask_rcnn_jax.data.affine import (
     Affine,
     Color,

@@ -23,16 +23,13 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-import cv2
 import grain
 import jax
 import numpy as np
 from absl import flags
 
+from mask_rcnn_jax import opencv as cv2
 from mask_rcnn_jax.data import blocks
-
-# Batches are made in parallel already. Worker processes import this module too.
-cv2.setNumThreads(1)
 
 Zeros = Callable[..., np.ndarray]  # of (shape, dtype)
 THREADS_WITHOUT_WORKERS = 4
@@ -68,6 +65,7 @@ class Reader:
         prefix: a `shared_prefix`.
         """
         self._prefix, self._count = prefix, 0
+        cv2.setNumThreads(1)  # batches are made in parallel already
         if num_workers == 0:
             threads = min(THREADS_WITHOUT_WORKERS, os.cpu_count() or 1)
             self._parts = [iter(batches.to_iter_dataset(grain.ReadOptions(threads, 2 * threads)))]
@@ -225,6 +223,7 @@ def _remove(owner: str) -> None:
 
 def _begin_worker(index: int, count: int) -> None:
     """Have this worker process end with its owner; called in it before it reads."""
+    cv2.setNumThreads(1)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

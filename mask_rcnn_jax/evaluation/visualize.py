@@ -8,9 +8,9 @@ import functools
 from collections.abc import Sequence
 from pathlib import Path
 
-import cv2
 import numpy as np
 
+from mask_rcnn_jax import opencv as cv2
 from mask_rcnn_jax.evaluation.labels import draw_labels
 from mask_rcnn_jax.structures import Detections
 

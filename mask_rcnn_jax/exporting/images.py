@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import cv2
 import numpy as np
 from absl import logging
 
+from mask_rcnn_jax import opencv as cv2
 from mask_rcnn_jax.data.options import DataOptions, ExampleOptions
 from mask_rcnn_jax.data.resize import ResizePlan, resize_image, resize_plan
 from mask_rcnn_jax.exporting.options import ArtifactOptions

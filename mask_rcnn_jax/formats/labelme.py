@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 from absl import logging
 
+from mask_rcnn_jax import opencv as cv2
 from mask_rcnn_jax.annotations.reader import listed, read_json
 from mask_rcnn_jax.annotations.segmentation import show
 from mask_rcnn_jax.formats import coco_build

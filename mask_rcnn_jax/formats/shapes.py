@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 
+from mask_rcnn_jax import opencv as cv2
 from mask_rcnn_jax.formats.generated import SPLITS, write_split
 from mask_rcnn_jax.rle import compressed_rle
 

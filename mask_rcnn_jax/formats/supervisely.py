@@ -5,9 +5,9 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 
+from mask_rcnn_jax import opencv as cv2
 from mask_rcnn_jax.annotations.reader import listed, read_json
 from mask_rcnn_jax.annotations.segmentation import show, to_rle, union
 from mask_rcnn_jax.formats.coco_build import (

@@ -4,9 +4,9 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-import cv2
 import numpy as np
 
+from mask_rcnn_jax import opencv as cv2
 from mask_rcnn_jax.annotations.checks import MAX_PIXELS
 from mask_rcnn_jax.annotations.ids import MAX_NAME
 from mask_rcnn_jax.annotations.reader import read_ground_truth

@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, BinaryIO
 
-import cv2
 import numpy as np
 from PIL import Image, TiffImagePlugin
 
+from mask_rcnn_jax import opencv as cv2
 from mask_rcnn_jax.annotations.checks import MAX_PIXELS
 from mask_rcnn_jax.annotations.reader import NotRegular, read_regular
 
@@ -34,14 +34,6 @@ _JPEG = b"\xff\xd8"
 # Not: stuffed bytes and restarts, which belong to a scan's data, and 01, which has no content.
 _JPEG_MARKER = re.compile(rb"\xff+([\x02-\xcf\xd8-\xfe])")
 _START_OF_SCAN, _END_OF_IMAGE = b"\xda", b"\xd9"
-# OpenCV's flags for a decoder that reduces a JPEG; "grayscale" is that of IMREAD_REDUCED_COLOR_2
-# and so on without its bit for BGR.
-_REDUCED = {
-    1: cv2.IMREAD_COLOR_RGB,
-    2: cv2.IMREAD_COLOR_RGB | cv2.IMREAD_REDUCED_GRAYSCALE_2,
-    4: cv2.IMREAD_COLOR_RGB | cv2.IMREAD_REDUCED_GRAYSCALE_4,
-    8: cv2.IMREAD_COLOR_RGB | cv2.IMREAD_REDUCED_GRAYSCALE_8,
-}
 _BIG_TIFF = (b"II+\0\x08\0\0\0", b"MM\0+\0\x08\0\0")  # how files begin
 TIFF = (b"II*\0", b"MM\0*", *_BIG_TIFF)
 _HEIF = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
@@ -129,7 +121,11 @@ def decode_bytes(
     factor = 1
     if at_least is not None and size is not None and content.startswith(_JPEG):
         factor = reduction(size, at_least)
-    flags = _REDUCED[factor] | (0 if upright else cv2.IMREAD_IGNORE_ORIENTATION)
+    flags = cv2.IMREAD_COLOR_RGB
+    if factor > 1:  # that of IMREAD_REDUCED_COLOR_2 and so on without its bit for BGR
+        flags |= getattr(cv2, f"IMREAD_REDUCED_GRAYSCALE_{factor}")
+    if not upright:
+        flags |= cv2.IMREAD_IGNORE_ORIENTATION
     image = _decoded(content, path, flags)
     if expected_size is not None:
         height, width = (-(-side // factor) for side in expected_size)

@@ -4,9 +4,9 @@ import functools
 import os
 from collections.abc import Callable
 
-import cv2
 import numpy as np
 
+from mask_rcnn_jax import opencv as cv2
 from mask_rcnn_jax.annotations.reader import open_regular
 from mask_rcnn_jax.images.bands import Bands, Limits
 from mask_rcnn_jax.images.decode import (

@@ -8,10 +8,10 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
-import cv2
 import numpy as np
 from absl import logging
 
+from mask_rcnn_jax import opencv as cv2
 from mask_rcnn_jax.annotations.reader import listed
 from mask_rcnn_jax.images.bands import Bands
 from mask_rcnn_jax.images.decode import MAX_BYTES, OTHER_SUFFIXES, UndecodableImage, endings

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
-import cv2
 import numpy as np
+
+from mask_rcnn_jax import opencv as cv2
 
 
 def outer_parts(parts: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 
-import cv2
 import numpy as np
 
+from mask_rcnn_jax import opencv as cv2
 from mask_rcnn_jax.images.bands import ABSENT
 from mask_rcnn_jax.images.pixel_size import PixelSize
 from mask_rcnn_jax.rle import Window
@@ -17,7 +17,7 @@ _LENGTHS = np.zeros(50)
 _LENGTHS[[5, 7, 15, 17, 25, 27]] = 1
 _LENGTHS[[21, 33]] = np.sqrt(2)
 _LENGTHS[[13, 23]] = (1 + np.sqrt(2)) / 2
-_CROSS = cv2.getStructuringElement(cv2.MORPH_CROSS, (3, 3))
+_CROSS = np.array([[0, 1, 0], [1, 1, 1], [0, 1, 0]], np.uint8)
 
 Crop = tuple[np.ndarray, tuple[int, int]]
 

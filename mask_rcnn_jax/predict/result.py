@@ -7,9 +7,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-import cv2
 import numpy as np
 
+from mask_rcnn_jax import opencv as cv2
 from mask_rcnn_jax.evaluation import visualize
 from mask_rcnn_jax.evaluation.encode import ImageDetections, Masks, encode_image, mask_crop
 from mask_rcnn_jax.images.pixel_size import PixelSize

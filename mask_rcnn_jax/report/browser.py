@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from html import escape
 from typing import NamedTuple
 
-import cv2
 import numpy as np
 
+from mask_rcnn_jax import opencv as cv2
 from mask_rcnn_jax.annotations.segmentation import code_box
 from mask_rcnn_jax.data.cut import cut_mask
 from mask_rcnn_jax.report.error_images import data_uri

@@ -4,9 +4,9 @@ import base64
 import math
 from collections.abc import Sequence
 
-import cv2
 import numpy as np
 
+from mask_rcnn_jax import opencv as cv2
 from mask_rcnn_jax.annotations.segmentation import code_box
 from mask_rcnn_jax.data.cut import cut_mask
 from mask_rcnn_jax.evaluation.visualize import draw_instances, trace_masks

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
-import cv2
 import numpy as np
 
+from mask_rcnn_jax import opencv as cv2
 from mask_rcnn_jax.data.dataset import Dataset
 from mask_rcnn_jax.data.kinds import build_augment
 from mask_rcnn_jax.data.loader import TrainLoader, TrainOrder

@@ -3,9 +3,9 @@
 from collections import Counter
 from typing import NamedTuple
 
-import cv2
 import numpy as np
 
+from mask_rcnn_jax import opencv as cv2
 from mask_rcnn_jax.data.coco import CocoDataset
 from mask_rcnn_jax.data.dataset import Annotation
 from mask_rcnn_jax.data.segmentation import crop_mask

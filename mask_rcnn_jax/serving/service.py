@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import parse_qsl
 
-import cv2
 import numpy as np
 
+from mask_rcnn_jax import opencv as cv2
 from mask_rcnn_jax.evaluation.visualize import PALETTE_SIZE, instance_color
 from mask_rcnn_jax.images.decode import FORMATS, UndecodableImage, header_size, upright_size
 from mask_rcnn_jax.images.opening import has_raster_head
