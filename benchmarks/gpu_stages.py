@@ -20,6 +20,7 @@ XLA_FLAGS = (
     "xla_gpu_experimental_enable_conv_fusion=true",
     "xla_gpu_cudnn_gemm_fusion_level=1",
 )
+PICTURES = "cv2"  # what reads and draws them, which `gpu_check.sh prepare` may leave out
 FIRST = 330  # seconds for the first training step of a machine: autotuning may take minutes
 OUR_KERNELS = "mosaic_gpu"  # part of the names that our kernels have on a GPU
 # The model of a rehearsal, a smaller quickstart.
@@ -222,7 +223,9 @@ def _learns(place: Place) -> list[Step]:
 
     def command(name: str, limit: int, *arguments: str, figures: Path | None = None) -> Step:
         command = (sys.executable, "-m", f"mask_rcnn_jax.{arguments[0]}", *arguments[1:])
-        return Step(name, limit, command, figures or place.file(name), lane="learns")
+        return Step(
+            name, limit, command, figures or place.file(name), module=PICTURES, lane="learns"
+        )
 
     def evaluate(name: str, *arguments: str) -> Step:
         output = place.scratch / name.replace(" ", "_")
@@ -255,6 +258,7 @@ def _beside_others(place: Place) -> list[Step]:
                 if place.small
                 else ("--pictures", "64", "--steps", "20", "--workers", "4,16")
             ),
+            module=PICTURES,
         ),
     ]
     found += [_torchvision(place, mode) for mode in ("train", "infer")]

@@ -236,6 +236,25 @@ def test_other_arguments_are_refused(tmp_path):
     assert done.returncode == 2 and "prepare, rehearse, 1, 2 or 3" in done.stderr
 
 
+@pytest.mark.parametrize(
+    "leave_out, absent",
+    [(None, {"opencv-python-headless"}), ("", set()), ("pillow grain", {"pillow", "grain"})],
+)
+def test_prepare_leaves_out_opencv_unless_told_otherwise(tmp_path, leave_out, absent):
+    environment = {} if leave_out is None else {"LEAVE_OUT": leave_out}
+    script = f'[ "$3" = download ] && echo "$@" > {tmp_path}/told; mkdir -p .whl .firstday'
+    assert check(tmp_path, "prepare", PYTHON=stand_in(tmp_path, script), **environment).stdout
+    listed = re.search(r"packages=\((.*?)\)", SCRIPT.read_text(), re.DOTALL)[1].split()
+    assert set(listed) - set((tmp_path / "told").read_text().split()) == absent
+
+
+def test_steps_that_read_pictures_are_left_out_without_opencv():
+    reading = {"make images", "evaluate on the GPU", "resume a finished run", "data"}
+    steps = all_steps()
+    assert reading <= {step.name for step in steps if step.module == "cv2"}
+    assert not {step.module for step in steps if "benchmarks.gpu_parity" in step.command} - {""}
+
+
 @pytest.mark.parametrize("limit", [None, "1", "0"])
 def test_prepare_says_what_has_to_be_taken_along(tmp_path, limit):
     (tmp_path / "checkout").mkdir()
