@@ -13,8 +13,9 @@ export XLA_PYTHON_CLIENT_MEM_FRACTION="${XLA_PYTHON_CLIENT_MEM_FRACTION:-0.92}"
 # and xla_gpu_enable_analytical_sol_latency_estimator to false.
 #
 # No other flag is set, because JAX 0.10.2 and 0.12.0.1 have useful defaults:
-#   xla_gpu_enable_command_buffer: fusions, cuBLAS, cuDNN and custom calls run as CUDA graphs of at
-#     least xla_gpu_graph_min_graph_size=5, so that 900 launches a step do not wait for the host.
+#   xla_gpu_enable_command_buffer: fusions, products and custom calls run as CUDA graphs of at least
+#     xla_gpu_graph_min_graph_size=5, so that they do not wait for the host. Convolutions do not, and
+#     cut a step into dozens of graphs; `+convolution` adds them (benchmarks/README.md has what it gains).
 #   xla_gpu_autotune_level=4: compilation times convolutions and products and compares their results.
 #     Lower levels only compile faster; 0 selects algorithms without timing.
 #   xla_gpu_enable_triton_gemm, xla_gpu_enable_cublaslt: on; autotuning selects the faster.
@@ -30,6 +31,20 @@ export XLA_FLAGS="--xla_gpu_enable_latency_hiding_scheduler=true ${XLA_FLAGS:-}"
 export NCCL_DEBUG="${NCCL_DEBUG:-WARN}"
 # The loader uses worker processes; a thread pool in each would oversubscribe the cores.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+
+# share_compiled [FLAG ...]: keep compiled programs beside the workdir, which all machines and all
+# restarts see. Each would compile, and time algorithms, anew: a pod has no home folder of before.
+share_compiled() {
+  local argument workdir='' previous=''
+  for argument in "$@"; do
+    if [ "$previous" = --workdir ]; then workdir=$argument; fi
+    case $argument in --workdir=*) workdir=${argument#*=} ;; esac
+    previous=$argument
+  done
+  [ -n "$workdir" ] || return 0
+  [[ $workdir = /* ]] || workdir=$PWD/$workdir
+  export JAX_COMPILATION_CACHE_DIR="${JAX_COMPILATION_CACHE_DIR:-$(dirname "$workdir")/compiled}"
+}
 
 # run_entry ENTRY [FLAG ...]: train, train_amp (float16 with loss scaling), evaluate or benchmark.
 run_entry() {

@@ -5,7 +5,8 @@
 #   sbatch --nodes=1 --ntasks-per-node=4 --gres=gpu:4 launch/slurm.sh evaluate --workdir runs/coco
 #
 # A run that was stopped early, by preemption or the time limit, saves, goes back into the queue and
-# resumes, unless it has written no checkpoint since its last start. scancel ends it for good.
+# resumes, unless it has written no checkpoint since its last start. scancel ends it for good. What is
+# compiled is kept beside the workdir, in `compiled`, unless JAX_COMPILATION_CACHE_DIR names a folder.
 #
 #SBATCH --job-name=mask_rcnn_jax
 #SBATCH --ntasks-per-node=8
@@ -52,6 +53,7 @@ task='source "$0/env.sh"
 note() { echo "$1" > "$CODES/$SLURM_PROCID"; } 2> /dev/null
 note 137
 trap "told=yes; note 0" TERM
+share_compiled "$@"
 run_entry "$@" &
 while wait $!; code=$?; [ "$code" -gt 128 ] && kill -0 $! 2> /dev/null; do :; done
 [ "${told:-no}" = yes ] || note "$code"

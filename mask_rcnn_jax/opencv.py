@@ -1,4 +1,4 @@
-"""OpenCV, imported when something of it is first used: not by commands that read no picture."""
+"""OpenCV, imported when something of it is first used: not by commands that read no image."""
 
 from typing import Any
 

@@ -145,6 +145,37 @@ def test_slurm_starts_a_task_that_finds_the_others_by_itself(entry, shown, slurm
     assert (done.returncode, done.stdout.strip()) == (0, expected), done.stderr
 
 
+@pytest.fixture
+def compiled(tmp_path, monkeypatch) -> dict:
+    """A Python that says where compiled programs are kept."""
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    (tmp_path / "shows").write_text('#!/bin/sh\necho "${JAX_COMPILATION_CACHE_DIR-unset}"\n')
+    (tmp_path / "shows").chmod(0o755)
+    return {"PYTHON": str(tmp_path / "shows")}
+
+
+@pytest.mark.parametrize(
+    "arguments, environment, expected",
+    [
+        (["--workdir", "/shared/my runs/a"], {}, "/shared/my runs/compiled"),
+        (["--workdir=runs/a"], {}, "HERE/runs/compiled"),
+        (["--workdir=/w/a"], {"JAX_COMPILATION_CACHE_DIR": "/mine"}, "/mine"),
+        ([], {}, "unset"),
+    ],
+)
+def test_machines_share_what_is_compiled(
+    arguments, environment, expected, compiled, slurm, tmp_path
+):
+    where = {"COORDINATOR": "host0:1", "PROCESSES": "2", "PROCESS_ID": "0"}
+    for script in (ROOT / "launch" / "multinode.sh", slurm):
+        done = subprocess.run(
+            ["bash", script, "train", *arguments], cwd=tmp_path, text=True, capture_output=True,
+            env=os.environ | compiled | where | environment,
+        )  # fmt: skip
+        expected = expected.replace("HERE", str(tmp_path))
+        assert (done.returncode, done.stdout.strip()) == (0, expected), done.stderr
+
+
 @pytest.mark.parametrize(
     "code, saved, environment, requeued",
     [
@@ -210,6 +241,8 @@ def test_the_jobset_is_whole():
     port = container["ports"][0]["containerPort"]
     assert environment["COORDINATOR"] == f"{name}-{job['name']}-0-0.{name}:{port}"
     assert "PROCESS_ID" in environment
+    volume = container["volumeMounts"][0]["mountPath"]  # outlives a pod
+    assert environment["JAX_COMPILATION_CACHE_DIR"].startswith(f"{volume}/")
     assert (ROOT / container["command"][0]).stat().st_mode & 0o111
     mounts = {mount["name"] for mount in container["volumeMounts"]}
     assert mounts == {volume["name"] for volume in spec["template"]["spec"]["volumes"]}
