@@ -106,6 +106,8 @@ def test_every_flag_of_a_command_exists(page):
     for command, rest in re.findall(r"python -m mask_rcnn_jax\.(\w+)([^\n`&]*)", text):
         source = (ROOT / "mask_rcnn_jax" / f"{command}.py").read_text()
         source += (ROOT / "mask_rcnn_jax" / "cli" / "__init__.py").read_text()
+        if "processes.define_processes()" in source:
+            source += (ROOT / "mask_rcnn_jax" / "cli" / "processes.py").read_text()
         if command == "prepare":
             source += (ROOT / "mask_rcnn_jax" / "cli" / "prepare.py").read_text()
         for flag in re.findall(r"--(\w+)(?![\w.]*\.)", rest):

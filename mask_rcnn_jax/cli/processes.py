@@ -18,7 +18,7 @@ from mask_rcnn_jax.terminal import interrupts
 AUTO = "auto"  # of --coordinator_address
 ADDRESS_HELP = (
     f"HOST:PORT of the first of several processes; {AUTO!r} takes this and the next two from "
-    "SLURM, Open MPI or Kubernetes. One process alone if unset."
+    "SLURM, Open MPI, Kubernetes or a slice of a TPU. One process alone if unset."
 )
 PROCESS_FLAGS = ("coordinator_address", "num_processes", "process_id", "lost_after")
 # Also of an abort for another cause, which cannot be told from a lost process.

@@ -332,6 +332,39 @@ def test_what_the_cluster_says_is_named():
     assert line.startswith(f"{expected}no-such-host.invalid:") and "cannot be resolved" in line
 
 
+def test_hosts_of_a_tpu_slice_find_each_other():
+    """As on GKE, whose variables JAX reads where it sees a TPU; here each has a CPU."""
+    program = """
+import jax
+from jax._src.clusters import cloud_tpu_cluster
+from mask_rcnn_jax import cli
+from mask_rcnn_jax.cli import processes
+cloud_tpu_cluster.running_in_cloud_tpu_vm = True
+main = lambda _: print(jax.process_index(), jax.process_count(), jax.device_count())
+cli.run(main, processes.define_processes)
+"""
+    slices = {
+        "TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost,localhost",
+        "MEGASCALE_NUM_SLICES": "1", "MEGASCALE_SLICE_ID": "0",
+        "MEGASCALE_COORDINATOR_ADDRESS": "localhost", "JAX_COORDINATOR_PORT": str(closed_port()),
+        "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1",
+    }  # fmt: skip
+    command = [sys.executable, "-c", program, "--coordinator_address=auto"]
+    hosts = [
+        subprocess.Popen(
+            command, env=os.environ | slices | {"TPU_WORKER_ID": str(index)}, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )
+        for index in range(2)
+    ]  # fmt: skip
+    try:
+        said = [host.communicate(timeout=120) for host in hosts]
+    finally:
+        for host in hosts:
+            host.kill()
+    assert [out for out, _ in said] == ["0 2 2\n", "1 2 2\n"], said
+
+
 def test_a_process_that_is_missing_is_said_with_what_jax_says():
     port = closed_port()
     done = joining(f"localhost:{port}", 0, 1)
