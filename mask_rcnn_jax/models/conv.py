@@ -221,15 +221,25 @@ def products(x: jax.Array, weights: Sequence[tuple[jax.Array, jax.Array]]) -> li
 
     A GPU reads x once for all of them, forward and for each gradient, and a CPU takes them in turn.
     """
-    return lax.platform_dependent(x, weights, cpu=_products_in_turn, default=_products_at_once)
+    return lax.platform_dependent(x, weights, cpu=_products_in_turn, default=_products_alone)
 
 
 def _products_in_turn(x: jax.Array, weights) -> list[jax.Array]:
     return [add_bias(_product(x, kernel), bias) for kernel, bias in weights]
 
 
-def _products_at_once(x: jax.Array, weights) -> list[jax.Array]:
+def _products_alone(x: jax.Array, weights) -> list[jax.Array]:
+    """`_products_at_once` in a program that has the same for other maps.
+
+    XLA for GPUs would join their products, for which it copies the maps into one. A barrier for the
+    kernels alone would be the same one for all maps, so that it would not keep them apart.
+    """
+    return _products_at_once(x, weights, lax.optimization_barrier)
+
+
+def _products_at_once(x: jax.Array, weights, hold: Callable = lambda pair: pair) -> list[jax.Array]:
     kernels, biases = (jnp.concatenate(arrays, axis=-1) for arrays in zip(*weights, strict=True))
+    x, kernels = hold((x, kernels.astype(x.dtype)))
     ends = np.cumsum([len(bias) for _, bias in weights])
     return jnp.split(add_bias(_product(x, kernels), biases), ends[:-1], axis=-1)
 

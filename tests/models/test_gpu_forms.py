@@ -218,6 +218,24 @@ def test_the_proposal_head_is_one_product_per_level(compile_for_gpu):
 
 
 @pytest.mark.slow
+def test_the_proposal_head_reads_every_map_where_it_is(compile_for_gpu):
+    """Maps of several levels are not copied into one, though one product for all reads it once."""
+    kernel = jnp.zeros((3, 3, 64, 64), jnp.bfloat16)
+    maps = [jnp.zeros((2, 64 >> k, 96 >> k, 64), jnp.bfloat16) for k in range(3)]
+    weights = [(jnp.zeros((1, 1, 64, width)), jnp.zeros(width)) for width in (3, 12)]
+
+    def outputs(maps, kernel, weights):
+        layer = Conv(64, (3, 3), padding=1, use_bias=False, dtype=jnp.bfloat16)
+        hidden = [relu(layer.apply({"params": {"kernel": kernel}}, x)) for x in maps]
+        return [products(x, weights) for x in hidden]
+
+    text = compile_for_gpu(outputs, maps, kernel, weights)
+    pixels = sum(x.size for x in maps) // 64
+    assert text.count(" dot(") == 3
+    assert f"[{pixels},64]" not in text
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_cudnn_reads_whole_vectors_of_an_image(dtype, compile_for_gpu):
     """Forward and for the gradient of a trained stem, whose kernel keeps its shape."""
