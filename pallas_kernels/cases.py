@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# Pixels per image on levels P2 to P5.
-PYRAMID_ROWS = sum((832 // stride) * (1344 // stride) for stride in (4, 8, 16, 32))
+# Pixels per image on each of the levels P2 to P5.
+PYRAMID_ROWS = tuple((832 // stride) * (1344 // stride) for stride in (4, 8, 16, 32))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Case:
 
     name: str
     op: str  # "gather_sum", "nms" or "fill_polygons"
-    args: tuple[jax.ShapeDtypeStruct | None, ...]
+    args: tuple[Any, ...]  # trees of abstract arrays
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
     tiny: bool = False
 
@@ -33,13 +33,25 @@ class Case:
 
 
 def _gather_sum(
-    name: str, rois: int, *, size: int, taps: int, dtype: str, rows: int, channels: int = 256
+    name: str,
+    rois: int,
+    *,
+    size: int,
+    taps: int,
+    dtype: str,
+    rows: tuple[int, ...],
+    images: int = 1,
+    channels: int = 256,
 ) -> Case:
-    """`rois` RoIs with `size` x `size` cells and `taps` per axis, on a table with `rows` pixels."""
+    """`rois` RoIs with `size` x `size` cells and `taps` per axis.
+
+    rows: pixels of an image in each table.
+    """
     index = jax.ShapeDtypeStruct((rois, size, taps), jnp.int32)
     weight = jax.ShapeDtypeStruct((rois, size, taps), jnp.float32)
-    table = jax.ShapeDtypeStruct((rows, channels), jnp.dtype(dtype))
-    args = table, index, index, weight, weight
+    shapes = [(images * n, channels) for n in rows]
+    tables = tuple(jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape in shapes)
+    args = tables, index, index, weight, weight
     return Case(name, "gather_sum", args, tiny=name.startswith("tiny"))
 
 
@@ -69,25 +81,27 @@ def _fill_polygons(name: str, rois: int, vertices: int, *, size: int = 28) -> Ca
 
 # Taps per axis: 2 for one sample, 4 for 2 x 2 samples, S + 1 for at most S adaptive samples.
 ROI_ALIGN_CASES = tuple(
-    _gather_sum(f"{name}_{dtype}", rois, size=size, taps=taps, dtype=dtype, rows=rows)
+    _gather_sum(
+        f"{name}_{dtype}", rois, size=size, taps=taps, dtype=dtype, rows=PYRAMID_ROWS, images=images
+    )
     for dtype in ("float32", "bfloat16")
-    for name, rois, size, taps, rows in (
-        ("box_train_2_images_1_sample", 2 * 512, 7, 2, 2 * PYRAMID_ROWS),
-        ("box_train_2_images_4_samples", 2 * 512, 7, 4, 2 * PYRAMID_ROWS),
-        ("box_train_2_images_adaptive_8", 2 * 512, 7, 9, 2 * PYRAMID_ROWS),
-        ("box_train_2_images_adaptive_16", 2 * 512, 7, 17, 2 * PYRAMID_ROWS),
-        ("box_train_8_images_4_samples", 8 * 512, 7, 4, 8 * PYRAMID_ROWS),
-        ("mask_train_2_images_1_sample", 2 * 128, 14, 2, 2 * PYRAMID_ROWS),
-        ("mask_train_8_images_4_samples", 8 * 128, 14, 4, 8 * PYRAMID_ROWS),
-        ("mask_28_train_2_images_4_samples", 2 * 128, 28, 4, 2 * PYRAMID_ROWS),
-        ("box_test_1_image_4_samples", 1000, 7, 4, PYRAMID_ROWS),
+    for name, rois, size, taps, images in (
+        ("box_train_2_images_1_sample", 2 * 512, 7, 2, 2),
+        ("box_train_2_images_4_samples", 2 * 512, 7, 4, 2),
+        ("box_train_2_images_adaptive_8", 2 * 512, 7, 9, 2),
+        ("box_train_2_images_adaptive_16", 2 * 512, 7, 17, 2),
+        ("box_train_8_images_4_samples", 8 * 512, 7, 4, 8),
+        ("mask_train_2_images_1_sample", 2 * 128, 14, 2, 2),
+        ("mask_train_8_images_4_samples", 8 * 128, 14, 4, 8),
+        ("mask_28_train_2_images_4_samples", 2 * 128, 28, 4, 2),
+        ("box_test_1_image_4_samples", 1000, 7, 4, 1),
     )
 ) + tuple(
-    _gather_sum(f"{name}_{dtype}", 2, size=size, taps=taps, dtype=dtype, rows=rows, channels=width)
+    _gather_sum(f"{name}_{dtype}", 3, size=size, taps=taps, dtype=dtype, rows=rows, channels=width)
     for name, dtype, size, taps, rows, width in (
-        ("tiny_1_sample", "float32", 3, 2, 60, 128),
-        ("tiny_4_samples", "bfloat16", 3, 4, 60, 256),
-        ("tiny_adaptive", "float32", 2, 9, 200, 128),
+        ("tiny_1_sample", "float32", 3, 2, (60,), 128),
+        ("tiny_4_samples", "bfloat16", 3, 4, (30, 20, 10), 256),
+        ("tiny_adaptive", "float32", 2, 9, (100, 60, 40), 128),
     )
 )
 
@@ -118,32 +132,36 @@ MASK_TARGET_CASES = (
 CASES = ROI_ALIGN_CASES + NMS_CASES + MASK_TARGET_CASES
 
 
-def example(case: Case, seed: int = 0) -> tuple[np.ndarray | None, ...]:
+def example(case: Case, seed: int = 0) -> tuple[Any, ...]:
     """Generate values for the arguments of `case`, reproducible by seed."""
     generate = {"gather_sum": _taps, "nms": _boxes, "fill_polygons": _outlines}[case.op]
     return generate(np.random.default_rng(seed), case)
 
 
-def _taps(rng: np.random.Generator, case: Case) -> tuple[np.ndarray, ...]:
-    """Windows of neighboring pixels on one roughly square map; weights sum to 1."""
-    table, y_taps, x_taps = case.args[:3]
-    width = math.isqrt(table.shape[0])
-    height = table.shape[0] // width
+def _taps(rng: np.random.Generator, case: Case) -> tuple[Any, ...]:
+    """Windows of neighboring pixels, each on one of roughly square maps; weights sum to 1."""
+    tables, y_taps, x_taps = case.args[:3]
+    rows = np.array([table.shape[0] for table in tables])
+    levels = rng.permutation(np.arange(y_taps.shape[0]) % len(tables))
+    widths = np.array([math.isqrt(n) for n in rows])[levels]
+    heights, starts = rows[levels] // widths, (np.cumsum(rows) - rows)[levels]
 
-    def axis(taps: jax.ShapeDtypeStruct, length: int) -> tuple[np.ndarray, np.ndarray]:
+    def axis(taps: jax.ShapeDtypeStruct, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         rois, cells, count = taps.shape
-        start = rng.uniform(0, length / 2, (rois, 1, 1))
-        cell = rng.uniform(0.2, 0.5, (rois, 1, 1)) * length / cells * np.arange(cells)[:, None]
+        lengths = lengths[:, None, None]
+        start = rng.uniform(0, 0.5, (rois, 1, 1)) * lengths
+        cell = rng.uniform(0.2, 0.5, (rois, 1, 1)) * lengths / cells * np.arange(cells)[:, None]
         first = np.floor(start + cell).astype(np.int32)
         weights = rng.uniform(0.1, 1.0, taps.shape)
         weights /= weights.sum(axis=-1, keepdims=True)
-        index = np.minimum(first + np.arange(count), length - 1)
+        index = np.minimum(first + np.arange(count), lengths - 1)
         return index.astype(np.int32), weights.astype(np.float32)
 
-    y, y_weights = axis(y_taps, height)
-    x, x_weights = axis(x_taps, width)
-    values = rng.standard_normal(table.shape, np.float32).astype(table.dtype)
-    return values, y * width, x, y_weights, x_weights
+    y, y_weights = axis(y_taps, heights)
+    x, x_weights = axis(x_taps, widths)
+    y = (starts[:, None, None] + y * widths[:, None, None]).astype(np.int32)
+    values = [rng.standard_normal(t.shape, np.float32).astype(t.dtype) for t in tables]
+    return values, y, x, y_weights, x_weights
 
 
 def _boxes(rng: np.random.Generator, case: Case) -> tuple[np.ndarray | None, ...]:

@@ -171,10 +171,11 @@ def jobs() -> dict[str, tuple[Callable, tuple]]:
     found = {}
     for case in cases.CASES:
         if case.op == "gather_sum":
-            table, y_taps, x_taps = case.args[:3]
-            shape = (*y_taps.shape[:2], x_taps.shape[1], table.shape[1])
-            grad = jax.ShapeDtypeStruct(shape, table.dtype)
-            transpose = functools.partial(roi_align.gather_sum_transpose, num_rows=table.shape[0])
+            tables, y_taps, x_taps = case.args[:3]
+            shape = (*y_taps.shape[:2], x_taps.shape[1], tables[0].shape[1])
+            grad = jax.ShapeDtypeStruct(shape, tables[0].dtype)
+            num_rows = sum(table.shape[0] for table in tables)
+            transpose = functools.partial(roi_align.gather_sum_transpose, num_rows=num_rows)
             found[f"gather_sum {case.name}"] = roi_align.gather_sum, case.args
             found[f"gather_sum_transpose {case.name}"] = transpose, (grad, *case.args[1:])
         else:

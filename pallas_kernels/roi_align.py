@@ -1,13 +1,15 @@
 """RoIAlign's inner sum and its transpose as Pallas Mosaic GPU kernels.
 
-The feature maps form one pixel table, [rows, C]. An output cell is a weighted sum of rows, with a
-tap and a weight per axis: out[r, p, q] = sum yw[r, p, a] xw[r, q, b] table[y[r, p, a] + x[r, q,
-b]]. The caller chooses taps and weights.
+The feature maps are pixel tables, [rows, C], whose rows are numbered one table after the other. An
+output cell is a weighted sum of rows, with a tap and a weight per axis: out[r, p, q] = sum yw[r, p,
+a] xw[r, q, b] table[y[r, p, a] + x[r, q, b]]. The caller chooses taps and weights.
 
 Letters: R boxes with P x Q cells each, T taps per cell along y and U along x, C channels.
 """
 
 import functools
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import jax
@@ -36,7 +38,7 @@ def unsupported(channels: int, dtype: jax.typing.DTypeLike) -> str | None:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
 def gather_sum(
-    table: jax.Array,
+    tables: Sequence[jax.Array],
     y_taps: jax.Array,
     x_taps: jax.Array,
     y_weights: jax.Array,
@@ -46,63 +48,63 @@ def gather_sum(
     """out[r, p, q] = sum over taps of y_weight * x_weight * table[y_tap + x_tap].
 
     Args:
-        table: [rows, C], float32, bfloat16 or float16; C is a multiple of 128, at most 1024.
+        tables: [rows, C] each, float32, bfloat16 or float16; C is a multiple of 128, at most 1024.
+            They are read where they are: nothing joins them.
         y_taps: [R, P, T] int32, first table row for a line of pixels.
-        x_taps: [R, Q, U] int32, offsets within the line. Every sum of two taps must be a table row,
-            even if a weight is 0: out of bounds is undefined.
+        x_taps: [R, Q, U] int32, offsets within the line. Every sum of two taps must be a row, even
+            if a weight is 0, and of the table that has row y_taps[r, p, 0]: others are undefined.
         y_weights: [R, P, T] float32. Taps after the last nonzero weight cost little.
         x_weights: [R, Q, U] float32.
         interpret: as in `plgpu.kernel`.
 
     Returns:
-        [R, P, Q, C] in the table's dtype; products and sums are float32. Gradients flow to the
-        table only and are bit-reproducible.
+        [R, P, Q, C] in the tables' dtype; products and sums are float32. Gradients flow to the
+        tables only and are bit-reproducible.
 
     Raises:
         NotImplementedError: `unsupported` returns a reason.
     """
-    if reason := unsupported(table.shape[1], table.dtype):
+    channels, dtype = tables[0].shape[1], tables[0].dtype
+    if reason := unsupported(channels, dtype):
         raise NotImplementedError(f"gather_sum: {reason}")
     num, num_y, taps_y = y_taps.shape
     num_x, taps_x = x_taps.shape[1:]
-    channels = table.shape[1]
-    out_type = jax.ShapeDtypeStruct((num, num_y, num_x, channels), table.dtype)
+    out_type = jax.ShapeDtypeStruct((num, num_y, num_x, channels), dtype)
     if 0 in out_type.shape:
         return jnp.zeros(out_type.shape, out_type.dtype)
     unrolled = taps_y * taps_x <= MAX_UNROLLED
+    starts = [0, *accumulate(len(table) for table in tables)][:-1]
 
     def gather_sum_kernel(y_taps, x_taps, y_weights, x_weights, *refs):
-        *used, table, out = refs
+        *used, out = refs
+        used, tables = used[: -len(starts)], used[-len(starts) :]
         line = lax.axis_index("line")
         r, p = lax.div(line, num_y), lax.rem(line, num_y)
 
-        def term(q, a, b):
-            weight = y_weights[r, p, a] * x_weights[r, q, b]
-            return table[y_taps[r, p, a] + x_taps[r, q, b]].astype(jnp.float32) * weight
+        def cells_from(table, start):
+            def cell(q, _):
+                def term(a, b):
+                    weight = y_weights[r, p, a] * x_weights[r, q, b]
+                    row = y_taps[r, p, a] + x_taps[r, q, b] - start
+                    return table[row].astype(jnp.float32) * weight
 
-        def cell(q, _):
-            if unrolled:
-                pairs = [(a, b) for a in range(taps_y) for b in range(taps_x)]
-                total = sum((term(q, a, b) for a, b in pairs[1:]), term(q, *pairs[0]))
-            else:
-                used_y, used_x = used
+                if unrolled:
+                    total = _sum_unrolled(term, taps_y, taps_x)
+                else:
+                    total = _sum_used(term, used[0][r, p], used[1][r, q], channels)
+                out[r, p, q] = total.astype(out.dtype)
+                return 0
 
-                def add_line(a, total):
-                    return lax.fori_loop(
-                        0, used_x[r, q], lambda b, total: total + term(q, a, b), total
-                    )
+            lax.fori_loop(0, num_x, cell, 0)
 
-                zeros = jnp.zeros((channels,), jnp.float32)
-                total = lax.fori_loop(0, used_y[r, p], add_line, zeros)
-            out[r, p, q] = total.astype(out.dtype)
-            return 0
-
-        lax.fori_loop(0, num_x, cell, 0)
+        number = sum((y_taps[r, p, 0] >= start).astype(jnp.int32) for start in starts[1:])
+        reads = [functools.partial(cells_from, *pair) for pair in zip(tables, starts, strict=True)]
+        lax.switch(number, reads)
 
     used = () if unrolled else (_num_used(y_weights), _num_used(x_weights))
     # One axis, since only the last may exceed 65535.
     run = support.kernel(gather_sum_kernel, out_type, interpret, line=num * num_y)
-    return run(y_taps, x_taps, y_weights, x_weights, *used, table)
+    return run(y_taps, x_taps, y_weights, x_weights, *used, *tables)
 
 
 def gather_sum_transpose(
@@ -172,19 +174,33 @@ def gather_sum_transpose(
     return run(starts, cells, weights, grad.reshape(-1, channels))
 
 
-def _gather_sum_fwd(table, y_taps, x_taps, y_weights, x_weights, interpret):
+def _gather_sum_fwd(tables, y_taps, x_taps, y_weights, x_weights, interpret):
     taps = (y_taps, x_taps, y_weights, x_weights)
-    # Backward only needs the table's length; save it as a table without channels.
-    return gather_sum(table, *taps, interpret), (table[:, :0], taps)
+    # Backward only needs the tables' lengths; save them as tables without channels.
+    return gather_sum(tables, *taps, interpret), ([table[:, :0] for table in tables], taps)
 
 
 def _gather_sum_bwd(interpret, saved, grad):
     empty, taps = saved
-    table_grad = gather_sum_transpose(grad, *taps, num_rows=empty.shape[0], interpret=interpret)
-    return table_grad, None, None, None, None
+    sizes = [len(table) for table in empty]
+    # One array, of which the sum of a map's gradients reads a part.
+    rows = gather_sum_transpose(grad, *taps, num_rows=sum(sizes), interpret=interpret)
+    return lax.split(rows, sizes), None, None, None, None
 
 
 gather_sum.defvjp(_gather_sum_fwd, _gather_sum_bwd)
+
+
+def _sum_unrolled(term: Callable, num_y: int, num_x: int) -> jax.Array:
+    first, *others = [(a, b) for a in range(num_y) for b in range(num_x)]
+    return sum((term(*pair) for pair in others), term(*first))
+
+
+def _sum_used(term: Callable, num_y: jax.Array, num_x: jax.Array, channels: int) -> jax.Array:
+    def add_line(a, total):
+        return lax.fori_loop(0, num_x, lambda b, total: total + term(a, b), total)
+
+    return lax.fori_loop(0, num_y, add_line, jnp.zeros((channels,), jnp.float32))
 
 
 def _num_used(weights: jax.Array) -> jax.Array:

@@ -53,14 +53,15 @@ def make_pair(name: str) -> Pair:
     }
     tolerance = 0.0
     if op.startswith("gather_sum"):
-        table, *taps = args
+        tables, *taps = args
+        channels, dtype = tables[0].shape[1], tables[0].dtype
         # Sums may round differently: on an H200, a transpose's of float32 by up to 6 eps.
-        tolerance = max(4 * float(jnp.finfo(table.dtype).eps), 16 * float(jnp.finfo("float32").eps))
+        tolerance = max(4 * float(jnp.finfo(dtype).eps), 16 * float(jnp.finfo("float32").eps))
         if op == "gather_sum_transpose":
-            options["num_rows"] = table.shape[0]
-            shape = (*taps[0].shape[:2], taps[1].shape[1], table.shape[1])
+            options["num_rows"] = sum(len(table) for table in tables)
+            shape = (*taps[0].shape[:2], taps[1].shape[1], channels)
             grad = jax.random.normal(jax.random.key(0), shape, jnp.float32)
-            args = (grad.astype(table.dtype), *taps)
+            args = (grad.astype(dtype), *taps)
     kernel, reference = (jax.jit(partial(function, **options)) for function in choices[op])
     return Pair(name, kernel, reference, args, tolerance, case.tiny)
 

@@ -1,11 +1,12 @@
 """RoIAlign over a feature pyramid (He et al. 2017), as a weighted sum of gathered rows.
 
-All levels form one pixel table, [B * sum(H_l * W_l), C], and each output cell is a weighted sum of
-table rows. Bilinear interpolation takes 2 taps per axis for each of S sample points, so 2S x 2S
-taps per cell, whose weights are products of one factor per axis. With adaptive S, neighboring
-samples are at most one cell apart, so the taps along an axis are at most S + 1 adjacent cells.
-Taps are visited one at a time: no intermediate is larger than the output and the table. This is the
-definition; the kernel in `pallas_kernels` computes the same sum on GPUs that support it.
+Each level is a pixel table, [B * H_l * W_l, C], with rows numbered on from the level before it, and
+each output cell is a weighted sum of rows. Bilinear interpolation takes 2 taps per axis for each of
+S sample points, so 2S x 2S taps per cell, whose weights are products of one factor per axis. With
+adaptive S, neighboring samples are at most one cell apart, so the taps along an axis are at most S
++ 1 adjacent cells. Taps are visited one at a time: no intermediate is larger than the output and
+the tables. This is the definition; the kernel in `pallas_kernels` computes the same sum on GPUs
+that support it.
 """
 
 from collections.abc import Sequence
@@ -126,7 +127,7 @@ def roi_align(
     level -= MIN_LEVEL
     sizes = np.array([f.shape[1:3] for f in features], np.int32)
     origin, heights, widths = _places(sizes, level, batch, images)
-    table = jnp.concatenate([f.reshape(-1, channels) for f in features])
+    tables = [f.reshape(-1, channels) for f in features]
     rows, columns = heights, widths
     strides = STRIDES[: len(features)]
     if extent is not None:
@@ -140,14 +141,14 @@ def roi_align(
     y_taps = origin[:, None, None] + y_taps * widths[:, None, None]
     if valid is not None:
         y_weights = jnp.where(valid.reshape(-1, 1, 1), y_weights, 0.0)
-    pooled = _gather_sum(implementation, table, y_taps, x_taps, y_weights, x_weights)
+    pooled = _gather_sum(implementation, tables, y_taps, x_taps, y_weights, x_weights)
     return pooled.reshape(groups, num, p, q, channels)
 
 
 def _places(
     sizes: np.ndarray, level: Int[Array, "R"], batch: int, images: Int[Array, "G N"] | None
 ) -> tuple[Int[Array, "R"], Int[Array, "R"], Int[Array, "R"]]:
-    """Return where each box's map is in the table: first row, height and width.
+    """Return where each box's map is in the tables: first row, height and width.
 
     sizes: (height, width) of each level's maps.
     """
@@ -178,7 +179,7 @@ def _axis_taps(
     if options.border == "zero":
         weight = jnp.where((at < -1.0) | (at > side), 0.0, weight)
     at = jnp.clip(at, 0.0, (side - 1).astype(jnp.float32))
-    # Clip again as integers: NaN boxes of a diverged run must not index outside the table.
+    # Clip again as integers: NaN boxes of a diverged run must not index outside the tables.
     low = jnp.clip(jnp.floor(at).astype(jnp.int32), 0, side - 1)
     high = jnp.minimum(low + 1, side - 1)
     fraction = at - low
@@ -234,49 +235,55 @@ def _lengths(
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _gather_sum(
     implementation: str | None,
-    table: Float[Array, "pixels C"],
+    tables: Sequence[Float[Array, "_pixels C"]],
     y_taps: Int[Array, "R P T"],
     x_taps: Int[Array, "R Q U"],
     y_weights: Float[Array, "R P T"],
     x_weights: Float[Array, "R Q U"],
 ) -> Float[Array, "R P Q C"]:
-    """out[r, p, q] = sum over taps of weight * table[y_tap + x_tap]."""
+    """out[r, p, q] = sum over taps of weight * table[y_tap + x_tap], each r from one table."""
 
     def load_kernel():
         from pallas_kernels import roi_align as kernels
 
-        return kernels.unsupported(table.shape[1], table.dtype), kernels.gather_sum
+        channels, dtype = tables[0].shape[1], tables[0].dtype
+        return kernels.unsupported(channels, dtype), kernels.gather_sum
 
     run = dispatch.choose("gather_sum", implementation, xla=xla_gather_sum, load_kernel=load_kernel)
-    return run(table, y_taps, x_taps, y_weights, x_weights)
+    return run(tables, y_taps, x_taps, y_weights, x_weights)
 
 
-def _gather_sum_fwd(implementation, table, *taps):
-    # Backward only needs the table's length; save it as a table without channels.
-    return _gather_sum(implementation, table, *taps), (table[:, :0], taps)
+def _gather_sum_fwd(implementation, tables, *taps):
+    # Backward only needs the tables' lengths; save them as tables without channels.
+    return _gather_sum(implementation, tables, *taps), ([table[:, :0] for table in tables], taps)
 
 
 def _gather_sum_bwd(implementation, saved, grad):
-    empty_table, taps = saved
-    options = dict(num_rows=empty_table.shape[0])
+    empty_tables, taps = saved
+    sizes = [len(table) for table in empty_tables]
+    num_rows = sum(sizes)
 
     def load_kernel():
         from pallas_kernels import roi_align as kernels
 
         reason = kernels.unsupported(grad.shape[-1], grad.dtype)
-        return reason, partial(kernels.gather_sum_transpose, **options)
+        return reason, partial(kernels.gather_sum_transpose, num_rows=num_rows)
 
-    xla = partial(xla_gather_sum_transpose, **options)
+    xla = partial(xla_gather_sum_transpose, num_rows=num_rows)
     run = dispatch.choose("gather_sum", implementation, xla=xla, load_kernel=load_kernel)
-    return run(grad, *taps), None, None, None, None
+    # One array: the sum of a map's gradients reads its part where it is.
+    return lax.split(run(grad, *taps), sizes), None, None, None, None
 
 
 _gather_sum.defvjp(_gather_sum_fwd, _gather_sum_bwd)
 
 
-def xla_gather_sum(table: Float[Array, "pixels C"], *taps: Array) -> Float[Array, "R P Q C"]:
+def xla_gather_sum(
+    tables: Sequence[Float[Array, "_pixels C"]], *taps: Array
+) -> Float[Array, "R P Q C"]:
     """Compute `_gather_sum`; `taps` are its remaining arguments."""
     y_taps, x_taps, y_weights, _ = taps
+    table = jnp.concatenate(tables)
 
     def add_row(i, total):
         for j in range(x_taps.shape[-1]):
@@ -312,7 +319,7 @@ def _num_used(weights: Float[Array, "R P T"]) -> int | Int[Array, ""]:
 def xla_gather_sum_transpose(
     grad: Float[Array, "R P Q C"], *taps: Array, num_rows: int
 ) -> Float[Array, "pixels C"]:
-    """Scatter-add all taps into one float32 table; autodiff would allocate a table per tap.
+    """Scatter-add all taps into one float32 array; autodiff would allocate one for each tap.
 
     Uses a device loop, so that only one tap's contribution is in memory at a time.
     """

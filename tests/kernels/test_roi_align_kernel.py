@@ -52,16 +52,16 @@ def every_tap(y_taps, x_taps, y_weights, x_weights):
 
 def with_gaps(args, dtype=None):
     """Arguments of `gather_sum` where some taps have no weight, and a gradient of its result."""
-    table, y_taps, x_taps, y_weights, x_weights = (np.array(arg) for arg in args)
-    table = table.astype(dtype or table.dtype)
+    tables, *taps = args
+    y_taps, x_taps, y_weights, x_weights = map(np.array, taps)
+    tables = [jnp.asarray(table.astype(dtype or table.dtype)) for table in tables]
     y_weights[0, 0, -1] = x_weights[0, :, 0] = 0.0
     y_weights[:, -1, 1:] = 0.0
     y_weights[-1, 0] = 0.0  # a line of cells outside of the map
-    shape = (*y_taps.shape[:2], x_taps.shape[1], table.shape[1])
-    grad = np.random.default_rng(1).standard_normal(shape, np.float32).astype(table.dtype)
-    return [jnp.asarray(x) for x in (table, y_taps, x_taps, y_weights, x_weights)], jnp.asarray(
-        grad
-    )
+    shape = (*y_taps.shape[:2], x_taps.shape[1], tables[0].shape[1])
+    grad = np.random.default_rng(1).standard_normal(shape, np.float32).astype(tables[0].dtype)
+    taps = [jnp.asarray(x) for x in (y_taps, x_taps, y_weights, x_weights)]
+    return [tables, *taps], jnp.asarray(grad)
 
 
 def oblong(num=5, cells=(4, 3), taps=(2, 3), rows=300, channels=128):
@@ -72,20 +72,22 @@ def oblong(num=5, cells=(4, 3), taps=(2, 3), rows=300, channels=128):
     )
     weights = [rng.uniform(-1, 1, x.shape).astype(np.float32) for x in (y_taps, x_taps)]
     table = rng.standard_normal((rows, channels), np.float32)
-    return [table, y_taps.astype(np.int32), x_taps.astype(np.int32), *weights]
+    return [[table], y_taps.astype(np.int32), x_taps.astype(np.int32), *weights]
 
 
 def check_values(run, args, grad):
     """Forward and transposed against the oracle, and against the XLA definition."""
-    table, *taps = args
+    tables, *taps = args
+    table = np.concatenate(tables)
     out = run(roi_align.gather_sum, *args)
     table_grad = run(roi_align.gather_sum_transpose, grad, *taps, num_rows=len(table))
     assert (out.dtype, table_grad.dtype) == (table.dtype, table.dtype)
-    slow, bounds = slow_values(*(np.asarray(arg) for arg in (*args, grad)))
+    slow, bounds = slow_values(table, *(np.asarray(arg) for arg in (*taps, grad)))
     definition, vjp = jax.vjp(jax.jit(partial(ops._gather_sum, "xla")), *args)
-    for got, oracle, other, bound in zip(
-        (out, table_grad), slow, (definition, vjp(grad)[0]), bounds, strict=True
-    ):
+    table_grads = vjp(grad)[0]
+    assert [x.shape for x in table_grads] == [x.shape for x in tables]
+    definitions = definition, np.concatenate(table_grads)
+    for got, oracle, other, bound in zip((out, table_grad), slow, definitions, bounds, strict=True):
         got, other = np.asarray(got, np.float64), np.asarray(other, np.float64)
         smallest = float(jnp.finfo(table.dtype).smallest_normal)
         bound += LAST_ROUNDING[table.dtype.name] * np.maximum(np.abs(oracle) + bound, smallest)
@@ -147,21 +149,24 @@ def test_short_and_long_lists(run):
     assert_within(np.asarray(out), expected, rounding_bound(max(lengths) + 1, magnitude))
 
 
-def test_gradient_flows_to_the_table_only(mosaic):
-    args, grad = with_gaps(oblong(num=2, cells=(2, 3), rows=100))
+def test_gradients_flow_to_the_tables_only(mosaic):
+    tables, *taps = oblong(num=2, cells=(2, 3), rows=100)
+    args, grad = with_gaps([[*tables, tables[0][:7]], *taps])
 
     def loss(*args, interpret):
         return jnp.vdot(grad, roi_align.gather_sum(*args, interpret))
 
     grads = mosaic(jax.grad(loss, argnums=(0, 3, 4)), *args)
-    (_, expected), (_, bound) = slow_values(*(np.asarray(arg) for arg in (*args, grad)))
-    assert_within(grads[0], expected, bound)
+    table, *taps = np.concatenate(args[0]), *(np.asarray(arg) for arg in (*args[1:], grad))
+    (_, expected), (_, bound) = slow_values(table, *taps)
+    assert [len(x) for x in grads[0]] == [100, 7]
+    assert_within(np.concatenate(grads[0]), expected, bound)
     assert not np.any(grads[1]) and not np.any(grads[2])
 
 
 def test_reading_beyond_the_table_is_noticed(mosaic):
     args, _ = with_gaps(cases.example(TINY[0]))
-    args[1] = args[1].at[1, 2, 0].set(len(args[0]))
+    args[1] = args[1].at[1, 2, 0].set(len(args[0][0]))
     with pytest.raises(Exception, match="(?i)out.of.bounds"):
         mosaic(roi_align.gather_sum, *args)
 
@@ -259,6 +264,19 @@ def test_a_gpu_program_has_the_kernels(implementation, sampling):
     forward = lowered_for_cuda(function, pyramid(), boxes())
     both = lowered_for_cuda(jax.grad(function), pyramid(), boxes())
     assert (forward.count("@mosaic_gpu_v2"), both.count("@mosaic_gpu_v2")) == (1, 2)
+
+
+def test_the_kernel_reads_every_map_where_it_is():
+    """Nothing in front of it copies the pyramid into one table."""
+    rows = sum(level.size for level in pyramid()) // 128
+    programs = {
+        choice: lowered_for_cuda(partial(loss, implementation=choice), pyramid(), boxes())
+        for choice in ("pallas", "xla")
+    }
+    assert {choice: f"<{rows}x128x" in text for choice, text in programs.items()} == {
+        "pallas": False,
+        "xla": True,
+    }
 
 
 def test_the_transpose_has_nothing_that_a_gpu_would_do_with_atomics():
