@@ -83,6 +83,11 @@ class Place:
         chosen = config("quickstart", recipe | TINY) if self.small else config("coco", recipe)
         return self.benchmark(name, limit, kind, *steps, *chosen, *arguments, **options)
 
+    def as_products(self, step: Step) -> Step:
+        """The same with 1x1 convolutions as matrix products, which CUDA graphs take in."""
+        name = f"{step.name} as products"
+        return self.step(name, step.limit, "benchmarks.as_products", *step.command[2:-2])
+
 
 def config(recipe: str, entries: dict[str, Any]) -> tuple[str, ...]:
     return "--config", recipe, *(f"--config.{name}={value}" for name, value in entries.items())
@@ -175,6 +180,7 @@ def _is_fast(place: Place) -> list[Step]:
         found += [
             place.model("infer", 1, limit=100),
             place.model("infer", 1, limit=100, note=GRAPHS, environment=_with_flag(GRAPHS)),
+            place.as_products(place.model("infer", 1, limit=100)),
             place.model("infer", 1, xla, limit=100, note="without kernels"),
         ]
     found += [

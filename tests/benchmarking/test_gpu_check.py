@@ -57,6 +57,8 @@ def test_every_flag_and_entry_of_a_step_exists():
     ]
     assert len(ours) > 20
     for module, *arguments in ours:
+        if module == "benchmarks.as_products":
+            module, *arguments = arguments
         source = (ROOT / f"{module.replace('.', '/')}.py").read_text()
         source += (ROOT / "mask_rcnn_jax" / "cli" / "__init__.py").read_text()
         source += (ROOT / "mask_rcnn_jax" / "cli" / "prepare.py").read_text()
@@ -66,6 +68,29 @@ def test_every_flag_and_entry_of_a_step_exists():
             entries = flatten(load_config(arguments[arguments.index("--config") + 1]).to_dict())
             chosen = [a[len("--config.") :] for a in arguments if a.startswith("--config.")]
             assert {entry.partition("=")[0] for entry in chosen} <= entries.keys()
+
+
+def test_a_single_image_is_timed_with_its_convolutions_as_products(tmp_path):
+    """`as_products` runs the module that it is given, whose program has no 1x1 convolution."""
+    step = next(step for step in all_steps() if step.name == "infer 1 as products")
+    assert step.command[2:5] == ("benchmarks.as_products", "mask_rcnn_jax.benchmark", "infer")
+    (tmp_path / "program.py").write_text(
+        "import jax, sys\n"
+        "from mask_rcnn_jax.models.conv import pointwise\n"
+        "x, kernel = jax.numpy.zeros((1, 8, 8, 4)), jax.numpy.zeros((1, 1, 4, 2))\n"
+        "traced = jax.jit(pointwise, static_argnums=2).trace(x, kernel, int(sys.argv[1]))\n"
+        "print(traced.lower(lowering_platforms=('cuda',)).as_text())\n"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
+    for module, form in (
+        (("program",), "convolution"),
+        (("benchmarks.as_products", "program"), "dot"),
+    ):
+        command = [sys.executable, "-m", *module, "2"]
+        done = subprocess.run(command, text=True, capture_output=True, env=environment)
+        assert not done.returncode, done.stderr
+        found = re.findall(r"stablehlo\.(convolution|dot)", done.stdout)
+        assert found == [form]
 
 
 def test_every_kernel_and_every_reference_has_a_step():
