@@ -21,11 +21,13 @@ from typing import Any
 import jax
 
 from benchmarks import entries, hlo, roofline
+from benchmarks.traffic import CONVOLUTION
 from mask_rcnn_jax.benchmarking.gpu_compile import MODES, compile_programs
 from mask_rcnn_jax.config import load_config
 
 Figures = dict[str, Any]
 Limits = dict[str, dict[str, float]]
+GRAPH = 5  # launches in XLA's smallest CUDA graph (xla_gpu_graph_min_graph_size)
 TABLE = re.compile(r"any|images_\d+|infer|infer_\d+")  # of limits in a recipe's table
 
 
@@ -78,9 +80,10 @@ def count_instructions(program: hlo.Program) -> dict[str, int]:
     return {
         # A sort counts once; `sort_launches` has those of a GPU.
         "launches": sum(n for opcode, n in launched_opcodes.items() if opcode not in hlo.FREE),
+        "host_launches": _host_launches(program),
         "kernels_forward": len(kernels) - backward,  # from `pallas_kernels`
         "kernels_backward": backward,
-        "convolutions": sum(found.target.startswith("__cudnn$conv") for found in launched),
+        "convolutions": sum(found.target.startswith(CONVOLUTION) for found in launched),
         "matmuls": sum(map(_is_matmul, launched)),
         "copies": launched_opcodes["copy"],
         "transposes": opcodes["transpose"],  # including those inside fusions
@@ -91,6 +94,25 @@ def count_instructions(program: hlo.Program) -> dict[str, int]:
         "all_reduces": opcodes["all-reduce"] + opcodes["all-reduce-start"],
         "all_reduces_alone": opcodes["all-reduce"] + _awaited_at_once(program),
     }
+
+
+def _host_launches(program: hlo.Program) -> int:
+    """Return what the host starts: CUDA graphs, and one by one what is in none.
+
+    XLA leaves convolutions and collectives out of graphs by default, and runs too short for one.
+    That it takes in everything else is assumed; `+convolution` leaves collectives and short runs.
+    """
+    count = run = 0
+    for _, _, found in program.launched:
+        if found.target.startswith(CONVOLUTION) or found.opcode.startswith(hlo.COLLECTIVES):
+            count, run = count + _started(run) + 1, 0
+        else:
+            run += 1
+    return count + _started(run)
+
+
+def _started(run: int) -> int:
+    return 1 if run >= GRAPH else run
 
 
 def _awaited_at_once(program: hlo.Program) -> int:

@@ -13,9 +13,9 @@ export XLA_PYTHON_CLIENT_MEM_FRACTION="${XLA_PYTHON_CLIENT_MEM_FRACTION:-0.92}"
 # and xla_gpu_enable_analytical_sol_latency_estimator to false.
 #
 # No other flag is set, because JAX 0.10.2 and 0.12.0.1 have useful defaults:
-#   xla_gpu_enable_command_buffer: fusions, products and custom calls run as CUDA graphs of at least
-#     xla_gpu_graph_min_graph_size=5, so that they do not wait for the host. Convolutions do not, and
-#     cut a step into dozens of graphs; `+convolution` adds them (benchmarks/README.md has what it gains).
+#   xla_gpu_enable_command_buffer: fusions, cuBLAS and custom calls run as CUDA graphs of at least
+#     xla_gpu_graph_min_graph_size=5, so that most of 1,000 launches a step do not wait for the host.
+#     Convolutions are in none unless the flag is +convolution, worth trying with few images.
 #   xla_gpu_autotune_level=4: compilation times convolutions and products and compares their results.
 #     Lower levels only compile faster; 0 selects algorithms without timing.
 #   xla_gpu_enable_triton_gemm, xla_gpu_enable_cublaslt: on; autotuning selects the faster.
@@ -25,7 +25,6 @@ export XLA_PYTHON_CLIENT_MEM_FRACTION="${XLA_PYTHON_CLIENT_MEM_FRACTION:-0.92}"
 #   xla_gpu_experimental_enable_conv_fusion=false: another way to fuse convolutions; likewise.
 #   xla_gpu_enable_pipelined_all_reduce=false: for all-reduces in loops; the step has no loop.
 #   xla_gpu_all_reduce_combine_threshold_bytes=30 MB: gives six gradient all-reduces.
-#   xla_gpu_dot_merger_threshold_mb=64: 0 saves the RPN a copy (1 % of all bytes) for 19 launches.
 export XLA_FLAGS="--xla_gpu_enable_latency_hiding_scheduler=true ${XLA_FLAGS:-}"
 # Print why a connection failed; silent otherwise.
 export NCCL_DEBUG="${NCCL_DEBUG:-WARN}"
