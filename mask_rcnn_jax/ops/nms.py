@@ -1,23 +1,25 @@
 """Exact greedy non-maximum suppression in tiles.
 
-A sequential greedy pass takes N dependent steps, and the full N x N matrix is too large. Here each
-tile of boxes is first suppressed by the boxes already kept, then resolved within itself. The
-dependent steps are the tiles times a short fixed-point iteration, and the largest intermediate is
-B * TILE * TILE.
+A sequential greedy pass takes N dependent steps, and the full N x N matrix is too large. Here one
+loop over tiles of boxes resolves a tile within itself, on bits, and drops all later boxes that its
+survivors overlap. The loop has N / TILE turns whatever the boxes, so that no accelerator waits for
+its host to decide on the next, and the largest intermediate has B * N * TILE / 32 words.
 This is the definition; the kernel in `pallas_kernels` gives the same result.
 """
 
-from functools import partial
+from collections.abc import Sequence
+from functools import partial, reduce
 from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from mask_rcnn_jax.ops import boxes as box_ops
 from mask_rcnn_jax.ops import dispatch
 
-TILE = 128
+TILE = 64
+WORD = 32  # bits
 
 
 @dispatch.named
@@ -70,68 +72,73 @@ def xla_nms(
     offset: float,
 ) -> Bool[Array, "B N"]:
     num = boxes.shape[1]
-    if groups is None:
-        groups = jnp.zeros(valid.shape, jnp.int32)
     padding = (0, 0), (0, -num % TILE if num else TILE)
-    boxes = jnp.pad(boxes, (*padding, (0, 0)))
-    valid, groups = jnp.pad(valid, padding), jnp.pad(groups, padding)
-    num_tiles = boxes.shape[1] // TILE
+    sides = [*jnp.moveaxis(boxes, -1, 0), box_ops.area(boxes, offset=offset)]
+    sides = [jnp.pad(side, padding) for side in (sides if groups is None else [*sides, groups])]
+    alive = jnp.pad(valid, padding)
+    batch, num_tiles = alive.shape[0], alive.shape[1] // TILE
+    rows = [side.reshape(batch, num_tiles, TILE // WORD, WORD) for side in sides]
+    tiles = [side.reshape(batch, num_tiles, 1, TILE) for side in sides]
+    words = _pack(_hits(rows, tiles, iou_thresh, offset))
+    everyone = [side[:, None] for side in sides]
 
-    def get_tile(x: Array, t: Array) -> Array:
-        return lax.dynamic_slice_in_dim(x, t * TILE, TILE, axis=1)
+    def next_tile(t: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
+        """Drop what the last tile's survivors overlap, then resolve tile `t`.
 
-    def hits(a: tuple[Array, Array], b: tuple[Array, Array]) -> Bool[Array, "B T T"]:
-        """Whether a box of tile `a` suppresses one of `b`; a tile is (boxes, groups)."""
-        (a_boxes, a_groups), (b_boxes, b_groups) = a, b
-        overlaps = _overlaps(a_boxes, b_boxes, iou_thresh, offset)
-        return overlaps & (a_groups[:, :, None] == b_groups[:, None, :])
+        In this order, as XLA would resolve a tile again for each pair that reads its survivors.
+        """
+        alive, keep = state
+        last = [lax.dynamic_index_in_dim(side, t - 1, axis=1, keepdims=False) for side in rows]
+        kept = _unpack(lax.dynamic_index_in_dim(keep, t - 1, keepdims=False))  # none at first
+        hit = _hits(last, everyone, iou_thresh, offset) & kept[..., None]
+        alive &= ~jnp.any(hit, axis=(1, 2))
+        tile = lax.dynamic_slice_in_dim(alive, t * TILE, TILE, axis=1)
+        found = _resolve_tile(lax.dynamic_index_in_dim(words, t, keepdims=False), tile)
+        return alive, lax.dynamic_update_index_in_dim(keep, found, t, axis=0)
 
-    def unfinished(state: tuple[Array, Array]) -> Array:
-        t, keep = state
-        return (t < num_tiles) & jnp.any(jnp.sum(keep, axis=1) < max_out)
-
-    def next_tile(state: tuple[Array, Array]) -> tuple[Array, Array]:
-        t, keep = state
-        tile = get_tile(boxes, t), get_tile(groups, t)
-
-        def suppress(earlier: Array, alive: Array) -> Array:
-            hit = hits((get_tile(boxes, earlier), get_tile(groups, earlier)), tile)
-            return alive & ~jnp.any(hit & get_tile(keep, earlier)[:, :, None], axis=1)
-
-        alive = lax.fori_loop(0, t, suppress, get_tile(valid, t))
-        kept = _resolve_tile(hits(tile, tile), alive)
-        return t + 1, lax.dynamic_update_slice_in_dim(keep, kept, t * TILE, axis=1)
-
-    # Tiles after the early exit stay False.
-    start = jnp.zeros((), jnp.int32), jnp.zeros_like(valid)
-    keep = lax.while_loop(unfinished, next_tile, start)[1][:, :num]
+    start = alive, jnp.zeros((num_tiles, batch, TILE // WORD), jnp.uint32)
+    keep = _unpack(lax.fori_loop(0, num_tiles, next_tile, start)[1])
+    keep = jnp.moveaxis(keep, 0, 1).reshape(alive.shape)[:, :num]
     return keep & (jnp.cumsum(keep, axis=1) <= max_out)
 
 
-def _resolve_tile(hit: Bool[Array, "B T T"], alive: Bool[Array, "B T"]) -> Bool[Array, "B T"]:
-    """Greedy survivors within one tile; hit: whether a box would suppress another.
+def _pack(hit: Bool[Array, "B n W w T"]) -> UInt32[Array, "n T W B"]:
+    """Return for each box of a tile the bits of the boxes that would suppress it, 32 a word."""
+    shifts = jnp.arange(WORD, dtype=jnp.uint32).reshape(1, 1, 1, WORD, 1)
+    bits = hit.astype(jnp.uint32) << shifts
+    return jnp.sum(bits, axis=3, dtype=jnp.uint32).transpose(1, 3, 2, 0)
 
-    Iterates `keep = alive and not suppressed by keep`, starting at `keep = alive`. Row i is correct
-    once all earlier rows are, so the only fixed point is the greedy result, reached in as many
-    iterations as the longest suppression chain: a handful in practice.
+
+def _unpack(words: UInt32[Array, "*dims"]) -> Bool[Array, "*dims w"]:
+    shifts = jnp.arange(WORD, dtype=jnp.uint32).reshape((1,) * words.ndim + (WORD,))
+    return words[..., None] >> shifts & 1 != 0
+
+
+def _resolve_tile(words: UInt32[Array, "T W B"], alive: Bool[Array, "B T"]) -> UInt32[Array, "B W"]:
+    """Greedy survivors within one tile, whose boxes have `words` of their suppressors.
+
+    One box at a time, element by element of [B], so that all of it is one launch on a GPU.
     """
-    hit &= jnp.triu(jnp.ones((TILE, TILE), bool), k=1)[None]  # [suppressor, suppressed]
+    kept: list[Array] = []
+    for w in range(TILE // WORD):
+        kept.append(jnp.zeros_like(words[0, w]))
+        for bit in range(WORD):
+            row = w * WORD + bit
+            better = reduce(jnp.bitwise_or, [kept[k] & words[row, k] for k in range(w + 1)])
+            keeps = alive[:, row] & (better == 0)
+            kept[w] |= jnp.where(keeps, jnp.uint32(1 << bit), jnp.uint32(0))
+    return jnp.stack(kept, axis=1)
 
-    def iterate(state: tuple[Array, Array]) -> tuple[Array, Array]:
-        keep, changed = state
-        new = alive & ~jnp.any(hit & keep[:, :, None], axis=1)
-        return new, changed & jnp.any(new != keep)  # IREE needs loops that read all their state
 
-    return lax.while_loop(lambda state: state[1], iterate, (alive, jnp.ones((), bool)))[0]
+def _hits(a: Sequence[Array], b: Sequence[Array], iou_thresh: float, offset: float) -> Array:
+    """Whether IoU(a_i, b_j) > `iou_thresh` and their groups are equal, without a division.
 
-
-def _overlaps(
-    a: Float[Array, "B T 4"], b: Float[Array, "B T 4"], iou_thresh: float, offset: float
-) -> Bool[Array, "B T T"]:
-    """Whether IoU(a_i, b_j) > `iou_thresh`, without a division."""
-    a, b = a[:, :, None, :], b[:, None, :, :]
-    width = jnp.minimum(a[..., 2], b[..., 2]) - jnp.maximum(a[..., 0], b[..., 0]) + offset
-    height = jnp.minimum(a[..., 3], b[..., 3]) - jnp.maximum(a[..., 1], b[..., 1]) + offset
+    a: x1, y1, x2, y2, area and, if there are any, groups, [.., n] each; b: the same, [.., m].
+    Returns [.., n, m].
+    """
+    a, b = [side[..., :, None] for side in a], [side[..., None, :] for side in b]
+    width = jnp.minimum(a[2], b[2]) - jnp.maximum(a[0], b[0]) + offset
+    height = jnp.minimum(a[3], b[3]) - jnp.maximum(a[1], b[1]) + offset
     inter = jnp.maximum(width, 0.0) * jnp.maximum(height, 0.0)
-    union = box_ops.area(a, offset=offset) + box_ops.area(b, offset=offset) - inter
-    return inter > iou_thresh * union
+    hit = inter > iou_thresh * (a[4] + b[4] - inter)
+    return hit & (a[5] == b[5]) if len(a) > 5 else hit

@@ -156,22 +156,63 @@ def test_a_box_turned_inside_out_suppresses_nothing():
     assert keep.tolist() == [[True, True]]
 
 
-def test_loops_read_all_of_their_state():
-    """IREE cannot compile a loop whose body does not read a part of its state."""
+def longest_chain(num):
+    """Each box overlaps only the next one: every second survives, each by the one before."""
+    start = np.arange(num, dtype=np.float32)
+    return np.stack([start, 0 * start, start + 2, 0 * start + 1], axis=1)
+
+
+def test_the_longest_chain_through_several_tiles():
+    num = 3 * TILE + 5
+    boxes, valid = jnp.asarray(longest_chain(num))[None], jnp.ones((1, num), bool)
+    keep = nms(boxes, valid, iou_thresh=0.3)
+    np.testing.assert_array_equal(keep[0], np.arange(num) % 2 == 0)
+
+
+def test_of_equal_boxes_each_group_keeps_its_first():
+    num = 2 * TILE + 1
+    boxes, valid = (
+        jnp.tile(jnp.array([1.0, 2.0, 30.0, 40.0]), (1, num, 1)),
+        jnp.ones((1, num), bool),
+    )
+    assert nms(boxes, valid, iou_thresh=0.5).nonzero()[1].tolist() == [0]
+    groups = jnp.arange(num, dtype=jnp.int32)[None] % (TILE + 3)
+    keep = nms(boxes, valid, groups=groups, iou_thresh=0.5)
+    np.testing.assert_array_equal(keep[0], np.arange(num) < TILE + 3)
+    own = jnp.arange(num, dtype=jnp.int32)[None]
+    assert nms(boxes, valid, groups=own, iou_thresh=0.5).all()
+
+
+def test_nan_boxes_neither_suppress_nor_are_suppressed():
+    boxes, valid = crowded_problem(np.random.default_rng(5), 2, 2 * TILE)
+    without = nms(jnp.asarray(boxes), jnp.asarray(valid), iou_thresh=0.5)
+    broken = np.insert(boxes, [0, TILE - 1, TILE], np.nan, axis=1)
+    marks = np.insert(valid, [0, TILE - 1, TILE], True, axis=1)
+    keep = np.asarray(nms(jnp.asarray(broken), jnp.asarray(marks), iou_thresh=0.5))
+    nan = np.isnan(broken[..., 0])
+    assert keep[nan].all()
+    np.testing.assert_array_equal(keep[~nan].reshape(2, -1), without)
+
+
+def test_no_loop_depends_on_the_boxes_and_all_read_their_state():
+    """Each turn of a loop without a known count waits for the host of a GPU.
+
+    IREE cannot compile a loop whose body does not read a part of its state.
+    """
     boxes = jnp.zeros((2, 300, 4))
-    traced = jax.make_jaxpr(partial(nms_module.nms, iou_thresh=0.5, implementation="xla"))
+    traced = jax.make_jaxpr(partial(nms_module.nms, iou_thresh=0.5, max_out=9))
     loops = list(find_loops(traced(boxes, jnp.ones((2, 300), bool)).jaxpr))
-    assert len(loops) >= 2
+    assert [loop.primitive.name for loop in loops] == ["scan"]
     for loop in loops:
-        body = loop.params["body_jaxpr"].jaxpr
+        body = loop.params["jaxpr"].jaxpr
         atoms = [atom for eqn in body.eqns for atom in eqn.invars] + body.outvars
         read = {atom for atom in atoms if isinstance(atom, Var)}
-        assert read.issuperset(body.invars[loop.params["body_nconsts"] :])
+        assert read.issuperset(body.invars[loop.params["num_consts"] :])
 
 
 def find_loops(jaxpr):
     for eqn in jaxpr.eqns:
-        if eqn.primitive.name == "while":
+        if eqn.primitive.name in ("while", "scan"):
             yield eqn
         for inner in jax.tree.leaves(list(eqn.params.values())):
             if hasattr(inner, "jaxpr"):
