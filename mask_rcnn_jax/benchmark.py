@@ -33,6 +33,7 @@ from mask_rcnn_jax import cli, device
 from mask_rcnn_jax.benchmarking import gpu_compile, kernels, profile, scaling, stages, steps
 from mask_rcnn_jax.cli import processes
 from mask_rcnn_jax.recipe.recipe import Recipe
+from mask_rcnn_jax.training.processes import gather
 from pallas_kernels import check_compile
 
 KINDS = ("train", "infer", "data", "kernels", "compile")
@@ -88,6 +89,7 @@ def main(positional: Sequence[str]) -> None:
         _choose_cache()
         if jax.default_backend() != "gpu":
             raise ValueError("benchmark kernels needs a GPU, this machine has none")
+        device.check_kernels("auto")
         figures = kernels.run(FLAGS.only, _save)
     elif kind == "data":
         from mask_rcnn_jax.benchmarking import loading  # imports image libraries
@@ -99,12 +101,12 @@ def main(positional: Sequence[str]) -> None:
             figures = {"runs": runs} if len(workers) > 1 else runs[0]
             _save(figures)
     elif FLAGS.devices:
-        _choose_cache()
+        _prepare_device(recipe)
         counts = _counts("devices", FLAGS.devices)
         for figures in scaling.weak_scaling(recipe, FLAGS.steps, counts):
             _save(figures)
     else:
-        _choose_cache()
+        _prepare_device(recipe)
         figures = getattr(steps, kind)(recipe, FLAGS.steps, FLAGS.profile, save=_save)
         if FLAGS.stages:
             figures["stages"] = getattr(stages, kind)(
@@ -136,6 +138,13 @@ def _check_combination(kind: str) -> None:
     if FLAGS.coordinator_address and (kind not in ("train", "infer") or alone):
         what = f"--{alone[0]}" if alone else kind
         raise ValueError(f"{what} runs in one process, leave out --coordinator_address")
+
+
+def _prepare_device(recipe: Recipe) -> None:
+    """Choose what the programs compute with, on all processes, and say it."""
+    _choose_cache()
+    device.log_precision(recipe.train.precision, gather)
+    device.check_kernels(recipe.train.implementation, gather)
 
 
 def _choose_cache() -> None:

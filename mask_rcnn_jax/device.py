@@ -37,11 +37,23 @@ def log_devices() -> None:
     logging.info("computing on %s%s", devices, where)
 
 
-def log_precision(precision: str) -> None:
-    """Log what `train.precision` "auto" stands for here."""
-    if precision == AUTO_PRECISION:
-        kind = jax.devices()[0].device_kind
-        logging.info("train.precision=auto is %s on %s", resolve_precision(precision), kind)
+def log_precision(precision: str, gather: Callable[[Any], list] = lambda value: [value]) -> None:
+    """Log what `train.precision` "auto" stands for here.
+
+    gather: returns what each of several processes has. Raises ValueError if they differ.
+    """
+    if precision != AUTO_PRECISION:
+        return
+    own = [resolve_precision(precision), jax.local_devices()[0].device_kind]
+    logging.info("train.precision=auto is %s on %s", *own)
+    first, *others = gather(own)
+    for other in others:
+        if other[0] != first[0]:
+            raise ValueError(
+                f"train.precision=auto is {' on '.join(first)} and {' on '.join(other)}, expected "
+                "the same for all processes of a run: pass one, such as "
+                "--config.train.precision=float16"
+            )
 
 
 def check_kernels(

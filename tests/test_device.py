@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 
 from mask_rcnn_jax import device
+from mask_rcnn_jax.config import as_recipe
+from mask_rcnn_jax.exporting import artifact
+from mask_rcnn_jax.exporting.options import ArtifactOptions
 from mask_rcnn_jax.models.build import build_model
 from mask_rcnn_jax.ops import dispatch
 from mask_rcnn_jax.predict.predictor import Predictor
@@ -37,6 +40,14 @@ def test_what_auto_stands_for_is_logged(lines):
     assert lines() == ["train.precision=auto is float32 on cpu"]
 
 
+def test_processes_that_would_compute_differently_are_refused():
+    device.log_precision("auto", lambda own: [own, ["float32", "another CPU"]])
+    expected = "auto is float32 on cpu and bfloat16 on NVIDIA A100, expected the same for all"
+    with pytest.raises(ValueError, match=expected):
+        device.log_precision("auto", lambda own: [own, own, ["bfloat16", "NVIDIA A100"]])
+    device.log_precision("float16", lambda own: pytest.fail("nothing to gather"))
+
+
 def test_a_predictor_says_it(lines):
     config = tiny_config()
     config.train.precision = "auto"
@@ -56,6 +67,15 @@ def test_one_host_of_a_tpu_does_not_start_alone(monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 4)
     with pytest.raises(ValueError, match="4 hosts, expected --coordinator_address=auto on each"):
         device.log_devices()
+
+
+@pytest.mark.parametrize("format", ["stablehlo", "onnx"])
+def test_an_export_says_it_where_it_keeps_it(format, lines):
+    config = tiny_config()
+    config.train.precision = "auto"
+    artifact._source_model(as_recipe(config), {}, [], format, ArtifactOptions())
+    said = ["train.precision=auto is float32 on cpu"]
+    assert lines() == said * (format == "stablehlo")
 
 
 def test_a_kernel_that_crashes_its_compiler_is_left_out(lines, tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from mask_rcnn_jax.benchmarking import devices
 from mask_rcnn_jax.ops.nms import xla_nms
 from mask_rcnn_jax.ops.polygons import xla_fill_polygons
 from mask_rcnn_jax.ops.roi_align import xla_gather_sum, xla_gather_sum_transpose
-from pallas_kernels import cases
+from pallas_kernels import cases, check_compile, support
 
 
 @dataclass(frozen=True)
@@ -112,13 +112,18 @@ def run(
         save: receives the figures after each pair.
 
     Returns:
-        Figures by pair; `failures` maps wrong pairs to why.
+        Figures by pair; `failures` maps wrong pairs, and those without a kernel here, to why.
     """
     rows: dict[str, dict[str, Any]] = {}
     failures: dict[str, str] = {}
     figures = {**devices.describe(), "kernels": rows, "failures": failures}
     print(f"{'kernel and case':58} {'kernel ms':>10} {'XLA ms':>10} {'GB/s':>8} {'of peak':>8}")
-    for pair in (make_pair(name) for name in names() if only in name):
+    for name in (name for name in names() if only in name):
+        if reason := support.mosaic_unsupported(check_compile.op_of(name)):
+            failures[name] = f"no kernel: {reason}"
+            save(figures)
+            continue
+        pair = make_pair(name)
         problem = compare(pair)
         if problem:
             failures[pair.name] = problem

@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from mask_rcnn_jax import device
 from mask_rcnn_jax.benchmarking import devices, inputs, profile
 from mask_rcnn_jax.memory import peak_rss_mb
 from mask_rcnn_jax.models.build import init_variables, resolve_precision
@@ -111,7 +112,9 @@ def _profiled(call: Callable, compiled: jax.stages.Compiled, folder: str | None)
 def _compile(function: Any, *args) -> tuple[jax.stages.Compiled, float]:
     started = time.perf_counter()
     compiled = function.lower(*args).compile()
-    return compiled, time.perf_counter() - started
+    seconds = time.perf_counter() - started
+    device.log_kernels()
+    return compiled, seconds
 
 
 def _steady(call: Callable[[], Any], calls: int) -> list[float]:

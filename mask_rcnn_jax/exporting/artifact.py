@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from absl import logging
 
+from mask_rcnn_jax import device
 from mask_rcnn_jax.exporting import (
     deepstream,
     manifest,
@@ -144,6 +145,8 @@ def _source_model(
     precision = "float32" if format == "onnx" else configured
     if precision != configured and not options.float16:
         logging.info("exporting in float32; train.precision is %s", configured)
+    elif format != "onnx":
+        device.log_precision(recipe.train.precision)
     # The float model. What int8 training has measured is for the int8 model.
     section = replace(recipe.model, quantization=Quantization())
     model = build_model(section, precision=precision, implementation="xla")

@@ -267,7 +267,7 @@ def _log_start(work: Work, workdir: Path, mesh: Mesh, start: int) -> None:
     device.log_devices()
     text = "a step takes %d images: %d devices, %d at a time on each"
     logging.info(text, size, devices, size // (devices * work.microbatches))
-    device.log_precision(train.precision)
+    device.log_precision(train.precision, gather)
     device.check_kernels(train.implementation, gather)
 
 

@@ -284,7 +284,7 @@ def _detect(
     recipe: Recipe, num_classes: int, variables: dict, val_set: Dataset, tiles: Tiles | None
 ) -> evaluator.Found:
     device.log_devices()
-    device.log_precision(recipe.train.precision)
+    device.log_precision(recipe.train.precision, gather)
     device.check_kernels(recipe.train.implementation, gather)
     model, mesh = make_model(recipe, num_classes), make_mesh()
     variables, rules = replicate(variables, mesh), Rules.of(recipe)

@@ -4,6 +4,9 @@ import json
 
 import pytest
 
+from mask_rcnn_jax import device
+from mask_rcnn_jax.benchmarking import kernels
+from pallas_kernels import support
 from tests.commands.command import SMALL, config_flags, error_line, run_inside
 from tests.commands.test_processes import launched
 
@@ -23,6 +26,16 @@ from tests.commands.test_processes import launched
 def test_flags_that_do_not_fit_are_refused(arguments, expected, capsys):
     code = run_inside("benchmark", *arguments, *config_flags({}))
     assert expected in error_line(code, capsys.readouterr().err)
+
+
+def test_kernels_are_tried_before_they_are_used(capsys, monkeypatch):
+    monkeypatch.setattr(support, "_refused", {})
+    monkeypatch.setattr(device, "_is_nvidia", lambda: True)
+    monkeypatch.setattr(device, "_failures", lambda: {"nms": "its compiler failed"})
+    run_inside("benchmark", "train", "--devices=1,3", *config_flags({}))
+    assert "--devices has 3" in capsys.readouterr().err
+    assert support.mosaic_unsupported("nms") == "its compiler failed"
+    assert kernels.run("nms tiny")["failures"]["nms tiny"] == "no kernel: its compiler failed"
 
 
 @pytest.mark.slow
