@@ -14,9 +14,15 @@ from mask_rcnn_jax.data.packed import LABELS, PackedImages
 def ground_truth(dataset: Dataset) -> GroundTruth:
     """Read the dataset's COCO json again, or make the same content for one without a json, and for
     one whose classes have other numbers than its json's."""
+    source, options = ground_truth_source(dataset)
+    return read_ground_truth(source, **options)
+
+
+def ground_truth_source(dataset: Dataset) -> tuple[str | dict[str, Any], dict[str, bool]]:
+    """Return the arguments of `read_ground_truth` for the ground truth of a dataset."""
     source = dataset.json_path if type(dataset) is CocoDataset else coco_content(dataset)
     skip_bad, boxes_only = getattr(dataset, "bad_annotations", "") == "skip", is_boxes_only(dataset)
-    return read_ground_truth(source, scoring=True, boxes_only=boxes_only, skip_bad=skip_bad)
+    return source, {"scoring": True, "boxes_only": boxes_only, "skip_bad": skip_bad}
 
 
 def coco_content(dataset: Dataset) -> dict[str, Any]:

@@ -7,7 +7,7 @@ the json, and masks are RLE; `encode.py` makes them of our own.
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pycocotools.cocoeval import COCOeval
@@ -18,7 +18,9 @@ from mask_rcnn_jax.evaluation import cells, engines, entries, lvis
 from mask_rcnn_jax.evaluation.encode import encode_image, split_images
 from mask_rcnn_jax.evaluation.notes import COCO_DETECTIONS, scored_detections
 from mask_rcnn_jax.evaluation.options import Scoring
-from mask_rcnn_jax.structures import Detections
+
+if TYPE_CHECKING:  # scoring needs no JAX
+    from mask_rcnn_jax.structures import Detections
 
 # The twelve statistics of pycocotools' COCOeval.summarize(), in its order.
 METRICS = {
@@ -43,7 +45,7 @@ _TYPES = {"bbox": ("", "bbox"), "segm": ("mask_", "segmentation")}
 
 
 def to_coco_results(
-    detections: Detections,
+    detections: "Detections",
     scales: np.ndarray,
     image_ids: Sequence[int | str | None],
     image_sizes_original: Sequence[tuple[int, int]],

@@ -1,6 +1,6 @@
 """Encode detections in worker processes: pasting and encoding hold Python's lock.
 
-A worker is a Python that reads images from its input and ends when that does, so that none survives
+A worker is a Python that reads jobs from its input and ends when that does, so that none survives
 its owner, however that ends. Unlike those of multiprocessing, it does not import the main program,
 which would cost each the import of JAX, and need `if __name__ == "__main__"` in scripts.
 """
@@ -15,6 +15,7 @@ from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from queue import SimpleQueue
+from typing import Any
 
 from mask_rcnn_jax.evaluation.encode import ImageDetections, encode_image
 
@@ -24,6 +25,10 @@ IMAGES_PER_WORKER = 100
 # Images that are kept for a worker, 300 KB each at 100 detections.
 _AHEAD = 4
 _COMMAND = "from mask_rcnn_jax.evaluation import workers; workers.work()"
+
+
+class Lost(OSError):
+    """A worker ended before its answer, for instance because memory ran out."""
 
 
 def count_workers(num_images: int, num_sharing: int = 1) -> int:
@@ -51,7 +56,7 @@ def encode_images(
         num_workers: worker processes; 0 encodes in the calling thread.
 
     Raises:
-        OSError: a worker ended, for instance because memory ran out.
+        Lost: a worker ended.
     """
     if num_workers == 0:
         for image in images:
@@ -63,13 +68,13 @@ def encode_images(
     def encode(image: ImageDetections) -> Encoded:
         worker = idle.get()
         try:
-            return _ask(worker, (image, paste, inclusive_boxes))
+            return ask(worker, (image, paste, inclusive_boxes), "encodes masks")
         finally:
             idle.put(worker)
 
     with ExitStack() as started, ThreadPoolExecutor(num_workers) as threads:
         for _ in range(num_workers):
-            idle.put(started.enter_context(_worker()))
+            idle.put(started.enter_context(worker(_COMMAND)))
         for image in images:
             waiting.append(threads.submit(encode, image))
             if len(waiting) > _AHEAD * num_workers:
@@ -79,7 +84,8 @@ def encode_images(
 
 
 @contextmanager
-def _worker() -> Iterator[subprocess.Popen]:
+def worker(command: str) -> Iterator[subprocess.Popen]:
+    """A Python that does a command, which answers on its output what `ask` writes to its input."""
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     # Its products of matrices are too small for threads.
     environment = {**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"}
@@ -90,7 +96,7 @@ def _worker() -> Iterator[subprocess.Popen]:
     )
     try:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _COMMAND],
+            [sys.executable, "-P", "-c", command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,
@@ -105,7 +111,11 @@ def _worker() -> Iterator[subprocess.Popen]:
             pass
 
 
-def _ask(process: subprocess.Popen, job: tuple[ImageDetections, str, bool]) -> Encoded:
+def ask(process: subprocess.Popen, job: Any, work: str) -> Any:
+    """Have a worker do a job and return what it answers; an exception among that is raised.
+
+    work: what the worker does, for `Lost`, which is raised if it ends before.
+    """
     assert process.stdin is not None and process.stdout is not None
     try:
         pickle.dump(job, process.stdin, pickle.HIGHEST_PROTOCOL)
@@ -114,7 +124,7 @@ def _ask(process: subprocess.Popen, job: tuple[ImageDetections, str, bool]) -> E
     except (EOFError, BrokenPipeError, pickle.UnpicklingError) as error:
         code = process.wait()
         end = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-        raise OSError(f"a worker process that encodes masks {end}; is memory short?") from error
+        raise Lost(f"a worker process that {work} {end}; is memory short?") from error
     if isinstance(answer, Exception):
         raise answer
     return answer

@@ -54,10 +54,16 @@ class Checkpoints:
         if self._writes:
             _remove(self._folder, *LEFTOVERS)
 
+    @property
+    def saved_step(self) -> int | None:
+        """The step that was saved or restored last."""
+        return self._saved
+
     def save(self, state: TrainState) -> None:
         """Start to write the state, once the one before is written."""
         step = int(state.step)
         if not self._writes or step == self._saved:
+            self._saved = step
             return
         self.wait()
         # A copy: the next step takes over the state's buffers while this is still being written.

@@ -1,10 +1,10 @@
 """A model over a data set: detections, COCO scores, validation losses and images."""
 
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from contextlib import ExitStack
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,16 +18,18 @@ from pycocotools.cocoeval import COCOeval
 from mask_rcnn_jax.data import canvases
 from mask_rcnn_jax.data.dataset import Dataset, category_ids, dataset_name, is_boxes_only
 from mask_rcnn_jax.data.eval_loader import EvalLoader
-from mask_rcnn_jax.data.ground_truth import ground_truth
+from mask_rcnn_jax.data.ground_truth import ground_truth, ground_truth_source
 from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.overview import image_id, image_size, num_objects
 from mask_rcnn_jax.data.tiles import Tiles
 from mask_rcnn_jax.data.views import ViewLoader
-from mask_rcnn_jax.evaluation import cells, lvis, visualize
+from mask_rcnn_jax.evaluation import cells, lvis, scorer, visualize
 from mask_rcnn_jax.evaluation import coco as coco_evaluation
 from mask_rcnn_jax.evaluation.encode import ImageDetections, split_images
 from mask_rcnn_jax.evaluation.engines import check_engine
-from mask_rcnn_jax.evaluation.notes import notes, nothing_to_score
+from mask_rcnn_jax.evaluation.notes import nothing_to_score
+from mask_rcnn_jax.evaluation.options import Scoring
+from mask_rcnn_jax.evaluation.scorer import Job, Scorer
 from mask_rcnn_jax.images.bands import Bands
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.recipe.options import EvalOptions
@@ -37,6 +39,7 @@ from mask_rcnn_jax.terminal import console
 from mask_rcnn_jax.terminal.progress import Progress
 from mask_rcnn_jax.terminal.safe_text import file_name, printable, safe_stdout
 from mask_rcnn_jax.training import processes, step
+from mask_rcnn_jax.training.beside import Pending
 from mask_rcnn_jax.training.compiling import announce_compiling
 from mask_rcnn_jax.training.encoding import Found, Rules, encode
 from mask_rcnn_jax.training.metrics import PER_CLASS
@@ -46,7 +49,10 @@ from mask_rcnn_jax.training.tiles import detect_in_tiles
 
 PredictStep = Callable[[dict, Any], Detections]  # of a batch, or of the views of one
 LossStep = Callable[[dict, Batch], dict[str, jax.Array]]
-Validation = Callable[[TrainState], tuple[dict[str, float], dict[str, np.ndarray]]]
+Validation = Callable[[TrainState], tuple[dict[str, float] | Pending, dict[str, np.ndarray]]]
+
+# Fewer results are scored in the process itself, in about a second.
+FEWEST_BESIDE = 5000
 
 GROUPS = {"": "", "_rare": "r", "_common": "c", "_frequent": "f"}
 # Names in metrics.jsonl and in the scores.
@@ -71,6 +77,8 @@ def make_validation(
     scored, with LVIS's protocol also both with `_rare`, `_common` and `_frequent`, otherwise
     `ap_class/box/CATEGORY` and `ap_class/mask/CATEGORY`, and, where asked for, `val_loss/...`.
     images: by file name, ground truth beside detections.
+    Many results are scored by a process of its own, which the metrics are `Pending` of, unless a
+    rule of `recipe.train` or the run's last step waits for them.
     With `data.windows`, images are cut into tiles of that size, and neither drawn nor in losses.
     Raises `Stopped` before the next batch once `stop_requested()`.
     """
@@ -95,6 +103,8 @@ def make_validation(
     numbers["num_workers"] = recipe.data.num_workers
     load = partial(make_eval_loader, val_set, options, **numbers)
 
+    # LVIS has over a thousand categories.
+    metrics_of = partial(logged_scores, of_categories=wanted.protocol != "lvis")
     windows = recipe.data.windows
     if windows.is_on and (wanted.loss_images or wanted.pictures):
         text = "eval.loss_images and eval.pictures are of whole images: none with data.windows"
@@ -109,24 +119,33 @@ def make_validation(
         tiles = make_tile_loader(val_set, recipe.data, Tiles(max(windows.size)), **limits)
         return detect_in_tiles(predict, state.evaluated, tiles, *given)
 
-    def validate(state: TrainState) -> tuple[dict[str, float], dict[str, np.ndarray]]:
-        output = workdir / "eval" / str(int(state.step))
-        found = found_in(state)
-        scores = score_and_write(val_set, found, output, wanted)
-        metrics = logged_scores(scores)
-        if wanted.protocol != "lvis":  # which has over a thousand categories
-            metrics |= category_metrics(scores["per_category"])
-        images = {}
+    def losses_and_pictures(state: TrainState, output: Path) -> tuple[dict, dict]:
+        losses, images = {}, {}
         if wanted.loss_images and not windows.is_on:
             images_of = partial(make_eval_loader, val_set, recipe.data, **numbers)
             loader = images_of(max_images=wanted.loss_images, fill=True)
-            metrics |= mean_losses(loss_step, state.evaluated, loader, mesh)
+            losses = mean_losses(loss_step, state.evaluated, loader, mesh)
         if wanted.pictures and not windows.is_on:
             loader = load(max_images=wanted.pictures)
             folder = output / "pictures"
             images = draw_pictures(predict, state.evaluated, loader, val_set, mesh, folder)
             logging.info("annotated pictures: %s", folder)
-        return metrics, images
+        return losses, images
+
+    def validate(state: TrainState) -> tuple[dict[str, float] | Pending, dict[str, np.ndarray]]:
+        at, needed = int(state.step), bool(recipe.train.needs_evaluation())
+        output, found = workdir / "eval" / str(at), found_in(state)
+        if needed or at >= recipe.train.steps or len(found[0]) < FEWEST_BESIDE:
+            metrics = metrics_of(score_and_write(val_set, found, output, wanted))
+            losses, images = losses_and_pictures(state, output)
+            return metrics | losses, images
+        start = partial(_start_scorer, val_set, found, output, wanted)
+        pending = Pending(at, start, _say, metrics_of)
+        with ExitStack() as on_error:
+            on_error.callback(pending.close)
+            pending.others, images = losses_and_pictures(state, output)
+            on_error.pop_all()
+        return pending, images
 
     return validate
 
@@ -140,14 +159,15 @@ def evaluation_options(recipe: Recipe, dataset: Dataset) -> ExampleOptions:
     return canvases.evaluation_options(recipe.data, sizes, rows=rows, most=most, multiple=multiple)
 
 
-def logged_scores(scores: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics of `LOGGED`, `ap/box_at_K` and `ap/mask_at_K` (services refuse "@"), and
-    `cells/f1` and so on."""
+def logged_scores(scores: Mapping[str, Any], *, of_categories: bool) -> dict[str, float]:
+    """The metrics of `LOGGED`, `ap/box_at_K` and `ap/mask_at_K` (services refuse "@"), `cells/f1`
+    and so on, and `category_metrics`."""
     metrics = {name: scores[key] for name, key in LOGGED.items() if key in scores}
     if at := coco_evaluation.at_limit(scores):
         names = {f"ap/box_at_{at[1:]}": f"AP{at}", f"ap/mask_at_{at[1:]}": f"mask_AP{at}"}
         metrics |= {name: scores[key] for name, key in names.items() if key in scores}
-    return metrics | (cells.logged(scores["cells"]) if "cells" in scores else {})
+    metrics |= cells.logged(scores["cells"]) if "cells" in scores else {}
+    return metrics | (category_metrics(scores["per_category"]) if of_categories else {})
 
 
 def category_metrics(per_category: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
@@ -247,16 +267,17 @@ def _score_and_write(
     callback: Callable[[COCOeval], None] | None,
     most: int | None,
 ) -> dict:
-    output.mkdir(parents=True, exist_ok=True)
-    (output / "bbox_results.json").write_text(json.dumps(found[0]))
-    if found[1] is not None and not is_boxes_only(dataset):
-        (output / "segm_results.json").write_text(json.dumps(found[1]))
+    job = scoring_job(dataset, found, wanted, most)
+    job.write(output)
     with console.lasting(f"scoring {len(found[2])} images", "scored"):
-        metrics = score(dataset, found, wanted, callback, most)
-    (output / "metrics.json").write_text(json.dumps(metrics, indent=1))
-    with safe_stdout():
-        print(coco_evaluation.format_table(metrics), flush=True)
+        metrics = job.score(_tell, callback)
+    scorer.write_scores(metrics, output)
+    _say(metrics, [])
     return metrics
+
+
+def _start_scorer(dataset: Dataset, found: Found, output: Path, wanted: EvalOptions) -> Scorer:
+    return Scorer(scoring_job(dataset, found, wanted), output)
 
 
 def score(
@@ -272,25 +293,40 @@ def score(
     logged once in a process. `most` are the detections of a class in an image that are scored at
     most; by default those that the model gives, `eval.detections_per_image`.
     """
+    return scoring_job(dataset, found, wanted, most).score(_tell, callback)
+
+
+def scoring_job(
+    dataset: Dataset, found: Found, wanted: EvalOptions, most: int | None = None
+) -> Job:
+    """What `score` scores, and how."""
     boxes, masks, image_ids = found
-    truth, own = ground_truth(dataset), wanted.detections_per_image
+    own = wanted.detections_per_image
     limit, most = (own, own) if most is None else (None, most)
-    for line in notes(truth, image_ids, wanted.protocol, limit, most):
-        if line not in _told:
-            _told.add(line)
-            logging.warning("%s", line)
-    return coco_evaluation.score(
-        truth,
-        boxes,
-        None if is_boxes_only(dataset) else masks,
-        image_ids=image_ids,
-        rules=wanted,
-        detections_per_image=most,
-        callback=callback,
-    )
+    masks = None if is_boxes_only(dataset) else masks
+    given = *ground_truth_source(dataset), boxes, masks, image_ids
+    return Job(*given, _rules(wanted), limit, most)
+
+
+def _rules(wanted: EvalOptions) -> Scoring:
+    """Without the recipe's other options, which need JAX."""
+    return Scoring(**{field.name: getattr(wanted, field.name) for field in fields(Scoring)})
+
+
+def _tell(line: str) -> None:
+    if line not in _told:
+        _told.add(line)
+        logging.warning("%s", line)
 
 
 _told: set[str] = set()  # a training would say the same at each evaluation
+
+
+def _say(metrics: dict, lines: list[str]) -> None:
+    for line in lines:
+        _tell(line)
+    with safe_stdout():
+        print(coco_evaluation.format_table(metrics), flush=True)
 
 
 def mean_losses(

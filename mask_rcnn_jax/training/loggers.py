@@ -42,6 +42,7 @@ class Loggers:
         self._failures: Counter[str] = Counter()
         self._closing = ExitStack()
         self._own, self._users = [self._closing.enter_context(one) for one in own], users
+        self._held: list[tuple[int, dict[str, float], Images]] | None = None
 
     def open(self, workdir: Path, entries: dict[str, Any]) -> None:
         """Open the users' loggers."""
@@ -58,13 +59,37 @@ class Loggers:
     def __call__(self, step: int, metrics: Mapping[str, Any], images: Images | None = None) -> None:
         """Log metrics, of anything that `float` takes, and images."""
         values = {name: float(value) for name, value in metrics.items()}
-        for log in self._own:
-            log(int(step), values, images or {})
-        for logger in self._users:
-            self._guard(logger, logger, int(step), dict(values), dict(images or {}))
+        if self._held is None:
+            self._log(int(step), values, images or {})
+        else:
+            self._held.append((int(step), values, images or {}))
+
+    def hold(self) -> None:
+        """Keep what is logged from now on, until what belongs before it is there."""
+        self._held = []
+
+    def release(self, *first) -> None:
+        """Log `first`, which are the arguments of a call, if any, and what was kept."""
+        held, self._held = self._held or (), None
+        if first:
+            self(*first)
+        for entry in held:
+            self._log(*entry)
 
     def close(self) -> None:
-        """Write out what is buffered. A second call does nothing."""
+        """Write out what is kept or buffered. A second call does nothing."""
+        try:
+            self.release()
+        finally:
+            self._close()
+
+    def _log(self, step: int, values: dict[str, float], images: Images) -> None:
+        for log in self._own:
+            log(step, values, images)
+        for logger in self._users:
+            self._guard(logger, logger, step, dict(values), dict(images))
+
+    def _close(self) -> None:
         self._closing.close()
         for name, count in self._failures.items():
             logging.warning("logger %s failed %d times", name, count)

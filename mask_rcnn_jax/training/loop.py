@@ -1,7 +1,7 @@
 """The training call: steps, checkpoints, evaluations, and how a run ends."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,15 +24,14 @@ from mask_rcnn_jax.recipe.stopping import Metrics
 from mask_rcnn_jax.terminal import console
 from mask_rcnn_jax.training.checkpoint import Checkpoints
 from mask_rcnn_jax.training.compiling import compile_canvases
-from mask_rcnn_jax.training.evaluator import Validation
+from mask_rcnn_jax.training.evaluations import Evaluations
 from mask_rcnn_jax.training.lock import locked
-from mask_rcnn_jax.training.loggers import Logger, Loggers, resolve_loggers
+from mask_rcnn_jax.training.loggers import Logger, resolve_loggers
 from mask_rcnn_jax.training.metrics import FILE_NAME as METRICS_NAME
 from mask_rcnn_jax.training.metrics import read_evaluations
 from mask_rcnn_jax.training.next_steps import next_commands
 from mask_rcnn_jax.training.processes import (
     STOPPED_EARLY,
-    Stopped,
     gather,
     on_first,
     stop_on_sigterm,
@@ -121,18 +120,22 @@ def train(
                 stop_on_sigterm() as stop_requested,
                 closing(work.batches(start)) as batches,
                 closing(work.loggers(workdir, loggers, start)) as log,
+                closing(
+                    Evaluations(evaluations, log, checkpoints, check_lock, stop_requested)
+                ) as made,
             ):
-                validate = work.validation(mesh, workdir, stop_requested)
-                tools = batches, work.step_log(log, started), log, checkpoints, validate
-                run = _Run(work, mesh, replicate(teacher, mesh), *tools, check_lock, stop_requested)
-                state, finished = run.train(work.step(tx, mesh), state, evaluations, aps)
+                made.validate = work.validation(mesh, workdir, stop_requested)
+                tools = batches, work.step_log(log, started), checkpoints, made
+                run = _Run(work, mesh, replicate(teacher, mesh), *tools)
+                state, finished = run.train(work.step(tx, mesh), state, aps)
+                saved = checkpoints.saved_step
             check_lock()
             if finished:
                 on_first(lambda: _check_files(work, workdir, start, int(state.step), evaluations))
                 why = work.milestones.why(int(state.step), evaluations)
                 logging.info("finished at step %d%s", int(state.step), why)
                 _report(work, workdir, int(state.step))
-    _log_end(work, workdir, int(state.step), len(batches.skipped), finished)
+    _log_end(work, workdir, saved, len(batches.skipped), finished)
     if not finished:
         raise SystemExit(STOPPED_EARLY)
     return state
@@ -188,44 +191,46 @@ class _Run:
     teacher: tuple[dict, ...]  # its variables, if there is one
     batches: TrainLoader
     steps: StepLog
-    log: Loggers
     checkpoints: Checkpoints
-    validate: Validation | None
-    check_lock: Callable[[], None]
-    stop_requested: Callable[[], bool]
+    made: Evaluations
 
     def train(
-        self, train_step: TrainStep, state: TrainState, evaluations: list[dict], aps: Metrics | None
+        self, train_step: TrainStep, state: TrainState, aps: Metrics | None
     ) -> tuple[TrainState, bool]:
         """Go on from a state, with its metrics if it was evaluated.
 
-        evaluations: all so far; those to come are added.
-
-        Returns the last state, which is saved, and whether the run is finished.
+        Returns the last state, and whether the run is finished. It is saved then, and unless the
+        run was stopped while an earlier state was scored.
         """
-        marks, steps, stops = self.work.milestones, self.steps, False
+        marks, steps, made, stops = self.work.milestones, self.steps, self.made, False
         step = start = int(state.step)
         if start and aps is None and marks.is_evaluated(start):
             logging.info("the evaluation of step %d was cut off and is made up for", start)
-            aps, stops = self._evaluate(state, evaluations)
-        if not (stops or marks.is_last(step, aps, evaluations)):
+            aps, stops = made.make(state)
+        if not (stops or marks.is_last(step, aps, made.known)):
             train_step = self._compiled(train_step, state)
-        while not (stops or marks.is_last(step, aps, evaluations)):
+        while not (stops or marks.is_last(step, aps, made.known)):
             step, aps, batch = step + 1, None, next(self.batches)
             with steps.dispatching(batch):
                 state, metrics = train_step(state, shard_batch(batch, self.mesh), *self.teacher)
             steps.finish_previous(step, metrics, batch.image_index)
-            stops = self.stop_requested()
+            stops = made.stop_requested()
             if not (stops or marks.is_due(step)):
+                if step % self.work.recipe.train.log_every == 0:
+                    made.poll()
                 continue
             steps.finish()  # nothing is saved before its losses are known to be finite
-            self.check_lock()
+            made.check_lock()
+            # Nor before the last evaluation is logged, which a resumed run would lack.
+            if not made.finish(stops=stops):
+                break
             self.checkpoints.save(state)
             if marks.is_evaluated(step) and not stops:
-                aps, stops = self._evaluate(state, evaluations)
+                aps, stops = made.make(state)
             steps.restart_clock()
+        made.finish(stops=True)
         self.checkpoints.wait()
-        return state, marks.is_last(step, aps, evaluations)
+        return state, marks.is_last(step, aps, made.known)
 
     def _compiled(self, train_step: TrainStep, state: TrainState) -> TrainStep:
         """The step, compiled for several canvases: or one would compile in mid-training."""
@@ -236,24 +241,6 @@ class _Run:
         shapes = {c: abstract_train_batch(data, rows, c, self.mesh) for c in canvases}
         with self.steps.compiling(canvases):
             return compile_canvases(train_step, state, shapes, *self.teacher)
-
-    def _evaluate(self, state: TrainState, evaluations: list[dict]) -> tuple[Metrics | None, bool]:
-        """Evaluate and log; returns the metrics, None where a SIGTERM came in between, and whether
-        to stop.
-
-        The state has been saved: an evaluation that is cut off is made up for after a restart.
-        """
-        assert self.validate is not None  # `is_evaluated`
-        step = int(state.step)
-        try:
-            metrics, images = self.validate(state)
-        except Stopped:
-            return None, True
-        self.check_lock()
-        self.log(step, metrics, images)
-        evaluations.append({"step": step, **metrics})
-        self.checkpoints.evaluated(evaluations[-1:])
-        return metrics, self.stop_requested()
 
 
 def _log_start(work: Work, workdir: Path, mesh: Mesh, start: int) -> None:
@@ -285,7 +272,7 @@ def _log_extension(work: Work, old_steps: int, start: int) -> None:
     logging.info("train.steps is %d, this run had %d: %s", train.steps, old_steps, effect)
 
 
-def _log_end(work: Work, workdir: Path, step: int, skipped: int, finished: bool) -> None:
+def _log_end(work: Work, workdir: Path, saved: int | None, skipped: int, finished: bool) -> None:
     if skipped:
         logging.info("%d images could not be decoded and were skipped", skipped)
     if finished:
@@ -293,4 +280,4 @@ def _log_end(work: Work, workdir: Path, step: int, skipped: int, finished: bool)
         logging.info("%s", "\n  ".join(["next:", *commands]))
     else:
         text = "stopped by SIGTERM, saved step %d in %s (exit code %d: start it again to go on)"
-        logging.info(text, step, workdir, STOPPED_EARLY)
+        logging.info(text, saved, workdir, STOPPED_EARLY)

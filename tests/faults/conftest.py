@@ -24,6 +24,7 @@ def whole(server, tmp_path_factory):
     """The workdir of an uninterrupted run. It evaluated best early."""
     run = server.start(tmp_path_factory.mktemp("whole") / "run")
     assert run.wait() == 0, run.said()
+    assert "step 16 was scored beside the training" in run.said()
     (run.workdir.parent / "seconds").write_text(str(time.monotonic() - run.started))
     return run.workdir
 

@@ -2,7 +2,8 @@
 
 Loop, loader, checkpoints, writers, evaluation, signals and exit codes are the product's. Stubs are
 the first parameters and what the model computes in a step, a prediction and a loss: functions of
-parameters and batch that take milliseconds, so that a run of 24 steps takes a second.
+parameters and batch that take milliseconds, so that a run of 24 steps takes a second. All scores
+but the last step's come from a process of their own.
 
 Reads lines of json from stdin, {"arguments": [..], "environment": {..}, "log": path}; each starts
 a run, whose output goes to the log. Answers with its pid; the exit code is written to `log`.exit.
@@ -27,7 +28,7 @@ from jax.sharding import PartitionSpec as P
 from mask_rcnn_jax import cli
 from mask_rcnn_jax.structures import Detections
 from mask_rcnn_jax.terminal import interrupts
-from mask_rcnn_jax.training import setup, step, work
+from mask_rcnn_jax.training import evaluator, setup, step, work
 from mask_rcnn_jax.training.step import TrainState
 
 STEP_SECONDS = 0.01
@@ -151,4 +152,5 @@ if __name__ == "__main__":
     # `mask_rcnn_jax.train` is also the name of a function.
     command = importlib.import_module("mask_rcnn_jax.train")
     if serve():
+        evaluator.FEWEST_BESIDE = int(os.environ.get("FEWEST_BESIDE", "1"))
         cli.run(command.main, command._define_flags)

@@ -59,6 +59,12 @@ def test_kills_at_random_moments_change_nothing(
     assert not wrong, wrong[0]
 
 
+def test_scores_beside_training_change_nothing(server, reference, tmp_path):
+    run = server.start(tmp_path / "run", FEWEST_BESIDE="1000000")
+    assert run.wait() == 0 and "was scored beside the training" not in run.said()
+    assert_same(run.workdir, reference)
+
+
 INTERRUPTS = 3  # without --faults
 
 

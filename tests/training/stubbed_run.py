@@ -7,6 +7,7 @@ python -m tests.training.stubbed_run WORKDIR [NAME=VALUE ..] runs it as the comm
 
 import json
 import time
+from functools import partial
 
 import jax
 import numpy as np
@@ -16,6 +17,7 @@ from mask_rcnn_jax import cli, consent
 from mask_rcnn_jax.cli import processes as cli_processes
 from mask_rcnn_jax.config import read_workdir
 from mask_rcnn_jax.training import loop, metrics, processes, work
+from mask_rcnn_jax.training.beside import Pending
 from mask_rcnn_jax.training.step import TrainState
 from tests.memory_set import ShapeSet
 from tests.training.own_run import small_config
@@ -59,16 +61,51 @@ def validation(seconds: float = 0.0):
     return make
 
 
+class Scripted:
+    """A scorer that has its scores once `is_done()`, or at that look of those who wait for them."""
+
+    def __init__(self, scores, is_done=lambda: False, looks=1):
+        self.scores, self.is_done, self.looks = scores, is_done, looks
+
+    def result(self, wait_s=None):
+        self.looks -= 1
+        there = self.looks <= 0 or self.is_done()
+        if there and isinstance(self.scores, Exception):
+            raise self.scores
+        return (self.scores, []) if there else None
+
+    def close(self):
+        self.looks = None
+
+
+def beside(make_scorer=lambda step, scores: Scripted(scores)):
+    """As `validation`, with all scores but the last step's by scorers of their own."""
+
+    def make(recipe, *given):
+        validate_now = validation()(recipe, *given)
+
+        def validate(state: TrainState):
+            step, (scores, images) = int(state.step), validate_now(state)
+            if step == recipe.train.steps:
+                return scores, images
+            start = partial(make_scorer, step, scores)
+            return Pending(step, start, lambda *said: None, dict), images
+
+        return validate
+
+    return make
+
+
 @pytest.fixture
 def stubbed(monkeypatch):
     patch(monkeypatch.setattr)
 
 
-def patch(setattr_, seconds: float = 0.0) -> None:
+def patch(setattr_, seconds: float = 0.0, make_validation=None) -> None:
     setattr_(work, "make_model", lambda *arguments: None)
     setattr_(loop, "initial_state", lambda *_, **options: (state_of(0), None))
     setattr_(work, "make_train_step", make_step)
-    setattr_(work, "make_validation", validation(seconds))
+    setattr_(work, "make_validation", make_validation or validation(seconds))
 
 
 def run(workdir, loggers=(), images: int = 10, scoring=(), **changes) -> TrainState:
@@ -107,7 +144,8 @@ def write_as_before(workdir, *later: str) -> None:
 def main(arguments) -> None:
     workdir, *pairs = arguments
     changes = {name: json.loads(value) for name, _, value in (p.partition("=") for p in pairs)}
-    patch(setattr, changes.pop("seconds", 0.0))
+    make_validation = beside() if changes.pop("beside", False) else None
+    patch(setattr, changes.pop("seconds", 0.0), make_validation)
     wait = changes.pop("wait", 0.0)  # after each step
     run(workdir, [lambda step, values, images: time.sleep(wait)], **changes)
 
