@@ -18,12 +18,14 @@ from mask_rcnn_jax.disk import check_room
 from mask_rcnn_jax.recipe.stopping import main_ap, measure
 from mask_rcnn_jax.training import processes
 from mask_rcnn_jax.training.loss_scale import LossScaleState
+from mask_rcnn_jax.training.metrics import replace_text
 from mask_rcnn_jax.training.step import TrainState
 from mask_rcnn_jax.weights import checksums
 from mask_rcnn_jax.weights.run_checkpoint import checkpoint_steps, newest_intact, read_arrays
 
 # What is being written or deleted has such a name; both orbax and we leave them when killed.
 LEFTOVERS = ("tmp.*", "*.orbax-checkpoint-tmp*")
+UNSCORED = "unscored"  # a file: its content is the step after which checkpoints do not count yet
 
 
 class Checkpoints:
@@ -48,6 +50,7 @@ class Checkpoints:
         self._folder = self._workdir / "checkpoints"
         self._scores: dict[int, tuple[str, float]] = {}  # measure and AP by step
         self._saved: int | None = None
+        self._unscored: int | None = None  # the step of scores to come, which decide what is kept
         self._jobs: list[Future] = []
         self._writes = jax.process_index() == 0
         self._thread = ThreadPoolExecutor(1, "checkpoints")
@@ -55,9 +58,9 @@ class Checkpoints:
             _remove(self._folder, *LEFTOVERS)
 
     @property
-    def saved_step(self) -> int | None:
-        """The step that was saved or restored last."""
-        return self._saved
+    def resumes_at(self) -> int | None:
+        """The step at which a run that ends now resumes."""
+        return self._saved if self._unscored is None else self._unscored
 
     def save(self, state: TrainState) -> None:
         """Start to write the state, once the one before is written."""
@@ -69,14 +72,30 @@ class Checkpoints:
         # A copy: the next step takes over the state's buffers while this is still being written.
         snapshot = jax.tree.map(lambda array: np.array(array, copy=True), state)
         self._saved = step
-        self._jobs.append(self._thread.submit(self._write, step, snapshot, dict(self._scores)))
+        scores = dict(self._scores) if self._unscored is None else None
+        self._jobs.append(self._thread.submit(self._write, step, snapshot, scores))
+
+    def hold(self, step: int) -> None:
+        """Delete nothing until the next `evaluated`, before which the scores of a step are to come.
+
+        A run that is killed meanwhile resumes at that step: what depends on the scores, such as
+        records, is not complete for later ones.
+        """
+        self._unscored = step
+        if self._writes:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            replace_text(self._folder / UNSCORED, str(step))
+            checksums.flush_folder(self._folder)
 
     def evaluated(self, evaluations: Sequence[Mapping]) -> None:
         """Keep the checkpoint of the step of the highest AP of each measure, the last of equals.
 
         evaluations: metrics with their "step", to be added to those that are known.
         """
+        is_held, self._unscored = self._unscored is not None, None
         if self._writes:
+            if is_held:
+                (self._folder / UNSCORED).unlink(missing_ok=True)
             known = [one for one in evaluations if np.isfinite(main_ap(one))]
             self._scores.update((one["step"], (measure(one), main_ap(one))) for one in known)
             self._jobs.append(self._thread.submit(self._prune, dict(self._scores)))
@@ -136,13 +155,30 @@ class Checkpoints:
             self._thread.shutdown()
 
     def _choose(self) -> int:
+        self._drop_unscored()
         step, faults = newest_intact(self._workdir)
         for damaged, fault in faults.items():
             aside = _move_aside(self._folder / str(damaged))
             logging.warning("%s; moved to %s, the run goes on from step %d", fault, aside, step)
         return step
 
-    def _write(self, step: int, state: TrainState, scores: Mapping[int, tuple[str, float]]) -> None:
+    def _drop_unscored(self) -> None:
+        """Delete the checkpoints that do not count, see `hold`."""
+        try:
+            last = int((self._folder / UNSCORED).read_text())
+        except (FileNotFoundError, ValueError):  # killed before it was written
+            return
+        later = [step for step in checkpoint_steps(self._workdir) if step > last]
+        if later and self._is_checkpoint(last):
+            text = "the scores of step %d were not there when the run ended: it goes on from there"
+            logging.info(text, last)
+            for step in later:
+                self._delete(step)
+        (self._folder / UNSCORED).unlink()
+
+    def _write(
+        self, step: int, state: TrainState, scores: Mapping[int, tuple[str, float]] | None
+    ) -> None:
         draft, target = self._folder / f"tmp.{step}", self._folder / str(step)
         self._workdir.mkdir(parents=True, exist_ok=True)
         # Of a disk that is full in mid-write, tensorstore prints a traceback for each array.
@@ -165,7 +201,8 @@ class Checkpoints:
             _remove(self._folder, f"tmp.{step}*")
             raise
         checksums.flush_folder(self._folder)
-        self._prune(scores)
+        if scores is not None:
+            self._prune(scores)
 
     def _prune(self, scores: Mapping[int, tuple[str, float]]) -> None:
         # Others of such a name are not ours, and take no place.
@@ -176,10 +213,13 @@ class Checkpoints:
         kept = {*regular[: self._keep], *steps[:1], *best.values()}
         for step in steps:
             if step not in kept:
-                # Half of a checkpoint must not be taken for one.
-                doomed = self._folder / f"tmp.deleted.{step}"
-                (self._folder / str(step)).rename(doomed)
-                shutil.rmtree(doomed)
+                self._delete(step)
+
+    def _delete(self, step: int) -> None:
+        # Half of a checkpoint must not be taken for one.
+        doomed = self._folder / f"tmp.deleted.{step}"
+        (self._folder / str(step)).rename(doomed)
+        shutil.rmtree(doomed)
 
     def _is_checkpoint(self, step: int) -> bool:
         return (self._folder / str(step) / "state").is_dir()

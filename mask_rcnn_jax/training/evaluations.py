@@ -22,8 +22,8 @@ LOOK_S = 1.0  # between two looks for a SIGTERM
 class Evaluations:
     """Evaluates states that have been saved. All processes make the same calls.
 
-    While scores are pending, no other step may be saved, and loggers wait. So a run that is killed
-    meanwhile resumes at the step that is scored, makes up for it and does the later steps again;
+    While scores are pending, loggers wait and no checkpoint is deleted. A run that is killed
+    meanwhile resumes at the step that is scored, makes up for it and does the later steps again. So
     nothing depends on when the scores come.
 
     Attributes:
@@ -50,6 +50,7 @@ class Evaluations:
         if isinstance(metrics, Pending):
             self._pending = metrics, images
             self.log.hold()
+            self.checkpoints.hold(int(state.step))
             return None, self.stop_requested()
         self.check_lock()
         self.log(int(state.step), metrics, images)

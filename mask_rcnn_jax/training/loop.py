@@ -128,7 +128,7 @@ def train(
                 tools = batches, work.step_log(log, started), checkpoints, made
                 run = _Run(work, mesh, replicate(teacher, mesh), *tools)
                 state, finished = run.train(work.step(tx, mesh), state, aps)
-                saved = checkpoints.saved_step
+                saved = checkpoints.resumes_at
             check_lock()
             if finished:
                 on_first(lambda: _check_files(work, workdir, start, int(state.step), evaluations))
@@ -215,14 +215,14 @@ class _Run:
                 state, metrics = train_step(state, shard_batch(batch, self.mesh), *self.teacher)
             steps.finish_previous(step, metrics, batch.image_index)
             stops = made.stop_requested()
+            if step % self.work.recipe.train.log_every == 0:
+                made.poll()
             if not (stops or marks.is_due(step)):
-                if step % self.work.recipe.train.log_every == 0:
-                    made.poll()
                 continue
             steps.finish()  # nothing is saved before its losses are known to be finite
             made.check_lock()
-            # Nor before the last evaluation is logged, which a resumed run would lack.
-            if not made.finish(stops=stops):
+            # What is saved while scores are pending does not count after the run has ended.
+            if (stops or marks.is_evaluated(step)) and not made.finish(stops=stops):
                 break
             self.checkpoints.save(state)
             if marks.is_evaluated(step) and not stops:

@@ -1,5 +1,6 @@
 """Evaluations that are scored while training goes on leave what others leave."""
 
+import json
 import signal
 from dataclasses import replace
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ import pytest
 
 from mask_rcnn_jax.training import evaluator, work
 from mask_rcnn_jax.training.beside import Pending
+from mask_rcnn_jax.training.metrics import read_metrics
 from tests.pair import Pair
 from tests.training import stubbed_run, test_tiled_scoring
 from tests.training.stubbed_run import Scripted, beside, kept, patch, run, series
@@ -71,37 +73,69 @@ def test_nothing_depends_on_when_scores_come(moment, whole, tmp_path, scored_by,
     assert ("waiting for the scores of step 6" in caplog.text) == (moment != "next step")
 
 
-@pytest.mark.parametrize("step", [7, 8])
+class Late(Scripted):
+    """Never has scores; whoever waits for them gets a SIGTERM."""
+
+    def result(self, wait_s=None):
+        signal.raise_signal(signal.SIGTERM)
+        return None
+
+
+def late_at_6(step, scores):
+    return Late(scores) if step == 6 else Scripted(scores)
+
+
+@pytest.mark.parametrize(("step", "saved"), [(7, {"6"}), (9, {"6", "8"})])
 def test_a_stopped_run_whose_scores_are_late_goes_on_from_their_step(
-    step, whole, tmp_path, scored_by, in_step, caplog
+    step, saved, whole, tmp_path, in_step, caplog
 ):
-    """In 8, the signal comes while what is to be saved waits for them."""
+    """In 7, or while the next evaluation waits for them."""
     with pytest.MonkeyPatch.context() as context:
-        context.setattr(work, "make_validation", beside(late_at_6(step == 8)))
+        context.setattr(work, "make_validation", beside(late_at_6))
         in_step({step: terminate} if step == 7 else {})
         with caplog.at_level("INFO"), pytest.raises(SystemExit) as stopped:
             run(tmp_path)
     assert stopped.value.code == 75 and LATE in caplog.text
     assert f"stopped by SIGTERM, saved step 6 in {tmp_path}" in caplog.text
-    assert {*kept(tmp_path)} == {"3", "4", "6"}
+    assert {*kept(tmp_path)} == {"3", "4", *saved, "unscored"}
     assert series(tmp_path)[-1]["step"] == step  # until it goes on from 6
     in_step({})
     with caplog.at_level("INFO"):
         state = run(tmp_path)
+    assert "resuming at step 6 of 12" in caplog.text
     assert "the evaluation of step 6 was cut off and is made up for" in caplog.text
     check_equal(tmp_path, state, whole)
 
 
-def late_at_6(terminates):
-    def is_done():
-        if terminates:
-            signal.raise_signal(signal.SIGTERM)
-        return False
+@pytest.mark.parametrize("logged", [False, True])
+def test_a_run_killed_after_a_checkpoint_without_scores_does_not_count_it(
+    logged, whole, tmp_path, in_step, caplog
+):
+    """Or with the record of the scores, but perhaps not those of the steps after it."""
 
-    def make(step, scores):
-        return Scripted(scores, is_done, NEVER) if step == 6 else Scripted(scores)
+    def interrupt(metrics):
+        raise KeyboardInterrupt
 
-    return make
+    in_step({9: interrupt})
+    with pytest.MonkeyPatch.context() as context:
+        make = beside(lambda step, scores: Scripted(scores, looks=1 if step == 3 else NEVER))
+        context.setattr(work, "make_validation", make)
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path)
+    assert {*kept(tmp_path)} == {"3", "4", "6", "8", "unscored"}
+    if logged:
+        record = next(one for one in read_metrics(whole[0] / "metrics.jsonl")
+                      if "ap/box" in one and one["step"] == 6)  # fmt: skip
+        records = [one for one in read_metrics(tmp_path / "metrics.jsonl") if one["step"] <= 6]
+        lines = [json.dumps(one) + "\n" for one in (*records, record)]
+        (tmp_path / "metrics.jsonl").write_text("".join(lines))
+    in_step({})
+    with caplog.at_level("INFO"):
+        state = run(tmp_path)
+    assert "the scores of step 6 were not there when the run ended" in caplog.text
+    assert "resuming at step 6 of 12" in caplog.text
+    assert ("is made up for" in caplog.text) != logged
+    check_equal(tmp_path, state, whole)
 
 
 def test_a_stopped_run_whose_scores_come_in_time_is_saved(whole, tmp_path, in_step, caplog):
@@ -135,7 +169,8 @@ def test_an_error_of_scoring_ends_the_run(error, whole, tmp_path, caplog):
         context.setattr(work, "make_validation", beside(lambda step, scores: Scripted(error)))
         with pytest.raises(type(error), match=str(error)):
             run(tmp_path)
-    assert {*kept(tmp_path)} == {"2", "3"} and series(tmp_path)[-1]["step"] == 4
+    assert {*kept(tmp_path)} == {"2", "3", "4", "unscored"}
+    assert series(tmp_path)[-1]["step"] == 6
     check_equal(tmp_path, run(tmp_path), whole)
 
 
