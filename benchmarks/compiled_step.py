@@ -75,6 +75,7 @@ def count_instructions(program: hlo.Program) -> dict[str, int]:
     launched = [instruction for body in outer for instruction in body.values()]
     opcodes, launched_opcodes = (Counter(x.opcode for x in some) for some in (everything, launched))
     kernels = [found for found in launched if found.target == hlo.KERNEL]
+    convolutions = [found for found in launched if found.target.startswith(CONVOLUTION)]
     # Differentiation names the backward pass "transpose(jvp(..))".
     backward = sum("transpose(jvp" in found.text for found in kernels)
     return {
@@ -83,7 +84,9 @@ def count_instructions(program: hlo.Program) -> dict[str, int]:
         "host_launches": _host_launches(program),
         "kernels_forward": len(kernels) - backward,  # from `pallas_kernels`
         "kernels_backward": backward,
-        "convolutions": sum(found.target.startswith(CONVOLUTION) for found in launched),
+        "convolutions": len(convolutions),
+        "fused_convolutions": sum("BiasActivation" in found.target for found in convolutions),
+        "float32_convolutions": sum(found.arrays[0].dtype == "f32" for found in convolutions),
         "matmuls": sum(map(_is_matmul, launched)),
         "copies": launched_opcodes["copy"],
         "transposes": opcodes["transpose"],  # including those inside fusions
