@@ -45,7 +45,7 @@ from mask_rcnn_jax.data.eval_loader import EvalLoader
 from mask_rcnn_jax.data.resize import ResizePlan
 from mask_rcnn_jax.data.source import annotation_file, load_val
 from mask_rcnn_jax.evaluation.coco import at_limit
-from mask_rcnn_jax.evaluation.engines import check_engine
+from mask_rcnn_jax.evaluation.engines import announce_engine
 from mask_rcnn_jax.exporting.artifact import Artifact, build_artifact
 from mask_rcnn_jax.exporting.images import placement
 from mask_rcnn_jax.exporting.manifest import make_manifest
@@ -169,7 +169,7 @@ def _scored_dataset(
         raise ValueError(f"--int8 reports AP on {where}, which is {path!r}: no such file")
     dataset = load_val(data, categories, boxes_only=recipe.learns_boxes_only)
     check_classes(dataset, categories, weights)
-    check_engine(recipe.eval.engine)
+    announce_engine(recipe.eval.engine)
     evaluator.check_scorable(dataset, recipe.eval)
     placed = placement(data, options)
     resized = placed.size if options.picture_size else None

@@ -26,7 +26,7 @@ from mask_rcnn_jax.data.views import ViewLoader
 from mask_rcnn_jax.evaluation import cells, lvis, scorer, visualize
 from mask_rcnn_jax.evaluation import coco as coco_evaluation
 from mask_rcnn_jax.evaluation.encode import ImageDetections, split_images
-from mask_rcnn_jax.evaluation.engines import check_engine
+from mask_rcnn_jax.evaluation.engines import announce_engine
 from mask_rcnn_jax.evaluation.notes import nothing_to_score
 from mask_rcnn_jax.evaluation.options import Scoring
 from mask_rcnn_jax.evaluation.scorer import Job, Scorer
@@ -92,7 +92,7 @@ def make_validation(
         return run_or_stop
 
     wanted = recipe.eval
-    check_engine(wanted.engine)
+    announce_engine(wanted.engine)
     check_scorable(val_set, wanted)
     predict = step.make_predict_step(model, mesh, wanted)
     predict = stoppable(announce_compiling("detector", predict))

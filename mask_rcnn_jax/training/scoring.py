@@ -26,7 +26,7 @@ from mask_rcnn_jax.data.source import annotation_file, load_split, load_val
 from mask_rcnn_jax.data.tiles import Tiles, tiling
 from mask_rcnn_jax.data.views import ViewLoader
 from mask_rcnn_jax.evaluation import coco as coco_evaluation
-from mask_rcnn_jax.evaluation.engines import check_engine
+from mask_rcnn_jax.evaluation.engines import announce_engine
 from mask_rcnn_jax.evaluation.notes import absent_category, box_form, check_scorable, notes
 from mask_rcnn_jax.images.decode import decode_image
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
@@ -112,7 +112,7 @@ def evaluate(
     restored, exported = _source(weights, given, accept_mismatch, has_output=has_output)
     name = str(exported.name if exported else weights)
     recipe, variables, categories, checkpoint = restored
-    check_engine(recipe.eval.engine)
+    announce_engine(recipe.eval.engine)
     coco_evaluation.check_protocol(recipe.eval.protocol, report)
     val_set = _val_set(recipe, val_set, categories, name, known=bool(checkpoint or exported))
     evaluator.check_scorable(val_set, recipe.eval)
@@ -217,7 +217,7 @@ def evaluate_results(
         if value := getattr(data, name):
             advice = "since the category ids of results are taken as those of data.val_json"
             raise ValueError(f"data.{name} is {value}, expected () with --results, {advice}")
-    check_engine(wanted.engine)
+    announce_engine(wanted.engine)
     coco_evaluation.check_protocol(wanted.protocol, report)
     boxes, masks = coco_evaluation.split_results(coco_evaluation.load_results(results_json))
     annotations = annotation_file(data, "val")

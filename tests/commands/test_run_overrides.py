@@ -85,7 +85,7 @@ def test_entries_newer_than_the_run_can_be_overridden(entry, run, taken, capsys)
     (config,) = taken
     assert (config.eval.engine, config.train.skip_images) == ("faster_coco_eval", ())
     assert (config.eval.nms_thresh, config.model.backbone.norm_eps) == (0.625, 1e-5)
-    assert load_config(run).eval.engine == "pycocotools"
+    assert load_config(run).eval.engine == "auto"
 
 
 @pytest.mark.parametrize("entry", COMMANDS)

@@ -1,6 +1,7 @@
-"""faster-coco-eval scores as pycocotools, on the public oracle and on degenerate sets."""
+"""Engines score as pycocotools, on the public oracle and on degenerate sets; hotcoco to the bit."""
 
 import copy
+import importlib.util
 import json
 import sys
 
@@ -10,23 +11,30 @@ from hypothesis import given, settings
 from pycocotools.cocoeval import COCOeval
 
 from mask_rcnn_jax.evaluation.coco import score
-from mask_rcnn_jax.evaluation.engines import check_engine
+from mask_rcnn_jax.evaluation.engines import check_engine, resolve
 from mask_rcnn_jax.evaluation.options import Scoring
+from tests.evaluation import lvis_case
 from tests.evaluation.test_pycocotools import cases, one_object
 from tests.helpers import shared
 
 pytest.importorskip("faster_coco_eval")
+INSTALLED = [name for name in ("faster_coco_eval", "hotcoco") if importlib.util.find_spec(name)]
 
 
-def check_equal(*arguments, **options):
-    expected = score(*arguments, **options)
-    found = score(*copy.deepcopy(arguments), **options, rules=Scoring("faster_coco_eval"))
-    assert found.keys() == expected.keys() and len(found) in (13, 25)
-    per_category, expected_aps = found.pop("per_category"), expected.pop("per_category")
-    assert found == pytest.approx(expected, rel=0, abs=1e-12)
-    assert per_category.keys() == expected_aps.keys()
-    for name, aps in per_category.items():
-        assert aps == pytest.approx(expected_aps[name], rel=0, abs=1e-12)
+def check_equal(*arguments, protocol="coco", **options):
+    expected = score(*arguments, **options, rules=Scoring("pycocotools", protocol))
+    assert len(expected) >= 13
+    for engine in INSTALLED:
+        found = score(*copy.deepcopy(arguments), **options, rules=Scoring(engine, protocol))
+        if engine == "hotcoco":
+            assert found == expected
+            continue
+        assert found.keys() == expected.keys()
+        per_category, expected_aps = found.pop("per_category"), dict(expected["per_category"])
+        assert found == pytest.approx({n: expected[n] for n in found}, rel=0, abs=1e-12)
+        assert per_category.keys() == expected_aps.keys()
+        for name, aps in per_category.items():
+            assert aps == pytest.approx(expected_aps[name], rel=0, abs=1e-12)
 
 
 def test_the_public_results_score_the_same():
@@ -45,6 +53,18 @@ def test_any_file_scores_the_same(case):
     gt, boxes, masks = case
     check_equal(gt, boxes, masks)
     check_equal(gt, boxes, None, image_ids=[gt["images"][0]["id"]])
+
+
+def test_more_detections_score_the_same():
+    gt, boxes, masks = lvis_case.make_case(0)
+    one = gt["annotations"][0]
+    gt["annotations"] += [one | {"id": 1000 + n} for n in range(101)]
+    check_equal(gt, boxes, masks, detections_per_image=200)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_lvis_scores_the_same(seed):
+    check_equal(*lvis_case.make_case(seed), protocol="lvis")
 
 
 def degenerate():
@@ -82,13 +102,23 @@ def test_a_callback_gets_the_evaluation_of_pycocotools():
     """The report reads what only pycocotools keeps."""
     gt, results = one_object()
     found = []
-    score(gt, results, None, rules=Scoring("faster_coco_eval"), callback=found.append)
+    score(gt, results, None, rules=Scoring(INSTALLED[-1]), callback=found.append)
     assert isinstance(found[0], COCOeval) and np.size(found[0].evalImgs)
 
 
-def test_an_engine_that_is_not_there_is_named(monkeypatch):
+@pytest.mark.parametrize("engine", ["faster_coco_eval", "hotcoco"])
+def test_an_engine_that_is_not_there_is_named(engine, monkeypatch):
     with pytest.raises(ValueError, match="^eval.engine is 'x', expected one of "):
         check_engine("x")
-    monkeypatch.setitem(sys.modules, "faster_coco_eval", None)
-    with pytest.raises(ValueError, match="pip install 'mask-rcnn-jax.eval.'"):
-        check_engine("faster_coco_eval")
+    monkeypatch.setitem(sys.modules, engine, None)
+    with pytest.raises(ValueError, match=f"^eval.engine={engine} needs .*: pip install "):
+        check_engine(engine)
+
+
+def test_auto_takes_hotcoco_if_it_is_there_and_never_one_with_other_bits(monkeypatch):
+    assert resolve("auto") == ("hotcoco" if "hotcoco" in INSTALLED else "pycocotools")
+    assert resolve("faster_coco_eval") == "faster_coco_eval"
+    monkeypatch.setitem(sys.modules, "hotcoco", None)
+    assert resolve("auto") == "pycocotools"
+    gt, results = one_object()
+    assert score(gt, results, None) == score(gt, results, None, rules=Scoring("pycocotools"))
