@@ -19,20 +19,18 @@ from pycocotools.cocoeval import COCOeval
 
 ENGINES = ("auto", "pycocotools", "hotcoco", "faster_coco_eval")
 Ids = Sequence[int | str]
-_INSTALL = {"hotcoco": "hotcoco", "faster_coco_eval": "'mask-rcnn-jax[eval]'"}
 
 
 def check_engine(engine: str) -> None:
     """Raise ValueError, naming what to install, if an engine is unknown or missing."""
     if engine not in ENGINES:
         raise ValueError(f"eval.engine is {engine!r}, expected one of {list(ENGINES)}")
-    if engine in _INSTALL:
+    if engine in ("hotcoco", "faster_coco_eval"):
         try:
             importlib.import_module(engine)
         except ImportError as error:
-            package = engine.replace("_", "-")
-            advice = f"pip install {_INSTALL[engine]}"
-            raise ValueError(f"eval.engine={engine} needs {package}: {advice}") from error
+            needed = f"needs {engine.replace('_', '-')}: pip install 'mask-rcnn-jax[eval]'"
+            raise ValueError(f"eval.engine={engine} {needed}") from error
 
 
 def resolve(engine: str) -> str:
