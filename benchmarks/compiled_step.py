@@ -28,7 +28,8 @@ from mask_rcnn_jax.config import load_config
 Figures = dict[str, Any]
 Limits = dict[str, dict[str, float]]
 GRAPH = 5  # launches in XLA's smallest CUDA graph (xla_gpu_graph_min_graph_size)
-TABLE = re.compile(r"any|images_\d+|infer|infer_\d+")  # of limits in a recipe's table
+TABLE = re.compile(r"any|images_\d+|infer|infer_\d+|xla|xla_infer")  # of limits in a recipe's table
+TABLES = "any, images_N, infer, infer_N, xla or xla_infer"
 
 
 def main(arguments: argparse.Namespace) -> None:
@@ -37,7 +38,9 @@ def main(arguments: argparse.Namespace) -> None:
     recipe = load_config(arguments.config, arguments.entries)
     target, names = arguments.target, roofline.DEVICES[arguments.target]
     steps = [
-        figures | read(str(compiled.as_text()), figures["images_per_device"], names)
+        figures
+        | {"implementation": recipe.train.implementation}
+        | read(str(compiled.as_text()), figures["images_per_device"], names)
         for figures, compiled in compile_programs(recipe, target, shapes, arguments.mode)
     ]
     print(table(target, steps), flush=True)
@@ -94,6 +97,8 @@ def count_instructions(program: hlo.Program) -> dict[str, int]:
         "sorts": opcodes["sort"],
         "scatters": opcodes["scatter"],
         "loops": opcodes["while"],
+        # A GPU waits for its host in each turn of these.
+        "open_loops": sum(x.opcode == "while" and x.trips is None for x in everything),
         "all_reduces": opcodes["all-reduce"] + opcodes["all-reduce-start"],
         "all_reduces_alone": opcodes["all-reduce"] + _awaited_at_once(program),
     }
@@ -143,8 +148,8 @@ def load_limits(path: str, recipe: str) -> Limits:
     """Load a recipe's limits from a TOML file.
 
     The recipe has a table by its name, "coco" or "coco_torchvision:v2" wherever its file lies; in
-    it are tables for the training step, `any` and `images_N` by images per device, and for
-    prediction, `infer` and `infer_N`.
+    it are tables for the training step, `any` and `images_N` by images per device, for prediction,
+    `infer` and `infer_N`, and for both with `train.implementation=xla`, `xla` and `xla_infer`.
 
     Raises ValueError for a file that is no TOML, a recipe without limits, a table of another name,
     or a limit of an unknown figure.
@@ -162,7 +167,7 @@ def load_limits(path: str, recipe: str) -> Limits:
         raise ValueError(f"{path} has no limits for {name!r}, expected one of {sorted(recipes)}")
     for table_name, limits in recipes[name].items():
         if not TABLE.fullmatch(table_name):
-            text = f"{path} has [{name}.{table_name}], expected any, images_N, infer or infer_N"
+            text = f"{path} has [{name}.{table_name}], expected {TABLES}"
             raise ValueError(text)
         for entry in limits:
             if entry.removeprefix("least_") not in known:
@@ -174,7 +179,12 @@ def load_limits(path: str, recipe: str) -> Limits:
 def violations(step: Figures, limits: Limits) -> list[str]:
     """Describe each figure above its limit, or below a limit named `least_..`."""
     found, images = [], step["images_per_device"]
-    names = ("infer", f"infer_{images}") if step["mode"] == "infer" else ("any", f"images_{images}")
+    if step["mode"] == "infer":
+        names, without_kernels = ["infer", f"infer_{images}"], ["xla_infer"]
+    else:
+        names, without_kernels = ["any", f"images_{images}"], ["xla"]
+    if step["implementation"] == "xla":
+        names = without_kernels
     for table_name in names:
         for name, limit in limits.get(table_name, {}).items():
             value = step[name.removeprefix("least_")]

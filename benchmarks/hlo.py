@@ -64,6 +64,12 @@ class Instruction:
         return self.attribute(r'custom_call_target="([^"]+)"')
 
     @property
+    def trips(self) -> int | None:
+        """Turns of a loop; None if they depend on what it computes, or the compiler cannot tell."""
+        found = self.attribute(r'known_trip_count"?:\{"n":"(\d+)"')
+        return int(found) if found else None
+
+    @property
     def source(self) -> str:
         """Origin in the Python program: JAX's name scopes and the primitive."""
         return self.attribute(r'op_name="([^"]*)"')
@@ -89,7 +95,7 @@ class Program:
         for instruction in self.computations[name].values():
             opcode = instruction.opcode
             if opcode == "while":
-                trips = int(instruction.attribute(r'known_trip_count"?:\{"n":"(\d+)"', "1"))
+                trips = instruction.trips or 1
                 body = instruction.attribute(r"\bbody=%?([\w.\-]+)")
                 yield from self._walk(body, times * trips)
             elif opcode in ("conditional", "call", "async-start"):

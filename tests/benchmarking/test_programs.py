@@ -51,6 +51,7 @@ ENTRY %main.9 (Arg_0.1: f32[8]) -> f32[8] {
   %fusion.1 = bf16[4,2]{1,0} fusion(%gemm), kind=kInput, calls=%fused_transpose
   %wrapped_sort = f32[8]{0} fusion(%gemm), kind=kInput, calls=%wrapped_sort_computation
   %while.1 = (s32[], f32[8]{0}) while(%gemm), condition=%condition, body=%body
+  %while.2 = (s32[], f32[8]{0}) while(%gemm), condition=%condition, body=%body, backend_config={"known_trip_count":{"n":"16"}}
   %all-reduce-start.2 = f32[8]{0} all-reduce-start(%gemm), to_apply=%region_1.2
   %negate.1 = f32[8]{0} negate(%gemm)
   %all-reduce-done.2 = f32[8]{0} all-reduce-done(%all-reduce-start.2)
@@ -62,7 +63,7 @@ ENTRY %main.9 (Arg_0.1: f32[8]) -> f32[8] {
 
 STEP = {
     "mode": "train", "images_per_device": 2, "devices": 1, "peak_mb": 2100.0, "temp_mb": 1700.0,
-    "gflop_per_image": 1500.0, "compile_s": 50.0,
+    "gflop_per_image": 1500.0, "compile_s": 50.0, "implementation": "auto",
 }  # fmt: skip
 COUNTED = {
     "launches": 13,  # 6 library and custom calls, 3 fusions, copy in the loop, 2 sums, 1 negation
@@ -78,7 +79,8 @@ COUNTED = {
     "converts": 1,
     "sorts": 1,
     "scatters": 0,
-    "loops": 1,
+    "loops": 2,
+    "open_loops": 1,
     "all_reduces": 2,
     "all_reduces_alone": 1,  # the other runs beside the negation
 }
@@ -120,6 +122,16 @@ def test_predictions_have_limits_of_their_own():
     assert line == (
         "peak_mb is 2100.0 with prediction, 2 images on each of 1 devices, the limit is 2000"
     )
+
+
+def test_programs_without_kernels_have_limits_of_their_own():
+    limits = {"any": {"launches": 1}, "infer_2": {"launches": 1}, "xla": {"open_loops": 0}}
+    program = PROGRAM | {"implementation": "xla"}
+    (line,) = compiled_step.violations(program, limits)
+    assert line == "open_loops is 1 with 2 images on each of 1 devices, the limit is 0"
+    assert compiled_step.violations(program | {"mode": "infer"}, limits) == []
+    limits["xla_infer"] = {"launches": 11}
+    assert len(compiled_step.violations(program | {"mode": "infer"}, limits)) == 1
 
 
 @pytest.mark.parametrize("table", ["image_8", "images_", "infer_any", "inference"])
