@@ -1,4 +1,4 @@
-"""Count and limit what the training step or prediction does once compiled for absent GPUs.
+"""Count and limit what training or prediction does once compiled for absent GPUs and TPUs.
 
     python -m benchmarks.compiled_step --config configs/coco.py --target h100 \\
         --budgets benchmarks/budgets.toml
@@ -22,7 +22,7 @@ import jax
 
 from benchmarks import entries, hlo, roofline
 from benchmarks.traffic import CONVOLUTION
-from mask_rcnn_jax.benchmarking.gpu_compile import MODES, compile_programs
+from mask_rcnn_jax.benchmarking.absent import MODES, compile_programs
 from mask_rcnn_jax.config import load_config
 
 Figures = dict[str, Any]
@@ -61,6 +61,7 @@ def read(text: str, images: int, devices: Sequence[str]) -> Figures:
     return {
         "gbytes_per_image": round(roofline.gbytes(launches) / images, 2),
         **count_instructions(program),
+        "xla_mcycles": round(roofline.xla_cycles(program) / 1e6, 2),
         "sort_launches": round(sum(one.times for one in launches if one.kind == "sorts")),
         "estimates": {name: roofline.estimate(launches, images, name) for name in devices},
         "costliest": roofline.costliest(launches, devices[0]),
@@ -156,7 +157,7 @@ def load_limits(path: str, recipe: str) -> Limits:
     """
     counted = count_instructions(hlo.Program({"": {}}, ""))
     known = ["compile_s", "gbytes_per_image", "gflop_per_image", "peak_mb", "temp_mb"]
-    known += ["sort_launches", *counted]
+    known += ["sort_launches", "xla_mcycles", *counted]
     try:
         recipes = tomllib.loads(Path(path).read_text())
     except tomllib.TOMLDecodeError as error:

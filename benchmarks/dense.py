@@ -25,8 +25,8 @@ import numpy as np
 
 from benchmarks import entries
 from mask_rcnn_jax.benchmarking import inputs, process_tree
+from mask_rcnn_jax.benchmarking.absent import MODES, compile_programs
 from mask_rcnn_jax.benchmarking.devices import describe
-from mask_rcnn_jax.benchmarking.gpu_compile import MODES, compile_programs
 from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.data.coco import load_coco
 from mask_rcnn_jax.data.kinds import build_augment

@@ -35,6 +35,7 @@ KINDS = ("convolutions", "matmuls", "kernels", "sorts", "rest")
 DEVICES = {"h100": ("H200", "H100"), "h200": ("H200", "H100"), "a100": ("A100",)}
 DEVICES |= {"b200": ("B200",), "rtx5090": ("RTX 5090",)}
 DEVICES |= {"l4": ("L4",), "a10": ("A10",), "t4": ("T4",)}
+DEVICES |= {"v5e": ("TPU v5 lite",), "v6e": ("TPU v6 lite",)}
 # Everything in a prediction outside the scopes of its network, which end in outputs.
 NETWORK = "pyramid|rpn_outputs|box_outputs|class_masks"
 SELECTION = re.compile(rf"MaskRCNN\.predict/(?!MaskRCNN\.(?:{NETWORK})/)")
@@ -92,6 +93,15 @@ def launches(program: hlo.Program) -> list[Launch]:
         for launched in program.launched
         if not launched[-1].opcode.startswith(hlo.COLLECTIVES)
     ]
+
+
+def xla_cycles(program: hlo.Program) -> float:
+    """Return the cycles that XLA writes beside a TPU's fusions and copies; 0 for other devices.
+
+    It has none for gathers, scatters, sorts and collectives, which are left out.
+    """
+    pattern = r'"estimated_cycles":"(\d+)"'
+    return sum(n * int(one.attribute(pattern, "0")) for n, _, one in program.launched)
 
 
 def read_launch(

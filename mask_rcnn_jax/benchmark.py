@@ -1,4 +1,4 @@
-"""Benchmark training, prediction, data loading and kernels, or compile for an absent GPU.
+"""Benchmark training, prediction, data loading and kernels, or compile for absent GPUs and TPUs.
 
     python -m mask_rcnn_jax.benchmark train --config configs/coco.py --config.train.batch_size=8
     python -m mask_rcnn_jax.benchmark train --config configs/coco.py --config.train.batch_size=64 \\
@@ -14,9 +14,10 @@ model alone, and `--profile DIR` writes a trace and lists the costliest operatio
 `train --devices` measures weak scaling: each number of devices in turn, with the same images on
 each device, of which the largest number has `train.batch_size`. Both also run over several
 processes, and the first prints. `data` reads and prepares batches. `kernels` needs a GPU. `compile`
-needs none: it compiles the whole training step, or prediction, for GPUs and gives its memory, FLOPs
-and compile time. `--json` has every figure as soon as it is measured. Nothing compiled is taken
-from `--compile_cache`, but on a GPU it keeps the fastest algorithms found by XLA's autotuning.
+needs none: it compiles the whole training step, or prediction, for GPUs or TPUs and gives its
+memory, FLOPs and compile time. `--json` has every figure as soon as it is measured. Nothing
+compiled is taken from `--compile_cache`, but on a GPU it keeps the fastest algorithms found by
+XLA's autotuning.
 """
 
 import json
@@ -30,11 +31,10 @@ import jax
 from absl import flags
 
 from mask_rcnn_jax import cli, device
-from mask_rcnn_jax.benchmarking import gpu_compile, kernels, profile, scaling, stages, steps
+from mask_rcnn_jax.benchmarking import absent, kernels, profile, scaling, stages, steps
 from mask_rcnn_jax.cli import processes
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.training.processes import gather
-from pallas_kernels import check_compile
 
 KINDS = ("train", "infer", "data", "kernels", "compile")
 
@@ -52,9 +52,9 @@ def _define_flags() -> None:
     workers_help = "data: worker process counts, measured in turn; data.num_workers if unset."
     flags.DEFINE_list("workers", None, workers_help)
     flags.DEFINE_string("only", "", "kernels: run only those whose name contains this text.")
-    flags.DEFINE_enum("target", "h100", check_compile.targets(), "compile: target GPU.")
+    flags.DEFINE_enum("target", "h100", absent.targets(), "compile: target GPU or TPU.")
     mode_help = "compile: the training step, or prediction."
-    flags.DEFINE_enum("mode", gpu_compile.MODES[0], gpu_compile.MODES, mode_help)
+    flags.DEFINE_enum("mode", absent.MODES[0], absent.MODES, mode_help)
     flags.DEFINE_list("images", ["2", "8"], "compile: numbers of images per device.")
     devices_help = "train: numbers of devices, measured in turn. compile: 1,4 if unset."
     flags.DEFINE_list("devices", None, devices_help)
@@ -81,7 +81,7 @@ def main(positional: Sequence[str]) -> None:
         devices = _counts("devices", FLAGS.devices or ["1", "4"])
         shapes = [(i, d) for d in devices for i in images]
         figures = {"target": FLAGS.target, "jax": jax.__version__, "programs": []}
-        compiling = gpu_compile.compile_programs(recipe, FLAGS.target, shapes, FLAGS.mode)
+        compiling = absent.compile_programs(recipe, FLAGS.target, shapes, FLAGS.mode)
         for program, _ in compiling:
             figures["programs"].append(program)
             _save(figures)

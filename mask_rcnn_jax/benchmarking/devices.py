@@ -17,6 +17,9 @@ PEAKS: dict[str, dict[str, float]] = {
     "RTX 5090": {"bfloat16": 209, "float16": 209, "tf32": 105, "float32": 105, "bytes": 1.79},
     "L4": {"bfloat16": 121, "float16": 121, "tf32": 60, "float32": 30.3, "bytes": 0.3},
     "A10": {"bfloat16": 125, "float16": 125, "tf32": 62.5, "float32": 31.2, "bytes": 0.6},
+    # float32 takes six products of bfloat16, or one where XLA may round.
+    "TPU v5 lite": {"bfloat16": 197, "float16": 197, "tf32": 197, "float32": 33, "bytes": 0.82},
+    "TPU v6 lite": {"bfloat16": 918, "float16": 918, "tf32": 918, "float32": 153, "bytes": 1.64},
     # Without tensor cores for bfloat16 and tf32.
     "T4": {"bfloat16": 8.1, "float16": 65, "tf32": 8.1, "float32": 8.1, "bytes": 0.32},
 }

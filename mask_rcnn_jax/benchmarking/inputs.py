@@ -130,10 +130,12 @@ def _flops(lowered: jax.stages.Lowered) -> float | None:
     return cost and cost["flops"]
 
 
-def for_gpus(recipe: Recipe, capability: tuple[int, int]) -> Recipe:
-    """Return a recipe with the precision that it has on GPUs of a compute capability, to compile
-    programs without one."""
-    precision: Any = resolve_precision(recipe.train.precision, "cuda", capability)
+def for_platform(
+    recipe: Recipe, platform: str, capability: tuple[int, int] | None = None
+) -> Recipe:
+    """Return a recipe with the precision that it has on "tpu", or "cuda" with GPUs of a compute
+    capability, to compile programs without one."""
+    precision: Any = resolve_precision(recipe.train.precision, platform, capability)
     return replace(recipe, train=replace(recipe.train, precision=precision))
 
 

@@ -171,6 +171,8 @@ def test_times_of_calls():
         ("NVIDIA L40S", ""),
         ("NVIDIA GeForce RTX 5090", "RTX 5090"),
         ("Tesla T4", "T4"),
+        ("TPU v5 lite", "TPU v5 lite"),
+        ("TPU v5", ""),
         ("cpu", ""),
     ],
 )

@@ -1,43 +1,44 @@
-"""Compile the training step or prediction for GPUs on a machine without one."""
+"""Compile the training step or prediction for GPUs and TPUs on a machine without one."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 
-from mask_rcnn_jax.benchmarking import inputs
+from mask_rcnn_jax.benchmarking import inputs, tpus
 from mask_rcnn_jax.recipe.recipe import Recipe
 from pallas_kernels import check_compile
 
 MODES = ("train", "infer")
 
 
+def targets() -> list[str]:
+    return [*check_compile.targets(), *tpus.TARGETS]
+
+
 def compile_programs(
     recipe: Recipe, target: str, shapes: Sequence[tuple[int, int]], mode: str = "train"
 ) -> Iterator[tuple[dict[str, Any], jax.stages.Compiled]]:
-    """Compile a recipe's program for each (images per device, devices) on absent GPUs.
+    """Compile a recipe's program for each (images per device, devices) on absent GPUs or TPUs.
 
     mode: "train" for the training step, "infer" for prediction without pasting masks.
 
     Yields figures and the program. `peak_mb` is XLA's plan for one device with parameters and
     batch, without cuDNN's workspace; `gflop_per_image` counts before optimization, forward and
-    backward in training. Raises ValueError if packages are missing or JAX has no kernels for the
-    GPU.
+    backward in training. Raises ValueError if packages are missing, JAX has no kernels for the
+    GPU, or there is no TPU slice of that size.
     """
-    problem = check_compile.missing_requirement(target)
-    if problem:
-        raise ValueError(f"cannot compile for {target}: {problem}")
-    check_compile.use_cuda_tools()
+    absent_devices, platform = _devices_of(target)
     lower, count = {
         "train": (inputs.lower_step, inputs.train_flops),
         "infer": (inputs.lower_predict, inputs.infer_flops),
     }[mode]
-    recipe = inputs.for_gpus(recipe, check_compile.capability_of(target))
+    recipe = inputs.for_platform(recipe, *platform)
     flops = count(recipe)
     gflop = flops and round(flops / 1e9, 1)
     for images, devices in shapes:
-        mesh, context = check_compile.absent_gpus(target, devices)
+        mesh, context = absent_devices(target, devices)
         started = time.perf_counter()
         with jax.sharding.use_abstract_mesh(context):
             lowered = lower(recipe, context, mesh, images * devices)
@@ -54,6 +55,20 @@ def compile_programs(
             "compile_s": round(seconds, 1),
         }
         yield figures, compiled
+
+
+def _devices_of(target: str) -> tuple[Callable, tuple]:
+    """Return the maker of a target's absent devices and the arguments of `inputs.for_platform`."""
+    if target in tpus.TARGETS:
+        problem = tpus.missing_requirement()
+    else:
+        problem = check_compile.missing_requirement(target)
+    if problem:
+        raise ValueError(f"cannot compile for {target}: {problem}")
+    if target in tpus.TARGETS:
+        return tpus.absent_tpus, ("tpu",)
+    check_compile.use_cuda_tools()
+    return check_compile.absent_gpus, ("cuda", check_compile.capability_of(target))
 
 
 def _compile(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
