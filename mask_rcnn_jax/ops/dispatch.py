@@ -59,6 +59,7 @@ def choose(
     *,
     xla: Callable,
     load_kernel: Callable[[], tuple[str | None, Callable]],
+    tpu: Callable | None = None,
 ) -> Callable:
     """Return the function of arrays that implements `op`.
 
@@ -70,6 +71,8 @@ def choose(
         xla: plain JAX implementation.
         load_kernel: imports the kernel (slow) and returns (reason, kernel): one line saying why the
             kernel cannot take the arguments, or None if it can.
+        tpu: plain JAX, too, in the form that programs compiled for a TPU take if `implementation`
+            is None; None for `xla`.
 
     Raises:
         NotImplementedError: "pallas" is not supported; the message gives the reason.
@@ -85,8 +88,8 @@ def choose(
     _forms[op] = unsupported
     if unsupported and implementation == "pallas":
         raise NotImplementedError(f"{support.KERNELS[op]}: implementation='pallas': {unsupported}")
-    if unsupported:
-        return xla
     if implementation == "pallas":
         return kernel
-    return partial(lax.platform_dependent, cuda=kernel, default=xla)
+    forms = {"tpu": tpu} if tpu else {}
+    forms |= {} if unsupported else {"cuda": kernel}
+    return partial(lax.platform_dependent, **forms, default=xla) if forms else xla

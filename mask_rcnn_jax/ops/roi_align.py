@@ -21,7 +21,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from mask_rcnn_jax.ops import boxes as box_ops
-from mask_rcnn_jax.ops import dispatch
+from mask_rcnn_jax.ops import dispatch, roi_align_windows
 from mask_rcnn_jax.ops.bilinear import adaptive_samples, mean_bilinear_weights
 from mask_rcnn_jax.ops.extent import STRIDES
 
@@ -249,7 +249,8 @@ def _gather_sum(
         channels, dtype = tables[0].shape[1], tables[0].dtype
         return kernels.unsupported(channels, dtype), kernels.gather_sum
 
-    run = dispatch.choose("gather_sum", implementation, xla=xla_gather_sum, load_kernel=load_kernel)
+    forms: Any = {"xla": xla_gather_sum, "tpu": roi_align_windows.gather_sum}
+    run = dispatch.choose("gather_sum", implementation, **forms, load_kernel=load_kernel)
     return run(tables, y_taps, x_taps, y_weights, x_weights)
 
 
@@ -269,8 +270,9 @@ def _gather_sum_bwd(implementation, saved, grad):
         reason = kernels.unsupported(grad.shape[-1], grad.dtype)
         return reason, partial(kernels.gather_sum_transpose, num_rows=num_rows)
 
-    xla = partial(xla_gather_sum_transpose, num_rows=num_rows)
-    run = dispatch.choose("gather_sum", implementation, xla=xla, load_kernel=load_kernel)
+    xla, tpu = xla_gather_sum_transpose, roi_align_windows.gather_sum_transpose
+    forms = {"xla": partial(xla, num_rows=num_rows), "tpu": partial(tpu, num_rows=num_rows)}
+    run = dispatch.choose("gather_sum", implementation, **forms, load_kernel=load_kernel)
     # One array: the sum of a map's gradients reads its part where it is.
     return lax.split(run(grad, *taps), sizes), None, None, None, None
 
