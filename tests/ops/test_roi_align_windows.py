@@ -93,4 +93,4 @@ def test_programs_for_tpus_take_this_form(platform, implementation, taken):
     pool = partial(roi_align, options=RoIAlign(), output_size=7, implementation=implementation)
     traced = jax.jit(lambda maps, boxes: pool(maps, boxes)).trace(maps, boxes)
     program = traced.lower(lowering_platforms=(platform,)).as_text()
-    assert (f"slice_sizes = array<i64: {windows.WIDTH}, 5>" in program) == taken
+    assert (f"slice_sizes = array<i64: 1, {5 * windows.BLOCK}>" in program) == taken
