@@ -117,6 +117,9 @@ FLOATS = {
     "setp.ne.f32 %p1, %r1, %r2;" + SELECT: floats(
         lambda a, b, c: np.where((a < b) | (a > b), a, b)
     ),
+    "setp.nan.f32 %p1, %r1, %r2;" + SELECT: floats(
+        lambda a, b, c: np.where(np.isnan(a) | np.isnan(b), a, b)
+    ),
     "setp.leu.f32 %p1, %r1, %r2;" + SELECT: floats(lambda a, b, c: np.where(a > b, b, a)),
     "cvt.rn.bf16x2.f32 %r4, %r1, %r2;": halves(ml_dtypes.bfloat16),
     "cvt.rn.f16x2.f32 %r4, %r1, %r2;": halves(np.float16),

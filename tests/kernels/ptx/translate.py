@@ -189,6 +189,8 @@ def _comparison(how: str, combined: list[str], kind: str, to: str, *operands: st
     a, b = (_value(operand, kind) for operand in operands[:2])
     if kind == "f32" and how in OF_NAN:
         result = f"!({a} {OF_NAN[how]} {b})"
+    elif how == "nan":
+        result = f"({a} != {a} || {b} != {b})"
     elif kind == "f32" and how == "ne":
         result = f"({a} < {b} || {a} > {b})"
     else:
