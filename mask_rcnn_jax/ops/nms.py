@@ -96,7 +96,8 @@ def xla_nms(
         found = _resolve_tile(lax.dynamic_index_in_dim(words, t, keepdims=False), tile)
         return alive, lax.dynamic_update_index_in_dim(keep, found, t, axis=0)
 
-    start = alive, jnp.zeros((num_tiles, batch, TILE // WORD), jnp.uint32)
+    # Like the words, so that `shard_map` may check that the loop's state varies over devices.
+    start = alive, jnp.zeros_like(jnp.moveaxis(words[:, 0], 1, 2))
     keep = _unpack(lax.fori_loop(0, num_tiles, next_tile, start)[1])
     keep = jnp.moveaxis(keep, 0, 1).reshape(alive.shape)[:, :num]
     return keep & (jnp.cumsum(keep, axis=1) <= max_out)

@@ -194,6 +194,20 @@ def test_nan_boxes_neither_suppress_nor_are_suppressed():
     np.testing.assert_array_equal(keep[~nan].reshape(2, -1), without)
 
 
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_shards_and_vmapped_problems_are_those_of_one_call(check_vma):
+    boxes, valid = map(jnp.asarray, crowded_problem(np.random.default_rng(6), 4, TILE + 9))
+    run = partial(nms_module.nms, iou_thresh=0.5, implementation="xla")
+    expected = nms(boxes, valid, iou_thresh=0.5)
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows = jax.sharding.PartitionSpec("data")
+    sharded = jax.shard_map(run, mesh=mesh, in_specs=rows, out_specs=rows, check_vma=check_vma)
+    np.testing.assert_array_equal(jax.jit(sharded)(boxes, valid), expected)
+    if not check_vma:
+        found = jax.jit(jax.vmap(run))(boxes[:, None], valid[:, None])
+        np.testing.assert_array_equal(found[:, 0], expected)
+
+
 def test_no_loop_depends_on_the_boxes_and_all_read_their_state():
     """Each turn of a loop without a known count waits for the host of a GPU.
 
