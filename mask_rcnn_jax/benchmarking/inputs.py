@@ -11,7 +11,12 @@ from jax.sharding import PartitionSpec as P
 
 from mask_rcnn_jax.data.options import ExampleOptions, canvas_size
 from mask_rcnn_jax.host import on_host
-from mask_rcnn_jax.models.build import abstract_variables, build_model, resolve_precision
+from mask_rcnn_jax.models.build import (
+    abstract_prepared,
+    abstract_variables,
+    build_model,
+    resolve_precision,
+)
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.structures import Batch, Targets
@@ -99,7 +104,9 @@ def lower_predict(
     """Lower prediction for abstract arguments, as `lower_step` does."""
     model = recipe_model(recipe)
     predict: Any = make_predict_step(model, step_mesh, recipe.eval)
-    variables = _placed(abstract_variables(model), mesh, P())
+    # For absent GPUs as `LiveModel` has them for those that are there.
+    of_model = abstract_prepared if isinstance(step_mesh, AbstractMesh) else abstract_variables
+    variables = _placed(of_model(model), mesh, P())
     batch = _placed(abstract_batch(recipe, batch_size), mesh, P("data"))
     return predict.trace(variables, batch).lower(lowering_platforms=platform and (platform,))
 

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from mask_rcnn_jax import device
 from mask_rcnn_jax.benchmarking import devices, inputs, profile
 from mask_rcnn_jax.memory import peak_rss_mb
-from mask_rcnn_jax.models.build import init_variables, resolve_precision
+from mask_rcnn_jax.models.build import init_variables, prepare_for_gpu, resolve_precision
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.structures import Batch
 from mask_rcnn_jax.training.step import make_mesh, make_predict_step
@@ -66,7 +66,10 @@ def infer(
     profile_dir, save: as in `train`.
     """
     mesh, model = make_mesh(), inputs.recipe_model(recipe)
-    variables = _place(init_variables(model, recipe.train.seed), mesh, P())
+    variables = init_variables(model, recipe.train.seed)
+    if mesh.devices.flat[0].platform == "gpu":
+        variables = prepare_for_gpu(model, variables)
+    variables = _place(variables, mesh, P())
     batch_size = recipe.eval.batch_size * mesh.size
     batch = _place(inputs.synthetic_batch(recipe, batch_size), mesh, P("data"))
     predict = make_predict_step(model, mesh, recipe.eval)

@@ -17,6 +17,7 @@ from mask_rcnn_jax.models.fpn import FPN
 from mask_rcnn_jax.models.image_input import ImageInput
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN, Precision
 from mask_rcnn_jax.models.mask_targets import MaskTargets
+from mask_rcnn_jax.models.prepared import PREPARED
 from mask_rcnn_jax.models.protocols import PROTOCOLS, BoxHeadLike, ability, check_call
 from mask_rcnn_jax.models.quantization import Quantization
 from mask_rcnn_jax.models.regnet import RegNet
@@ -42,6 +43,9 @@ PRECISIONS = {
 AUTO_PRECISION = "auto"
 FIRST_BFLOAT16 = 8, 0  # compute capability of the first NVIDIA GPUs with products in bfloat16
 IMPLEMENTATIONS = {"auto": None, "xla": "xla", "pallas": "pallas"}
+# For what runs once, on a CPU: optimizing it takes far longer than running it, and compiling it for
+# a GPU three times as long as for a CPU.
+QUICK = {"xla_backend_optimization_level": 0}
 # Parts recomputed in the backward pass instead of kept in memory.
 REMATS = {"none": (), "backbone": ("backbone",), "heads": ("heads",), "all": ("backbone", "heads")}
 
@@ -266,11 +270,8 @@ def _check_choice(name: str, value: Any, choices: Mapping) -> None:
 
 def init_variables(model: MaskRCNN, seed: int) -> dict:
     """Initialize `params` and `batch_stats`, numpy arrays that do not depend on the device."""
-    # Runs once, mostly to draw random numbers: optimizing it takes far longer than running it, and
-    # compiling it for a GPU three times as long as for a CPU.
-    quick = {"xla_backend_optimization_level": 0}
     with on_host():
-        draw = jax.jit(partial(_init, model), compiler_options=quick)
+        draw = jax.jit(partial(_init, model), compiler_options=QUICK)
         return jax.device_get(draw(jax.random.key(seed)))
 
 
@@ -279,7 +280,28 @@ def abstract_variables(model: MaskRCNN) -> dict:
     return jax.eval_shape(lambda: _init(model, jax.random.key(0)))
 
 
+def prepare_for_gpu(model: MaskRCNN, variables: dict) -> dict:
+    """Return the variables with those of `models.prepared`, numpy arrays, for predictions alone."""
+    with on_host():
+        prepare = jax.jit(partial(_prepare, model), compiler_options=QUICK)
+        return jax.device_get(prepare(variables))
+
+
+def abstract_prepared(model: MaskRCNN) -> dict:
+    """Return shapes and dtypes of what `prepare_for_gpu` returns."""
+    return jax.eval_shape(partial(_prepare, model), abstract_variables(model))
+
+
+def _prepare(model: MaskRCNN, variables: dict) -> dict:
+    apply = partial(model.apply, method="init_all", mutable=[PREPARED])
+    return {**variables, **apply(variables, *_inputs(model))[1]}
+
+
 def _init(model: MaskRCNN, key: jax.Array) -> dict:
-    images = jnp.zeros((1, 64, 64, model.input.channels), jnp.uint8)  # only the shape matters
-    sizes = jnp.full((1, 2), 64, jnp.int32)
-    return {"batch_stats": {}, **model.init(key, images, sizes, method="init_all")}
+    return {"batch_stats": {}, **model.init(key, *_inputs(model), method="init_all")}
+
+
+def _inputs(model: MaskRCNN) -> tuple[jax.Array, jax.Array]:
+    """Images and their sizes; only shapes matter."""
+    images = jnp.zeros((1, 64, 64, model.input.channels), jnp.uint8)
+    return images, jnp.full((1, 2), 64, jnp.int32)

@@ -14,6 +14,7 @@ from jax.typing import DTypeLike
 from mask_rcnn_jax.cpu_kernels.convolution import DIMENSIONS, conv
 from mask_rcnn_jax.cpu_kernels.depthwise import depthwise
 from mask_rcnn_jax.cpu_kernels.grouped import grouped_conv
+from mask_rcnn_jax.models.prepared import prepared
 
 
 class Conv(nn.Module):
@@ -46,7 +47,19 @@ class Conv(nn.Module):
         return self._apply(x, affine, valid=None)
 
     def _apply(self, x: jax.Array, affine, valid: jax.Array | None) -> jax.Array:
-        shape = (*self.kernel_size, x.shape[-1] // self.groups, self.features)
+        # Float32 has not been timed as a convolution.
+        fused = affine is not None and jnp.dtype(self.dtype).itemsize < 4
+        is_product = self.kernel_size == (1, 1) and not fused
+        compute = partial(self._weights, x.shape[-1], affine)
+        kernel, bias = prepared(self, compute, round_bias=not is_product)
+        y = self.contract(x.astype(self.dtype), kernel, valid, fused=fused)
+        if bias is None:
+            return y
+        return add_bias(y, bias) if is_product else add_conv_bias(y, bias)
+
+    def _weights(self, channels: int, affine) -> tuple[jax.Array, jax.Array | None]:
+        """Return the kernel in `dtype` and the bias, float32, with `affine` folded in."""
+        shape = (*self.kernel_size, channels // self.groups, self.features)
         kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
         bias = None
         if self.use_bias:
@@ -55,13 +68,7 @@ class Conv(nn.Module):
             scale, shift = affine
             kernel = kernel * scale[None, None, None]
             bias = shift if bias is None else bias * scale + shift
-        # Float32 has not been timed as a convolution.
-        fused = affine is not None and jnp.dtype(self.dtype).itemsize < 4
-        y = self.contract(x.astype(self.dtype), kernel.astype(self.dtype), valid, fused=fused)
-        if bias is None:
-            return y
-        is_product = self.kernel_size == (1, 1) and not fused
-        return add_bias(y, bias) if is_product else add_conv_bias(y, bias)
+        return kernel.astype(self.dtype), bias
 
     def contract(
         self, x: jax.Array, kernel: jax.Array, valid: jax.Array | None, *, fused: bool = False

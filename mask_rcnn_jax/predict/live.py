@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 from mask_rcnn_jax import device
 from mask_rcnn_jax.data.resize import ResizePlan
+from mask_rcnn_jax.models.build import prepare_for_gpu
 from mask_rcnn_jax.models.detect import Detect
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.structures import Detections
@@ -26,6 +27,8 @@ class LiveModel:
 
     def __init__(self, model: MaskRCNN, detect: Detect, variables: dict):
         devices = jax.local_devices()
+        if devices[0].platform == "gpu":
+            variables = prepare_for_gpu(model, variables)
         self.num_devices = len(devices)
         predict = partial(model.apply, method="predict", detect=detect)
         if len(devices) == 1:
