@@ -92,10 +92,9 @@ class Checkpoints:
 
         evaluations: metrics with their "step", to be added to those that are known.
         """
-        is_held, self._unscored = self._unscored is not None, None
+        self._unscored = None
         if self._writes:
-            if is_held:
-                (self._folder / UNSCORED).unlink(missing_ok=True)
+            (self._folder / UNSCORED).unlink(missing_ok=True)
             known = [one for one in evaluations if np.isfinite(main_ap(one))]
             self._scores.update((one["step"], (measure(one), main_ap(one))) for one in known)
             self._jobs.append(self._thread.submit(self._prune, dict(self._scores)))

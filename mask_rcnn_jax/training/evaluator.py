@@ -51,7 +51,7 @@ PredictStep = Callable[[dict, Any], Detections]  # of a batch, or of the views o
 LossStep = Callable[[dict, Batch], dict[str, jax.Array]]
 Validation = Callable[[TrainState], tuple[dict[str, float] | Pending, dict[str, np.ndarray]]]
 
-# Fewer results are scored in the process itself, in about a second.
+# Fewer results and images are scored in the process itself, in about a second.
 FEWEST_BESIDE = 5000
 
 GROUPS = {"": "", "_rare": "r", "_common": "c", "_frequent": "f"}
@@ -135,7 +135,8 @@ def make_validation(
     def validate(state: TrainState) -> tuple[dict[str, float] | Pending, dict[str, np.ndarray]]:
         at, needed = int(state.step), bool(recipe.train.needs_evaluation())
         output, found = workdir / "eval" / str(at), found_in(state)
-        if needed or at >= recipe.train.steps or len(found[0]) < FEWEST_BESIDE:
+        is_quick = len(found[0]) + len(found[2]) < FEWEST_BESIDE
+        if needed or is_quick or at >= recipe.train.steps:
             metrics = metrics_of(score_and_write(val_set, found, output, wanted))
             losses, images = losses_and_pictures(state, output)
             return metrics | losses, images

@@ -163,6 +163,12 @@ def test_a_stop_before_the_next_step_waits_for_scores_too(whole, tmp_path, score
     check_equal(tmp_path, run(tmp_path), whole)
 
 
+def test_a_run_without_checkpoints_has_no_scores_to_wait_for(whole, tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "unscored").write_text("3")
+    check_equal(tmp_path, run(tmp_path), whole)
+
+
 @pytest.mark.parametrize("error", [ValueError("bad ground truth"), OSError("disk full")])
 def test_an_error_of_scoring_ends_the_run(error, whole, tmp_path, caplog):
     with pytest.MonkeyPatch.context() as context:
@@ -204,13 +210,13 @@ def test_two_processes_learn_the_scores_of_the_first(tmp_path):
 
 @pytest.mark.parametrize(
     ("step", "rule", "fewest", "is_pending"),
-    [(3, {}, 6, True), (3, {}, 7, False), (3, {"patience": 2}, 6, False),
-     (3, {"stop_at_box_ap": 0.5}, 6, False), (10, {}, 6, False)],
+    [(3, {}, 10, True), (3, {}, 11, False), (3, {"patience": 2}, 1, False),
+     (3, {"stop_at_box_ap": 0.5}, 1, False), (10, {}, 1, False)],
 )  # fmt: skip
 def test_scores_are_pending_where_they_take_long_and_nothing_waits_for_them(
     step, rule, fewest, is_pending, recipe, tmp_path, monkeypatch
 ):
-    """Six results in ten steps."""
+    """Six results of four images, in a run of ten steps."""
     monkeypatch.setattr(evaluator.step, "make_predict_step", lambda *_: test_tiled_scoring.predict)
     monkeypatch.setattr(evaluator.step, "make_loss_step", lambda *given, **options: None)
     monkeypatch.setattr(evaluator, "FEWEST_BESIDE", fewest)
