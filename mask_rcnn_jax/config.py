@@ -240,8 +240,9 @@ def _run_recipe(path: Path, name: str, variant: str = "") -> ConfigDict:
     """Run a recipe, which is Python code, and return the result of its `get_config`."""
     if path.suffix == ".json":
         raise ValueError(f"{name} is no recipe, which is Python, but a json; name its folder")
-    if path.parent != RECIPES and (folder := str(path.parent.resolve())) not in sys.path:
-        sys.path.append(folder)  # modules that a recipe names may lie beside it
+    folder = path.parent.resolve()
+    if folder != RECIPES.resolve() and str(folder) not in sys.path:
+        sys.path.append(str(folder))  # modules that a recipe names may lie beside it
     loader = SourceFileLoader(path.stem, str(path))  # whatever the name of the file ends in
     spec = importlib.util.spec_from_loader(path.stem, loader)
     assert spec is not None
