@@ -96,6 +96,7 @@ def count_instructions(program: hlo.Program) -> dict[str, int]:
         "transposes": opcodes["transpose"],  # including those inside fusions
         "converts": opcodes["convert"],  # likewise
         "sorts": opcodes["sort"],
+        "gathers": opcodes["gather"],
         "scatters": opcodes["scatter"],
         "loops": opcodes["while"],
         # A GPU waits for its host in each turn of these.

@@ -26,8 +26,10 @@ def compile_programs(
 
     Yields figures and the program. `peak_mb` is XLA's plan for one device with parameters and
     batch, without cuDNN's workspace; `gflop_per_image` counts before optimization, forward and
-    backward in training. Raises ValueError if packages are missing, JAX has no kernels for the
-    GPU, or there is no TPU slice of that size.
+    backward in training. TPUs' programs are compiled with `tpus.COMPILER_OPTIONS`.
+
+    Raises ValueError if packages are missing, JAX has no kernels for the GPU, or there is no TPU
+    slice of that size.
     """
     absent_devices, platform = _devices_of(target)
     lower, count = {
@@ -42,7 +44,7 @@ def compile_programs(
         started = time.perf_counter()
         with jax.sharding.use_abstract_mesh(context):
             lowered = lower(recipe, context, mesh, images * devices)
-        compiled = _compile(lowered)
+        compiled = _compile(lowered, tpus.COMPILER_OPTIONS if target in tpus.TARGETS else {})
         seconds = time.perf_counter() - started
         memory: Any = compiled.memory_analysis()
         figures = {
@@ -71,7 +73,7 @@ def _devices_of(target: str) -> tuple[Callable, tuple]:
     return check_compile.absent_gpus, ("cuda", check_compile.capability_of(target))
 
 
-def _compile(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+def _compile(lowered: jax.stages.Lowered, options: dict[str, Any]) -> jax.stages.Compiled:
     """Compile, with products from cuBLAS alone where XLA's first choice does not work.
 
     Its Triton code generator has no tiles for some products with fused reads, such as those behind
@@ -79,8 +81,8 @@ def _compile(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
     request 36792).
     """
     try:
-        return lowered.compile()
+        return lowered.compile(options)
     except jax.errors.JaxRuntimeError as error:
         if "output tile sizes" not in str(error):
             raise
-        return lowered.compile({"xla_gpu_enable_triton_gemm": False})
+        return lowered.compile(options | {"xla_gpu_enable_triton_gemm": False})

@@ -14,6 +14,11 @@ from mask_rcnn_jax.config import load_config
 from tests.commands.command import ROOT
 
 BUDGETS = str(ROOT / "benchmarks" / "budgets.toml")
+LIMITS = [
+    (str(path), recipe)
+    for path in (Path(BUDGETS), ROOT / "benchmarks" / "budgets_tpu.toml")
+    for recipe in tomllib.loads(path.read_text())
+]
 
 HLO = """HloModule jit_step, entry_computation_layout={(f32[8]{0})->f32[8]{0}}
 
@@ -78,6 +83,7 @@ COUNTED = {
     "transposes": 1,
     "converts": 1,
     "sorts": 1,
+    "gathers": 0,
     "scatters": 0,
     "loops": 2,
     "open_loops": 1,
@@ -86,7 +92,8 @@ COUNTED = {
 }
 ESTIMATE = {"H200": {"low": {"ms": 12.0}, "high": {"ms": 9.0}}}
 READ = {
-    "gbytes_per_image": 7.5, "sort_launches": 36, "estimates": ESTIMATE, "costliest": [{"us": 1.0}],
+    "gbytes_per_image": 7.5, "sort_launches": 36, "xla_mcycles": 0.0, "estimates": ESTIMATE,
+    "costliest": [{"us": 1.0}],
 }  # fmt: skip
 PROGRAM = STEP | COUNTED | READ
 
@@ -162,14 +169,19 @@ def test_a_recipe_without_limits_is_refused_by_name():
         compiled_step.load_limits(BUDGETS, "configs/coco_tao.py")
 
 
-@pytest.mark.parametrize("recipe", tomllib.loads(Path(BUDGETS).read_text()))
-def test_the_projects_own_limits_are_of_recipes_and_are_held_by_nothing_absurd(recipe):
+@pytest.mark.parametrize(("budgets", "recipe"), LIMITS)
+def test_the_projects_own_limits_are_of_recipes_and_are_held_by_nothing_absurd(budgets, recipe):
     load_config(recipe)
     name, _, variant = recipe.partition(":")
     path = f"configs/{name}.py:{variant}" if variant else f"configs/{name}.py"
-    limits = compiled_step.load_limits(BUDGETS, path)
-    assert limits == compiled_step.load_limits(BUDGETS, recipe)
-    assert compiled_step.violations(PROGRAM | {"launches": 10**6, "kernels_forward": 0}, limits)
+    limits = compiled_step.load_limits(budgets, path)
+    assert limits == compiled_step.load_limits(budgets, recipe)
+    absurd = {
+        "launches": 10**6,
+        "kernels_forward": 0,
+        "mode": "train" if "any" in limits else "infer",
+    }
+    assert compiled_step.violations(PROGRAM | absurd, limits)
 
 
 def test_the_table_has_a_column_for_each_program():
