@@ -279,7 +279,8 @@ def _not_found(text: str) -> str:
 
 def _override(config: ConfigDict, name: str, value: Any) -> None:
     *sections, key = name.split(".")
-    if problem := override_problem(config, name, is_section=isinstance(value, Mapping | None)):
+    is_section = isinstance(value, ConfigDict | Mapping | None)
+    if problem := override_problem(config, name, is_section=is_section):
         raise ValueError(problem)
     section = config
     for part in sections:

@@ -274,3 +274,11 @@ def test_calls_write_into_no_bucket(workdir, folder):
     with pytest.raises(ValueError, match="output is '.*an address, expected a path"):
         mrcnn.evaluate("runs/mine", output=workdir)
     assert not list(folder.glob("*:"))
+
+
+def test_a_whole_section_is_overridden(folder):
+    norm = {"norm": "batch"}
+    section = load_tree("quickstart").model.backbone
+    section.update(norm)
+    for value in (norm, section):
+        assert load_config("quickstart", {"model.backbone": value}).model.backbone.norm == "batch"

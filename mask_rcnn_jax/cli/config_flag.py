@@ -131,11 +131,13 @@ def _define_entries(name: str, argv: Sequence[str], flag: str = "config") -> Non
 
 def _check_overrides(config: ConfigDict, argv: Sequence[str]) -> None:
     """Raise ValueError for an override of what is no entry."""
-    for argument in argv[: argv.index("--") if "--" in argv else None]:
+    given = argv[: argv.index("--") if "--" in argv else None]
+    for argument, following in zip(given, [*given[1:], ""], strict=True):
         if found := _OVERRIDE.match(argument):
-            name, _, value = argument[found.end() :].partition("=")
+            name, equals, value = argument[found.end() :].partition("=")
             name = name.partition("[")[0]  # an element of a tuple
-            if problem := override_problem(config, name, is_section=value.startswith("{")):
+            value = value if equals else following
+            if problem := override_problem(config, name, is_section=value.lstrip().startswith("{")):
                 raise ValueError(problem)
 
 

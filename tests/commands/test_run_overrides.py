@@ -59,6 +59,15 @@ def test_overrides_of_a_run(entry, source, run, taken, capsys):
     assert (config.train.seed, config.model.num_classes) == (17, 2)
 
 
+@pytest.mark.parametrize("separator", ["=", "= ", None])
+def test_a_whole_section_is_overridden(separator, run, taken, capsys):
+    given = "--config.eval", "{'max_images': 10}"
+    given = given if separator is None else (separator.join(given),)
+    run_inside("evaluate", "--workdir", run, *given)
+    assert error_line(2, capsys.readouterr().err) == "stopped here"
+    assert taken[0].eval.max_images == 10
+
+
 @pytest.mark.parametrize("entry", COMMANDS)
 def test_faulty_overrides_of_a_run(entry, run, taken, capsys):
     for override, words in (
