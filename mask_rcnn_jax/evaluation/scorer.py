@@ -130,13 +130,20 @@ def work() -> None:
         threading.Thread(target=_end_with_owner, daemon=True).start()
     except (EOFError, pickle.UnpicklingError, MemoryError):  # the owner has ended, or scores itself
         return
-    try:
-        answer: Any = _score(job, folder)
-    except Exception as error:
-        answer = error
+    except AttributeError as error:  # of a class that only the main program has
+        answer: Any = workers.Lost(f"a worker process that scores cannot read its work: {error}")
+    else:
+        answer = _answer(job, folder)
     pickle.dump(answer, answers, pickle.HIGHEST_PROTOCOL)
     answers.flush()
     os._exit(0)  # the thread holds what Python would take apart
+
+
+def _answer(job: Job, folder: Path) -> Any:
+    try:
+        return _score(job, folder)
+    except Exception as error:
+        return error
 
 
 def _end_with_owner() -> None:

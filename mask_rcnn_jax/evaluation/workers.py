@@ -114,7 +114,8 @@ def worker(command: str) -> Iterator[subprocess.Popen]:
 def ask(process: subprocess.Popen, job: Any, work: str) -> Any:
     """Have a worker do a job and return what it answers; an exception among that is raised.
 
-    work: what the worker does, for `Lost`, which is raised if it ends before.
+    work: what the worker does, for `Lost`, which is raised if it ends before, or if the job has
+        objects that cannot be sent, such as those of a function's class.
     """
     assert process.stdin is not None and process.stdout is not None
     try:
@@ -125,6 +126,8 @@ def ask(process: subprocess.Popen, job: Any, work: str) -> Any:
         code = process.wait()
         end = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
         raise Lost(f"a worker process that {work} {end}; is memory short?") from error
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise Lost(f"a worker process that {work} cannot be given its work: {error}") from error
     if isinstance(answer, Exception):
         raise answer
     return answer

@@ -113,6 +113,26 @@ def test_a_process_without_memory_is_the_same(tmp_path, caplog):
     assert "a worker process lacks memory; scored again" in caplog.text
 
 
+@pytest.mark.parametrize(("module", "why"), [
+    (__name__, "be given its work: Can't"), ("__main__", "read its work: Can't get attribute"),
+])  # fmt: skip
+def test_names_of_a_class_that_another_process_lacks_are_scored_here(
+    module, why, tmp_path, caplog, monkeypatch, capfd
+):
+    class Label(str):
+        __module__ = module
+
+    if module == "__main__":
+        Label.__qualname__ = "Label"
+        monkeypatch.setattr(sys.modules[module], "Label", Label, raising=False)
+    gt = a_job().source
+    gt["categories"][0]["name"] = Label("cell")
+    scores, _ = scored(a_job(source=gt), tmp_path)
+    assert scores == a_job(source=gt).score(print)
+    assert f"a worker process that scores cannot {why}" in caplog.text
+    assert "Traceback" not in capfd.readouterr().err
+
+
 @needs_proc
 def test_the_process_ends_once_it_has_answered_and_if_nobody_waits(tmp_path):
     scorer = blocked(tmp_path)
