@@ -1,10 +1,12 @@
 """Download public files: resumable, verified, and never left incomplete."""
 
+import fcntl
 import hashlib
 import http.client
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.error import HTTPError
 
@@ -31,6 +33,8 @@ def download(
 ) -> Path:
     """Download `url` to `path`, unless `path` exists with the right checksum.
 
+    Of several processes that want the same file, the first one downloads it and the others wait.
+
     Args:
         url: http or https.
         path: created, with its folder, only when complete and verified. Until then the data is in
@@ -50,26 +54,64 @@ def download(
         raise ValueError(f"checksum is {checksum!r}, expected {forms}")
     algorithm, _, expected = checksum.partition(":")
     path = Path(path)
-    if path.is_file() and _digest(path, algorithm).startswith(expected):
+    part = path.with_name(path.name + ".part")
+
+    def is_there() -> bool:
+        return path.is_file() and _digest(path, algorithm).startswith(expected)
+
+    if is_there():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
+    with _locked(part):
+        if is_there():
+            return path
+        _complete(url, part, size, persistent, make_progress)
+        digest = _digest(part, algorithm)
+        if not digest.startswith(expected):
+            part.unlink()
+            text = f"{url} has {algorithm} {digest}, expected {expected}; deleted, try again"
+            raise ValueError(text)
+        os.replace(part, path)
+    return path
+
+
+@contextmanager
+def _locked(part: Path) -> Iterator[None]:
+    """Keep other processes from a file, which is made if need be, and removed if it stays empty."""
+    while True:
+        file = open(part, "ab")
+        with suppress(OSError):  # some file systems know no locks
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                logging.info("waiting for another process, which downloads %s", part)
+                fcntl.flock(file, fcntl.LOCK_EX)
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.stat(part), os.fstat(file.fileno())):
+                break
+        file.close()  # complete, or deleted, by the one before
+    with file:
+        try:
+            yield
+        finally:
+            if part.is_file() and not _size(part):
+                part.unlink(missing_ok=True)
+
+
+def _complete(
+    url: str, part: Path, size: int, persistent: bool, make_progress: ProgressFactory | None
+) -> None:
+    """`_fetch`, again after a lost connection if it is to be `persistent`."""
     while True:
         before = _size(part)
         try:
             _fetch(url, part, size, make_progress)
-            break
+            return
         except (OSError, http.client.HTTPException) as error:
             if not persistent or _size(part) - before < _CHUNK:
                 advice = "; retry to resume" if isinstance(error, TimeoutError) else ""
                 raise OSError(f"{url}: {error}{advice}") from error
             logging.info("%s: %s; resuming", url, error)
-    digest = _digest(part, algorithm)
-    if not digest.startswith(expected):
-        part.unlink()
-        raise ValueError(f"{url} has {algorithm} {digest}, expected {expected}; deleted, try again")
-    os.replace(part, path)
-    return path
 
 
 def _size(part: Path) -> int:

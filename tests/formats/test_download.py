@@ -2,6 +2,8 @@
 
 import hashlib
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from mask_rcnn_jax import download as download_module
 from mask_rcnn_jax.download import download
 from mask_rcnn_jax.network import Limits
 from tests.commands.command import error_line, run_inside
+from tests.faults.harness import wait_until
 
 CONTENT = np.random.default_rng(0).integers(0, 256, 3_000_000, dtype=np.uint8).tobytes()
 SHA256 = "sha256:" + hashlib.sha256(CONTENT).hexdigest()
@@ -35,6 +38,27 @@ def test_arrives_whole_and_is_not_fetched_again(server, tmp_path, digits):
         assert path.read_bytes() == CONTENT
     assert server.requests == [None]
     assert files(path.parent) == ["weights.pth"]
+
+
+def test_several_processes_fetch_a_file_once(server, tmp_path, caplog):
+    """Threads, which hold locks of their own as processes do."""
+    started, others = threading.Event(), ThreadPoolExecutor(3)
+
+    def slow(total):
+        started.set()
+        assert wait_until(lambda: caplog.text.count("waiting for another process") == 3)
+        return lambda count: None
+
+    def later():
+        started.wait()
+        return download(server.url("/file"), tmp_path / "w", SHA256)
+
+    with caplog.at_level("INFO"), others:
+        found = [others.submit(later) for _ in range(3)]
+        download(server.url("/file"), tmp_path / "w", SHA256, make_progress=slow)
+        assert {one.result() for one in found} == {tmp_path / "w"}
+    assert server.requests == [None]
+    assert files(tmp_path) == ["w"]
 
 
 def test_progress_adds_up_to_the_whole_file(server, tmp_path):
