@@ -6,6 +6,7 @@ convolutions, which keeps them out of CUDA graphs.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +19,8 @@ Weights = tuple[jax.Array, jax.Array | None]  # kernel [h, w, in, out] and bias 
 def prepared(layer: nn.Module, compute: Callable[[], Weights], *, round_bias: bool) -> Weights:
     """Return a layer's weights: those in `PREPARED`, else those to compute.
 
-    Where that collection is mutable, it receives what is computed, with the bias in the kernel's
-    dtype if it is to be rounded.
+    Where that collection is mutable, it receives what is computed for layers of our own modules,
+    with the bias in the kernel's dtype if it is to be rounded.
     """
     if layer.has_variable(PREPARED, "kernel"):
         kernel = layer.get_variable(PREPARED, "kernel")
@@ -28,8 +29,20 @@ def prepared(layer: nn.Module, compute: Callable[[], Weights], *, round_bias: bo
         )
         return jnp.transpose(kernel, (1, 2, 3, 0)), bias
     kernel, bias = compute()
-    if layer.is_mutable_collection(PREPARED) and not layer.is_initializing():
+    is_wanted = layer.is_mutable_collection(PREPARED) and not layer.is_initializing()
+    if is_wanted and _is_fixed(layer):
         layer.put_variable(PREPARED, "kernel", jnp.transpose(kernel, (3, 0, 1, 2)))
         if bias is not None:
             layer.put_variable(PREPARED, "bias", bias.astype(kernel.dtype) if round_bias else bias)
     return kernel, bias
+
+
+def _is_fixed(layer: nn.Module) -> bool:
+    """Whether each call of a layer has the same weights: it is in no module of a user, which may
+    fold in what depends on the image, or another norm each time."""
+    module: Any = layer
+    while isinstance(module, nn.Module):
+        if not type(module).__module__.startswith(__package__):
+            return False
+        module = module.parent
+    return True

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 
 from mask_rcnn_jax.models.build import (
     abstract_prepared,
@@ -11,6 +12,7 @@ from mask_rcnn_jax.models.build import (
     init_variables,
     prepare_for_gpu,
 )
+from mask_rcnn_jax.models.conv import Conv
 from mask_rcnn_jax.models.detect import Detect
 from mask_rcnn_jax.models.prepared import PREPARED
 from tests.helpers import tiny_config
@@ -68,3 +70,22 @@ def test_shapes_are_known_without_computing(model_and_variables):
     model, _, prepared = model_and_variables
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), prepared)
     assert shapes == abstract_prepared(model)
+
+
+class Shared(nn.Module):
+    """A layer of a user's module with another map each time, one of which depends on the image."""
+
+    @nn.compact
+    def __call__(self, x):
+        conv, scale = Conv(4, (3, 3), padding=1), self.param("scale", nn.initializers.ones, (4,))
+        mean = jnp.mean(x, (0, 1, 2))
+        return conv(x, (scale, scale)), conv(x, (2 * scale, scale)), conv(x, (mean, mean))
+
+
+def test_weights_of_a_users_module_are_computed_each_time():
+    x, model = jax.random.normal(jax.random.key(0), (1, 8, 8, 4)), Shared()
+    variables = model.init(jax.random.key(1), x)
+    _, prepared = model.apply(variables, jnp.zeros_like(x), mutable=[PREPARED])
+    expected = model.apply(variables, x)
+    found = model.apply({**variables, **prepared}, x)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
