@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable
 
-import jax
 from absl import logging
 
 from mask_rcnn_jax.evaluation.scorer import Scorer, Scores
@@ -31,10 +30,17 @@ class Pending:
         start: starts to score, on the first process.
         say: prints scores and notes there.
         metrics_of: what is logged of scores.
+
+        Raises what `start` does, on all processes.
         """
         self.step, self.others = step, Metrics()
         self._say, self._metrics_of, self._started = say, metrics_of, time.monotonic()
-        self._scorer = start() if jax.process_index() == 0 else None
+        self._scorer: Scorer | None = None
+
+        def begin() -> None:
+            self._scorer = start()
+
+        processes.on_first(begin)
 
     def is_done(self) -> bool:
         """Whether `result` need not wait."""

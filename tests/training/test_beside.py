@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from mask_rcnn_jax.training import evaluator, work
+from mask_rcnn_jax.training import evaluator, processes, work
 from mask_rcnn_jax.training.beside import Pending
 from mask_rcnn_jax.training.metrics import read_metrics
 from tests.pair import Pair
@@ -196,6 +196,18 @@ def test_steps_before_an_error_are_logged_although_scores_are_pending(whole, tmp
     assert [one["step"] for one in series(tmp_path)][-2:] == [6, 7]
     in_step({})
     check_equal(tmp_path, run(tmp_path), whole)
+
+
+def test_other_processes_learn_that_scoring_could_not_start(monkeypatch):
+    def start():
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        Pending(3, start, print, dict)
+    monkeypatch.setattr(processes.jax, "process_index", lambda: 1)
+    monkeypatch.setattr(processes, "from_first", lambda value: [None, "disk full"])
+    with pytest.raises(ValueError, match="disk full"):
+        Pending(3, start, print, dict)
 
 
 def test_two_processes_learn_the_scores_of_the_first(tmp_path):
