@@ -8,6 +8,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from mask_rcnn_jax import parts
 from mask_rcnn_jax.host import on_host
@@ -281,7 +282,8 @@ def abstract_variables(model: MaskRCNN) -> dict:
 
 
 def prepare_for_gpu(model: MaskRCNN, variables: dict) -> dict:
-    """Return the variables with those of `models.prepared`, numpy arrays, for predictions alone."""
+    """Return the variables with those of `models.prepared` in the place of the params that they
+    were made of, numpy arrays, for predictions alone."""
     with on_host():
         prepare = jax.jit(partial(_prepare, model), compiler_options=QUICK)
         return jax.device_get(prepare(variables))
@@ -294,7 +296,10 @@ def abstract_prepared(model: MaskRCNN) -> dict:
 
 def _prepare(model: MaskRCNN, variables: dict) -> dict:
     apply = partial(model.apply, method="init_all", mutable=[PREPARED])
-    return {**variables, **apply(variables, *_inputs(model))[1]}
+    found = apply(variables, *_inputs(model))[1].get(PREPARED, {})
+    made = flatten_dict(found)
+    params = {name: x for name, x in flatten_dict(variables["params"]).items() if name not in made}
+    return {**variables, "params": unflatten_dict(params), PREPARED: found}
 
 
 def _init(model: MaskRCNN, key: jax.Array) -> dict:

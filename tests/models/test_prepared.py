@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
+from flax.traverse_util import flatten_dict
 
 from mask_rcnn_jax.models.build import (
     abstract_prepared,
@@ -62,6 +63,8 @@ def test_a_kernel_has_its_norm_and_is_rounded_once(model_and_variables):
     )
     np.testing.assert_array_equal(found["kernel"], expected)
     np.testing.assert_array_equal(found["bias"], norm["bias"].astype(model.precision.dtype))
+    both = flatten_dict(prepared[PREPARED]).keys() & flatten_dict(prepared["params"]).keys()
+    assert not both  # what it was made of is not kept beside it
     # A product adds its bias in float32.
     assert prepared[PREPARED]["fpn"]["fpn_lateral2"]["bias"].dtype == jnp.float32
 
