@@ -29,9 +29,9 @@ PAGES += sorted(page for page in (ROOT / "docs").glob("*.md") if page not in PAG
 # Commands that are not run here, by a pattern: why, and what runs in their place.
 NOT_RUN = {
     r"-m venv|^\. |pip install|-m pytest": ("sets up or tests an environment", ".ci/run"),
-    "prepare weights": (
-        "downloads",
-        "tests/weights/test_published.py::test_a_name_is_fetched_once",
+    "gcloud|--platform tpu": (
+        "needs a TPU",
+        "tests/commands/test_processes.py::test_hosts_of_a_tpu_slice_find_each_other",
     ),
     "prepare coco2017": ("downloads", "tests/formats/test_coco2017.py::test_command"),
     "loggers=wandb": ("needs W&B", "tests/training/test_loggers.py::test_wandb_offline"),

@@ -201,7 +201,7 @@ def test_models_that_torchvision_lacks_are_rejected(changes, message, weights, t
     [
         ([], "export needs exactly one of --workdir and --weights"),
         (["--workdir", "a", "--weights", "b"], "export needs exactly one of"),
-        (["--weights", "file.pth"], "--weights file.pth is not a run: it needs --config"),
+        (["--weights", "file.pth"], "file.pth: no such file or run, and no name of"),
         (["--weights", "w.pth", "--output=model.pth"], "ends in .safetensors"),
         (["--workdir=a", "--batch=2"], "--batch does not apply to --format=safetensors"),
         (["--workdir=a", "--static"], "--static does not apply to --format=safetensors"),

@@ -167,9 +167,10 @@ def test_machines_share_what_is_compiled(
     arguments, environment, expected, compiled, slurm, tmp_path
 ):
     where = {"COORDINATOR": "host0:1", "PROCESSES": "2", "PROCESS_ID": "0"}
+    entry = "train" if arguments else "evaluate"
     for script in (ROOT / "launch" / "multinode.sh", slurm):
         done = subprocess.run(
-            ["bash", script, "train", *arguments], cwd=tmp_path, text=True, capture_output=True,
+            ["bash", script, entry, *arguments], cwd=tmp_path, text=True, capture_output=True,
             env=os.environ | compiled | where | environment,
         )  # fmt: skip
         expected = expected.replace("HERE", str(tmp_path))

@@ -249,7 +249,7 @@ def test_mask_head_gives_the_logits_of_each_rois_class():
 def test_the_precision_says_what_float32_products_are_rounded_to(precision, products):
     """Those of the trunk and the heads. What is asked for explicitly, as masks do, stays."""
     config = tiny_config()
-    model = build_model(config.model, precision=precision)
+    model = build_model(config.model, precision=precision, implementation="xla")
     variables = abstract_variables(build_model(config.model))
     predict = partial(model.apply, detect=as_recipe(config).eval, method="predict")
     batch = tiny_batch(1)
