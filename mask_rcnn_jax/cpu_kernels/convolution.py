@@ -55,7 +55,10 @@ def conv(
         shape = jax.eval_shape(default, x, kernel, valid)
         return _over_valid_chunks(valid, compute, jnp.zeros(shape.shape, shape.dtype))
 
-    return lax.platform_dependent(x, kernel, valid, cpu=cpu, default=default)
+    def tpu(x, kernel, valid):
+        return _conv(x, kernel, stride, padding)
+
+    return lax.platform_dependent(x, kernel, valid, cpu=cpu, tpu=tpu, default=default)
 
 
 def _conv(x: jax.Array, kernel: jax.Array, stride: int, padding) -> jax.Array:
@@ -70,7 +73,7 @@ def _conv_on_gpu(x: jax.Array, kernel: jax.Array, stride: int, padding) -> jax.A
     """Convolve images by blocks of `stride` x `stride` pixels, whose channels are all of a block's.
 
     The sums are equal. cuDNN's tensor cores read `ALIGNED_BYTES` of a pixel's channels at a time,
-    and an image has three channels.
+    and an image has three channels. For a TPU, XLA arranges blocks of pixels itself.
     """
     kh, kw, channels, features = kernel.shape
     out = jax.eval_shape(lambda x, kernel: _conv(x, kernel, stride, padding), x, kernel)
@@ -104,10 +107,11 @@ def _forward(x, kernel, valid, stride, padding, sparse_cotangent):
 
 
 def _backward(stride, padding, sparse_cotangent, saved, grad):
-    def default(x, kernel, valid, grad):
-        convolve = partial(_conv_on_gpu, stride=stride, padding=padding)
-        x_vjp = jax.linear_transpose(lambda x: convolve(x, kernel), x)
-        kernel_vjp = jax.linear_transpose(lambda kernel: convolve(x, kernel), kernel)
+    def transposed(convolve, x, kernel, valid, grad):
+        x_vjp = jax.linear_transpose(lambda x: convolve(x, kernel, stride, padding), x)
+        kernel_vjp = jax.linear_transpose(
+            lambda kernel: convolve(x, kernel, stride, padding), kernel
+        )
         return x_vjp(grad)[0], kernel_vjp(grad)[0]
 
     def cpu(x, kernel, valid, grad):
@@ -136,7 +140,8 @@ def _backward(stride, padding, sparse_cotangent, saved, grad):
         x_grad, kernel_grad = _over_valid_chunks(valid, add, totals)
         return x_grad, kernel_grad.astype(kernel.dtype)
 
-    return *lax.platform_dependent(*saved, grad, cpu=cpu, default=default), None
+    tpu, default = (partial(transposed, form) for form in (_conv, _conv_on_gpu))
+    return *lax.platform_dependent(*saved, grad, cpu=cpu, tpu=tpu, default=default), None
 
 
 conv.defvjp(_forward, _backward)

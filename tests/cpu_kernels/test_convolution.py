@@ -234,15 +234,16 @@ def test_no_gradient_at_all_and_one_that_is_not_a_number():
     assert np.isnan(of_kernel).all() and np.isnan(of_x).sum() == 9 * x.shape[-1]
 
 
+@pytest.mark.parametrize("platform", ["default", "tpu"])
 @pytest.mark.parametrize("case", ["stem", "SAME, stride 2", "stride past the end"])
-def test_blocks_of_pixels_as_on_gpus(case, monkeypatch):
+def test_few_channels_as_on_gpus_and_tpus(case, platform, monkeypatch):
     """Values and both gradients are those of the CPU's program."""
     x, kernel, stride, padding = problem(case)
     shape = jax.eval_shape(lambda x, k: conv(x, k, None, stride, padding), x, kernel).shape
     grad = jnp.asarray(output_gradient(shape, False))
     expected = with_gradients(x, kernel, None, grad, stride, padding)
     every_bound = bounds(x, kernel, stride, padding, grad)
-    monkeypatch.setattr(lax, "platform_dependent", lambda *args, default, cpu: default(*args))
+    monkeypatch.setattr(lax, "platform_dependent", lambda *args, **forms: forms[platform](*args))
     results = with_gradients(x, kernel, None, grad, stride, padding)
     for mine, theirs, bound in zip(results, expected, every_bound, strict=True):
         assert_within(mine, theirs, 2 * bound)
@@ -258,6 +259,19 @@ def test_gpus_read_whole_vectors_of_channels(dtype, channels):
     assert f"x{channels}x" in program and f"<4x4x{channels}x4x" in program
 
 
+def test_tpus_convolve_pixels_as_they_are():
+    """Forward and for the kernel's gradient: a copy of the images by blocks takes as long."""
+    x, kernel, stride, padding = problem("stem")
+
+    @jax.jit
+    def gradient(x, kernel):
+        out, pull = jax.vjp(lambda *inputs: conv(*inputs, None, stride, padding), x, kernel)
+        return pull(out)[1]
+
+    program = gradient.trace(x, kernel).lower(lowering_platforms=("tpu",)).as_text()
+    assert "stablehlo.convolution" in program and "x4x4x" not in program and "<4x4x" not in program
+
+
 @pytest.mark.parametrize(
     "shape", [(0, 9, 12, 3), (2, 9, 12, 1), (2, 3, 9, 3), (2, 6, 7, 3), (2, 9, 12, 5)]
 )
@@ -267,7 +281,7 @@ def test_blocks_of_few_or_no_windows(shape, monkeypatch):
     x = jnp.asarray(rng.integers(-4, 5, shape), jnp.float32)
     kernel = jnp.asarray(rng.integers(-4, 5, (5, 7, shape[-1], 2)), jnp.float32)
     options = 2, ((0, 0), (0, 0))
-    monkeypatch.setattr(lax, "platform_dependent", lambda *args, default, cpu: default(*args))
+    monkeypatch.setattr(lax, "platform_dependent", lambda *args, default, **_: default(*args))
     out = jax.jit(lambda x, kernel: conv(x, kernel, None, *options))(x, kernel)
     np.testing.assert_array_equal(out, by_loops(x, kernel, *options))
 
