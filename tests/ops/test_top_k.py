@@ -5,9 +5,18 @@ import pytest
 from jax import lax
 
 from mask_rcnn_jax.ops import matching
-from mask_rcnn_jax.ops.top_k import CHUNK, MIN_REDUCTION, TILE, by_chunks, top_k
+from mask_rcnn_jax.ops.top_k import (
+    CHUNK,
+    LANES,
+    MAX_SORT,
+    MIN_REDUCTION,
+    TILE,
+    by_chunks,
+    by_threshold,
+    top_k,
+)
 
-chunked = jax.jit(by_chunks, static_argnums=1)
+FORMS = {form: jax.jit(form, static_argnums=1) for form in (by_chunks, by_threshold)}
 TWO_LEVELS = CHUNK * TILE + 3  # no multiple of the chunk
 VALUES = {
     "random": lambda rng, shape: rng.standard_normal(shape),
@@ -29,12 +38,33 @@ def assert_as_lax(found, x, k):
     np.testing.assert_array_equal(*as_bits)
 
 
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", VALUES)
-def test_chunks_hold_the_same_choice(kind):
+def test_forms_make_the_same_choice(form, kind):
     rng = np.random.default_rng(0)
     for shape, k in [((2, TWO_LEVELS), 5), ((TILE + 1,), 1), ((3, 2, 4999), 170), ((2, 9), 9)]:
         x = jnp.asarray(VALUES[kind](rng, shape).astype(np.float32))
-        assert_as_lax(chunked(x, k), x, k)
+        assert_as_lax(FORMS[form](x, k), x, k)
+
+
+def test_ties_over_the_end_of_a_vector():
+    """Values equal to the lowest chosen are in several vectors, in one of which some are not."""
+    x = np.zeros((1, 5 * LANES), np.float32)
+    x[0, LANES - 3 : 3 * LANES : 2] = 1
+    x[0, [5, 4 * LANES]] = 2
+    for k in (1, 2, 3, 64, 67, 68, 130, 5 * LANES):
+        assert_as_lax(FORMS[by_threshold](jnp.asarray(x), k), x, k)
+
+
+@pytest.mark.parametrize("n", [MAX_SORT + 1, 60_000])
+def test_a_tpu_sorts_no_more_than_it_chooses(n):
+    exported = jax.export.export(jax.jit(lambda x: top_k(x, 100)), platforms=["tpu"])(
+        jax.ShapeDtypeStruct((2, n), jnp.float32)
+    )
+    program = str(exported.mlir_module())
+    assert "top_k" not in program
+    assert program.count("stablehlo.sort") == 1
+    assert f"tensor<2x{n}xi32>, tensor<2x{n}xi32>" not in program
 
 
 def choose_default(*operands, default, **platforms):
