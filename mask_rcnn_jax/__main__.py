@@ -43,10 +43,10 @@ def main() -> None:
 
 
 def _find_modules_here() -> None:
-    """Let recipes name modules in the working folder, as `python -m` does."""
+    """Let recipes name modules in the working folder, as with `python -m`, after installed ones."""
     here = os.getcwd()
     if not sys.flags.safe_path and here not in sys.path and "" not in sys.path:
-        sys.path.insert(0, here)
+        sys.path.append(here)
 
 
 def _list_commands() -> str:

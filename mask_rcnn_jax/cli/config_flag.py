@@ -172,10 +172,10 @@ def given_recipe() -> "Recipe | None":
 
 def default_workdir() -> Path:
     """Return runs/NAME for the recipe that --config names; ValueError if it names a run."""
-    name = Path(_given_name).name.replace(".py", "").replace(":", "_")
-    if Path(_given_name).is_dir() or name.endswith(".json"):
+    recipe, colon, variant = Path(_given_name).name.partition(":")
+    if Path(_given_name).is_dir() or recipe.endswith(".json"):
         raise ValueError(f"--workdir must have a value: --config {_given_name} is no recipe")
-    return Path("runs") / name
+    return Path("runs") / (recipe.removesuffix(".py") + colon.replace(":", "_") + variant)
 
 
 def _unknown_flag(error: flags.UnrecognizedFlagError) -> str:

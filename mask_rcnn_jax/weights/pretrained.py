@@ -71,7 +71,7 @@ def is_run(path: str | os.PathLike) -> bool:
 
 
 def check_source(source: str) -> None:
-    """Raise ValueError or OSError if `model.init_from` is not there; fetch weights of a name.
+    """Raise ValueError if `model.init_from` is not there; fetch weights of a name.
 
     For what is to be known before minutes of other work.
     """
@@ -82,7 +82,7 @@ def check_source(source: str) -> None:
         elif not os.path.exists(path) and not os.path.exists(f"{path}.index"):
             raise ValueError(f"{path}: no such file or run, and no name of `prepare weights`")
     except (ValueError, OSError) as error:
-        raise type(error)(f"model.init_from: {error}") from error
+        raise ValueError(f"model.init_from: {error}") from error
 
 
 def load(
