@@ -9,9 +9,9 @@ from mask_rcnn_jax.recipe.stopping import Metrics
 from mask_rcnn_jax.terminal import console
 from mask_rcnn_jax.training.beside import Pending
 from mask_rcnn_jax.training.checkpoint import Checkpoints
-from mask_rcnn_jax.training.evaluator import Validation
 from mask_rcnn_jax.training.loggers import Images, Loggers
 from mask_rcnn_jax.training.processes import Stopped
+from mask_rcnn_jax.training.validation import Validation
 
 # A run that is to be stopped waits so long for scores; it may be killed soon.
 PATIENCE_S = 10.0

@@ -21,7 +21,6 @@ from mask_rcnn_jax.recipe.stopping import Metrics, comparable, main_ap
 from mask_rcnn_jax.terminal import console
 from mask_rcnn_jax.training.checks import check_evaluated, check_recipe
 from mask_rcnn_jax.training.distill import Distillation
-from mask_rcnn_jax.training.evaluator import Validation, make_validation
 from mask_rcnn_jax.training.limits import crowd_line, limit_lines
 from mask_rcnn_jax.training.loggers import Logger, Loggers, open_loggers
 from mask_rcnn_jax.training.setup import (
@@ -34,6 +33,7 @@ from mask_rcnn_jax.training.setup import (
 from mask_rcnn_jax.training.step import StepOptions, TrainStep, make_train_step
 from mask_rcnn_jax.training.step_log import StepLog
 from mask_rcnn_jax.training.teacher import open_teacher
+from mask_rcnn_jax.training.validation import Validation, make_validation
 from mask_rcnn_jax.weights.restore import make_model
 
 

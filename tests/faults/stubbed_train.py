@@ -28,7 +28,7 @@ from jax.sharding import PartitionSpec as P
 from mask_rcnn_jax import cli
 from mask_rcnn_jax.structures import Detections
 from mask_rcnn_jax.terminal import interrupts
-from mask_rcnn_jax.training import evaluator, setup, step, work
+from mask_rcnn_jax.training import setup, step, validation, work
 from mask_rcnn_jax.training.step import TrainState
 
 STEP_SECONDS = 0.01
@@ -152,5 +152,5 @@ if __name__ == "__main__":
     # `mask_rcnn_jax.train` is also the name of a function.
     command = importlib.import_module("mask_rcnn_jax.train")
     if serve():
-        evaluator.FEWEST_BESIDE = int(os.environ.get("FEWEST_BESIDE", "1"))
+        validation.FEWEST_BESIDE = int(os.environ.get("FEWEST_BESIDE", "1"))
         cli.run(command.main, command._define_flags)

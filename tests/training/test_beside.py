@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from mask_rcnn_jax.training import evaluator, processes, work
+from mask_rcnn_jax.training import processes, validation, work
 from mask_rcnn_jax.training.beside import Pending
 from mask_rcnn_jax.training.metrics import read_metrics
 from tests.pair import Pair
@@ -229,13 +229,13 @@ def test_scores_are_pending_where_they_take_long_and_nothing_waits_for_them(
     step, rule, fewest, is_pending, recipe, tmp_path, monkeypatch
 ):
     """Six results of four images, in a run of ten steps."""
-    monkeypatch.setattr(evaluator.step, "make_predict_step", lambda *_: test_tiled_scoring.predict)
-    monkeypatch.setattr(evaluator.step, "make_loss_step", lambda *given, **options: None)
-    monkeypatch.setattr(evaluator, "FEWEST_BESIDE", fewest)
+    monkeypatch.setattr(validation.step, "make_predict_step", lambda *_: test_tiled_scoring.predict)
+    monkeypatch.setattr(validation.step, "make_loss_step", lambda *given, **options: None)
+    monkeypatch.setattr(validation, "FEWEST_BESIDE", fewest)
     recipe = test_tiled_scoring.on_windows(recipe, (128, 128))
     recipe = replace(recipe, train=replace(recipe.train, steps=10, **rule))
     given = recipe, test_tiled_scoring.Rectangles(), None, mesh_of(2), tmp_path
-    metrics, _ = evaluator.make_validation(*given)(SimpleNamespace(step=step, evaluated={}))
+    metrics, _ = validation.make_validation(*given)(SimpleNamespace(step=step, evaluated={}))
     assert isinstance(metrics, Pending) == is_pending
     if is_pending:
         metrics, pending = metrics.result(), metrics

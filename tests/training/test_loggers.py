@@ -15,7 +15,6 @@ import pytest
 from PIL import Image
 
 from mask_rcnn_jax.training import loggers as loggers_module
-from mask_rcnn_jax.training.evaluator import category_metrics
 from mask_rcnn_jax.training.loggers import (
     BY_NAME,
     Loggers,
@@ -25,6 +24,7 @@ from mask_rcnn_jax.training.loggers import (
     wandb_logger,
 )
 from mask_rcnn_jax.training.metrics import read_metrics
+from mask_rcnn_jax.training.validation import category_metrics
 
 IMAGE = np.arange(6 * 8 * 3, dtype=np.uint8).reshape(6, 8, 3)
 CONFIG = {"train": {"steps": 3}, "data": {"image_size": (64, 64)}}

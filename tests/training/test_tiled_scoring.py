@@ -15,7 +15,7 @@ from mask_rcnn_jax.data.tiles import Tiles
 from mask_rcnn_jax.data.windows import Windows
 from mask_rcnn_jax.recipe.options import EvalOptions
 from mask_rcnn_jax.structures import Detections
-from mask_rcnn_jax.training import evaluator, scoring
+from mask_rcnn_jax.training import scoring, validation
 from mask_rcnn_jax.training.encoding import Rules
 from mask_rcnn_jax.training.evaluator import score
 from mask_rcnn_jax.training.setup import make_train_loader
@@ -117,10 +117,10 @@ def on_windows(recipe, size):
 
 
 def test_evaluations_of_runs_on_windows_cut_tiles(recipe, tmp_path, monkeypatch):
-    monkeypatch.setattr(evaluator.step, "make_predict_step", lambda *given: predict)
-    monkeypatch.setattr(evaluator.step, "make_loss_step", lambda *given, **options: None)
+    monkeypatch.setattr(validation.step, "make_predict_step", lambda *given: predict)
+    monkeypatch.setattr(validation.step, "make_loss_step", lambda *given, **options: None)
     given = on_windows(recipe, (128, 128)), Rectangles(), None, mesh_of(2), tmp_path
-    metrics, pictures = evaluator.make_validation(*given)(SimpleNamespace(step=3, evaluated={}))
+    metrics, pictures = validation.make_validation(*given)(SimpleNamespace(step=3, evaluated={}))
     assert metrics["ap/box"] == metrics["ap/mask"] == 1.0
     assert not pictures and not any(name.startswith("val_loss") for name in metrics)
 
