@@ -5,7 +5,6 @@ import importlib.util
 import inspect
 import json
 import os
-import re
 import sys
 from collections.abc import Mapping
 from dataclasses import is_dataclass, replace
@@ -18,13 +17,13 @@ from ml_collections import ConfigDict
 
 from mask_rcnn_jax import consent, parts
 from mask_rcnn_jax.recipe.manifest import MANIFEST, Manifest, read_manifest
+from mask_rcnn_jax.stores import is_address
 from mask_rcnn_jax.terminal.safe_text import cut
 
 if TYPE_CHECKING:
     from mask_rcnn_jax.recipe.recipe import Recipe
 
 RECIPES = Path(__file__).parent / "configs"
-_ADDRESS = re.compile("[A-Za-z][A-Za-z0-9+.-]+:/")  # a Path has one slash
 # What other systems call entries of ours.
 OTHERS_ENTRIES = {
     "base_lr": "optim.learning_rate",
@@ -204,11 +203,6 @@ def read_workdir(workdir: str | Path) -> tuple["Recipe", list[dict]]:
         return upgrade(tree, path), categories
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{path}: {cut(str(error), 1000)}") from error
-
-
-def is_address(path: str | os.PathLike) -> bool:
-    """Whether it is an address, such as gs://bucket/run, and no path."""
-    return bool(_ADDRESS.match(str(path)))
 
 
 def check_written(path: str | Path, name: str) -> None:

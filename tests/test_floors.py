@@ -41,6 +41,7 @@ FLOORS = {
     "host": 1,
     "memory": 1,
     "opencv": 0,
+    "stores": 0,
     "network": 1,
     "rle": 0,
     "protobuf": 1,

@@ -4,6 +4,7 @@ import os
 import unicodedata
 from collections.abc import Iterable, Iterator
 
+from mask_rcnn_jax import stores
 from mask_rcnn_jax.annotations.segmentation import show
 
 
@@ -12,7 +13,8 @@ def absent_images(file_names: Iterable[str], image_dir: str) -> Iterator[str]:
 
     Folders are listed, once each: a stat per file takes minutes on a network disk.
     """
-    if not os.path.isdir(image_dir):
+    at_address = stores.is_address(image_dir)
+    if not (at_address or os.path.isdir(image_dir)):
         yield f"no image folder {image_dir!r}"
         return
     listings: dict[str, dict[str, bool]] = {}
@@ -20,7 +22,8 @@ def absent_images(file_names: Iterable[str], image_dir: str) -> Iterator[str]:
     for file_name in file_names:
         folder, base = os.path.split(file_name)
         if folder not in listings:
-            listings[folder] = _list_folder(os.path.join(image_dir, folder))
+            list_folder = stores.list_folder if at_address else _list_folder
+            listings[folder] = list_folder(os.path.join(image_dir, folder))
         if base not in listings[folder]:
             if folder not in stems:
                 stems[folder] = _by_stem(listings[folder])

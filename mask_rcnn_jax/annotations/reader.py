@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
+from mask_rcnn_jax import stores
 from mask_rcnn_jax.annotations import checks
 from mask_rcnn_jax.annotations.checks import TRAIN, Checked
 from mask_rcnn_jax.annotations.ids import with_whole_ids
@@ -155,6 +156,7 @@ def read_annotation_file(path: str | os.PathLike) -> Any:
 
 def open_annotation_file(path: str | os.PathLike) -> bytes:
     """Return the bytes of a COCO json; FileNotFoundError says how to make a missing one."""
+    path = stores.local_file(path)
     if not os.path.exists(path):
         expected = f"expected a COCO json{_how_to_make(Path(path))}"
         raise FileNotFoundError(f"no annotation file {os.fspath(path)!r}, {expected}")
@@ -163,7 +165,7 @@ def open_annotation_file(path: str | os.PathLike) -> bytes:
 
 def read_json(path: str | os.PathLike) -> Any:
     """The content of a JSON file; ValueError if it is not one."""
-    return _parse(read_regular(path), path)
+    return _parse(read_regular(stores.local_file(path)), path)
 
 
 def _parse(text: bytes, path: str | os.PathLike) -> Any:
@@ -225,7 +227,9 @@ def read_regular(path: str | os.PathLike, max_bytes: int | None = None) -> bytes
 
 
 def open_regular(path: str | os.PathLike) -> BinaryIO:
-    """Open a regular file to read; NotRegular as from `read_regular`."""
+    """Open a regular file, or a copy of what is at an address; NotRegular as `read_regular`."""
+    if stores.is_address(path):
+        return stores.open_file(path)
     file = open(path, "rb", opener=_open_at_once)
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()

@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from mask_rcnn_jax.config import is_address
 from mask_rcnn_jax.download import ProgressFactory, download
+from mask_rcnn_jax.stores import home, is_address
 from mask_rcnn_jax.terminal.progress import bytes_progress
 
 
@@ -131,12 +131,6 @@ PUBLISHED = {
         "ViTDet/COCO/cascade_mask_rcnn_vitdet_h/f328730692", "f05665", "coco_vitdet:cascade_h"
     ),
 }
-
-
-def home() -> Path:
-    """Return where fetched files go: MASK_RCNN_HOME, or mask_rcnn_jax in the user's cache."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("MASK_RCNN_HOME") or Path(cache) / "mask_rcnn_jax")
 
 
 def find(weights: str | os.PathLike) -> str | os.PathLike:

@@ -1,0 +1,163 @@
+"""Files at addresses, such as s3://bucket/a.jpg: read through fsspec and kept on the local disk.
+
+fsspec's packages know the stores and their credentials: s3fs, gcsfs, adlfs and others.
+"""
+
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from absl import logging
+
+FREE = 5 << 30  # bytes of the disk that are left free
+_ADDRESS = re.compile("[A-Za-z][A-Za-z0-9+.-]+:/")  # a Path has one slash
+_INSTALL = "pip install 'mask-rcnn-jax[stores]'"
+# Where stores say that a file has changed.
+_CHANGES = (
+    "size ETag etag LastModified last_modified Last-Modified mtime updated generation".split()
+)
+
+
+def is_address(path: str | os.PathLike) -> bool:
+    """Whether it is an address, such as gs://bucket/run, and no path."""
+    return bool(_ADDRESS.match(str(path)))
+
+
+def home() -> Path:
+    """Return where fetched files go: MASK_RCNN_HOME, or mask_rcnn_jax in the user's cache."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("MASK_RCNN_HOME") or Path(cache) / "mask_rcnn_jax")
+
+
+def local_file(path: str | os.PathLike) -> Path:
+    """Return a local copy of what an address has now, or a path as it is.
+
+    The store is asked whether the file has changed since it was kept. For files that are read
+    once, of which any version may be wanted: annotations and weights.
+
+    Raises FileNotFoundError or another OSError, naming the address, if it cannot be had, ValueError
+    if the package for such addresses is missing.
+    """
+    if not is_address(path):
+        return Path(path)
+    address = _written(path)
+    with _errors_of(address):
+        store, inside = _store(address)
+        store.invalidate_cache()
+        found = store.info(inside)
+        if found.get("type") == "directory":
+            raise IsADirectoryError(f"{address} is a folder, expected a file")
+        state = str([found.get(name) for name in _CHANGES])
+        target = _place(address, f"-{hashlib.sha256(state.encode()).hexdigest()[:16]}")
+        known = any(found.get(name) for name in _CHANGES[1:])
+        if not (known and target.exists()):
+            os.replace(_fetched(store, inside, target.parent), target)
+            for other in target.parent.glob(f"{_name(address)}-*"):
+                if other != target:
+                    with suppress(OSError):
+                        other.unlink()
+    return target
+
+
+def open_file(address: str | os.PathLike) -> BinaryIO:
+    """Open a local copy of an image, which must not change under its address, as a regular file.
+
+    It is fetched once; while less than `FREE` is free on the disk, each time. Errors are those of
+    `local_file`.
+    """
+    address = _written(address)
+    target = _place(address)
+    with suppress(FileNotFoundError):
+        return open(target, "rb")
+    with _errors_of(address):
+        part = _fetched(*_store(address), target.parent)
+        file = open(part, "rb")
+        if shutil.disk_usage(target.parent).free > FREE:
+            os.replace(part, target)
+        else:
+            os.unlink(part)
+            text = "%s: less than %d GiB are free, so further images are fetched each time"
+            logging.log_first_n(logging.WARNING, text, 1, home(), FREE >> 30)
+        return file
+
+
+def list_folder(address: str | os.PathLike) -> dict[str, bool]:
+    """Whether each entry below an address is a file; {} if there is no such folder.
+
+    Errors are those of `local_file`.
+    """
+    address = _written(address)
+    with _errors_of(address):
+        store, inside = _store(address)
+        try:
+            found = store.ls(inside, detail=True)
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+    return {
+        entry["name"].rstrip("/").rpartition("/")[2]: entry["type"] == "file" for entry in found
+    }
+
+
+def _store(address: str) -> tuple[Any, str]:
+    """The file system of an address, made anew in another process, and the path in it."""
+    from fsspec.core import url_to_fs  # takes 0.1 s, and most runs need none
+
+    return url_to_fs(address)
+
+
+def _fetched(store: Any, inside: str, folder: Path) -> str:
+    """Fetch a file, whole on the disk, under a name that nobody else has."""
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor, part = tempfile.mkstemp(dir=folder, prefix=".part")
+    os.close(descriptor)
+    try:
+        store.get_file(inside, part)
+        with open(part, "rb") as file:
+            os.fsync(file.fileno())
+    except BaseException:
+        os.unlink(part)
+        raise
+    return part
+
+
+def _written(path: str | os.PathLike) -> str:
+    """An address with both slashes, of which a Path keeps one."""
+    return re.sub("^([^/]+:)/(?!/)", r"\1//", str(path))
+
+
+def _name(address: str) -> str:
+    return hashlib.sha256(address.encode()).hexdigest()
+
+
+def _place(address: str, version: str = "") -> Path:
+    """Where the copy is kept, with the ending of the address."""
+    name, ending = _name(address), os.path.splitext(address)[1]
+    ending = ending if re.fullmatch(r"\.[A-Za-z0-9]{1,12}", ending) else ""
+    return home() / "objects" / name[:2] / f"{name}{version}{ending}"
+
+
+@contextmanager
+def _errors_of(address: str) -> Iterator[None]:
+    """Raise all errors, of which each store has its own, as OSError with the address."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        reason = error.__cause__ or "no such file"  # the first is of a server that does not answer
+        raise FileNotFoundError(f"{address}: {reason}") from error
+    except IsADirectoryError:
+        raise
+    except ImportError as error:
+        raise ValueError(
+            f"{address} needs a package for its store ({error}); {_INSTALL}"
+        ) from error
+    except ValueError as error:  # no such protocol
+        raise ValueError(f"{address}: {error}") from error
+    except Exception as error:
+        text = str(error) or type(error).__name__
+        raise OSError(f"{address} cannot be read: {text[:300]}") from error

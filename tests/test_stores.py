@@ -1,0 +1,193 @@
+"""Files at addresses: fetched once, or again when they have changed."""
+
+import os
+import threading
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mask_rcnn_jax import stores
+from mask_rcnn_jax.data.coco import load_coco
+from mask_rcnn_jax.images.bands import Bands
+from mask_rcnn_jax.images.decode import decode_image
+from tests.data.small_set import rectangle, write_coco
+
+ANNOTATIONS = [rectangle(3, 4, 20, 10)]
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("MASK_RCNN_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture(scope="module")
+def bucket():
+    """Of a server that speaks S3: fsspec's options are in the environment, as for a user."""
+    pytest.importorskip("s3fs")
+    server = pytest.importorskip("moto.server").ThreadedMotoServer(port=0)
+    server.start()
+    names = {
+        "AWS_ACCESS_KEY_ID": "a",
+        "AWS_SECRET_ACCESS_KEY": "b",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    host, port = server.get_host_and_port()
+    names["AWS_ENDPOINT_URL"] = names["FSSPEC_S3_ENDPOINT_URL"] = f"http://{host}:{port}"
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in names.items():
+            patch.setenv(name, value)
+        import fsspec
+
+        store = fsspec.filesystem("s3", endpoint_url=names["AWS_ENDPOINT_URL"])
+        store.mkdir("sets")
+        yield store
+    server.stop()
+
+
+@pytest.fixture(params=["file", "s3"])
+def put(request, tmp_path):
+    """A function that puts a folder into a store, and returns its address."""
+    if request.param == "file":
+        return lambda folder: f"file://{folder}"
+    store = request.getfixturevalue("bucket")
+
+    def upload(folder):
+        target = f"sets/{tmp_path.name}/{folder.name}"
+        for path in filter(Path.is_file, folder.rglob("*")):
+            store.put_file(str(path), f"{target}/{path.relative_to(folder)}")
+        return f"s3://{target}"
+
+    return upload
+
+
+def test_a_set_at_an_address_is_that_of_its_files(tmp_path, put):
+    folder = tmp_path / "set"
+    folder.mkdir()
+    paths = write_coco(folder, ((40, 60), (50, 30)), ANNOTATIONS)
+    address = put(folder)
+    local = load_coco(*paths)
+    found = load_coco(f"{address}/instances.json", f"{address}/images")
+    assert found.json_path == f"{address}/instances.json"
+    for index in range(2):
+        assert found.images[index].file_name == local.images[index].file_name
+        np.testing.assert_array_equal(found.decode(index), local.decode(index))
+    assert found.image_path(1) == f"{address}/images/002.png"
+    np.testing.assert_array_equal(decode_image(found.image_path(1)), local.decode(1))
+
+
+def test_images_are_fetched_once_and_annotations_when_they_change(tmp_path, put, monkeypatch):
+    folder = tmp_path / "set"
+    folder.mkdir()
+    write_coco(folder, ((40, 60),), ANNOTATIONS)
+    address = put(folder)
+    fetched = []
+    fetch = stores._fetched
+    monkeypatch.setattr(
+        stores,
+        "_fetched",
+        lambda store, inside, to: fetched.append(inside) or fetch(store, inside, to),
+    )
+    for _ in range(2):
+        found = load_coco(f"{address}/instances.json", f"{address}/images")
+        found.decode(0)
+    assert [os.path.basename(path) for path in fetched] == ["instances.json", "001.png"]
+    write_coco(folder, ((40, 60),), ANNOTATIONS * 2)
+    put(folder)
+    assert (
+        len(load_coco(f"{address}/instances.json", f"{address}/images").images[0].annotations) == 2
+    )
+    assert len(fetched) == 3
+    assert len(list((stores.home() / "objects").rglob("*.json"))) == 1
+
+
+def test_what_is_absent_is_named_by_its_address(tmp_path, put):
+    folder = tmp_path / "set"
+    folder.mkdir()
+    write_coco(folder, ((40, 60), (50, 30)), ANNOTATIONS)
+    (folder / "images" / "002.png").unlink()
+    address = put(folder)
+    with pytest.raises(FileNotFoundError, match=f"{address}/other.json: no such file"):
+        load_coco(f"{address}/other.json", f"{address}/images")
+    with pytest.raises(ValueError, match=f"002.png.* is listed but not in {address}/images"):
+        load_coco(f"{address}/instances.json", f"{address}/images")
+    with pytest.raises(ValueError, match=f"001.png.* is listed but not in {address}/pictures"):
+        load_coco(f"{address}/instances.json", f"{address}/pictures")
+    with pytest.raises(OSError, match=f"{address}/images is a folder, expected a file"):
+        stores.local_file(f"{address}/images")
+
+
+def test_a_full_disk_keeps_no_image(tmp_path, put, monkeypatch):
+    folder = tmp_path / "set"
+    folder.mkdir()
+    write_coco(folder, ((40, 60),), ANNOTATIONS)
+    address = f"{put(folder)}/images/001.png"
+    monkeypatch.setattr(stores, "FREE", 1 << 60)
+    for _ in range(2):
+        assert decode_image(address).shape == (40, 60, 3)
+    assert not list((stores.home() / "objects").rglob("*.*"))
+
+
+def test_arrays_and_bands_are_read(tmp_path, put):
+    folder = tmp_path / "set"
+    folder.mkdir()
+    array = np.arange(4 * 5 * 2, dtype=np.uint8).reshape(4, 5, 2)
+    np.save(folder / "a.npy", array)
+    bands = Bands(names=("x", "y"))
+    np.testing.assert_array_equal(bands.read(f"{put(folder)}/a.npy"), array)
+
+
+def _decode(address, results):
+    results.put(decode_image(address).shape)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_other_processes_and_threads_read_the_same_store(tmp_path, put, method):
+    folder = tmp_path / "set"
+    folder.mkdir()
+    write_coco(folder, ((40, 60), (50, 30)), ANNOTATIONS)
+    address = put(folder)
+    decode_image(f"{address}/images/001.png")  # this process knows the store
+    shapes = []
+    threads = [
+        threading.Thread(
+            target=lambda: shapes.append(decode_image(f"{address}/images/002.png").shape)
+        )
+        for _ in range(4)
+    ]
+    context = get_context(method)
+    results = context.Queue()
+    process = context.Process(target=_decode, args=(f"{address}/images/002.png", results))
+    process.start()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert results.get(timeout=60) == (50, 30, 3)
+    process.join(60)
+    assert shapes == [(50, 30, 3)] * 4 and process.exitcode == 0
+    assert not list((stores.home() / "objects").rglob(".part*"))
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("nothing://a/b.json", "nothing://a/b.json: Protocol not known"),
+        ("nothing:/a/b.json", "nothing://a/b.json: Protocol not known"),
+        (
+            "http://127.0.0.1:9/a.json",
+            "http://127.0.0.1:9/a.json(: Cannot connect| needs a package)",
+        ),
+    ],
+)
+def test_a_store_that_cannot_be_had_is_named(address, message):
+    with pytest.raises((OSError, ValueError), match=message):
+        stores.local_file(address)
+
+
+@pytest.mark.parametrize("path", ["a/b.json", "/a", "C:/a", "a:b", "instances.json"])
+def test_paths_are_no_addresses(path):
+    assert not stores.is_address(path)
+    assert str(stores.local_file(path)) == path
