@@ -5,6 +5,7 @@
     python -m mask_rcnn_jax.prepare check --data_dir DIR
     python -m mask_rcnn_jax.prepare check --json FILE --images DIR
     python -m mask_rcnn_jax.prepare check --json FILE --images DIR --by_name --output FILE
+    python -m mask_rcnn_jax.prepare repair --json FILE --images DIR --output FILE
     python -m mask_rcnn_jax.prepare convert --from yolo --input DIR --output FILE
     python -m mask_rcnn_jax.prepare labelme --input DIR --output FILE
     python -m mask_rcnn_jax.prepare via --input FILE --images DIR --output FILE
@@ -47,6 +48,7 @@ from mask_rcnn_jax.formats.convert import (
 )
 from mask_rcnn_jax.formats.merge_json import merge_jsons, read_map
 from mask_rcnn_jax.formats.reading import Options
+from mask_rcnn_jax.formats.repair import repair_json
 from mask_rcnn_jax.formats.sets_on_disk import (
     Files,
     find_sets,
@@ -164,6 +166,14 @@ def sets_to_check() -> list[Files]:
             "with --val_json"
         )
     return find_sets(FLAGS.data_dir)
+
+
+def repair() -> None:
+    """Write the json --output from that in --json, repaired where nothing is in doubt."""
+    json_path, image_dir = only("json"), only("images")
+    if not (json_path and FLAGS.output):
+        raise ValueError("prepare repair needs --json, --output, and --images for names and sizes")
+    repair_json(Path(json_path), Path(image_dir) if image_dir else None, Path(FLAGS.output))
 
 
 def convert_any() -> None:
@@ -309,6 +319,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "shapes": partial(generate, write_shapes, 400, 60, 128),
     "cells": generate_cells,
     "check": check,
+    "repair": repair,
     "convert": convert_any,
     "labelme": partial(convert_tool, "labelme"),
     "via": partial(convert_tool, "via"),

@@ -14,6 +14,7 @@ CONVERT_FLAGS = (
     *("boxes", "class_name", "attribute"),
 )
 MERGE_FLAGS = ("json", "images", "map", "output", "classes", "other_classes")
+REPAIR_FLAGS = ("json", "images", "output")
 SPLIT_FLAGS = ("json", "val", "folds", "group_by", "seed", "output")
 VIA_FLAGS = ("input", "images", "output", "attribute", "class_name")
 SOURCE_FLAGS = ("train_json", "train_images", "val_json", "val_images")
@@ -30,6 +31,7 @@ ACTIONS = {
     "shapes: a set of generated pictures": ("data_dir", "train", "val", "size", "seed"),
     "cells: a set of generated cells, hundreds to thousands in an image": CELLS_FLAGS,
     "check: every problem of annotations and images": CHECK_FLAGS,
+    "repair: a COCO json with what can be repaired without doubt": REPAIR_FLAGS,
     "convert: annotations of other formats to a COCO json": CONVERT_FLAGS,
     "labelme: annotations of labelme to a COCO json": ("input", "images", "output"),
     "via: annotations of the VGG Image Annotator to a COCO json": VIA_FLAGS,

@@ -18,6 +18,7 @@ FITS, SURE = 0.7, 0.8  # IoU from which on a box fits as it is, and in another f
 BETTER = 0.05  # IoU by which another form must fit better than that of COCO
 INSIDE = 0.5  # of its mask's extent must be in a box
 MOST = 0.5  # of the boxes that do not fit must fit in another form, or else not fit at all
+NEARLY_ALL = 0.95  # of a set's boxes are in a form that all are taken for
 FEW = 3  # boxes below this number could fit a scale, or be off, by chance
 SAMPLE = 20_000  # boxes that other forms are tried on
 
@@ -109,6 +110,15 @@ class _Form(NamedTuple):
         found = np.stack(_FORMS[self.numbers](*boxes.given.T), axis=1) * self.scale
         return found * np.tile(boxes.limits, 2) * _UNITS[self.unit] if self.unit else found
 
+    def box(self, box: list[float], size: tuple[int, int]) -> list[float]:
+        """[x, y, width, height] in pixels of four numbers, without the scale; `size` is the image's
+        (height, width)."""
+        x1, y1, x2, y2 = _FORMS[self.numbers](*box)
+        if self.unit:
+            x1, x2 = (value * size[1] * _UNITS[self.unit] for value in (x1, x2))
+            y1, y2 = (value * size[0] * _UNITS[self.unit] for value in (y1, y2))
+        return [x1, y1, x2 - x1, y2 - y1]
+
     def fit(self, boxes: Boxes, least: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Corners inside the image [n, 4], their IoU with the masks [n], and which fit [n]."""
         corners = _inside(self.corners(boxes), boxes.limits)
@@ -146,6 +156,23 @@ def misfits(boxes: Boxes) -> tuple[str, int] | None:
         first = int(boxes.positions[poor[0]])
         return f"{len(poor)} of {total} boxes are more than twice as large as their {masks}", first
     return None
+
+
+def form_of_all(boxes: Boxes) -> _Form | None:
+    """The form, other than COCO's, that a set's boxes are in beyond doubt; None if there is none.
+
+    Nearly all fit in it, most do not as they are, and no further form fits them, or none to the
+    pixel. Whether boxes or masks are scaled by a factor is unknown.
+    """
+    boxes = boxes.at(np.arange(0, len(boxes.given), -(-len(boxes.given) // SAMPLE) or 1))
+    if len(boxes.given) < FEW or COCO.fit(boxes, FITS)[2].mean() > 1 - MOST:
+        return None
+    forms = [_Form(numbers, unit) for numbers in _FORMS for unit in _UNITS]
+    fitting = [form for form in forms if form.fit(boxes, SURE)[2].mean() >= NEARLY_ALL]
+    if len(fitting) > 1:
+        near = {f: _are_near(f.fit(boxes, SURE)[0], boxes.extents).mean() for f in fitting}
+        fitting = [form for form in fitting if near[form] >= NEARLY_ALL]
+    return fitting[0] if len(fitting) == 1 else None
 
 
 def _best_form(boxes: Boxes) -> _Form | None:

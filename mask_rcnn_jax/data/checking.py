@@ -32,7 +32,7 @@ from mask_rcnn_jax.images.decode import (
     orientation,
     upright_size,
 )
-from mask_rcnn_jax.images.file_names import find_by_name
+from mask_rcnn_jax.images.file_names import find_absent
 from mask_rcnn_jax.images.opening import open_raster
 from mask_rcnn_jax.images.parts import check_parts
 from mask_rcnn_jax.images.raster import as_plain
@@ -174,7 +174,7 @@ def _warnings(content: dict[str, Any], truth: GroundTruth, image_dir: str) -> It
     yield from _empty_roots(content["categories"], {entry["category_id"] for entry in entries})
     names = [entry["file_name"] for entry in content["images"]]
     absent = [name for name in names if not os.path.isfile(os.path.join(image_dir, name))]
-    if found := find_by_name(absent, image_dir):
+    if found := find_absent(names, image_dir):
         first, path = next(iter(found.items()))
         yield (
             f"{len(found)} of {len(absent)} absent images are in {image_dir} under another name, "

@@ -9,6 +9,7 @@ from typing import Any
 from mask_rcnn_jax.annotations.checks import TRAINING_KEYS, id_problems, structure_problems
 from mask_rcnn_jax.annotations.reader import normalized, raise_first, read_annotation_file
 from mask_rcnn_jax.data import checking
+from mask_rcnn_jax.formats.repair import repair_advice
 from mask_rcnn_jax.images.bands import RGB_FILES, Bands
 from mask_rcnn_jax.images.file_names import with_names_found, with_sizes, without_bad_sizes
 
@@ -103,7 +104,8 @@ def print_findings(
     given: dict[str, Any] = {"boxes_only": boxes_only, "bands": bands, "upright": upright}
     findings = [checking.inspect_coco(*files, **given) for files in sets]
     paths = [json_path for json_path, _ in sets]
-    for json_path, found in zip(paths, findings, strict=True):
+    for files, found in zip(sets, findings, strict=True):
+        json_path, _ = files
         for problem in checking.summarize(found.problems):
             print(f"{json_path}: {problem}")
         for warning in checking.summarize(found.warnings):
@@ -111,6 +113,8 @@ def print_findings(
         if not found.problems:
             counts = f"{found.images} images, {sum(found.objects.values())} annotations"
             print(f"{json_path}: no problem in {counts}, {found.classes} classes")
+        if (found.problems or found.warnings) and (advice := repair_advice(*files)):
+            print(f"{json_path}: {advice}")
     for train, val in [(0, 1)] if are_pair else split_pairs(paths):
         for warning in checking.compare_sets(findings[train], findings[val]):
             print(f"{paths[train]} (train), {paths[val]} (val): warning: {warning}")

@@ -61,11 +61,19 @@ def _ends_with(wanted: str, path: str) -> bool:
     return f"/{wanted}".endswith((f"/{path}", f"/{folded(path)}"))
 
 
+def find_absent(file_names: Sequence[str], image_dir: str) -> dict[str, str]:
+    """`find_by_name` for those of a json's file names that are absent, without files that the json
+    names itself."""
+    absent = [name for name in file_names if not os.path.isfile(os.path.join(image_dir, name))]
+    named = {posixpath.normpath(name) for name in file_names}
+    found = find_by_name(absent, image_dir)
+    return {name: path for name, path in found.items() if path not in named}
+
+
 def with_names_found(content: dict[str, Any], image_dir: str) -> tuple[dict[str, Any], int]:
     """Return a COCO json's content with absent images renamed by `find_by_name`, and how many."""
     names = [entry["file_name"] for entry in content["images"]]
-    absent = [name for name in names if not os.path.isfile(os.path.join(image_dir, name))]
-    found = find_by_name(absent, image_dir)
+    found = find_absent(names, image_dir)
     images = [
         entry | {"file_name": found.get(entry["file_name"], entry["file_name"])}
         for entry in content["images"]

@@ -60,13 +60,15 @@ def test_check_prints_every_problem_and_fails(coco_files, prepare_inside):
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        (["bogus"], "expected one of ['shapes', 'cells', 'check', 'convert',"),
+        (["bogus"], "expected one of ['shapes', 'cells', 'check', 'repair',"),
         (["coco2017"], "prepare coco2017 needs --data_dir"),
         (["tfds"], "prepare tfds needs --data_dir"),
         (["shapes"], "prepare shapes needs --data_dir"),
         (["check", "--json", "a.json"], "--json together with --images"),
         (["check", "--json", "a.json", "--images", "b"], "no annotation file 'a.json'"),
         (["check", "--data_dir", "nowhere"], "no json in nowhere"),
+        (["repair", "--json", "a.json"], "prepare repair needs --json, --output, and --images"),
+        (["repair", "--json", "a.json", "--output", "b"], "no annotation file 'a.json'"),
         (["convert", "--from", "yolo"], "prepare convert needs --from, --input and --output"),
         (["convert", "--from", "yolo", "--input", "no", "--output", "b"], "no file or folder 'no'"),
         (["convert", "--from", "bogus"], "value should be one of <labelme|via|yolo|voc|cvat|"),
