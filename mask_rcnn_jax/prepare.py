@@ -23,6 +23,7 @@
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from absl import flags
 
 from mask_rcnn_jax import cli
 from mask_rcnn_jax.annotations.checks import category_problems
+from mask_rcnn_jax.annotations.mask_parts import parts_notice
 from mask_rcnn_jax.annotations.reader import raise_first
 from mask_rcnn_jax.cli.prepare import ACTIONS, SPLITS, define_flags, few_to_many, sides
 from mask_rcnn_jax.config import load_own
@@ -58,6 +60,7 @@ from mask_rcnn_jax.formats.sets_on_disk import (
 )
 from mask_rcnn_jax.formats.shapes import write_shapes
 from mask_rcnn_jax.formats.split import fold_coco, split_coco
+from mask_rcnn_jax.formats.split_parts import specks_notice
 from mask_rcnn_jax.terminal.progress import Progress, bytes_progress
 from mask_rcnn_jax.weights import published
 
@@ -180,8 +183,16 @@ def convert_any() -> None:
     """Write the COCO json --output from annotations in the format --from."""
     if not (FLAGS["from"].value and FLAGS.input and FLAGS.output):
         raise ValueError("prepare convert needs --from, --input and --output")
+    if FLAGS.min_area and not FLAGS.split_parts:
+        raise ValueError("--min_area is of the parts that --split_parts makes")
     found = convert(FLAGS["from"].value, *convert_arguments(), other_classes=FLAGS.other_classes)
     write_converted(Path(FLAGS.output), *found)
+    if FLAGS.split_parts:
+        notice = specks_notice(found[0])
+    elif notice := parts_notice(found[0]):
+        notice += " --split_parts makes each part an object"
+    if notice:
+        print(f"{FLAGS.output}: {notice}")
 
 
 def convert_tool(tool: str) -> None:
@@ -200,6 +211,7 @@ def convert_tool(tool: str) -> None:
 def convert_arguments() -> tuple[Path, Path | None, Options]:
     classes, image_dir = read_classes(FLAGS.classes), only("images")
     options = Options(Path(FLAGS.output), FLAGS.boxes, classes, FLAGS.class_name, FLAGS.attribute)
+    options = replace(options, split_parts=FLAGS.split_parts, min_area=FLAGS.min_area)
     return Path(FLAGS.input), Path(image_dir) if image_dir else None, options
 
 

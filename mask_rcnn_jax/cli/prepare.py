@@ -11,7 +11,7 @@ from mask_rcnn_jax.formats.sets_on_disk import JSON_NAMES
 SPLITS = {"both": ("train", "val"), "train": ("train",), "val": ("val",)}
 CONVERT_FLAGS = (
     *("from", "input", "images", "output", "classes", "other_classes"),
-    *("boxes", "class_name", "attribute"),
+    *("boxes", "split_parts", "min_area", "class_name", "attribute"),
 )
 MERGE_FLAGS = ("json", "images", "map", "output", "classes", "other_classes")
 REPAIR_FLAGS = ("json", "images", "output")
@@ -87,6 +87,14 @@ def define_flags() -> None:
     )
     flags.DEFINE_integer("folds", None, "Number of pairs, with each image in one val.json.")
     flags.DEFINE_bool("boxes", False, "Make objects of boxes, with rectangles as masks.")
+    flags.DEFINE_bool(
+        "split_parts",
+        False,
+        "Make an object of each part of a mask; pixels that touch, also at a corner, are one part.",
+    )
+    flags.DEFINE_integer(
+        "min_area", 0, "Leave out parts of fewer pixels, with --split_parts.", lower_bound=0
+    )
     flags.DEFINE_string("attribute", None, "Attribute with the class: VIA's, or of geometries.")
     flags.DEFINE_string("class_name", None, "Class of all objects: of masks, and of VIA.")
     flags.DEFINE_integer(

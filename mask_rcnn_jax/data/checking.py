@@ -15,6 +15,7 @@ from mask_rcnn_jax.annotations import checks
 from mask_rcnn_jax.annotations.absent import folded
 from mask_rcnn_jax.annotations.checks import show
 from mask_rcnn_jax.annotations.ids import ZERO_ID, is_zero
+from mask_rcnn_jax.annotations.mask_parts import parts_notice
 from mask_rcnn_jax.annotations.reader import (
     GroundTruth,
     normalized,
@@ -163,6 +164,10 @@ def _warnings(content: dict[str, Any], truth: GroundTruth, image_dir: str) -> It
     if any(is_zero(entry.get("id")) for entry in entries):
         yield ZERO_ID
     yield from _wrong_boxes(truth)
+    sound = [c.entry for c in truth.checked if c.fault is None]
+    if notice := parts_notice(content | {"annotations": sound}):
+        remedy = "`prepare convert --from masks --split_parts` makes each part an object"
+        yield f"{notice} {remedy}"
     yield from _duplicates(truth)
     yield from _similar_classes(content["categories"])
     twice = [

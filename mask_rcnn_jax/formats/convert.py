@@ -19,6 +19,7 @@ from mask_rcnn_jax.formats.label_studio import read_label_studio
 from mask_rcnn_jax.formats.labelme import read_labelme
 from mask_rcnn_jax.formats.masks import read_masks
 from mask_rcnn_jax.formats.reading import Converted, Options, Reader, on_one_line
+from mask_rcnn_jax.formats.split_parts import split_parts
 from mask_rcnn_jax.formats.supervisely import read_supervisely
 from mask_rcnn_jax.formats.via import read_via
 from mask_rcnn_jax.formats.voc import read_voc
@@ -94,6 +95,8 @@ def convert(
     if not source.exists():
         raise FileNotFoundError(f"no file or folder {str(source)!r}, expected {kind} annotations")
     found = READERS[kind](source, image_dir, options)
+    if options.split_parts:
+        found = split_parts(found, options.min_area)
     try:
         content = build_coco(found.images, found.image_dir, found.classes)
     except ValueError as error:  # of an image that is there twice

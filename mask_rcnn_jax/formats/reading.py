@@ -33,6 +33,8 @@ class Options:
     classes: tuple[str, ...] = ()  # names of class numbers, where a format has no names
     class_name: str | None = None  # class of all objects, where a format has none
     attribute: str | None = None  # VIA's, that has the class
+    split_parts: bool = False  # connected parts of a mask become objects
+    min_area: int = 0  # pixels of such a part
 
 
 @dataclass(frozen=True)
