@@ -10,25 +10,24 @@ from collections.abc import Sequence
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
-from PIL import Image
 
 from mask_rcnn_jax.data.dataset import Dataset
 from mask_rcnn_jax.images.bands import Bands
 from mask_rcnn_jax.images.decode import (
-    FORMATS,
     TIFF,
     WITH_BANDS,
     decode_bytes,
     decode_image,
     tiff_directories,
 )
+from mask_rcnn_jax.images.headers import bits_of, open_header
 
 PAGES, BANDS, GRAY, BITS, ALPHA, DARK = "pages", "bands", "gray", "bits", "alpha", "dark"
 _TEXTS = {
     PAGES: "pages or frames after the first",
     BANDS: "bands after the third",
     GRAY: "bands after the first, which is seen as gray",
-    BITS: "all but 8 of 16 bits",
+    BITS: "all but 8 of {bits} bits",
     ALPHA: "alpha, so that what is transparent is seen",
 }
 DIM = 63  # of 255: a 16-bit image that stays below uses less than a quarter of its range
@@ -67,10 +66,10 @@ def read_header(file: BinaryIO) -> Header:
         if start.startswith(TIFF):
             return _tiff_header(file)
         file.seek(0)
-        with Image.open(file, formats=FORMATS) as image:
+        with open_header(file) as image:
             has_alpha = image.mode.endswith(("A", "a")) or "transparency" in image.info
             pages = 1 if image.format == "JPEG" else getattr(image, "n_frames", 1)
-            bits = 16 if image.mode.startswith("I") else 8
+            bits = 16 if image.mode.startswith("I") else bits_of(image, file)
         if start.startswith(_PNG):
             bits = start[24]
         elif _JP2_HEADER in start:
@@ -124,8 +123,9 @@ class Unused:
         """Lines on parts that are not used, bits and bands that differ, and images nearly black."""
         names = {kind: [name for k, name in self._found if k == kind] for kind in (*_TEXTS, DARK)}
         total, lines = len(self._names), []
+        deepest = max((bits for bits, _ in self._kinds), default=8)
         listed = [
-            f"{text} in {len(names[kind])} (first: {names[kind][0]})"
+            f"{text.format(bits=deepest)} in {len(names[kind])} (first: {names[kind][0]})"
             for kind, text in _TEXTS.items()
             if names[kind]
         ]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from PIL import Image, UnidentifiedImageError
+from PIL import UnidentifiedImageError
 
 from mask_rcnn_jax.annotations.checks import MAX_PIXELS
 from mask_rcnn_jax.annotations.ids import MAX_NAME
@@ -24,6 +24,7 @@ from mask_rcnn_jax.annotations.segmentation import (
     show,
 )
 from mask_rcnn_jax.images.decode import MAX_BYTES
+from mask_rcnn_jax.images.headers import MissingPackage, open_header
 
 EXIF_ORIENTATION = 0x0112
 ELLIPSE_VERTICES = 64  # loses 0.2 percent of the area
@@ -109,9 +110,11 @@ def read_image_size(path: Path, source: str | os.PathLike) -> tuple[int, int]:
     package reads the stored pixels.
     """
     try:
-        with Image.open(io.BytesIO(read_regular(path, MAX_BYTES))) as image:
+        with open_header(io.BytesIO(read_regular(path, MAX_BYTES))) as image:
             orientation = image.getexif().get(EXIF_ORIENTATION, 1)
             width, height = image.size
+    except MissingPackage as error:
+        raise MissingPackage(f"{source}: {path}: {error}") from error
     except OSError as error:
         if not isinstance(error, UnidentifiedImageError):
             raise

@@ -6,15 +6,15 @@ import os
 import posixpath
 from pathlib import Path
 
-from PIL import Image
-
 from mask_rcnn_jax.annotations.reader import read_json, read_regular
 from mask_rcnn_jax.annotations.segmentation import show
 from mask_rcnn_jax.formats.image_files import ImageFiles, file_below
-from mask_rcnn_jax.images.decode import FORMATS, MAX_BYTES, decode_bytes
+from mask_rcnn_jax.images.decode import MAX_BYTES, decode_bytes
+from mask_rcnn_jax.images.headers import open_header
 from mask_rcnn_jax.terminal.safe_text import file_name
 
 _ENDINGS = {"JPEG": ".jpg", "PNG": ".png", "BMP": ".bmp", "TIFF": ".tif", "WEBP": ".webp"}
+_ENDINGS |= {"AVIF": ".avif", "HEIF": ".heic"}
 
 
 def find_image(
@@ -67,7 +67,7 @@ class HeldImages:
         except ValueError as error:
             raise ValueError(f"{where} is not an image in base64") from error
         decode_bytes(content, where)
-        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
+        with open_header(io.BytesIO(content)) as image:
             ending = _ENDINGS.get(image.format or "", ".png")
         target = self.folder / file_name(posixpath.basename(name), ending, self._taken)
         self.folder.mkdir(parents=True, exist_ok=True)

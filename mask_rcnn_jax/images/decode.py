@@ -14,19 +14,28 @@ from PIL import Image, TiffImagePlugin
 from mask_rcnn_jax import opencv as cv2
 from mask_rcnn_jax.annotations.checks import MAX_PIXELS
 from mask_rcnn_jax.annotations.reader import NotRegular, read_regular
+from mask_rcnn_jax.images.headers import (
+    HEIF_SUFFIXES,
+    READ_HEIC,
+    MissingPackage,
+    decode_heic_bits,
+    decode_rgb,
+    is_avif,
+    is_heic,
+    open_header,
+    reads_heic,
+)
+from mask_rcnn_jax.terminal.safe_text import cut
 
 # Of images that are not decoded, so that they are not taken for videos.
-OTHER_SUFFIXES = (".heic", ".heif", ".jxl", ".psd", ".exr", ".hdr", ".svg", ".pdf", ".npy")
+OTHER_SUFFIXES = (*HEIF_SUFFIXES, ".jxl", ".psd", ".exr", ".hdr", ".svg", ".pdf", ".npy")
 MOST_ENDINGS = 10  # that are listed
 MAX_BYTES = 2 << 30  # of an image file
 # Endings of images that are decoded. In `infer`, a GIF is a video.
 IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".dib", ".tif", ".tiff", ".webp", ".avif"),
-    *(".jp2", ".pbm", ".pgm", ".ppm", ".pnm", ".gif"),
+    *(".jp2", ".pbm", ".pgm", ".ppm", ".pnm", ".gif", *(HEIF_SUFFIXES if reads_heic() else ())),
 )
-# Formats whose headers Pillow reads. `mask_rcnn_jax/__init__.py` gives OpenCV, which knows more,
-# the same limit.
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "JPEG2000")
 # In a JPEG; those of cameras and encoders have up to a dozen. A scan of 20 bytes takes as long to
 # decode as one of the whole image.
 MAX_SCANS = 100
@@ -36,7 +45,6 @@ _JPEG_MARKER = re.compile(rb"\xff+([\x02-\xcf\xd8-\xfe])")
 _START_OF_SCAN, _END_OF_IMAGE = b"\xda", b"\xd9"
 _BIG_TIFF = (b"II+\0\x08\0\0\0", b"MM\0+\0\x08\0\0")  # how files begin
 TIFF = (b"II*\0", b"MM\0*", *_BIG_TIFF)
-_HEIF = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 _OTHER_KINDS = {
     b"version https://git-lfs": "a pointer of Git LFS (`git lfs pull` gets the image)",
     b"<": "HTML, SVG or other XML",
@@ -69,12 +77,13 @@ def is_image_name(name: str) -> bool:
 
 
 def endings(names: Iterable[str]) -> str:
-    """Count files by ending, such as "2 .heic, 1 without ending"; hidden files do not count."""
+    """Count files by ending, such as "2 .psd, 1 without ending"; hidden files do not count."""
     shown = [name for name in names if not name.startswith(".")]
     counts = Counter(os.path.splitext(name)[1].lower() or "without ending" for name in shown)
     most = sorted(counts.items(), key=lambda found: (-found[1], found[0]))[:MOST_ENDINGS]
     listed = [f"{count} {ending}" for ending, count in most]
-    return ", ".join(listed + ["others"] * (len(counts) > MOST_ENDINGS))
+    text = ", ".join(listed + ["others"] * (len(counts) > MOST_ENDINGS))
+    return f"{text}; {READ_HEIC}" if counts.keys() & set(HEIF_SUFFIXES) else text
 
 
 def decode_image(
@@ -127,6 +136,8 @@ def decode_bytes(
     if not upright:
         flags |= cv2.IMREAD_IGNORE_ORIENTATION
     image = _decoded(content, path, flags)
+    if upright and is_avif(content):  # whose own orientation no decoder applies
+        image = np.ascontiguousarray(turned(image, orientation(content)))
     if expected_size is not None:
         height, width = (-(-side // factor) for side in expected_size)
         if image.shape[:2] != (height, width):
@@ -142,11 +153,10 @@ def decode_all(content: bytes, path: str, *, upright: bool = False) -> np.ndarra
     check_header(content, path)
     image = _decoded(content, path, cv2.IMREAD_UNCHANGED)
     image = image.reshape(*image.shape[:2], -1)
-    if image.shape[2] in (3, 4):
+    if image.shape[2] in (3, 4) and not is_heic(content):
         image = image[..., [2, 1, 0, 3][: image.shape[2]]]
     if upright:
-        with Image.open(io.BytesIO(content), formats=FORMATS) as header:
-            image = turned(image, header.getexif().get(_EXIF_ORIENTATION, 1))
+        image = turned(image, orientation(content))
     return np.ascontiguousarray(image)
 
 
@@ -168,7 +178,10 @@ def turned(image: np.ndarray, entry: int) -> np.ndarray:
 
 
 def _decoded(content: bytes, path: str, flags: int) -> np.ndarray:
-    """What OpenCV makes of a file whose header was checked."""
+    """What OpenCV makes of a file whose header was checked, or Pillow."""
+    all_bits = flags == cv2.IMREAD_UNCHANGED
+    if is_heic(content) or is_avif(content) and not all_bits:
+        return _decoded_by_pillow(content, path, all_bits)
     if _is_cut_png(content):
         raise UndecodableImage(f"{path}: truncated or damaged")
     if _has_too_many_scans(content):
@@ -185,10 +198,19 @@ def _decoded(content: bytes, path: str, flags: int) -> np.ndarray:
     return image
 
 
+def _decoded_by_pillow(content: bytes, path: str, all_bits: bool) -> np.ndarray:
+    """A HEIC, or 8 bits of an AVIF: with alpha, OpenCV 5 has red and blue of these swapped."""
+    try:
+        return decode_heic_bits(content) if all_bits else decode_rgb(content)
+    except MissingPackage as error:
+        raise MissingPackage(f"{path}: {error}") from error
+    except Exception as error:  # whatever its parsers raise on damaged files
+        reason = cut(" ".join(str(error).split()))
+        raise UndecodableImage(f"{path}: truncated or damaged ({reason})") from error
+
+
 def _other_kind(content: bytes) -> str | None:
     """Say what a file is that OpenCV does not decode."""
-    if content[4:8] == b"ftyp" and content[8:12] in _HEIF:
-        return "HEIC is not read; store it as JPEG or PNG"
     found = (kind for magic, kind in _OTHER_KINDS.items() if content.startswith(magic))
     if kind := next(found, None):
         more = f"; {WITH_BANDS}" if content.startswith(_ARRAYS) else ""
@@ -264,7 +286,7 @@ def header_size(content: bytes, path: str, max_pixels: int = MAX_PIXELS) -> tupl
     """
     limit = too_many(max_pixels)
     try:
-        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
+        with open_header(io.BytesIO(content)) as image:
             width, height = image.size
     except Image.DecompressionBombError as error:
         raise UndecodableImage(f"{path}: {limit}") from error
@@ -287,7 +309,7 @@ def upright_size(file: str | os.PathLike | io.BytesIO) -> tuple[int, int] | None
     Returns None for files that cannot be read and unknown formats.
     """
     try:
-        with Image.open(file, formats=FORMATS) as image:
+        with open_header(file) as image:
             turned = image.getexif().get(_EXIF_ORIENTATION) in (5, 6, 7, 8)
             width, height = image.size
     except Exception:  # whatever its parsers raise on damaged files
@@ -298,7 +320,7 @@ def upright_size(file: str | os.PathLike | io.BytesIO) -> tuple[int, int] | None
 def orientation(content: bytes) -> int:
     """Return what an image's EXIF entry asks for, 1 to 8; 1, as it is stored, without an entry."""
     try:
-        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
+        with open_header(io.BytesIO(content)) as image:
             found = image.getexif().get(_EXIF_ORIENTATION, 1)
     except Exception:  # whatever its parsers raise on damaged files
         return 1

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mask_rcnn_jax.images.decode import MAX_BYTES, MAX_PIXELS, UndecodableImage, too_many
+from mask_rcnn_jax.images.headers import MissingPackage
 from mask_rcnn_jax.images.pixel_size import PixelSize
 from mask_rcnn_jax.rle import Window
 from mask_rcnn_jax.terminal.safe_text import cut
@@ -18,10 +19,6 @@ INSTALL = "`pip install 'mask-rcnn-jax[tiff]'` installs what is missing"
 
 class ImageTooLarge(UndecodableImage):
     """Raised for an image whose head tells of more bytes than are read."""
-
-
-class MissingPackage(ImportError, ValueError):
-    """Raised for an image whose reader, or codec, is not installed: a user's mistake."""
 
 
 @dataclass(frozen=True)

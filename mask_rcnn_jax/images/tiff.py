@@ -11,12 +11,12 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from mask_rcnn_jax.images.decode import MAX_BYTES, UndecodableImage, header_size, turned
+from mask_rcnn_jax.images.headers import MissingPackage
 from mask_rcnn_jax.images.pixel_size import tiff_pixel_size
 from mask_rcnn_jax.images.raster import (
     INSTALL,
     KINDS,
     ImageTooLarge,
-    MissingPackage,
     Raster,
     as_undecodable,
     check_bytes,

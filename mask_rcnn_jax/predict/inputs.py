@@ -105,27 +105,24 @@ def _find(item: str, output: Path, bands: Bands) -> Iterator[tuple[str, PurePosi
     elif os.path.isfile(item):
         yield item, PurePosixPath(os.path.basename(item))
     elif os.path.isdir(item):
-        others: list[str] = []
-        yield from _below(item, Path(item).rglob("*"), output, bands, others)
-        if listed := endings(others):
-            logging.info("--input %s: these files are not read: %s", item, listed)
+        yield from _below(item, item, Path(item).rglob("*"), output, bands)
     elif camera := _camera(item):
         yield camera, PurePosixPath(f"camera_{os.path.basename(camera)}")
     elif glob.has_magic(item):
         paths = map(Path, glob.iglob(item, recursive=True))
-        yield from _below(_fixed_part(item), paths, output, bands, [])
+        yield from _below(item, _fixed_part(item), paths, output, bands)
     else:
         raise ValueError(f"--input {item}: does not exist")
 
 
 def _below(
-    folder: str, paths: Iterable[Path], output: Path, bands: Bands, others: list[str]
+    item: str, folder: str, paths: Iterable[Path], output: Path, bands: Bands
 ) -> Iterator[tuple[str, PurePosixPath]]:
     """Yield the known images and videos of a folder, but for those in the output folder.
 
-    Names of the other files are added to `others`, without those that have a band of an image.
+    The log has a line that counts the other files, without those that have a band of an image.
     """
-    endings = _endings(bands) + VIDEO_SUFFIXES
+    known, others = _endings(bands) + VIDEO_SUFFIXES, list[str]()
     outside = output.resolve() not in (Path(folder).resolve(), *Path(folder).resolve().parents)
     for path in sorted(listed(folder, paths)):
         if not path.is_file() or (outside and path.resolve().is_relative_to(output.resolve())):
@@ -133,10 +130,12 @@ def _below(
         if is_other_band(path.name, bands):
             continue
         # `._a.jpg` is macOS's note on `a.jpg`.
-        if not path.name.lower().endswith(endings) or path.name.startswith("."):
+        if not path.name.lower().endswith(known) or path.name.startswith("."):
             others.append(path.name)
             continue
         yield str(path), PurePosixPath(Path(os.path.relpath(path, folder)).as_posix())
+    if counts := endings(others):
+        logging.info("--input %s: these files are not read: %s", item, counts)
 
 
 def _fixed_part(pattern: str) -> str:

@@ -8,8 +8,9 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from mask_rcnn_jax.images.bands import Bands, Limits
-from mask_rcnn_jax.images.decode import FORMATS, decode_bytes, decode_image, upright_size
 from mask_rcnn_jax.images.decode import IMAGE_SUFFIXES as DECODED
+from mask_rcnn_jax.images.decode import decode_bytes, decode_image, upright_size
+from mask_rcnn_jax.images.headers import open_header
 from mask_rcnn_jax.images.opening import open_raster
 
 # A file, uint8 [H, W, 3] RGB, or an image of Pillow. With `data.bands.names` an array has the
@@ -119,7 +120,7 @@ def file_size(path: str, bands: Bands, upright: bool) -> tuple[int, int] | None:
     if upright:
         return upright_size(path)
     try:
-        with Image.open(path, formats=FORMATS) as image:
+        with open_header(path) as image:
             return image.height, image.width
     except Exception:  # whatever its parsers raise on damaged files
         return None

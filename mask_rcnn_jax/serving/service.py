@@ -18,7 +18,8 @@ import numpy as np
 
 from mask_rcnn_jax import opencv as cv2
 from mask_rcnn_jax.evaluation.visualize import PALETTE_SIZE, instance_color
-from mask_rcnn_jax.images.decode import FORMATS, UndecodableImage, header_size, upright_size
+from mask_rcnn_jax.images.decode import UndecodableImage, header_size, upright_size
+from mask_rcnn_jax.images.headers import FORMATS, is_heic
 from mask_rcnn_jax.images.opening import has_raster_head
 from mask_rcnn_jax.images.raster import ImageTooLarge
 from mask_rcnn_jax.predict.batches import PreparedImage
@@ -227,7 +228,8 @@ class Service:
             size = header_size(content, "image", most)
         except UndecodableImage as error:
             raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, str(error)) from error
-        if size is None and not (predictor.bands.names and has_raster_head(content)):
+        has_head = predictor.bands.names and has_raster_head(content)
+        if size is None and not (has_head or is_heic(content)):
             message = f"not an image, expected {', '.join(FORMATS)}"
             raise Refused(HTTPStatus.BAD_REQUEST, message)
         try:

@@ -133,7 +133,6 @@ NOT_READ = {
         write_bands(5),
         "a TIFF of 5 bands is not read in colors; data.bands",
     ),
-    "heic": (b"\0\0\0\x18ftypheic" + bytes(40), "HEIC is not read; store it as JPEG or PNG"),
     "html": (b"<!DOCTYPE html><p>404</p>", "HTML, SVG or other XML, which is not read"),
     "lfs": (b"version https://git-lfs.github.com/spec/v1\n", "`git lfs pull` gets the image"),
     "empty": (b"", "truncated, damaged or not an image"),

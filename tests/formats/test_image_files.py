@@ -59,11 +59,11 @@ def test_names_in_the_other_case_are_found_if_unique(files):
 @pytest.mark.parametrize("name, words", [
     ("x/b.jpeg", "no image 'x/b.jpeg' in .*, but 'x/y/b.JPG' is, with another ending"),
     ("C:\\q\\A.tif", "but 'a.png' is, with another ending"),
-    ("e.heic", "but 'x/E.HEIC' is, whose kind is not read"),
+    ("e.psd", "but 'x/E.PSD' is, whose kind is not read"),
     ("c.txt", "but 'x/z/c.png' is, with another ending"),
 ])  # fmt: skip
 def test_another_ending_is_suggested(files, name, words):
-    (files.folder / "x/E.HEIC").touch()
+    (files.folder / "x/E.PSD").touch()
     with pytest.raises(ValueError, match=words):
         ImageFiles(files.folder).find(name, "w")
 

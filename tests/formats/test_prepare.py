@@ -111,9 +111,9 @@ def test_annotations_of_labelme_become_two_sound_sets(tmp_path, prepare_inside):
         dot = {"label": "cat", "shape_type": "point", "points": [[5, 5]]}
         content = {"shapes": [box, dot][: k % 3], "imagePath": f"{k}.png"}
         (folder / f"{k}.json").write_text(json.dumps(content))
-    (folder / "more.HEIC").write_bytes(b"")
+    (folder / "more.PSD").write_bytes(b"")
     done = prepare_inside("convert", "--from=labelme", "--input", folder, "--output", "o/a.json")
-    assert f"{folder}: these files are not read: 1 .heic\n" in done.stdout
+    assert f"{folder}: these files are not read: 1 .psd\n" in done.stdout
     for _ in range(2):  # the second finds the json of the first beside labelme's
         done = prepare_inside("labelme", "--input", folder, "--output", folder / "all.json")
         assert (done.returncode, done.stderr) == (0, "")

@@ -119,8 +119,8 @@ def test_an_image_of_too_many_pixels_is_not_decoded(tmp_path, monkeypatch):
 def test_opencv_has_the_same_limit(tmp_path):
     """For formats that Pillow does not know. It is looked up when OpenCV is imported first."""
     program = """import sys
-from mask_rcnn_jax.images import decode
-decode.FORMATS = ()
+from mask_rcnn_jax.images import decode, headers
+headers.FORMATS = ()
 try:
     decode.decode_image(sys.argv[1])
 except decode.UndecodableImage as error:
