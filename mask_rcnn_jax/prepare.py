@@ -34,7 +34,15 @@ from mask_rcnn_jax import cli
 from mask_rcnn_jax.annotations.checks import category_problems
 from mask_rcnn_jax.annotations.mask_parts import parts_notice
 from mask_rcnn_jax.annotations.reader import raise_first
-from mask_rcnn_jax.cli.prepare import ACTIONS, SPLITS, define_flags, few_to_many, sides
+from mask_rcnn_jax.cli.prepare import (
+    ACTIONS,
+    SPLITS,
+    define_flags,
+    few_to_many,
+    images_of,
+    sides,
+    usage,
+)
 from mask_rcnn_jax.config import load_own
 from mask_rcnn_jax.data.checking import summarize
 from mask_rcnn_jax.data.coco import read_coco
@@ -66,7 +74,10 @@ from mask_rcnn_jax.weights import published
 
 FLAGS = flags.FLAGS
 STATS_RECIPE = "finetune"  # of `stats` and `check` without --config
-NAMED = {"weights": f"one name of {list(published.PUBLISHED)}", "tao_spec": "the path of one spec"}
+NAMED = {
+    "weights": f"one name of {', '.join(published.PUBLISHED)}",
+    "tao_spec": "the path of one spec",
+}
 
 
 def main(positional: Sequence[str]) -> None:
@@ -75,8 +86,11 @@ def main(positional: Sequence[str]) -> None:
         raise ValueError(f"{action} is a format: prepare convert --from {action}")
     if action in NAMED and len(names) != 1:
         raise ValueError(f"prepare {action} needs {NAMED[action]}")
-    if action not in COMMANDS or (names and action not in NAMED):
+    if action not in COMMANDS:
         raise ValueError(f"prepare got {' '.join(positional)!r}, expected one of {list(COMMANDS)}")
+    if names and action not in NAMED:
+        given = f"prepare {action} got {' '.join(names)!r} without a flag"
+        raise ValueError(f"{given}, expected {usage(action)}")
     if action in ("shapes", "cells", "weights", "coco2017", "tfds") and not FLAGS.data_dir:
         raise ValueError(f"prepare {action} needs --data_dir")
     COMMANDS[action](*names)
@@ -86,7 +100,8 @@ def generate(
     write: Callable[..., dict[str, Path]], train: int, val: int, side: int, **options: Any
 ) -> None:
     """Write generated images into --data_dir, as many and of the side as given if unset."""
-    counts = {"train": FLAGS.train or train, "val": FLAGS.val or val}
+    held_out = images_of("val", FLAGS.val) if FLAGS.val else val
+    counts = {"train": FLAGS.train or train, "val": held_out}
     size = sides("size", FLAGS.size) if FLAGS.size else (side, side)
     paths = write(FLAGS.data_dir, **counts, seed=FLAGS.seed, size=size, **options)
     for split, path in paths.items():
@@ -266,7 +281,8 @@ def split() -> None:
         pairs, missing = fold_coco(content, folds, FLAGS.seed, FLAGS.group_by)
         parts = {f"fold{n}/{k}": part for n, p in enumerate(pairs, 1) for k, part in p.items()}
     else:
-        parts, missing = split_coco(content, FLAGS.val, FLAGS.seed, FLAGS.group_by)
+        val = images_of("val", FLAGS.val, len(content["images"]))
+        parts, missing = split_coco(content, val, FLAGS.seed, FLAGS.group_by)
     for name, part in parts.items():
         write_json(output / f"{name}.json", part)
     for line in summarize(missing):

@@ -18,7 +18,7 @@ from mask_rcnn_jax.cli.config_flag import given_recipe as given_recipe
 from mask_rcnn_jax.cli.help import format_help
 from mask_rcnn_jax.cli.platform import PLATFORMS, check_platform, choose_platform
 from mask_rcnn_jax.cli.processes import LOST, PROCESS_FLAGS, join_processes
-from mask_rcnn_jax.cli.written_file import name_file
+from mask_rcnn_jax.cli.written_file import name_file, of_another_kind
 from mask_rcnn_jax.config import check_written
 from mask_rcnn_jax.terminal import console, interrupts
 from mask_rcnn_jax.terminal.safe_text import one_line, safe_stdout
@@ -134,7 +134,7 @@ def _run(main: Callable[[Sequence[str]], None], debug: bool, takes_positional: b
         _fail_if_lost(error)
         if isinstance(error, OSError):
             name_file(error)
-        _fail(one_line(error), 2)
+        _fail(of_another_kind(error) or one_line(error), 2)
     except Exception as error:  # the last line of defence: no bare traceback reaches the user
         if debug:
             raise

@@ -100,8 +100,11 @@ def define_flags() -> None:
     flags.DEFINE_integer(
         "train", None, "Number of training images; 400 shapes or 40 cells if unset.", lower_bound=1
     )
-    flags.DEFINE_integer(
-        "val", None, "Number of validation images; 60, of cells 10 if unset.", lower_bound=1
+    flags.DEFINE_string(
+        "val",
+        None,
+        "Number of validation images, for split also their share, such as 0.2; of shapes 60 if "
+        "unset, of cells 10.",
     )
     flags.DEFINE_string(
         "size", None, "Side of the images in pixels, or HEIGHTxWIDTH; 128, of cells 1024 if unset."
@@ -121,6 +124,24 @@ def define_flags() -> None:
             f"{split}_json", None, f"Annotation file; DATA_DIR/annotations/{names} if unset."
         )
         flags.DEFINE_string(f"{split}_images", None, f"Folder of the images of --{split}_json.")
+
+
+def usage(action: str) -> str:
+    """The flags of an action."""
+    found = next(names for heading, names in ACTIONS.items() if heading.split(":")[0] == action)
+    return " ".join(f"--{name}" for name in found)
+
+
+def images_of(name: str, value: str, total: int | None = None) -> int:
+    """Read a number of images, or with their `total` a share of it between 0 and 1."""
+    if re.fullmatch(r"[1-9]\d{0,8}", value):
+        return int(value)
+    match = None if total is None else re.fullmatch(r"0?(\.\d{1,9})|(\d{1,2}(?:\.\d+)?)%", value)
+    share = 0.0 if match is None else float(match[1] or 0) or float(match[2] or 0) / 100
+    if not share:
+        also = "" if total is None else ", or a share such as 0.2"
+        raise ValueError(f"--{name} is {value!r}, expected a number of images{also}")
+    return max(1, round(share * (total or 0)))
 
 
 def sides(name: str, value: str) -> tuple[int, int]:

@@ -30,6 +30,16 @@ def name_file(error: OSError) -> None:
             return
 
 
+def of_another_kind(error: Exception) -> str | None:
+    """Say of a folder in the place of a file, or a file in that of a folder; None if it is none."""
+    if not isinstance(error, OSError) or error.strerror is None or error.filename is None:
+        return None
+    if isinstance(error, IsADirectoryError):
+        return f"{error.filename} is a folder, expected a file"
+    is_file = isinstance(error, FileExistsError) and os.path.isfile(error.filename)
+    return f"{error.filename} is a file, expected a folder" if is_file else None
+
+
 def _is_written(value: object) -> bool:
     if not isinstance(value, io.IOBase) or not isinstance(getattr(value, "name", None), str):
         return False

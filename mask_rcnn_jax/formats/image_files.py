@@ -21,6 +21,9 @@ class ImageFiles:
     def __init__(self, folder: str | os.PathLike, without: Path | None = None):
         """Look below a folder, but not in `without`, an absolute path."""
         self.folder = Path(folder)
+        if self.folder.is_file():
+            file = os.fspath(folder)
+            raise NotADirectoryError(f"{file!r} is a file, expected the folder of the images")
         if not self.folder.is_dir():
             raise NotADirectoryError(f"no folder {os.fspath(folder)!r}, expected images")
         self.paths: list[str] = []
@@ -57,7 +60,8 @@ class ImageFiles:
         return found
 
     def hint(self, name: str) -> str:
-        """Say which file an absent image may be: one with another ending, or one not read."""
+        """Say which file an absent image may be: one with another ending, or one not read; or else
+        what is in the folder."""
         for wanted in _meanings(name):
             base = posixpath.basename(wanted)
             stem = folded(posixpath.splitext(base)[0])
@@ -66,7 +70,9 @@ class ImageFiles:
             same = [p for p in self.others if folded(posixpath.basename(p)) == folded(base)]
             if same and not base.startswith("."):
                 return f", but {show(same[0])} is, whose kind is not read"
-        return ""
+        if not self.paths:
+            return ", which has no image"
+        return f", which has {len(self.paths)} images, such as {show(self.paths[0])}"
 
     def find_any(self, name: str, where: str) -> Path | None:
         """Return the file that a name means, None if there is none; else as `find`."""

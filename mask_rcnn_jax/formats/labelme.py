@@ -83,7 +83,7 @@ def _image_paths(
         else:
             found[path] = image
     if absent:
-        more = f" and {len(absent) - 1} more" if absent[1:] else ""
+        more = f" (and {len(absent) - 1} more)" if absent[1:] else ""
         raise FileNotFoundError(f"{absent[0]}{more}")
     if held.count:
         text = "%d images that only 'imageData' holds are written to %s"

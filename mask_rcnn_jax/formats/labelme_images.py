@@ -37,7 +37,9 @@ def find_image(
 def absent_image(path: Path, name: str, files: ImageFiles) -> str:
     """Say why a json's image is not there."""
     place = os.path.abspath(path.parent / name)
-    if not Path(place).is_relative_to(os.path.abspath(files.folder)):
+    folder = os.path.abspath(files.folder)  # elsewhere, it is that of --images
+    is_below = path.absolute().is_relative_to(folder)
+    if is_below and not Path(place).is_relative_to(folder):
         return f"{path}: image {show(name)} is outside {files.folder}; --images names its folder"
     return f"{path}: no image {show(name)} in {files.folder}{files.hint(name)}"
 

@@ -67,7 +67,9 @@ def _read_mask_file(
     image = _find_image(path, files)
     if image is None:
         plain = _ENDING.sub("", path.stem)
-        raise ValueError(f"{path}: no image {plain!r} in {files.folder}")
+        advice = "" if path.parent != files.folder else "; --images names the images' folder"
+        found = f"no image {plain!r} in {files.folder}{files.hint(plain)}{advice}"
+        raise ValueError(f"{path}: {found}")
     size = read_image_size(image, path)
     objects = ImageObjects(size, left_out)
     for value, rle in instances(read_label_image(path, size), size, str(path)):

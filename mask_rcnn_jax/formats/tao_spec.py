@@ -4,6 +4,7 @@ import ast
 import math
 import os
 import re
+from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
@@ -62,6 +63,23 @@ MESSAGES: dict[str, dict[str, str]] = {
 }
 
 
+_YAML_SECTION = re.compile(r"^\w+:[ \t]*\n+[ \t]+\w+:", re.MULTILINE)
+_NO_FIELD = re.compile(r'type "(?:tao\.)?(\w+)" has no field named "(\w+)"')
+_BLOCKS = {"DataConfig": "in data_config", "MaskRCNNConfig": "in maskrcnn_config"}
+
+
+def _did_you_mean(what: str) -> str:
+    """The field of a message that a wrong name is like, or the block that has the name."""
+    if not (found := _NO_FIELD.search(what)):
+        return ""
+    message, name = found.groups()
+    fields = {block: " ".join(kinds.values()).split() for block, kinds in MESSAGES.items()}
+    if close := get_close_matches(name, fields[message], 1):
+        return f" Did you mean {close[0]!r}?"
+    place = next((block for block in ("Experiment", *_BLOCKS) if name in fields[block]), None)
+    return f" It is a field {_BLOCKS.get(place, 'outside of blocks')}." if place else ""
+
+
 class Spec:
     """The fields that a spec gives, by name, and where it gives them."""
 
@@ -78,6 +96,9 @@ class Spec:
             line = where.partition(":")[0]
             is_placed = what and line.isdigit()
             at = f", line {line}: {cut(what)}" if is_placed else f": {cut(str(error))}"
+            if _YAML_SECTION.search(self._text):
+                at = ": YAML, as TAO has for other networks; expected a spec of mask_rcnn, no YAML"
+            at += _did_you_mean(what)
             raise ValueError(f"{self.path}{at}".replace("tao.", "")) from error
         self.values: dict[str, Any] = {}
         for field, value in message.ListFields():

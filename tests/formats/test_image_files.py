@@ -37,6 +37,8 @@ def test_none_and_several_are_named(files):
             files.find(name, "w")
     assert files.find_stem("b", "w") == files.folder / "x/y/b.JPG"
     assert files.find_stem("gone", "w") is None
+    with pytest.raises(OSError, match="a.png' is a file, expected the folder of the images"):
+        ImageFiles(files.folder / "a.png")
     with pytest.raises(OSError, match="no folder 'nowhere', expected images"):
         ImageFiles("nowhere")
 
@@ -61,6 +63,7 @@ def test_names_in_the_other_case_are_found_if_unique(files):
     ("C:\\q\\A.tif", "but 'a.png' is, with another ending"),
     ("e.psd", "but 'x/E.PSD' is, whose kind is not read"),
     ("c.txt", "but 'x/z/c.png' is, with another ending"),
+    ("q.png", "no image 'q.png' in .*, which has \\d+ images, such as 'a.png'"),
 ])  # fmt: skip
 def test_another_ending_is_suggested(files, name, words):
     (files.folder / "x/E.PSD").touch()

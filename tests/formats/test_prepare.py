@@ -67,6 +67,11 @@ def test_check_prints_every_problem_and_fails(coco_files, prepare_inside):
         (["check", "--json", "a.json"], "--json together with --images"),
         (["check", "--json", "a.json", "--images", "b"], "no annotation file 'a.json'"),
         (["check", "--data_dir", "nowhere"], "no json in nowhere"),
+        (["check", "A", "B"], "prepare check got 'A B' without a flag, expected --data_dir --json"),
+        (["convert", "a"], "prepare convert got 'a' without a flag, expected --from --input"),
+        (["weights"], "prepare weights needs one name of resnet18, resnet34,"),
+        (["shapes", "--data_dir=x", "--val=0.2"], "--val is '0.2', expected a number of images"),
+        (["convert", "--from=yolo", "--input=.", "--output=b", "--min_area=3"], "--split_parts"),
         (["repair", "--json", "a.json"], "prepare repair needs --json, --output, and --images"),
         (["repair", "--json", "a.json", "--output", "b"], "no annotation file 'a.json'"),
         (["convert", "--from", "yolo"], "prepare convert needs --from, --input and --output"),
@@ -192,3 +197,32 @@ def test_folders_of_scenes_become_one_set_that_splits_by_scene(tmp_path, capsys)
              for k, v in (("json", f"{n}.json"), ("images", "scenes"))]  # fmt: skip
     assert run_inside("prepare", "check", *files) == 0
     assert "no problem in 2 images" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("val, count", [("2", 2), ("0.2", 2), (".25", 2), ("20%", 2), ("0.01", 1)])
+def test_a_share_of_the_images_is_held_out(val, count, coco_files, tmp_path, capsys):
+    json_path, _ = coco_files(sizes=[(40, 60)] * 10, annotations=[rectangle(1, 1, 5, 5)])
+    output = tmp_path / "out"
+    assert not run_inside("prepare", "split", "--json", json_path, "--val", val, "--output", output)
+    assert len(json.loads((output / "val.json").read_text())["images"]) == count
+
+
+@pytest.mark.parametrize("val", ["0", "-1", "1.0", "1.5", "0.0", "100%", "a", "nan"])
+def test_what_is_neither_a_number_nor_a_share_is_named(val, coco_files, tmp_path, capsys):
+    json_path, _ = coco_files(sizes=[(40, 60)] * 3, annotations=[rectangle(1, 1, 5, 5)])
+    code = run_inside("prepare", "split", "--json", json_path, f"--val={val}", "--output", "b")
+    said = error_line(code, capsys.readouterr().err)
+    assert said.endswith(f"--val is {val!r}, expected a number of images, or a share such as 0.2")
+
+
+def test_a_folder_for_a_file_and_a_file_for_a_folder_are_named(coco_files, tmp_path, capsys):
+    json_path, images = coco_files(sizes=[(40, 60)] * 3, annotations=[rectangle(1, 1, 5, 5)])
+    rows = [
+        (["split", "--json", images, "--val=1", "--output=b"], f"{images} is a folder"),
+        (["repair", "--json", json_path, "--output", images], f"{images} is a folder"),
+        (["split", "--json", json_path, "--val=1", "--output", json_path], "is a file, expected"),
+        (["repair", "--json", json_path, "--images", json_path, "--output=b"], "no image folder"),
+    ]
+    for arguments, words in rows:
+        code = run_inside("prepare", *arguments)
+        assert words in error_line(code, capsys.readouterr().err)

@@ -251,3 +251,17 @@ def test_the_command_writes_a_recipe_and_names_what_is_left_out(tmp_path, capsys
     ):
         code = run_inside("prepare", *arguments)
         assert words in error_line(code, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("text, words", [
+    ("train_bach_size: 3\n", "line 1: .* Did you mean 'train_batch_size'\\?"),
+    ("seed: 1\nimage_size: \"(832, 1344)\"\n", "line 2: .* It is a field in data_config\\."),
+    ("data_config {\n  seed: 1\n}", "line 2: .* It is a field outside of blocks\\."),
+    ("model:\n  backbone: resnet\n", "YAML, as TAO has for other networks; expected a spec"),
+])  # fmt: skip
+def test_wrong_fields_and_other_kinds_of_specs_are_named(text, words, tmp_path):
+    path = tmp_path / "spec.txt"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=words) as error:
+        tao_spec.Spec(path)
+    assert str(error.value).startswith(str(path)) and "\n" not in str(error.value)
