@@ -125,13 +125,17 @@ def read_arrays(folder: Path, choose: Callable[[Any], Any], *, partial: bool = F
     """
     me = jax.process_index()
     alone = ocp.options.MultiprocessingOptions(primary_host=me, active_processes={me})
-    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone)
+    handler = ocp.CompositeCheckpointHandler(
+        composite_options=ocp.CompositeOptions(multiprocessing_options=alone),
+        state=ocp.PyTreeCheckpointHandler(multiprocessing_options=alone),
+    )
     with ocp.Checkpointer(handler, multiprocessing_options=alone) as checkpointer:
-        item = choose(checkpointer.metadata(folder / "state").item_metadata.tree)
+        item = choose(checkpointer.metadata(folder).item_metadata["state"].tree)
         item = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), item)
         restore_args = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), item)
-        args = {"item": item, "restore_args": restore_args, "partial_restore": partial}
-        return checkpointer.restore(folder / "state", args=ocp.args.PyTreeRestore(**args))
+        given = {"item": item, "restore_args": restore_args, "partial_restore": partial}
+        args = ocp.args.Composite(state=ocp.args.PyTreeRestore(**given))
+        return checkpointer.restore(folder, args=args)["state"]
 
 
 def _is_step(name: str) -> bool:

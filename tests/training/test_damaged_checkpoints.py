@@ -171,6 +171,13 @@ def test_a_folder_that_appears_in_mid_run_takes_no_place(tmp_path):
     assert find_checkpoint(tmp_path).step == 8
 
 
+def test_a_whole_checkpoint_is_read_without_a_warning(workdir, caplog):
+    with caplog.at_level("WARNING"):
+        restore(workdir)
+        load_checkpoint(workdir)
+    assert not caplog.records
+
+
 def as_before(workdir, step, state):
     """Save as earlier versions did: arrays of the devices, and no checksums."""
     state = jax.device_put(state, NamedSharding(make_mesh(), P()))
@@ -223,6 +230,7 @@ def check_with_orbax(python: str, workdir: Path, folder: Path) -> None:
     command = [python, "-I", "-c", textwrap.dedent(program)]
     done = subprocess.run(command, cwd=folder, env=environment, text=True, capture_output=True)
     assert done.returncode == 0, done.stderr
+    assert "WARNING:absl" not in done.stderr
 
 
 def saved_on_two_devices(workdir: Path) -> None:
