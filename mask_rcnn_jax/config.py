@@ -205,13 +205,17 @@ def read_workdir(workdir: str | Path) -> tuple["Recipe", list[dict]]:
         raise ValueError(f"{path}: {cut(str(error), 1000)}") from error
 
 
-def check_written(path: str | Path, name: str) -> None:
-    """Raise ValueError where what `name` is to write to is an address, such as gs://bucket/run."""
+def check_written(path: str | Path, name: str, *, is_folder: bool = False) -> None:
+    """Raise ValueError where what `name` is to write to is an address, such as gs://bucket/run, or
+    lies below a file, or is one where a folder is expected."""
     if is_address(path):
         raise ValueError(
             f"{name} is {str(path)!r}, an address, expected a path; a bucket can be mounted as a "
             "folder, see docs/scaling.md"
         )
+    for folder in (*([Path(path)] if is_folder else []), *Path(path).parents):
+        if folder.is_file():
+            raise ValueError(f"{name} is {str(path)!r}, but {folder} is a file, expected a folder")
 
 
 def write_workdir(workdir: str | Path, recipe: "Recipe", categories: list[dict]) -> None:

@@ -22,6 +22,7 @@
 `prepare ACTION --help` describes the flags of one action.
 """
 
+import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -84,10 +85,13 @@ def main(positional: Sequence[str]) -> None:
     action, *names = positional or [""]
     if action in READERS and action not in COMMANDS:
         raise ValueError(f"{action} is a format: prepare convert --from {action}")
+    if action not in COMMANDS:
+        close = difflib.get_close_matches(action, COMMANDS, 1)
+        hint = f"did you mean {close[0]!r}?" if close else f"expected one of {', '.join(COMMANDS)}"
+        what = f"has no action {action!r}" if action else "needs an action"
+        raise ValueError(f"prepare {what}, {hint}")
     if action in NAMED and len(names) != 1:
         raise ValueError(f"prepare {action} needs {NAMED[action]}")
-    if action not in COMMANDS:
-        raise ValueError(f"prepare got {' '.join(positional)!r}, expected one of {list(COMMANDS)}")
     if names and action not in NAMED:
         given = f"prepare {action} got {' '.join(names)!r} without a flag"
         raise ValueError(f"{given}, expected {usage(action)}")

@@ -43,6 +43,7 @@ _NO_MASK_HEAD = re.compile("^(--?config[.]model[.]mask_head)=None$")
 COLLECTIVE_FAILED = re.compile("(UNKNOWN|INTERNAL|UNAVAILABLE|ABORTED|DEADLINE_EXCEEDED): ")
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
 WRITTEN = ("workdir", "output", "data_dir", "json", "profile")  # flags that name no address
+FOLDERS = ("workdir", "data_dir")
 COMMON_FLAGS = ("platform", "compile_cache", "allow_code", "debug")
 
 _process_index, _process_count = 0, 1  # of this command
@@ -118,8 +119,10 @@ def _run(main: Callable[[Sequence[str]], None], debug: bool, takes_positional: b
                 raise ValueError(unexpected(positional[0]))
             for name in (name for name in WRITTEN if name in flags.FLAGS):
                 value = flags.FLAGS[name].value or []
+                # What `prepare` and `benchmark`, which take arguments, put out may be a file.
+                is_folder = name in FOLDERS or (name == "output" and not takes_positional)
                 for path in [value] if isinstance(value, str) else value:
-                    check_written(path, f"--{name}")
+                    check_written(path, f"--{name}", is_folder=is_folder)
             set_up_logging()
             choose_platform(flags.FLAGS.platform)
             _choose_compile_cache(flags.FLAGS.compile_cache)

@@ -18,6 +18,7 @@ from mask_rcnn_jax.config import (
     load_tree,
     override_problem,
     read_run,
+    recipe_names,
 )
 from mask_rcnn_jax.parts import describe
 from mask_rcnn_jax.recipe.manifest import read_manifest
@@ -33,17 +34,23 @@ CONFIG_HELP = (
     "get_config(), or a run's workdir. --config.section.name=value overrides an entry, also of the "
     "config of a run that --workdir names."
 )
-_OVERRIDE = re.compile("--?config[.]")
+_OVERRIDE = re.compile("--?(no)?config[.]")
 _REQUIRED = re.compile(r"Flag (--\w+) must have a value other than None")  # says absl
-# What other systems call flags of ours.
+# What other systems call flags and entries of ours; the first one that a command has is meant.
 OTHERS_FLAGS = {
-    "conf": "score_threshold",
-    "confidence_threshold": "score_threshold",
-    "data": "config",
-    "model": "weights",
-    "output_dir": "output",
-    "project": "workdir",
-    "source": "input",
+    "checkpoint": ("weights", "config.model.init_from"),
+    "conf": ("score_threshold",),
+    "confidence_threshold": ("score_threshold",),
+    "data": ("config.data.train_json",),
+    "device": ("platform",),
+    "model": ("weights", "config.model.init_from"),
+    "name": ("workdir", "output"),
+    "output_dir": ("workdir", "output"),
+    "pretrained": ("weights", "config.model.init_from"),
+    "project": ("workdir", "output"),
+    "source": ("input",),
+    "threshold": ("score_threshold",),
+    "weights": ("config.model.init_from",),
 }
 
 
@@ -82,11 +89,33 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
         raise ValueError(_unknown_flag(error)) from error
     except flags.IllegalFlagValueError as error:
         if missing := _REQUIRED.findall(str(error)):
-            raise ValueError(f"{' and '.join(missing)} must have a value") from error
-        text = one_line(error).replace(
-            "invalid literal for int() with base 10:", "expected a whole number, not"
-        )
-        raise ValueError(text) from error
+            meant = _meant_by_first(argv)
+            raise ValueError(f"{' and '.join(missing)} must have a value{meant}") from error
+        raise ValueError(_wrong_value(error)) from error
+
+
+def _meant_by_first(argv: Sequence[str]) -> str:
+    """Say which flag may be meant by a first argument that has none before it."""
+    FLAGS, given = flags.FLAGS, next(iter(argv[1:]), "-")
+    if given.startswith("-"):
+        return ""
+    of_enums = [name for name in FLAGS if given in getattr(FLAGS[name].parser, "enum_values", ())]
+    is_recipe = given.partition(":")[0] in recipe_names() or given.endswith(".py")
+    names = [*of_enums, *["config"] * is_recipe, "input", "workdir"]
+    name = next((name for name in names if name in FLAGS), "")
+    return f", did you mean --{name} {given}?" if name else ""
+
+
+def _wrong_value(error: flags.IllegalFlagValueError) -> str:
+    """Say what was expected, and what the flag is for."""
+    text = one_line(error).replace(
+        "invalid literal for int() with base 10:", "expected a whole number, not"
+    )
+    flag = re.match(r"flag --(\w+)=", text)
+    about = flags.FLAGS[flag[1]].help if flag and flag[1] in flags.FLAGS else ""
+    return (
+        f"{text} ({' '.join(about.split())})" if about and "should be one of" not in text else text
+    )
 
 
 def _is_required(flag: str) -> bool:
@@ -136,7 +165,7 @@ def _check_overrides(config: ConfigDict, argv: Sequence[str]) -> None:
         if found := _OVERRIDE.match(argument):
             name, equals, value = argument[found.end() :].partition("=")
             name = name.partition("[")[0]  # an element of a tuple
-            value = value if equals else following
+            value = value if equals else "" if found[1] else following
             if problem := override_problem(config, name, is_section=value.lstrip().startswith("{")):
                 raise ValueError(problem)
 
@@ -181,17 +210,34 @@ def default_workdir() -> Path:
 def _unknown_flag(error: flags.UnrecognizedFlagError) -> str:
     """Name what a user may have meant by an unknown flag: a flag, or entries of the config."""
     flag, text = error.flagname, f"Unknown command line flag {error.flagname!r}"
-    if flag == "resume" and "workdir" in flags.FLAGS:
+    if flag in ("resume", "resume_from") and "workdir" in flags.FLAGS:
         return f"{text}: the same command, with the same --workdir, resumes a run"
-    if OTHERS_FLAGS.get(flag, "") in flags.FLAGS:
-        return f"{text}, did you mean --{OTHERS_FLAGS[flag]}?"
+    for meant in OTHERS_FLAGS.get(flag, ()):
+        if meant.partition(".")[0] in flags.FLAGS:
+            return f"{text}, did you mean --{meant}?"
     config = flags.FLAGS["config"].value if "config" in flags.FLAGS else None
     if config is None and flag.startswith("config."):
         return f"{text}: an entry of --config, which is missing"
-    if config is None or "Did you mean" in str(error):
+    if "Did you mean" in str(error):
         return one_line(error)
-    meant = [f"--config.{name}" for name in close_entries(config, flag)]
-    return f"{text}, did you mean {' or '.join(meant)}?" if meant else text
+    found = [] if config is None else close_entries(config, flag)
+    others = _commands_with(flag)
+    if others and not any(f".{name}".endswith(f".{flag}") for name in found):
+        *more, last = others
+        return (
+            f"{text}, which {', '.join(more)} and {last} have"
+            if more
+            else f"{text}, which {last} has"
+        )
+    shown = " or ".join(f"--config.{name}" for name in found)
+    return f"{text}, did you mean {shown}?" if found else text
+
+
+def _commands_with(flag: str) -> list[str]:
+    """Return the commands whose code defines a flag; they are not imported."""
+    package, defined = Path(__file__).parents[1], re.compile(rf'DEFINE_\w+\(\s*"{re.escape(flag)}"')
+    sources = [*sorted(package.glob("*.py")), package / "cli" / "prepare.py"]
+    return [path.stem for path in sources if defined.search(path.read_text())]
 
 
 def unexpected(argument: str) -> str:

@@ -1,10 +1,10 @@
 """Read specs of the TAO Toolkit's Mask R-CNN: protobuf messages in text format."""
 
 import ast
+import difflib
 import math
 import os
 import re
-from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
@@ -15,6 +15,7 @@ from mask_rcnn_jax.terminal.safe_text import cut
 
 MAX_BYTES = 1 << 20
 MAX_LIST = 1000  # characters
+_YAML = re.compile(r"^\w+:[ \t]*(#.*)?$", re.MULTILINE)  # a key whose value is the lines below it
 MODES = ("ONLINE", "OFFLINE", "DISABLED")  # of Weights & Biases
 MESSAGES: dict[str, dict[str, str]] = {
     "Experiment": {
@@ -63,23 +64,6 @@ MESSAGES: dict[str, dict[str, str]] = {
 }
 
 
-_YAML_SECTION = re.compile(r"^\w+:[ \t]*\n+[ \t]+\w+:", re.MULTILINE)
-_NO_FIELD = re.compile(r'type "(?:tao\.)?(\w+)" has no field named "(\w+)"')
-_BLOCKS = {"DataConfig": "in data_config", "MaskRCNNConfig": "in maskrcnn_config"}
-
-
-def _did_you_mean(what: str) -> str:
-    """The field of a message that a wrong name is like, or the block that has the name."""
-    if not (found := _NO_FIELD.search(what)):
-        return ""
-    message, name = found.groups()
-    fields = {block: " ".join(kinds.values()).split() for block, kinds in MESSAGES.items()}
-    if close := get_close_matches(name, fields[message], 1):
-        return f" Did you mean {close[0]!r}?"
-    place = next((block for block in ("Experiment", *_BLOCKS) if name in fields[block]), None)
-    return f" It is a field {_BLOCKS.get(place, 'outside of blocks')}." if place else ""
-
-
 class Spec:
     """The fields that a spec gives, by name, and where it gives them."""
 
@@ -92,14 +76,14 @@ class Spec:
         except UnicodeDecodeError as error:
             raise ValueError(f"{self.path}: no text in UTF-8 ({error.reason})") from error
         except text_format.ParseError as error:
+            if _YAML.search(self._text):
+                expected = "expected the protobuf text of its mask_rcnn"
+                raise ValueError(f"{self.path}: a spec in YAML, {expected}") from error
             where, _, what = str(error).partition(" : ")
             line = where.partition(":")[0]
             is_placed = what and line.isdigit()
             at = f", line {line}: {cut(what)}" if is_placed else f": {cut(str(error))}"
-            if _YAML_SECTION.search(self._text):
-                at = ": YAML, as TAO has for other networks; expected a spec of mask_rcnn, no YAML"
-            at += _did_you_mean(what)
-            raise ValueError(f"{self.path}{at}".replace("tao.", "")) from error
+            raise ValueError(f"{self.path}{at}{_meant(what)}".replace("tao.", "")) from error
         self.values: dict[str, Any] = {}
         for field, value in message.ListFields():
             inner = value.ListFields() if field.name in ("data_config", "maskrcnn_config") else ()
@@ -152,6 +136,20 @@ class Spec:
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
             raise self.fault(name, expected) from error
         return tuple(map(tuple, items)) if pairs else tuple(found)
+
+
+def _meant(fault: str) -> str:
+    """Say what may be meant by a field that a message does not have."""
+    found = re.search(r'type "tao\.(\w+)" has no field named "(\w+)"', fault)
+    if not found:
+        return ""
+    fields = {name: " ".join(kinds.values()).split() for name, kinds in MESSAGES.items()}
+    for message, names in fields.items():
+        if found[2] in names:
+            block = MESSAGES["Experiment"].get(message)
+            return f"; it belongs into {block}" if block else "; it belongs outside the blocks"
+    close = difflib.get_close_matches(found[2], fields[found[1]], 1)
+    return f", did you mean {close[0]!r}?" if close else ""
 
 
 @cache

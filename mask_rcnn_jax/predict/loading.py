@@ -54,6 +54,9 @@ def load(
     if weights is None:
         if str(model).partition(":")[0] in recipe_names():
             raise ValueError(f"{model} is a recipe, expected weights as well, or a run")
+        if os.path.isfile(model):
+            text = "is a file of weights, which needs its recipe as well: load(recipe, weights)"
+            raise ValueError(f"{model} {text}")
         restored = restore(None, model)
     else:
         restored = restore(load_config(str(model)), weights)

@@ -13,6 +13,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -21,7 +22,7 @@ import numpy as np
 from absl import logging
 
 from mask_rcnn_jax.terminal.safe_text import file_name
-from mask_rcnn_jax.training import dllogger
+from mask_rcnn_jax.training import dllogger, logger_keys
 from mask_rcnn_jax.training.metrics import FILE_NAME, PER_CLASS, in_place, truncate_metrics
 
 FLUSH_S = 120.0  # at most, until TensorBoard sees events
@@ -140,9 +141,17 @@ def resolve_loggers(loggers: Sequence[Logger | str]) -> list[Logger]:
             expected = ", ".join(map(repr, BY_NAME))
             raise ValueError(
                 f"train.loggers has {logger!r}, expected {expected} or, in a call of train, a "
-                "function of (step, metrics, images)"
+                "function of (step, metrics, images); TensorBoard and metrics.jsonl are always on"
             )
     return [BY_NAME[one]() if isinstance(one, str) else one for one in loggers]
+
+
+def check_loggers(loggers: Sequence[Logger]) -> None:
+    """Raise ValueError, naming what is missing, if a service has no key or address; for the first
+    process, before minutes of other work."""
+    for logger in loggers:
+        if isinstance(logger, _Service):
+            logger.check()
 
 
 @contextmanager
@@ -207,10 +216,18 @@ def tensorboard_logger(workdir: Path, resume_step: int) -> Iterator[Logger]:
 
 
 class _Service:
-    """A logger that starts with the run. start: (workdir, entries) -> the logger's context."""
+    """A logger that starts with the run.
 
-    def __init__(self, name: str, start: Callable[..., AbstractContextManager[Logger]]):
-        self.__name__, self._start, self._closing = name, start, ExitStack()
+    start: (workdir, entries) -> the logger's context. check: raises ValueError if it cannot start.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        start: Callable[..., AbstractContextManager[Logger]],
+        check: Callable[[], None],
+    ):
+        self.__name__, self._start, self.check, self._closing = name, start, check, ExitStack()
         self.close = self._closing.close
 
     def open(self, workdir: Path, entries: dict[str, Any]) -> None:
@@ -238,7 +255,7 @@ def wandb_logger(**kwargs) -> Logger:
         yield log
         run.finish()
 
-    return _Service("wandb", start)
+    return _Service("wandb", start, partial(logger_keys.check_wandb, wandb, kwargs))
 
 
 def mlflow_logger(**kwargs) -> Logger:
@@ -262,7 +279,7 @@ def mlflow_logger(**kwargs) -> Logger:
         yield log
         mlflow.end_run()
 
-    return _Service("mlflow", start)
+    return _Service("mlflow", start, partial(logger_keys.check_mlflow, mlflow, kwargs))
 
 
 def clearml_logger(**kwargs) -> Logger:
@@ -296,7 +313,7 @@ def clearml_logger(**kwargs) -> Logger:
         yield log
         task.close()
 
-    return _Service("clearml", start)
+    return _Service("clearml", start, partial(logger_keys.check_clearml, clearml, kwargs))
 
 
 BY_NAME: dict[str, Callable[[], Logger]] = {

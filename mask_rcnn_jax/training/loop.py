@@ -26,7 +26,7 @@ from mask_rcnn_jax.training.checkpoint import Checkpoints
 from mask_rcnn_jax.training.compiling import compile_canvases
 from mask_rcnn_jax.training.evaluations import Evaluations
 from mask_rcnn_jax.training.lock import locked
-from mask_rcnn_jax.training.loggers import Logger, resolve_loggers
+from mask_rcnn_jax.training.loggers import Logger, check_loggers, resolve_loggers
 from mask_rcnn_jax.training.metrics import FILE_NAME as METRICS_NAME
 from mask_rcnn_jax.training.metrics import read_evaluations
 from mask_rcnn_jax.training.next_steps import next_commands
@@ -88,11 +88,12 @@ def train(
         FloatingPointError: a loss is not finite.
         SystemExit: SIGTERM stopped the run early; its code is 75 (`os.EX_TEMPFAIL`).
     """
-    check_written(workdir, "workdir")
+    check_written(workdir, "workdir", is_folder=True)
     started, workdir, mesh = time.monotonic(), Path(workdir), make_mesh()
     workers.remove_leftovers()  # of a run that was killed at its end: nothing may be left to train
     recipe = as_recipe(config)
     loggers = resolve_loggers([*recipe.train.loggers, *loggers])  # before minutes of reading data
+    on_first(lambda: check_loggers(loggers))
     if recipe.model.init_from and not on_first(lambda: has_checkpoint(workdir)):
         on_first(lambda: pretrained.check_source(recipe.model.init_from))
     work, teacher = prepare(recipe, mesh, (train_set, val_set), augment, optimizer)

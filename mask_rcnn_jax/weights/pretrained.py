@@ -77,10 +77,12 @@ def check_source(source: str) -> None:
     """
     try:
         path = published.find(source)
+        if published.is_nearly_name(path):
+            raise published.absent(path)
         if is_run(path):
             find_checkpoint(path)
         elif not os.path.exists(path) and not os.path.exists(f"{path}.index"):
-            raise ValueError(f"{path}: no such file or run, and no name of `prepare weights`")
+            raise published.absent(path)
     except (ValueError, OSError) as error:
         raise ValueError(f"model.init_from: {error}") from error
 

@@ -1,5 +1,6 @@
 """Public weights by name: where they are, their checksums, and the recipes that they fit."""
 
+import difflib
 import os
 from pathlib import Path
 from typing import NamedTuple
@@ -155,6 +156,19 @@ def is_name(weights: str | os.PathLike) -> bool:
     return str(weights) in PUBLISHED and not os.path.exists(weights)
 
 
+def absent(weights: str | os.PathLike) -> ValueError:
+    """Return the error for weights that are neither there nor a name."""
+    close = difflib.get_close_matches(str(weights), PUBLISHED, 1)
+    hint = f", did you mean {close[0]!r}?" if close else ""
+    return ValueError(f"{weights}: no such file or run, and no name of `prepare weights`{hint}")
+
+
+def is_nearly_name(weights: str | os.PathLike) -> bool:
+    """Whether nothing of the name exists, but it is like one in `PUBLISHED`."""
+    there = os.path.exists(weights) or str(weights) in PUBLISHED
+    return not there and bool(difflib.get_close_matches(str(weights), PUBLISHED, 1))
+
+
 def fetch(
     name: str, folder: str | os.PathLike, make_progress: ProgressFactory | None = bytes_progress
 ) -> Path:
@@ -164,7 +178,9 @@ def fetch(
     file cannot be had; see `download`.
     """
     if name not in PUBLISHED:
-        raise ValueError(f"unknown weights {name!r}, expected one of {list(PUBLISHED)}")
+        close = difflib.get_close_matches(name, PUBLISHED, 1)
+        hint = f"did you mean {close[0]!r}?" if close else f"expected one of {list(PUBLISHED)}"
+        raise ValueError(f"unknown weights {name!r}, {hint}")
     url, checksum, _ = PUBLISHED[name]
     path = Path(folder) / url.rpartition("/")[2]
     try:

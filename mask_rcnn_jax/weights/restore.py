@@ -66,6 +66,8 @@ def restore_recipe(
 ) -> tuple[Recipe, list[dict] | None, CheckpointPath | None]:
     """Restore recipe, categories (None for a weights file) and checkpoint, but no variables."""
     published.check_local(weights)
+    if published.is_nearly_name(weights):
+        raise published.absent(weights)
     if not pretrained.is_run(weights):
         return recipe or _recipe_for(weights), None, None
     checkpoint = find_checkpoint(weights)
@@ -88,7 +90,7 @@ def _recipe_for(weights: str | os.PathLike) -> Recipe:
             return load_own(recipe)
         raise ValueError(f"{weights} is a backbone, expected a detector; use model.init_from")
     if not os.path.exists(weights) and not os.path.exists(f"{weights}.index"):
-        raise ValueError(f"{weights}: no such file or run, and no name of `prepare weights`")
+        raise published.absent(weights)
     raise ValueError(f"{weights} is not a run: it needs a recipe (--config)")
 
 

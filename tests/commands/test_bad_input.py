@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 
+import mask_rcnn_jax as mrcnn
 from mask_rcnn_jax.training.metrics import read_metrics
 from mask_rcnn_jax.weights.run_checkpoint import load_checkpoint
 from tests.commands.command import (
@@ -237,6 +238,10 @@ CONFIG_FAULTS = {
         ["model.init_from: yolo11n-seg.pt: no such file or run"],
     ),
     "a run that is not there": ({"model.init_from": "runs/absent"}, ["runs/absent", "checkpoint"]),
+    "a name that is nearly right": (
+        {"model.init_from": "resnet5"},
+        ["model.init_from: resnet5: no such file or run", "did you mean 'resnet50'?"],
+    ),
     "weights at an address": (
         {"model.init_from": "s3://bucket/weights.pth"},
         ["model.init_from: s3://bucket/weights.pth is an address"],
@@ -256,6 +261,41 @@ def test_faulty_config(fault, fails, sound, tmp_path):
     for word in words:
         assert word in line
     assert not (tmp_path / "run").exists()
+
+
+# Calls of Python, and what the error must say; flags of commands are no answer to them.
+CALLS = {
+    "value of another type": (
+        lambda: mrcnn.load_config("finetune", {"train.steps": "5"}),
+        "train.steps is '5', expected int",
+    ),
+    "entry of other systems": (
+        lambda: mrcnn.load_config("finetune", {"optim.lr": 0.1}),
+        "there is no config entry 'optim.lr', did you mean 'optim.learning_rate'?",
+    ),
+    "weights that are not there": (lambda: mrcnn.load("yolov8n-seg.pt"), "no such file or run"),
+    "a name that is nearly right": (
+        lambda: mrcnn.load("maskrcnn_resnet50_fpn_v2"),
+        "no such file or run, and no name of `prepare weights`, did you mean "
+        "'maskrcnn_resnet50_fpn_v2_coco'?",
+    ),
+    "weights without a recipe": (
+        lambda: mrcnn.load(RECIPE),
+        "is a file of weights, which needs its recipe as well: load(recipe, weights)",
+    ),
+    "a workdir that is a file": (
+        lambda: mrcnn.train("quickstart", RECIPE),
+        "is a file, expected a folder",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", CALLS)
+def test_faulty_call(fault):
+    call, words = CALLS[fault]
+    with pytest.raises(ValueError) as error:
+        call()
+    assert words in str(error.value) and "--" not in str(error.value).replace(str(RECIPE), "")
 
 
 RECIPES = {
@@ -281,7 +321,49 @@ def test_faulty_recipe(fault, overrides, fails, tmp_path):
     "entry, arguments, words",
     [
         ("train", ["--workdir=w"], ["--config must have a value"]),
-        ("train", ["finetune"], ["--config must have a value"]),
+        ("train", ["finetune"], ["--config must have a value, did you mean --config finetune?"]),
+        ("train", ["my.py"], ["--config must have a value, did you mean --config my.py?"]),
+        (
+            "infer",
+            ["a.jpg"],
+            ["--input and --output must have a value, did you mean --input a.jpg?"],
+        ),
+        ("export", ["onnx"], ["must have a value, did you mean --format onnx?"]),
+        (
+            "train",
+            ["--config=quickstart", "--workdir=w", "--noconfig.data.keep_emty"],
+            ["there is no config entry 'data.keep_emty', did you mean 'data.keep_empty'?"],
+        ),
+        (
+            "train",
+            ["--config=quickstart", "--workdir=w", "--weights=resnet50"],
+            ["'weights', did you mean --config.model.init_from?"],
+        ),
+        (
+            "train",
+            ["--config=quickstart", "--workdir=w", "--model=yolo11n-seg.pt"],
+            ["'model', did you mean --config.model.init_from?"],
+        ),
+        (
+            "train",
+            ["--config=quickstart", "--workdir=w", "--data=coco.yaml"],
+            ["'data', did you mean --config.data.train_json?"],
+        ),
+        ("train", ["--config=quickstart", "--device=0"], ["'device', did you mean --platform?"]),
+        ("infer", ["--model=w.pth"], ["'model', did you mean --weights?"]),
+        (
+            "train",
+            ["--config=quickstart", "--workdir=w", "--config.train.loggers=tensorboard"],
+            ["train.loggers has 'tensorboard'", "TensorBoard and metrics.jsonl are always on"],
+        ),
+        ("serve", ["--workdir=w", "--input=i"], ["'input', which infer and prepare have"]),
+        ("serve", ["--config=quickstart", "--workdir=w", "--input=i"], ["'input', which infer"]),
+        ("export", ["--workdir=w", "--save=csv"], ["'save', which infer has"]),
+        ("evaluate", ["--workdir=w", "--port=1"], ["'port', which serve has"]),
+        ("infer", ["--workdir=w", "--gpus=8"], ["'gpus', which prepare has"]),
+        ("prepare", [], ["prepare needs an action, expected one of shapes, cells,"]),
+        ("prepare", ["chek"], ["prepare has no action 'chek', did you mean 'check'?"]),
+        ("prepare", ["zzz"], ["prepare has no action 'zzz', expected one of shapes, cells,"]),
         ("train", [*config_flags({}), "--workdri=w"], ["workdri", "Did you mean: workdir"]),
         ("train", ["--config", "--workdir=w"], ["--config", "no recipe or run '--workdir=w'"]),
         ("train", ["--config=", "--workdir=w"], ["--config must have a value"]),
@@ -431,6 +513,27 @@ def test_the_same_from_a_shell(entry, arguments, words, cache):
     assert words in error_line(done.returncode, done.stderr)
     *before, _ = done.stderr.splitlines()
     assert before in ([], ["reading the data ..."]) and not done.stdout
+
+
+@pytest.mark.parametrize(
+    "entry, arguments, named",
+    [
+        ("train", ["--config=quickstart", "--workdir=FILE"], "--workdir"),
+        ("train", ["--config=quickstart", "--workdir=FILE/run"], "--workdir"),
+        ("evaluate", ["--workdir=FILE"], "--workdir"),
+        ("infer", ["--workdir=w", "--input=i", "--output=FILE"], "--output"),
+        ("export", ["--workdir=w", "--format=onnx", "--output=FILE/a/b"], "--output"),
+        ("prepare", ["shapes", "--data_dir=FILE"], "--data_dir"),
+        ("prepare", ["merge", "--json=a", "--output=FILE/a.json"], "--output"),
+    ],
+)
+def test_a_file_where_a_folder_is_to_be_is_found_before_all_else(
+    entry, arguments, named, fails, tmp_path
+):
+    (file := tmp_path / "file").write_text("mine")
+    line = fails(entry, *[argument.replace("FILE", str(file)) for argument in arguments])
+    assert line.startswith(f"{named} is '{file}") and f"{file} is a file, expected a folder" in line
+    assert file.read_text() == "mine"
 
 
 def test_unwritable_workdir(fails, sound, tmp_path):

@@ -183,6 +183,12 @@ def test_a_field_sets_its_entry(change, entries, tmp_path):
         (('"[0,1]"', '"[1]"'), "freeze_blocks is '[1]', expected blocks from the stem on"),
         (("(10., 10., 5., 5.)", "(10., 10., 5.)"), "bbox_reg_weights"),
         (("maskrcnn_config {", "maskrcnn_config"), "line 29: "),
+        (("train_batch_size", "train_bach_size"), "did you mean 'train_batch_size'?"),
+        (("gt_mask_size", "gt_masksize"), "did you mean 'gt_mask_size'?"),
+        (("seed: 123", "seed: 123 nlayers: 50"), "; it belongs into maskrcnn_config"),
+        (("gt_mask_size", "use_amp: True gt_mask_size"), "; it belongs outside the blocks"),
+        ((BLOG, "dataset:\n  train: a\n"), "a spec in YAML, expected the protobuf text"),
+        ((BLOG, "encryption_key: tlt\ntrain: # a section\n  epochs: 1\n"), "a spec in YAML"),
     ],
 )
 def test_a_fault_is_one_line_with_its_place(change, words, tmp_path):
@@ -251,17 +257,3 @@ def test_the_command_writes_a_recipe_and_names_what_is_left_out(tmp_path, capsys
     ):
         code = run_inside("prepare", *arguments)
         assert words in error_line(code, capsys.readouterr().err)
-
-
-@pytest.mark.parametrize("text, words", [
-    ("train_bach_size: 3\n", "line 1: .* Did you mean 'train_batch_size'\\?"),
-    ("seed: 1\nimage_size: \"(832, 1344)\"\n", "line 2: .* It is a field in data_config\\."),
-    ("data_config {\n  seed: 1\n}", "line 2: .* It is a field outside of blocks\\."),
-    ("model:\n  backbone: resnet\n", "YAML, as TAO has for other networks; expected a spec"),
-])  # fmt: skip
-def test_wrong_fields_and_other_kinds_of_specs_are_named(text, words, tmp_path):
-    path = tmp_path / "spec.txt"
-    path.write_text(text)
-    with pytest.raises(ValueError, match=words) as error:
-        tao_spec.Spec(path)
-    assert str(error.value).startswith(str(path)) and "\n" not in str(error.value)

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -152,7 +153,8 @@ def test_names_are_checked():
     assert resolve_loggers(()) == [] and resolve_loggers([print]) == [print]
     with pytest.raises(ValueError, match="train.loggers has 7, expected .* a function of"):
         resolve_loggers([print, 7])
-    with pytest.raises(ValueError, match="train.loggers has 'tensorbored', expected 'wand"):
+    said = "train.loggers has 'tensorbored', expected 'wand.*TensorBoard .* always on"
+    with pytest.raises(ValueError, match=said):
         resolve_loggers(("tensorbored",))
 
 
@@ -231,6 +233,39 @@ def run_twice(workdir, make, pause=0.0):
             log(*call)
         log.close()
         assert not log._failures
+
+
+# What a service needs is taken from here; each row is of one that lacks a key or an address.
+KEYS = ("WANDB_API_KEY", "WANDB_MODE", "NETRC", "MLFLOW_TRACKING_URI", "CLEARML_API_ACCESS_KEY")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "name, words, remedy",
+    [
+        ("wandb", "has no key for .*`wandb login`", {"WANDB_MODE": "offline"}),
+        ("wandb", "has no key for .*WANDB_API_KEY", {"WANDB_API_KEY": "a" * 40}),
+        ("mlflow", "cannot log to .*MLFLOW_TRACKING_URI", {"MLFLOW_TRACKING_URI": "http://x.y"}),
+        ("clearml", "has no key: .*clearml-init", {"CLEARML_API_ACCESS_KEY": "a"}),
+    ],
+)
+def test_a_service_without_a_key_is_named_before_the_data_are_read(name, words, remedy, tmp_path):
+    """In processes of their own, since services read their settings once."""
+    pytest.importorskip(name)
+    program = f"""
+        from mask_rcnn_jax.training.loop import train
+        train("quickstart", {str(tmp_path / "run")!r}, loggers=[{name!r}])
+    """
+    environment = {k: v for k, v in os.environ.items() if k not in KEYS} | {"HOME": str(tmp_path)}
+    found = [
+        subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(program)],
+            env=environment | more, capture_output=True, text=True, cwd=tmp_path, timeout=120,
+        ).stderr.splitlines()[-1]
+        for more in ({}, remedy)
+    ]  # fmt: skip
+    assert re.match(f"ValueError: the logger '{name}' {words}", found[0]), found
+    assert "no annotation file" in found[1]
 
 
 @pytest.mark.filterwarnings("ignore")  # of packages that are not ours
