@@ -10,7 +10,8 @@ Not measured here with these weights.
 
 torchvision's model of version 2 (configs/coco_torchvision.py:v2), to fit its COCO weights; layers
 sized by the class count are reinitialized. Ten epochs at a small rate, each followed by an
-evaluation. On a CPU use smaller images: --config.data.image_size="(320, 512)".
+evaluation; below 200 images more are needed, as `prepare stats` and `train` say. On a CPU use
+smaller images: --config.data.image_size="(320, 512)".
 
 Deliberate differences to training from random weights: norms keep the statistics of the weights,
 since those of a few images are noise, and learn scales and biases alone; stem and res2 are frozen;

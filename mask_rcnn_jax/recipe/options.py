@@ -1,5 +1,6 @@
 """A recipe's `train` and `eval` sections."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -8,6 +9,10 @@ from mask_rcnn_jax.evaluation.options import Scoring
 from mask_rcnn_jax.models.detect import Detect
 from mask_rcnn_jax.recipe.averaging import WeightAverage
 from mask_rcnn_jax.recipe.stopping import StopRule
+
+# Below so many, fine-tuning has hardly begun to find the objects of a set.
+FEW_STEPS = 500
+EVAL_STEPS = 50  # between two evaluations, at least, of a run of ten times as many and more
 
 
 @dataclass(frozen=True)
@@ -29,7 +34,8 @@ class TrainOptions(WeightAverage, StopRule):
         log_every: steps between two lines of metrics.
         checkpoint_every: steps between two checkpoints.
         keep_checkpoints: latest checkpoints that are kept, beside the best one.
-        eval_every: steps between two evaluations; 0: an epoch.
+        eval_every: steps between two evaluations; 0: an epoch, or 50 steps where that is more, or a
+            tenth of the run where that is less than 50.
         skip_images: ids of training images to leave out, such as those of a batch whose loss was
             not finite; the next image comes in the place of each.
         loggers: of "wandb", "mlflow", "clearml" and "dllogger" (NVIDIA's JSON lines), beside
@@ -57,6 +63,11 @@ class TrainOptions(WeightAverage, StopRule):
         counts = ("batch_size", "log_every", "checkpoint_every", "keep_checkpoints")
         parts.check_at_least(self, **dict.fromkeys(counts, 1), epochs=0, steps=0, eval_every=0)
         parts.check_at_least(self, images_per_device=0)
+
+    def enough_epochs(self, num_images: int) -> int:
+        """Return the epochs of so many images that give `FEW_STEPS` steps; 0 if `epochs` do."""
+        few = 0 < round(self.epochs * num_images / self.batch_size) < FEW_STEPS
+        return math.ceil(FEW_STEPS * self.batch_size / num_images) if few else 0
 
 
 @dataclass(frozen=True)

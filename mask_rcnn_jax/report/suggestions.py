@@ -17,6 +17,7 @@ from mask_rcnn_jax.data.kinds import KINDS
 from mask_rcnn_jax.data.options import CANVAS_MULTIPLE, DataOptions, ExampleOptions
 from mask_rcnn_jax.data.windows import Windows
 from mask_rcnn_jax.ops.anchors import AnchorGrid
+from mask_rcnn_jax.recipe.options import FEW_STEPS
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.report.anchor_fit import (
     Fit,
@@ -37,6 +38,7 @@ SMALL_SIDE = 20  # network pixels that these shall have: five cells of the fines
 MAX_ENLARGED = 2  # times; beyond, pixels only repeat each other
 MAX_SIZE = (800, 1333)  # (short, long side) of the published recipes, which fits most GPUs
 SAME_SIZE = 0.1  # relative difference to the recipe's sides below which these stay
+MIN_COST = 0.005  # of both shares of `Fit` together, below which a size costs nothing
 LARGEST_SIZE = (1600, 2666)  # the same where training sees crops, which fit any GPU
 
 
@@ -97,14 +99,16 @@ def advise(objects: SetObjects, recipe: Recipe) -> Advice:
         fits.append((f"recipe's anchors at {_by(fitted.image_size)}", before))
     if better != anchors:
         fits.append((f"suggested anchors at {_by(fitted.image_size)}", after))
+    value, reason = size
     suggestions = [
-        Suggestion("data.image_size", options.image_size, *size),
+        Suggestion("data.image_size", options.image_size, value, reason + _cost(fits[0][1], after)),
         *window_suggestions(objects, options, size[0]),
         *jitter_suggestions(options.scale_jitter.size, jitter.size),
         *side_suggestions(options.short_sides, short_sides),
         *anchor_suggestions(anchors, better, before, after),
         *count_suggestions(objects.counts, recipe, example_counts(objects, fitted)),
         *overlap_suggestions(objects, recipe),
+        *length_suggestions(objects, recipe),
     ]
     return Advice(suggestions, fitted, at_fitted, better, fits)
 
@@ -215,6 +219,29 @@ def side_suggestions(current: tuple[int, ...], scaled: tuple[int, ...]) -> list[
     """Suggest short sides to draw from that follow the image size; nothing if they stay."""
     reason = "They follow the short side of data.image_size, which is the largest allowed."
     return [Suggestion("data.short_sides", current, scaled, reason)] if scaled != current else []
+
+
+def length_suggestions(objects: SetObjects, recipe: Recipe) -> list[Suggestion]:
+    """Suggest more epochs of a small set; nothing where windows are read, or steps are set."""
+    data, train = recipe.data, recipe.train
+    images = len(objects.sizes) if data.keep_empty else int((objects.counts > 0).sum())
+    enough = train.enough_epochs(images)
+    if not (enough and len(objects.images)) or data.windows.is_on:
+        return []
+    steps = round(train.epochs * images / train.batch_size)
+    reason = (
+        f"{images} images make {steps} steps of {train.batch_size} in {train.epochs:g} epochs; "
+        f"fine-tuning takes about {FEW_STEPS} at least."
+    )
+    return [Suggestion("train.epochs", train.epochs, float(enough), reason)]
+
+
+def _cost(before: Fit, after: Fit) -> str:
+    """Say what a size costs in fit of anchors; nothing where it does not."""
+    if not before.shares - after.shares > MIN_COST:
+        return ""
+    told = [f"{fit.at_50:.1%} / {fit.at_70:.1%}" for fit in (before, after)]
+    return f" It costs fit: {' -> '.join(told)} of the boxes have an anchor with IoU 0.5 / 0.7."
 
 
 def anchor_suggestions(

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -39,7 +40,7 @@ from mask_rcnn_jax.models.build import init_variables
 from mask_rcnn_jax.models.detect import Detect
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.ops.classifier import Classifier
-from mask_rcnn_jax.recipe.options import TrainOptions, Views
+from mask_rcnn_jax.recipe.options import EVAL_STEPS, TrainOptions, Views
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.structures import Batch
 from mask_rcnn_jax.terminal.safe_text import cut
@@ -114,7 +115,7 @@ def _full_name(kind: type) -> str:
 
 
 def set_steps(data: DataOptions, train: TrainOptions, dataset: Dataset) -> TrainOptions:
-    """Turn `train.epochs` into steps, and `train.eval_every=0` into one epoch.
+    """Turn `train.epochs` into steps, and `train.eval_every=0` into those of an epoch or more.
 
     Raises ValueError where the set has no object to learn from, or, naming the entries, where no
     step would be left.
@@ -128,9 +129,15 @@ def set_steps(data: DataOptions, train: TrainOptions, dataset: Dataset) -> Train
         train = replace(train, steps=round(train.epochs * num_images / train.batch_size))
         what = "windows" if data.windows.is_on else "images"
         values = train.epochs, num_images, what, train.steps
-        logging.info("train.epochs=%g with %d %s sets train.steps=%d", *values)
+        few, enough = "", train.enough_epochs(num_images)
+        if enough:
+            steps = round(enough * num_images / train.batch_size)
+            few = f": few for fine-tuning; --config.train.epochs={enough} gives {steps}"
+        logging.info("train.epochs=%g with %d %s sets train.steps=%d%s", *values, few)
     if train.eval_every == 0:
-        train = replace(train, eval_every=max(1, round(num_images / train.batch_size)))
+        least = min(EVAL_STEPS, math.ceil(train.steps / 10))
+        epoch = round(num_images / train.batch_size)
+        train = replace(train, eval_every=max(1, epoch, least))
     if train.steps < 1:
         raise ValueError(
             f"train.epochs={train.epochs} and train.steps={train.steps} with {num_images} images "

@@ -87,7 +87,7 @@ class StepLog:
             self._dropped.append(metrics["dropped_masks"])
             metrics["dropped_masks"] = sum(self._dropped) / len(self._dropped)
         is_logged = step % train.log_every == 0 or step in (1, train.steps)
-        if not is_logged and time.monotonic() - self._shown < console.interval(math.inf):
+        if not is_logged and time.monotonic() - self._shown < console.interval():
             return
         self._shown = time.monotonic()
         rate = self._images / max(self._shown - self._since, 1e-9)

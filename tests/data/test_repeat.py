@@ -196,3 +196,26 @@ def test_an_epoch_is_as_long_as_its_repeats(dataset):
     config.data.repeat_threshold = 0.0
     train = set_steps(as_recipe(config).data, as_recipe(config).train, dataset)
     assert (train.steps, train.eval_every) == (11, 5)
+
+
+@pytest.mark.parametrize(
+    "batch_size, epochs, steps, every, few",
+    [
+        (4, 10.0, 40, 4, ": few for fine-tuning; --config.train.epochs=125 gives 500"),
+        (16, 100.0, 100, 10, ": few for fine-tuning; --config.train.epochs=500 gives 500"),
+        (4, 125.0, 500, 50, ""),
+        (4, 1000.0, 4000, 50, ""),
+        (2, 8.0, 64, 8, ": few for fine-tuning; --config.train.epochs=63 gives 504"),
+    ],
+)
+def test_small_sets_are_told_of_and_evaluated_less(
+    batch_size, epochs, steps, every, few, dataset, caplog
+):
+    """16 images: never more than ten evaluations in 500 steps, nor one in fewer than an epoch."""
+    config = tiny_config()
+    config.train.update(batch_size=batch_size, epochs=epochs, eval_every=0)
+    with caplog.at_level("INFO"):
+        train = set_steps(as_recipe(config).data, as_recipe(config).train, dataset)
+    assert (train.steps, train.eval_every) == (steps, every)
+    said = f"train.epochs={epochs:g} with 16 images sets train.steps={steps}{few}"
+    assert [record.getMessage() for record in caplog.records] == [said]

@@ -94,6 +94,39 @@ def test_short_sides_follow_the_image_size():
     assert values["data.short_sides"] == (409, 430, 450, 471, 491, 512)
 
 
+@pytest.mark.parametrize("images, epochs", [(24, 84), (199, 11), (200, None), (5000, None)])
+def test_small_sets_get_enough_steps(images, epochs):
+    """About 500 of 4 images, and never fewer than the recipe's."""
+    advice = advise(squares((480, 640), [60] * images), load_config("finetune"))
+    found = [s for s in advice.suggestions if s.entry == "train.epochs"]
+    assert [s.value for s in found] == ([epochs] if epochs else [])
+    if images == 24:
+        assert found[0].reason.startswith("24 images make 60 steps of 4 in 10 epochs; ")
+        assert "--config.train.epochs=84.0" in advice.flags
+
+
+def test_runs_whose_steps_are_set_keep_them():
+    entries = {"train.epochs": 0.0, "train.steps": 60}
+    for recipe in (load_config("dense"), load_config("finetune", entries)):
+        advice = advise(squares((480, 640), [60] * 24), recipe)
+        assert "train.epochs" not in [s.entry for s in advice.suggestions]
+
+
+def test_a_size_that_costs_fit_says_so():
+    """Objects of 4 to 100 pixels and very different shapes, which the recipe's size enlarges more
+    than the suggested one."""
+    objects, rng = squares((256, 256), np.geomspace(4, 100, 400)), np.random.default_rng(0)
+    half = objects.sides[:, None] * np.exp(rng.normal(0, 0.35, 400))[:, None] ** [1, -1] / 2
+    centers = (objects.boxes[:, :2] + objects.boxes[:, 2:]) / 2
+    boxes = np.concatenate([centers - half, centers + half], axis=1).clip(0, 256)
+    advice = advise(objects._replace(boxes=boxes), load_config("finetune"))
+    reason, (_, before), (_, after) = advice.suggestions[0].reason, advice.fits[0], advice.fits[-1]
+    shares = [f"{fit.at_50:.1%} / {fit.at_70:.1%}" for fit in (before, after)]
+    assert after.shares < before.shares and f" It costs fit: {' -> '.join(shares)} of" in reason
+    (size, *_) = advise(squares((480, 640), [60] * 40), load_config("finetune")).suggestions
+    assert size.is_change and "costs" not in size.reason
+
+
 def test_a_size_near_the_recipe_s_stays():
     (size, *_) = advise(squares((800, 1200), [90] * 9), load_config("finetune")).suggestions
     assert size.value == (800, 1333)
