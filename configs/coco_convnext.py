@@ -24,6 +24,12 @@ from ml_collections import ConfigDict
 from mask_rcnn_jax.configs import coco_detectron2
 from mask_rcnn_jax.models.build import named_section
 
+# variant: what it is, and the box and mask AP published for COCO val2017, in percent
+SYSTEMS = {
+    "": ("ConvNeXt's paper and mmdetection, ConvNeXt-T", 46.2, 41.7),
+    "small": ("ConvNeXt-S", None, None),
+}
+
 TRUNKS: dict[str, dict[str, Any]] = {
     "tiny": dict(depths=(3, 3, 9, 3), drop_path=0.4),
     "small": dict(depths=(3, 3, 27, 3), drop_path=0.6),

@@ -33,6 +33,29 @@ from ml_collections import ConfigDict
 from mask_rcnn_jax.configs import base
 from mask_rcnn_jax.models.build import named_section
 
+# variant: what it is, and the box and mask AP published for COCO val2017, in percent
+SYSTEMS = {
+    "": ("detectron2 mask_rcnn_R_50_FPN_1x", 38.6, 35.2),
+    "3x": ("detectron2 mask_rcnn_R_50_FPN_3x", 41.0, 37.2),
+    "lsj_100ep": ("detectron2 mask_rcnn_R_50_FPN_100ep_LSJ", 44.6, 40.3),
+    "lsj_200ep": ("detectron2 mask_rcnn_R_50_FPN_200ep_LSJ", 46.3, 41.7),
+    "lsj_400ep": ("detectron2 mask_rcnn_R_50_FPN_400ep_LSJ", 47.4, 42.5),
+    "lsj_100ep_r101": ("detectron2 mask_rcnn_R_101_FPN_100ep_LSJ", 46.4, 41.6),
+    "lsj_200ep_r101": ("detectron2 mask_rcnn_R_101_FPN_200ep_LSJ", 48.0, 43.1),
+    "lsj_400ep_r101": ("detectron2 mask_rcnn_R_101_FPN_400ep_LSJ", 48.9, 43.7),
+    "lsj_100ep_regnetx_4gf": ("detectron2 mask_rcnn_regnetx_4gf_dds_FPN_100ep_LSJ", 46.0, 41.3),
+    "lsj_200ep_regnetx_4gf": ("detectron2 mask_rcnn_regnetx_4gf_dds_FPN_200ep_LSJ", 48.1, 43.1),
+    "lsj_400ep_regnetx_4gf": ("detectron2 mask_rcnn_regnetx_4gf_dds_FPN_400ep_LSJ", 48.6, 43.5),
+    "lsj_100ep_regnety_4gf": ("detectron2 mask_rcnn_regnety_4gf_dds_FPN_100ep_LSJ", 46.1, 41.6),
+    "lsj_200ep_regnety_4gf": ("detectron2 mask_rcnn_regnety_4gf_dds_FPN_200ep_LSJ", 47.8, 43.0),
+    "lsj_400ep_regnety_4gf": ("detectron2 mask_rcnn_regnety_4gf_dds_FPN_400ep_LSJ", 48.2, 43.3),
+    "x101_3x": ("detectron2 mask_rcnn_X_101_32x8d_FPN_3x", 44.3, 39.5),
+    "gn_3x": ("detectron2 mask_rcnn_R_50_FPN_3x_gn", 42.6, 38.6),
+    "cascade_1x": ("detectron2 cascade_mask_rcnn_R_50_FPN_1x", 42.1, 36.4),
+    "cascade_3x": ("detectron2 cascade_mask_rcnn_R_50_FPN_3x", 44.3, 38.5),
+    "mmdetection": ("mmdetection's default models, for their weights", None, None),
+}
+
 IMAGENET_STD = (58.395, 57.12, 57.375)
 # variant: steps, decay steps
 SCHEDULES = {"1x": (90_000, (60_000, 80_000)), "3x": (270_000, (210_000, 250_000))}

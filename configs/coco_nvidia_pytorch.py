@@ -21,6 +21,15 @@ from ml_collections import ConfigDict
 
 from mask_rcnn_jax.configs import base
 
+# variant: what it is, and the box and mask AP published for COCO val2017, in percent
+SYSTEMS = {
+    "": ("NVIDIA DeepLearningExamples, PyTorch", 37.65, 34.08),
+    "bs64": ("NVIDIA's PyTorch recipe, schedule for batches of 64", None, None),
+    "bs32": ("NVIDIA's PyTorch recipe, schedule for batches of 32", None, None),
+    "1gpu": ("NVIDIA's PyTorch recipe, schedule for one GPU", None, None),
+    "mlperf": ("NVIDIA's PyTorch recipe, warm-up and target APs of MLPerf", None, None),
+}
+
 # variant: batch, steps, rate, decay steps, warm-up steps and factor, proposals per device
 SCHEDULES = {
     "bs96": (96, 16_667, 0.12, (12_000, 16_000), 800, 1e-4, 12_000),

@@ -16,6 +16,11 @@ from ml_collections import ConfigDict
 
 from mask_rcnn_jax.configs import coco
 
+# variant: what it is, and the box and mask AP published for COCO val2017, in percent
+SYSTEMS = {
+    "": ("NVIDIA DeepLearningExamples, TensorFlow 1", 37.77, 34.35),
+}
+
 STEPS = 45_000
 
 

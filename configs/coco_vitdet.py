@@ -23,6 +23,16 @@ from ml_collections import ConfigDict
 from mask_rcnn_jax.configs import coco_detectron2
 from mask_rcnn_jax.models.build import named_section
 
+# variant: what it is, and the box and mask AP published for COCO val2017, in percent
+SYSTEMS = {
+    "": ("detectron2 ViTDet, ViT-B", 51.6, 45.9),
+    "l": ("detectron2 ViTDet, ViT-L", 55.5, 49.2),
+    "h": ("detectron2 ViTDet, ViT-H", 56.7, 50.2),
+    "cascade_b": ("ViTDet with a cascade, ViT-B", 54.0, 46.7),
+    "cascade_l": ("ViTDet with a cascade, ViT-L", 57.6, 50.0),
+    "cascade_h": ("ViTDet with a cascade, ViT-H", 58.7, 51.0),
+}
+
 STEPS, DECAYS, WARMUP = 184_375, (163_889, 177_546), 250  # of 100 epochs
 TRUNKS: dict[str, dict[str, Any]] = {
     "b": dict(width=768, depth=12, num_heads=12, drop_path=0.1),

@@ -22,6 +22,12 @@ from ml_collections import ConfigDict
 
 from mask_rcnn_jax.configs import coco_detectron2
 
+# variant: what it is, and the box and mask AP published for COCO val2017, in percent
+SYSTEMS = {
+    "": ("detectron2 LVISv1-InstanceSegmentation/mask_rcnn_R_50_FPN_1x (LVIS)", None, None),
+    "lsj_100ep": ("LVIS with the strong model and ViTDet's federated loss", None, None),
+}
+
 VARIANTS = ("1x", "lsj_100ep")
 DATA = dict(
     train_json="data/lvis/lvis_v1_train.json",

@@ -15,7 +15,9 @@ import mask_rcnn_jax
 from mask_rcnn_jax.terminal import interrupts
 from mask_rcnn_jax.terminal.safe_text import safe_stdout
 
-COMMANDS = ("prepare", "train", "evaluate", "infer", "serve", "prune", "export", "benchmark")
+COMMANDS = (
+    *("recipes", "prepare", "train", "evaluate", "infer", "serve", "prune", "export", "benchmark"),
+)
 HELP = ("-h", "-help", "--help", "help")
 
 

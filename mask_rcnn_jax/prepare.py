@@ -13,6 +13,7 @@
     python -m mask_rcnn_jax.prepare split --json FILE --val 60 --output DIR
     python -m mask_rcnn_jax.prepare stats --json FILE --images DIR --output FILE.html
     python -m mask_rcnn_jax.prepare preview --config finetune --output FILE.jpg
+    python -m mask_rcnn_jax.prepare weights
     python -m mask_rcnn_jax.prepare weights resnet50 --data_dir DIR
     python -m mask_rcnn_jax.prepare coco2017 --data_dir DIR
     python -m mask_rcnn_jax.prepare tfds --data_dir DIR
@@ -44,6 +45,7 @@ from mask_rcnn_jax.cli.prepare import (
     sides,
     usage,
 )
+from mask_rcnn_jax.cli.recipes import weights_lines
 from mask_rcnn_jax.config import load_own
 from mask_rcnn_jax.data.checking import summarize
 from mask_rcnn_jax.data.coco import read_coco
@@ -75,10 +77,7 @@ from mask_rcnn_jax.weights import published
 
 FLAGS = flags.FLAGS
 STATS_RECIPE = "finetune"  # of `stats` and `check` without --config
-NAMED = {
-    "weights": f"one name of {', '.join(published.PUBLISHED)}",
-    "tao_spec": "the path of one spec",
-}
+NAMED = {"weights": "one name, or none to list all", "tao_spec": "the path of one spec"}
 
 
 def main(positional: Sequence[str]) -> None:
@@ -90,6 +89,9 @@ def main(positional: Sequence[str]) -> None:
         hint = f"did you mean {close[0]!r}?" if close else f"expected one of {', '.join(COMMANDS)}"
         what = f"has no action {action!r}" if action else "needs an action"
         raise ValueError(f"prepare {what}, {hint}")
+    if action == "weights" and not names:
+        print("\n".join(weights_lines()))
+        return
     if action in NAMED and len(names) != 1:
         raise ValueError(f"prepare {action} needs {NAMED[action]}")
     if names and action not in NAMED:

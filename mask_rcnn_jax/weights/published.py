@@ -114,7 +114,7 @@ PUBLISHED = {
         "Misc/cascade_mask_rcnn_R_50_FPN_3x/144998488", "480dd8", "coco_detectron2:cascade_3x"
     ),
     "detectron2_vitdet_b": _detectron2(
-        "ViTDet/COCO/mask_rcnn_vitdet_b/f325346929", "61ccd1", "coco_vitdet:b"
+        "ViTDet/COCO/mask_rcnn_vitdet_b/f325346929", "61ccd1", "coco_vitdet"
     ),
     "detectron2_vitdet_l": _detectron2(
         "ViTDet/COCO/mask_rcnn_vitdet_l/f325599698", "6146ed", "coco_vitdet:l"
@@ -147,7 +147,7 @@ def find(weights: str | os.PathLike) -> str | os.PathLike:
 def check_local(weights: str | os.PathLike) -> None:
     """Raise ValueError for an address, which would be taken for a folder here."""
     if is_address(weights):
-        text = f"a run or a file on this machine, or one of {list(PUBLISHED)}"
+        text = "a run or a file on this machine, or one of the names that `prepare weights` lists"
         raise ValueError(f"{weights} is an address, expected {text}")
 
 
@@ -179,7 +179,9 @@ def fetch(
     """
     if name not in PUBLISHED:
         close = difflib.get_close_matches(name, PUBLISHED, 1)
-        hint = f"did you mean {close[0]!r}?" if close else f"expected one of {list(PUBLISHED)}"
+        hint = (
+            f"did you mean {close[0]!r}?" if close else "expected one that `prepare weights` lists"
+        )
         raise ValueError(f"unknown weights {name!r}, {hint}")
     url, checksum, _ = PUBLISHED[name]
     path = Path(folder) / url.rpartition("/")[2]

@@ -214,9 +214,13 @@ def test_checksum_must_be_one(tmp_path, checksum):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["weights"], "needs one name of ['resnet18', "),
+        (["weights", "resnet18", "resnet50"], "needs one name, or none to list all"),
         (["weights", "resnet50"], "prepare weights needs --data_dir"),
-        (["weights", "resnet51", "--data_dir", "x"], "'resnet51', expected one of ['resnet18', "),
+        (["weights", "yolo", "--data_dir", "x"], "expected one that `prepare weights` lists"),
+        (
+            ["weights", "resnet51", "--data_dir", "x"],
+            "unknown weights 'resnet51', did you mean 'resnet50'?",
+        ),
     ],
 )
 def test_mistake_is_one_line_with_exit_code_2(arguments, words, capsys):

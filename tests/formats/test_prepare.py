@@ -60,7 +60,7 @@ def test_check_prints_every_problem_and_fails(coco_files, prepare_inside):
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        (["bogus"], "expected one of ['shapes', 'cells', 'check', 'repair',"),
+        (["bogus"], "expected one of shapes, cells, check, repair,"),
         (["coco2017"], "prepare coco2017 needs --data_dir"),
         (["tfds"], "prepare tfds needs --data_dir"),
         (["shapes"], "prepare shapes needs --data_dir"),
