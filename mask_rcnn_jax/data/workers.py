@@ -122,6 +122,16 @@ class Reader:
             blocks.forget(self._prefix)
             _remove_files(f"{self._prefix}*")
 
+    def abandon(self) -> None:
+        """Close, in a process that then ends at once, of which its tracker would complain."""
+        self.close()
+        if self._prefix:
+            owner = _owner(os.getpid())
+            for path in SHARED.glob(f"sem.{owner}*"):
+                name = path.name.removeprefix("sem.")
+                resource_tracker.unregister(f"/{name}", "semaphore")
+            _remove_own(owner)
+
 
 def _one_worker(batches: grain.MapDataset) -> grain.DatasetIterator:
     """Read in one worker process, and in a thread that starts it and takes one element early."""

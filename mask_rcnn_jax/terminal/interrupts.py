@@ -20,13 +20,16 @@ from typing import NoReturn
 EXIT_CODE = 130  # as shells have it
 AGAIN_S = 0.2  # until an exception that may have been lost is raised once more
 LATEST_S = 10.0  # from a Ctrl-C to the end, whatever there is to clean up or to compile
+SOON_S = 2.0  # likewise, and from other signals, inside `ending_soon`
 _STOP_WATCHING = 0  # no signal has this number
 
 _makers: dict[int, Callable[[], BaseException]] = {}  # of the exceptions, by signal
+_ends: dict[int, Callable[[], object]] = {}  # what ends the process where they cannot be raised
+_cleaners: list[Callable[[], object]] = []
 _pending: set[int] = set()  # signals whose exception has not arrived
 _repeating = threading.Lock()
 _exit_code: int | None = None
-_watching = _is_program = False
+_watching = _is_program = _is_soon = False
 
 
 def begin() -> None:
@@ -46,11 +49,11 @@ def end_at_once(number: int = signal.SIGINT, frame: object = None) -> None:
     end_with(EXIT_CODE, "interrupted" if _exit_code is None else "")  # or it is said already
 
 
-def end_with(code: int, message: str) -> NoReturn:
+def end_with(code: int, message: str, *, is_error: bool = True) -> NoReturn:
     """End the process at once, with an error on stderr if there is a message."""
     if message and sys.__stderr__:  # if that is closed, 2 may be another file
         with suppress(OSError):  # what reads it may have ended, as `tee` by the same Ctrl-C
-            os.write(2, f"error: {message}\n".encode())
+            os.write(2, f"{'error: ' if is_error else ''}{message}\n".encode())
     os._exit(code)
 
 
@@ -90,12 +93,55 @@ def heard() -> Iterator[None]:
 
 
 @contextmanager
-def raising(number: int, make: Callable[[], BaseException]) -> Iterator[None]:
+def ending_soon() -> Iterator[None]:
+    """Have signals end the process within two seconds, until `end_later`: nothing is lost by it."""
+    global _is_soon
+    _is_soon = True
+    try:
+        yield
+    finally:
+        _is_soon = False
+
+
+@contextmanager
+def cleaning(clean: Callable[[], object]) -> Iterator[None]:
+    """Have `clean()` called, from another thread, where a signal ends the process in this block
+    without that the main thread leaves it."""
+    _cleaners.append(clean)
+    try:
+        yield
+    finally:
+        _cleaners.remove(clean)
+
+
+def end_cleaned(end: Callable[[], object]) -> None:
+    """End the process after what `cleaning` was told, which has ten seconds."""
+    cleaners = [threading.Thread(target=clean, daemon=True) for clean in _cleaners]
+    for thread in cleaners:
+        thread.start()
+    for thread in cleaners:
+        thread.join(LATEST_S)
+    end()
+
+
+def end_later() -> None:
+    """End `ending_soon`."""
+    global _is_soon
+    _is_soon = False
+
+
+@contextmanager
+def raising(
+    number: int, make: Callable[[], BaseException], end: Callable[[], object] | None = None
+) -> Iterator[None]:
     """Raise `make()` in the main thread at a signal; inside `heard`, until this block is left.
 
-    Whatever leaves it after the signal is replaced by that exception.
+    Whatever leaves it after the signal is replaced by that exception. Inside `ending_soon`, `end`
+    is called in another thread where that takes too long, as where C++ has the main thread.
     """
     _makers[number] = make
+    if end is not None:
+        _ends[number] = end
     before = signal.signal(number, _raise)
     try:
         yield
@@ -109,6 +155,7 @@ def raising(number: int, make: Callable[[], BaseException]) -> Iterator[None]:
         with _repeating:  # or `before` would get what was meant for `_raise`
             signal.signal(number, before)
             _pending.discard(number)
+            _ends.pop(number, None)
 
 
 def is_repeated(error: type[BaseException] | None) -> bool:
@@ -138,9 +185,10 @@ def _watch(pipe: int) -> None:
     repeated: Counter[int] = Counter()  # their numbers come, too
     wait: float | None = None  # nothing is pending before the first signal
     latest = float("inf")
+    end: Callable[[], object] = end_at_once
     while True:
         if time.monotonic() > latest:
-            end_at_once()
+            end_cleaned(end)
         if not select.select([pipe], [], [], wait)[0]:
             with _repeating:
                 for number in tuple(_pending):
@@ -155,10 +203,14 @@ def _watch(pipe: int) -> None:
             if repeated[number]:
                 repeated[number] -= 1
             # The handler is another one in `serve`, for instance.
-            elif number == signal.SIGINT and signal.getsignal(number) is _raise:
-                if latest < float("inf"):
-                    end_at_once()
-                latest = time.monotonic() + LATEST_S
+            elif signal.getsignal(number) is not _raise:
+                continue
+            elif number == signal.SIGINT and latest < float("inf"):
+                end_at_once()
+            elif number == signal.SIGINT:
+                latest = time.monotonic() + (SOON_S if _is_soon else LATEST_S)
+            elif _is_soon and number in _ends:
+                latest, end = min(latest, time.monotonic() + SOON_S), _ends[number]
 
 
 def _skip_the_rest() -> None:

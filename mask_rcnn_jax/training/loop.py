@@ -21,7 +21,7 @@ from mask_rcnn_jax.data.dataset import Dataset, categories
 from mask_rcnn_jax.data.loader import TrainLoader
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.recipe.stopping import Metrics
-from mask_rcnn_jax.terminal import console
+from mask_rcnn_jax.terminal import console, interrupts
 from mask_rcnn_jax.training.checkpoint import Checkpoints
 from mask_rcnn_jax.training.compiling import compile_canvases
 from mask_rcnn_jax.training.evaluations import Evaluations
@@ -32,9 +32,9 @@ from mask_rcnn_jax.training.metrics import read_evaluations
 from mask_rcnn_jax.training.next_steps import next_commands
 from mask_rcnn_jax.training.processes import (
     STOPPED_EARLY,
+    StopRequests,
     gather,
     on_first,
-    stop_on_sigterm,
 )
 from mask_rcnn_jax.training.reports import NAME as REPORT_NAME
 from mask_rcnn_jax.training.reports import write_run_report
@@ -63,7 +63,8 @@ def train(
 ) -> TrainState:
     """Train a recipe from where the workdir stands to its last step.
 
-    The same call again resumes. SIGTERM saves a checkpoint and ends the program with exit code 75.
+    The same call again resumes. SIGTERM saves a checkpoint and ends the program with exit code 75;
+    before the first step is done, there is nothing to save, and its handler is the caller's.
     Several processes (`jax.distributed`) make the same call on a workdir that they share.
 
     Args:
@@ -118,8 +119,9 @@ def train(
                 return state
             _log_start(work, workdir, mesh, start)
             with (
-                stop_on_sigterm() as stop_requested,
+                closing(StopRequests()) as stop_requested,
                 closing(work.batches(start)) as batches,
+                interrupts.cleaning(batches.abandon),
                 closing(work.loggers(workdir, loggers, start)) as log,
                 closing(
                     Evaluations(evaluations, log, checkpoints, check_lock, stop_requested)
@@ -127,7 +129,7 @@ def train(
             ):
                 made.validate = work.validation(mesh, workdir, stop_requested)
                 tools = batches, work.step_log(log, started), checkpoints, made
-                run = _Run(work, mesh, replicate(teacher, mesh), *tools)
+                run = _Run(work, mesh, replicate(teacher, mesh), *tools, stop_requested)
                 state, finished = run.train(work.step(tx, mesh), state, aps)
                 saved = checkpoints.resumes_at
             check_lock()
@@ -194,6 +196,7 @@ class _Run:
     steps: StepLog
     checkpoints: Checkpoints
     made: Evaluations
+    stops: StopRequests
 
     def train(
         self, train_step: TrainStep, state: TrainState, aps: Metrics | None
@@ -214,6 +217,9 @@ class _Run:
             step, aps, batch = step + 1, None, next(self.batches)
             with steps.dispatching(batch):
                 state, metrics = train_step(state, shard_batch(batch, self.mesh), *self.teacher)
+            if step == start + 1:
+                jax.block_until_ready(metrics)
+                self.stops.begin()  # before loggers, which may take long
             steps.finish_previous(step, metrics, batch.image_index)
             stops = made.stop_requested()
             if step % self.work.recipe.train.log_every == 0:

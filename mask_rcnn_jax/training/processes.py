@@ -8,9 +8,10 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from itertools import count
 from typing import Any
 
@@ -22,6 +23,11 @@ from jax.experimental import multihost_utils
 from mask_rcnn_jax.terminal import interrupts
 
 STOPPED_EARLY = os.EX_TEMPFAIL  # 75, exit code of a run that is to be started again
+LOOK_S = 0.5  # between two looks for a SIGTERM to another process, before the first step is done
+_NOTICE = "RECEIVED_PREEMPTION_NOTICE"  # JAX's name
+_NOTHING_TO_SAVE = (
+    f"stopped by SIGTERM, nothing to save (exit code {STOPPED_EARLY}: start it again to go on)"
+)
 
 
 def local_rows(tree) -> Any:
@@ -114,39 +120,79 @@ class _Ended(SystemExit):
 def end_on_sigterm() -> Iterator[None]:
     """End this process with exit code 75 at a SIGTERM, while there is nothing to save.
 
-    With several processes JAX catches the signal, and `stop_on_sigterm` answers it.
+    Where the main thread compiles or computes and cannot be told, it and Ctrl-C still end the
+    process within seconds. With several processes `StopRequests` answers a SIGTERM.
     """
-    if jax.process_count() > 1:
-        yield
-        return
     try:
-        with interrupts.raising(signal.SIGTERM, lambda: _Ended(STOPPED_EARLY)):
-            yield
+        with interrupts.ending_soon():
+            if jax.process_count() > 1:
+                yield
+                return
+            with interrupts.raising(signal.SIGTERM, lambda: _Ended(STOPPED_EARLY), _end_at_once):
+                yield
     except _Ended:
-        text = "stopped by SIGTERM, nothing to save (exit code %d: start it again to go on)"
-        logging.info(text, STOPPED_EARLY)
+        logging.info("%s", _NOTHING_TO_SAVE)
         interrupts.leave_with(STOPPED_EARLY)
         raise
 
 
-@contextmanager
-def stop_on_sigterm() -> Iterator[Callable[[], bool]]:
-    """A function that says whether to save and leave, since a process got a SIGTERM.
+def _end_at_once() -> None:
+    interrupts.end_with(STOPPED_EARLY, _NOTHING_TO_SAVE, is_error=False)
 
-    Every process asks equally often. With several processes JAX catches the signal, from
-    `jax.distributed.initialize` on, and they agree on a question that none of them has asked yet.
+
+class StopRequests:
+    """Whether to save and leave, since a process got a SIGTERM. Every process asks equally often.
+
+    Until `begin` there is nothing to save, and a SIGTERM ends a process as without this.
     """
-    if jax.process_count() > 1:
-        questions = count(1)
-        yield lambda: multihost_utils.reached_preemption_sync_point(next(questions))
-        return
-    signals: list[int] = []
-    # Python lets the main thread alone handle signals.
-    handles = threading.current_thread() is threading.main_thread()
-    if handles:
-        before = signal.signal(signal.SIGTERM, lambda number, frame: signals.append(number))
-    try:
-        yield lambda: bool(signals)
-    finally:
-        if handles:
-            signal.signal(signal.SIGTERM, before)
+
+    def __init__(self) -> None:
+        self._signals: list[int] = []
+        self._before: Any = None
+        self._questions = count(1)  # that all processes agree on, and none of them has asked yet
+        self._has_begun = threading.Event()
+        if jax.process_count() > 1:
+            name, watch = "preemption", partial(_end_on_notice, self._has_begun)
+            threading.Thread(target=watch, name=name, daemon=True).start()
+
+    def __call__(self) -> bool:
+        if jax.process_count() == 1:
+            return bool(self._signals)
+        return multihost_utils.reached_preemption_sync_point(next(self._questions))
+
+    def begin(self) -> None:
+        """From now on there is something to save: the first step is done."""
+        self._has_begun.set()
+        interrupts.end_later()
+        # JAX catches the signal in several processes, and Python lets the main thread alone do so.
+        is_main = threading.current_thread() is threading.main_thread()
+        if jax.process_count() == 1 and is_main and self._before is None:
+            self._before = signal.signal(signal.SIGTERM, self._note)
+
+    def _note(self, number: int, frame: object) -> None:
+        self._signals.append(number)
+
+    def close(self) -> None:
+        self._has_begun.set()
+        if self._before is not None:
+            signal.signal(signal.SIGTERM, self._before)
+
+
+def _end_on_notice(has_begun: threading.Event) -> None:
+    """End this process once any of several got a SIGTERM, unless there is something to save.
+
+    JAX, which catches the signal from `jax.distributed.initialize` on, tells all of them, but has
+    no public name for what it tells.
+    """
+    from jax._src.distributed import global_state
+
+    client: Any = global_state.client
+    while not has_begun.wait(LOOK_S):
+        try:
+            client.key_value_try_get(_NOTICE)
+        except jax.errors.JaxRuntimeError:  # there is none
+            continue
+        if jax.process_index() == 0:
+            time.sleep(2 * LOOK_S)  # the others ask this one
+        if not has_begun.is_set():
+            interrupts.end_cleaned(_end_at_once)

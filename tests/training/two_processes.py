@@ -5,6 +5,7 @@ python -m tests.training.two_processes MODE WORKDIR --coordinator_address=... ; 
 """
 
 import time
+from contextlib import closing
 
 import jax
 import jax.numpy as jnp
@@ -58,9 +59,10 @@ def run(workdir: str) -> None:
     )
     checkpoints = Checkpoints(workdir, keep=2)
     rows = shard_batch(np.full(4, 1.0 + jax.process_index(), np.float32), mesh)
-    with processes.stop_on_sigterm() as stop_requested:
+    with closing(processes.StopRequests()) as stop_requested:
         for step in range(1, 100_000):
             state = advance(state, rows)
+            stop_requested.begin()
             if step == 3:
                 checkpoints.save(state)
             if stop_requested():
