@@ -35,9 +35,13 @@ _watching = _is_program = _is_soon = False
 def begin() -> None:
     """End this process at a Ctrl-C, in one line, until a command begins: its imports take seconds.
 
-    Does nothing where Ctrl-C is ignored, as in a background job.
+    Does nothing where Ctrl-C is ignored, as in a background job. Also leaves out the lines of XLA's
+    C++ code, unless `--debug` is given: its errors are raised as well, and compiling for more than
+    two minutes is none.
     """
     global _is_program
+    if "--debug" not in sys.argv:
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # which it reads when it is loaded
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, end_at_once)
         atexit.register(_skip_the_rest)  # registered first, called last

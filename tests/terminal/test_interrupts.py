@@ -213,6 +213,17 @@ def test_imports_end_in_one_line():
     assert (code, said) == (130, "error: interrupted\n")
 
 
+@pytest.mark.parametrize("flags, level", [([], "3"), (["--debug"], "None")])
+def test_a_command_leaves_out_the_lines_of_xla(flags, level):
+    program = "import os; import mask_rcnn_jax; print(os.environ.get('TF_CPP_MIN_LOG_LEVEL'))"
+    begin = f"import sys; flags = {flags}; sys.argv = ['-m', *flags]; "
+    begin += "sys.orig_argv = ['python', '-m', 'mask_rcnn_jax.train', *flags]; "
+    clean = {name: v for name, v in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+    command = [sys.executable, "-c", begin + program]
+    done = subprocess.run(command, env=clean, text=True, capture_output=True)
+    assert done.stdout.strip() == level, done.stderr
+
+
 def test_a_program_of_another_package_keeps_its_handler(tmp_path):
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "__init__.py").write_text("import mask_rcnn_jax")
