@@ -9,6 +9,8 @@
     python -m mask_rcnn_jax.export --workdir runs/mine --format torchvision \\
         --output mine.safetensors
     python -m mask_rcnn_jax.export --workdir runs/mine --format detectron2 --output mine.pkl
+    python -m mask_rcnn_jax.export --workdir runs/mine --format hub --output out/hub \\
+        --license apache-2.0 --push_to owner/name
 
 `stablehlo` and `onnx` write a folder with a complete model, from image to detections, and its
 manifest.json; it runs without this package, see docs/deployment.md. `--int8` adds an int8 model and
@@ -21,6 +23,9 @@ loses no more AP than that.
 Any difference from configs/coco_torchvision.py is listed and must also be made in torchvision.
 `detectron2` is the same for its `MODEL.WEIGHTS`, with differences from configs/coco_detectron2.py
 or coco_vitdet.py.
+
+`hub` writes a folder with recipe, categories, weights and model card, which `--push_to` uploads;
+`hf://owner/name` is then a model for all commands, see docs/hub.md.
 
 Every export is compared with the original model before it is written.
 """
@@ -47,6 +52,7 @@ from mask_rcnn_jax.data.source import annotation_file, load_val
 from mask_rcnn_jax.evaluation.coco import at_limit
 from mask_rcnn_jax.evaluation.engines import announce_engine
 from mask_rcnn_jax.exporting.artifact import Artifact, build_artifact
+from mask_rcnn_jax.exporting.hub_folder import HubOptions, hub_files
 from mask_rcnn_jax.exporting.images import placement
 from mask_rcnn_jax.exporting.manifest import make_manifest
 from mask_rcnn_jax.exporting.options import ArtifactOptions
@@ -57,7 +63,9 @@ from mask_rcnn_jax.models.quantization import trained_ranges, without_ranges
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.training import evaluator
 from mask_rcnn_jax.training.encoding import Rules
+from mask_rcnn_jax.training.metrics import read_evaluations
 from mask_rcnn_jax.training.scoring import fitting
+from mask_rcnn_jax.weights import hub
 from mask_rcnn_jax.weights.convert import to_detectron2, to_flax, to_ours_flat, to_torchvision
 from mask_rcnn_jax.weights.expected_model import mismatches
 from mask_rcnn_jax.weights.layout import WITHOUT_STATISTICS
@@ -65,7 +73,7 @@ from mask_rcnn_jax.weights.restore import restore, restore_recipe
 
 WEIGHTS = ("safetensors", "torchvision", "detectron2")
 MODELS = ("stablehlo", "onnx")
-FORMATS = MODELS + WEIGHTS
+FORMATS = (*MODELS, *WEIGHTS, "hub")
 LISTED = 10  # layers by their error in int8
 AP_NAMES = ("AP", "AP50", "mask_AP", "mask_AP50")
 
@@ -156,6 +164,27 @@ def export_model(
     print(f"{output}: {', '.join(names)}")
     for kind, check in checks.items():
         print(f"self-check, {kind}: {check['text']}")
+
+
+def export_hub(
+    recipe: Recipe | None,
+    weights: str,
+    output: str,
+    options: HubOptions,
+    accept_mismatch: bool = False,
+) -> None:
+    """Write a whole model into a folder, and push it to a hub if that is asked for."""
+    options.check()
+    restored = restore(recipe, weights, accept_mismatch=accept_mismatch)
+    found = restored.checkpoint
+    evaluations = read_evaluations(found.workdir, found.step) if found else []
+    files = hub_files(restored, evaluations, options)
+    write(Path(output), files)
+    print(f"{output}: {', '.join(sorted(files))}")
+    if options.push_to:
+        names = list(files)
+        address = hub.push(Path(output), names, options.push_to, private=options.private)
+        print(f"pushed: {address}")
 
 
 def _scored_dataset(
@@ -296,6 +325,9 @@ def _define_flags() -> None:
     flags.DEFINE_enum("calibrator", "minmax", CALIBRATORS, "How to choose onnx int8 ranges.")
     runtime_help = "What the onnx int8 model is for; default cpu, or tensorrt with --deepstream."
     flags.DEFINE_enum("int8_for", None, RUNTIMES, runtime_help)
+    flags.DEFINE_string("license", "", "hub: of the model, such as apache-2.0; unset states none.")
+    flags.DEFINE_string("push_to", "", "hub: OWNER/NAME of the repository to upload to.")
+    flags.DEFINE_bool("private", False, "hub: with --push_to, the repository is private.")
     budget_help = "AP that int8 may lose: layers stay in float until it loses no more."
     flags.DEFINE_float("int8_budget", None, budget_help)
 
@@ -308,9 +340,15 @@ def main(_: Sequence[str]) -> None:
     values["picture_size"] = _size("--picture_size", FLAGS.picture_size)
     options = ArtifactOptions(**values)
     options.check(FLAGS.format)
+    hub_options = HubOptions(FLAGS.license, FLAGS.push_to, FLAGS.private)
+    if FLAGS.format != "hub" and hub_options != HubOptions():
+        raise ValueError("--license, --push_to and --private are for --format=hub")
     arguments = cli.given_recipe(), FLAGS.workdir or FLAGS.weights, FLAGS.format, FLAGS.output
     if FLAGS.format in WEIGHTS:
         export_weights(*arguments, FLAGS.accept_mismatch)
+    elif FLAGS.format == "hub":
+        source, output = arguments[1], FLAGS.output
+        export_hub(arguments[0], source, output, hub_options, FLAGS.accept_mismatch)
     else:
         export_model(*arguments, options, FLAGS.accept_mismatch)
 

@@ -33,8 +33,8 @@ CACHE_HELP = (
     f"if unset, {OFF!r} keeps none."
 )
 WEIGHTS_HELP = (
-    "Run folder, one of its checkpoints/<step>, a file, or a name of public weights, which bring "
-    "their recipe."
+    "Run folder, one of its checkpoints/<step>, a file; or a name of public weights, or a model on "
+    "a hub (hf://owner/name, hf://owner/name@revision), which bring their recipe."
 )
 HELP_FLAGS = {"-h", "-help", "--help"}
 # absl takes no None for a section.

@@ -23,6 +23,7 @@ from mask_rcnn_jax.config import (
 from mask_rcnn_jax.parts import describe
 from mask_rcnn_jax.recipe.manifest import read_manifest
 from mask_rcnn_jax.terminal.safe_text import one_line
+from mask_rcnn_jax.weights import hub, model_folder, published
 
 if TYPE_CHECKING:  # imports JAX
     from mask_rcnn_jax.recipe.recipe import Recipe
@@ -36,6 +37,8 @@ CONFIG_HELP = (
 )
 _OVERRIDE = re.compile("--?(no)?config[.]")
 _REQUIRED = re.compile(r"Flag (--\w+) must have a value other than None")  # says absl
+# Flags of a model whose config a command without --config takes.
+SOURCES = {"workdir": "a run", "artifact": "an exported model", "weights": "a model"}
 # What other systems call flags and entries of ours; the first one that a command has is meant.
 OTHERS_FLAGS = {
     "checkpoint": ("weights", "config.model.init_from"),
@@ -79,10 +82,11 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
             _define_entries(_given_name, argv)
         elif not _is_required("config") and any(map(_OVERRIDE.match, argv)):
             # Entries of the run, whose config such a command takes.
-            for flag, meaning in (("workdir", "a run"), ("artifact", "an exported model")):
+            for flag, meaning in SOURCES.items():
                 if flag in FLAGS and (sources := _take(argv, flag, meaning)[1]):
-                    _define_entries(sources[-1], argv, flag)
-                    break
+                    if flag != "weights" or _brings_entries(sources[-1]):
+                        _define_entries(sources[-1], argv, flag)
+                        break
     try:
         return FLAGS(argv)[1:]
     except flags.UnrecognizedFlagError as error:
@@ -118,6 +122,11 @@ def _wrong_value(error: flags.IllegalFlagValueError) -> str:
     )
 
 
+def _brings_entries(weights: str) -> bool:
+    """Whether weights are a whole model, of a hub or in a folder, with a recipe of its own."""
+    return hub.is_hub(weights) or model_folder.is_model_folder(weights)
+
+
 def _is_required(flag: str) -> bool:
     """Whether a flag was marked as required, for which absl gives it a validator."""
     return bool(flags.FLAGS[flag].validators)
@@ -147,6 +156,8 @@ def _define_entries(name: str, argv: Sequence[str], flag: str = "config") -> Non
     try:
         if flag == "artifact":
             config = ConfigDict(exported_recipe(read_manifest(name)).to_dict())
+        elif flag == "weights":
+            config = ConfigDict(model_folder.read(Path(published.local(name)).parent)[0].to_dict())
         else:
             config = ConfigDict(read_run(name).to_dict()) if flag == "workdir" else load_tree(name)
         _check_overrides(config, argv)

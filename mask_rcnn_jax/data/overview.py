@@ -41,6 +41,15 @@ def num_objects(images: Sequence[ImageRecord], count: int) -> int:
     return sum(len(images[index].annotations) for index in range(count))
 
 
+def class_counts(images: Sequence[ImageRecord], num_classes: int) -> list[int]:
+    """Count the objects of each class, class 1 first, crowds included."""
+    if isinstance(images, PackedImages):
+        classes = images.arrays["classes"]
+    else:
+        classes = np.array([a.class_index for one in images for a in one.annotations], int)
+    return np.bincount(classes, minlength=num_classes + 1)[1 : num_classes + 1].tolist()
+
+
 def training_counts(dataset: Dataset, options: ExampleOptions) -> tuple[np.ndarray, np.ndarray]:
     """Count what `training_objects` keeps.
 

@@ -11,6 +11,7 @@ from mask_rcnn_jax.predict.engines import Exported, load_exported
 from mask_rcnn_jax.predict.predictor import Predictor
 from mask_rcnn_jax.recipe.manifest import MANIFEST
 from mask_rcnn_jax.recipe.recipe import Recipe
+from mask_rcnn_jax.weights import published
 from mask_rcnn_jax.weights.restore import restore
 
 
@@ -29,10 +30,11 @@ def load(
 
     Args:
         model: a run (its workdir or one of its checkpoints/<step>), a folder that `export` wrote
-            with format "stablehlo" or "onnx", or the name of public weights, such as
+            with format "stablehlo", "onnx" or "hub", a model on a hub ("hf://owner/name", or with
+            "@" and a revision), or the name of public weights, such as
             "maskrcnn_resnet50_fpn_v2_coco" (`weights.published`), which are downloaded once; or,
             with `weights`, a recipe as for `load_config`.
-        weights: a weights file, a run, or the name of public weights.
+        weights: a weights file, a run, a model on a hub, or the name of public weights.
         score_threshold: lowest score of what is found.
         batch_size: images at a time on each device; None is 1, or that of the export.
         tile: side of the tiles of large images, see `Predictor`; 0 cuts none.
@@ -97,7 +99,7 @@ def given_model(command: str, *others: str) -> str | Exported:
         for name in ("engine", "engine_precision"):
             if getattr(FLAGS, name):
                 raise ValueError(f"--{name} is for exported models: it needs --artifact")
-        return getattr(FLAGS, given[0])
+        return str(published.local(getattr(FLAGS, given[0])))
     exported = load_exported(FLAGS.artifact, FLAGS.engine, FLAGS.engine_precision)
     if FLAGS.config is not None:
         exported.check_unchanged(as_recipe(FLAGS.config, imports=False))

@@ -31,9 +31,9 @@ def cut(text: str, length: int = 300) -> str:
     return text if len(text) <= length else f"{text[:half]} ... {text[-half:]}"
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
     """Its text without line breaks; a KeyError would put quotes around it, and may be wrapped."""
-    text = error
+    text: BaseException = error
     while isinstance(text, KeyError | AttributeError) and text.args:
         text = text.args[0]
     return printable(" ".join(str(text).split())) or type(error).__name__

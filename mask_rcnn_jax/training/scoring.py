@@ -46,7 +46,8 @@ from mask_rcnn_jax.training.setup import (
 from mask_rcnn_jax.training.step import make_mesh, make_predict_step, replicate
 from mask_rcnn_jax.training.tiles import detect_in_tiles
 from mask_rcnn_jax.training.views import make_views_step
-from mask_rcnn_jax.weights import pretrained
+from mask_rcnn_jax.weights import pretrained, published
+from mask_rcnn_jax.weights.model_folder import folder_of
 from mask_rcnn_jax.weights.restore import Restored, make_model, restore
 
 
@@ -86,10 +87,11 @@ def evaluate(
     """Detect objects on a dataset, score them and write the results.
 
     Args:
-        weights: a run, one of its checkpoints, a file of weights, or an exported model, which is
-            scored on the images that have a size it takes.
-        config: a recipe, its name or path, or a ConfigDict; None takes that of the run or the
-            export. A file needs one.
+        weights: a run, one of its checkpoints, a file of weights, a model on a hub
+            (hf://owner/name), or an exported model, which is scored on the images that have a size
+            it takes.
+        config: a recipe, its name or path, or a ConfigDict; None takes that of the run, of the
+            export or of the hub. A file needs one.
         val_set: the dataset; None takes the recipe's `data.val_json`.
         output: folder for bbox_results.json, segm_results.json and metrics.json; None takes
             `eval/<step>` in the run's workdir. A file and an exported model need one.
@@ -109,12 +111,15 @@ def evaluate(
     tiles, has_output = tiling(tile, overlap), output is not None
     check_written(output or "", "output")
     given = None if config is None else as_recipe(config)
+    if isinstance(weights, str | Path):
+        weights = str(published.local(weights))
     restored, exported = _source(weights, given, accept_mismatch, has_output=has_output)
     name = str(exported.name if exported else weights)
     recipe, variables, categories, checkpoint = restored
     announce_engine(recipe.eval.engine)
     coco_evaluation.check_protocol(recipe.eval.protocol, report)
-    val_set = _val_set(recipe, val_set, categories, name, known=bool(checkpoint or exported))
+    known = bool(checkpoint or exported or folder_of(name))
+    val_set = _val_set(recipe, val_set, categories, name, known=known)
     evaluator.check_scorable(val_set, recipe.eval)
     title, records = f"Evaluation of {name}", []
     if checkpoint:
@@ -154,8 +159,10 @@ def _source(
 ) -> tuple[Restored, Exported | None]:
     """Restore the model to evaluate, or take an exported one, which has no variables."""
     if isinstance(weights, str | Path):
-        if not pretrained.is_run(weights) and (recipe is None or not has_output):
-            raise ValueError(f"--weights {weights} is no run: it needs --config and --output")
+        brings_recipe = pretrained.is_run(weights) or folder_of(weights)
+        if recipe is None and not brings_recipe or not (has_output or pretrained.is_run(weights)):
+            needed = "--output" if brings_recipe else "--config and --output"
+            raise ValueError(f"--weights {weights} is no run: it needs {needed}")
         return restore(recipe, weights, accept_mismatch=accept_mismatch), None
     if not has_output:
         raise ValueError("an exported model needs --output")

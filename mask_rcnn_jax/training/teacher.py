@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -24,7 +25,9 @@ from mask_rcnn_jax.models.teacher import TeacherOutputs
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.terminal import console
 from mask_rcnn_jax.training.distill import Distillation
+from mask_rcnn_jax.weights import published
 from mask_rcnn_jax.weights.convert import num_classes_in, to_ours_flat
+from mask_rcnn_jax.weights.model_folder import folder_of
 from mask_rcnn_jax.weights.pretrained import is_run
 from mask_rcnn_jax.weights.restore import load_variables, make_model, restore_recipe
 
@@ -95,8 +98,8 @@ def _unit(name: str) -> str:
 
 def _load(recipe: Recipe) -> tuple[MaskRCNN, dict, list[str] | None]:
     """Return the teacher, its variables, and its class names if it is a run."""
-    options, path = recipe.distill, recipe.distill.teacher
-    if not (options.recipe or is_run(path)):
+    options, path = recipe.distill, _local(recipe.distill.teacher)
+    if not (options.recipe or is_run(path) or folder_of(path)):
         raise ValueError(f"distill.teacher is {path}, no run: distill.recipe must name its recipe")
     try:
         own = load_config(options.recipe) if options.recipe else None
@@ -124,6 +127,13 @@ def _load(recipe: Recipe) -> tuple[MaskRCNN, dict, list[str] | None]:
         )
     names = None if categories is None else [category["name"] for category in categories]
     return teacher, variables, names
+
+
+def _local(teacher: str) -> str | os.PathLike:
+    try:
+        return published.local(teacher)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"distill.teacher: {error}") from error
 
 
 def _refuse(text: str, *values: Any) -> None:

@@ -27,6 +27,7 @@ from mask_rcnn_jax.weights.expected_model import (
     open_questions,
 )
 from mask_rcnn_jax.weights.files import read_weights
+from mask_rcnn_jax.weights.model_folder import folder_of
 from mask_rcnn_jax.weights.run_checkpoint import find_checkpoint, load_checkpoint
 from mask_rcnn_jax.weights.saved_model import saved_entries
 from mask_rcnn_jax.weights.sources import RANGES, SOURCES
@@ -101,7 +102,7 @@ def load(
     Logs a file's source, and warns of how the model differs from that of the weights.
 
     Args:
-        path: of a run, a checkpoint or a file, or one of `published.PUBLISHED`.
+        path: of a run, a checkpoint or a file, one of `published.PUBLISHED`, or hf://owner/name.
         model: what the weights are for.
         raw: that of `load_checkpoint`.
         antialias: the recipe's `data.antialias`; None does not compare it.
@@ -203,7 +204,8 @@ def _differences_from_saved(
     path: str | os.PathLike, model: Mapping[str, Any], antialias: bool | None
 ) -> list[Difference] | None:
     """Compare with what our own files say; None if there are none."""
-    file, saved = saved_entries(path, find_checkpoint(path).workdir if is_run(path) else None)
+    folder = find_checkpoint(path).workdir if is_run(path) else folder_of(path)
+    file, saved = saved_entries(path, folder)
     return differences_from(saved, model, antialias, f"the model in {file}") if saved else None
 
 

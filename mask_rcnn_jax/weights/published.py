@@ -8,6 +8,7 @@ from typing import NamedTuple
 from mask_rcnn_jax.download import ProgressFactory, download
 from mask_rcnn_jax.stores import home, is_address
 from mask_rcnn_jax.terminal.progress import bytes_progress
+from mask_rcnn_jax.weights import hub, model_folder
 
 
 class Published(NamedTuple):
@@ -137,18 +138,27 @@ PUBLISHED = {
 def find(weights: str | os.PathLike) -> str | os.PathLike:
     """Return the file of a name in `PUBLISHED`, fetched into `home` where it is not there yet.
 
-    Anything else, or what exists under the name, is returned as it is. Errors are those of `fetch`,
-    and a ValueError for an address.
+    What exists under the name is preferred. Anything else is returned as by `local`. Errors are
+    those of `fetch` and of `local`.
     """
-    check_local(weights)
-    return fetch(str(weights), home()) if is_name(weights) else weights
+    return fetch(str(weights), home()) if is_name(weights) else local(weights)
 
 
-def check_local(weights: str | os.PathLike) -> None:
-    """Raise ValueError for an address, which would be taken for a folder here."""
+def local(weights: str | os.PathLike) -> str | os.PathLike:
+    """Return the file of the weights of a hub's model, which is fetched, or of a model's folder.
+
+    Names, runs and files are returned as they are. Raises ValueError for any other address, which
+    would be taken for a folder here, and what `hub.fetch` and `model_folder.check` raise.
+    """
+    if hub.is_hub(weights):
+        return hub.fetch(weights) / model_folder.WEIGHTS
     if is_address(weights):
-        text = "a run or a file on this machine, or one of the names that `prepare weights` lists"
+        text = "a run or a file on this machine, hf://owner/name, or a name of `prepare weights`"
         raise ValueError(f"{weights} is an address, expected {text}")
+    if model_folder.is_model_folder(weights):
+        model_folder.check(Path(weights))
+        return Path(weights) / model_folder.WEIGHTS
+    return weights
 
 
 def is_name(weights: str | os.PathLike) -> bool:

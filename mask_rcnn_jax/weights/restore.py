@@ -17,7 +17,7 @@ from mask_rcnn_jax.models.build import BUILDERS, PARTS, abstract_variables, buil
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.models.protocols import PartLike, ability
 from mask_rcnn_jax.recipe.recipe import Recipe
-from mask_rcnn_jax.weights import pretrained, published
+from mask_rcnn_jax.weights import model_folder, pretrained, published
 from mask_rcnn_jax.weights.categories import guess_categories
 from mask_rcnn_jax.weights.convert import num_classes_in
 from mask_rcnn_jax.weights.expected_model import SAVED
@@ -45,13 +45,14 @@ def restore(
 
     Args:
         recipe: None uses the run's; a weights file needs one.
-        weights: the run, the checkpoint, the file, or one of `published.PUBLISHED`, which brings
-            its recipe.
+        weights: the run, the checkpoint, the file, or one of `published.PUBLISHED` or a model on a
+            hub, hf://owner/name, which bring their recipe.
         accept_mismatch: only warn if the recipe describes another model than the run or the file.
 
     Raises ValueError if the recipe describes another model than the run's, the weights do not fit
     it, or the run names code that `consent` does not let run.
     """
+    weights = published.local(weights)
     recipe, categories, checkpoint = restore_recipe(recipe, weights, accept_mismatch)
     path = checkpoint.folder if checkpoint else weights
     variables = load_variables(path, recipe, accept_mismatch=accept_mismatch)
@@ -65,16 +66,17 @@ def restore_recipe(
     recipe: Recipe | None, weights: str | os.PathLike, accept_mismatch: bool = False
 ) -> tuple[Recipe, list[dict] | None, CheckpointPath | None]:
     """Restore recipe, categories (None for a weights file) and checkpoint, but no variables."""
-    published.check_local(weights)
+    weights = published.local(weights)
     if published.is_nearly_name(weights):
         raise published.absent(weights)
-    if not pretrained.is_run(weights):
+    checkpoint = find_checkpoint(weights) if pretrained.is_run(weights) else None
+    folder = checkpoint.workdir if checkpoint else model_folder.folder_of(weights)
+    if folder is None:
         return recipe or _recipe_for(weights), None, None
-    checkpoint = find_checkpoint(weights)
     with consent.allow_code(named_code(recipe.to_dict()).values() if recipe else ()):
-        of_run, categories = read_workdir(checkpoint.workdir)
+        of_run, categories = (read_workdir if checkpoint else model_folder.read)(folder)
     recipe = of_run if recipe is None else recipe
-    _check_model(recipe, of_run, checkpoint.workdir, accept_mismatch)
+    _check_model(recipe, of_run, folder, accept_mismatch)
     if recipe.model.num_classes not in (0, len(categories)):
         raise ValueError(
             f"model.num_classes is {recipe.model.num_classes}, but {weights} was trained on "
@@ -100,8 +102,8 @@ def load_variables(
     """Load {"params": ..., "batch_stats": ...} of a whole detector.
 
     Args:
-        path: a workdir (its latest checkpoint), `checkpoints/<step>`, a weights file, or one of
-            `published.PUBLISHED`.
+        path: a workdir (its latest checkpoint), `checkpoints/<step>`, a weights file, one of
+            `published.PUBLISHED`, or a model on a hub, hf://owner/name.
         config: the model's recipe; a `num_classes` of 0 takes the number of the weights. Of a run
             that keeps an average of its weights, `eval.weights` says which to take.
         accept_mismatch: only warn if the file or the run states that its weights belong to another

@@ -22,7 +22,7 @@ def saved_entries(
 
     Args:
         path: of the weights. A file's are in the manifest that `export` wrote beside it.
-        workdir: of the run, if they are of one; its config.json has them.
+        workdir: of the run, or of the whole model, if they are of one; its config.json has them.
 
     Returns the file, and no entries if it is not there or, with a warning, damaged.
     """

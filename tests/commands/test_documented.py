@@ -34,6 +34,10 @@ NOT_RUN = {
         "tests/commands/test_processes.py::test_hosts_of_a_tpu_slice_find_each_other",
     ),
     "prepare coco2017": ("downloads", "tests/formats/test_coco2017.py::test_command"),
+    "hf://|--push_to": (
+        "needs a hub",
+        "tests/commands/test_hub_commands.py::test_a_run_is_pushed_and_scores_the_same",
+    ),
     "loggers=wandb": ("needs W&B", "tests/training/test_loggers.py::test_wandb_offline"),
     "launch/local.sh": (
         "uses GPUs",

@@ -49,7 +49,7 @@ def test_without_a_network_the_error_says_what_to_do(some, tmp_path):
 def test_unknown_names_and_addresses_are_refused(tmp_path):
     with pytest.raises(ValueError, match="unknown weights 'other', expected one that"):
         fetch("other", tmp_path)
-    for address in ("hf://owner/name", "s3://bucket/weights.pth"):
+    for address in ("gs://bucket/run", "s3://bucket/weights.pth"):
         with pytest.raises(ValueError, match=f"{address} is an address, expected a run or a file"):
             find(address)
 
