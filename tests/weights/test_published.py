@@ -1,6 +1,7 @@
 """Public weights by name, from a server on this machine."""
 
 import hashlib
+import sys
 
 import pytest
 
@@ -52,6 +53,14 @@ def test_unknown_names_and_addresses_are_refused(tmp_path):
     for address in ("gs://bucket/run", "s3://bucket/weights.pth"):
         with pytest.raises(ValueError, match=f"{address} is an address, expected a run or a file"):
             find(address)
+
+
+def test_models_on_a_hub_need_its_client(monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    text = r"models on a hub need huggingface_hub: pip install 'mask-rcnn-jax\[hub\]'"
+    for load in (find, mrcnn.load):
+        with pytest.raises(ValueError, match=text):
+            load("hf://owner/name")
 
 
 def test_a_name_brings_its_recipe(some, monkeypatch):
