@@ -16,8 +16,6 @@ and mask AP 44.6 / 40.3, 46.3 / 41.7 and 47.4 / 42.5; with `_r101` 46.4 / 41.6, 
 `:x101_3x` (ResNeXt-101-32x8d, 44.3 / 39.5) and `:gn_3x` (group norm, 42.6 / 38.6) are models of
 its zoo with 3x schedules; theirs start from ImageNet weights. `:cascade_1x` and `:cascade_3x` have
 three box heads in a row (42.1 / 36.4 and 44.3 / 38.5).
-`:mmdetection` has the strides, the colors and the resizing of mmdetection's default models
-(style="pytorch"), for their weights, and detectron2's schedule 1x.
 
 Deliberate differences: RoIAlign uses at most 16 x 16 points per bin, exceeded only by boxes longer
 than 112 cells on their level; objects with more than 512 polygon vertices use mask crops; training
@@ -73,13 +71,13 @@ LSJ_TRUNKS: dict[str, dict[str, Any]] = {
 LSJ = {f"lsj_{n}ep{trunk}": (n, trunk) for trunk in LSJ_TRUNKS for n in (100, 200, 400)}
 LSJ_STEPS, LSJ_DECAYS, LSJ_WARMUP = 184_375, (163_889, 177_546), 500  # of 100 epochs
 ZOO = ("x101_3x", "gn_3x", "cascade_1x", "cascade_3x")
-VARIANTS = (*SCHEDULES, *LSJ, *ZOO, "mmdetection")
+VARIANTS = (*SCHEDULES, *LSJ, *ZOO)
 
 
 def get_config(variant: str = "1x") -> ConfigDict:
     if variant not in VARIANTS:
         raise ValueError(f"coco_detectron2:{variant}: expected one of {list(VARIANTS)}")
-    steps, decays = SCHEDULES["1x" if variant.endswith(("1x", "mmdetection")) else "3x"]
+    steps, decays = SCHEDULES["1x" if variant.endswith("1x") else "3x"]
     config = base.get_config()
     config.data.update(resize_rounding="round", antialias=True, max_vertices=512, keep_empty=False)
     config.data.short_sides = (640, 672, 704, 736, 768, 800)
@@ -104,10 +102,6 @@ def get_config(variant: str = "1x") -> ConfigDict:
     elif variant == "gn_3x":
         config.model.backbone.update(stride_in="3x3")
         _set_norms(config, "group")
-    elif variant == "mmdetection":
-        config.model.backbone.stride_in = "3x3"
-        config.model.input.update(channel_order="rgb", std=IMAGENET_STD)
-        config.data.antialias = False
     elif variant.startswith("cascade"):
         config.model.box_head.class_agnostic = True
         config.model.cascade.fg_iou_thresh = (0.6, 0.7)

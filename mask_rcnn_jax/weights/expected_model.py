@@ -104,7 +104,7 @@ EXPECTED = {
     "detectron2_msra": Expected("coco_detectron2", BACKBONE, ("input.mean",)),
     "maskrcnn_benchmark": Expected("coco_nvidia_pytorch", DETECTOR, ("backbone.norm_eps",)),
     "mmdetection": Expected(
-        "coco_detectron2",
+        "coco_mmdet",
         DETECTOR,
         ("input.channel_order", "input.mean", "input.std", "backbone.stride_in"),
     ),

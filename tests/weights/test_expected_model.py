@@ -114,7 +114,7 @@ def test_the_style_of_mmdetection_is_taken_from_the_files_config(config, differi
 )
 def test_the_resizing_of_mmdetection_is_taken_from_the_files_config(resize, expected):
     """OpenCV samples, Pillow averages."""
-    model = load_tree("coco_detectron2:mmdetection").model
+    model = load_tree("coco_mmdet").model
     for antialias in (True, False):
         found = differences(
             "mmdetection", model, config=PYTORCH_STYLE + resize, antialias=antialias

@@ -46,6 +46,7 @@ STATED = [
     "--config.data.antialias=False",
 ]
 SMALL = {name: value for name, value in SMALL.items() if name != "model.anchors.sizes"}
+NORM = {"model.backbone.norm": "frozen"}  # that of coco_detectron2
 SMALL_FLAGS = [f"--config.{name}={value}" for name, value in SMALL.items()]
 
 
@@ -108,17 +109,16 @@ def test_mmdetections_default_model_is_refused_with_the_entries_to_set(tmp_path)
 
 
 @pytest.mark.parametrize(
-    "recipe, style", [("coco_detectron2:mmdetection", "pytorch"), ("coco_detectron2", "caffe")]
+    "recipe, style", [("coco_mmdet", "pytorch"), ("coco_mmdet:caffe", "caffe")]
 )
 def test_the_right_recipe_takes_the_weights_without_a_word(recipe, style, epochs, caplog):
-    overrides = SMALL | ({"data.antialias": False} if style == "caffe" else {})
-    load_variables(epochs[style], load_config(recipe, overrides))
+    load_variables(epochs[style], load_config(recipe, SMALL))
     assert warned(caplog) == []
 
 
 def test_what_is_accepted_is_a_warning(epochs, caplog):
     path = epochs["pytorch"]
-    fitting = load_variables(path, load_config("coco_detectron2:mmdetection", SMALL))
+    fitting = load_variables(path, load_config("coco_mmdet", SMALL | NORM))
     recipe = load_config("coco_detectron2", SMALL)
     with pytest.raises(ValueError, match="holds weights of mmdetection's"):
         restore(recipe, path)
@@ -267,7 +267,7 @@ class TestStartingWithWeights:
         self.start(path, recipe, accept_mismatch=True)
         assert f"{path}: model.input.channel_order is 'bgr'" in caplog.text
         caplog.clear()
-        self.start(path, load_config("coco_detectron2:mmdetection", SMALL))
+        self.start(path, load_config("coco_mmdet", SMALL))
         assert warned(caplog) == []
 
     def test_other_anchors_are_a_warning(self, exported, caplog):
