@@ -19,6 +19,7 @@
     python -m mask_rcnn_jax.prepare tfds --data_dir DIR
     python -m mask_rcnn_jax.prepare tfrecord --input 'DIR/train*.tfrecord' --output FILE
     python -m mask_rcnn_jax.prepare tao_spec SPEC.txt --gpus 8 --output recipe.py
+    python -m mask_rcnn_jax.prepare mmdet_config CONFIG.py --gpus 8 --output recipe.py
 
 `prepare ACTION --help` describes the flags of one action.
 """
@@ -77,7 +78,11 @@ from mask_rcnn_jax.weights import published
 
 FLAGS = flags.FLAGS
 STATS_RECIPE = "finetune"  # of `stats` and `check` without --config
-NAMED = {"weights": "one name, or none to list all", "tao_spec": "the path of one spec"}
+NAMED = {
+    "weights": "one name, or none to list all",
+    "tao_spec": "the path of one spec",
+    "mmdet_config": "the path of one config or checkpoint",
+}
 
 
 def main(positional: Sequence[str]) -> None:
@@ -263,16 +268,30 @@ def convert_tfrecords() -> None:
     print(f"--config.data.source=tfrecord reads it with the images in {FLAGS.input}")
 
 
-def prepare_recipe(spec: str) -> None:
-    """Write the recipe --output for a spec, and print a line for each field that it leaves out."""
-    from mask_rcnn_jax.formats.tao_recipe import write_recipe
+def prepare_recipe(action: str, config: str) -> None:
+    """Write the recipe --output for another system's config, and print a line for each field that
+    it leaves out."""
+    from mask_rcnn_jax.formats import mmdet_recipe, tao_recipe
 
     if not FLAGS.output or not FLAGS.output.endswith(".py"):
-        raise ValueError("prepare tao_spec needs --output, the recipe to write, such as recipe.py")
-    notes = write_recipe(spec, FLAGS.output, FLAGS.gpus)
+        raise ValueError(f"prepare {action} needs --output, the recipe to write, such as recipe.py")
+    if action == "tao_spec":
+        notes = tao_recipe.write_recipe(config, FLAGS.output, FLAGS.gpus)
+    else:
+        text = config_in(config) if config.endswith((".pth", ".pt")) else None
+        notes = mmdet_recipe.write_recipe(config, FLAGS.output, FLAGS.gpus, text)
     for note in notes:
         print(f"without counterpart: {note}")
     print(f"{FLAGS.output}: train with --config {FLAGS.output}")
+
+
+def config_in(checkpoint: str) -> str:
+    """The text of the config that mmdetection's training stores beside the weights."""
+    from mask_rcnn_jax.weights.files import read_weights
+
+    if text := read_weights(checkpoint).config:
+        return text
+    raise ValueError(f"{checkpoint} holds no config of mmdetection, give the config itself")
 
 
 def split() -> None:
@@ -365,7 +384,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "coco2017": prepare_coco2017,
     "tfds": prepare_records,
     "tfrecord": convert_tfrecords,
-    "tao_spec": prepare_recipe,
+    "tao_spec": partial(prepare_recipe, "tao_spec"),
+    "mmdet_config": partial(prepare_recipe, "mmdet_config"),
 }
 
 

@@ -44,6 +44,7 @@ ACTIONS = {
     "tfds: a COCO set as records of tensorflow-datasets": TFDS_FLAGS,
     "tfrecord: TFRecords of NVIDIA's or TAO's scripts to a COCO json": ("input", "json", "output"),
     "tao_spec: a recipe from a spec of the TAO Toolkit": ("gpus", "output"),
+    "mmdet_config: a recipe from a config of mmdetection": ("gpus", "output"),
 }
 DATA_DIR_HELP = "Folder of the data set (annotations/ and image folders), or of the weights."
 
@@ -64,12 +65,12 @@ def define_flags() -> None:
     flags.DEFINE_string(
         "output",
         None,
-        "The json to write; for split a folder, for tao_spec a recipe, for stats an HTML file, for "
-        "preview a JPEG or PNG.",
+        "The json to write; for split a folder, for tao_spec and configs a recipe, for stats an "
+        "HTML file, for preview a JPEG or PNG.",
     )
     flags.DEFINE_integer("count", 12, "Number of images on the sheet.", lower_bound=1)
     cli.define_config(required=False)
-    flags.DEFINE_integer("gpus", 1, "GPUs that the spec's batch sizes are for.", lower_bound=1)
+    flags.DEFINE_integer("gpus", 1, "GPUs that the given batch sizes are for.", lower_bound=1)
     flags.DEFINE_bool(
         "by_name", False, "Write the json to --output with absent images found by base name."
     )

@@ -4,14 +4,12 @@ docs/tao_spec.md lists the counterpart of each field. A field that a spec leaves
 of configs/coco_tao.py, except that a switch in a given block is off, as protobuf has it.
 """
 
-import math
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from mask_rcnn_jax.annotations.segmentation import show
-from mask_rcnn_jax.config import load_config
+from mask_rcnn_jax.formats.recipe_file import Translated, write_translated
 from mask_rcnn_jax.formats.tao_spec import MODES, Spec
 
 LEVEL_STRIDES = (4, 8, 16, 32, 64)
@@ -99,10 +97,6 @@ def translate(spec: Spec, gpus: int) -> tuple[dict[str, Any], list[str]]:
             f"`prepare tfrecord --input {show(pattern, 1000)}{classes} --output {show(name, 1000)}`"
         )
         notes.append(f"training_file_pattern: {command} writes the annotations of its records")
-    for name, value in entries.items():
-        numbers = value if isinstance(value, tuple) else (value,)
-        if not all(math.isfinite(n) for n in numbers if isinstance(n, float)):
-            raise ValueError(f"{spec.path}: {name} comes to {value}, expected finite numbers")
     return entries, notes
 
 
@@ -112,36 +106,9 @@ def write_recipe(spec_path: str | os.PathLike, output: str | os.PathLike, gpus: 
     Raises ValueError or OSError, naming the spec, for one that cannot be translated.
     """
     entries, notes = translate(Spec(spec_path), gpus)
-    path = Path(output)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f"{path.name}.tmp")
-    draft.write_text(source(entries, notes))
-    try:
-        load_config(draft)
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{spec_path}: {' '.join(str(error).split())}") from error
-    else:
-        draft.rename(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    translated = Translated("a TAO spec", "tao_spec", "coco_tao", entries, notes)
+    write_translated(translated, spec_path, output)
     return notes
-
-
-def source(entries: Mapping[str, Any], notes: list[str]) -> str:
-    """The Python source of a recipe."""
-    sections: dict[str, dict[str, Any]] = {}
-    for name, value in sorted(entries.items()):
-        section, _, key = name.rpartition(".")
-        sections.setdefault(section, {})[key] = value
-    lines = ['"""Recipe of a TAO spec, written by `prepare tao_spec`."""', ""]
-    lines += ["from ml_collections import ConfigDict", ""]
-    lines += ["from mask_rcnn_jax.configs import coco_tao", ""]
-    lines += [f"# Without counterpart: {ascii(note)[1:-1]}" for note in notes]
-    lines += ["", "def get_config() -> ConfigDict:", "    config = coco_tao.get_config()"]
-    for section, values in sections.items():
-        arguments = "".join(f"        {key}={value!r},\n" for key, value in values.items())
-        lines.append(f"    config.{section}.update(\n{arguments}    )")
-    return "\n".join([*lines, "    return config", ""])
 
 
 def _loggers(values: Mapping[str, Any]) -> tuple[tuple[str, ...], list[str]]:

@@ -1,0 +1,63 @@
+"""Write recipes that are translated from another system's config."""
+
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mask_rcnn_jax.config import load_config
+
+
+class Translated(NamedTuple):
+    """What becomes of a config."""
+
+    title: str  # of the config, such as "a TAO spec"
+    action: str  # of `prepare`
+    base: str  # the recipe that it is a change of
+    entries: Mapping[str, Any]  # that differ from it, as "section.name"
+    notes: list[str]  # a line for each field without a counterpart
+
+
+def write_translated(
+    translated: Translated, source: str | os.PathLike, output: str | os.PathLike
+) -> None:
+    """Write a recipe; nothing is left behind where it would not load.
+
+    Raises ValueError, naming the source, for entries that make no recipe.
+    """
+    for name, value in translated.entries.items():
+        numbers = value if isinstance(value, tuple) else (value,)
+        if not all(math.isfinite(n) for n in numbers if isinstance(n, float)):
+            raise ValueError(f"{source}: {name} comes to {value}, expected finite numbers")
+    path = Path(output)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f"{path.name}.tmp")
+    draft.write_text(_text(translated))
+    try:
+        load_config(draft)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{source}: {' '.join(str(error).split())}") from error
+    else:
+        draft.rename(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _text(translated: Translated) -> str:
+    """The Python source of a recipe."""
+    sections: dict[str, dict[str, Any]] = {}
+    for name, value in sorted(translated.entries.items()):
+        section, _, key = name.rpartition(".")
+        sections.setdefault(section, {})[key] = value
+    base, _, variant = translated.base.partition(":")
+    argument = repr(variant) if variant else ""
+    lines = [f'"""Recipe of {translated.title}, written by `prepare {translated.action}`."""', ""]
+    lines += ["from ml_collections import ConfigDict", ""]
+    lines += [f"from mask_rcnn_jax.configs import {base}", ""]
+    lines += [f"# Without counterpart: {ascii(note)[1:-1]}" for note in translated.notes]
+    lines += ["", "def get_config() -> ConfigDict:", f"    config = {base}.get_config({argument})"]
+    for section, values in sections.items():
+        arguments = "".join(f"        {key}={value!r},\n" for key, value in values.items())
+        lines.append(f"    config.{section}.update(\n{arguments}    )")
+    return "\n".join([*lines, "    return config", ""])
