@@ -38,6 +38,7 @@ if TYPE_CHECKING:  # for editors and type checkers; `_HOMES` says the same to Py
     from mask_rcnn_jax.structures import Detections as Detections
     from mask_rcnn_jax.structures import Proposals as Proposals
     from mask_rcnn_jax.structures import Targets as Targets
+    from mask_rcnn_jax.training.ending import StopTraining as StopTraining
     from mask_rcnn_jax.training.loop import train as train
     from mask_rcnn_jax.training.scoring import evaluate as evaluate
     from mask_rcnn_jax.weights.restore import load_variables as load_variables
@@ -52,6 +53,7 @@ _HOMES = {
     "MaskRCNN": "models.mask_rcnn:MaskRCNN",
     "Predictor": "predict.predictor:Predictor",
     "Proposals": "structures:Proposals",
+    "StopTraining": "training.ending:StopTraining",
     "Targets": "structures:Targets",
     "Result": "predict.result:Result",
     "allow_code": "consent:allow_code",

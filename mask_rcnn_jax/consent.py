@@ -54,6 +54,10 @@ def functions(tree: Mapping[str, Any]) -> dict[str, str]:
     augment = data.get("augment") if isinstance(data, Mapping) else ()
     listed = augment if isinstance(augment, list | tuple) else ()
     found |= {f"data.augment[{place}]": name for place, name in enumerate(listed)}
+    loss = tree.get("loss")
+    own = loss.get("own") if isinstance(loss, Mapping) else ()
+    listed = own if isinstance(own, list | tuple) else ()
+    found |= {f"loss.own[{place}]": name for place, name in enumerate(listed)}
     return {entry: name for entry, name in found.items() if isinstance(name, str) and ":" in name}
 
 

@@ -160,6 +160,7 @@ def test_an_exported_model_runs_without_it(folder):
         ("model.mask_head", {"name": "stranger:build", "channels": 8}),
         ("data.augment", ["rotation", "stranger:augment"]),
         ("data.augment", ["stranger:augment, given as augment"]),
+        ("loss.own", ["stranger:loss"]),
     ],
 )
 def test_every_entry_that_names_code_is_asked_for(entry, value, folder):

@@ -22,6 +22,7 @@ from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.structures import Batch, Targets
 from mask_rcnn_jax.training.distill import Distillation
 from mask_rcnn_jax.training.optim import build_optimizer, count_microbatches
+from mask_rcnn_jax.training.own_losses import resolve_losses
 from mask_rcnn_jax.training.step import (
     StepOptions,
     TrainState,
@@ -65,7 +66,8 @@ def recipe_step(
     """Build the recipe's `step(state, batch)` and optimizer; `params` may be abstract."""
     accumulate_steps, train = recipe.optim.accumulate_steps, recipe.train
     parts = count_microbatches(accumulate_steps, train.images_per_device, batch_size, mesh.size)
-    options = StepOptions(recipe.loss, train.seed, recipe.data.flip_probability, parts)
+    given = resolve_losses(recipe.loss), train.seed, recipe.data.flip_probability, parts
+    options = StepOptions(*given, freeze=recipe.optim.freeze)
     schedule = recipe.schedule()
     tx = build_optimizer(recipe, schedule, params, model.backbone)
     return make_train_step(model, tx, schedule, mesh, options, distillation), tx

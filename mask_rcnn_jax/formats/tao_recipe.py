@@ -186,11 +186,14 @@ def _model(spec: Spec) -> dict[str, Any]:
     if "freeze_bn" in values:
         entries["model.backbone.norm"] = "affine" if values["freeze_bn"] else "batch"
     if "freeze_blocks" in values:
-        expected = 'blocks from the stem on, such as "[0, 1]"'
+        expected = 'blocks, 0 (the stem) to 4, such as "[0, 1]"'
         blocks = spec.numbers("freeze_blocks", expected) if values["freeze_blocks"] else ()
-        if sorted(blocks) != list(range(len(blocks))) or len(blocks) > 5:
+        if not set(blocks) <= set(range(5)):
             raise spec.fault("freeze_blocks", expected)
-        entries["model.backbone.frozen_stages"] = len(blocks)
+        stages = next(stage for stage in range(6) if stage not in blocks)  # frozen from the stem on
+        entries["model.backbone.frozen_stages"] = stages
+        if others := sorted(block for block in set(blocks) if block > stages):
+            entries["optim.freeze"] = tuple(f"backbone/res{block + 1}_*" for block in others)
     if "rpn_min_size" in values:  # -1 keeps boxes of no size, as 0 does in TAO
         entries["model.rpn.min_size"] = values["rpn_min_size"] or -1.0
     if "train_rpn_nms_threshold" in values:

@@ -5,15 +5,25 @@ without foreground has zero loss and gradients.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from mask_rcnn_jax import parts
+
 # Of logits [B, R, K + 1], classes [B, R] and valid [B, R].
 ClassLoss = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+
+
+class AddedLoss(NamedTuple):
+    """A loss of a user's own."""
+
+    name: str
+    function: Callable[..., Any]
+    weight: float
 
 
 @dataclass(frozen=True)
@@ -36,6 +46,9 @@ class LossOptions:
         rpn_box_weight: factor for the RPN box loss.
         box_reg_weight: factor for the box head's box loss.
         mask_weight: factor for the mask loss.
+        own: losses of your own, functions of (outputs, targets, batch) as package.module:function;
+            the log names them as the functions.
+        own_weights: factors for these; () is 1 for all.
     """
 
     rpn_cls_average: Literal["budget", "sampled"] = "sampled"
@@ -47,6 +60,9 @@ class LossOptions:
     rpn_box_weight: float = 1.0
     box_reg_weight: float = 1.0
     mask_weight: float = 1.0
+    own: tuple[str, ...] = ()
+    own_weights: tuple[float, ...] = ()
+    added: tuple[AddedLoss, ...] = field(default=(), metadata=parts.NO_ENTRY)  # those of `own`
 
 
 def huber(x: Float[Array, "*dims"], delta: float) -> Float[Array, "*dims"]:

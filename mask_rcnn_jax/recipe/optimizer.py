@@ -31,6 +31,9 @@ class Optimizer:
             1 treats all alike. Other values need a backbone that numbers its layers.
         clip_value: largest absolute value of a gradient's entry; 0 leaves them alone.
         clip_norm: largest global norm of the gradients; 0 leaves them alone.
+        freeze: patterns of parameters that stay as they are, such as "fpn/*" or
+            "backbone/res3_*", beside `model.backbone.frozen_stages`; a layer's name stands for all
+            of the layer, and batch norms still follow the data.
         group_lasso: times a channel's filters divided by their norm, added as `weight_decay` is, so
             that hardly used channels fall to 0 and `prune` finds them; 0 leaves them alone.
     """
@@ -46,6 +49,7 @@ class Optimizer:
     layer_decay: float = 1.0
     clip_value: float = 0.0
     clip_norm: float = 0.0
+    freeze: tuple[str, ...] = ()
     group_lasso: float = 0.0
 
     def __post_init__(self):

@@ -22,7 +22,8 @@ import numpy as np
 from absl import logging
 
 from mask_rcnn_jax.terminal.safe_text import file_name
-from mask_rcnn_jax.training import dllogger, logger_keys
+from mask_rcnn_jax.training import dllogger, logger_keys, processes
+from mask_rcnn_jax.training.ending import StopTraining
 from mask_rcnn_jax.training.metrics import FILE_NAME, PER_CLASS, in_place, truncate_metrics
 
 FLUSH_S = 120.0  # at most, until TensorBoard sees events
@@ -37,6 +38,7 @@ class Loggers:
     A user's logger that raises is reported once, by name, and called again at the next step: a run
     is worth more than its log. The failure count is logged at the end. An error of `open` stops the
     run, which has not begun then, as does one of our own loggers, such as that of a full disk.
+    `StopTraining` of a user's logger ends the run, see `why_ended`.
     """
 
     def __init__(self, own: Sequence[AbstractContextManager[Logger]], users: Sequence[Logger]):
@@ -44,6 +46,14 @@ class Loggers:
         self._closing = ExitStack()
         self._own, self._users = [self._closing.enter_context(one) for one in own], users
         self._held: list[tuple[int, dict[str, float], Images]] | None = None
+        self._why_ended = ""
+        self._asked = True  # since the last call
+
+    def why_ended(self) -> str:
+        """Return which logger ends the run and why; "" if none does. All processes ask."""
+        if not self._asked:
+            self._asked, self._why_ended = True, processes.from_first(self._why_ended)
+        return self._why_ended
 
     def open(self, workdir: Path, entries: dict[str, Any]) -> None:
         """Open the users' loggers."""
@@ -85,6 +95,7 @@ class Loggers:
             self._close()
 
     def _log(self, step: int, values: dict[str, float], images: Images) -> None:
+        self._asked = False
         for log in self._own:
             log(step, values, images)
         for logger in self._users:
@@ -99,6 +110,9 @@ class Loggers:
     def _guard(self, logger: Logger, call: Callable, *arguments) -> None:
         try:
             call(*arguments)
+        except StopTraining as stop:
+            reason = f": {stop}" if str(stop) else ""
+            self._why_ended = self._why_ended or f"logger {logger_name(logger)} ended it{reason}"
         except Exception as error:  # of the user's code
             name = logger_name(logger)
             if not self._failures[name]:
@@ -330,7 +344,7 @@ def _package(name: str):
         return importlib.import_module(name)
     except ImportError as error:
         raise ValueError(
-            f"the logger {name!r} needs the package {name}: pip install mask-rcnn-jax[{name}] "
+            f"the logger {name!r} needs the package {name}: pip install 'mask-rcnn-jax[{name}]' "
             f"({error})"
         ) from error
 

@@ -28,8 +28,9 @@ from mask_rcnn_jax.training.evaluations import Evaluations
 from mask_rcnn_jax.training.lock import locked
 from mask_rcnn_jax.training.loggers import Logger, check_loggers, resolve_loggers
 from mask_rcnn_jax.training.metrics import FILE_NAME as METRICS_NAME
-from mask_rcnn_jax.training.metrics import read_evaluations
+from mask_rcnn_jax.training.metrics import last_metrics, read_evaluations
 from mask_rcnn_jax.training.next_steps import next_commands
+from mask_rcnn_jax.training.own_losses import OwnLoss
 from mask_rcnn_jax.training.processes import (
     STOPPED_EARLY,
     StopRequests,
@@ -59,12 +60,15 @@ def train(
     augment: Kind | Sequence[Kind] | None = None,
     optimizer: optax.GradientTransformation | None = None,
     loggers: Sequence[Logger | str] = (),
+    losses: Sequence[tuple[str, OwnLoss]] | None = None,
     accept_mismatch: bool = False,
 ) -> TrainState:
     """Train a recipe from where the workdir stands to its last step.
 
-    The same call again resumes. SIGTERM saves a checkpoint and ends the program with exit code 75;
-    before the first step is done, there is nothing to save, and its handler is the caller's.
+    The same call again resumes. A logger that raises `StopTraining` ends the run: its state is
+    saved, and scores are waited for; the same call goes on from there. SIGTERM saves a checkpoint
+    and ends the program with exit code 75; before the first step is done, there is nothing to
+    save, and its handler is the caller's.
     Several processes (`jax.distributed`) make the same call on a workdir that they share.
 
     Args:
@@ -78,11 +82,13 @@ def train(
             scaling and the division of the batch stay the config's.
         loggers: `logger(step, metrics, images)`, see `training.loggers`, or names that
             `config.train.loggers` takes; all come beside metrics.jsonl and TensorBoard.
+        losses: pairs of a name and a function of (outputs, targets, batch), which returns a number
+            to add to the loss; they take the place of `config.loss.own`.
         accept_mismatch: only warn if the weights of `config.model.init_from` state that they were
             trained with other colors or strides.
 
     Returns:
-        The state after the last step.
+        The state after the last step, with `metrics`, the last value of each.
 
     Raises:
         ValueError, OSError: config, data, weights or workdir cannot be used.
@@ -97,7 +103,7 @@ def train(
     on_first(lambda: check_loggers(loggers))
     if recipe.model.init_from and not on_first(lambda: has_checkpoint(workdir)):
         on_first(lambda: pretrained.check_source(recipe.model.init_from))
-    work, teacher = prepare(recipe, mesh, (train_set, val_set), augment, optimizer)
+    work, teacher = prepare(recipe, mesh, (train_set, val_set), augment, optimizer, losses)
     with locked(workdir) as check_lock:  # nothing is written before
         resuming = on_first(lambda: has_checkpoint(workdir))
         options = dict(resuming=resuming, accept_mismatch=accept_mismatch)
@@ -116,7 +122,7 @@ def train(
                 logging.info("nothing to do: %s is finished at step %d", workdir, start)
                 if not (workdir / REPORT_NAME).exists():
                     _report(work, workdir, start)
-                return state
+                return _measured(state, workdir)
             _log_start(work, workdir, mesh, start)
             with (
                 closing(StopRequests()) as stop_requested,
@@ -131,17 +137,21 @@ def train(
                 tools = batches, work.step_log(log, started), checkpoints, made
                 run = _Run(work, mesh, replicate(teacher, mesh), *tools, stop_requested)
                 state, finished = run.train(work.step(tx, mesh), state, aps)
-                saved = checkpoints.resumes_at
+                saved, ended = checkpoints.resumes_at, log.why_ended()
             check_lock()
             if finished:
                 on_first(lambda: _check_files(work, workdir, start, int(state.step), evaluations))
-                why = work.milestones.why(int(state.step), evaluations)
+                why = work.milestones.why(int(state.step), evaluations, ended)
                 logging.info("finished at step %d%s", int(state.step), why)
                 _report(work, workdir, int(state.step))
     _log_end(work, workdir, saved, len(batches.skipped), finished)
     if not finished:
         raise SystemExit(STOPPED_EARLY)
-    return state
+    return _measured(state, workdir)
+
+
+def _measured(state: TrainState, workdir: Path) -> TrainState:
+    return state.with_metrics(on_first(lambda: last_metrics(workdir)))
 
 
 def _start(
@@ -203,17 +213,18 @@ class _Run:
     ) -> tuple[TrainState, bool]:
         """Go on from a state, with its metrics if it was evaluated.
 
-        Returns the last state, and whether the run is finished. It is saved then, and unless the
-        run was stopped while an earlier state was scored.
+        Returns the last state, and whether the run is finished, or was ended by a logger. It is
+        saved then, and unless the run was stopped while an earlier state was scored.
         """
         marks, steps, made, stops = self.work.milestones, self.steps, self.made, False
+        ended = made.log.why_ended
         step = start = int(state.step)
         if start and aps is None and marks.is_evaluated(start):
             logging.info("the evaluation of step %d was cut off and is made up for", start)
             aps, stops = made.make(state)
-        if not (stops or marks.is_last(step, aps, made.known)):
+        if not (stops or ended() or marks.is_last(step, aps, made.known)):
             train_step = self._compiled(train_step, state)
-        while not (stops or marks.is_last(step, aps, made.known)):
+        while not (stops or ended() or marks.is_last(step, aps, made.known)):
             step, aps, batch = step + 1, None, next(self.batches)
             with steps.dispatching(batch):
                 state, metrics = train_step(state, shard_batch(batch, self.mesh), *self.teacher)
@@ -224,20 +235,23 @@ class _Run:
             stops = made.stop_requested()
             if step % self.work.recipe.train.log_every == 0:
                 made.poll()
-            if not (stops or marks.is_due(step)):
+            if not (stops or ended() or marks.is_due(step)):
                 continue
             steps.finish()  # nothing is saved before its losses are known to be finite
             made.check_lock()
             # What is saved while scores are pending does not count after the run has ended.
-            if (stops or marks.is_evaluated(step)) and not made.finish(stops=stops):
+            is_evaluated = marks.is_evaluated(step) and not ended()
+            if (stops or ended() or is_evaluated) and not made.finish(stops=stops):
+                stops = True
                 break
             self.checkpoints.save(state)
-            if marks.is_evaluated(step) and not stops:
+            if is_evaluated and not (stops or ended()):
                 aps, stops = made.make(state)
             steps.restart_clock()
         made.finish(stops=True)
         self.checkpoints.wait()
-        return state, marks.is_last(step, aps, made.known)
+        is_ended = bool(ended()) and not (stops or made.stop_requested())
+        return state, marks.is_last(step, aps, made.known) or is_ended
 
     def _compiled(self, train_step: TrainStep, state: TrainState) -> TrainStep:
         """The step, compiled for several canvases: or one would compile in mid-training."""

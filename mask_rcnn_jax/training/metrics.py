@@ -1,6 +1,7 @@
 """The metrics.jsonl of a run: a series of json lines without repeats."""
 
 import json
+import math
 import os
 from pathlib import Path
 from types import NoneType
@@ -48,6 +49,14 @@ def read_evaluations(workdir: Path, last_step: int) -> list[dict]:
     path = workdir / FILE_NAME
     records = read_metrics(path) if path.exists() else []
     return [r for r in records if "ap/box" in r and r["step"] <= last_step]
+
+
+def last_metrics(workdir: Path) -> dict[str, float]:
+    """The last value of each name in a workdir's metrics.jsonl, without `perf/`."""
+    path, last = workdir / FILE_NAME, {}
+    for record in read_metrics(path) if path.exists() else []:
+        last |= {name: math.nan if x is None else float(x) for name, x in record.items()}
+    return {name: x for name, x in last.items() if name != "step" and not name.startswith("perf/")}
 
 
 def truncate_metrics(path: Path, last_step: int) -> None:

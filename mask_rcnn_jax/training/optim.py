@@ -13,6 +13,7 @@ from mask_rcnn_jax.models.build import resolve_precision
 from mask_rcnn_jax.models.protocols import BackboneLike, ability
 from mask_rcnn_jax.pruning.channel_groups import Group, find_groups
 from mask_rcnn_jax.recipe.optimizer import Optimizer
+from mask_rcnn_jax.training.freezing import check_freeze, matches, names_of
 from mask_rcnn_jax.training.loss_scale import dynamic_loss_scale
 from mask_rcnn_jax.training.sparsity import add_group_lasso
 
@@ -30,7 +31,8 @@ def build_optimizer(
     """The optimizer of a recipe, or the given one, for the parameters that are not frozen.
 
     It is inside a dynamic loss scale if the precision is float16. Raises ValueError, naming the
-    entry, for a `layer_decay` or `exempt_from_decay` that does not fit the backbone.
+    entry, for a `layer_decay` or `exempt_from_decay` that does not fit the backbone, and for a
+    pattern of `freeze` that no parameter matches.
     """
     options = recipe.optim
     if optimizer is None:
@@ -39,7 +41,9 @@ def build_optimizer(
         if options.group_lasso > 0:
             groups = find_groups(replace(recipe.model, num_classes=1))  # the number is no matter
         optimizer = make_optimizer(options, schedule, backbone, groups)
-    tx = train_only(optimizer, params, ability(backbone, BackboneLike, "frozen"))
+    check_freeze(options.freeze, params)
+    frozen = ability(backbone, BackboneLike, "frozen")
+    tx = train_only(optimizer, params, frozen, options.freeze)
     if resolve_precision(recipe.train.precision) != "float16":
         return tx
     scale, growth = options.loss_scale, options.loss_scale_growth
@@ -108,15 +112,21 @@ def make_optimizer(
 
 
 def train_only(
-    tx: optax.GradientTransformation, params: Mapping[str, Any], frozen: tuple[str, ...]
+    tx: optax.GradientTransformation,
+    params: Mapping[str, Any],
+    frozen: tuple[str, ...],
+    freeze: tuple[str, ...] = (),
 ) -> optax.GradientTransformation:
-    """An optimizer that leaves frozen layers of the backbone as they are.
+    """An optimizer that leaves frozen layers of the backbone as they are, and what `freeze` names.
 
-    frozen: prefixes of their names.
+    frozen: prefixes of the layers' names. freeze: see `recipe.optimizer.Optimizer`.
     """
-    labels = jax.tree_util.tree_map_with_path(
-        lambda path, _: "frozen" if _is_frozen(path, frozen) else "trained", params
-    )
+
+    def label(path, _) -> str:
+        is_frozen = _is_frozen(path, frozen) or matches(names_of(path), freeze)
+        return "frozen" if is_frozen else "trained"
+
+    labels = jax.tree_util.tree_map_with_path(label, params)
     return optax.partition({"trained": tx, "frozen": optax.set_to_zero()}, labels)
 
 
@@ -132,14 +142,10 @@ def _mask(choose: Callable[[tuple[str, ...], set], bool]) -> Callable:
     leaf and those of all leaves."""
 
     def mask(tree):
-        paths = {_names(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)}
-        return jax.tree_util.tree_map_with_path(lambda path, _: choose(_names(path), paths), tree)
+        paths = {names_of(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)}
+        return jax.tree_util.tree_map_with_path(lambda path, _: choose(names_of(path), paths), tree)
 
     return mask
-
-
-def _names(path) -> tuple[str, ...]:
-    return tuple(key.key for key in path)
 
 
 def _decays(
@@ -155,7 +161,7 @@ def _decays(
 
 def _check_exempt(exempt: tuple[str, ...], params: Mapping[str, Any]) -> None:
     leaves = jax.tree_util.tree_leaves_with_path(params["backbone"]) if exempt else ()
-    unknown = set(exempt).difference(*(_names(path) for path, _ in leaves))
+    unknown = set(exempt).difference(*(names_of(path) for path, _ in leaves))
     if unknown:
         raise ValueError(
             f"model.backbone.exempt_from_decay has {min(unknown)!r}, expected names of the "
@@ -175,7 +181,7 @@ def _layer_rates(decay: float, backbone: Any) -> optax.GradientTransformation:
     heads = num_layers + 1
 
     def scaled(path, update: jax.Array) -> jax.Array:
-        names = _names(path)
+        names = names_of(path)
         number = layer_id(names[1]) if names[0] == "backbone" else heads
         return update * decay ** (heads - number)
 

@@ -3,12 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from flax import struct
 from jax import lax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -22,44 +21,11 @@ from mask_rcnn_jax.recipe.averaging import NO_AVERAGE, WeightAverage
 from mask_rcnn_jax.structures import Batch, Detections
 from mask_rcnn_jax.training.distill import Distillation
 from mask_rcnn_jax.training.flip import random_flip
+from mask_rcnn_jax.training.freezing import without_gradients
 from mask_rcnn_jax.training.loss_scale import LossScaleState
 from mask_rcnn_jax.training.optim import injected_rate
-
-
-@struct.dataclass
-class TrainState:
-    """All that changes while training; `step` counts finished optimizer steps."""
-
-    step: jax.Array
-    params: dict
-    batch_stats: dict
-    opt_state: optax.OptState
-    average: dict = struct.field(default_factory=dict)  # of `variables`; {} if none is kept
-
-    @classmethod
-    def start(
-        cls,
-        variables: dict,
-        tx: optax.GradientTransformation,
-        averaging: WeightAverage = NO_AVERAGE,
-    ) -> Self:
-        """The state of step 0."""
-        params, batch_stats = variables["params"], variables["batch_stats"]
-        average = averaging.start({"params": params, "batch_stats": batch_stats})
-        return cls(jnp.int32(0), params, batch_stats, tx.init(params), average)
-
-    @property
-    def variables(self) -> dict:
-        return {"params": self.params, "batch_stats": self.batch_stats}
-
-    @property
-    def evaluated(self) -> dict:
-        """The variables to evaluate: the average, if one is kept."""
-        return self.average or self.variables
-
-    @property
-    def loss_scale(self) -> jax.Array | float:
-        return self.opt_state.scale if isinstance(self.opt_state, LossScaleState) else 1.0
+from mask_rcnn_jax.training.own_losses import add_losses
+from mask_rcnn_jax.training.state import TrainState as TrainState
 
 
 @dataclass(frozen=True)
@@ -75,6 +41,7 @@ class StepOptions:
             are normalized over one part, gradients averaged over all: k parts on n devices equal
             one part on k * n devices, except where norms look at all devices: sync_batch and
             naive_sync_batch take their statistics from one part of the n devices.
+        freeze: patterns of parameters without a gradient, see `recipe.optimizer.Optimizer`.
     """
 
     loss: LossOptions
@@ -82,6 +49,7 @@ class StepOptions:
     flip_probability: float
     accumulate_steps: int = 1
     averaging: WeightAverage = NO_AVERAGE
+    freeze: tuple[str, ...] = ()
 
 
 # Of a state, a batch and, with a teacher, its variables.
@@ -131,9 +99,10 @@ def make_train_step(
         batch = flip(batch, flip_keys, options.flip_probability)
 
         def loss_fn(params):
+            params = without_gradients(params, options.freeze)
             variables = {"params": params, "batch_stats": state.batch_stats}
             outputs, updated = forward(variables, batch, model_keys)
-            terms = loss_terms(outputs, options.loss, model.rpn.batch_size_per_image)
+            terms = _terms(model, options.loss, outputs, batch)
             if distillation is not None:
                 terms = distillation.add(terms, teacher, batch, outputs, state.step)
             return state.loss_scale * terms["loss/total"], (terms, updated.get("batch_stats"))
@@ -211,7 +180,7 @@ def make_loss_step(
     def step(variables: dict, batch: Batch):
         _, keys = _image_keys(seed, jnp.int32(0), batch)
         outputs: Any = model.apply(variables, batch, keys, train=False, method="forward_train")
-        terms = loss_terms(outputs, loss, model.rpn.batch_size_per_image)
+        terms = _terms(model, loss, outputs, batch)
         return lax.pmean(terms, "data")
 
     return jax.jit(sharded(step, mesh=mesh, out_specs=P()))
@@ -226,6 +195,13 @@ def make_predict_step(
         return model.apply(variables, batch.images, batch.image_sizes, detect, method="predict")
 
     return jax.jit(sharded(step, mesh=mesh, out_specs=P("data")))
+
+
+def _terms(
+    model: MaskRCNN, loss: LossOptions, outputs: TrainOutputs, batch: Batch
+) -> dict[str, jax.Array]:
+    terms = loss_terms(outputs, loss, model.rpn.batch_size_per_image)
+    return add_losses(terms, loss.added, outputs, batch) if loss.added else terms
 
 
 def loss_terms(

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 
@@ -12,6 +12,7 @@ from absl import logging
 
 from mask_rcnn_jax.data.dataset import Dataset
 from mask_rcnn_jax.memory import peak_rss_mb
+from mask_rcnn_jax.ops.losses import AddedLoss
 from mask_rcnn_jax.recipe.options import TrainOptions
 from mask_rcnn_jax.structures import Batch
 from mask_rcnn_jax.terminal import console
@@ -19,6 +20,7 @@ from mask_rcnn_jax.terminal.progress import clock
 from mask_rcnn_jax.training import processes
 from mask_rcnn_jax.training.compiling import compiling
 from mask_rcnn_jax.training.loggers import Loggers
+from mask_rcnn_jax.training.own_losses import own_broken
 
 _NAMES = {"peak_memory_mb": "device", "peak_rss_mb": "host"}
 
@@ -33,13 +35,15 @@ class StepLog:
         dataset: Dataset,
         started: float,
         lowest_scale: float,
+        own_losses: Sequence[AddedLoss] = (),
     ):
         """Args:
         started: time.monotonic() when the work began; the first step says how long ago.
         lowest_scale: `optim.loss_scale_floor`.
+        own_losses: those of the user.
         """
         self._train, self._loggers, self._dataset = train, loggers, dataset
-        self._lowest_scale = lowest_scale
+        self._lowest_scale, self._own_losses = lowest_scale, own_losses
         self._started = self._shown = started  # `_shown`: when the last line was
         self._pending: tuple[int, dict, np.ndarray] | None = None
         self._canvases: set[tuple[int, ...]] = set()
@@ -123,8 +127,11 @@ class StepLog:
             what = f"gradients overflow float16 at optim.loss_scale_floor={floor:g}, the smallest"
             what += " loss scale"
             advice += ", or train.precision=bfloat16"
-        own = [self._dataset.images[i].id for i in image_index if i >= 0]
-        ids = tuple(chain(*processes.gather(own)))  # all come here: they share the metrics
+        elif own := own_broken(broken, self._own_losses):
+            what = f"{', '.join(own)}, of your own, is not finite"
+            advice = "look for a division by 0, and a root or logarithm of 0, also in its gradient"
+        local = [self._dataset.images[i].id for i in image_index if i >= 0]
+        ids = tuple(chain(*processes.gather(local)))  # all come here: they share the metrics
         raise FloatingPointError(
             f"step {step}: {what}, images {list(ids)}; the last checkpoint is kept; {advice}; or "
             f'leave these images out with --config.train.skip_images="{ids}"'

@@ -23,6 +23,7 @@ from mask_rcnn_jax.training.checks import check_evaluated, check_recipe
 from mask_rcnn_jax.training.distill import Distillation
 from mask_rcnn_jax.training.limits import crowd_line, limit_lines
 from mask_rcnn_jax.training.loggers import Logger, Loggers, open_loggers
+from mask_rcnn_jax.training.own_losses import OwnLoss, resolve_losses
 from mask_rcnn_jax.training.setup import (
     check_processes,
     image_counts,
@@ -75,12 +76,13 @@ class Work:
         return make_validation(*given, stop_requested)
 
     def step_log(self, log: Loggers, started: float) -> StepLog:
-        lowest_scale = self.recipe.optim.loss_scale_floor
-        return StepLog(self.recipe.train, log, self.train_set, started, lowest_scale)
+        lowest_scale, own = self.recipe.optim.loss_scale_floor, self.recipe.loss.added
+        return StepLog(self.recipe.train, log, self.train_set, started, lowest_scale, own)
 
     def step(self, tx: optax.GradientTransformation, mesh: Mesh) -> TrainStep:
         loss, train, data = self.recipe.loss, self.recipe.train, self.recipe.data
-        options = StepOptions(loss, train.seed, data.flip_probability, self.microbatches, train)
+        given = loss, train.seed, data.flip_probability, self.microbatches, train
+        options = StepOptions(*given, self.recipe.optim.freeze)
         return make_train_step(self.model, tx, self.schedule, mesh, options, self.distillation)
 
 
@@ -90,14 +92,16 @@ def prepare(
     sets: tuple[Dataset | None, Dataset | None],
     augment: Kind | Sequence[Kind] | None,
     optimizer: optax.GradientTransformation | None,
+    losses: Sequence[tuple[str, OwnLoss]] | None = None,
 ) -> tuple[Work, tuple[dict, ...]]:
     """Read the data, build the model, and fill in the recipe.
 
-    sets, augment, optimizer: as `train` takes them.
+    sets, augment, optimizer, losses: as `train` takes them.
 
     Returns the work, and the variables of a teacher, if there is one.
     """
     microbatches = check_recipe(recipe, mesh.size, optimizer)
+    recipe = replace(recipe, loss=resolve_losses(recipe.loss, losses))
     kinds, data = resolve_augment(recipe.data, augment)
     with console.lasting("reading the data"):
         train_set, val_set, data = open_datasets(data, *sets, boxes_only=recipe.learns_boxes_only)
@@ -145,8 +149,10 @@ class Milestones:
             return not self.evaluates and done
         return done or rule.is_reached(aps) or rule.is_stalled(evaluations)
 
-    def why(self, step: int, evaluations: list[dict]) -> str:
-        """Why a run ended before its last step, for the log."""
+    def why(self, step: int, evaluations: list[dict], ended: str) -> str:
+        """Why a run ended before its last step, for the log. ended: `Loggers.why_ended`."""
+        if ended and step < self.train.steps:
+            return f" of {self.train.steps}: {ended}; the same call goes on"
         if step >= self.train.steps or not self.train.is_stalled(evaluations):
             return ""
         rivals = comparable(evaluations)

@@ -130,6 +130,17 @@ def test_the_spec_of_the_blog_is_the_recipe_in_configs(tmp_path):
         (("train_batch_size: 3", "train_batch_size: 2"), {"optim.reference_batch": 16}),
         (("freeze_bn: True", "freeze_bn: False"), {"model.backbone.norm": "batch"}),
         (("    freeze_bn: True\n", ""), {"model.backbone.norm": "batch"}),
+        (
+            ('"[0,1]"', '"[3, 1]"'),
+            {
+                "model.backbone.frozen_stages": 0,
+                "optim.freeze": ("backbone/res2_*", "backbone/res4_*"),
+            },
+        ),
+        (
+            ('"[0,1]"', '"[0, 1, 4]"'),
+            {"model.backbone.frozen_stages": 2, "optim.freeze": ("backbone/res5_*",)},
+        ),
         (('"[0,1]"', '"[]"'), {"model.backbone.frozen_stages": 0}),
         (("include_mask: True", "include_mask: False"), {"loss.mask_weight": 0.0}),
         (("augment_input_data: True", ""), {"data.flip_probability": 0.0}),
@@ -180,7 +191,8 @@ def test_a_field_sets_its_entry(change, entries, tmp_path):
         (('arch: "resnet"', 'arch: "vgg"'), "line 30: arch is 'vgg', expected 'resnet'"),
         (("max_level: 6", "max_level: 5"), "max_level is 5, expected 6"),
         (("nlayers: 50", "nlayers: 51"), "line 29: nlayers is 51, expected one of"),
-        (('"[0,1]"', '"[1]"'), "freeze_blocks is '[1]', expected blocks from the stem on"),
+        (('"[0,1]"', '"[1, 5]"'), "freeze_blocks is '[1, 5]', expected blocks, 0 (the stem) to 4"),
+        (('"[0,1]"', '"[0, 1.5]"'), "freeze_blocks is '[0, 1.5]', expected blocks"),
         (("(10., 10., 5., 5.)", "(10., 10., 5.)"), "bbox_reg_weights"),
         (("maskrcnn_config {", "maskrcnn_config"), "line 29: "),
         (("train_batch_size", "train_bach_size"), "did you mean 'train_batch_size'?"),

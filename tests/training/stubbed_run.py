@@ -18,6 +18,7 @@ from mask_rcnn_jax.cli import processes as cli_processes
 from mask_rcnn_jax.config import read_workdir
 from mask_rcnn_jax.training import loop, metrics, processes, work
 from mask_rcnn_jax.training.beside import Pending
+from mask_rcnn_jax.training.ending import StopTraining
 from mask_rcnn_jax.training.step import TrainState
 from tests.memory_set import ShapeSet
 from tests.training.own_run import small_config
@@ -147,7 +148,14 @@ def main(arguments) -> None:
     make_validation = beside() if changes.pop("beside", False) else None
     patch(setattr, changes.pop("seconds", 0.0), make_validation)
     wait = changes.pop("wait", 0.0)  # after each step
-    run(workdir, [lambda step, values, images: time.sleep(wait)], **changes)
+    ends_at = changes.pop("ends_at", None)
+
+    def end(step, values, images):
+        time.sleep(wait)
+        if step == ends_at:
+            raise StopTraining("enough")
+
+    print(f"returned step {int(run(workdir, [end], **changes).step)}", flush=True)
 
 
 if __name__ == "__main__":

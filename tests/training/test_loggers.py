@@ -161,7 +161,8 @@ def test_names_are_checked():
 @pytest.mark.parametrize("name", [name for name in BY_NAME if name != "dllogger"])
 def test_a_package_that_is_missing_is_named(name, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ValueError, match=rf"'{name}' needs .* pip install mask-rcnn-jax\[{name}\]"):
+    expected = rf"'{name}' needs .* pip install 'mask-rcnn-jax\[{name}\]'"
+    with pytest.raises(ValueError, match=expected):
         resolve_loggers((name,))
 
 

@@ -1,0 +1,122 @@
+"""Parameters that `optim.freeze` names stay, and cost nothing."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from mask_rcnn_jax.benchmarking import inputs
+from mask_rcnn_jax.config import as_recipe
+from mask_rcnn_jax.models.build import abstract_variables, build_model, init_variables
+from mask_rcnn_jax.training.freezing import check_freeze, matches, names_of
+from mask_rcnn_jax.training.optim import build_optimizer
+from mask_rcnn_jax.training.step import (
+    StepOptions,
+    TrainState,
+    make_mesh,
+    make_train_step,
+    replicate,
+    shard_batch,
+)
+from tests.helpers import tiny_batch, tiny_config
+from tests.training.test_distill import Trunk
+from tests.training.test_distill import small_config as smallest_config
+
+KERNEL = {"kernel": np.ones((1, 1), np.float32)}
+PARAMS = {
+    "backbone": {"stem_conv": KERNEL, "res2_0": {"conv1": KERNEL}, "res3_0": {"conv1": KERNEL}},
+    "fpn": {"fpn_lateral2": KERNEL, "fpn_output2": KERNEL},
+    "box_head": {"cls_score": {**KERNEL, "bias": np.zeros(1, np.float32)}},
+}
+
+
+@pytest.mark.parametrize(
+    ("patterns", "frozen"),
+    [
+        (("fpn/*",), {"fpn/fpn_lateral2/kernel", "fpn/fpn_output2/kernel"}),
+        (("fpn",), {"fpn/fpn_lateral2/kernel", "fpn/fpn_output2/kernel"}),
+        (("backbone/res[23]_*",), {"backbone/res2_0/conv1/kernel", "backbone/res3_0/conv1/kernel"}),
+        (("*/bias", "*lateral2"), {"box_head/cls_score/bias", "fpn/fpn_lateral2/kernel"}),
+        (("res2_0",), set()),
+    ],
+)
+def test_a_pattern_matches_parameters_and_layers(patterns, frozen):
+    leaves = [names_of(path) for path, _ in jax.tree_util.tree_leaves_with_path(PARAMS)]
+    assert {"/".join(names) for names in leaves if matches(names, patterns)} == frozen
+
+
+@pytest.mark.parametrize(
+    ("freeze", "message"),
+    [
+        (("fpn/*", "fnp/*"), r"optim.freeze has 'fnp/\*', which matches no .*; did you mean fpn\?"),
+        (("backbone/res2_1",), "did you mean backbone/res2_0"),
+        (("zzz",), "expected names such as backbone, box_head, fpn"),
+        (("FPN",), "'FPN', which matches no parameter"),
+        (("*",), r"optim.freeze is \('\*',\), which leaves nothing to train"),
+    ],
+)
+def test_a_pattern_that_freezes_nothing_or_all_is_refused(freeze, message):
+    with pytest.raises(ValueError, match=message):
+        check_freeze(freeze, PARAMS)
+
+
+def recipe(**optim):
+    config = smallest_config()
+    config.optim.update(name="adamw", weight_decay=0.1, **optim)
+    return as_recipe(config)
+
+
+@pytest.mark.parametrize("own", [None, optax.adamw(0.1, weight_decay=0.1)])
+def test_what_is_frozen_has_no_state_no_decay_and_no_gradient(own):
+    """Everything else moves as far as without; the global norm knows nothing of frozen layers."""
+    wanted = recipe(freeze=("fpn", "box_head/bbox_pred"))
+    model = build_model(wanted.model).clone(backbone=Trunk())
+    variables, mesh = init_variables(model, 0), make_mesh()
+    tx = build_optimizer(wanted, lambda _: 0.1, variables["params"], Trunk(), own)
+    moments = [leaf for leaf in jax.tree.leaves(tx.init(variables["params"])) if np.ndim(leaf)]
+    trained = {
+        jax.tree_util.keystr(path): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(variables["params"])
+        if "fpn" not in str(path) and "bbox_pred" not in str(path)
+    }
+    assert len(moments) == 2 * len(trained)
+    given = wanted.loss, 0, 0.0, 2
+    step = make_train_step(model, tx, None, mesh, StepOptions(*given, freeze=wanted.optim.freeze))
+    state = replicate(TrainState.start(variables, tx), mesh)
+    before = jax.device_get(state.params)
+    state, metrics = step(state, shard_batch(tiny_batch(4), mesh))
+    for path, old in jax.tree_util.tree_leaves_with_path(before):
+        name, new = jax.tree_util.keystr(path), jax.device_get(state.params)
+        for key in path:
+            new = new[key.key]
+        moved = not np.array_equal(new, old)
+        assert moved == (name in trained) or (moved is False and not old.any()), name
+    assert np.isfinite(metrics["grad_norm"])
+
+
+def flops(**optim) -> float:
+    config = tiny_config()
+    config.model.backbone.frozen_stages = 0
+    config.optim.update(optim)
+    step = as_recipe(config)
+    return inputs.train_flops(replace(step, model=replace(step.model, num_classes=2)))
+
+
+def test_no_gradient_is_computed_for_what_is_frozen():
+    """Of the backbone as a whole as much is saved as by `frozen_stages`."""
+    config = tiny_config()
+    config.model.backbone.frozen_stages = 5
+    stages = inputs.train_flops(as_recipe(config))
+    assert flops(freeze=("backbone",)) == pytest.approx(stages, rel=1e-3)
+    assert stages < flops(freeze=("backbone/res4_*", "fpn")) < flops()
+
+
+def test_a_recipe_with_a_wrong_pattern_is_refused():
+    wanted = recipe(freeze=("fnp/*",))
+    model = build_model(wanted.model)
+    params = abstract_variables(model)["params"]
+    with pytest.raises(ValueError, match=r"optim.freeze has 'fnp/\*'.*did you mean fpn"):
+        build_optimizer(wanted, lambda _: jnp.float32(0.1), params, model.backbone)
