@@ -18,8 +18,9 @@ reports the AP of both on config.data.val_json; `--int8_budget` keeps layers in 
 loses no more AP than that.
 
 `safetensors`, `torchvision` and `detectron2` write weights only. `safetensors` keeps our names, for
-`--weights` and `model.init_from`. `torchvision` is a state dict for torchvision's MaskRCNN
-(`load_state_dict(safetensors.torch.load_file(FILE))`), with classes 1, 2, ... in category order.
+`--weights` and `model.init_from`; `--float16` halves the file. `torchvision` is a state dict for
+torchvision's MaskRCNN (`load_state_dict(safetensors.torch.load_file(FILE))`), with classes 1, 2,
+... in category order.
 Any difference from configs/coco_torchvision.py is listed and must also be made in torchvision.
 `detectron2` is the same for its `MODEL.WEIGHTS`, with differences from configs/coco_detectron2.py
 or coco_vitdet.py.
@@ -79,9 +80,17 @@ AP_NAMES = ("AP", "AP50", "mask_AP", "mask_AP50")
 
 
 def export_weights(
-    recipe: Recipe | None, weights: str, format: str, output: str, accept_mismatch: bool = False
+    recipe: Recipe | None,
+    weights: str,
+    format: str,
+    output: str,
+    accept_mismatch: bool = False,
+    float16: bool = False,
 ) -> None:
-    """Write weights in a format of `WEIGHTS`."""
+    """Write weights in a format of `WEIGHTS`.
+
+    float16: of safetensors, store float16; ValueError if a number is too large for it.
+    """
     target = Path(output)
     suffix = ".pkl" if format == "detectron2" else ".safetensors"
     if target.suffix != suffix:
@@ -99,6 +108,8 @@ def export_weights(
         eps = 1e-5  # theirs, to which the weights are converted
     else:
         arrays = to_ours_flat(variables)
+    if float16:
+        arrays = {name: _halved(name, array) for name, array in arrays.items()}
     if format == "detectron2":  # as in its model zoo
         content = pickle.dumps({"model": arrays, "__author__": "mask_rcnn_jax"}, protocol=4)
     else:
@@ -291,6 +302,12 @@ def write(folder: Path, files: dict[str, bytes]) -> None:
         os.replace(temporary, folder / name)
 
 
+def _halved(name: str, array: np.ndarray) -> np.ndarray:
+    if (largest := np.abs(array).max(initial=0)) > np.finfo(np.float16).max:
+        raise ValueError(f"{name} has {largest:g}, too large for --float16")
+    return array.astype(np.float16)
+
+
 def _largest_difference(a: dict, b: dict) -> float:
     gaps = jax.tree.map(lambda x, y: float(np.abs(np.asarray(x) - np.asarray(y)).max()), a, b)
     return max(jax.tree.leaves(gaps))
@@ -319,7 +336,8 @@ def _define_flags() -> None:
     flags.DEFINE_integer("opset", None, "onnx opset; default 17.")
     static_help = "onnx whose shapes are all fixed, for compilers that take no others."
     flags.DEFINE_bool("static", False, static_help)
-    flags.DEFINE_bool("float16", False, "onnx whose layers compute in float16.")
+    float16_help = "onnx whose layers compute in float16; safetensors of half the size."
+    flags.DEFINE_bool("float16", False, float16_help)
     flags.DEFINE_bool("int8", False, "Also export an int8 model, calibrated with --calibration.")
     flags.DEFINE_string("calibration", None, "Folder of representative images for --int8.")
     flags.DEFINE_enum("calibrator", "minmax", CALIBRATORS, "How to choose onnx int8 ranges.")
@@ -345,7 +363,7 @@ def main(_: Sequence[str]) -> None:
         raise ValueError("--license, --push_to and --private are for --format=hub")
     arguments = cli.given_recipe(), FLAGS.workdir or FLAGS.weights, FLAGS.format, FLAGS.output
     if FLAGS.format in WEIGHTS:
-        export_weights(*arguments, FLAGS.accept_mismatch)
+        export_weights(*arguments, FLAGS.accept_mismatch, FLAGS.float16)
     elif FLAGS.format == "hub":
         source, output = arguments[1], FLAGS.output
         export_hub(arguments[0], source, output, hub_options, FLAGS.accept_mismatch)

@@ -28,7 +28,7 @@ class ArtifactOptions:
             "--int8": (self.int8, is_model),
             "--opset": (self.opset is not None, is_onnx),
             "--static": (self.static, is_onnx),
-            "--float16": (self.float16, is_onnx),
+            "--float16": (self.float16, is_onnx or format == "safetensors"),
             "--picture_size": (self.picture_size is not None, is_onnx),
             "--deepstream": (self.deepstream, is_onnx),
             "--calibrator=entropy": (self.calibrator == "entropy", is_onnx),

@@ -1,6 +1,7 @@
 """Names for the classes of weights that have none."""
 
 import os
+from collections.abc import Sequence
 
 from mask_rcnn_jax.data.coco import load_categories
 from mask_rcnn_jax.data.coco_categories import COCO_CATEGORIES
@@ -9,10 +10,11 @@ from mask_rcnn_jax.data.source import annotation_file
 from mask_rcnn_jax.weights.convert import num_classes_in
 
 
-def guess_categories(data: DataOptions, variables: dict) -> list[dict]:
-    """Return categories for weights without class names.
+def guess_categories(data: DataOptions, variables: dict, stated: Sequence[dict] = ()) -> list[dict]:
+    """Return categories for weights of a file.
 
-    Takes the names of the "val" set if their number is right, else COCO's, else numbers.
+    Takes the names of the "val" set if their number is right, else those `stated` beside the file,
+    else COCO's, else numbers.
     """
     count = num_classes_in(variables)
     assert count is not None  # `load_variables` refuses a backbone alone
@@ -21,6 +23,8 @@ def guess_categories(data: DataOptions, variables: dict) -> list[dict]:
         categories = load_categories(annotations, class_ids=data.class_ids)
         if len(categories) == count:
             return categories
+    if len(stated) == count:
+        return list(stated)
     raw = data.class_ids == "raw"
     names = dict(COCO_CATEGORIES)
     if count == (max(names) if raw else len(names)):

@@ -22,6 +22,7 @@ from mask_rcnn_jax.weights.categories import guess_categories
 from mask_rcnn_jax.weights.convert import num_classes_in
 from mask_rcnn_jax.weights.expected_model import SAVED
 from mask_rcnn_jax.weights.run_checkpoint import CheckpointPath, find_checkpoint
+from mask_rcnn_jax.weights.saved_model import saved_categories
 
 # Entries outside the model section that define the model's input and the meaning of its classes.
 _INPUT_DATA = "image_size resize resize_rounding antialias image_dtype class_ids"
@@ -57,7 +58,7 @@ def restore(
     path = checkpoint.folder if checkpoint else weights
     variables = load_variables(path, recipe, accept_mismatch=accept_mismatch)
     if categories is None:
-        categories = guess_categories(recipe.data, variables)
+        categories = guess_categories(recipe.data, variables, saved_categories(weights))
         recipe = recipe.with_classes(len(categories))
     return Restored(recipe, variables, categories, checkpoint)
 

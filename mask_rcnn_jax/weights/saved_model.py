@@ -27,8 +27,7 @@ def saved_entries(
     Returns the file, and no entries if it is not there or, with a warning, damaged.
     """
     path = Path(path)
-    beside = path.with_name(f"{path.stem}.manifest.json")
-    file = beside if workdir is None else Path(workdir) / "config.json"
+    file = _beside(path) if workdir is None else Path(workdir) / "config.json"
     if not file.is_file():
         return file, {}
     try:
@@ -52,6 +51,23 @@ def saved_entries(
         model.pop("backbone.norm_eps", None)  # converted to the other system's
     kept = {f"model.{n}": v for n, v in model.items() if n.partition(".")[0] not in left_out}
     return file, kept | {ANTIALIAS: antialias}
+
+
+def saved_categories(path: str | os.PathLike) -> list[dict]:
+    """Return {"id", "name"} of each class that the manifest beside a weights file states, class 1
+    first; [] if there is none or it is damaged, of which `saved_entries` warns."""
+    path = Path(path)
+    try:
+        content = json.loads(_beside(path).read_bytes())
+        found = [{"id": one["id"], "name": str(one["name"])} for one in content["classes"]]
+        return found if path.name in content["files"] else []
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return []
+
+
+def _beside(path: Path) -> Path:
+    """The manifest that `export` writes with weights."""
+    return path.with_name(f"{path.stem}.manifest.json")
 
 
 def _name(section: str, entries: dict[str, Any]) -> str:

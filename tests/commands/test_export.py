@@ -3,6 +3,7 @@
 import configparser
 import json
 import os
+from functools import partial
 
 import cv2
 import jax
@@ -17,7 +18,7 @@ from mask_rcnn_jax.models.quantization import trained_ranges
 from mask_rcnn_jax.parts import to_section
 from mask_rcnn_jax.weights.convert import to_flax, to_ours_flat, to_torchvision
 from mask_rcnn_jax.weights.pretrained import load_weights
-from mask_rcnn_jax.weights.restore import load_variables, make_model
+from mask_rcnn_jax.weights.restore import load_variables, make_model, restore
 from mask_rcnn_jax.weights.run_checkpoint import load_checkpoint
 from tests.commands.command import ROOT, error_line, run_inside
 from tests.commands.small_run import untrained_run
@@ -158,6 +159,29 @@ def test_run_exports_our_names(untrained, tmp_path):
     restored, _ = to_flax(load_file(target), norm="group", eps=1e-5)
     expected = load_checkpoint(untrained.workdir)
     jax.tree.map(np.testing.assert_array_equal, restored, expected)
+
+
+def test_float16_halves_a_file_which_keeps_the_names_of_its_classes(untrained, tmp_path, capsys):
+    sizes, recipe = [], load_config(untrained.workdir, {"data.val_json": ""})
+    for flag in ("--nofloat16", "--float16"):
+        target = tmp_path / "run.safetensors"
+        arguments = ["--workdir", untrained.workdir, "--format=safetensors", "--output", target]
+        assert run_inside("export", *arguments, flag) == 0
+        sizes.append(target.stat().st_size)
+    assert 0.49 < sizes[1] / sizes[0] < 0.6
+    restored, of_run = restore(recipe, target), restore(None, untrained.workdir)
+    assert restored.categories == of_run.categories
+    assert restored.categories[0]["name"] not in ("class 1", "person")
+    close = partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-6)
+    jax.tree.map(close, restored.variables, of_run.variables)
+
+    arrays = load_file(target)
+    name = next(name for name in arrays if "kernel" in name)
+    save_file(arrays | {name: np.full(arrays[name].shape, 1e6, np.float32)}, target)
+    arguments = ["--config", untrained.workdir, "--weights", target, "--format=safetensors"]
+    code = run_inside("export", *arguments, "--float16", "--output", tmp_path / "b.safetensors")
+    message = f"{name} has 1e+06, too large for --float16"
+    assert error_line(code, capsys.readouterr().err) == message
 
 
 @pytest.mark.parametrize(
