@@ -3,6 +3,7 @@
 fsspec's packages know the stores and their credentials: s3fs, gcsfs, adlfs and others.
 """
 
+import glob
 import hashlib
 import os
 import re
@@ -27,6 +28,16 @@ _CHANGES = (
 def is_address(path: str | os.PathLike) -> bool:
     """Whether it is an address, such as gs://bucket/run, and no path."""
     return bool(_ADDRESS.match(str(path)))
+
+
+def is_store(path: str | os.PathLike) -> bool:
+    """Whether it is the address of something that fsspec reads, and no web page or stream."""
+    found = _ADDRESS.match(str(path))
+    if not found or found[0][:-2].lower() in ("http", "https"):
+        return False
+    from fsspec import available_protocols
+
+    return found[0][:-2].lower() in available_protocols()
 
 
 def home() -> Path:
@@ -102,6 +113,21 @@ def list_folder(address: str | os.PathLike) -> dict[str, bool]:
     return {
         entry["name"].rstrip("/").rpartition("/")[2]: entry["type"] == "file" for entry in found
     }
+
+
+def find_files(address: str | os.PathLike) -> list[str]:
+    """Addresses of the file, the files below a folder, or those that a pattern matches, sorted.
+
+    Errors are those of `local_file`.
+    """
+    address = _written(address)
+    with _errors_of(address):
+        store, inside = _store(address)
+        if glob.has_magic(inside):
+            found = [path for path in store.glob(inside) if store.isfile(path)]
+        else:
+            found = store.find(inside)
+        return sorted(store.unstrip_protocol(path) for path in found)
 
 
 def _store(address: str) -> tuple[Any, str]:

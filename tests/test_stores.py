@@ -12,6 +12,8 @@ from mask_rcnn_jax import stores
 from mask_rcnn_jax.data.coco import load_coco
 from mask_rcnn_jax.images.bands import Bands
 from mask_rcnn_jax.images.decode import decode_image
+from mask_rcnn_jax.predict.inputs import find_inputs, read_image
+from mask_rcnn_jax.weights import published
 from tests.data.small_set import rectangle, write_coco
 
 ANNOTATIONS = [rectangle(3, 4, 20, 10)]
@@ -191,3 +193,39 @@ def test_a_store_that_cannot_be_had_is_named(address, message):
 def test_paths_are_no_addresses(path):
     assert not stores.is_address(path)
     assert str(stores.local_file(path)) == path
+
+
+def test_infer_finds_images_and_videos_of_a_store(tmp_path, put):
+    folder = tmp_path / "set"
+    (folder / "images" / "more").mkdir(parents=True)
+    write_coco(folder, ((40, 60), (50, 30)))
+    (folder / "images" / "002.png").rename(folder / "images" / "more" / "b.png")
+    for name in ("a.mp4", "notes.txt", "._001.png"):
+        (folder / "images" / name).touch()
+    address = f"{put(folder)}/images"
+    images, videos = find_inputs([address], tmp_path / "out")
+    assert [(one.source, str(one.name)) for one in images] == [
+        (f"{address}/001.png", "001.png"),
+        (f"{address}/more/b.png", "more/b.png"),
+    ]
+    assert [(one.source, str(one.target)) for one in videos] == [(f"{address}/a.mp4", "a.mp4")]
+    assert read_image(images[1].source).shape == (50, 30, 3)
+    (one,), _ = find_inputs([f"{address}/*/*.png"], tmp_path / "out")
+    assert (one.source, str(one.name)) == (f"{address}/more/b.png", "b.png")
+    (one,), _ = find_inputs([f"{address}/001.png"], tmp_path / "out")
+    assert str(one.name) == "001.png"
+    for absent in ("none", "*.gif"):
+        with pytest.raises((ValueError, OSError), match=f"{address}/.*(no such file|no images)"):
+            find_inputs([f"{address}/{absent}"], tmp_path / "out")
+    with pytest.raises(ValueError, match="a store, whose address is not checked"):
+        find_inputs([address], tmp_path / "out", public_only=True)
+
+
+def test_weights_at_an_address_are_those_of_the_file(tmp_path, put):
+    folder = tmp_path / "set"
+    folder.mkdir()
+    (folder / "a.safetensors").write_bytes(b"weights")
+    found = published.local(f"{put(folder)}/a.safetensors")
+    assert Path(found).suffix == ".safetensors" and Path(found).read_bytes() == b"weights"
+    with pytest.raises(OSError, match="/none.pth: no such file"):
+        published.local(f"{put(folder)}/none.pth")

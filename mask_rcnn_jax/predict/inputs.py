@@ -2,6 +2,7 @@
 
 import glob
 import os
+import posixpath
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -12,6 +13,7 @@ import numpy as np
 from absl import logging
 
 from mask_rcnn_jax import opencv as cv2
+from mask_rcnn_jax import stores
 from mask_rcnn_jax.annotations.reader import listed
 from mask_rcnn_jax.images.bands import Bands
 from mask_rcnn_jax.images.decode import MAX_BYTES, OTHER_SUFFIXES, UndecodableImage, endings
@@ -46,7 +48,8 @@ def find_inputs(
 
     Args:
         inputs: files (with any suffix), folders with all their sub-folders, glob patterns (`**`:
-            any depth), web addresses of images or videos, and cameras (a number or /dev/video0).
+            any depth), the same in a store (s3://bucket/photos/*.jpg), web addresses of images or
+            videos, and cameras (a number or /dev/video0).
         output: the output folder, in which nothing is looked for.
         public_only: whether to read from public addresses alone, see `network.Limits`.
         bands: what is read of images, which says which files are some. Where each band has a file,
@@ -60,6 +63,8 @@ def find_inputs(
     videos: dict[str, PurePosixPath] = {}
     seen: set[str] = set()
     for item in inputs:
+        if public_only and stores.is_store(item):
+            raise ValueError(f"--input {item}: a store, whose address is not checked to be public")
         found = list(_find(item, output, bands))
         if not found:
             suffixes = ", ".join(_endings(bands) + VIDEO_SUFFIXES)
@@ -83,7 +88,7 @@ def read_image(
     source: str, public_only: bool = False, bands: Bands = RGB_FILES, upright: bool = True
 ) -> np.ndarray:
     """Read a file or a web address; the rest and errors as for `pixels.read_pixels`."""
-    if "://" not in source:
+    if "://" not in source or stores.is_store(source):
         return read_pixels(source, bands, upright)
     try:
         content = read_url(source, MAX_BYTES, replace(_LIMITS, public_only=public_only))
@@ -99,7 +104,9 @@ def _endings(bands: Bands) -> tuple[str, ...]:
 
 def _find(item: str, output: Path, bands: Bands) -> Iterator[tuple[str, PurePosixPath]]:
     """Yield the sources of one input, with their names."""
-    if "://" in item:
+    if stores.is_store(item):
+        yield from _in_store(item, bands)
+    elif "://" in item:
         path = PurePosixPath(unquote(urlsplit(item).path))
         yield item, PurePosixPath(file_name(path.name or "stream", path.suffix, set()))
     elif os.path.isfile(item):
@@ -138,6 +145,22 @@ def _below(
         logging.info("--input %s: these files are not read: %s", item, counts)
 
 
+def _in_store(item: str, bands: Bands) -> Iterator[tuple[str, PurePosixPath]]:
+    """Yield the known images and videos of a store, as `_below`."""
+    known, others = _endings(bands) + VIDEO_SUFFIXES, list[str]()
+    found = stores.find_files(item)
+    above = posixpath.commonpath([posixpath.dirname(source) for source in found]) if found else ""
+    for source in found:
+        name = posixpath.basename(source)
+        if source == item or (name.lower().endswith(known) and not name.startswith(".")):
+            if not is_other_band(name, bands):
+                yield source, PurePosixPath(posixpath.relpath(source, above))
+        else:
+            others.append(name)
+    if counts := endings(others):
+        logging.info("--input %s: these files are not read: %s", item, counts)
+
+
 def _fixed_part(pattern: str) -> str:
     """Return the folders of a pattern before its first wildcard."""
     parts = Path(pattern).parts
@@ -153,7 +176,7 @@ def _camera(item: str) -> str:
 
 def _is_image(source: str, public_only: bool, bands: Bands) -> bool:
     endings = _endings(bands)
-    if "://" in source:
+    if "://" in source and not stores.is_store(source):
         return is_web(source) and _is_web_image(source, public_only, endings)
     if source.lower().endswith(endings + VIDEO_SUFFIXES):
         return source.lower().endswith(endings)

@@ -5,6 +5,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
+from mask_rcnn_jax import stores
 from mask_rcnn_jax.network import Limits, is_web
 from mask_rcnn_jax.video.remote_file import RemoteFile
 
@@ -40,6 +41,8 @@ def open_container(av, source: str, public_only: bool = False) -> Iterator:
     for an address that cannot be read.
     """
     limits = replace(_LIMITS, public_only=public_only)
+    if stores.is_store(source) and not public_only:
+        source = str(stores.local_file(source))
     with ExitStack() as opened:
         target: Any = source
         readers, timeout = [*CONTAINERS], None

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mask_rcnn_jax.download import ProgressFactory, download
-from mask_rcnn_jax.stores import home, is_address
+from mask_rcnn_jax.stores import home, is_address, local_file
 from mask_rcnn_jax.terminal.progress import bytes_progress
 from mask_rcnn_jax.weights import hub, model_folder
 
@@ -147,14 +147,13 @@ def find(weights: str | os.PathLike) -> str | os.PathLike:
 def local(weights: str | os.PathLike) -> str | os.PathLike:
     """Return the file of the weights of a hub's model, which is fetched, or of a model's folder.
 
-    Names, runs and files are returned as they are. Raises ValueError for any other address, which
-    would be taken for a folder here, and what `hub.fetch` and `model_folder.check` raise.
+    Names, runs and files are returned as they are, a file at another address is fetched. Errors are
+    those of `hub.fetch`, `stores.local_file` and `model_folder.check`.
     """
     if hub.is_hub(weights):
         return hub.fetch(weights) / model_folder.WEIGHTS
     if is_address(weights):
-        text = "a run or a file on this machine, hf://owner/name, or a name of `prepare weights`"
-        raise ValueError(f"{weights} is an address, expected {text}")
+        return local_file(weights)
     if model_folder.is_model_folder(weights):
         model_folder.check(Path(weights))
         return Path(weights) / model_folder.WEIGHTS

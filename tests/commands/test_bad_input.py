@@ -243,8 +243,8 @@ CONFIG_FAULTS = {
         ["model.init_from: resnet5: no such file or run", "did you mean 'resnet50'?"],
     ),
     "weights at an address": (
-        {"model.init_from": "s3://bucket/weights.pth"},
-        ["model.init_from: s3://bucket/weights.pth is an address"],
+        {"model.init_from": "nothing://bucket/weights.pth"},
+        ["nothing://bucket/weights.pth: Protocol not known: nothing"],
     ),
     "class count of another set": (
         {"model.num_classes": 80},
@@ -427,8 +427,8 @@ def test_faulty_recipe(fault, overrides, fails, tmp_path):
         ),
         (
             "infer",
-            ["--weights=hf://owner/name", f"--input={RECIPE}", "--output=out"],
-            ["hf://owner/name is an address, expected a run or a file on this machine, or one of"],
+            ["--weights=nothing://a/w.pth", f"--input={RECIPE}", "--output=out"],
+            ["nothing://a/w.pth: Protocol not known: nothing"],
         ),
         (
             "infer",
