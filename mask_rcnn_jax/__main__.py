@@ -16,7 +16,8 @@ from mask_rcnn_jax.terminal import interrupts
 from mask_rcnn_jax.terminal.safe_text import safe_stdout
 
 COMMANDS = (
-    *("recipes", "prepare", "train", "evaluate", "infer", "serve", "prune", "export", "benchmark"),
+    *("demo", "recipes", "prepare", "train", "evaluate"),
+    *("infer", "serve", "prune", "export", "benchmark"),
 )
 HELP = ("-h", "-help", "--help", "help")
 

@@ -37,6 +37,7 @@ NAMES = [
     "dense",
     "finetune",
     "lvis",
+    "nuclei",
     "quickstart",
 ]
 RECIPE = """

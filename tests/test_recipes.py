@@ -32,7 +32,8 @@ TRANSFORMERS = ("coco_vitdet", "coco_vitdet:l", "coco_vitdet:h", "coco_vitdet:ca
                 "coco_vitdet:cascade_l", "coco_vitdet:cascade_h")  # fmt: skip
 CONVNEXTS = ("coco_convnext", "coco_convnext:small")
 REGNETS = ("coco_detectron2:lsj_100ep_regnetx_4gf", "coco_detectron2:lsj_400ep_regnety_4gf")
-OTHERS = ("coco_mmdet", "dense", "dense:scratch", "dense:small", "finetune", "lvis", "quickstart")
+OTHERS = ("coco_mmdet", "dense", "dense:scratch", "dense:small", "finetune", "lvis", "nuclei",
+          "quickstart")  # fmt: skip
 OTHER_PARTS = ("model.backbone.", "model.fpn.")  # their sections have entries of their own
 # One of each kind, but for the systems and cascades, which have tests of their own.
 KINDS = ("coco_detectron2:x101_3x", "coco_convnext", REGNETS[1], "quickstart")

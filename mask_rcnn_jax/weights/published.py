@@ -1,4 +1,4 @@
-"""Public weights by name: where they are, their checksums, and the recipes that they fit."""
+"""Weights by name: where they are, their checksums, and the recipes that they fit."""
 
 import difflib
 import os
@@ -134,9 +134,15 @@ PUBLISHED = {
     ),
 }
 
+# Weights that come with the package, by name, and the recipes that they fit; docs/results.md has
+# their making.
+SHIPPED = {"nuclei_resnet10": "nuclei"}
+SHIPPED_FOLDER = Path(__file__).parent / "shipped"
+
 
 def find(weights: str | os.PathLike) -> str | os.PathLike:
-    """Return the file of a name in `PUBLISHED`, fetched into `home` where it is not there yet.
+    """Return the file of a name in `PUBLISHED`, fetched into `home` where it is not there yet, or
+    in `SHIPPED`.
 
     What exists under the name is preferred. Anything else is returned as by `local`. Errors are
     those of `fetch` and of `local`.
@@ -160,9 +166,19 @@ def local(weights: str | os.PathLike) -> str | os.PathLike:
     return weights
 
 
+def shipped(weights: str | os.PathLike) -> str | os.PathLike:
+    """Return the file of a name in `SHIPPED`; anything else as it is."""
+    return find(weights) if str(weights) in SHIPPED else weights
+
+
+def recipe_of(name: str) -> str:
+    """Return the recipe that weights by their name fit; "" for a backbone."""
+    return SHIPPED.get(name) or PUBLISHED[name].recipe
+
+
 def is_name(weights: str | os.PathLike) -> bool:
-    """Whether it is a name in `PUBLISHED` and no file or folder."""
-    return str(weights) in PUBLISHED and not os.path.exists(weights)
+    """Whether it is a name in `PUBLISHED` or `SHIPPED` and no file or folder."""
+    return str(weights) in {*PUBLISHED, *SHIPPED} and not os.path.exists(weights)
 
 
 def absent(weights: str | os.PathLike) -> ValueError:
@@ -181,11 +197,13 @@ def is_nearly_name(weights: str | os.PathLike) -> bool:
 def fetch(
     name: str, folder: str | os.PathLike, make_progress: ProgressFactory | None = bytes_progress
 ) -> Path:
-    """Download weights by their name, unless they are there and whole.
+    """Download weights by their name, unless they are there and whole, or ship.
 
     Raises ValueError for an unknown name, OSError, saying how to do without a network here, if the
     file cannot be had; see `download`.
     """
+    if name in SHIPPED:
+        return SHIPPED_FOLDER / f"{name}.safetensors"
     if name not in PUBLISHED:
         close = difflib.get_close_matches(name, PUBLISHED, 1)
         hint = (

@@ -46,8 +46,8 @@ def restore(
 
     Args:
         recipe: None uses the run's; a weights file needs one.
-        weights: the run, the checkpoint, the file, or one of `published.PUBLISHED` or a model on a
-            hub, hf://owner/name, which bring their recipe.
+        weights: the run, the checkpoint, the file, or a name that `published.find` knows or a model
+            on a hub, hf://owner/name, which bring their recipe.
         accept_mismatch: only warn if the recipe describes another model than the run or the file.
 
     Raises ValueError if the recipe describes another model than the run's, the weights do not fit
@@ -58,7 +58,8 @@ def restore(
     path = checkpoint.folder if checkpoint else weights
     variables = load_variables(path, recipe, accept_mismatch=accept_mismatch)
     if categories is None:
-        categories = guess_categories(recipe.data, variables, saved_categories(weights))
+        stated = saved_categories(published.shipped(weights))
+        categories = guess_categories(recipe.data, variables, stated)
         recipe = recipe.with_classes(len(categories))
     return Restored(recipe, variables, categories, checkpoint)
 
@@ -89,7 +90,7 @@ def restore_recipe(
 def _recipe_for(weights: str | os.PathLike) -> Recipe:
     """Return the recipe of published weights; ValueError for a file, which brings none."""
     if published.is_name(weights):
-        if recipe := published.PUBLISHED[str(weights)].recipe:
+        if recipe := published.recipe_of(str(weights)):
             return load_own(recipe)
         raise ValueError(f"{weights} is a backbone, expected a detector; use model.init_from")
     if not os.path.exists(weights) and not os.path.exists(f"{weights}.index"):
@@ -103,8 +104,8 @@ def load_variables(
     """Load {"params": ..., "batch_stats": ...} of a whole detector.
 
     Args:
-        path: a workdir (its latest checkpoint), `checkpoints/<step>`, a weights file, one of
-            `published.PUBLISHED`, or a model on a hub, hf://owner/name.
+        path: a workdir (its latest checkpoint), `checkpoints/<step>`, a weights file, a name that
+            `published.find` knows, or a model on a hub, hf://owner/name.
         config: the model's recipe; a `num_classes` of 0 takes the number of the weights. Of a run
             that keeps an average of its weights, `eval.weights` says which to take.
         accept_mismatch: only warn if the file or the run states that its weights belong to another

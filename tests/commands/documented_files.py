@@ -131,8 +131,10 @@ def arrange(folder: Path) -> None:
     (folder / "segm_results.json").write_text(json.dumps(perfect_results(few)))
     write_records(coco, folder / "data")
     write_lvis(coco, folder / "data" / "lvis")
-    for name in ("people", "eight"):
-        shutil.copy(coco / "annotations" / "instances_train2017.json", folder / f"{name}.json")
+    shutil.copy(coco / "annotations" / "instances_train2017.json", folder / "eight.json")
+    (folder / "data" / "nuclei").mkdir()
+    for name in ("annotations", "train", "val"):
+        (folder / "data" / "nuclei" / name).symlink_to(folder / "data" / name)
 
     for name in ("photo.jpg", "new/one.jpg", "PennFudanPed/PNGImages/one.jpg"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -48,7 +48,8 @@ def test_the_package_runs_a_command_and_refuses_others(capsys):
     done = package("trian", "--config", "coco")
     assert error_line(done.returncode, done.stderr) == "no command 'trian', did you mean 'train'?"
     done = package("zzz")
-    assert "expected recipes, prepare, train, evaluate" in error_line(done.returncode, done.stderr)
+    words = "expected demo, recipes, prepare, train, evaluate"
+    assert words in error_line(done.returncode, done.stderr)
     done = package("train", "--workdir", "w")
     assert "--config" in error_line(done.returncode, done.stderr)
     done = package("prepare", "split", "--help")

@@ -155,6 +155,9 @@ def test_the_walk_from_an_empty_folder(binaries, tmp_path, cache):
     assert Path(path).is_relative_to(binaries.parent)
     listed = check_done(run("mask-rcnn-jax")).stdout
     assert listed == check_done(run("python", "-m", "mask_rcnn_jax", "--help")).stdout
+    shown = check_done(run("mask-rcnn-jax", "demo")).stdout
+    assert " nuclei in demo/nuclei_1.jpg and " in shown
+    assert (folder / "demo" / "nuclei_2.jpg").is_file()
 
     small = [f"--config.{name}={value}" for name, value in SMALL.items()]
     train = [
