@@ -19,6 +19,7 @@ BETTER = 0.05  # IoU by which another form must fit better than that of COCO
 INSIDE = 0.5  # of its mask's extent must be in a box
 MOST = 0.5  # of the boxes that do not fit must fit in another form, or else not fit at all
 NEARLY_ALL = 0.95  # of a set's boxes are in a form that all are taken for
+MANY = 10  # boxes from this number on need not fit to the pixel
 FEW = 3  # boxes below this number could fit a scale, or be off, by chance
 SAMPLE = 20_000  # boxes that other forms are tried on
 
@@ -161,15 +162,15 @@ def misfits(boxes: Boxes) -> tuple[str, int] | None:
 def form_of_all(boxes: Boxes) -> _Form | None:
     """The form, other than COCO's, that a set's boxes are in beyond doubt; None if there is none.
 
-    Nearly all fit in it, most do not as they are, and no further form fits them, or none to the
-    pixel. Whether boxes or masks are scaled by a factor is unknown.
+    Nearly all fit in it, to the pixel if they are few, most do not as they are, and no further form
+    fits them, or none to the pixel. Whether boxes or masks are scaled by a factor is unknown.
     """
     boxes = boxes.at(np.arange(0, len(boxes.given), -(-len(boxes.given) // SAMPLE) or 1))
     if len(boxes.given) < FEW or COCO.fit(boxes, FITS)[2].mean() > 1 - MOST:
         return None
     forms = [_Form(numbers, unit) for numbers in _FORMS for unit in _UNITS]
     fitting = [form for form in forms if form.fit(boxes, SURE)[2].mean() >= NEARLY_ALL]
-    if len(fitting) > 1:
+    if len(fitting) > 1 or len(boxes.given) < MANY:
         near = {f: _are_near(f.fit(boxes, SURE)[0], boxes.extents).mean() for f in fitting}
         fitting = [form for form in fitting if near[form] >= NEARLY_ALL]
     return fitting[0] if len(fitting) == 1 else None

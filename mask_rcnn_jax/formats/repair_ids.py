@@ -44,7 +44,7 @@ def with_ids(content: Content, done: Counter[str]) -> Content:
     whole = with_whole_ids(content)
     for section in SECTIONS:
         pairs = zip(entries_of(content, section), entries_of(whole, section), strict=True)
-        changed = sum(old is not new for old, new in pairs)
+        changed = sum(old is not new and repr(old) != repr(new) for old, new in pairs)
         done[f"{section} with ids such as 1.0, now 1"] += changed
     content = whole
     for section, key in REFERENCES.items():

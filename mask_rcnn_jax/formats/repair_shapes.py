@@ -27,6 +27,7 @@ def with_shapes(content: Content, done: Counter[str]) -> Content:
     """Repair segmentations, then boxes, then fill in what is missing."""
     sizes = _sizes(content)
     content = _changed(content, sizes, lambda entry, size: _with_polygons(entry, size, done))
+    content = _changed(content, sizes, lambda entry, _: _with_iscrowd(entry, done))
     content = _with_boxes(content, sizes, done)
     return _changed(content, sizes, lambda entry, size: _filled(entry, size, done))
 
@@ -161,8 +162,15 @@ def _is_box(box: Any) -> bool:
     return isinstance(box, list) and len(box) == 4 and box_fault(box, None) is None
 
 
+def _with_iscrowd(entry: Content, done: Counter[str]) -> Content:
+    if entry.get("iscrowd") is not None:
+        return entry
+    done["annotations without iscrowd"] += 1
+    return entry | {"iscrowd": 0}
+
+
 def _filled(entry: Content, size: Size, done: Counter[str]) -> Content:
-    """An entry with box, area and `iscrowd`, which `load_coco` would give it, too."""
+    """An entry with box and area, which `load_coco` would give it, too."""
     new: Content = {}
     mask, box = entry.get("segmentation"), entry.get("bbox") or []
     is_sound = bool(mask) and size is not None and segmentation_fault(mask, *size) is None
@@ -172,8 +180,6 @@ def _filled(entry: Content, size: Size, done: Counter[str]) -> Content:
         new["area"] = segmentation_area(mask or [], *size)
     elif entry.get("area") is None and not mask and _is_box(box):
         new["area"] = box[2] * box[3]
-    if entry.get("iscrowd") is None:
-        new["iscrowd"] = 0
     for key in new:
         done[f"annotations without {key}"] += 1
     return entry | new

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import random
 
 import numpy as np
 import pytest
@@ -234,3 +235,41 @@ def test_anything_in_a_json_is_said_in_lines(content, tmp_path, capsys):
     code = run_inside("prepare", "repair", *flags)
     said = capsys.readouterr()
     assert "not a COCO json" in said.err if code else "left alone: " in said.out
+
+
+VALUES = [
+    *(None, True, 0, 1.0, 1.5, "1", "0", "", [], {}, [[]], [1, 2], float("nan"), 2**63, "a\0b"),
+    *({"x": 1, "y": 2}, [1, 2, 3, 4, 5, 6], [[1, 2], [3, 4], [5, 9]], "[[1,1,5,5,9,1]]", 7.0),
+    *({"size": [40, 60], "counts": "abc"}, [{"size": [64, 80], "counts": [9, 20, 5091]}]),
+    *("\\x\\001.PNG", [5, 5, 3, 3], "9" * 30, [[[[[[[1, 2]]]]]]], -0.0, 1e308),
+]
+
+
+def mutated(content, rng):
+    """The content with up to five sections, entries or values replaced."""
+    for _ in range(rng.randint(1, 5)):
+        section = rng.choice(["images", "categories", "annotations"])
+        entries = content.get(section)
+        if rng.random() < 0.1 or not isinstance(entries, list) or not entries:
+            content[section] = copy.deepcopy(rng.choice(VALUES))
+            continue
+        if rng.random() < 0.2:
+            entries.append(copy.deepcopy(rng.choice([*entries, *VALUES])))
+        changed = entries if rng.random() < 0.3 else [rng.choice(entries)]
+        keys = [key for entry in changed if isinstance(entry, dict) for key in entry]
+        key, value = rng.choice(keys or ["id"]), rng.choice(VALUES)
+        for entry in changed:
+            if isinstance(entry, dict):
+                entry[key] = copy.deepcopy(value)
+    return content
+
+
+def test_whatever_is_in_a_json_one_repair_is_enough(sound):
+    _, content, images = sound
+    for seed in range(300):
+        faulty = mutated(copy.deepcopy(content), random.Random(seed))
+        before = json.dumps(faulty)
+        fixed, _ = repaired(faulty, images)
+        again, done = repaired(fixed, images)
+        assert (json.dumps(again), done) == (json.dumps(fixed), []), seed
+        assert json.dumps(faulty) == before, seed

@@ -23,6 +23,7 @@ from PIL import Image
 from pycocotools import mask as coco_mask
 
 from mask_rcnn_jax.data.tiles import Tiles
+from mask_rcnn_jax.images.headers import reads_heic
 from mask_rcnn_jax.serving import server as server_module
 from mask_rcnn_jax.serving.server import Server
 from mask_rcnn_jax.serving.service import Limits, Service
@@ -194,6 +195,8 @@ def cut_jpeg() -> bytes:
     return content[: len(content) // 2]
 
 
+HEIC = b"\0\0\0\x18ftypheic" + bytes(40)
+HEIC_REFUSED = (400, "damaged") if reads_heic() else (415, "pip install 'mask-rcnn-jax[heif]'")
 # Name: (method, path, Content-Type, body, status, words of the message).
 BAD = {
     "not an image": (
@@ -205,6 +208,7 @@ BAD = {
         "not an image, ",
     ),
     "page as image": ("POST", "/detect", "image/png", b"<html><svg/></html>", 400, "not an image"),
+    "HEIC": ("POST", "/detect", "image/heic", HEIC, *HEIC_REFUSED),
     "truncated JPEG": ("POST", "/detect", "image/jpeg", cut_jpeg(), 400, "truncated"),
     "truncated PNG": ("POST", "/detect", "image/png", png()[:45], 400, "truncated"),
     "huge dimensions": ("POST", "/detect", "image/png", too_large_png(), 413, "10,000 pixels"),
