@@ -17,7 +17,7 @@ from mask_rcnn_jax.terminal.safe_text import safe_stdout
 
 COMMANDS = (
     *("demo", "recipes", "prepare", "train", "evaluate"),
-    *("infer", "serve", "prune", "export", "benchmark"),
+    *("infer", "serve", "prune", "export", "benchmark", "completion"),
 )
 HELP = ("-h", "-help", "--help", "help")
 
