@@ -65,6 +65,7 @@ async function detect(file) {
     picture?.close();
     const message = lost ? await whyLost() : `Error: ${error.message}.`;
     if (current.signal.aborted) return;
+    clear(); // or the message would stand below another image and its objects
     byId("error").textContent = message;
     byId("status").textContent = "";
   } finally {
@@ -102,6 +103,15 @@ function show(answer, picture) {
   canvas.hidden = byId("panel").hidden = false;
   main.classList.add("found");
   update();
+}
+
+function clear() {
+  if (shown && shown.picture) shown.picture.close();
+  shown = chosen = null;
+  byId("drop").hidden = false;
+  canvas.hidden = byId("panel").hidden = true;
+  byId("objects").replaceChildren();
+  main.classList.remove("found");
 }
 
 function outlineOf(parts) {
@@ -300,7 +310,9 @@ document.addEventListener("drop", (event) => {
 });
 document.addEventListener("paste", (event) => take(event.clipboardData.files));
 byId("threshold").addEventListener("input", () => shown && update());
-for (const id of ["masks", "boxes", "labels"]) byId(id).addEventListener("change", draw);
+for (const id of ["masks", "boxes", "labels"]) {
+  byId(id).addEventListener("change", () => shown && draw());
+}
 byId("save").addEventListener("click", save);
 canvas.addEventListener("pointermove", (event) => choose(objectAt(event)));
 canvas.addEventListener("pointerdown", (event) => choose(objectAt(event)));

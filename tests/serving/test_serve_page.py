@@ -148,6 +148,17 @@ def test_what_the_page_says_of_bad_files(browser, server, photo, tmp_path):
     browser.choose_file("#file", photo)
     browser.wait_for("document.querySelectorAll('#objects li').length === 1")
     assert browser.run(said) == ""
+    for name, words in (("notes.png", "not an image"), ("large.png", "more than 1 MB")):
+        browser.choose_file("#file", tmp_path / name)
+        browser.wait_for(f"{said}.includes('{words}')")
+        gone = [f"document.getElementById('{name}').hidden" for name in ("canvas", "panel")]
+        assert browser.run(f"[{', '.join(gone)}]") == [True, True]  # of the image before
+        assert browser.run("document.querySelectorAll('#objects li').length") == 0
+        assert not browser.run("document.getElementById('drop').hidden")
+        browser.choose_file("#file", photo)
+        browser.wait_for("document.querySelectorAll('#objects li').length === 1")
+        assert not browser.run("document.getElementById('canvas').hidden")
+        assert tinted(browser, 0.62, 0.75)
     server.stop()
     browser.choose_file("#file", photo)
     browser.wait_for(f"{said} === 'The server cannot be reached.'")
