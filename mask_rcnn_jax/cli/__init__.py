@@ -116,7 +116,7 @@ def _run(main: Callable[[Sequence[str]], None], debug: bool, takes_positional: b
                 return
             positional = parse_flags(argv)
             if positional and not takes_positional:
-                raise ValueError(unexpected(positional[0]))
+                raise ValueError(unexpected(positional[0], argv))
             for name in (name for name in WRITTEN if name in flags.FLAGS):
                 value = flags.FLAGS[name].value or []
                 # What `prepare` and `benchmark`, which take arguments, put out may be a file.

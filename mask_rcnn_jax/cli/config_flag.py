@@ -39,6 +39,12 @@ _OVERRIDE = re.compile("--?(no)?config[.]")
 _REQUIRED = re.compile(r"Flag (--\w+) must have a value other than None")  # says absl
 # Flags of a model whose config a command without --config takes.
 SOURCES = {"workdir": "a run", "artifact": "an exported model", "weights": "a model"}
+# What Python and absl say of a value, and what is said here.
+SAID = {
+    re.escape("invalid literal for int() with base 10:"): "expected a whole number, not",
+    "could not convert string to float:": "expected a number, not",
+    r"\('Non-boolean argument to boolean flag', (.*)\)": r"expected true or false, not \1",
+}
 # What other systems call flags and entries of ours; the first one that a command has is meant.
 OTHERS_FLAGS = {
     "checkpoint": ("weights", "config.model.init_from"),
@@ -112,9 +118,9 @@ def _meant_by_first(argv: Sequence[str]) -> str:
 
 def _wrong_value(error: flags.IllegalFlagValueError) -> str:
     """Say what was expected, and what the flag is for."""
-    text = one_line(error).replace(
-        "invalid literal for int() with base 10:", "expected a whole number, not"
-    )
+    text = one_line(error)
+    for said, meant in SAID.items():
+        text = re.sub(said, meant, text)
     flag = re.match(r"flag --(\w+)=", text)
     about = flags.FLAGS[flag[1]].help if flag and flag[1] in flags.FLAGS else ""
     return (
@@ -251,10 +257,12 @@ def _commands_with(flag: str) -> list[str]:
     return [path.stem for path in sources if defined.search(path.read_text())]
 
 
-def unexpected(argument: str) -> str:
+def unexpected(argument: str, argv: Sequence[str]) -> str:
     """Say what may be meant by an argument that is neither a flag nor the value of one."""
     name = argument.partition("=")[0]
     if _OVERRIDE.match(f"--{name}") or name in flags.FLAGS:
         return f"unexpected argument {argument!r}, did you mean --{argument}?"
+    if argv[1] == argument and (meant := _meant_by_first(argv)):
+        return f"unexpected argument {argument!r}{meant}"
     patterns = ", patterns in quotes: --input 'photos/*.jpg'" if "input" in flags.FLAGS else ""
     return f"unexpected argument {argument!r}: each value needs its flag before it{patterns}"

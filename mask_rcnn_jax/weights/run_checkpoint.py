@@ -49,7 +49,8 @@ def find_checkpoint(path: str | os.PathLike) -> CheckpointPath:
             raise ValueError(f"{path} is damaged: {fault}; choose another checkpoint")
         return found
     if not has_checkpoint(path):
-        raise ValueError(f"{path} holds no checkpoint, expected {path}/checkpoints/<step>")
+        absent = "" if path.exists() else "does not exist and "
+        raise ValueError(f"{path} {absent}holds no checkpoint, expected {path}/checkpoints/<step>")
     step, faults = newest_intact(path)
     for fault in faults.values():
         logging.warning("%s; step %d is used", fault, step)

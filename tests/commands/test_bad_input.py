@@ -330,6 +330,21 @@ def test_faulty_recipe(fault, overrides, fails, tmp_path):
         ),
         ("export", ["onnx"], ["must have a value, did you mean --format onnx?"]),
         (
+            "serve",
+            ["runs/mine"],
+            ["unexpected argument 'runs/mine', did you mean --workdir runs/m"],
+        ),
+        (
+            "train",
+            ["--config=quickstart", "--config.optim.learning_rate=fast"],
+            ["optim.learning_rate=fast: expected a number, not 'fast'"],
+        ),
+        (
+            "train",
+            ["--config=quickstart", "--config.data.keep_empty=maybe"],
+            ["data.keep_empty=maybe: expected true or false, not 'maybe'"],
+        ),
+        (
             "train",
             ["--config=quickstart", "--workdir=w", "--noconfig.data.keep_emty"],
             ["there is no config entry 'data.keep_emty', did you mean 'data.keep_empty'?"],
@@ -413,7 +428,11 @@ def test_faulty_recipe(fault, overrides, fails, tmp_path):
             [*config_flags({}), "--workdir=w", "--results=r"],
             ["--workdir, --weights, --artifact and --results"],
         ),
-        ("evaluate", [*config_flags({}), "--workdir=nowhere"], ["nowhere", "no checkpoint"]),
+        (
+            "evaluate",
+            [*config_flags({}), "--workdir=nowhere"],
+            ["nowhere does not exist and holds no checkpoint"],
+        ),
         ("evaluate", ["--weights=some.pth"], ["some.pth is no run", "--config and --output"]),
         (
             "infer",
