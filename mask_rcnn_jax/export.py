@@ -62,6 +62,7 @@ from mask_rcnn_jax.models.build import PARTS, ModelOptions
 from mask_rcnn_jax.models.protocols import PartLike, ability
 from mask_rcnn_jax.models.quantization import trained_ranges, without_ranges
 from mask_rcnn_jax.recipe.recipe import Recipe
+from mask_rcnn_jax.stores import is_address
 from mask_rcnn_jax.training import evaluator
 from mask_rcnn_jax.training.encoding import Rules
 from mask_rcnn_jax.training.metrics import read_evaluations
@@ -204,7 +205,7 @@ def _scored_dataset(
     """Open what an int8 model is scored on, with all that can be wrong with it said before minutes
     of calibration."""
     data, path = recipe.data, annotation_file(recipe.data, "val")
-    if not os.path.isfile(path):
+    if not (is_address(path) or os.path.isfile(path)):
         where = "config.data.val_json"
         raise ValueError(f"--int8 reports AP on {where}, which is {path!r}: no such file")
     dataset = load_val(data, categories, boxes_only=recipe.learns_boxes_only)

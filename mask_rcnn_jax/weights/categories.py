@@ -7,6 +7,7 @@ from mask_rcnn_jax.data.coco import load_categories
 from mask_rcnn_jax.data.coco_categories import COCO_CATEGORIES
 from mask_rcnn_jax.data.options import DataOptions
 from mask_rcnn_jax.data.source import annotation_file
+from mask_rcnn_jax.stores import is_address
 from mask_rcnn_jax.weights.convert import num_classes_in
 
 
@@ -19,7 +20,7 @@ def guess_categories(data: DataOptions, variables: dict, stated: Sequence[dict] 
     count = num_classes_in(variables)
     assert count is not None  # `load_variables` refuses a backbone alone
     annotations = data.val_json and annotation_file(data, "val")
-    if os.path.isfile(annotations):
+    if annotations and (is_address(annotations) or os.path.isfile(annotations)):
         categories = load_categories(annotations, class_ids=data.class_ids)
         if len(categories) == count:
             return categories
