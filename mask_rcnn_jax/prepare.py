@@ -20,6 +20,7 @@
     python -m mask_rcnn_jax.prepare tfrecord --input 'DIR/train*.tfrecord' --output FILE
     python -m mask_rcnn_jax.prepare tao_spec SPEC.txt --gpus 8 --output recipe.py
     python -m mask_rcnn_jax.prepare mmdet_config CONFIG.py --gpus 8 --output recipe.py
+    python -m mask_rcnn_jax.prepare d2_config CONFIG.yaml --output recipe.py
 
 `prepare ACTION --help` describes the flags of one action.
 """
@@ -82,6 +83,7 @@ NAMED = {
     "weights": "one name, or none to list all",
     "tao_spec": "the path of one spec",
     "mmdet_config": "the path of one config or checkpoint",
+    "d2_config": "the path of one config in YAML",
 }
 
 
@@ -271,12 +273,14 @@ def convert_tfrecords() -> None:
 def prepare_recipe(action: str, config: str) -> None:
     """Write the recipe --output for another system's config, and print a line for each field that
     it leaves out."""
-    from mask_rcnn_jax.formats import mmdet_recipe, tao_recipe
+    from mask_rcnn_jax.formats import d2_recipe, mmdet_recipe, tao_recipe
 
     if not FLAGS.output or not FLAGS.output.endswith(".py"):
         raise ValueError(f"prepare {action} needs --output, the recipe to write, such as recipe.py")
     if action == "tao_spec":
         notes = tao_recipe.write_recipe(config, FLAGS.output, FLAGS.gpus)
+    elif action == "d2_config":
+        notes = d2_recipe.write_recipe(config, FLAGS.output)
     else:
         text = config_in(config) if config.endswith((".pth", ".pt")) else None
         notes = mmdet_recipe.write_recipe(config, FLAGS.output, FLAGS.gpus, text)
@@ -386,6 +390,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "tfrecord": convert_tfrecords,
     "tao_spec": partial(prepare_recipe, "tao_spec"),
     "mmdet_config": partial(prepare_recipe, "mmdet_config"),
+    "d2_config": partial(prepare_recipe, "d2_config"),
 }
 
 

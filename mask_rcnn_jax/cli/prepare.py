@@ -45,6 +45,7 @@ ACTIONS = {
     "tfrecord: TFRecords of NVIDIA's or TAO's scripts to a COCO json": ("input", "json", "output"),
     "tao_spec: a recipe from a spec of the TAO Toolkit": ("gpus", "output"),
     "mmdet_config: a recipe from a config of mmdetection": ("gpus", "output"),
+    "d2_config: a recipe from a config of detectron2": ("output",),
 }
 DATA_DIR_HELP = "Folder of the data set (annotations/ and image folders), or of the weights."
 

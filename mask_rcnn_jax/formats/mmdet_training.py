@@ -5,6 +5,7 @@ from typing import Any
 
 from mask_rcnn_jax.annotations.segmentation import show
 from mask_rcnn_jax.formats.fields import Fields
+from mask_rcnn_jax.formats.recipe_file import warmup_entries
 
 BASE = "coco_mmdet"
 SAME = {
@@ -235,11 +236,13 @@ def _length(fields: Fields, gpus: int, notes: list[str]) -> dict[str, Any]:
         is_epochs = fields.get(f"{name}.by_epoch", True) is True
         unit = length if is_epochs == bool(epochs) else length * per_epoch if epochs else 0
         if kind == "LinearLR" and fields.number(f"{name}.begin", 0) == 0:
-            entries["optim.warmup_factor"] = float(fields.number(f"{name}.start_factor", 1 / 3))
+            factor = float(fields.number(f"{name}.start_factor", 1 / 3))
             end = fields.positive(f"{name}.end")
+            rate = fields.positive("optim_wrapper.optimizer.lr")
             if unit:
-                entries["optim.warmup_until"] = end / unit
+                entries |= warmup_entries(end / unit, factor, float(rate))
             else:
+                entries["optim.warmup_factor"] = factor
                 text = "the number of images is not known; set optim.warmup_until, a fraction"
                 notes.append(f"{name}.end = {end}: {text}")
         elif kind == "MultiStepLR" and unit:

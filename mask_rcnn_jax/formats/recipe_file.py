@@ -44,6 +44,21 @@ def write_translated(
         draft.unlink(missing_ok=True)
 
 
+def warmup_entries(until: float, factor: float, rate: float) -> dict[str, float]:
+    """The entries of a linear warm-up, which may end behind the run.
+
+    until: its end as a fraction of the steps. factor: its first share of the rate.
+    """
+    share = 1.0
+    if until > 1:
+        share = factor + (1 - factor) / until  # that the last step comes to
+    return {
+        "optim.warmup_until": min(until, 1.0),
+        "optim.warmup_factor": factor / share,
+        "optim.learning_rate": rate * share,
+    }
+
+
 def _text(translated: Translated) -> str:
     """The Python source of a recipe."""
     sections: dict[str, dict[str, Any]] = {}

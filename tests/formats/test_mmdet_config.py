@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mask_rcnn_jax.config import flatten, load_config
-from mask_rcnn_jax.formats import mmdet_recipe, mmdet_training
+from mask_rcnn_jax.formats import mmdet_fields, mmdet_training
 from mask_rcnn_jax.formats.mmdet_recipe import write_recipe
 from mask_rcnn_jax.formats.python_config import read_config
 from tests.commands.command import ROOT, error_line, run_inside
@@ -349,7 +349,7 @@ def test_dicts_are_merged_as_mmengine_does(tmp_path):
 
 def test_every_field_has_a_row_in_the_documentation():
     page = (ROOT / "docs" / "mmdet_config.md").read_text()
-    names = {*mmdet_recipe.SAME, *mmdet_training.SAME}
+    names = {*mmdet_fields.SAME, *mmdet_training.SAME}
     missing = {n for n in names if f"{n.rpartition('.')[2]}`" not in page}
     assert not missing
 
