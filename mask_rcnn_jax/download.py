@@ -25,7 +25,7 @@ _LIMITS = Limits(silence=60.0, window=60.0)  # patient: what has come is kept
 def download(
     url: str,
     path: str | os.PathLike,
-    checksum: str,
+    checksum: str | None,
     *,
     size: int = 0,
     persistent: bool = False,
@@ -39,7 +39,8 @@ def download(
         url: http or https.
         path: created, with its folder, only when complete and verified. Until then the data is in
             `path` + ".part", from which the next call resumes.
-        checksum: "sha256:" and at least the first 8 hex digits, or "md5:" and at least 6.
+        checksum: "sha256:" and at least the first 8 hex digits, or "md5:" and at least 6; None
+            if none is known, which any content fits.
         size: expected bytes, 0 if unknown. Rejects responses whose size differs.
         persistent: resume after a lost connection, as long as each attempt yields at least 1 MiB.
         make_progress: see `ProgressFactory`.
@@ -49,10 +50,11 @@ def download(
             too slowly, or the disk is too small.
         ValueError: for a wrong checksum; the file is deleted.
     """
-    if not re.fullmatch(r"sha256:[0-9a-f]{8,64}|md5:[0-9a-f]{6,32}", checksum):
+    checksums = r"sha256:[0-9a-f]{8,64}|md5:[0-9a-f]{6,32}"
+    if checksum is not None and not re.fullmatch(checksums, checksum):
         forms = "'sha256:' and 8 to 64 hexadecimal digits, or 'md5:' and 32, at least the first 6"
         raise ValueError(f"checksum is {checksum!r}, expected {forms}")
-    algorithm, _, expected = checksum.partition(":")
+    algorithm, _, expected = (checksum or "sha256:").partition(":")
     path = Path(path)
     part = path.with_name(path.name + ".part")
 

@@ -54,6 +54,9 @@ def translate(fields: Fields) -> tuple[dict[str, Any], list[str]]:
     entries |= _data(fields, notes) | _solver(fields, notes)
     if weights := fields.get("MODEL.WEIGHTS"):
         text = str(weights)
+        text = (
+            "detectron2_msra_r50" if text.endswith("2://ImageNetPretrained/MSRA/R-50.pkl") else text
+        )
         if "://" in text:
             zoo = "https://dl.fbaipublicfiles.com/detectron2/"
             address = text.replace("detectron2://", zoo)

@@ -1,9 +1,12 @@
 """Weights by name: where they are, their checksums, and the recipes that they fit."""
 
 import difflib
+import hashlib
 import os
 from pathlib import Path
 from typing import NamedTuple
+
+from absl import logging
 
 from mask_rcnn_jax.download import ProgressFactory, download
 from mask_rcnn_jax.stores import home, is_address, local_file
@@ -12,11 +15,12 @@ from mask_rcnn_jax.weights import hub, model_folder
 
 
 class Published(NamedTuple):
-    """A file of weights whose checksum its publisher states, so that a download is verified."""
+    """A file of weights."""
 
     url: str
-    checksum: str  # as `download` takes it
+    checksum: str  # as `download` takes it; "": its publisher states none
     recipe: str  # that takes the file as `--weights`; "": a backbone, for `model.init_from` alone
+    file: str = ""  # its name here; "": the one in `url`
 
 
 def _torchvision(name: str, recipe: str = "") -> Published:
@@ -31,7 +35,18 @@ def _detectron2(folder: str, md5: str, recipe: str) -> Published:
     return Published(url, f"md5:{md5}", recipe)
 
 
-# Weights published without a checksum (Detectron's, Google's) are not here.
+def _mae(size: str, md5: str) -> Published:
+    """md5: its first digits (README of MAE)."""
+    url = f"https://dl.fbaipublicfiles.com/mae/pretrain/mae_pretrain_vit_{size}.pth"
+    return Published(url, f"md5:{md5}", "")
+
+
+def _msra(system: str) -> Published:
+    """The ResNet-50 of He et al., as one of two systems stores it, without a checksum."""
+    url = f"https://dl.fbaipublicfiles.com/{system}/ImageNetPretrained/MSRA/R-50.pkl"
+    return Published(url, "", "", f"{system}_R-50.pkl")
+
+
 PUBLISHED = {
     "resnet18": _torchvision("resnet18-f37072fd"),
     "resnet34": _torchvision("resnet34-b627a593"),
@@ -100,6 +115,12 @@ PUBLISHED = {
         "ef3a80",
         "coco_detectron2:lsj_400ep_regnety_4gf",
     ),
+    "detectron2_r50_1x": _detectron2(
+        "COCO-InstanceSegmentation/mask_rcnn_R_50_FPN_1x/137260431", "a54504", "coco_detectron2"
+    ),
+    "detectron2_r50_3x": _detectron2(
+        "COCO-InstanceSegmentation/mask_rcnn_R_50_FPN_3x/137849600", "f10217", "coco_detectron2:3x"
+    ),
     "detectron2_x101_3x": _detectron2(
         "COCO-InstanceSegmentation/mask_rcnn_X_101_32x8d_FPN_3x/139653917",
         "2d9806",
@@ -132,6 +153,21 @@ PUBLISHED = {
     "detectron2_vitdet_cascade_h": _detectron2(
         "ViTDet/COCO/cascade_mask_rcnn_vitdet_h/f328730692", "f05665", "coco_vitdet:cascade_h"
     ),
+    "mae_vit_base": _mae("base", "8cad7c"),
+    "mae_vit_large": _mae("large", "b8b06e"),
+    "mae_vit_huge": _mae("huge", "9bdbb0"),
+    "detectron_msra_r50": _msra("detectron"),
+    "detectron2_msra_r50": _msra("detectron2"),
+}
+# Weights in several files: what to do.
+BY_HAND = {
+    "nvidia_rn50_tf_amp": "a zip of NVIDIA's NGC catalog; fetch "
+    "https://api.ngc.nvidia.com/v2/models/nvidia/rn50_tf_amp_ckpt/versions/20.06.0/zip (with a "
+    "login, if it asks for one, from the page rn50_tf_amp_ckpt of catalog.ngc.nvidia.com), unpack "
+    "it, and name its nvidia_rn50_tf_amp without an ending",
+    "resnet-nhwc-2018-02-07": "a folder of Google's; copy it with `gsutil cp -r "
+    "gs://cloud-tpu-checkpoints/retinanet/resnet50-checkpoint-2018-02-07 .`, and name its "
+    "model.ckpt-112603 without an ending",
 }
 
 # Weights that come with the package, by name, and the recipes that they fit; docs/results.md has
@@ -173,12 +209,12 @@ def shipped(weights: str | os.PathLike) -> str | os.PathLike:
 
 def recipe_of(name: str) -> str:
     """Return the recipe that weights by their name fit; "" for a backbone."""
-    return SHIPPED.get(name) or PUBLISHED[name].recipe
+    return SHIPPED.get(name) or (PUBLISHED[name].recipe if name in PUBLISHED else "")
 
 
 def is_name(weights: str | os.PathLike) -> bool:
-    """Whether it is a name in `PUBLISHED` or `SHIPPED` and no file or folder."""
-    return str(weights) in {*PUBLISHED, *SHIPPED} and not os.path.exists(weights)
+    """Whether it is a name in `PUBLISHED`, `SHIPPED` or `BY_HAND` and no file or folder."""
+    return str(weights) in {*PUBLISHED, *SHIPPED, *BY_HAND} and not os.path.exists(weights)
 
 
 def absent(weights: str | os.PathLike) -> ValueError:
@@ -199,21 +235,36 @@ def fetch(
 ) -> Path:
     """Download weights by their name, unless they are there and whole, or ship.
 
-    Raises ValueError for an unknown name, OSError, saying how to do without a network here, if the
-    file cannot be had; see `download`.
+    Where no checksum is published, that of the first download is kept beside the file, and what is
+    there must have it from then on.
+
+    Raises ValueError for an unknown name or one in `BY_HAND`, OSError, saying how to do without a
+    network here, if the file cannot be had; see `download`.
     """
     if name in SHIPPED:
         return SHIPPED_FOLDER / f"{name}.safetensors"
+    if name in BY_HAND:
+        raise ValueError(f"{name} is {BY_HAND[name]}")
     if name not in PUBLISHED:
         close = difflib.get_close_matches(name, PUBLISHED, 1)
         hint = (
             f"did you mean {close[0]!r}?" if close else "expected one that `prepare weights` lists"
         )
         raise ValueError(f"unknown weights {name!r}, {hint}")
-    url, checksum, _ = PUBLISHED[name]
-    path = Path(folder) / url.rpartition("/")[2]
+    url, checksum, _, file = PUBLISHED[name]
+    path = Path(folder) / (file or url.rpartition("/")[2])
+    kept = path.with_name(f"{path.name}.sha256")
+    is_first = not checksum and not kept.is_file()
+    if not checksum and not is_first:
+        checksum = f"sha256:{kept.read_text().strip()}"
     try:
-        return download(url, path, checksum, make_progress=make_progress)
+        found = download(url, path, checksum or None, make_progress=make_progress)
+        if is_first:
+            with open(found, "rb") as content:
+                digest = hashlib.file_digest(content, "sha256").hexdigest()
+            kept.write_text(f"{digest}\n")
+            logging.warning("%s: no checksum is published; from now on, %s counts", name, digest)
+        return found
     except OSError as error:
         text = f"{error}; without a network, fetch it elsewhere and save it as {path}"
         raise OSError(text) from error

@@ -95,6 +95,10 @@ def test_configs_of_the_zoo_are_the_recipes(text, variant, tmp_path):
     "text, entries",
     [
         ("MODEL: {MASK_ON: False}", {"model.mask_head.name": "none"}),
+        (
+            MASKS + "  WEIGHTS: detectron2://ImageNetPretrained/MSRA/R-50.pkl",
+            {"model.init_from": "detectron2_msra_r50"},
+        ),
         (MASKS + "  WEIGHTS: out/model_final.pth", {"model.init_from": "out/model_final.pth"}),
         (
             MASKS + "  ANCHOR_GENERATOR: {SIZES: [[8, 16]], ASPECT_RATIOS: [[4.0]]}",
@@ -199,7 +203,7 @@ def test_a_config_that_cannot_be_read_is_named(text, words, tmp_path):
 def test_what_has_no_counterpart_is_named(tmp_path):
     _, notes = recipe_of(
         tmp_path,
-        MASKS + "  WEIGHTS: detectron2://ImageNetPretrained/MSRA/R-50.pkl\n"
+        MASKS + "  WEIGHTS: detectron2://ImageNetPretrained/MSRA/R-101.pkl\n"
         "DATASETS: {TRAIN: [mine]}\nINPUT: {CROP: {ENABLED: True, SIZE: [0.5, 0.5]}}\n"
         "TEST: {AUG: {ENABLED: False, FLIP: True}}\nMY_OWN: 3\n",
     )
@@ -209,7 +213,7 @@ def test_what_has_no_counterpart_is_named(tmp_path):
         "INPUT.CROP.SIZE",
         "MY_OWN",
     ]
-    zoo = "https://dl.fbaipublicfiles.com/detectron2/ImageNetPretrained/MSRA/R-50.pkl"
+    zoo = "https://dl.fbaipublicfiles.com/detectron2/ImageNetPretrained/MSRA/R-101.pkl"
     assert f"fetch '{zoo}' and set model.init_from" in notes[1]
 
 
