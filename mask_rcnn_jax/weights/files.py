@@ -104,8 +104,8 @@ def _read_file(path: str) -> Weights:
                 "or a checkpoint in TensorFlow's old format, which is not supported"
             )
         return Weights(read_tf_checkpoint(path.removesuffix(".index")))
-    if problem := _tao_problem(path, start):
-        raise ValueError(f"{path}: {problem}; docs/from_others.md#from-tao has other weights")
+    if problem := _foreign_problem(path, start):
+        raise ValueError(f"{path}: {problem}")
     read: Callable[[str], Weights]
     if start[8:9] == b"{" and int.from_bytes(start[:8], "little") <= _MAX_SAFETENSORS_HEADER:
         read = _read_safetensors
@@ -125,16 +125,25 @@ def _read_file(path: str) -> Weights:
         raise ValueError(f"{path}: {cut(message, 1000)}") from error
 
 
-def _tao_problem(path: str, start: bytes) -> str:
-    """Why a file of NVIDIA TAO, known by its name or its first bytes, cannot be read, or ""."""
+def _foreign_problem(path: str, start: bytes) -> str:
+    """Why a file of NVIDIA TAO or Keras, known by its name or its first bytes, cannot be read, or
+    "".
+    """
+    advice = "; docs/from_others.md#from-tao has other weights"
     if path.endswith(".etlt"):
-        return "exported by TAO for TensorRT, encrypted with the key of its training (-k)"
+        return f"exported by TAO for TensorRT, encrypted with the key of its training (-k){advice}"
     if path.endswith(".tlt"):
         if not start.startswith(_ZIP_MAGIC):
-            return "a model of TAO, encrypted with the key of its training (-k)"
-        return "a model of TAO, a zip of a TensorFlow checkpoint whose names are not documented"
+            return f"a model of TAO, encrypted with the key of its training (-k){advice}"
+        found = "a model of TAO, a zip of a TensorFlow checkpoint whose names are not documented"
+        return f"{found}{advice}"
+    if start.startswith(_HDF5_MAGIC) and path.endswith((".h5", ".keras")):
+        return (
+            "HDF5 of Keras, as matterport's Mask R-CNN, which is another model; train on the same "
+            "data from other weights: docs/from_tutorials.md#from-matterports-mask-r-cnn"
+        )
     if start.startswith(_HDF5_MAGIC):
-        return "HDF5, such as TAO's ResNets, whose names of layers are not documented"
+        return f"HDF5, such as TAO's ResNets, whose names of layers are not documented{advice}"
     return ""
 
 

@@ -94,6 +94,40 @@ def write_large(folder: Path, made: Path, content: dict) -> None:
         file.write(image.transpose(2, 0, 1))
 
 
+def write_doors(folder: Path) -> None:
+    """Data sets as Ultralytics and matterport's Mask R-CNN have them, of one square each."""
+    square = np.zeros((64, 64, 3), np.uint8)
+    square[16:48, 16:48] = 200, 40, 40
+    place = {"name": "polygon", "all_points_x": [16, 48, 48, 16], "all_points_y": [16, 16, 48, 48]}
+    for split in ("train", "val"):
+        entries = {}
+        for part in ("mine/images", "mine/labels", "balloon"):
+            (folder / part / split).mkdir(parents=True)
+        for name in ("a", "b", "c"):
+            for images in ("mine/images", "balloon"):
+                cv2.imwrite(str(folder / images / split / f"{name}.png"), square)
+            label = "1 0.25 0.25 0.75 0.25 0.75 0.75 0.25 0.75\n"
+            (folder / "mine" / "labels" / split / f"{name}.txt").write_text(label)
+            regions = {"0": {"region_attributes": {}, "shape_attributes": place}}
+            entries[f"{name}.png1"] = {"filename": f"{name}.png", "size": 1, "regions": regions}
+        text = json.dumps(entries)
+        (folder / "balloon" / split / "via_region_data.json").write_text(text)
+    names = "train: images/train\nval: images/val\nnames: {0: circle, 1: square}\n"
+    (folder / "mine" / "data.yaml").write_text(names)
+
+
+def write_pedestrians(folder: Path) -> None:
+    """Penn-Fudan's layout: a label image for each image."""
+    for name in ("PNGImages", "PedMasks"):
+        (folder / "PennFudanPed" / name).mkdir(parents=True, exist_ok=True)
+    label = np.zeros((64, 64), np.uint8)
+    label[20:50, 10:30], label[5:60, 40:55] = 1, 2
+    for i in range(60):
+        image = str(folder / "PennFudanPed" / "PNGImages" / f"FudanPed{i:05}.png")
+        cv2.imwrite(image, label * 100)
+        cv2.imwrite(image.replace("PNGImages", "PedMasks").replace(".png", "_mask.png"), label)
+
+
 def arrange(folder: Path) -> None:
     """What the pages assume to be there, under the names that they give it."""
     photos, coco = folder / "photos", folder / "data" / "coco"
@@ -146,5 +180,8 @@ def arrange(folder: Path) -> None:
     cv2.imwrite(str(masks / "one_mask.png"), label)
     for name in ("clip.mp4", "clip.mov"):
         write_video(folder / name, 3)
+    write_doors(folder)
+    write_pedestrians(folder)
+    write_weights(folder / "pedestrians.pth", "coco_torchvision", num_classes=1)
     write_weights(folder / WEIGHTS)
     write_weights(folder / "weights/maskrcnn_resnet50_fpn_coco-bf2d0c1e.pth", "coco_torchvision")

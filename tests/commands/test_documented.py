@@ -29,6 +29,10 @@ PAGES += sorted(page for page in (ROOT / "docs").glob("*.md") if page not in PAG
 # Commands that are not run here, by a pattern: why, and what runs in their place.
 NOT_RUN = {
     r"-m venv|^\. |pip install|-m pytest": ("sets up or tests an environment", ".ci/run"),
+    r"_config theirs/|--config recipe\.py": (
+        "takes files of other systems",
+        "tests/formats/test_doors.py::test_commands_of_a_door_run_as_they_stand",
+    ),
     "gcloud|--platform tpu": (
         "needs a TPU",
         "tests/commands/test_processes.py::test_hosts_of_a_tpu_slice_find_each_other",
@@ -128,7 +132,8 @@ def test_what_is_not_run_is_tested_elsewhere():
 def test_recipes_and_entries_are_those_that_there_are(command):
     words = shlex.split(command)
     recipe = words[words.index("--config") + 1] if "--config" in words else "coco_torchvision"
-    recipe = "coco" if recipe.startswith("runs/") else recipe  # has the entries of its recipe
+    if recipe.startswith("runs/") or recipe == "recipe.py":  # has the entries of its recipe
+        recipe = "coco"
     config = load_tree(ROOT / recipe if recipe.endswith(".py") else recipe)
     argv, known = ["", *(word for word in words if word[:9] == "--config.")], flags.FlagValues()
     config_flags.DEFINE_config_dict("config", config, flag_values=known, sys_argv=argv)

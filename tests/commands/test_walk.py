@@ -66,10 +66,12 @@ def write_labelme(folder: Path) -> None:
         path.unlink()
 
 
-def write_weights(path: Path, recipe: str = "finetune") -> None:
-    """A small model of torchvision's kind for COCO's classes, under the name of the real one."""
+def write_weights(path: Path, recipe: str = "finetune", num_classes: int = 90) -> None:
+    """A small model of torchvision's kind, of COCO's classes, under the name of the real one."""
     small = {name: value for name, value in CHEAP.items() if name.startswith("model.")}
-    config = load_config(ROOT / "configs" / f"{recipe}.py", small | {"model.num_classes": 90})
+    config = load_config(
+        ROOT / "configs" / f"{recipe}.py", small | {"model.num_classes": num_classes}
+    )
     variables = random_variables(config)
     path.parent.mkdir(exist_ok=True)
     save_file(to_torchvision(variables, norm_eps=config.model.backbone.norm_eps), path)

@@ -257,6 +257,15 @@ def test_files_of_tao_are_named_as_such(tmp_path, name, content, says):
     assert line.endswith("; docs/from_others.md#from-tao has other weights")
 
 
+def test_a_file_of_keras_is_named_with_what_to_do(tmp_path):
+    path = tmp_path / "mask_rcnn_balloon_0030.h5"
+    path.write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(100))
+    with pytest.raises(ValueError) as error:
+        read_arrays(path)
+    assert one_line(error).startswith(f"{path}: HDF5 of Keras, as matterport's Mask R-CNN")
+    assert one_line(error).endswith("docs/from_tutorials.md#from-matterports-mask-r-cnn")
+
+
 def test_an_empty_folder_is_no_checkpoint(tmp_path):
     with pytest.raises(ValueError, match="folder with no TensorFlow checkpoint") as error:
         read_arrays(tmp_path)
