@@ -5,17 +5,13 @@
 #   tests/launch/build_image.sh [BASE]
 #
 # BASE: a folder with Ubuntu 24.04 (debootstrap noble) where no registry can be reached.
-# CUDA: 12 or 13 (13). NO_CUDA=1 leaves the CUDA wheels out. FLAGS: more flags for buildah.
+# CUDA: 12, 13 or none (13). FLAGS: more flags for buildah.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 read -ra flags <<< "--isolation=chroot ${FLAGS:-}"
 context=$(mktemp -d)
 trap 'rm -rf "$context"' EXIT
 git -C "$root" archive HEAD | tar -x -C "$context"
-lock=$context/launch/cuda${CUDA:=13}.lock
-if [ -n "${NO_CUDA:-}" ]; then
-  awk '/^[a-z]/ { cuda = /^(nvidia|jax-cuda)/ } !cuda' "$lock" > "$lock.cpu" && mv "$lock.cpu" "$lock"
-fi
 from=()
 if [ $# -gt 0 ]; then
   base=$(buildah from scratch)
@@ -23,7 +19,7 @@ if [ $# -gt 0 ]; then
   buildah commit --quiet --rm "$base" mask_rcnn_jax_base > /dev/null
   from=(--from localhost/mask_rcnn_jax_base)
 fi
-buildah build "${flags[@]}" "${from[@]}" --build-arg CUDA="$CUDA" --layers -f "$context/launch/Dockerfile" -t mask_rcnn_jax "$context"
+buildah build "${flags[@]}" "${from[@]}" --build-arg CUDA="${CUDA:-13}" --layers -f "$context/launch/Dockerfile" -t mask_rcnn_jax "$context"
 container=$(buildah from mask_rcnn_jax)
 in_image() { buildah run "${flags[@]}" --user 1000 "$container" -- "$@"; }
 in_image launch/local.sh train --help > "$context/help"

@@ -61,9 +61,10 @@ def test_what_git_ignores_is_not_in_the_image():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cuda", ["12", "13"])
+@pytest.mark.parametrize("cuda", ["12", "13", "none"])
 def test_its_steps_install_the_package_in_a_clean_folder(cuda, tmp_path):
-    """`pip install -r` shows what it was to install; all else is done."""
+    """Without CUDA, what is for it alone is left out. `pip install -r` shows what it was to
+    install; all else is done."""
     folder, venv, home = tmp_path / "work", tmp_path / "venv", tmp_path / "home"
     folder.mkdir()
     wanted = tmp_path / "wanted.txt"
@@ -96,7 +97,12 @@ def test_its_steps_install_the_package_in_a_clean_folder(cuda, tmp_path):
             for path in site.glob("setuptools*"):
                 shutil.rmtree(path)
             (site / "these.pth").write_text(sysconfig.get_paths()["purelib"])
-    assert wanted.read_text() == (ROOT / "launch" / f"cuda{cuda}.lock").read_text()
+    if cuda == "none":
+        kept, whole = (re.findall("^[a-z][^ ]*==[^ ]*", path.read_text(), re.MULTILINE)
+                       for path in (wanted, ROOT / "launch" / "cuda13.lock"))  # fmt: skip
+        assert kept == [one for one in whole if not one.startswith(("nvidia", "jax-cuda"))] != whole
+    else:
+        assert wanted.read_text() == (ROOT / "launch" / f"cuda{cuda}.lock").read_text()
     done = subprocess.run(
         [venv / "bin" / "mask-rcnn-jax", "train", "--help"],
         cwd=home, env=environment | {"JAX_PLATFORMS": "cpu"}, text=True, capture_output=True,
