@@ -57,15 +57,17 @@ def stubbed(monkeypatch):
     monkeypatch.setattr(step_module, "loss_terms", lambda outputs, *_: {"loss/total": outputs})
 
 
-def stub_step(loss, parts=1, tx=None):
+def stub_step(loss, parts=1, tx=None, distillation=None):
     """A step of w = (1, 1) on two devices, whose images have scales 3, 1 and 5, 7."""
     tx, mesh = tx or optax.sgd(1.0), make_mesh()
     params = {"w": jnp.ones(2)}
     state = TrainState(jnp.int32(0), params, {"mean": jnp.float32(0.0)}, tx.init(params))
     scales = np.repeat(np.array([[3], [1], [5], [7]], np.float32), 2, axis=1)
     batch = tiny_batch(4).replace(scales=scales)
-    run = make_train_step(stub_model(), tx, None, mesh, StepOptions(loss, 0, 0.0, parts))
-    return jax.device_get(run(replicate(state, mesh), shard_batch(batch, mesh)))
+    options = StepOptions(loss, 0, 0.0, parts)
+    run = make_train_step(stub_model(), tx, None, mesh, options, distillation)
+    teacher = () if distillation is None else (replicate(jnp.float32(100.0), mesh),)
+    return jax.device_get(run(replicate(state, mesh), shard_batch(batch, mesh), *teacher))
 
 
 @pytest.mark.parametrize(
@@ -203,3 +205,14 @@ def test_a_run_logs_it_and_resumes_with_it_alone(tmp_path):
     with pytest.raises(ValueError, match="a run of another config: loss.own was"):
         mrcnn.train(config, tmp_path, **sets())
     assert int(mrcnn.train(config, tmp_path, **sets(), losses=losses).step) == 2
+
+
+def test_a_teachers_losses_come_on_top(stubbed):
+    class Teacher:
+        def add(self, terms, teacher, batch, outputs, step):
+            return {**terms, "loss/total": terms["loss/total"] + teacher, "loss/distill_x": teacher}
+
+    loss = resolve_losses(LOSS, [("squared", squared)])
+    _, metrics = stub_step(loss, distillation=Teacher())
+    assert metrics["loss/squared"] == 80.0 and metrics["loss/distill_x"] == 100.0
+    assert metrics["loss/total"] == 8 + 80 + 100
