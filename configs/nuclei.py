@@ -11,6 +11,9 @@ from ml_collections import ConfigDict
 
 from mask_rcnn_jax.configs import quickstart
 
+# variant: what it is, and the box and mask AP published for COCO val2017, in percent
+SYSTEMS = {"": ("nuclei in fluorescence microscopy, from random weights", None, None)}
+
 
 def get_config() -> ConfigDict:
     config = quickstart.get_config()

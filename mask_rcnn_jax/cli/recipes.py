@@ -6,7 +6,7 @@ from typing import NamedTuple
 from mask_rcnn_jax.cli.help import format_entries
 from mask_rcnn_jax.config import RECIPES, flatten, load_config, load_own, recipe_names
 from mask_rcnn_jax.parts import describe
-from mask_rcnn_jax.weights.published import PUBLISHED
+from mask_rcnn_jax.weights.published import PUBLISHED, SHIPPED, recipe_of
 
 
 class Known(NamedTuple):
@@ -24,7 +24,7 @@ class Known(NamedTuple):
     @property
     def weights(self) -> list[str]:
         """Names of public weights of a detector that this recipe fits."""
-        return [name for name, published in PUBLISHED.items() if published.recipe == self.name]
+        return [name for name in (*SHIPPED, *PUBLISHED) if recipe_of(name) == self.name]
 
 
 def known_recipes() -> list[Known]:
@@ -80,8 +80,8 @@ def weights_lines() -> list[str]:
     aps = {one.name: one.aps for one in known_recipes()}
     width, wide = max(map(len, PUBLISHED)) + 2, max(map(len, aps)) + 2
     lines = [f"{'weights':{width}}{'recipe':{wide}}box / mask AP"]
-    for name, published in PUBLISHED.items():
-        recipe = published.recipe or "a backbone, for model.init_from"
+    for name in (*SHIPPED, *PUBLISHED):
+        recipe = recipe_of(name) or "a backbone, for model.init_from"
         lines.append(f"{name:{width}}{recipe:{wide}}{aps.get(recipe, '')}".rstrip())
     return [
         *lines,
