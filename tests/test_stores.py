@@ -1,5 +1,6 @@
 """Files at addresses: fetched once, or again when they have changed."""
 
+import json
 import os
 import threading
 from multiprocessing import get_context
@@ -14,6 +15,8 @@ from mask_rcnn_jax.images.bands import Bands
 from mask_rcnn_jax.images.decode import decode_image
 from mask_rcnn_jax.predict.inputs import find_inputs, read_image
 from mask_rcnn_jax.weights import published
+from tests.commands.command import check_done, run_captured
+from tests.commands.small_run import untrained_run
 from tests.data.small_set import rectangle, write_coco
 
 ANNOTATIONS = [rectangle(3, 4, 20, 10)]
@@ -219,6 +222,29 @@ def test_infer_finds_images_and_videos_of_a_store(tmp_path, put):
             find_inputs([f"{address}/{absent}"], tmp_path / "out")
     with pytest.raises(ValueError, match="a store, whose address is not checked"):
         find_inputs([address], tmp_path / "out", public_only=True)
+
+
+@pytest.mark.slow
+def test_a_run_is_scored_and_infers_on_a_bucket(bucket, tmp_path):
+    """By commands, which are other processes."""
+    run = untrained_run(tmp_path)
+    address = f"s3://sets/{tmp_path.name}"
+    for path in filter(Path.is_file, run.data_dir.rglob("*")):
+        bucket.put_file(str(path), f"{address}/{path.relative_to(run.data_dir)}")
+    places = {
+        "val_json": f"{address}/annotations/instances_val.json",
+        "val_images": f"{address}/val",
+    }
+    flags = [f"--config.data.{name}={place}" for name, place in places.items()]
+    scores, found = [], []
+    for name, more, images in (("a", [], run.data_dir / "val"), ("b", flags, f"{address}/val")):
+        command = ["--workdir", run.workdir, "--output", tmp_path / f"scores_{name}", *more]
+        check_done(run_captured("evaluate", *command))
+        scores.append(json.loads((tmp_path / f"scores_{name}" / "metrics.json").read_text()))
+        command = ["--workdir", run.workdir, "--input", images, "--output", tmp_path / name]
+        check_done(run_captured("infer", *command, "--score_threshold=0", "--save=csv"))
+        found.append(json.loads((tmp_path / name / "detections.json").read_text()))
+    assert scores[0] == scores[1] and found[0] == found[1] and len(found[0]) > 1
 
 
 def test_weights_at_an_address_are_those_of_the_file(tmp_path, put):

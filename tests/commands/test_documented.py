@@ -42,6 +42,10 @@ NOT_RUN = {
         "needs a hub",
         "tests/commands/test_hub_commands.py::test_a_run_is_pushed_and_scores_the_same",
     ),
+    "s3://": (
+        "needs a bucket",
+        "tests/test_stores.py::test_a_run_is_scored_and_infers_on_a_bucket",
+    ),
     "loggers=wandb": ("needs W&B", "tests/training/test_loggers.py::test_wandb_offline"),
     "launch/local.sh": (
         "uses GPUs",
