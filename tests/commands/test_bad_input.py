@@ -451,6 +451,11 @@ def test_faulty_recipe(fault, overrides, fails, tmp_path):
         ),
         (
             "infer",
+            ["--weights=hf://owner", f"--input={RECIPE}", "--output=out"],
+            ["hf://owner names no model, expected hf://owner/name or hf://owner/name@revision"],
+        ),
+        (
+            "infer",
             ["--weights=resnet50", f"--input={RECIPE}", "--output=out"],
             ["resnet50 is a backbone, expected a detector; use model.init_from"],
         ),
