@@ -86,6 +86,7 @@ def run_example(images, monkeypatch):
     def run(name: str) -> dict:
         code = re.sub(r'"train.steps": \d+', '"train.steps": 2', EXAMPLES[name])
         code = code.replace("warmup_steps=50", "warmup_steps=1")
+        code = code.replace('"train.eval_every": 100', '"train.eval_every": 1')
         names = {"__name__": name}
         exec(compile(code, f"docs/extending.md: {name}", "exec"), names)
         return names
@@ -94,7 +95,7 @@ def run_example(images, monkeypatch):
 
 
 def test_the_examples_are_there_and_short():
-    assert set(EXAMPLES) >= {"dataset", "augmentation", "optimizer", "logger"}
+    assert set(EXAMPLES) >= {"dataset", "augmentation", "optimizer", "loss", "logger", "stop"}
     for name, code in EXAMPLES.items():
         assert len(code.splitlines()) <= 40, name
         assert code == textwrap.dedent(code), name
@@ -156,3 +157,19 @@ def test_logger(run_example, images):
     assert [[float(cell) for cell in row.split(",")] for row in rows] == expected
     (picture,) = (workdir / "log").glob("2-*")
     assert decode_image(picture).shape[2] == 3
+
+
+@pytest.mark.slow
+def test_loss(run_example, images):
+    run_example("loss")
+    records = read_metrics(images / "runs" / "smooth" / "metrics.jsonl")
+    values = [record["loss/smooth_masks"] for record in records if "loss/total" in record]
+    assert len(values) == 2 and all(0 < value < 0.1 for value in values)
+
+
+@pytest.mark.slow
+def test_stop(run_example, images, capsys):
+    state = run_example("stop")["state"]
+    assert int(state.step) == 1 and "TrainState(step 1, " in capsys.readouterr().out
+    records = read_metrics(images / "runs" / "pruned" / "metrics.jsonl")
+    assert state.metrics["ap/mask"] == records[-1]["ap/mask"] < 0.1
