@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from mask_rcnn_jax.data.checking import find_by_name
 from mask_rcnn_jax.formats.image_files import ImageFiles
+from mask_rcnn_jax.images.file_names import find_by_name
 from mask_rcnn_jax.predict.inputs import find_inputs
 from tests.formats.converting import convert_set
 
