@@ -57,6 +57,7 @@ from mask_rcnn_jax.formats.coco_build import build_coco, write_json
 from mask_rcnn_jax.formats.convert import (
     READERS,
     convert,
+    files_passed_over,
     read_classes,
     with_classes,
     write_converted,
@@ -215,6 +216,8 @@ def convert_any() -> None:
         raise ValueError("--min_area is of the parts that --split_parts makes")
     found = convert(FLAGS["from"].value, *convert_arguments(), other_classes=FLAGS.other_classes)
     write_converted(Path(FLAGS.output), *found)
+    if others := files_passed_over(Path(FLAGS.input), found[1]):
+        print(f"{FLAGS.input}: these files are not read: {others}")
     if FLAGS.split_parts:
         notice = specks_notice(found[0])
     elif notice := parts_notice(found[0]):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mask_rcnn_jax.annotations.ids import MAX_NAME
-from mask_rcnn_jax.annotations.reader import GroundTruth, read_regular
+from mask_rcnn_jax.annotations.reader import GroundTruth, listed, read_regular
 from mask_rcnn_jax.annotations.segmentation import show
 from mask_rcnn_jax.data.checking import summarize
 from mask_rcnn_jax.formats.cityscapes import read_cityscapes
@@ -123,13 +123,29 @@ def write_converted(
     print(f"{path}: {counts}, {len(left_out)} left out; the images are in {image_dir}")
 
 
+def files_passed_over(source: Path, image_dir: Path) -> str:
+    """Count the files of a folder of annotations that are of no kind that is read, such as masks in
+    `.npy`, outside of the image folder; "" without any."""
+    if not source.is_dir():
+        return ""
+    images = os.path.abspath(image_dir)
+    names: list[str] = []
+    for folder, _, files in listed(source, os.walk(source)):
+        if not Path(os.path.abspath(folder)).is_relative_to(images):
+            names += [name for name in files if not _is_known(name)]
+    return endings(names)
+
+
+def _is_known(name: str) -> bool:
+    return is_image_name(name) or name.lower().endswith(ANNOTATIONS)
+
+
 def _other_files(content: dict[str, Any], image_dir: Path) -> Iterator[str]:
     """Names of files beside the images that seem to be neither images nor annotations."""
     names = [entry["file_name"] for entry in content["images"]]
     for folder in {os.path.dirname(os.path.join(image_dir, name)) for name in names}:
         for entry in os.scandir(folder) if os.path.isdir(folder) else ():
-            known = is_image_name(entry.name) or entry.name.lower().endswith(ANNOTATIONS)
-            if not known and entry.is_file():
+            if not _is_known(entry.name) and entry.is_file():
                 yield entry.name
 
 

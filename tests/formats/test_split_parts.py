@@ -119,3 +119,12 @@ def test_noise_is_no_mask(tmp_path, capsys):
     write_values(tmp_path / "masks" / "0_mask.png", noise)
     code = convert(tmp_path, "--split_parts")
     assert "more than 20,000 parts" in error_line(code, capsys.readouterr().err)
+
+
+def test_files_beside_masks_that_are_not_read_are_counted(tmp_path, capsys):
+    write_masks(tmp_path, BINARY * 255)
+    for name in ("3_mask.npy", "readme.md", ".hidden"):
+        (tmp_path / "masks" / name).write_bytes(b"")
+    assert not convert(tmp_path / "masks", "--images", tmp_path / "images")
+    line = f"{tmp_path / 'masks'}: these files are not read: 1 .npy\n"
+    assert line in capsys.readouterr().out
