@@ -399,4 +399,4 @@ def test_debug_shows_the_traceback(cache):
     Path("a_file").touch()
     done = run("prepare", "shapes", "--data_dir", "a_file/data", "--debug", cache=cache)
     assert done.returncode == 1
-    assert "Traceback" in done.stderr and "write_shapes" in done.stderr
+    assert "Traceback" in done.stderr and "check_written" in done.stderr
