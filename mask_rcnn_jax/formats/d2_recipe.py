@@ -72,7 +72,7 @@ def translate(fields: Fields) -> tuple[dict[str, Any], list[str]]:
 
 def _norm(fields: Fields, name: str, default: str) -> str:
     kind = fields.get(name, default)
-    if kind not in NORMS:
+    if not isinstance(kind, str) or kind not in NORMS:
         raise fields.fault(name, f"one of {list(NORMS)}")
     return NORMS[kind]
 
@@ -152,7 +152,8 @@ def _heads(fields: Fields) -> dict[str, Any]:
     convs = fields.values["MODEL.ROI_BOX_HEAD.NUM_CONV"]
     entries["model.box_head.name"] = "conv_fc" if convs else "two_fc"
     dims = fields.get("MODEL.RPN.CONV_DIMS", [-1])
-    if not isinstance(dims, list | tuple) or not dims or len(set(dims)) > 1:
+    is_list = isinstance(dims, list | tuple) and all(type(dim) is int for dim in dims)
+    if not is_list or not dims or len(set(dims)) > 1:
         raise fields.fault("MODEL.RPN.CONV_DIMS", "a list of equal numbers")
     entries["model.rpn.num_convs"] = len(dims)
     width = fields.values.get("MODEL.FPN.OUT_CHANNELS", 256) if dims[0] == -1 else dims[0]
@@ -225,7 +226,7 @@ def _data(fields: Fields, notes: list[str]) -> dict[str, Any]:
         ("TEST", "coco_2017_val", "val"),
     ):
         names = fields.get(f"DATASETS.{name}", ())
-        names = (names,) if isinstance(names, str) else tuple(names or ())
+        names = tuple(names) if isinstance(names, list | tuple) else (names,)
         if "lvis" in str(names):
             entries["eval.protocol"] = "lvis"
         if names != (default,):

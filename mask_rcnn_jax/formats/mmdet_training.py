@@ -136,7 +136,8 @@ def _resize(fields: Fields, step: str, kind: str) -> dict[str, Any]:
     name = f"{step}.scales" if kind == "RandomChoiceResize" else f"{step}.scale"
     value = fields.get(name)
     one = _side_pair(value)
-    pairs = [one] if one else [_side_pair(pair) for pair in value if value] if value else []
+    several = value if isinstance(value, list | tuple) else []
+    pairs = [one] if one else [_side_pair(pair) for pair in several]
     expected = "(longest side, short side), or a list of them with one longest side"
     if not pairs or None in pairs:
         raise fields.fault(name, expected)

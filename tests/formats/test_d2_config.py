@@ -164,6 +164,8 @@ def test_a_field_sets_its_entry(text, entries, tmp_path):
         ("MODEL:\n  META_ARCHITECTURE: PanopticFPN", 3, "META_ARCHITECTURE is 'PanopticFPN', exp"),
         ("MODEL: {RESNETS: {DEPTH: fifty}}", 2, "DEPTH is 'fifty', expected a whole number"),
         ("MODEL: {RESNETS: {NORM: IN}}", 2, "MODEL.RESNETS.NORM is 'IN', expected one of"),
+        ("MODEL: {FPN: {NORM: [GN]}}", 2, "MODEL.FPN.NORM is ['GN'], expected one of"),
+        ("MODEL: {RPN: {CONV_DIMS: [[1]]}}", 2, "CONV_DIMS is [[1]], expected a list of equal"),
         ("MODEL: {MINE: {A: 1}}", 2, "MODEL.MINE.A is 1, expected no such field"),
         ("MODEL: {RPN: {BBOX_REG_LOSS_TYPE: giou}}", 2, "is 'giou', expected 'smooth_l1'"),
         ("MODEL: {PIXEL_MEAN: [1, 2]}", 2, "PIXEL_MEAN is [1, 2], expected three numbers"),

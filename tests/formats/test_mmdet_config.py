@@ -272,6 +272,7 @@ def test_a_field_sets_its_entry(text, entries, tmp_path):
         ("train_dataloader = dict(batch_size=0)", 2, "batch_size is 0, expected a number above 0"),
         (PIPELINE.format("dict(type='Resize', scale=(800, 800), keep_ratio=False)"), 2,
          "keep_ratio is False, expected True"),
+        (PIPELINE.format("dict(type='RandomChoiceResize', scales=1.5)"), 2, "scales is 1.5, exp"),
         ("param_scheduler = [dict(type='PolyLR')]", 2, "type is 'PolyLR', expected 'LinearLR'"),
     ],
 )  # fmt: skip
