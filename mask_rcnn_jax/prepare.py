@@ -241,8 +241,12 @@ def convert_tool(tool: str) -> None:
 
 def convert_arguments() -> tuple[Path, Path | None, Options]:
     classes, image_dir = read_classes(FLAGS.classes), only("images")
+    split = FLAGS.split if FLAGS["split"].present and FLAGS.split != "both" else None
+    if split and FLAGS["from"].value != "yolo":
+        raise ValueError("--split is for prepare convert --from yolo, whose data.yaml names it")
     options = Options(Path(FLAGS.output), FLAGS.boxes, classes, FLAGS.class_name, FLAGS.attribute)
-    options = replace(options, split_parts=FLAGS.split_parts, min_area=FLAGS.min_area)
+    parts = dict(split_parts=FLAGS.split_parts, min_area=FLAGS.min_area)
+    options = replace(options, split=split, **parts)
     return Path(FLAGS.input), Path(image_dir) if image_dir else None, options
 
 

@@ -11,7 +11,7 @@ from mask_rcnn_jax.formats.sets_on_disk import JSON_NAMES
 SPLITS = {"both": ("train", "val"), "train": ("train",), "val": ("val",)}
 CONVERT_FLAGS = (
     *("from", "input", "images", "output", "classes", "other_classes"),
-    *("boxes", "split_parts", "min_area", "class_name", "attribute"),
+    *("boxes", "split_parts", "min_area", "class_name", "attribute", "split"),
 )
 MERGE_FLAGS = ("json", "images", "map", "output", "classes", "other_classes")
 REPAIR_FLAGS = ("json", "images", "output")
@@ -117,7 +117,7 @@ def define_flags() -> None:
         "channels", None, "1 or 3 in a PNG, 2 in a TIFF; 2 with 16 bits, 3 with 8 if unset."
     )
     flags.DEFINE_integer("seed", 0, "Seed of the random choice.", lower_bound=0)
-    flags.DEFINE_enum("split", "both", list(SPLITS), "The images to prepare.")
+    flags.DEFINE_enum("split", "both", list(SPLITS), "The images to prepare; of YOLO's data.yaml.")
     flags.DEFINE_bool("delete_zips", False, "Delete the zips once everything is unpacked.")
     flags.DEFINE_string("tfds_dir", None, "Folder for the records; DATA_DIR/tfds if unset.")
     for split in SPLITS["both"]:

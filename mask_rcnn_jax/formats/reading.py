@@ -35,6 +35,7 @@ class Options:
     attribute: str | None = None  # VIA's, that has the class
     split_parts: bool = False  # connected parts of a mask become objects
     min_area: int = 0  # pixels of such a part
+    split: str | None = None  # the images of YOLO's data.yaml, "train" or "val"; None: all
 
 
 @dataclass(frozen=True)

@@ -35,13 +35,16 @@ def read_yolo(source: Path, image_dir: Path | None, options: Options) -> Convert
     Args:
         source: the folder, or its data.yaml.
         image_dir: image folder; None for `source`.
-        options: `classes` name the numbers if there is no data.yaml.
+        options: `classes` name the numbers if there is no data.yaml; of `split`, only the folder
+            that data.yaml names for it is read.
 
     Raises:
         OSError, ValueError: naming the file, if it cannot be read or is inconsistent.
     """
     names_file = source if source.is_file() else _names_file(source)
     folder = source.parent if source.is_file() else source
+    if options.split:
+        folder = _split_folder(source, options.split)
     names = _read_names(names_file) if names_file else dict(enumerate(options.classes))
     if not names:
         raise ValueError(f"{source}: no data.yaml names its classes, name them with --classes")
@@ -77,6 +80,26 @@ def read_yolo(source: Path, image_dir: Path | None, options: Options) -> Convert
         text = "%s: %d images of which all objects are left out become negative examples: %s, .."
         logging.warning(text, folder, len(emptied), show(emptied[0]))
     return Converted(images, files.folder, left_out, tuple(names.values()))
+
+
+def _split_folder(source: Path, split: str) -> Path:
+    """The folder of images that a data.yaml names for a split."""
+    if not source.is_file():
+        raise ValueError(f"{source} is a folder, expected its data.yaml with --split")
+    try:
+        content: Any = yaml.safe_load(read_regular(source, MAX_NAMES))
+        root, value = content.get("path") or "", content.get(split)
+    except (yaml.YAMLError, UnicodeError, RecursionError, AttributeError) as error:
+        raise ValueError(f"{source}: no data.yaml of YOLO ({show(str(error))})") from error
+    if not isinstance(value, str) or not isinstance(root, str):
+        raise ValueError(f"{source}: {split} is {show(value)}, expected the name of a folder")
+    # As Ultralytics has it: some tools write ../train/images for ./train/images.
+    names = [Path(root) / value, Path(value), Path(value.removeprefix("../"))]
+    places = [source.parent / name for name in names]
+    found = next((place for place in places if place.is_dir()), None)
+    if found is None:
+        raise NotADirectoryError(f"{source}: {split} is {show(value)}, which is no folder")
+    return found
 
 
 def _image_folder(folder: Path) -> Path:

@@ -46,6 +46,23 @@ def test_labels_in_the_other_case_are_found(name, tmp_path):
     assert len(content["annotations"]) == 1
 
 
+@pytest.mark.parametrize("images, labels, rows", [
+    ("images/train", "labels/train", "train: images/train\n"),
+    ("train/images", "train/labels", "train: ../train/images\n"),
+    ("set/images", "set/labels", "path: set\ntrain: images\n"),
+])  # fmt: skip
+def test_a_split_is_the_folder_that_data_yaml_names(images, labels, rows, tmp_path):
+    write(tmp_path, images, labels, names=NAMES + rows)
+    write(tmp_path, "other/images", "other/labels", names=None)
+    content, _ = convert_set("yolo", tmp_path / "data.yaml", split="train")
+    assert len(content["images"]) == 2 and len(content["annotations"]) == 1
+    assert len(convert_set("yolo", tmp_path / "data.yaml")[0]["images"]) == 4
+    refuses(
+        "val is None, expected the name of a folder", "yolo", tmp_path / "data.yaml", split="val"
+    )
+    refuses("is a folder, expected its data.yaml", "yolo", tmp_path, split="train")
+
+
 def test_names_are_a_list_numbers_or_given(tmp_path):
     write(tmp_path, "images", "labels", names="names: [x, 'y z']\nnc: 2\n")
     assert [e["name"] for e in convert_set("yolo", tmp_path)[0]["categories"]] == ["x", "y z"]
